@@ -58,9 +58,15 @@ def check_choice(description: str, value: Any, allowed: Iterable[Any], suffix: s
     names = tuple(allowed)
     if value in names:
         return
-    near = difflib.get_close_matches(str(value), [n for n in names if isinstance(n, str)], 3)
-    nearest = f"; nearest: {', '.join(map(repr, sorted(near, key=names.index)))}" if near else ""
+    near = find_nearest(value, names)
+    nearest = f"; nearest: {', '.join(map(repr, near))}" if near else ""
     raise ValueError(f"{description} is not one of {names}{suffix}{nearest}")
+
+
+def find_nearest(value: Any, names: Iterable[Any]) -> list[str]:
+    """Finds at most three names that resemble a value, in their order."""
+    texts = [name for name in names if isinstance(name, str)]
+    return sorted(difflib.get_close_matches(str(value), texts, 3), key=texts.index)
 
 
 def check_choices(config: Any, **allowed: tuple[Any, ...]) -> None:

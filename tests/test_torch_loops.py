@@ -15,7 +15,7 @@ from watched_gpt2 import IDS, QUIET, L, gpt2, measure_rows, torch, train_gpt2, t
 from rank_collapse.runs import metrics
 from rank_collapse.torch import Watch, watch
 from rank_collapse.watch import torch_passes
-from rank_collapse.watch.torch_watch import _Watches
+from rank_collapse.watch.torch_steps import OpenWatches
 
 
 def test_a_forward_pass_inside_the_step_of_the_optimizer():
@@ -101,14 +101,27 @@ def with_hugging_face(model, folder, **options):
     )
     examples = [{"input_ids": row, "labels": row} for row in IDS]
     watched = watch(model, **options)
+    prints = []
+
+    class Keep(transformers.TrainerCallback):
+        def on_log(self, args, state, control, logs=None, **kwargs):
+            prints.append(dict(logs))
+
     trainer = transformers.Trainer(
-        model, arguments, train_dataset=examples, callbacks=[watched.hf()]
+        model, arguments, train_dataset=examples, callbacks=[watched.hf(), Keep()]
     )
     trainer.train()
     logged = {entry["step"]: entry for entry in trainer.state.log_history[:-1]}
     for row in watched.rows[1:]:
         scalars = {f"residual_ratio/layer_{i}": v for i, v in enumerate(row["residual_ratio"])}
         assert scalars.items() <= logged[row["step"]].items()
+    printed, row = [logs for logs in prints if "loss" in logs][-1], watched.rows[-1]
+    ours = {name for name in printed if name.startswith(("residual", "attention", "token"))}
+    assert len(ours) == 6 and next(iter(printed)) == "loss"
+    for name in ("residual_ratio", "attention_entropy"):
+        assert printed[f"{name}_mean_of_layers"] == pytest.approx(np.mean(row[name]))
+        assert printed[f"{name}_of_worst_layer"] == min(row[name])
+        assert printed[f"{name}_worst_layer"] == np.argmin(row[name])
     return watched
 
 
@@ -431,7 +444,7 @@ def test_a_pass_that_ctrl_c_ended_keeps_no_model():
     del model
     gc.collect()
     assert "a model that is gone" in watched.describe()
-    assert not torch.overrides._len_torch_function_stack() and _Watches.stance is None
+    assert not torch.overrides._len_torch_function_stack() and OpenWatches.stance is None
 
 
 @pytest.mark.parametrize("mode", ["eval", "no gradients", "another class"])

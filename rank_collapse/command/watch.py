@@ -7,8 +7,9 @@
 
 Each line of metrics.jsonl is a JSON object: "step", optionally "seed", and numbers or lists with
 one number per layer, such as those of `rc.monitor`. Any program can write it. It prints one line
-for each passed threshold, and draws figures/metrics.png in the run's folder. A run of several
-networks has a file for each, metrics/<network>.jsonl, and a picture, figures/metrics-<network>.png.
+for each passed threshold, and draws a picture named after the file, figures/metrics.png in the
+run's folder. Metrics that passed a threshold come first in it. A run of several networks has a file
+for each, metrics/<network>.jsonl, and a picture, figures/metrics-<network>.png.
 In a Trainer's file "residual_ratio/layer_3" is layer 3 of "residual_ratio".
 
 Exit code: 0 no threshold was passed, 3 one was, 2 a mistake, such as a threshold on a metric that
@@ -160,6 +161,25 @@ def network_name(file: Path) -> str:
     return file.stem if file.parent.name == metrics.FOLDER else ""
 
 
+def picture_name(file: Path) -> str:
+    """Returns the name of a file's picture: its own, without .jsonl where no other file has that.
+
+    Args:
+        file: Of metrics.
+    """
+    network = network_name(file)
+    if network:
+        return f"{metrics.FOLDER}-{network}"
+    if file.name == STATE:
+        return file.stem
+    name = file.name.removesuffix(".jsonl")
+    others = [file.with_name(name)]
+    if name.startswith(f"{metrics.FOLDER}-"):  # as the picture of a network
+        others.append(file.parent / metrics.FOLDER / file.name.removeprefix(f"{metrics.FOLDER}-"))
+    is_alone = not any(other != file and other.is_file() for other in others)
+    return name if is_alone and name else file.name
+
+
 def draw_picture(file: Path, rows: Sequence[Any], thresholds: Sequence[Threshold]) -> Path | None:
     """Writes the picture of a file; returns None where it has no metric yet.
 
@@ -175,7 +195,7 @@ def draw_picture(file: Path, rows: Sequence[Any], thresholds: Sequence[Threshold
     folder = file.parent.parent if network else file.parent
     if folder.name.startswith("checkpoint-"):
         folder = folder.parent
-    picture = folder / "figures" / (f"metrics-{network}.png" if network else "metrics.png")
+    picture = folder / "figures" / f"{picture_name(file)}.png"
     make_subfolder(picture.parent)
     write_atomically(picture, draw_files(metrics_figure(rows, thresholds))[".png"])
     if len(names) > MOST_PANELS:

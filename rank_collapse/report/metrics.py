@@ -7,7 +7,7 @@ import numpy as np
 
 from rank_collapse.printed import escape_text
 from rank_collapse.report import figures
-from rank_collapse.report.alarms import Threshold, metric_thresholds
+from rank_collapse.report.alarms import Threshold, find_alarms, metric_thresholds
 
 COLUMNS = 3
 MOST_LAYERS = 8  # lines of a panel: the first, the last, and some between
@@ -21,11 +21,13 @@ def metrics_figure(
 ) -> figures.Figure:
     """Plot a panel for each of the first 36 metrics: means over seeds, their range as bands.
 
+    Metrics that passed a threshold come first.
+
     Args:
         rows: Of metrics, from `runs.metrics.read`.
         thresholds: Drawn as lines.
     """
-    names = metric_names(rows)[:MOST_PANELS]
+    names = metric_names(rows, thresholds)[:MOST_PANELS]
     fig, axes = figures.panels(len(names), COLUMNS, width=3.4, height=2.5)
     for name, ax in zip(names, axes.flat, strict=False):
         steps, values = by_step(rows, name)
@@ -55,11 +57,19 @@ def metrics_figure(
     return fig
 
 
-def metric_names(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """List the metrics in their order, the loss first."""
+def metric_names(
+    rows: Sequence[Mapping[str, Any]], thresholds: Sequence[Threshold] = ()
+) -> list[str]:
+    """List the metrics: those that passed a threshold, then the loss, then others in their order.
+
+    Args:
+        rows: Of metrics.
+        thresholds: Which may be passed.
+    """
     names = dict.fromkeys(name for row in rows for name in row)
     names = [name for name in names if name not in ("step", "seed")]
-    return sorted(names, key=lambda name: "loss" not in name)
+    passed = {alarm.metric for alarm in find_alarms(rows, thresholds)}
+    return sorted(names, key=lambda name: (name not in passed, "loss" not in name))
 
 
 def by_step(rows: Sequence[Mapping[str, Any]], name: str) -> tuple[np.ndarray, np.ndarray]:

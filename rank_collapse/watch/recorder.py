@@ -6,6 +6,7 @@ A row is {"step": .., name: a number, or a list with one for each layer}.
 import contextlib
 import logging
 import math
+import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -27,7 +28,7 @@ class Notes:
     """Reasons by the dotted name of a module, or None, and by what is left out.
 
     Attributes:
-        reasons: {(name, subject): reason}, the last of each.
+        reasons: {(name, subject): a sentence}, the last of each.
     """
 
     def __init__(self):
@@ -60,11 +61,24 @@ class Notes:
             name, subject: As `attempt` takes them.
             reason: Why it is not measured.
         """
-        self.reasons[name, subject] = reason
+        self.reasons[name, subject] = f"no {subject}: {reason}"
+        self._say(reason, f"no {subject}{f' of {name}' if name else ''}: {reason}")
+
+    def remark(self, name: str | None, subject: str, text: str) -> None:
+        """Keeps a sentence about what is measured; the first of its kind is also a warning.
+
+        Args:
+            name, subject: As `attempt` takes them.
+            text: The sentence.
+        """
+        self.reasons[name, subject] = text
+        self._say(text, f"{name}: {text}" if name else text)
+
+    def _say(self, reason, text):
         kind = reason.partition(":")[0]  # texts of one error may differ, as those of no memory do
         if kind not in self._said:
             self._said.add(kind)
-            self.warn(f"watch: no {subject}{f' of {name}' if name else ''}: {reason}")
+            self.warn(f"watch: {text}")
 
     def warn(self, text: Any) -> None:
         """Writes a warning to the logger `rank_collapse`, whose handlers may raise."""
@@ -87,7 +101,7 @@ class Recorder:
     def __init__(self, log: Any, notes: Notes):
         self.rows: list[dict[str, Any]] = []
         self.alarms: list[Alarm] = []
-        self._log, self._notes = _check_log(log), notes
+        self._log, self._notes, self._process = _check_log(log), notes, os.getpid()
 
     def add(
         self, step: int, scalars: Mapping[str, Mapping[int, float]], count: int, writes: bool = True
@@ -106,6 +120,10 @@ class Recorder:
             row[name] = by_layer.get(-1, values)
         self.rows.append(row)
         if not writes:
+            return
+        if os.getpid() != self._process:
+            text = "this process was forked from the one that watches: its rows are in `rows` alone"
+            self._notes.leave_out(None, "line of the log", text)
             return
         earlier = {(alarm.metric, alarm.threshold) for alarm in self.alarms}
         for alarm in find_alarms([row], COLLAPSE):
@@ -153,6 +171,30 @@ def flatten_row(values: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
             yield name, value
 
 
+TRAINER_METRICS = ("residual_ratio", "attention_entropy")  # which the Trainer prints
+
+
+def summarise_layers(row: Mapping[str, Any]) -> dict[str, float]:
+    """Computes the mean over layers and the worst layer of the metrics that a Trainer prints.
+
+    Args:
+        row: Of a watch. All its metrics have their worst layer where they are least.
+
+    Returns:
+        {"name_mean_of_layers": .., "name_worst_layer": its number, "name_of_worst_layer": ..}.
+    """
+    scalars = {}
+    for name in TRAINER_METRICS:
+        by_layer = row.get(name, ())
+        numbers = {i: value for i, value in enumerate(by_layer) if not math.isnan(value)}
+        if numbers:
+            worst = min(numbers, key=numbers.__getitem__)
+            scalars[f"{name}_mean_of_layers"] = sum(numbers.values()) / len(numbers)
+            scalars[f"{name}_of_worst_layer"] = numbers[worst]
+            scalars[f"{name}_worst_layer"] = worst
+    return scalars
+
+
 def make_transformers_callback(watched: Any) -> Any:
     """Makes a `transformers.TrainerCallback` that gives a watch the Trainer's steps, and its log
     the watch's rows.
@@ -167,16 +209,13 @@ def make_transformers_callback(watched: Any) -> Any:
             watched.step = state.global_step + 1
 
         def on_log(self, args, state, control, logs=None, **kwargs):
-            """Adds the last row to the history, and its means to what the loggers get."""
+            """Adds the last row to the history, and a few numbers to what is printed and logged."""
             if not watched.rows:
                 return
             row = watched.rows[-1]
             by_layer = {name: values for name, values in row.items() if isinstance(values, list)}
             state.log_history[-1].update(flatten_row(by_layer))
-            for name, values in by_layer.items():
-                numbers = [value for value in values if not math.isnan(value)]
-                if numbers:
-                    logs[name] = sum(numbers) / len(numbers)
+            logs.update(summarise_layers(by_layer))
 
         def on_train_end(self, args, state, control, **kwargs):
             watched.close()

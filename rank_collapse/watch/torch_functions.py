@@ -15,20 +15,33 @@ def _find_functions(*names):
     return {function for function in candidates if function is not None}
 
 
+_REORDERS = ("index_", "scatter", "take", "sort", "msort", "topk", "masked_s", "put", "segment")
 CONVOLUTIONS = {functional.conv1d, functional.conv2d, functional.conv3d}
 EINSUM = _find_functions("einsum")
 PRODUCTS = EINSUM | _find_functions("matmul", "mm", "bmm", "baddbmm", "__matmul__")
 MAPS = PRODUCTS | CONVOLUTIONS | {functional.linear} | _find_functions("addmm")
 SOFTMAX = {functional.softmax, torch.softmax, Tensor.softmax}
-EXPONENTIALS = {torch.exp, Tensor.exp}
+EXPONENTIALS = {torch.exp, Tensor.exp, torch.exp2, Tensor.exp2}
+GATES = _find_functions("sigmoid", "tanh", "hardtanh") | {
+    functional.sigmoid, functional.tanh, functional.hardsigmoid, functional.softplus,
+    functional.hardtanh, *SOFTMAX, *EXPONENTIALS,
+}  # fmt: skip
+FACTORS = _find_functions("mul", "mul_", "multiply", "__mul__", "__rmul__", "__imul__")
+QUOTIENTS = _find_functions("div", "div_", "true_divide", "divide")
 JOINS = _find_functions("cat", "concat", "stack", "hstack", "vstack")
 MOVES = JOINS | {Tensor.T.__get__, Tensor.mT.__get__} | _find_functions(
     "view", "reshape", "transpose", "permute", "contiguous", "flatten", "unflatten", "squeeze",
     "unsqueeze", "expand", "chunk", "split", "split_with_sizes", "tensor_split", "unbind",
     "__getitem__", "narrow", "select", "movedim", "swapaxes", "swapdims", "repeat", "tile",
     "repeat_interleave", "broadcast_to", "roll", "flip", "index_select", "expand_as", "view_as",
-    "moveaxis", "view_as_complex", "view_as_real",
+    "moveaxis", "view_as_complex", "view_as_real", "gather", "take_along_dim",
 )  # fmt: skip
+
+
+def reorders(function: Any) -> bool:
+    """Returns whether a function puts entries elsewhere by indices, and is not one of `MOVES`."""
+    name = getattr(function, "__name__", "")
+    return function not in MOVES and name.startswith(_REORDERS)
 
 
 def tensors_in(values: Any) -> list[Tensor]:

@@ -8,7 +8,8 @@ from torch import Tensor
 
 from rank_collapse.watch.names import PARTS
 from rank_collapse.watch.recorder import LeftOut
-from rank_collapse.watch.torch_origins import Map, Source, Tag, find_features
+from rank_collapse.watch.torch_origins import find_features
+from rank_collapse.watch.torch_tags import Map, Source, Tag
 
 UNKNOWN = "which part of a parameter it is of is not known"
 
@@ -20,7 +21,7 @@ class Share(NamedTuple):
         parameter: None where it is not known which part counts.
         axis: Of the outputs; −1 if unknown.
         first: Its first output that the map has.
-        features: Bool [width], which outputs from there on count; None for all.
+        features: Bool [width], which outputs from there on count.
     """
 
     parameter: Any
@@ -42,18 +43,13 @@ def choose_shares(
     maps_by_name = {
         name: _find_maps(tag, sources, frame) for name, tag in zip(PARTS, tags, strict=True)
     }
-    parameters = {
-        name: {parameter for linear_map in maps for parameter, _, _ in linear_map.parameters}
-        for name, maps in maps_by_name.items()
-    }
     shares: dict[str, list[Share]] = {name: [] for name in PARTS}
     for name, maps in maps_by_name.items():
         for linear_map, results in maps.items():
+            parts = [find_features(tag, linear_map) for tag in results]
+            is_known = all(part is not None for part in parts)
+            features = torch.stack(parts).any(dim=0) if is_known else None
             for parameter, axis, first in linear_map.parameters:
-                is_shared = sum(parameter in part for part in parameters.values()) > 1
-                parts = [find_features(tag, linear_map) for tag in results] if is_shared else []
-                is_known = parameter is not None and all(part is not None for part in parts)
-                features = torch.stack(parts).any(dim=0) if parts and is_known else None
                 shares[name].append(Share(parameter if is_known else None, axis, first, features))
     return shares
 
@@ -110,7 +106,7 @@ def _square_gradient(parameter, shares):
     """
     gradient, axis = parameter.grad.float(), shares[0].axis
     parts = [share.features for share in shares]
-    if any(part is None or (axis < 0 and part.all()) for part in parts):
+    if axis < 0 and any(part.all() for part in parts):
         return gradient.square().sum()
     places = torch.cat([share.first + share.features.nonzero()[:, 0] for share in shares]).unique()
     if axis < 0 or places[-1] >= gradient.shape[axis]:

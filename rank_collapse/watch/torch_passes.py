@@ -21,10 +21,12 @@ from torch.overrides import TorchFunctionMode
 from rank_collapse.watch import torch_products as products
 from rank_collapse.watch.recorder import LeftOut, Notes
 from rank_collapse.watch.torch_functions import MAPS, PRODUCTS, floats_in, read_product, tensors_in
-from rank_collapse.watch.torch_origins import Origins, Term
+from rank_collapse.watch.torch_origins import Origins
 from rank_collapse.watch.torch_runs import Frame, Runs, Select
+from rank_collapse.watch.torch_tags import Term
 from rank_collapse.watch.torch_tokens import choose_term
 
+_DOT_OPTIONS = ("attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
 _HEADS = functional.multi_head_attention_forward
 _SHOWN_HEADS = types.FunctionType(  # the same code, which does not hide what it calls from modes
     _HEADS.__code__, vars(functional) | {"has_torch_function": lambda tensors: False}
@@ -58,15 +60,14 @@ class Pass(TorchFunctionMode):
     ):
         super().__init__()
         self._model, self._mask, self._notes = model, mask, notes
-        self._names: Any = weakref.WeakKeyDictionary(
-            {module: plain_name(name) for name, module in model().named_modules()}
-        )
+        self._names: Any = weakref.WeakKeyDictionary()
+        self._read_names()
         self.runs = Runs(select, tokens, mask is not None, notes)
         self.loss, self.reason = None, "none of its modules ran"
         self._finished: set[int] = set()  # ids of modules
         self._number, self._is_measured, self._is_broken = 0, False, False
         self._frames: list[Frame] = []  # of the modules that run
-        self._origins = Origins(self._frames)
+        self._origins = self._begin_origins()
 
     def call(self, call: Callable[..., Any], module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         """Calls a module, and measures what runs in it.
@@ -76,6 +77,8 @@ class Pass(TorchFunctionMode):
             module, *args, **kwargs: What is called.
         """
         is_other = self._frames and self._thread != threading.get_ident()
+        if not self._frames and module in self._names:
+            self._read_names()  # modules may be new
         if module not in self._names or is_other or _is_traced():
             return call(module, *args, **kwargs)
         is_outermost, self._number = not self._frames, self._number + 1
@@ -95,7 +98,7 @@ class Pass(TorchFunctionMode):
         finally:
             self._frames.pop()
             if is_outermost:
-                self._origins = Origins(self._frames)
+                self._origins = self._begin_origins()
         if self._is_measured:
             self._finished.add(id(module))
             self._measure(self._end_call, frame, output)
@@ -111,6 +114,16 @@ class Pass(TorchFunctionMode):
         if isinstance(result, Tensor | tuple | list) or func is Tensor.__setitem__:
             self._measure(self._see_call, func, args, kwargs or {}, result)
         return result
+
+    def _read_names(self):
+        model = self._model()
+        if model is not None:
+            for name, module in model.named_modules():
+                self._names[module] = plain_name(name)
+
+    def _begin_origins(self):
+        model = self._model()
+        return Origins(self._frames, () if model is None else model.buffers())
 
     def _is_measurable(self):
         if self._model() is None or not self._model().training:
@@ -152,7 +165,8 @@ class Pass(TorchFunctionMode):
             self.runs.measure_output(frame, output)
             self._origins.forget_layer()
             for tensor in tensors:
-                self._origins.begin(tensor, self._origins.tag(tensor).past)
+                if self._origins.comes_from_attention(tensor):  # keys may be used again
+                    self._origins.begin(tensor, [self._origins.tag(tensor)])
         elif tensors and not self._origins.has(tensors[0]):  # by code that torch does not show
             self._origins.see_module(frame.module, (frame.args, frame.kwargs), tensors[0])
 
@@ -162,11 +176,15 @@ class Pass(TorchFunctionMode):
             return
         product = read_product(function, args, kwargs) if function in MAPS else None
         if product is not None and function in PRODUCTS:
-            tags = [self._origins.tag(factor) for factor in product[:2]]
-            is_plain = any(tag.terms for tag in tags) and not any(tag.parameters for tag in tags)
-            if is_plain or any(tag.is_softmax for tag in tags):
-                self._measure_product(self._see_weighted, product, tags, result)
+            factors = [p for p in (product, product.swap()) if self._origins.is_weights(p)]
+            if factors and not any(map(self._origins.is_constant, product[:2])):
+                self._measure_product(self._see_weighted, factors, result)
                 return
+            for order in (product, product.swap()):
+                linear = self._origins.read_linear_attention(order)
+                if linear is not None:
+                    self._measure_product(self._see_linear, *linear, result)
+                    return
         self._origins.see_function(function, product, args, kwargs, result)
 
     def _measure_product(self, see, *args):
@@ -176,38 +194,79 @@ class Pass(TorchFunctionMode):
             see: The method that measures it.
             *args: Its arguments, last the result of the product.
         """
-        if args[-1].numel():
+        result = args[-1]
+        if result.numel():
             self._notes.attempt(self._frames[-1].name, "weights", see, *args)
-        self._origins.tag(args[-1])
+        if not self._origins.has(result):
+            self._origins.begin(result)
 
     def _see_dot(self, args, kwargs, result):
         names = ("query", "key", "value")[len(args) :]
         q, k, v = *args[:3], *(kwargs[name] for name in names)
+        mask = args[3] if len(args) > 3 else kwargs.get("attn_mask")
+        options = self._origins.read_choice(mask) if mask is not None else {}
+        options |= dict(zip(_DOT_OPTIONS, args[3:], strict=False))
+        options |= {name: a for name, a in kwargs.items() if name not in ("query", "key", "value")}
         if q.is_nested:
-            raise LeftOut("nested tensors")
+            for row in zip(*(self._origins.split_nested(a) for a in (q, k, v)), strict=True):
+                self._add_dot(*zip(*row, strict=True), options, result)
+        else:
+            self._add_dot((q, k, v), [self._origins.tag(a) for a in (q, k, v)], options, result)
+
+    def _add_dot(self, tensors, tags, options, result):
+        """Measures a call of `scaled_dot_product_attention`.
+
+        Args:
+            tensors, tags: Queries, keys and values.
+            options: Other arguments of `compute_dot_weights`.
+            result: What the call gave.
+        """
+        q, k, _ = tensors
         axes = string.ascii_lowercase[: q.ndim - 2]
         sizes = dict(zip(axes + "xy", (*q.shape[:-1], k.shape[-2]), strict=True))
         shares_keys = axes and k.shape[-3] != q.shape[-3]  # heads in groups
         key_axes = (axes[:-1] + "g" if shares_keys else axes) + "yz"
-        tags = [self._origins.tag(a) for a in (q, k, v)]
         term = Term((axes + "xz", key_axes, axes + "xy"), sizes, *tags[:2])
-        weights = products.compute_dot_weights(*args, **kwargs)
-        self.runs.add_product(self._frames, self._origins, term, weights, tags[2], result)
+        weights = products.compute_dot_weights(*tensors, **options)
+        self.runs.add_product(self._frames, self._origins, term, weights, "", tags[2], result)
 
-    def _see_weighted(self, product, tags, result):
-        if all(tag.terms or tag.is_softmax for tag in tags):
-            raise LeftOut("several products of queries and keys are multiplied")
-        if not (tags[0].terms or tags[0].is_softmax):
-            product, tags = product.swap(), tags[::-1]
-        tag, value = tags
+    def _see_linear(self, term, value, result):
+        """Measures the tokens of linear attention, which has no weights.
+
+        Args:
+            term: Of its queries and keys.
+            value: Tag of the values.
+            result: What the product of queries and Σ_j k_j v_jᵀ gives.
+        """
+        n, m = (term.sizes[c] for c in term.letters[2][-2:])
+        weights = products.allow_all(n, m, result.device)
+        reason = "linear attention has none"
+        self.runs.add_product(self._frames, self._origins, term, weights, reason, value, result)
+
+    def _see_weighted(self, factors, result):
+        """Measures a product of weights and values.
+
+        Args:
+            factors: The product with weights as first factor; twice, where both may be weights.
+            result: What it gives.
+        """
+        factors = [p for p in factors if self._origins.tag(p.first).is_softmax] or factors
+        product = factors[0]
+        tag, value = (self._origins.tag(factor) for factor in product[:2])
         if not tag.terms:
+            self._origins.begin(result, [value])
             raise LeftOut("its softmax is over something else than products of queries and keys")
-        followers = [tag.followers.get(name, lambda: None)() for name in ("allowed", "softmax")]
-        weights = products.read_weights(product.first, *followers, product.letters)
-        if not tag.is_softmax and not products.is_distribution(weights.p):
-            raise LeftOut("its weights are no distribution over keys")
-        term = choose_term(tag.terms)
-        self.runs.add_product(self._frames, self._origins, term, weights, value, result)
+        if len(factors) > 1:
+            raise LeftOut("several products of queries and keys are multiplied")
+        weights = self._origins.read_weights(product)
+        refusal = ""
+        is_normed = tag.is_softmax or tag.is_exponential or products.sums_to_one(weights.p)
+        if not tag.is_softmax and not (is_normed and products.is_distribution(weights.p)):
+            refusal = "its weights are no distribution over keys"
+            if "pairs" not in tag.followers:
+                raise LeftOut(refusal)
+        term = choose_term(self._origins.read_terms(product))
+        self.runs.add_product(self._frames, self._origins, term, weights, refusal, value, result)
 
 
 def _is_traced():

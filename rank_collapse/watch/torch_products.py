@@ -6,7 +6,7 @@ m keys, d width.
 
 import contextlib
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -16,9 +16,9 @@ from rank_collapse.measures.documents import split_documents
 from rank_collapse.measures.monitor import ATTENTION, monitor
 from rank_collapse.measures.table import MEASURES
 from rank_collapse.watch.recorder import LeftOut
+from rank_collapse.watch.torch_masks import is_allowed
 
 ROWS = 64  # queries of each head whose weights are measured, evenly spaced
-HIDDEN = -700.0  # scores below it are of keys that a mask leaves out
 SUM = 0.02  # how far from 1 the sum of weights may be, rounded to bfloat16
 
 
@@ -50,11 +50,6 @@ def choose_rows(n: int, device: Any) -> Tensor:
     return torch.linspace(0, n - 1, min(n, ROWS), device=device).long()
 
 
-def is_allowed(mask: Tensor) -> Tensor:
-    """Returns a mask as Bool; it may be of whole numbers 0 and 1, or of floats added to scores."""
-    return mask > HIDDEN if mask.is_floating_point() else mask != 0
-
-
 @leave_autocast()
 def compute_dot_weights(
     query: Tensor,
@@ -65,11 +60,16 @@ def compute_dot_weights(
     is_causal: bool = False,
     scale: float | None = None,
     enable_gqa: bool = False,
+    *,
+    static: Callable[[], Tensor] | None = None,
+    is_chosen: bool = False,
 ) -> Weights:
     """Computes the weights of `scaled_dot_product_attention`, of some queries.
 
     Args:
         query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa: Of the call.
+        static: Makes Bool like `attn_mask`, what it leaves that content does not decide.
+        is_chosen: Whether content decides some of `attn_mask`; then `static` alone hides keys.
     """
     n, m = query.shape[-2], key.shape[-2]
     rows = choose_rows(n, query.device)
@@ -83,6 +83,8 @@ def compute_dot_weights(
     if attn_mask is not None:
         mask = attn_mask.expand(*attn_mask.shape[:-2], n, m)
         allowed, added = is_allowed(mask), mask[..., rows, :]
+        if is_chosen:
+            allowed = torch.ones_like(allowed) if static is None else static().expand_as(mask)
         if mask.dtype == torch.bool:
             added = torch.where(added, 0.0, -math.inf)
         scores = scores + added
@@ -103,7 +105,7 @@ def read_weights(
 
     Args:
         used: What met the values, of any layout.
-        allowed: Bool like it, which keys a query may attend to; None where weights are above 0.
+        allowed: Bool like it, which keys a query may attend to; None for all.
         softmax: Like it, what the last softmax gave, if that is known.
         letters: Of the axes of weights, values and their product.
     """
@@ -114,12 +116,18 @@ def read_weights(
     order = [axes.index(c) for c in batch + queries + summed]
     used, allowed, softmax = (
         a if a is None else a.detach().permute(order).flatten(0, -3)
-        for a in (used, used > 0 if allowed is None else allowed, softmax)
+        for a in (used, torch.ones_like(used) > 0 if allowed is None else allowed, softmax)
     )
     rows = choose_rows(used.shape[1], used.device)
     p = used[:, rows].float()
-    before = p if softmax is None else softmax[:, rows].float()
+    before = p if softmax is None else softmax[:, rows].float() * allowed[:, rows]
     return Weights(before if _is_dropped(before, p) else p, rows, allowed)
+
+
+def allow_all(n: int, m: int, device: Any) -> Weights:
+    """Returns that each of n queries may attend to m keys, without weights."""
+    allowed = torch.ones(1, 1, 1, dtype=torch.bool, device=device).expand(1, n, m)
+    return Weights(torch.empty(0, 0, m, device=device), choose_rows(n, device), allowed)
 
 
 def sort_examples(weights: Weights, order: Tensor, num_examples: int) -> Weights:
@@ -138,6 +146,48 @@ def sort_examples(weights: Weights, order: Tensor, num_examples: int) -> Weights
         allowed = allowed.repeat_interleave(g // len(allowed), dim=0)[order]
         allowed = allowed.unflatten(0, (num_examples, -1)).any(dim=1)
     return weights._replace(p=weights.p[order], allowed=allowed)
+
+
+def join_heads(weights: Weights, order: Tensor, num_examples: int) -> Weights:
+    """Returns weights of another number of heads than that of queries: of examples alone.
+
+    Args:
+        weights: Of g others, `allowed` [g or 1, n, m].
+        order: Of examples and heads of the queries, so that they are [e, h].
+        num_examples: e.
+
+    Returns:
+        Weights with `allowed` [e or 1, n, m]: the keys of any head, all where examples are not
+        first.
+    """
+    allowed = weights.allowed
+    is_first = torch.equal(order, torch.arange(len(order), device=order.device))
+    if len(allowed) > 1 and (not is_first or len(allowed) % num_examples):
+        allowed = torch.ones_like(allowed[:1])
+    elif len(allowed) > 1:
+        allowed = allowed.unflatten(0, (num_examples, -1)).any(dim=1)
+    return weights._replace(p=weights.p[:0], allowed=allowed)
+
+
+def compute_crossing(tokens: Any, weights: Weights, exists: Tensor) -> float:
+    """Computes the mean weight that tokens which exist give to keys that do not; 0 if unknown.
+
+    Args:
+        tokens: Of the queries, with `has_own_keys`.
+        weights: In the order of examples.
+        exists: Bool [e, n].
+    """
+    if not tokens.has_own_keys() or not len(weights.p):
+        return 0.0
+    p = weights.p.unflatten(0, (len(exists), -1)).mean(dim=1)
+    mass = (p * ~exists[:, None]).sum(dim=-1)[exists[:, weights.rows]]
+    return float(mass.mean()) if mass.numel() else 0.0
+
+
+def sums_to_one(p: Tensor) -> bool:
+    """Returns whether the weights of each query that has any sum to 1."""
+    sums = p.sum(dim=-1)
+    return bool(((sums - 1).abs() < SUM).logical_or(sums == 0).all() and (sums != 0).any())
 
 
 def is_distribution(p: Tensor) -> bool:

@@ -14,11 +14,18 @@ from rank_collapse.watch import torch_products as products
 from rank_collapse.watch.recorder import LeftOut, Notes
 from rank_collapse.watch.torch_functions import floats_in
 from rank_collapse.watch.torch_gradients import choose_shares
-from rank_collapse.watch.torch_origins import Origins, Tag, Term, join_pasts
+from rank_collapse.watch.torch_masks import is_allowed
+from rank_collapse.watch.torch_origins import Origins, find_shared_sources
 from rank_collapse.watch.torch_products import Weights, measure_tokens, measure_weights
+from rank_collapse.watch.torch_tags import Tag, Term, join_pasts
 from rank_collapse.watch.torch_tokens import Tokens, find_allowed_tokens, read_tokens
 
 Select = Callable[[str, nn.Module], bool]
+_TOKEN_MASK = re.compile(
+    r"((attention|attn|padding|pad|key_padding|src_key_padding|input|token|src|source|valid|key|text|"
+    r"seq|sequence|x|decoder_attention)_?)?masks?"
+)
+CROSSING = 1e-3  # mean weight of keys that a mask leaves out, above which attention reads them
 
 
 @dataclasses.dataclass(eq=False)
@@ -157,6 +164,7 @@ class Runs:
         origins: Origins,
         term: Term,
         weights: Weights,
+        refusal: str,
         value: Tag,
         result: Tensor,
     ) -> None:
@@ -167,34 +175,57 @@ class Runs:
             origins: Of the pass.
             term: The product of queries and keys.
             weights: Of queries and heads.
+            refusal: Why they are no weights of attention; "" if they are.
             value: Tag of the values.
             result: What the product gave.
 
         Raises:
-            LeftOut: It cannot be measured.
+            LeftOut: Its weights cannot be measured, or nothing of it.
         """
-        tokens, owner = read_tokens(term, len(weights.p)), _find_owner(frames, term)
-        past = join_pasts(source.tag for source in tokens.sources)
+        owner = _find_owner(frames, term)
+        try:
+            tokens = read_tokens(term)
+        except LeftOut as error:
+            if refusal:
+                raise
+            tokens, refusal = None, str(error)
+        maps = term.query.list_maps()
+        sources = tokens.sources if tokens else tuple(linear_map.source for linear_map in maps)
+        tags = [source.tag for source in sources]
+        past = join_pasts(tags)
         names = tuple(dict.fromkeys([*past, owner.name]))
-        origins.begin(result, names)
+        origins.begin(result, tags, names)
         if not self._select(owner.name, owner.module):
             return
         around = tuple(frame.number for frame in frames[: frames.index(owner) + 1])
-        run = self._find_run(owner.name, around, tokens, past)
+        if tokens:
+            is_cross = tokens.is_cross
+        else:
+            is_cross = find_shared_sources(maps, term.query, term.key) is None
+        run = self._find_run(owner.name, around, sources, is_cross, past)
         if run is None:
             self._notes.leave_out(
                 owner.name, "later calls", "of calls on different tokens the first is measured"
             )
             return
-        weights = products.sort_examples(weights, tokens.order, len(tokens.index))
-        documents = self._find_documents(frames, tokens, weights.allowed, names)
         if run.turn == 0:
             tags = term.query, term.key, value
-            run.shares.append(choose_shares(tags, tokens.sources, owner.number))
+            run.shares.append(choose_shares(tags, sources, owner.number))
+        if tokens is None:
+            raise LeftOut(refusal)
+        if len(weights.p) == len(tokens.order):
+            weights = products.sort_examples(weights, tokens.order, len(tokens.index))
+        else:
+            counts = f"{len(weights.p)} matrices of weights for {len(tokens.order)} of queries"
+            weights = products.join_heads(weights, tokens.order, len(tokens.index))
+            refusal = refusal or counts
+        documents = self._find_documents(frames, tokens, weights, names)
         if not run.pieces and owner.number == run.frames[-1]:
             run.tokens = tokens.index, documents  # for attention to other tokens in this call
-        piece = Piece(owner.number, tokens, documents, weights.p.shape[-1], {})
+        piece = Piece(owner.number, tokens, documents, weights.allowed.shape[-1], {})
         run.pieces.append(piece)
+        if refusal:
+            raise LeftOut(refusal)
         piece.scalars.update(measure_weights(weights, documents))
 
     def end_call(self, frame: Frame) -> None:
@@ -240,33 +271,34 @@ class Runs:
                 by_head = {name: values.mean(dim=0) for name, values in piece.scalars.items()}
                 run.products.append((piece.frame, by_head))
 
-    def _find_run(self, name, around, tokens, past):
+    def _find_run(self, name, around, sources, is_cross, past):
         """Finds the run that a product is of; None if its module ran already on other tokens.
 
         Args:
             name: Of the attention.
             around: Numbers of the modules around it, and its own.
-            tokens: Of the queries.
-            past: Names of the attentions that these come from.
+            sources: What was read to make its queries.
+            is_cross: Whether keys are of other tokens.
+            past: Names of the attentions that the queries come from.
         """
-        key = tokens.sources, tokens.is_cross, re.sub(r"\d+", "*", name), around[-2:-1]
+        key = sources, is_cross, re.sub(r"\d+", "*", name), around[-2:-1]
         turn = sum(run.name == name for run in self.attentions)
         run = next((run for run in self.attentions if run.key == key), None)
         if run is None and (name in past or not turn):
-            run = Run(name, tokens.is_cross, around, turn, key)
+            run = Run(name, is_cross, around, turn, key)
             self.attentions.append(run)
         return run
 
-    def _find_documents(self, frames, tokens, allowed, names):
+    def _find_documents(self, frames, tokens, weights, names):
         """Finds the document of each token, see `number_documents`.
 
         Args:
             frames: The modules that run.
             tokens: Of the queries.
-            allowed: Bool [e or 1, n, m], which key a query may attend to.
+            weights: In the order of examples.
             names: Of the attentions that the tokens come from, and of this one.
         """
-        shape, among = tokens.index.shape, find_allowed_tokens(tokens, allowed)
+        shape, among = tokens.index.shape, find_allowed_tokens(tokens, weights.allowed)
         if tokens.is_cross:
             earlier = [r.tokens for r in self.attentions if r.name in names and not r.is_cross]
             if earlier and earlier[-1] and earlier[-1][1].shape == shape:
@@ -275,36 +307,48 @@ class Runs:
         if not tokens.is_cross:
             fits = functools.partial(products.fits_mask, allowed=among)
             if among is None:  # of which keys are tokens nothing is known
-                fits = torch.all if allowed.all() else torch.any
-            exists = self._find_mask(frames, shape, fits, names[0])
+                fits = torch.all if weights.allowed.all() else torch.any
+            exists = self._find_mask(frames, tokens, weights, fits, names)
         if exists is None:
             every = torch.ones(shape, dtype=torch.bool, device=tokens.index.device)
             exists = every if among is None else products.find_tokens(among)
         return products.number_documents(exists.expand(shape), among, tokens.index)
 
-    def _find_mask(self, frames, shape, fits, stream):
-        """Finds Bool [e, n] of the watched call, or of one inside it; None if none fits.
+    def _find_mask(self, frames, tokens, weights, fits, names):
+        """Finds Bool [e, n] of the watched call, or of one inside it; None if there is none.
+
+        A mask of tokens counts even where attention crosses it.
 
         Args:
             frames: The modules that run.
-            shape: (e, n).
+            tokens, weights: Of the product.
             fits: Whether a mask can be that of these tokens.
-            stream: Name of the first attention that the tokens come from.
+            names: Of the attentions that the tokens come from, and of this one.
         """
+        shape, stream = tokens.index.shape, names[0]
         if self._has_mask:
             is_one = isinstance(self.mask, Tensor) and self.mask.shape == shape
             return self.mask.bool() if is_one else None
-        masks = [pair for frame in frames for pair in frame.masks]
-        for name, mask in masks:
-            if mask.shape != shape or self._mask_streams.get(name, stream) != stream:
-                continue
-            is_added = mask.is_floating_point() and bool((mask <= 0).all())
-            exists = products.is_allowed(mask) if is_added else mask > 0
-            is_padding = "pad" in name and mask.dtype == torch.bool
-            for side in (~exists, exists) if is_padding else (exists, ~exists):
+        masks = [
+            (name, *_list_sides(name, mask))
+            for frame in frames
+            for name, mask in frame.masks
+            if mask.shape == shape and self._mask_streams.get(name, stream) == stream
+        ]
+        for name, *sides in masks:
+            for side in sides:
                 if fits(side):
                     self._mask_streams[name] = stream
                     return side
+        for name, *sides in masks:
+            if _TOKEN_MASK.fullmatch(name) and shape[0] != shape[1]:
+                self._mask_streams[name] = stream
+                for side in sides:
+                    if products.compute_crossing(tokens, weights, side) <= CROSSING:
+                        return side
+                text = f"attention reads tokens that the argument {name} leaves out"
+                self._notes.remark(names[-1], f"reading past {name}", text)
+                return sides[0]
         return None
 
     def measure_output(self, frame: Frame, output: Any) -> None:
@@ -335,10 +379,19 @@ class Runs:
         return measure_tokens(x, documents, self._kind)
 
 
+def _list_sides(name, mask):
+    """Returns Bool [b, n], which tokens a mask says exist, and its opposite, the likelier first."""
+    is_added = mask.is_floating_point() and bool((mask <= 0).all())
+    exists = is_allowed(mask) if is_added else mask > 0
+    is_padding = "pad" in name and mask.dtype == torch.bool
+    return (~exists, exists) if is_padding else (exists, ~exists)
+
+
 def _find_owner(frames, term):
     """Finds the innermost module with parameters in which the queries of a product were made."""
-    numbers = {number for linear_map in term.query.maps for number in linear_map.frames}
-    for frame in reversed(frames):
-        if frame.number in numbers and next(frame.module.parameters(), None) is not None:
-            return frame
+    for tag in (term.query, term.key):  # queries may be tokens as they are
+        numbers = {number for linear_map in tag.maps for number in linear_map.frames}
+        for frame in reversed(frames):
+            if frame.number in numbers and next(frame.module.parameters(), None) is not None:
+                return frame
     raise LeftOut("no module with parameters made its queries")

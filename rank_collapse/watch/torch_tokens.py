@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from rank_collapse.watch.recorder import LeftOut
-from rank_collapse.watch.torch_origins import Source, Term, find_shared_sources
+from rank_collapse.watch.torch_origins import find_shared_sources
+from rank_collapse.watch.torch_tags import Source, Term
 
 
 class Tokens(NamedTuple):
@@ -45,21 +46,26 @@ def choose_term(terms: Sequence[Term]) -> Term:
     return terms[0]
 
 
-def read_tokens(term: Term, count: int) -> Tokens:
+def read_tokens(term: Term) -> Tokens:
     """Reads the tokens of queries: the input of the linear maps that made them.
 
     Args:
         term: The product of queries and keys.
-        count: Of the examples and heads of the weights, g.
 
     Raises:
         LeftOut: It cannot be said which tokens queries are of.
     """
-    first, second, result = term.letters
-    queries = _read_entries(term.query, first, result[:-1], term.sizes)
+    first, _, result = term.letters
+    maker, queries = term.query, _read_entries(term.query, first, result[:-1], term.sizes)
+    if queries is not None and not _list_maps(maker, queries):
+        queries = None
+    if queries is None and not term.query.stream.isdisjoint(term.key.stream):
+        maker, queries = term.key, _read_keys(term)
+        if queries is not None and queries.shape[-2] != term.sizes[result[-2]]:
+            queries = None
     if queries is None:
         raise LeftOut("which linear map made its queries is not known")
-    used = _list_maps(term.query, queries)
+    used = _list_maps(maker, queries)
     shared = find_shared_sources(used, term.query, term.key)
     sources = shared or list(dict.fromkeys(linear_map.source for linear_map in used))
     if any(source.matrix is None for source in sources):
@@ -69,19 +75,23 @@ def read_tokens(term: Term, count: int) -> Tokens:
     rows = _find_places(queries, used, sources)
     if rows is None or (rows < 0).any():
         raise LeftOut("which tokens its queries are of is not known")
-    if len(rows) != count:
-        raise LeftOut(f"{count} matrices of weights for {len(rows)} of queries")
     _, example = rows[:, 0].unique(return_inverse=True)
     e, order = int(example.max()) + 1, example.argsort(stable=True)
     heads, index = len(rows) // e, rows[order][:: len(rows) // e]
     if len(rows) % e or not torch.equal(rows[order], index.repeat_interleave(heads, 0)):
         raise LeftOut("its heads have different tokens")
-    keys = _read_entries(term.key, second, result[:-2] + result[-1], term.sizes)
+    keys = _read_keys(term)
     if keys is not None:
         keys = _find_places(keys, _list_maps(term.key, keys), sources)
     keys = None if keys is None or shared is None else keys[order][::heads]
     matrix = torch.cat([source.matrix for source in sources])
     return Tokens(matrix, index, keys, order, shared is None, tuple(sources))
+
+
+def _read_keys(term):
+    """Reads the numbers of entries that keys are made of, as `_read_entries` does."""
+    _, second, result = term.letters
+    return _read_entries(term.key, second, result[:-2] + result[-1], term.sizes)
 
 
 def _read_entries(tag, letters, wanted, sizes):
@@ -130,19 +140,51 @@ def _find_places(entries, used, sources):
     offsets, total = {}, 0
     for source in sources:
         offsets[source], total = total, total + source.count
-    places = torch.full_like(entries, -1)
-    for linear_map in used:
-        source = linear_map.source
-        if len(sources) == 1 and source.count == total:  # one map after the other
-            offsets.setdefault(source, 0)
-        if source not in offsets:
-            return None
-        rows = linear_map.find_rows(entries)
-        places = torch.where(rows < 0, places, rows + offsets[source])
+    places = _trace_entries(entries, used, offsets, total)
+    if places is None:
+        return None
     first, last = places.unbind(dim=-1)
     if ((first != last) & (first >= 0) & (last >= 0)).any():
         raise LeftOut("its softmax is over something else than the keys of tokens")
     return places.amax(dim=-1).reshape(-1, places.shape[-2])
+
+
+def _trace_entries(entries, maps, offsets, total):
+    """Traces entries to the rows of several sources, also through maps one after the other.
+
+    Args:
+        entries: Numbers of any shape.
+        maps: Those that may have given them.
+        offsets: {source: how many rows stand before its own}.
+        total: How many rows there are.
+
+    Returns:
+        Places of that shape, −1 for none; None if a map reads none of the sources.
+    """
+    places = torch.full_like(entries, -1)
+    for linear_map in maps:
+        rows, source = linear_map.find_rows(entries), linear_map.source
+        if source in offsets:
+            places = torch.where(rows < 0, places, rows + offsets[source])
+        elif (rows >= 0).any():
+            earlier = _trace_source(source, offsets, total)
+            if earlier is None:
+                return None
+            places = torch.where(rows < 0, places, earlier[rows.clamp(min=0)])
+    return places
+
+
+def _trace_source(source, offsets, total):
+    """Traces the rows of a source to those of others: places [rows], or None if unknown."""
+    entries = source.read_entries()
+    if entries is not None:
+        places = _trace_entries(entries, source.tag.list_maps(), offsets, total)
+        if places is not None and (places >= 0).all() and (places[:, 0] == places[:, 1]).all():
+            return places[:, 0]
+    if len(offsets) == 1 and source.count == total:  # one row for each
+        device = next(iter(offsets)).matrix.device
+        return torch.arange(total, device=device)
+    return None
 
 
 def find_allowed_tokens(tokens: Tokens, allowed: Tensor) -> Tensor | None:

@@ -3,7 +3,6 @@
 import functools
 import itertools
 import math
-import threading
 import traceback
 import weakref
 from collections.abc import Callable, Sequence
@@ -11,13 +10,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, distributed, nn
-from torch.optim.optimizer import (
-    register_optimizer_step_post_hook,
-    register_optimizer_step_pre_hook,
-)
 
 from rank_collapse.measures.spikes import TOKENS
-from rank_collapse.struct import check_choice, check_whole
+from rank_collapse.struct import check_choice, check_whole, find_nearest
 from rank_collapse.watch.names import PARTS
 from rank_collapse.watch.recorder import (
     LeftOut,
@@ -27,6 +22,7 @@ from rank_collapse.watch.recorder import (
 )
 from rank_collapse.watch.torch_gradients import measure_gradient
 from rank_collapse.watch.torch_passes import Pass, plain_name
+from rank_collapse.watch.torch_steps import REMOVED, OpenWatches, StepTimes
 
 NUM_SKIPPED = 100  # steps of other optimizers, after which one that has not stepped is replaced
 
@@ -66,7 +62,8 @@ def watch(
         What watches: `rows`, `alarms`, `describe()`, `close()`, and the callback `hf()`.
 
     Raises:
-        ValueError: An argument that is not as above, or a model under FSDP or tensor parallelism.
+        ValueError: An argument that is not as above, or a model under tensor parallelism or the
+            first FSDP.
     """
     return Watch(model, every, log, tokens, layers, mask)
 
@@ -98,9 +95,10 @@ class Watch:
         self._step, self._last_step = 0, None
         self._optimizer: Any = lambda: None  # a weak reference to the one that counts
         self._num_skipped, self._has_gradients = 0, False
+        self._times = StepTimes()
         self._end = weakref.finalize(model, self.close)  # so it lives as long as the model
         self._end.atexit = False
-        _Watches.change([self], [])
+        OpenWatches.change([self], [])
         self._prepare()
 
     def close(self) -> None:
@@ -111,7 +109,7 @@ class Watch:
                 None, "rows", "no optimizer of the model stepped: set Watch.step before each step"
             )
         self.measured = None
-        _Watches.change([], [self])
+        OpenWatches.change([], [self])
 
     @property
     def step(self) -> int:
@@ -124,6 +122,8 @@ class Watch:
         if value != self._step:
             if self.measured and self.measured.runs.attentions:
                 self._write()
+            else:
+                self._times.end_step(False)
             self._step = value
         self._prepare()
 
@@ -131,10 +131,15 @@ class Watch:
         """Lists what was last measured in each layer, and what is left out and why."""
         model, row = self._model(), self.rows[-1] if self.rows else {}
         title = "a model that is gone" if model is None else type(model).__name__
-        lines = [f"{title}, every {self._every} steps, {len(self.rows)} rows"]
+        cost = self._times.describe(self._every)
+        lines = [f"{title}, every {self._every} steps, {len(self.rows)} rows; cost: {cost}"]
+        if not OpenWatches.has_hooks():
+            lines.append(f"  no steps: {REMOVED}")
         texts: dict[Any, list[str]] = {}
-        for (name, subject), reason in self.notes.reasons.items():
-            texts.setdefault(name, []).append(f"no {subject}: {reason}")
+        for (name, _), text in self.notes.reasons.items():
+            if REMOVED in text:
+                continue
+            texts.setdefault(name, []).append(text)
         for name in texts.keys() - {name for name, _ in self._layers}:
             title = f"{name}: " if name else ""
             lines += [f"  {title}{text}" for text in texts[name]]
@@ -159,9 +164,14 @@ class Watch:
         """Begins a step that is due, with the modules as they are now."""
         last = self._last_step
         is_due = last is None or self._step // self._every > last // self._every
-        if is_due and self in _Watches.open and self._model() is not None and self.measured is None:
+        if (
+            is_due
+            and self in OpenWatches.open
+            and self._model() is not None
+            and self.measured is None
+        ):
             self.measured = self._begin_pass()
-            _Watches.change([], [])
+            OpenWatches.change([], [])
 
     def before_step(self, optimizer, args, kwargs):
         """Takes the gradients, which some optimizers change; not where a closure makes them.
@@ -183,6 +193,8 @@ class Watch:
         """
         if not self._is_counted(optimizer):
             return
+        if self.measured is None:
+            self._times.end_step(False)
         self._write()
         callers = (frame.f_code.co_filename for frame, _ in traceback.walk_stack(None))
         if any(name.endswith("_dynamo/eval_frame.py") for name in itertools.islice(callers, 20)):
@@ -213,6 +225,10 @@ class Watch:
         """Measures the gradients of each run, before or after the optimizer's step."""
         if self._has_gradients:
             return
+        if _is_sharded(self._model()):
+            self.notes.leave_out(None, "gradients", "under FSDP2 each process has parts of them")
+            self._has_gradients = True
+            return
         for run in self.measured.runs.attentions:
             for part in PARTS if run.shares else ():
                 shares = [share for product in run.shares for share in product[part]]
@@ -227,7 +243,8 @@ class Watch:
             self._last_step = self._step
             self.notes.attempt(None, "layers", self._add_row, self._step)
             self.measured, self._has_gradients = None, False
-            _Watches.change([], [])
+            self._times.end_step(True)
+            OpenWatches.change([], [])
 
     def _add_row(self, step):
         """Collects the scalars of a step, and records them.
@@ -292,11 +309,16 @@ def _check_model(model):
     if any(type(module).__name__ == "FullyShardedDataParallel" for module in model.modules()):
         raise ValueError("a model under FullyShardedDataParallel is not measured")
     for name, parameter in model.named_parameters():
-        if type(parameter).__name__ == "DTensor":
+        if type(parameter).__name__ == "DTensor" and not _is_sharded(model):
             raise ValueError(
-                f"{name} is a DTensor: a model under FSDP2 (fully_shard) or tensor parallelism is "
-                "not measured"
+                f"{name} is a DTensor: a model under tensor parallelism is not measured"
             )
+
+
+def _is_sharded(model):
+    """Returns whether a model, or a part of it, is under FSDP2 (`fully_shard`)."""
+    kinds = {kind.__name__ for module in model.modules() for kind in type(module).__mro__}
+    return "FSDPModule" in kinds
 
 
 def _read_layers(model, layers):
@@ -327,7 +349,12 @@ def _read_layers(model, layers):
         return lambda name, module: True, chosen
     names = [plain_name(name) for name, _ in model.named_modules()]
     for layer in chosen:
-        check_choice(f"module {layer!r} of layers=", layer, names)
+        if layer not in names:
+            nearest = ", ".join(map(repr, find_nearest(layer, names) or names[1:4]))
+            raise ValueError(
+                f"layers={layer!r} is not one of the {len(names)} modules of the model, such as "
+                f"{nearest}"
+            )
     return lambda name, module: any(f"{name}.".startswith(f"{layer}.") for layer in chosen), ()
 
 
@@ -360,63 +387,3 @@ def _combine_products(run):
             scalars[f"{name}_least"] = torch.cat(heads).min()
             scalars[f"{name}_largest"] = torch.cat(heads).max()
     return scalars
-
-
-_TORCH_CALL = nn.Module.__call__
-
-
-class _Watches:
-    """The open watches, for optimizers and for the calls of modules.
-
-    They are replaced as one tuple, since other threads read it. `call` is how modules are called
-    beside the watches, by torch or by whoever has replaced that before.
-    """
-
-    lock, open, stance = threading.RLock(), (), None
-    call, is_installed = nn.Module.__call__, False
-
-    @classmethod
-    def change(cls, opened, closed):
-        """Opens and closes watches; while one measures, compiled code runs as it is written.
-
-        Args:
-            opened, closed: Watches.
-        """
-        with cls.lock:
-            cls.open = tuple(w for w in (*cls.open, *opened) if w not in closed)
-            is_measuring = any(watched.measured for watched in cls.open)
-            if is_measuring and cls.stance is None:
-                cls.stance = torch.compiler.set_stance("force_eager")
-                if not cls.is_installed or nn.Module.__call__ is _TORCH_CALL:  # put back by others
-                    cls.call, nn.Module.__call__ = nn.Module.__call__, _call_module
-                    cls.is_installed = True
-            elif not is_measuring and cls.stance is not None:
-                if nn.Module.__call__ is _call_module:  # else somebody's that calls it
-                    nn.Module.__call__, cls.is_installed = cls.call, False
-                cls.stance = cls.stance.__exit__(None, None, None)
-
-    @classmethod
-    def see_step(cls, method, args):
-        """Calls a method of each, whose errors stay here.
-
-        Args:
-            method, *args: What is called.
-        """
-        if torch.compiler.is_compiling():
-            return
-        for watched in cls.open:
-            try:
-                method(watched, *args)
-            except Exception as error:
-                watched.notes.leave_out(None, "steps", f"{type(error).__name__}: {error}")
-
-
-def _call_module(module, *args, **kwargs):
-    call = _Watches.call
-    for measured in [watched.measured for watched in _Watches.open]:
-        call = call if measured is None else functools.partial(measured.call, call)
-    return call(module, *args, **kwargs)
-
-
-register_optimizer_step_pre_hook(lambda *args: _Watches.see_step(Watch.before_step, args))
-register_optimizer_step_post_hook(lambda *args: _Watches.see_step(Watch.after_step, args))

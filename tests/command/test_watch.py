@@ -94,6 +94,43 @@ def test_each_network_of_several_has_its_picture_and_its_alarms(tmp_path, capsys
     )  # the file alone, in the same run
 
 
+def test_logs_of_one_folder_have_pictures_of_their_own(tmp_path, capsys):
+    """Among them one without the suffix of another, and one named like the picture of a network."""
+    network = tmp_path / metrics.FOLDER / "a.jsonl"
+    logs = {
+        "metrics.jsonl": "metrics.png",
+        "first.jsonl": "first.png",
+        "first.json": "first.json.png",
+        "plain": "plain.png",
+        "plain.jsonl": "plain.jsonl.png",
+        "metrics-a.jsonl": "metrics-a.jsonl.png",
+    }
+    for path in (network, *(tmp_path / name for name in logs)):
+        metrics.append(path, 1, {"loss": 1.0})
+    for name, picture in logs.items():
+        out = read_output(capsys, str(tmp_path / name)).out
+        assert out.endswith(f"{tmp_path / 'figures' / picture}\n")
+    assert str(tmp_path / "figures" / "metrics-a.png") in read_output(capsys, str(network)).out
+    assert len(list((tmp_path / "figures").iterdir())) == len(logs) + 1
+
+
+def test_metrics_that_passed_a_threshold_are_drawn_first(tmp_path, monkeypatch):
+    rows, drawn_thresholds = [], []
+
+    def keep(new_rows, thresholds):
+        rows.extend(new_rows)
+        drawn_thresholds.extend(thresholds)
+        return "a figure"
+
+    monkeypatch.setattr(watch, "metrics_figure", keep)
+    monkeypatch.setattr(watch, "draw_files", lambda figure: {".png": b"a picture"})
+    scalars = {"grad_norm": 1.0, "loss": 2.0, "token_cosine": 0.5, "residual_ratio": [0.9, 1e-3]}
+    metrics.append(tmp_path / metrics.NAME, 1, scalars)
+    assert run_watch(str(tmp_path)) == watch.PASSED
+    names = watch.metric_names(rows, drawn_thresholds)
+    assert names == ["residual_ratio", "loss", "grad_norm", "token_cosine"]
+
+
 def test_steps_alone_are_no_metric(tmp_path, capsys):
     (tmp_path / metrics.NAME).write_text('{"step": 1}\n')
     assert "no metric yet" in read_output(capsys, str(tmp_path)).out
@@ -165,7 +202,7 @@ def test_what_a_trainer_writes_is_watched(tmp_path, capsys):
     ).out  # ends with it
     assert "step 3: residual_ratio 0.0333 below 0.04 at layer 1" in out
     assert "step 4: loss nan is not finite" in out and "2 thresholds passed" in out
-    assert (tmp_path / "figures" / "metrics.png").exists()
+    assert (tmp_path / "figures" / "trainer_state.png").exists()
     assert "epoch" not in read_output(capsys, str(saved), code=watch.PASSED).out  # the file itself
     (tmp_path / "trainer_state.json").write_text('{"log_history": 3}')
     assert read_output(capsys, str(tmp_path), code=2).err.startswith(

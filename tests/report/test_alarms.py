@@ -132,8 +132,8 @@ def test_by_step_leaves_gaps_where_a_seed_has_none():
 def test_the_figure_has_a_panel_each_with_its_threshold():
     fig = metrics_figure(ROWS, [Threshold("residual_ratio", 0.01)])
     panels = [ax for ax in fig.axes if ax.get_visible()]
-    assert [ax.get_title() for ax in panels] == ["loss", "residual ratio", "token cosine"]
-    ratio = panels[1]
+    assert [ax.get_title() for ax in panels] == ["residual ratio", "loss", "token cosine"]
+    ratio = panels[0]
     assert ratio.get_yscale() == "log" and len(ratio.lines) == 3 + 1
 
 

@@ -210,6 +210,14 @@ def test_finite_thresholds_are_lines_on_their_own_panel():
     assert len(second.lines) == 1
 
 
+def test_panels_of_passed_thresholds_come_first(monkeypatch):
+    rows = [{"step": 0, "loss": 1.0, "a": 1.0, "b": np.array([1.0, 0.1])}]
+    thresholds = (Threshold("b", 0.5), Threshold("a", 0.5))
+    assert titles(metrics_figure(rows, thresholds)) == ["b", "loss", "a"]
+    monkeypatch.setattr(metrics, "MOST_PANELS", 1)
+    assert titles(metrics_figure(rows, thresholds)) == ["b"]
+
+
 @pytest.mark.parametrize(
     ("layers", "labels"), [(1, []), (2, [0, 1]), (8, [*range(8)]), (12, [0, 2, 3, 5, 6, 8, 9, 11])]
 )

@@ -1,0 +1,148 @@
+"""The masks that meet scores: which keys they hide, whatever the content is.
+
+A mask counts where content does not decide it: of keys that are hidden because their scores are
+small, as in top-k attention, nothing is said about which tokens exist.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from rank_collapse.watch.torch_functions import PRODUCTS, SOFTMAX, tensors_in
+
+HIDDEN = -700.0  # scores below it are of keys that a mask leaves out
+_SUMS = {"add": 1, "add_": 1, "sub": -1, "sub_": -1, "subtract": -1}
+_FACTORS = {"mul", "mul_", "multiply", "multiply_"}
+_BOTH = {"logical_and", "logical_and_", "__and__", "__iand__", "bitwise_and", "bitwise_and_"}
+_EITHER = {"logical_or", "logical_or_", "__or__", "__ior__", "bitwise_or", "bitwise_or_"}
+_INVERSIONS = {"__invert__", "logical_not", "logical_not_", "bitwise_not", "bitwise_not_"}
+_NUMBERS = {"full", "zeros", "ones", "empty", "rand", "randn", "randint"}  # also "zeros_like", ...
+_OPERATIONS = ("add", "sub", "mul", "truediv", "and", "or", "xor")
+SIDES = ("allowed", "left out")
+
+
+class Mask(NamedTuple):
+    """What may hide scores.
+
+    Attributes:
+        operand: The tensor that does it; None for numbers.
+        keep: Makes Bool, which scores it leaves; None where that is not known.
+        name: "allowed", or "left out" of a Bool tensor that is true where keys are hidden.
+    """
+
+    operand: Tensor | None
+    keep: Callable[[], Tensor] | None
+    name: str = "allowed"
+
+
+def is_allowed(mask: Tensor) -> Tensor:
+    """Returns a mask as Bool; it may be of whole numbers 0 and 1, or of floats added to scores."""
+    return mask > HIDDEN if mask.is_floating_point() else mask != 0
+
+
+def makes_numbers(function: Any) -> bool:
+    """Returns whether a function of torch takes from a tensor at most its shape."""
+    return _get_name(function).removesuffix("_like").removeprefix("new_") in _NUMBERS
+
+
+def is_in_place(function: Any) -> bool:
+    """Returns whether a function changes its first argument."""
+    name = _get_name(function)
+    is_method = name.endswith("_") and not name.startswith("__")
+    return is_method or name in {f"__i{operation}__" for operation in _OPERATIONS}
+
+
+def inverts(function: Any, args: Any) -> bool:
+    """Returns whether a function exchanges true and false: "not", or "equals 0"."""
+    name = _get_name(function)
+    is_zero = name == "eq" and len(args) > 1 and not isinstance(args[1], Tensor) and args[1] == 0
+    return is_zero or name in _INVERSIONS
+
+
+def _get_name(function):
+    return getattr(function, "__name__", "")
+
+
+def read_masks(function: Any, args: Any, kwargs: Any, result: Tensor) -> Iterator[Mask]:
+    """Yields what may hide some of the scores that a function gives.
+
+    Args:
+        function: Of torch.
+        args, kwargs, result: Of its call.
+    """
+    name = _get_name(function)
+    values = [*args, *kwargs.values()]
+    if result.dtype == torch.bool:
+        yield from _read_logic(name, tensors_in(values))
+    elif name in ("masked_fill", "masked_fill_"):
+        mask, value = values[1:3]
+        if _is_hiding(value, result):
+            yield Mask(mask, lambda: ~mask.bool(), "left out")
+    elif name == "where" and len(values) == 3:
+        (condition,) = [a for a in values if isinstance(a, Tensor) and a.dtype == torch.bool][:1]
+        first, second = [a for a in values if a is not condition]
+        if _is_hiding(second, result):
+            yield Mask(condition, lambda: condition)
+        elif _is_hiding(first, result):
+            yield Mask(condition, lambda: ~condition, "left out")
+    elif name == "__setitem__":
+        yield from _read_assignment(*args, result)
+    elif name in _SUMS or name in ("__rsub__", "baddbmm"):
+        addends = [(1 if name == "baddbmm" else _SUMS.get(name, 1), args[0])]
+        addends += [] if name == "baddbmm" else [(_SUMS.get(name, -1), a) for a in values[1:2]]
+        first_sign = -1 if name == "__rsub__" else 1
+        for i, (sign, addend) in enumerate(addends):
+            if isinstance(addend, Tensor) and addend.is_floating_point():
+                yield from _read_addend(addend, sign if i else first_sign)
+    elif name in _FACTORS:
+        for factor in tensors_in(values):
+            if factor.numel() < result.numel() and factor.ndim > 1 and _is_positive(result):
+                yield Mask(factor, lambda factor=factor: factor != 0)
+    elif function not in PRODUCTS | SOFTMAX:
+        if name == "pad" and _is_hiding(kwargs.get("value", [*args, None, None, None][3]), result):
+            yield Mask(None, None)
+        for operand in tensors_in(values):
+            yield Mask(operand, None)
+
+
+def _read_logic(name, operands):
+    """Yields masks of Bool results: a key is left where both, or hidden where either says so."""
+    for operand in operands:
+        if operand.dtype == torch.bool and name in _BOTH | _FACTORS:
+            yield Mask(operand, lambda operand=operand: operand)
+        elif operand.dtype == torch.bool and name in _EITHER:
+            yield Mask(operand, lambda operand=operand: ~operand, "left out")
+
+
+def _read_addend(addend, sign):
+    """Yields a mask that is added to scores, or subtracted, if it hides any."""
+    if addend.numel() and bool((sign * addend <= HIDDEN).any()):
+        yield Mask(addend, lambda: is_allowed(sign * addend))
+
+
+def _read_assignment(scores, index, value, result):
+    """Yields what `scores[index] = value` hides."""
+    if not _is_hiding(value, result):
+        return
+    if isinstance(index, Tensor) and index.dtype == torch.bool:
+        axes = (None,) * (scores.ndim - index.ndim)
+        yield Mask(index, lambda: ~index[(..., *axes)], "left out")
+    else:
+        for operand in tensors_in(index) or [None]:
+            yield Mask(operand, None)
+
+
+def _is_hiding(value, result):
+    """Returns whether a value hides what has it: far below 0, or 0 among weights."""
+    if isinstance(value, Tensor):
+        value = float(value.max()) if value.numel() and not value.is_complex() else math.nan
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return False
+    return value <= HIDDEN or (value == 0 and _is_positive(result))
+
+
+def _is_positive(tensor):
+    return tensor.numel() > 0 and not bool((tensor < 0).any())

@@ -1,0 +1,137 @@
+"""What is said of a tensor in a measured pass: the maps behind it, its stream, its masks.
+
+Axis letters: n queries, m keys, d width.
+"""
+
+import dataclasses
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+PAIR = 2**32  # a pair of query i and key j has the number i · PAIR + j
+
+
+@dataclasses.dataclass(eq=False)
+class Source:
+    """A tensor as linear maps read it: a matrix.
+
+    Attributes:
+        tag: Of the tensor.
+        order: Of its axes, those of rows first.
+        count: How many rows there are.
+        matrix: [count, d]; None after the layer that read it.
+    """
+
+    tag: "Tag"
+    order: list[int]
+    count: int
+    matrix: Tensor | None = None
+
+    def read_entries(self) -> Tensor | None:
+        """Reads the numbers of the first and of the last entry of each row [count, 2]."""
+        if "entries" not in self.tag.followers or not self.tag.maps:
+            return None
+        numbers = self.tag.followers["entries"]().permute(self.order).reshape(self.count, -1)
+        return numbers[:, [0, -1]]
+
+
+@dataclasses.dataclass(eq=False)
+class Map:
+    """A linear map that ran.
+
+    Attributes:
+        source: What it read.
+        parameters: ((parameter, axis of its outputs or −1, the first of them), ...); None for a
+            part of one.
+        frames: Numbers of the modules that ran then.
+        start, count: The number of its first entry, and how many there are, row by row.
+        width: How many of them are of one row.
+        has_rows: Whether its rows are those of its source.
+    """
+
+    source: Source
+    parameters: tuple[tuple[Any, int, int], ...]
+    frames: tuple[int, ...]
+    start: int
+    count: int
+    width: int
+    has_rows: bool
+
+    def find_rows(self, entries: Tensor) -> Tensor:
+        """Finds the row of the source of each entry; −1 for those of other maps."""
+        is_inside = (entries >= self.start) & (entries < self.start + self.count) & self.has_rows
+        return torch.where(is_inside, (entries - self.start) // self.width, -1)
+
+
+@dataclasses.dataclass(eq=False)
+class Term:
+    """A product of queries and keys, if a product with values uses it.
+
+    Attributes:
+        letters: Of the axes of queries, of keys and of their product.
+        sizes: Of the letters.
+        query, key: Tags of both.
+    """
+
+    letters: tuple[str, str, str]
+    sizes: dict[str, int]
+    query: "Tag"
+    key: "Tag"
+
+
+@dataclasses.dataclass(eq=False)
+class Tag:
+    """What is said of one tensor.
+
+    Attributes:
+        maps: Those that made it, without those behind them, and without those of gates.
+        behind: What all maps behind it read, and its roots: what no map made.
+        past: Names of the attentions that it comes from, the first that ran first.
+        stream: The roots of the whole pass whose rows its rows stand for; an attention's result
+            has the rows of its queries.
+        is_constant: Whether it comes from parameters, buffers and numbers alone.
+        parameters: If it is constant, which parameters it comes from.
+        is_gate: Whether it is what multiplies others, between bounds.
+        is_content: Whether a map made it, or something made by one decided it.
+        terms: The products of queries and keys whose sum it is, or comes from.
+        is_softmax: Whether a softmax came after them.
+        is_exponential: Whether an exponential is in it, as in a softmax that is computed by hand.
+        is_chosen: Whether content decided which of its scores are hidden.
+        is_unread: Whether something met its scores that may be a mask, in an unknown way.
+        followers: {name: a function that gives a tensor of the same shape}: numbers of "entries",
+            −1 for no map's, and of further summands, "entries 2"; "pairs" of query and key;
+            "allowed", Bool, what masks leave of the keys of a query; "softmax".
+        source: It, if a map read it.
+    """
+
+    maps: frozenset[Map] = frozenset()
+    behind: frozenset[Any] = frozenset()
+    past: tuple[str, ...] = ()
+    stream: frozenset[Any] = frozenset()
+    is_constant: bool = False
+    parameters: tuple[Any, ...] = ()
+    is_gate: bool = False
+    is_content: bool = False
+    terms: tuple[Term, ...] = ()
+    is_softmax: bool = False
+    is_exponential: bool = False
+    is_chosen: bool = False
+    is_unread: bool = False
+    followers: dict[str, Callable[[], Tensor]] = dataclasses.field(default_factory=dict)
+    source: Source | None = None
+
+    def list_maps(self) -> list[Map]:
+        """Lists the maps that made it, in order."""
+        return sorted(self.maps, key=lambda linear_map: linear_map.start)
+
+
+def join_pasts(tags: Iterable[Tag]) -> tuple[str, ...]:
+    """Lists the names of the attentions that tensors come from."""
+    return tuple(dict.fromkeys(name for tag in tags for name in tag.past))
+
+
+def join_streams(tags: Iterable[Tag]) -> frozenset[Any]:
+    """Joins the streams of tensors that have the same rows."""
+    return frozenset().union(*(tag.stream for tag in tags))

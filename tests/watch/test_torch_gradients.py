@@ -1,0 +1,117 @@
+"""Gradients of the parts of fused projections, against autograd by parts."""
+
+import pytest
+from measured_layers import D, F, H, X, heads, join, nn, torch, watch_step
+
+SIDES = [torch.arange(i * D, (i + 1) * D) for i in range(4)]
+IN_TURN = torch.arange(2 * D).view(H, 2, D // H).transpose(0, 1).reshape(2, D)
+
+
+class Gated(nn.Module):
+    """Attention whose parts come from `project`, with gates beside them."""
+
+    def __init__(self, project, **maps):
+        super().__init__()
+        torch.manual_seed(0)
+        self.project = project
+        for name, sizes in maps.items():
+            setattr(self, name, nn.Linear(*sizes))
+
+    def forward(self, x):
+        q, k, v, gate = self.project(self, x)
+        y = F.scaled_dot_product_attention(*(heads(a) for a in (q, k, v)))
+        return (join(y) * gate).square().mean()
+
+
+def project_side_by_side(self, x):
+    q, gate, k, v = self.fused(x).split(D, -1)
+    return q, k, v, gate.sigmoid()
+
+
+def project_by_heads(self, x):
+    """Queries and gates of a head stand beside each other, as in Qwen3-Next."""
+    q, gate = self.q(x).unflatten(-1, (H, 2, D // H)).unbind(-2)
+    q = F.rms_norm(q, (D // H,))
+    return q.flatten(-2), self.k(x), self.v(x), gate.flatten(-2).sigmoid()
+
+
+def project_gated_values(self, x):
+    v, gate = self.v(x).chunk(2, -1)
+    return self.q(x), self.k(x), v * gate.sigmoid(), 1.0
+
+
+def project_value_embeddings(self, x):
+    v = self.v(x) + 2 * self.gate(x).sigmoid() * x.detach()
+    return self.q(x), self.k(x), v, 1.0
+
+
+def project_temperature(self, x):
+    return self.q(x) * F.softplus(self.gate(x)), self.k(x), self.v(x) / self.gate(x).exp(), 1.0
+
+
+def project_low_rank(self, x):
+    """One matrix for all parts, with a sum of low rank."""
+    return *(self.fused(x) + self.up(self.down(x))).chunk(3, -1), 1.0
+
+
+SINGLE = {"q": (D, D), "k": (D, D), "v": (D, D), "gate": (D, 1)}
+LAYOUTS = {
+    "side by side": (
+        project_side_by_side,
+        {"fused": (D, 4 * D)},
+        {"query": {"fused": SIDES[0]}, "key": {"fused": SIDES[2]}, "value": {"fused": SIDES[3]}},
+    ),
+    "by heads": (
+        project_by_heads,
+        SINGLE | {"q": (D, 2 * D)},
+        {"query": {"q": IN_TURN[0]}, "key": {"k": SIDES[0]}, "value": {"v": SIDES[0]}},
+    ),
+    "gated values": (
+        project_gated_values,
+        SINGLE | {"v": (D, 2 * D)},
+        {"query": {"q": SIDES[0]}, "key": {"k": SIDES[0]}, "value": {"v": SIDES[0]}},
+    ),
+    "value embeddings": (
+        project_value_embeddings,
+        SINGLE,
+        {"query": {"q": SIDES[0]}, "key": {"k": SIDES[0]}, "value": {"v": SIDES[0]}},
+    ),
+    "temperature": (
+        project_temperature,
+        SINGLE,
+        {"query": {"q": SIDES[0]}, "key": {"k": SIDES[0]}, "value": {"v": SIDES[0]}},
+    ),
+    "low rank": (
+        project_low_rank,
+        {"fused": (D, 3 * D), "down": (D, 4), "up": (4, 3 * D)},
+        {
+            part: {"fused": SIDES[i], "up": SIDES[i], "down": torch.arange(4)}
+            for i, part in enumerate(("query", "key", "value"))
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("project, maps, parts", LAYOUTS.values(), ids=LAYOUTS)
+def test_gradients_are_of_the_part_alone(project, maps, parts):
+    model = Gated(project, **maps)
+    row, watched = watch_step(model, X)
+    for part, rows in parts.items():
+        squares = [
+            getattr(model, name).get_parameter(kind).grad[places].double().square().sum().item()
+            for name, places in rows.items()
+            for kind in ("weight", "bias")
+        ]
+        expected = pytest.approx([sum(squares) ** 0.5], rel=1e-4)
+        assert row[f"{part}_gradient"] == expected, watched
+
+
+def test_a_part_whose_features_are_not_known_is_left_out():
+    def project(self, x):
+        return F.glu(self.q(x)), self.k(x), self.v(x), 1.0
+
+    row, watched = watch_step(Gated(project, **SINGLE | {"q": (D, 2 * D)}), X)
+    assert "query_gradient" not in row and "value_gradient" in row
+    assert (
+        "no query gradient: which part of a parameter it is of is not known" in watched.describe()
+    )

@@ -1,0 +1,107 @@
+"""Jagged tensors, and models that FSDP2 spreads over processes."""
+
+import numpy as np
+import pytest
+from measured_layers import (
+    Attention,
+    D,
+    F,
+    Stack,
+    X,
+    add_in_turn,
+    compute_entropy,
+    compute_ratio,
+    nn,
+    torch,
+    watch_step,
+)
+
+from rank_collapse.torch import watch
+
+
+class Jagged(nn.Module):
+    def __init__(self, is_fused):
+        super().__init__()
+        torch.manual_seed(0)
+        self.fused = nn.Linear(D, 3 * D) if is_fused else None
+        self.q, self.k, self.v, self.o = (nn.Linear(D, D) for _ in range(4))
+
+    def forward(self, x):
+        if self.fused is None:
+            parts = [part(x) for part in (self.q, self.k, self.v)]
+        else:
+            parts = [a.contiguous() for a in self.fused(x).chunk(3, -1)]
+        q, k, v = (a.unflatten(-1, [2, -1]).transpose(1, 2) for a in parts)
+        self.kept = x.detach(), q.detach(), k.detach()
+        return self.o(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(-2))
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("is_fused", [False, True])
+def test_rows_of_jagged_tensors_are_examples(is_fused):
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.ModuleList(Jagged(is_fused) for _ in range(2))
+
+        def forward(self, x):
+            for layer in self.layers:
+                x = x + layer(F.layer_norm(x, (D,)))
+            return x.values().square().mean()
+
+    model = Model()
+    x = torch.nested.nested_tensor([X[0], X[1, :3], X[2, :8]], layout=torch.jagged)
+    row, watched = watch_step(model, x)
+    for i, layer in enumerate(model.layers):
+        reads, queries, keys = (a.unbind() for a in layer.kept)
+        ratio = np.mean([compute_ratio(a[None]) for a in reads])
+        assert row["residual_ratio"][i] == pytest.approx(ratio, rel=1e-4), watched
+        weights = [
+            (q @ k.mT / (D // 2) ** 0.5).softmax(-1) for q, k in zip(queries, keys, strict=True)
+        ]
+        entropy = np.mean([compute_entropy(p[None]) for p in weights])
+        assert row["attention_entropy"][i] == pytest.approx(entropy, rel=1e-4)
+        part = layer.fused or layer.q
+        gradient = torch.cat([part.weight.grad[:D], part.bias.grad[:D, None]], dim=1).norm()
+        assert row["query_gradient"][i] == pytest.approx(gradient.item(), rel=1e-4)
+
+
+@pytest.mark.filterwarnings("ignore")  # of FSDP2 itself
+@pytest.mark.parametrize("is_before", [False, True])
+def test_a_model_under_fsdp2_is_measured_without_gradients(is_before, tmp_path):
+    sharding = pytest.importorskip("torch.distributed.fsdp")
+    torch.manual_seed(0)
+    plain = Stack(add_in_turn, Attention(), Attention())
+    sharded = Stack(add_in_turn, Attention(), Attention())
+    sharded.load_state_dict(plain.state_dict())
+    expected, _ = watch_step(plain, X)
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{tmp_path / 'group'}", rank=0, world_size=1
+    )
+    try:
+        mesh = torch.distributed.device_mesh.init_device_mesh("cpu", (1,))
+        watched = None if is_before else watch(sharded, 1)
+        for module in (*sharded.attentions, sharded):
+            sharding.fully_shard(module, mesh=mesh)
+        watched = watched or watch(sharded, 1)
+        optimizer = torch.optim.SGD(sharded.parameters(), 0.1)
+        sharded(X).backward()
+        optimizer.step()
+        watched.close()
+    finally:
+        torch.distributed.destroy_process_group()
+    (row,) = watched.rows
+    for name in ("residual_ratio", "attention_entropy"):
+        assert row[name] == pytest.approx(expected[name], rel=1e-5)
+    assert not any("gradient" in name for name in row)
+    assert "no gradients: under FSDP2 each process has parts of them" in watched.describe()
+
+
+def test_tensor_parallelism_is_refused():
+    class DTensor(nn.Parameter):
+        pass
+
+    model = nn.Linear(2, 2)
+    model.weight.__class__ = DTensor
+    with pytest.raises(ValueError, match="tensor parallelism"):
+        watch(model)
