@@ -44,6 +44,7 @@ CPU_SECONDS = {
     "head_contributions": 90,
     "recomputed_paths": 5,
     "monitor": 120,
+    "seeds": 600,
     "train_sort": 20,
     "train_convex_hull": 40,
     "train_memorization": 60,

@@ -151,7 +151,7 @@ def width_figure(results: ByCase, cases: Cases):
 def judge_claims(results: ByCase, cases: Cases) -> list[Row]:
     """Takes the deepest network less the shallowest, on the same data seed by seed."""
     accuracies = case_accuracies(results, cases)
-    names = list(accuracies)
+    names = sorted(accuracies, key=lambda name: cases[name].recipe.config.depth)
     shallow, deep = names[0], names[-1]
     text = "{} layers and {}".format(*(cases[n].recipe.config.depth for n in (deep, shallow)))
     return [make_row("width", text, accuracies[deep] - accuracies[shallow])]

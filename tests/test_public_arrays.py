@@ -27,7 +27,7 @@ QUERIES = RNG.normal(size=(L, B, H, N, D))
 DECADES = -np.array([0.0, 1.0, 2.5, 3.0]) * np.ones((L, B, 1))
 
 TOKEN_NAMES = (
-    "residual", "residual_ratio", "composite_norm", "matrix_norm", "effective_rank",
+    "bulk_ratio", "residual", "residual_ratio", "composite_norm", "matrix_norm", "effective_rank",
     "effective_rank_share", "matrix_entropy", "participation_ratio", "rank_one_ratio",
     "stable_rank", "stable_rank_bound", "token_cosine", "spike_entry", "spike_feature",
     "spike_norm", "spike_share", "spike_token", "residual_spike",
@@ -69,6 +69,10 @@ OTHERS = {
         "bound_report", "transverse_exponents", "path_set_logits", "path_set_states", "path_state",
         "depth_report",
     ),
+    "take functions of JAX": (
+        "function_contributions", "transport", "transport_ranks", "name_states",
+    ),
+    "write a file": ("record",),
     "are of JAX, for what these give": (
         "logit_attribution", "shapley_values", "coalition_values", "covariance_shares",
         "sample_path", "sample_path_sets", "monitor_gradients",

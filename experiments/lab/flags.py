@@ -147,11 +147,6 @@ class Flags(flags.FlagValues):
         return bool(self.counts) and "until" in self and self.until is not None
 
     @property
-    def num_draws(self) -> int:
-        """Returns the number of seeds, or of texts."""
-        return self[self.counts].value
-
-    @property
     def prefix(self) -> str:
         """The beginning of the names of the arrays of a point; "" where there are no axes."""
         return "".join(f"{name}={value}/" for name, value in self.point.items())

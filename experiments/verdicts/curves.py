@@ -31,6 +31,18 @@ def curve_row(key: str, setting: str, curve: Any, draws: Any, resolution: float 
     if n > 2:
         powers = [f"{100 * measure_power(draws, s):.0f} % of those moved by {s}" for s in SHIFTS]
         note += f"; at 5 % it would reject {', '.join(powers)} deviations"
+    return make_curve_row(key, setting, p, n, note)
+
+
+def make_curve_row(key: str, setting: str, p: float, n: int, note: str = "") -> Row:
+    """Makes the row of a curve whose p-value is known.
+
+    Args:
+        key, setting: As of `rows.mean_row`.
+        p: Of `curve_p_value`.
+        n: Number of draws.
+        note: Beside the row.
+    """
     return Row(key, setting, n, p if n else None, lambda level: Interval(), note, p=p, num_made=n)
 
 

@@ -72,7 +72,7 @@ def retry_unless_finite(first: Callable, second: Callable) -> Callable:
     """Return `first` of a finite array, and on a CPU `second` where the result has a NaN.
 
     LAPACK's divide and conquer does not converge for one matrix in some ten thousand, and JAX then
-    returns NaN. Its iteration by QR is slower and converges there.
+    returns NaN; of the transposed matrix it is another computation.
 
     Args:
         first, second: Functions of one matrix [n, d] with results of the same shapes.
@@ -126,14 +126,21 @@ def _loop_on_cpu(plain: Callable, second: Callable) -> Callable:
     return decompose_matrices
 
 
-_svd = partial(jax.lax.linalg.svd, full_matrices=False)
-_svdvals = partial(jax.lax.linalg.svd, compute_uv=False)
-_BY_QR = jax.lax.linalg.SvdAlgorithm.QR
+def _decompose(x):
+    """Return (U, σ, Vᵀ) of a matrix."""
+    return tuple(jnp.linalg.svd(x, full_matrices=False))
+
+
+def _decompose_transposed(x):
+    """Return (U, σ, Vᵀ) of a matrix by those of its transposed."""
+    v, s, ut = jnp.linalg.svd(x.T, full_matrices=False)
+    return ut.T, s, v.T
+
 
 # x [..., n, d] → U [n, r], singular values [r], largest first, and Vᵀ [r, d], with r = min(n, d)
-svd = _loop_on_cpu(_svd, partial(_svd, algorithm=_BY_QR))
+svd = _loop_on_cpu(_decompose, _decompose_transposed)
 # x [n, d] → singular values [r], largest first
-svdvals = _loop_on_cpu(_svdvals, partial(_svdvals, algorithm=_BY_QR))
+svdvals = _loop_on_cpu(jnp.linalg.svdvals, lambda x: jnp.linalg.svdvals(x.T))
 
 
 @functools.cache

@@ -6,7 +6,7 @@ import pytest
 
 from experiments.lab import Shown
 from experiments.reproducing import statements_page
-from experiments.verdicts.claims import mean_row
+from experiments.verdicts import mean_row
 
 ROW = mean_row("rate", "a setting", [3.0, 3.1, 2.9])
 
@@ -38,8 +38,9 @@ def test_rows_say_their_first_seed_and_command(flags, first_seed, tmp_path, monk
 
 
 def test_fresh_seeds_are_said_to_be_fresh():
-    rows = [{"commit": "b2" * 20, "first_seed": seed} for seed in ("1000", "2000", "")]
+    origin = {"experiment": "run_sort", "commit": "b2" * 20}
+    rows = [origin | {"first_seed": seed} for seed in ("3000", "4000", "")]
     text = statements_page.describe_origin(rows)
-    assert "from 1000 on" in text and "one run, of commit b2b2b2b2" in text
-    stale = statements_page.describe_origin([*rows, {"commit": "b2" * 20, "first_seed": "0"}])
-    assert stale.startswith("The run on unused seeds is still to come")
+    assert "from 3000 on" in text and "one run, of commit b2b2b2b2" in text
+    stale = statements_page.describe_origin([*rows, origin | {"first_seed": "1000"}])
+    assert stale.startswith("The run on the registered seeds is still to come")

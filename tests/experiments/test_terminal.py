@@ -9,8 +9,7 @@ from experiments.lab import progress
 from experiments.lab.experiment import list_experiments
 from experiments.reproducing import terminal
 from experiments.reproducing.sections import PRESETS, list_runs
-from experiments.verdicts import Comparison, Section
-from experiments.verdicts.claims import mean_row
+from experiments.verdicts import Comparison, Section, mean_row
 
 
 def make_section(**fields):

@@ -284,7 +284,8 @@ def test_chance_and_reading_off_refuse_one_of_twelve_curves_in_one_run_of_twenty
         for _ in range(12):
             curve, *draws = CURVES[law](rng)
             read = curve + resolution * rng.uniform(-1, 1, curve.shape)
-            curve_rows.append(curves.curve_row("key", "", read, draws, resolution))
+            p = curves.curve_p_value(read, np.array(draws), resolution)
+            curve_rows.append(curves.make_curve_row("key", "", p, len(draws)))
         num_refused += "outside" in judge_curves(curve_rows)
     assert stats.binomtest(num_refused, runs, 0.05, alternative="greater").pvalue > 1e-3
 

@@ -41,21 +41,23 @@ def count_above(results: xr.Dataset, bound: str) -> xr.DataArray:
 
 def judge_claims(results: xr.Dataset, setup: Any) -> Iterator[Row]:
     """Tests rate, bounds, skips, MLPs and norms, on each norm placement and scale of the weights,
-    and what has skips at each of their gains.
+    and what has skips at each of their gains; of skips with a gain of 0, nothing is said.
 
     Args:
         results: Over norm placement, weight scale, skip gain, variant, seed and layer.
         setup: Unused.
     """
-    gains = results
-    results = results.isel(skip_gain=0, drop=True)  # without skips their gain changes nothing
-    if gains.sizes["skip_gain"] == 1:
-        gains = results
+    skips, is_swept = results.sel(skip_gain=results.skip_gain != 0), results.sizes["skip_gain"] > 1
+    results = without_skips(results)
+    if not skips.sizes["skip_gain"]:
+        skips = results.sel(variant=[v for v in WITHOUT_SKIPS if v in results.variant])
+    elif not is_swept:
+        skips = results
     # Without skips post- and pre-norm are one network up to an outer norm: the row of post-norm, as
     # published, is that of both.
     norms = list(results.norm_placement.values)
     distinct = [n for n in norms if not (n == "pre" and "post" in norms)]
-    yield from claims_by_variant(gains, distinct)
+    yield from claims_by_variant(skips, distinct)
     for key, variant in (("heads bound", "san"), ("mlp bound", "san_mlp")):
         if variant in results.variant and "admissible" in results:
             yield from bound_claims(key, variant, results.sel(variant=variant, drop=True))
