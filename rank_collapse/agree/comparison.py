@@ -190,7 +190,7 @@ def _find_products(first, second, alignment, rounding, rows):
         coarser = Rounding(products, rounding.stream, name)
         coarse_rows = _tabulate(first, second, alignment, coarser)
         start = [row for row in coarse_rows if row.layer == 0 and row.error_in < products]
-        alike = [0.2 < row.excess < MEDIAN and row.excess_worst < 4 * row.excess for row in start]
+        alike = [0.2 < row.excess < MEDIAN and row.excess_few < 8 * row.excess for row in start]
         if start and all(alike) and not find_faults(coarse_rows, coarser):
             return coarser, coarse_rows
     return None
@@ -283,11 +283,11 @@ def _write_sentence(agree, place, kind, rows, judged, faults: list[Fault], round
         return f"differ before layer 0 by {embedding:.2g} of the size: {kind}."
     fault, row = faults[0], rows[faults[0].index]
     name = {"attention": "attention", "mlp": "MLP", "layer": "sum"}[row.part]
-    name = f"layer {row.layer}" if row.part == "layer" and len(rows) == row.layer + 1 else name
+    has_states_alone = all(other.part == "layer" for other in rows)
     added, times = {
         "some tokens": (row.added_most, row.excess_few),
     }.get(fault.reason, (row.added, row.excess))
-    whose = f"layer {row.layer}'s {name}" if not name.startswith("layer") else name
+    whose = f"layer {row.layer}" if has_states_alone else f"layer {row.layer}'s {name}"
     text = f"{whose} adds {added:.2g} of its size, {times:.2g} times its rounding"
     if fault.reason == "one factor":
         text = f"{whose} is {1 + row.scale:.4g} times its size in the first run"

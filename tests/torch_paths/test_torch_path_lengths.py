@@ -343,7 +343,7 @@ WRONG = {
     ),
     "bilinear": (
         {"model": Model(Bilinear)},
-        r"aten.mul in module 'layers.0' \(test_torch_path_lengths.py:\d+: return self.q\(x\) \* self",
+        r"aten.mul in module 'layers.0' \(test_torch_path_lengths.py:\d+: return self.q",
     ),
     "bilinear, rectified": (
         {"model": Model(Rectified)},
