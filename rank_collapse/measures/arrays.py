@@ -31,11 +31,11 @@ def where_it_lives(measure: Callable[P, R]) -> Callable[P, R]:
 
     @functools.wraps(measure)
     def measure_in_place(*args: P.args, **options: P.kwargs) -> R:
-        for value in iterate_leaves((args, options)):
-            refuse_unreadable(value)
         torch = sys.modules.get("torch")
         if torch is not None and torch.compiler.is_compiling():
             return torch.compiler.disable(measure_in_place)(*args, **options)
+        for value in iterate_leaves((args, options)):
+            refuse_unreadable(value)
         device = next(
             (a.device.type for a in iterate_leaves((args, options)) if is_torch_array(a)), None
         )

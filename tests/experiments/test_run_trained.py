@@ -1,5 +1,6 @@
 """The binaries on paths by length, at tiny sizes: what they write, keep, redraw and refuse."""
 
+import json
 import shutil
 
 import jax
@@ -126,8 +127,10 @@ def test_what_is_watched_has_a_line_for_every_seed_and_epoch(folder):
 @pytest.mark.parametrize("flag", ["monitor", "keep_models"])
 def test_files_asked_for_later_are_refused(flag, folder, tmp_path, capsys):
     saved = arrays(folder)
-    np.savez(tmp_path / "arrays.npz", **{n: a for n, a in saved.items() if "/model/" not in n})
-    shutil.copy(folder / "config.json", tmp_path)
+    plain = {name: array for name, array in saved.items() if "/model/" not in name}
+    np.savez(tmp_path / "arrays.npz", **plain)
+    config = json.loads((folder / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"arrays": [*plain]}))
     assert run(run_sort, [*MEASURED, f"--{flag}"], tmp_path) == 2
     assert f"was trained without --{flag}: --overwrite" in capsys.readouterr().err
 
