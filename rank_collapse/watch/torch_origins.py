@@ -151,6 +151,8 @@ class Origins:
         if product is not None and self._see_product(function, product, floats, outputs[0]):
             return
         is_decided = any(self.is_content(a) for a in inputs)
+        if product is not None and product.is_elementwise():
+            function = torch.mul
         if floats_in(outputs) and floats:
             self._derive_tags(function, (args, kwargs), floats, floats_in(outputs))
         if is_assignment or is_in_place(function):
@@ -371,18 +373,21 @@ class Origins:
         )
         if not is_matrix or self._is_mixture(product) or self._is_mixture(product.swap()):
             return False
+        result = _put_keys_last(first, second, result)
         query, key = self.tag(product.first), self.tag(product.second)
         sizes = dict(zip(first, product.first.shape, strict=True))
         sizes |= dict(zip(second, product.second.shape, strict=True))
-        sizes |= dict(zip(result, output.shape, strict=True))
+        sizes |= dict(zip(product.letters[2], output.shape, strict=True))
         tag = _join_tags([query, key])
-        tag.terms = (Term(product.letters, sizes, query, key),)
+        tag.terms = (Term((first, second, result), sizes, query, key),)
         tag.is_content = True
-        n, m = output.shape[-2:]
+        n, m = (sizes[c] for c in result[-2:])
+        order = [result.index(c) for c in product.letters[2]]
 
         def number_pairs():
             numbers = torch.arange(n, device=output.device)[:, None] * PAIR
-            return (numbers + torch.arange(m, device=output.device)).expand(output.shape)
+            numbers = numbers + torch.arange(m, device=output.device)
+            return numbers.expand([sizes[c] for c in result]).permute(order)
 
         tag.followers["pairs"] = functools.cache(number_pairs)
         self._record(output, tag)
@@ -615,6 +620,22 @@ class Origins:
                 side = SIDES[0] if result.is_floating_point() else name
                 join = functools.partial(_intersect, tag.followers.get(side), keep, result.shape)
                 tag.followers[side] = functools.cache(join)
+
+
+def _put_keys_last(first, second, result):
+    """Puts the axes of queries and keys last in the letters of scores, if no others can be these.
+
+    Args:
+        first, second, result: Letters of queries, of keys and of their product.
+    """
+    free = [
+        [c for c in result if c in factor and c not in other]
+        for factor, other in ((first, second), (second, first))
+    ]
+    if [len(letters) for letters in free] != [1, 1]:
+        return result
+    last = "".join(c for letters in free for c in letters)
+    return "".join(c for c in result if c not in last) + last
 
 
 def _nest(values, nested):

@@ -265,8 +265,12 @@ class Pass(TorchFunctionMode):
             refusal = "its weights are no distribution over keys"
             if "pairs" not in tag.followers:
                 raise LeftOut(refusal)
-        term = choose_term(self._origins.read_terms(product))
-        self.runs.add_product(self._frames, self._origins, term, weights, refusal, value, result)
+        terms = self._origins.read_terms(product)
+        term = choose_term(terms)
+        parts = [other for other in terms if other.query.maps == term.query.maps]
+        self.runs.add_product(
+            self._frames, self._origins, term, weights, refusal, value, result, parts
+        )
 
 
 def _is_traced():

@@ -193,6 +193,20 @@ def attend_by_differences(q, k, v, mask):
     return (p[:, :, 0] - 0.5 * p[:, :, 1]) @ v
 
 
+def attend_to_gathered_values(q, k, v, mask):
+    """Each query multiplies its three weights by copies of the values of its three keys."""
+    weights, places = (q @ k.mT).topk(3, -1)
+    chosen = v[:, :, None].expand(-1, -1, N, -1, -1)
+    chosen = chosen.gather(3, places[..., None].expand(-1, -1, -1, -1, D // H))
+    return (weights.softmax(-1)[..., None, :] @ chosen)[..., 0, :]
+
+
+def attend_by_examples_and_heads(q, k, v, mask):
+    """Products of single examples and heads, put together before they meet the values."""
+    p = [(a @ b.T).softmax(-1) for a, b in zip(q.flatten(0, 1), k.flatten(0, 1), strict=True)]
+    return torch.stack(p).unflatten(0, (B, H)) @ v
+
+
 NO_WEIGHTS = {
     "sigmoid": lambda q, k, v, mask: (q @ k.mT / 3 - 2).sigmoid() @ v,
     "squared relu": lambda q, k, v, mask: (q @ k.mT / 3).relu().square() / N @ v,
@@ -200,6 +214,8 @@ NO_WEIGHTS = {
     "cosines": lambda q, k, v, mask: F.normalize(q, dim=-1) @ F.normalize(k, dim=-1).mT / N @ v,
     "differences": attend_by_differences,
     "linear": attend_linearly,
+    "gathered values": attend_to_gathered_values,
+    "stacked products": attend_by_examples_and_heads,
 }
 
 
@@ -312,6 +328,16 @@ class Turned(Attention):
         return self.o(join(p.mT @ v))
 
 
+class Ordered(Attention):
+    """Scores and weights are [m, b, h, n], by equations whose first factor are keys or values."""
+
+    def forward(self, x, mask=None):
+        q, k, v = (heads(part(x)) for part in (self.q, self.k, self.v))
+        p = (torch.einsum("bhmd,bhnd->mbhn", k, q) / 3).softmax(0)
+        self.kept = x.detach(), p.detach().permute(1, 2, 3, 0)
+        return self.o(join(torch.einsum("bhmd,mbhn->bhnd", v, p)))
+
+
 class Convolved(Attention):
     """Queries go through a short convolution, after which their tokens are not known."""
 
@@ -354,10 +380,44 @@ def add_with_mlp(self, x, mask):
     return x
 
 
-@pytest.mark.parametrize("kind", [Written, Turned, Convolved, Unmapped, Normed])
+@pytest.mark.parametrize("kind", [Written, Turned, Ordered, Convolved, Unmapped, Normed])
 @pytest.mark.parametrize("body", [add_in_turn, add_with_mlp])
 def test_tokens_of_unusual_queries_and_keys(kind, body):
     if kind is Unmapped and body is add_with_mlp:
         pytest.skip("queries then have another map, that of the layer before")
     torch.manual_seed(0)
     check_layers(Stack(body, kind(), kind(), mlp=nn.Linear(D, D)))
+
+
+class Residual(Attention):
+    """Scores of the earlier layer are added to its own, as in RealFormer."""
+
+    def forward(self, x, earlier):
+        q, k, v = (heads(part(x)) for part in (self.q, self.k, self.v))
+        scores = earlier + q @ k.mT / 3
+        p = scores.softmax(-1)
+        self.kept = x.detach(), p.detach()
+        return self.o(join(p @ v)), scores
+
+
+def add_scores(self, x, mask):
+    scores = 0.0
+    for attention in self.attentions:
+        y, scores = attention(norm(x), scores)
+        x = x + y
+    return x
+
+
+def add_scores_inline(self, x, mask):
+    """The same without a module that ends in between."""
+    scores = 0.0
+    for attention in self.attentions:
+        y, scores = type(attention).forward(attention, norm(x), scores)
+        x = x + y
+    return x
+
+
+@pytest.mark.parametrize("body", [add_scores, add_scores_inline])
+def test_scores_of_an_earlier_layer_have_no_say_in_tokens(body):
+    torch.manual_seed(0)
+    check_layers(Stack(body, *(Residual() for _ in range(3))))
