@@ -254,7 +254,7 @@ class Pass(TorchFunctionMode):
         product = factors[0]
         tag, value = (self._origins.tag(factor) for factor in product[:2])
         if not tag.terms:
-            self._origins.begin(result, [value])
+            self._origins.begin_mean(product, result)
             raise LeftOut("its softmax is over something else than products of queries and keys")
         if len(factors) > 1:
             raise LeftOut("several products of queries and keys are multiplied")

@@ -106,12 +106,12 @@ LAYOUTS = {
     ),
     "addcmul": (
         project_addcmul,
-        SINGLE,
+        SINGLE | {"gate": (D, D)},
         {"query": {"q": SIDES[0]}, "key": {"k": SIDES[0]}, "value": {"v": SIDES[0]}},
     ),
     "in place": (
         project_in_place,
-        SINGLE,
+        SINGLE | {"gate": (D, D)},
         {"query": {"q": SIDES[0]}, "key": {"k": SIDES[0]}, "value": {"v": SIDES[0]}},
     ),
     "einsum": (
