@@ -98,6 +98,11 @@ def read_product(function: Any, args: Any, kwargs: Any) -> Product | None:
         return None
     axes = string.ascii_lowercase[: max(a.ndim, b.ndim) - 2]
     first, second = (axes[len(axes) - tensor.ndim + 2 :] for tensor in (a, b))
+    sizes = dict(zip(first, a.shape, strict=False))
+    second = "".join(  # an axis of one that is used again and again is none of the first factor's
+        c.upper() if size == 1 < sizes.get(c, 1) else c
+        for c, size in zip(second, b.shape, strict=False)
+    )
     return Product(a, b, (f"{first}xy", f"{second}yz", f"{axes}xz"))
 
 

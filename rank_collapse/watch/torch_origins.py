@@ -301,7 +301,7 @@ class Origins:
         if len(queries) > 1:  # and heads, which share the values
             changes = [_find_changes(tag, [axes.index(c)]) for c in queries]
             moving = [c for c, change in zip(queries, changes, strict=True) if any(change or ())]
-            queries = moving or queries
+            queries = moving or queries[-1:]
         return products.read_weights(product.first, allowed, softmax, product.letters, queries)
 
     def read_linear_attention(self, product: Product) -> tuple[Term, Tag] | None:

@@ -226,6 +226,18 @@ def find_tokens(allowed: Tensor) -> Tensor:
     return is_key & is_query & ~(is_lonely & sees_ahead)
 
 
+def find_repeated(index: Tensor) -> Tensor:
+    """Finds Bool [e, n], where a token stands again, as where heads are further queries.
+
+    Args:
+        index: Int [e, n], numbers of the tokens.
+    """
+    numbers, order = index.sort(dim=1, stable=True)
+    is_again = torch.zeros_like(index, dtype=torch.bool)
+    is_again[:, 1:] = numbers[:, 1:] == numbers[:, :-1]
+    return torch.zeros_like(is_again).scatter(1, order, is_again)
+
+
 def fits_mask(mask: Tensor, allowed: Tensor) -> bool:
     """Returns whether a mask can be that of the tokens which exist.
 

@@ -271,10 +271,9 @@ class Runs:
             run.tokens, run.scalars = None, {}
             self._notes.leave_out(run.name, "tokens", "its products are of different tokens")
         elif is_first and self._kind == "read" and not run.is_cross:
-            x = first.tokens.matrix[first.tokens.index]
-            scalars = self._notes.attempt(
-                run.name, "tokens", measure_tokens, x, first.documents, "read"
-            )
+            x, index = first.tokens.matrix[first.tokens.index], first.tokens.index
+            documents = first.documents.masked_fill(products.find_repeated(index), -1)
+            scalars = self._notes.attempt(run.name, "tokens", measure_tokens, x, documents, "read")
             run.scalars = scalars or {}
         for piece in pieces:
             if piece.num_keys < 2:

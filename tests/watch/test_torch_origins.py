@@ -390,6 +390,26 @@ class Grouped(Shared):
         return self.o(join(torch.einsum("bmhng,bgmd->bghnd", p, v)[:, 0]))
 
 
+class Broadcast(Shared):
+    """The same by products of matrices, in which keys of one head meet all queries."""
+
+    def forward(self, x, mask=None):
+        q, k, v = self.q(x).unflatten(-1, (H, -1)), self.k(x)[:, None], self.v(x)[:, None]
+        p = (q @ k.mT / 3).softmax(-1)
+        self.kept = x.detach(), p.detach().transpose(1, 2)
+        return self.o((p @ v).flatten(-2))
+
+
+class Flat(Shared):
+    """Heads are further queries, as in GPT-BigCode."""
+
+    def forward(self, x, mask=None):
+        q = self.q(x).unflatten(-1, (H, -1)).flatten(1, 2)
+        p = (q @ self.k(x).mT / 3).softmax(-1)
+        self.kept = x.detach(), p.detach().unflatten(1, (N, H)).transpose(1, 2)
+        return self.o((p @ self.v(x)).unflatten(1, (N, H)).flatten(-2))
+
+
 class Convolved(Attention):
     """Queries go through a short convolution, after which their tokens are not known."""
 
@@ -433,7 +453,8 @@ def add_with_mlp(self, x, mask):
 
 
 @pytest.mark.parametrize(
-    "kind", [Written, Turned, Ordered, Shared, Grouped, Convolved, Unmapped, Normed]
+    "kind",
+    [Written, Turned, Ordered, Shared, Grouped, Broadcast, Flat, Convolved, Unmapped, Normed],
 )
 @pytest.mark.parametrize("body", [add_in_turn, add_with_mlp])
 def test_tokens_of_unusual_queries_and_keys(kind, body):
