@@ -29,6 +29,16 @@ def compute_ratio(x, mask=None):
     return np.mean([composite(a - a.mean(axis=0)) / composite(a) for a in examples])
 
 
+def compute_cosine(x, mask=None):
+    """Computes the mean of cos(x_i, x_j) over pairs i ≠ j, then over examples, in float64."""
+    masks = np.ones(x.shape[:2], bool) if mask is None else mask.bool().numpy()
+    cosines = []
+    for a, m in zip(x.double().numpy(), masks, strict=True):
+        unit = a[m] / np.linalg.norm(a[m], axis=1, keepdims=True)
+        cosines.append((unit @ unit.T)[~np.eye(len(unit), dtype=bool)].mean())
+    return np.mean(cosines)
+
+
 def compute_entropy(p, mask=None):
     """Computes the mean entropy over heads and queries, then over examples, in float64."""
     p = p.double().numpy()
@@ -118,6 +128,8 @@ def check_layers(model, x=X, mask=None, has_weights=True, **options):
     assert row.get("residual_ratio") == pytest.approx(
         [compute_ratio(reads, mask) for reads, _ in kept], rel=1e-4
     ), text
+    cosines = [compute_cosine(reads, mask) for reads, _ in kept]
+    assert row["token_cosine"] == pytest.approx(cosines, rel=1e-4, abs=1e-5), text
     if has_weights:
         expected = [compute_entropy(p, mask) for _, p in kept]
         assert row["attention_entropy"] == pytest.approx(expected, rel=1e-4, abs=1e-5), text

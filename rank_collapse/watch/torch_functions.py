@@ -22,11 +22,14 @@ PRODUCTS = EINSUM | _find_functions("matmul", "mm", "bmm", "baddbmm", "__matmul_
 MAPS = PRODUCTS | CONVOLUTIONS | {functional.linear} | _find_functions("addmm")
 SOFTMAX = {functional.softmax, torch.softmax, Tensor.softmax}
 EXPONENTIALS = {torch.exp, Tensor.exp, torch.exp2, Tensor.exp2}
-GATES = _find_functions("sigmoid", "tanh", "hardtanh") | {
+GATES = _find_functions("sigmoid", "sigmoid_", "tanh", "tanh_", "hardtanh") | {
     functional.sigmoid, functional.tanh, functional.hardsigmoid, functional.softplus,
-    functional.hardtanh, *SOFTMAX, *EXPONENTIALS,
+    functional.hardtanh, torch.special.expit, *SOFTMAX, *EXPONENTIALS,
 }  # fmt: skip
-FACTORS = _find_functions("mul", "mul_", "multiply", "__mul__", "__rmul__", "__imul__")
+FACTORS = _find_functions(
+    "mul", "mul_", "multiply", "multiply_", "__mul__", "__rmul__", "__imul__", "addcmul",
+    "addcmul_", "lerp", "lerp_",
+)  # fmt: skip
 QUOTIENTS = _find_functions("div", "div_", "true_divide", "divide")
 JOINS = _find_functions("cat", "concat", "stack", "hstack", "vstack")
 MOVES = JOINS | {Tensor.T.__get__, Tensor.mT.__get__} | _find_functions(
@@ -66,6 +69,11 @@ class Product(NamedTuple):
         first, second, result = self.letters
         return Product(self.second, self.first, (second, first, result))
 
+    def is_elementwise(self) -> bool:
+        """Returns whether it is that of entries in the same places, without a sum."""
+        first, second, result = self.letters
+        return result in (first, second) and set(first + second) == set(result)
+
 
 def read_product(function: Any, args: Any, kwargs: Any) -> Product | None:
     """Reads which two tensors a function multiplies; None where they are no matrices.
@@ -90,6 +98,11 @@ def read_product(function: Any, args: Any, kwargs: Any) -> Product | None:
         return None
     axes = string.ascii_lowercase[: max(a.ndim, b.ndim) - 2]
     first, second = (axes[len(axes) - tensor.ndim + 2 :] for tensor in (a, b))
+    sizes = dict(zip(first, a.shape, strict=False))
+    second = "".join(  # an axis of one that is used again and again is none of the first factor's
+        c.upper() if size == 1 < sizes.get(c, 1) else c
+        for c, size in zip(second, b.shape, strict=False)
+    )
     return Product(a, b, (f"{first}xy", f"{second}yz", f"{axes}xz"))
 
 

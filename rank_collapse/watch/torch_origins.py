@@ -62,6 +62,7 @@ class Origins:
         self._recent: list[Tag] = []  # those of the layer that runs
         self._num_entries = 0
         self._results: set[Any] = set()  # roots that attentions gave
+        self._sums: Any = WeakIdKeyDictionary()  # terms of means by a softmax over tokens
         for buffer in buffers:
             self._tags[buffer] = Tag(is_constant=True)
 
@@ -151,6 +152,8 @@ class Origins:
         if product is not None and self._see_product(function, product, floats, outputs[0]):
             return
         is_decided = any(self.is_content(a) for a in inputs)
+        if product is not None and product.is_elementwise():
+            function = torch.mul
         if floats_in(outputs) and floats:
             self._derive_tags(function, (args, kwargs), floats, floats_in(outputs))
         if is_assignment or is_in_place(function):
@@ -293,7 +296,13 @@ class Origins:
         )
         if allowed is None and tag.is_unread and not tag.is_chosen:
             allowed = product.first > 0
-        return products.read_weights(product.first, allowed, softmax, product.letters)
+        axes, values, result = product.letters
+        queries = [c for c in axes if c in result and c not in values]
+        if len(queries) > 1:  # and heads, which share the values
+            changes = [_find_changes(tag, [axes.index(c)]) for c in queries]
+            moving = [c for c, change in zip(queries, changes, strict=True) if any(change or ())]
+            queries = moving or queries[-1:]
+        return products.read_weights(product.first, allowed, softmax, product.letters, queries)
 
     def read_linear_attention(self, product: Product) -> tuple[Term, Tag] | None:
         """Reads which queries and keys a product has whose second factor is Σ_j k_j v_jᵀ.
@@ -305,24 +314,43 @@ class Origins:
             The product of queries and keys that nobody computes, and the tag of the values; None if
             it is another product.
         """
-        tag = self.tag(product.second)
-        if len(tag.terms) != 1 or tag.is_softmax or self.tag(product.first).terms:
+        tag, inner = self.tag(product.second), self._sums.get(product.second)
+        if self.tag(product.first).terms:
             return None
-        (inner,) = tag.terms
         first, second, result = product.letters
-        shape = [inner.sizes[c] for c in inner.letters[2]]
         summed = [i for i, c in enumerate(second) if c not in result]
-        if list(product.second.shape) != shape or _find_changes(tag, summed) != (True, False):
+        if inner is not None:
+            is_over_features = "".join(second[i] for i in summed) == second[-2:-1]
+        elif len(tag.terms) == 1 and not tag.is_softmax:
+            (inner,) = tag.terms
+            is_over_features = _find_changes(tag, summed) == (True, False)
+        else:
+            return None
+        shape = [inner.sizes[c] for c in inner.letters[2]]
+        if list(product.second.shape) != shape or not is_over_features:
             return None
         letters = dict(zip(inner.letters[2], second, strict=True))
-        (token,) = [c for c in inner.letters[0] if c not in letters] or [""]
-        if not token or not _sums_tokens(inner, token):
+        axes = [c for c in inner.letters[0] if c not in letters]
+        if len(axes) != 1 or not _sums_tokens(inner, axes[0]):
             return None
+        (token,) = axes
         unused = next(c for c in string.ascii_uppercase if c not in first + second)
         key = "".join(letters.get(c, unused) for c in inner.letters[0])
         sizes = dict(zip(first, product.first.shape, strict=True)) | {unused: inner.sizes[token]}
         scores = "".join(c for c in result if c in first) + unused
         return Term((first, key, scores), sizes, self.tag(product.first), inner.query), inner.key
+
+    def begin_mean(self, product: Product, result: Tensor) -> None:
+        """Makes a mean of values, by a softmax over tokens, one that no map made.
+
+        It may be Σ_j k_j v_jᵀ of linear attention, whose keys have gone through the softmax.
+
+        Args:
+            product: Of what the softmax gave and values.
+            result: What it gives.
+        """
+        self.begin(result, [self.tag(product.second)])
+        self._sums[result] = self._make_term(product, result)
 
     def split_nested(self, tensor: Tensor) -> list[tuple[Tensor, Tag]]:
         """Splits a jagged tensor into those of its rows [1, ...], each with its tag.
@@ -371,24 +399,47 @@ class Origins:
         )
         if not is_matrix or self._is_mixture(product) or self._is_mixture(product.swap()):
             return False
-        query, key = self.tag(product.first), self.tag(product.second)
-        sizes = dict(zip(first, product.first.shape, strict=True))
-        sizes |= dict(zip(second, product.second.shape, strict=True))
-        sizes |= dict(zip(result, output.shape, strict=True))
-        tag = _join_tags([query, key])
-        tag.terms = (Term(product.letters, sizes, query, key),)
-        tag.is_content = True
-        n, m = output.shape[-2:]
+        term = self._make_term(product, output)
+        tag, sizes, result = _join_tags([term.query, term.key]), term.sizes, term.letters[2]
+        tag.terms, tag.is_content = (term,), True
+        n, m = (sizes[c] for c in result[-2:])
+        order = [result.index(c) for c in product.letters[2]]
 
         def number_pairs():
             numbers = torch.arange(n, device=output.device)[:, None] * PAIR
-            return (numbers + torch.arange(m, device=output.device)).expand(output.shape)
+            numbers = numbers + torch.arange(m, device=output.device)
+            return numbers.expand([sizes[c] for c in result]).permute(order)
 
         tag.followers["pairs"] = functools.cache(number_pairs)
         self._record(output, tag)
         if function in (torch.baddbmm, Tensor.baddbmm):
             self._see_masks(function, inputs, {}, output, tag)
         return True
+
+    def _make_term(self, product, output):
+        """Makes the term of a product, with the axes of queries and keys last in its scores."""
+        first, second, result = product.letters
+        query, key = self.tag(product.first), self.tag(product.second)
+        sizes = dict(zip(first, product.first.shape, strict=True))
+        sizes |= dict(zip(second, product.second.shape, strict=True))
+        sizes |= dict(zip(result, output.shape, strict=True))
+        axes = self._find_token_axes(query, first, second, result)
+        axes += self._find_token_axes(key, second, first, result)
+        if len(axes) == 2:
+            result = "".join([c for c in result if c not in axes] + axes)
+        return Term((first, second, result), sizes, query, key)
+
+    def _find_token_axes(self, tag, letters, others, result):
+        """Finds the letters of tokens, and none of heads, in one factor of scores; [] if several.
+
+        Args:
+            tag: Of the factor.
+            letters, others, result: Of the factor, of the other one and of scores.
+        """
+        free = [c for c in result if c in letters and c not in others]
+        tokens = [c for c in free if not self._has_same_rows(tag, [letters.index(c)])]
+        axes = tokens or free
+        return axes if len(axes) == 1 else []
 
     def _mixes_heads(self, function, product):
         """Returns whether a linear map mixes heads of weights or scores, and no features."""

@@ -254,7 +254,7 @@ class Pass(TorchFunctionMode):
         product = factors[0]
         tag, value = (self._origins.tag(factor) for factor in product[:2])
         if not tag.terms:
-            self._origins.begin(result, [value])
+            self._origins.begin_mean(product, result)
             raise LeftOut("its softmax is over something else than products of queries and keys")
         if len(factors) > 1:
             raise LeftOut("several products of queries and keys are multiplied")
@@ -265,8 +265,12 @@ class Pass(TorchFunctionMode):
             refusal = "its weights are no distribution over keys"
             if "pairs" not in tag.followers:
                 raise LeftOut(refusal)
-        term = choose_term(self._origins.read_terms(product))
-        self.runs.add_product(self._frames, self._origins, term, weights, refusal, value, result)
+        terms = self._origins.read_terms(product)
+        term = choose_term(terms)
+        parts = [other for other in terms if other.query.maps == term.query.maps]
+        self.runs.add_product(
+            self._frames, self._origins, term, weights, refusal, value, result, parts
+        )
 
 
 def _is_traced():

@@ -6,7 +6,7 @@ m keys, d width.
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -99,7 +99,11 @@ def compute_dot_weights(
 
 
 def read_weights(
-    used: Tensor, allowed: Tensor | None, softmax: Tensor | None, letters: tuple[str, str, str]
+    used: Tensor,
+    allowed: Tensor | None,
+    softmax: Tensor | None,
+    letters: tuple[str, str, str],
+    queries: Sequence[str],
 ) -> Weights:
     """Reads the weights that met the values, before dropout.
 
@@ -108,11 +112,11 @@ def read_weights(
         allowed: Bool like it, which keys a query may attend to; None for all.
         softmax: Like it, what the last softmax gave, if that is known.
         letters: Of the axes of weights, values and their product.
+        queries: Those of queries in weights.
     """
-    axes, values, result = letters
+    axes, _, result = letters
     summed = [c for c in axes if c not in result]
-    queries = [c for c in axes if c in result and c not in values]
-    batch = [c for c in axes if c not in summed + queries]
+    batch = [c for c in axes if c not in (*summed, *queries)]
     order = [axes.index(c) for c in batch + queries + summed]
     used, allowed, softmax = (
         a if a is None else a.detach().permute(order).flatten(0, -3)
@@ -220,6 +224,18 @@ def find_tokens(allowed: Tensor) -> Tensor:
     last = torch.where(is_key & ~is_lonely, place, 0).amax(dim=-1, keepdim=True)
     sees_ahead = to_others.triu().any(dim=-2).gather(-1, last)
     return is_key & is_query & ~(is_lonely & sees_ahead)
+
+
+def find_repeated(index: Tensor) -> Tensor:
+    """Finds Bool [e, n], where a token stands again, as where heads are further queries.
+
+    Args:
+        index: Int [e, n], numbers of the tokens.
+    """
+    numbers, order = index.sort(dim=1, stable=True)
+    is_again = torch.zeros_like(index, dtype=torch.bool)
+    is_again[:, 1:] = numbers[:, 1:] == numbers[:, :-1]
+    return torch.zeros_like(is_again).scatter(1, order, is_again)
 
 
 def fits_mask(mask: Tensor, allowed: Tensor) -> bool:

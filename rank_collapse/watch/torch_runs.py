@@ -18,7 +18,7 @@ from rank_collapse.watch.torch_masks import is_allowed
 from rank_collapse.watch.torch_origins import Origins, find_shared_sources
 from rank_collapse.watch.torch_products import Weights, measure_tokens, measure_weights
 from rank_collapse.watch.torch_tags import Tag, Term, join_pasts
-from rank_collapse.watch.torch_tokens import Tokens, find_allowed_tokens, read_tokens
+from rank_collapse.watch.torch_tokens import Tokens, find_allowed_tokens, join_tokens, read_tokens
 
 Select = Callable[[str, nn.Module], bool]
 _TOKEN_MASK = re.compile(
@@ -167,6 +167,7 @@ class Runs:
         refusal: str,
         value: Tag,
         result: Tensor,
+        parts: Sequence[Term] = (),
     ) -> None:
         """Measures a product, as one of the innermost module with parameters that made its queries.
 
@@ -178,6 +179,8 @@ class Runs:
             refusal: Why they are no weights of attention; "" if they are.
             value: Tag of the values.
             result: What the product gave.
+            parts: All products of the same map's queries that weights are made of, such as one for
+                each example; () for `term` alone.
 
         Raises:
             LeftOut: Its weights cannot be measured, or nothing of it.
@@ -185,6 +188,8 @@ class Runs:
         owner = _find_owner(frames, term)
         try:
             tokens = read_tokens(term)
+            if len(parts) > 1 and len(weights.p) != len(tokens.order):
+                tokens = join_tokens(tokens, parts, weights.allowed)
         except LeftOut as error:
             if refusal:
                 raise
@@ -209,10 +214,18 @@ class Runs:
             )
             return
         if run.turn == 0:
-            tags = term.query, term.key, value
-            run.shares.append(choose_shares(tags, sources, owner.number))
+            for part in parts or [term]:
+                shared = find_shared_sources(part.query.list_maps(), part.query, part.key)
+                if (shared is None) == is_cross:  # keys of positions are others
+                    tags = part.query, part.key, value
+                    run.shares.append(choose_shares(tags, sources, owner.number))
         if tokens is None:
             raise LeftOut(refusal)
+        n, m = (term.sizes[c] for c in term.letters[2][-2:])
+        shape = weights.allowed.shape[-2:]
+        if shape[0] != n or (shape[1] != m and tokens.has_own_keys()):
+            refusal = refusal or f"weights of {shape[0]} × {shape[1]} for {n} queries and {m} keys"
+            weights = products.allow_all(n, m, weights.p.device)
         if len(weights.p) == len(tokens.order):
             weights = products.sort_examples(weights, tokens.order, len(tokens.index))
         else:
@@ -258,10 +271,9 @@ class Runs:
             run.tokens, run.scalars = None, {}
             self._notes.leave_out(run.name, "tokens", "its products are of different tokens")
         elif is_first and self._kind == "read" and not run.is_cross:
-            x = first.tokens.matrix[first.tokens.index]
-            scalars = self._notes.attempt(
-                run.name, "tokens", measure_tokens, x, first.documents, "read"
-            )
+            x, index = first.tokens.matrix[first.tokens.index], first.tokens.index
+            documents = first.documents.masked_fill(products.find_repeated(index), -1)
+            scalars = self._notes.attempt(run.name, "tokens", measure_tokens, x, documents, "read")
             run.scalars = scalars or {}
         for piece in pieces:
             if piece.num_keys < 2:

@@ -39,8 +39,12 @@ class Tokens(NamedTuple):
 
 
 def choose_term(terms: Sequence[Term]) -> Term:
-    """Chooses the first product with keys of the same tokens, or the first."""
-    for term in terms:
+    """Chooses the first product with keys of the same tokens, or the first.
+
+    Those with the latest queries come first: scores may have those of an earlier layer in them.
+    """
+    latest = sorted(terms, key=lambda term: -max((m.start for m in term.query.maps), default=-1))
+    for term in latest:
         if find_shared_sources(term.query.list_maps(), term.query, term.key) is not None:
             return term
     return terms[0]
@@ -86,6 +90,28 @@ def read_tokens(term: Term) -> Tokens:
     keys = None if keys is None or shared is None else keys[order][::heads]
     matrix = torch.cat([source.matrix for source in sources])
     return Tokens(matrix, index, keys, order, shared is None, tuple(sources))
+
+
+def join_tokens(tokens: Tokens, parts: Sequence[Term], allowed: Tensor) -> Tokens:
+    """Joins the tokens of several products whose weights are put together, each example once.
+
+    Args:
+        tokens: Of one of them.
+        parts: All.
+        allowed: Bool [g or 1, n, m], which key a query may attend to.
+
+    Raises:
+        LeftOut: They are of different tensors, or which example has which keys is not known.
+    """
+    joined = [read_tokens(part) for part in parts]
+    index = torch.cat([part.index for part in joined]).unique(dim=0)
+    if torch.equal(index, tokens.index.unique(dim=0)):
+        return tokens
+    is_alike = all(part.sources == tokens.sources and part.has_own_keys() for part in joined)
+    if not is_alike or not (allowed == allowed[:1]).all():
+        raise LeftOut("its products are of different tokens")
+    order = torch.arange(len(index), device=index.device)
+    return tokens._replace(index=index, keys=index, order=order)
 
 
 def _read_keys(term):

@@ -49,6 +49,29 @@ def project_temperature(self, x):
     return self.q(x) * F.softplus(self.gate(x)), self.k(x), self.v(x) / self.gate(x).exp(), 1.0
 
 
+def project_addcmul(self, x):
+    q = torch.addcmul(torch.zeros(()), self.q(x), self.gate(x).sigmoid())
+    return (
+        q,
+        self.k(x),
+        torch.lerp(torch.zeros(()), self.v(x), torch.special.expit(self.gate(x))),
+        1.0,
+    )
+
+
+def project_in_place(self, x):
+    q, v = self.q(x), self.v(x)
+    q *= self.gate(x).sigmoid_()
+    v *= 1 + self.gate(x).tanh_()
+    return q, self.k(x), v, 1.0
+
+
+def project_einsum(self, x):
+    gate = self.gate(x)[..., 0].sigmoid()
+    v = torch.einsum("bn,bnd->bnd", gate, self.v(x))
+    return torch.einsum("bnd,bn->bnd", self.q(x), gate), self.k(x), v, 1.0
+
+
 def project_low_rank(self, x):
     """One matrix for all parts, with a sum of low rank."""
     return *(self.fused(x) + self.up(self.down(x))).chunk(3, -1), 1.0
@@ -81,6 +104,21 @@ LAYOUTS = {
         SINGLE,
         {"query": {"q": SIDES[0]}, "key": {"k": SIDES[0]}, "value": {"v": SIDES[0]}},
     ),
+    "addcmul": (
+        project_addcmul,
+        SINGLE | {"gate": (D, D)},
+        {"query": {"q": SIDES[0]}, "key": {"k": SIDES[0]}, "value": {"v": SIDES[0]}},
+    ),
+    "in place": (
+        project_in_place,
+        SINGLE | {"gate": (D, D)},
+        {"query": {"q": SIDES[0]}, "key": {"k": SIDES[0]}, "value": {"v": SIDES[0]}},
+    ),
+    "einsum": (
+        project_einsum,
+        SINGLE,
+        {"query": {"q": SIDES[0]}, "key": {"k": SIDES[0]}, "value": {"v": SIDES[0]}},
+    ),
     "low rank": (
         project_low_rank,
         {"fused": (D, 3 * D), "down": (D, 4), "up": (4, 3 * D)},
@@ -103,6 +141,34 @@ def test_gradients_are_of_the_part_alone(project, maps, parts):
             for kind in ("weight", "bias")
         ]
         expected = pytest.approx([sum(squares) ** 0.5], rel=1e-4)
+        assert row[f"{part}_gradient"] == expected, watched
+
+
+def multiply_by_features(q, k):
+    return q[..., :3] @ k[..., :3].mT + q[..., 3:] @ k[..., 3:].mT
+
+
+def multiply_by_heads(q, k):
+    return torch.stack([q[:, i] @ k[:, i].mT for i in range(H)], dim=1)
+
+
+@pytest.mark.parametrize("multiply", [multiply_by_features, multiply_by_heads])
+def test_gradients_are_of_all_products_that_weights_are_made_of(multiply):
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.q, self.k, self.v = (nn.Linear(D, D) for _ in range(3))
+
+        def forward(self, x):
+            q, k, v = (heads(part(x)) for part in (self.q, self.k, self.v))
+            return join(multiply(q, k).softmax(-1) @ v).square().mean()
+
+    torch.manual_seed(0)
+    model = Model()
+    row, watched = watch_step(model, X)
+    for part, linear in (("query", model.q), ("key", model.k), ("value", model.v)):
+        gradient = torch.cat([linear.weight.grad.flatten(), linear.bias.grad])
+        expected = pytest.approx([gradient.norm().item()], rel=1e-4)
         assert row[f"{part}_gradient"] == expected, watched
 
 

@@ -115,6 +115,28 @@ def test_mixtures_of_a_token_are_no_attention(body):
     assert [line.split(":")[0] for line in lines] == [f"  {i} attentions.{i}" for i in range(3)]
 
 
+def pool_vector(self, x, mask):
+    """A mean by a softmax over tokens, which meets features again: no linear attention."""
+    for attention in self.attentions:
+        x = x + attention(norm(x))
+    w = self.score(x[0])[:, 0].softmax(0)
+    return torch.einsum("bnd,d->bn", x, torch.einsum("n,nd->d", w, x[0]))
+
+
+def pool_and_compare(self, x, mask):
+    for attention in self.attentions:
+        x = x + attention(norm(x))
+    pooled = (self.score(x).softmax(1).mT @ x)[:, 0]
+    return F.normalize(pooled, dim=-1) @ F.normalize(self.other(x[:, 0]), dim=-1).T
+
+
+@pytest.mark.parametrize("body", [pool_vector, pool_and_compare])
+def test_a_mean_by_a_softmax_is_no_layer(body):
+    torch.manual_seed(0)
+    score, other = nn.Linear(D, 1), nn.Linear(D, D)
+    check_layers(Stack(body, Attention(), Attention(), score=score, other=other))
+
+
 def test_a_soft_memory_of_parameters_is_no_attention():
     def body(self, x, mask):
         for attention in self.attentions:
@@ -193,6 +215,25 @@ def attend_by_differences(q, k, v, mask):
     return (p[:, :, 0] - 0.5 * p[:, :, 1]) @ v
 
 
+def attend_efficiently(q, k, v, mask):
+    """Linear attention with a softmax of keys over tokens, and one of queries over features."""
+    return torch.einsum("bhnd,bhde->bhne", q.softmax(-1), k.softmax(-2).mT @ v)
+
+
+def attend_to_gathered_values(q, k, v, mask):
+    """Each query multiplies its three weights by copies of the values of its three keys."""
+    weights, places = (q @ k.mT).topk(3, -1)
+    chosen = v[:, :, None].expand(-1, -1, N, -1, -1)
+    chosen = chosen.gather(3, places[..., None].expand(-1, -1, -1, -1, D // H))
+    return (weights.softmax(-1)[..., None, :] @ chosen)[..., 0, :]
+
+
+def attend_by_examples_and_heads(q, k, v, mask):
+    """Products of single examples and heads, put together before they meet the values."""
+    p = [(a @ b.T).softmax(-1) for a, b in zip(q.flatten(0, 1), k.flatten(0, 1), strict=True)]
+    return torch.stack(p).unflatten(0, (B, H)) @ v
+
+
 NO_WEIGHTS = {
     "sigmoid": lambda q, k, v, mask: (q @ k.mT / 3 - 2).sigmoid() @ v,
     "squared relu": lambda q, k, v, mask: (q @ k.mT / 3).relu().square() / N @ v,
@@ -200,6 +241,9 @@ NO_WEIGHTS = {
     "cosines": lambda q, k, v, mask: F.normalize(q, dim=-1) @ F.normalize(k, dim=-1).mT / N @ v,
     "differences": attend_by_differences,
     "linear": attend_linearly,
+    "efficient": attend_efficiently,
+    "gathered values": attend_to_gathered_values,
+    "stacked products": attend_by_examples_and_heads,
 }
 
 
@@ -312,6 +356,60 @@ class Turned(Attention):
         return self.o(join(p.mT @ v))
 
 
+class Ordered(Attention):
+    """Scores and weights are [m, b, h, n], by equations whose first factor are keys or values."""
+
+    def forward(self, x, mask=None):
+        q, k, v = (heads(part(x)) for part in (self.q, self.k, self.v))
+        p = (torch.einsum("bhmd,bhnd->mbhn", k, q) / 3).softmax(0)
+        self.kept = x.detach(), p.detach().permute(1, 2, 3, 0)
+        return self.o(join(torch.einsum("bhmd,mbhn->bhnd", v, p)))
+
+
+class Shared(Attention):
+    """Heads share keys and values, and stand behind the queries in scores."""
+
+    def __init__(self):
+        super().__init__()
+        self.k, self.v = nn.Linear(D, D // H), nn.Linear(D, D // H)
+
+    def forward(self, x, mask=None):
+        q, k, v = heads(self.q(x)), self.k(x), self.v(x)
+        p = (torch.einsum("bhnd,bmd->bnhm", q, k) / 3).softmax(-1)
+        self.kept = x.detach(), p.detach().transpose(1, 2)
+        return self.o(join(torch.einsum("bnhm,bmd->bhnd", p, v)))
+
+
+class Grouped(Shared):
+    """The same with a group of heads, keys as first factors, and heads behind both."""
+
+    def forward(self, x, mask=None):
+        q, k, v = heads(self.q(x))[:, None], self.k(x)[:, None], self.v(x)[:, None]
+        p = (torch.einsum("bgmd,bghnd->bmhng", k, q) / 3).softmax(1)
+        self.kept = x.detach(), p.detach()[..., 0].permute(0, 2, 3, 1)
+        return self.o(join(torch.einsum("bmhng,bgmd->bghnd", p, v)[:, 0]))
+
+
+class Broadcast(Shared):
+    """The same by products of matrices, in which keys of one head meet all queries."""
+
+    def forward(self, x, mask=None):
+        q, k, v = self.q(x).unflatten(-1, (H, -1)), self.k(x)[:, None], self.v(x)[:, None]
+        p = (q @ k.mT / 3).softmax(-1)
+        self.kept = x.detach(), p.detach().transpose(1, 2)
+        return self.o((p @ v).flatten(-2))
+
+
+class Flat(Shared):
+    """Heads are further queries, as in GPT-BigCode."""
+
+    def forward(self, x, mask=None):
+        q = self.q(x).unflatten(-1, (H, -1)).flatten(1, 2)
+        p = (q @ self.k(x).mT / 3).softmax(-1)
+        self.kept = x.detach(), p.detach().unflatten(1, (N, H)).transpose(1, 2)
+        return self.o((p @ self.v(x)).unflatten(1, (N, H)).flatten(-2))
+
+
 class Convolved(Attention):
     """Queries go through a short convolution, after which their tokens are not known."""
 
@@ -354,10 +452,47 @@ def add_with_mlp(self, x, mask):
     return x
 
 
-@pytest.mark.parametrize("kind", [Written, Turned, Convolved, Unmapped, Normed])
+@pytest.mark.parametrize(
+    "kind",
+    [Written, Turned, Ordered, Shared, Grouped, Broadcast, Flat, Convolved, Unmapped, Normed],
+)
 @pytest.mark.parametrize("body", [add_in_turn, add_with_mlp])
 def test_tokens_of_unusual_queries_and_keys(kind, body):
     if kind is Unmapped and body is add_with_mlp:
         pytest.skip("queries then have another map, that of the layer before")
     torch.manual_seed(0)
     check_layers(Stack(body, kind(), kind(), mlp=nn.Linear(D, D)))
+
+
+class Residual(Attention):
+    """Scores of the earlier layer are added to its own, as in RealFormer."""
+
+    def forward(self, x, earlier):
+        q, k, v = (heads(part(x)) for part in (self.q, self.k, self.v))
+        scores = earlier + q @ k.mT / 3
+        p = scores.softmax(-1)
+        self.kept = x.detach(), p.detach()
+        return self.o(join(p @ v)), scores
+
+
+def add_scores(self, x, mask):
+    scores = 0.0
+    for attention in self.attentions:
+        y, scores = attention(norm(x), scores)
+        x = x + y
+    return x
+
+
+def add_scores_inline(self, x, mask):
+    """The same without a module that ends in between."""
+    scores = 0.0
+    for attention in self.attentions:
+        y, scores = type(attention).forward(attention, norm(x), scores)
+        x = x + y
+    return x
+
+
+@pytest.mark.parametrize("body", [add_scores, add_scores_inline])
+def test_scores_of_an_earlier_layer_have_no_say_in_tokens(body):
+    torch.manual_seed(0)
+    check_layers(Stack(body, *(Residual() for _ in range(3))))
