@@ -98,6 +98,19 @@ def test_layers_and_branches_by_name(tmp_path):
     assert recording.num_layers == 2 and recording.branches == ("attention_branch",)
 
 
+def test_lists_within_a_layer_are_no_layers(tmp_path):
+    """The parts of an MLP and experts may be longer lists than that of the layers."""
+    model = Model(depth=2)
+    for block in model.blocks:
+        block.experts = torch.nn.ModuleList(torch.nn.Linear(8, 8) for _ in range(5))
+    for stack in (model, torch.nn.Sequential(model.embed, torch.nn.Sequential(*model.blocks))):
+        with torch.no_grad(), record(stack, tmp_path / "a.npz"):
+            stack(IDS)
+        recording = open_recording(tmp_path / "a.npz")
+        assert recording.num_layers == 2
+        assert recording.branches == ("attention_branch", "mlp_branch")
+
+
 @pytest.mark.parametrize(
     ("of_attention", "of_mlp"),
     [

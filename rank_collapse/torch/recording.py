@@ -338,8 +338,8 @@ class _Tape:
                 refuse_if(
                     state.shape != shape,
                     f"the stream has shape {list(shape)} before layer {layers[0].name} and "
-                    f"{list(state.shape)} {text} layer {layer.name}; layers= takes the layers of one "
-                    "stream, or a pattern of their names",
+                    f"{list(state.shape)} {text} layer {layer.name}; layers= takes the layers of "
+                    "one stream, or a pattern of their names",
                 )
 
 
