@@ -239,10 +239,12 @@ def test_a_branch_of_few_tokens_is_judged(compare):
 
 
 def test_a_zero_by_rounding_is_no_dropout(compare):
+    """Rounding makes small numbers zero, which explain little of the difference."""
     first = np.random.default_rng(0).normal(size=(2, 6, 24)).astype("float32")
     second = first.copy()
-    second[1] = first[0] + 1.08 * (first[1] - first[0])
-    second[1, 0, :3] = second[0, 0, :3]
+    added = 1.08 * (first[1] - first[0])
+    small = np.abs(added) < np.quantile(np.abs(added), 0.02)
+    second[1] = np.where(small, first[0], first[0] + added)
     assert "dropout" not in compare({"residual": first}, {"residual": second}).kind
 
 
