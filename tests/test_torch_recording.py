@@ -98,6 +98,48 @@ def test_layers_and_branches_by_name(tmp_path):
     assert recording.num_layers == 2 and recording.branches == ("attention_branch",)
 
 
+def test_lists_within_a_layer_are_no_layers(tmp_path):
+    """The parts of an MLP and experts may be longer lists than that of the layers."""
+    model = Model(depth=2)
+    for block in model.blocks:
+        block.experts = torch.nn.ModuleList(torch.nn.Linear(8, 8) for _ in range(5))
+    for stack in (model, torch.nn.Sequential(model.embed, torch.nn.Sequential(*model.blocks))):
+        with torch.no_grad(), record(stack, tmp_path / "a.npz"):
+            stack(IDS)
+        recording = open_recording(tmp_path / "a.npz")
+        assert recording.num_layers == 2
+        assert recording.branches == ("attention_branch", "mlp_branch")
+
+
+@pytest.mark.parametrize(
+    ("of_attention", "of_mlp"),
+    [
+        ("post_attention_layernorm", "post_feedforward_layernorm"),
+        ("post_self_attn_layernorm", "post_mlp_layernorm"),
+    ],
+)
+def test_a_branch_that_is_normed_is_what_is_added(tmp_path, of_attention, of_mlp):
+    """In the layers of Gemma 2 and 3, OLMo 2 and GLM-4."""
+
+    class NormedBlock(Block):
+        def __init__(self, d):
+            super().__init__(d)
+            self.add_module(of_attention, torch.nn.RMSNorm(d))
+            self.add_module(of_mlp, torch.nn.RMSNorm(d))
+
+        def forward(self, x):
+            x = x + getattr(self, of_attention)(self.attn(x, x, x)[0])
+            return x + getattr(self, of_mlp)(self.mlp(x))
+
+    model = Model()
+    model.blocks = torch.nn.ModuleList(NormedBlock(8) for _ in range(2))
+    with torch.no_grad(), record(model, tmp_path / "a.npz"):
+        model(IDS)
+    for layer in open_recording(tmp_path / "a.npz").read_layers():
+        added = sum(layer.branches.values())
+        np.testing.assert_allclose(layer.before + added, layer.after, atol=1e-6)
+
+
 def record_nothing(model, path, **options):
     with record(model, path, **options):
         pass
@@ -117,6 +159,10 @@ def test_what_cannot_be_recorded_is_one_line(tmp_path):
             model(torch.ones(1, 2, 4))
 
     is_refused("the stream has shape", record_widths)
+    compiled = Model()
+    compiled.blocks[1].compile(backend="eager")
+    for model in (torch.compile(Model(), backend="eager"), compiled):
+        is_refused("is compiled, and its graphs call no hooks", record_nothing, model, path)
     assert not path.exists()
 
 

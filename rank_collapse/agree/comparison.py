@@ -11,6 +11,7 @@ from rank_collapse.agree.differences import (
     MEDIAN,
     Difference,
     Rounding,
+    bound_sizes,
     compare_layer,
     compare_sums,
     find_rounding,
@@ -107,6 +108,10 @@ def compare_recordings(first: Recording, second: Recording) -> Agreement:
     rows = _tabulate(first, second, alignment, rounding)
     faults = find_faults(rows, rounding)
     remarks = list(alignment.remarks)
+    for recording in (first, second):
+        if recording.ignored:
+            names = ", ".join(map(str, recording.ignored[:8]))
+            remarks.append(f"{recording.path.name} has other arrays, which are not read: {names}")
     if (faults or embedding_kind) and rounding.products < min(_PRODUCTS.values()):
         coarser = _find_products(first, second, alignment, rounding, rows)
         if coarser is not None:
@@ -174,8 +179,8 @@ def _compare_embeddings(first, second, alignment, rounding):
     """Return the median relative error before the first layer, and its kind if it is a fault."""
     a, b = next(_pair_layers(first, second, alignment))
     x, y, mask = a.before, b.before, alignment.mask
-    norm = np.linalg.norm(x, axis=-1)[mask]
-    error = np.linalg.norm(y - x, axis=-1)[mask] / np.maximum(norm, 0.1 * np.median(norm) + 1e-300)
+    size = bound_sizes(*(np.linalg.norm(z, axis=-1) for z in (x, y)), mask)
+    error = (np.linalg.norm(y - x, axis=-1) / size)[mask]
     most = 4 * max(rounding.products, rounding.stream)
     kind = name_embedding(x, y) if np.quantile(error, 0.95) > most else None
     return float(np.median(error)), kind

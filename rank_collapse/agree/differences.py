@@ -108,22 +108,21 @@ def compare_layer(
         a, b = first.branches["attention_branch"], second.branches["attention_branch"]
         yield _compare(first.index, "attention", (x, y), (a, b), mask, rounding, mixes=True)
         x, y = x + a, y + b
-    if "mlp_branch" in names:
-        # Without the attention's branch its input is known before the attention alone.
-        a, b = first.branches["mlp_branch"], second.branches["mlp_branch"]
-        yield _compare(
-            first.index,
-            "mlp",
-            (x, y),
-            (a, b),
-            mask,
-            rounding,
-            mixes="attention_branch" not in names,
-        )
-    if not names:
-        a, b = first.after - x, second.after - y
+    if len(names) < 2:
+        # What the layer adds beside the branch that was recorded.
         ends = np.linalg.norm(x, axis=-1) + np.linalg.norm(first.after, axis=-1)
-        yield _compare(first.index, "layer", (x, y), (a, b), mask, rounding, mixes=True, ends=ends)
+        start, mixes = (x, y), "attention_branch" not in names
+        if "mlp_branch" in names:
+            # Their sum is the state before the MLP, unless a norm comes after it.
+            x = first.after - first.branches["mlp_branch"]
+            y = second.after - second.branches["mlp_branch"]
+            a, b = x - first.before, y - second.before
+        else:
+            a, b = first.after - x, second.after - y
+        yield _compare(first.index, "layer", start, (a, b), mask, rounding, mixes=mixes, ends=ends)
+    if "mlp_branch" in names:
+        a, b = first.branches["mlp_branch"], second.branches["mlp_branch"]
+        yield _compare(first.index, "mlp", (x, y), (a, b), mask, rounding, mixes=False)
 
 
 def compare_sums(
@@ -171,11 +170,15 @@ def _compare(layer, part, inputs, branches, mask, rounding, *, mixes, ends=None)
     input_norm, branch_norm = (np.linalg.norm(z, axis=-1) for z in (x, a))
     spikes = np.zeros_like(mask)
     for norm in (input_norm, branch_norm):
-        spikes |= norm > SPIKE * np.median(norm[mask])
+        positive = mask & (norm > 0)
+        if positive.any():
+            spikes |= norm > SPIKE * np.median(norm[positive])
     spikes &= mask
     usual = mask & ~spikes if (mask & ~spikes).any() else mask
-    error_in = _divide(np.linalg.norm(y - x, axis=-1), input_norm, usual)
-    added = _divide(np.linalg.norm(b - a, axis=-1), branch_norm, usual)
+    input_size = bound_sizes(input_norm, np.linalg.norm(y, axis=-1), usual)
+    branch_size = bound_sizes(branch_norm, np.linalg.norm(b, axis=-1), usual, input_size)
+    error_in = np.linalg.norm(y - x, axis=-1) / input_size
+    added = np.linalg.norm(b - a, axis=-1) / branch_size
     comes_in = error_in
     if mixes:
         comes_in = np.maximum(error_in, np.sqrt(np.mean(error_in[usual] ** 2)))
@@ -184,7 +187,7 @@ def _compare(layer, part, inputs, branches, mask, rounding, *, mixes, ends=None)
         floor *= 1 + np.sqrt(x.shape[-1]) / 4
     squares = (_GAIN * comes_in) ** 2 + floor**2
     if ends is not None:
-        squares = squares + _divide(_STREAM * rounding.stream * ends, branch_norm, usual) ** 2
+        squares = squares + (_STREAM * rounding.stream * ends / branch_size) ** 2
     scale, coherence = _fit_scale(a[usual], b[usual])
     absent = np.where(mask, 0, np.nan)
     return Difference(
@@ -201,20 +204,32 @@ def _compare(layer, part, inputs, branches, mask, rounding, *, mixes, ends=None)
     )
 
 
-def _divide(error, norm, usual):
-    """Divide by norms, of which those far below the median count as a tenth of it."""
-    least = _LEAST * np.median(norm[usual])
-    return error / np.maximum(norm, least if least > 0 else np.finfo(float).tiny)
+def bound_sizes(
+    norm: Float[np.ndarray, "b n"],
+    other: Float[np.ndarray, "b n"],
+    usual: Bool[np.ndarray, "b n"],
+    size: Float[np.ndarray, "b n"] | float = 1.0,
+) -> Float[np.ndarray, "b n"]:
+    """Bound the norms by which errors are divided from below, by a tenth of their median.
+
+    Args:
+        norm: Of the first run.
+        other: Of the second run: its median counts where most norms of the first are 0.
+        usual: Tokens that count.
+        size: What counts where most norms of both are 0.
+    """
+    bounds = _LEAST * np.median(norm[usual]), np.median(other[usual]), np.median(size)
+    return np.maximum(norm, next((bound for bound in bounds if bound > 0), 1.0))
 
 
 def _fit_scale(a, b):
     """Return c of δ ≈ c a, each token weighed by 1/‖a‖², and the share of ‖δ‖ it explains."""
     norm = np.linalg.norm(a, axis=-1, keepdims=True)
-    norm = np.maximum(norm, max(_LEAST * np.median(norm), np.finfo(float).tiny))
+    if not norm.any() or np.array_equal(a, b):
+        return 0.0, 0.0
+    norm = np.maximum(norm, _LEAST * np.median(norm[norm > 0]))
     a, change = a / norm, (b - a) / norm
     size, total = np.sum(a * a), np.sum(change * change)
-    if size == 0 or total == 0:
-        return 0.0, 0.0
     scale = float(np.sum(a * change) / size)
     return scale, float(abs(scale) * np.sqrt(size / total))
 

@@ -18,7 +18,7 @@ import io
 import math
 import os
 import zipfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -75,11 +75,13 @@ class Recording:
         path: Of the file.
         arrays: {name: stored array} of `NAMES`.
         metadata: Text by name, such as the "dtype" that the model computed in.
+        ignored: Names of other arrays of the file.
     """
 
     path: Path
     arrays: dict[str, StoredArray]
     metadata: dict[str, str]
+    ignored: tuple[str, ...] = ()
 
     @property
     def num_layers(self) -> int:
@@ -177,9 +179,10 @@ def open_recording(path: str | os.PathLike) -> Recording:
         (path.suffix not in SUFFIXES, f"{path} is neither .npz nor .safetensors"),
     )
     with _name_damage(path):
-        arrays, metadata = (_open_npz if path.suffix == ".npz" else _open_safetensors)(path)
-    _check_arrays(path, arrays)
-    return Recording(path, arrays, metadata)
+        opened = (_open_npz if path.suffix == ".npz" else _open_safetensors)(path)
+    arrays, metadata, ignored = opened
+    _check_arrays(path, arrays, ignored)
+    return Recording(path, arrays, metadata, tuple(ignored))
 
 
 def write_recording(
@@ -257,9 +260,9 @@ def write_tensors(path: str | os.PathLike, tensors: Mapping[str, Any], metadata:
     write_recording(path, arrays, metadata)
 
 
-def _check_arrays(path: Path, arrays: dict[str, StoredArray]) -> None:
+def _check_arrays(path: Path, arrays: dict[str, StoredArray], ignored: Sequence[str] = ()) -> None:
     """Raises a ValueError for arrays that are no recording."""
-    unknown = sorted(arrays.keys() - set(NAMES))
+    unknown = sorted((arrays.keys() - set(NAMES)).union(ignored))
     refuse_if("residual" not in arrays, f"{path} has no array residual, but {unknown or 'none'}")
     shape = arrays["residual"].shape
     refuse(
@@ -302,7 +305,7 @@ def _name_damage(path):
 
 
 def _open_safetensors(path):
-    """Return ({name: stored array}, metadata) of a safetensors file."""
+    """Return ({name: stored array}, metadata, other names) of a safetensors file."""
     import safetensors
 
     file = safetensors.safe_open(path, framework="numpy")
@@ -312,7 +315,7 @@ def _open_safetensors(path):
         shape = tuple(rows.get_shape())
         dtype = rows[:0].dtype if shape else np.dtype(float)
         arrays[name] = StoredArray(shape, dtype, partial(_slice_rows, rows, shape))
-    return arrays, file.metadata() or {}
+    return arrays, file.metadata() or {}, sorted(set(file.keys()).difference(NAMES))
 
 
 def _slice_rows(rows, shape):
@@ -321,21 +324,27 @@ def _slice_rows(rows, shape):
 
 
 def _open_npz(path):
-    """Return ({name: stored array}, metadata) of an .npz file."""
-    arrays = {}
+    """Return ({name: stored array}, metadata, other names) of an .npz file."""
+    arrays, ignored = {}, []
     with zipfile.ZipFile(path) as archive:
         for member in archive.namelist():
             name = member.removesuffix(".npy")
             if name not in NAMES:
+                ignored.append(name)
                 continue
             with archive.open(member) as stream:
                 shape, is_fortran, dtype = _read_header(stream)
-            refuse_if(
-                is_fortran, f"{path}: {name} is in Fortran's order; np.ascontiguousarray helps"
-            )
             refuse_if(dtype.hasobject, f"{path}: {name} is not of numbers")
-            arrays[name] = StoredArray(shape, dtype, partial(_stream_rows, path, member))
-    return arrays, {}
+            read = _load_rows if is_fortran else _stream_rows
+            arrays[name] = StoredArray(shape, dtype, partial(read, path, member))
+    return arrays, {}, ignored
+
+
+def _load_rows(path, member):
+    """Yield the parts of an array in Fortran's order, which is read whole."""
+    with zipfile.ZipFile(path) as archive, archive.open(member) as stream:
+        array = np.lib.format.read_array(stream, allow_pickle=False)
+    yield from array.view(ml_dtypes.bfloat16) if array.dtype == np.dtype("V2") else array
 
 
 def _stream_rows(path, member):

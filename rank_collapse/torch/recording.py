@@ -25,9 +25,14 @@ ATTENTION = (
     r"attention\.output\.dense", r"attention\.out_lin", r"self_attn", r"self_attention", r"attn",
     r"attention", r"mha", r"temporal_block", r"layer\.0\.SelfAttention",
 )  # fmt: skip
+# Layers that normalise a branch before they add it (Gemma 2 and 3, OLMo 2, GLM-4) have both.
+NORMED = (
+    {"attention_branch": r"post_attention_layernorm", "mlp_branch": r"post_feedforward_layernorm"},
+    {"attention_branch": r"post_self_attn_layernorm", "mlp_branch": r"post_mlp_layernorm"},
+)
 MLP = (
     r"output\.dense", r"ffn\.lin2", r"mlp", r"feed_forward", r"ffn", r"ff", r"moe", r"linear2",
-    r"fc2", r"ffn_output", r"block_sparse_moe", r"layer\.1\.DenseReluDense",
+    r"fc2", r"ffn_output", r"block_sparse_moe", r"layer\.[12]\.DenseReluDense",
 )  # fmt: skip
 
 
@@ -50,13 +55,15 @@ def record(
             it, alone or first.
         path: An .npz or .safetensors file.
         layers: The layers in their order, or a pattern of their names; by default the elements of
-            the longest list of modules.
+            the longest list of modules that is in no other list. Of an encoder and a decoder only
+            one is recorded.
         attention, mlp: Patterns of the names, within a layer, of the modules whose output is the
             branch. Where none matches, the branch is not recorded.
 
     Raises:
-        ValueError: No layers, or what they take and return is no stream.
+        ValueError: No layers, what they take and return is no stream, or the model is compiled.
     """
+    _refuse_compiled(model)
     blocks = find_layers(model, layers)
     tape = _Tape(names={module: name for name, module in model.named_modules()})
     handles = [
@@ -65,8 +72,7 @@ def record(
     ]
     for block in dict.fromkeys(blocks):
         handles.append(block.register_forward_pre_hook(tape.begin_layer, with_kwargs=True))
-        for name, patterns in (("attention_branch", attention), ("mlp_branch", mlp)):
-            part = find_part(block, [patterns] if isinstance(patterns, str) else patterns)
+        for name, part in find_branches(block, attention, mlp).items():
             if part is not None:
                 handles.append(part.register_forward_hook(partial(tape.keep_branch, name)))
         handles.append(block.register_forward_hook(tape.end_layer))
@@ -84,6 +90,17 @@ def record(
     write_tensors(path, arrays, metadata)
 
 
+def _refuse_compiled(model):
+    """Raise a ValueError for a model that torch.compile changed: its graphs call no hooks."""
+    for name, module in model.named_modules():
+        is_compiled = getattr(module, "_compiled_call_impl", None) is not None
+        refuse_if(
+            is_compiled or "_orig_mod" in module._modules,
+            f"{name or type(module).__name__} is compiled, and its graphs call no hooks: record "
+            "the model that torch.compile was given (model._orig_mod), before it is compiled",
+        )
+
+
 def find_layers(
     model: nn.Module, layers: str | Sequence[nn.Module] | None = None
 ) -> list[nn.Module]:
@@ -97,12 +114,7 @@ def find_layers(
         ValueError: There are none.
     """
     if layers is None:
-        lists = [
-            list(module)
-            for module in model.modules()
-            if isinstance(module, (nn.ModuleList, nn.Sequential)) and len(module) > 0
-        ]
-        blocks = max(lists, key=lambda m: (len(m), _count_parameters(m)), default=[])
+        blocks = max(_list_stacks(model), key=lambda m: (len(m), _count_parameters(m)), default=[])
         refuse_if(
             not blocks,
             f"{type(model).__name__} has no list of modules: layers= takes its layers, or a "
@@ -120,6 +132,32 @@ def find_layers(
     return list(layers)
 
 
+def _list_stacks(model):
+    """List the lists of modules that may be a model's layers, the outermost ones alone.
+
+    Experts, heads or the parts of an MLP are lists within a layer. A Sequential of modules of
+    several kinds is no stack of layers, unless there is no other list.
+    """
+    lists = {
+        name: list(module)
+        for name, module in model.named_modules()
+        if isinstance(module, (nn.ModuleList, nn.Sequential)) and len(module) > 0
+    }
+    stacks = {
+        name: modules
+        for name, modules in lists.items()
+        if isinstance(model.get_submodule(name), nn.ModuleList)
+        or (len(modules) > 1 and len({type(m) for m in modules}) == 1)
+    } or lists
+    return [
+        modules
+        for name, modules in stacks.items()
+        if not any(
+            outer != name and (not outer or name.startswith(f"{outer}.")) for outer in stacks
+        )
+    ]
+
+
 def find_part(block: nn.Module, patterns: Sequence[str]) -> nn.Module | None:
     """Find the module of a layer that makes a branch, by the first pattern that matches.
 
@@ -133,6 +171,27 @@ def find_part(block: nn.Module, patterns: Sequence[str]) -> nn.Module | None:
             if re.fullmatch(pattern, name):
                 return module
     return None
+
+
+def find_branches(
+    block: nn.Module, attention: str | Sequence[str] = ATTENTION, mlp: str | Sequence[str] = MLP
+) -> dict[str, nn.Module | None]:
+    """Find the modules of a layer whose outputs are its branches.
+
+    Args:
+        block: The layer.
+        attention, mlp: See `record`.
+    """
+    patterns = {"attention_branch": attention, "mlp_branch": mlp}
+    if attention is ATTENTION and mlp is MLP:
+        for names in NORMED:
+            parts = {name: find_part(block, [pattern]) for name, pattern in names.items()}
+            if all(part is not None for part in parts.values()):
+                return parts
+    return {
+        name: find_part(block, [wanted] if isinstance(wanted, str) else wanted)
+        for name, wanted in patterns.items()
+    }
 
 
 def _count_parameters(modules):
@@ -279,7 +338,8 @@ class _Tape:
                 refuse_if(
                     state.shape != shape,
                     f"the stream has shape {list(shape)} before layer {layers[0].name} and "
-                    f"{list(state.shape)} {text} layer {layer.name}",
+                    f"{list(state.shape)} {text} layer {layer.name}; layers= takes the layers of "
+                    "one stream, or a pattern of their names",
                 )
 
 

@@ -22,7 +22,7 @@ from rank_collapse.runs import seeds as run_seeds
 from rank_collapse.runs.progress import Progress
 from rank_collapse.struct import check_whole, refuse_if
 from rank_collapse.training.engine import processes, tracing
-from rank_collapse.training.engine.axes import make_axes
+from rank_collapse.training.engine.axes import make_axes, name_value
 from rank_collapse.training.engine.files import SweepFolder
 from rank_collapse.training.engine.functions import Functions, check_names
 from rank_collapse.training.engine.result import Swept
@@ -159,7 +159,9 @@ def _describe_sweep(functions, axes, base_key, every, finite):
     """Describes what determines the results, as JSON stores it."""
     config = {
         "hyper": {name: array.tolist() for name, array in axes.hyper.items()},
-        "static": {name: [str(value) for value in values] for name, values in axes.static.items()},
+        "static": {
+            name: [name_value(value) for value in values] for name, values in axes.static.items()
+        },
         "key": jax.random.key_data(base_key).tolist(),
         "finite": None if finite is None else sorted(finite),
         "init": [f.init.fingerprint for f in functions],

@@ -171,6 +171,83 @@ def test_the_same_numbers(compare):
     assert json.loads(json.dumps(answer.to_dict()))["first"] is None
 
 
+@pytest.mark.parametrize("name", ["attention_branch", "mlp_branch"])
+@pytest.mark.parametrize("post_norm", [False, True])
+def test_one_branch_alone_hides_no_fault_of_the_other(compare, name, post_norm):
+    model, _ = draw_model(3, causal=True, post_norm=post_norm)
+    alone = [
+        {key: run(model, *given)[key] for key in ("residual", name)}
+        for given in ((), ("bfloat16", None))
+    ]
+    assert compare(*alone).agree
+    for kind, part in (("attention scaled", "attention"), ("MLP scaled", "mlp")):
+        second = run(model, "bfloat16", None, Fault(kind, 1, 0.3))
+        answer = compare(alone[0], {key: second[key] for key in ("residual", name)})
+        parts = {part if name.startswith(part) else "layer"}
+        if post_norm and (name, part) == ("mlp_branch", "mlp"):
+            parts |= {"layer"}  # the norm after the sum shows it in what the branch does not show
+        assert answer.first["layer"] == 1 and answer.first["part"] in parts
+
+
+def test_what_only_some_arrays_have_is_said(compare, tmp_path):
+    arrays = run(draw_model(3)[0])
+    np.savez(tmp_path / "a.npz", residual=arrays["residual"], attention_out=arrays["mlp_branch"])
+    answer = compare_files(tmp_path / "a.npz", tmp_path / "a.npz")
+    assert "attention_out" in answer.remarks[0]
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_branches_and_states_of_zeros(compare, dtype):
+    """JSON has no infinity: an error of something that is zero has a size."""
+
+    def say(first, second):
+        answer = compare(first, second)
+        json.dumps(answer.to_dict(), allow_nan=False)
+        return answer
+
+    model, _ = draw_model(3, post_norm=False)
+    arrays, absent = run(model), run(model, dtype, None, Fault("MLP absent", 1, 1.0))
+    for pair in ((arrays, absent), (absent, arrays)):
+        answer = say(*pair)
+        assert answer.first == {"layer": 1, "part": "mlp"} and "absent" in answer.kind
+    zeros = {name: np.zeros_like(a) for name, a in arrays.items()}
+    assert say(zeros, zeros).agree
+    for pair in ((arrays, zeros), (zeros, arrays)):
+        answer = say(*pair)
+        assert answer.agree is False and answer.first is None
+    still = run(model, dtype)["residual"]
+    still = {"residual": np.concatenate([still[:2], still[1:]])}  # layer 1 adds nothing
+    assert say(still, still).agree
+    changed = {"residual": still["residual"].copy()}
+    changed["residual"][2:] += 0.5
+    assert say(still, changed).first == {"layer": 1, "part": "layer"}
+
+
+def test_a_branch_of_few_tokens_is_judged(compare):
+    """Most tokens pass a layer that skips them: those that do not are no spikes."""
+    arrays = run(draw_model(3, post_norm=False)[0])
+    chosen = np.arange(arrays["residual"].shape[1])[:, None] % 3 == 0
+    mlp, shift = arrays["mlp_branch"] * chosen, arrays["mlp_branch"] * ~chosen
+    arrays["residual"][1:] -= np.cumsum(shift, axis=0)
+    arrays["mlp_branch"] = mlp
+    faulty = {name: a.copy() for name, a in arrays.items()}
+    faulty["mlp_branch"][2] *= 1.2
+    faulty["residual"][3:] += 0.2 * mlp[2]
+    assert compare(arrays, arrays).agree
+    assert compare(arrays, faulty).first == {"layer": 2, "part": "mlp"}
+
+
+def test_a_zero_by_rounding_is_no_dropout(compare):
+    """Rounding makes small numbers zero, which explain little of the difference."""
+    first = np.random.default_rng(0).normal(size=(2, 6, 24)).astype("float32")
+    second = first.copy()
+    added = 1.08 * (first[1] - first[0])
+    small = np.abs(added) < np.quantile(np.abs(added), 0.02)
+    second[1] = np.where(small, first[0], first[0] + added)
+    assert "dropout" not in compare({"residual": first}, {"residual": second}).kind
+
+
 def test_an_error_that_rounding_made_large_cannot_be_judged(compare):
     """Between unrelated states nothing can be said."""
     first = {"residual": np.random.default_rng(0).normal(size=(5, 16, 8)).astype("float32")}

@@ -428,6 +428,30 @@ def test_a_function_is_the_same_in_another_process(tmp_path):
         assert process.returncode == 0, process.stderr
 
 
+CALLABLES = """
+import functools, sys, jax, jax.numpy as jnp
+from rank_collapse.training import sweep
+def cube(x):
+    return x**3
+leaky = functools.partial(jax.nn.leaky_relu, negative_slope=0.3)
+result = sweep(
+    lambda key, hyper, act, gate: jax.random.normal(key, (3,)),
+    lambda state, hyper, index, act, gate: (act(state), {"sum": gate(state).sum()}),
+    steps=2, seeds=2, static={"act": [cube, jnp.tanh, jax.nn.relu, leaky], "gate": jax.nn.silu},
+    folder=sys.argv[1], quiet=True,
+)
+assert result.metrics.act.values.tolist()[:3] == ["cube", "tanh", "relu"], result.metrics
+assert "0x" not in str(result.metrics) and result.metrics.attrs["gate"] == "silu"
+assert result.state(1, act=leaky).shape == result.state(0, act=cube).shape == (3,)
+"""
+
+
+def test_callables_as_static_values_resume_in_another_process(tmp_path):
+    for _ in range(2):
+        process = python("-c", CALLABLES, str(tmp_path / "run"))
+        assert process.returncode == 0, process.stderr
+
+
 TWO = """
 import sys, jax
 jax.config.update("jax_num_cpu_devices", 1)

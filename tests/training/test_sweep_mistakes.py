@@ -170,6 +170,12 @@ WRONG = {
     "'rate' is in hyper and in static": {"static": {"rate": [1]}},
     "static\\['depth'\\] is empty": {"static": {"depth": []}},
     "static\\['depth'\\] has 2 twice": {"static": {"depth": [2, 2]}},
+    "static\\['fn'\\] has '<lambda>' twice: each needs a name": {
+        "static": {"fn": [lambda x: x, lambda x: 2 * x]}
+    },
+    "static\\['fn'\\] has '<object object>' twice: each needs a name": {
+        "static": {"fn": [object(), object()]}
+    },
     "static has the name 'a b', which cannot": {"static": {"a b": 1}},
 }
 

@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import math
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,6 +14,7 @@ from rank_collapse.printed import quote_value
 from rank_collapse.struct import refuse, refuse_if
 
 RESERVED = ("seed", "step")  # axes of every result
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,7 +121,8 @@ def make_axes(hyper: Mapping[str, Any] | None, static: Mapping[str, Any] | None)
     }
     hyper_axes = {name: array.tolist() for name, array in arrays.items() if array.ndim}
     for name, values in hyper_axes.items():
-        leaf = np.float32(values) if arrays[name].dtype.kind == "f" else values
+        with np.errstate(over="ignore"):
+            leaf = np.float32(values) if arrays[name].dtype.kind == "f" else values
         _refuse_repeats(f"hyper[{name!r}]", list(values), leaf)
     return Axes(arrays, lists, hyper_axes, coordinates)
 
@@ -176,17 +179,25 @@ def _label_values(name, values):
     refuse_if(not values, f"{name} is empty: list a value at least")
     plain = all(isinstance(value, str | int | float) for value in values)
     same = len({isinstance(value, str) for value in values}) == 1
-    labels = list(values) if plain and same else [_label(value) for value in values]
-    _refuse_repeats(name, labels, labels)
+    labels = list(values) if plain and same else [name_value(value) for value in values]
+    advice = (
+        "" if labels == values else ": each needs a name (def, __name__) or a __repr__ of its own"
+    )
+    _refuse_repeats(name, labels, labels, advice)
     return labels
 
 
-def _label(value):
-    return getattr(value, "__name__", None) or str(value)
+def name_value(value: Any) -> str:
+    """Names a value of any kind: a function by its name, others as they print without addresses.
+
+    The name is the same in every process, as a folder that resumes needs it.
+    """
+    name = getattr(value, "__name__", None)
+    return name if isinstance(name, str) else _ADDRESS.sub("", str(value))
 
 
-def _refuse_repeats(name, shown, values):
+def _refuse_repeats(name, shown, values, advice=""):
     seen = set()
     for text, value in zip(shown, list(values), strict=True):
-        refuse_if(value in seen, f"{name} has {text!r} twice")
+        refuse_if(value in seen, f"{name} has {text!r} twice{advice}")
         seen.add(value)

@@ -11,7 +11,7 @@ import numpy as np
 
 from rank_collapse.extras import import_package
 from rank_collapse.struct import refuse_if
-from rank_collapse.training.engine.axes import Axes
+from rank_collapse.training.engine.axes import Axes, name_value
 from rank_collapse.training.engine.functions import Functions
 from rank_collapse.training.engine.groups import Runs, join_pieces, key_kind
 
@@ -61,7 +61,7 @@ class Swept:
         index = {}
         for name, value in (*values.items(), ("seed", seed)):
             labels = self.diverged_at.coords[name].values.tolist()
-            label = value if value in labels else _name_value(value)
+            label = value if value in labels else name_value(value)
             refuse_if(label not in labels, f"{name}={value!r} is not one of {labels}")
             index[name] = labels.index(label)
         num_static = len(names) - 1 - self._num_hyper()
@@ -78,10 +78,6 @@ class Swept:
 
     def _num_hyper(self):
         return self.diverged_at.attrs["swept floats"]
-
-
-def _name_value(value):
-    return getattr(value, "__name__", None) or str(value)
 
 
 class Points:
@@ -142,7 +138,9 @@ class Points:
             further = [f"{name}_{k}" for k in range(values.ndim - len(self._names) - 1)]
             variables[name] = [*self._names, "step", *further], values
         constants = {n: a.item() for n, a in axes.hyper.items() if not a.ndim}
-        constants |= {n: str(v[0]) for n, v in axes.static.items() if n not in axes.static_axes}
+        constants |= {
+            n: name_value(v[0]) for n, v in axes.static.items() if n not in axes.static_axes
+        }
         return self._xarray.Dataset(variables, {**self._coordinates, "step": steps}, constants)
 
     def _gather(self, values):
