@@ -75,7 +75,7 @@ def align_tokens(first: Recording, second: Recording) -> Alignment:
         np.take_along_axis(next(r.read_layers()).before, p[..., None], axis=1)
         for r, p in zip((first, second), positions, strict=True)
     ]
-    order = [_match_rows(*rows, n) for *rows, n in zip(*states, counts[0], strict=True)]
+    order = [_match_rows(*rows, int(n)) for *rows, n in zip(*states, counts[0], strict=True)]
     kind = ""
     if all(o is not None for o in order) and any((o != np.arange(len(o))).any() for o in order):
         kind = "the tokens stand in another order"

@@ -75,7 +75,8 @@ def test_a_planted_fault_is_found(compare, kind):
 @pytest.mark.parametrize("alone", [False, True], ids=["branches", "states"])
 def test_nine_of_ten_planted_faults_are_found(compare, kind, alone):
     seeds = range(40_000, 40_020)
-    hits = [find_fault(compare, kind, seed, "bfloat16", "float32", alone) for seed in seeds]
+    stream = None if alone else "float32"  # which would hide the dtype of the products
+    hits = [find_fault(compare, kind, seed, "bfloat16", stream, alone) for seed in seeds]
     least = {"attention scaled": 10, "MLP scaled": 10}.get(kind, 15) if alone else 18
     assert sum(hits) >= least
 

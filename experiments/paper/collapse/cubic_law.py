@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float
 
 import rank_collapse as rc
@@ -49,14 +50,16 @@ def measured_constant(profile: Any) -> LawConstant:
     """Computes Λ = log‖R_L‖/3^L and c_eff of a profile; valid where it falls by the cubic law.
 
     Args:
-        profile: log10‖res(X^l)‖ [..., L + 1], from `log_residual_profile`. The layers after the
-            last finite one are left out.
+        profile: log10‖res(X^l)‖ [..., L + 1], from `log_residual_profile`, of NumPy or JAX. The
+            layers after the last finite one are left out.
     """
-    profile = jnp.asarray(profile)
-    is_finite = jnp.cumprod(jnp.isfinite(profile), axis=-1) > 0
-    depth = jnp.sum(is_finite, axis=-1) - 1
-    last = jnp.take_along_axis(profile, jnp.maximum(depth, 0)[..., None], axis=-1)[..., 0]
-    value = jnp.where(depth < 0, jnp.nan, last / jnp.asarray(3.0, profile.dtype) ** depth)
+    xp = np if isinstance(profile, np.ndarray) else jnp  # JAX would compile for each number of rows
+    profile = xp.asarray(profile)
+    is_finite = xp.cumprod(xp.isfinite(profile), axis=-1) > 0
+    depth = xp.sum(is_finite, axis=-1) - 1
+    last = xp.take_along_axis(profile, xp.maximum(depth, 0)[..., None], axis=-1)[..., 0]
+    power = (xp.asarray(3.0, profile.dtype) ** depth).astype(profile.dtype)
+    value = xp.where(depth < 0, xp.nan, last / power).astype(profile.dtype)
     return LawConstant(value, 2 * (value - profile[..., 0]))
 
 
