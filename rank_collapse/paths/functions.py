@@ -240,7 +240,7 @@ def _trace(fn, x):
 def _describe_failure(error, x):
     """Say in one line how a function fails, and what to change."""
     name, shape = type(error).__name__, list(x.shape)
-    message = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+    message = " ".join(str(error).split())
     cure = "it has to be a function of one array, in JAX"
     if isinstance(
         error, jax.errors.ConcretizationTypeError | jax.errors.TracerArrayConversionError

@@ -58,5 +58,5 @@ def refuse_product(product: str) -> NoReturn:
 
 def refuse_failure(call: Call, error: Exception) -> NoReturn:
     """Refuse arguments that an operator does not take."""
-    message = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+    message = " ".join(str(error).split())
     raise ValueError(f"{describe(call)} fails on these inputs: {message[:200]}") from error
