@@ -16,6 +16,8 @@ NUMBER = re.compile(r"\d+\.?\d*(?:e-?\d+)?")
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_an_example_prints_what_the_page_says(name):
     code = EXAMPLES[name]
+    if "import torch" in code:
+        pytest.importorskip("torch")
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
         exec(compile(code, name, "exec"), {})
@@ -27,7 +29,7 @@ def test_an_example_prints_what_the_page_says(name):
 
 
 def test_the_examples_are_complete_and_short():
-    assert list(EXAMPLES) == ["A plain function", "Equinox", "Flax Linen", "Flax NNX"]
+    assert list(EXAMPLES) == ["A plain function", "Equinox", "Flax Linen", "Flax NNX", "PyTorch"]
     for code in EXAMPLES.values():
         lines = [line for line in code.splitlines() if line and "import" not in line]
         assert len(lines) < 15
