@@ -41,8 +41,10 @@ def function_contributions(
 
     Frozen at x: softmax weights, norm statistics, gates, maxima, choices of experts. An elementwise
     function f of a state h is a gate f(h)/h times h, however it is spelled; a gate times another
-    value is frozen whole. What is linear passes. A product of two states, and what is not known, is
-    refused with its scope and line; `jax.lax.stop_gradient` freezes what is to be frozen.
+    value is frozen whole. Of two gates, as in sigmoid(a) tanh(b), the one with f(0) ≠ 0 is frozen;
+    two with f(0) = 0 are a product of two states. What is linear passes. A product of two states,
+    and what is not known, is refused with its scope and line; `jax.lax.stop_gradient` freezes what
+    is to be frozen.
 
     A path takes or skips each branch: each entry into a scope that matches, or each value of a name
     that matches. Its length counts them. A scope has to hold the branch without the skip. Branches
@@ -161,7 +163,7 @@ def _check_state(x):
             f"x is {type(x).__name__}, not one array: give the state that paths start from, and "
             "the others by a function of it, lambda h: fn(h, others)"
         )
-    x = jnp.asarray(x)
+    x = _to_array("x", x)
     if not jnp.issubdtype(x.dtype, jnp.floating):
         raise ValueError(
             f"x is {x.dtype}: paths start from a state; give the embedding of token ids, and fn as "
@@ -170,13 +172,25 @@ def _check_state(x):
     return x
 
 
+def _to_array(name, value):
+    """Return a value as an array.
+
+    Raises:
+        ValueError: It is none.
+    """
+    try:
+        return jnp.asarray(value)
+    except (TypeError, ValueError):
+        raise ValueError(f"{name} is {type(value).__name__}, not one array of floats") from None
+
+
 def _check_direction(direction, x):
     """Return the direction in the numbers of x.
 
     Raises:
         ValueError: Another shape.
     """
-    direction = jnp.asarray(direction)
+    direction = _to_array("direction", direction)
     if direction.shape != x.shape or not jnp.issubdtype(direction.dtype, jnp.floating):
         raise ValueError(
             f"direction {direction.dtype}{list(direction.shape)} is not of floats like x "
@@ -205,11 +219,14 @@ def _trace(fn, x):
     """Trace the function.
 
     Raises:
-        ValueError: It is no function, or does not return one array of floats.
+        ValueError: It is no function, fails, or does not return one array of floats.
     """
     if not callable(fn):
         raise ValueError(f"fn is {type(fn).__name__}, not a function of x")
-    program, outputs = trace(fn, x)
+    try:
+        program, outputs = trace(fn, x)
+    except (TypeError, IndexError, KeyError, AttributeError, NotImplementedError) as error:
+        raise ValueError(_describe_failure(error, x)) from error
     leaves = jax.tree.leaves(outputs)
     if len(leaves) != 1:
         raise ValueError(
@@ -218,3 +235,18 @@ def _trace(fn, x):
     if not is_inexact(leaves[0]) or jnp.issubdtype(leaves[0].dtype, jnp.complexfloating):
         raise ValueError(f"fn returns {leaves[0].dtype}, not a state of floats")
     return program
+
+
+def _describe_failure(error, x):
+    """Say in one line how a function fails, and what to change."""
+    name, shape = type(error).__name__, list(x.shape)
+    message = " ".join(str(error).split())
+    cure = "it has to be a function of one array, in JAX"
+    if isinstance(
+        error, jax.errors.ConcretizationTypeError | jax.errors.TracerArrayConversionError
+    ):
+        cure = (
+            "its Python code reads values of x, which is traced: write it with jnp.where, "
+            "jax.lax.cond and jnp in place of if, float and numpy"
+        )
+    return f"fn fails at x {x.dtype}{shape}: {name}: {message[:200]}; {cure}"

@@ -172,6 +172,31 @@ def select_result(results: Any, output: str | int | None) -> tuple[str, Tensor]:
 
 
 @contextlib.contextmanager
+def without_compilation(model: nn.Module) -> Iterator[nn.Module]:
+    """Put the modules that `torch.compile` wraps in place of their wrappers, and put those back.
+
+    Args:
+        model: The model, which may be such a wrapper itself.
+
+    Yields:
+        The model without wrappers, whose paths have no "_orig_mod".
+    """
+    replaced = []
+    model = getattr(model, "_orig_mod", model)
+    for module in list(model.modules()):
+        for name, child in module._modules.items():
+            if hasattr(child, "_orig_mod"):
+                replaced.append((module, name, child))
+    for module, name, child in replaced:
+        module._modules[name] = child._orig_mod
+    try:
+        yield model
+    finally:
+        for module, name, child in replaced:
+            module._modules[name] = child
+
+
+@contextlib.contextmanager
 def _without_logs() -> Iterator[None]:
     """Hold back what torch.export itself writes about a failure, which the exception repeats."""
     level = logging.root.manager.disable

@@ -325,8 +325,11 @@ def _product(call, result):
         root = next((v.gate_of for v in (left, right) if v.is_gate), carrier)
         fields = {"base": left.base, "gate_of": root, "at_zero": _evaluate_at_zero(call)}
         return _carry(call, result, rule, position, **fields)
-    if left.is_gate != right.is_gate:
-        position = rule.right if left.is_gate else rule.left
+    is_scale = [v.is_gate for v in (left, right)]
+    if all(is_scale):  # sigmoid(a) tanh(b): that with f(0) ≠ 0 scales the activation
+        is_scale = [left.is_weight, right.is_weight]
+    if is_scale[0] != is_scale[1]:
+        position = rule.right if is_scale[0] else rule.left
         if call.get(position).shape == result.shape:
             return _carry(call, result, rule, position)
     return _scores(call, result, describe(call))
@@ -339,8 +342,6 @@ def _scaled(call, result, rule, position):
         return _carry(call, result, rule, position)
     is_scalar = not isinstance(factor, Value) or factor.shape == ()
     keeps_shape = value.shape == result.shape
-    if value.is_weight and not is_scalar and factor.from_inputs:
-        return call.constant(result)  # a gate of a value that does not depend on the state
     root = value.gate_of
     if root is None and keeps_shape and isinstance(factor, Value) and factor.base == value.base:
         root = value

@@ -11,7 +11,12 @@ from rank_collapse.torch.exact import differentiate_call
 from rank_collapse.torch.exporting import Exported, describe_place
 from rank_collapse.torch.frozen import freeze_call
 from rank_collapse.torch.operators import BATCH_NORMS
-from rank_collapse.torch.refusals import refuse_batch_statistics, refuse_operator, refuse_random
+from rank_collapse.torch.refusals import (
+    refuse_batch_statistics,
+    refuse_failure,
+    refuse_operator,
+    refuse_random,
+)
 from rank_collapse.torch.scopes import Branch, Branches
 from rank_collapse.torch.values import Bases, Value
 
@@ -99,6 +104,7 @@ class Evaluation:
                 base=self._bases.after(("leaves", axis), value.base),
                 gate_of=None if value.gate_of is None else self._leave(value.gate_of, axis),
                 summed_base=self._bases.after(("leaves", axis), value.summed_base),
+                at_zero=value.at_zero,
                 product=value.product,
                 sources=(value,),
                 axis=axis,
@@ -121,7 +127,10 @@ class Evaluation:
             refuse_random(call)
         if name in BATCH_NORMS:
             refuse_batch_statistics(call)
-        result = call.compute()
+        try:
+            result = call.compute()
+        except RuntimeError as error:  # such as other numbers than those of the weights
+            refuse_failure(call, error)
         if not isinstance(target, torch._ops.OpOverload):
             if call.dependent:
                 refuse_operator(call)

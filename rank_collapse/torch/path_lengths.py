@@ -8,11 +8,12 @@ import torch
 from torch import Tensor, nn
 
 from rank_collapse.struct import check_whole
-from rank_collapse.torch.exporting import export_model
+from rank_collapse.torch.exporting import export_model, without_compilation
 from rank_collapse.torch.graph import Evaluation
 from rank_collapse.torch.refusals import refuse_product
 from rank_collapse.torch.scopes import Branches, find_start
 from rank_collapse.torch.sums import carry_sums
+from rank_collapse.torch.values import is_floating
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,8 +63,9 @@ def path_lengths(
 
     The graph is that of `torch.export`, in which attention is written out; the model is neither
     changed nor run. Entrywise functions are gates f(h)/h times h, however they are written. Of a
-    gate times another value the gate is frozen, and so are denominators, the choice of a maximum
-    and of experts, and what is detached.
+    gate times another value the gate is frozen, and of two gates, as in sigmoid(a) tanh(b), the one
+    with f(0) ≠ 0. Denominators, the choice of a maximum and of experts, and what is detached are
+    frozen too.
 
     Args:
         model: In evaluation mode, on any device.
@@ -94,11 +96,13 @@ def path_lengths(
         raise ValueError(f"model is a {type(model).__name__}, not a torch.nn.Module")
     if longest is not None:
         check_whole("longest", longest, 0)
-    model = getattr(model, "_orig_mod", model)  # of torch.compile
-    matched = Branches(model, branches)
-    exported = export_model(model, inputs, kwargs, output)
-    matched.check_used(exported)
-    start, start_nodes = find_start(model, exported, start)
+    if not isinstance(freeze, bool):
+        raise ValueError(f"freeze={freeze!r} is not True or False")
+    with without_compilation(model) as model:
+        matched = Branches(model, branches)
+        exported = export_model(model, inputs, kwargs, output)
+        matched.check_used(exported)
+        start, start_nodes = find_start(model, exported, start)
     evaluation = Evaluation(exported, matched, start_nodes, freeze)
     result = evaluation.output
     if evaluation.start is None or not result.degree:
@@ -109,8 +113,8 @@ def path_lengths(
     if result.degree == 2:
         refuse_product(str(result.product))
     state = evaluation.start.array
-    if direction is not None and direction.shape != state.shape:
-        raise ValueError(f"direction of shape {tuple(direction.shape)} is not {tuple(state.shape)}")
+    if direction is not None:
+        _check_direction(direction, state)
     sums = carry_sums(
         result,
         evaluation.start,
@@ -127,6 +131,19 @@ def path_lengths(
         start=start,
         output_name=exported.output,
     )
+
+
+def _check_direction(direction, state):
+    """Check that a direction is a tensor like the state.
+
+    Raises:
+        ValueError: No tensor, whole numbers, or another shape.
+    """
+    if not is_floating(direction):
+        kind = direction.dtype if isinstance(direction, Tensor) else type(direction).__name__
+        raise ValueError(f"direction is {kind}, not a tensor of floats like the state")
+    if direction.shape != state.shape:
+        raise ValueError(f"direction of shape {tuple(direction.shape)} is not {tuple(state.shape)}")
 
 
 def _split_longer(sums, num_axes, longest):

@@ -54,3 +54,9 @@ def refuse_product(product: str) -> NoReturn:
         f"{product} multiplies two values that depend on the start; neither is a gate, and the "
         "product is not frozen by a softmax: freeze one of them with .detach()"
     )
+
+
+def refuse_failure(call: Call, error: Exception) -> NoReturn:
+    """Refuse arguments that an operator does not take."""
+    message = " ".join(str(error).split())
+    raise ValueError(f"{describe(call)} fails on these inputs: {message[:200]}") from error

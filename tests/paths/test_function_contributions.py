@@ -306,6 +306,61 @@ def test_a_value_is_a_gate_and_a_state_at_once(x64):
     np.testing.assert_allclose(result.by_length[1], frozen @ W, atol=1e-12)
 
 
+OTHER = np.random.default_rng(11).normal(size=(3, 4))
+TWO_GATES = {  # the factor that is frozen, the gate that passes
+    "sigmoid times tanh": (lambda u: jax.nn.sigmoid(u @ B), jnp.tanh),
+    "1 + tanh times tanh": (lambda u: 1 + jnp.tanh(u @ B), jnp.tanh),
+    "cosine times squared relu": (lambda u: jnp.cos(u @ B), lambda u: jax.nn.relu(u) ** 2),
+    "sigmoid times a constant": (lambda u: OTHER, jax.nn.sigmoid),
+    "1 - sigmoid times a constant": (lambda u: OTHER, lambda u: 1 - jax.nn.sigmoid(u)),
+    "sigmoid times weights": (jax.nn.softmax, jax.nn.sigmoid),
+}
+
+
+@pytest.mark.parametrize("name", TWO_GATES)
+def test_of_two_gates_the_one_that_is_not_0_at_0_is_frozen(x64, name):
+    """`tests/torch_paths/test_written_out.py` has the same rule."""
+    scale, act = TWO_GATES[name]
+    x = np.random.default_rng(3).normal(size=(3, 4))
+
+    def fn(x):
+        h = x + checkpoint_name(x @ B, "branch")
+        return (scale(h) * act(h)) @ W
+
+    result = rc.function_contributions(fn, x, branches="branch")
+    h = x + x @ B
+    frozen = np.asarray(scale(h) * act(h)) / h
+    want = np.stack([(frozen * c) @ W for c in (x, x @ B)])
+    np.testing.assert_allclose(result.by_length, want, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("branches", ["attn", {"attention": "attn", "mlp": "mlp"}])
+@pytest.mark.parametrize("freeze", [True, False])
+def test_experts_by_a_grouped_product(x64, branches, freeze):
+    """`ragged_dot` has no rule for two axes of `jax.vmap`; tokens are sorted by their expert."""
+    x, up, router = tokens(), draw(20, 2, D, 7), draw(21, D, 2)
+    up, down = jnp.asarray(up), jnp.asarray(draw(22, 2, 7, D))
+
+    def grouped(x):
+        x = x + checkpoint_name(x @ W8, "attn")
+        expert = jnp.argmax(x @ router, -1)
+        order = jnp.argsort(expert)
+        sizes = jnp.bincount(expert, length=2).astype(jnp.int32)
+        h = jax.nn.gelu(jax.lax.ragged_dot(x[order], up, sizes))
+        out = jax.lax.ragged_dot(h, down, sizes)
+        return x + checkpoint_name(jnp.zeros_like(x).at[order].set(out), "mlp")
+
+    def gathered(x):
+        x = x + checkpoint_name(x @ W8, "attn")
+        expert = jnp.argmax(x @ router, -1)
+        h = jax.nn.gelu(jnp.einsum("nd,ndf->nf", x, up[expert]))
+        return x + checkpoint_name(jnp.einsum("nf,nfd->nd", h, down[expert]), "mlp")
+
+    result, want = (contributions(f, x, branches, freeze=freeze) for f in (grouped, gathered))
+    np.testing.assert_allclose(result.by_length, want.by_length, atol=1e-12)
+    np.testing.assert_allclose(result.total, gathered(x), atol=1e-12)
+
+
 def test_memory_that_is_constant_belongs_to_the_offset(x64):
     """Queries alone depend on the input: their weights are frozen, the values constant."""
     memory, layers = draw(77, 6, D), draw_layers(2)
@@ -463,6 +518,31 @@ WRONG = [
     wrong(attn, "longest=True", longest=True),
     wrong(attn, "longest={'mlp': 1} names others than the branches", longest={"mlp": 1}),
     wrong(attn, r"direction float(32|64)\[2\] is not of floats like x", direction=np.ones(2)),
+    wrong(attn, "direction is str, not one array", direction="x"),
+    wrong(attn, "direction is dict, not one array", direction={"x": np.ones(2)}),
+    wrong(attn, "direction is list, not one array", direction=[[1.0], [1.0, 2.0]]),
+    wrong(attn, "x is str, not one array of floats", x="x"),
+    wrong(
+        attn,
+        "x is ShapeDtypeStruct, not one array of floats",
+        x=jax.ShapeDtypeStruct((N, D), jnp.float32),
+    ),
+    wrong(
+        lambda x: attn(x) if x.sum() > 0 else x,
+        r"fn fails at x float(32|64)\[.*: TracerBoolConversionError: .*; its Python code reads",
+    ),
+    wrong(lambda x: attn(np.asarray(x)), "fn fails at x .*: TracerArrayConversionError: .*jnp in"),
+    wrong(lambda x: attn(x) * float(x.sum()), "fn fails at x .*; its Python code reads values"),
+    wrong(lambda x: attn(x @ W8[:3]), "fn fails at x .*: TypeError: dot_general .*one array, in"),
+    wrong(lambda x, y: attn(x), "fn fails at x .*: TypeError: .*missing 1 required .*'y'; it has"),
+    wrong(
+        lambda x: attn(jnp.tanh(x) * jnp.tanh(x @ W8)),
+        "a product of two values .* at the top level",
+    ),
+    wrong(
+        lambda x: attn(jax.nn.relu(x) * jnp.tanh(x @ W8)),
+        "a product of two values .* at the top level",
+    ),
     wrong(attn, "freeze='no' is not True or False", freeze="no"),
     wrong(
         lambda x: attn(jax.lax.stop_gradient(x)),

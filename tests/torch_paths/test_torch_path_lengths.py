@@ -4,6 +4,7 @@ import copy
 import math
 import subprocess
 import sys
+import warnings
 
 import pytest
 
@@ -227,6 +228,16 @@ class Features(Attention):
         return q @ (k.transpose(-1, -2) @ self.v(x)) / (q * sums).sum(-1, keepdim=True)
 
 
+def test_modules_inside_that_are_compiled(model):
+    want = path_lengths(model, hidden=HIDDEN, branches=LAYERS)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of what torch itself imports
+        model.layers[0] = wrapper = torch.compile(model.layers[0])
+    paths = path_lengths(model, hidden=HIDDEN, branches=LAYERS)
+    torch.testing.assert_close(paths.by_length, want.by_length)
+    assert model.layers[0] is wrapper
+
+
 @torch.no_grad()
 def test_attention_without_a_softmax():
     torch.manual_seed(0)
@@ -312,6 +323,17 @@ WRONG = {
     "integer output": ({"output": "count"}, r"output='count' is not one of the tensors it returns"),
     "longest": ({"longest": -1}, "longest=-1"),
     "direction": ({"direction": HIDDEN[:, :2]}, r"direction of shape \(1, 2, 8\) is not \(1, 5,"),
+    "direction in words": ({"direction": "x"}, "direction is str, not a tensor of floats"),
+    "whole direction": (
+        {"direction": torch.ones(1, 5, 8, dtype=torch.int64)},
+        "direction is torch.int64, not a tensor of floats",
+    ),
+    "freeze": ({"freeze": "no"}, "freeze='no' is not True or False"),
+    "other numbers": (
+        {"model": nn.Sequential(nn.Linear(D, D)), "inputs": (HIDDEN,), "kwargs": {}}
+        | {"branches": "0"},
+        r"aten.\w+ in module '0' .* fails on these inputs: .* same dtype, .* Double and Float",
+    ),
     "frozen alone": (
         {"model": Model().layers[0], "kwargs": {"x": HIDDEN}, "branches": "k", "start": "k"},
         "depends on start='k' at most through what is frozen",

@@ -256,6 +256,66 @@ def test_the_gate_of_a_gated_mlp_is_frozen(name):
     check(Network(activations=[ACTIVATIONS[name]], gated=True), **tolerance)
 
 
+class Turned(nn.Module):
+    """A linear branch, and an activation of the state that a factor of it scales."""
+
+    def __init__(self, scale, act, maps):
+        super().__init__()
+        self.branch = nn.Linear(4, 4, bias=False).double()
+        self.branch.weight.data = maps[1].T.clone()
+        self.scale, self.act, self.maps = scale, act, maps
+
+    def forward(self, x, other):
+        h = x + self.branch(x)
+        return (self.scale(h @ self.maps[1], other) * self.act(h)) @ self.maps[0]
+
+
+TWO_GATES = {  # the factor that is frozen, the gate that passes
+    "sigmoid times tanh": (lambda h, _: torch.sigmoid(h), torch.tanh),
+    "1 + tanh times tanh": (lambda h, _: 1 + torch.tanh(h), torch.tanh),
+    "cosine times squared relu": (lambda h, _: torch.cos(h), lambda h: F.relu(h) ** 2),
+    "sigmoid times a constant": (lambda _, other: other, torch.sigmoid),
+    "1 - sigmoid times a constant": (lambda _, other: other, lambda h: 1 - torch.sigmoid(h)),
+    "sigmoid times weights": (lambda h, _: h.softmax(-1), torch.sigmoid),
+}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", TWO_GATES)
+def test_of_two_gates_the_one_that_is_not_0_at_0_is_frozen(name):
+    """`tests/paths/test_function_contributions.py` has the same rule."""
+    x, other, *maps = torch.randn(
+        4, 4, 4, generator=torch.Generator().manual_seed(2), dtype=torch.float64
+    )
+    scale, act = TWO_GATES[name]
+    paths = path_lengths(Turned(scale, act, maps), x, other, branches="branch", start="x")
+    h = x + x @ maps[1]
+    frozen = scale(h @ maps[1], other) * act(h) / h
+    for entry, part in zip(paths.by_length, (x, x @ maps[1]), strict=True):
+        torch.testing.assert_close(entry, (frozen * part) @ maps[0])
+
+
+@torch.no_grad()
+def test_a_gate_that_leaves_a_branch_still_scales():
+    """Here the sigmoid is computed in the branch, and multiplies an activation outside of it."""
+
+    class Gate(nn.Module):
+        def forward(self, x):
+            return torch.sigmoid(x.flip(-1))
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.gate = Gate()
+
+        def forward(self, x):
+            return self.gate(x) * torch.tanh(x)
+
+    x = torch.randn(3, 4, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    paths = path_lengths(Model(), x, branches="gate")
+    torch.testing.assert_close(paths.by_length[0], Model()(x))
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("name", SOFTMAXES)
 def test_attention_weights_are_frozen(name):

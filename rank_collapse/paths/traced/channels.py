@@ -40,6 +40,10 @@ class LazySums:
             self._compute, self._sources = None, ()
 
 
+def _map_in_turn(fn):
+    return lambda *sums: jax.lax.map(lambda slot: fn(*slot), sums)
+
+
 @dataclasses.dataclass(frozen=True)
 class Slots:
     """The slot axes in front of all sums: one for each kind of branch that is counted.
@@ -60,11 +64,16 @@ class Slots:
         """Return the sums of the input: the direction in the slot of length 0."""
         return direction[(None,) * self.num_axes]
 
-    def map(self, fn: Callable[..., Any]) -> Callable[..., Any]:
-        """Map a function of arrays over the slots of sums, padded to equal numbers."""
+    def map(self, fn: Callable[..., Any], is_batched: bool = True) -> Callable[..., Any]:
+        """Map a function of arrays over the slots of sums, padded to equal numbers.
+
+        Args:
+            fn: From one array for each of the sums to an array, or several.
+            is_batched: False for a function that `jax.vmap` cannot map: one slot after the other.
+        """
         mapped = fn
         for _ in range(self.num_axes):
-            mapped = jax.vmap(mapped)
+            mapped = jax.vmap(mapped) if is_batched else _map_in_turn(mapped)
         return lambda *sums: mapped(*self.pad_alike(*sums))
 
     def sizes(self, sums: Any) -> tuple[int, ...]:

@@ -200,7 +200,8 @@ class Interpreter:
             return push_tangents(eqn, arrays, [None if s is None else next(rest) for s in states])
 
         try:
-            pushed = LazySums(self.slots.map(push), sources)
+            is_batched = eqn.primitive.name not in primitives.UNBATCHED
+            pushed = LazySums(self.slots.map(push, is_batched), sources)
             _ = pushed.array
         except NotImplementedError as error:
             raise ValueError(

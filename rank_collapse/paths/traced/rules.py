@@ -233,7 +233,8 @@ class Rules:
             arguments = [tangent if i == position else a for i, a in enumerate(arrays)]
             return bind(self.eqn, arguments)[0]
 
-        return LazySums(self.slots.map(compute), [values[position].sums])
+        is_batched = self.name not in primitives.UNBATCHED
+        return LazySums(self.slots.map(compute, is_batched), [values[position].sums])
 
     def _with_sums(self, value):
         """Return a state, or a gate with its sums as a state."""
@@ -396,15 +397,20 @@ class Rules:
         forms = self._functions_of_roots(values, multiply_quotients)
         if forms:
             return make_gate(array, forms, **self._flags(values) | {"is_exponential": False})
-        state = self._find_state(values)
+        state = self._find_state(values, _is_scale)
         if state is None:
             return self._factor(array, "a product of two gates")
         if state < 0:
             return self._product(array, what=PRODUCT)
         return self._weigh(values, state)
 
-    def _find_state(self, values):
-        """Return which of two factors passes paths, the other being a gate; −1 where both could."""
+    def _find_state(self, values, is_frozen):
+        """Return which of two factors passes paths, the other being a gate; −1 where both could.
+
+        Args:
+            values: The factors.
+            is_frozen: Whether a gate is frozen where the other factor is a gate as well.
+        """
         kinds = [v.kind for v in values]
         if kinds.count(Kind.STATE) == 2:
             return -1
@@ -412,7 +418,7 @@ class Rules:
             return kinds.index(Kind.STATE)
         whole = [i for i, v in enumerate(values) if v.kind == Kind.GATE and v.passes_whole]
         if len(whole) == 2:
-            whole = [i for i in whole if not values[i].is_weight]
+            whole = [i for i in whole if not is_frozen(values[i])]
             if len(whole) != 1:
                 return -1
         return whole[0] if whole else None
@@ -470,7 +476,7 @@ class Rules:
             return make_state(array, self._pass_through(resolved, dependent[0]))
         if any(v.kind == Kind.PRODUCT for v in values):
             return self._product(array, values)
-        state = self._find_state(values[:2])
+        state = self._find_state(values[:2], lambda value: value.is_weight)
         if state is None:
             return self._factor(array, "a product of two gates")
         if state >= 0 and self._is_weight(values, 1 - state):
@@ -646,6 +652,12 @@ class Rules:
             return [make_frozen(a) for a in arrays]
         what = f"{self.name} of values that depend on the input"
         return [self._factor(a, what) if is_inexact(a) else make_frozen(a) for a in arrays]
+
+
+def _is_scale(value: Value) -> bool:
+    """Whether f(0) of a gate is not 0, such as sigmoid's: it scales an activation."""
+    at_zero = value.forms[0].at_zero if value.forms else None
+    return at_zero is not None and bool(np.any(at_zero != 0))
 
 
 def _equals(fill: Any, number: float) -> bool:
