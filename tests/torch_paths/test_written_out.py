@@ -225,7 +225,7 @@ def check(network, **tolerance):
     for (attentions, mlps), sums in expected.items():
         entry = contributions.by_length[attentions, mlps]
         torch.testing.assert_close(entry, sums, **tolerance)
-    torch.testing.assert_close(contributions.output, network(x))
+    torch.testing.assert_close(contributions.output, network(x), **tolerance)
     total = contributions.by_length.sum((0, 1)) + contributions.offset
     torch.testing.assert_close(total, contributions.output)
 
