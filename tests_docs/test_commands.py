@@ -163,7 +163,9 @@ def test_a_command_that_would_fail_is_refused(command, error):
 
 def list_flags():
     """Lists the flags of every program of this repository."""
-    programs = [path.stem for path in (REPOSITORY / "experiments").glob("*.py")]
+    paths = (REPOSITORY / "experiments").glob("*.py")
+    answers = ("experiments", "rank_collapse")  # to who runs a file by its path
+    programs = [path.stem for path in paths if path.stem not in answers]
     modules = [importlib.import_module(f"experiments.{name}") for name in programs]
     names = {name for module in modules for name in getattr(module, "FLAGS", ())}
     for path in (REPOSITORY / "rank_collapse" / "command").glob("*.py"):

@@ -37,6 +37,8 @@ ELSEWHERE = {
     "monitoring_jax.md",
     "variants.md",
     "extending.md",
+    "agree.md",  # test_agree_page
+    "columns.md",  # test_recipes
     *(page.name for page in (DOCS / "api").glob("*.md")),
 }
 TEXTS = {page.name: page.read_text("utf-8") for page in PAGES}
@@ -191,7 +193,7 @@ def run(tmp_path, monkeypatch):
 
 
 def test_every_recipe_is_run():
-    assert RECIPE_TEXT.count("```python") == len(RECIPES) == 7
+    assert RECIPE_TEXT.count("```python") == len(RECIPES) == 8
 
 
 def test_a_file_is_read_back(run):
@@ -205,7 +207,7 @@ def test_a_scan_gives_scalars_and_gradients_by_layer(run):
     run("optax")
     for row in metrics.read("metrics.jsonl"):
         assert row.pop("step") < 3 and np.isfinite(row.pop("loss"))
-        assert len(row) == 14 and {a.shape for a in row.values()} == {(3,)}
+        assert len(row) == 15 and {a.shape for a in row.values()} == {(3,)}
         assert all(np.isfinite(a).all() for a in row.values())
 
 
