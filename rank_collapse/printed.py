@@ -8,7 +8,7 @@ import re
 import sys
 import unicodedata
 import warnings
-from typing import Any, TextIO
+from typing import Any
 
 _NOT_ASCII_PRINTABLE = re.compile(r"[^ -~]")
 _FORMULA = ("=", "+", "-", "@")  # a spreadsheet computes a cell that begins so
@@ -47,12 +47,12 @@ def escape_cell(value: Any) -> Any:
     return text
 
 
-def print_lines(*lines: Any, file: TextIO | None = None, flush: bool = False) -> None:
+def print_lines(*lines: Any, file: Any = None, flush: bool = False) -> None:
     """Print lines, each escaped: what stands in one argument stays in one line.
 
     Args:
         *lines: Printed as str(line).
-        file: Where to; standard output by default.
+        file: A text stream; standard output by default.
         flush: Whether it is to be seen at once.
     """
     text = "".join(f"{escape_text(str(line))}\n" for line in lines)

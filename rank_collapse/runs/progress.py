@@ -4,7 +4,7 @@ import contextlib
 import sys
 import time
 from collections.abc import Iterator
-from typing import Any, TextIO
+from typing import Any
 
 from rank_collapse.printed import escape_text, print_lines
 
@@ -26,7 +26,7 @@ class Progress:
         label: str,
         *,
         quiet: bool = False,
-        stream: TextIO | None = None,
+        stream: Any = None,
         interval: float | None = None,
     ):
         self._stream = stream or sys.stderr

@@ -660,6 +660,6 @@ def _is_scale(value: Value) -> bool:
     return at_zero is not None and bool(np.any(at_zero != 0))
 
 
-def _equals(fill: Any, number: float) -> bool:
+def _equals(fill: Any, number: float | int) -> bool:
     """Whether a constant is filled with a number."""
     return fill is not None and bool(fill == number)
