@@ -338,11 +338,11 @@ def make_finding(results: Results, models: Sequence[Model]) -> Finding | None:
 EXPERIMENT = Experiment(
     order=40,
     title="BERT, ALBERT and XLNet at initialisation",
-    brief="BERT, ALBERT and XLNet, at initialisation or from a checkpoint folder, beside the "
-    "published curves",
-    claim="Attention without skips and MLPs loses rank within a few layers in all three "
-    "architectures; skips prevent it, and MLPs alone slow it at most (published figures of the "
-    "relative residual by layer; unseeded initialisations, other texts).",
+    brief="residual by layer in BERT, ALBERT and XLNet, at initialisation or from a checkpoint "
+    "folder, with the published curves",
+    claim="In all three architectures attention without skips and MLPs loses rank within a few "
+    "layers. Skips prevent this, and MLPs alone at most slow it (published figures of the"
+    " relative residual by layer, from unseeded initialisations and other texts).",
     presets={
         # The fewest draws of which a share can be decided beside the rows of run_collapse, and as
         # many tokens as show the curves: their residuals are those of longer texts.

@@ -300,8 +300,8 @@ def compare_results(results: dict[str, Any], options: Flags) -> Iterator[Compari
 EXPERIMENT = Experiment(
     order=110,
     title="Attention functions against d_k",
-    brief="dot products, scaled or not, and additive attention against d_k: saturation, "
-    "gradients, accuracy after training",
+    brief="scaled and unscaled dot products and additive attention against d_k: saturation, "
+    "gradients, and accuracy after training",
     claim=f"{SOURCE}: for small d_k additive and dot-product attention perform similarly, for "
     "large d_k additive attention outperforms dot products without scaling, whose variance d_k "
     "pushes the softmax into regions of extremely small gradients.",

@@ -427,10 +427,10 @@ def describe_limit(options: Flags) -> str:
 EXPERIMENT = Experiment(
     order=80,
     title="Circle: recurrent attention",
-    brief="a layer fed with its own output, as published and as the theory has it: share of seeds "
-    "that collapse, at which rate",
-    claim="Section 4.3: a one-layer network fed with its own output lets the two walkers fall "
-    "together when it is pure attention; a skip or an MLP counteracts that.",
+    brief="a layer that is fed with its own output, in the published form and in the form of "
+    "the theory: the share of seeds that collapse, and the rate",
+    claim="A one-layer network is fed with its own output (section 4.3). With attention alone "
+    "the two walkers fall together; a skip or an MLP counteracts this.",
     presets={
         # A tenth of the steps at ten times the rate: of seed 0 all answers are the same.
         "quick": "--compare=pure --widths=32 --num_seeds=32 --n_epochs=7 --learning_rate=1e-4",

@@ -278,11 +278,12 @@ def measure(options: Flags, setup: Networks, run: RunFolder) -> xr.Dataset:
 EXPERIMENT = Experiment(
     order=10,
     title="Rank collapse with depth",
-    brief="residual by depth of four variants, norms none/post/pre, on text or Gaussian tokens; "
-    "3^L law, bounds, local rate; sweeps of weight scale and skip gain",
-    claim="Pure attention loses rank doubly exponentially with depth (Theorems 2.2 and 2.3); MLPs "
-    "slow the collapse (Corollary 3.2), skips stop it, LayerNorm does not (section 3; residual "
-    "figures of BERT, ALBERT and XLNet).",
+    brief="residual by depth in four kinds of networks, with norms none/post/pre, on text or "
+    "Gaussian tokens; 3^L law, bounds, local rate; sweeps of the weight scale and the "
+    "skip gain",
+    claim="Attention alone loses rank doubly exponentially with depth (Theorems 2.2 and 2.3). "
+    "MLPs slow the collapse (Corollary 3.2), skips stop it, and LayerNorm does not "
+    "(section 3; residual figures of BERT, ALBERT and XLNet).",
     presets={
         # Gains beside which MLPs begin to slow the collapse, and that of the published form.
         "quick": "--norm_placement=none,post --weight_scale=0.55,1 --num_seeds=8 "

@@ -128,7 +128,7 @@ def hull_labels(points: Int[Array, "n 2"]) -> Int[Array, "n"]:
 EXPERIMENT = Experiment(
     order=60,
     title="Paths: convex hull",
-    brief="the same for points on a convex hull",
+    brief="accuracy by path length of networks that find the points on a convex hull",
     claim=CLAIM,
     presets={
         "quick": "--num_seeds=6 --n_repeat=2 --no_sub_path --depth=4 --d_model=48 "

@@ -245,10 +245,12 @@ def quantities_figure(results: xr.Dataset, setup: Setup):
 EXPERIMENT = Experiment(
     order=75,
     title="Depth parametrisations",
-    brief="ten steps of training at 2 to 64 layers: sizes, tokens, gradients by depth rule",
-    claim="With CompleteP mean |x_L| stays of one size over depth for ten steps, scaled by width "
-    "alone it grows (Dey et al. 2025, figure 7), and with α = 1 blocks do not become linear in "
-    "their weights (figure 6). No paper says what the tokens do.",
+    brief="ten steps of training with 2 to 64 layers: sizes, tokens and gradients under each "
+    "depth rule",
+    claim="With CompleteP mean |x_L| is the same at every depth for ten steps; with scaling by "
+    "width alone it grows with depth (Dey et al. 2025, figure 7). With α = 1 blocks do "
+    "not become linear in their weights (figure 6). No paper says what happens to the "
+    "tokens.",
     presets={
         "quick": "--rule=mup,half,completep --depth=2,8,32 --num_seeds=3",
         "reported": {

@@ -146,9 +146,10 @@ def plot_by_loop(results: xr.Dataset, name: str, ylabel: str, **options: Any):
 EXPERIMENT = Experiment(
     order=76,
     title="Looped networks",
-    brief="one layer passed 64 times, gains 1/√N and 1/N: growth and alignment of tokens",
-    claim="With tied weights a gain of 1/√N lets states grow with the number of loops, 1/N does "
-    "not (Wang et al. 2026). Whether tokens align no paper says.",
+    brief="one layer applied 64 times with gains 1/√N and 1/N: growth of the states and "
+    "alignment of the tokens",
+    claim="With tied weights and a gain of 1/√N, states grow with the number of loops; with a "
+    "gain of 1/N they do not (Wang et al. 2026). No paper says whether tokens align.",
     presets={
         "quick": "--depth=16 --tied=true,false --gain_power=0.5,1",
         "reported": "--seed=3000 --depth=16,64 --tied=true,false --gain_power=0.5,1 --num_seeds=16",

@@ -174,7 +174,7 @@ def compact_vocabulary(
 EXPERIMENT = Experiment(
     order=70,
     title="Paths: memorization",
-    brief="the same for random labels of texts learned by heart",
+    brief="accuracy by path length of networks that memorize random labels of texts",
     claim=CLAIM,
     presets={
         # The 21 texts in three batches of one size, so that an evaluation is compiled once.

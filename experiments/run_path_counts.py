@@ -213,10 +213,10 @@ def compare_results(tables: Tables, sizes: Sizes) -> Iterator[Comparison]:
 EXPERIMENT = Experiment(
     order=20,
     title="Paths by length",
-    brief="number of paths by length of BERT, GPT-3 and others, or of any H and L",
-    claim="Path decomposition: a network of L layers and H heads is a sum over (1+H)^L paths, "
-    "whose lengths follow Binomial(L, H/(1+H)), so most paths are long, although long paths "
-    "contribute least (published figure of path length distributions).",
+    brief="number of paths by length in BERT, GPT-3 and other models, or for any H and L",
+    claim="A network with L layers and H heads is a sum over (1+H)^L paths. Their lengths "
+    "follow Binomial(L, H/(1+H)), so most paths are long, although long paths contribute "
+    "least (published figure of path length distributions).",
     presets={"quick": "", "reported": "", "tiny": "--heads=2 --layers=2"},
 )
 FIGURES = name_figures(path_counts_figure, weighted_lengths_figure)

@@ -381,10 +381,10 @@ def make_finding(results: xr.Dataset, networks: list[Network]) -> Finding | None
 EXPERIMENT = Experiment(
     order=8,
     title="Sinks and mixing",
-    brief="a causal network whose first key is hidden: do tokens become alike?",
-    claim="Attention sinks prevent over-mixing (Barbero et al. 2025): heads that attend to the "
-    "first token mix the others less. We measure the cosine of two tokens and the spread of a "
-    "changed one.",
+    brief="a causal network whose first key is hidden: whether its tokens become more similar",
+    claim="Attention sinks prevent over-mixing: heads that attend to the first token mix the "
+    "other tokens less (Barbero et al. 2025). We measure the cosine of two tokens and the"
+    " spread of a replaced token.",
     presets={
         "quick": "--start=0,0.4 --how=hidden,dropped --num_texts=4 --max_tokens=32",
         "reported": "--start=0,0.4 --how=hidden,dropped,thinned --key=first,random "

@@ -24,7 +24,7 @@ define_path_flags(FLAGS)
 EXPERIMENT = Experiment(
     order=50,
     title="Paths: sorting",
-    brief="sorting: accuracy of paths by length, 5 paths, 20 paths and all of them",
+    brief="accuracy by path length of networks that sort: 5 paths, 20 paths and all paths",
     claim=CLAIM,
     presets={
         "quick": "--num_seeds=6 --n_repeat=2 --no_sub_path --depth=4 --n_epochs=5 "

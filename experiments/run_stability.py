@@ -152,13 +152,13 @@ def design_claims(design: str, cases: ByCase) -> Iterator[Row]:
 EXPERIMENT = Experiment(
     order=120,
     title="Residual designs and depth: stability and rank collapse as one law",
-    brief="residual designs to 100 layers at initialisation: "
-    "dependency, change of the output by updates, gradients, token cosines, and the one law that "
+    brief="residual designs with up to 100 layers at initialisation: dependency on branches, "
+    "change of the output by updates, gradients, token cosines, and the one law that "
     "predicts them",
-    claim="Independent updates change the output by C Σ_i β_ii², β_ii² the share of branch i in "
-    "the sum after it: O(N) in Post-LN, O(log N) in Pre-LN, O(log N) or O(1) in Admin (Liu et al. "
-    "2020, theorem 2); in Post-LN tokens become equal and gradients of queries and keys vanish "
-    "(Noci et al. 2022).",
+    claim="Independent updates change the output by C Σ_i β_ii², where β_ii² is the share of "
+    "branch i in the sum after it. This sum is O(N) in Post-LN, O(log N) in Pre-LN, and "
+    "O(log N) or O(1) in Admin (Liu et al. 2020, theorem 2). In Post-LN tokens become "
+    "equal, and the gradients of queries and keys vanish (Noci et al. 2022).",
     presets={
         "quick": "--designs=post,admin_log,admin_const --depths=12,36 --num_seeds=4 --d_model=32",
         "reported": "--seed=3000 --num_seeds=4",

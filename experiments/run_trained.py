@@ -148,11 +148,12 @@ def measure_few(options: Any, network: Network) -> dict[str, np.ndarray]:
 EXPERIMENT = Experiment(
     order=5,
     title="Trained networks",
-    brief="six trained networks: residuals, loss by longest path, chains, bounds, sinks, spikes",
-    claim="Without skips and MLPs attention loses rank doubly exponentially; skips prevent it, and "
-    "networks with skips work through short paths (figures of BERT, ALBERT and XLNet; section "
-    "4.2). The paper trained small networks for its paths, and measured residuals of published "
-    "ones.",
+    brief="six trained networks: residuals, loss by longest path, products of attention "
+    "matrices, bounds, sinks and spikes",
+    claim="Attention alone, without skips and MLPs, loses rank doubly exponentially. Skips "
+    "prevent this, and networks with skips work through short paths (figures of BERT, "
+    "ALBERT and XLNet; section 4.2). The paper trained small networks to study paths, and"
+    " measured the residuals of published networks.",
     presets={
         "quick": "--networks=albert-reactions --num_texts=4 --num_few=2 --num_copies=1",
         "reported": "--seed=3000 --num_texts=8 --text=data/RTE/test.tsv --last_texts "
