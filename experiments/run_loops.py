@@ -1,14 +1,14 @@
-"""Looped networks: one layer passed N times, with a gain of 1/√N or 1/N of its branch.
+"""Looped networks: one layer applied N times, with its branch multiplied by 1/√N or 1/N.
 
-With weights of its own for every layer a gain of 1/√N keeps states at one size. With tied weights
-what the loops add is of the same sign, and states grow; 1/N holds them (Wang et al. 2026, arXiv
-2606.18524). Beside the growth it is asked whether the tokens align. Pre-norm attention on Gaussian
-tokens at initialisation.
+If every layer has its own weights, a gain of 1/√N keeps the size of the states constant. With tied
+weights all loops add similar vectors, and states grow; a gain of 1/N prevents this (Wang et al.
+2026, arXiv 2606.18524). The experiment also measures whether the tokens align. It uses pre-norm
+attention on Gaussian tokens at initialisation.
 
     python -m experiments.run_loops --depth=8,64 --tied=true,false --gain_power=0.5,1
 
-Two CPU cores: a minute of one. Expect states to grow and tokens to align with tied weights and 1/√N
-alone.
+Takes one minute of CPU time. Expect states to grow and tokens to align only with tied weights and a
+gain of 1/√N.
 """
 
 from collections.abc import Iterator

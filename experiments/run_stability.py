@@ -1,16 +1,16 @@
 """Residual designs against depth: how updates change the output, and how tokens collapse.
 
-Reproduces the dependency heat maps and the laws of output change of Liu, Liu, Gao, Chen and Han,
-"Understanding the difficulty of training Transformers" (2020). Networks are the residual designs of
-`rc.network.DESIGNS` at initialisation. On the same networks: token cosines and gradients by layer,
-and the one law that predicts all of them from the gains.
+Reproduces the heat maps of dependency and the laws of output change in Liu, Liu, Gao, Chen and Han,
+"Understanding the difficulty of training Transformers" (2020). The networks have the residual
+designs of `rc.network.DESIGNS` at initialisation. For the same networks, measures token cosines and
+gradients by layer, and compares them with the one law that predicts all of them from the gains.
 
     python -m experiments.run_stability
     python -m experiments.run_stability --designs=post,admin_log --mlp=none
 
-Three minutes of CPU time at the defaults. Expect 1 − cosine of Post-LN's tokens to halve with every
-layer, and updates in random directions to change its output by about N or more. The law is of
-the mean over networks: single networks may be off by several times.
+Takes three minutes of CPU time at the defaults. Expect 1 − cosine of the tokens in Post-LN to halve
+with every layer, and random updates to change its output by about N or more. The law describes the
+mean over networks; a single network may differ from it by a factor of several.
 """
 
 from collections.abc import Iterator, Mapping

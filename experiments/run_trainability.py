@@ -1,19 +1,21 @@
 """Trainability: which residual designs train at which depth, and why deep Post-LN does not.
 
-Liu et al., "Understanding the difficulty of training Transformers" (2020, table 1): Post-LN of 12
-and 18 layers diverges on translation, Pre-LN and Admin train. Here an encoder learns to reverse
-letters, token by token, at a size that allows many seeds, with and without warm-up. Every network
-is also measured before and while it trains: residual ratio and token cosine by layer, and the
-gradients of its matrices, for the same seeds.
+In Liu et al., "Understanding the difficulty of training Transformers" (2020, table 1), Post-LN with
+12 and 18 layers diverges on translation, while Pre-LN and Admin train. Here an encoder learns to
+reverse letters, token by token, with and without a warm-up; it is small enough for many seeds. The
+experiment also measures each network before and during training: residual ratio and token cosine
+by layer, and the gradients of its matrices.
 
     python -m experiments.run_trainability
     python -m experiments.run_trainability --depths=18 --warmup=0
 
-A seed learns nothing if its loss is not finite or its final accuracy is not above a guess.
-Expected with 18 layers and no warm-up: most seeds of Post-LN learn nothing, those of Pre-LN, Admin
-and DeepNorm all learn.
-When started again, the run resumes after the last finished cell. With other cells of the same sizes
-it trains only those that its folder lacks, and shows the requested ones.
+A seed learns nothing if its loss is not finite, or if its final accuracy is not above a guess.
+With 18 layers and no warm-up, expect most seeds of Post-LN to learn nothing, and all seeds of
+Pre-LN, Admin and DeepNorm to learn.
+
+A cell is one combination of design, depth and warm-up. If you start the command again, it resumes
+after the last finished cell. If you ask for other cells with the same sizes, it trains only those
+that its folder lacks, and shows the ones that you asked for.
 """
 
 import dataclasses

@@ -1,8 +1,9 @@
 """Transformer: an encoder-decoder that copies, reverses, sorts or translates, and its attention.
 
-Sequences are made on the device. Translation is between two made-up languages with different word
-order, agreement and a lexicon. Networks are trained with warm-up and teacher forcing, and measured
-by correct tokens and by sequences that greedy decoding writes exactly.
+The sequences are generated on the device. The two artificial languages of the translation task
+differ in word order, agreement and lexicon. Networks train with warm-up and teacher forcing. The
+experiment measures the share of correct tokens, and the share of sequences that greedy decoding
+writes exactly.
 
     python -m experiments.run_transformer --task=reverse
     python -m experiments.run_transformer --task=translation --optimizer=radam --label_smoothing=0.1

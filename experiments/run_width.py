@@ -1,13 +1,13 @@
 """Width against depth at equal parameters: the sorting task on networks of one size.
 
-The published code's `test_width` compares a shallow, wide network with a deep, narrow one of about
-as many parameters (Dong, Cordonnier and Loukas 2021, its appendix). Here every requested
-depth gets the width with the number of parameters nearest to that of the reference network.
+The published code's `test_width` compares a shallow, wide network with a deep, narrow network that
+has about the same number of parameters (Dong, Cordonnier and Loukas 2021, appendix). Here every
+depth gets the width whose number of parameters is nearest to the reference network.
 
     python -m experiments.run_width --depths=1,2,4,8
 
-Two CPU cores: 142 seconds with --num_seeds=5 and the default depths. Expect nearly all letters to
-be right at any depth.
+Takes 142 seconds with --num_seeds=5 and the default depths on two cores. Expect nearly all letters
+to be right at any depth.
 """
 
 import bisect
