@@ -1,8 +1,9 @@
 """Counts violations of the paper's lemma and bounds over random draws, in float64.
 
 Draws networks of several shapes with random weights, biases and tokens. Wherever the lemma's
-condition max D_ii ≤ 1.2564312 holds, it checks the technical lemma (I − D)P̃ ≤ P ≤ (I + 2D)P̃ for
-each entry, the bound of every head, and the published bounds with γ* of every layer and of the network.
+condition max D_ii ≤ 1.2564312 holds, it checks the technical lemma (I − D)P̃ ≤ P ≤ (I + 2D)P̃
+for each entry, the bound of every head, and the published bounds with γ* of every layer and
+of the network.
 
 Other bounds need no condition, but only rows that share keys and biases: bounds with sums over
 heads, around the mean token, and for the diameter. Some networks have MLPs, skips, padding, or a

@@ -10,11 +10,12 @@ is also a command of its own.
 Prints a line for each finished experiment, with one of its numbers and the published value, and
 then the results. Whenever an experiment ends, the command updates results/reproduce/report.html,
 one self-contained page. The page lists every statement with its source and its answer: holds, in
-some settings, not in all settings, does not hold, not rejected, or open after N draws. A setting is
-one combination of flags that the statement is about. The answer follows from the rows below it, one
-row for each setting, with joint intervals; --verdicts prints the rows, too. With --until=decided
-the command adds seeds until all rows are decided. It does not compute finished experiments again. The
-exit code is 1 if an experiment failed. `python -m experiments.benchmark` measures the speed.
+some settings, not in all settings, does not hold, not rejected, or open after N draws. A setting
+is one combination of flags that the statement is about. The answer follows from the rows below
+it, one row for each setting, with joint intervals; --verdicts prints the rows, too. With
+--until=decided the command adds seeds until all rows are decided. It does not compute finished
+experiments again. The exit code is 1 if an experiment failed. `python -m experiments.benchmark`
+measures the speed.
 """
 
 import sys

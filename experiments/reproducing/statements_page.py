@@ -211,7 +211,10 @@ def describe_origin(rows: TableRows) -> str:
     seeds = [int(row["first_seed"]) for row in measured if row["first_seed"] != ""]
     is_one_run = len(commits) == 1 and CLEAN_COMMIT.fullmatch(commits[0])
     if is_one_run and seeds and min(seeds) >= PROTOCOL.first_seed:
-        return f"All rows are from one run, of commit {commits[0][:8]}, with seeds from {min(seeds)} on."
+        return (
+            f"All rows are from one run, of commit {commits[0][:8]}, "
+            f"with seeds from {min(seeds)} on."
+        )
     names = ", ".join(commit[:8] for commit in commits) or "none"
     return (
         f"The run with the registered seeds is still to come; these rows are from commits: {names}."
