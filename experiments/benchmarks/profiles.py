@@ -12,7 +12,11 @@ from rank_collapse.runs.seeds import seed_keys
 
 
 def time_collapse_sweep(
-    options: Any, depth: int = 32, num_tokens: int = 64, d_model: int = 64
+    options: Any,
+    depth: int = 32,
+    num_tokens: int = 64,
+    d_model: int = 64,
+    num_seeds: int = 16,
 ) -> Report:
     """Measures the time of residual ratio and logarithm by layer of pure attention.
 
@@ -20,10 +24,11 @@ def time_collapse_sweep(
     has a call.
 
     Args:
-        options: The flags of `experiments.benchmark`; --num_seeds random initialisations.
+        options: The flags of `experiments.benchmark`.
         depth, num_tokens, d_model: Of the network.
+        num_seeds: Random initialisations.
     """
-    config, num_seeds = rc.san(depth, 4, d_model), options.num_seeds or 16
+    config = rc.san(depth, 4, d_model)
 
     def profile_seed(key):
         x = jax.random.normal(jax.random.fold_in(key, 1), (num_tokens, d_model))
