@@ -141,8 +141,11 @@ def list_benchmarks(options: flags.FlagValues) -> Iterator[tuple[str, str, Calla
     counts = list(map(int, options.num_seeds))
     for name in options.benchmark:
         measure = partial(BENCHMARKS[name], **(TINY.get(name, {}) if options.tiny else {}))
-        if name == "seeds" and counts:
-            yield name, name, partial(measure, num_seeds=counts)
+        if name == "seeds":
+            for network, size in seeds.SIZES.items():
+                sizes = {network: seeds.TINY_SIZE if options.tiny else size}
+                call = partial(measure, sizes=sizes, num_seeds=counts)
+                yield name, f"seeds, {network}", call
         elif counts and (name.startswith("train_") or name == "collapse_sweep"):
             for count in counts:
                 yield name, f"{name}, {count} seeds", partial(measure, num_seeds=count)

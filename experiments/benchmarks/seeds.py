@@ -35,8 +35,9 @@ ACCELERATOR_SEEDS = (1, 16, 64, 256, 1024, 4096)
 # On an accelerator the time of these is the same for each seed, and one process has the device.
 MOST_SEEDS = {"map": 64, "one by one": 16, "processes": 0}
 # Sizes that show nothing but that the benchmark works.
+TINY_SIZE = ((3,), 4)
 TINY = {
-    "sizes": dict.fromkeys(SIZES, ((3,), 4)),
+    "sizes": dict.fromkeys(SIZES, TINY_SIZE),
     "arguments": TINY_ARGUMENTS,
     "batch_size": 2,
 }
