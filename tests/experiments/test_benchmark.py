@@ -105,16 +105,20 @@ def test_pytorch_trains_the_same_network_by_a_loop_and_stacked(name):
         for parameter_name, parameter in single.network.named_parameters():
             parameter.copy_(stacked.weights[parameter_name][1])
     batches, losses = torch_baseline.list_batches(task), []
-    for _ in range(20):
+    for index in range(20):
         batch = next(batches)
         single.step(*batch)
         stacked.step(*batch)
         losses.append(single.loss.item())
+        if index:  # Adam makes steps of rounding where a gradient is zero
+            continue
+        slopes = {n: parameter.grad for n, parameter in single.network.named_parameters()}
+        norm = torch.stack([slope.square().sum() for slope in slopes.values()]).sum().sqrt()
+        assert 0.1 < norm.item() < 0.5001
+        for parameter_name, slope in slopes.items():
+            stacked_slope = stacked.weights[parameter_name].grad[1]
+            torch.testing.assert_close(stacked_slope, slope, rtol=1e-3, atol=1e-5)
     assert np.mean(losses[-5:]) < np.mean(losses[:5])
-    for parameter_name, parameter in single.network.named_parameters():
-        torch.testing.assert_close(
-            stacked.weights[parameter_name][1], parameter, rtol=1e-2, atol=1e-3
-        )
 
 
 def test_batches_of_pytorch_end_at_their_longest_text():
