@@ -242,7 +242,10 @@ def make_chunk(
     padded = [*pairs, *pairs[-1:] * (size - len(pairs))]
     values = jax.tree.map(lambda *a: np.stack(a), *(floats[cell] for cell, _ in padded))
     numbers = np.array([seed for _, seed in padded])
-    return Chunk(*zip(*pairs, strict=True), keys[numbers], values)
+    # On the host: eager indexing compiles six programs for each size.
+    chosen = np.asarray(jax.random.key_data(keys))[numbers]
+    chunk_keys = jax.random.wrap_key_data(chosen, impl=jax.random.key_impl(keys))
+    return Chunk(*zip(*pairs, strict=True), chunk_keys, values)
 
 
 class Mapped:

@@ -190,3 +190,13 @@ def test_seeds_at_a_time_are_those_that_fit_into_memory(tmp_path, monkeypatch):
     results, chunks = run_cells(tmp_path / "run", parse_options())
     assert asked == [(10, 2)] and [len(chunk) for chunk in chunks] == [4, 4, 2]
     check(results)
+
+
+def test_a_chunk_of_another_size_compiles_nothing(caplog):
+    pairs = [("low", 1), ("low", 3), ("high", 0)]
+    with jax.log_compiles():
+        chunk = make_chunk(CELLS, KEYS, pairs, 7)
+    assert not [r for r in caplog.records if r.message.startswith("Compiling")]
+    drawn = jax.random.key_data(chunk.keys)
+    np.testing.assert_array_equal(drawn, jax.random.key_data(KEYS)[np.array([1, 3, *[0] * 5])])
+    assert chunk.floats.tolist() == [0.5, 0.5, *[2.0] * 5]
