@@ -60,13 +60,13 @@ class Curve(NamedTuple):
         return is_met | np.isnan(predicted)
 
     def looseness(self) -> float:
-        """Computes by which factor a bound lies off at its tightest point; 1 of an equation."""
+        """Computes by which factor a bound lies off, in the median; 1 of an equation."""
         _, predicted, measured = self.as_array().T
         is_bound = self.relation in ("≤", "≥") and np.all(predicted > 0) and np.all(measured > 0)
         if not is_bound:
             return 1.0
         ratio = predicted / measured if self.relation == "≤" else measured / predicted
-        return float(np.nanmin(ratio))
+        return float(np.nanmedian(ratio))
 
 
 class Theorem(NamedTuple):
@@ -104,7 +104,7 @@ class Outcome(NamedTuple):
 
     Attributes:
         verdict: One of the four classes, or `OPEN`.
-        factor: By which its tightest bound is loose; 1 for an equation.
+        factor: By which its bound is loose in the median, of several the tightest; 1 for none.
         failed: "curve at x" of the first point that is against it, "" for none.
     """
 
