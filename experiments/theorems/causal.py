@@ -17,7 +17,7 @@ def first_token_curves(seed: int, *, n: int = 16, d: int = 8, draws: int = 3) ->
     """Measures the least cosine to the first token by time, with random scores and V = I."""
     gain, times = 0.05, np.array([5, 10, 20, 40])
     curves = []
-    for name, mask in (("causal", "causal"), ("no mask", "none")):
+    for mask in ("causal", "none"):
         cosines = []
         for draw in range(draws):
             key_m, key_x = jax.random.split(jax.random.fold_in(jax.random.key(seed), draw))
@@ -113,9 +113,7 @@ def repeated_curves(seed: int, *, draws: int = 4) -> list[Curve]:
             is_one = jnp.arange(COUNTS[-1] + 2) < count  # what follows the zero is not seen
             return last(params, jnp.where(is_one[:, None], one, zero))[count]
 
-        distances.append(
-            [jnp.linalg.norm(pass_repeated(k) - pass_repeated(k + 1)) for k in COUNTS]
-        )
+        distances.append([jnp.linalg.norm(pass_repeated(k) - pass_repeated(k + 1)) for k in COUNTS])
     mean = np.exp(np.mean(np.log(distances), axis=0))
     slopes = [np.polyfit(np.log(COUNTS[2:]), np.log(row[2:]), 1)[0] for row in np.array(distances)]
     law = mean[-1] * (np.array(COUNTS) / COUNTS[-1]) ** -2.0

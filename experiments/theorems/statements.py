@@ -31,6 +31,7 @@ class Curve(NamedTuple):
         tolerance: Relative error of an equation, or how far a bound may be passed (rounding).
         beyond: Whether the theorem's conditions are not met here.
         instead: Whether this is what holds in the place of a statement that fails.
+        ordering: Whether two measured values are compared, whose ratio is no bound's looseness.
     """
 
     name: str
@@ -41,6 +42,7 @@ class Curve(NamedTuple):
     tolerance: float = 0.01
     beyond: bool = False
     instead: bool = False
+    ordering: bool = False
 
     def as_array(self) -> np.ndarray:
         """Stacks where, predicted and measured to [k, 3]."""
@@ -104,7 +106,7 @@ class Outcome(NamedTuple):
 
     Attributes:
         verdict: One of the four classes, or `OPEN`.
-        factor: By which its bound is loose in the median, of several the tightest; 1 for none.
+        factor: By which a loose bound is off in the median, of several the tightest; else 1.
         failed: "curve at x" of the first point that is against it, "" for none.
     """
 
@@ -124,27 +126,29 @@ def judge(curves: list[Curve]) -> Outcome:
     for curve in stated:
         if not curve.holds().all():
             x, predicted, measured = curve.as_array()[np.argmin(curve.holds())]
-            failed = f"{curve.name}, {x:.4g}: {measured:.4g}, claimed {curve.relation} {predicted:.4g}"
+            failed = (
+                f"{curve.name}, {x:.4g}: {measured:.4g}, claimed {curve.relation} {predicted:.4g}"
+            )
             return Outcome(FAILS, 1.0, failed)
     if not stated:
         return Outcome(OPEN, 1.0, "")
-    bounds = [c for c in stated if c.relation in ("≤", "≥")]
+    bounds = [c for c in stated if c.relation in ("≤", "≥") and not c.ordering]
     factor = min((c.looseness() for c in bounds), default=1.0)
     if len(bounds) == len(stated) and factor > LOOSE_FACTOR:
         return Outcome(LOOSE, factor, "")
     if beyond and all(c.holds().all() for c in beyond):
-        return Outcome(BEYOND, factor, "")
-    return Outcome(HOLDS, factor, "")
+        return Outcome(BEYOND, 1.0, "")
+    return Outcome(HOLDS, 1.0, "")
 
 
 def save_curves(curves: list[Curve]) -> dict[str, np.ndarray]:
-    """Makes the arrays of curves for a run folder: "NAME/values" [k, 3] and "NAME/judged" [4]."""
+    """Makes the arrays of curves for a run folder: "NAME/values" [k, 3] and "NAME/judged" [5]."""
     arrays = {}
     for curve in curves:
         relation = RELATIONS.index(curve.relation)
         arrays[f"{curve.name}/values"] = curve.as_array()
         arrays[f"{curve.name}/judged"] = np.array(
-            [relation, curve.tolerance, curve.beyond, curve.instead], float
+            [relation, curve.tolerance, curve.beyond, curve.instead, curve.ordering], float
         )
     return arrays
 
@@ -155,9 +159,7 @@ def load_curves(arrays: Mapping[str, np.ndarray]) -> list[Curve]:
     for key, values in arrays.items():
         name, _, part = key.rpartition("/")
         if part == "values":
-            relation, tolerance, beyond, instead = arrays[f"{name}/judged"]
+            relation, tolerance, *flags = arrays[f"{name}/judged"].tolist()
             relation = RELATIONS[int(relation)]
-            curves.append(
-                Curve(name, *values.T, relation, float(tolerance), bool(beyond), bool(instead))
-            )
+            curves.append(Curve(name, *values.T, relation, tolerance, *map(bool, flags)))
     return curves
