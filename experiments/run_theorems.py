@@ -166,7 +166,7 @@ EXPERIMENT = Experiment(
     brief="statements of papers from 2022 to 2026 about collapse, predicted beside measured",
     claim="Later papers prove how tokens cluster on the sphere, park under a causal mask, collapse "
     "in width, and what masks, tied weights, norms, heads and gains do to them (2312.10794, "
-    "2410.23228, 2411.04990, 2410.07799, 2406.04267, 2405.18781, 2401.04301, 2604.23681 and others).",
+    "2410.23228, 2411.04990, 2410.07799, 2406.04267, 2405.18781, 2401.04301, 2604.23681).",
     presets={
         "quick": "",
         "reported": "--seed=3000",

@@ -73,7 +73,8 @@ def test_a_layer_is_a_step_on_the_sphere():
 def test_equiangular_flow_has_the_field_report_s_numbers():
     """Numbers of an independent NumPy integration."""
     expected = [0.3626, 0.8163, 0.9705, 0.9959, 0.9994, 0.9999]
-    np.testing.assert_allclose(sphere.equiangular_flow(np.arange(1, 7), 8, 1.0), expected, atol=6e-5)
+    flow = sphere.equiangular_flow(np.arange(1, 7), 8, 1.0)
+    np.testing.assert_allclose(flow, expected, atol=6e-5)
     small = sphere.pass_equiangular(8, 1.0, 0.1)  # layers of a = 0.1, by the same NumPy
     np.testing.assert_allclose(small[[0, 1, 2, 3]], [0.3336, 0.7803, 0.9598, 0.9938], atol=6e-5)
 
@@ -117,7 +118,8 @@ def test_one_failure_is_in_the_table(tmp_path):
     assert run(run_theorems, ["--theorems=affine_rank"], tmp_path) == 0
     table = rows(tmp_path)
     assert {row["outcome"] for row in table} == {FAILS}
-    pairs = [(float(r["predicted"]), float(r["measured"])) for r in table if "LayerNorm" in r["curve"]]
+    normed = [r for r in table if "LayerNorm" in r["curve"]]
+    pairs = [(float(r["predicted"]), float(r["measured"])) for r in normed]
     assert pairs == [(1, 2), (2, 3), (3, 4)]
     ranks = [r for r in table if "RMSNorm" in r["curve"]]
     assert all(r["predicted"] == r["measured"] for r in ranks)
