@@ -118,8 +118,8 @@ def repeated_curves(seed: int, *, draws: int = 4) -> list[Curve]:
     slopes = [np.polyfit(np.log(COUNTS[2:]), np.log(row[2:]), 1)[0] for row in np.array(distances)]
     law = mean[-1] * (np.array(COUNTS) / COUNTS[-1]) ** -2.0
     return [
-        Curve("distance goes to 0", COUNTS[1:], mean[:-1], mean[1:], "≤", 0),
-        Curve("power of k", np.arange(draws), -2, slopes, tolerance=0.15),
+        Curve("distance goes to 0", COUNTS[1:], mean[:-1], mean[1:], "≤", 0, ordering=True),
+        Curve("power of k from 32 to 256", np.arange(draws), -2, slopes, "none"),
         Curve("distance beside k⁻²", COUNTS, law, mean, "none"),
     ]
 
@@ -180,7 +180,7 @@ def first_mass_curves(seed: int, *, n: int = 32, depth: int = 64) -> list[Curve]
     alone = [1 - float(rc.rollout(weights[:k], 1.0)[-1, 0]) for k in depths]
     shared = [1 - float(rc.rollout(weights[:k], 1 / depth)[-1, 0]) for k in depths]
     bound = np.minimum(1, n * (1 - least) ** depths)
-    uniform = jnp.tril(jnp.ones((n, n))) / jnp.arange(1, n + 1)[:, None]
+    uniform = np.tril(np.ones((n, n))) / np.arange(1, n + 1)[:, None]
     stack = jnp.broadcast_to(uniform, (depth, n, n))
     second = [float(rc.rollout(stack[:k], 0.5)[1, 1]) for k in depths]
     return [

@@ -34,7 +34,7 @@ def affine_rank_curves(seed: int, *, n: int = 10, d: int = 16) -> list[Curve]:
     for rank in (1, 2, 3):
         keys = jax.random.split(jax.random.fold_in(jax.random.key(seed), rank), 3)
         spread = jax.random.normal(keys[0], (n, rank)) @ jax.random.normal(keys[1], (rank, d))
-        x = np.asarray(jax.random.normal(keys[2], (d,)) + spread)
+        x = np.asarray(jax.random.normal(keys[2], (1, d)) + spread)
         before.append(affine_rank(x))
         after.append(affine_rank(normalise_tokens(x, "layer")))
         matrix_before.append(np.linalg.matrix_rank(x))
@@ -98,7 +98,7 @@ def spread_curves(seed: int, *, n: int = 32, d: int = 32, depth: int = 6) -> lis
     deviations = (deviations - deviations.mean()) / deviations.std()
     value = jax.random.normal(keys[3], (d, d)) / jnp.sqrt(d)
     for spread in SPREADS:
-        scores = basis * (1 + spread * deviations) @ basis.T
+        scores = basis * (1 + spread * deviations)[None] @ basis.T
         trace = rc.apply(networks.make_params(config, scores, value), x, config)
         entropies.append(jnp.mean(rc.attention_entropy(trace.attention[0])))
         cosines.append(rc.token_cosine(trace.hidden[-1]))
