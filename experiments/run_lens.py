@@ -98,11 +98,13 @@ def open_networks(options: Any) -> list[Network]:
         opened = load_networks(options, options.num_texts + options.skip_texts)
         networks = [skip_texts(network, options.skip_texts) for network in opened]
     else:
-        if not options.untrained:
-            print(
-                f"no --folder={options.folder}: small networks at random in place of trained ones"
-            )
-        networks = [make_untrained(name, options) for name in UNTRAINED]
+        names = UNTRAINED
+        if options.untrained:
+            check_names(options, "networks", UNTRAINED)
+            names = options.networks or UNTRAINED
+        else:
+            print(f"no --folder={options.folder}: small networks at random in its place")
+        networks = [make_untrained(name, options) for name in names]
     return networks + [make_initialised(name, options) for name in options.init]
 
 
@@ -173,7 +175,8 @@ def write_lenses(options: Any, networks: list[Network]) -> None:
         options: The flags.
         networks: The networks and their texts.
     """
-    folder = runs.make_folder(options.lens_folder)
+    folder = Path(options.lens_folder)
+    runs.make_folder(folder)
     for network in networks:
         path = folder / f"{network.label}.pt"
         if not network.source.is_causal_lm:

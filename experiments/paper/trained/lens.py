@@ -169,7 +169,7 @@ def measure_text(
     places = jnp.arange(states.shape[0])
     later = places > probe.source
     chosen = jnp.stack([places == probe.source, later if mask is None else later & mask])
-    return compare_kinds(*(parts[kind][:, None] * chosen[:, None, :, None] for kind in KINDS))
+    return compare_kinds(*(parts[kind][:, None] * chosen[None, :, None, :, None] for kind in KINDS))
 
 
 def compare_kinds(

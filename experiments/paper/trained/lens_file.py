@@ -63,7 +63,7 @@ def sum_jacobians(
     def compute_row(entry):
         cotangent = jnp.zeros(shape[1:], jnp.float32).at[:, entry].set(1) * mask
         (gradients,) = pull(cotangent)
-        return jnp.sum(gradients * mask, axis=1) / jnp.sum(mask)
+        return jnp.sum(gradients * mask[None], axis=1) / jnp.sum(mask)
 
     rows = jax.lax.map(compute_row, jnp.arange(config.d_model), batch_size=ROWS)
     return jnp.moveaxis(rows, 1, 0)
