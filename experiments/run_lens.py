@@ -12,8 +12,8 @@ and size compare the two sums. The effective rank of the exact Jacobian is measu
 
 Measures every network in --folder, and those of --init at their initialisation; where there is no
 folder, small networks at random. --lens_folder also writes the mean Jacobians of causal language
-models as files of the Jacobian lens. Two CPU cores: 20 minutes for all. Expect short paths to carry
-most of the exact influence, and frozen sums to point elsewhere.
+models as files of the Jacobian lens. All take 20 minutes of CPU and 4 GB. Expect short paths to
+carry most of the exact influence, and frozen sums to point elsewhere.
 """
 
 from functools import partial
