@@ -95,6 +95,16 @@ def test_exact_parts_are_the_jacobian_and_padding_changes_nothing(llama):
         np.testing.assert_allclose(again[name], values, rtol=1e-4, atol=1e-5, err_msg=name)
 
 
+def test_the_frozen_sum_along_the_states_is_the_network(llama):
+    """Without biases, all frozen paths from the states after a layer give the last state."""
+    config, params = llama
+    ids = np.arange(1, 9)
+    hidden = rc.apply(params, ids, config).hidden
+    options = {"layer": LAYER, "branches": "attention", "skip": 0, "freeze": True}
+    moved = lens.transport(lens.name_states(params, config), ids, hidden[LAYER + 1], **options)
+    np.testing.assert_allclose(moved.arriving, hidden[-1], rtol=1e-4, atol=1e-5)
+
+
 def test_ranks_are_those_of_the_jacobian(llama):
     config, params = llama
     ids = np.array([3, 7, 1, 12, 5, 9])
