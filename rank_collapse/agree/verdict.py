@@ -27,7 +27,10 @@ _LEAST_SCALE = 0.5  # of what rounding explains
 
 
 class Row(NamedTuple):
-    """One sublayer of the table."""
+    """One sublayer of the table.
+
+    It is judged where its input is near enough to the other run's that its own error shows.
+    """
 
     layer: int
     part: str
@@ -44,6 +47,7 @@ class Row(NamedTuple):
     coherence: float
     spikes: int
     spikes_added: float
+    judged: bool
 
 
 class Fault(NamedTuple):
@@ -83,12 +87,8 @@ def summarize(difference: Difference) -> Row:
         difference.coherence,
         int(difference.spikes.sum()),
         float(spikes.max()) if spikes.size else float("nan"),
+        difference.quantile("error_in", 0.5) < JUDGED,
     )
-
-
-def is_judged(row: Row) -> bool:
-    """Return whether the input of a sublayer is near enough that its own error shows."""
-    return row.error_in < JUDGED
 
 
 def find_faults(rows: Sequence[Row], rounding: Rounding) -> list[Fault]:
@@ -102,14 +102,14 @@ def find_faults(rows: Sequence[Row], rounding: Rounding) -> list[Fault]:
         (index of the row, why) in order.
     """
     faults = []
-    judged = [row for row in rows if is_judged(row)]
+    judged = [row for row in rows if row.judged]
     usual = {
         part: _usual_excess([row for row in judged if row.part == part])
         for part in {row.part for row in judged}
     }
     scale_limit = {part: _limit_scale([r for r in judged if r.part == part]) for part in usual}
     for index, row in enumerate(rows):
-        if not is_judged(row):
+        if not row.judged:
             continue
         center, spread = usual[row.part]
         logarithm = np.log(max(row.excess, 1e-12))
