@@ -61,6 +61,7 @@ from .paths.lengths import (
     rollout as rollout,
 )
 from .paths.loops import loop_report as loop_report
+from .paths.recording import record_function as record_function
 from .paths.sharing import shapley_values as shapley_values
 from .paths.truncation import truncated as truncated
 from .pretrained.used_depth import depth_report as depth_report

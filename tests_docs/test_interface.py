@@ -35,6 +35,7 @@ TOP = {
     "transverse_exponents",
     "depth_report", "coord_check", "depth_rule", "loop_report", "pretrained", "training",
     "branch_shares", "path_length_law", "rollout", "duplicates", "spikes", "record",
+    "record_function",
 }
 # fmt: on
 

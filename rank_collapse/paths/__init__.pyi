@@ -19,6 +19,7 @@ from .lengths import (
     rollout as rollout,
 )
 from .loops import LoopReport as LoopReport, loop_report as loop_report
+from .recording import record_function as record_function
 from .sets import (
     Classifier as Classifier,
     path_set_logits as path_set_logits,
