@@ -112,7 +112,7 @@ def compare_recordings(
     if shift:
         return _answer_shift(first, second, alignment, rounding, shift)
     embedding, embedding_kind = _compare_embeddings(first, second, alignment, rounding)
-    replay = replay or find_replay(first, second)
+    replay = None if alignment.order else replay or find_replay(first, second)
     rows = _tabulate(first, second, alignment, rounding, replay)
     faults = find_faults(rows, rounding)
     remarks = list(alignment.remarks)
