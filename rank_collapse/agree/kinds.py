@@ -111,6 +111,8 @@ def _test_scale(difference, mask):
         else:
             width = difference.first.shape[-1]
             yield f"the output is multiplied by {factor:.4g}{_as_root(factor, width)}"
+    elif difference.part == "layer" and difference.coherence > _CLEAR:
+        yield f"the output is multiplied by about {1 + difference.scale:.2g}: a factor of a skip"
 
 
 def _test_norm(difference, mask):
@@ -168,7 +170,7 @@ def _test_tokens(difference, mask):
             yield (
                 "all tokens differ, the first too: where it attends to itself alone, that is "
                 "values or the output projection (the order of the key-value heads, a transposed "
-                "matrix, an absent bias); in bidirectional attention positions, scores or masks as well"
+                "matrix, an absent bias); in bidirectional attention also positions or masks"
             )
         return
     lengths = mask.sum(axis=1)
