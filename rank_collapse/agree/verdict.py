@@ -119,7 +119,7 @@ def find_faults(rows: Sequence[Row], rounding: Rounding) -> list[Fault]:
             "unlike other layers": (logarithm - center) / spread > _OUTLIER and row.excess > 1,
             "one factor": row.coherence
             > (_COHERENCE if abs(row.scale) < scale_limit[row.part] else _CLEAR_COHERENCE)
-            and abs(row.scale) > max(rounding.products, _LEAST_SCALE * row.predicted),
+            and abs(row.scale) > max(2 * rounding.products, _LEAST_SCALE * row.predicted),
         }
         why = next((name for name, holds in reasons.items() if holds), None)
         if why is not None:
