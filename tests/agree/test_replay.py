@@ -88,3 +88,35 @@ def test_both_recordings_on_other_inputs_are_refused(tmp_path):
         write_recording(tmp_path / f"{name}.safetensors", arrays, {"inputs": "c"})
         recordings.append(open_recording(tmp_path / f"{name}.safetensors"))
     is_refused("both recorded on another run's inputs", compare_recordings, *recordings)
+
+
+def test_one_factor_of_the_size_of_rounding_is_none(compare):
+    """The sum of rounded attention weights is no 1: SmolLM2's layer 24 is 1.005 times its size."""
+    model, _ = draw_model(31, post_norm=False)
+    assert compare(model, fault=Fault("attention scaled", 2, -0.005)).agree
+    answer = compare(model, fault=Fault("attention scaled", 2, -0.02))
+    assert "multiplied by 1.02" in answer.kind
+
+
+@pytest.mark.parametrize("kind", ["temperature", "theta", "rotary pairs"])
+def test_a_mistake_of_queries_and_keys_is_no_factor(compare, kind):
+    """A higher temperature makes the output smaller, not by one number."""
+    for seed in (3, 31):
+        size = {"temperature": 0.2, "theta": 0.1}.get(kind, 0)
+        for causal, words in ((True, "queries and keys|grows with"), (False, "bidirectional")):
+            model, _ = draw_model(seed, post_norm=False, causal=causal)
+            answer = compare(model, fault=Fault(kind, 1, size))
+            assert answer.first == {"layer": 1, "part": "attention"}
+            assert any(word in answer.kind for word in words.split("|"))
+
+
+def test_a_window_is_told_from_positions(compare):
+    for seed, words in ((3, "from position 4 on"), (31, "from position 4 on")):
+        model, _ = draw_model(seed, post_norm=False, causal=True)
+        assert words in compare(model, fault=Fault("window", 1, 4)).kind
+
+
+def test_a_factor_of_a_skip_is_named(compare):
+    model, _ = draw_model(31, post_norm=False)
+    answer = compare(model, fault=Fault("skip scaled", 1, 0.5))
+    assert answer.first == {"layer": 1, "part": "layer"} and "a factor of a skip" in answer.kind
