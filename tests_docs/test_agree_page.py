@@ -33,6 +33,8 @@ def test_there_are_five_examples():
 
 def test_a_model_of_torch_is_recorded(run):
     torch = pytest.importorskip("torch")
+    from rank_collapse.torch import record
+
     torch.manual_seed(0)
     layer = torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, norm_first=True)
     model = torch.nn.TransformerEncoder(layer, 3, enable_nested_tensor=False).train()
