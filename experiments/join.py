@@ -4,7 +4,8 @@
     python -m experiments.run_collapse --num_seeds=8 --first_seed=8 --output_dir=b
     python -m experiments.join a b --output_dir=whole
 
-The whole is what one command for all of it leaves: its arrays, table, figures and statements.
+The new folder has the arrays, table, figures and statements that one command for all seeds would
+have written.
 """
 
 import copy

@@ -1,20 +1,21 @@
 """Reproduce: runs every experiment and writes one report, with an answer to each statement.
 
-Covers the figures of Dong, Cordonnier and Loukas, "Attention is not all you need: pure attention
-loses rank doubly exponentially with depth" (2021), and of the note on attention functions (Vaswani
-et al. 2017, section 3.2.1), each with its own command.
+Covers the figures in Dong, Cordonnier and Loukas, "Attention is not all you need: pure attention
+loses rank doubly exponentially with depth" (2021), and statements of later papers. Each experiment
+is also a command of its own.
 
-    python -m experiments.reproduce                   (quick sizes, minutes on two cores)
+    python -m experiments.reproduce                      (quick sizes, minutes on two cores)
     python -m experiments.reproduce --preset=reported    (the sizes of the pages)
 
-Prints a line for each experiment that ends, with one of its numbers beside the published one, then
-what came out. Writes results/reproduce/report.html, one self-contained page, anew whenever an
-experiment ends. It lists every statement of the papers with its source and its answer: holds,
-in some settings, not in all settings, does not hold, not rejected, or open after N draws. The
-answer follows from the rows below it, one per setting, with joint intervals; --verdicts prints them
-too. With --until=decided seeds are added until rows are decided. Finished experiments are not
-computed again; the exit code is 1 if an experiment failed.
-Speed: `python -m experiments.benchmark`.
+Prints a line for each finished experiment, with one of its numbers and the published value, and
+then the results. Whenever an experiment ends, the command updates results/reproduce/report.html,
+one self-contained page. The page lists every statement with its source and its answer: holds, in
+some settings, not in all settings, does not hold, not rejected, or open after N draws. A setting
+is one combination of flags that the statement is about. The answer follows from the rows below
+it, one row for each setting, with joint intervals; --verdicts prints the rows, too. With
+--until=decided the command adds seeds until all rows are decided. It does not compute finished
+experiments again. The exit code is 1 if an experiment failed. `python -m experiments.benchmark`
+measures the speed.
 """
 
 import sys

@@ -1,17 +1,19 @@
-"""Architectures: the residual of BERT, ALBERT and XLNet by layer, beside the published curves.
+"""Architectures: the residual of BERT, ALBERT and XLNet by layer, with the published curves.
 
-Reproduces the residual figures of BERT, ALBERT and XLNet of Dong, Cordonnier and Loukas (2021):
-‖res(X)‖/‖X‖ by layer for SAN, SAN+MLP, SAN+skip and the whole Transformer, on the same weights.
+Reproduces the residual figures of BERT, ALBERT and XLNet in Dong, Cordonnier and Loukas (2021):
+‖res(X)‖/‖X‖ by layer for SAN (attention alone), SAN+MLP, SAN+skip and the full model. All variants
+have the same weights.
 
     python -m experiments.run_architectures
     python -m experiments.run_architectures --checkpoints=my-bert,hf:gpt2 --text_file=texts.txt
 
-Without --checkpoints: the three published models at random initialisation, about 2 minutes on two
-cores. Otherwise folders as Hugging Face saves them, or --checkpoints=hf:bert-base-cased with the
-package huggingface_hub, each beside its own random initialisation; random:NAME is an architecture
-with random weights alone, as in `rank-collapse check`. Weights are read layer by layer.
-All else about a checkpoint: `rank-collapse check` and `rank-collapse depth`. Expect SAN to collapse
-within three layers, and skips to stop it.
+Without --checkpoints the command initialises the three published models at random, which takes
+about 2 minutes on two cores. --checkpoints takes folders in the format of Hugging Face, names on
+the hub such as hf:bert-base-cased (this needs the package huggingface_hub), or random:NAME for an
+architecture with random weights. Each checkpoint is compared with its own random initialisation.
+The command reads weights layer by layer, and uses one device unless --num_devices is set.
+`rank-collapse check` and `rank-collapse depth` measure more about a checkpoint. Expect SAN to
+collapse within three layers, and skips to prevent the collapse.
 """
 
 import re
@@ -51,8 +53,13 @@ THRESHOLD = rc.MEASURES["residual_ratio"].alarm.value  # below it tokens count a
 ROUNDING = rounding_limit("float32")  # at most this of tokens that are equal but for rounding
 FEWEST_DRAWS = 60  # with which one of 3 networks can be refused at 5 % of all of them
 
-FLAGS = cli.make_flags("architectures", num_seeds=1, shows="mean,layer=last", execution=("chunk",))
-FLAGS["num_devices"].default = 1  # one device whose matrix products use all cores
+FLAGS = cli.make_flags(
+    "architectures",
+    num_seeds=1,
+    num_devices=1,  # one device whose matrix products use all cores
+    shows="mean,layer=last",
+    execution=("chunk",),
+)
 FLAGS.define("list", "checkpoints", [], "Checkpoint folders, hf:NAME of the hub, or random:NAME.")
 FLAGS.define(
     "list",
@@ -338,11 +345,11 @@ def make_finding(results: Results, models: Sequence[Model]) -> Finding | None:
 EXPERIMENT = Experiment(
     order=40,
     title="BERT, ALBERT and XLNet at initialisation",
-    brief="BERT, ALBERT and XLNet, at initialisation or from a checkpoint folder, beside the "
-    "published curves",
-    claim="Attention without skips and MLPs loses rank within a few layers in all three "
-    "architectures; skips prevent it, and MLPs alone slow it at most (published figures of the "
-    "relative residual by layer; unseeded initialisations, other texts).",
+    brief="residual by layer in BERT, ALBERT and XLNet, at initialisation or from a checkpoint "
+    "folder, with the published curves",
+    claim="In all three architectures attention without skips and MLPs loses rank within a few "
+    "layers. Skips prevent this, and MLPs alone at most slow it (published figures of the"
+    " relative residual by layer, from unseeded initialisations and other texts).",
     presets={
         # The fewest draws of which a share can be decided beside the rows of run_collapse, and as
         # many tokens as show the curves: their residuals are those of longer texts.

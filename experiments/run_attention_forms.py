@@ -1,19 +1,21 @@
 """Attention forms: dot products, scaled or not, and additive attention against the width d_k.
 
-The claim of Vaswani et al., "Attention is all you need" (2017, section 3.2.1): for small d_k the
-two functions perform similarly; for large d_k additive attention outperforms unscaled dot products,
-because their variance d_k pushes the softmax into regions of extremely small gradients.
-Two parts: scores, weights and gradients on random queries and keys of each --d_k, and the accuracy
-of networks that have learned to sort with each function at each --trained_d_k, seed by seed. A
-fourth function, additive scores that vary as much within a row as dot products, separates the
-effect of the tanh from that of a small v.
+Tests a claim of Vaswani et al., "Attention is all you need" (2017, section 3.2.1). For small d_k
+dot-product and additive attention perform similarly. For large d_k additive attention outperforms
+unscaled dot products, because their variance d_k pushes the softmax into regions with extremely
+small gradients.
+
+The experiment has two parts. The first measures scores, weights and gradients of random queries
+and keys for each --d_k. The second trains networks to sort with each kind of attention for each
+--trained_d_k, and compares their accuracy seed by seed. A fourth kind, additive scores that vary
+as much within a row as dot products, separates the effect of the tanh from that of a small v.
 
     python -m experiments.run_attention_forms
     python -m experiments.run_attention_forms --d_k=8,512 --trained_d_k=64 --depth=2
 
-Two CPU cores: 275 s of CPU time. Expected: additive attention as good as dot products at d_k = 4
-and far better at 256. There scaled dot products are better than both, and additive scores of the
-size of dot products are nearly as bad as unscaled dot products.
+Takes 275 s of CPU time on two cores. Expect additive attention to be as good as dot products at
+d_k = 4 and far better at 256. There, scaled dot products are better than both, and additive scores
+of the size of dot products are nearly as bad as unscaled dot products.
 """
 
 import dataclasses
@@ -300,8 +302,8 @@ def compare_results(results: dict[str, Any], options: Flags) -> Iterator[Compari
 EXPERIMENT = Experiment(
     order=110,
     title="Attention functions against d_k",
-    brief="dot products, scaled or not, and additive attention against d_k: saturation, "
-    "gradients, accuracy after training",
+    brief="scaled and unscaled dot products and additive attention against d_k: saturation, "
+    "gradients, and accuracy after training",
     claim=f"{SOURCE}: for small d_k additive and dot-product attention perform similarly, for "
     "large d_k additive attention outperforms dot products without scaling, whose variance d_k "
     "pushes the softmax into regions of extremely small gradients.",

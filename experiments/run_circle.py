@@ -1,27 +1,31 @@
 """Circle: a one-layer network that continues two walks along a circle, fed with its own output.
 
-Reproduces the circle figure of Dong, Cordonnier and Loukas (2021, section 4.3): trained to predict
-the next points of two walkers on the two halves of a circle, then applied to its own output 300
-times. Do the two points fall together?
+Reproduces the circle figure of Dong, Cordonnier and Loukas (2021, section 4.3). A network learns to
+predict the next points of two walkers on the two halves of a circle. It is then applied to its own
+output 300 times. Do the two points fall together?
 
-The commands are the published ones and train the published network: a skip around the attention in
-every variant, dropout 0.1 on points, attention weights, branches and last state. --do_mlp adds an
-MLP with its skip; --circle_skip is a skip around the recurrence: trained on the points plus those
-of the batch before, fed with the sum of its last input and output. --compare=published runs "base",
-"circle_skip" and "mlp" at widths 32, 64 and 128; --compare=theory compares networks
-with and without the skip around the attention, with and without an MLP; --compare=pure runs pure
-attention, what the paper means, beside "base" and with a skip or an MLP.
+The published commands work here and train the published network, which has in every variant a skip
+around the attention, and dropout 0.1 on points, attention weights, branches and the last state.
+
+    --do_mlp       adds an MLP with its own skip
+    --circle_skip  adds a skip around the recurrence: trains the network on the points plus those
+                   of the batch before, and fed with the sum of its last input and output
+    --compare      "published" runs the network as it is ("base"), with --circle_skip and with
+                   --do_mlp, at widths 32, 64 and 128; "theory" runs networks with and without the
+                   skip around the attention, with and without an MLP; "pure" runs attention alone,
+                   which the paper means, next to "base" and to attention with a skip or an MLP
 
     python -m experiments.run_circle --width 2 --depth 1 --num_labels 2 --seq_len 10 \\
         --n_epochs 70 --n_train_data 1000 --n_repeat 2 --n_eval_data 300 --hidden_dim 32
     python -m experiments.run_circle --compare=published --num_seeds=64
 
-Two CPU cores: 260 s of CPU time for 64 seeds of the three variants at width 128, 55 s for 32 seeds
-of --compare=pure at width 32. Expect a share of seeds, not one picture: `PUBLISHED_FELL` has the
-share of the published code for eight seeds. results.csv has a row per seed. Of the difference of
-two points it has the multiplier at the collapsed point, the steps which that predicts, and the
-law's order. It also says whether τ = P_11 − P_21 of the heads begin with opposite signs. arrays.npz
-has the walks.
+On two cores, 64 seeds of the three variants at width 128 take 260 s of CPU time, and 32 seeds with
+--compare=pure at width 32 take 55 s. Expect a share of seeds, not one picture; `PUBLISHED_FELL` has
+the share for eight seeds of the published code.
+
+results.csv has a row for each seed. For the difference of the two points it has the multiplier at
+the collapsed point, the number of steps that this multiplier predicts, and the order of the law. It
+also says whether τ = P_11 − P_21 of the heads begin with opposite signs. arrays.npz has the walks.
 """
 
 import functools
@@ -427,10 +431,10 @@ def describe_limit(options: Flags) -> str:
 EXPERIMENT = Experiment(
     order=80,
     title="Circle: recurrent attention",
-    brief="a layer fed with its own output, as published and as the theory has it: share of seeds "
-    "that collapse, at which rate",
-    claim="Section 4.3: a one-layer network fed with its own output lets the two walkers fall "
-    "together when it is pure attention; a skip or an MLP counteracts that.",
+    brief="a layer that is fed with its own output, in the published form and in the form of "
+    "the theory: the share of seeds that collapse, and the rate",
+    claim="A one-layer network is fed with its own output (section 4.3). With attention alone "
+    "the two walkers fall together; a skip or an MLP counteracts this.",
     presets={
         # A tenth of the steps at ten times the rate: of seed 0 all answers are the same.
         "quick": "--compare=pure --widths=32 --num_seeds=32 --n_epochs=7 --learning_rate=1e-4",

@@ -1,17 +1,17 @@
 """Rank collapse with depth: residual of the tokens, layer by layer, at initialisation.
 
-Reproduces the residual figures of Dong, Cordonnier and Loukas (2021) on one network without any
-checkpoint: relative residual by layer of pure attention (san), with MLPs (san_mlp), with skips
-(san_skip) and of the full Transformer, for any norm placement. Also draws the
-logarithm of the residual to any depth, with the 3^L law and the theorems' bound.
+Reproduces the residual figures of Dong, Cordonnier and Loukas (2021) on random networks, without a
+checkpoint. Draws the relative residual by layer for attention alone (san), with MLPs (san_mlp),
+with skips (san_skip) and for the full model (transformer), with any placement of norms. Also draws
+the logarithm of the residual to any depth, with the 3^L law and the bound of the theorems.
 
     python -m experiments.run_collapse
     python -m experiments.run_collapse --depth=32 --num_seeds=64 --norm_placement=none,post,pre
     python -m experiments.run_collapse --weight_scale=0.25,0.5,1,2 --skip_gain=0,0.5,1
 
-Half a minute on two cores at the defaults, nearly all of it compiling. Expect the ratio of san and
-san_mlp at 0 after three layers, more of it left with skips, the more the smaller the weights are
-(--weight_scale), and a local rate of 3 for san.
+Takes half a minute on two cores at the defaults, most of it for compiling. Expect the ratio of san
+and san_mlp to be 0 after three layers, and the local rate of san to be 3. With skips more of the
+ratio remains, the more the smaller the weights are (--weight_scale).
 """
 
 from collections.abc import Iterator, Sequence
@@ -278,11 +278,12 @@ def measure(options: Flags, setup: Networks, run: RunFolder) -> xr.Dataset:
 EXPERIMENT = Experiment(
     order=10,
     title="Rank collapse with depth",
-    brief="residual by depth of four variants, norms none/post/pre, on text or Gaussian tokens; "
-    "3^L law, bounds, local rate; sweeps of weight scale and skip gain",
-    claim="Pure attention loses rank doubly exponentially with depth (Theorems 2.2 and 2.3); MLPs "
-    "slow the collapse (Corollary 3.2), skips stop it, LayerNorm does not (section 3; residual "
-    "figures of BERT, ALBERT and XLNet).",
+    brief="residual by depth in four kinds of networks, with norms none/post/pre, on text or "
+    "Gaussian tokens; 3^L law, bounds, local rate; sweeps of the weight scale and the "
+    "skip gain",
+    claim="Attention alone loses rank doubly exponentially with depth (Theorems 2.2 and 2.3). "
+    "MLPs slow the collapse (Corollary 3.2), skips stop it, and LayerNorm does not "
+    "(section 3; residual figures of BERT, ALBERT and XLNet).",
     presets={
         # Gains beside which MLPs begin to slow the collapse, and that of the published form.
         "quick": "--norm_placement=none,post --weight_scale=0.55,1 --num_seeds=8 "

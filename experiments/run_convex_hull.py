@@ -1,19 +1,18 @@
 """Convex hull: a network trained to find the points on the hull, analysed by path length.
 
-Reproduces the convex-hull panel of the path-length figure of Dong, Cordonnier and Loukas (2021,
-section 4.2). The whole model and the baselines are measured, with error bars over seeds and
-repeats. The exact sum over all paths of a length stands beside the sampled sets.
+Reproduces the convex-hull panel of the path-length figure in Dong, Cordonnier and Loukas (2021,
+section 4.2). Measures the full model and the baselines, with error bars over seeds and repeats, and
+compares sampled sets of paths with the exact sum over all paths of each length.
 
     python -m experiments.run_convex_hull --width 3 --depth 6 --seq_len 10 --hidden_dim 84 \\
         --seed 2 --num_labels 2 --n_epochs 70 --path_len 0 --n_paths 5 --n_train_data 10000 \\
         --n_repeat 5 --ffn2 --n_eval_data 300 --no_sub_path
 
 A point on an edge between two corners counts as on the hull, and so does every copy of a repeated
-point: the label is a property of the place, and does not depend on the order of the points.
+point. The label thus depends only on the place of a point, not on the order of the points.
 
-Two CPU cores: about 100 seconds of training a seed. What came out stands on
-docs/experiments/run_convex_hull.md, what is measured of a network in
-`experiments.paper.paths.measure`.
+Training takes about 100 seconds for each seed on two cores. docs/experiments/run_convex_hull.md has
+the results, and `experiments.paper.paths.measure` says what is measured.
 """
 
 import functools
@@ -128,7 +127,7 @@ def hull_labels(points: Int[Array, "n 2"]) -> Int[Array, "n"]:
 EXPERIMENT = Experiment(
     order=60,
     title="Paths: convex hull",
-    brief="the same for points on a convex hull",
+    brief="accuracy by path length of networks that find the points on a convex hull",
     claim=CLAIM,
     presets={
         "quick": "--num_seeds=6 --n_repeat=2 --no_sub_path --depth=4 --d_model=48 "

@@ -1,9 +1,9 @@
-"""Depth parametrisations before training: what ten steps do to networks of 2 to 64 layers.
+"""Depth parametrisations before training: what ten steps do to networks with 2 to 64 layers.
 
-Pre-norm language models over bytes are trained under the rules of `rc.depth_rule`; each quantity is
-fitted by a power of the depth. Reproduces figure 7 of Dey et al. 2025 (CompleteP), and the distance
-from linearisation of its figure 6 with another estimator; and asks what becomes of the tokens, at
-several learning rates.
+Trains pre-norm language models over bytes under the rules of `rc.depth_rule`, and fits each
+quantity by a power of the depth. Reproduces figure 7 of Dey et al. 2025 (CompleteP), and with
+another estimator the distance from linearisation in its figure 6. Also measures what happens to the
+tokens, at several learning rates.
 
     python -m experiments.run_depth_check --rule=mup,completep --depth=2,8,32
     python -m experiments.run_depth_check --rule=mup,half,completep --depth=2,4,8,16,32,64 \\
@@ -11,11 +11,11 @@ several learning rates.
     python -m experiments.run_depth_check --rule=sp,mup,completep --depth=2,4,8,16,32,64 \\
         --learning_rate=1e-4,3e-4,1e-3,3e-3 --text_file=data/RTE/train.tsv
 
-Rule mup scales by width alone, and is what the figure calls SP; sp scales nothing. Two CPU cores:
-70 CPU seconds for the second at --d_model=64, 390 at 256. For the third 25 for each depth, most of
-it compiling, and 0.06 for each network and layer: 900 with 8 seeds. Expect at rate 1e-3
-mean |x_L| at step 1 near the published, and tokens that are more alike in deeper networks under
-mup, not under completep.
+The rule mup scales with the width alone; the figure calls it SP. The rule sp scales nothing. On two
+cores the second command takes 70 s of CPU time at --d_model=64 and 390 s at 256. The third command
+takes 25 s for each depth, most of it for compiling, and 0.06 s for each network and layer: 900 s
+with 8 seeds. At rate 1e-3 expect mean |x_L| at step 1 to be near the published value. Expect deeper
+networks to have more similar tokens under mup, but not under completep.
 """
 
 from collections.abc import Iterator
@@ -245,10 +245,12 @@ def quantities_figure(results: xr.Dataset, setup: Setup):
 EXPERIMENT = Experiment(
     order=75,
     title="Depth parametrisations",
-    brief="ten steps of training at 2 to 64 layers: sizes, tokens, gradients by depth rule",
-    claim="With CompleteP mean |x_L| stays of one size over depth for ten steps, scaled by width "
-    "alone it grows (Dey et al. 2025, figure 7), and with α = 1 blocks do not become linear in "
-    "their weights (figure 6). No paper says what the tokens do.",
+    brief="ten steps of training with 2 to 64 layers: sizes, tokens and gradients under each "
+    "depth rule",
+    claim="With CompleteP mean |x_L| is the same at every depth for ten steps; with scaling by "
+    "width alone it grows with depth (Dey et al. 2025, figure 7). With α = 1 blocks do "
+    "not become linear in their weights (figure 6). No paper says what happens to the "
+    "tokens.",
     presets={
         "quick": "--rule=mup,half,completep --depth=2,8,32 --num_seeds=3",
         "reported": {

@@ -1,14 +1,14 @@
-"""Looped networks: one layer passed N times, with a gain of 1/√N or 1/N of its branch.
+"""Looped networks: one layer applied N times, with its branch multiplied by 1/√N or 1/N.
 
-With weights of its own for every layer a gain of 1/√N keeps states at one size. With tied weights
-what the loops add is of the same sign, and states grow; 1/N holds them (Wang et al. 2026, arXiv
-2606.18524). Beside the growth it is asked whether the tokens align. Pre-norm attention on Gaussian
-tokens at initialisation.
+If every layer has its own weights, a gain of 1/√N keeps the size of the states constant. With tied
+weights all loops add similar vectors, and states grow; a gain of 1/N prevents this (Wang et al.
+2026, arXiv 2606.18524). The experiment also measures whether the tokens align. It uses pre-norm
+attention on Gaussian tokens at initialisation.
 
     python -m experiments.run_loops --depth=8,64 --tied=true,false --gain_power=0.5,1
 
-Two CPU cores: a minute of one. Expect states to grow and tokens to align with tied weights and 1/√N
-alone.
+Takes one minute of CPU time. Expect states to grow and tokens to align only with tied weights and a
+gain of 1/√N.
 """
 
 from collections.abc import Iterator
@@ -146,9 +146,10 @@ def plot_by_loop(results: xr.Dataset, name: str, ylabel: str, **options: Any):
 EXPERIMENT = Experiment(
     order=76,
     title="Looped networks",
-    brief="one layer passed 64 times, gains 1/√N and 1/N: growth and alignment of tokens",
-    claim="With tied weights a gain of 1/√N lets states grow with the number of loops, 1/N does "
-    "not (Wang et al. 2026). Whether tokens align no paper says.",
+    brief="one layer applied 64 times with gains 1/√N and 1/N: growth of the states and "
+    "alignment of the tokens",
+    claim="With tied weights and a gain of 1/√N, states grow with the number of loops; with a "
+    "gain of 1/N they do not (Wang et al. 2026). No paper says whether tokens align.",
     presets={
         "quick": "--depth=16 --tied=true,false --gain_power=0.5,1",
         "reported": "--seed=3000 --depth=16,64 --tied=true,false --gain_power=0.5,1 --num_seeds=16",

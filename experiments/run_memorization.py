@@ -1,8 +1,9 @@
 """Memorization: a network trained to memorize random labels of the tokens of real texts.
 
-Reproduces the memorization panel of the path-length figure of Dong, Cordonnier and Loukas (2021,
-section 4.2): pairs of sentences from GLUE's RTE, a random 0 or 1 for every token, evaluated on the
-training data. The whole model and the baselines are measured, with error bars over seeds.
+Reproduces the memorization panel of the path-length figure in Dong, Cordonnier and Loukas (2021,
+section 4.2). The texts are pairs of sentences from GLUE's RTE; every token has a random label, 0 or
+1, and the network is evaluated on its training data. Measures the full model and the baselines,
+with error bars over seeds.
 
     python -m experiments.run_memorization --model_name_or_path bert-base-uncased --task_name RTE \\
         --do_train --data_dir data/RTE --max_seq_length 128 --per_device_eval_batch_size=32 \\
@@ -11,12 +12,11 @@ training data. The whole model and the baselines are measured, with error bars o
         --n_repeat 5 --n_paths 5 --n_train_data 500 --no_sub_path --path_len 0
 
 Needs RTE's train.tsv in --data_dir. --model_name_or_path names a local folder with a WordPiece
-tokenizer; where it does not exist a vocabulary is trained on the data (nothing is downloaded).
-Texts are packed: one row holds several whole texts, and each attends only to itself. A step takes
-about as many texts as without, and texts of a row are always in one batch; it is twice as fast. Two
-CPU cores: 18.5 minutes for five seeds, other jobs running. What came out stands on
-docs/experiments/run_memorization.md, what is measured of a network in
-`experiments.paper.paths.measure`.
+tokenizer; if there is no such folder, the command trains a vocabulary on the data. It downloads
+nothing. Texts are packed: a row holds several texts, each of which attends only to itself, and a
+step takes about as many texts as without packing. Training is twice as fast this way. Five seeds
+took 18.5 minutes on two cores while other jobs ran. docs/experiments/run_memorization.md has the
+results, and `experiments.paper.paths.measure` says what is measured.
 """
 
 import functools
@@ -174,7 +174,7 @@ def compact_vocabulary(
 EXPERIMENT = Experiment(
     order=70,
     title="Paths: memorization",
-    brief="the same for random labels of texts learned by heart",
+    brief="accuracy by path length of networks that memorize random labels of texts",
     claim=CLAIM,
     presets={
         # The 21 texts in three batches of one size, so that an evaluation is compiled once.

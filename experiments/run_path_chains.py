@@ -1,15 +1,16 @@
 """Path chains: how products of attention matrices lose rank, and how large paths are by length.
 
-Reproduces the box plots of chained attention of Dong, Cordonnier and Loukas (2021): the residual
-of P_path for random paths of length 1 .. L, against 1pᵀ and against the best rank one. Also
-new: the exact sum over all paths of each length, its size predicted from the skip's share α, and
-the error of a sum estimated from 5 or 20 sampled paths.
+Reproduces the box plots of chained attention in Dong, Cordonnier and Loukas (2021): the residual of
+the product P_path along random paths with length 1 .. L, relative to 1pᵀ and to the best
+approximation of rank one. Also computes the exact sum over all paths of each length, predicts its
+size from the skip's share α, and measures the error of a sum that is estimated from 5 or 20
+sampled paths.
 
     python -m experiments.run_path_chains
     python -m experiments.run_path_chains --depth=12 --num_heads=12 --d_model=192 --num_tokens=128
 
-Under a minute on two cores at quick size. Expect the residual of chains to fall by a
-constant factor per layer, and the residual of contributions to be largest at short lengths.
+Takes less than a minute on two cores at the quick size. Expect the residual of products to fall by
+a constant factor in each layer, and the residual of contributions to be largest at short lengths.
 """
 
 from collections.abc import Callable, Iterator
@@ -354,10 +355,12 @@ def compare_results(results: dict[str, Any], setup: inputs.TokenNetwork) -> list
 EXPERIMENT = Experiment(
     order=30,
     title="Chained attention and the size of paths",
-    brief="products of attention matrices along paths, α by layer, and the size of paths by length",
-    claim="Products of attention matrices along a path approach rank one with its length, and "
-    "short paths carry the network although most paths are long (published box plots of chained "
-    "attention; section 4 on the effectiveness of paths).",
+    brief="products of attention matrices along paths, the skip's share α by layer, and the "
+    "size of paths by length",
+    claim="Products of attention matrices along a path approach rank one as the path gets "
+    "longer, and the network works mainly through short paths although most paths are "
+    "long (published box plots of chained attention; section 4 on the effectiveness of "
+    "paths).",
     presets={
         "quick": "--num_seeds=6 --depth=6 --num_tokens=32 --num_paths=30 --num_repeats=2",
         "reported": "--seed=3000 --num_seeds=4 --depth=12 --num_heads=12 --d_model=192 "

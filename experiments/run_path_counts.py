@@ -1,16 +1,18 @@
 """Path counts: how many of a network's paths have each length.
 
-Reproduces the figure "distribution of path lengths" of Dong, Cordonnier and Loukas (2021): a
-network of L layers with H heads and skips has (1+H)^L paths, C(L,k) H^k of them of length k, so a
-share Binomial(L, H/(1+H)) of them. Counts in exact integers and compares with the binomial law.
+Reproduces the figure "distribution of path lengths" in Dong, Cordonnier and Loukas (2021). A
+network with L layers, H heads and skips has (1+H)^L paths. C(L,k) H^k of them have length k, so the
+share of this length is Binomial(L, H/(1+H)). Counts paths in exact integers and compares the counts
+with the binomial law.
 
     python -m experiments.run_path_counts
     python -m experiments.run_path_counts --heads=16 --layers=24      (any architecture)
 
-Weighted by what each layer adds, paths are short. Five language models have published shares of
-their attention branches (arXiv 2602.16837); the law of their path lengths stands beside the count.
+If paths are weighted by the contribution of each layer, most of the weight is on short paths. For
+five language models the shares of the attention branches are published (arXiv 2602.16837); the
+figure shows the law of their weighted path lengths next to the counts.
 
-Takes 2 seconds on a CPU. Expect the mass of GPT-3 (H = L = 96) at lengths 91 to 96.
+Takes 2 seconds on a CPU. Expect the paths of GPT-3 (H = L = 96) to have lengths from 91 to 96.
 """
 
 import json
@@ -213,10 +215,10 @@ def compare_results(tables: Tables, sizes: Sizes) -> Iterator[Comparison]:
 EXPERIMENT = Experiment(
     order=20,
     title="Paths by length",
-    brief="number of paths by length of BERT, GPT-3 and others, or of any H and L",
-    claim="Path decomposition: a network of L layers and H heads is a sum over (1+H)^L paths, "
-    "whose lengths follow Binomial(L, H/(1+H)), so most paths are long, although long paths "
-    "contribute least (published figure of path length distributions).",
+    brief="number of paths by length in BERT, GPT-3 and other models, or for any H and L",
+    claim="A network with L layers and H heads is a sum over (1+H)^L paths. Their lengths "
+    "follow Binomial(L, H/(1+H)), so most paths are long, although long paths contribute "
+    "least (published figure of path length distributions).",
     presets={"quick": "", "reported": "", "tiny": "--heads=2 --layers=2"},
 )
 FIGURES = name_figures(path_counts_figure, weighted_lengths_figure)

@@ -1,20 +1,23 @@
 """Attention sinks and mixing: tokens of a causal network whose first key is hidden from queries.
 
 Barbero et al. 2025 (arXiv 2504.02732) say that heads attend to the first token to prevent
-over-mixing, which is rank collapse. Here later tokens cannot attend to it, from a layer on. Either
-the other weights grow (hidden), or its weight is lost (dropped). As a control as much weight is
-lost of all keys in proportion (thinned), so that the first key's vector is not removed. Two
-measures, both ours: the mean cosine of two tokens, and the spread of a changed token. Each text is
-its own control: everything is a change against the same text in the network as it is.
+over-mixing, which is rank collapse. This experiment prevents that attention, from a chosen layer
+on, in one of three ways (--how). hidden: the key's score is excluded, and the other weights grow.
+dropped: its weight is set to 0. thinned, a control: all keys lose the same weight in proportion, so
+that the first key's vector is not removed.
+
+We chose two measures of mixing: the mean cosine of two tokens, and the spread, which is the
+relative change of later tokens if one token is replaced. Each text is compared with itself in the
+unchanged network.
 
     python -m experiments.trained_weights --site=trained/packages
     python -m experiments.run_sinks --start=0,0.4 --how=hidden,dropped,thinned \\
         --key=first,random
 
-Measures every causal network in --folder, and weights of the same shape at random. Two CPU cores:
-10 minutes for a network of 135 M parameters. Expect tokens to become more alike where the key is
-hidden late, and less alike where its weight is dropped. Hidden everywhere it changes nothing, since
-the second token then takes its place.
+Measures every causal network in --folder, and random weights of the same shape. A network with
+135 M parameters takes 10 minutes on two cores. Expect tokens to become more similar if the key is
+hidden in late layers, and less similar if its weight is dropped. Hiding the key in all layers
+changes nothing, because the second token then takes its place.
 """
 
 from collections.abc import Iterator
@@ -381,10 +384,10 @@ def make_finding(results: xr.Dataset, networks: list[Network]) -> Finding | None
 EXPERIMENT = Experiment(
     order=8,
     title="Sinks and mixing",
-    brief="a causal network whose first key is hidden: do tokens become alike?",
-    claim="Attention sinks prevent over-mixing (Barbero et al. 2025): heads that attend to the "
-    "first token mix the others less. We measure the cosine of two tokens and the spread of a "
-    "changed one.",
+    brief="a causal network whose first key is hidden: whether its tokens become more similar",
+    claim="Attention sinks prevent over-mixing: heads that attend to the first token mix the "
+    "other tokens less (Barbero et al. 2025). We measure the cosine of two tokens and the"
+    " spread of a replaced token.",
     presets={
         "quick": "--start=0,0.4 --how=hidden,dropped --num_texts=4 --max_tokens=32",
         "reported": "--start=0,0.4 --how=hidden,dropped,thinned --key=first,random "

@@ -1,15 +1,15 @@
 """Sorting: a network trained to sort letters, and the accuracy of its paths of each length alone.
 
-Reproduces the sorting panel of the path-length figure of Dong, Cordonnier and Loukas (2021,
-section 4.2). The whole model and the baseline are measured, with error bars over seeds and repeats.
-The exact sum over all paths of a length stands beside the sampled sets.
+Reproduces the sorting panel of the path-length figure in Dong, Cordonnier and Loukas (2021, section
+4.2). Measures the full model and the baseline, with error bars over seeds and repeats, and compares
+sampled sets of paths with the exact sum over all paths of each length.
 
     python -m experiments.run_sort --width 2 --depth 6 --hidden_dim 48 --seed 2 --num_labels 10 \\
         --seq_len 8 --n_epochs 65 --path_len 0 --n_paths 5 --n_train_data 1000 --n_repeat 5 \\
         --n_eval_data 200 --no_sub_path
 
-Two CPU cores: 59 seconds for 16 seeds. What came out stands on docs/experiments/run_sort.md, what
-is measured of a network in `experiments.paper.paths.measure`.
+Takes 59 seconds for 16 seeds on two cores. docs/experiments/run_sort.md has the results, and
+`experiments.paper.paths.measure` says what is measured.
 """
 
 from experiments.lab import Experiment, Flags, Shown, cli
@@ -24,7 +24,7 @@ define_path_flags(FLAGS)
 EXPERIMENT = Experiment(
     order=50,
     title="Paths: sorting",
-    brief="sorting: accuracy of paths by length, 5 paths, 20 paths and all of them",
+    brief="accuracy by path length of networks that sort: 5 paths, 20 paths and all paths",
     claim=CLAIM,
     presets={
         "quick": "--num_seeds=6 --n_repeat=2 --no_sub_path --depth=4 --n_epochs=5 "

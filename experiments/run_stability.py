@@ -1,16 +1,16 @@
 """Residual designs against depth: how updates change the output, and how tokens collapse.
 
-Reproduces the dependency heat maps and the laws of output change of Liu, Liu, Gao, Chen and Han,
-"Understanding the difficulty of training Transformers" (2020). Networks are the residual designs of
-`rc.network.DESIGNS` at initialisation. On the same networks: token cosines and gradients by layer,
-and the one law that predicts all of them from the gains.
+Reproduces the heat maps of dependency and the laws of output change in Liu, Liu, Gao, Chen and Han,
+"Understanding the difficulty of training Transformers" (2020). The networks have the residual
+designs of `rc.network.DESIGNS` at initialisation. For the same networks, measures token cosines and
+gradients by layer, and compares them with the one law that predicts all of them from the gains.
 
     python -m experiments.run_stability
     python -m experiments.run_stability --designs=post,admin_log --mlp=none
 
-Three minutes of CPU time at the defaults. Expect 1 − cosine of Post-LN's tokens to halve with every
-layer, and updates in random directions to change its output by about N or more. The law is of
-the mean over networks: single networks may be off by several times.
+Takes three minutes of CPU time at the defaults. Expect 1 − cosine of the tokens in Post-LN to halve
+with every layer, and random updates to change its output by about N or more. The law describes the
+mean over networks; a single network may differ from it by a factor of several.
 """
 
 from collections.abc import Iterator, Mapping
@@ -152,13 +152,13 @@ def design_claims(design: str, cases: ByCase) -> Iterator[Row]:
 EXPERIMENT = Experiment(
     order=120,
     title="Residual designs and depth: stability and rank collapse as one law",
-    brief="residual designs to 100 layers at initialisation: "
-    "dependency, change of the output by updates, gradients, token cosines, and the one law that "
+    brief="residual designs with up to 100 layers at initialisation: dependency on branches, "
+    "change of the output by updates, gradients, token cosines, and the one law that "
     "predicts them",
-    claim="Independent updates change the output by C Σ_i β_ii², β_ii² the share of branch i in "
-    "the sum after it: O(N) in Post-LN, O(log N) in Pre-LN, O(log N) or O(1) in Admin (Liu et al. "
-    "2020, theorem 2); in Post-LN tokens become equal and gradients of queries and keys vanish "
-    "(Noci et al. 2022).",
+    claim="Independent updates change the output by C Σ_i β_ii², where β_ii² is the share of "
+    "branch i in the sum after it. This sum is O(N) in Post-LN, O(log N) in Pre-LN, and "
+    "O(log N) or O(1) in Admin (Liu et al. 2020, theorem 2). In Post-LN tokens become "
+    "equal, and the gradients of queries and keys vanish (Noci et al. 2022).",
     presets={
         "quick": "--designs=post,admin_log,admin_const --depths=12,36 --num_seeds=4 --d_model=32",
         "reported": "--seed=3000 --num_seeds=4",

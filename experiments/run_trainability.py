@@ -1,19 +1,21 @@
 """Trainability: which residual designs train at which depth, and why deep Post-LN does not.
 
-Liu et al., "Understanding the difficulty of training Transformers" (2020, table 1): Post-LN of 12
-and 18 layers diverges on translation, Pre-LN and Admin train. Here an encoder learns to reverse
-letters, token by token, at a size that allows many seeds, with and without warm-up. Every network
-is also measured before and while it trains: residual ratio and token cosine by layer, and the
-gradients of its matrices, for the same seeds.
+In Liu et al., "Understanding the difficulty of training Transformers" (2020, table 1), Post-LN with
+12 and 18 layers diverges on translation, while Pre-LN and Admin train. Here an encoder learns to
+reverse letters, token by token, with and without a warm-up; it is small enough for many seeds. The
+experiment also measures each network before and during training: residual ratio and token cosine
+by layer, and the gradients of its matrices.
 
     python -m experiments.run_trainability
     python -m experiments.run_trainability --depths=18 --warmup=0
 
-A seed learns nothing if its loss is not finite or its final accuracy is not above a guess.
-Expected with 18 layers and no warm-up: most seeds of Post-LN learn nothing, those of Pre-LN, Admin
-and DeepNorm all learn.
-When started again, the run resumes after the last finished cell. With other cells of the same sizes
-it trains only those that its folder lacks, and shows the requested ones.
+A seed learns nothing if its loss is not finite, or if its final accuracy is not above a guess.
+With 18 layers and no warm-up, expect most seeds of Post-LN to learn nothing, and all seeds of
+Pre-LN, Admin and DeepNorm to learn.
+
+A cell is one combination of design, depth and warm-up. If you start the command again, it resumes
+after the last finished cell. If you ask for other cells with the same sizes, it trains only those
+that its folder lacks, and shows the ones that you asked for.
 """
 
 import dataclasses
@@ -264,10 +266,10 @@ def compare_results(results: ByCell, cells: list[Cell]) -> Iterator[Comparison]:
 EXPERIMENT = Experiment(
     order=130,
     title="Trainability of deep networks",
-    brief="which residual designs train at which depth, with what happens inside the same networks",
-    claim="Liu et al. 2020, table 1: Post-LN Transformers of 12 and 18 layers diverge on WMT'14 "
-    "English-German, Pre-LN and Admin train. Noci et al. 2022: tokens that have collapsed to rank "
-    "one take the gradients from queries and keys.",
+    brief="which residual designs train at which depth, and what happens inside the same networks",
+    claim="Post-LN Transformers with 12 and 18 layers diverge on WMT'14 English-German, while "
+    "Pre-LN and Admin train (Liu et al. 2020, table 1). When the tokens have collapsed to"
+    " rank one, the gradients of queries and keys vanish (Noci et al. 2022).",
     presets={
         "quick": "--depths=18 --designs=post,pre,admin --warmup=0 --num_seeds=3 "
         "--n_steps=100 --num_tokens=8 --num_labels=5 --d_model=16 --num_heads=2 --d_ff=32 "

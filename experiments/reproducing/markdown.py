@@ -66,7 +66,7 @@ def _render_section(section):
         paragraphs.append(f"**Result.** {section.came_out}")
     path = f"results/{section.name}.csv"
     files[path] = write_numbers(section.comparisons, section.claims)
-    paragraphs.append(f"All numbers, beside published ones: [CSV]({path}).")
+    paragraphs.append(f"A [CSV file]({path}) has all numbers, with published ones.")
     if section.claims:
         title = f"{len(section.claims)} row{'s' * (len(section.claims) != 1)} of statements"
         paragraphs.append(_fold(title, _list_claims(section.claims)))
@@ -86,7 +86,7 @@ def _fold(title, content):
 def _list_claims(claims):
     """Renders rows of statements as a table, each with its own 95 % interval."""
     lines = [
-        "Verdicts, with joint intervals, are on [their page](statements.md).",
+        "The page on [statements](statements.md) has the verdicts, with joint intervals.",
         "",
         "| statement | setting | measured | 95 % interval | draws |",
         "|---|---|---|---|---|",

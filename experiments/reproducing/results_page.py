@@ -34,10 +34,11 @@ from rank_collapse import runs
 from rank_collapse.runs import files
 
 INTRO = (
-    "What each experiment measured and what came out, from one run of the code. Each number below "
-    "is in the CSV file of its section. The answers to the papers' statements are on [their page]"
-    "(statements.md). `python -m experiments.reproduce --preset={preset} --markdown` measures "
-    "everything and writes this page. Commands, commits and seconds: [CSV](results/runs.csv)."
+    "This page shows the results of all experiments, from one run of the code. A CSV file in each "
+    "section has all its numbers. The page on [statements](statements.md) says which claims of the "
+    "papers hold. `python -m experiments.reproduce --preset={preset} --markdown` measures "
+    "everything and writes this page. Another [CSV file](results/runs.csv) lists commands, commits "
+    "and seconds."
 )
 RUNS = "results/runs.csv"  # relative to the page
 TABLE = re.compile(r"(?<=<!-- filled -->\n).*?(?=<!-- end -->)", re.DOTALL)

@@ -43,39 +43,51 @@ CLEAN_COMMIT = re.compile("[0-9a-f]{40}")  # without changes: not "…-dirty"
 NOT_RUN = "not run"
 PAGE_TEXT = f"""# Statements
 
-Look up whether a claim of a paper holds. Each statement has one statistic, measured in several
-settings. {{counts}} Three numbers count the settings that are within the claimed range, outside of
-it, and undecided. “Holds” is all within, “does not hold” all outside, “in some settings” some of
-both, “not in all settings” some outside and none within, and “open” the remainder. “In half” is in
-half of the draws or more; otherwise the median over draws decides, or a test that can reject a
-statement and not show it. {{origin}} Rows, intervals and commands: [CSV]({ROWS}). Papers in full:
-[related work](related.md).
+This page says which claims of papers hold. {{counts}}
 
-## What could go either way
+A **statement** is one claim with one statistic. It is measured in several **settings**, that is
+combinations of flags. A draw is a seed, or a text for trained networks. After each answer, three
+numbers count the settings that are within the claimed range, outside it, and undecided:
+
+- **holds**: all settings are within the range
+- **does not hold**: all settings are outside
+- **in some settings**: some are within and some outside
+- **not in all settings**: some are outside, none is within, and the others are undecided
+- **open after n**: the remaining cases, with the draws so far
+- **not rejected**: the test can reject the statement, but cannot prove it
+
+“In half” means in at least half of the draws. Without these words the median over draws decides.
+{{origin}} A [CSV file]({ROWS}) has all rows with intervals and commands, and
+[related work](related.md) lists the papers.
+
+## Statements that a run can refute
 
 | answer | statement | draws | refuted by |
 | --- | --- | --- | --- |
 {{tested}}
-## How they are decided
+## How statements are decided
 
 {{protocol}}
 
-## What must hold, and does
+## Statements that follow from theory
 
-These could hardly fail, have no verdict and are not counted. A test checks each on small random
-networks.
+These statements follow from theory, so they have no answer and we do not count them. A test checks
+each of them on small random networks.
 
 | claim | measured | test |
 | --- | --- | --- |
 {{checked}}"""
 PROTOCOL_TEXT = """\
-A setting gets seeds in rounds of {rounds} in all, until each setting of its statement is decided
-or a budget is spent: “open after 64” is undecided at 64 draws. Evidence is an e-process of the
-share of draws in the range, or of those on each side of the median, so that the error of a
-statement is at most 5 % whenever a run stops (p = 1/max E, Holm at 2.5 % a side). Statistics,
-ranges, settings, rounds and budgets were registered before the run, in
-`experiments/verdicts/statements.toml`; seeds are new, from {first_seed} on. {texts} Some settings
-and statistics were changed after a look at results of earlier seeds:
+A run adds seeds in rounds until a setting has {rounds} draws. It stops when all settings of the
+statement are decided or a budget is spent: “open after 64” means undecided after 64 draws. The test
+is an e-process: it accumulates evidence about the share of draws in the range, or about the share
+on each side of the median. A statement is therefore wrong with a probability of at most 5 %,
+whenever a run stops (p = 1/max E, with Holm's correction at 2.5 % on each side).
+
+Before the run we fixed statistics, ranges, settings, rounds and budgets in
+`experiments/verdicts/statements.toml`. The seeds are new, from {first_seed} on. {texts}
+
+After a look at results with earlier seeds we changed some settings and statistics:
 
 {changed}
 """
@@ -200,10 +212,13 @@ def describe_origin(rows: TableRows) -> str:
     is_one_run = len(commits) == 1 and CLEAN_COMMIT.fullmatch(commits[0])
     if is_one_run and seeds and min(seeds) >= PROTOCOL.first_seed:
         return (
-            f"All rows are of one run, of commit {commits[0][:8]}, on seeds from {min(seeds)} on."
+            f"All rows are from one run, of commit {commits[0][:8]}, "
+            f"with seeds from {min(seeds)} on."
         )
     names = ", ".join(commit[:8] for commit in commits) or "none"
-    return f"The run on the registered seeds is still to come; these rows are of commits: {names}."
+    return (
+        f"The run with the registered seeds is still to come; these rows are from commits: {names}."
+    )
 
 
 def describe_draws(rows: TableRows) -> str:

@@ -10,8 +10,8 @@ from experiments.paper.paths.measure import measure, sampled_lengths
 from experiments.train.training import TrainedTask, model_files
 
 CLAIM = (
-    "Section 4.2: with a skip network of 6 layers, short paths alone come near the whole model's "
-    "accuracy, and the accuracy of a path falls with its length."
+    "In a network with 6 layers and skips, short paths alone nearly reach the accuracy of the full "
+    "model. The accuracy of a path falls with its length (section 4.2)."
 )
 
 
