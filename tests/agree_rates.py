@@ -128,7 +128,7 @@ def main(num_clean, num_faulty):
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         alarms, silent = np.zeros(3, int), np.zeros(3, int)
-        for seed in range(100_000, 100_000 + num_clean):
+        for seed in range(600_000, 600_000 + num_clean):
             model, rng = draw_model(seed)
             dtype = str(rng.choice(["bfloat16", "bfloat16", "float16"]))
             answers = compare(folder, model, dtype, rng.choice([None, "float32"]))
@@ -142,7 +142,7 @@ def main(num_clean, num_faulty):
         for kind, (sizes, words) in KINDS.items():
             for size in sizes:
                 found, named = np.zeros(3, int), np.zeros(3, int)
-                for seed in range(200_000, 200_000 + num_faulty):
+                for seed in range(700_000, 700_000 + num_faulty):
                     model, fault, change, place = plant(kind, size, seed)
                     answers = compare(folder, model, "bfloat16", None, fault, change)
                     hits = [_is_found(a, place, c) for a, c in zip(answers, COLUMNS, strict=True)]
