@@ -225,7 +225,7 @@ def as_numbers(values: Iterable[Any]) -> np.ndarray:
 def _intersect(intervals: Iterable[Interval]) -> Interval:
     """Intersects the intervals after each draw, which hold together; the last one if none is left.
 
-    A row that was decided at one number of draws so stays decided: its p is the smallest one so far.
+    A row that was decided once so stays decided: its p is the smallest one so far.
     """
     low, high, last = -math.inf, math.inf, Interval()
     for last in intervals:
