@@ -26,7 +26,7 @@ def read_tokens(flags: argparse.Namespace, folder: Path) -> Tokens:
     """Read the tokens that both runs get.
 
     Args:
-        flags: Of `agree.add_arguments`.
+        flags: Parsed flags, from `agree.add_arguments`.
         folder: The checkpoint whose tokenizer reads them.
 
     Raises:
@@ -48,8 +48,8 @@ def record_folder(
         folder: The checkpoint.
         path: The recording.
         tokens: The input.
-        dtype: Of weights and arithmetic.
-        attention: Of transformers.
+        dtype: Number format of weights and arithmetic.
+        attention: Attention of transformers.
         backend: "torch" or "jax".
 
     Raises:

@@ -163,7 +163,7 @@ def find_part(block: nn.Module, patterns: Sequence[str]) -> nn.Module | None:
 
     Args:
         block: The layer.
-        patterns: Of names within the layer.
+        patterns: Patterns of names within the layer.
     """
     modules = dict(block.named_modules())
     for pattern in patterns:
@@ -229,7 +229,7 @@ class _Tape:
     A layer that is called several times in a call of the model, as ALBERT's, is as many layers.
 
     Args:
-        names: Of modules.
+        names: Names of modules.
     """
 
     def __init__(self, names: Mapping[nn.Module, str]):
