@@ -12,16 +12,20 @@ separately; the time of a case is that of its fastest round. Each benchmark firs
 and the time that it takes on two idle cores, and then every first call and round as it ends.
 """
 
+import json
 import os
 import time
+from collections.abc import Callable, Iterator
 from functools import partial
+from typing import Any
 
 import jax
 from absl import flags
 
-from experiments.benchmarks import monitoring, paths, profiles, seeds, training
-from experiments.benchmarks.timing import print_report
+from experiments.benchmarks import limits, monitoring, paths, profiles, seeds, training
+from experiments.benchmarks.timing import describe_report, print_report
 from experiments.lab import check_names, cli
+from rank_collapse.runs.files import make_folder, open_log
 
 # Each is a function of the flags that gives a `timing.Report`.
 BENCHMARKS = {
@@ -29,9 +33,13 @@ BENCHMARKS = {
     "log_profile": profiles.time_log_profile,
     "exact_profile": profiles.time_exact_profile,
     "exact_paths": paths.time_exact_paths,
+    "exact_paths_large": partial(
+        paths.time_exact_paths, config=paths.LARGE, num_tokens=paths.LARGE_TOKENS
+    ),
     "head_contributions": paths.time_head_contributions,
     "recomputed_paths": paths.time_recomputed_paths,
     "monitor": monitoring.time_monitor,
+    "products": limits.time_products,
     "seeds": seeds.time_seeds,
 } | {f"train_{name}": partial(training.time_training, name) for name in training.CASES}
 
@@ -41,9 +49,11 @@ CPU_SECONDS = {
     "log_profile": 7,
     "exact_profile": 600,
     "exact_paths": 60,
+    "exact_paths_large": 3000,
     "head_contributions": 90,
     "recomputed_paths": 5,
     "monitor": 120,
+    "products": 2,
     "seeds": 600,
     "train_sort": 20,
     "train_convex_hull": 40,
@@ -51,6 +61,19 @@ CPU_SECONDS = {
     "train_translation": 60,
 }
 LONG = 90
+# Sizes of --tiny, which show nothing but that a benchmark works.
+TINY = {
+    "collapse_sweep": {"depth": 2, "num_tokens": 4, "d_model": 8},
+    "log_profile": {"depth": 2, "num_tokens": 4, "d_model": 8},
+    "exact_profile": {"depth": 2, "num_tokens": 4, "d_model": 8},
+    "exact_paths": {"config": paths.TINY, "num_tokens": 4},
+    "exact_paths_large": {"config": paths.TINY, "num_tokens": 4},
+    "head_contributions": {"config": paths.TINY, "num_tokens": 4},
+    "recomputed_paths": {"depth": 2, "num_sequences": 3},
+    "monitor": {"depth": 2, "num_heads": 2, "d_model": 8, "tokens": 4},
+    "products": {"width": 64},
+    "seeds": seeds.TINY,
+} | {f"train_{name}": {"arguments": training.TINY} for name in training.CASES}
 USUAL = [name for name in BENCHMARKS if CPU_SECONDS[name] <= LONG]
 
 FLAGS = cli.bare_flags()
@@ -64,13 +87,15 @@ FLAGS.define(
 )
 FLAGS.define("enum", "baseline", "none", "Also time training in PyTorch.", training.BASELINES)
 FLAGS.define(
-    "integer",
+    "list",
     "num_seeds",
-    0,
-    "Seeds at a time, of training and of collapse_sweep (0: as many as on the page).",
-    lower_bound=0,
+    [],
+    "Seeds at a time, of training, collapse_sweep and seeds, by commas (default: as many as on the "
+    "page).",
 )
 FLAGS.define("integer", "rounds", 5, "Timed rounds.", lower_bound=1)
+FLAGS.define("boolean", "tiny", False, "Sizes that show nothing but that a benchmark works.")
+FLAGS.define("string", "json", "", "File that gets a line of JSON for each benchmark.")
 
 
 def main(options: flags.FlagValues) -> int:
@@ -85,13 +110,47 @@ def main(options: flags.FlagValues) -> int:
         "jax": jax.__version__,
     }
     print(", ".join(f"{name} {value}" for name, value in machine.items()), flush=True)
+    if options.json:
+        make_folder(os.path.dirname(options.json) or ".")
     failures = []
-    for name in options.benchmark:
-        print(f"\n{name}{describe_time(name, options)}", flush=True)
-        failures += [f"{name}: {text}" for text in print_report(BENCHMARKS[name](options))]
+    for name, label, measure in list_benchmarks(options):
+        print(f"\n{label}{describe_time(name, options)}", flush=True)
+        report = measure(options)
+        failures += [f"{label}: {text}" for text in print_report(report)]
+        if options.json:
+            line = json.dumps({"machine": machine, **describe_report(label, report)})
+            with open_log(options.json) as file:
+                file.write(f"{line}\n".encode())
     for failure in failures:
         print(f"over the limit: {failure}")
     return 1 if failures else 0
+
+
+def list_benchmarks(options: flags.FlagValues) -> Iterator[tuple[str, str, Callable[[Any], Any]]]:
+    """Lists (name, name with the number of seeds, function of the flags) of each benchmark.
+
+    Args:
+        options: The flags.
+
+    Raises:
+        ValueError: A number of seeds that is none.
+    """
+    for text in options.num_seeds:
+        if not (text.isascii() and text.isdigit() and int(text)):
+            raise ValueError(f"--num_seeds={text}: seeds are whole numbers from 1")
+    counts = list(map(int, options.num_seeds))
+    for name in options.benchmark:
+        measure = partial(BENCHMARKS[name], **(TINY.get(name, {}) if options.tiny else {}))
+        if name == "seeds":
+            for network, size in seeds.SIZES.items():
+                sizes = {network: seeds.TINY_SIZE if options.tiny else size}
+                call = partial(measure, sizes=sizes, num_seeds=counts)
+                yield name, f"seeds, {network}", call
+        elif counts and (name.startswith("train_") or name == "collapse_sweep"):
+            for count in counts:
+                yield name, f"{name}, {count} seeds", partial(measure, num_seeds=count)
+        else:
+            yield name, name, measure
 
 
 def describe_time(name: str, options: flags.FlagValues) -> str:
@@ -101,7 +160,7 @@ def describe_time(name: str, options: flags.FlagValues) -> str:
         name: Of the benchmark.
         options: The flags.
     """
-    if name not in CPU_SECONDS:
+    if name not in CPU_SECONDS or options.tiny:
         return ""
     text = f", about {CPU_SECONDS[name]} s of CPU with five rounds"
     if name.startswith("train_") and options.baseline != "none":

@@ -53,8 +53,13 @@ THRESHOLD = rc.MEASURES["residual_ratio"].alarm.value  # below it tokens count a
 ROUNDING = rounding_limit("float32")  # at most this of tokens that are equal but for rounding
 FEWEST_DRAWS = 60  # with which one of 3 networks can be refused at 5 % of all of them
 
-FLAGS = cli.make_flags("architectures", num_seeds=1, shows="mean,layer=last", execution=("chunk",))
-FLAGS["num_devices"].default = 1  # one device whose matrix products use all cores
+FLAGS = cli.make_flags(
+    "architectures",
+    num_seeds=1,
+    num_devices=1,  # one device whose matrix products use all cores
+    shows="mean,layer=last",
+    execution=("chunk",),
+)
 FLAGS.define("list", "checkpoints", [], "Checkpoint folders, hf:NAME of the hub, or random:NAME.")
 FLAGS.define(
     "list",

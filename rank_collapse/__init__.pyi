@@ -53,6 +53,7 @@ from .paths.direct import (
     logit_attribution as logit_attribution,
 )
 from .paths.enumeration import count_paths as count_paths
+from .paths.function_recording import record_function as record_function
 from .paths.functions import function_contributions as function_contributions
 from .paths.heads import head_contributions as head_contributions
 from .paths.lengths import (

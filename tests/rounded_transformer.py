@@ -100,7 +100,13 @@ def make_rounding(dtype):
 
 
 def run(
-    model: Model, dtype: str = "float32", stream: str | None = None, fault: Fault | None = None
+    model: Model,
+    dtype: str = "float32",
+    stream: str | None = None,
+    fault: Fault | None = None,
+    inputs: dict[str, np.ndarray] | None = None,
+    noise: float = 0.0,
+    seed: int = 0,
 ) -> dict[str, np.ndarray]:
     """Run a network; returns the arrays of a recording in float32.
 
@@ -109,7 +115,15 @@ def run(
         dtype: Of products and branches.
         stream: Of the states; None for that of the products.
         fault: What is planted.
+        inputs: Another run, whose states and branches every sublayer takes in.
+        noise: Relative size of what is added to those inputs.
+        seed: Of the noise.
     """
+    draw = np.random.default_rng([9, seed])
+
+    def perturb(y):
+        return y * (1 + noise * draw.normal(size=y.shape)) if noise else y
+
     rounded, stored = make_rounding(dtype), make_rounding(stream or dtype)
     x = stored(model.tokens * (np.sqrt(x_width(model)) if _is(fault, "embedding") else 1))
     states, attention, mlps = [x], [], []
@@ -122,9 +136,14 @@ def run(
             unit = rounded(y / np.sqrt((y**2).mean(axis=-1, keepdims=True) + 1e-6))
             return rounded(unit * (weight + (1 if _is(has, "norm with 1 + weight") else 0)))
 
+        x = x if inputs is None else perturb(inputs["residual"][index].astype(float))
         y = x if model.post_norm else norm(x, weights["norm_1"], has)
         branch = attend(model, weights, y, rounded, has)
-        middle = stored(x + branch)
+        if inputs is None:
+            middle = stored(x + branch)
+        else:
+            start = inputs["residual"][index].astype(float)
+            middle = perturb(start + inputs["attention_branch"][index])
         middle = stored(norm(middle, weights["norm_1"])) if model.post_norm else middle
         y = middle if model.post_norm else norm(middle, weights["norm_2"])
         hidden = rounded(y @ weights["gate"])
@@ -138,7 +157,7 @@ def run(
         if model.spike and index == model.depth // 3:
             mlp[0, 3] += 1500
         kept = 1 - has.size if _is(has, "skip scaled") else 1
-        x = stored(middle * kept + mlp)
+        x = stored(middle * kept + (mlp if inputs is None else inputs["mlp_branch"][index]))
         x = stored(norm(x, weights["norm_2"])) if model.post_norm else x
         states.append(x)
         attention.append(branch)

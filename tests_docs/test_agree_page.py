@@ -27,18 +27,41 @@ def run(tmp_path, monkeypatch):
     return run_block
 
 
-def test_there_are_three_examples():
-    assert len(BLOCKS) == 3
+def test_there_are_five_examples():
+    assert len(BLOCKS) == 5
 
 
 def test_a_model_of_torch_is_recorded(run):
     torch = pytest.importorskip("torch")
+    from rank_collapse.torch import record
+
     torch.manual_seed(0)
     layer = torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, norm_first=True)
     model = torch.nn.TransformerEncoder(layer, 3, enable_nested_tensor=False).train()
-    run("with record(", model=model, batch={"src": torch.randn(2, 5, 8)})
+    batch = {"src": torch.randn(2, 5, 8)}
+    run('with record(model, "a.safetensors"):', model=model, batch=batch)
     recording = open_recording("a.safetensors")
     assert recording.num_layers == 3 and recording.shape == (2, 5, 8)
+    states = [layer.before for layer in recording.read_layers()]
+    states.append(list(recording.read_layers())[-1].after)
+    np.savez("b.npz", residual=np.stack(states).astype("float32"))
+    run('inputs="b.npz"', model=model.eval(), batch=batch, record=record)
+    assert open_recording("c.safetensors").metadata["inputs"] == "b.npz"
+
+
+def test_a_function_is_recorded(run):
+    def model(x):
+        for _ in range(2):
+            with jax.named_scope("attention"):
+                attention = jax.nn.softmax(x @ x.T) @ x
+            x = x + attention
+            with jax.named_scope("mlp"):
+                mlp = jax.nn.gelu(x)
+            x = x + mlp
+        return x
+
+    run("record_function", rc=rc, model=model, x=np.ones((4, 6), "float32"))
+    assert open_recording("c.safetensors").num_layers == 2
 
 
 def test_a_trace_and_arrays_are_recorded(run):

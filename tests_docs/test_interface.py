@@ -35,12 +35,13 @@ TOP = {
     "transverse_exponents",
     "depth_report", "coord_check", "depth_rule", "loop_report", "pretrained", "training",
     "branch_shares", "path_length_law", "rollout", "duplicates", "spikes", "record",
+    "record_function",
 }
 # fmt: on
 
 
 def test_the_names_at_the_top_are_these():
-    assert set(rc.__all__) == {*TOP, *PACKAGES} and len(TOP) == 58
+    assert set(rc.__all__) == {*TOP, *PACKAGES} and len(TOP) == 59
 
 
 @pytest.mark.parametrize("package", ["", *PACKAGES])

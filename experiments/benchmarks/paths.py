@@ -11,6 +11,8 @@ from rank_collapse.network.embedding import EmbeddingConfig
 from rank_collapse.paths.sets import classify_states
 
 BERT_BASE = rc.transformer(depth=12, num_heads=12, d_model=768)
+LARGE, LARGE_TOKENS = rc.transformer(depth=24, num_heads=16, d_model=1024), 512
+TINY = rc.transformer(depth=2, num_heads=2, d_model=8)
 
 
 def draw_network(

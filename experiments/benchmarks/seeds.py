@@ -19,9 +19,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments.benchmarks.timing import Report, Timing
-from experiments.benchmarks.training import make_case
-from rank_collapse.runs.seeds import seed_keys
+from experiments.benchmarks.limits import LargeProduct, count_flops
+from experiments.benchmarks.timing import Report, Timing, say
+from experiments.benchmarks.training import TINY as TINY_ARGUMENTS, make_case
+from rank_collapse.runs.seeds import is_on_cpu, seed_keys, seed_mesh
 from rank_collapse.training import sweep
 from rank_collapse.training.recipe import Hyper
 from rank_collapse.training.training import init_state, train_step
@@ -30,6 +31,16 @@ WAYS = ("sweep", "vmap", "map", "one by one", "processes")
 # {network: (seeds, steps)}: the CNN's step takes a thousand times that of the MLP.
 SIZES = {"mlp": ((1, 4, 16, 64, 256), 200), "sort": ((1, 4, 16, 64), 20), "cnn": ((1, 4, 16), 3)}
 RATE = 1e-3
+ACCELERATOR_SEEDS = (1, 16, 64, 256, 1024, 4096)
+# On an accelerator the time of these is the same for each seed, and one process has the device.
+MOST_SEEDS = {"map": 64, "one by one": 16, "processes": 0}
+# Sizes that show nothing but that the benchmark works.
+TINY_SIZE = ((3,), 4)
+TINY = {
+    "sizes": dict.fromkeys(SIZES, TINY_SIZE),
+    "arguments": TINY_ARGUMENTS,
+    "batch_size": 2,
+}
 
 
 def make_network(name: str, batch_size: int = 256, arguments: Sequence[str] = ()) -> Any:
@@ -158,47 +169,86 @@ def run_alone(name: str, num_steps: int, sizes: Any) -> None:
     print(time.perf_counter() - start, *losses.tolist())
 
 
-def time_seeds(options: Any, sizes: Any = None, **network: Any) -> Report:
+def time_seeds(
+    options: Any,
+    sizes: Any = None,
+    num_seeds: Sequence[int] = (),
+    **network: Any,
+) -> Report:
     """Measures all ways for all networks of `SIZES`.
 
     Args:
-        options: The flags of `experiments.benchmark`; --num_seeds in place of all numbers.
+        options: The flags of `experiments.benchmark`.
         sizes: In place of `SIZES`.
+        num_seeds: In place of the numbers of seeds there.
         **network: As of `make_network`.
     """
-    timings, figures = [], {}
+    timings, figures, mesh = [], {}, seed_mesh()
+    is_on_host = is_on_cpu(mesh)
+    product = LargeProduct(mesh)
     for name, (numbers, num_steps) in (sizes or SIZES).items():
         arguments = {
             key: network[key] for key in network if (key == "arguments") == (name == "sort")
         }
-        crossover = None
-        for count in (options.num_seeds,) if options.num_seeds else numbers:
+        init, step = make_network(name, **arguments)
+        program = jax.make_jaxpr(partial(train_one, init, step, num_steps))(jax.random.key(0))
+        flops, crossover = count_flops(program) / num_steps, None
+        if not (num_seeds or is_on_host):
+            numbers = ACCELERATOR_SEEDS
+        for count in num_seeds or numbers:
             best, work = {}, count * num_steps
             for way in WAYS:
-                begun = time.perf_counter()
-                call = make_way(way, name, count, num_steps, **arguments)
-                losses, _ = call()
-                timing = Timing(f"{name}, {count} seeds, {way}", time.perf_counter() - begun)
-                timing.output, cpu = losses, []
-                for _ in range(options.rounds):
-                    start, cpu_start = time.perf_counter(), time.process_time()
-                    seconds = call()[1]
-                    elapsed = time.perf_counter() - start
-                    timing.seconds.append((elapsed if seconds is None else seconds) / work)
-                    cpu.append((time.process_time() - cpu_start) / work)
-                best[way] = timing.best
+                if not is_on_host and count > MOST_SEEDS.get(way, count):
+                    continue
+                case = f"{name}, {count} seeds, {way}"
+                timing, cpu = _time_way(
+                    way, name, count, num_steps, options.rounds, case, arguments
+                )
+                if timing is None:
+                    continue
                 if way in ("vmap", "map", "one by one"):
-                    figures[f"CPU ms, {timing.name}"] = (1e3 * min(cpu), None)
+                    figures[f"CPU ms, {case}"] = (1e3 * cpu / work, None)
+                timing.seconds = [seconds / work for seconds in timing.seconds]
+                best[way] = timing.best
                 timings.append(timing)
-            by_hand = min(best["vmap"], best["map"])
+                say(f"{case}: {1e3 * timing.best:.4g} ms per seed and step")
+            share = flops / min(best.values()) / product.measure_rate()
+            figures[
+                f"share of the large product's rate, {name}, {count} seeds, the fastest way"
+            ] = (
+                share,
+                None,
+            )
+            by_hand = min(best[way] for way in ("vmap", "map") if way in best)
             figures[f"sweep over the faster by hand, {name}, {count} seeds"] = (
                 best["sweep"] / by_hand,
                 None,
             )
-            if crossover is None and best["vmap"] < best["map"]:
+            if crossover is None and best.get("vmap", np.inf) < best.get("map", np.inf):
                 crossover = count
         figures[f"seeds from which vmap is faster than map, {name}"] = (
             float("inf") if crossover is None else crossover,
             None,
         )
     return Report(timings, figures)
+
+
+def _time_way(way, name, count, num_steps, rounds, case, arguments):
+    """Returns the timing of a way and its least CPU seconds; (None, 0) beyond the memory."""
+    begun = time.perf_counter()
+    try:
+        call = make_way(way, name, count, num_steps, **arguments)
+        losses, _ = call()
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        say(f"{case}: does not fit into memory")
+        return None, 0.0
+    timing, cpu = Timing(case, time.perf_counter() - begun, output=losses), []
+    for _ in range(rounds):
+        start, cpu_start = time.perf_counter(), time.process_time()
+        seconds = call()[1]
+        elapsed = time.perf_counter() - start
+        timing.seconds.append(elapsed if seconds is None else seconds)
+        cpu.append(time.process_time() - cpu_start)
+    return timing, min(cpu)

@@ -160,3 +160,26 @@ def print_report(report: Report) -> list[str]:
         if limit is not None and not value <= limit:
             failures.append(f"{name} = {value:.4g}, limit {limit:g}")
     return failures
+
+
+def describe_report(name: str, report: Report) -> dict[str, Any]:
+    """Describes one benchmark as JSON stores it; numbers that are not finite are None.
+
+    Args:
+        name: Of the benchmark.
+        report: Its result.
+    """
+    timings = [
+        {
+            "case": t.name,
+            "compile_seconds": t.compile_seconds,
+            "seconds": t.seconds,
+            "gigabytes": t.gigabytes,
+        }
+        for t in report.timings
+    ]
+    figures = {
+        figure: float(value) if np.isfinite(value) else None
+        for figure, (value, _) in report.figures.items()
+    }
+    return {"benchmark": name, "timings": timings, "figures": figures}

@@ -1,22 +1,23 @@
-"""The trained experiments' model in idiomatic PyTorch, one seed at a time: a baseline for speed.
+"""The trained experiments' model in PyTorch: one seed in a loop, or seeds stacked by torch.func.
 
-Imported only by the benchmark with --baseline=torch; PyTorch is no dependency of the package.
+`torch_processes` runs this file as a program, in processes that have no JAX: a pickled task comes
+first, then a line for each measurement, "threads seeds steps". PyTorch is no dependency of the
+package.
 """
 
-import itertools
+import pickle
+import sys
 import time
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.func import functional_call, grad_and_value, stack_module_state, vmap
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
-try:
-    import torch
-    import torch.nn.functional as F
-    from torch import nn
-except ImportError as error:
-    raise ValueError(
-        "--baseline=torch needs PyTorch, which is not installed: pip install torch"
-    ) from error
+WARM_UP = 3  # steps before those that are timed
 
 
 class Layer(nn.Module):
@@ -70,68 +71,144 @@ class Network(nn.Module):
 
 
 class Training:
-    """Training of a recipe's network, timed a few steps at a time.
+    """Training of one seed, as a loop over batches.
 
     Args:
-        recipe: `rank_collapse.training.training.Recipe`.
-        examples: `rank_collapse.training.tasks.Examples`.
-        hyper: `rank_collapse.training.training.Hyper` of Python floats.
-        platform: JAX's name of the device to train on: "gpu", or any other for the CPU.
+        task: From `torch_processes.describe_task`.
+        seed: Of the weights and of the order of the examples.
     """
 
-    def __init__(self, recipe: Any, examples: Any, hyper: Any, platform: str = "cpu"):
-        torch.manual_seed(0)
-        self.recipe, self.device = recipe, "cuda" if platform == "gpu" else "cpu"
-        self.network = Network(recipe.config, recipe.num_outputs, hyper.dropout).train()
-        self.network.to(self.device)
-        self.optimizer = torch.optim.Adam(
-            self.network.parameters(), lr=hyper.learning_rate, weight_decay=hyper.weight_decay
-        )
-        self.loader = torch.utils.data.DataLoader(
-            torch.utils.data.TensorDataset(*make_tensors(recipe, examples)),
-            batch_size=recipe.batch_size,
-            shuffle=recipe.shuffle,
-        )
-
-    def seconds_per_step(self, num_steps: int, warm_up: int = 3) -> float:
-        """Measures the seconds of a step, after a warm-up.
-
-        Args:
-            num_steps: Timed steps.
-            warm_up: Steps before them.
-        """
-        epochs = itertools.chain.from_iterable(itertools.repeat(self.loader))
-        for i, batch in enumerate(itertools.islice(epochs, num_steps + warm_up)):
-            if i == warm_up:
-                self.loss.item()  # waits for the device
-                start = time.perf_counter()
-            self.step(*(tensor.to(self.device) for tensor in batch))
-        self.loss.item()
-        return (time.perf_counter() - start) / num_steps
+    def __init__(self, task: Any, seed: int = 0):
+        torch.manual_seed(seed)
+        self.task, self.network = task, make_network(task)
+        self.optimizer = make_optimizer(task, self.network.parameters())
 
     def step(self, *batch: Any) -> None:
         """Updates the weights once."""
-        self.loss = compute_loss(self.network, self.recipe, *batch)
+        self.loss = compute_loss(self.network, self.task, *batch)
         self.optimizer.zero_grad()
         self.loss.backward()
-        if self.recipe.clip_norm is not None:
-            nn.utils.clip_grad_norm_(self.network.parameters(), self.recipe.clip_norm)
+        if self.task.clip_norm is not None:
+            nn.utils.clip_grad_norm_(self.network.parameters(), self.task.clip_norm)
         self.optimizer.step()
 
 
-def make_tensors(recipe: Any, examples: Any) -> list[Any]:
-    """Converts inputs, labels and, where there is one, the mask of a data set."""
-    inputs, labels = (torch.from_numpy(np.array(a)) for a in (examples.inputs, examples.labels))
-    labels = labels.long() if recipe.loss == "cross_entropy" else labels
-    mask = None if examples.mask is None else torch.from_numpy(np.array(examples.mask))
-    return [inputs, labels] + ([] if mask is None else [mask])
+class StackedTraining:
+    """Training of several seeds together, whose weights are stacked: torch.func.
+
+    All see the same batch, which is less work than one each.
+
+    Args:
+        task: From `torch_processes.describe_task`.
+        num_seeds: How many.
+    """
+
+    def __init__(self, task: Any, num_seeds: int):
+        torch.manual_seed(0)
+        self.task, networks = task, [make_network(task) for _ in range(num_seeds)]
+        self.weights, buffers = stack_module_state(networks)
+        self.optimizer = make_optimizer(task, self.weights.values())
+
+        def compute(weights, *batch):
+            def call(*arguments):
+                return functional_call(networks[0], (weights, buffers), arguments)
+
+            return compute_loss(call, task, *batch)
+
+        self._differentiate = vmap(
+            lambda weights, batch: grad_and_value(compute)(weights, *batch),
+            in_dims=(0, None),
+            randomness="different",
+        )
+
+    def step(self, *batch: Any) -> None:
+        """Updates the weights of all seeds once."""
+        with torch.no_grad(), sdpa_kernel(SDPBackend.MATH):  # others are slower under vmap
+            slopes, losses = self._differentiate(self.weights, batch)
+            if self.task.clip_norm is not None:
+                squares = [slope.flatten(1).square().sum(1) for slope in slopes.values()]
+                norms = torch.stack(squares).sum(0).sqrt()
+                scale = (self.task.clip_norm / (norms + 1e-6)).clamp(max=1)
+                for slope in slopes.values():
+                    slope.mul_(scale.view(-1, *(1,) * (slope.ndim - 1)))
+        for name, slope in slopes.items():
+            self.weights[name].grad = slope
+        self.optimizer.step()
+        self.loss = losses.mean()
 
 
-def compute_loss(network: Any, recipe: Any, inputs: Any, labels: Any, mask: Any = None) -> Any:
-    """Computes the recipe's loss of a batch."""
+def make_network(task: Any) -> Network:
+    """Makes the network of a task on its device, with dropout on."""
+    network = Network(task.config, task.num_outputs, task.dropout)
+    return network.to(task.device).train()
+
+
+def make_optimizer(task: Any, weights: Any) -> torch.optim.Optimizer:
+    """Makes Adam in one kernel, PyTorch's fastest."""
+    rates = {"lr": task.learning_rate, "weight_decay": task.weight_decay}
+    return torch.optim.Adam(list(weights), **rates, fused=True)
+
+
+def list_batches(task: Any) -> Iterator[Sequence[torch.Tensor]]:
+    """Lists batches without end: (inputs, labels), and the mask where there is one.
+
+    Texts are padded to the longest of their batch.
+
+    Args:
+        task: With its arrays, NumPy's.
+    """
+    arrays = [torch.from_numpy(array).to(task.device) for array in task.arrays]
+    lengths = torch.from_numpy(task.arrays[2].sum(axis=1)) if len(arrays) > 2 else None
+    count = len(arrays[0])
+    while True:
+        order = torch.randperm(count) if task.shuffle else torch.arange(count)
+        for rows in order.split(task.batch_size):
+            longest = arrays[0].shape[1] if lengths is None else int(lengths[rows].max())
+            rows = rows.to(task.device)
+            yield [arrays[0][rows, :longest], *(array[rows, :longest] for array in arrays[1:])]
+
+
+def time_steps(training: Any, batches: Iterator[Any], num_steps: int) -> float:
+    """Measures the seconds of some steps.
+
+    Args:
+        training: `Training` or `StackedTraining`, which has made a step.
+        batches: From `list_batches`.
+        num_steps: How many.
+    """
+    training.loss.item()  # waits for the device
+    start = time.perf_counter()
+    for _ in range(num_steps):
+        training.step(*next(batches))
+    training.loss.item()
+    return time.perf_counter() - start
+
+
+def compute_loss(network: Any, task: Any, inputs: Any, labels: Any, mask: Any = None) -> Any:
+    """Computes the loss of a batch."""
     logits = network(inputs, mask)
-    if recipe.loss == "squared_error":
+    if task.loss == "squared_error":
         return F.mse_loss(logits, labels, reduction="sum")
     if mask is not None:
         labels = labels.masked_fill(~mask, -100)
     return F.cross_entropy(logits.flatten(0, 1), labels.flatten())
+
+
+def main() -> None:
+    """Answers each line "threads seeds steps" by seconds; 0 seeds are one in a loop."""
+    task = pickle.load(sys.stdin.buffer)
+    trainings: dict[int, Any] = {}
+    batches = list_batches(task)
+    for line in sys.stdin.buffer:
+        threads, num_seeds, num_steps = map(int, line.split())
+        torch.set_num_threads(threads)
+        if num_seeds not in trainings:
+            training = StackedTraining(task, num_seeds) if num_seeds else Training(task)
+            trainings[num_seeds] = training
+            for _ in range(WARM_UP):
+                training.step(*next(batches))
+        print(time_steps(trainings[num_seeds], batches, num_steps), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -61,19 +61,3 @@ def device_mesh(options: flags.FlagValues) -> Mesh:
     if count > len(devices):
         raise ValueError(f"num_devices={count}, but only {len(devices)} exist")
     return seed_mesh(devices[: count or None])
-
-
-def fit_memory(size: int, num_bytes: int, mesh: Mesh) -> int:
-    """Returns how many seeds at a time take at most half of a device's memory.
-
-    Args:
-        size: Requested seeds at a time, a multiple of the devices.
-        num_bytes: Bytes that they take on each device.
-        mesh: The devices.
-    """
-    stats = mesh.devices.flat[0].memory_stats() or {}
-    host_share = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // mesh.size
-    memory, per_device = stats.get("bytes_limit", host_share), size // mesh.size
-    if 2 * num_bytes <= memory:
-        return size
-    return mesh.size * max(1, per_device * memory // (2 * num_bytes))

@@ -25,7 +25,7 @@ from experiments.lab import devices
 from experiments.lab.flags import Flags
 from experiments.lab.folder import RunFolder
 from experiments.lab.progress import Progress
-from rank_collapse.runs import seeds
+from rank_collapse.runs import memory, seeds
 from rank_collapse.runs.files import damaged_file_error, describe_difference
 
 SEEDS = "seeds"  # the part of a run's arrays that has one cell
@@ -110,8 +110,9 @@ class Executor(contextlib.ExitStack):
         Args:
             program: Makes the function that computes a chunk, where one is missing. It returns
                 arrays on the host, leaves [r, ...], whose names are joined by "/" where they are
-                nested. Its method count_bytes(chunk, size), if any, returns the bytes of so many
-                seeds on a device; name_arrays(chunk), if any, the names of what it returns.
+                nested. Its method fit_memory(chunk, size), if any, compiles it and returns how many
+                seeds at a time fit, at most `size`; name_arrays(chunk), if any, the names of what
+                it returns.
             cells: {part of the run's arrays: floats}, pytrees of one structure and shapes, or None;
                 or flags → that. Points with invalid flags are skipped.
             keys: Of the seeds [s], the same of every cell; by default those of the flags.
@@ -202,9 +203,9 @@ class Executor(contextlib.ExitStack):
         if not most and "seed_chunk" in self._options:
             limit = self._options.seed_chunk or limit
         size = seeds.padded_size(min(limit, len(missing)), self.mesh)
-        if hasattr(program, "count_bytes"):
+        if hasattr(program, "fit_memory"):
             head = make_part(missing[: self.mesh.size], self.mesh.size)
-            size = devices.fit_memory(size, program.count_bytes(head, size), self.mesh)
+            size = program.fit_memory(head, size)
         try:
             for start in range(0, len(missing), size):
                 chunk = make_part(missing[start : start + size], size)
@@ -241,7 +242,10 @@ def make_chunk(
     padded = [*pairs, *pairs[-1:] * (size - len(pairs))]
     values = jax.tree.map(lambda *a: np.stack(a), *(floats[cell] for cell, _ in padded))
     numbers = np.array([seed for _, seed in padded])
-    return Chunk(*zip(*pairs, strict=True), keys[numbers], values)
+    # On the host: eager indexing compiles six programs for each size.
+    chosen = np.asarray(jax.random.key_data(keys))[numbers]
+    chunk_keys = jax.random.wrap_key_data(chosen, impl=jax.random.key_impl(keys))
+    return Chunk(*zip(*pairs, strict=True), chunk_keys, values)
 
 
 class Mapped:
@@ -275,7 +279,7 @@ class Mapped:
     def __call__(self, chunk: Chunk) -> Any:
         arguments = self.laid_out(chunk)
         if self._compiled is None or len(chunk.keys) != self._size:
-            self._compile(arguments, len(chunk.keys))
+            self._compiled, self._size = self._compile(arguments, len(chunk.keys)), len(chunk.keys)
         return seeds.to_host(self._compiled(arguments, None), len(chunk.seeds))
 
     def laid_out(self, chunk: Chunk) -> tuple[Any, Any]:
@@ -283,22 +287,19 @@ class Mapped:
         arguments = seeds.shard_seeds((chunk.keys, chunk.floats), self._mesh)
         return arguments if self._draw is None else (self._draw(arguments, None), arguments[1])
 
-    def count_bytes(self, chunk: Chunk, size: int) -> int:
-        """Returns the bytes of so many seeds like those of a chunk on a device, as XLA says.
+    def fit_memory(self, chunk: Chunk, size: int) -> int:
+        """Compiles for the most seeds like those of a chunk that fit; returns how many these are.
 
         Args:
             chunk: At least one seed for each device.
-            size: Seeds.
+            size: The most seeds.
         """
-        arguments = seeds.shard_seeds((chunk.keys, chunk.floats), self._mesh)
-        if self._draw is not None:
-            arguments = jax.eval_shape(self._draw, arguments, None), arguments[1]
-        self._compile(arguments, size)
-        usage = self._compiled.memory_analysis()
-        if usage is None:
-            return 0
-        arrays = usage.argument_size_in_bytes + usage.output_size_in_bytes
-        return arrays + usage.temp_size_in_bytes - usage.alias_size_in_bytes
+        sharded = seeds.shard_seeds((chunk.keys, chunk.floats), self._mesh)
+        arguments = self._drawn_shapes(*sharded)
+        self._compiled, self._size = memory.compile_largest(
+            lambda size: self._compile(arguments, size), size, self._mesh.size, self._mesh
+        )
+        return self._size
 
     def name_arrays(self, chunk: Chunk) -> set[str]:
         """Returns the names of the arrays that it computes, without computing them.
@@ -306,20 +307,24 @@ class Mapped:
         Args:
             chunk: At least one seed for each device.
         """
-        arguments = chunk.keys, chunk.floats
-        if self._draw is not None:
-            arguments = jax.eval_shape(self._draw, arguments, None), chunk.floats
+        arguments = self._drawn_shapes(chunk.keys, chunk.floats)
         return set(name_parts(jax.eval_shape(self._call, arguments, None)))
+
+    def _drawn_shapes(self, keys, floats):
+        """Returns keys, or the shapes of what is drawn from them, and floats."""
+        if self._draw is None:
+            return keys, floats
+        return jax.eval_shape(self._draw, (keys, floats), None), floats
 
     def _compile(self, like, size):
         """Compiles for so many seeds like those of some arrays, or of their shapes."""
-        sharding, self._size = seeds.seed_sharding(self._mesh), size
+        sharding = seeds.seed_sharding(self._mesh)
 
         def resize(a):
             return jax.ShapeDtypeStruct((size, *a.shape[1:]), a.dtype, sharding=sharding)
 
         with self._progress.time_activity("compiling"):
-            self._compiled = self._call.lower(jax.tree.map(resize, like), None).compile()
+            return self._call.lower(jax.tree.map(resize, like), None).compile()
 
 
 @functools.lru_cache(maxsize=4)  # programs that draw alike share theirs

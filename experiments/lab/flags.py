@@ -156,6 +156,7 @@ def make_flags(
     experiment: str,
     *,
     num_seeds: int | None = None,
+    num_devices: int = 0,
     can_grow: bool = False,
     **properties: Any,
 ) -> Flags:
@@ -164,11 +165,13 @@ def make_flags(
     Args:
         experiment: Name of the folder under results/.
         num_seeds: Default of --num_seeds; None for a binary without seeds.
+        num_devices: Default of --num_devices; 0 for all devices.
         can_grow: Whether it has --until=decided, which adds seeds until statements are decided.
         **properties: Further arguments of `Flags`.
     """
     values = bare_flags(Flags(experiment, **properties))
-    vocabulary.define(values, output_dir=None, run_name=None, overwrite=False, num_devices=0)
+    vocabulary.define(values, output_dir=None, run_name=None, overwrite=False)
+    vocabulary.define(values, num_devices=num_devices)
     if num_seeds is not None:
         vocabulary.define(values, seed=0, first_seed=0, num_seeds=num_seeds)
         vocabulary.define(values, jobs=0, scheduler=None)

@@ -178,5 +178,8 @@ def describe_ended(place: str, section: verdicts.Section, cpu_seconds: float) ->
     """
     result = describe_number(section)
     if section.error:
-        result = f"failed: {format_one_line(section.error.splitlines()[0])}"
+        lines = section.error.splitlines()
+        reasons = [line for line in lines if line.startswith("error: ")]  # what its command printed
+        reason = reasons[-1].removeprefix("error: ") if reasons else lines[0]
+        result = f"failed: {format_one_line(reason)}"
     return f"{place:>5s} {section.name:20s} {cpu_seconds:5.0f} s CPU  {result}"

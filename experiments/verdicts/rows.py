@@ -136,12 +136,18 @@ def median_row(
     )
     unknown = len(numbers) - len(known)
     note = _join_notes([_spread_note(known), note, _missing_note(unknown, len(numbers))])
+
+    @cache
+    def interval(level):
+        ends = (median_interval_at_any_stop(numbers[: n + 1], level) for n in range(len(numbers)))
+        return _intersect(ends)
+
     return Row(
         key,
         setting,
         len(known),
         float(np.median(known)) if len(known) else None,
-        cache(lambda level: median_interval_at_any_stop(numbers, level)),
+        interval,
         note,
         evidence,
         num_made=len(numbers),
@@ -168,9 +174,11 @@ def share_within_row(
 
     @cache
     def interval(level):
-        if not total:
-            return Interval()
-        return share_interval_at_any_stop(count, total, level, unknown=unknown)
+        counts = (np.cumsum(draws).tolist() for draws in (is_inside, is_known, ~is_known))
+        return _intersect(
+            share_interval_at_any_stop(k, n, level, unknown=m)
+            for k, n, m in zip(*counts, strict=True)
+        )
 
     notes = f"{count} of {total}" * (total > 0), _spread_note(numbers[is_known]), note
     return Row(
@@ -212,6 +220,17 @@ def missing_row(key: str, setting: str) -> Row:
 def as_numbers(values: Iterable[Any]) -> np.ndarray:
     """Converts values to floats, −0 to 0 and None to NaN."""
     return np.array([math.nan if v is None else float(v) + 0.0 for v in values])
+
+
+def _intersect(intervals: Iterable[Interval]) -> Interval:
+    """Intersects the intervals after each draw, which hold together; the last one if none is left.
+
+    A row that was decided once so stays decided: its p is the smallest one so far.
+    """
+    low, high, last = -math.inf, math.inf, Interval()
+    for last in intervals:
+        low, high = max(low, last.low), min(high, last.high)
+    return Interval(low, high) if low <= high else last
 
 
 def _last(log_p):

@@ -17,8 +17,11 @@ from rank_collapse.agree.differences import (
     find_rounding,
 )
 from rank_collapse.agree.kinds import name_embedding, name_kind
+from rank_collapse.agree.outputs import compare_outputs
 from rank_collapse.agree.recording import ROUNDING, Recording, open_recording
-from rank_collapse.agree.verdict import Fault, Row, find_faults, is_judged, summarize
+from rank_collapse.agree.replay import Replay, find_replay, pair_layers
+from rank_collapse.agree.sentence import write_sentence
+from rank_collapse.agree.verdict import Row, find_faults, summarize
 
 # What products round to although their results are float32, by name.
 _PRODUCTS = {"float16 or TF32": 2.0**-11, "bfloat16": 2.0**-8}
@@ -85,11 +88,15 @@ def compare_files(first: str | os.PathLike, second: str | os.PathLike) -> Agreem
     return compare_recordings(open_recording(first), open_recording(second))
 
 
-def compare_recordings(first: Recording, second: Recording) -> Agreement:
+def compare_recordings(
+    first: Recording, second: Recording, replay: Replay | None = None
+) -> Agreement:
     """Compare two recordings, layer by layer.
 
     Args:
         first, second: Opened recordings. A fault is one of the pair, whichever run has it.
+        replay: One run's model on the inputs of the other, where it can be run; one of the two
+            recordings may be that itself.
 
     Raises:
         ValueError: They are of different inputs or shapes.
@@ -105,7 +112,8 @@ def compare_recordings(first: Recording, second: Recording) -> Agreement:
     if shift:
         return _answer_shift(first, second, alignment, rounding, shift)
     embedding, embedding_kind = _compare_embeddings(first, second, alignment, rounding)
-    rows = _tabulate(first, second, alignment, rounding)
+    replay = None if alignment.order else replay or find_replay(first, second)
+    rows = _tabulate(first, second, alignment, rounding, replay)
     faults = find_faults(rows, rounding)
     remarks = list(alignment.remarks)
     for recording in (first, second):
@@ -113,7 +121,7 @@ def compare_recordings(first: Recording, second: Recording) -> Agreement:
             names = ", ".join(map(str, recording.ignored[:8]))
             remarks.append(f"{recording.path.name} has other arrays, which are not read: {names}")
     if (faults or embedding_kind) and rounding.products < min(_PRODUCTS.values()):
-        coarser = _find_products(first, second, alignment, rounding, rows)
+        coarser = _find_products(first, second, alignment, rounding, replay)
         if coarser is not None:
             rounding, rows = coarser
             faults, embedding_kind = [], None
@@ -121,7 +129,7 @@ def compare_recordings(first: Recording, second: Recording) -> Agreement:
                 f"the recordings hold {_find_name(rounding.stream)}, and their differences are "
                 f"those of {rounding.name} products"
             )
-    outputs = _compare_outputs(first, second, alignment)
+    outputs = compare_outputs(first, second, alignment)
     kind = alignment.order or embedding_kind
     place = None
     if faults:
@@ -129,55 +137,61 @@ def compare_recordings(first: Recording, second: Recording) -> Agreement:
         row = rows[fault.index]
         place = {"layer": row.layer, "part": row.part}
         kind = kind or name_kind(
-            _find_difference(first, second, alignment, rounding, row), alignment.mask
+            _find_difference(first, second, alignment, rounding, replay, row), alignment.mask
         )
-    judged = [row for row in rows if is_judged(row)]
+    judged = [row for row in rows if row.judged]
     agree: bool | None = not (faults or kind)
     if agree and len(judged) < len(rows) / 2:
         agree = None
     if embedding_kind:
         place = None
-    sentence = _write_sentence(agree, place, kind, rows, judged, faults, rounding, embedding)
+    sentence = write_sentence(agree, place, kind, rows, faults, rounding, embedding)
     return Agreement(
         agree, place, kind, sentence, tuple(rows), rounding, embedding, outputs, tuple(remarks)
     )
 
 
-def _pair_layers(first, second, alignment):
-    """Yield the aligned layers of both recordings."""
-    for a, b in zip(first.read_layers(), second.read_layers(), strict=True):
-        yield alignment.take(a, alignment.first), alignment.take(b, alignment.second)
-
-
-def _list_differences(a, b, mask, rounding):
+def _list_differences(pair, mask, rounding):
     """Yield the differences of a layer, its sum included."""
-    yield from compare_layer(a, b, mask, rounding)
-    total = compare_sums(a, b, mask, rounding)
+    yield from compare_layer(pair, mask, rounding)
+    total = compare_sums(pair, mask, rounding)
     if total is not None:
         yield total
 
 
-def _tabulate(first, second, alignment, rounding):
-    """Return the rows of all sublayers in order."""
-    return [
+def _tabulate(first, second, alignment, rounding, replay):
+    """Return the rows of all sublayers in order.
+
+    With a replay, the error that comes in is the one of the runs themselves.
+    """
+    rows = [
         summarize(difference)
-        for a, b in _pair_layers(first, second, alignment)
-        for difference in _list_differences(a, b, alignment.mask, rounding)
+        for pair in pair_layers(first, second, alignment, replay)
+        for difference in _list_differences(pair, alignment.mask, rounding)
+    ]
+    if replay is None or replay.recording in (first, second):
+        return rows
+    error_in = {
+        (row.layer, row.part): row.error_in
+        for row in _tabulate(first, second, alignment, rounding, None)
+    }
+    return [
+        row._replace(error_in=error_in.get((row.layer, row.part), row.error_in)) for row in rows
     ]
 
 
-def _find_difference(first, second, alignment, rounding, row) -> Difference:
+def _find_difference(first, second, alignment, rounding, replay, row) -> Difference:
     """Return the difference of one row; the files are read once more up to its layer."""
-    for a, b in _pair_layers(first, second, alignment):
-        if a.index == row.layer:
-            differences = _list_differences(a, b, alignment.mask, rounding)
+    for pair in pair_layers(first, second, alignment, replay):
+        if pair.first.index == row.layer:
+            differences = _list_differences(pair, alignment.mask, rounding)
             return next(d for d in differences if d.part == row.part)
     raise AssertionError(row.layer)
 
 
 def _compare_embeddings(first, second, alignment, rounding):
     """Return the median relative error before the first layer, and its kind if it is a fault."""
-    a, b = next(_pair_layers(first, second, alignment))
+    a, b = next(pair_layers(first, second, alignment, None))[:2]
     x, y, mask = a.before, b.before, alignment.mask
     size = bound_sizes(*(np.linalg.norm(z, axis=-1) for z in (x, y)), mask)
     error = (np.linalg.norm(y - x, axis=-1) / size)[mask]
@@ -186,14 +200,14 @@ def _compare_embeddings(first, second, alignment, rounding):
     return float(np.median(error)), kind
 
 
-def _find_products(first, second, alignment, rounding, rows):
+def _find_products(first, second, alignment, rounding, replay):
     """Return (rounding, rows) if products of a coarser dtype explain all differences.
 
     They reach all tokens and both parts alike from the first layer on, as no mistake does.
     """
     for name, products in _PRODUCTS.items():
-        coarser = Rounding(products, rounding.stream, name)
-        coarse_rows = _tabulate(first, second, alignment, coarser)
+        coarser = Rounding(products, rounding.stream, name, True)
+        coarse_rows = _tabulate(first, second, alignment, coarser, replay)
         start = [row for row in coarse_rows if row.layer == 0 and row.error_in < products]
         alike = [0.2 < row.excess < MEDIAN and row.excess_few < 8 * row.excess for row in start]
         if start and all(alike) and not find_faults(coarse_rows, coarser):
@@ -231,70 +245,3 @@ def _answer_shift(first, second, alignment, rounding, shift):
         "with the state before layer 0."
     )
     return Agreement(False, None, kind, sentence, (), rounding, float("nan"), {}, alignment.remarks)
-
-
-def _compare_outputs(first, second, alignment):
-    """Return how the logits differ, {} where one run has none."""
-    logits = [recording.read_logits() for recording in (first, second)]
-    if any(values is None for values in logits):
-        return {}
-    if logits[0].shape[-1] != logits[1].shape[-1]:
-        raise ValueError(f"logits have {logits[0].shape[-1]} and {logits[1].shape[-1]} entries")
-    chosen = [
-        np.take_along_axis(values, positions[..., None], axis=1)[alignment.mask]
-        for values, positions in zip(logits, (alignment.first, alignment.second), strict=True)
-    ]
-    log_p = [values - _log_sum_exp(values) for values in chosen]
-    next_token = chosen[0].argmax(axis=-1)
-    rows = np.arange(len(next_token))
-    change = np.abs(log_p[1][rows, next_token] - log_p[0][rows, next_token])
-    return {
-        "share of next tokens that differ": float(np.mean(next_token != chosen[1].argmax(axis=-1))),
-        "mean change of their log-probability": float(change.mean()),
-        "largest change of their log-probability": float(change.max()),
-    }
-
-
-def _log_sum_exp(values):
-    """Return log Σ exp over the last axis, which stays."""
-    most = values.max(axis=-1, keepdims=True)
-    return most + np.log(np.exp(values - most).sum(axis=-1, keepdims=True))
-
-
-def _write_sentence(agree, place, kind, rows, judged, faults: list[Fault], rounding, embedding):
-    """Write the answer in one or two sentences."""
-    if agree is None:
-        row = next(row for row in rows if not is_judged(row))
-        return (
-            f"cannot tell: from layer {row.layer} on the inputs of the sublayers differ by "
-            f"{row.error_in:.2g} of their size; all before is {rounding.name} rounding."
-        )
-    if agree:
-        if all(row.added_most == 0 for row in rows) and embedding == 0:
-            return "the same numbers in all layers."
-        most = max(judged, key=lambda row: row.excess)
-        text = (
-            f"agree to {rounding.name} rounding (largest {most.excess:.2g} times the prediction, "
-            f"layer {most.layer}, {most.part})."
-        )
-        late = next((row for row in rows if not is_judged(row)), None)
-        if late is not None:
-            text += (
-                f" From layer {late.layer} on the inputs differ by {late.error_in:.2g} of their "
-                "size, and nothing can be said."
-            )
-        return text
-    if place is None:
-        return f"differ before layer 0 by {embedding:.2g} of the size: {kind}."
-    fault, row = faults[0], rows[faults[0].index]
-    name = {"attention": "attention", "mlp": "MLP", "layer": "sum"}[row.part]
-    has_states_alone = all(other.part == "layer" for other in rows)
-    added, times = {
-        "some tokens": (row.added_most, row.excess_few),
-    }.get(fault.reason, (row.added, row.excess))
-    whose = f"layer {row.layer}" if has_states_alone else f"layer {row.layer}'s {name}"
-    text = f"{whose} adds {added:.2g} of its size, {times:.2g} times its rounding"
-    if fault.reason == "one factor":
-        text = f"{whose} is {1 + row.scale:.4g} times its size in the first run"
-    text += f": {kind}" if kind else ""
-    return f"{text}; all before is rounding." if faults[0].index else f"{text}."

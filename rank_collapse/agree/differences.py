@@ -8,11 +8,14 @@ Rounding of relative size u predicts
 
 with the last term where b = y − x is a difference of recorded states y and x, and 3u for such a
 whole layer. In float32 and float64 the sums of products are rounded, too: there u is multiplied by
-1 + √d/4. The quotient of both
-sides, `excess`, has a median over tokens of .6 to 1.8 in rounded random networks with or without
-skips, norms before or after, spikes, masks, and weights of up to twice the usual scale
-(tests/agree/test_differences.py). An error of all tokens in the whole stream is nearly blind for a
-sublayer: its branch is a small part of the stream, and one large token hides all others.
+1 + √d/4. With a replay (`agree.replay`) no error comes in; where noise of relative size 1 changes
+the branch by g ‖b‖, rounding adds about .65 u √(g² + 1) in an MLP, 1.1 u √(g² + 1) in attention.
+
+The quotient of both sides, `excess`, has a median over tokens of .6 to 1.8 in rounded random
+networks with or without skips, norms before or after, spikes, masks, and weights of up to twice the
+usual scale (tests/agree/test_comparison.py, docs/agree.md). An error of all tokens in the whole
+stream is nearly blind for a sublayer: its branch is a small part of the stream, and one large token
+hides all others.
 """
 
 from collections.abc import Iterator
@@ -22,12 +25,16 @@ import ml_dtypes
 import numpy as np
 from jaxtyping import Bool, Float
 
-from rank_collapse.agree.recording import ROUNDING, Layer, Recording
+from rank_collapse.agree.recording import ROUNDING, Recording
+from rank_collapse.agree.replay import Pair
 
 Part = Literal["attention", "mlp", "layer"]
 SPIKE = 5.0  # times the median norm: tokens that are reported apart
 MEDIAN = 2.6  # times what rounding explains: more in the median token is no rounding
 _LEAST = 0.1  # of the median norm: the least by which an error is divided
+# Of the root of gain² + 1: so much rounding explains where the gain was measured. The noise goes in
+# before a sublayer; attention rounds its queries, keys and scores, too.
+_PROBED = {"attention": 1.1, "mlp": 0.65}
 _GAIN, _FLOOR, _STREAM = 1.5, {"attention": 2.0, "mlp": 2.0, "layer": 3.0}, 0.4
 
 
@@ -38,11 +45,13 @@ class Rounding(NamedTuple):
         products: Of what the sublayers compute.
         stream: Of the states.
         name: Of the dtype of `products`.
+        both: Whether both runs round so.
     """
 
     products: float
     stream: float
     name: str
+    both: bool = False
 
 
 class Difference(NamedTuple):
@@ -93,45 +102,48 @@ class Difference(NamedTuple):
 
 
 def compare_layer(
-    first: Layer, second: Layer, mask: Bool[np.ndarray, "b n"], rounding: Rounding
+    pair: Pair, mask: Bool[np.ndarray, "b n"], rounding: Rounding
 ) -> Iterator[Difference]:
     """Yields the differences of one layer's sublayers in their order.
 
     Args:
-        first, second: The layer in both runs, with the same tokens.
+        pair: The layer in both runs, with the same tokens.
         mask: Tokens that exist.
         rounding: Of the coarser run.
     """
+    first, second = pair.first, pair.second
+    # What each run adds to its stream; with a replay that is the other run's branch in both.
+    terms = [(pair.inputs or layer).branches for layer in (first, second)]
     names = [name for name in first.branches if name in second.branches]
     x, y = first.before, second.before
     if "attention_branch" in names:
-        a, b = first.branches["attention_branch"], second.branches["attention_branch"]
-        yield _compare(first.index, "attention", (x, y), (a, b), mask, rounding, mixes=True)
-        x, y = x + a, y + b
+        yield _compare(pair, "attention", (x, y), _select("attention_branch", pair), mask, rounding)
+        x, y = (z + term["attention_branch"] for z, term in zip((x, y), terms, strict=True))
     if len(names) < 2:
         # What the layer adds beside the branch that was recorded.
         ends = np.linalg.norm(x, axis=-1) + np.linalg.norm(first.after, axis=-1)
         start, mixes = (x, y), "attention_branch" not in names
         if "mlp_branch" in names:
             # Their sum is the state before the MLP, unless a norm comes after it.
-            x = first.after - first.branches["mlp_branch"]
-            y = second.after - second.branches["mlp_branch"]
-            a, b = x - first.before, y - second.before
+            x, y = (
+                layer.after - term["mlp_branch"]
+                for layer, term in zip((first, second), terms, strict=True)
+            )
+            branches = x - first.before, y - second.before
         else:
-            a, b = first.after - x, second.after - y
-        yield _compare(first.index, "layer", start, (a, b), mask, rounding, mixes=mixes, ends=ends)
+            branches = first.after - x, second.after - y
+        yield _compare(pair, "layer", start, branches, mask, rounding, mixes=mixes, ends=ends)
     if "mlp_branch" in names:
-        a, b = first.branches["mlp_branch"], second.branches["mlp_branch"]
-        yield _compare(first.index, "mlp", (x, y), (a, b), mask, rounding, mixes=False)
+        yield _compare(pair, "mlp", (x, y), _select("mlp_branch", pair), mask, rounding)
 
 
 def compare_sums(
-    first: Layer, second: Layer, mask: Bool[np.ndarray, "b n"], rounding: Rounding
+    pair: Pair, mask: Bool[np.ndarray, "b n"], rounding: Rounding
 ) -> Difference | None:
     """Compare what both runs make of the stream and the branches: their sum, norms and skips.
 
     Args:
-        first, second: The layer in both runs, with both branches.
+        pair: The layer in both runs, with both branches.
         mask: Tokens that exist.
         rounding: Of the coarser run.
 
@@ -139,27 +151,29 @@ def compare_sums(
         The difference of the state after the layer, given the differences of its summands; None
         where a branch was not recorded.
     """
+    first, second = pair.first, pair.second
     if not {"attention_branch", "mlp_branch"} <= first.branches.keys() & second.branches.keys():
         return None
-    x, y = (layer.before + sum(layer.branches.values()) for layer in (first, second))
+    x, y = (
+        layer.before + sum((pair.inputs or layer).branches.values()) for layer in (first, second)
+    )
     ends = 2 * np.linalg.norm(first.after, axis=-1)
     return _compare(
-        first.index,
-        "layer",
-        (x, y),
-        (first.after, second.after),
-        mask,
-        rounding,
-        mixes=False,
-        ends=ends,
+        pair, "layer", (x, y), (first.after, second.after), mask, rounding, mixes=False, ends=ends
     )
 
 
-def _compare(layer, part, inputs, branches, mask, rounding, *, mixes, ends=None):
+def _select(name, pair):
+    """Return a branch of both runs."""
+    return pair.first.branches[name], pair.second.branches[name]
+
+
+def _compare(pair, part, inputs, branches, mask, rounding, *, mixes=None, ends=None):
     """Compare one sublayer.
 
     Args:
-        layer, part: Its place.
+        pair: Its layer.
+        part: Which it is.
         inputs, branches: Of both runs [b, n, d].
         mask: Tokens that exist.
         rounding: Of the coarser run.
@@ -180,18 +194,25 @@ def _compare(layer, part, inputs, branches, mask, rounding, *, mixes, ends=None)
     error_in = np.linalg.norm(y - x, axis=-1) / input_size
     added = np.linalg.norm(b - a, axis=-1) / branch_size
     comes_in = error_in
-    if mixes:
+    if part == "attention" if mixes is None else mixes:
         comes_in = np.maximum(error_in, np.sqrt(np.mean(error_in[usual] ** 2)))
-    floor = _FLOOR[part] * rounding.products
-    if rounding.products <= ROUNDING["float32"]:  # sums are rounded term by term, in another order
-        floor *= 1 + np.sqrt(x.shape[-1]) / 4
+    unit = rounding.products
+    if unit <= ROUNDING["float32"]:  # sums are rounded term by term, in another order
+        unit *= 1 + np.sqrt(x.shape[-1]) / 4
+    gain = pair.gains.get(f"{part}_branch")
+    if gain is None:
+        floor = _FLOOR[part] * unit
+    else:
+        floor = (
+            _PROBED[part] * np.sqrt(1.0 + rounding.both) * unit * np.hypot(gain / branch_size, 1)
+        )
     squares = (_GAIN * comes_in) ** 2 + floor**2
     if ends is not None:
         squares = squares + (_STREAM * rounding.stream * ends / branch_size) ** 2
     scale, coherence = _fit_scale(a[usual], b[usual])
     absent = np.where(mask, 0, np.nan)
     return Difference(
-        layer,
+        pair.first.index,
         part,
         error_in + absent,
         added + absent,
@@ -242,16 +263,17 @@ def find_rounding(first: Recording, second: Recording) -> Rounding:
     Args:
         first, second: The recordings; their first layer is read.
     """
-    branches, states = [], []
+    coarsest, states = [], []
     for recording in (first, second):
         layer = next(recording.read_layers())
         states.append(find_dtype(layer.after))
-        arrays = layer.branches.values()
-        branches += [find_dtype(array) for array in arrays] or [states[-1]]
+        names = [find_dtype(array) for array in layer.branches.values()] or [states[-1]]
         declared = recording.metadata.get("dtype")
-        branches += [declared] if declared in ROUNDING else []
-    products, stream = (max(names, key=ROUNDING.__getitem__) for names in (branches, states))
-    return Rounding(ROUNDING[products], ROUNDING[stream], products)
+        names += [declared] if declared in ROUNDING else []
+        coarsest.append(max(names, key=ROUNDING.__getitem__))
+    products, stream = (max(names, key=ROUNDING.__getitem__) for names in (coarsest, states))
+    both = len(set(coarsest)) == 1
+    return Rounding(ROUNDING[products], ROUNDING[stream], products, both)
 
 
 def find_dtype(array: Float[np.ndarray, "..."]) -> str:

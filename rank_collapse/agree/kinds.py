@@ -8,7 +8,8 @@ from jaxtyping import Bool, Float
 from rank_collapse.agree.differences import MEDIAN, Difference
 
 _CLEAR = 0.9  # share of a difference that an explanation accounts for
-_COHERENT = 0.5  # the same of a small factor
+_COHERENT = 0.5  # the same of one factor, if what is left is rounding
+_JUMP = 5.0  # from the token before a window's end to the token after it
 
 
 def name_kind(difference: Difference, mask: Bool[np.ndarray, "b n"]) -> str | None:
@@ -21,8 +22,8 @@ def name_kind(difference: Difference, mask: Bool[np.ndarray, "b n"]) -> str | No
     tests: tuple[Callable[..., Iterator[str]], ...] = (
         _test_absent,
         _test_dropout,
-        _test_scale,
         _test_norm,
+        _test_scale,
         _test_features,
         _test_bias,
         _test_tokens,
@@ -98,15 +99,20 @@ def _test_dropout(difference, mask):
 
 def _test_scale(difference, mask):
     """The second branch is the first times one number."""
-    # A branch that has nothing to do with the other has the factor 0, which explains .71 of δ.
-    is_small = abs(difference.scale) < 0.3 and difference.coherence > _COHERENT
-    if is_small or difference.coherence > _CLEAR:
+    # What is left is rounding; a branch unlike the other has the factor 0, which explains .71 of δ.
+    left = difference.second - (1 + difference.scale) * difference.first
+    size = np.linalg.norm(difference.second - difference.first, axis=-1)
+    share = np.linalg.norm(left, axis=-1) / np.where(size > 0, size, 1)
+    is_rounding = np.median((share * difference.excess)[difference.measured]) < MEDIAN
+    if is_rounding and difference.coherence > _COHERENT:
         factor = 1 + difference.scale
         if factor < 0:
             yield f"the output is multiplied by {factor:.4g}: a sign"
         else:
             width = difference.first.shape[-1]
             yield f"the output is multiplied by {factor:.4g}{_as_root(factor, width)}"
+    elif difference.part == "layer" and difference.coherence > _CLEAR:
+        yield f"the output is multiplied by about {1 + difference.scale:.2g}: a factor of a skip"
 
 
 def _test_norm(difference, mask):
@@ -162,9 +168,9 @@ def _test_tokens(difference, mask):
     if not agrees.any():
         if difference.part == "attention":
             yield (
-                "values or the output projection: the order of the key-value heads, a transposed "
-                "matrix or an absent bias (the first token, which may attend to itself alone, "
-                "differs too)"
+                "all tokens differ, the first too: where it attends to itself alone, that is "
+                "values or the output projection (the order of the key-value heads, a transposed "
+                "matrix, an absent bias); in bidirectional attention also positions or masks"
             )
         return
     lengths = mask.sum(axis=1)
@@ -177,7 +183,7 @@ def _test_tokens(difference, mask):
     start = int(positions[differs].min())
     if start > 1 and np.mean(differs[mask & (positions >= start)]) > 0.7:
         by_position = np.nanmedian(excess, axis=0)
-        if by_position[start] > 0.3 * np.nanmedian(by_position[start:]):
+        if by_position[start] > _JUMP * max(by_position[:start].max(), 1.0):
             yield f"only tokens from position {start} on differ: a window, or another mask"
         else:
             yield (

@@ -140,7 +140,11 @@ class Recording:
         if "logits" not in self.arrays:
             return None
         logits = self._read("logits").astype(np.float32)
-        return logits.reshape(*self.shape[:2], logits.shape[-1])
+        logits = logits.reshape(*self.shape[:2], logits.shape[-1])
+        # −∞ is a token that is ruled out.
+        wrong = np.isnan(logits[self._exists]).any() or np.isposinf(logits[self._exists]).any()
+        refuse_if(wrong, f"{self.path}: logits has a NaN or an infinity")
+        return logits
 
     def _read(self, name):
         with _name_damage(self.path):
@@ -271,7 +275,11 @@ def _check_arrays(path: Path, arrays: dict[str, StoredArray], ignored: Sequence[
             f"{path}: residual has shape {list(shape)}, not [layers + 1, tokens, width]",
         ),
         (len(shape) > 0 and shape[0] < 2, f"{path}: residual has no layer"),
-        (0 in shape, f"{path}: residual has shape {list(shape)}, with an axis of length 0"),
+        (
+            min(shape, default=1) < 1,
+            f"{path}: residual has shape {list(shape)}, with an axis of length "
+            f"{min(shape, default=1)}",
+        ),
     )
     depth, *tokens, _ = shape[0] - 1, *shape[1:]
     wanted = dict.fromkeys(BRANCHES, (depth, *shape[1:]))
@@ -296,8 +304,10 @@ def _name_damage(path):
     """Raise a ValueError that names the file where it cannot be read."""
     try:
         yield
-    except ValueError:
-        raise
+    except ValueError as error:
+        if str(error).startswith(str(path)):
+            raise
+        raise ValueError(f"{path} is damaged: {format_one_line(error, 200)}") from None
     except StopIteration:
         raise ValueError(f"{path} is damaged: an array ends early") from None
     except Exception as error:

@@ -29,8 +29,8 @@ from typing import Any
 import numpy as np
 
 from rank_collapse import __version__, report
-from rank_collapse.agree.comparison import Agreement, compare_files
-from rank_collapse.agree.recording import SUFFIXES
+from rank_collapse.agree.comparison import Agreement, compare_recordings
+from rank_collapse.agree.recording import SUFFIXES, open_recording
 from rank_collapse.printed import print_lines
 from rank_collapse.report.agreement import agreement_figure
 from rank_collapse.runs import files
@@ -107,8 +107,8 @@ def run(flags: argparse.Namespace, command: Sequence[str]) -> int:
             ),
         )
     with tempfile.TemporaryDirectory() as scratch:
-        paths = _record_folders(flags, sources, Path(scratch))
-        agreement = compare_files(*paths)
+        paths, replay = _record_folders(flags, sources, Path(scratch))
+        agreement = compare_recordings(*map(open_recording, paths), replay)
     line = shlex.join(["rank-collapse", *command])
     about = agreement.to_dict() | {
         "first_source": flags.first,
@@ -196,9 +196,12 @@ def _format(value):
 
 
 def _record_folders(flags, sources, scratch):
-    """Return the recordings of both sources; those of folders are made in a temporary folder."""
+    """Return the recordings of both sources, and one run on the inputs of the other, or None.
+
+    Those of folders are made in a temporary folder.
+    """
     if not any(source.is_dir() for source in sources):
-        return sources
+        return sources, None
     from rank_collapse.command import recorded
 
     options = {
@@ -207,16 +210,19 @@ def _record_folders(flags, sources, scratch):
         "backend": _split(flags.backend, "with", BACKENDS, "torch"),
     }
     tokens = recorded.read_tokens(flags, next(s for s in sources if s.is_dir()))
-    paths = []
+    paths: list[Path] = []
+    forms: list[recorded.Form | None] = []
     for index, source in enumerate(sources):
         if not source.is_dir():
             paths.append(source)
+            forms.append(None)
             continue
-        chosen = {name: values[index] for name, values in options.items()}
-        print_lines(f"{source}: {', '.join(chosen.values())}", file=sys.stderr)
+        form = recorded.Form(**{name: values[index] for name, values in options.items()})
+        print_lines(f"{source}: {', '.join(form)}", file=sys.stderr)
         paths.append(scratch / f"{'ab'[index]}.safetensors")
-        recorded.record_folder(source, paths[-1], tokens, **chosen)
-    return paths
+        forms.append(form)
+        recorded.record_folder(source, paths[-1], tokens, form)
+    return paths, recorded.record_replay(sources, paths, tokens, forms)
 
 
 def _split(text, flag, allowed, default):

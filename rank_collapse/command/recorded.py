@@ -2,6 +2,7 @@
 
 import argparse
 import importlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -9,10 +10,18 @@ import jax
 import numpy as np
 
 from rank_collapse import pretrained
-from rank_collapse.agree.recording import collect_trace, write_recording
+from rank_collapse.agree.recording import (
+    ROUNDING,
+    collect_trace,
+    open_recording,
+    write_recording,
+)
+from rank_collapse.agree.replay import Replay
 from rank_collapse.command import inputs
 from rank_collapse.network.transformer import apply
 from rank_collapse.struct import refuse_if
+
+NOISE = 2.0**-10  # of probes: small enough to be linear, large beside float32's rounding
 
 
 class Tokens(NamedTuple):
@@ -39,31 +48,78 @@ def read_tokens(flags: argparse.Namespace, folder: Path) -> Tokens:
     return Tokens(np.asarray(batch.x), np.asarray(batch.mask))
 
 
-def record_folder(
-    folder: Path, path: Path, tokens: Tokens, *, dtype: str, attention: str, backend: str
-) -> None:
+class Form(NamedTuple):
+    """How a checkpoint is run.
+
+    Attributes:
+        dtype: Of weights and arithmetic.
+        attention: Of transformers.
+        backend: "torch" or "jax".
+    """
+
+    dtype: str
+    attention: str
+    backend: str
+
+
+def record_folder(folder: Path, path: Path, tokens: Tokens, form: Form) -> None:
     """Run a checkpoint, and write its recording.
 
     Args:
         folder: The checkpoint.
         path: The recording.
         tokens: The input.
-        dtype: Number format of weights and arithmetic.
-        attention: Attention of transformers.
-        backend: "torch" or "jax".
+        form: How it is run.
 
     Raises:
         ValueError: The model cannot be run so.
     """
-    if backend == "jax":
+    if form.backend == "jax":
+        dtype = form.dtype
         refuse_if(dtype != "float32", f"--with=jax computes in float32, not in --dtype={dtype}")
         _record_jax(folder, path, tokens)
     else:
-        _record_torch(folder, path, tokens, dtype, attention)
+        _run_torch(folder, tokens, form, [(path, {})])
 
 
-def _record_torch(folder, path, tokens, dtype, attention):
-    """Run a checkpoint by transformers."""
+def record_replay(
+    folders: Sequence[Path], recordings: Sequence[Path], tokens: Tokens, forms: Sequence[Form]
+) -> Replay | None:
+    """Run one of two checkpoints, the one of the finer dtype, on the inputs of the other.
+
+    Args:
+        folders: Of both runs.
+        recordings: Of both runs; those of the replay are written beside them.
+        tokens: The input.
+        forms: How both are run; None where the source is a recording.
+
+    Returns:
+        The replay; None where neither is run by transformers, or the recordings do not fit it.
+    """
+    runs = [i for i, form in enumerate(forms) if form is not None and form.backend == "torch"]
+    if not runs:
+        return None
+    run = min(runs, key=lambda i: ROUNDING[forms[i].dtype])
+    folder, other = folders[run], recordings[1 - run]
+    own, opened = open_recording(recordings[run]), open_recording(other)
+    fits = own.shape == opened.shape and own.num_layers == opened.num_layers
+    if not fits or not np.array_equal(own.read_mask(), opened.read_mask()):
+        return None
+    scratch = recordings[run].parent
+    names = [scratch / f"{name}.safetensors" for name in ("replay", "still", *"01")]
+    noisy = [(path, {"noise": NOISE, "seed": i}) for i, path in enumerate(names[2:])]
+    plans = [[(names[0], {})], [(names[1], {}), *noisy]]
+    wide = forms[run]._replace(dtype="float32")
+    if forms[run].dtype in ("float32", "float64"):  # one model computes all
+        plans, names[1] = [[(names[0], {}), *noisy]], names[0]
+    for plan, form in zip(plans, (forms[run], wide), strict=False):
+        _run_torch(folder, tokens, form, [(p, o | {"inputs": other}) for p, o in plan])
+    replay, *probes = map(open_recording, names)
+    return Replay(run, replay, tuple(probes) if replay.branches else ())
+
+
+def _run_torch(folder, tokens, form, plan):
+    """Run a checkpoint by transformers, once for each (path, options of `torch.record`)."""
     try:
         torch, transformers = map(importlib.import_module, ("torch", "transformers"))
     except ImportError as error:
@@ -73,7 +129,7 @@ def _record_torch(folder, path, tokens, dtype, attention):
         ) from None
     from rank_collapse.torch.recording import record
 
-    options = {"dtype": getattr(torch, dtype), "attn_implementation": attention}
+    options = {"dtype": getattr(torch, form.dtype), "attn_implementation": form.attention}
     names = transformers.AutoConfig.from_pretrained(folder).architectures or [""]
     is_decoder = any(name.endswith(("CausalLM", "LMHeadModel")) for name in names)
     load = transformers.AutoModelForCausalLM if is_decoder else transformers.AutoModel
@@ -82,8 +138,9 @@ def _record_torch(folder, path, tokens, dtype, attention):
         "input_ids": torch.as_tensor(tokens.ids, dtype=torch.long),
         "attention_mask": torch.as_tensor(tokens.mask, dtype=torch.long),
     }
-    with torch.no_grad(), record(model, path):
-        model(**batch)
+    for path, chosen in plan:
+        with torch.no_grad(), record(model, path, **chosen):
+            model(**batch)
 
 
 def _record_jax(folder, path, tokens):

@@ -10,6 +10,7 @@ from .direct import (
     logit_attribution as logit_attribution,
 )
 from .enumeration import count_paths as count_paths
+from .function_recording import record_function as record_function
 from .functions import function_contributions as function_contributions
 from .heads import head_contributions as head_contributions
 from .lengths import (

@@ -27,6 +27,8 @@ from rank_collapse.network.transformer import apply
 from rank_collapse.paths.functions import sum_paths
 from rank_collapse.paths.traced.interpreter import Start
 
+UNITS = 64  # directions at once: bounds the memory of a Jacobian
+
 
 class Transport(NamedTuple):
     """What `transport` measured.
@@ -35,11 +37,20 @@ class Transport(NamedTuple):
         by_length: [k, d], mean over sources of the sum over positions, by path length.
         by_position: [k, n, d], what arrives at each position from all sources together.
         total: [d], of all lengths, those beyond the longest included: J_l · direction.
+        longer: [n, d], what paths beyond the longest bring to each position; None where there are
+            none.
     """
 
     by_length: Float[Array, "k d"]
     by_position: Float[Array, "k n d"]
     total: Array
+    longer: Any = None
+
+    @property
+    def arriving(self) -> Float[Array, "n d"]:
+        """Sum what arrives at each position over all lengths."""
+        total = self.by_position.sum(0)
+        return total if self.longer is None else total + self.longer
 
 
 def name_states(
@@ -122,7 +133,7 @@ def transport(
     total = by_length.sum(0)
     if contributions.longer is not None:
         total = total + jnp.sum(contributions.longer * counted[:, None], axis=0) / num_sources[0]
-    return Transport(by_length, by_position, total)
+    return Transport(by_length, by_position, total, contributions.longer)
 
 
 def _place(direction, state, sources, skip):
@@ -166,10 +177,11 @@ def transport_ranks(
 ) -> Float[Array, "k m"]:
     """Compute the effective rank of ∂(last state at s + m)/∂(state of layer l at s), by distance m.
 
-    It runs the derivative along all d unit vectors of the source's state.
+    It runs the derivative along all d unit vectors of the source's state, `UNITS` at a time.
 
     Args:
-        fn, x, layer, states, branches, freeze, longest: See `transport`.
+        fn, x, layer, states, branches, freeze, longest: See `transport`; longest=0 is the
+            cheapest where only the rank of all lengths together is needed.
         source: s.
         distances: m; None for all from 0 to the last position.
 
@@ -198,8 +210,9 @@ def transport_ranks(
             longest=longest,
             freeze=freeze,
         )
-        parts = moved.by_position[:, source + distances]
-        return jnp.concatenate([parts, parts.sum(0, keepdims=True)])
+        reached = source + distances
+        return jnp.concatenate([moved.by_position[:, reached], moved.arriving[None, reached]])
 
-    jacobians = jax.vmap(run)(jnp.eye(d, dtype=shape.dtype))  # [d, k + 1, m, d]
+    units = jnp.eye(d, dtype=shape.dtype)
+    jacobians = jax.lax.map(run, units, batch_size=UNITS)  # [d, k + 1, m, d]
     return effective_rank(jnp.moveaxis(jacobians, 0, 2))

@@ -18,6 +18,7 @@ from torch import nn
 
 from rank_collapse.agree.recording import BRANCHES, write_tensors
 from rank_collapse.struct import refuse, refuse_if
+from rank_collapse.torch.other_inputs import OtherInputs, replace_tensor
 
 # Names of the modules whose output a layer adds to the stream, in the order in which they are
 # looked up: the first that a layer has. In BERT's layers it is the projection before the sum.
@@ -44,6 +45,9 @@ def record(
     layers: str | Sequence[nn.Module] | None = None,
     attention: str | Sequence[str] = ATTENTION,
     mlp: str | Sequence[str] = MLP,
+    inputs: str | os.PathLike | None = None,
+    noise: float = 0.0,
+    seed: int = 0,
 ) -> Iterator[None]:
     """Record what the model computes inside the block, and write it at the end.
 
@@ -59,13 +63,20 @@ def record(
             one is recorded.
         attention, mlp: Patterns of the names, within a layer, of the modules whose output is the
             branch. Where none matches, the branch is not recorded.
+        inputs: The recording of another run of the same tokens. Every sublayer takes in the stream
+            of that run, so that what it adds is measured without the errors before it; the model's
+            output has no meaning then.
+        noise: Relative size of what is added to these inputs: how much a sublayer amplifies it.
+        seed: Of the noise.
 
     Raises:
-        ValueError: No layers, what they take and return is no stream, or the model is compiled.
+        ValueError: No layers, what they take and return is no stream, the model is compiled, or
+            the inputs are of other tokens or layers.
     """
     _refuse_compiled(model)
     blocks = find_layers(model, layers)
-    tape = _Tape(names={module: name for name, module in model.named_modules()})
+    others = None if inputs is None else OtherInputs(inputs, noise, seed)
+    tape = _Tape({module: name for name, module in model.named_modules()}, others)
     handles = [
         model.register_forward_pre_hook(tape.begin_call, with_kwargs=True),
         model.register_forward_hook(tape.keep_logits),
@@ -87,6 +98,8 @@ def record(
         "model": type(model).__name__,
         "layers": ",".join(tape.layer_names),
     }
+    if others is not None:
+        metadata |= {"inputs": others.name, "noise": str(noise)}
     write_tensors(path, arrays, metadata)
 
 
@@ -230,10 +243,11 @@ class _Tape:
 
     Args:
         names: Names of modules.
+        others: Inputs that take the place of the stream.
     """
 
-    def __init__(self, names: Mapping[nn.Module, str]):
-        self.names = names
+    def __init__(self, names: Mapping[nn.Module, str], others: OtherInputs | None = None):
+        self.names, self.others = names, others
         self.calls: list[list[_LayerCall]] = []
         self.token_ids: list[torch.Tensor] = []
         self.masks: list[torch.Tensor] = []
@@ -247,6 +261,8 @@ class _Tape:
     def begin_call(self, module, arguments, keywords):
         """Keeps token ids and the mask of a call of the model."""
         self.calls.append([])
+        if self.others is not None:
+            self.others.begin_call()
         tensors = [t for t in (*arguments, *keywords.values()) if isinstance(t, torch.Tensor)]
         whole = [
             t
@@ -271,12 +287,16 @@ class _Tape:
             self.logits.append(_keep(logits))
 
     def begin_layer(self, module, arguments, keywords):
-        """Keeps the stream before a layer."""
+        """Keeps the stream before a layer; returns other arguments where it takes in others."""
         if not self.calls:
             self.calls.append([])  # a part of the model is called, not the model
         name = self.names[module]
         state = _first_tensor([*arguments, *keywords.values()], f"the input of layer {name}")
         self.calls[-1].append(_LayerCall(name, _keep(state)))
+        if self.others is None:
+            return None
+        other = self.others.take_state(len(self.calls[-1]) - 1, state)
+        return replace_tensor(arguments, state, other), replace_tensor(keywords, state, other)
 
     def end_layer(self, module, arguments, output):
         """Keeps the stream after a layer."""
@@ -284,12 +304,18 @@ class _Tape:
         self.calls[-1][-1].after = _keep(_first_tensor(output, f"the output of layer {name}"))
 
     def keep_branch(self, branch, module, arguments, output):
-        """Keeps a branch of the layer that is computed."""
-        if self.calls and self.calls[-1]:
-            state = self.calls[-1][-1].before
-            tensor = _first_tensor(output, f"the output of {self.names[module]}")
-            if tensor.numel() == state.numel():  # OPT computes its MLP of [b · n, d]
-                self.calls[-1][-1].branches[branch] = _keep(tensor).reshape(state.shape)
+        """Keeps a branch of the layer; returns another output where the other run's is taken."""
+        if not (self.calls and self.calls[-1]):
+            return None
+        state = self.calls[-1][-1].before
+        tensor = _first_tensor(output, f"the output of {self.names[module]}")
+        if tensor.numel() != state.numel():  # OPT computes its MLP of [b · n, d]
+            return None
+        self.calls[-1][-1].branches[branch] = _keep(tensor).reshape(state.shape)
+        if self.others is None:
+            return None
+        other = self.others.take_branch(len(self.calls[-1]) - 1, branch, tensor)
+        return None if other is None else replace_tensor(output, tensor, other)
 
     def join(self) -> dict[str, torch.Tensor]:
         """Join the calls of the model along the tokens.
@@ -322,6 +348,9 @@ class _Tape:
                 arrays[name] = joined
         if self.masks and self.masks[-1].shape == tokens:  # with a cache the last call has all
             arrays["mask"] = self.masks[-1].to(torch.uint8)
+        if self.others is not None:
+            arrays.pop("logits", None)  # of a stream that is no run's
+            self.others.check_complete(len(self.layer_names), arrays.get("mask"))
         return arrays
 
     def _check_stream(self, layers):

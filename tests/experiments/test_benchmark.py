@@ -1,20 +1,31 @@
 """The benchmarks at tiny size: what they time agrees, and a figure above its limit fails."""
 
+import dataclasses
+import json
+from types import SimpleNamespace
+
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import rank_collapse as rc
 from experiments import benchmark
-from experiments.benchmarks import paths, profiles, seeds, training
-from experiments.benchmarks.timing import Report, Timing, median_ratio, time_cases
-from experiments.lab import cli
+from experiments.benchmarks import limits, paths, profiles, seeds, torch_processes, training
+from experiments.benchmarks.timing import (
+    Report,
+    Timing,
+    describe_report,
+    median_ratio,
+    time_cases,
+)
+from experiments.lab import cli, devices
+from rank_collapse.runs.seeds import run_seeds, seed_mesh
 from rank_collapse.training.training import Hyper, init_model
 
 
 @pytest.fixture
 def options():
-    return cli.parse_flags(benchmark.FLAGS, ["--rounds=2", "--num_seeds=3"])
+    return cli.parse_flags(benchmark.FLAGS, ["--rounds=2"])
 
 
 def find_figure(report, words):
@@ -23,11 +34,10 @@ def find_figure(report, words):
 
 @pytest.mark.full
 def test_path_benchmarks_compare_what_is_equal(options):
-    config = rc.transformer(depth=2, num_heads=2, d_model=8)
-    report = paths.time_exact_paths(options, config, num_tokens=4)
+    report = paths.time_exact_paths(options, **benchmark.TINY["exact_paths"])
     assert all(len(t.seconds) == 2 and t.compile_seconds > 0 for t in report.timings)
     assert 0 <= find_figure(report, "Frobenius") < 1e-5
-    report = paths.time_head_contributions(options, config, num_tokens=4)
+    report = paths.time_head_contributions(options, **benchmark.TINY["head_contributions"])
     assert report.timings[0].output.shape == (2, 2, 4, 8)
     report = paths.time_recomputed_paths(options, depth=2, num_sequences=3)
     assert find_figure(report, "difference") < 1e-5
@@ -35,14 +45,15 @@ def test_path_benchmarks_compare_what_is_equal(options):
 
 @pytest.mark.full
 def test_profile_benchmarks_compare_what_is_equal(options):
-    report = profiles.time_collapse_sweep(options, depth=2, num_tokens=4, d_model=8)
+    tiny = benchmark.TINY["collapse_sweep"]
+    report = profiles.time_collapse_sweep(options, num_seeds=3, **tiny)
     assert find_figure(report, "difference") < 1e-5
     single, vmapped, _ = report.timings
     for single_output, vmapped_output in zip(single.output[2], vmapped.output, strict=True):
         np.testing.assert_allclose(single_output, vmapped_output[2], atol=1e-5)
-    report = profiles.time_log_profile(options, depth=2, num_tokens=4, d_model=8)
+    report = profiles.time_log_profile(options, **tiny)
     assert find_figure(report, "forward passes") > 0
-    report = profiles.time_exact_profile(options, depth=2, num_tokens=4, d_model=8)
+    report = profiles.time_exact_profile(options, **tiny)
     assert find_figure(report, "difference") < 1e-2
 
 
@@ -58,12 +69,13 @@ def test_training_benchmarks_take_the_published_commands(options, name):
 @pytest.mark.parametrize("name", seeds.SIZES)
 def test_every_way_trains_the_same_seeds(options, name):
     """Tiny networks; a process for each seed gives the losses of its seed too."""
-    sizes = {"mlp": {}, "cnn": {"batch_size": 2}, "sort": {"arguments": training.TINY}}[name]
-    report = seeds.time_seeds(options, {name: ((3,), 4)}, **sizes)
+    sizes = {name: seeds.TINY["sizes"][name]}
+    report = seeds.time_seeds(options, **seeds.TINY | {"sizes": sizes})
     ways = {timing.name.rpartition(", ")[2]: timing for timing in report.timings}
     assert list(ways) == list(seeds.WAYS) and all(len(t.seconds) == 2 for t in ways.values())
     expected = ways["one by one"].output
     assert expected.shape == (3, 4) and len(np.unique(expected[:, 0])) == 3
+    assert 0 < find_figure(report, "share of the large product's rate") < 1
     for timing in ways.values():
         rows = len(timing.output)
         np.testing.assert_allclose(timing.output, expected[:rows], rtol=1e-3)
@@ -72,19 +84,129 @@ def test_every_way_trains_the_same_seeds(options, name):
 
 
 @pytest.mark.full
-def test_pytorch_trains_a_network_of_as_many_parameters_and_learns():
+@pytest.mark.parametrize("name", [n for n, (_, _, target) in training.CASES.items() if target])
+def test_pytorch_trains_the_same_network_by_a_loop_and_stacked(name):
+    """As many parameters as ours; stacked seeds make the steps of each alone; losses fall."""
+    torch = pytest.importorskip("torch")
+    from experiments.benchmarks import torch_baseline
+
+    recipe, make_data, batch_size = training.make_case(name, training.TINY)
+    recipe = dataclasses.replace(recipe, batch_size=batch_size, clip_norm=0.5)
+    shapes = jax.eval_shape(lambda: init_model(jax.random.key(0), recipe))
+    data = make_data(jax.random.key(0))
+    hyper = Hyper(learning_rate=1e-2, dropout=0.0)
+    task = torch_processes.describe_task(recipe, data.get("texts", data["train"]), hyper)
+    stacked = torch_baseline.StackedTraining(task, 3)
+    single = torch_baseline.Training(task)
+    assert sum(p.numel() for p in single.network.parameters()) == sum(
+        leaf.size for leaf in jax.tree.leaves(shapes)
+    )
+    with torch.no_grad():
+        for parameter_name, parameter in single.network.named_parameters():
+            parameter.copy_(stacked.weights[parameter_name][1])
+    batches, losses = torch_baseline.list_batches(task), []
+    for index in range(20):
+        batch = next(batches)
+        single.step(*batch)
+        stacked.step(*batch)
+        losses.append(single.loss.item())
+        if index:  # Adam makes steps of rounding where a gradient is zero
+            continue
+        slopes = {n: parameter.grad for n, parameter in single.network.named_parameters()}
+        norm = torch.stack([slope.square().sum() for slope in slopes.values()]).sum().sqrt()
+        assert 0.1 < norm.item() < 0.5001
+        for parameter_name, slope in slopes.items():
+            stacked_slope = stacked.weights[parameter_name].grad[1]
+            torch.testing.assert_close(stacked_slope, slope, rtol=1e-3, atol=1e-5)
+    assert np.mean(losses[-5:]) < np.mean(losses[:5])
+
+
+def test_batches_of_pytorch_end_at_their_longest_text():
     pytest.importorskip("torch")
     from experiments.benchmarks import torch_baseline
 
-    for name in [name for name, (_, _, target) in training.CASES.items() if target]:
-        recipe, make_data, _ = training.make_case(name, training.TINY)
-        shapes = jax.eval_shape(lambda recipe=recipe: init_model(jax.random.key(0), recipe))
-        values = Hyper(learning_rate=1e-2, dropout=0.0)
-        baseline = torch_baseline.Training(recipe, make_data(jax.random.key(0))["train"], values)
-        ours = sum(leaf.size for leaf in jax.tree.leaves(shapes))
-        assert sum(p.numel() for p in baseline.network.parameters()) == ours, name
-        losses = [baseline.seconds_per_step(5) and baseline.loss.item() for _ in range(5)]
-        assert losses[-1] < losses[0]
+    lengths = np.array([3, 5, 2, 4, 1])
+    mask = np.arange(8) < lengths[:, None]
+    tokens = np.where(mask, 10 * np.arange(5)[:, None] + np.arange(8), -1)
+    task = SimpleNamespace(device="cpu", arrays=[tokens, tokens, mask], shuffle=False, batch_size=2)
+    batches = torch_baseline.list_batches(task)
+    shapes = [tuple(next(batches)[0].shape) for _ in range(4)]
+    assert shapes == [(2, 5), (2, 4), (1, 1), (2, 5)]
+    inputs, labels, batch_mask = next(batches)
+    assert inputs[1].tolist() == labels[1].tolist() == [30, 31, 32, 33]
+    assert batch_mask.sum(1).tolist() == [2, 4]
+
+
+@pytest.mark.full
+def test_every_way_of_pytorch_is_timed_in_the_same_rounds(capsys):
+    pytest.importorskip("torch")
+    options = cli.parse_flags(benchmark.FLAGS, ["--rounds=2", "--baseline=torch"])
+    report = training.time_training("sort", options, training.TINY, num_seeds=3)
+    names = [way.name for way in torch_processes.list_ways(devices.count_cores(), 3)]
+    assert [timing.name for timing in report.timings[:-1]] == names
+    assert all(len(timing.seconds) == 2 and timing.best > 0 for timing in report.timings)
+    *baselines, ours = report.timings
+    times_faster = find_figure(report, "times faster than the best of PyTorch")
+    assert times_faster == min(1 / median_ratio(ours, timing) for timing in baselines)
+    assert 0 < find_figure(report, "share of that rate") < 1
+
+
+@pytest.mark.parametrize(
+    ("cores", "ways"),
+    [
+        (1, [(1, 1, 0), (1, 1, 6)]),
+        (2, [(1, 1, 0), (1, 2, 0), (2, 1, 0), (1, 2, 6), (2, 1, 3)]),
+        (6, [(1, 1, 0), (1, 6, 0), (2, 3, 0), (4, 1, 0), (6, 1, 0), (1, 6, 6), (6, 1, 1)]),
+    ],
+)
+def test_ways_of_pytorch_fill_the_cores(cores, ways):
+    listed = torch_processes.list_ways(cores, 6)
+    assert [(way.processes, way.threads, way.stacked) for way in listed] == ways
+    assert all(way.processes * way.threads <= cores for way in listed)
+    assert [way.stacked for way in torch_processes.list_ways(16, 6, "gpu")] == [0, 0, 6]
+
+
+def test_a_process_of_pytorch_that_fails_ends_the_benchmark(capfd):
+    pytest.importorskip("torch")
+    way = torch_processes.Way(1, 1)
+    processes = torch_processes.Processes(SimpleNamespace(device="cpu", arrays=[]), 1)
+    with processes, pytest.raises(RuntimeError, match=r"1 process of 1 thread failed|has ended"):
+        processes.measure(way, 1)
+    assert "Error" in capfd.readouterr().err
+
+
+def test_flops_of_products_are_those_of_the_formula():
+    """Products in loops, branches, gradients, on several devices, and a convolution."""
+    x, w = jnp.ones((3, 4)), jnp.ones((4, 5))
+    count = lambda fn, *a: limits.count_flops(jax.make_jaxpr(fn)(*a))  # noqa: E731
+    product = 2 * 3 * 4 * 5
+    assert count(lambda x, w: jnp.tanh(x @ w), x, w) == product
+    # Two products of the backward pass beside that of the forward pass.
+    assert count(jax.grad(lambda x, w: jnp.tanh(x @ w).sum(), argnums=(0, 1)), x, w) == 3 * product
+    scanned = lambda x, w: jax.lax.scan(lambda c, _: (c @ w @ w.T, 0), x, length=7)  # noqa: E731
+    assert count(jax.jit(scanned), x, w) == 7 * 2 * product
+    either = lambda x, w: jax.lax.cond(x[0, 0] > 0, lambda: (x @ w).sum(), lambda: 0.0)  # noqa: E731
+    assert count(either, x, w) == product
+    batch = jnp.ones((6, 3, 4))
+    assert count(jax.vmap(lambda a: a @ w), batch) == 6 * product
+    mesh = seed_mesh()
+    spread = run_seeds(lambda a, w: a @ w, mesh, at_once=1)
+    seeds_of_mesh = jnp.ones((2 * mesh.size, 3, 4))
+    assert count(spread, seeds_of_mesh, w) == 2 * mesh.size * product
+    images, kernels = jnp.ones((2, 8, 8, 3)), jnp.ones((5, 5, 3, 7))
+    convolve = lambda a, b: jax.lax.conv_general_dilated(  # noqa: E731
+        a, b, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
+    )
+    assert count(convolve, images, kernels) == 2 * (2 * 8 * 8 * 7) * (5 * 5 * 3)
+    with pytest.raises(ValueError, match="while loop"):
+        count(lambda x: jax.lax.while_loop(lambda a: a[0, 0] < 9, lambda a: a @ a, x), x[:, :3])
+
+
+def test_the_rate_of_a_large_product_is_of_all_devices():
+    mesh = seed_mesh()
+    product = limits.LargeProduct(mesh, width=64)
+    assert product.flops == 2 * 64**3 * mesh.size and product.measure_rate() > 0
+    assert limits.compute_share(6.0, [1.0, 2.0, 3.0], [2.0, 3.0, 1.0]) == 2.0
 
 
 def test_a_figure_above_its_limit_is_exit_1(monkeypatch, capsys):
@@ -106,12 +228,40 @@ def test_a_figure_above_its_limit_is_exit_1(monkeypatch, capsys):
 
 
 def test_what_takes_minutes_runs_where_it_is_named():
-    assert benchmark.CPU_SECONDS.keys() == benchmark.BENCHMARKS.keys()
+    assert benchmark.CPU_SECONDS.keys() == benchmark.BENCHMARKS.keys() == benchmark.TINY.keys()
     default = cli.parse_flags(benchmark.FLAGS, []).benchmark
     assert default == [n for n, t in benchmark.CPU_SECONDS.items() if t <= benchmark.LONG]
     assert "exact_profile" not in default and "train_sort" in default
     named = cli.parse_flags(benchmark.FLAGS, ["--benchmark=exact_profile"]).benchmark
     assert named == ["exact_profile"]
+
+
+@pytest.mark.full
+def test_each_number_of_seeds_is_a_line_of_json(tmp_path, capsys):
+    path = tmp_path / "new" / "speed.jsonl"
+    arguments = ["--tiny", "--rounds=1", "--benchmark=products,collapse_sweep", "--num_seeds=1,3"]
+    assert cli.execute(benchmark.main, benchmark.FLAGS, [*arguments, f"--json={path}"]) == 0
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    names = ["products", "collapse_sweep, 1 seeds", "collapse_sweep, 3 seeds"]
+    assert [line["benchmark"] for line in lines] == names
+    assert all(len(case["seconds"]) == 1 for line in lines for case in line["timings"])
+    assert lines[0]["figures"].keys() == {"TFLOP/s, float32", "TFLOP/s, bfloat16"}
+    assert "jax" in lines[0]["machine"] and "about" not in capsys.readouterr().out
+
+
+def test_seeds_are_whole_numbers(capsys):
+    for text in ("0", "-1", "1.5", "many", "3,,4"):
+        assert cli.execute(benchmark.main, benchmark.FLAGS, [f"--num_seeds={text}"]) == 2
+        assert "whole numbers from 1" in capsys.readouterr().err
+
+
+def test_numbers_that_are_not_finite_are_null():
+    report = Report([Timing("a", 0.5, [1.0, 2.0])], {"crossover": (np.inf, None), "b": (2, 3.0)})
+    assert describe_report("seeds", report) == {
+        "benchmark": "seeds",
+        "timings": [{"case": "a", "compile_seconds": 0.5, "seconds": [1.0, 2.0], "gigabytes": 0.0}],
+        "figures": {"crossover": None, "b": 2.0},
+    }
 
 
 def test_cases_take_turns_and_say_so(capsys):

@@ -11,7 +11,7 @@ from experiments.lab import cli, folder, vocabulary
 from experiments.lab.executor import Executor, Mapped, make_chunk, name_leaves
 from experiments.lab.folder import RunFolder
 from experiments.lab.progress import Progress
-from rank_collapse.runs import seeds
+from rank_collapse.runs import memory, seeds
 from rank_collapse.runs.files import RunError
 
 FLAGS = cli.make_flags("scaled", num_seeds=5, shows="bits", traced=("skip_gain",))
@@ -176,3 +176,27 @@ def test_seeds_with_other_arrays_are_not_added_to(names, tmp_path):
         run_cells(tmp_path, parse_options())
     with RunFolder(tmp_path, {}) as run:
         assert run.arrays.keys() == arrays.keys()
+
+
+def test_seeds_at_a_time_are_those_that_fit_into_memory(tmp_path, monkeypatch):
+    """Programs of half of the memory's bytes; the same results, in smaller chunks."""
+    asked = []
+
+    def compile_largest(compile_size, size, least, mesh):
+        asked.append((size, least))
+        return compile_size(4), 4
+
+    monkeypatch.setattr(memory, "compile_largest", compile_largest)
+    results, chunks = run_cells(tmp_path / "run", parse_options())
+    assert asked == [(10, 2)] and [len(chunk) for chunk in chunks] == [4, 4, 2]
+    check(results)
+
+
+def test_a_chunk_of_another_size_compiles_nothing(caplog):
+    pairs = [("low", 1), ("low", 3), ("high", 0)]
+    with jax.log_compiles():
+        chunk = make_chunk(CELLS, KEYS, pairs, 7)
+    assert not [r for r in caplog.records if r.message.startswith("Compiling")]
+    drawn = jax.random.key_data(chunk.keys)
+    np.testing.assert_array_equal(drawn, jax.random.key_data(KEYS)[np.array([1, 3, *[0] * 5])])
+    assert chunk.floats.tolist() == [0.5, 0.5, *[2.0] * 5]

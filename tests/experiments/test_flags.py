@@ -115,6 +115,7 @@ MISTAKES = {
         "--data_dir={tmp}/rows": "no rows",
     },
     "check_bounds": {"--cases=9x9x9": "--cases=9x9x9 is not one of 8x16x1", "--sizes=0": "--sizes"},
+    "run_theorems": {"--theorems=pythagoras": "--theorems=pythagoras is not one of"},
     "run_architectures": {
         "--checkpoints={golden}/bert": "bert has none of tokenizer.json",
         "--checkpoints={tmp}/nowhere": "nowhere does not exist",

@@ -87,6 +87,11 @@ def test_the_rank_of_the_jacobian_by_distance(inputs):
     want = [rc.effective_rank(np.asarray(jacobian)[2 + m, :, 2]) for m in (0, 1, 3)]
     ranks = transport_ranks(fn, x, layer=1, source=2, branches="attention", distances=(0, 1, 3))
     np.testing.assert_allclose(ranks[-1], want, rtol=1e-8)
+    # the last row is of all lengths, however few of them are kept apart
+    options = {"layer": 1, "source": 2, "branches": "attention", "distances": (0, 1, 3)}
+    short = transport_ranks(fn, x, longest=0, **options)
+    assert short.shape == (2, 3)
+    np.testing.assert_allclose(short[-1], want, rtol=1e-8)
 
 
 def test_longest_leaves_the_total_whole(inputs):
@@ -96,6 +101,8 @@ def test_longest_leaves_the_total_whole(inputs):
     cut = transport(fn, x, v, layer=0, branches="attention", skip=1, longest=1)
     assert cut.by_length.shape == (2, D)
     np.testing.assert_allclose(cut.total, whole.total, atol=1e-10)
+    np.testing.assert_allclose(cut.arriving, whole.by_position.sum(0), atol=1e-10)
+    np.testing.assert_allclose(whole.arriving, whole.by_position.sum(0), atol=1e-10)
 
 
 def call(**changes):

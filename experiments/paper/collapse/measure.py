@@ -112,9 +112,9 @@ class DecidedProgram(NamedTuple):
     norm: str
     progress: Progress
 
-    def count_bytes(self, chunk: Chunk, size: int) -> int:
-        """Returns the memory that so many seeds take on a device."""
-        return self.measured.count_bytes(chunk, size)
+    def fit_memory(self, chunk: Chunk, size: int) -> int:
+        """Returns how many seeds at a time fit into memory."""
+        return self.measured.fit_memory(chunk, size)
 
     def name_arrays(self, chunk: Chunk) -> set[str]:
         """Returns the names of the arrays that it computes."""

@@ -11,6 +11,7 @@ from experiments.lab import cli
 from experiments.lab.texts import encode_texts
 from experiments.paper.trained.packages import PACKAGES
 from rank_collapse import pretrained
+from rank_collapse.pretrained.published import RANDOM
 from rank_collapse.printed import format_one_line
 from rank_collapse.text import encoders, tokens, words
 
@@ -35,6 +36,7 @@ class Network(NamedTuple):
     inputs: dict[str, Any]  # x and mask, as of `rank_collapse.apply`
     mask_id: int | None  # [MASK], where the vocabulary has it
     folder: Path | None = None  # its checkpoint; None of weights at random
+    is_initialised: bool = False  # of a published size, whose weights nobody trained
 
 
 def load_networks(options: Any, num_texts: int) -> list[Network]:
@@ -94,6 +96,21 @@ def make_untrained(name: str, options: Any) -> Network:
     source = pretrained.open_random(UNTRAINED[name], jax.random.key(options.seed))
     inputs = {"x": draw.integers(1, 20, shape), "mask": np.ones(shape, bool)}
     return Network(name, source, inputs, 0)
+
+
+def make_initialised(name: str, options: Any) -> Network:
+    """Makes a published architecture at its initialisation, which reads pieces of a shipped text.
+
+    Args:
+        name: Of `pretrained.PUBLISHED`.
+        options: Flags `num_few`, its texts, `max_tokens` and `seed`.
+    """
+    source = pretrained.open_random(f"{RANDOM}{name}", jax.random.key(options.seed))
+    texts = words.cut_windows(words.default_text(), options.num_few, options.max_tokens)
+    encoder = encoders.trained_tokenizer(texts, source.config.embedding.vocab_size)
+    batch = encode_texts(texts, encoder, max_tokens=options.max_tokens)
+    inputs = {"x": batch.ids, "mask": batch.mask}
+    return Network(f"{name} at init", source, inputs, None, is_initialised=True)
 
 
 def load_network(

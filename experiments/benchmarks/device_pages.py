@@ -1,0 +1,171 @@
+"""Tables of docs/accelerators.md and docs/benchmarks.md, from what was measured on a machine."""
+
+import csv
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from rank_collapse.runs.files import RunError, load_arrays, write_atomically
+
+BLOCK = r"(?<=<!-- measured: {} -->\n).*?(?=<!-- end -->)"  # of a kind of device
+Lines = Sequence[Mapping[str, Any]]
+
+
+class Difference(NamedTuple):
+    """The largest difference of a run on a device from the same run on a CPU.
+
+    Attributes:
+        run: Its name.
+        arrays, equal: Numbers of arrays and columns, and of those that are the same to the bit.
+        name: Of the array or column with the largest difference.
+        largest: Relative to the largest value of the array.
+    """
+
+    run: str
+    arrays: int
+    equal: int
+    name: str
+    largest: float
+
+
+def compare_runs(run: str, device: Path, cpu: Path) -> Difference:
+    """Compares all arrays and the columns of the table of two runs.
+
+    Args:
+        run: Its name.
+        device, cpu: Folders.
+
+    Raises:
+        ValueError: They have other arrays, or arrays of other shapes.
+    """
+    ours, theirs = read_numbers(device), read_numbers(cpu)
+    if ours.keys() != theirs.keys():
+        name = min(ours.keys() ^ theirs.keys())
+        raise ValueError(f"{run}: only one of {device} and {cpu} has {name}")
+    worst, worst_name, equal = 0.0, "", 0
+    for name, values in ours.items():
+        reference = theirs[name]
+        if values.shape != reference.shape:
+            raise ValueError(f"{run}: {name} is {values.shape} and {reference.shape}")
+        difference = largest_difference(values, reference)
+        equal += difference == 0
+        if not difference <= worst:  # NaN too
+            worst, worst_name = difference, name
+    return Difference(run, len(ours), equal, worst_name, worst)
+
+
+def largest_difference(values: np.ndarray, reference: np.ndarray) -> float:
+    """Computes max |a − b| / max |b|; infinite where one of two numbers is not finite."""
+    is_other = (values != reference) & ~(np.isnan(values) & np.isnan(reference))
+    if not is_other.any():
+        return 0.0
+    a, b = values[is_other], reference[is_other]
+    if not (np.isfinite(a) & np.isfinite(b)).all():
+        return float("inf")
+    scale = np.abs(reference[np.isfinite(reference)]).max()
+    return float(np.abs(a - b).max() / scale) if scale else float("inf")
+
+
+def read_numbers(folder: Path) -> dict[str, np.ndarray]:
+    """Reads the arrays of a run and the numbers of its table, as float64.
+
+    Args:
+        folder: Of the run.
+    """
+    numbers = {}
+    if (folder / "arrays.npz").exists():
+        arrays = load_arrays(folder / "arrays.npz")
+        numbers = {n: a.astype(np.float64) for n, a in arrays.items() if a.dtype.kind in "biuf"}
+    if (folder / "results.csv").exists():
+        rows = list(csv.DictReader((folder / "results.csv").read_text("utf-8").splitlines()))
+        for name in rows[0] if rows else ():
+            cells = [row[name] for row in rows]
+            numbers |= {f"results.csv: {name}": a for a in [_as_numbers(cells)] if a is not None}
+    return numbers
+
+
+def _as_numbers(cells):
+    try:
+        return np.array([float(cell) if cell else np.nan for cell in cells])
+    except ValueError:  # text
+        return None
+
+
+def write_pages(docs: Path, lines: Lines, differences: Sequence[Difference]) -> list[Path]:
+    """Writes the tables of the kind of device that was measured; returns the pages.
+
+    Those of a CPU stand in benchmarks.md, those of an accelerator in accelerators.md.
+
+    Args:
+        docs: Folder of the pages.
+        lines: Of speed.jsonl and steps.jsonl.
+        differences: From a CPU, of each experiment.
+
+    Raises:
+        ValueError: Nothing was measured, or a page has no place for it.
+        RunError: A page cannot be read or written.
+    """
+    speed = [line for line in lines if "benchmark" in line]
+    steps = [line for line in lines if "step" in line]
+    if not speed:
+        raise ValueError("the folder has no speed.jsonl, or an empty one: nothing was measured")
+    kind = "cpu" if speed[0]["machine"]["device"].startswith("cpu") else "accelerator"
+    page = docs / ("benchmarks.md" if kind == "cpu" else "accelerators.md")
+    try:
+        text = page.read_text("utf-8")
+    except OSError as error:
+        raise RunError(f"{page} cannot be read: {error.strerror}") from error
+    pattern = BLOCK.format(kind)
+    if not re.search(pattern, text, re.DOTALL):
+        raise ValueError(f"{page} has no line <!-- measured: {kind} -->")
+    tables = make_tables(speed, steps, differences)
+    new = re.sub(pattern, lambda _: tables, text, count=1, flags=re.DOTALL)
+    write_atomically(page, new.encode())
+    return [page]
+
+
+def make_tables(speed: Lines, steps: Lines, differences: Sequence[Difference]) -> str:
+    """Makes the Markdown of all that was measured, of each benchmark the last time.
+
+    Args:
+        speed, steps: Lines of JSON.
+        differences: From a CPU, of each experiment.
+    """
+    machine = speed[-1]["machine"]
+    driver = next((line["driver"] for line in steps if line.get("driver")), None)
+    name = f"{machine['device']}" + (f" ({driver})" if driver else "")
+    cores, version = machine["cores"], machine["jax"]
+    parts = [f"Measured on {machine['date']}: {name}, {cores} cores, JAX {version}."]
+    for line in {line["benchmark"]: line for line in speed}.values():
+        heads = (line["benchmark"], "ms, fastest round", "compiling, s", "GB")
+        rows = [f"| {' | '.join(heads)} |", "|---|---|---|---|"]
+        for case in line["timings"]:
+            memory = f"{case['gigabytes']:.2g}" if case["gigabytes"] else ""
+            compiling = f"{case['compile_seconds']:.1f}" if case["compile_seconds"] else ""
+            best = 1e3 * min(case["seconds"])
+            rows.append(f"| {case['case']} | {best:.3g} | {compiling} | {memory} |")
+        rows += [
+            f"| {figure} | {'none' if value is None else f'{value:.3g}'} | | |"
+            for figure, value in line["figures"].items()
+            if not figure.startswith("CPU ms")
+        ]
+        parts.append("\n".join(rows))
+    ended = {line["step"]: line for line in steps}
+    if "tests" in ended:
+        parts.append(f"Tests on the device: {ended['tests']['last_line']}.")
+    if differences:
+        rows = [
+            "| experiment | arrays, columns | equal to the bit | largest difference from a CPU |",
+            "|---|---|---|---|",
+            *(
+                f"| {d.run} | {d.arrays} | {d.equal} | {d.largest:.2g}, {d.name} |"
+                if d.name
+                else f"| {d.run} | {d.arrays} | {d.equal} | 0 |"
+                for d in differences
+            ),
+        ]
+        parts.append("\n".join(rows))
+    return "\n\n".join(parts) + "\n"

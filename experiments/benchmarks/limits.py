@@ -1,0 +1,119 @@
+"""The physical limit: how long the products of a program take at the rate of a large product."""
+
+import math
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+
+from experiments.benchmarks.timing import Report, Timing, describe_round, say
+from rank_collapse.runs import seeds
+
+# Width of the square matrices of each device, large enough that its rate no longer rises.
+CPU_WIDTH, ACCELERATOR_WIDTH = 1024, 8192
+
+
+def count_flops(program: Any) -> float:
+    """Counts the operations of all matrix products and convolutions of a program.
+
+    A product of [m, k] and [k, n] is 2mkn operations. What is not a product is not counted.
+
+    Args:
+        program: Jaxpr, closed or not: of `jax.make_jaxpr`, or of a traced jitted function.
+
+    Raises:
+        ValueError: A loop with an unknown number of turns has products.
+    """
+    total = 0.0
+    for equation in getattr(program, "jaxpr", program).eqns:
+        name, parameters = equation.primitive.name, equation.params
+        shapes = [getattr(v.aval, "shape", ()) for v in (*equation.invars, *equation.outvars)]
+        inner = [count_flops(jaxpr) for jaxpr in _list_programs(parameters)]
+        if name == "dot_general":
+            ((contracted, _), _), output = parameters["dimension_numbers"], shapes[-1]
+            total += 2.0 * math.prod(output) * math.prod(shapes[0][i] for i in contracted)
+        elif name == "conv_general_dilated":
+            outputs = shapes[1][parameters["dimension_numbers"].rhs_spec[0]]
+            total += 2.0 * math.prod(shapes[-1]) * math.prod(shapes[1]) / outputs
+        elif name == "while":
+            if any(inner):
+                raise ValueError("the turns of a while loop with products cannot be counted")
+        elif name == "cond":
+            total += max(inner)
+        elif name == "scan":
+            total += parameters["length"] * sum(inner)
+        else:
+            total += sum(inner) * (parameters["mesh"].size if name == "shard_map" else 1)
+    return total
+
+
+def _list_programs(parameters: Any) -> Iterator[Any]:
+    leaves = jax.tree.leaves(list(parameters.values()), is_leaf=lambda v: hasattr(v, "eqns"))
+    return (value for value in leaves if hasattr(value, "eqns"))
+
+
+class LargeProduct:
+    """A large product on every device at once, whose rate is the limit of the machine.
+
+    Args:
+        mesh: Of the devices.
+        width: Of the square matrices; by default that of the kind of device.
+        dtype: Of their numbers; products are as exact as `jax_default_matmul_precision` says.
+
+    Attributes:
+        flops: Operations of the products of all devices together.
+    """
+
+    def __init__(self, mesh: Mesh, width: int = 0, dtype: Any = jnp.float32):
+        width = width or (CPU_WIDTH if seeds.is_on_cpu(mesh) else ACCELERATOR_WIDTH)
+        draw = seeds.run_seeds(lambda k, _: jax.random.normal(k, (width, width), dtype), mesh)
+        keys = seeds.shard_seeds(seeds.seed_keys(0, mesh.size), mesh)
+        self._matrices, self.flops = draw(keys, None), 2.0 * width**3 * mesh.size
+        self._multiply = seeds.run_seeds(lambda a, _: a @ a, mesh)
+        self.time()
+
+    def time(self) -> float:
+        """Measures the seconds of one product on each device."""
+        start = time.perf_counter()
+        jax.block_until_ready(self._multiply(self._matrices, None))
+        return time.perf_counter() - start
+
+    def measure_rate(self) -> float:
+        """Measures operations per second of all devices together."""
+        return self.flops / self.time()
+
+
+def compute_share(flops: float, seconds: Sequence[float], rates: Sequence[float]) -> float:
+    """Computes the median share of the rate of a large product that a computation reaches.
+
+    Args:
+        flops: Operations of its products.
+        seconds, rates: Of each round: of the computation, and of the large product.
+    """
+    return float(np.median(flops / np.array(seconds) / np.array(rates)))
+
+
+def time_products(options: Any, width: int = 0) -> Report:
+    """Measures the rate of a large product in float32, fully exact, and in bfloat16.
+
+    Args:
+        options: The flags of `experiments.benchmark`.
+        width: As of `LargeProduct`.
+    """
+    mesh, timings, products = seeds.seed_mesh(), [], []
+    for dtype in (jnp.float32, jnp.bfloat16):
+        start = time.perf_counter()
+        products.append(LargeProduct(mesh, width, dtype))
+        timings.append(Timing(dtype.__name__, time.perf_counter() - start))
+    for number in range(options.rounds):
+        for timing, product in zip(timings, products, strict=True):
+            timing.seconds.append(product.time())
+        say(describe_round(timings, number, options.rounds))
+    pairs = zip(timings, products, strict=True)
+    return Report(
+        timings, {f"TFLOP/s, {t.name}": (p.flops / t.best / 1e12, None) for t, p in pairs}
+    )

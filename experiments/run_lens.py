@@ -1,0 +1,232 @@
+"""What carries influence between tokens: the exact Jacobian by path length, beside frozen sums.
+
+A state after an early layer is changed at one position, along a random direction, its own, or the
+next token's row of the head. What arrives in the last state is split by the number of attentions
+that it passed: exactly (the Jacobian of the Jacobian lens), and with attention weights, norms and
+gates frozen (the path sums of Dong, Cordonnier and Loukas 2021). Shares by length are the parts
+projected on their sum; the sizes of the parts over that of the sum show how much cancels. Cosine
+and size compare the two sums. The effective rank of the exact Jacobian is measured by distance.
+
+    python -m experiments.trained_weights --site=trained/packages
+    python -m experiments.run_lens --start=0.13,0.47,0.8 --text=data/RTE/test.tsv --last_texts
+
+Measures every network in --folder, and those of --init at their initialisation; where there is no
+folder, small networks at random. --lens_folder also writes the mean Jacobians of causal language
+models as files of the Jacobian lens. All take 20 minutes of CPU and 4 GB. Expect short paths to
+carry most of the exact influence, and frozen sums to point elsewhere.
+"""
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import xarray as xr
+
+from experiments.lab import (
+    Experiment,
+    Flags,
+    RunFolder,
+    Shown,
+    check_names,
+    cli,
+    extend_part,
+    name_figures,
+    open_run,
+    report_activity,
+)
+from experiments.paper.trained import lens, lens_figures, lens_file, lens_results
+from experiments.paper.trained.networks import (
+    UNTRAINED,
+    Network,
+    identify_texts,
+    load_networks,
+    make_initialised,
+    make_untrained,
+    skip_texts,
+)
+from experiments.verdicts import PROTOCOL
+from rank_collapse import pretrained, runs
+
+AXES = ("start",)
+
+FLAGS = cli.make_flags(
+    "lens",
+    shows="cosine,position=later",
+    execution=("lens_folder",),
+    counts="num_texts",
+    can_grow=True,
+)
+FLAGS.define(
+    "string", "folder", "trained", "Folder of checkpoint folders, as trained_weights makes it."
+)
+FLAGS.define("list", "networks", [], "Some of its networks, by name; default: all.")
+text = (
+    f"Architectures measured at their initialisation too, out of {', '.join(pretrained.PUBLISHED)}."
+)
+FLAGS.define("list", "init", [], text)
+FLAGS.define("boolean", "untrained", False, "Small networks at random in their place: for tests.")
+FLAGS.define("string", "text", None, "Text: a .tsv with a header (RTE), or paragraphs.")
+FLAGS.define("boolean", "last_texts", False, "The last texts of each file, backwards.")
+text = "Share of the layers after whose state paths start; at least one layer follows."
+FLAGS.define("float", "start", lens_results.EARLY, text, lower_bound=0.0, upper_bound=1.0)
+for name, default, least, text in (
+    ("num_texts", 8, 2, "Texts of each network."),
+    ("skip_texts", 0, 0, "Texts of each file that are left out before the first."),
+    ("max_tokens", 48, 4, "Tokens kept of each text, and of spectrograms."),
+    ("num_few", 4, 2, "Texts of each network at its initialisation."),
+    ("num_ranked", 0, 0, f"Texts whose ranks are measured, from {lens_results.EARLY} on alone."),
+    ("seed", 0, 0, "Of weights, positions and directions at random."),
+):
+    FLAGS.define("integer", name, default, text, lower_bound=least)
+text = "Folder for the mean Jacobians of causal language models, files of the Jacobian lens."
+FLAGS.define("string", "lens_folder", None, text)
+
+
+def open_networks(options: Any) -> list[Network]:
+    """Opens the networks of the folder, then those at their initialisation.
+
+    Raises:
+        FileNotFoundError, ValueError: Networks or texts that are not there or cannot be read.
+    """
+    check_names(options, "init", pretrained.PUBLISHED)
+    if options.lens_folder:
+        lens_file.check_possible(options.max_tokens)
+    has_folder = Path(options.folder).is_dir()
+    if has_folder and not options.untrained:
+        opened = load_networks(options, options.num_texts + options.skip_texts)
+        networks = [skip_texts(network, options.skip_texts) for network in opened]
+    else:
+        names = UNTRAINED
+        if options.untrained:
+            check_names(options, "networks", UNTRAINED)
+            names = options.networks or UNTRAINED
+        else:
+            print(f"no --folder={options.folder}: small networks at random in its place")
+        networks = [make_untrained(name, options) for name in names]
+    return networks + [make_initialised(name, options) for name in options.init]
+
+
+def measure(options: Any, networks: list[Network], run: RunFolder) -> xr.Dataset:
+    """Measures every network from one state on.
+
+    Args:
+        options: The flags.
+        networks: The networks and their texts.
+        run: The run folder; what it has is not computed again.
+    """
+    parts: dict[str, dict[str, np.ndarray]] = {}
+    for network in networks:
+        label, count = network.label, len(network.inputs["x"])
+        with report_activity(f"measuring {label}", run.log):
+            measure_texts = partial(measure_network, options, network)
+            parts[label] = extend_part(run, f"{label}, texts", count, measure_texts)
+            if options.num_ranked and options.start == lens_results.EARLY:
+                ranks = run.cached(f"{label}, ranks", partial(measure_ranks, options, network))
+                parts[label] |= ranks
+    return lens_results.join_networks(parts, networks, options.start)
+
+
+def load_params(options: Any, network: Network) -> Any:
+    """Loads the weights of a network, or draws them."""
+    if network.folder is not None:
+        return pretrained.load(network.folder)[1]
+    return pretrained.random_like(network.source.settings, jax.random.key(options.seed))[1]
+
+
+def measure_network(options: Any, network: Network, first_text: int) -> dict[str, np.ndarray]:
+    """Measures the texts of one network, arrays [texts, ...] by name.
+
+    Args:
+        options: The flags.
+        network: A network and its texts.
+        first_text: The first text that is measured.
+    """
+    params, config, inputs = load_params(options, network), network.source.config, network.inputs
+    counts = lens.count_tokens(params, config, inputs)
+    ids = None if inputs["mask"] is None else inputs["x"]
+    probe = lens.draw_probe(network.source, ids, counts, options.seed)
+    inputs = {name: a if a is None else a[first_text:] for name, a in inputs.items()}
+    probe = lens.Probe(*(a[first_text:] for a in probe))
+    layer = lens.choose_layer(config.depth, options.start)
+    return lens.measure_texts(params, config, inputs, probe, layer)
+
+
+def measure_ranks(options: Any, network: Network) -> dict[str, np.ndarray]:
+    """Measures the ranks of the first texts of a network.
+
+    Args:
+        options: The flags.
+        network: A network and its texts.
+    """
+    params, config = load_params(options, network), network.source.config
+    few = {n: a if a is None else a[: options.num_ranked] for n, a in network.inputs.items()}
+    counts = lens.count_tokens(params, config, few)
+    sources = lens.draw_probe(network.source, None, counts, options.seed).source
+    layer = lens.choose_layer(config.depth, options.start)
+    return {"rank": lens.measure_ranks(params, config, few, sources, counts, layer)}
+
+
+def write_lenses(options: Any, networks: list[Network]) -> None:
+    """Writes the mean Jacobians of causal language models; a file that is there stays.
+
+    Args:
+        options: The flags.
+        networks: The networks and their texts.
+    """
+    folder = Path(options.lens_folder)
+    runs.make_folder(folder)
+    for network in networks:
+        path = folder / f"{network.label}.pt"
+        if not network.source.is_causal_lm:
+            print(f"no lens of {network.label}: it is no causal language model")
+        elif path.exists():
+            print(f"the lens of {network.label} is there: {path}")
+        else:
+            params, config = load_params(options, network), network.source.config
+            lens_file.write_lens(path, *lens_file.mean_jacobians(params, config, network.inputs))
+            print(f"written to {path}")
+
+
+EXPERIMENT = Experiment(
+    order=9,
+    title="The exact Jacobian by path length",
+    brief="trained networks and BERT, ALBERT and XLNet at init: influence between tokens by path "
+    "length, exact and frozen",
+    claim="Path sums freeze the attention of the whole network (Dong, Cordonnier and Loukas 2021, "
+    "section 2.1). No paper says whether the exact influence of a token on later ones takes short "
+    "paths too, and whether frozen sums point where it does.",
+    presets={
+        "quick": "--networks=albert-reactions --num_texts=4 --max_tokens=24",
+        "reported": "--seed=3000 --start=0.13,0.47,0.8 --num_texts=8 --num_ranked=1 "
+        "--init=bert-base-cased,albert-base-v2,xlnet-base-cased --text=data/RTE/test.tsv "
+        "--last_texts --skip_texts=32",
+        "tiny": "--untrained --networks=llama --start=0.13,0.8 --num_texts=3 --max_tokens=8 "
+        "--num_ranked=1",
+    },
+)
+FIGURES = name_figures(
+    lens_figures.shares_figure, lens_figures.cosine_figure, lens_figures.ranks_figure
+)
+
+
+def main(options: Flags) -> Shown:
+    """Measures what the run lacks, and shows it."""
+    count = PROTOCOL.rounds[0] if options.grows else None
+    with open_run(options, open_networks, partial(identify_texts, count=count)) as run:
+        points = run.measure(measure, over=AXES)
+        if options.lens_folder and not (options.judging or options.reading):
+            write_lenses(options, run.points[0].setup)
+        return run.publish(
+            points,
+            table=lens_results.make_rows,
+            figures=FIGURES,
+            claims=lens_results.judge_claims,
+            compare=lens_results.compare_results,
+            finding=lens_results.make_finding,
+        )
+
+
+if __name__ == "__main__":
+    cli.run(main, FLAGS)

@@ -1,0 +1,1 @@
+"""Theorems about token dynamics, one subject a file, evaluated through the toolkit's networks."""

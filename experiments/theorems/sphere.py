@@ -1,0 +1,198 @@
+"""Tokens as points on the unit sphere: equiangular tokens, metastable clusters, several heads."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import rank_collapse as rc
+from experiments.theorems import networks
+from experiments.theorems.statements import Curve, Theorem
+
+EQUIANGULAR = ((8, 1.0), (32, 1.0), (32, 4.0), (64, 9.0))  # (tokens, β)
+TIMES = np.arange(1, 7)
+GAINS = (0.08, 0.04, 0.02)
+BETAS = (4, 9, 16, 25, 36, 49, 64, 100)
+
+
+def equiangular_flow(times: np.ndarray, n: int, beta: float, steps: int = 400) -> np.ndarray:
+    """Integrates γ' = 2 e^{βγ} (1 − γ)((n − 1)γ + 1)/(e^β + (n − 1) e^{βγ}) from γ = 0.
+
+    Args:
+        times: Whole numbers, in units of the flow, ascending.
+        n, beta: Tokens and inverse temperature.
+        steps: Of the classical Runge-Kutta method for each unit of time.
+
+    Returns:
+        γ at the times.
+
+    Source: Geshkovski et al. 2023, arXiv 2312.10794.
+    """
+
+    def slope(c):
+        weight = np.exp(beta * (c - 1))
+        return 2 * weight * (1 - c) * ((n - 1) * c + 1) / (1 + (n - 1) * weight)
+
+    cosine, step, values = 0.0, 1 / steps, []
+    for index in range(1, int(times[-1]) * steps + 1):
+        a = slope(cosine)
+        b = slope(cosine + step / 2 * a)
+        c = slope(cosine + step / 2 * b)
+        cosine += step / 6 * (a + 2 * b + 2 * c + slope(cosine + step * c))
+        if index % steps == 0 and index // steps in times:
+            values.append(cosine)
+    return np.array(values)
+
+
+def pass_equiangular(n: int, beta: float, gain: float) -> np.ndarray:
+    """Measures the mean token cosine at `TIMES` of n orthonormal tokens."""
+    each = round(1 / gain)
+    config = networks.make_sphere(each * int(TIMES[-1]), n, beta, 1 / each)
+    states = networks.pass_states(networks.make_params(config), jnp.eye(n), config, each)
+    return np.asarray(rc.profile(states, measures="token_cosine")["token_cosine"])[TIMES]
+
+
+def equiangular_curves(seed: int) -> list[Curve]:
+    """Compares the common cosine of orthonormal tokens with the flow, and its error by the gain."""
+    curves = [
+        Curve(
+            f"{n} tokens, β {beta:g}",
+            TIMES,
+            equiangular_flow(TIMES, n, beta),
+            pass_equiangular(n, beta, 0.005),
+            tolerance=0.02,
+        )
+        for n, beta in EQUIANGULAR
+    ]
+    flow = equiangular_flow(TIMES, 8, 1.0)[0]
+    errors = np.array([abs(pass_equiangular(8, 1.0, gain)[0] - flow) for gain in GAINS])
+    slope = np.log2(errors[:-1] / errors[1:])
+    curves.append(Curve("power of the gain in the error", GAINS[:-1], 1, slope, tolerance=0.1))
+    return curves
+
+
+def mode_growth(beta: float, most: int = 24) -> np.ndarray:
+    """Computes the rates k² I_k(β)/(β I_0(β)) of the modes k = 1 .. most on the circle."""
+    angles = np.linspace(0, 2 * np.pi, 4096, endpoint=False)
+    bessel = np.fft.rfft(np.exp(beta * (np.cos(angles) - 1))).real
+    modes = np.arange(1, most + 1)
+    return modes**2 * bessel[1 : most + 1] / (beta * bessel[0])
+
+
+def pass_modes(beta: float, *, n: int = 256, time: float = 1.0, depth: int = 200, most: int = 24):
+    """Measures the rates of all modes at once, from small waves on uniform tokens.
+
+    Args:
+        beta: Inverse temperature.
+        n: Tokens.
+        time: How long modes grow.
+        depth: Layers.
+        most: The last mode.
+    """
+    angles, modes = np.linspace(0, 2 * np.pi, n, endpoint=False), np.arange(1, most + 1)
+    # Phases of Newman keep the sum of all waves small.
+    waves = np.sin(np.outer(angles, modes) + np.pi * modes**2 / most).sum(axis=-1)
+    start = angles + 1e-6 * waves
+    config = networks.make_sphere(depth, 2, beta, time / depth)
+    tokens = jnp.stack([jnp.cos(start), jnp.sin(start)], axis=-1)
+    states = networks.pass_states(networks.make_params(config), tokens, config, depth)
+    moved = np.asarray(jnp.arctan2(states[..., 1], states[..., 0])) - angles
+    moved = (moved + np.pi) % (2 * np.pi) - np.pi
+    sizes = np.abs(np.fft.rfft(moved, axis=-1))[:, 1 : most + 1]
+    return np.log(sizes[1] / sizes[0]) / time
+
+
+def metastable_curves(seed: int) -> list[Curve]:
+    """Compares growth of modes with its formula, and the fastest mode with √(2β)."""
+    rates = {beta: pass_modes(beta) for beta in BETAS}
+    modes = np.arange(1, 25)
+    curves = [
+        Curve(f"rate of modes, β {b}", modes[:10], mode_growth(b)[:10], rates[b][:10])
+        for b in (4, 16)
+    ]
+    fastest = [1 + np.argmax(rates[beta]) for beta in BETAS]
+    exact = [1 + np.argmax(mode_growth(beta)) for beta in BETAS]
+    curves.append(Curve("fastest mode by β", BETAS, exact, fastest, tolerance=0))
+    roots = np.sqrt(2 * np.array(BETAS))
+    curves.append(Curve("fastest mode beside √(2β)", BETAS, roots, fastest, tolerance=0.15))
+    return curves
+
+
+def multi_head_energy(states: jax.Array, matrices: jax.Array, beta: float) -> jax.Array:
+    """Computes Σ_ij exp(β⟨x_i, M_h x_j⟩)/(2βn²) of each head and state, [l, h]."""
+    scores = beta * jnp.einsum("lnd,hde,lme->lhnm", states, matrices, states)
+    return jnp.mean(jnp.exp(scores), axis=(-2, -1)) / (2 * beta)
+
+
+def exponential_weights(scores: jax.Array, context: object) -> jax.Array:
+    """Computes e^{scores}/n, attention weights that are not divided by their row's sum."""
+    return jnp.exp(scores) / scores.shape[-1]
+
+
+def energy_curves(seed: int, *, n: int = 16, d: int = 6, heads: int = 4, draws: int = 8):
+    """Measures the smallest increment of the energy along layers, for weights of both kinds."""
+    beta, gain, depth = 1.0, 0.01, 300
+    smallest = {"e^{β⟨x, M x⟩}/n": [], "softmax": []}
+    one_head = []
+    for draw in range(draws):
+        key_m, key_x = jax.random.split(jax.random.fold_in(jax.random.key(seed), draw))
+        m = jax.random.normal(key_m, (heads, d, d)) / jnp.sqrt(d)
+        m = (m + jnp.swapaxes(m, 1, 2)) / 2
+        x = networks.draw_sphere(key_x, n, d)
+        for name, normalise in (("e^{β⟨x, M x⟩}/n", exponential_weights), ("softmax", None)):
+            config = networks.make_sphere(
+                depth, d, beta, gain, num_heads=heads, normalise=normalise
+            )
+            states = networks.pass_states(networks.make_params(config, m, m), x, config)
+            energies = multi_head_energy(states, m, beta)
+            total = energies.sum(axis=-1)
+            smallest[name].append(float(jnp.min(jnp.diff(total)) / total[0]))
+            if normalise is not None:
+                steps = jnp.diff(energies, axis=0) / total[0]
+                one_head.append(float(jnp.min(steps)))
+    x = np.arange(draws)
+    first, second = smallest
+    return [
+        Curve("energy of all heads, no softmax", x, 0, smallest[first], "≥", 1e-12),
+        Curve("energy of all heads, softmax", x, 0, smallest[second], "≥", 1e-12, beyond=True),
+        Curve("energy of a single head, no softmax", x, np.nan, one_head, "none"),
+    ]
+
+
+THEOREMS = (
+    Theorem(
+        "equiangular",
+        "Geshkovski et al. 2023 (2312.10794)",
+        "memory",
+        "Orthonormal tokens on the sphere keep one common cosine γ, which goes to 1.",
+        "γ' = 2e^{βγ}(1−γ)((n−1)γ+1)/(e^β+(n−1)e^{βγ}), γ(0) = 0",
+        "Q = K = V = I, one head, n ≤ d, unit norm after each layer, branch gain a → 0",
+        "`rc.apply` (post-norm, unit norm), `rc.profile` token_cosine",
+        "Yes: how many layers until tokens are alike, with the branch gain as time.",
+        ("time (layers × gain)", "mean token cosine"),
+        equiangular_curves,
+    ),
+    Theorem(
+        "metastable",
+        "Bruno et al. 2024 (2410.23228)",
+        "memory",
+        "Uniform tokens first form clusters, as many as the fastest-growing wave has crests.",
+        "mode k grows at the rate k² I_k(β)/(β I_0(β)); the fastest k is about √(2β)",
+        "Circle (d = 2), many tokens, Q = K = V = I, small waves on uniform tokens",
+        "`rc.apply` (post-norm, unit norm), Fourier modes of the angles",
+        "Little: it explains why token clusters in the middle layers number more than one.",
+        ("mode k, or β", "growth rate, or fastest mode"),
+        metastable_curves,
+    ),
+    Theorem(
+        "multi_head_energy",
+        "Pendharkar 2026 (2605.04279)",
+        "abstract",
+        "The energy of all heads never falls along multi-head attention.",
+        "E = Σ_h Σ_ij exp(β⟨x_i, M_h x_j⟩)/(2βn²), E(l + 1) ≥ E(l)",
+        "Symmetric M_h for scores and values, weights that are not normalised, small gain",
+        "`rc.apply` with `normalise=`, energy of its states",
+        "Little: no trained network has W_V W_O = W_Q W_Kᵀ.",
+        ("draw", "smallest increment of a layer over E(0)"),
+        energy_curves,
+    ),
+)

@@ -1,0 +1,165 @@
+"""A theorem's parts: its text, its curves of measured beside predicted values, and its outcome.
+
+A curve is an equation or a bound, evaluated at several points. The outcome follows from the curves
+alone, by `judge`: nobody writes it down.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, NamedTuple, get_args
+
+import numpy as np
+
+Relation = Literal["=", "≤", "≥", "none"]
+RELATIONS = get_args(Relation)
+HOLDS = "holds as stated"
+LOOSE = "holds, bound loose by a factor"
+BEYOND = "holds under more than is stated"
+FAILS = "fails as worded"
+OPEN = "measured, no claim to judge"
+LOOSE_FACTOR = 1.5  # a bound that lies less far above what it bounds is not called loose
+
+
+class Curve(NamedTuple):
+    """One relation of a theorem at several points.
+
+    Attributes:
+        name: Of the setting, unique within its theorem.
+        x: [k], where.
+        predicted: [k], by the theorem; NaN where it says nothing.
+        measured: [k], through the toolkit.
+        relation: measured = predicted, ≤ or ≥; "none" for what is only shown.
+        tolerance: Relative error of an equation, or how far a bound may be passed (rounding).
+        beyond: Whether the theorem's conditions are not met here.
+        instead: Whether this is what holds in the place of a statement that fails.
+        ordering: Whether two measured values are compared, whose ratio is no bound's looseness.
+    """
+
+    name: str
+    x: Any
+    predicted: Any
+    measured: Any
+    relation: Relation = "="
+    tolerance: float = 0.01
+    beyond: bool = False
+    instead: bool = False
+    ordering: bool = False
+
+    def as_array(self) -> np.ndarray:
+        """Stacks where, predicted and measured to [k, 3]."""
+        columns = np.broadcast_arrays(*(np.atleast_1d(a) for a in self[1:4]))
+        return np.stack(columns, axis=-1).astype(float)
+
+    def holds(self) -> np.ndarray:
+        """Tests the relation at every point, Bool [k]; True where nothing is predicted."""
+        _, predicted, measured = self.as_array().T
+        slack = self.tolerance * np.abs(predicted)
+        is_met = {
+            "=": np.abs(measured - predicted) <= slack,
+            "≤": measured <= predicted + slack,
+            "≥": measured >= predicted - slack,
+            "none": np.ones(len(measured), bool),
+        }[self.relation]
+        return is_met | np.isnan(predicted)
+
+    def looseness(self) -> float:
+        """Computes by which factor a bound lies off, in the median; 1 of an equation."""
+        _, predicted, measured = self.as_array().T
+        is_bound = self.relation in ("≤", "≥") and np.all(predicted > 0) and np.all(measured > 0)
+        if not is_bound:
+            return 1.0
+        ratio = predicted / measured if self.relation == "≤" else measured / predicted
+        return float(np.nanmedian(ratio))
+
+
+class Theorem(NamedTuple):
+    """A statement of a paper and how it is measured.
+
+    Attributes:
+        name: Of the flag, the figure and the arrays.
+        source: Authors, year and address.
+        read: How much of the paper was read: "text", "abstract" or "memory".
+        statement: One line.
+        formula: What is predicted.
+        conditions: Under which it is claimed.
+        measured: Which functions of the toolkit measure it.
+        helps: What a practitioner may do with it.
+        axes: Labels of x and of the value.
+        curves: Seed → its curves.
+        log: Whether the figure has logarithmic axes: "", "x", "y" or "xy".
+    """
+
+    name: str
+    source: str
+    read: str
+    statement: str
+    formula: str
+    conditions: str
+    measured: str
+    helps: str
+    axes: tuple[str, str]
+    curves: Callable[[int], list[Curve]]
+    log: str = ""
+
+
+class Outcome(NamedTuple):
+    """How a theorem came out.
+
+    Attributes:
+        verdict: One of the four classes, or `OPEN`.
+        factor: By which a loose bound is off in the median, of several the tightest; else 1.
+        failed: "curve at x" of the first point that is against it, "" for none.
+    """
+
+    verdict: str
+    factor: float
+    failed: str
+
+
+def judge(curves: list[Curve]) -> Outcome:
+    """Judges a theorem by its curves.
+
+    Args:
+        curves: All of it; those of `instead` are only shown.
+    """
+    stated = [c for c in curves if not (c.beyond or c.instead) and c.relation != "none"]
+    beyond = [c for c in curves if c.beyond and c.relation != "none"]
+    for curve in stated:
+        if not curve.holds().all():
+            x, predicted, measured = curve.as_array()[np.argmin(curve.holds())]
+            failed = (
+                f"{curve.name}, {x:.4g}: {measured:.4g}, claimed {curve.relation} {predicted:.4g}"
+            )
+            return Outcome(FAILS, 1.0, failed)
+    if not stated:
+        return Outcome(OPEN, 1.0, "")
+    bounds = [c for c in stated if c.relation in ("≤", "≥") and not c.ordering]
+    factor = min((c.looseness() for c in bounds), default=1.0)
+    if len(bounds) == len(stated) and factor > LOOSE_FACTOR:
+        return Outcome(LOOSE, factor, "")
+    if beyond and all(c.holds().all() for c in beyond):
+        return Outcome(BEYOND, 1.0, "")
+    return Outcome(HOLDS, 1.0, "")
+
+
+def save_curves(curves: list[Curve]) -> dict[str, np.ndarray]:
+    """Makes the arrays of curves for a run folder: "NAME/values" [k, 3] and "NAME/judged" [5]."""
+    arrays = {}
+    for curve in curves:
+        relation = RELATIONS.index(curve.relation)
+        arrays[f"{curve.name}/values"] = curve.as_array()
+        arrays[f"{curve.name}/judged"] = np.array(
+            [relation, curve.tolerance, curve.beyond, curve.instead, curve.ordering], float
+        )
+    return arrays
+
+
+def load_curves(arrays: Mapping[str, np.ndarray]) -> list[Curve]:
+    """Makes the curves of the arrays of `save_curves`."""
+    curves = []
+    for key, values in arrays.items():
+        name, _, part = key.rpartition("/")
+        if part == "values":
+            relation, tolerance, *flags = arrays[f"{name}/judged"].tolist()
+            relation = RELATIONS[int(relation)]
+            curves.append(Curve(name, *values.T, relation, tolerance, *map(bool, flags)))
+    return curves

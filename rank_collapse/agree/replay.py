@@ -1,0 +1,106 @@
+"""One run's sublayers on the other run's inputs: no error comes in, so what they add is measured.
+
+A replay is the recording of a model each of whose sublayers took in the stream of the other run.
+Probes are replays on inputs to which noise of a small relative size was added; they measure how
+much a sublayer amplifies rounding.
+"""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Float
+
+from rank_collapse.agree.alignment import Alignment
+from rank_collapse.agree.recording import Layer, Recording
+from rank_collapse.struct import refuse_if
+
+
+class Replay(NamedTuple):
+    """One run's model on the other run's inputs.
+
+    Attributes:
+        run: Which of both runs it computes again, 0 or 1; its inputs are those of the other.
+        recording: What it computed.
+        probes: (noiseless, noisy, noisy, …), of one dtype; empty without them.
+    """
+
+    run: int
+    recording: Recording
+    probes: tuple[Recording, ...] = ()
+
+
+class Pair(NamedTuple):
+    """One layer of both runs, aligned.
+
+    Attributes:
+        first, second: The layer; that of the replay has the other's state before it.
+        inputs: The layer whose states both took in; None without a replay.
+        gains: {branch name: ‖change of the branch‖ [b, n] for noise of relative size 1}.
+    """
+
+    first: Layer
+    second: Layer
+    inputs: Layer | None
+    gains: dict[str, Float[np.ndarray, "b n"]]
+
+
+def find_replay(first: Recording, second: Recording) -> Replay | None:
+    """Find which of two recordings is a replay on the other, by its metadata.
+
+    Args:
+        first, second: Opened recordings.
+
+    Raises:
+        ValueError: Both are.
+    """
+    replays = [index for index, r in enumerate((first, second)) if "inputs" in r.metadata]
+    refuse_if(
+        len(replays) == 2,
+        f"{first.path.name} and {second.path.name} were both recorded on another run's inputs",
+    )
+    return Replay(replays[0], (first, second)[replays[0]]) if replays else None
+
+
+def pair_layers(
+    first: Recording, second: Recording, alignment: Alignment, replay: Replay | None
+) -> Iterator[Pair]:
+    """Yield the aligned layers of both recordings.
+
+    Args:
+        first, second: The recordings.
+        alignment: Of their tokens.
+        replay: What takes the place of one of them.
+    """
+    recordings = [first, second]
+    if replay is not None:
+        recordings[replay.run] = replay.recording
+    probes = [] if replay is None else [probe.read_layers() for probe in replay.probes]
+    layers = zip(*(r.read_layers() for r in recordings), strict=True)
+    for a, b in layers:
+        pair = [alignment.take(a, alignment.first), alignment.take(b, alignment.second)]
+        inputs = None
+        if replay is not None:
+            inputs = pair[1 - replay.run]
+            pair[replay.run] = pair[replay.run]._replace(before=inputs.before)
+        positions = alignment.first if replay and replay.run == 0 else alignment.second
+        probed = [alignment.take(next(probe), positions) for probe in probes]
+        gains = _measure_gains(probed, replay) if probed else {}
+        yield Pair(pair[0], pair[1], inputs, gains)
+
+
+def _measure_gains(layers, replay):
+    """Return the root mean square change of each branch over the noisy probes, over the noise."""
+    noises = [float(probe.metadata["noise"]) for probe in replay.probes[1:]]
+    return {
+        name: np.sqrt(
+            np.mean(
+                [
+                    (np.linalg.norm(noisy.branches[name] - branch, axis=-1) / noise) ** 2
+                    for noisy, noise in zip(layers[1:], noises, strict=True)
+                ],
+                axis=0,
+            )
+        )
+        for name, branch in layers[0].branches.items()
+    }

@@ -1,0 +1,122 @@
+"""One run's sublayers on the other run's inputs: tests/rounded_transformer.py."""
+
+import numpy as np
+import pytest
+from refusals import is_refused
+from rounded_transformer import Fault, draw_model, run
+
+from rank_collapse.agree.comparison import compare_recordings
+from rank_collapse.agree.recording import open_recording, write_recording
+from rank_collapse.agree.replay import Replay
+
+NOISE = 2.0**-10
+
+
+@pytest.fixture
+def compare(tmp_path):
+    """Return a function that compares a network with its rounded, faulty copy by a replay."""
+
+    def write(name, arrays, **metadata):
+        write_recording(tmp_path / f"{name}.safetensors", arrays, metadata)
+        return open_recording(tmp_path / f"{name}.safetensors")
+
+    def compare_model(model, dtype="bfloat16", fault=None, run_again=0, own=True, probed=True):
+        pair = [run(model), run(model, dtype, None, fault)]
+        other = pair[1]
+        recordings = [write("a", pair[0]), write("b", other)]
+        replay = write("replay", run(model, inputs=other), inputs="b")
+        noisy = [
+            write(f"noisy{k}", run(model, inputs=other, noise=NOISE, seed=k), noise=str(NOISE))
+            for k in range(2)
+        ]
+        if not own:
+            return compare_recordings(replay, recordings[1])
+        chosen = Replay(run_again, replay, (replay, *noisy) if probed else ())
+        if run_again:
+            recordings.reverse()
+        return compare_recordings(*recordings, chosen)
+
+    return compare_model
+
+
+@pytest.mark.parametrize("probed", [True, False])
+def test_rounding_is_no_fault(compare, probed):
+    for seed in range(10_000, 10_006):
+        model, _ = draw_model(seed)
+        answer = compare(model, probed=probed)
+        assert answer.agree and all(row.judged for row in answer.rows)
+
+
+def test_what_is_added_is_measured_without_what_comes_in(compare):
+    """A mistake in all layers is found in each, although the streams part from the first on."""
+    model, _ = draw_model(3, post_norm=False)
+    answer = compare(model, fault=Fault("MLP scaled", None, 0.3))
+    mlps = [row for row in answer.rows if row.part == "mlp"]
+    np.testing.assert_allclose([row.scale for row in mlps], -0.3, atol=0.01)
+    assert mlps[-1].error_in > 0.05 and answer.first == {"layer": 0, "part": "mlp"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "size", "part"),
+    [
+        ("noise", 0.04, "attention"),
+        ("bias", 0.05, "attention"),
+        ("attention scaled", 0.02, "attention"),
+        ("MLP scaled", 0.02, "mlp"),
+        ("skip scaled", 0.02, "layer"),
+    ],
+)
+def test_small_mistakes_are_found(compare, kind, size, part):
+    for seed in (31, 33, 34):
+        model, _ = draw_model(seed, post_norm=False)
+        layer = model.depth // 2
+        for chosen in ({"run_again": 0}, {"run_again": 1}, {"own": False}):
+            if not chosen.get("own", True) and kind in ("noise", "bias"):
+                continue  # without probes that is within what rounding may add
+            answer = compare(model, fault=Fault(kind, layer, size), **chosen)
+            assert answer.first == {"layer": layer, "part": part}
+            if "scaled" in kind and part != "layer":
+                sign = 1 if chosen.get("run_again") else -1
+                row = next(r for r in answer.rows if (r.layer, r.part) == (layer, part))
+                np.testing.assert_allclose(row.scale, sign * size, atol=0.005)
+
+
+def test_both_recordings_on_other_inputs_are_refused(tmp_path):
+    arrays = run(draw_model(3)[0])
+    recordings = []
+    for name in "ab":
+        write_recording(tmp_path / f"{name}.safetensors", arrays, {"inputs": "c"})
+        recordings.append(open_recording(tmp_path / f"{name}.safetensors"))
+    is_refused("both recorded on another run's inputs", compare_recordings, *recordings)
+
+
+def test_one_factor_of_the_size_of_rounding_is_none(compare):
+    """The sum of rounded attention weights is no 1: SmolLM2's layer 24 is 1.005 times its size."""
+    model, _ = draw_model(31, post_norm=False)
+    assert compare(model, fault=Fault("attention scaled", 2, -0.005)).agree
+    answer = compare(model, fault=Fault("attention scaled", 2, -0.02))
+    assert "multiplied by 1.02" in answer.kind
+
+
+@pytest.mark.parametrize("kind", ["temperature", "theta", "rotary pairs"])
+def test_a_mistake_of_queries_and_keys_is_no_factor(compare, kind):
+    """A higher temperature makes the output smaller, not by one number."""
+    for seed in (3, 31):
+        size = {"temperature": 0.2, "theta": 0.1}.get(kind, 0)
+        for causal, words in ((True, "queries and keys|grows with"), (False, "bidirectional")):
+            model, _ = draw_model(seed, post_norm=False, causal=causal)
+            answer = compare(model, fault=Fault(kind, 1, size))
+            assert answer.first == {"layer": 1, "part": "attention"}
+            assert any(word in answer.kind for word in words.split("|"))
+
+
+def test_a_window_is_told_from_positions(compare):
+    for seed, words in ((3, "from position 4 on"), (31, "from position 4 on")):
+        model, _ = draw_model(seed, post_norm=False, causal=True)
+        assert words in compare(model, fault=Fault("window", 1, 4)).kind
+
+
+def test_a_factor_of_a_skip_is_named(compare):
+    model, _ = draw_model(31, post_norm=False)
+    answer = compare(model, fault=Fault("skip scaled", 1, 0.5))
+    assert answer.first == {"layer": 1, "part": "layer"} and "a factor of a skip" in answer.kind
