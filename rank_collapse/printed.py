@@ -33,7 +33,7 @@ def escape_cell(value: Any) -> Any:
     """Escape text for a table: control characters, and what a spreadsheet takes for a formula.
 
     Args:
-        value: Value of a cell; everything but text stays unchanged, and so does text that is a number.
+        value: Value of a cell; only text that is not a number changes.
     """
     if not isinstance(value, str):
         return value

@@ -67,7 +67,7 @@ def record(
             of that run, so that what it adds is measured without the errors before it; the model's
             output has no meaning then.
         noise: Relative size of what is added to these inputs: how much a sublayer amplifies it.
-        seed: Of the noise.
+        seed: Seed of the noise.
 
     Raises:
         ValueError: No layers, what they take and return is no stream, the model is compiled, or
