@@ -21,7 +21,7 @@ class MissingPackage(ModuleNotFoundError):
     Args:
         feature: What needs it.
         error: What its import raised.
-        extra: Of `PACKAGES`.
+        extra: One of `PACKAGES`.
         instead: What works without.
     """
 

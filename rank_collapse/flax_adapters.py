@@ -60,7 +60,7 @@ def attention_to_linen(params: AttentionParams, use_bias: bool = True) -> dict[s
 
     Args:
         params: Dot-product attention of one layer, with d_qk = d_v as the module wants.
-        use_bias: As given to the module; without it the biases must be zero.
+        use_bias: The argument of the module; without it the biases must be zero.
 
     Raises:
         ValueError: Parameters the module cannot hold.
@@ -98,7 +98,7 @@ def attention_to_nnx(params: AttentionParams, module: Any) -> None:
     """Write our parameters into an `nnx.MultiHeadAttention` of the same shape.
 
     Args:
-        params: As `attention_to_linen` takes them.
+        params: See `attention_to_linen`.
         module: The attention.
 
     Raises:
@@ -121,7 +121,7 @@ def linen_intermediates(
 
     Args:
         module, variables: The model.
-        *inputs, **options: As the model takes them.
+        *inputs, **options: Arguments of the call of the model.
         select: select(submodule, method name) -> bool; every `__call__` by default.
     """
     select = (lambda _, method: method == "__call__") if select is None else select
@@ -146,7 +146,7 @@ def named_arrays(tree: Any) -> dict[str, Array]:
     (carry, (hidden, weights)) gives #0, #1.0 and #1.1.
 
     Args:
-        tree: Of dictionaries and tuples.
+        tree: Nested dictionaries and tuples.
     """
     arrays = {}
     for path, value in traverse_util.flatten_dict(dict(tree)).items():

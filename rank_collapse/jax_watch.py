@@ -49,7 +49,7 @@ def linen_monitored(
     """Apply a Linen model and measure its attentions.
 
     Args:
-        module, variables, *inputs, mutable, **options: As `module.apply` takes them.
+        module, variables, *inputs, mutable, **options: See `module.apply`.
         select: Which modules are measured; of one inside another the inner one.
         measure: measure(x, weights) of tokens [..., n, d] and weights [..., h, n, m] or None, such
             as functools.partial(rc.monitor, mask=mask, tokens="unit"). Axes of a vmap inside the
@@ -104,13 +104,13 @@ def nnx_monitored(
 
     Args:
         model, *inputs, **options: What is called. Variables that the call changes change.
-        select, measure: As `linen_monitored` takes them.
+        select, measure: See `linen_monitored`.
 
     Returns:
         (model(*inputs, **options), scalars), see `linen_monitored`.
 
     Raises:
-        ValueError: As `linen_monitored`.
+        ValueError: In the same cases as `linen_monitored`.
     """
     from flax import nnx
     from flax.nnx.nn import attention
@@ -158,7 +158,7 @@ def equinox_monitored(
         model, *inputs, **options: What is called.
         blocks: blocks(model): the list of layers, whole blocks or the attention of each; or one
             module whose arrays are stacked, for a scan.
-        measure: As `linen_monitored` takes it, without weights.
+        measure: See `linen_monitored`, without weights.
         call: call(model, *inputs, **options) in place of the model, such as
             lambda model, x: jax.vmap(model)(x), whose examples are measured as one batch.
 

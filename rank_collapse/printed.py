@@ -33,7 +33,7 @@ def escape_cell(value: Any) -> Any:
     """Escape text for a table: control characters, and what a spreadsheet takes for a formula.
 
     Args:
-        value: Of a cell; what is no text stays, and so does text that is a number.
+        value: Value of a cell; only text that is not a number changes.
     """
     if not isinstance(value, str):
         return value
@@ -63,7 +63,7 @@ def print_warning(message: Any, category: type[Warning], *_: Any) -> None:
     """Print a warning of Python in one line on standard error: a `warnings.showwarning`.
 
     Args:
-        message: Of the warning.
+        message: Message of the warning.
         category: Its class; those for programmers are not printed.
         *_: Where it was raised, which says nothing to the user of a command.
     """

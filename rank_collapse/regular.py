@@ -22,7 +22,7 @@ def open_in_place(path: str | os.PathLike, flags: int = 0) -> BinaryIO:
     """Open a regular file to read and write it where it is, made if absent; no link is followed.
 
     Args:
-        path: Of the file.
+        path: Path of the file.
         flags: Further ones of `os.open`, such as `os.O_APPEND`.
 
     Raises:
@@ -41,11 +41,11 @@ def read_regular(path: str | os.PathLike, max_bytes: int | None = None) -> bytes
     """Read the bytes of a regular file, or of a link to one.
 
     Args:
-        path: Of the file.
+        path: Path of the file.
         max_bytes: Its largest size; None for any.
 
     Raises:
-        OSError: As `open_regular`; or it is larger.
+        OSError: In the same cases as `open_regular`; or it is larger.
     """
     with open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size

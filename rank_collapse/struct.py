@@ -33,7 +33,7 @@ def field(*, pytree_node: bool = True, **options: Any) -> Any:
 
     Args:
         pytree_node: False for what is static: part of the treedef, hashed and compared by jit.
-        **options: As `dataclasses.field` takes them.
+        **options: See `dataclasses.field`.
     """
     return dataclasses.field(metadata={"pytree_node": pytree_node}, **options)
 
@@ -131,7 +131,7 @@ def check_whole(name: str, value: Any, least: int, most: int | float = math.inf)
     """Convert a whole number to a Python integer, which is hashable, and check it.
 
     Args:
-        name: Of the argument, for the message.
+        name: Name of the argument, for the message.
         value: Of Python, NumPy or an array without axes, not traced.
         least, most: Its limits.
 

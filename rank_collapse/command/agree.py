@@ -87,7 +87,7 @@ def run(flags: argparse.Namespace, command: Sequence[str]) -> int:
     """Runs `agree`; returns its exit code.
 
     Args:
-        flags: Of `add_arguments`.
+        flags: Parsed flags, from `add_arguments`.
         command: Words of the command line, for the page.
     """
     out = Path(flags.out)

@@ -61,7 +61,7 @@ def run(flags: argparse.Namespace, command: Sequence[str]) -> int:
     """Runs `check`; returns its exit code.
 
     Args:
-        flags: Of `add_arguments`.
+        flags: Parsed flags, from `add_arguments`.
         command: Words of the command line, for the page.
     """
     opened = [inputs.open_source(name) for name in dict.fromkeys(flags.sources)]
@@ -142,7 +142,7 @@ def build_section(check: Checked, name: str, command: str) -> report.Section:
     """Build a checkpoint's part of the page.
 
     Args:
-        check: Of one checkpoint.
+        check: Results for one checkpoint.
         name: Anchor of the section.
         command: That made the page.
     """
@@ -166,7 +166,7 @@ def headline_rows(check: Checked) -> list[dict[str, str]]:
     """List the headline numbers, and what each is to be compared with.
 
     Args:
-        check: Of one checkpoint.
+        check: Results for one checkpoint.
     """
     bounds, references = check.upper_bounds(), check.find_references()
     rows, is_random = [], check.opened.source.has_random_weights
@@ -197,7 +197,7 @@ def plot_figures(check: Checked) -> list[tuple[figures.Figure, str]]:
     """Plot the figures of a checkpoint; returns them with their captions.
 
     Args:
-        check: Of one checkpoint.
+        check: Results for one checkpoint.
     """
     return [
         (

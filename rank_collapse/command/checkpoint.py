@@ -215,7 +215,7 @@ class Checked(NamedTuple):
         """Returns the ratio without a few tokens where these decide that of all; else "".
 
         Args:
-            ablation: As of `CheckpointReport.collapsed_at`.
+            ablation: See `CheckpointReport.collapsed_at`.
             layer: Index of a state.
         """
         ratios = self.report.states[ablation]["residual_ratio"][:, layer]
@@ -312,7 +312,7 @@ def add_arguments(parser: argparse.ArgumentParser, out: str, out_help: str) -> N
     """Add the flags that say what is measured, and where the numbers go.
 
     Args:
-        parser: Of the command.
+        parser: Parser of the command.
         out: Default of --out.
         out_help: What is written there.
     """
@@ -341,7 +341,7 @@ def check_output(flags: argparse.Namespace) -> None:
     """Check the flags before anything is measured.
 
     Args:
-        flags: Of `add_arguments`.
+        flags: Parsed flags, from `add_arguments`.
 
     Raises:
         ValueError: --out names no .html file in an existing folder, or there are no texts.
@@ -385,7 +385,7 @@ def write_outputs(
     Args:
         flags: Which of --json, --csv and --out there is.
         lines: What --json prints, an object a line; numbers may be arrays.
-        rows: Of the table, its head first.
+        rows: Rows of the table, its head first.
         make_files: Makes what else is written, by path, of --out.
         sentences: Lines that are printed when all is written.
     """

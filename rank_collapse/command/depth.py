@@ -34,7 +34,7 @@ def run(flags: argparse.Namespace, command: Sequence[str]) -> int:
     """Runs `depth`; returns its exit code.
 
     Args:
-        flags: Of `add_arguments`.
+        flags: Parsed flags, from `add_arguments`.
         command: Words of the command line, for the page.
     """
     opened = inputs.open_source(flags.source)

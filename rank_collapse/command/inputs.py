@@ -94,7 +94,7 @@ def read_inputs(flags: argparse.Namespace, checkpoint: Opened) -> Inputs:
     """Reads or draws what a command measures of a checkpoint.
 
     Args:
-        flags: Of `checkpoint.add_arguments`.
+        flags: Parsed flags, from `checkpoint.add_arguments`.
         checkpoint: That reads them.
 
     Raises:
@@ -154,7 +154,7 @@ def _read_texts(flags, checkpoint):
     """Tokenize texts, or draw random ids where there is no tokenizer; returns as `_read_ids`.
 
     Args:
-        flags, checkpoint: As of `read_inputs`.
+        flags, checkpoint: See `read_inputs`.
     """
     embedding, folder = checkpoint.source.config.embedding, flags.tokenizer or checkpoint.folder
     count, limit = flags.num_texts or NUM_TEXTS, flags.max_tokens or MAX_TOKENS
@@ -235,8 +235,8 @@ def _read_arrays(flags, settings, embedding):
     """Read or draw images, cut into patches, or features [b, frames, bins].
 
     Args:
-        flags: As of `read_inputs`.
-        settings, embedding: Of the model.
+        flags: See `read_inputs`.
+        settings, embedding: Settings and embedding of the model.
     """
     count = flags.num_texts or NUM_TEXTS
     if embedding.convolutions:

@@ -35,7 +35,7 @@ def read_tokens(flags: argparse.Namespace, folder: Path) -> Tokens:
     """Read the tokens that both runs get.
 
     Args:
-        flags: Of `agree.add_arguments`.
+        flags: Parsed flags, from `agree.add_arguments`.
         folder: The checkpoint whose tokenizer reads them.
 
     Raises:
@@ -52,8 +52,8 @@ class Form(NamedTuple):
     """How a checkpoint is run.
 
     Attributes:
-        dtype: Of weights and arithmetic.
-        attention: Of transformers.
+        dtype: Number format of weights and arithmetic.
+        attention: Attention of transformers.
         backend: "torch" or "jax".
     """
 
@@ -88,8 +88,8 @@ def record_replay(
     """Run one of two checkpoints, the one of the finer dtype, on the inputs of the other.
 
     Args:
-        folders: Of both runs.
-        recordings: Of both runs; those of the replay are written beside them.
+        folders: Folders of both runs.
+        recordings: Recordings of both runs; those of the replay are written beside them.
         tokens: The input.
         forms: How both are run; None where the source is a recording.
 

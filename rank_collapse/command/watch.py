@@ -56,7 +56,7 @@ def run(flags: argparse.Namespace, command: Sequence[str]) -> int:
     """Runs `watch`; returns its exit code.
 
     Args:
-        flags: Of `add_arguments`.
+        flags: Parsed flags, from `add_arguments`.
         command: Words of the command line.
     """
     flag_thresholds, files = parse_thresholds(flags), find_files(Path(flags.run))
@@ -98,7 +98,7 @@ def parse_thresholds(flags: argparse.Namespace) -> list[Threshold]:
     """Parse the thresholds of the flags.
 
     Args:
-        flags: Of `add_arguments`.
+        flags: Parsed flags, from `add_arguments`.
 
     Raises:
         ValueError: A flag that is not name=value.
@@ -165,7 +165,7 @@ def picture_name(file: Path) -> str:
     """Returns the name of a file's picture: its own, without .jsonl where no other file has that.
 
     Args:
-        file: Of metrics.
+        file: Path of a file with metrics.
     """
     network = network_name(file)
     if network:
@@ -184,7 +184,7 @@ def draw_picture(file: Path, rows: Sequence[Any], thresholds: Sequence[Threshold
     """Writes the picture of a file; returns None where it has no metric yet.
 
     Args:
-        file: Of metrics.
+        file: Path of a file with metrics.
         rows: Its content.
         thresholds: Drawn as lines.
     """

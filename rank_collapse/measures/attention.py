@@ -68,7 +68,7 @@ def largest_weight(attention: Any, *, mask: Any = None) -> Float[Any, "*s"]:
     """Compute max_j P_ij, its mean over the queries i: 1/m if uniform, 1 if one-hot.
 
     Args:
-        attention, mask: As `attention_entropy` takes them.
+        attention, mask: See `attention_entropy`.
 
     Returns:
         One value per matrix, [...].
@@ -82,7 +82,7 @@ def saturated_share(attention: Any, threshold: Any = 0.99, *, mask: Any = None) 
     """Compute the share of the queries i with max_j P_ij > threshold.
 
     Args:
-        attention, mask: As `attention_entropy` takes them.
+        attention, mask: See `attention_entropy`.
         threshold: Largest weight from which a row counts as saturated.
 
     Returns:
@@ -101,7 +101,7 @@ def largest_column(attention: Any, *, mask: Any = None) -> Float[Any, "*s"]:
     key.
 
     Args:
-        attention, mask: As `attention_entropy` takes them.
+        attention, mask: See `attention_entropy`.
 
     Returns:
         One value per matrix, [...].
@@ -115,7 +115,7 @@ def first_column(attention: Any, *, mask: Any = None, key_mask: Any = None) -> F
     """Compute mean_i P_ij of the first key j that exists: its share of the attention.
 
     Args:
-        attention, mask: As `attention_entropy` takes them.
+        attention, mask: See `attention_entropy`.
         key_mask: Bool [m] or [b, m], the keys that exist; None for all. With None, padding on the
             left is still seen: of as many keys as queries those before the first query that
             exists do not count where no query attends to them.
@@ -124,7 +124,7 @@ def first_column(attention: Any, *, mask: Any = None, key_mask: Any = None) -> F
         One value per matrix, [...].
 
     Raises:
-        ValueError: As `attention_entropy`, or a key_mask of another shape.
+        ValueError: In the same cases as `attention_entropy`, or a key_mask of another shape.
     """
     return _first_column_share(*_check_weights(attention, mask), key_mask)
 
@@ -138,7 +138,7 @@ def sink_rate(
     Args:
         attention: Weights [..., h, n, m].
         sink: The threshold ε.
-        mask, key_mask: As `first_column` takes them.
+        mask, key_mask: See `first_column`.
 
     Returns:
         One value per layer, [...].
@@ -187,7 +187,7 @@ def _check_weights(attention, mask, missing_key=False):
 
     Args:
         attention: Weights [..., n, m].
-        mask: As `_broadcast_row_mask` takes it; None for all queries.
+        mask: See `_broadcast_row_mask`; None for all queries.
         missing_key: Whether rows may sum to less than 1.
 
     Returns:
@@ -220,7 +220,7 @@ def _broadcast_row_mask(mask, shape, name, subject):
     """Broadcast a mask [n], [b, n], or with all leading axes, to Bool [..., b, h, n].
 
     Args:
-        mask: Of the rows that exist.
+        mask: Mask of the rows that exist.
         shape: [..., b, h, n].
         name, subject: What the message calls the mask and its rows.
     """

@@ -98,7 +98,7 @@ def number_documents(
 
     Args:
         x: Decides the framework.
-        segments, mask, shape: As `split_documents` takes them.
+        segments, mask, shape: See `split_documents`.
         num_segments: The most documents of a row.
 
     Returns:

@@ -160,7 +160,7 @@ def _measure_rows(p, counted, keys, sink):
         p: [..., h, r, m].
         counted: Bool [..., 1 or h, r], the queries that count.
         keys: Bool [..., 1 or h, m], the keys that exist.
-        sink: As `attention_rows` takes it.
+        sink: See `attention_rows`.
     """
     xp = namespace(p)
     counted = xp.broadcast_to(counted, p.shape[:-1])
@@ -185,7 +185,7 @@ def _measure_by_document(q, k, segments, exists, num_segments, sink, options):
 
     Args:
         q, k: [..., h, n, k] and [..., g, n, k].
-        segments, num_segments, sink: As `attention_rows` takes them.
+        segments, num_segments, sink: See `attention_rows`.
         exists: Bool [n] or [..., n]; None for all.
         options: "causal", "window", "scale" and "soft_cap".
     """
@@ -259,7 +259,7 @@ def _softmax_rows(q, k, rows, scale, soft_cap, allowed):
     Args:
         q, k: Queries [..., h, n, k] and keys [..., g, m, k].
         rows: Int [r], the queries.
-        scale, soft_cap: As `attention_rows` takes them.
+        scale, soft_cap: See `attention_rows`.
         allowed: Bool [..., 1, r, m], the keys that each may attend to.
     """
     xp = namespace(q)

@@ -144,7 +144,7 @@ def _split_by_document(arrays, segments, mask):
     Args:
         arrays: "x" [b, n, d], and "p" [b, h, n, n] if there is attention.
         segments: Int [n] or [b, n].
-        mask: As `monitor` takes it.
+        mask: See `monitor`.
     """
     x = arrays["x"]
     packed = documents.split_documents(segments, mask, tuple(x.shape[:2]))
@@ -160,9 +160,9 @@ def _measure_by_document(arrays, segments, num_segments, sink, choice):
     Args:
         arrays: "x" [b, n, d]; "mask" [b, n] or None; "p" [b, h, n, n] if there is attention;
             "read", what is read, if that is measured.
-        segments, num_segments: As `monitor` takes them.
-        sink: As `monitor` takes it.
-        choice: Of `spikes.choose_tokens`.
+        segments, num_segments: See `monitor`.
+        sink: See `monitor`.
+        choice: Result of `spikes.choose_tokens`.
     """
     x, mask, read = arrays["x"], arrays["mask"], arrays.get("read")
     numbers, are_too_many, num_segments = documents.number_documents(
@@ -195,7 +195,7 @@ def _measure_layer(arrays, sink):
     Args:
         arrays: "x" [b, n, d]; "mask" and "counted" [b, n] or None, the tokens that exist and
             those that are measured; "p" [b, h, n, m] if there is attention.
-        sink: As `monitor` takes it.
+        sink: See `monitor`.
     """
     return _average_examples(_measure_examples(arrays, sink))
 

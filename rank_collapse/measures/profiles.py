@@ -131,7 +131,7 @@ def profile(
         num_segments: The most documents of a row that exist. Needed where segments are traced: then
             each row has so many examples, NaN where it has fewer documents, and all are NaN where
             one has more.
-        batch_axis: Of an array with a batch: 1 for [l, b, ...], 0 for [b, l, ...].
+        batch_axis: Axis of the batch in an array: 1 for [l, b, ...], 0 for [b, l, ...].
         tokens: "raw", as they are; "unit", x_i/|x_i|; "read", what attention reads, N(x).
         norm: N of "read": a function of one layer's tokens, or a sequence of one per state.
         exclude, threshold: "spikes" leaves out tokens longer than `threshold` times the median.
@@ -220,8 +220,8 @@ def _split_by_document(hidden, mask, segments, kind):
 
     Args:
         hidden: [l, b, n, d], or attention [l, b, h, n, n].
-        mask: As `profile` takes it.
-        segments: As `profile` takes them.
+        mask: See `profile`.
+        segments: See `profile`.
         kind: "tokens" or "attention".
 
     Returns:
@@ -242,7 +242,7 @@ def _measure_by_document(measure_layers, hidden, mask, segments, num_segments, k
         measure_layers: measure(layers, mask [l, b, n]) → {name: [l, b]}.
         hidden: [l, b, n, d], or attention [l, b, h, n, n].
         mask: Bool [b, n]; None for all.
-        segments, num_segments: As `profile` takes them.
+        segments, num_segments: See `profile`.
         kind: "tokens" or "attention".
 
     Returns:
@@ -303,7 +303,7 @@ def rounding_limit(dtype: Any) -> float:
     only what is stored.
 
     Args:
-        dtype: Of floats, or its name.
+        dtype: Number format of floats, or its name.
 
     Raises:
         ValueError: No dtype of floats.
@@ -345,7 +345,7 @@ def _stack_layers(hidden, batch_axis, kind):
     """Stack arrays of a kind, its axes behind [l] or [l, b].
 
     Args:
-        hidden, batch_axis: As `profile` takes them.
+        hidden, batch_axis: See `profile`.
         kind: "tokens" or "attention".
     """
     subject, axes = _KINDS[kind]
@@ -396,7 +396,7 @@ def measure_states(
         names: Out of `MEASURES`.
         x: The tokens.
         mask: Bool [..., n]; None for all.
-        read, choice: Of `spikes.choose_tokens`.
+        read, choice: Results of `spikes.choose_tokens`.
 
     Returns:
         {name: measure}. Also "left_out" and, with residual_ratio, "spiked", see `Profile`.

@@ -261,7 +261,7 @@ def participation_ratio(x: Any, *, mask: Any = None) -> Float[Any, "*b"]:
         x, mask: Tokens [..., n, d]; Bool [n] or [..., n], which of them exist, None for all.
 
     Raises:
-        ValueError: As `composite_norm`.
+        ValueError: In the same cases as `composite_norm`.
     """
     x, mask = scale_tokens(x, mask)
     xp, gram = namespace(x), smaller_gram_matrix(x)
@@ -280,7 +280,7 @@ def stable_rank_bound(x: Any, *, mask: Any = None) -> Float[Any, "*b"]:
         x, mask: Tokens [..., n, d]; Bool [n] or [..., n], which of them exist, None for all.
 
     Raises:
-        ValueError: As `composite_norm`.
+        ValueError: In the same cases as `composite_norm`.
     """
     x, mask = scale_tokens(x, mask)
     xp, gram = namespace(x), smaller_gram_matrix(x)

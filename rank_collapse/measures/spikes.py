@@ -42,7 +42,7 @@ def choose_tokens(
         read: What the layer's attention reads of them, N(x) with its own norm, for "read".
         tokens: "raw", as they are; "unit", x_i/|x_i|; or "read".
         exclude: "spikes" leaves out the tokens i with |x_i| > threshold · median_j |x_j|.
-        threshold: Of spikes, in median norms of the raw tokens.
+        threshold: Norm above which a token is a spike, in median norms of the raw tokens.
 
     Returns:
         (tokens [..., n, d], a mask of those that exist or None for all, how many were left out
@@ -85,7 +85,7 @@ def spike_entry(x: Any, *, mask: Any = None) -> Float[Any, "*b"]:
         x, mask: Tokens [..., n, d]; Bool [n] or [..., n], which of them exist, None for all.
 
     Raises:
-        ValueError: As `composite_norm`.
+        ValueError: In the same cases as `composite_norm`.
 
     Source: Sun et al. 2024, massive activations.
     """
@@ -103,7 +103,7 @@ def spike_norm(x: Any, *, mask: Any = None) -> Float[Any, "*b"]:
     """Compute max_i |x_i| / median_i |x_i|; NaN where the median is 0.
 
     Args:
-        x, mask: As `spike_entry` takes them.
+        x, mask: See `spike_entry`.
     """
     x, mask = scale_tokens(x, mask)
     lengths, median = _token_lengths(x, mask)
@@ -115,7 +115,7 @@ def spike_share(x: Any, *, mask: Any = None) -> Float[Any, "*b"]:
     """Compute max_i |x_i|² / ‖X‖_F², 1/n where all are as long.
 
     Args:
-        x, mask: As `spike_entry` takes them.
+        x, mask: See `spike_entry`.
     """
     return _largest_share(scale_tokens(x, mask)[0])
 
@@ -128,7 +128,7 @@ def residual_spike(x: Any, *, mask: Any = None) -> Float[Any, "*b"]:
     all are equal.
 
     Args:
-        x, mask: As `spike_entry` takes them.
+        x, mask: See `spike_entry`.
     """
     x, mask = scale_tokens(x, mask)
     share = _largest_share(scale_to_unit(compute_residual(x, mask))[0])
@@ -145,7 +145,7 @@ def bulk_ratio(x: Any, *, mask: Any = None) -> Float[Any, "*b"]:
     `residual_ratio` is about 1 there.
 
     Args:
-        x, mask: As `spike_entry` takes them.
+        x, mask: See `spike_entry`.
     """
     x, mask = scale_tokens(x, mask)
     return residual_ratio(x, mask=_select_bulk(x, mask))
@@ -186,7 +186,7 @@ def spike_token(x: Any, *, mask: Any = None) -> Float[Any, "*b"]:
     """Find the position i of the largest |x_ij|, the first such.
 
     Args:
-        x, mask: As `spike_entry` takes them.
+        x, mask: See `spike_entry`.
     """
     return _largest_position(x, mask, lambda index, width: index // width)
 
@@ -196,7 +196,7 @@ def spike_feature(x: Any, *, mask: Any = None) -> Float[Any, "*b"]:
     """Find the feature j of the largest |x_ij|, the first such.
 
     Args:
-        x, mask: As `spike_entry` takes them.
+        x, mask: See `spike_entry`.
     """
     return _largest_position(x, mask, lambda index, width: index % width)
 

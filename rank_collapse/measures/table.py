@@ -240,7 +240,7 @@ MEASURES: dict[MeasureName, Measure] = {
         attention.largest_logit,
         "scores",
         "h n m",
-        "max_ij S_ij before the softmax, what QK-clip bounds",
+        "max_ij S_ij before the softmax; QK-clip limits it",
         "Kimi Team 2025",
     ),
 }

@@ -187,7 +187,7 @@ def softmax(scores: Float[Array, "*s m"], mask: Any = None) -> Float[Array, "*s 
     A row with no allowed key gets uniform weights, so that padding rows stay finite.
 
     Args:
-        scores: Of any leading axes; the last is that of the keys.
+        scores: Array with any leading axes; the keys are on the last axis.
         mask: Bool, True for keys that are allowed; of fewer leading axes, or None for all.
 
     Returns:
@@ -209,7 +209,7 @@ def equal_weights(context: AttentionContext, n: int, m: int, dtype: Any) -> Floa
     Args:
         context: Its bias and mask.
         n, m: Queries and keys.
-        dtype: Of the weights where there is no bias.
+        dtype: Number format of the weights where there is no bias.
     """
     scores = jnp.zeros((1, n, m), dtype) if context.bias is None else context.bias
     return softmax(scores, context.mask)
@@ -245,7 +245,7 @@ def mixing_matrix(
     Args:
         weights: P.
         mixing: α, β and γ of each head.
-        mask: Of the weights, for C.
+        mask: Mask of the weights, for C.
 
     Raises:
         ValueError: Queries and keys that are not the same tokens.
@@ -361,12 +361,12 @@ def attention_scores(
     Where the context has a cap c, c·tanh(scores/c) takes their place, before biases.
 
     Args:
-        params: Of the attention.
+        params: Parameters of the attention.
         x: Queries' tokens [n, d].
         y: Keys' tokens [m, d], the same array for self-attention.
         score: "dot" or "additive".
         scale: Whether dot products are divided by √k.
-        norm_eps: Of the norm of queries and keys, where the parameters have one.
+        norm_eps: ε in the norm of queries and keys, where the parameters have one.
         temperature: Further divisor of the scores.
         context: Bias, cap and position terms.
         edit: (name, value) -> value of the queries "q" and keys "k" [h, n, k] in the product.
@@ -399,7 +399,7 @@ def _queries_keys(params, x, y, context, norm_eps, edit):
     Bias, norm, rotary positions and the edit are applied in this order.
 
     Args:
-        params, x, y, context, norm_eps, edit: As in `attention_scores`.
+        params, x, y, context, norm_eps, edit: See `attention_scores`.
     """
     raw_q = project_heads(x, params.w_q, None)
     q = raw_q if params.b_q is None else raw_q + params.b_q[:, None, :]
@@ -434,7 +434,7 @@ def multi_head_attention(
     Self-attention takes the same tokens twice, cross-attention queries x and memory y.
 
     Args:
-        params: Of the attention.
+        params: Parameters of the attention.
         x: Query tokens [n, d].
         y: Key and value tokens [m, d].
         score, scale, norm_eps, temperature, context: See `attention_scores`; the context holds

@@ -154,7 +154,7 @@ def check_config(config: Any, name: str = "config") -> None:
 
     Args:
         config: The network.
-        name: Of the argument, for the message.
+        name: Name of the argument, for the message.
 
     Raises:
         ValueError: It is something else, or one of its numbers or functions is none.

@@ -51,7 +51,7 @@ def greedy_decode(
     Args:
         params: From `init`.
         source: What the encoder reads, as in `apply`; one example.
-        config: Of both halves.
+        config: Configuration of both halves.
         begin, end: Token ids of the marks; may be traced.
         max_len: Tokens written, the end mark included; static.
         source_mask: Bool [m], which source tokens exist; None for all.
@@ -74,7 +74,7 @@ def _write(params, memory, source_mask, marks, config, max_len):
     """Scan over the positions; carry the next token, whether the end came, and all tokens.
 
     Args:
-        params, source_mask, config, max_len: As in `greedy_decode`.
+        params, source_mask, config, max_len: See `greedy_decode`.
         memory: The encoder's output.
         marks: Token ids of the begin and the end mark.
     """

@@ -230,7 +230,7 @@ def _design_stack(stack, name, norm_placement, learned):
 
     Args:
         stack: The network.
-        name, norm_placement, learned: As in `design`.
+        name, norm_placement, learned: See `design`.
     """
     struct.check_choice(f"design {name!r}", name, DESIGNS)
     spec = DESIGNS[name]

@@ -45,7 +45,7 @@ class EditPoints:
         """Return the value after the edit of this point, and save it where that is asked for.
 
         Args:
-            name: Of the point, without the prefix.
+            name: Name of the point, without the prefix.
             value: What the layer computed there.
         """
         full_name = self.prefix + name
@@ -96,7 +96,7 @@ def check_names(names: Sequence[str], config: Any) -> None:
     """Check that a network has edit points of these names.
 
     Args:
-        names: Of edit points.
+        names: Names of edit points.
         config: The network.
 
     Raises:
@@ -142,7 +142,7 @@ def trace_edits(
         edit: {name: function(value, layer) -> value}; None for none.
         config: The network.
         num_tokens, num_keys: n, and m of the memory.
-        dtype: Of the values.
+        dtype: Number format of the values.
 
     Returns:
         {name: `Edit`}, or None.
@@ -173,12 +173,12 @@ def _trace_edit(name, fn, shape, dtype):
     """Trace one edit.
 
     Args:
-        name: Of the edit point.
+        name: Name of the edit point.
         fn: function(value, layer) -> value.
-        shape, dtype: Of the value.
+        shape, dtype: Shape and number format of the value.
 
     Raises:
-        ValueError: As `trace_edits`.
+        ValueError: In the same cases as `trace_edits`.
     """
     if not callable(fn):
         raise ValueError(f"edit of {name!r}, {fn!r}, is not a function(value, layer) -> value")
@@ -212,7 +212,7 @@ def carry_channels(
     instead of v belongs to the offset, a factor multiplies all of them.
 
     Args:
-        edit: Of a value.
+        edit: Function that edits a value.
         value: v, what is edited.
         c: Channels.
         ones: [g] or [1], the share of constants that each channel takes.

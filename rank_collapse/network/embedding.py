@@ -209,7 +209,7 @@ def check_per_token(name: str, values: Any, num_tokens: int) -> None:
     """Check that an argument has a value for each token; None is none.
 
     Args:
-        name: Of the argument.
+        name: Name of the argument.
         values: An array.
         num_tokens: n.
 

@@ -110,8 +110,8 @@ def init(
 
     Args:
         key: Random key.
-        config: Of both halves.
-        weight_scale, bias_scale: As in `rank_collapse.init`, of both halves' layers.
+        config: Configuration of both halves.
+        weight_scale, bias_scale: See `rank_collapse.init`, of both halves' layers.
     """
     key_encoder, key_decoder, key_output = jax.random.split(key, 3)
     encoder = init_network(key_encoder, config.encoder, weight_scale, bias_scale)
@@ -143,9 +143,9 @@ def compute_logits(
     """Compute the logits of the decoder's output.
 
     Args:
-        params: Of both halves.
-        output: Of the decoder.
-        config: Of both halves.
+        params: Parameters of both halves.
+        output: Output of the decoder.
+        config: Configuration of both halves.
 
     Raises:
         ValueError: An output matrix that is missing, or that exists although the output is tied.
@@ -190,7 +190,7 @@ def apply(
         params: From `init`.
         source: What the encoder reads: token ids Int [m], or whatever its embedding takes.
         target: Int [n], what the decoder reads, the begin mark first: see `shift_target`.
-        config: Of both halves.
+        config: Configuration of both halves.
         source_mask: Bool [m], which source tokens exist, for both halves; None for all.
         target_mask: Bool [n], which target tokens exist, or [n, n], which may be attended to.
         dropout_key, dropout_rate: Dropout on embeddings, attention weights and branches; None for
@@ -200,7 +200,7 @@ def apply(
         An `EncoderDecoderTrace`.
 
     Raises:
-        ValueError: As `rank_collapse.apply`; a source mask that is not [m].
+        ValueError: In the same cases as `rank_collapse.apply`; a source mask that is not [m].
     """
     encoder_key, decoder_key = None, None
     if dropout_key is not None:
@@ -228,9 +228,9 @@ def encode(
     """Compute the memory that the decoder attends to: the encoder's output.
 
     Args:
-        params: Of both halves.
+        params: Parameters of both halves.
         source: What the encoder reads.
-        config: Of both halves.
+        config: Configuration of both halves.
         source_mask: Bool [m], which source tokens exist; None for all.
     """
     mask = _check_source_mask(source_mask)
@@ -249,13 +249,13 @@ def admin_profile(
     """Profile Admin's ω of both halves on one batch, the encoder's first.
 
     Args:
-        params: As they are before training.
+        params: Parameters before training.
         source, target: Batches [b, m] and [b, n] of what `apply` takes.
         config: Both halves Post-LN.
         source_mask, target_mask: Bool [b, m] and [b, n], which tokens exist.
 
     Raises:
-        ValueError: As `rank_collapse.network.admin_profile`.
+        ValueError: In the same cases as `rank_collapse.network.admin_profile`.
     """
     encoder = admin.admin_profile(params.encoder, source, config.encoder, mask=source_mask)
     config = dataclasses.replace(config, encoder=encoder)
@@ -276,7 +276,7 @@ def _apply_half(params, x, config, key, rate, **options):
 
     Args:
         params, x, config: Of the half, as in `rank_collapse.apply`.
-        key, rate: Of dropout; None for none.
+        key, rate: Key and rate of dropout; None switches dropout off.
         **options: Further inputs of `rank_collapse.apply`.
     """
     if key is None:

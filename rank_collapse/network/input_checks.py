@@ -27,7 +27,7 @@ def check_inputs_used(x: Any, config: TransformerConfig, segments: Any, position
     """Check that the network uses segments and positions where they are given.
 
     Args:
-        x, config: As in `prepare_inputs`.
+        x, config: See `prepare_inputs`.
         segments, positions: None where they are not given.
 
     Raises:
@@ -54,7 +54,7 @@ def check_indices(inputs: Mapping[str, Any], config: TransformerConfig) -> None:
     Without this JAX would read the last row for an id beyond the table.
 
     Args:
-        inputs: Of one example or a batch, by argument name of `apply`.
+        inputs: Inputs of one example or a batch, by argument name of `apply`.
         config: The network.
 
     Raises:
@@ -86,9 +86,9 @@ def check_mask(mask: Any, shape: tuple[int, int, int], name: str) -> Any:
     """Convert a mask to Bool [m], [n, m] or [h, n, m]; None stays None.
 
     Args:
-        mask: Of booleans or the numbers 0 and 1.
+        mask: Booleans, or the numbers 0 and 1.
         shape: (h, n, m).
-        name: Of the argument, for the message.
+        name: Name of the argument, for the message.
 
     Raises:
         ValueError: Another shape, or no mask: see `as_mask`.
@@ -134,9 +134,9 @@ def as_numbers(name: str, values: Any, dtype: Any = None) -> Array:
     """Convert an argument to an array of JAX.
 
     Args:
-        name: Of the argument, for the message.
-        values: Of any shape.
-        dtype: Of the result; None for that of the values.
+        name: Name of the argument, for the message.
+        values: Array of any shape.
+        dtype: Number format of the result; None keeps the format of the values.
 
     Raises:
         ValueError: None, text, or rows of different lengths.
@@ -152,8 +152,8 @@ def as_mask(mask: Any, name: str = "mask") -> Bool[Array, "*s"]:
     """Convert a mask to Bool, from booleans or the numbers 0 and 1, lists of them too.
 
     Args:
-        mask: Of any shape.
-        name: Of the argument, for the message.
+        mask: Booleans of any shape.
+        name: Name of the argument, for the message.
 
     Raises:
         ValueError: Other values, see `measures.arrays.as_bools`.

@@ -86,7 +86,7 @@ def prepare_inputs(
     parameters share.
 
     Args:
-        params, x, config: As in `rank_collapse.apply`, and the keyword arguments too.
+        params, x, config: See `rank_collapse.apply`, and the keyword arguments too.
         covers: What the pass that asks covers; None to check nothing.
 
     Raises:
@@ -201,7 +201,7 @@ def input_states(
     takes hidden states.
 
     Args:
-        params: Of the network.
+        params: Parameters of the network.
         x: Token ids [n], vectors [n, d_input], or hidden states [n, d].
         config: The network.
         segments, positions: Int [n], of tokens that are embedded; None for the defaults.

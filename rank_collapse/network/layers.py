@@ -213,7 +213,7 @@ def get_activation(kind: str | Callable) -> Activation:
     """Return the activation of an MLP kind: of the gate where the MLP is gated.
 
     Args:
-        kind: As `MLPConfig.mlp`.
+        kind: See `MLPConfig.mlp`.
 
     Raises:
         ValueError: On an unknown kind, or "none".
@@ -234,7 +234,7 @@ def norm_statistics(
 
     Args:
         x: Tokens.
-        kind, eps: As in `apply_norm`.
+        kind, eps: See `apply_norm`.
 
     Raises:
         ValueError: An unknown kind.
@@ -302,7 +302,7 @@ def compute_gate(params: MLPParams, x: Float[Array, "n d"], kind: str) -> Float[
     Args:
         params: With `w_gate` [d, f].
         x: Tokens.
-        kind: Of a gated MLP.
+        kind: Kind of a gated MLP.
     """
     return get_activation(kind).fn(_affine(x, params.w_gate, params.b_gate))
 

@@ -93,7 +93,7 @@ def init_block(
 
     Args:
         key: Random key of the layer.
-        config, weight_scale, bias_scale: As in `init`.
+        config, weight_scale, bias_scale: See `init`.
     """
     key_attention, key_cross, key_mlp = _split_key(key)[:3]
     fields = {"attention": _init_attention(key_attention, config, weight_scale, bias_scale)}
@@ -126,7 +126,7 @@ def _draw_weights(key, shape, fans, config, scale, uniform=False):
 
     Args:
         key: Random key.
-        shape: Of the matrix, heads included.
+        shape: Shape of the matrix, heads included.
         fans: (inputs, outputs) of the linear map.
         config: The network.
         scale: Multiplies the values.
@@ -147,7 +147,7 @@ def _draw_biases(key, shape, scale):
 
     Args:
         key: Random key.
-        shape: Of the biases.
+        shape: Shape of the biases.
         scale: Their standard deviation.
     """
     if isinstance(scale, (int, float)) and scale == 0:
@@ -304,7 +304,7 @@ def complete_params(params: TransformerParams, config: TransformerConfig) -> Tra
         params, config: The network.
 
     Raises:
-        ValueError: As `check_params`.
+        ValueError: In the same cases as `check_params`.
     """
     check_params(params, config)
     expected = _expected_params(_hashable(config)).layers

@@ -149,7 +149,7 @@ def step_passes(
         passes: The passes.
         layer: The layer.
         x: The state before it.
-        carries: Of each pass.
+        carries: State that each pass hands from layer to layer.
 
     Returns:
         The state after the layer, the next carries, and each pass's result of this layer.
@@ -216,7 +216,7 @@ def replay(
 
     Args:
         measure: (layer, {kind: `SublayerValues`}) → arrays.
-        params: Of the network; norms and learned gains are read.
+        params: Parameters of the network; norms and learned gains are read.
         trace: From `apply`, of one example.
         config: The network.
 

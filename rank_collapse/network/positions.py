@@ -119,7 +119,7 @@ def relative_buckets(
 
     Args:
         num_queries, num_keys: n and m.
-        num_buckets: Of both directions together.
+        num_buckets: Number of buckets in both directions together.
         max_distance: From which on all distances have the last bucket.
         bidirectional: Whether keys after the query have other buckets than keys before it.
 
@@ -212,7 +212,7 @@ def relative_scores(
     """Compute the position and segment terms of XLNet's scores (Yang et al. 2019, section 2.3).
 
     Args:
-        params: Of these terms.
+        params: Parameters of these terms.
         query_part: x W_q without bias [h, n, k].
         num_keys: m.
         context: `AttentionContext` with `relative` and `segments`.

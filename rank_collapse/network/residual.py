@@ -104,7 +104,7 @@ def residual_specs(
     Args:
         params: `BlockParams` of the layer.
         config: The network.
-        gains: Of the layer, from `layer_gains`.
+        gains: Gains of the layer, from `layer_gains`.
     """
     skips = {"attention": config.attention_skip, "cross": config.cross_skip, "mlp": config.mlp_skip}
     specs = {}
@@ -142,7 +142,7 @@ def lone_norm(norm: Any, kind: Any, eps: float) -> ResidualSpec:
 
     Args:
         norm: `NormParams`, or None for no gain and bias.
-        kind, eps: As in `layers.apply_norm`.
+        kind, eps: See `layers.apply_norm`.
     """
     return ResidualSpec(norm, None, 1.0, 1.0, "final", False, "post", kind, eps)
 
@@ -172,7 +172,7 @@ def add_to_stream(
     """Compute γ branch_output + λ x·[skip] for ordinary tokens.
 
     Args:
-        spec: Of the sublayer, for γ, λ and its skip.
+        spec: Specification of the sublayer, for γ, λ and its skip.
         x: The stream.
         branch_output: What joins it.
     """
@@ -186,7 +186,7 @@ def scale_summands(
     """Compute (λ x, γ N'(branch_output)), the two sides of the sum where a branch joins the stream.
 
     Args:
-        spec: Of the sublayer.
+        spec: Specification of the sublayer.
         x: The stream before it; returned as it is where there is no skip.
         branch_output: Before N', as a trace keeps it.
     """
@@ -201,7 +201,7 @@ def layer_gains(config: TransformerConfig, dtype: Any, params: Any = None) -> La
 
     Args:
         config: The network.
-        dtype: Of the arithmetic.
+        dtype: Number format of the arithmetic.
         params: The network's `TransformerParams`, which hold the learned gains.
 
     Returns:
@@ -262,8 +262,8 @@ def _gains_by_kind(config, name, dtype):
 
     Args:
         config: The network.
-        name: Of its field, such as "skip_gain".
-        dtype: Of the arithmetic.
+        name: Name of its field, such as "skip_gain".
+        dtype: Number format of the arithmetic.
     """
     gain = getattr(config, name)
     gains = gain if isinstance(gain, Gains) else Gains(gain, gain, gain)
@@ -280,7 +280,7 @@ def _effective_gains(gain_kind, config, dtype, params):
     Args:
         gain_kind: "skip" or "branch".
         config: The network.
-        dtype: Of the arithmetic.
+        dtype: Number format of the arithmetic.
         params: `TransformerParams`, or None.
 
     Returns:
@@ -311,10 +311,10 @@ def _broadcast_to_layers(name: str, value: Any, config: TransformerConfig, dtype
     """Broadcast a number, [L] or [L or 1, d] to [L] or [L, d].
 
     Args:
-        name: Of the field, for the message; only "temperature" cannot be per feature.
+        name: Name of the field, for the message; only "temperature" cannot be per feature.
         value: The field's value.
         config: The network.
-        dtype: Of the arithmetic.
+        dtype: Number format of the arithmetic.
 
     Raises:
         ValueError: Another shape.

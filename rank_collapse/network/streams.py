@@ -100,7 +100,7 @@ def compute_connection(
     """Compute p, q and R of one sublayer at a state; None where there is one stream.
 
     Args:
-        params: Of the sublayer; None to read all streams that exist alike.
+        params: Parameters of the sublayer; None to read all streams that exist alike.
         x: The state.
         config: The network.
         num_before: The number of sublayers passed so far.
@@ -161,7 +161,7 @@ def sinkhorn(logits: Float[Array, "i j *n"]) -> Float[Array, "i j *n"]:
     powers fall to 11ᵀ/s as ((e − 1)/(e + s − 1))^k.
 
     Args:
-        logits: Of every token.
+        logits: Logits of every token.
 
     Source: Sinkhorn and Knopp 1967; Xie et al. 2025, equation 9.
     """
@@ -193,7 +193,7 @@ def merge_streams(
     """Sum Σ_i p_i X_i over streams, or their channels [s, g, n, d]; X itself without connection.
 
     Args:
-        connection: Of the sublayer; None where there is one stream.
+        connection: Connection of the sublayer; None where there is one stream.
         x: The streams.
     """
     return x if connection is None else jnp.einsum("sn,s...nd->...nd", connection.read, x)

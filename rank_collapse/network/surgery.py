@@ -39,7 +39,7 @@ def skips_left(name: str, reading: str) -> Gains:
     """Tell for each kind of sublayer whether an ablation keeps its skip.
 
     Args:
-        name, reading: As in `ablate`.
+        name, reading: See `ablate`.
     """
     around_attention = name in ("SAN+skip", "Transformer")
     return Gains(around_attention, around_attention, name != "SAN+MLP" or reading == "published")

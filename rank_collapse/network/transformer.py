@@ -271,17 +271,17 @@ def apply_batch(
     """Run the network on a batch, layers first: hidden [L + 1, b, n, d], attention [L, b, h, n, n].
 
     Args:
-        params, config: As in `apply`.
+        params, config: See `apply`.
         x: [b, n, d], or token ids Int [b, n].
         dropout_key: Split into a key for each example.
-        **options: As in `apply`: dropout_rate, keep and edit for all examples, and arrays with the
+        **options: See `apply`: dropout_rate, keep and edit for all examples, and arrays with the
             batch first, mask Bool [b, n], ...
 
     Returns:
         A `Trace`; output and context have the batch first.
 
     Raises:
-        ValueError: As `apply`, or inputs of different lengths.
+        ValueError: In the same cases as `apply`, or inputs of different lengths.
     """
     common = {k: a for k, a in options.items() if k in ("dropout_rate", "keep", "edit")}
     arrays = {

@@ -60,7 +60,7 @@ def with_sink(sink, scores, context):
 
     Args:
         sink: s, a number, [L] or [L, H].
-        scores, context: As of `AttentionConfig.normalise`.
+        scores, context: See `AttentionConfig.normalise`.
     """
     column = jnp.broadcast_to(context.broadcast_to_heads(sink, len(scores)), (*scores.shape[:2], 1))
     allowed = jnp.broadcast_to(allowed_keys(scores, context), scores.shape)
@@ -74,7 +74,7 @@ def sigmoid(bias, scores, context):
 
     Args:
         bias: b, a number, [L] or [L, H]; None for −ln m.
-        scores, context: As of `AttentionConfig.normalise`.
+        scores, context: See `AttentionConfig.normalise`.
     """
     if bias is None:
         shift = -math.log(scores.shape[-1])
@@ -90,7 +90,7 @@ def retention(decay, scores, context):
 
     Args:
         decay: γ, a number, [L] or [L, H].
-        scores, context: As of `AttentionConfig.normalise`.
+        scores, context: See `AttentionConfig.normalise`.
 
     Raises:
         ValueError: Queries and keys that are not the same tokens.
@@ -110,7 +110,7 @@ def linear(q, k, v, context):
     """Compute M = φ(q)φ(k)ᵀ over its row sums, φ = elu + 1: a full head, `AttentionConfig.mix`.
 
     Args:
-        q, k, v, context: As of `AttentionConfig.mix`.
+        q, k, v, context: See `AttentionConfig.mix`.
     """
     products = (jax.nn.elu(q) + 1) @ (jax.nn.elu(k) + 1).swapaxes(1, 2)
     m = jnp.where(allowed_keys(products, context), products, 0)
@@ -244,7 +244,7 @@ def init_variant(
         key: Random key.
         config: From `variant`.
         name: One of `VARIANTS`.
-        weight_scale, bias_scale: As of `init`.
+        weight_scale, bias_scale: See `init`.
 
     Raises:
         ValueError: An unknown name.

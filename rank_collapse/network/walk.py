@@ -172,8 +172,8 @@ def _normalize_branch_input(algebra, layer, spec, stream):
     """Normalise what the branch reads, where the spec says so and this layer is not exempt.
 
     Args:
-        algebra, layer: As in `walk_layer`.
-        spec: Of the sublayer.
+        algebra, layer: See `walk_layer`.
+        spec: Specification of the sublayer.
         stream: What the branch reads, as one stream.
     """
     if not spec.norms_input:
@@ -233,7 +233,7 @@ def walk_network(
     Args:
         algebra: How states of this kind pass a layer.
         state: Before the first layer.
-        params, inputs, config: As in `walk_layers`.
+        params, inputs, config: See `walk_layers`.
     """
 
     def step(layer, state):

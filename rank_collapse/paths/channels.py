@@ -59,7 +59,7 @@ class Channels(struct.Struct):
         """Apply fn to the lengths that exist, one after the other; the others stay 0.
 
         Args:
-            fn: As in `apply_to_all`.
+            fn: See `apply_to_all`.
             groups: Paths from the input, and those from the memory, [a, m, n, d] each.
         """
         num_lengths, _, n, d = groups[0].shape
@@ -103,7 +103,7 @@ def pad_slots(group: Any, sizes: Sequence[int], before: Sequence[int] = (0, 0)) 
 
     Args:
         group: The slots.
-        sizes: Of the two slot axes afterwards.
+        sizes: Sizes of the two slot axes afterwards.
         before: How many of the new slots are put in front.
     """
     if group is None:

@@ -108,7 +108,7 @@ def path_contributions(
     Differentiable; memory O(L n d), or O(L² n d) with `count_mlps`.
 
     Args:
-        params, x, config: As in `apply`.
+        params, x, config: See `apply`.
         count_mlps: Also split by the number of MLP branches on the path.
         head_gain: [L, h] multiplies self-attention heads, their value biases included.
         **inputs: mask, bias, memory, memory_mask, segments, positions and edit of `apply`. What an
@@ -120,7 +120,7 @@ def path_contributions(
         `PathContributions`, of the state after the final norm where the config has one.
 
     Raises:
-        ValueError: As `apply`, or a gain of the wrong shape.
+        ValueError: In the same cases as `apply`, or a gain of the wrong shape.
 
     Source: Theorem 2.1 of Dong et al. 2021, summed by length as in its section 2.1.
     """
@@ -145,7 +145,7 @@ def _contributions(params, prepared, config, head_gain, count_mlps):
     Args:
         params, prepared: From `prepare_inputs`.
         config: The network.
-        head_gain, count_mlps: As in `path_contributions`.
+        head_gain, count_mlps: See `path_contributions`.
     """
     lengths = LengthPass(count_mlps=count_mlps)
 

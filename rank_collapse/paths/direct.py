@@ -53,12 +53,12 @@ def direct_contributions(
     With post-norms a part passes every norm after it; with pre-norms the final norm alone.
 
     Args:
-        params, x, config: As in `apply`.
+        params, x, config: See `apply`.
         **inputs: mask, bias, memory, memory_mask, segments, positions and edit of `apply`; what an
             edit of a state does to its parts is as in `path_contributions`.
 
     Raises:
-        ValueError: As `apply`.
+        ValueError: In the same cases as `apply`.
 
     Source: the residual stream of Elhage et al. 2021, A mathematical framework for transformer
     circuits.

@@ -102,7 +102,7 @@ def freeze_final(
     """Collect the constants of the final norm, and of what it reads of several streams.
 
     Args:
-        params: Of the network.
+        params: Parameters of the network.
         last_state: X^L, or its streams.
         config: The network.
     """
@@ -166,7 +166,7 @@ def carry_edit(
 
     Args:
         layer: With its constants in `Layer.extra`.
-        name: Of the edit point.
+        name: Name of the edit point.
         c, ones: The channels and their shares of constants.
     """
     if layer.inputs.edit is None or name not in layer.inputs.edit:
@@ -232,7 +232,7 @@ def mlp_gate(
     φ(z)/z, or φ of a gated MLP's gate, times the router's shares of a mixture of experts.
 
     Args:
-        params: Of the MLP.
+        params: Parameters of the MLP.
         x: What the MLP reads.
         config: The network.
     """

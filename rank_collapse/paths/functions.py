@@ -93,13 +93,13 @@ def sum_paths(
     """Sum the paths from the input along a direction, or from a state inside of the function.
 
     Args:
-        fn, x, branches, longest, freeze: As in `function_contributions`; x may be whole numbers
+        fn, x, branches, longest, freeze: See `function_contributions`; x may be whole numbers
             where there is a start.
         direction: At the input; None where paths start inside.
         start: Where they do; None where they start at the input.
 
     Raises:
-        ValueError: As `function_contributions`.
+        ValueError: In the same cases as `function_contributions`.
     """
     counted = Branches(branches)
     if not isinstance(freeze, bool):

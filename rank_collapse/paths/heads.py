@@ -38,12 +38,12 @@ def head_contributions(
     Paths that pass two heads count for both. Cost: L H uses of the frozen network.
 
     Args:
-        params, x, config: As in `apply`.
+        params, x, config: See `apply`.
         chunk: Heads carried at once, which bounds the memory besides the result: chunk · n · d_ff.
         **inputs: mask, bias, memory, memory_mask, segments, positions and edit of `apply`.
 
     Raises:
-        ValueError: As `path_contributions`; a chunk below 1.
+        ValueError: In the same cases as `path_contributions`; a chunk below 1.
     """
     chunk = check_whole("chunk", chunk, 1)
     params, prepared = prepare_inputs(params, x, config, covers=COVERS, **inputs)
@@ -63,7 +63,7 @@ def _head_derivatives(params, prepared, config, chunk):
     Args:
         params, prepared: From `prepare_inputs`.
         config: The network.
-        chunk: As in `head_contributions`.
+        chunk: See `head_contributions`.
     """
     constants, final_constants = freeze(params, prepared, config)
     algebra = Frozen(jnp.ones(1, prepared.x.dtype))

@@ -91,7 +91,7 @@ def _measure_shares(params, trace, config, is_counted):
     """Compute `branch_shares` by kind of sublayer, means over the tokens that count.
 
     Args:
-        params, trace, config: As in `branch_shares`.
+        params, trace, config: See `branch_shares`.
         is_counted: Bool [n].
     """
 

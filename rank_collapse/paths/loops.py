@@ -72,7 +72,7 @@ def loop_report(
     """Measure a looped network on one example, loop by loop.
 
     Args:
-        params, x: As in `rc.apply`.
+        params, x: See `rc.apply`.
         config: With a `layer_map` that repeats its layers, (0, 1, 0, 1, ...), and one stream.
         **inputs: mask, bias, segments and positions of `rc.apply`.
 

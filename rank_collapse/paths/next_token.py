@@ -35,7 +35,7 @@ def empty_next_token(num_sums: int, num_tokens: int, dtype: Any = jnp.float32) -
 
     Args:
         num_sums, num_tokens: s and n.
-        dtype: Of the logits.
+        dtype: Number format of the logits.
     """
     minus_infinity = jnp.full((num_sums, num_tokens), -jnp.inf, dtype)
     return NextToken(
@@ -52,7 +52,7 @@ def list_sums_by_length(
     """List sums of path lengths: the full output, lengths up to k, all but length k.
 
     Args:
-        contributions: Of one example.
+        contributions: Contributions of one example.
 
     Returns:
         The parts C_0 .. C_L and the offset, and the weight of each part in each of the 2L + 3

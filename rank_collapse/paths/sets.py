@@ -103,10 +103,10 @@ def path_state(
     without the offset; over all paths these terms and the offset sum to the output.
 
     Args:
-        params, x, config: As in `apply`.
+        params, x, config: See `apply`.
         path: Int [L], a choice per layer: 0..H−1 a head, H skip, −1 all heads.
         semantics: "frozen" or "recomputed".
-        no_sub_path: Of recomputed paths, see `steps.recomputed_step`.
+        no_sub_path: Option for recomputed paths, see `steps.recomputed_step`.
         **inputs: mask, bias, segments, positions of `apply`.
 
     Raises:
@@ -139,10 +139,10 @@ def path_set_states(
         paths: Sets of paths, Int [*sets, p, L]; may be traced.
         keep: Bool, broadcast to [*sets, p], which paths are members, so that sets of several sizes
             are one array; None for all. The others take no time where they repeat a member.
-        params, x, config, semantics, no_sub_path, **inputs: As in `path_state`.
+        params, x, config, semantics, no_sub_path, **inputs: See `path_state`.
 
     Raises:
-        ValueError: As `path_state`.
+        ValueError: In the same cases as `path_state`.
     """
     paths = jnp.asarray(check_paths(paths, config.depth, config.num_heads))
     struct.refuse_if(
@@ -237,7 +237,7 @@ def path_set_logits(
     mask over examples, or `jax.lax.map` them with a `batch_size` that bounds the memory.
 
     Args:
-        params, inputs, config, paths: As in `path_set_states`, the embedding included.
+        params, inputs, config, paths: See `path_set_states`, the embedding included.
         classifier: (w [d, c], b [c]).
         **options: semantics, no_sub_path, keep, mask, bias, segments, positions; see
             `path_set_states`.

@@ -46,7 +46,7 @@ def make_steps(
         params, prepared: From `prepare_inputs`.
         config: The network.
         semantics: "frozen" or "recomputed".
-        no_sub_path: Of recomputed paths, see `recomputed_step`.
+        no_sub_path: Option for recomputed paths, see `recomputed_step`.
 
     Returns:
         step(state, layer, choice) -> state, and finish(sum of states) -> result.
@@ -84,7 +84,7 @@ def recomputed_step(
     Args:
         params, config: The network.
         x: The path's state before this layer.
-        gains: Of all layers.
+        gains: Gains of all layers.
         prepared: From `prepare_inputs`.
         layer: Index of the layer; may be traced.
         choice: 0..H−1 a head, H skip, −1 all heads; may be traced.
@@ -152,8 +152,8 @@ def _make_frozen_steps(params, config, gains, prepared):
     """Make `make_steps` of frozen paths, with the constants of one forward pass.
 
     Args:
-        params, config, prepared: As in `make_steps`.
-        gains: Of all layers.
+        params, config, prepared: See `make_steps`.
+        gains: Gains of all layers.
     """
     constants, final_constants = freeze(params, prepared, config)
 
@@ -179,8 +179,8 @@ def _head_params(stack: AttentionParams, row: Any, head: Any) -> AttentionParams
     """Return the attention parameters of one head of one layer, without copying the layer.
 
     Args:
-        stack: Of all layers.
-        row: Of the parameters; may be traced.
+        stack: Parameters of all layers.
+        row: Index of a row of the parameters; may be traced.
         head: May be traced.
     """
     by_head = ("w_q", "b_q", "w_k", "b_k", "w_v", "b_v", "w_o", "v_score")

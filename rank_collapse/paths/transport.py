@@ -63,7 +63,7 @@ def name_states(
 
     Args:
         params, config: The network, as `rc.pretrained.load` returns them.
-        **inputs: As in `rc.apply`, but `edit`.
+        **inputs: See `rc.apply`, but `edit`.
     """
     places = {f"{kind}_branch": kind for kind in config.kinds} | {"residual": "residual"}
     edit = {
@@ -97,7 +97,7 @@ def transport(
         x: Its input; token ids too.
         direction: [d], or [n, d] to use it as it is, without sources.
         layer: Which state of the name, from 0.
-        branches, longest, freeze: As in `function_contributions`, of one kind of branch.
+        branches, longest, freeze: See `function_contributions`, of one kind of branch.
         states: The name of the states: a regular expression.
         sources: Positions that the direction is added to, whose mean is taken; None for all from
             `skip` on.
@@ -180,8 +180,8 @@ def transport_ranks(
     It runs the derivative along all d unit vectors of the source's state, `UNITS` at a time.
 
     Args:
-        fn, x, layer, states, branches, freeze, longest: As in `transport`; longest=0 is the
-            cheapest where the rank of all lengths together is what counts.
+        fn, x, layer, states, branches, freeze, longest: See `transport`; longest=0 is the
+            cheapest where only the rank of all lengths together is needed.
         source: s.
         distances: m; None for all from 0 to the last position.
 
@@ -189,7 +189,7 @@ def transport_ranks(
         [longest + 2, distances]: of the part of each length, and last of all lengths together.
 
     Raises:
-        ValueError: As `transport`; distances beyond the last position.
+        ValueError: In the same cases as `transport`; distances beyond the last position.
     """
     shape = jax.eval_shape(fn, jnp.asarray(x))
     n, d = shape.shape

@@ -37,7 +37,7 @@ def truncated(
     paths suffice where this is near the full network's output for a small K.
 
     Args:
-        params, x, config: As in `apply`.
+        params, x, config: See `apply`.
         length: K, or several [k]; may be traced.
         **inputs: mask, bias, segments and positions of `apply`.
 
@@ -46,7 +46,7 @@ def truncated(
         the output; with a leading axis [k] for several lengths. Memory O(L n d) for each.
 
     Raises:
-        ValueError: As `apply`; a length outside 0..L; cross-attention.
+        ValueError: In the same cases as `apply`; a length outside 0..L; cross-attention.
     """
     check_lengths(length, config.depth)
     length = jnp.asarray(length)

@@ -47,8 +47,8 @@ def check_entry(name: str, value: Any, entry: Entry) -> None:
     """Raises an error for a value of another type, or beyond the limits of its entry.
 
     Args:
-        name: Of the entry, for the message.
-        value: As in config.json.
+        name: Name of the entry, for the message.
+        value: See config.json.
         entry: What is allowed.
     """
     kinds = entry.kinds
@@ -66,8 +66,8 @@ def check_allowed(settings: Mapping[str, Any], name: str, allowed: tuple[Any, ..
     """Raises an error for values of an entry that the network has no field for.
 
     Args:
-        settings: Of the model.
-        name: Of the entry.
+        settings: Settings of the model.
+        name: Name of the entry.
         allowed: Its supported values.
     """
     if settings[name] not in allowed:

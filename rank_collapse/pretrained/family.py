@@ -83,7 +83,7 @@ class Family:
     """One `model_type`.
 
     Attributes:
-        model_type: As in config.json.
+        model_type: See config.json.
         entries: The entries of config.json that are read: their defaults, or `Entry`s.
         reads: {field of `TransformerConfig` or, if it has none of that name, of
             `EmbeddingConfig`: the entry it is}; "depth", "num_heads" and "d_model" among them.
@@ -134,7 +134,7 @@ class Family:
         """Derive another family: a dictionary adds to this one's (None takes away), others replace.
 
         Args:
-            model_type: Of the new family.
+            model_type: Model type of the new family.
             **changes: Attributes of `Family`.
         """
         for name, change in changes.items():
@@ -196,7 +196,7 @@ class Family:
         """Convert the entries to the network that they describe.
 
         Args:
-            settings: Of `complete_settings`.
+            settings: Result of `complete_settings`.
 
         Raises:
             ValueError: A value for which there is no network.
@@ -250,7 +250,7 @@ class Family:
         """Read a causal language model's head: a table of its own, or that of the tokens.
 
         Args:
-            weights, settings, config: As of `read_params`.
+            weights, settings, config: See `read_params`.
 
         Returns:
             None where the family or the checkpoint has no such head.
@@ -275,8 +275,8 @@ class Family:
         """Returns how a tensor is drawn at initialisation.
 
         Args:
-            name: Of the tensor.
-            settings: Of `complete_settings`.
+            name: Name of the tensor.
+            settings: Result of `complete_settings`.
         """
         return self.init(name, settings, settings[self.reads["depth"]])
 

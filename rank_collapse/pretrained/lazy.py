@@ -95,7 +95,7 @@ class LazyLayers:
         """Read one row's parameters to the device, in the weights' dtype, as a tree of `Stored`.
 
         Args:
-            index: Of the row.
+            index: Index of the row.
             coming: The row that a thread reads from now on; None for none.
 
         Raises:

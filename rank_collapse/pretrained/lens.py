@@ -96,7 +96,7 @@ def _add_words(partial, first, words, bias, word_mask, states, softcap):
         partial: `_Words` so far, leaves [b, ...].
         first, words, bias, word_mask: Of `next_token.read_pieces`.
         states: [b, s, n, d], the last of which is the output.
-        softcap: As of `Unembedding`.
+        softcap: See `Unembedding`.
     """
 
     def add_example(item):

@@ -66,7 +66,7 @@ def config_of(source: Any, part: str | None = None) -> TransformerConfig:
     """Returns the network that a folder, a published name or a config dictionary describes.
 
     Args:
-        source, part: As of `settings_of`.
+        source, part: See `settings_of`.
     """
     settings = settings_of(source, part)
     return find_family(settings["model_type"]).make_config(settings)
@@ -109,10 +109,10 @@ def open_checkpoint(
     `stream`, or `OpenCheckpoint.layer`, asks for them.
 
     Args:
-        folder, part, dtype: As of `load`.
+        folder, part, dtype: See `load`.
 
     Raises:
-        FileNotFoundError, ValueError: As `load`; of a layer when it is read.
+        FileNotFoundError, ValueError: In the same cases as `load`; of a layer when it is read.
     """
     return OpenCheckpoint(*_read_checkpoint(folder, part, dtype, lazy=True))
 
@@ -123,7 +123,7 @@ def open_random(
     """Open `random_like` with layers that are drawn one by one, with the same values.
 
     Args:
-        source, key, part, dtype: As of `random_like`.
+        source, key, part, dtype: See `random_like`.
     """
     return OpenCheckpoint(*_draw_random(source, key, part, dtype, lazy=True))
 
@@ -134,9 +134,9 @@ def random_like(
     """Draw the architecture of `source` at its own initialisation: (config, params).
 
     Args:
-        source: As in `settings_of`; of a checkpoint folder its config.json alone is read.
+        source: See `settings_of`; of a checkpoint folder its config.json alone is read.
         key: JAX key of all weights.
-        part, dtype: As in `load`.
+        part, dtype: See `load`.
     """
     weights, family, settings = _draw_random(source, key, part, dtype, lazy=False)
     config = family.make_config(settings)
@@ -147,7 +147,7 @@ def _read_checkpoint(folder, part, dtype, *, lazy):
     """Returns (weights, family, settings) of a folder, a name on the hub or a model in memory.
 
     Args:
-        folder, part, dtype: As of `load`.
+        folder, part, dtype: See `load`.
         lazy: Whether layers stay on disk.
     """
     if is_random_name(folder):
@@ -172,7 +172,7 @@ def _draw_random(source, key, part, dtype, *, lazy):
     """Returns (weights, family, settings) of an architecture at its own initialisation.
 
     Args:
-        source, key, part, dtype: As of `random_like`.
+        source, key, part, dtype: See `random_like`.
         lazy: Whether layers are drawn one by one.
     """
     settings = settings_of(source, part)

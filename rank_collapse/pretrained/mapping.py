@@ -96,9 +96,9 @@ def take_tensor(weights: Weights, name: str, axes: str, sizes: Mapping[str, int]
 
     Args:
         weights: The model's tensors.
-        name: Of the tensor.
-        axes: As of `Leaf`.
-        sizes: Of each axis but those that are written as numbers.
+        name: Name of the tensor.
+        axes: See `Leaf`.
+        sizes: Sizes of each axis but those that are written as numbers.
     """
 
     def axis_size(axis):
@@ -256,7 +256,7 @@ def _split_maps(array, count, heads):
     Args:
         array: One map, or several in one; None for a bias that is absent.
         count: Number of maps.
-        heads: Of queries.
+        heads: Heads of queries.
     """
     if count == 1 or array is None:
         return [array] * count

@@ -48,7 +48,7 @@ def read_head(
     """Read the head of a masked language model (Devlin et al. 2019, task 1); None without one.
 
     Args:
-        weights, family, settings, config: Of the model.
+        weights, family, settings, config: Weights, family, settings and configuration of the model.
 
     Raises:
         ValueError: A head whose table is not that of the tokens, or tensors of a wrong shape.

@@ -40,7 +40,7 @@ def read_pieces(unembedding: Unembedding, dtype: Any) -> Any:
 
     Args:
         unembedding: The head.
-        dtype: Of the yielded arrays.
+        dtype: Number format of the yielded arrays.
 
     Returns:
         An iterator of (first word, words [v, d] and bias [v] times the head's scale, Bool [v]
@@ -70,7 +70,7 @@ def next_tokens(
 
     Args:
         unembedding: The head; its table is read once.
-        parts: Of the output of each example [b, p, n, d], the final norm in them.
+        parts: Parts of the output of each example [b, p, n, d], the final norm in them.
         sums: Which parts make each sum, [s, p].
         targets: From `targets_of`, [b, n].
     """
@@ -89,7 +89,7 @@ def mean_losses(
     Args:
         unembedding: The head; its table is read once.
         states: [b, s, n, d], after the final norm.
-        ids, mask: As of `targets_of`.
+        ids, mask: See `targets_of`.
 
     Returns:
         (loss in nats, share of positions with the next token of the first state), [b, s] each.
@@ -133,7 +133,7 @@ def losses_by_length(
     Args:
         unembedding: The head; its table is read once.
         sums: `PathContributions` of each example.
-        ids, mask: As of `targets_of`.
+        ids, mask: See `targets_of`.
     """
     targets, keep = targets_of(ids, mask)
     sums = jax.tree.map(jnp.asarray, sums)

@@ -64,8 +64,8 @@ class OpenCheckpoint:
         """Read `layer` as a tree of `lazy.Stored`; a thread begins to read the layer `coming`.
 
         Args:
-            index: Of the layer.
-            coming: Of the next layer; None for none.
+            index: Index of the layer.
+            coming: Arrays of the next layer, or None.
         """
         coming = None if coming is None else row_index(self.config, coming)
         return self.layers.get(row_index(self.config, index), coming)
@@ -76,7 +76,7 @@ class OpenCheckpoint:
         """Prepare a batch for `stream`: of the embedding only the rows of its tokens are read.
 
         Args:
-            inputs: As of `stream`.
+            inputs: See `stream`.
 
         Returns:
             (config, parameters outside of the layers, inputs).

@@ -36,7 +36,7 @@ def image_patches(images: Any, settings: Settings) -> Float[np.ndarray, "b n i"]
 
     Args:
         images: [b, channels, height, width].
-        settings: Of the model, from `pretrained.settings_of`.
+        settings: Settings of the model, from `pretrained.settings_of`.
 
     Raises:
         ValueError: Images of another shape than the model's, or with values that are not finite.

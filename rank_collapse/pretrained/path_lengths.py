@@ -44,7 +44,7 @@ def mean_lengths(laws: Mapping[str, Float[np.ndarray, "b k"]]) -> dict[str, floa
     """Compute the mean path length Σ_k k p_k of each law, averaged over texts.
 
     Args:
-        laws: Of `compute_length_laws`.
+        laws: Result of `compute_length_laws`.
     """
     return {name: float((law @ np.arange(law.shape[1])).mean()) for name, law in laws.items()}
 
@@ -55,7 +55,7 @@ def tabulate_lengths(laws: Mapping[str, Float[np.ndarray, "b k"]]) -> list[dict[
     A law that is NaN, of some text, has None.
 
     Args:
-        laws: Of `compute_length_laws`.
+        laws: Result of `compute_length_laws`.
     """
     rows = []
     for name, mean in mean_lengths(laws).items():

@@ -36,7 +36,7 @@ def is_random_name(source: object) -> bool:
     """Check whether a source is "random:" and a name or a folder: its architecture, random weights.
 
     Args:
-        source: As of `pretrained.settings_of`.
+        source: See `pretrained.settings_of`.
     """
     return isinstance(source, str) and source.startswith(RANDOM)
 

@@ -43,8 +43,8 @@ class Initialisation:
         """Returns how one tensor of a model with that many layers is drawn.
 
         Args:
-            name: Of the tensor.
-            settings: Of the model.
+            name: Name of the tensor.
+            settings: Settings of the model.
             depth: Its layers.
         """
         for end, value in {".bias": 0.0, **self.values}.items():
@@ -82,8 +82,8 @@ class RandomWeights(Weights):
         """Draw one tensor.
 
         Args:
-            name: Of the tensor, which decides on its values together with the key.
-            *shape: Of the tensor.
+            name: Name of the tensor, which decides on its values together with the key.
+            *shape: Shape of the tensor.
         """
         law = self.draw(name)
         if callable(law.value):

@@ -79,7 +79,7 @@ class CheckpointReport:
         """Returns the residual ratios [b, L + 1]; without a few tokens where these decide them.
 
         Args:
-            ablation: As of `collapsed_at`.
+            ablation: See `collapsed_at`.
         """
         states = self.states[ablation]
         return choose_ratio(states["residual_ratio"], states["bulk_ratio"])
@@ -100,7 +100,7 @@ def checkpoint_report(
 
     Args:
         source: An open checkpoint, read layer by layer, or a network in memory.
-        inputs: As of `pretrained.stream`: x and a mask [b, n].
+        inputs: See `pretrained.stream`: x and a mask [b, n].
         chunk: Examples at once.
         done: Called after each layer with the state of the stream.
 
@@ -108,7 +108,7 @@ def checkpoint_report(
         `CheckpointReport` of the full model, with the states of its attention alone ("SAN").
 
     Raises:
-        ValueError, OSError: As of `pretrained.stream`.
+        ValueError, OSError: In the same cases as `pretrained.stream`.
     """
     states = ProfilePass(STATES)
     passes = {

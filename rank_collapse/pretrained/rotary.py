@@ -43,7 +43,7 @@ def rotary_fields(
         entry: From `rotary_entry`.
         settings: For `rope_theta` and `max_position_embeddings`; and, where a family has it,
             `original_max_position_embeddings`, which comes before the entry's own.
-        width: Of a head.
+        width: Width of a head.
         share: Share of the width that is rotated, where the entry does not say.
 
     Raises:
@@ -86,7 +86,7 @@ def local_theta(settings: Mapping[str, Any], theta: float) -> float:
     """Returns the base of the rotary positions of layers with a window, which are never scaled.
 
     Args:
-        settings: Of the model.
+        settings: Settings of the model.
         theta: Where the config does not say.
 
     Raises:
@@ -147,7 +147,7 @@ def _longrope_fields(entry, number, powers, original, positions):
     """Divide each wave by its own number, one set for short texts and one for long ones.
 
     Args:
-        entry, number, powers, original, positions: As of `_yarn_fields`.
+        entry, number, powers, original, positions: See `_yarn_fields`.
     """
     factor = number("factor", positions / original)
     usual = 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(original))
@@ -168,7 +168,7 @@ def _positive_number(entry, name, default=None):
 
     Args:
         entry: From `rotary_entry`.
-        name: Of the number.
+        name: Name of the number.
         default: Where it is absent.
     """
     value = default if entry.get(name) is None else entry[name]
@@ -186,7 +186,7 @@ def num_positions(entry: Mapping[str, Any], settings: Mapping[str, Any]) -> int:
 
     Args:
         entry: From `rotary_entry`.
-        settings: Of the model.
+        settings: Settings of the model.
     """
     positions, kind = settings["max_position_embeddings"], entry.get("rope_type", entry.get("type"))
     if kind not in ("dynamic", "yarn") or not entry.get("factor"):

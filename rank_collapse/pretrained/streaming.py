@@ -149,9 +149,9 @@ def _check_states(index, hidden, mask, rows):
     """Raises an error for states [b, n, d] that are not finite outside of padding, or all 0.
 
     Args:
-        index: Of the layer, for the message.
+        index: Index of the layer, for the message.
         hidden: States of the full model.
-        mask: Of all examples; None for all tokens.
+        mask: Mask of all examples; None for all tokens.
         rows: Examples of `hidden`.
     """
     is_finite = np.isfinite(hidden).all(axis=-1)
@@ -193,7 +193,7 @@ def _split_groups(source, groups, total, chunk):
     """List the chunks of every group.
 
     Args:
-        source, groups, chunk: As of `stream`.
+        source, groups, chunk: See `stream`.
         total: Number of examples.
     """
     chunk = check_whole("chunk", chunk, 1)
@@ -220,7 +220,7 @@ def _shared_program(group, config):
     ablation.
 
     Args:
-        group: Of `stream`.
+        group: One of the groups of `stream`.
         config: The network.
     """
     name, reading = group.ablation.name, group.ablation.reading
@@ -249,7 +249,7 @@ def assemble_layer(
     Args:
         stored: A tree of `lazy.Stored`.
         outside, example, config: Of `prepare_batch`; one example of its inputs.
-        index: Of the layer; may be traced.
+        index: Index of the layer; may be traced.
         ablation: The parts to remove.
         passes: That must cover the network.
     """
@@ -273,8 +273,8 @@ def _begin_part(measured, stored, outside, examples, config):
 
     Args:
         measured: `_Part.start_program`.
-        stored, outside, config: As of `assemble_layer`.
-        examples: Of `_Part.select_inputs`, leaves [b, ...].
+        stored, outside, config: See `assemble_layer`.
+        examples: Result of `_Part.select_inputs`, leaves [b, ...].
     """
     passes, ablation = measured
 
@@ -292,7 +292,7 @@ def _step_part(measured, stored, outside, examples, config, index, hidden, carri
 
     Args:
         measured: `_Part.measured`; the others as of `_begin_part`.
-        index: Of the layer.
+        index: Index of the layer.
         hidden, carries: Before the layer.
     """
     passes, ablation = measured
@@ -310,7 +310,7 @@ def _finish_part(measured, stored, outside, examples, config, hidden, carries, l
 
     Args:
         measured: `_Part.measured`; the others as of `_step_part`.
-        layer_results: Of each pass, of all layers [b, l, ...].
+        layer_results: Results of each pass for all layers, [b, l, ...].
     """
     passes, ablation = measured
 

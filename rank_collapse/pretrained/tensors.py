@@ -63,7 +63,7 @@ class Tensors:
         """Read one tensor, or some of its rows.
 
         Args:
-            name: Of the tensor.
+            name: Name of the tensor.
             rows: An index of its first axis; all by default.
             finite: Whether values that are not finite are an error.
 
@@ -102,9 +102,9 @@ def _read_unchanged(path, opened, read, rows):
     place leaves the mapped one as it is.
 
     Args:
-        path: Of the file.
+        path: Path of the file.
         opened: Its `os.stat` when it was opened.
-        read, rows: As of `Stored`.
+        read, rows: See `Stored`.
 
     Raises:
         ValueError: It is cut short, or has changed.
@@ -167,7 +167,7 @@ def wrap_torch_tensors(path: Path, tensors: Mapping[str, Any]) -> dict[str, Stor
     """List tensors of torch by name.
 
     Args:
-        path: Of their file or model, for messages.
+        path: Path of their file or model, for messages.
         tensors: {name: tensor}.
 
     Raises:

@@ -56,7 +56,7 @@ class DepthUsed(NamedTuple):
     """One definition of how much depth a network uses.
 
     Attributes:
-        layers: Of the L layers; None where the definition gives no number.
+        layers: How many of the L layers are used; None where the definition gives no number.
         definition: In words.
         source: Paper.
     """
@@ -149,7 +149,7 @@ def find_extremes(used: Mapping[str, DepthUsed]) -> tuple[tuple[str, int], tuple
     """Find the definitions with the fewest and the most layers, as (name, layers) each.
 
     Args:
-        used: Of a `DepthReport`.
+        used: The field `used` of a `DepthReport`.
     """
     counts = [
         (name, estimate.layers) for name, estimate in used.items() if estimate.layers is not None
@@ -192,9 +192,9 @@ def depth_report(
     Cost: about L/2 + 10 forward passes, and the unembedding of 7 (L + 1) states a token.
 
     Args:
-        params: Of a network in memory, or an open checkpoint, read layer by layer.
+        params: Parameters of a network in memory, or an open checkpoint, read layer by layer.
         ids: Tokens [n] of one text, [b, n], or a list of texts of different lengths.
-        config: Of the network in memory.
+        config: Configuration of the network in memory.
         mask: Bool [b, n], the tokens that exist; None for all.
         unembedding: Of the network in memory; by default the table of its token embedding.
         chunk: Examples at once.
@@ -247,8 +247,8 @@ def depth_used(
     """Compute each definition of the depth that is used, in layers and in heads on a path.
 
     Args:
-        measures: Of `depth_report`.
-        loss: Of the whole network [b], nats a token.
+        measures: Names of measures, see `depth_report`.
+        loss: Loss of the whole network [b], nats a token.
     """
     mean = {name: values.mean(axis=0, dtype=np.float64) for name, values in measures.items()}
     depth, loss = len(mean["error"]), float(np.mean(loss))

@@ -44,7 +44,7 @@ class Weights:
         """Read a table of tokens: as `take` gives it, or a `Table` where layers are `lazy`.
 
         Args:
-            name: Of the tensor.
+            name: Name of the tensor.
             rows, width: Its shape.
         """
         return self._lazy_table(name, rows, width) if self.lazy else self.take(name, rows, width)
@@ -109,7 +109,7 @@ class CheckpointWeights(Weights):
         Args:
             checkpoint: `Tensors` of the model.
             anchors: Ends of names, one of which is in every checkpoint.
-            dtype, lazy: As of `Weights`.
+            dtype, lazy: See `Weights`.
             tied: Whether the file may have the head in place of the table of tokens.
         """
         super().__init__(dtype, lazy=lazy)

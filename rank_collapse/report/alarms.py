@@ -87,7 +87,7 @@ def _decisive_value(row, name):
 
     Args:
         row: From `runs.metrics.read`.
-        name: Of the metric, such as "encoder.residual_ratio".
+        name: Name of the metric, such as "encoder.residual_ratio".
     """
     value, bulk_name = row[name], name.removesuffix(_RATIO) + "bulk_ratio"
     if name.rpartition(".")[2] != _RATIO or bulk_name not in row:
@@ -112,8 +112,8 @@ def _passing_indices(values, threshold):
     """Returns which of the values, numbers or arrays [l], may pass a threshold; in order.
 
     Args:
-        values: Of one metric, in order of steps.
-        threshold: Of the metric.
+        values: Values of one metric, in order of steps.
+        threshold: Threshold of the metric.
     """
     sizes = [np.size(value) for value in values]
     flat = np.concatenate([np.atleast_1d(np.asarray(value, float)) for value in values])

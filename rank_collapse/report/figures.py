@@ -69,7 +69,7 @@ def figure(rows: int = 1, columns: int = 1, width: float = 4.2, height: float = 
     """Makes a Figure and its axes [rows, columns] in this package's style.
 
     Args:
-        rows, columns: Of panels.
+        rows, columns: Rows and columns of panels.
         width, height: Inches of one panel.
         options: For `Figure.subplots`, such as sharey=True.
     """
@@ -127,7 +127,7 @@ def panels(count: int, columns: int, **options: Any):
 
     Args:
         count, columns: Numbers of panels.
-        options: As of `figure`.
+        options: See `figure`.
     """
     columns = min(columns, count)
     fig, axes = figure(-(-count // columns), columns, **options)
@@ -144,7 +144,7 @@ def log_band(
     A gap where a seed has no number above 0, unlike `band`'s mean of those that have.
 
     Args:
-        ax, x, values, label, index, options: As of `band`.
+        ax, x, values, label, index, options: See `band`.
     """
     with np.errstate(divide="ignore", invalid="ignore"):
         logs = np.log(np.where(values > 0, values, np.nan))

@@ -24,7 +24,7 @@ def metrics_figure(
     Metrics that passed a threshold come first.
 
     Args:
-        rows: Of metrics, from `runs.metrics.read`.
+        rows: Rows of metrics, from `runs.metrics.read`.
         thresholds: Drawn as lines.
     """
     names = metric_names(rows, thresholds)[:MOST_PANELS]
@@ -63,7 +63,7 @@ def metric_names(
     """List the metrics: those that passed a threshold, then the loss, then others in their order.
 
     Args:
-        rows: Of metrics.
+        rows: Rows of a file with metrics.
         thresholds: Which may be passed.
     """
     names = dict.fromkeys(name for row in rows for name in row)
@@ -76,8 +76,8 @@ def by_step(rows: Sequence[Mapping[str, Any]], name: str) -> tuple[np.ndarray, n
     """Returns (steps [k], values [s, k, l]) of one metric, NaN where a seed has none at a step.
 
     Args:
-        rows: Of metrics.
-        name: Of the metric.
+        rows: Rows of a file with metrics.
+        name: Name of the metric.
     """
     steps = sorted({row["step"] for row in rows if name in row})
     seeds = sorted({row.get("seed", 0) for row in rows if name in row})

@@ -75,7 +75,7 @@ def check_no_links(folder: str | os.PathLike, names: Iterable[str]) -> None:
 
     Args:
         folder: That the user names.
-        names: Of folders in it, which need not be there.
+        names: Names of folders in it, which need not be there.
 
     Raises:
         RunError: One is a link: what is written into it would be outside.
@@ -106,7 +106,7 @@ def open_replacement(path: str | os.PathLike) -> Iterator[BinaryIO]:
     """Open a file under a temporary name, which replaces another when it is written.
 
     Args:
-        path: Of the file that is replaced; of a link the link.
+        path: Path of the file that is replaced; of a link the link.
 
     Raises:
         RunError: The file cannot be written; the other is as it was.
@@ -144,7 +144,7 @@ def open_log(path: str | os.PathLike) -> Iterator[BinaryIO]:
     Of a file with a second name (a hard link) only this one gets the lines.
 
     Args:
-        path: Of the file.
+        path: Path of the file.
 
     Raises:
         RunError: It cannot be written, or is a link, a folder, a pipe or a device.
@@ -165,7 +165,7 @@ def delete_files(folder: str | os.PathLike, names: Iterable[str]) -> None:
 
     Args:
         folder: It.
-        names: Of the files and folders.
+        names: Names of the files and folders.
 
     Raises:
         RunError: One cannot be deleted.

@@ -32,7 +32,7 @@ def append(
     Args:
         path: The file; made if absent, with its folder. A line that an interrupted run left
             unfinished is ended.
-        step: Of training: steps, epochs, tokens, as the run counts.
+        step: Number of the step, epoch or token, as the run counts.
         values: Numbers by name, or arrays [l] with one for each layer. NaN is written as null and
             infinity as "Infinity" or "-Infinity", since JSON has no numbers for them.
         seed: Which run of an ensemble.

@@ -13,7 +13,7 @@ class Progress:
     """Shows the part that is done and the time left, on the standard error by default.
 
     Args:
-        total: Of what is counted.
+        total: Number that the count reaches at the end.
         label: What is computed.
         quiet: Whether nothing is shown.
         stream: Where it is shown.

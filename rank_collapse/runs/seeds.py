@@ -32,7 +32,7 @@ def seed_keys(base_seed: int, num_seeds: int, first: int = 0) -> Any:
     """Return the keys of seeds first .. first + num_seeds − 1: fold_in(key(base_seed), s).
 
     Args:
-        base_seed: Of the run.
+        base_seed: Seed from which the run derives all its seeds.
         num_seeds, first: How many, and the first of them.
     """
     numbers = np.arange(check_whole("num_seeds", num_seeds, 1))

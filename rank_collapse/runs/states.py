@@ -49,7 +49,7 @@ def restore_state(folder: str | os.PathLike, step: int, like: Any) -> Any:
     """Restore the state saved at a step.
 
     Args:
-        folder, step: As `save_state` takes them.
+        folder, step: See `save_state`.
         like: A pytree with the structure, dtypes and shardings of the result.
 
     Raises:

@@ -13,7 +13,7 @@ def read_utf8(path: str | os.PathLike, *, max_bytes: int | None = None) -> str:
     """Read a UTF-8 file, its line ends as "\\n", without a byte order mark.
 
     Args:
-        path: Of the file.
+        path: Path of the file.
         max_bytes: Its largest size; None for any.
 
     Raises:

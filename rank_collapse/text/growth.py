@@ -20,7 +20,7 @@ def check_growth(tokenizer: Any, text: str) -> None:
     """Check that the normalizers of a tokenizer make no giant of a text.
 
     Args:
-        tokenizer: Of the package `tokenizers`.
+        tokenizer: Tokenizer of the package `tokenizers`.
         text: That it is to encode.
 
     Raises:
@@ -61,7 +61,7 @@ def _bound_length(step, length, text):
 
     Args:
         step: As tokenizer.json has it.
-        length: Of the text.
+        length: Length of the text.
         text: Where it is known, for the number of its matches.
     """
     kind = step.get("type")

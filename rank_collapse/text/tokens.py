@@ -69,7 +69,7 @@ def read_ids(path: str | os.PathLike, limit: int | None = None) -> list[list[int
     """Read ready token ids: one text per line, ids separated by spaces or commas.
 
     Args:
-        path: Of the file.
+        path: Path of the file.
         limit: Number of texts at most.
 
     Raises:
@@ -99,7 +99,7 @@ def pad_sequences(sequences: Iterable[Sequence[int]], *, vocab_size: int = 2**31
     """Pad sequences of token ids on the right to the longest.
 
     Args:
-        sequences: Of token ids.
+        sequences: Sequences of token ids.
         vocab_size: Above every id.
 
     Raises:

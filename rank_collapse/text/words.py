@@ -16,7 +16,7 @@ def cut_windows(text: str, count: int, words: int) -> list[str]:
     Args:
         text: Any.
         count: Pieces at most.
-        words: Of each.
+        words: Words of each.
     """
     split = text.split()
     last = max(len(split) - words, 0)

@@ -110,7 +110,7 @@ def largest_slope(kind: str, dtype: Any) -> Float[Array, ""]:
 
     Args:
         kind: `TransformerConfig.mlp`.
-        dtype: Of the result.
+        dtype: Number format of the result.
     """
     if kind in layers.GATED:
         return jnp.asarray(jnp.inf, dtype)
@@ -132,9 +132,9 @@ def lipschitz_constants(
     constant: inf.
 
     Args:
-        params: Of the MLP.
+        params: Parameters of the MLP.
         kind: `TransformerConfig.mlp`.
-        norms: Of matrices.
+        norms: Norms of matrices.
     """
     slope = largest_slope(kind, params.w_in.dtype)
     return tuple(slope * norm(params.w_in) * norm(params.w_out) for norm in norms)
@@ -149,9 +149,9 @@ def sublayer_lipschitz(
     The sublayer is λ x·[mlp_skip] + γ MLP(x); that of the MLP is from `lipschitz_constants`.
 
     Args:
-        params, gains: Of the layer.
-        config: Of the network.
-        *norms: Of matrices.
+        params, gains: Parameters and gains of the layer.
+        config: Configuration of the network.
+        *norms: Norms of matrices.
     """
     if config.mlp == "none":
         return (jnp.ones((), gains.temperature.dtype),) * len(norms)
@@ -169,7 +169,7 @@ def not_covered(
 
     Args:
         config: The network.
-        mask, bias: As of `bound_report`.
+        mask, bias: See `bound_report`.
     """
     masks_by_row = mask is not None and jnp.ndim(mask) > 1
     reasons = {
@@ -212,9 +212,9 @@ def score_spread(
     """Compute D_ii e^{−2s}, how far the scores R W_QK Rᵀ/√k of a row lie apart; 0 in masked rows.
 
     Args:
-        w_qk: Of `head_weights`.
+        w_qk: Matrices W_QK, from `head_weights`.
         state: What the layer's attention reads.
-        config: Of the network.
+        config: Configuration of the network.
         allowed: Which keys each row may see.
         keep: Bool [n], the tokens that exist.
     """
@@ -238,10 +238,10 @@ def layer_constants(
     factors, so that e^{2s} cancels.
 
     Args:
-        params, gains: Of the layer.
+        params, gains: Parameters and gains of the layer.
         state: What its attention reads.
-        config: Of the network.
-        spread: Of `score_spread`.
+        config: Configuration of the network.
+        spread: Result of `score_spread`.
     """
     width = score_width(config)
     w_qk, w = head_weights(params.attention, gains.temperature)
@@ -325,7 +325,7 @@ def published_sides(
 
     Args:
         log10_lhs: log10 of the residual.
-        log10_input, beta, gamma, num_heads, width, depth: As of `log10_theorem`.
+        log10_input, beta, gamma, num_heads, width, depth: See `log10_theorem`.
         log10_scale: What the logarithms of both sides lack.
     """
     rhs = log10_theorem(log10_input, beta, gamma, num_heads, width, depth)
@@ -345,10 +345,10 @@ def stack_sides(
     published: c = (4 max γ* · max β λ |branch gain| · H/√k).
 
     Args:
-        constants: Of all layers.
+        constants: Constants of all layers.
         profile: log10 of the residual of X^0 .. X^L.
-        gains: Of all layers.
-        config: Of the network.
+        gains: Gains of all layers.
+        config: Configuration of the network.
     """
     outer = constants.lipschitz * gain_size(gains.branch.attention)
     log10_c = constants.log10_c + jnp.log10(outer)

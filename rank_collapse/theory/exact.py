@@ -70,7 +70,7 @@ def exact_profile(
     in floating point has no influence.
 
     Args:
-        params, x, config: As for `rank_collapse.apply`.
+        params, x, config: See `rank_collapse.apply`.
         digits, max_digits: Decimal digits of the first attempt, and the largest number tried.
         max_seconds: No attempt is begun that would take longer, by three times the one before.
         **inputs: mask, bias, segments and positions of `apply`; tokens that a mask [n] leaves out

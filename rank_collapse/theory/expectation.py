@@ -125,7 +125,7 @@ def expected_pass(
     pure attention without skip, whose residual is of third order (see `log_residual_profile`).
 
     Args:
-        params, x, config: As in `apply`; of parameters mean squares are read, of x the kernel.
+        params, x, config: See `apply`; of parameters mean squares are read, of x the kernel.
         sizes: Squared relative sizes of updates, as of `update_sizes`; None for none.
         **inputs: mask, bias, memory, memory_mask, segments and positions of `apply`. Tokens that
             do not exist get no attention, but are counted in the trace's means.

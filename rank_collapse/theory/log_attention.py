@@ -134,9 +134,9 @@ def split_weights(scores: Scores, mask, eps, keep) -> Weights:
     M = expm1(ε² δ)/ε², m_i = Σ_j q_j M_ij; where ε² δ is large P is formed and Q subtracted.
 
     Args:
-        scores: Of `compute_scores`.
+        scores: Result of `compute_scores`.
         mask: Bool [#h, #n, m] or None.
-        eps, keep: As of `compute_scores`.
+        eps, keep: See `compute_scores`.
     """
     base, delta, change = scores.base, scores.delta, scores.change
     log_q = _log_softmax(base, mask)  # [h, 1 or n, m]
@@ -175,9 +175,9 @@ def mix_weights(weights: Weights, mixing, mask, keep):
     """Apply `Mixing` to weights.
 
     Args:
-        weights: Of `split_weights`.
+        weights: Result of `split_weights`.
         mixing: α, β and γ, [h] each.
-        mask, keep: As of `split_weights`.
+        mask, keep: See `split_weights`.
 
     Returns:
         The weights times β; and a list of α I and γ C, each less one of its rows, so that rows sum
@@ -207,8 +207,8 @@ def compute_values(params, state, eps, weights: Weights):
     """Compute the mean token of SA(X) [d], and R̂ W_V less the heaviest key's row [h, m, v].
 
     Args:
-        params, state, eps: As of `compute_scores`.
-        weights: Of `split_weights`.
+        params, state, eps: See `compute_scores`.
+        weights: Result of `split_weights`.
     """
     total = weights.row_sum
     common = eps * jnp.einsum("hm,md->hd", weights.reference, state.residual)

@@ -95,7 +95,7 @@ def add_branch(spec, state, part, keep) -> LogState:
     """Compute γ part + λ state·[skip] of a `ResidualSpec`; NaN where a tenth of it is noise.
 
     Args:
-        spec: Of the sublayer.
+        spec: Specification of the sublayer.
         state: The stream before it.
         part: What its branch adds, `LogParts`.
         keep: Bool [n], the tokens that exist.
@@ -122,7 +122,7 @@ def apply_norm(spec, state, keep):
     The residual comes from the change of σ, not from a difference of outputs.
 
     Args:
-        spec: Of the norm.
+        spec: Specification of the norm.
         state: What it reads.
         keep: Bool [n], the tokens that exist.
     """
@@ -148,7 +148,7 @@ def normalise_around(u, r, eps, norm_eps):
         u: Mean token [d].
         r: Residuals r_i [n, d].
         eps: ε.
-        norm_eps: Of the norm.
+        norm_eps: ε in the norm.
     """
     twice = (2 * r @ u + eps * jnp.sum(jnp.square(r), axis=1)) / u.shape[0]  # (σ_i² − σ_0²)/ε
     sigma_0 = jnp.sqrt(jnp.mean(jnp.square(u)) + norm_eps)
@@ -170,7 +170,7 @@ def mlp_parts(params, state, kind) -> LogParts:
     """Compute an MLP; its residual from divided differences of φ.
 
     Args:
-        params: Of the MLP.
+        params: Parameters of the MLP.
         state: What it reads.
         kind: `TransformerConfig.mlp`.
     """

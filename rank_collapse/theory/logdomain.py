@@ -76,7 +76,7 @@ def log_residual_profile(
     networks too.
 
     Args:
-        params, x: As in `apply`.
+        params, x: See `apply`.
         config: The network; `skip_gain`, `branch_gain` and `temperature` may be traced.
         replicas: Noisy copies, each of which takes as long as the pass itself. With 0, 6 of 2016
             networks drawn at weight scales .3 to 6 got wrong numbers instead of NaN. With the
@@ -103,7 +103,7 @@ def log_trace(
     """Compute the full result of `log_residual_profile`'s pass, heads and branches included.
 
     Args:
-        params, x, config, replicas, **inputs: As of `log_residual_profile`.
+        params, x, config, replicas, **inputs: See `log_residual_profile`.
     """
     replicas = struct.check_whole("replicas", replicas, 0)
     params, prepared = prepare_inputs(params, x, config, covers=LogScaled.covers, **inputs)

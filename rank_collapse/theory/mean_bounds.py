@@ -63,7 +63,7 @@ def mean_constants(
     """Compute the bounds of one layer's heads and branch, and what its diameter bound needs.
 
     Args:
-        params, state, gains, config, spread: As of `bounds.layer_constants`.
+        params, state, gains, config, spread: See `bounds.layer_constants`.
         keep: Bool [n], the tokens that exist.
     """
     _, w = head_weights(params.attention)
@@ -91,7 +91,7 @@ def attention_norms(
     Args:
         params: `AttentionParams` of the layer.
         temperature: What divides scores.
-        config: Of the network.
+        config: Configuration of the network.
     """
     params = repeat_groups(params)
     w_o = jnp.swapaxes(params.w_o, 1, 2)
@@ -178,8 +178,8 @@ def mean_sides(
     weights too. The first is attained by two tokens, to first order in D.
 
     Args:
-        constants: Of all layers.
-        trace: Of the network.
+        constants: Constants of all layers.
+        trace: Trace of the network.
         log_scale: s of what each layer's attention reads, [L].
     """
     cube = 3 * log_scale / LOG_10
@@ -200,7 +200,7 @@ def diameter_layer_sides(
     diam(SA(X)) ≤ Σ_h tanh(‖W_QK,h‖₂ Δ²/(4√k)) ‖W_h‖₂ Δ ≤ c Δ³,  c = Σ_h ‖W_QK,h‖₂‖W_h‖₂/(4√k).
 
     Args:
-        constants, trace, log_scale: As of `mean_sides`.
+        constants, trace, log_scale: See `mean_sides`.
     """
     delta = trace.input_diameters * LOG_10
     scores = constants.scores + 2 * delta[:, None]
@@ -222,9 +222,9 @@ def diameter_sides(
     are not covered.
 
     Args:
-        constants, gains: Of all layers.
+        constants, gains: Constants and gains of all layers.
         diameters: log10 of the diameters of X^0 .. X^L.
-        config: Of the network.
+        config: Configuration of the network.
     """
     skip = gain_size(gains.skip.attention) * float(config.attention_skip)
     steps = (constants, _safe_log(gain_size(gains.branch.attention)), _safe_log(skip))

@@ -31,7 +31,7 @@ def mask_uncertain(profiles: Any) -> Float[Array, "l"]:
     """Returns the first copy's logarithms, NaN from the layer on where the copies differ.
 
     Args:
-        profiles: Of the pass without noise and of the noisy ones, [copies, L + 1].
+        profiles: Profiles of the pass without noise and of the noisy ones, [copies, L + 1].
     """
     first = profiles[0]
     is_equal = jnp.all(profiles == -jnp.inf, axis=0)  # all tokens, in every copy

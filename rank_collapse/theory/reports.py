@@ -42,8 +42,8 @@ class BoundReport(struct.Struct):
             exceed 1; then the bound with γ* is weaker than that with γ = 1.
         log10_spread: log10 of D_ii = max_{j,j'} |E_ij − E_ij'|, [L, h, n].
         admissible: max_i D_ii ≤ 1.2564312, the condition of the technical lemma, Bool [L, h].
-        log10_residual: Of X^0 .. X^L, [L + 1].
-        log10_input: Of the input of each layer's attention, [L].
+        log10_residual: log10 of the residuals of X^0 .. X^L, [L + 1].
+        log10_input: log10 of the residual at the input of each layer's attention, [L].
         log10_c: log10 of c_l, with which a layer's residual is at most c_l ‖R_l‖³, MLP and branch
             gain included, [L]; the stack's bound takes the largest.
         head: `PublishedSides` of P_h X W_h, each [L, h].
@@ -111,7 +111,7 @@ def bound_report(
     function of its input, but not the stack's.
 
     Args:
-        params, x: As in `apply`.
+        params, x: See `apply`.
         config: The network, with dot-product scores; gains and temperature may be traced.
         mask: Bool [n] (which tokens exist), [n, n] or [h, n, n].
         bias: Float [h, n, n] added to the scores.
@@ -137,7 +137,7 @@ def report_of_log(params: Any, x: Any, config: TransformerConfig, log: LogTrace)
     """Compute `bound_report` from the pass in logarithms of the same arguments.
 
     Args:
-        params, x, config: As in `bound_report`.
+        params, x, config: See `bound_report`.
         log: What `log_trace` gives of them.
     """
     params, prepared = prepare_inputs(params, x, config, covers=bounds.COVERS)

@@ -79,7 +79,7 @@ def normalise_kernel(spec: ResidualSpec, state: TokenKernel) -> TokenKernel:
     which LayerNorm takes away, and a change along x_i itself are 1/d of the whole and left out.
 
     Args:
-        spec: Of the norm.
+        spec: Specification of the norm.
         state: Kernel of what it reads.
     """
     s = jnp.sqrt(state.variance + spec.eps)
@@ -99,7 +99,7 @@ def add_kernels(spec: ResidualSpec, state: TokenKernel, part: TokenKernel) -> To
     """Compute γ² part + λ² state·[skip]: a branch's last matrix makes it independent of the stream.
 
     Args:
-        spec: Of the sublayer.
+        spec: Specification of the sublayer.
         state: Kernel of the stream before it.
         part: Kernel of what its branch adds.
     """
@@ -141,7 +141,7 @@ def attention_kernel(
     W_Q and W_K in the output's change falls with T ~ (1 − ρ)². That of W_V and W_O does not.
 
     Args:
-        params: Of the layer; only mean squares of matrices are read.
+        params: Parameters of the layer; only mean squares of matrices are read.
         queries, keys: Kernels of the tokens of queries and of keys.
         weights: P_h of equal tokens.
         sizes: Squared relative sizes of updates of "w_q", "w_k", "w_v", "w_o".
@@ -252,7 +252,7 @@ def mlp_kernel(
     E φ'(z_i)φ'(z_j) times that, and by e_out.
 
     Args:
-        params: Of the MLP; only mean squares of matrices are read.
+        params: Parameters of the MLP; only mean squares of matrices are read.
         branch_input: Kernel of what it reads.
         kind: `TransformerConfig.mlp`.
         sizes: Squared relative sizes of updates of its matrices.

@@ -36,7 +36,7 @@ def transverse_exponents(
     """Compute the largest Lyapunov exponents across the diagonal, log10 per layer, largest first.
 
     Args:
-        params, x, config, **inputs: As in `transverse_growth`.
+        params, x, config, **inputs: See `transverse_growth`.
         count: How many exponents.
 
     Raises:
@@ -61,7 +61,7 @@ def transverse_growth(
     residual falls faster than exponentially.
 
     Args:
-        params, x, config: As in `apply`; any scores, mask, norm, gains and MLP.
+        params, x, config: See `apply`; any scores, mask, norm, gains and MLP.
         count: Directions.
         **inputs: mask, bias, segments and positions of `apply`.
 

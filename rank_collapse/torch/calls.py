@@ -39,12 +39,12 @@ class Call:
     """An operator and its arguments.
 
     Attributes:
-        name: Of the operator, without overload: "mul"; with its namespace unless it is aten's.
+        name: Name of the operator, without overload: "mul"; with its namespace unless it is aten's.
         target: What computes it.
         args: In the order of its schema; `Value`s, lists of them, numbers.
         kwargs: The others.
         place: The module and the line of code that call it, for messages.
-        bases: Of the whole graph.
+        bases: Bases of the whole graph.
     """
 
     name: str
@@ -87,7 +87,7 @@ class Call:
         """Compute an operator that is linear in some arguments together.
 
         Args:
-            positions: Of these arguments.
+            positions: Positions of these arguments.
             sources: The values among them that depend on the state; all else in them is 0 here.
             tangents: In place of the sources.
         """
@@ -129,7 +129,7 @@ class Call:
 
         Args:
             result: What the model computes.
-            base: Of the value that this is a frozen function of.
+            base: Base of the value of which this is a frozen function.
             product: Of a frozen function of a product, where that was computed.
         """
         if isinstance(result, list | tuple):

@@ -58,7 +58,7 @@ def export_model(
 
     Args:
         model: In evaluation mode.
-        inputs, kwargs: Of its forward pass.
+        inputs, kwargs: Inputs and kwargs of its forward pass.
         output: The name or number of the result; None for `last_hidden_state` or the first
             floating-point tensor.
 

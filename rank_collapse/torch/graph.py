@@ -37,7 +37,7 @@ class Evaluation:
         Args:
             exported: The model.
             branches: What counts as a branch.
-            start_nodes: Of the state that paths start from; each holds the same tensor.
+            start_nodes: Nodes of the state that paths start from; each holds the same tensor.
             freeze: Whether to freeze weights, statistics and gates; False for the exact derivative.
 
         Raises:

@@ -17,7 +17,7 @@ class OtherInputs:
     Args:
         path: The recording.
         noise: Relative size of what is added to every number that goes into a sublayer.
-        seed: Of the noise.
+        seed: Seed of the noise.
 
     Raises:
         ValueError: It is no recording, or is itself one on another run's inputs.
@@ -50,7 +50,7 @@ class OtherInputs:
         """Returns the stream before a layer, with its noise.
 
         Args:
-            index: Of the layer.
+            index: Index of the layer.
             like: The model's own state [b, n, d] or [n, d] there.
 
         Raises:
@@ -77,8 +77,8 @@ class OtherInputs:
         The noise of the input of the MLP is added to the branch of the attention.
 
         Args:
-            index: Of the layer.
-            name: Of the branch.
+            index: Index of the layer.
+            name: Name of the branch.
             like: The model's own.
         """
         if name not in self.branches[index]:
@@ -92,7 +92,7 @@ class OtherInputs:
         """Check that the model computed all layers and tokens that the recording has.
 
         Args:
-            num_layers: Of the model.
+            num_layers: Number of layers of the model.
             mask: Which tokens exist [b, n], as the model got it.
 
         Raises:

@@ -69,7 +69,7 @@ def path_lengths(
 
     Args:
         model: In evaluation mode, on any device.
-        *inputs, **kwargs: Of its forward pass.
+        *inputs, **kwargs: Inputs and kwargs of its forward pass.
         branches: A regular expression that is matched in full against the paths of modules, such as
             r"layers\\.\\d+\\.(self_attn|mlp)"; or one for each axis of lengths,
             {"attention": ..., "mlp": ...}. Of modules within each other the outermost counts. Each
@@ -151,7 +151,7 @@ def _split_longer(sums, num_axes, longest):
 
     Args:
         sums: [*lengths, *output].
-        num_axes: Of lengths.
+        num_axes: Number of axes of path lengths.
         longest: None for all.
     """
     if longest is None:

@@ -67,7 +67,7 @@ def record(
             of that run, so that what it adds is measured without the errors before it; the model's
             output has no meaning then.
         noise: Relative size of what is added to these inputs: how much a sublayer amplifies it.
-        seed: Of the noise.
+        seed: Seed of the noise.
 
     Raises:
         ValueError: No layers, what they take and return is no stream, the model is compiled, or
@@ -176,7 +176,7 @@ def find_part(block: nn.Module, patterns: Sequence[str]) -> nn.Module | None:
 
     Args:
         block: The layer.
-        patterns: Of names within the layer.
+        patterns: Patterns of names within the layer.
     """
     modules = dict(block.named_modules())
     for pattern in patterns:
@@ -242,8 +242,8 @@ class _Tape:
     A layer that is called several times in a call of the model, as ALBERT's, is as many layers.
 
     Args:
-        names: Of modules.
-        others: What takes the place of the stream.
+        names: Names of modules.
+        others: Inputs that take the place of the stream.
     """
 
     def __init__(self, names: Mapping[nn.Module, str], others: OtherInputs | None = None):

@@ -14,9 +14,9 @@ def carry_sums(
     """Compute the sum of all paths of each length from `start` to `output`, applied to a direction.
 
     Args:
-        output: Of degree 1.
+        output: Output of degree 1.
         start: The value that paths start from.
-        direction: Of its shape.
+        direction: Direction of its shape.
         num_axes: Along how many axes lengths are counted.
         longest: Lengths above it are summed in one entry, longest + 1; None for no limit.
 

@@ -162,7 +162,7 @@ def _fit_slope(name, over, sizes, logs):
     Args:
         name, over: Of the `Slope`.
         sizes: Depths or widths.
-        logs: Of the quantity, [sizes, seeds].
+        logs: Logarithms of the quantity, [sizes, seeds].
     """
     positive = np.isfinite(logs).all(axis=1)
     if not positive.all():

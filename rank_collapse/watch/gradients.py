@@ -109,7 +109,7 @@ def _split_leaf(path, leaf, held, layer_axis, axis):
     Args:
         path, leaf: Its name and array.
         held: What it holds, as `parts` of `monitor_gradients` say it.
-        layer_axis, axis: As `monitor_gradients` takes them.
+        layer_axis, axis: See `monitor_gradients`.
     """
     leaf = jnp.asarray(on_host(as_floats(leaf)))
     shape, axes = leaf.shape, range(-leaf.ndim, leaf.ndim)

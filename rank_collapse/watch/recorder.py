@@ -58,7 +58,7 @@ class Notes:
         """Keeps a reason; the first of its kind, which is said before a colon, is also a warning.
 
         Args:
-            name, subject: As `attempt` takes them.
+            name, subject: See `attempt`.
             reason: Why it is not measured.
         """
         self.reasons[name, subject] = f"no {subject}: {reason}"
@@ -68,7 +68,7 @@ class Notes:
         """Keeps a sentence about what is measured; the first of its kind is also a warning.
 
         Args:
-            name, subject: As `attempt` takes them.
+            name, subject: See `attempt`.
             text: The sentence.
         """
         self.reasons[name, subject] = text
@@ -109,7 +109,7 @@ class Recorder:
         """Records the row of a step: warns of new alarms, and writes it.
 
         Args:
-            step: Of training.
+            step: Number of the training step.
             scalars: {name: {number of a layer, or -1 for all of them: value}}.
             count: How many layers there are.
             writes: Whether this process warns and writes.

@@ -57,7 +57,7 @@ def measure_taps(function: Callable[..., Any], measure: Measure, *args: Any) -> 
     """Call a function and measure the arrays that are marked in it by `tap`.
 
     Args:
-        function: Of JAX; traced once. What it closes over may be traced outside.
+        function: Function of JAX; traced once. What it closes over may be traced outside.
         measure: measure(x, weights), weights None where there are none; a pure function.
         *args: Its arguments, pytrees of arrays.
 

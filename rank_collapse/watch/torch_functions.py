@@ -80,7 +80,7 @@ def read_product(function: Any, args: Any, kwargs: Any) -> Product | None:
 
     Args:
         function: One of `MAPS`.
-        args, kwargs: Of its call.
+        args, kwargs: Args and kwargs of its call.
     """
     tensors = tensors_in([args, kwargs])
     if function in EINSUM:

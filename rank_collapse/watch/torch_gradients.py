@@ -19,7 +19,7 @@ class Share(NamedTuple):
 
     Attributes:
         parameter: None where it is not known which part counts.
-        axis: Of the outputs; −1 if unknown.
+        axis: Axis of the outputs; −1 if unknown.
         first: Its first output that the map has.
         features: Bool [width], which outputs from there on count.
     """
@@ -36,8 +36,8 @@ def choose_shares(
     """Chooses the parameters of the linear maps between tokens and queries, keys and values.
 
     Args:
-        tags: Of queries, keys and values.
-        sources: Of the tokens.
+        tags: Tags of queries, keys and values.
+        sources: Sources of the tokens.
         frame: Number of the module that a map has to run in.
     """
     maps_by_name = {
@@ -59,7 +59,7 @@ def _find_maps(tag, sources, frame):
 
     Args:
         tag: Of the tensor.
-        sources, frame: As `choose_shares` takes them.
+        sources, frame: See `choose_shares`.
     """
     maps: dict[Map, list[Tag]] = {}
     pending = [(tag, linear_map) for linear_map in tag.maps]
@@ -77,7 +77,7 @@ def measure_gradient(shares: Sequence[Share]) -> Tensor:
     """Computes the norm of the gradient of the parameters of queries, of keys or of values.
 
     Args:
-        shares: Of all products of an attention; several where each is a head.
+        shares: Shares of all products of an attention; several where each is a head.
 
     Raises:
         LeftOut: It is not known which part of a parameter counts, or no parameter has a gradient.
@@ -99,7 +99,7 @@ def _square_gradient(parameter, shares):
 
     Args:
         parameter: It.
-        shares: Of it.
+        shares: Shares of it.
 
     Raises:
         LeftOut: It is not known which part counts.

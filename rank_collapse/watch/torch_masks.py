@@ -70,8 +70,8 @@ def read_masks(function: Any, args: Any, kwargs: Any, result: Tensor) -> Iterato
     """Yields what may hide some of the scores that a function gives.
 
     Args:
-        function: Of torch.
-        args, kwargs, result: Of its call.
+        function: Function of torch.
+        args, kwargs, result: Args, kwargs and result of its call.
     """
     name = _get_name(function)
     values = [*args, *kwargs.values()]

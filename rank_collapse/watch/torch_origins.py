@@ -52,8 +52,8 @@ class Origins:
     """The tags of one pass.
 
     Args:
-        frames: Of the modules that run, each with its `number`.
-        buffers: Of the model, which are constant.
+        frames: Frames of the modules that run, each with its `number`.
+        buffers: Buffers of the model, which are constant.
     """
 
     def __init__(self, frames: Sequence[Any], buffers: Iterable[Tensor] = ()):
@@ -84,7 +84,7 @@ class Origins:
 
         Args:
             tensor: It.
-            tags: Of tensors that have its rows.
+            tags: Tags of tensors that have its rows.
             past: Names of the attentions that it comes from, before those of the tags.
         """
         tags, root = list(tags), object()
@@ -135,9 +135,9 @@ class Origins:
         """Records where the results of a function come from.
 
         Args:
-            function: Of torch.
+            function: Function of torch.
             product: What it multiplies, as `read_product` reads it.
-            args, kwargs, result: Of its call.
+            args, kwargs, result: Args, kwargs and result of its call.
         """
         is_assignment = function is Tensor.__setitem__
         outputs, inputs = (
@@ -175,7 +175,7 @@ class Origins:
         """Records what is written into a tensor by an index, or into a view of it.
 
         Args:
-            args: Of the call.
+            args: Args of the call.
             is_assignment: Whether by an index.
         """
         target = args[0]
@@ -288,7 +288,7 @@ class Origins:
         """Reads the weights that meet values, and which keys masks leave them.
 
         Args:
-            product: Of weights and values.
+            product: Product of weights and values.
         """
         tag = self.tag(product.first)
         allowed, softmax = (
@@ -308,7 +308,7 @@ class Origins:
         """Reads which queries and keys a product has whose second factor is Σ_j k_j v_jᵀ.
 
         Args:
-            product: Of two tensors.
+            product: Product of two tensors.
 
         Returns:
             The product of queries and keys that nobody computes, and the tag of the values; None if
@@ -370,7 +370,7 @@ class Origins:
         """Reads whether content decides a mask, and what it leaves whatever the content is.
 
         Args:
-            mask: Of `scaled_dot_product_attention`.
+            mask: Mask of `scaled_dot_product_attention`.
 
         Returns:
             Arguments of `compute_dot_weights`.
@@ -533,7 +533,7 @@ class Origins:
 
         Args:
             tensor: The weight.
-            axis: Of the outputs in it.
+            axis: Axis of the outputs in it.
 
         Returns:
             [(the parameter, axis of the outputs or −1, the first of them), ...]; None for the
@@ -601,7 +601,7 @@ class Origins:
         """Returns a function that gives the follower of a tensor, and other arguments as they are.
 
         Args:
-            name: Of the followers.
+            name: Name of the followers.
         """
 
         def find(argument):
@@ -617,7 +617,7 @@ class Origins:
         """Records a softmax, or the exponentials of one that is computed by hand.
 
         Args:
-            function: Of `SOFTMAX` or `EXPONENTIALS`.
+            function: Function of `SOFTMAX` or `EXPONENTIALS`.
             x, result: Scores, and what it makes of them.
         """
         scores, tag = self.tag(x), self.tag(result)
@@ -764,7 +764,7 @@ def _move_followers(function, arguments, i):
     """Applies a function that moves entries to followers.
 
     Args:
-        function: Of `MOVES`.
+        function: Function of `MOVES`.
         arguments: (args, kwargs) of its call, with functions that give followers.
         i: Which of several results.
     """

@@ -42,7 +42,7 @@ class Pass(TorchFunctionMode):
         select: Whether an attention counts, by its dotted name and the module.
         tokens: "read", "raw" or "unit".
         mask: mask(args, kwargs) of the watched call, Bool [b, n], which tokens exist; or None.
-        notes: Of what is left out.
+        notes: Notes of what is left out.
 
     Attributes:
         runs: The attentions.
@@ -154,8 +154,8 @@ class Pass(TorchFunctionMode):
         """Measures what a module's call gives; that of a layer is a new beginning.
 
         Args:
-            frame: Of the call.
-            output: Of the module.
+            frame: Frame of the call.
+            output: Output of the module.
         """
         self.runs.end_call(frame)
         if not self._frames:
@@ -234,7 +234,7 @@ class Pass(TorchFunctionMode):
         """Measures the tokens of linear attention, which has no weights.
 
         Args:
-            term: Of its queries and keys.
+            term: Term of its queries and keys.
             value: Tag of the values.
             result: What the product of queries and Σ_j k_j v_jᵀ gives.
         """

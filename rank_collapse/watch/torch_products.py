@@ -138,7 +138,7 @@ def sort_examples(weights: Weights, order: Tensor, num_examples: int) -> Weights
     """Returns weights sorted by examples.
 
     Args:
-        weights: Of g examples and heads.
+        weights: Weights of g examples and heads.
         order: Of these, so that they are [e, h].
         num_examples: e.
 
@@ -156,7 +156,7 @@ def join_heads(weights: Weights, order: Tensor, num_examples: int) -> Weights:
     """Returns weights of another number of heads than that of queries: of examples alone.
 
     Args:
-        weights: Of g others, `allowed` [g or 1, n, m].
+        weights: Weights of g others, `allowed` [g or 1, n, m].
         order: Of examples and heads of the queries, so that they are [e, h].
         num_examples: e.
 
@@ -177,7 +177,7 @@ def compute_crossing(tokens: Any, weights: Weights, exists: Tensor) -> float:
     """Computes the mean weight that tokens which exist give to keys that do not; 0 if unknown.
 
     Args:
-        tokens: Of the queries, with `has_own_keys`.
+        tokens: Tokens of the queries, with `has_own_keys`.
         weights: In the order of examples.
         exists: Bool [e, n].
     """

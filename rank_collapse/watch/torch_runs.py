@@ -63,8 +63,8 @@ class Piece(NamedTuple):
 
     Attributes:
         frame: Number of the call.
-        tokens: Of its queries.
-        documents: Of its tokens, as `number_documents` gives them.
+        tokens: Tokens of its queries.
+        documents: Documents of its tokens, as `number_documents` gives them.
         num_keys: m.
         scalars: {name: by document and head [k, h]} of its weights.
     """
@@ -102,14 +102,14 @@ class Run:
     """One run of an attention on some tokens.
 
     Attributes:
-        name: Of the module that it is credited to.
+        name: Name of the module that it is credited to.
         is_cross: Whether keys are of other tokens.
         frames: Numbers of the modules around it, and its own.
         turn: How often its module had run before.
         key: What its products have in common.
         tokens: (index, documents) of its tokens, as `Piece` has them; None where products are of
             different tokens.
-        scalars: Of its tokens, and norms of gradients.
+        scalars: Measures of its tokens, and norms of gradients.
         pieces: Of the products of a call that has not ended.
         products: [(number of a frame, {name: by head [h]}), ...], of each product; of those of a
             call that are documents their means.
@@ -135,11 +135,11 @@ class Runs:
         select: Whether an attention counts, by its dotted name and the module.
         tokens: "read", "raw" or "unit".
         has_mask: Whether the watch has a mask of its own.
-        notes: Of what is left out.
+        notes: Notes of what is left out.
 
     Attributes:
         attentions: In order.
-        mask: Of the watch's own, which tokens exist, or None.
+        mask: Mask of the watch's own, which tokens exist, or None.
     """
 
     def __init__(self, select: Select, tokens: str, has_mask: bool, notes: Notes):
@@ -173,9 +173,9 @@ class Runs:
 
         Args:
             frames: The modules that run.
-            origins: Of the pass.
+            origins: Origins of the pass.
             term: The product of queries and keys.
-            weights: Of queries and heads.
+            weights: Weights of queries and heads.
             refusal: Why they are no weights of attention; "" if they are.
             value: Tag of the values.
             result: What the product gave.
@@ -245,7 +245,7 @@ class Runs:
         """Measures the tokens of a module's call that ends, and keeps the scalars of its products.
 
         Args:
-            frame: Of the call.
+            frame: Frame of the call.
         """
         for run in self.attentions:
             pieces = [piece for piece in run.pieces if piece.frame == frame.number]
@@ -287,7 +287,7 @@ class Runs:
         """Finds the run that a product is of; None if its module ran already on other tokens.
 
         Args:
-            name: Of the attention.
+            name: Name of the attention.
             around: Numbers of the modules around it, and its own.
             sources: What was read to make its queries.
             is_cross: Whether keys are of other tokens.
@@ -306,9 +306,9 @@ class Runs:
 
         Args:
             frames: The modules that run.
-            tokens: Of the queries.
+            tokens: Tokens of the queries.
             weights: In the order of examples.
-            names: Of the attentions that the tokens come from, and of this one.
+            names: Names of the attentions that the tokens come from, and of this one.
         """
         shape, among = tokens.index.shape, find_allowed_tokens(tokens, weights.allowed)
         if tokens.is_cross:
@@ -333,9 +333,9 @@ class Runs:
 
         Args:
             frames: The modules that run.
-            tokens, weights: Of the product.
+            tokens, weights: Tokens and weights of the product.
             fits: Whether a mask can be that of these tokens.
-            names: Of the attentions that the tokens come from, and of this one.
+            names: Names of the attentions that the tokens come from, and of this one.
         """
         shape, stream = tokens.index.shape, names[0]
         if self._has_mask:

@@ -71,7 +71,7 @@ class Term:
 
     Attributes:
         letters: Of the axes of queries, of keys and of their product.
-        sizes: Of the letters.
+        sizes: Sizes of the letters.
         query, key: Tags of both.
     """
 

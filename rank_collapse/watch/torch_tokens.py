@@ -96,7 +96,7 @@ def join_tokens(tokens: Tokens, parts: Sequence[Term], allowed: Tensor) -> Token
     """Joins the tokens of several products whose weights are put together, each example once.
 
     Args:
-        tokens: Of one of them.
+        tokens: Tokens of one of them.
         parts: All.
         allowed: Bool [g or 1, n, m], which key a query may attend to.
 
@@ -127,7 +127,7 @@ def _read_entries(tag, letters, wanted, sizes):
         tag: Of the factor.
         letters: Of its axes.
         wanted: Of the axes of the result: of batches, and of queries or keys.
-        sizes: Of the letters.
+        sizes: Sizes of the letters.
 
     Returns:
         Numbers [wanted, 2] of the first and of the last feature, −1 for what no map made; None if
@@ -217,7 +217,7 @@ def find_allowed_tokens(tokens: Tokens, allowed: Tensor) -> Tensor | None:
     """Finds Bool [e or 1, n, n], which token a token may attend to; None if unknown.
 
     Args:
-        tokens: Of the queries.
+        tokens: Tokens of the queries.
         allowed: Bool [e or 1, n, m], which key a query may attend to.
     """
     if tokens.is_cross or tokens.keys is None:

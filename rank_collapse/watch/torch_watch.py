@@ -177,7 +177,7 @@ class Watch:
         """Takes the gradients, which some optimizers change; not where a closure makes them.
 
         Args:
-            optimizer, args, kwargs: Of the call of its `step`.
+            optimizer, args, kwargs: Optimizer, args and kwargs of the call of its `step`.
         """
         is_closure = any(map(callable, (*args[1:], *kwargs.values())))
         is_scaled = getattr(optimizer, "grad_scale", None) is not None
@@ -189,7 +189,7 @@ class Watch:
         """Writes the row of a step, and counts it.
 
         Args:
-            optimizer, args, kwargs: Of the call of its `step`.
+            optimizer, args, kwargs: Optimizer, args and kwargs of the call of its `step`.
         """
         if not self._is_counted(optimizer):
             return
@@ -250,7 +250,7 @@ class Watch:
         """Collects the scalars of a step, and records them.
 
         Args:
-            step: Of the row.
+            step: Number of the step of the row.
 
         Raises:
             LeftOut: No layer was measured, and no other reason is known.
@@ -274,7 +274,7 @@ class Watch:
         """Computes {name: {number of a layer: scalar}}.
 
         Args:
-            runs: Of the step.
+            runs: Runs of the step.
         """
         scalars: dict[str, dict[int, Any]] = {}
         for run in runs:
@@ -325,7 +325,7 @@ def _read_layers(model, layers):
     """Reads `layers=`.
 
     Args:
-        model, layers: As `watch` takes them.
+        model, layers: See `watch`.
 
     Returns:
         (select(name, module), whether an attention is numbered; the numbers measured, () for all).

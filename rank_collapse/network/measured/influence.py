@@ -51,7 +51,7 @@ def layer_influence(
     stream            ‖X^l_i‖, [L + 1]
 
     Args:
-        params, x, config, **inputs: As in `rc.apply`; a mask [n] says which tokens exist.
+        params, x, config, **inputs: See `rc.apply`; a mask [n] says which tokens exist.
     """
     params, prepared = prepare_inputs(params, x, config, **inputs)
     return run_pass(InfluencePass(), params, prepared, config)
@@ -81,7 +81,7 @@ def layer_removal(
     Cost: L/2 forward passes.
 
     Args:
-        params, x, config, **inputs: As in `rc.apply`; a mask [n] says which tokens exist.
+        params, x, config, **inputs: See `rc.apply`; a mask [n] says which tokens exist.
         size: Adjacent layers that are removed together, s to s + size − 1 (Gromov et al. 2024);
             the leading axes are then of L − size + 1 blocks.
         spare: First tokens whose states stay those of the full network after the layers that are
@@ -116,7 +116,7 @@ def branch_share(values: SublayerValues) -> Float[Array, "n"]:
     1 without a skip, and 0 where both are 0.
 
     Args:
-        values: Of the sublayer.
+        values: Values of the sublayer.
     """
     stream, branch = scale_summands(values.spec, values.state, values.branch_output)
     branch_length = jnp.linalg.norm(branch, axis=-1)

@@ -30,7 +30,7 @@ def monitored(
     has_aux=True)` takes.
 
     Args:
-        params, x, config: As in `rank_collapse.apply`.
+        params, x, config: See `rank_collapse.apply`.
         attention: Whether to measure the attention weights too.
         **inputs: Other inputs of `apply`; of a mask [n], which tokens exist, these are measured.
 
@@ -38,7 +38,7 @@ def monitored(
         The output [n, d], and scalars [L] by name.
 
     Raises:
-        ValueError: As `apply`, or fewer than two tokens.
+        ValueError: In the same cases as `apply`, or fewer than two tokens.
     """
     params, prepared = prepare_inputs(params, x, config, **inputs)
     return run_pass(MonitorPass(attention), params, prepared, config)

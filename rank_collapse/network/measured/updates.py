@@ -36,7 +36,7 @@ def output_change(
 
     Args:
         params, other: The weights, before and after an update.
-        x, config, **inputs: As in `apply`; padded tokens (mask Bool [n]) are left out.
+        x, config, **inputs: See `apply`; padded tokens (mask Bool [n]) are left out.
 
     Returns:
         [L + 1], 2 for unrelated outputs. At L it is |F(x, W) − F(x, W*)|² of Liu et al. 2020.

@@ -14,7 +14,7 @@ class Entry(NamedTuple):
     """One entry into a scope that is a branch.
 
     Attributes:
-        axis: Of the sums: which kind of branch.
+        axis: Axis of the sums: which kind of branch.
         path: The names of the scopes up to it.
         number: Tells entries into scopes of one name apart.
     """

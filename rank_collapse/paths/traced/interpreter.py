@@ -94,7 +94,7 @@ class Interpreter:
     """Runs programs on values.
 
     Args:
-        slots: Of the sums by length.
+        slots: Number of places in the sums by length.
         branches: What counts as a branch.
         freeze: Whether weights, statistics and gates are constants; False for the exact derivative.
         start: Where paths start inside the program; None where only arguments have sums.
@@ -155,7 +155,7 @@ class Interpreter:
         Args:
             eqn: The equation.
             values: Its arguments.
-            scopes, entry: As in `run`.
+            scopes, entry: See `run`.
 
         Raises:
             ValueError: It cannot be frozen.

@@ -61,7 +61,7 @@ def unpack(label: Label, array: Any, sums: Any) -> Value:
     """Put a value together again.
 
     Args:
-        label, array: Of the value.
+        label, array: Label and array of the value.
         sums: An array; None where the label has none.
     """
     if label.kind == Kind.STATE:
@@ -105,7 +105,7 @@ def run_scan(run: Any, eqn: Any, values: Sequence[Value], scopes: Any, entry: An
         run: The interpreter.
         eqn: The scan.
         values: Its arguments.
-        scopes, entry: As in `Interpreter.run`.
+        scopes, entry: See `Interpreter.run`.
     """
     return _Scan(run, eqn, values, scopes, entry).compute()
 
@@ -296,7 +296,7 @@ def run_cond(run: Any, eqn: Any, values: Sequence[Value], scopes: Any, entry: An
         run: The interpreter.
         eqn: The condition.
         values: The index of the branch, and its arguments.
-        scopes, entry: As in `Interpreter.run`.
+        scopes, entry: See `Interpreter.run`.
     """
     if run.start is not None and any(map(run.start.is_in, _branch_programs(eqn))):
         raise ValueError("states: the name stands inside a condition, where it cannot be counted")

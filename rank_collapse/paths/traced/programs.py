@@ -59,8 +59,8 @@ def push_tangents(eqn: Any, arrays: Sequence[Any], tangents: Sequence[Any]) -> l
     """Compute the derivative of an equation along tangents, None for 0.
 
     Args:
-        eqn, arrays: As in `bind`.
-        tangents: Of the arguments.
+        eqn, arrays: See `bind`.
+        tangents: Tangents of the arguments.
     """
     is_moving = [t is not None for t in tangents]
     moving = tuple(a for a, moves in zip(arrays, is_moving, strict=True) if moves)

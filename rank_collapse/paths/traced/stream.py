@@ -91,7 +91,7 @@ class StreamReader:
             arguments: Its inputs.
             scopes: Around it.
             inside: The branch that the whole program is in.
-            steps: Of the loops around it.
+            steps: Steps of the loops around it.
         """
         values = dict(zip(jaxpr.constvars, map(Tagged, constants), strict=True))
         values |= dict(zip(jaxpr.invars, arguments, strict=True))
@@ -235,7 +235,7 @@ def group_layers(sums: Sequence[Sum], output: Any) -> LayerArrays:
 
     Args:
         sums: In their order.
-        output: Of the program.
+        output: Output of the program.
 
     Raises:
         ValueError: There are none, they are not of one stream, or the last state is not known.

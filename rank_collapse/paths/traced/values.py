@@ -88,18 +88,18 @@ class Value:
     """A traced value.
 
     Attributes:
-        array: As the function computes it.
+        array: Value that the function computes.
         kind: What paths make of it.
         sums: By length, of a state; of a gate without forms, as a state. None where none pass.
         forms: The value as a function of roots, the nearest root first.
         fill: The number that fills a constant; None where it is not known.
         is_weight: Of a gate: whether transcendental functions made it, so that it may weigh what
             it is contracted with.
-        is_exponential: Of a gate: whether it is an exponential, which is no state.
-        is_step: Of a gate: whether it is piecewise constant, and a constant as a state.
+        is_exponential: Whether a gate is an exponential, which is no state.
+        is_step: Whether a gate is piecewise constant, and a constant as a state.
         is_shifted: Whether a statistic of the pass was added.
-        passes_whole: Of a gate: whether it can be a state as it stands, f(0) = 0.
-        reason: Of a factor or a product: what made it, for the message.
+        passes_whole: Whether a gate can be a state unchanged, f(0) = 0.
+        reason: Name of the operation that made a factor or a product, for the message.
     """
 
     array: Any
@@ -171,7 +171,7 @@ def resolve_state(value: Value, slots: Slots) -> Value:
     """Return a value as later sums take it: a gate becomes a state, a step or an exponential not.
 
     Args:
-        value: Of any kind.
+        value: Any value.
         slots: Of the sums.
     """
     if value.kind != Kind.GATE:

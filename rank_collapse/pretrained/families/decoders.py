@@ -37,7 +37,7 @@ def layer_windows(
     `layer_types` of the settings, where it is there, says which are local.
 
     Args:
-        settings: Of the model.
+        settings: Settings of the model.
         local: Bool of each layer.
         distance: How far a local layer attends; None for no window.
     """
@@ -67,7 +67,7 @@ def decoder_fields(
     """Compute widths of heads, windows and rotary positions.
 
     Args:
-        settings: Of the model.
+        settings: Settings of the model.
         local: Whether a layer has the window, where `layer_types` does not say.
         entry: On rotary positions, in the place of the config's.
     """

@@ -54,7 +54,7 @@ def read_experts(weights: Weights, name: str, config: TransformerConfig) -> MLPP
     Args:
         weights: The model's tensors.
         name: What stands before those of the layer.
-        config: Of the network.
+        config: Configuration of the network.
     """
     d, number = config.d_model, config.num_experts
     f = (config.ff_width - config.d_shared) // number
