@@ -72,7 +72,7 @@ OTHERS = {
     "take functions of JAX": (
         "function_contributions", "transport", "transport_ranks", "name_states",
     ),
-    "write a file": ("record",),
+    "write a file": ("record", "record_function"),
     "are of JAX, for what these give": (
         "logit_attribution", "shapley_values", "coalition_values", "covariance_shares",
         "sample_path", "sample_path_sets", "monitor_gradients",

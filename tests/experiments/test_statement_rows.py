@@ -43,4 +43,4 @@ def test_fresh_seeds_are_said_to_be_fresh():
     text = statements_page.describe_origin(rows)
     assert "from 3000 on" in text and "one run, of commit b2b2b2b2" in text
     stale = statements_page.describe_origin([*rows, origin | {"first_seed": "1000"}])
-    assert stale.startswith("The run on the registered seeds is still to come")
+    assert stale.startswith("The run with the registered seeds is still to come")

@@ -10,6 +10,7 @@ import xarray as xr
 from experiments.lab import Finding, labelled
 from experiments.paper.collapse.cubic_law import measured_constant
 from experiments.paper.collapse.figures import (
+    AXES,
     TIGHTNESS,
     choose_published,
     describe_published,
@@ -239,7 +240,7 @@ def make_finding(results: xr.Dataset, setup: Any) -> Finding | None:
     chosen = choose_published(results)
     if chosen is None or not {"san", "san_skip"} <= {*results.variant.values}:
         return None
-    end = chosen.squeeze().mean("seed").isel(layer=-1)
+    end = chosen.squeeze(AXES, drop=True).mean("seed").isel(layer=-1)
     lost = float((end.log10_residual - end.log10_size).sel(variant="san"))
     rate = float(end.local_rate.sel(variant="san"))
     point = describe_published(results)

@@ -101,7 +101,8 @@ def depth_figure(results: xr.Dataset, setup: Any) -> figures.Figure | None:
     ax.axhline(rounding_limit("float32"), color="#555555", lw=0.9, ls=":")
     ax.set(yscale="log", ylim=(10.0**LEAST_DRAWN, 10), title=describe_published(results))
     ax.set_yticks(10.0 ** np.arange(LEAST_DRAWN, 1, 10.0))
-    ax.legend(loc="center right", bbox_to_anchor=(1.0, 0.6))
+    handles, labels = ax.get_legend_handles_labels()
+    ax.legend(handles, labels, loc="center right", bbox_to_anchor=(1.0, 0.6))
     return fig
 
 
