@@ -156,11 +156,18 @@ def log_band(
 
 
 def legend_below(ax: Axes, points: float = 32) -> None:
-    """Puts the legend under the horizontal axis and its label, where it hides no curve."""
+    """Puts the legend under the horizontal axis and its label, where it hides no curve.
+
+    A panel without labelled curves gets no legend.
+    """
     from matplotlib.transforms import ScaledTranslation
 
+    handles, labels = ax.get_legend_handles_labels()
+    if not handles:
+        return
     below = ax.transAxes + ScaledTranslation(0, -points / 72, ax.figure.dpi_scale_trans)
-    ax.legend(loc="upper center", bbox_to_anchor=(0.5, 0), bbox_transform=below, borderaxespad=0)
+    place = {"loc": "upper center", "bbox_to_anchor": (0.5, 0), "borderaxespad": 0}
+    ax.legend(handles, labels, bbox_transform=below, **place)
 
 
 def finish_axes(axes: Sequence[Axes], xlabel: str) -> None:
