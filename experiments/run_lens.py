@@ -10,10 +10,9 @@ and size compare the two sums. The effective rank of the exact Jacobian is measu
     python -m experiments.trained_weights --site=trained/packages
     python -m experiments.run_lens --start=0.13,0.47,0.8 --text=data/RTE/test.tsv --last_texts
 
-Measures every network in --folder, and those of --init at their initialisation; where there is no
-folder, small networks at random. --lens_folder also writes the mean Jacobians of causal language
-models as files of the Jacobian lens. All take 20 minutes of CPU and 4 GB. Expect short paths to
-carry most of the exact influence, and frozen sums to point elsewhere.
+Measures every network in --folder, and those of --init at their initialisation. --untrained
+measures small random networks instead. --lens_folder also writes the mean Jacobians of causal
+language models as files of the Jacobian lens. All networks take 20 minutes of CPU and 4 GB.
 """
 
 from functools import partial
@@ -93,18 +92,12 @@ def open_networks(options: Any) -> list[Network]:
     check_names(options, "init", pretrained.PUBLISHED)
     if options.lens_folder:
         lens_file.check_possible(options.max_tokens)
-    has_folder = Path(options.folder).is_dir()
-    if has_folder and not options.untrained:
+    if options.untrained:
+        check_names(options, "networks", UNTRAINED)
+        networks = [make_untrained(name, options) for name in options.networks or UNTRAINED]
+    else:
         opened = load_networks(options, options.num_texts + options.skip_texts)
         networks = [skip_texts(network, options.skip_texts) for network in opened]
-    else:
-        names = UNTRAINED
-        if options.untrained:
-            check_names(options, "networks", UNTRAINED)
-            names = options.networks or UNTRAINED
-        else:
-            print(f"no --folder={options.folder}: small networks at random in its place")
-        networks = [make_untrained(name, options) for name in names]
     return networks + [make_initialised(name, options) for name in options.init]
 
 
@@ -197,6 +190,7 @@ EXPERIMENT = Experiment(
     claim="Path sums freeze the attention of the whole network (Dong, Cordonnier and Loukas 2021, "
     "section 2.1). No paper says whether the exact influence of a token on later ones takes short "
     "paths too, and whether frozen sums point where it does.",
+    needs="trained",
     presets={
         "quick": "--networks=albert-reactions --num_texts=4 --max_tokens=24",
         "reported": "--seed=3000 --start=0.13,0.47,0.8 --num_texts=8 --num_ranked=1 "

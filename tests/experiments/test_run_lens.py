@@ -232,11 +232,14 @@ def test_all_trained_networks_are_registered():
     assert {*directions} - lengths == {"whisper-tiny-en"}
 
 
-def test_without_a_folder_small_networks_are_measured(tmp_path, capsys):
-    flags = [f"--folder={tmp_path / 'none'}", "--networks=albert-reactions"]
-    opened = run_lens.open_networks(cli.parse_flags(run_lens.FLAGS, flags))
-    assert [network.label for network in opened] == ["albert", "llama"]
-    assert "small networks at random in its place" in capsys.readouterr().out
+def test_networks_and_texts_that_are_not_there_are_named(tmp_path):
+    for flags, reason in (
+        ([f"--folder={tmp_path / 'none'}"], "--folder=.*none does not exist"),
+        ([f"--folder={tmp_path}", "--text=nowhere.tsv"], "--text=nowhere.tsv does not exist"),
+    ):
+        options = cli.parse_flags(run_lens.FLAGS, flags)
+        with pytest.raises(FileNotFoundError, match=reason):
+            run_lens.open_networks(options)
     for flag in ("--init=gpt5", "--networks=gpt5"):
         options = cli.parse_flags(run_lens.FLAGS, ["--untrained", flag])
         with pytest.raises(ValueError, match=f"{flag} is not one of"):

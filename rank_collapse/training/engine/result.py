@@ -106,7 +106,7 @@ class Points:
         return self._make_dataset(self._functions[0].metric_names, leaves, np.arange(steps))
 
     def looks(self, look_steps: Sequence[int]) -> Any:
-        """Makes the dataset of what was looked at after some numbers of steps."""
+        """Makes the dataset of what `look` returned after some numbers of steps."""
         if not self._functions[0].look_names:
             return None
         leaves = [
