@@ -26,6 +26,7 @@ import xarray as xr
 from experiments.lab import (
     Experiment,
     Flags,
+    Progress,
     RunFolder,
     Shown,
     check_names,
@@ -110,14 +111,16 @@ def measure(options: Any, networks: list[Network], run: RunFolder) -> xr.Dataset
         run: The run folder; what it has is not computed again.
     """
     parts: dict[str, dict[str, np.ndarray]] = {}
-    for network in networks:
-        label, count = network.label, len(network.inputs["x"])
-        with report_activity(f"measuring {label}", run.log):
-            measure_texts = partial(measure_network, options, network)
-            parts[label] = extend_part(run, f"{label}, texts", count, measure_texts)
-            if options.num_ranked and options.start == lens_results.EARLY:
-                ranks = run.cached(f"{label}, ranks", partial(measure_ranks, options, network))
-                parts[label] |= ranks
+    with Progress(len(networks), "influence", log=run.log) as progress:
+        for network in networks:
+            label, count = network.label, len(network.inputs["x"])
+            with report_activity(f"measuring {label}", run.log):
+                measure_texts = partial(measure_network, options, network)
+                parts[label] = extend_part(run, f"{label}, texts", count, measure_texts)
+                if options.num_ranked and options.start == lens_results.EARLY:
+                    ranks = run.cached(f"{label}, ranks", partial(measure_ranks, options, network))
+                    parts[label] |= ranks
+            progress.advance()
     return lens_results.join_networks(parts, networks, options.start)
 
 

@@ -20,6 +20,7 @@ import numpy as np
 from experiments.lab import (
     Experiment,
     Flags,
+    Progress,
     RunFolder,
     Shown,
     check_names,
@@ -73,13 +74,15 @@ def measure(options: Flags, theorems: dict[str, Theorem], run: RunFolder) -> Res
         run: The run folder; what it has is not computed again.
     """
     results = {}
-    with jax.enable_x64(True):
+    progress = Progress(len(theorems), "theorems", log=run.log)
+    with jax.enable_x64(True), progress:
         for name, theorem in theorems.items():
 
             def compute(theorem=theorem):
                 return save_curves(theorem.curves(options.seed))
 
             results[name] = load_curves(run.cached(name, compute))
+            progress.advance()
     return results
 
 
