@@ -23,8 +23,8 @@ import numpy as np
 from experiments.lab import (
     ONE_VALUE,
     Flags,
+    Run,
     RunFolder,
-    Shown,
     cli,
     make_config,
     pool,
@@ -49,7 +49,7 @@ class Part(NamedTuple):
     arrays: Mapping[str, np.ndarray]
 
 
-def main(options: Flags) -> Shown:
+def main(options: Flags) -> Run:
     """Joins the folders, and publishes the joined run as its experiment does.
 
     Raises:

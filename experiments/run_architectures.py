@@ -17,13 +17,13 @@ collapse within three layers, and skips to prevent the collapse.
 """
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 import rank_collapse as rc
-from experiments.lab import Experiment, Finding, Flags, Shown, cli, name_figures, open_run
+from experiments.lab import Experiment, Finding, Flags, Run, cli, describe_figures, open_run
 from experiments.paper.architectures.models import (
     NAMES,
     Curves,
@@ -92,12 +92,11 @@ def mean_curves(curves: Curves, variant: str, reading: str = "published") -> np.
     return None if values is None else values.mean(axis=1, dtype=float)
 
 
-def make_rows(results: Results, models: Sequence[Model]) -> Iterator[dict[str, Any]]:
+def make_rows(results: Results) -> Iterator[dict[str, Any]]:
     """Makes a row for each model, weights, ablation and layer: over weights and texts.
 
     Args:
         results: Curves of each model.
-        models: The models.
     """
     for label, by_kind in results.items():
         for kind, curves in by_kind.items():
@@ -253,7 +252,8 @@ def judge_skips(label: str, with_skips: np.ndarray, bare: np.ndarray) -> Row:
     return make_row("skips", label, decades, note=note)
 
 
-def residual_figure(results: Results, model: Model) -> figures.Figure:
+@figures.styled
+def residuals_figure(results: Results, model: Model) -> figures.Figure:
     """Relative residual by layer, mean ± one standard deviation over weights and texts, on the
     published curves (grey). Dotted: as the paper's text says, where its code differs."""
     depth = model.config.depth
@@ -278,26 +278,17 @@ def residual_figure(results: Results, model: Model) -> figures.Figure:
     return fig
 
 
-def make_residuals_figure(label: str) -> Callable[..., figures.Figure | None]:
-    """Makes the function that draws the residuals of a model, where the run has it."""
+def residuals_name(label: str) -> str:
+    """Names the figure of a model."""
+    return f"residuals_{re.sub(r'[^A-Za-z0-9.+_-]', '_', label)}"
 
-    def draw(results: Results, models: Sequence[Model]) -> figures.Figure | None:
-        by_label = {model.label: model for model in models}
-        return residual_figure(results, by_label[label]) if label in by_label else None
 
-    draw.__doc__ = (
+def describe_residuals(label: str) -> str:
+    """Writes the caption of the figure of a model."""
+    return (
         f"{label}: relative residual by layer, mean ± one standard deviation over weights and "
         "texts; the published curves in grey."
     )
-    return draw
-
-
-def name_residuals(labels: Iterable[str]) -> dict[str, Callable[..., figures.Figure | None]]:
-    """Names the figures of models."""
-    return {
-        f"residuals_{re.sub(r'[^A-Za-z0-9.+_-]', '_', label)}": make_residuals_figure(label)
-        for label in labels
-    }
 
 
 def are_published(models: Sequence[Model]) -> bool:
@@ -305,6 +296,7 @@ def are_published(models: Sequence[Model]) -> bool:
     return all(model.label in PUBLISHED for model in models)
 
 
+@figures.styled
 def collapse_figure(results: Results, models: Sequence[Model]) -> figures.Figure | None:
     """Residual ratio by layer at initialisation, mean and standard deviation over draws: attention
     alone (solid) and with skips (dashed)."""
@@ -358,22 +350,24 @@ EXPERIMENT = Experiment(
         "reported": f"--seed=3000 --num_seeds={FEWEST_DRAWS} --num_texts=1",
         "tiny": "--models=albert-base-v2 --num_texts=2 --max_tokens=8",
     },
+    figures=describe_figures(collapse_figure)
+    | {residuals_name(label): describe_residuals(label) for label in PUBLISHED},
 )
-FIGURES = name_figures(collapse_figure) | name_residuals(PUBLISHED)
 
 
-def main(options: Flags) -> Shown:
-    """Measures what the run lacks, and shows it."""
+def main(options: Flags) -> Run:
+    """Measures what the run lacks, and saves what follows from it."""
     with open_run(options, make_models, identity) as run:
-        points = run.measure(measure)
-        return run.publish(
-            points,
-            table=make_rows,
-            figures=FIGURES | name_residuals(model.label for model in run.points[0].setup),
-            claims=judge_claims,
-            compare=compare_results,
-            finding=make_finding,
-        )
+        for point in run.measure(measure):
+            results, models = point.results, point.setup
+            point.save_table(make_rows(results))
+            point.save_figure("collapse", collapse_figure(results, models))
+            for model in models:
+                point.save_figure(residuals_name(model.label), residuals_figure(results, model))
+            point.save_claims(judge_claims(results, models))
+            point.save_comparisons(compare_results(results, models))
+            point.save_finding(make_finding(results, models))
+        return run.finish()
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ of the size of dot products are nearly as bad as unscaled dot products.
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -29,23 +29,23 @@ from experiments.lab import (
     Executor,
     Experiment,
     Flags,
+    Run,
     RunFolder,
-    Shown,
     cli,
+    describe_figures,
     labelled,
-    name_figures,
     open_run,
     plots,
     vocabulary,
 )
 from experiments.note.attention_forms.measure import FORMS, LAWS, MEASURES, make_measure
 from experiments.train import arguments
-from experiments.train.sorting import make_sorting_setup
+from experiments.train.sorting import make_sorting_task
 from experiments.train.training import (
     TrainedTask,
     diverged_seeds,
     measure_whole,
-    model_files,
+    save_models,
     train_tasks,
 )
 from experiments.verdicts import (
@@ -64,11 +64,19 @@ FLAGS = arguments.make_flags(
     "attention_forms",
     shows="accuracy,part=trained",
     num_seeds=8,
-    no_repeat=False,
-    dropout=0.0,
     depth=1,
+    num_heads=2,
     d_model=32,
+    num_tokens=8,
+    num_labels=10,
+    n_train_data=1000,
+    n_eval_data=200,
     n_epochs=30,
+    batch_size=30,
+    learning_rate=1e-3,
+    weight_decay=0.0,
+    dropout=0.0,
+    no_repeat=False,
 )
 for name, default, text in (
     ("d_k", [2**i for i in range(1, 11)], "Widths of random queries and keys."),
@@ -86,22 +94,22 @@ FLAGS.define(
 )
 
 
-def measure(options: Flags, setup: Flags, run: RunFolder) -> dict[str, Any]:
+def measure(options: Flags, setups: Mapping[str, TrainedTask], folder: RunFolder) -> dict[str, Any]:
     """Measures random queries and keys, and trains networks with each attention function.
 
     Args:
         options: The flags.
-        setup: Unused: the flags.
-        run: The run folder; what it has is not computed again.
+        setups: What is trained.
+        folder: The run folder; what it has is not computed again.
 
     Returns:
         {"random": from `measure_widths`, "trained": {form: {"d_k" [w], "accuracy" [s, w],
         "diverged" [s, w]}}}.
     """
     total = len(options.d_k) * options.num_seeds
-    with Executor(options, run, "random queries and keys", total) as executor:
+    with Executor(options, folder, "random queries and keys", total) as executor:
         random = measure_widths(options, executor)
-    results = train_tasks(options, make_setups(options), run, measure_accuracy)
+    results = train_tasks(options, setups, folder, measure_accuracy)
     trained = {}
     for form in FORMS:
         by_width = [results[f"trained {form}, d_k={d_k}"] for d_k in options.trained_d_k]
@@ -141,7 +149,7 @@ def make_setups(options: Flags) -> dict[str, TrainedTask]:
     Args:
         options: The flags.
     """
-    setup = make_sorting_setup(options)
+    setup = make_sorting_task(options)
     base = setup.recipe.config.replace(
         init="lecun", d_v=options.d_model // options.num_heads, scale_scores=False
     )
@@ -158,9 +166,9 @@ def make_setups(options: Flags) -> dict[str, TrainedTask]:
     return setups
 
 
-def measure_accuracy(setup: TrainedTask, model: Any, data: Any, key: Any) -> dict[str, Any]:
+def measure_accuracy(task: TrainedTask, model: Any, data: Any, key: Any) -> dict[str, Any]:
     """Measures {metric: number} of one seed."""
-    return measure_whole(setup, model, data, key)["whole"]
+    return measure_whole(task, model, data, key)["whole"]
 
 
 def stack_widths(widths: list[int], by_width: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
@@ -191,6 +199,7 @@ def accuracy_gain(results: dict[str, Any], form: str) -> np.ndarray:
     return trained[form]["accuracy"].astype(float) - trained["dot"]["accuracy"].astype(float)
 
 
+@figures.styled
 def random_figure(results: dict[str, Any], options: Flags):
     """Random queries and keys of unit variance, means and standard deviations over seeds. Gradients
     of a loss that moves every output by as much, to a query moved by its own size and to the
@@ -227,7 +236,8 @@ def random_figure(results: dict[str, Any], options: Flags):
     return fig
 
 
-def trained_figure(results: dict[str, Any], options: Flags):
+@figures.styled
+def trained_figure(results: dict[str, Any]):
     """Left: accuracy of every seed after training, black: means. Right: the same less that of dot
     products without scaling, paired by seed, with 95 % intervals."""
     fig, ((accuracy, less),) = figures.figure(1, 2, width=4.4)
@@ -313,27 +323,22 @@ EXPERIMENT = Experiment(
         "tiny": f"{arguments.TINY} --depth=1 --num_labels=4 --num_queries=4 --d_k=2 "
         "--trained_d_k=2",
     },
+    figures=describe_figures(random_figure, trained_figure),
 )
-FIGURES = name_figures(random_figure, trained_figure)
 
 
-def make_files(results: Any, options: Flags, run: RunFolder) -> dict[str, Callable[[], bytes]]:
-    """Makes the files of trained weights, where they were kept."""
-    return model_files(results, make_setups(options), run)
-
-
-def main(options: Flags) -> Shown:
-    """Measures what the run lacks, and shows it."""
-    with open_run(options) as run:
-        points = run.measure(measure)
-        return run.publish(
-            points,
-            table=make_rows,
-            figures=FIGURES,
-            claims=judge_claims,
-            compare=compare_results,
-            files=make_files,
-        )
+def main(options: Flags) -> Run:
+    """Measures what the run lacks, and saves what follows from it."""
+    with open_run(options, make_setups) as run:
+        for point in run.measure(measure):
+            results = point.results
+            point.save_table(make_rows(results, point.options))
+            point.save_figure("random", random_figure(results, point.options))
+            point.save_figure("trained", trained_figure(results))
+            point.save_claims(judge_claims(results, point.options))
+            point.save_comparisons(compare_results(results, point.options))
+            save_models(point, point.setup)
+        return run.finish()
 
 
 if __name__ == "__main__":

@@ -29,17 +29,18 @@ from experiments.lab import (
     Experiment,
     Flags,
     Mapped,
+    Run,
     RunFolder,
-    Shown,
     check_names,
     cli,
+    describe_figures,
     labelled,
     open_run,
     vocabulary,
 )
 from experiments.paper import inputs
+from experiments.paper.collapse import figures
 from experiments.paper.collapse.claims import compare_results, judge_claims, make_finding
-from experiments.paper.collapse.figures import FIGURES, TIGHTNESS
 from experiments.paper.collapse.measure import (
     DecidedProgram,
     describe_gaps,
@@ -68,7 +69,7 @@ COLUMNS = (
     "log10_layer_bound",
     "log10_published_bound",
     "admissible",
-    *TIGHTNESS,
+    *figures.TIGHTNESS,
     "log10_cubic",
     "log10_c",
     "local_rate",
@@ -244,20 +245,20 @@ def choose_gains(gains: list[float], norm: str) -> list[float]:
     return [gain for gain in gains if gain == 1 and norm != "pre"]
 
 
-def measure(options: Flags, setup: Networks, run: RunFolder) -> xr.Dataset:
+def measure(options: Flags, setup: Networks, folder: RunFolder) -> xr.Dataset:
     """Measures all variants and seeds by layer, resuming from the run.
 
     Args:
         options: The flags.
         setup: The networks and tokens.
-        run: The run folder; what it has is not computed again.
+        folder: The run folder; what it has is not computed again.
 
     Returns:
         A Dataset over "variant", "seed" and "layer"; "swept" has the gains of the MLPs in the place
         of variants.
     """
     most, draw_seed = min(options.seed_chunk, options.num_seeds), partial(draw, options, setup)
-    with Executor(options, run, "collapse") as executor:
+    with Executor(options, folder, "collapse") as executor:
         progress, single = executor.progress, partial(measure_seed, options, setup)
 
         def make_program():
@@ -269,7 +270,7 @@ def measure(options: Flags, setup: Networks, run: RunFolder) -> xr.Dataset:
 
         arrays = executor.map(make_program, make_cells, most=most)[SEEDS]
         results = labelled.make_dataset(arrays, ("variant", "layer"), swept=("mlp_gain", "layer"))
-        if not run.summary:
+        if not folder.summary:
             for line in describe_gaps(results):
                 progress.say(line)
     return results.assign(local_rate=local_rates(results.log10_residual))
@@ -292,6 +293,16 @@ EXPERIMENT = Experiment(
         "--d_model=768 --num_heads=12 --num_tokens=32 --seed_chunk=2 --mlp_gain=1,2,4,8",
         "tiny": "--num_seeds=2 --depth=2 --num_heads=2 --d_model=4 --d_ff=4 --num_tokens=4",
     },
+    figures=describe_figures(
+        figures.depth_figure,
+        figures.residual_ratio_figure,
+        figures.log_residual_figure,
+        figures.local_rate_figure,
+        figures.bounds_and_constant_figure,
+        figures.mlp_gain_figure,
+        figures.sweep_weight_scale_figure,
+        figures.sweep_skip_gain_figure,
+    ),
 )
 
 
@@ -303,18 +314,24 @@ def make_rows(results: xr.Dataset, setup: Networks) -> Iterator[dict[str, Any]]:
     return labelled.table_rows(by_variant, (*AXES, "variant", "seed", "layer"), COLUMNS)
 
 
-def main(options: Flags) -> Shown:
-    """Measures what the run lacks, and shows it."""
+def main(options: Flags) -> Run:
+    """Measures what the run lacks, and saves what follows from it."""
     with open_run(options, make_setup, lambda setup: setup.source) as run:
-        points = run.measure(measure, over=AXES)
-        return run.publish(
-            points,
-            table=make_rows,
-            figures=FIGURES,
-            claims=judge_claims,
-            compare=compare_results,
-            finding=make_finding,
-        )
+        for point in run.measure(measure, over=AXES):
+            results = point.results
+            point.save_table(make_rows(results, point.setup))
+            point.save_figure("depth", figures.depth_figure(results))
+            point.save_figure("residual_ratio", figures.residual_ratio_figure(results))
+            point.save_figure("log_residual", figures.log_residual_figure(results))
+            point.save_figure("local_rate", figures.local_rate_figure(results))
+            point.save_figure("bounds_and_constant", figures.bounds_and_constant_figure(results))
+            point.save_figure("mlp_gain", figures.mlp_gain_figure(results))
+            point.save_figure("sweep_weight_scale", figures.sweep_weight_scale_figure(results))
+            point.save_figure("sweep_skip_gain", figures.sweep_skip_gain_figure(results))
+            point.save_claims(judge_claims(results))
+            point.save_comparisons(compare_results(results))
+            point.save_finding(make_finding(results))
+        return run.finish()
 
 
 if __name__ == "__main__":

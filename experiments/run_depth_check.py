@@ -32,17 +32,18 @@ from experiments.lab import (
     Executor,
     Experiment,
     Flags,
-    Shown,
+    Run,
     cli,
     content_hash,
+    describe_figures,
     labelled,
-    name_figures,
     open_run,
     vocabulary,
 )
 from experiments.train.byte_networks import byte_model, text_bytes, train_network
 from experiments.verdicts import Comparison, Row
 from experiments.verdicts.intervals import slope
+from rank_collapse.report import figures
 from rank_collapse.text.tokens import read_texts
 from rank_collapse.text.words import default_text
 from rank_collapse.training.depth_rules import RULES
@@ -112,13 +113,13 @@ def identity(setup: Setup) -> dict[str, str]:
     return {"text_sha256": content_hash(setup.text.tobytes())}
 
 
-def measure(options: Any, setup: Setup, run: Any) -> xr.Dataset:
+def measure(options: Any, setup: Setup, folder: Any) -> xr.Dataset:
     """Measures one network under one rule by seed and step; rules and rates share a program.
 
     Args:
         options: The flags.
         setup: Of one point; its text is that of all.
-        run: The run folder; what it has is not computed again.
+        folder: The run folder; what it has is not computed again.
     """
     base = byte_model(options.base_depth, options.base_width, options.num_tokens)
 
@@ -139,7 +140,7 @@ def measure(options: Any, setup: Setup, run: Any) -> xr.Dataset:
             batch_size=options.batch_size,
         )
 
-    with Executor(options, run, f"L={options.depth}, d={options.d_model}") as executor:
+    with Executor(options, folder, f"L={options.depth}, d={options.d_model}") as executor:
         arrays = executor.measure(measure_seed, make_cells)[""]
     results = labelled.make_dataset(arrays, ("step",))
     return results.assign_coords(step=np.arange(1, options.steps + 1))
@@ -202,7 +203,7 @@ def judge_claims(results: xr.Dataset, setup: Setup) -> Iterator[Row]:
             yield from labelled.statement_rows(key, difference, setup.source)
 
 
-def compare_results(results: xr.Dataset, setup: Setup) -> Iterator[Comparison]:
+def compare_results(results: xr.Dataset) -> Iterator[Comparison]:
     """Compares mean |x_L| with figure 7, whose levels at step 10 depend on data and vocabulary.
 
     Beside it the residual ratio's power of the depth at the last step, by rule and learning rate.
@@ -220,12 +221,13 @@ def compare_results(results: xr.Dataset, setup: Setup) -> Iterator[Comparison]:
         yield from labelled.compare_means(f"loss of the deepest network {text}", deepest)
 
 
-def make_rows(results: xr.Dataset, setup: Setup) -> Iterator[dict[str, Any]]:
+def make_rows(results: xr.Dataset) -> Iterator[dict[str, Any]]:
     """Makes a row for each rule, rate, depth, width, seed and step."""
     return labelled.table_rows(results, (*AXES, "seed", "step"), COLUMNS)
 
 
-def quantities_figure(results: xr.Dataset, setup: Setup):
+@figures.styled
+def quantities_figure(results: xr.Dataset):
     """Quantities over depth by rule, at the largest width and a rate of 1e-3 where it was run:
     dotted at the first step, solid at the last; geometric mean over seeds and a deviation of the
     logarithm."""
@@ -261,21 +263,20 @@ EXPERIMENT = Experiment(
         "tiny": "--num_seeds=2 --rule=mup,half,completep --depth=1,2 --d_model=8 --num_tokens=8 "
         "--batch_size=1 --steps=2 --base_depth=1",
     },
+    figures=describe_figures(quantities_figure),
 )
-FIGURES = name_figures(quantities_figure)
 
 
-def main(options: Flags) -> Shown:
-    """Measures what the run lacks, and shows it."""
+def main(options: Flags) -> Run:
+    """Measures what the run lacks, and saves what follows from it."""
     with open_run(options, make_setup, identity) as run:
-        points = run.measure(measure, over=AXES)
-        return run.publish(
-            points,
-            table=make_rows,
-            figures=FIGURES,
-            claims=judge_claims,
-            compare=compare_results,
-        )
+        for point in run.measure(measure, over=AXES):
+            results, setup = point.results, point.setup
+            point.save_table(make_rows(results))
+            point.save_figure("quantities", quantities_figure(results))
+            point.save_claims(judge_claims(results, setup))
+            point.save_comparisons(compare_results(results))
+        return run.finish()
 
 
 if __name__ == "__main__":

@@ -27,12 +27,12 @@ from experiments.lab import (
     Experiment,
     Flags,
     Progress,
+    Run,
     RunFolder,
-    Shown,
     check_names,
     cli,
+    describe_figures,
     extend_part,
-    name_figures,
     open_run,
     report_activity,
 )
@@ -102,23 +102,25 @@ def open_networks(options: Any) -> list[Network]:
     return networks + [make_initialised(name, options) for name in options.init]
 
 
-def measure(options: Any, networks: list[Network], run: RunFolder) -> xr.Dataset:
+def measure(options: Any, networks: list[Network], folder: RunFolder) -> xr.Dataset:
     """Measures every network from one state on.
 
     Args:
         options: The flags.
         networks: The networks and their texts.
-        run: The run folder; what it has is not computed again.
+        folder: The run folder; what it has is not computed again.
     """
     parts: dict[str, dict[str, np.ndarray]] = {}
-    with Progress(len(networks), "influence", log=run.log) as progress:
+    with Progress(len(networks), "influence", log=folder.log) as progress:
         for network in networks:
             label, count = network.label, len(network.inputs["x"])
-            with report_activity(f"measuring {label}", run.log):
+            with report_activity(f"measuring {label}", folder.log):
                 measure_texts = partial(measure_network, options, network)
-                parts[label] = extend_part(run, f"{label}, texts", count, measure_texts)
+                parts[label] = extend_part(folder, f"{label}, texts", count, measure_texts)
                 if options.num_ranked and options.start == lens_results.EARLY:
-                    ranks = run.cached(f"{label}, ranks", partial(measure_ranks, options, network))
+                    ranks = folder.cached(
+                        f"{label}, ranks", partial(measure_ranks, options, network)
+                    )
                     parts[label] |= ranks
             progress.advance()
     return lens_results.join_networks(parts, networks, options.start)
@@ -202,27 +204,28 @@ EXPERIMENT = Experiment(
         "tiny": "--untrained --networks=llama --start=0.13,0.8 --num_texts=3 --max_tokens=8 "
         "--num_ranked=1",
     },
-)
-FIGURES = name_figures(
-    lens_figures.shares_figure, lens_figures.cosine_figure, lens_figures.ranks_figure
+    figures=describe_figures(
+        lens_figures.shares_figure, lens_figures.cosine_figure, lens_figures.ranks_figure
+    ),
 )
 
 
-def main(options: Flags) -> Shown:
-    """Measures what the run lacks, and shows it."""
+def main(options: Flags) -> Run:
+    """Measures what the run lacks, and saves what follows from it."""
     count = PROTOCOL.rounds[0] if options.grows else None
     with open_run(options, open_networks, partial(identify_texts, count=count)) as run:
-        points = run.measure(measure, over=AXES)
-        if options.lens_folder and not (options.judging or options.reading):
-            write_lenses(options, run.points[0].setup)
-        return run.publish(
-            points,
-            table=lens_results.make_rows,
-            figures=FIGURES,
-            claims=lens_results.judge_claims,
-            compare=lens_results.compare_results,
-            finding=lens_results.make_finding,
-        )
+        for point in run.measure(measure, over=AXES):
+            results, networks = point.results, point.setup
+            if options.lens_folder and run.is_writing:
+                write_lenses(options, networks)
+            point.save_table(lens_results.make_rows(results))
+            point.save_figure("shares", lens_figures.shares_figure(results, networks))
+            point.save_figure("cosine", lens_figures.cosine_figure(results, networks))
+            point.save_figure("ranks", lens_figures.ranks_figure(results, networks))
+            point.save_claims(lens_results.judge_claims(results, networks))
+            point.save_comparisons(lens_results.compare_results(results, networks))
+            point.save_finding(lens_results.make_finding(results, networks))
+        return run.finish()
 
 
 if __name__ == "__main__":

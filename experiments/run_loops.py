@@ -23,10 +23,10 @@ from experiments.lab import (
     Executor,
     Experiment,
     Flags,
-    Shown,
+    Run,
     cli,
+    describe_figures,
     labelled,
-    name_figures,
     open_run,
     vocabulary,
 )
@@ -53,13 +53,13 @@ def make_config(options: Any) -> rc.TransformerConfig:
     return rc.san_skip(depth, options.num_heads, options.d_model, layer_map=rows, **fields)
 
 
-def measure(options: Any, config: rc.TransformerConfig, run: Any) -> xr.Dataset:
+def measure(options: Any, config: rc.TransformerConfig, folder: Any) -> xr.Dataset:
     """Measures states by loop of one network at one gain; gains share a program.
 
     Args:
         options: The flags.
         config: The network.
-        run: The run folder; what it has is not computed again.
+        folder: The run folder; what it has is not computed again.
     """
 
     def measure_seed(key: Any, gain: Any) -> dict[str, jax.Array]:
@@ -74,7 +74,7 @@ def measure(options: Any, config: rc.TransformerConfig, run: Any) -> xr.Dataset:
         profile = rc.profile(hidden, measures=("token_cosine", "residual_ratio"))
         return {"rms": rms} | dict(profile.measures)
 
-    with Executor(options, run, f"depth {options.depth}") as executor:
+    with Executor(options, folder, f"depth {options.depth}") as executor:
         arrays = executor.measure(measure_seed, lambda p: {"": p.depth**-p.gain_power})[""]
     if options.tied:
         sizes = arrays.pop("path_size")
@@ -85,12 +85,11 @@ def measure(options: Any, config: rc.TransformerConfig, run: Any) -> xr.Dataset:
     return results.assign_coords(loop=np.arange(options.depth + 1))
 
 
-def judge_claims(results: xr.Dataset, config: Any) -> Iterator[Row]:
+def judge_claims(results: xr.Dataset) -> Iterator[Row]:
     """Tests growth and alignment after the last loop with tied weights, by depth and gain.
 
     Args:
         results: Over tied, gain_power, depth, seed and loop.
-        config: The network.
     """
     if True not in results.tied or not {0.5, 1.0} <= set(results.gain_power.values):
         return
@@ -109,19 +108,21 @@ def judge_claims(results: xr.Dataset, config: Any) -> Iterator[Row]:
         yield from labelled.statement_rows("loops align", difference, text)
 
 
-def make_rows(results: xr.Dataset, config: Any) -> Iterator[dict[str, Any]]:
+def make_rows(results: xr.Dataset) -> Iterator[dict[str, Any]]:
     """Makes a row for each network, seed and loop."""
     return labelled.table_rows(results, (*AXES, "seed", "loop"), COLUMNS)
 
 
-def states_figure(results: xr.Dataset, config: Any):
+@figures.styled
+def states_figure(results: xr.Dataset):
     """Root mean square of the states by loop at the largest depth; with tied weights, without, and
     by the gain. Geometric mean over seeds, a deviation of the logarithm."""
     label = "root mean square of the state"
     return plot_by_loop(results, "rms", label, draw=figures.log_band)
 
 
-def tokens_figure(results: xr.Dataset, config: Any):
+@figures.styled
+def tokens_figure(results: xr.Dataset):
     """The mean cosine of two tokens by loop, of the same networks."""
     return plot_by_loop(results, "token_cosine", "mean cosine of two tokens")
 
@@ -156,15 +157,20 @@ EXPERIMENT = Experiment(
         "tiny": "--depth=2 --tied=true,false --gain_power=0.5,1 --num_seeds=2 --num_heads=2 "
         "--d_model=8 --num_tokens=4",
     },
+    figures=describe_figures(states_figure, tokens_figure),
 )
-FIGURES = name_figures(states_figure, tokens_figure)
 
 
-def main(options: Flags) -> Shown:
-    """Measures what the run lacks, and shows it."""
+def main(options: Flags) -> Run:
+    """Measures what the run lacks, and saves what follows from it."""
     with open_run(options, make_config) as run:
-        points = run.measure(measure, over=AXES)
-        return run.publish(points, table=make_rows, figures=FIGURES, claims=judge_claims)
+        for point in run.measure(measure, over=AXES):
+            results = point.results
+            point.save_table(make_rows(results))
+            point.save_figure("states", states_figure(results))
+            point.save_figure("tokens", tokens_figure(results))
+            point.save_claims(judge_claims(results))
+        return run.finish()
 
 
 if __name__ == "__main__":

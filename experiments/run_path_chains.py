@@ -26,11 +26,11 @@ from experiments.lab import (
     Executor,
     Experiment,
     Flags,
+    Run,
     RunFolder,
-    Shown,
     cli,
+    describe_figures,
     labelled,
-    name_figures,
     open_run,
     plots,
     vocabulary,
@@ -161,13 +161,13 @@ def measure_seed(setup: inputs.TokenNetwork, draws: tuple[Any, ...]) -> dict[str
     }
 
 
-def measure(options: Flags, setup: inputs.TokenNetwork, run: RunFolder) -> dict[str, Any]:
+def measure(options: Flags, setup: inputs.TokenNetwork, folder: RunFolder) -> dict[str, Any]:
     """Measures all seeds, and computes what follows for all together.
 
     Args:
         options: The flags.
         setup: The network and its tokens.
-        run: The run folder; what it has is not computed again.
+        folder: The run folder; what it has is not computed again.
 
     Returns:
         What `measure_seed` measures [s, ...]; the law of α, medians over paths, numbers of paths.
@@ -175,7 +175,7 @@ def measure(options: Flags, setup: inputs.TokenNetwork, run: RunFolder) -> dict[
     Raises:
         ValueError: The outputs of all networks are no numbers.
     """
-    with Executor(options, run, "path chains") as executor:
+    with Executor(options, folder, "path chains") as executor:
         # A CPU takes its seeds one by one: they are saved as they come.
         most = executor.mesh.size if seeds.is_on_cpu(executor.mesh) else None
         arrays = executor.measure(
@@ -235,11 +235,12 @@ def pad_start(values: Any) -> np.ndarray:
     return np.insert(np.asarray(values), 0, np.nan, axis=-1)
 
 
-def make_rows(results: dict[str, Any], setup: Any) -> Iterator[dict[str, Any]]:
+def make_rows(results: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """Makes a row for each seed and length."""
     return labelled.product_rows(results, ("seed", "length"), COLUMNS)
 
 
+@figures.styled
 def path_chains_figure(results: dict[str, Any], setup: inputs.TokenNetwork):
     """Residual ratio of products of attention matrices along random paths, by path length: medians,
     quartiles, and outliers over paths and seeds."""
@@ -269,7 +270,8 @@ def draw_boxes(ax: Any, x: Any, values: Any) -> None:
         box.set(facecolor=figures.color(5), linewidth=0.8)
 
 
-def path_lengths_figure(results: dict[str, Any], setup: inputs.TokenNetwork):
+@figures.styled
+def path_lengths_figure(results: dict[str, Any]):
     """Exact sums C_k over all paths of each length: sizes (left; the predicted
     residual falls doubly exponentially), shares beside the binomial count (middle), error of
     estimates from few sampled paths (right; above the dashed line worse than nothing)."""
@@ -368,21 +370,21 @@ EXPERIMENT = Experiment(
         "tiny": "--num_seeds=2 --depth=2 --num_heads=2 --d_model=4 --num_tokens=4 --num_paths=2 "
         "--num_repeats=1",
     },
+    figures=describe_figures(path_chains_figure, path_lengths_figure),
 )
-FIGURES = name_figures(path_chains_figure, path_lengths_figure)
 
 
-def main(options: Flags) -> Shown:
-    """Measures what the run lacks, and shows it."""
+def main(options: Flags) -> Run:
+    """Measures what the run lacks, and saves what follows from it."""
     with open_run(options, make_setup, lambda setup: setup.source) as run:
-        points = run.measure(measure)
-        return run.publish(
-            points,
-            table=make_rows,
-            figures=FIGURES,
-            claims=judge_claims,
-            compare=compare_results,
-        )
+        for point in run.measure(measure):
+            results, setup = point.results, point.setup
+            point.save_table(make_rows(results))
+            point.save_figure("path_chains", path_chains_figure(results, setup))
+            point.save_figure("path_lengths", path_lengths_figure(results))
+            point.save_claims(judge_claims(results, setup))
+            point.save_comparisons(compare_results(results, setup))
+        return run.finish()
 
 
 if __name__ == "__main__":

@@ -34,11 +34,11 @@ from experiments.lab import (
     Experiment,
     Finding,
     Flags,
-    Shown,
+    Run,
     cli,
+    describe_figures,
     extend_part,
     labelled,
-    name_figures,
     open_run,
     report_activity,
 )
@@ -127,13 +127,13 @@ def keep_full_texts(network: Network, options: Any) -> Network:
     return network._replace(inputs={"x": ids, "mask": np.ones(ids.shape, bool)})
 
 
-def measure(options: Any, networks: list[Network], run: Any) -> xr.Dataset:
+def measure(options: Any, networks: list[Network], folder: Any) -> xr.Dataset:
     """Measures every network at one condition, trained and at random.
 
     Args:
         options: The flags.
         networks: The networks and their texts.
-        run: The run folder; what it has is not computed again.
+        folder: The run folder; what it has is not computed again.
     """
     parts = {}
     for network in networks:
@@ -141,8 +141,8 @@ def measure(options: Any, networks: list[Network], run: Any) -> xr.Dataset:
             label = f"{network.label}, {weights} weights"
             measure_texts = partial(measure_network, options, network, weights)
             count = len(network.inputs["x"])
-            with report_activity(f"measuring {label}", run.log):
-                arrays = extend_part(run, label, count, measure_texts)
+            with report_activity(f"measuring {label}", folder.log):
+                arrays = extend_part(folder, label, count, measure_texts)
             parts |= {f"{name}/{label}": values for name, values in arrays.items()}
     deepest = max(network.source.config.depth for network in networks) + 1
     parts = {name: pad_layers(values, deepest) for name, values in parts.items()}
@@ -310,12 +310,11 @@ def judge_claims(results: xr.Dataset, networks: list[Network]) -> Iterator[Row]:
                 )
 
 
-def compare_results(results: xr.Dataset, networks: list[Network]) -> Iterator[Comparison]:
+def compare_results(results: xr.Dataset) -> Iterator[Comparison]:
     """Lists paired changes of the last token cosine, the spread and the loss, means over texts.
 
     Args:
         results: Over start, how, key, network, seed (texts) and layer.
-        networks: The networks and their texts.
     """
     for name, text in {
         "token_cosine": "change of the last token cosine",
@@ -325,14 +324,15 @@ def compare_results(results: xr.Dataset, networks: list[Network]) -> Iterator[Co
         yield from labelled.compare_means(text, compute_change(results, name), interval=True)
 
 
-def make_rows(results: xr.Dataset, networks: list[Network]) -> Iterator[dict[str, Any]]:
+def make_rows(results: xr.Dataset) -> Iterator[dict[str, Any]]:
     """Makes a row for each network, condition, text and layer."""
     names = ("token_cosine", "spread", "second_norm")
     columns = [prefix + name for name in names for prefix in ("", "whole_")]
     return labelled.table_rows(results, (*AXES, "network", "seed", "layer"), columns)
 
 
-def cosine_figure(results: xr.Dataset, networks: list[Network]):
+@figures.styled
+def cosine_figure(results: xr.Dataset):
     """Mean cosine of two tokens by layer, from the third token on; bands over texts. The network as
     it is, and with its first key hidden from later tokens or its weight dropped, by the share of
     layers that are left as they are."""
@@ -397,23 +397,22 @@ EXPERIMENT = Experiment(
         "--num_texts=3 --max_tokens=16",
     },
     needs="trained",
+    figures=describe_figures(cosine_figure),
 )
-FIGURES = name_figures(cosine_figure)
 
 
-def main(options: Flags) -> Shown:
-    """Measures what the run lacks, and shows it."""
+def main(options: Flags) -> Run:
+    """Measures what the run lacks, and saves what follows from it."""
     count = PROTOCOL.rounds[0] if options.grows else None
     with open_run(options, open_networks, partial(identify_texts, count=count)) as run:
-        points = run.measure(measure, over=AXES)
-        return run.publish(
-            points,
-            table=make_rows,
-            figures=FIGURES,
-            claims=judge_claims,
-            compare=compare_results,
-            finding=make_finding,
-        )
+        for point in run.measure(measure, over=AXES):
+            results, networks = point.results, point.setup
+            point.save_table(make_rows(results))
+            point.save_figure("cosine", cosine_figure(results))
+            point.save_claims(judge_claims(results, networks))
+            point.save_comparisons(compare_results(results))
+            point.save_finding(make_finding(results, networks))
+        return run.finish()
 
 
 if __name__ == "__main__":

@@ -15,12 +15,11 @@ mean over networks; a single network may differ from it by a factor of several.
 
 from collections.abc import Iterator, Mapping
 from functools import partial
-from typing import Any
 
 import numpy as np
 
 import rank_collapse as rc
-from experiments.lab import Experiment, Flags, Shown, cli, name_figures, open_run, vocabulary
+from experiments.lab import Experiment, Flags, Run, cli, describe_figures, open_run, vocabulary
 from experiments.note.stability import figures, results as summary
 from experiments.note.stability.measure import DESIGNS, LAW_OF, make_configs, measure_all
 from experiments.note.stability.results import ByCase
@@ -53,12 +52,11 @@ FLAGS.define(
 )
 
 
-def compare_results(results: ByCase, configs: Any) -> Iterator[Comparison]:
+def compare_results(results: ByCase) -> Iterator[Comparison]:
     """Compares dependency and tokens with what papers state and the one law expects.
 
     Args:
         results: From `measure_all`.
-        configs: Unused: the networks.
     """
     networks = summary.by_design(results)
     for design, cases in networks.items():
@@ -115,7 +113,7 @@ def compare_dependency(*designs: ByCase) -> Comparison:
     )
 
 
-def judge_claims(results: ByCase, configs: Any) -> Iterator[Row]:
+def judge_claims(results: ByCase) -> Iterator[Row]:
     """Tests where the exponents of Σ_i β_ii² and of the output change lie among those of laws."""
     for design, cases in summary.by_design(results).items():
         yield from design_claims(design, cases)
@@ -165,25 +163,24 @@ EXPERIMENT = Experiment(
         "tiny": "--designs=post,pre --depths=1,2 --num_heads=2 --d_model=4 --d_ff=4 --num_tokens=4 "
         " --num_seeds=2",
     },
-)
-FIGURES = name_figures(
-    figures.one_law_figure,
-    figures.dependency_figure,
-    figures.output_change_figure,
+    figures=describe_figures(
+        figures.one_law_figure, figures.dependency_figure, figures.output_change_figure
+    ),
 )
 
 
-def main(options: Flags) -> Shown:
-    """Measures what the run lacks, and shows it."""
+def main(options: Flags) -> Run:
+    """Measures what the run lacks, and saves what follows from it."""
     with open_run(options, make_configs) as run:
-        points = run.measure(measure_all)
-        return run.publish(
-            points,
-            table=summary.make_rows,
-            figures=FIGURES,
-            claims=judge_claims,
-            compare=compare_results,
-        )
+        for point in run.measure(measure_all):
+            results = point.results
+            point.save_table(summary.make_rows(results))
+            point.save_figure("one_law", figures.one_law_figure(results))
+            point.save_figure("dependency", figures.dependency_figure(results))
+            point.save_figure("output_change", figures.output_change_figure(results))
+            point.save_claims(judge_claims(results))
+            point.save_comparisons(compare_results(results))
+        return run.finish()
 
 
 if __name__ == "__main__":

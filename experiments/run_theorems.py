@@ -11,7 +11,7 @@ holds under more than is stated; or fails as worded, with the first point agains
 One core of a CPU: two minutes. Expect one failure: layer normalisation does not keep affine rank.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
@@ -21,8 +21,8 @@ from experiments.lab import (
     Experiment,
     Flags,
     Progress,
+    Run,
     RunFolder,
-    Shown,
     check_names,
     cli,
     open_run,
@@ -65,28 +65,28 @@ def select_theorems(options: Flags) -> dict[str, Theorem]:
     return {name: THEOREMS[name] for name in THEOREMS if name in options.theorems}
 
 
-def measure(options: Flags, theorems: dict[str, Theorem], run: RunFolder) -> Results:
+def measure(options: Flags, theorems: dict[str, Theorem], folder: RunFolder) -> Results:
     """Measures the curves of all theorems in float64, theorem by theorem.
 
     Args:
         options: The flags.
         theorems: By name.
-        run: The run folder; what it has is not computed again.
+        folder: The run folder; what it has is not computed again.
     """
     results = {}
-    progress = Progress(len(theorems), "theorems", log=run.log)
+    progress = Progress(len(theorems), "theorems", log=folder.log)
     with jax.enable_x64(True), progress:
         for name, theorem in theorems.items():
 
             def compute(theorem=theorem):
                 return save_curves(theorem.curves(options.seed))
 
-            results[name] = load_curves(run.cached(name, compute))
+            results[name] = load_curves(folder.cached(name, compute))
             progress.advance()
     return results
 
 
-def make_rows(results: Results, theorems: dict[str, Theorem]) -> Iterator[dict[str, Any]]:
+def make_rows(results: Results) -> Iterator[dict[str, Any]]:
     """Makes a row for each point of each curve."""
     for name, curves in results.items():
         for curve in curves:
@@ -126,18 +126,11 @@ def find_shown(curve: Curve) -> int:
     return int(np.nanargmax(signs((measured - predicted) / scale)))
 
 
-def plot_theorem(name: str, results: Results):
-    """Plots measured points of a theorem and its prediction as lines; None where it was not asked.
-
-    Args:
-        name: Of the theorem.
-        results: From `measure`.
-    """
-    if name not in results:
-        return None
-    theorem = THEOREMS[name]
+@figures.styled
+def theorem_figure(theorem: Theorem, curves: list[Curve]):
+    """Plots measured points of a theorem, and its prediction as lines."""
     fig, ((ax,),) = figures.figure(1, 1)
-    for index, curve in enumerate(results[name]):
+    for index, curve in enumerate(curves):
         x, predicted, measured = curve.as_array().T
         color = figures.color(index)
         ax.plot(x, measured, "o", color=color, markersize=4, label=curve.name)
@@ -152,17 +145,12 @@ def plot_theorem(name: str, results: Results):
     return fig
 
 
-def make_figure(theorem: Theorem) -> Callable[[Results, Any], Any]:
-    """Makes the figure function of a theorem, whose caption is its statement."""
-
-    def draw(results: Results, theorems: Any):
-        return plot_theorem(theorem.name, results)
-
-    draw.__doc__ = (
+def describe_theorem(theorem: Theorem) -> str:
+    """Writes the caption of a theorem's figure: its statement, and how it is drawn."""
+    return (
         f"{theorem.source}: {theorem.statement} Dots are measured; lines are predicted, dashed "
         "where they bound."
     )
-    return draw
 
 
 EXPERIMENT = Experiment(
@@ -177,15 +165,20 @@ EXPERIMENT = Experiment(
         "reported": "--seed=3000",
         "tiny": "--theorems=masks,affine_rank,lipschitz",
     },
+    figures={name: describe_theorem(theorem) for name, theorem in THEOREMS.items()},
 )
-FIGURES = {name: make_figure(theorem) for name, theorem in THEOREMS.items()}
 
 
-def main(options: Flags) -> Shown:
-    """Measures what the run lacks, and shows it."""
+def main(options: Flags) -> Run:
+    """Measures what the run lacks, and saves what follows from it."""
     with open_run(options, select_theorems) as run:
-        points = run.measure(measure)
-        return run.publish(points, table=make_rows, figures=FIGURES, compare=compare_results)
+        for point in run.measure(measure):
+            results, theorems = point.results, point.setup
+            point.save_table(make_rows(results))
+            for name, theorem in theorems.items():
+                point.save_figure(name, theorem_figure(theorem, results[name]))
+            point.save_comparisons(compare_results(results, theorems))
+        return run.finish()
 
 
 if __name__ == "__main__":

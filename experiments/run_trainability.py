@@ -31,11 +31,11 @@ from experiments.lab import (
     Experiment,
     Finding,
     Flags,
+    Run,
     RunFolder,
-    Shown,
     check_names,
     cli,
-    name_figures,
+    describe_figures,
     open_run,
     plots,
     vocabulary,
@@ -104,7 +104,7 @@ def seed_columns(results: dict[str, Any]) -> dict[str, np.ndarray]:
     }
 
 
-def make_rows(results: ByCell, cells: list[Cell]) -> Iterator[dict[str, Any]]:
+def make_rows(results: ByCell) -> Iterator[dict[str, Any]]:
     """Makes a row for each cell and seed."""
     for cell, cell_results in results.items():
         for row in seed_rows(seed_columns(cell_results)):
@@ -116,7 +116,8 @@ def distinct(cells: ByCell, field: str) -> list[Any]:
     return list(dict.fromkeys(getattr(cell, field) for cell in cells))
 
 
-def share_figure(cells: ByCell, setup: Any):
+@figures.styled
+def share_figure(cells: ByCell):
     """Share of seeds whose loss is not finite or whose network still guesses after training, with
     95 % intervals (Wilson)."""
     depths, names = distinct(cells, "depth"), distinct(cells, "design")
@@ -135,7 +136,8 @@ def share_figure(cells: ByCell, setup: Any):
     return fig
 
 
-def loss_figure(cells: ByCell, setup: Any):
+@figures.styled
+def loss_figure(cells: ByCell):
     """Training loss, mean and standard deviation over seeds; it stays where it begins where a
     network goes on guessing."""
     places = [(cell.warmup, cell.depth) for cell in cells]
@@ -155,12 +157,11 @@ def loss_figure(cells: ByCell, setup: Any):
 NAMED = ("post", "pre", "admin")  # designs of the finding
 
 
-def make_finding(cells: ByCell, setup: Any) -> Finding | None:
+def make_finding(cells: ByCell) -> Finding | None:
     """Reports how many seeds of the deepest networks fail, and what is left of their tokens.
 
     Args:
         cells: What was measured of each cell.
-        setup: Unused.
     """
     shortest = min(cell.warmup for cell in cells)
     deepest = max(cell.depth for cell in cells)
@@ -187,7 +188,8 @@ LAYER_MEASURES = {
 }
 
 
-def inside_figure(cells: ByCell, setup: Any):
+@figures.styled
+def inside_figure(cells: ByCell):
     """Residual ratio of the hidden states and gradient norms by layer, before training (solid, with
     bands over seeds) and after it (dashed, medians), of the same networks, with the shortest
     warm-up. A network that has learned has small gradients too, but tokens that differ."""
@@ -216,14 +218,13 @@ def published_outcome(cell: Cell) -> str | None:
     return PUBLISHED.get(design, {}).get(cell.depth)
 
 
-def judge_claims(results: ByCell, cells: list[Cell]) -> Iterator[Row]:
+def judge_claims(results: ByCell) -> Iterator[Row]:
     """Tests what each design of the paper's table has of what Pre-LN has after the same steps.
 
     With the longest warm-up of the run: the paper's networks have one.
 
     Args:
         results: What was measured of each cell.
-        cells: Unused.
     """
     longest = max(cell.warmup for cell in results)
     for cell in results:
@@ -237,13 +238,12 @@ def judge_claims(results: ByCell, cells: list[Cell]) -> Iterator[Row]:
             yield make_row(key, setting, accuracy if cell == pre else accuracy / pre_accuracy)
 
 
-def compare_results(results: ByCell, cells: list[Cell]) -> Iterator[Comparison]:
+def compare_results(results: ByCell) -> Iterator[Comparison]:
     """Compares the seeds that failed with the BLEU of networks as deep, and says what they were
     like.
 
     Args:
         results: What was measured of each cell.
-        cells: Unused.
     """
     for cell, cell_results in results.items():
         columns, published_result = seed_columns(cell_results), published_outcome(cell)
@@ -278,27 +278,28 @@ EXPERIMENT = Experiment(
         "tiny": "--num_seeds=2 --depths=2 --num_heads=2 --d_model=4 --d_ff=4 --num_tokens=3 "
         "--num_labels=4 --batch_size=3 --n_steps=2 --warmup=1 --designs=post,pre",
     },
+    figures=describe_figures(loss_figure, share_figure, inside_figure),
 )
-FIGURES = name_figures(loss_figure, share_figure, inside_figure)
 
 
-def measure(options: Flags, cells: list[Cell], run: RunFolder) -> ByCell:
+def measure(options: Flags, cells: list[Cell], folder: RunFolder) -> ByCell:
     """Trains every cell, and measures its networks while they train."""
-    return designs.train_cells(options, make_cells, run)
+    return designs.train_cells(options, make_cells, folder)
 
 
-def main(options: Flags) -> Shown:
-    """Measures what the run lacks, and shows it."""
+def main(options: Flags) -> Run:
+    """Measures what the run lacks, and saves what follows from it."""
     with open_run(options, make_cells) as run:
-        points = run.measure(measure)
-        return run.publish(
-            points,
-            table=make_rows,
-            figures=FIGURES,
-            claims=judge_claims,
-            compare=compare_results,
-            finding=make_finding,
-        )
+        for point in run.measure(measure):
+            results = point.results
+            point.save_table(make_rows(results))
+            point.save_figure("loss", loss_figure(results))
+            point.save_figure("share", share_figure(results))
+            point.save_figure("inside", inside_figure(results))
+            point.save_claims(judge_claims(results))
+            point.save_comparisons(compare_results(results))
+            point.save_finding(make_finding(results))
+        return run.finish()
 
 
 if __name__ == "__main__":

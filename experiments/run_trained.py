@@ -27,11 +27,11 @@ from experiments.lab import (
     Experiment,
     Flags,
     Progress,
-    Shown,
+    Run,
     check_names,
     cli,
+    describe_figures,
     extend_part,
-    name_figures,
     open_run,
     report_activity,
 )
@@ -91,16 +91,16 @@ def open_networks(options: Any) -> list[Network]:
     return [skip_texts(network, skipped) for network in networks]
 
 
-def measure(options: Any, networks: list[Network], run: Any) -> dict[str, dict[str, np.ndarray]]:
+def measure(options: Any, networks: list[Network], folder: Any) -> dict[str, dict[str, np.ndarray]]:
     """Measures every network, {network: arrays by name}; what the run has is not computed again."""
     results = {}
-    with Progress(len(networks), "trained networks", log=run.log) as progress:
+    with Progress(len(networks), "trained networks", log=folder.log) as progress:
         for network in networks:
             label, count = network.label, len(network.inputs["x"])
             measure_texts = partial(measure_network, options, network)
-            with report_activity(f"measuring {label}", run.log):
-                results[label] = extend_part(run, f"{label}, texts", count, measure_texts)
-                few = run.cached(f"{label}, few", partial(measure_few, options, network))
+            with report_activity(f"measuring {label}", folder.log):
+                results[label] = extend_part(folder, f"{label}, texts", count, measure_texts)
+                few = folder.cached(f"{label}, few", partial(measure_few, options, network))
             results[label] |= few
             progress.advance()
     return results
@@ -162,25 +162,26 @@ EXPERIMENT = Experiment(
         "--num_copies=1 --num_paths=2",
     },
     needs="trained",
-)
-FIGURES = name_figures(
-    figures.trained_figure, figures.residuals_figure, figures.path_lengths_figure
+    figures=describe_figures(
+        figures.trained_figure, figures.residuals_figure, figures.path_lengths_figure
+    ),
 )
 
 
-def main(options: Flags) -> Shown:
-    """Measures what the run lacks, and shows it."""
+def main(options: Flags) -> Run:
+    """Measures what the run lacks, and saves what follows from it."""
     count = PROTOCOL.rounds[0] if options.grows else None
     with open_run(options, open_networks, partial(identify_texts, count=count)) as run:
-        points = run.measure(measure)
-        return run.publish(
-            points,
-            table=results.make_rows,
-            figures=FIGURES,
-            claims=results.judge_claims,
-            compare=results.compare_results,
-            finding=results.make_finding,
-        )
+        for point in run.measure(measure):
+            measured, networks = point.results, point.setup
+            point.save_table(results.make_rows(measured, networks))
+            point.save_figure("trained", figures.trained_figure(measured, networks))
+            point.save_figure("residuals", figures.residuals_figure(measured, networks))
+            point.save_figure("path_lengths", figures.path_lengths_figure(measured, networks))
+            point.save_claims(results.judge_claims(measured, networks))
+            point.save_comparisons(results.compare_results(measured, networks))
+            point.save_finding(results.make_finding(measured, networks))
+        return run.finish()
 
 
 if __name__ == "__main__":

@@ -136,5 +136,7 @@ def make_case(name: str, arguments: Sequence[str] = ()) -> tuple[Any, Callable, 
         lengths = np.clip(rng.lognormal(3.9, 0.55, flags.n_train_data), 12, 128).astype(int)
         tokens = rng.integers(0, 6000, (flags.n_train_data, 128))
         mask = np.arange(128)[None] < lengths[:, None]
-        setup = run_memorization.make_task(flags, np.where(mask, tokens, 0), mask, vocab_size=6000)
+        setup = run_memorization.make_text_task(
+            flags, np.where(mask, tokens, 0), mask, vocab_size=6000
+        )
     return setup.recipe, setup.make_data, flags.batch_size

@@ -12,14 +12,10 @@ from experiments.lab.executor import (
 )
 from experiments.lab.experiment import (
     Experiment as Experiment,
-    Finding as Finding,
-    Shown as Shown,
     describe_experiment as describe_experiment,
-    figure_captions as figure_captions,
+    describe_figures as describe_figures,
     import_experiment as import_experiment,
     list_experiments as list_experiments,
-    name_figures as name_figures,
-    open_run as open_run,
     read_run as read_run,
 )
 from experiments.lab.flags import (
@@ -42,3 +38,9 @@ from experiments.lab.progress import (
     stop_requested as stop_requested,
 )
 from experiments.lab.rounds import extend_part as extend_part
+from experiments.lab.run import (
+    Finding as Finding,
+    Point as Point,
+    Run as Run,
+    open_run as open_run,
+)

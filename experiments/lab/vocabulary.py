@@ -60,6 +60,17 @@ VOCABULARY = {
     "bias_scale": ("float", "Standard deviation of the biases."),
     "seed_chunk": ("integer", "Seeds computed at a time, of all cells together (0: all).", 0),
     "no_repeat": ("boolean", "No letter twice in a sequence."),
+    "path_len": (
+        "integer",
+        "Shortest path length evaluated; every length from it to the depth.",
+        0,
+    ),
+    "n_paths": ("integer", "Paths in a sampled set; sets of 5 and of 20 are evaluated too.", 1),
+    "n_repeat": ("integer", "Sampled sets per length and size.", 1),
+    "no_sub_path": (
+        "boolean",
+        "Recomputed paths without their layers' skips and learned norms.",
+    ),
     # Of all commands, of those with seeds, and of those with sweeps: `options.make_flags`.
     "output_dir": (
         "string",

@@ -20,20 +20,6 @@ PUBLISHED_NAMES = {
     "seq_len": "num_tokens",
     "batch_sz": "batch_size",
 }
-# Defaults of the published sorting network.
-SIZES = {
-    "num_heads": 2,
-    "depth": 6,
-    "d_model": 48,
-    "num_tokens": 8,
-    "num_labels": 10,
-    "n_train_data": 1000,
-    "n_eval_data": 200,
-    "n_epochs": 65,
-    "batch_size": 30,
-    "learning_rate": 1e-3,
-    "weight_decay": 0.0,
-}
 # Of presets.
 TINY = (
     "--num_seeds=2 --depth=2 --num_heads=2 --d_model=4 --num_tokens=3 --n_train_data=6 "
@@ -48,7 +34,6 @@ def make_flags(
     num_seeds: int = 2,
     monitor: bool = True,
     do_mlp: bool = False,
-    dropout: float = 0.1,
     can_grow: bool = True,
     **defaults: Any,
 ) -> Flags:
@@ -57,11 +42,11 @@ def make_flags(
     Args:
         experiment: Name of the folder under results/.
         shows: What the figure of a sweep shows.
-        num_seeds, do_mlp, dropout: Defaults.
+        num_seeds, do_mlp: Defaults.
         can_grow: As of `cli.make_flags`.
         monitor: Whether there is --monitor: the data have the held-out examples that
             `watched.layer_scalars` measures.
-        **defaults: Of the vocabulary's flags, and "no_repeat" where there is one.
+        **defaults: Of the vocabulary's flags: sizes, data, training.
     """
     values = cli.make_flags(
         experiment,
@@ -72,8 +57,7 @@ def make_flags(
         traced=[field.name for field in dataclasses.fields(Hyper)],
     )
     # Normalised tokens of two numbers are (1, -1) or (-1, 1), whatever the network.
-    shared = SIZES | {"dropout": dropout, "init_scale": 1.0, "seed_chunk": 0}
-    vocabulary.define(values, least={"d_model": 3}, **shared | defaults)
+    vocabulary.define(values, least={"d_model": 3}, init_scale=1.0, seed_chunk=0, **defaults)
     vocabulary.define_alias(values, **PUBLISHED_NAMES)
     values.define("boolean", "do_mlp", do_mlp, "An MLP sublayer (gelu, own skip) in each layer.")
     values.define(

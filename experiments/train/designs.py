@@ -119,14 +119,14 @@ def make_measure(recipe: Recipe) -> Callable[[Model, Any, Hyper, Any], dict[str,
 def train_cells(
     options: Flags,
     make_cells: Callable[[Flags], Sequence[Cell]],
-    run: RunFolder,
+    folder: RunFolder,
 ) -> dict[Cell, dict[str, Any]]:
     """Trains the cells of the flags and measures them, or reads what the run has of them.
 
     Args:
         options: The flags of `make_flags`.
         make_cells: flags → cells; those that differ in floats alone share a program.
-        run: The run folder.
+        folder: The run folder.
 
     Returns:
         {cell: what `Training` returns, [s, ...] or [s, looks, ...], and "failed" [s]}.
@@ -165,7 +165,7 @@ def train_cells(
 
     limit = guess_limit(options.n_eval_data * options.num_tokens, options.num_labels)
     arrays = {}
-    with Executor(options, run) as executor:
+    with Executor(options, folder) as executor:
         for static in group_by_program(options):
 
             def select_floats(point, static=static):

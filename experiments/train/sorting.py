@@ -52,7 +52,7 @@ def misordered_pairs(predicted: Int[Array, "b n"], repeats: bool = True) -> Floa
     return jnp.mean(jnp.sum(is_wrong & is_later[None], axis=(1, 2)).astype(jnp.float32))
 
 
-def make_sorting_setup(options: Flags) -> TrainedTask:
+def make_sorting_task(options: Flags) -> TrainedTask:
     """Makes what the flags train: a network that sorts letters.
 
     Args:

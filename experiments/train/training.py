@@ -17,6 +17,7 @@ from experiments.lab import (
     Chunk,
     Executor,
     Flags,
+    Point,
     Progress,
     RunFolder,
     content_hash,
@@ -207,22 +208,22 @@ class Training:
         return self.name or first + (f" and {len(further)} more" if further else "")
 
 
-def train_flat(
+def train_networks(
     options: Flags,
-    setups: Mapping[str, TrainedTask],
-    run: RunFolder,
+    tasks: Mapping[str, TrainedTask],
+    folder: RunFolder,
     measure: Callable[[TrainedTask, Any, Any, Any], Any],
 ) -> dict[str, dict[str, np.ndarray]]:
     """Trains and measures networks, or reads what the run has of them.
 
-    Every network is trained with the same seeds: the same data and, scaled as its setup says, the
+    Every network is trained with the same seeds: the same data and, scaled as its task says, the
     same weights.
 
     Args:
         options: The flags.
-        setups: {part of the run's arrays: what is trained}; `ALONE` is the part of a single one.
-        run: The run folder.
-        measure: (setup, model, data, key) of one seed → nested dictionary of arrays, whose levels
+        tasks: {part of the run's arrays: what is trained}; `ALONE` is the part of a single one.
+        folder: The run folder.
+        measure: (task, model, data, key) of one seed → nested dictionary of arrays, whose levels
             have "/" between them in the names of the run's arrays.
 
     Returns:
@@ -233,30 +234,30 @@ def train_flat(
     """
     programs: dict[str, dict[str, TrainedTask]] = {}
     # Further seeds have weights where the first ones do.
-    keep = options.keep_models or any(run.part(f"{part}/model") for part in setups)
-    for part, setup in setups.items():
-        check_files(options, part, run)
-        programs.setdefault(setup.program or part, {})[part] = setup
+    keep = options.keep_models or any(folder.part(f"{part}/model") for part in tasks)
+    for part, task in tasks.items():
+        check_files(options, part, folder)
+        programs.setdefault(task.program or part, {})[part] = task
     arrays = {}
-    with Executor(options, run) as executor:
+    with Executor(options, folder) as executor:
         for group in programs.values():
 
             def make_cells(point, group=group):
-                return {part: setup.make_hyper(point) for part, setup in group.items()}
+                return {part: task.make_hyper(point) for part, task in group.items()}
 
-            setup = next(iter(group.values()))
-            program = partial(make_training, options, setup, measure, executor, keep)
+            task = next(iter(group.values()))
+            program = partial(make_training, options, task, measure, executor, keep)
             arrays |= executor.map(program, make_cells)
-    for part in setups:
+    for part in tasks:
         if not len(fine_seeds(arrays[part])):
             at = f"learning_rate={options.learning_rate}"
-            raise ValueError(f"every seed diverged at {at}; see {run.path}/log.txt")
-    return {part: arrays[part] for part in setups}
+            raise ValueError(f"every seed diverged at {at}; see {folder.path}/log.txt")
+    return {part: arrays[part] for part in tasks}
 
 
 def train_tasks(*arguments: Any) -> dict[str, dict[str, Any]]:
-    """Trains networks as `train_flat` does, and returns each part unflattened."""
-    return {part: unflatten_results(arrays) for part, arrays in train_flat(*arguments).items()}
+    """Trains networks as `train_networks` does, and returns each part unflattened."""
+    return {part: unflatten_results(arrays) for part, arrays in train_networks(*arguments).items()}
 
 
 def unflatten_results(arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
@@ -266,57 +267,59 @@ def unflatten_results(arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
     return traverse_util.unflatten_dict(arrays, sep="/")
 
 
-def check_files(options: Flags, part: str, run: RunFolder) -> None:
+def check_files(options: Flags, part: str, folder: RunFolder) -> None:
     """Refuses to keep what networks that are trained already did not leave.
 
     Args:
         options: The flags.
         part: Of the arrays of the run.
-        run: The run folder; what it has is not computed again.
+        folder: The run folder; what it has is not computed again.
 
     Raises:
         ValueError: Weights or lines are asked for that an earlier run did not write.
     """
     is_monitored = "monitor" in options and options.monitor
-    lines = run.path / network_file(options.prefix + part, metrics.NAME)
+    lines = folder.path / network_file(options.prefix + part, metrics.NAME)
     for flag, is_wanted, is_present in (
-        ("keep_models", options.keep_models, run.part(f"{part}/model")),
+        ("keep_models", options.keep_models, folder.part(f"{part}/model")),
         ("monitor", is_monitored, lines.exists()),
     ):
-        if is_wanted and run.part(part) and not is_present:
-            raise ValueError(f"{run.path} was trained without --{flag}: --overwrite trains again")
+        if is_wanted and folder.part(part) and not is_present:
+            raise ValueError(
+                f"{folder.path} was trained without --{flag}: --overwrite trains again"
+            )
 
 
 def make_training(
-    options: Flags, setup: TrainedTask, measure: Callable, executor: Executor, keep: bool
+    options: Flags, task: TrainedTask, measure: Callable, executor: Executor, keep: bool
 ) -> Training:
     """Makes what trains the networks of one program, with any floats.
 
     Args:
         options: The flags.
-        setup: One of the networks.
-        measure: As of `train_flat`.
+        task: One of the networks.
+        measure: As of `train_networks`.
         executor: Its folder keeps the states.
         keep: Whether weights are kept.
     """
-    recipe, is_monitored = setup.recipe, "monitor" in options and options.monitor
+    recipe, is_monitored = task.recipe, "monitor" in options and options.monitor
 
     def measure_run(model, data, hyper, key):
         run_recipe = dataclasses.replace(recipe, config=run_config(recipe, hyper))
-        return measure(dataclasses.replace(setup, recipe=run_recipe), model, data, key)
+        return measure(dataclasses.replace(task, recipe=run_recipe), model, data, key)
 
     def watch(model, data, hyper, _):
         config, scalars = run_config(recipe, hyper), {}
-        if setup.curves:
-            scalars["curves"] = whole_metrics(model, data["eval"], config, setup.metrics)
+        if task.curves:
+            scalars["curves"] = whole_metrics(model, data["eval"], config, task.metrics)
         if is_monitored:
             scalars["layers"] = layer_scalars(model, data, config)
         return scalars
 
-    is_watched = setup.curves or is_monitored  # after every epoch
+    is_watched = task.curves or is_monitored  # after every epoch
     ensemble = Ensemble(
         recipe,
-        setup.make_data,
+        task.make_data,
         mesh=executor.mesh,
         epochs_per_chunk=1 if is_watched else max(1, -(-options.n_epochs // 20)),
         watch=watch if is_watched else None,
@@ -325,7 +328,7 @@ def make_training(
         ensemble,
         executor.run,
         ensemble.of_models(measure_run),
-        "" if setup.program else setup.name,
+        "" if task.program else task.name,
         keep=keep,
         is_monitored=is_monitored,
     )
@@ -352,9 +355,9 @@ def compute_metrics(metrics: Metrics, examples: Any, logits: Any) -> dict[str, F
     return {name: fn(logits, examples) for name, fn in metrics.items()}
 
 
-def measure_whole(setup: TrainedTask, model: Any, data: Any, key: Any) -> dict[str, Any]:
-    """Measures one seed's metrics alone, for `train_flat`: {"whole": {metric: []}}."""
-    return {"whole": whole_metrics(model, data["eval"], setup.recipe.config, setup.metrics)}
+def measure_whole(task: TrainedTask, model: Any, data: Any, key: Any) -> dict[str, Any]:
+    """Measures one seed's metrics alone, for `train_networks`: {"whole": {metric: []}}."""
+    return {"whole": whole_metrics(model, data["eval"], task.recipe.config, task.metrics)}
 
 
 def train_and_eval(
@@ -385,33 +388,25 @@ def network_file(cell: str, name: str) -> str:
     return f"{stem}/{network}.{ending}" if network else name
 
 
-def model_files(
-    results: Any, setups: TrainedTask | Mapping[str, TrainedTask], run: RunFolder
-) -> dict[str, Callable[[], bytes]]:
-    """Makes the files of trained weights, where they were kept; as `files` of a run.
+def save_models(point: Point, tasks: Mapping[str, TrainedTask]) -> None:
+    """Saves trained weights as files of a run, where they were kept.
 
     Args:
-        results: Unused.
-        setups: What was trained, as of `train_flat`, or the only one.
-        run: The folder.
-
-    Returns:
-        {name of the file: what makes its bytes}.
+        point: Of the run, measured.
+        tasks: What was trained, as of `train_networks`.
     """
-    setups = {ALONE: setups} if isinstance(setups, TrainedTask) else setups
-    files = {}
-    for part, setup in setups.items():
-        if weights := run.part(f"{part}/model"):
-            name = network_file(setup.options.prefix + part, "models.safetensors")
-            files[name] = partial(dump_weights, setup, weights)
-    return files
+    for part, task in tasks.items():
+        name = network_file(task.options.prefix + part, "models.safetensors")
+        weights = point.folder.part(f"{part}/model")
+        if weights and point.lacks_file(name):
+            point.save_file(name, dump_weights(task, weights))
 
 
-def dump_weights(setup: TrainedTask, weights: Mapping[str, np.ndarray]) -> bytes:
+def dump_weights(task: TrainedTask, weights: Mapping[str, np.ndarray]) -> bytes:
     """Writes weights {name: [s, ...]} as `rank_collapse.training.load_models` reads them."""
     keys = jax.random.split(jax.random.key(0), len(next(iter(weights.values()))))
-    like = jax.eval_shape(jax.vmap(lambda key: init_model(key, setup.recipe)), keys)
-    config = run_config(setup.recipe, arguments.make_hyper(setup.options, setup.floats))
+    like = jax.eval_shape(jax.vmap(lambda key: init_model(key, task.recipe)), keys)
+    config = run_config(task.recipe, arguments.make_hyper(task.options, task.floats))
     return dump_models(config, unflatten_state(weights, like, "the run"))
 
 

@@ -15,8 +15,8 @@ from two_processes import python
 import experiments
 from experiments import run_memorization, run_sort
 from experiments.lab import cli
-from experiments.lab.experiment import run_folder
 from experiments.lab.progress import Progress
+from experiments.lab.run import open_folder
 from rank_collapse.runs.files import RunError
 
 FLAGS = cli.make_flags("example", num_seeds=4, shows="value", execution=("chunk",))
@@ -138,7 +138,7 @@ def test_the_folder_follows_from_the_flags(tmp_path, monkeypatch):
     paths = []
 
     def main(options):
-        with run_folder(options, {"hash": "h"}) as opened:
+        with open_folder(options, {"hash": "h"}) as opened:
             paths.append(opened.path)
 
     for arguments in (
@@ -174,14 +174,14 @@ def test_overwrite_leaves_the_current_folder_alone(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "results.csv").write_text("mine")
     for arguments in (["--output_dir="], ["--output_dir=a", "--run_name=.."]):
-        assert run(lambda o: run_folder(o).close(), "--overwrite", *arguments) == 2
+        assert run(lambda o: open_folder(o).close(), "--overwrite", *arguments) == 2
     assert (tmp_path / "results.csv").read_text() == "mine"
 
 
 def test_a_folder_that_cannot_be_written_to_is_one_line(tmp_path, monkeypatch, capsys):
     """Root may write everywhere, so the answer of the system is simulated."""
     monkeypatch.setattr(os, "access", lambda path, mode: False)
-    assert run(lambda o: run_folder(o).close(), f"--output_dir={tmp_path}") == 2
+    assert run(lambda o: open_folder(o).close(), f"--output_dir={tmp_path}") == 2
     assert capsys.readouterr().err == f"error: cannot write to {tmp_path}: permission denied\n"
 
 

@@ -34,6 +34,7 @@ from experiments.lab import cli, experiment, folder, labelled, progress
 from experiments.lab.arrays import describe_array
 from experiments.lab.experiment import describe_experiment
 from experiments.lab.folder import RunFolder
+from experiments.lab.run import open_run
 from experiments.reproducing import running
 from experiments.verdicts.page import Comparison
 from experiments.verdicts.rows import mean_row
@@ -115,7 +116,7 @@ SHORT = ("run_sort", "run_path_counts", "check_bounds")
 def test_an_experiment_keeps_to_the_contract(name, request, tmp_path, monkeypatch, capsys):
     module = importlib.import_module(f"experiments.{name}")
     run_folder, tiny = tmp_path / "here", list_arguments(name)
-    captions = experiment.figure_captions(module.FIGURES)
+    captions = describe_experiment(name).figures
     if name in TWICE:
         other_process = request.getfixturevalue("other_process")
         check_resumed(name, run_folder, tmp_path / "there", other_process, monkeypatch)
@@ -126,7 +127,8 @@ def test_an_experiment_keeps_to_the_contract(name, request, tmp_path, monkeypatc
 
     monkeypatch.setattr(RunFolder, "save_arrays", lambda *_: pytest.fail("computed again"))
     check_second_run(lambda: run(module, tiny, run_folder), run_folder, capsys)
-    assert list((run_folder / "figures").iterdir()) and all(captions.values())
+    drawn = {path.stem.partition(",")[0] for path in (run_folder / "figures").iterdir()}
+    assert drawn and drawn <= {*captions, "axes"} and all(captions.values())
 
     report = experiment.read_run(module, run_folder)
     for row in report.claims:
@@ -154,7 +156,6 @@ class Doubled:
     def __init__(self, extra=lambda factor: {"input": factor}, selecting=()):
         self.FLAGS = cli.make_flags("doubled", num_seeds=3, selecting=selecting, shows="value")
         self.FLAGS.define("integer", "factor", 2, "Of the seeds.")
-        self.FIGURES = experiment.name_figures(self.shown_figure, self.none_figure)
         self.computed, self.dtypes, self.extra = [], {}, extra
 
     def note(self, part):
@@ -189,25 +190,22 @@ class Doubled:
         return [Comparison("first", results["values"][0], 1, "a note")]
 
     @staticmethod
-    def shown_figure(results, factor):
-        """A caption."""
+    def shown_figure():
+        """A
+        caption."""
         return Figure()
 
-    @staticmethod
-    def none_figure(results, factor):
-        """Nothing to draw."""
-
     def main(self, options):
-        with experiment.open_run(options, self.make_setup, self.extra) as run:
-            points = run.measure(self.measure)
-            return run.publish(
-                points,
-                table=self.table,
-                figures=self.FIGURES,
-                claims=self.claims,
-                compare=self.compare,
-                files=lambda results, factor, run: {"report.html": lambda: b"<p>"},
-            )
+        with open_run(options, self.make_setup, self.extra) as run:
+            for point in run.measure(self.measure):
+                results, factor = point.results, point.setup
+                point.save_table(self.table(results, factor))
+                point.save_figure("shown", self.shown_figure())
+                point.save_figure("none", None)
+                point.save_claims(self.claims(results, factor))
+                point.save_comparisons(self.compare(results, factor))
+                point.save_file("report.html", b"<p>")
+            return run.finish()
 
     def run(self, folder, *arguments):
         return cli.execute(self.main, self.FLAGS, [*arguments, f"--output_dir={folder}"])
@@ -224,8 +222,7 @@ def test_a_run_shows_what_there_is_and_computes_it_once(tmp_path, capsys):
         assert {path.stem for path in (tmp_path / "figures").iterdir()} == {"shown"}
         assert (tmp_path / "results.csv").exists() and (tmp_path / "report.html").exists()
     assert doubled.computed == [2]
-    captions = experiment.figure_captions(doubled.FIGURES)
-    assert captions == {"shown": "A caption.", "none": "Nothing to draw."}
+    assert experiment.describe_figures(doubled.shown_figure) == {"shown": "A caption."}
 
 
 def test_all_points_are_set_up_before_the_first_is_computed(tmp_path, capsys):

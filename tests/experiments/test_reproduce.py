@@ -19,7 +19,7 @@ from PIL import Image
 
 from experiments import reproduce, run_architectures, run_path_counts
 from experiments.lab import cli, progress
-from experiments.lab.experiment import describe_experiment, figure_captions, list_experiments
+from experiments.lab.experiment import describe_experiment, list_experiments
 from experiments.reproducing import results_page, running, sections
 from experiments.reproducing.filling import Texts
 from experiments.reproducing.running import ProcessResult
@@ -35,11 +35,7 @@ def test_every_experiment_is_found_and_its_presets_are_accepted():
             describe_experiment(name),
         )
         assert set(experiment.presets) >= set(sections.PRESETS)
-        assert (
-            figure_captions(module.FIGURES)
-            and experiment.brief
-            and "experiments." in module.__doc__
-        )
+        assert experiment.figures and experiment.brief and "experiments." in module.__doc__
         for preset in experiment.presets:
             for arguments in experiment.runs(preset).values():
                 cli.parse_flags(module.FLAGS, list(arguments))

@@ -56,15 +56,15 @@ def test_rows_figures_and_statements_are_of_the_arrays(base):
     table, saved = rows(base), arrays(base)
     for column in ("log10_bound", "tightness_mean"):
         assert all((r[column] != "") == (r["variant"] == "san") for r in table)
-    results, setup = result_of(run_collapse, base)
-    comparisons = {c.quantity: c for c in run_collapse.compare_results(results, setup)}
+    results, _ = result_of(run_collapse, base)
+    comparisons = {c.quantity: c for c in run_collapse.compare_results(results)}
     assert "attention alone: residual ratio after 3 layers" in comparisons
     rounded = results.assign(ratio=results.ratio * 0 + np.float32(6e-8))
-    first, *_ = run_collapse.compare_results(rounded, setup)
+    first, *_ = run_collapse.compare_results(rounded)
     assert first.measured == "below 1e-06 (rounding)"
     free = [c.measured for q, c in comparisons.items() if "needs no condition" in q]
     assert free and not any(free)
-    claims = {row.key: row for row in run_collapse.judge_claims(results, setup)}
+    claims = {row.key: row for row in run_collapse.judge_claims(results)}
     assert claims["rate"].draws == 3
     assert claims["heads bound"].estimate == 0 and "cases" in claims["heads bound"].note
     assert claims["skips"].estimate > 1
@@ -167,11 +167,11 @@ def make_point(norm="none", weight_scale=1.0, skip_gain=1.0, swept=None, **varia
 
 
 def judge_points(points):
-    return run_collapse.judge_claims(join_datasets(points, run_collapse.AXES), None)
+    return run_collapse.judge_claims(join_datasets(points, run_collapse.AXES))
 
 
 def compare_points(points):
-    return run_collapse.compare_results(join_datasets(points, run_collapse.AXES), None)
+    return run_collapse.compare_results(join_datasets(points, run_collapse.AXES))
 
 
 def test_every_variant_has_a_published_curve_to_stand_beside():
@@ -209,7 +209,7 @@ def test_of_a_grid_of_gains_each_number_has_its_label():
     texts = [f"skip gain {gain}, attention and skips" for gain in (0, 1)]
     texts = [f"{text}: residual ratio after 2 layers" for text in texts]
     assert ratios[texts[0]].published is None and ratios[texts[1]].published > 0.1
-    finding = collapse_claims.make_finding(join_datasets(points, run_collapse.AXES), None)
+    finding = collapse_claims.make_finding(join_datasets(points, run_collapse.AXES))
     assert finding.sentence.startswith("Skip gain 1: after 2 layers")
 
 
@@ -219,14 +219,14 @@ def test_without_skips_of_gain_1_nothing_is_said_of_them():
     quantities = [c.quantity for c in compare_points(points)]
     assert quantities[1].startswith("skip gain 0, attention and skips: ")
     results = join_datasets(points, run_collapse.AXES)
-    assert collapse_claims.make_finding(results, None) is None
-    assert collapse_figures.depth_figure(results, None) is None
+    assert collapse_claims.make_finding(results) is None
+    assert collapse_figures.depth_figure(results) is None
 
 
 def test_the_first_picture_shows_what_the_arrays_have():
     """On a logarithmic axis, at the gain of 1 whichever comes first; the title names the point."""
     results = join_datasets(make_gains(0.5, 1.0), run_collapse.AXES)
-    (ax,) = collapse_figures.depth_figure(results, None).axes
+    (ax,) = collapse_figures.depth_figure(results).axes
     assert ax.get_yscale() == "log" and ax.get_title() == "skip gain 1"
     lines = {line.get_label(): line.get_ydata() for line in ax.lines}
     chosen = results.sel(norm_placement="post", weight_scale=0.5, skip_gain=1)
@@ -239,16 +239,14 @@ def test_the_first_picture_shows_what_the_arrays_have():
 def test_every_point_of_a_grid_has_a_panel():
     results = join_datasets(make_gains(0.0, 0.5, 1.0), run_collapse.AXES)
     for draw in (collapse_figures.residual_ratio_figure, collapse_figures.log_residual_figure):
-        titles = [ax.get_title() for ax in draw(results, None).axes]
+        titles = [ax.get_title() for ax in draw(results).axes]
         assert titles == [f"Post-LN, skip gain {gain:g}" for gain in (0.0, 0.5, 1.0)]
-    panel = collapse_figures.residual_ratio_figure(results, None).axes[1]
+    panel = collapse_figures.residual_ratio_figure(results).axes[1]
     lines = {line.get_label(): line.get_ydata() for line in panel.lines}
     expected = results.ratio.sel(skip_gain=0.5, variant="san_skip").mean("seed").squeeze()
     np.testing.assert_allclose(lines["attention and skips"], expected)
     many = make_gains(*np.linspace(0.0, 1.0, 1 + labelled.MOST_PANELS).tolist())
-    assert (
-        collapse_figures.log_residual_figure(join_datasets(many, run_collapse.AXES), None) is None
-    )
+    assert collapse_figures.log_residual_figure(join_datasets(many, run_collapse.AXES)) is None
 
 
 def test_every_scale_of_the_weights_is_a_setting_with_the_first_gain_of_the_skips():
@@ -444,8 +442,8 @@ def test_float64_has_the_gain_of_each_seed_and_infinities_are_not_decided():
 @pytest.mark.full
 def test_the_constant_of_the_law_is_that_of_networks_without_skips(base, tmp_path):
     """Its closed form is that of attention alone; figures need no attention alone."""
-    results, setup = result_of(run_collapse, base)
-    comparisons = list(run_collapse.compare_results(results, setup))
+    results, _ = result_of(run_collapse, base)
+    comparisons = list(run_collapse.compare_results(results))
     laws = {c.quantity: c for c in comparisons if "3^L law" in c.quantity}
     assert len(laws) == 2
     assert all("law of attention alone" in quantity for quantity in laws)

@@ -45,9 +45,9 @@ def test_designs_that_overflow_are_named_and_kept_apart():
 
 def read_answers(folder):
     """Reads (results, {quantity: comparison}, claims) of a finished run."""
-    measures, configs = result_of(run_stability, folder)
-    comparisons = {row.quantity: row for row in run_stability.compare_results(measures, configs)}
-    return measures, comparisons, list(run_stability.judge_claims(measures, configs))
+    measures, _ = result_of(run_stability, folder)
+    comparisons = {row.quantity: row for row in run_stability.compare_results(measures)}
+    return measures, comparisons, list(run_stability.judge_claims(measures))
 
 
 @pytest.mark.full
@@ -189,7 +189,7 @@ def test_a_statement_of_theorem_2_is_decided_by_what_the_theorem_is_about():
             | dict.fromkeys(other_quantities, depth ** np.array([5.0, 6.0, 7.0]))
             for depth in (3, 6, 12, 25)
         }
-        first, second, _ = run_stability.judge_claims(measures, {})
+        first, second, _ = run_stability.judge_claims(measures)
         assert (first.key, second.key) == ("O(N)", "independent updates") and second.estimate > 5
         estimates[name] = first.estimate
     assert estimates["equal"] == pytest.approx(2) and estimates["like Pre-LN's"] == pytest.approx(1)

@@ -62,9 +62,7 @@ def test_every_cell_and_seed_is_in_the_table(folder):
     results, cells = result_of(experiment, folder)
     assert list(results) == cells and len(cells) == 4 and len(table) == 8
     limit = designs.guess_limit(8 * 4, 3)
-    for i, (cell, row) in enumerate(
-        zip(cells, experiment.compare_results(results, cells), strict=True)
-    ):
+    for i, (cell, row) in enumerate(zip(cells, experiment.compare_results(results), strict=True)):
         seeds = table[2 * i : 2 * i + 2]
         assert {row["design"] for row in seeds} == {cell.design}
         accuracies = [float(row["accuracy"]) for row in seeds]
@@ -213,7 +211,7 @@ def make_cell(design, depth, accuracy, warmup=0, seeds=8):
 
 
 def judge(results):
-    return list(binary.judge_claims(results, []))
+    return list(binary.judge_claims(results))
 
 
 @pytest.mark.parametrize(
@@ -245,7 +243,7 @@ def test_verdicts_against_the_published_table(design, depth, accuracy, key, verd
         warm = make_cell("pre", depth, 0.6, 100) | make_cell(design, depth, accuracy, 100)
         settings = [row.setting for row in judge(pre | design_cell | warm)]
         assert settings and all("warm-up 100" in setting for setting in settings)
-    *_, row = binary.compare_results(pre | design_cell, [])
+    *_, row = binary.compare_results(pre | design_cell)
     assert (row.published is not None) == bool(key)
     assert row.published == "failed" or key != "post behind"
 
@@ -274,7 +272,7 @@ def make_cells(depth=2, num_seeds=3, num_looks=4):
 def test_solid_lines_are_before_training_and_dashed_ones_after_it():
     """The data of the picture are compared with the arrays."""
     cells = make_cells()
-    panels = iter(binary.inside_figure(cells, None).axes)
+    panels = iter(binary.inside_figure(cells).axes)
     measures = {"residual_ratio": None, "w_q": 0, "w_v": 2}  # places among `designs.GRADIENTS`
     for ax, (name, place) in zip(panels, measures.items(), strict=True):
         solid, dashed = ([a for a in ax.lines if a.get_linestyle() == s] for s in ("-", "--"))
@@ -287,17 +285,17 @@ def test_solid_lines_are_before_training_and_dashed_ones_after_it():
 
 
 def test_the_finding_names_admin_too():
-    sentence = binary.make_finding(make_cells(), None).sentence
+    sentence = binary.make_finding(make_cells()).sentence
     assert "Post-LN learns nothing in 1 of 3 seeds" in sentence
     assert "Admin learns nothing in 1 of 3 seeds" in sentence
 
 
 def test_losses_and_shares_drawn_are_those_of_the_arrays():
     cells = make_cells()
-    axes = binary.loss_figure(cells, None).axes
+    axes = binary.loss_figure(cells).axes
     lines = [line.get_ydata() for line in axes[0].lines]
     for results, line in zip(cells.values(), lines, strict=True):
         np.testing.assert_allclose(line, results["losses"].mean(axis=0))
-    (ax,) = binary.share_figure(cells, None).axes
+    (ax,) = binary.share_figure(cells).axes
     shares = [float(container.lines[0].get_ydata()[0]) for container in ax.containers]
     np.testing.assert_allclose(shares, [1 / 3, 1 / 3])

@@ -35,7 +35,8 @@ def expected_apart(measures: dict[str, Any]) -> np.ndarray:
     return np.exp(measures["expected_log_apart"].astype(float)).mean(axis=0)
 
 
-def one_law_figure(results: ByCase, setup: Any) -> figures.Figure:
+@figures.styled
+def one_law_figure(results: ByCase) -> figures.Figure:
     """Left: 1 − mean token cosine by layer of the deepest networks (markers: geometric means;
     bands: a deviation over networks; dotted: the least and the largest network) and the law that
     predicts the mean from the gains alone (lines). Right: output change, measured against expected
@@ -69,7 +70,8 @@ def one_law_figure(results: ByCase, setup: Any) -> figures.Figure:
     return fig
 
 
-def dependency_figure(results: ByCase, setup: Any) -> figures.Figure:
+@figures.styled
+def dependency_figure(results: ByCase) -> figures.Figure:
     """Dependency of the stream after branch i on branch j in the shallowest networks: β_ij from
     variances, as published."""
     designs = by_design(results)
@@ -88,7 +90,8 @@ def dependency_figure(results: ByCase, setup: Any) -> figures.Figure:
     return fig
 
 
-def output_change_figure(results: ByCase, setup: Any) -> figures.Figure:
+@figures.styled
+def output_change_figure(results: ByCase) -> figures.Figure:
     """Change of the output after an update of every matrix by the same relative size, against the
     number of branches; black the three published laws. Dotted: of random updates the law's
     expectation; of steps along the gradient what they do at least, e² (Σ‖W‖‖∂W‖)²/‖u‖²."""

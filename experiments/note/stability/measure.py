@@ -127,14 +127,14 @@ def group_by_program(configs: Mapping[str, rc.TransformerConfig]) -> list[dict[s
 
 
 def measure_all(
-    options: Flags, configs: Mapping[Case, Any], run: RunFolder
+    options: Flags, configs: Mapping[Case, Any], folder: RunFolder
 ) -> dict[Case, dict[str, np.ndarray]]:
     """Measures all networks at initialisation, resumed from the run.
 
     Args:
         options: The flags.
         configs: The networks by case or name.
-        run: The run folder; what it has is not computed again.
+        folder: The run folder; what it has is not computed again.
 
     Returns:
         {case: {measure: [s, ...]}}, names joined by a dot.
@@ -144,7 +144,7 @@ def measure_all(
     """
     arrays: dict[str, Any] = {}
     by_name = {case.name: config for case, config in configs.items()}
-    with Executor(options, run, "stability", options.num_seeds * len(by_name)) as executor:
+    with Executor(options, folder, "stability", options.num_seeds * len(by_name)) as executor:
         for group in group_by_program(by_name):
             is_profiled = any(np.isnan(a).any() for a in jax.tree.leaves(list(group.values())))
 

@@ -108,12 +108,11 @@ def geometric_ratios(measured: np.ndarray, expected: np.ndarray) -> np.ndarray:
         return np.exp(np.mean(np.log(measured) - np.log(expected), axis=0))
 
 
-def make_rows(results: ByCase, configs: Any) -> Iterator[dict[str, Any]]:
+def make_rows(results: ByCase) -> Iterator[dict[str, Any]]:
     """Makes a row for each network, seed and layer; numbers of the whole network stand at the last.
 
     Args:
         results: {case: {measure: [s, ...]}}.
-        configs: Unused: the networks.
     """
     for case, measures in results.items():
         flat, layers = {n: v.reshape(len(v), -1) for n, v in measures.items()}, case.depth + 1

@@ -153,7 +153,7 @@ def list_weights(options: Flags, models: Sequence[Model]) -> list[Weights]:
     return weights
 
 
-def measure(options: Flags, models: Sequence[Model], run: RunFolder) -> Results:
+def measure(options: Flags, models: Sequence[Model], folder: RunFolder) -> Results:
     """Measures the residual ratio by layer of every set of weights, resumed from the run.
 
     All texts go through a layer together, since a model may be larger than memory; a run resumes
@@ -162,15 +162,15 @@ def measure(options: Flags, models: Sequence[Model], run: RunFolder) -> Results:
     Args:
         options: The flags.
         models: The models.
-        run: The run folder; what it has is not computed again.
+        folder: The run folder; what it has is not computed again.
     """
     sets = list_weights(options, models)
     by_label: dict[str, dict[str, list[dict[str, np.ndarray]]]] = {m.label: {} for m in models}
-    with Progress(len(sets), "architectures", log=run.log) as progress:
+    with Progress(len(sets), "architectures", log=folder.log) as progress:
         for weights in sets:
-            if run.part(weights.name) is None:
+            if folder.part(weights.name) is None:
                 progress.say(weights.name)
-            arrays = run.cached(weights.name, partial(measure_weights, options, weights))
+            arrays = folder.cached(weights.name, partial(measure_weights, options, weights))
             by_label[weights.model.label].setdefault(weights.kind, []).append(arrays)
             progress.advance()
     return {

@@ -126,15 +126,15 @@ def make_case(options: flags.FlagValues, name: str) -> TrainedTask:
 
 
 def measure_walk(
-    num_steps: int, setup: TrainedTask, model: Any, data: Any, key: Any
+    num_steps: int, task: TrainedTask, model: Any, data: Any, key: Any
 ) -> dict[str, Any]:
     """Measures one seed's continuation of its own output, after the points it was trained on.
 
-    Fed with sums where the program of the setup is.
+    Fed with sums where the program of the task is.
 
     Args:
         num_steps: Points of the walk, the start included.
-        setup: What was trained.
+        task: What was trained.
         model: The trained model.
         data: Of the seed.
         key: Unused.
@@ -147,7 +147,7 @@ def measure_walk(
         where equal points end that begin in the middle of the last two. "equal_points_moved" is
         the length of their last step.
     """
-    config, skip = setup.recipe.config, setup.program.endswith(SUMS)
+    config, skip = task.recipe.config, task.program.endswith(SUMS)
 
     def step(points):
         return forward(model, points, config)

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from functools import partial
-from typing import Any
 
 import numpy as np
 import xarray as xr
@@ -40,13 +39,12 @@ def count_above(results: xr.Dataset, bound: str) -> xr.DataArray:
     return (results.log10_residual > results[bound] + margin).sum(["seed", "layer"])
 
 
-def judge_claims(results: xr.Dataset, setup: Any) -> Iterator[Row]:
+def judge_claims(results: xr.Dataset) -> Iterator[Row]:
     """Tests rate, bounds, skips, MLPs and norms, on each norm placement and scale of the weights,
     and what has skips at each of their gains; of skips with a gain of 0, nothing is said.
 
     Args:
         results: Over norm placement, weight scale, skip gain, variant, seed and layer.
-        setup: Unused.
     """
     skips, is_swept = results.sel(skip_gain=results.skip_gain != 0), results.sizes["skip_gain"] > 1
     results = without_skips(results)
@@ -172,13 +170,12 @@ def crossing(gains: np.ndarray, raised: np.ndarray) -> np.ndarray:
     return crossings
 
 
-def compare_results(results: xr.Dataset, setup: Any) -> Iterator[Comparison]:
+def compare_results(results: xr.Dataset) -> Iterator[Comparison]:
     """Compares residual ratios with BERT's published curve, where skips have a gain of 1 as there,
     and shows what only logarithms show.
 
     Args:
         results: Over norm placement, weight scale, skip gain, variant, seed and layer.
-        setup: Unused.
     """
     end, depth = results.isel(layer=-1), results.sizes["layer"] - 1
     curves = published_curves(PUBLISHED["bert-base-cased"], 12)["init"]
@@ -230,12 +227,11 @@ def compare_results(results: xr.Dataset, setup: Any) -> Iterator[Comparison]:
             yield from labelled.compare_means(text, c, theorem, source="theorem")
 
 
-def make_finding(results: xr.Dataset, setup: Any) -> Finding | None:
+def make_finding(results: xr.Dataset) -> Finding | None:
     """Reports what is left of attention alone and of attention with skips of gain 1.
 
     Args:
         results: Over norm placement, weight scale, skip gain, variant, seed and layer.
-        setup: Unused.
     """
     chosen = choose_published(results)
     if chosen is None or not {"san", "san_skip"} <= {*results.variant.values}:

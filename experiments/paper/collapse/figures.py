@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from experiments.lab import labelled, name_figures
+from experiments.lab import labelled
 from rank_collapse.measures.profiles import rounding_limit
 from rank_collapse.report import figures
 
@@ -86,7 +86,8 @@ def describe_published(results: xr.Dataset) -> str:
     return labelled.describe_point(point)
 
 
-def depth_figure(results: xr.Dataset, setup: Any) -> figures.Figure | None:
+@figures.styled
+def depth_figure(results: xr.Dataset) -> figures.Figure | None:
     """Residual ratio by layer at initialisation: mean of the logarithm over seeds and a deviation.
     Attention alone and with MLPs fall faster with every layer, by the third power of what is left;
     below the dotted line rounding decides what an ordinary forward pass in float32 shows."""
@@ -106,7 +107,8 @@ def depth_figure(results: xr.Dataset, setup: Any) -> figures.Figure | None:
     return fig
 
 
-def residual_ratio_figure(results: xr.Dataset, setup: Any) -> figures.Figure | None:
+@figures.styled
+def residual_ratio_figure(results: xr.Dataset) -> figures.Figure | None:
     """The same on a linear axis, of all norms and swept values: mean and standard deviation over
     seeds."""
     if not can_show(results):
@@ -117,7 +119,8 @@ def residual_ratio_figure(results: xr.Dataset, setup: Any) -> figures.Figure | N
     return fig
 
 
-def log_residual_figure(results: xr.Dataset, setup: Any) -> figures.Figure | None:
+@figures.styled
+def log_residual_figure(results: xr.Dataset) -> figures.Figure | None:
     """By how many powers of ten the residual ratio falls, to any depth; geometric means over seeds.
     Black, dashed: three times as many with each layer. Dotted: what an ordinary float32 forward
     pass shows of attention alone."""
@@ -153,7 +156,8 @@ def draw_cubic_line(ax: Any, lost: np.ndarray) -> None:
         ax.plot(layers, lost[-1] * 3.0 ** (layers - layers[-1]), "k--", lw=1, zorder=5)
 
 
-def local_rate_figure(results: xr.Dataset, setup: Any) -> figures.Figure | None:
+@figures.styled
+def local_rate_figure(results: xr.Dataset) -> figures.Figure | None:
     """Local rate of the logarithms: 3 is doubly exponential collapse, 1 exponential or none."""
     if not can_show(results):
         return None
@@ -169,7 +173,8 @@ def local_rate_figure(results: xr.Dataset, setup: Any) -> figures.Figure | None:
     return fig
 
 
-def bounds_and_constant_figure(results: xr.Dataset, setup: Any) -> figures.Figure | None:
+@figures.styled
+def bounds_and_constant_figure(results: xr.Dataset) -> figures.Figure | None:
     """Left: how many powers of ten the bounds of one layer of attention alone lie above what they
     bound; all but the paper's need no condition. Right: the constant of the 3^l law as each depth
     shows it (markers), from the closed recursion of the covariance (dashed), and by the theorem
@@ -207,12 +212,14 @@ def bounds_and_constant_figure(results: xr.Dataset, setup: Any) -> figures.Figur
     return fig
 
 
-def sweep_weight_scale_figure(results: xr.Dataset, setup: Any) -> figures.Figure | None:
+@figures.styled
+def sweep_weight_scale_figure(results: xr.Dataset) -> figures.Figure | None:
     """Relative residual at BERT's weight scale (0.55) and at 1/√fan-in."""
     return sweep_figure(results, "weight_scale")
 
 
-def sweep_skip_gain_figure(results: xr.Dataset, setup: Any) -> figures.Figure | None:
+@figures.styled
+def sweep_skip_gain_figure(results: xr.Dataset) -> figures.Figure | None:
     """Relative residual at each gain of the skips."""
     return sweep_figure(results, "skip_gain")
 
@@ -246,7 +253,8 @@ def sweep_figure(results: xr.Dataset, swept: str) -> figures.Figure | None:
     return fig
 
 
-def mlp_gain_figure(results: xr.Dataset, setup: Any) -> figures.Figure | None:
+@figures.styled
+def mlp_gain_figure(results: xr.Dataset) -> figures.Figure | None:
     """By how much MLPs raise the constant Λ above pure attention's, against their gain: above 0
     they slow the collapse."""
     if "swept" not in results or "san" not in results.variant:
@@ -262,15 +270,3 @@ def mlp_gain_figure(results: xr.Dataset, setup: Any) -> figures.Figure | None:
         ax.set_xlabel("gain of the MLPs")
     axes[0, 0].set_ylabel("Λ with MLPs − Λ of attention alone\n(above 0: slower, below: faster)")
     return fig
-
-
-FIGURES = name_figures(
-    depth_figure,
-    residual_ratio_figure,
-    log_residual_figure,
-    local_rate_figure,
-    bounds_and_constant_figure,
-    mlp_gain_figure,
-    sweep_weight_scale_figure,
-    sweep_skip_gain_figure,
-)

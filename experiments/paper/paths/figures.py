@@ -3,14 +3,15 @@
 import numpy as np
 import xarray as xr
 
-from experiments.lab import labelled, name_figures
+from experiments.lab import labelled
 from experiments.paper.paths.measure import BASELINES
 from experiments.paper.paths.results import accuracies, largest_sets
 from experiments.train.training import TrainedTask
 from rank_collapse.report import figures
 
 
-def short_paths_figure(results: xr.Dataset, setup: TrainedTask):
+@figures.styled
+def short_paths_figure(results: xr.Dataset, task: TrainedTask):
     """Accuracy of the network without paths longer than k, and of sampled paths of length k alone;
     mean and standard deviation over seeds."""
     shares = accuracies(results)
@@ -23,13 +24,14 @@ def short_paths_figure(results: xr.Dataset, setup: TrainedTask):
     levels = ((shares.whole, "whole network", "-"), (shares.baseline, "guess", "--"))
     for value, text, dashes in levels:
         ax.axhline(float(value.mean()), label=text, color="#555555", linestyle=dashes, lw=1)
-    ax.set(xlabel="path length k, in layers", ylabel="accuracy", ylim=(0, 1.02), title=setup.title)
+    ax.set(xlabel="path length k, in layers", ylabel="accuracy", ylim=(0, 1.02), title=task.title)
     ax.set_xticks(lengths)
     fig.legend(*ax.get_legend_handles_labels(), loc="outside lower center", ncols=2)
     return fig
 
 
-def paths_figure(results: xr.Dataset, setup: TrainedTask):
+@figures.styled
+def paths_figure(results: xr.Dataset, task: TrainedTask):
     """Accuracy by path length. Left: sampled sets, which attend from their own states, beside the
     exact sum over all paths of the length in the whole model's attention. Right: the network
     without paths longer than k, the sums of the k + 1 shortest and of the k + 1 longest lengths.
@@ -67,7 +69,7 @@ def paths_figure(results: xr.Dataset, setup: TrainedTask):
         (offset, f"no path: biases alone ({offset:.2f})", "firebrick", "-."),
     ]
     published = [
-        (setup.published[key], f"{label}, published ({setup.published[key]:g})", "tab:gray", ":")
+        (task.published[key], f"{label}, published ({task.published[key]:g})", "tab:gray", ":")
         for key, label in (("whole", "whole model"), ("baseline", "baseline"))
     ]
     for ax, levels in ((sampled_ax, measured + published), (lengths_ax, measured)):
@@ -77,11 +79,12 @@ def paths_figure(results: xr.Dataset, setup: TrainedTask):
         ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2))
     sampled_ax.set(ylabel="token accuracy", title="one length")
     lengths_ax.set(title="several lengths together")
-    fig.suptitle(f"{setup.title}, {count_seeds(shares)}")
+    fig.suptitle(f"{task.title}, {count_seeds(shares)}")
     return fig
 
 
-def shares_figure(results: xr.Dataset, setup: TrainedTask):
+@figures.styled
+def shares_figure(results: xr.Dataset, task: TrainedTask):
     """What the biases carry through the whole model's 1/σ, without any path (left), and what each
     length adds in its attention: exact Shapley values of the accuracy (middle), and covariance
     shares of the logits, the offset's first (right): one outside 0..1 says that parts cancel."""
@@ -116,11 +119,12 @@ def shares_figure(results: xr.Dataset, setup: TrainedTask):
     axes[0, 2].set_title(rf"$\Sigma\,\|C_k\| \,/\, \|Y\|$ = {ratio:.2f}")
     axes[0, 1].set_title(f"sum {total:.2f}: whole model less offset")
     axes[0, 0].set_title("what the biases carry")
-    fig.suptitle(f"{setup.title}, {count_seeds(shares)}")
+    fig.suptitle(f"{task.title}, {count_seeds(shares)}")
     return fig
 
 
-def loss_figure(results: xr.Dataset, setup: TrainedTask):
+@figures.styled
+def loss_figure(results: xr.Dataset, task: TrainedTask):
     """Training loss, mean and standard deviation over seeds that did not diverge; of those that did
     until they did."""
     fig, ((ax,),) = figures.figure(1, 1)
@@ -130,7 +134,7 @@ def loss_figure(results: xr.Dataset, setup: TrainedTask):
     lines = ax.plot(epochs, diverged.T, color=figures.color(1), linewidth=0.8)
     for line in lines[:1]:
         line.set_label(f"diverged: {len(diverged)}")
-    ax.set(xlabel="epoch", ylabel="training loss", title=setup.title)
+    ax.set(xlabel="epoch", ylabel="training loss", title=task.title)
     ax.legend()
     return fig
 
@@ -139,6 +143,3 @@ def count_seeds(values: xr.Dataset | xr.DataArray) -> str:
     """Returns the number of seeds in words, "3 seeds"."""
     count = values.sizes["seed"]
     return f"{count} seed{'s' * (count != 1)}"
-
-
-FIGURES = name_figures(short_paths_figure, paths_figure, shares_figure, loss_figure)

@@ -13,13 +13,11 @@ import numpy as np
 import xarray as xr
 from jaxtyping import Array, Float
 
-from experiments.lab import Flags, RunFolder, labelled
+from experiments.lab import Flags, labelled
 from experiments.train.training import (
-    ALONE,
     Metrics,
     TrainedTask,
     compute_metrics,
-    train_flat,
     whole_metrics,
 )
 from rank_collapse.network.config import TransformerConfig
@@ -42,23 +40,14 @@ PUBLISHED_SIZE = 20  # paths in the larger of the published sets
 SET_SIZES = (5, PUBLISHED_SIZE)  # of the published figures
 
 
-def measure(options: Flags, setup: TrainedTask, run: RunFolder) -> xr.Dataset:
-    """Trains every seed and evaluates its paths, all seeds in one program.
-
-    Returns:
-        What `evaluate` measures, with named axes: see `as_dataset`.
-    """
-    measure_seed = functools.partial(evaluate, options)
-    arrays = train_flat(options, {ALONE: setup}, run, measure_seed)[ALONE]
-    return as_dataset(options, setup, arrays)
-
-
-def evaluate(options: Flags, setup: TrainedTask, model: Any, data: Any, key: Any) -> dict[str, Any]:
+def evaluate_paths(
+    options: Flags, task: TrainedTask, model: Any, data: Any, key: Any
+) -> dict[str, Any]:
     """Evaluates the trained model of one seed: whole, by path length, and the baselines.
 
     Args:
         options: The flags, for the sampled sets of paths.
-        setup: What was trained.
+        task: What was trained.
         model: The trained model.
         data: Of the seed: "train" and "eval", and "texts" where "train" is packed.
         key: Of the seed; sets of paths and the random baseline are drawn from it.
@@ -67,9 +56,9 @@ def evaluate(options: Flags, setup: TrainedTask, model: Any, data: Any, key: Any
         {evaluation: {metric: [] or [k]}}: "whole", "whole_train", the baselines and those of
         `length_sums`; "sets": {size: {metric: [k, r]}}; "tokens": [], the number evaluated.
     """
-    config, metrics, batch_size = setup.recipe.config, setup.metrics, setup.batch_size
+    config, metrics, batch_size = task.recipe.config, task.metrics, task.batch_size
     key_paths, key_guess = jax.random.split(jax.random.fold_in(key, 1))
-    held_out, num_labels = data["eval"], setup.recipe.num_outputs
+    held_out, num_labels = data["eval"], task.recipe.num_outputs
     guesses = (
         majority_baseline(data["train"], held_out, num_labels),
         random_baseline(key_guess, held_out, num_labels),
@@ -77,7 +66,7 @@ def evaluate(options: Flags, setup: TrainedTask, model: Any, data: Any, key: Any
     return {
         "whole": whole_metrics(model, held_out, config, metrics, batch_size),
         **{name: {"accuracy": value} for name, value in zip(BASELINES, guesses, strict=True)},
-        "sets": evaluate_samples(options, setup, model, held_out, key_paths),
+        "sets": evaluate_samples(options, task, model, held_out, key_paths),
         **length_sums(model, held_out, config, metrics, batch_size),
         "tokens": token_mask(held_out).sum(),
         "whole_train": whole_metrics(
@@ -98,7 +87,7 @@ def sampled_lengths(options: Flags) -> np.ndarray:
 
 
 def evaluate_samples(
-    options: Flags, setup: TrainedTask, model: Model, held_out: Examples, key: Any
+    options: Flags, task: TrainedTask, model: Model, held_out: Examples, key: Any
 ) -> dict[str, dict[str, Float[Array, "k r"]]]:
     """Evaluates sampled sets of paths, each of which attends from its own states, as published.
 
@@ -106,7 +95,7 @@ def evaluate_samples(
 
     Args:
         options: The flags.
-        setup: What was trained.
+        task: What was trained.
         model: The trained model of one seed.
         held_out: What it is evaluated on, [b, n].
         key: Of the seed.
@@ -114,7 +103,7 @@ def evaluate_samples(
     Returns:
         {number of paths in a set: {metric: [k, r]}}.
     """
-    config, lengths = setup.recipe.config, sampled_lengths(options)
+    config, lengths = task.recipe.config, sampled_lengths(options)
     sizes = sorted({options.n_paths, *SET_SIZES})
     shape = (len(sizes), len(lengths), options.n_repeat, sizes[-1])
     is_kept = np.arange(sizes[-1]) < np.reshape(sizes, (-1, 1, 1, 1))
@@ -141,9 +130,9 @@ def evaluate_samples(
             keep=is_kept.reshape(-1, *shape[2:]),
         )
 
-    logits = in_batches(single_logits, (held_out.inputs, held_out.mask), setup.batch_size)
+    logits = in_batches(single_logits, (held_out.inputs, held_out.mask), task.batch_size)
     logits = jnp.moveaxis(logits, 0, 2)  # [sizes k, r, b, n, c]
-    measure_logits = functools.partial(compute_metrics, setup.metrics, held_out)
+    measure_logits = functools.partial(compute_metrics, task.metrics, held_out)
     values = jax.lax.map(measure_logits, logits.reshape(-1, *logits.shape[2:]))
     values = {metric: array.reshape(shape[:3]) for metric, array in values.items()}
     return {str(size): {m: a[i] for m, a in values.items()} for i, size in enumerate(sizes)}
@@ -221,12 +210,12 @@ def length_sums(
     }
 
 
-def as_dataset(options: Flags, setup: TrainedTask, arrays: Mapping[str, np.ndarray]) -> xr.Dataset:
-    """Names the axes of what `evaluate` measures.
+def name_axes(options: Flags, task: TrainedTask, arrays: Mapping[str, np.ndarray]) -> xr.Dataset:
+    """Names the axes of what `evaluate_paths` measures.
 
     Args:
         options: The flags.
-        setup: What was trained.
+        task: What was trained.
         arrays: {"name/level": [s, ...]}.
 
     Returns:
@@ -237,7 +226,7 @@ def as_dataset(options: Flags, setup: TrainedTask, arrays: Mapping[str, np.ndarr
     evaluations = {name: a for name, a in arrays.items() if not name.startswith("model/")}
     sets = {n: evaluations.pop(n) for n in [*evaluations] if n.startswith("sets/")}
     exact = labelled.make_dataset(evaluations, ("metric", "path_length"), **axes)
-    exact = exact.assign_coords(path_length=np.arange(setup.recipe.config.depth + 1))
+    exact = exact.assign_coords(path_length=np.arange(task.recipe.config.depth + 1))
     sampled = labelled.make_dataset(sets, ("num_paths", "metric", "path_length", "repeat"))
     sampled = sampled.assign_coords(path_length=sampled_lengths(options))
     sampled = sampled.rename(sets="sampled").sortby("num_paths")

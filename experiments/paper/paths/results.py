@@ -13,6 +13,10 @@ from experiments.paper.paths.measure import BASELINES, PUBLISHED_SIZE, sampled_l
 from experiments.train.training import TrainedTask
 from experiments.verdicts import Comparison, Row, format_interval, mean_with_interval, slope
 
+CLAIM = (
+    "In a network with 6 layers and skips, short paths alone nearly reach the accuracy of the full "
+    "model. The accuracy of a path falls with its length (section 4.2)."
+)
 # Whose attention, norms and gates: the whole model's ("frozen"), or the truncated network's own.
 SEMANTICS = dict.fromkeys(("offset", "exact", "up_to", "from", "shapley"), "frozen")
 SEMANTICS |= {"truncated": "self-consistent", "sampled": "recomputed"}
@@ -65,12 +69,12 @@ def largest_sets(shares: xr.Dataset) -> xr.DataArray:
     return sets.sel(num_paths=sets.num_paths.max())
 
 
-def make_rows(results: xr.Dataset, setup: TrainedTask) -> Iterator[dict[str, Any]]:
+def make_rows(results: xr.Dataset, task: TrainedTask) -> Iterator[dict[str, Any]]:
     """Makes a row for each seed, evaluation, path length and repeat; a column for each metric.
 
     Args:
         results: From `measure`.
-        setup: What was trained.
+        task: What was trained.
     """
     frames = [
         results[evaluation]
@@ -86,11 +90,11 @@ def make_rows(results: xr.Dataset, setup: TrainedTask) -> Iterator[dict[str, Any
     long["semantics"] = long.evaluation.map(SEMANTICS)
     places = [axis for axis in PLACES if axis in long]
     long[places] = long[places].astype("Int64")
-    order = ["seed", "diverged", "evaluation", "semantics", *places, *setup.metrics]
+    order = ["seed", "diverged", "evaluation", "semantics", *places, *task.metrics]
     return labelled.frame_rows(long.sort_values("seed", kind="stable")[order])
 
 
-def judge_claims(task: str, results: xr.Dataset, setup: TrainedTask) -> Iterator[Row]:
+def judge_claims(results: xr.Dataset, task: TrainedTask, setting: str) -> Iterator[Row]:
     """Tests whether short paths carry the network, do the task alone, and lengths fall.
 
     An accuracy below the best baseline counts as the baseline: truncations that guess carry
@@ -98,19 +102,21 @@ def judge_claims(task: str, results: xr.Dataset, setup: TrainedTask) -> Iterator
     findings.
 
     Args:
-        task: The setting of the rows.
         results: From `measure`.
-        setup: What was trained.
+        task: What was trained.
+        setting: The setting of the rows.
     """
-    shares, depth = accuracies(results), setup.recipe.config.depth
+    shares, depth = accuracies(results), task.recipe.config.depth
     note = describe_below(shares.fell_below)
-    yield from labelled.statement_rows("short suffice", shares.carried - depth / 2, task, note=note)
-    if 1 in sampled_lengths(setup.options):
+    yield from labelled.statement_rows(
+        "short suffice", shares.carried - depth / 2, setting, note=note
+    )
+    if 1 in sampled_lengths(task.options):
         sets = shares.sampled.sel(num_paths=PUBLISHED_SIZE, path_length=slice(1, None), drop=True)
         sets = sets.mean("repeat")
         first = sets.sel(path_length=1, drop=True)
         yield from labelled.statement_rows(
-            "one short", first - (shares.whole + shares.baseline) / 2, task
+            "one short", first - (shares.whole + shares.baseline) / 2, setting
         )
         is_below = sets.max("path_length") <= shares.baseline + 2 * shares.baseline_error
         falls = labelled.apply_along(
@@ -119,12 +125,14 @@ def judge_claims(task: str, results: xr.Dataset, setup: TrainedTask) -> Iterator
             "path_length",
         )
         yield from labelled.statement_rows(
-            "falls", xr.where(is_below, 0.0, falls), task, note=describe_below(is_below)
+            "falls", xr.where(is_below, 0.0, falls), setting, note=describe_below(is_below)
         )
     learned = shares.sel(seed=shares.learned)
     gained = learned.whole - learned.baseline
-    yield from labelled.statement_rows("biases", (learned.offset - learned.baseline) / gained, task)
-    yield from labelled.statement_rows("all of it", shares.enough, f"{task}, of {depth} layers")
+    yield from labelled.statement_rows(
+        "biases", (learned.offset - learned.baseline) / gained, setting
+    )
+    yield from labelled.statement_rows("all of it", shares.enough, f"{setting}, of {depth} layers")
 
 
 def describe_below(is_below: xr.DataArray) -> str:
@@ -133,12 +141,12 @@ def describe_below(is_below: xr.DataArray) -> str:
     return f"below the baseline in {count} of {is_below.size} networks" if count else ""
 
 
-def compare_results(results: xr.Dataset, setup: TrainedTask) -> Iterator[Comparison]:
+def compare_results(results: xr.Dataset, task: TrainedTask) -> Iterator[Comparison]:
     """Compares whole model and baseline with the published plotting code's; what no path gives.
 
     Args:
         results: From `measure`.
-        setup: What was trained.
+        task: What was trained.
     """
     shares = accuracies(results)
     whole_accuracy, offset = (
@@ -147,11 +155,11 @@ def compare_results(results: xr.Dataset, setup: TrainedTask) -> Iterator[Compari
     yield Comparison(
         "token accuracy of the whole model",
         whole_accuracy,
-        setup.published["whole"],
+        task.published["whole"],
         "published: a constant in the plotting code, of the paper's data and epochs",
     )
     best = max(float(shares[name].mean()) for name in BASELINES)
-    yield Comparison("best baseline, measured on the data", best, setup.published["baseline"])
+    yield Comparison("best baseline, measured on the data", best, task.published["baseline"])
     yield from labelled.compare_means("without longer paths, self-consistent", shares.truncated)
     note = "biases divided by the whole model's σ carry this much of the answer: whether short "
     note += "paths suffice is what the lines without longer paths test"
@@ -162,15 +170,15 @@ def compare_results(results: xr.Dataset, setup: TrainedTask) -> Iterator[Compari
     )
 
 
-def make_finding(success: str, results: xr.Dataset, setup: TrainedTask) -> Finding | None:
+def make_finding(results: xr.Dataset, task: TrainedTask, success: str) -> Finding | None:
     """Reports how few layers a path needs to pass, and what sampled paths do alone.
 
     Args:
-        success: What the accuracy is the share of, such as "of the letters are sorted".
         results: From `measure`.
-        setup: What was trained.
+        task: What was trained.
+        success: What the accuracy is the share of, such as "of the letters are sorted".
     """
-    shares, depth = accuracies(results).mean("seed"), setup.recipe.config.depth
+    shares, depth = accuracies(results).mean("seed"), task.recipe.config.depth
     is_near = shares.truncated >= shares.baseline + 0.9 * (shares.whole - shares.baseline)
     k = int(is_near.argmax("path_length"))
     sets = largest_sets(shares)

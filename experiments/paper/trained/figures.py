@@ -35,6 +35,7 @@ def describe_network(network: Any) -> str:
     return f"{network.label} ({config.depth} layers{causal})"
 
 
+@figures.styled
 def trained_figure(results: Any, networks: Any) -> Any:
     """Trained networks, means over texts. Left: the residual ratio by layer, of attention alone
     (solid) and of the whole network (dashed). Right: how far the loss of all paths through at most
@@ -64,6 +65,7 @@ def trained_figure(results: Any, networks: Any) -> Any:
     return fig
 
 
+@figures.styled
 def path_lengths_figure(results: Any, networks: Any) -> Any:
     """How long the paths of trained networks are: each path counted once, weighted by the share of
     each layer's attention branch in the stream (rollout), and by the size of the exact sum over all
@@ -80,6 +82,7 @@ def path_lengths_figure(results: Any, networks: Any) -> Any:
     return fig
 
 
+@figures.styled
 def residuals_figure(results: Any, networks: Any) -> Any:
     """The residual ratio by layer in four variants of the same weights, means over texts: trained
     (solid), and weights of the same shape at random (dotted); an ALBERT also as the published code

@@ -12,6 +12,7 @@ from experiments.paper.trained.networks import Network
 from rank_collapse.report import figures
 
 
+@figures.styled
 def shares_figure(results: xr.Dataset, networks: Sequence[Network]):
     """Influence on later tokens by the number of attentions passed, along a random direction, from
     the earliest state: parts projected on their sum (shares, which add up to 1), and sizes of the
@@ -32,6 +33,7 @@ def shares_figure(results: xr.Dataset, networks: Sequence[Network]):
     return fig
 
 
+@figures.styled
 def cosine_figure(results: xr.Dataset, networks: Sequence[Network]):
     """Cosine of the frozen sum with the exact Jacobian, by the layer after which paths start; at
     the position that is changed (dashed) and at all later ones. Bands over texts."""
@@ -54,6 +56,7 @@ def cosine_figure(results: xr.Dataset, networks: Sequence[Network]):
     return fig
 
 
+@figures.styled
 def ranks_figure(results: xr.Dataset, networks: Sequence[Network]):
     """Effective rank of the exact Jacobian over the width of the states, by distance in tokens."""
     ranks = list_ranks(results).dropna("start", how="all")

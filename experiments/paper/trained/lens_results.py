@@ -145,7 +145,7 @@ def list_ranks(results: xr.Dataset) -> xr.DataArray:
     return xr.DataArray(np.zeros(shape), empty, ("start", "distance", "seed"))
 
 
-def make_rows(results: xr.Dataset, networks: Sequence[Network]) -> Iterator[dict[str, Any]]:
+def make_rows(results: xr.Dataset) -> Iterator[dict[str, Any]]:
     """Makes a row for each direction and position, for each length of them, and of ranks."""
     yield from labelled.table_rows(results, AXES, ("from_layer", *SUMMARIES))
     columns = [f"{name}_{kind}" for name in ("share", "size") for kind in lens.KINDS]

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 import rank_collapse as rc
-from experiments.lab.experiment import Finding
+from experiments.lab import Finding
 from experiments.paper.trained.measure import AS_PUBLISHED
 from experiments.paper.trained.networks import Network
 from experiments.verdicts import Comparison, Row, cases_row, make_row
