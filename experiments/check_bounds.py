@@ -25,6 +25,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from experiments.bounds.random_draws import CASES, FREE, Case, single_draw, two_heads
 from experiments.lab import (
     Executor,
     Experiment,
@@ -35,9 +36,8 @@ from experiments.lab import (
     cli,
     describe_figures,
     open_run,
-    vocabulary,
+    shared_flags,
 )
-from experiments.paper.bounds.draws import CASES, FREE, Case, single_draw, two_heads
 from experiments.verdicts import Comparison, Row, cases_row
 from rank_collapse.report import figures
 
@@ -77,8 +77,8 @@ FLAGS.define("integer", "seed", 0, "Base seed.", lower_bound=0)
 FLAGS.define(
     "list", "cases", [case.name for case in CASES], "Kinds of networks, tokens x width x heads."
 )
-vocabulary.define(FLAGS, seed_chunk=0)
-vocabulary.define_numbers(
+shared_flags.define(FLAGS, seed_chunk=0)
+shared_flags.define_numbers(
     FLAGS,
     "sizes",
     [256, 1024, 4096, 16384, 40000, 200000],

@@ -32,12 +32,12 @@ from experiments.lab import (
     read_config,
     read_flags,
     read_summary,
-    vocabulary,
+    shared_flags,
 )
 from rank_collapse.runs.files import damaged_file_error, read_object
 
 FLAGS = cli.bare_flags(Flags("join"))
-vocabulary.define(FLAGS, output_dir=None, overwrite=False)
+shared_flags.define(FLAGS, output_dir=None, overwrite=False)
 FLAGS.define("list", "folders", [], "Finished run folders, also as arguments.")
 SEEDS = ("first_seed", "num_seeds")
 

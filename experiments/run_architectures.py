@@ -23,8 +23,7 @@ from typing import Any
 import numpy as np
 
 import rank_collapse as rc
-from experiments.lab import Experiment, Finding, Flags, Run, cli, describe_figures, open_run
-from experiments.paper.architectures.models import (
+from experiments.architectures.published_models import (
     NAMES,
     Curves,
     Model,
@@ -33,7 +32,8 @@ from experiments.paper.architectures.models import (
     make_models,
     measure,
 )
-from experiments.paper.architectures.targets import READ_OFF, Target, published_targets
+from experiments.architectures.published_targets import READ_OFF, Target, published_targets
+from experiments.lab import Experiment, Finding, Flags, Run, cli, describe_figures, open_run
 from experiments.verdicts import (
     ERROR,
     Comparison,
@@ -114,6 +114,116 @@ def make_rows(results: Results) -> Iterator[dict[str, Any]]:
                         "rounding": float((column <= ROUNDING).mean()),
                         "examples": len(flat),
                     }
+
+
+def are_published(models: Sequence[Model]) -> bool:
+    """Returns whether these are models of the paper, in place of anybody's checkpoints."""
+    return all(model.label in PUBLISHED for model in models)
+
+
+@figures.styled
+def collapse_figure(results: Results, models: Sequence[Model]) -> figures.Figure | None:
+    """Residual ratio by layer at initialisation, mean and standard deviation over draws: attention
+    alone (solid) and with skips (dashed)."""
+    if not are_published(models):
+        return None
+    fig, ((ax,),) = figures.figure(1, 1)
+    for index, model in enumerate(models):
+        for variant, text, dash in (("SAN", "alone", "-"), ("SAN+skip", "with skips", "--")):
+            values = mean_curves(results[model.label]["init"], variant)
+            layers, label = np.arange(values.shape[1]), f"{words(model.label)}, {text}"
+            figures.band(ax, layers, values, label, index, linestyle=dash)
+    ax.set(xlabel="layer", ylabel="residual ratio of attention", ylim=(-0.03, 1.03))
+    fig.legend(*ax.get_legend_handles_labels(), loc="outside lower center", ncols=3, fontsize=7)
+    return fig
+
+
+@figures.styled
+def residuals_figure(results: Results, model: Model) -> figures.Figure:
+    """Relative residual by layer, mean ± one standard deviation over weights and texts, on the
+    published curves (grey). Dotted: as the paper's text says, where its code differs."""
+    depth = model.config.depth
+    fig, axes = figures.figure(1, 4, width=2.9, height=2.5, sharey=True)
+    published, layers = published_curves(model.settings, depth), np.arange(depth + 1)
+    for variant, ax in zip(ABLATIONS, axes[0], strict=True):
+        for kind, curves in results[model.label].items():
+            if kind in published:
+                style = {"ls": "-" if kind == "pretrained" else "--", "color": "#9A9A9A", "lw": 3}
+                text = f"published, {NAMES[kind]}"
+                ax.plot(layers, published[kind][variant], label=text, **style)
+            for reading in (name for name in READINGS if (variant, name) in curves):
+                flat = curves[variant, reading].reshape(-1, depth + 1)
+                text = NAMES[kind] if reading == "published" else None
+                style = {"linestyle": "-" if text else ":", "marker": ""}
+                figures.band(ax, layers, flat, text, [*NAMES].index(kind), **style)
+        ax.set(title=words(variant), xlabel="layer")
+        figures.integer_ticks(ax)
+    axes[0, 0].set(ylim=(-0.03, None), ylabel="residual ratio ‖res(X)‖ / ‖X‖")
+    handles = dict(zip(*axes[0, 0].get_legend_handles_labels()[::-1], strict=True))
+    fig.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=3)
+    return fig
+
+
+def residuals_name(label: str) -> str:
+    """Names the figure of a model."""
+    return f"residuals_{re.sub(r'[^A-Za-z0-9.+_-]', '_', label)}"
+
+
+def describe_residuals(label: str) -> str:
+    """Writes the caption of the figure of a model."""
+    return (
+        f"{label}: relative residual by layer, mean ± one standard deviation over weights and "
+        "texts; the published curves in grey."
+    )
+
+
+def judge_claims(results: Results, models: Sequence[Model]) -> list[Row]:
+    """Tests the published curves against ours at initialisation, and what the curves are to show.
+
+    A checkpoint has no rows: it is one network, of which nothing can be said with an interval.
+    Layer 0 is the embedding, of other texts than the published ones. The published curves of a
+    network's variants, one after the other, are compared as one. It is asked only with so many
+    initialisations that one of the networks could be refused.
+
+    Args:
+        results: Curves of each model.
+        models: The models.
+    """
+    rows, compared = [], []
+    for model in (model for model in models if not model.has_weights):
+        label, curves = model.label, results[model.label]["init"]
+        published = published_curves(model.settings, model.config.depth).get("init", {})
+        ratios = {name: mean_curves(curves, name) for name in published}
+        variants = [name for name, values in ratios.items() if values is not None]
+        if variants:  # all variants of one initialisation are one curve
+            curve = np.concatenate([published[name][1:] for name in variants])
+            draws = np.concatenate([ratios[name][:, 1:] for name in variants], axis=1)
+            compared.append(curve_row("curves", label, curve, draws, READ_OFF))
+        bare, skips = (mean_curves(curves, name) for name in ("SAN", "SAN+skip"))
+        if bare is None:
+            continue
+        remaining = skips[:, -1] / skips[:, 0]
+        rows += [
+            make_row("collapse", label, 1 - bare[:, -1] / bare[:, 0]),
+            make_row("skips stop", label, remaining),
+            make_row("law of the fall", label, power_law_wins(skips)),
+            judge_skips(label, skips[:, -1], bare[:, -1]),
+        ]
+    fewest = len(compared) / ERROR
+    return [row for row in compared if row.draws + 1 >= fewest] + rows
+
+
+def judge_skips(label: str, with_skips: np.ndarray, bare: np.ndarray) -> Row:
+    """Tests whether more is left with skips; what rounding makes of equal tokens counts as all.
+
+    Args:
+        label: Of the model.
+        with_skips: Residual ratios after the last layer, one of each seed.
+        bare: Those of attention alone.
+    """
+    note = "at least: attention alone is below float32's rounding" * bool((bare <= ROUNDING).any())
+    decades = np.log10(with_skips) - np.log10(np.maximum(bare, ROUNDING))
+    return make_row("skips", label, decades, note=note)
 
 
 def compare_results(results: Results, models: Sequence[Model]) -> Iterator[Comparison]:
@@ -201,116 +311,6 @@ def find_targets(model: Model, kind: str, curves: Curves) -> tuple[list[Target],
         "one is a failure: by chance 5 % of models with the published weights have one, if 32 "
         "texts of wiki_bio differ from the mean of these as one more of these does"
     )
-
-
-def judge_claims(results: Results, models: Sequence[Model]) -> list[Row]:
-    """Tests the published curves against ours at initialisation, and what the curves are to show.
-
-    A checkpoint has no rows: it is one network, of which nothing can be said with an interval.
-    Layer 0 is the embedding, of other texts than the published ones. The published curves of a
-    network's variants, one after the other, are compared as one. It is asked only with so many
-    initialisations that one of the networks could be refused.
-
-    Args:
-        results: Curves of each model.
-        models: The models.
-    """
-    rows, compared = [], []
-    for model in (model for model in models if not model.has_weights):
-        label, curves = model.label, results[model.label]["init"]
-        published = published_curves(model.settings, model.config.depth).get("init", {})
-        ratios = {name: mean_curves(curves, name) for name in published}
-        variants = [name for name, values in ratios.items() if values is not None]
-        if variants:  # all variants of one initialisation are one curve
-            curve = np.concatenate([published[name][1:] for name in variants])
-            draws = np.concatenate([ratios[name][:, 1:] for name in variants], axis=1)
-            compared.append(curve_row("curves", label, curve, draws, READ_OFF))
-        bare, skips = (mean_curves(curves, name) for name in ("SAN", "SAN+skip"))
-        if bare is None:
-            continue
-        remaining = skips[:, -1] / skips[:, 0]
-        rows += [
-            make_row("collapse", label, 1 - bare[:, -1] / bare[:, 0]),
-            make_row("skips stop", label, remaining),
-            make_row("law of the fall", label, power_law_wins(skips)),
-            judge_skips(label, skips[:, -1], bare[:, -1]),
-        ]
-    fewest = len(compared) / ERROR
-    return [row for row in compared if row.draws + 1 >= fewest] + rows
-
-
-def judge_skips(label: str, with_skips: np.ndarray, bare: np.ndarray) -> Row:
-    """Tests whether more is left with skips; what rounding makes of equal tokens counts as all.
-
-    Args:
-        label: Of the model.
-        with_skips: Residual ratios after the last layer, one of each seed.
-        bare: Those of attention alone.
-    """
-    note = "at least: attention alone is below float32's rounding" * bool((bare <= ROUNDING).any())
-    decades = np.log10(with_skips) - np.log10(np.maximum(bare, ROUNDING))
-    return make_row("skips", label, decades, note=note)
-
-
-@figures.styled
-def residuals_figure(results: Results, model: Model) -> figures.Figure:
-    """Relative residual by layer, mean ± one standard deviation over weights and texts, on the
-    published curves (grey). Dotted: as the paper's text says, where its code differs."""
-    depth = model.config.depth
-    fig, axes = figures.figure(1, 4, width=2.9, height=2.5, sharey=True)
-    published, layers = published_curves(model.settings, depth), np.arange(depth + 1)
-    for variant, ax in zip(ABLATIONS, axes[0], strict=True):
-        for kind, curves in results[model.label].items():
-            if kind in published:
-                style = {"ls": "-" if kind == "pretrained" else "--", "color": "#9A9A9A", "lw": 3}
-                text = f"published, {NAMES[kind]}"
-                ax.plot(layers, published[kind][variant], label=text, **style)
-            for reading in (name for name in READINGS if (variant, name) in curves):
-                flat = curves[variant, reading].reshape(-1, depth + 1)
-                text = NAMES[kind] if reading == "published" else None
-                style = {"linestyle": "-" if text else ":", "marker": ""}
-                figures.band(ax, layers, flat, text, [*NAMES].index(kind), **style)
-        ax.set(title=words(variant), xlabel="layer")
-        figures.integer_ticks(ax)
-    axes[0, 0].set(ylim=(-0.03, None), ylabel="residual ratio ‖res(X)‖ / ‖X‖")
-    handles = dict(zip(*axes[0, 0].get_legend_handles_labels()[::-1], strict=True))
-    fig.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=3)
-    return fig
-
-
-def residuals_name(label: str) -> str:
-    """Names the figure of a model."""
-    return f"residuals_{re.sub(r'[^A-Za-z0-9.+_-]', '_', label)}"
-
-
-def describe_residuals(label: str) -> str:
-    """Writes the caption of the figure of a model."""
-    return (
-        f"{label}: relative residual by layer, mean ± one standard deviation over weights and "
-        "texts; the published curves in grey."
-    )
-
-
-def are_published(models: Sequence[Model]) -> bool:
-    """Returns whether these are models of the paper, in place of anybody's checkpoints."""
-    return all(model.label in PUBLISHED for model in models)
-
-
-@figures.styled
-def collapse_figure(results: Results, models: Sequence[Model]) -> figures.Figure | None:
-    """Residual ratio by layer at initialisation, mean and standard deviation over draws: attention
-    alone (solid) and with skips (dashed)."""
-    if not are_published(models):
-        return None
-    fig, ((ax,),) = figures.figure(1, 1)
-    for index, model in enumerate(models):
-        for variant, text, dash in (("SAN", "alone", "-"), ("SAN+skip", "with skips", "--")):
-            values = mean_curves(results[model.label]["init"], variant)
-            layers, label = np.arange(values.shape[1]), f"{words(model.label)}, {text}"
-            figures.band(ax, layers, values, label, index, linestyle=dash)
-    ax.set(xlabel="layer", ylabel="residual ratio of attention", ylim=(-0.03, 1.03))
-    fig.legend(*ax.get_legend_handles_labels(), loc="outside lower center", ncols=3, fontsize=7)
-    return fig
 
 
 def make_finding(results: Results, models: Sequence[Model]) -> Finding | None:

@@ -25,6 +25,7 @@ from typing import Any
 
 import numpy as np
 
+from experiments.attention_forms.score_functions import FORMS, LAWS, MEASURES, make_measure
 from experiments.lab import (
     Executor,
     Experiment,
@@ -36,12 +37,11 @@ from experiments.lab import (
     labelled,
     open_run,
     plots,
-    vocabulary,
+    shared_flags,
 )
-from experiments.note.attention_forms.measure import FORMS, LAWS, MEASURES, make_measure
 from experiments.train import arguments
 from experiments.train.sorting import make_sorting_task
-from experiments.train.training import (
+from experiments.train.trained_tasks import (
     TrainedTask,
     diverged_seeds,
     measure_whole,
@@ -82,7 +82,7 @@ for name, default, text in (
     ("d_k", [2**i for i in range(1, 11)], "Widths of random queries and keys."),
     ("trained_d_k", [4, 32, 256], "Widths at which networks are trained."),
 ):
-    vocabulary.define_numbers(FLAGS, name, default, text, lower_bound=1)
+    shared_flags.define_numbers(FLAGS, name, default, text, lower_bound=1)
 FLAGS.define("integer", "num_queries", 64, "Random queries, and as many keys.", lower_bound=2)
 FLAGS.define(
     "float",
@@ -92,6 +92,33 @@ FLAGS.define(
     lower_bound=0.0,
     upper_bound=1.0,
 )
+
+
+def make_setups(options: Flags) -> dict[str, TrainedTask]:
+    """Makes what is trained of every form and width, by "trained form, d_k=d".
+
+    A score is one program. The same data and seeds everywhere. Weights are drawn with variance
+    1/fan-in, so that queries and keys begin with unit variance, as the note has them; values stay
+    as wide as without d_k.
+
+    Args:
+        options: The flags.
+    """
+    setup = make_sorting_task(options)
+    base = setup.recipe.config.replace(
+        init="lecun", d_v=options.d_model // options.num_heads, scale_scores=False
+    )
+    setups = {}
+    for d_k, (name, form) in itertools.product(options.trained_d_k, FORMS.items()):
+        config = base.replace(d_qk=d_k, score=form.score)
+        temperature = np.float32(form.options(d_k)["temperature"])
+        setups[f"trained {name}, d_k={d_k}"] = dataclasses.replace(
+            setup,
+            recipe=dataclasses.replace(setup.recipe, config=config),
+            floats={"network": {"temperature": temperature}},
+            program=f"{form.score}, d_k={d_k}",
+        )
+    return setups
 
 
 def measure(options: Flags, setups: Mapping[str, TrainedTask], folder: RunFolder) -> dict[str, Any]:
@@ -139,33 +166,6 @@ def measure_widths(options: Flags, executor: Executor) -> dict[str, dict[str, np
     }
 
 
-def make_setups(options: Flags) -> dict[str, TrainedTask]:
-    """Makes what is trained of every form and width, by "trained form, d_k=d".
-
-    A score is one program. The same data and seeds everywhere. Weights are drawn with variance
-    1/fan-in, so that queries and keys begin with unit variance, as the note has them; values stay
-    as wide as without d_k.
-
-    Args:
-        options: The flags.
-    """
-    setup = make_sorting_task(options)
-    base = setup.recipe.config.replace(
-        init="lecun", d_v=options.d_model // options.num_heads, scale_scores=False
-    )
-    setups = {}
-    for d_k, (name, form) in itertools.product(options.trained_d_k, FORMS.items()):
-        config = base.replace(d_qk=d_k, score=form.score)
-        temperature = np.float32(form.options(d_k)["temperature"])
-        setups[f"trained {name}, d_k={d_k}"] = dataclasses.replace(
-            setup,
-            recipe=dataclasses.replace(setup.recipe, config=config),
-            floats={"network": {"temperature": temperature}},
-            program=f"{form.score}, d_k={d_k}",
-        )
-    return setups
-
-
 def measure_accuracy(task: TrainedTask, model: Any, data: Any, key: Any) -> dict[str, Any]:
     """Measures {metric: number} of one seed."""
     return measure_whole(task, model, data, key)["whole"]
@@ -191,12 +191,6 @@ def make_rows(results: dict[str, Any], options: Flags) -> Iterator[dict[str, Any
             axes = {"d_k": arrays["d_k"], "seed": range(options.num_seeds)}
             for row in labelled.product_rows(axes | columns, tuple(axes), names):
                 yield {"part": part, "form": form} | row
-
-
-def accuracy_gain(results: dict[str, Any], form: str) -> np.ndarray:
-    """Computes the accuracy of a form less that of dot products, seed by seed, [s, w]."""
-    trained = results["trained"]
-    return trained[form]["accuracy"].astype(float) - trained["dot"]["accuracy"].astype(float)
 
 
 @figures.styled
@@ -234,6 +228,12 @@ def random_figure(results: dict[str, Any], options: Flags):
     axes[1, 0].set_ylim(-0.02, 1.02)
     fig.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside upper center", ncols=4)
     return fig
+
+
+def accuracy_gain(results: dict[str, Any], form: str) -> np.ndarray:
+    """Computes the accuracy of a form less that of dot products, seed by seed, [s, w]."""
+    trained = results["trained"]
+    return trained[form]["accuracy"].astype(float) - trained["dot"]["accuracy"].astype(float)
 
 
 @figures.styled

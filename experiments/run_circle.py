@@ -37,6 +37,7 @@ from typing import Any
 import numpy as np
 from absl import flags
 
+from experiments.circle import walks
 from experiments.lab import (
     Experiment,
     Finding,
@@ -47,11 +48,10 @@ from experiments.lab import (
     describe_figures,
     open_run,
     plots,
-    vocabulary,
+    shared_flags,
 )
-from experiments.paper.circle import walks
 from experiments.train import arguments
-from experiments.train.training import TrainedTask, save_models, train_tasks
+from experiments.train.trained_tasks import TrainedTask, save_models, train_tasks
 from experiments.verdicts import (
     PROTOCOL,
     Comparison,
@@ -61,7 +61,7 @@ from experiments.verdicts import (
     mean_row,
     seed_rows,
 )
-from experiments.verdicts.intervals import wilson_interval
+from experiments.verdicts.share_intervals import wilson_interval
 from rank_collapse.report import figures
 
 # What the published code trains: a skip around the attention in each of them.
@@ -137,7 +137,7 @@ FLAGS.define(
     "what keeps walkers apart.",
     ["", *COMPARED],
 )
-vocabulary.define_numbers(
+shared_flags.define_numbers(
     FLAGS, "widths", list(WIDTHS), "Model widths of --compare.", lower_bound=3
 )
 text = "Accepted as in the published commands; this experiment has no use for it."
@@ -330,27 +330,6 @@ def distance_figure(results: ByCase):
     return fig
 
 
-def make_finding(results: ByCase) -> Finding | None:
-    """Reports how many seeds fall, in pure attention and with what is to prevent it.
-
-    Args:
-        results: {case: arrays of all seeds [s, ...]}.
-    """
-    measured = walks.fine_cases(results)
-    _, width = next(iter(measured))
-    fell = {variant: case["fell"] for (variant, d), case in measured.items() if d == width}
-    if "attention" not in fell:
-        return None
-    remedies = {"attention+skip": "a skip around the attention", "attention+mlp": "an MLP"}
-    counts = [f"with {text} in {fell[v].sum()}" for v, text in remedies.items() if v in fell]
-    pure = fell["attention"]
-    return Finding(
-        "shares",
-        "Fed with its own output, a layer of attention alone lets two walkers on a circle fall "
-        f"together in {pure.sum()} of {len(pure)} seeds, {', '.join(counts)} (width {width}).",
-    )
-
-
 def judge_claims(results: ByCase) -> Iterator[Row]:
     """Tests who falls together, as published and as pure attention; who of those that do is kept
     apart by a skip or an MLP; how fast they fall.
@@ -408,6 +387,27 @@ def compare_results(results: ByCase) -> Iterator[Comparison]:
                 note=f"of the same sign {same_fell} of {num_same}; Fisher's exact p = {p:.2g}",
                 source="theory",
             )
+
+
+def make_finding(results: ByCase) -> Finding | None:
+    """Reports how many seeds fall, in pure attention and with what is to prevent it.
+
+    Args:
+        results: {case: arrays of all seeds [s, ...]}.
+    """
+    measured = walks.fine_cases(results)
+    _, width = next(iter(measured))
+    fell = {variant: case["fell"] for (variant, d), case in measured.items() if d == width}
+    if "attention" not in fell:
+        return None
+    remedies = {"attention+skip": "a skip around the attention", "attention+mlp": "an MLP"}
+    counts = [f"with {text} in {fell[v].sum()}" for v, text in remedies.items() if v in fell]
+    pure = fell["attention"]
+    return Finding(
+        "shares",
+        "Fed with its own output, a layer of attention alone lets two walkers on a circle fall "
+        f"together in {pure.sum()} of {len(pure)} seeds, {', '.join(counts)} (width {width}).",
+    )
 
 
 def describe_limit(options: Flags) -> str:

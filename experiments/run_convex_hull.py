@@ -12,7 +12,7 @@ A point on an edge between two corners counts as on the hull, and so does every 
 point. The label thus depends only on the place of a point, not on the order of the points.
 
 Training takes about 100 seconds for each seed on two cores. docs/experiments/run_convex_hull.md has
-the results, and `experiments.paper.paths.measure` says what is measured.
+the results, and `experiments.path_accuracy.evaluation` says what is measured.
 """
 
 import functools
@@ -25,16 +25,21 @@ from jaxtyping import Array, Int
 
 import rank_collapse as rc
 from experiments.lab import Experiment, Flags, Run, RunFolder, cli, describe_figures, open_run
-from experiments.paper.paths.figures import (
+from experiments.path_accuracy.accuracy_figures import (
     loss_figure,
     paths_figure,
     shares_figure,
     short_paths_figure,
 )
-from experiments.paper.paths.measure import evaluate_paths, name_axes, sampled_lengths
-from experiments.paper.paths.results import CLAIM, compare_results, judge_claims, make_rows
+from experiments.path_accuracy.accuracy_results import (
+    CLAIM,
+    compare_results,
+    judge_claims,
+    make_rows,
+)
+from experiments.path_accuracy.evaluation import evaluate_paths, name_axes, sampled_lengths
 from experiments.train import arguments
-from experiments.train.training import (
+from experiments.train.trained_tasks import (
     ALONE,
     TrainedTask,
     save_models,

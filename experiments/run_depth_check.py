@@ -38,11 +38,11 @@ from experiments.lab import (
     describe_figures,
     labelled,
     open_run,
-    vocabulary,
+    shared_flags,
 )
 from experiments.train.byte_networks import byte_model, text_bytes, train_network
 from experiments.verdicts import Comparison, Row
-from experiments.verdicts.intervals import slope
+from experiments.verdicts.share_intervals import slope
 from rank_collapse.report import figures
 from rank_collapse.text.tokens import read_texts
 from rank_collapse.text.words import default_text
@@ -72,8 +72,8 @@ FLAGS = cli.make_flags(
     traced=("rule", "learning_rate"),
 )
 FLAGS.define("enum", "rule", "completep", "Depth parametrisation.", list(RULES))
-vocabulary.define(FLAGS, depth=8, d_model=64, num_tokens=64, batch_size=4, seed_chunk=0)
-vocabulary.define(FLAGS, learning_rate=PUBLISHED_RATE, weight_decay=0.1)
+shared_flags.define(FLAGS, depth=8, d_model=64, num_tokens=64, batch_size=4, seed_chunk=0)
+shared_flags.define(FLAGS, learning_rate=PUBLISHED_RATE, weight_decay=0.1)
 FLAGS.define(
     "integer", "base_depth", 2, "Layers of the network whose rates are known.", lower_bound=1
 )
@@ -146,17 +146,40 @@ def measure(options: Any, setup: Setup, folder: Any) -> xr.Dataset:
     return results.assign_coords(step=np.arange(1, options.steps + 1))
 
 
-def fit_power(values: xr.DataArray) -> xr.DataArray:
-    """Fits the power of the depth: the slope of ln values over ln depth."""
-    return labelled.apply_along(
-        partial(slope, np.log(values.depth.values)), np.log(values), "depth"
-    )
+def make_rows(results: xr.Dataset) -> Iterator[dict[str, Any]]:
+    """Makes a row for each rule, rate, depth, width, seed and step."""
+    return labelled.table_rows(results, (*AXES, "seed", "step"), COLUMNS)
 
 
 def choose_rate(results: xr.Dataset) -> float:
     """Chooses the learning rate of the figure: `PUBLISHED_RATE`, else the first."""
     rates = results.learning_rate.values.tolist()
     return PUBLISHED_RATE if PUBLISHED_RATE in rates else rates[0]
+
+
+@figures.styled
+def quantities_figure(results: xr.Dataset):
+    """Quantities over depth by rule, at the largest width and a rate of 1e-3 where it was run:
+    dotted at the first step, solid at the last; geometric mean over seeds and a deviation of the
+    logarithm."""
+    rate, width = choose_rate(results), int(results.d_model.max())
+    wide = results[[name for name in MEANING if name in results]]
+    wide = wide.sel(learning_rate=rate, d_model=width, drop=True).sortby("depth")
+    wide = wide.transpose("rule", "depth", "seed", "step")
+    curves = {
+        rule: {name: values.values for name, values in wide.sel(rule=rule).items()}
+        for rule in wide.rule.values
+    }
+    fig = coordinates_figure(curves, wide.depth.values.tolist(), MEANING)
+    fig.suptitle(f"width {width}, learning rate {rate:g}", fontsize=9)
+    return fig
+
+
+def fit_power(values: xr.DataArray) -> xr.DataArray:
+    """Fits the power of the depth: the slope of ln values over ln depth."""
+    return labelled.apply_along(
+        partial(slope, np.log(values.depth.values)), np.log(values), "depth"
+    )
 
 
 def align_published(results: xr.Dataset) -> tuple[xr.DataArray, xr.DataArray]:
@@ -219,29 +242,6 @@ def compare_results(results: xr.Dataset) -> Iterator[Comparison]:
         yield from labelled.compare_means(f"power of the depth, residual ratio {text}", power)
         deepest = last.loss.sel(depth=results.depth.max(), drop=True)
         yield from labelled.compare_means(f"loss of the deepest network {text}", deepest)
-
-
-def make_rows(results: xr.Dataset) -> Iterator[dict[str, Any]]:
-    """Makes a row for each rule, rate, depth, width, seed and step."""
-    return labelled.table_rows(results, (*AXES, "seed", "step"), COLUMNS)
-
-
-@figures.styled
-def quantities_figure(results: xr.Dataset):
-    """Quantities over depth by rule, at the largest width and a rate of 1e-3 where it was run:
-    dotted at the first step, solid at the last; geometric mean over seeds and a deviation of the
-    logarithm."""
-    rate, width = choose_rate(results), int(results.d_model.max())
-    wide = results[[name for name in MEANING if name in results]]
-    wide = wide.sel(learning_rate=rate, d_model=width, drop=True).sortby("depth")
-    wide = wide.transpose("rule", "depth", "seed", "step")
-    curves = {
-        rule: {name: values.values for name, values in wide.sel(rule=rule).items()}
-        for rule in wide.rule.values
-    }
-    fig = coordinates_figure(curves, wide.depth.values.tolist(), MEANING)
-    fig.suptitle(f"width {width}, learning rate {rate:g}", fontsize=9)
-    return fig
 
 
 EXPERIMENT = Experiment(

@@ -36,8 +36,9 @@ from experiments.lab import (
     open_run,
     report_activity,
 )
-from experiments.paper.trained import lens, lens_figures, lens_file, lens_results
-from experiments.paper.trained.networks import (
+from experiments.lens import influence, lens_file, lens_results
+from experiments.lens.lens_figures import cosine_figure, ranks_figure, shares_figure
+from experiments.trained.opened_networks import (
     UNTRAINED,
     Network,
     identify_texts,
@@ -142,13 +143,13 @@ def measure_network(options: Any, network: Network, first_text: int) -> dict[str
         first_text: The first text that is measured.
     """
     params, config, inputs = load_params(options, network), network.source.config, network.inputs
-    counts = lens.count_tokens(params, config, inputs)
+    counts = influence.count_tokens(params, config, inputs)
     ids = None if inputs["mask"] is None else inputs["x"]
-    probe = lens.draw_probe(network.source, ids, counts, options.seed)
+    probe = influence.draw_probe(network.source, ids, counts, options.seed)
     inputs = {name: a if a is None else a[first_text:] for name, a in inputs.items()}
-    probe = lens.Probe(*(a[first_text:] for a in probe))
-    layer = lens.choose_layer(config.depth, options.start)
-    return lens.measure_texts(params, config, inputs, probe, layer)
+    probe = influence.Probe(*(a[first_text:] for a in probe))
+    layer = influence.choose_layer(config.depth, options.start)
+    return influence.measure_texts(params, config, inputs, probe, layer)
 
 
 def measure_ranks(options: Any, network: Network) -> dict[str, np.ndarray]:
@@ -160,10 +161,10 @@ def measure_ranks(options: Any, network: Network) -> dict[str, np.ndarray]:
     """
     params, config = load_params(options, network), network.source.config
     few = {n: a if a is None else a[: options.num_ranked] for n, a in network.inputs.items()}
-    counts = lens.count_tokens(params, config, few)
-    sources = lens.draw_probe(network.source, None, counts, options.seed).source
-    layer = lens.choose_layer(config.depth, options.start)
-    return {"rank": lens.measure_ranks(params, config, few, sources, counts, layer)}
+    counts = influence.count_tokens(params, config, few)
+    sources = influence.draw_probe(network.source, None, counts, options.seed).source
+    layer = influence.choose_layer(config.depth, options.start)
+    return {"rank": influence.measure_ranks(params, config, few, sources, counts, layer)}
 
 
 def write_lenses(options: Any, networks: list[Network]) -> None:
@@ -204,9 +205,7 @@ EXPERIMENT = Experiment(
         "tiny": "--untrained --networks=llama --start=0.13,0.8 --num_texts=3 --max_tokens=8 "
         "--num_ranked=1",
     },
-    figures=describe_figures(
-        lens_figures.shares_figure, lens_figures.cosine_figure, lens_figures.ranks_figure
-    ),
+    figures=describe_figures(shares_figure, cosine_figure, ranks_figure),
 )
 
 
@@ -219,9 +218,9 @@ def main(options: Flags) -> Run:
             if options.lens_folder and run.is_writing:
                 write_lenses(options, networks)
             point.save_table(lens_results.make_rows(results))
-            point.save_figure("shares", lens_figures.shares_figure(results, networks))
-            point.save_figure("cosine", lens_figures.cosine_figure(results, networks))
-            point.save_figure("ranks", lens_figures.ranks_figure(results, networks))
+            point.save_figure("shares", shares_figure(results, networks))
+            point.save_figure("cosine", cosine_figure(results, networks))
+            point.save_figure("ranks", ranks_figure(results, networks))
             point.save_claims(lens_results.judge_claims(results, networks))
             point.save_comparisons(lens_results.compare_results(results, networks))
             point.save_finding(lens_results.make_finding(results, networks))

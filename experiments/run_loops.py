@@ -28,7 +28,7 @@ from experiments.lab import (
     describe_figures,
     labelled,
     open_run,
-    vocabulary,
+    shared_flags,
 )
 from experiments.verdicts import Row
 from rank_collapse.report import figures
@@ -41,7 +41,7 @@ FLAGS = cli.make_flags(
 )
 FLAGS.define("boolean", "tied", True, "Whether all layers are one.")
 FLAGS.define("float", "gain_power", 0.5, "The branch is multiplied by depth^-power.")
-vocabulary.define(
+shared_flags.define(
     FLAGS, depth=64, num_heads=4, d_model=64, num_tokens=32, mask="none", seed_chunk=0
 )
 
@@ -85,29 +85,6 @@ def measure(options: Any, config: rc.TransformerConfig, folder: Any) -> xr.Datas
     return results.assign_coords(loop=np.arange(options.depth + 1))
 
 
-def judge_claims(results: xr.Dataset) -> Iterator[Row]:
-    """Tests growth and alignment after the last loop with tied weights, by depth and gain.
-
-    Args:
-        results: Over tied, gain_power, depth, seed and loop.
-    """
-    if True not in results.tied or not {0.5, 1.0} <= set(results.gain_power.values):
-        return
-    tied = results.sel(tied=True, drop=True)
-    for depth in results.depth.values:
-        ends, text = tied.sel(depth=depth, loop=[0, depth]), f"{depth} loops"
-        growth = np.log10(ends.rms).diff("loop").squeeze("loop", drop=True)
-        yield from labelled.statement_rows(
-            "loops grow", growth.sel(gain_power=0.5, drop=True), text
-        )
-        yield from labelled.statement_rows(
-            "loops stay", growth.sel(gain_power=1.0, drop=True), text
-        )
-        cosine = ends.token_cosine.isel(loop=-1, drop=True)
-        difference = cosine.sel(gain_power=0.5, drop=True) - cosine.sel(gain_power=1.0, drop=True)
-        yield from labelled.statement_rows("loops align", difference, text)
-
-
 def make_rows(results: xr.Dataset) -> Iterator[dict[str, Any]]:
     """Makes a row for each network, seed and loop."""
     return labelled.table_rows(results, (*AXES, "seed", "loop"), COLUMNS)
@@ -142,6 +119,29 @@ def plot_by_loop(results: xr.Dataset, name: str, ylabel: str, **options: Any):
     fig, axes = labelled.plot_facets(deep, "loop", "gain_power", **options)
     axes[0, 0].legend(title="gain 1/N to the power of")
     return fig
+
+
+def judge_claims(results: xr.Dataset) -> Iterator[Row]:
+    """Tests growth and alignment after the last loop with tied weights, by depth and gain.
+
+    Args:
+        results: Over tied, gain_power, depth, seed and loop.
+    """
+    if True not in results.tied or not {0.5, 1.0} <= set(results.gain_power.values):
+        return
+    tied = results.sel(tied=True, drop=True)
+    for depth in results.depth.values:
+        ends, text = tied.sel(depth=depth, loop=[0, depth]), f"{depth} loops"
+        growth = np.log10(ends.rms).diff("loop").squeeze("loop", drop=True)
+        yield from labelled.statement_rows(
+            "loops grow", growth.sel(gain_power=0.5, drop=True), text
+        )
+        yield from labelled.statement_rows(
+            "loops stay", growth.sel(gain_power=1.0, drop=True), text
+        )
+        cosine = ends.token_cosine.isel(loop=-1, drop=True)
+        difference = cosine.sel(gain_power=0.5, drop=True) - cosine.sel(gain_power=1.0, drop=True)
+        yield from labelled.statement_rows("loops align", difference, text)
 
 
 EXPERIMENT = Experiment(

@@ -16,7 +16,7 @@ tokenizer; if there is no such folder, the command trains a vocabulary on the da
 nothing. Texts are packed: a row holds several texts, each of which attends only to itself, and a
 step takes about as many texts as without packing. Training is twice as fast this way. Five seeds
 took 18.5 minutes on two cores while other jobs ran. docs/experiments/run_memorization.md has the
-results, and `experiments.paper.paths.measure` says what is measured.
+results, and `experiments.path_accuracy.evaluation` says what is measured.
 """
 
 import functools
@@ -38,18 +38,23 @@ from experiments.lab import (
     content_hash,
     describe_figures,
     open_run,
-    vocabulary,
+    shared_flags,
 )
-from experiments.paper.paths.figures import (
+from experiments.path_accuracy.accuracy_figures import (
     loss_figure,
     paths_figure,
     shares_figure,
     short_paths_figure,
 )
-from experiments.paper.paths.measure import evaluate_paths, name_axes, sampled_lengths
-from experiments.paper.paths.results import CLAIM, compare_results, judge_claims, make_rows
+from experiments.path_accuracy.accuracy_results import (
+    CLAIM,
+    compare_results,
+    judge_claims,
+    make_rows,
+)
+from experiments.path_accuracy.evaluation import evaluate_paths, name_axes, sampled_lengths
 from experiments.train import arguments, pairs as texts
-from experiments.train.training import ALONE, TrainedTask, save_models, train_networks
+from experiments.train.trained_tasks import ALONE, TrainedTask, save_models, train_networks
 from rank_collapse.training.tasks import examples
 
 FLAGS = arguments.make_flags(
@@ -71,7 +76,7 @@ FLAGS = arguments.make_flags(
     n_repeat=5,
     no_sub_path=False,
 )
-vocabulary.define_alias(
+shared_flags.define_alias(
     FLAGS,
     max_seq_length="num_tokens",
     num_train_epochs="n_epochs",

@@ -30,12 +30,12 @@ from experiments.lab import (
     RunFolder,
     cli,
     describe_figures,
+    initial_tokens,
     labelled,
     open_run,
     plots,
-    vocabulary,
+    shared_flags,
 )
-from experiments.paper import inputs
 from experiments.train import path_sizes
 from experiments.verdicts import Comparison, Row, make_row, statistics
 from rank_collapse.measures import residuals
@@ -56,7 +56,7 @@ COLUMNS = (
 )
 
 FLAGS = cli.make_flags("path_chains", num_seeds=4, shows="log10_residual,length=last")
-vocabulary.define(
+shared_flags.define(
     FLAGS,
     depth=8,
     num_heads=4,
@@ -76,11 +76,11 @@ FLAGS.define("integer", "num_paths", 100, "Random paths per length and seed.", l
 FLAGS.define(
     "integer", "num_repeats", 5, "Sets per length and seed whose error is measured.", lower_bound=1
 )
-inputs.define_flags(FLAGS)
+initial_tokens.define_flags(FLAGS)
 FLAGS.define("enum", "dtype", "float64", "Arithmetic.", ("float32", "float64"))
 
 
-def make_setup(options: Flags) -> inputs.TokenNetwork:
+def make_setup(options: Flags) -> initial_tokens.TokenNetwork:
     """Makes the network of the flags, and reads its tokens.
 
     Args:
@@ -93,75 +93,12 @@ def make_setup(options: Flags) -> inputs.TokenNetwork:
         norm=options.norm_kind,
         **{name: options[name].value for name in FIELDS},
     )
-    return inputs.TokenNetwork(config, *inputs.read_tokens(options))
+    return initial_tokens.TokenNetwork(config, *initial_tokens.read_tokens(options))
 
 
-def draw(options: Flags, setup: inputs.TokenNetwork, key: jax.Array) -> tuple[Any, ...]:
-    """Draws one seed.
-
-    Args:
-        options: The flags.
-        setup: The network and its tokens.
-        key: Of the seed.
-
-    Returns:
-        Tokens, parameters, paths [L, p, L] of chains and sets of paths [L, repeats, p, L].
-    """
-    config, depth = setup.config, setup.config.depth
-    key_tokens, key_params, *keys = jax.random.split(key, 4)
-    x = inputs.input_tokens(key_tokens, setup.ids, options)
-    params = rc.init(key_params, config, options.weight_scale, options.bias_scale)
-    repeats, most = options.num_repeats, max(options.num_paths, *SAMPLES)
-
-    def draw_paths(key):
-        lengths = range(1, depth + 1)
-        return rc.paths.sample_path_sets(key, lengths, repeats, most, depth, config.num_heads)
-
-    # Fewer repeats and paths are the first of more, and random numbers take long to compile.
-    paths, sets = jax.vmap(draw_paths)(jnp.stack(keys))
-    return x, params, paths[:, 0, : options.num_paths], sets[:, :, : max(SAMPLES)]
-
-
-def measure_seed(setup: inputs.TokenNetwork, draws: tuple[Any, ...]) -> dict[str, Any]:
-    """Measures one seed: residuals of products along paths [L, p], sizes by length [L + 1], and
-    errors of sums estimated from few paths [number, L, repeats].
-
-    Args:
-        setup: The network.
-        draws: From `draw`.
-    """
-    config, depth = setup.config, setup.config.depth
-    x, params, paths, sets = draws
-    trace = rc.apply(params, x, config)
-    to_mean, to_rank_one = jax.lax.map(
-        lambda path: path_sizes.chained_residual(trace.attention, path), paths.reshape(-1, depth)
-    )
-    sums = rc.path_contributions(params, x, config)
-    norm, residual = path_sizes.measured_sizes(sums.by_length)
-    skip, branch = path_sizes.branch_sizes(params, trace, config)
-    # Sets of one path each: the states of all paths, shared beginnings computed once.
-    terms = rc.paths.path_set_states(params, x, config, sets[..., None, :], semantics="frozen")
-    counts = jnp.asarray(rc.count_paths(depth, config.num_heads)[1:], x.dtype)[:, None, None, None]
-
-    def estimate_error(number):
-        exact, estimate = sums.by_length[1:, None], counts * terms[:, :, :number].mean(axis=2)
-        error, size = (jnp.linalg.norm(a, axis=(2, 3)) for a in (estimate - exact, exact))
-        return error / size
-
-    return {
-        "chain_mean": to_mean.reshape(depth, -1),
-        "chain_rank_one": to_rank_one.reshape(depth, -1),
-        "log10_norm": norm,
-        "log10_residual": residual,
-        "initial_residual": rc.composite_norm(residuals.residual(x)),
-        "skip_size": skip,
-        "branch_size": branch,
-        "estimate_error": jnp.stack([estimate_error(number) for number in SAMPLES]),
-        "sum_error": jnp.linalg.norm(sums.total - trace.output) / jnp.linalg.norm(trace.output),
-    }
-
-
-def measure(options: Flags, setup: inputs.TokenNetwork, folder: RunFolder) -> dict[str, Any]:
+def measure(
+    options: Flags, setup: initial_tokens.TokenNetwork, folder: RunFolder
+) -> dict[str, Any]:
     """Measures all seeds, and computes what follows for all together.
 
     Args:
@@ -204,6 +141,71 @@ def measure(options: Flags, setup: inputs.TokenNetwork, folder: RunFolder) -> di
     }
 
 
+def draw(options: Flags, setup: initial_tokens.TokenNetwork, key: jax.Array) -> tuple[Any, ...]:
+    """Draws one seed.
+
+    Args:
+        options: The flags.
+        setup: The network and its tokens.
+        key: Of the seed.
+
+    Returns:
+        Tokens, parameters, paths [L, p, L] of chains and sets of paths [L, repeats, p, L].
+    """
+    config, depth = setup.config, setup.config.depth
+    key_tokens, key_params, *keys = jax.random.split(key, 4)
+    x = initial_tokens.input_tokens(key_tokens, setup.ids, options)
+    params = rc.init(key_params, config, options.weight_scale, options.bias_scale)
+    repeats, most = options.num_repeats, max(options.num_paths, *SAMPLES)
+
+    def draw_paths(key):
+        lengths = range(1, depth + 1)
+        return rc.paths.sample_path_sets(key, lengths, repeats, most, depth, config.num_heads)
+
+    # Fewer repeats and paths are the first of more, and random numbers take long to compile.
+    paths, sets = jax.vmap(draw_paths)(jnp.stack(keys))
+    return x, params, paths[:, 0, : options.num_paths], sets[:, :, : max(SAMPLES)]
+
+
+def measure_seed(setup: initial_tokens.TokenNetwork, draws: tuple[Any, ...]) -> dict[str, Any]:
+    """Measures one seed: residuals of products along paths [L, p], sizes by length [L + 1], and
+    errors of sums estimated from few paths [number, L, repeats].
+
+    Args:
+        setup: The network.
+        draws: From `draw`.
+    """
+    config, depth = setup.config, setup.config.depth
+    x, params, paths, sets = draws
+    trace = rc.apply(params, x, config)
+    to_mean, to_rank_one = jax.lax.map(
+        lambda path: path_sizes.chained_residual(trace.attention, path), paths.reshape(-1, depth)
+    )
+    sums = rc.path_contributions(params, x, config)
+    norm, residual = path_sizes.measured_sizes(sums.by_length)
+    skip, branch = path_sizes.branch_sizes(params, trace, config)
+    # Sets of one path each: the states of all paths, shared beginnings computed once.
+    terms = rc.paths.path_set_states(params, x, config, sets[..., None, :], semantics="frozen")
+    counts = jnp.asarray(rc.count_paths(depth, config.num_heads)[1:], x.dtype)[:, None, None, None]
+
+    def estimate_error(number):
+        exact, estimate = sums.by_length[1:, None], counts * terms[:, :, :number].mean(axis=2)
+        error, size = (jnp.linalg.norm(a, axis=(2, 3)) for a in (estimate - exact, exact))
+        return error / size
+
+    return {
+        "chain_mean": to_mean.reshape(depth, -1),
+        "chain_rank_one": to_rank_one.reshape(depth, -1),
+        "log10_norm": norm,
+        "log10_residual": residual,
+        "initial_residual": rc.composite_norm(residuals.residual(x)),
+        "skip_size": skip,
+        "branch_size": branch,
+        "estimate_error": jnp.stack([estimate_error(number) for number in SAMPLES]),
+        "sum_error": jnp.linalg.norm(sums.total - trace.output) / jnp.linalg.norm(trace.output),
+    }
+
+
 def keep_finite_seeds(
     arrays: dict[str, np.ndarray], say: Callable[[str], None]
 ) -> dict[str, np.ndarray]:
@@ -241,7 +243,7 @@ def make_rows(results: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 @figures.styled
-def path_chains_figure(results: dict[str, Any], setup: inputs.TokenNetwork):
+def path_chains_figure(results: dict[str, Any], setup: initial_tokens.TokenNetwork):
     """Residual ratio of products of attention matrices along random paths, by path length: medians,
     quartiles, and outliers over paths and seeds."""
     fig, axes = figures.figure(1, 2, sharey=True)
@@ -305,7 +307,7 @@ def path_lengths_figure(results: dict[str, Any]):
     return fig
 
 
-def judge_claims(results: dict[str, Any], setup: inputs.TokenNetwork) -> list[Row]:
+def judge_claims(results: dict[str, Any], setup: initial_tokens.TokenNetwork) -> list[Row]:
     """Tests whether chains lose rank, and whether short paths are the large ones.
 
     Args:
@@ -321,7 +323,9 @@ def judge_claims(results: dict[str, Any], setup: inputs.TokenNetwork) -> list[Ro
     ]
 
 
-def compare_results(results: dict[str, Any], setup: inputs.TokenNetwork) -> list[Comparison]:
+def compare_results(
+    results: dict[str, Any], setup: initial_tokens.TokenNetwork
+) -> list[Comparison]:
     """Compares the sum of all paths with the output, an identity; lists what the figures show.
 
     Args:

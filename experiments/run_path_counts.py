@@ -34,7 +34,7 @@ from experiments.lab import (
     describe_figures,
     open_run,
     plots,
-    vocabulary,
+    shared_flags,
 )
 from experiments.verdicts import Comparison
 from rank_collapse.paths.enumeration import count_paths
@@ -54,15 +54,15 @@ ARCHITECTURES = {
     "DeiT-T": (3, 12),
 }
 # Shares of attention branches by layer, of five language models; the file names their source.
-SHARES = Path(__file__).parent / "paper/attention_shares.json"
+SHARES = Path(__file__).parent / "attention_shares.json"
 MAX_DEPTH = 1000  # beyond it the integers have thousands of digits
 COLUMNS = 3  # panels in a row
 
 FLAGS = cli.make_flags("path_counts", shows="log10_paths,length=last")
-vocabulary.define_numbers(
+shared_flags.define_numbers(
     FLAGS, "heads", [], "Heads of architectures of your own, in pairs with --layers.", lower_bound=1
 )
-vocabulary.define_numbers(FLAGS, "layers", [], "Layers of the same architectures.", lower_bound=1)
+shared_flags.define_numbers(FLAGS, "layers", [], "Layers of the same architectures.", lower_bound=1)
 
 Sizes = dict[str, tuple[int, int]]  # {architecture: (heads, layers)}
 Tables = dict[str, list[dict[str, Any]]]  # {architecture: rows of `path_table`}

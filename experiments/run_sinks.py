@@ -42,7 +42,7 @@ from experiments.lab import (
     open_run,
     report_activity,
 )
-from experiments.paper.trained.networks import (
+from experiments.trained.opened_networks import (
     Network,
     identify_texts,
     load_networks,
@@ -274,6 +274,38 @@ def exclude_key(
     return jnp.where(is_entry & is_active & (layer >= condition.start), excluded, entries)
 
 
+def make_rows(results: xr.Dataset) -> Iterator[dict[str, Any]]:
+    """Makes a row for each network, condition, text and layer."""
+    names = ("token_cosine", "spread", "second_norm")
+    columns = [prefix + name for name in names for prefix in ("", "whole_")]
+    return labelled.table_rows(results, (*AXES, "network", "seed", "layer"), columns)
+
+
+@figures.styled
+def cosine_figure(results: xr.Dataset):
+    """Mean cosine of two tokens by layer, from the third token on; bands over texts. The network as
+    it is, and with its first key hidden from later tokens or its weight dropped, by the share of
+    layers that are left as they are."""
+    first = results.sel(key="first", drop=True) if "first" in results.key else results
+    labels = [str(label) for label in first.network.values]
+    fig, axes = figures.panels(len(labels), 2, width=4.6, height=3.4)
+    for ax, label in zip(axes.flat, labels, strict=True):
+        network = first.sel(network=label)
+        points = labelled.iterate_points(network.token_cosine, "seed", "layer")
+        curves = {f"{p['how']} from {p['start']:g} L on": curve for p, curve in points}
+        # Last and dashed: the curve "hidden from 0 L on" lies under it.
+        curves["as it is"] = network.whole_token_cosine.isel(start=0, how=0)
+        for index, (name, curve) in enumerate(curves.items()):
+            style = {"linestyle": "--", "color": "black"} if name == "as it is" else {}
+            figures.band(
+                ax, network.layer.values, curve.transpose("seed", "layer"), name, index, **style
+            )
+        ax.set(title=label, xlabel="layer", ylabel="mean cosine of two tokens")
+        figures.integer_ticks(ax)
+    axes[0, 0].legend(fontsize=7)
+    return fig
+
+
 def compute_change(results: xr.Dataset, name: str) -> xr.DataArray:
     """Computes the paired change of a measure, text by text, after the last layer if by layer."""
     change = results[name] - results[f"whole_{name}"]
@@ -322,38 +354,6 @@ def compare_results(results: xr.Dataset) -> Iterator[Comparison]:
         "loss": "change of the loss, nats",
     }.items():
         yield from labelled.compare_means(text, compute_change(results, name), interval=True)
-
-
-def make_rows(results: xr.Dataset) -> Iterator[dict[str, Any]]:
-    """Makes a row for each network, condition, text and layer."""
-    names = ("token_cosine", "spread", "second_norm")
-    columns = [prefix + name for name in names for prefix in ("", "whole_")]
-    return labelled.table_rows(results, (*AXES, "network", "seed", "layer"), columns)
-
-
-@figures.styled
-def cosine_figure(results: xr.Dataset):
-    """Mean cosine of two tokens by layer, from the third token on; bands over texts. The network as
-    it is, and with its first key hidden from later tokens or its weight dropped, by the share of
-    layers that are left as they are."""
-    first = results.sel(key="first", drop=True) if "first" in results.key else results
-    labels = [str(label) for label in first.network.values]
-    fig, axes = figures.panels(len(labels), 2, width=4.6, height=3.4)
-    for ax, label in zip(axes.flat, labels, strict=True):
-        network = first.sel(network=label)
-        points = labelled.iterate_points(network.token_cosine, "seed", "layer")
-        curves = {f"{p['how']} from {p['start']:g} L on": curve for p, curve in points}
-        # Last and dashed: the curve "hidden from 0 L on" lies under it.
-        curves["as it is"] = network.whole_token_cosine.isel(start=0, how=0)
-        for index, (name, curve) in enumerate(curves.items()):
-            style = {"linestyle": "--", "color": "black"} if name == "as it is" else {}
-            figures.band(
-                ax, network.layer.values, curve.transpose("seed", "layer"), name, index, **style
-            )
-        ax.set(title=label, xlabel="layer", ylabel="mean cosine of two tokens")
-        figures.integer_ticks(ax)
-    axes[0, 0].legend(fontsize=7)
-    return fig
 
 
 def make_finding(results: xr.Dataset, networks: list[Network]) -> Finding | None:

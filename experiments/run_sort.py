@@ -9,7 +9,7 @@ sampled sets of paths with the exact sum over all paths of each length.
         --n_eval_data 200 --no_sub_path
 
 Takes 59 seconds for 16 seeds on two cores. docs/experiments/run_sort.md has the results, and
-`experiments.paper.paths.measure` says what is measured.
+`experiments.path_accuracy.evaluation` says what is measured.
 """
 
 import functools
@@ -17,23 +17,23 @@ import functools
 import xarray as xr
 
 from experiments.lab import Experiment, Flags, Run, RunFolder, cli, describe_figures, open_run
-from experiments.paper.paths.figures import (
+from experiments.path_accuracy.accuracy_figures import (
     loss_figure,
     paths_figure,
     shares_figure,
     short_paths_figure,
 )
-from experiments.paper.paths.measure import evaluate_paths, name_axes, sampled_lengths
-from experiments.paper.paths.results import (
+from experiments.path_accuracy.accuracy_results import (
     CLAIM,
     compare_results,
     judge_claims,
     make_finding,
     make_rows,
 )
+from experiments.path_accuracy.evaluation import evaluate_paths, name_axes, sampled_lengths
 from experiments.train import arguments
 from experiments.train.sorting import make_sorting_task
-from experiments.train.training import ALONE, TrainedTask, save_models, train_networks
+from experiments.train.trained_tasks import ALONE, TrainedTask, save_models, train_networks
 
 FLAGS = arguments.make_flags(
     "sort",

@@ -26,10 +26,10 @@ from experiments.lab import (
     check_names,
     cli,
     open_run,
-    vocabulary,
+    shared_flags,
 )
-from experiments.theorems import causal, collapse, layers, sphere
-from experiments.theorems.statements import (
+from experiments.theorems import causal, mixing, one_layer, sphere
+from experiments.theorems.outcomes import (
     LOOSE,
     Curve,
     Theorem,
@@ -42,14 +42,14 @@ from rank_collapse.report import figures
 
 THEOREMS = {
     theorem.name: theorem
-    for subject in (sphere, causal, collapse, layers)
+    for subject in (sphere, causal, mixing, one_layer)
     for theorem in subject.THEOREMS
 }
 
 LONG = ("path_products", "heads", "depth_gains", "noise")  # each compiles several programs
 
 FLAGS = cli.make_flags("theorems", shows="measured,x=last")
-vocabulary.define(FLAGS, seed=0)
+shared_flags.define(FLAGS, seed=0)
 FLAGS.define("list", "theorems", [*THEOREMS], "Which theorems: " + ", ".join(THEOREMS) + ".")
 
 Results = Mapping[str, list[Curve]]  # {theorem: its curves}
@@ -102,30 +102,6 @@ def make_rows(results: Results) -> Iterator[dict[str, Any]]:
                 }
 
 
-def compare_results(results: Results, theorems: dict[str, Theorem]) -> Iterator[Comparison]:
-    """Compares the point of each curve that is farthest from its prediction, and names outcomes."""
-    for name, curves in results.items():
-        outcome = judge(curves)
-        note = f"{outcome.verdict} {outcome.factor:.3g}" if outcome.verdict == LOOSE else ""
-        note = note or ": ".join(filter(None, (outcome.verdict, outcome.failed)))
-        yield Comparison(f"{name}: outcome", outcome.verdict, None, note)
-        for curve in curves:
-            x, predicted, measured = curve.as_array()[find_shown(curve)]
-            claim = None if np.isnan(predicted) else predicted
-            where = f"at {x:.4g} of {theorems[name].axes[0]}, relation {curve.relation}"
-            yield Comparison(f"{name}, {curve.name}", measured, claim, where, source="theorem")
-
-
-def find_shown(curve: Curve) -> int:
-    """Finds the point of a curve that is farthest from its prediction; the last of one without."""
-    _, predicted, measured = curve.as_array().T
-    if np.isnan(predicted).all() or curve.relation == "none":
-        return len(measured) - 1
-    signs = {"=": np.abs, "≤": lambda a: a, "≥": lambda a: -a}[curve.relation]
-    scale = np.where(predicted == 0, 1, np.abs(predicted))
-    return int(np.nanargmax(signs((measured - predicted) / scale)))
-
-
 @figures.styled
 def theorem_figure(theorem: Theorem, curves: list[Curve]):
     """Plots measured points of a theorem, and its prediction as lines."""
@@ -151,6 +127,30 @@ def describe_theorem(theorem: Theorem) -> str:
         f"{theorem.source}: {theorem.statement} Dots are measured; lines are predicted, dashed "
         "where they bound."
     )
+
+
+def compare_results(results: Results, theorems: dict[str, Theorem]) -> Iterator[Comparison]:
+    """Compares the point of each curve that is farthest from its prediction, and names outcomes."""
+    for name, curves in results.items():
+        outcome = judge(curves)
+        note = f"{outcome.verdict} {outcome.factor:.3g}" if outcome.verdict == LOOSE else ""
+        note = note or ": ".join(filter(None, (outcome.verdict, outcome.failed)))
+        yield Comparison(f"{name}: outcome", outcome.verdict, None, note)
+        for curve in curves:
+            x, predicted, measured = curve.as_array()[find_shown(curve)]
+            claim = None if np.isnan(predicted) else predicted
+            where = f"at {x:.4g} of {theorems[name].axes[0]}, relation {curve.relation}"
+            yield Comparison(f"{name}, {curve.name}", measured, claim, where, source="theorem")
+
+
+def find_shown(curve: Curve) -> int:
+    """Finds the point of a curve that is farthest from its prediction; the last of one without."""
+    _, predicted, measured = curve.as_array().T
+    if np.isnan(predicted).all() or curve.relation == "none":
+        return len(measured) - 1
+    signs = {"=": np.abs, "≤": lambda a: a, "≥": lambda a: -a}[curve.relation]
+    scale = np.where(predicted == 0, 1, np.abs(predicted))
+    return int(np.nanargmax(signs((measured - predicted) / scale)))
 
 
 EXPERIMENT = Experiment(

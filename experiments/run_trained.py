@@ -12,8 +12,8 @@ Also measures products of attention matrices, bounds and the lemma in every head
 
 The packages of the six networks are 400 MB. Every other checkpoint folder in --folder is measured,
 too. Such a folder has token ids in ids.txt, or a tokenizer for --text. Small grammars generate
-reactions and antibodies (`experiments.paper.trained.texts`). All six networks take 40 minutes of
-CPU time and 4 GB. Expect attention alone to lose rank doubly exponentially in networks without a
+reactions and antibodies (`experiments.trained.generated_texts`). All six networks take 40 minutes
+of CPU time and 4 GB. Expect attention alone to lose rank doubly exponentially in networks without a
 causal mask, and paths through two to four heads to do nearly all of the work.
 """
 
@@ -35,14 +35,25 @@ from experiments.lab import (
     open_run,
     report_activity,
 )
-from experiments.paper.trained import figures, measure as measures, results
-from experiments.paper.trained.networks import (
+from experiments.trained import text_measures as measures
+from experiments.trained.opened_networks import (
     UNTRAINED,
     Network,
     identify_texts,
     load_networks,
     make_untrained,
     skip_texts,
+)
+from experiments.trained.trained_figures import (
+    path_lengths_figure,
+    residuals_figure,
+    trained_figure,
+)
+from experiments.trained.trained_results import (
+    compare_results,
+    judge_claims,
+    make_finding,
+    make_rows,
 )
 from experiments.verdicts import PROTOCOL
 from rank_collapse import pretrained
@@ -163,7 +174,9 @@ EXPERIMENT = Experiment(
     },
     needs="trained",
     figures=describe_figures(
-        figures.trained_figure, figures.residuals_figure, figures.path_lengths_figure
+        trained_figure,
+        residuals_figure,
+        path_lengths_figure,
     ),
 )
 
@@ -174,13 +187,13 @@ def main(options: Flags) -> Run:
     with open_run(options, open_networks, partial(identify_texts, count=count)) as run:
         for point in run.measure(measure):
             measured, networks = point.results, point.setup
-            point.save_table(results.make_rows(measured, networks))
-            point.save_figure("trained", figures.trained_figure(measured, networks))
-            point.save_figure("residuals", figures.residuals_figure(measured, networks))
-            point.save_figure("path_lengths", figures.path_lengths_figure(measured, networks))
-            point.save_claims(results.judge_claims(measured, networks))
-            point.save_comparisons(results.compare_results(measured, networks))
-            point.save_finding(results.make_finding(measured, networks))
+            point.save_table(make_rows(measured, networks))
+            point.save_figure("trained", trained_figure(measured, networks))
+            point.save_figure("residuals", residuals_figure(measured, networks))
+            point.save_figure("path_lengths", path_lengths_figure(measured, networks))
+            point.save_claims(judge_claims(measured, networks))
+            point.save_comparisons(compare_results(measured, networks))
+            point.save_finding(make_finding(measured, networks))
         return run.finish()
 
 

@@ -27,11 +27,10 @@ from experiments.lab import (
     describe_figures,
     open_run,
     plots,
-    vocabulary,
+    shared_flags,
 )
-from experiments.note import transformer_grammar as grammar
 from experiments.train import arguments
-from experiments.train.training import (
+from experiments.train.trained_tasks import (
     ALONE,
     TrainedTask,
     diverged_seeds,
@@ -39,6 +38,7 @@ from experiments.train.training import (
     save_models,
     train_tasks,
 )
+from experiments.transformer import grammar
 from experiments.verdicts import Comparison, seed_rows
 from rank_collapse.report import figures
 from rank_collapse.report.intervals import Interval
@@ -74,7 +74,7 @@ for name, default, text, values in (
     ("schedule", "inverse_sqrt", "After the warm-up.", ("inverse_sqrt", "constant")),
 ):
     FLAGS.define("enum", name, default, text, values)
-vocabulary.define_alias(FLAGS, norm="norm_placement")
+shared_flags.define_alias(FLAGS, norm="norm_placement")
 FLAGS.define(
     "integer", "min_len", None, "Letters of the shortest sequence (default: all of num_tokens)."
 )
@@ -170,6 +170,11 @@ def make_data(options: Flags, key: Any) -> dict[str, sequences.SequencePairs]:
         )
     counts = {"train": options.n_train_data, "eval": options.n_eval_data}
     return {name: make(k, n) for k, (name, n) in zip(keys, counts.items(), strict=True)}
+
+
+def measure(options: Flags, task: TrainedTask, folder: RunFolder) -> dict[str, Any]:
+    """Trains all seeds, and measures each by `measure_seed`."""
+    return train_tasks(options, {ALONE: task}, folder, measure_seed)[ALONE]
 
 
 def measure_seed(task: TrainedTask, model: Any, data: Any, _: Any) -> dict[str, Any]:
@@ -333,11 +338,6 @@ EXPERIMENT = Experiment(
     },
     figures=describe_figures(curves_figure, attention_figure, residual_figure),
 )
-
-
-def measure(options: Flags, task: TrainedTask, folder: RunFolder) -> dict[str, Any]:
-    """Trains all seeds, and measures each by `measure_seed`."""
-    return train_tasks(options, {ALONE: task}, folder, measure_seed)[ALONE]
 
 
 def main(options: Flags) -> Run:

@@ -28,11 +28,11 @@ from experiments.lab import (
     cli,
     describe_figures,
     open_run,
-    vocabulary,
+    shared_flags,
 )
 from experiments.train import arguments
 from experiments.train.sorting import make_sorting_task
-from experiments.train.training import (
+from experiments.train.trained_tasks import (
     TrainedTask,
     diverged_seeds,
     fine_seeds,
@@ -61,7 +61,7 @@ FLAGS = arguments.make_flags(
     dropout=0.1,
     no_repeat=False,
 )
-vocabulary.define_numbers(
+shared_flags.define_numbers(
     FLAGS,
     "depths",
     [1, 2, 4, 6, 12],

@@ -23,8 +23,8 @@ from path_examples import config_of, example
 from path_oracle import Oracle, enumerate_paths
 
 import rank_collapse as rc
-from experiments.paper.collapse import cubic_law
-from experiments.paper.trained.chains import ChainPass
+from experiments.collapse import cubic_law
+from experiments.trained.chains import ChainPass
 from rank_collapse import pretrained
 from rank_collapse.measures.norms import composite_norm
 from rank_collapse.measures.residuals import residual

@@ -18,7 +18,7 @@ from typing import Any
 
 from absl import flags
 
-from experiments.lab import vocabulary
+from experiments.lab import shared_flags
 from experiments.lab.folder import read_config
 from rank_collapse.runs.files import damaged_file_error
 
@@ -139,7 +139,7 @@ class Flags(flags.FlagValues):
         """Returns whether a flag may be an axis: it has one value, and may be given several."""
         if not self.shows or name not in self or self[name].name in self.execution | ONE_VALUE:
             return False
-        return type(self[name].parser) in vocabulary.SINGLE
+        return type(self[name].parser) in shared_flags.SINGLE
 
     @property
     def grows(self) -> bool:
@@ -170,13 +170,13 @@ def make_flags(
         **properties: Further arguments of `Flags`.
     """
     values = bare_flags(Flags(experiment, **properties))
-    vocabulary.define(values, output_dir=None, run_name=None, overwrite=False)
-    vocabulary.define(values, num_devices=num_devices)
+    shared_flags.define(values, output_dir=None, run_name=None, overwrite=False)
+    shared_flags.define(values, num_devices=num_devices)
     if num_seeds is not None:
-        vocabulary.define(values, seed=0, first_seed=0, num_seeds=num_seeds)
-        vocabulary.define(values, jobs=0, scheduler=None)
+        shared_flags.define(values, seed=0, first_seed=0, num_seeds=num_seeds)
+        shared_flags.define(values, jobs=0, scheduler=None)
     if can_grow:
-        vocabulary.define(values, until=None, **{values.counts.replace("num_", "max_"): 256})
+        shared_flags.define(values, until=None, **{values.counts.replace("num_", "max_"): 256})
     return values
 
 

@@ -22,7 +22,7 @@ import jax
 
 from experiments import verdicts
 from experiments.lab import devices, labelled, pool
-from experiments.lab.arrays import dump_descriptions
+from experiments.lab.dimensions import dump_descriptions
 from experiments.lab.flags import Flags, command_line, make_config, run_path
 from experiments.lab.folder import RunFolder
 from experiments.lab.progress import report_activity

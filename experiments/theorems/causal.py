@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 
 import rank_collapse as rc
-from experiments.theorems import networks
-from experiments.theorems.statements import Curve, Theorem
+from experiments.theorems import prescribed_networks
+from experiments.theorems.outcomes import Curve, Theorem
 
 RENYI = 0.7475979202534114  # share of a long street that cars parked at random leave full
 COUNTS = (8, 16, 32, 64, 128, 256)  # of repeated tokens
@@ -21,10 +21,12 @@ def first_token_curves(seed: int, *, n: int = 16, d: int = 8, draws: int = 3) ->
         cosines = []
         for draw in range(draws):
             key_m, key_x = jax.random.split(jax.random.fold_in(jax.random.key(seed), draw))
-            x = networks.draw_sphere(key_x, n, d)
-            config = networks.make_sphere(round(times[-1] / gain), d, 1.0, gain, mask=mask)
-            params = networks.make_params(config, jax.random.normal(key_m, (d, d)))
-            states = networks.pass_states(params, x, config, round(times[0] / gain))
+            x = prescribed_networks.draw_sphere(key_x, n, d)
+            config = prescribed_networks.make_sphere(
+                round(times[-1] / gain), d, 1.0, gain, mask=mask
+            )
+            params = prescribed_networks.make_params(config, jax.random.normal(key_m, (d, d)))
+            states = prescribed_networks.pass_states(params, x, config, round(times[0] / gain))
             cosines.append(jnp.min(states @ x[0], axis=-1)[times // times[0]])
         least = np.min(cosines, axis=0)
         if mask == "causal":
@@ -62,8 +64,8 @@ def count_clusters(angles: np.ndarray, gap: float) -> int:
 def parking_curves(seed: int, *, n: int = 200, beta: float = 64.0, draws: int = 100) -> list[Curve]:
     """Counts Rényi centres, and how many tokens of a causal network are near one after a time."""
     distance, gain, depth = 4 / np.sqrt(beta), 0.05, 100
-    config = networks.make_sphere(depth, 2, beta, gain, mask="causal")
-    params = networks.make_params(config)
+    config = prescribed_networks.make_sphere(depth, 2, beta, gain, mask="causal")
+    params = prescribed_networks.make_params(config)
     numbers, near, moved, clusters = [], [], [], []
     for draw in range(draws):
         key = jax.random.fold_in(jax.random.key(seed), draw)
@@ -71,7 +73,7 @@ def parking_curves(seed: int, *, n: int = 200, beta: float = 64.0, draws: int = 
         centres = park(start, distance)
         numbers.append(len(centres))
         tokens = jnp.stack([jnp.cos(start), jnp.sin(start)], axis=-1)
-        last = np.asarray(networks.pass_states(params, tokens, config, depth)[-1])
+        last = np.asarray(prescribed_networks.pass_states(params, tokens, config, depth)[-1])
         cosine = last @ np.asarray(tokens)[centres].T
         near.append(np.mean(np.arccos(np.clip(cosine.max(axis=1), -1, 1)) < distance))
         moved.append(np.arccos(np.clip(np.sum(last * tokens, axis=1), -1, 1))[centres].mean())
@@ -171,9 +173,11 @@ def jacobian_curves(seed: int, *, n: int = 10, d: int = 8, depth: int = 3) -> li
 
 def first_mass_curves(seed: int, *, n: int = 32, depth: int = 64) -> list[Curve]:
     """Measures the rollout's weight on the first token by depth, without skips and with them."""
-    config = networks.make_network(depth, 8, num_heads=1, mask="causal", attention_skip=False)
-    x = networks.draw_sphere(jax.random.key(seed), n, 8)
-    trace = rc.apply(networks.make_params(config), x, config)
+    config = prescribed_networks.make_network(
+        depth, 8, num_heads=1, mask="causal", attention_skip=False
+    )
+    x = prescribed_networks.draw_sphere(jax.random.key(seed), n, 8)
+    trace = rc.apply(prescribed_networks.make_params(config), x, config)
     depths = np.array([1, 2, 4, 8, 16, 32, 64])
     weights = trace.attention
     least = float(jnp.min(jnp.where(np.tril(np.ones((n, n), bool)), weights, 1)))

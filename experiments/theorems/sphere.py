@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 
 import rank_collapse as rc
-from experiments.theorems import networks
-from experiments.theorems.statements import Curve, Theorem
+from experiments.theorems import prescribed_networks
+from experiments.theorems.outcomes import Curve, Theorem
 
 EQUIANGULAR = ((8, 1.0), (32, 1.0), (32, 4.0), (64, 9.0))  # (tokens, β)
 TIMES = np.arange(1, 7)
@@ -46,8 +46,10 @@ def equiangular_flow(times: np.ndarray, n: int, beta: float, steps: int = 400) -
 def pass_equiangular(n: int, beta: float, gain: float) -> np.ndarray:
     """Measures the mean token cosine at `TIMES` of n orthonormal tokens."""
     each = round(1 / gain)
-    config = networks.make_sphere(each * int(TIMES[-1]), n, beta, 1 / each)
-    states = networks.pass_states(networks.make_params(config), jnp.eye(n), config, each)
+    config = prescribed_networks.make_sphere(each * int(TIMES[-1]), n, beta, 1 / each)
+    states = prescribed_networks.pass_states(
+        prescribed_networks.make_params(config), jnp.eye(n), config, each
+    )
     return np.asarray(rc.profile(states, measures="token_cosine")["token_cosine"])[TIMES]
 
 
@@ -92,9 +94,11 @@ def pass_modes(beta: float, *, n: int = 256, time: float = 1.0, depth: int = 200
     # Phases of Newman keep the sum of all waves small.
     waves = np.sin(np.outer(angles, modes) + np.pi * modes**2 / most).sum(axis=-1)
     start = angles + 1e-6 * waves
-    config = networks.make_sphere(depth, 2, beta, time / depth)
+    config = prescribed_networks.make_sphere(depth, 2, beta, time / depth)
     tokens = jnp.stack([jnp.cos(start), jnp.sin(start)], axis=-1)
-    states = networks.pass_states(networks.make_params(config), tokens, config, depth)
+    states = prescribed_networks.pass_states(
+        prescribed_networks.make_params(config), tokens, config, depth
+    )
     moved = np.asarray(jnp.arctan2(states[..., 1], states[..., 0])) - angles
     moved = (moved + np.pi) % (2 * np.pi) - np.pi
     sizes = np.abs(np.fft.rfft(moved, axis=-1))[:, 1 : most + 1]
@@ -137,12 +141,14 @@ def energy_curves(seed: int, *, n: int = 16, d: int = 6, heads: int = 4, draws: 
         key_m, key_x = jax.random.split(jax.random.fold_in(jax.random.key(seed), draw))
         m = jax.random.normal(key_m, (heads, d, d)) / jnp.sqrt(d)
         m = (m + jnp.swapaxes(m, 1, 2)) / 2
-        x = networks.draw_sphere(key_x, n, d)
+        x = prescribed_networks.draw_sphere(key_x, n, d)
         for name, normalise in (("e^{β⟨x, M x⟩}/n", exponential_weights), ("softmax", None)):
-            config = networks.make_sphere(
+            config = prescribed_networks.make_sphere(
                 depth, d, beta, gain, num_heads=heads, normalise=normalise
             )
-            states = networks.pass_states(networks.make_params(config, m, m), x, config)
+            states = prescribed_networks.pass_states(
+                prescribed_networks.make_params(config, m, m), x, config
+            )
             energies = multi_head_energy(states, m, beta)
             total = energies.sum(axis=-1)
             smallest[name].append(float(jnp.min(jnp.diff(total)) / total[0]))

@@ -8,7 +8,7 @@ import numpy as np
 from absl import flags
 
 import rank_collapse as rc
-from experiments.lab import Flags, cli, vocabulary
+from experiments.lab import Flags, cli, shared_flags
 from rank_collapse.training import Hyper, Recipe
 
 # How the work is divided: no influence on results.
@@ -57,8 +57,8 @@ def make_flags(
         traced=[field.name for field in dataclasses.fields(Hyper)],
     )
     # Normalised tokens of two numbers are (1, -1) or (-1, 1), whatever the network.
-    vocabulary.define(values, least={"d_model": 3}, init_scale=1.0, seed_chunk=0, **defaults)
-    vocabulary.define_alias(values, **PUBLISHED_NAMES)
+    shared_flags.define(values, least={"d_model": 3}, init_scale=1.0, seed_chunk=0, **defaults)
+    shared_flags.define_alias(values, **PUBLISHED_NAMES)
     values.define("boolean", "do_mlp", do_mlp, "An MLP sublayer (gelu, own skip) in each layer.")
     values.define(
         "boolean",

@@ -10,7 +10,7 @@ from jaxtyping import Array, Float, Int
 import rank_collapse as rc
 from experiments.lab.flags import Flags
 from experiments.train import arguments
-from experiments.train.training import TrainedTask, train_and_eval
+from experiments.train.trained_tasks import TrainedTask, train_and_eval
 from rank_collapse.training.tasks import examples
 
 

@@ -8,7 +8,7 @@ from trained_runs import result_of, rows, run
 
 import rank_collapse as rc
 from experiments import check_bounds
-from experiments.paper.bounds.draws import FREE, SPREAD, Case, two_heads
+from experiments.bounds.random_draws import FREE, SPREAD, Case, two_heads
 
 CASES = (Case(8, 12, 3), Case(3, 4, 1, mask="causal"))
 

@@ -31,13 +31,13 @@ from trained_runs import (
 
 from experiments import reproduce
 from experiments.lab import cli, experiment, folder, labelled, progress
-from experiments.lab.arrays import describe_array
+from experiments.lab.dimensions import describe_array
 from experiments.lab.experiment import describe_experiment
 from experiments.lab.folder import RunFolder
 from experiments.lab.run import open_run
 from experiments.reproducing import running
-from experiments.verdicts.page import Comparison
 from experiments.verdicts.rows import mean_row
+from experiments.verdicts.statement_page import Comparison
 from experiments.verdicts.statements import STATEMENTS
 from rank_collapse.runs.drawn import draw_files
 from rank_collapse.runs.files import RunError

@@ -11,7 +11,7 @@ import pytest
 from marks import full_but
 
 import rank_collapse as rc
-from experiments.paper.collapse import cubic_law
+from experiments.collapse import cubic_law
 from rank_collapse.network.passes import replay
 from rank_collapse.network.residual import lone_norm, normalize_tokens
 

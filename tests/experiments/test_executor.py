@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from refusals import is_refused
 
-from experiments.lab import cli, folder, vocabulary
+from experiments.lab import cli, folder, shared_flags
 from experiments.lab.executor import Executor, Mapped, make_chunk, name_leaves
 from experiments.lab.folder import RunFolder
 from experiments.lab.progress import Progress
@@ -15,7 +15,7 @@ from rank_collapse.runs import memory, seeds
 from rank_collapse.runs.files import RunError
 
 FLAGS = cli.make_flags("scaled", num_seeds=5, shows="bits", traced=("skip_gain",))
-vocabulary.define(FLAGS, skip_gain=1.0)
+shared_flags.define(FLAGS, skip_gain=1.0)
 CELLS = {"low": 0.5, "high": 2.0}
 KEYS = seeds.seed_keys(0, 5)
 

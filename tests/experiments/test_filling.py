@@ -4,7 +4,7 @@ import pytest
 
 from experiments.reproducing.filling import fill, find_missing, read_numbers, write_numbers
 from experiments.verdicts import rows
-from experiments.verdicts.page import Comparison
+from experiments.verdicts.statement_page import Comparison
 
 NUMBERS = read_numbers(
     write_numbers(

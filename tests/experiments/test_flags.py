@@ -12,7 +12,7 @@ from conftest import REPOSITORY
 from trained_runs import check_mistake
 
 from experiments import reproduce, run_convex_hull, run_memorization, run_sort
-from experiments.lab import cli, vocabulary
+from experiments.lab import cli, shared_flags
 from experiments.lab.experiment import describe_experiment
 from experiments.lab.flags import default_run_name, make_config
 from experiments.run_trainability import FLAGS as TRAINABILITY
@@ -171,7 +171,7 @@ def import_flags(name):
 def test_a_flag_has_one_name_and_others_are_second_names(name):
     values = import_flags(name)
     assert not SECOND & {values[n].name for n in values}
-    for flag_name, (kind, *_) in vocabulary.VOCABULARY.items():
+    for flag_name, (kind, *_) in shared_flags.VOCABULARY.items():
         if flag_name in values and values[flag_name].flag_type() != "numbers":
             assert values[flag_name].flag_type() in (TYPES[kind], "comma separated list of strings")
     assert not any(values[n].flag_type().startswith("multi ") for n in values)

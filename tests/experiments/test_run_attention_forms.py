@@ -9,8 +9,8 @@ import pytest
 from trained_runs import finished, rows, verdicts
 
 from experiments import run_attention_forms as forms
+from experiments.attention_forms import score_functions as measured
 from experiments.lab.experiment import read_run
-from experiments.note.attention_forms import measure as measured
 from rank_collapse.network.attention import attention_scores
 
 pytestmark = pytest.mark.full

@@ -9,8 +9,8 @@ import pytest
 from trained_runs import answered, arrays, finished, parsed, rows, seed_of
 
 from experiments import run_circle
+from experiments.circle import walks
 from experiments.lab.folder import RunFolder
-from experiments.paper.circle import walks
 from rank_collapse import apply
 from rank_collapse.network.inputs import input_states
 from rank_collapse.training import load_models

@@ -12,16 +12,15 @@ from trained_runs import arrays, finished, parsed, result_of, rows, run, verdict
 
 import rank_collapse as rc
 from experiments import run_collapse
-from experiments.lab import labelled
+from experiments.collapse import (
+    collapse_claims,
+    collapse_figures,
+    layer_residuals,
+)
+from experiments.collapse.collapse_figures import raised_constant
+from experiments.lab import initial_tokens, labelled
 from experiments.lab.executor import Chunk
 from experiments.lab.labelled import join_datasets, make_dataset
-from experiments.paper import inputs
-from experiments.paper.collapse import (
-    claims as collapse_claims,
-    figures as collapse_figures,
-    measure,
-)
-from experiments.paper.collapse.figures import raised_constant
 from rank_collapse.measures import residuals
 from rank_collapse.theory import logdomain
 
@@ -35,9 +34,9 @@ base = finished(run_collapse, *TWO)
 @pytest.mark.full
 def test_the_run_measures_what_the_library_gives_one_by_one(base):
     options, saved = parsed(run_collapse, *TWO), arrays(base)
-    ids, _ = inputs.read_tokens(options)
+    ids, _ = initial_tokens.read_tokens(options)
     key_tokens, key_params = jax.random.split(jax.random.fold_in(jax.random.key(0), 2))
-    x = inputs.input_tokens(key_tokens, ids, options)
+    x = initial_tokens.input_tokens(key_tokens, ids, options)
     for variant, config in run_collapse.make_configs(options, "none", options.variants).items():
         params = rc.init(key_params, config)
         hidden = rc.apply(params, x, config).hidden
@@ -126,7 +125,7 @@ def test_another_text_is_another_config(base, tmp_path, capsys):
 def test_rates_are_only_given_where_they_mean_something():
     profile = xr.DataArray([2.0, 0.5, -2.0, -6.0, -18.0, -54.0, -np.inf], dims="layer")
     expected = [np.nan, np.nan, np.nan, 4 / 2.5, 3.0, 3.0, np.nan]
-    np.testing.assert_allclose(measure.local_rates(profile), expected)
+    np.testing.assert_allclose(layer_residuals.local_rates(profile), expected)
 
 
 def test_a_layer_above_a_bound_is_counted_but_for_rounding():
@@ -162,7 +161,7 @@ def make_point(norm="none", weight_scale=1.0, skip_gain=1.0, swept=None, **varia
     variables = {f"{m}/{v}": a for v, measures in variants.items() for m, a in measures.items()}
     variables |= {f"swept/{gain}": curve for gain, curve in (swept or {}).items()}
     dataset = make_dataset(variables, ("variant", "layer"), swept=("mlp_gain", "layer"))
-    dataset["local_rate"] = measure.local_rates(dataset.log10_residual)
+    dataset["local_rate"] = layer_residuals.local_rates(dataset.log10_residual)
     return {(norm, weight_scale, skip_gain): dataset}
 
 
@@ -175,7 +174,7 @@ def compare_points(points):
 
 
 def test_every_variant_has_a_published_curve_to_stand_beside():
-    variants = {v: make_variant([-2.0]) for v in run_collapse.VARIANTS}
+    variants = {v: make_variant([-2.0]) for v in run_collapse.NETWORKS}
     comparisons = compare_points(
         make_point("post", **variants) | make_point("post", 2.0, **variants)
     )
@@ -287,13 +286,13 @@ def test_the_published_bound_of_a_layer_has_one_gamma_and_one_beta_for_all_heads
     report = jax.device_get(rc.bound_report(params, draws.normal(5, 6), config))
     c = 4 * 2 / np.sqrt(3) * report.gamma.max(1) * report.beta.max(1) * report.lipschitz
     assert np.any(report.gamma.argmax(1) != report.beta.argmax(1))
-    log10_bound = measure.bound_profiles(report)["log10_published_bound"][1:]
+    log10_bound = layer_residuals.bound_profiles(report)["log10_published_bound"][1:]
     np.testing.assert_allclose(log10_bound, np.log10(c) + 3 * report.log10_input, rtol=1e-5)
 
 
 def test_without_skips_post_and_pre_norm_are_one_row():
     """One network up to an outer norm; with skips they are two."""
-    variants = {v: make_variant([-9.0, -8.0, -7.0]) for v in run_collapse.VARIANTS}
+    variants = {v: make_variant([-9.0, -8.0, -7.0]) for v in run_collapse.NETWORKS}
     norms = {norm: make_point(norm, **variants) for norm in ("none", "post", "pre")}
 
     def list_norms(key, points):
@@ -325,7 +324,7 @@ def test_without_skips_post_and_pre_norm_are_one_row():
 
 
 def test_the_published_form_and_skips_with_mlps_have_rows():
-    variants = {v: make_variant([-9.0, -8.0], remaining=0.2) for v in run_collapse.VARIANTS}
+    variants = {v: make_variant([-9.0, -8.0], remaining=0.2) for v in run_collapse.NETWORKS}
     variants["san"]["log10_residual"] = np.array([[0.0, -1.0, -3.0], [0.0, -1.0, -4.0]])
     curves = {"1": np.array([[0.0, -0.2, -0.5], [0.0, -1.0, -2.0]]), "2": np.zeros((2, 3))}
     claims = list(judge_points(make_point("post", swept=curves, **variants)))
@@ -405,7 +404,7 @@ def decide(config, profile, ratio, gains):
             return stacked, chunk.floats
 
     progress = SimpleNamespace(time_activity=lambda activity: nullcontext())
-    program = measure.DecidedProgram(Measured(), {"san": config}, "none", progress)
+    program = layer_residuals.DecidedProgram(Measured(), {"san": config}, "none", progress)
     chunk = Chunk(("a",) * 3, (4, 5, 6), None, (np.ones(3), np.asarray(gains)))
     return program(chunk)["log10_residual"]["san"], seed_draws
 

@@ -10,12 +10,13 @@ from trained_runs import result_of, rows, run
 import rank_collapse as rc
 from experiments import run_lens
 from experiments.lab import cli
-from experiments.paper.trained import lens, lens_file, lens_results, networks
+from experiments.lens import influence, lens_file, lens_results
+from experiments.trained import opened_networks
 from experiments.verdicts import STATEMENTS
 from rank_collapse import pretrained
 
 N, LAYER = 6, 0
-SETTINGS = networks.UNTRAINED["llama"] | {"initializer_range": 0.5}
+SETTINGS = opened_networks.UNTRAINED["llama"] | {"initializer_range": 0.5}
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +39,7 @@ def jacobian_by_hand(params, config, ids, layer):
 def test_parts_are_compared_as_vectors():
     draw = np.random.default_rng(0)
     frozen, exact = draw.normal(size=(2, 1, 1, 3, 2, 4))
-    got = lens.compare_kinds(jnp.asarray(frozen), jnp.asarray(exact))
+    got = influence.compare_kinds(jnp.asarray(frozen), jnp.asarray(exact))
     for kind, parts in {"frozen": frozen, "exact": exact}.items():
         parts = parts.reshape(3, 8)
         total = parts.sum(0)
@@ -55,7 +56,7 @@ def test_parts_are_compared_as_vectors():
 
 def test_a_direction_that_is_missing_has_no_number():
     nothing = jnp.zeros((1, 1, 2, 3, 4))
-    assert all(np.isnan(a).all() for a in lens.compare_kinds(nothing, nothing).values())
+    assert all(np.isnan(a).all() for a in influence.compare_kinds(nothing, nothing).values())
 
 
 def test_exact_parts_are_the_jacobian_and_padding_changes_nothing(llama):
@@ -63,23 +64,23 @@ def test_exact_parts_are_the_jacobian_and_padding_changes_nothing(llama):
     config, params = llama
     ids, source = np.array([3, 7, 1, 12, 5, 9]), 2
     v = np.random.default_rng(1).normal(size=config.d_model).astype(np.float32)
-    probe = lens.Probe(np.array([source]), v[None], np.zeros_like(v)[None])
-    got = lens.measure_texts(params, config, {"x": ids[None], "mask": None}, probe, LAYER)
+    probe = influence.Probe(np.array([source]), v[None], np.zeros_like(v)[None])
+    got = influence.measure_texts(params, config, {"x": ids[None], "mask": None}, probe, LAYER)
     jacobian = jacobian_by_hand(params, config, ids, LAYER)
     exact = jacobian[:, :, source] @ v
     state = rc.apply(params, ids, config).hidden[LAYER + 1]
-    fn = lens.name_states(params, config)
+    fn = influence.name_states(params, config)
     placed = np.zeros((N, config.d_model), np.float32)
     placed[source] = v
     options = {"layer": LAYER, "branches": "attention", "skip": 0, "freeze": True}
-    frozen = np.asarray(lens.transport(fn, ids, placed, **options).by_position.sum(0))
+    frozen = np.asarray(influence.transport(fn, ids, placed, **options).by_position.sum(0))
     for position, chosen in {"same": [source], "later": [3, 4, 5]}.items():
         a, b = frozen[chosen].ravel(), exact[chosen].ravel()
         norms = np.linalg.norm(a), np.linalg.norm(b)
         name = f"random/{position}"
         np.testing.assert_allclose(got[f"cosine/{name}"], a @ b / norms[0] / norms[1], rtol=1e-4)
         np.testing.assert_allclose(got[f"size_ratio/{name}"], norms[0] / norms[1], rtol=1e-4)
-        for kind in lens.KINDS:
+        for kind in influence.KINDS:
             share = got[f"share_{kind}/{name}"]
             assert share.shape == (1, config.depth - LAYER)
             np.testing.assert_allclose(share.sum(), 1, atol=1e-5)
@@ -90,7 +91,7 @@ def test_exact_parts_are_the_jacobian_and_padding_changes_nothing(llama):
     assert abs(np.linalg.norm(along[source])) > 0 and np.isfinite(got["cosine/state/same"]).all()
 
     padded = {"x": np.array([[*ids, 0, 0]]), "mask": np.arange(8)[None] < N}
-    again = lens.measure_texts(params, config, padded, probe, LAYER)
+    again = influence.measure_texts(params, config, padded, probe, LAYER)
     for name, values in got.items():
         np.testing.assert_allclose(again[name], values, rtol=1e-4, atol=1e-5, err_msg=name)
 
@@ -101,7 +102,9 @@ def test_the_frozen_sum_along_the_states_is_the_network(llama):
     ids = np.arange(1, 9)
     hidden = rc.apply(params, ids, config).hidden
     options = {"layer": LAYER, "branches": "attention", "skip": 0, "freeze": True}
-    moved = lens.transport(lens.name_states(params, config), ids, hidden[LAYER + 1], **options)
+    moved = influence.transport(
+        influence.name_states(params, config), ids, hidden[LAYER + 1], **options
+    )
     np.testing.assert_allclose(moved.arriving, hidden[-1], rtol=1e-4, atol=1e-5)
 
 
@@ -109,7 +112,7 @@ def test_ranks_are_those_of_the_jacobian(llama):
     config, params = llama
     ids = np.array([3, 7, 1, 12, 5, 9])
     inputs = {"x": ids[None], "mask": np.ones((1, N), bool)}
-    ranks = lens.measure_ranks(params, config, inputs, [1], [N], LAYER)
+    ranks = influence.measure_ranks(params, config, inputs, [1], [N], LAYER)
     jacobian = jacobian_by_hand(params, config, ids, LAYER)
     want = [rc.effective_rank(jacobian[1 + m, :, 1]) for m in (0, 1, 2, 4)]
     np.testing.assert_allclose(ranks[0, :4], want, rtol=1e-3)
@@ -119,24 +122,24 @@ def test_ranks_are_those_of_the_jacobian(llama):
 def test_draws_do_not_depend_on_how_many_texts_there_are(llama):
     source = pretrained.open_random(SETTINGS, jax.random.key(0))
     ids, counts = np.ones((5, 20), int), [20, 8, 4, 2, 13]
-    whole = lens.draw_probe(source, ids, counts, 3)
-    few = lens.draw_probe(source, ids[:2], counts[:2], 3)
+    whole = influence.draw_probe(source, ids, counts, 3)
+    few = influence.draw_probe(source, ids[:2], counts[:2], 3)
     for a, b in zip(whole, few, strict=True):
         np.testing.assert_array_equal(a[:2], b)
     for position, count in zip(whole.source, counts, strict=True):
         assert count // 4 <= position < max(count // 4 + 1, count // 2) < count
     np.testing.assert_array_equal(whole.next[0], source.unembedding.table.rows([1])[0])
     with pytest.raises(ValueError, match="text 1 has fewer than 2 tokens"):
-        lens.draw_probe(source, ids[:2], [3, 1], 0)
+        influence.draw_probe(source, ids[:2], [3, 1], 0)
 
 
 @pytest.mark.parametrize(
     ("depth", "start", "layer"), [(30, 0.13, 4), (30, 0.8, 24), (4, 0.8, 2), (12, 0.13, 2)]
 )
 def test_a_layer_follows_the_state(depth, start, layer):
-    assert lens.choose_layer(depth, start) == layer
+    assert influence.choose_layer(depth, start) == layer
     with pytest.raises(ValueError, match="one layer"):
-        lens.choose_layer(1, start)
+        influence.choose_layer(1, start)
 
 
 def test_the_file_is_one_of_the_jacobian_lens(llama, tmp_path):
@@ -190,7 +193,7 @@ def test_a_run_writes_rows_and_lenses(tmp_path, capsys):
 def make_network(label, depth, **fields):
     settings = SETTINGS | {"num_hidden_layers": depth}
     source = pretrained.open_random(settings, jax.random.key(0))
-    return networks.Network(label, source, {}, None, **fields)
+    return opened_networks.Network(label, source, {}, None, **fields)
 
 
 def test_what_cannot_fail_is_not_tested_and_nothing_is_claimed_of_initial_weights():
@@ -202,8 +205,8 @@ def test_what_cannot_fail_is_not_tested_and_nothing_is_claimed_of_initial_weight
     axes = {
         "start": [lens_results.EARLY],
         "network": [network.label for network in opened],
-        "direction": [*lens.DIRECTIONS],
-        "position": [*lens.POSITIONS],
+        "direction": [*influence.DIRECTIONS],
+        "position": [*influence.POSITIONS],
         "seed": np.arange(8),
     }
     shape = [len(values) for values in axes.values()]
@@ -227,7 +230,7 @@ def test_what_cannot_fail_is_not_tested_and_nothing_is_claimed_of_initial_weight
 def test_all_trained_networks_are_registered():
     directions = STATEMENTS["frozen direction"].settings
     lengths = {*STATEMENTS["exact lengths"].settings}
-    assert {*directions} == {*networks.PACKAGES}
+    assert {*directions} == {*opened_networks.PACKAGES}
     assert lengths == {*STATEMENTS["frozen lengths"].settings}
     assert {*directions} - lengths == {"whisper-tiny-en"}
 

@@ -11,9 +11,9 @@ from trained_runs import parsed, result_of, rows, run
 
 import rank_collapse as rc
 from experiments import run_stability
-from experiments.note.stability import measure, results
-from experiments.note.stability.measure import Case, base_config, make_configs
-from experiments.train.weights import get_weight_matrices, replace_weight_matrices
+from experiments.stability import design_measures, stability_results
+from experiments.stability.design_measures import Case, base_config, make_configs
+from experiments.train.weight_matrices import get_weight_matrices, replace_weight_matrices
 from rank_collapse.network.measured import updates
 
 TINY = [
@@ -36,11 +36,13 @@ def test_designs_that_overflow_are_named_and_kept_apart():
     post, deep_post, pre = Case("post", 2, 4), Case("post", 4, 8), Case("pre", 4, 8)
     measures = {post: finite, deep_post: np.array([1, np.nan, 1]), pre: finite}
     networks = {case: {"change.random": values} for case, values in measures.items()}
-    assert list(measure.keep_finite_designs(networks, lines.append)) == [pre]
+    assert list(design_measures.keep_finite_designs(networks, lines.append)) == [pre]
     (line,) = lines
     assert line.startswith("--designs=post at depth 4: NaN or overflow") and "kept apart" in line
     with pytest.raises(ValueError, match="--designs=post at depth 4"):
-        measure.keep_finite_designs({c: networks[c] for c in (post, deep_post)}, lines.append)
+        design_measures.keep_finite_designs(
+            {c: networks[c] for c in (post, deep_post)}, lines.append
+        )
 
 
 def read_answers(folder):
@@ -93,10 +95,10 @@ def test_omega_is_profiled_on_the_seeds_own_batch():
     options = parse_options("--designs=admin,admin_const", "--mlp=relu", "--depths=2,4")
     configs = make_configs(options)
     first = next(iter(configs.values()))
-    sample = jax.jit(lambda key: measure.draw(options, key, first))(jax.random.key(0))
+    sample = jax.jit(lambda key: design_measures.draw(options, key, first))(jax.random.key(0))
     params, batch = sample["params"], sample["batch"]
-    assert batch.shape == (measure.NUM_PROFILED, 6, 8)
-    profiled = jax.jit(measure.profile_omega)
+    assert batch.shape == (design_measures.NUM_PROFILED, 6, 8)
+    profiled = jax.jit(design_measures.profile_omega)
     skip_gains = [profiled(params, batch, config).skip_gain for config in configs.values()]
     short_config = rc.design(base_config(options, 2), "admin", learned=False)
     short = params.replace(layers=jax.tree.map(lambda a: np.asarray(a)[:2], params.layers))
@@ -116,15 +118,17 @@ def small_network():
 
 @jax.jit
 def normalise_output(params, x, config):
-    return measure.normalised_output(rc.apply(params, x, config), config)
+    return design_measures.normalised_output(rc.apply(params, x, config), config)
 
 
 def test_the_change_of_an_update_is_the_librarys():
     config, params, other, x = small_network()
     direction, before = get_weight_matrices(other), normalise_output(params, x, config)
     directions = {"there": direction}
-    change = jax.jit(measure.output_changes)(params, x, config, before, directions, 1e-2)["there"]
-    moved = jax.jit(measure.move_weights)(params, direction, 1e-2)
+    change = jax.jit(design_measures.output_changes)(params, x, config, before, directions, 1e-2)[
+        "there"
+    ]
+    moved = jax.jit(design_measures.move_weights)(params, direction, 1e-2)
     expected = updates.output_change(params, moved, x, config)[-1]
     np.testing.assert_allclose(change, expected, rtol=1e-4)
 
@@ -141,15 +145,15 @@ def test_an_sgd_step_and_its_bound_are_those_of_a_step_taken():
 
     @jax.jit
     def step(params):
-        gradients, aside = measure.matrix_gradients(loss, params)
+        gradients, aside = design_measures.matrix_gradients(loss, params)
         assert aside == "aside"
-        change = measure.sgd_change(params, x, config, gradients)
+        change = design_measures.sgd_change(params, x, config, gradients)
         matrices = get_weight_matrices(params)
         moved = replace_weight_matrices(
             params, jax.tree.map(lambda w, g: w - eta * g, matrices, gradients)
         )
-        stepped = measure.move_weights(params, jax.tree.map(jnp.negative, gradients), e)
-        return change, moved, measure.gradient_bound(params, gradients, target, e), stepped
+        stepped = design_measures.move_weights(params, jax.tree.map(jnp.negative, gradients), e)
+        return change, moved, design_measures.gradient_bound(params, gradients, target, e), stepped
 
     change, moved, bound, stepped = step(params)
     before, after, later = (
@@ -163,7 +167,9 @@ def test_an_sgd_step_and_its_bound_are_those_of_a_step_taken():
 
 def test_places_between_the_laws():
     laws = {"O(N)": 1.0, "O(log N)": 0.3, "O(1)": 0.1}
-    places = [results.place_between(e, laws) for e in (-0.1, 0.1, 0.2, 0.3, 0.65, 1.0, 1.35)]
+    places = [
+        stability_results.place_between(e, laws) for e in (-0.1, 0.1, 0.2, 0.3, 0.65, 1.0, 1.35)
+    ]
     np.testing.assert_allclose(places, [-1, 0, 0.5, 1, 1.5, 2, 2.5])
 
 
@@ -198,6 +204,8 @@ def test_a_statement_of_theorem_2_is_decided_by_what_the_theorem_is_about():
 
 def test_exponents_of_the_laws():
     n = np.array([12, 24, 48, 96])
-    np.testing.assert_allclose(results.fit_exponents(n, np.stack([3.0 * n, n**0.5])), [1, 0.5])
-    laws = results.law_exponents(n)
+    np.testing.assert_allclose(
+        stability_results.fit_exponents(n, np.stack([3.0 * n, n**0.5])), [1, 0.5]
+    )
+    laws = stability_results.law_exponents(n)
     assert abs(laws["O(N)"] - 1) < 1e-9 and 0.2 < laws["O(log N)"] < 0.4 and laws["O(1)"] < 0.05

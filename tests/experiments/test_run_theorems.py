@@ -7,8 +7,8 @@ import pytest
 from trained_runs import rows, run
 
 from experiments import run_theorems
-from experiments.theorems import causal, collapse, layers, networks, sphere
-from experiments.theorems.statements import (
+from experiments.theorems import causal, mixing, one_layer, prescribed_networks, sphere
+from experiments.theorems.outcomes import (
     BEYOND,
     FAILS,
     HOLDS,
@@ -59,8 +59,10 @@ def test_a_layer_is_a_step_on_the_sphere():
     a, v = rng.normal(size=(2, heads, d, d))
     x = rng.normal(size=(n, d))
     x /= np.linalg.norm(x, axis=1, keepdims=True)
-    config = networks.make_sphere(1, d, beta, gain, num_heads=heads, mask="causal")
-    state = networks.pass_states(networks.make_params(config, a, v), jnp.asarray(x), config)[1]
+    config = prescribed_networks.make_sphere(1, d, beta, gain, num_heads=heads, mask="causal")
+    state = prescribed_networks.pass_states(
+        prescribed_networks.make_params(config, a, v), jnp.asarray(x), config
+    )[1]
     branch = 0
     for head in range(heads):
         weights = np.exp(beta * x @ a[head] @ x.T) * np.tri(n)
@@ -97,21 +99,21 @@ def test_parked_tokens_are_apart_and_the_others_near():
 
 def test_collinear_tokens_leave_their_line():
     """The smallest counterexample by hand: LayerNorm of (1, k, 0)."""
-    assert layers.affine_rank(layers.COLLINEAR) == 1
-    normed = layers.normalise_tokens(layers.COLLINEAR, "layer")
-    expected = layers.COLLINEAR - layers.COLLINEAR.mean(axis=1, keepdims=True)
+    assert one_layer.affine_rank(one_layer.COLLINEAR) == 1
+    normed = one_layer.normalise_tokens(one_layer.COLLINEAR, "layer")
+    expected = one_layer.COLLINEAR - one_layer.COLLINEAR.mean(axis=1, keepdims=True)
     expected /= expected.std(axis=1, keepdims=True)
     np.testing.assert_allclose(normed, expected, atol=1e-9)
-    assert layers.affine_rank(normed) == 2
+    assert one_layer.affine_rank(normed) == 2
 
 
 def test_mixing_is_by_the_matrices_that_are_prescribed():
     key = jax.random.key(3)
-    first, second, third = np.asarray(collapse.draw_markov(key, 3, 6))[:, 0]
+    first, second, third = np.asarray(mixing.draw_markov(key, 3, 6))[:, 0]
     products = [first, second @ first, third @ second @ first]
     sizes = [np.linalg.svd(p, compute_uv=False) for p in products]
     expected = [np.sum(s**4) / s[0] ** 4 - 1 for s in sizes]
-    np.testing.assert_allclose(collapse.pass_markov(key, 6, None), expected, rtol=1e-9)
+    np.testing.assert_allclose(mixing.pass_markov(key, 6, None), expected, rtol=1e-9)
 
 
 def test_one_failure_is_in_the_table(tmp_path):

@@ -12,10 +12,10 @@ from trained_runs import arrays, finished, parsed, result_of, rows, run
 import rank_collapse as rc
 from experiments import run_trainability as binary
 from experiments.lab.folder import RunFolder
-from experiments.train import designs, training
-from experiments.train.training import Training
+from experiments.train import design_cells, trained_tasks
+from experiments.train.trained_tasks import Training
 from experiments.verdicts.claims import judge_rows
-from experiments.verdicts.intervals import wilson_interval
+from experiments.verdicts.share_intervals import wilson_interval
 from experiments.verdicts.statements import STATEMENTS
 from rank_collapse.runs.seeds import seed_keys
 from rank_collapse.training.recipe import Hyper, Recipe, run_config
@@ -61,7 +61,7 @@ def test_every_cell_and_seed_is_in_the_table(folder):
     experiment, table = binary, rows(folder)
     results, cells = result_of(experiment, folder)
     assert list(results) == cells and len(cells) == 4 and len(table) == 8
-    limit = designs.guess_limit(8 * 4, 3)
+    limit = design_cells.guess_limit(8 * 4, 3)
     for i, (cell, row) in enumerate(zip(cells, experiment.compare_results(results), strict=True)):
         seeds = table[2 * i : 2 * i + 2]
         assert {row["design"] for row in seeds} == {cell.design}
@@ -109,7 +109,9 @@ def test_an_interrupted_chunk_goes_on_behind_its_last_look(folder, tmp_path, mon
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(training, "stop_requested", lambda: True)  # to end: what there is, is saved
+        patch.setattr(
+            trained_tasks, "stop_requested", lambda: True
+        )  # to end: what there is, is saved
         patch.setattr(RunFolder, "save_checkpoint", save_and_interrupt)
         assert run(binary, arguments, tmp_path) == 130
     assert run(binary, arguments, tmp_path) == 0
@@ -125,13 +127,13 @@ def test_measured_before_training_as_by_hand(folder, x64):
     """The loss is the cross-entropy written out; norms are of its gradient in float64."""
     options = parsed(binary, *ARGUMENTS)
     cell = next(c for c in binary.make_cells(options) if c.design == "depth_scaled")
-    config, floats = designs.split_floats(designs.make_network(options, cell))
+    config, floats = design_cells.split_floats(design_cells.make_network(options, cell))
     recipe = Recipe(config=config, num_outputs=3, batch_size=4, num_epochs=2, shuffle=True)
     hyper = Hyper(dropout=None, network=floats)
     key_data, key_state = jax.random.split(seed_keys(0, 2)[1])
     with jax.enable_x64(False):
         model = init_state(key_state, hyper, recipe).model
-        data = designs.make_data(options, 4, key_data)
+        data = design_cells.make_data(options, 4, key_data)
     model = jax.tree.map(lambda a: jnp.asarray(a, jnp.float64), model)
     assert floats["branch_gain"] < 1
 
@@ -145,7 +147,7 @@ def test_measured_before_training_as_by_hand(folder, x64):
     saved = arrays(folder)
     stored = {k: saved[f"{cell.name}/{k}"][1, 0] for k in ("loss", "gradients")}
     assert stored["loss"] == pytest.approx(float(loss(model)), rel=1e-4)
-    parts = {"attention": designs.GRADIENTS[:4], "mlp": designs.GRADIENTS[4:]}
+    parts = {"attention": design_cells.GRADIENTS[:4], "mlp": design_cells.GRADIENTS[4:]}
     gradients = [
         getattr(getattr(gradient.network.layers, p), n) for p, ns in parts.items() for n in ns
     ]
@@ -161,16 +163,16 @@ def test_admin_trains_with_gains_of_each_seeds_own_network(tmp_path):
     name = "designs depth=1 admin rate=0.001 warmup=0 batch=4"
     assert np.isfinite(arrays(tmp_path)[f"{name}/losses"]).all()
     options = parsed(binary, *arguments)
-    config, floats = designs.split_floats(
-        designs.make_network(options, binary.make_cells(options)[0])
+    config, floats = design_cells.split_floats(
+        design_cells.make_network(options, binary.make_cells(options)[0])
     )
     recipe = Recipe(config=config, num_outputs=3, batch_size=4, num_epochs=2)
     hyper = Hyper(dropout=None, network=floats | {"branch_gain": 2.0})
     omegas = []
     for seed in range(2):
         model = init_state(jax.random.key(seed), hyper, recipe).model
-        data = designs.make_data(options, 4, jax.random.key(seed))
-        gains = designs.admin_gains(recipe, model, data, hyper).network
+        data = design_cells.make_data(options, 4, jax.random.key(seed))
+        gains = design_cells.admin_gains(recipe, model, data, hyper).network
         assert gains["branch_gain"] == 2.0 and float(gains["skip_gain"].attention[0]) == 1
         gain_config = config.replace(branch_gain=2.0, skip_gain=1.0)
         traces = jax.vmap(lambda x, m=model, c=gain_config: rc.apply(m.network, x, c))(
@@ -183,7 +185,7 @@ def test_admin_trains_with_gains_of_each_seeds_own_network(tmp_path):
 
 
 def test_a_guess_stays_below_the_limit():
-    limit = designs.guess_limit(1024, 10)
+    limit = design_cells.guess_limit(1024, 10)
     assert 0.002 < stats.binom.sf(limit * 1024, 1024, 0.1) < 0.008
 
 
@@ -192,20 +194,20 @@ def test_who_fails():
         "losses": np.array([[2.0, np.nan], [2.0, 2.0], [2.0, 0.1], [2.0, 1.0]]),
         "accuracy": np.array([[0.1, 0.9], [0.9, 0.12], [0.1, 0.13], [0.1, np.nan]]),
     }
-    np.testing.assert_array_equal(designs.has_failed(results, 0.12), [True, True, False, True])
+    np.testing.assert_array_equal(design_cells.has_failed(results, 0.12), [True, True, False, True])
 
 
 def make_cell(design, depth, accuracy, warmup=0, seeds=8):
     """Makes {cell: results} of one cell, with the accuracy of its seeds about a mean."""
     states = np.full((seeds, 2, depth + 1), 0.1)
     return {
-        designs.Cell(depth, design, 1e-3, warmup, 32): {
+        design_cells.Cell(depth, design, 1e-3, warmup, 32): {
             "failed": np.zeros(seeds, bool),
             "losses": np.ones((seeds, 1)),
             "accuracy": accuracy + 0.01 * np.sin(np.arange(seeds))[:, None] * np.ones(2),
             "residual_ratio": states,
             "token_cosine": states,
-            "gradients": np.ones((seeds, 2, len(designs.GRADIENTS), depth)),
+            "gradients": np.ones((seeds, 2, len(design_cells.GRADIENTS), depth)),
         }
     }
 
@@ -249,7 +251,7 @@ def test_verdicts_against_the_published_table(design, depth, accuracy, key, verd
 
 
 def test_reverse_is_what_is_learned():
-    data = designs.make_data(parsed(binary, *ARGUMENTS), 4, jax.random.key(0))
+    data = design_cells.make_data(parsed(binary, *ARGUMENTS), 4, jax.random.key(0))
     assert isinstance(data["train"], Examples) and data["train"].inputs.shape == (100, 4)
     np.testing.assert_array_equal(data["train"].labels, data["train"].inputs[:, ::-1])
 
@@ -258,7 +260,7 @@ def make_cells(depth=2, num_seeds=3, num_looks=4):
     """Makes results of two designs, every number another one."""
     cells, draw = {}, np.random.default_rng(0)
     for design in ("post", "admin"):
-        cell = designs.Cell(depth, design, 1e-3, 0, 4)
+        cell = design_cells.Cell(depth, design, 1e-3, 0, 4)
         cells[cell] = {
             "residual_ratio": draw.uniform(0.1, 1, (num_seeds, num_looks, depth + 1)),
             "gradients": draw.uniform(0.1, 1, (num_seeds, num_looks, 6, depth)),
@@ -273,7 +275,7 @@ def test_solid_lines_are_before_training_and_dashed_ones_after_it():
     """The data of the picture are compared with the arrays."""
     cells = make_cells()
     panels = iter(binary.inside_figure(cells).axes)
-    measures = {"residual_ratio": None, "w_q": 0, "w_v": 2}  # places among `designs.GRADIENTS`
+    measures = {"residual_ratio": None, "w_q": 0, "w_v": 2}  # places among `design_cells.GRADIENTS`
     for ax, (name, place) in zip(panels, measures.items(), strict=True):
         solid, dashed = ([a for a in ax.lines if a.get_linestyle() == s] for s in ("-", "--"))
         assert len(solid) == len(dashed) == len(cells)

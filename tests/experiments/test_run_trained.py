@@ -23,9 +23,9 @@ from trained_runs import (
 
 from experiments import run_convex_hull, run_memorization, run_sort
 from experiments.lab.labelled import make_dataset
-from experiments.paper.paths import figures, results
-from experiments.paper.paths.measure import BASELINES
-from experiments.paper.paths.results import accuracies
+from experiments.path_accuracy import accuracy_figures, accuracy_results
+from experiments.path_accuracy.accuracy_results import accuracies
+from experiments.path_accuracy.evaluation import BASELINES
 from experiments.train import arguments
 from experiments.train.watched import layer_scalars
 from experiments.verdicts.claims import FINDING
@@ -53,7 +53,7 @@ folder = finished(run_sort, *MEASURED, "--keep_models", "--monitor")
 
 
 def read_accuracy(folder, evaluation, metric="accuracy"):
-    """Reads the mean over seeds of an evaluation of results.csv that has no path length."""
+    """Reads the mean over seeds of an evaluation of accuracies.csv that has no path length."""
     values = [float(r[metric]) for r in rows(folder) if r["evaluation"] == evaluation]
     assert len(values) == 2
     return np.mean(values)
@@ -149,14 +149,14 @@ def test_a_run_that_keeps_weights_goes_on_with_them(folder, tmp_path):
 def test_a_seed_that_diverged_is_kept_apart(folder):
     dataset, setup = result_of(run_sort, folder)
     dataset = dataset.assign(fine=("seed", [True, False]))
-    assert {row.draws for row in results.judge_claims(dataset, setup, "sorting")} <= {0, 1}
-    comparison, *_ = results.compare_results(dataset, setup)
+    assert {row.draws for row in accuracy_results.judge_claims(dataset, setup, "sorting")} <= {0, 1}
+    comparison, *_ = accuracy_results.compare_results(dataset, setup)
     accuracy = float(dataset.whole.sel(metric="accuracy", seed=0))
     assert comparison.measured == f"{accuracy:.3f}"
-    table = results.make_rows(dataset, setup)
+    table = accuracy_results.make_rows(dataset, setup)
     assert {(r["seed"], r["diverged"]) for r in table} == {(0, 0), (1, 1)}
     for name in run_sort.EXPERIMENT.figures:
-        getattr(figures, f"{name}_figure")(dataset, setup)
+        getattr(accuracy_figures, f"{name}_figure")(dataset, setup)
 
 
 HULL = "--seq_len=8 --hidden_dim=16 --ffn2 --do_mlp --n_train_data=1000 --n_epochs=20 "
@@ -237,7 +237,7 @@ def make_results(carried=1.0, sets=(0.3, 0.9, 0.4, 0.2), seeds=8, below=0):
     ],
 )
 def test_verdicts(fields, suffice, one, falls):
-    rows = list(results.judge_claims("sorting", make_results(**fields), SETUP))
+    rows = list(accuracy_results.judge_claims(make_results(**fields), SETUP, "sorting"))
     answers, judged = answered(rows)[1], verdicts(rows)
     assert [key for key, answer in answers.items() if answer == FINDING] == ["biases", "all of it"]
     assert [judged[key] for key in ("short suffice", "one short", "falls")] == [suffice, one, falls]
@@ -246,18 +246,20 @@ def test_verdicts(fields, suffice, one, falls):
 def test_no_seed_is_left_out_but_of_findings_on_what_was_learned():
     dataset = make_results(seeds=5)
     dataset.whole.values[1] = 0.6
-    rows = list(results.judge_claims("sorting", dataset, SETUP))
+    rows = list(accuracy_results.judge_claims(dataset, SETUP, "sorting"))
     assert "1 of 5 draws have no number" in rows[0].note  # which may be on either side
     draws = {row.key: row.draws for row in rows}
     assert draws == {"short suffice": 4, "one short": 5, "falls": 5, "biases": 4, "all of it": 4}
     biases = next(
-        row for row in results.judge_claims("sorting", make_results(), SETUP) if row.key == "biases"
+        row
+        for row in accuracy_results.judge_claims(make_results(), SETUP, "sorting")
+        if row.key == "biases"
     )
     assert biases.estimate == pytest.approx((0.7 - 0.6) / (0.95 - 0.6))
 
 
 def test_what_is_shown_beside_published_values():
-    comparisons = {c.quantity: c for c in results.compare_results(make_results(), SETUP)}
+    comparisons = {c.quantity: c for c in accuracy_results.compare_results(make_results(), SETUP)}
     whole_model = comparisons["token accuracy of the whole model"]
     assert whole_model.measured.startswith("0.950") and whole_model.published == 0.98
     text = "path length {}: without longer paths, self-consistent"

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import rank_collapse as rc
-from experiments.note.attention_forms.measure import score_variance
+from experiments.attention_forms.score_functions import score_variance
 from rank_collapse.network.attention import attention_scores
 
 

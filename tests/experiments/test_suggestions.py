@@ -7,8 +7,8 @@ import pytest
 from conftest import REPOSITORY
 
 from experiments.lab import cli
+from experiments.lab.shared_flags import VOCABULARY
 from experiments.lab.suggestions import SYNONYMS, list_values
-from experiments.lab.vocabulary import VOCABULARY
 
 FLAGS = cli.make_flags("example", num_seeds=4, shows="value")
 FLAGS.define("integer", "depth", 3, "Layers.", lower_bound=1)

@@ -18,7 +18,14 @@ from trained_runs import result_of, rows, run
 import rank_collapse as rc
 from experiments import run_trained, trained_weights
 from experiments.lab import cli
-from experiments.paper.trained import convert, measure, networks, packages, results, texts
+from experiments.trained import (
+    convert,
+    generated_texts,
+    opened_networks,
+    packages,
+    text_measures,
+    trained_results,
+)
 from rank_collapse import pretrained
 from rank_collapse.text import tokens
 
@@ -41,7 +48,7 @@ def test_all_lengths_are_the_whole_network_and_rows_have_intervals(tmp_path):
         # What is seen in floating point agrees with what is kept in logarithms, layer 1
         source, inputs = network.source, network.inputs
         group = pretrained.Group(
-            (("states", measure.LogNorm()), ("ratio", measure.ProfilePass())),
+            (("states", text_measures.LogNorm()), ("ratio", text_measures.ProfilePass())),
             pretrained.AblationSpec("SAN", "text"),
         )
         ratios = pretrained.stream(source, inputs, {"": group})[""]["ratio"]["residual_ratio"]
@@ -58,11 +65,11 @@ def test_an_albert_is_judged_in_both_readings_each_with_its_own_skips(tmp_path):
     flags = [*run_trained.EXPERIMENT.presets["tiny"], "--networks=albert,llama"]
     options = cli.parse_flags(run_trained.FLAGS, flags)
     opened = run_trained.open_networks(options)
-    arrays = {n.label: measure.measure_residuals(n.source, n.inputs, 3) for n in opened}
+    arrays = {n.label: text_measures.measure_residuals(n.source, n.inputs, 3) for n in opened}
     claims = []
     for network in opened:
         residuals = arrays[network.label]
-        claims += results.judge_ablations(
+        claims += trained_results.judge_ablations(
             network.label, residuals, network.source.config.mask == "causal"
         )
     settings = {row.setting for row in claims if row.key == "trained skips stop"}
@@ -70,7 +77,7 @@ def test_an_albert_is_judged_in_both_readings_each_with_its_own_skips(tmp_path):
     source, inputs = opened[0].source, opened[0].inputs
     for name, reading in (("skips", "text"), ("skips, as published", "published")):
         ablation = pretrained.AblationSpec("SAN+skip", reading)
-        group = pretrained.Group((("ratio", measure.ProfilePass()),), ablation)
+        group = pretrained.Group((("ratio", text_measures.ProfilePass()),), ablation)
         ratios = pretrained.stream(source, inputs, {"": group})[""]["ratio"]["residual_ratio"]
         np.testing.assert_allclose(10 ** arrays["albert"][f"log10_ratio/{name}"], ratios, rtol=1e-5)
     assert "log10_ratio/skips, as published" not in arrays["llama"]
@@ -79,40 +86,40 @@ def test_an_albert_is_judged_in_both_readings_each_with_its_own_skips(tmp_path):
 def test_texts_are_disjoint_pieces_or_the_last_of_a_file(tmp_path, monkeypatch):
     """Every word of the texts has a number of its own, so that overlaps show."""
     numbers = [str(i) for i in range(1, 1001)]
-    monkeypatch.setattr(networks.words, "default_text", lambda: " ".join(numbers))
+    monkeypatch.setattr(opened_networks.words, "default_text", lambda: " ".join(numbers))
     monkeypatch.setattr(
-        networks.encoders,
+        opened_networks.encoders,
         "load_tokenizer",
         lambda *_: lambda text: [int(word) for word in text.split()],
     )
     monkeypatch.setattr(
-        networks.pretrained, "open_checkpoint", lambda _: SimpleNamespace(settings={})
+        opened_networks.pretrained, "open_checkpoint", lambda _: SimpleNamespace(settings={})
     )
-    pieces = networks.load_network(tmp_path, None, num_texts=32, max_tokens=64).inputs["x"]
+    pieces = opened_networks.load_network(tmp_path, None, num_texts=32, max_tokens=64).inputs["x"]
     assert pieces.shape == (15, 64) and len(np.unique(pieces)) == pieces.size
-    path = tmp_path / "texts.txt"
+    path = tmp_path / "generated_texts.txt"
     path.write_text("\n".join(" ".join(numbers[i : i + 3]) for i in range(0, 30, 3)))
     last_first = [28, 29, 30, 25, 26, 27]
     for are_last, expected in ((False, [1, 2, 3, 4, 5, 6]), (True, last_first)):
-        network = networks.load_network(tmp_path, str(path), 2, 64, are_last=are_last)
+        network = opened_networks.load_network(tmp_path, str(path), 2, 64, are_last=are_last)
         assert network.inputs["x"].ravel().tolist() == expected
     (tmp_path / "ids.txt").write_text(path.read_text())
-    network = networks.load_network(tmp_path, None, 2, 64, are_last=True)
+    network = opened_networks.load_network(tmp_path, None, 2, 64, are_last=True)
     assert network.inputs["x"].ravel().tolist() == last_first
 
 
 def test_rate_is_that_of_a_cubic_fall_whatever_the_unit():
     fall = -0.3 * 3.0 ** np.arange(6)[None]
-    np.testing.assert_allclose(results.final_rate(fall), 3.0)
-    np.testing.assert_allclose(results.final_rate(fall + 2.0), 3.0)
-    np.testing.assert_allclose(results.final_rate(np.log10(0.5) * np.arange(6)[None]), 1.0)
+    np.testing.assert_allclose(trained_results.final_rate(fall), 3.0)
+    np.testing.assert_allclose(trained_results.final_rate(fall + 2.0), 3.0)
+    np.testing.assert_allclose(trained_results.final_rate(np.log10(0.5) * np.arange(6)[None]), 1.0)
 
 
 def test_the_lemma_is_asked_of_the_attention_and_of_the_mean_token():
     """The first layer against numpy, where P̃ is one row: the softmax of the mean token's scores."""
     settings = run_trained.UNTRAINED["albert"] | {"initializer_range": 0.5}
     ids, key = np.arange(1, 7), jax.random.key(0)
-    bounds = measure.measure_bounds(pretrained.open_random(settings, key), ids[None], 1)
+    bounds = text_measures.measure_bounds(pretrained.open_random(settings, key), ids[None], 1)
     config, params = pretrained.random_like(settings, key)
     x = np.asarray(rc.apply(params, ids, config).hidden[0], np.float64)
     attention, mean_token = (
@@ -132,23 +139,23 @@ def test_the_lemma_is_asked_of_the_attention_and_of_the_mean_token():
         deviation = (x - mean_token) @ w_q @ ((x - mean_token) @ w_k).T
         spread = np.ptp(deviation, axis=1, keepdims=True)
         excess = np.maximum((1 - spread) * common - weights, weights - (1 + 2 * spread) * common)
-        measured = bounds["bounds/whole/lemma"][0, 0, head] + measure.ROUNDING
+        measured = bounds["bounds/whole/lemma"][0, 0, head] + text_measures.ROUNDING
         np.testing.assert_allclose(measured, excess.max(), atol=1e-5)
         assert spread.max() > 0.1
 
 
 def test_texts_are_of_the_vocabulary_and_masks_of_the_texts():
     draw, words = random.Random(0), set()
-    for kind in texts.KINDS.values():
+    for kind in generated_texts.KINDS.values():
         words |= {word for _ in range(200) for word in kind(draw)}
     listed = sorted(words | {"[CLS]", "[SEP]"})
-    for kind in texts.KINDS:
-        lines = texts.write_ids(kind, listed, 5).splitlines()
-        assert len(lines) == 5 and lines == texts.write_ids(kind, listed, 5).splitlines()
+    for kind in generated_texts.KINDS:
+        lines = generated_texts.write_ids(kind, listed, 5).splitlines()
+        assert len(lines) == 5 and lines == generated_texts.write_ids(kind, listed, 5).splitlines()
         assert {line.split()[0] for line in lines} == {str(listed.index("[CLS]"))}
     batch = tokens.pad_sequences([list(range(1, 9)), list(range(1, 6))], vocab_size=20)
     source = pretrained.open_random(run_trained.UNTRAINED["albert"], jax.random.key(0))
-    task = measure.make_task(source, {"x": batch.ids, "mask": batch.mask}, 19, 2)
+    task = text_measures.make_task(source, {"x": batch.ids, "mask": batch.mask}, 19, 2)
     assert (task.inputs["x"] == 19).sum(axis=1).tolist() == [1, 1, 1, 1]
     assert (task.targets == np.repeat(batch.ids, 2, axis=0)).all()
     assert ((task.inputs["x"] == 19) == task.chosen).all()
@@ -277,12 +284,12 @@ def albert(tmp_path_factory):
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
 def test_a_trained_albert_in_transformers_and_its_numbers(albert):
     """Its rate of collapse is 3; its accuracy and loss are those of transformers."""
-    network = networks.load_network(albert, None, num_texts=2, max_tokens=32)
+    network = opened_networks.load_network(albert, None, num_texts=2, max_tokens=32)
     source, inputs = network.source, network.inputs
-    task = measure.make_task(source, inputs, network.mask_id, 1)
-    measures = measure.measure_paths(source, task, [12], 4)
-    log10_residual = measure.measure_residuals(source, inputs, 2)["log10_residual/alone"]
-    assert np.abs(results.final_rate(log10_residual) - 3).max() < 0.05
+    task = text_measures.make_task(source, inputs, network.mask_id, 1)
+    measures = text_measures.measure_paths(source, task, [12], 4)
+    log10_residual = text_measures.measure_residuals(source, inputs, 2)["log10_residual/alone"]
+    assert np.abs(trained_results.final_rate(log10_residual) - 3).max() < 0.05
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch = pytest.importorskip("torch")

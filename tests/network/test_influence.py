@@ -14,10 +14,10 @@ from path_examples import heads_in_memory
 from refusals import is_refused, refused
 
 import rank_collapse as rc
-from experiments.note.stability import dependency
-from experiments.note.stability.measure import move_weights
+from experiments.stability import dependency
+from experiments.stability.design_measures import move_weights
 from experiments.train.path_sizes import branch_sizes
-from experiments.train.weights import (
+from experiments.train.weight_matrices import (
     compute_matrix_norms,
     get_weight_matrices,
 )

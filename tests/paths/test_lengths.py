@@ -15,7 +15,7 @@ from scipy import stats
 
 import rank_collapse as rc
 
-DATA = Path(__file__).parents[2] / "experiments/paper/attention_shares.json"
+DATA = Path(__file__).parents[2] / "experiments/attention_shares.json"
 MODELS = json.loads(DATA.read_text("utf-8"))["models"]
 SHARES = np.array([0.7, 0.2, 0.5, 0.35])
 

@@ -16,7 +16,7 @@ with warnings.catch_warnings():
     import transformers
 
 import rank_collapse as rc
-from experiments.paper.trained import convert, gguf_file
+from experiments.trained import convert, gguf_file
 from rank_collapse import pretrained
 from rank_collapse.text import encoders
 

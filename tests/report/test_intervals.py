@@ -7,7 +7,12 @@ import pytest
 from refusals import is_refused, refused
 from scipy import stats
 
-from experiments.verdicts.intervals import geometric_mean, share_interval, slope, wilson_interval
+from experiments.verdicts.share_intervals import (
+    geometric_mean,
+    share_interval,
+    slope,
+    wilson_interval,
+)
 from rank_collapse.report.intervals import Interval, mean_interval
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from refusals import each_is_refused, is_refused
 
-from experiments.lab.texts import encode_texts, join_texts, read_text, token_ids, tokenize
+from experiments.lab.text_inputs import encode_texts, join_texts, read_text, token_ids, tokenize
 from rank_collapse.text import files, tokens, words
 
 

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 import rank_collapse as rc
-from experiments.paper.paths import measure
-from experiments.train.training import whole_metrics
+from experiments.path_accuracy import evaluation
+from experiments.train.trained_tasks import whole_metrics
 from rank_collapse.paths.sets import Classifier
 from rank_collapse.training.tasks.examples import Examples, token_accuracy
 from rank_collapse.training.training import Model
@@ -35,7 +35,7 @@ def test_sums_of_lengths_have_one_offset_and_one_classifier(data):
     labels = jax.random.randint(jax.random.key(4), (B, N), 0, 4)
     examples = Examples(examples.inputs, labels, examples.mask)
     metrics = {"accuracy": token_accuracy, "logits": lambda z, e: jnp.mean(jnp.sin(z))}
-    results = measure.length_sums(model, examples, CONFIG, metrics, batch_size=2)
+    results = evaluation.length_sums(model, examples, CONFIG, metrics, batch_size=2)
     parts = jax.vmap(lambda x, m: rc.path_contributions(model.network, x, CONFIG, mask=m))(
         examples.inputs, examples.mask
     )

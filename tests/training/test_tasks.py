@@ -11,10 +11,10 @@ from refusals import is_refused, refused
 from scipy.spatial import ConvexHull
 
 from experiments import run_convex_hull as convex_hull, run_memorization as memorization
-from experiments.note import transformer_grammar as grammar
-from experiments.note.transformer_grammar import FIRST_WORD, PLURAL
-from experiments.paper.circle import walks as circle
+from experiments.circle import walks as circle
 from experiments.train import sorting
+from experiments.transformer import grammar
+from experiments.transformer.grammar import FIRST_WORD, PLURAL
 from rank_collapse.training.tasks import examples, sequences
 from rank_collapse.training.tasks.sequences import BEGIN, END, NUM_MARKS, PAD
 

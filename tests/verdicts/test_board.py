@@ -10,7 +10,7 @@ from html.parser import HTMLParser
 import pytest
 
 from experiments import verdicts
-from experiments.verdicts import page, rows
+from experiments.verdicts import rows, statement_page
 
 HOSTILE = "\"><script>alert('1')</script><img src=x onerror=alert(2)>&amp;</style></svg>"
 WIDTHS = (400, 900, 1400)
@@ -102,7 +102,7 @@ def test_in_a_browser_nothing_is_cut_off_at_any_width(tmp_path):
 def test_a_statement_has_its_settings_with_intervals_and_verdicts():
     three, five, both = [2.99, 3.0, 3.01] * 6, [4.99, 5.0, 5.01] * 6, [2.3, 2.6, 2.9, 3.7] * 4
     answer = compute_answer((2.5, 3.5), [three, five, both, []])
-    rendered = page.render_statement(answer)
+    rendered = statement_page.render_statement(answer)
     shown = re.findall(r"<tr>.*?</tr>", rendered)
     assert len(shown) == 4 and "refuted by: ≤ 2.5 or ≥ 3.5" in rendered
     assert "in some settings 1/1/1, 1 not measured<" in rendered
@@ -114,4 +114,4 @@ def test_a_statement_has_its_settings_with_intervals_and_verdicts():
 
 def test_a_finding_has_no_verdicts():
     answer = compute_answer(None, [[2.99, 3.0, 3.01]])
-    assert "undecided</td>" not in page.render_statement(answer)
+    assert "undecided</td>" not in statement_page.render_statement(answer)
