@@ -30,6 +30,7 @@ from experiments.lab import (
     Executor,
     Experiment,
     Flags,
+    Options,
     Run,
     RunFolder,
     check_names,
@@ -91,7 +92,7 @@ Draws = Mapping[str, np.ndarray]  # {measure: [draws, ...]} of one kind of netwo
 Results = Mapping[str, Any]
 
 
-def make_cases(options: Flags) -> dict[int, Case]:
+def make_cases(options: Options) -> dict[int, Case]:
     """Selects the kinds of networks of the flags, by their place among all.
 
     Raises:
@@ -101,7 +102,7 @@ def make_cases(options: Flags) -> dict[int, Case]:
     return {i: case for i, case in enumerate(CASES) if case.name in options.cases}
 
 
-def measure(options: Flags, cases: dict[int, Case], folder: RunFolder) -> Results:
+def measure(options: Options, cases: dict[int, Case], folder: RunFolder) -> Results:
     """Measures all draws and the construction, in float64, resumed from the run.
 
     Draws are computed in blocks of one size, so that what a device vmaps over is always as much.

@@ -23,10 +23,11 @@ import numpy as np
 from experiments.lab import (
     ONE_VALUE,
     Flags,
+    Mode,
     Run,
     RunFolder,
     cli,
-    make_config,
+    list_points,
     pool,
     provenance,
     read_config,
@@ -75,14 +76,14 @@ def main(options: Flags) -> Run:
         if name in parts[0].config:
             joined_flags[name].value = parts[0].config[name]
     axes = find_axes([part.config for part in parts], joined_flags)
-    vars(joined_flags)["axes"] = axes
+    joined_flags.axes = axes
     joined_flags.output_dir, joined_flags.overwrite = options.output_dir, options.overwrite
     by_values = {tuple(str(part.config[name]) for name in axes): part for part in parts}
     arrays = {}
-    for point in joined_flags.points():
-        part = by_values[tuple(str(point[name].value) for name in axes)]
+    for point in list_points(joined_flags):
+        part = by_values[tuple(str(point[name]) for name in axes)]
         arrays |= {point.prefix + name: array for name, array in part.arrays.items()}
-    vars(joined_flags).update(begin_with=arrays, begun_in=list_origins(folders))
+    joined_flags.mode = Mode(begin_with=arrays, begun_in=list_origins(folders))
     return module.main(joined_flags)
 
 
@@ -134,14 +135,13 @@ def read_parts(flag_values: Flags, folder: Path) -> list[Part]:
         )
     run = RunFolder(folder, config, read_only=True)
     parts = []
-    for point in read_flags(copy.deepcopy(flag_values), folder, {}).points():
+    for point in list_points(read_flags(copy.deepcopy(flag_values), folder, {})):
         arrays = run.at(point.prefix).arrays
         if not arrays:
             raise damaged_file_error(
                 folder / "arrays.npz", f"it has no arrays of {point.prefix or 'the run'}"
             )
-        point_config = config | make_config(point)
-        point_config.pop("axes", None)
+        point_config = {name: v for name, v in config.items() if name != "axes"} | point.axes
         parts.append(Part(point_config, arrays))
     return parts
 

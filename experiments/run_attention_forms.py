@@ -30,6 +30,7 @@ from experiments.lab import (
     Executor,
     Experiment,
     Flags,
+    Options,
     Run,
     RunFolder,
     cli,
@@ -94,7 +95,7 @@ FLAGS.define(
 )
 
 
-def make_setups(options: Flags) -> dict[str, TrainedTask]:
+def make_setups(options: Options) -> dict[str, TrainedTask]:
     """Makes what is trained of every form and width, by "trained form, d_k=d".
 
     A score is one program. The same data and seeds everywhere. Weights are drawn with variance
@@ -121,7 +122,9 @@ def make_setups(options: Flags) -> dict[str, TrainedTask]:
     return setups
 
 
-def measure(options: Flags, setups: Mapping[str, TrainedTask], folder: RunFolder) -> dict[str, Any]:
+def measure(
+    options: Options, setups: Mapping[str, TrainedTask], folder: RunFolder
+) -> dict[str, Any]:
     """Measures random queries and keys, and trains networks with each attention function.
 
     Args:
@@ -145,7 +148,7 @@ def measure(options: Flags, setups: Mapping[str, TrainedTask], folder: RunFolder
     return {"random": random, "trained": trained}
 
 
-def measure_widths(options: Flags, executor: Executor) -> dict[str, dict[str, np.ndarray]]:
+def measure_widths(options: Options, executor: Executor) -> dict[str, dict[str, np.ndarray]]:
     """Measures scores, weights and gradients at the widths of the flags.
 
     Args:
@@ -178,7 +181,7 @@ def stack_widths(widths: list[int], by_width: list[dict[str, np.ndarray]]) -> di
     return {"d_k": np.asarray(widths)} | arrays
 
 
-def make_rows(results: dict[str, Any], options: Flags) -> Iterator[dict[str, Any]]:
+def make_rows(results: dict[str, Any], options: Options) -> Iterator[dict[str, Any]]:
     """Makes a row for each part, form, width and seed.
 
     Args:
@@ -194,7 +197,7 @@ def make_rows(results: dict[str, Any], options: Flags) -> Iterator[dict[str, Any
 
 
 @figures.styled
-def random_figure(results: dict[str, Any], options: Flags):
+def random_figure(results: dict[str, Any], options: Options):
     """Random queries and keys of unit variance, means and standard deviations over seeds. Gradients
     of a loss that moves every output by as much, to a query moved by its own size and to the
     scores; solid: root mean square over rows, dashed: median row."""
@@ -267,7 +270,7 @@ def trained_figure(results: dict[str, Any]):
     return fig
 
 
-def judge_claims(results: dict[str, Any], options: Flags) -> Iterator[Row]:
+def judge_claims(results: dict[str, Any], options: Options) -> Iterator[Row]:
     """Tests what saturates, whose gradients are small, and which form is ahead after training.
 
     Args:
@@ -290,7 +293,7 @@ def judge_claims(results: dict[str, Any], options: Flags) -> Iterator[Row]:
             yield make_row(key, f"sorting, d_k = {widths[place]}", gains)
 
 
-def compare_results(results: dict[str, Any], options: Flags) -> Iterator[Comparison]:
+def compare_results(results: dict[str, Any], options: Options) -> Iterator[Comparison]:
     """Compares the variance with its law, and lists accuracies at every width.
 
     Args:

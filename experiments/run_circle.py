@@ -35,13 +35,13 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
-from absl import flags
 
 from experiments.circle import walks
 from experiments.lab import (
     Experiment,
     Finding,
     Flags,
+    Options,
     Run,
     RunFolder,
     cli,
@@ -149,7 +149,7 @@ Cases = Mapping[str, TrainedTask]  # {"variant, d=width": what is trained}
 ByCase = Mapping[str, Any]  # {case: as `training.train_tasks`}
 
 
-def make_cases(options: flags.FlagValues) -> Cases:
+def make_cases(options: Options) -> Cases:
     """Makes what the flags train, {"variant, d=width": what is trained}.
 
     Args:
@@ -171,7 +171,7 @@ def make_cases(options: flags.FlagValues) -> Cases:
     return {name: walks.make_case(options, name) for name in names}
 
 
-def measure(options: flags.FlagValues, cases: Cases, folder: RunFolder) -> ByCase:
+def measure(options: Options, cases: Cases, folder: RunFolder) -> ByCase:
     """Trains the network of every case, and lets every seed walk on its own output."""
     return train_tasks(
         options, cases, folder, functools.partial(walks.measure_walk, options.n_eval_data)
@@ -463,7 +463,7 @@ def main(options: Flags) -> Run:
             point.save_finding(make_finding(results))
             save_models(point, point.setup)
         run.finish()
-    if (text := describe_limit(options)) and not options.reading:
+    if (text := describe_limit(options)) and not options.mode.is_read:
         print(text)
     return run
 

@@ -48,6 +48,7 @@ from experiments.lab import (
     Experiment,
     Flags,
     Mapped,
+    Options,
     Run,
     RunFolder,
     check_names,
@@ -139,7 +140,7 @@ class Networks(NamedTuple):
     rounding: float  # Residual ratio at which rounding decides the ordinary forward pass
 
 
-def make_setup(options: Flags) -> Networks:
+def make_setup(options: Options) -> Networks:
     """Makes the networks of the flags, and reads their tokens.
 
     Args:
@@ -160,7 +161,7 @@ def make_setup(options: Flags) -> Networks:
     return Networks(networks, gains, ids, source, limit)
 
 
-def make_configs(options: Flags, norm: str, variants: Sequence[str]) -> Configs:
+def make_configs(options: Options, norm: str, variants: Sequence[str]) -> Configs:
     """Makes the configuration of every variant.
 
     Args:
@@ -172,7 +173,7 @@ def make_configs(options: Flags, norm: str, variants: Sequence[str]) -> Configs:
         ValueError: Unknown norm; sizes that do not fit.
     """
     sizes = options.depth, options.num_heads, options.d_model
-    fields = {name: options[name].value for name in ("d_ff", "mask", "window", "init")}
+    fields = {name: options[name] for name in ("d_ff", "mask", "window", "init")}
     fields |= {"norm_placement": norm, "norm": options.norm_kind}
     mlps = {
         "san_mlp": {"mlp": options.mlp, "mlp_skip": options.san_mlp_skip},
@@ -181,7 +182,7 @@ def make_configs(options: Flags, norm: str, variants: Sequence[str]) -> Configs:
     return {name: NETWORKS[name](*sizes, **fields, **mlps.get(name, {})) for name in variants}
 
 
-def measure(options: Flags, setup: Networks, folder: RunFolder) -> xr.Dataset:
+def measure(options: Options, setup: Networks, folder: RunFolder) -> xr.Dataset:
     """Measures all variants and seeds by layer, resuming from the run.
 
     Args:
@@ -212,7 +213,7 @@ def measure(options: Flags, setup: Networks, folder: RunFolder) -> xr.Dataset:
     return results.assign(local_rate=local_rates(results.log10_residual))
 
 
-def draw(options: Flags, setup: Networks, key: Any, floats: Any) -> tuple[Any, Any]:
+def draw(options: Options, setup: Networks, key: Any, floats: Any) -> tuple[Any, Any]:
     """Draws one seed: tokens, and parameters that hold those of every variant and norm placement.
 
     Args:
@@ -229,7 +230,7 @@ def draw(options: Flags, setup: Networks, key: Any, floats: Any) -> tuple[Any, A
 
 
 def measure_seed(
-    options: Flags, setup: Networks, draws: tuple[Any, Any], floats: Any
+    options: Options, setup: Networks, draws: tuple[Any, Any], floats: Any
 ) -> dict[str, dict[str, jax.Array]]:
     """Measures one seed.
 

@@ -24,7 +24,16 @@ import xarray as xr
 from jaxtyping import Array, Int
 
 import rank_collapse as rc
-from experiments.lab import Experiment, Flags, Run, RunFolder, cli, describe_figures, open_run
+from experiments.lab import (
+    Experiment,
+    Flags,
+    Options,
+    Run,
+    RunFolder,
+    cli,
+    describe_figures,
+    open_run,
+)
 from experiments.path_accuracy.accuracy_figures import (
     loss_figure,
     paths_figure,
@@ -79,7 +88,7 @@ FLAGS.define(
 )
 
 
-def make_task(options: Flags) -> TrainedTask:
+def make_task(options: Options) -> TrainedTask:
     """Makes what the flags train: a network that says of each point whether it is on the hull.
 
     Args:
@@ -150,7 +159,7 @@ def hull_labels(points: Int[Array, "n 2"]) -> Int[Array, "n"]:
     return on_boundary.astype(jnp.int32)
 
 
-def measure(options: Flags, task: TrainedTask, folder: RunFolder) -> xr.Dataset:
+def measure(options: Options, task: TrainedTask, folder: RunFolder) -> xr.Dataset:
     """Trains a network for each seed, and evaluates it whole and by path length."""
     evaluate = functools.partial(evaluate_paths, options)
     arrays = train_networks(options, {ALONE: task}, folder, evaluate)[ALONE]

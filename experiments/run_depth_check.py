@@ -32,7 +32,9 @@ from experiments.lab import (
     Executor,
     Experiment,
     Flags,
+    Options,
     Run,
+    RunFolder,
     cli,
     content_hash,
     describe_figures,
@@ -92,7 +94,7 @@ class Setup(NamedTuple):
     source: str  # of the text
 
 
-def make_setup(options: Any) -> Setup:
+def make_setup(options: Options) -> Setup:
     """Makes the network and its training, and reads the bytes of the text.
 
     Args:
@@ -113,7 +115,7 @@ def identity(setup: Setup) -> dict[str, str]:
     return {"text_sha256": content_hash(setup.text.tobytes())}
 
 
-def measure(options: Any, setup: Setup, folder: Any) -> xr.Dataset:
+def measure(options: Options, setup: Setup, folder: RunFolder) -> xr.Dataset:
     """Measures one network under one rule by seed and step; rules and rates share a program.
 
     Args:
@@ -123,7 +125,7 @@ def measure(options: Any, setup: Setup, folder: Any) -> xr.Dataset:
     """
     base = byte_model(options.base_depth, options.base_width, options.num_tokens)
 
-    def make_cells(point: Any) -> dict[str, Any]:
+    def make_cells(point: Options) -> dict[str, Any]:
         rule = rc.depth_rule(point.rule, base)
         return {"": (rule, point.learning_rate, point.weight_decay)}
 

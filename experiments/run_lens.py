@@ -26,6 +26,7 @@ import xarray as xr
 from experiments.lab import (
     Experiment,
     Flags,
+    Options,
     Progress,
     Run,
     RunFolder,
@@ -85,7 +86,7 @@ text = "Folder for the mean Jacobians of causal language models, files of the Ja
 FLAGS.define("string", "lens_folder", None, text)
 
 
-def open_networks(options: Any) -> list[Network]:
+def open_networks(options: Options) -> list[Network]:
     """Opens the networks of the folder, then those at their initialisation.
 
     Raises:
@@ -103,7 +104,7 @@ def open_networks(options: Any) -> list[Network]:
     return networks + [make_initialised(name, options) for name in options.init]
 
 
-def measure(options: Any, networks: list[Network], folder: RunFolder) -> xr.Dataset:
+def measure(options: Options, networks: list[Network], folder: RunFolder) -> xr.Dataset:
     """Measures every network from one state on.
 
     Args:
@@ -127,14 +128,14 @@ def measure(options: Any, networks: list[Network], folder: RunFolder) -> xr.Data
     return lens_results.join_networks(parts, networks, options.start)
 
 
-def load_params(options: Any, network: Network) -> Any:
+def load_params(options: Options, network: Network) -> Any:
     """Loads the weights of a network, or draws them."""
     if network.folder is not None:
         return pretrained.load(network.folder)[1]
     return pretrained.random_like(network.source.settings, jax.random.key(options.seed))[1]
 
 
-def measure_network(options: Any, network: Network, first_text: int) -> dict[str, np.ndarray]:
+def measure_network(options: Options, network: Network, first_text: int) -> dict[str, np.ndarray]:
     """Measures the texts of one network, arrays [texts, ...] by name.
 
     Args:
@@ -152,7 +153,7 @@ def measure_network(options: Any, network: Network, first_text: int) -> dict[str
     return influence.measure_texts(params, config, inputs, probe, layer)
 
 
-def measure_ranks(options: Any, network: Network) -> dict[str, np.ndarray]:
+def measure_ranks(options: Options, network: Network) -> dict[str, np.ndarray]:
     """Measures the ranks of the first texts of a network.
 
     Args:
@@ -167,7 +168,7 @@ def measure_ranks(options: Any, network: Network) -> dict[str, np.ndarray]:
     return {"rank": influence.measure_ranks(params, config, few, sources, counts, layer)}
 
 
-def write_lenses(options: Any, networks: list[Network]) -> None:
+def write_lenses(options: Options, networks: list[Network]) -> None:
     """Writes the mean Jacobians of causal language models; a file that is there stays.
 
     Args:

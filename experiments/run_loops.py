@@ -23,7 +23,9 @@ from experiments.lab import (
     Executor,
     Experiment,
     Flags,
+    Options,
     Run,
+    RunFolder,
     cli,
     describe_figures,
     labelled,
@@ -46,14 +48,14 @@ shared_flags.define(
 )
 
 
-def make_config(options: Any) -> rc.TransformerConfig:
+def make_config(options: Options) -> rc.TransformerConfig:
     """Makes pre-norm attention; untied, the stack of all layers is passed once."""
     depth, fields = options.depth, {"norm_placement": "pre", "mask": options.mask}
     rows = (0,) * depth if options.tied else tuple(range(depth))
     return rc.san_skip(depth, options.num_heads, options.d_model, layer_map=rows, **fields)
 
 
-def measure(options: Any, config: rc.TransformerConfig, folder: Any) -> xr.Dataset:
+def measure(options: Options, config: rc.TransformerConfig, folder: RunFolder) -> xr.Dataset:
     """Measures states by loop of one network at one gain; gains share a program.
 
     Args:

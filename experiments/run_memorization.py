@@ -32,6 +32,7 @@ import rank_collapse as rc
 from experiments.lab import (
     Experiment,
     Flags,
+    Options,
     Run,
     RunFolder,
     cli,
@@ -101,7 +102,7 @@ FLAGS.define(
 )
 
 
-def make_task(options: Flags) -> TrainedTask:
+def make_task(options: Options) -> TrainedTask:
     """Reads the texts of the flags, and makes what is trained on them.
 
     Args:
@@ -122,7 +123,7 @@ def make_task(options: Flags) -> TrainedTask:
 
 
 def make_text_task(
-    options: Flags, tokens: Any, mask: Any, vocab_size: int, extra: dict[str, str] | None = None
+    options: Options, tokens: Any, mask: Any, vocab_size: int, extra: dict[str, str] | None = None
 ) -> TrainedTask:
     """Makes what is trained on texts.
 
@@ -160,7 +161,7 @@ def make_text_task(
 
 
 def make_data(
-    options: Flags, tokens: Any, mask: Any, rows: Any, key: Any
+    options: Options, tokens: Any, mask: Any, rows: Any, key: Any
 ) -> dict[str, examples.Examples]:
     """Gives the texts one seed's labels; the evaluation is on the first of them.
 
@@ -201,7 +202,7 @@ def compact_vocabulary(
     return compact.reshape(tokens.shape).astype(np.int32), used
 
 
-def measure(options: Flags, task: TrainedTask, folder: RunFolder) -> xr.Dataset:
+def measure(options: Options, task: TrainedTask, folder: RunFolder) -> xr.Dataset:
     """Trains a network for each seed, and evaluates it whole and by path length."""
     evaluate = functools.partial(evaluate_paths, options)
     arrays = train_networks(options, {ALONE: task}, folder, evaluate)[ALONE]

@@ -26,6 +26,7 @@ from experiments.lab import (
     Executor,
     Experiment,
     Flags,
+    Options,
     Run,
     RunFolder,
     cli,
@@ -80,7 +81,7 @@ initial_tokens.define_flags(FLAGS)
 FLAGS.define("enum", "dtype", "float64", "Arithmetic.", ("float32", "float64"))
 
 
-def make_setup(options: Flags) -> initial_tokens.TokenNetwork:
+def make_setup(options: Options) -> initial_tokens.TokenNetwork:
     """Makes the network of the flags, and reads its tokens.
 
     Args:
@@ -91,13 +92,13 @@ def make_setup(options: Flags) -> initial_tokens.TokenNetwork:
         options.num_heads,
         options.d_model,
         norm=options.norm_kind,
-        **{name: options[name].value for name in FIELDS},
+        **{name: options[name] for name in FIELDS},
     )
     return initial_tokens.TokenNetwork(config, *initial_tokens.read_tokens(options))
 
 
 def measure(
-    options: Flags, setup: initial_tokens.TokenNetwork, folder: RunFolder
+    options: Options, setup: initial_tokens.TokenNetwork, folder: RunFolder
 ) -> dict[str, Any]:
     """Measures all seeds, and computes what follows for all together.
 
@@ -141,7 +142,7 @@ def measure(
     }
 
 
-def draw(options: Flags, setup: initial_tokens.TokenNetwork, key: jax.Array) -> tuple[Any, ...]:
+def draw(options: Options, setup: initial_tokens.TokenNetwork, key: jax.Array) -> tuple[Any, ...]:
     """Draws one seed.
 
     Args:

@@ -23,11 +23,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from absl import flags
 
 from experiments.lab import (
     Experiment,
     Flags,
+    Options,
     Run,
     RunFolder,
     cli,
@@ -68,7 +68,7 @@ Sizes = dict[str, tuple[int, int]]  # {architecture: (heads, layers)}
 Tables = dict[str, list[dict[str, Any]]]  # {architecture: rows of `path_table`}
 
 
-def make_sizes(options: flags.FlagValues) -> Sizes:
+def make_sizes(options: Options) -> Sizes:
     """Selects the published architectures, or those of the flags.
 
     Args:
@@ -86,7 +86,7 @@ def make_sizes(options: flags.FlagValues) -> Sizes:
     return {f"H={h}, L={l}": (h, l) for h, l in pairs} or ARCHITECTURES
 
 
-def measure(options: Flags, sizes: Sizes, folder: RunFolder) -> Tables:
+def measure(options: Options, sizes: Sizes, folder: RunFolder) -> Tables:
     """Counts the paths of all networks: integers in closed form, of which the run keeps the table
     alone."""
     return {name: path_table(*size) for name, size in sizes.items()}

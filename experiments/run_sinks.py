@@ -34,7 +34,9 @@ from experiments.lab import (
     Experiment,
     Finding,
     Flags,
+    Options,
     Run,
+    RunFolder,
     cli,
     describe_figures,
     extend_part,
@@ -95,7 +97,7 @@ class Condition(NamedTuple):
     is_thinned: Any  # Bool: all weights lose as much together; else the key's weight is lost
 
 
-def open_networks(options: Any) -> list[Network]:
+def open_networks(options: Options) -> list[Network]:
     """Opens the causal networks of the folder and reads their texts.
 
     Args:
@@ -113,7 +115,7 @@ def open_networks(options: Any) -> list[Network]:
     return [keep_full_texts(network, options) for network in networks]
 
 
-def keep_full_texts(network: Network, options: Any) -> Network:
+def keep_full_texts(network: Network, options: Options) -> Network:
     """Keeps the texts of `max_tokens` tokens after the skipped ones, at most `num_texts`.
 
     Raises:
@@ -127,7 +129,7 @@ def keep_full_texts(network: Network, options: Any) -> Network:
     return network._replace(inputs={"x": ids, "mask": np.ones(ids.shape, bool)})
 
 
-def measure(options: Any, networks: list[Network], folder: Any) -> xr.Dataset:
+def measure(options: Options, networks: list[Network], folder: RunFolder) -> xr.Dataset:
     """Measures every network at one condition, trained and at random.
 
     Args:
@@ -158,7 +160,7 @@ def pad_layers(values: np.ndarray, length: int) -> np.ndarray:
 
 
 def measure_network(
-    options: Any, network: Network, weights: str, first_text: int
+    options: Options, network: Network, weights: str, first_text: int
 ) -> dict[str, np.ndarray]:
     """Measures the texts as the network is and with the key excluded, arrays [texts, ...].
 

@@ -16,7 +16,16 @@ import functools
 
 import xarray as xr
 
-from experiments.lab import Experiment, Flags, Run, RunFolder, cli, describe_figures, open_run
+from experiments.lab import (
+    Experiment,
+    Flags,
+    Options,
+    Run,
+    RunFolder,
+    cli,
+    describe_figures,
+    open_run,
+)
 from experiments.path_accuracy.accuracy_figures import (
     loss_figure,
     paths_figure,
@@ -57,7 +66,7 @@ FLAGS = arguments.make_flags(
 )
 
 
-def make_task(options: Flags) -> TrainedTask:
+def make_task(options: Options) -> TrainedTask:
     """Makes what the flags train: a network that sorts letters.
 
     Raises:
@@ -67,7 +76,7 @@ def make_task(options: Flags) -> TrainedTask:
     return make_sorting_task(options)
 
 
-def measure(options: Flags, task: TrainedTask, folder: RunFolder) -> xr.Dataset:
+def measure(options: Options, task: TrainedTask, folder: RunFolder) -> xr.Dataset:
     """Trains a network for each seed, and evaluates it whole and by path length."""
     evaluate = functools.partial(evaluate_paths, options)
     arrays = train_networks(options, {ALONE: task}, folder, evaluate)[ALONE]

@@ -20,6 +20,7 @@ import numpy as np
 from experiments.lab import (
     Experiment,
     Flags,
+    Options,
     Progress,
     Run,
     RunFolder,
@@ -55,7 +56,7 @@ FLAGS.define("list", "theorems", [*THEOREMS], "Which theorems: " + ", ".join(THE
 Results = Mapping[str, list[Curve]]  # {theorem: its curves}
 
 
-def select_theorems(options: Flags) -> dict[str, Theorem]:
+def select_theorems(options: Options) -> dict[str, Theorem]:
     """Selects the theorems of the flags.
 
     Raises:
@@ -65,7 +66,7 @@ def select_theorems(options: Flags) -> dict[str, Theorem]:
     return {name: THEOREMS[name] for name in THEOREMS if name in options.theorems}
 
 
-def measure(options: Flags, theorems: dict[str, Theorem], folder: RunFolder) -> Results:
+def measure(options: Options, theorems: dict[str, Theorem], folder: RunFolder) -> Results:
     """Measures the curves of all theorems in float64, theorem by theorem.
 
     Args:

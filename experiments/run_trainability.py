@@ -31,6 +31,7 @@ from experiments.lab import (
     Experiment,
     Finding,
     Flags,
+    Options,
     Run,
     RunFolder,
     check_names,
@@ -69,7 +70,7 @@ shared_flags.define_numbers(FLAGS, "warmup", [0, 100], "Steps of the warm-up.", 
 ByCell = dict[Cell, dict[str, Any]]
 
 
-def make_cells(options: Flags) -> list[Cell]:
+def make_cells(options: Options) -> list[Cell]:
     """Makes all cells of the flags, the shallow ones without warm-up first.
 
     Args:
@@ -87,7 +88,7 @@ def make_cells(options: Flags) -> list[Cell]:
     return list(dict.fromkeys(cells))
 
 
-def measure(options: Flags, cells: list[Cell], folder: RunFolder) -> ByCell:
+def measure(options: Options, cells: list[Cell], folder: RunFolder) -> ByCell:
     """Trains every cell, and measures its networks while they train."""
     return design_cells.train_cells(options, make_cells, folder)
 

@@ -26,6 +26,7 @@ import numpy as np
 from experiments.lab import (
     Experiment,
     Flags,
+    Options,
     Progress,
     Run,
     check_names,
@@ -87,7 +88,7 @@ for name, default, least, text in (
     FLAGS.define("integer", name, default, text, lower_bound=least)
 
 
-def open_networks(options: Any) -> list[Network]:
+def open_networks(options: Options) -> list[Network]:
     """Opens the networks of the folder, those of the packages first.
 
     Raises:
@@ -102,7 +103,9 @@ def open_networks(options: Any) -> list[Network]:
     return [skip_texts(network, skipped) for network in networks]
 
 
-def measure(options: Any, networks: list[Network], folder: Any) -> dict[str, dict[str, np.ndarray]]:
+def measure(
+    options: Options, networks: list[Network], folder: Any
+) -> dict[str, dict[str, np.ndarray]]:
     """Measures every network, {network: arrays by name}; what the run has is not computed again."""
     results = {}
     with Progress(len(networks), "trained networks", log=folder.log) as progress:
@@ -117,7 +120,7 @@ def measure(options: Any, networks: list[Network], folder: Any) -> dict[str, dic
     return results
 
 
-def measure_network(options: Any, network: Network, start: int) -> dict[str, np.ndarray]:
+def measure_network(options: Options, network: Network, start: int) -> dict[str, np.ndarray]:
     """Measures one network, arrays [texts, ...] by name.
 
     Args:
@@ -138,7 +141,7 @@ def measure_network(options: Any, network: Network, start: int) -> dict[str, np.
     return {name: np.asarray(values) for name, values in arrays.items()}
 
 
-def measure_few(options: Any, network: Network) -> dict[str, np.ndarray]:
+def measure_few(options: Options, network: Network) -> dict[str, np.ndarray]:
     """Measures the first texts of a network with weights at random, and its bounds.
 
     Args:

@@ -21,6 +21,7 @@ import rank_collapse as rc
 from experiments.lab import (
     Experiment,
     Flags,
+    Options,
     Run,
     RunFolder,
     cli,
@@ -99,7 +100,7 @@ LABELS = {"source": "source token", "inputs": "target token read"}
 MAX_LAYERS = 4  # of the attention figure: evenly spaced ones, the last among them
 
 
-def make_setup(options: Flags) -> TrainedTask:
+def make_setup(options: Options) -> TrainedTask:
     """Makes what the flags train: encoder and decoder of the same size (Vaswani et al. 2017).
 
     Args:
@@ -114,8 +115,8 @@ def make_setup(options: Flags) -> TrainedTask:
         vocab_size, longest = grammar.VOCAB_SIZE, grammar.TARGET_LENGTH
         title = "Translation between two made-up languages"
         for name in ("num_tokens", "num_labels", "min_len"):
-            if options[name].value != options[name].default:
-                flag = f"--{name}={options[name].value}"
+            if options[name] != FLAGS[name].default:
+                flag = f"--{name}={options[name]}"
                 raise ValueError(f"{flag}: a translation's sentences are as its grammar says")
     half = rc.TransformerConfig(
         options.depth,
@@ -150,7 +151,7 @@ def make_setup(options: Flags) -> TrainedTask:
     return TrainedTask(options, "transformer", title, recipe, make, METRICS, curves=True)
 
 
-def make_data(options: Flags, key: Any) -> dict[str, sequences.SequencePairs]:
+def make_data(options: Options, key: Any) -> dict[str, sequences.SequencePairs]:
     """Makes training and held-out pairs of one seed; a translation's seed has its own lexicon.
 
     Args:
@@ -172,7 +173,7 @@ def make_data(options: Flags, key: Any) -> dict[str, sequences.SequencePairs]:
     return {name: make(k, n) for k, (name, n) in zip(keys, counts.items(), strict=True)}
 
 
-def measure(options: Flags, task: TrainedTask, folder: RunFolder) -> dict[str, Any]:
+def measure(options: Options, task: TrainedTask, folder: RunFolder) -> dict[str, Any]:
     """Trains all seeds, and measures each by `measure_seed`."""
     return train_tasks(options, {ALONE: task}, folder, measure_seed)[ALONE]
 

@@ -18,11 +18,11 @@ from typing import Any
 
 import jax
 import numpy as np
-from absl import flags
 
 from experiments.lab import (
     Experiment,
     Flags,
+    Options,
     Run,
     RunFolder,
     cli,
@@ -73,7 +73,7 @@ Cases = Mapping[str, TrainedTask]  # {"depth L": what is trained}
 ByCase = Mapping[str, Any]  # {case: as `training.train_tasks`}
 
 
-def make_cases(options: flags.FlagValues) -> Cases:
+def make_cases(options: Options) -> Cases:
     """Makes what is trained at every depth, with about the reference's number of parameters.
 
     Args:
@@ -118,7 +118,7 @@ def resize(recipe: Recipe, depth: int, target: int) -> Recipe:
     return min(candidates, key=lambda candidate: abs(num_parameters(candidate) - target))
 
 
-def measure(options: Flags, cases: Cases, folder: RunFolder) -> ByCase:
+def measure(options: Options, cases: Cases, folder: RunFolder) -> ByCase:
     """Trains every depth, and measures the accuracy of each seed."""
     return train_tasks(options, cases, folder, measure_whole)
 

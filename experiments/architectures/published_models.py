@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 import rank_collapse as rc
-from experiments.lab import Flags, Progress, RunFolder, check_names, cli
+from experiments.lab import Options, Progress, RunFolder, check_names, cli
 from experiments.lab.text_inputs import encode_texts, join_texts
 from rank_collapse import pretrained
 from rank_collapse.network.measured.states import ProfilePass
@@ -61,7 +61,7 @@ class Weights(NamedTuple):
         return f"{self.model.label}/{self.kind}{self.seed}"
 
 
-def make_models(options: Flags) -> list[Model]:
+def make_models(options: Options) -> list[Model]:
     """Opens the folders and names of --checkpoints, or makes the published models.
 
     Args:
@@ -87,7 +87,7 @@ def make_models(options: Flags) -> list[Model]:
     return models
 
 
-def read_inputs(model: Model, options: Flags) -> dict[str, Any]:
+def read_inputs(model: Model, options: Options) -> dict[str, Any]:
     """Reads the tokens of the flags' texts, as arguments of `rank_collapse.apply`: x and mask.
 
     Args:
@@ -142,7 +142,7 @@ def identity(models: Sequence[Model]) -> dict[str, str]:
     }
 
 
-def list_weights(options: Flags, models: Sequence[Model]) -> list[Weights]:
+def list_weights(options: Options, models: Sequence[Model]) -> list[Weights]:
     """Lists of each model the checkpoint, then its initialisations."""
     weights = []
     seeds = range(options.first_seed, options.first_seed + options.num_seeds)
@@ -153,7 +153,7 @@ def list_weights(options: Flags, models: Sequence[Model]) -> list[Weights]:
     return weights
 
 
-def measure(options: Flags, models: Sequence[Model], folder: RunFolder) -> Results:
+def measure(options: Options, models: Sequence[Model], folder: RunFolder) -> Results:
     """Measures the residual ratio by layer of every set of weights, resumed from the run.
 
     All texts go through a layer together, since a model may be larger than memory; a run resumes
@@ -190,7 +190,7 @@ def ablation_name(ablation: tuple[str, str]) -> str:
     return "/".join(("residuals", *ablation))
 
 
-def measure_weights(options: Flags, weights: Weights) -> dict[str, np.ndarray]:
+def measure_weights(options: Options, weights: Weights) -> dict[str, np.ndarray]:
     """Measures one set of weights, {"residuals/variant/reading/residual_ratio": [texts, L + 1]}.
 
     Args:

@@ -20,7 +20,7 @@ from experiments import run_convex_hull, run_memorization, run_sort, run_transfo
 from experiments.benchmarks.limits import LargeProduct, compute_share, count_flops
 from experiments.benchmarks.timing import Report, Timing, describe_round, median_ratio, say
 from experiments.benchmarks.torch_processes import Processes, describe_task, list_ways
-from experiments.lab import cli, report_activity
+from experiments.lab import cli, list_points, report_activity
 from experiments.lab.devices import count_cores
 from rank_collapse.runs.seeds import seed_keys
 from rank_collapse.training.ensemble import Ensemble
@@ -127,16 +127,16 @@ def time_training(
 def make_case(name: str, arguments: Sequence[str] = ()) -> tuple[Any, Callable, int]:
     """Makes (recipe, make_data, examples in a batch) of a published command, without files."""
     module, case_arguments, _ = CASES[name]
-    flags = cli.parse_flags(module.FLAGS, [*case_arguments, *arguments])
+    (options,) = list_points(cli.parse_flags(module.FLAGS, [*case_arguments, *arguments]))
     if name != "memorization":
-        setup = module.make_setup(flags)
+        setup = module.make_task(options)
     else:
         # Lengths as RTE's: median 48, mean 59 of at most 128 tokens, 6000 different ones.
         rng = np.random.default_rng(0)
-        lengths = np.clip(rng.lognormal(3.9, 0.55, flags.n_train_data), 12, 128).astype(int)
-        tokens = rng.integers(0, 6000, (flags.n_train_data, 128))
+        lengths = np.clip(rng.lognormal(3.9, 0.55, options.n_train_data), 12, 128).astype(int)
+        tokens = rng.integers(0, 6000, (options.n_train_data, 128))
         mask = np.arange(128)[None] < lengths[:, None]
         setup = run_memorization.make_text_task(
-            flags, np.where(mask, tokens, 0), mask, vocab_size=6000
+            options, np.where(mask, tokens, 0), mask, vocab_size=6000
         )
-    return setup.recipe, setup.make_data, flags.batch_size
+    return setup.recipe, setup.make_data, options.batch_size

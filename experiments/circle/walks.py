@@ -11,11 +11,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from absl import flags
 from jaxtyping import Array, Float
 
 import rank_collapse as rc
 from experiments.circle import recurrence
+from experiments.lab import Options
 from experiments.train.trained_tasks import TrainedTask, diverged_seeds, fine_seeds
 from rank_collapse.network.inputs import input_states
 from rank_collapse.training import Recipe, forward
@@ -70,7 +70,7 @@ def split_name(name: str) -> tuple[str, int]:
     return variant, int(width)
 
 
-def make_case(options: flags.FlagValues, name: str) -> TrainedTask:
+def make_case(options: Options, name: str) -> TrainedTask:
     """Makes one case: its network, and the walk it is trained on.
 
     Post-norm layers on linearly embedded points, no positions. A network without a skip around its

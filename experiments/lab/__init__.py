@@ -21,6 +21,7 @@ from experiments.lab.experiment import (
 from experiments.lab.flags import (
     ONE_VALUE as ONE_VALUE,
     Flags as Flags,
+    Mode as Mode,
     check_names as check_names,
     content_hash as content_hash,
     make_config as make_config,
@@ -31,6 +32,10 @@ from experiments.lab.folder import (
     read_config as read_config,
     read_summary as read_summary,
     table_bytes as table_bytes,
+)
+from experiments.lab.grid import (
+    Options as Options,
+    list_points as list_points,
 )
 from experiments.lab.progress import (
     Progress as Progress,

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from experiments.lab.flags import read_flags
+from experiments.lab.flags import Mode, read_flags
 from experiments.lab.folder import read_summary
 from experiments.lab.run import Run
 from rank_collapse.runs.files import damaged_file_error
@@ -81,7 +81,7 @@ def read_run(module: ModuleType, folder: Path) -> Run:
     if not isinstance(selection, Mapping):
         raise damaged_file_error(folder / "summary.json", f"shown={selection} names no flags")
     options = read_flags(module.FLAGS, folder, selection)
-    vars(options)["reading"] = True
+    options.mode = Mode(is_read=True)
     return module.main(options)
 
 

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments.lab import Flags, content_hash
+from experiments.lab import Flags, Options, content_hash
 from experiments.lab.text_inputs import read_text, token_ids
 from rank_collapse.network import embedding
 from rank_collapse.network.config import TransformerConfig
@@ -36,7 +36,7 @@ def define_flags(flag_values: Flags) -> None:
     )
 
 
-def read_tokens(options: Flags) -> tuple[np.ndarray | None, dict[str, str]]:
+def read_tokens(options: Options) -> tuple[np.ndarray | None, dict[str, str]]:
     """Reads the token ids of the text, None for Gaussian tokens; also what identifies the input.
 
     Args:
@@ -58,7 +58,7 @@ def read_tokens(options: Flags) -> tuple[np.ndarray | None, dict[str, str]]:
     return ids, {"text_sha256": content_hash(content.encode())}
 
 
-def input_tokens(key: jax.Array, ids: np.ndarray | None, options: Flags) -> jax.Array:
+def input_tokens(key: jax.Array, ids: np.ndarray | None, options: Options) -> jax.Array:
     """Draws X^0 [n, d] of one seed: Gaussian, or LayerNorm(embedding of the text + positions).
 
     Args:

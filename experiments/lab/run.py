@@ -25,6 +25,7 @@ from experiments.lab import devices, labelled, pool
 from experiments.lab.dimensions import dump_descriptions
 from experiments.lab.flags import Flags, command_line, make_config, run_path
 from experiments.lab.folder import RunFolder
+from experiments.lab.grid import Options, list_points
 from experiments.lab.progress import report_activity
 from rank_collapse.printed import print_lines
 from rank_collapse.runs import states
@@ -51,7 +52,7 @@ class Point:
     """
 
     run: "Run"
-    options: Flags
+    options: Options
     setup: Any
     folder: RunFolder
     axes: Mapping[str, Any]
@@ -152,11 +153,11 @@ class Run(contextlib.ExitStack):
     @property
     def is_writing(self) -> bool:
         """Whether files are written: not while a run is read, judged, or a worker's."""
-        options = self.options
-        return not (options.reading or options.judging) and options.worker_group is None
+        mode = self.options.mode
+        return not (mode.is_read or mode.is_judged) and mode.worker_group is None
 
     def measure(
-        self, measure: Callable[[Flags, Any, RunFolder], Any], over: Sequence[str] = ()
+        self, measure: Callable[[Options, Any, RunFolder], Any], over: Sequence[str] = ()
     ) -> Sequence[Point]:
         """Measures the missing points, one by one, or side by side where workers are asked for.
 
@@ -172,7 +173,7 @@ class Run(contextlib.ExitStack):
         Raises:
             ValueError: No point can be measured.
         """
-        points, group = self.points, self.options.worker_group
+        points, group = self.points, self.options.mode.worker_group
         if group is None:
             pool.measure_side_by_side(self.options, [p.options for p in points], self.folder)
         else:
@@ -249,7 +250,7 @@ class Run(contextlib.ExitStack):
 @contextlib.contextmanager
 def open_run(
     options: Flags,
-    make_setup: Callable[[Flags], Any] = lambda options: options,
+    make_setup: Callable[[Options], Any] = lambda options: options,
     extra: Callable[[Any], Mapping[str, Any] | None] = lambda setup: None,
 ) -> Iterator[Run]:
     """Opens the folder of the flags, after all points of their axes are set up.
@@ -267,11 +268,11 @@ def open_run(
     """
     in_double = "dtype" in options and options.dtype == "float64"
     with jax.enable_x64(in_double or jax.config.jax_enable_x64):
-        setups = [(point, make_setup(point)) for point in options.points()]
+        setups = [(point, make_setup(point)) for point in list_points(options)]
         devices.device_mesh(options)  # too many devices are refused before there is a folder
         with open_folder(options, extra(setups[0][1])) as folder, Run(options, folder) as run:
             run.points = [
-                Point(run, point, setup, folder.at(point.prefix), point.point)
+                Point(run, point, setup, folder.at(point.prefix), point.axes)
                 for point, setup in setups
             ]
             yield run
@@ -291,11 +292,11 @@ def open_folder(options: Flags, extra: Mapping[str, Any] | None = None) -> RunFo
         make_config(options) | dict(extra or {}),
         execution=execution,
         overwrite=options.overwrite,
-        read_only=options.reading,
+        read_only=options.mode.is_read,
     )
-    if options.begin_with:
-        folder.add_environments(options.begun_in)
-        folder.save_arrays(options.begin_with)
+    if options.mode.begin_with:
+        folder.add_environments(options.mode.begun_in)
+        folder.save_arrays(options.mode.begin_with)
     return folder
 
 
@@ -314,6 +315,6 @@ def join_points(points: Sequence[Point], over: Sequence[str]) -> Sequence[Point]
         groups.setdefault(str(axes), []).append(replace(point, axes=axes))
     joined = []
     for group in groups.values():
-        parts = {tuple(p.options[name].value for name in over): p.results for p in group}
+        parts = {tuple(p.options[name] for name in over): p.results for p in group}
         joined.append(replace(group[0], results=labelled.join_datasets(parts, over)))
     return joined

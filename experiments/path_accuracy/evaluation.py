@@ -13,7 +13,7 @@ import numpy as np
 import xarray as xr
 from jaxtyping import Array, Float
 
-from experiments.lab import Flags, labelled
+from experiments.lab import Options, labelled
 from experiments.train.trained_tasks import (
     Metrics,
     TrainedTask,
@@ -41,7 +41,7 @@ SET_SIZES = (5, PUBLISHED_SIZE)  # of the published figures
 
 
 def evaluate_paths(
-    options: Flags, task: TrainedTask, model: Any, data: Any, key: Any
+    options: Options, task: TrainedTask, model: Any, data: Any, key: Any
 ) -> dict[str, Any]:
     """Evaluates the trained model of one seed: whole, by path length, and the baselines.
 
@@ -75,7 +75,7 @@ def evaluate_paths(
     }
 
 
-def sampled_lengths(options: Flags) -> np.ndarray:
+def sampled_lengths(options: Options) -> np.ndarray:
     """Lists the lengths of the sampled paths [k].
 
     Raises:
@@ -87,7 +87,7 @@ def sampled_lengths(options: Flags) -> np.ndarray:
 
 
 def evaluate_samples(
-    options: Flags, task: TrainedTask, model: Model, held_out: Examples, key: Any
+    options: Options, task: TrainedTask, model: Model, held_out: Examples, key: Any
 ) -> dict[str, dict[str, Float[Array, "k r"]]]:
     """Evaluates sampled sets of paths, each of which attends from its own states, as published.
 
@@ -210,7 +210,7 @@ def length_sums(
     }
 
 
-def name_axes(options: Flags, task: TrainedTask, arrays: Mapping[str, np.ndarray]) -> xr.Dataset:
+def name_axes(options: Options, task: TrainedTask, arrays: Mapping[str, np.ndarray]) -> xr.Dataset:
     """Names the axes of what `evaluate_paths` measures.
 
     Args:

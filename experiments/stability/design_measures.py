@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import rank_collapse as rc
-from experiments.lab import Executor, Flags, RunFolder, check_names
+from experiments.lab import Executor, Options, RunFolder, check_names
 from experiments.stability import dependency
 from experiments.train.weight_matrices import (
     compute_matrix_norms,
@@ -52,14 +52,14 @@ class Case(NamedTuple):
         return f"encoder {self.design}, L={self.depth}"
 
 
-def base_config(options: Flags, depth: int) -> rc.TransformerConfig:
+def base_config(options: Options, depth: int) -> rc.TransformerConfig:
     """Makes the network that designs are applied to."""
     flags = ("num_heads", "d_model", "d_ff", "mlp", "mask")
-    sizes = {name: options[name].value for name in flags}
+    sizes = {name: options[name] for name in flags}
     return rc.transformer(depth, **sizes, mlp_skip=options.mlp != "none")
 
 
-def make_configs(options: Flags) -> dict[Case, rc.TransformerConfig]:
+def make_configs(options: Options) -> dict[Case, rc.TransformerConfig]:
     """Makes all designs at all depths, ascending, as deep as the deepest; see `pad_layers`.
 
     Args:
@@ -127,7 +127,7 @@ def group_by_program(configs: Mapping[str, rc.TransformerConfig]) -> list[dict[s
 
 
 def measure_all(
-    options: Flags, configs: Mapping[Case, Any], folder: RunFolder
+    options: Options, configs: Mapping[Case, Any], folder: RunFolder
 ) -> dict[Case, dict[str, np.ndarray]]:
     """Measures all networks at initialisation, resumed from the run.
 
@@ -200,7 +200,7 @@ def cut_padding(arrays: Mapping[str, np.ndarray], depth: int) -> dict[str, np.nd
     return cut
 
 
-def draw(options: Flags, key: Any, config: rc.TransformerConfig) -> dict[str, Any]:
+def draw(options: Options, key: Any, config: rc.TransformerConfig) -> dict[str, Any]:
     """Draws weights and what else is random of one seed.
 
     Args:
@@ -228,7 +228,7 @@ def draw(options: Flags, key: Any, config: rc.TransformerConfig) -> dict[str, An
     }
 
 
-def measure_seed(options: Flags, is_profiled: bool, key: Any, floats: Any) -> dict[str, Any]:
+def measure_seed(options: Options, is_profiled: bool, key: Any, floats: Any) -> dict[str, Any]:
     """Measures one seed of one network, {measure: ...}.
 
     Args:

@@ -5,10 +5,9 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from absl import flags
 
 import rank_collapse as rc
-from experiments.lab import Flags, cli, shared_flags
+from experiments.lab import Flags, Options, cli, shared_flags
 from rank_collapse.training import Hyper, Recipe
 
 # How the work is divided: no influence on results.
@@ -85,7 +84,7 @@ def make_flags(
     return values
 
 
-def make_recipe(options: flags.FlagValues, embedding: rc.EmbeddingConfig, **fields: Any) -> Recipe:
+def make_recipe(options: Options, embedding: rc.EmbeddingConfig, **fields: Any) -> Recipe:
     """Makes the recipe of the published network: post-norm with skips, trained as the flags say.
 
     Args:
@@ -109,7 +108,7 @@ def make_recipe(options: flags.FlagValues, embedding: rc.EmbeddingConfig, **fiel
     return Recipe(config, options.num_labels, **defaults | fields)
 
 
-def make_hyper(options: Flags, fields: Mapping[str, Any] | None = None) -> Hyper:
+def make_hyper(options: Options, fields: Mapping[str, Any] | None = None) -> Hyper:
     """Makes the traced values of a run, the same for every seed.
 
     Args:
@@ -117,5 +116,5 @@ def make_hyper(options: Flags, fields: Mapping[str, Any] | None = None) -> Hyper
         fields: Values that are not taken from the flags.
     """
     names = [field.name for field in dataclasses.fields(Hyper) if field.name in options]
-    values = {name: np.float32(options[name].value) for name in names}
+    values = {name: np.float32(options[name]) for name in names}
     return Hyper(**values | dict(fields or {}))

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import rank_collapse as rc
-from experiments.lab import Executor, Flags, RunFolder, cli, shared_flags
+from experiments.lab import Executor, Flags, Options, RunFolder, cli, shared_flags
 from experiments.train.trained_tasks import Training, train_and_eval, unflatten_results
 from experiments.train.weight_matrices import compute_matrix_norms, get_weight_matrices
 from rank_collapse.network.inputs import input_states
@@ -117,8 +117,8 @@ def make_measure(recipe: Recipe) -> Callable[[Model, Any, Hyper, Any], dict[str,
 
 
 def train_cells(
-    options: Flags,
-    make_cells: Callable[[Flags], Sequence[Cell]],
+    options: Options,
+    make_cells: Callable[[Options], Sequence[Cell]],
     folder: RunFolder,
 ) -> dict[Cell, dict[str, Any]]:
     """Trains the cells of the flags and measures them, or reads what the run has of them.
@@ -197,7 +197,7 @@ def admin_gains(recipe: Recipe, model: Any, data: Any, hyper: Hyper, _: Any = No
     return hyper.replace(network=hyper.network | {"skip_gain": gains})
 
 
-def make_network(options: Flags, cell: Cell) -> rc.TransformerConfig:
+def make_network(options: Options, cell: Cell) -> rc.TransformerConfig:
     """Makes the network of a cell: an encoder that answers token by token.
 
     Args:
@@ -225,7 +225,7 @@ def split_floats(config: rc.TransformerConfig) -> tuple[rc.TransformerConfig, di
     return config.replace(**FLOATS), {name: getattr(config, name) for name in FLOATS}
 
 
-def make_data(options: Flags, batch_size: int, key: Any) -> dict[str, Any]:
+def make_data(options: Options, batch_size: int, key: Any) -> dict[str, Any]:
     """Makes one seed's training data, an epoch of `STEPS_PER_EPOCH` batches, and held-out data.
 
     Args:

@@ -16,7 +16,7 @@ from jaxtyping import Array, Float
 from experiments.lab import (
     Chunk,
     Executor,
-    Flags,
+    Options,
     Point,
     Progress,
     RunFolder,
@@ -60,7 +60,7 @@ class TrainedTask:
             one of its own.
     """
 
-    options: Flags
+    options: Options
     name: str
     title: str
     recipe: Recipe
@@ -73,7 +73,7 @@ class TrainedTask:
     floats: Mapping[str, Any] = field(default_factory=dict)
     program: str = ""
 
-    def make_hyper(self, point: Flags) -> Hyper:
+    def make_hyper(self, point: Options) -> Hyper:
         """Makes the traced values of a point of the flags, float32.
 
         Raises:
@@ -209,7 +209,7 @@ class Training:
 
 
 def train_networks(
-    options: Flags,
+    options: Options,
     tasks: Mapping[str, TrainedTask],
     folder: RunFolder,
     measure: Callable[[TrainedTask, Any, Any, Any], Any],
@@ -267,7 +267,7 @@ def unflatten_results(arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
     return traverse_util.unflatten_dict(arrays, sep="/")
 
 
-def check_files(options: Flags, part: str, folder: RunFolder) -> None:
+def check_files(options: Options, part: str, folder: RunFolder) -> None:
     """Refuses to keep what networks that are trained already did not leave.
 
     Args:
@@ -291,7 +291,7 @@ def check_files(options: Flags, part: str, folder: RunFolder) -> None:
 
 
 def make_training(
-    options: Flags, task: TrainedTask, measure: Callable, executor: Executor, keep: bool
+    options: Options, task: TrainedTask, measure: Callable, executor: Executor, keep: bool
 ) -> Training:
     """Makes what trains the networks of one program, with any floats.
 

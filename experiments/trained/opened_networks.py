@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from experiments.lab import cli
+from experiments.lab import Options, cli
 from experiments.lab.text_inputs import encode_texts
 from experiments.trained.packages import PACKAGES
 from rank_collapse import pretrained
@@ -39,7 +39,7 @@ class Network(NamedTuple):
     is_initialised: bool = False  # of a published size, whose weights nobody trained
 
 
-def load_networks(options: Any, num_texts: int) -> list[Network]:
+def load_networks(options: Options, num_texts: int) -> list[Network]:
     """Loads the networks that the flags ask for, those of the packages first.
 
     A network that cannot be read is skipped with a line.
@@ -51,7 +51,7 @@ def load_networks(options: Any, num_texts: int) -> list[Network]:
     Raises:
         FileNotFoundError, ValueError: No such folder, text or network, or none that can be read.
     """
-    if options.grows and not options.text:
+    if options.flags.grows and not options.text:
         raise ValueError("--until=decided needs --text: the shipped one has few texts")
     folder = Path(options.folder)
     if not folder.is_dir():
@@ -78,7 +78,7 @@ def load_networks(options: Any, num_texts: int) -> list[Network]:
                     num_texts,
                     options.max_tokens,
                     are_last=options.last_texts,
-                    is_widened=options.grows,
+                    is_widened=options.flags.grows,
                 )
             )
         except (ValueError, OSError, ModuleNotFoundError) as error:
@@ -90,7 +90,7 @@ def load_networks(options: Any, num_texts: int) -> list[Network]:
     return networks
 
 
-def make_untrained(name: str, options: Any) -> Network:
+def make_untrained(name: str, options: Options) -> Network:
     """Makes a small network at random, and random tokens for it."""
     draw, shape = np.random.default_rng(options.seed), (options.num_texts, options.max_tokens)
     source = pretrained.open_random(UNTRAINED[name], jax.random.key(options.seed))
@@ -98,7 +98,7 @@ def make_untrained(name: str, options: Any) -> Network:
     return Network(name, source, inputs, 0)
 
 
-def make_initialised(name: str, options: Any) -> Network:
+def make_initialised(name: str, options: Options) -> Network:
     """Makes a published architecture at its initialisation, which reads pieces of a shipped text.
 
     Args:

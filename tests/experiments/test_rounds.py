@@ -37,7 +37,7 @@ class Drawn:
         self.keys, self.asked = keys, []
 
     def main(self, options):
-        self.asked.append((options.num_seeds, options.judging))
+        self.asked.append((options.num_seeds, options.mode.is_judged))
         rows = [make_row(key, "here", NUMBERS[key](options.num_seeds)) for key in self.keys]
         return SimpleNamespace(claims=rows)
 
