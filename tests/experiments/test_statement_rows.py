@@ -42,5 +42,13 @@ def test_fresh_seeds_are_said_to_be_fresh():
     rows = [origin | {"first_seed": seed} for seed in ("3000", "4000", "")]
     text = statements_page.describe_origin(rows)
     assert "from 3000 on" in text and "one run, of commit b2b2b2b2" in text
+    second = {"experiment": "run_lens", "commit": "c3" * 20, "first_seed": "3000"}
+    text = statements_page.describe_origin([*rows, second])
+    assert text == (
+        "The rows are from runs of the commits b2b2b2b2, c3c3c3c3, all with seeds from 3000 on."
+    )
+    changed = second | {"commit": f"{'c3' * 20}-dirty"}
+    text = statements_page.describe_origin([*rows, changed])
+    assert text.startswith("The run with the registered seeds is still to come")
     stale = statements_page.describe_origin([*rows, origin | {"first_seed": "1000"}])
     assert stale.startswith("The run with the registered seeds is still to come")
