@@ -1,7 +1,7 @@
 """Prints the lowest versions that pyproject.toml allows, as requirements for pip.
 
-pip install -r <(python tests/lowest_versions.py)            every package
-pip install -r <(python tests/lowest_versions.py jax)    one of them
+pip install -r <(python .ci/lowest_versions.py)            every package
+pip install -r <(python .ci/lowest_versions.py jax)    one of them
 """
 
 import sys

@@ -1,26 +1,20 @@
 """Every field of a configuration × every pass: compared with an oracle, or refused by name.
 
-`CASES` (field_cases.py) sets each field away from its default, and `NETWORKS` sets many at once;
-`PASSES` has the oracle of each pass. `test_every_field_is_in_a_case` fails for a new field until a
-case has it.
-`PYTHONPATH=. python tests/test_algebras.py` prints the table.
+`CASES` in oracles/field_cases.py sets each field away from its default; `NETWORKS` sets many at
+once; `PASSES` has the oracle of each pass. `test_every_field_is_in_a_case` fails for a new field
+until a case has it.
+`python -m tests.test_algebras` prints the table.
 """
 
 import functools
 import sys
 from typing import Any, NamedTuple
 
-import draws
 import jax
 import jax.numpy as jnp
-import mp_oracle
 import mpmath
 import numpy as np
 import pytest
-import stream_oracle
-from field_cases import CASES, NETWORKS, covered_parts
-from path_examples import config_of, example
-from path_oracle import Oracle, enumerate_paths
 
 import rank_collapse as rc
 from experiments.paper.collapse import cubic_law
@@ -39,6 +33,10 @@ from rank_collapse.paths.truncation import Truncated, TruncatedPass
 from rank_collapse.theory import bounds, exact, expectation, transverse
 from rank_collapse.theory.logdomain import LogPass, LogScaled
 from rank_collapse.theory.reports import BoundPass
+from tests.oracles import draws, mp_network, stream_network
+from tests.oracles.field_cases import CASES, NETWORKS, covered_parts
+from tests.oracles.path_examples import config_of, example
+from tests.oracles.path_sums import Oracle, enumerate_paths
 
 LEARNED = "learned_skip_gain, learned_branch_gain, learned_per_feature"
 TOGETHER = {"learned gains, windows": CASES[LEARNED] | CASES["windows, local_theta"]}
@@ -90,7 +88,7 @@ def log10_residuals(trace):
 def compare_forward(params, x, config, extra, trace):
     """Compares with the network written out in mpmath's numbers."""
     if config.connection != "skip":
-        return close(trace.output, stream_oracle.output(params, x, config), 1e-12)
+        return close(trace.output, stream_network.output(params, x, config), 1e-12)
     has_functions = config.mix is not None or config.normalise is not None or callable(config.mlp)
     has_functions = has_functions or callable(config.norm) or config.rotary_layers
     if config.cross_attention or config.mixing is not None or has_functions:
@@ -98,7 +96,7 @@ def compare_forward(params, x, config, extra, trace):
         total = Oracle(params, trace, config, **_memory(extra)).sums()
         return close(trace.output, total[0].sum(axis=(0, 1)) + total[2])
     with mpmath.workdps(20):
-        hidden, _ = mp_oracle.exact_states(params, x, config)
+        hidden, _ = mp_network.exact_states(params, x, config)
     close(trace.hidden, np.array(hidden, float))
 
 

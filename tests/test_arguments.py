@@ -5,10 +5,10 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
-from refusals import is_refused
 
 import rank_collapse as rc
 from rank_collapse.struct import check_numbers, check_whole
+from tests.support.refusals import is_refused
 
 
 @pytest.mark.parametrize(

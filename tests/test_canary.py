@@ -14,12 +14,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from compiling import AS_USERS
-from marks import full_but, full_if
 
 import rank_collapse as rc
 from rank_collapse.measures import residuals
 from rank_collapse.network import attention
+from tests.support.compiling import AS_USERS
+from tests.support.marks import full_but, full_if
 
 # The bug may be in programs that are compiled as users compile them.
 pytestmark = [pytest.mark.full, pytest.mark.usefixtures("optimized")]

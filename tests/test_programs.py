@@ -8,14 +8,11 @@ custom call of a CPU, no call back into Python, and no float64.
 import logging
 import re
 
-import draws
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from entry_points import entry_points, make_tokens_point
 from jax import export
-from marks import full_but
 
 import rank_collapse as rc
 from experiments import run_convex_hull as convex_hull
@@ -24,6 +21,9 @@ from experiments.train import sorting
 from experiments.train.path_sizes import branch_sizes, predicted_sizes
 from rank_collapse.theory.expectation import collapse_law
 from rank_collapse.training import Hyper, Recipe, init_state, train_epoch
+from tests.oracles import draws
+from tests.oracles.entry_points import entry_points, make_tokens_point
+from tests.support.marks import full_but
 
 SAN = rc.san_skip(2, 2, 4)
 PATHS = np.array([[0, 1], [2, 1]])

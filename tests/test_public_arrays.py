@@ -11,11 +11,11 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
-from architecture_map import REPOSITORY
 
 import rank_collapse as rc
 from rank_collapse import measures
 from rank_collapse.theory import expected_pass
+from tests.support.folders import REPOSITORY
 
 RNG = np.random.default_rng(0)
 L, B, H, N, D = 3, 2, 2, 5, 4

@@ -11,11 +11,11 @@ import math
 import matplotlib.pyplot as plt
 import numpy as np
 import pytest
-from data_dictionary import check_columns
-from figures_as_data import as_data
 
 from experiments.lab.folder import table_bytes
 from rank_collapse.runs.drawn import draw_files
+from tests.support.data_dictionary import check_columns
+from tests.support.figures_as_data import as_data
 
 
 def figure(method, *arguments):

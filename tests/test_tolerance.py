@@ -1,12 +1,13 @@
 """Comparisons of float32 values: the tolerance comes from the dtype, and still finds errors."""
 
 import ast
-from pathlib import Path
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tolerance import FLOAT32
+
+from tests.support.closeness import FLOAT32
+from tests.support.folders import REPOSITORY
 
 ONE = np.float32([1.0])
 
@@ -43,7 +44,7 @@ FLOAT64 = {  # files where `pytest.approx` below 1e-6 compares float64 or Python
 
 def test_other_comparisons_below_1e_6_are_listed():
     names = set()
-    for path in Path(__file__).parent.rglob("test_*.py"):
+    for path in (REPOSITORY / "tests").rglob("test_*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "approx":
                 tolerances = [k.value for k in node.keywords if k.arg == "rel"] or node.args[1:2]

@@ -8,11 +8,11 @@ import threading
 
 import numpy as np
 import pytest
-from torch_models import torch
 
 import rank_collapse as rc
 from rank_collapse.torch import watch
 from rank_collapse.watch import torch_products
+from tests.oracles.torch_models import torch
 
 nn, F = torch.nn, torch.nn.functional
 D, N = 16, 10

@@ -2,29 +2,13 @@
 
 import numpy as np
 import pytest
-from broken_watch import BROKEN, break_part
-from torch_models import CASES, L, build, make_inputs, measure_loss, torch
 
 from rank_collapse.torch import watch
+from tests.oracles.torch_models import CASES, L, build, make_inputs, measure_loss, torch
+from tests.oracles.watched_scalars import compute_entropy, compute_ratio
+from tests.support.broken_watch import BROKEN, break_part
 
 QUICK = {"gpt2", "bloom", "falcon", "gpt_neox", "llama", "bert", "t5_decoder", "xlnet", "swin"}
-
-
-def composite(x):
-    return np.sqrt(np.abs(x).sum(axis=0).max() * np.abs(x).sum(axis=1).max())
-
-
-def compute_ratio(x, mask):
-    """Computes ‖X − 1x̄ᵀ‖/‖X‖ in ‖·‖_{1,∞}, the mean over examples."""
-    examples = [a[m] for a, m in zip(x, mask, strict=True)]
-    return np.mean([composite(a - a.mean(axis=0)) / composite(a) for a in examples])
-
-
-def compute_entropy(p, mask):
-    """Computes the mean entropy over heads and the queries that exist, then over examples."""
-    p = np.concatenate([p, np.maximum(1 - p.sum(axis=-1, keepdims=True), 1e-30)], axis=-1)  # sinks
-    rows = -(p * np.log(np.where(p > 0, p, 1))).sum(axis=-1)
-    return np.mean([r[:, m].mean() for r, m in zip(rows, mask, strict=True)])
 
 
 def run_by_hand(case, padding):

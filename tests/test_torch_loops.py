@@ -9,13 +9,22 @@ import types
 
 import numpy as np
 import pytest
-from broken_watch import BROKEN, break_part, raises
-from watched_gpt2 import IDS, QUIET, L, gpt2, measure_rows, torch, train_gpt2, transformers
 
 from rank_collapse.runs import metrics
 from rank_collapse.torch import Watch, watch
 from rank_collapse.watch import torch_passes
 from rank_collapse.watch.torch_steps import OpenWatches
+from tests.oracles.watched_gpt2 import (
+    IDS,
+    QUIET,
+    L,
+    gpt2,
+    measure_rows,
+    torch,
+    train_gpt2,
+    transformers,
+)
+from tests.support.broken_watch import BROKEN, break_part, raises
 
 
 def test_a_forward_pass_inside_the_step_of_the_optimizer():

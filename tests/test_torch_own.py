@@ -9,13 +9,13 @@ import weakref
 
 import numpy as np
 import pytest
-from test_torch_kinds import compute_entropy, compute_ratio
-from torch_models import torch
 
 from rank_collapse.runs import metrics
 from rank_collapse.torch import watch
 from rank_collapse.watch import torch_origins
 from rank_collapse.watch.torch_products import is_allowed as allowed
+from tests.oracles.torch_models import torch
+from tests.oracles.watched_scalars import compute_entropy, compute_ratio
 
 F, D, H, N, B = torch.nn.functional, 16, 2, 7, 3
 LENGTHS = torch.tensor([N, 5, 3])

@@ -2,7 +2,8 @@
 
 import numpy as np
 import pytest
-from refusals import is_refused
+
+from tests.support.refusals import is_refused
 
 torch = pytest.importorskip("torch")
 

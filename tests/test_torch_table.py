@@ -8,10 +8,10 @@ import itertools
 
 import numpy as np
 import pytest
-from test_torch_kinds import compute_ratio
-from torch_models import torch
 
 from rank_collapse.torch import watch
+from tests.oracles.torch_models import torch
+from tests.oracles.watched_scalars import compute_ratio
 
 nn, F = torch.nn, torch.nn.functional
 D, H, N, B, DEPTH = 16, 2, 10, 3, 3

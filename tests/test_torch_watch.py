@@ -9,7 +9,12 @@ import types
 
 import numpy as np
 import pytest
-from watched_gpt2 import (
+
+import rank_collapse as rc
+from rank_collapse.torch import watch
+from rank_collapse.watch.torch_products import ROWS, compute_dot_weights
+from rank_collapse.watch.torch_watch import _combine_products
+from tests.oracles.watched_gpt2 import (
     IDS,
     QUIET,
     L,
@@ -20,11 +25,6 @@ from watched_gpt2 import (
     torch,
     train_gpt2,
 )
-
-import rank_collapse as rc
-from rank_collapse.torch import watch
-from rank_collapse.watch.torch_products import ROWS, compute_dot_weights
-from rank_collapse.watch.torch_watch import _combine_products
 
 
 def run_by_hand(model, **inputs):

@@ -1,6 +1,6 @@
 """Pairs of runs that differ by rounding alone, of small random models of transformers.
 
-    OMP_NUM_THREADS=1 PYTHONPATH=.:tests python tests/agree_clean_pairs.py 16
+    OMP_NUM_THREADS=1 python -m tests_docs.agree_clean_pairs 16
 
 So many networks of random sizes and weights (Llama, Qwen2, GPT-2, GPT-NeoX) for each kind of pair:
 it prints how many pairs are called different, from the recordings and by a replay.

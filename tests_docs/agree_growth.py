@@ -1,6 +1,6 @@
 """How bfloat16 errors of states grow with depth, as docs/agree.md has them.
 
-    OMP_NUM_THREADS=1 PYTHONPATH=.:tests python tests/agree_growth.py FOLDER pythia-410m
+    OMP_NUM_THREADS=1 python -m tests_docs.agree_growth FOLDER pythia-410m
 
 Of a checkpoint folder, or of random weights in a published shape (with a vocabulary of 2,048): the
 relative error ‖y − x‖/‖x‖ over all tokens of one text of 64 tokens, alone against in a batch of 8,

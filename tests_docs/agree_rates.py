@@ -1,6 +1,6 @@
 """Error rates of `rank-collapse agree` in rounded random networks, as docs/agree.md has them.
 
-    PYTHONPATH=.:tests python tests/agree_rates.py 100 20
+    python -m tests_docs.agree_rates 100 20
 
 Of so many clean pairs it prints how many are called different; of each kind of mistake, planted in
 one layer of so many networks, how many are found in that layer and part, and of these how many are
@@ -15,11 +15,11 @@ import time
 from pathlib import Path
 
 import numpy as np
-from rounded_transformer import FAULTS, Fault, draw_model, run
 
 from rank_collapse.agree.comparison import compare_recordings
 from rank_collapse.agree.recording import open_recording, write_recording
 from rank_collapse.agree.replay import Replay
+from tests.oracles.rounded_transformer import FAULTS, Fault, draw_model, run
 
 NOISE = 2.0**-10
 COLUMNS = ("branches", "states", "replay")

@@ -15,11 +15,11 @@ import tempfile
 import jax
 import pytest
 from hypothesis import HealthCheck, event, given, settings, strategies as st
-from marks import full_if
 
 from experiments import benchmark, reproduce
 from experiments.lab import cli, experiment
 from experiments.lab.experiment import describe_experiment
+from tests.support.marks import full_if
 
 pytestmark = pytest.mark.full
 

@@ -10,7 +10,6 @@ import sys
 
 import pytest
 from absl import flags
-from two_processes import python
 
 import experiments
 from experiments import run_memorization, run_sort
@@ -18,6 +17,7 @@ from experiments.lab import cli
 from experiments.lab.experiment import run_folder
 from experiments.lab.progress import Progress
 from rank_collapse.runs.files import RunError
+from tests.support.processes import python
 
 FLAGS = cli.make_flags("example", num_seeds=4, shows="value", execution=("chunk",))
 FLAGS.define("integer", "depth", 3, "Layers.", lower_bound=1)

@@ -15,19 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import xarray as xr
-from data_dictionary import check_columns
-from figures_as_data import as_data
-from marks import full_but
 from matplotlib.figure import Figure
-from trained_runs import (
-    arrays,
-    check_second_run,
-    contents,
-    rows,
-    run,
-    same_arrays,
-    single_columns,
-)
 
 from experiments import reproduce
 from experiments.lab import cli, experiment, folder, labelled, progress
@@ -40,6 +28,18 @@ from experiments.verdicts.rows import mean_row
 from experiments.verdicts.statements import STATEMENTS
 from rank_collapse.runs.drawn import draw_files
 from rank_collapse.runs.files import RunError
+from tests.support.data_dictionary import check_columns
+from tests.support.figures_as_data import as_data
+from tests.support.marks import full_but
+from tests.support.runs import (
+    arrays,
+    check_second_run,
+    contents,
+    rows,
+    run,
+    same_arrays,
+    single_columns,
+)
 
 
 def configure_process(devices):

@@ -3,17 +3,17 @@
 import math
 from functools import partial
 
-import draws
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from marks import full_but
 
 import rank_collapse as rc
 from experiments.paper.collapse import cubic_law
 from rank_collapse.network.passes import replay
 from rank_collapse.network.residual import lone_norm, normalize_tokens
+from tests.oracles import draws
+from tests.support.marks import full_but
 
 
 def closed_constant(*network, **inputs):

@@ -5,7 +5,6 @@ import json
 import jax
 import numpy as np
 import pytest
-from refusals import is_refused
 
 from experiments.lab import cli, folder, vocabulary
 from experiments.lab.executor import Executor, Mapped, make_chunk, name_leaves
@@ -13,6 +12,7 @@ from experiments.lab.folder import RunFolder
 from experiments.lab.progress import Progress
 from rank_collapse.runs import memory, seeds
 from rank_collapse.runs.files import RunError
+from tests.support.refusals import is_refused
 
 FLAGS = cli.make_flags("scaled", num_seeds=5, shows="bits", traced=("skip_gain",))
 vocabulary.define(FLAGS, skip_gain=1.0)

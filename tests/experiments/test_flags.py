@@ -8,14 +8,14 @@ import re
 import shlex
 
 import pytest
-from conftest import REPOSITORY
-from trained_runs import check_mistake
 
 from experiments import reproduce, run_convex_hull, run_memorization, run_sort
 from experiments.lab import cli, vocabulary
 from experiments.lab.experiment import describe_experiment
 from experiments.lab.flags import default_run_name, make_config
 from experiments.run_trainability import FLAGS as TRAINABILITY
+from tests.support.folders import REPOSITORY
+from tests.support.runs import check_mistake
 
 GOLDEN = REPOSITORY / "tests" / "golden"
 FILES = {

@@ -5,11 +5,11 @@ import shutil
 
 import numpy as np
 import pytest
-from trained_runs import arrays, run, same_arrays
 
 from experiments import join, run_path_chains as path_chains
 from experiments.lab import cli, make_config, pool, read_run
 from rank_collapse.runs.files import RunError
+from tests.support.runs import arrays, run, same_arrays
 
 TINY = [*path_chains.EXPERIMENT.presets["tiny"], "--num_devices=1", "--jobs=1"]
 GAINS = "--skip_gain=0.5,1"

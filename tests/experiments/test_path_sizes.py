@@ -3,18 +3,18 @@
 import itertools
 import math
 
-import draws
 import jax
 import jax.numpy as jnp
 import mpmath
 import numpy as np
 import pytest
-from comparison import near
-from path_examples import chain_effects, over_batch, profile_in_memory
-from refusals import is_refused
 
 import rank_collapse as rc
 from experiments.train import path_sizes as pp
+from tests.oracles import draws
+from tests.oracles.checkpoint_arrays import near
+from tests.oracles.path_examples import chain_effects, over_batch, profile_in_memory
+from tests.support.refusals import is_refused
 
 
 def test_elementary_shares_are_sums_over_subsets():

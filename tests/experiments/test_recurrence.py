@@ -4,18 +4,18 @@ import functools
 
 import jax
 import jax.numpy as jnp
-import mp_oracle
 import mpmath
 import numpy as np
 import pytest
-from draws import parameters
-from marks import full_but, full_if
 
 import rank_collapse as rc
 from experiments.paper.circle import recurrence
 from rank_collapse.network.attention import AttentionContext
 from rank_collapse.network.embedding import EmbeddingConfig
 from rank_collapse.network.residual import layer_gains
+from tests.oracles import mp_network
+from tests.oracles.draws import parameters
+from tests.support.marks import full_but, full_if
 
 A = np.array([[0.3, 0.5], [-0.2, 0.1]])
 B = np.array([[0.1, -0.4], [0.25, 0.05]])
@@ -80,15 +80,15 @@ def compute_distances(params, classifier, start, config, num_steps, skip, digits
     """Computes log10 of the distances in arithmetic of many digits, the network written out."""
     gains, context = layer_gains(config, jnp.float32, params), AttentionContext()
     with mpmath.workdps(digits):
-        layer_params, gains = mp_oracle.row_of(
-            jax.tree.map(mp_oracle.exact, (params.layers, gains)), 0
+        layer_params, gains = mp_network.row_of(
+            jax.tree.map(mp_network.exact, (params.layers, gains)), 0
         )
-        embedding, (w, b), x = jax.tree.map(mp_oracle.exact, (params.embedding, classifier, start))
+        embedding, (w, b), x = jax.tree.map(mp_network.exact, (params.embedding, classifier, start))
         path = [x]
         for _ in range(num_steps - 1):
-            y = mp_oracle.unit_norm(x @ embedding.w_in + embedding.b_in, "layer", 1e-12)
+            y = mp_network.unit_norm(x @ embedding.w_in + embedding.b_in, "layer", 1e-12)
             y = y * embedding.norm.gain + embedding.norm.bias
-            path.append(mp_oracle.layer(layer_params, y, config, context, gains) @ w + b)
+            path.append(mp_network.layer(layer_params, y, config, context, gains) @ w + b)
             x = x + path[-1] if skip else path[-1]
         return [float(mpmath.log10(mpmath.norm(a - b))) for a, b in path]
 

@@ -4,8 +4,6 @@ import re
 
 import numpy as np
 import pytest
-from refusals import is_refused
-from trained_runs import run
 
 from experiments import run_loops, run_sinks
 from experiments.lab import cli, experiment, rounds
@@ -14,6 +12,8 @@ from experiments.lab.progress import Stopped
 from experiments.reproducing.sections import until_decided
 from experiments.verdicts import PROTOCOL, STATEMENTS, make_row
 from rank_collapse.runs.files import load_arrays
+from tests.support.refusals import is_refused
+from tests.support.runs import run
 
 SMALL = ["--depth=8", "--gain_power=0.5,1", "--num_heads=1", "--d_model=4", "--num_tokens=4"]
 UNTIL = [*SMALL, "--until=decided", "--max_seeds=32"]

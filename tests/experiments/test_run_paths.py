@@ -4,11 +4,11 @@ import math
 
 import numpy as np
 import pytest
-from trained_runs import result_of, rows, run, single_columns
 
 from experiments import run_path_chains, run_path_counts
 from experiments.lab.experiment import read_run
 from experiments.run_path_counts import ARCHITECTURES, binomial, path_table
+from tests.support.runs import result_of, rows, run, single_columns
 
 
 @pytest.mark.full

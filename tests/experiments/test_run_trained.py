@@ -7,19 +7,6 @@ import jax
 import numpy as np
 import pytest
 import xarray as xr
-from trained_runs import (
-    SMALL,
-    answered,
-    arrays,
-    finished,
-    parsed,
-    result_of,
-    rows,
-    run,
-    same_arrays,
-    seed_of,
-    verdicts,
-)
 
 from experiments import run_convex_hull, run_memorization, run_sort
 from experiments.lab.labelled import make_dataset
@@ -34,6 +21,19 @@ from rank_collapse.runs.seeds import seed_keys
 from rank_collapse.training import init_state, load_models
 from rank_collapse.training.tasks import examples
 from rank_collapse.training.training import batch_forward
+from tests.support.runs import (
+    SMALL,
+    answered,
+    arrays,
+    finished,
+    parsed,
+    result_of,
+    rows,
+    run,
+    same_arrays,
+    seed_of,
+    verdicts,
+)
 
 # Enough to learn to sort three letters out of four.
 SORT = (

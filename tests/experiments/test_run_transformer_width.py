@@ -4,7 +4,6 @@ import jax
 import numpy as np
 import pytest
 import safetensors.numpy
-from trained_runs import SMALL, arrays, finished, parsed, result_of, rows, seed_of
 
 import rank_collapse as rc
 from experiments import run_transformer as binary, run_width
@@ -13,6 +12,7 @@ from rank_collapse.runs import metrics
 from rank_collapse.runs.seeds import seed_keys
 from rank_collapse.training import load_models
 from rank_collapse.training.models import decode_pairs, exact_share
+from tests.support.runs import SMALL, arrays, finished, parsed, result_of, rows, seed_of
 
 pytestmark = pytest.mark.full
 

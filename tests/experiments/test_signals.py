@@ -9,10 +9,10 @@ from pathlib import Path
 
 import jax
 import pytest
-from two_processes import python
 
 from experiments.lab import cli, pool, progress
 from experiments.lab.progress import Progress
+from tests.support.processes import python
 
 pytestmark = pytest.mark.full
 

@@ -4,11 +4,11 @@ import subprocess
 import sys
 
 import pytest
-from conftest import REPOSITORY
 
 from experiments.lab import cli
 from experiments.lab.suggestions import SYNONYMS, list_values
 from experiments.lab.vocabulary import VOCABULARY
+from tests.support.folders import REPOSITORY
 
 FLAGS = cli.make_flags("example", num_seeds=4, shows="value")
 FLAGS.define("integer", "depth", 3, "Layers.", lower_bound=1)

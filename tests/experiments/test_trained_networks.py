@@ -13,7 +13,6 @@ from types import SimpleNamespace
 import jax
 import numpy as np
 import pytest
-from trained_runs import result_of, rows, run
 
 import rank_collapse as rc
 from experiments import run_trained, trained_weights
@@ -21,6 +20,7 @@ from experiments.lab import cli
 from experiments.paper.trained import convert, measure, networks, packages, results, texts
 from rank_collapse import pretrained
 from rank_collapse.text import tokens
+from tests.support.runs import result_of, rows, run
 
 pytestmark = pytest.mark.full
 

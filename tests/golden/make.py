@@ -1,6 +1,6 @@
 """Writes tests/golden: small random networks, and what `transformers` or torch computes on them.
 
-    python tests/make_golden.py
+    python -m tests.golden.make
 
 Run it again when a case of `architectures.GOLDEN` or `torch_transformer` changes, with torch and
 transformers installed (the versions used are in tests/golden/versions.json). Every run draws the
@@ -9,21 +9,19 @@ same weights.
 
 import json
 import shutil
-from pathlib import Path
 
-import architectures
 import numpy as np
 import torch
-import torch_transformer
 import transformers
 
-FOLDER = Path(__file__).resolve().parent / "golden"
+from tests.oracles import architectures, torch_transformer
+from tests.support.folders import GOLDEN
 
 
 def main() -> None:
     """Makes every golden case anew."""
     for name in architectures.GOLDEN:
-        folder = FOLDER / name
+        folder = GOLDEN / name
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         case = architectures.CASES[name]
@@ -37,10 +35,10 @@ def main() -> None:
         )
         (folder / "generation_config.json").unlink(missing_ok=True)
     for placement in torch_transformer.PLACEMENTS:
-        path = FOLDER / torch_transformer.golden_name(placement)
+        path = GOLDEN / torch_transformer.golden_name(placement)
         np.savez_compressed(path, **torch_transformer.run(placement))
     versions = {"torch": torch.__version__, "transformers": transformers.__version__}
-    (FOLDER / "versions.json").write_text(json.dumps(versions, indent=1) + "\n")
+    (GOLDEN / "versions.json").write_text(json.dumps(versions, indent=1) + "\n")
 
 
 if __name__ == "__main__":

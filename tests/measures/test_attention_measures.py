@@ -2,15 +2,15 @@
 
 from functools import partial
 
-import draws
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from comparison import near
-from refusals import is_refused, refused
 
 import rank_collapse as rc
+from tests.oracles import draws
+from tests.oracles.checkpoint_arrays import near
+from tests.support.refusals import is_refused, refused
 
 
 def test_closed_forms_of_rows():

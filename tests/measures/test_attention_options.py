@@ -4,10 +4,10 @@ import itertools
 
 import numpy as np
 import pytest
-from comparison import near
-from refusals import refused
 
 import rank_collapse as rc
+from tests.oracles.checkpoint_arrays import near
+from tests.support.refusals import refused
 
 RNG = np.random.default_rng(5)
 B, H, N = 3, 3, 4  # as many examples as heads, so that shapes say nothing

@@ -7,11 +7,11 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
-from refusals import is_refused, refused
 
 import rank_collapse as rc
 from rank_collapse.measures import arrays, documents, norms, residuals as rs
 from rank_collapse.measures.spikes import masked_median
+from tests.support.refusals import is_refused, refused
 
 RNG = np.random.default_rng(11)
 X = RNG.normal(size=(2, 5, 3)) + 0.5

@@ -1,15 +1,15 @@
 """`rc.profile` of hidden states as every framework gives them."""
 
-import draws
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from comparison import near
-from marks import full_but
-from refusals import each_is_refused, is_refused, refused
 
 import rank_collapse as rc
+from tests.oracles import draws
+from tests.oracles.checkpoint_arrays import near
+from tests.support.marks import full_but
+from tests.support.refusals import each_is_refused, is_refused, refused
 
 L, B, N, D = 3, 2, 5, 4
 HIDDEN = np.random.default_rng(0).normal(size=(L, B, N, D)).astype(np.float32)

@@ -6,17 +6,17 @@ tests/pretrained/test_family_forms.py.
 
 from types import SimpleNamespace
 
-import draws
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from refusals import refused
 from scipy.special import erf, softmax
 
 import rank_collapse as rc
 from rank_collapse.network import layers, positions
 from rank_collapse.network.inputs import make_context
+from tests.oracles import draws
+from tests.support.refusals import refused
 
 N, D, DEPTH, H, K = 6, 8, 3, 2, 6
 FORM = {

@@ -1,17 +1,16 @@
 """Gains of skips and branches: written out, folded into weights, profiled by Admin."""
 
-import draws
 import jax
 import jax.numpy as jnp
-import mp_oracle
 import numpy as np
 import pytest
-from refusals import is_refused, refused
 
 import rank_collapse as rc
 from rank_collapse.network.inputs import prepare_inputs
 from rank_collapse.network.residual import layer_gains
 from rank_collapse.network.walk import walk_layers
+from tests.oracles import draws, mp_network
+from tests.support.refusals import is_refused, refused
 
 L, H, N, D = 3, 2, 5, 8
 ALPHA = np.array([0.7, 1.1, 0.4])
@@ -34,7 +33,7 @@ def test_gains_are_as_written_out(x64, placement, kind):
     for gains in ((value, ones), (ones, value)):
         with_gain = config.replace(skip_gain=gains[0], branch_gain=gains[1])
         trace = jax.jit(rc.apply)(params, x, with_gain)
-        states, _ = mp_oracle.states(params, x, with_gain)
+        states, _ = mp_network.states(params, x, with_gain)
         np.testing.assert_allclose(trace.hidden, states, rtol=1e-9, atol=1e-9)
         parts = jax.jit(rc.path_contributions)(params, x, with_gain)
         np.testing.assert_allclose(parts.total, trace.output, rtol=1e-9, atol=1e-9)

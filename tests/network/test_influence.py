@@ -2,16 +2,10 @@
 
 import dataclasses
 
-import draws
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from comparison import near
-from gradient_norms import gradient_norms
-from marks import full_but
-from path_examples import heads_in_memory
-from refusals import is_refused, refused
 
 import rank_collapse as rc
 from experiments.note.stability import dependency
@@ -36,6 +30,12 @@ from rank_collapse.network.measured.influence import (
 from rank_collapse.network.passes import LayerMeasure, States, replay, run_pass
 from rank_collapse.network.residual import ResidualSpec
 from rank_collapse.network.walk import SublayerValues
+from tests.oracles import draws
+from tests.oracles.checkpoint_arrays import near
+from tests.oracles.gradient_norms import gradient_norms
+from tests.oracles.path_examples import heads_in_memory
+from tests.support.marks import full_but
+from tests.support.refusals import is_refused, refused
 
 L, N, D = 4, 6, 8
 CONFIG = rc.TransformerConfig(

@@ -9,12 +9,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from refusals import is_refused
 
 import rank_collapse as rc
 from rank_collapse.network import encoder_decoder
 from rank_collapse.network.embedding import init_embedding
 from rank_collapse.network.parameters import init_block
+from tests.support.refusals import is_refused
 
 H, G, D, K, V, F, E = 4, 2, 24, 6, 10, 96, 3
 CONFIG = rc.TransformerConfig(

@@ -1,16 +1,15 @@
 """The one network against a plain numpy forward pass, its transformations and invariances."""
 
-import draws
 import jax
 import jax.numpy as jnp
-import mp_oracle
 import numpy as np
 import pytest
-from marks import full_but
-from refusals import is_refused, refused
 
 import rank_collapse as rc
 from rank_collapse.network import layers
+from tests.oracles import draws, mp_network
+from tests.support.marks import full_but
+from tests.support.refusals import is_refused, refused
 
 N, D = 6, 12
 VARIANTS = {
@@ -51,7 +50,7 @@ def test_forward_matches_numpy(name, x64):
     config, params, x, memory = build(name)
     trace = rc.apply(params, x, config, memory=memory)
     assert trace.hidden.dtype == jnp.float64
-    states, output = mp_oracle.states(params, x, config, memory)
+    states, output = mp_network.states(params, x, config, memory)
     np.testing.assert_allclose(trace.hidden, states, rtol=1e-10, atol=1e-12)
     np.testing.assert_allclose(trace.output, output, rtol=1e-10, atol=1e-12)
 
@@ -61,7 +60,7 @@ def test_single_precision_matches_numpy(name):
     config, params, x, memory = build(name)
     trace = jax.jit(rc.apply)(params, x, config, memory=memory)
     assert trace.hidden.dtype == jnp.float32
-    states, output = mp_oracle.states(params, x, config, memory)
+    states, output = mp_network.states(params, x, config, memory)
     scale = np.abs(states).max()
     np.testing.assert_allclose(trace.hidden, states, rtol=1e-4, atol=2e-5 * scale)
     np.testing.assert_allclose(trace.output, output, rtol=1e-4, atol=2e-5 * scale)

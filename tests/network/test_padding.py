@@ -1,12 +1,12 @@
 """Padded tokens that a mask excludes change nothing of the others, in sums of paths and bounds."""
 
-import draws
 import jax
 import numpy as np
 import pytest
-from marks import full_but
 
 import rank_collapse as rc
+from tests.oracles import draws
+from tests.support.marks import full_but
 
 N, LONGER, D = 5, 12, 8
 CONFIG = rc.transformer(2, 2, D)

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from architecture_cases import (
+
+from tests.oracles.architecture_cases import (
     CASES as CASES,
     FORMS as FORMS,
     GOLDEN as GOLDEN,

@@ -2,11 +2,11 @@
 
 import jax
 import numpy as np
-from path_examples import over_batch
 
 import rank_collapse as rc
 from rank_collapse import pretrained
 from rank_collapse.pretrained.patches import cut_patches
+from tests.oracles.path_examples import over_batch
 
 
 def example_inputs(config, arguments):

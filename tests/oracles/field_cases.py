@@ -5,10 +5,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from path_examples import config_of
 
 import rank_collapse as rc
 from rank_collapse.network.residual import Gains
+from tests.oracles.path_examples import config_of
 
 
 def mix_by_tanh(q, k, v, context):

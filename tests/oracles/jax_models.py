@@ -13,8 +13,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from frozen_numpy import silu
 from jax.ad_checkpoint import checkpoint_name
+
+from tests.oracles.frozen_paths import silu
 
 N, D, H, E, DEPTH = 5, 8, 2, 4, 3
 

@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
-from torch_models import torch
 
 from rank_collapse.torch import watch
+from tests.oracles.torch_models import torch
 
 nn, F = torch.nn, torch.nn.functional
 D, H, B, N = 16, 2, 3, 9

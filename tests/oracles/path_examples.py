@@ -1,6 +1,5 @@
 """Examples without symmetry for the tests of path sums."""
 
-import draws
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,6 +8,7 @@ import rank_collapse as rc
 from experiments.paper.trained.chains import ChainPass
 from rank_collapse.network.inputs import prepare_inputs
 from rank_collapse.network.passes import run_pass
+from tests.oracles import draws
 
 N, D, DEPTH, HEADS = 5, 8, 3, 2
 

@@ -3,13 +3,14 @@
 from itertools import product
 
 import jax
-import mp_oracle
 import numpy as np
+
+from tests.oracles import mp_network
 
 
 def _gate(kind, z):
     """φ(z)/z"""
-    return np.asarray(kind(z) if callable(kind) else mp_oracle.activation(kind)(z)) / z
+    return np.asarray(kind(z) if callable(kind) else mp_network.activation(kind)(z)) / z
 
 
 GATED = {"reglu": "relu", "geglu": "gelu", "swiglu": "silu"}
@@ -43,7 +44,7 @@ class Oracle:
         self.params = jax.tree.map(as_numpy, params)
         self.trace = jax.tree.map(as_numpy, trace)
         self.config, self.memory = config, as_numpy(memory)
-        gains = [mp_oracle.compute_gains(config, self.layer(l), l) for l in range(config.depth)]
+        gains = [mp_network.compute_gains(config, self.layer(l), l) for l in range(config.depth)]
         self.gains = gains
 
     def layer(self, l):
@@ -162,7 +163,7 @@ class Oracle:
         else:
             gate = _gate(kind, mlp_input @ m.w_in + m.b_in)
         if self.config.num_experts:
-            gate = gate * mp_oracle.shares(m, mlp_input, self.config)
+            gate = gate * mp_network.shares(m, mlp_input, self.config)
 
         def branch(y, bias):
             z = y @ m.w_in + (m.b_in if bias else 0)

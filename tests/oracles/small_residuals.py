@@ -1,11 +1,11 @@
 """Networks for the passes that follow small residuals: each field that they cover, by itself."""
 
-import draws
 import jax.numpy as jnp
 import numpy as np
 
 import rank_collapse as rc
 from rank_collapse.network import layers
+from tests.oracles import draws
 
 N, D, H, L = 4, 6, 2, 3
 SKIPS = {"attention_skip": True, "mlp_skip": True}

@@ -1,8 +1,9 @@
 """Networks of several residual streams, token by token in NumPy: the oracle of their tests."""
 
 import jax
-import mp_oracle
 import numpy as np
+
+from tests.oracles import mp_network
 
 
 def sinkhorn(logits):
@@ -42,7 +43,7 @@ def connection(p, streams, config, count):
         read += p.gates[1] * y @ p.w_read.reshape(len(y), s)
         write += p.gates[0] * y @ p.w_write.reshape(len(y), s)
         carry += p.gates[2] * (y @ p.w_carry.reshape(len(y), s * s)).reshape(s, s)
-    return mp_oracle.sigmoid(read), 2 * mp_oracle.sigmoid(write), sinkhorn(carry)
+    return mp_network.sigmoid(read), 2 * mp_network.sigmoid(write), sinkhorn(carry)
 
 
 def attention(p, x, frozen, causal):
@@ -60,7 +61,7 @@ def attention(p, x, frozen, causal):
 
 def mlp(p, x, frozen, kind):
     z = frozen @ p.w_in + p.b_in
-    return mp_oracle.activation(kind)(z) / z * (x @ p.w_in + p.b_in) @ p.w_out + p.b_out
+    return mp_network.activation(kind)(z) / z * (x @ p.w_in + p.b_in) @ p.w_out + p.b_out
 
 
 def output(params, x, config, gain=1.0):
@@ -86,7 +87,7 @@ def output(params, x, config, gain=1.0):
 
     for l in range(config.depth):
         layer = jax.tree.map(lambda a, l=l: a[l], params.layers)
-        gains = mp_oracle.compute_gains(config, layer, l)
+        gains = mp_network.compute_gains(config, layer, l)
         for kind in config.kinds:
             count += 1
             connection_params = getattr(layer, f"{kind}_connection")

@@ -1,11 +1,11 @@
 """Attention variants written out in NumPy, row by row under a causal mask, and their networks."""
 
-import draws
 import jax
 import numpy as np
 import pytest
 
 import rank_collapse as rc
+from tests.oracles import draws
 
 L, H, N, D = 2, 2, 5, 8
 K = D // H  # width of queries, keys and values

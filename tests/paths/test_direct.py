@@ -1,14 +1,14 @@
 """Direct contributions, heads, gradients by length: logits, derivatives and closed forms."""
 
-import draws
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from path_examples import config_of, example
-from refusals import refused
 
 import rank_collapse as rc
+from tests.oracles import draws
+from tests.oracles.path_examples import config_of, example
+from tests.support.refusals import refused
 
 NETWORKS = {
     "sandwich of RMSNorms": {

@@ -6,8 +6,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from path_examples import DEPTH, HEADS, config_of, example
-from refusals import each_is_refused, is_refused
 
 import rank_collapse as rc
 from rank_collapse.network.edits import (
@@ -16,6 +14,8 @@ from rank_collapse.network.edits import (
     edit_point_shapes,
     trace_edits,
 )
+from tests.oracles.path_examples import DEPTH, HEADS, config_of, example
+from tests.support.refusals import each_is_refused, is_refused
 
 CONFIG = config_of(mlp="gelu", norm_placement="post", attention_skip=True, mlp_skip=True)
 LAYER = 1

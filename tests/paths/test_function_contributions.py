@@ -6,16 +6,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from field_cases import NETWORKS, covered_parts
-from frozen_numpy import frozen_lengths
 from jax.ad_checkpoint import checkpoint_name
 from jax.experimental import pallas as pl
-from own_models import MODELS, D, N, draw, draw_layers, plain_attention, tokens
-from path_examples import config_of, example, relative
-from refusals import refused
 
 import rank_collapse as rc
 from rank_collapse.paths.channels import ByLength
+from tests.oracles.field_cases import NETWORKS, covered_parts
+from tests.oracles.frozen_paths import frozen_lengths
+from tests.oracles.jax_models import MODELS, D, N, draw, draw_layers, plain_attention, tokens
+from tests.oracles.path_examples import config_of, example, relative
+from tests.support.refusals import refused
 
 FAST = ("equinox_attention_alone", "squared_relu_alibi", "linen_scan_of_remat")
 

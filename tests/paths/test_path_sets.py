@@ -1,19 +1,19 @@
 """Sampling and evaluating sets of paths, against one path at a time and against exact sums."""
 
-import draws
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from marks import full_but
-from path_examples import relative
-from path_oracle import Oracle, enumerate_paths
-from refusals import refused
 
 import rank_collapse as rc
 from rank_collapse.paths.enumeration import path_length
 from rank_collapse.paths.sets import classify_states, visiting_order
 from rank_collapse.paths.steps import SEMANTICS
+from tests.oracles import draws
+from tests.oracles.path_examples import relative
+from tests.oracles.path_sums import Oracle, enumerate_paths
+from tests.support.marks import full_but
+from tests.support.refusals import refused
 
 N, D = 4, 6
 

@@ -5,19 +5,20 @@ import os
 from functools import partial
 from pathlib import Path
 
-import draws
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from path_oracle import enumerate_paths, path_attention
-from published_weights import load_reference
-from refusals import each_is_refused, refused
 
 import rank_collapse as rc
 from rank_collapse import apply
 from rank_collapse.paths import enumeration as rp
 from rank_collapse.paths.sets import classify_states, path_set_logits
+from tests.oracles import draws
+from tests.oracles.path_sums import enumerate_paths, path_attention
+from tests.oracles.published_weights import load_reference
+from tests.support.folders import SHARED_DATA
+from tests.support.refusals import each_is_refused, refused
 
 
 @pytest.mark.parametrize(("depth", "num_heads"), [(1, 1), (3, 2), (4, 3)])
@@ -115,7 +116,7 @@ def test_a_layer_that_is_not_there_has_no_parameters():
 # Recomputed paths against logits of the paper's published code, in float64.
 
 
-DEFAULT = Path(__file__).resolve().parents[3] / "shared" / "data" / "reference_paths"
+DEFAULT = SHARED_DATA / "reference_paths"
 FOLDER = Path(os.environ.get("RANK_COLLAPSE_REFERENCE_PATHS", DEFAULT))
 FILES = sorted(FOLDER.glob("*.npz"))
 

@@ -6,14 +6,16 @@ import warnings
 
 import numpy as np
 import pytest
-from refusals import is_refused
+
+from tests.support.refusals import is_refused
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     torch = pytest.importorskip("torch")
     pytest.importorskip("transformers")
-    import architectures
     import transformers
+
+    from tests.oracles import architectures
 
 import rank_collapse as rc
 from experiments.paper.trained import convert, gguf_file

@@ -1,15 +1,15 @@
 """The depth report against the same measures by hand in PyTorch, on models of transformers."""
 
-import draws
 import jax
 import numpy as np
 import pytest
-from comparison import near
-from marks import full_but
-from refusals import each_is_refused
 
 import rank_collapse as rc
 from rank_collapse.pretrained.used_depth import depth_used
+from tests.oracles import draws
+from tests.oracles.checkpoint_arrays import near
+from tests.support.marks import full_but
+from tests.support.refusals import each_is_refused
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")

@@ -4,9 +4,9 @@ import math
 import warnings
 
 import pytest
-from refusals import refused
 
 from rank_collapse import pretrained
+from tests.support.refusals import refused
 
 # Entries of transformers' configs that change no hidden state, by words in their names: training,
 # generation, heads and poolers; what other entries imply; memories and decoders that are left out.

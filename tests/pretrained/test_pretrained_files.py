@@ -15,9 +15,6 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
-from comparison import largest_difference, ours
-from marks import full_but
-from refusals import each_is_refused, is_refused, refused
 from safetensors.numpy import load_file, save_file
 
 from rank_collapse import pretrained
@@ -26,8 +23,11 @@ from rank_collapse.pretrained.checkpoint import open_weights
 from rank_collapse.pretrained.hub import hub_folder, is_hub_name
 from rank_collapse.pretrained.published import suggest_names
 from rank_collapse.pretrained.random_weights import Draw, RandomWeights
+from tests.oracles.checkpoint_arrays import largest_difference, ours
+from tests.support.folders import GOLDEN
+from tests.support.marks import full_but
+from tests.support.refusals import each_is_refused, is_refused, refused
 
-GOLDEN = Path(__file__).resolve().parents[1] / "golden"
 BERT = {
     "model_type": "bert",
     "vocab_size": 300,

@@ -14,12 +14,11 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     pytest.importorskip("torch")
     pytest.importorskip("transformers")
-    import architectures
-
-from comparison import largest_difference, ours
+    from tests.oracles import architectures
 
 from rank_collapse import pretrained
 from rank_collapse.pretrained.checkpoint import open_weights
+from tests.oracles.checkpoint_arrays import largest_difference, ours
 
 TOLERANCE = 1e-5
 FOLDERS = [f for f in os.environ.get("RANK_COLLAPSE_CHECKPOINTS", "").split(":") if f]

@@ -3,15 +3,10 @@
 import shutil
 from pathlib import Path
 
-import draws
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from comparison import near
-from marks import full_but
-from path_examples import chain_effects, heads_in_memory, over_batch, profile_in_memory
-from refusals import is_refused, refused
 from safetensors.numpy import load_file, save_file
 
 import rank_collapse as rc
@@ -29,8 +24,18 @@ from rank_collapse.pretrained import AblationSpec, Group, InMemory, streaming
 from rank_collapse.pretrained.checkpoint import open_weights
 from rank_collapse.pretrained.next_token import next_tokens, targets_of
 from rank_collapse.theory.reports import BoundPass, bound_report
+from tests.oracles import draws
+from tests.oracles.checkpoint_arrays import near
+from tests.oracles.path_examples import (
+    chain_effects,
+    heads_in_memory,
+    over_batch,
+    profile_in_memory,
+)
+from tests.support.folders import GOLDEN
+from tests.support.marks import full_but
+from tests.support.refusals import is_refused, refused
 
-GOLDEN = Path(__file__).resolve().parents[1] / "golden"
 FAMILIES = full_but(
     ["llama-grouped", "albert-groups", "t5-gated", "gpt2-head", "bert-untied"], "llama-grouped"
 )

@@ -12,11 +12,11 @@ from functools import partial
 import numpy as np
 import pytest
 from matplotlib.figure import Figure
-from refusals import each_is_refused, is_refused
 
 from experiments.lab.folder import RunFolder, read_summary
 from rank_collapse.runs import files, metrics, states
 from rank_collapse.runs.files import RunError, load_arrays
+from tests.support.refusals import each_is_refused, is_refused
 
 CONFIG = {"depth": 3}
 

@@ -14,11 +14,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from matplotlib.figure import Figure
-from refusals import each_is_refused, is_refused
 
 from experiments.lab import provenance
 from experiments.lab.folder import LAYOUT, RunFolder, read_summary
 from rank_collapse.runs.files import RunError, describe_difference, make_folder
+from tests.support.refusals import each_is_refused, is_refused
 
 CONFIG = {"depth": 3, "scales": (0.5, 1.0), "name": "a"}
 

@@ -1,13 +1,14 @@
 """The levels of imports and the packages of the tree, as docs/architecture.md has them.
 
-`PYTHONPATH=.:tests python tests_docs/site_pages.py --write` puts them there. A package is described
+`python -m tests_docs.site_pages --write` puts them there. A package is described
 by the first line of its docstring.
 """
 
 import ast
 from pathlib import Path
 
-REPOSITORY = Path(__file__).resolve().parent.parent
+from tests.support.folders import REPOSITORY
+
 PACKAGES = ("rank_collapse", "experiments")
 # The levels of rank_collapse, the lowest first. Packages of the second level do not import each
 # other. Above it a package may import those that are named before it on its level.

@@ -4,11 +4,11 @@ import csv
 import math
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
-from pathlib import Path
 
-from trained_runs import number
+from tests.support.folders import REPOSITORY
+from tests.support.runs import number
 
-TABLE = Path(__file__).resolve().parent.parent / "experiments" / "lab" / "columns.csv"
+TABLE = REPOSITORY / "experiments" / "lab" / "columns.csv"
 
 
 def dictionary() -> dict[str, str]:

@@ -3,21 +3,18 @@
 import os
 import subprocess
 import sys
-from pathlib import Path
 
-REPOSITORY = Path(__file__).resolve().parent.parent
+from tests.support.folders import REPOSITORY
+
 LIMIT = 300  # seconds: far above what a tiny run takes on a busy machine; a hang fails here
 
 
-PATH = os.pathsep.join((str(REPOSITORY), str(REPOSITORY / "tests")))
-
-
 def python(*arguments, folder=REPOSITORY, **variables):
-    """Runs `python <arguments>` with the repository and its tests on the path."""
+    """Runs `python <arguments>` with the repository on the path."""
     return subprocess.run(
         [sys.executable, *arguments],
         cwd=folder,
-        env=os.environ | {"PYTHONPATH": PATH} | variables,
+        env=os.environ | {"PYTHONPATH": str(REPOSITORY)} | variables,
         capture_output=True,
         text=True,
         timeout=LIMIT,

@@ -1,10 +1,8 @@
 """A check that no test writes into the repository."""
 
-from pathlib import Path
-
 import pytest
 
-REPOSITORY = Path(__file__).resolve().parent.parent
+from tests.support.folders import REPOSITORY
 
 
 def list_root() -> set[str]:

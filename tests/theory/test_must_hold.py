@@ -1,11 +1,11 @@
 """What papers say and could hardly fail, on small random networks: see statements.toml."""
 
-import draws
 import jax
 import numpy as np
 import pytest
 
 import rank_collapse as rc
+from tests.oracles import draws
 
 SEEDS, TOKENS, DEPTH, HEADS, WIDTH = 4, 10, 8, 2, 16
 

@@ -1,12 +1,10 @@
 """Schedules, optimisers, label smoothing and learned gains: closed forms, torch and optax."""
 
-import draws
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from refusals import each_is_refused, refused
 
 import rank_collapse as rc
 from rank_collapse.network.config import TransformerConfig
@@ -24,6 +22,8 @@ from rank_collapse.training.training import (
     schedule_factor,
     train_step,
 )
+from tests.oracles import draws
+from tests.support.refusals import each_is_refused, refused
 
 CONFIG = TransformerConfig(
     d_model=8, embedding=EmbeddingConfig(vocab_size=5, d_embed=8, norm=False)

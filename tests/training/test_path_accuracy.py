@@ -1,6 +1,5 @@
 """Sums over paths of a trained model: every value against numpy on the tokens that exist."""
 
-import draws
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,6 +11,7 @@ from experiments.train.training import whole_metrics
 from rank_collapse.paths.sets import Classifier
 from rank_collapse.training.tasks.examples import Examples, token_accuracy
 from rank_collapse.training.training import Model
+from tests.oracles import draws
 
 L, H, D, N, B = 2, 2, 6, 5, 3
 LENGTHS = (5, 3, 4)

@@ -7,7 +7,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from refusals import refused
 
 from experiments.train.training import whole_metrics
 from rank_collapse.network import encoder_decoder
@@ -20,6 +19,7 @@ from rank_collapse.training import Ensemble, Hyper, Recipe, dump_models, load_mo
 from rank_collapse.training.models import decode_pairs, exact_share, init_model
 from rank_collapse.training.tasks import examples, sequences
 from rank_collapse.training.training import batch_forward
+from tests.support.refusals import refused
 
 EMBEDDING = EmbeddingConfig(vocab_size=6, d_embed=8, positions="learned", num_positions=5)
 HALF = TransformerConfig(

@@ -7,7 +7,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
-from refusals import is_refused, refused
 from scipy.spatial import ConvexHull
 
 from experiments import run_convex_hull as convex_hull, run_memorization as memorization
@@ -17,6 +16,7 @@ from experiments.paper.circle import walks as circle
 from experiments.train import sorting
 from rank_collapse.training.tasks import examples, sequences
 from rank_collapse.training.tasks.sequences import BEGIN, END, NUM_MARKS, PAD
+from tests.support.refusals import is_refused, refused
 
 
 def rational_hull(points) -> np.ndarray:

@@ -4,7 +4,6 @@ import math
 
 import numpy as np
 import pytest
-from refusals import is_refused
 from scipy import stats
 
 from experiments.verdicts import claims, curves, rows
@@ -19,6 +18,7 @@ from experiments.verdicts.claims import (
     Statement,
 )
 from experiments.verdicts.sequential import least_count
+from tests.support.refusals import is_refused
 
 ABOVE = (0.0, math.inf)
 MORE_THAN_HALF = (0.5, math.inf)

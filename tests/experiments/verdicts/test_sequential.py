@@ -4,11 +4,11 @@ import math
 
 import numpy as np
 import pytest
-from refusals import is_refused
 from scipy import integrate
 
 from experiments.verdicts import claims, rows, sequential
 from experiments.verdicts.sequential import list_rounds, log_evidence, reject_jointly
+from tests.support.refusals import is_refused
 
 RUNS, DRAWS, SETTINGS = 2000, 200, 6
 
