@@ -3,7 +3,7 @@
 `CASES` in oracles/field_cases.py sets each field away from its default; `NETWORKS` sets many at
 once; `PASSES` has the oracle of each pass. `test_every_field_is_in_a_case` fails for a new field
 until a case has it.
-`python -m tests.test_algebras` prints the table.
+`python -m tests.behaviour.test_algebras` prints the table.
 """
 
 import functools

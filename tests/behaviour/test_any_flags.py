@@ -1,6 +1,6 @@
 """Any flags of any binary: done, or one line and exit 2, and never a traceback.
 
-    RANK_COLLAPSE_CASES=1000 python -m pytest -n 0 -s -m "" tests/experiments/test_any_flags.py
+    RANK_COLLAPSE_CASES=1000 python -m pytest -n 0 -s -m "" tests/behaviour/test_any_flags.py
 
 draws 1000 cases for each binary (a few by default) and prints how many there were. In the first
 test a case ends where it would open its folder, after flags, networks, data and sweeps are checked.

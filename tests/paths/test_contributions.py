@@ -80,7 +80,7 @@ def test_every_configuration_equals_a_walk_over_every_path(x64):
     """Per length and MLP count, from the memory or not, and the offset, in float64.
 
     Without jit: the same few operations serve all configurations. Single fields are walked in
-    tests/test_algebras.py.
+    tests/behaviour/test_algebras.py.
     """
     worst, cases = 0.0, [*GRID[::26], *list(SPECIAL.values())[:-1]]
     with jax.disable_jit():

@@ -143,7 +143,7 @@ L, H, N, D = 5, 3, 4, 6
 
 @pytest.mark.full
 def test_any_chunk_of_heads_gives_the_derivative_of_each_head_s_gain(x64):
-    """Every field of a configuration is in tests/test_algebras.py."""
+    """Every field of a configuration is in tests/behaviour/test_algebras.py."""
     config = rc.transformer(L, H, D)
     params, x = draws.parameters(config), draws.tokens(N, D)
 

@@ -319,7 +319,7 @@ TWO_GATES = {  # the factor that is frozen, the gate that passes
 
 @pytest.mark.parametrize("name", TWO_GATES)
 def test_of_two_gates_the_one_that_is_not_0_at_0_is_frozen(x64, name):
-    """`tests/torch_paths/test_written_out.py` has the same rule."""
+    """`tests/torch/test_path_lengths_written_out.py` has the same rule."""
     scale, act = TWO_GATES[name]
     x = np.random.default_rng(3).normal(size=(3, 4))
 
