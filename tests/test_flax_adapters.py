@@ -1,16 +1,16 @@
 import re
 
-import draws
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import linen as nn, nnx
-from refusals import each_is_refused
 
 import rank_collapse as rc
 from rank_collapse import flax_adapters as adapters
 from rank_collapse.measures.residuals import residual_ratio
+from tests.oracles import draws
+from tests.support.refusals import each_is_refused
 
 N, D, H = 5, 12, 3
 X = draws.tokens(N, D)

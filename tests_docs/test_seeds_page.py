@@ -5,7 +5,8 @@ import re
 
 import numpy as np
 import pytest
-from test_readme import BLOCK, DOCS, run_block
+
+from tests_docs.examples import BLOCK, DOCS, run_block
 
 PAGE = (DOCS / "seeds.md").read_text("utf-8")
 BLOCKS = dict(BLOCK.findall(PAGE))

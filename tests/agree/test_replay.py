@@ -1,13 +1,13 @@
-"""One run's sublayers on the other run's inputs: tests/rounded_transformer.py."""
+"""One run's sublayers on the other run's inputs: tests/oracles/rounded_transformer.py."""
 
 import numpy as np
 import pytest
-from refusals import is_refused
-from rounded_transformer import Fault, draw_model, run
 
 from rank_collapse.agree.comparison import compare_recordings
 from rank_collapse.agree.recording import open_recording, write_recording
 from rank_collapse.agree.replay import Replay
+from tests.oracles.rounded_transformer import Fault, draw_model, run
+from tests.support.refusals import is_refused
 
 NOISE = 2.0**-10
 

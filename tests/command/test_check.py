@@ -8,14 +8,14 @@ import sys
 import jax
 import numpy as np
 import pytest
-from conftest import REPOSITORY
-from marks import full_but
 from safetensors.numpy import load_file, save_file
 
 import rank_collapse as rc
 from rank_collapse.command import check, checkpoint, inputs, main, parse_flags
 from rank_collapse.command.checkpoint import WHOLE, measure_checkpoint
 from rank_collapse.command.inputs import Opened, open_source, read_inputs
+from tests.support.folders import REPOSITORY
+from tests.support.marks import full_but
 
 GOLDEN = REPOSITORY / "tests" / "golden" / "bert"
 

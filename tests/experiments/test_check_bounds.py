@@ -4,11 +4,11 @@ import jax
 import mpmath
 import numpy as np
 import pytest
-from trained_runs import result_of, rows, run
 
 import rank_collapse as rc
 from experiments import check_bounds
 from experiments.paper.bounds.draws import FREE, SPREAD, Case, two_heads
+from tests.support.runs import result_of, rows, run
 
 CASES = (Case(8, 12, 3), Case(3, 4, 1, mask="causal"))
 

@@ -16,8 +16,7 @@ from experiments import on_device
 from experiments.benchmarks import device_pages
 from experiments.lab import cli
 from experiments.on_device import Step, read_lines, run_steps
-
-REPOSITORY = Path(__file__).parents[2]
+from tests.support.folders import REPOSITORY
 
 
 def execute(*arguments):

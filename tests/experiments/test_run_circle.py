@@ -6,7 +6,6 @@ import functools
 import jax
 import numpy as np
 import pytest
-from trained_runs import answered, arrays, finished, parsed, rows, seed_of
 
 from experiments import run_circle
 from experiments.lab.folder import RunFolder
@@ -15,6 +14,7 @@ from rank_collapse import apply
 from rank_collapse.network.inputs import input_states
 from rank_collapse.training import load_models
 from rank_collapse.training.training import forward
+from tests.support.runs import answered, arrays, finished, parsed, rows, seed_of
 
 NAME = "circle_skip+mlp, d=8"
 ARGUMENTS = (

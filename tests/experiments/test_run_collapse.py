@@ -3,12 +3,10 @@
 from contextlib import nullcontext
 from types import SimpleNamespace
 
-import draws
 import jax
 import numpy as np
 import pytest
 import xarray as xr
-from trained_runs import arrays, finished, parsed, result_of, rows, run, verdicts
 
 import rank_collapse as rc
 from experiments import run_collapse
@@ -24,6 +22,8 @@ from experiments.paper.collapse import (
 from experiments.paper.collapse.figures import raised_constant
 from rank_collapse.measures import residuals
 from rank_collapse.theory import logdomain
+from tests.oracles import draws
+from tests.support.runs import arrays, finished, parsed, result_of, rows, run, verdicts
 
 SIZE = ["--depth=3", "--num_heads=2", "--d_model=8", "--num_tokens=6", "--num_seeds=3"]
 TWO = [*SIZE, "--variants=san,san_skip"]

@@ -5,7 +5,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import xarray as xr
-from trained_runs import result_of, rows, run
 
 import rank_collapse as rc
 from experiments import run_lens
@@ -13,6 +12,7 @@ from experiments.lab import cli
 from experiments.paper.trained import lens, lens_file, lens_results, networks
 from experiments.verdicts import STATEMENTS
 from rank_collapse import pretrained
+from tests.support.runs import result_of, rows, run
 
 N, LAYER = 6, 0
 SETTINGS = networks.UNTRAINED["llama"] | {"initializer_range": 0.5}

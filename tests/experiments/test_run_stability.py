@@ -2,12 +2,10 @@
 
 from functools import partial
 
-import draws
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from trained_runs import parsed, result_of, rows, run
 
 import rank_collapse as rc
 from experiments import run_stability
@@ -15,6 +13,8 @@ from experiments.note.stability import measure, results
 from experiments.note.stability.measure import Case, base_config, make_configs
 from experiments.train.weights import get_weight_matrices, replace_weight_matrices
 from rank_collapse.network.measured import updates
+from tests.oracles import draws
+from tests.support.runs import parsed, result_of, rows, run
 
 TINY = [
     "--designs=post,admin",

@@ -4,7 +4,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from trained_runs import rows, run
 
 from experiments import run_theorems
 from experiments.theorems import causal, collapse, layers, networks, sphere
@@ -19,6 +18,7 @@ from experiments.theorems.statements import (
     load_curves,
     save_curves,
 )
+from tests.support.runs import rows, run
 
 
 @pytest.fixture(autouse=True)

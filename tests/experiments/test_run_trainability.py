@@ -7,7 +7,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from scipy import stats
-from trained_runs import arrays, finished, parsed, result_of, rows, run
 
 import rank_collapse as rc
 from experiments import run_trainability as binary
@@ -21,6 +20,7 @@ from rank_collapse.runs.seeds import seed_keys
 from rank_collapse.training.recipe import Hyper, Recipe, run_config
 from rank_collapse.training.tasks.examples import Examples
 from rank_collapse.training.training import batch_forward, init_state
+from tests.support.runs import arrays, finished, parsed, result_of, rows, run
 
 SIZES = (
     "--num_seeds=2",

@@ -6,10 +6,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from comparison import near
-from refusals import refused
 
 import rank_collapse as rc
+from tests.oracles.checkpoint_arrays import near
+from tests.support.refusals import refused
 
 B, H, N, D = 2, 3, 7, 4
 RNG = np.random.default_rng(0)

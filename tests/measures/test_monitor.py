@@ -3,18 +3,18 @@
 from functools import partial
 from types import SimpleNamespace
 
-import draws
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from comparison import near
 from flax import linen as nn, nnx
-from refusals import each_is_refused, is_refused, refused
 
 import rank_collapse as rc
 from rank_collapse.network.measured.monitored import MonitorPass
 from rank_collapse.watch.names import PARTS
+from tests.oracles import draws
+from tests.oracles.checkpoint_arrays import near
+from tests.support.refusals import each_is_refused, is_refused, refused
 
 N, D, H = 6, 10, 3
 

@@ -5,13 +5,13 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
-from comparison import near
-from refusals import is_refused, refused
 
 import rank_collapse as rc
 from rank_collapse.measures.monitor import ATTENTION, TOKENS
 from rank_collapse.measures.profiles import NEEDS_TWO_TOKENS, make_profile, rounding_limit
 from rank_collapse.measures.spikes import choose_tokens
+from tests.oracles.checkpoint_arrays import near
+from tests.support.refusals import is_refused, refused
 
 RNG = np.random.default_rng(7)
 B, H, N, D = 3, 2, 6, 4

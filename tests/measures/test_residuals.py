@@ -3,17 +3,17 @@
 import subprocess
 import sys
 
-import draws
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from comparison import near
-from marks import full_but
-from refusals import refused
 
 import rank_collapse as rc
 from rank_collapse.measures import norms, on_jax, residuals as rs
+from tests.oracles import draws
+from tests.oracles.checkpoint_arrays import near
+from tests.support.marks import full_but
+from tests.support.refusals import refused
 
 
 def tokens(n=7, d=5, seed=0):

@@ -1,20 +1,20 @@
 """Measures of tokens of which one holds nearly all of the norm: `MATH.md`, section 19.
 
-PYTHONPATH=. python tests/measures/test_spikes.py     prints the table
+python -m tests.measures.test_spikes     prints the table
 """
 
 import functools
 
-import draws
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from refusals import refused
 
 import rank_collapse as rc
 from rank_collapse.measures.spikes import choose_ratio, choose_tokens
 from rank_collapse.network.measured.states import ProfilePass
 from rank_collapse.pretrained import Group, InMemory, stream
+from tests.oracles import draws
+from tests.support.refusals import refused
 
 N, D, LENGTH = 64, 128, 11.3
 SPIKES = (0, 100, 1000)

@@ -1,15 +1,15 @@
 """Attention against loops in numpy, and its invariances."""
 
-import draws
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from refusals import refused
 
 import rank_collapse as rc
 from rank_collapse.network import attention as attn, positions
 from rank_collapse.network.embedding import sinusoidal_positions
+from tests.oracles import draws
+from tests.support.refusals import refused
 
 
 def one_layer(key=0, **fields):

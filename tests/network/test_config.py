@@ -3,10 +3,10 @@
 import jax
 import numpy as np
 import pytest
-from refusals import is_refused, refused
 
 import rank_collapse as rc
 from rank_collapse.network.config import check_config
+from tests.support.refusals import is_refused, refused
 
 BASE = {"depth": 4, "num_heads": 4, "d_model": 8}
 

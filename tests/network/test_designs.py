@@ -3,18 +3,16 @@
 import dataclasses
 import itertools
 
-import draws
 import jax
 import jax.numpy as jnp
-import mp_oracle
 import numpy as np
 import pytest
-import stream_oracle
-from refusals import refused
 
 import rank_collapse as rc
 from rank_collapse.network.designs import count_branches
 from rank_collapse.network.residual import Unprofiled, init_gains, layer_gains, scale_norm
+from tests.oracles import draws, mp_network, stream_network
+from tests.support.refusals import refused
 
 L, H, N, D = 3, 2, 5, 8
 
@@ -239,8 +237,8 @@ def test_deepscalelm_keeps_tokens_of_variance_1_by_the_published_correlation():
 def compute_reference(params, x, config):
     """Computes the output by the equations, sublayer by sublayer in float64."""
     if config.connection != "skip":
-        return stream_oracle.output(params, x, config)
-    return mp_oracle.states(params, x, config)[1]
+        return stream_network.output(params, x, config)
+    return mp_network.states(params, x, config)[1]
 
 
 def draw(config):

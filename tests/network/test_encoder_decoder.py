@@ -1,21 +1,19 @@
 """The encoder-decoder: torch's numbers, causality, padding, tied weights, decoding, path sums."""
 
-from pathlib import Path
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import torch_transformer
-from marks import full_but
-from refusals import refused
-from torch_transformer import SOURCE, TARGET
 
 import rank_collapse as rc
 from rank_collapse.network import encoder_decoder
 from rank_collapse.network.embedding import EmbeddingConfig
+from tests.oracles import torch_transformer
+from tests.oracles.torch_transformer import SOURCE, TARGET
+from tests.support.folders import GOLDEN
+from tests.support.marks import full_but
+from tests.support.refusals import refused
 
-GOLDEN = Path(__file__).resolve().parents[1] / "golden"
 BEGIN, END = 1, 2
 
 

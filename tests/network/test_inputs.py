@@ -1,18 +1,18 @@
 """What every pass refuses at once, with the value and what would fit; precision of measures."""
 
-import draws
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from comparison import near
-from marks import full_but
-from refusals import each_is_refused, is_refused, refused
 
 import rank_collapse as rc
 from rank_collapse.network.input_checks import is_embedded
 from rank_collapse.network.inputs import as_batch, at_least_float32, batch_size, prepare_inputs
 from rank_collapse.theory.expectation import expected_pass
+from tests.oracles import draws
+from tests.oracles.checkpoint_arrays import near
+from tests.support.marks import full_but
+from tests.support.refusals import each_is_refused, is_refused, refused
 
 N, D = 5, 8
 X = draws.normal(N, D)

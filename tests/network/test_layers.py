@@ -2,18 +2,18 @@
 
 import itertools
 
-import draws
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from refusals import refused
 from scipy import special
 
 import rank_collapse as rc
 from rank_collapse.network import dropout, layers
 from rank_collapse.network.embedding import init_embedding
 from rank_collapse.network.parameters import init_block
+from tests.oracles import draws
+from tests.support.refusals import refused
 
 
 def tokens(n=5, d=8, seed=3):

@@ -1,18 +1,17 @@
 """Several residual streams: their authors' start, a closed form, gradients, and every token."""
 
-import draws
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import stream_oracle
-from marks import full_but
-from refusals import refused
 
 import rank_collapse as rc
 from rank_collapse.network import streams
 from rank_collapse.network.inputs import prepare_inputs
 from rank_collapse.network.passes import OutputPass, run_pass
+from tests.oracles import draws, stream_network
+from tests.support.marks import full_but
+from tests.support.refusals import refused
 
 L, H, N, D, S = 3, 2, 5, 8, 4
 NAMES = {"hyper": "hyper_connections", "manifold": "mhc", "attention": "attention_residuals"}
@@ -38,7 +37,7 @@ def in_float64():
 @pytest.mark.parametrize("kind", NAMES)
 def test_it_is_what_the_paper_says_token_by_token(kind, by_token):
     config, params, x = network(kind, connection_by_token=by_token)
-    expected = stream_oracle.output(params, x, config)
+    expected = stream_network.output(params, x, config)
     output = rc.apply(params, x, config).output
     assert np.max(np.abs(output - expected)) < 1e-12 * np.max(np.abs(expected))
     np.testing.assert_allclose(
@@ -55,7 +54,7 @@ def test_paths_of_each_length_have_as_many_factors(kind):
     contributions = rc.path_contributions(params, x, config, count_mlps=True)
     np.testing.assert_allclose(contributions.total, rc.apply(params, x, config).output, rtol=1e-9)
     halved = rc.path_contributions(params, x, config, head_gain=np.full((L, config.num_heads), 0.5))
-    expected = stream_oracle.output(params, x, config, 0.5)
+    expected = stream_network.output(params, x, config, 0.5)
     np.testing.assert_allclose(halved.total, expected, rtol=1e-9, atol=1e-9)
     factors = 0.5 ** np.arange(L + 1)[:, None, None]
     by_length = factors * contributions.by_attention_length
@@ -118,7 +117,7 @@ def test_attention_residuals_start_as_the_mean_of_what_is_there():
     parts = np.concatenate([x[None], branches])
     for l in range(L):
         mean = parts[: 1 + 2 * l].mean(axis=0)
-        read = stream_oracle.layer_norm(mean[1], config.norm_eps)
+        read = stream_network.layer_norm(mean[1], config.norm_eps)
         np.testing.assert_allclose(trace.kept["attention_input"][l, 1], read, rtol=1e-10)
         np.testing.assert_allclose(trace.hidden[l], mean, rtol=1e-10)
 

@@ -3,26 +3,25 @@
 import itertools
 import warnings
 
-import draws
 import jax
 import jax.numpy as jnp
-import mp_oracle
 import numpy as np
 import pytest
-from comparison import hidden_states, largest_difference, traces
-from marks import full_but
-from refusals import refused
 
 import rank_collapse as rc
 from rank_collapse import pretrained
 from rank_collapse.network import surgery
 from rank_collapse.network.layers import apply_norm, get_activation
 from rank_collapse.network.parameters import complete_params
+from tests.oracles import draws, mp_network
+from tests.oracles.checkpoint_arrays import hidden_states, largest_difference, traces
+from tests.support.marks import full_but
+from tests.support.refusals import refused
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     try:
-        import architectures
+        from tests.oracles import architectures
     except ImportError:
         architectures = None
 
@@ -97,7 +96,7 @@ def test_decoders_by_hand(name, x64):
         trace = rc.apply(weights, ids, cut, memory=memory)
         start = np.asarray(trace.hidden[0])
         full_params = complete_params(params, config)  # biases that there are not as zeros
-        expected, _ = mp_oracle.states(full_params, start, config.replace(**fields), memory)
+        expected, _ = mp_network.states(full_params, start, config.replace(**fields), memory)
         np.testing.assert_allclose(trace.hidden, expected, rtol=0, atol=1e-10)
         outputs.append(expected[-1])
     # The variants differ, so that no one of them passes for another.

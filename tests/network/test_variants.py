@@ -1,12 +1,16 @@
 """Attention variants against NumPy written out row by row, in float64 under a causal mask."""
 
-import draws
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from refusals import refused
-from variant_oracle import (
+
+import rank_collapse as rc
+from rank_collapse.network import variants
+from rank_collapse.network.attention import AttentionContext
+from rank_collapse.network.covers import EVERYTHING
+from tests.oracles import draws
+from tests.oracles.variants import (
     CASES,
     DRAWN,
     D,
@@ -16,11 +20,7 @@ from variant_oracle import (
     in_float64 as in_float64,
     network,
 )
-
-import rank_collapse as rc
-from rank_collapse.network import variants
-from rank_collapse.network.attention import AttentionContext
-from rank_collapse.network.covers import EVERYTHING
+from tests.support.refusals import refused
 
 
 def largest_error(case):

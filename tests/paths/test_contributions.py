@@ -3,14 +3,10 @@
 import inspect
 import itertools
 
-import draws
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from path_examples import DEPTH, HEADS, D, N, config_of, example, relative
-from path_oracle import Oracle
-from refusals import each_is_refused, refused
 
 import rank_collapse as rc
 from rank_collapse.network.inputs import prepare_inputs
@@ -19,6 +15,10 @@ from rank_collapse.paths.channels import Channels, pad_slots
 from rank_collapse.paths.contributions import PathContributions, path_contributions
 from rank_collapse.paths.heads import head_contributions
 from rank_collapse.paths.truncation import TruncatedPass
+from tests.oracles import draws
+from tests.oracles.path_examples import DEPTH, HEADS, D, N, config_of, example, relative
+from tests.oracles.path_sums import Oracle
+from tests.support.refusals import each_is_refused, refused
 
 GRID = [
     config_of(
@@ -80,7 +80,7 @@ def test_every_configuration_equals_a_walk_over_every_path(x64):
     """Per length and MLP count, from the memory or not, and the offset, in float64.
 
     Without jit: the same few operations serve all configurations. Single fields are walked in
-    tests/test_algebras.py.
+    tests/behaviour/test_algebras.py.
     """
     worst, cases = 0.0, [*GRID[::26], *list(SPECIAL.values())[:-1]]
     with jax.disable_jit():

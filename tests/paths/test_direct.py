@@ -1,14 +1,14 @@
 """Direct contributions, heads, gradients by length: logits, derivatives and closed forms."""
 
-import draws
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from path_examples import config_of, example
-from refusals import refused
 
 import rank_collapse as rc
+from tests.oracles import draws
+from tests.oracles.path_examples import config_of, example
+from tests.support.refusals import refused
 
 NETWORKS = {
     "sandwich of RMSNorms": {
@@ -143,7 +143,7 @@ L, H, N, D = 5, 3, 4, 6
 
 @pytest.mark.full
 def test_any_chunk_of_heads_gives_the_derivative_of_each_head_s_gain(x64):
-    """Every field of a configuration is in tests/test_algebras.py."""
+    """Every field of a configuration is in tests/behaviour/test_algebras.py."""
     config = rc.transformer(L, H, D)
     params, x = draws.parameters(config), draws.tokens(N, D)
 

@@ -5,11 +5,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.ad_checkpoint import checkpoint_name
-from refusals import is_refused
 
 import rank_collapse as rc
 from rank_collapse.agree.comparison import compare_files
 from rank_collapse.agree.recording import open_recording
+from tests.support.refusals import is_refused
 
 L, N, D = 3, 5, 8
 X = jax.random.normal(jax.random.key(0), (N, D))

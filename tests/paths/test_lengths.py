@@ -3,19 +3,19 @@
 import itertools
 import json
 import math
-from pathlib import Path
 
-import draws
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from refusals import is_refused
 from scipy import stats
 
 import rank_collapse as rc
+from tests.oracles import draws
+from tests.support.folders import REPOSITORY
+from tests.support.refusals import is_refused
 
-DATA = Path(__file__).parents[2] / "experiments/paper/attention_shares.json"
+DATA = REPOSITORY / "experiments/paper/attention_shares.json"
 MODELS = json.loads(DATA.read_text("utf-8"))["models"]
 SHARES = np.array([0.7, 0.2, 0.5, 0.35])
 

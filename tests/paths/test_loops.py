@@ -2,15 +2,15 @@
 
 from itertools import pairwise
 
-import draws
 import jax
 import numpy as np
 import pytest
-from marks import full_but
-from refusals import refused
 
 import rank_collapse as rc
 from rank_collapse.theory.transverse import transverse_growth
+from tests.oracles import draws
+from tests.support.marks import full_but
+from tests.support.refusals import refused
 
 ROWS, LOOPS = 2, 3
 

@@ -2,17 +2,17 @@
 
 from itertools import permutations
 
-import draws
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from path_examples import relative
-from refusals import is_refused
 
 import rank_collapse as rc
 from rank_collapse.paths import next_token
 from rank_collapse.paths.contributions import PathContributions
+from tests.oracles import draws
+from tests.oracles.path_examples import relative
+from tests.support.refusals import is_refused
 
 
 def average_over_orders(value, num_parts):

@@ -5,10 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.ad_checkpoint import checkpoint_name
-from refusals import refused
 
 import rank_collapse as rc
 from rank_collapse.paths import name_states, transport, transport_ranks
+from tests.support.refusals import refused
 
 DEPTH, N, D = 3, 6, 8
 CONFIG = rc.transformer(

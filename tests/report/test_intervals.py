@@ -4,11 +4,11 @@ import math
 
 import numpy as np
 import pytest
-from refusals import is_refused, refused
 from scipy import stats
 
 from experiments.verdicts.intervals import geometric_mean, share_interval, slope, wilson_interval
 from rank_collapse.report.intervals import Interval, mean_interval
+from tests.support.refusals import is_refused, refused
 
 
 def test_slopes_are_least_squares():

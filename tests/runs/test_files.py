@@ -11,11 +11,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from matplotlib.figure import Figure
-from refusals import is_refused
 
 from rank_collapse.extras import MissingPackage
 from rank_collapse.runs import drawn, files
 from rank_collapse.runs.files import RunError
+from tests.support.refusals import is_refused
 
 
 def test_a_file_that_fails_leaves_the_one_before_and_no_other(tmp_path):

@@ -3,13 +3,10 @@
 import itertools
 import math
 
-import draws
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from comparison import near
-from marks import full_but
 
 import rank_collapse as rc
 from rank_collapse.network import layers
@@ -17,6 +14,9 @@ from rank_collapse.network.residual import LayerGains
 from rank_collapse.theory import bounds, reports
 from rank_collapse.theory.log_operations import LogState
 from rank_collapse.theory.logdomain import log_trace
+from tests.oracles import draws
+from tests.oracles.checkpoint_arrays import near
+from tests.support.marks import full_but
 
 make_report = jax.jit(rc.bound_report)
 TEMPERATURE, GAIN = 1.7, 0.8

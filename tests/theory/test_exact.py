@@ -3,18 +3,17 @@
 import itertools
 import types
 
-import draws
 import jax
 import jax.numpy as jnp
-import mp_oracle
 import mpmath
 import numpy as np
 import pytest
-from refusals import refused
-from small_residuals import CASES, KEEP, SKIPS, D, H, network
 
 import rank_collapse as rc
 from rank_collapse.theory import exact
+from tests.oracles import draws, mp_network
+from tests.oracles.small_residuals import CASES, KEEP, SKIPS, D, H, network
+from tests.support.refusals import refused
 
 
 def check_inside(balls, want):
@@ -56,7 +55,7 @@ def test_the_plain_network_in_many_digits_lies_inside_the_balls(case, large):
     balls = exact.exact_profile(params, x, config, **inputs)
     digits = 700 if large else 300
     with mpmath.workdps(digits):
-        check_inside(balls, mp_oracle.profile(params, x, config, digits, **inputs))
+        check_inside(balls, mp_network.profile(params, x, config, digits, **inputs))
 
 
 KINDS = (
@@ -85,7 +84,7 @@ def test_large_weights_are_proved_but_in_three_of_48_networks(shape):
             lost.add(s)
         elif config.mlp == "none" and balls.digits <= 100:
             with mpmath.workdps(200):
-                check_inside(balls, mp_oracle.profile(params, x, config, 200))
+                check_inside(balls, mp_network.profile(params, x, config, 200))
     assert lost == NOT_PROVED[shape]
 
 
@@ -96,7 +95,7 @@ def test_gelu_at_large_weights(scale, norm_placement):
     config = rc.transformer(3, 2, 8, mlp="gelu", norm_placement=norm_placement)
     params, x = draws.parameters(config, 0, scale, 0.1), draws.tokens(5, 8)
     balls = exact.exact_profile(params, x, config)
-    check_inside(balls, mp_oracle.profile(params, x, config, 200))
+    check_inside(balls, mp_network.profile(params, x, config, 200))
 
 
 def test_digits_are_doubled_until_the_balls_are_narrow():
@@ -135,7 +134,7 @@ def test_an_attempt_is_begun_unless_it_takes_too_long_or_too_many_digits(
 
 @pytest.mark.parametrize("kind", exact.ACTIVATIONS)
 def test_activations_are_those_of_mpmath(kind):
-    z, phi = np.array([-3.5, -0.3, 0.0, 0.7, 2.0]), mp_oracle.activation(kind)
+    z, phi = np.array([-3.5, -0.3, 0.0, 0.7, 2.0]), mp_network.activation(kind)
     with exact.flint.ctx.workdps(30), mpmath.workdps(30):
         balls = exact.ACTIVATIONS[kind](exact.to_balls(z))
         expected = [float(phi(mpmath.mpf(float(a)))) for a in z]

@@ -2,14 +2,10 @@
 
 import functools
 
-import draws
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from gradient_norms import gradient_norms
-from marks import full_but
-from refusals import each_is_refused
 
 import rank_collapse as rc
 from experiments.note.stability.measure import move_weights
@@ -17,6 +13,10 @@ from experiments.note.stability.results import output_change_law
 from experiments.train.weights import get_weight_matrices, replace_weight_matrices
 from rank_collapse.network.measured import updates
 from rank_collapse.theory import expectation, token_kernel
+from tests.oracles import draws
+from tests.oracles.gradient_norms import gradient_norms
+from tests.support.marks import full_but
+from tests.support.refusals import each_is_refused
 
 SEEDS = jax.vmap(lambda s: jax.random.fold_in(jax.random.key(0), s))(jnp.arange(8))
 

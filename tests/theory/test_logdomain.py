@@ -2,15 +2,10 @@
 
 import functools
 
-import draws
 import jax
 import jax.numpy as jnp
-import mp_oracle
 import numpy as np
 import pytest
-from compiling import AS_USERS
-from marks import full_but
-from small_residuals import CASES, config_of, network as small_network
 
 import rank_collapse as rc
 from rank_collapse.network.inputs import prepare_inputs
@@ -18,6 +13,10 @@ from rank_collapse.network.passes import WalkResult
 from rank_collapse.network.residual import ResidualSpec
 from rank_collapse.theory import log_operations as ops, logdomain, noise
 from rank_collapse.theory.logdomain import REPLICAS, LogPass, LogScaled
+from tests.oracles import draws, mp_network
+from tests.oracles.small_residuals import CASES, config_of, network as small_network
+from tests.support.compiling import AS_USERS
+from tests.support.marks import full_but
 
 N, D, H = 6, 16, 4
 QUICK = {
@@ -28,7 +27,7 @@ QUICK = {
 
 def mp_profile(params, x, config, digits):
     """log10 ‖res(X^l)‖_{1,∞} by the plain forward pass in `digits` decimal digits."""
-    return np.array(mp_oracle.profile(params, x, config, digits), float)
+    return np.array(mp_network.profile(params, x, config, digits), float)
 
 
 def network(config, weight_scale=1.0, bias_scale=0.1, n=N, seed=0):

@@ -2,7 +2,6 @@
 
 import math
 
-import draws
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,6 +10,7 @@ import pytest
 import rank_collapse as rc
 from rank_collapse.network.residual import LayerGains
 from rank_collapse.theory import mean_bounds
+from tests.oracles import draws
 
 SIDES = ("mean_head", "mean_layer", "diameter_layer", "diameter")
 

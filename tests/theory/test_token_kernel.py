@@ -1,18 +1,18 @@
 """Kernels of tokens and rows of weights: against drawn weights, quadrature and limits."""
 
-import draws
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from draws import parameters, tokens
-from marks import full_but
 
 import rank_collapse as rc
 from rank_collapse.network import layers
 from rank_collapse.network.residual import ResidualSpec, lone_norm
 from rank_collapse.theory import score_overlap, token_kernel
 from rank_collapse.theory.token_kernel import TokenKernel
+from tests.oracles import draws
+from tests.oracles.draws import parameters, tokens
+from tests.support.marks import full_but
 
 overlap_ratios = jax.jit(score_overlap.overlap_ratios)
 NONE = dict.fromkeys(("w_q", "w_k", "w_v", "w_o", "w_in", "w_gate", "w_out"), 0.0)

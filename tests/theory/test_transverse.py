@@ -1,14 +1,14 @@
 """Transverse exponents: derivatives of networks, spectra, and small residuals."""
 
-import draws
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from refusals import refused
 
 import rank_collapse as rc
 from rank_collapse.theory.transverse import subtract_first_row, transverse_growth
+from tests.oracles import draws
+from tests.support.refusals import refused
 
 
 def network(depth, **fields):

@@ -2,19 +2,19 @@
 
 import contextlib
 
-import draws
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from marks import full_but
-from refusals import refused
 from scipy import stats
 
 import rank_collapse as rc
 from experiments.train.byte_networks import byte_model, linearisation_distance, text_bytes
 from rank_collapse.training.depth_rules import parameter_group
+from tests.oracles import draws
+from tests.support.marks import full_but
+from tests.support.refusals import refused
 
 N, L = 4, 8  # m_N and m_L of NETWORK against BASE
 BASE, NETWORK = byte_model(1, 8, 6), byte_model(L, 8 * N, 6)

@@ -8,8 +8,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from comparison import near
-from refusals import is_refused
 
 from experiments.train import sorting
 from rank_collapse.network.config import TransformerConfig
@@ -25,6 +23,8 @@ from rank_collapse.training.training import (
     init_state,
     train_epoch,
 )
+from tests.oracles.checkpoint_arrays import near
+from tests.support.refusals import is_refused
 
 CONFIG = TransformerConfig(
     depth=1,

@@ -3,13 +3,10 @@
 import dataclasses
 from types import SimpleNamespace
 
-import draws
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from comparison import near
-from refusals import refused
 
 from experiments import run_memorization as memorization
 from experiments.train import sorting
@@ -37,6 +34,9 @@ from rank_collapse.training.training import (
     train_epoch,
     train_step,
 )
+from tests.oracles import draws
+from tests.oracles.checkpoint_arrays import near
+from tests.support.refusals import refused
 
 
 def config(**fields):

@@ -2,11 +2,11 @@
 
 import numpy as np
 import pytest
-from refusals import refused
 from scipy import stats
 
 import rank_collapse as rc
 from rank_collapse.watch import coord_check
+from tests.support.refusals import refused
 
 DEPTHS, WIDTHS = (2, 4, 8, 16), (4, 16)
 

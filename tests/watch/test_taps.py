@@ -6,10 +6,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from refusals import refused
 
 import rank_collapse as rc
 from rank_collapse.watch.taps import measure_taps, tap
+from tests.support.refusals import refused
 
 L, B, N, D = 3, 2, 5, 4
 X = jax.random.normal(jax.random.key(0), (B, N, D))
