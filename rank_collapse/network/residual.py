@@ -73,7 +73,6 @@ class ResidualSpec(struct.Struct):
     parallel: bool = struct.static(False)  # whether the branch reads the layer's start
     after_branch: bool = struct.static(False)  # whether this is the spec of N', see `at_branch`
     unnormed: Any = None  # traced Bool, whether this layer's branch reads tokens without N
-    connection: Any = None  # `streams.ConnectionParams`; None for one stream, or for their mean
 
     @property
     def norms_input(self) -> bool:
@@ -126,15 +125,13 @@ def residual_specs(
             eps=config.norm_eps,
             parallel=parallel,
             unnormed=gains.unnormed if kind == "attention" else None,
-            connection=getattr(params, f"{kind}_connection"),
         )
     return specs
 
 
 def final_spec(params: Any, config: TransformerConfig) -> ResidualSpec:
     """Make the spec of the norm after the last layer."""
-    spec = lone_norm(params.final_norm, config.norm, config.norm_eps)
-    return spec.replace(connection=params.final_connection)
+    return lone_norm(params.final_norm, config.norm, config.norm_eps)
 
 
 def lone_norm(norm: Any, kind: Any, eps: float) -> ResidualSpec:

@@ -105,7 +105,7 @@ def recomputed_step(
         if no_sub_path and config.norm_placement in ("post", "both"):
             block = block.replace(attention_norm=None)
         inputs = prepared.replace(context=context)
-        return compute_layer(Layer(block, gains, layer, config, inputs), x).state
+        return compute_layer(Layer(block, gains, layer, config, inputs), x).trace.hidden
 
     def all_heads():
         attention = jax.tree.map(lambda a: a[row], attention_stack)
