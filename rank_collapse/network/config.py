@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args
 import jax
 
 from rank_collapse import struct
-from rank_collapse.network.attention import AttentionConfig
+from rank_collapse.network.attention_config import AttentionConfig
 from rank_collapse.network.embedding import EmbeddingConfig
 from rank_collapse.network.layers import MLPConfig, ResidualConfig, Routing
 from rank_collapse.network.positions import PositionConfig

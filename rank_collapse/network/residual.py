@@ -18,7 +18,7 @@ from jaxtyping import Array, Float
 
 from rank_collapse import struct
 from rank_collapse.network import layers
-from rank_collapse.network.attention import ANY_DISTANCE
+from rank_collapse.network.attention_weights import ANY_DISTANCE
 from rank_collapse.network.config import TransformerConfig
 
 
@@ -51,7 +51,7 @@ class LayerGains(struct.Struct):
     skip: Gains  # λ
     branch: Gains  # γ
     temperature: Any
-    mixing: Any = None  # `attention.Mixing` with leaves [h]; None for none
+    mixing: Any = None  # `Mixing` with leaves [h]; None for none
     norm: Any = None  # Gains of the norms' outputs; None for none
     window: Any = None  # how far the layer attends; None where all attend at any distance
     unnormed: Any = None  # Bool, its attention reads tokens without a norm; None where none does

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from rank_collapse import struct
-from rank_collapse.network.attention import AttentionContext
+from rank_collapse.network.attention_weights import AttentionContext
 
 
 class LayerTrace(struct.Struct):

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from rank_collapse import struct
-from rank_collapse.network import attention as attn
+from rank_collapse.network.attention_weights import AttentionContext
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.covers import EVERYTHING, Covers
 from rank_collapse.network.inputs import PreparedInputs
@@ -45,7 +45,7 @@ class Layer(struct.Struct):
     extra: Any = None  # what else an algebra needs in this layer, such as frozen weights
 
     @property
-    def context(self) -> attn.AttentionContext:
+    def context(self) -> AttentionContext:
         """Masks, biases and positions of this layer's self-attention."""
         gains, config = self.gains, self.config
         context = self.inputs.context.for_layer(gains.window, gains.rotated)

@@ -13,7 +13,7 @@ from marks import full_but, full_if
 
 import rank_collapse as rc
 from experiments.paper.circle import recurrence
-from rank_collapse.network.attention import AttentionContext
+from rank_collapse.network.attention_weights import AttentionContext
 from rank_collapse.network.embedding import EmbeddingConfig
 from rank_collapse.network.residual import layer_gains
 

@@ -19,7 +19,7 @@ from variant_oracle import (
 
 import rank_collapse as rc
 from rank_collapse.network import variants
-from rank_collapse.network.attention import AttentionContext
+from rank_collapse.network.attention_weights import AttentionContext
 from rank_collapse.network.covers import EVERYTHING
 
 
