@@ -20,9 +20,10 @@ from torch.overrides import TorchFunctionMode
 
 from rank_collapse.watch import torch_products as products
 from rank_collapse.watch.recorder import LeftOut, Notes
+from rank_collapse.watch.torch_frames import Frame
 from rank_collapse.watch.torch_functions import MAPS, PRODUCTS, floats_in, read_product, tensors_in
 from rank_collapse.watch.torch_origins import Origins
-from rank_collapse.watch.torch_runs import Frame, Runs, Select
+from rank_collapse.watch.torch_runs import Runs, Select
 from rank_collapse.watch.torch_tags import Term
 from rank_collapse.watch.torch_tokens import choose_term
 

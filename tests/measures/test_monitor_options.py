@@ -9,8 +9,10 @@ from comparison import near
 from refusals import is_refused, refused
 
 import rank_collapse as rc
+from rank_collapse.measures.layer_measures import NEEDS_TWO_TOKENS
 from rank_collapse.measures.monitor import ATTENTION, TOKENS
-from rank_collapse.measures.profiles import NEEDS_TWO_TOKENS, make_profile, rounding_limit
+from rank_collapse.measures.profiles import make_profile
+from rank_collapse.measures.rounding import rounding_limit
 from rank_collapse.measures.spikes import choose_tokens
 
 RNG = np.random.default_rng(7)

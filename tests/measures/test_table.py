@@ -12,8 +12,8 @@ from refusals import is_refused
 
 import rank_collapse as rc
 from rank_collapse.measures import on_jax
+from rank_collapse.measures.layer_measures import NEEDS_TWO_TOKENS
 from rank_collapse.measures.monitor import ATTENTION, TOKENS
-from rank_collapse.measures.profiles import NEEDS_TWO_TOKENS
 from rank_collapse.measures.table import COLLAPSE, check_measure_names
 
 OF_ATTENTION = [name for name, measure in rc.MEASURES.items() if measure.needs == "attention"]
