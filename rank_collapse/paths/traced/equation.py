@@ -60,6 +60,7 @@ class Equation:
         self.name = eqn.primitive.name
 
     def apply_to_constants(self, values):
+        """Compute the results of arguments that do not depend on the input."""
         arrays = bind(self.eqn, [v.array for v in values])
         if any(v.kind == Kind.FROZEN for v in values):
             return [make_frozen(a) for a in arrays]
@@ -82,15 +83,18 @@ class Equation:
             return np.asarray(bind(self.eqn, arguments)[0])
 
     def describe(self, what):
+        """Say what is at the place of the equation, for the message of a refusal."""
         return f"{what} at {self.place}"
 
     def make_product(self, array, values=(), what=None):
+        """Make a product of two values that both carry paths, with the reason for its refusal."""
         reasons = [v.reason for v in values if v.reason]
         if what is not None:
             reasons = [self.describe(what)]
         return Value(array, Kind.PRODUCT, reason=(reasons or [self.describe(self.name)])[0])
 
     def make_factor(self, array, what):
+        """Make a value that may only weigh others, with the reason for its refusal."""
         return Value(array, Kind.FACTOR, reason=self.describe(what))
 
     def broadcast(self, values):

@@ -14,6 +14,7 @@ from rank_collapse.paths.traced.linear_rules import (
 from rank_collapse.paths.traced.programs import bind
 from rank_collapse.paths.traced.values import (
     Kind,
+    Value,
     compute_quotient,
     is_inexact,
     make_frozen,

@@ -120,7 +120,7 @@ def _weigh(equation, values, position):
 
 
 def divide(equation: Equation, values: Sequence[Value]) -> Value:
-    """Divide two values; a denominator that depends on the input is fixed unless both share a root."""
+    """Divide two values; without a shared root the denominator is fixed."""
     numerator, denominator = values
     if not denominator.depends:
         return scale(equation, values, 0)
