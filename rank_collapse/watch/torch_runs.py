@@ -13,11 +13,16 @@ from rank_collapse.watch.recorder import LeftOut, Notes
 from rank_collapse.watch.torch_frames import Frame, list_sides
 from rank_collapse.watch.torch_functions import floats_in
 from rank_collapse.watch.torch_gradients import choose_shares
-from rank_collapse.watch.torch_origins import Origins, find_shared_sources
+from rank_collapse.watch.torch_origins import Origins
 from rank_collapse.watch.torch_pieces import Piece, Run, join_documents
 from rank_collapse.watch.torch_products import Weights, measure_tokens, measure_weights
 from rank_collapse.watch.torch_tags import Tag, Term, join_pasts
-from rank_collapse.watch.torch_tokens import find_allowed_tokens, join_tokens, read_tokens
+from rank_collapse.watch.torch_tokens import (
+    find_allowed_tokens,
+    find_shared_sources,
+    join_tokens,
+    read_tokens,
+)
 
 Select = Callable[[str, nn.Module], bool]
 _TOKEN_MASK = re.compile(
