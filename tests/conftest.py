@@ -50,7 +50,7 @@ def pytest_collection_finish():
 @pytest.fixture(scope="module", autouse=True)
 def rank_promotion_is_refused():
     """Refuses arithmetic of arrays whose numbers of axes differ, here and not in tests_docs."""
-    usual = jax.config.read("jax_numpy_rank_promotion")
+    usual = jax.config.jax_numpy_rank_promotion
     jax.config.update("jax_numpy_rank_promotion", "raise")
     yield
     jax.config.update("jax_numpy_rank_promotion", usual)

@@ -154,13 +154,13 @@ def linearisation_distance(
     other, _ = prepare_inputs(other, x, config)
 
     def keep_state(layer, state):
-        return compute_layer(layer, state).state, state
+        return compute_layer(layer, state).trace.hidden, state
 
     states = walk_layers(keep_state, prepared.x, params, prepared, config)[1]
 
     def blocks(params):
         def block_output(layer, carry):
-            return carry, compute_layer(layer, layer.extra).state
+            return carry, compute_layer(layer, layer.extra).trace.hidden
 
         return walk_layers(block_output, (), params, prepared, config, extra=states)[1]
 

@@ -41,7 +41,7 @@ class LensPass(States):
         states = super().build_result(walk_result)
         outside = walk_result.params, walk_result.prepared, walk_result.config
         recomputed = jax.vmap(lambda x: apply_final_norm(TokenAlgebra(), x, *outside))(states)
-        constants = freeze_final(walk_result.params, walk_result.last_state, walk_result.config)
+        constants = freeze_final(walk_result.last_state, walk_result.config)
         algebra = Frozen(jnp.ones(len(states), states.dtype))
         return jnp.stack([recomputed, apply_final_norm(algebra, states, *outside, constants)])
 

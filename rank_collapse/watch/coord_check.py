@@ -26,8 +26,8 @@ from rank_collapse.measures.arrays import (
     namespace,
     on_host,
 )
+from rank_collapse.measures.layer_measures import measure_states
 from rank_collapse.measures.norms import matrix_norm
-from rank_collapse.measures.profiles import measure_states
 from rank_collapse.report import figures
 from rank_collapse.report.intervals import Interval, all_equal, mean_interval
 from rank_collapse.struct import check_numbers, check_whole, refuse, refuse_if

@@ -23,7 +23,7 @@ from rank_collapse import pretrained
 from rank_collapse.measures.norms import composite_norm
 from rank_collapse.measures.residuals import residual
 from rank_collapse.network.config import DEFAULTS, flat
-from rank_collapse.network.covers import EVERYTHING, FORWARD, INERT, SIZES
+from rank_collapse.network.covers import EVERYTHING, INERT, SIZES
 from rank_collapse.network.inputs import prepare_inputs
 from rank_collapse.network.measured.influence import InfluencePass
 from rank_collapse.network.passes import OutputPass, States, run_pass
@@ -33,7 +33,7 @@ from rank_collapse.paths.truncation import Truncated, TruncatedPass
 from rank_collapse.theory import bounds, exact, expectation, transverse
 from rank_collapse.theory.logdomain import LogPass, LogScaled
 from rank_collapse.theory.reports import BoundPass
-from tests.oracles import draws, mp_network, stream_network
+from tests.oracles import draws, mp_network
 from tests.oracles.field_cases import CASES, NETWORKS, covered_parts
 from tests.oracles.path_examples import config_of, example
 from tests.oracles.path_sums import Oracle, enumerate_paths
@@ -87,8 +87,6 @@ def log10_residuals(trace):
 
 def compare_forward(params, x, config, extra, trace):
     """Compares with the network written out in mpmath's numbers."""
-    if config.connection != "skip":
-        return close(trace.output, stream_network.output(params, x, config), 1e-12)
     has_functions = config.mix is not None or config.normalise is not None or callable(config.mlp)
     has_functions = has_functions or callable(config.norm) or config.rotary_layers
     if config.cross_attention or config.mixing is not None or has_functions:
@@ -105,16 +103,15 @@ def _memory(extra):
 
 
 def compare_lengths(params, x, config, extra, trace):
-    """Compares with sums over single paths where the oracle has them, or with the output."""
+    """Compares with sums over single paths."""
     contributions = rc.path_contributions(params, x, config, count_mlps=True, **extra)
     close(contributions.total, trace.output)
-    if config.connection == "skip":
-        sums, from_memory, offset = Oracle(params, trace, config, **_memory(extra)).sums()
-        close(contributions.by_length, sums)
-        close(contributions.offset, offset)
-        assert (contributions.from_memory is None) == (not extra)
-        if extra:
-            close(contributions.from_memory, from_memory)
+    sums, from_memory, offset = Oracle(params, trace, config, **_memory(extra)).sums()
+    close(contributions.by_length, sums)
+    close(contributions.offset, offset)
+    assert (contributions.from_memory is None) == (not extra)
+    if extra:
+        close(contributions.from_memory, from_memory)
 
 
 def compare_heads(params, x, config, extra, trace):
@@ -233,7 +230,7 @@ class Pass(NamedTuple):
 
 
 PASSES = {
-    "forward": Pass(FORWARD, compare_forward, rc.apply),
+    "forward": Pass(EVERYTHING, compare_forward, rc.apply),
     "sums by length": Pass(LengthPass.covers, compare_lengths, rc.path_contributions),
     "heads": Pass(EVERYTHING, compare_heads, rc.head_contributions),
     "direct": Pass(EVERYTHING, compare_direct, rc.direct_contributions),
@@ -332,7 +329,6 @@ BY_LAYER = (
     "mlp_skip, norm_placement post",
     "norm_placement sandwich, first_norm",
     "learned gains, windows",
-    "connection hyper",
     "cross_attention",
 )
 

@@ -7,8 +7,10 @@ import numpy as np
 import pytest
 
 import rank_collapse as rc
+from rank_collapse.measures.layer_measures import NEEDS_TWO_TOKENS
 from rank_collapse.measures.monitor import ATTENTION, TOKENS
-from rank_collapse.measures.profiles import NEEDS_TWO_TOKENS, make_profile, rounding_limit
+from rank_collapse.measures.profiles import make_profile
+from rank_collapse.measures.rounding import rounding_limit
 from rank_collapse.measures.spikes import choose_tokens
 from tests.oracles.checkpoint_arrays import near
 from tests.support.refusals import is_refused, refused

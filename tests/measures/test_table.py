@@ -10,8 +10,8 @@ import pytest
 
 import rank_collapse as rc
 from rank_collapse.measures import on_jax
+from rank_collapse.measures.layer_measures import NEEDS_TWO_TOKENS
 from rank_collapse.measures.monitor import ATTENTION, TOKENS
-from rank_collapse.measures.profiles import NEEDS_TWO_TOKENS
 from rank_collapse.measures.table import COLLAPSE, check_measure_names
 from tests.oracles.checkpoint_arrays import near
 from tests.support.refusals import is_refused

@@ -7,6 +7,7 @@ import pytest
 
 import rank_collapse as rc
 from rank_collapse.network import attention as attn, positions
+from rank_collapse.network.attention_weights import AttentionContext, equal_weights, softmax
 from rank_collapse.network.embedding import sinusoidal_positions
 from tests.oracles import draws
 from tests.support.refusals import refused
@@ -27,7 +28,7 @@ def test_attention_written_out_number_by_number(score, scale):
     """Every sum of the definition as a loop over one index, with padding and biases."""
     _, p = one_layer(3, score=score)
     x, y, mask = tokens(3), tokens(4, seed=9), [True, False, True, True]
-    context = attn.AttentionContext(mask=positions.combine_masks(jnp.asarray(mask)))
+    context = AttentionContext(mask=positions.combine_masks(jnp.asarray(mask)))
     options = {"score": score, "scale": scale, "temperature": 1.7, "context": context}
     out, weights = attn.multi_head_attention(p, x, y, **options)
     q, k, v = (
@@ -83,14 +84,14 @@ def test_masks():
 
 def test_a_row_without_keys_is_uniform_and_finite():
     mask = jnp.array([[True, False, True], [False, False, False]])
-    weights = attn.softmax(jnp.array([[5.0, 1.0, 2.0], [5.0, 1.0, 2.0]]), mask)
+    weights = softmax(jnp.array([[5.0, 1.0, 2.0], [5.0, 1.0, 2.0]]), mask)
     assert weights[0, 1] == 0.0
     np.testing.assert_allclose(weights[1], 1 / 3, rtol=1e-6)
 
 
 def test_softmax_of_bfloat16_is_computed_in_float32():
     scores = jnp.linspace(0, 8, 300).astype(jnp.bfloat16)[None]
-    weights = attn.softmax(scores)
+    weights = softmax(scores)
     assert weights.dtype == jnp.bfloat16
     expected = jax.nn.softmax(scores.astype(jnp.float32), -1)
     np.testing.assert_allclose(weights.astype(jnp.float32), expected, rtol=2**-8)
@@ -126,7 +127,7 @@ def test_relative_key_scores_match_loops():
     n, d = x.shape
     encodings = sinusoidal_positions(jnp.arange(n - 1.0, -n, -1.0), d)
     segments = jnp.array([0, 0, 1, 1, 1])
-    context = attn.AttentionContext(relative=encodings, segments=segments)
+    context = AttentionContext(relative=encodings, segments=segments)
     scores = attn.attention_scores(p, x, x, context=context)
     r = p.relative
     frequency = 10000.0 ** (-np.arange(0, d, 2) / d)
@@ -176,7 +177,7 @@ def test_derivatives_of_attention_are_those_of_plain_products(x64, monkeypatch):
 
 def test_equal_scores_under_a_mask_are_shared_by_the_allowed_keys():
     """Row i of a causal mask is 1/i on the first i tokens."""
-    weights = attn.equal_weights(attn.AttentionContext(positions.causal_mask(4)), 4, 4, jnp.float32)
+    weights = equal_weights(AttentionContext(positions.causal_mask(4)), 4, 4, jnp.float32)
     expected = np.tril(np.ones((4, 4))) / np.arange(1, 5)[:, None]
     np.testing.assert_allclose(weights[0], expected, atol=1e-7)
 

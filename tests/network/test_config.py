@@ -1,4 +1,4 @@
-"""The config: widths that follow, sublayers, rows, streams, what it refuses, what it prints."""
+"""The config: widths that follow, sublayers, rows, what it refuses, what it prints."""
 
 import jax
 import numpy as np
@@ -32,11 +32,7 @@ def test_sublayers_are_those_that_the_config_has():
         ({"mlp": "relu"}, ("attention", "mlp")),
         ({"cross_attention": True, "mlp": "relu"}, ("attention", "cross", "mlp")),
     ):
-        config = make(**fields)
-        assert config.kinds == kinds and config.streams == ()
-        streams = config.replace(connection="attention").streams
-        assert streams == (1 + 4 * len(kinds),)  # X^0, and one for each branch
-        assert config.replace(connection="hyper", num_streams=3).streams == (3,)
+        assert make(**fields).kinds == kinds
 
 
 def test_rows_of_parameters_and_the_first_layer_of_each():
@@ -86,8 +82,7 @@ def test_what_is_not_given_is_plain_attention():
         {"num_experts": 0, "experts_per_token": 1, "router": "chosen", "norm": "layer"},
         {"attention_skip": False, "mlp_skip": False, "cross_skip": True, "norm_eps": 1e-12},
         {"norm_placement": "none", "final_norm": False, "first_norm": True, "parallel": False},
-        {"learned_per_feature": False, "connection": "skip", "num_streams": 4},
-        {"connection_by_token": True, "skip_gain": 1, "branch_gain": 1, "norm_gain": None},
+        {"learned_per_feature": False, "skip_gain": 1, "branch_gain": 1, "norm_gain": None},
         {"learned_skip_gain": None, "learned_branch_gain": None},
     ):
         assert {name: getattr(config, name) for name in fields} == fields

@@ -35,8 +35,6 @@ def test_edit_points_have_the_shapes_of_what_is_computed_there():
         "cross_head_output": (h, n, d),
     }
     assert edit_point_shapes(config, n, m) == shapes | branches | state
-    streams = config.replace(connection="hyper", num_streams=3)
-    assert edit_point_shapes(streams, n, m) == shapes | branches | dict.fromkeys(state, (3, n, d))
     alone = edit_point_shapes(config_of(mix=lambda q, k, v, context: v), n)
     names = {"q", "k", "v", "weights", "head_output", "attention_input", "attention_branch"}
     assert alone.keys() == names | {"after_attention", "residual"}

@@ -124,10 +124,6 @@ KINDS = {
         },
         "embedding": {"positions": "learned", "num_positions": 9},
     },
-    "several streams": {
-        "shared": {"norm_placement": "pre", "final_norm": True, "connection": "attention"},
-        "decoder": {"connection": "manifold", "num_streams": 3, "branch_gain": 0.3},
-    },
     "XLNet's positions": {"decoder": {"position": "relative_key", "branch_gain": 0.3}},
 }
 

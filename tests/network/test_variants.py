@@ -7,7 +7,7 @@ import pytest
 
 import rank_collapse as rc
 from rank_collapse.network import variants
-from rank_collapse.network.attention import AttentionContext
+from rank_collapse.network.attention_weights import AttentionContext
 from rank_collapse.network.covers import EVERYTHING
 from tests.oracles import draws
 from tests.oracles.variants import (

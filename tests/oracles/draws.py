@@ -16,7 +16,7 @@ def parameters(config, seed=0, weight_scale=1.0, bias_scale=0.3, gain_scale=0.1)
     """Draws parameters without symmetry, in the shapes that `rank_collapse.init` gives.
 
     Matrices are normal(0, weight_scale²/fan-in), biases normal(0, bias_scale²), gains of norms and
-    learned gains normal(1, gain_scale²), connections of streams normal(0, ¼).
+    learned gains normal(1, gain_scale²).
     """
     rng = np.random.default_rng(seed)
 
@@ -24,8 +24,6 @@ def parameters(config, seed=0, weight_scale=1.0, bias_scale=0.3, gain_scale=0.1)
         z, name = rng.standard_normal(leaf.shape), path[-1].name
         if name in ("gain", "q_norm", "k_norm", "skip", "branch"):
             z = 1 + gain_scale * z
-        elif name in ("read", "write", "carry", "gates"):
-            z = z / 2
         elif name == "bias" or name.startswith("b_"):
             z = bias_scale * z
         else:

@@ -74,9 +74,6 @@ CASES: dict[str, dict[str, Any]] = {
     "normalise": POST | {"normalise": normalise_by_sigmoid},
     "norm_placement both": SKIPS | {"norm_placement": "both"},
     "mlp of one's own": POST | {"mlp": bump, "norm": l1_norm},
-    "connection hyper": PRE | {"connection": "hyper", "num_streams": 3},
-    "connection manifold": PRE | {"connection": "manifold", "connection_by_token": False},
-    "connection attention": PRE | {"connection": "attention", "mask": "causal"},
     "num_kv_heads": POST | {"num_kv_heads": 1},
     "num_experts, experts_per_token": EXPERTS,
     "router, d_shared": EXPERTS | {"router": "all", "d_shared": 3, "d_ff": 12},
@@ -168,10 +165,6 @@ NETWORKS: dict[str, tuple[dict[str, Any], ...]] = {
         {"score_cap": 0.5},
         BIAS,
         {"cross_skip": False},
-    ),
-    "streams": (
-        PRE | {"connection": "hyper", "num_streams": 3, "mask": "causal"},
-        {"branch_gain": GAINS, "norm_gain": OTHER_GAINS},
     ),
 }
 

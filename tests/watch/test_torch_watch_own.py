@@ -12,7 +12,7 @@ import pytest
 
 from rank_collapse.runs import metrics
 from rank_collapse.torch import watch
-from rank_collapse.watch import torch_origins
+from rank_collapse.watch import torch_followers
 from rank_collapse.watch.torch_products import is_allowed as allowed
 from tests.oracles.torch_models import torch
 from tests.oracles.watched_scalars import compute_entropy, compute_ratio
@@ -314,5 +314,5 @@ def test_row_numbers_pass_complex_views_exactly():
     """The numbers are beyond 2^24, where float32 has only even ones."""
     numbers = torch.tensor([2**24 + 1, 2**24 + 3])
     for function in (torch.view_as_complex, torch.view_as_real):
-        numbers = torch_origins._move_followers(function, ((numbers,), {}), 0)
+        numbers = torch_followers.move_followers(function, ((numbers,), {}), 0)
     assert numbers.tolist() == [2**24 + 1, 2**24 + 3]

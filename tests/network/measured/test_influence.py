@@ -20,7 +20,6 @@ from rank_collapse.network.layers import apply_norm
 from rank_collapse.network.measured import updates
 from rank_collapse.network.measured.heads import measure_heads
 from rank_collapse.network.measured.influence import (
-    InfluencePass,
     branch_share,
     find_settling_index,
     layer_influence,
@@ -311,11 +310,6 @@ def test_a_measure_of_states_is_of_the_input_and_of_every_layer_under_the_mask(n
     np.testing.assert_array_equal(states[:, 0], trace.layers.after_attention)
     np.testing.assert_allclose(states[:, 1], trace.hidden[1:], rtol=1e-5, atol=1e-6)
     np.testing.assert_array_equal(branch, trace.mlp_branch)
-    streams = CONFIG.replace(connection="hyper")
-    inputs = prepare_inputs(draws.parameters(streams), x, streams)
-    message = r"one residual stream does not cover connection='hyper'"
-    is_refused(message, run_pass, InfluencePass(), *inputs, streams)
-    is_refused(message, replay, lambda *_: None, inputs[0], trace, streams)
 
 
 FIELDS = (

@@ -10,7 +10,7 @@ import pytest
 
 import rank_collapse as rc
 from experiments.paper.circle import recurrence
-from rank_collapse.network.attention import AttentionContext
+from rank_collapse.network.attention_weights import AttentionContext
 from rank_collapse.network.embedding import EmbeddingConfig
 from rank_collapse.network.residual import layer_gains
 from tests.oracles import mp_network
