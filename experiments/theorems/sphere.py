@@ -166,7 +166,7 @@ def least_increment(energies: jax.Array) -> jax.Array:
 
 
 def energy_curves(seed: int, *, draws: int = 8) -> list[Curve]:
-    """Measures the energy along layers and its least increment by draw, with softmax and without."""
+    """Measures the energy along layers, and its least increment by draw, for both weights."""
     keys = [jax.random.fold_in(jax.random.key(seed), draw) for draw in range(draws)]
     x, curves = np.arange(draws), []
     for name, normalise in NORMALISATIONS.items():
