@@ -189,7 +189,7 @@ def powers_figure(results: xr.Dataset, networks: list[Network]):
 
 
 EXPERIMENT = Experiment(
-    order=10,
+    order=890,
     title="Lipschitz constants of trained attention",
     brief="trained networks: the largest singular value of a layer's attention Jacobian by tokens",
     claim="The Lipschitz constant of self-attention grows at most like √n with the number of "

@@ -1,6 +1,7 @@
 """One layer: norms and affine rank, Lipschitz constants, spread of scores, weight by position."""
 
 import tomllib
+from collections.abc import Sequence
 from pathlib import Path
 
 import jax
@@ -127,24 +128,32 @@ def ends_over_middle(row: jax.Array) -> jax.Array:
     return jnp.stack([row[0], row[-1]]) / row[n // 4 : 3 * n // 4].max()
 
 
-def published_row(name: str, n: int) -> np.ndarray:
-    """Computes the rollout's last row [n] of a trained model's shares and the weights of ALiBi.
+def rollout_row(shares: Sequence[float], heads: int, n: int) -> np.ndarray:
+    """Computes the rollout's last row [n] of causal layers that attend by distance alone.
 
-    Content is left out: a head attends by distance alone, softmax_j(−s_h (i − j)) with the slopes
-    s_h = 2^(−8h/H).
+    The weights are those of ALiBi without content, softmax_j(−s_h (i − j)) with s_h = 2^(−8h/H).
+
+    Args:
+        shares: Of the attention, by layer.
+        heads, n: H and the number of tokens.
+    """
+    places, slopes = np.arange(n), 2.0 ** (-8 * np.arange(1, heads + 1) / heads)
+    distances = places[:, None] - places
+    scores = np.where(distances < 0, -np.inf, -slopes[:, None, None] * distances)
+    weights = jnp.mean(jax.nn.softmax(jnp.asarray(scores), axis=-1), axis=0)
+    stack = jnp.broadcast_to(weights, (len(shares), n, n))
+    return np.asarray(rc.rollout(stack, jnp.asarray(shares))[-1])
+
+
+def published_row(name: str, n: int) -> np.ndarray:
+    """Computes `rollout_row` of the shares of a trained model.
 
     Args:
         name: Of the model, in `SHARES`.
         n: Tokens.
     """
     published = tomllib.loads(SHARES.read_text("utf-8"))[name]
-    heads, places = published["heads"], np.arange(n)
-    slopes = 2.0 ** (-8 * np.arange(1, heads + 1) / heads)
-    distances = places[:, None] - places
-    scores = np.where(distances < 0, -np.inf, -slopes[:, None, None] * distances)
-    weights = jnp.mean(jax.nn.softmax(jnp.asarray(scores), axis=-1), axis=0)
-    shares = jnp.asarray(published["shares"])
-    return np.asarray(rc.rollout(jnp.broadcast_to(weights, (len(shares), n, n)), shares)[-1])
+    return rollout_row(published["shares"], published["heads"], n)
 
 
 def position_curves(seed: int, *, n: int = 64) -> list[Curve]:
