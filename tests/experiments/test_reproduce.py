@@ -334,4 +334,4 @@ def test_what_must_hold_names_a_test_of_this_repository(key):
 
 
 def test_few_statements_are_counted():
-    assert sum(statement.claimed is not None for statement in STATEMENTS.values()) <= 36
+    assert sum(statement.claimed is not None for statement in STATEMENTS.values()) <= 44
