@@ -119,7 +119,7 @@ def test_what_is_not_known_is_a_gap_with_its_reason(tmp_path, capsys):
 def test_another_text_is_another_config(base, tmp_path, capsys):
     other = tmp_path / "other.txt"
     other.write_text("six other tokens in a row")
-    assert run(run_collapse, [*TWO, f"--text_file={other}"], base) == 2
+    assert run(run_collapse, [*TWO, f"--text={other}"], base) == 2
     assert "text_sha256" in capsys.readouterr().err
 
 

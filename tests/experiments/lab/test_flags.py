@@ -9,7 +9,7 @@ import shlex
 
 import pytest
 
-from experiments import reproduce, run_convex_hull, run_memorization, run_sort
+from experiments import reproduce, run_collapse, run_convex_hull, run_memorization, run_sort
 from experiments.lab import cli, vocabulary
 from experiments.lab.experiment import describe_experiment
 from experiments.lab.flags import default_run_name, make_config
@@ -38,10 +38,10 @@ MISTAKES = {
         "--d_model=10 --num_heads=4": "num_heads=4 does not divide d_model=10",
         "--depth=0": "depth=0",
         "--num_seeds=0": "num_seeds=0",
-        "--text_file=absent.txt": "absent.txt does not exist",
-        "--text_file={tmp}/empty": "is empty",
-        "--text_file={tmp}/latin": "is not UTF-8",
-        "--text_file={tmp}/one": "1 tokens are fewer than 2",
+        "--text=absent.txt": "absent.txt does not exist",
+        "--text={tmp}/empty": "is empty",
+        "--text={tmp}/latin": "is not UTF-8",
+        "--text={tmp}/one": "1 tokens are fewer than 2",
         "--inputs=gaussian --num_tokens=1": "num_tokens=1 is fewer than 2",
         "--weight_scale=nan": "finite",
         "--dtype=float32,float64": "dtype",  # of the whole run
@@ -90,7 +90,7 @@ MISTAKES = {
         "--num_heads=3": "num_heads=3 does not divide d_model=4",
         "--skip_gain=nan": "skip_gain=nan",
         "--depth=0": "depth=0",
-        "--text_file=nowhere.txt": "nowhere.txt",
+        "--text=nowhere.txt": "nowhere.txt",
     },
     "run_path_counts": {
         "--heads=2": "--",
@@ -122,7 +122,7 @@ MISTAKES = {
         "--models=gpt5": "gpt5 is not one of bert-base-cased",
         f"{BERT} --token_ids={{tmp}}/x": "does not exist",
         f"{BERT} --token_ids={{tmp}}/far": "99",
-        "--checkpoints={golden}/bert --text_file={tmp}/blank": "no text",
+        "--checkpoints={golden}/bert --text={tmp}/blank": "no text",
         "--checkpoints={golden}/vit-wide": "vit-wide is a vit, which reads no tokens",
     },
 }
@@ -206,3 +206,33 @@ def test_a_published_command_asks_for_what_ours_does(module):
     assert arguments != ours and configs[0] == configs[1] and runs[0] == runs[1]
     assert configs[0]["d_model"] == int(arguments[arguments.index("--hidden_dim") + 1])
     assert not SECOND & configs[0].keys()
+
+
+@pytest.mark.parametrize("name", ["run_collapse", "run_depth_check", "run_architectures"])
+def test_a_former_name_is_the_flag_with_a_line(name, capsys):
+    values = import_flags(name)
+    configs = []
+    for flag in ("--text", "--text_file"):
+        assert (
+            cli.execute(
+                lambda options: configs.append(make_config(options)), values, [f"{flag}=my.txt"]
+            )
+            == 0
+        )
+    assert configs[0] == configs[1] and configs[0]["text"] == "my.txt"
+    assert capsys.readouterr().err == "--text_file is now called --text\n"
+
+
+def test_a_folder_of_a_former_name_resumes(tmp_path, capsys):
+    text = tmp_path / "text.txt"
+    text.write_text("one two three four one two")
+    arguments = [*describe_experiment("run_collapse").presets["tiny"], f"--text={text}"]
+    arguments += [f"--output_dir={tmp_path / 'run'}", "--num_devices=1"]
+    main = run_collapse.main
+    assert cli.execute(main, run_collapse.FLAGS, arguments) == 0
+    path = tmp_path / "run" / "config.json"
+    content = path.read_text()
+    path.write_text(content.replace('"text":', '"text_file":'))
+    assert cli.execute(main, run_collapse.FLAGS, arguments) == 0
+    arguments[-3] += "x"
+    assert cli.execute(main, run_collapse.FLAGS, arguments) == 2
