@@ -16,7 +16,7 @@ from two_processes import LIMIT, PATH, python
 
 from rank_collapse.runs.seeds import seed_mesh
 from rank_collapse.training import sweep
-from rank_collapse.training.engine.groups import Program
+from rank_collapse.training.engine.program import Program
 
 INPUTS = np.random.default_rng(0).normal(size=(16, 3)).astype(np.float32)
 TARGETS = np.sin(INPUTS.sum(axis=1))
