@@ -112,16 +112,17 @@ class Ensemble:
         """
         leaves, structure = jax.tree.flatten(hyper)
         shapes = tuple(jax.ShapeDtypeStruct(a.shape[1:], a.dtype) for a in leaves)
-        name = len(keys), keys.dtype, structure, shapes
+        key = jax.ShapeDtypeStruct(keys.shape[1:], keys.dtype)
+        name = len(keys), key, structure, shapes
         if name not in self._programs:
-            one, key = jax.tree.unflatten(structure, shapes), jax.ShapeDtypeStruct((), keys.dtype)
+            one = jax.tree.unflatten(structure, shapes)
             init = Operations(self.init, (key, one))
             step = Operations(self.step, (init.out, one, jax.ShapeDtypeStruct((), jnp.int32)))
             look = None if self.watch is None else Operations(self.look, (init.out, one, key))
             self._programs[name] = Program(
                 Functions(init, step, look),
                 hyper=shapes,
-                key_type=keys.dtype,
+                key=key,
                 mesh=self.mesh,
                 every=self.epochs_per_chunk,
                 at_once=self.at_once,
@@ -129,7 +130,7 @@ class Ensemble:
                 freezes=False,
             )
         program, numbers = self._programs[name], np.arange(len(keys))
-        return program, program.begin(numbers, numbers, keys, leaves)
+        return program, program.begin(numbers, numbers, lambda *_: self.lay_out((keys, leaves)))
 
     def lay_out(self, per_seed: Any) -> Any:
         """Pad leaves [s, ...] to the mesh and lay them out over it."""

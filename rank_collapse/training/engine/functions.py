@@ -31,7 +31,9 @@ class Functions:
     def __init__(self, init: Operations, step: Operations, look: Operations | None):
         self.init, self.step, self.look = init, step, look
         self.state_shapes = jax.tree.leaves(drop_weak_types(init.out))
-        self.unchanged = step.find_unchanged(len(self.state_shapes))
+        program = step.closed.jaxpr  # whose first arguments and results are the state
+        pairs = zip(program.invars, program.outvars, self.state_shapes)  # noqa: B905 (the shortest)
+        self.unchanged = [argument is result for argument, result, _ in pairs]
         self.metric_names, self.metric_shapes = _list_leaves(step.out[1])
         self.look_names, self.look_shapes = _list_leaves({} if look is None else look.out)
 

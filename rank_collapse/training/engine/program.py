@@ -6,7 +6,7 @@ and the repetition that looks for the last finite state.
 """
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -28,7 +28,7 @@ class Program:
     Args:
         functions: Of one run.
         hyper: Shapes of the leaves of its traced values.
-        key_type: Dtype of its key.
+        key: Shape and dtype of its key.
         mesh: The devices.
         every: The most steps in one call.
         at_once: Runs that a device vmaps over.
@@ -47,7 +47,7 @@ class Program:
         functions: Functions,
         *,
         hyper: Sequence[Any],
-        key_type: Any,
+        key: Any,
         mesh: Mesh,
         every: int,
         at_once: int | None,
@@ -55,7 +55,7 @@ class Program:
         finite: Sequence[str] | None = None,
         freezes: bool = True,
     ):
-        self.functions, self._hyper, self._key_type = functions, hyper, key_type
+        self.functions, self._hyper, self._key = functions, hyper, key
         self._mesh, self.every, self._at_once, self.size = mesh, every, at_once, size
         self._freezes, self._advance, self._look = freezes, None, None
         self._by_seed = seeds.seed_sharding(mesh)
@@ -144,22 +144,20 @@ class Program:
             compile_size, self.size, least, self._mesh
         )
         if functions.look is not None:
-            key = jax.ShapeDtypeStruct((), self._key_type)
-            parts = functions.state_shapes, self._hyper, [key]
+            parts = functions.state_shapes, self._hyper, [self._key]
             state, values, keys = (self._by_run(shapes, self.size) for shapes in parts)
             look = self._spread(self._look_run)
             self._look = look.lower(state, values, keys[0], self._consts[2]).compile()
 
-    def begin(self, points: np.ndarray, numbers: np.ndarray, keys: Any, values: Any) -> Runs:
+    def begin(self, points: np.ndarray, numbers: np.ndarray, make_inputs: Callable) -> Runs:
         """Makes runs before training, whose state stays on the devices.
 
         Args:
             points, numbers: Their names, [r] each.
-            keys: Of them [r].
-            values: Leaves of their traced values [r, ...].
+            make_inputs: (points, numbers) → their keys, and the leaves of their traced values.
         """
         count, functions = len(numbers), self.functions
-        inputs = self._lay_out_inputs(keys, values)
+        inputs = self._lay_out_inputs(points, numbers, make_inputs)
         state, finite = self._begin(*inputs, self._consts[0])
         return Runs(
             points,
@@ -174,19 +172,23 @@ class Program:
             inputs,
         )
 
-    def _lay_out_inputs(self, keys, values):
-        return seeds.shard_seeds((keys, values), self._mesh, self.size)
+    def _lay_out_inputs(self, points, numbers, make_inputs):
+        # Padded before: groups of any size compile the same small programs that make keys.
+        repeats = 0, self.size - len(numbers)
+        inputs = make_inputs(*(np.pad(names, repeats, "edge") for names in (points, numbers)))
+        return jax.device_put(inputs, self._by_seed)
 
-    def lay_out(self, runs: Runs, keys: Any, values: Any) -> Runs:
+    def lay_out(self, runs: Runs, make_inputs: Callable) -> Runs:
         """Puts runs on the devices.
 
         Args:
             runs: On the host.
-            keys, values: As of `begin`.
+            make_inputs: As of `begin`.
         """
         leaves = map(wrap_keys, runs.state, self.functions.state_shapes)
         state = seeds.shard_seeds(list(leaves), self._mesh, self.size)
-        return dataclasses.replace(runs, state=state, inputs=self._lay_out_inputs(keys, values))
+        inputs = self._lay_out_inputs(runs.points, runs.seeds, make_inputs)
+        return dataclasses.replace(runs, state=state, inputs=inputs)
 
     def unflatten(self, runs: Runs) -> Any:
         """Returns the states of runs as the pytree that `init` returns, [size, ...]."""
@@ -240,9 +242,8 @@ class Program:
             (runs, [(position, what happened)] of those that are no longer finite).
         """
         active = runs.finite_steps < 0
-        if not active.any():
-            return self._rest(runs, stop), []
-        state, metrics, finite = self._call(runs, runs.state, active, runs.step, stop)
+        end = stop if active.any() else runs.step  # no turn where no run makes it
+        state, metrics, finite = self._call(runs, runs.state, active, runs.step, end)
         new = [np.asarray(m)[: len(runs), : stop - runs.step] for m in metrics]
         pieces = [[*old, piece] for old, piece in zip(runs.metrics, new, strict=True)]
         advanced = dataclasses.replace(runs, step=stop, state=state, metrics=pieces)
@@ -264,15 +265,6 @@ class Program:
                 value = value if metric.ndim else f"{metric}"
             stopped.append((int(i), f"{name} is {value} at step {at}"))
         return dataclasses.replace(advanced, state=state, finite_steps=finite_steps), stopped
-
-    def _rest(self, runs, stop):
-        """Counts steps that no run makes."""
-        shape = len(runs), stop - runs.step
-        pieces = [
-            [*old, np.zeros((*shape, *m.shape), m.dtype)]
-            for old, m in zip(runs.metrics, self.functions.metric_shapes, strict=True)
-        ]
-        return dataclasses.replace(runs, step=stop, metrics=pieces)
 
     def _call(self, runs, state, active, start, stop):
         """Calls the program; returns (state, metrics, which leaves are finite [r, leaves])."""

@@ -50,12 +50,6 @@ class Operations:
             for leaf, shape in zip(results, jax.tree.leaves(self.out), strict=True)
         ]
 
-    def find_unchanged(self, count: int) -> list[bool]:
-        """Returns which of the first results are the arguments in the same places [count]."""
-        jaxpr = self.closed.jaxpr
-        pairs = zip(jaxpr.invars[:count], jaxpr.outvars[:count], strict=True)
-        return [argument is result for argument, result in pairs]
-
 
 class Traced(Operations):
     """A function that a user wrote, checked.

@@ -84,14 +84,12 @@ class Trainer:
                 for runs in unfinished:
                     for start in range(0, len(runs), size):
                         group = runs.take(np.arange(start, min(start + size, len(runs))))
-                        inputs = self._make_inputs(program, group.points, group.seeds)
-                        laid_out = program.lay_out(group, *inputs)
+                        laid_out = program.lay_out(group, self._make_inputs)
                         done.append(self._train_group(point, program, laid_out))
                 for start in range(0, len(missing), size):
                     points, seeds = missing[start : start + size].T
-                    inputs = self._make_inputs(program, points, seeds)
-                    begun = program.look_at(program.begin(points, seeds, *inputs))
-                    done.append(self._train_group(point, program, begun))
+                    begun = program.begin(points, seeds, self._make_inputs)
+                    done.append(self._train_group(point, program, program.look_at(begun)))
             self._gathered[point].append(processes.gather(join_runs(done), len(numbers)))
 
     def points(self, numbers: np.ndarray) -> Points:
@@ -132,7 +130,7 @@ class Trainer:
             program = Program(
                 functions,
                 hyper=[a[0] for a in self.axes.hyper_leaves(np.zeros(1, int))],
-                key_type=self.base_key.dtype,
+                key=self.base_key,
                 mesh=self.mesh,
                 every=max(1, min(self.every, self.steps)),
                 at_once=self.at_once,
@@ -146,10 +144,7 @@ class Trainer:
             self._programs[point] = program
         return self._programs[point]
 
-    def _make_inputs(self, program, points, numbers):
-        """Makes keys and traced values of runs, padded, so that all groups have one size."""
-        repeats = program.size - len(numbers)
-        points, numbers = (np.pad(a, (0, repeats), "edge") for a in (points, numbers))
+    def _make_inputs(self, points, numbers):
         return fold_key(self.base_key, numbers), self.axes.hyper_leaves(points)
 
     def _train_group(self, point, program, initial):
