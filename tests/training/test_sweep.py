@@ -15,7 +15,7 @@ import pytest
 
 from rank_collapse.runs.seeds import seed_mesh
 from rank_collapse.training import sweep
-from rank_collapse.training.engine.groups import Program
+from rank_collapse.training.engine.program import Program
 from tests.support.folders import REPOSITORY
 from tests.support.processes import LIMIT, python
 
