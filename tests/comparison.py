@@ -6,7 +6,7 @@ from path_examples import over_batch
 
 import rank_collapse as rc
 from rank_collapse import pretrained
-from rank_collapse.pretrained.patches import cut_patches
+from rank_collapse.pretrained.families.vit import cut_patches
 
 
 def example_inputs(config, arguments):

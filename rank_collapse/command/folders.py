@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from rank_collapse.pretrained.checkpoint import WEIGHT_FILES
+from rank_collapse.pretrained.checkpoint_files import WEIGHT_FILES
 from rank_collapse.struct import refuse_if
 from rank_collapse.text.files import read_json
 

@@ -19,7 +19,7 @@ with warnings.catch_warnings():
 from comparison import largest_difference, ours
 
 from rank_collapse import pretrained
-from rank_collapse.pretrained.checkpoint import open_weights
+from rank_collapse.pretrained.checkpoint_files import open_weights
 
 TOLERANCE = 1e-5
 FOLDERS = [f for f in os.environ.get("RANK_COLLAPSE_CHECKPOINTS", "").split(":") if f]
