@@ -14,7 +14,7 @@ from scipy import stats
 
 import rank_collapse as rc
 from experiments.train.byte_networks import byte_model, linearisation_distance, text_bytes
-from rank_collapse.training.depth_rules import parameter_group
+from rank_collapse.scaling.depth_rules import parameter_group
 
 N, L = 4, 8  # m_N and m_L of NETWORK against BASE
 BASE, NETWORK = byte_model(1, 8, 6), byte_model(L, 8 * N, 6)

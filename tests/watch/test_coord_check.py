@@ -6,7 +6,7 @@ from refusals import refused
 from scipy import stats
 
 import rank_collapse as rc
-from rank_collapse.watch import coord_check
+from rank_collapse.scaling import coord_check
 
 DEPTHS, WIDTHS = (2, 4, 8, 16), (4, 16)
 
