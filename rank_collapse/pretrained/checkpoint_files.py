@@ -18,7 +18,7 @@ from rank_collapse.extras import import_package
 from rank_collapse.pretrained.published import suggest_names
 from rank_collapse.printed import format_one_line, quote_value
 from rank_collapse.struct import refuse_if
-from rank_collapse.text.files import read_json
+from rank_collapse.text.text_files import read_json
 
 _DTYPES = {
     "F64": np.float64,

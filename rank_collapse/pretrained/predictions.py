@@ -226,13 +226,13 @@ def lens_measures(
         words=jnp.full(shape, -1, jnp.int32),
     )
     for piece in read_pieces(unembedding, all_states.dtype):
-        partial = _add_words(partial, *piece, all_states, unembedding.softcap)
+        partial = _add_lens_words(partial, *piece, all_states, unembedding.softcap)
     kl, overlap = _compare_predictions(partial, jnp.asarray(keep, bool))
     return {"kl": np.asarray(kl), "overlap": np.asarray(overlap)}
 
 
 @functools.partial(jax.jit, donate_argnames="partial")
-def _add_words(partial, first, words, bias, word_mask, states, softcap):
+def _add_lens_words(partial, first, words, bias, word_mask, states, softcap):
     """Add a piece of the vocabulary to the partial sums of all examples.
 
     Args:
