@@ -20,8 +20,8 @@ from rank_collapse.network.inputs import prepare_inputs
 from rank_collapse.network.parameters import TransformerParams
 from rank_collapse.network.transformer import apply_batch, compute_layer
 from rank_collapse.network.walk import walk_layers
-from rank_collapse.training.depth_rules import DepthRule
-from rank_collapse.watch.coord_check import coordinates
+from rank_collapse.scaling.coord_check import coordinates
+from rank_collapse.scaling.depth_rules import DepthRule
 
 BYTES = 256
 

@@ -11,7 +11,7 @@ from rank_collapse.command.inputs import Inputs, Opened
 from rank_collapse.measures.profiles import Profile
 from rank_collapse.measures.rounding import rounding_limit
 from rank_collapse.measures.table import MEASURES
-from rank_collapse.pretrained.path_lengths import BY_NORM, mean_lengths, tabulate_lengths
+from rank_collapse.pretrained.report import BY_NORM, mean_lengths, tabulate_lengths
 from rank_collapse.printed import escape_text
 
 # Means over the heads: {name in `measure_heads`: on the page}.

@@ -19,7 +19,7 @@ from rank_collapse import report
 from rank_collapse.command import checkpoint, inputs
 from rank_collapse.command.checked import describe_measurement
 from rank_collapse.command.progress import StepReporter, report_layers, report_words
-from rank_collapse.pretrained.path_lengths import tabulate_lengths
+from rank_collapse.pretrained.report import tabulate_lengths
 from rank_collapse.pretrained.used_depth import DepthReport, depth_report, find_extremes
 from rank_collapse.report import page as page_html
 from rank_collapse.runs.drawn import draw_files

@@ -15,8 +15,8 @@ from rank_collapse.measures.arrays import (
     on_host,
     where_it_lives,
 )
+from rank_collapse.measures.layer_arrays import KINDS, is_attention, stack_layers
 from rank_collapse.measures.layer_measures import measure_states, measure_weights
-from rank_collapse.measures.layers import KINDS, is_attention, stack_layers
 from rank_collapse.measures.rounding import layer_limits
 from rank_collapse.measures.table import MEASURES, MeasureName, check_measure_names
 from rank_collapse.struct import refuse, refuse_if

@@ -26,8 +26,8 @@ from rank_collapse.network.precision import full_precision
 from rank_collapse.network.residual import Gains, layer_gains
 from rank_collapse.network.surgery import ABLATIONS, READINGS, ablate, skips_left
 from rank_collapse.network.walk import Layer
-from rank_collapse.pretrained.lazy import stored_values
 from rank_collapse.pretrained.opened import Source
+from rank_collapse.pretrained.weights import stored_values
 from rank_collapse.struct import check_whole, refuse
 
 
@@ -245,7 +245,7 @@ def assemble_layer(
     """Returns (one layer on one example, parameters outside of the layers) of a network on disk.
 
     Args:
-        stored: A tree of `lazy.Stored`.
+        stored: A tree of `Stored`.
         outside, example, config: Of `prepare_batch`; one example of its inputs.
         index: Index of the layer; may be traced.
         ablation: The parts to remove.

@@ -9,8 +9,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from rank_collapse.pretrained.checkpoint import open_weights
-from rank_collapse.pretrained.tensors import wrap_torch_tensors
+from rank_collapse.pretrained.checkpoint_files import open_weights, wrap_torch_tensors
 
 with_torch = pytest.mark.skipif(
     importlib.util.find_spec("torch") is None, reason="torch is not installed"

@@ -5,7 +5,7 @@ import numpy as np
 
 import rank_collapse as rc
 from rank_collapse import pretrained
-from rank_collapse.pretrained.patches import cut_patches
+from rank_collapse.pretrained.families.vit import cut_patches
 from tests.oracles.path_examples import over_batch
 
 

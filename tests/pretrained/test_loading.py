@@ -19,8 +19,8 @@ from safetensors.numpy import load_file, save_file
 
 from rank_collapse import pretrained
 from rank_collapse.pretrained import open_checkpoint
-from rank_collapse.pretrained.checkpoint import open_weights
-from rank_collapse.pretrained.hub import hub_folder, is_hub_name
+from rank_collapse.pretrained.checkpoint_files import open_weights
+from rank_collapse.pretrained.loading import hub_folder, is_hub_name
 from rank_collapse.pretrained.published import suggest_names
 from rank_collapse.pretrained.random_weights import Draw, RandomWeights
 from tests.oracles.checkpoint_arrays import largest_difference, ours

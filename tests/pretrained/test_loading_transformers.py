@@ -17,7 +17,7 @@ with warnings.catch_warnings():
     from tests.oracles import architectures
 
 from rank_collapse import pretrained
-from rank_collapse.pretrained.checkpoint import open_weights
+from rank_collapse.pretrained.checkpoint_files import open_weights
 from tests.oracles.checkpoint_arrays import largest_difference, ours
 
 TOLERANCE = 1e-5

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import rank_collapse as rc
-from rank_collapse.pretrained.path_lengths import (
+from rank_collapse.pretrained.report import (
     BY_NORM,
     COUNTED,
     ROLLOUT,

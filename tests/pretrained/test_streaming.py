@@ -21,8 +21,8 @@ from rank_collapse.network.passes import LayerMeasure, States
 from rank_collapse.paths import next_token
 from rank_collapse.paths.contributions import LengthPass, path_contributions
 from rank_collapse.pretrained import AblationSpec, Group, InMemory, streaming
-from rank_collapse.pretrained.checkpoint import open_weights
-from rank_collapse.pretrained.next_token import next_tokens, targets_of
+from rank_collapse.pretrained.checkpoint_files import open_weights
+from rank_collapse.pretrained.predictions import next_tokens, targets_of
 from rank_collapse.theory.reports import BoundPass, bound_report
 from tests.oracles import draws
 from tests.oracles.checkpoint_arrays import near

@@ -16,7 +16,7 @@ LEVELS = (
     ("printed", "regular", "struct", "extras"),  # what everything is made of
     ("measures", "text", "runs"),
     ("network", "agree", "report"),
-    ("theory", "paths", "flax_adapters", "watch", "jax_watch", "torch"),
+    ("theory", "paths", "flax_adapters", "watch", "jax_watch", "torch", "scaling"),
     ("training", "pretrained"),
     ("command",),
 )

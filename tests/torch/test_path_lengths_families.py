@@ -7,7 +7,7 @@ torch = pytest.importorskip("torch")
 T = pytest.importorskip("transformers")
 
 import rank_collapse as rc  # noqa: E402
-from rank_collapse.pretrained.patches import cut_patches  # noqa: E402
+from rank_collapse.pretrained.families.vit import cut_patches  # noqa: E402
 from rank_collapse.torch import path_lengths  # noqa: E402
 
 IMAGES = {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4}

@@ -46,7 +46,7 @@ def apply_rule(equation: Equation, values: Sequence[Value]) -> list[Value]:
     }
     rules |= dict.fromkeys(("add", "sub", "add_any"), add)
     if name in rules:
-        return [rules[name](equation.broadcast(values))]
+        return [rules[name](equation, equation.broadcast(values))]
     if name in primitives.SELECTING:
         return [choose(equation, values)]
     if name in primitives.LINEAR:

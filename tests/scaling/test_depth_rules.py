@@ -11,7 +11,7 @@ from scipy import stats
 
 import rank_collapse as rc
 from experiments.train.byte_networks import byte_model, linearisation_distance, text_bytes
-from rank_collapse.training.depth_rules import parameter_group
+from rank_collapse.scaling.depth_rules import parameter_group
 from tests.oracles import draws
 from tests.support.marks import full_but
 from tests.support.refusals import refused

@@ -5,7 +5,7 @@ import pytest
 from scipy import stats
 
 import rank_collapse as rc
-from rank_collapse.watch import coord_check
+from rank_collapse.scaling import coord_check
 from tests.support.refusals import refused
 
 DEPTHS, WIDTHS = (2, 4, 8, 16), (4, 16)
