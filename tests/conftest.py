@@ -10,16 +10,12 @@ import os
 import signal
 from pathlib import Path
 
-import numpy as np
 import pytest
 from jaxtyping import install_import_hook
 
 from tests.support import compiling
-from tests.support.closeness import assert_allclose
 from tests.support.folders import SHARED_DATA
 from tests.support.untouched import root_stays_as_it_is  # noqa: F401
-
-np.testing.assert_allclose = assert_allclose
 
 os.environ.setdefault("MPLBACKEND", "Agg")
 
@@ -50,7 +46,7 @@ def pytest_collection_finish():
 @pytest.fixture(scope="module", autouse=True)
 def rank_promotion_is_refused():
     """Refuses arithmetic of arrays whose numbers of axes differ, here and not in tests_docs."""
-    usual = jax.config.read("jax_numpy_rank_promotion")
+    usual = jax.config.jax_numpy_rank_promotion
     jax.config.update("jax_numpy_rank_promotion", "raise")
     yield
     jax.config.update("jax_numpy_rank_promotion", usual)

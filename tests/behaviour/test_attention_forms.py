@@ -16,6 +16,7 @@ import rank_collapse as rc
 from rank_collapse.network import layers, positions
 from rank_collapse.network.inputs import make_context
 from tests.oracles import draws
+from tests.support.closeness import assert_close
 from tests.support.refusals import refused
 
 N, D, DEPTH, H, K = 6, 8, 3, 2, 6
@@ -106,12 +107,12 @@ def test_the_forward_pass_is_its_formulas(rotated, index, x64):
             has = not rotated or rotated[l]
             window = FORM["windows"][l]
             weights = compute_weights(p.attention, attention_input, index, window, h, has)
-            np.testing.assert_allclose(trace.attention[l, h], weights, atol=1e-12)
+            assert_close(trace.attention[l, h], weights, atol=1e-12)
             values = attention_input @ p.attention.w_v[h] + p.attention.b_v[h]
             part = part + weights @ values @ p.attention.w_o[h]
         x = x + part + apply_experts(p.mlp, apply_rms_norm(p.mlp_norm, x))
-        np.testing.assert_allclose(trace.hidden[l + 1], x, atol=1e-12)
-    np.testing.assert_allclose(trace.output, apply_rms_norm(params.final_norm, x), atol=1e-12)
+        assert_close(trace.hidden[l + 1], x, atol=1e-12)
+    assert_close(trace.output, apply_rms_norm(params.final_norm, x), atol=1e-12)
 
 
 def test_shared_units_have_a_gate_of_their_own(x64):
@@ -127,7 +128,7 @@ def test_shared_units_have_a_gate_of_their_own(x64):
         expected = np.zeros(7)
         expected[2 * best : 2 * best + 2] = p[i, best]
         expected[4:] = 1 / (1 + np.exp(-(x[i] @ shared)))
-        np.testing.assert_allclose(shares[i], expected, atol=1e-12)
+        assert_close(shares[i], expected, atol=1e-12)
 
 
 def test_rotary_frequencies():
@@ -187,8 +188,8 @@ def test_the_context_has_what_the_config_says():
             (both.local_rotary, 5.0 ** -(np.arange(0, width, 2) / width), 1),
         ):
             expected = np.outer(index, np.tile(rates, 2))
-            np.testing.assert_allclose(angles[0], times * np.cos(expected), atol=1e-5)
-            np.testing.assert_allclose(angles[1], times * np.sin(expected), atol=1e-5)
+            assert_close(angles[0], times * np.cos(expected), atol=1e-5)
+            assert_close(angles[1], times * np.sin(expected), atol=1e-5)
     assert context(**(rotary | {"windows": ()})).local_rotary is None
     assert context(**(rotary | {"local_theta": 0.0})).local_rotary is None
     first = context(position="rotary").rotary[1][:, 0]
@@ -211,7 +212,7 @@ def test_the_context_has_what_the_config_says():
         distances = np.clip(distances, -clamp, clamp) if clamp else distances
         angles = np.outer(distances, 10000.0 ** -(np.arange(4) / 4))
         expected = np.concatenate([np.sin(angles), np.cos(angles)], axis=1)
-        np.testing.assert_allclose(keys.relative, expected, atol=1e-5)
+        assert_close(keys.relative, expected, atol=1e-5)
         np.testing.assert_array_equal(keys.segments, index)
 
 

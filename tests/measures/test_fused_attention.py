@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import rank_collapse as rc
-from tests.oracles.checkpoint_arrays import near
+from tests.support.closeness import assert_close, near
 from tests.support.refusals import refused
 
 RNG = np.random.default_rng(5)
@@ -23,11 +23,11 @@ def sums_to(total):
 def test_rows_may_be_off_1_by_what_bfloat16_rounds(total):
     p = sums_to(total)
     entropy = -(p[0] * np.log(p[0])).sum()
-    np.testing.assert_allclose(rc.attention_entropy(p), entropy)
+    assert_close(rc.attention_entropy(p), entropy)
     lacking = max(1 - total, 0)  # more than 1 leaves nothing for a further key
     further = -lacking * np.log(lacking) if lacking else 0
-    np.testing.assert_allclose(rc.attention_entropy(p, missing_key=True), entropy + further)
-    np.testing.assert_allclose(rc.measures.largest_weight(p), 0.5 * total)
+    assert_close(rc.attention_entropy(p, missing_key=True), entropy + further)
+    assert_close(rc.measures.largest_weight(p), 0.5 * total)
 
 
 OFF = "off 1: expected weights after the softmax"
@@ -46,7 +46,7 @@ def test_what_a_row_lacks_is_the_weight_of_a_further_key():
     whole = RNG.dirichlet(np.ones(5), (2, N))
     values = rc.attention_entropy(whole[..., :4], missing_key=True, mask=[1, 1, 0, 1])
     by_row = -(whole * np.log(whole)).sum(axis=-1)
-    np.testing.assert_allclose(values, by_row[:, [0, 1, 3]].mean(axis=-1))
+    assert_close(values, by_row[:, [0, 1, 3]].mean(axis=-1))
 
 
 def test_rows_with_a_nan_hide_no_wrong_row():
@@ -91,11 +91,11 @@ def test_a_mask_of_each_shape_is_of_queries_of_an_example_or_of_a_head(name):
         expected = np.empty((B, H))
         for b, h in itertools.product(range(B), range(H)):
             expected[b, h] = MEASURES[name](P[b, h][rows(b, h)])
-        np.testing.assert_allclose(rc.MEASURES[name](P, mask=mask), expected)
+        assert_close(rc.MEASURES[name](P, mask=mask), expected)
     layers, masks = np.stack([P, P[::-1]]), np.stack([EXISTS, EXISTS[::-1]])
     values = rc.MEASURES[name](layers, mask=masks)
     expected = rc.MEASURES[name](P, mask=EXISTS)
-    np.testing.assert_allclose(values, [expected, expected[::-1]])
+    assert_close(values, [expected, expected[::-1]])
 
 
 def test_the_first_key_is_that_of_key_mask_and_else_the_first_that_padding_leaves():
@@ -112,7 +112,7 @@ def test_the_first_key_is_that_of_key_mask_and_else_the_first_that_padding_leave
     expected = [
         [p[:, first].mean() for p in heads] for heads, first in zip(P, (0, 1, 0), strict=True)
     ]
-    np.testing.assert_allclose(both, expected)
+    assert_close(both, expected)
 
 
 def test_the_largest_logit_under_masks_of_pairs():
@@ -163,12 +163,12 @@ def test_rows_take_a_scale_and_a_sink():
     rates = []
     for sink in (0.0, float(np.sort(first.ravel())[2]) + 1e-6, 1.0):
         values = rc.attention_rows(Q, K, scale=0.3, sink=sink)
-        np.testing.assert_allclose(values["first_column"], first)
-        np.testing.assert_allclose(values["sink_rate"], (first > sink).mean(axis=-1))
+        assert_close(values["first_column"], first)
+        assert_close(values["sink_rate"], (first > sink).mean(axis=-1))
         rates.append(values["sink_rate"].mean())
     assert rates[0] == 1 > rates[1] > rates[2] == 0
     entropy = -(p * np.log(p)).sum(axis=-1).mean(axis=-1)
-    np.testing.assert_allclose(values["attention_entropy"], entropy)
+    assert_close(values["attention_entropy"], entropy)
     sunk = rc.attention_rows(np.ones((2, 3, 1)), [[[0.0], [-np.log(1.9)], [-np.log(2.1)]]])
     assert sunk["first_column"][0] == pytest.approx(1 / (1 + 1 / 1.9 + 1 / 2.1))
     assert sunk["sink_rate"] == 1  # 0.4995 is above 0.3
@@ -178,8 +178,8 @@ def test_scores_of_any_size_have_weights():
     q = np.array([[[2000.0], [-3000.0], [0.0]]])
     rows = rc.attention_rows(q, [[[0.0], [1.0], [1.0]]])  # keys 2 and 3; key 1; all
     entropy = (np.log(2) + 0 + np.log(3)) / 3
-    np.testing.assert_allclose(rows["attention_entropy"], [entropy])
-    np.testing.assert_allclose(rows["largest_weight"], [(1 / 2 + 1 + 1 / 3) / 3])
+    assert_close(rows["attention_entropy"], [entropy])
+    assert_close(rows["largest_weight"], [(1 / 2 + 1 + 1 / 3) / 3])
 
 
 def test_rows_of_low_precision_are_of_float32_and_masks_of_numbers_are_masks():
@@ -219,7 +219,7 @@ def test_each_example_of_a_cache_has_places_of_its_own(options):
             p = compute_rows(Q[b][[head]], K[b][:, keys])[0, i]
             entropies.append(-(p * np.log(p)).sum())
         entropies = np.reshape(entropies, (3, 4)).mean(axis=1)
-        np.testing.assert_allclose(one["attention_entropy"], entropies, atol=1e-12)
+        assert_close(one["attention_entropy"], entropies, atol=1e-12)
     rows = rc.attention_rows(Q, K, mask=exists, rows=[3, 1], **options)
     by_one = [rc.attention_rows(Q, K, mask=exists, rows=[i], **options) for i in (3, 1)]
     near(rows, {n: (by_one[0][n] + by_one[1][n]) / 2 for n in ("first_column",)}, rtol=1e-12)

@@ -13,7 +13,7 @@ import rank_collapse as rc
 from rank_collapse.network.measured.monitored import MonitorPass
 from rank_collapse.watch.names import PARTS
 from tests.oracles import draws
-from tests.oracles.checkpoint_arrays import near
+from tests.support.closeness import assert_close, near
 from tests.support.refusals import each_is_refused, is_refused, refused
 
 N, D, H = 6, 10, 3
@@ -216,7 +216,7 @@ def test_gradients_of_fused_matrices_are_split_as_the_caller_says(layers):
             np.testing.assert_allclose(norms[f"{part}_gradient"], want, rtol=1e-6)
     bias = {"in_proj_bias": np.concatenate([q[..., 0, :]] * 3, axis=-1)}
     norms = rc.monitor_gradients(bias, parts={"in_proj_bias": tuple(PARTS)}, **options)
-    np.testing.assert_allclose(norms["key_gradient"], norms["query_gradient"])
+    assert_close(norms["key_gradient"], norms["query_gradient"])
     for wrong in (("query", "keys"), ("query", "key", "value"), {"query": 5, "key": 2}, "keys"):
         call = partial(rc.monitor_gradients, tree, parts={"c_attn": wrong}, axis=-1, **options)
         is_refused(r"c_attn.weight of shape .* does not hold", call)

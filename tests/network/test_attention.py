@@ -9,6 +9,7 @@ import rank_collapse as rc
 from rank_collapse.network import attention as attn, positions
 from rank_collapse.network.embedding import sinusoidal_positions
 from tests.oracles import draws
+from tests.support.closeness import assert_close
 from tests.support.refusals import refused
 
 
@@ -93,7 +94,7 @@ def test_softmax_of_bfloat16_is_computed_in_float32():
     weights = attn.softmax(scores)
     assert weights.dtype == jnp.bfloat16
     expected = jax.nn.softmax(scores.astype(jnp.float32), -1)
-    np.testing.assert_allclose(weights.astype(jnp.float32), expected, rtol=2**-8)
+    assert_close(weights.astype(jnp.float32), expected, rtol=2**-8)
 
 
 def compute_published_bucket(distance, num_buckets, max_distance, bidirectional):
@@ -171,14 +172,14 @@ def test_derivatives_of_attention_are_those_of_plain_products(x64, monkeypatch):
     for a, b in zip(
         jax.tree.leaves(derivatives), jax.tree.leaves(compute_derivatives()), strict=True
     ):
-        np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-12)
+        assert_close(a, b, rtol=1e-9, atol=1e-12)
 
 
 def test_equal_scores_under_a_mask_are_shared_by_the_allowed_keys():
     """Row i of a causal mask is 1/i on the first i tokens."""
     weights = attn.equal_weights(attn.AttentionContext(positions.causal_mask(4)), 4, 4, jnp.float32)
     expected = np.tril(np.ones((4, 4))) / np.arange(1, 5)[:, None]
-    np.testing.assert_allclose(weights[0], expected, atol=1e-7)
+    assert_close(weights[0], expected, atol=1e-7)
 
 
 def test_llama_3_keeps_fast_waves_and_divides_slow_ones(x64):
@@ -187,4 +188,4 @@ def test_llama_3_keeps_fast_waves_and_divides_slow_ones(x64):
     turns = 64 * 0.1 / (2 * np.pi)
     share = (turns - 0.5) / (2 - 0.5)
     expected = np.sin([1.0, 0.1 * (share + (1 - share) / 8), 0.01 / 8])
-    np.testing.assert_allclose(sines[0, :3], expected, rtol=1e-12)
+    assert_close(sines[0, :3], expected, rtol=1e-12)

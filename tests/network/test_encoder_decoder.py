@@ -10,6 +10,7 @@ from rank_collapse.network import encoder_decoder
 from rank_collapse.network.embedding import EmbeddingConfig
 from tests.oracles import torch_transformer
 from tests.oracles.torch_transformer import SOURCE, TARGET
+from tests.support.closeness import assert_close
 from tests.support.folders import GOLDEN
 from tests.support.marks import full_but
 from tests.support.refusals import refused
@@ -85,7 +86,7 @@ def test_equal_to_torchs_transformer_with_the_same_weights(placement, source):
         (trace.decoder.output, "output", TARGET > 0),
         (trace.logits, "logits", TARGET > 0),
     ):
-        np.testing.assert_allclose(our_output[exists], expected[name][exists], atol=1e-5)
+        assert_close(our_output[exists], expected[name][exists], atol=1e-5)
     # A token that does not exist between others: its embedding changes none of the others.
     targets, tokens = TARGET.copy(), np.array(params.decoder.embedding.tokens)
     targets[:, 1], tokens[0] = 0, tokens[0] + 1
@@ -95,7 +96,7 @@ def test_equal_to_torchs_transformer_with_the_same_weights(placement, source):
         apply_batch(p, SOURCE, t, model_config).logits[targets > 0]
         for p, t in ((params, targets), (changed, targets), (params, TARGET))
     )
-    np.testing.assert_allclose(others, logits, atol=1e-5)
+    assert_close(others, logits, atol=1e-5)
     assert np.abs(full - logits).max() > 1e-2
 
 
@@ -147,7 +148,7 @@ def test_teacher_forcing_agrees_with_decoding(kind):
 
     networks = [draw_params(model_config, seed) for seed in range(8)]
     decoding, forced_logits = decode_and_force(jax.tree.map(lambda *a: jnp.stack(a), *networks))
-    np.testing.assert_allclose(decoding.logits, forced_logits, atol=1e-5)
+    assert_close(decoding.logits, forced_logits, atol=1e-5)
     # Equal tokens alone would not show a place that is off by one; a tied output repeats itself.
     assert (
         model_config.tied_output or max(len(set(tokens)) for tokens in decoding.tokens.tolist()) > 2
@@ -221,7 +222,7 @@ def test_dropout_falls_on_both_halves_and_is_none_without_a_key():
             {"dropout_key": key, "dropout_rate": 0.5},
         )
     )
-    np.testing.assert_allclose(zero.logits, plain.logits, atol=1e-5)
+    assert_close(zero.logits, plain.logits, atol=1e-5)
     for half in ("encoder", "decoder"):
         with_dropout, without_dropout = (
             getattr(half_dropped, half).hidden[0],

@@ -10,7 +10,7 @@ from rank_collapse.network.input_checks import is_embedded
 from rank_collapse.network.inputs import as_batch, at_least_float32, batch_size, prepare_inputs
 from rank_collapse.theory.expectation import expected_pass
 from tests.oracles import draws
-from tests.oracles.checkpoint_arrays import near
+from tests.support.closeness import near
 from tests.support.marks import full_but
 from tests.support.refusals import each_is_refused, is_refused, refused
 

@@ -10,6 +10,7 @@ from rank_collapse.network import streams
 from rank_collapse.network.inputs import prepare_inputs
 from rank_collapse.network.passes import OutputPass, run_pass
 from tests.oracles import draws, stream_network
+from tests.support.closeness import assert_close
 from tests.support.marks import full_but
 from tests.support.refusals import refused
 
@@ -40,9 +41,7 @@ def test_it_is_what_the_paper_says_token_by_token(kind, by_token):
     expected = stream_network.output(params, x, config)
     output = rc.apply(params, x, config).output
     assert np.max(np.abs(output - expected)) < 1e-12 * np.max(np.abs(expected))
-    np.testing.assert_allclose(
-        run_pass(OutputPass(), *prepare_inputs(params, x, config), config), output
-    )
+    assert_close(run_pass(OutputPass(), *prepare_inputs(params, x, config), config), output)
 
 
 @pytest.mark.parametrize("kind", full_but(NAMES, "hyper", "attention"))
@@ -52,17 +51,17 @@ def test_paths_of_each_length_have_as_many_factors(kind):
     no_bias = np.zeros_like(params.layers.attention.b_o)  # which `head_gain` does not multiply
     params = draws.changed(params, attention={"b_o": no_bias})
     contributions = rc.path_contributions(params, x, config, count_mlps=True)
-    np.testing.assert_allclose(contributions.total, rc.apply(params, x, config).output, rtol=1e-9)
+    assert_close(contributions.total, rc.apply(params, x, config).output, rtol=1e-9)
     halved = rc.path_contributions(params, x, config, head_gain=np.full((L, config.num_heads), 0.5))
     expected = stream_network.output(params, x, config, 0.5)
-    np.testing.assert_allclose(halved.total, expected, rtol=1e-9, atol=1e-9)
+    assert_close(halved.total, expected, rtol=1e-9, atol=1e-9)
     factors = 0.5 ** np.arange(L + 1)[:, None, None]
     by_length = factors * contributions.by_attention_length
-    np.testing.assert_allclose(halved.by_attention_length, by_length, rtol=1e-9, atol=1e-9)
+    assert_close(halved.by_attention_length, by_length, rtol=1e-9, atol=1e-9)
     edit = dict.fromkeys(("attention_input", "mlp_input"), lambda h, layer: h + jnp.roll(h, 1, 0))
     edited = rc.path_contributions(params, x, config, edit=edit)
     expected = rc.apply(params, x, config, edit=edit).output
-    np.testing.assert_allclose(edited.total, expected, rtol=1e-9)
+    assert_close(edited.total, expected, rtol=1e-9)
 
 
 @pytest.mark.full
@@ -98,9 +97,9 @@ def test_hyper_connections_start_as_the_network_of_one_stream():
     plain_config = config.replace(connection="skip")
     params, plain_params = (initialise(jax.random.key(0), c) for c in (config, plain_config))
     trace, expected = rc.apply(params, x, config), rc.apply(plain_params, x, plain_config)
-    np.testing.assert_allclose(trace.hidden, expected.hidden, rtol=1e-12)
-    np.testing.assert_allclose(trace.layers.after_attention, expected.layers.after_attention)
-    np.testing.assert_allclose(trace.output, expected.output, rtol=1e-12)
+    assert_close(trace.hidden, expected.hidden, rtol=1e-12)
+    assert_close(trace.layers.after_attention, expected.layers.after_attention)
+    assert_close(trace.output, expected.output, rtol=1e-12)
     connection = params.layers.mlp_connection
     np.testing.assert_array_equal(
         connection.read.argmax(axis=-1), [1, 3, 5 % S]
@@ -118,8 +117,8 @@ def test_attention_residuals_start_as_the_mean_of_what_is_there():
     for l in range(L):
         mean = parts[: 1 + 2 * l].mean(axis=0)
         read = stream_network.layer_norm(mean[1], config.norm_eps)
-        np.testing.assert_allclose(trace.kept["attention_input"][l, 1], read, rtol=1e-10)
-        np.testing.assert_allclose(trace.hidden[l], mean, rtol=1e-10)
+        assert_close(trace.kept["attention_input"][l, 1], read, rtol=1e-10)
+        assert_close(trace.hidden[l], mean, rtol=1e-10)
 
 
 @pytest.mark.parametrize("size", [2, 4])
@@ -128,10 +127,10 @@ def test_products_of_the_start_of_mhc_fall_to_the_mean_as_the_closed_form_says(s
     streams from their mean shrink by (e − 1)/(e + s − 1) per sublayer."""
     rate, mean = (np.e - 1) / (np.e + size - 1), np.full((size, size), 1 / size)
     r = np.asarray(jax.jit(streams.sinkhorn)(np.eye(size)))
-    np.testing.assert_allclose(np.diag(r), np.e / (np.e + size - 1), rtol=1e-14)
+    assert_close(np.diag(r), np.e / (np.e + size - 1), rtol=1e-14)
     for k in (1, 6, 40):
         expected = mean + rate**k * (np.eye(size) - mean)
-        np.testing.assert_allclose(np.linalg.matrix_power(r, k), expected, atol=1e-14)
+        assert_close(np.linalg.matrix_power(r, k), expected, atol=1e-14)
     config, _, x = network("manifold", num_streams=size)
     layers = jax.device_get(initialise(jax.random.key(0), config).layers)
     connection = jax.tree.map(lambda a: a[0], layers.mlp_connection)
@@ -144,7 +143,7 @@ def test_products_of_the_start_of_mhc_fall_to_the_mean_as_the_closed_form_says(s
     state = np.asarray(draws.normal(size, N, D))
     after = np.asarray(join(state))
     distances = [np.linalg.norm(a - a.mean(axis=0, keepdims=True)) for a in (state, after)]
-    np.testing.assert_allclose(distances[1] / distances[0], rate, rtol=1e-12)
+    assert_close(distances[1] / distances[0], rate, rtol=1e-12)
 
 
 def test_streams_are_kept_apart():
@@ -152,7 +151,7 @@ def test_streams_are_kept_apart():
     trace = rc.apply(params, x, config, keep=("residual",))
     states = trace.kept["residual"]
     assert states.shape == (L, 3, N, D)
-    np.testing.assert_allclose(states.mean(axis=1), trace.hidden[1:], rtol=1e-10)
+    assert_close(states.mean(axis=1), trace.hidden[1:], rtol=1e-10)
     assert np.all(np.ptp(states, axis=1).max(axis=(1, 2)) > 1e-3)
     start = initialise(jax.random.key(0), config)  # streams that start alike stay so
     states = rc.apply(start, x, config, keep=("residual",)).kept["residual"]

@@ -8,6 +8,7 @@ import pytest
 import rank_collapse as rc
 from rank_collapse.network import layers
 from tests.oracles import draws, mp_network
+from tests.support.closeness import assert_close
 from tests.support.marks import full_but
 from tests.support.refusals import is_refused, refused
 
@@ -51,8 +52,8 @@ def test_forward_matches_numpy(name, x64):
     trace = rc.apply(params, x, config, memory=memory)
     assert trace.hidden.dtype == jnp.float64
     states, output = mp_network.states(params, x, config, memory)
-    np.testing.assert_allclose(trace.hidden, states, rtol=1e-10, atol=1e-12)
-    np.testing.assert_allclose(trace.output, output, rtol=1e-10, atol=1e-12)
+    assert_close(trace.hidden, states, rtol=1e-10, atol=1e-12)
+    assert_close(trace.output, output, rtol=1e-10, atol=1e-12)
 
 
 @pytest.mark.parametrize("name", full_but(VARIANTS, "san", "shared layers", "decoder sandwich"))
@@ -73,7 +74,7 @@ def test_bfloat16_stays_bfloat16_and_close():
     trace = rc.apply(half, x.astype(jnp.bfloat16), config)
     assert {a.dtype for a in jax.tree.leaves(trace)} == {jnp.dtype(jnp.bfloat16)}
     full = rc.apply(params, x, config)
-    np.testing.assert_allclose(trace.hidden.astype(jnp.float32), full.hidden, atol=0.15)
+    assert_close(trace.hidden.astype(jnp.float32), full.hidden, atol=0.15)
 
 
 def test_trace_holds_what_was_computed():
@@ -86,7 +87,7 @@ def test_trace_holds_what_was_computed():
     after = layers.apply_norm(layer.attention_norm, total)
     np.testing.assert_allclose(trace.layers.after_attention[1], after, rtol=1e-5, atol=1e-5)
     total = 0.7 * after + 1.3 * trace.mlp_branch[1]
-    np.testing.assert_allclose(trace.hidden[2], layers.apply_norm(layer.mlp_norm, total), atol=2e-5)
+    assert_close(trace.hidden[2], layers.apply_norm(layer.mlp_norm, total), atol=2e-5)
 
 
 def test_deeper_networks_begin_with_the_same_layers_and_a_scale_of_weights_is_traced():
@@ -104,7 +105,7 @@ def test_unrolling_changes_nothing(x64):
     config, params, x, _ = build("transformer")
     plain = rc.apply(params, x, config).hidden
     unrolled = rc.apply(params, x, config.replace(unroll=3)).hidden
-    np.testing.assert_allclose(unrolled, plain, rtol=1e-12)
+    assert_close(unrolled, plain, rtol=1e-12)
 
 
 def test_explicit_masks_join_the_config_and_a_bias_of_scores_reaches_every_layer():
@@ -182,7 +183,7 @@ def test_grouped_keys_are_normalised_as_if_each_head_had_its_own():
         rc.apply(draws.changed(params, attention=fields), x, config).output
         for fields in (few | {"b_k": None, "b_v": None}, repeated)
     ]
-    np.testing.assert_allclose(*outputs, rtol=1e-6)
+    assert_close(*outputs, rtol=1e-6)
 
 
 @pytest.mark.full

@@ -20,6 +20,7 @@ from tests.oracles.variants import (
     in_float64 as in_float64,
     network,
 )
+from tests.support.closeness import assert_close
 from tests.support.refusals import refused
 
 
@@ -58,10 +59,8 @@ def test_variants_start_as_their_authors_start_them():
     shaped = rc.variant(plain, "shaped")
     params = rc.network.init_variant(jax.random.key(0), shaped, "shaped")
     trace = rc.apply(params, jnp.asarray(DRAWN), shaped)
-    np.testing.assert_allclose(trace.attention, np.tile(np.eye(N), (L, H, 1, 1)), atol=1e-15)
-    np.testing.assert_allclose(
-        rc.variant(plain, "retention").normalise.args[0], [[1 - 2**-5, 1 - 2**-6]] * L
-    )
+    assert_close(trace.attention, np.tile(np.eye(N), (L, H, 1, 1)), atol=1e-15)
+    assert_close(rc.variant(plain, "retention").normalise.args[0], [[1 - 2**-5, 1 - 2**-6]] * L)
 
 
 test_what_is_refused = refused(
@@ -152,7 +151,7 @@ def test_masks_of_queries_and_of_heads_leave_out_their_keys():
                 linear_products / np.where(total == 0, 1, total),
             ),
         ):
-            np.testing.assert_allclose(weights, expected, atol=1e-12)
+            assert_close(weights, expected, atol=1e-12)
     assert variants.allowed_keys(scores, AttentionContext()).shape == (1, 3, 3)
 
 
@@ -215,4 +214,4 @@ def test_mix_may_return_its_matrix_alone():
 def test_padding_on_the_left_changes_no_other_token(name):
     config, params, x = network(name)
     padded_output = rc.apply(params, x, config, mask=jnp.arange(N) >= 2).output[2:]
-    np.testing.assert_allclose(padded_output, rc.apply(params, x[2:], config).output, rtol=1e-12)
+    assert_close(padded_output, rc.apply(params, x[2:], config).output, rtol=1e-12)

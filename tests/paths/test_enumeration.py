@@ -17,6 +17,7 @@ from rank_collapse.paths.sets import classify_states, path_set_logits
 from tests.oracles import draws
 from tests.oracles.path_sums import enumerate_paths, path_attention
 from tests.oracles.published_weights import load_reference
+from tests.support.closeness import assert_close
 from tests.support.folders import SHARED_DATA
 from tests.support.refusals import each_is_refused, refused
 
@@ -57,9 +58,9 @@ def test_theorem_2_1_term_by_term(skip, x64):
     for l in range(3):
         attention_bias = p.b_o[l] + np.einsum("hv,hvd->d", p.b_v[l], p.w_o[l])
         offset = offset @ maps[l].sum(axis=0) + 1.4 * attention_bias
-    np.testing.assert_allclose(lengths.sum(axis=0) + offset, trace.output, rtol=1e-12, atol=1e-12)
-    np.testing.assert_allclose(fast_offset, np.tile(offset, (4, 1)), atol=1e-12)
-    np.testing.assert_allclose(by_length, lengths, atol=1e-12)
+    assert_close(lengths.sum(axis=0) + offset, trace.output, rtol=1e-12, atol=1e-12)
+    assert_close(fast_offset, np.tile(offset, (4, 1)), atol=1e-12)
+    assert_close(by_length, lengths, atol=1e-12)
     assert bool(np.any(by_length[:3])) == skip
     assert np.abs(offset).max() > 0.1
 

@@ -24,6 +24,7 @@ from rank_collapse.pretrained.hub import hub_folder, is_hub_name
 from rank_collapse.pretrained.published import suggest_names
 from rank_collapse.pretrained.random_weights import Draw, RandomWeights
 from tests.oracles.checkpoint_arrays import largest_difference, ours
+from tests.support.closeness import assert_close
 from tests.support.folders import GOLDEN
 from tests.support.marks import full_but
 from tests.support.refusals import each_is_refused, is_refused, refused
@@ -214,7 +215,7 @@ def test_bfloat16_file_is_read_in_float32(folder):
     _, after = pretrained.load(folder)
     for a, b in zip(jax.tree.leaves(before), jax.tree.leaves(after), strict=True):
         assert b.dtype == jnp.float32
-        np.testing.assert_allclose(a, b, rtol=2**-8)
+        assert_close(a, b, rtol=2**-8)
 
 
 def test_a_tensor_is_read_from_the_shard_that_the_index_names(tmp_path):

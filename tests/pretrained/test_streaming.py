@@ -25,13 +25,13 @@ from rank_collapse.pretrained.checkpoint import open_weights
 from rank_collapse.pretrained.next_token import next_tokens, targets_of
 from rank_collapse.theory.reports import BoundPass, bound_report
 from tests.oracles import draws
-from tests.oracles.checkpoint_arrays import near
 from tests.oracles.path_examples import (
     chain_effects,
     heads_in_memory,
     over_batch,
     profile_in_memory,
 )
+from tests.support.closeness import near
 from tests.support.folders import GOLDEN
 from tests.support.marks import full_but
 from tests.support.refusals import is_refused, refused

@@ -19,6 +19,7 @@ from rank_collapse.training import Ensemble, Hyper, Recipe, dump_models, load_mo
 from rank_collapse.training.models import decode_pairs, exact_share, init_model
 from rank_collapse.training.tasks import examples, sequences
 from rank_collapse.training.training import batch_forward
+from tests.support.closeness import assert_close
 from tests.support.refusals import refused
 
 EMBEDDING = EmbeddingConfig(vocab_size=6, d_embed=8, positions="learned", num_positions=5)
@@ -85,7 +86,7 @@ def test_losses_fall_and_curves_are_the_metrics_of_the_held_out_pairs(training_r
     )
     source, exists, target = held_out.source[5], held_out.source_mask[5], held_out.inputs[5]
     single = encoder_decoder.apply(model, source, target, CONFIG, source_mask=exists)
-    np.testing.assert_allclose(logits[5][mask[5]], single.logits[mask[5]], atol=1e-5)
+    assert_close(logits[5][mask[5]], single.logits[mask[5]], atol=1e-5)
 
 
 @pytest.mark.full

@@ -35,7 +35,7 @@ from rank_collapse.training.training import (
     train_step,
 )
 from tests.oracles import draws
-from tests.oracles.checkpoint_arrays import near
+from tests.support.closeness import assert_close, near
 from tests.support.refusals import refused
 
 
@@ -162,7 +162,7 @@ def test_epochs_are_adam_steps_on_batches_in_order_with_a_short_last_one(fields,
         assert float(mean) == pytest.approx(np.mean(losses), rel=1e-6)
     for ours, theirs in zip(jax.tree.leaves(state.model), oracle.w, strict=True):
         assert ours.dtype == np.float64
-        np.testing.assert_allclose(ours, theirs, atol=1e-7)
+        assert_close(ours, theirs, atol=1e-7)
 
 
 def test_shuffling_visits_every_example_once_per_epoch():

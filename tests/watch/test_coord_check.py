@@ -6,6 +6,7 @@ from scipy import stats
 
 import rank_collapse as rc
 from rank_collapse.watch import coord_check
+from tests.support.closeness import assert_close
 from tests.support.refusals import refused
 
 DEPTHS, WIDTHS = (2, 4, 8, 16), (4, 16)
@@ -70,7 +71,7 @@ def test_slopes_have_intervals_over_seeds():
     slopes = np.polyfit(np.log(DEPTHS), logs, 1)[0]
     half = stats.t.ppf(0.975, 3) * slopes.std(ddof=1) / 2
     ends = by_quantity["stream", "depth"][3:5]
-    np.testing.assert_allclose(ends, [slopes.mean() - half, slopes.mean() + half], rtol=1e-9)
+    assert_close(ends, [slopes.mean() - half, slopes.mean() + half], rtol=1e-9)
     (slope, *_) = rc.coord_check(network(KNOWN), DEPTHS, steps=1, seeds=1).slopes()
     assert (slope.low, slope.high) == (-np.inf, np.inf)
     # seeds that agree exactly decide

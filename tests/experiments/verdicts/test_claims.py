@@ -18,6 +18,7 @@ from experiments.verdicts.claims import (
     Statement,
 )
 from experiments.verdicts.sequential import least_count
+from tests.support.closeness import assert_close
 from tests.support.refusals import is_refused
 
 ABOVE = (0.0, math.inf)
@@ -81,9 +82,7 @@ def test_a_median_that_is_to_be_the_same_is_refused_on_both_sides():
     row = make_median_row([*near, None, math.nan], claimed=(2.5, 3.5))
     assert row.draws == 12 and row.num_made == 14 and "2 of 14 draws have no number" in row.note
     doubled = rows.median_row("key", "here", near, (5.5, 6.5), scale=lambda v: 2 * v)
-    np.testing.assert_allclose(
-        doubled.interval(0.95), np.multiply(make_median_row(near).interval(0.95), 2)
-    )
+    assert_close(doubled.interval(0.95), np.multiply(make_median_row(near).interval(0.95), 2))
     assert doubled.estimate == pytest.approx(6) and compute_verdict(doubled, (5.5, 6.5)) == "within"
 
 

@@ -31,9 +31,9 @@ from rank_collapse.network.passes import LayerMeasure, States, replay, run_pass
 from rank_collapse.network.residual import ResidualSpec
 from rank_collapse.network.walk import SublayerValues
 from tests.oracles import draws
-from tests.oracles.checkpoint_arrays import near
 from tests.oracles.gradient_norms import gradient_norms
 from tests.oracles.path_examples import heads_in_memory
+from tests.support.closeness import assert_close, near
 from tests.support.marks import full_but
 from tests.support.refusals import is_refused, refused
 
@@ -69,8 +69,8 @@ def test_a_token_that_is_zero_is_at_right_angles_to_others_and_at_none_to_itself
     params = jax.tree.map(np.zeros_like, draws.parameters(config))
     params = draws.changed(params, attention={"b_o": moved * np.float32([[-3, -4]])})
     influence_measures = layer_influence(params, np.float32([[0, 0], [3, 4], [-3, 1]]), config)
-    np.testing.assert_allclose(influence_measures["block_influence"], [influence], atol=1e-6)
-    np.testing.assert_allclose(influence_measures["angle"], [[0, angle], [angle, 0]], atol=1e-6)
+    assert_close(influence_measures["block_influence"], [influence], atol=1e-6)
+    assert_close(influence_measures["angle"], [[0, angle], [angle, 0]], atol=1e-6)
     assert all(np.isfinite(measure).all() for measure in influence_measures.values())
     assert not any(name.startswith("mlp") for name in influence_measures)
 
@@ -102,12 +102,10 @@ def test_influence_against_the_trace(network):
     hidden = np.asarray(trace.hidden, float)[:, np.asarray(MASK)]
     unit = hidden / np.linalg.norm(hidden, axis=-1, keepdims=True)
     cosine = np.clip(np.einsum("lnd,mnd->lmn", unit, unit), -1, 1)
-    np.testing.assert_allclose(influence["angle"], np.arccos(cosine).mean(-1) / np.pi, atol=1e-4)
-    np.testing.assert_allclose(
-        influence["last_angle"], np.arccos(cosine[..., -1]) / np.pi, atol=1e-4
-    )
+    assert_close(influence["angle"], np.arccos(cosine).mean(-1) / np.pi, atol=1e-4)
+    assert_close(influence["last_angle"], np.arccos(cosine[..., -1]) / np.pi, atol=1e-4)
     steps = cosine[np.arange(L), np.arange(1, L + 1)].mean(-1)
-    np.testing.assert_allclose(influence["block_influence"], 1 - steps, atol=1e-6)
+    assert_close(influence["block_influence"], 1 - steps, atol=1e-6)
     assert np.all(np.diag(influence["angle"]) == 0)
     branches = {"attention": trace.attention_branch, "mlp": trace.mlp_branch}
     streams = {"attention": trace.hidden[:-1], "mlp": trace.layers.after_attention}
@@ -117,7 +115,7 @@ def test_influence_against_the_trace(network):
         branch, stream = (np.asarray(a, float)[:, MASK] for a in pair)
         lengths = [np.linalg.norm(a, axis=-1) for a in (branch, stream)]
         cosines = (branch * stream).sum(-1) / np.prod(lengths, axis=0)
-        np.testing.assert_allclose(influence[f"{kind}_cosine"], cosines.mean(-1), atol=1e-5)
+        assert_close(influence[f"{kind}_cosine"], cosines.mean(-1), atol=1e-5)
         if kind != "layer":
             ratios = lengths[0] / lengths[1]
             np.testing.assert_allclose(influence[f"{kind}_ratio"], ratios.mean(-1), rtol=1e-4)
@@ -193,15 +191,15 @@ def test_removal_against_networks_without_the_layers(network, size):
             gap = np.linalg.norm(moved - change[s + size :], axis=(1, 2))
             later[s, s + size :] = gap / np.linalg.norm(change[s + size :], axis=(1, 2))
             most[s, s + size :] = compute_largest_change(moved, change[s + size :])
-        np.testing.assert_allclose(removal["outputs"][s], shorter, atol=2e-6)
+        assert_close(removal["outputs"][s], shorter, atol=2e-6)
         ends = output[keep], np.asarray(shorter)[keep]
         lengths = np.prod([np.linalg.norm(a, axis=-1) for a in ends], axis=0)
         cosine = (np.prod(ends, axis=0).sum(-1) / lengths).mean()
-        np.testing.assert_allclose(removal["cosine"][s], cosine, atol=1e-6)
+        assert_close(removal["cosine"][s], cosine, atol=1e-6)
         error = np.linalg.norm(ends[0] - ends[1]) / np.linalg.norm(ends[0])
         np.testing.assert_allclose(removal["error"][s], error, rtol=1e-5)
-    np.testing.assert_allclose(removal["later"], later, atol=1e-5)
-    np.testing.assert_allclose(removal["later_most"], most, atol=1e-5)
+    assert_close(removal["later"], later, atol=1e-5)
+    assert_close(removal["later_most"], most, atol=1e-5)
     assert size == L or later[0, size] > 0.01
 
 
@@ -224,7 +222,7 @@ def test_a_spared_token_keeps_the_layers_that_are_removed(network, size):
             layers=jax.tree.map(lambda a, s=s: a[s + size :], params.layers)
         )
         shorter = rc.apply(later_layers, state, CONFIG.replace(depth=L - s - size), mask=mask)
-        np.testing.assert_allclose(removal["outputs"][s], shorter.output, atol=2e-6)
+        assert_close(removal["outputs"][s], shorter.output, atol=2e-6)
         moved = np.diff(np.asarray(shorter.hidden), axis=0)[:, 2:]
         expected = compute_largest_change(moved, change[s + size :])
         np.testing.assert_allclose(removal["later_most"][s, s + size :], expected, rtol=1e-4)
