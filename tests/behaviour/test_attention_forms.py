@@ -17,7 +17,7 @@ from rank_collapse.network import layers, positions
 from rank_collapse.network.inputs import make_context
 from tests.oracles import draws
 from tests.support.closeness import assert_close
-from tests.support.refusals import refused
+from tests.support.refusals import is_refused, parametrize_refusals
 
 N, D, DEPTH, H, K = 6, 8, 3, 2, 6
 FORM = {
@@ -216,7 +216,7 @@ def test_the_context_has_what_the_config_says():
         np.testing.assert_array_equal(keys.segments, index)
 
 
-test_bad_forms_name_the_value = refused(
+@parametrize_refusals(
     [
         ({"windows": (1, 2)}, r"windows=\(1, 2\) is no tuple of depth=3 entries"),
         ({"windows": (1, -2, 0)}, "windows=-2 is not a whole number from 0 on"),
@@ -237,6 +237,8 @@ test_bad_forms_name_the_value = refused(
         ({"experts_per_token": 5}, "experts_per_token=5 is not a whole number from 1 to 4"),
         ({"router": "best"}, "router='best' is not one of"),
         ({"rotary_layers": (True,)}, r"rotary_layers=\(True,\) is no tuple"),
-    ],
-    lambda fields: rc.TransformerConfig(**(FORM | fields)),
+    ]
 )
+def test_bad_forms_name_the_value(arguments, message):
+    (fields,) = arguments
+    is_refused(message, lambda: rc.TransformerConfig(**(FORM | fields)))

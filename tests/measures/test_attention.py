@@ -10,7 +10,7 @@ import pytest
 import rank_collapse as rc
 from tests.oracles import draws
 from tests.support.closeness import assert_close, near
-from tests.support.refusals import is_refused, refused
+from tests.support.refusals import is_refused, parametrize_refusals
 
 
 def test_closed_forms_of_rows():
@@ -242,7 +242,9 @@ def test_masks_of_floats():
 
 
 SCORES = np.zeros((2, 3, 4, 4))
-test_what_does_not_fit_is_refused = refused(
+
+
+@parametrize_refusals(
     [
         (
             lambda: rc.measures.largest_logit(SCORES, mask=np.ones((3, 3), bool)),
@@ -286,6 +288,8 @@ test_what_does_not_fit_is_refused = refused(
         (lambda: rc.sink_rate(np.eye(4)), r"shape \(4, 4\) is not \[..., h, n, m\]"),
     ]
 )
+def test_what_does_not_fit_is_refused(arguments, message):
+    is_refused(message, *arguments)
 
 
 G, QUERIES, NUM_KEYS, K = 2, 6, 8, 5

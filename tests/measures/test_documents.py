@@ -9,7 +9,7 @@ import pytest
 
 import rank_collapse as rc
 from tests.support.closeness import assert_close, near
-from tests.support.refusals import refused
+from tests.support.refusals import is_refused, parametrize_refusals
 
 B, H, N, D = 2, 3, 7, 4
 RNG = np.random.default_rng(0)
@@ -221,7 +221,9 @@ def test_constant_segments_with_a_mask_in_jit():
 
 
 profile = functools.partial(rc.profile, X, batch_axis=1)
-test_what_is_no_segment_is_refused = refused(
+
+
+@parametrize_refusals(
     [
         (lambda: profile(segments=SEGMENTS * 1.0), "float64"),
         (lambda: profile(segments=SEGMENTS[:, :3]), r"\(2, 3\)"),
@@ -235,3 +237,5 @@ test_what_is_no_segment_is_refused = refused(
         (lambda: jax.jit(lambda s: profile(segments=s))(SEGMENTS), "say num_segments="),
     ]
 )
+def test_what_is_no_segment_is_refused(arguments, message):
+    is_refused(message, *arguments)

@@ -7,7 +7,7 @@ import pytest
 
 import rank_collapse as rc
 from tests.support.closeness import assert_close, near
-from tests.support.refusals import refused
+from tests.support.refusals import is_refused, parametrize_refusals
 
 RNG = np.random.default_rng(5)
 B, H, N = 3, 3, 4  # as many examples as heads, so that shapes say nothing
@@ -31,15 +31,19 @@ def test_rows_may_be_off_1_by_what_bfloat16_rounds(total):
 
 
 OFF = "off 1: expected weights after the softmax"
-test_rows_further_off_are_refused = refused(
+
+
+@parametrize_refusals(
     [
         (sums_to(0.97), {}, rf"a row whose sum is 0\.03 {OFF}"),
         (sums_to(1.03), {}, rf"a row whose sum is 0\.03 {OFF}"),
         (sums_to(1.04), {"missing_key": True}, rf"a row whose sum is 0\.04 {OFF}"),
         ([[0.5, 0.5], [1.5, -0.5]], {}, "has the weight -0.5: expected weights"),
-    ],
-    lambda p, options: rc.attention_entropy(p, **options),
+    ]
 )
+def test_rows_further_off_are_refused(arguments, message):
+    p, options = arguments
+    is_refused(message, lambda: rc.attention_entropy(p, **options))
 
 
 def test_what_a_row_lacks_is_the_weight_of_a_further_key():
@@ -129,7 +133,9 @@ def test_the_largest_logit_under_masks_of_pairs():
 
 SCORES, Q, K = np.zeros((4, 4)), RNG.normal(size=(2, 3, 4, 5)), RNG.normal(size=(2, 1, 6, 5))
 SHORT = K[:, :, :4]
-test_what_does_not_fit_is_refused = refused(
+
+
+@parametrize_refusals(
     [
         (lambda: rc.measures.largest_logit(SCORES, mask=np.ones((1, 4, 4), bool)), r"\(1, 4, 4\)"),
         (lambda: rc.measures.largest_logit(SCORES[0]), r"\(4,\) are not"),
@@ -149,6 +155,8 @@ test_what_does_not_fit_is_refused = refused(
         (lambda: rc.attention_rows(Q, SHORT, scale=np.nan), "scale=nan"),
     ]
 )
+def test_what_does_not_fit_is_refused(arguments, message):
+    is_refused(message, *arguments)
 
 
 def compute_rows(q, k, scale=5**-0.5):

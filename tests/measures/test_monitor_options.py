@@ -11,7 +11,7 @@ from rank_collapse.measures.monitor import ATTENTION, TOKENS
 from rank_collapse.measures.profiles import NEEDS_TWO_TOKENS, make_profile, rounding_limit
 from rank_collapse.measures.spikes import choose_tokens
 from tests.support.closeness import assert_close, near
-from tests.support.refusals import is_refused, refused
+from tests.support.refusals import is_refused, parametrize_refusals
 
 RNG = np.random.default_rng(7)
 B, H, N, D = 3, 2, 6, 4
@@ -246,9 +246,9 @@ def test_rounding_limits_are_those_of_the_digits_of_a_dtype(dtype, limit):
         assert float(ml_dtypes.finfo(name).eps) * rounds == limit
 
 
-test_other_dtypes_are_refused = refused(
-    [("int32", "dtype='int32' is not one of"), (bool, "bool")], rounding_limit
-)
+@parametrize_refusals([("int32", "dtype='int32' is not one of"), (bool, "bool")])
+def test_other_dtypes_are_refused(arguments, message):
+    is_refused(message, rounding_limit, *arguments)
 
 
 def test_the_limit_is_of_each_layer_and_of_the_least_precise_example():

@@ -12,7 +12,7 @@ import rank_collapse as rc
 from rank_collapse.measures import arrays, documents, norms, residuals as rs
 from rank_collapse.measures.spikes import masked_median
 from tests.support.closeness import assert_close
-from tests.support.refusals import is_refused, refused
+from tests.support.refusals import is_refused, parametrize_refusals
 
 RNG = np.random.default_rng(11)
 X = RNG.normal(size=(2, 5, 3)) + 0.5
@@ -214,7 +214,7 @@ def test_a_variable_is_its_value():
     assert rc.composite_norm(SMALL.tolist()) == rc.composite_norm(SMALL)
 
 
-test_what_are_no_numbers_is_refused = refused(
+@parametrize_refusals(
     [
         ([["a", "b"]], "a list is not an array of numbers"),
         ([[b"a"]], "not an array of numbers"),
@@ -223,9 +223,10 @@ test_what_are_no_numbers_is_refused = refused(
         (np.zeros((2, 2), "M8[s]"), "not an array of numbers"),
         (np.zeros((2, 2), complex), "x of dtype complex128 is not real"),
         (((1.0, 2.0), (3.0,)), "a tuple of rows of different lengths: pad, with mask="),
-    ],
-    arrays.as_array,
+    ]
 )
+def test_what_are_no_numbers_is_refused(arguments, message):
+    is_refused(message, arrays.as_array, *arguments)
 
 
 def test_masks_are_booleans_or_0_and_1():
@@ -310,7 +311,7 @@ def test_attention_of_one_packed_example_is_that_of_its_documents():
             assert_close(profile["first_column"][:, column], first)
 
 
-test_what_is_no_segment_is_refused = refused(
+@parametrize_refusals(
     [
         (lambda: split_traced(np.ones(5, bool)), "say num_segments="),
         (lambda: rc.profile(X, segments=["a"] * 5), "not an array of numbers"),
@@ -321,3 +322,5 @@ test_what_is_no_segment_is_refused = refused(
         ),
     ]
 )
+def test_what_is_no_segment_is_refused(arguments, message):
+    is_refused(message, *arguments)

@@ -13,7 +13,7 @@ from rank_collapse.measures import norms, on_jax, residuals as rs
 from tests.oracles import draws
 from tests.support.closeness import assert_close, near
 from tests.support.marks import full_but
-from tests.support.refusals import refused
+from tests.support.refusals import is_refused, parametrize_refusals
 
 
 def tokens(n=7, d=5, seed=0):
@@ -104,7 +104,7 @@ def test_edges():
     assert rc.residual(one[:1]).shape == (1, 3)
 
 
-test_refusals_name_the_value = refused(
+@parametrize_refusals(
     [
         (lambda: rc.residual(np.ones(3)), r"\(3,\)"),
         (lambda: rc.residual(np.ones((0, 4))), r"\(0, 4\)"),
@@ -116,6 +116,8 @@ test_refusals_name_the_value = refused(
         (lambda: rc.token_cosine(np.ones((1, 2))), r"\(1, 2\)"),
     ]
 )
+def test_refusals_name_the_value(arguments, message):
+    is_refused(message, *arguments)
 
 
 def test_small_singular_values_of_float32_are_kept():

@@ -15,7 +15,7 @@ from rank_collapse.network.measured.states import ProfilePass
 from rank_collapse.pretrained import Group, InMemory, stream
 from tests.oracles import draws
 from tests.support.closeness import assert_close
-from tests.support.refusals import refused
+from tests.support.refusals import is_refused, parametrize_refusals
 
 N, D, LENGTH = 64, 128, 11.3
 SPIKES = (0, 100, 1000)
@@ -203,7 +203,7 @@ def test_what_a_layer_reads_in_passes_and_of_traces():
     assert float(one["left_out"]) == float(chosen.left_out[0])
 
 
-test_choices_that_are_not_known_are_refused = refused(
+@parametrize_refusals(
     [
         (measure, options, message)
         for measure in (rc.profile, rc.monitor)
@@ -214,9 +214,11 @@ test_choices_that_are_not_known_are_refused = refused(
             ({"tokens": "read"}, "tokens='read' needs norm="),
             ({"norm": lambda x: x}, "norm= goes with tokens='read', not with 'raw'"),
         )
-    ],
-    lambda measure, options: measure(np.ones((2, 4, 3)), **options),
+    ]
 )
+def test_choices_that_are_not_known_are_refused(arguments, message):
+    measure, options = arguments
+    is_refused(message, lambda: measure(np.ones((2, 4, 3)), **options))
 
 
 def main():

@@ -10,7 +10,7 @@ from rank_collapse.network import attention as attn, positions
 from rank_collapse.network.embedding import sinusoidal_positions
 from tests.oracles import draws
 from tests.support.closeness import assert_close
-from tests.support.refusals import refused
+from tests.support.refusals import is_refused, parametrize_refusals
 
 
 def one_layer(key=0, **fields):
@@ -55,7 +55,7 @@ def test_attention_written_out_number_by_number(score, scale):
     np.testing.assert_allclose(out, expected, rtol=2e-5, atol=2e-5)
 
 
-test_unknown_score = refused(
+@parametrize_refusals(
     [
         (
             lambda: attn.attention_scores(one_layer()[1], tokens(3), tokens(3), score="cosine"),
@@ -63,6 +63,8 @@ test_unknown_score = refused(
         )
     ]
 )
+def test_unknown_score(arguments, message):
+    is_refused(message, *arguments)
 
 
 def test_masks():

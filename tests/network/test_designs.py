@@ -13,7 +13,7 @@ from rank_collapse.network.designs import count_branches
 from rank_collapse.network.residual import Unprofiled, init_gains, layer_gains, scale_norm
 from tests.oracles import draws, mp_network, stream_network
 from tests.support.closeness import assert_close
-from tests.support.refusals import refused
+from tests.support.refusals import is_refused, parametrize_refusals
 
 L, H, N, D = 3, 2, 5, 8
 
@@ -262,7 +262,9 @@ def test_a_design_is_its_equations(name):
 
 LEARNED = network(learned_branch_gain=0.5)
 OF_LEARNED = lambda config: rc.apply(*draw(LEARNED), config)  # noqa: E731
-test_what_does_not_fit_is_refused = refused(
+
+
+@parametrize_refusals(
     [
         (lambda: rc.design(network(), "deepnrom"), "'deepnrom' is not one of .*'deepnorm'"),
         (
@@ -288,6 +290,8 @@ test_what_does_not_fit_is_refused = refused(
         ),
     ]
 )
+def test_what_does_not_fit_is_refused(arguments, message):
+    is_refused(message, *arguments)
 
 
 def test_an_mlp_that_is_cut_away_takes_its_gains_with_it():

@@ -13,7 +13,7 @@ from tests.oracles.torch_transformer import SOURCE, TARGET
 from tests.support.closeness import assert_close
 from tests.support.folders import GOLDEN
 from tests.support.marks import full_but
-from tests.support.refusals import refused
+from tests.support.refusals import is_refused, parametrize_refusals
 
 BEGIN, END = 1, 2
 
@@ -297,7 +297,7 @@ def test_logits_have_the_bias_of_the_output_where_there_is_one():
     np.testing.assert_allclose(logits, params.decoder.embedding.tokens[:, :2].T, rtol=1e-6)
 
 
-test_halves_that_do_not_fit_are_named = refused(
+@parametrize_refusals(
     [
         ({"decoder": {"mask": "local"}}, "decoder.mask='local'"),
         ({"encoder": {"d_model": 8}}, "encoder.d_model=8 is not decoder.d_model=16"),
@@ -313,15 +313,19 @@ test_halves_that_do_not_fit_are_named = refused(
             {"embedding": {"d_embed": 8, "projection": "before_norm"}, "tied_output": True},
             "d_embed=8 is not d_model=16",
         ),
-    ],
-    lambda change: config(**change),
+    ]
 )
+def test_halves_that_do_not_fit_are_named(arguments, message):
+    (change,) = arguments
+    is_refused(message, lambda: config(**change))
 
 
 FEW = {"embedding": {"positions": "learned", "num_positions": 8}}
 UNTIED, TIED = config(**FEW), config(**FEW, tied_output=True)
 MARKS = {"begin": BEGIN, "end": END}
-test_bad_inputs_are_named = refused(
+
+
+@parametrize_refusals(
     [
         (lambda p: rc.apply(p.decoder, TARGETS, UNTIED.decoder), "needs a memory"),
         (
@@ -362,9 +366,11 @@ test_bad_inputs_are_named = refused(
             lambda p: encoder_decoder.apply(p, jnp.stack([SOURCES] * 2), TARGETS, UNTIED),
             r"x of shape \(2, 7\) is more than one example",
         ),
-    ],
-    lambda call: call(draw_params(UNTIED)),
+    ]
 )
+def test_bad_inputs_are_named(arguments, message):
+    (call,) = arguments
+    is_refused(message, lambda: call(draw_params(UNTIED)))
 
 
 def test_path_sums_of_the_decoder_are_its_output():

@@ -14,7 +14,7 @@ from rank_collapse.network.embedding import init_embedding
 from rank_collapse.network.parameters import init_block
 from tests.oracles import draws
 from tests.support.closeness import assert_close
-from tests.support.refusals import refused
+from tests.support.refusals import is_refused, parametrize_refusals
 
 
 def tokens(n=5, d=8, seed=3):
@@ -80,7 +80,7 @@ def embed(x):
     return rc.network.embed(init_embedding(jax.random.key(0), FEW, 4), x, FEW)
 
 
-test_errors_name_the_value = refused(
+@parametrize_refusals(
     [
         (lambda: layers.apply_norm(None, tokens(), "batch"), "norm='batch'"),
         (lambda: layers.get_activation("maxout"), "mlp='maxout'"),
@@ -91,6 +91,8 @@ test_errors_name_the_value = refused(
         (lambda: embed(jnp.zeros((2, 4))), r"shape \(2, 4\)"),
     ]
 )
+def test_errors_name_the_value(arguments, message):
+    is_refused(message, *arguments)
 
 
 def norm(x, p, eps=1e-12):

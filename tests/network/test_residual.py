@@ -11,7 +11,7 @@ from rank_collapse.network.residual import layer_gains
 from rank_collapse.network.walk import walk_layers
 from tests.oracles import draws, mp_network
 from tests.support.closeness import assert_close
-from tests.support.refusals import is_refused, refused
+from tests.support.refusals import is_refused, parametrize_refusals
 
 L, H, N, D = 3, 2, 5, 8
 ALPHA = np.array([0.7, 1.1, 0.4])
@@ -46,13 +46,15 @@ def test_gains_are_as_written_out(x64, placement, kind):
         assert_close(profile, np.log10(plain), atol=1e-6)
 
 
-test_a_gain_of_another_shape_is_refused = refused(
+@parametrize_refusals(
     [
         ({"skip_gain": np.ones(D)}, r"skip_gain of shape \(8,\) is not .* use jax.vmap"),
         ({"temperature": FEATURES}, r"temperature of shape \(3, 8\)"),
-    ],
-    lambda fields: layer_gains(make_network(**fields)[0], jnp.float32),
+    ]
 )
+def test_a_gain_of_another_shape_is_refused(arguments, message):
+    (fields,) = arguments
+    is_refused(message, lambda: layer_gains(make_network(**fields)[0], jnp.float32))
 
 
 def test_a_width_that_was_not_given_follows():

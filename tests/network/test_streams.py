@@ -12,7 +12,7 @@ from rank_collapse.network.passes import OutputPass, run_pass
 from tests.oracles import draws, stream_network
 from tests.support.closeness import assert_close
 from tests.support.marks import full_but
-from tests.support.refusals import refused
+from tests.support.refusals import is_refused, parametrize_refusals
 
 L, H, N, D, S = 3, 2, 5, 8, 4
 NAMES = {"hyper": "hyper_connections", "manifold": "mhc", "attention": "attention_residuals"}
@@ -163,7 +163,9 @@ def test_streams_are_kept_apart():
 
 
 TWICE = {"residual": lambda a, l: 2 * a}
-test_what_is_refused = refused(
+
+
+@parametrize_refusals(
     [
         (
             lambda c, p, x: c.replace(norm_placement="post"),
@@ -188,6 +190,8 @@ test_what_is_refused = refused(
             lambda c, p, x: rc.path_contributions(p, x, c, edit=TWICE),
             "length does not cover an edit of 'residual'",
         ),
-    ],
-    lambda call: call(*network("hyper")),
+    ]
 )
+def test_what_is_refused(arguments, message):
+    (call,) = arguments
+    is_refused(message, lambda: call(*network("hyper")))

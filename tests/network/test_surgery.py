@@ -17,7 +17,7 @@ from tests.oracles import draws, mp_network
 from tests.oracles.checkpoint_arrays import hidden_states, largest_difference, traces
 from tests.support.closeness import assert_close
 from tests.support.marks import full_but
-from tests.support.refusals import refused
+from tests.support.refusals import is_refused, parametrize_refusals
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -105,7 +105,9 @@ def test_decoders_by_hand(name, x64):
 
 
 GATED = rc.transformer(1, 2, 12, mlp="swiglu")
-test_refusals = refused(
+
+
+@parametrize_refusals(
     [
         (lambda p: surgery.ablate(CONFIG, p, "san"), "'san' is not one of"),
         (
@@ -119,9 +121,11 @@ test_refusals = refused(
         ),
         (lambda p: surgery.ablate(CONFIG.replace(mlp_skip=False), p, "SAN"), "mlp_skip=False"),
         (lambda p: surgery.identity_maps(GATED, draws.parameters(GATED)), "gated"),
-    ],
-    lambda call: call(draws.parameters(CONFIG)),
+    ]
 )
+def test_refusals(arguments, message):
+    (call,) = arguments
+    is_refused(message, lambda: call(draws.parameters(CONFIG)))
 
 
 class OnlyBranch:

@@ -10,7 +10,7 @@ from rank_collapse.network import layers
 from tests.oracles import draws, mp_network
 from tests.support.closeness import assert_close
 from tests.support.marks import full_but
-from tests.support.refusals import is_refused, refused
+from tests.support.refusals import is_refused, parametrize_refusals
 
 N, D = 6, 12
 VARIANTS = {
@@ -137,7 +137,7 @@ def test_presets_are_the_four_curves():
     assert hash(rc.san(2, 2, 8)) == hash(rc.san(2, 2, 8))
 
 
-test_bad_configurations_name_the_value = refused(
+@parametrize_refusals(
     [
         ({"num_heads": 5}, "num_heads=5 does not divide d_model=12"),
         ({"depth": 0}, "depth=0"),
@@ -149,27 +149,37 @@ test_bad_configurations_name_the_value = refused(
         ({"layer_map": (0, 0)}, r"layer_map=\(0, 0\) is no tuple of depth=3 entries"),
         ({"layer_map": (0, 2, 2)}, "leaves out a row"),
         ({"position": "rotary", "d_qk": 3, "d_v": 4}, "even d_qk, not 3"),
-    ],
-    lambda fields: rc.TransformerConfig(**({"depth": 3, "num_heads": 3, "d_model": 12} | fields)),
+    ]
 )
+def test_bad_configurations_name_the_value(arguments, message):
+    (fields,) = arguments
+    is_refused(
+        message,
+        lambda: rc.TransformerConfig(**({"depth": 3, "num_heads": 3, "d_model": 12} | fields)),
+    )
 
 
 def test_an_unknown_field_names_the_nearest():
     is_refused("nearest: 'norm_placement'", rc.transformer, 2, 2, 8, norm_placment="pre")
 
 
-test_bad_inputs_and_parameters_are_named = refused(
+@parametrize_refusals(
     [
         ({}, {}, jnp.ones((6, 11)), r"\(6, 11\)"),
         ({}, {}, jnp.arange(6), "no embedding"),
         ({"qk_norm": "width"}, {"q_norm": None}, jnp.ones((N, D)), "q_norm is missing"),
-    ],
-    lambda fields, changed, x: rc.apply(
-        draws.changed(build("transformer", **fields)[1], attention=changed),
-        x,
-        build("transformer", **fields)[0],
-    ),
+    ]
 )
+def test_bad_inputs_and_parameters_are_named(arguments, message):
+    fields, changed, x = arguments
+    is_refused(
+        message,
+        lambda: rc.apply(
+            draws.changed(build("transformer", **fields)[1], attention=changed),
+            x,
+            build("transformer", **fields)[0],
+        ),
+    )
 
 
 def test_grouped_keys_are_normalised_as_if_each_head_had_its_own():

@@ -21,7 +21,7 @@ from tests.oracles.variants import (
     network,
 )
 from tests.support.closeness import assert_close
-from tests.support.refusals import refused
+from tests.support.refusals import is_refused, parametrize_refusals
 
 
 def largest_error(case):
@@ -63,7 +63,7 @@ def test_variants_start_as_their_authors_start_them():
     assert_close(rc.variant(plain, "retention").normalise.args[0], [[1 - 2**-5, 1 - 2**-6]] * L)
 
 
-test_what_is_refused = refused(
+@parametrize_refusals(
     [
         ("shapd", {}, {}, "variant 'shapd' is not one of"),
         ("san", {}, {}, r"'san' is a network, .*: rc.san\("),
@@ -79,11 +79,14 @@ test_what_is_refused = refused(
         ("shaped", {"mix": np.tanh}, {}, "does not cover mix="),
         ("softmax", {}, {"alpha": 1.0}, "no value 'alpha'"),
         ("sinks", {"mixing": rc.network.Mixing(1.0)}, {}, "does not cover mixing="),
-    ],
-    lambda name, fields, values: rc.variant(
-        rc.san(1, H, D, **({"mask": "causal"} | fields)), name, **values
-    ),
+    ]
 )
+def test_what_is_refused(arguments, message):
+    name, fields, values = arguments
+    is_refused(
+        message,
+        lambda: rc.variant(rc.san(1, H, D, **({"mask": "causal"} | fields)), name, **values),
+    )
 
 
 def test_values_start_where_the_authors_have_them():
@@ -181,7 +184,7 @@ def run_with_edit(place):
     return rc.apply(draws.parameters(config), jnp.asarray(DRAWN), config, edit={place: abs})
 
 
-test_what_is_of_another_shape_or_at_no_place_is_refused = refused(
+@parametrize_refusals(
     [
         (lambda: run_network(rc.san(1, H, D, normalise=lambda s, context: s[0])), "normalise gave"),
         (
@@ -193,6 +196,8 @@ test_what_is_of_another_shape_or_at_no_place_is_refused = refused(
         (lambda: run_sinks((1, H)), r"value of shape \(1, 2\) is not a number"),
     ]
 )
+def test_what_is_of_another_shape_or_at_no_place_is_refused(arguments, message):
+    is_refused(message, *arguments)
 
 
 def test_mix_may_return_its_matrix_alone():

@@ -19,7 +19,7 @@ from tests.oracles import draws
 from tests.oracles.path_examples import DEPTH, HEADS, D, N, config_of, example, relative
 from tests.oracles.path_sums import Oracle
 from tests.support.closeness import assert_close
-from tests.support.refusals import each_is_refused, refused
+from tests.support.refusals import each_is_refused, is_refused, parametrize_refusals
 
 GRID = [
     config_of(
@@ -291,17 +291,22 @@ def test_memory_does_not_grow_with_attention_matrices():
     assert temporaries(16) - temporaries(4) < 2 * one_layer
 
 
-test_bad_input_is_named = refused(
+@parametrize_refusals(
     [
         ({"head_gain": jnp.ones((3, HEADS))}, r"head_gain of shape \(3, 2\) is not \(2, 2\)"),
         ({"mask": jnp.ones(9, bool)}, r"mask of shape \(9,\)"),
         ({"config": SMALL.replace(cross_attention=True)}, "needs a memory"),
         ({"x": jnp.ones((N, 5))}, "d_model=8"),
-    ],
-    lambda options: compiled_contributions(
-        **{"params": small_example()[0], "x": small_example()[1], "config": SMALL} | options
-    ),
+    ]
 )
+def test_bad_input_is_named(arguments, message):
+    (options,) = arguments
+    is_refused(
+        message,
+        lambda: compiled_contributions(
+            **{"params": small_example()[0], "x": small_example()[1], "config": SMALL} | options
+        ),
+    )
 
 
 CASES = {

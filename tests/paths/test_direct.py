@@ -9,7 +9,7 @@ import rank_collapse as rc
 from tests.oracles import draws
 from tests.oracles.path_examples import config_of, example
 from tests.support.closeness import assert_close
-from tests.support.refusals import refused
+from tests.support.refusals import is_refused, parametrize_refusals
 
 NETWORKS = {
     "sandwich of RMSNorms": {
@@ -110,7 +110,9 @@ def test_without_norms_parts_are_what_the_trace_holds(x64):
 
 
 SHORT = config_of(attention_skip=True, mlp="none")
-test_what_does_not_fit_is_named = refused(
+
+
+@parametrize_refusals(
     [
         (
             lambda p, x: rc.logit_attribution(jnp.zeros((2, 3, 4)), jnp.zeros((5, 2))),
@@ -124,9 +126,11 @@ test_what_does_not_fit_is_named = refused(
             lambda p, x: rc.head_contributions(p, x, SHORT, chunk=0),
             "chunk=0 is not a whole number from 1 on",
         ),
-    ],
-    lambda call: call(*example(SHORT)[:2]),
+    ]
 )
+def test_what_does_not_fit_is_named(arguments, message):
+    (call,) = arguments
+    is_refused(message, lambda: call(*example(SHORT)[:2]))
 
 
 def test_dropped_weights_are_those_of_the_heads():

@@ -16,7 +16,7 @@ from tests.oracles.frozen_paths import frozen_lengths
 from tests.oracles.jax_models import MODELS, D, N, draw, draw_layers, plain_attention, tokens
 from tests.oracles.path_examples import config_of, example, relative
 from tests.support.closeness import assert_close
-from tests.support.refusals import refused
+from tests.support.refusals import is_refused, parametrize_refusals
 
 FAST = ("equinox_attention_alone", "squared_relu_alibi", "linen_scan_of_remat")
 
@@ -556,7 +556,9 @@ def measure_wrong(fn, x, branches, options):
     return rc.function_contributions(fn, x, branches=branches, **options)
 
 
-test_a_wrong_use_is_refused = refused(WRONG, by=measure_wrong)
+@parametrize_refusals(WRONG)
+def test_a_wrong_use_is_refused(arguments, message):
+    is_refused(message, measure_wrong, *arguments)
 
 
 def test_what_was_refused_as_a_product_is_right_with_one_stop_gradient(x64):

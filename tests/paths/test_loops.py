@@ -11,7 +11,7 @@ from rank_collapse.theory.transverse import transverse_growth
 from tests.oracles import draws
 from tests.support.closeness import assert_close
 from tests.support.marks import full_but
-from tests.support.refusals import refused
+from tests.support.refusals import is_refused, parametrize_refusals
 
 ROWS, LOOPS = 2, 3
 
@@ -75,7 +75,9 @@ def test_tied_weights_add_up_where_untied_ones_do_not():
 
 
 NETWORK = make_config().replace(layer_map=(0, 0, 1, 1, 0, 1))
-test_mistakes_are_named = refused(
+
+
+@parametrize_refusals(
     [
         (
             lambda: rc.loop_report(draws.parameters(NETWORK), draws.tokens(5, 8), NETWORK),
@@ -83,3 +85,5 @@ test_mistakes_are_named = refused(
         ),
     ]
 )
+def test_mistakes_are_named(arguments, message):
+    is_refused(message, *arguments)

@@ -14,7 +14,7 @@ from tests.oracles.path_examples import relative
 from tests.oracles.path_sums import Oracle, enumerate_paths
 from tests.support.closeness import assert_close
 from tests.support.marks import full_but
-from tests.support.refusals import refused
+from tests.support.refusals import is_refused, parametrize_refusals
 
 N, D = 4, 6
 
@@ -260,7 +260,7 @@ def test_logits_of_a_set_take_the_options_of_its_states():
     np.testing.assert_allclose(states, alone, rtol=1e-6)
 
 
-test_bad_input_is_named = refused(
+@parametrize_refusals(
     [
         (
             lambda c, p, x: rc.paths.sample_path(jax.random.key(0), 4, 3, 2),
@@ -287,9 +287,11 @@ test_bad_input_is_named = refused(
             ),
             "cross_attention=True",
         ),
-    ],
-    lambda call: call(*network(mlp="none")),
+    ]
 )
+def test_bad_input_is_named(arguments, message):
+    (call,) = arguments
+    is_refused(message, lambda: call(*network(mlp="none")))
 
 
 @pytest.mark.full

@@ -9,7 +9,7 @@ from jax.ad_checkpoint import checkpoint_name
 import rank_collapse as rc
 from rank_collapse.paths import name_states, transport, transport_ranks
 from tests.support.closeness import assert_close
-from tests.support.refusals import refused
+from tests.support.refusals import is_refused, parametrize_refusals
 
 DEPTH, N, D = 3, 6, 8
 CONFIG = rc.transformer(
@@ -112,7 +112,7 @@ def call(**changes):
     return transport(fn, np.ones((N, D), np.float32), **options)
 
 
-test_a_wrong_use_is_refused = refused(
+@parametrize_refusals(
     [
         ({"layer": 3}, "layer=3 is not one of the 3 states of the name 'residual'"),
         ({"states": "stream"}, "layer=0 is not one of the 0 states of the name 'stream'"),
@@ -122,9 +122,11 @@ test_a_wrong_use_is_refused = refused(
         ({"sources": 6}, r"sources=\[6\] are not positions from 0 to 5"),
         ({"branches": {"attention": "a"}}, "transport counts one kind"),
         ({"branches": "attn"}, "branches='attn' matches no scope or name; nearest: 'attention'"),
-    ],
-    by=lambda changes: call(**changes),
+    ]
 )
+def test_a_wrong_use_is_refused(arguments, message):
+    (changes,) = arguments
+    is_refused(message, lambda: call(**changes))
 
 
 def test_a_name_in_a_condition_is_refused():

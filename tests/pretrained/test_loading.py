@@ -27,7 +27,7 @@ from tests.oracles.checkpoint_arrays import largest_difference, ours
 from tests.support.closeness import assert_close
 from tests.support.folders import GOLDEN
 from tests.support.marks import full_but
-from tests.support.refusals import each_is_refused, is_refused, refused
+from tests.support.refusals import each_is_refused, is_refused, parametrize_refusals
 
 BERT = {
     "model_type": "bert",
@@ -362,14 +362,16 @@ def test_random_weights_of_a_folder_or_a_name():
     is_refused(r"none does not exist", pretrained.load, "random:none", error=FileNotFoundError)
 
 
-test_a_model_that_is_none_of_transformers_is_named = refused(
+@parametrize_refusals(
     [
         (call, config, "a Net is not a checkpoint folder, a config")
         for call in (pretrained.load, open_checkpoint, pretrained.settings_of)
         for config in (None, {"n_layer": 2})
-    ],
-    lambda call, config: call(type("Net", (), {"state_dict": dict, "config": config})()),
+    ]
 )
+def test_a_model_that_is_none_of_transformers_is_named(arguments, message):
+    call, config = arguments
+    is_refused(message, lambda: call(type("Net", (), {"state_dict": dict, "config": config})()))
 
 
 PYTHIA = "EleutherAI/pythia-70m@step1"

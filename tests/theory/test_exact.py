@@ -14,7 +14,7 @@ from rank_collapse.theory import exact
 from tests.oracles import draws, mp_network
 from tests.oracles.small_residuals import CASES, KEEP, SKIPS, D, H, network
 from tests.support.closeness import assert_close
-from tests.support.refusals import refused
+from tests.support.refusals import is_refused, parametrize_refusals
 
 
 def check_inside(balls, want):
@@ -157,7 +157,7 @@ def call(x=None, config=SAN, **options):
     return rc.theory.exact_profile(draws.parameters(SAN), x, config, **options)
 
 
-test_refusals_name_the_value = refused(
+@parametrize_refusals(
     [
         (lambda: jax.jit(lambda x: call(x=x).profile)(jnp.ones((3, 4))), "outside of jit and vmap"),
         (lambda: call(x=np.float32([[1, 2, 3, np.inf]] * 3)), "x has values that are not finite"),
@@ -169,6 +169,8 @@ test_refusals_name_the_value = refused(
         (lambda: call(max_digits=40), "digits=50 is not a whole number from 10 to 40"),
     ]
 )
+def test_refusals_name_the_value(arguments, message):
+    is_refused(message, *arguments)
 
 
 def test_masked_tokens_have_no_part_in_the_residual():

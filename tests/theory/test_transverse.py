@@ -9,7 +9,7 @@ import rank_collapse as rc
 from rank_collapse.theory.transverse import subtract_first_row, transverse_growth
 from tests.oracles import draws
 from tests.support.closeness import assert_close
-from tests.support.refusals import refused
+from tests.support.refusals import is_refused, parametrize_refusals
 
 
 def network(depth, **fields):
@@ -154,7 +154,7 @@ def test_a_mask_of_tokens_is_as_if_the_others_were_not_there():
     assert_close(padded, removed, atol=1e-4)
 
 
-test_wrong_arguments_are_named = refused(
-    [({"count": 25}, "count=25")],
-    lambda options: rc.transverse_exponents(*network(2, mask="causal"), **options),
-)
+@parametrize_refusals([({"count": 25}, "count=25")])
+def test_wrong_arguments_are_named(arguments, message):
+    (options,) = arguments
+    is_refused(message, lambda: rc.transverse_exponents(*network(2, mask="causal"), **options))

@@ -15,7 +15,7 @@ from rank_collapse.training.depth_rules import parameter_group
 from tests.oracles import draws
 from tests.support.closeness import assert_close
 from tests.support.marks import full_but
-from tests.support.refusals import refused
+from tests.support.refusals import is_refused, parametrize_refusals
 
 N, L = 4, 8  # m_N and m_L of NETWORK against BASE
 BASE, NETWORK = byte_model(1, 8, 6), byte_model(L, 8 * N, 6)
@@ -245,7 +245,7 @@ def test_groups_of_torch():
         assert_close(values, (deviation, 1e-2 * rate, 0.1 * decay, 1e-8 * eps))
 
 
-test_mistakes_are_named = refused(
+@parametrize_refusals(
     [
         (lambda: rc.depth_rule("complete", BASE), "depth rule 'complete' is not one of"),
         (lambda: rc.depth_rule(["mup"], BASE), "'mup'.* is not one of"),
@@ -258,6 +258,8 @@ test_mistakes_are_named = refused(
         (lambda: text_bytes("short", 64), "a text of 5 bytes"),
     ]
 )
+def test_mistakes_are_named(arguments, message):
+    is_refused(message, *arguments)
 
 
 POWERS = {"mup": 0.0, "half": -0.5, "completep": -1.0}
@@ -333,7 +335,9 @@ def test_scores_of_a_head_are_divided_by_its_width(width):
 
 RULE = rc.depth_rule("completep", BASE)
 MODULE, OTHER = Modules(np.ones((2, 2))), Modules(np.ones((2, 2)))
-test_rates_and_blocks_that_do_not_fit = refused(
+
+
+@parametrize_refusals(
     [
         (lambda: RULE.groups(MODULE, OTHER, 1e-3, NETWORK), "blocks are not those"),
         (lambda: RULE.groups(MODULE, MODULE, float("nan"), NETWORK), "rate=nan"),
@@ -346,6 +350,8 @@ test_rates_and_blocks_that_do_not_fit = refused(
         (lambda: RULE.groups(MODULE, MODULE, 1e-3, NETWORK, eps=float("nan")), "eps=nan"),
     ]
 )
+def test_rates_and_blocks_that_do_not_fit(arguments, message):
+    is_refused(message, *arguments)
 
 
 @pytest.mark.parametrize("init", ["lecun", "xavier"])

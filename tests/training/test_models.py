@@ -20,7 +20,7 @@ from rank_collapse.training.models import decode_pairs, exact_share, init_model
 from rank_collapse.training.tasks import examples, sequences
 from rank_collapse.training.training import batch_forward
 from tests.support.closeness import assert_close
-from tests.support.refusals import refused
+from tests.support.refusals import is_refused, parametrize_refusals
 
 EMBEDDING = EmbeddingConfig(vocab_size=6, d_embed=8, positions="learned", num_positions=5)
 HALF = TransformerConfig(
@@ -185,7 +185,7 @@ def test_weights_are_read_back_with_their_config_and_write_the_same(training_run
     )
 
 
-test_recipes_that_do_not_fit_are_named = refused(
+@parametrize_refusals(
     [
         ({"num_outputs": 5}, "num_outputs=5 is not the decoder's vocab_size=6"),
         ({"output_dropout": True}, "output_dropout=True"),
@@ -193,6 +193,8 @@ test_recipes_that_do_not_fit_are_named = refused(
             {"config": EncoderDecoderConfig(HALF.replace(embedding=None), CONFIG.decoder)},
             "encoder.embedding=None",
         ),
-    ],
-    lambda fields: dataclasses.replace(RECIPE, **fields),
+    ]
 )
+def test_recipes_that_do_not_fit_are_named(arguments, message):
+    (fields,) = arguments
+    is_refused(message, lambda: dataclasses.replace(RECIPE, **fields))

@@ -36,7 +36,7 @@ from rank_collapse.training.training import (
 )
 from tests.oracles import draws
 from tests.support.closeness import assert_close, near
-from tests.support.refusals import refused
+from tests.support.refusals import is_refused, parametrize_refusals
 
 
 def config(**fields):
@@ -441,7 +441,7 @@ def test_what_is_not_given_is_as_in_the_paper():
     }
 
 
-test_bad_recipes_are_named = refused(
+@parametrize_refusals(
     [
         ({"b1": 1.0}, r"b1=1.0 is not in \[0, 1\)"),
         ({"clip_norm": 0.0}, r"clip_norm=0.0 is not in \(0, inf\]"),
@@ -454,6 +454,8 @@ test_bad_recipes_are_named = refused(
         ({"schedule": "cosine"}, "schedule='cosine'"),
         ({"config": TransformerConfig()}, "embedding=None"),
         ({"config": None}, "config is a NoneType"),
-    ],
-    lambda fields: recipe(**fields),
+    ]
 )
+def test_bad_recipes_are_named(arguments, message):
+    (fields,) = arguments
+    is_refused(message, lambda: recipe(**fields))

@@ -7,7 +7,7 @@ from scipy import stats
 import rank_collapse as rc
 from rank_collapse.watch import coord_check
 from tests.support.closeness import assert_close
-from tests.support.refusals import refused
+from tests.support.refusals import is_refused, parametrize_refusals
 
 DEPTHS, WIDTHS = (2, 4, 8, 16), (4, 16)
 
@@ -168,7 +168,7 @@ def shrinking(depth, seed):
     return lambda: {"hidden": STATES[: next(sizes)]}
 
 
-test_mistakes_are_named = refused(
+@parametrize_refusals(
     [
         (lambda: rc.coord_check(network(KNOWN), (2, 2)), r"depths=\(2, 2\)"),
         (lambda: rc.coord_check(network(KNOWN), DEPTHS, (4,)), r"widths=\(4,\)"),
@@ -193,6 +193,8 @@ test_mistakes_are_named = refused(
         (lambda: rc.coord_check(shrinking, DEPTHS, steps=2), r"\(1, 4\) .* \(5, 4\)"),
     ]
 )
+def test_mistakes_are_named(arguments, message):
+    is_refused(message, *arguments)
 
 
 def test_seeds_that_agree_exactly_have_the_slope_as_interval():

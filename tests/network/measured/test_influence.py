@@ -35,7 +35,7 @@ from tests.oracles.gradient_norms import gradient_norms
 from tests.oracles.path_examples import heads_in_memory
 from tests.support.closeness import assert_close, near
 from tests.support.marks import full_but
-from tests.support.refusals import is_refused, refused
+from tests.support.refusals import is_refused, parametrize_refusals
 
 L, N, D = 4, 6, 8
 CONFIG = rc.TransformerConfig(
@@ -228,10 +228,15 @@ def test_a_spared_token_keeps_the_layers_that_are_removed(network, size):
         np.testing.assert_allclose(removal["later_most"][s, s + size :], expected, rtol=1e-4)
 
 
-test_a_block_that_is_no_block = refused(
-    [(size, f"size={size} is not a whole number from 1 to 4") for size in (0, L + 1)],
-    lambda size: layer_removal(draws.parameters(CONFIG), jnp.ones((N, D)), CONFIG, size=size),
+@parametrize_refusals(
+    [(size, f"size={size} is not a whole number from 1 to 4") for size in (0, L + 1)]
 )
+def test_a_block_that_is_no_block(arguments, message):
+    (size,) = arguments
+    is_refused(
+        message,
+        lambda: layer_removal(draws.parameters(CONFIG), jnp.ones((N, D)), CONFIG, size=size),
+    )
 
 
 def test_tokens_to_spare_are_a_count():

@@ -17,7 +17,7 @@ from experiments.train import sorting
 from rank_collapse.training.tasks import examples, sequences
 from rank_collapse.training.tasks.sequences import BEGIN, END, NUM_MARKS, PAD
 from tests.support.closeness import assert_close
-from tests.support.refusals import is_refused, refused
+from tests.support.refusals import is_refused, parametrize_refusals
 
 
 def rational_hull(points) -> np.ndarray:
@@ -348,7 +348,9 @@ def test_lengths_are_not_drawn_with_the_key_of_letters():
 
 
 SIZES = {"num_examples": 2, "seq_len": 6, "num_letters": 4, "task": "copy"}
-test_bad_sizes_are_named = refused(
+
+
+@parametrize_refusals(
     [
         ({"seq_len": 0}, "seq_len=0 is not a whole number from 1 on"),
         ({"min_len": 0}, "min_len=0 is not a whole number from 1 to"),
@@ -356,9 +358,14 @@ test_bad_sizes_are_named = refused(
         ({"num_letters": 0}, "num_letters=0 is not a whole number from 1 on"),
         ({"num_examples": 0}, "num_examples=0 is not a whole number from 1 on"),
         ({"task": "shuffle"}, "task='shuffle' is not one of"),
-    ],
-    lambda sizes: sequences.make_pairs(
-        jax.random.key(0),
-        **{"num_examples": 2, "seq_len": 6, "num_letters": 4, "task": "copy"} | sizes,
-    ),
+    ]
 )
+def test_bad_sizes_are_named(arguments, message):
+    (sizes,) = arguments
+    is_refused(
+        message,
+        lambda: sequences.make_pairs(
+            jax.random.key(0),
+            **{"num_examples": 2, "seq_len": 6, "num_letters": 4, "task": "copy"} | sizes,
+        ),
+    )
