@@ -12,6 +12,7 @@ from experiments.lab import cli
 from experiments.paper.trained import lens, lens_file, lens_results, networks
 from experiments.verdicts import STATEMENTS
 from rank_collapse import pretrained
+from tests.oracles.jacobians import jacobian_by_hand
 from tests.support.closeness import assert_close
 from tests.support.runs import result_of, rows, run
 
@@ -22,18 +23,6 @@ SETTINGS = networks.UNTRAINED["llama"] | {"initializer_range": 0.5}
 @pytest.fixture(scope="module")
 def llama():
     return pretrained.random_like(SETTINGS, jax.random.key(0))
-
-
-def jacobian_by_hand(params, config, ids, layer):
-    """∂(last state)/∂(state after a layer) [t, i, s, j], by jacfwd through an edit."""
-
-    def last_state(change):
-        def add(state, number):
-            return state + jnp.where(number == layer, 1.0, 0.0) * change
-
-        return rc.apply(params, ids, config, edit={"residual": add}).hidden[-1]
-
-    return np.asarray(jax.jacfwd(last_state)(jnp.zeros((len(ids), config.d_model))))
 
 
 def test_parts_are_compared_as_vectors():

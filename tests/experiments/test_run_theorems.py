@@ -21,11 +21,7 @@ from experiments.theorems.statements import (
 from tests.support.closeness import assert_close
 from tests.support.runs import rows, run
 
-
-@pytest.fixture(autouse=True)
-def double():
-    with jax.enable_x64(True):
-        yield
+pytestmark = pytest.mark.usefixtures("x64")
 
 
 def test_an_outcome_follows_from_the_curves():

@@ -9,6 +9,7 @@ import rank_collapse as rc
 from rank_collapse.network import encoder_decoder
 from rank_collapse.network.embedding import EmbeddingConfig
 from tests.oracles import torch_transformer
+from tests.oracles.encoder_decoders import config, draw_params
 from tests.oracles.torch_transformer import SOURCE, TARGET
 from tests.support.closeness import assert_close
 from tests.support.folders import GOLDEN
@@ -16,40 +17,6 @@ from tests.support.marks import full_but
 from tests.support.refusals import is_refused, parametrize_refusals
 
 BEGIN, END = 1, 2
-
-
-def config(encoder=(), decoder=(), *, shared=(), embedding=(), **fields):
-    """A small encoder-decoder of 9 token ids."""
-    table = {"vocab_size": 9, "d_embed": 16, "positions": "sinusoidal", "norm": False}
-    half = {
-        "depth": 2,
-        "num_heads": 2,
-        "d_model": 16,
-        "d_ff": 20,
-        "mlp": "relu",
-        "mlp_skip": True,
-        "attention_skip": True,
-        "norm_placement": "post",
-        "embedding": EmbeddingConfig(**(table | dict(embedding))),
-    } | dict(shared)
-    decoder_fields = {"cross_attention": True, "mask": "causal"}
-    return rc.network.EncoderDecoderConfig(
-        rc.TransformerConfig(**(half | dict(encoder))),
-        rc.TransformerConfig(**(half | decoder_fields | dict(decoder))),
-        **fields,
-    )
-
-
-def draw_params(model_config, seed=0):
-    """Draws parameters with numpy, which compiles nothing, large enough that tokens matter."""
-    shapes = jax.eval_shape(lambda: encoder_decoder.init(jax.random.key(0), model_config))
-    rng = np.random.default_rng(seed)
-    return jax.tree.map_with_path(
-        lambda path, like: jnp.asarray(
-            path[-1].name.endswith("gain") + 0.3 * rng.normal(size=like.shape), jnp.float32
-        ),
-        shapes,
-    )
 
 
 apply = jax.jit(encoder_decoder.apply)

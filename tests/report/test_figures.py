@@ -13,23 +13,7 @@ from rank_collapse.report.depth import PANELS, depth_figure
 from rank_collapse.report.metrics import by_step, metrics_figure
 from rank_collapse.report.path_lengths import path_length_figure, plot_length_laws
 from tests.support.closeness import assert_close
-
-
-def new_axes():
-    return figures.figure()[1][0, 0]
-
-
-def edges_of(ax):
-    """Returns (lower, upper) edge of a band by its horizontal place."""
-    vertices = ax.collections[0].get_paths()[0].vertices
-    by_place = {}
-    for x, y in vertices:
-        by_place.setdefault(float(x), []).append(float(y))
-    return {x: (min(ys), max(ys)) for x, ys in by_place.items()}
-
-
-def titles(fig):
-    return [ax.get_title() for ax in fig.axes if ax.get_visible()]
+from tests.support.shown_figures import edges_of, new_axes, titles
 
 
 def test_a_figure_has_the_size_of_its_panels():

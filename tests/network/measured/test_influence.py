@@ -33,6 +33,7 @@ from rank_collapse.network.walk import SublayerValues
 from tests.oracles import draws
 from tests.oracles.gradient_norms import gradient_norms
 from tests.oracles.path_examples import heads_in_memory
+from tests.oracles.updated_networks import FIELDS, make_network
 from tests.support.closeness import assert_close, near
 from tests.support.marks import full_but
 from tests.support.refusals import is_refused, parametrize_refusals
@@ -319,17 +320,6 @@ def test_a_measure_of_states_is_of_the_input_and_of_every_layer_under_the_mask(n
     message = r"one residual stream does not cover connection='hyper'"
     is_refused(message, run_pass, InfluencePass(), *inputs, streams)
     is_refused(message, replay, lambda *_: None, inputs[0], trace, streams)
-
-
-FIELDS = (
-    {"norm_placement": "post", "skip_gain": 1.4, "branch_gain": 0.6},
-    {"norm_placement": "sandwich", "mlp": "swiglu", "final_norm": True},
-)
-
-
-def make_network(fields):
-    config = rc.transformer(3, 2, 8, d_ff=12, **fields)
-    return draws.parameters(config), draws.tokens(5, 8), config
 
 
 @pytest.mark.parametrize("fields", FIELDS)

@@ -17,6 +17,7 @@ from experiments.train import sorting
 from rank_collapse.training.tasks import examples, sequences
 from rank_collapse.training.tasks.sequences import BEGIN, END, NUM_MARKS, PAD
 from tests.support.closeness import assert_close
+from tests.support.on_host import on_host
 from tests.support.refusals import is_refused, parametrize_refusals
 
 
@@ -35,15 +36,6 @@ def rational_hull(points) -> np.ndarray:
         ],
         int,
     )
-
-
-def on_host(make):
-    """Compiles a function of a key and sizes whole, and gives its data as NumPy's."""
-
-    def call(key, *sizes, **options):
-        return jax.device_get(jax.jit(lambda key: make(key, *sizes, **options))(key))
-
-    return call
 
 
 hull = jax.jit(jax.vmap(convex_hull.hull_labels))
