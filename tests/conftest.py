@@ -10,16 +10,12 @@ import os
 import signal
 from pathlib import Path
 
-import numpy as np
 import pytest
 from jaxtyping import install_import_hook
 
 from tests.support import compiling
-from tests.support.closeness import assert_allclose
 from tests.support.folders import SHARED_DATA
 from tests.support.untouched import root_stays_as_it_is  # noqa: F401
-
-np.testing.assert_allclose = assert_allclose
 
 os.environ.setdefault("MPLBACKEND", "Agg")
 

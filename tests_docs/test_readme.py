@@ -10,6 +10,7 @@ import rank_collapse as rc
 from rank_collapse.measures.residuals import residual_ratio
 from rank_collapse.runs import metrics
 from tests.oracles import mp_network
+from tests.support.closeness import assert_close
 from tests.support.folders import REPOSITORY
 from tests_docs.examples import BLOCK, DOCS, run_block
 
@@ -66,9 +67,7 @@ def test_the_readme_prints_what_it_says():
             rf"^print\(rc.profile\({name}\..*\)  # (.*)$", block[1], re.MULTILINE
         )
         ratios = rc.profile(scope[name].hidden)["residual_ratio"]
-        np.testing.assert_allclose(
-            ratios[:-1], [float(v) for v in printed.split()[:-1]], atol=0.006
-        )
+        assert_close(ratios[:-1], [float(v) for v in printed.split()[:-1]], atol=0.006)
         assert ratios[-1] < 1e-6 if name == "collapsed" else abs(ratios[-1] - 0.47) < 0.006
 
 
@@ -93,7 +92,7 @@ def run_marked_block(name):
 def test_admin_keeps_apart_what_post_ln_makes_equal():
     scope = run_marked_block("designs")
     cosines = [float(rc.token_cosine(scope[name].output)) for name in ("trace", "collapsed")]
-    np.testing.assert_allclose(cosines, [0.81, 0.9999], atol=5e-3)
+    assert_close(cosines, [0.81, 0.9999], atol=5e-3)
 
 
 def test_the_sweep_is_that_of_single_networks():
@@ -123,7 +122,7 @@ def test_the_network_by_hand_is_the_plain_one():
         y = mp_network.unit_norm(x, "rms", 1e-6) * w["norm_2"]
         x = x + (mp_network.activation("silu")(y @ w["gate"]) * (y @ w["up"])) @ w["down"]
     output = mp_network.unit_norm(x, "rms", 1e-6)
-    np.testing.assert_allclose(scope["trace"].output, output, atol=2e-4)
+    assert_close(scope["trace"].output, output, atol=2e-4)
 
 
 def test_one_attention_layer_is_the_plain_one():
@@ -243,8 +242,8 @@ def test_lengths_of_a_trained_model_are_worth_its_accuracy():
     scope = run_notebook("what_carries_the_output")
     assert scope["losses"][-1] < scope["losses"][0] / 2
     full, none = scope["frozen"][-1], scope["values"][0]
-    np.testing.assert_allclose(scope["shares"].sum(), full - none, atol=1e-5)
-    np.testing.assert_allclose(scope["truncated"][-1], full, atol=0.01)
+    assert_close(scope["shares"].sum(), full - none, atol=1e-5)
+    assert_close(scope["truncated"][-1], full, atol=0.01)
 
 
 def test_cures_keep_more_than_post_norm():

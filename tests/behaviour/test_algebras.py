@@ -37,6 +37,7 @@ from tests.oracles import draws, mp_network
 from tests.oracles.field_cases import CASES, NETWORKS, covered_parts
 from tests.oracles.path_examples import config_of, example
 from tests.oracles.path_sums import Oracle, enumerate_paths
+from tests.support.closeness import assert_close
 
 LEARNED = "learned_skip_gain, learned_branch_gain, learned_per_feature"
 TOGETHER = {"learned gains, windows": CASES[LEARNED] | CASES["windows, local_theta"]}
@@ -77,7 +78,7 @@ def test_every_field_is_in_a_case():
 def close(actual, expected, tolerance=1e-9):
     actual, expected = np.asarray(actual), np.asarray(expected)
     assert actual.shape == expected.shape
-    np.testing.assert_allclose(actual, expected, rtol=0, atol=tolerance * np.max(np.abs(expected)))
+    assert_close(actual, expected, rtol=0, atol=tolerance * np.max(np.abs(expected)))
 
 
 def log10_residuals(trace):
@@ -351,7 +352,7 @@ def test_a_network_read_layer_by_layer_is_the_one_in_memory(case):
             for a, b in zip(
                 jax.tree.leaves(streamed_results[name]), jax.tree.leaves(expected), strict=True
             ):
-                np.testing.assert_allclose(a[0], b, rtol=1e-9, atol=1e-12, err_msg=name)
+                assert_close(a[0], b, rtol=1e-9, atol=1e-12, err_msg=name)
         refused = [p for p in STREAMED.values() if p.covers.refusal(config) is not None]
         for network_pass in refused[:1]:
             with pytest.raises(ValueError, match="does not cover"):

@@ -16,35 +16,9 @@ import rank_collapse as rc
 from rank_collapse.network import layers, positions
 from rank_collapse.network.inputs import make_context
 from tests.oracles import draws
-from tests.support.refusals import refused
-
-N, D, DEPTH, H, K = 6, 8, 3, 2, 6
-FORM = {
-    "depth": DEPTH,
-    "num_heads": H,
-    "d_model": D,
-    "d_qk": K,
-    "d_v": 3,
-    "d_ff": 12,
-    "mlp": "gelu",
-    "attention_skip": True,
-    "mlp_skip": True,
-    "norm_placement": "pre",
-    "norm": "rms",
-    "mask": "causal",
-    "windows": (1, 0, 2),
-    "score_cap": 0.7,
-    "position": "rotary",
-    "rotary_width": 4,
-    "rotary_theta": 50.0,
-    "local_theta": 3.0,
-    "rotary_factor": 1.2,
-    "parallel": True,
-    "first_norm": False,
-    "num_experts": 4,
-    "experts_per_token": 2,
-    "final_norm": True,
-}
+from tests.oracles.attention_forms import DEPTH, FORM, D, H, K, N
+from tests.support.closeness import assert_close
+from tests.support.refusals import is_refused, parametrize_refusals
 
 
 def apply_rms_norm(norm, x):
@@ -106,12 +80,12 @@ def test_the_forward_pass_is_its_formulas(rotated, index, x64):
             has = not rotated or rotated[l]
             window = FORM["windows"][l]
             weights = compute_weights(p.attention, attention_input, index, window, h, has)
-            np.testing.assert_allclose(trace.attention[l, h], weights, atol=1e-12)
+            assert_close(trace.attention[l, h], weights, atol=1e-12)
             values = attention_input @ p.attention.w_v[h] + p.attention.b_v[h]
             part = part + weights @ values @ p.attention.w_o[h]
         x = x + part + apply_experts(p.mlp, apply_rms_norm(p.mlp_norm, x))
-        np.testing.assert_allclose(trace.hidden[l + 1], x, atol=1e-12)
-    np.testing.assert_allclose(trace.output, apply_rms_norm(params.final_norm, x), atol=1e-12)
+        assert_close(trace.hidden[l + 1], x, atol=1e-12)
+    assert_close(trace.output, apply_rms_norm(params.final_norm, x), atol=1e-12)
 
 
 def test_shared_units_have_a_gate_of_their_own(x64):
@@ -127,7 +101,7 @@ def test_shared_units_have_a_gate_of_their_own(x64):
         expected = np.zeros(7)
         expected[2 * best : 2 * best + 2] = p[i, best]
         expected[4:] = 1 / (1 + np.exp(-(x[i] @ shared)))
-        np.testing.assert_allclose(shares[i], expected, atol=1e-12)
+        assert_close(shares[i], expected, atol=1e-12)
 
 
 def test_rotary_frequencies():
@@ -187,8 +161,8 @@ def test_the_context_has_what_the_config_says():
             (both.local_rotary, 5.0 ** -(np.arange(0, width, 2) / width), 1),
         ):
             expected = np.outer(index, np.tile(rates, 2))
-            np.testing.assert_allclose(angles[0], times * np.cos(expected), atol=1e-5)
-            np.testing.assert_allclose(angles[1], times * np.sin(expected), atol=1e-5)
+            assert_close(angles[0], times * np.cos(expected), atol=1e-5)
+            assert_close(angles[1], times * np.sin(expected), atol=1e-5)
     assert context(**(rotary | {"windows": ()})).local_rotary is None
     assert context(**(rotary | {"local_theta": 0.0})).local_rotary is None
     first = context(position="rotary").rotary[1][:, 0]
@@ -211,11 +185,11 @@ def test_the_context_has_what_the_config_says():
         distances = np.clip(distances, -clamp, clamp) if clamp else distances
         angles = np.outer(distances, 10000.0 ** -(np.arange(4) / 4))
         expected = np.concatenate([np.sin(angles), np.cos(angles)], axis=1)
-        np.testing.assert_allclose(keys.relative, expected, atol=1e-5)
+        assert_close(keys.relative, expected, atol=1e-5)
         np.testing.assert_array_equal(keys.segments, index)
 
 
-test_bad_forms_name_the_value = refused(
+@parametrize_refusals(
     [
         ({"windows": (1, 2)}, r"windows=\(1, 2\) is no tuple of depth=3 entries"),
         ({"windows": (1, -2, 0)}, "windows=-2 is not a whole number from 0 on"),
@@ -236,6 +210,8 @@ test_bad_forms_name_the_value = refused(
         ({"experts_per_token": 5}, "experts_per_token=5 is not a whole number from 1 to 4"),
         ({"router": "best"}, "router='best' is not one of"),
         ({"rotary_layers": (True,)}, r"rotary_layers=\(True,\) is no tuple"),
-    ],
-    lambda fields: rc.TransformerConfig(**(FORM | fields)),
+    ]
 )
+def test_bad_forms_name_the_value(arguments, message):
+    (fields,) = arguments
+    is_refused(message, lambda: rc.TransformerConfig(**(FORM | fields)))

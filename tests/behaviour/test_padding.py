@@ -6,6 +6,7 @@ import pytest
 
 import rank_collapse as rc
 from tests.oracles import draws
+from tests.support.closeness import assert_close
 from tests.support.marks import full_but
 
 N, LONGER, D = 5, 12, 8
@@ -53,7 +54,7 @@ def test_sums_over_paths_are_those_without_padding(case, x64):
     both = jax.device_get((contributions, expected))
     for a, b in zip(*map(jax.tree.leaves, both), strict=True):
         a, b = a[..., :N, :][..., mask, :], b[..., mask, :]
-        np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-11)
+        assert_close(a, b, rtol=1e-9, atol=1e-11)
 
 
 @pytest.mark.full
@@ -65,6 +66,6 @@ def test_bounds_are_those_without_padding(case, x64):
     expected = rc.bound_report(params, x, config, mask=mask)
     report = rc.bound_report(params, pad(x), config, **padded)
     spread = report.log10_spread[..., :N][..., mask]
-    np.testing.assert_allclose(spread, expected.log10_spread[..., mask], rtol=1e-9)
+    assert_close(spread, expected.log10_spread[..., mask], rtol=1e-9)
     expected, report = (r.replace(log10_spread=None) for r in (expected, report))
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-9), report, expected)
+    jax.tree.map(lambda a, b: assert_close(a, b, rtol=1e-9), report, expected)

@@ -21,6 +21,7 @@ from experiments.benchmarks.timing import (
 from experiments.lab import cli, devices
 from rank_collapse.runs.seeds import run_seeds, seed_mesh
 from rank_collapse.training.training import Hyper, init_model
+from tests.support.closeness import assert_close
 
 
 @pytest.fixture
@@ -50,7 +51,7 @@ def test_profile_benchmarks_compare_what_is_equal(options):
     assert find_figure(report, "difference") < 1e-5
     single, vmapped, _ = report.timings
     for single_output, vmapped_output in zip(single.output[2], vmapped.output, strict=True):
-        np.testing.assert_allclose(single_output, vmapped_output[2], atol=1e-5)
+        assert_close(single_output, vmapped_output[2], atol=1e-5)
     report = profiles.time_log_profile(options, **tiny)
     assert find_figure(report, "forward passes") > 0
     report = profiles.time_exact_profile(options, **tiny)

@@ -21,6 +21,7 @@ from rank_collapse.runs.seeds import seed_keys
 from rank_collapse.training import init_state, load_models
 from rank_collapse.training.tasks import examples
 from rank_collapse.training.training import batch_forward
+from tests.support.closeness import assert_close
 from tests.support.runs import (
     SMALL,
     answered,
@@ -280,7 +281,7 @@ def test_the_length_at_which_the_accuracy_comes():
     curves, *expected = zip(*cases, strict=True)
     measures = accuracies(make_measurements(curves, whole_accuracy=0.9, baseline=0.5, tokens=400.0))
     for name, values in zip(("carried", "enough", "fell_below"), expected, strict=True):
-        np.testing.assert_allclose(measures[name], values)
+        assert_close(measures[name], values)
     guessing = make_measurements(
         [(0.5, 0.5, 0.5, 0.52)] * 2, whole_accuracy=0.52, baseline=0.5, tokens=400.0
     )

@@ -26,13 +26,10 @@ from experiments.theorems.statements import (
     save_curves,
 )
 from experiments.verdicts import STATEMENTS
+from tests.support.closeness import assert_close
 from tests.support.runs import rows, run
 
-
-@pytest.fixture(autouse=True)
-def double():
-    with jax.enable_x64(True):
-        yield
+pytestmark = pytest.mark.usefixtures("x64")
 
 
 def test_an_outcome_follows_from_the_curves():
@@ -75,21 +72,21 @@ def test_a_layer_is_a_step_on_the_sphere():
         branch = branch + weights / weights.sum(axis=1, keepdims=True) @ x @ v[head]
     expected = x + gain * branch
     expected /= np.linalg.norm(expected, axis=1, keepdims=True)
-    np.testing.assert_allclose(state, expected, rtol=1e-12)
+    assert_close(state, expected, rtol=1e-12)
 
 
 def test_equiangular_flow_has_the_field_report_s_numbers():
     """Numbers of an independent NumPy integration."""
     expected = [0.3626, 0.8163, 0.9705, 0.9959, 0.9994, 0.9999]
     flow = sphere.equiangular_flow(np.arange(1, 7), 8, 1.0)
-    np.testing.assert_allclose(flow, expected, atol=6e-5)
+    assert_close(flow, expected, atol=6e-5)
     small = sphere.pass_equiangular(8, 1.0, 0.1)  # layers of a = 0.1, by the same NumPy
-    np.testing.assert_allclose(small[[0, 1, 2, 3]], [0.3336, 0.7803, 0.9598, 0.9938], atol=6e-5)
+    assert_close(small[[0, 1, 2, 3]], [0.3336, 0.7803, 0.9598, 0.9938], atol=6e-5)
 
 
 def test_modes_grow_by_their_rates():
     rates = sphere.mode_growth(16.0)
-    np.testing.assert_allclose(rates[[2, 4, 5, 6]], [0.4210, 0.7021, 0.7143, 0.6470], atol=6e-5)
+    assert_close(rates[[2, 4, 5, 6]], [0.4210, 0.7021, 0.7143, 0.6470], atol=6e-5)
     np.testing.assert_allclose(sphere.pass_modes(16.0, n=64, depth=100)[:8], rates[:8], rtol=0.03)
 
 
@@ -109,7 +106,7 @@ def test_collinear_tokens_leave_their_line():
     normed = layers.normalise_tokens(layers.COLLINEAR, "layer")
     expected = layers.COLLINEAR - layers.COLLINEAR.mean(axis=1, keepdims=True)
     expected /= expected.std(axis=1, keepdims=True)
-    np.testing.assert_allclose(normed, expected, atol=1e-9)
+    assert_close(normed, expected, atol=1e-9)
     assert layers.affine_rank(normed) == 2
 
 
@@ -119,7 +116,7 @@ def test_mixing_is_by_the_matrices_that_are_prescribed():
     products = [first, second @ first, third @ second @ first]
     sizes = [np.linalg.svd(p, compute_uv=False) for p in products]
     expected = [np.sum(s**4) / s[0] ** 4 - 1 for s in sizes]
-    np.testing.assert_allclose(mixing.pass_markov(key, 6), expected, rtol=1e-9)
+    assert_close(mixing.pass_markov(key, 6), expected, rtol=1e-9)
 
 
 def test_a_panel_has_one_quantity_as_points_over_lines():
@@ -171,7 +168,7 @@ def test_statements_are_judged_by_their_draws(tmp_path):
         keys = [jax.random.fold_in(jax.random.key(5), seed) for seed in range(2)]
         expected = [mixing.pass_markov(key, 256)[layer - 1] for key in keys]
         expected = np.array(expected) / ((layer + 1) * 256.0 ** (1 - 2 * layer))
-        np.testing.assert_allclose(values, expected, rtol=1e-6)
+        assert_close(values, expected, rtol=1e-6)
     table = [r for r in rows(tmp_path) if r["curve"].startswith("statement")]
     assert len(table) == 6 and {r["theorem"] for r in table} == {"width"}
 
@@ -196,7 +193,7 @@ def test_the_repeated_token_counts_with_its_number():
             out = out + weights @ normed @ v @ o
         return out
 
-    np.testing.assert_allclose(distance, np.linalg.norm(last_state(3) - last_state(4)), rtol=1e-5)
+    assert_close(distance, np.linalg.norm(last_state(3) - last_state(4)), rtol=1e-5)
 
 
 def test_heads_differ_where_attention_is_not_uniform():
@@ -227,7 +224,7 @@ def test_alibi_is_by_distance_alone():
         rows.append(weights / weights.sum())
     expected = 0.7 * np.eye(4)[-1] + 0.3 * np.mean(rows, axis=0)
     measured = layers.rollout_row([0.3], 2, 4)
-    np.testing.assert_allclose(measured, expected, rtol=1e-12)
+    assert_close(measured, expected, rtol=1e-12)
 
 
 def test_one_failure_is_in_the_table(tmp_path):

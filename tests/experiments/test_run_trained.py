@@ -20,6 +20,7 @@ from experiments.lab import cli
 from experiments.paper.trained import convert, measure, networks, packages, results, texts
 from rank_collapse import pretrained
 from rank_collapse.text import tokens
+from tests.support.closeness import assert_close
 from tests.support.runs import result_of, rows, run
 
 pytestmark = pytest.mark.full
@@ -45,9 +46,7 @@ def test_all_lengths_are_the_whole_network_and_rows_have_intervals(tmp_path):
             pretrained.AblationSpec("SAN", "text"),
         )
         ratios = pretrained.stream(source, inputs, {"": group})[""]["ratio"]["residual_ratio"]
-        np.testing.assert_allclose(
-            arrays["log10_ratio/alone"][:, 1], np.log10(ratios[:, 1]), atol=1e-4
-        )
+        assert_close(arrays["log10_ratio/alone"][:, 1], np.log10(ratios[:, 1]), atol=1e-4)
     table = rows(tmp_path)
     assert {row["network"] for row in table} == {"llama"}
     assert all(float(r["low"]) <= float(r["mean"]) <= float(r["high"]) for r in table if r["low"])
@@ -103,9 +102,9 @@ def test_texts_are_disjoint_pieces_or_the_last_of_a_file(tmp_path, monkeypatch):
 
 def test_rate_is_that_of_a_cubic_fall_whatever_the_unit():
     fall = -0.3 * 3.0 ** np.arange(6)[None]
-    np.testing.assert_allclose(results.final_rate(fall), 3.0)
-    np.testing.assert_allclose(results.final_rate(fall + 2.0), 3.0)
-    np.testing.assert_allclose(results.final_rate(np.log10(0.5) * np.arange(6)[None]), 1.0)
+    assert_close(results.final_rate(fall), 3.0)
+    assert_close(results.final_rate(fall + 2.0), 3.0)
+    assert_close(results.final_rate(np.log10(0.5) * np.arange(6)[None]), 1.0)
 
 
 def test_the_lemma_is_asked_of_the_attention_and_of_the_mean_token():
@@ -133,7 +132,7 @@ def test_the_lemma_is_asked_of_the_attention_and_of_the_mean_token():
         spread = np.ptp(deviation, axis=1, keepdims=True)
         excess = np.maximum((1 - spread) * common - weights, weights - (1 + 2 * spread) * common)
         measured = bounds["bounds/whole/lemma"][0, 0, head] + measure.ROUNDING
-        np.testing.assert_allclose(measured, excess.max(), atol=1e-5)
+        assert_close(measured, excess.max(), atol=1e-5)
         assert spread.max() > 0.1
 
 

@@ -12,6 +12,7 @@ from rank_collapse.runs import metrics
 from rank_collapse.runs.seeds import seed_keys
 from rank_collapse.training import load_models
 from rank_collapse.training.models import decode_pairs, exact_share
+from tests.support.closeness import assert_close
 from tests.support.runs import SMALL, arrays, finished, parsed, result_of, rows, seed_of
 
 pytestmark = pytest.mark.full
@@ -37,7 +38,7 @@ def test_rows_and_summary_are_of_the_kept_weights(folder):
     decode = jax.jit(lambda m, p: exact_share(decode_pairs(m, p, config), p))
     for seed, row in enumerate(rows(folder)):
         held_out = binary.make_data(options, jax.random.split(keys[seed])[0])["eval"]
-        np.testing.assert_allclose(float(row["exact"]), decode(seed_of(models, seed), held_out))
+        assert_close(float(row["exact"]), decode(seed_of(models, seed), held_out))
         assert 0 <= float(row["accuracy"]) <= 1 and row["diverged"] == "0"
     results, setup = result_of(binary, folder)
     assert setup.options.task == "translation" and results["curves"]["accuracy"].shape == (2, 2)

@@ -9,8 +9,8 @@ import pytest
 
 import rank_collapse as rc
 from tests.oracles import draws
-from tests.oracles.checkpoint_arrays import near
-from tests.support.refusals import is_refused, refused
+from tests.support.closeness import assert_close, near
+from tests.support.refusals import is_refused, parametrize_refusals
 
 
 def test_closed_forms_of_rows():
@@ -25,7 +25,7 @@ def test_closed_forms_of_rows():
         value = measure(np.concatenate(both), mask=[1, 1, 1, 1, 0, 0])
         np.testing.assert_allclose(value, 0.75 * uniform + 0.25 * one_hot, rtol=1e-6)
     p = np.random.default_rng(0).dirichlet(np.ones(6), (2, 3, 4))
-    np.testing.assert_allclose(rc.attention_entropy(p), (-p * np.log(p)).sum(-1).mean(-1))
+    assert_close(rc.attention_entropy(p), (-p * np.log(p)).sum(-1).mean(-1))
 
 
 def test_a_weight_at_the_threshold_is_not_above_it():
@@ -62,22 +62,22 @@ def test_the_places_of_queries_on_a_static_cache():
 def test_closed_forms_of_sinks():
     uniform, diagonal, sunk = np.full((4, 4), 0.25), np.eye(4), np.eye(4)[[0] * 4]
     p = np.stack([uniform, diagonal, sunk])
-    np.testing.assert_allclose(rc.measures.largest_column(p), [0.25, 0.25, 1])
-    np.testing.assert_allclose(rc.measures.first_column(p), [0.25, 0.25, 1])
+    assert_close(rc.measures.largest_column(p), [0.25, 0.25, 1])
+    assert_close(rc.measures.first_column(p), [0.25, 0.25, 1])
     assert float(rc.sink_rate(p)) == pytest.approx(1 / 3)
     assert float(rc.sink_rate(p, sink=0.2)) == 1
     causal = np.tril(np.ones((4, 4))) / np.arange(1, 5)[:, None]
     harmonic = np.mean(1 / np.arange(1, 5))  # the first key gets 1/i of query i
-    np.testing.assert_allclose(rc.measures.largest_column(causal), harmonic)
+    assert_close(rc.measures.largest_column(causal), harmonic)
 
 
 def test_batches_and_masks():
     p = np.random.default_rng(0).dirichlet(np.ones(5), (2, 3, 5))  # [l, h, n, m]
     mask = np.array([False, True, True, True, False])
     largest = p[:, :, 1:4].mean(-2).max(-1)
-    np.testing.assert_allclose(rc.measures.largest_column(p, mask=mask), largest, rtol=1e-12)
+    assert_close(rc.measures.largest_column(p, mask=mask), largest, rtol=1e-12)
     first = rc.measures.first_column(p, mask=mask, key_mask=mask)
-    np.testing.assert_allclose(first, p[:, :, 1:4, 1].mean(-1), rtol=1e-12)
+    assert_close(first, p[:, :, 1:4, 1].mean(-1), rtol=1e-12)
     expected = (p[..., 0].mean(-1) > 0.2).mean(-1)
     np.testing.assert_allclose(rc.sink_rate(p, sink=0.2), expected, rtol=1e-6)
 
@@ -201,7 +201,7 @@ def test_a_profile_of_attention():
         assert list(profile.measures) == WEIGHTS and profile.rounding is None
         near(profile, want, rtol=1e-5)
     single = rc.profile(BATCH[:, 0], measures="sink_rate", mask=KEEP[0])["sink_rate"]
-    np.testing.assert_allclose(single, want["sink_rate"][:, 0])
+    assert_close(single, want["sink_rate"][:, 0])
     config = rc.san(B - 1, 2, 4)  # as many states as examples
     params, x = draws.parameters(config), jnp.asarray(BATCH[0, :, 0, :, :4])
     for trace in (
@@ -242,7 +242,9 @@ def test_masks_of_floats():
 
 
 SCORES = np.zeros((2, 3, 4, 4))
-test_what_does_not_fit_is_refused = refused(
+
+
+@parametrize_refusals(
     [
         (
             lambda: rc.measures.largest_logit(SCORES, mask=np.ones((3, 3), bool)),
@@ -286,6 +288,8 @@ test_what_does_not_fit_is_refused = refused(
         (lambda: rc.sink_rate(np.eye(4)), r"shape \(4, 4\) is not \[..., h, n, m\]"),
     ]
 )
+def test_what_does_not_fit_is_refused(arguments, message):
+    is_refused(message, *arguments)
 
 
 G, QUERIES, NUM_KEYS, K = 2, 6, 8, 5
@@ -358,5 +362,5 @@ def test_rows_are_those_of_full_weights(framework, options):
         for name, value in measures.items():
             extra = {"key_mask": mask} if name in ("first_column", "sink_rate") else {}
             want = rc.MEASURES[name](p, mask=counted, **extra)
-            np.testing.assert_allclose(value, want, rtol=2e-5 if framework == "jax" else 1e-12)
+            assert_close(value, want, rtol=2e-5 if framework == "jax" else 1e-12)
             assert type(value) is type(kind(np.ones(2, dtype)))

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import rank_collapse as rc
-from tests.oracles.checkpoint_arrays import near
-from tests.support.refusals import refused
+from tests.support.closeness import assert_close, near
+from tests.support.refusals import is_refused, parametrize_refusals
 
 RNG = np.random.default_rng(5)
 B, H, N = 3, 3, 4  # as many examples as heads, so that shapes say nothing
@@ -23,30 +23,34 @@ def sums_to(total):
 def test_rows_may_be_off_1_by_what_bfloat16_rounds(total):
     p = sums_to(total)
     entropy = -(p[0] * np.log(p[0])).sum()
-    np.testing.assert_allclose(rc.attention_entropy(p), entropy)
+    assert_close(rc.attention_entropy(p), entropy)
     lacking = max(1 - total, 0)  # more than 1 leaves nothing for a further key
     further = -lacking * np.log(lacking) if lacking else 0
-    np.testing.assert_allclose(rc.attention_entropy(p, missing_key=True), entropy + further)
-    np.testing.assert_allclose(rc.measures.largest_weight(p), 0.5 * total)
+    assert_close(rc.attention_entropy(p, missing_key=True), entropy + further)
+    assert_close(rc.measures.largest_weight(p), 0.5 * total)
 
 
 OFF = "off 1: expected weights after the softmax"
-test_rows_further_off_are_refused = refused(
+
+
+@parametrize_refusals(
     [
         (sums_to(0.97), {}, rf"a row whose sum is 0\.03 {OFF}"),
         (sums_to(1.03), {}, rf"a row whose sum is 0\.03 {OFF}"),
         (sums_to(1.04), {"missing_key": True}, rf"a row whose sum is 0\.04 {OFF}"),
         ([[0.5, 0.5], [1.5, -0.5]], {}, "has the weight -0.5: expected weights"),
-    ],
-    lambda p, options: rc.attention_entropy(p, **options),
+    ]
 )
+def test_rows_further_off_are_refused(arguments, message):
+    p, options = arguments
+    is_refused(message, lambda: rc.attention_entropy(p, **options))
 
 
 def test_what_a_row_lacks_is_the_weight_of_a_further_key():
     whole = RNG.dirichlet(np.ones(5), (2, N))
     values = rc.attention_entropy(whole[..., :4], missing_key=True, mask=[1, 1, 0, 1])
     by_row = -(whole * np.log(whole)).sum(axis=-1)
-    np.testing.assert_allclose(values, by_row[:, [0, 1, 3]].mean(axis=-1))
+    assert_close(values, by_row[:, [0, 1, 3]].mean(axis=-1))
 
 
 def test_rows_with_a_nan_hide_no_wrong_row():
@@ -91,11 +95,11 @@ def test_a_mask_of_each_shape_is_of_queries_of_an_example_or_of_a_head(name):
         expected = np.empty((B, H))
         for b, h in itertools.product(range(B), range(H)):
             expected[b, h] = MEASURES[name](P[b, h][rows(b, h)])
-        np.testing.assert_allclose(rc.MEASURES[name](P, mask=mask), expected)
+        assert_close(rc.MEASURES[name](P, mask=mask), expected)
     layers, masks = np.stack([P, P[::-1]]), np.stack([EXISTS, EXISTS[::-1]])
     values = rc.MEASURES[name](layers, mask=masks)
     expected = rc.MEASURES[name](P, mask=EXISTS)
-    np.testing.assert_allclose(values, [expected, expected[::-1]])
+    assert_close(values, [expected, expected[::-1]])
 
 
 def test_the_first_key_is_that_of_key_mask_and_else_the_first_that_padding_leaves():
@@ -112,7 +116,7 @@ def test_the_first_key_is_that_of_key_mask_and_else_the_first_that_padding_leave
     expected = [
         [p[:, first].mean() for p in heads] for heads, first in zip(P, (0, 1, 0), strict=True)
     ]
-    np.testing.assert_allclose(both, expected)
+    assert_close(both, expected)
 
 
 def test_the_largest_logit_under_masks_of_pairs():
@@ -129,7 +133,9 @@ def test_the_largest_logit_under_masks_of_pairs():
 
 SCORES, Q, K = np.zeros((4, 4)), RNG.normal(size=(2, 3, 4, 5)), RNG.normal(size=(2, 1, 6, 5))
 SHORT = K[:, :, :4]
-test_what_does_not_fit_is_refused = refused(
+
+
+@parametrize_refusals(
     [
         (lambda: rc.measures.largest_logit(SCORES, mask=np.ones((1, 4, 4), bool)), r"\(1, 4, 4\)"),
         (lambda: rc.measures.largest_logit(SCORES[0]), r"\(4,\) are not"),
@@ -149,6 +155,8 @@ test_what_does_not_fit_is_refused = refused(
         (lambda: rc.attention_rows(Q, SHORT, scale=np.nan), "scale=nan"),
     ]
 )
+def test_what_does_not_fit_is_refused(arguments, message):
+    is_refused(message, *arguments)
 
 
 def compute_rows(q, k, scale=5**-0.5):
@@ -163,12 +171,12 @@ def test_rows_take_a_scale_and_a_sink():
     rates = []
     for sink in (0.0, float(np.sort(first.ravel())[2]) + 1e-6, 1.0):
         values = rc.attention_rows(Q, K, scale=0.3, sink=sink)
-        np.testing.assert_allclose(values["first_column"], first)
-        np.testing.assert_allclose(values["sink_rate"], (first > sink).mean(axis=-1))
+        assert_close(values["first_column"], first)
+        assert_close(values["sink_rate"], (first > sink).mean(axis=-1))
         rates.append(values["sink_rate"].mean())
     assert rates[0] == 1 > rates[1] > rates[2] == 0
     entropy = -(p * np.log(p)).sum(axis=-1).mean(axis=-1)
-    np.testing.assert_allclose(values["attention_entropy"], entropy)
+    assert_close(values["attention_entropy"], entropy)
     sunk = rc.attention_rows(np.ones((2, 3, 1)), [[[0.0], [-np.log(1.9)], [-np.log(2.1)]]])
     assert sunk["first_column"][0] == pytest.approx(1 / (1 + 1 / 1.9 + 1 / 2.1))
     assert sunk["sink_rate"] == 1  # 0.4995 is above 0.3
@@ -178,8 +186,8 @@ def test_scores_of_any_size_have_weights():
     q = np.array([[[2000.0], [-3000.0], [0.0]]])
     rows = rc.attention_rows(q, [[[0.0], [1.0], [1.0]]])  # keys 2 and 3; key 1; all
     entropy = (np.log(2) + 0 + np.log(3)) / 3
-    np.testing.assert_allclose(rows["attention_entropy"], [entropy])
-    np.testing.assert_allclose(rows["largest_weight"], [(1 / 2 + 1 + 1 / 3) / 3])
+    assert_close(rows["attention_entropy"], [entropy])
+    assert_close(rows["largest_weight"], [(1 / 2 + 1 + 1 / 3) / 3])
 
 
 def test_rows_of_low_precision_are_of_float32_and_masks_of_numbers_are_masks():
@@ -219,7 +227,7 @@ def test_each_example_of_a_cache_has_places_of_its_own(options):
             p = compute_rows(Q[b][[head]], K[b][:, keys])[0, i]
             entropies.append(-(p * np.log(p)).sum())
         entropies = np.reshape(entropies, (3, 4)).mean(axis=1)
-        np.testing.assert_allclose(one["attention_entropy"], entropies, atol=1e-12)
+        assert_close(one["attention_entropy"], entropies, atol=1e-12)
     rows = rc.attention_rows(Q, K, mask=exists, rows=[3, 1], **options)
     by_one = [rc.attention_rows(Q, K, mask=exists, rows=[i], **options) for i in (3, 1)]
     near(rows, {n: (by_one[0][n] + by_one[1][n]) / 2 for n in ("first_column",)}, rtol=1e-12)

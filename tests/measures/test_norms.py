@@ -11,7 +11,8 @@ import pytest
 import rank_collapse as rc
 from rank_collapse.measures import arrays, documents, norms, residuals as rs
 from rank_collapse.measures.spikes import masked_median
-from tests.support.refusals import is_refused, refused
+from tests.support.closeness import assert_close
+from tests.support.refusals import is_refused, parametrize_refusals
 
 RNG = np.random.default_rng(11)
 X = RNG.normal(size=(2, 5, 3)) + 0.5
@@ -37,7 +38,7 @@ def test_norms_by_hand_with_masks_and_of_every_size(norm):
     both = np.stack([SMALL, SMALL[::-1]])
     mask = np.array([[1, 1, 0], [1, 0, 0]], bool)
     expected = [norms.matrix_norm(SMALL[:2], norm), norms.matrix_norm(SMALL[2:], norm)]
-    np.testing.assert_allclose(norms.matrix_norm(both, norm, mask=mask), expected)
+    assert_close(norms.matrix_norm(both, norm, mask=mask), expected)
 
 
 def test_norms_have_their_defaults():
@@ -53,7 +54,7 @@ def test_the_smaller_of_the_two_products_is_made():
         x = RNG.normal(size=shape)
         gram = norms.smaller_gram_matrix(x)
         assert gram.shape == (min(shape),) * 2
-        np.testing.assert_allclose(gram, x @ x.T if shape[0] <= shape[1] else x.T @ x)
+        assert_close(gram, x @ x.T if shape[0] <= shape[1] else x.T @ x)
 
 
 def test_scaling_by_powers_of_four_changes_no_digit():
@@ -92,7 +93,7 @@ def test_ranks_of_masked_batches(shape, dtype):
         values = rc.MEASURES[name](x, mask=mask)
         assert values.dtype == dtype
         want = [one[name] for one in expected]
-        np.testing.assert_allclose(values, want, rtol=2e-5 if dtype == np.float32 else 1e-9)
+        assert_close(values, want, rtol=2e-5 if dtype == np.float32 else 1e-9)
     orthogonal = np.linalg.qr(RNG.normal(size=(4, 4)))[0]
     for name, value in (("matrix_entropy", np.log(4)), ("participation_ratio", 4)):
         assert float(rc.MEASURES[name](orthogonal)) == pytest.approx(value)
@@ -126,7 +127,7 @@ def test_a_zero_token_has_cosine_0_with_each_other():
         assert float(rc.token_cosine(x)) == pytest.approx(cosine_by_hand(x), abs=1e-15)
     masked = rc.token_cosine(np.stack([zeros, -zeros]), mask=MASK)
     expected = [cosine_by_hand(x[m]) for x, m in zip((zeros, -zeros), MASK, strict=True)]
-    np.testing.assert_allclose(masked, expected)
+    assert_close(masked, expected)
     assert np.isnan(rc.token_cosine(SMALL, mask=[0, 1, 0]))
 
 
@@ -179,14 +180,14 @@ def test_a_median_is_of_what_exists_in_each_column():
     medians = masked_median(x, count)
     assert medians.shape == (2, 1, 3)
     for values, median in zip(x, medians, strict=True):
-        np.testing.assert_allclose(median[0], np.median(values[np.isfinite(values[:, 0])], axis=0))
+        assert_close(median[0], np.median(values[np.isfinite(values[:, 0])], axis=0))
 
 
 def test_the_residual_of_a_batch_keeps_what_exists():
     tokens = 50 * X
     residuals = rc.residual(tokens, mask=MASK)
     for x, mask, residual in zip(tokens, MASK, residuals, strict=True):
-        np.testing.assert_allclose(residual[mask], x[mask] - x[mask].mean(axis=0), atol=1e-13)
+        assert_close(residual[mask], x[mask] - x[mask].mean(axis=0), atol=1e-13)
         assert (residual[~mask] == 0).all()
 
 
@@ -213,7 +214,7 @@ def test_a_variable_is_its_value():
     assert rc.composite_norm(SMALL.tolist()) == rc.composite_norm(SMALL)
 
 
-test_what_are_no_numbers_is_refused = refused(
+@parametrize_refusals(
     [
         ([["a", "b"]], "a list is not an array of numbers"),
         ([[b"a"]], "not an array of numbers"),
@@ -222,9 +223,10 @@ test_what_are_no_numbers_is_refused = refused(
         (np.zeros((2, 2), "M8[s]"), "not an array of numbers"),
         (np.zeros((2, 2), complex), "x of dtype complex128 is not real"),
         (((1.0, 2.0), (3.0,)), "a tuple of rows of different lengths: pad, with mask="),
-    ],
-    arrays.as_array,
+    ]
 )
+def test_what_are_no_numbers_is_refused(arguments, message):
+    is_refused(message, arrays.as_array, *arguments)
 
 
 def test_masks_are_booleans_or_0_and_1():
@@ -285,7 +287,7 @@ def test_documents_are_the_tokens_of_a_number_that_exist_in_order_of_their_first
 def test_documents_of_one_token_have_no_ratio():
     profile = rc.profile(X, segments=np.arange(5), measures=("residual_ratio", "spike_norm"))
     assert profile["residual_ratio"].shape == (2, 5) and np.isnan(profile["residual_ratio"]).all()
-    np.testing.assert_allclose(profile["spike_norm"], 1)
+    assert_close(profile["spike_norm"], 1)
 
 
 def split_traced(mask):
@@ -304,12 +306,12 @@ def test_attention_of_one_packed_example_is_that_of_its_documents():
         for column, places in enumerate((slice(0, 2), slice(2, end))):
             block = weights[:, :, places, places]
             entropy = -(block * np.log(block)).sum(axis=-1).mean(axis=(1, 2))
-            np.testing.assert_allclose(profile["attention_entropy"][:, column], entropy)
+            assert_close(profile["attention_entropy"][:, column], entropy)
             first = block[..., 0].mean(axis=(1, 2))
-            np.testing.assert_allclose(profile["first_column"][:, column], first)
+            assert_close(profile["first_column"][:, column], first)
 
 
-test_what_is_no_segment_is_refused = refused(
+@parametrize_refusals(
     [
         (lambda: split_traced(np.ones(5, bool)), "say num_segments="),
         (lambda: rc.profile(X, segments=["a"] * 5), "not an array of numbers"),
@@ -320,3 +322,5 @@ test_what_is_no_segment_is_refused = refused(
         ),
     ]
 )
+def test_what_is_no_segment_is_refused(arguments, message):
+    is_refused(message, *arguments)

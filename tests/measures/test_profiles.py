@@ -7,9 +7,9 @@ import pytest
 
 import rank_collapse as rc
 from tests.oracles import draws
-from tests.oracles.checkpoint_arrays import near
+from tests.support.closeness import assert_close, near
 from tests.support.marks import full_but
-from tests.support.refusals import each_is_refused, is_refused, refused
+from tests.support.refusals import each_is_refused, is_refused, parametrize_refusals
 
 L, B, N, D = 3, 2, 5, 4
 HIDDEN = np.random.default_rng(0).normal(size=(L, B, N, D)).astype(np.float32)
@@ -59,7 +59,9 @@ def test_hidden_states_of_transformers():
 
 
 WEIGHTS = np.random.default_rng(0).dirichlet(np.ones(N), (L, B, 3, N)).astype(np.float32)
-test_what_is_no_array_of_its_kind_is_refused = refused(
+
+
+@parametrize_refusals(
     [
         (lambda: rc.profile(HIDDEN[:, 0] + 1j), "complex64 is not real"),
         (lambda: rc.profile(np.ma.array(HIDDEN[:, 0], mask=HIDDEN[:, 0] > 0)), "MaskedArray"),
@@ -67,6 +69,8 @@ test_what_is_no_array_of_its_kind_is_refused = refused(
         (lambda: rc.profile(HIDDEN[:, 0], key_mask=KEEP[1]), "key_mask is of attention"),
     ]
 )
+def test_what_is_no_array_of_its_kind_is_refused(arguments, message):
+    is_refused(message, *arguments)
 
 
 def test_the_first_key_is_the_first_that_exists():
@@ -104,7 +108,7 @@ def test_no_size_of_float64_over_or_underflows():
     noise = np.random.default_rng(1).normal(size=(6, 5))
     for scale in (1e200, 1e-200):
         for measure in (rc.residual_ratio, rc.effective_rank, rc.token_cosine):
-            np.testing.assert_allclose(measure(noise * scale), measure(noise))
+            assert_close(measure(noise * scale), measure(noise))
 
 
 def residual_norm(x):
@@ -156,16 +160,20 @@ def test_leading_axes_are_a_batch():
     assert rc.residual(x).shape == x.shape
 
 
-test_bad_tokens_are_named = refused(
+@parametrize_refusals(
     [
         (HIDDEN[0, 0, 0], {}, r"x of shape \(4,\) is not \[..., n, d\]"),
         ([[1.0, 2.0], [3.0]], {}, "different lengths"),
         (HIDDEN[:, :0], {}, r"x of shape \(3, 0, 5, 4\) has no example"),
         (HIDDEN, {"mask": KEEP[:1]}, r"mask of shape \(1, 5\) does not fit tokens of \(3, 2, 5\)"),
-    ],
-    lambda x, options: rc.residual_ratio(x, **options),
+    ]
 )
-test_bad_input_is_named = refused(
+def test_bad_tokens_are_named(arguments, message):
+    x, options = arguments
+    is_refused(message, lambda: rc.residual_ratio(x, **options))
+
+
+@parametrize_refusals(
     [
         (HIDDEN, {"measures": "colour"}, "'colour' is not one of"),
         (HIDDEN[0, 0], {}, r"\(5, 4\) are not \[l, n, d\] or \[l, b, n, d\]"),
@@ -179,9 +187,11 @@ test_bad_input_is_named = refused(
         ({"logits": 0}, {}, "hidden states are a dict with logits: pass"),
         (np.mean, {}, "a _ArrayFunctionDispatcher is not an array of numbers: pass hidden states"),
         ("gpt2", {}, "a str is not an array of numbers: pass hidden states"),
-    ],
-    lambda hidden, options: rc.profile(hidden, **options),
+    ]
 )
+def test_bad_input_is_named(arguments, message):
+    hidden, options = arguments
+    is_refused(message, lambda: rc.profile(hidden, **options))
 
 
 def make_network():
@@ -308,14 +318,17 @@ def test_profiles_are_drawn_over_each_other():
 
 
 NOTHING = "has no measures by layer"
-test_what_has_no_layers_is_not_drawn = refused(
+
+
+@parametrize_refusals(
     [
         ([], NOTHING),
         ({}, NOTHING),
         ({"residual_ratio": np.zeros((2, 3, 4))}, r"\(2, 3, 4\) is not \[l\] or \[l, b\]"),
-    ],
-    rc.plot,
+    ]
 )
+def test_what_has_no_layers_is_not_drawn(arguments, message):
+    is_refused(message, rc.plot, *arguments)
 
 
 @pytest.mark.parametrize("measured", full_but(["profile", "monitor"], "profile"))

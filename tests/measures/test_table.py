@@ -13,7 +13,7 @@ from rank_collapse.measures import on_jax
 from rank_collapse.measures.layer_measures import NEEDS_TWO_TOKENS
 from rank_collapse.measures.monitor import ATTENTION, TOKENS
 from rank_collapse.measures.table import COLLAPSE, check_measure_names
-from tests.oracles.checkpoint_arrays import near
+from tests.support.closeness import near
 from tests.support.refusals import is_refused
 
 OF_ATTENTION = [name for name, measure in rc.MEASURES.items() if measure.needs == "attention"]

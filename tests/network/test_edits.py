@@ -15,6 +15,7 @@ from rank_collapse.network.edits import (
     trace_edits,
 )
 from tests.oracles.path_examples import DEPTH, HEADS, config_of, example
+from tests.support.closeness import assert_close
 from tests.support.refusals import each_is_refused, is_refused
 
 CONFIG = config_of(mlp="gelu", norm_placement="post", attention_skip=True, mlp_skip=True)
@@ -78,7 +79,7 @@ def test_channels_carry_the_linear_part_of_an_edit_and_share_its_constant_part()
         np.testing.assert_allclose(carried, expected, rtol=1e-6)
         np.testing.assert_allclose(carried.sum(axis=0), edit(value), rtol=1e-6)
     one = carry_channels(lambda v: v + 1, value, c[:1], jnp.ones(1))
-    np.testing.assert_allclose(one, c[:1] + 1)
+    assert_close(one, c[:1] + 1)
 
 
 ABLATED = {  # the place, the layer, and the parameters that make it 0
@@ -111,12 +112,12 @@ def test_an_ablation_is_that_of_the_parameters(x64):
         layers = layers.replace(**{part: part_params})
     changed = params.replace(layers=layers)
     trace, expected = rc.apply(params, x, config, edit=ABLATION), rc.apply(changed, x, config)
-    np.testing.assert_allclose(trace.hidden, expected.hidden, atol=1e-12)
+    assert_close(trace.hidden, expected.hidden, atol=1e-12)
     assert not np.allclose(trace.output, rc.apply(params, x, config).output)
     contributions = rc.path_contributions(params, x, config, edit=ABLATION)
     expected = rc.path_contributions(changed, x, config)
-    np.testing.assert_allclose(contributions.by_length, expected.by_length, atol=1e-12)
-    np.testing.assert_allclose(contributions.offset, expected.offset, atol=1e-12)
+    assert_close(contributions.by_length, expected.by_length, atol=1e-12)
+    assert_close(contributions.offset, expected.offset, atol=1e-12)
 
 
 def test_an_edit_of_the_values_of_a_memory_is_that_of_their_bias(x64):
@@ -129,7 +130,7 @@ def test_an_edit_of_the_values_of_a_memory_is_that_of_their_bias(x64):
     changed = params.replace(layers=params.layers.replace(cross=cross))
     edit = {"cross_v": lambda value, layer: value + added}
     edited = rc.apply(params, x, config, edit=edit, **extra).hidden
-    np.testing.assert_allclose(edited, rc.apply(changed, x, config, **extra).hidden, atol=1e-12)
+    assert_close(edited, rc.apply(changed, x, config, **extra).hidden, atol=1e-12)
 
 
 def make_edit(name):
@@ -154,10 +155,10 @@ def test_sums_of_paths_hold_with_any_edit(x64):
     expected = rc.apply(params, x, config, edit=edit, **extra).output
     assert np.abs(expected - rc.apply(params, x, config, **extra).output).max() > 0.1
     contributions = rc.path_contributions(params, x, config, edit=edit, **extra)
-    np.testing.assert_allclose(contributions.output, expected, atol=1e-10)
-    np.testing.assert_allclose(contributions.total, expected, atol=1e-10)
+    assert_close(contributions.output, expected, atol=1e-10)
+    assert_close(contributions.total, expected, atol=1e-10)
     direct = rc.direct_contributions(params, x, config, edit=edit, **extra)
-    np.testing.assert_allclose(direct.total, expected, atol=1e-10)
+    assert_close(direct.total, expected, atol=1e-10)
     is_refused(
         "head_contributions does not cover an edit of 'head_out",
         rc.head_contributions,
@@ -174,7 +175,7 @@ def test_sums_of_paths_hold_with_any_edit(x64):
 
     expected = jnp.moveaxis(jax.jit(jax.jacfwd(total))(jnp.ones((DEPTH, HEADS))), (0, 1), (2, 3))
     contributions = rc.head_contributions(params, x, config, edit=edit, **extra)
-    np.testing.assert_allclose(contributions, expected, atol=1e-10)
+    assert_close(contributions, expected, atol=1e-10)
 
 
 @pytest.mark.full
@@ -190,19 +191,19 @@ def test_what_an_edit_refers_to_is_traced_and_never_stale(x64, caplog):
     with jax.log_compiles(), caplog.at_level(logging.WARNING):
         outputs.append(patch_residual(runs[1].hidden[LAYER + 1]).output)
     assert not [m for m in caplog.messages if "_apply" in m]
-    np.testing.assert_allclose(outputs, [run.output for run in runs])
+    assert_close(outputs, [run.output for run in runs])
     edit = {"mlp_branch": lambda value, layer: factor * value}
     before = rc.apply(params, x, CONFIG, edit=edit).output
     factor = 0.0
     after = rc.apply(params, x, CONFIG, edit=edit).output
     ablated_output = rc.apply(params, x, CONFIG, edit={"mlp_branch": lambda v, l: 0 * v}).output
-    np.testing.assert_allclose(after, ablated_output)
+    assert_close(after, ablated_output)
     assert np.abs(after - before).max() > 0.1
     # Nothing of the text before the patch is left on paths: all of it is the offset.
     edit = {"residual": edit_layer(LAYER, lambda _: runs[0].hidden[LAYER + 1])}
     contributions = rc.path_contributions(params, x, CONFIG, edit=edit)
-    np.testing.assert_allclose(contributions.offset, contributions.output, atol=1e-12)
-    np.testing.assert_allclose(contributions.by_length, 0, atol=1e-12)
+    assert_close(contributions.offset, contributions.output, atol=1e-12)
+    assert_close(contributions.by_length, 0, atol=1e-12)
 
 
 def test_edited_weights_do_not_look_into_the_future(x64):
@@ -224,20 +225,20 @@ def test_what_is_kept_is_what_a_layer_computes(x64):
     saved, layer_stack = trace.kept, params.layers
     assert {*saved} == {*names}
     scores = jnp.einsum("lhnk,lhmk->lhnm", saved["q"], saved["k"]) / np.sqrt(saved["q"].shape[-1])
-    np.testing.assert_allclose(saved["scores"], scores)
-    np.testing.assert_allclose(saved["weights"], jax.nn.softmax(scores))
+    assert_close(saved["scores"], scores)
+    assert_close(saved["weights"], jax.nn.softmax(scores))
     np.testing.assert_array_equal(saved["weights"], trace.attention)
     heads = jnp.einsum(
         "lhnm,lhmv,lhvd->lhnd", saved["weights"], saved["v"], layer_stack.attention.w_o
     )
-    np.testing.assert_allclose(saved["head_output"], heads)
+    assert_close(saved["head_output"], heads)
     branch = heads.sum(axis=1) + layer_stack.attention.b_o[:, None]
-    np.testing.assert_allclose(saved["attention_branch"], branch, atol=1e-12)
+    assert_close(saved["attention_branch"], branch, atol=1e-12)
     mlp = (
         jnp.einsum("lnf,lfd->lnd", saved["mlp_hidden"], layer_stack.mlp.w_out)
         + layer_stack.mlp.b_out[:, None]
     )
-    np.testing.assert_allclose(saved["mlp_branch"], mlp, atol=1e-12)
+    assert_close(saved["mlp_branch"], mlp, atol=1e-12)
     np.testing.assert_array_equal(saved["residual"], trace.hidden[1:])
     assert rc.apply(params, x, CONFIG).kept is None
 

@@ -10,7 +10,8 @@ from rank_collapse.network.inputs import prepare_inputs
 from rank_collapse.network.residual import layer_gains
 from rank_collapse.network.walk import walk_layers
 from tests.oracles import draws, mp_network
-from tests.support.refusals import is_refused, refused
+from tests.support.closeness import assert_close
+from tests.support.refusals import is_refused, parametrize_refusals
 
 L, H, N, D = 3, 2, 5, 8
 ALPHA = np.array([0.7, 1.1, 0.4])
@@ -34,24 +35,26 @@ def test_gains_are_as_written_out(x64, placement, kind):
         with_gain = config.replace(skip_gain=gains[0], branch_gain=gains[1])
         trace = jax.jit(rc.apply)(params, x, with_gain)
         states, _ = mp_network.states(params, x, with_gain)
-        np.testing.assert_allclose(trace.hidden, states, rtol=1e-9, atol=1e-9)
+        assert_close(trace.hidden, states, rtol=1e-9, atol=1e-9)
         parts = jax.jit(rc.path_contributions)(params, x, with_gain)
-        np.testing.assert_allclose(parts.total, trace.output, rtol=1e-9, atol=1e-9)
+        assert_close(parts.total, trace.output, rtol=1e-9, atol=1e-9)
         path = jnp.full(L, -1)
         state = rc.paths.path_state(params, x, with_gain, path, semantics="recomputed")
-        np.testing.assert_allclose(state, trace.output, rtol=1e-9, atol=1e-9)
+        assert_close(state, trace.output, rtol=1e-9, atol=1e-9)
         profile = rc.log_residual_profile(params, x, with_gain)
         plain = [rc.composite_norm(rc.residual(h)) for h in trace.hidden]
-        np.testing.assert_allclose(profile, np.log10(plain), atol=1e-6)
+        assert_close(profile, np.log10(plain), atol=1e-6)
 
 
-test_a_gain_of_another_shape_is_refused = refused(
+@parametrize_refusals(
     [
         ({"skip_gain": np.ones(D)}, r"skip_gain of shape \(8,\) is not .* use jax.vmap"),
         ({"temperature": FEATURES}, r"temperature of shape \(3, 8\)"),
-    ],
-    lambda fields: layer_gains(make_network(**fields)[0], jnp.float32),
+    ]
 )
+def test_a_gain_of_another_shape_is_refused(arguments, message):
+    (fields,) = arguments
+    is_refused(message, lambda: layer_gains(make_network(**fields)[0], jnp.float32))
 
 
 def test_a_width_that_was_not_given_follows():
@@ -218,4 +221,4 @@ def test_mixing_by_layer_is_the_same_for_all_heads_of_a_layer():
     mixing = rc.network.Mixing(identity=jnp.array([0.1, 0.2]))
     config = rc.san(2, 2, D, mixing=mixing)
     identity = layer_gains(config, jnp.float32).mixing.identity
-    np.testing.assert_allclose(identity, [[0.1, 0.1], [0.2, 0.2]])
+    assert_close(identity, [[0.1, 0.1], [0.2, 0.2]])

@@ -8,8 +8,9 @@ import pytest
 import rank_collapse as rc
 from rank_collapse.network import layers
 from tests.oracles import draws, mp_network
+from tests.support.closeness import assert_close
 from tests.support.marks import full_but
-from tests.support.refusals import is_refused, refused
+from tests.support.refusals import is_refused, parametrize_refusals
 
 N, D = 6, 12
 VARIANTS = {
@@ -51,8 +52,8 @@ def test_forward_matches_numpy(name, x64):
     trace = rc.apply(params, x, config, memory=memory)
     assert trace.hidden.dtype == jnp.float64
     states, output = mp_network.states(params, x, config, memory)
-    np.testing.assert_allclose(trace.hidden, states, rtol=1e-10, atol=1e-12)
-    np.testing.assert_allclose(trace.output, output, rtol=1e-10, atol=1e-12)
+    assert_close(trace.hidden, states, rtol=1e-10, atol=1e-12)
+    assert_close(trace.output, output, rtol=1e-10, atol=1e-12)
 
 
 @pytest.mark.parametrize("name", full_but(VARIANTS, "san", "shared layers", "decoder sandwich"))
@@ -73,7 +74,7 @@ def test_bfloat16_stays_bfloat16_and_close():
     trace = rc.apply(half, x.astype(jnp.bfloat16), config)
     assert {a.dtype for a in jax.tree.leaves(trace)} == {jnp.dtype(jnp.bfloat16)}
     full = rc.apply(params, x, config)
-    np.testing.assert_allclose(trace.hidden.astype(jnp.float32), full.hidden, atol=0.15)
+    assert_close(trace.hidden.astype(jnp.float32), full.hidden, atol=0.15)
 
 
 def test_trace_holds_what_was_computed():
@@ -86,7 +87,7 @@ def test_trace_holds_what_was_computed():
     after = layers.apply_norm(layer.attention_norm, total)
     np.testing.assert_allclose(trace.layers.after_attention[1], after, rtol=1e-5, atol=1e-5)
     total = 0.7 * after + 1.3 * trace.mlp_branch[1]
-    np.testing.assert_allclose(trace.hidden[2], layers.apply_norm(layer.mlp_norm, total), atol=2e-5)
+    assert_close(trace.hidden[2], layers.apply_norm(layer.mlp_norm, total), atol=2e-5)
 
 
 def test_deeper_networks_begin_with_the_same_layers_and_a_scale_of_weights_is_traced():
@@ -104,7 +105,7 @@ def test_unrolling_changes_nothing(x64):
     config, params, x, _ = build("transformer")
     plain = rc.apply(params, x, config).hidden
     unrolled = rc.apply(params, x, config.replace(unroll=3)).hidden
-    np.testing.assert_allclose(unrolled, plain, rtol=1e-12)
+    assert_close(unrolled, plain, rtol=1e-12)
 
 
 def test_explicit_masks_join_the_config_and_a_bias_of_scores_reaches_every_layer():
@@ -136,7 +137,7 @@ def test_presets_are_the_four_curves():
     assert hash(rc.san(2, 2, 8)) == hash(rc.san(2, 2, 8))
 
 
-test_bad_configurations_name_the_value = refused(
+@parametrize_refusals(
     [
         ({"num_heads": 5}, "num_heads=5 does not divide d_model=12"),
         ({"depth": 0}, "depth=0"),
@@ -148,27 +149,37 @@ test_bad_configurations_name_the_value = refused(
         ({"layer_map": (0, 0)}, r"layer_map=\(0, 0\) is no tuple of depth=3 entries"),
         ({"layer_map": (0, 2, 2)}, "leaves out a row"),
         ({"position": "rotary", "d_qk": 3, "d_v": 4}, "even d_qk, not 3"),
-    ],
-    lambda fields: rc.TransformerConfig(**({"depth": 3, "num_heads": 3, "d_model": 12} | fields)),
+    ]
 )
+def test_bad_configurations_name_the_value(arguments, message):
+    (fields,) = arguments
+    is_refused(
+        message,
+        lambda: rc.TransformerConfig(**({"depth": 3, "num_heads": 3, "d_model": 12} | fields)),
+    )
 
 
 def test_an_unknown_field_names_the_nearest():
     is_refused("nearest: 'norm_placement'", rc.transformer, 2, 2, 8, norm_placment="pre")
 
 
-test_bad_inputs_and_parameters_are_named = refused(
+@parametrize_refusals(
     [
         ({}, {}, jnp.ones((6, 11)), r"\(6, 11\)"),
         ({}, {}, jnp.arange(6), "no embedding"),
         ({"qk_norm": "width"}, {"q_norm": None}, jnp.ones((N, D)), "q_norm is missing"),
-    ],
-    lambda fields, changed, x: rc.apply(
-        draws.changed(build("transformer", **fields)[1], attention=changed),
-        x,
-        build("transformer", **fields)[0],
-    ),
+    ]
 )
+def test_bad_inputs_and_parameters_are_named(arguments, message):
+    fields, changed, x = arguments
+    is_refused(
+        message,
+        lambda: rc.apply(
+            draws.changed(build("transformer", **fields)[1], attention=changed),
+            x,
+            build("transformer", **fields)[0],
+        ),
+    )
 
 
 def test_grouped_keys_are_normalised_as_if_each_head_had_its_own():
@@ -182,7 +193,7 @@ def test_grouped_keys_are_normalised_as_if_each_head_had_its_own():
         rc.apply(draws.changed(params, attention=fields), x, config).output
         for fields in (few | {"b_k": None, "b_v": None}, repeated)
     ]
-    np.testing.assert_allclose(*outputs, rtol=1e-6)
+    assert_close(*outputs, rtol=1e-6)
 
 
 @pytest.mark.full

@@ -72,10 +72,3 @@ def largest_difference(actual, expected, arguments):
             np.max(gap / np.max(np.abs(np.where(token_mask, reference, 0.0)), axis=axes))
         )
     return worst
-
-
-def near(actual, expected, **tolerances):
-    """Asserts that all arrays of two trees are close; of a dictionary, the expected entries."""
-    if isinstance(expected, dict):
-        actual, expected = {name: actual[name] for name in expected}, {**expected}
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, **tolerances), actual, expected)

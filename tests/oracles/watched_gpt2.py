@@ -1,6 +1,5 @@
 """A small GPT-2 of transformers, its training, and the rows that a watch gives of it."""
 
-import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -9,6 +8,7 @@ transformers = pytest.importorskip("transformers")
 
 from rank_collapse.torch import watch  # noqa: E402
 from rank_collapse.watch.torch_products import ROWS  # noqa: E402
+from tests.support.closeness import assert_close  # noqa: E402
 
 L, V = 3, 97
 SPECIAL = {"bos_token_id": 0, "eos_token_id": 1}
@@ -48,7 +48,7 @@ def close(rows, other_rows, rtol=1e-5):
     for row, other in zip(rows, other_rows, strict=True):
         assert row.keys() == other.keys()
         for name in row:
-            np.testing.assert_allclose(other[name], row[name], rtol, 1e-6, err_msg=name)
+            assert_close(other[name], row[name], rtol, 1e-6, err_msg=name)
 
 
 QUIET = {"attn_pdrop": 0.0, "resid_pdrop": 0.0, "embd_pdrop": 0.0}

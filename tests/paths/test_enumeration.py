@@ -17,8 +17,9 @@ from rank_collapse.paths.sets import classify_states, path_set_logits
 from tests.oracles import draws
 from tests.oracles.path_sums import enumerate_paths, path_attention
 from tests.oracles.published_weights import load_reference
+from tests.support.closeness import assert_close
 from tests.support.folders import SHARED_DATA
-from tests.support.refusals import each_is_refused, refused
+from tests.support.refusals import each_is_refused, is_refused, parametrize_refusals
 
 
 @pytest.mark.parametrize(("depth", "num_heads"), [(1, 1), (3, 2), (4, 3)])
@@ -57,14 +58,14 @@ def test_theorem_2_1_term_by_term(skip, x64):
     for l in range(3):
         attention_bias = p.b_o[l] + np.einsum("hv,hvd->d", p.b_v[l], p.w_o[l])
         offset = offset @ maps[l].sum(axis=0) + 1.4 * attention_bias
-    np.testing.assert_allclose(lengths.sum(axis=0) + offset, trace.output, rtol=1e-12, atol=1e-12)
-    np.testing.assert_allclose(fast_offset, np.tile(offset, (4, 1)), atol=1e-12)
-    np.testing.assert_allclose(by_length, lengths, atol=1e-12)
+    assert_close(lengths.sum(axis=0) + offset, trace.output, rtol=1e-12, atol=1e-12)
+    assert_close(fast_offset, np.tile(offset, (4, 1)), atol=1e-12)
+    assert_close(by_length, lengths, atol=1e-12)
     assert bool(np.any(by_length[:3])) == skip
     assert np.abs(offset).max() > 0.1
 
 
-test_counts_of_nothing = refused(
+@parametrize_refusals(
     [
         (lambda: rp.count_paths(0, 2), "depth=0"),
         (lambda: rp.count_paths(2, 0), "num_heads=0"),
@@ -72,9 +73,11 @@ test_counts_of_nothing = refused(
         (lambda: rp.count_paths(2, 2, skips="no"), "skips=.no. is not one of"),
     ]
 )
+def test_counts_of_nothing(arguments, message):
+    is_refused(message, *arguments)
 
 
-test_bad_paths_name_the_choice = refused(
+@parametrize_refusals(
     [
         (lambda: rp.check_paths(np.zeros((5, 4), int), 3, 2), r"shape \(5, 4\) .* depth=3"),
         (lambda: rp.check_paths(np.array([0, 3, 1]), 3, 2), r"choice 3 is not a head 0\.\.1"),
@@ -93,6 +96,8 @@ test_bad_paths_name_the_choice = refused(
         ),
     ]
 )
+def test_bad_paths_name_the_choice(arguments, message):
+    is_refused(message, *arguments)
 
 
 def test_paths_that_fit_come_back():

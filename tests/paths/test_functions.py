@@ -15,7 +15,8 @@ from tests.oracles.field_cases import NETWORKS, covered_parts
 from tests.oracles.frozen_paths import frozen_lengths
 from tests.oracles.jax_models import MODELS, D, N, draw, draw_layers, plain_attention, tokens
 from tests.oracles.path_examples import config_of, example, relative
-from tests.support.refusals import refused
+from tests.support.closeness import assert_close
+from tests.support.refusals import is_refused, parametrize_refusals
 
 FAST = ("equinox_attention_alone", "squared_relu_alibi", "linen_scan_of_remat")
 
@@ -43,8 +44,8 @@ def test_every_model_equals_the_enumeration_of_its_paths(x64, name):
     result = contributions(model.fn, x, model.branches)
     tolerance = 1e-6 if name in ("nnx_blocks", "maxtext_like") else 1e-12  # their softmax: float32
     assert relative(result.by_length, sums) < tolerance
-    np.testing.assert_allclose(result.output, output, atol=2 * tolerance)
-    np.testing.assert_allclose(result.total, model.fn(x), atol=1e-12)
+    assert_close(result.output, output, atol=2 * tolerance)
+    assert_close(result.total, model.fn(x), atol=1e-12)
     assert result.longer is None
 
 
@@ -70,7 +71,7 @@ def test_the_networks_of_the_library_have_the_sums_of_their_own_pass(x64, name):
     if want.from_memory is not None:  # constants here
         sums, offset = sums - want.from_memory, offset + want.from_memory.sum((0, 1))
     assert relative(result.by_length, sums) < 1e-12
-    np.testing.assert_allclose(result.offset, offset, atol=1e-12)
+    assert_close(result.offset, offset, atol=1e-12)
     assert result.count_mlps == both
 
 
@@ -164,7 +165,7 @@ def test_a_gate_is_its_quotient_times_its_argument(x64, name):
     h = (x + x @ B) @ W + B[1]
     gate = np.asarray(act(h)) / h
     want = np.stack([(gate * (c @ W)) @ W for c in (x, x @ B)])
-    np.testing.assert_allclose(result.by_length, want, rtol=1e-9, atol=1e-9)
+    assert_close(result.by_length, want, rtol=1e-9, atol=1e-9)
 
 
 def test_a_gate_at_zero_is_its_slope(x64):
@@ -178,7 +179,7 @@ def test_a_gate_at_zero_is_its_slope(x64):
             functools.partial(fn, act), x, branches="b", direction=np.ones_like(x)
         )
         assert np.all(np.isfinite(result.by_length))
-        np.testing.assert_allclose(result.by_length[0][0, [0, 3]], slope)
+        assert_close(result.by_length[0][0, [0, 3]], slope)
 
 
 # What else is asked of it
@@ -219,14 +220,12 @@ def test_the_exact_parts_are_those_of_finite_differences_and_sum_to_the_derivati
     powers = np.vander(times, increasing=True)
     want = np.einsum("kt,tnd->knd", np.linalg.inv(powers), np.asarray(slopes))
     result = contributions(fn, x, "attn", direction=v, freeze=False)
-    np.testing.assert_allclose(result.by_length, want, atol=1e-10)
+    assert_close(result.by_length, want, atol=1e-10)
     step = 1e-6
     difference = (fn(x + step * v) - fn(x - step * v)) / (2 * step)
-    np.testing.assert_allclose(result.by_length.sum(0), difference, atol=1e-6)
+    assert_close(result.by_length.sum(0), difference, atol=1e-6)
     jacobian = jax.jacfwd(fn)(x)
-    np.testing.assert_allclose(
-        result.by_length.sum(0), jnp.einsum("ndme,me->nd", jacobian, v), atol=1e-10
-    )
+    assert_close(result.by_length.sum(0), jnp.einsum("ndme,me->nd", jacobian, v), atol=1e-10)
 
 
 def test_two_kinds_of_branches_and_limits_of_both(x64):
@@ -235,15 +234,15 @@ def test_two_kinds_of_branches_and_limits_of_both(x64):
     whole = contributions(fn, x, {"attention": "attn", "mlp": "mlp"})
     assert whole.by_length.shape == (4, 4, N, D) and whole.count_mlps
     one = contributions(fn, x, "attn")
-    np.testing.assert_allclose(whole.by_attention_length, one.by_length, atol=1e-12)
+    assert_close(whole.by_attention_length, one.by_length, atol=1e-12)
     cut = contributions(
         fn, x, {"mlp": "mlp", "attention": "attn"}, longest={"attention": 1, "mlp": 2}
     )
-    np.testing.assert_allclose(cut.by_length, whole.by_length[:2, :3], atol=1e-12)
-    np.testing.assert_allclose(cut.offset, whole.offset, atol=1e-12)
+    assert_close(cut.by_length, whole.by_length[:2, :3], atol=1e-12)
+    assert_close(cut.offset, whole.offset, atol=1e-12)
     longer = whole.by_length.sum((0, 1)) - whole.by_length[:2, :3].sum((0, 1))
-    np.testing.assert_allclose(cut.longer, longer, atol=1e-12)
-    np.testing.assert_allclose(cut.total, fn(x), atol=1e-12)
+    assert_close(cut.longer, longer, atol=1e-12)
+    assert_close(cut.total, fn(x), atol=1e-12)
 
 
 def test_lengths_beyond_all_branches_are_zero_and_lengths_beyond_the_limit_are_said(x64):
@@ -251,12 +250,12 @@ def test_lengths_beyond_all_branches_are_zero_and_lengths_beyond_the_limit_are_s
     x = tokens()
     whole = contributions(fn, x, "attn")
     long = contributions(fn, x, "attn", longest=6)
-    np.testing.assert_allclose(long.by_length[:4], whole.by_length, atol=1e-12)
+    assert_close(long.by_length[:4], whole.by_length, atol=1e-12)
     assert np.all(long.by_length[4:] == 0) and long.longer is None
     short = contributions(fn, x, "attn", longest=1)
-    np.testing.assert_allclose(short.by_length, whole.by_length[:2], atol=1e-12)
-    np.testing.assert_allclose(short.longer, whole.by_length[2:].sum(0), atol=1e-12)
-    np.testing.assert_allclose(short.offset, whole.offset, atol=1e-12)
+    assert_close(short.by_length, whole.by_length[:2], atol=1e-12)
+    assert_close(short.longer, whole.by_length[2:].sum(0), atol=1e-12)
+    assert_close(short.offset, whole.offset, atol=1e-12)
 
 
 def test_it_runs_under_vmap_and_grad_and_leaves_the_function_alone(x64):
@@ -265,8 +264,8 @@ def test_it_runs_under_vmap_and_grad_and_leaves_the_function_alone(x64):
     batch = jax.vmap(lambda x: rc.function_contributions(fn, x, branches="attn"))(x)
     for i in (0, 1):
         one = contributions(fn, x[i], "attn")
-        np.testing.assert_allclose(batch.by_length[i], one.by_length, atol=1e-12)
-        np.testing.assert_allclose(batch.total[i], fn(x[i]), atol=1e-12)
+        assert_close(batch.by_length[i], one.by_length, atol=1e-12)
+        assert_close(batch.total[i], fn(x[i]), atol=1e-12)
 
     def loss(scale):
         scaled = [w | {"v": scale * w["v"]} for w in layers]
@@ -302,8 +301,8 @@ def test_a_value_is_a_gate_and_a_state_at_once(x64):
 
     result = rc.function_contributions(fn, x, branches="b")
     frozen = np.asarray(jax.nn.silu(x @ W))
-    np.testing.assert_allclose(result.by_length[0], frozen * (x @ B), atol=1e-12)
-    np.testing.assert_allclose(result.by_length[1], frozen @ W, atol=1e-12)
+    assert_close(result.by_length[0], frozen * (x @ B), atol=1e-12)
+    assert_close(result.by_length[1], frozen @ W, atol=1e-12)
 
 
 OTHER = np.random.default_rng(11).normal(size=(3, 4))
@@ -331,7 +330,7 @@ def test_of_two_gates_the_one_that_is_not_0_at_0_is_frozen(x64, name):
     h = x + x @ B
     frozen = np.asarray(scale(h) * act(h)) / h
     want = np.stack([(frozen * c) @ W for c in (x, x @ B)])
-    np.testing.assert_allclose(result.by_length, want, rtol=1e-9, atol=1e-9)
+    assert_close(result.by_length, want, rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("branches", ["attn", {"attention": "attn", "mlp": "mlp"}])
@@ -357,8 +356,8 @@ def test_experts_by_a_grouped_product(x64, branches, freeze):
         return x + checkpoint_name(jnp.einsum("nf,nfd->nd", h, down[expert]), "mlp")
 
     result, want = (contributions(f, x, branches, freeze=freeze) for f in (grouped, gathered))
-    np.testing.assert_allclose(result.by_length, want.by_length, atol=1e-12)
-    np.testing.assert_allclose(result.total, gathered(x), atol=1e-12)
+    assert_close(result.by_length, want.by_length, atol=1e-12)
+    assert_close(result.total, gathered(x), atol=1e-12)
 
 
 def test_memory_that_is_constant_belongs_to_the_offset(x64):
@@ -381,8 +380,8 @@ def test_memory_that_is_constant_belongs_to_the_offset(x64):
         fn = weights_by(softmax)
         both = lambda x, fn=fn: fn(x) + checkpoint_name(x @ W8, "cross")  # noqa: E731
         result = rc.function_contributions(both, tokens(), branches="cross")
-        np.testing.assert_allclose(result.by_length[0], tokens(), atol=1e-12)
-        np.testing.assert_allclose(result.by_length[1], tokens() @ W8, atol=1e-12)
+        assert_close(result.by_length[0], tokens(), atol=1e-12)
+        assert_close(result.by_length[1], tokens() @ W8, atol=1e-12)
 
 
 W8 = draw(9, D, D)
@@ -557,7 +556,9 @@ def measure_wrong(fn, x, branches, options):
     return rc.function_contributions(fn, x, branches=branches, **options)
 
 
-test_a_wrong_use_is_refused = refused(WRONG, by=measure_wrong)
+@parametrize_refusals(WRONG)
+def test_a_wrong_use_is_refused(arguments, message):
+    is_refused(message, measure_wrong, *arguments)
 
 
 def test_what_was_refused_as_a_product_is_right_with_one_stop_gradient(x64):
@@ -567,7 +568,7 @@ def test_what_was_refused_as_a_product_is_right_with_one_stop_gradient(x64):
         return x + checkpoint_name(jax.lax.stop_gradient(x @ x.T) @ x, "attn")
 
     result = rc.function_contributions(fn, x, branches="attn")
-    np.testing.assert_allclose(result.by_length, [x, x @ x.T @ x], atol=1e-12)
+    assert_close(result.by_length, [x, x @ x.T @ x], atol=1e-12)
 
 
 def test_dropout_with_a_key_is_the_network_of_that_draw(x64):
@@ -578,7 +579,7 @@ def test_dropout_with_a_key_is_the_network_of_that_draw(x64):
         return x + checkpoint_name(jnp.where(keep, x @ W8 / 0.8, 0), "attn")
 
     result = rc.function_contributions(fn, x, branches="attn")
-    np.testing.assert_allclose(result.by_length[1], keep * (x @ W8) / 0.8, atol=1e-12)
+    assert_close(result.by_length[1], keep * (x @ W8) / 0.8, atol=1e-12)
 
 
 def test_branches_inside_of_branches_and_names_of_scopes_count_once(x64):
@@ -590,4 +591,4 @@ def test_branches_inside_of_branches_and_names_of_scopes_count_once(x64):
         return x + checkpoint_name(a, "attn_after")
 
     result = rc.function_contributions(fn, x, branches="attn.*")
-    np.testing.assert_allclose(result.by_length, [x, x @ W8], atol=1e-12)
+    assert_close(result.by_length, [x, x @ W8], atol=1e-12)

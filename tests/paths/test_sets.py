@@ -12,8 +12,9 @@ from rank_collapse.paths.steps import SEMANTICS
 from tests.oracles import draws
 from tests.oracles.path_examples import relative
 from tests.oracles.path_sums import Oracle, enumerate_paths
+from tests.support.closeness import assert_close
 from tests.support.marks import full_but
-from tests.support.refusals import refused
+from tests.support.refusals import is_refused, parametrize_refusals
 
 N, D = 4, 6
 
@@ -234,7 +235,7 @@ def test_an_mlp_beside_attention_is_on_the_path_of_the_skip():
     params, x = draws.parameters(config, bias_scale=0.0), draws.tokens(N, D)
     (skip,) = rc.paths.path_set_states(params, x, config, jnp.array([[[2]]]), semantics="frozen")
     w_in, w_out = params.layers.mlp.w_in[0], params.layers.mlp.w_out[0]
-    np.testing.assert_allclose(skip, x + x @ w_in @ w_out, atol=1e-5)
+    assert_close(skip, x + x @ w_in @ w_out, atol=1e-5)
 
 
 def test_logits_ignore_scale_and_common_shift_unless_asked():
@@ -242,10 +243,10 @@ def test_logits_ignore_scale_and_common_shift_unless_asked():
     w, b = (np.asarray(a) for a in classifier)
     x = np.asarray(draws.normal(2, N, D))
     unit = (x - x.mean(axis=-1, keepdims=True)) / x.std(axis=-1, keepdims=True)
-    np.testing.assert_allclose(classify_states(classifier, x), unit @ w + b, atol=1e-5)
-    np.testing.assert_allclose(classify_states(classifier, 7 * x + 3), unit @ w + b, atol=1e-5)
+    assert_close(classify_states(classifier, x), unit @ w + b, atol=1e-5)
+    assert_close(classify_states(classifier, 7 * x + 3), unit @ w + b, atol=1e-5)
     logits = classify_states(classifier, x[0], normalize=False)
-    np.testing.assert_allclose(logits, x[0] @ w + b, atol=1e-5)
+    assert_close(logits, x[0] @ w + b, atol=1e-5)
 
 
 def test_logits_of_a_set_take_the_options_of_its_states():
@@ -259,7 +260,7 @@ def test_logits_of_a_set_take_the_options_of_its_states():
     np.testing.assert_allclose(states, alone, rtol=1e-6)
 
 
-test_bad_input_is_named = refused(
+@parametrize_refusals(
     [
         (
             lambda c, p, x: rc.paths.sample_path(jax.random.key(0), 4, 3, 2),
@@ -286,9 +287,11 @@ test_bad_input_is_named = refused(
             ),
             "cross_attention=True",
         ),
-    ],
-    lambda call: call(*network(mlp="none")),
+    ]
 )
+def test_bad_input_is_named(arguments, message):
+    (call,) = arguments
+    is_refused(message, lambda: call(*network(mlp="none")))
 
 
 @pytest.mark.full
@@ -306,7 +309,7 @@ def test_reverse_gradients_are_those_of_single_paths(x64, semantics):
     set_gradient, expected_gradient = (
         jax.grad(lambda x, f=f: jnp.sum(jnp.sin(f(x))))(x) for f in (sum_set, sum_single_paths)
     )
-    np.testing.assert_allclose(set_gradient, expected_gradient, atol=1e-10)
+    assert_close(set_gradient, expected_gradient, atol=1e-10)
 
 
 @pytest.mark.full

@@ -6,7 +6,7 @@ import warnings
 import pytest
 
 from rank_collapse import pretrained
-from tests.support.refusals import refused
+from tests.support.refusals import is_refused, parametrize_refusals
 
 # Entries of transformers' configs that change no hidden state, by words in their names: training,
 # generation, heads and poolers; what other entries imply; memories and decoders that are left out.
@@ -244,18 +244,24 @@ REFUSED = {
 }
 
 
-test_what_is_not_supported_is_named = refused(
+@parametrize_refusals(
     [(name, *row) for name, row in REFUSED.items()]
     + [("llama", {"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor=0.5")]
     # which was the usual base
-    + [(name, {"rope_theta": 0}, "rope_theta=0.0 of") for name in ("llama", "gemma3_text")],
-    lambda name, entries: pretrained.config_of(SMALL | {"model_type": name} | entries),
+    + [(name, {"rope_theta": 0}, "rope_theta=0.0 of") for name in ("llama", "gemma3_text")]
 )
-test_parts_and_kinds_that_there_are_not = refused(
+def test_what_is_not_supported_is_named(arguments, message):
+    name, entries = arguments
+    is_refused(message, lambda: pretrained.config_of(SMALL | {"model_type": name} | entries))
+
+
+@parametrize_refusals(
     [
         ("t5", "both", r"part='both' of a t5 model is not one of \('encoder'"),
         ("bert", "encoder", r"part='encoder' of a bert model is not one of \(\)"),
         ("bart", None, "model_type='bart' is not one of"),
-    ],
-    lambda name, part: pretrained.settings_of({"model_type": name}, part),
+    ]
 )
+def test_parts_and_kinds_that_there_are_not(arguments, message):
+    name, part = arguments
+    is_refused(message, lambda: pretrained.settings_of({"model_type": name}, part))

@@ -24,9 +24,10 @@ from rank_collapse.pretrained.loading import hub_folder, is_hub_name
 from rank_collapse.pretrained.published import suggest_names
 from rank_collapse.pretrained.random_weights import Draw, RandomWeights
 from tests.oracles.checkpoint_arrays import largest_difference, ours
+from tests.support.closeness import assert_close
 from tests.support.folders import GOLDEN
 from tests.support.marks import full_but
-from tests.support.refusals import each_is_refused, is_refused, refused
+from tests.support.refusals import each_is_refused, is_refused, parametrize_refusals
 
 BERT = {
     "model_type": "bert",
@@ -214,7 +215,7 @@ def test_bfloat16_file_is_read_in_float32(folder):
     _, after = pretrained.load(folder)
     for a, b in zip(jax.tree.leaves(before), jax.tree.leaves(after), strict=True):
         assert b.dtype == jnp.float32
-        np.testing.assert_allclose(a, b, rtol=2**-8)
+        assert_close(a, b, rtol=2**-8)
 
 
 def test_a_tensor_is_read_from_the_shard_that_the_index_names(tmp_path):
@@ -361,14 +362,16 @@ def test_random_weights_of_a_folder_or_a_name():
     is_refused(r"none does not exist", pretrained.load, "random:none", error=FileNotFoundError)
 
 
-test_a_model_that_is_none_of_transformers_is_named = refused(
+@parametrize_refusals(
     [
         (call, config, "a Net is not a checkpoint folder, a config")
         for call in (pretrained.load, open_checkpoint, pretrained.settings_of)
         for config in (None, {"n_layer": 2})
-    ],
-    lambda call, config: call(type("Net", (), {"state_dict": dict, "config": config})()),
+    ]
 )
+def test_a_model_that_is_none_of_transformers_is_named(arguments, message):
+    call, config = arguments
+    is_refused(message, lambda: call(type("Net", (), {"state_dict": dict, "config": config})()))
 
 
 PYTHIA = "EleutherAI/pythia-70m@step1"

@@ -25,16 +25,16 @@ from rank_collapse.pretrained.checkpoint_files import open_weights
 from rank_collapse.pretrained.predictions import next_tokens, targets_of
 from rank_collapse.theory.reports import BoundPass, bound_report
 from tests.oracles import draws
-from tests.oracles.checkpoint_arrays import near
 from tests.oracles.path_examples import (
     chain_effects,
     heads_in_memory,
     over_batch,
     profile_in_memory,
 )
+from tests.support.closeness import near
 from tests.support.folders import GOLDEN
 from tests.support.marks import full_but
-from tests.support.refusals import is_refused, refused
+from tests.support.refusals import is_refused, parametrize_refusals
 
 FAMILIES = full_but(
     ["llama-grouped", "albert-groups", "t5-gated", "gpt2-head", "bert-untied"], "llama-grouped"
@@ -280,15 +280,20 @@ def test_weights_that_make_the_states_mean_nothing_are_said(names, value, messag
     is_refused(message, pretrained.stream, source, INPUTS, STATES)
 
 
-test_tokens_beyond_the_positions_or_the_vocabulary = refused(
+@parametrize_refusals(
     [
         (np.ones((1, 21), int), "21 tokens are more than the 20 positions"),
         (np.full((1, 4), 40), "token id 40 is not below vocab_size=40"),
-    ],
-    lambda x: pretrained.stream(
-        pretrained.open_checkpoint(GOLDEN / "gpt2-head"), {"x": x}, {"all": Group(PROFILE)}
-    ),
+    ]
 )
+def test_tokens_beyond_the_positions_or_the_vocabulary(arguments, message):
+    (x,) = arguments
+    is_refused(
+        message,
+        lambda: pretrained.stream(
+            pretrained.open_checkpoint(GOLDEN / "gpt2-head"), {"x": x}, {"all": Group(PROFILE)}
+        ),
+    )
 
 
 def test_inputs_and_groups_that_do_not_fit():

@@ -7,7 +7,7 @@ import pytest
 import rank_collapse as rc
 from rank_collapse.pretrained.used_depth import depth_used
 from tests.oracles import draws
-from tests.oracles.checkpoint_arrays import near
+from tests.support.closeness import assert_close, near
 from tests.support.marks import full_but
 from tests.support.refusals import each_is_refused
 
@@ -86,26 +86,26 @@ def test_the_lens_and_what_is_lost_without_a_layer(depth_case):
     torch.testing.assert_close(logits[:, -1], by_hand.logits_of_model)
     log_p = torch.log_softmax(logits, -1)
     kl = torch.sum(log_p.exp() * (log_p - log_p[:, -1:]), -1).mean(-1)
-    np.testing.assert_allclose(report.measures["lens_kl"], kl, atol=1e-5)
+    assert_close(report.measures["lens_kl"], kl, atol=1e-5)
     top = logits.topk(5).indices
     overlap = (top[..., :, None] == top[:, -1:, :, None, :]).any(-1).double().mean((-1, -2))
-    np.testing.assert_allclose(report.measures["lens_overlap"], overlap, atol=1e-6)
+    assert_close(report.measures["lens_overlap"], overlap, atol=1e-6)
     for s in range(L):
         other = by_hand.states(ids, without=s)
         loss = by_hand.loss(by_hand.logits(other)[:, -1], ids)
-        np.testing.assert_allclose(report.measures["loss_without"][:, s], loss, atol=1e-5)
+        assert_close(report.measures["loss_without"][:, s], loss, atol=1e-5)
         y, without = (by_hand.norm(a)[:, -1] for a in (states, other))
         error = torch.linalg.norm(without - y, dim=(-2, -1)) / torch.linalg.norm(y, dim=(-2, -1))
-        np.testing.assert_allclose(report.measures["error"][:, s], error, atol=1e-5)
+        assert_close(report.measures["error"][:, s], error, atol=1e-5)
         change, less = states.diff(dim=1), other.diff(dim=1)
         later = torch.linalg.norm(less - change, dim=(-2, -1)) / torch.linalg.norm(
             change, dim=(-2, -1)
         )
         np.testing.assert_allclose(report.measures["later"][:, s, s + 1 :], later[:, s + 1 :], 1e-4)
     cosine = torch.cosine_similarity(states.diff(dim=1), states[:, :-1], dim=-1).mean(-1)
-    np.testing.assert_allclose(report.measures["layer_cosine"], cosine, atol=1e-5)
+    assert_close(report.measures["layer_cosine"], cosine, atol=1e-5)
     full_loss = by_hand.loss(logits[:, -1], ids)
-    np.testing.assert_allclose(report.measures["loss_up_to"][:, -1], full_loss, atol=1e-5)
+    assert_close(report.measures["loss_up_to"][:, -1], full_loss, atol=1e-5)
 
 
 def test_tokens_are_measured_raw_and_as_the_next_layer_reads_them(depth_case):
@@ -137,7 +137,7 @@ def test_a_frozen_lens_divides_by_the_last_state(depth_case):
     log_p = torch.log_softmax(z if cap is None else cap * torch.tanh(z / cap), -1)
     log_q = torch.log_softmax(by_hand.logits(states)[:, -1:], -1)
     kl = torch.sum(log_p.exp() * (log_p - log_q), -1).mean(-1)
-    np.testing.assert_allclose(report.measures["frozen_kl"], kl, atol=2e-4)
+    assert_close(report.measures["frozen_kl"], kl, atol=2e-4)
 
 
 @pytest.mark.full

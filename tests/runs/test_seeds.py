@@ -12,7 +12,7 @@ import pytest
 
 from rank_collapse.network.layers import NormParams
 from rank_collapse.runs import seeds, states
-from tests.oracles.checkpoint_arrays import near
+from tests.support.closeness import near
 from tests.support.refusals import each_is_refused, is_refused
 from tests.support.seed_chunks import map_seeds
 

@@ -6,7 +6,8 @@ from scipy import stats
 
 import rank_collapse as rc
 from rank_collapse.scaling import coord_check
-from tests.support.refusals import refused
+from tests.support.closeness import assert_close
+from tests.support.refusals import is_refused, parametrize_refusals
 
 DEPTHS, WIDTHS = (2, 4, 8, 16), (4, 16)
 
@@ -70,7 +71,7 @@ def test_slopes_have_intervals_over_seeds():
     slopes = np.polyfit(np.log(DEPTHS), logs, 1)[0]
     half = stats.t.ppf(0.975, 3) * slopes.std(ddof=1) / 2
     ends = by_quantity["stream", "depth"][3:5]
-    np.testing.assert_allclose(ends, [slopes.mean() - half, slopes.mean() + half], rtol=1e-9)
+    assert_close(ends, [slopes.mean() - half, slopes.mean() + half], rtol=1e-9)
     (slope, *_) = rc.coord_check(network(KNOWN), DEPTHS, steps=1, seeds=1).slopes()
     assert (slope.low, slope.high) == (-np.inf, np.inf)
     # seeds that agree exactly decide
@@ -167,7 +168,7 @@ def shrinking(depth, seed):
     return lambda: {"hidden": STATES[: next(sizes)]}
 
 
-test_mistakes_are_named = refused(
+@parametrize_refusals(
     [
         (lambda: rc.coord_check(network(KNOWN), (2, 2)), r"depths=\(2, 2\)"),
         (lambda: rc.coord_check(network(KNOWN), DEPTHS, (4,)), r"widths=\(4,\)"),
@@ -192,6 +193,8 @@ test_mistakes_are_named = refused(
         (lambda: rc.coord_check(shrinking, DEPTHS, steps=2), r"\(1, 4\) .* \(5, 4\)"),
     ]
 )
+def test_mistakes_are_named(arguments, message):
+    is_refused(message, *arguments)
 
 
 def test_seeds_that_agree_exactly_have_the_slope_as_interval():

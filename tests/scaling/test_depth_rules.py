@@ -13,8 +13,9 @@ import rank_collapse as rc
 from experiments.train.byte_networks import byte_model, linearisation_distance, text_bytes
 from rank_collapse.scaling.depth_rules import parameter_group
 from tests.oracles import draws
+from tests.support.closeness import assert_close
 from tests.support.marks import full_but
-from tests.support.refusals import refused
+from tests.support.refusals import is_refused, parametrize_refusals
 
 N, L = 4, 8  # m_N and m_L of NETWORK against BASE
 BASE, NETWORK = byte_model(1, 8, 6), byte_model(L, 8 * N, 6)
@@ -90,7 +91,7 @@ def test_the_factors_are_those_of_the_table(name, x64):
         for group, members in MEMBERS.items():
             deviation, rate, decay, eps = TABLE[name].get(group, (1, 1, 0, 1))
             for leaf in members:
-                np.testing.assert_allclose(scaled[leaf], deviation * plain[leaf], rtol=rounding)
+                assert_close(scaled[leaf], deviation * plain[leaf], rtol=rounding)
                 m = v = 0.0
                 for step, (gradient, update) in enumerate(zip(gradients, updates, strict=True), 1):
                     g = np.asarray(gradient[leaf], np.float64)
@@ -98,7 +99,7 @@ def test_the_factors_are_those_of_the_table(name, x64):
                     root = np.sqrt(v / (1 - 0.95**step)) + eps * 1e-8
                     direction = m / (1 - 0.9**step) / root + decay * 0.1 * values[leaf]
                     # relative to the largest term: Adam's and the decay's may cancel
-                    np.testing.assert_allclose(
+                    assert_close(
                         update[leaf], -rate * 1e-2 * direction, atol=1e-2 * rate * rounding * 4
                     )
     network = rule.network(NETWORK)
@@ -126,8 +127,8 @@ def test_what_adamw_is_given_is_given_to_each_group(monkeypatch):
     assert len(calls) == 4
     for name, (arguments, keywords) in zip(("embedding", "matrix", "vector"), calls, strict=False):
         _, rate, decay, eps = TABLE["half"][name]
-        np.testing.assert_allclose(arguments, (2 * rate, 0.5, 0.6, 1e-4 * eps))
-        np.testing.assert_allclose(keywords["weight_decay"], 0.3 * decay)
+        assert_close(arguments, (2 * rate, 0.5, 0.6, 1e-4 * eps))
+        assert_close(keywords["weight_decay"], 0.3 * decay)
 
 
 def test_groups_are_by_name_inside_of_blocks_and_by_axes_outside():
@@ -148,7 +149,7 @@ def test_groups_are_by_name_inside_of_blocks_and_by_axes_outside():
 def test_the_eps_of_blocks_is_scaled():
     factors = rc.depth_rule("completep", BASE).factors(NETWORK)
     order = ("embedding", "final", "matrix", "vector")
-    np.testing.assert_allclose([factors[group].eps for group in order], (1, 1, 1 / 32, 1 / 32))
+    assert_close([factors[group].eps for group in order], (1, 1, 1 / 32, 1 / 32))
 
 
 def test_layers_that_are_passed_again_count_as_loops():
@@ -161,7 +162,7 @@ def test_layers_that_are_passed_again_count_as_loops():
         assert np.isclose(rc.depth_rule(name, BASE).network(looped).branch_gain, gain)
     gains = rc.Gains(attention=2.0, mlp=jnp.ones(L))
     scaled = rc.depth_rule("half", BASE).network(NETWORK.replace(branch_gain=gains)).branch_gain
-    np.testing.assert_allclose([scaled.attention, scaled.mlp[3]], [2 / SQRT, 1 / SQRT])
+    assert_close([scaled.attention, scaled.mlp[3]], [2 / SQRT, 1 / SQRT])
 
 
 @pytest.mark.parametrize("name", full_but([*TABLE, "looped"], "completep", "looped"))
@@ -212,7 +213,7 @@ def test_groups_of_a_module_have_the_values_of_the_table():
         assert group["name"] == name and [id(p) for p in group["params"]] == list(map(id, arrays))
         deviation, rate, decay, eps = TABLE["completep"].get(name, (1, 1, 0, 1))
         values = group["init"], group["lr"], group["weight_decay"], group["eps"]
-        np.testing.assert_allclose(values, (deviation, 1e-2 * rate, 0.2 * decay, 1e-6 * eps))
+        assert_close(values, (deviation, 1e-2 * rate, 0.2 * decay, 1e-6 * eps))
     names = [g["name"] for g in rule.groups(Modules(matrix), Modules(matrix), 1e-2, NETWORK)]
     assert names == ["matrix"]  # no empty groups
     defaults = rule.groups(Modules(matrix), Modules(matrix), 1e-2, BASE)[0]
@@ -241,10 +242,10 @@ def test_groups_of_torch():
     for g in groups:
         deviation, rate, decay, eps = TABLE["completep"].get(g["name"], (1, 1, 0, 1))
         values = g["init"], g["lr"], g["weight_decay"], g["eps"]
-        np.testing.assert_allclose(values, (deviation, 1e-2 * rate, 0.1 * decay, 1e-8 * eps))
+        assert_close(values, (deviation, 1e-2 * rate, 0.1 * decay, 1e-8 * eps))
 
 
-test_mistakes_are_named = refused(
+@parametrize_refusals(
     [
         (lambda: rc.depth_rule("complete", BASE), "depth rule 'complete' is not one of"),
         (lambda: rc.depth_rule(["mup"], BASE), "'mup'.* is not one of"),
@@ -257,6 +258,8 @@ test_mistakes_are_named = refused(
         (lambda: text_bytes("short", 64), "a text of 5 bytes"),
     ]
 )
+def test_mistakes_are_named(arguments, message):
+    is_refused(message, *arguments)
 
 
 POWERS = {"mup": 0.0, "half": -0.5, "completep": -1.0}
@@ -332,7 +335,9 @@ def test_scores_of_a_head_are_divided_by_its_width(width):
 
 RULE = rc.depth_rule("completep", BASE)
 MODULE, OTHER = Modules(np.ones((2, 2))), Modules(np.ones((2, 2)))
-test_rates_and_blocks_that_do_not_fit = refused(
+
+
+@parametrize_refusals(
     [
         (lambda: RULE.groups(MODULE, OTHER, 1e-3, NETWORK), "blocks are not those"),
         (lambda: RULE.groups(MODULE, MODULE, float("nan"), NETWORK), "rate=nan"),
@@ -345,6 +350,8 @@ test_rates_and_blocks_that_do_not_fit = refused(
         (lambda: RULE.groups(MODULE, MODULE, 1e-3, NETWORK, eps=float("nan")), "eps=nan"),
     ]
 )
+def test_rates_and_blocks_that_do_not_fit(arguments, message):
+    is_refused(message, *arguments)
 
 
 @pytest.mark.parametrize("init", ["lecun", "xavier"])

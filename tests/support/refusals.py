@@ -18,11 +18,12 @@ def is_refused(message, call, *arguments, error=ValueError, **options):
     each_is_refused((partial(call, *arguments, **options), message), error=error)
 
 
-def refused(cases, by=lambda call: call(), error=ValueError):
-    """Returns the test that by(*arguments) is refused, for every case (*arguments, pattern)."""
+def parametrize_refusals(cases):
+    """Parametrises a test by (arguments, message), for every case (*arguments, message).
 
-    @pytest.mark.parametrize("case", cases, ids=lambda case: case[-1])
-    def test(case):
-        each_is_refused((lambda: by(*case[:-1]), case[-1]), error=error)
-
-    return test
+    The message, which names what is refused, is the id of the case.
+    """
+    arguments = [(case[:-1], case[-1]) for case in cases]
+    return pytest.mark.parametrize(
+        ("arguments", "message"), arguments, ids=[message for _, message in arguments]
+    )

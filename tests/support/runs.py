@@ -12,6 +12,7 @@ from experiments.lab import cli
 from experiments.lab.experiment import read_run
 from experiments.verdicts.claims import answer_statements
 from experiments.verdicts.statements import STATEMENTS
+from tests.support.closeness import assert_close
 
 SMALL = (
     "--depth=2",
@@ -127,7 +128,7 @@ def same_arrays(folder, other_folder, rtol=0):
         assert set(expected.files) == set(other_arrays.files) and expected.files
         for name in expected.files:
             if "seconds" not in name:
-                np.testing.assert_allclose(other_arrays[name], expected[name], rtol, err_msg=name)
+                assert_close(other_arrays[name], expected[name], rtol, err_msg=name)
                 assert other_arrays[name].dtype == expected[name].dtype, name
 
 

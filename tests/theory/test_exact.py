@@ -13,7 +13,8 @@ import rank_collapse as rc
 from rank_collapse.theory import exact
 from tests.oracles import draws, mp_network
 from tests.oracles.small_residuals import CASES, KEEP, SKIPS, D, H, network
-from tests.support.refusals import refused
+from tests.support.closeness import assert_close
+from tests.support.refusals import is_refused, parametrize_refusals
 
 
 def check_inside(balls, want):
@@ -138,7 +139,7 @@ def test_activations_are_those_of_mpmath(kind):
     with exact.flint.ctx.workdps(30), mpmath.workdps(30):
         balls = exact.ACTIVATIONS[kind](exact.to_balls(z))
         expected = [float(phi(mpmath.mpf(float(a)))) for a in z]
-    np.testing.assert_allclose([float(b.mid()) for b in balls], expected, rtol=1e-14)
+    assert_close([float(b.mid()) for b in balls], expected, rtol=1e-14)
 
 
 def test_tokens_that_are_exactly_equal_have_no_residual():
@@ -156,7 +157,7 @@ def call(x=None, config=SAN, **options):
     return rc.theory.exact_profile(draws.parameters(SAN), x, config, **options)
 
 
-test_refusals_name_the_value = refused(
+@parametrize_refusals(
     [
         (lambda: jax.jit(lambda x: call(x=x).profile)(jnp.ones((3, 4))), "outside of jit and vmap"),
         (lambda: call(x=np.float32([[1, 2, 3, np.inf]] * 3)), "x has values that are not finite"),
@@ -168,6 +169,8 @@ test_refusals_name_the_value = refused(
         (lambda: call(max_digits=40), "digits=50 is not a whole number from 10 to 40"),
     ]
 )
+def test_refusals_name_the_value(arguments, message):
+    is_refused(message, *arguments)
 
 
 def test_masked_tokens_have_no_part_in_the_residual():
@@ -184,4 +187,4 @@ def test_the_rate_of_eight_layers():
     config = rc.san(8, 2, 8)
     balls = exact.exact_profile(draws.parameters(config), draws.tokens(5, 8), config)
     assert balls.profile[-1] < -100
-    np.testing.assert_allclose(rc.local_rate(balls.profile)[-1], 3, atol=0.05)
+    assert_close(rc.local_rate(balls.profile)[-1], 3, atol=0.05)

@@ -9,6 +9,7 @@ T = pytest.importorskip("transformers")
 import rank_collapse as rc  # noqa: E402
 from rank_collapse.pretrained.families.vit import cut_patches  # noqa: E402
 from rank_collapse.torch import path_lengths  # noqa: E402
+from tests.support.closeness import assert_close  # noqa: E402
 
 IMAGES = {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4}
 IMAGES |= {"image_size": 8, "patch_size": 4}
@@ -105,9 +106,9 @@ def test_path_lengths_are_those_of_our_own_network(family):
     branches = {"attention": attention, "mlp": mlp}
     contributions = path_lengths(model, branches=branches, start=start, **inputs)
     close = {"rtol": 1e-5, "atol": 1e-5}
-    np.testing.assert_allclose(contributions.by_length[:, :, 0], expected.by_length, **close)
-    np.testing.assert_allclose(contributions.offset[0], expected.offset, **close)
-    np.testing.assert_allclose(contributions.output[0], expected.output, **close)
+    assert_close(contributions.by_length[:, :, 0], expected.by_length, **close)
+    assert_close(contributions.offset[0], expected.offset, **close)
+    assert_close(contributions.output[0], expected.output, **close)
     one_axis = path_lengths(model, branches=attention, start=start, **inputs)
     assert one_axis.output_name == "last_hidden_state"
     torch.testing.assert_close(one_axis.by_length, contributions.by_length.sum(1), **close)

@@ -10,6 +10,7 @@ torch = pytest.importorskip("torch")
 from rank_collapse.agree.comparison import compare_files  # noqa: E402
 from rank_collapse.agree.recording import open_recording  # noqa: E402
 from rank_collapse.torch import record  # noqa: E402
+from tests.support.closeness import assert_close  # noqa: E402
 
 
 class Block(torch.nn.Module):
@@ -61,11 +62,9 @@ def test_states_and_branches_are_those_of_the_model(tmp_path):
         y = block.norm(x)
         attention = block.attn(y, y, y)[0]
         x = block(x)
-        np.testing.assert_allclose(
-            layer.branches["attention_branch"], attention.detach(), atol=1e-6
-        )
+        assert_close(layer.branches["attention_branch"], attention.detach(), atol=1e-6)
         total = layer.before + layer.branches["attention_branch"] + layer.branches["mlp_branch"]
-        np.testing.assert_allclose(total, x.detach(), atol=1e-6)
+        assert_close(total, x.detach(), atol=1e-6)
 
 
 def test_bfloat16_is_kept(tmp_path):
@@ -138,7 +137,7 @@ def test_a_branch_that_is_normed_is_what_is_added(tmp_path, of_attention, of_mlp
         model(IDS)
     for layer in open_recording(tmp_path / "a.npz").read_layers():
         added = sum(layer.branches.values())
-        np.testing.assert_allclose(layer.before + added, layer.after, atol=1e-6)
+        assert_close(layer.before + added, layer.after, atol=1e-6)
 
 
 def record_nothing(model, path, **options):
@@ -192,11 +191,11 @@ def test_sublayers_take_in_another_run(tmp_path):
     for block, a, b in layers:
         y = block.norm(torch.tensor(b.before, dtype=torch.float32))
         attention = block.attn(y, y, y)[0].detach()
-        np.testing.assert_allclose(a.branches["attention_branch"], attention, atol=1e-6)
+        assert_close(a.branches["attention_branch"], attention, atol=1e-6)
         middle = torch.tensor(b.before + b.branches["attention_branch"], dtype=torch.float32)
         mlp = block.mlp(block.norm(middle)).detach()
-        np.testing.assert_allclose(a.branches["mlp_branch"], mlp, atol=1e-6)
-        np.testing.assert_allclose(a.after, b.after, atol=1e-5)
+        assert_close(a.branches["mlp_branch"], mlp, atol=1e-6)
+        assert_close(a.after, b.after, atol=1e-5)
     answer = compare_files(tmp_path / "a.safetensors", tmp_path / "b.npz")
     assert answer.first == {"layer": 0, "part": "attention"} and not answer.agree
 
@@ -231,7 +230,7 @@ def test_steps_take_in_another_run(tmp_path):
     answer = list(open_recording(tmp_path / "a.safetensors").read_layers())
     for a, b in zip(answer, open_recording(tmp_path / "b.npz").read_layers(), strict=True):
         change = a.branches["mlp_branch"] - b.branches["mlp_branch"]
-        np.testing.assert_allclose(change, 0.5 * (a.index == 1), atol=1e-5)
+        assert_close(change, 0.5 * (a.index == 1), atol=1e-5)
 
 
 def test_inputs_that_do_not_fit_are_one_line(tmp_path):

@@ -19,7 +19,8 @@ from rank_collapse.training import Ensemble, Hyper, Recipe, dump_models, load_mo
 from rank_collapse.training.models import decode_pairs, exact_share, init_model
 from rank_collapse.training.tasks import examples, sequences
 from rank_collapse.training.training import batch_forward
-from tests.support.refusals import refused
+from tests.support.closeness import assert_close
+from tests.support.refusals import is_refused, parametrize_refusals
 
 EMBEDDING = EmbeddingConfig(vocab_size=6, d_embed=8, positions="learned", num_positions=5)
 HALF = TransformerConfig(
@@ -85,7 +86,7 @@ def test_losses_fall_and_curves_are_the_metrics_of_the_held_out_pairs(training_r
     )
     source, exists, target = held_out.source[5], held_out.source_mask[5], held_out.inputs[5]
     single = encoder_decoder.apply(model, source, target, CONFIG, source_mask=exists)
-    np.testing.assert_allclose(logits[5][mask[5]], single.logits[mask[5]], atol=1e-5)
+    assert_close(logits[5][mask[5]], single.logits[mask[5]], atol=1e-5)
 
 
 @pytest.mark.full
@@ -184,7 +185,7 @@ def test_weights_are_read_back_with_their_config_and_write_the_same(training_run
     )
 
 
-test_recipes_that_do_not_fit_are_named = refused(
+@parametrize_refusals(
     [
         ({"num_outputs": 5}, "num_outputs=5 is not the decoder's vocab_size=6"),
         ({"output_dropout": True}, "output_dropout=True"),
@@ -192,6 +193,8 @@ test_recipes_that_do_not_fit_are_named = refused(
             {"config": EncoderDecoderConfig(HALF.replace(embedding=None), CONFIG.decoder)},
             "encoder.embedding=None",
         ),
-    ],
-    lambda fields: dataclasses.replace(RECIPE, **fields),
+    ]
 )
+def test_recipes_that_do_not_fit_are_named(arguments, message):
+    (fields,) = arguments
+    is_refused(message, lambda: dataclasses.replace(RECIPE, **fields))

@@ -23,7 +23,7 @@ from rank_collapse.training.training import (
     train_step,
 )
 from tests.oracles import draws
-from tests.support.refusals import each_is_refused, refused
+from tests.support.refusals import each_is_refused, is_refused, parametrize_refusals
 
 CONFIG = TransformerConfig(
     d_model=8, embedding=EmbeddingConfig(vocab_size=5, d_embed=8, norm=False)
@@ -141,7 +141,7 @@ def test_floats_that_mean_nothing_are_named(values, fields, message):
     )
 
 
-test_bad_optimizers_are_named = refused(
+@parametrize_refusals(
     [
         ({"optimizer": "sgd"}, "optimizer='sgd'"),
         ({"b2": 1.0}, r"b2=1.0 is not in \[0, 1\)"),
@@ -152,9 +152,11 @@ test_bad_optimizers_are_named = refused(
         ({"milestones": (3.5,)}, r"milestones=\(3.5,\)"),
         ({"start": 3}, "start=3 is not a function"),
         ({"clip_norm": -1.0}, "clip_norm=-1.0 is not in"),
-    ],
-    lambda fields: make_recipe(**fields),
+    ]
 )
+def test_bad_optimizers_are_named(arguments, message):
+    (fields,) = arguments
+    is_refused(message, lambda: make_recipe(**fields))
 
 
 EMBEDDING = rc.EmbeddingConfig(vocab_size=5, d_embed=6)

@@ -12,8 +12,8 @@ import pytest
 import rank_collapse as rc
 from experiments.train import path_sizes as pp
 from tests.oracles import draws
-from tests.oracles.checkpoint_arrays import near
 from tests.oracles.path_examples import chain_effects, over_batch, profile_in_memory
+from tests.support.closeness import assert_close, near
 from tests.support.refusals import is_refused
 
 
@@ -39,9 +39,9 @@ def test_one_alpha_gives_the_published_formula(alpha):
         for k in range(depth + 1)
     ]
     ours = pp.predicted_sizes(alpha, depth, heads, initial, c)
-    np.testing.assert_allclose(ours, np.log10(expected), atol=1e-5)
+    assert_close(ours, np.log10(expected), atol=1e-5)
     by_layer = pp.predicted_sizes(jnp.full(depth, alpha), depth, heads, initial, c)
-    np.testing.assert_allclose(by_layer, ours, atol=1e-5)
+    assert_close(by_layer, ours, atol=1e-5)
 
 
 def test_predictions_stay_in_range_at_any_depth():
@@ -105,7 +105,7 @@ def test_chains_that_vanish():
     sinks = jnp.full((6, 1, 4, 4), 0.25e-5, jnp.float32)
     for attention in (sinks, 0 * sinks):
         ratios = pp.chained_residual(attention, np.zeros(6, int))
-        np.testing.assert_allclose(ratios, 0, atol=1e-6)
+        assert_close(ratios, 0, atol=1e-6)
 
 
 def exact_ratios(attention, path, keep):
@@ -156,7 +156,7 @@ def test_products_of_any_length_keep_their_digits(dtype, share):
     assert (max(expected) < 1e-10) == (share == 1)
     rounding = np.finfo(dtype).eps
     atol = 0 if share == 1 else 10 * rounding
-    np.testing.assert_allclose(ours, expected, rtol=4 * np.sqrt(rounding), atol=atol)
+    assert_close(ours, expected, rtol=4 * np.sqrt(rounding), atol=atol)
 
 
 def test_measured_sizes_are_norms_of_each_length():

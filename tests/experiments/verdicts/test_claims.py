@@ -15,33 +15,21 @@ from experiments.verdicts.claims import (
     MUST_HOLD,
     OPEN,
     SOME_FAIL,
-    Statement,
 )
 from experiments.verdicts.sequential import least_count
+from tests.oracles.verdict_rows import (
+    compute_answer,
+    compute_verdict,
+    make_median_row,
+    make_statement,
+)
+from tests.support.closeness import assert_close
 from tests.support.refusals import is_refused
 
-ABOVE = (0.0, math.inf)
 MORE_THAN_HALF = (0.5, math.inf)
 
 
-def make_statement(claimed=ABOVE, **fields):
-    return Statement("Section 1", "It is so.", "x", claimed, **fields)
-
-
 CURVES_AGREE = make_statement((0.05, math.inf), tests_claim=True)
-
-
-def compute_verdict(row, claimed=ABOVE):
-    (judged,) = claims.judge_rows([row], make_statement(claimed))
-    return judged.verdict
-
-
-def make_median_row(values, setting="here", claimed=ABOVE):
-    return rows.median_row("key", setting, values, claimed)
-
-
-def compute_answer(*rows, claimed=ABOVE, is_registered=False, **fields):
-    return claims.answer_statement("key", make_statement(claimed, **fields), rows, is_registered)
 
 
 UP, DOWN, BOTH = [1.0, 1.2, 0.9] * 4, [-1.0, -1.2, -0.9] * 4, [1.0, -1.2, 0.9, -0.8] * 3
@@ -81,9 +69,7 @@ def test_a_median_that_is_to_be_the_same_is_refused_on_both_sides():
     row = make_median_row([*near, None, math.nan], claimed=(2.5, 3.5))
     assert row.draws == 12 and row.num_made == 14 and "2 of 14 draws have no number" in row.note
     doubled = rows.median_row("key", "here", near, (5.5, 6.5), scale=lambda v: 2 * v)
-    np.testing.assert_allclose(
-        doubled.interval(0.95), np.multiply(make_median_row(near).interval(0.95), 2)
-    )
+    assert_close(doubled.interval(0.95), np.multiply(make_median_row(near).interval(0.95), 2))
     assert doubled.estimate == pytest.approx(6) and compute_verdict(doubled, (5.5, 6.5)) == "within"
 
 

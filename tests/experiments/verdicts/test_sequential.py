@@ -8,6 +8,7 @@ from scipy import integrate
 
 from experiments.verdicts import claims, rows, sequential
 from experiments.verdicts.sequential import list_rounds, log_evidence, reject_jointly
+from tests.support.closeness import assert_close
 from tests.support.refusals import is_refused
 
 RUNS, DRAWS, SETTINGS = 2000, 200, 6
@@ -23,7 +24,7 @@ def test_evidence_is_the_mixture_of_likelihood_ratios(count, total):
         )
 
     expected = integrate.quad(ratio, 0.5, 1, points=[count / total])[0]
-    np.testing.assert_allclose(math.exp(log_evidence(count, total)), expected, rtol=1e-9)
+    assert_close(math.exp(log_evidence(count, total)), expected, rtol=1e-9)
 
 
 def test_half_of_the_draws_or_fewer_are_no_evidence_even_where_floating_point_ends():
@@ -74,7 +75,7 @@ def simulate_wrong(evidence_of, seed=3):
         for setting in range(SETTINGS):
             evidence = rows.Evidence(*([a[run, setting] for a in s] for s in (within, outside)))
             expected = [joined[0][run, setting], min(0.0, joined[1][run, setting])]
-            np.testing.assert_allclose(evidence.log_p(), expected)
+            assert_close(evidence.log_p(), expected)
     return np.mean(wrong[0]), np.mean(wrong[1])
 
 

@@ -30,11 +30,12 @@ from rank_collapse.network.passes import LayerMeasure, States, replay, run_pass
 from rank_collapse.network.residual import ResidualSpec
 from rank_collapse.network.walk import SublayerValues
 from tests.oracles import draws
-from tests.oracles.checkpoint_arrays import near
 from tests.oracles.gradient_norms import gradient_norms
 from tests.oracles.path_examples import heads_in_memory
+from tests.oracles.updated_networks import FIELDS, make_network
+from tests.support.closeness import assert_close, near
 from tests.support.marks import full_but
-from tests.support.refusals import is_refused, refused
+from tests.support.refusals import is_refused, parametrize_refusals
 
 L, N, D = 4, 6, 8
 CONFIG = rc.TransformerConfig(
@@ -68,8 +69,8 @@ def test_a_token_that_is_zero_is_at_right_angles_to_others_and_at_none_to_itself
     params = jax.tree.map(np.zeros_like, draws.parameters(config))
     params = draws.changed(params, attention={"b_o": moved * np.float32([[-3, -4]])})
     influence_measures = layer_influence(params, np.float32([[0, 0], [3, 4], [-3, 1]]), config)
-    np.testing.assert_allclose(influence_measures["block_influence"], [influence], atol=1e-6)
-    np.testing.assert_allclose(influence_measures["angle"], [[0, angle], [angle, 0]], atol=1e-6)
+    assert_close(influence_measures["block_influence"], [influence], atol=1e-6)
+    assert_close(influence_measures["angle"], [[0, angle], [angle, 0]], atol=1e-6)
     assert all(np.isfinite(measure).all() for measure in influence_measures.values())
     assert not any(name.startswith("mlp") for name in influence_measures)
 
@@ -101,12 +102,10 @@ def test_influence_against_the_trace(network):
     hidden = np.asarray(trace.hidden, float)[:, np.asarray(MASK)]
     unit = hidden / np.linalg.norm(hidden, axis=-1, keepdims=True)
     cosine = np.clip(np.einsum("lnd,mnd->lmn", unit, unit), -1, 1)
-    np.testing.assert_allclose(influence["angle"], np.arccos(cosine).mean(-1) / np.pi, atol=1e-4)
-    np.testing.assert_allclose(
-        influence["last_angle"], np.arccos(cosine[..., -1]) / np.pi, atol=1e-4
-    )
+    assert_close(influence["angle"], np.arccos(cosine).mean(-1) / np.pi, atol=1e-4)
+    assert_close(influence["last_angle"], np.arccos(cosine[..., -1]) / np.pi, atol=1e-4)
     steps = cosine[np.arange(L), np.arange(1, L + 1)].mean(-1)
-    np.testing.assert_allclose(influence["block_influence"], 1 - steps, atol=1e-6)
+    assert_close(influence["block_influence"], 1 - steps, atol=1e-6)
     assert np.all(np.diag(influence["angle"]) == 0)
     branches = {"attention": trace.attention_branch, "mlp": trace.mlp_branch}
     streams = {"attention": trace.hidden[:-1], "mlp": trace.layers.after_attention}
@@ -116,7 +115,7 @@ def test_influence_against_the_trace(network):
         branch, stream = (np.asarray(a, float)[:, MASK] for a in pair)
         lengths = [np.linalg.norm(a, axis=-1) for a in (branch, stream)]
         cosines = (branch * stream).sum(-1) / np.prod(lengths, axis=0)
-        np.testing.assert_allclose(influence[f"{kind}_cosine"], cosines.mean(-1), atol=1e-5)
+        assert_close(influence[f"{kind}_cosine"], cosines.mean(-1), atol=1e-5)
         if kind != "layer":
             ratios = lengths[0] / lengths[1]
             np.testing.assert_allclose(influence[f"{kind}_ratio"], ratios.mean(-1), rtol=1e-4)
@@ -192,15 +191,15 @@ def test_removal_against_networks_without_the_layers(network, size):
             gap = np.linalg.norm(moved - change[s + size :], axis=(1, 2))
             later[s, s + size :] = gap / np.linalg.norm(change[s + size :], axis=(1, 2))
             most[s, s + size :] = compute_largest_change(moved, change[s + size :])
-        np.testing.assert_allclose(removal["outputs"][s], shorter, atol=2e-6)
+        assert_close(removal["outputs"][s], shorter, atol=2e-6)
         ends = output[keep], np.asarray(shorter)[keep]
         lengths = np.prod([np.linalg.norm(a, axis=-1) for a in ends], axis=0)
         cosine = (np.prod(ends, axis=0).sum(-1) / lengths).mean()
-        np.testing.assert_allclose(removal["cosine"][s], cosine, atol=1e-6)
+        assert_close(removal["cosine"][s], cosine, atol=1e-6)
         error = np.linalg.norm(ends[0] - ends[1]) / np.linalg.norm(ends[0])
         np.testing.assert_allclose(removal["error"][s], error, rtol=1e-5)
-    np.testing.assert_allclose(removal["later"], later, atol=1e-5)
-    np.testing.assert_allclose(removal["later_most"], most, atol=1e-5)
+    assert_close(removal["later"], later, atol=1e-5)
+    assert_close(removal["later_most"], most, atol=1e-5)
     assert size == L or later[0, size] > 0.01
 
 
@@ -223,16 +222,21 @@ def test_a_spared_token_keeps_the_layers_that_are_removed(network, size):
             layers=jax.tree.map(lambda a, s=s: a[s + size :], params.layers)
         )
         shorter = rc.apply(later_layers, state, CONFIG.replace(depth=L - s - size), mask=mask)
-        np.testing.assert_allclose(removal["outputs"][s], shorter.output, atol=2e-6)
+        assert_close(removal["outputs"][s], shorter.output, atol=2e-6)
         moved = np.diff(np.asarray(shorter.hidden), axis=0)[:, 2:]
         expected = compute_largest_change(moved, change[s + size :])
         np.testing.assert_allclose(removal["later_most"][s, s + size :], expected, rtol=1e-4)
 
 
-test_a_block_that_is_no_block = refused(
-    [(size, f"size={size} is not a whole number from 1 to 4") for size in (0, L + 1)],
-    lambda size: layer_removal(draws.parameters(CONFIG), jnp.ones((N, D)), CONFIG, size=size),
+@parametrize_refusals(
+    [(size, f"size={size} is not a whole number from 1 to 4") for size in (0, L + 1)]
 )
+def test_a_block_that_is_no_block(arguments, message):
+    (size,) = arguments
+    is_refused(
+        message,
+        lambda: layer_removal(draws.parameters(CONFIG), jnp.ones((N, D)), CONFIG, size=size),
+    )
 
 
 def test_tokens_to_spare_are_a_count():
@@ -310,17 +314,6 @@ def test_a_measure_of_states_is_of_the_input_and_of_every_layer_under_the_mask(n
     np.testing.assert_array_equal(states[:, 0], trace.layers.after_attention)
     np.testing.assert_allclose(states[:, 1], trace.hidden[1:], rtol=1e-5, atol=1e-6)
     np.testing.assert_array_equal(branch, trace.mlp_branch)
-
-
-FIELDS = (
-    {"norm_placement": "post", "skip_gain": 1.4, "branch_gain": 0.6},
-    {"norm_placement": "sandwich", "mlp": "swiglu", "final_norm": True},
-)
-
-
-def make_network(fields):
-    config = rc.transformer(3, 2, 8, d_ff=12, **fields)
-    return draws.parameters(config), draws.tokens(5, 8), config
 
 
 @pytest.mark.parametrize("fields", FIELDS)

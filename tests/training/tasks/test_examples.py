@@ -16,7 +16,9 @@ from experiments.paper.circle import walks as circle
 from experiments.train import sorting
 from rank_collapse.training.tasks import examples, sequences
 from rank_collapse.training.tasks.sequences import BEGIN, END, NUM_MARKS, PAD
-from tests.support.refusals import is_refused, refused
+from tests.support.closeness import assert_close
+from tests.support.on_host import on_host
+from tests.support.refusals import is_refused, parametrize_refusals
 
 
 def rational_hull(points) -> np.ndarray:
@@ -34,15 +36,6 @@ def rational_hull(points) -> np.ndarray:
         ],
         int,
     )
-
-
-def on_host(make):
-    """Compiles a function of a key and sizes whole, and gives its data as NumPy's."""
-
-    def call(key, *sizes, **options):
-        return jax.device_get(jax.jit(lambda key: make(key, *sizes, **options))(key))
-
-    return call
 
 
 hull = jax.jit(jax.vmap(convex_hull.hull_labels))
@@ -98,17 +91,17 @@ def test_circle_walks_step_by_step_on_the_two_halves():
     np.testing.assert_allclose(radius, 0.3, rtol=1e-5)
     angle = 2 * np.pi / 1000
     turn = np.array([[np.cos(angle), np.sin(angle)], [-np.sin(angle), np.cos(angle)]])
-    np.testing.assert_allclose(data.labels, np.asarray(data.inputs) @ turn, atol=1e-6)
+    assert_close(data.labels, np.asarray(data.inputs) @ turn, atol=1e-6)
     is_refused("num_points=3", circle.make_examples, 3)
 
 
 def test_roll_out_feeds_back_the_output_or_its_sum():
     start = jnp.asarray([[1.0, 0.0], [0.0, 2.0]])
     path = circle.roll_out(lambda x: 0.5 * x, start, 4)
-    np.testing.assert_allclose(path[:, 0, 0], [1, 0.5, 0.25, 0.125])
+    assert_close(path[:, 0, 0], [1, 0.5, 0.25, 0.125])
     path = circle.roll_out(lambda x: 0.5 * x, start, 4, skip=True)
-    np.testing.assert_allclose(path[:, 0, 0], [1, 0.5, 0.75, 1.125])
-    np.testing.assert_allclose(circle.distance(path)[0], np.sqrt(5))
+    assert_close(path[:, 0, 0], [1, 0.5, 0.75, 1.125])
+    assert_close(circle.distance(path)[0], np.sqrt(5))
 
 
 def test_batch_before_is_added_in_the_order_of_training():
@@ -206,7 +199,7 @@ def test_losses_and_metrics_match_numpy_with_a_mask():
     right = z.argmax(axis=-1) == labels
     np.testing.assert_allclose(examples.token_accuracy(logits, data), right[mask].mean(), rtol=1e-6)
     exact = np.mean([r[m].all() for r, m in zip(right, mask, strict=True)])
-    np.testing.assert_allclose(examples.exact_match(logits, data), exact)
+    assert_close(examples.exact_match(logits, data), exact)
     target = jnp.asarray(np.random.default_rng(1).normal(size=z.shape), jnp.float32)
     expected = ((z - np.asarray(target)) ** 2).sum(axis=-1)[mask].sum()
     np.testing.assert_allclose(
@@ -218,7 +211,7 @@ def test_a_token_of_weight_zero_may_be_infinite():
     logits, data, *_ = masked_data()
     bad = jnp.where(data.mask[..., None], logits, jnp.nan)
     expected = examples.cross_entropy(logits, data.labels, data.mask)
-    np.testing.assert_allclose(examples.cross_entropy(bad, data.labels, data.mask), expected)
+    assert_close(examples.cross_entropy(bad, data.labels, data.mask), expected)
 
 
 def test_area_under_curve_counts_pairs_and_ties():
@@ -347,7 +340,9 @@ def test_lengths_are_not_drawn_with_the_key_of_letters():
 
 
 SIZES = {"num_examples": 2, "seq_len": 6, "num_letters": 4, "task": "copy"}
-test_bad_sizes_are_named = refused(
+
+
+@parametrize_refusals(
     [
         ({"seq_len": 0}, "seq_len=0 is not a whole number from 1 on"),
         ({"min_len": 0}, "min_len=0 is not a whole number from 1 to"),
@@ -355,9 +350,14 @@ test_bad_sizes_are_named = refused(
         ({"num_letters": 0}, "num_letters=0 is not a whole number from 1 on"),
         ({"num_examples": 0}, "num_examples=0 is not a whole number from 1 on"),
         ({"task": "shuffle"}, "task='shuffle' is not one of"),
-    ],
-    lambda sizes: sequences.make_pairs(
-        jax.random.key(0),
-        **{"num_examples": 2, "seq_len": 6, "num_letters": 4, "task": "copy"} | sizes,
-    ),
+    ]
 )
+def test_bad_sizes_are_named(arguments, message):
+    (sizes,) = arguments
+    is_refused(
+        message,
+        lambda: sequences.make_pairs(
+            jax.random.key(0),
+            **{"num_examples": 2, "seq_len": 6, "num_letters": 4, "task": "copy"} | sizes,
+        ),
+    )

@@ -15,6 +15,7 @@ from rank_collapse.network.embedding import EmbeddingConfig
 from rank_collapse.network.residual import layer_gains
 from tests.oracles import mp_network
 from tests.oracles.draws import parameters
+from tests.support.closeness import assert_close
 from tests.support.marks import full_but, full_if
 
 A = np.array([[0.3, 0.5], [-0.2, 0.1]])
@@ -39,12 +40,12 @@ def test_spectral_radius_is_that_of_complex_eigenvalues():
     turn = 0.5 * np.array([[np.cos(1), -np.sin(1)], [np.sin(1), np.cos(1)]])
     undefined = np.array([[np.nan, 0], [0, 1]])
     radii = recurrence.spectral_radius(np.stack([turn, np.diag([-3, 2]), undefined]))
-    np.testing.assert_allclose(radii, [0.5, 3, np.nan])
+    assert_close(radii, [0.5, 3, np.nan])
 
 
 def test_equal_tokens_come_to_rest():
     point, moved = recurrence.equal_tokens(lambda x: x / 2 + 1, jnp.zeros(2), 20)
-    np.testing.assert_allclose(point, 2, atol=1e-5)
+    assert_close(point, 2, atol=1e-5)
     _, moving = recurrence.equal_tokens(lambda x: x + 0.5, jnp.zeros(2), 20)
     assert float(moved) < 1e-5 and float(moving) == pytest.approx(0.5 * np.sqrt(2))
 
@@ -56,7 +57,7 @@ def test_steps_between_two_distances():
     steps = recurrence.measured_steps(np.stack([cubic, halved, constant]))
     np.testing.assert_array_equal(steps, [1, 14, np.nan])
     predicted = recurrence.predicted_steps([0.5, 0.1, 0.0, 1.0, 1.2, np.nan])
-    np.testing.assert_allclose(predicted, [4 / np.log10(2), 4, 0, np.inf, np.inf, np.nan])
+    assert_close(predicted, [4 / np.log10(2), 4, 0, np.inf, np.inf, np.nan])
 
 
 def test_order_of_a_law():
@@ -65,7 +66,7 @@ def test_order_of_a_law():
     crossing = np.where(t < 6, -(1.5**t), -(1.5**5) - 0.3 * (t - 5))  # another law while far off
     cubic[31:] = -np.inf
     orders = recurrence.fall_order(np.stack([cubic, halved, crossing, 0 * halved]))
-    np.testing.assert_allclose(orders, [3, 1, 1, np.nan], rtol=1e-10)
+    assert_close(orders, [3, 1, 1, np.nan], rtol=1e-10)
 
 
 CASES = {
@@ -140,5 +141,5 @@ def test_distances_at_every_placement_of_norms(placement, x64):
     log10_distances = recurrence.log_roll_out(params, (w, b), tokens, config, 5)
     for step in range(5):
         distance = np.linalg.norm(tokens[0] - tokens[1])
-        np.testing.assert_allclose(log10_distances[step], np.log10(distance), atol=1e-6)
+        assert_close(log10_distances[step], np.log10(distance), atol=1e-6)
         tokens = rc.apply(params, tokens, config).output @ w + b[None, :]

@@ -13,6 +13,7 @@ from experiments.paper.collapse import cubic_law
 from rank_collapse.network.passes import replay
 from rank_collapse.network.residual import lone_norm, normalize_tokens
 from tests.oracles import draws
+from tests.support.closeness import assert_close
 from tests.support.marks import full_but
 
 
@@ -45,7 +46,7 @@ def test_two_tokens_by_hand(x64):
     log10_r = [-1.0]
     for _ in range(6):
         log10_r.append(math.log10(0.6) + 3 * log10_r[-1])
-    np.testing.assert_allclose(profile, np.array(log10_r) + math.log10(2) / 2, rtol=1e-9)
+    assert_close(profile, np.array(log10_r) + math.log10(2) / 2, rtol=1e-9)
     # ‖R‖ = √2 r: c_eff = 0.6/2 in that norm, up to the layers left out, κ/3^L of them
     constant = closed_constant(params, jnp.array([[3.1], [2.9]]), config)
     assert abs(float(constant.log10_c_eff) - math.log10(0.3)) <= abs(math.log10(0.3)) / 3**6 * 1.001
@@ -71,15 +72,15 @@ def test_small_residuals_fall_as_the_closed_recursion_has_it(fields, x64):
     profile = rc.log_residual_profile(params, x, config, mask=keep)
     cubic = cubic_law.cubic_profile(params, x, config, mask=keep)
     assert float(profile[-1]) < -300
-    np.testing.assert_allclose(cubic[0], profile[0], atol=1e-9)
-    np.testing.assert_allclose(np.diff(cubic)[0], np.diff(profile)[0], atol=1e-3)
+    assert_close(cubic[0], profile[0], atol=1e-9)
+    assert_close(np.diff(cubic)[0], np.diff(profile)[0], atol=1e-3)
     if config.mlp != "none":
         with pytest.raises(ValueError, match="MLPs are not certified"):
             closed_constant(params, x, config, mask=keep)
         return
     measured = cubic_law.measured_constant(profile)
     closed = closed_constant(params, x, config, mask=keep)
-    np.testing.assert_allclose(closed.log10_lambda, measured.log10_lambda, atol=2e-4)
+    assert_close(closed.log10_lambda, measured.log10_lambda, atol=2e-4)
 
 
 def measure_from_start(params, x, config):
@@ -99,9 +100,9 @@ def test_float32_is_float64_in_deep_layers_and_the_mean_token_does_not_matter():
         expected = jax.device_get(closed_constant(params, x, config))
     np.testing.assert_allclose(certified.log10_lambda, expected.log10_lambda, rtol=1e-4)
     np.testing.assert_allclose(single.log10_lambda, double.log10_lambda, rtol=1e-5)
-    np.testing.assert_allclose(shifted.log10_lambda, double.log10_lambda, rtol=1e-9)
-    np.testing.assert_allclose(scaled.log10_lambda, double.log10_lambda + 1, rtol=1e-9)
-    np.testing.assert_allclose(scaled.log10_c_eff, double.log10_c_eff, rtol=1e-7, atol=1e-9)
+    assert_close(shifted.log10_lambda, double.log10_lambda, rtol=1e-9)
+    assert_close(scaled.log10_lambda, double.log10_lambda + 1, rtol=1e-9)
+    assert_close(scaled.log10_c_eff, double.log10_c_eff, rtol=1e-7, atol=1e-9)
 
 
 def test_the_closed_form_starts_where_the_diameter_bound_certifies_it(x64):
@@ -161,4 +162,4 @@ def test_the_factor_of_a_norm_is_met_by_tokens_of_one_length(x64):
         assert least <= float(ratio / jnp.exp((logs[0] + logs[1]) / 2)) <= most
         # of both tokens together it is the larger factor
         both = cubic_law._norm_factor(spec, x, jnp.ones(2, bool))
-        np.testing.assert_allclose(both, max(logs))
+        assert_close(both, max(logs))

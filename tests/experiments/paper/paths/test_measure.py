@@ -12,6 +12,7 @@ from rank_collapse.paths.sets import Classifier
 from rank_collapse.training.tasks.examples import Examples, token_accuracy
 from rank_collapse.training.training import Model
 from tests.oracles import draws
+from tests.support.closeness import assert_close
 
 L, H, D, N, B = 2, 2, 6, 5, 3
 LENGTHS = (5, 3, 4)
@@ -53,8 +54,8 @@ def test_sums_of_lengths_have_one_offset_and_one_classifier(data):
     for name, sets in sums.items():
         wanted = [compute_value(chosen) for chosen in sets]
         assert len(set(wanted)) == L + 1
-        np.testing.assert_allclose(results[name]["logits"], wanted, rtol=1e-9, err_msg=name)
-    np.testing.assert_allclose(results["offset"]["logits"], compute_value([]), rtol=1e-9)
+        assert_close(results[name]["logits"], wanted, rtol=1e-9, err_msg=name)
+    assert_close(results["offset"]["logits"], compute_value([]), rtol=1e-9)
     for metric in metrics:
         gained = results["up_to"][metric][-1] - results["offset"][metric]
         assert float(results["shapley"][metric].sum()) == pytest.approx(float(gained), abs=1e-6)
@@ -62,8 +63,8 @@ def test_sums_of_lengths_have_one_offset_and_one_classifier(data):
     states = np.concatenate([c, offset[:, None]], axis=1) * exists
     sizes = [np.linalg.norm(states[:, k]) for k in range(L + 2)]
     wanted = sum(sizes) / np.linalg.norm(states.sum(axis=1))
-    np.testing.assert_allclose(results["cancellation"], wanted, rtol=1e-9)
+    assert_close(results["cancellation"], wanted, rtol=1e-9)
     network_metrics = whole_metrics(model, examples, CONFIG, metrics)
     truncated = np.asarray(results["truncated"]["logits"])
-    np.testing.assert_allclose(truncated[-1], network_metrics["logits"], rtol=1e-9)
+    assert_close(truncated[-1], network_metrics["logits"], rtol=1e-9)
     assert len(set(truncated.tolist())) == L + 1

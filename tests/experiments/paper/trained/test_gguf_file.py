@@ -21,6 +21,7 @@ import rank_collapse as rc
 from experiments.paper.trained import convert, gguf_file
 from rank_collapse import pretrained
 from rank_collapse.text import encoders
+from tests.support.closeness import assert_close
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
 WORDS = ["a", "b", "1", "2", "Ġ", "ab", "Ġa"]
@@ -89,7 +90,7 @@ def test_a_gguf_file_is_the_llama_that_transformers_reads(kind, tmp_path):
     with torch.no_grad():
         states = model(torch.from_numpy(ids)[None], output_hidden_states=True).hidden_states
     expected = torch.cat(states).numpy()
-    np.testing.assert_allclose(rc.apply(params, ids, config).hidden_states, expected, atol=2e-5)
+    assert_close(rc.apply(params, ids, config).hidden_states, expected, atol=2e-5)
     encode = encoders.load_tokenizer(tmp_path, pretrained.settings_of(tmp_path))
     assert [WORDS[i] for i in encode("ab a12")] == ["ab", "Ġa", "1", "2"]
 
@@ -146,7 +147,7 @@ def test_what_a_gguf_file_says_of_its_heads_is_read(width, changes, theta, tmp_p
         model = llama_of(tensors, theta, width)
         states = model(torch.from_numpy(ids)[None], output_hidden_states=True).hidden_states
     expected = torch.cat(states).numpy()
-    np.testing.assert_allclose(rc.apply(params, ids, config).hidden_states, expected, atol=2e-5)
+    assert_close(rc.apply(params, ids, config).hidden_states, expected, atol=2e-5)
 
 
 REFUSED = {
@@ -244,4 +245,4 @@ def test_a_ctranslate2_file_is_the_encoder_of_transformers(tmp_path):
     with torch.no_grad():
         states = model(torch.from_numpy(features), output_hidden_states=True).hidden_states
     hidden = rc.apply(params, features[0].T, config).hidden_states
-    np.testing.assert_allclose(hidden, torch.stack(states, dim=1)[0].numpy(), atol=2e-5)
+    assert_close(hidden, torch.stack(states, dim=1)[0].numpy(), atol=2e-5)
