@@ -66,7 +66,10 @@ def test_variants_start_as_their_authors_start_them():
 @parametrize_refusals(
     [
         ("shapd", {}, {}, "variant 'shapd' is not one of"),
-        ("san", {}, {}, r"'san' is a network, .*: rc.san\("),
+        *(
+            (name, {}, {}, rf"'{name}' is a network, .*: rc.{name}\(")
+            for name in ("san", "san_mlp", "san_skip", "transformer")
+        ),
         ("shaped", {}, {"delta": 1}, "no value 'delta', only"),
         ("retention", {"mask": "none"}, {}, "does not cover mask='none'"),
         ("linear", {"score": "additive"}, {}, "does not cover score='additive'"),

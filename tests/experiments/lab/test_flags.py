@@ -140,15 +140,15 @@ def folder(tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    ("name", "flags", "message"),
+    ("name", "arguments", "message"),
     [(name, *mistake) for name, mistakes in MISTAKES.items() for mistake in mistakes.items()],
 )
-def test_a_mistake_is_one_line(name, flags, message, folder, tmp_path, capsys):
+def test_a_mistake_is_one_line(name, arguments, message, folder, tmp_path, capsys):
     tiny = () if name in BARE else describe_experiment(name).presets["tiny"]
-    flags = flags.format(tmp=folder, golden=GOLDEN).split()
+    arguments = arguments.format(tmp=folder, golden=GOLDEN).split()
     early = name != "run_transformer"  # whose data are made in its folder
     module = importlib.import_module(f"experiments.{name}")
-    check_mistake(module, [*tiny, *flags], message, tmp_path, capsys, early=early)
+    check_mistake(module, [*tiny, *arguments], message, tmp_path, capsys, early=early)
 
 
 # Second names of flags: those of the published code, and older ones of ours.
@@ -236,3 +236,72 @@ def test_a_folder_of_a_former_name_resumes(tmp_path, capsys):
     assert cli.execute(main, run_collapse.FLAGS, arguments) == 0
     arguments[-3] += "x"
     assert cli.execute(main, run_collapse.FLAGS, arguments) == 2
+LONG = ",".join(map(str, range(1, 59)))
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (f"--trained_d_k={LONG},59", f"--trained_d_k={LONG},59"),
+        (f"--trained_d_k={LONG},59", f"--trained_d_k={LONG},7"),
+        ("--saturation=0.25,0.5", "--saturation=0.5,0.25"),
+        ("--d_k=4 --num_queries=8", "--num_queries=8 --d_k=4"),
+    ],
+)  # fmt: skip
+def test_runs_have_one_name_where_they_have_the_same_flags(one, other):
+    """Also where the flags are longer than the name, and differ at their end alone."""
+    values = import_flags("run_attention_forms")
+    names = [default_run_name(cli.parse_flags(values, text.split())) for text in (one, other)]
+    is_same = sorted(one.split()) == sorted(other.split())
+    assert (names[0] == names[1]) is is_same and max(map(len, names)) <= 87
+    assert default_run_name(cli.parse_flags(values, [])) == "default"
+
+
+# The least value of each flag that counts something, as its help or its use has it; of others 1.
+LEAST = {
+    "d_model": dict.fromkeys(  # LayerNorm of 1 or 2 features leaves signs alone
+        (
+            *("run_sort", "run_convex_hull", "run_memorization", "run_circle", "run_width"),
+            *("run_transformer", "run_attention_forms", "run_stability"),
+        ),
+        3,
+    ),
+    "max_tokens": {"run_trained": 4, "run_lens": 4, "run_sinks": 6, "run_architectures": 2},
+    "n_eval_data": {"run_trainability": 8},
+    "num_few": {"run_lens": 2},
+    "num_texts": {"run_trained": 2, "run_sinks": 2, "run_lens": 2},
+    "seed_chunk": dict.fromkeys(reproduce.EXPERIMENTS, 0) | {"run_collapse": 1},
+    **dict.fromkeys(("first_seed", "jobs", "n_epochs", "num_devices", "num_ranked", "seed"), 0),
+    **dict.fromkeys(("max_texts", "num_labels", "num_queries", "num_tokens", "steps"), 2),
+    **dict.fromkeys(("path_len", "skip_texts"), 0),
+    "warmup": {"run_trainability": 0},
+    "widths": 3,
+}
+# Their bound depends on other flags, or they are taken from published commands and not read.
+WITHOUT_BOUND = {
+    "run_collapse": {"num_tokens", "window", "mlp_gain"},
+    "run_path_chains": {"num_tokens", "window"},
+    "run_transformer": {"min_len", "warmup"},
+    "run_circle": {"n_paths", "n_repeat", "path_len"},
+    "run_trainability": {"num_tokens"},
+}
+
+
+@pytest.mark.parametrize("name", [*reproduce.EXPERIMENTS, "reproduce", "benchmark", "join"])
+def test_a_flag_that_counts_has_a_least_value(name):
+    values, least, expected = import_flags(name), {}, {}
+    for flag_name in {values[n].name for n in values} - WITHOUT_BOUND.get(name, set()):
+        flag = values[flag_name]
+        if flag.flag_type() not in ("int", "numbers"):
+            continue
+        limit = LEAST.get(flag_name, 1)
+        expected[flag_name] = limit.get(name, 1) if isinstance(limit, dict) else limit
+        accepted = []
+        for number in range(-2, 9):
+            try:
+                flag.parser.parse(str(number))
+                accepted.append(number)
+            except ValueError:
+                assert not accepted, f"--{flag_name}={number} is refused above the least value"
+        least[flag_name] = accepted[0]
+    assert least == expected

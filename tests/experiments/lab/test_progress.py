@@ -1,5 +1,8 @@
 """Progress that is true: the clock leaves out what is no step, and nothing is silent for long."""
 
+import contextlib
+import os
+import signal
 import time
 
 import pytest
@@ -64,3 +67,33 @@ def test_a_report_that_fails_does_not_end_the_computation(monkeypatch):
 
     with progress.repeat_until_done(report, 0.01):
         time.sleep(0.05)
+
+
+def test_signals_are_handled_as_before_once_the_work_is_done():
+    """The handlers of a library that calls us, and its file descriptor; one inside another too."""
+
+    def note(number, frame):
+        """Stands for a handler of somebody else."""
+
+    earlier = {number: signal.signal(number, note) for number in progress.SIGNALS}
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    earlier_fd = signal.set_wakeup_fd(writer)
+    try:
+        for error in (None, ValueError):
+            with contextlib.suppress(ValueError), progress.handle_signals():
+                inside = {number: signal.getsignal(number) for number in progress.SIGNALS}
+                assert note not in inside.values()
+                with progress.handle_signals():
+                    pass
+                assert {n: signal.getsignal(n) for n in progress.SIGNALS} == inside
+                if error:
+                    raise error
+            assert {signal.getsignal(number) for number in progress.SIGNALS} == {note}
+            assert signal.set_wakeup_fd(writer) == writer
+    finally:
+        signal.set_wakeup_fd(earlier_fd)
+        for number, handler in earlier.items():
+            signal.signal(number, handler)
+        os.close(reader)
+        os.close(writer)
