@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 import xarray as xr
 from matplotlib.figure import Figure
-from trained_runs import rows
 
 from experiments.lab import cli, experiment, folder
 from experiments.verdicts.page import Comparison
 from experiments.verdicts.rows import mean_row
+from tests.support.runs import rows
 
 FLAGS = cli.make_flags("product", num_seeds=2, shows="value")
 FLAGS.define("integer", "factor", 2, "Of the seeds.")

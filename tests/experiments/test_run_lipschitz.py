@@ -4,7 +4,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from trained_runs import check_mistake, result_of, rows, run
 
 import rank_collapse as rc
 from experiments import run_lipschitz
@@ -13,6 +12,7 @@ from experiments.paper.trained.networks import UNTRAINED
 from experiments.paper.trained.packages import PACKAGES
 from experiments.verdicts import STATEMENTS
 from rank_collapse import pretrained
+from tests.support.runs import check_mistake, result_of, rows, run
 
 
 def test_power_iteration_finds_the_largest_singular_value():

@@ -236,6 +236,8 @@ def test_a_folder_of_a_former_name_resumes(tmp_path, capsys):
     assert cli.execute(main, run_collapse.FLAGS, arguments) == 0
     arguments[-3] += "x"
     assert cli.execute(main, run_collapse.FLAGS, arguments) == 2
+
+
 LONG = ",".join(map(str, range(1, 59)))
 
 
