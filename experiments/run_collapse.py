@@ -59,7 +59,7 @@ from experiments.lab import (
     open_run,
     shared_flags,
 )
-from rank_collapse.measures.profiles import rounding_limit
+from rank_collapse.measures.rounding import rounding_limit
 from rank_collapse.network.layers import MLP_KINDS
 from rank_collapse.network.residual import Gains
 from rank_collapse.theory import logdomain

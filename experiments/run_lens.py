@@ -38,7 +38,7 @@ from experiments.lab import (
     report_activity,
 )
 from experiments.lens import influence, lens_file, lens_results
-from experiments.lens.lens_figures import cosine_figure, ranks_figure, shares_figure
+from experiments.lens.lens_figures import cosine_figure, ranks_figure, shares_figure, sizes_figure
 from experiments.trained.opened_networks import (
     UNTRAINED,
     Network,
@@ -206,7 +206,7 @@ EXPERIMENT = Experiment(
         "tiny": "--untrained --networks=llama --start=0.13,0.8 --num_texts=3 --max_tokens=8 "
         "--num_ranked=1",
     },
-    figures=describe_figures(shares_figure, cosine_figure, ranks_figure),
+    figures=describe_figures(shares_figure, sizes_figure, cosine_figure, ranks_figure),
 )
 
 
@@ -220,6 +220,7 @@ def main(options: Flags) -> Run:
                 write_lenses(options, networks)
             point.save_table(lens_results.make_rows(results))
             point.save_figure("shares", shares_figure(results, networks))
+            point.save_figure("sizes", sizes_figure(results, networks))
             point.save_figure("cosine", cosine_figure(results, networks))
             point.save_figure("ranks", ranks_figure(results, networks))
             point.save_claims(lens_results.judge_claims(results, networks))

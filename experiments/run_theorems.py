@@ -3,21 +3,24 @@
 Each theorem is one line with its formula and conditions. Its networks have the weights that it
 asks for, `rc.apply` passes them, and what is measured stands beside what is predicted. The outcome
 follows from these numbers: the theorem holds as stated; holds, with a bound loose by a factor;
-holds under more than is stated; or fails as worded, with the first point against it.
+holds under more than is stated; or fails as worded, with the first point against it. Seven
+statements that could go either way are also measured in --num_seeds independent draws.
 
     python -m experiments.run_theorems
     python -m experiments.run_theorems --theorems=equiangular,width
+    python -m experiments.run_theorems --seed=3000 --until=decided
 
 One core of a CPU: two minutes. Expect one failure: layer normalisation does not keep affine rank.
 """
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 from experiments.lab import (
+    Executor,
     Experiment,
     Flags,
     Options,
@@ -29,7 +32,8 @@ from experiments.lab import (
     open_run,
     shared_flags,
 )
-from experiments.theorems import causal, mixing, one_layer, sphere
+from experiments.theorems import causal, draws, initial, mixing, one_layer, sphere
+from experiments.theorems.drawing import plot_theorem
 from experiments.theorems.outcomes import (
     LOOSE,
     Curve,
@@ -38,22 +42,31 @@ from experiments.theorems.outcomes import (
     load_curves,
     save_curves,
 )
-from experiments.verdicts import Comparison
-from rank_collapse.report import figures
+from experiments.verdicts import Comparison, Row, make_row
 
 THEOREMS = {
     theorem.name: theorem
-    for subject in (sphere, causal, mixing, one_layer)
+    for subject in (sphere, causal, mixing, initial, one_layer)
     for theorem in subject.THEOREMS
 }
 
 LONG = ("path_products", "heads", "depth_gains", "noise")  # each compiles several programs
 
-FLAGS = cli.make_flags("theorems", shows="measured,x=last")
-shared_flags.define(FLAGS, seed=0)
+FLAGS = cli.make_flags("theorems", num_seeds=2, can_grow=True, shows="measured,x=last")
+shared_flags.define(FLAGS, seed_chunk=0)
 FLAGS.define("list", "theorems", [*THEOREMS], "Which theorems: " + ", ".join(THEOREMS) + ".")
 
-Results = Mapping[str, list[Curve]]  # {theorem: its curves}
+
+class Results(NamedTuple):
+    """What was measured.
+
+    Attributes:
+        curves: {theorem: its curves}.
+        draws: {(statement, setting): its statistic by draw [s]}.
+    """
+
+    curves: Mapping[str, list[Curve]]
+    draws: Mapping[tuple[str, str], np.ndarray]
 
 
 def select_theorems(options: Options) -> dict[str, Theorem]:
@@ -67,29 +80,55 @@ def select_theorems(options: Options) -> dict[str, Theorem]:
 
 
 def measure(options: Options, theorems: dict[str, Theorem], folder: RunFolder) -> Results:
-    """Measures the curves of all theorems in float64, theorem by theorem.
+    """Measures the curves of all theorems and the draws of their statements, in float64.
 
     Args:
         options: The flags.
         theorems: By name.
         folder: The run folder; what it has is not computed again.
     """
-    results = {}
-    progress = Progress(len(theorems), "theorems", log=folder.log)
-    with jax.enable_x64(True), progress:
-        for name, theorem in theorems.items():
+    curves = {}
+    with jax.enable_x64(True):
+        with Progress(len(theorems), "theorems", log=folder.log) as progress:
+            for name, theorem in theorems.items():
 
-            def compute(theorem=theorem):
-                return save_curves(theorem.curves(options.seed))
+                def compute(theorem=theorem):
+                    return save_curves(theorem.curves(options.seed))
 
-            results[name] = load_curves(folder.cached(name, compute))
-            progress.advance()
-    return results
+                curves[name] = load_curves(folder.cached(name, compute))
+                progress.advance()
+        return Results(curves, measure_draws(options, theorems, folder))
+
+
+def measure_draws(
+    options: Options, theorems: dict[str, Theorem], folder: RunFolder
+) -> dict[tuple[str, str], np.ndarray]:
+    """Measures the statistics of the registered statements, {(statement, setting): [s]}.
+
+    Args:
+        options, theorems, folder: As of `measure`.
+    """
+    cells, values = [*draws.list_draws(theorems)], {}
+    with Executor(options, folder, "draws", len(cells) * options.num_seeds) as executor:
+        for key, setting, compute in cells:
+
+            def measure_one(seed, _, compute=compute):
+                return {"value": compute(seed)}
+
+            cell = f"{key}, {setting}"
+            values[key, setting] = executor.measure(measure_one, {cell: None})[cell]["value"]
+    return values
+
+
+def judge_claims(results: Results) -> Iterator[Row]:
+    """Makes the row of each statement and setting."""
+    for (key, setting), values in results.draws.items():
+        yield make_row(key, setting, values)
 
 
 def make_rows(results: Results) -> Iterator[dict[str, Any]]:
-    """Makes a row for each point of each curve."""
-    for name, curves in results.items():
+    """Makes a row for each point of each curve, then for each draw of each statement."""
+    for name, curves in results.curves.items():
         for curve in curves:
             for x, predicted, measured in curve.as_array():
                 yield {
@@ -101,38 +140,15 @@ def make_rows(results: Results) -> Iterator[dict[str, Any]]:
                     "measured": measured,
                     "outcome": judge(curves).verdict,
                 }
-
-
-@figures.styled
-def theorem_figure(theorem: Theorem, curves: list[Curve]):
-    """Plots measured points of a theorem, and its prediction as lines."""
-    fig, ((ax,),) = figures.figure(1, 1)
-    for index, curve in enumerate(curves):
-        x, predicted, measured = curve.as_array().T
-        color = figures.color(index)
-        ax.plot(x, measured, "o", color=color, markersize=4, label=curve.name)
-        if len(x) > 1:
-            ax.plot(x, predicted, "-" if curve.relation == "=" else "--", color=color, lw=1)
-        else:
-            ax.plot(x, predicted, "_", color=color, markersize=14)
-    for axis in theorem.log:
-        getattr(ax, f"set_{axis}scale")("log")
-    ax.set(xlabel=theorem.axes[0], ylabel=theorem.axes[1])
-    ax.legend(fontsize=6)
-    return fig
-
-
-def describe_theorem(theorem: Theorem) -> str:
-    """Writes the caption of a theorem's figure: its statement, and how it is drawn."""
-    return (
-        f"{theorem.source}: {theorem.statement} Dots are measured; lines are predicted, dashed "
-        "where they bound."
-    )
+    for (key, setting), values in results.draws.items():
+        name, curve = draws.STATISTICS[key].theorem, f"statement “{key}”, {setting}"
+        for seed, value in enumerate(values):
+            yield {"theorem": name, "curve": curve, "x": seed, "measured": value}
 
 
 def compare_results(results: Results, theorems: dict[str, Theorem]) -> Iterator[Comparison]:
     """Compares the point of each curve that is farthest from its prediction, and names outcomes."""
-    for name, curves in results.items():
+    for name, curves in results.curves.items():
         outcome = judge(curves)
         note = f"{outcome.verdict} {outcome.factor:.3g}" if outcome.verdict == LOOSE else ""
         note = note or ": ".join(filter(None, (outcome.verdict, outcome.failed)))
@@ -140,7 +156,8 @@ def compare_results(results: Results, theorems: dict[str, Theorem]) -> Iterator[
         for curve in curves:
             x, predicted, measured = curve.as_array()[find_shown(curve)]
             claim = None if np.isnan(predicted) else predicted
-            where = f"at {x:.4g} of {theorems[name].axes[0]}, relation {curve.relation}"
+            panel = theorems[name].panels[curve.panel]
+            where = f"{panel.y} at {x:.4g} of {panel.x}, relation {curve.relation}"
             yield Comparison(f"{name}, {curve.name}", measured, claim, where, source="theorem")
 
 
@@ -154,6 +171,14 @@ def find_shown(curve: Curve) -> int:
     return int(np.nanargmax(signs((measured - predicted) / scale)))
 
 
+def describe_theorem(theorem: Theorem) -> str:
+    """Writes the caption of a theorem's figure: its statement, and how it is drawn."""
+    return (
+        f"{theorem.source}: {theorem.statement} Dots are measured. Solid lines are predicted, "
+        "dashed lines are bounds, dotted lines are beside what is not judged."
+    )
+
+
 EXPERIMENT = Experiment(
     order=900,
     title="Theorems of later papers",
@@ -163,8 +188,8 @@ EXPERIMENT = Experiment(
     "2410.23228, 2411.04990, 2410.07799, 2406.04267, 2405.18781, 2401.04301, 2604.23681).",
     presets={
         "quick": "--theorems=" + ",".join(t for t in THEOREMS if t not in LONG),
-        "reported": "--seed=3000",
-        "tiny": "--theorems=masks,affine_rank,lipschitz",
+        "reported": "--seed=3000 --num_seeds=16",
+        "tiny": "--theorems=masks,affine_rank,position",
     },
     figures={name: describe_theorem(theorem) for name, theorem in THEOREMS.items()},
 )
@@ -177,7 +202,8 @@ def main(options: Flags) -> Run:
             results, theorems = point.results, point.setup
             point.save_table(make_rows(results))
             for name, theorem in theorems.items():
-                point.save_figure(name, theorem_figure(theorem, results[name]))
+                point.save_figure(name, plot_theorem(theorem, results.curves[name]))
+            point.save_claims(judge_claims(results))
             point.save_comparisons(compare_results(results, theorems))
         return run.finish()
 

@@ -61,6 +61,10 @@ class Options(Mapping[str, Any]):
     def __eq__(self, other: object) -> bool:
         return self is other
 
+    def replace(self, **values: Any) -> "Options":
+        """Returns options of the same point with other values."""
+        return Options(self.flags, self.axes, {**self._values, **values})
+
     @property
     def prefix(self) -> str:
         """The beginning of the names of the arrays of the point; "" where there are no axes."""

@@ -17,7 +17,7 @@ import numpy as np
 
 from experiments.trained import convert, generated_texts, gguf_file
 from rank_collapse.runs.files import write_atomically
-from rank_collapse.text.files import read_json
+from rank_collapse.text.text_files import read_json
 
 
 class Package(NamedTuple):

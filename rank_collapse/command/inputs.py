@@ -13,7 +13,7 @@ import numpy as np
 
 from rank_collapse import pretrained
 from rank_collapse.command.folders import check_folder
-from rank_collapse.pretrained.hub import hub_folder, is_hub_name
+from rank_collapse.pretrained.loading import hub_folder, is_hub_name
 from rank_collapse.pretrained.published import RANDOM_WEIGHTS, is_random_name
 from rank_collapse.printed import escape_text, print_lines
 from rank_collapse.regular import open_regular

@@ -18,8 +18,8 @@ from rank_collapse.measures.arrays import (
     namespace,
     where_it_lives,
 )
+from rank_collapse.measures.layer_measures import NEEDS_TWO_TOKENS, measure_states
 from rank_collapse.measures.norms import exact_sum, num_tokens, safe_divide
-from rank_collapse.measures.profiles import NEEDS_TWO_TOKENS, measure_states
 from rank_collapse.measures.table import MEASURES
 from rank_collapse.struct import check_numbers, refuse_if
 

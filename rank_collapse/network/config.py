@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args
 import jax
 
 from rank_collapse import struct
-from rank_collapse.network.attention import AttentionConfig
+from rank_collapse.network.attention_config import AttentionConfig
 from rank_collapse.network.embedding import EmbeddingConfig
 from rank_collapse.network.layers import MLPConfig, ResidualConfig, Routing
 from rank_collapse.network.positions import PositionConfig
@@ -72,7 +72,7 @@ class TransformerConfig(AttentionConfig, PositionConfig, ResidualConfig, MLPConf
         struct.check_static_fields(
             self,
             **dict.fromkeys(("d_model", "d_qk", "d_v", "d_ff", "rotary_width"), 1),
-            **dict.fromkeys(("depth", "num_heads", "num_kv_heads", "num_streams", "unroll"), 1),
+            **dict.fromkeys(("depth", "num_heads", "num_kv_heads", "unroll"), 1),
         )
         for part in PARTS:
             part.__post_init__(self)
@@ -129,13 +129,6 @@ class TransformerConfig(AttentionConfig, PositionConfig, ResidualConfig, MLPConf
         """The sublayers of a layer, in the order in which they are passed."""
         exists = {"attention": True, "cross": self.cross_attention, "mlp": self.mlp != "none"}
         return tuple(kind for kind in exists if exists[kind])
-
-    @property
-    def streams(self) -> tuple[int, ...]:
-        """Leading axes of the state: () for one residual stream, else (s,)."""
-        if self.connection == "attention":
-            return (1 + self.depth * len(self.kinds),)
-        return () if self.connection == "skip" else (self.num_streams,)
 
     @property
     def num_rows(self) -> int:

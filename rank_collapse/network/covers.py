@@ -36,8 +36,6 @@ INERT = at_any_value(
     "max_distance",
     "clamp_distance",
     "learned_per_feature",
-    "num_streams",
-    "connection_by_token",
 )
 # Shapes, initial values, and what `prepare_inputs` and the scan over layers take care of.
 SIZES = INERT | at_any_value(
@@ -122,13 +120,11 @@ class Covers:
                 raise ValueError(f"{self.name} does not cover an edit of {name!r}")
 
 
-# All that has one residual stream.
 EVERYTHING = Covers(
-    "a pass over one residual stream",
+    "a forward pass",
     SIZES | STREAM | PARALLEL | ATTENTION | MLPS | EXPERTS | CROSS | CALLER_FUNCTIONS,
     edits=ANY,
 )
-FORWARD = Covers("a forward pass", EVERYTHING.fields | at_any_value("connection"), edits=ANY)
 
 
 def all_fields_but(*names: str) -> dict[str, Any]:

@@ -64,14 +64,13 @@ def edit_point_shapes(config: Any, n: int = 1, m: int = 1) -> dict[str, tuple[in
     the mask, the weights, and what each head adds to the branch; "cross_" before those of the
     attention to a memory. The hidden units of the MLP after their nonlinearity. Each branch's
     input after its norm and its output, the stream after each attention, and the stream after
-    the layer, "residual"; [s, n, d] where there are several streams.
+    the layer, "residual".
 
     Args:
         config: The network.
         n, m: Tokens, of the memory too.
     """
     h, d, shapes = config.num_heads, config.d_model, {}
-    state = (*config.streams, n, d)
     for kind, prefix, keys in (("attention", "", n), ("cross", "cross_", m)):
         if kind in config.kinds:
             shapes |= {
@@ -83,13 +82,13 @@ def edit_point_shapes(config: Any, n: int = 1, m: int = 1) -> dict[str, tuple[in
                 f"{prefix}head_output": (h, n, d),
                 f"{kind}_input": (n, d),
                 f"{kind}_branch": (n, d),
-                f"after_{kind}": state,
+                f"after_{kind}": (n, d),
             }
     if "mlp" in config.kinds:
         shapes |= {"mlp_input": (n, d), "mlp_hidden": (n, config.ff_width), "mlp_branch": (n, d)}
     if config.mix is not None:
         del shapes["scores"]
-    return shapes | {"residual": state}
+    return shapes | {"residual": (n, d)}
 
 
 def check_names(names: Sequence[str], config: Any) -> None:

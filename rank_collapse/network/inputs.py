@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from rank_collapse import struct
-from rank_collapse.network import attention as attn
+from rank_collapse.network.attention_weights import AttentionContext
 from rank_collapse.network.config import TransformerConfig, check_config
 from rank_collapse.network.covers import Covers
 from rank_collapse.network.edits import trace_edits
@@ -40,9 +40,9 @@ class PreparedInputs(struct.Struct):
     """The inputs of a network for one example."""
 
     x: Any  # X^0 [n, d]
-    context: attn.AttentionContext  # of all layers; `for_layer` gives that of one
+    context: AttentionContext  # of all layers; `for_layer` gives that of one
     memory: Any = None  # [m, d] of cross-attention
-    memory_context: attn.AttentionContext = attn.AttentionContext()  # its mask
+    memory_context: AttentionContext = AttentionContext()  # its mask
     token_mask: Any = None  # Bool [n], which tokens exist; None for all
     edit: Any = None  # {name: `edits.Edit`}
 
@@ -114,7 +114,7 @@ def prepare_inputs(
     n, h = x.shape[0], config.num_heads
     mask = check_mask(mask, (h, n, n), "mask")
     bias = check_bias(bias, (h, n, n))
-    memory_context = attn.AttentionContext()
+    memory_context = AttentionContext()
     if memory is not None:
         memory = jnp.asarray(memory)
         if memory.shape[1:] != (config.d_model,) or not len(memory):
@@ -123,7 +123,7 @@ def prepare_inputs(
                 "token or more; use jax.vmap for a batch"
             )
         memory_mask = check_mask(memory_mask, (h, n, len(memory)), "memory_mask")
-        memory_context = attn.AttentionContext(mask=combine_masks(memory_mask))
+        memory_context = AttentionContext(mask=combine_masks(memory_mask))
     num_keys = 1 if memory is None else memory.shape[0]
     edit = trace_edits(edit, config, n, num_keys, x.dtype)
     if covers is not None:
@@ -242,7 +242,7 @@ def make_context(
     bias: Any = None,
     segments: Any = None,
     positions: Any = None,
-) -> attn.AttentionContext:
+) -> AttentionContext:
     """Make the masks, biases and positions of self-attention that all layers share.
 
     Args:
@@ -285,7 +285,7 @@ def make_context(
     distance = None
     if config.windows:
         distance = jnp.abs(jnp.arange(n)[:, None] - jnp.arange(n)[None, :])
-    return attn.AttentionContext(
+    return AttentionContext(
         mask=combine_masks(config_mask, mask),
         bias=bias,
         rotary=rotary,

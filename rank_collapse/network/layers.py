@@ -14,7 +14,6 @@ from rank_collapse import struct
 
 NormKind = Literal["layer", "rms"]
 NormPlacement = Literal["none", "pre", "post", "sandwich", "branch", "both"]
-ConnectionKind = Literal["skip", "hyper", "manifold", "attention"]
 Router = Literal["chosen", "all"]
 MLPKind = Literal[
     "none",
@@ -31,7 +30,7 @@ MLPKind = Literal[
     "swiglu",
 ]
 NORM_KINDS, NORM_PLACEMENTS = get_args(NormKind), get_args(NormPlacement)
-CONNECTIONS, ROUTERS = get_args(ConnectionKind), get_args(Router)
+ROUTERS = get_args(Router)
 MLP_KINDS = get_args(MLPKind)  # "none", and those of `ACTIVATIONS` and `GATED`
 
 
@@ -57,10 +56,6 @@ class ResidualConfig(struct.Struct, kw_only=True):
             "pre" and "sandwich"; False where the embedding's norm replaces it (ModernBERT).
         parallel: The MLP reads what the layer's attention reads, and one skip carries both:
             x' = λ (λ x·[attention_skip] + γ SA(N(x))) + γ MLP(N(x)) (GPT-NeoX).
-        connection: What replaces the skip x: "skip" for x itself, or several streams:
-            "hyper", "manifold" or "attention", see `streams`; not with "post", "both" or parallel.
-        num_streams, connection_by_token: Of "hyper" and "manifold": how many streams, and whether
-            their connections depend on the token.
         skip_gain, branch_gain: λ and γ of every sublayer, or `Gains` of each kind; a number, one
             per layer [L], or per layer and feature [L or 1, d]. A skip_gain of `Unprofiled()` is
             for `admin_profile` to find.
@@ -80,9 +75,6 @@ class ResidualConfig(struct.Struct, kw_only=True):
     first_norm: bool = struct.static(True)
     parallel: bool = struct.static(False)
     learned_per_feature: bool = struct.static(False)
-    connection: ConnectionKind = struct.static("skip")
-    num_streams: int = struct.static(4)
-    connection_by_token: bool = struct.static(True)
     skip_gain: Any = 1.0
     branch_gain: Any = 1.0
     norm_gain: Any = None
@@ -90,15 +82,13 @@ class ResidualConfig(struct.Struct, kw_only=True):
     learned_branch_gain: Any = None
 
     def __post_init__(self):
-        struct.check_choices(self, norm_placement=NORM_PLACEMENTS, connection=CONNECTIONS)
+        struct.check_choices(self, norm_placement=NORM_PLACEMENTS)
         if not callable(self.norm):
             struct.check_choices(self, norm=NORM_KINDS)
-        has_streams, connection = self.connection != "skip", f"connection={self.connection!r}"
-        if self.parallel and has_streams:
-            raise ValueError(f"parallel=True does not support {connection}")
-        if (self.parallel or has_streams) and self.norm_placement in ("post", "both"):
-            name = "parallel=True" if self.parallel else connection
-            raise ValueError(f"{name} does not support norm_placement={self.norm_placement!r}")
+        if self.parallel and self.norm_placement in ("post", "both"):
+            raise ValueError(
+                f"parallel=True does not support norm_placement={self.norm_placement!r}"
+            )
 
 
 class MLPConfig(struct.Struct, kw_only=True):

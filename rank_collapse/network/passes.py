@@ -18,10 +18,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from rank_collapse.network.config import TransformerConfig
-from rank_collapse.network.covers import EVERYTHING, FORWARD, Covers
+from rank_collapse.network.covers import EVERYTHING, Covers
 from rank_collapse.network.inputs import PreparedInputs
 from rank_collapse.network.parameters import TransformerParams
-from rank_collapse.network.streams import start_streams
 from rank_collapse.network.trace import Trace
 from rank_collapse.network.transformer import LayerValues, TokenAlgebra, compute_layer
 from rank_collapse.network.walk import (
@@ -37,7 +36,7 @@ class WalkResult(NamedTuple):
     """What a pass has after the last layer."""
 
     params: TransformerParams  # only those outside of the layers may be read
-    last_state: Any  # X^L [n, d], or its streams
+    last_state: Any  # X^L [n, d]
     carry: Any  # of the pass
     layer_results: Any  # of `LayerPass.measure_layer`, [l, ...]
     prepared: PreparedInputs  # as at the start
@@ -90,7 +89,7 @@ class LayerPass:
 class LayerMeasure(LayerPass):
     """A measure of every layer by itself: (layer, x, layer_values) → arrays."""
 
-    covers: ClassVar[Covers] = FORWARD
+    covers: ClassVar[Covers] = EVERYTHING
 
     measure: Callable[..., Any]  # a function of a module
 
@@ -104,7 +103,7 @@ class LayerMeasure(LayerPass):
 class States(LayerPass):
     """The hidden states X^0 .. X^L, or a measure of each, [L + 1, ...]."""
 
-    covers: ClassVar[Covers] = FORWARD
+    covers: ClassVar[Covers] = EVERYTHING
 
     def measure(self, x: Float[Array, "n d"], mask: Any = None) -> Any:
         """Measure one state; the mask Bool [n] says which tokens exist. Here: the state itself."""
@@ -129,7 +128,7 @@ class States(LayerPass):
 class OutputPass(LayerPass):
     """The output of the network, [n, d], and nothing of its layers."""
 
-    covers: ClassVar[Covers] = FORWARD
+    covers: ClassVar[Covers] = EVERYTHING
 
     def measure_layer(
         self, layer: Layer, x: Any, layer_values: LayerValues, carry: Any
@@ -157,7 +156,7 @@ def step_passes(
     layer_values, state = None, x
     if any(p.reads_layer_values for p in passes):
         layer_values = compute_layer(layer, x)
-        state = layer_values.state
+        state = layer_values.trace.hidden
     pairs = [
         p.measure_layer(layer, x, layer_values, carry)
         for p, carry in zip(passes, carries, strict=True)
@@ -191,7 +190,7 @@ def run_pass(
         x, carries, (result,) = step_passes((layer_pass,), layer, x, carries)
         return (x, carries), result
 
-    start = start_streams(prepared.x, config), (layer_pass.init_carry(prepared, config),)
+    start = prepared.x, (layer_pass.init_carry(prepared, config),)
     (last_state, (carry,)), results = walk_layers(step, start, params, prepared, config)
     return layer_pass.build_result(WalkResult(params, last_state, carry, results, prepared, config))
 
@@ -222,11 +221,7 @@ def replay(
 
     Returns:
         The measures [L, ...].
-
-    Raises:
-        ValueError: A network of several residual streams.
     """
-    EVERYTHING.check(config)
 
     def step(layer, x):
         x, sublayers = walk_layer(RecordedTokens(), layer, x)

@@ -18,7 +18,7 @@ from jaxtyping import Array, Float
 
 from rank_collapse import struct
 from rank_collapse.network import layers
-from rank_collapse.network.attention import ANY_DISTANCE
+from rank_collapse.network.attention_weights import ANY_DISTANCE
 from rank_collapse.network.config import TransformerConfig
 
 
@@ -51,7 +51,7 @@ class LayerGains(struct.Struct):
     skip: Gains  # λ
     branch: Gains  # γ
     temperature: Any
-    mixing: Any = None  # `attention.Mixing` with leaves [h]; None for none
+    mixing: Any = None  # `Mixing` with leaves [h]; None for none
     norm: Any = None  # Gains of the norms' outputs; None for none
     window: Any = None  # how far the layer attends; None where all attend at any distance
     unnormed: Any = None  # Bool, its attention reads tokens without a norm; None where none does
@@ -73,7 +73,6 @@ class ResidualSpec(struct.Struct):
     parallel: bool = struct.static(False)  # whether the branch reads the layer's start
     after_branch: bool = struct.static(False)  # whether this is the spec of N', see `at_branch`
     unnormed: Any = None  # traced Bool, whether this layer's branch reads tokens without N
-    connection: Any = None  # `streams.ConnectionParams`; None for one stream, or for their mean
 
     @property
     def norms_input(self) -> bool:
@@ -126,15 +125,13 @@ def residual_specs(
             eps=config.norm_eps,
             parallel=parallel,
             unnormed=gains.unnormed if kind == "attention" else None,
-            connection=getattr(params, f"{kind}_connection"),
         )
     return specs
 
 
 def final_spec(params: Any, config: TransformerConfig) -> ResidualSpec:
     """Make the spec of the norm after the last layer."""
-    spec = lone_norm(params.final_norm, config.norm, config.norm_eps)
-    return spec.replace(connection=params.final_connection)
+    return lone_norm(params.final_norm, config.norm, config.norm_eps)
 
 
 def lone_norm(norm: Any, kind: Any, eps: float) -> ResidualSpec:

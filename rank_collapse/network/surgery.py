@@ -91,7 +91,7 @@ def ablate(
         return config, params
     if reading == "published" and config.family == "albert":
         return identity_maps(config, params)
-    no_mlp = dict.fromkeys(("mlp", "mlp_norm", "mlp_branch_norm", "mlp_gains", "mlp_connection"))
+    no_mlp = dict.fromkeys(("mlp", "mlp_norm", "mlp_branch_norm", "mlp_gains"))
     config = config.replace(mlp="none", mlp_skip=False, num_experts=0, d_shared=0)
     return config, params.replace(layers=params.layers.replace(**no_mlp))
 

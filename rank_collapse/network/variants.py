@@ -20,7 +20,8 @@ import jax.numpy as jnp
 from jax.tree_util import Partial
 
 from rank_collapse import struct
-from rank_collapse.network.attention import Mixing, softmax
+from rank_collapse.network.attention_config import Mixing
+from rank_collapse.network.attention_weights import softmax
 from rank_collapse.network.config import DEFAULTS, TransformerConfig, check_config
 from rank_collapse.network.covers import ANY, Covers
 from rank_collapse.network.parameters import TransformerParams, init

@@ -10,7 +10,7 @@ and which networks that covers: tokens (`transformer.TokenAlgebra`), sums of pat
 with a logarithmic residual, a kernel of tokens under random weights.
 
 Everything is written for one example; `jax.vmap` adds axes of batches and seeds. Axis letters:
-l layers, h heads, s residual streams, n tokens, m memory tokens, d width.
+l layers, h heads, n tokens, m memory tokens, d width.
 """
 
 from collections.abc import Callable
@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from rank_collapse import struct
-from rank_collapse.network import attention as attn, streams
+from rank_collapse.network.attention_weights import AttentionContext
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.covers import EVERYTHING, Covers
 from rank_collapse.network.inputs import PreparedInputs
@@ -45,7 +45,7 @@ class Layer(struct.Struct):
     extra: Any = None  # what else an algebra needs in this layer, such as frozen weights
 
     @property
-    def context(self) -> attn.AttentionContext:
+    def context(self) -> AttentionContext:
         """Masks, biases and positions of this layer's self-attention."""
         gains, config = self.gains, self.config
         context = self.inputs.context.for_layer(gains.window, gains.rotated)
@@ -53,16 +53,6 @@ class Layer(struct.Struct):
             return context
         sizes = config.depth, config.num_heads
         return context.replace(layer=self.index, sizes=sizes)
-
-    def count_sublayers_before(self, kind: str) -> Any:
-        """Count the sublayers of the network before this layer's `kind`; "final": its first."""
-        kinds = self.config.kinds
-        return self.index * len(kinds) + (kinds.index(kind) if kind in kinds else 0)
-
-    def connection(self, spec: ResidualSpec, x: Any) -> streams.Connection | None:
-        """Compute how a sublayer reads and writes streams [s, n, d]; None where there is one."""
-        num_before = self.count_sublayers_before(spec.kind)
-        return streams.compute_connection(spec.connection, x, self.config, num_before)
 
     @property
     def score_options(self) -> dict[str, Any]:
@@ -92,10 +82,6 @@ class Algebra:
     """How one kind of state passes the operations of a layer, of the networks that it covers."""
 
     covers: ClassVar[Covers] = EVERYTHING
-
-    def merge_streams(self, layer: Layer, spec: ResidualSpec, state: Any) -> Any:
-        """Merge several streams into the one that a branch, or the final norm, reads."""
-        return state
 
     def apply_norm(self, layer: Layer, spec: ResidualSpec, state: Any) -> Any:
         """Normalise a state by the spec's norm, or a branch's output where `spec.after_branch`."""
@@ -147,7 +133,7 @@ def walk_layer(algebra: Algebra, layer: Layer, state: Any) -> tuple[Any, dict[st
     layer_input, sublayers = state, {}
     for kind in layer.config.kinds:
         spec = specs[kind]
-        stream = algebra.merge_streams(layer, spec, layer_input if spec.parallel else state)
+        stream = layer_input if spec.parallel else state
         branch_input = _normalize_branch_input(algebra, layer, spec, stream)
         branch_input = algebra.edit_branch_input(layer, kind, branch_input)
         branch_output, aux = algebra.apply_branch(layer, kind, branch_input)
@@ -174,7 +160,7 @@ def _normalize_branch_input(algebra, layer, spec, stream):
     Args:
         algebra, layer: See `walk_layer`.
         spec: Specification of the sublayer.
-        stream: What the branch reads, as one stream.
+        stream: What the branch reads.
     """
     if not spec.norms_input:
         return stream
@@ -251,13 +237,13 @@ def apply_final_norm(
     config: TransformerConfig,
     extra: Any = None,
 ) -> Any:
-    """Merge the streams after the last layer and normalise them, where the network does.
+    """Normalise the state after the last layer, where the network does.
 
     Args:
         state: After the last layer.
         extra: `Layer.extra` that the algebra's norm reads.
     """
+    if not config.final_norm:
+        return state
     layer = Layer(None, None, config.depth, config, inputs, extra)
-    spec = final_spec(params, config)
-    state = algebra.merge_streams(layer, spec, state)
-    return algebra.apply_norm(layer, spec, state) if config.final_norm else state
+    return algebra.apply_norm(layer, final_spec(params, config), state)

@@ -14,11 +14,10 @@ import jax
 import jax.numpy as jnp
 
 from rank_collapse import struct
-from rank_collapse.network import streams
-from rank_collapse.network.covers import FORWARD
+from rank_collapse.network.covers import EVERYTHING
 from rank_collapse.network.residual import add_to_stream
 from rank_collapse.network.walk import Algebra
-from rank_collapse.paths.frozen import Frozen, attend_channels, carry_edit, frozen_connection
+from rank_collapse.paths.frozen import Frozen, attend_channels, carry_edit
 
 
 class Channels(struct.Struct):
@@ -120,25 +119,17 @@ class ByLength(Algebra):
     Where MLPs are counted, their branches move a path along the second slot axis.
     """
 
-    covers = dataclasses.replace(FORWARD, name="a sum of paths by length")
+    covers = dataclasses.replace(EVERYTHING, name="a sum of paths by length")
 
     def __init__(self, counts_mlps: bool = False):
         self.counts_mlps = counts_mlps
-
-    def merge_streams(self, layer, spec, channels):
-        connection = frozen_connection(layer, spec)
-        return jax.tree.map(
-            lambda c: streams.merge_streams(connection, c), channels.replace(live=None)
-        ).replace(live=channels.live)
 
     def apply_norm(self, layer, spec, channels):
         return channels.apply_to_all(lambda c, ones: Frozen(ones).apply_norm(layer, spec, c))
 
     def add_branch(self, layer, spec, channels, branch_output):
-        connection = frozen_connection(layer, spec)
-
         def add(c, branch):
-            return add_to_stream(spec, *streams.join_streams(connection, c, branch))
+            return add_to_stream(spec, c, branch)
 
         live = branch_output.live
         total = jax.tree.map(add, channels.replace(live=None), branch_output.replace(live=None))
@@ -150,8 +141,6 @@ class ByLength(Algebra):
     def edit_state(self, layer, name, channels):
         if name not in (layer.inputs.edit or ()):
             return channels
-        if layer.config.streams and not name.endswith("_input"):
-            raise ValueError(f"{self.covers.name} does not cover an edit of {name!r} of streams")
         return channels.apply_to_all(lambda c, ones: carry_edit(layer, name, c, ones))
 
     def apply_attention(self, layer, branch_input):

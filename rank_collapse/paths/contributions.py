@@ -22,7 +22,6 @@ from rank_collapse.network.inputs import PreparedInputs, prepare_inputs
 from rank_collapse.network.parameters import TransformerParams
 from rank_collapse.network.passes import LayerPass, WalkResult
 from rank_collapse.network.precision import full_precision
-from rank_collapse.network.streams import start_streams
 from rank_collapse.network.transformer import LayerValues, compute_layer
 from rank_collapse.network.walk import Layer, apply_final_norm, walk_layer, walk_layers
 from rank_collapse.paths.channels import ByLength, Channels, pad_slots
@@ -153,11 +152,11 @@ def _contributions(params, prepared, config, head_gain, count_mlps):
         x, channels = state
         layer_values = compute_layer(layer, x)
         channels = lengths.carry_channels(layer, layer_values, channels, layer.extra)
-        return (layer_values.state, channels), None
+        return (layer_values.trace.hidden, channels), None
 
     # Recomputing a layer in the backward pass keeps gradients in O(L² n d).
     step = jax.checkpoint(step, prevent_cse=False)
-    start = start_streams(prepared.x, config), lengths.init_carry(prepared, config)
+    start = prepared.x, lengths.init_carry(prepared, config)
     (last_state, channels), _ = walk_layers(step, start, params, prepared, config, extra=head_gain)
     return lengths.build_result(WalkResult(params, last_state, channels, None, prepared, config))
 
@@ -177,7 +176,7 @@ class LengthPass(LayerPass):
 
     def init_carry(self, prepared: PreparedInputs, config: TransformerConfig) -> Channels:
         """Put X^0 into the slot of length 0, and make empty slots for the others."""
-        x, num_slots = start_streams(prepared.x, config), config.depth + 1
+        x, num_slots = prepared.x, config.depth + 1
         sizes = (num_slots, num_slots if self.count_mlps else 1)
         start = pad_slots(x[..., None, None, :, :], sizes)
         memory = jnp.zeros_like(start) if config.cross_attention else None
@@ -214,7 +213,7 @@ class LengthPass(LayerPass):
     def build_result(self, walk_result: WalkResult) -> PathContributions:
         """Return the sums by length, after the frozen final norm where there is one."""
         params, last_state, channels, _, prepared, config = walk_result
-        extra = freeze_final(params, last_state, config)
+        extra = freeze_final(last_state, config)
         channels = apply_final_norm(ByLength(), channels, params, prepared, config, extra)
         sums, from_memory = channels.start, channels.memory
         if not self.count_mlps:

@@ -11,7 +11,6 @@ import jax.numpy as jnp
 
 from rank_collapse import struct
 from rank_collapse.network.config import TransformerConfig
-from rank_collapse.network.covers import EVERYTHING
 from rank_collapse.network.inputs import prepare_inputs
 from rank_collapse.network.parameters import TransformerParams
 from rank_collapse.network.precision import full_precision
@@ -63,7 +62,7 @@ def direct_contributions(
     Source: the residual stream of Elhage et al. 2021, A mathematical framework for transformer
     circuits.
     """
-    params, prepared = prepare_inputs(params, x, config, covers=EVERYTHING, **inputs)
+    params, prepared = prepare_inputs(params, x, config, **inputs)
     rows = _written_rows(params, prepared, config)
     l, h = config.depth, config.num_heads
     mlp_row = 1 + l * h + l * config.cross_attention

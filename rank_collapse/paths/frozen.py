@@ -15,13 +15,12 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from rank_collapse import struct
-from rank_collapse.network import edits, layers, streams
+from rank_collapse.network import edits, layers
 from rank_collapse.network.attention import apply_mix
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.inputs import PreparedInputs
 from rank_collapse.network.parameters import TransformerParams
-from rank_collapse.network.residual import ResidualSpec, add_to_stream, final_spec
-from rank_collapse.network.streams import Connection
+from rank_collapse.network.residual import add_to_stream
 from rank_collapse.network.transformer import LayerValues, compute_layer
 from rank_collapse.network.walk import Algebra, Layer, walk_layers
 
@@ -35,7 +34,6 @@ class FrozenLayer(struct.Struct):
     trace: Any = None  # LayerTrace, all that the layer computed
     unedited: Any = None  # {name: value} of what an edit changes
     mix_inputs: Any = None  # (q, k, v) of an attention that computes its full output
-    connections: Any = None  # {kind: streams.Connection}, of several streams
     head_gain: Any = None  # [h], multiplies what each head mixes; None for 1
 
 
@@ -47,9 +45,8 @@ def freeze_layer(layer: Layer, layer_values: LayerValues) -> FrozenLayer:
         layer_values: What it computed.
     """
     config = layer.config
-    scales, connections, gate, mix_inputs = {}, {}, None, None
+    scales, gate, mix_inputs = {}, None, None
     for kind, sublayer in layer_values.sublayers.items():
-        connections[kind] = layer.connection(sublayer.spec, sublayer.state)
         scales[kind, False] = frozen_scale(sublayer.norm_input, config)
         branch_output = sublayer.branch_output if sublayer.spec.norms_branch else None
         scales[kind, True] = frozen_scale(branch_output, config)
@@ -66,7 +63,6 @@ def freeze_layer(layer: Layer, layer_values: LayerValues) -> FrozenLayer:
         trace=layer_values.trace,
         unedited=layer_values.edit_points.unedited,
         mix_inputs=mix_inputs,
-        connections=connections,
     )
 
 
@@ -81,7 +77,7 @@ def freeze(
 
     Args:
         params, prepared: From `prepare_inputs`.
-        config: A network of one residual stream.
+        config: The network.
         keep: Names of edit points whose values the layers' traces keep.
 
     Returns:
@@ -90,26 +86,15 @@ def freeze(
 
     def step(layer, x):
         layer_values = compute_layer(layer, x, keep=keep)
-        return layer_values.state, freeze_layer(layer, layer_values)
+        return layer_values.trace.hidden, freeze_layer(layer, layer_values)
 
     last_state, constants = walk_layers(step, prepared.x, params, prepared, config)
-    return constants, freeze_final(params, last_state, config)
+    return constants, freeze_final(last_state, config)
 
 
-def freeze_final(
-    params: TransformerParams, last_state: Float[Array, "*s n d"], config: TransformerConfig
-) -> FrozenLayer:
-    """Collect the constants of the final norm, and of what it reads of several streams.
-
-    Args:
-        params: Parameters of the network.
-        last_state: X^L, or its streams.
-        config: The network.
-    """
-    layer = Layer(None, None, config.depth, config, None)
-    connection = layer.connection(final_spec(params, config), last_state)
-    scale = frozen_scale(streams.merge_streams(connection, last_state), config)
-    return FrozenLayer({("final", False): scale}, connections={"final": connection})
+def freeze_final(last_state: Float[Array, "n d"], config: TransformerConfig) -> FrozenLayer:
+    """Collect the constants of the final norm, which reads X^L."""
+    return FrozenLayer({("final", False): frozen_scale(last_state, config)})
 
 
 class Frozen(Algebra):
@@ -152,11 +137,6 @@ class Frozen(Algebra):
         hidden = carry_edit(layer, "mlp_hidden", layer.extra.gate[None] * units, ones)
         output = hidden @ params.w_out + _share_bias(params.b_out, ones)
         return carry_edit(layer, "mlp_branch", output, ones), None
-
-
-def frozen_connection(layer: Layer, spec: ResidualSpec) -> Connection | None:
-    """Return how a frozen sublayer is connected to several streams; None where there is one."""
-    return layer.extra.connections[spec.kind] if layer.config.streams else None
 
 
 def carry_edit(

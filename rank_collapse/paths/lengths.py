@@ -61,8 +61,7 @@ def branch_shares(
             token 0 is often far above the others, and its share far below.
 
     Raises:
-        ValueError: A network of several residual streams, a mask of another length, or a trace of
-            another depth.
+        ValueError: A mask of another length, or a trace of another depth.
 
     Source: arXiv 2602.16837, equation of the residual-aware rollout.
     """

@@ -73,7 +73,7 @@ def loop_report(
 
     Args:
         params, x: See `rc.apply`.
-        config: With a `layer_map` that repeats its layers, (0, 1, 0, 1, ...), and one stream.
+        config: With a `layer_map` that repeats its layers, (0, 1, 0, 1, ...).
         **inputs: mask, bias, segments and positions of `rc.apply`.
 
     Raises:
@@ -83,10 +83,10 @@ def loop_report(
     """
     rows = config.num_rows
     looped_map = tuple(range(rows)) * (config.depth // rows)
-    if config.layer_map != looped_map or config.streams:
+    if config.layer_map != looped_map:
         raise ValueError(
             f"layer_map={config.layer_map} of depth={config.depth} does not repeat its rows in "
-            "order, each time all of them, in one stream"
+            "order, each time all of them"
         )
     states = apply(params, x, config, **inputs).hidden[::rows]
     mask = inputs.get("mask")

@@ -11,7 +11,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from rank_collapse.network import covers
-from rank_collapse.network.attention import AttentionContext, AttentionParams
+from rank_collapse.network.attention import AttentionParams
+from rank_collapse.network.attention_weights import AttentionContext
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.inputs import PreparedInputs
 from rank_collapse.network.parameters import TransformerParams, layer_params
@@ -105,7 +106,7 @@ def recomputed_step(
         if no_sub_path and config.norm_placement in ("post", "both"):
             block = block.replace(attention_norm=None)
         inputs = prepared.replace(context=context)
-        return compute_layer(Layer(block, gains, layer, config, inputs), x).state
+        return compute_layer(Layer(block, gains, layer, config, inputs), x).trace.hidden
 
     def all_heads():
         attention = jax.tree.map(lambda a: a[row], attention_stack)

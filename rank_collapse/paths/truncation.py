@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from rank_collapse.network import attention as attn, covers
+from rank_collapse.network.attention_weights import attention_weights, mixing_matrix
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.inputs import PreparedInputs, prepare_inputs
 from rank_collapse.network.parameters import TransformerParams
@@ -74,8 +75,8 @@ class Truncated(ByLength):
     def apply_attention(self, layer, branch_input):
         x, params, context = sum_channels(branch_input), layer.params.attention, layer.context
         scores = attn.attention_scores(params, x, x, context=context, **layer.score_options)
-        weights = attn.attention_weights(scores, context, layer.config.normalise)
-        weights = attn.mixing_matrix(weights, layer.gains.mixing, context.mask)
+        weights = attention_weights(scores, context, layer.config.normalise)
+        weights = mixing_matrix(weights, layer.gains.mixing, context.mask)
         layer = layer.replace(extra=FrozenLayer(weights=weights))
         output, _ = super().apply_attention(layer, branch_input)
         return output.replace(start=jnp.where(self.length_exists, output.start, 0)), None

@@ -12,6 +12,7 @@ from rank_collapse.network.config import DEFAULTS, TransformerConfig
 from rank_collapse.network.embedding import EmbeddingConfig
 from rank_collapse.network.parameters import TransformerParams
 from rank_collapse.pretrained.entries import (
+    ANY_LENGTH as ANY_LENGTH,
     MAX_LAYERS as MAX_LAYERS,
     Entry as Entry,
     Settings as Settings,
@@ -19,8 +20,11 @@ from rank_collapse.pretrained.entries import (
     check_allowed,
     check_entry,
     count_entry as count_entry,
+    local_theta as local_theta,
+    num_positions as num_positions,
+    rotary_entry as rotary_entry,
+    rotary_fields as rotary_fields,
 )
-from rank_collapse.pretrained.lazy import Unembedding
 from rank_collapse.pretrained.mapping import (
     Leaf as Leaf,
     Map as Map,
@@ -32,14 +36,7 @@ from rank_collapse.pretrained.random_weights import (
     Draw as Draw,
     Initialisation as Initialisation,
 )
-from rank_collapse.pretrained.rotary import (
-    ANY_LENGTH as ANY_LENGTH,
-    local_theta as local_theta,
-    num_positions as num_positions,
-    rotary_entry as rotary_entry,
-    rotary_fields as rotary_fields,
-)
-from rank_collapse.pretrained.weights import Weights as Weights
+from rank_collapse.pretrained.weights import Unembedding, Weights as Weights
 from rank_collapse.printed import quote_value
 from rank_collapse.struct import refuse_if
 

@@ -11,8 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from rank_collapse.pretrained.entries import Settings
-from rank_collapse.pretrained.lazy import Table
-from rank_collapse.pretrained.weights import Weights
+from rank_collapse.pretrained.weights import Table, Weights
 
 
 class Draw(NamedTuple):

@@ -18,7 +18,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rank_collapse.network import streams
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.inputs import prepare_inputs
 from rank_collapse.network.parameters import TransformerParams
@@ -27,8 +26,8 @@ from rank_collapse.network.precision import full_precision
 from rank_collapse.network.residual import Gains, layer_gains
 from rank_collapse.network.surgery import ABLATIONS, READINGS, ablate, skips_left
 from rank_collapse.network.walk import Layer
-from rank_collapse.pretrained.lazy import stored_values
 from rank_collapse.pretrained.opened import Source
+from rank_collapse.pretrained.weights import stored_values
 from rank_collapse.struct import check_whole, refuse
 
 
@@ -226,9 +225,8 @@ def _shared_program(group, config):
     name, reading = group.ablation.name, group.ablation.reading
     states_alone = all(isinstance(layer_pass, States) for _, layer_pass in group.passes)
     has_skips = config.mlp != "none" and config.attention_skip and config.mlp_skip
-    is_plain = not config.parallel and config.connection == "skip"
     is_known = name in ABLATIONS and reading in READINGS
-    if not (states_alone and has_skips and is_plain and is_known):
+    if not (states_alone and has_skips and not config.parallel and is_known):
         return group.ablation, None
     has_mlp = name in ("SAN+MLP", "Transformer")
     shared = AblationSpec() if has_mlp else AblationSpec("SAN+skip", reading)
@@ -247,7 +245,7 @@ def assemble_layer(
     """Returns (one layer on one example, parameters outside of the layers) of a network on disk.
 
     Args:
-        stored: A tree of `lazy.Stored`.
+        stored: A tree of `Stored`.
         outside, example, config: Of `prepare_batch`; one example of its inputs.
         index: Index of the layer; may be traced.
         ablation: The parts to remove.
@@ -280,7 +278,7 @@ def _begin_part(measured, stored, outside, examples, config):
 
     def begin_example(example):
         layer, _ = assemble_layer(stored, outside, example, config, 0, ablation, passes)
-        start = streams.start_streams(layer.inputs.x, layer.config)
+        start = layer.inputs.x
         return start, tuple(p.init_carry(layer.inputs, layer.config) for p in passes)
 
     return jax.vmap(begin_example)(examples)

@@ -27,12 +27,17 @@ from rank_collapse.network.measured.states import ProfilePass
 from rank_collapse.network.parameters import TransformerParams
 from rank_collapse.network.passes import LayerMeasure
 from rank_collapse.paths.contributions import LengthPass
-from rank_collapse.pretrained.lazy import Unembedding
-from rank_collapse.pretrained.lens import LensPass, lens_measures
-from rank_collapse.pretrained.next_token import losses_by_length, mean_losses, targets_of
 from rank_collapse.pretrained.opened import InMemory, OpenCheckpoint
-from rank_collapse.pretrained.path_lengths import compute_length_laws, mean_lengths
+from rank_collapse.pretrained.predictions import (
+    LensPass,
+    lens_measures,
+    losses_by_length,
+    mean_losses,
+    targets_of,
+)
+from rank_collapse.pretrained.report import compute_length_laws, mean_lengths
 from rank_collapse.pretrained.streaming import Group, State, stream
+from rank_collapse.pretrained.weights import Unembedding
 from rank_collapse.struct import refuse_if
 
 STATES = ("residual_ratio", "token_cosine", "effective_rank", "spike_norm", "spike_share")
@@ -88,7 +93,7 @@ class DepthReport:
         measures: {name: [b, L], [b, L + 1] or [b, L, L]}, see `depth_report`.
         used: {name: `DepthUsed`}, of the means over examples.
         lengths: {name: `PathLength`}, likewise.
-        length_laws: {weighting: [b, L + 1]}, of `path_lengths.compute_length_laws`.
+        length_laws: {weighting: [b, L + 1]}, of `report.compute_length_laws`.
     """
 
     measures: Mapping[str, np.ndarray]
@@ -171,7 +176,7 @@ def depth_report(
 
     By layer or branch, [b, L] of layers 1 .. L, [b, L + 1] with layer 0:
 
-    lens_kl, lens_overlap        of X^l after the final norm: `lens.lens_measures`
+    lens_kl, lens_overlap        of X^l after the final norm: `lens_measures`
     frozen_kl, frozen_overlap    the same with the norm's statistics of the last state
     {attention,mlp,layer}_cosine, attention_ratio, mlp_ratio, attention_share, block_influence
                                  branch and stream: `rc.network.layer_influence`

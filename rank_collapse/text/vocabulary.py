@@ -10,7 +10,7 @@ from typing import Any
 
 from rank_collapse.extras import import_package
 from rank_collapse.printed import format_one_line
-from rank_collapse.text.files import MAX_JSON, read_json, read_utf8
+from rank_collapse.text.text_files import MAX_JSON, read_json, read_utf8
 
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 

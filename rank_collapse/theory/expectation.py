@@ -16,7 +16,8 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from rank_collapse import struct
-from rank_collapse.network import attention as attn, covers
+from rank_collapse.network import covers
+from rank_collapse.network.attention_weights import equal_weights
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.inputs import prepare_inputs
 from rank_collapse.network.layers import GATED
@@ -203,8 +204,8 @@ def _walk_kernels(params, prepared, config, sizes) -> ExpectedTrace:
     memory, cross_weights = None, None
     if config.cross_attention:
         memory = token_kernel.measure_kernel(prepared.memory)
-        cross_weights = attn.equal_weights(prepared.memory_context, n, len(prepared.memory), dtype)
-    algebra = Expected(attn.equal_weights(prepared.context, n, n, dtype), cross_weights, memory)
+        cross_weights = equal_weights(prepared.memory_context, n, len(prepared.memory), dtype)
+    algebra = Expected(equal_weights(prepared.context, n, n, dtype), cross_weights, memory)
     start = token_kernel.measure_kernel(prepared.x)
 
     def step(layer, state):

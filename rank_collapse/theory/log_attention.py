@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from rank_collapse import struct
-from rank_collapse.network import attention as attn
+from rank_collapse.network.attention_weights import softmax
 from rank_collapse.network.positions import relative_scores, rotate
 from rank_collapse.theory.log_operations import LogParts, normalise_around
 
@@ -186,7 +186,7 @@ def mix_weights(weights: Weights, mixing, mask, keep):
     n, first = weights.e.shape[1], jnp.argmax(keep)
     dtype, factor = weights.e.dtype, mixing.weights[:, None]
     parts = [(mixing.identity, jnp.eye(n, dtype=dtype)[None])]
-    parts.append((mixing.uniform, attn.softmax(jnp.zeros((1, n, n), dtype), mask)))
+    parts.append((mixing.uniform, softmax(jnp.zeros((1, n, n), dtype), mask)))
     reference = factor * weights.reference
     for share, rows in parts:
         reference = reference + share[:, None] * rows[:, first]

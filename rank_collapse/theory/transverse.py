@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from rank_collapse.network import attention as attn, covers
+from rank_collapse.network.attention_weights import equal_weights, softmax
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.inputs import at_least_float32, prepare_inputs
 from rank_collapse.network.precision import full_precision
@@ -154,16 +155,16 @@ class LinearAttention(tangent.Tangents):
         n, dtype = branch_input.residual.shape[0], branch_input.residual.dtype
         mixing = layer.gains.mixing
         if context.rotary is None and context.relative is None:
-            weights = attn.equal_weights(context, n, n, dtype)
+            weights = equal_weights(context, n, n, dtype)
         else:
             tokens = jnp.broadcast_to(branch_input.mean[None, :], branch_input.residual.shape)
             scores = attn.attention_scores(
                 params, tokens, tokens, context=context, **layer.score_options
             )
-            weights = attn.softmax(scores, context.mask)
+            weights = softmax(scores, context.mask)
         differences, row_sum = subtract_first_row(weights, keep), 1.0
         if mixing is not None:
-            uniform = attn.equal_weights(context.replace(bias=None), n, n, dtype)
+            uniform = equal_weights(context.replace(bias=None), n, n, dtype)
             row_sum = mixing.identity + mixing.weights + mixing.uniform
             weights_gain = jnp.reshape(mixing.weights, (-1, 1, 1))
             uniform_gain = jnp.reshape(mixing.weights + mixing.uniform, (-1, 1, 1))

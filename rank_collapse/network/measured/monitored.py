@@ -8,7 +8,7 @@ from jaxtyping import Array, Float
 
 from rank_collapse.measures.monitor import monitor
 from rank_collapse.network.config import TransformerConfig
-from rank_collapse.network.covers import FORWARD, Covers
+from rank_collapse.network.covers import EVERYTHING, Covers
 from rank_collapse.network.inputs import prepare_inputs
 from rank_collapse.network.parameters import TransformerParams
 from rank_collapse.network.passes import LayerPass, WalkResult, run_pass
@@ -48,7 +48,7 @@ def monitored(
 class MonitorPass(LayerPass):
     """`monitored` layer by layer."""
 
-    covers: ClassVar[Covers] = FORWARD
+    covers: ClassVar[Covers] = EVERYTHING
 
     attention: bool = True
 

@@ -6,7 +6,9 @@ from typing import Any
 import numpy as np
 
 from rank_collapse.measures.arrays import as_floats
-from rank_collapse.measures.profiles import make_profile, measure_states, rounding_limit
+from rank_collapse.measures.layer_measures import measure_states
+from rank_collapse.measures.profiles import make_profile
+from rank_collapse.measures.rounding import rounding_limit
 from rank_collapse.measures.spikes import TokenKind
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.inputs import PreparedInputs

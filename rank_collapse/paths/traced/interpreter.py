@@ -15,6 +15,7 @@ from jax.extend import core as jax_core
 from rank_collapse.paths.traced import loops, primitives
 from rank_collapse.paths.traced.branches import Branches, Entry
 from rank_collapse.paths.traced.channels import LazySums, Slots
+from rank_collapse.paths.traced.equation import Equation
 from rank_collapse.paths.traced.programs import (
     Scope,
     bind,
@@ -24,7 +25,7 @@ from rank_collapse.paths.traced.programs import (
     push_tangents,
     read_scopes,
 )
-from rank_collapse.paths.traced.rules import Rules
+from rank_collapse.paths.traced.rules import apply_rule
 from rank_collapse.paths.traced.values import (
     Form,
     Kind,
@@ -171,7 +172,7 @@ class Interpreter:
             return build(self, eqn, values, scopes, entry)
         place = describe_place(eqn, scopes)
         if self.freeze or not depends:
-            return Rules(self.slots, place, eqn).apply(values)
+            return apply_rule(Equation(self.slots, place, eqn), values)
         return self._differentiate(eqn, values, place)
 
     def _starts_in(self, eqn):
