@@ -8,14 +8,13 @@ import xarray as xr
 
 import rank_collapse as rc
 from experiments import run_lens
-from experiments.lab import cli
 from experiments.lens import influence, lens_file, lens_results
 from experiments.trained import opened_networks
 from experiments.verdicts import STATEMENTS
 from rank_collapse import pretrained
 from tests.oracles.jacobians import jacobian_by_hand
 from tests.support.closeness import assert_close
-from tests.support.runs import result_of, rows, run
+from tests.support.runs import parsed, result_of, rows, run
 
 N, LAYER = 6, 0
 SETTINGS = opened_networks.UNTRAINED["llama"] | {"initializer_range": 0.5}
@@ -230,10 +229,10 @@ def test_networks_and_texts_that_are_not_there_are_named(tmp_path):
         ([f"--folder={tmp_path / 'none'}"], "--folder=.*none does not exist"),
         ([f"--folder={tmp_path}", "--text=nowhere.tsv"], "--text=nowhere.tsv does not exist"),
     ):
-        options = cli.parse_flags(run_lens.FLAGS, flags)
+        options = parsed(run_lens, *flags)
         with pytest.raises(FileNotFoundError, match=reason):
             run_lens.open_networks(options)
     for flag in ("--init=gpt5", "--networks=gpt5"):
-        options = cli.parse_flags(run_lens.FLAGS, ["--untrained", flag])
+        options = parsed(run_lens, "--untrained", flag)
         with pytest.raises(ValueError, match=f"{flag} is not one of"):
             run_lens.open_networks(options)

@@ -28,7 +28,7 @@ from experiments.trained import (
 from rank_collapse import pretrained
 from rank_collapse.text import tokens
 from tests.support.closeness import assert_close
-from tests.support.runs import result_of, rows, run
+from tests.support.runs import parsed, result_of, rows, run
 
 pytestmark = pytest.mark.full
 
@@ -62,7 +62,7 @@ def test_all_lengths_are_the_whole_network_and_rows_have_intervals(tmp_path):
 def test_an_albert_is_judged_in_both_readings_each_with_its_own_skips(tmp_path):
     """Two readings of an ALBERT, each with arrays of its ablation; one of other networks."""
     flags = [*run_trained.EXPERIMENT.presets["tiny"], "--networks=albert,llama"]
-    options = cli.parse_flags(run_trained.FLAGS, flags)
+    options = parsed(run_trained, *flags)
     opened = run_trained.open_networks(options)
     arrays = {n.label: text_measures.measure_residuals(n.source, n.inputs, 3) for n in opened}
     claims = []
