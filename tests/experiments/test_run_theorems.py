@@ -130,10 +130,13 @@ def test_a_panel_has_one_quantity_as_points_over_lines():
     theorem = run_theorems.THEOREMS["masks"]._replace(panels=panels)
     first, second = plot_theorem(theorem, curves).axes
     assert (first.get_xlabel(), first.get_ylabel()) == ("n", "cosine")
-    points = [line for line in first.lines if line.get_marker() != "None"]
+    points = [line for line in first.lines if line.get_marker() not in ("None", "_")]
     assert [list(line.get_ydata()) for line in points] == [[0.1, 0.2, 0.5], [0.3]]
     styles = [line.get_linestyle() for line in first.lines if line not in points]
-    assert styles == ["-", "--", "--"]
+    assert styles == ["-", "None", "--"]  # the bound at one point is a mark there
+    assert [line.get_ydata()[0] for line in first.lines if line.get_marker() == "_"] == [0.9]
+    (alone,) = plot_theorem(theorem._replace(panels=panels[:1]), curves[1:2]).axes
+    assert [line.get_linestyle() for line in alone.lines] == ["None", "--"]  # across the panel
     assert [label.get_text() for label in first.get_xticklabels()] == ["1", "2", "4"]
     assert [label.get_text() for label in second.get_xticklabels()] == ["none", "causal"]
     assert len(second.lines) == 1 and second.get_ylabel() == "factor"
@@ -168,7 +171,7 @@ def test_statements_are_judged_by_their_draws(tmp_path):
         keys = [jax.random.fold_in(jax.random.key(5), seed) for seed in range(2)]
         expected = [mixing.pass_markov(key, 256)[layer - 1] for key in keys]
         expected = np.array(expected) / ((layer + 1) * 256.0 ** (1 - 2 * layer))
-        assert_close(values, expected, rtol=1e-6)
+        assert_close(values, expected, rtol=1e-3)  # 1 is subtracted
     table = [r for r in rows(tmp_path) if r["curve"].startswith("statement")]
     assert len(table) == 6 and {r["theorem"] for r in table} == {"width"}
 
@@ -199,11 +202,12 @@ def test_the_repeated_token_counts_with_its_number():
 def test_heads_differ_where_attention_is_not_uniform():
     """With uniform attention H heads are one head of the same values: nothing can depend on H."""
     key = jax.random.key(1)
-    uniform = [initial.pass_heads(key, h, depth=2, d=16, uniform=True) for h in (1, 4)]
-    assert initial.compare_heads(key, 1, 4, depth=2, d=16, uniform=True) == pytest.approx(
-        float(jnp.log((1 - uniform[1][-1]) / (1 - uniform[0][-1])))
-    )
-    assert abs(initial.compare_heads(key, 1, 4, depth=2, d=16)) > 1e-3
+    sizes, keys = {"depth": 2, "d": 16}, jax.random.split(key, 3)
+    apart = {
+        h: np.mean([1 - initial.pass_heads(one, h, **sizes)[-1] for one in keys]) for h in (1, 4)
+    }
+    measured = initial.compare_heads(key, 1, 4, networks=3, **sizes)
+    assert measured == pytest.approx(np.log(apart[4] / apart[1])) and abs(measured) > 1e-3
 
 
 def test_shares_of_published_models():
