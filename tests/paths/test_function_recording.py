@@ -347,7 +347,7 @@ def scale_skips(x, first=0):
     for index, w in enumerate(WEIGHTS):
         with jax.named_scope("att"):
             attention = attend(w, norm(x))
-        x = x * (1.5 if index >= first else 1) + attention
+        x = (x * 1.5 if index >= first else x) + attention
         with jax.named_scope("mlp"):
             mlp = jax.nn.gelu(norm(x) @ w[3]) @ w[4]
         x = x + mlp
