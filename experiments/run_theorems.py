@@ -148,7 +148,8 @@ def plot_theorem(name: str, results: Results):
     for axis in theorem.log:
         getattr(ax, f"set_{axis}scale")("log")
     ax.set(xlabel=theorem.axes[0], ylabel=theorem.axes[1])
-    ax.legend(fontsize=6)
+    # Below the axes, where no curve is.
+    fig.legend(*ax.get_legend_handles_labels(), loc="outside lower center", ncols=2, fontsize=7)
     return fig
 
 

@@ -7,9 +7,10 @@ A sublayer is at fault if one of these holds (`excess` is what it adds over what
 - its median excess is far above that of the same part in the other layers;
 - what it adds is its own output times one number: rounding does not do that.
 
-Where few tokens are distinct, as in a text of one token or where rank collapse made all tokens
-alike, so are their errors: the median is that of one vector, and chance makes it parallel to the
-output. A median or a factor then has to be larger.
+The median of one or two tokens varies more than that of many, and has a higher limit. Where few
+tokens are distinct, as in a text of one token or where rank collapse made all tokens alike, the
+errors that come in are alike, too, and chance makes them parallel to the output: a factor then has
+to be larger.
 
 The thresholds were chosen on simulated pairs of seeds below 400,000 and from 900,000 to 999,999 and
 on SmolLM2, and their error rates measured on the seeds from 1,000,000 on (docs/agree.md).
@@ -25,7 +26,7 @@ from rank_collapse.agree.differences import MEDIAN, Difference, Rounding
 # Of the median over tokens: more is no rounding. A whole layer averages what its parts do.
 MEDIANS = {"attention": MEDIAN, "mlp": MEDIAN, "layer": 2.0}
 MOST, WORST = 6.0, 12.0
-# Of one distinct token: times the limit of a median, and the least factor in times the prediction.
+# Of one token: times the limit of the median, and the least factor in times the prediction.
 _ALONE, _FACTOR_ALONE = 1.6, 2.5
 FEW = 0.02  # of the tokens: those near to becoming a spike amplify rounding a hundredfold
 JUDGED = 0.3  # the largest median error that comes in
@@ -54,6 +55,7 @@ class Row(NamedTuple):
     worst_token: tuple[int, int]
     scale: float
     coherence: float
+    tokens: int
     distinct_tokens: float
     spikes: int
     spikes_added: float
@@ -95,6 +97,7 @@ def summarize(difference: Difference) -> Row:
         (int(worst[0]), int(worst[1])),
         difference.scale,
         difference.coherence,
+        int(difference.measured.sum()),
         difference.distinct_tokens,
         int(difference.spikes.sum()),
         float(spikes.max()) if spikes.size else float("nan"),
@@ -123,7 +126,7 @@ def find_faults(rows: Sequence[Row], rounding: Rounding) -> list[Fault]:
         if not row.judged:
             continue
         center, spread = usual[row.part]
-        few = max(1.0, _ALONE / np.sqrt(row.distinct_tokens))
+        few = max(1.0, _ALONE / np.sqrt(row.tokens))
         logarithm = np.log(max(row.excess, 1e-12))
         reasons = {
             "all tokens": row.excess > MEDIANS[row.part] * few,
@@ -144,7 +147,7 @@ def _is_factor(row, rounding, scale_limit):
     least = max(_CLEAR_COHERENCE, min(_COHERENCE, chance))
     if abs(row.scale) >= scale_limit:
         least = _CLEAR_COHERENCE
-    size = max(_LEAST_SCALE, _FACTOR_ALONE / row.distinct_tokens**1.5) * row.predicted
+    size = max(_LEAST_SCALE, _FACTOR_ALONE / row.distinct_tokens**2) * row.predicted
     return row.coherence > least and abs(row.scale) > max(2 * rounding.products, size)
 
 
