@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from rank_collapse.printed import quote_value
 from rank_collapse.struct import refuse_if
 from rank_collapse.training.engine import tracing
 from rank_collapse.training.engine.axes import Axes
@@ -73,7 +74,7 @@ def trace_functions(
     traced_step = Traced("step", step, (state, hyper, index), static, check_step)
     if look is None:
         return Functions(traced_init, traced_step, None)
-    taken = tracing.accepted(look, static)
+    taken = tracing.accepted(look, static) if callable(look) else {}
     tracing.check_callable("look", look, "look(state, hyper, key)", taken)
     check_look = partial(tracing.check_metrics, "look")
     traced_look = Traced("look", look, (state, hyper, key), taken, check_look)
@@ -93,9 +94,15 @@ def check_names(functions: Sequence[Functions], axes: Axes, finite: Sequence[str
     """
     first, axis_names = functions[0], {*axes.hyper_axes, *axes.static_axes, "seed", "step"}
     for attribute in ("metric", "look"):
-        names = getattr(first, f"{attribute}_names")
-        for name in axis_names.intersection(names):
+        names, shapes = (getattr(first, f"{attribute}_{part}") for part in ("names", "shapes"))
+        further = {f"{n}_{k}" for n, a in zip(names, shapes, strict=True) for k in range(a.ndim)}
+        for name in axis_names.union(further).intersection(names):
             raise ValueError(f"the {attribute} {name!r} has the name of an axis of the sweep")
+        for name in further & axis_names:
+            raise ValueError(
+                f"{name!r} is a swept value and an axis of the {attribute} "
+                f"{name.rpartition('_')[0]!r}: rename one of them"
+            )
         for point, other in enumerate(functions):
             others = getattr(other, f"{attribute}_names")
             refuse_if(
@@ -114,7 +121,8 @@ def check_names(functions: Sequence[Functions], axes: Axes, finite: Sequence[str
                     f"the {attribute} {name!r} has {a.ndim} axes, and {b.ndim} with "
                     f"{axes.describe_static(point)}",
                 )
-    refuse_if(isinstance(finite, str), f"finite={finite!r} is no list of names")
+    is_list = finite is None or isinstance(finite, list | tuple | set)
+    refuse_if(not is_list, f"finite={quote_value(finite)} is no list of names")
     for name in finite or ():
         refuse_if(
             name not in first.metric_names,
