@@ -313,9 +313,13 @@ def test_killed_twenty_times_it_is_whole(tmp_path):
         while True:
             before = list_files()
             process = start(errors, PROGRAM, 1 + kills % 2, folder, tmp_path / "parts")
-            while process.poll() is None and (kills >= 20 or list_files() <= before):
+            # One in four while it starts, compiles or computes; others around a snapshot.
+            end = time.monotonic() + (rng.uniform(0, 6) if kills % 4 == 3 else LIMIT)
+            while process.poll() is None and (
+                kills >= 20 or (time.monotonic() < end and list_files() <= before)
+            ):
                 time.sleep(0.002)
-            time.sleep(rng.uniform(0, 0.2))
+            time.sleep(rng.uniform(0, 0.02))
             if process.poll() is None:
                 process.send_signal((signal.SIGKILL, signal.SIGINT)[kills % 4 // 2])
             if process.wait(LIMIT) == 0:

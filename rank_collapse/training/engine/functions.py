@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from rank_collapse.printed import quote_value
+from rank_collapse.runs.states import name_parts
 from rank_collapse.struct import refuse_if
 from rank_collapse.training.engine import tracing
 from rank_collapse.training.engine.axes import Axes
@@ -35,14 +36,9 @@ class Functions:
         program = step.closed.jaxpr  # whose first arguments and results are the state
         pairs = zip(program.invars, program.outvars, self.state_shapes)  # noqa: B905 (the shortest)
         self.unchanged = [argument is result for argument, result, _ in pairs]
-        self.metric_names, self.metric_shapes = _list_leaves(step.out[1])
-        self.look_names, self.look_shapes = _list_leaves({} if look is None else look.out)
-
-
-def _list_leaves(tree):
-    paths = jax.tree_util.tree_leaves_with_path(tree)
-    names = [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in paths]
-    return names, [leaf for _, leaf in paths]
+        metrics, looks = name_parts(step.out[1]), name_parts({} if look is None else look.out)
+        self.metric_names, self.metric_shapes = list(metrics), list(metrics.values())
+        self.look_names, self.look_shapes = list(looks), list(looks.values())
 
 
 def trace_functions(
