@@ -457,6 +457,7 @@ def test_a_mistake_is_one_line(misuse, used_folder):
     ],
 )
 def test_what_looks_wrong_and_is_not(changes, tmp_path):
+    """It trains, and resumes."""
     whole = run(**changes)
     run(**changes | {"folder": tmp_path, "steps": 2})
     resumed = run(**changes | {"folder": tmp_path})
@@ -478,6 +479,14 @@ def test_a_static_value_changes_no_name():
         (lambda: run(init=begin, step=named, static={"name": ["a", "b"]}), "with name=b \\['b'\\]"),
         (lambda: run(init=begin, step=shaped, static={"size": [0, 1]}), "'a' has 0 axes, and 1 wi"),
     )
+
+
+def test_a_run_at_an_array_is_that_run():
+    result = run(
+        **with_static(array=[np.zeros(2), np.ones(2)], size=[[1], [2]]), hyper={"rate": 0.1}
+    )
+    assert result.state(1, array=np.ones(2), size=[2])["w"].shape == (3,)
+    is_refused("array=array", result.state, 0, array=np.full(2, 3.0), size=[1])
 
 
 def test_a_run_that_is_none_is_named():
