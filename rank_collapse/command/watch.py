@@ -180,7 +180,9 @@ def picture_name(file: Path) -> str:
     return name if is_alone and name else file.name
 
 
-def draw_picture(file: Path, rows: Sequence[Any], thresholds: Sequence[Threshold]) -> Path | None:
+def draw_picture(
+    file: Path, rows: Sequence[object], thresholds: Sequence[Threshold]
+) -> Path | None:
     """Writes the picture of a file; returns None where it has no metric yet.
 
     Args:

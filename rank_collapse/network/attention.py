@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from rank_collapse import struct
+from rank_collapse.annotations import ArrayLike, Key, Leaf, Number
 from rank_collapse.network.attention_config import SCORES, Mixing, Score
 from rank_collapse.network.attention_weights import (
     AttentionContext,
@@ -20,7 +21,7 @@ from rank_collapse.network.attention_weights import (
 )
 from rank_collapse.network.dropout import dropout
 from rank_collapse.network.edits import EditPoints
-from rank_collapse.network.positions import combine_masks, relative_scores, rotate
+from rank_collapse.network.positions import RelativeParams, combine_masks, relative_scores, rotate
 
 EDIT_POINTS = ("q", "k", "v", "scores", "weights", "head_output")
 
@@ -33,18 +34,20 @@ class AttentionParams(struct.Struct):
     grouped: g of them, where g divides h; head i reads group i // (h / g).
     """
 
-    w_q: Any  # [h, d, k]
-    b_q: Any = struct.field(default=None, kw_only=True)  # [h, k]
-    w_k: Any  # [h or g, d, k]
-    b_k: Any = struct.field(default=None, kw_only=True)  # [h or g, k]
-    w_v: Any  # [h or g, d, v]
-    b_v: Any = struct.field(default=None, kw_only=True)  # [h or g, v]
-    w_o: Any  # [h, v, d]
-    b_o: Any = struct.field(default=None, kw_only=True)  # [d]
-    v_score: Any = None  # [h, k], additive attention only
-    relative: Any = None  # RelativeParams, relative positions only
-    q_norm: Any = None  # gain of the queries' RMSNorm: [k], of each head; [h, k], of all at once
-    k_norm: Any = None  # the same of the keys: [k] or [h or g, k]
+    w_q: Leaf  # [h, d, k]
+    b_q: Leaf | None = struct.field(default=None, kw_only=True)  # [h, k]
+    w_k: Leaf  # [h or g, d, k]
+    b_k: Leaf | None = struct.field(default=None, kw_only=True)  # [h or g, k]
+    w_v: Leaf  # [h or g, d, v]
+    b_v: Leaf | None = struct.field(default=None, kw_only=True)  # [h or g, v]
+    w_o: Leaf  # [h, v, d]
+    b_o: Leaf | None = struct.field(default=None, kw_only=True)  # [d]
+    v_score: Leaf | None = None  # [h, k], additive attention only
+    relative: RelativeParams | None = None  # relative positions only
+    q_norm: Leaf | None = (
+        None  # gain of the queries' RMSNorm: [k], of each head; [h, k], of all at once
+    )
+    k_norm: Leaf | None = None  # the same of the keys: [k] or [h or g, k]
 
 
 def repeat_groups(params: AttentionParams) -> AttentionParams:
@@ -82,7 +85,7 @@ def project_heads(
 
 
 def head_norm(
-    gain: Float[Array, "k"] | Float[Array, "h k"] | None, x: Float[Array, "h n k"], eps: Any
+    gain: Float[Array, "k"] | Float[Array, "h k"] | None, x: Float[Array, "h n k"], eps: Number
 ) -> Float[Array, "h n k"]:
     """Apply RMSNorm to queries or keys, in each head (gain [k]) or over all heads ([h, k]).
 
@@ -130,9 +133,9 @@ def attention_scores(
     score: Score = "dot",
     scale: bool = True,
     norm_eps: float = 1e-12,
-    temperature: Any = 1.0,
+    temperature: Number = 1.0,
     context: AttentionContext | None = None,
-    edit: Callable[[str, Any], Any] | None = None,
+    edit: Callable[[str, Array], Array] | None = None,
 ) -> Float[Array, "h n m"]:
     """Compute attention scores before the mask and the softmax, biases included.
 
@@ -200,13 +203,13 @@ def multi_head_attention(
     score: Score = "dot",
     scale: bool = True,
     norm_eps: float = 1e-12,
-    temperature: Any = 1.0,
+    temperature: Number = 1.0,
     context: AttentionContext | None = None,
     normalise: Callable[..., Any] | None = None,
     mixing: Mixing | None = None,
     mix: Callable[..., Any] | None = None,
-    dropout_key: Any = None,
-    dropout_rate: Any = 0.0,
+    dropout_key: Key | None = None,
+    dropout_rate: Number = 0.0,
     edit: Any = None,
 ) -> tuple[Float[Array, "n d"], Float[Array, "h n m"]]:
     """Compute SA(x) = Σ_h P_h y W_h + 1bᵀ with W_h = W_v W_o (Dong et al. 2021, section 2).
@@ -285,7 +288,7 @@ def multi_head_attention(
 
 
 def apply_mix(
-    mix: Callable[..., Any], q: Any, k: Any, v: Any, context: AttentionContext
+    mix: Callable[..., Any], q: ArrayLike, k: ArrayLike, v: ArrayLike, context: AttentionContext
 ) -> tuple[Array, Any]:
     """Call the caller's attention: (M [h, n, m], output [h, n, v] or None).
 

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from rank_collapse import struct
+from rank_collapse.annotations import ArrayLike, DType
 from rank_collapse.network.attention_config import Mixing
 from rank_collapse.network.positions import combine_masks
 
@@ -45,7 +46,7 @@ class AttentionContext(struct.Struct):
     head: Any = None
     sizes: tuple[int, int] | None = struct.static(None)
 
-    def broadcast_to_heads(self, value: Any, num_heads: int) -> Array:
+    def broadcast_to_heads(self, value: object, num_heads: int) -> Array:
         """Broadcast this layer's part of a number, [L] or [L, H] to [h, 1, 1].
 
         Args:
@@ -66,7 +67,7 @@ class AttentionContext(struct.Struct):
             value = value[self.head]
         return jnp.broadcast_to(value, (num_heads,))[:, None, None]
 
-    def for_layer(self, window: Any, rotated: Any = None) -> "AttentionContext":
+    def for_layer(self, window: ArrayLike, rotated: ArrayLike | None = None) -> "AttentionContext":
         """Return the context of one layer.
 
         Args:
@@ -90,7 +91,7 @@ class AttentionContext(struct.Struct):
         return self.replace(mask=mask, rotary=rotary)
 
 
-def softmax(scores: Float[Array, "*s m"], mask: Any = None) -> Float[Array, "*s m"]:
+def softmax(scores: Float[Array, "*s m"], mask: ArrayLike | None = None) -> Float[Array, "*s m"]:
     """Compute the softmax of each row over the allowed keys, in at least float32.
 
     A row with no allowed key gets uniform weights, so that padding rows stay finite.
@@ -110,7 +111,7 @@ def softmax(scores: Float[Array, "*s m"], mask: Any = None) -> Float[Array, "*s 
     return jax.nn.softmax(scores, axis=-1).astype(dtype)
 
 
-def equal_weights(context: AttentionContext, n: int, m: int, dtype: Any) -> Float[Array, "h n m"]:
+def equal_weights(context: AttentionContext, n: int, m: int, dtype: DType) -> Float[Array, "h n m"]:
     """Compute the softmax weights [h or 1, n, m] of equal tokens without position terms.
 
     All products are one number there, so that the bias and the mask alone decide.
@@ -147,7 +148,7 @@ def attention_weights(
 
 
 def mixing_matrix(
-    weights: Float[Array, "h n m"], mixing: Mixing | None, mask: Any = None
+    weights: Float[Array, "h n m"], mixing: Mixing | None, mask: ArrayLike | None = None
 ) -> Float[Array, "h n m"]:
     """Compute M = α I + β P + γ C, `Mixing` with leaves [h]; P itself where it is None.
 

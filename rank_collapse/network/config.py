@@ -62,7 +62,7 @@ class TransformerConfig(AttentionConfig, PositionConfig, ResidualConfig, MLPConf
     init: Init = struct.static("lecun")
     unroll: int = struct.static(1)
     family: str | None = struct.static(None)
-    init_gain: Any = 1.0
+    init_gain: Number = 1.0
 
     def __repr__(self) -> str:
         changed = [f"{n}={v!r}" for n, v in flat(self).items() if v is not DEFAULTS[n]]
@@ -181,12 +181,12 @@ SWEPT = tuple(
 )
 
 
-def san(depth: int, num_heads: int, d_model: int, **fields: Any) -> TransformerConfig:
+def san(depth: int, num_heads: int, d_model: int, **fields: object) -> TransformerConfig:
     """Make a pure self-attention network: no skip, no MLP (Dong et al. 2021, section 2)."""
     return _preset(fields, depth, num_heads, d_model, mlp="none", attention_skip=False)
 
 
-def san_mlp(depth: int, num_heads: int, d_model: int, **fields: Any) -> TransformerConfig:
+def san_mlp(depth: int, num_heads: int, d_model: int, **fields: object) -> TransformerConfig:
     """Make a network of self-attention and MLPs without any skip (Corollary 3.2).
 
     The published curves of this name keep the MLP's own skip: `mlp_skip=True`.
@@ -194,12 +194,12 @@ def san_mlp(depth: int, num_heads: int, d_model: int, **fields: Any) -> Transfor
     return _preset(fields, depth, num_heads, d_model, mlp="gelu", attention_skip=False)
 
 
-def san_skip(depth: int, num_heads: int, d_model: int, **fields: Any) -> TransformerConfig:
+def san_skip(depth: int, num_heads: int, d_model: int, **fields: object) -> TransformerConfig:
     """Make a network of self-attention with skips, no MLP (section 3.1)."""
     return _preset(fields, depth, num_heads, d_model, mlp="none", attention_skip=True)
 
 
-def transformer(depth: int, num_heads: int, d_model: int, **fields: Any) -> TransformerConfig:
+def transformer(depth: int, num_heads: int, d_model: int, **fields: object) -> TransformerConfig:
     """Make a network of attention and MLPs, each with a skip; post-LayerNorm by default."""
     defaults = {"mlp": "gelu", "attention_skip": True, "mlp_skip": True, "norm_placement": "post"}
     return _preset(fields, depth, num_heads, d_model, **defaults)

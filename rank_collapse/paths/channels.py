@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from rank_collapse import struct
+from rank_collapse.annotations import Leaf
 from rank_collapse.network.covers import EVERYTHING
 from rank_collapse.network.residual import add_to_stream
 from rank_collapse.network.walk import Algebra
@@ -23,9 +24,9 @@ from rank_collapse.paths.frozen import Frozen, attend_channels, carry_edit
 class Channels(struct.Struct):
     """Sums of paths so far."""
 
-    start: Any  # [a, m, n, d], paths from the input
-    memory: Any  # [a, m, n, d], paths from the memory; None without cross-attention
-    offset: Any  # [n, d], what biases contributed
+    start: Leaf  # [a, m, n, d], paths from the input
+    memory: Leaf  # [a, m, n, d], paths from the memory; None without cross-attention
+    offset: Leaf  # [n, d], what biases contributed
     # Bool [a], which lengths exist; traced, and not to be vmapped over. Lengths are then passed one
     # after the other, those that do not exist cost nothing, and one program serves all layers. None
     # to pass all lengths at once

@@ -13,8 +13,10 @@ from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array
 
 from rank_collapse import struct
+from rank_collapse.annotations import ArrayLike, Number
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.covers import Covers
 from rank_collapse.network.input_checks import as_numbers
@@ -84,12 +86,12 @@ class PathContributions(struct.Struct):
 @full_precision
 def path_contributions(
     params: TransformerParams,
-    x: Any,
+    x: ArrayLike,
     config: TransformerConfig,
     *,
     count_mlps: bool = False,
-    head_gain: Any = None,
-    **inputs: Any,
+    head_gain: Number | None = None,
+    **inputs: ArrayLike | None,
 ) -> PathContributions:
     """Sum all frozen paths of each length, exactly: Σ_k C_k + offset = output.
 
@@ -183,7 +185,7 @@ class LengthPass(LayerPass):
         return Channels(start, memory, jnp.zeros_like(x), biased=self.biased)
 
     def measure_layer(
-        self, layer: Layer, x: Any, layer_values: Any, carry: Channels
+        self, layer: Layer, x: Array, layer_values: LayerValues, carry: Channels
     ) -> tuple[Channels, Any]:
         return self.carry_channels(layer, layer_values, carry), None
 
@@ -192,7 +194,7 @@ class LengthPass(LayerPass):
         layer: Layer,
         layer_values: LayerValues,
         channels: Channels,
-        head_gain: Any = None,
+        head_gain: Number | None = None,
     ) -> Channels:
         """Carry channels through a layer, with the constants of what it computed.
 

@@ -5,13 +5,13 @@ rc.record_function(model, x, "b.safetensors", branches={"attention": "att", "mlp
 
 import os
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from rank_collapse.agree.recording import write_recording
+from rank_collapse.annotations import ArrayLike, Tree
 from rank_collapse.paths.traced.branches import Branches
 from rank_collapse.paths.traced.programs import trace
 from rank_collapse.paths.traced.stream import StreamReader, Tagged, group_layers
@@ -19,12 +19,12 @@ from rank_collapse.struct import refuse
 
 
 def record_function(
-    fn: Callable[[Any], Any],
-    x: Any,
+    fn: Callable[[Tree], Tree],
+    x: ArrayLike,
     path: str | os.PathLike,
     *,
     branches: str | Mapping[str, str],
-    **arrays: Any,
+    **arrays: object,
 ) -> None:
     """Record the residual stream and the branches of a JAX function, which is not changed for it.
 

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from rank_collapse import struct
+from rank_collapse.annotations import ArrayLike, DType, Leaf, Number
 from rank_collapse.network.precision import full_precision
 from rank_collapse.paths.contributions import PathContributions
 
@@ -19,10 +20,10 @@ from rank_collapse.paths.contributions import PathContributions
 class NextToken(struct.Struct):
     """Partial results on the next token from the words so far."""
 
-    largest: Any  # [s, n], the largest logit
-    total: Any  # [s, n], Σ exp(logit − largest)
-    token: Any  # [s, n], the word with the largest logit
-    right: Any  # [s, n], the logit of the true next token; −inf before its piece was added
+    largest: Leaf  # [s, n], the largest logit
+    total: Leaf  # [s, n], Σ exp(logit − largest)
+    token: Leaf  # [s, n], the word with the largest logit
+    right: Leaf  # [s, n], the logit of the true next token; −inf before its piece was added
 
     @property
     def loss(self) -> Float[Array, "*b s n"]:
@@ -30,7 +31,7 @@ class NextToken(struct.Struct):
         return self.largest + jnp.log(self.total) - self.right
 
 
-def empty_next_token(num_sums: int, num_tokens: int, dtype: Any = jnp.float32) -> NextToken:
+def empty_next_token(num_sums: int, num_tokens: int, dtype: DType = jnp.float32) -> NextToken:
     """Make the partial results before the first piece of the vocabulary.
 
     Args:
@@ -74,9 +75,9 @@ def add_words(
     sums: Float[Array, "s p"],
     targets: Int[Array, "n"],
     *,
-    bias: Any = None,
-    softcap: Any = None,
-    word_mask: Any = None,
+    bias: ArrayLike | None = None,
+    softcap: Number | None = None,
+    word_mask: ArrayLike | None = None,
 ) -> NextToken:
     """Add a further piece of the vocabulary to the partial results.
 
@@ -117,7 +118,7 @@ def add_words(
 
 
 def measure_agreement(
-    next_token: NextToken, token_mask: Any
+    next_token: NextToken, token_mask: ArrayLike
 ) -> tuple[Float[Array, "s"], Float[Array, "s"]]:
     """Measure every sum's mean loss, and how often its next token is that of the first sum.
 
@@ -135,7 +136,7 @@ def measure_agreement(
 
 
 def measure_next_token_by_length(
-    next_token: NextToken, token_mask: Any
+    next_token: NextToken, token_mask: ArrayLike
 ) -> dict[str, Float[Array, "*k"]]:
     """Measure next-token loss and agreement by path length.
 

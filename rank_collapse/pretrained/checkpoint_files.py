@@ -168,7 +168,7 @@ def _torch_file(path):
     return {k: v for k, v in content.items() if isinstance(k, str) and torch.is_tensor(v)}
 
 
-def wrap_torch_tensors(path: Path, tensors: Mapping[str, Any]) -> dict[str, Stored]:
+def wrap_torch_tensors(path: Path, tensors: Mapping[str, object]) -> dict[str, Stored]:
     """List tensors of torch by name.
 
     Args:
@@ -205,7 +205,7 @@ def _find_fault(tensor):
     return ""
 
 
-def numpy_dtype(tensor: Any) -> np.dtype:
+def numpy_dtype(tensor: object) -> np.dtype:
     """Returns the NumPy dtype of a tensor."""
     kind = str(tensor.dtype).removeprefix("torch.")
     if kind == "bfloat16":
@@ -216,7 +216,7 @@ def numpy_dtype(tensor: Any) -> np.dtype:
     return np.dtype(kind)
 
 
-def as_array(tensor: Any) -> np.ndarray:
+def as_array(tensor: object) -> np.ndarray:
     """Convert a tensor to NumPy, on the CPU in the same memory."""
     refuse_if(tensor.device.type == "meta", "a tensor is on the device 'meta'")
     tensor, dtype = tensor.detach().cpu(), numpy_dtype(tensor)
@@ -227,12 +227,12 @@ def as_array(tensor: Any) -> np.ndarray:
     return tensor.numpy()
 
 
-def is_model(source: Any) -> bool:
+def is_model(source: object) -> bool:
     """Check whether `source` is a model of `transformers`, by its state_dict and config."""
     return hasattr(source, "state_dict") and hasattr(getattr(source, "config", None), "to_dict")
 
 
-def live_model(model: Any) -> Tensors:
+def live_model(model: object) -> Tensors:
     """List the tensors of a model of `transformers` in memory."""
     folder = Path(type(model).__name__)
     entries = wrap_torch_tensors(folder, model.state_dict())

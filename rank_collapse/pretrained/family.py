@@ -127,7 +127,7 @@ class Family:
     counted: Mapping[str, str] = dataclasses.field(default_factory=dict)
     parts: tuple[str, ...] = ()
 
-    def derive(self, model_type: str, **changes: Any) -> "Family":
+    def derive(self, model_type: str, **changes: object) -> "Family":
         """Derive another family: a dictionary adds to this one's (None takes away), others replace.
 
         Args:
@@ -152,7 +152,7 @@ class Family:
         return schema
 
     def complete_settings(
-        self, config_json: Mapping[str, Any], part: str | None = None
+        self, config_json: Mapping[str, object], part: str | None = None
     ) -> Settings:
         """Complete the entries of a config.json by the defaults and, of several parts, the part.
 

@@ -149,7 +149,7 @@ class Reader:
             **self.sizes,
         }
 
-    def read_fields(self, names: Mapping[str, Any], stem: str = "") -> dict[str, Any]:
+    def read_fields(self, names: Mapping[str, object], stem: str = "") -> dict[str, Any]:
         """Read the parts of the parameters that a table names.
 
         Args:

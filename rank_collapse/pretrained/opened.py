@@ -12,6 +12,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from rank_collapse import struct
+from rank_collapse.annotations import AnyArray, Leaf
 from rank_collapse.network import layers
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.input_checks import check_indices
@@ -27,15 +28,15 @@ from rank_collapse.pretrained.weights import Stored, Table, Unembedding, Weights
 class MaskedHead(struct.Struct):
     """Logits N(φ(Y W + b)) Eᵀ + c of the output Y [n, d], E the table of the tokens [vocab, e]."""
 
-    weight: Any  # W [d, e]
-    bias: Any  # b [e]
+    weight: Leaf  # W [d, e]
+    bias: Leaf  # b [e]
     norm: NormParams  # N, each [e]
     unembedding: Unembedding  # E, a `Table`, and c
     activation: str = struct.static("gelu")  # φ
     eps: float = struct.static(1e-12)  # Of N
 
     @full_precision
-    def read(self, states: Float[Any, "*b n d"]) -> Float[Array, "*b n e"]:
+    def read(self, states: Float[AnyArray, "*b n d"]) -> Float[Array, "*b n e"]:
         """Compute N(φ(Y W + b)) of outputs: what `next_token.token_losses` applies the table to.
 
         Args:
@@ -139,7 +140,7 @@ class OpenCheckpoint:
         return self.layers.get(row_index(self.config, index), coming)
 
     def prepare_batch(
-        self, inputs: Mapping[str, Any]
+        self, inputs: Mapping[str, object]
     ) -> tuple[TransformerConfig, TransformerParams, dict[str, np.ndarray]]:
         """Prepare a batch for `stream`: of the embedding only the rows of its tokens are read.
 
@@ -184,7 +185,7 @@ class InMemory:
         return self.layers.get(row_index(self.config, index))
 
     def prepare_batch(
-        self, inputs: Mapping[str, Any]
+        self, inputs: Mapping[str, object]
     ) -> tuple[TransformerConfig, TransformerParams, dict[str, np.ndarray]]:
         """Returns (config, parameters outside of the layers, inputs) for `stream`."""
         batch = as_batch(inputs)

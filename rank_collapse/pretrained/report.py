@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
+from rank_collapse.annotations import AnyArray
 from rank_collapse.measures.listings import Spike, spikes
 from rank_collapse.measures.norms import composite_norm
 from rank_collapse.measures.profiles import Profile
@@ -94,7 +95,7 @@ class CheckpointReport:
 
 def checkpoint_report(
     source: OpenCheckpoint | InMemory,
-    inputs: Mapping[str, Any],
+    inputs: Mapping[str, object],
     *,
     chunk: int = 8,
     done: Callable[[State], None] | None = None,
@@ -148,7 +149,7 @@ COUNTED, ROLLOUT, BY_NORM = "counted", "rollout", "exact sums by norm"
 
 
 def compute_length_laws(
-    num_heads: int, attention_share: Float[Any, "b l"], path_size: Float[Any, "b k"]
+    num_heads: int, attention_share: Float[AnyArray, "b l"], path_size: Float[AnyArray, "b k"]
 ) -> dict[str, Float[np.ndarray, "b k"]]:
     """Compute three distributions of the path length, which answer "how long?" very differently.
 

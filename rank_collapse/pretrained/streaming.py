@@ -64,7 +64,7 @@ class State:
 @full_precision
 def stream(
     source: Source,
-    inputs: Mapping[str, Any],
+    inputs: Mapping[str, object],
     groups: Mapping[str, Group],
     *,
     chunk: int = 8,
@@ -236,7 +236,7 @@ def _shared_program(group, config):
 def assemble_layer(
     stored: Any,
     outside: TransformerParams,
-    example: Mapping[str, Any],
+    example: Mapping[str, object],
     config: TransformerConfig,
     index: Any,
     ablation: AblationSpec = AblationSpec(),

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from rank_collapse.annotations import AnyArray, Key, Tree
 from rank_collapse.runs.states import is_key
 from rank_collapse.struct import check_whole, refuse_if
 
@@ -45,7 +46,7 @@ def fold_seeds(base_seed: int, numbers: np.ndarray) -> Any:
 
 
 @jax.jit
-def fold_key(key: Any, numbers: Any) -> Any:
+def fold_key(key: Key, numbers: AnyArray) -> Any:
     """Return fold_in(key, s) of each number s."""
     return jax.vmap(lambda s: jax.random.fold_in(key, s))(numbers)
 
@@ -69,7 +70,7 @@ def seed_sharding(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec(AXIS))
 
 
-def shard_seeds(tree: Any, mesh: Mesh, size: int | None = None) -> Any:
+def shard_seeds(tree: Tree, mesh: Mesh, size: int | None = None) -> Any:
     """Split the leading axis of leaves [s, ...] over the mesh, the last seed repeated after.
 
     Args:
@@ -91,7 +92,7 @@ def shard_seeds(tree: Any, mesh: Mesh, size: int | None = None) -> Any:
     return jax.tree.map(shard_leaf, tree)
 
 
-def to_host(tree: Any, num_seeds: int | None = None) -> Any:
+def to_host(tree: Tree, num_seeds: int | None = None) -> Any:
     """Copy every leaf to the host.
 
     Args:

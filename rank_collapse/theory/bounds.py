@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from rank_collapse import struct
+from rank_collapse.annotations import ArrayLike, DType, Number
 from rank_collapse.measures.norms import composite_norm, norm_1, norm_inf
 from rank_collapse.network import covers, layers
 from rank_collapse.network.attention import AttentionParams, attention_scores, repeat_groups
@@ -48,7 +49,7 @@ class PublishedSides(Sides):
 
 @full_precision
 def head_weights(
-    params: AttentionParams, temperature: Any = 1.0
+    params: AttentionParams, temperature: Number = 1.0
 ) -> tuple[Float[Array, "h d d"], Float[Array, "h d d"]]:
     """Compute (W_QK,h = W_Q W_Kᵀ/temperature, W_h = W_V W_O) of one layer, [h, d, d] each.
 
@@ -73,7 +74,12 @@ COVERS = covers.Covers(
 
 
 def log10_theorem(
-    log10_input: Any, beta: Any, gamma: Any, num_heads: Any, width: Any, depth: Any
+    log10_input: Number,
+    beta: Number,
+    gamma: Number,
+    num_heads: Number,
+    width: Number,
+    depth: Number,
 ) -> Any:
     """Compute log10 of the right side of theorems 2.2 and 2.3, (4γβH/√k)^{(3^L−1)/2}
     ‖res(X)‖^{3^L}.
@@ -93,7 +99,7 @@ def log10_theorem(
     )
 
 
-def log10_power_law(log10_input: Any, log10_c: Any, depth: Any) -> Any:
+def log10_power_law(log10_input: Number, log10_c: Number, depth: Number) -> Any:
     """Compute log10 of c^{(3^L − 1)/2} r^{3^L}: r ↦ c r³ iterated L times.
 
     Args:
@@ -105,7 +111,7 @@ def log10_power_law(log10_input: Any, log10_c: Any, depth: Any) -> Any:
     return power * (log10_c / 2 + log10_input) - jnp.where(jnp.isinf(log10_c), 0, log10_c / 2)
 
 
-def largest_slope(kind: str, dtype: Any) -> Float[Array, ""]:
+def largest_slope(kind: str, dtype: DType) -> Float[Array, ""]:
     """Compute sup|φ'| of an MLP's activation; inf for gated MLPs, which multiply two functions.
 
     Args:
@@ -161,7 +167,7 @@ def sublayer_lipschitz(
 
 
 def not_covered(
-    config: TransformerConfig, *, mask: Any = None, bias: Any = None
+    config: TransformerConfig, *, mask: ArrayLike | None = None, bias: ArrayLike | None = None
 ) -> tuple[str, ...]:
     """List the parts of a network that the theorems do not cover; () for a SAN, also with MLPs.
 
@@ -312,14 +318,14 @@ def layer_sides(
 
 
 def published_sides(
-    log10_lhs: Any,
-    log10_input: Any,
-    beta: Any,
-    gamma: Any,
+    log10_lhs: Number,
+    log10_input: Number,
+    beta: Number,
+    gamma: Number,
     num_heads: int,
     width: int,
     depth: int,
-    log10_scale: Any = 0.0,
+    log10_scale: Number = 0.0,
 ) -> PublishedSides:
     """Compare a residual with `log10_theorem` of the input, for the least γ and for γ = 1.
 
@@ -336,7 +342,7 @@ def published_sides(
 
 
 def stack_sides(
-    constants: LayerConstants, profile: Any, gains: Any, config: TransformerConfig
+    constants: LayerConstants, profile: ArrayLike, gains: ArrayLike, config: TransformerConfig
 ) -> dict[str, Any]:
     """Compute the bound of a layer iterated, and the published form, as fields of `BoundReport`.
 

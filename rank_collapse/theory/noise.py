@@ -12,6 +12,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from rank_collapse.annotations import ArrayLike, Number
+
 # By how many units in the last place each operand of a copy is moved at most. Moves of −2 .. 2 have
 # five times the standard deviation of one rounding (√2 and 1/√12 ulps).
 ULPS = 2
@@ -27,7 +29,7 @@ def make_copies(replicas: int) -> tuple[Array, Array]:
     return words, jnp.where(words == 0, 0, ULPS).astype(jnp.uint32)
 
 
-def mask_uncertain(profiles: Any) -> Float[Array, "l"]:
+def mask_uncertain(profiles: ArrayLike) -> Float[Array, "l"]:
     """Returns the first copy's logarithms, NaN from the layer on where the copies differ.
 
     Args:
@@ -50,10 +52,10 @@ class Noise:
     its ulps may be traced; with 0 ulps nothing moves.
     """
 
-    def __init__(self, word: Any, ulps: Any):
+    def __init__(self, word: object, ulps: Number):
         self._word, self._ulps, self._calls = word, ulps, itertools.count(1)
 
-    def __call__(self, a: Any) -> Any:
+    def __call__(self, a: ArrayLike) -> Any:
         ulps = self._ulps
         counter = jax.lax.iota(jnp.uint32, math.prod(a.shape)).reshape(a.shape)
         random = _hash_bits(counter * jnp.uint32(0x9E3779B9) + _hash_bits(self._next_word()))

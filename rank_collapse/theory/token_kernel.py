@@ -16,6 +16,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from rank_collapse import struct
+from rank_collapse.annotations import Number
 from rank_collapse.network import layers
 from rank_collapse.network.attention import AttentionParams
 from rank_collapse.network.config import TransformerConfig
@@ -41,11 +42,11 @@ class TokenKernel(struct.Struct):
         v = self.variance
         return 0.5 * (v[..., :, None] + v[..., None, :]) - self.distance
 
-    def plus(self, common: Any) -> "TokenKernel":
+    def plus(self, common: Number) -> "TokenKernel":
         """Add one vector of mean square `common` to all tokens."""
         return self.replace(variance=self.variance + common)
 
-    def scaled(self, gain: Any) -> "TokenKernel":
+    def scaled(self, gain: Number) -> "TokenKernel":
         """Multiply each part by `gain`."""
         return jax.tree.map(lambda a: gain * a, self)
 
@@ -116,7 +117,7 @@ def attention_kernel(
     keys: TokenKernel,
     weights: Float[Array, "h n m"],
     config: TransformerConfig,
-    temperature: Any,
+    temperature: Number,
     sizes: dict[str, Any],
 ) -> TokenKernel:
     """Compute the kernel of Σ_h P_h y W_V W_O.

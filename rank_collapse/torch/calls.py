@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rank_collapse.annotations import Tree
 from rank_collapse.torch.values import Bases, Value, is_floating
 
 # A view needs strides that path sums may not have.
@@ -16,7 +17,7 @@ _WITHOUT_STRIDES = {
 }
 
 
-def map_nested(fn: Callable[[Any], Any], tree: Any) -> Any:
+def map_nested(fn: Callable[[Tensor], Tree], tree: Tree) -> Tree:
     """Apply a function to what lists, tuples, dicts and slices hold, and keep their structure."""
     if isinstance(tree, list | tuple):
         return type(tree)(map_nested(fn, item) for item in tree)
@@ -27,7 +28,7 @@ def map_nested(fn: Callable[[Any], Any], tree: Any) -> Any:
     return fn(tree)
 
 
-def list_values(tree: Any) -> list[Value]:
+def list_values(tree: Tree) -> list[Value]:
     """List the values that lists, tuples and dicts hold."""
     values: list[Value] = []
     map_nested(lambda item: values.append(item) if isinstance(item, Value) else None, tree)
@@ -67,7 +68,7 @@ class Call:
         """Return an argument, None where it is left out."""
         return self.args[position] if position < len(self.args) else None
 
-    def argument(self, position: int, default: Any) -> Any:
+    def argument(self, position: int, default: object) -> Any:
         """Return the array or number of an argument, or its default."""
         value = self.get(position)
         return default if value is None else value.array if isinstance(value, Value) else value
@@ -124,7 +125,7 @@ class Call:
 
         return (str(self.target), str(map_nested(identify, [self.args, self.kwargs])))
 
-    def constant(self, result: Any, base: int | None = None, product: str | None = None) -> Any:
+    def constant(self, result: object, base: int | None = None, product: str | None = None) -> Any:
         """Return the result as a value of degree 0; a list of values for several results.
 
         Args:
@@ -144,7 +145,7 @@ class Call:
         return next((v.product for v in self.values if v.product is not None), None)
 
 
-def split_results(result: Any) -> Iterator[tuple[int | None, Any]]:
+def split_results(result: object) -> Iterator[tuple[int | None, Any]]:
     """Yield (index, array) of each result of an operator; the index is None for a single one."""
     if isinstance(result, list | tuple):
         yield from enumerate(result)
@@ -152,10 +153,10 @@ def split_results(result: Any) -> Iterator[tuple[int | None, Any]]:
         yield None, result
 
 
-def has_floating(result: Any) -> bool:
+def has_floating(result: object) -> bool:
     """Whether any result of an operator has a derivative."""
     return any(is_floating(array) for _, array in split_results(result))
 
 
-def _arrays(tree: Any) -> Any:
+def _arrays(tree: Tree) -> Any:
     return map_nested(lambda item: item.array if isinstance(item, Value) else item, tree)

@@ -89,7 +89,7 @@ class Evaluation:
             self.start = Value(value.array, 1, True, base=self._bases.new())
         return self.start
 
-    def _enter(self, value: Any, branch: Branch | None) -> Any:
+    def _enter(self, value: object, branch: Branch | None) -> Any:
         """Return a value as it is read in `branch`: moved by one length if it leaves its own."""
         if not isinstance(value, Value) or not value.degree or value.branch in (None, branch):
             return value
@@ -111,7 +111,7 @@ class Evaluation:
             )
         return self._moved[id(value)]
 
-    def _call(self, node: fx.Node, args: Any, kwargs: Any, branch: Branch | None) -> Any:
+    def _call(self, node: fx.Node, args: object, kwargs: object, branch: Branch | None) -> Any:
         """Evaluate one operator."""
         target, place = node.target, describe_place(node)
         if target is operator.getitem and not isinstance(args[0], Value):

@@ -12,6 +12,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from rank_collapse.annotations import AnyArray
+
 
 class LazySums:
     """Sums by length that are computed at their first use."""
@@ -60,7 +62,7 @@ class Slots:
         """The number of slot axes."""
         return len(self.limits)
 
-    def start(self, direction: Any) -> Any:
+    def start(self, direction: AnyArray) -> Any:
         """Return the sums of the input: the direction in the slot of length 0."""
         return direction[(None,) * self.num_axes]
 
@@ -76,21 +78,21 @@ class Slots:
             mapped = jax.vmap(mapped) if is_batched else _map_in_turn(mapped)
         return lambda *sums: mapped(*self.pad_alike(*sums))
 
-    def sizes(self, sums: Any) -> tuple[int, ...]:
+    def sizes(self, sums: AnyArray) -> tuple[int, ...]:
         """Return the number of slots on each axis."""
         return sums.shape[: self.num_axes]
 
-    def pad_alike(self, *sums: Any) -> tuple[Any, ...]:
+    def pad_alike(self, *sums: object) -> tuple[Any, ...]:
         """Pad sums with empty slots up to the largest numbers among them."""
         sizes = self.largest(sums)
         return tuple(self.resize(s, sizes) for s in sums)
 
-    def largest(self, sums: Sequence[Any]) -> tuple[int, ...]:
+    def largest(self, sums: Sequence[object]) -> tuple[int, ...]:
         """Return the largest number of slots on each axis; 1 where there are no sums."""
         sizes = [self.sizes(s) for s in sums] or [(1,) * self.num_axes]
         return tuple(map(max, zip(*sizes, strict=True)))
 
-    def resize(self, sums: Any, sizes: Sequence[int]) -> Any:
+    def resize(self, sums: AnyArray, sizes: Sequence[int]) -> Any:
         """Add empty slots at the end of each axis, or drop slots that are known to be empty."""
         for axis, size in enumerate(sizes):
             missing = size - sums.shape[axis]
@@ -101,7 +103,7 @@ class Slots:
                 sums = jnp.pad(sums, pads)
         return sums
 
-    def shift(self, sums: Any, axis: int) -> Any:
+    def shift(self, sums: AnyArray, axis: int) -> Any:
         """Move sums to one length more. The last slot keeps all that is longer than the limit."""
         limit, size = self.limits[axis], sums.shape[axis]
         pads = [(int(i == axis), 0) for i in range(sums.ndim)]

@@ -11,7 +11,9 @@ from typing import Any, NamedTuple
 
 import jax
 from jax.extend import core as jax_core
+from jax.extend.core import Jaxpr, JaxprEqn
 
+from rank_collapse.annotations import AnyArray
 from rank_collapse.paths.traced import primitives
 from rank_collapse.paths.traced.branches import Branches, Entry
 from rank_collapse.paths.traced.programs import Scope, bind, has_scopes, open_program, read_scopes
@@ -77,8 +79,8 @@ class StreamReader:
 
     def run(
         self,
-        jaxpr: Any,
-        constants: Sequence[Any],
+        jaxpr: Jaxpr,
+        constants: Sequence[object],
         arguments: Sequence[Tagged],
         scopes: tuple[Scope, ...] = (),
         inside: tuple[Entry, tuple[int, ...]] | None = None,
@@ -209,7 +211,7 @@ class StreamReader:
         return carry
 
 
-def has_scopes_within(eqn: Any) -> bool:
+def has_scopes_within(eqn: JaxprEqn) -> bool:
     """Whether programs inside an equation have scopes or names.
 
     Args:
@@ -230,7 +232,7 @@ class LayerArrays(NamedTuple):
     branches: dict[int, list[Any]]
 
 
-def group_layers(sums: Sequence[Sum], output: Any) -> LayerArrays:
+def group_layers(sums: Sequence[Sum], output: AnyArray) -> LayerArrays:
     """Group the branches of a program by layer: attention first, then an MLP where there is one.
 
     Args:

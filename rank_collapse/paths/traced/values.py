@@ -22,6 +22,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from rank_collapse.annotations import AnyArray
 from rank_collapse.paths.traced.channels import LazySums, Slots
 
 
@@ -114,7 +115,7 @@ class Value:
     passes_whole: bool = False
     reason: str = ""
 
-    def replace(self, **changes: Any) -> "Value":
+    def replace(self, **changes: object) -> "Value":
         """Return the value with other attributes."""
         return dataclasses.replace(self, **changes)
 
@@ -124,24 +125,26 @@ class Value:
         return self.kind >= Kind.STATE
 
 
-def make_constant(array: Any) -> Value:
+def make_constant(array: AnyArray) -> Value:
     """Return a constant, with its number where it has one entry."""
     is_known = np.size(array) == 1 and not isinstance(array, jax.core.Tracer)
     return Value(array, fill=np.asarray(array).reshape(()) if is_known else None)
 
 
-def make_frozen(array: Any) -> Value:
+def make_frozen(array: AnyArray) -> Value:
     """Return a constant of the pass."""
     return Value(array, Kind.FROZEN)
 
 
-def make_state(array: Any, sums: LazySums, forms: tuple[Form, ...] = (), **flags: Any) -> Value:
+def make_state(
+    array: AnyArray, sums: LazySums, forms: tuple[Form, ...] = (), **flags: object
+) -> Value:
     """Return a state, which is a function of itself before all."""
     own = Form(Root(lambda: array, sums), np.float32(0), *2 * (lambda: jnp.ones_like(array),))
     return Value(array, Kind.STATE, sums, (own, *forms[:3]), **flags)
 
 
-def make_gate(array: Any, forms: tuple[Form, ...], **flags: Any) -> Value:
+def make_gate(array: AnyArray, forms: tuple[Form, ...], **flags: object) -> Value:
     """Return a gate of the given forms."""
     nearest = forms[0]
     passes_whole = nearest.quotient is not None or nearest.is_exact
@@ -149,7 +152,7 @@ def make_gate(array: Any, forms: tuple[Form, ...], **flags: Any) -> Value:
     return Value(array, Kind.GATE, None, forms, passes_whole=passes_whole, **flags)
 
 
-def is_inexact(array: Any) -> bool:
+def is_inexact(array: AnyArray) -> bool:
     """Whether an array has real or complex entries, and so can be a state."""
     return jnp.issubdtype(jnp.result_type(array), jnp.inexact)
 
