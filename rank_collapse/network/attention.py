@@ -5,7 +5,6 @@ values, k per-head query/key width, v per-head value width.
 """
 
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -205,12 +204,12 @@ def multi_head_attention(
     norm_eps: float = 1e-12,
     temperature: Number = 1.0,
     context: AttentionContext | None = None,
-    normalise: Callable[..., Any] | None = None,
+    normalise: Callable | None = None,
     mixing: Mixing | None = None,
-    mix: Callable[..., Any] | None = None,
+    mix: Callable | None = None,
     dropout_key: Key | None = None,
     dropout_rate: Number = 0.0,
-    edit: Any = None,
+    edit: EditPoints | None = None,
 ) -> tuple[Float[Array, "n d"], Float[Array, "h n m"]]:
     """Compute SA(x) = Σ_h P_h y W_h + 1bᵀ with W_h = W_v W_o (Dong et al. 2021, section 2).
 
@@ -288,8 +287,8 @@ def multi_head_attention(
 
 
 def apply_mix(
-    mix: Callable[..., Any], q: ArrayLike, k: ArrayLike, v: ArrayLike, context: AttentionContext
-) -> tuple[Array, Any]:
+    mix: Callable, q: ArrayLike, k: ArrayLike, v: ArrayLike, context: AttentionContext
+) -> tuple[Array, Array | None]:
     """Call the caller's attention: (M [h, n, m], output [h, n, v] or None).
 
     Args:

@@ -1,6 +1,7 @@
 """How tokens attend, as fields of a configuration: masks, scores and changes of the weights."""
 
-from typing import Any, Literal, get_args
+from collections.abc import Callable
+from typing import Literal, get_args
 
 from jax.tree_util import Partial
 
@@ -45,9 +46,9 @@ class AttentionConfig(struct.Struct, kw_only=True):
     qk_norm: QKNorm = struct.static("none")
     score_cap: float = struct.static(0.0)
     temperature: Number = 1.0
-    normalise: Any = None
-    mixing: Any = None
-    mix: Any = None
+    normalise: Callable | None = None
+    mixing: "Mixing | None" = None
+    mix: Callable | None = None
 
     def __post_init__(self):
         struct.check_choices(self, mask=MASKS, score=SCORES, qk_norm=QK_NORMS)

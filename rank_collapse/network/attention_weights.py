@@ -3,14 +3,14 @@
 Axis letters: n queries, m keys, h heads.
 """
 
-from typing import Any
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from rank_collapse import struct
-from rank_collapse.annotations import ArrayLike, DType
+from rank_collapse.annotations import ArrayLike, DType, Leaf, Number
 from rank_collapse.network.attention_config import Mixing
 from rank_collapse.network.positions import combine_masks
 
@@ -34,16 +34,16 @@ class AttentionContext(struct.Struct):
         sizes: (L, H) of the network, where `layer` is an index; None elsewhere.
     """
 
-    mask: Any = None
-    bias: Any = None
-    rotary: Any = None
-    relative: Any = None
-    segments: Any = None
-    cap: Any = None
-    distance: Any = None
-    local_rotary: Any = None
-    layer: Any = None
-    head: Any = None
+    mask: Leaf | None = None
+    bias: Leaf | None = None
+    rotary: tuple[Leaf, Leaf] | None = None
+    relative: Leaf | None = None
+    segments: Leaf | None = None
+    cap: Number | None = None
+    distance: Leaf | None = None
+    local_rotary: tuple[Leaf, Leaf] | None = None
+    layer: Leaf | None = None
+    head: Leaf | None = None
     sizes: tuple[int, int] | None = struct.static(None)
 
     def broadcast_to_heads(self, value: object, num_heads: int) -> Array:
@@ -126,7 +126,7 @@ def equal_weights(context: AttentionContext, n: int, m: int, dtype: DType) -> Fl
 
 
 def attention_weights(
-    scores: Float[Array, "h n m"], context: AttentionContext, normalise: Any = None
+    scores: Float[Array, "h n m"], context: AttentionContext, normalise: Callable | None = None
 ) -> Float[Array, "h n m"]:
     """Compute P of scores: their softmax, or the result of `AttentionConfig.normalise`.
 

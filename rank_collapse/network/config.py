@@ -5,7 +5,7 @@ Its presets are the paper's four curves.
 
 import dataclasses
 from numbers import Number
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import jax
 
@@ -142,7 +142,7 @@ class TransformerConfig(AttentionConfig, PositionConfig, ResidualConfig, MLPConf
         return tuple(rows.index(row) for row in range(self.num_rows))
 
 
-def check_config(config: Any, name: str = "config") -> None:
+def check_config(config: object, name: str = "config") -> None:
     """Check that a network is one, where arguments may be in another order.
 
     Args:
@@ -167,7 +167,7 @@ def check_config(config: Any, name: str = "config") -> None:
             raise ValueError(f"{name}{jax.tree_util.keystr(path)}={leaf!r} is not a number")
 
 
-def flat(config: TransformerConfig) -> dict[str, Any]:
+def flat(config: TransformerConfig) -> dict[str, object]:
     """List all fields by name, inherited ones last; `TransformerConfig(**fields)` is the config."""
     first = TransformerConfig.__annotations__
     inherited = (f.name for f in dataclasses.fields(config) if f.name not in first)

@@ -8,14 +8,13 @@ Axis letters: m source tokens, n target tokens, d model width, c target vocabula
 """
 
 import dataclasses
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from rank_collapse import struct
-from rank_collapse.annotations import ArrayLike, Key, Number
+from rank_collapse.annotations import ArrayLike, Key, Leaf, Number
 from rank_collapse.network import admin, transformer
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.dropout import dropout, dropout_branches
@@ -87,8 +86,8 @@ class EncoderDecoderParams(struct.Struct):
 
     encoder: TransformerParams
     decoder: TransformerParams
-    w_output: Any = None
-    b_output: Any = None
+    w_output: Leaf | None = None
+    b_output: Leaf | None = None
 
 
 class EncoderDecoderTrace(struct.Struct):

@@ -1,7 +1,6 @@
 """Checks of the inputs of a network: what an argument must be, and whether the network uses it."""
 
 from collections.abc import Mapping
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -85,7 +84,7 @@ def check_indices(inputs: Mapping[str, object], config: TransformerConfig) -> No
             raise ValueError(f"{noun} {outside.flat[0]} is not below {size_name}={size}")
 
 
-def check_mask(mask: ArrayLike, shape: tuple[int, int, int], name: str) -> Any:
+def check_mask(mask: ArrayLike, shape: tuple[int, int, int], name: str) -> Array | None:
     """Convert a mask to Bool [m], [n, m] or [h, n, m]; None stays None.
 
     Args:
@@ -107,7 +106,7 @@ def check_mask(mask: ArrayLike, shape: tuple[int, int, int], name: str) -> Any:
     return mask
 
 
-def check_bias(bias: ArrayLike, shape: tuple[int, int, int]) -> Any:
+def check_bias(bias: ArrayLike, shape: tuple[int, int, int]) -> Array | None:
     """Give a bias of scores its three axes; None stays None.
 
     Args:

@@ -5,7 +5,6 @@ with `prepare_inputs`.
 """
 
 from collections.abc import Mapping
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -45,10 +44,10 @@ class PreparedInputs(struct.Struct):
     memory: Leaf | None = None  # [m, d] of cross-attention
     memory_context: AttentionContext = AttentionContext()  # its mask
     token_mask: Leaf | None = None  # Bool [n], which tokens exist; None for all
-    edit: Any = None  # {name: `edits.Edit`}
+    edit: Mapping[str, object] | None = None  # {name: `edits.Edit`}
 
     @property
-    def existing_tokens(self) -> Any:
+    def existing_tokens(self) -> Array:
         """Bool [n], True for tokens that exist: `token_mask`, or all True where it is None."""
         return jnp.ones(self.x.shape[:-1], bool) if self.token_mask is None else self.token_mask
 
@@ -77,7 +76,7 @@ def prepare_inputs(
     memory_mask: ArrayLike | None = None,
     segments: ArrayLike | None = None,
     positions: ArrayLike | None = None,
-    edit: Any = None,
+    edit: Mapping[str, object] | None = None,
     covers: Covers | None = None,
 ) -> tuple[TransformerParams, PreparedInputs]:
     """Check and embed one example: (complete parameters, `PreparedInputs`).

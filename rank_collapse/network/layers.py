@@ -70,7 +70,7 @@ class ResidualConfig(struct.Struct, kw_only=True):
     mlp_skip: bool = struct.static(False)
     cross_skip: bool = struct.static(True)
     norm_placement: NormPlacement = struct.static("none")
-    norm: NormKind | Callable[..., Any] = struct.static("layer")
+    norm: NormKind | Callable = struct.static("layer")
     norm_eps: float = struct.static(1e-12)
     final_norm: bool = struct.static(False)
     first_norm: bool = struct.static(True)
@@ -107,7 +107,7 @@ class MLPConfig(struct.Struct, kw_only=True):
             sigmoid gate (Qwen2-MoE).
     """
 
-    mlp: MLPKind | Callable[..., Any] = struct.static("none")
+    mlp: MLPKind | Callable = struct.static("none")
     d_ff: int | None = struct.static(None)
     num_experts: int = struct.static(0)
     experts_per_token: int = struct.static(1)
@@ -242,7 +242,10 @@ def norm_statistics(
 
 
 def apply_norm(
-    params: NormParams | None, x: Float[Array, "n d"], kind: Any = "layer", eps: float = 1e-12
+    params: NormParams | None,
+    x: Float[Array, "n d"],
+    kind: NormKind | Callable = "layer",
+    eps: float = 1e-12,
 ) -> Float[Array, "n d"]:
     """Compute (x − mean)/σ · gain + bias, token by token.
 

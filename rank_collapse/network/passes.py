@@ -11,7 +11,7 @@ Axis letters: n tokens, d width, l layers.
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -92,7 +92,7 @@ class LayerMeasure(LayerPass):
 
     covers: ClassVar[Covers] = EVERYTHING
 
-    measure: Callable[..., Any]  # a function of a module
+    measure: Callable[..., Tree]  # a function of a module
 
     def measure_layer(
         self, layer: Layer, x: Array, layer_values: LayerValues, carry: Tree
@@ -207,7 +207,7 @@ class RecordedTokens(TokenAlgebra):
 
 
 def replay(
-    measure: Callable[[Layer, dict[str, SublayerValues]], Any],
+    measure: Callable[[Layer, dict[str, SublayerValues]], Tree],
     params: TransformerParams,
     trace: Trace,
     config: TransformerConfig,

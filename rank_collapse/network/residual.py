@@ -10,6 +10,7 @@ reads N(λ x + γ branch(x)). Admin's ω (λ = ω), DeepNet's α (λ = α), Laye
 Axis letters: l layers, n tokens, d width.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -21,7 +22,7 @@ from rank_collapse.annotations import DType, Leaf, Number
 from rank_collapse.network import layers
 from rank_collapse.network.attention_weights import ANY_DISTANCE
 from rank_collapse.network.config import TransformerConfig
-from rank_collapse.network.layers import NormParams
+from rank_collapse.network.layers import NormKind, NormParams
 
 
 class Gains(struct.Struct):
@@ -43,8 +44,8 @@ class Unprofiled(struct.Struct):
 class LearnedGains(struct.Struct):
     """Gains of one kind of sublayer that are parameters: [L] or [L, d] in a stack; or None."""
 
-    skip: Any = None
-    branch: Any = None
+    skip: Leaf | None = None
+    branch: Leaf | None = None
 
 
 class LayerGains(struct.Struct):
@@ -52,10 +53,10 @@ class LayerGains(struct.Struct):
 
     skip: Gains  # λ
     branch: Gains  # γ
-    temperature: Any
+    temperature: Number
     mixing: Leaf | None = None  # `Mixing` with leaves [h]; None for none
     norm: Any = None  # Gains of the norms' outputs; None for none
-    window: Any = None  # how far the layer attends; None where all attend at any distance
+    window: Leaf | None = None  # how far the layer attends; None where all attend at any distance
     unnormed: Leaf | None = (
         None  # Bool, its attention reads tokens without a norm; None where none does
     )
@@ -66,13 +67,13 @@ class ResidualSpec(struct.Struct):
     """How a sublayer joins its branch to the stream: N(λ x + γ N'(branch(N(x))))."""
 
     norm: NormParams | None  # of N; None for a norm without gain and bias
-    branch_norm: Any  # those of N', the norm of the branch's output
+    branch_norm: NormParams | None  # those of N', the norm of the branch's output
     skip_gain: Leaf  # λ, a scalar or [d]
-    branch_gain: Any  # γ
+    branch_gain: Number  # γ
     kind: str = struct.field(pytree_node=False)  # the sublayer's; "final" after the last layer
     skip: bool = struct.field(pytree_node=False)
     placement: str = struct.field(pytree_node=False)  # `ResidualConfig.norm_placement`
-    norm_kind: Any = struct.field(pytree_node=False)
+    norm_kind: NormKind | Callable = struct.field(pytree_node=False)
     eps: float = struct.field(pytree_node=False)
     parallel: bool = struct.static(False)  # whether the branch reads the layer's start
     after_branch: bool = struct.static(False)  # whether this is the spec of N', see `at_branch`
@@ -138,7 +139,7 @@ def final_spec(params: Any, config: TransformerConfig) -> ResidualSpec:
     return lone_norm(params.final_norm, config.norm, config.norm_eps)
 
 
-def lone_norm(norm: Any, kind: Any, eps: float) -> ResidualSpec:
+def lone_norm(norm: NormParams | None, kind: NormKind | Callable, eps: float) -> ResidualSpec:
     """Make the spec of a norm that belongs to no sublayer.
 
     Args:

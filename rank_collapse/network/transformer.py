@@ -13,8 +13,8 @@ l layers, h heads, n tokens, m memory tokens, d width.
 
 import dataclasses
 import functools
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -177,7 +177,7 @@ def apply(
     dropout_key: Key | None = None,
     dropout_rate: Number = 0.0,
     keep: Sequence[str] = (),
-    edit: Any = None,
+    edit: Mapping[str, Callable] | None = None,
 ) -> Trace:
     """Run the network on one example.
 

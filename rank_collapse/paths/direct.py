@@ -4,10 +4,9 @@ Unlike paths, which pass what comes after them, a part here reaches the output b
 norms alone. `logit_attribution` reads logits from such parts, or from sums of paths.
 """
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array
 
 from rank_collapse import struct
 from rank_collapse.annotations import ArrayLike, DType
@@ -124,7 +123,7 @@ def _written_rows(params, prepared, config):
 
 
 @full_precision
-def logit_attribution(contributions: ArrayLike, unembedding: ArrayLike) -> Any:
+def logit_attribution(contributions: ArrayLike, unembedding: ArrayLike) -> Array:
     """Compute each part's share of the logits x W + b: its product with W; b joins the offset.
 
     The final norm is frozen in the contributions already, so that the shares of a sum that equals

@@ -10,14 +10,13 @@ the number of layers it does not skip. The two meanings of a path, always named:
 """
 
 import math
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int
 
-from rank_collapse.annotations import ArrayLike
+from rank_collapse.annotations import AnyArray, ArrayLike
 from rank_collapse.struct import check_choice, check_whole
 
 ALL_HEADS = -1
@@ -42,7 +41,7 @@ def count_paths(depth: int, num_heads: int, skips: bool = True) -> tuple[int, ..
     return tuple(counts if skips else [0] * depth + counts[-1:])
 
 
-def path_length(paths: ArrayLike, num_heads: int) -> Any:
+def path_length(paths: ArrayLike, num_heads: int) -> AnyArray:
     """Count the layers that each path [..., L] does not skip."""
     return (paths != num_heads).sum(axis=-1)
 

@@ -9,8 +9,6 @@ offset, 0 for all others; [1] where all take the same.
 Axis letters: g channels, n queries, m keys, h heads, v value width, d and e widths, f MLP width.
 """
 
-from typing import Any
-
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
@@ -30,12 +28,16 @@ from rank_collapse.network.walk import Algebra, Layer, walk_layers
 class FrozenLayer(struct.Struct):
     """The constants of one layer's affine map, from the forward pass; None for absent parts."""
 
-    scales: Any = None  # {(kind, whether of the branch's output): 1/σ [n, 1] of that norm}
+    scales: dict[tuple[str, bool], Leaf] | None = (
+        None  # {(kind, whether of the branch's output): 1/σ [n, 1] of that norm}
+    )
     weights: Leaf | None = None  # [h, n, n]  P_h
     gate: Leaf | None = None  # [n, f]  φ(z)/z, or φ(gate) of a gated MLP
     trace: LayerTrace | None = None  # all that the layer computed
-    unedited: Any = None  # {name: value} of what an edit changes
-    mix_inputs: Any = None  # (q, k, v) of an attention that computes its full output
+    unedited: dict[str, Leaf] | None = None  # {name: value} of what an edit changes
+    mix_inputs: tuple[Leaf, ...] | None = (
+        None  # (q, k, v) of an attention that computes its full output
+    )
     head_gain: Leaf | None = None  # [h], multiplies what each head mixes; None for 1
 
 
@@ -227,7 +229,7 @@ def mlp_gate(
     return gate if routing is None else gate * layers.unit_shares(params, x, routing)
 
 
-def frozen_scale(x: ArrayLike, config: TransformerConfig) -> Any:
+def frozen_scale(x: ArrayLike, config: TransformerConfig) -> Array | None:
     """Compute 1/σ [n, 1] of each token that a norm is applied to; None for None."""
     if x is None:
         return None

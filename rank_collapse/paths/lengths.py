@@ -5,7 +5,7 @@ A layer's attention branch counts with its share λ_l, the skip with 1 − λ_l.
 a path is a sum of L independent coins (Poisson-binomial).
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -133,7 +133,7 @@ def path_length_law(shares: ArrayLike) -> Float[AnyArray, "... lengths"]:
     return law
 
 
-def rollout(attention: ArrayLike, shares: ArrayLike = 0.5, *, by_length: bool = False) -> Any:
+def rollout(attention: ArrayLike, shares: ArrayLike = 0.5, *, by_length: bool = False) -> AnyArray:
     """Compute the attention rollout P = Π_l ((1 − λ_l) I + λ_l A_l), the last layer leftmost.
 
     It is the sum of all frozen paths of a network with skip gains 1 − λ_l, branch gains λ_l and

@@ -6,8 +6,6 @@ Vocabularies are read in pieces, so that no full table of logits [n, vocab] is e
 Axis letters: p parts, s sums of parts, n tokens, d width, v words of a piece of the vocabulary.
 """
 
-from typing import Any
-
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
@@ -70,7 +68,7 @@ def list_sums_by_length(
 def add_words(
     next_token: NextToken,
     words: Float[Array, "v d"],
-    first: Any,
+    first: Number,
     parts: Float[Array, "p n d"],
     sums: Float[Array, "s p"],
     targets: Int[Array, "n"],

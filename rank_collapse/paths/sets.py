@@ -7,7 +7,7 @@ parts from the one before.
 """
 
 import functools
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -206,7 +206,10 @@ def visiting_order(paths: Int[Array, "p l"]) -> tuple[Int[Array, "p"], Int[Array
 
 @full_precision
 def classify_states(
-    classifier: Any, state: Float[Array, "*s n d"], *, normalize: bool = True
+    classifier: tuple[ArrayLike, ArrayLike],
+    state: Float[Array, "*s n d"],
+    *,
+    normalize: bool = True,
 ) -> Float[Array, "*s n c"]:
     """Compute logits of summed path states: LayerNorm without gain and bias, then the classifier.
 
@@ -225,8 +228,8 @@ def classify_states(
 @full_precision
 def path_set_logits(
     params: TransformerParams,
-    classifier: Any,
-    inputs: Any,
+    classifier: tuple[ArrayLike, ArrayLike],
+    inputs: ArrayLike,
     config: TransformerConfig,
     paths: ArrayLike,
     **options: object,

@@ -12,14 +12,14 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from rank_collapse.annotations import ArrayLike
+from rank_collapse.annotations import ArrayLike, Tree
 from rank_collapse.network.precision import full_precision
 from rank_collapse.struct import check_whole, refuse_if
 
 MAX_PARTS = 20  # 2^20 coalitions
 
 
-def coalition_values(value: Callable[[Float[Array, "p"]], Any], num_parts: int) -> Any:
+def coalition_values(value: Callable[[Float[Array, "p"]], Any], num_parts: int) -> Tree:
     """Compute v of all 2^p coalitions of p parts, one after the other, storing values alone.
 
     Call it under jit where it is called more than once: outside, every call compiles.
@@ -49,7 +49,7 @@ def _membership(num_parts):
 
 
 @full_precision
-def shapley_values(values: ArrayLike, num_parts: int) -> Any:
+def shapley_values(values: ArrayLike, num_parts: int) -> Tree:
     """Compute φ_k = Σ_{S ∌ k} |S|! (p − |S| − 1)!/p! (v(S ∪ k) − v(S)), exactly.
 
     The mean, over all orders in which the parts may join, of what part k changes when it joins.

@@ -10,7 +10,7 @@ the first 16 positions, whose states are those of attention sinks.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +19,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float
 
 from rank_collapse import struct
-from rank_collapse.annotations import ArrayLike, Tree
+from rank_collapse.annotations import ArrayLike, Leaf, Tree
 from rank_collapse.measures.residuals import effective_rank
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.parameters import TransformerParams
@@ -45,7 +45,7 @@ class Transport(NamedTuple):
     by_length: Float[Array, "k d"]
     by_position: Float[Array, "k n d"]
     total: Array
-    longer: Any = None
+    longer: Leaf | None = None
 
     @property
     def arriving(self) -> Float[Array, "n d"]:

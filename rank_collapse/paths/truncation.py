@@ -7,7 +7,7 @@ paths have no influence at all.
 
 import dataclasses
 import functools
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -147,6 +147,6 @@ def _start_channels(x, max_length):
     return Channels(pad_slots(x[None, None], (max_length + 1, 1)), None, jnp.zeros_like(x))
 
 
-def sum_channels(channels: Channels) -> Any:
+def sum_channels(channels: Channels) -> Array:
     """Sum channels and offset to tokens [n, d]."""
     return channels.start.sum(axis=(0, 1)) + channels.offset

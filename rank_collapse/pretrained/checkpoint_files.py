@@ -9,12 +9,13 @@ import zipfile
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import ml_dtypes
 import numpy as np
 
 from rank_collapse.extras import import_package
+from rank_collapse.pretrained.entries import Settings
 from rank_collapse.pretrained.published import suggest_names
 from rank_collapse.printed import format_one_line, quote_value
 from rank_collapse.struct import refuse_if
@@ -45,7 +46,7 @@ class Stored(NamedTuple):
     path: Path
     dtype: np.dtype
     shape: tuple[int, ...]
-    read: Callable[[Any], np.ndarray]  # of some of its rows, or of ... for all
+    read: Callable[[object], np.ndarray]  # of some of its rows, or of ... for all
 
 
 class Tensors:
@@ -64,7 +65,7 @@ class Tensors:
         """Returns the names of all tensors."""
         return list(self.entries)
 
-    def read(self, name: str, rows: Any = ..., *, finite: bool = True) -> np.ndarray:
+    def read(self, name: str, rows: object = ..., *, finite: bool = True) -> np.ndarray:
         """Read one tensor, or some of its rows.
 
         Args:
@@ -252,7 +253,7 @@ WEIGHT_FILES = (
 )
 
 
-def read_config(folder: str | os.PathLike) -> dict[str, Any]:
+def read_config(folder: str | os.PathLike) -> Settings:
     """Read the config.json of a checkpoint folder.
 
     Raises:

@@ -28,7 +28,7 @@ _NAMES = {
 class Entry(NamedTuple):
     """One entry of a config.json."""
 
-    default: Any  # What it is where it is absent or null
+    default: object  # What it is where it is absent or null
     kinds: tuple[type, ...]  # Its types
     # Of a number; None for the largest that there may be of its type
     least: float = 0
@@ -67,7 +67,7 @@ def check_entry(name: str, value: object, entry: Entry) -> None:
         raise ValueError(f"{name}={quote_value(value)} is not between {entry.least} and {most}")
 
 
-def check_allowed(settings: Mapping[str, object], name: str, allowed: tuple[Any, ...]) -> None:
+def check_allowed(settings: Mapping[str, object], name: str, allowed: tuple[object, ...]) -> None:
     """Raises an error for values of an entry that the network has no field for.
 
     Args:
@@ -87,7 +87,7 @@ KINDS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
 ANY_LENGTH = 2**31
 
 
-def rotary_entry(settings: Mapping[str, object], kind: str | None = None) -> dict[str, Any]:
+def rotary_entry(settings: Mapping[str, object], kind: str | None = None) -> Settings:
     """Select the entry on rotary positions, of one kind of layers.
 
     With both the old one counts, as in transformers: users add it to extend the context.
@@ -108,7 +108,7 @@ def rotary_entry(settings: Mapping[str, object], kind: str | None = None) -> dic
 
 def rotary_fields(
     entry: Mapping[str, object], settings: Mapping[str, object], width: int, share: float = 1.0
-) -> dict[str, Any]:
+) -> Settings:
     """Compute the fields of `TransformerConfig` for rotary positions.
 
     Args:

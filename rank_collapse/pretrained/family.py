@@ -6,7 +6,6 @@ What such a table is written with is imported from here, wherever it is defined.
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 from rank_collapse.network.config import DEFAULTS, TransformerConfig
 from rank_collapse.network.embedding import EmbeddingConfig
@@ -107,14 +106,14 @@ class Family:
     """
 
     model_type: str
-    entries: Mapping[str, Any]
+    entries: Mapping[str, object]
     reads: Mapping[str, str]
     names: Names | Callable[[Weights, Settings], Names]
     anchors: tuple[str, ...]
-    fields: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    embedding: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    computed: Callable[[Settings], dict[str, Any]] = lambda settings: {}
-    allowed: Mapping[str, tuple[Any, ...]] = dataclasses.field(default_factory=dict)
+    fields: Mapping[str, object] = dataclasses.field(default_factory=dict)
+    embedding: Mapping[str, object] = dataclasses.field(default_factory=dict)
+    computed: Callable[[Settings], dict[str, object]] = lambda settings: {}
+    allowed: Mapping[str, tuple[object, ...]] = dataclasses.field(default_factory=dict)
     gated: bool = False
     interleaved: bool = False
     biases: Mapping[str, bool | str] = dataclasses.field(default_factory=dict)

@@ -4,7 +4,6 @@ Axis letters: b examples, n tokens, d width, e width of the token embedding.
 """
 
 from collections.abc import Mapping
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +11,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from rank_collapse import struct
-from rank_collapse.annotations import AnyArray, Leaf
+from rank_collapse.annotations import AnyArray, Leaf, Tree
 from rank_collapse.network import layers
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.input_checks import check_indices
@@ -129,7 +128,7 @@ class OpenCheckpoint:
         """Read the parameters of one layer."""
         return stored_values(self.layers.get(row_index(self.config, index)))
 
-    def stored_layer(self, index: int, coming: int | None = None) -> Any:
+    def stored_layer(self, index: int, coming: int | None = None) -> Tree:
         """Read `layer` as a tree of `Stored`; a thread begins to read the layer `coming`.
 
         Args:
@@ -180,7 +179,7 @@ class InMemory:
         self.config, self.outside = config, params.replace(layers=None)
         self.layers = _HeldLayers(params.layers)
 
-    def stored_layer(self, index: int, coming: int | None = None) -> Any:
+    def stored_layer(self, index: int, coming: int | None = None) -> Tree:
         """Returns one layer's parameters from memory, where nothing is `coming` to be read."""
         return self.layers.get(row_index(self.config, index))
 
@@ -199,7 +198,7 @@ class _HeldLayers:
     def __init__(self, stack: BlockParams):
         self.stack = stack
 
-    def get(self, row: int) -> Any:
+    def get(self, row: int) -> Tree:
         """Returns one row as a tree of `Stored`."""
         return jax.tree.map(lambda a: Stored(a[row], tuple(range(a.ndim - 1))), self.stack)
 

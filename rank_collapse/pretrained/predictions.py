@@ -115,7 +115,7 @@ def mean_losses(
 
 
 def token_losses(
-    unembedding: Unembedding, states: ArrayLike, targets: ArrayLike, chosen: Any
+    unembedding: Unembedding, states: ArrayLike, targets: ArrayLike, chosen: ArrayLike
 ) -> tuple[Float[Array, "b s"], Float[Array, "b s"]]:
     """Compute (loss in nats, share of right tokens) of outputs of one network, over some tokens.
 

@@ -12,7 +12,6 @@ Axis letters: b examples, l layers, h heads.
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 from jaxtyping import Float
@@ -186,7 +185,7 @@ def mean_lengths(laws: Mapping[str, Float[np.ndarray, "b k"]]) -> dict[str, floa
     return {name: float((law @ np.arange(law.shape[1])).mean()) for name, law in laws.items()}
 
 
-def tabulate_lengths(laws: Mapping[str, Float[np.ndarray, "b k"]]) -> list[dict[str, Any]]:
+def tabulate_lengths(laws: Mapping[str, Float[np.ndarray, "b k"]]) -> list[dict[str, object]]:
     """Tabulate mean, median and 99 % quantile of the path length by each law, a row for each.
 
     A law that is NaN, of some text, has None.

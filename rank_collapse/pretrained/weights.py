@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from rank_collapse import struct
-from rank_collapse.annotations import ArrayLike, DType, Leaf, Tree
+from rank_collapse.annotations import AnyArray, ArrayLike, DType, Leaf, Tree
 from rank_collapse.struct import refuse, refuse_if
 
 
@@ -44,7 +44,7 @@ class Weights:
         """Read one tensor of the given shape."""
         raise NotImplementedError
 
-    def table(self, name: str, rows: int, width: int) -> Any:
+    def table(self, name: str, rows: int, width: int) -> Tree:
         """Read a table of tokens: as `take` gives it, or a `Table` where layers are `lazy`.
 
         Args:
@@ -57,7 +57,7 @@ class Weights:
         table = self.take(name, rows, width)
         return Table(lambda first, last: table[first:last], (rows, width))
 
-    def stack(self, rows: Iterable[object], layer: Callable[[object], Tree]) -> Any:
+    def stack(self, rows: Iterable[object], layer: Callable[[object], Tree]) -> Tree:
         """Stack layer(row) of every row: one leading layer axis, no second copy in memory.
 
         Args:
@@ -80,7 +80,7 @@ class Weights:
             stacked[i] = _on_device(stacked[i])
         return jax.tree.unflatten(treedef, stacked)
 
-    def to_device(self, tree: Tree) -> Any:
+    def to_device(self, tree: Tree) -> Tree:
         """Move the leaves of a tree that is not stacked to JAX, in the weights' dtype."""
 
         def move_leaf(a):
@@ -240,7 +240,7 @@ def _on_device(array):
 class Stored(struct.Struct):
     """A tensor in the order of the file."""
 
-    data: Any  # The values
+    data: AnyArray  # The values
     # Where each axis of the tensor is in `data`; static
     axes: tuple[int, ...] = struct.field(pytree_node=False)
 
@@ -257,7 +257,7 @@ def as_stored(view: np.ndarray) -> Stored:
     return Stored(data, tuple(order.index(i) for i in range(view.ndim)))
 
 
-def stored_values(tree: Tree) -> Any:
+def stored_values(tree: Tree) -> Tree:
     """Returns the tensors of a tree of `Stored`."""
     return jax.tree.map(lambda s: s.value, tree, is_leaf=lambda s: isinstance(s, Stored))
 
@@ -308,12 +308,12 @@ class LazyLayers:
         self.weights, self.rows, self.layer = weights, list(rows), layer
         self._reader = concurrent.futures.ThreadPoolExecutor(1, "weights")
         self._coming: dict[int, concurrent.futures.Future] = {}
-        self._current: tuple[int, Any] | None = None
+        self._current: tuple[int, Tree] | None = None
 
     def __len__(self) -> int:
         return len(self.rows)
 
-    def get(self, index: int, coming: int | None = None) -> Any:
+    def get(self, index: int, coming: int | None = None) -> Tree:
         """Read one row's parameters to the device, in the weights' dtype, as a tree of `Stored`.
 
         Args:

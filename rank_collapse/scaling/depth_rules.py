@@ -39,10 +39,10 @@ GROUPS = ("embedding", "matrix", "vector", "final")
 class Factors(NamedTuple):
     """What a rule multiplies for one group of parameters."""
 
-    init: Any  # the initial values
-    rate: Any
-    decay: Any
-    eps: Any
+    init: Number  # the initial values
+    rate: Number
+    decay: Number
+    eps: Number
 
 
 class DepthRule(struct.Struct):
@@ -93,7 +93,7 @@ class DepthRule(struct.Struct):
             temperature=config.temperature * heads,
         )
 
-    def logit_gain(self, config: TransformerConfig) -> Any:
+    def logit_gain(self, config: TransformerConfig) -> Number:
         """Compute 1/m_N, what multiplies logits."""
         return self.multipliers(config)[0] ** -self.width
 
@@ -157,13 +157,13 @@ class DepthRule(struct.Struct):
     def groups(
         self,
         module: object,
-        blocks: Any,
+        blocks: object,
         rate: float,
         config: TransformerConfig,
         *,
         weight_decay: float = 0.1,
         eps: float = 1e-8,
-    ) -> list[dict[str, Any]]:
+    ) -> list[dict[str, object]]:
         """List parameter groups for torch: `AdamW(rule.groups(model, model.layers, η, config))`.
 
         Args:

@@ -6,14 +6,13 @@ pass of `logdomain`, so that layers far below float precision are compared too.
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from rank_collapse import struct
-from rank_collapse.annotations import ArrayLike, DType, Number
+from rank_collapse.annotations import ArrayLike, DType, Number, Tree
 from rank_collapse.measures.norms import composite_norm, norm_1, norm_inf
 from rank_collapse.network import covers, layers
 from rank_collapse.network.attention import AttentionParams, attention_scores, repeat_groups
@@ -80,7 +79,7 @@ def log10_theorem(
     num_heads: Number,
     width: Number,
     depth: Number,
-) -> Any:
+) -> Number:
     """Compute log10 of the right side of theorems 2.2 and 2.3, (4γβH/√k)^{(3^L−1)/2}
     ‖res(X)‖^{3^L}.
 
@@ -99,7 +98,7 @@ def log10_theorem(
     )
 
 
-def log10_power_law(log10_input: Number, log10_c: Number, depth: Number) -> Any:
+def log10_power_law(log10_input: Number, log10_c: Number, depth: Number) -> Number:
     """Compute log10 of c^{(3^L − 1)/2} r^{3^L}: r ↦ c r³ iterated L times.
 
     Args:
@@ -343,7 +342,7 @@ def published_sides(
 
 def stack_sides(
     constants: LayerConstants, profile: ArrayLike, gains: ArrayLike, config: TransformerConfig
-) -> dict[str, Any]:
+) -> dict[str, Tree]:
     """Compute the bound of a layer iterated, and the published form, as fields of `BoundReport`.
 
     ‖res(X^L)‖ ≤ c^{(3^L − 1)/2} ‖res(X)‖^{3^L},

@@ -12,7 +12,6 @@ import functools
 import itertools
 import time
 from collections.abc import Iterator
-from typing import Any
 
 import jax
 import numpy as np
@@ -118,7 +117,7 @@ def _list_layers(params, x, config, inputs) -> list[Layer]:
     ]
 
 
-def select_row(tree: Tree, row: int) -> Any:
+def select_row(tree: Tree, row: int) -> Tree:
     """Select one layer of a stack."""
     return jax.tree.map(lambda a: a[row], tree)
 
@@ -261,7 +260,7 @@ def _relative_scores(p, content, context):
     return np.stack(head_scores)
 
 
-def to_balls(a: ArrayLike) -> Any:
+def to_balls(a: ArrayLike) -> Tree:
     """Convert floats to balls without radius."""
     return np.frompyfunc(lambda v: arb(float(v)), 1, 1)(np.asarray(a, np.float64))
 

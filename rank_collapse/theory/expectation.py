@@ -8,7 +8,7 @@ Axis letters: n tokens, m keys, d width, l layers, s sublayers (branches) in the
 """
 
 import functools
-from typing import Any, Literal
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -77,7 +77,7 @@ class ExpectedTrace(struct.Struct):
         return jnp.mean(changed / self.hidden.variance, axis=-1)
 
 
-def update_sizes(config: TransformerConfig, size: Number = 1.0) -> dict[str, dict[str, Any]]:
+def update_sizes(config: TransformerConfig, size: Number = 1.0) -> dict[str, dict[str, Number]]:
     """Returns the same squared relative size for the update of every matrix: {part: {matrix: [L]}}.
 
     Args:

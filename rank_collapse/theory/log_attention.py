@@ -9,10 +9,9 @@ Four steps: the scores, the split of the weights, the values they carry, and the
 rounding may have cost.
 """
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array
 
 from rank_collapse import struct
 from rank_collapse.annotations import Leaf, Number
@@ -26,7 +25,7 @@ class Scores(struct.Struct):
 
     base: Leaf  # [h, 1, m] where all rows share it, else [h, n, m]
     delta: Leaf  # [h, n, m], 0 in the row of the first token that exists
-    change: Any  # ε² delta, formed so that it does not overflow before it must
+    change: Leaf  # ε² delta, formed so that it does not overflow before it must
     noise: Leaf  # Rounding of delta, [h]
 
 
@@ -56,11 +55,11 @@ class HeadParts(struct.Struct):
     powers: tuple[int, ...] = struct.field(pytree_node=False)
     top: Leaf  # [kinds, h]
 
-    def scales(self, log_scale: Number) -> Any:
+    def scales(self, log_scale: Number) -> Array:
         """Compute the natural logarithm of each part's scale, [kinds, h]."""
         return jnp.stack([p * log_scale + t for p, t in zip(self.powers, self.top, strict=True)])
 
-    def scales_over_cube(self, log_scale: Number) -> Any:
+    def scales_over_cube(self, log_scale: Number) -> Array:
         """Compute `scales` less 3 s without forming either of the large numbers."""
         pairs = zip(self.powers, self.top, strict=True)
         return jnp.stack([t if p == 3 else (p - 3) * log_scale + t for p, t in pairs])

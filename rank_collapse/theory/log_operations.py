@@ -6,14 +6,13 @@ numbers, and stays right where ε = e^s underflows to 0. Attention is in `log_at
 """
 
 import math
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from rank_collapse import struct
-from rank_collapse.annotations import Leaf
+from rank_collapse.annotations import Leaf, Number
 from rank_collapse.measures.norms import composite_norm
 from rank_collapse.network import layers
 from rank_collapse.network.residual import apply_gain
@@ -35,7 +34,7 @@ class LogParts(struct.Struct):
     parts: Leaf  # [p, n, d]
     scales: Leaf  # s_p, natural logarithms [p]
     # Logarithm of what rounding may have put into the parts; −inf where it is nothing
-    noise: Any = -jnp.inf
+    noise: Number = -jnp.inf
 
 
 def log10_norm(state):

@@ -6,14 +6,13 @@ of `bounds`, what can leave float range is a logarithm.
 """
 
 import math
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from rank_collapse import struct
-from rank_collapse.annotations import ArrayLike, Number
+from rank_collapse.annotations import ArrayLike, Number, Tree
 from rank_collapse.measures.norms import composite_norm, norm_1, norm_inf, scale_to_unit
 from rank_collapse.network.attention import AttentionParams, repeat_groups
 from rank_collapse.network.config import TransformerConfig
@@ -246,7 +245,7 @@ def diameter_sides(
     return DiameterSides(diameters, rhs, rhs - diameters, rhs_cubic, rhs_cubic - diameters)
 
 
-def refuse_sides(sides: ArrayLike) -> Any:
+def refuse_sides(sides: Tree) -> Tree:
     """Replace the sides of a bound that does not cover the network by NaN; the residual stays."""
     return jax.tree.map(lambda a: jnp.full_like(a, jnp.nan), sides).replace(
         log10_lhs=sides.log10_lhs

@@ -6,7 +6,6 @@ What survives in all copies did not hang on rounding. The pass over a network in
 
 import itertools
 import math
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -55,7 +54,7 @@ class Noise:
     def __init__(self, word: object, ulps: Number):
         self._word, self._ulps, self._calls = word, ulps, itertools.count(1)
 
-    def __call__(self, a: ArrayLike) -> Any:
+    def __call__(self, a: ArrayLike) -> Array:
         ulps = self._ulps
         counter = jax.lax.iota(jnp.uint32, math.prod(a.shape)).reshape(a.shape)
         random = _hash_bits(counter * jnp.uint32(0x9E3779B9) + _hash_bits(self._next_word()))
@@ -65,7 +64,7 @@ class Noise:
         moved = jax.lax.bitcast_convert_type(moved, a.dtype)
         return jnp.where((a != 0) & jnp.isfinite(a), moved, a)
 
-    def at(self, index: Any) -> "Noise":
+    def at(self, index: object) -> "Noise":
         """Returns independent noise for one turn of a loop, whose body is traced once."""
         return Noise(_hash_bits(self._next_word()) + index.astype(jnp.uint32), self._ulps)
 

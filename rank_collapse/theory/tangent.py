@@ -4,10 +4,9 @@ What both laws of the small residual share: the cubic one (`cubic_law`) and the 
 (`transverse`) differ in the attention term alone. Norms and MLPs multiply by their Jacobian at x̄.
 """
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array
 
 from rank_collapse.annotations import ArrayLike, Number
 from rank_collapse.network import layers
@@ -37,7 +36,7 @@ def renormalise_residual(
     )
 
 
-def attend_equal_tokens(params: TransformerParams, mean: ArrayLike, row_sum: Number = 1.0) -> Any:
+def attend_equal_tokens(params: TransformerParams, mean: ArrayLike, row_sum: Number = 1.0) -> Array:
     """Compute SA(1x̄ᵀ), one token [d]: Σ_h s_h (x̄ W_V + b_V) W_O + b_O.
 
     Args:

@@ -8,7 +8,7 @@ move when the weights do.
 Axis letters: n tokens (queries), m keys, d width, h heads.
 """
 
-from typing import Any
+from collections.abc import Mapping
 
 import jax
 import jax.numpy as jnp
@@ -118,7 +118,7 @@ def attention_kernel(
     weights: Float[Array, "h n m"],
     config: TransformerConfig,
     temperature: Number,
-    sizes: dict[str, Any],
+    sizes: Mapping[str, Number],
 ) -> TokenKernel:
     """Compute the kernel of Σ_h P_h y W_V W_O.
 
@@ -243,7 +243,7 @@ def _same_key(p, a):
 
 
 def mlp_kernel(
-    params: layers.MLPParams, branch_input: TokenKernel, kind: str, sizes: dict[str, Any]
+    params: layers.MLPParams, branch_input: TokenKernel, kind: str, sizes: Mapping[str, Number]
 ) -> TokenKernel:
     """Compute the kernel of φ(x W_in) W_out, and of φ(x W_gate) ∘ (x W_in) W_out where it is gated.
 

@@ -1,8 +1,7 @@
 """One operator of a model's graph with its arguments, and how to run it on path sums."""
 
 import dataclasses
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
 
 import torch
 from torch import Tensor
@@ -49,9 +48,9 @@ class Call:
     """
 
     name: str
-    target: Callable[..., Any]
-    args: list[Any]
-    kwargs: dict[str, Any]
+    target: Callable
+    args: list[object]
+    kwargs: dict[str, object]
     place: str
     bases: Bases
 
@@ -64,27 +63,27 @@ class Call:
         """The values of degree 1 or 2 among the arguments, each once."""
         return list({id(v): v for v in self.values if v.degree}.values())
 
-    def get(self, position: int) -> Any:
+    def get(self, position: int) -> Tree:
         """Return an argument, None where it is left out."""
         return self.args[position] if position < len(self.args) else None
 
-    def argument(self, position: int, default: object) -> Any:
+    def argument(self, position: int, default: object) -> Tree:
         """Return the array or number of an argument, or its default."""
         value = self.get(position)
         return default if value is None else value.array if isinstance(value, Value) else value
 
-    def compute(self) -> Any:
+    def compute(self) -> Tree:
         """Compute what the model computes."""
         return self.target(*_arrays(self.args), **_arrays(self.kwargs))
 
-    def compute_with(self, arguments: dict[int, Any]) -> Any:
+    def compute_with(self, arguments: Mapping[int, Tensor]) -> Tree:
         """Compute the operator with other arrays at some positions."""
         args = [_arrays(arguments.get(i, arg)) for i, arg in enumerate(self.args)]
         return _WITHOUT_STRIDES.get(self.target, self.target)(*args, **_arrays(self.kwargs))
 
     def compute_linear(
         self, positions: tuple[int, ...], sources: tuple[Value, ...], tangents: tuple[Tensor, ...]
-    ) -> Any:
+    ) -> Tree:
         """Compute an operator that is linear in some arguments together.
 
         Args:
@@ -105,7 +104,7 @@ class Call:
         linear = {i: map_nested(replace, self.args[i]) for i in positions if i < len(self.args)}
         return self.compute_with(linear)
 
-    def compute_replacing(self, values: tuple[Value, ...], arrays: tuple[Tensor, ...]) -> Any:
+    def compute_replacing(self, values: tuple[Value, ...], arrays: tuple[Tensor, ...]) -> Tree:
         """Compute the operator with other arrays for some values, wherever they stand."""
         replacement = {id(value): array for value, array in zip(values, arrays, strict=True)}
 
@@ -115,7 +114,7 @@ class Call:
         args, kwargs = map_nested(replace, self.args), map_nested(replace, self.kwargs)
         return _WITHOUT_STRIDES.get(self.target, self.target)(*_arrays(args), **_arrays(kwargs))
 
-    def move_key(self) -> tuple[Any, ...]:
+    def move_key(self) -> tuple[object, ...]:
         """Return what identifies a move of entries, apart from the values that it moves."""
 
         def identify(item):
@@ -125,7 +124,7 @@ class Call:
 
         return (str(self.target), str(map_nested(identify, [self.args, self.kwargs])))
 
-    def constant(self, result: object, base: int | None = None, product: str | None = None) -> Any:
+    def constant(self, result: object, base: int | None = None, product: str | None = None) -> Tree:
         """Return the result as a value of degree 0; a list of values for several results.
 
         Args:
@@ -145,7 +144,7 @@ class Call:
         return next((v.product for v in self.values if v.product is not None), None)
 
 
-def split_results(result: object) -> Iterator[tuple[int | None, Any]]:
+def split_results(result: object) -> Iterator[tuple[int | None, Tensor]]:
     """Yield (index, array) of each result of an operator; the index is None for a single one."""
     if isinstance(result, list | tuple):
         yield from enumerate(result)
@@ -158,5 +157,5 @@ def has_floating(result: object) -> bool:
     return any(is_floating(array) for _, array in split_results(result))
 
 
-def _arrays(tree: Tree) -> Any:
+def _arrays(tree: Tree) -> Tree:
     return map_nested(lambda item: item.array if isinstance(item, Value) else item, tree)

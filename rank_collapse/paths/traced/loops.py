@@ -42,7 +42,7 @@ class Label:
         return self.kind in (Kind.STATE, Kind.GATE)
 
 
-def pack(value: Value, run: Any) -> tuple[Label, Any, LazySums | None]:
+def pack(value: Value, run: object) -> tuple[Label, Any, LazySums | None]:
     """Take a value apart: its label, its array and its sums.
 
     Args:
@@ -91,7 +91,9 @@ def merge_labels(first: Label, second: Label) -> Label:
     )
 
 
-def fill_sums(label: Label, array: AnyArray, sums: AnyArray, sizes: Sequence[int], run: Any) -> Any:
+def fill_sums(
+    label: Label, array: AnyArray, sums: AnyArray, sizes: Sequence[int], run: object
+) -> Any:
     """Return sums with the given numbers of slots; zeros where a constant becomes a state."""
     if not label.has_sums:
         return None
@@ -101,7 +103,7 @@ def fill_sums(label: Label, array: AnyArray, sums: AnyArray, sizes: Sequence[int
 
 
 def run_scan(
-    run: Any, eqn: JaxprEqn, values: Sequence[Value], scopes: Any, entry: Any
+    run: object, eqn: JaxprEqn, values: Sequence[Value], scopes: object, entry: object
 ) -> list[Value]:
     """Run a scan on values and their sums.
 
@@ -294,7 +296,7 @@ def _branch_programs(eqn):
 
 
 def run_cond(
-    run: Any, eqn: JaxprEqn, values: Sequence[Value], scopes: Any, entry: Any
+    run: object, eqn: JaxprEqn, values: Sequence[Value], scopes: object, entry: object
 ) -> list[Value]:
     """Run a condition on values and their sums. Which branch is taken is frozen.
 

@@ -7,7 +7,7 @@ and the sum the stream after it. Loops are computed step by step if their bodies
 
 import itertools
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 from jax.extend import core as jax_core
@@ -30,8 +30,8 @@ class Part(NamedTuple):
     """
 
     axis: int
-    array: Any
-    root: Any
+    array: AnyArray
+    root: AnyArray
 
 
 class Tagged(NamedTuple):
@@ -44,7 +44,7 @@ class Tagged(NamedTuple):
         pending: Outputs of branches that it is the sum of, not yet in the stream.
     """
 
-    array: Any
+    array: AnyArray
     depends: bool = False
     entry: tuple[Entry, tuple[int, ...]] | None = None
     pending: tuple[Part, ...] = ()
@@ -60,10 +60,10 @@ class Sum(NamedTuple):
     """
 
     axis: int
-    root: Any
-    before: Any
-    branch: Any
-    after: Any
+    root: AnyArray
+    before: AnyArray
+    branch: AnyArray
+    after: AnyArray
 
 
 class StreamReader:
@@ -228,8 +228,8 @@ class LayerArrays(NamedTuple):
         branches: {axis: L arrays} of the kinds that all layers have.
     """
 
-    residual: list[Any]
-    branches: dict[int, list[Any]]
+    residual: list[AnyArray]
+    branches: dict[int, list[AnyArray]]
 
 
 def group_layers(sums: Sequence[Sum], output: AnyArray) -> LayerArrays:

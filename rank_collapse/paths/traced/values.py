@@ -15,8 +15,7 @@ import dataclasses
 import enum
 import functools
 import itertools
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Hashable
 
 import jax
 import jax.numpy as jnp
@@ -43,17 +42,17 @@ _ages = itertools.count()
 class Root:
     """A state h of which other values are functions f(h), entry by entry."""
 
-    def __init__(self, compute: Callable[[], Any], sums: LazySums, age: int | None = None):
+    def __init__(self, compute: Callable[[], AnyArray], sums: LazySums, age: int | None = None):
         self._compute, self.sums = compute, sums
         self.age = next(_ages) if age is None else age
         self._derived = {}
 
     @functools.cached_property
-    def array(self) -> Any:
+    def array(self) -> AnyArray:
         """The value h."""
         return self._compute()
 
-    def derive(self, key: Any, change: Callable, change_sums: Callable) -> "Root":
+    def derive(self, key: Hashable, change: Callable, change_sums: Callable) -> "Root":
         """Return the root after an operation that moves entries; the same one for the same key."""
         if key not in self._derived:
             sums = LazySums(change_sums, [self.sums])
@@ -74,9 +73,9 @@ class Form:
     """
 
     root: Root
-    at_zero: Any
-    slope: Callable[[], Any]
-    quotient: Callable[[], Any] | None = None
+    at_zero: np.ndarray | None
+    slope: Callable[[], AnyArray]
+    quotient: Callable[[], AnyArray] | None = None
 
     @property
     def is_exact(self) -> bool:
@@ -103,11 +102,11 @@ class Value:
         reason: Name of the operation that made a factor or a product, for the message.
     """
 
-    array: Any
+    array: AnyArray
     kind: Kind = Kind.CONSTANT
     sums: LazySums | None = None
     forms: tuple[Form, ...] = ()
-    fill: Any = None
+    fill: np.ndarray | None = None
     is_weight: bool = False
     is_exponential: bool = False
     is_step: bool = False
@@ -157,7 +156,7 @@ def is_inexact(array: AnyArray) -> bool:
     return jnp.issubdtype(jnp.result_type(array), jnp.inexact)
 
 
-def compute_quotient(value: Value, form: Form) -> Any:
+def compute_quotient(value: Value, form: Form) -> AnyArray:
     """Compute f(h)/h; f′(0) where h is 0, and 0 where that is infinite."""
     if form.quotient is not None:
         return form.quotient()
