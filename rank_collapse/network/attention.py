@@ -4,7 +4,7 @@ Axis letters: n queries, m keys, d model width, h heads, g groups of heads that 
 values, k per-head query/key width, v per-head value width.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import jax
 import jax.numpy as jnp
@@ -98,8 +98,8 @@ def head_norm(
     if gain is None:
         return x
     axes = (-1,) if gain.ndim == 1 else (0, -1)
-    square = jnp.mean(jnp.square(x), axis=axes, keepdims=True)
-    gain = gain.reshape(-1, 1, gain.shape[-1])
+    square = jnp.mean(jnp.square(x), axis=axes, keepdims=True)  # [h, n, 1] or [1, n, 1]
+    gain = gain.reshape(-1, 1, gain.shape[-1])  # [1 or h, 1, k]
     return x * jax.lax.rsqrt(square + jnp.asarray(eps, x.dtype)) * gain
 
 
@@ -160,10 +160,10 @@ def attention_scores(
     struct.check_choice(f"score={score!r}", score, SCORES)
     q, k, raw_q = _queries_keys(params, x, y, context, norm_eps, edit)
     if score == "additive":
-        pairs = jnp.tanh(q[:, :, None, :] + k[:, None, :, :])
-        scores = jnp.einsum("hnmk,hk->hnm", pairs, params.v_score)
+        pairs = jnp.tanh(q[:, :, None, :] + k[:, None, :, :])  # [h, n, m, k]
+        scores = jnp.einsum("hnmk,hk->hnm", pairs, params.v_score)  # [h, n, m]
     else:
-        scores = matrix_product(q, k.swapaxes(1, 2))
+        scores = matrix_product(q, k.swapaxes(1, 2))  # [h, n, m]
         if params.relative is not None and context.relative is not None:
             scores = scores + relative_scores(params.relative, raw_q, k.shape[1], context)
         if scale:
@@ -183,7 +183,7 @@ def _queries_keys(params, x, y, context, norm_eps, edit):
     Args:
         params, x, y, context, norm_eps, edit: See `attention_scores`.
     """
-    raw_q = project_heads(x, params.w_q, None)
+    raw_q = project_heads(x, params.w_q, None)  # [h, n, k]
     q = raw_q if params.b_q is None else raw_q + params.b_q[:, None, :]
     q = head_norm(params.q_norm, q, norm_eps)
     k = head_norm(params.k_norm, project_heads(y, params.w_k, params.b_k), norm_eps)
@@ -209,7 +209,7 @@ def multi_head_attention(
     mix: Callable | None = None,
     dropout_key: Key | None = None,
     dropout_rate: Number = 0.0,
-    edit: EditPoints | None = None,
+    edit: EditPoints | Mapping[str, Callable] | None = None,
 ) -> tuple[Float[Array, "n d"], Float[Array, "h n m"]]:
     """Compute SA(x) = Σ_h P_h y W_h + 1bᵀ with W_h = W_v W_o (Dong et al. 2021, section 2).
 
@@ -263,7 +263,7 @@ def multi_head_attention(
         )
         weights = attention_weights(edit("scores", scores), context, normalise)
         weights = mixing_matrix(weights, mixing, context.mask)
-        v = edit("v", project_heads(y, params.w_v, params.b_v))
+        v = edit("v", project_heads(y, params.w_v, params.b_v))  # [h, m, v]
     else:
         q, k, _ = _queries_keys(params, x, y, context, norm_eps, edit)
         v = edit("v", project_heads(y, params.w_v, params.b_v))
@@ -276,13 +276,13 @@ def multi_head_attention(
         weights = jnp.where(combine_masks(context.mask), weights, 0).astype(dtype)
     if mixed is None:
         sparse = weights if dropout_key is None else dropout(dropout_key, weights, dropout_rate)
-        mixed = matrix_product(sparse, v)
+        mixed = matrix_product(sparse, v)  # [h, n, v]
     if edit.is_used("head_output"):
         heads = edit("head_output", jnp.einsum("hnv,hvd->hnd", mixed, params.w_o))
     if edit.has_edit("head_output"):
         output = heads.sum(axis=0)
     else:
-        output = jnp.einsum("hnv,hvd->nd", mixed, params.w_o)
+        output = jnp.einsum("hnv,hvd->nd", mixed, params.w_o)  # [n, d]
     return output if params.b_o is None else output + params.b_o[None, :], weights
 
 
