@@ -18,13 +18,13 @@ from rank_collapse.network.attention import AttentionParams, repeat_groups
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.parameters import BlockParams
 from rank_collapse.network.residual import LayerGains
-from rank_collapse.theory.bounds import (
-    Sides,
+from rank_collapse.theory.bound_constants import (
     gain_size,
     head_weights,
     score_width,
     sublayer_lipschitz,
 )
+from rank_collapse.theory.bounds import Sides
 from rank_collapse.theory.log_operations import LogState
 from rank_collapse.theory.logdomain import LogTrace
 
@@ -63,7 +63,7 @@ def mean_constants(
     """Compute the bounds of one layer's heads and branch, and what its diameter bound needs.
 
     Args:
-        params, state, gains, config, spread: See `bounds.layer_constants`.
+        params, state, gains, config, spread: See `bound_constants.layer_constants`.
         keep: Bool [n], the tokens that exist.
     """
     _, w = head_weights(params.attention)
@@ -113,7 +113,7 @@ def attention_deviation(
     gives the second.
 
     Args:
-        spread: D [h, n], of `bounds.score_spread`.
+        spread: D [h, n], of `bound_constants.score_spread`.
         keep: Bool [n], the tokens that exist.
     """
     total, largest = jnp.sum(spread, axis=-1), jnp.max(spread, axis=-1)

@@ -18,7 +18,7 @@ from rank_collapse.network.passes import WalkResult, run_pass
 from rank_collapse.network.precision import full_precision
 from rank_collapse.network.transformer import LayerValues
 from rank_collapse.network.walk import Layer, walk_layers
-from rank_collapse.theory import bounds, mean_bounds
+from rank_collapse.theory import bound_constants, bounds, mean_bounds
 from rank_collapse.theory.bounds import PublishedSides, Sides
 from rank_collapse.theory.log_attention import three_axes
 from rank_collapse.theory.logdomain import LogPass, LogTrace
@@ -185,9 +185,9 @@ def _bound_constants(layer, state):
     mask, keep = three_axes(layer.inputs.context.mask), layer.inputs.existing_tokens
     arguments = layer.params, state, layer.gains, layer.config
     allowed = keep[None, None, :] if mask is None else mask
-    w_qk, _ = bounds.head_weights(layer.params.attention, layer.gains.temperature)
-    spread = bounds.score_spread(w_qk, state, layer.config, allowed, keep)
-    layer_constants = bounds.layer_constants(*arguments, spread)
+    w_qk, _ = bound_constants.head_weights(layer.params.attention, layer.gains.temperature)
+    spread = bound_constants.score_spread(w_qk, state, layer.config, allowed, keep)
+    layer_constants = bound_constants.layer_constants(*arguments, spread)
     around_mean = mean_bounds.mean_constants(*arguments, spread, keep)
     return layer_constants, around_mean, layer.gains
 
