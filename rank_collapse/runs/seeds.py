@@ -85,7 +85,9 @@ def shard_seeds(tree: Tree, mesh: Mesh, size: int | None = None) -> Tree:
     refuse_if(num_repeats < 0, f"{count} seeds do not fit into {size}")
 
     def shard_leaf(a):
-        a = a if not num_repeats else jnp.concatenate([a, jnp.repeat(a[-1:], num_repeats, axis=0)])
+        if num_repeats:
+            module = np if isinstance(a, np.ndarray) else jnp  # compiles nothing on the host
+            a = module.concatenate([a, module.repeat(a[-1:], num_repeats, axis=0)])
         return jax.device_put(a, sharding)
 
     return jax.tree.map(shard_leaf, tree)

@@ -24,7 +24,7 @@ from rank_collapse.struct import check_whole, refuse_if
 from rank_collapse.training.engine import processes, tracing
 from rank_collapse.training.engine.axes import make_axes, name_value
 from rank_collapse.training.engine.files import SweepFolder
-from rank_collapse.training.engine.functions import Functions, check_names
+from rank_collapse.training.engine.functions import check_names, trace_functions
 from rank_collapse.training.engine.result import Swept
 from rank_collapse.training.engine.trainer import Trainer
 
@@ -102,7 +102,8 @@ def sweep(
     mesh = run_seeds.seed_mesh(jax.local_devices()) if mesh is None else mesh
     at_once = run_seeds.group_size(mesh) if at_once is None else check_whole("at_once", at_once, 1)
     functions = [
-        Functions(init, step, look, axes, point, base_key) for point in axes.static_points()
+        trace_functions(init, step, look, axes.examples(), point, base_key.dtype)
+        for point in axes.static_points()
     ]
     check_names(functions, axes, finite)
     numbers = first + np.arange(count)

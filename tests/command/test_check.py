@@ -8,8 +8,6 @@ import sys
 import jax
 import numpy as np
 import pytest
-from conftest import REPOSITORY
-from marks import full_but
 from safetensors.numpy import load_file, save_file
 
 import rank_collapse as rc
@@ -17,6 +15,9 @@ from rank_collapse.command import check, checked, inputs, main, parse_flags
 from rank_collapse.command.checked import WHOLE
 from rank_collapse.command.checkpoint import measure_checkpoint
 from rank_collapse.command.inputs import Opened, open_source, read_inputs
+from tests.support.closeness import assert_close
+from tests.support.folders import REPOSITORY
+from tests.support.marks import full_but
 
 GOLDEN = REPOSITORY / "tests" / "golden" / "bert"
 
@@ -229,7 +230,7 @@ def test_equal_weights_are_what_entropies_are_compared_with(causal):
         entropies.append(-(weights * logs).sum(axis=1).mean())
         columns.append(weights[:, 0].mean())
     uniform = checked.uniform_attention(np.array([3, 5]), causal)
-    np.testing.assert_allclose(uniform, (np.mean(entropies), np.mean(columns)))
+    assert_close(uniform, (np.mean(entropies), np.mean(columns)))
 
 
 def test_ids_that_are_given_are_not_cut_and_a_cut_is_said(tmp_path):

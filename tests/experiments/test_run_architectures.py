@@ -8,7 +8,6 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from trained_runs import answered, arrays, result_of
 
 import rank_collapse as rc
 from experiments import run_architectures
@@ -16,8 +15,8 @@ from experiments.lab import cli
 from experiments.paper.architectures import models, targets
 from experiments.verdicts.claims import FAILS, HOLDS, NOT_REJECTED
 from rank_collapse.network import surgery
-
-GOLDEN = Path(__file__).resolve().parents[1] / "golden"
+from tests.support.folders import GOLDEN
+from tests.support.runs import answered, arrays, result_of
 
 
 def execute(*arguments):

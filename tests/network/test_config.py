@@ -3,10 +3,10 @@
 import jax
 import numpy as np
 import pytest
-from refusals import is_refused, refused
 
 import rank_collapse as rc
 from rank_collapse.network.config import check_config
+from tests.support.refusals import is_refused, parametrize_refusals
 
 BASE = {"depth": 4, "num_heads": 4, "d_model": 8}
 
@@ -104,7 +104,7 @@ def test_floats_are_leaves_and_all_else_is_static():
     assert jax.tree.structure(config) == jax.tree.structure(config.replace(skip_gain=0.1))
 
 
-test_fields_that_do_not_fit_are_named = refused(
+@parametrize_refusals(
     [
         ({"num_kv_heads": 3}, "num_kv_heads=3 does not divide num_heads=4"),
         ({"num_kv_heads": 8}, "num_kv_heads=8 does not divide num_heads=4"),
@@ -134,9 +134,11 @@ test_fields_that_do_not_fit_are_named = refused(
         ),
         ({"mix": np.tanh, "mixing": rc.network.Mixing()}, "replaces normalise and mixing"),
         ({"mix": np.tanh, "normalise": np.tanh}, "replaces normalise and mixing"),
-    ],
-    lambda fields: make(**fields),
+    ]
 )
+def test_fields_that_do_not_fit_are_named(arguments, message):
+    (fields,) = arguments
+    is_refused(message, lambda: make(**fields))
 
 
 @pytest.mark.parametrize("field", ["normalise", "mix"])

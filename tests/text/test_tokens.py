@@ -4,10 +4,10 @@ import os
 
 import numpy as np
 import pytest
-from refusals import each_is_refused, is_refused
 
 from experiments.lab.texts import encode_texts, join_texts, read_text, token_ids, tokenize
 from rank_collapse.text import text_files, tokens, words
+from tests.support.refusals import each_is_refused, is_refused
 
 
 def test_line_ends_and_byte_order_mark(tmp_path):

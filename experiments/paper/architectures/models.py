@@ -106,8 +106,8 @@ def read_inputs(model: Model, options: Flags) -> dict[str, Any]:
             [row[:most] for row in ids], vocab_size=limits["vocab_size"]
         )
     else:
-        if options.text_file:
-            texts = texts_of.read_texts(options.text_file)
+        if options.text:
+            texts = texts_of.read_texts(options.text)
         else:
             texts = words.cut_windows(words.default_text(), options.num_texts, options.max_tokens)
         if not model.has_weights:

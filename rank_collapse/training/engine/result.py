@@ -6,14 +6,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from rank_collapse.extras import import_package
 from rank_collapse.struct import refuse_if
 from rank_collapse.training.engine.axes import Axes, name_value
 from rank_collapse.training.engine.functions import Functions
-from rank_collapse.training.engine.groups import Runs, join_pieces, key_kind
+from rank_collapse.training.engine.runs import Runs, join_pieces, wrap_keys
 
 
 @dataclasses.dataclass(repr=False)
@@ -172,9 +171,7 @@ class Points:
                 whole = np.empty((len(self._numbers), axes.num_hyper, *leaf.shape[1:]), leaf.dtype)
                 whole[runs.seeds - self._numbers[0], runs.points] = leaf
                 whole = whole.reshape(len(self._numbers), *axes.hyper_shape, *leaf.shape[1:])
-                if jnp.issubdtype(shape.dtype, jax.dtypes.prng_key):
-                    whole = jax.random.wrap_key_data(whole, impl=key_kind(shape.dtype))
-                leaves.append(whole)
+                leaves.append(wrap_keys(whole, shape))
             states[label] = jax.tree.unflatten(jax.tree.structure(tree), leaves)
         return states if axes.static_axes else next(iter(states.values()))
 

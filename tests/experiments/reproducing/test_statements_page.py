@@ -1,0 +1,54 @@
+"""Which run the rows of docs/statements.md say they are of."""
+
+import json
+
+import pytest
+
+from experiments.lab import Shown
+from experiments.reproducing import statements_page
+from experiments.verdicts import mean_row
+
+ROW = mean_row("rate", "a setting", [3.0, 3.1, 2.9])
+
+
+@pytest.mark.parametrize(
+    ("flags", "first_seed"),
+    [
+        ({"seed": 1000, "first_seed": 0}, 1000),
+        ({"seed": 0, "first_seed": 2000}, 2000),
+        ({"seed": 7}, 7),
+        ({}, ""),
+    ],
+)
+def test_rows_say_their_first_seed_and_command(flags, first_seed, tmp_path, monkeypatch):
+    """With `seed` keys are of another stream, with `first_seed` further seeds of the same."""
+    config = {
+        "config": {"experiment": "collapse", **flags},
+        "execution": {"command": "python -m experiments.run_collapse --depth=2 --output_dir=/x"},
+        "environment": {"git": "a1" * 20},
+        "layout": 3,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    monkeypatch.setattr(statements_page, "read_run", lambda module, folder: Shown([ROW]))
+    ((row, run),) = statements_page.read_run_rows(tmp_path)
+    assert row is ROW
+    assert run["experiment"] == "run_collapse" and run["first_seed"] == first_seed
+    assert run["command"] == "python -m experiments.run_collapse --depth=2"
+    assert run["commit"].startswith("a1a1")
+
+
+def test_fresh_seeds_are_said_to_be_fresh():
+    origin = {"experiment": "run_sort", "commit": "b2" * 20}
+    rows = [origin | {"first_seed": seed} for seed in ("3000", "4000", "")]
+    text = statements_page.describe_origin(rows)
+    assert "from 3000 on" in text and "one run, of commit b2b2b2b2" in text
+    second = {"experiment": "run_lens", "commit": "c3" * 20, "first_seed": "3000"}
+    text = statements_page.describe_origin([*rows, second])
+    assert text == (
+        "The rows are from runs of the commits b2b2b2b2, c3c3c3c3, all with seeds from 3000 on."
+    )
+    changed = second | {"commit": f"{'c3' * 20}-dirty"}
+    text = statements_page.describe_origin([*rows, changed])
+    assert text.startswith("The run with the registered seeds is still to come")
+    stale = statements_page.describe_origin([*rows, origin | {"first_seed": "1000"}])
+    assert stale.startswith("The run with the registered seeds is still to come")
