@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from rank_collapse.annotations import ArrayLike
 from rank_collapse.measures.arrays import (
     as_floats,
     match_framework,
@@ -232,7 +233,7 @@ def coord_check(
     return check
 
 
-def coordinates(result: Mapping[str, Any], last: Any = None) -> dict[str, Any]:
+def coordinates(result: Mapping[str, object], last: ArrayLike | None = None) -> dict[str, Any]:
     """Compute {quantity: number} of what a step measured, see `coord_check`; traced or not.
 
     Args:

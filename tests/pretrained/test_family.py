@@ -267,7 +267,6 @@ def test_parts_and_kinds_that_there_are_not(arguments, message):
     is_refused(message, lambda: pretrained.settings_of({"model_type": name}, part))
 
 
-
 @pytest.mark.parametrize("name", ["num_experts", "num_local_experts"])
 @pytest.mark.parametrize("family", ["qwen2_moe", "qwen3_moe"])
 def test_the_number_of_experts_has_two_names(family, name):
