@@ -32,7 +32,7 @@ class Part(NamedTuple):
     """
 
     axis: int
-    array: AnyArray
+    array: AnyArrayArray
     root: AnyArray
 
 
@@ -49,7 +49,7 @@ class Tagged(NamedTuple):
         level: Whether it comes from a replaced state, see `replaying`.
     """
 
-    array: AnyArray
+    array: AnyArrayArray
     depends: bool = False
     entry: tuple[Entry, tuple[int, ...]] | None = None
     pending: tuple[Part, ...] = ()
@@ -88,7 +88,7 @@ class StreamReader:
         self.sums: list[Sum] = []
         self._count = 0
 
-    def start(self, array: Any) -> Tagged:
+    def start(self, array: AnyArray) -> Tagged:
         """Returns the input of the program.
 
         Args:
