@@ -32,7 +32,7 @@ class Part(NamedTuple):
     """
 
     axis: int
-    array: AnyArrayArray
+    array: AnyArray
     root: AnyArray
 
 
@@ -49,7 +49,7 @@ class Tagged(NamedTuple):
         level: Whether it comes from a replaced state, see `replaying`.
     """
 
-    array: AnyArrayArray
+    array: AnyArray
     depends: bool = False
     entry: tuple[Entry, tuple[int, ...]] | None = None
     pending: tuple[Part, ...] = ()
