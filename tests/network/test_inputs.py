@@ -1,5 +1,7 @@
 """What every pass refuses at once, with the value and what would fit; precision of measures."""
 
+from types import SimpleNamespace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,10 +9,15 @@ import pytest
 
 import rank_collapse as rc
 from rank_collapse.network.input_checks import is_embedded
-from rank_collapse.network.inputs import as_batch, at_least_float32, batch_size, prepare_inputs
-from rank_collapse.theory.expectation import expected_pass
+from rank_collapse.network.inputs import (
+    as_batch,
+    at_least_float32,
+    batch_size,
+    make_context,
+    prepare_inputs,
+)
 from tests.oracles import draws
-from tests.support.closeness import near
+from tests.support.closeness import assert_close, near
 from tests.support.marks import full_but
 from tests.support.refusals import each_is_refused, is_refused, parametrize_refusals
 
@@ -216,56 +223,6 @@ def test_calls_outside_jit_compile_once(monkeypatch):
     assert len(traces) == 1
 
 
-CONFIG = rc.transformer(2, 2, D, d_ff=9)
-SAN = rc.san(2, 2, D)
-PATHS = np.zeros((1, 2, 2), int)
-CLASSIFIER = (np.ones((D, 3), np.float32), np.zeros(3, np.float32))
-MEASURES = {
-    "apply": lambda p, x: rc.apply(p, x, CONFIG),
-    "path_contributions": lambda p, x: rc.path_contributions(p, x, CONFIG).by_length,
-    "head_contributions": lambda p, x: rc.head_contributions(p, x, CONFIG),
-    "path_state": lambda p, x: rc.paths.path_state(p, x, CONFIG, PATHS[0, 0]),
-    "path_set_states": lambda p, x: rc.paths.path_set_states(p, x, CONFIG, PATHS),
-    "path_set_logits": lambda p, x: rc.paths.path_set_logits(p, CLASSIFIER, x, CONFIG, PATHS),
-    "log_residual_profile": lambda p, x: rc.log_residual_profile(p, x, CONFIG),
-    "bound_report": lambda p, x: (
-        rc.bound_report(p.replace(layers=p.layers.replace(mlp=None)), x, SAN).layer.tightness
-    ),
-    "truncated": lambda p, x: rc.truncated(p, x, CONFIG, 1).output,
-    "monitor": lambda _, x: rc.monitor(x),
-    "participation_ratio": lambda _, x: rc.participation_ratio(x),
-    "shapley_values": lambda _, x: rc.shapley_values(x[:4], 2),
-    "covariance_shares": lambda _, x: rc.paths.covariance_shares(x[None], x),
-    "expected_pass": lambda p, x: expected_pass(p, x, CONFIG).shares,
-    "profile": lambda _, x: rc.profile(x[None], measures="participation_ratio").measures,
-}
-
-
-def list_precisions(jaxpr):
-    """Lists the precisions of all matrix products, also inside loops, branches and calls."""
-    for equation in jaxpr.eqns:
-        if equation.primitive.name == "dot_general":
-            yield equation.params["precision"]
-        for value in jax.tree.leaves(equation.params, is_leaf=lambda v: hasattr(v, "eqns")):
-            inner = getattr(value, "jaxpr", value)
-            if hasattr(inner, "eqns"):
-                yield from list_precisions(inner)
-
-
-@pytest.mark.parametrize(
-    "name", full_but(MEASURES, "apply", "path_contributions", "path_set_logits", "bound_report")
-)
-def test_every_product_of_a_measure_has_full_precision(name):
-    params, x = draws.parameters(CONFIG), draws.normal(N, D)
-    with jax.default_matmul_precision("bfloat16"):
-        precisions = set(list_precisions(jax.make_jaxpr(MEASURES[name])(params, x).jaxpr))
-    highest = (jax.lax.Precision.HIGHEST,) * 2
-    if name == "apply":  # the caller's choice, as in training
-        assert precisions and highest not in precisions
-    else:
-        assert precisions == {highest}
-
-
 def test_parameters_of_numpy_in_float64_are_computed_in_float32():
     """There is no warning. Missing biases are zeros in the precision of the other parameters."""
     config = rc.transformer(2, 2, 4)
@@ -370,3 +327,65 @@ def test_vectors_of_the_models_width_are_states_unless_the_embedding_reads_such(
     config = rc.san(1, 2, 8, embedding=embedding)
     assert is_embedded(np.ones((2, 8)), config) == is_read
     assert is_embedded(np.ones((2, d_input)), config)
+
+
+def test_the_context_has_what_the_config_says():
+    """Of 7 tokens and two heads: masks, biases, positions and the cap of scores, by loops."""
+    n, config = 7, rc.TransformerConfig(depth=2, num_heads=2, d_model=8)
+    i, j = np.indices((n, n))
+
+    def context(params=None, inputs=(), **fields):
+        return make_context(params, config.replace(**fields), n, **dict(inputs))
+
+    plain = context()
+    assert all(leaf is None for leaf in vars(plain).values())
+    np.testing.assert_array_equal(context(mask="causal").mask, j <= i)
+    np.testing.assert_array_equal(context(mask="local", window=3).mask, abs(i - j) <= 3)
+    padding = jnp.arange(n) != 4
+    masked = context(inputs={"mask": padding}, mask="causal").mask
+    np.testing.assert_array_equal(masked, (j <= i) & (j != 4))
+    capped = context(windows=(0, 1), score_cap=3.0)
+    np.testing.assert_array_equal(capped.distance, abs(i - j))
+    assert capped.cap == 3 and plain.cap is None
+
+    index = jnp.array([0, 3, 4, 9, 2, 1, 8])
+    rotary = {"position": "rotary", "rotary_theta": 9.0, "windows": (1, 0), "local_theta": 5.0}
+    for extra, frequencies, factor in (
+        ({}, 9.0 ** -np.array([0, 0.5]), 1),
+        ({"rotary_width": 2, "rotary_factor": 1.5}, np.ones(1), 1.5),
+        ({"rotary_scaling": (4.0,), "rotary_factor": 0.5}, 9.0 ** -np.array([0, 0.5]) / 4, 0.5),
+        ({"rotary_tables": ((9, (0.3, 0.2)),)}, np.array([0.3, 0.2]), 1),
+    ):
+        both = context(inputs={"positions": index}, **(rotary | extra))
+        width = extra.get("rotary_width", 4)
+        for angles, rates, times in (
+            (both.rotary, frequencies, factor),
+            (both.local_rotary, 5.0 ** -(np.arange(0, width, 2) / width), 1),
+        ):
+            expected = np.outer(index, np.tile(rates, 2))
+            assert_close(angles[0], times * np.cos(expected), atol=1e-5)
+            assert_close(angles[1], times * np.sin(expected), atol=1e-5)
+    assert context(**(rotary | {"windows": ()})).local_rotary is None
+    assert context(**(rotary | {"local_theta": 0.0})).local_rotary is None
+    first = context(position="rotary").rotary[1][:, 0]
+    np.testing.assert_allclose(first, np.sin(np.arange(n)), rtol=1e-5)
+
+    biased = {"position": "relative_bias", "num_buckets": 4, "max_distance": 3}
+    table = SimpleNamespace(position_bias=jnp.arange(8.0).reshape(4, 2))
+    for mask, buckets in (  # of keys before the query; after it, two more where it sees both
+        ("none", np.where(j > i, 2, 0) + (abs(i - j) > 0)),
+        ("causal", np.array([0, 1, 2, 3, 3, 3, 3])[np.maximum(i - j, 0)]),
+    ):
+        expected = np.asarray(table.position_bias)[buckets].transpose(2, 0, 1)
+        np.testing.assert_array_equal(context(table, mask=mask, **biased).bias, expected)
+        both = context(table, {"bias": jnp.full((1, n, n), 5.0)}, mask=mask, **biased)
+        np.testing.assert_array_equal(both.bias, expected + 5)
+
+    for clamp in (0, 2):
+        keys = context(inputs={"segments": index}, position="relative_key", clamp_distance=clamp)
+        distances = np.arange(n - 1, -n, -1)
+        distances = np.clip(distances, -clamp, clamp) if clamp else distances
+        angles = np.outer(distances, 10000.0 ** -(np.arange(4) / 4))
+        expected = np.concatenate([np.sin(angles), np.cos(angles)], axis=1)
+        assert_close(keys.relative, expected, atol=1e-5)
+        np.testing.assert_array_equal(keys.segments, index)
