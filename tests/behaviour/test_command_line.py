@@ -11,9 +11,9 @@ from safetensors.numpy import load_file, save_file
 
 import rank_collapse as rc
 from rank_collapse.command import checkpoint, depth, inputs, main
-from rank_collapse.pretrained.used_depth import DepthReport, DepthUsed, PathLength
-from rank_collapse.report.depth import PANELS
 from rank_collapse.runs import metrics
+from tests.oracles.depth_reports import DEPTH, ONE_TEXT
+from tests.support.commands import run_command
 from tests.support.folders import REPOSITORY
 from tests.support.refusals import is_refused
 
@@ -68,11 +68,6 @@ def run(tmp_path):
     return tmp_path / "run"
 
 
-def run_command(capsys, *arguments):
-    assert main(arguments) == 0
-    return capsys.readouterr().out
-
-
 def test_json_and_csv_of_every_command_agree(run, capsys):
     folders = [str(run / f"checkpoint-{step}") for step in (0, 10, 200)]
     lines = run_command(capsys, "check", *folders[::2], *IDS, "--json").splitlines()
@@ -110,16 +105,6 @@ def test_files_of_several(run, tmp_path, capsys, monkeypatch):
     head, *rows = (tmp_path / "two.csv").read_text().splitlines()
     assert head == "source,weights,network,measure,text,layer_or_length,value"
     assert {row.split(",")[0] for row in rows} == set(folders[::2])
-
-
-ONE_TEXT = np.random.default_rng(0).uniform(0.1, 0.9, (1, 4))  # of three layers, X^0 first
-BY_LAYER = {name: ONE_TEXT[:, 1:] for curves, *_ in PANELS.values() for name in curves}
-DEPTH = DepthReport(
-    BY_LAYER | {"later": np.eye(3)[None], "lens_kl": ONE_TEXT, "loss_up_to": ONE_TEXT},
-    {"of layers": DepthUsed(2, "a definition", "a paper")},
-    {"paths, loss": PathLength(1, "another", "a paper")},
-    {"norm": np.array([[0.5, 0.5, 0.0, 0.0]])},
-)
 
 
 def test_a_figure_of_depth_has_values_at_their_layers():
