@@ -2,11 +2,10 @@
 
 import pytest
 
-from rank_collapse.torch.calls import Call, map_nested
-from rank_collapse.torch.values import Bases, Value
-
 torch = pytest.importorskip("torch")
 
+from rank_collapse.torch.calls import Call, map_nested  # noqa: E402
+from rank_collapse.torch.values import Bases, Value  # noqa: E402
 
 aten = torch.ops.aten
 

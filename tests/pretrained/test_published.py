@@ -15,6 +15,7 @@ from experiments.paper.circle import recurrence, walks as circle
 from experiments.paper.circle.walks import TOGETHER
 from experiments.run_circle import PUBLISHED_FELL, PUBLISHED_SEEDS
 from rank_collapse.pretrained import PUBLISHED, published_curves
+from rank_collapse.pretrained.published import suggest_names
 from rank_collapse.training.training import Model, forward
 from tests.oracles.published_weights import load_circle
 from tests.support.folders import SHARED_DATA
@@ -117,3 +118,8 @@ def test_a_folder_of_another_shape_gets_one_line():
         (BERT, make_curves(texts=1), "one text"),
     ):
         is_refused(words, published_targets, settings, curves)
+
+
+@pytest.mark.parametrize("name", ["", "/no/such", "./gpt2", "a/b/gpt2", "~/gpt2"])
+def test_a_path_is_no_name_of_a_model(name):
+    assert suggest_names(name) == ""

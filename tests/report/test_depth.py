@@ -3,6 +3,7 @@
 import numpy as np
 
 from rank_collapse.report.depth import PANELS, depth_figure
+from tests.oracles.depth_reports import DEPTH, ONE_TEXT
 from tests.support.closeness import assert_close
 
 LAW = np.array([[0.2, 0.5, 0.3], [0.4, 0.3, 0.3]])
@@ -35,3 +36,15 @@ def test_a_depth_report_has_a_panel_each_the_last_layer_at_the_right():
     assert_close(mesh.collections[0].get_coordinates()[0, :, 0], [0.5, 1.5, 2.5])
     assert mesh.yaxis_inverted() and mesh.get_ylabel() == "layer that is left out"
     assert list(fig.axes[len(PANELS) + 1].lines[-1].get_xdata()) == [2, 2]
+
+
+def test_a_figure_of_depth_has_values_at_their_layers():
+    """A curve of L + 1 numbers begins at layer 0 and one of L at layer 1; both end at L."""
+    panels = {ax.get_title(): ax for ax in DEPTH.figure().axes}
+    lens, error = (panels[t].get_lines()[0] for t in ("logit lens", "without the layer"))
+    assert lens.get_xdata().tolist() == [0, 1, 2, 3] and error.get_xdata().tolist() == [1, 2, 3]
+    np.testing.assert_array_equal(error.get_ydata(), ONE_TEXT[0, 1:])
+    assert [line.get_xdata()[-1] for line in panels["loss"].get_lines()] == [3, 3]
+    assert panels["loss"].get_xlabel() == "layer, or path length k"
+    assert panels["logit lens"].get_xlabel() == "layer"
+    np.testing.assert_array_equal(DEPTH.by_layer()["error"], [np.nan, *ONE_TEXT[0, 1:]])
