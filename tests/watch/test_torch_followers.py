@@ -1,5 +1,9 @@
 """Numbers of rows pass through operators exactly."""
 
+import pytest
+
+pytest.importorskip("torch")
+
 from rank_collapse.watch import torch_followers
 from tests.oracles.torch_models import torch
 

@@ -2,6 +2,8 @@
 
 import pytest
 
+pytest.importorskip("torch")
+
 from rank_collapse.watch.torch_products import compute_dot_weights, is_allowed as allowed
 from tests.oracles.torch_models import torch
 

@@ -10,6 +10,8 @@ import types
 import numpy as np
 import pytest
 
+pytest.importorskip("torch")
+
 import rank_collapse as rc
 from rank_collapse.torch import watch
 from rank_collapse.watch.torch_products import ROWS

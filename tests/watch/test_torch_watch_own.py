@@ -10,6 +10,8 @@ import weakref
 import numpy as np
 import pytest
 
+pytest.importorskip("torch")
+
 from rank_collapse.runs import metrics
 from rank_collapse.torch import watch
 from tests.oracles.torch_models import torch
