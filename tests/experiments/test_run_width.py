@@ -31,9 +31,6 @@ def test_the_deepest_is_set_beside_the_shallowest_in_any_order():
     assert row.estimate == pytest.approx(0.5)  # of the two seeds, one is within .05
 
 
-pytestmark = pytest.mark.full
-
-
 SIZES = [a for a in SMALL if "n_repeat" not in a and "n_paths" not in a and "depth" not in a]
 
 
@@ -60,6 +57,7 @@ def count_parameters(depth, width):
     return embedding + depth * layer + (width + 1) * 4
 
 
+@pytest.mark.full
 def test_every_depth_has_the_width_nearest_in_parameters(by_depth):
     target = count_parameters(2, 8)
     for depth in (1, 4):
@@ -71,6 +69,7 @@ def test_every_depth_has_the_width_nearest_in_parameters(by_depth):
         assert sum(stacked[0].size for stacked in models.values()) == shape["parameters"]
 
 
+@pytest.mark.full
 def test_what_is_watched_has_a_file_for_each_depth(by_depth):
     lines_by_file = {
         path.name: metrics.read(path) for path in (by_depth / metrics.FOLDER).iterdir()
@@ -84,6 +83,7 @@ def test_what_is_watched_has_a_file_for_each_depth(by_depth):
     assert not (by_depth / metrics.NAME).exists()
 
 
+@pytest.mark.full
 def test_widths_shown_are_of_the_table(by_depth):
     """Each depth, and the deepest beside the shallowest."""
     report, table = read_run(run_width, by_depth), rows(by_depth)

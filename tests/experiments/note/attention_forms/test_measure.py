@@ -64,9 +64,7 @@ def test_scores_of_many_draws_have_the_variance_of_the_law(d_k, options):
         assert abs(values.mean() - expected) < 4 * error
 
 
-pytestmark = pytest.mark.full
-
-
+@pytest.mark.full
 def test_gradients_are_those_of_the_definition_written_out(x64):
     """∂L/∂s = P ∘ (A − Σ_j P A), A = G Vᵀ, and ∂L/∂q by the chain rule of each score."""
     key = jax.random.key(1)
@@ -101,6 +99,7 @@ def test_gradients_are_those_of_the_definition_written_out(x64):
         assert float(form_measures["saturated"]) == np.mean(p.max(axis=1) > 0.5)
 
 
+@pytest.mark.full
 def test_queries_keys_and_goals_are_drawn_with_the_variances_said():
     q, k, goal, params = measured.draw(jax.random.key(0), 200, 300)
     for array, variance in (

@@ -17,9 +17,7 @@ def test_all_trained_networks_are_registered():
     assert {*directions} - lengths == {"whisper-tiny-en"}
 
 
-pytestmark = pytest.mark.full
-
-
+@pytest.mark.full
 def test_texts_are_disjoint_pieces_or_the_last_of_a_file(tmp_path, monkeypatch):
     """Every word of the texts has a number of its own, so that overlaps show."""
     numbers = [str(i) for i in range(1, 1001)]
