@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from jaxtyping import install_import_hook
 
-from tests.support import compiling
+from tests.support import compiling, type_checks  # noqa: F401, the import hook looks it up
 from tests.support.folders import SHARED_DATA
 from tests.support.untouched import root_stays_as_it_is  # noqa: F401
 

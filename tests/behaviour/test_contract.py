@@ -1,20 +1,23 @@
 """What every experiment keeps to, at its tiny size: the contract of a run.
 
-A run is computed, and shown again without computing. Some are also computed in another process,
-while the run here is stopped at its first save and resumed: both agree to the bit. The last tests
+A run is ended by a signal as it begins to measure, resumed, and shown again without computing. Some
+are also computed in another process without a signal: both agree to the bit. The last tests
 are of a run itself, with an experiment of a few numbers.
 """
 
 import importlib
+import itertools
 import json
 import multiprocessing
+import signal
 from concurrent.futures import ProcessPoolExecutor
 
 import jax
+import numpy as np
 import pytest
 
 from experiments import reproduce
-from experiments.lab import experiment, folder, progress
+from experiments.lab import experiment, folder
 from experiments.lab.arrays import describe_array
 from experiments.lab.experiment import describe_experiment
 from experiments.lab.folder import RunFolder
@@ -53,16 +56,6 @@ def other_process():
         yield pool
 
 
-def stop_at_the_first_save(patch):
-    save = RunFolder.save_arrays
-
-    def save_and_stop(run, arrays):
-        save(run, arrays)
-        raise progress.Stopped(143)
-
-    patch.setattr(RunFolder, "save_arrays", save_and_stop)
-
-
 TWICE = ("run_sort", "run_collapse", "run_architectures", "run_attention_forms")
 FEWER = {"run_stability": ["--designs=post"]}  # compiles fewer programs than the tiny size
 
@@ -71,21 +64,12 @@ def list_arguments(name):
     return [*describe_experiment(name).presets["tiny"], *FEWER.get(name, [])]
 
 
-def check_resumed(name, resumed_folder, complete_folder, other_process, monkeypatch):
-    """A run that is stopped and resumed has the results of one in another process."""
-    module, tiny = importlib.import_module(f"experiments.{name}"), list_arguments(name)
-    command = f"experiments.{name}", *tiny, f"--output_dir={complete_folder}"
+def check_resumed(name, resumed_folder, complete_folder, other_process):
+    """A run that was ended and resumed has the results of one in another process."""
+    command = f"experiments.{name}", *list_arguments(name), f"--output_dir={complete_folder}"
     ended = other_process.submit(running.run_binary, *command).result()
     assert ended.code == 0, ended.printed
-    with monkeypatch.context() as patch:
-        stop_at_the_first_save(patch)
-        code = run(module, tiny, resumed_folder)
-    saved = (complete_folder / "arrays.npz").exists()
-    assert code == (143 if saved else 0)
-    assert (resumed_folder / "summary.json").exists() is not saved
-    assert run(module, tiny, resumed_folder) == 0
-    if saved:
-        same_arrays(complete_folder, resumed_folder)
+    same_arrays(complete_folder, resumed_folder)
     assert contents(complete_folder) == contents(resumed_folder)
 
 
@@ -100,6 +84,48 @@ def check_dimensions(name, folder):
         (folder / "arrays.json").unlink()
 
 
+# Those that measure all at once, in less than a second: the signal is read behind that.
+AT_ONCE = ("run_path_counts",)
+
+
+def check_signal(name, number, folder, monkeypatch, capsys):
+    """A signal that arrives as measuring begins ends the run at the next check point, in `measure`.
+
+    The run says so in one line, has no summary.json, and the same command resumes: what was saved
+    stays as it is.
+    """
+    module, ended = importlib.import_module(f"experiments.{name}"), []
+    measure_all = experiment.Run.measure
+
+    def measure_signalled(run, measure, over=()):
+        def measure_point(*arguments):
+            signal.raise_signal(number)
+            results = measure(*arguments)
+            ended.append(name)
+            return results
+
+        return measure_all(run, measure_point, over)
+
+    arguments = list_arguments(name) + ["--jobs=1"] * ("jobs" in module.FLAGS)
+    with monkeypatch.context() as patch:
+        patch.setattr(experiment.Run, "measure", measure_signalled)
+        assert run(module, arguments, folder) == 128 + number
+    assert bool(ended) is (name in AT_ONCE), "no check point in its measure"
+    err = capsys.readouterr().err
+    assert err.endswith("\ninterrupted: the same command again resumes\n")
+    assert "Traceback" not in err and not (folder / "summary.json").exists()
+    saved = arrays(folder) if (folder / "arrays.npz").exists() else {}
+    assert run(module, arguments, folder) == 0
+    completed = arrays(folder) if saved else {}
+    for array, values in saved.items():
+        begun = completed[array][tuple(slice(n) for n in values.shape)]
+        np.testing.assert_array_equal(begun, values, err_msg=array)
+
+
+SIGNALS = itertools.cycle((signal.SIGTERM, signal.SIGINT))
+ENDED_BY = dict(zip(sorted(reproduce.EXPERIMENTS), SIGNALS, strict=False))
+
+
 # One that trains, and those that take few seconds.
 SHORT = ("run_sort", "run_path_counts", "check_bounds")
 
@@ -109,11 +135,11 @@ def test_an_experiment_keeps_to_the_contract(name, request, tmp_path, monkeypatc
     module = importlib.import_module(f"experiments.{name}")
     run_folder, tiny = tmp_path / "here", list_arguments(name)
     captions = experiment.figure_captions(module.FIGURES)
+    check_signal(name, ENDED_BY[name], run_folder, monkeypatch, capsys)
     if name in TWICE:
-        other_process = request.getfixturevalue("other_process")
-        check_resumed(name, run_folder, tmp_path / "there", other_process, monkeypatch)
-    else:
-        assert run(module, tiny, run_folder) == 0
+        check_resumed(
+            name, run_folder, tmp_path / "there", request.getfixturevalue("other_process")
+        )
     check_columns(rows(run_folder))
     check_dimensions(name, run_folder)
 

@@ -1,6 +1,7 @@
 """binary at tiny size: cells, what is measured of them, who fails, what is written."""
 
 import shutil
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -288,3 +289,38 @@ def test_losses_and_shares_drawn_are_those_of_the_arrays():
     (ax,) = binary.share_figure(cells, None).axes
     shares = [float(container.lines[0].get_ydata()[0]) for container in ax.containers]
     assert_close(shares, [1 / 3, 1 / 3])
+
+
+@pytest.mark.parametrize("keep", [None, False, True])
+def test_weights_are_in_the_results_only_where_they_are_asked_for(keep, tmp_path, monkeypatch):
+    model = {"w": np.ones((3, 4))}
+    trained = SimpleNamespace(
+        watched={"loss": np.zeros(3)},
+        losses=np.zeros((3, 5)),
+        diverged_at=np.full(3, -1),
+        state=SimpleNamespace(model=model),
+    )
+    monkeypatch.setattr(Training, "train", lambda *_: trained)
+    ensemble = SimpleNamespace(lay_out=lambda tree: tree)
+    run_folder = SimpleNamespace(log=lambda message: None)
+    options = {} if keep is None else {"keep": keep}
+    chunk = SimpleNamespace(seeds=range(3), cells=["a"] * 3, keys=np.arange(3), floats=np.ones(3))
+    results = Training(ensemble, run_folder, **options)(chunk)
+    assert results.keys() == {"loss", "losses", "diverged_at"} | ({"model"} if keep else set())
+
+
+def test_the_published_outcomes_are_those_of_the_papers_table():
+    """Liu et al. 2020, table 1, WMT'14 English-German, layers of encoder and decoder."""
+    table = """
+        6  post 27.80  pre 27.27  admin 27.90
+        12 post failed pre 28.26  admin 28.58
+        18 post failed pre 28.38  admin 29.03
+    """
+    for line in table.strip().splitlines():
+        depth, *cells = line.split()
+        for design, outcome in zip(cells[::2], cells[1::2], strict=True):
+            cell = SimpleNamespace(design=design, depth=int(depth))
+            text = outcome if outcome == "failed" else f"BLEU {outcome}"
+            assert binary.published_outcome(cell) == text
+    for design, depth in (("post", 36), ("deepnorm", 6)):
+        assert binary.published_outcome(SimpleNamespace(design=design, depth=depth)) is None

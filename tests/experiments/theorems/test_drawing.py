@@ -21,10 +21,13 @@ def test_a_panel_has_one_quantity_as_points_over_lines():
     theorem = run_theorems.THEOREMS["masks"]._replace(panels=panels)
     first, second = plot_theorem(theorem, curves).axes
     assert (first.get_xlabel(), first.get_ylabel()) == ("n", "cosine")
-    points = [line for line in first.lines if line.get_marker() != "None"]
+    points = [line for line in first.lines if line.get_marker() not in ("None", "_")]
     assert [list(line.get_ydata()) for line in points] == [[0.1, 0.2, 0.5], [0.3]]
     styles = [line.get_linestyle() for line in first.lines if line not in points]
-    assert styles == ["-", "--", "--"]
+    assert styles == ["-", "None", "--"]  # the bound at one point is a mark there
+    assert [line.get_ydata()[0] for line in first.lines if line.get_marker() == "_"] == [0.9]
+    (alone,) = plot_theorem(theorem._replace(panels=panels[:1]), curves[1:2]).axes
+    assert [line.get_linestyle() for line in alone.lines] == ["None", "--"]  # across the panel
     assert [label.get_text() for label in first.get_xticklabels()] == ["1", "2", "4"]
     assert [label.get_text() for label in second.get_xticklabels()] == ["none", "causal"]
     assert len(second.lines) == 1 and second.get_ylabel() == "factor"
