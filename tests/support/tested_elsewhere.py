@@ -13,6 +13,7 @@ TESTED_IN = {  # {test file: modules, or packages that end in a slash, in rank_c
     "command/test_check.py": "command/checkpoint command/progress",
     "command/test_agree.py": "command/recorded report/agreement",
     "runs/test_drawn.py": "extras",
+    "behaviour/test_public_arrays.py": "annotations",  # names of types alone
     "measures/test_profiles.py": "measures/layer_arrays measures/layer_measures",
     # Fields and parameters of attention, by name, by shape and by what they compute.
     "network/test_config.py": "network/attention_config",
@@ -27,10 +28,8 @@ TESTED_IN = {  # {test file: modules, or packages that end in a slash, in rank_c
     # Every family: states, attention weights and logits of transformers.
     "pretrained/test_family_forms.py": "pretrained/families/ pretrained/entries",
     "pretrained/test_streaming.py": "pretrained/opened",
-    "pretrained/test_mapping.py": "pretrained/weights",
     "report/test_figures.py": "report/style",
-    "theory/test_bounds.py": "theory/reports",
-    "theory/test_logdomain.py": "theory/log_attention",
+    "theory/test_bounds.py": "theory/bound_constants theory/reports",
     "theory/test_transverse.py": "theory/tangent",
     # The export of a model and the rules of its operators, alone and in whole models.
     "torch/test_frozen.py": (
@@ -38,14 +37,14 @@ TESTED_IN = {  # {test file: modules, or packages that end in a slash, in rank_c
     ),
     "torch/test_operators.py": "torch/calls torch/refusals torch/values",
     "torch/test_path_lengths.py": "torch/exporting torch/graph torch/scopes torch/sums",
-    "torch/test_recording.py": "torch/other_inputs",
+    "torch/test_recording.py": "agree/other_inputs torch/replacing",
     # A sweep: whole, interrupted, resumed, on any devices.
     "training/test_sweep.py": "training/engine/",
     "watch/test_gradients.py": "watch/names",
     # A watched model: its scalars are compared with formulas on the same arrays.
     "watch/test_torch_watch_loops.py": "watch/recorder",
     "watch/test_torch_watch_own.py": (
-        "watch/torch_frames watch/torch_functions watch/torch_maps watch/torch_pieces "
+        "watch/torch_frames watch/torch_maps watch/torch_pieces "
         "watch/torch_runs watch/torch_scores watch/torch_tag_table watch/torch_tags "
         "watch/torch_weights"
     ),
