@@ -20,6 +20,7 @@ hidden in late layers, and less similar if its weight is dropped. Hiding the key
 changes nothing, because the second token then takes its place.
 """
 
+import itertools
 from collections.abc import Iterator
 from functools import partial
 from typing import Any, NamedTuple
@@ -35,6 +36,7 @@ from experiments.lab import (
     Finding,
     Flags,
     Options,
+    Progress,
     Run,
     RunFolder,
     cli,
@@ -138,14 +140,16 @@ def measure(options: Options, networks: list[Network], folder: RunFolder) -> xr.
         folder: The run folder; what it has is not computed again.
     """
     parts = {}
-    for network in networks:
-        for weights in ("trained", "random"):
+    kinds = list(itertools.product(networks, ("trained", "random")))
+    with Progress(len(kinds), "networks, trained and at random", log=folder.log) as progress:
+        for network, weights in kinds:
             label = f"{network.label}, {weights} weights"
             measure_texts = partial(measure_network, options, network, weights)
             count = len(network.inputs["x"])
             with report_activity(f"measuring {label}", folder.log):
                 arrays = extend_part(folder, label, count, measure_texts)
             parts |= {f"{name}/{label}": values for name, values in arrays.items()}
+            progress.advance()
     deepest = max(network.source.config.depth for network in networks) + 1
     parts = {name: pad_layers(values, deepest) for name, values in parts.items()}
     return labelled.make_dataset(parts, ("network", "layer")).assign_coords(

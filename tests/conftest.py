@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from jaxtyping import install_import_hook
 
-from tests.support import compiling
+from tests.support import compiling, type_checks  # noqa: F401, the import hook looks it up
 from tests.support.folders import SHARED_DATA
 from tests.support.untouched import root_stays_as_it_is  # noqa: F401
 
@@ -33,6 +33,8 @@ def pytest_configure(config):
     """Keeps compiled programs; checks annotations in a run of the full tests."""
     compiling.pytest_configure(config)
     if config.option.markexpr == "full":
+        from tests.support import type_checks  # noqa: F401, which the hook looks up in its package
+
         install_import_hook("rank_collapse", "tests.support.type_checks.checked")
 
 

@@ -4,7 +4,7 @@
                             git revision of all processes that wrote, names of the arrays
              results.csv    tidy rows, one per seed, layer, path length, ...
              arrays.npz     named arrays, also the cache from which an interrupted run resumes
-             arrays.json    names of their dimensions, and what they are (`lab.arrays`)
+             arrays.json    names of their dimensions, and what they are (`lab.dimensions`)
              checkpoints/   states of an unfinished computation, <step>.npz
              figures/       *.png and *.pdf
              models.safetensors

@@ -26,7 +26,7 @@ from experiments.lab.dimensions import dump_descriptions
 from experiments.lab.flags import Flags, command_line, make_config, run_path
 from experiments.lab.folder import RunFolder
 from experiments.lab.grid import Options, list_points
-from experiments.lab.progress import report_activity
+from experiments.lab.progress import raise_if_stopped, report_activity
 from rank_collapse.printed import print_lines
 from rank_collapse.runs import states
 
@@ -172,6 +172,7 @@ class Run(contextlib.ExitStack):
 
         Raises:
             ValueError: No point can be measured.
+            Stopped: A signal asked for it; points that were measured are saved.
         """
         points, group = self.points, self.options.mode.worker_group
         if group is None:
@@ -180,6 +181,7 @@ class Run(contextlib.ExitStack):
             points = [p for p in points if p.options.number == group]
         measured = []
         for point in points:
+            raise_if_stopped()
             try:
                 results = measure(point.options, point.setup, point.folder)
                 measured.append(replace(point, results=results))
@@ -187,6 +189,7 @@ class Run(contextlib.ExitStack):
                 if len(self.points) == 1:
                     raise
                 self.failures.append(f"{point.describe()}: {error}")
+        raise_if_stopped()
         if not measured:
             raise ValueError("; ".join(self.failures))
         self.points = [] if group is not None else join_points(measured, over)

@@ -2,7 +2,7 @@
 
 import shlex
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -59,7 +59,7 @@ class Checked(NamedTuple):
         profiles = (states["Transformer"], self.report.read, states["SAN"])
         return dict(zip(NETWORKS, profiles, strict=True))
 
-    def describe(self, command: Sequence[str]) -> dict[str, Any]:
+    def describe(self, command: Sequence[str]) -> dict[str, object]:
         """Returns what is written as JSON."""
         return describe_measurement(self.opened, self.inputs, command) | {
             "inputs": self.inputs.counts,
@@ -108,14 +108,14 @@ class Checked(NamedTuple):
         """Returns the laws of the path length by weighting, [b, L + 1] each."""
         return self.report.length_laws(self.opened.source.config.num_heads)
 
-    def spike_rows(self) -> list[dict[str, Any]]:
+    def spike_rows(self) -> list[dict[str, object]]:
         """List the largest massive activations, one row for each text, token and feature.
 
         Returns:
             At most `MAX_SPIKES` rows, by falling ratio: text, token, feature, the layers where the
             entry stands out, and its value at the layer where its ratio to the median is largest.
         """
-        rows: dict[tuple[int, int, int], dict[str, Any]] = {}
+        rows: dict[tuple[int, int, int], dict[str, object]] = {}
         for text, text_spikes in enumerate(self.report.spikes):
             for spike in text_spikes:  # by falling ratio: the first of an entry is its largest
                 place = {"text": text, "token": spike.token, "feature": spike.feature}
@@ -263,7 +263,7 @@ def describe_measurement(
     }
 
 
-def published_curves(kind: str) -> dict[str, Any]:
+def published_curves(kind: str) -> dict[str, object]:
     """Returns residual ratios by layer of the networks of Dong et al. 2021, {name: {variant}}.
 
     Args:

@@ -96,7 +96,7 @@ def measure_checkpoint(opened: Opened, inputs: Inputs) -> Checked:
 
 def write_outputs(
     flags: argparse.Namespace,
-    lines: Iterable[Mapping[str, Any]],
+    lines: Iterable[Mapping[str, object]],
     rows: Iterable[Sequence[Any]],
     make_files: Callable[[Path], Mapping[Path, bytes]],
     sentences: Iterable[str],
@@ -130,7 +130,7 @@ def write_outputs(
     print_lines(*sentences, written)
 
 
-def to_json(value: Any) -> Any:
+def to_json(value: object) -> Any:
     """Convert a value to what JSON has for it: null for a number that is not finite."""
     if isinstance(value, Mapping):
         return {name: to_json(part) for name, part in value.items()}

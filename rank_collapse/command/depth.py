@@ -83,7 +83,7 @@ def run(flags: argparse.Namespace, command: Sequence[str]) -> int:
     return 0
 
 
-def as_dicts(definitions: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+def as_dicts(definitions: Mapping[str, object]) -> dict[str, dict[str, Any]]:
     """Convert named tuples by name to what JSON has."""
     return {name: definition._asdict() for name, definition in definitions.items()}
 

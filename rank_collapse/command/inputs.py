@@ -204,7 +204,9 @@ def hide_native_errors() -> Iterator[None]:
         os.close(nowhere)
 
 
-def _select_first(texts: Sequence[Any], count: int | None, name: str) -> tuple[Sequence[Any], str]:
+def _select_first(
+    texts: Sequence[object], count: int | None, name: str
+) -> tuple[Sequence[Any], str]:
     """Select the first `count` texts, all without a count, and a name that says so."""
     if count is None or count >= len(texts):
         return texts, name

@@ -1,8 +1,8 @@
 """Measures of one layer by their names, NaN where tokens are not finite or too few."""
 
 from collections.abc import Sequence
-from typing import Any
 
+from rank_collapse.annotations import AnyArray
 from rank_collapse.measures import spikes
 from rank_collapse.measures.arrays import (
     is_jax_array,
@@ -16,8 +16,12 @@ NEEDS_TWO_TOKENS = ("residual_ratio", "token_cosine", "bulk_ratio")
 
 
 def measure_states(
-    names: Sequence[str], x: Any, mask: Any = None, read: Any = None, **choice: Any
-) -> dict[str, Any]:
+    names: Sequence[str],
+    x: AnyArray,
+    mask: AnyArray | None = None,
+    read: AnyArray | None = None,
+    **choice: object,
+) -> dict[str, AnyArray]:
     """Measure tokens [..., n, d]: NaN where they are not finite, or too few exist.
 
     Args:
@@ -60,8 +64,11 @@ def _measure_finite(names, x, mask):
 
 
 def measure_weights(
-    names: Sequence[str], p: Any, mask: Any = None, key_mask: Any = None
-) -> dict[str, Any]:
+    names: Sequence[str],
+    p: AnyArray,
+    mask: AnyArray | None = None,
+    key_mask: AnyArray | None = None,
+) -> dict[str, AnyArray]:
     """Measure attention [..., h, n, m], means over heads.
 
     Args:

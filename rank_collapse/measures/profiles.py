@@ -1,11 +1,12 @@
 """Measurements layer by layer, of one example or a batch."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float
 
+from rank_collapse.annotations import AnyArray
 from rank_collapse.measures import documents, spikes
 from rank_collapse.measures.arrays import (
     broadcast_mask,
@@ -40,25 +41,25 @@ class Profile(NamedTuple):
         left_out: [l] or [l, b], how many tokens `exclude` left out; None without it.
     """
 
-    measures: Mapping[str, Float[Any, "l *b"]]
-    rounding: Bool[Any, "l *b"] | None = None
-    spiked: Bool[Any, "l *b"] | None = None
-    left_out: Float[Any, "l *b"] | None = None
+    measures: Mapping[str, Float[AnyArray, "l *b"]]
+    rounding: Bool[AnyArray, "l *b"] | None = None
+    spiked: Bool[AnyArray, "l *b"] | None = None
+    left_out: Float[AnyArray, "l *b"] | None = None
 
-    def __getitem__(self, name: Any) -> Any:
+    def __getitem__(self, name: object) -> AnyArray:
         """Return a measure by name; a field by number, as of every tuple."""
         return self.measures[name] if isinstance(name, str) else tuple.__getitem__(self, name)
 
     if not TYPE_CHECKING:  # a type checker knows the attributes
 
-        def __getattr__(self, name: str) -> Any:
+        def __getattr__(self, name: str) -> AnyArray:
             measures = self.measures if isinstance(self.measures, Mapping) else ()  # or a leaf
             names = ", ".join(f"profile[{measure!r}]" for measure in measures)
             message = f"Profile has no {name!r}; a measure is read by its name: {names}"
             raise AttributeError(message, name=name, obj=self)
 
     @property
-    def notes(self) -> dict[str, Any]:
+    def notes(self) -> dict[str, AnyArray]:
         """Return what stands beside the measures, by name."""
         notes = {name: getattr(self, name) for name in self._fields[1:]}
         return {name: a for name, a in notes.items() if a is not None}
@@ -74,7 +75,7 @@ class Profile(NamedTuple):
         refuse_if(len(shape) not in (1, 2), f"a profile of shape {shape} is not [l] or [l, b]")
         return dict(zip(("layer", "example"), shape, strict=False)), columns
 
-    def to_pandas(self) -> Any:
+    def to_pandas(self) -> AnyArray:
         """Convert to a DataFrame with a row per layer, or per layer and example."""
         import pandas as pd
 
@@ -84,7 +85,7 @@ class Profile(NamedTuple):
             index = index.get_level_values(0)
         return pd.DataFrame({name: a.reshape(-1) for name, a in columns.items()}, index=index)
 
-    def to_xarray(self) -> Any:
+    def to_xarray(self) -> AnyArray:
         """Convert to a Dataset over "layer", or over "layer" and "example"."""
         import xarray as xr
 
@@ -95,16 +96,16 @@ class Profile(NamedTuple):
 
 @where_it_lives
 def profile(
-    hidden: Any,
+    hidden: AnyArray,
     *,
     measures: MeasureName | Sequence[MeasureName] | None = None,
-    mask: Any = None,
-    key_mask: Any = None,
-    segments: Any = None,
+    mask: AnyArray | None = None,
+    key_mask: AnyArray | None = None,
+    segments: AnyArray | None = None,
     num_segments: int | None = None,
     batch_axis: int | None = None,
     tokens: spikes.TokenKind = "raw",
-    norm: Callable[[Any], Any] | Sequence[Callable[[Any], Any]] | None = None,
+    norm: Callable[[AnyArray], AnyArray] | Sequence[Callable[[AnyArray], AnyArray]] | None = None,
     exclude: spikes.Excluded | None = None,
     threshold: float = spikes.SPIKE,
 ) -> Profile:
@@ -196,7 +197,7 @@ def profile(
     return make_profile(values, limit)
 
 
-def make_profile(values: Mapping[str, Any], limit: Any) -> Profile:
+def make_profile(values: Mapping[str, object], limit: AnyArray) -> Profile:
     """Make a `Profile` of the measures of every layer.
 
     Args:

@@ -1,9 +1,8 @@
 """How equal tokens are when nothing but rounding tells them apart."""
 
-from typing import Any
-
 import numpy as np
 
+from rank_collapse.annotations import DType
 from rank_collapse.struct import refuse_if
 
 # 2^−p of the p bits behind the point, by the name of a dtype or its beginning
@@ -19,7 +18,7 @@ _EPSILONS = {
 _ROUNDINGS = 8
 
 
-def rounding_limit(dtype: Any) -> float:
+def rounding_limit(dtype: DType) -> float:
     """Return the residual ratio of tokens that differ by nothing but a layer's rounding.
 
     A layer that has made all tokens equal still rounds them one by one: bias, sum with the skip,

@@ -4,14 +4,14 @@ Axis letters: n queries, m keys, d model width, h heads, g groups of heads that 
 values, k per-head query/key width, v per-head value width.
 """
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from rank_collapse import struct
+from rank_collapse.annotations import ArrayLike, Key, Leaf, Number
 from rank_collapse.network.attention_config import SCORES, Mixing, Score
 from rank_collapse.network.attention_weights import (
     AttentionContext,
@@ -20,7 +20,7 @@ from rank_collapse.network.attention_weights import (
 )
 from rank_collapse.network.dropout import dropout
 from rank_collapse.network.edits import EditPoints
-from rank_collapse.network.positions import combine_masks, relative_scores, rotate
+from rank_collapse.network.positions import RelativeParams, combine_masks, relative_scores, rotate
 
 EDIT_POINTS = ("q", "k", "v", "scores", "weights", "head_output")
 
@@ -33,18 +33,20 @@ class AttentionParams(struct.Struct):
     grouped: g of them, where g divides h; head i reads group i // (h / g).
     """
 
-    w_q: Any  # [h, d, k]
-    b_q: Any = struct.field(default=None, kw_only=True)  # [h, k]
-    w_k: Any  # [h or g, d, k]
-    b_k: Any = struct.field(default=None, kw_only=True)  # [h or g, k]
-    w_v: Any  # [h or g, d, v]
-    b_v: Any = struct.field(default=None, kw_only=True)  # [h or g, v]
-    w_o: Any  # [h, v, d]
-    b_o: Any = struct.field(default=None, kw_only=True)  # [d]
-    v_score: Any = None  # [h, k], additive attention only
-    relative: Any = None  # RelativeParams, relative positions only
-    q_norm: Any = None  # gain of the queries' RMSNorm: [k], of each head; [h, k], of all at once
-    k_norm: Any = None  # the same of the keys: [k] or [h or g, k]
+    w_q: Leaf  # [h, d, k]
+    b_q: Leaf | None = struct.field(default=None, kw_only=True)  # [h, k]
+    w_k: Leaf  # [h or g, d, k]
+    b_k: Leaf | None = struct.field(default=None, kw_only=True)  # [h or g, k]
+    w_v: Leaf  # [h or g, d, v]
+    b_v: Leaf | None = struct.field(default=None, kw_only=True)  # [h or g, v]
+    w_o: Leaf  # [h, v, d]
+    b_o: Leaf | None = struct.field(default=None, kw_only=True)  # [d]
+    v_score: Leaf | None = None  # [h, k], additive attention only
+    relative: RelativeParams | None = None  # relative positions only
+    q_norm: Leaf | None = (
+        None  # gain of the queries' RMSNorm: [k], of each head; [h, k], of all at once
+    )
+    k_norm: Leaf | None = None  # the same of the keys: [k] or [h or g, k]
 
 
 def repeat_groups(params: AttentionParams) -> AttentionParams:
@@ -82,7 +84,7 @@ def project_heads(
 
 
 def head_norm(
-    gain: Float[Array, "k"] | Float[Array, "h k"] | None, x: Float[Array, "h n k"], eps: Any
+    gain: Float[Array, "k"] | Float[Array, "h k"] | None, x: Float[Array, "h n k"], eps: Number
 ) -> Float[Array, "h n k"]:
     """Apply RMSNorm to queries or keys, in each head (gain [k]) or over all heads ([h, k]).
 
@@ -96,8 +98,8 @@ def head_norm(
     if gain is None:
         return x
     axes = (-1,) if gain.ndim == 1 else (0, -1)
-    square = jnp.mean(jnp.square(x), axis=axes, keepdims=True)
-    gain = gain.reshape(-1, 1, gain.shape[-1])
+    square = jnp.mean(jnp.square(x), axis=axes, keepdims=True)  # [h, n, 1] or [1, n, 1]
+    gain = gain.reshape(-1, 1, gain.shape[-1])  # [1 or h, 1, k]
     return x * jax.lax.rsqrt(square + jnp.asarray(eps, x.dtype)) * gain
 
 
@@ -130,9 +132,9 @@ def attention_scores(
     score: Score = "dot",
     scale: bool = True,
     norm_eps: float = 1e-12,
-    temperature: Any = 1.0,
+    temperature: Number = 1.0,
     context: AttentionContext | None = None,
-    edit: Callable[[str, Any], Any] | None = None,
+    edit: Callable[[str, Array], Array] | None = None,
 ) -> Float[Array, "h n m"]:
     """Compute attention scores before the mask and the softmax, biases included.
 
@@ -158,10 +160,10 @@ def attention_scores(
     struct.check_choice(f"score={score!r}", score, SCORES)
     q, k, raw_q = _queries_keys(params, x, y, context, norm_eps, edit)
     if score == "additive":
-        pairs = jnp.tanh(q[:, :, None, :] + k[:, None, :, :])
-        scores = jnp.einsum("hnmk,hk->hnm", pairs, params.v_score)
+        pairs = jnp.tanh(q[:, :, None, :] + k[:, None, :, :])  # [h, n, m, k]
+        scores = jnp.einsum("hnmk,hk->hnm", pairs, params.v_score)  # [h, n, m]
     else:
-        scores = matrix_product(q, k.swapaxes(1, 2))
+        scores = matrix_product(q, k.swapaxes(1, 2))  # [h, n, m]
         if params.relative is not None and context.relative is not None:
             scores = scores + relative_scores(params.relative, raw_q, k.shape[1], context)
         if scale:
@@ -181,7 +183,7 @@ def _queries_keys(params, x, y, context, norm_eps, edit):
     Args:
         params, x, y, context, norm_eps, edit: See `attention_scores`.
     """
-    raw_q = project_heads(x, params.w_q, None)
+    raw_q = project_heads(x, params.w_q, None)  # [h, n, k]
     q = raw_q if params.b_q is None else raw_q + params.b_q[:, None, :]
     q = head_norm(params.q_norm, q, norm_eps)
     k = head_norm(params.k_norm, project_heads(y, params.w_k, params.b_k), norm_eps)
@@ -200,14 +202,14 @@ def multi_head_attention(
     score: Score = "dot",
     scale: bool = True,
     norm_eps: float = 1e-12,
-    temperature: Any = 1.0,
+    temperature: Number = 1.0,
     context: AttentionContext | None = None,
-    normalise: Callable[..., Any] | None = None,
+    normalise: Callable | None = None,
     mixing: Mixing | None = None,
-    mix: Callable[..., Any] | None = None,
-    dropout_key: Any = None,
-    dropout_rate: Any = 0.0,
-    edit: Any = None,
+    mix: Callable | None = None,
+    dropout_key: Key | None = None,
+    dropout_rate: Number = 0.0,
+    edit: EditPoints | Mapping[str, Callable] | None = None,
 ) -> tuple[Float[Array, "n d"], Float[Array, "h n m"]]:
     """Compute SA(x) = Σ_h P_h y W_h + 1bᵀ with W_h = W_v W_o (Dong et al. 2021, section 2).
 
@@ -261,7 +263,7 @@ def multi_head_attention(
         )
         weights = attention_weights(edit("scores", scores), context, normalise)
         weights = mixing_matrix(weights, mixing, context.mask)
-        v = edit("v", project_heads(y, params.w_v, params.b_v))
+        v = edit("v", project_heads(y, params.w_v, params.b_v))  # [h, m, v]
     else:
         q, k, _ = _queries_keys(params, x, y, context, norm_eps, edit)
         v = edit("v", project_heads(y, params.w_v, params.b_v))
@@ -274,19 +276,19 @@ def multi_head_attention(
         weights = jnp.where(combine_masks(context.mask), weights, 0).astype(dtype)
     if mixed is None:
         sparse = weights if dropout_key is None else dropout(dropout_key, weights, dropout_rate)
-        mixed = matrix_product(sparse, v)
+        mixed = matrix_product(sparse, v)  # [h, n, v]
     if edit.is_used("head_output"):
         heads = edit("head_output", jnp.einsum("hnv,hvd->hnd", mixed, params.w_o))
     if edit.has_edit("head_output"):
         output = heads.sum(axis=0)
     else:
-        output = jnp.einsum("hnv,hvd->nd", mixed, params.w_o)
+        output = jnp.einsum("hnv,hvd->nd", mixed, params.w_o)  # [n, d]
     return output if params.b_o is None else output + params.b_o[None, :], weights
 
 
 def apply_mix(
-    mix: Callable[..., Any], q: Any, k: Any, v: Any, context: AttentionContext
-) -> tuple[Array, Any]:
+    mix: Callable, q: ArrayLike, k: ArrayLike, v: ArrayLike, context: AttentionContext
+) -> tuple[Array, Array | None]:
     """Call the caller's attention: (M [h, n, m], output [h, n, v] or None).
 
     Args:

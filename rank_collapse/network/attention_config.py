@@ -1,10 +1,12 @@
 """How tokens attend, as fields of a configuration: masks, scores and changes of the weights."""
 
-from typing import Any, Literal, get_args
+from collections.abc import Callable
+from typing import Literal, get_args
 
 from jax.tree_util import Partial
 
 from rank_collapse import struct
+from rank_collapse.annotations import Number
 
 Score = Literal["dot", "additive"]
 QKNorm = Literal["none", "head", "width"]
@@ -43,10 +45,10 @@ class AttentionConfig(struct.Struct, kw_only=True):
     scale_scores: bool = struct.static(True)
     qk_norm: QKNorm = struct.static("none")
     score_cap: float = struct.static(0.0)
-    temperature: Any = 1.0
-    normalise: Any = None
-    mixing: Any = None
-    mix: Any = None
+    temperature: Number = 1.0
+    normalise: Callable | None = None
+    mixing: "Mixing | None" = None
+    mix: Callable | None = None
 
     def __post_init__(self):
         struct.check_choices(self, mask=MASKS, score=SCORES, qk_norm=QK_NORMS)
@@ -67,6 +69,6 @@ class Mixing(struct.Struct):
     2023).
     """
 
-    identity: Any = 0.0  # α
-    weights: Any = 1.0  # β
-    uniform: Any = 0.0  # γ
+    identity: Number = 0.0  # α
+    weights: Number = 1.0  # β
+    uniform: Number = 0.0  # γ

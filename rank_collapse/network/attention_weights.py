@@ -3,13 +3,14 @@
 Axis letters: n queries, m keys, h heads.
 """
 
-from typing import Any
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from rank_collapse import struct
+from rank_collapse.annotations import ArrayLike, DType, Leaf, Number
 from rank_collapse.network.attention_config import Mixing
 from rank_collapse.network.positions import combine_masks
 
@@ -33,19 +34,19 @@ class AttentionContext(struct.Struct):
         sizes: (L, H) of the network, where `layer` is an index; None elsewhere.
     """
 
-    mask: Any = None
-    bias: Any = None
-    rotary: Any = None
-    relative: Any = None
-    segments: Any = None
-    cap: Any = None
-    distance: Any = None
-    local_rotary: Any = None
-    layer: Any = None
-    head: Any = None
+    mask: Leaf | None = None
+    bias: Leaf | None = None
+    rotary: tuple[Leaf, Leaf] | None = None
+    relative: Leaf | None = None
+    segments: Leaf | None = None
+    cap: Number | None = None
+    distance: Leaf | None = None
+    local_rotary: tuple[Leaf, Leaf] | None = None
+    layer: Leaf | None = None
+    head: Leaf | None = None
     sizes: tuple[int, int] | None = struct.static(None)
 
-    def broadcast_to_heads(self, value: Any, num_heads: int) -> Array:
+    def broadcast_to_heads(self, value: object, num_heads: int) -> Array:
         """Broadcast this layer's part of a number, [L] or [L, H] to [h, 1, 1].
 
         Args:
@@ -66,7 +67,7 @@ class AttentionContext(struct.Struct):
             value = value[self.head]
         return jnp.broadcast_to(value, (num_heads,))[:, None, None]
 
-    def for_layer(self, window: Any, rotated: Any = None) -> "AttentionContext":
+    def for_layer(self, window: ArrayLike, rotated: ArrayLike | None = None) -> "AttentionContext":
         """Return the context of one layer.
 
         Args:
@@ -90,7 +91,7 @@ class AttentionContext(struct.Struct):
         return self.replace(mask=mask, rotary=rotary)
 
 
-def softmax(scores: Float[Array, "*s m"], mask: Any = None) -> Float[Array, "*s m"]:
+def softmax(scores: Float[Array, "*s m"], mask: ArrayLike | None = None) -> Float[Array, "*s m"]:
     """Compute the softmax of each row over the allowed keys, in at least float32.
 
     A row with no allowed key gets uniform weights, so that padding rows stay finite.
@@ -110,7 +111,7 @@ def softmax(scores: Float[Array, "*s m"], mask: Any = None) -> Float[Array, "*s 
     return jax.nn.softmax(scores, axis=-1).astype(dtype)
 
 
-def equal_weights(context: AttentionContext, n: int, m: int, dtype: Any) -> Float[Array, "h n m"]:
+def equal_weights(context: AttentionContext, n: int, m: int, dtype: DType) -> Float[Array, "h n m"]:
     """Compute the softmax weights [h or 1, n, m] of equal tokens without position terms.
 
     All products are one number there, so that the bias and the mask alone decide.
@@ -125,7 +126,7 @@ def equal_weights(context: AttentionContext, n: int, m: int, dtype: Any) -> Floa
 
 
 def attention_weights(
-    scores: Float[Array, "h n m"], context: AttentionContext, normalise: Any = None
+    scores: Float[Array, "h n m"], context: AttentionContext, normalise: Callable | None = None
 ) -> Float[Array, "h n m"]:
     """Compute P of scores: their softmax, or the result of `AttentionConfig.normalise`.
 
@@ -147,7 +148,7 @@ def attention_weights(
 
 
 def mixing_matrix(
-    weights: Float[Array, "h n m"], mixing: Mixing | None, mask: Any = None
+    weights: Float[Array, "h n m"], mixing: Mixing | None, mask: ArrayLike | None = None
 ) -> Float[Array, "h n m"]:
     """Compute M = α I + β P + γ C, `Mixing` with leaves [h]; P itself where it is None.
 

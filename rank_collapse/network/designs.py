@@ -10,7 +10,7 @@ from the config; λ multiplies skips, γ branches, β the initial V, O and MLP.
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Literal, NamedTuple, TypeVar
 
 from rank_collapse import struct
 from rank_collapse.network.config import TransformerConfig, check_config
@@ -52,7 +52,7 @@ class Design(NamedTuple):
     """A residual design: what differs from a plain residual network x' = N(x + f(x))."""
 
     placements: tuple[str, ...]  # values of `norm_placement` it is made for, the paper's first
-    constants: dict[str, Any] | Callable[[Stack], dict[str, Any]]  # fields of the config
+    constants: dict[str, object] | Callable[[Stack], dict[str, object]]  # fields of the config
     source: str  # the paper
 
 

@@ -5,7 +5,6 @@ with `prepare_inputs`.
 """
 
 from collections.abc import Mapping
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +12,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from rank_collapse import struct
+from rank_collapse.annotations import ArrayLike, Leaf
 from rank_collapse.network.attention_weights import AttentionContext
 from rank_collapse.network.config import TransformerConfig, check_config
 from rank_collapse.network.covers import Covers
@@ -39,15 +39,15 @@ from rank_collapse.network.positions import (
 class PreparedInputs(struct.Struct):
     """The inputs of a network for one example."""
 
-    x: Any  # X^0 [n, d]
+    x: Leaf  # X^0 [n, d]
     context: AttentionContext  # of all layers; `for_layer` gives that of one
-    memory: Any = None  # [m, d] of cross-attention
+    memory: Leaf | None = None  # [m, d] of cross-attention
     memory_context: AttentionContext = AttentionContext()  # its mask
-    token_mask: Any = None  # Bool [n], which tokens exist; None for all
-    edit: Any = None  # {name: `edits.Edit`}
+    token_mask: Leaf | None = None  # Bool [n], which tokens exist; None for all
+    edit: Mapping[str, object] | None = None  # {name: `edits.Edit`}
 
     @property
-    def existing_tokens(self) -> Any:
+    def existing_tokens(self) -> Array:
         """Bool [n], True for tokens that exist: `token_mask`, or all True where it is None."""
         return jnp.ones(self.x.shape[:-1], bool) if self.token_mask is None else self.token_mask
 
@@ -67,16 +67,16 @@ def at_least_float32(
 
 def prepare_inputs(
     params: TransformerParams,
-    x: Any,
+    x: ArrayLike,
     config: TransformerConfig,
     *,
-    mask: Any = None,
-    bias: Any = None,
-    memory: Any = None,
-    memory_mask: Any = None,
-    segments: Any = None,
-    positions: Any = None,
-    edit: Any = None,
+    mask: ArrayLike | None = None,
+    bias: ArrayLike | None = None,
+    memory: ArrayLike | None = None,
+    memory_mask: ArrayLike | None = None,
+    segments: ArrayLike | None = None,
+    positions: ArrayLike | None = None,
+    edit: Mapping[str, object] | None = None,
     covers: Covers | None = None,
 ) -> tuple[TransformerParams, PreparedInputs]:
     """Check and embed one example: (complete parameters, `PreparedInputs`).
@@ -140,7 +140,7 @@ def prepare_inputs(
     )
 
 
-def as_batch(inputs: Mapping[str, Any]) -> dict[str, np.ndarray]:
+def as_batch(inputs: Mapping[str, object]) -> dict[str, np.ndarray]:
     """Convert inputs to arrays [b, ...] by argument name of `apply`, without those that are None.
 
     Lists of examples of different lengths are padded with zeros; where no mask is given, one is
@@ -175,7 +175,7 @@ def _pad_examples(examples):
     return np.stack([np.pad(a, [(0, longest - len(a))] + [(0, 0)] * (a.ndim - 1)) for a in arrays])
 
 
-def batch_size(arrays: Mapping[str, Any]) -> int:
+def batch_size(arrays: Mapping[str, object]) -> int:
     """Count the examples b of arrays [b, ...] by argument name, x among them.
 
     Raises:
@@ -189,11 +189,11 @@ def batch_size(arrays: Mapping[str, Any]) -> int:
 
 def input_states(
     params: TransformerParams,
-    x: Any,
+    x: ArrayLike,
     config: TransformerConfig,
     *,
-    segments: Any = None,
-    positions: Any = None,
+    segments: ArrayLike | None = None,
+    positions: ArrayLike | None = None,
 ) -> Float[Array, "n d"]:
     """Compute X^0: embed x where it fits the embedding (ids, vectors [n, d_input]), else take x.
 
@@ -238,10 +238,10 @@ def make_context(
     config: TransformerConfig,
     num_tokens: int,
     *,
-    mask: Any = None,
-    bias: Any = None,
-    segments: Any = None,
-    positions: Any = None,
+    mask: ArrayLike | None = None,
+    bias: ArrayLike | None = None,
+    segments: ArrayLike | None = None,
+    positions: ArrayLike | None = None,
 ) -> AttentionContext:
     """Make the masks, biases and positions of self-attention that all layers share.
 

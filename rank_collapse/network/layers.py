@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from rank_collapse import struct
+from rank_collapse.annotations import Leaf, Number
 
 NormKind = Literal["layer", "rms"]
 NormPlacement = Literal["none", "pre", "post", "sandwich", "branch", "both"]
@@ -69,14 +70,14 @@ class ResidualConfig(struct.Struct, kw_only=True):
     mlp_skip: bool = struct.static(False)
     cross_skip: bool = struct.static(True)
     norm_placement: NormPlacement = struct.static("none")
-    norm: NormKind | Callable[..., Any] = struct.static("layer")
+    norm: NormKind | Callable = struct.static("layer")
     norm_eps: float = struct.static(1e-12)
     final_norm: bool = struct.static(False)
     first_norm: bool = struct.static(True)
     parallel: bool = struct.static(False)
     learned_per_feature: bool = struct.static(False)
-    skip_gain: Any = 1.0
-    branch_gain: Any = 1.0
+    skip_gain: Number = 1.0
+    branch_gain: Number = 1.0
     norm_gain: Any = None
     learned_skip_gain: Any = None
     learned_branch_gain: Any = None
@@ -106,7 +107,7 @@ class MLPConfig(struct.Struct, kw_only=True):
             sigmoid gate (Qwen2-MoE).
     """
 
-    mlp: MLPKind | Callable[..., Any] = struct.static("none")
+    mlp: MLPKind | Callable = struct.static("none")
     d_ff: int | None = struct.static(None)
     num_experts: int = struct.static(0)
     experts_per_token: int = struct.static(1)
@@ -136,21 +137,21 @@ class MLPConfig(struct.Struct, kw_only=True):
 class NormParams(struct.Struct):
     """Gain and offset of a norm; RMSNorm has bias None."""
 
-    gain: Any  # [d]
-    bias: Any = None  # [d] or None
+    gain: Leaf  # [d]
+    bias: Leaf | None = None  # [d] or None
 
 
 class MLPParams(struct.Struct):
     """Two linear maps, and a gate of the first's shape for gated MLPs; biases may be None."""
 
-    w_in: Any  # [d, f]
-    b_in: Any = struct.field(default=None, kw_only=True)  # [f]
-    w_out: Any  # [f, d]
-    b_out: Any = struct.field(default=None, kw_only=True)  # [d]
-    w_gate: Any = None  # [d, f]
-    b_gate: Any = None  # [f]
-    w_router: Any = None  # [d, experts]
-    w_shared: Any = None  # [d, 1]: gate of the units that every token uses
+    w_in: Leaf  # [d, f]
+    b_in: Leaf | None = struct.field(default=None, kw_only=True)  # [f]
+    w_out: Leaf  # [f, d]
+    b_out: Leaf | None = struct.field(default=None, kw_only=True)  # [d]
+    w_gate: Leaf | None = None  # [d, f]
+    b_gate: Leaf | None = None  # [f]
+    w_router: Leaf | None = None  # [d, experts]
+    w_shared: Leaf | None = None  # [d, 1]: gate of the units that every token uses
 
 
 class Routing(NamedTuple):
@@ -241,7 +242,10 @@ def norm_statistics(
 
 
 def apply_norm(
-    params: NormParams | None, x: Float[Array, "n d"], kind: Any = "layer", eps: float = 1e-12
+    params: NormParams | None,
+    x: Float[Array, "n d"],
+    kind: NormKind | Callable = "layer",
+    eps: float = 1e-12,
 ) -> Float[Array, "n d"]:
     """Compute (x − mean)/σ · gain + bias, token by token.
 
@@ -266,7 +270,7 @@ def apply_mlp(
     x: Float[Array, "n d"],
     kind: str | Callable,
     routing: Routing | None = None,
-    edit: Callable[[str, Any], Any] | None = None,
+    edit: Callable[[str, Array], Array] | None = None,
 ) -> Float[Array, "n d"]:
     """Compute φ(x W_in + b_in) W_out + b_out; gated: φ(x W_gate + b_gate) ∘ (x W_in + b_in) as φ.
 

@@ -5,48 +5,49 @@ Every function is for one seed; vmap over keys adds a seed axis.
 
 import functools
 import math
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from rank_collapse import struct
+from rank_collapse.annotations import Key, Leaf, Number
 from rank_collapse.network import layers
 from rank_collapse.network.attention import AttentionParams, repeat_groups
 from rank_collapse.network.config import SWEPT, TransformerConfig
-from rank_collapse.network.embedding import init_embedding
+from rank_collapse.network.embedding import EmbeddingParams, init_embedding
+from rank_collapse.network.layers import MLPParams, NormParams
 from rank_collapse.network.positions import RelativeParams
-from rank_collapse.network.residual import init_gains
+from rank_collapse.network.residual import LearnedGains, init_gains
 
 
 class BlockParams(struct.Struct):
     """Parameters of one layer, or of a stack with a leading layer axis; None for absent parts."""
 
-    attention: Any  # AttentionParams
-    attention_norm: Any = None  # NormParams, before the branch or after the sum
-    attention_branch_norm: Any = None  # NormParams, of the branch's output
-    attention_gains: Any = None  # LearnedGains
-    cross: Any = None  # AttentionParams
-    cross_norm: Any = None
-    cross_branch_norm: Any = None
-    cross_gains: Any = None
-    mlp: Any = None  # MLPParams
-    mlp_norm: Any = None
-    mlp_branch_norm: Any = None
-    mlp_gains: Any = None
+    attention: AttentionParams | None
+    attention_norm: NormParams | None = None  # before the branch or after the sum
+    attention_branch_norm: NormParams | None = None  # of the branch's output
+    attention_gains: LearnedGains | None = None
+    cross: AttentionParams | None = None
+    cross_norm: NormParams | None = None
+    cross_branch_norm: NormParams | None = None
+    cross_gains: LearnedGains | None = None
+    mlp: MLPParams | None = None
+    mlp_norm: NormParams | None = None
+    mlp_branch_norm: NormParams | None = None
+    mlp_gains: LearnedGains | None = None
 
 
 class TransformerParams(struct.Struct):
     """All parameters of a network."""
 
-    layers: Any  # BlockParams with a leading axis of `config.num_rows`
-    final_norm: Any = None  # NormParams
-    embedding: Any = None  # EmbeddingParams
-    position_bias: Any = None  # [buckets, h], position "relative_bias"
+    layers: BlockParams  # with a leading axis of `config.num_rows`
+    final_norm: NormParams | None = None
+    embedding: EmbeddingParams | None = None
+    position_bias: Leaf | None = None  # [buckets, h], position "relative_bias"
 
 
 def init(
-    key: Any, config: TransformerConfig, weight_scale: Any = 1.0, bias_scale: Any = 0.0
+    key: Key, config: TransformerConfig, weight_scale: Number = 1.0, bias_scale: Number = 0.0
 ) -> TransformerParams:
     """Draw the parameters of a network, by the rule `config.init`.
 
@@ -79,7 +80,7 @@ def init(
 
 
 def init_block(
-    key: Any, config: TransformerConfig, weight_scale: Any = 1.0, bias_scale: Any = 0.0
+    key: Key, config: TransformerConfig, weight_scale: Number = 1.0, bias_scale: Number = 0.0
 ) -> BlockParams:
     """Draw the parameters of one layer but for learned gains; see `init`.
 
@@ -214,7 +215,9 @@ def _init_mlp(key, config, scale, bias_scale):
     )
 
 
-def layer_params(params: TransformerParams, config: TransformerConfig, layer: Any) -> BlockParams:
+def layer_params(
+    params: TransformerParams, config: TransformerConfig, layer: Number
+) -> BlockParams:
     """Return the parameters of one layer, through `config.layer_map`; the index may be traced.
 
     Args:

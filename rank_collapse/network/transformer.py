@@ -13,14 +13,15 @@ l layers, h heads, n tokens, m memory tokens, d width.
 
 import dataclasses
 import functools
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from rank_collapse import struct
+from rank_collapse.annotations import ArrayLike, Key, Leaf, Number
 from rank_collapse.network import attention as attn, edits, layers
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.dropout import dropout, dropout_branches
@@ -46,15 +47,18 @@ from rank_collapse.network.walk import (
 class BranchAux(NamedTuple):
     """What a branch of the forward pass returns besides its summand."""
 
-    output: Any  # [n, d], before dropout
-    weights: Any = None  # [h, n, m]; None of the MLP
+    output: Leaf  # [n, d], before dropout
+    weights: Leaf | None = None  # [h, n, m]; None of the MLP
 
 
 class TokenAlgebra(Algebra):
     """Tokens [n, d], edited at the layer's edit points, with dropout where there is a key."""
 
     def __init__(
-        self, edit_points: EditPoints | None = None, dropout_key: Any = None, dropout_rate: Any = 0
+        self,
+        edit_points: EditPoints | None = None,
+        dropout_key: Key | None = None,
+        dropout_rate: Number = 0,
     ):
         self.edit_points = EditPoints() if edit_points is None else edit_points
         self.dropout_rate = dropout_rate
@@ -129,8 +133,8 @@ def compute_layer(
     layer: Layer,
     x: Float[Array, "n d"],
     *,
-    dropout_key: Any = None,
-    dropout_rate: Any = 0.0,
+    dropout_key: Key | None = None,
+    dropout_rate: Number = 0.0,
     keep: tuple[str, ...] = (),
 ) -> LayerValues:
     """Compute one layer of the forward pass.
@@ -161,19 +165,19 @@ def compute_layer(
 
 def apply(
     params: TransformerParams,
-    x: Any,
+    x: ArrayLike,
     config: TransformerConfig,
     *,
-    mask: Any = None,
-    bias: Any = None,
-    memory: Any = None,
-    memory_mask: Any = None,
-    segments: Any = None,
-    positions: Any = None,
-    dropout_key: Any = None,
-    dropout_rate: Any = 0.0,
+    mask: ArrayLike | None = None,
+    bias: ArrayLike | None = None,
+    memory: ArrayLike | None = None,
+    memory_mask: ArrayLike | None = None,
+    segments: ArrayLike | None = None,
+    positions: ArrayLike | None = None,
+    dropout_key: Key | None = None,
+    dropout_rate: Number = 0.0,
     keep: Sequence[str] = (),
-    edit: Any = None,
+    edit: Mapping[str, Callable] | None = None,
 ) -> Trace:
     """Run the network on one example.
 
@@ -250,11 +254,11 @@ def _apply(params, prepared, config, dropout_key, dropout_rate, keep) -> Trace:
 
 def apply_batch(
     params: TransformerParams,
-    x: Any,
+    x: ArrayLike,
     config: TransformerConfig,
     *,
-    dropout_key: Any = None,
-    **options: Any,
+    dropout_key: Key | None = None,
+    **options: object,
 ) -> Trace:
     """Run the network on a batch, layers first: hidden [L + 1, b, n, d], attention [L, b, h, n, n].
 

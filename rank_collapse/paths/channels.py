@@ -7,13 +7,14 @@ Axis letters: a attention lengths, m numbers of MLPs, g channels, n tokens, d wi
 """
 
 import dataclasses
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array
 
 from rank_collapse import struct
+from rank_collapse.annotations import Leaf, Tree
 from rank_collapse.network.covers import EVERYTHING
 from rank_collapse.network.residual import add_to_stream
 from rank_collapse.network.walk import Algebra
@@ -23,18 +24,18 @@ from rank_collapse.paths.frozen import Frozen, attend_channels, carry_edit
 class Channels(struct.Struct):
     """Sums of paths so far."""
 
-    start: Any  # [a, m, n, d], paths from the input
-    memory: Any  # [a, m, n, d], paths from the memory; None without cross-attention
-    offset: Any  # [n, d], what biases contributed
+    start: Leaf  # [a, m, n, d], paths from the input
+    memory: Leaf  # [a, m, n, d], paths from the memory; None without cross-attention
+    offset: Leaf  # [n, d], what biases contributed
     # Bool [a], which lengths exist; traced, and not to be vmapped over. Lengths are then passed one
     # after the other, those that do not exist cost nothing, and one program serves all layers. None
     # to pass all lengths at once
-    live: Any = None
+    live: Tree = None
     # Whether there are biases; False: the offset stays 0 and costs nothing. Static
     biased: bool = struct.field(pytree_node=False, default=True)
 
     def apply_to_all(
-        self, fn: Any, num_lengths: int | None = None, num_counts: int | None = None
+        self, fn: Callable, num_lengths: int | None = None, num_counts: int | None = None
     ) -> "Channels":
         """Apply fn(c [g, n, d], ones [g]) to all channels.
 
@@ -97,7 +98,7 @@ class Channels(struct.Struct):
         )
 
 
-def pad_slots(group: Any, sizes: Sequence[int], before: Sequence[int] = (0, 0)) -> Any:
+def pad_slots(group: Array, sizes: Sequence[int], before: Sequence[int] = (0, 0)) -> Array:
     """Pad a group [..., a, m, n, d] with empty slots, up to `sizes`; None stays None.
 
     Args:

@@ -9,12 +9,14 @@ the output. Cost: about L/2 + 1 uses of the value, output and MLP matrices, not 
 
 import dataclasses
 import functools
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array
 
 from rank_collapse import struct
+from rank_collapse.annotations import ArrayLike, Number, Tree
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.covers import Covers
 from rank_collapse.network.input_checks import as_numbers
@@ -76,7 +78,7 @@ class PathContributions(struct.Struct):
         sums = jnp.cumsum(self.by_attention_length, axis=self._length_axis)
         return sums + jnp.expand_dims(self.offset, self._length_axis)
 
-    def all_but(self) -> Any:
+    def all_but(self) -> Array:
         """Sum everything but the paths of length k, for each k: [L + 1, n, d]."""
         return jnp.expand_dims(self.total, self._length_axis) - self.by_attention_length
 
@@ -84,12 +86,12 @@ class PathContributions(struct.Struct):
 @full_precision
 def path_contributions(
     params: TransformerParams,
-    x: Any,
+    x: ArrayLike,
     config: TransformerConfig,
     *,
     count_mlps: bool = False,
-    head_gain: Any = None,
-    **inputs: Any,
+    head_gain: Number | None = None,
+    **inputs: ArrayLike | None,
 ) -> PathContributions:
     """Sum all frozen paths of each length, exactly: Σ_k C_k + offset = output.
 
@@ -183,8 +185,8 @@ class LengthPass(LayerPass):
         return Channels(start, memory, jnp.zeros_like(x), biased=self.biased)
 
     def measure_layer(
-        self, layer: Layer, x: Any, layer_values: Any, carry: Channels
-    ) -> tuple[Channels, Any]:
+        self, layer: Layer, x: Array, layer_values: LayerValues, carry: Channels
+    ) -> tuple[Channels, Tree]:
         return self.carry_channels(layer, layer_values, carry), None
 
     def carry_channels(
@@ -192,7 +194,7 @@ class LengthPass(LayerPass):
         layer: Layer,
         layer_values: LayerValues,
         channels: Channels,
-        head_gain: Any = None,
+        head_gain: Number | None = None,
     ) -> Channels:
         """Carry channels through a layer, with the constants of what it computed.
 

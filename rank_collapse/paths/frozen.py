@@ -9,18 +9,18 @@ offset, 0 for all others; [1] where all take the same.
 Axis letters: g channels, n queries, m keys, h heads, v value width, d and e widths, f MLP width.
 """
 
-from typing import Any
-
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from rank_collapse import struct
+from rank_collapse.annotations import ArrayLike, Leaf
 from rank_collapse.network import edits, layers
 from rank_collapse.network.attention import apply_mix
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.inputs import PreparedInputs
 from rank_collapse.network.parameters import TransformerParams
 from rank_collapse.network.residual import add_to_stream
+from rank_collapse.network.trace import LayerTrace
 from rank_collapse.network.transformer import LayerValues, compute_layer
 from rank_collapse.network.walk import Algebra, Layer, walk_layers
 
@@ -28,13 +28,17 @@ from rank_collapse.network.walk import Algebra, Layer, walk_layers
 class FrozenLayer(struct.Struct):
     """The constants of one layer's affine map, from the forward pass; None for absent parts."""
 
-    scales: Any = None  # {(kind, whether of the branch's output): 1/σ [n, 1] of that norm}
-    weights: Any = None  # [h, n, n]  P_h
-    gate: Any = None  # [n, f]  φ(z)/z, or φ(gate) of a gated MLP
-    trace: Any = None  # LayerTrace, all that the layer computed
-    unedited: Any = None  # {name: value} of what an edit changes
-    mix_inputs: Any = None  # (q, k, v) of an attention that computes its full output
-    head_gain: Any = None  # [h], multiplies what each head mixes; None for 1
+    scales: dict[tuple[str, bool], Leaf] | None = (
+        None  # {(kind, whether of the branch's output): 1/σ [n, 1] of that norm}
+    )
+    weights: Leaf | None = None  # [h, n, n]  P_h
+    gate: Leaf | None = None  # [n, f]  φ(z)/z, or φ(gate) of a gated MLP
+    trace: LayerTrace | None = None  # all that the layer computed
+    unedited: dict[str, Leaf] | None = None  # {name: value} of what an edit changes
+    mix_inputs: tuple[Leaf, ...] | None = (
+        None  # (q, k, v) of an attention that computes its full output
+    )
+    head_gain: Leaf | None = None  # [h], multiplies what each head mixes; None for 1
 
 
 def freeze_layer(layer: Layer, layer_values: LayerValues) -> FrozenLayer:
@@ -100,7 +104,7 @@ def freeze_final(last_state: Float[Array, "n d"], config: TransformerConfig) -> 
 class Frozen(Algebra):
     """Channels [g, n, d] in frozen layers, whose constants are `Layer.extra`, with their `ones`."""
 
-    def __init__(self, ones: Any):
+    def __init__(self, ones: ArrayLike):
         self.ones = ones
 
     def apply_norm(self, layer, spec, c):
@@ -225,7 +229,7 @@ def mlp_gate(
     return gate if routing is None else gate * layers.unit_shares(params, x, routing)
 
 
-def frozen_scale(x: Any, config: TransformerConfig) -> Any:
+def frozen_scale(x: ArrayLike, config: TransformerConfig) -> Array | None:
     """Compute 1/σ [n, 1] of each token that a norm is applied to; None for None."""
     if x is None:
         return None

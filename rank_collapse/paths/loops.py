@@ -10,11 +10,12 @@ Axis letters: r loops, k path lengths, n tokens, d width.
 """
 
 import dataclasses
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from rank_collapse.annotations import ArrayLike
 from rank_collapse.measures.residuals import residual_ratio, token_cosine
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.inputs import prepare_inputs
@@ -67,7 +68,7 @@ class _SizePass(LengthPass):
 
 @full_precision
 def loop_report(
-    params: TransformerParams, x: Any, config: TransformerConfig, **inputs: Any
+    params: TransformerParams, x: ArrayLike, config: TransformerConfig, **inputs: ArrayLike | None
 ) -> LoopReport:
     """Measure a looped network on one example, loop by loop.
 

@@ -9,12 +9,13 @@ import zipfile
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import ml_dtypes
 import numpy as np
 
 from rank_collapse.extras import import_package
+from rank_collapse.pretrained.entries import Settings
 from rank_collapse.pretrained.published import suggest_names
 from rank_collapse.printed import format_one_line, quote_value
 from rank_collapse.struct import refuse_if
@@ -45,7 +46,7 @@ class Stored(NamedTuple):
     path: Path
     dtype: np.dtype
     shape: tuple[int, ...]
-    read: Callable[[Any], np.ndarray]  # of some of its rows, or of ... for all
+    read: Callable[[object], np.ndarray]  # of some of its rows, or of ... for all
 
 
 class Tensors:
@@ -64,7 +65,7 @@ class Tensors:
         """Returns the names of all tensors."""
         return list(self.entries)
 
-    def read(self, name: str, rows: Any = ..., *, finite: bool = True) -> np.ndarray:
+    def read(self, name: str, rows: object = ..., *, finite: bool = True) -> np.ndarray:
         """Read one tensor, or some of its rows.
 
         Args:
@@ -168,7 +169,7 @@ def _torch_file(path):
     return {k: v for k, v in content.items() if isinstance(k, str) and torch.is_tensor(v)}
 
 
-def wrap_torch_tensors(path: Path, tensors: Mapping[str, Any]) -> dict[str, Stored]:
+def wrap_torch_tensors(path: Path, tensors: Mapping[str, object]) -> dict[str, Stored]:
     """List tensors of torch by name.
 
     Args:
@@ -205,7 +206,7 @@ def _find_fault(tensor):
     return ""
 
 
-def numpy_dtype(tensor: Any) -> np.dtype:
+def numpy_dtype(tensor: object) -> np.dtype:
     """Returns the NumPy dtype of a tensor."""
     kind = str(tensor.dtype).removeprefix("torch.")
     if kind == "bfloat16":
@@ -216,7 +217,7 @@ def numpy_dtype(tensor: Any) -> np.dtype:
     return np.dtype(kind)
 
 
-def as_array(tensor: Any) -> np.ndarray:
+def as_array(tensor: object) -> np.ndarray:
     """Convert a tensor to NumPy, on the CPU in the same memory."""
     refuse_if(tensor.device.type == "meta", "a tensor is on the device 'meta'")
     tensor, dtype = tensor.detach().cpu(), numpy_dtype(tensor)
@@ -227,12 +228,12 @@ def as_array(tensor: Any) -> np.ndarray:
     return tensor.numpy()
 
 
-def is_model(source: Any) -> bool:
+def is_model(source: object) -> bool:
     """Check whether `source` is a model of `transformers`, by its state_dict and config."""
     return hasattr(source, "state_dict") and hasattr(getattr(source, "config", None), "to_dict")
 
 
-def live_model(model: Any) -> Tensors:
+def live_model(model: object) -> Tensors:
     """List the tensors of a model of `transformers` in memory."""
     folder = Path(type(model).__name__)
     entries = wrap_torch_tensors(folder, model.state_dict())
@@ -252,7 +253,7 @@ WEIGHT_FILES = (
 )
 
 
-def read_config(folder: str | os.PathLike) -> dict[str, Any]:
+def read_config(folder: str | os.PathLike) -> Settings:
     """Read the config.json of a checkpoint folder.
 
     Raises:

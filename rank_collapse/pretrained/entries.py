@@ -28,7 +28,7 @@ _NAMES = {
 class Entry(NamedTuple):
     """One entry of a config.json."""
 
-    default: Any  # What it is where it is absent or null
+    default: object  # What it is where it is absent or null
     kinds: tuple[type, ...]  # Its types
     # Of a number; None for the largest that there may be of its type
     least: float = 0
@@ -36,7 +36,7 @@ class Entry(NamedTuple):
     nullable: bool = False  # Whether null is a value of its own rather than the default
 
 
-def as_entry(entry: Any) -> Entry:
+def as_entry(entry: object) -> Entry:
     """Convert the short forms of an entry: a default, or a type where the default is None."""
     if isinstance(entry, Entry):
         return entry
@@ -48,7 +48,7 @@ def count_entry(default: int | None = None, most: int | None = None) -> Entry:
     return Entry(default, (int,), least=1, most=most)
 
 
-def check_entry(name: str, value: Any, entry: Entry) -> None:
+def check_entry(name: str, value: object, entry: Entry) -> None:
     """Raises an error for a value of another type, or beyond the limits of its entry.
 
     Args:
@@ -67,7 +67,7 @@ def check_entry(name: str, value: Any, entry: Entry) -> None:
         raise ValueError(f"{name}={quote_value(value)} is not between {entry.least} and {most}")
 
 
-def check_allowed(settings: Mapping[str, Any], name: str, allowed: tuple[Any, ...]) -> None:
+def check_allowed(settings: Mapping[str, object], name: str, allowed: tuple[object, ...]) -> None:
     """Raises an error for values of an entry that the network has no field for.
 
     Args:
@@ -87,7 +87,7 @@ KINDS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
 ANY_LENGTH = 2**31
 
 
-def rotary_entry(settings: Mapping[str, Any], kind: str | None = None) -> dict[str, Any]:
+def rotary_entry(settings: Mapping[str, object], kind: str | None = None) -> Settings:
     """Select the entry on rotary positions, of one kind of layers.
 
     With both the old one counts, as in transformers: users add it to extend the context.
@@ -107,8 +107,8 @@ def rotary_entry(settings: Mapping[str, Any], kind: str | None = None) -> dict[s
 
 
 def rotary_fields(
-    entry: Mapping[str, Any], settings: Mapping[str, Any], width: int, share: float = 1.0
-) -> dict[str, Any]:
+    entry: Mapping[str, object], settings: Mapping[str, object], width: int, share: float = 1.0
+) -> Settings:
     """Compute the fields of `TransformerConfig` for rotary positions.
 
     Args:
@@ -154,7 +154,7 @@ def rotary_fields(
     raise ValueError(f"rope_type={kind!r} is not one of {KINDS}")
 
 
-def local_theta(settings: Mapping[str, Any], theta: float) -> float:
+def local_theta(settings: Mapping[str, object], theta: float) -> float:
     """Returns the base of the rotary positions of layers with a window, which are never scaled.
 
     Args:
@@ -253,7 +253,7 @@ def _as_floats(values):
     return tuple(float(a) for a in values)
 
 
-def num_positions(entry: Mapping[str, Any], settings: Mapping[str, Any]) -> int:
+def num_positions(entry: Mapping[str, object], settings: Mapping[str, object]) -> int:
     """Returns the positions that the model is made for: more where the scaling reaches further.
 
     Args:

@@ -6,7 +6,6 @@ What such a table is written with is imported from here, wherever it is defined.
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 from rank_collapse.network.config import DEFAULTS, TransformerConfig
 from rank_collapse.network.embedding import EmbeddingConfig
@@ -107,14 +106,14 @@ class Family:
     """
 
     model_type: str
-    entries: Mapping[str, Any]
+    entries: Mapping[str, object]
     reads: Mapping[str, str]
     names: Names | Callable[[Weights, Settings], Names]
     anchors: tuple[str, ...]
-    fields: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    embedding: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    computed: Callable[[Settings], dict[str, Any]] = lambda settings: {}
-    allowed: Mapping[str, tuple[Any, ...]] = dataclasses.field(default_factory=dict)
+    fields: Mapping[str, object] = dataclasses.field(default_factory=dict)
+    embedding: Mapping[str, object] = dataclasses.field(default_factory=dict)
+    computed: Callable[[Settings], dict[str, object]] = lambda settings: {}
+    allowed: Mapping[str, tuple[object, ...]] = dataclasses.field(default_factory=dict)
     gated: bool = False
     interleaved: bool = False
     biases: Mapping[str, bool | str] = dataclasses.field(default_factory=dict)
@@ -127,7 +126,7 @@ class Family:
     counted: Mapping[str, str] = dataclasses.field(default_factory=dict)
     parts: tuple[str, ...] = ()
 
-    def derive(self, model_type: str, **changes: Any) -> "Family":
+    def derive(self, model_type: str, **changes: object) -> "Family":
         """Derive another family: a dictionary adds to this one's (None takes away), others replace.
 
         Args:
@@ -152,7 +151,7 @@ class Family:
         return schema
 
     def complete_settings(
-        self, config_json: Mapping[str, Any], part: str | None = None
+        self, config_json: Mapping[str, object], part: str | None = None
     ) -> Settings:
         """Complete the entries of a config.json by the defaults and, of several parts, the part.
 

@@ -5,11 +5,11 @@ Only the names on the hub need the package huggingface_hub.
 
 import os
 from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from rank_collapse.annotations import DType, Key
 from rank_collapse.extras import import_package
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.parameters import TransformerParams
@@ -33,7 +33,7 @@ from rank_collapse.struct import refuse_if
 TEXT_PARTS = {"gemma3": "gemma3_text"}
 
 
-def settings_of(source: Any, part: str | None = None) -> Settings:
+def settings_of(source: object, part: str | None = None) -> Settings:
     """Read the entries of a config.json, completed by the family's defaults.
 
     Args:
@@ -72,7 +72,7 @@ def settings_of(source: Any, part: str | None = None) -> Settings:
     return find_family(config_json.get("model_type")).complete_settings(config_json, part)
 
 
-def config_of(source: Any, part: str | None = None) -> TransformerConfig:
+def config_of(source: object, part: str | None = None) -> TransformerConfig:
     """Returns the network that a folder, a published name or a config dictionary describes.
 
     Args:
@@ -83,7 +83,7 @@ def config_of(source: Any, part: str | None = None) -> TransformerConfig:
 
 
 def load(
-    folder: Any, *, part: str | None = None, dtype: Any = jnp.float32
+    folder: object, *, part: str | None = None, dtype: DType = jnp.float32
 ) -> tuple[TransformerConfig, TransformerParams]:
     """Load the network of a checkpoint folder, or of a model of `transformers`, with its weights.
 
@@ -111,7 +111,7 @@ def load(
 
 
 def open_checkpoint(
-    folder: Any, *, part: str | None = None, dtype: Any = jnp.float32
+    folder: object, *, part: str | None = None, dtype: DType = jnp.float32
 ) -> OpenCheckpoint:
     """Open a checkpoint whose layers are read one by one, for models larger than memory.
 
@@ -128,7 +128,7 @@ def open_checkpoint(
 
 
 def open_random(
-    source: Any, key: Any, *, part: str | None = None, dtype: Any = jnp.float32
+    source: object, key: Key, *, part: str | None = None, dtype: DType = jnp.float32
 ) -> OpenCheckpoint:
     """Open `random_like` with layers that are drawn one by one, with the same values.
 
@@ -139,7 +139,7 @@ def open_random(
 
 
 def random_like(
-    source: Any, key: Any, *, part: str | None = None, dtype: Any = jnp.float32
+    source: object, key: Key, *, part: str | None = None, dtype: DType = jnp.float32
 ) -> tuple[TransformerConfig, TransformerParams]:
     """Draw the architecture of `source` at its own initialisation: (config, params).
 

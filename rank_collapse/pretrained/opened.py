@@ -4,7 +4,6 @@ Axis letters: b examples, n tokens, d width, e width of the token embedding.
 """
 
 from collections.abc import Mapping
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +11,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from rank_collapse import struct
+from rank_collapse.annotations import AnyArray, Leaf, Tree
 from rank_collapse.network import layers
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.input_checks import check_indices
@@ -27,15 +27,15 @@ from rank_collapse.pretrained.weights import Stored, Table, Unembedding, Weights
 class MaskedHead(struct.Struct):
     """Logits N(φ(Y W + b)) Eᵀ + c of the output Y [n, d], E the table of the tokens [vocab, e]."""
 
-    weight: Any  # W [d, e]
-    bias: Any  # b [e]
+    weight: Leaf  # W [d, e]
+    bias: Leaf  # b [e]
     norm: NormParams  # N, each [e]
     unembedding: Unembedding  # E, a `Table`, and c
     activation: str = struct.static("gelu")  # φ
     eps: float = struct.static(1e-12)  # Of N
 
     @full_precision
-    def read(self, states: Float[Any, "*b n d"]) -> Float[Array, "*b n e"]:
+    def read(self, states: Float[AnyArray, "*b n d"]) -> Float[Array, "*b n e"]:
         """Compute N(φ(Y W + b)) of outputs: what `next_token.token_losses` applies the table to.
 
         Args:
@@ -128,7 +128,7 @@ class OpenCheckpoint:
         """Read the parameters of one layer."""
         return stored_values(self.layers.get(row_index(self.config, index)))
 
-    def stored_layer(self, index: int, coming: int | None = None) -> Any:
+    def stored_layer(self, index: int, coming: int | None = None) -> Tree:
         """Read `layer` as a tree of `Stored`; a thread begins to read the layer `coming`.
 
         Args:
@@ -139,7 +139,7 @@ class OpenCheckpoint:
         return self.layers.get(row_index(self.config, index), coming)
 
     def prepare_batch(
-        self, inputs: Mapping[str, Any]
+        self, inputs: Mapping[str, object]
     ) -> tuple[TransformerConfig, TransformerParams, dict[str, np.ndarray]]:
         """Prepare a batch for `stream`: of the embedding only the rows of its tokens are read.
 
@@ -179,12 +179,12 @@ class InMemory:
         self.config, self.outside = config, params.replace(layers=None)
         self.layers = _HeldLayers(params.layers)
 
-    def stored_layer(self, index: int, coming: int | None = None) -> Any:
+    def stored_layer(self, index: int, coming: int | None = None) -> Tree:
         """Returns one layer's parameters from memory, where nothing is `coming` to be read."""
         return self.layers.get(row_index(self.config, index))
 
     def prepare_batch(
-        self, inputs: Mapping[str, Any]
+        self, inputs: Mapping[str, object]
     ) -> tuple[TransformerConfig, TransformerParams, dict[str, np.ndarray]]:
         """Returns (config, parameters outside of the layers, inputs) for `stream`."""
         batch = as_batch(inputs)
@@ -198,7 +198,7 @@ class _HeldLayers:
     def __init__(self, stack: BlockParams):
         self.stack = stack
 
-    def get(self, row: int) -> Any:
+    def get(self, row: int) -> Tree:
         """Returns one row as a tree of `Stored`."""
         return jax.tree.map(lambda a: Stored(a[row], tuple(range(a.ndim - 1))), self.stack)
 

@@ -19,6 +19,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from rank_collapse import struct
+from rank_collapse.annotations import AnyArray, ArrayLike, DType, Leaf
 from rank_collapse.network.covers import Covers
 from rank_collapse.network.passes import States, WalkResult
 from rank_collapse.network.precision import full_precision
@@ -35,7 +36,7 @@ WORDS = 2048  # of the vocabulary at once: bounds the memory of the logits of al
 
 
 def targets_of(
-    ids: Any, mask: Any = None
+    ids: ArrayLike, mask: ArrayLike | None = None
 ) -> tuple[Int[np.ndarray, "b n"], Bool[np.ndarray, "b n"]]:
     """Returns (the token after each, whether there is one): the last token of each text has none.
 
@@ -49,7 +50,7 @@ def targets_of(
     return targets, keep & np.concatenate([keep[:, 1:], np.zeros((len(ids), 1), bool)], axis=1)
 
 
-def read_pieces(unembedding: Unembedding, dtype: Any) -> Any:
+def read_pieces(unembedding: Unembedding, dtype: DType) -> Any:
     """Yields the unembedding in pieces of `WORDS` words.
 
     Args:
@@ -78,7 +79,7 @@ def read_pieces(unembedding: Unembedding, dtype: Any) -> Any:
 
 @full_precision
 def next_tokens(
-    unembedding: Unembedding, parts: Any, sums: Float[Array, "s p"], targets: Any
+    unembedding: Unembedding, parts: ArrayLike, sums: Float[Array, "s p"], targets: ArrayLike
 ) -> NextToken:
     """Predict the next token from sums of parts of the output, [b, s, n].
 
@@ -96,7 +97,7 @@ def next_tokens(
 
 
 def mean_losses(
-    unembedding: Unembedding, states: Any, ids: Any, mask: Any = None
+    unembedding: Unembedding, states: ArrayLike, ids: ArrayLike, mask: ArrayLike | None = None
 ) -> tuple[Float[Array, "b s"], Float[Array, "b s"]]:
     """Compute loss and agreement of several outputs of one network.
 
@@ -114,7 +115,7 @@ def mean_losses(
 
 
 def token_losses(
-    unembedding: Unembedding, states: Any, targets: Any, chosen: Any
+    unembedding: Unembedding, states: ArrayLike, targets: ArrayLike, chosen: ArrayLike
 ) -> tuple[Float[Array, "b s"], Float[Array, "b s"]]:
     """Compute (loss in nats, share of right tokens) of outputs of one network, over some tokens.
 
@@ -140,7 +141,7 @@ def token_losses(
 
 
 def losses_by_length(
-    unembedding: Unembedding, sums: Any, ids: Any, mask: Any = None
+    unembedding: Unembedding, sums: ArrayLike, ids: ArrayLike, mask: ArrayLike | None = None
 ) -> dict[str, Float[Array, "b *k"]]:
     """Compute `measure_next_token_by_length` of the sums of `paths.contributions.LengthPass`.
 
@@ -192,16 +193,19 @@ class LensPass(States):
 class _Words(struct.Struct):
     """Partial sums over the words so far, for logits z of each state and y of the output."""
 
-    largest: Any  # [s, n], max z
-    total: Any  # [s, n], Σ exp(z − largest)
-    weighted: Any  # [s, n], Σ exp(z − largest) (z − y)
-    top: Any  # [s, n, k], the largest z
-    words: Any  # [s, n, k], their words
+    largest: Leaf  # [s, n], max z
+    total: Leaf  # [s, n], Σ exp(z − largest)
+    weighted: Leaf  # [s, n], Σ exp(z − largest) (z − y)
+    top: Leaf  # [s, n, k], the largest z
+    words: Leaf  # [s, n, k], their words
 
 
 @full_precision
 def lens_measures(
-    unembedding: Unembedding, states: Float[Any, "b s n d"], output: Float[Any, "b n d"], keep: Any
+    unembedding: Unembedding,
+    states: Float[AnyArray, "b s n d"],
+    output: Float[AnyArray, "b n d"],
+    keep: ArrayLike,
 ) -> dict[str, Float[np.ndarray, "b s"]]:
     """Compare the prediction of each state with that of the output, means over tokens.
 

@@ -12,11 +12,11 @@ Axis letters: b examples, l layers, h heads.
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 from jaxtyping import Float
 
+from rank_collapse.annotations import AnyArray
 from rank_collapse.measures.listings import Spike, spikes
 from rank_collapse.measures.norms import composite_norm
 from rank_collapse.measures.profiles import Profile
@@ -94,7 +94,7 @@ class CheckpointReport:
 
 def checkpoint_report(
     source: OpenCheckpoint | InMemory,
-    inputs: Mapping[str, Any],
+    inputs: Mapping[str, object],
     *,
     chunk: int = 8,
     done: Callable[[State], None] | None = None,
@@ -148,7 +148,7 @@ COUNTED, ROLLOUT, BY_NORM = "counted", "rollout", "exact sums by norm"
 
 
 def compute_length_laws(
-    num_heads: int, attention_share: Float[Any, "b l"], path_size: Float[Any, "b k"]
+    num_heads: int, attention_share: Float[AnyArray, "b l"], path_size: Float[AnyArray, "b k"]
 ) -> dict[str, Float[np.ndarray, "b k"]]:
     """Compute three distributions of the path length, which answer "how long?" very differently.
 
@@ -185,7 +185,7 @@ def mean_lengths(laws: Mapping[str, Float[np.ndarray, "b k"]]) -> dict[str, floa
     return {name: float((law @ np.arange(law.shape[1])).mean()) for name, law in laws.items()}
 
 
-def tabulate_lengths(laws: Mapping[str, Float[np.ndarray, "b k"]]) -> list[dict[str, Any]]:
+def tabulate_lengths(laws: Mapping[str, Float[np.ndarray, "b k"]]) -> list[dict[str, object]]:
     """Tabulate mean, median and 99 % quantile of the path length by each law, a row for each.
 
     A law that is NaN, of some text, has None.

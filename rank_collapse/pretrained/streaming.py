@@ -12,12 +12,13 @@ import dataclasses
 import functools
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from rank_collapse.annotations import AnyArray, Number, Tree
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.inputs import prepare_inputs
 from rank_collapse.network.parameters import TransformerParams
@@ -56,20 +57,20 @@ class State:
 
     layers: int  # How many
     # Of each part of each group (groups in order, each in chunks of examples)
-    hidden: list[Any]
-    carries: list[Any]
-    layer_results: list[list[Any]]  # What each layer added to it, layer by layer
+    hidden: list[AnyArray]
+    carries: list[Tree]
+    layer_results: list[list[Tree]]  # What each layer added to it, layer by layer
 
 
 @full_precision
 def stream(
     source: Source,
-    inputs: Mapping[str, Any],
+    inputs: Mapping[str, object],
     groups: Mapping[str, Group],
     *,
     chunk: int = 8,
     done: Callable[[State], None] | None = None,
-) -> dict[str, dict[str, Any]]:
+) -> dict[str, dict[str, Tree]]:
     """Measure all that is requested in one pass over the weights.
 
     Args:
@@ -234,11 +235,11 @@ def _shared_program(group, config):
 
 
 def assemble_layer(
-    stored: Any,
+    stored: Tree,
     outside: TransformerParams,
-    example: Mapping[str, Any],
+    example: Mapping[str, object],
     config: TransformerConfig,
-    index: Any,
+    index: Number,
     ablation: AblationSpec = AblationSpec(),
     passes: Sequence[LayerPass] = (),
 ) -> tuple[Layer, TransformerParams]:

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from rank_collapse.annotations import ArrayLike
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.inputs import as_batch
 from rank_collapse.network.measured.heads import measure_heads
@@ -164,10 +165,10 @@ def find_extremes(used: Mapping[str, DepthUsed]) -> tuple[tuple[str, int], tuple
 
 def depth_report(
     params: TransformerParams | OpenCheckpoint,
-    ids: Any,
+    ids: ArrayLike,
     config: TransformerConfig | None = None,
     *,
-    mask: Any = None,
+    mask: ArrayLike | None = None,
     unembedding: Unembedding | None = None,
     chunk: int = 8,
     done: Callable[[State], None] | None = None,
@@ -247,7 +248,7 @@ def depth_report(
 
 
 def depth_used(
-    measures: Mapping[str, np.ndarray], loss: Any
+    measures: Mapping[str, np.ndarray], loss: ArrayLike
 ) -> tuple[dict[str, DepthUsed], dict[str, PathLength]]:
     """Compute each definition of the depth that is used, in layers and in heads on a path.
 

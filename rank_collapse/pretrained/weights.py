@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from rank_collapse import struct
+from rank_collapse.annotations import AnyArray, ArrayLike, DType, Leaf, Tree
 from rank_collapse.struct import refuse, refuse_if
 
 
@@ -27,7 +28,7 @@ class Weights:
 
     is_random = False
 
-    def __init__(self, dtype: Any = jnp.float32, *, lazy: bool = False):
+    def __init__(self, dtype: DType = jnp.float32, *, lazy: bool = False):
         self.dtype, self.lazy = np.dtype(dtype), lazy
         self.checks = True
         refuse_if(
@@ -43,7 +44,7 @@ class Weights:
         """Read one tensor of the given shape."""
         raise NotImplementedError
 
-    def table(self, name: str, rows: int, width: int) -> Any:
+    def table(self, name: str, rows: int, width: int) -> Tree:
         """Read a table of tokens: as `take` gives it, or a `Table` where layers are `lazy`.
 
         Args:
@@ -56,7 +57,7 @@ class Weights:
         table = self.take(name, rows, width)
         return Table(lambda first, last: table[first:last], (rows, width))
 
-    def stack(self, rows: Iterable[Any], layer: Callable[[Any], Any]) -> Any:
+    def stack(self, rows: Iterable[object], layer: Callable[[object], Tree]) -> Tree:
         """Stack layer(row) of every row: one leading layer axis, no second copy in memory.
 
         Args:
@@ -79,7 +80,7 @@ class Weights:
             stacked[i] = _on_device(stacked[i])
         return jax.tree.unflatten(treedef, stacked)
 
-    def to_device(self, tree: Any) -> Any:
+    def to_device(self, tree: Tree) -> Tree:
         """Move the leaves of a tree that is not stacked to JAX, in the weights' dtype."""
 
         def move_leaf(a):
@@ -102,7 +103,7 @@ class CheckpointWeights(Weights):
         self,
         checkpoint: Any,
         anchors: Iterable[str],
-        dtype: Any = jnp.float32,
+        dtype: DType = jnp.float32,
         *,
         lazy: bool = False,
         tied: bool = False,
@@ -239,7 +240,7 @@ def _on_device(array):
 class Stored(struct.Struct):
     """A tensor in the order of the file."""
 
-    data: Any  # The values
+    data: AnyArray  # The values
     # Where each axis of the tensor is in `data`; static
     axes: tuple[int, ...] = struct.field(pytree_node=False)
 
@@ -256,7 +257,7 @@ def as_stored(view: np.ndarray) -> Stored:
     return Stored(data, tuple(order.index(i) for i in range(view.ndim)))
 
 
-def stored_values(tree: Any) -> Any:
+def stored_values(tree: Tree) -> Tree:
     """Returns the tensors of a tree of `Stored`."""
     return jax.tree.map(lambda s: s.value, tree, is_leaf=lambda s: isinstance(s, Stored))
 
@@ -278,7 +279,7 @@ class Table:
     def __init__(self, read: Callable[[int, int], np.ndarray], shape: tuple[int, int]):
         self.read, self.shape = read, shape
 
-    def rows(self, indices: Any) -> np.ndarray:
+    def rows(self, indices: ArrayLike) -> np.ndarray:
         """Read some of the rows, each by itself."""
         return np.concatenate([self.read(int(i), int(i) + 1) for i in indices])
 
@@ -294,8 +295,8 @@ class Unembedding(NamedTuple):
     With a cap c, c tanh(z/c) takes their place.
     """
 
-    table: Any  # W [vocab, d], an array or a `Table`
-    bias: Any = None  # b [vocab]; None for none
+    table: Leaf  # W [vocab, d], an array or a `Table`
+    bias: Leaf | None = None  # b [vocab]; None for none
     softcap: float | None = None  # c; None for none
     scale: float = 1.0  # s
 
@@ -303,16 +304,16 @@ class Unembedding(NamedTuple):
 class LazyLayers:
     """The rows of a stack, each read by `layer(row)` on request; the next one is read meanwhile."""
 
-    def __init__(self, weights: Any, rows: Sequence[Any], layer: Callable[[Any], Any]):
+    def __init__(self, weights: "Weights", rows: Sequence[object], layer: Callable[[object], Tree]):
         self.weights, self.rows, self.layer = weights, list(rows), layer
         self._reader = concurrent.futures.ThreadPoolExecutor(1, "weights")
         self._coming: dict[int, concurrent.futures.Future] = {}
-        self._current: tuple[int, Any] | None = None
+        self._current: tuple[int, Tree] | None = None
 
     def __len__(self) -> int:
         return len(self.rows)
 
-    def get(self, index: int, coming: int | None = None) -> Any:
+    def get(self, index: int, coming: int | None = None) -> Tree:
         """Read one row's parameters to the device, in the weights' dtype, as a tree of `Stored`.
 
         Args:

@@ -15,11 +15,13 @@ Source: Yang et al. 2022 (arXiv 2203.03466), appendix D.1, for width; Dey et al.
 import dataclasses
 import itertools
 import math
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from rank_collapse.annotations import ArrayLike
 from rank_collapse.measures.arrays import (
     as_floats,
     match_framework,
@@ -231,7 +233,7 @@ def coord_check(
     return check
 
 
-def coordinates(result: Mapping[str, Any], last: Any = None) -> dict[str, Any]:
+def coordinates(result: Mapping[str, object], last: ArrayLike | None = None) -> dict[str, Any]:
     """Compute {quantity: number} of what a step measured, see `coord_check`; traced or not.
 
     Args:
@@ -303,7 +305,8 @@ def coordinates_figure(
                     figures.log_band(ax, depths, values, text, index, linestyle=dashes)
         has_logs = any(np.any(np.asarray(quantities[name]) > 0) for quantities in curves.values())
         yscale = "log" if has_logs else "linear"  # 0 at all depths, as branches that start at 0
-        ax.set(xscale="log", yscale=yscale, xlabel="layers L", ylabel=meaning.get(name, name))
+        ylabel = textwrap.fill(meaning.get(name, name), 22)  # no longer than a panel is high
+        ax.set(xscale="log", yscale=yscale, xlabel="layers L", ylabel=ylabel)
         ax.set_xticks(depths, labels=map(str, depths))
         ax.set_xticks([], minor=True)
     entries = axes[0, 0].get_legend_handles_labels()

@@ -27,6 +27,7 @@ from typing import Any, Literal, NamedTuple
 import jax
 
 from rank_collapse import struct
+from rank_collapse.annotations import Key, Leaf, Number
 from rank_collapse.network import parameters
 from rank_collapse.network.config import TransformerConfig, check_config
 from rank_collapse.network.parameters import TransformerParams
@@ -38,10 +39,10 @@ GROUPS = ("embedding", "matrix", "vector", "final")
 class Factors(NamedTuple):
     """What a rule multiplies for one group of parameters."""
 
-    init: Any  # the initial values
-    rate: Any
-    decay: Any
-    eps: Any
+    init: Number  # the initial values
+    rate: Number
+    decay: Number
+    eps: Number
 
 
 class DepthRule(struct.Struct):
@@ -55,11 +56,11 @@ class DepthRule(struct.Struct):
     """
 
     base: TransformerConfig
-    width: Any = 1.0
-    gain: Any = 0.0
-    rate: Any = 0.0
-    eps: Any = 0.0
-    loop_gain: Any = 0.0
+    width: Number = 1.0
+    gain: Number = 0.0
+    rate: Number = 0.0
+    eps: Number = 0.0
+    loop_gain: Number = 0.0
 
     def multipliers(self, config: TransformerConfig) -> tuple[float, float, float]:
         """Compute (m_N, m_L, m_R)."""
@@ -92,11 +93,11 @@ class DepthRule(struct.Struct):
             temperature=config.temperature * heads,
         )
 
-    def logit_gain(self, config: TransformerConfig) -> Any:
+    def logit_gain(self, config: TransformerConfig) -> Number:
         """Compute 1/m_N, what multiplies logits."""
         return self.multipliers(config)[0] ** -self.width
 
-    def init(self, key: Any, config: TransformerConfig, **scales: Any) -> TransformerParams:
+    def init(self, key: Key, config: TransformerConfig, **scales: object) -> TransformerParams:
         """Draw `rc.init` with the variance σ²/m_N of matrices in blocks.
 
         Args:
@@ -116,13 +117,13 @@ class DepthRule(struct.Struct):
 
     def adamw(
         self,
-        rate: Any,
+        rate: Number,
         config: TransformerConfig,
         *,
-        weight_decay: Any = 0.1,
+        weight_decay: Number = 0.1,
         b1: float = 0.9,
         b2: float = 0.95,
-        eps: Any = 1e-8,
+        eps: Number = 1e-8,
     ) -> Any:
         """Makes AdamW of optax with each group's rate, decay and ε; clip gradients before it.
 
@@ -155,14 +156,14 @@ class DepthRule(struct.Struct):
 
     def groups(
         self,
-        module: Any,
-        blocks: Any,
+        module: object,
+        blocks: object,
         rate: float,
         config: TransformerConfig,
         *,
         weight_decay: float = 0.1,
         eps: float = 1e-8,
-    ) -> list[dict[str, Any]]:
+    ) -> list[dict[str, object]]:
         """List parameter groups for torch: `AdamW(rule.groups(model, model.layers, η, config))`.
 
         Args:
@@ -231,7 +232,7 @@ def depth_rule(name: RuleName, base: TransformerConfig) -> DepthRule:
     return DepthRule(base, **RULES[name])
 
 
-def parameter_group(path: Iterable[Any], leaf: Any) -> str:
+def parameter_group(path: Iterable[object], leaf: Leaf) -> str:
     """Returns the group of a parameter by its path; stacked blocks are under "layers"."""
     *above, name = jax.tree_util.keystr(tuple(path), simple=True, separator=".").split(".")
     inside = "layers" in above

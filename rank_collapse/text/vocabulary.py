@@ -102,7 +102,7 @@ def read_tokenizer(path: str | os.PathLike) -> Any:
     return tokenizer
 
 
-def call_tokenizers(message: str, function: Callable, *arguments: Any, **options: Any) -> Any:
+def call_tokenizers(message: str, function: Callable, *arguments: object, **options: object) -> Any:
     """Call a function of the package `tokenizers`, which raises errors without a class.
 
     Args:

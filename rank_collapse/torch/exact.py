@@ -12,7 +12,7 @@ from rank_collapse.torch.refusals import refuse_kernel, refuse_operator
 from rank_collapse.torch.values import Value, is_floating
 
 
-def differentiate_call(call: Call, result: Any) -> Any:
+def differentiate_call(call: Call, result: object) -> Any:
     """Return the values of an operator's results, each with its derivative at this input.
 
     Args:

@@ -31,7 +31,7 @@ from rank_collapse.torch.refusals import refuse_kernel, refuse_operator
 _KEEPS_ENTRIES = COMPARISONS | {"mul", "add", "sub", "div", "where", "_to_copy", "clone", "alias"}
 
 
-def freeze_call(call: Call, result: Any) -> Any:
+def freeze_call(call: Call, result: object) -> Any:
     """Return the values of an operator's results.
 
     Args:

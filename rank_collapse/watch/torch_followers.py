@@ -6,7 +6,6 @@ Axis letters: as in an equation of `einsum`.
 import functools
 import itertools
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -60,7 +59,7 @@ def join_followers(tags: Sequence[Tag]) -> dict[str, Follower]:
     return followers
 
 
-def move_followers(function: Callable, arguments: Any, i: int) -> Tensor:
+def move_followers(function: Callable, arguments: object, i: int) -> Tensor:
     """Applies a function that moves entries to followers.
 
     Args:

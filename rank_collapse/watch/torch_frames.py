@@ -34,7 +34,7 @@ class Frame:
         return [(name, a) for name, a in _name_masks(arguments) if a.ndim == 2]
 
 
-def _name_masks(arguments: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
+def _name_masks(arguments: Mapping[str, object]) -> Iterator[tuple[str, Tensor]]:
     """Yields (name, tensor) of masks in mappings, also of those inside them."""
     for name, argument in arguments.items():
         if isinstance(argument, Mapping):

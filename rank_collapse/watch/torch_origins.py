@@ -45,7 +45,12 @@ class Origins(TagTable):
     """The tags of one pass, recorded from the functions and modules that run."""
 
     def see_function(
-        self, function: Any, product: Product | None, args: Any, kwargs: Any, result: Any
+        self,
+        function: object,
+        product: Product | None,
+        args: object,
+        kwargs: object,
+        result: object,
     ) -> None:
         """Records where the results of a function come from.
 

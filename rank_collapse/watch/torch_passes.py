@@ -79,7 +79,9 @@ class Pass(TorchFunctionMode):
         self._frames: list[Frame] = []  # of the modules that run
         self._origins = self._begin_origins()
 
-    def call(self, call: Callable[..., Any], module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    def call(
+        self, call: Callable[..., Any], module: nn.Module, *args: object, **kwargs: object
+    ) -> Any:
         """Calls a module, and measures what runs in it.
 
         Args:

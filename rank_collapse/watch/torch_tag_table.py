@@ -1,7 +1,6 @@
 """The tags of a pass: one for each tensor, and which of them are constant or of the content."""
 
 from collections.abc import Iterable, MutableMapping, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -27,7 +26,7 @@ class TagTable:
         sums: {tensor: term} of means by a softmax over tokens.
     """
 
-    def __init__(self, frames: Sequence[Any], buffers: Iterable[Tensor] = ()):
+    def __init__(self, frames: Sequence[object], buffers: Iterable[Tensor] = ()):
         self.frames = frames
         self.tags: MutableMapping[Tensor, Tag] = WeakIdKeyDictionary()
         self.recent: list[Tag] = []

@@ -11,7 +11,7 @@ import pytest
 import rank_collapse as rc
 from rank_collapse.network import layers
 from rank_collapse.network.residual import LayerGains
-from rank_collapse.theory import bounds, reports
+from rank_collapse.theory import bound_constants, bounds, reports
 from rank_collapse.theory.log_operations import LogState
 from rank_collapse.theory.logdomain import log_trace
 from tests.oracles import draws
@@ -146,7 +146,7 @@ def test_lipschitz_constant_bounds_every_residual(kind, x64):
     config = rc.san_mlp(1, 1, 6, mlp=kind, d_ff=9)
     params = draws.parameters(config, 0, 2.0, 1.0).layers.mlp
     params = jax.tree.map(lambda a: a[0], params)
-    one, inf = jax.jit(bounds.lipschitz_constants, static_argnums=1)(params, kind)
+    one, inf = jax.jit(bound_constants.lipschitz_constants, static_argnums=1)(params, kind)
     rng = np.random.default_rng(0)
     center = rng.standard_normal((30, 1, 6))
     noise = 10 ** rng.uniform(-3, 1, (30, 1, 1)) * rng.standard_normal((30, 4, 6))
@@ -157,12 +157,14 @@ def test_lipschitz_constant_bounds_every_residual(kind, x64):
     def measure_shares(center, noise):
         at_center, at_x = (layers.apply_mlp(params, a, kind) for a in (center, center + noise))
         residual = at_x - at_center
-        norms = (bounds.norm_1, one), (bounds.norm_inf, inf)
+        norms = (bound_constants.norm_1, one), (bound_constants.norm_inf, inf)
         return jnp.array([norm(residual) / (constant * norm(noise)) for norm, constant in norms])
 
     shares = measure_shares(np.tile(center, (1, 4, 1)), noise)
     assert np.all(shares <= 1 + 1e-9) and shares.max() > 0.05
-    slope = float(one / (bounds.norm_1(params.w_in) * bounds.norm_1(params.w_out)))
+    slope = float(
+        one / (bound_constants.norm_1(params.w_in) * bound_constants.norm_1(params.w_out))
+    )
     expected_slope = {"gelu": 1.128904, "gelu_tanh": 1.129, "silu": 1.099839}.get(kind, 1.0)
     np.testing.assert_allclose(slope, expected_slope, rtol=1e-4)
 
@@ -178,7 +180,7 @@ def test_the_spread_of_scores_is_over_the_keys_that_a_row_sees():
     for h, i in itertools.product(range(2), (0, 1, 3)):
         row = residual[i] @ w_qk[h] @ residual.T / 2
         expected[h, i] = np.ptp(row[allowed[h, i]]) if allowed[h, i].any() else 0
-    spread = bounds.score_spread(w_qk, state, config, allowed, keep)
+    spread = bound_constants.score_spread(w_qk, state, config, allowed, keep)
     assert_close(spread, expected, atol=1e-6)
 
 
@@ -196,7 +198,9 @@ def test_the_skip_of_an_mlp_adds_its_largest_gain():
         ({"mlp": "swiglu"}, [np.inf, np.inf]),
     ):
         network = params, gains, config.replace(**changes)
-        ours = bounds.sublayer_lipschitz(*network, bounds.norm_1, bounds.norm_inf)
+        ours = bound_constants.sublayer_lipschitz(
+            *network, bound_constants.norm_1, bound_constants.norm_inf
+        )
         np.testing.assert_allclose(ours, constants, rtol=3e-6)
 
 

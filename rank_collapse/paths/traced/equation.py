@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.extend.core import JaxprEqn
 
 from rank_collapse.paths.traced import primitives
 from rank_collapse.paths.traced.channels import LazySums, Slots
@@ -55,7 +56,7 @@ class Equation:
         eqn: The equation as JAX has it; `name` is the name of its primitive.
     """
 
-    def __init__(self, slots: Slots, place: str, eqn: Any):
+    def __init__(self, slots: Slots, place: str, eqn: JaxprEqn):
         self.slots, self.place, self.eqn = slots, place, eqn
         self.name = eqn.primitive.name
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import jax.numpy as jnp
 from jax.extend import core as jax_core
+from jax.extend.core import Jaxpr, JaxprEqn
 
 from rank_collapse.paths.traced import loops, primitives
 from rank_collapse.paths.traced.branches import Branches, Entry
@@ -47,7 +48,7 @@ class Start:
         place: From the state to the direction there, an array of its shape.
     """
 
-    def __init__(self, pattern: str, number: int, place: Callable[[Any], Any]):
+    def __init__(self, pattern: str, number: int, place: Callable[[JaxprEqn], str]):
         self.pattern, self.number, self.place = re.compile(pattern), number, place
         self.count: Any = 0  # states so far; traced inside of a loop
         self.num_seen = 0  # the same without a loop's number of steps, which is known afterwards
@@ -82,7 +83,7 @@ class Start:
                 "jax.ad_checkpoint.checkpoint_name(x, name)"
             )
 
-    def is_in(self, jaxpr: Any) -> bool:
+    def is_in(self, jaxpr: Jaxpr) -> bool:
         """Whether a program has states of the name."""
         return any(
             (eqn.primitive.name == "name" and self.pattern.fullmatch(eqn.params["name"]))
@@ -106,8 +107,8 @@ class Interpreter:
 
     def run(
         self,
-        jaxpr: Any,
-        constants: Sequence[Any],
+        jaxpr: Jaxpr,
+        constants: Sequence[object],
         arguments: Sequence[Value],
         scopes: tuple[Scope, ...] = (),
         entry: Entry | None = None,
@@ -149,7 +150,7 @@ class Interpreter:
         return None, [self.shift(v, axis) for v in values]
 
     def compute(
-        self, eqn: Any, values: Sequence[Value], scopes: tuple[Scope, ...], entry: Entry | None
+        self, eqn: JaxprEqn, values: Sequence[Value], scopes: tuple[Scope, ...], entry: Entry | None
     ) -> list[Value]:
         """Compute one equation.
 

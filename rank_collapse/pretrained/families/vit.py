@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
+from rank_collapse.annotations import ArrayLike
 from rank_collapse.pretrained.entries import Settings
 from rank_collapse.pretrained.family import (
     USUAL_READS,
@@ -161,7 +162,7 @@ DINOV2_REGISTERS = DINOV2.derive(
 )
 
 
-def cut_patches(image: Any, size: int) -> Any:
+def cut_patches(image: ArrayLike, size: int) -> Any:
     """Cut an image into squares, row by row, each flattened as (channel, y, x).
 
     Args:
@@ -183,7 +184,7 @@ def cut_patches(image: Any, size: int) -> Any:
     return grid.transpose(1, 3, 0, 2, 4).reshape(-1, c * size * size)
 
 
-def image_patches(images: Any, settings: Settings) -> Float[np.ndarray, "b n i"]:
+def image_patches(images: ArrayLike, settings: Settings) -> Float[np.ndarray, "b n i"]:
     """Cut a batch of images into the patches that a given model reads.
 
     Args:
