@@ -92,5 +92,5 @@ def list_points(flags: Flags) -> list[Options]:
         groups.setdefault(tuple(untraced), []).append(point)
     for number, group in enumerate(groups.values()):
         for point in group:
-            vars(point).update(group=group, number=number)
+            vars(point).update(group=tuple(group), number=number)
     return list(itertools.chain(*groups.values()))

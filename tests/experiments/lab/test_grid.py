@@ -31,7 +31,7 @@ def test_points_that_differ_in_traced_flags_alone_are_a_group():
         (2, 0.0, 1),
         (2, 1.0, 1),
     ]
-    assert points[0].group == points[1].group == points[:2]
+    assert points[0].group == points[1].group == tuple(points[:2])
     assert points[3].prefix == "gain=1.0/depth=2/"  # in the order in which they were typed
 
 
