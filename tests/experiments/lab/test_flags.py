@@ -328,7 +328,7 @@ def test_points_that_differ_in_a_number_share_a_program(name):
     groups = {}
     for flag_name in filter(values.takes_several, names):
         points = list_points(cli.parse_flags(values, [f"--{flag_name}=0.25,0.5"]))
-        assert [point.point for point in points] == [{flag_name: v} for v in (0.25, 0.5)]
+        assert [point.axes for point in points] == [{flag_name: v} for v in (0.25, 0.5)]
         groups[flag_name] = [point.number for point in points]
         assert len(points[0].group) == (2 if groups[flag_name] == [0, 0] else 1)
     apart = {flag_name for flag_name, numbers in groups.items() if numbers != [0, 0]}
