@@ -8,8 +8,8 @@
                 point.save_claims(judge_claims(point.results))
             return run.finish()
 
-The same command on a finished folder measures nothing and calls the same functions; files that are
-there stay as they are. `experiment.read_run` writes nothing at all.
+The same command on a finished folder calls the same functions: `measure` reads what the folder has,
+and only files that are missing or differ are written. `experiment.read_run` writes nothing at all.
 """
 
 import contextlib
