@@ -546,9 +546,12 @@ def drop_losses(folder):
     np.savez(path, **arrays)
 
 
-def flip(content):
-    middle = len(content) // 2
-    return content[:middle] + bytes([content[middle] ^ 255]) + content[middle + 1 :]
+def flip_a_loss(folder):
+    """Flips a bit of a number in a snapshot, which is not compressed."""
+    path = find_snapshot(folder)
+    content, losses = bytearray(path.read_bytes()), np.load(path)["metrics/0"].tobytes()
+    content[content.index(losses)] ^= 1
+    path.write_bytes(content)
 
 
 OTHER, DAMAGED = "^[^ ]* is of another sweep: .*", "delete this file, and the same"
@@ -599,7 +602,7 @@ FOLDERS = {
     ),
     "a snapshot is cut": (DAMAGED, {}, write_over(None, lambda content: content[:300])),
     "a snapshot is empty": (DAMAGED, {}, write_over(None, lambda content: b"")),
-    "a byte of a snapshot is flipped": (DAMAGED, {}, write_over(None, flip)),
+    "a bit of a snapshot is flipped": (DAMAGED, {}, flip_a_loss),
     "a snapshot has fewer losses": (DAMAGED, {}, drop_losses),
 }
 
