@@ -8,8 +8,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from comparison import near
-from refusals import is_refused
 
 from experiments.train import sorting
 from rank_collapse.network.config import TransformerConfig
@@ -25,6 +23,8 @@ from rank_collapse.training.training import (
     init_state,
     train_epoch,
 )
+from tests.support.closeness import assert_close, near
+from tests.support.refusals import is_refused
 
 CONFIG = TransformerConfig(
     depth=1,
@@ -75,7 +75,7 @@ def compute_outputs(state, seeds):
 
 def assert_same(a, b, seeds=(0, 1, 2, 3, 4), other_seeds=None):
     ours = compute_outputs(a, list(seeds))
-    np.testing.assert_allclose(ours, compute_outputs(b, list(other_seeds or seeds)), atol=2e-4)
+    assert_close(ours, compute_outputs(b, list(other_seeds or seeds)), atol=2e-4)
     assert ours.std() > 0.1  # not the logits of an untrained network
 
 

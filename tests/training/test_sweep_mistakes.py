@@ -10,12 +10,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from refusals import each_is_refused, is_refused
 
 from rank_collapse.runs import files
 from rank_collapse.training import sweep
 from rank_collapse.training.engine.files import SweepFolder
 from rank_collapse.training.engine.program import Program
+from tests.support.refusals import each_is_refused, is_refused
 
 DATA = {"shift": np.arange(3.0)}
 
