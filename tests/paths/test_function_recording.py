@@ -312,7 +312,7 @@ def test_a_fault_is_found_on_the_inputs_of_the_other_run(replay):
     answer = compare_files(*replay(run_plain, faulty_model))
     assert answer.first is None and "embeddings differ" in answer.sentence  # X and OTHER do
     rows = {(row.layer, row.part): row for row in answer.rows}
-    np.testing.assert_allclose(rows[1, "attention"].scale, -0.01, atol=1e-4)
+    assert_close(rows[1, "attention"].scale, -0.01, atol=1e-4)
     assert all(row.added < 1e-5 for place, row in rows.items() if place != (1, "attention"))
 
 
@@ -320,8 +320,8 @@ def test_of_states_alone_the_branches_are_its_own(replay):
     replayed, other = map(list_layers, replay(run_plain, keep=("residual",)))
     for index, (a, b) in enumerate(zip(replayed, other, strict=True)):
         _, attention, mlp = compute_layer(WEIGHTS[index], jnp.asarray(b.before[0], jnp.float32))
-        np.testing.assert_allclose(a.branches["attention_branch"][0], attention, atol=1e-5)
-        np.testing.assert_allclose(a.branches["mlp_branch"][0], mlp, atol=1e-5)
+        assert_close(a.branches["attention_branch"][0], attention, atol=1e-5)
+        assert_close(a.branches["mlp_branch"][0], mlp, atol=1e-5)
 
 
 def test_noise_is_of_its_size(replay):

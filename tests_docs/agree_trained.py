@@ -1,7 +1,7 @@
 """Pairs of runs of one checkpoint that differ in their arithmetic, as docs/agree.md has them.
 
-    OMP_NUM_THREADS=1 PYTHONPATH=.:tests python tests/agree_trained.py FOLDER
-    PYTHONPATH=.:tests python tests/agree_trained.py FOLDER --write=Q4_FOLDER
+    OMP_NUM_THREADS=1 python -m tests_docs.agree_trained FOLDER
+    python -m tests_docs.agree_trained FOLDER --write=Q4_FOLDER
 
 Each pair takes the shipped texts of `rank-collapse agree`, and a replay where one can be made. The
 second command only writes the checkpoint of 4 bits: the matrices of the layers in blocks of 32
