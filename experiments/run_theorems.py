@@ -51,7 +51,9 @@ THEOREMS = {
 
 LONG = ("path_products", "heads", "depth_gains", "noise")  # each compiles several programs
 
-FLAGS = cli.make_flags("theorems", num_seeds=2, can_grow=True, shows="measured,x=last")
+FLAGS = cli.make_flags(
+    "theorems", num_seeds=2, num_devices=1, can_grow=True, shows="measured,x=last"
+)
 vocabulary.define(FLAGS, seed_chunk=0)
 FLAGS.define("list", "theorems", [*THEOREMS], "Which theorems: " + ", ".join(THEOREMS) + ".")
 

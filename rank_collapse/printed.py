@@ -77,8 +77,8 @@ def show_warnings_in_lines() -> None:
 
 
 def quote_value(value: object, max_length: int = 100) -> str:
-    """Return repr(value), cut to a number of characters."""
-    text = repr(value)
+    """Return repr(value) in one line, cut to a number of characters."""
+    text = re.sub(r"\s*\n\s*", " ", repr(value))
     if len(text) <= max_length:
         return text
     return f"{text[: max_length - 20]}… ({len(text)} characters)"

@@ -33,6 +33,8 @@ def pytest_configure(config):
     """Keeps compiled programs; checks annotations in a run of the full tests."""
     compiling.pytest_configure(config)
     if config.option.markexpr == "full":
+        from tests.support import type_checks  # noqa: F401, which the hook looks up in its package
+
         install_import_hook("rank_collapse", "tests.support.type_checks.checked")
 
 

@@ -3,7 +3,7 @@
     OMP_NUM_THREADS=1 python -m tests_docs.agree_clean_pairs 16
 
 So many networks of random sizes and weights (Llama, Qwen2, GPT-2, GPT-NeoX) for each kind of pair:
-it prints how many pairs are called different, from the recordings and by a replay.
+it prints how many pairs are called different, from branches, from states alone, and by a replay.
 """
 
 import sys
@@ -80,6 +80,14 @@ def take_example(path, index, out):
     write_recording(out, arrays)
 
 
+def keep_states(path):
+    """Write the states of a recording alone; returns them opened."""
+    layers = list(open_recording(path).read_layers())
+    states = np.stack([layers[0].before, *(layer.after for layer in layers)]).astype(np.float32)
+    write_recording(path.with_suffix(".npz"), {"residual": states})
+    return open_recording(path.with_suffix(".npz"))
+
+
 def record_pair(kind, seed, folder):
     """Record both runs; returns (paths, model of the first run, its ids), None without a replay."""
     model, ids = draw_model(seed)
@@ -133,17 +141,22 @@ def main(count):
     transformers.utils.logging.disable_progress_bar()
     torch.set_num_threads(1)
     start = time.process_time()
-    print("| pair | pairs | called different | the same, by a replay | largest | by a replay |")
-    print("|---|---|---|---|---|---|")
+    columns = "branches | states alone | replay"
+    print(f"| pair | different, {columns} | largest excess, {columns} |")
+    print("|---|---|---|---|---|---|---|")
     for kind in KINDS:
-        alarms, largest = np.zeros(2, int), np.zeros(2)
+        alarms, largest = np.zeros(3, int), np.zeros(3)
         for seed in range(300_000, 300_000 + count):
             with tempfile.TemporaryDirectory() as scratch:
                 folder = Path(scratch)
                 paths, model, ids = record_pair(kind, seed, folder)
                 pair = [open_recording(path) for path in paths]
                 replay = replay_first(model, ids, paths[1], folder)
-                answers = compare_recordings(*pair), compare_recordings(*pair, replay)
+                answers = (
+                    compare_recordings(*pair),
+                    compare_recordings(*map(keep_states, paths)),
+                    compare_recordings(*pair, replay),
+                )
                 alarms += [answer.agree is False for answer in answers]
                 most = [max(r.excess for r in answer.rows if r.judged) for answer in answers]
                 largest = np.maximum(largest, most)
@@ -151,7 +164,7 @@ def main(count):
                     if answer.agree is not True:
                         print(f"  {kind}, seed {seed}: {answer.sentence}", file=sys.stderr)
         sizes = " | ".join(f"{size:.2g}" for size in largest)
-        print(f"| {kind} | {count} | {alarms[0]} | {alarms[1]} | {sizes} |", flush=True)
+        print(f"| {kind} | {' | '.join(map(str, alarms))} | {sizes} |", flush=True)
     print(f"{time.process_time() - start:.0f} s of CPU")
 
 

@@ -19,25 +19,19 @@ import transformers
 from rank_collapse.agree.recording import open_recording
 from rank_collapse.torch import record
 
+COMMON = {"vocab_size": 2048, "num_hidden_layers": 24}
+SIZES = ("hidden_size", "num_attention_heads", "intermediate_size")
+# {name: (class of its config, values of SIZES, what else it has)}
 SHAPES = {
-    "pythia-410m": lambda: transformers.GPTNeoXConfig(
-        vocab_size=2048,
-        hidden_size=1024,
-        num_hidden_layers=24,
-        num_attention_heads=16,
-        intermediate_size=4096,
-        rotary_pct=0.25,
-        use_parallel_residual=True,
+    "pythia-410m": (
+        transformers.GPTNeoXConfig,
+        (1024, 16, 4096),
+        {"rotary_pct": 0.25, "use_parallel_residual": True},
     ),
-    "qwen2.5-0.5b": lambda: transformers.Qwen2Config(
-        vocab_size=2048,
-        hidden_size=896,
-        num_hidden_layers=24,
-        num_attention_heads=14,
-        num_key_value_heads=2,
-        intermediate_size=4864,
-        rope_theta=1e6,
-        tie_word_embeddings=True,
+    "qwen2.5-0.5b": (
+        transformers.Qwen2Config,
+        (896, 14, 4864),
+        {"num_key_value_heads": 2, "rope_theta": 1e6, "tie_word_embeddings": True},
     ),
 }
 
@@ -46,7 +40,9 @@ def load_model(name, dtype):
     """Return a checkpoint, or a model of a published shape, in a dtype."""
     torch.manual_seed(0)
     if name in SHAPES:
-        return transformers.AutoModelForCausalLM.from_config(SHAPES[name]()).to(dtype).eval()
+        make_config, sizes, others = SHAPES[name]
+        config = make_config(**COMMON, **dict(zip(SIZES, sizes, strict=True)), **others)
+        return transformers.AutoModelForCausalLM.from_config(config).to(dtype).eval()
     return transformers.AutoModelForCausalLM.from_pretrained(name, dtype=dtype).eval()
 
 

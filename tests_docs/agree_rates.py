@@ -2,7 +2,8 @@
 
     python -m tests_docs.agree_rates 100 20
 
-Of so many clean pairs it prints how many are called different; of each kind of mistake, planted in
+Of so many clean pairs it prints how many are called different, and the same of half as many pairs
+of one and of two tokens; of each kind of mistake, planted in
 one layer of so many networks, how many are found in that layer and part, and of these how many are
 named. It does so three times: from branches, from states alone, and where one run's sublayers take
 in the other run's stream (a replay with two probes).
@@ -12,6 +13,7 @@ import re
 import sys
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +24,7 @@ from rank_collapse.agree.replay import Replay
 from tests.oracles.rounded_transformer import FAULTS, Fault, draw_model, run
 
 NOISE = 2.0**-10
+CLEAN, FAULTY = 1_000_000, 1_100_000  # the first seeds: no threshold was chosen on them
 COLUMNS = ("branches", "states", "replay")
 # {kind: (sizes, what the answer must say)}; those of None are not planted by `run`.
 KINDS = {
@@ -83,6 +86,26 @@ def _write(path, arrays, metadata=None):
     return open_recording(path)
 
 
+def count_alarms(folder, count, tokens):
+    """Count clean pairs that are called different, and those of which nothing can be said.
+
+    Args:
+        folder: For the recordings.
+        count: Pairs.
+        tokens: Tokens of each; None for those that were drawn.
+    """
+    alarms, silent = np.zeros(3, int), np.zeros(3, int)
+    for seed in range(CLEAN, CLEAN + count):
+        model, rng = draw_model(seed)
+        if tokens:
+            model = replace(model, tokens=model.tokens[:tokens], spike=False)
+        dtype = str(rng.choice(["bfloat16", "bfloat16", "float16"]))
+        answers = compare(folder, model, dtype, rng.choice([None, "float32"]))
+        alarms += [answer.agree is False for answer in answers]
+        silent += [answer.agree is None for answer in answers]
+    return alarms, silent
+
+
 def plant(kind, size, seed):
     """Return a network, its mistake, a change of its arrays, and the place of the mistake."""
     model, rng = draw_model(seed, **_choose_form(kind))
@@ -127,22 +150,18 @@ def main(num_clean, num_faulty):
     start = time.process_time()
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
-        alarms, silent = np.zeros(3, int), np.zeros(3, int)
-        for seed in range(600_000, 600_000 + num_clean):
-            model, rng = draw_model(seed)
-            dtype = str(rng.choice(["bfloat16", "bfloat16", "float16"]))
-            answers = compare(folder, model, dtype, rng.choice([None, "float32"]))
-            alarms += [answer.agree is False for answer in answers]
-            silent += [answer.agree is None for answer in answers]
-        print(f"of {num_clean} clean pairs, by {', '.join(COLUMNS)}: {alarms} are called different")
-        print(f"and of {silent} nothing can be said", flush=True)
+        print(f"clean pairs, by {', '.join(COLUMNS)}:")
+        for tokens, count in ((None, num_clean), (1, num_clean // 2), (2, num_clean // 2)):
+            alarms, silent = count_alarms(folder, count, tokens)
+            text = f"{tokens} tokens" if tokens else "8 to 48 tokens"
+            print(f"{text}: of {count}, {alarms} are called different, {silent} are not judged")
         print("| mistake | size | branches | states alone | replay | named |")
         print("|---|---|---|---|---|---|")
         others = np.zeros(3, int)
         for kind, (sizes, words) in KINDS.items():
             for size in sizes:
                 found, named = np.zeros(3, int), np.zeros(3, int)
-                for seed in range(700_000, 700_000 + num_faulty):
+                for seed in range(FAULTY, FAULTY + num_faulty):
                     model, fault, change, place = plant(kind, size, seed)
                     answers = compare(folder, model, "bfloat16", None, fault, change)
                     hits = [_is_found(a, place, c) for a, c in zip(answers, COLUMNS, strict=True)]

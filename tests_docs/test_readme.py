@@ -253,6 +253,18 @@ def test_cures_keep_more_than_post_norm():
     assert means["deepnorm"] > -0.05 and means["retention"] > -0.1
 
 
+def test_tokens_on_the_sphere_meet():
+    scope = run_notebook("sphere")
+    ends = {beta: np.asarray(states[-1]) for beta, states in scope["circles"].items()}
+    assert (ends[1] @ ends[1].T).min() > 0.999  # one cluster
+    assert (ends[16] @ ends[16].T).min() < 0 and (ends[64] @ ends[64].T).min() < 0
+    first = np.asarray(scope["tokens"][0])
+    least = {name: (np.asarray(x[-1]) @ first).min() for name, x in scope["masked"].items()}
+    assert least[1, "causal"] > 0.999 > 0.9 > least[1, "none"] and least[16, "causal"] < 0
+    assert max(scope["errors"].values()) < 0.03
+    assert np.mean(scope["same"][:, -1] < 0) < 0.1 < 0.3 < np.mean(scope["random"][:, -1] < 0)
+
+
 def test_a_model_layer_by_layer_in_a_notebook():
     scope = run_notebook("larger_than_memory")
     assert scope["layers_done"] == list(range(1, 9))

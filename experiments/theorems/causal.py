@@ -30,8 +30,8 @@ def first_token_curves(seed: int, *, n: int = 16, d: int = 8, draws: int = 3) ->
             cosines.append(jnp.min(states @ x[0], axis=-1)[times // 5])
         least = np.min(cosines, axis=0)
         if mask == "causal":
-            curves.append(Curve("causal, worst of the draws, last time", times[-1:], 1, least[-1:]))
             curves.append(Curve("causal, worst of the draws", times, np.nan, least, "none"))
+            curves.append(Curve("the same, last time", times[-1:], 1, least[-1:]))
         else:
             curves.append(Curve("no mask, worst of the draws", times, np.nan, least, "none"))
     return curves

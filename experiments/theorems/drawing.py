@@ -24,7 +24,7 @@ def plot_theorem(theorem: Theorem, curves: Sequence[Curve]):
     Returns:
         The figure.
     """
-    fig, axes = figures.panels(len(theorem.panels), min(len(theorem.panels), COLUMNS))
+    fig, axes = figures.panels(len(theorem.panels), COLUMNS, height=3.7)
     for number, (ax, panel) in enumerate(zip(axes.flat, theorem.panels, strict=False)):
         plot_panel(ax, panel, [curve for curve in curves if curve.panel == number])
     fig.suptitle(theorem.statement, fontsize=10, wrap=True)
@@ -34,8 +34,8 @@ def plot_theorem(theorem: Theorem, curves: Sequence[Curve]):
 def plot_panel(ax: Any, panel: Panel, curves: Sequence[Curve]) -> None:
     """Plots the curves of one quantity.
 
-    A prediction at a single point is drawn across the panel. Points that an earlier curve has are
-    not drawn again.
+    A prediction at a single point is drawn across the panel, unless another curve has a line there.
+    Points that an earlier curve has are not drawn again.
 
     Args:
         ax: Axes.
@@ -43,6 +43,7 @@ def plot_panel(ax: Any, panel: Panel, curves: Sequence[Curve]) -> None:
         curves: Its curves.
     """
     drawn: list[np.ndarray] = []
+    num_lines = sum(not np.isnan(curve.as_array()[:, 1]).all() for curve in curves)
     for index, curve in enumerate(curves):
         x, predicted, measured = curve.as_array().T
         color, points = figures.color(index), np.stack([x, measured])
@@ -56,7 +57,9 @@ def plot_panel(ax: Any, panel: Panel, curves: Sequence[Curve]) -> None:
         line = {"color": color, "lw": 1.2, "linestyle": LINES[curve.relation], "label": label}
         if np.isnan(predicted).all():
             continue
-        if len(x) == 1:
+        if panel.names or (len(x) == 1 and num_lines > 1):
+            ax.plot(x, predicted, "_", color=color, markersize=18, markeredgewidth=1.5)
+        elif len(x) == 1:
             ax.axhline(predicted[0], **line)
         else:
             ax.plot(x, predicted, zorder=1, **line)
@@ -68,7 +71,7 @@ def plot_panel(ax: Any, panel: Panel, curves: Sequence[Curve]) -> None:
         ax.margins(x=0.15)
     elif "x" in panel.log and len(places) <= MOST_TICKS:
         ax.set_xticks(places, [f"{place:g}" for place in places])
-        ax.minorticks_off()
+        ax.xaxis.minorticks_off()
     elif "x" not in panel.log and np.all(places == places.astype(int)):
         figures.integer_ticks(ax)
     ax.set(xlabel=panel.x, ylabel=panel.y)

@@ -38,16 +38,24 @@ def pass_heads(
     return rc.profile(hidden, measures="token_cosine")["token_cosine"]
 
 
-def compare_heads(key: jax.Array, few: int, many: int, **sizes: int) -> jax.Array:
-    """Computes ln(1 − ρ) after the last layer at many heads, less the same at few.
+def compare_heads(
+    key: jax.Array, few: int, many: int, *, networks: int = 32, **sizes: Any
+) -> jax.Array:
+    """Computes the ln of the mean of 1 − ρ after the last layer at many heads, less that at few.
 
     Args:
-        key: Of the weights and the tokens; both networks have the same tokens.
+        key: Of the weights and the tokens; both kinds of networks have the same tokens.
         few, many: Numbers of heads.
+        networks: Of each kind, over which the mean is taken.
         **sizes: As of `pass_heads`.
     """
-    ends = [jnp.log(1 - pass_heads(key, heads, **sizes)[-1]) for heads in (many, few)]
-    return ends[0] - ends[1]
+
+    def measure(heads):
+        keys = jax.random.split(key, networks)
+        apart = jax.lax.map(lambda one: 1 - pass_heads(one, heads, **sizes)[-1], keys)
+        return jnp.log(jnp.mean(apart))
+
+    return measure(many) - measure(few)
 
 
 def head_curves(seed: int, *, n: int = 16, depth: int = 12, draws: int = 12) -> list[Curve]:
@@ -117,7 +125,7 @@ def pass_pair(
     return rc.token_cosine(rc.apply(params, x, config).hidden[-1])
 
 
-def opposite_share(key: jax.Array, time: float, *, pairs: int = 64, **fields: Any) -> jax.Array:
+def opposite_share(key: jax.Array, time: float, *, pairs: int = 256, **fields: Any) -> jax.Array:
     """Measures the share of pairs of tokens whose cosine after a time is below 0.
 
     Args:

@@ -161,8 +161,8 @@ def position_curves(seed: int, *, n: int = 64) -> list[Curve]:
     row = np.asarray(last_row(jax.random.key(seed), n=n))
     ends, middle = [row[0], row[-1]], row[n // 4 : 3 * n // 4].max()
     curves = [
-        Curve("both ends above the middle half", [0, n - 1], middle, ends, "≥", 0, ordering=True),
         Curve("random network, iid tokens", np.arange(n), np.nan, row, "none"),
+        Curve("both ends above the middle half", [0, n - 1], middle, ends, "≥", 0, ordering=True),
     ]
     for name in ("bloom-7b1", "mpt-7b"):
         row = published_row(name, 256)

@@ -67,10 +67,9 @@ def width_curves(seed: int) -> list[Curve]:
     ]
     # A stable rank that does not fall with T: at least half of what the first width has.
     for i in layers:
-        values, name = without[:, i - 1], f"layer {i}, A − 11ᵀ/T"
-        first = f"{name}, T {WIDTHS[0]}"
-        curves.append(Curve(name, widths[1:], values[0] / 2, values[1:], "≥", 0, panel=1))
-        curves.append(Curve(first, widths[:1], np.nan, values[:1], "none", panel=1))
+        values = without[:, i - 1]
+        least = [np.nan, *np.full(len(WIDTHS) - 1, values[0] / 2)]
+        curves.append(Curve(f"layer {i}, A − 11ᵀ/T", widths, least, values, "≥", 0, panel=1))
     return curves
 
 

@@ -233,7 +233,7 @@ THEOREMS = (
         "Little: no trained network has W_V W_O = W_Q W_Kᵀ.",
         (
             Panel("time t (layers × gain)", "energy E(t)/E(0)"),
-            Panel("draw", "least increment of a layer, over E(0)"),
+            Panel("draw", "least increment of a layer / E(0)"),
         ),
         energy_curves,
     ),

@@ -97,6 +97,14 @@ def unflatten_state(saved: Mapping[str, object], like: Tree, subject: str) -> An
     return jax.tree.unflatten(jax.tree.structure(like), restored)
 
 
+def name_parts(tree: Any) -> dict[str, Any]:
+    """Flatten a nested dictionary to {path: leaf}, with "/" between the names of the levels."""
+    return {
+        jax.tree_util.keystr(path, simple=True, separator="/"): leaf
+        for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
+    }
+
+
 def _leaf_name(path):
     return jax.tree_util.keystr(path, simple=True, separator=".") or "state"
 

@@ -15,6 +15,7 @@ Source: Yang et al. 2022 (arXiv 2203.03466), appendix D.1, for width; Dey et al.
 import dataclasses
 import itertools
 import math
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -304,7 +305,8 @@ def coordinates_figure(
                     figures.log_band(ax, depths, values, text, index, linestyle=dashes)
         has_logs = any(np.any(np.asarray(quantities[name]) > 0) for quantities in curves.values())
         yscale = "log" if has_logs else "linear"  # 0 at all depths, as branches that start at 0
-        ax.set(xscale="log", yscale=yscale, xlabel="layers L", ylabel=meaning.get(name, name))
+        ylabel = textwrap.fill(meaning.get(name, name), 22)  # no longer than a panel is high
+        ax.set(xscale="log", yscale=yscale, xlabel="layers L", ylabel=ylabel)
         ax.set_xticks(depths, labels=map(str, depths))
         ax.set_xticks([], minor=True)
     entries = axes[0, 0].get_legend_handles_labels()

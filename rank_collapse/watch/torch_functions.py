@@ -89,7 +89,7 @@ def read_product(function: object, args: object, kwargs: object) -> Product | No
         return _read_einsum(args, tensors)
     if function in CONVOLUTIONS or function is functional.linear:
         x, weight = tensors[:2]
-        axes = string.ascii_lowercase[: x.ndim - 2]
+        axes = string.ascii_lowercase[: max(x.ndim - 2, 0)]
         if function in CONVOLUTIONS:
             is_batch = x.ndim == weight.ndim
             return Product(x, weight, (f"xy{axes}", "z", f"xz{axes}")) if is_batch else None

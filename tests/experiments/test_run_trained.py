@@ -3,21 +3,18 @@
 `pip install --no-deps rxnmapper==0.4.3` (3 MB) makes the last test run.
 """
 
-import hashlib
 import json
-import pickle
 import random
 import warnings
-from types import SimpleNamespace
 
 import jax
 import numpy as np
 import pytest
 
 import rank_collapse as rc
-from experiments import run_trained, trained_weights
+from experiments import run_trained
 from experiments.lab import cli
-from experiments.paper.trained import convert, measure, networks, packages, results, texts
+from experiments.paper.trained import measure, networks, packages, results, texts
 from rank_collapse import pretrained
 from rank_collapse.text import tokens
 from tests.support.closeness import assert_close
@@ -73,38 +70,6 @@ def test_an_albert_is_judged_in_both_readings_each_with_its_own_skips(tmp_path):
         ratios = pretrained.stream(source, inputs, {"": group})[""]["ratio"]["residual_ratio"]
         np.testing.assert_allclose(10 ** arrays["albert"][f"log10_ratio/{name}"], ratios, rtol=1e-5)
     assert "log10_ratio/skips, as published" not in arrays["llama"]
-
-
-def test_texts_are_disjoint_pieces_or_the_last_of_a_file(tmp_path, monkeypatch):
-    """Every word of the texts has a number of its own, so that overlaps show."""
-    numbers = [str(i) for i in range(1, 1001)]
-    monkeypatch.setattr(networks.words, "default_text", lambda: " ".join(numbers))
-    monkeypatch.setattr(
-        networks.encoders,
-        "load_tokenizer",
-        lambda *_: lambda text: [int(word) for word in text.split()],
-    )
-    monkeypatch.setattr(
-        networks.pretrained, "open_checkpoint", lambda _: SimpleNamespace(settings={})
-    )
-    pieces = networks.load_network(tmp_path, None, num_texts=32, max_tokens=64).inputs["x"]
-    assert pieces.shape == (15, 64) and len(np.unique(pieces)) == pieces.size
-    path = tmp_path / "texts.txt"
-    path.write_text("\n".join(" ".join(numbers[i : i + 3]) for i in range(0, 30, 3)))
-    last_first = [28, 29, 30, 25, 26, 27]
-    for are_last, expected in ((False, [1, 2, 3, 4, 5, 6]), (True, last_first)):
-        network = networks.load_network(tmp_path, str(path), 2, 64, are_last=are_last)
-        assert network.inputs["x"].ravel().tolist() == expected
-    (tmp_path / "ids.txt").write_text(path.read_text())
-    network = networks.load_network(tmp_path, None, 2, 64, are_last=True)
-    assert network.inputs["x"].ravel().tolist() == last_first
-
-
-def test_rate_is_that_of_a_cubic_fall_whatever_the_unit():
-    fall = -0.3 * 3.0 ** np.arange(6)[None]
-    assert_close(results.final_rate(fall), 3.0)
-    assert_close(results.final_rate(fall + 2.0), 3.0)
-    assert_close(results.final_rate(np.log10(0.5) * np.arange(6)[None]), 1.0)
 
 
 def test_the_lemma_is_asked_of_the_attention_and_of_the_mean_token():
@@ -171,94 +136,6 @@ def test_mistakes_are_one_line(arguments, named, tmp_path, monkeypatch, capsys):
     assert run(run_trained, arguments, tmp_path / "out") == 2
     (line,) = capsys.readouterr().err.strip().splitlines()
     assert named in line
-
-
-def write_package(site, weights=None):
-    """Writes what pip leaves of rxnmapper; returns the flags that read it."""
-    about = site / "rxnmapper-0.4.3.dist-info"
-    about.mkdir(parents=True)
-    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: rxnmapper\nVersion: 0.4.3\n")
-    path = site / packages.PACKAGES[ALBERT].weights
-    path.parent.mkdir(parents=True)
-    if weights is not None:
-        path.write_bytes(weights)
-    return [f"--site={site}", f"--folder={site / 'made'}"]
-
-
-@pytest.mark.parametrize("weights", [None, b"other weights"])
-def test_a_package_that_cannot_be_read_is_skipped_with_a_line(weights, tmp_path, capsys):
-    flags = write_package(tmp_path, weights)
-    assert cli.execute(trained_weights.main, trained_weights.FLAGS, flags) == 2  # none is left
-    skipped, *absent = capsys.readouterr().out.strip().splitlines()
-    assert str(tmp_path / packages.PACKAGES[ALBERT].weights) in skipped
-    assert ("SHA-256" in skipped) == (weights is not None)
-    assert len(absent) == len(packages.PACKAGES) - 1 and not (tmp_path / "made").exists()
-
-
-@pytest.mark.parametrize("config", ["[]", "{}"])  # of which the second has no vocabulary
-def test_a_package_with_other_files_than_its_own_is_skipped(config, tmp_path, monkeypatch, capsys):
-    flags = write_package(tmp_path, b"weights")
-    package = packages.PACKAGES[ALBERT]
-    package = package._replace(sha256=hashlib.sha256(b"weights").hexdigest())
-    monkeypatch.setitem(packages.PACKAGES, ALBERT, package)
-    (tmp_path / package.weights).with_name("config.json").write_text(config)
-    (tmp_path / package.weights).with_name("vocab.txt").write_text("")
-    assert cli.execute(trained_weights.main, trained_weights.FLAGS, flags) == 2
-    assert f"{ALBERT}: skipped" in capsys.readouterr().out
-
-
-def test_a_folder_that_is_not_there_is_a_mistake(tmp_path, capsys):
-    flags = [f"--site={tmp_path / 'nowhere'}"]
-    assert cli.execute(trained_weights.main, trained_weights.FLAGS, flags) == 2
-    assert "nowhere" in capsys.readouterr().err
-
-
-def test_an_interrupt_leaves_the_folder_of_before(tmp_path):
-    def make(weights, folder):
-        (folder / "config.json").write_text(weights)
-        if weights == "new":
-            raise KeyboardInterrupt
-
-    package = packages.Package("a==1", "MIT", "w", "0", make)
-    packages.make_folder(package, "old", tmp_path / "made")
-    with pytest.raises(KeyboardInterrupt):
-        packages.make_folder(package, "new", tmp_path / "made")
-    assert [path.name for path in tmp_path.iterdir()] == ["made"]
-    assert (tmp_path / "made" / "config.json").read_text() == "old"
-
-
-@pytest.mark.parametrize("zipped", [True, False])
-def test_tensors_of_torch_are_read_without_torch(zipped, tmp_path):
-    """Slices, transposed and shared storages; both of torch's formats."""
-    torch = pytest.importorskip("torch")
-    values = torch.randn(4, 6)
-    tensors = {"plain": values, "slice": values[1:3, ::2], "turned": values.T}
-    tensors |= {"number": torch.tensor(3), "half": torch.randn(5).half(), "none": values[:0]}
-    path = tmp_path / "pytorch_model.bin"
-    torch.save(tensors, path, _use_new_zipfile_serialization=zipped)
-    arrays = convert.read_torch(path)
-    assert arrays.keys() == tensors.keys()
-    for name, tensor in tensors.items():
-        np.testing.assert_array_equal(arrays[name], tensor.numpy(), strict=True)
-
-
-def test_no_pickled_code_is_executed(tmp_path):
-    path = tmp_path / "pytorch_model.bin"
-    for call in (print, np.zeros, json.loads):
-        for protocol in (0, 2, 4):
-            path.write_bytes(pickle.dumps({"weight": Calls(call)}, protocol))
-            with pytest.raises(pickle.UnpicklingError, match="is no tensor"):
-                convert.read_torch(path)
-
-
-class Calls:
-    """Pickled as a call of a function."""
-
-    def __init__(self, function):
-        self.function = function
-
-    def __reduce__(self):
-        return self.function, ("1",)
 
 
 @pytest.fixture(scope="module")

@@ -3,10 +3,9 @@
 import jax
 import numpy as np
 import pytest
-import safetensors.numpy
 
 import rank_collapse as rc
-from experiments import run_transformer as binary, run_width
+from experiments import run_transformer as binary
 from experiments.lab.experiment import read_run
 from rank_collapse.runs import metrics
 from rank_collapse.runs.seeds import seed_keys
@@ -86,64 +85,3 @@ def test_attention_maps_are_distributions_over_what_exists(folder):
         else:
             for seed, tokens in enumerate(source):
                 assert (maps[seed][..., tokens == 0] == 0).all()
-
-
-WIDTH_ARGUMENTS = (
-    *SIZES,
-    "--depth=2",
-    "--depths=1,4",
-    "--num_labels=4",
-    "--seq_len=3",
-    "--n_train_data=9",
-    "--n_epochs=2",
-    "--batch_sz=4",
-)
-
-
-by_depth = finished(run_width, *WIDTH_ARGUMENTS, "--keep_models", "--monitor")
-
-
-def count_parameters(depth, width):
-    """Counts those of the sorting network: letters, positions, projection and norm of the
-    embedding, four matrices with biases and a norm per layer, the classifier."""
-    embedding = 4 * width + 3 * width + (width + 1) * width + 2 * width
-    layer = 4 * (width + 1) * width + 2 * width
-    return embedding + depth * layer + (width + 1) * 4
-
-
-def test_every_depth_has_the_width_nearest_in_parameters(by_depth):
-    target = count_parameters(2, 8)
-    for depth in (1, 4):
-        shape = run_width.describe_shape(result_of(run_width, by_depth)[1][f"depth {depth}"])
-        widths = range(2, 40, 2)  # a multiple of the heads; at depth 4 the next above is nearest
-        best = min(widths, key=lambda w, d=depth: abs(count_parameters(d, w) - target))
-        assert (shape["hidden_dim"], shape["parameters"]) == (best, count_parameters(depth, best))
-        models = safetensors.numpy.load_file(by_depth / "models" / f"depth-{depth}.safetensors")
-        assert sum(stacked[0].size for stacked in models.values()) == shape["parameters"]
-
-
-def test_what_is_watched_has_a_file_for_each_depth(by_depth):
-    lines_by_file = {
-        path.name: metrics.read(path) for path in (by_depth / metrics.FOLDER).iterdir()
-    }
-    assert lines_by_file.keys() == {"depth-1.jsonl", "depth-4.jsonl"}
-    for name, lines in lines_by_file.items():
-        steps = [(line["seed"], line["step"]) for line in lines]
-        assert steps == [(seed, epoch) for seed in (0, 1) for epoch in range(3)]
-        depth = int(name[6:7])
-        assert all(len(line["residual_ratio"]) == depth for line in lines)
-    assert not (by_depth / metrics.NAME).exists()
-
-
-def test_widths_shown_are_of_the_table(by_depth):
-    """Each depth, and the deepest beside the shallowest."""
-    report, table = read_run(run_width, by_depth), rows(by_depth)
-    means = {d: np.mean([float(r["accuracy"]) for r in table if r["depth"] == d]) for d in "14"}
-    assert len(table) == 4 and {r["diverged"] for r in table} == {"0"}
-    assert [line.measured for line in report.comparisons] == pytest.approx([*means.values()])
-    assert ["depth 1," in line.quantity for line in report.comparisons] == [True, False]
-    (row,) = report.claims
-    assert row.setting == "4 layers and 1" and row.draws == 2
-    by_depth_and_seed = {(r["depth"], r["seed"]): float(r["accuracy"]) for r in table}
-    gains = [by_depth_and_seed["4", s] - by_depth_and_seed["1", s] for s in ("0", "1")]
-    assert row.estimate == pytest.approx(np.mean(np.abs(gains) <= 0.05))

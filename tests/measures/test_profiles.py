@@ -7,7 +7,7 @@ import pytest
 
 import rank_collapse as rc
 from tests.oracles import draws
-from tests.support.closeness import assert_close, near
+from tests.support.closeness import near
 from tests.support.marks import full_but
 from tests.support.refusals import each_is_refused, is_refused, parametrize_refusals
 
@@ -92,62 +92,6 @@ def test_weights_of_torch_that_are_no_distributions_are_refused():
     np.testing.assert_allclose(vmapped, rc.attention_entropy(WEIGHTS[0]), rtol=1e-5)
 
 
-def test_queries_whose_axes_may_be_swapped_need_a_layout():
-    q = np.random.default_rng(3).normal(size=(2, 6, 4, 8))  # 6 heads of 4 tokens, or the reverse
-    is_refused("layout='hnk'", rc.attention_rows, q, q)
-    is_refused("layout='x'", rc.attention_rows, q, q, layout="x")
-    one, other = (
-        rc.attention_rows(a, a, layout=k) for a, k in ((q, "hnk"), (np.moveaxis(q, 1, 2), "nhk"))
-    )
-    near(one, other, rtol=1e-12)
-    cached = rc.attention_rows(q[:, :, :1], q)  # one query of six heads, with a cache of 4 keys
-    assert cached["largest_weight"].shape == (2, 6)
-
-
-def test_no_size_of_float64_over_or_underflows():
-    noise = np.random.default_rng(1).normal(size=(6, 5))
-    for scale in (1e200, 1e-200):
-        for measure in (rc.residual_ratio, rc.effective_rank, rc.token_cosine):
-            assert_close(measure(noise * scale), measure(noise))
-
-
-def residual_norm(x):
-    return rc.composite_norm(rc.residual(x))
-
-
-@pytest.mark.parametrize(
-    "measure",
-    [
-        rc.residual_ratio,
-        rc.token_cosine,
-        rc.composite_norm,
-        rc.stable_rank,
-        rc.measures.stable_rank_bound,
-        rc.rank_one_ratio,
-    ],
-    ids=lambda f: f.__name__,
-)
-def test_gradients_at_collapsed_states_are_finite(measure):
-    """Of equal tokens and of zeros."""
-    both = jax.jit(lambda x: (jax.grad(measure)(x), jax.grad(residual_norm)(x)))
-    for at in (1.0, 0.0):
-        gradient, of_residual = both(jnp.full((4, 3), at))
-        assert np.isfinite(gradient).all()
-        np.testing.assert_array_equal(of_residual, 0)
-
-
-@pytest.mark.parametrize("norm", ["frobenius", "composite"])
-def test_the_gradient_of_the_rank_one_ratio_is_that_of_differences(x64, norm):
-    """Also at rank one with unequal rows, where it is that of the larger side."""
-    x = HIDDEN[0, 0].astype(np.float64)
-    direction = HIDDEN[1, 0].astype(np.float64)
-    ratio = jax.jit(lambda t: rc.rank_one_ratio(x + t * direction, norm=norm))
-    derivative = jax.jit(jax.grad(ratio))(0.0)
-    np.testing.assert_allclose(derivative, (ratio(1e-5) - ratio(-1e-5)) / 2e-5, rtol=1e-6)
-    one = np.outer(x[:, 0], x[1])
-    assert np.isfinite(jax.jit(jax.grad(rc.rank_one_ratio))(one)).all()
-
-
 def test_leading_axes_are_a_batch():
     """Of known values and in jit, with a mask for each example or one for all."""
     x = HIDDEN.copy()
@@ -158,19 +102,6 @@ def test_leading_axes_are_a_batch():
             one_mask = [measure(h[0], mask=KEEP[1]) for h in x]
             np.testing.assert_allclose(fn(x[:, 0], mask=KEEP[1]), one_mask, rtol=1e-5)
     assert rc.residual(x).shape == x.shape
-
-
-@parametrize_refusals(
-    [
-        (HIDDEN[0, 0, 0], {}, r"x of shape \(4,\) is not \[..., n, d\]"),
-        ([[1.0, 2.0], [3.0]], {}, "different lengths"),
-        (HIDDEN[:, :0], {}, r"x of shape \(3, 0, 5, 4\) has no example"),
-        (HIDDEN, {"mask": KEEP[:1]}, r"mask of shape \(1, 5\) does not fit tokens of \(3, 2, 5\)"),
-    ]
-)
-def test_bad_tokens_are_named(arguments, message):
-    x, options = arguments
-    is_refused(message, lambda: rc.residual_ratio(x, **options))
 
 
 @parametrize_refusals(
@@ -305,32 +236,6 @@ def test_layers_are_the_first_axis_of_a_profile():
         np.testing.assert_allclose(curve, batch["residual_ratio"].mean(axis=1), rtol=1e-6)
 
 
-def test_profiles_are_drawn_over_each_other():
-    p, q = (rc.profile(HIDDEN[:, b], measures=("residual_ratio", "token_cosine")) for b in (0, 1))
-    q = q._replace(measures={"residual_ratio": q["residual_ratio"]})
-    for profiles, labels in (([p, q], ["0", "1"]), ({"a": p, "b": q}, ["a", "b"])):
-        ratio, cosine = rc.plot(profiles).axes
-        for line, one in zip(ratio.get_lines(), (p, q), strict=True):
-            np.testing.assert_allclose(line.get_ydata(), one["residual_ratio"], rtol=1e-6)
-        assert [text.get_text() for text in ratio.get_legend().get_texts()] == labels
-        assert len(cosine.get_lines()) == 1
-    assert rc.plot(p).axes[0].get_legend() is None
-
-
-NOTHING = "has no measures by layer"
-
-
-@parametrize_refusals(
-    [
-        ([], NOTHING),
-        ({}, NOTHING),
-        ({"residual_ratio": np.zeros((2, 3, 4))}, r"\(2, 3, 4\) is not \[l\] or \[l, b\]"),
-    ]
-)
-def test_what_has_no_layers_is_not_drawn(arguments, message):
-    is_refused(message, rc.plot, *arguments)
-
-
 @pytest.mark.parametrize("measured", full_but(["profile", "monitor"], "profile"))
 def test_tokens_over_devices_are_gathered(measured):
     """Inside shard_map all shards measure the gathered tokens, as `docs/measures.md` says."""
@@ -354,19 +259,3 @@ def test_tokens_over_devices_are_gathered(measured):
         gather_and_measure, mesh=mesh, in_specs=rows, out_specs=spec(), check_vma=False
     )
     near(jax.jit(run)(x, keep, weights), measure_layers(x, keep, weights), rtol=1e-5)
-
-
-@pytest.mark.full
-def test_gradients_in_torch_are_those_of_jax():
-    """Also of masks that leave less than full rank; finite at a zero token, a kink of the norm."""
-    torch = pytest.importorskip("torch")
-    x, mask = HIDDEN[0].copy(), np.broadcast_to(KEEP, (B, N)) == 1
-    x[0, 1] = 0
-    for measure in (rc.rank_one_ratio, rc.residual_ratio, rc.effective_rank, rc.stable_rank):
-        tensor = torch.tensor(x, requires_grad=True)
-        measure(tensor, mask=mask).sum().backward()
-        wanted = jax.grad(lambda x: measure(x, mask=mask).sum())(jnp.asarray(x))  # noqa: B023
-        size = float(abs(wanted).max())
-        gradient, smooth = tensor.grad.numpy(), (x != 0).any(axis=-1)
-        np.testing.assert_allclose(gradient[smooth], wanted[smooth], rtol=1e-4, atol=1e-5 * size)
-        assert np.isfinite(gradient).all()

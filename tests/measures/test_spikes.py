@@ -10,10 +10,7 @@ import numpy as np
 import pytest
 
 import rank_collapse as rc
-from rank_collapse.measures.spikes import choose_ratio, choose_tokens
-from rank_collapse.network.measured.states import ProfilePass
-from rank_collapse.pretrained import Group, InMemory, stream
-from tests.oracles import draws
+from rank_collapse.measures.spikes import choose_ratio, choose_tokens, masked_median
 from tests.support.closeness import assert_close
 from tests.support.refusals import is_refused, parametrize_refusals
 
@@ -169,40 +166,6 @@ def test_a_verdict_rests_on_the_bulk_where_a_few_tokens_make_more_than_half():
     np.testing.assert_array_equal(choose_ratio(ratio, bulk), [0.1, 1.4, 0.01, np.nan, 0.5])
 
 
-@pytest.mark.full
-def test_what_a_layer_reads_in_passes_and_of_traces():
-    """Pre-norm layers read N with their own gain; the last state and post-norm layers have no N."""
-    for placement in ("pre", "post"):
-        config = rc.transformer(2, 2, 4, norm_placement=placement, norm="rms")
-        params, x = draws.parameters(config), draws.normal(N // 8, 4) * 3
-        layers = params.layers.replace(
-            attention_norm=rc.network.NormParams(gain=jnp.asarray([[1.0, 2, 3, 4], [4, 1, 1, 1]]))
-        )
-        params = params.replace(layers=layers)
-        hidden = rc.apply(params, x, config).hidden
-        norms = [lambda h: h] * 3
-        if placement == "pre":
-            norms = [
-                lambda h, g=g: g * h / jnp.sqrt((h * h).mean(-1, keepdims=True))
-                for g in layers.attention_norm.gain[:, None]
-            ]
-            norms.append(lambda h: h)
-        options = {"measures": ("residual_ratio", "spike_norm"), "tokens": "read"}
-        source, passes = InMemory(params, config), (("read", ProfilePass(**options)),)
-        profile = stream(source, {"x": x[None]}, {"": Group(passes)})[""]["read"]
-        want = rc.profile(hidden, norm=norms, **options)
-        assert profile.measures.keys() == want.measures.keys()
-        for name, value in want.measures.items():
-            np.testing.assert_allclose(profile.measures[name][0], value, rtol=1e-5)
-        np.testing.assert_array_equal(profile.spiked[0], want.spiked)
-        without_spikes = rc.profile(hidden, norm=norms, exclude="spikes", threshold=1.2, **options)
-        assert int(np.sum(without_spikes.left_out)) > 0
-    one = rc.monitor(hidden[0], tokens="unit", exclude="spikes", threshold=1.2)
-    chosen = rc.profile(hidden[:1], tokens="unit", exclude="spikes", threshold=1.2)
-    assert float(one["residual_ratio"]) == pytest.approx(float(chosen["residual_ratio"][0]))
-    assert float(one["left_out"]) == float(chosen.left_out[0])
-
-
 @parametrize_refusals(
     [
         (measure, options, message)
@@ -245,3 +208,61 @@ def test_two_tokens_are_as_far_from_their_mean():
 
 if __name__ == "__main__":
     main()
+
+
+RNG = np.random.default_rng(11)
+
+
+def test_spikes_of_even_numbers_of_tokens_and_of_masks():
+    """Medians are means of the middle two; what does not exist is neither a spike nor counted."""
+    x = np.array([[1.0, 2], [3, 4], [-9, 5], [60, 70]])
+    sizes, lengths = np.abs(x), np.linalg.norm(x, axis=1)
+    for rows in ([0, 1, 2, 3], [0, 1, 2], [0, 1], [1]):
+        mask = np.isin(np.arange(4), rows)
+        spikes = {n: rc.MEASURES[n](x, mask=mask) for n in rc.MEASURES if n.startswith("spike")}
+        largest = np.unravel_index(sizes[rows].argmax(), (len(rows), 2))
+        assert spikes == pytest.approx(
+            {
+                "spike_entry": sizes[rows].max() / np.median(sizes[rows]),
+                "spike_norm": lengths[rows].max() / np.median(lengths[rows]),
+                "spike_share": (lengths[rows] ** 2).max() / (lengths[rows] ** 2).sum(),
+                "spike_token": rows[largest[0]],
+                "spike_feature": largest[1],
+            }
+        )
+    ties = np.array([[1.0, -5, 5], [5, 5, -5]])
+    assert (rc.measures.spike_token(ties), rc.measures.spike_feature(ties)) == (0, 1)
+    most_zero = np.array([[0.0, 0, 0, 1], [0, 0, 0, 0], [0, 0, 0, 0]])
+    assert np.isnan(rc.measures.spike_entry(most_zero))
+    assert np.isnan(rc.measures.spike_norm(most_zero))
+
+
+def test_a_median_is_of_what_exists_in_each_column():
+    x = RNG.normal(size=(2, 5, 3))
+    count = np.array([[4], [3]])
+    x[0, [1]] = x[1, [0, 4]] = np.inf
+    medians = masked_median(x, count)
+    assert medians.shape == (2, 1, 3)
+    for values, median in zip(x, medians, strict=True):
+        assert_close(median[0], np.median(values[np.isfinite(values[:, 0])], axis=0))
+
+
+def test_a_token_as_long_as_the_threshold_says_is_none_to_leave_out():
+    x = np.array([1.0, -1, 1, 5, 1])[:, None]
+    for threshold, left in ((5.0, 0), (4.9, 1), (0.9, 5)):
+        for options in ({}, {"mask": np.ones(5, bool)}):
+            chosen = choose_tokens(x, exclude="spikes", threshold=threshold, **options)
+            assert chosen[2] == left and chosen[1].sum() == 5 - left
+    assert choose_tokens(x, exclude="spikes")[2] == 0
+    x[3] = 5.01
+    _, mask, left = choose_tokens(x, exclude="spikes")
+    assert left == 1 and mask.tolist() == [True, True, True, False, True]
+    even = np.array([1.0, 1, 3, 9, 1e300])[:, None]  # the median of the four that exist is 2
+    exists = np.arange(5) < 4
+    for threshold, left in ((4.4, 1), (4.6, 0)):
+        assert choose_tokens(even, exists, exclude="spikes", threshold=threshold)[2] == left
+    same, mask, left = choose_tokens(even, exists)
+    assert same is even and mask is exists and left is None
+    for tokens in ("raw", "unit"):
+        is_refused(f"not with '{tokens}'", choose_tokens, x, read=x, tokens=tokens)
+    is_refused("needs norm=", choose_tokens, x, tokens="read")

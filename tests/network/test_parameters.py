@@ -14,7 +14,8 @@ import rank_collapse as rc
 from rank_collapse.network import encoder_decoder
 from rank_collapse.network.embedding import init_embedding
 from rank_collapse.network.parameters import init_block
-from tests.support.refusals import is_refused
+from tests.oracles import draws
+from tests.support.refusals import each_is_refused, is_refused
 
 H, G, D, K, V, F, E = 4, 2, 24, 6, 10, 96, 3
 CONFIG = rc.TransformerConfig(
@@ -240,3 +241,22 @@ def test_layers_that_share_parameters_are_read_through_the_map():
     assert rows == [1, 0, 0, 1] * 2
     is_refused("layer=4 of", rc.network.layer_params, params, config, 4)
     is_refused("layer=-5 of", rc.network.layer_params, params, config, -5)
+
+
+def test_no_two_parameters_of_a_layer_are_drawn_alike():
+    """One head as wide as the tokens, so that matrices, and biases, have equally many entries."""
+    config = rc.TransformerConfig(1, 1, 6, d_ff=6, mlp="swiglu", cross_attention=True)
+    leaves = jax.tree.leaves(init_block(jax.random.key(0), config, 1.0, 1.0))
+    units = {tuple(np.round(np.ravel(a) / np.linalg.norm(a), 4)) for a in map(np.asarray, leaves)}
+    assert len(units) == len(leaves)
+
+
+def test_a_layer_that_is_not_there_has_no_parameters():
+    config = rc.san(3, 2, 4)
+    params = draws.parameters(config)
+    each_is_refused(
+        (lambda: rc.network.layer_params(params, config, 3), "layer=3 of a network of depth=3"),
+        (lambda: rc.network.layer_params(params, config, -4), "layer=-4 of a network of depth=3"),
+    )
+    last = rc.network.layer_params(params, config, -1)
+    np.testing.assert_array_equal(last.attention.w_q, params.layers.attention.w_q[2])

@@ -130,39 +130,6 @@ def test_dropout_needs_a_key_and_keeps_the_mean():
     assert outputs.std() > 0.1
 
 
-def test_presets_are_the_four_curves():
-    for k, preset in enumerate((rc.san, rc.san_mlp, rc.san_skip, rc.transformer)):
-        assert (preset(2, 2, 8).mlp != "none", preset(2, 2, 8).attention_skip) == (k % 2, k > 1)
-    assert rc.transformer(2, 2, 8).ff_width == 32
-    assert hash(rc.san(2, 2, 8)) == hash(rc.san(2, 2, 8))
-
-
-@parametrize_refusals(
-    [
-        ({"num_heads": 5}, "num_heads=5 does not divide d_model=12"),
-        ({"depth": 0}, "depth=0"),
-        ({"attention_skip": "no"}, "attention_skip=.no. is not one of"),
-        ({"d_ff": -1}, "d_ff=-1"),
-        ({"mlp": "cubic"}, "mlp='cubic'"),
-        ({"norm_placement": "middle"}, "norm_placement='middle'"),
-        ({"mask": "diagonal"}, "mask='diagonal'"),
-        ({"layer_map": (0, 0)}, r"layer_map=\(0, 0\) is no tuple of depth=3 entries"),
-        ({"layer_map": (0, 2, 2)}, "leaves out a row"),
-        ({"position": "rotary", "d_qk": 3, "d_v": 4}, "even d_qk, not 3"),
-    ]
-)
-def test_bad_configurations_name_the_value(arguments, message):
-    (fields,) = arguments
-    is_refused(
-        message,
-        lambda: rc.TransformerConfig(**({"depth": 3, "num_heads": 3, "d_model": 12} | fields)),
-    )
-
-
-def test_an_unknown_field_names_the_nearest():
-    is_refused("nearest: 'norm_placement'", rc.transformer, 2, 2, 8, norm_placment="pre")
-
-
 @parametrize_refusals(
     [
         ({}, {}, jnp.ones((6, 11)), r"\(6, 11\)"),

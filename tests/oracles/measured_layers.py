@@ -3,6 +3,8 @@
 import numpy as np
 import pytest
 
+pytest.importorskip("torch")
+
 from rank_collapse.torch import watch
 from tests.oracles.torch_models import torch
 

@@ -141,21 +141,3 @@ def test_dropped_weights_are_those_of_the_heads():
     )
     branch = trace.kept["head_output"].sum(axis=1) + params.layers.attention.b_o[:, None]
     assert_close(trace.attention_branch, branch, atol=1e-5)
-
-
-L, H, N, D = 5, 3, 4, 6
-
-
-@pytest.mark.full
-def test_any_chunk_of_heads_gives_the_derivative_of_each_head_s_gain(x64):
-    """Every field of a configuration is in tests/behaviour/test_algebras.py."""
-    config = rc.transformer(L, H, D)
-    params, x = draws.parameters(config), draws.tokens(N, D)
-
-    def total(gain):
-        return rc.path_contributions(params, x, config, head_gain=gain).total
-
-    expected = jax.jit(jax.jacfwd(total))(jnp.ones((L, H)))
-    for chunk in (1, 2, H):
-        contributions = rc.head_contributions(params, x, config, chunk=chunk)
-        assert_close(contributions, jnp.moveaxis(expected, (0, 1), (2, 3)), atol=1e-12)

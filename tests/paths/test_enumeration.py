@@ -19,7 +19,7 @@ from tests.oracles.path_sums import enumerate_paths, path_attention
 from tests.oracles.published_weights import load_reference
 from tests.support.closeness import assert_close
 from tests.support.folders import SHARED_DATA
-from tests.support.refusals import each_is_refused, is_refused, parametrize_refusals
+from tests.support.refusals import is_refused, parametrize_refusals
 
 
 @pytest.mark.parametrize(("depth", "num_heads"), [(1, 1), (3, 2), (4, 3)])
@@ -105,17 +105,6 @@ def test_paths_that_fit_come_back():
     np.testing.assert_array_equal(rp.check_paths([[2, 0]], 2, 2, all_heads=False), [[2, 0]])
     lengths = rp.path_length(np.array([[0, 2, -1], [2, 2, 2], [1, 1, 0]]), 2)
     np.testing.assert_array_equal(lengths, [2, 0, 3])  # all heads at once are passed too
-
-
-def test_a_layer_that_is_not_there_has_no_parameters():
-    config = rc.san(3, 2, 4)
-    params = draws.parameters(config)
-    each_is_refused(
-        (lambda: rc.network.layer_params(params, config, 3), "layer=3 of a network of depth=3"),
-        (lambda: rc.network.layer_params(params, config, -4), "layer=-4 of a network of depth=3"),
-    )
-    last = rc.network.layer_params(params, config, -1)
-    np.testing.assert_array_equal(last.attention.w_q, params.layers.attention.w_q[2])
 
 
 # Recomputed paths against logits of the paper's published code, in float64.

@@ -265,3 +265,15 @@ def test_what_is_not_supported_is_named(arguments, message):
 def test_parts_and_kinds_that_there_are_not(arguments, message):
     name, part = arguments
     is_refused(message, lambda: pretrained.settings_of({"model_type": name}, part))
+
+
+@pytest.mark.parametrize("name", ["num_experts", "num_local_experts"])
+@pytest.mark.parametrize("family", ["qwen2_moe", "qwen3_moe"])
+def test_the_number_of_experts_has_two_names(family, name):
+    """transformers >= 5 writes another than earlier versions; d_ff is that of all experts."""
+    entries = {"model_type": family, name: 6, "moe_intermediate_size": 10}
+    shared = 7 if family == "qwen2_moe" else 0  # Qwen3 has no shared expert
+    entries |= {"num_experts_per_tok": 2, "shared_expert_intermediate_size": shared}
+    config = pretrained.config_of(entries)
+    assert (config.num_experts, config.experts_per_token) == (6, 2)
+    assert (config.d_ff, config.d_shared) == (6 * 10 + shared, shared)

@@ -21,8 +21,6 @@ from rank_collapse import pretrained
 from rank_collapse.pretrained import open_checkpoint
 from rank_collapse.pretrained.checkpoint_files import open_weights
 from rank_collapse.pretrained.loading import hub_folder, is_hub_name
-from rank_collapse.pretrained.published import suggest_names
-from rank_collapse.pretrained.random_weights import Draw, RandomWeights
 from tests.oracles.checkpoint_arrays import largest_difference, ours
 from tests.support.closeness import assert_close
 from tests.support.folders import GOLDEN
@@ -301,13 +299,6 @@ def test_random_like_bert():
     assert not np.array_equal(other.layers.mlp.w_in, params.layers.mlp.w_in)
 
 
-def test_rows_of_a_truncated_table_are_those_of_the_whole_one():
-    weights = RandomWeights(jax.random.key(0), lambda _: Draw(1.0, truncate=True), lazy=True)
-    expected = weights.take("table", 50, 8)
-    assert np.abs(expected).max() < 2
-    np.testing.assert_array_equal(weights.table("table", 50, 8).rows([2, 9]), expected[[2, 9]])
-
-
 def test_published_sizes():
     shapes = {
         name: pretrained.config_of(f"random:{name}")
@@ -341,11 +332,6 @@ def test_a_plain_name_is_a_folder_everywhere(reader, name, tmp_path, monkeypatch
     shutil.copytree(GOLDEN / "bert", tmp_path / name)
     READERS[reader](name)
     assert pretrained.config_of(name).depth == pretrained.config_of(GOLDEN / "bert").depth
-
-
-@pytest.mark.parametrize("name", ["", "/no/such", "./gpt2", "a/b/gpt2", "~/gpt2"])
-def test_a_path_is_no_name_of_a_model(name):
-    assert suggest_names(name) == ""
 
 
 def test_random_weights_of_a_folder_or_a_name():

@@ -33,13 +33,14 @@ def test_float64_values_and_equal_ones_are_compared_as_asked():
 
 
 FLOAT64 = {  # files where `pytest.approx` below 1e-6 compares float64 or Python's numbers
-    "test_norms.py",
-    "test_contributions.py",
-    "test_measure.py",
-    "test_run_path_chains.py",
-    "test_sharing.py",
-    "test_spikes.py",
-    "test_statistics.py",
+    "experiments/note/attention_forms/test_measure.py",
+    "experiments/test_run_path_counts.py",
+    "experiments/verdicts/test_statistics.py",
+    "measures/test_norms.py",
+    "measures/test_residuals.py",
+    "measures/test_spikes.py",
+    "paths/test_contributions.py",
+    "paths/test_sharing.py",
 }
 
 
@@ -62,8 +63,8 @@ def get_argument(call, position, name, absent):
 
 def test_other_comparisons_below_1e_6_are_listed():
     calls = list_calls("approx")
-    names = {path.name for path, call in calls if 0 < get_argument(call, 1, "rel", 1) < 1e-6}
-    assert names == FLOAT64
+    paths = {path for path, call in calls if 0 < get_argument(call, 1, "rel", 1) < 1e-6}
+    assert {path.relative_to("tests").as_posix() for path in paths} == FLOAT64
 
 
 def test_comparisons_by_numpy_name_a_tolerance_above_rounding():

@@ -10,8 +10,7 @@ import pytest
 import rank_collapse as rc
 from rank_collapse.network.inputs import prepare_inputs
 from rank_collapse.network.passes import WalkResult
-from rank_collapse.network.residual import ResidualSpec
-from rank_collapse.theory import log_operations as ops, logdomain, noise
+from rank_collapse.theory import logdomain, noise
 from rank_collapse.theory.logdomain import REPLICAS, LogPass, LogScaled
 from tests.oracles import draws, mp_network
 from tests.oracles.small_residuals import CASES, config_of, network as small_network
@@ -142,75 +141,6 @@ def test_the_local_rate_of_laws_in_closed_form():
         np.testing.assert_allclose(rc.local_rate(unit - 0.2 * 3**layers), 3, rtol=1e-4)
         np.testing.assert_allclose(rc.local_rate(unit - 0.7 * layers), 1, rtol=1e-4)
     assert np.isnan(rc.local_rate(np.zeros(4))).all()
-
-
-EXISTS = np.array([False, True, True, False, True])
-
-
-def join_tokens(state):
-    """1·meanᵀ + e^s R of the tokens that exist; the others have to be 0 in R."""
-    mean, residual, log_scale = jax.device_get((state.mean, state.residual, state.log_scale))
-    assert not np.any(residual[~EXISTS])
-    return (mean + np.exp(log_scale) * residual)[EXISTS]
-
-
-def test_tokens_of_parts_are_renormalised_over_those_that_exist(x64):
-    rng = np.random.default_rng(0)
-    mean, parts, scales = (
-        rng.standard_normal(3),
-        rng.standard_normal((2, 5, 3)),
-        np.array([0.3, -2]),
-    )
-    state = jax.jit(ops.renormalise_parts)(mean, parts, scales, EXISTS)
-    tokens = (mean + np.einsum("p,pnd->nd", np.exp(scales), parts))[EXISTS]
-    assert_close(join_tokens(state), tokens, rtol=1e-12)
-    assert_close(state.residual.sum(axis=0), 0, atol=1e-14)
-    assert_close(np.abs(state.residual).max(), 1)
-    # the same far below float range, and of nothing
-    tiny = jax.jit(ops.renormalise_parts)(mean, parts, scales - 2000, EXISTS)
-    assert_close(tiny.log_scale, state.log_scale - 2000)
-    assert_close(tiny.residual, state.residual, atol=1e-12)
-    nothing = jax.jit(ops.renormalise_parts)(mean, 0 * parts, scales, EXISTS)
-    assert nothing.log_scale == -np.inf and not np.any(nothing.residual)
-    x = rng.standard_normal((5, 3))
-    split = jax.jit(ops.around_mean)(x, EXISTS)
-    assert_close(split.mean, x[EXISTS].mean(axis=0), rtol=1e-12)
-    assert_close(join_tokens(split), x[EXISTS], rtol=1e-12)
-    farthest = max(np.linalg.norm(a - b) for a in x[EXISTS] for b in x[EXISTS])
-    assert_close(ops.log10_diameter(split), np.log10(farthest))
-    size = rc.composite_norm(x[EXISTS] - x[EXISTS].mean(axis=0, keepdims=True))
-    assert_close(ops.log10_norm(split), np.log10(size))
-
-
-@pytest.mark.parametrize("norms", [False, True])
-def test_branches_join_the_stream_unless_a_tenth_of_them_is_noise(norms, x64):
-    rng = np.random.default_rng(0)
-    x, branch = rng.standard_normal((2, 5, 3))
-    skip, gain = rng.standard_normal(3), np.array([0.5, -4.0, 1.0])
-    spec = ResidualSpec(None, None, skip, gain, "attention", True, "none", "layer", 0.01)
-    state, part = (jax.jit(ops.around_mean)(a, EXISTS) for a in (x, branch))
-
-    @jax.jit
-    def compute(noise):
-        parts = ops.LogParts(part.mean, part.residual[None], part.log_scale[None], noise)
-        if norms:
-            return ops.normalise_branch(spec.at_branch, parts, EXISTS)
-        return ops.add_branch(spec, state, parts, EXISTS)
-
-    quiet = jax.device_get(compute(-np.inf))
-    if norms:
-        size, largest = part.log_scale, 1.0
-        tokens = join_tokens(ops.LogState(quiet.mean, quiet.parts[0], quiet.scales[0]))
-        centred = branch - branch.mean(axis=1, keepdims=True)
-        expected = centred / np.sqrt((centred**2).mean(axis=1, keepdims=True) + 0.01)
-    else:
-        size, largest = quiet.log_scale, 4.0
-        tokens, expected = join_tokens(quiet), gain * branch + skip * x
-    assert_close(tokens, expected[EXISTS], rtol=1e-10)
-    for share, is_refused in ((0.09, False), (0.11, True)):
-        noisy = compute(np.log(share / largest) + size)
-        scale = noisy.scales[0] if norms else noisy.log_scale
-        assert bool(np.isnan(scale)) == is_refused
 
 
 def test_the_copies_that_are_asked_for_run(monkeypatch):

@@ -1,6 +1,7 @@
 """Encoder-decoders in the trainer: loss, curves, an interrupted ensemble, what is kept of it."""
 
 import dataclasses
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -15,10 +16,10 @@ from rank_collapse.network.decoding import Decoded
 from rank_collapse.network.embedding import EmbeddingConfig
 from rank_collapse.network.encoder_decoder import EncoderDecoderConfig
 from rank_collapse.runs.seeds import seed_keys, seed_mesh
-from rank_collapse.training import Ensemble, Hyper, Recipe, dump_models, load_models
+from rank_collapse.training import Ensemble, Hyper, Recipe, dump_models, load_models, models
 from rank_collapse.training.models import decode_pairs, exact_share, init_model
 from rank_collapse.training.tasks import examples, sequences
-from rank_collapse.training.training import batch_forward
+from rank_collapse.training.training import batch_forward, forward
 from tests.support.closeness import assert_close
 from tests.support.refusals import is_refused, parametrize_refusals
 
@@ -198,3 +199,21 @@ def test_weights_are_read_back_with_their_config_and_write_the_same(training_run
 def test_recipes_that_do_not_fit_are_named(arguments, message):
     (fields,) = arguments
     is_refused(message, lambda: dataclasses.replace(RECIPE, **fields))
+
+
+def test_dropouts_of_the_embedding_and_of_the_output_are_independent(monkeypatch):
+    """A network that passes on what it takes shows both; 2000 entries, four deviations."""
+    monkeypatch.setattr(
+        models.transformer, "apply", lambda params, x, *_, **__: SimpleNamespace(output=x)
+    )
+    chosen, x = TransformerConfig(d_model=50), jnp.ones((40, 50))
+    model, key = models.Model({}, (jnp.eye(50), jnp.zeros(50))), jax.random.key(5)
+    for options, kept, value in (
+        ({}, 1, 1),
+        ({"dropout_rate": 0.25}, 1, 1),  # without a key
+        ({"dropout_key": key, "dropout_rate": 0.25}, 0.75, 4 / 3),
+        ({"dropout_key": key, "dropout_rate": 0.25, "output_dropout": 2.0}, 0.375, 8 / 3),
+    ):
+        logits = np.asarray(forward(model, x, chosen, **options))
+        np.testing.assert_allclose(logits[logits != 0], value, rtol=1e-6)
+        assert abs(np.mean(logits != 0) - kept) <= 4 * np.sqrt(kept * (1 - kept) / 2000)

@@ -3,7 +3,6 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 
 import rank_collapse as rc
@@ -14,7 +13,7 @@ from rank_collapse.paths.sets import Classifier
 from rank_collapse.training import Ensemble
 from rank_collapse.training.recipe import Hyper, Recipe, check_hyper
 from rank_collapse.training.tasks import sequences
-from rank_collapse.training.tasks.examples import Examples, cross_entropy
+from rank_collapse.training.tasks.examples import Examples
 from rank_collapse.training.training import (
     Model,
     TrainState,
@@ -84,20 +83,6 @@ def test_optimizers_step_as_those_of_torch(name, b2):
         steps.append(params)
     expected = torch_steps(name, gradients, betas=(0.9, b2))
     np.testing.assert_allclose(steps, expected, rtol=2e-3, atol=1e-5)
-
-
-def test_label_smoothing_is_the_cross_entropy_of_smoothed_labels():
-    rng = np.random.default_rng(1)
-    logits = jnp.asarray(rng.normal(size=(3, 4, 5)), jnp.float32)
-    labels = jnp.asarray(rng.integers(0, 5, (3, 4)))
-    weights = jnp.asarray(rng.integers(0, 2, (3, 4)), bool)
-    smooth = optax.smooth_labels(jax.nn.one_hot(labels, 5), 0.1)
-    expected = (optax.softmax_cross_entropy(logits, smooth) * weights).sum() / weights.sum()
-    loss = cross_entropy(logits, labels, weights, jnp.float32(0.1))
-    np.testing.assert_allclose(loss, expected, rtol=1e-6)
-    none, zero = (cross_entropy(logits, labels, weights, s) for s in (0.0, jnp.float32(0)))
-    plain = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
-    assert none == zero == jnp.sum(jnp.where(weights, plain, 0)) / weights.sum()
 
 
 @pytest.mark.full

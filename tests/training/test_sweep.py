@@ -303,8 +303,8 @@ def assert_same_files(a, b):
 
 @pytest.mark.full
 def test_killed_twenty_times_it_is_whole(tmp_path):
-    """By SIGKILL and Ctrl-C, at any moment, on one and two devices in turn."""
-    folder, kills = tmp_path / "run", 0
+    """By SIGKILL and Ctrl-C, at random moments, on one and two devices in turn."""
+    folder, kills, rng = tmp_path / "run", 0, np.random.default_rng(0)
 
     def list_files():
         return {(p, p.stat().st_mtime_ns) for p in folder.glob("runs/*.npz") if p.exists()}
@@ -314,10 +314,15 @@ def test_killed_twenty_times_it_is_whole(tmp_path):
         while True:
             before = list_files()
             process = start(errors, PROGRAM, 1 + kills % 2, folder, tmp_path / "parts")
-            while process.poll() is None and (kills >= 20 or list_files() <= before):
+            # One in four while it starts, compiles or computes; others around a snapshot.
+            end = time.monotonic() + (rng.uniform(0, 6) if kills % 4 == 3 else LIMIT)
+            while process.poll() is None and (
+                kills >= 20 or (time.monotonic() < end and list_files() <= before)
+            ):
                 time.sleep(0.002)
+            time.sleep(rng.uniform(0, 0.02))
             if process.poll() is None:
-                process.send_signal((signal.SIGKILL, signal.SIGINT)[kills % 2])
+                process.send_signal((signal.SIGKILL, signal.SIGINT)[kills % 4 // 2])
             if process.wait(LIMIT) == 0:
                 break
             kills += 1

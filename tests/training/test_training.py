@@ -1,7 +1,6 @@
 """One seed's training against a numpy oracle of the optimiser and the order of the data."""
 
 import dataclasses
-from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -360,24 +359,6 @@ def test_tokens_of_a_packed_row_see_and_count_from_their_own_sequence(monkeypatc
         rows = np.asarray(batch_forward(None, padded, None, batch_size=size))
         np.testing.assert_array_equal(rows[:, :5], parts >= 0)
         np.testing.assert_array_equal(rows[:, 5:10], -np.ones((2, 5)))
-
-
-def test_dropouts_of_the_embedding_and_of_the_output_are_independent(monkeypatch):
-    """A network that passes on what it takes shows both; 2000 entries, four deviations."""
-    monkeypatch.setattr(
-        models.transformer, "apply", lambda params, x, *_, **__: SimpleNamespace(output=x)
-    )
-    chosen, x = TransformerConfig(d_model=50), jnp.ones((40, 50))
-    model, key = models.Model({}, (jnp.eye(50), jnp.zeros(50))), jax.random.key(5)
-    for options, kept, value in (
-        ({}, 1, 1),
-        ({"dropout_rate": 0.25}, 1, 1),  # without a key
-        ({"dropout_key": key, "dropout_rate": 0.25}, 0.75, 4 / 3),
-        ({"dropout_key": key, "dropout_rate": 0.25, "output_dropout": 2.0}, 0.375, 8 / 3),
-    ):
-        logits = np.asarray(forward(model, x, chosen, **options))
-        np.testing.assert_allclose(logits[logits != 0], value, rtol=1e-6)
-        assert abs(np.mean(logits != 0) - kept) <= 4 * np.sqrt(kept * (1 - kept) / 2000)
 
 
 @pytest.mark.full

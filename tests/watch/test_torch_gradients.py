@@ -2,6 +2,8 @@
 
 import pytest
 
+pytest.importorskip("torch")
+
 from tests.oracles.measured_layers import D, F, H, X, heads, join, nn, torch, watch_step
 
 SIDES = [torch.arange(i * D, (i + 1) * D) for i in range(4)]

@@ -2,6 +2,8 @@
 
 import pytest
 
+pytest.importorskip("torch")
+
 from rank_collapse.torch import watch
 from tests.oracles.measured_layers import (
     LEFT,

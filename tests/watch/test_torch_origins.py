@@ -2,6 +2,8 @@
 
 import pytest
 
+pytest.importorskip("torch")
+
 from tests.oracles.measured_layers import (
     RIGHT,
     Attention,

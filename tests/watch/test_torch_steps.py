@@ -6,6 +6,8 @@ import sys
 
 import pytest
 
+pytest.importorskip("torch")
+
 from rank_collapse.torch import watch
 from rank_collapse.watch.torch_steps import OpenWatches, StepTimes
 from tests.oracles.measured_layers import Attention, Stack, X, add_in_turn, compute_ratio, nn, torch

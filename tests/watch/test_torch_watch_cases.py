@@ -9,6 +9,8 @@ import threading
 import numpy as np
 import pytest
 
+pytest.importorskip("torch")
+
 import rank_collapse as rc
 from rank_collapse.torch import watch
 from rank_collapse.watch import torch_products

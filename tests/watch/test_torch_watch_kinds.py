@@ -3,6 +3,8 @@
 import numpy as np
 import pytest
 
+pytest.importorskip("torch")
+
 from rank_collapse.torch import watch
 from tests.oracles.torch_models import CASES, L, build, make_inputs, measure_loss, torch
 from tests.oracles.watched_scalars import compute_entropy, compute_ratio

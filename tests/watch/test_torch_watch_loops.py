@@ -10,6 +10,8 @@ import types
 import numpy as np
 import pytest
 
+pytest.importorskip("torch")
+
 from rank_collapse.runs import metrics
 from rank_collapse.torch import Watch, watch
 from rank_collapse.watch import torch_passes

@@ -9,6 +9,8 @@ import itertools
 import numpy as np
 import pytest
 
+pytest.importorskip("torch")
+
 from rank_collapse.torch import watch
 from tests.oracles.torch_models import torch
 from tests.oracles.watched_scalars import compute_ratio

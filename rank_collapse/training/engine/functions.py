@@ -7,6 +7,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from rank_collapse.printed import quote_value
+from rank_collapse.runs.states import name_parts
 from rank_collapse.struct import refuse_if
 from rank_collapse.training.engine import tracing
 from rank_collapse.training.engine.axes import Axes
@@ -34,14 +36,9 @@ class Functions:
         program = step.closed.jaxpr  # whose first arguments and results are the state
         pairs = zip(program.invars, program.outvars, self.state_shapes)  # noqa: B905 (the shortest)
         self.unchanged = [argument is result for argument, result, _ in pairs]
-        self.metric_names, self.metric_shapes = _list_leaves(step.out[1])
-        self.look_names, self.look_shapes = _list_leaves({} if look is None else look.out)
-
-
-def _list_leaves(tree):
-    paths = jax.tree_util.tree_leaves_with_path(tree)
-    names = [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in paths]
-    return names, [leaf for _, leaf in paths]
+        metrics, looks = name_parts(step.out[1]), name_parts({} if look is None else look.out)
+        self.metric_names, self.metric_shapes = list(metrics), list(metrics.values())
+        self.look_names, self.look_shapes = list(looks), list(looks.values())
 
 
 def trace_functions(
@@ -73,7 +70,7 @@ def trace_functions(
     traced_step = Traced("step", step, (state, hyper, index), static, check_step)
     if look is None:
         return Functions(traced_init, traced_step, None)
-    taken = tracing.accepted(look, static)
+    taken = tracing.accepted(look, static) if callable(look) else {}
     tracing.check_callable("look", look, "look(state, hyper, key)", taken)
     check_look = partial(tracing.check_metrics, "look")
     traced_look = Traced("look", look, (state, hyper, key), taken, check_look)
@@ -93,9 +90,15 @@ def check_names(functions: Sequence[Functions], axes: Axes, finite: Sequence[str
     """
     first, axis_names = functions[0], {*axes.hyper_axes, *axes.static_axes, "seed", "step"}
     for attribute in ("metric", "look"):
-        names = getattr(first, f"{attribute}_names")
-        for name in axis_names.intersection(names):
+        names, shapes = (getattr(first, f"{attribute}_{part}") for part in ("names", "shapes"))
+        further = {f"{n}_{k}" for n, a in zip(names, shapes, strict=True) for k in range(a.ndim)}
+        for name in axis_names.union(further).intersection(names):
             raise ValueError(f"the {attribute} {name!r} has the name of an axis of the sweep")
+        for name in further & axis_names:
+            raise ValueError(
+                f"{name!r} is a swept value and an axis of the {attribute} "
+                f"{name.rpartition('_')[0]!r}: rename one of them"
+            )
         for point, other in enumerate(functions):
             others = getattr(other, f"{attribute}_names")
             refuse_if(
@@ -114,7 +117,8 @@ def check_names(functions: Sequence[Functions], axes: Axes, finite: Sequence[str
                     f"the {attribute} {name!r} has {a.ndim} axes, and {b.ndim} with "
                     f"{axes.describe_static(point)}",
                 )
-    refuse_if(isinstance(finite, str), f"finite={finite!r} is no list of names")
+    is_list = finite is None or isinstance(finite, list | tuple | set)
+    refuse_if(not is_list, f"finite={quote_value(finite)} is no list of names")
     for name in finite or ():
         refuse_if(
             name not in first.metric_names,

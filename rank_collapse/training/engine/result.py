@@ -9,6 +9,7 @@ import jax
 import numpy as np
 
 from rank_collapse.extras import import_package
+from rank_collapse.printed import quote_value
 from rank_collapse.struct import refuse_if
 from rank_collapse.training.engine.axes import Axes, name_value
 from rank_collapse.training.engine.functions import Functions
@@ -60,8 +61,9 @@ class Swept:
         index = {}
         for name, value in (*values.items(), ("seed", seed)):
             labels = self.diverged_at.coords[name].values.tolist()
-            label = value if value in labels else name_value(value)
-            refuse_if(label not in labels, f"{name}={value!r} is not one of {labels}")
+            is_array = isinstance(value, np.ndarray | jax.Array) and value.ndim > 0
+            label = value if not is_array and value in labels else name_value(value)
+            refuse_if(label not in labels, f"{name}={quote_value(value)} is not one of {labels}")
             index[name] = labels.index(label)
         num_static = len(names) - 1 - self._num_hyper()
         states = self.states

@@ -160,6 +160,8 @@ def check_callable(name: str, fn: Any, like: str, static: Mapping[str, Any]) -> 
         ValueError: It is no function, or takes other arguments.
     """
     refuse_if(not callable(fn), f"{name}={quote_value(fn)} is no function {like}")
+    is_later = inspect.isgeneratorfunction(fn) or inspect.iscoroutinefunction(fn)
+    refuse_if(is_later, f"{name} yields or is async: it returns what it computes")
     try:
         signature = inspect.signature(fn)
     except (TypeError, ValueError):  # of C
@@ -201,7 +203,17 @@ def as_arrays(what: str, tree: Any, advice: str = "", keys: bool = True) -> Any:
             raise Refused(f"{what} holds {kind} at {name}, which is no array{advice}")
         if not keys and is_key(leaf):
             raise Refused(f"{what} has random keys at {name}: return numbers")
+        if not isinstance(leaf, jax.Array) and not fits_into_jax(np.asarray(leaf)):
+            raise Refused(f"{what} has a whole number at {name} that does not fit into 32 bits")
     return jax.tree.map(lambda a: a if isinstance(a, jax.Array) else jnp.asarray(a), tree)
+
+
+def fits_into_jax(array: np.ndarray) -> bool:
+    """Returns whether JAX, which may have 32 bits alone, has all values of an array of numbers."""
+    if array.dtype.kind not in "iu":
+        return True
+    limits = np.iinfo(jax.dtypes.canonicalize_dtype(array.dtype))
+    return bool(((array >= limits.min) & (array <= limits.max)).all())
 
 
 def check_state(state: Any) -> Any:
@@ -254,13 +266,16 @@ def check_metrics(name: str, metrics: Any) -> dict[str, Any]:
         metrics: The pytree; a single array is named "metric".
 
     Raises:
-        Refused: A leaf is no array of numbers.
+        Refused: A leaf is no array of numbers, or two have one name.
     """
+    arrays = {}
     metrics = as_arrays(f"what {name} returns to be kept", metrics, keys=False)
-    return {
-        jax.tree_util.keystr(path, simple=True, separator="/") or "metric": leaf
-        for path, leaf in tree_leaves_with_path(metrics)
-    }
+    for path, leaf in tree_leaves_with_path(metrics):
+        metric = jax.tree_util.keystr(path, simple=True, separator="/") or "metric"
+        if metric in arrays:
+            raise Refused(f"{name} returns two arrays with the name {metric!r}")
+        arrays[metric] = leaf
+    return arrays
 
 
 def _name_leaves(tree):

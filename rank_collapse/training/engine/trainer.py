@@ -35,6 +35,7 @@ class Trainer:
         steps, every: Of each run, and in one call.
         store: The folder, or None.
         progress: Counts steps of all runs.
+        programs: Compiled ones by point, of another trainer of the same runs.
     """
 
     functions: Sequence[Functions]
@@ -47,10 +48,10 @@ class Trainer:
     every: int
     store: SweepFolder | None
     progress: Progress
+    programs: dict[int, Program] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self):
         self._saved: dict[int, list[Runs]] = {}
-        self._programs: dict[int, Program] = {}
         self._gathered: Mapping[int, list[Runs]] = defaultdict(list)
         self.seconds = {"compiling": 0.0, "running": 0.0}
 
@@ -122,7 +123,7 @@ class Trainer:
         )
 
     def _program(self, point, functions, most):
-        if point not in self._programs:
+        if point not in self.programs:
             # Two runs at least on a device: a loop of one turn would be no loop, with other
             # rounding.
             least = self.mesh.size * (2 if self.at_once == 1 else 1)
@@ -141,8 +142,8 @@ class Trainer:
             with self.progress.time_activity("compiling"):
                 program.compile(least)
             self.seconds["compiling"] += time.monotonic() - begun
-            self._programs[point] = program
-        return self._programs[point]
+            self.programs[point] = program
+        return self.programs[point]
 
     def _make_inputs(self, points, numbers):
         return fold_key(self.base_key, numbers), self.axes.hyper_leaves(points)

@@ -1,9 +1,6 @@
 """What every binary shares: flags, help, one-line errors, names of run folders, progress."""
 
 import importlib
-import io
-import json
-import os
 import signal
 import subprocess
 import sys
@@ -14,8 +11,6 @@ from absl import flags
 import experiments
 from experiments import run_memorization, run_sort
 from experiments.lab import cli
-from experiments.lab.experiment import run_folder
-from experiments.lab.progress import Progress
 from rank_collapse.runs.files import RunError
 from tests.support.processes import python
 
@@ -133,58 +128,6 @@ def test_ctrl_c_is_one_line_and_exit_130(capsys):
     assert capsys.readouterr().err == "\ninterrupted\n"
 
 
-def test_the_folder_follows_from_the_flags(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    paths = []
-
-    def main(options):
-        with run_folder(options, {"hash": "h"}) as opened:
-            paths.append(opened.path)
-
-    for arguments in (
-        [],
-        ["--num_devices=1", "--chunk=2"],
-        ["--depth=4", "--scales=1,2"],
-        ["--depth=4", "--run_name=a"],
-        ["--output_dir=o", "--run_name=a"],
-        ["--output_dir=p"],
-    ):
-        assert run(main, *arguments) == 0
-    assert paths[0] == paths[1]
-    assert str(paths[0]) == "results/example/default"
-    assert str(paths[2]).startswith("results/example/depth=4,scales=1+2,")
-    assert [str(p) for p in paths[3:]] == ["results/example/a", "o/a", "p"]
-    saved = json.loads((tmp_path / "p" / "config.json").read_text())
-    assert saved["config"] == {
-        "experiment": "example",
-        "hash": "h",
-        "decay": 0.0,
-        "depth": 3,
-        "scales": ["1"],
-        "seed": 0,
-        "first_seed": 0,
-        "num_seeds": 4,
-    }
-    assert saved["execution"]["chunk"] == 8
-    assert run(main, "--output_dir=p", "--depth=4") == 2
-    assert run(main, "--output_dir=p", "--depth=4", "--overwrite") == 0
-
-
-def test_overwrite_leaves_the_current_folder_alone(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "results.csv").write_text("mine")
-    for arguments in (["--output_dir="], ["--output_dir=a", "--run_name=.."]):
-        assert run(lambda o: run_folder(o).close(), "--overwrite", *arguments) == 2
-    assert (tmp_path / "results.csv").read_text() == "mine"
-
-
-def test_a_folder_that_cannot_be_written_to_is_one_line(tmp_path, monkeypatch, capsys):
-    """Root may write everywhere, so the answer of the system is simulated."""
-    monkeypatch.setattr(os, "access", lambda path, mode: False)
-    assert run(lambda o: run_folder(o).close(), f"--output_dir={tmp_path}") == 2
-    assert capsys.readouterr().err == f"error: cannot write to {tmp_path}: permission denied\n"
-
-
 def test_a_reader_that_goes_away_is_not_success():
     """`2>&1 | head -1` ended a run half-way with exit code 0."""
     code = (
@@ -216,34 +159,6 @@ def test_a_platform_that_is_not_there_is_one_line():
         and "error: JAX finds no device of JAX_PLATFORMS='cuda': " in completed.stderr
     )
     assert "Traceback" not in completed.stderr
-
-
-def test_plain_progress_is_lines_with_values_and_remaining_time(capsys):
-    logged = []
-    with Progress(4, "train", log=logged.append, interval=0.0) as progress:
-        progress.skip(1)
-        progress.advance(1, loss=0.25)
-        with progress.time_activity("compiling"):
-            pass
-        progress.reach(4)
-    lines = capsys.readouterr().err.splitlines()
-    assert all(line.startswith("train: ") for line in lines)
-    assert lines[0].startswith("train: 2/4, loss=0.25, ") and lines[0].endswith(" left")
-    assert "compiling took " in lines[1] and lines[-1].startswith("train: 4/4, ")
-    assert {*lines} == {*logged}
-
-
-def test_a_terminal_gets_a_bar_that_is_redrawn(monkeypatch):
-    class Terminal(io.StringIO):
-        def isatty(self):
-            return True
-
-    monkeypatch.setattr(sys, "stderr", Terminal())
-    with Progress(2, "train") as progress:
-        progress.advance(1, loss=1.0)
-        progress.advance(1, loss=0.5)
-    output = sys.stderr.getvalue()
-    assert output.count("\r") > 1 and output.count("\n") == 1 and "loss=0.5" in output
 
 
 def test_a_package_that_is_missing_is_one_line(monkeypatch, capsys):

@@ -307,3 +307,29 @@ def test_a_flag_that_counts_has_a_least_value(name):
                 assert not accepted, f"--{flag_name}={number} is refused above the least value"
         least[flag_name] = accepted[0]
     assert least == expected
+
+
+# Numbers that a program is compiled with, or that few runs vary; those of all others are traced.
+COMPILED_IN = {
+    "run_attention_forms": {"saturation"},
+    "run_collapse": {"bias_scale"},
+    "run_depth_check": {"weight_decay"},
+    "run_lens": {"start"},
+    "run_path_chains": {"bias_scale", "skip_gain", "weight_scale"},
+    "run_sinks": {"start"},
+}
+
+
+@pytest.mark.parametrize("name", reproduce.EXPERIMENTS)
+def test_points_that_differ_in_a_number_share_a_program(name):
+    """They are one group, whose points one program computes: see `Executor`."""
+    values = import_flags(name)
+    names = [n for n in {values[n].name for n in values} if values[n].flag_type() == "float"]
+    groups = {}
+    for flag_name in filter(values.takes_several, names):
+        points = cli.parse_flags(values, [f"--{flag_name}=0.25,0.5"]).points()
+        assert [point.point for point in points] == [{flag_name: v} for v in (0.25, 0.5)]
+        groups[flag_name] = [point.number for point in points]
+        assert len(points[0].group) == (2 if groups[flag_name] == [0, 0] else 1)
+    apart = {flag_name for flag_name, numbers in groups.items() if numbers != [0, 0]}
+    assert apart == COMPILED_IN.get(name, set())

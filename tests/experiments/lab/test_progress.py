@@ -1,8 +1,10 @@
 """Progress that is true: the clock leaves out what is no step, and nothing is silent for long."""
 
 import contextlib
+import io
 import os
 import signal
+import sys
 import time
 
 import pytest
@@ -97,3 +99,31 @@ def test_signals_are_handled_as_before_once_the_work_is_done():
             signal.signal(number, handler)
         os.close(reader)
         os.close(writer)
+
+
+def test_plain_progress_is_lines_with_values_and_remaining_time(capsys):
+    logged = []
+    with Progress(4, "train", log=logged.append, interval=0.0) as progress:
+        progress.skip(1)
+        progress.advance(1, loss=0.25)
+        with progress.time_activity("compiling"):
+            pass
+        progress.reach(4)
+    lines = capsys.readouterr().err.splitlines()
+    assert all(line.startswith("train: ") for line in lines)
+    assert lines[0].startswith("train: 2/4, loss=0.25, ") and lines[0].endswith(" left")
+    assert "compiling took " in lines[1] and lines[-1].startswith("train: 4/4, ")
+    assert {*lines} == {*logged}
+
+
+def test_a_terminal_gets_a_bar_that_is_redrawn(monkeypatch):
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    with Progress(2, "train") as progress:
+        progress.advance(1, loss=1.0)
+        progress.advance(1, loss=0.5)
+    output = sys.stderr.getvalue()
+    assert output.count("\r") > 1 and output.count("\n") == 1 and "loss=0.5" in output

@@ -7,6 +7,7 @@ import pytest
 from experiments.lab import Shown
 from experiments.reproducing import statements_page
 from experiments.verdicts import mean_row
+from experiments.verdicts.statements import STATEMENTS
 
 ROW = mean_row("rate", "a setting", [3.0, 3.1, 2.9])
 
@@ -52,3 +53,23 @@ def test_fresh_seeds_are_said_to_be_fresh():
     assert text.startswith("The run with the registered seeds is still to come")
     stale = statements_page.describe_origin([*rows, origin | {"first_seed": "1000"}])
     assert stale.startswith("The run with the registered seeds is still to come")
+
+
+def test_a_row_that_no_run_has_names_no_run():
+    """Each of the others names its own run."""
+    key, first, second, third = find_statement_with_settings()
+    runs = [
+        {"experiment": f"run_{name}", "first_seed": seed} for name, seed in (("a", 1), ("b", 2))
+    ]
+    rows = [mean_row(key, setting, [3.0, 3.1, 2.9]) for setting in (first, third)]
+    judged = list(statements_page.judge_run_rows(list(zip(rows, runs, strict=True))))
+    by_setting = {row["setting"]: (row["experiment"], row["first_seed"]) for row in judged}
+    assert by_setting[first] == ("run_a", 1) and by_setting[third] == ("run_b", 2)
+    assert by_setting[second] == ("", "")
+    missing = next(row for row in judged if row["setting"] == second)
+    assert missing["draws"] == 0 and missing["estimate"] is None
+
+
+def find_statement_with_settings():
+    """Returns a registered statement's key and three of its settings."""
+    return next((k, *s.settings[:3]) for k, s in STATEMENTS.items() if len(s.settings) >= 3)

@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 
 from experiments.verdicts import claims, rows, wording
@@ -47,3 +48,9 @@ def test_counts_name_what_was_not_measured():
     verdicts = ["within", "outside", "undecided", "not measured", "not rejected"]
     assert wording.verdict_counts(verdicts) == "2/1/1, 1 not measured"
     assert wording.verdict_counts(verdicts[:2]) == "1/1/0"
+
+
+def test_a_ratio_that_rounding_decides_is_a_bound():
+    assert wording.show_ratio(1.4e-7) == "below 1e-06 (rounding)"
+    assert wording.show_ratio(np.float32(0.25)) == 0.25
+    assert wording.show_ratio(1.4e-7, np.float64) == 1.4e-7

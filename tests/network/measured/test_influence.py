@@ -8,16 +8,9 @@ import numpy as np
 import pytest
 
 import rank_collapse as rc
-from experiments.note.stability import dependency
-from experiments.note.stability.measure import move_weights
 from experiments.train.path_sizes import branch_sizes
-from experiments.train.weights import (
-    compute_matrix_norms,
-    get_weight_matrices,
-)
 from rank_collapse.network.inputs import prepare_inputs
 from rank_collapse.network.layers import apply_norm
-from rank_collapse.network.measured import updates
 from rank_collapse.network.measured.heads import measure_heads
 from rank_collapse.network.measured.influence import (
     branch_share,
@@ -30,9 +23,7 @@ from rank_collapse.network.passes import LayerMeasure, States, replay, run_pass
 from rank_collapse.network.residual import ResidualSpec
 from rank_collapse.network.walk import SublayerValues
 from tests.oracles import draws
-from tests.oracles.gradient_norms import gradient_norms
 from tests.oracles.path_examples import heads_in_memory
-from tests.oracles.updated_networks import FIELDS, make_network
 from tests.support.closeness import assert_close, near
 from tests.support.marks import full_but
 from tests.support.refusals import is_refused, parametrize_refusals
@@ -314,84 +305,3 @@ def test_a_measure_of_states_is_of_the_input_and_of_every_layer_under_the_mask(n
     np.testing.assert_array_equal(states[:, 0], trace.layers.after_attention)
     np.testing.assert_allclose(states[:, 1], trace.hidden[1:], rtol=1e-5, atol=1e-6)
     np.testing.assert_array_equal(branch, trace.mlp_branch)
-
-
-@pytest.mark.parametrize("fields", FIELDS)
-def test_shares_by_hand(fields, x64):
-    params, x, config = make_network(fields)
-    trace = rc.apply(params, x, config)
-    shares = dependency.branch_shares(params, trace, config)
-    assert shares.shape == (6,)
-    # the second layer's MLP, from the trace
-    part, before = trace.mlp_branch[1], trace.layers.after_attention[1]
-    if config.norm_placement == "sandwich":
-        part = part - part.mean(axis=1, keepdims=True)
-        part = part / jnp.sqrt(jnp.mean(part**2, axis=1, keepdims=True))
-        norm = params.layers.mlp_branch_norm
-        part = part * norm.gain[1][None] + norm.bias[1][None]
-    skip, branch = (np.var(a, axis=1).mean() for a in (before, part))
-    skip, branch = config.skip_gain**2 * skip, config.branch_gain**2 * branch
-    np.testing.assert_allclose(shares[3], branch / (skip + branch), rtol=1e-6)
-
-
-def test_dependency_of_known_shares():
-    i = np.arange(1, 9)
-    post, spread = dependency.dependency(np.full(8, 0.5)), dependency.dependency(1 / (i + 1))
-    np.testing.assert_allclose(post[-1], 0.5 ** np.array([8, *range(8, 0, -1)]), rtol=1e-6)
-    np.testing.assert_allclose(spread, np.tril(np.ones((9, 9))) / np.arange(1, 10)[:, None], 1e-6)
-
-
-def test_updates_have_the_asked_size_and_gradients_their_norms():
-    params, x, config = make_network(FIELDS[1])
-    target = draws.tokens(5, 8, seed=2)
-
-    def loss(params):
-        return jnp.sum(target * rc.apply(params, x, config).output)
-
-    matrices = get_weight_matrices(params)
-    assert {part: set(m) for part, m in matrices.items()} == {
-        "attention": {"w_q", "w_k", "w_v", "w_o"},
-        "mlp": {"w_in", "w_gate", "w_out"},
-    }
-
-    @jax.jit
-    def step(params):
-        down = jax.tree.map(jnp.negative, get_weight_matrices(jax.grad(loss)(params)))
-        new = move_weights(params, down, 1e-4)
-        moved = jax.tree.map(jnp.subtract, get_weight_matrices(new), matrices)
-        size, length = compute_matrix_norms(moved), compute_matrix_norms(matrices)
-        return size, length, gradient_norms(loss, params), loss(params) - loss(new)
-
-    size, length, gradient, change = jax.device_get(step(params))
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, 1e-4 * b, rtol=0.01), size, length)
-    # downhill by ε Σ ‖W‖ ‖∂W‖, to first order
-    fall = sum(jax.tree.leaves(jax.tree.map(np.vdot, length, gradient)))
-    np.testing.assert_allclose(change, 1e-4 * fall, rtol=0.03)
-    norms = [np.linalg.norm(w) for w in params.layers.attention.w_k]
-    np.testing.assert_allclose(length["attention"]["w_k"], norms, rtol=1e-5)
-
-
-RMS = {"norm": "rms", "norm_eps": 0.1, "norm_placement": "pre"}
-
-
-@pytest.mark.parametrize(
-    ("keep", "fields"),
-    [(np.tri(5, dtype=bool), RMS), (np.array([True, True, False, True, False]), FIELDS[1])],
-)
-def test_output_change_is_between_normalised_states_of_tokens_that_exist(keep, fields):
-    """Of a mask [n, n], which says what is attended to, all tokens exist."""
-    params, x, config = make_network(fields)
-    direction = jax.tree.map(lambda w: np.cos(40 * np.asarray(w)), get_weight_matrices(params))
-    other = jax.jit(move_weights)(params, direction, 0.1)
-    change = updates.output_change(params, other, x, config, mask=keep)
-    exists = slice(None) if keep.ndim == 2 else keep
-
-    def unit(params):
-        h = np.asarray(rc.apply(params, x, config, mask=keep).hidden, np.float64)[:, exists]
-        if fields == RMS:
-            return h / np.sqrt(np.square(h).mean(-1, keepdims=True) + 0.1)
-        return (h - h.mean(-1, keepdims=True)) / h.std(-1, keepdims=True)
-
-    expected = ((unit(params) - unit(other)) ** 2).mean(axis=(1, 2))
-    np.testing.assert_allclose(change, expected, rtol=1e-3)
-    assert change[0] == 0 and np.all(change[1:] > 1e-4)

@@ -5,17 +5,13 @@ import os
 import shutil
 import sys
 
-import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-import rank_collapse as rc
-from rank_collapse.command import checkpoint, depth, inputs, main
-from rank_collapse.pretrained.used_depth import DepthReport, DepthUsed, PathLength
-from rank_collapse.report.depth import PANELS
+from rank_collapse.command import checkpoint, main
 from rank_collapse.runs import metrics
+from tests.support.commands import run_command
 from tests.support.folders import REPOSITORY
-from tests.support.refusals import is_refused
 
 GOLDEN = REPOSITORY / "tests" / "golden" / "bert"
 IDS = ("--ids=5,8,13,7", "--ids=7,6,1")
@@ -68,11 +64,6 @@ def run(tmp_path):
     return tmp_path / "run"
 
 
-def run_command(capsys, *arguments):
-    assert main(arguments) == 0
-    return capsys.readouterr().out
-
-
 def test_json_and_csv_of_every_command_agree(run, capsys):
     folders = [str(run / f"checkpoint-{step}") for step in (0, 10, 200)]
     lines = run_command(capsys, "check", *folders[::2], *IDS, "--json").splitlines()
@@ -112,54 +103,6 @@ def test_files_of_several(run, tmp_path, capsys, monkeypatch):
     assert {row.split(",")[0] for row in rows} == set(folders[::2])
 
 
-ONE_TEXT = np.random.default_rng(0).uniform(0.1, 0.9, (1, 4))  # of three layers, X^0 first
-BY_LAYER = {name: ONE_TEXT[:, 1:] for curves, *_ in PANELS.values() for name in curves}
-DEPTH = DepthReport(
-    BY_LAYER | {"later": np.eye(3)[None], "lens_kl": ONE_TEXT, "loss_up_to": ONE_TEXT},
-    {"of layers": DepthUsed(2, "a definition", "a paper")},
-    {"paths, loss": PathLength(1, "another", "a paper")},
-    {"norm": np.array([[0.5, 0.5, 0.0, 0.0]])},
-)
-
-
-def test_a_figure_of_depth_has_values_at_their_layers():
-    """A curve of L + 1 numbers begins at layer 0 and one of L at layer 1; both end at L."""
-    panels = {ax.get_title(): ax for ax in DEPTH.figure().axes}
-    lens, error = (panels[t].get_lines()[0] for t in ("logit lens", "without the layer"))
-    assert lens.get_xdata().tolist() == [0, 1, 2, 3] and error.get_xdata().tolist() == [1, 2, 3]
-    np.testing.assert_array_equal(error.get_ydata(), ONE_TEXT[0, 1:])
-    assert [line.get_xdata()[-1] for line in panels["loss"].get_lines()] == [3, 3]
-    assert panels["loss"].get_xlabel() == "layer, or path length k"
-    assert panels["logit lens"].get_xlabel() == "layer"
-    np.testing.assert_array_equal(DEPTH.by_layer()["error"], [np.nan, *ONE_TEXT[0, 1:]])
-
-
-def test_a_page_of_depth_counts_layers_and_heads(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(depth, "depth_report", lambda *_, **__: DEPTH)
-    monkeypatch.setattr(depth, "draw_files", lambda figure: {".png": b"a picture"})
-    out = tmp_path / "depth.html"
-    run_command(capsys, "depth", str(GOLDEN.parent / "gpt2-head"), *IDS, "--out", str(out))
-    page = out.read_text("utf-8")
-    assert "2 layers" in page and "1 heads on a path" in page and "2 heads" not in page
-
-
-@pytest.mark.full
-def test_depth_writes_what_the_report_has(tmp_path, capsys):
-    folder, out = GOLDEN.parent / "gpt2-head", tmp_path / "depth.html"
-    run_command(capsys, "depth", str(folder), *IDS, "--out", str(out))
-    source = rc.pretrained.open_checkpoint(folder)
-    report = rc.depth_report(source, [[5, 8, 13, 7], [7, 6, 1]])
-    written = json.loads(out.with_suffix(".json").read_text())
-    for field in ("used", "lengths"):
-        assert written[field] == {
-            name: one._asdict() for name, one in getattr(report, field).items()
-        }
-    for name, values in report.by_layer().items():
-        np.testing.assert_allclose(np.array(written["layers"][name], float), values, rtol=1e-5)
-    assert "data:image/png" in out.read_text("utf-8")
-    assert len(out.with_suffix(".csv").read_text().splitlines()) == report.depth + 2
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -191,14 +134,6 @@ def test_what_cannot_be_read_is_one_line(arguments, message, capsys, monkeypatch
     assert main(arguments) == 2
     err = capsys.readouterr().err
     assert err.startswith("error: ") and err.count("\n") == 1 and message in err
-
-
-def test_random_ids_beside_texts_are_refused():
-    texts, drawn = (inputs.Inputs(np.zeros((1, 2)), None, "", kind) for kind in ("texts", "random"))
-    sources = [inputs.Opened(name, None, None) for name in ("first", "second")]
-    message = "second would be measured on random token ids, first on texts: give --tokenizer"
-    is_refused(message, inputs.check_comparable, sources, [texts, drawn])
-    inputs.check_comparable(sources, [drawn, drawn])
 
 
 def test_a_model_of_the_hub(run, capsys, monkeypatch):
