@@ -54,7 +54,7 @@ def test_json_writes_no_file(recordings, capsys):
     [
         (["a.npz", "none.npz"], "none.npz does not exist"),
         (["a.npz", "text.txt"], "neither a recording"),
-        (["a.npz", "a.npz", "--out", "x.txt"], "is no .html file"),
+        (["a.npz", "a.npz", "--out", "x.txt"], "is not an .html file"),
         (["a.npz", "folder", "--dtype=int8"], "--dtype=int8 is not one of float32"),
         (["a.npz", "folder", "--dtype=float32,float32,float32"], "more than two"),
         (["a.npz", "folder", "--attention=fast"], "--attention=fast is not one of"),

@@ -256,7 +256,7 @@ def test_files_of_images_that_are_none_are_refused(kind, tmp_path, capsys):
             file.write(b"PK\x03\x04")
     assert main([str(GOLDEN.parent / "vit-wide"), f"--inputs={path}", "--json"]) == 2
     err = capsys.readouterr().err
-    assert err.startswith(f"error: {path} is no array of numbers") and err.count("\n") == 1
+    assert err.startswith(f"error: {path} is not an array of numbers") and err.count("\n") == 1
 
 
 @pytest.mark.parametrize(
@@ -264,12 +264,12 @@ def test_files_of_images_that_are_none_are_refused(kind, tmp_path, capsys):
     [
         (["no/such/folder"], "no/such/folder"),
         ([str(GOLDEN), "--inputs=x.npy"], "--inputs=x.npy"),
-        ([str(GOLDEN.parent / "vit-wide"), f"--inputs={__file__}"], "is no array of numbers"),
+        ([str(GOLDEN.parent / "vit-wide"), f"--inputs={__file__}"], "is not an array of numbers"),
         ([str(GOLDEN), "--max_tokens=9223372036854775808"], "--max_tokens 9223372036854775808"),
         ([str(GOLDEN), "--out=x.png"], "--out x.png"),
         ([str(GOLDEN), "--token_ids=no.txt"], "no.txt"),
         (["chekc"], "check, depth, watch"),
-        (["depth", str(GOLDEN)], "no language model"),
+        (["depth", str(GOLDEN)], "not a language model"),
         ([str(GOLDEN), "--text", __file__], "bert has none of tokenizer.json, vocab.json with"),
         ([str(GOLDEN), "--tokenizer=no/such"], "no/such has none of tokenizer.json"),
         ([str(GOLDEN), "--ids=5,x"], "--ids does not hold token ids"),

@@ -211,7 +211,7 @@ test_choices_that_are_not_known_are_refused = refused(
             ({"exclude": "large"}, "exclude='large' is not 'spikes' or None"),
             ({"exclude": "spikes", "threshold": np.nan}, "threshold=nan"),
             ({"tokens": "read"}, "tokens='read' needs norm="),
-            ({"norm": lambda x: x}, "norm= goes with tokens='read', not with 'raw'"),
+            ({"norm": lambda x: x}, "norm= needs tokens='read', not 'raw'"),
         )
     ],
     lambda measure, options: measure(np.ones((2, 4, 3)), **options),

@@ -217,11 +217,11 @@ def test_the_context_has_what_the_config_says():
 
 test_bad_forms_name_the_value = refused(
     [
-        ({"windows": (1, 2)}, r"windows=\(1, 2\) is no tuple of depth=3 entries"),
+        ({"windows": (1, 2)}, r"windows=\(1, 2\) is not a tuple of depth=3 entries"),
         ({"windows": (1, -2, 0)}, "windows=-2 is not a whole number from 0 on"),
         ({"windows": (1.5, 0, 0)}, "windows=1.5 is not a whole number"),
-        ({"windows": "111"}, "windows='?111'? is no tuple"),
-        ({"layer_map": 1}, "layer_map=1 is no tuple"),
+        ({"windows": "111"}, "windows='?111'? is not a tuple"),
+        ({"layer_map": 1}, "layer_map=1 is not a tuple"),
         ({"norm_eps": float("nan")}, "norm_eps=nan is not in"),
         ({"score_cap": -1.0}, "score_cap=-1.0 is not in"),
         ({"rotary_theta": "1e4"}, "rotary_theta='1e4' is not in"),
@@ -235,7 +235,7 @@ test_bad_forms_name_the_value = refused(
         ({"mlp": "none"}, "of mlp='none'"),
         ({"experts_per_token": 5}, "experts_per_token=5 is not a whole number from 1 to 4"),
         ({"router": "best"}, "router='best' is not one of"),
-        ({"rotary_layers": (True,)}, r"rotary_layers=\(True,\) is no tuple"),
+        ({"rotary_layers": (True,)}, r"rotary_layers=\(True,\) is not a tuple"),
     ],
     lambda fields: rc.TransformerConfig(**(FORM | fields)),
 )

@@ -146,7 +146,7 @@ test_bad_configurations_name_the_value = refused(
         ({"mlp": "cubic"}, "mlp='cubic'"),
         ({"norm_placement": "middle"}, "norm_placement='middle'"),
         ({"mask": "diagonal"}, "mask='diagonal'"),
-        ({"layer_map": (0, 0)}, r"layer_map=\(0, 0\) is no tuple of depth=3 entries"),
+        ({"layer_map": (0, 0)}, r"layer_map=\(0, 0\) is not a tuple of depth=3 entries"),
         ({"layer_map": (0, 2, 2)}, "leaves out a row"),
         ({"position": "rotary", "d_qk": 3, "d_v": 4}, "even d_qk, not 3"),
     ],

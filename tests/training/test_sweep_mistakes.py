@@ -110,10 +110,10 @@ WRONG = {
     "step returns tuple of 3, not": {"step": lambda s, h, i: (s, {}, 0)},
     "step returns NoneType": {"step": lambda s, h, i: None},
     "init returns None, which has no arrays": {"init": lambda k, h: None},
-    "the state that init returns holds str at \\['w'\\], which is no array": {
+    "the state that init returns holds str at \\['w'\\], which is not an array": {
         "init": lambda k, h: {"w": "a"}
     },
-    "at \\['f'\\], which is no array; nnx.split and eqx.partition": {
+    "at \\['f'\\], which is not an array; nnx.split and eqx.partition": {
         "init": lambda k, h: {"w": jnp.ones(3), "f": jax.nn.relu}
     },
     # metrics
@@ -124,10 +124,10 @@ WRONG = {
     },
     "the metric 'rate' has the name of an axis": {"step": gives(lambda *_: {"rate": 1.0})},
     "the metric 'seed' has the name of an axis": {"step": gives(lambda *_: {"seed": 1.0})},
-    "finite has 'los', which is no metric; they are \\['loss'\\]": {"finite": ["los"]},
-    "finite='loss' is no list": {"finite": "loss"},
+    "finite has 'los', which is not a metric; the metrics are \\['loss'\\]": {"finite": ["los"]},
+    "finite='loss' is not a list": {"finite": "loss"},
     # functions
-    "init=3 is no function init\\(key, hyper\\)": {"init": 3},
+    "init=3 is not a function init\\(key, hyper\\)": {"init": 3},
     "init cannot be called as init\\(key, hyper\\): ": {"init": lambda key: {}},
     "step cannot be called as step\\(state, hyper, index\\)": {"step": lambda s, h: (s, {})},
     "look cannot be called as look\\(state, hyper, key\\)": {"look": lambda s: s},
@@ -142,7 +142,7 @@ WRONG = {
         "step": gives(lambda s, h, i: jax.lax.psum(s["w"], "i"))
     },
     "step uses an array that was given away": {"step": becomes(lambda s: {"w": GIVEN_AWAY})},
-    "until=3 is no function": {"until": 3},
+    "until=3 is not a function": {"until": 3},
     "until returns Dataset, which is not true or false": {"until": lambda metrics: metrics},
     "until returns NoneType": {"until": lambda metrics: None},
     # numbers and axes
@@ -155,7 +155,7 @@ WRONG = {
     "round_seeds=0": {"round_seeds": 0},
     "key=-1": {"key": -1},
     "key of shape \\(2,\\) is not one key": {"key": jax.random.split(jax.random.key(0))},
-    "key of float64\\[2\\] is no random key": {"key": np.ones(2)},
+    "key of float64\\[2\\] is not a random key": {"key": np.ones(2)},
     "hyper\\['rate'\\] is empty": {"hyper": {"rate": []}},
     "hyper\\['rate'\\]='a' is neither a number nor": {"hyper": {"rate": "a"}},
     "hyper\\['rate'\\]=None is neither": {"hyper": {"rate": None}},
@@ -165,7 +165,7 @@ WRONG = {
     "hyper\\['rate'\\]=\\[\\[0.1\\], \\[0.2\\]\\] has 2 axes": {"hyper": {"rate": [[0.1], [0.2]]}},
     "neither a number nor a list of numbers": {"hyper": {"rate": [[0.1], [0.2, 3]]}},
     "hyper\\['rate'\\]=1099511627776 does not fit into int32": {"hyper": {"rate": 2**40}},
-    "hyper=\\[1\\] is no dictionary": {"hyper": [1]},
+    "hyper=\\[1\\] is not a dictionary": {"hyper": [1]},
     "hyper has the name 'seed', which is an axis": {"hyper": {"seed": [1]}},
     "'rate' is in hyper and in static": {"static": {"rate": [1]}},
     "static\\['depth'\\] is empty": {"static": {"depth": []}},

@@ -100,9 +100,9 @@ def check_names(functions: Sequence[Functions], axes: Axes, finite: Sequence[str
                     f"the {attribute} {name!r} has {a.ndim} axes, and {b.ndim} with "
                     f"{axes.describe_static(point)}",
                 )
-    refuse_if(isinstance(finite, str), f"finite={finite!r} is no list of names")
+    refuse_if(isinstance(finite, str), f"finite={finite!r} is not a list of names")
     for name in finite or ():
         refuse_if(
             name not in first.metric_names,
-            f"finite has {name!r}, which is no metric; they are {first.metric_names}",
+            f"finite has {name!r}, which is not a metric; the metrics are {first.metric_names}",
         )
