@@ -52,7 +52,7 @@ from experiments.verdicts import (
     power_law_wins,
     show_ratio,
 )
-from rank_collapse.measures.profiles import rounding_limit
+from rank_collapse.measures.rounding import rounding_limit
 from rank_collapse.network.surgery import ABLATIONS, READINGS
 from rank_collapse.pretrained import PUBLISHED, published_curves
 from rank_collapse.report import figures

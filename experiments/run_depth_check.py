@@ -43,10 +43,10 @@ from experiments.lab import (
 from experiments.train.byte_networks import byte_model, text_bytes, train_network
 from experiments.verdicts import Comparison, Row
 from experiments.verdicts.intervals import slope
+from rank_collapse.scaling.coord_check import MEANING, coordinates_figure
+from rank_collapse.scaling.depth_rules import RULES
 from rank_collapse.text.tokens import read_texts
 from rank_collapse.text.words import default_text
-from rank_collapse.training.depth_rules import RULES
-from rank_collapse.watch.coord_check import MEANING, coordinates_figure
 
 # Figure 7 of Dey et al. 2025, width 256, digitised to 5 %: mean |x_L| by rule, step and depth.
 DEPTHS = (2, 4, 8, 16, 32, 64)

@@ -4,7 +4,8 @@ import ast
 from pathlib import Path
 
 import pytest
-from architecture_map import LEVELS, PACKAGES, files, imports, packages, tree
+
+from tests.support.architecture_map import LEVELS, PACKAGES, files, imports, packages, tree
 
 LEVEL = {package: height for height, packages in enumerate(LEVELS) for package in packages}
 SOURCES = [p for package in PACKAGES for p in files(package) if p.suffix == ".py"]

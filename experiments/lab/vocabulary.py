@@ -12,7 +12,7 @@ from typing import Any
 
 from absl import flags
 
-from rank_collapse.network.attention import MASKS
+from rank_collapse.network.attention_config import MASKS
 from rank_collapse.network.config import INITS
 from rank_collapse.network.layers import MLP_KINDS, NORM_KINDS, NORM_PLACEMENTS
 

@@ -5,7 +5,6 @@ rc.record_function(model, x, "b.safetensors", branches={"attention": "att", "mlp
 
 import os
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +12,7 @@ import numpy as np
 
 from rank_collapse.agree.other_inputs import OtherInputs
 from rank_collapse.agree.recording import write_recording
+from rank_collapse.annotations import ArrayLike, Tree
 from rank_collapse.paths.traced.branches import Branches
 from rank_collapse.paths.traced.layers import group_layers
 from rank_collapse.paths.traced.programs import trace
@@ -22,15 +22,15 @@ from rank_collapse.struct import refuse
 
 
 def record_function(
-    fn: Callable[[Any], Any],
-    x: Any,
+    fn: Callable[[Tree], Tree],
+    x: ArrayLike,
     path: str | os.PathLike,
     *,
     branches: str | Mapping[str, str],
     inputs: str | os.PathLike | None = None,
     noise: float = 0.0,
     seed: int = 0,
-    **arrays: Any,
+    **arrays: object,
 ) -> None:
     """Record the residual stream and the branches of a JAX function, which is not changed for it.
 

@@ -1,4 +1,6 @@
-"""Rounding is no fault, and planted faults are found where they are: tests/rounded_transformer.py.
+"""Rounding is no fault, and planted faults are found where they are.
+
+The networks are those of tests/oracles/rounded_transformer.py.
 
 Seeds 0 to 1999 were used to choose the rule; those of the tests are others.
 """
@@ -9,12 +11,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from refusals import is_refused
-from rounded_transformer import FAULTS, Fault, draw_model, run
 
 from rank_collapse.agree.comparison import compare_files
 from rank_collapse.agree.differences import count_distinct
 from rank_collapse.agree.recording import record
+from tests.oracles.rounded_transformer import FAULTS, Fault, draw_model, run
+from tests.support.refusals import is_refused
 
 
 @pytest.fixture

@@ -2,13 +2,14 @@
 
 import csv
 import json
+import re
 
 import numpy as np
 import pytest
-from rounded_transformer import Fault, draw_model, run
 
 from rank_collapse.agree.recording import open_recording, record
 from rank_collapse.command import main
+from tests.oracles.rounded_transformer import Fault, draw_model, run
 
 
 @pytest.fixture
@@ -123,3 +124,32 @@ def to_npz(path, factor):
     arrays = {name: a.astype("float32") for name, a in branches.items()}
     record({"residual": states.astype("float32"), **arrays}, path.with_suffix(".npz"))
     return path.with_suffix(".npz")
+
+
+def test_the_table_of_the_page_has_the_heads_in_words(recordings, capsys):
+    """And the numbers of the JSON file, a row for each sublayer; the command and the sources."""
+    assert main(["agree", "a.npz", "rounded.npz", "--out", "b.html"]) == 0
+    page = (recordings / "b.html").read_text()
+    assert re.findall("<th[^>]*>(.*?)</th>", page) == [
+        "layer",
+        "part",
+        "error that comes in",
+        "error that is added",
+        "rounding explains",
+        "added / explained",
+        "the same, 95 % of tokens",
+        "the same, worst token",
+        "worst token (example, position)",
+        "best factor, less 1",
+        "spikes",
+        "error added to spikes",
+    ]
+    sublayers = json.loads((recordings / "b.json").read_text())["sublayers"]
+    cells = re.findall("<td[^>]*>(.*?)</td>", page)
+    table = [cells[start : start + 12] for start in range(0, len(cells), 12)]
+    assert [row[:2] for row in table] == [[str(s["layer"]), s["part"]] for s in sublayers]
+    for row, sublayer in zip(table, sublayers, strict=True):
+        assert float(row[3]) == pytest.approx(sublayer["added"], rel=0.01)
+        assert row[8] == " ".join(map(str, sublayer["worst_token"]))
+    assert "Do a.npz and rounded.npz agree?" in page
+    assert "rank-collapse agree a.npz rounded.npz" in page

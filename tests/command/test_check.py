@@ -8,14 +8,16 @@ import sys
 import jax
 import numpy as np
 import pytest
-from conftest import REPOSITORY
-from marks import full_but
 from safetensors.numpy import load_file, save_file
 
 import rank_collapse as rc
-from rank_collapse.command import check, checkpoint, inputs, main, parse_flags
-from rank_collapse.command.checkpoint import WHOLE, measure_checkpoint
+from rank_collapse.command import check, checked, inputs, main, parse_flags
+from rank_collapse.command.checked import WHOLE
+from rank_collapse.command.checkpoint import measure_checkpoint
 from rank_collapse.command.inputs import Opened, open_source, read_inputs
+from tests.support.closeness import assert_close
+from tests.support.folders import REPOSITORY
+from tests.support.marks import full_but
 
 GOLDEN = REPOSITORY / "tests" / "golden" / "bert"
 
@@ -62,7 +64,7 @@ def test_one_page_about_one_checkpoint(folder, tmp_path, capsys):
     ratios = [float(row["value"]) for row in rows if criteria.items() <= row.items()]
     numbers = numbers["numbers"]
     assert len(ratios) == 2 and numbers["layers"] == depth
-    last = numbers[checkpoint.LAST_ALONE]
+    last = numbers[checked.LAST_ALONE]
     assert last == pytest.approx(np.mean(ratios), rel=1e-5)
     assert "attention entropy, nats, mean" in numbers
     assert "with equal weights on all tokens, 0 with one token" in page
@@ -212,8 +214,8 @@ def test_ratios_that_are_rounding_are_bounds(folder):
     rounded = profile._replace(rounding=profile["residual_ratio"] <= 9.6e-7)
     done.report.states["SAN"] = rounded
     about = done.describe(["check"])
-    assert about["upper_bounds"] == [checkpoint.LAST_ALONE]
-    assert about["numbers"][checkpoint.LAST_ALONE] == pytest.approx(9.54e-7, rel=1e-3)
+    assert about["upper_bounds"] == [checked.LAST_ALONE]
+    assert about["numbers"][checked.LAST_ALONE] == pytest.approx(9.54e-7, rel=1e-3)
     assert "≤ 9.54e-07" in done.write_verdict() and not done.is_bound(WHOLE, -1)
 
 
@@ -227,8 +229,8 @@ def test_equal_weights_are_what_entropies_are_compared_with(causal):
         logs = np.log(np.where(weights > 0, weights, 1))
         entropies.append(-(weights * logs).sum(axis=1).mean())
         columns.append(weights[:, 0].mean())
-    uniform = checkpoint.uniform_attention(np.array([3, 5]), causal)
-    np.testing.assert_allclose(uniform, (np.mean(entropies), np.mean(columns)))
+    uniform = checked.uniform_attention(np.array([3, 5]), causal)
+    assert_close(uniform, (np.mean(entropies), np.mean(columns)))
 
 
 def test_ids_that_are_given_are_not_cut_and_a_cut_is_said(tmp_path):

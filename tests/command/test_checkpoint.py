@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from rank_collapse.command.checkpoint import READ, WHOLE, Checked
+from rank_collapse.command.checked import READ, WHOLE, Checked
 
 
 def test_layers_of_one_token_are_counted_over_layers_and_over_texts():

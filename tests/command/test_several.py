@@ -7,8 +7,6 @@ import sys
 
 import numpy as np
 import pytest
-from conftest import REPOSITORY
-from refusals import is_refused
 from safetensors.numpy import load_file, save_file
 
 import rank_collapse as rc
@@ -16,6 +14,8 @@ from rank_collapse.command import checkpoint, depth, inputs, main
 from rank_collapse.pretrained.used_depth import DepthReport, DepthUsed, PathLength
 from rank_collapse.report.depth import PANELS
 from rank_collapse.runs import metrics
+from tests.support.folders import REPOSITORY
+from tests.support.refusals import is_refused
 
 GOLDEN = REPOSITORY / "tests" / "golden" / "bert"
 IDS = ("--ids=5,8,13,7", "--ids=7,6,1")

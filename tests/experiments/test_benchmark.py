@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+import os
+import time
 from types import SimpleNamespace
 
 import jax
@@ -16,11 +18,13 @@ from experiments.benchmarks.timing import (
     Timing,
     describe_report,
     median_ratio,
+    print_report,
     time_cases,
 )
 from experiments.lab import cli, devices
 from rank_collapse.runs.seeds import run_seeds, seed_mesh
 from rank_collapse.training.training import Hyper, init_model
+from tests.support.closeness import assert_close
 
 
 @pytest.fixture
@@ -50,7 +54,7 @@ def test_profile_benchmarks_compare_what_is_equal(options):
     assert find_figure(report, "difference") < 1e-5
     single, vmapped, _ = report.timings
     for single_output, vmapped_output in zip(single.output[2], vmapped.output, strict=True):
-        np.testing.assert_allclose(single_output, vmapped_output[2], atol=1e-5)
+        assert_close(single_output, vmapped_output[2], atol=1e-5)
     report = profiles.time_log_profile(options, **tiny)
     assert find_figure(report, "forward passes") > 0
     report = profiles.time_exact_profile(options, **tiny)
@@ -79,7 +83,9 @@ def test_every_way_trains_the_same_seeds(options, name):
     for timing in ways.values():
         rows = len(timing.output)
         np.testing.assert_allclose(timing.output, expected[:rows], rtol=1e-3)
-    assert find_figure(report, "sweep over the faster by hand") > 0
+    for kind in ("wall", "CPU"):
+        (ratio,) = [v for n, (v, _) in report.figures.items() if f"by hand, {kind} time" in n]
+        assert ratio > 0
     assert find_figure(report, "seeds from which vmap is faster") in (3, np.inf)
 
 
@@ -276,3 +282,56 @@ def test_cases_take_turns_and_say_so(capsys):
     ]
     timings[0].seconds, timings[1].seconds = [2.0, 9.0, 4.0], [1.0, 3.0, 1.0]
     assert median_ratio(*timings) == 3.0 and timings[0].best == 2.0
+
+
+def test_the_loss_of_pytorch_is_that_of_the_recipe():
+    """A sum of squares over tokens, or the mean cross-entropy of the tokens that exist."""
+    torch = pytest.importorskip("torch")
+    from experiments.benchmarks import torch_baseline
+
+    rng = np.random.default_rng(0)
+    logits, targets = rng.normal(size=(2, 2, 3, 4)).astype(np.float32)
+    labels, mask = rng.integers(4, size=(2, 3)), np.array([[1, 1, 0], [1, 0, 0]], bool)
+    surprise = (
+        np.log(np.exp(logits).sum(-1)) - np.take_along_axis(logits, labels[..., None], -1)[..., 0]
+    )
+
+    def compute(loss, *batch):
+        task = SimpleNamespace(loss=loss)
+        network = lambda inputs, mask=None: inputs  # noqa: E731
+        batch = [torch.from_numpy(array) for array in batch]
+        return torch_baseline.compute_loss(network, task, *batch).item()
+
+    squares = np.square(logits - targets).sum()
+    assert compute("squared_error", logits, targets) == pytest.approx(squares, rel=1e-5)
+    assert compute("cross_entropy", logits, labels) == pytest.approx(surprise.mean(), rel=1e-5)
+    masked = compute("cross_entropy", logits, labels, mask)
+    assert masked == pytest.approx(surprise[mask].mean(), rel=1e-5)
+
+
+def test_a_figure_that_is_no_number_is_over_its_limit(capsys):
+    figures = {"a": (np.nan, 1.0), "b": (np.inf, 1.0), "c": (1.0, 1.0), "d": (np.nan, None)}
+    failures = print_report(Report([Timing("a", 0.0, [1.0])], figures))
+    assert failures == ["a = nan, limit 1", "b = inf, limit 1"]
+
+
+def test_the_machine_is_described_before_what_it_measures(monkeypatch, capsys, tmp_path):
+    day = time.strptime("2031-04-17", "%Y-%m-%d")
+    clock = SimpleNamespace(strftime=lambda form: time.strftime(form, day))
+    monkeypatch.setattr(benchmark, "time", clock)
+    report = Report([Timing("a", 0.0, [1.0])], {})
+    monkeypatch.setattr(benchmark, "BENCHMARKS", {"low": lambda options: report})
+    arguments = ["--benchmark=low", f"--json={tmp_path}/speed.jsonl"]
+    assert cli.execute(benchmark.main, benchmark.FLAGS, arguments) == 0
+    (line,) = (tmp_path / "speed.jsonl").read_text().splitlines()
+    device, count = jax.devices()[0], jax.device_count()
+    expected = {
+        "date": "2031-04-17",
+        "device": f"{device.platform} {device.device_kind} x {count}",
+        "cores": os.cpu_count(),
+        "jax": jax.__version__,
+    }
+    machine = json.loads(line)["machine"]
+    assert machine.pop("load") >= 0 and machine == expected
+    printed = capsys.readouterr().out.splitlines()[0].split(", ")
+    assert {f"{name} {value}" for name, value in expected.items()} <= {*printed}

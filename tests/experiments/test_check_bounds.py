@@ -4,11 +4,12 @@ import jax
 import mpmath
 import numpy as np
 import pytest
-from trained_runs import result_of, rows, run
 
 import rank_collapse as rc
 from experiments import check_bounds
 from experiments.paper.bounds.draws import FREE, SPREAD, Case, two_heads
+from tests.support.closeness import assert_close
+from tests.support.runs import result_of, rows, run
 
 CASES = (Case(8, 12, 3), Case(3, 4, 1, mask="causal"))
 
@@ -130,7 +131,7 @@ def test_the_construction_is_that_of_its_dense_network(width, x64):
     )
     config = rc.san(1, 2, width, d_qk=1, d_v=1)
     report = jax.jit(rc.bound_report)(params, x, config)
-    np.testing.assert_allclose(10**report.log10_spread, SPREAD, rtol=1e-12)
+    assert_close(10**report.log10_spread, SPREAD, rtol=1e-12)
     published, sums = report.published_layer, report.layer
     ratios = two_heads(width)
     for name, lhs, rhs in (
@@ -138,7 +139,7 @@ def test_the_construction_is_that_of_its_dense_network(width, x64):
         ("over_first", published.log10_lhs, published.log10_rhs_first),
         ("over_sums", sums.log10_lhs, sums.log10_rhs),
     ):
-        np.testing.assert_allclose(ratios[name], 10 ** (lhs[0] - rhs[0]), rtol=1e-11)
+        assert_close(ratios[name], 10 ** (lhs[0] - rhs[0]), rtol=1e-11)
 
 
 @pytest.mark.parametrize("width", [4096, 16384, 40000, 200000])
@@ -153,4 +154,4 @@ def test_the_construction_in_closed_form(width):
         "over_first": width > 64731,
     }
     for name, value in over.items():
-        np.testing.assert_allclose(ratios[name], float(value), rtol=1e-13)
+        assert_close(ratios[name], float(value), rtol=1e-13)

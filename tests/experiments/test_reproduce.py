@@ -26,6 +26,7 @@ from experiments.reproducing.running import ProcessResult
 from experiments.verdicts import statements
 from experiments.verdicts.statements import STATEMENTS
 from rank_collapse.runs import RunError
+from tests.support.folders import REPOSITORY
 
 
 def test_every_experiment_is_found_and_its_presets_are_accepted():
@@ -48,7 +49,7 @@ def test_every_experiment_is_found_and_its_presets_are_accepted():
 
 
 def test_the_readme_names_every_experiment():
-    readme = (Path(__file__).parents[2] / "README.md").read_text("utf-8")
+    readme = (REPOSITORY / "README.md").read_text("utf-8")
     named = set(re.findall(r"`((?:run|check)_\w+)`", readme))
     assert named == set(reproduce.EXPERIMENTS)
 
@@ -56,7 +57,7 @@ def test_the_readme_names_every_experiment():
 @pytest.mark.full
 def test_a_second_run_in_new_processes_makes_nothing_again(tmp_path, monkeypatch):
     """Of an experiment that trains a vocabulary too: it must be the same in every process."""
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
+    monkeypatch.setenv("PYTHONPATH", str(REPOSITORY))
     monkeypatch.chdir(tmp_path)
     small = "--models=albert-base-v2 --num_texts=2 --max_tokens=8"
     experiment = run_architectures.EXPERIMENT
@@ -327,10 +328,10 @@ def test_every_statement_says_what_decides_it():
 @pytest.mark.parametrize("key", [key for key, statement in STATEMENTS.items() if statement.test])
 def test_what_must_hold_names_a_test_of_this_repository(key):
     path, _, name = STATEMENTS[key].test.partition("::")
-    source = (Path(__file__).parents[2] / path).read_text("utf-8")
+    source = (REPOSITORY / path).read_text("utf-8")
     functions = {n.name for n in ast.parse(source).body if isinstance(n, ast.FunctionDef)}
     assert name.startswith("test_") and name in functions
 
 
 def test_few_statements_are_counted():
-    assert sum(statement.claimed is not None for statement in STATEMENTS.values()) <= 36
+    assert sum(statement.claimed is not None for statement in STATEMENTS.values()) <= 44

@@ -6,12 +6,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from trained_runs import finished, rows, verdicts
 
 from experiments import run_attention_forms as forms
 from experiments.lab.experiment import read_run
 from experiments.note.attention_forms import measure as measured
 from rank_collapse.network.attention import attention_scores
+from tests.support.runs import finished, rows, verdicts
 
 pytestmark = pytest.mark.full
 

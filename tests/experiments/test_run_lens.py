@@ -5,7 +5,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import xarray as xr
-from trained_runs import result_of, rows, run
 
 import rank_collapse as rc
 from experiments import run_lens
@@ -13,6 +12,9 @@ from experiments.lab import cli
 from experiments.paper.trained import lens, lens_file, lens_results, networks
 from experiments.verdicts import STATEMENTS
 from rank_collapse import pretrained
+from tests.oracles.jacobians import jacobian_by_hand
+from tests.support.closeness import assert_close
+from tests.support.runs import result_of, rows, run
 
 N, LAYER = 6, 0
 SETTINGS = networks.UNTRAINED["llama"] | {"initializer_range": 0.5}
@@ -21,18 +23,6 @@ SETTINGS = networks.UNTRAINED["llama"] | {"initializer_range": 0.5}
 @pytest.fixture(scope="module")
 def llama():
     return pretrained.random_like(SETTINGS, jax.random.key(0))
-
-
-def jacobian_by_hand(params, config, ids, layer):
-    """∂(last state)/∂(state after a layer) [t, i, s, j], by jacfwd through an edit."""
-
-    def last_state(change):
-        def add(state, number):
-            return state + jnp.where(number == layer, 1.0, 0.0) * change
-
-        return rc.apply(params, ids, config, edit={"residual": add}).hidden[-1]
-
-    return np.asarray(jax.jacfwd(last_state)(jnp.zeros((len(ids), config.d_model))))
 
 
 def test_parts_are_compared_as_vectors():
@@ -82,7 +72,7 @@ def test_exact_parts_are_the_jacobian_and_padding_changes_nothing(llama):
         for kind in lens.KINDS:
             share = got[f"share_{kind}/{name}"]
             assert share.shape == (1, config.depth - LAYER)
-            np.testing.assert_allclose(share.sum(), 1, atol=1e-5)
+            assert_close(share.sum(), 1, atol=1e-5)
     # one attention at least leads to another token
     assert got["size_exact/random/later"][0, 0] < 1e-6 < got["size_exact/random/same"][0, 0]
     assert np.isnan(got["cosine/next/same"]).all()
@@ -154,7 +144,7 @@ def test_the_file_is_one_of_the_jacobian_lens(llama, tmp_path):
             whole = jacobian_by_hand(params, config, text, layer)
             want.append(whole[valid, :, valid].sum(0).mean(1))
         np.testing.assert_allclose(jacobians[layer], np.mean(want, axis=0), rtol=1e-3, atol=1e-5)
-    np.testing.assert_allclose(jacobians[-1], np.eye(8), atol=1e-6)
+    assert_close(jacobians[-1], np.eye(8), atol=1e-6)
     lens_file.write_lens(tmp_path / "a.pt", jacobians, count)
     content = torch.load(tmp_path / "a.pt", map_location="cpu", weights_only=True)
     assert {name: content[name] for name in ("n_prompts", "source_layers", "d_model")} == {
@@ -219,7 +209,7 @@ def test_what_cannot_fail_is_not_tested_and_nothing_is_claimed_of_initial_weight
     }
     draws = values.sel(start=0.13, network="deep", direction="random", position="later")
     row = tested["exact lengths", "deep"]
-    np.testing.assert_allclose(row.estimate, float(np.median(draws)) + 0.1)
+    assert_close(row.estimate, float(np.median(draws)) + 0.1)
     other = results.assign_coords(start=[0.5])
     assert not list(lens_results.judge_claims(other, opened))
 

@@ -2,12 +2,10 @@
 
 from functools import partial
 
-import draws
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from trained_runs import parsed, result_of, rows, run
 
 import rank_collapse as rc
 from experiments import run_stability
@@ -15,6 +13,9 @@ from experiments.note.stability import measure, results
 from experiments.note.stability.measure import Case, base_config, make_configs
 from experiments.train.weights import get_weight_matrices, replace_weight_matrices
 from rank_collapse.network.measured import updates
+from tests.oracles import draws
+from tests.support.closeness import assert_close
+from tests.support.runs import parsed, result_of, rows, run
 
 TINY = [
     "--designs=post,admin",
@@ -103,7 +104,7 @@ def test_omega_is_profiled_on_the_seeds_own_batch():
     expected = jax.jit(rc.network.admin_profile)(short, batch, short_config).skip_gain
     np.testing.assert_allclose(skip_gains[0].mlp[:2], expected.mlp, rtol=1e-5)
     np.testing.assert_allclose(skip_gains[0].attention[:2], expected.attention, rtol=1e-5)
-    np.testing.assert_allclose(skip_gains[2].attention, [2, 2, 1, 1])  # ω² = N = 4, then none
+    assert_close(skip_gains[2].attention, [2, 2, 1, 1])  # ω² = N = 4, then none
     np.testing.assert_allclose(skip_gains[3].mlp, np.full(4, np.sqrt(8)), rtol=1e-6)
 
 
@@ -164,7 +165,7 @@ def test_an_sgd_step_and_its_bound_are_those_of_a_step_taken():
 def test_places_between_the_laws():
     laws = {"O(N)": 1.0, "O(log N)": 0.3, "O(1)": 0.1}
     places = [results.place_between(e, laws) for e in (-0.1, 0.1, 0.2, 0.3, 0.65, 1.0, 1.35)]
-    np.testing.assert_allclose(places, [-1, 0, 0.5, 1, 1.5, 2, 2.5])
+    assert_close(places, [-1, 0, 0.5, 1, 1.5, 2, 2.5])
 
 
 def test_a_statement_of_theorem_2_is_decided_by_what_the_theorem_is_about():
@@ -198,6 +199,6 @@ def test_a_statement_of_theorem_2_is_decided_by_what_the_theorem_is_about():
 
 def test_exponents_of_the_laws():
     n = np.array([12, 24, 48, 96])
-    np.testing.assert_allclose(results.fit_exponents(n, np.stack([3.0 * n, n**0.5])), [1, 0.5])
+    assert_close(results.fit_exponents(n, np.stack([3.0 * n, n**0.5])), [1, 0.5])
     laws = results.law_exponents(n)
     assert abs(laws["O(N)"] - 1) < 1e-9 and 0.2 < laws["O(log N)"] < 0.4 and laws["O(1)"] < 0.05

@@ -3,18 +3,18 @@
 from functools import partial
 from types import SimpleNamespace
 
-import draws
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from comparison import near
 from flax import linen as nn, nnx
-from refusals import each_is_refused, is_refused, refused
 
 import rank_collapse as rc
 from rank_collapse.network.measured.monitored import MonitorPass
 from rank_collapse.watch.names import PARTS
+from tests.oracles import draws
+from tests.support.closeness import assert_close, near
+from tests.support.refusals import each_is_refused, is_refused, parametrize_refusals
 
 N, D, H = 6, 10, 3
 
@@ -152,7 +152,7 @@ def test_what_is_monitored_does_not_change_the_gradient():
     assert {v.shape for v in scalars.values()} == {(2,)}
 
 
-test_shapes_that_do_not_fit_are_refused = refused(
+@parametrize_refusals(
     [
         ((np.ones(3),), {}, r"x of shape \(3,\)"),
         ((np.ones((1, 3)),), {}, "two tokens or more"),
@@ -160,9 +160,11 @@ test_shapes_that_do_not_fit_are_refused = refused(
         ((np.ones((2, 4, 3)), np.ones((4, 4))), {}, r"attention of shape \(4, 4\)"),
         ((np.ones((4, 3)), np.ones((1, 5, 4))), {}, "has not 4 queries"),
         ((np.ones((4, 3)),), {"sink": np.nan}, "sink=nan"),
-    ],
-    lambda arguments, options: rc.monitor(*arguments, **options),
+    ]
 )
+def test_shapes_that_do_not_fit_are_refused(arguments, message):
+    arrays, options = arguments
+    is_refused(message, lambda: rc.monitor(*arrays, **options))
 
 
 def test_gradients_of_boxed_and_plain_trees_are_the_same():
@@ -216,7 +218,7 @@ def test_gradients_of_fused_matrices_are_split_as_the_caller_says(layers):
             np.testing.assert_allclose(norms[f"{part}_gradient"], want, rtol=1e-6)
     bias = {"in_proj_bias": np.concatenate([q[..., 0, :]] * 3, axis=-1)}
     norms = rc.monitor_gradients(bias, parts={"in_proj_bias": tuple(PARTS)}, **options)
-    np.testing.assert_allclose(norms["key_gradient"], norms["query_gradient"])
+    assert_close(norms["key_gradient"], norms["query_gradient"])
     for wrong in (("query", "keys"), ("query", "key", "value"), {"query": 5, "key": 2}, "keys"):
         call = partial(rc.monitor_gradients, tree, parts={"c_attn": wrong}, axis=-1, **options)
         is_refused(r"c_attn.weight of shape .* does not hold", call)
@@ -232,13 +234,17 @@ def test_gradients_of_fused_matrices_are_split_as_the_caller_says(layers):
 SHARED = {"parts": {"c_attn": tuple(PARTS)}}
 TWO_AXES = r"c_attn of shape .* one axis alone, which axis= may"
 UNEVEN = {"a": {"q_proj": np.ones((2, 4))}, "q_proj": np.ones((3, 4))}
-test_axes_that_are_not_there_or_not_known_are_refused = refused(
+
+
+@parametrize_refusals(
     [
         ({"c_attn": np.ones((48, 24))}, SHARED, TWO_AXES),
         ({"c_attn": np.ones((36, 4, 12))}, SHARED, TWO_AXES),
         ({"c_attn": np.ones((6, 6))}, SHARED, TWO_AXES),
         (UNEVEN, {"layer_axis": 2}, r"q_proj of shape \(2, 4\) has no axis layer_axis=2"),
         (UNEVEN, {"layer_axis": 0}, r"q_proj of shape \(3, 4\) does not have 2 layers"),
-    ],
-    lambda tree, options: rc.monitor_gradients(tree, **options),
+    ]
 )
+def test_axes_that_are_not_there_or_not_known_are_refused(arguments, message):
+    tree, options = arguments
+    is_refused(message, lambda: rc.monitor_gradients(tree, **options))

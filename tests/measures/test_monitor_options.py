@@ -5,13 +5,15 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
-from comparison import near
-from refusals import is_refused, refused
 
 import rank_collapse as rc
+from rank_collapse.measures.layer_measures import NEEDS_TWO_TOKENS
 from rank_collapse.measures.monitor import ATTENTION, TOKENS
-from rank_collapse.measures.profiles import NEEDS_TWO_TOKENS, make_profile, rounding_limit
+from rank_collapse.measures.profiles import make_profile
+from rank_collapse.measures.rounding import rounding_limit
 from rank_collapse.measures.spikes import choose_tokens
+from tests.support.closeness import assert_close, near
+from tests.support.refusals import is_refused, parametrize_refusals
 
 RNG = np.random.default_rng(7)
 B, H, N, D = 3, 2, 6, 4
@@ -50,10 +52,10 @@ def test_spikes_are_left_out_of_tokens_of_examples_and_of_the_batch(choice, thre
     for name in TOKENS:
         least = 2 if name in NEEDS_TWO_TOKENS else 1
         values = [rc.MEASURES[name](x) for x in examples if len(x) >= least]
-        np.testing.assert_allclose(statistics[name], np.mean(values), err_msg=name)
+        assert_close(statistics[name], np.mean(values), err_msg=name)
     pooled = np.stack([x.mean(axis=0) for x in examples])
-    np.testing.assert_allclose(statistics["batch_residual_ratio"], rc.residual_ratio(pooled))
-    np.testing.assert_allclose(statistics["batch_effective_rank"], rc.effective_rank(pooled))
+    assert_close(statistics["batch_residual_ratio"], rc.residual_ratio(pooled))
+    assert_close(statistics["batch_effective_rank"], rc.effective_rank(pooled))
     assert float(statistics["left_out"]) == (MASK & ~kept).sum()
     whole = rc.monitor(X, P, mask=MASK)
     for name in (*ATTENTION, "attention_entropy_least", "attention_entropy_largest"):
@@ -62,7 +64,7 @@ def test_spikes_are_left_out_of_tokens_of_examples_and_of_the_batch(choice, thre
     layers = rc.profile(X[None], mask=MASK, batch_axis=1, exclude="spikes", **options)
     np.testing.assert_array_equal(layers.left_out[0], (MASK & ~kept).sum(axis=-1))
     ratios = [rc.residual_ratio(x) if len(x) > 1 else np.nan for x in examples]
-    np.testing.assert_allclose(layers["residual_ratio"][0], ratios)
+    assert_close(layers["residual_ratio"][0], ratios)
     ranks = rc.profile(X[:1], measures="effective_rank", exclude="spikes", **options)
     assert int(ranks.left_out[0]) == 1 and ranks.rounding is None and ranks.spiked is None
 
@@ -73,8 +75,8 @@ def test_an_example_of_which_one_token_is_left_has_no_ratio_to_count():
     statistics = rc.monitor(x, mask=mask, exclude="spikes", threshold=1.6)
     assert float(statistics["left_out"]) == 1 and statistics["spiked"] == rc.monitor(x[0])["spiked"]
     for name in ("residual_ratio", "token_cosine"):
-        np.testing.assert_allclose(statistics[name], rc.MEASURES[name](x[0]))
-    np.testing.assert_allclose(statistics["stable_rank_bound"], (1 + rc.stable_rank(x[0])) / 2)
+        assert_close(statistics[name], rc.MEASURES[name](x[0]))
+    assert_close(statistics["stable_rank_bound"], (1 + rc.stable_rank(x[0])) / 2)
 
 
 def test_documents_are_read_and_left_out_as_examples_are():
@@ -85,10 +87,10 @@ def test_documents_are_read_and_left_out_as_examples_are():
     documents = [X[0, :2], X[0, 3:5], X[1, [0, 2, 3]], X[1, 4:], X[2, 2:3]]
     assert float(statistics["left_out"]) == 2
     cosines = [rc.token_cosine(double(d)) for d in documents if len(d) > 1]
-    np.testing.assert_allclose(statistics["token_cosine"], np.mean(cosines))
+    assert_close(statistics["token_cosine"], np.mean(cosines))
     layers = rc.profile(X[None], mask=MASK, batch_axis=1, tokens="read", norm=double, **options)
     ratios = [rc.residual_ratio(double(d)) if len(d) > 1 else np.nan for d in documents]
-    np.testing.assert_allclose(layers["residual_ratio"][0], ratios)
+    assert_close(layers["residual_ratio"][0], ratios)
 
 
 def test_spiked_is_a_share_of_the_examples_of_two_tokens_or_more():
@@ -116,11 +118,11 @@ def test_entropies_of_the_extreme_heads_are_of_means_over_examples():
     p = np.stack([np.stack([np.eye(N), np.full((N, N), 1 / N)])] * 2)
     p[1] = p[1, ::-1]
     statistics = rc.monitor(X[:2], p)
-    np.testing.assert_allclose(statistics["attention_entropy_least"], np.log(N) / 2)
-    np.testing.assert_allclose(statistics["attention_entropy_largest"], np.log(N) / 2)
+    assert_close(statistics["attention_entropy_least"], np.log(N) / 2)
+    assert_close(statistics["attention_entropy_largest"], np.log(N) / 2)
     masked = rc.monitor(X[:2], p, mask=np.array([[1] * N, [0] * N]))
-    np.testing.assert_allclose(masked["attention_entropy_least"], 0, atol=1e-12)
-    np.testing.assert_allclose(masked["attention_entropy_largest"], np.log(N))
+    assert_close(masked["attention_entropy_least"], 0, atol=1e-12)
+    assert_close(masked["attention_entropy_largest"], np.log(N))
 
 
 def test_weights_of_whole_numbers_are_weights():
@@ -136,7 +138,7 @@ def test_leading_axes_and_documents_are_examples():
     near(statistics, rc.monitor(X, segments=segments[0]), rtol=1e-12)
     documents = [X[0, :3], X[0, 3:], X[1, :4], X[1, 4:], X[2]]
     cosines = [rc.token_cosine(document) for document in documents]
-    np.testing.assert_allclose(statistics["token_cosine"], np.mean(cosines))
+    assert_close(statistics["token_cosine"], np.mean(cosines))
     is_refused("is not .*two tokens", rc.monitor, X[0, :1])
     is_refused("has not 6 queries", rc.monitor, X[0], P[0][:, :5])
     is_refused("beside x of", rc.monitor, X, P[:2])
@@ -167,7 +169,7 @@ def test_a_token_as_long_as_the_threshold_says_is_none_to_leave_out():
 def test_each_layer_is_read_by_its_own_norm():
     norms = [lambda h, k=k: h + k for k in range(B)]
     profile = rc.profile(X, tokens="read", norm=norms)["residual_ratio"]
-    np.testing.assert_allclose(profile, [rc.residual_ratio(x + k) for k, x in enumerate(X)])
+    assert_close(profile, [rc.residual_ratio(x + k) for k, x in enumerate(X)])
     for wrong in (norms[:2], [*norms, norms[0]], [*norms[:2], None], None):
         message = "needs norm=, the norm of all 3 states or one for each"
         is_refused(message, rc.profile, X, tokens="read", norm=wrong)
@@ -180,7 +182,7 @@ def test_what_is_not_finite_in_padding_does_not_count():
         profile = rc.profile(x, mask=keep, measures=("residual_ratio", "spike_norm"), tokens=kind)
         want = rc.profile(X[:2, :4], measures=("residual_ratio", "spike_norm"), tokens=kind)
         for name in want.measures:
-            np.testing.assert_allclose(profile[name][:2], want[name])
+            assert_close(profile[name][:2], want[name])
             assert np.isnan(profile[name][2])
         assert profile.spiked.tolist() == [*want.spiked.tolist(), False]
         assert not profile.rounding.any()
@@ -246,9 +248,9 @@ def test_rounding_limits_are_those_of_the_digits_of_a_dtype(dtype, limit):
         assert float(ml_dtypes.finfo(name).eps) * rounds == limit
 
 
-test_other_dtypes_are_refused = refused(
-    [("int32", "dtype='int32' is not one of"), (bool, "bool")], rounding_limit
-)
+@parametrize_refusals([("int32", "dtype='int32' is not one of"), (bool, "bool")])
+def test_other_dtypes_are_refused(arguments, message):
+    is_refused(message, rounding_limit, *arguments)
 
 
 def test_the_limit_is_of_each_layer_and_of_the_least_precise_example():
@@ -276,12 +278,12 @@ def test_what_has_an_axis_of_heads_is_attention():
         profile = rc.profile(arrays, **options)
         assert list(profile.measures) == ["attention_entropy"]
         assert profile["attention_entropy"].shape == shape
-    np.testing.assert_allclose(profile["attention_entropy"], rc.attention_entropy(p).mean(axis=-1))
+    assert_close(profile["attention_entropy"], rc.attention_entropy(p).mean(axis=-1))
     states = RNG.normal(size=(2, 3, 4, 4))  # [l, b, n, d] of as many tokens as features
     for arrays, options in ((states, {"batch_axis": 1}), ([*states], {}), (states[0], {})):
         assert list(rc.profile(arrays, **options).measures) == ["residual_ratio"]
     examples = rc.profile(states.swapaxes(0, 1), batch_axis=0)["residual_ratio"]
-    np.testing.assert_allclose(examples, rc.residual_ratio(states))
+    assert_close(examples, rc.residual_ratio(states))
 
 
 def test_a_profile_is_read_by_names_and_as_a_tuple():
@@ -312,11 +314,11 @@ def test_attention_is_measured_of_masks_of_queries_and_of_keys():
     p /= p.sum(axis=-1, keepdims=True)
     profile = rc.profile(p, measures=names, mask=queries, key_mask=exists)
     first = p[:, :, queries][..., 2].mean(axis=-1)
-    np.testing.assert_allclose(profile["first_column"], first.mean(axis=-1))
-    np.testing.assert_allclose(profile["sink_rate"], (first > 0.3).mean(axis=-1))
+    assert_close(profile["first_column"], first.mean(axis=-1))
+    assert_close(profile["sink_rate"], (first > 0.3).mean(axis=-1))
     rows = p[:, :, queries][..., 2:]
     entropy = -(rows * np.log(rows)).sum(axis=-1).mean(axis=(1, 2))
-    np.testing.assert_allclose(profile["attention_entropy"], entropy)
+    assert_close(profile["attention_entropy"], entropy)
     is_refused(
         "segments= and key_mask= exclude each other",
         rc.profile,

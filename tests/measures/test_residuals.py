@@ -3,17 +3,17 @@
 import subprocess
 import sys
 
-import draws
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from comparison import near
-from marks import full_but
-from refusals import refused
 
 import rank_collapse as rc
 from rank_collapse.measures import norms, on_jax, residuals as rs
+from tests.oracles import draws
+from tests.support.closeness import assert_close, near
+from tests.support.marks import full_but
+from tests.support.refusals import is_refused, parametrize_refusals
 
 
 def tokens(n=7, d=5, seed=0):
@@ -54,7 +54,7 @@ def test_equals_numpy(shape):
         np.testing.assert_allclose(norms.matrix_norm(x, norm), plain(x), rtol=1e-5)
         want = plain(x - x.mean(0)) / plain(x)
         np.testing.assert_allclose(rc.residual_ratio(x, norm=norm), want, rtol=1e-5)
-    np.testing.assert_allclose(rc.residual(x), x - x.mean(0), atol=1e-6)
+    assert_close(rc.residual(x), x - x.mean(0), atol=1e-6)
     for fn, want in compute_ranks(x).items():
         if want is not None:
             np.testing.assert_allclose(fn(x), want, rtol=1e-4, err_msg=fn.__name__)
@@ -78,7 +78,7 @@ def test_masked_rows_are_as_if_removed():
     plain = jax.jit(lambda a: [f(a, None) for f in functions])(x[keep])
     np.testing.assert_allclose(masked, plain, rtol=2e-4)
     residual = rc.residual(spoiled, mask=keep)
-    np.testing.assert_allclose(residual[keep], rc.residual(x[keep]), atol=1e-6)
+    assert_close(residual[keep], rc.residual(x[keep]), atol=1e-6)
     np.testing.assert_array_equal(residual[~keep], 0)
 
 
@@ -92,7 +92,7 @@ def test_the_mean_minimises_the_frobenius_norm():
 
 def test_edges():
     one = np.ones((4, 3), np.float32)
-    np.testing.assert_allclose(rc.residual_ratio(one), 0, atol=1e-6)
+    assert_close(rc.residual_ratio(one), 0, atol=1e-6)
     np.testing.assert_array_equal(rc.residual_ratio(0 * one), 0)
     np.testing.assert_allclose(rs.token_cosine(one), 1, rtol=1e-6)
     np.testing.assert_allclose(rs.effective_rank(np.eye(4)), 4, rtol=1e-5)
@@ -104,7 +104,7 @@ def test_edges():
     assert rc.residual(one[:1]).shape == (1, 3)
 
 
-test_refusals_name_the_value = refused(
+@parametrize_refusals(
     [
         (lambda: rc.residual(np.ones(3)), r"\(3,\)"),
         (lambda: rc.residual(np.ones((0, 4))), r"\(0, 4\)"),
@@ -116,6 +116,8 @@ test_refusals_name_the_value = refused(
         (lambda: rc.token_cosine(np.ones((1, 2))), r"\(1, 2\)"),
     ]
 )
+def test_refusals_name_the_value(arguments, message):
+    is_refused(message, *arguments)
 
 
 def test_small_singular_values_of_float32_are_kept():
@@ -128,10 +130,10 @@ def test_participation_ratio():
     x = np.random.default_rng(0).standard_normal((7, 4))
     squares = np.linalg.svd(x, compute_uv=False) ** 2
     expected = squares.sum() ** 2 / (squares**2).sum()
-    np.testing.assert_allclose(rc.participation_ratio(x), expected, rtol=1e-12)
+    assert_close(rc.participation_ratio(x), expected, rtol=1e-12)
     padded = np.concatenate([x, np.full((2, 4), 9.0)])
     ratio = rc.participation_ratio(padded, mask=np.arange(9) < 7)
-    np.testing.assert_allclose(ratio, expected, rtol=1e-12)
+    assert_close(ratio, expected, rtol=1e-12)
     assert float(rc.participation_ratio(np.eye(3, 5))) == pytest.approx(3)
     assert float(rc.participation_ratio(np.zeros((3, 5)))) == 0
 

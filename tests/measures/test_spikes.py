@@ -1,20 +1,21 @@
 """Measures of tokens of which one holds nearly all of the norm: `MATH.md`, section 19.
 
-PYTHONPATH=. python tests/measures/test_spikes.py     prints the table
+python -m tests.measures.test_spikes     prints the table
 """
 
 import functools
 
-import draws
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from refusals import refused
 
 import rank_collapse as rc
 from rank_collapse.measures.spikes import choose_ratio, choose_tokens
 from rank_collapse.network.measured.states import ProfilePass
 from rank_collapse.pretrained import Group, InMemory, stream
+from tests.oracles import draws
+from tests.support.closeness import assert_close
+from tests.support.refusals import is_refused, parametrize_refusals
 
 N, D, LENGTH = 64, 128, 11.3
 SPIKES = (0, 100, 1000)
@@ -84,7 +85,7 @@ def test_flags_are_set_where_one_token_decides(spike, way):
     if way == "exclude":
         assert int(equal.left_out[0]) == int(independent.left_out[0]) == (spike > 0)
         of_others = measure_tokens(0, True, "raw")
-        np.testing.assert_allclose(equal["stable_rank"], of_others["stable_rank"], rtol=1e-12)
+        assert_close(equal["stable_rank"], of_others["stable_rank"], rtol=1e-12)
 
 
 def test_closed_forms_of_spikes():
@@ -144,11 +145,11 @@ def test_the_bulk_is_what_is_left_without_a_few_far_tokens(framework, count):
     np.testing.assert_allclose(float(rc.measures.bulk_ratio(array)), expected, rtol=1e-3)
     padded = np.concatenate([x, rng.normal(size=(5, 16))])
     mask = np.arange(53) < 48
-    np.testing.assert_allclose(rc.measures.bulk_ratio(padded, mask=mask), expected, rtol=1e-12)
+    assert_close(rc.measures.bulk_ratio(padded, mask=mask), expected, rtol=1e-12)
     for scale in (1e-30, 1e30):
-        np.testing.assert_allclose(rc.measures.bulk_ratio(scale * x), expected, rtol=1e-9)
+        assert_close(rc.measures.bulk_ratio(scale * x), expected, rtol=1e-9)
     order = rng.permutation(48)
-    np.testing.assert_allclose(rc.measures.bulk_ratio(x[order]), expected, rtol=1e-12)
+    assert_close(rc.measures.bulk_ratio(x[order]), expected, rtol=1e-12)
 
 
 def test_the_bulk_of_equal_and_of_few_tokens():
@@ -202,7 +203,7 @@ def test_what_a_layer_reads_in_passes_and_of_traces():
     assert float(one["left_out"]) == float(chosen.left_out[0])
 
 
-test_choices_that_are_not_known_are_refused = refused(
+@parametrize_refusals(
     [
         (measure, options, message)
         for measure in (rc.profile, rc.monitor)
@@ -213,9 +214,11 @@ test_choices_that_are_not_known_are_refused = refused(
             ({"tokens": "read"}, "tokens='read' needs norm="),
             ({"norm": lambda x: x}, "norm= needs tokens='read', not 'raw'"),
         )
-    ],
-    lambda measure, options: measure(np.ones((2, 4, 3)), **options),
+    ]
 )
+def test_choices_that_are_not_known_are_refused(arguments, message):
+    measure, options = arguments
+    is_refused(message, lambda: measure(np.ones((2, 4, 3)), **options))
 
 
 def main():
@@ -237,7 +240,7 @@ def test_two_tokens_are_as_far_from_their_mean():
     assert np.isnan(rc.measures.residual_spike(x[:2]))
     assert np.isnan(rc.measures.residual_spike(x, mask=[True, True, False]))
     squares = ((x - x.mean(axis=0)) ** 2).sum(axis=1)
-    np.testing.assert_allclose(rc.measures.residual_spike(x), squares.max() / squares.sum())
+    assert_close(rc.measures.residual_spike(x), squares.max() / squares.sum())
 
 
 if __name__ == "__main__":

@@ -7,14 +7,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from comparison import near
-from refusals import is_refused
 
 import rank_collapse as rc
 from rank_collapse.measures import on_jax
+from rank_collapse.measures.layer_measures import NEEDS_TWO_TOKENS
 from rank_collapse.measures.monitor import ATTENTION, TOKENS
-from rank_collapse.measures.profiles import NEEDS_TWO_TOKENS
 from rank_collapse.measures.table import COLLAPSE, check_measure_names
+from tests.support.closeness import near
+from tests.support.refusals import is_refused
 
 OF_ATTENTION = [name for name, measure in rc.MEASURES.items() if measure.needs == "attention"]
 OF_TOKENS = [name for name, measure in rc.MEASURES.items() if measure.needs == "tokens"]

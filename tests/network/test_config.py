@@ -1,12 +1,12 @@
-"""The config: widths that follow, sublayers, rows, streams, what it refuses, what it prints."""
+"""The config: widths that follow, sublayers, rows, what it refuses, what it prints."""
 
 import jax
 import numpy as np
 import pytest
-from refusals import is_refused, refused
 
 import rank_collapse as rc
 from rank_collapse.network.config import check_config
+from tests.support.refusals import is_refused, parametrize_refusals
 
 BASE = {"depth": 4, "num_heads": 4, "d_model": 8}
 
@@ -32,11 +32,7 @@ def test_sublayers_are_those_that_the_config_has():
         ({"mlp": "relu"}, ("attention", "mlp")),
         ({"cross_attention": True, "mlp": "relu"}, ("attention", "cross", "mlp")),
     ):
-        config = make(**fields)
-        assert config.kinds == kinds and config.streams == ()
-        streams = config.replace(connection="attention").streams
-        assert streams == (1 + 4 * len(kinds),)  # X^0, and one for each branch
-        assert config.replace(connection="hyper", num_streams=3).streams == (3,)
+        assert make(**fields).kinds == kinds
 
 
 def test_rows_of_parameters_and_the_first_layer_of_each():
@@ -86,8 +82,7 @@ def test_what_is_not_given_is_plain_attention():
         {"num_experts": 0, "experts_per_token": 1, "router": "chosen", "norm": "layer"},
         {"attention_skip": False, "mlp_skip": False, "cross_skip": True, "norm_eps": 1e-12},
         {"norm_placement": "none", "final_norm": False, "first_norm": True, "parallel": False},
-        {"learned_per_feature": False, "connection": "skip", "num_streams": 4},
-        {"connection_by_token": True, "skip_gain": 1, "branch_gain": 1, "norm_gain": None},
+        {"learned_per_feature": False, "skip_gain": 1, "branch_gain": 1, "norm_gain": None},
         {"learned_skip_gain": None, "learned_branch_gain": None},
     ):
         assert {name: getattr(config, name) for name in fields} == fields
@@ -109,7 +104,7 @@ def test_floats_are_leaves_and_all_else_is_static():
     assert jax.tree.structure(config) == jax.tree.structure(config.replace(skip_gain=0.1))
 
 
-test_fields_that_do_not_fit_are_named = refused(
+@parametrize_refusals(
     [
         ({"num_kv_heads": 3}, "num_kv_heads=3 does not divide num_heads=4"),
         ({"num_kv_heads": 8}, "num_kv_heads=8 does not divide num_heads=4"),
@@ -139,9 +134,11 @@ test_fields_that_do_not_fit_are_named = refused(
         ),
         ({"mix": np.tanh, "mixing": rc.network.Mixing()}, "replaces normalise and mixing"),
         ({"mix": np.tanh, "normalise": np.tanh}, "replaces normalise and mixing"),
-    ],
-    lambda fields: make(**fields),
+    ]
 )
+def test_fields_that_do_not_fit_are_named(arguments, message):
+    (fields,) = arguments
+    is_refused(message, lambda: make(**fields))
 
 
 @pytest.mark.parametrize("field", ["normalise", "mix"])

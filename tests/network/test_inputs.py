@@ -1,18 +1,18 @@
 """What every pass refuses at once, with the value and what would fit; precision of measures."""
 
-import draws
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from comparison import near
-from marks import full_but
-from refusals import each_is_refused, is_refused, refused
 
 import rank_collapse as rc
 from rank_collapse.network.input_checks import is_embedded
 from rank_collapse.network.inputs import as_batch, at_least_float32, batch_size, prepare_inputs
 from rank_collapse.theory.expectation import expected_pass
+from tests.oracles import draws
+from tests.support.closeness import near
+from tests.support.marks import full_but
+from tests.support.refusals import each_is_refused, is_refused, parametrize_refusals
 
 N, D = 5, 8
 X = draws.normal(N, D)
@@ -119,7 +119,9 @@ def test_additive_masks_are_refused_and_other_forms_agree(name):
 
 
 TEXT = {"embedding": rc.EmbeddingConfig(vocab_size=11, d_embed=D)}
-test_inputs_of_no_use_and_token_ids_outside_the_vocabulary_are_refused = refused(
+
+
+@parametrize_refusals(
     [
         (TEXT, {"x": jnp.array([3, 50])}, "token id 50 is not below vocab_size=11"),
         (TEXT, {"x": jnp.array([-1, 2])}, "token id -1 is not below vocab_size=11"),
@@ -130,16 +132,20 @@ test_inputs_of_no_use_and_token_ids_outside_the_vocabulary_are_refused = refused
         ({}, {"x": X, "bias": "causal"}, "bias of type str is not an array of numbers"),
         ({}, {"x": X, "dropout_rate": np.full(2, 0.1)}, r"dropout_rate=array\(\[0.1, 0.1\]\)"),
         ({}, {"x": X + 1j}, r"x of shape \(5, 8\) and dtype complex64"),
-    ],
-    lambda fields, inputs: rc.apply(san(**fields)[1], config=san(**fields)[0], **inputs),
+    ]
 )
+def test_inputs_of_no_use_and_token_ids_outside_the_vocabulary_are_refused(arguments, message):
+    fields, inputs = arguments
+    is_refused(message, lambda: rc.apply(san(**fields)[1], config=san(**fields)[0], **inputs))
 
 
 TABLES = rc.EmbeddingConfig(
     vocab_size=11, d_embed=D, positions="learned", num_positions=9, num_segments=2
 )
 ONE = np.ones(1, int)
-test_what_would_be_broadcast_to_all_tokens_or_heads_is_refused = refused(
+
+
+@parametrize_refusals(
     [
         ({"num_heads": 1}, {"bias": np.zeros((4, N, N))}, r"bias of shape \(4, 5, 5\)"),
         ({}, {"bias": np.tri(N, dtype=bool)}, "bias .* dtype bool .* mask="),
@@ -163,9 +169,11 @@ test_what_would_be_broadcast_to_all_tokens_or_heads_is_refused = refused(
         ),
         ({"cross_attention": True}, {"memory": X[:, 1:]}, r"memory of shape \(5, 7\)"),
         ({"cross_attention": True}, {"memory": X[:0]}, r"memory of shape \(0, 8\)"),
-    ],
-    lambda fields, inputs: apply_to_tokens(rc.san(2, 2, D).replace(**fields), inputs),
+    ]
 )
+def test_what_would_be_broadcast_to_all_tokens_or_heads_is_refused(arguments, message):
+    fields, inputs = arguments
+    is_refused(message, lambda: apply_to_tokens(rc.san(2, 2, D).replace(**fields), inputs))
 
 
 def apply_to_tokens(config, inputs):
@@ -173,7 +181,7 @@ def apply_to_tokens(config, inputs):
     return rc.apply(draws.parameters(config, 1), x, config, **inputs)
 
 
-test_arguments_in_another_order_are_named = refused(
+@parametrize_refusals(
     [
         (lambda: rc.apply(san()[1], san()[0], X), "config is a .*rray"),
         (lambda: rc.surgery.ablate(*san()[::-1], "SAN"), "config is a TransformerParams"),
@@ -181,6 +189,8 @@ test_arguments_in_another_order_are_named = refused(
         (lambda: rc.variant(san()[1], "sinks"), "config is a TransformerParams"),
     ]
 )
+def test_arguments_in_another_order_are_named(arguments, message):
+    is_refused(message, *arguments)
 
 
 def test_a_bias_of_all_heads_is_that_of_each():
@@ -283,15 +293,16 @@ def test_lists_of_examples_are_padded_with_zeros_and_a_mask_says_which_tokens_ex
     assert as_batch({"x": [[1, 2], [3, 4]]}).keys() == {"x"} and batch_size({"x": X}) == N
 
 
-test_batches_that_are_none_are_refused = refused(
+@parametrize_refusals(
     [
         ({"x": [[1, 2]], "mask": np.ones((2, 2))}, "different lengths, or none: .*'mask': 2"),
         ({"segments": np.ones((2, 2))}, "or none: {'segments': 2}"),
         ({"x": np.ones((0, 2))}, "or none: {'x': 0}"),
         ({"x": 3}, "or none: {'x': None}"),
-    ],
-    as_batch,
+    ]
 )
+def test_batches_that_are_none_are_refused(arguments, message):
+    is_refused(message, as_batch, *arguments)
 
 
 def test_what_is_given_of_tokens_reaches_the_embedding_and_the_attention():

@@ -2,18 +2,19 @@
 
 import itertools
 
-import draws
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from refusals import refused
 from scipy import special
 
 import rank_collapse as rc
 from rank_collapse.network import dropout, layers
 from rank_collapse.network.embedding import init_embedding
 from rank_collapse.network.parameters import init_block
+from tests.oracles import draws
+from tests.support.closeness import assert_close
+from tests.support.refusals import is_refused, parametrize_refusals
 
 
 def tokens(n=5, d=8, seed=3):
@@ -40,7 +41,7 @@ def test_an_activation_is_its_argument_times_its_gate(name, x64):
     fn, gate = layers.ACTIVATIONS[name]
     slope = jax.vmap(jax.grad(lambda t: gate(t[None])[0]))
     values, gates, slopes = jax.jit(lambda z: (fn(z), gate(z), slope(z)))(z)
-    np.testing.assert_allclose(values, z * gates, rtol=1e-12, atol=1e-14)
+    assert_close(values, z * gates, rtol=1e-12, atol=1e-14)
     assert np.isfinite(slopes).all()
 
 
@@ -55,7 +56,7 @@ def test_mlp_matches_numpy(kind, x64):
     hidden = hidden * linear if gated else hidden
     expected = hidden @ p.w_out + p.b_out[None]
     output = jax.jit(layers.apply_mlp, static_argnums=2)(p, x, kind)
-    np.testing.assert_allclose(output, expected, rtol=1e-10)
+    assert_close(output, expected, rtol=1e-10)
 
 
 SHAPES = {"w_in": (4, 6), "b_in": (6,), "w_out": (6, 4), "b_out": (4,)}
@@ -79,7 +80,7 @@ def embed(x):
     return rc.network.embed(init_embedding(jax.random.key(0), FEW, 4), x, FEW)
 
 
-test_errors_name_the_value = refused(
+@parametrize_refusals(
     [
         (lambda: layers.apply_norm(None, tokens(), "batch"), "norm='batch'"),
         (lambda: layers.get_activation("maxout"), "mlp='maxout'"),
@@ -90,6 +91,8 @@ test_errors_name_the_value = refused(
         (lambda: embed(jnp.zeros((2, 4))), r"shape \(2, 4\)"),
     ]
 )
+def test_errors_name_the_value(arguments, message):
+    is_refused(message, *arguments)
 
 
 def norm(x, p, eps=1e-12):
@@ -116,9 +119,7 @@ def test_tokens_positions_segments_and_projection(x64):
             expected = norm(x @ p.w_project + p.b_project[None], p.norm)
         else:
             expected = norm(x, p.norm) @ p.w_project + p.b_project[None]
-        np.testing.assert_allclose(
-            rc.network.embed(p, ids, config, segments=segments), expected, rtol=1e-9
-        )
+        assert_close(rc.network.embed(p, ids, config, segments=segments), expected, rtol=1e-9)
         moved = rc.network.embed(p, ids, config, positions=jnp.array([2, 1, 0]), segments=segments)
         assert np.abs(moved - expected)[0].max() > 1e-2
 
@@ -131,7 +132,7 @@ def test_sines_of_positions_are_added_as_vaswani_et_al_have_them(x64):
         angles = np.outer(index, [1, 0.01])
         expected = params.tokens[jnp.array(ids)] + np.hstack([np.sin(angles), np.cos(angles)])
         states = rc.network.embed(params, jnp.array(ids), config, positions=used)
-        np.testing.assert_allclose(states, expected, rtol=1e-9)
+        assert_close(states, expected, rtol=1e-9)
 
 
 def test_vectors_with_a_hidden_layer_and_class_token(x64):
@@ -143,7 +144,7 @@ def test_vectors_with_a_hidden_layer_and_class_token(x64):
     z = np.asarray(x @ p.w_in)
     z = (z * special.ndtr(z)) @ p.w_hidden
     expected = norm(np.concatenate([p.class_token[None], z]), p.norm, 0.1)
-    np.testing.assert_allclose(rc.network.embed(p, x, config), expected, rtol=1e-9)
+    assert_close(rc.network.embed(p, x, config), expected, rtol=1e-9)
 
 
 def draw_embedding(config, width):
@@ -178,7 +179,7 @@ def test_registers_are_put_after_the_class_token_and_counted_where_they_are_plac
             positions=positions and jnp.asarray(index),
             segments=segments and jnp.asarray(kinds),
         )
-        np.testing.assert_allclose(states, rows + place + p.segments[kinds], rtol=1e-12)
+        assert_close(states, rows + place + p.segments[kinds], rtol=1e-12)
 
 
 def test_frames_pass_two_convolutions_over_three_of_which_the_second_takes_every_other(x64):
@@ -196,7 +197,7 @@ def test_frames_pass_two_convolutions_over_three_of_which_the_second_takes_every
         x = np.array(out)
     assert x.shape == (3, 3)
     frames = jnp.asarray(draws.normal(5, 2))
-    np.testing.assert_allclose(rc.network.embed(p, frames, config), x, rtol=1e-10)
+    assert_close(rc.network.embed(p, frames, config), x, rtol=1e-10)
 
 
 def test_what_an_embedding_has_unless_it_is_given():

@@ -3,14 +3,10 @@
 import inspect
 import itertools
 
-import draws
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from path_examples import DEPTH, HEADS, D, N, config_of, example, relative
-from path_oracle import Oracle
-from refusals import each_is_refused, refused
 
 import rank_collapse as rc
 from rank_collapse.network.inputs import prepare_inputs
@@ -19,6 +15,11 @@ from rank_collapse.paths.channels import Channels, pad_slots
 from rank_collapse.paths.contributions import PathContributions, path_contributions
 from rank_collapse.paths.heads import head_contributions
 from rank_collapse.paths.truncation import TruncatedPass
+from tests.oracles import draws
+from tests.oracles.path_examples import DEPTH, HEADS, D, N, config_of, example, relative
+from tests.oracles.path_sums import Oracle
+from tests.support.closeness import assert_close
+from tests.support.refusals import each_is_refused, is_refused, parametrize_refusals
 
 GRID = [
     config_of(
@@ -80,7 +81,7 @@ def test_every_configuration_equals_a_walk_over_every_path(x64):
     """Per length and MLP count, from the memory or not, and the offset, in float64.
 
     Without jit: the same few operations serve all configurations. Single fields are walked in
-    tests/test_algebras.py.
+    tests/behaviour/test_algebras.py.
     """
     worst, cases = 0.0, [*GRID[::26], *list(SPECIAL.values())[:-1]]
     with jax.disable_jit():
@@ -147,13 +148,13 @@ def test_views_of_sums_are_written_out_for_stacks_too(count_mlps):
     ours = PathContributions(sums, offset, count_mlps=count_mlps)
     c = sums.sum(axis=2) if count_mlps else sums
     np.testing.assert_array_equal(ours.by_attention_length, c)
-    np.testing.assert_allclose(ours.total, c.sum(axis=1) + offset, rtol=1e-12)
+    assert_close(ours.total, c.sum(axis=1) + offset, rtol=1e-12)
     up_to, all_but = ours.up_to(), ours.all_but()
     assert up_to.shape == all_but.shape == c.shape
     for k in range(4):
-        np.testing.assert_allclose(up_to[:, k], c[:, : k + 1].sum(1) + offset, atol=1e-5)
+        assert_close(up_to[:, k], c[:, : k + 1].sum(1) + offset, atol=1e-5)
         others = np.delete(c, k, axis=1).sum(axis=1)
-        np.testing.assert_allclose(all_but[:, k], others + offset, atol=1e-5)
+        assert_close(all_but[:, k], others + offset, atol=1e-5)
     by_length, last = ours
     assert by_length is sums and last is offset and ours.from_memory is ours.output is None
 
@@ -198,9 +199,9 @@ def test_lengths_up_to_k_and_all_but_k():
         ours = compiled_contributions(params, x, SMALL, count_mlps=count)
         up_to, all_but = np.asarray(ours.up_to()), np.asarray(ours.all_but())
         c = np.asarray(ours.by_attention_length)
-        np.testing.assert_allclose(up_to[1], c[0] + c[1] + ours.offset, atol=1e-5)
-        np.testing.assert_allclose(up_to[-1], ours.output, atol=1e-5)
-        np.testing.assert_allclose(all_but[1], c[0] + c[2] + ours.offset, atol=1e-5)
+        assert_close(up_to[1], c[0] + c[1] + ours.offset, atol=1e-5)
+        assert_close(up_to[-1], ours.output, atol=1e-5)
+        assert_close(all_but[1], c[0] + c[2] + ours.offset, atol=1e-5)
 
 
 @pytest.mark.full
@@ -243,9 +244,9 @@ def test_gains_of_heads_leave_paths_from_the_memory_alone(x64):
         for gain in (1, 0)
     )
     assert np.any(plain.from_memory[1]) and not np.any(plain.from_memory[0])
-    np.testing.assert_allclose(none.from_memory, plain.from_memory, atol=1e-12)
-    np.testing.assert_allclose(none.by_length[1], plain.from_memory[1], atol=1e-12)
-    np.testing.assert_allclose(none.by_length[0], x, atol=1e-12)
+    assert_close(none.from_memory, plain.from_memory, atol=1e-12)
+    assert_close(none.by_length[1], plain.from_memory[1], atol=1e-12)
+    assert_close(none.by_length[0], x, atol=1e-12)
     assert np.abs(plain.by_length[1] - plain.from_memory[1]).max() > 0.1
 
 
@@ -290,17 +291,22 @@ def test_memory_does_not_grow_with_attention_matrices():
     assert temporaries(16) - temporaries(4) < 2 * one_layer
 
 
-test_bad_input_is_named = refused(
+@parametrize_refusals(
     [
         ({"head_gain": jnp.ones((3, HEADS))}, r"head_gain of shape \(3, 2\) is not \(2, 2\)"),
         ({"mask": jnp.ones(9, bool)}, r"mask of shape \(9,\)"),
         ({"config": SMALL.replace(cross_attention=True)}, "needs a memory"),
         ({"x": jnp.ones((N, 5))}, "d_model=8"),
-    ],
-    lambda options: compiled_contributions(
-        **{"params": small_example()[0], "x": small_example()[1], "config": SMALL} | options
-    ),
+    ]
 )
+def test_bad_input_is_named(arguments, message):
+    (options,) = arguments
+    is_refused(
+        message,
+        lambda: compiled_contributions(
+            **{"params": small_example()[0], "x": small_example()[1], "config": SMALL} | options
+        ),
+    )
 
 
 CASES = {
@@ -415,7 +421,7 @@ def test_paths_from_the_memory_pass_the_final_norm_by_themselves(x64):
         (ours.offset, offset),
         (ours.total, trace.output),
     ):
-        np.testing.assert_allclose(computed, expected, atol=1e-10)
+        assert_close(computed, expected, atol=1e-10)
 
 
 def test_the_shape_of_the_result_is_not_traced():

@@ -5,11 +5,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.ad_checkpoint import checkpoint_name
-from refusals import is_refused
 
 import rank_collapse as rc
 from rank_collapse.agree.comparison import compare_files
 from rank_collapse.agree.recording import open_recording
+from tests.support.closeness import assert_close
+from tests.support.refusals import is_refused
 
 L, N, D = 3, 5, 8
 X = jax.random.normal(jax.random.key(0), (N, D))
@@ -75,7 +76,7 @@ def check(path, states, attention, mlps, atol=1e-5):
         pairs += [(layer.branches["attention_branch"], attention[index])]
         pairs += [(layer.branches["mlp_branch"], mlps[index])]
         for recorded, wanted in pairs:
-            np.testing.assert_allclose(recorded.reshape(wanted.shape), wanted, atol=atol)
+            assert_close(recorded.reshape(wanted.shape), wanted, atol=atol)
 
 
 @pytest.mark.parametrize("place", ["pre", "post", "sandwich", "parallel"])

@@ -2,17 +2,18 @@
 
 from itertools import permutations
 
-import draws
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from path_examples import relative
-from refusals import is_refused
 
 import rank_collapse as rc
 from rank_collapse.paths import next_token
 from rank_collapse.paths.contributions import PathContributions
+from tests.oracles import draws
+from tests.oracles.path_examples import relative
+from tests.support.closeness import assert_close
+from tests.support.refusals import is_refused
 
 
 def average_over_orders(value, num_parts):
@@ -37,7 +38,7 @@ def test_shapley_values_are_means_over_all_orders(x64):
         return jnp.mean(jnp.max(z, axis=-1) ** 2) + 3 * present[0] * present[2]
 
     shapley = rc.shapley_values(rc.paths.coalition_values(value, 4), 4)
-    np.testing.assert_allclose(shapley, average_over_orders(value, 4), rtol=1e-12)
+    assert_close(shapley, average_over_orders(value, 4), rtol=1e-12)
     everything, nothing = (value(f(4)) for f in (jnp.ones, jnp.zeros))
     assert float(shapley.sum()) == pytest.approx(float(everything - nothing), rel=1e-12)
 
@@ -55,10 +56,10 @@ def test_shapley_axioms_and_pytrees():
         return {"a": present[0] * present[2] * 6, "b": jnp.stack([present.sum(), present[1]])}
 
     shapley = rc.shapley_values(rc.paths.coalition_values(value, 7), 7)
-    np.testing.assert_allclose(shapley["a"], [3, 0, 3, 0, 0, 0, 0], atol=1e-5)
+    assert_close(shapley["a"], [3, 0, 3, 0, 0, 0, 0], atol=1e-5)
     np.testing.assert_allclose(shapley["b"][:, 0], np.ones(7), rtol=1e-5)
-    np.testing.assert_allclose(shapley["b"][:, 1], np.eye(7)[1], atol=1e-5)
-    np.testing.assert_allclose(rc.shapley_values(jnp.array([2.0, 7.0]), 1), [5.0])
+    assert_close(shapley["b"][:, 1], np.eye(7)[1], atol=1e-5)
+    assert_close(rc.shapley_values(jnp.array([2.0, 7.0]), 1), [5.0])
     for wrong in (0, 21):
         is_refused(f"num_parts={wrong}", rc.paths.coalition_values, lambda p: p.sum(), wrong)
     is_refused(r"shape \(4,\) are not of the 8", rc.shapley_values, jnp.zeros(4), 3)
@@ -77,10 +78,10 @@ def test_covariance_shares_of_tokens_that_exist(x64):
         sum(np.cov(p[:, c], z[:, c])[0, 1] for c in range(2)) / z.var(axis=0, ddof=1).sum()
         for p in np.asarray(parts).reshape(3, -1, 2)[:, keep]
     ]
-    np.testing.assert_allclose(shares, expected, rtol=1e-12)
+    assert_close(shares, expected, rtol=1e-12)
     assert float(shares.sum()) == pytest.approx(1, rel=1e-12)
     cancelling = jnp.stack([3 * total, -2 * total])
-    np.testing.assert_allclose(rc.paths.covariance_shares(cancelling, total), [3, -2], rtol=1e-12)
+    assert_close(rc.paths.covariance_shares(cancelling, total), [3, -2], rtol=1e-12)
 
 
 K, TOKENS, D, VOCAB = 4, 5, 6, 11

@@ -4,21 +4,22 @@ import warnings
 
 import numpy as np
 import pytest
-from marks import full_but
+
+from tests.support.marks import full_but
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     torch = pytest.importorskip("torch")
     pytest.importorskip("transformers")
-    import architectures
+    from tests.oracles import architectures
 
 import jax
-from architecture_cases import ALBERT, LLAMA, SIZES, Case
 
 import rank_collapse as rc
 from rank_collapse import pretrained
 from rank_collapse.network.passes import OutputPass
 from rank_collapse.paths.truncation import TruncatedPass
+from tests.oracles.architecture_cases import ALBERT, LLAMA, SIZES, Case
 
 HEADS = {
     "bert": Case("BertForMaskedLM", SIZES | {"hidden_act": "relu", "layer_norm_eps": 1e-3}),

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import rank_collapse as rc
-from rank_collapse.pretrained.path_lengths import (
+from rank_collapse.pretrained.report import (
     BY_NORM,
     COUNTED,
     ROLLOUT,
@@ -14,14 +14,15 @@ from rank_collapse.pretrained.path_lengths import (
     tabulate_lengths,
 )
 from rank_collapse.report.path_lengths import path_length_figure
+from tests.support.closeness import assert_close
 
 
 def test_three_weightings_of_two_layers_by_hand():
     """H = 1: counted 1/4, 1/2, 1/4; shares 1/2, 0: coins; sums of norms 1, 2, 1."""
     laws = compute_length_laws(1, np.array([[0.5, 0.0]]), np.array([[1.0, 2.0, 1.0]]))
-    np.testing.assert_allclose(laws[COUNTED], [[0.25, 0.5, 0.25]])
-    np.testing.assert_allclose(laws[ROLLOUT], [[0.5, 0.5, 0.0]])
-    np.testing.assert_allclose(laws[BY_NORM], [[0.25, 0.5, 0.25]])
+    assert_close(laws[COUNTED], [[0.25, 0.5, 0.25]])
+    assert_close(laws[ROLLOUT], [[0.5, 0.5, 0.0]])
+    assert_close(laws[BY_NORM], [[0.25, 0.5, 0.25]])
     assert mean_lengths(laws) == pytest.approx({COUNTED: 1.0, ROLLOUT: 0.5, BY_NORM: 1.0})
     assert [row["99 % at most"] for row in tabulate_lengths(laws)] == [2, 1, 2]
     (ax,) = path_length_figure(laws).axes

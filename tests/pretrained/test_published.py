@@ -8,8 +8,6 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-from published_weights import load_circle
-from refusals import is_refused
 from scipy import stats
 
 from experiments.paper.architectures.targets import published_targets
@@ -18,10 +16,13 @@ from experiments.paper.circle.walks import TOGETHER
 from experiments.run_circle import PUBLISHED_FELL, PUBLISHED_SEEDS
 from rank_collapse.pretrained import PUBLISHED, published_curves
 from rank_collapse.training.training import Model, forward
+from tests.oracles.published_weights import load_circle
+from tests.support.folders import SHARED_DATA
+from tests.support.refusals import is_refused
 
 pytestmark = pytest.mark.full
 
-DEFAULT = Path(__file__).resolve().parents[3] / "shared" / "data" / "circle"
+DEFAULT = SHARED_DATA / "circle"
 FOLDER = Path(os.environ.get("RANK_COLLAPSE_CIRCLE", DEFAULT))
 FILES = sorted(FOLDER.glob("*.npz"))
 

@@ -9,6 +9,7 @@ from rank_collapse.measures.table import COLLAPSE
 from rank_collapse.report import figures
 from rank_collapse.report.alarms import Threshold, find_alarms
 from rank_collapse.report.metrics import by_step, metrics_figure
+from tests.support.closeness import assert_close
 
 ROWS = [
     {"step": 2, "seed": 1, "loss": 1.0, "residual_ratio": np.array([0.5, 0.001, 0.3])},
@@ -192,7 +193,7 @@ def test_a_band_of_logarithms_has_a_gap_where_a_seed_has_none():
     _, axes = figures.figure()
     figures.log_band(axes[0, 0], np.arange(3), np.array([[1.0, 4.0, 0.0], [4.0, 9.0, 2.0]]))
     (line,) = axes[0, 0].lines
-    np.testing.assert_allclose(line.get_ydata(), [2, 6, np.nan])
+    assert_close(line.get_ydata(), [2, 6, np.nan])
 
 
 def test_layers_are_whole_numbers_on_every_panel():

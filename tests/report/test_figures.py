@@ -12,23 +12,8 @@ from rank_collapse.report import figures, metrics
 from rank_collapse.report.depth import PANELS, depth_figure
 from rank_collapse.report.metrics import by_step, metrics_figure
 from rank_collapse.report.path_lengths import path_length_figure, plot_length_laws
-
-
-def new_axes():
-    return figures.figure()[1][0, 0]
-
-
-def edges_of(ax):
-    """Returns (lower, upper) edge of a band by its horizontal place."""
-    vertices = ax.collections[0].get_paths()[0].vertices
-    by_place = {}
-    for x, y in vertices:
-        by_place.setdefault(float(x), []).append(float(y))
-    return {x: (min(ys), max(ys)) for x, ys in by_place.items()}
-
-
-def titles(fig):
-    return [ax.get_title() for ax in fig.axes if ax.get_visible()]
+from tests.support.closeness import assert_close
+from tests.support.shown_figures import edges_of, new_axes, titles
 
 
 def test_a_figure_has_the_size_of_its_panels():
@@ -80,9 +65,9 @@ def test_a_band_of_logarithms_is_a_factor_above_and_below():
     ax = new_axes()
     figures.log_band(ax, [1], np.array([[1.0], [16.0]]), "admin", 2, linestyle=":")
     factor = np.exp(np.std(np.log([1.0, 16.0])))
-    np.testing.assert_allclose(edges_of(ax)[1], [4 / factor, 4 * factor])
+    assert_close(edges_of(ax)[1], [4 / factor, 4 * factor])
     (line,) = ax.lines
-    np.testing.assert_allclose(line.get_ydata(), [4])
+    assert_close(line.get_ydata(), [4])
     assert (line.get_label(), line.get_linestyle()) == ("Admin", ":")
     assert line.get_color() == figures.COLORS[2] and line.get_marker() == figures.MARKERS[2]
     face = ax.collections[0].get_facecolor()[0]
@@ -121,7 +106,7 @@ def test_layers_are_shaded_where_rounding_decides_any_example():
     rounding = np.array([[False, False], [False, True], [True, True]])
     for ax in rc.plot(rc.Profile(measures, rounding)).axes[:2]:
         spans = [patch.get_extents().transformed(ax.transData.inverted()) for patch in ax.patches]
-        np.testing.assert_allclose([[s.x0, s.x1] for s in spans], [[0.5, 1.5], [1.5, 2.5]])
+        assert_close([[s.x0, s.x1] for s in spans], [[0.5, 1.5], [1.5, 2.5]])
 
 
 def test_panels_of_one_profile_differ_in_colour_and_profiles_keep_theirs_in_every_panel():
@@ -138,8 +123,8 @@ def test_path_lengths_begin_at_0_and_the_needed_one_is_dashed():
     ax = new_axes()
     plot_length_laws(ax, {"norms": LAW, "losses": LAW[:1]}, 0)
     norms, losses, needed = ax.lines
-    np.testing.assert_allclose(norms.get_xydata(), [[0, 0.3], [1, 0.4], [2, 0.3]])
-    np.testing.assert_allclose(losses.get_ydata(), LAW[0])
+    assert_close(norms.get_xydata(), [[0, 0.3], [1, 0.4], [2, 0.3]])
+    assert_close(losses.get_ydata(), LAW[0])
     assert norms.get_color() != losses.get_color() and norms.get_label() == "norms"
     assert list(needed.get_xdata()) == [0, 0] and needed.get_linestyle() == "--"
     assert ax.get_ylim()[0] == 0 and ax.get_xlabel() == "path length: number of heads"
@@ -164,14 +149,14 @@ def test_a_depth_report_has_a_panel_each_the_last_layer_at_the_right():
             assert line.get_label() == curves[name]
             first = 0 if name in of_states else 1
             np.testing.assert_array_equal(line.get_xdata(), range(first, depth + 1))
-            np.testing.assert_allclose(line.get_ydata(), measures[name].mean(axis=0))
+            assert_close(line.get_ydata(), measures[name].mean(axis=0))
     assert axes["loss"].get_xlabel() == "layer, or path length k"
     assert axes["attention"].get_xlabel() == "layer"
     assert sum(ax.get_visible() for ax in fig.axes) == len(PANELS) + 2 + 1  # and the colour bar
     mesh = fig.axes[len(PANELS)]
     shown = mesh.collections[0].get_array()
     assert shown[0, 1] == 3 and np.ma.getmaskarray(shown).sum() == 3
-    np.testing.assert_allclose(mesh.collections[0].get_coordinates()[0, :, 0], [0.5, 1.5, 2.5])
+    assert_close(mesh.collections[0].get_coordinates()[0, :, 0], [0.5, 1.5, 2.5])
     assert mesh.yaxis_inverted() and mesh.get_ylabel() == "layer that is left out"
     assert list(fig.axes[len(PANELS) + 1].lines[-1].get_xdata()) == [2, 2]
 

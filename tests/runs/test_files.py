@@ -11,11 +11,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from matplotlib.figure import Figure
-from refusals import is_refused
 
 from rank_collapse.extras import MissingPackage
 from rank_collapse.runs import drawn, files
 from rank_collapse.runs.files import RunError
+from tests.support.closeness import assert_close
+from tests.support.refusals import is_refused
 
 
 def test_a_file_that_fails_leaves_the_one_before_and_no_other(tmp_path):
@@ -153,7 +154,7 @@ def test_a_figure_is_drawn_alike_each_time_with_text_as_text():
     first = drawn.draw_files(figure)
     width, height = np.frombuffer(first[".png"][16:24], ">u4")
     box = figure.get_tightbbox().padded(0.1)
-    np.testing.assert_allclose([width, height], [box.width * 150, box.height * 150], atol=1)
+    assert_close([width, height], [box.width * 150, box.height * 150], atol=1)
     assert first[".pdf"].startswith(b"%PDF") and b"CreationDate" not in first[".pdf"]
     assert b"/Type3" not in first[".pdf"] and b"/CIDFontType2" in first[".pdf"]
     assert drawn.draw_files(figure) == first and figure.get_layout_engine() is None

@@ -9,12 +9,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from comparison import near
-from refusals import each_is_refused, is_refused
-from seed_chunks import map_seeds
 
 from rank_collapse.network.layers import NormParams
 from rank_collapse.runs import seeds, states
+from tests.support.closeness import near
+from tests.support.refusals import each_is_refused, is_refused
+from tests.support.seed_chunks import map_seeds
 
 needs_two = pytest.mark.skipif(len(jax.devices()) != 2, reason="JAX_NUM_CPU_DEVICES is not 2")
 

@@ -6,11 +6,11 @@ import json
 
 import numpy as np
 import pytest
-from refusals import is_refused
 
 from experiments.train import pairs
 from rank_collapse.text import encoders, tokens, vocabulary
 from rank_collapse.text.words import default_text
+from tests.support.refusals import is_refused
 
 pytest.importorskip("tokenizers")
 TEXTS = ["The cat sat on the mat.", "A dog ran after the cat, and the cat ran too.", "Birds sing."]

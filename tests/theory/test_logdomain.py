@@ -2,15 +2,10 @@
 
 import functools
 
-import draws
 import jax
 import jax.numpy as jnp
-import mp_oracle
 import numpy as np
 import pytest
-from compiling import AS_USERS
-from marks import full_but
-from small_residuals import CASES, config_of, network as small_network
 
 import rank_collapse as rc
 from rank_collapse.network.inputs import prepare_inputs
@@ -18,6 +13,11 @@ from rank_collapse.network.passes import WalkResult
 from rank_collapse.network.residual import ResidualSpec
 from rank_collapse.theory import log_operations as ops, logdomain, noise
 from rank_collapse.theory.logdomain import REPLICAS, LogPass, LogScaled
+from tests.oracles import draws, mp_network
+from tests.oracles.small_residuals import CASES, config_of, network as small_network
+from tests.support.closeness import assert_close
+from tests.support.compiling import AS_USERS
+from tests.support.marks import full_but
 
 N, D, H = 6, 16, 4
 QUICK = {
@@ -28,7 +28,7 @@ QUICK = {
 
 def mp_profile(params, x, config, digits):
     """log10 ‖res(X^l)‖_{1,∞} by the plain forward pass in `digits` decimal digits."""
-    return np.array(mp_oracle.profile(params, x, config, digits), float)
+    return np.array(mp_network.profile(params, x, config, digits), float)
 
 
 def network(config, weight_scale=1.0, bias_scale=0.1, n=N, seed=0):
@@ -65,7 +65,7 @@ def to_float64(*arrays):
     return jax.tree.map(lambda a: jax.device_put(np.asarray(a, np.float64)), arrays)
 
 
-def assert_close(got, want):
+def assert_promised(got, want):
     """1e-3 in log10, or 1e-6 relative: what the log scale promises in float32."""
     assert got.dtype == jnp.float32
     np.testing.assert_array_less(np.abs(np.asarray(got) - want), np.maximum(1e-3, 1e-6 * -want))
@@ -94,7 +94,7 @@ def test_equals_thousands_of_digits(case):
     params, x = network(config, **scales)
     want = mp_profile(params, x, config, digits)
     assert want.min() > -0.8 * digits  # the oracle itself has digits left
-    assert_close(compile_as_users()(params, x, config), want)
+    assert_promised(compile_as_users()(params, x, config), want)
 
 
 def test_saturated_attention_is_below_float_range_and_right():
@@ -110,7 +110,7 @@ def test_saturated_attention_is_below_float_range_and_right():
     ours = compile_profile(config)
     profile = ours(params, x, config)
     with jax.enable_x64(True):
-        np.testing.assert_allclose(ours(*to_float64(params, x), config), want, rtol=1e-10)
+        assert_close(ours(*to_float64(params, x), config), want, rtol=1e-10)
         profiles = [ours(*to_float64(perturb_params(params, seed), x), config) for seed in range(8)]
     spread = np.abs(np.asarray(profiles) - want).max(axis=0)
     assert spread[-1] < 1e-3 * -want[-1]
@@ -130,10 +130,10 @@ def test_distances_lost_within_clusters_give_nan_not_a_wrong_number():
     want = mp_profile(params, x, config, 100)
     ours = compile_profile(config)
     got = np.asarray(ours(params, x, config))
-    np.testing.assert_allclose(got[:-1], want[:-1], atol=1e-3)
+    assert_close(got[:-1], want[:-1], atol=1e-3)
     assert np.isnan(got[-1])
     with jax.enable_x64(True):  # whose 16 digits are enough
-        np.testing.assert_allclose(ours(*to_float64(params, x), config), want, atol=1e-3)
+        assert_close(ours(*to_float64(params, x), config), want, atol=1e-3)
 
 
 def test_the_local_rate_of_laws_in_closed_form():
@@ -163,23 +163,23 @@ def test_tokens_of_parts_are_renormalised_over_those_that_exist(x64):
     )
     state = jax.jit(ops.renormalise_parts)(mean, parts, scales, EXISTS)
     tokens = (mean + np.einsum("p,pnd->nd", np.exp(scales), parts))[EXISTS]
-    np.testing.assert_allclose(join_tokens(state), tokens, rtol=1e-12)
-    np.testing.assert_allclose(state.residual.sum(axis=0), 0, atol=1e-14)
-    np.testing.assert_allclose(np.abs(state.residual).max(), 1)
+    assert_close(join_tokens(state), tokens, rtol=1e-12)
+    assert_close(state.residual.sum(axis=0), 0, atol=1e-14)
+    assert_close(np.abs(state.residual).max(), 1)
     # the same far below float range, and of nothing
     tiny = jax.jit(ops.renormalise_parts)(mean, parts, scales - 2000, EXISTS)
-    np.testing.assert_allclose(tiny.log_scale, state.log_scale - 2000)
-    np.testing.assert_allclose(tiny.residual, state.residual, atol=1e-12)
+    assert_close(tiny.log_scale, state.log_scale - 2000)
+    assert_close(tiny.residual, state.residual, atol=1e-12)
     nothing = jax.jit(ops.renormalise_parts)(mean, 0 * parts, scales, EXISTS)
     assert nothing.log_scale == -np.inf and not np.any(nothing.residual)
     x = rng.standard_normal((5, 3))
     split = jax.jit(ops.around_mean)(x, EXISTS)
-    np.testing.assert_allclose(split.mean, x[EXISTS].mean(axis=0), rtol=1e-12)
-    np.testing.assert_allclose(join_tokens(split), x[EXISTS], rtol=1e-12)
+    assert_close(split.mean, x[EXISTS].mean(axis=0), rtol=1e-12)
+    assert_close(join_tokens(split), x[EXISTS], rtol=1e-12)
     farthest = max(np.linalg.norm(a - b) for a in x[EXISTS] for b in x[EXISTS])
-    np.testing.assert_allclose(ops.log10_diameter(split), np.log10(farthest))
+    assert_close(ops.log10_diameter(split), np.log10(farthest))
     size = rc.composite_norm(x[EXISTS] - x[EXISTS].mean(axis=0, keepdims=True))
-    np.testing.assert_allclose(ops.log10_norm(split), np.log10(size))
+    assert_close(ops.log10_norm(split), np.log10(size))
 
 
 @pytest.mark.parametrize("norms", [False, True])
@@ -206,7 +206,7 @@ def test_branches_join_the_stream_unless_a_tenth_of_them_is_noise(norms, x64):
     else:
         size, largest = quiet.log_scale, 4.0
         tokens, expected = join_tokens(quiet), gain * branch + skip * x
-    np.testing.assert_allclose(tokens, expected[EXISTS], rtol=1e-10)
+    assert_close(tokens, expected[EXISTS], rtol=1e-10)
     for share, is_refused in ((0.09, False), (0.11, True)):
         noisy = compute(np.log(share / largest) + size)
         scale = noisy.scales[0] if norms else noisy.log_scale
@@ -308,7 +308,7 @@ def test_equals_the_ordinary_pass_where_float64_still_sees_it(case, single):
             want, resolved = reference(large, wide, config)
             assert resolved.sum() >= 2 or scale == 2
             got = narrow if single else ours(large, wide, config)
-            np.testing.assert_allclose(got[resolved], want[resolved], atol=1e-4)
+            assert_close(got[resolved], want[resolved], atol=1e-4)
             if single:
                 return
 
@@ -323,7 +323,7 @@ def test_norms_of_branches_mixed_weights_and_a_gated_mlp():
         wide = to_float64(params, x)
         want, resolved = compile_ordinary_profile(config)(*wide, config)
         assert resolved.all()
-        np.testing.assert_allclose(compile_profile(config)(*wide, config), want, atol=1e-9)
+        assert_close(compile_profile(config)(*wide, config), want, atol=1e-9)
 
 
 @pytest.mark.parametrize(
@@ -349,11 +349,11 @@ def test_float64_gives_more_digits_and_bfloat16_gives_float32():
     with jax.enable_x64(True):
         params64, x64 = jax.tree.map(lambda a: jnp.asarray(np.asarray(a, np.float64)), (params, x))
         got = compile_as_users()(params64, x64, config)
-        np.testing.assert_allclose(got, want, rtol=1e-12, atol=1e-12)
+        assert_close(got, want, rtol=1e-12, atol=1e-12)
     params, x = jax.tree.map(lambda a: a.astype(jnp.bfloat16), (params, x))
     got = compile_as_users()(params, x, config)
     params, x = jax.tree.map(lambda a: a.astype(jnp.float32), (params, x))
-    assert_close(got, np.asarray(compile_as_users()(params, x, config)))
+    assert_promised(got, np.asarray(compile_as_users()(params, x, config)))
 
 
 @pytest.mark.full
@@ -361,7 +361,7 @@ def test_ten_tokens_of_width_16_fall_like_3_to_the_depth():
     config = rc.san(5, 4, 16)
     params, x = network(config, bias_scale=0.0, n=10)
     got = compile_as_users()(params, x, config)
-    assert_close(got, mp_profile(params, x, config, 700))
+    assert_promised(got, mp_profile(params, x, config, 700))
     rate = np.asarray(rc.local_rate(got))
     assert rate.shape == (4,) and abs(rate[-1] - 3) < abs(rate[-2] - 3)
     np.testing.assert_allclose(rc.local_rate(2.3 * got + 5), rate, rtol=1e-4)  # base and unit
@@ -374,4 +374,4 @@ def test_twelve_and_thirty_two_layers_are_finite(depth):
     params, x = network(config, n=16)
     got = np.asarray(compile_as_users()(params, x, config))
     assert np.isfinite(got).all()
-    np.testing.assert_allclose(rc.local_rate(got)[-1], 3, atol=1e-3)
+    assert_close(rc.local_rate(got)[-1], 3, atol=1e-3)

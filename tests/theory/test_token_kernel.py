@@ -1,18 +1,19 @@
 """Kernels of tokens and rows of weights: against drawn weights, quadrature and limits."""
 
-import draws
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from draws import parameters, tokens
-from marks import full_but
 
 import rank_collapse as rc
 from rank_collapse.network import layers
 from rank_collapse.network.residual import ResidualSpec, lone_norm
 from rank_collapse.theory import score_overlap, token_kernel
 from rank_collapse.theory.token_kernel import TokenKernel
+from tests.oracles import draws
+from tests.oracles.draws import parameters, tokens
+from tests.support.closeness import assert_close
+from tests.support.marks import full_but
 
 overlap_ratios = jax.jit(score_overlap.overlap_ratios)
 NONE = dict.fromkeys(("w_q", "w_k", "w_v", "w_o", "w_in", "w_gate", "w_out"), 0.0)
@@ -38,10 +39,10 @@ def test_the_kernel_of_tokens_and_back():
 
     state, back, covariance, of_moved, of_shifted = measure(x)
     np.testing.assert_allclose(of_shifted, 5 * of_moved + 1, rtol=1e-5)  # mean squares
-    np.testing.assert_allclose(covariance, x @ x.T / 8, atol=1e-5)
-    np.testing.assert_allclose(back.distance, state.distance, atol=1e-5)
+    assert_close(covariance, x @ x.T / 8, atol=1e-5)
+    assert_close(back.distance, state.distance, atol=1e-5)
     scale = 1 / np.sqrt(np.mean(x**2, axis=1) + 0.3)
-    np.testing.assert_allclose(of_moved, (x @ x.T / 8) * np.outer(scale, scale), atol=1e-5)
+    assert_close(of_moved, (x @ x.T / 8) * np.outer(scale, scale), atol=1e-5)
 
 
 def test_kernels_of_independent_features_multiply():
@@ -352,8 +353,8 @@ def test_activations_against_quadrature_over_the_plane(kind, error, x64):
     z = jax.jit(token_kernel.from_covariance)(cov, np.zeros((2, 2)))
     kernel, slope = activation_kernel(kind, z)
     distance, expected_slope = integrate_over_plane(kind, cov)
-    np.testing.assert_allclose(kernel.distance[0, 1], distance, atol=error)
-    np.testing.assert_allclose(slope[0, 1], expected_slope, atol=3 * error)
+    assert_close(kernel.distance[0, 1], distance, atol=error)
+    assert_close(slope[0, 1], expected_slope, atol=3 * error)
 
 
 @pytest.mark.parametrize("kind", full_but(["relu", "gelu", "silu"], "gelu"))
@@ -419,7 +420,7 @@ def test_overlaps_of_rows_by_another_quadrature(n, variance, c, error):
     unit = variance * (1 - 1 / n) / n
     alike, apart = (compute_overlap(n, variance, a) for a in (1 - 1e-12, c))
     wanted = (alike - 1 / n) / unit, (alike - apart) / ((1 - c) * unit)
-    np.testing.assert_allclose(overlap_ratios(n, variance, c), wanted, rtol=2 * error)
+    assert_close(overlap_ratios(n, variance, c), wanted, rtol=2 * error)
 
 
 def test_overlaps_of_rows_that_are_drawn():

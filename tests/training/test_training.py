@@ -3,13 +3,10 @@
 import dataclasses
 from types import SimpleNamespace
 
-import draws
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from comparison import near
-from refusals import refused
 
 from experiments import run_memorization as memorization
 from experiments.train import sorting
@@ -37,6 +34,9 @@ from rank_collapse.training.training import (
     train_epoch,
     train_step,
 )
+from tests.oracles import draws
+from tests.support.closeness import assert_close, near
+from tests.support.refusals import is_refused, parametrize_refusals
 
 
 def config(**fields):
@@ -162,7 +162,7 @@ def test_epochs_are_adam_steps_on_batches_in_order_with_a_short_last_one(fields,
         assert float(mean) == pytest.approx(np.mean(losses), rel=1e-6)
     for ours, theirs in zip(jax.tree.leaves(state.model), oracle.w, strict=True):
         assert ours.dtype == np.float64
-        np.testing.assert_allclose(ours, theirs, atol=1e-7)
+        assert_close(ours, theirs, atol=1e-7)
 
 
 def test_shuffling_visits_every_example_once_per_epoch():
@@ -441,7 +441,7 @@ def test_what_is_not_given_is_as_in_the_paper():
     }
 
 
-test_bad_recipes_are_named = refused(
+@parametrize_refusals(
     [
         ({"b1": 1.0}, r"b1=1.0 is not in \[0, 1\)"),
         ({"clip_norm": 0.0}, r"clip_norm=0.0 is not in \(0, inf\]"),
@@ -454,6 +454,8 @@ test_bad_recipes_are_named = refused(
         ({"schedule": "cosine"}, "schedule='cosine'"),
         ({"config": TransformerConfig()}, "embedding=None"),
         ({"config": None}, "config is a NoneType"),
-    ],
-    lambda fields: recipe(**fields),
+    ]
 )
+def test_bad_recipes_are_named(arguments, message):
+    (fields,) = arguments
+    is_refused(message, lambda: recipe(**fields))

@@ -1,7 +1,8 @@
 """Which products are attention, which tokens its keys are of, and what needs no weights."""
 
 import pytest
-from measured_layers import (
+
+from tests.oracles.measured_layers import (
     RIGHT,
     Attention,
     B,

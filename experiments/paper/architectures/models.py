@@ -17,8 +17,8 @@ from rank_collapse import pretrained
 from rank_collapse.network.measured.states import ProfilePass
 from rank_collapse.network.surgery import list_ablations
 from rank_collapse.pretrained import PUBLISHED
-from rank_collapse.pretrained.checkpoint import open_weights
-from rank_collapse.pretrained.hub import PREFIX, hub_folder, is_hub_name
+from rank_collapse.pretrained.checkpoint_files import open_weights
+from rank_collapse.pretrained.loading import PREFIX, hub_folder, is_hub_name
 from rank_collapse.pretrained.published import RANDOM, is_random_name
 from rank_collapse.text import encoders, tokens as texts_of, words
 

@@ -6,11 +6,13 @@ and the sum the stream after it. Loops are computed step by step if their bodies
 """
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 from jax.extend import core as jax_core
+from jax.extend.core import Jaxpr, JaxprEqn
 
+from rank_collapse.annotations import AnyArray
 from rank_collapse.paths.traced import primitives
 from rank_collapse.paths.traced.branches import Branches, Entry
 from rank_collapse.paths.traced.programs import Scope, bind, has_scopes, open_program, read_scopes
@@ -30,8 +32,8 @@ class Part(NamedTuple):
     """
 
     axis: int
-    array: Any
-    root: Any
+    array: AnyArray
+    root: AnyArray
 
 
 class Tagged(NamedTuple):
@@ -47,7 +49,7 @@ class Tagged(NamedTuple):
         level: Whether it comes from a replaced state, see `replaying`.
     """
 
-    array: Any
+    array: AnyArray
     depends: bool = False
     entry: tuple[Entry, tuple[int, ...]] | None = None
     pending: tuple[Part, ...] = ()
@@ -66,10 +68,10 @@ class Sum(NamedTuple):
     """
 
     axis: int
-    root: Any
-    before: Any
-    branch: Any
-    after: Any
+    root: AnyArray
+    before: AnyArray
+    branch: AnyArray
+    after: AnyArray
     number: int | None
 
 
@@ -86,7 +88,7 @@ class StreamReader:
         self.sums: list[Sum] = []
         self._count = 0
 
-    def start(self, array: Any) -> Tagged:
+    def start(self, array: AnyArray) -> Tagged:
         """Returns the input of the program.
 
         Args:
@@ -96,8 +98,8 @@ class StreamReader:
 
     def run(
         self,
-        jaxpr: Any,
-        constants: Sequence[Any],
+        jaxpr: Jaxpr,
+        constants: Sequence[object],
         arguments: Sequence[Tagged],
         scopes: tuple[Scope, ...] = (),
         inside: tuple[Entry, tuple[int, ...]] | None = None,
@@ -277,7 +279,7 @@ class StreamReader:
         return carry
 
 
-def has_scopes_within(eqn: Any) -> bool:
+def has_scopes_within(eqn: JaxprEqn) -> bool:
     """Whether programs inside an equation have scopes or names.
 
     Args:
