@@ -88,7 +88,7 @@ class TransformerConfig(AttentionConfig, PositionConfig, ResidualConfig, MLPConf
         for name in ("windows", "rotary_layers", "layer_map"):
             values = getattr(self, name)
             fits = isinstance(values, tuple) and len(values) in (0, depth)
-            struct.refuse_if(not fits, f"{name}={values} is no tuple of depth={depth} entries")
+            struct.refuse_if(not fits, f"{name}={values} is not a tuple of depth={depth} entries")
             for value in values:
                 struct.check_whole(name, int(value) if name == "rotary_layers" else value, 0)
         if self.layer_map and set(self.layer_map) != set(range(self.num_rows)):
