@@ -59,6 +59,7 @@ def test_its_data_are_installed_with_it():
 EXTRAS_OF = {
     "flax_adapters": ("flax",),
     "jax_watch": ("flax",),
+    "scaling": ("training",),
     "watch": ("flax",),
     "command": ("report",),
     "training": ("training",),
