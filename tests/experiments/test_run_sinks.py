@@ -1,0 +1,54 @@
+"""What each way to exclude a key does to attention, and in which layers it is done."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import rank_collapse as rc
+from experiments import run_sinks
+from experiments.lab import cli
+from experiments.paper.trained.networks import make_untrained
+from rank_collapse import pretrained
+
+
+def exclude_first_key(how, start, weights, layer):
+    """Changes weights [h, n, m] after the softmax: of the queries after the first, from `start`."""
+    key = (jnp.arange(weights.shape[-1]) == 0)[None]
+    is_later = (jnp.arange(weights.shape[-2]) > 0)[:, None]
+    without = jnp.where(key & is_later, 0, weights)
+    changed = {
+        "hidden": without / without.sum(axis=-1, keepdims=True),
+        "dropped": without,
+        "thinned": jnp.where(is_later, weights * (1 - weights[..., :1]), weights),
+    }[how]
+    return jnp.where(layer >= start, changed, weights)
+
+
+def mean_cosine(states):
+    """Computes the mean cosine of two tokens [n, d], from the third token on."""
+    unit = states[2:] / np.linalg.norm(states[2:], axis=1, keepdims=True)
+    return (unit @ unit.T)[~np.eye(len(unit), dtype=bool)].mean()
+
+
+@pytest.mark.parametrize("how", ["hidden", "dropped", "thinned"])
+def test_a_key_is_excluded_as_the_flag_says(how):
+    arguments = ["--untrained", "--num_texts=2", "--max_tokens=8", "--start=0.4", f"--how={how}"]
+    options = cli.parse_flags(run_sinks.FLAGS, arguments)
+    network = make_untrained("llama", options)
+    key = jax.random.key(options.seed)
+    config, params = pretrained.random_like(network.source.settings, key)
+    start = round(0.4 * config.depth)
+    assert 0 < start < config.depth
+    edit = {"weights": lambda weights, layer: exclude_first_key(how, start, weights, layer)}
+    arrays = run_sinks.measure_network(options, network, "random", 0)
+    ids = jnp.asarray(network.inputs["x"])
+    for prefix, edited in (("", edit), ("whole_", None)):
+        hidden = jax.jit(jax.vmap(lambda x, e=edited: rc.apply(params, x, config, edit=e).hidden))
+        for text, states in enumerate(np.asarray(hidden(ids), float)):
+            np.testing.assert_allclose(
+                arrays[f"{prefix}token_cosine"][text],
+                [mean_cosine(state) for state in states],
+                rtol=1e-4,
+                atol=1e-5,
+            )
