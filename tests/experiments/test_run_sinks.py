@@ -1,9 +1,12 @@
 """What each way to exclude a key does to attention, and in which layers it is done."""
 
+from types import SimpleNamespace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import xarray as xr
 
 import rank_collapse as rc
 from experiments import run_sinks
@@ -52,3 +55,28 @@ def test_a_key_is_excluded_as_the_flag_says(how):
                 rtol=1e-4,
                 atol=1e-5,
             )
+
+
+def test_the_finding_has_paired_changes_after_the_last_layer():
+    """Of the first network's trained weights, its first key and late layers."""
+    labels = ["small, trained weights", "small, random weights"]
+    axes = {"start": [0.0, 0.4], "how": ["dropped", "hidden", "thinned"]}
+    axes |= {"key": ["first", "random"], "network": labels, "seed": [0, 1], "layer": [0, 1, 2]}
+    shape = [len(values) for values in axes.values()]
+    rng = np.random.default_rng(0)
+    names = ("token_cosine", "whole_token_cosine", "spread", "whole_spread")
+    results = xr.Dataset({n: ([*axes], rng.normal(size=shape)) for n in names}, axes)
+    results.token_cosine[..., 2] = results.whole_token_cosine[..., 2] + rng.normal(size=shape[:-1])
+    changes = [
+        (results[name] - results[f"whole_{name}"]).values[1, how, 0, 0, :, 2].mean()
+        for name in ("token_cosine", "spread")
+        for how in (1, 0)
+    ]
+    finding = run_sinks.make_finding(results, [SimpleNamespace(label="small")])
+    hidden, dropped, wider, lost = (f"{change:+.3f}" for change in changes)
+    assert finding.figure == "cosine" and finding.sentence == (
+        f"In small the mean cosine of two tokens changes by {hidden} where the first key is hidden "
+        f"from later layers, and by {dropped} where its weight is lost; the spread of a changed "
+        f"token by {wider} and {lost}."
+    )
+    assert run_sinks.make_finding(results.sel(how=["hidden"]), [SimpleNamespace(label="a")]) is None
