@@ -3,21 +3,24 @@
 Each theorem is one line with its formula and conditions. Its networks have the weights that it
 asks for, `rc.apply` passes them, and what is measured stands beside what is predicted. The outcome
 follows from these numbers: the theorem holds as stated; holds, with a bound loose by a factor;
-holds under more than is stated; or fails as worded, with the first point against it.
+holds under more than is stated; or fails as worded, with the first point against it. Seven
+statements that could go either way are also measured in --num_seeds independent draws.
 
     python -m experiments.run_theorems
     python -m experiments.run_theorems --theorems=equiangular,width
+    python -m experiments.run_theorems --seed=3000 --until=decided
 
 One core of a CPU: two minutes. Expect one failure: layer normalisation does not keep affine rank.
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 from experiments.lab import (
+    Executor,
     Experiment,
     Flags,
     Progress,
@@ -28,7 +31,8 @@ from experiments.lab import (
     open_run,
     vocabulary,
 )
-from experiments.theorems import causal, collapse, layers, sphere
+from experiments.theorems import causal, draws, initial, layers, mixing, sphere
+from experiments.theorems.drawing import plot_theorem
 from experiments.theorems.statements import (
     LOOSE,
     Curve,
@@ -37,22 +41,33 @@ from experiments.theorems.statements import (
     load_curves,
     save_curves,
 )
-from experiments.verdicts import Comparison
-from rank_collapse.report import figures
+from experiments.verdicts import Comparison, Row, make_row
 
 THEOREMS = {
     theorem.name: theorem
-    for subject in (sphere, causal, collapse, layers)
+    for subject in (sphere, causal, mixing, initial, layers)
     for theorem in subject.THEOREMS
 }
 
 LONG = ("path_products", "heads", "depth_gains", "noise")  # each compiles several programs
 
-FLAGS = cli.make_flags("theorems", shows="measured,x=last")
-vocabulary.define(FLAGS, seed=0)
+FLAGS = cli.make_flags(
+    "theorems", num_seeds=2, num_devices=1, can_grow=True, shows="measured,x=last"
+)
+vocabulary.define(FLAGS, seed_chunk=0)
 FLAGS.define("list", "theorems", [*THEOREMS], "Which theorems: " + ", ".join(THEOREMS) + ".")
 
-Results = Mapping[str, list[Curve]]  # {theorem: its curves}
+
+class Results(NamedTuple):
+    """What was measured.
+
+    Attributes:
+        curves: {theorem: its curves}.
+        draws: {(statement, setting): its statistic by draw [s]}.
+    """
+
+    curves: Mapping[str, list[Curve]]
+    draws: Mapping[tuple[str, str], np.ndarray]
 
 
 def select_theorems(options: Flags) -> dict[str, Theorem]:
@@ -66,29 +81,55 @@ def select_theorems(options: Flags) -> dict[str, Theorem]:
 
 
 def measure(options: Flags, theorems: dict[str, Theorem], run: RunFolder) -> Results:
-    """Measures the curves of all theorems in float64, theorem by theorem.
+    """Measures the curves of all theorems and the draws of their statements, in float64.
 
     Args:
         options: The flags.
         theorems: By name.
         run: The run folder; what it has is not computed again.
     """
-    results = {}
-    progress = Progress(len(theorems), "theorems", log=run.log)
-    with jax.enable_x64(True), progress:
-        for name, theorem in theorems.items():
+    curves = {}
+    with jax.enable_x64(True):
+        with Progress(len(theorems), "theorems", log=run.log) as progress:
+            for name, theorem in theorems.items():
 
-            def compute(theorem=theorem):
-                return save_curves(theorem.curves(options.seed))
+                def compute(theorem=theorem):
+                    return save_curves(theorem.curves(options.seed))
 
-            results[name] = load_curves(run.cached(name, compute))
-            progress.advance()
-    return results
+                curves[name] = load_curves(run.cached(name, compute))
+                progress.advance()
+        return Results(curves, measure_draws(options, theorems, run))
+
+
+def measure_draws(
+    options: Flags, theorems: dict[str, Theorem], run: RunFolder
+) -> dict[tuple[str, str], np.ndarray]:
+    """Measures the statistics of the registered statements, {(statement, setting): [s]}.
+
+    Args:
+        options, theorems, run: As of `measure`.
+    """
+    cells, values = [*draws.list_draws(theorems)], {}
+    with Executor(options, run, "draws", len(cells) * options.num_seeds) as executor:
+        for key, setting, compute in cells:
+
+            def measure_one(seed, _, compute=compute):
+                return {"value": compute(seed)}
+
+            cell = f"{key}, {setting}"
+            values[key, setting] = executor.measure(measure_one, {cell: None})[cell]["value"]
+    return values
+
+
+def judge_claims(results: Results, theorems: dict[str, Theorem]) -> Iterator[Row]:
+    """Makes the row of each statement and setting."""
+    for (key, setting), values in results.draws.items():
+        yield make_row(key, setting, values)
 
 
 def make_rows(results: Results, theorems: dict[str, Theorem]) -> Iterator[dict[str, Any]]:
-    """Makes a row for each point of each curve."""
-    for name, curves in results.items():
+    """Makes a row for each point of each curve, then for each draw of each statement."""
+    for name, curves in results.curves.items():
         for curve in curves:
             for x, predicted, measured in curve.as_array():
                 yield {
@@ -100,11 +141,15 @@ def make_rows(results: Results, theorems: dict[str, Theorem]) -> Iterator[dict[s
                     "measured": measured,
                     "outcome": judge(curves).verdict,
                 }
+    for (key, setting), values in results.draws.items():
+        name, curve = draws.STATISTICS[key].theorem, f"statement “{key}”, {setting}"
+        for seed, value in enumerate(values):
+            yield {"theorem": name, "curve": curve, "x": seed, "measured": value}
 
 
 def compare_results(results: Results, theorems: dict[str, Theorem]) -> Iterator[Comparison]:
     """Compares the point of each curve that is farthest from its prediction, and names outcomes."""
-    for name, curves in results.items():
+    for name, curves in results.curves.items():
         outcome = judge(curves)
         note = f"{outcome.verdict} {outcome.factor:.3g}" if outcome.verdict == LOOSE else ""
         note = note or ": ".join(filter(None, (outcome.verdict, outcome.failed)))
@@ -112,7 +157,8 @@ def compare_results(results: Results, theorems: dict[str, Theorem]) -> Iterator[
         for curve in curves:
             x, predicted, measured = curve.as_array()[find_shown(curve)]
             claim = None if np.isnan(predicted) else predicted
-            where = f"at {x:.4g} of {theorems[name].axes[0]}, relation {curve.relation}"
+            panel = theorems[name].panels[curve.panel]
+            where = f"{panel.y} at {x:.4g} of {panel.x}, relation {curve.relation}"
             yield Comparison(f"{name}, {curve.name}", measured, claim, where, source="theorem")
 
 
@@ -126,41 +172,17 @@ def find_shown(curve: Curve) -> int:
     return int(np.nanargmax(signs((measured - predicted) / scale)))
 
 
-def plot_theorem(name: str, results: Results):
-    """Plots measured points of a theorem and its prediction as lines; None where it was not asked.
-
-    Args:
-        name: Of the theorem.
-        results: From `measure`.
-    """
-    if name not in results:
-        return None
-    theorem = THEOREMS[name]
-    fig, ((ax,),) = figures.figure(1, 1)
-    for index, curve in enumerate(results[name]):
-        x, predicted, measured = curve.as_array().T
-        color = figures.color(index)
-        ax.plot(x, measured, "o", color=color, markersize=4, label=curve.name)
-        if len(x) > 1:
-            ax.plot(x, predicted, "-" if curve.relation == "=" else "--", color=color, lw=1)
-        else:
-            ax.plot(x, predicted, "_", color=color, markersize=14)
-    for axis in theorem.log:
-        getattr(ax, f"set_{axis}scale")("log")
-    ax.set(xlabel=theorem.axes[0], ylabel=theorem.axes[1])
-    ax.legend(fontsize=6)
-    return fig
-
-
 def make_figure(theorem: Theorem) -> Callable[[Results, Any], Any]:
     """Makes the figure function of a theorem, whose caption is its statement."""
 
     def draw(results: Results, theorems: Any):
-        return plot_theorem(theorem.name, results)
+        if theorem.name not in results.curves:
+            return None
+        return plot_theorem(theorem, results.curves[theorem.name])
 
     draw.__doc__ = (
-        f"{theorem.source}: {theorem.statement} Dots are measured; lines are predicted, dashed "
-        "where they bound."
+        f"{theorem.source}: {theorem.statement} Dots are measured. Solid lines are predicted, "
+        "dashed lines are bounds, dotted lines are beside what is not judged."
     )
     return draw
 
@@ -174,8 +196,8 @@ EXPERIMENT = Experiment(
     "2410.23228, 2411.04990, 2410.07799, 2406.04267, 2405.18781, 2401.04301, 2604.23681).",
     presets={
         "quick": "--theorems=" + ",".join(t for t in THEOREMS if t not in LONG),
-        "reported": "--seed=3000",
-        "tiny": "--theorems=masks,affine_rank,lipschitz",
+        "reported": "--seed=3000 --num_seeds=16",
+        "tiny": "--theorems=masks,affine_rank,position",
     },
 )
 FIGURES = {name: make_figure(theorem) for name, theorem in THEOREMS.items()}
@@ -185,7 +207,13 @@ def main(options: Flags) -> Shown:
     """Measures what the run lacks, and shows it."""
     with open_run(options, select_theorems) as run:
         points = run.measure(measure)
-        return run.publish(points, table=make_rows, figures=FIGURES, compare=compare_results)
+        return run.publish(
+            points,
+            table=make_rows,
+            figures=FIGURES,
+            claims=judge_claims,
+            compare=compare_results,
+        )
 
 
 if __name__ == "__main__":

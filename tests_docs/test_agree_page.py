@@ -5,11 +5,11 @@ import re
 import jax
 import numpy as np
 import pytest
-from two_processes import REPOSITORY
 
 import rank_collapse as rc
 from rank_collapse.agree.comparison import compare_files
 from rank_collapse.agree.recording import open_recording
+from tests.support.folders import REPOSITORY
 
 PAGE = (REPOSITORY / "docs" / "agree.md").read_text("utf-8")
 BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)

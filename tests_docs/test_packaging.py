@@ -6,11 +6,11 @@ import sys
 import tomllib
 from fnmatch import fnmatch
 
-import architecture_map
-from architecture_map import tree
-from two_processes import REPOSITORY, python
-
 from rank_collapse.extras import PACKAGES
+from tests.support import architecture_map
+from tests.support.architecture_map import tree
+from tests.support.folders import REPOSITORY
+from tests.support.processes import python
 
 PYPROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text("utf-8"))
 MODULES = sorted((REPOSITORY / "rank_collapse").rglob("*.py"))

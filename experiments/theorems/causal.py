@@ -1,12 +1,14 @@
 """Causal attention: tokens go to the first, park near early ones, forget and squash their past."""
 
+from collections.abc import Sequence
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 import rank_collapse as rc
 from experiments.theorems import networks
-from experiments.theorems.statements import Curve, Theorem
+from experiments.theorems.statements import Curve, Panel, Theorem
 
 RENYI = 0.7475979202534114  # share of a long street that cars parked at random leave full
 COUNTS = (8, 16, 32, 64, 128, 256)  # of repeated tokens
@@ -15,7 +17,7 @@ SCALES = (0.25, 0.5, 1.0, 2.0)  # of the weights, for the bound on the Jacobian
 
 def first_token_curves(seed: int, *, n: int = 16, d: int = 8, draws: int = 3) -> list[Curve]:
     """Measures the least cosine to the first token by time, with random scores and V = I."""
-    gain, times = 0.05, np.array([5, 10, 20, 40])
+    gain, times = 0.05, np.array([0, 5, 10, 15, 20, 30, 40])
     curves = []
     for mask in ("causal", "none"):
         cosines = []
@@ -24,12 +26,12 @@ def first_token_curves(seed: int, *, n: int = 16, d: int = 8, draws: int = 3) ->
             x = networks.draw_sphere(key_x, n, d)
             config = networks.make_sphere(round(times[-1] / gain), d, 1.0, gain, mask=mask)
             params = networks.make_params(config, jax.random.normal(key_m, (d, d)))
-            states = networks.pass_states(params, x, config, round(times[0] / gain))
-            cosines.append(jnp.min(states @ x[0], axis=-1)[times // times[0]])
+            states = networks.pass_states(params, x, config, round(5 / gain))
+            cosines.append(jnp.min(states @ x[0], axis=-1)[times // 5])
         least = np.min(cosines, axis=0)
         if mask == "causal":
-            curves.append(Curve("causal, worst of the draws, last time", times[-1:], 1, least[-1:]))
             curves.append(Curve("causal, worst of the draws", times, np.nan, least, "none"))
+            curves.append(Curve("the same, last time", times[-1:], 1, least[-1:]))
         else:
             curves.append(Curve("no mask, worst of the draws", times, np.nan, least, "none"))
     return curves
@@ -60,37 +62,50 @@ def count_clusters(angles: np.ndarray, gap: float) -> int:
 
 
 def parking_curves(seed: int, *, n: int = 200, beta: float = 64.0, draws: int = 100) -> list[Curve]:
-    """Counts Rényi centres, and how many tokens of a causal network are near one after a time."""
-    distance, gain, depth = 4 / np.sqrt(beta), 0.05, 100
+    """Counts Rényi centres by the number of tokens, and follows a causal network in time.
+
+    By time: groups of tokens, the share of tokens near a centre, and how far centres have moved.
+    """
+    distance, gain, depth, every = 4 / np.sqrt(beta), 0.05, 100, 20
     config = networks.make_sphere(depth, 2, beta, gain, mask="causal")
     params = networks.make_params(config)
-    numbers, near, moved, clusters = [], [], [], []
+    near, moved, clusters = [], [], []
     for draw in range(draws):
         key = jax.random.fold_in(jax.random.key(seed), draw)
         start = np.asarray(jax.random.uniform(key, (n,), maxval=2 * np.pi))
         centres = park(start, distance)
-        numbers.append(len(centres))
         tokens = jnp.stack([jnp.cos(start), jnp.sin(start)], axis=-1)
-        last = np.asarray(networks.pass_states(params, tokens, config, depth)[-1])
-        cosine = last @ np.asarray(tokens)[centres].T
-        near.append(np.mean(np.arccos(np.clip(cosine.max(axis=1), -1, 1)) < distance))
-        moved.append(np.arccos(np.clip(np.sum(last * tokens, axis=1), -1, 1))[centres].mean())
-        clusters.append(count_clusters(np.arctan2(last[:, 1], last[:, 0]), distance / 4))
-    predicted = RENYI * 2 * np.pi / distance
-    many = [
-        len(park(np.random.default_rng((seed, i)).uniform(0, 2 * np.pi, 5000), distance))
-        for i in range(draws)
-    ]
-    errors = [np.std(counts) / np.sqrt(draws) for counts in (many, numbers)]
-    within = 3 * errors[0] / predicted
+        states = np.asarray(networks.pass_states(params, tokens, config, every))
+        cosine = states @ np.asarray(tokens)[centres].T
+        near.append(np.mean(np.arccos(np.clip(cosine.max(axis=-1), -1, 1)) < distance, axis=-1))
+        travelled = np.arccos(np.clip(np.sum(states * np.asarray(tokens), axis=-1), -1, 1))
+        moved.append(travelled[:, centres].mean(axis=-1))
+        angles = np.arctan2(states[..., 1], states[..., 0])
+        clusters.append([count_clusters(one, distance / 4) for one in angles])
+    near, moved, clusters = (np.array(values) for values in (near, moved, clusters))
+    predicted, tokens = RENYI * 2 * np.pi / distance, np.array([25, 50, 100, 200, 1000, 5000])
+    numbers = np.array([count_centres(seed, count, distance, draws) for count in tokens])
+    mean, error = numbers.mean(axis=1), numbers[-1].std() / np.sqrt(draws)
+    within, times = 3 * error / predicted, gain * np.arange(0, depth + 1, every)
     return [
-        Curve("centres among 5000 tokens", draws, predicted, np.mean(many), tolerance=within),
-        Curve("centres among 200 tokens", draws, np.nan, np.mean(numbers), "none"),
-        Curve("its standard error", draws, np.nan, errors[1], "none"),
-        Curve("clusters after t = 5", draws, np.nan, np.mean(clusters), "none"),
-        Curve("share of tokens within δ of a centre", draws, np.nan, np.mean(near), "none"),
-        Curve("centres moved by, in δ", draws, np.nan, np.mean(moved) / distance, "none"),
+        Curve("5000 tokens", tokens[-1:], predicted, mean[-1:], tolerance=within),
+        Curve("fewer tokens", tokens[:-1], np.nan, mean[:-1], "none"),
+        Curve("groups of tokens", times[1:], np.nan, clusters.mean(0)[1:], "none", panel=1),
+        Curve("tokens within δ of a centre", times, np.nan, near.mean(0), "none", panel=2),
+        Curve("centres", times, np.nan, moved.mean(0) / distance, "none", panel=3),
     ]
+
+
+def count_centres(seed: int, count: int, distance: float, draws: int) -> list[int]:
+    """Counts the Rényi centres of some draws of uniform tokens on the circle.
+
+    Args:
+        seed, draws: Of the draws.
+        count: Tokens.
+        distance: δ.
+    """
+    angles = (np.random.default_rng((seed, i)).uniform(0, 2 * np.pi, count) for i in range(draws))
+    return [len(park(one, distance)) for one in angles]
 
 
 def make_pre_norm(depth: int, d: int, heads: int) -> rc.TransformerConfig:
@@ -98,29 +113,46 @@ def make_pre_norm(depth: int, d: int, heads: int) -> rc.TransformerConfig:
     return rc.san_skip(depth, heads, d, norm_placement="pre", norm="rms", mask="causal")
 
 
+def repeated_distances(
+    key: jax.Array, counts: Sequence[int], *, depth: int = 4, d: int = 32
+) -> jax.Array:
+    """Measures how far the last states of 1…1 0 with k and with k + 1 ones are apart, by k.
+
+    Args:
+        key: Of the two embeddings and of the network's weights.
+        counts: The numbers k.
+        depth, d: Layers and width.
+    """
+    config = make_pre_norm(depth, d, 4)
+    key_e, key_p = jax.random.split(key)
+    zero, one = jax.random.normal(key_e, (2, d))
+    params = rc.init(key_p, config)
+
+    def pass_repeated(count):
+        is_one = jnp.arange(counts[-1] + 2) < count  # what follows the zero is not seen
+        return rc.apply(params, jnp.where(is_one[:, None], one, zero), config).hidden[-1][count]
+
+    def compare(count):
+        return jnp.linalg.norm(pass_repeated(count) - pass_repeated(count + 1))
+
+    return jax.lax.map(compare, jnp.asarray(counts))
+
+
 def repeated_curves(seed: int, *, draws: int = 4) -> list[Curve]:
-    """Measures how far the last states of 1…1 0 with k and with k + 1 ones are apart."""
-    depth, heads, d = 4, 4, 32
-    config = make_pre_norm(depth, d, heads)
-    distances = []
-    last = jax.jit(lambda params, x: rc.apply(params, x, config).hidden[-1])
-    for draw in range(draws):
-        key_e, key_p = jax.random.split(jax.random.fold_in(jax.random.key(seed), draw))
-        zero, one = jax.random.normal(key_e, (2, d))
-        params = rc.init(key_p, config)
-
-        def pass_repeated(count, params=params, zero=zero, one=one):
-            is_one = jnp.arange(COUNTS[-1] + 2) < count  # what follows the zero is not seen
-            return last(params, jnp.where(is_one[:, None], one, zero))[count]
-
-        distances.append([jnp.linalg.norm(pass_repeated(k) - pass_repeated(k + 1)) for k in COUNTS])
+    """Measures the distance of two last states by the number of ones, and how fast it falls."""
+    keys = [jax.random.fold_in(jax.random.key(seed), draw) for draw in range(draws)]
+    measure = jax.jit(lambda key: repeated_distances(key, COUNTS))
+    distances, counts = np.array([measure(key) for key in keys]), np.array(COUNTS)
     mean = np.exp(np.mean(np.log(distances), axis=0))
-    slopes = [np.polyfit(np.log(COUNTS[2:]), np.log(row[2:]), 1)[0] for row in np.array(distances)]
-    law = mean[-1] * (np.array(COUNTS) / COUNTS[-1]) ** -2.0
+    ratios, powers = mean[1:] / mean[:-1], np.diff(np.log2(distances), axis=1)
+    law = mean[-1] * (counts / counts[-1]) ** -2.0
+    slopes = [np.polyfit(np.log(counts[2:]), np.log(row[2:]), 1)[0] for row in distances]
     return [
-        Curve("distance goes to 0", COUNTS[1:], mean[:-1], mean[1:], "≤", 0, ordering=True),
-        Curve("power of k from 32 to 256", np.arange(draws), -2, slopes, "none"),
-        Curve("distance beside k⁻²", COUNTS, law, mean, "none"),
+        Curve("mean of the draws, beside k⁻²", counts, law, mean, "none"),
+        Curve("distance goes to 0", counts[1:], 1, ratios, "≤", 0, ordering=True, panel=1),
+        Curve("k⁻²: one fourth", counts[1:], 0.25, ratios, "none", panel=1),
+        Curve("from k/2 to k, mean of the draws", counts[1:], -2, powers.mean(0), "none", panel=2),
+        Curve("power of k from 32 to 256", np.arange(draws), -2, slopes, "none", panel=3),
     ]
 
 
@@ -134,38 +166,49 @@ def path_bound(attention: jax.Array, sizes: jax.Array) -> jax.Array:
     return jnp.prod(1 + sizes) * rc.rollout(attention, sizes / (1 + sizes))
 
 
-def jacobian_curves(seed: int, *, n: int = 10, d: int = 8, depth: int = 3) -> list[Curve]:
-    """Compares the bound by path products with the Jacobian, exact and at fixed weights."""
+def bound_ratio(
+    key: jax.Array, scale: float, *, freeze: bool, depth: int = 3, n: int = 10, d: int = 8
+) -> jax.Array:
+    """Measures the largest ‖∂y_i/∂x_j‖ over its bound by path products, of a causal network.
+
+    From the state after the first layer, which `transport` moves through those behind it.
+
+    Args:
+        key: Of the weights and the tokens.
+        scale: Of the weights, over 1/√fan-in.
+        freeze: Whether the weights of attention are constants; False for the exact Jacobian.
+        depth, n, d: Layers, tokens, width.
+    """
     config = rc.san_skip(depth, 1, d, mask="causal")
-    exact, frozen = [], []
-    for scale in SCALES:
-        key_p, key_x = jax.random.split(jax.random.key(seed))
-        params, x = rc.init(key_p, config, scale), jax.random.normal(key_x, (n, d))
-        attention = params.layers.attention
-        products = attention.w_v[:, 0] @ attention.w_o[:, 0]
-        sizes = jnp.linalg.norm(products, ord=2, axis=(-2, -1))
-        # From the state after the first layer, which `transport` moves through those behind it.
-        bound = path_bound(rc.apply(params, x, config).attention[1:], sizes[1:])
-        allowed = np.tril(np.ones((n, n), bool))
+    key_p, key_x = jax.random.split(key)
+    params, x = rc.init(key_p, config, scale), jax.random.normal(key_x, (n, d))
+    attention = params.layers.attention
+    products = attention.w_v[:, 0] @ attention.w_o[:, 0]
+    sizes = jnp.linalg.norm(products, ord=2, axis=(-2, -1))
+    bound = path_bound(rc.apply(params, x, config).attention[1:], sizes[1:])
+    fn = rc.paths.name_states(params, config)
 
-        fn = rc.paths.name_states(params, config)
+    def move(direction):
+        moved = rc.paths.transport(
+            fn, x, direction, layer=0, branches="attention", skip=0, freeze=freeze
+        )
+        return moved.by_position.sum(axis=0)
 
-        def move(direction, fn=fn, freeze=False, x=x):
-            moved = rc.paths.transport(
-                fn, x, direction, layer=0, branches="attention", skip=0, freeze=freeze
-            )
-            return moved.by_position.sum(axis=0)
+    jacobian = jax.vmap(move)(jnp.eye(n * d).reshape(n * d, n, d))
+    blocks = jacobian.reshape(n, d, n, d).transpose(2, 0, 1, 3)  # output i, input j
+    norms = jnp.linalg.norm(blocks, ord=2, axis=(-2, -1))
+    return jnp.max(jnp.where(np.tril(np.ones((n, n), bool)), norms / bound, 0))
 
-        basis = jnp.eye(n * d).reshape(n * d, n, d)
-        for values, freeze in ((exact, False), (frozen, True)):
-            jacobian = jax.jit(jax.vmap(lambda v, f=freeze: move(v, freeze=f)))(basis)
-            blocks = jacobian.reshape(n, d, n, d).transpose(2, 0, 1, 3)  # output i, input j
-            norms = jnp.linalg.norm(blocks, ord=2, axis=(-2, -1))
-            values.append(float(jnp.max(jnp.where(allowed, norms / bound, 0))))
-    scales = np.array(SCALES)
+
+def jacobian_curves(seed: int) -> list[Curve]:
+    """Compares the bound by path products with the Jacobian, exact and at fixed weights."""
+    key, scales, ratios = jax.random.key(seed), np.array(SCALES), {}
+    for freeze in (True, False):
+        measure = jax.jit(lambda scale, freeze=freeze: bound_ratio(key, scale, freeze=freeze))
+        ratios[freeze] = [float(measure(scale)) for scale in SCALES]
     return [
-        Curve("weights of attention fixed", scales, 1, frozen, "≤", 1e-9),
-        Curve("exact Jacobian", scales, 1, exact, "≤", 1e-9, beyond=True),
+        Curve("weights of attention fixed", scales, 1, ratios[True], "≤", 1e-9),
+        Curve("exact Jacobian", scales, 1, ratios[False], "≤", 1e-9, beyond=True),
     ]
 
 
@@ -186,7 +229,7 @@ def first_mass_curves(seed: int, *, n: int = 32, depth: int = 64) -> list[Curve]
     return [
         Curve("weight off the first token, no skips", depths, bound, alone, "≤", 1e-9),
         Curve("the same, share 1/L of attention", depths, np.nan, shared, "none"),
-        Curve("uniform weights, row 2 on itself", depths, 0.75**depths, second, "="),
+        Curve("uniform weights, share ½ of attention", depths, 0.75**depths, second, panel=1),
     ]
 
 
@@ -200,7 +243,7 @@ THEOREMS = (
         "Causal mask, V = I, any Q and K, unit norm, small gain",
         "`rc.apply` (post-norm, unit norm, causal)",
         "Yes: a causal stack of value matrices near I copies its first token; look at sinks.",
-        ("time", "least cosine to the first token"),
+        (Panel("time t (layers × gain)", "least cosine to the first token"),),
         first_token_curves,
     ),
     Theorem(
@@ -212,7 +255,12 @@ THEOREMS = (
         "Circle, causal, Q = K = V = I, many uniform tokens, large β; a long time, not for ever",
         "`rc.apply` (post-norm, unit norm, causal), positions of its states",
         "Little: it counts the groups that a long causal context keeps.",
-        ("draws", "number, share or distance"),
+        (
+            Panel("tokens n", "Rényi centres (mean of 100 draws)", "x"),
+            Panel("time t (layers × gain)", "groups of 200 tokens"),
+            Panel("time t (layers × gain)", "share of 200 tokens"),
+            Panel("time t (layers × gain)", "distance moved, in δ"),
+        ),
         parking_curves,
     ),
     Theorem(
@@ -224,9 +272,13 @@ THEOREMS = (
         "Causal, no positions, fixed weights",
         "`rc.apply` (pre-norm, causal, no positions)",
         "Yes: counts above some k are one number in bfloat16; no prompt repairs that.",
-        ("number k of repeated tokens", "distance of the last states"),
+        (
+            Panel("number k of repeated tokens", "distance of the last states", "xy"),
+            Panel("number k of repeated tokens", "distance at k over that at k/2", "x"),
+            Panel("number k of repeated tokens", "power of k", "x"),
+            Panel("draw", "fitted power of k"),
+        ),
         repeated_curves,
-        "xy",
     ),
     Theorem(
         "path_products",
@@ -237,9 +289,8 @@ THEOREMS = (
         "The weights of attention do not depend on the tokens (stated as an assumption)",
         "`rc.rollout`, `rc.paths.transport` with freeze=True and without",
         "Only with care: the rollout says nothing of what goes through the scores.",
-        ("scale of the weights", "largest ‖Jacobian‖ over the bound"),
+        (Panel("scale of the weights, over 1/√fan-in", "largest ‖∂yᵢ/∂xⱼ‖ over its bound", "xy"),),
         jacobian_curves,
-        "xy",
     ),
     Theorem(
         "first_mass",
@@ -250,8 +301,10 @@ THEOREMS = (
         "Causal mask, all weights at least ε",
         "`rc.rollout` of the attention of `rc.apply`",
         "Yes: at a share 1/L of attention the first token does not take over.",
-        ("layers L", "weight that is not on the first token"),
+        (
+            Panel("layers L", "weight of the last row off the first token", "xy"),
+            Panel("layers L", "weight of token 2 on itself", "xy"),
+        ),
         first_mass_curves,
-        "xy",
     ),
 )

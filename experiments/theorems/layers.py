@@ -1,17 +1,22 @@
 """One layer: norms and affine rank, Lipschitz constants, spread of scores, weight by position."""
 
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 import rank_collapse as rc
 from experiments.theorems import networks
-from experiments.theorems.statements import Curve, Theorem
+from experiments.theorems.statements import Curve, Panel, Theorem
 
 # Three tokens on a line, whose normalised images are three points of a circle.
 COLLINEAR = np.array([[1.0, 0, 0], [1, 1, 0], [1, 2, 0]])
 NUMBERS = (4, 8, 16, 32)  # of tokens
 SPREADS = (0.0, 0.5, 1.0, 2.0, 4.0)
+SHARES = Path(__file__).with_name("position_shares.toml")  # of BLOOM and MPT, by layer
 
 
 def affine_rank(x: np.ndarray) -> int:
@@ -29,9 +34,9 @@ def normalise_tokens(x: np.ndarray, kind: str) -> np.ndarray:
 
 
 def affine_rank_curves(seed: int, *, n: int = 10, d: int = 16) -> list[Curve]:
-    """Counts affine ranks before and after LayerNorm, and the rank of tokens under RMSNorm."""
-    before, after, matrix_before, matrix_after = [], [], [], []
-    for rank in (1, 2, 3):
+    """Counts affine ranks before and after LayerNorm, matrix ranks under RMSNorm, and the span."""
+    ranks, before, after, matrix_before, matrix_after = (1, 2, 3), [], [], [], []
+    for rank in ranks:
         keys = jax.random.split(jax.random.fold_in(jax.random.key(seed), rank), 3)
         spread = jax.random.normal(keys[0], (n, rank)) @ jax.random.normal(keys[1], (rank, d))
         x = np.asarray(jax.random.normal(keys[2], (1, d)) + spread)
@@ -40,23 +45,19 @@ def affine_rank_curves(seed: int, *, n: int = 10, d: int = 16) -> list[Curve]:
         matrix_before.append(np.linalg.matrix_rank(x))
         matrix_after.append(np.linalg.matrix_rank(normalise_tokens(x, "rms"), tol=1e-9))
     small = affine_rank(normalise_tokens(COLLINEAR, "layer"))
-    keys = jax.random.split(jax.random.key(seed))
-    config = rc.san(1, 1, d)
-    x = jax.random.normal(keys[0], (6, d))
-    branch = rc.apply(rc.init(keys[1], config), x, config).hidden[1]
-    span = np.linalg.matrix_rank(np.concatenate([x, branch]))
+    tokens, config, spans = (2, 4, 6, 8), rc.san(1, 1, d), []
+    for count in tokens:
+        keys = jax.random.split(jax.random.fold_in(jax.random.key(seed), count))
+        x = jax.random.normal(keys[0], (count, d))
+        branch = rc.apply(rc.init(keys[1], config), x, config).hidden[1]
+        spans.append(np.linalg.matrix_rank(np.concatenate([x, branch])))
+    line = affine_rank(COLLINEAR)
+    name = "10 tokens, d 16, RMSNorm"
     return [
-        Curve("3 tokens on a line, d 3", [1], affine_rank(COLLINEAR), [small], tolerance=0),
-        Curve("10 tokens, d 16, LayerNorm", [1, 2, 3], before, after, tolerance=0),
-        Curve("6 tokens and their attention: span", [6], 6, [span], "≤", 0),
-        Curve(
-            "10 tokens, d 16, RMSNorm: matrix rank",
-            [1, 2, 3],
-            matrix_before,
-            matrix_after,
-            tolerance=0,
-            instead=True,
-        ),
+        Curve("3 tokens on a line, d 3", [line], line, [small], tolerance=0),
+        Curve("10 tokens, d 16, LayerNorm", before, before, after, tolerance=0),
+        Curve(name, matrix_before, matrix_before, matrix_after, tolerance=0, instead=True, panel=1),
+        Curve("tokens and their attention, d 16", tokens, tokens, spans, "≤", 0, panel=2),
     ]
 
 
@@ -69,20 +70,16 @@ def lipschitz_curves(seed: int, *, draws: int = 8) -> list[Curve]:
         def measure(key, config=config, n=n):
             key_a, key_x = jax.random.split(key)
             a = jax.random.normal(key_a, (d, d))
+            a = a / jnp.linalg.norm(a, ord=2)
             x = radius * networks.draw_sphere(key_x, n, d)
             params = networks.make_params(config, a)
             branch = jax.jacfwd(lambda x: rc.apply(params, x, config).attention_branch[0])
-            jacobian = branch(x).reshape(n * d, n * d)
-            size = jnp.linalg.norm(a, ord=2)
-            bound = jnp.sqrt(3 * (size**2 * radius**4 * (4 * n + 1) + n))
-            return jnp.linalg.norm(jacobian, ord=2), bound
+            return jnp.linalg.norm(branch(x).reshape(n * d, n * d), ord=2)
 
-        keys = jax.random.split(jax.random.key(seed), draws)
-        norms, limits = jax.jit(jax.vmap(measure))(keys)
-        worst = int(jnp.argmax(norms / limits))
-        bounds.append(float(limits[worst]))
-        largest.append(float(norms[worst]))
-    return [Curve("‖Jacobian‖, worst of the draws", NUMBERS, bounds, largest, "≤", 1e-9)]
+        norms = jax.jit(jax.vmap(measure))(jax.random.split(jax.random.key(seed), draws))
+        bounds.append(np.sqrt(3 * (radius**4 * (4 * n + 1) + n)))
+        largest.append(float(norms.max()))
+    return [Curve(f"largest of {draws} draws", NUMBERS, bounds, largest, "≤", 1e-9)]
 
 
 def spread_curves(seed: int, *, n: int = 32, d: int = 32, depth: int = 6) -> list[Curve]:
@@ -103,25 +100,74 @@ def spread_curves(seed: int, *, n: int = 32, d: int = 32, depth: int = 6) -> lis
         entropies.append(jnp.mean(rc.attention_entropy(trace.attention[0])))
         cosines.append(rc.token_cosine(trace.hidden[-1]))
     return [
-        Curve("entropy of the first layer, nats", SPREADS, np.nan, entropies, "none"),
-        Curve("token cosine after 6 layers", SPREADS, np.nan, cosines, "none"),
+        Curve("first layer", SPREADS, np.nan, entropies, "none"),
+        Curve("after 6 layers", SPREADS, np.nan, cosines, "none", panel=1),
     ]
 
 
-def position_curves(seed: int, *, n: int = 64, d: int = 32, depth: int = 8) -> list[Curve]:
-    """Measures the rollout's last row by position in a random causal network of iid tokens."""
+def last_row(key: jax.Array, *, n: int = 64, d: int = 32, depth: int = 8) -> jax.Array:
+    """Computes the rollout's last row [n] of a random causal network without positions.
+
+    Tokens are independent Gaussians; the shares of the attention are those of the network.
+
+    Args:
+        key: Of the weights and the tokens.
+        n, d, depth: Tokens, width, layers.
+    """
     config = rc.san_skip(depth, 4, d, norm_placement="pre", norm="rms", mask="causal")
-    keys = jax.random.split(jax.random.key(seed))
-    params, x = rc.init(keys[0], config), jax.random.normal(keys[1], (n, d))
+    key_p, key_x = jax.random.split(key)
+    params, x = rc.init(key_p, config), jax.random.normal(key_x, (n, d))
     trace = rc.apply(params, x, config)
     shares = rc.branch_shares(trace, params, config).attention
-    row = np.asarray(rc.rollout(trace.attention, shares))[-1]
-    middle = row[n // 4 : 3 * n // 4].max()
-    ends = [row[0], row[-1]]
-    return [
-        Curve("ends above the middle half", [0, n - 1], middle, ends, "≥", 0, ordering=True),
-        Curve("weight by position", np.arange(n), np.nan, row, "none"),
+    return rc.rollout(trace.attention, shares)[-1]
+
+
+def ends_over_middle(row: jax.Array) -> jax.Array:
+    """Divides the first and the last weight of a row [n] by the largest of the middle half, [2]."""
+    n = row.shape[0]
+    return jnp.stack([row[0], row[-1]]) / row[n // 4 : 3 * n // 4].max()
+
+
+def rollout_row(shares: Sequence[float], heads: int, n: int) -> np.ndarray:
+    """Computes the rollout's last row [n] of causal layers that attend by distance alone.
+
+    The weights are those of ALiBi without content, softmax_j(−s_h (i − j)) with s_h = 2^(−8h/H).
+
+    Args:
+        shares: Of the attention, by layer.
+        heads, n: H and the number of tokens.
+    """
+    places, slopes = np.arange(n), 2.0 ** (-8 * np.arange(1, heads + 1) / heads)
+    distances = places[:, None] - places
+    scores = np.where(distances < 0, -np.inf, -slopes[:, None, None] * distances)
+    weights = jnp.mean(jax.nn.softmax(jnp.asarray(scores), axis=-1), axis=0)
+    stack = jnp.broadcast_to(weights, (len(shares), n, n))
+    return np.asarray(rc.rollout(stack, jnp.asarray(shares))[-1])
+
+
+def published_row(name: str, n: int) -> np.ndarray:
+    """Computes `rollout_row` of the shares of a trained model.
+
+    Args:
+        name: Of the model, in `SHARES`.
+        n: Tokens.
+    """
+    published = tomllib.loads(SHARES.read_text("utf-8"))[name]
+    return rollout_row(published["shares"], published["heads"], n)
+
+
+def position_curves(seed: int, *, n: int = 64) -> list[Curve]:
+    """Measures the rollout's last row by position, of random and of published causal networks."""
+    row = np.asarray(last_row(jax.random.key(seed), n=n))
+    ends, middle = [row[0], row[-1]], row[n // 4 : 3 * n // 4].max()
+    curves = [
+        Curve("random network, iid tokens", np.arange(n), np.nan, row, "none"),
+        Curve("both ends above the middle half", [0, n - 1], middle, ends, "≥", 0, ordering=True),
     ]
+    for name in ("bloom-7b1", "mpt-7b"):
+        row = published_row(name, 256)
+        curves.append(Curve(name, np.arange(256), np.nan, row, "none", panel=1))
+    return curves
 
 
 THEOREMS = (
@@ -134,7 +180,11 @@ THEOREMS = (
         "None in the abstract; its definitions could not be read",
         "`rc.apply` (a post-norm layer of branch gain 0), `rc.measures.residual`",
         "No: use the matrix rank, which RMSNorm keeps.",
-        ("affine rank before, or tokens", "rank after"),
+        (
+            Panel("affine rank before LayerNorm", "affine rank after it"),
+            Panel("matrix rank before RMSNorm", "matrix rank after it"),
+            Panel("rank of the tokens", "rank of tokens and attention"),
+        ),
         affine_rank_curves,
     ),
     Theorem(
@@ -146,9 +196,8 @@ THEOREMS = (
         "One head, scores x_iᵀ A x_j",
         "exact Jacobian of `rc.apply`'s attention branch",
         "No: the bound is far above; the growth with n of a trained network is the question.",
-        ("tokens n", "‖Jacobian‖"),
+        (Panel("tokens n", "largest singular value of the Jacobian", "xy"),),
         lipschitz_curves,
-        "xy",
     ),
     Theorem(
         "score_spread",
@@ -159,7 +208,10 @@ THEOREMS = (
         "Symmetric W_QK of trace d",
         "`rc.attention_entropy`, `rc.token_cosine` of `rc.apply`",
         "To be judged on trained networks.",
-        ("spread of the eigenvalues", "entropy, cosine"),
+        (
+            Panel("spread of the eigenvalues of W_QK", "entropy of attention, nats"),
+            Panel("spread of the eigenvalues of W_QK", "mean cosine of two tokens"),
+        ),
         spread_curves,
     ),
     Theorem(
@@ -171,7 +223,10 @@ THEOREMS = (
         "Random causal network without positions, iid tokens",
         "`rc.rollout` with `rc.branch_shares`",
         "Yes: put what matters at an end of the prompt.",
-        ("position", "weight in the last row"),
+        (
+            Panel("position of 64", "weight in the rollout's last row", "y"),
+            Panel("position of 256", "weight in the rollout's last row", "y"),
+        ),
         position_curves,
     ),
 )

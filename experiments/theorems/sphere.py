@@ -1,12 +1,14 @@
 """Tokens as points on the unit sphere: equiangular tokens, metastable clusters, several heads."""
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 import rank_collapse as rc
 from experiments.theorems import networks
-from experiments.theorems.statements import Curve, Theorem
+from experiments.theorems.statements import Curve, Panel, Theorem
 
 EQUIANGULAR = ((8, 1.0), (32, 1.0), (32, 4.0), (64, 9.0))  # (tokens, β)
 TIMES = np.arange(1, 7)
@@ -64,9 +66,11 @@ def equiangular_curves(seed: int) -> list[Curve]:
         for n, beta in EQUIANGULAR
     ]
     flow = equiangular_flow(TIMES, 8, 1.0)[0]
+    gains = np.array(GAINS)
     errors = np.array([abs(pass_equiangular(8, 1.0, gain)[0] - flow) for gain in GAINS])
-    slope = np.log2(errors[:-1] / errors[1:])
-    curves.append(Curve("power of the gain in the error", GAINS[:-1], 1, slope, tolerance=0.1))
+    first_order = errors[-1] * gains / gains[-1]
+    name = "8 tokens, β 1: error, first order in a"
+    curves.append(Curve(name, gains, first_order, errors, tolerance=0.1, panel=1))
     return curves
 
 
@@ -105,15 +109,12 @@ def metastable_curves(seed: int) -> list[Curve]:
     """Compares growth of modes with its formula, and the fastest mode with √(2β)."""
     rates = {beta: pass_modes(beta) for beta in BETAS}
     modes = np.arange(1, 25)
-    curves = [
-        Curve(f"rate of modes, β {b}", modes[:10], mode_growth(b)[:10], rates[b][:10])
-        for b in (4, 16)
-    ]
+    curves = [Curve(f"β {b}", modes[:10], mode_growth(b)[:10], rates[b][:10]) for b in (4, 16)]
     fastest = [1 + np.argmax(rates[beta]) for beta in BETAS]
     exact = [1 + np.argmax(mode_growth(beta)) for beta in BETAS]
-    curves.append(Curve("fastest mode by β", BETAS, exact, fastest, tolerance=0))
+    curves.append(Curve("fastest mode of the formula", BETAS, exact, fastest, tolerance=0, panel=1))
     roots = np.sqrt(2 * np.array(BETAS))
-    curves.append(Curve("fastest mode beside √(2β)", BETAS, roots, fastest, tolerance=0.15))
+    curves.append(Curve("√(2β)", BETAS, roots, fastest, tolerance=0.15, panel=1))
     return curves
 
 
@@ -128,34 +129,66 @@ def exponential_weights(scores: jax.Array, context: object) -> jax.Array:
     return jnp.exp(scores) / scores.shape[-1]
 
 
-def energy_curves(seed: int, *, n: int = 16, d: int = 6, heads: int = 4, draws: int = 8):
-    """Measures the smallest increment of the energy along layers, for weights of both kinds."""
-    beta, gain, depth = 1.0, 0.01, 300
-    smallest = {"e^{β⟨x, M x⟩}/n": [], "softmax": []}
-    one_head = []
-    for draw in range(draws):
-        key_m, key_x = jax.random.split(jax.random.fold_in(jax.random.key(seed), draw))
-        m = jax.random.normal(key_m, (heads, d, d)) / jnp.sqrt(d)
-        m = (m + jnp.swapaxes(m, 1, 2)) / 2
-        x = networks.draw_sphere(key_x, n, d)
-        for name, normalise in (("e^{β⟨x, M x⟩}/n", exponential_weights), ("softmax", None)):
-            config = networks.make_sphere(
-                depth, d, beta, gain, num_heads=heads, normalise=normalise
-            )
-            states = networks.pass_states(networks.make_params(config, m, m), x, config)
-            energies = multi_head_energy(states, m, beta)
-            total = energies.sum(axis=-1)
-            smallest[name].append(float(jnp.min(jnp.diff(total)) / total[0]))
-            if normalise is not None:
-                steps = jnp.diff(energies, axis=0) / total[0]
-                one_head.append(float(jnp.min(steps)))
-    x = np.arange(draws)
-    first, second = smallest
-    return [
-        Curve("energy of all heads, no softmax", x, 0, smallest[first], "≥", 1e-12),
-        Curve("energy of all heads, softmax", x, 0, smallest[second], "≥", 1e-12, beyond=True),
-        Curve("energy of a single head, no softmax", x, np.nan, one_head, "none"),
-    ]
+NORMALISATIONS = {"no softmax": exponential_weights, "softmax": None}
+ENERGY_GAIN = 0.01
+
+
+def pass_energies(
+    key: jax.Array,
+    *,
+    normalise: Callable | None,
+    heads: int = 4,
+    beta: float = 1.0,
+    n: int = 16,
+    d: int = 6,
+    depth: int = 300,
+) -> jax.Array:
+    """Computes the energy of each head and state, [l, h], for random symmetric M_h.
+
+    Args:
+        key: Of the tokens on the sphere and of M_h, which are the scores and the values of head h.
+        normalise: As of the configuration; None for softmax.
+        heads, beta, n, d, depth: H, β, tokens, width, layers.
+    """
+    key_m, key_x = jax.random.split(key)
+    m = jax.random.normal(key_m, (heads, d, d)) / jnp.sqrt(d)
+    m = (m + jnp.swapaxes(m, 1, 2)) / 2
+    config = networks.make_sphere(depth, d, beta, ENERGY_GAIN, num_heads=heads, normalise=normalise)
+    x = networks.draw_sphere(key_x, n, d)
+    states = networks.pass_states(networks.make_params(config, m, m), x, config)
+    return multi_head_energy(states, m, beta)
+
+
+def least_increment(energies: jax.Array) -> jax.Array:
+    """Computes the least increment of a layer over E(0), of the energy of all heads [l, h]."""
+    total = energies.sum(axis=-1)
+    return jnp.min(jnp.diff(total)) / total[0]
+
+
+def energy_curves(seed: int, *, draws: int = 8) -> list[Curve]:
+    """Measures the energy along layers, and its least increment by draw, for both weights."""
+    keys = [jax.random.fold_in(jax.random.key(seed), draw) for draw in range(draws)]
+    x, curves = np.arange(draws), []
+    for name, normalise in NORMALISATIONS.items():
+        energies = [pass_energies(key, normalise=normalise) for key in keys]
+        least = [float(least_increment(values)) for values in energies]
+        beyond = normalise is None
+        name = f"all heads, {name}"
+        curves.append(Curve(name, x, 0, least, "≥", 1e-12, beyond=beyond, panel=1))
+        # The draw whose energy grows least.
+        worst = energies[int(np.argmin(least))]
+        times, total = np.arange(0, len(worst), 25), worst.sum(axis=-1)
+        shown = f"{name}, worst of {draws} draws"
+        curves.append(Curve(shown, ENERGY_GAIN * times, np.nan, (total / total[0])[times], "none"))
+        if not beyond:
+            single = [jnp.min(jnp.diff(e, axis=0)) / e[0].sum() for e in energies]
+            name = "a single head, no softmax"
+            curves.append(Curve(name, x, np.nan, np.array(single), "none", panel=1))
+            falling = int(np.argmin(worst[-1] / worst[0]))
+            head = worst[:, falling] / worst[0, falling]
+            name = "a single head of it, no softmax"
+            curves.append(Curve(name, ENERGY_GAIN * times, np.nan, head[times], "none"))
+    return curves
 
 
 THEOREMS = (
@@ -168,7 +201,10 @@ THEOREMS = (
         "Q = K = V = I, one head, n ≤ d, unit norm after each layer, branch gain a → 0",
         "`rc.apply` (post-norm, unit norm), `rc.profile` token_cosine",
         "Yes: how many layers until tokens are alike, with the branch gain as time.",
-        ("time (layers × gain)", "mean token cosine"),
+        (
+            Panel("time t (layers × gain)", "mean cosine of two tokens"),
+            Panel("gain a of the branch", "error of the cosine at t = 1", "xy"),
+        ),
         equiangular_curves,
     ),
     Theorem(
@@ -180,7 +216,10 @@ THEOREMS = (
         "Circle (d = 2), many tokens, Q = K = V = I, small waves on uniform tokens",
         "`rc.apply` (post-norm, unit norm), Fourier modes of the angles",
         "Little: it explains why token clusters in the middle layers number more than one.",
-        ("mode k, or β", "growth rate, or fastest mode"),
+        (
+            Panel("mode k (waves on the circle)", "growth rate, per unit of time"),
+            Panel("inverse temperature β", "fastest-growing mode k", "xy"),
+        ),
         metastable_curves,
     ),
     Theorem(
@@ -192,7 +231,10 @@ THEOREMS = (
         "Symmetric M_h for scores and values, weights that are not normalised, small gain",
         "`rc.apply` with `normalise=`, energy of its states",
         "Little: no trained network has W_V W_O = W_Q W_Kᵀ.",
-        ("draw", "smallest increment of a layer over E(0)"),
+        (
+            Panel("time t (layers × gain)", "energy E(t)/E(0)"),
+            Panel("draw", "least increment of a layer / E(0)"),
+        ),
         energy_curves,
     ),
 )

@@ -19,6 +19,22 @@ OPEN = "measured, no claim to judge"
 LOOSE_FACTOR = 1.5  # a bound that lies less far above what it bounds is not called loose
 
 
+class Panel(NamedTuple):
+    """One quantity of a theorem, which has a panel of its figure to itself.
+
+    Attributes:
+        x: Label of the horizontal axis, with its unit.
+        y: Label of the quantity, with its unit.
+        log: Which axes are logarithmic: "", "x", "y" or "xy".
+        names: What stands at x = 0, 1, … where x is no number.
+    """
+
+    x: str
+    y: str
+    log: str = ""
+    names: tuple[str, ...] = ()
+
+
 class Curve(NamedTuple):
     """One relation of a theorem at several points.
 
@@ -32,6 +48,7 @@ class Curve(NamedTuple):
         beyond: Whether the theorem's conditions are not met here.
         instead: Whether this is what holds in the place of a statement that fails.
         ordering: Whether two measured values are compared, whose ratio is no bound's looseness.
+        panel: Which panel of its theorem shows it, from 0.
     """
 
     name: str
@@ -43,6 +60,7 @@ class Curve(NamedTuple):
     beyond: bool = False
     instead: bool = False
     ordering: bool = False
+    panel: int = 0
 
     def as_array(self) -> np.ndarray:
         """Stacks where, predicted and measured to [k, 3]."""
@@ -83,9 +101,8 @@ class Theorem(NamedTuple):
         conditions: Under which it is claimed.
         measured: Which functions of the toolkit measure it.
         helps: What a practitioner may do with it.
-        axes: Labels of x and of the value.
+        panels: Of its figure, one for each quantity.
         curves: Seed → its curves.
-        log: Whether the figure has logarithmic axes: "", "x", "y" or "xy".
     """
 
     name: str
@@ -96,9 +113,8 @@ class Theorem(NamedTuple):
     conditions: str
     measured: str
     helps: str
-    axes: tuple[str, str]
+    panels: tuple[Panel, ...]
     curves: Callable[[int], list[Curve]]
-    log: str = ""
 
 
 class Outcome(NamedTuple):
@@ -142,13 +158,21 @@ def judge(curves: list[Curve]) -> Outcome:
 
 
 def save_curves(curves: list[Curve]) -> dict[str, np.ndarray]:
-    """Makes the arrays of curves for a run folder: "NAME/values" [k, 3] and "NAME/judged" [5]."""
+    """Makes the arrays of curves for a run folder: "NAME/values" [k, 3] and "NAME/judged" [6]."""
     arrays = {}
     for curve in curves:
         relation = RELATIONS.index(curve.relation)
         arrays[f"{curve.name}/values"] = curve.as_array()
         arrays[f"{curve.name}/judged"] = np.array(
-            [relation, curve.tolerance, curve.beyond, curve.instead, curve.ordering], float
+            [
+                relation,
+                curve.tolerance,
+                curve.beyond,
+                curve.instead,
+                curve.ordering,
+                curve.panel,
+            ],
+            float,
         )
     return arrays
 
@@ -159,7 +183,7 @@ def load_curves(arrays: Mapping[str, np.ndarray]) -> list[Curve]:
     for key, values in arrays.items():
         name, _, part = key.rpartition("/")
         if part == "values":
-            relation, tolerance, *flags = arrays[f"{name}/judged"].tolist()
-            relation = RELATIONS[int(relation)]
-            curves.append(Curve(name, *values.T, relation, tolerance, *map(bool, flags)))
+            relation, tolerance, *flags, panel = arrays[f"{name}/judged"].tolist()
+            relation, flags = RELATIONS[int(relation)], map(bool, flags)
+            curves.append(Curve(name, *values.T, relation, tolerance, *flags, int(panel)))
     return curves

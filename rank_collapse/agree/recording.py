@@ -221,7 +221,7 @@ def write_recording(
     write_atomically(path, data)
 
 
-def record(source: Any, path: str | os.PathLike, **arrays: Any) -> None:
+def record(source: Any, path: str | os.PathLike, **arrays: object) -> None:
     """Write the recording of a run in JAX or NumPy.
 
     Args:
@@ -247,7 +247,7 @@ def collect_trace(trace: Any) -> dict[str, Any]:
     return {"residual": trace.hidden} | {n: a for n, a in layers.items() if a is not None}
 
 
-def write_tensors(path: str | os.PathLike, tensors: Mapping[str, Any], metadata: dict[str, str]):
+def write_tensors(path: str | os.PathLike, tensors: Mapping[str, object], metadata: dict[str, str]):
     """Writes a recording of PyTorch's tensors, whose bfloat16 NumPy does not know.
 
     Args:

@@ -25,7 +25,7 @@ FOLDER = "metrics"  # of a run of several networks: a file for each, metrics/<ne
 
 
 def append(
-    path: str | os.PathLike, step: int, values: Mapping[str, Any], *, seed: int | None = None
+    path: str | os.PathLike, step: int, values: Mapping[str, object], *, seed: int | None = None
 ) -> None:
     """Append the line of one step.
 

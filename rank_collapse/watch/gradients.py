@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from rank_collapse.annotations import Tree
 from rank_collapse.measures.arrays import as_floats, on_host
 from rank_collapse.measures.norms import powers_of_four
 from rank_collapse.printed import split_numbers
@@ -17,7 +18,7 @@ from rank_collapse.watch.names import PARTS
 
 
 def monitor_gradients(
-    gradients: Any,
+    gradients: Tree,
     *,
     layer_axis: int | None = None,
     by_layer: bool = False,

@@ -9,9 +9,9 @@ import zipfile
 import ml_dtypes
 import numpy as np
 import pytest
-from refusals import is_refused
 
 from rank_collapse.agree.recording import NAMES, open_recording, record, write_recording
+from tests.support.refusals import is_refused
 
 DRAW = np.random.default_rng(0)
 ARRAYS = {

@@ -6,10 +6,10 @@ import re
 
 import numpy as np
 import pytest
-from rounded_transformer import Fault, draw_model, run
 
 from rank_collapse.agree.recording import record
 from rank_collapse.command import main
+from tests.oracles.rounded_transformer import Fault, draw_model, run
 
 
 @pytest.fixture

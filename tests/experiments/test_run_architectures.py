@@ -8,7 +8,6 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from trained_runs import answered, arrays, result_of
 
 import rank_collapse as rc
 from experiments import run_architectures
@@ -17,8 +16,9 @@ from experiments.paper.architectures import models, targets
 from experiments.verdicts.claims import FAILS, HOLDS, NOT_REJECTED
 from rank_collapse.network import surgery
 from rank_collapse.report.wording import words
-
-GOLDEN = Path(__file__).resolve().parents[1] / "golden"
+from tests.support.closeness import assert_close
+from tests.support.folders import GOLDEN
+from tests.support.runs import answered, arrays, result_of
 
 
 def execute(*arguments):
@@ -176,11 +176,11 @@ def test_the_picture_has_the_input_at_layer_0_and_a_dashed_line_with_skips(publi
     assert [line.get_linestyle() for line in ax.lines] == ["-", "--"] * 2
     deviation = np.std([-0.01, 0, 0.01])
     for line, band, curve in zip(ax.lines, ax.collections, curves, strict=True):
-        np.testing.assert_allclose(line.get_xydata(), np.stack([np.arange(4), curve], axis=1))
+        assert_close(line.get_xydata(), np.stack([np.arange(4), curve], axis=1))
         (path,) = band.get_paths()
         for layer, value in enumerate(curve):
             ends = path.vertices[path.vertices[:, 0] == layer, 1]
-            np.testing.assert_allclose(
+            assert_close(
                 [ends.min(), ends.max()], [value * (1 - deviation), value * (1 + deviation)]
             )
     colors = [line.get_color() for line in ax.lines]

@@ -12,11 +12,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from two_processes import LIMIT, PATH, python
 
 from rank_collapse.runs.seeds import seed_mesh
 from rank_collapse.training import sweep
-from rank_collapse.training.engine.groups import Program
+from rank_collapse.training.engine.program import Program
+from tests.support.folders import REPOSITORY
+from tests.support.processes import LIMIT, python
 
 INPUTS = np.random.default_rng(0).normal(size=(16, 3)).astype(np.float32)
 TARGETS = np.sin(INPUTS.sum(axis=1))
@@ -280,7 +281,7 @@ def test_interrupted_anywhere_and_resumed_is_whole(whole, tmp_path, monkeypatch)
 PROGRAM = """
 import sys, pickle, jax
 jax.config.update("jax_num_cpu_devices", int(sys.argv[1]))
-from training import test_sweep
+from tests.training import test_sweep
 options = test_sweep.WHOLE | {"steps": 400, "seeds": 5, "folder": sys.argv[2] or None}
 result = test_sweep.sweep(test_sweep.init, test_sweep.step, **options)
 pickle.dump(test_sweep.list_leaves(result), open(sys.argv[3], "wb"))
@@ -289,7 +290,7 @@ pickle.dump(test_sweep.list_leaves(result), open(sys.argv[3], "wb"))
 
 def start(errors, *arguments):
     """Starts a Python program with the tests on its path."""
-    environment = os.environ | {"PYTHONPATH": PATH, "PYTHONHASHSEED": "random"}
+    environment = os.environ | {"PYTHONPATH": str(REPOSITORY), "PYTHONHASHSEED": "random"}
     command = [sys.executable, "-c", *map(str, arguments)]
     return subprocess.Popen(command, env=environment, stderr=errors)
 
@@ -302,8 +303,8 @@ def assert_same_files(a, b):
 
 @pytest.mark.full
 def test_killed_twenty_times_it_is_whole(tmp_path):
-    """By SIGKILL and Ctrl-C, at any moment, on one and two devices in turn."""
-    folder, kills = tmp_path / "run", 0
+    """By SIGKILL and Ctrl-C, at random moments, on one and two devices in turn."""
+    folder, kills, rng = tmp_path / "run", 0, np.random.default_rng(0)
 
     def list_files():
         return {(p, p.stat().st_mtime_ns) for p in folder.glob("runs/*.npz") if p.exists()}
@@ -313,10 +314,15 @@ def test_killed_twenty_times_it_is_whole(tmp_path):
         while True:
             before = list_files()
             process = start(errors, PROGRAM, 1 + kills % 2, folder, tmp_path / "parts")
-            while process.poll() is None and (kills >= 20 or list_files() <= before):
+            # One in four while it starts, compiles or computes; others around a snapshot.
+            end = time.monotonic() + (rng.uniform(0, 6) if kills % 4 == 3 else LIMIT)
+            while process.poll() is None and (
+                kills >= 20 or (time.monotonic() < end and list_files() <= before)
+            ):
                 time.sleep(0.002)
+            time.sleep(rng.uniform(0, 0.02))
             if process.poll() is None:
-                process.send_signal((signal.SIGKILL, signal.SIGINT)[kills % 2])
+                process.send_signal((signal.SIGKILL, signal.SIGINT)[kills % 4 // 2])
             if process.wait(LIMIT) == 0:
                 break
             kills += 1
@@ -457,7 +463,7 @@ import sys, jax
 jax.config.update("jax_num_cpu_devices", 1)
 jax.config.update("jax_cpu_collectives_implementation", "gloo")
 jax.distributed.initialize(f"localhost:{sys.argv[1]}", 2, int(sys.argv[2]))
-from training import test_sweep
+from tests.training import test_sweep
 import pickle
 rule = lambda metrics: metrics.sizes["seed"] >= 5
 options = test_sweep.WHOLE | {"folder": sys.argv[3], "seeds": 7, "until": rule, "round_seeds": 3}

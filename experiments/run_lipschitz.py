@@ -1,0 +1,224 @@
+"""The Lipschitz constant of trained attention by the number of tokens: does it grow like n^¼?
+
+Castin et al. 2024 (2312.14820) prove that the constant of self-attention grows at most like √n,
+and report about n^¼ in trained BERT and GPT-2 on real texts. Here it is the largest singular value
+of the Jacobian of one layer's attention (all heads, W_O included, no skip, no norm) at what that
+layer reads of a text, by power iteration. Each text is cut to its first --tokens tokens.
+
+    python -m experiments.trained_weights --site=trained/packages
+    python -m experiments.run_lipschitz --text=data/RTE/test.tsv --last_texts
+
+Measures every network in --folder; --untrained measures small random networks instead. All
+networks take ten minutes of CPU.
+"""
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+import xarray as xr
+
+from experiments.lab import (
+    Experiment,
+    Flags,
+    Progress,
+    RunFolder,
+    Shown,
+    check_names,
+    cli,
+    extend_part,
+    labelled,
+    name_figures,
+    open_run,
+    report_activity,
+    vocabulary,
+)
+from experiments.paper.trained import smoothness
+from experiments.paper.trained.networks import (
+    UNTRAINED,
+    Network,
+    identify_texts,
+    load_networks,
+    make_untrained,
+    skip_texts,
+)
+from experiments.verdicts import PROTOCOL, Comparison, Row
+from rank_collapse.report import figures
+
+FLAGS = cli.make_flags("lipschitz", shows=None, counts="num_texts", can_grow=True)
+FLAGS.define(
+    "string", "folder", "trained", "Folder of checkpoint folders, as trained_weights makes it."
+)
+FLAGS.define("list", "networks", [], "Some of its networks, by name; default: all.")
+FLAGS.define("boolean", "untrained", False, "Small networks at random in their place: for tests.")
+FLAGS.define("string", "text", None, "Text: a .tsv with a header (RTE), or paragraphs.")
+FLAGS.define("boolean", "last_texts", False, "The last texts of each file, backwards.")
+vocabulary.define_numbers(FLAGS, "tokens", [8, 16, 32, 64], "Tokens of a text.", lower_bound=2)
+for name, default, least, text in (
+    ("num_texts", 8, 2, "Texts of each network."),
+    ("skip_texts", 0, 0, "Texts of each file that are left out before the first."),
+    ("seed", 0, 0, "Of weights at random."),
+):
+    FLAGS.define("integer", name, default, text, lower_bound=least)
+
+
+def open_networks(options: Any) -> list[Network]:
+    """Opens the networks of the folder, with texts of as many tokens as are measured.
+
+    Raises:
+        FileNotFoundError, ValueError: Networks or texts that are not there or cannot be read.
+    """
+    if len({*options.tokens}) < 3:
+        raise ValueError("--tokens needs three numbers or more: a power of n is fitted to them")
+    vars(options)["max_tokens"] = max(options.tokens)
+    if options.untrained:
+        check_names(options, "networks", UNTRAINED)
+        return [make_untrained(name, options) for name in options.networks or UNTRAINED]
+    opened = load_networks(options, options.num_texts + options.skip_texts)
+    return [skip_texts(network, options.skip_texts) for network in opened]
+
+
+def measure(options: Any, networks: list[Network], run: RunFolder) -> xr.Dataset:
+    """Measures every network at every number of tokens.
+
+    Args:
+        options: The flags.
+        networks: The networks and their texts.
+        run: The run folder; what it has is not computed again.
+    """
+    tokens, parts = sorted({*options.tokens}), []
+    with Progress(len(networks), "constants", log=run.log) as progress:
+        for network in networks:
+            arrays, count = [], len(network.inputs["x"])
+            for n in tokens:
+                with report_activity(f"measuring {network.label}, {n} tokens", run.log):
+                    part = f"{network.label}, {n} tokens"
+                    measure_first = partial(measure_texts, network, n)
+                    arrays.append(extend_part(run, part, count, measure_first))
+            parts.append(make_dataset(arrays, tokens))
+            progress.advance()
+    names = xr.Variable("network", [network.label for network in networks])
+    return xr.concat(parts, names, data_vars="all", join="outer")
+
+
+def measure_texts(network: Network, num_tokens: int, first_text: int) -> dict[str, np.ndarray]:
+    """Measures the texts of a network from one on, see `smoothness.measure_texts`."""
+    inputs = {n: a if a is None else a[first_text:] for n, a in network.inputs.items()}
+    return smoothness.measure_texts(network.source, inputs, num_tokens)
+
+
+def make_dataset(arrays: list[dict[str, np.ndarray]], tokens: list[int]) -> xr.Dataset:
+    """Makes the Dataset of one network over seed (texts), tokens and layer, with powers of n."""
+    stacks = {name: np.stack([part[name] for part in arrays]) for name in arrays[0]}
+    powers = smoothness.fit_powers(stacks["largest"], tokens)
+    axes = ("tokens", "seed", "layer")
+    num_texts, depth = powers.shape
+    coordinates = {"tokens": tokens, "seed": np.arange(num_texts), "layer": np.arange(1, depth + 1)}
+    variables = {name: (axes, values) for name, values in stacks.items()}
+    return xr.Dataset(variables | {"power": (axes[1:], powers)}, coordinates)
+
+
+def judge_claims(results: xr.Dataset, networks: list[Network]) -> Iterator[Row]:
+    """Tests the median power of n over the layers of each text, by network."""
+    for network in networks:
+        power = results.power.sel(network=network.label, drop=True).median("layer")
+        yield from labelled.statement_rows("lipschitz growth", power, network.label)
+
+
+def compare_results(results: xr.Dataset, networks: list[Network]) -> Iterator[Comparison]:
+    """Compares the power of n of each layer with ¼, and says how far the iteration had come."""
+    for network in networks:
+        whole = results.sel(network=network.label, drop=True)
+        by_layer = whole.power.mean("seed")
+        for name, value in (("median", by_layer.median()), ("least", by_layer.min())):
+            yield Comparison(f"{network.label}: power of n, {name} layer", value.item(), 0.25)
+        yield Comparison(f"{network.label}: power of n, largest layer", by_layer.max().item(), 0.25)
+        size = whole.largest.mean("seed")
+        for n in size.tokens.values:
+            text = f"{network.label}: constant at {n} tokens, median layer"
+            yield Comparison(text, size.sel(tokens=n).median().item())
+        text = f"{network.label}: change in the last step of the iteration, largest"
+        yield Comparison(text, whole.change.max().item())
+
+
+def make_rows(results: xr.Dataset, networks: list[Network]) -> Iterator[dict[str, Any]]:
+    """Makes a row for each network, text, number of tokens and layer."""
+    axes = ("network", "seed", "layer", "tokens")
+    return labelled.table_rows(results, axes, ("largest", "power", "change"))
+
+
+def constants_figure(results: xr.Dataset, networks: list[Network]):
+    """The largest singular value of the Jacobian of a layer's attention by the number of tokens,
+    a curve for each layer from dark (first) to light (last): geometric means over texts. The
+    dashed line has the slope ¼, the dotted one ½."""
+    fig, axes = figures.panels(len(networks), min(3, len(networks)))
+    for ax, network in zip(axes.flat, networks, strict=False):
+        largest = results.largest.sel(network=network.label).dropna("layer", how="all")
+        mean = np.exp(np.log(largest).mean("seed")).dropna("tokens", how="all")
+        tokens = mean.tokens.values
+        for color, layer in zip(figures.shades(mean.layer.size), mean.layer, strict=True):
+            ax.plot(tokens, mean.sel(layer=layer), "o-", color=color, lw=0.8, markersize=2.5)
+        middle = float(mean.median("layer")[0])
+        for power, style in ((0.25, "--"), (0.5, ":")):
+            label = f"n^{power:g}"
+            ax.plot(tokens, middle * (tokens / tokens[0]) ** power, style, color="k", label=label)
+        ax.set(xscale="log", yscale="log", xlabel="tokens n", title=network.label)
+        ax.set_xticks(tokens, [str(n) for n in tokens])
+        ax.minorticks_off()
+        ax.legend()
+    for row in axes:
+        row[0].set_ylabel("largest singular value")
+    return fig
+
+
+def powers_figure(results: xr.Dataset, networks: list[Network]):
+    """The power of n by layer, fitted to each text: mean over texts, a deviation. The published
+    power is about ¼ (dashed); the bound of the theorem is ½ (dotted)."""
+    fig, ((ax,),) = figures.figure(1, 1, 6.0, 3.6)
+    for index, network in enumerate(networks):
+        power = results.power.sel(network=network.label).dropna("layer", how="all")
+        place = power.layer.values / power.layer.size
+        values = power.transpose("seed", "layer").values
+        figures.band(ax, place, values, network.label, index)
+    for power, style in ((0.25, "--"), (0.5, ":")):
+        ax.axhline(power, linestyle=style, color="k", lw=1)
+    ax.set(xlabel="layer, as a share of the depth", ylabel="power of n")
+    figures.legend_below(ax)
+    return fig
+
+
+EXPERIMENT = Experiment(
+    order=890,
+    title="Lipschitz constants of trained attention",
+    brief="trained networks: the largest singular value of a layer's attention Jacobian by tokens",
+    claim="The Lipschitz constant of self-attention grows at most like √n with the number of "
+    "tokens; on real texts it grows about like n^¼ in trained BERT and GPT-2 (Castin et al. 2024, "
+    "2312.14820).",
+    needs="trained",
+    presets={
+        "quick": "--networks=albert-reactions --num_texts=2 --tokens=8,16,32",
+        "reported": "--seed=3000 --num_texts=16 --text=data/RTE/test.tsv --last_texts "
+        "--skip_texts=64",
+        "tiny": "--untrained --num_texts=3 --tokens=4,6,8",
+    },
+)
+FIGURES = name_figures(powers_figure, constants_figure)
+
+
+def main(options: Flags) -> Shown:
+    """Measures what the run lacks, and shows it."""
+    count = PROTOCOL.rounds[0] if options.grows else None
+    with open_run(options, open_networks, partial(identify_texts, count=count)) as run:
+        points = run.measure(measure)
+        return run.publish(
+            points,
+            table=make_rows,
+            figures=FIGURES,
+            claims=judge_claims,
+            compare=compare_results,
+        )
+
+
+if __name__ == "__main__":
+    cli.run(main, FLAGS)

@@ -1,0 +1,113 @@
+"""Statistics of the theorems' registered statements: a number of a draw, by setting.
+
+A draw is a seed. `experiments/verdicts/statements.toml` has the ranges, fixed before the run on
+fresh seeds.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from experiments.theorems import causal, initial, layers, mixing, sphere
+
+LARGE = (512, 1024)  # numbers of repeated tokens
+NETWORKS = 16  # of a draw of the energy
+
+
+class Statistic(NamedTuple):
+    """The statistic of a statement.
+
+    Attributes:
+        theorem: It is measured where this theorem is asked for.
+        compute: (key, **sizes) → its value in one draw.
+        settings: {setting: sizes}.
+    """
+
+    theorem: str
+    compute: Callable[..., jax.Array]
+    settings: Mapping[str, Mapping[str, Any]]
+
+
+def least_energy_increment(key: jax.Array, **sizes: Any) -> jax.Array:
+    """Computes the least increment of a layer over E(0) in 16 networks with softmax."""
+    measure = partial(sphere.pass_energies, normalise=None, **sizes)
+    keys = jax.random.split(key, NETWORKS)
+    return jnp.min(jax.lax.map(lambda one: sphere.least_increment(measure(one)), keys))
+
+
+def repeated_power(key: jax.Array, **sizes: Any) -> jax.Array:
+    """Computes the power of k at which the last states of 1…1 0 come together at large k."""
+    near, far = causal.repeated_distances(key, LARGE, **sizes)
+    return jnp.log(far / near) / jnp.log(LARGE[1] / LARGE[0])
+
+
+def end_over_middle(key: jax.Array, *, end: int, **sizes: Any) -> jax.Array:
+    """Computes the weight of the first (end 0) or last (1) position over the middle's largest."""
+    return layers.ends_over_middle(layers.last_row(key, **sizes))[end]
+
+
+def excess_over_law(key: jax.Array, *, layer: int, n: int) -> jax.Array:
+    """Computes the stable rank less 1 after a layer, over the law of the width."""
+    return mixing.pass_markov(key, n)[layer - 1] / mixing.width_law(layer, n)
+
+
+STATISTICS = {
+    "head number": Statistic(
+        "heads",
+        partial(initial.compare_heads, few=1, many=16),
+        {
+            "12 layers, width 64": {},
+            "12 layers, width 256": {"d": 256},
+            "24 layers, width 64": {"depth": 24},
+        },
+    ),
+    "rollout bound": Statistic(
+        "path_products",
+        partial(causal.bound_ratio, scale=1.0, freeze=False),
+        {
+            "3 layers, width 8": {},
+            "6 layers, width 8": {"depth": 6},
+            "3 layers, width 16": {"d": 16},
+        },
+    ),
+    "softmax energy": Statistic(
+        "multi_head_energy",
+        least_energy_increment,
+        {"1 head, β 1": {"heads": 1}, "4 heads, β 1": {}, "4 heads, β 4": {"beta": 4.0}},
+    ),
+    "repeated power": Statistic(
+        "repeated",
+        repeated_power,
+        {"2 layers": {"depth": 2}, "4 layers": {}},
+    ),
+    "position ends": Statistic(
+        "position",
+        end_over_middle,
+        {
+            f"{name} of 64 tokens, {depth} layers": {"end": end, "depth": depth}
+            for depth in (8, 24)
+            for end, name in enumerate(("first", "last"))
+        },
+    ),
+    "noise apart": Statistic(
+        "noise",
+        partial(initial.opposite_share, time=16.0),
+        {f"width {d}": {"d": d} for d in (2, 4)},
+    ),
+    "width law": Statistic(
+        "width",
+        partial(excess_over_law, n=256),
+        {f"layer {i}": {"layer": i} for i in (1, 2, 3)},
+    ),
+}
+
+
+def list_draws(theorems: Mapping[str, Any]) -> Iterator[tuple[str, str, Callable]]:
+    """Lists (statement, setting, function of a key) of the statements of some theorems."""
+    for key, statistic in STATISTICS.items():
+        if statistic.theorem in theorems:
+            for setting, sizes in statistic.settings.items():
+                yield key, setting, partial(statistic.compute, **sizes)

@@ -1,0 +1,196 @@
+"""Collapse by mixing: random matrices in width, masks, one fixed matrix in all layers."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import rank_collapse as rc
+from experiments.theorems import networks
+from experiments.theorems.statements import Curve, Panel, Theorem
+
+WIDTHS = (64, 128, 256)
+
+
+def draw_markov(key: jax.Array, layers: int, n: int) -> jax.Array:
+    """Draws random Markov matrices [l, 1, n, n] from exponential entries, of variance mean²."""
+    entries = jax.random.exponential(key, (layers, 1, n, n))
+    return entries / entries.sum(axis=-1, keepdims=True)
+
+
+def pass_markov(key: jax.Array, n: int, mixing: rc.network.Mixing | None = None) -> jax.Array:
+    """Measures the stable rank of XXᵀ, less 1, after 1 to 3 random mixings of orthonormal tokens.
+
+    Args:
+        key: Random key.
+        n: Tokens, as many as features.
+        mixing: What the network makes of the weights, as of the configuration.
+
+    Returns:
+        [3].
+    """
+    normalise = networks.fix_attention(draw_markov(key, 3, n))
+    fields = {"normalise": normalise, "mixing": mixing, "attention_skip": False}
+    # Queries and keys have one feature: prescribed weights do not read scores.
+    config = rc.TransformerConfig(depth=3, num_heads=1, d_model=n, d_qk=1, d_v=n, **fields)
+    params = rc.init(jax.random.key(0), config)
+    attention = params.layers.attention
+    identity = jnp.broadcast_to(jnp.eye(n), attention.w_v.shape)
+    attention = attention.replace(w_v=identity, w_o=identity)
+    params = params.replace(layers=params.layers.replace(attention=attention))
+    states = networks.pass_states(params, jnp.eye(n), config)[1:]
+    return rc.stable_rank(states @ jnp.swapaxes(states, 1, 2)) - 1
+
+
+def width_law(layer: int, width: float | np.ndarray) -> float | np.ndarray:
+    """Computes (ℓ + 1) T^{1−2ℓ}, the stable rank of X_ℓ X_ℓᵀ less 1.
+
+    Singular values of a product of ℓ matrices of independent entries of variance 1/T² have the
+    Fuss-Catalan moment Σ_k s_k⁴ = (ℓ + 1) T^{1−2ℓ}; the first, of the mean token, is 1.
+
+    Args:
+        layer: ℓ, from 1.
+        width: T.
+    """
+    return (layer + 1) * width ** (1.0 - 2 * layer)
+
+
+def width_curves(seed: int) -> list[Curve]:
+    """Compares the stable rank by width with its law, and removes the gap."""
+    key, widths, layers = jax.random.key(seed), np.array(WIDTHS), (1, 2, 3)
+    centred = rc.network.Mixing(identity=0.0, weights=1.0, uniform=-1.0)
+    keys = [jax.random.fold_in(key, n) for n in WIDTHS]
+    excess = np.array([pass_markov(*pair) for pair in zip(keys, WIDTHS, strict=True)])
+    without = np.array([pass_markov(*pair, centred) for pair in zip(keys, WIDTHS, strict=True)])
+    curves = [
+        Curve(f"layer {i}", widths, width_law(i, widths), excess[:, i - 1], tolerance=0.3)
+        for i in layers
+    ]
+    # A stable rank that does not fall with T: at least half of what the first width has.
+    for i in layers:
+        values = without[:, i - 1]
+        least = [np.nan, *np.full(len(WIDTHS) - 1, values[0] / 2)]
+        curves.append(Curve(f"layer {i}, A − 11ᵀ/T", widths, least, values, "≥", 0, panel=1))
+    return curves
+
+
+MASKS = {  # {name: (fields, layers after which every token has seen one common token)}
+    "full": ({}, 1),
+    "causal": ({"mask": "causal"}, 1),
+    "causal, window 3": ({"mask": "causal", "window": 3}, 5),
+}
+
+
+def mask_curves(seed: int, *, n: int = 16, d: int = 8) -> list[Curve]:
+    """Compares the contraction of tokens over r layers with 1 − ε^r, by the kind of mask."""
+    bounds, worst, halving = [], [], []
+    for fields, radius in MASKS.values():
+        depth = 10 * radius
+        fields = dict(fields)
+        if window := fields.pop("window", None):
+            fields["windows"] = (window,) * depth
+        config = networks.make_network(depth, d, attention_skip=False, layer_map=(), **fields)
+        key_m, key_x = jax.random.split(jax.random.key(seed))
+        m = jax.random.normal(key_m, (depth, 1, d, d)) / jnp.sqrt(d)
+        trace = rc.apply(networks.make_params(config, m), jax.random.normal(key_x, (n, d)), config)
+        weights = np.asarray(trace.attention)
+        allowed = weights > 0
+        epsilon = weights[allowed].min()
+        ranges = np.ptp(np.asarray(trace.hidden), axis=1)
+        is_number = ranges[:-radius] > 1e-10  # below it rounding decides
+        factors = ranges[radius:] / np.where(is_number, ranges[:-radius], np.inf)
+        bounds.append(1 - epsilon**radius)
+        worst.append(factors.max())
+        # How many layers the bound says, and how many it takes, to halve the range.
+        logs = np.log1p(-(epsilon**radius)), np.log(worst[-1])
+        halving.append([radius * np.log(0.5) / log for log in logs])
+    x = np.arange(len(MASKS))
+    return [
+        Curve("largest factor over r layers", x, bounds, worst, "none"),
+        Curve("range is halved", x, *np.transpose(halving), "≤", 1e-9, panel=1),
+    ]
+
+
+def tied_curves(seed: int, *, n: int = 12, d: int = 6, depth: int = 400) -> list[Curve]:
+    """Measures the residual after many passes of one layer of fixed weights, by the sign of W."""
+    curves, draws, steps = [], 4, np.array([0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 400])
+    for name, sign in (("W ⪰ 0", 1), ("W ⪯ 0", -1)):
+        predicted, ratios = [], []
+        for draw in range(draws):
+            keys = jax.random.split(jax.random.fold_in(jax.random.key(seed), draw), 3)
+            weights = jax.nn.softmax(jax.random.normal(keys[0], (n, n)), axis=-1)
+            root = jax.random.normal(keys[1], (d, d))
+            w = root @ root.T
+            w = sign * w / jnp.linalg.norm(w, ord=2)
+            config = networks.make_network(
+                depth,
+                d,
+                attention_skip=True,
+                normalise=networks.fix_attention(weights[None, None]),
+            )
+            params = networks.make_params(config, value=w)
+            x = jax.random.normal(keys[2], (n, d))
+            states = networks.pass_states(params, x, config)
+            ratios.append(rc.residual_ratio(states, norm="frobenius"))
+            token_values, token_vectors = np.linalg.eig(np.asarray(weights))
+            sizes = np.abs(1 + np.outer(token_values, np.linalg.eigvalsh(np.asarray(w))))
+            vector = token_vectors[:, np.unravel_index(sizes.argmax(), sizes.shape)[0]]
+            predicted.append(float(np.std(vector) < 1e-9))
+        ratios, x = np.array(ratios), np.arange(draws)
+        equal = (ratios[:, -1] < 1e-6).astype(float)
+        first = np.maximum(ratios[0, steps], 1e-17)  # an exact 0 has no logarithm
+        curves += [
+            Curve(f"{name}: residual ratio by layer", steps, np.nan, first, "none"),
+            Curve(f"{name}: residual ratio", x, np.nan, ratios[:, -1], "none", panel=1),
+            Curve(f"{name}: tokens equal", x, predicted, equal, tolerance=0, panel=2),
+        ]
+    return curves
+
+
+THEOREMS = (
+    Theorem(
+        "width",
+        "Nait Saada et al. 2024 (2410.07799)",
+        "memory",
+        "With random attention tokens collapse in width, in one layer; A − 11ᵀ/T does not.",
+        "stable rank of X_ℓ X_ℓᵀ minus 1 = O(T^{1−2ℓ}); (ℓ + 1) T^{1−2ℓ} (derived here)",
+        "Random Markov matrices, orthonormal input, V = I, T tokens of width T",
+        "`rc.apply` with `normalise=` and `mixing=`, `rc.stable_rank`",
+        "Yes: long contexts collapse at initialisation; centred attention removes it.",
+        (
+            Panel("width T", "stable rank of XXᵀ minus 1", "xy"),
+            Panel("width T", "the same with A − 11ᵀ/T", "xy"),
+        ),
+        width_curves,
+    ),
+    Theorem(
+        "masks",
+        "Wu et al. 2024 (2405.18781), theorem 1",
+        "abstract",
+        "Masked attention collapses exponentially, and local masks slow it down.",
+        "range of a feature over r layers ≤ 1 − ε^r of what it was",
+        "V = I, all weights at least ε, r layers connect every token with a common one",
+        "`rc.apply` without skips, its attention and states",
+        "No: the bound is so near 1 that it says nothing of a depth that exists.",
+        (
+            Panel("mask", "factor of the range over r layers", names=tuple(MASKS)),
+            Panel("mask", "layers until the range is halved", "y", tuple(MASKS)),
+        ),
+        mask_curves,
+    ),
+    Theorem(
+        "tied",
+        "Dovonon et al. 2024 (2401.04301)",
+        "abstract",
+        "With tied weights the dominant eigenvalue of I + A ⊗ W decides whether tokens collapse.",
+        "tokens become equal if the dominant eigenvector of A is 1",
+        "One fixed A and W in all layers, skip, diagonalisable",
+        "`rc.apply` with `layer_map` and `normalise=`, `rc.residual_ratio`",
+        "Yes, of loops: the sign of W_V W_O along the residual decides; see `rc.loop_report`.",
+        (
+            Panel("layer, first draw", "residual ratio (Frobenius)", "y"),
+            Panel("draw", "residual ratio after 400 layers"),
+            Panel("draw", "tokens equal: 1 yes, 0 no"),
+        ),
+        tied_curves,
+    ),
+)
