@@ -13,20 +13,13 @@ from typing import TYPE_CHECKING, Any, TypeVar, dataclass_transform
 
 import numpy as np
 
-from rank_collapse.annotations import Leaf
+from rank_collapse.annotations import Leaf as Leaf
 from rank_collapse.printed import format_one_line
 
 if TYPE_CHECKING:
-    import jax
+    pass
 
 T = TypeVar("T")
-
-if TYPE_CHECKING:
-    # What a result holds. A transformation may put something else there, such as an axis or a
-    # sharding, so that nothing is checked while a program runs.
-    Leaf = jax.Array
-else:
-    Leaf = Any
 
 
 def field(*, pytree_node: bool = True, **options: object) -> Any:

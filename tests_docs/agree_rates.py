@@ -3,10 +3,10 @@
     python -m tests_docs.agree_rates 100 20
 
 Of so many clean pairs it prints how many are called different, and the same of half as many pairs
-of one and of two tokens; of each kind of mistake, planted in
-one layer of so many networks, how many are found in that layer and part, and of these how many are
-named. It does so three times: from branches, from states alone, and where one run's sublayers take
-in the other run's stream (a replay with two probes).
+of one and of two tokens; of each kind of mistake, planted in one layer of so many networks, how
+many are found in that layer and part, and of these how many are named. It does so three times: from
+branches, from states alone, and where one run's sublayers take in the other run's stream (a replay
+with two probes).
 """
 
 import re

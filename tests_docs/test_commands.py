@@ -20,7 +20,7 @@ PAGES += sorted(DOCS.rglob("*.md")) + sorted(DOCS.rglob("*.txt"))
 FENCED = re.compile(r"^```[^\n]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
 POSITIONAL = {"join": "folders"}  # flags whose values may stand alone
 PROGRAMS = ("python", "python3", "pytest", "rank-collapse", *reproduce.EXPERIMENTS)
-FOREIGN = {"cache-clear"}  # flags of pytest
+FOREIGN = {"cache-clear", "cov"}  # flags of pytest
 TARGETS = {"target", "site", "no"}  # flags of pip and of trained_weights
 
 

@@ -179,7 +179,7 @@ def open_recording(path: str | os.PathLike) -> Recording:
     path = Path(path)
     refuse(
         (not path.exists(), f"{path} does not exist"),
-        (not path.is_file(), f"{path} is no file"),
+        (not path.is_file(), f"{path} is not a file"),
         (path.suffix not in SUFFIXES, f"{path} is neither .npz nor .safetensors"),
     )
     with _name_damage(path):

@@ -70,7 +70,7 @@ def check_output(flags: argparse.Namespace) -> None:
     """
     out = Path(flags.out)
     if not out.absolute().parent.is_dir() or out.is_dir() or out.suffix != ".html":
-        raise ValueError(f"--out {out} is no .html file in an existing folder")
+        raise ValueError(f"--out {out} is not an .html file in an existing folder")
     for name in ("num_texts", "max_tokens"):
         value = getattr(flags, name)
         refuse_if(

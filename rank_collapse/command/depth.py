@@ -41,7 +41,7 @@ def run(flags: argparse.Namespace, command: Sequence[str]) -> int:
     opened = inputs.open_source(flags.source)
     checkpoint.check_output(flags)
     if opened.source.unembedding is None:
-        raise ValueError(f"{opened.name} is no language model: it has no unembedding")
+        raise ValueError(f"{opened.name} is not a language model: it has no unembedding")
     batch = inputs.read_inputs(flags, opened)
     reporter = StepReporter()
     head = report_words(opened.source.unembedding, reporter)

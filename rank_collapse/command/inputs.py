@@ -274,5 +274,5 @@ def _read_array(path, count):
     except OSError:
         raise
     except Exception as error:  # zipfile and numpy raise nearly any on other files
-        raise ValueError(f"{path} is no array of numbers (.npy): {error}") from None
+        raise ValueError(f"{path} is not an array of numbers (.npy): {error}") from None
     return array

@@ -114,7 +114,7 @@ def attention_rows(
         )
         if np.ndim(segments) > 1:
             segments = segments.reshape((-1, n))
-    refuse_if(num_segments is not None and segments is None, "num_segments= goes with segments=")
+    refuse_if(num_segments is not None and segments is None, "num_segments= needs segments=")
     if num_segments is not None:
         options = {"causal": causal, "window": window, "scale": scale, "soft_cap": soft_cap}
         return _measure_by_document(q, k, segments, exists, num_segments, sink, options)

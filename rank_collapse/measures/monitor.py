@@ -105,7 +105,7 @@ def monitor(
         segments = segments if np.ndim(segments) == 1 else segments.reshape((-1, n))
     if segments is not None and num_segments is None:
         arrays = _split_by_document(arrays, segments, token_mask)
-    refuse_if(num_segments is not None and segments is None, "num_segments= goes with segments=")
+    refuse_if(num_segments is not None and segments is None, "num_segments= needs segments=")
     choice = {"tokens": tokens, "exclude": exclude, "threshold": threshold}
     if norm is not None:
         arrays["read"] = norm(arrays["x"])

@@ -164,9 +164,9 @@ def profile(
         ),
         (
             segments is not None and key_mask is not None,
-            "segments= goes not with key_mask=",
+            "segments= and key_mask= exclude each other",
         ),
-        (num_segments is not None and segments is None, "num_segments= goes with segments="),
+        (num_segments is not None and segments is None, "num_segments= needs segments="),
     )
     if segments is not None and hidden.ndim == len(axes) + 1:  # a batch of one
         hidden, mask = hidden[:, None], None if mask is None else mask[:, None]

@@ -62,7 +62,7 @@ def choose_tokens(
         ),
         (
             tokens != "read" and read is not None,
-            f"norm= goes with tokens='read', not with {tokens!r}",
+            f"norm= needs tokens='read', not {tokens!r}",
         ),
     )
     xp, left_out = namespace(x), None

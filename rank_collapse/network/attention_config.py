@@ -1,12 +1,11 @@
 """How tokens attend, as fields of a configuration: masks, scores and changes of the weights."""
 
-from collections.abc import Callable
 from typing import Literal, get_args
 
 from jax.tree_util import Partial
 
 from rank_collapse import struct
-from rank_collapse.annotations import Number
+from rank_collapse.annotations import Number, Tree
 
 Score = Literal["dot", "additive"]
 QKNorm = Literal["none", "head", "width"]
@@ -46,9 +45,9 @@ class AttentionConfig(struct.Struct, kw_only=True):
     qk_norm: QKNorm = struct.static("none")
     score_cap: float = struct.static(0.0)
     temperature: Number = 1.0
-    normalise: Callable | None = None
-    mixing: "Mixing | None" = None
-    mix: Callable | None = None
+    normalise: Tree = None
+    mixing: Tree = None
+    mix: Tree = None
 
     def __post_init__(self):
         struct.check_choices(self, mask=MASKS, score=SCORES, qk_norm=QK_NORMS)

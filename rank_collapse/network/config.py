@@ -4,12 +4,13 @@ Its presets are the paper's four curves.
 """
 
 import dataclasses
-from numbers import Number
+import numbers
 from typing import Literal, get_args
 
 import jax
 
 from rank_collapse import struct
+from rank_collapse.annotations import Number
 from rank_collapse.network.attention_config import AttentionConfig
 from rank_collapse.network.embedding import EmbeddingConfig
 from rank_collapse.network.layers import MLPConfig, ResidualConfig, Routing
@@ -87,7 +88,7 @@ class TransformerConfig(AttentionConfig, PositionConfig, ResidualConfig, MLPConf
         for name in ("windows", "rotary_layers", "layer_map"):
             values = getattr(self, name)
             fits = isinstance(values, tuple) and len(values) in (0, depth)
-            struct.refuse_if(not fits, f"{name}={values} is no tuple of depth={depth} entries")
+            struct.refuse_if(not fits, f"{name}={values} is not a tuple of depth={depth} entries")
             for value in values:
                 struct.check_whole(name, int(value) if name == "rotary_layers" else value, 0)
         if self.layer_map and set(self.layer_map) != set(range(self.num_rows)):
@@ -161,7 +162,7 @@ def check_config(config: object, name: str = "config") -> None:
         is_function = function is None or callable(function)
         struct.refuse_if(not is_function, f"{field}={function!r} is not a function")
     for path, leaf in jax.tree.leaves_with_path(config, is_leaf=lambda value: value is None):
-        is_number = isinstance(leaf, Number) or hasattr(leaf, "dtype")
+        is_number = isinstance(leaf, numbers.Number) or hasattr(leaf, "dtype")
         is_absent = leaf is None and DEFAULTS[path[0].name] is None
         if not (is_number or is_absent):
             raise ValueError(f"{name}{jax.tree_util.keystr(path)}={leaf!r} is not a number")

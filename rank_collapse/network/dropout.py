@@ -38,7 +38,7 @@ def dropout_words(key: Key) -> UInt32[Array, "2"]:
     if jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
         return jax.random.bits(key, (2,), jnp.uint32)
     if key.shape != (2,):
-        raise ValueError(f"dropout_key of shape {key.shape} is no random key")
+        raise ValueError(f"dropout_key of shape {key.shape} is not a random key")
     return key
 
 

@@ -19,7 +19,7 @@ from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 from jaxtyping import Array, Float
 
 from rank_collapse import struct
-from rank_collapse.annotations import DType, Number, Tree
+from rank_collapse.annotations import AnyArray, DType, Number, Tree
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,7 +42,7 @@ class EditPoints:
         """Tell whether the value of the point is edited or saved, and so computed separately."""
         return self.has_edit(name) or self.prefix + name in self.save
 
-    def __call__(self, name: str, value: Array) -> Array:
+    def __call__(self, name: str, value: AnyArray) -> AnyArray:
         """Return the value after the edit of this point, and save it where that is asked for.
 
         Args:
@@ -110,7 +110,7 @@ def check_names(names: Sequence[str], config: Any) -> None:
 class _Code:
     """The program of an edit; equal where the text is, so that it is compiled once."""
 
-    def __init__(self, jaxpr: ClosedJaxpr):
+    def __init__(self, jaxpr: object):
         self.jaxpr, self.text = jaxpr, str(jaxpr)
 
     def __eq__(self, other: object) -> bool:

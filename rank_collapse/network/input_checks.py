@@ -146,7 +146,7 @@ def as_numbers(name: str, values: ArrayLike, dtype: DType | None = None) -> Arra
     try:
         return jnp.asarray(values, dtype)
     except (TypeError, ValueError) as error:
-        fault = f"{name} of type {type(values).__name__} is no array of numbers"
+        fault = f"{name} of type {type(values).__name__} is not an array of numbers"
         raise ValueError(f"{fault}: {format_one_line(error, 200)}") from None
 
 

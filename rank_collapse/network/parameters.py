@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from rank_collapse import struct
-from rank_collapse.annotations import Key, Leaf, Number
+from rank_collapse.annotations import Key, Leaf, Number, Tree
 from rank_collapse.network import layers
 from rank_collapse.network.attention import AttentionParams, repeat_groups
 from rank_collapse.network.config import SWEPT, TransformerConfig
@@ -40,7 +40,7 @@ class BlockParams(struct.Struct):
 class TransformerParams(struct.Struct):
     """All parameters of a network."""
 
-    layers: BlockParams  # with a leading axis of `config.num_rows`
+    layers: Tree  # BlockParams with a leading axis of `config.num_rows`
     final_norm: NormParams | None = None
     embedding: EmbeddingParams | None = None
     position_bias: Leaf | None = None  # [buckets, h], position "relative_bias"

@@ -98,7 +98,7 @@ class Channels(struct.Struct):
         )
 
 
-def pad_slots(group: Array, sizes: Sequence[int], before: Sequence[int] = (0, 0)) -> Array:
+def pad_slots(group: Tree, sizes: Sequence[int], before: Sequence[int] = (0, 0)) -> Array:
     """Pad a group [..., a, m, n, d] with empty slots, up to `sizes`; None stays None.
 
     Args:

@@ -6,10 +6,9 @@ norms alone. `logit_attribution` reads logits from such parts, or from sums of p
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array
 
 from rank_collapse import struct
-from rank_collapse.annotations import ArrayLike, DType
+from rank_collapse.annotations import AnyArray, ArrayLike, DType
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.inputs import prepare_inputs
 from rank_collapse.network.parameters import TransformerParams
@@ -123,7 +122,7 @@ def _written_rows(params, prepared, config):
 
 
 @full_precision
-def logit_attribution(contributions: ArrayLike, unembedding: ArrayLike) -> Array:
+def logit_attribution(contributions: ArrayLike, unembedding: ArrayLike) -> AnyArray:
     """Compute each part's share of the logits x W + b: its product with W; b joins the offset.
 
     The final norm is frozen in the contributions already, so that the shares of a sum that equals

@@ -219,7 +219,7 @@ def _trace(fn, x):
     """Trace the function.
 
     Raises:
-        ValueError: It is no function, fails, or does not return one array of floats.
+        ValueError: It is not a function, fails, or does not return one array of floats.
     """
     if not callable(fn):
         raise ValueError(f"fn is {type(fn).__name__}, not a function of x")

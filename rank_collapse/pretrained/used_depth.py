@@ -330,5 +330,5 @@ def _open_source(params, config, unembedding):
         if unembedding is None and params.embedding is not None:
             unembedding = Unembedding(params.embedding.tokens)
     if unembedding is None:
-        raise ValueError("the network has no unembedding: it is no language model")
+        raise ValueError("the network has no unembedding: it is not a language model")
     return source, unembedding

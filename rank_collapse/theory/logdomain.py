@@ -183,7 +183,7 @@ class LogPass(LayerPass):
         return jax.tree.map(lambda a: jnp.stack([a] * (1 + self.replicas)), start)
 
     def measure_layer(
-        self, layer: Layer, x: Array, layer_values: LayerValues, carry: Tree
+        self, layer: Layer, x: Array, layer_values: LayerValues | None, carry: Tree
     ) -> tuple[Tree, Tree]:
         """Compute the states after the layer, its fields of a `LogTrace`, every copy's profile."""
         keep = layer.inputs.existing_tokens

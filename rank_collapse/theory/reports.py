@@ -167,7 +167,7 @@ class BoundPass(LogPass):
     covers: ClassVar[Covers] = bounds.COVERS
 
     def measure_layer(
-        self, layer: Layer, x: Array, layer_values: LayerValues, carry: Tree
+        self, layer: Layer, x: Array, layer_values: LayerValues | None, carry: Tree
     ) -> tuple[Tree, Tree]:
         """Compute the pass in logarithms, the constants of all bounds, and the layer's gains."""
         carry, log = super().measure_layer(layer, x, layer_values, carry)

@@ -10,7 +10,7 @@ from jaxtyping import Array
 
 from rank_collapse.annotations import ArrayLike, Number
 from rank_collapse.network import layers
-from rank_collapse.network.parameters import TransformerParams
+from rank_collapse.network.attention import AttentionParams
 from rank_collapse.network.residual import apply_gain, normalize_tokens
 from rank_collapse.network.walk import Algebra
 from rank_collapse.theory.log_operations import LogState
@@ -36,7 +36,7 @@ def renormalise_residual(
     )
 
 
-def attend_equal_tokens(params: TransformerParams, mean: ArrayLike, row_sum: Number = 1.0) -> Array:
+def attend_equal_tokens(params: AttentionParams, mean: ArrayLike, row_sum: Number = 1.0) -> Array:
     """Compute SA(1x̄ᵀ), one token [d]: Σ_h s_h (x̄ W_V + b_V) W_O + b_O.
 
     Args:

@@ -141,7 +141,10 @@ def find_layers(
         return blocks
     refuse(
         (not layers, "layers= is empty"),
-        (not all(isinstance(m, nn.Module) for m in layers), "layers= has what is no module"),
+        (
+            not all(isinstance(m, nn.Module) for m in layers),
+            "layers= holds an object that is not a module",
+        ),
     )
     return list(layers)
 

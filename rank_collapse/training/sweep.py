@@ -95,7 +95,7 @@ def sweep(
     round_seeds = check_whole("round_seeds", round_seeds, 1)
     refuse_if(
         until is not None and not callable(until),
-        f"until={quote_value(until)} is no function of the metrics",
+        f"until={quote_value(until)} is not a function of the metrics",
     )
     is_path = folder is None or (isinstance(folder, str | os.PathLike) and os.fspath(folder))
     refuse_if(not is_path, f"folder={quote_value(folder)} is no path")
@@ -154,7 +154,7 @@ def _make_base_key(key):
     if np.ndim(key):
         shape, dtype = np.shape(key), np.asarray(key).dtype
         refuse_if(
-            (shape, dtype) != ((2,), np.uint32), f"key of {dtype}{list(shape)} is no random key"
+            (shape, dtype) != ((2,), np.uint32), f"key of {dtype}{list(shape)} is not a random key"
         )
         return jax.random.wrap_key_data(jnp.asarray(key))
     return jax.random.key(check_whole("key", key, 0, 2**32 - 1))

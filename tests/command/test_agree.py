@@ -7,7 +7,7 @@ import re
 import numpy as np
 import pytest
 
-from rank_collapse.agree.recording import record
+from rank_collapse.agree.recording import open_recording, record
 from rank_collapse.command import main
 from tests.oracles.rounded_transformer import Fault, draw_model, run
 
@@ -55,7 +55,7 @@ def test_json_writes_no_file(recordings, capsys):
     [
         (["a.npz", "none.npz"], "none.npz does not exist"),
         (["a.npz", "text.txt"], "neither a recording"),
-        (["a.npz", "a.npz", "--out", "x.txt"], "is no .html file"),
+        (["a.npz", "a.npz", "--out", "x.txt"], "is not an .html file"),
         (["a.npz", "folder", "--dtype=int8"], "--dtype=int8 is not one of float32"),
         (["a.npz", "folder", "--dtype=float32,float32,float32"], "more than two"),
         (["a.npz", "folder", "--attention=fast"], "--attention=fast is not one of"),
@@ -78,6 +78,52 @@ def test_nothing_can_be_said_of_states_that_have_nothing_in_common(recordings, c
     record({"residual": other}, "other.npz")
     assert main(["agree", "a.npz", "other.npz", "--json"]) == 1
     assert json.loads(capsys.readouterr().out)["first"] == {"layer": 0, "part": "layer"}
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("backend", ["torch", "jax"])
+def test_a_checkpoint_takes_in_the_stream_of_the_other_implementation(tmp_path, capsys, backend):
+    """torch against JAX of one checkpoint, each way: what each sublayer adds is measured alone."""
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    from rank_collapse.command.recorded import Form, Tokens, record_folder
+
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 3, "vocab_size": 50}
+    config = transformers.LlamaConfig(
+        **sizes, num_attention_heads=4, num_key_value_heads=2, initializer_range=0.2
+    )
+    folder, other = tmp_path / "model", tmp_path / "b.safetensors"
+    transformers.LlamaForCausalLM(config).save_pretrained(folder)
+    ids = np.array([[5, 8, 13, 21, 34, 7]])
+    tokens = Tokens(ids, np.ones(ids.shape, bool))
+    form = Form("float32", "eager", "jax" if backend == "torch" else "torch")
+    record_folder(folder, other, tokens, form)
+    flags = ["--ids", ",".join(map(str, ids[0])), f"--with={backend}", "--json"]
+    assert main(["agree", str(folder), str(other), *flags]) == 0
+    about = json.loads(capsys.readouterr().out)
+    attention = [row for row in about["sublayers"] if row["part"] == "attention"]
+    # Without a replay the error that comes in is a part of what is predicted.
+    assert all(0 < row["added"] < 1e-5 for row in attention)
+    with np.load(to_npz(other, factor=0.99)) as arrays:
+        assert arrays["residual"].shape == (4, 1, 6, 32)
+    faulty = str(tmp_path / "b.npz")
+    assert main(["agree", str(folder), faulty, *flags]) == 1
+    about = json.loads(capsys.readouterr().out)
+    assert about["first"] == {"layer": 1, "part": "mlp"} and "multiplied by" in about["kind"]
+
+
+def to_npz(path, factor):
+    """Write a recording whose MLP of layer 1 is multiplied, in what it adds and in later states."""
+    layers = list(open_recording(path).read_layers())
+    branches = {n: np.stack([layer.branches[n] for layer in layers]) for n in layers[0].branches}
+    change = (factor - 1) * branches["mlp_branch"][1]
+    branches["mlp_branch"][1] += change
+    states = np.stack([layers[0].before, *(layer.after for layer in layers)])
+    states[2:] += change
+    arrays = {name: a.astype("float32") for name, a in branches.items()}
+    record({"residual": states.astype("float32"), **arrays}, path.with_suffix(".npz"))
+    return path.with_suffix(".npz")
 
 
 def test_the_table_of_the_page_has_the_heads_in_words(recordings, capsys):

@@ -7,6 +7,7 @@ import jax
 import numpy as np
 import pytest
 import xarray as xr
+from matplotlib.figure import Figure
 
 import rank_collapse as rc
 from experiments import run_collapse
@@ -462,3 +463,13 @@ def test_points_of_a_grid_have_their_own_verdicts_with_their_labels():
     rows = {row.setting: row for row in judge_points(points) if row.key == "skips stop"}
     shares = {setting.rpartition("skip gain ")[2]: row.estimate for setting, row in rows.items()}
     assert shares == {"0.5": 0.0, "1": 1.0}
+
+
+def test_the_cubic_line_ends_at_the_last_point_and_triples():
+    """From the first layer that has lost more than three powers of ten."""
+    ax = Figure().subplots()
+    collapse_figures.draw_cubic_line(ax, np.array([0.1, 1.0, 4.0, 11.0, 32.0]))
+    (line,) = ax.lines
+    assert_close(line.get_xydata(), [(2, 32 / 9), (3, 32 / 3), (4, 32)])
+    collapse_figures.draw_cubic_line(ax, np.array([0.1, 1.0, 4.0, 6.0, 8.0]))  # it does not triple
+    assert len(ax.lines) == 1

@@ -230,9 +230,9 @@ profile = functools.partial(rc.profile, X, batch_axis=1)
         (lambda: profile(segments=SEGMENTS, mask=0 * MASK), "no document"),
         (lambda: rc.attention_rows(Q, K_ROWS, segments=SEGMENTS, rows=[0]), "rows="),
         (lambda: profile(segments=SEGMENTS, num_segments=2), "num_segments=2 is below the 3"),
-        (lambda: profile(num_segments=2), "goes with segments="),
-        (lambda: rc.monitor(X[0], num_segments=2), "goes with segments="),
-        (lambda: rc.attention_rows(Q, Q, num_segments=2), "goes with segments="),
+        (lambda: profile(num_segments=2), "needs segments="),
+        (lambda: rc.monitor(X[0], num_segments=2), "needs segments="),
+        (lambda: rc.attention_rows(Q, Q, num_segments=2), "needs segments="),
         (lambda: rc.monitor(X[0], segments=SEGMENTS, num_segments=0), "num_segments=0"),
         (lambda: jax.jit(lambda s: profile(segments=s))(SEGMENTS), "say num_segments="),
     ]

@@ -175,7 +175,7 @@ def test_a_verdict_rests_on_the_bulk_where_a_few_tokens_make_more_than_half():
             ({"exclude": "large"}, "exclude='large' is not 'spikes' or None"),
             ({"exclude": "spikes", "threshold": np.nan}, "threshold=nan"),
             ({"tokens": "read"}, "tokens='read' needs norm="),
-            ({"norm": lambda x: x}, "norm= goes with tokens='read', not with 'raw'"),
+            ({"norm": lambda x: x}, "norm= needs tokens='read', not 'raw'"),
         )
     ]
 )

@@ -151,7 +151,7 @@ def test_what_cannot_be_recorded_is_one_line(tmp_path):
     is_refused("has no list of modules", record_nothing, torch.nn.Linear(2, 2), path)
     is_refused("matches the name of no module", record_nothing, Model(), path, layers="x")
     is_refused("layers= is empty", record_nothing, Model(), path, layers=[])
-    is_refused("no module", record_nothing, Model(), path, layers=[1])
+    is_refused("not a module", record_nothing, Model(), path, layers=[1])
 
     def record_widths():
         model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 5))

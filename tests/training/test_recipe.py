@@ -112,7 +112,7 @@ def test_an_ensemble_sweeps_warm_up_and_smoothing():
         ({"weight_decay": "0.1"}, {}, "weight_decay='0.1'"),
         ({"output_dropout": float("nan")}, {}, "output_dropout=nan"),
         ({"init_scale": None}, {}, "init_scale=None"),
-        ({"network": [1.0]}, {}, r"network=\[1.0\] is no mapping"),
+        ({"network": [1.0]}, {}, r"network=\[1.0\] is not a mapping"),
         ({"dropout": 0.5, "output_dropout": 3.0}, {}, r"output_dropout=1.5 is not in"),
     ],
 )

@@ -15,6 +15,7 @@ import pytest
 
 from rank_collapse.runs.seeds import seed_mesh
 from rank_collapse.training import sweep
+from rank_collapse.training.engine.functions import trace_functions
 from rank_collapse.training.engine.program import Program
 from tests.support.folders import REPOSITORY
 from tests.support.processes import LIMIT, python
@@ -394,18 +395,35 @@ def test_what_was_never_finite_is_no_divergence():
     assert strict.diverged_at.values.tolist() == [1] and strict.states["x"].tolist() == [0.5]
 
 
+def test_data_in_the_state_are_not_carried(tmp_path):
+    def begin(key, hyper):
+        return {"data": jax.random.normal(key, (4,)), "key": key, "w": jnp.zeros(4)}
+
+    def add(state, hyper, index):
+        return state | {"w": state["w"] + state["data"]}, {}
+
+    key = jax.random.key(0)
+    assert trace_functions(begin, add, None, {}, {}, key.dtype).unchanged == [True, True, False]
+    options = {"seeds": 3, "every": 2, "folder": tmp_path, "quiet": True}
+    sweep(begin, add, steps=3, **options)
+    result = sweep(begin, add, steps=5, **options)
+    np.testing.assert_allclose(result.states["w"], 5 * result.states["data"], rtol=1e-6)
+    still = sweep(begin, lambda state, hyper, index: (state, {"index": index}), steps=3, quiet=True)
+    assert still.metrics["index"].values.tolist() == [[0, 1, 2]] * 8
+
+
 @pytest.mark.parametrize("every", [1, 4, 9, 32])
 @pytest.mark.parametrize("at_once", [1, None])
 def test_the_last_finite_state_is_kept_whatever_shows_it(every, at_once):
     """Metrics that show it at once, a step later or never."""
 
     def begin(key, hyper):
-        return {"x": 0.0, "count": 0}
+        return {"x": 0.0, "count": 0, "data": hyper["at"] * jnp.ones(2)}
 
     def advance(state, hyper, index):
         x = jnp.where(index == hyper["at"], jnp.inf, state["x"] + 1)
         shown = jnp.where(index >= hyper["at"] + hyper["delay"], jnp.nan, 1.0)
-        return {"x": x, "count": state["count"] + 1}, {"shown": shown}
+        return state | {"x": x, "count": state["count"] + 1}, {"shown": shown}
 
     at, delay = [0, 5, 9, 13], [0, 1, 6, 100]
     result = sweep(
@@ -422,6 +440,7 @@ def test_the_last_finite_state_is_kept_whatever_shows_it(every, at_once):
     np.testing.assert_array_equal(result.diverged_at[..., 0], expected)
     np.testing.assert_array_equal(result.states["count"][0], expected)
     np.testing.assert_array_equal(result.states["x"][0], expected)
+    np.testing.assert_array_equal(result.states["data"][0, ..., 0], expected)
     finite = np.isfinite(result.metrics["shown"].values).sum(axis=-1)[..., 0]
     np.testing.assert_array_equal(finite, expected + (np.array(delay) > 0))
 

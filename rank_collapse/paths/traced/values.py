@@ -73,7 +73,7 @@ class Form:
     """
 
     root: Root
-    at_zero: np.ndarray | None
+    at_zero: AnyArray | None
     slope: Callable[[], AnyArray]
     quotient: Callable[[], AnyArray] | None = None
 
@@ -106,7 +106,7 @@ class Value:
     kind: Kind = Kind.CONSTANT
     sums: LazySums | None = None
     forms: tuple[Form, ...] = ()
-    fill: np.ndarray | None = None
+    fill: AnyArray | None = None
     is_weight: bool = False
     is_exponential: bool = False
     is_step: bool = False

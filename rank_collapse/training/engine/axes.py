@@ -131,11 +131,11 @@ def make_axes(hyper: Mapping[str, Any] | None, static: Mapping[str, Any] | None)
 def _as_mapping(name, value):
     refuse_if(
         not isinstance(value or {}, Mapping),
-        f"{name}={quote_value(value)} is no dictionary of values by name",
+        f"{name}={quote_value(value)} is not a dictionary of values by name",
     )
     for key in value or {}:
         refuse(
-            (not isinstance(key, str), f"{name} has the name {key!r}, which is no text"),
+            (not isinstance(key, str), f"{name} has the name {key!r}, which is not a string"),
             (key in RESERVED, f"{name} has the name {key!r}, which is an axis of every sweep"),
             (
                 name == "static" and not str(key).isidentifier(),

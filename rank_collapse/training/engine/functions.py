@@ -118,9 +118,9 @@ def check_names(functions: Sequence[Functions], axes: Axes, finite: Sequence[str
                     f"{axes.describe_static(point)}",
                 )
     is_list = finite is None or isinstance(finite, list | tuple | set)
-    refuse_if(not is_list, f"finite={quote_value(finite)} is no list of names")
+    refuse_if(not is_list, f"finite={quote_value(finite)} is not a list of names")
     for name in finite or ():
         refuse_if(
             name not in first.metric_names,
-            f"finite has {name!r}, which is no metric; they are {first.metric_names}",
+            f"finite has {name!r}, which is not a metric; the metrics are {first.metric_names}",
         )

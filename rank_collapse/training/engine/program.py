@@ -58,7 +58,7 @@ class Program:
         self.functions, self._hyper, self._key = functions, hyper, key
         self._mesh, self.every, self._at_once, self.size = mesh, every, at_once, size
         self._freezes, self._advance, self._look = freezes, None, None
-        self._by_seed = seeds.seed_sharding(mesh)
+        self._by_seed, self._flags = seeds.seed_sharding(mesh), (b"", None)
         shared = NamedSharding(mesh, PartitionSpec())
         traced = functions.init, functions.step, functions.look
         self._consts = [f and jax.device_put(f.consts, shared) for f in traced]
@@ -284,7 +284,9 @@ class Program:
     def _lay_out_flags(self, flags):
         padded = np.zeros(self.size, bool)
         padded[: len(flags)] = flags
-        return jax.device_put(padded, self._by_seed)
+        if padded.tobytes() != self._flags[0]:  # most calls have those of the last one
+            self._flags = padded.tobytes(), jax.device_put(padded, self._by_seed)
+        return self._flags[1]
 
     def _find_wrong(self, metrics, count, start, stop):
         """Finds the first step whose metrics are not finite [r], `stop` for none, and which."""

@@ -157,9 +157,9 @@ def check_callable(name: str, fn: Any, like: str, static: Mapping[str, Any]) -> 
         static: Keyword arguments.
 
     Raises:
-        ValueError: It is no function, or takes other arguments.
+        ValueError: It is not a function, or takes other arguments.
     """
-    refuse_if(not callable(fn), f"{name}={quote_value(fn)} is no function {like}")
+    refuse_if(not callable(fn), f"{name}={quote_value(fn)} is not a function {like}")
     is_later = inspect.isgeneratorfunction(fn) or inspect.iscoroutinefunction(fn)
     refuse_if(is_later, f"{name} yields or is async: it returns what it computes")
     try:
@@ -200,7 +200,7 @@ def as_arrays(what: str, tree: Any, advice: str = "", keys: bool = True) -> Any:
         is_number |= isinstance(leaf, np.ndarray | np.generic) and leaf.dtype.kind not in "OSUMm"
         if not (is_number or isinstance(leaf, jax.Array)):
             kind = type(leaf).__name__
-            raise Refused(f"{what} holds {kind} at {name}, which is no array{advice}")
+            raise Refused(f"{what} holds {kind} at {name}, which is not an array{advice}")
         if not keys and is_key(leaf):
             raise Refused(f"{what} has random keys at {name}: return numbers")
         if not isinstance(leaf, jax.Array) and not fits_into_jax(np.asarray(leaf)):
@@ -266,7 +266,7 @@ def check_metrics(name: str, metrics: Any) -> dict[str, Any]:
         metrics: The pytree; a single array is named "metric".
 
     Raises:
-        Refused: A leaf is no array of numbers, or two have one name.
+        Refused: A leaf is not an array of numbers, or two have one name.
     """
     arrays = {}
     metrics = as_arrays(f"what {name} returns to be kept", metrics, keys=False)

@@ -1,9 +1,12 @@
 """The points of a run: what is joined, and by which names the results of the others go."""
 
+import json
+
 import numpy as np
 import pytest
 import xarray as xr
 from matplotlib.figure import Figure
+from scipy import stats
 
 from experiments.lab import Finding, cli, folder, open_run
 from experiments.verdicts.rows import mean_row
@@ -91,3 +94,10 @@ def test_a_result_is_named_by_the_axes_that_are_not_joined(over, sums, tmp_path,
     assert [[*row.values()][:-1] for row in rows(tmp_path)] == [
         [str(value) for value in axes.values()] for axes in named
     ]
+
+
+def test_the_summary_has_intervals_of_95_percent(tmp_path):
+    run_experiment(tmp_path, (), "--factor=3")
+    (row,) = json.loads((tmp_path / "summary.json").read_text())["statements"]
+    expected = stats.t.interval(0.95, 1, loc=4.5, scale=stats.sem([3.0, 6.0]))
+    assert row["estimate"] == 4.5 and row["interval"] == pytest.approx(expected)
