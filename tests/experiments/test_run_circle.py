@@ -282,10 +282,10 @@ def test_few_seeds_of_the_published_command_say_what_they_cannot_show(flags, is_
 def test_the_finding_counts_the_seeds_that_fall():
     counts = {"attention": 48, "attention+skip": 3, "attention+mlp": 17}
     cases = make_results({f"{name}, d=32": count for name, count in counts.items()})
-    finding = run_circle.make_finding(cases, {})
+    finding = run_circle.make_finding(cases)
     assert finding.figure == "shares" and finding.sentence == (
         "Fed with its own output, a layer of attention alone lets two walkers on a circle fall "
         "together in 48 of 64 seeds, with a skip around the attention in 3, with an MLP in 17 "
         "(width 32)."
     )
-    assert run_circle.make_finding(make_results({"base, d=32": 9}), {}) is None
+    assert run_circle.make_finding(make_results({"base, d=32": 9})) is None

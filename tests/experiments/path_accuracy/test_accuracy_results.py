@@ -134,7 +134,7 @@ def test_the_finding_names_the_fewest_layers_and_single_lengths():
         tokens=2400,
         sets=np.tile(sets[:, None], (2, 1, 1, 1, 1)),
     )
-    finding = results.make_finding("of the letters are sorted", measured, SETUP)
+    finding = accuracy_results.make_finding(measured, SETUP, "of the letters are sorted")
     assert finding.figure == "short_paths" and finding.sentence == (
         "0.93 of the letters are sorted without paths through more than 2 of 3 layers (0.95 with "
         "all paths, 0.60 by a guess); 20 sampled paths of length 1 give 0.89, of length 3 0.25."
