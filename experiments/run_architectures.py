@@ -5,7 +5,7 @@ Reproduces the residual figures of BERT, ALBERT and XLNet in Dong, Cordonnier an
 have the same weights.
 
     python -m experiments.run_architectures
-    python -m experiments.run_architectures --checkpoints=my-bert,hf:gpt2 --text_file=texts.txt
+    python -m experiments.run_architectures --checkpoints=my-bert,hf:gpt2 --text=texts.txt
 
 Without --checkpoints the command initialises the three published models at random, which takes
 about 2 minutes on two cores. --checkpoints takes folders in the format of Hugging Face, names on
@@ -23,7 +23,16 @@ from typing import Any
 import numpy as np
 
 import rank_collapse as rc
-from experiments.lab import Experiment, Finding, Flags, Shown, cli, name_figures, open_run
+from experiments.lab import (
+    Experiment,
+    Finding,
+    Flags,
+    Shown,
+    cli,
+    name_figures,
+    open_run,
+    vocabulary,
+)
 from experiments.paper.architectures.models import (
     NAMES,
     Curves,
@@ -43,7 +52,7 @@ from experiments.verdicts import (
     power_law_wins,
     show_ratio,
 )
-from rank_collapse.measures.profiles import rounding_limit
+from rank_collapse.measures.rounding import rounding_limit
 from rank_collapse.network.surgery import ABLATIONS, READINGS
 from rank_collapse.pretrained import PUBLISHED, published_curves
 from rank_collapse.report import figures
@@ -67,13 +76,11 @@ FLAGS.define(
     list(PUBLISHED),
     f"Models to initialise without --checkpoints, out of {', '.join(PUBLISHED)}.",
 )
-FLAGS.define(
-    "string",
-    "text_file",
-    None,
+vocabulary.define_text(
+    FLAGS,
     "Texts: a .tsv with a header (RTE), or paragraphs (default: a text shipped with the package).",
 )
-FLAGS.define("string", "token_ids", None, "Token ids in place of --text_file, one text a line.")
+FLAGS.define("string", "token_ids", None, "Token ids in place of --text, one text a line.")
 FLAGS.define(
     "boolean", "join", False, "Join texts until each has --max_tokens, as the published ones had."
 )

@@ -203,7 +203,8 @@ def shares_figure(results: ByCase, cases: Cases):
     attention."""
     measured = walks.fine_cases(results)
     variants, widths = (list(dict.fromkeys(names)) for names in zip(*measured, strict=True))
-    fig, axes = figures.figure(1, len(widths), width=4.2, height=3.1, sharey=True)
+    width = max(4.2, 0.75 * len(variants))  # of a panel: names stand side by side
+    fig, axes = figures.figure(1, len(widths), width=width, height=3.1, sharey=True)
     for (variant, width), case in measured.items():
         i, ax, fell = variants.index(variant), axes[0, widths.index(width)], case["fell"]
         counts = {"here": (int(fell.sum()), len(fell))}

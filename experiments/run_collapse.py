@@ -47,7 +47,7 @@ from experiments.paper.collapse.measure import (
     measure_laws,
     measure_plain,
 )
-from rank_collapse.measures.profiles import rounding_limit
+from rank_collapse.measures.rounding import rounding_limit
 from rank_collapse.network.layers import MLP_KINDS
 from rank_collapse.network.residual import Gains
 from rank_collapse.theory import logdomain

@@ -9,7 +9,7 @@ tokens, at several learning rates.
     python -m experiments.run_depth_check --rule=mup,half,completep --depth=2,4,8,16,32,64 \\
         --d_model=64,256 --num_seeds=3
     python -m experiments.run_depth_check --rule=sp,mup,completep --depth=2,4,8,16,32,64 \\
-        --learning_rate=1e-4,3e-4,1e-3,3e-3 --text_file=data/RTE/train.tsv
+        --learning_rate=1e-4,3e-4,1e-3,3e-3 --text=data/RTE/train.tsv
 
 The rule mup scales with the width alone; the figure calls it SP. The rule sp scales nothing. On two
 cores the second command takes 70 s of CPU time at --d_model=64 and 390 s at 256. The third command
@@ -43,10 +43,10 @@ from experiments.lab import (
 from experiments.train.byte_networks import byte_model, text_bytes, train_network
 from experiments.verdicts import Comparison, Row
 from experiments.verdicts.intervals import slope
+from rank_collapse.scaling.coord_check import MEANING, coordinates_figure
+from rank_collapse.scaling.depth_rules import RULES
 from rank_collapse.text.tokens import read_texts
 from rank_collapse.text.words import default_text
-from rank_collapse.training.depth_rules import RULES
-from rank_collapse.watch.coord_check import MEANING, coordinates_figure
 
 # Figure 7 of Dey et al. 2025, width 256, digitised to 5 %: mean |x_L| by rule, step and depth.
 DEPTHS = (2, 4, 8, 16, 32, 64)
@@ -78,9 +78,7 @@ FLAGS.define(
 )
 FLAGS.define("integer", "base_width", 256, "Its width.", lower_bound=1)
 FLAGS.define("integer", "steps", 10, "Training steps.", lower_bound=2)
-FLAGS.define(
-    "string", "text_file", None, "UTF-8 text or table (default: a short text of the package)."
-)
+vocabulary.define_text(FLAGS, "UTF-8 text or table (default: a short text of the package).")
 
 
 class Setup(NamedTuple):
@@ -100,7 +98,7 @@ def make_setup(options: Any) -> Setup:
     Raises:
         ValueError: A text that is too short or cannot be read.
     """
-    path, tokens = options.text_file, options.num_tokens
+    path, tokens = options.text, options.num_tokens
     text = default_text() if path is None else "\n".join(read_texts(path))
     config = byte_model(options.depth, options.d_model, tokens)
     source = "the package's text" if path is None else "/".join(Path(path).parts[-2:])
@@ -256,7 +254,7 @@ EXPERIMENT = Experiment(
         "reported": {
             "bytes": f"--seed=3000 --rule=mup,half,completep {DEEP} --num_seeds=4 --d_model=256",
             "RTE": "--seed=3000 --rule=sp,mup,completep --depth=2,4,8,16,32 --num_seeds=4 "
-            "--learning_rate=1e-4,3e-4,1e-3,3e-3 --text_file=data/RTE/train.tsv",
+            "--learning_rate=1e-4,3e-4,1e-3,3e-3 --text=data/RTE/train.tsv",
         },
         "tiny": "--num_seeds=2 --rule=mup,half,completep --depth=1,2 --d_model=8 --num_tokens=8 "
         "--batch_size=1 --steps=2 --base_depth=1",

@@ -204,7 +204,10 @@ EXPERIMENT = Experiment(
     },
 )
 FIGURES = name_figures(
-    lens_figures.shares_figure, lens_figures.cosine_figure, lens_figures.ranks_figure
+    lens_figures.shares_figure,
+    lens_figures.sizes_figure,
+    lens_figures.cosine_figure,
+    lens_figures.ranks_figure,
 )
 
 

@@ -20,6 +20,7 @@ hidden in late layers, and less similar if its weight is dropped. Hiding the key
 changes nothing, because the second token then takes its place.
 """
 
+import itertools
 from collections.abc import Iterator
 from functools import partial
 from typing import Any, NamedTuple
@@ -34,6 +35,7 @@ from experiments.lab import (
     Experiment,
     Finding,
     Flags,
+    Progress,
     Shown,
     cli,
     extend_part,
@@ -136,14 +138,16 @@ def measure(options: Any, networks: list[Network], run: Any) -> xr.Dataset:
         run: The run folder; what it has is not computed again.
     """
     parts = {}
-    for network in networks:
-        for weights in ("trained", "random"):
+    kinds = list(itertools.product(networks, ("trained", "random")))
+    with Progress(len(kinds), "networks, trained and at random", log=run.log) as progress:
+        for network, weights in kinds:
             label = f"{network.label}, {weights} weights"
             measure_texts = partial(measure_network, options, network, weights)
             count = len(network.inputs["x"])
             with report_activity(f"measuring {label}", run.log):
                 arrays = extend_part(run, label, count, measure_texts)
             parts |= {f"{name}/{label}": values for name, values in arrays.items()}
+            progress.advance()
     deepest = max(network.source.config.depth for network in networks) + 1
     parts = {name: pad_layers(values, deepest) for name, values in parts.items()}
     return labelled.make_dataset(parts, ("network", "layer")).assign_coords(

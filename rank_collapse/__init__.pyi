@@ -66,12 +66,12 @@ from .paths.sharing import shapley_values as shapley_values
 from .paths.truncation import truncated as truncated
 from .pretrained.used_depth import depth_report as depth_report
 from .report.profiles import plot as plot
+from .scaling.coord_check import coord_check as coord_check
+from .scaling.depth_rules import depth_rule as depth_rule
 from .theory.expectation import collapse_law as collapse_law
 from .theory.logdomain import local_rate as local_rate, log_residual_profile as log_residual_profile
 from .theory.reports import BoundReport as BoundReport, bound_report as bound_report
 from .theory.transverse import transverse_exponents as transverse_exponents
-from .training.depth_rules import depth_rule as depth_rule
-from .watch.coord_check import coord_check as coord_check
 from .watch.gradients import monitor_gradients as monitor_gradients
 
 __version__: str

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from flax import nnx, traverse_util
 from jaxtyping import Array
 
+from rank_collapse.annotations import Tree
 from rank_collapse.network.attention import AttentionParams, repeat_groups
 from rank_collapse.printed import split_numbers
 
@@ -19,7 +20,7 @@ _OURS["out"] = ("w_o", "b_o")
 
 
 def attention_from_linen(
-    params: Mapping[str, Any], *, layer_axis: int | None = None
+    params: Mapping[str, object], *, layer_axis: int | None = None
 ) -> AttentionParams:
     """Convert parameters of `flax.linen.MultiHeadDotProductAttention` to ours.
 
@@ -83,7 +84,7 @@ def attention_to_linen(params: AttentionParams, use_bias: bool = True) -> dict[s
     return theirs
 
 
-def attention_from_nnx(module: Any, *, layer_axis: int | None = None) -> AttentionParams:
+def attention_from_nnx(module: object, *, layer_axis: int | None = None) -> AttentionParams:
     """Convert an `nnx.MultiHeadAttention`, or several made by `nnx.vmap`, to our parameters.
 
     Args:
@@ -94,7 +95,7 @@ def attention_from_nnx(module: Any, *, layer_axis: int | None = None) -> Attenti
     return attention_from_linen(params, layer_axis=layer_axis)
 
 
-def attention_to_nnx(params: AttentionParams, module: Any) -> None:
+def attention_to_nnx(params: AttentionParams, module: object) -> None:
     """Write our parameters into an `nnx.MultiHeadAttention` of the same shape.
 
     Args:
@@ -115,7 +116,11 @@ def attention_to_nnx(params: AttentionParams, module: Any) -> None:
 
 
 def linen_intermediates(
-    module: Any, variables: Any, *inputs: Any, select: Callable | None = None, **options: Any
+    module: object,
+    variables: object,
+    *inputs: object,
+    select: Callable | None = None,
+    **options: object,
 ) -> dict[str, Array]:
     """Return the outputs of a Linen model's submodules, by path, in natural order.
 
@@ -131,14 +136,14 @@ def linen_intermediates(
     return named_arrays(state["intermediates"])
 
 
-def nnx_intermediates(module: Any, *inputs: Any, **options: Any) -> dict[str, Array]:
+def nnx_intermediates(module: object, *inputs: object, **options: object) -> dict[str, Array]:
     """Return the outputs of an NNX model's submodules, by path, in natural order."""
     capture = nnx.capture(module, nnx.Intermediate, method_outputs=nnx.Intermediate)
     _, state = capture(*inputs, **options)
     return named_arrays(nnx.to_pure_dict(state))
 
 
-def named_arrays(tree: Any) -> dict[str, Array]:
+def named_arrays(tree: Tree) -> dict[str, Array]:
     """Name the arrays of nested dictionaries and tuples, naturally sorted.
 
     "layers/2/__call__" for the one output of a submodule, "layers/2/__call__#1" for the second of

@@ -32,19 +32,19 @@ Measure = Callable[..., dict[str, Any]]
 Scalars = dict[str, Float[Array, "l"]]
 
 
-def is_attention(module: Any) -> bool:
+def is_attention(module: object) -> bool:
     """Return whether the name of a module's class has "attention" or "attn" in it."""
     return bool(re.search("attention|attn", type(module).__name__, re.IGNORECASE))
 
 
 def linen_monitored(
-    module: Any,
-    variables: Any,
-    *inputs: Any,
+    module: object,
+    variables: object,
+    *inputs: object,
     select: Callable[[Any], bool] = is_attention,
     measure: Measure = monitor,
     mutable: Any = False,
-    **options: Any,
+    **options: object,
 ) -> tuple[Any, Scalars]:
     """Apply a Linen model and measure its attentions.
 
@@ -91,11 +91,11 @@ def linen_monitored(
 
 
 def nnx_monitored(
-    model: Any,
-    *inputs: Any,
+    model: object,
+    *inputs: object,
     select: Callable[[Any], bool] = is_attention,
     measure: Measure = monitor,
-    **options: Any,
+    **options: object,
 ) -> tuple[Any, Scalars]:
     """Call an NNX model and measure its attentions.
 
@@ -145,12 +145,12 @@ def nnx_monitored(
 
 
 def equinox_monitored(
-    model: Any,
-    *inputs: Any,
+    model: object,
+    *inputs: object,
     blocks: Callable[[Any], Any],
     measure: Measure = monitor,
     call: Callable[..., Any] | None = None,
-    **options: Any,
+    **options: object,
 ) -> tuple[Any, Scalars]:
     """Call an Equinox model and measure the tokens that its blocks are called with.
 

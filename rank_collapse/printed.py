@@ -29,7 +29,7 @@ def _escape(match):
     return ascii(character)[1:-1] if is_escaped else character
 
 
-def escape_cell(value: Any) -> Any:
+def escape_cell(value: object) -> Any:
     """Escape text for a table: control characters, and what a spreadsheet takes for a formula.
 
     Args:
@@ -47,7 +47,7 @@ def escape_cell(value: Any) -> Any:
     return text
 
 
-def print_lines(*lines: Any, file: Any = None, flush: bool = False) -> None:
+def print_lines(*lines: object, file: object = None, flush: bool = False) -> None:
     """Print lines, each escaped: what stands in one argument stays in one line.
 
     Args:
@@ -59,7 +59,7 @@ def print_lines(*lines: Any, file: Any = None, flush: bool = False) -> None:
     print(text, end="", file=file, flush=flush)
 
 
-def print_warning(message: Any, category: type[Warning], *_: Any) -> None:
+def print_warning(message: object, category: type[Warning], *_: object) -> None:
     """Print a warning of Python in one line on standard error: a `warnings.showwarning`.
 
     Args:
@@ -76,15 +76,15 @@ def show_warnings_in_lines() -> None:
     warnings.showwarning = print_warning
 
 
-def quote_value(value: Any, max_length: int = 100) -> str:
-    """Return repr(value), cut to a number of characters."""
-    text = repr(value)
+def quote_value(value: object, max_length: int = 100) -> str:
+    """Return repr(value) in one line, cut to a number of characters."""
+    text = re.sub(r"\s*\n\s*", " ", repr(value))
     if len(text) <= max_length:
         return text
     return f"{text[: max_length - 20]}… ({len(text)} characters)"
 
 
-def format_one_line(error: Any, max_length: int = 1000) -> str:
+def format_one_line(error: object, max_length: int = 1000) -> str:
     """Return an error's message, or the name of its type, escaped, in one line and cut."""
     text = escape_text(" ".join(str(error).split())) or type(error).__name__
     return text if len(text) <= max_length else f"{text[: max_length - 1]}…"

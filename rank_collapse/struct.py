@@ -13,22 +13,16 @@ from typing import TYPE_CHECKING, Any, TypeVar, dataclass_transform
 
 import numpy as np
 
+from rank_collapse.annotations import Leaf as Leaf
 from rank_collapse.printed import format_one_line
 
 if TYPE_CHECKING:
-    import jax
+    pass
 
 T = TypeVar("T")
 
-if TYPE_CHECKING:
-    # What a result holds. A transformation may put something else there, such as an axis or a
-    # sharding, so that nothing is checked while a program runs.
-    Leaf = jax.Array
-else:
-    Leaf = Any
 
-
-def field(*, pytree_node: bool = True, **options: Any) -> Any:
+def field(*, pytree_node: bool = True, **options: object) -> Any:
     """Declare a field of such a dataclass.
 
     Args:
@@ -38,12 +32,14 @@ def field(*, pytree_node: bool = True, **options: Any) -> Any:
     return dataclasses.field(metadata={"pytree_node": pytree_node}, **options)
 
 
-def static(default: Any) -> Any:
+def static(default: object) -> Any:
     """Declare a field whose value is part of the compiled program rather than traced."""
     return field(default=default, pytree_node=False)
 
 
-def check_choice(description: str, value: Any, allowed: Iterable[Any], suffix: str = "") -> None:
+def check_choice(
+    description: str, value: object, allowed: Iterable[object], suffix: str = ""
+) -> None:
     """Check that a value is among those allowed.
 
     Args:
@@ -63,13 +59,13 @@ def check_choice(description: str, value: Any, allowed: Iterable[Any], suffix: s
     raise ValueError(f"{description} is not one of {names}{suffix}{nearest}")
 
 
-def find_nearest(value: Any, names: Iterable[Any]) -> list[str]:
+def find_nearest(value: object, names: Iterable[object]) -> list[str]:
     """Finds at most three names that resemble a value, in their order."""
     texts = [name for name in names if isinstance(name, str)]
     return sorted(difflib.get_close_matches(str(value), texts, 3), key=texts.index)
 
 
-def check_choices(config: Any, **allowed: tuple[Any, ...]) -> None:
+def check_choices(config: object, **allowed: tuple[Any, ...]) -> None:
     """Check that fields have one of the values that are allowed.
 
     Raises:
@@ -80,7 +76,7 @@ def check_choices(config: Any, **allowed: tuple[Any, ...]) -> None:
         check_choice(f"{name}={value!r}", value, values)
 
 
-def refuse_if(condition: Any, message: str) -> None:
+def refuse_if(condition: object, message: str) -> None:
     """Raise an error where a condition holds.
 
     Raises:
@@ -101,7 +97,7 @@ def refuse(*cases: tuple[Any, str]) -> None:
             raise ValueError(message)
 
 
-def check_numbers(interval: str, /, *, arrays: bool = False, **values: Any) -> None:
+def check_numbers(interval: str, /, *, arrays: bool = False, **values: object) -> None:
     """Check that numbers lie in an interval, in which NaN never lies.
 
     Args:
@@ -127,7 +123,7 @@ def check_numbers(interval: str, /, *, arrays: bool = False, **values: Any) -> N
             raise ValueError(f"{name}={format_one_line(repr(wrong), 80)} is not in {interval}")
 
 
-def check_whole(name: str, value: Any, least: int, most: int | float = math.inf) -> int:
+def check_whole(name: str, value: object, least: int, most: int | float = math.inf) -> int:
     """Convert a whole number to a Python integer, which is hashable, and check it.
 
     Args:
@@ -150,7 +146,7 @@ def check_whole(name: str, value: Any, least: int, most: int | float = math.inf)
     return whole
 
 
-def check_static_fields(config: Any, **smallest: int) -> None:
+def check_static_fields(config: object, **smallest: int) -> None:
     """Check fields that are no leaves: switches, whole numbers, which become Python's, and floats.
 
     Args:
@@ -179,7 +175,7 @@ def _static_kinds(config_class):
     }
 
 
-def check_fields(kind: Any, names: Iterable[str]) -> None:
+def check_fields(kind: object, names: Iterable[str]) -> None:
     """Check that names are fields of a dataclass.
 
     Raises:
@@ -194,7 +190,7 @@ def check_fields(kind: Any, names: Iterable[str]) -> None:
 class Struct:
     """Base of frozen dataclasses that are pytrees, whose leaves' paths are the fields' names."""
 
-    def __init_subclass__(cls, *, kw_only: bool = False, **options: Any) -> None:
+    def __init_subclass__(cls, *, kw_only: bool = False, **options: object) -> None:
         import jax  # here: the checks of this module are used without JAX
 
         super().__init_subclass__(**options)
@@ -204,7 +200,7 @@ class Struct:
             nodes[f.metadata.get("pytree_node", True)].append(f.name)
         jax.tree_util.register_dataclass(cls, data_fields=nodes[True], meta_fields=nodes[False])
 
-    def replace(self: T, **changes: Any) -> T:
+    def replace(self: T, **changes: object) -> T:
         """Return a copy with other values of some fields.
 
         Raises:

@@ -10,14 +10,12 @@ import os
 import signal
 from pathlib import Path
 
-import compiling
-import numpy as np
 import pytest
 from jaxtyping import install_import_hook
-from tolerance import assert_allclose
-from untouched import REPOSITORY, root_stays_as_it_is  # noqa: F401
 
-np.testing.assert_allclose = assert_allclose
+from tests.support import compiling, type_checks  # noqa: F401, the import hook looks it up
+from tests.support.folders import SHARED_DATA
+from tests.support.untouched import root_stays_as_it_is  # noqa: F401
 
 os.environ.setdefault("MPLBACKEND", "Agg")
 
@@ -28,7 +26,6 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)
 import jax  # noqa: E402
 
 jax.config.update("jax_num_cpu_devices", int(os.environ.get("JAX_NUM_CPU_DEVICES", 2)))
-jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.devices()  # starts JAX, so that no binary run inside a test changes the number of devices
 
 
@@ -36,7 +33,9 @@ def pytest_configure(config):
     """Keeps compiled programs; checks annotations in a run of the full tests."""
     compiling.pytest_configure(config)
     if config.option.markexpr == "full":
-        install_import_hook("rank_collapse", "type_checks.checked")
+        from tests.support import type_checks  # noqa: F401, which the hook looks up in its package
+
+        install_import_hook("rank_collapse", "tests.support.type_checks.checked")
 
 
 def pytest_collection_finish():
@@ -46,12 +45,20 @@ def pytest_collection_finish():
     gc.set_threshold(50_000, 20, 20)
 
 
-@pytest.fixture(scope="session", autouse=True)
-def figures_as_data():
-    """Writes figures of runs as digests of what they show: see figures_as_data.py."""
-    from figures_as_data import as_data
+@pytest.fixture(scope="module", autouse=True)
+def rank_promotion_is_refused():
+    """Refuses arithmetic of arrays whose numbers of axes differ, here and not in tests_docs."""
+    usual = jax.config.jax_numpy_rank_promotion
+    jax.config.update("jax_numpy_rank_promotion", "raise")
+    yield
+    jax.config.update("jax_numpy_rank_promotion", usual)
 
+
+@pytest.fixture(scope="module", autouse=True)
+def figures_as_data():
+    """Writes figures of runs as digests of what they show: see support/figures_as_data.py."""
     from experiments.lab import folder
+    from tests.support.figures_as_data import as_data
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(folder, "draw_files", as_data)
@@ -92,7 +99,7 @@ def x64():
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
     """The folder of reference data beside the repository; skips where it is absent."""
-    folder = Path(os.environ.get("RANK_COLLAPSE_DATA", REPOSITORY.parent / "shared" / "data"))
+    folder = Path(os.environ.get("RANK_COLLAPSE_DATA", SHARED_DATA))
     if not folder.is_dir():
         pytest.skip(f"no reference data at {folder}")
     return folder

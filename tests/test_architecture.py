@@ -1,10 +1,13 @@
-"""The six levels: imports point down, and the map of docs/architecture.md has them."""
+"""Imports point down, docs/architecture.md has the levels, and tests have the names of modules."""
 
 import ast
 from pathlib import Path
 
 import pytest
-from architecture_map import LEVELS, PACKAGES, files, imports, packages, tree
+
+from tests.support.architecture_map import LEVELS, PACKAGES, files, imports, packages, tree
+from tests.support.folders import REPOSITORY
+from tests.support.tested_elsewhere import TESTED_IN, list_modules
 
 LEVEL = {package: height for height, packages in enumerate(LEVELS) for package in packages}
 SOURCES = [p for package in PACKAGES for p in files(package) if p.suffix == ".py"]
@@ -142,5 +145,65 @@ def test_files_are_written_and_opened_in_one_place():
         if ast.unparse(node.func).split(".")[-1] in {n.split(".")[-1] for n in names}
         and "devnull" not in ast.unparse(node)
         and "stream" not in ast.unparse(node)
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+TESTS = REPOSITORY / "tests"
+
+
+def name_test(path):
+    """Names the test file of a module: rank_collapse/paths/frozen.py has paths/test_frozen.py."""
+    folder = path.parent.relative_to("rank_collapse") if path in LIBRARY else path.parent
+    return folder / f"test_{path.stem}.py"
+
+
+def test_every_module_has_a_test_file_of_its_name():
+    """Or stands in tests/support/tested_elsewhere.py, with the file that tests it."""
+    listed = list_modules()
+    packages_listed = tuple(name for name in listed if name.endswith("/"))
+    names = {path.with_suffix("").relative_to("rank_collapse").as_posix(): path for path in LIBRARY}
+    wrong = [f"tests/{file} is absent" for file in TESTED_IN if not (TESTS / file).exists()]
+    wrong += [
+        f"{name} is listed, and absent" for name in listed if not names.get(name, name[-1] == "/")
+    ]
+    for name, path in names.items():
+        has_tests = (TESTS / name_test(path)).exists()
+        if path.stem.startswith("__") or (has_tests and name not in listed):
+            continue
+        if has_tests:
+            wrong.append(f"{name} has tests/{name_test(path)}, and is listed")
+        elif name not in listed and not name.startswith(packages_listed):
+            wrong.append(f"{name} has no tests/{name_test(path)}, and is not listed")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_every_test_file_has_the_name_of_what_it_tests():
+    """test_profiles.py and test_profiles_options.py are of profiles.py, in the same folder.
+
+    Tests of a behaviour of many modules are in tests/behaviour, those of tests in tests/support.
+    """
+    tested = {TESTS / name_test(path) for path in SOURCES}
+    tested.add(TESTS / "test_architecture.py")
+    tested |= {p.with_name(f"test_{p.name}") for p in (TESTS / "support").glob("*.py")}
+    wrong = [
+        str(path.relative_to(REPOSITORY))
+        for path in TESTS.rglob("test_*.py")
+        if path.parent != TESTS / "behaviour"
+        and not any(
+            path.parent == other.parent and (path.stem + "_").startswith(other.stem + "_")
+            for other in tested
+        )
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_tests_are_functions():
+    """A test that is assigned has no body to read."""
+    wrong = [
+        f"{path.relative_to(REPOSITORY)}:{node.lineno}"
+        for path in TESTS.rglob("test_*.py")
+        for node in ast.parse(path.read_text("utf-8")).body
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]).startswith("test_")
     ]
     assert not wrong, "\n".join(wrong)

@@ -1,16 +1,17 @@
 import re
 
-import draws
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import linen as nn, nnx
-from refusals import each_is_refused
 
 import rank_collapse as rc
 from rank_collapse import flax_adapters as adapters
 from rank_collapse.measures.residuals import residual_ratio
+from tests.oracles import draws
+from tests.support.closeness import assert_close
+from tests.support.refusals import each_is_refused
 
 N, D, H = 5, 12, 3
 X = draws.tokens(N, D)
@@ -44,7 +45,7 @@ def test_linen_attention_there_and_back(use_bias, y):
     variables = fill_leaves(jax.eval_shape(module.init, jax.random.key(1), X, y))
     ours = adapters.attention_from_linen(variables)
     output, _ = rc.network.multi_head_attention(ours, X, y)
-    np.testing.assert_allclose(output, module.apply(variables, X, y), atol=2e-6)
+    assert_close(output, module.apply(variables, X, y), atol=2e-6)
     back = adapters.attention_to_linen(ours, use_bias=use_bias)
     assert jax.tree.all(jax.tree.map(np.array_equal, back, variables["params"]))
     if not use_bias:
@@ -66,7 +67,7 @@ def test_nnx_attention_there_and_back(use_bias):
     nnx.update(module, fill_leaves(state))
     ours = adapters.attention_from_nnx(module)
     output, _ = rc.network.multi_head_attention(ours, X, X)
-    np.testing.assert_allclose(output, module(X), atol=2e-6)
+    assert_close(output, module(X), atol=2e-6)
     adapters.attention_to_nnx(ours, other)
     np.testing.assert_array_equal(other(X), module(X))
 
@@ -79,9 +80,7 @@ def test_parameters_of_scanned_blocks(axis):
     ours = adapters.attention_from_linen(theirs, layer_axis=axis)
     config = rc.san_skip(3, H, D)
     params = rc.network.TransformerParams(layers=rc.network.BlockParams(attention=ours))
-    np.testing.assert_allclose(
-        rc.apply(params, X, config).output, stack.apply(variables, X, None)[0], atol=1e-5
-    )
+    assert_close(rc.apply(params, X, config).output, stack.apply(variables, X, None)[0], atol=1e-5)
     for l in range(3):
         single = jax.tree.map(lambda a, l=l: np.take(np.asarray(a), l, axis), theirs)
         want = adapters.attention_from_linen(single)
@@ -102,7 +101,7 @@ def test_parameters_of_nnx_blocks_made_together():
     for l in range(3):
         single = nnx.merge(definition, jax.tree.map(lambda a, l=l: a[l], state))
         mine, _ = rc.network.multi_head_attention(jax.tree.map(lambda a, l=l: a[l], ours), x, x)
-        np.testing.assert_allclose(mine, single(x), atol=2e-6)
+        assert_close(mine, single(x), atol=2e-6)
 
 
 @pytest.mark.full

@@ -10,6 +10,7 @@ from flax import linen as nn, nnx
 
 import rank_collapse as rc
 from rank_collapse import jax_watch
+from tests.support.closeness import assert_close
 
 B, N, D, H, L = 2, 6, 8, 2, 3
 X = jax.random.normal(jax.random.key(0), (B, N, D))
@@ -100,7 +101,7 @@ def test_linen_in_jit_and_remat(remat):
     ]
     # Small entries are differences of large ones; those of the keys' biases are 0 but for rounding.
     rounding = 1e-6 * max(np.abs(leaf).max() for leaf in jax.tree.leaves(gradients))
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=rounding), *gradients)
+    jax.tree.map(lambda a, b: assert_close(a, b, atol=rounding), *gradients)
 
 
 @pytest.mark.full

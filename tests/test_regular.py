@@ -3,9 +3,9 @@
 import os
 
 import pytest
-from refusals import is_refused
 
 from rank_collapse.regular import open_in_place, open_regular, read_regular
+from tests.support.refusals import is_refused
 
 
 def test_a_regular_file_and_a_link_to_one_are_read(tmp_path):

@@ -7,8 +7,9 @@ users run them: without the checks that the other suite adds.
 import os
 
 import pytest
-from compiling import pytest_configure  # noqa: F401
-from untouched import root_stays_as_it_is  # noqa: F401
+
+from tests.support.compiling import pytest_configure  # noqa: F401
+from tests.support.untouched import root_stays_as_it_is  # noqa: F401
 
 os.environ.setdefault("MPLBACKEND", "Agg")
 

@@ -1,15 +1,14 @@
-"""Draws the small pictures of docs/: `PYTHONPATH=. python tests_docs/docs_pictures.py`."""
+"""Draws the small pictures of docs/: `python -m tests_docs.docs_pictures`."""
 
 import re
-from pathlib import Path
 
 import jax
 import numpy as np
 
 import rank_collapse as rc
 from rank_collapse.report import figures
+from tests.support.folders import REPOSITORY
 
-REPOSITORY = Path(__file__).resolve().parent.parent
 BLOCK = r"<!-- test: {} -->\n```python\n(.*?)```"
 SEEN = 1e-7  # float32 shows no smaller residual
 

@@ -1,6 +1,6 @@
 """Parts of the site's pages that repeat the code.
 
-`PYTHONPATH=.:tests python tests_docs/site_pages.py --write` makes them. They are between
+`python -m tests_docs.site_pages --write` makes them. They are between
 `<!-- made: name -->` and `<!-- end -->`; all of docs/statements.md is made. docs/results.md
 is written by `experiments.reproduce` alone. Notebooks get a badge
 that opens them in Colab, once `[project.urls]` has the address of the repository.
@@ -15,8 +15,6 @@ import tomllib
 from collections.abc import Callable
 from pathlib import Path
 
-from architecture_map import REPOSITORY, levels, packages
-
 from experiments.lab.experiment import (
     describe_experiment,
     import_experiment,
@@ -25,6 +23,8 @@ from experiments.lab.experiment import (
 from experiments.reproducing import statements_page
 from experiments.reproducing.sections import REGISTERED, read_flag_values
 from rank_collapse import MEASURES
+from tests.support.architecture_map import levels, packages
+from tests.support.folders import REPOSITORY
 
 DOCS = REPOSITORY / "docs"
 COLUMNS = REPOSITORY / "experiments" / "lab" / "columns.csv"

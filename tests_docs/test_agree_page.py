@@ -5,11 +5,11 @@ import re
 import jax
 import numpy as np
 import pytest
-from two_processes import REPOSITORY
 
 import rank_collapse as rc
 from rank_collapse.agree.comparison import compare_files
 from rank_collapse.agree.recording import open_recording
+from tests.support.folders import REPOSITORY
 
 PAGE = (REPOSITORY / "docs" / "agree.md").read_text("utf-8")
 BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
@@ -27,8 +27,8 @@ def run(tmp_path, monkeypatch):
     return run_block
 
 
-def test_there_are_five_examples():
-    assert len(BLOCKS) == 5
+def test_there_are_six_examples():
+    assert len(BLOCKS) == 6
 
 
 def test_a_model_of_torch_is_recorded(run):
@@ -45,11 +45,11 @@ def test_a_model_of_torch_is_recorded(run):
     states = [layer.before for layer in recording.read_layers()]
     states.append(list(recording.read_layers())[-1].after)
     np.savez("b.npz", residual=np.stack(states).astype("float32"))
-    run('inputs="b.npz"', model=model.eval(), batch=batch, record=record)
+    run('with record(model, "c.safetensors"', model=model.eval(), batch=batch, record=record)
     assert open_recording("c.safetensors").metadata["inputs"] == "b.npz"
 
 
-def test_a_function_is_recorded(run):
+def make_function():
     def model(x):
         for _ in range(2):
             with jax.named_scope("attention"):
@@ -60,8 +60,35 @@ def test_a_function_is_recorded(run):
             x = x + mlp
         return x
 
-    run("record_function", rc=rc, model=model, x=np.ones((4, 6), "float32"))
+    return model
+
+
+def test_a_function_is_recorded(run):
+    model, x = make_function(), np.ones((4, 6), "float32")
+    run('rc.record_function(model, x, "c.safetensors", branches={', rc=rc, model=model, x=x)
     assert open_recording("c.safetensors").num_layers == 2
+
+
+def test_a_function_takes_in_another_run(run):
+    model, branches = make_function(), {"attention": "attention", "mlp": "mlp"}
+    x = np.random.default_rng(0).normal(size=(4, 6)).astype("float32")
+    rc.record_function(model, x, "b.npz", branches=branches)
+    run('branches=branches, inputs="b.npz"', rc=rc, model=model, x=x, branches=branches)
+    assert open_recording("c.safetensors").metadata["inputs"] == "b.npz"
+    assert compare_files("c.safetensors", "b.npz").agree
+
+
+def test_a_network_takes_in_another_run(run):
+    """As the page says it of `rc.paths.name_states`."""
+    config = rc.transformer(depth=2, num_heads=2, d_model=8, norm_placement="pre")
+    params = rc.init(jax.random.key(0), config)
+    x = jax.random.normal(jax.random.key(1), (6, 8))
+    rc.record(rc.apply(params, x, config), "b.npz")
+    branches = {"attention": "attention", "mlp": "mlp"}
+    model = rc.paths.name_states(params, config)
+    run('branches=branches, inputs="b.npz"', rc=rc, model=model, x=x, branches=branches)
+    answer = compare_files("c.safetensors", "b.npz")
+    assert answer.agree and {row.part for row in answer.rows} == {"attention", "mlp", "layer"}
 
 
 def test_a_trace_and_arrays_are_recorded(run):

@@ -6,12 +6,13 @@ import shlex
 from pathlib import Path
 
 import pytest
-from architecture_map import imports
-from two_processes import REPOSITORY, python
 
 from experiments import reproduce
 from experiments.lab import cli
 from rank_collapse.command import COMMANDS, parse_flags
+from tests.support.architecture_map import imports
+from tests.support.folders import REPOSITORY
+from tests.support.processes import python
 
 DOCS = REPOSITORY / "docs"
 PAGES = [REPOSITORY / name for name in ("README.md", "BUILD.md", "CONTRIBUTING.md")]
@@ -19,7 +20,7 @@ PAGES += sorted(DOCS.rglob("*.md")) + sorted(DOCS.rglob("*.txt"))
 FENCED = re.compile(r"^```[^\n]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
 POSITIONAL = {"join": "folders"}  # flags whose values may stand alone
 PROGRAMS = ("python", "python3", "pytest", "rank-collapse", *reproduce.EXPERIMENTS)
-FOREIGN = {"cache-clear"}  # flags of pytest
+FOREIGN = {"cache-clear", "cov"}  # flags of pytest
 TARGETS = {"target", "site", "no"}  # flags of pip and of trained_weights
 
 
@@ -102,11 +103,11 @@ def check_script(name, path):
         assert any(f"# {name}\n" in page.read_text("utf-8") for page in PAGES), name
         return
     assert '__name__ == "__main__"' in script.read_text("utf-8"), f"{script} is no program"
-    folders = [script.parent, *(REPOSITORY / folder for folder in path if folder)]
+    folders = [REPOSITORY / folder for folder in path if folder]
     for module in imports(name):
         module = module.partition(".")[0]
-        ours = [f for f in (REPOSITORY, REPOSITORY / "tests") if list(f.glob(f"{module}*"))]
-        assert not ours or set(ours) & set(folders), f"{name} imports {module}: PYTHONPATH"
+        is_ours = any(REPOSITORY.glob(f"{module}/*.py"))
+        assert not is_ours or REPOSITORY in folders, f"{name} imports {module}: PYTHONPATH"
 
 
 def check_module(module, *arguments):
@@ -118,6 +119,8 @@ def check_module(module, *arguments):
         check_library_command(arguments)
     elif package == "pytest":
         check_pytest(arguments)
+    elif package in ("tests", "tests_docs"):
+        check_script(f"{module.replace('.', '/')}.py", ["."])
 
 
 COMMANDS_OF = {page: list(dict.fromkeys(read_commands(page))) for page in PAGES}
@@ -152,6 +155,8 @@ def test_commands_were_read_from_the_pages():
         ("rank-collapse series a b", ValueError),
         ("rank-collapse watch run --stop", SystemExit),
         ("python tests/measures/test_spikes.py", AssertionError),
+        ("python -m tests.measures.absent", AssertionError),
+        ("python -m tests.measures.test_residuals", AssertionError),
         ("python absent.py", AssertionError),
         ("pytest tests/theory/absent.py", AssertionError),
     ],

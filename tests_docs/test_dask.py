@@ -8,11 +8,11 @@ import sys
 
 import numpy as np
 import pytest
-from trained_runs import run
-from two_processes import REPOSITORY
 
 from experiments import run_sort
 from experiments.lab.experiment import describe_experiment
+from tests.support.folders import REPOSITORY
+from tests.support.runs import run
 
 pytest.importorskip("distributed")
 PAGE = (REPOSITORY / "docs" / "sweeps.md").read_text("utf-8")

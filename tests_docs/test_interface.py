@@ -7,8 +7,6 @@ from typing import get_args
 
 import numpy as np
 import pytest
-from site_pages import DOCS, load_exports
-from two_processes import REPOSITORY
 
 import rank_collapse as rc
 from rank_collapse.measures.table import MeasureName
@@ -16,6 +14,8 @@ from rank_collapse.network.designs import DesignName
 from rank_collapse.network.variants import VariantName
 from rank_collapse.training.recipe import Loss
 from rank_collapse.training.tasks.examples import LOSSES
+from tests.support.folders import REPOSITORY
+from tests_docs.site_pages import DOCS, load_exports
 
 HIDDEN = np.random.default_rng(0).normal(size=(3, 5, 4))
 CONFIG = rc.transformer(depth=1, num_heads=2, d_model=8)

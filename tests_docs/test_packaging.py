@@ -6,11 +6,11 @@ import sys
 import tomllib
 from fnmatch import fnmatch
 
-import architecture_map
-from architecture_map import tree
-from two_processes import REPOSITORY, python
-
 from rank_collapse.extras import PACKAGES
+from tests.support import architecture_map
+from tests.support.architecture_map import tree
+from tests.support.folders import REPOSITORY
+from tests.support.processes import python
 
 PYPROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text("utf-8"))
 MODULES = sorted((REPOSITORY / "rank_collapse").rglob("*.py"))
@@ -59,6 +59,7 @@ def test_its_data_are_installed_with_it():
 EXTRAS_OF = {
     "flax_adapters": ("flax",),
     "jax_watch": ("flax",),
+    "scaling": ("training",),
     "watch": ("flax",),
     "command": ("report",),
     "training": ("training",),
@@ -94,7 +95,7 @@ def test_what_it_imports_is_what_it_requires():
     for path in MODULES:
         extras = set().union(*(EXTRAS[extra] for extra in EXTRAS_OF.get(get_part(path), ())))
         extras |= WATCHED if get_part(path) in ("watch", "torch", "jax_watch") else set()
-        extras |= {"torch"} if path.name == "tensors.py" else set()
+        extras |= {"torch"} if path.name == "checkpoint_files.py" else set()
         allowed = CORE | CONVERTED_TO | extras | {"scipy"}  # which JAX requires
         assert drop_standard(list_imports(path)) <= allowed, path
     experiments = [n for p in (REPOSITORY / "experiments").rglob("*.py") for n in list_imports(p)]

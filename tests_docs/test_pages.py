@@ -3,7 +3,8 @@
 import re
 
 import pytest
-from two_processes import REPOSITORY
+
+from tests.support.folders import REPOSITORY
 
 DOCS = REPOSITORY / "docs"
 README = REPOSITORY / "README.md"

@@ -1,19 +1,19 @@
 """The Python examples of the README, the site and its notebooks run; what they link to exists."""
 
-import functools
 import json
 import re
 
-import mp_oracle
 import numpy as np
 import pytest
-from two_processes import REPOSITORY
 
 import rank_collapse as rc
 from rank_collapse.measures.residuals import residual_ratio
 from rank_collapse.runs import metrics
+from tests.oracles import mp_network
+from tests.support.closeness import assert_close
+from tests.support.folders import REPOSITORY
+from tests_docs.examples import BLOCK, DOCS, run_block
 
-DOCS = REPOSITORY / "docs"
 README, BUILD = (REPOSITORY / name for name in ("README.md", "BUILD.md"))
 # Pages whose blocks stand alone. Those of monitoring are recipes, below; those of variants and the
 # API run in test_site; others are parts of a program.
@@ -42,18 +42,7 @@ ELSEWHERE = {
     *(page.name for page in (DOCS / "api").glob("*.md")),
 }
 TEXTS = {page.name: page.read_text("utf-8") for page in PAGES}
-BLOCK = re.compile(r"(?:<!-- test: ([\w ]+) -->\n)?```python\n(.*?)```", re.DOTALL)
 BLOCKS = [(page, *groups) for page, text in TEXTS.items() for groups in BLOCK.findall(text)]
-
-
-@functools.cache
-def run_block(block):
-    """Runs an example; returns the names that it defines."""
-    for name in re.findall(r"^import (\w+)", block, re.MULTILINE):
-        pytest.importorskip(name)
-    scope = {}
-    exec(compile(block, "a page", "exec"), scope)
-    return scope
 
 
 @pytest.mark.parametrize(
@@ -78,9 +67,7 @@ def test_the_readme_prints_what_it_says():
             rf"^print\(rc.profile\({name}\..*\)  # (.*)$", block[1], re.MULTILINE
         )
         ratios = rc.profile(scope[name].hidden)["residual_ratio"]
-        np.testing.assert_allclose(
-            ratios[:-1], [float(v) for v in printed.split()[:-1]], atol=0.006
-        )
+        assert_close(ratios[:-1], [float(v) for v in printed.split()[:-1]], atol=0.006)
         assert ratios[-1] < 1e-6 if name == "collapsed" else abs(ratios[-1] - 0.47) < 0.006
 
 
@@ -105,7 +92,7 @@ def run_marked_block(name):
 def test_admin_keeps_apart_what_post_ln_makes_equal():
     scope = run_marked_block("designs")
     cosines = [float(rc.token_cosine(scope[name].output)) for name in ("trace", "collapsed")]
-    np.testing.assert_allclose(cosines, [0.81, 0.9999], atol=5e-3)
+    assert_close(cosines, [0.81, 0.9999], atol=5e-3)
 
 
 def test_the_sweep_is_that_of_single_networks():
@@ -126,16 +113,16 @@ def test_the_network_by_hand_is_the_plain_one():
     n, k, share = len(x), scope["k"], scope["h"] // scope["g"]
     angle = np.tile(np.arange(n)[:, None] * 10000.0 ** (-np.arange(0, k, 2) / k), 2)
     for w in scope["weights"]:
-        y = mp_oracle.unit_norm(x, "rms", 1e-6) * w["norm_1"]
+        y = mp_network.unit_norm(x, "rms", 1e-6) * w["norm_1"]
         for head in range(scope["h"]):
             maps = w["q"][head], w["k"][head // share]
-            query, key = (mp_oracle.rotated(y @ a, np.cos(angle), np.sin(angle)) for a in maps)
-            weights = mp_oracle.softmax(query @ key.T / np.sqrt(k), np.tri(n, dtype=bool))
+            query, key = (mp_network.rotated(y @ a, np.cos(angle), np.sin(angle)) for a in maps)
+            weights = mp_network.softmax(query @ key.T / np.sqrt(k), np.tri(n, dtype=bool))
             x = x + weights @ (y @ w["v"][head // share]) @ w["o"][head]
-        y = mp_oracle.unit_norm(x, "rms", 1e-6) * w["norm_2"]
-        x = x + (mp_oracle.activation("silu")(y @ w["gate"]) * (y @ w["up"])) @ w["down"]
-    output = mp_oracle.unit_norm(x, "rms", 1e-6)
-    np.testing.assert_allclose(scope["trace"].output, output, atol=2e-4)
+        y = mp_network.unit_norm(x, "rms", 1e-6) * w["norm_2"]
+        x = x + (mp_network.activation("silu")(y @ w["gate"]) * (y @ w["up"])) @ w["down"]
+    output = mp_network.unit_norm(x, "rms", 1e-6)
+    assert_close(scope["trace"].output, output, atol=2e-4)
 
 
 def test_one_attention_layer_is_the_plain_one():
@@ -151,7 +138,7 @@ def test_one_attention_layer_is_the_plain_one():
                 for name in ("w_q", "w_k", "w_v", "w_o")
             )
             scores = x @ w_q @ (x @ w_k).T / np.sqrt(scope["k"])
-            weights = mp_oracle.softmax(scores, np.tri(len(x), dtype=bool))
+            weights = mp_network.softmax(scores, np.tri(len(x), dtype=bool))
             out = out + weights @ x @ w_v @ w_o
             entropies.append(-(weights * np.log(np.where(weights > 0, weights, 1))).sum(axis=1))
         outputs.append(out)
@@ -255,8 +242,8 @@ def test_lengths_of_a_trained_model_are_worth_its_accuracy():
     scope = run_notebook("what_carries_the_output")
     assert scope["losses"][-1] < scope["losses"][0] / 2
     full, none = scope["frozen"][-1], scope["values"][0]
-    np.testing.assert_allclose(scope["shares"].sum(), full - none, atol=1e-5)
-    np.testing.assert_allclose(scope["truncated"][-1], full, atol=0.01)
+    assert_close(scope["shares"].sum(), full - none, atol=1e-5)
+    assert_close(scope["truncated"][-1], full, atol=0.01)
 
 
 def test_cures_keep_more_than_post_norm():

@@ -6,10 +6,10 @@ import re
 
 import numpy as np
 import pytest
-from trained_runs import arrays, rows, run
-from two_processes import REPOSITORY
 
 from experiments import run_sort
+from tests.support.folders import REPOSITORY
+from tests.support.runs import arrays, rows, run
 
 PAGE = (REPOSITORY / "docs" / "columns.md").read_text("utf-8")
 RECIPES = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)

@@ -6,7 +6,6 @@ import re
 import subprocess
 
 import pytest
-from two_processes import REPOSITORY
 
 from experiments.lab.experiment import figure_captions, import_experiment, list_experiments
 from experiments.reproducing import results_page
@@ -24,6 +23,7 @@ from experiments.reproducing.filling import (
 )
 from experiments.reproducing.sections import REGISTERED, read_flag_values
 from experiments.verdicts import PROTOCOL
+from tests.support.folders import REPOSITORY
 
 DOCS = REPOSITORY / "docs"
 TEXTS = read_texts()

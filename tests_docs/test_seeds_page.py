@@ -3,9 +3,10 @@
 import ast
 import re
 
-import numpy as np
 import pytest
-from test_readme import BLOCK, DOCS, run_block
+
+from tests.support.closeness import assert_close
+from tests_docs.examples import BLOCK, DOCS, run_block
 
 PAGE = (DOCS / "seeds.md").read_text("utf-8")
 BLOCKS = dict(BLOCK.findall(PAGE))
@@ -30,7 +31,7 @@ def test_the_rate_decides_how_far_the_mlp_comes():
     assert loss.dims == ("learning_rate", "seed", "step") and loss.shape == (3, 8, 300)
     ends = loss.isel(step=slice(-50, None)).mean(["step", "seed"]).values
     (said,) = re.findall(r"It prints ([\d.]+), ([\d.]+) and ([\d.]+):", PAGE)
-    np.testing.assert_allclose(ends, [float(v) for v in said], atol=0.02)
+    assert_close(ends, [float(v) for v in said], atol=0.02)
 
 
 def test_the_transformer_learns_the_text_and_is_watched():
@@ -51,4 +52,4 @@ def test_stacked_networks_of_pytorch_learn():
     pytest.importorskip("torch")
     scope = run_block(BLOCKS["torch seeds"])
     assert scope["weights"]["weight"].shape == (16, 1, 8)
-    np.testing.assert_allclose(scope["weights"]["weight"], 1, atol=0.05)
+    assert_close(scope["weights"]["weight"], 1, atol=0.05)

@@ -6,13 +6,13 @@ import json
 import re
 
 import pytest
-import site_pages
-from site_pages import API, DOCS, WHOLE, add_badge, list_public, renew_blocks, repository
-from two_processes import REPOSITORY
 
 import rank_collapse as rc
 from experiments.lab.experiment import list_experiments
 from experiments.reproducing import sections
+from tests.support.folders import REPOSITORY
+from tests_docs import site_pages
+from tests_docs.site_pages import API, DOCS, WHOLE, add_badge, list_public, renew_blocks, repository
 
 PAGES = sorted(DOCS.rglob("*.md"))
 EXAMPLE = re.compile(r"```python\n(.*?)```", re.DOTALL)
@@ -23,7 +23,7 @@ NAV = (REPOSITORY / "mkdocs.yml").read_text("utf-8")
 @pytest.mark.parametrize("path", [p for p in PAGES if "<!-- made:" in p.read_text("utf-8")])
 def test_made_parts_are_current(path):
     text = path.read_text("utf-8")
-    assert renew_blocks(text) == text, "tests_docs/site_pages.py --write renews it"
+    assert renew_blocks(text) == text, "site_pages --write renews it"
 
 
 def test_a_made_part_follows_the_code(monkeypatch):
@@ -40,7 +40,7 @@ ADDRESS = "https://github.com/owner/rank-collapse"
 @pytest.mark.parametrize("notebook", sorted(DOCS.glob("*.ipynb")), ids=lambda path: path.stem)
 def test_a_notebook_opens_in_colab_when_there_is_an_address(notebook):
     text = notebook.read_text("utf-8")
-    assert add_badge(notebook, repository()) == text, "tests_docs/site_pages.py --write renews it"
+    assert add_badge(notebook, repository()) == text, "site_pages --write renews it"
     first, *cells = json.loads(add_badge(notebook, ADDRESS))["cells"]
     (path,) = re.findall(
         r"colab.research.google.com/github/owner/rank-collapse/blob/main/([^)]+)",

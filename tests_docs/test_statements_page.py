@@ -4,13 +4,13 @@ import csv
 import io
 
 import pytest
-from two_processes import REPOSITORY
 
 from experiments.reproducing import statements_page
 from experiments.reproducing.statements_page import answer_rows, judge_run_rows, render_page
 from experiments.verdicts import claims, rows
 from experiments.verdicts.claims import VERDICTS
 from experiments.verdicts.statements import PROTOCOL, STATEMENTS
+from tests.support.folders import REPOSITORY
 
 DOCS = REPOSITORY / "docs"
 

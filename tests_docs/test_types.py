@@ -6,9 +6,9 @@ import subprocess
 import sys
 
 import pytest
-from two_processes import REPOSITORY
 
 import rank_collapse as rc
+from tests.support.folders import REPOSITORY
 
 HERE = REPOSITORY / "tests_docs"
 PACKAGES = ("measures", "network", "paths", "theory")

@@ -6,7 +6,8 @@ import re
 
 import numpy as np
 import pytest
-from two_processes import REPOSITORY
+
+from tests.support.folders import REPOSITORY
 
 PAGE = (REPOSITORY / "docs" / "your_model.md").read_text("utf-8")
 EXAMPLES = dict(re.findall(r"### ([\w ]+)\n.*?```python\n(.*?)```", PAGE, re.DOTALL))

@@ -127,6 +127,13 @@ def write_pages(docs: Path, lines: Lines, differences: Sequence[Difference]) -> 
     return [page]
 
 
+def write_number(value: float | None) -> str:
+    """Writes a number with three digits, without an exponent below a million; None as ""."""
+    if value is None:
+        return ""
+    return f"{value:,.0f}" if 100 <= abs(value) < 1e6 else f"{value:.3g}"
+
+
 def make_tables(speed: Lines, steps: Lines, differences: Sequence[Difference]) -> str:
     """Makes the Markdown of all that was measured, of each benchmark the last time.
 
@@ -140,19 +147,26 @@ def make_tables(speed: Lines, steps: Lines, differences: Sequence[Difference]) -
     cores, version = machine["cores"], machine["jax"]
     parts = [f"Measured on {machine['date']}: {name}, {cores} cores, JAX {version}."]
     for line in {line["benchmark"]: line for line in speed}.values():
+        cells = [
+            (
+                case["case"],
+                write_number(1e3 * min(case["seconds"])),
+                write_number(case["compile_seconds"] or None),
+                write_number(case["gigabytes"] or None),
+            )
+            for case in line["timings"]
+        ]
         heads = (line["benchmark"], "ms, fastest round", "compiling, s", "GB")
-        rows = [f"| {' | '.join(heads)} |", "|---|---|---|---|"]
-        for case in line["timings"]:
-            memory = f"{case['gigabytes']:.2g}" if case["gigabytes"] else ""
-            compiling = f"{case['compile_seconds']:.1f}" if case["compile_seconds"] else ""
-            best = 1e3 * min(case["seconds"])
-            rows.append(f"| {case['case']} | {best:.3g} | {compiling} | {memory} |")
-        rows += [
-            f"| {figure} | {'none' if value is None else f'{value:.3g}'} | | |"
+        columns = [c for c in zip(heads, *cells, strict=True) if any(c[1:])]
+        rows = [f"| {' | '.join(row)} |" for row in zip(*columns, strict=True)]
+        parts.append("\n".join([rows[0], "|---" * len(columns) + "|", *rows[1:]]))
+        figures = [
+            f"| {figure} | {write_number(value) or 'none'} |"
             for figure, value in line["figures"].items()
             if not figure.startswith("CPU ms")
         ]
-        parts.append("\n".join(rows))
+        if figures:
+            parts.append("\n".join([f"| {line['benchmark']} | |", "|---|---|", *figures]))
     ended = {line["step"]: line for line in steps}
     if "tests" in ended:
         parts.append(f"Tests on the device: {ended['tests']['last_line']}.")

@@ -4,7 +4,8 @@ The figure is seconds per seed and training step of one machine, and CPU millise
 which other work on the machine changes less. Compiling is apart. `sweep` is `training.sweep` as it
 chooses by itself, "vmap" and "map" are `jax.jit` of `jax.vmap` or `jax.lax.map` of `jax.lax.scan`
 written by hand, "one by one" calls the compiled training of one seed for each, and "processes" run
-one seed each, as many at a time as there are cores.
+one seed each, as many at a time as there are cores. The ways take turns, round after round; what
+`sweep` takes beside the faster way by hand is the median over rounds.
 """
 
 import os
@@ -22,8 +23,11 @@ import numpy as np
 from experiments.benchmarks.limits import LargeProduct, count_flops
 from experiments.benchmarks.timing import Report, Timing, say
 from experiments.benchmarks.training import TINY as TINY_ARGUMENTS, make_case
-from rank_collapse.runs.seeds import is_on_cpu, seed_keys, seed_mesh
-from rank_collapse.training import sweep
+from rank_collapse.runs.progress import Progress
+from rank_collapse.runs.seeds import group_size, is_on_cpu, seed_keys, seed_mesh
+from rank_collapse.training.engine.axes import make_axes
+from rank_collapse.training.engine.functions import trace_functions
+from rank_collapse.training.engine.trainer import Trainer
 from rank_collapse.training.recipe import Hyper
 from rank_collapse.training.training import init_state, train_step
 
@@ -123,12 +127,7 @@ def make_way(way: str, name: str, num_seeds: int, num_steps: int, **sizes: Any) 
     one = partial(train_one, init, step, num_steps)
     keys = seed_keys(0, num_seeds)
     if way == "sweep":
-
-        def call():
-            result = sweep(init, step, steps=num_steps, seeds=num_seeds, every=10**6, quiet=True)
-            return result.metrics["loss"].values, result.seconds["running"]
-
-        return call
+        return _make_sweep(init, step, num_seeds, num_steps)
     if way == "processes":
         return partial(_train_processes, name, num_seeds, num_steps, sizes)
     if way == "one by one":
@@ -137,6 +136,32 @@ def make_way(way: str, name: str, num_seeds: int, num_steps: int, **sizes: Any) 
     spread = jax.vmap if way == "vmap" else partial(partial, jax.lax.map)
     together = jax.jit(spread(one)).lower(keys).compile()
     return lambda: (np.asarray(together(keys)[1]["loss"]), None)
+
+
+def _make_sweep(init, step, num_seeds, num_steps):
+    """Makes a function that trains as `sweep` does, with what it compiled in its first call."""
+    base_key, mesh, programs = jax.random.key(0), seed_mesh(), {}
+    axes, numbers = make_axes(None, None), np.arange(num_seeds)
+    functions = [trace_functions(init, step, None, axes.examples(), {}, base_key.dtype)]
+
+    def call():
+        trainer = Trainer(
+            functions,
+            axes=axes,
+            base_key=base_key,
+            finite=None,
+            mesh=mesh,
+            at_once=group_size(mesh),
+            steps=num_steps,
+            every=num_steps,
+            store=None,
+            progress=Progress(0, "", quiet=True),
+            programs=programs,
+        )
+        trainer.train(numbers, num_seeds)
+        return trainer.points(numbers).metrics(num_steps)["loss"].values, None
+
+    return call
 
 
 def _train_processes(name, num_seeds, num_steps, sizes):
@@ -196,22 +221,16 @@ def time_seeds(
         if not (num_seeds or is_on_host):
             numbers = ACCELERATOR_SEEDS
         for count in num_seeds or numbers:
-            best, work = {}, count * num_steps
-            for way in WAYS:
-                if not is_on_host and count > MOST_SEEDS.get(way, count):
-                    continue
-                case = f"{name}, {count} seeds, {way}"
-                timing, cpu = _time_way(
-                    way, name, count, num_steps, options.rounds, case, arguments
-                )
-                if timing is None:
-                    continue
-                if way in ("vmap", "map", "one by one"):
-                    figures[f"CPU ms, {case}"] = (1e3 * cpu / work, None)
-                timing.seconds = [seconds / work for seconds in timing.seconds]
-                best[way] = timing.best
+            ways = [w for w in WAYS if is_on_host or count <= MOST_SEEDS.get(w, count)]
+            case, work = f"{name}, {count} seeds", count * num_steps
+            measured = _time_ways(ways, name, count, num_steps, options.rounds, case, arguments)
+            best = {way: min(seconds) / work for way, (_, seconds, _) in measured.items()}
+            for way, (timing, seconds, cpu) in measured.items():
+                timing.seconds = [value / work for value in seconds]
                 timings.append(timing)
-                say(f"{case}: {1e3 * timing.best:.4g} ms per seed and step")
+                if way != "processes":
+                    figures[f"CPU ms, {timing.name}"] = (1e3 * min(cpu) / work, None)
+                say(f"{timing.name}: {1e3 * timing.best:.4g} ms per seed and step")
             share = flops / min(best.values()) / product.measure_rate()
             figures[
                 f"share of the large product's rate, {name}, {count} seeds, the fastest way"
@@ -219,11 +238,13 @@ def time_seeds(
                 share,
                 None,
             )
-            by_hand = min(best[way] for way in ("vmap", "map") if way in best)
-            figures[f"sweep over the faster by hand, {name}, {count} seeds"] = (
-                best["sweep"] / by_hand,
-                None,
-            )
+            by_hand = min({"vmap", "map"} & best.keys(), key=best.get)
+            for kind, place in (("wall", 1), ("CPU", 2)):
+                ratios = np.divide(measured["sweep"][place], measured[by_hand][place])
+                figures[f"sweep over {by_hand} by hand, {kind} time of a round, {case}"] = (
+                    float(np.median(ratios)),
+                    None,
+                )
             if crossover is None and best.get("vmap", np.inf) < best.get("map", np.inf):
                 crossover = count
         figures[f"seeds from which vmap is faster than map, {name}"] = (
@@ -233,22 +254,29 @@ def time_seeds(
     return Report(timings, figures)
 
 
-def _time_way(way, name, count, num_steps, rounds, case, arguments):
-    """Returns the timing of a way and its least CPU seconds; (None, 0) beyond the memory."""
-    begun = time.perf_counter()
-    try:
-        call = make_way(way, name, count, num_steps, **arguments)
-        losses, _ = call()
-    except jax.errors.JaxRuntimeError as error:
-        if "RESOURCE_EXHAUSTED" not in str(error):
-            raise
-        say(f"{case}: does not fit into memory")
-        return None, 0.0
-    timing, cpu = Timing(case, time.perf_counter() - begun, output=losses), []
-    for _ in range(rounds):
-        start, cpu_start = time.perf_counter(), time.process_time()
-        seconds = call()[1]
-        elapsed = time.perf_counter() - start
-        timing.seconds.append(elapsed if seconds is None else seconds)
-        cpu.append(time.process_time() - cpu_start)
-    return timing, min(cpu)
+def _time_ways(ways, name, count, num_steps, rounds, case, arguments):
+    """Measures ways in turn: {way: (timing, seconds of each round, CPU seconds of each round)}.
+
+    Every other round goes backwards. Ways that do not fit into memory are left out.
+    """
+    measured, calls = {}, {}
+    for way in ways:
+        begun = time.perf_counter()
+        try:
+            calls[way] = make_way(way, name, count, num_steps, **arguments)
+            losses, _ = calls[way]()
+        except jax.errors.JaxRuntimeError as error:
+            if "RESOURCE_EXHAUSTED" not in str(error):
+                raise
+            say(f"{case}, {way}: does not fit into memory")
+            continue
+        timing = Timing(f"{case}, {way}", time.perf_counter() - begun, output=losses)
+        measured[way] = timing, [], []
+    for number in range(rounds):
+        for way in list(measured)[:: -1 if number % 2 else 1]:
+            start, cpu_start = time.perf_counter(), time.process_time()
+            seconds = calls[way]()[1]
+            measured[way][2].append(time.process_time() - cpu_start)
+            elapsed = time.perf_counter() - start
+            measured[way][1].append(elapsed if seconds is None else seconds)
+    return measured

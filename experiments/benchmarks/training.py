@@ -66,21 +66,20 @@ def time_training(
     mesh = ensemble.mesh
     values = Hyper(learning_rate=1e-3, dropout=0.1)
     hyper = jax.tree.map(lambda a: jnp.full(num_seeds, a, jnp.float32), values)
-    keys, hyper = ensemble.lay_out((seed_keys(0, num_seeds), hyper))
+    keys = seed_keys(0, num_seeds)
     ours = Timing(f"ours, {num_seeds} seeds on {mesh.size} devices", 0.0)
     start = time.perf_counter()
     with report_activity(f"  {ours.name}: compiling, and the first epoch"):
-        state, data = ensemble.begin(keys, hyper, None)
-        traced = ensemble.chunk.trace(state, data, hyper, jnp.int32(0))
-        epoch = traced.lower().compile()
-        state, _ = jax.block_until_ready(epoch(state, data, hyper, jnp.int32(0)))
+        program, runs = ensemble.begin(keys, hyper)
+        program.compile(program.size)
+        runs, _ = program.advance(runs, 1)
     ours.compile_seconds = time.perf_counter() - start
     say(f"{ours.name}: first epoch {ours.compile_seconds:.1f} s, with compiling")
     # Per step of the padded examples: packed rows are fewer, but an epoch is the same texts.
     example_data = make_data(jax.random.key(0))
     examples = example_data.get("texts", example_data["train"])
     steps = num_batches(len(examples), batch_size)
-    flops = count_flops(traced.jaxpr) / steps / num_seeds
+    flops = count_flops(program.functions.step.closed) / steps
     product, rates, ways, cores = LargeProduct(mesh), [], [], count_cores()
     with contextlib.ExitStack() as stack:
         if target and options.baseline == "torch":
@@ -97,7 +96,7 @@ def time_training(
         for r in range(options.rounds):
             with report_activity(f"  round {r + 1} of {options.rounds}"):
                 start = time.perf_counter()
-                state, _ = jax.block_until_ready(epoch(state, data, hyper, jnp.int32(r)))
+                runs, _ = program.advance(runs, r + 2)
                 ours.seconds.append((time.perf_counter() - start) / steps / num_seeds)
                 rates.append(product.measure_rate())
                 for timing, way in zip(baselines, ways, strict=True):

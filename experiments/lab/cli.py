@@ -31,7 +31,7 @@ from experiments.lab.flags import (
     parse_flags as parse_flags,
 )
 from experiments.lab.suggestions import suggest_flag
-from experiments.lab.vocabulary import MOST_SEEDS as MOST_SEEDS
+from experiments.lab.vocabulary import FORMER_NAMES, MOST_SEEDS as MOST_SEEDS
 from rank_collapse.extras import MissingPackage
 from rank_collapse.printed import format_one_line, print_lines
 from rank_collapse.runs.files import RunError
@@ -67,6 +67,8 @@ def execute(
     """
     try:
         options = parse_flags(flag_values, arguments, positional)
+        if multiprocessing.parent_process() is None:
+            _report_former_names(flag_values, arguments)
         if options.help:
             print(help_text(main, flag_values))
             return 0
@@ -95,6 +97,14 @@ def execute(
             message = "out of memory: fewer seeds at a time need less"
         print_lines(f"error: {message}", file=sys.stderr)
         return 2
+
+
+def _report_former_names(flag_values, arguments):
+    """Says on stderr which flags were typed by a name that they had before."""
+    typed = dict.fromkeys(argument.lstrip("-").partition("=")[0] for argument in arguments)
+    for former in typed:
+        if former in FORMER_NAMES and former in flag_values:
+            print_lines(f"--{former} is now called --{FORMER_NAMES[former]}", file=sys.stderr)
 
 
 def how_to_resume(flag_values: Flags, arguments: Sequence[str]) -> str:

@@ -27,6 +27,7 @@ from experiments.lab.folder import RunFolder
 from experiments.lab.progress import Progress
 from rank_collapse.runs import memory, seeds
 from rank_collapse.runs.files import damaged_file_error, describe_difference
+from rank_collapse.runs.states import name_parts
 
 SEEDS = "seeds"  # the part of a run's arrays that has one cell
 Cells = Mapping[str, Any] | Callable[[Flags], Mapping[str, Any]]
@@ -335,11 +336,3 @@ def _spread_function(fn, mesh, at_once, level):
 def name_leaves(tree: Any) -> dict[str, np.ndarray]:
     """Flattens a nested dictionary to {path: array}, with "/" between the names of the levels."""
     return {name: np.asarray(leaf) for name, leaf in name_parts(tree).items()}
-
-
-def name_parts(tree: Any) -> dict[str, Any]:
-    """Flattens a nested dictionary to {path: leaf}, with "/" between the names of the levels."""
-    return {
-        jax.tree_util.keystr(path, simple=True, separator="/"): leaf
-        for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
-    }

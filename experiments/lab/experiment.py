@@ -29,7 +29,7 @@ from typing import Any, NamedTuple
 import jax
 
 from experiments import verdicts
-from experiments.lab import devices, labelled, pool
+from experiments.lab import devices, labelled, pool, progress
 from experiments.lab.arrays import dump_descriptions
 from experiments.lab.flags import Flags, command_line, make_config, read_flags, run_path
 from experiments.lab.folder import RunFolder, read_summary
@@ -191,6 +191,7 @@ class Run:
 
         Raises:
             ValueError: No point can be measured.
+            Stopped: A signal asked for it; points that were measured are saved.
         """
         points = self.points
         if self.options.worker_group is None:
@@ -199,6 +200,7 @@ class Run:
             points = [p for p in points if p.options.number == self.options.worker_group]
         measured = []
         for point in points:
+            progress.raise_if_stopped()
             try:
                 results = measure(point.options, point.setup, point.folder)
                 measured.append(point._replace(results=results))
@@ -206,6 +208,7 @@ class Run:
                 if len(self.points) == 1:
                     raise
                 self.failures.append(f"{labelled.describe_point(point.axes)}: {error}")
+        progress.raise_if_stopped()
         if not measured:
             raise ValueError("; ".join(self.failures))
         return join_points(measured, over)

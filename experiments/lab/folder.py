@@ -44,6 +44,7 @@ from typing import Any
 import numpy as np
 
 from experiments.lab import provenance
+from experiments.lab.vocabulary import FORMER_NAMES
 from rank_collapse.printed import escape_cell, escape_text
 from rank_collapse.regular import read_regular
 from rank_collapse.runs import metrics, states
@@ -457,7 +458,7 @@ def table_bytes(rows: Iterable[Mapping[str, Any]]) -> bytes:
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """Reads what determines the results of a run folder.
+    """Reads what determines the results of a run folder, by the present names of the flags.
 
     Raises:
         RunError: A damaged config.json.
@@ -466,7 +467,7 @@ def read_config(path: Path) -> dict[str, Any]:
     config = content.get("config")
     if not isinstance(config, dict) or "execution" not in content:  # of another program
         raise damaged_file_error(path / "config.json", "it has no config of a run")
-    return config
+    return {FORMER_NAMES.get(name, name): value for name, value in config.items()}
 
 
 def read_summary(path: str | os.PathLike) -> dict[str, Any]:

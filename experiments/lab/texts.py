@@ -8,7 +8,7 @@ import numpy as np
 
 from rank_collapse.struct import refuse, refuse_if
 from rank_collapse.text.encoders import Encoder
-from rank_collapse.text.files import read_utf8
+from rank_collapse.text.text_files import read_utf8
 from rank_collapse.text.tokens import Tokens, cut_text, pad_sequences
 
 WORD = re.compile(r"\w+|[^\w\s]")

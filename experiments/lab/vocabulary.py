@@ -3,7 +3,8 @@
     vocabulary.define(FLAGS, depth=12, num_heads=4, d_model=64, norm_placement="post")
 
 defines those that are named, with their defaults. `define_numbers` defines lists by commas,
-`define_alias` a second name, such as that of a published command.
+`define_alias` a second name, such as that of a published command, `define_text` the text file with
+its former name.
 """
 
 from collections.abc import Mapping
@@ -11,7 +12,7 @@ from typing import Any
 
 from absl import flags
 
-from rank_collapse.network.attention import MASKS
+from rank_collapse.network.attention_config import MASKS
 from rank_collapse.network.config import INITS
 from rank_collapse.network.layers import MLP_KINDS, NORM_KINDS, NORM_PLACEMENTS
 
@@ -158,6 +159,21 @@ def define_numbers(
     number = {int: flags.IntegerParser, float: flags.FloatParser}[kind](lower_bound)
     text = f"{text} A list by commas."
     flags.DEFINE(NumbersParser(number), name, default, text, values, flags.CsvListSerializer(","))
+
+
+# {name that a flag had: its name}, for those that are still accepted.
+FORMER_NAMES = {"text_file": "text"}
+
+
+def define_text(values: Any, text: str) -> None:
+    """Defines --text, the file of the text, which was called --text_file before.
+
+    Args:
+        values: The `Flags` of a binary.
+        text: Of the flag.
+    """
+    values.define("string", "text", None, text)
+    define_alias(values, text_file="text")
 
 
 def define_alias(values: flags.FlagValues, **names: str) -> None:

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments.lab import Flags, content_hash
+from experiments.lab import Flags, content_hash, vocabulary
 from experiments.lab.texts import read_text, token_ids
 from rank_collapse.network import embedding
 from rank_collapse.network.config import TransformerConfig
@@ -25,11 +25,9 @@ DTYPES = {"float32": jnp.float32, "float64": jnp.float64, "bfloat16": jnp.bfloat
 
 
 def define_flags(flag_values: Flags) -> None:
-    """Defines --inputs, --text_file, --num_tokens and --positions."""
+    """Defines --inputs, --text, --num_tokens and --positions."""
     flag_values.define("enum", "inputs", "text", "Tokens.", ("text", "gaussian"))
-    flag_values.define(
-        "string", "text_file", None, "UTF-8 text (default: one that comes with the package)."
-    )
+    vocabulary.define_text(flag_values, "UTF-8 text (default: one that comes with the package).")
     flag_values.define("integer", "num_tokens", 64, "Tokens; fewer where the text is shorter.")
     flag_values.define(
         "enum", "positions", "sinusoidal", "Positions of text.", embedding.POSITION_KINDS
@@ -46,12 +44,12 @@ def read_tokens(options: Flags) -> tuple[np.ndarray | None, dict[str, str]]:
         ValueError: Flags that exclude each other, or fewer than two tokens.
     """
     if options.inputs == "gaussian":
-        if options.text_file:
-            raise ValueError("--text_file and --inputs=gaussian exclude each other")
+        if options.text:
+            raise ValueError("--text and --inputs=gaussian exclude each other")
         if options.num_tokens < 2:
             raise ValueError(f"num_tokens={options.num_tokens} is fewer than 2")
         return None, {}
-    content = read_text(options.text_file) if options.text_file else words.default_text()
+    content = read_text(options.text) if options.text else words.default_text()
     ids, _ = token_ids(content, options.num_tokens)
     if len(ids) < options.num_tokens:
         print(f"the text has {len(ids)} tokens, fewer than num_tokens={options.num_tokens}")

@@ -22,7 +22,7 @@ from experiments.verdicts import Comparison, Row
 TEXTS = Path(__file__).with_name("results.toml")
 PLACEHOLDER = re.compile(r"\{([^{}]+)\}")
 NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*(?:e[-+]?\d+)?|inf)")
-MINUS = re.compile(r"(?<![\w.])-(?=\d)|(?<=e)-(?=\d)")
+MINUS = re.compile(r"(?<![\w.])-(?=\d)|(?<=\de)-(?=\d)")
 COLUMNS = ("measured", "low", "high", "draws", "published")
 INTERVAL = "interval"
 Numbers = Mapping[str, Mapping[str, str]]  # {quantity: its row of the table}

@@ -209,16 +209,16 @@ def describe_origin(rows: TableRows) -> str:
     measured = [row for row in rows if row["experiment"]]
     commits = sorted({c for row in measured for c in (row["commit"] or "unknown").split(" and ")})
     seeds = [int(row["first_seed"]) for row in measured if row["first_seed"] != ""]
-    is_one_run = len(commits) == 1 and CLEAN_COMMIT.fullmatch(commits[0])
-    if is_one_run and seeds and min(seeds) >= PROTOCOL.first_seed:
-        return (
-            f"All rows are from one run, of commit {commits[0][:8]}, "
-            f"with seeds from {min(seeds)} on."
-        )
+    are_clean = commits and all(CLEAN_COMMIT.fullmatch(commit) for commit in commits)
     names = ", ".join(commit[:8] for commit in commits) or "none"
-    return (
-        f"The run with the registered seeds is still to come; these rows are from commits: {names}."
-    )
+    if not (are_clean and seeds and min(seeds) >= PROTOCOL.first_seed):
+        return (
+            "The run with the registered seeds is still to come; these rows are from commits: "
+            f"{names}."
+        )
+    if len(commits) == 1:
+        return f"All rows are from one run, of commit {names}, with seeds from {min(seeds)} on."
+    return f"The rows are from runs of the commits {names}, all with seeds from {min(seeds)} on."
 
 
 def describe_draws(rows: TableRows) -> str:

@@ -20,8 +20,8 @@ from rank_collapse.network.inputs import prepare_inputs
 from rank_collapse.network.parameters import TransformerParams
 from rank_collapse.network.transformer import apply_batch, compute_layer
 from rank_collapse.network.walk import walk_layers
-from rank_collapse.training.depth_rules import DepthRule
-from rank_collapse.watch.coord_check import coordinates
+from rank_collapse.scaling.coord_check import coordinates
+from rank_collapse.scaling.depth_rules import DepthRule
 
 BYTES = 256
 
@@ -154,13 +154,13 @@ def linearisation_distance(
     other, _ = prepare_inputs(other, x, config)
 
     def keep_state(layer, state):
-        return compute_layer(layer, state).state, state
+        return compute_layer(layer, state).trace.hidden, state
 
     states = walk_layers(keep_state, prepared.x, params, prepared, config)[1]
 
     def blocks(params):
         def block_output(layer, carry):
-            return carry, compute_layer(layer, layer.extra).state
+            return carry, compute_layer(layer, layer.extra).trace.hidden
 
         return walk_layers(block_output, (), params, prepared, config, extra=states)[1]
 

@@ -4,7 +4,7 @@ import itertools
 from pathlib import Path
 from typing import Any
 
-from rank_collapse.text.files import read_table
+from rank_collapse.text.text_files import read_table
 from rank_collapse.text.tokens import Tokens, pad_sequences
 from rank_collapse.text.vocabulary import (
     call_tokenizers,

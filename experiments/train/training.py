@@ -124,8 +124,8 @@ class Training:
         sharded = ensemble.lay_out((hyper, keys))
         if self.prepare is not None:
             with report_activity(f"preparing {self._label(chunk)}", self.run.log):
-                state, data = ensemble.begin(sharded[1], sharded[0], None)
-                hyper = self.prepare(state, data, *sharded, num_seeds=count)
+                program, runs = ensemble.begin(keys, hyper)
+                hyper = self.prepare(*program.unflatten(runs), *sharded, num_seeds=count)
             sharded = ensemble.lay_out((hyper, keys))
         trained = self.train(chunk, keys, hyper)
         results = trained.watched

@@ -17,7 +17,7 @@ from experiments.verdicts.claims import (
     count_answers,
 )
 from experiments.verdicts.rows import Row
-from rank_collapse.measures.profiles import rounding_limit
+from rank_collapse.measures.rounding import rounding_limit
 from rank_collapse.report.page import format_number
 
 JOINTLY = (

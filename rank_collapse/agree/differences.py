@@ -31,6 +31,7 @@ from rank_collapse.agree.replay import Pair
 Part = Literal["attention", "mlp", "layer"]
 SPIKE = 5.0  # times the median norm: tokens that are reported apart
 MEDIAN = 2.6  # times what rounding explains: more in the median token is no rounding
+_MOST = 64  # tokens of which distinct directions are counted
 _LEAST = 0.1  # of the median norm: the least by which an error is divided
 # Of the root of gain² + 1: so much rounding explains where the gain was measured. The noise goes in
 # before a sublayer; attention rounds its queries, keys and scores, too.
@@ -66,6 +67,7 @@ class Difference(NamedTuple):
         spikes: Tokens whose input or branch is five times the median's or more.
         scale: c of the best δ ≈ c b, over all tokens without spikes.
         coherence: How much of ‖δ‖ that explains, 0 to 1.
+        distinct_tokens: Effective number of tokens whose branches differ in direction, from 1.
         first, second: The branches [b, n, d] of both runs.
     """
 
@@ -77,6 +79,7 @@ class Difference(NamedTuple):
     spikes: Bool[np.ndarray, "b n"]
     scale: float
     coherence: float
+    distinct_tokens: float
     first: Float[np.ndarray, "b n d"]
     second: Float[np.ndarray, "b n d"]
 
@@ -220,6 +223,7 @@ def _compare(pair, part, inputs, branches, mask, rounding, *, mixes=None, ends=N
         spikes,
         scale,
         coherence,
+        count_distinct(a[usual]),
         a,
         b,
     )
@@ -253,6 +257,21 @@ def _fit_scale(a, b):
     size, total = np.sum(a * a), np.sum(change * change)
     scale = float(np.sum(a * change) / size)
     return scale, float(abs(scale) * np.sqrt(size / total))
+
+
+def count_distinct(vectors: Float[np.ndarray, "m d"]) -> float:
+    """Count the distinct directions of vectors: m²/Σ cos², which is 1 where all are parallel.
+
+    Tokens of one direction, as rank collapse makes them, are not independent of one another: the
+    errors of their branches are alike, too.
+
+    Args:
+        vectors: At most `_MOST` of them count.
+    """
+    vectors = vectors[:: -(-len(vectors) // _MOST)]
+    norm = np.linalg.norm(vectors, axis=-1)
+    unit = vectors[norm > 0] / norm[norm > 0, None]
+    return len(unit) ** 2 / float(np.sum((unit @ unit.T) ** 2)) if len(unit) else 1.0
 
 
 def find_rounding(first: Recording, second: Recording) -> Rounding:

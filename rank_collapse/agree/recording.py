@@ -179,7 +179,7 @@ def open_recording(path: str | os.PathLike) -> Recording:
     path = Path(path)
     refuse(
         (not path.exists(), f"{path} does not exist"),
-        (not path.is_file(), f"{path} is no file"),
+        (not path.is_file(), f"{path} is not a file"),
         (path.suffix not in SUFFIXES, f"{path} is neither .npz nor .safetensors"),
     )
     with _name_damage(path):
@@ -221,7 +221,7 @@ def write_recording(
     write_atomically(path, data)
 
 
-def record(source: Any, path: str | os.PathLike, **arrays: Any) -> None:
+def record(source: Any, path: str | os.PathLike, **arrays: object) -> None:
     """Write the recording of a run in JAX or NumPy.
 
     Args:
@@ -247,7 +247,7 @@ def collect_trace(trace: Any) -> dict[str, Any]:
     return {"residual": trace.hidden} | {n: a for n, a in layers.items() if a is not None}
 
 
-def write_tensors(path: str | os.PathLike, tensors: Mapping[str, Any], metadata: dict[str, str]):
+def write_tensors(path: str | os.PathLike, tensors: Mapping[str, object], metadata: dict[str, str]):
     """Writes a recording of PyTorch's tensors, whose bfloat16 NumPy does not know.
 
     Args:

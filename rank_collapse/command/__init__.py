@@ -18,7 +18,7 @@ import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from rank_collapse.printed import format_one_line, print_lines, show_warnings_in_lines
 from rank_collapse.runs import files
@@ -45,7 +45,7 @@ def run() -> NoReturn:
     sys.exit(main())
 
 
-def end_on_interrupt(*_: Any) -> NoReturn:
+def end_on_interrupt(*_: object) -> NoReturn:
     """Ends the process on Ctrl-C."""
     os.write(2, b"\ninterrupted\n")
     os._exit(130)

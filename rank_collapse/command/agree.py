@@ -93,7 +93,7 @@ def run(flags: argparse.Namespace, command: Sequence[str]) -> int:
     out = Path(flags.out)
     refuse_if(
         not out.absolute().parent.is_dir() or out.is_dir() or out.suffix != ".html",
-        f"--out {out} is no .html file in an existing folder",
+        f"--out {out} is not an .html file in an existing folder",
     )
     if not flags.json:
         check_drawing(f"--out {out}", "--json does without")

@@ -24,19 +24,12 @@ import numpy as np
 
 from rank_collapse import report
 from rank_collapse.command import checkpoint, inputs
-from rank_collapse.command.checkpoint import (
-    ALONE,
-    NETWORKS,
-    OF_ATTENTION,
-    READ,
-    WHOLE,
-    Checked,
-    to_json,
-)
-from rank_collapse.measures.profiles import rounding_limit
+from rank_collapse.command.checked import ALONE, NETWORKS, OF_ATTENTION, READ, WHOLE, Checked
+from rank_collapse.command.checkpoint import to_json
+from rank_collapse.measures.rounding import rounding_limit
 from rank_collapse.measures.table import MEASURES
-from rank_collapse.pretrained.path_lengths import tabulate_lengths
 from rank_collapse.pretrained.published import RANDOM_WEIGHTS
+from rank_collapse.pretrained.report import tabulate_lengths
 from rank_collapse.report import figures, page as page_html
 from rank_collapse.report.path_lengths import path_length_figure
 from rank_collapse.runs.drawn import draw_files

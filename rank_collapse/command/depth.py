@@ -17,8 +17,9 @@ from typing import Any
 
 from rank_collapse import report
 from rank_collapse.command import checkpoint, inputs
+from rank_collapse.command.checked import describe_measurement
 from rank_collapse.command.progress import StepReporter, report_layers, report_words
-from rank_collapse.pretrained.path_lengths import tabulate_lengths
+from rank_collapse.pretrained.report import tabulate_lengths
 from rank_collapse.pretrained.used_depth import DepthReport, depth_report, find_extremes
 from rank_collapse.report import page as page_html
 from rank_collapse.runs.drawn import draw_files
@@ -40,14 +41,14 @@ def run(flags: argparse.Namespace, command: Sequence[str]) -> int:
     opened = inputs.open_source(flags.source)
     checkpoint.check_output(flags)
     if opened.source.unembedding is None:
-        raise ValueError(f"{opened.name} is no language model: it has no unembedding")
+        raise ValueError(f"{opened.name} is not a language model: it has no unembedding")
     batch = inputs.read_inputs(flags, opened)
     reporter = StepReporter()
     head = report_words(opened.source.unembedding, reporter)
     done = report_layers(opened, batch, reporter)
     measured = depth_report(opened.source, batch.x, mask=batch.mask, unembedding=head, done=done)
     layers, sentence = measured.by_layer(), f"{opened.about}{write_verdict(measured)}"
-    about = checkpoint.describe_measurement(opened, batch, command) | {
+    about = describe_measurement(opened, batch, command) | {
         "verdict": sentence,
         "used": as_dicts(measured.used),
         "lengths": as_dicts(measured.lengths),
@@ -82,7 +83,7 @@ def run(flags: argparse.Namespace, command: Sequence[str]) -> int:
     return 0
 
 
-def as_dicts(definitions: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+def as_dicts(definitions: Mapping[str, object]) -> dict[str, dict[str, Any]]:
     """Convert named tuples by name to what JSON has."""
     return {name: definition._asdict() for name, definition in definitions.items()}
 

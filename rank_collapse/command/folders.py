@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from rank_collapse.pretrained.checkpoint import WEIGHT_FILES
+from rank_collapse.pretrained.checkpoint_files import WEIGHT_FILES
 from rank_collapse.struct import refuse_if
-from rank_collapse.text.files import read_json
+from rank_collapse.text.text_files import read_json
 
 _TRANSFORMERS = (
     'with transformers below 5: python -c "import transformers as t; '

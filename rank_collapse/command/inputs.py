@@ -13,7 +13,7 @@ import numpy as np
 
 from rank_collapse import pretrained
 from rank_collapse.command.folders import check_folder
-from rank_collapse.pretrained.hub import hub_folder, is_hub_name
+from rank_collapse.pretrained.loading import hub_folder, is_hub_name
 from rank_collapse.pretrained.published import RANDOM_WEIGHTS, is_random_name
 from rank_collapse.printed import escape_text, print_lines
 from rank_collapse.regular import open_regular
@@ -204,7 +204,9 @@ def hide_native_errors() -> Iterator[None]:
         os.close(nowhere)
 
 
-def _select_first(texts: Sequence[Any], count: int | None, name: str) -> tuple[Sequence[Any], str]:
+def _select_first(
+    texts: Sequence[object], count: int | None, name: str
+) -> tuple[Sequence[Any], str]:
     """Select the first `count` texts, all without a count, and a name that says so."""
     if count is None or count >= len(texts):
         return texts, name
@@ -272,5 +274,5 @@ def _read_array(path, count):
     except OSError:
         raise
     except Exception as error:  # zipfile and numpy raise nearly any on other files
-        raise ValueError(f"{path} is no array of numbers (.npy): {error}") from None
+        raise ValueError(f"{path} is not an array of numbers (.npy): {error}") from None
     return array

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 from rank_collapse.command.inputs import Inputs, Opened
-from rank_collapse.pretrained.lazy import Table, Unembedding
 from rank_collapse.pretrained.published import RANDOM_WEIGHTS
 from rank_collapse.pretrained.streaming import State
+from rank_collapse.pretrained.weights import Table, Unembedding
 from rank_collapse.printed import escape_text, print_lines
 
 PAUSE = 10.0  # seconds between two lines where there is no terminal
@@ -65,7 +65,7 @@ def report_words(unembedding: Unembedding, reporter: StepReporter) -> Unembeddin
     """Returns a head whose table reports how much of it was read.
 
     Args:
-        unembedding: With a `lazy.Table`.
+        unembedding: With a `Table`.
         reporter: Shows the words.
     """
     table, count = unembedding.table, 0

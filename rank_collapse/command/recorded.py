@@ -19,6 +19,8 @@ from rank_collapse.agree.recording import (
 from rank_collapse.agree.replay import Replay
 from rank_collapse.command import inputs
 from rank_collapse.network.transformer import apply
+from rank_collapse.paths.function_recording import record_function
+from rank_collapse.paths.transport import name_states
 from rank_collapse.struct import refuse_if
 
 NOISE = 2.0**-10  # of probes: small enough to be linear, large beside float32's rounding
@@ -82,6 +84,22 @@ def record_folder(folder: Path, path: Path, tokens: Tokens, form: Form) -> None:
         _run_torch(folder, tokens, form, [(path, {})])
 
 
+def _replay(folder, tokens, form, plan):
+    """Run a checkpoint on other inputs, once for each (path, options of `torch.record`)."""
+    if form.backend == "torch":
+        _run_torch(folder, tokens, form, plan)
+        return
+    config, params = pretrained.load(folder)[:2]
+
+    def run_examples(ids):
+        return jax.vmap(lambda x, mask: name_states(params, config, mask=mask)(x))(ids, tokens.mask)
+
+    branches = {kind: kind for kind in config.kinds}
+    arrays = {"mask": tokens.mask.astype(np.uint8), "token_ids": tokens.ids}
+    for path, options in plan:
+        record_function(run_examples, tokens.ids, path, branches=branches, **arrays, **options)
+
+
 def record_replay(
     folders: Sequence[Path], recordings: Sequence[Path], tokens: Tokens, forms: Sequence[Form]
 ) -> Replay | None:
@@ -94,12 +112,13 @@ def record_replay(
         forms: How both are run; None where the source is a recording.
 
     Returns:
-        The replay; None where neither is run by transformers, or the recordings do not fit it.
+        The replay; None where neither is run here, or the recordings do not fit it.
     """
-    runs = [i for i, form in enumerate(forms) if form is not None and form.backend == "torch"]
+    runs = [i for i, form in enumerate(forms) if form is not None]
     if not runs:
         return None
-    run = min(runs, key=lambda i: ROUNDING[forms[i].dtype])
+    # transformers is quicker: its operations are compiled.
+    run = min(runs, key=lambda i: (ROUNDING[forms[i].dtype], forms[i].backend != "torch"))
     folder, other = folders[run], recordings[1 - run]
     own, opened = open_recording(recordings[run]), open_recording(other)
     fits = own.shape == opened.shape and own.num_layers == opened.num_layers
@@ -113,7 +132,7 @@ def record_replay(
     if forms[run].dtype in ("float32", "float64"):  # one model computes all
         plans, names[1] = [[(names[0], {}), *noisy]], names[0]
     for plan, form in zip(plans, (forms[run], wide), strict=False):
-        _run_torch(folder, tokens, form, [(p, o | {"inputs": other}) for p, o in plan])
+        _replay(folder, tokens, form, [(p, o | {"inputs": other}) for p, o in plan])
     replay, *probes = map(open_recording, names)
     return Replay(run, replay, tuple(probes) if replay.branches else ())
 

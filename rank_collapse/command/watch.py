@@ -24,7 +24,6 @@ import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -142,7 +141,7 @@ def find_files(path: Path) -> list[Path]:
     return our_files or [newest]
 
 
-def read_rows(file: Path) -> list[dict[str, Any]]:
+def read_rows(file: Path) -> list[dict[str, object]]:
     """Reads the rows of a file of ours or of a Trainer.
 
     Raises:
@@ -180,7 +179,9 @@ def picture_name(file: Path) -> str:
     return name if is_alone and name else file.name
 
 
-def draw_picture(file: Path, rows: Sequence[Any], thresholds: Sequence[Threshold]) -> Path | None:
+def draw_picture(
+    file: Path, rows: Sequence[object], thresholds: Sequence[Threshold]
+) -> Path | None:
     """Writes the picture of a file; returns None where it has no metric yet.
 
     Args:
@@ -204,7 +205,7 @@ def draw_picture(file: Path, rows: Sequence[Any], thresholds: Sequence[Threshold
     return picture
 
 
-def trainer_rows(file: Path) -> list[dict[str, Any]]:
+def trainer_rows(file: Path) -> list[dict[str, object]]:
     """Read the history of a Trainer as `metrics.read` has rows, in order of steps.
 
     Args:
@@ -213,7 +214,7 @@ def trainer_rows(file: Path) -> list[dict[str, Any]]:
     Raises:
         RunError: It is not such a file.
     """
-    rows: dict[int, dict[str, Any]] = {}
+    rows: dict[int, dict[str, object]] = {}
     try:
         for entry in json.loads(read_regular(file))["log_history"]:
             step = int(entry["step"])

@@ -16,6 +16,7 @@ import array_api_compat
 import numpy as np
 from array_api_compat import array_namespace as namespace, is_numpy_array, is_torch_array
 
+from rank_collapse.annotations import AnyArray
 from rank_collapse.struct import refuse, refuse_if
 
 P = ParamSpec("P")
@@ -52,12 +53,12 @@ def where_it_lives(measure: Callable[P, R]) -> Callable[P, R]:
     return measure_in_place
 
 
-def is_jax_array(x: Any) -> bool:
+def is_jax_array(x: AnyArray) -> bool:
     """Return whether x is an array of JAX, traced or not; without JAX nothing is."""
     return sys.modules.get("jax") is not None and array_api_compat.is_jax_array(x)
 
 
-def iterate_leaves(values: Any) -> Iterator[Any]:
+def iterate_leaves(values: AnyArray) -> Iterator[Any]:
     """Yield the leaves of nested lists, tuples and dictionaries."""
     if isinstance(values, dict):
         values = list(values.values())
@@ -68,7 +69,7 @@ def iterate_leaves(values: Any) -> Iterator[Any]:
         yield values
 
 
-def refuse_unreadable(x: Any) -> None:
+def refuse_unreadable(x: AnyArray) -> None:
     """Refuse an array whose numbers a measure cannot read.
 
     Args:
@@ -112,7 +113,7 @@ def refuse_unreadable(x: Any) -> None:
         refuse_if(is_long, f"x of dtype {x.dtype} has more digits than float64: astype(np.float64)")
 
 
-def as_array(x: Any) -> Any:
+def as_array(x: AnyArray) -> AnyArray:
     """Convert x to an array of NumPy, JAX or torch; those stay as they are.
 
     Args:
@@ -165,14 +166,14 @@ def _stack_arrays(x, is_array):
     return namespace(first).stack(elements)
 
 
-def as_floats(x: Any) -> Any:
+def as_floats(x: AnyArray) -> AnyArray:
     """Convert x as `as_array` does; float64 stays, other numbers become float32."""
     x = as_array(x)
     xp, name = namespace(x), str(x.dtype)
     return x if name.endswith(("float32", "float64")) else xp.astype(x, xp.float32)
 
 
-def is_traced(x: Any) -> bool:
+def is_traced(x: AnyArray) -> bool:
     """Return whether x stands for an array of JAX whose values are not known yet."""
     if not is_jax_array(x):
         return False
@@ -181,7 +182,7 @@ def is_traced(x: Any) -> bool:
     return isinstance(x, jax.core.Tracer)
 
 
-def as_bools(mask: Any, name: str = "mask") -> Any:
+def as_bools(mask: AnyArray, name: str = "mask") -> AnyArray:
     """Convert a mask to Bool of its own framework.
 
     Args:
@@ -220,7 +221,7 @@ def as_bools(mask: Any, name: str = "mask") -> Any:
     return mask.astype(bool)
 
 
-def match_framework(x: Any, mask: Any) -> tuple[Any, Any]:
+def match_framework(x: AnyArray, mask: AnyArray) -> tuple[AnyArray, AnyArray]:
     """Convert two arrays to one framework on one device.
 
     Args:
@@ -242,7 +243,9 @@ def match_framework(x: Any, mask: Any) -> tuple[Any, Any]:
     return jnp.asarray(x), jnp.asarray(mask)
 
 
-def broadcast_mask(x: Any, mask: Any, shape: tuple[int, ...], subject: str) -> tuple[Any, Any]:
+def broadcast_mask(
+    x: AnyArray, mask: AnyArray, shape: tuple[int, ...], subject: str
+) -> tuple[AnyArray, AnyArray]:
     """Broadcast a mask to all tokens of x.
 
     Args:
@@ -266,7 +269,7 @@ def broadcast_mask(x: Any, mask: Any, shape: tuple[int, ...], subject: str) -> t
     return x, namespace(x).broadcast_to(mask, shape)
 
 
-def host_values_or_none(x: Any) -> Any:
+def host_values_or_none(x: AnyArray) -> AnyArray:
     """Return the values as NumPy's array if they are in the host's memory; else None."""
     if not is_torch_array(x):
         return x if is_numpy_array(x) else None
@@ -276,7 +279,7 @@ def host_values_or_none(x: Any) -> Any:
         return on_host(x)
 
 
-def on_host(x: Any) -> Any:
+def on_host(x: AnyArray) -> AnyArray:
     """Convert a torch tensor to NumPy's array, float32 of what NumPy has not; others stay."""
     if not is_torch_array(x):
         return x
@@ -285,7 +288,7 @@ def on_host(x: Any) -> Any:
     return (x.float() if is_narrow else x).numpy()
 
 
-def stop_gradient(x: Any) -> Any:
+def stop_gradient(x: AnyArray) -> AnyArray:
     """Return x without its derivative."""
     if is_torch_array(x):
         return x.detach()

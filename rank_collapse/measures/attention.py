@@ -11,11 +11,10 @@ and vmap). NaN stays NaN. Keys that a mask leaves out have weight 0 and add noth
 `attention_rows` is for models whose fused attention never has the weights.
 """
 
-from typing import Any
-
 import numpy as np
 from jaxtyping import Float
 
+from rank_collapse.annotations import AnyArray
 from rank_collapse.measures.arrays import (
     as_array,
     as_bools,
@@ -32,8 +31,8 @@ from rank_collapse.struct import check_numbers, refuse_if
 
 @where_it_lives
 def attention_entropy(
-    attention: Any, *, mask: Any = None, missing_key: bool = False
-) -> Float[Any, "*s"]:
+    attention: AnyArray, *, mask: AnyArray | None = None, missing_key: bool = False
+) -> Float[AnyArray, "*s"]:
     """Compute the entropy −Σ_j P_ij log P_ij in nats, its mean over the queries i.
 
     It is log m if attention is uniform, 0 if it is one-hot.
@@ -64,7 +63,7 @@ def _entropy_terms(p):
 
 
 @where_it_lives
-def largest_weight(attention: Any, *, mask: Any = None) -> Float[Any, "*s"]:
+def largest_weight(attention: AnyArray, *, mask: AnyArray | None = None) -> Float[AnyArray, "*s"]:
     """Compute max_j P_ij, its mean over the queries i: 1/m if uniform, 1 if one-hot.
 
     Args:
@@ -78,7 +77,9 @@ def largest_weight(attention: Any, *, mask: Any = None) -> Float[Any, "*s"]:
 
 
 @where_it_lives
-def saturated_share(attention: Any, threshold: Any = 0.99, *, mask: Any = None) -> Float[Any, "*s"]:
+def saturated_share(
+    attention: AnyArray, threshold: AnyArray = 0.99, *, mask: AnyArray | None = None
+) -> Float[AnyArray, "*s"]:
     """Compute the share of the queries i with max_j P_ij > threshold.
 
     Args:
@@ -94,7 +95,7 @@ def saturated_share(attention: Any, threshold: Any = 0.99, *, mask: Any = None) 
 
 
 @where_it_lives
-def largest_column(attention: Any, *, mask: Any = None) -> Float[Any, "*s"]:
+def largest_column(attention: AnyArray, *, mask: AnyArray | None = None) -> Float[AnyArray, "*s"]:
     """Compute max_j mean_i P_ij, the share of attention on the most attended key.
 
     It is 1/m if attention is uniform, 1/n if each query attends to itself, 1 if all attend to one
@@ -111,7 +112,9 @@ def largest_column(attention: Any, *, mask: Any = None) -> Float[Any, "*s"]:
 
 
 @where_it_lives
-def first_column(attention: Any, *, mask: Any = None, key_mask: Any = None) -> Float[Any, "*s"]:
+def first_column(
+    attention: AnyArray, *, mask: AnyArray | None = None, key_mask: AnyArray | None = None
+) -> Float[AnyArray, "*s"]:
     """Compute mean_i P_ij of the first key j that exists: its share of the attention.
 
     Args:
@@ -131,8 +134,12 @@ def first_column(attention: Any, *, mask: Any = None, key_mask: Any = None) -> F
 
 @where_it_lives
 def sink_rate(
-    attention: Any, *, sink: Any = 0.3, mask: Any = None, key_mask: Any = None
-) -> Float[Any, "*s"]:
+    attention: AnyArray,
+    *,
+    sink: AnyArray = 0.3,
+    mask: AnyArray | None = None,
+    key_mask: AnyArray | None = None,
+) -> Float[AnyArray, "*s"]:
     """Compute the share of heads whose `first_column` is above `sink` (Gu et al. 2025, section 3).
 
     Args:
@@ -153,7 +160,7 @@ def sink_rate(
 
 
 @where_it_lives
-def largest_logit(scores: Any, *, mask: Any = None) -> Float[Any, "*s"]:
+def largest_logit(scores: AnyArray, *, mask: AnyArray | None = None) -> Float[AnyArray, "*s"]:
     """Compute max_ij S_ij over the pairs that exist, which QK-clip bounds head by head.
 
     Args:

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from rank_collapse.annotations import AnyArray
 from rank_collapse.measures.arrays import (
     as_array,
     as_bools,
@@ -35,18 +36,18 @@ class Documents(NamedTuple):
         """Return `row` and `place` as arrays of the framework of x."""
         return match_framework(x, self.row)[1], match_framework(x, self.place)[1]
 
-    def split_tokens(self, x: Any) -> Any:
+    def split_tokens(self, x: AnyArray) -> AnyArray:
         """Split tokens [..., b, n, d] into [..., k, n, d]."""
         row, place = self._match_indices(x)
         return x[..., row, place, :]
 
-    def split_heads(self, q: Any) -> Any:
+    def split_heads(self, q: AnyArray) -> AnyArray:
         """Split queries or keys of heads [..., b, h, n, d] into [..., k, h, n, d]."""
         row, place = self._match_indices(q)
         xp = namespace(q)
         return xp.moveaxis(xp.moveaxis(q, -3, -2)[..., row, place, :, :], -2, -3)
 
-    def split_weights(self, p: Any) -> Any:
+    def split_weights(self, p: AnyArray) -> AnyArray:
         """Split attention weights [..., b, h, n, n] into [..., k, h, n, n]."""
         xp = namespace(p)
         row, place = self._match_indices(p)
@@ -55,7 +56,7 @@ class Documents(NamedTuple):
         return xp.where(exists[:, None, None, :], xp.moveaxis(pairs, -1, -3), 0)
 
 
-def split_documents(segments: Any, mask: Any, shape: tuple[int, int]) -> Documents:
+def split_documents(segments: AnyArray, mask: AnyArray, shape: tuple[int, int]) -> Documents:
     """Split a batch into its documents, in the order in which they begin.
 
     Args:
@@ -92,8 +93,8 @@ def split_documents(segments: Any, mask: Any, shape: tuple[int, int]) -> Documen
 
 
 def number_documents(
-    x: Any, segments: Any, mask: Any, shape: tuple[int, int], num_segments: Any
-) -> tuple[Any, Any, int]:
+    x: AnyArray, segments: AnyArray, mask: AnyArray, shape: tuple[int, int], num_segments: AnyArray
+) -> tuple[AnyArray, AnyArray, int]:
     """Number the documents of each row in the order in which they begin, traced or not.
 
     Args:
@@ -142,8 +143,8 @@ def _check_segments(segments, shape):
 
 
 def measure_documents(
-    measure: Callable[[Any], dict[str, Any]], x: Any, num_segments: int
-) -> dict[str, Any]:
+    measure: Callable[[Any], dict[str, Any]], x: AnyArray, num_segments: int
+) -> dict[str, AnyArray]:
     """Measure one document of every row after the other, which takes no more memory than one.
 
     Args:

@@ -5,6 +5,7 @@ from typing import Any, Literal
 import numpy as np
 from jaxtyping import Float
 
+from rank_collapse.annotations import AnyArray
 from rank_collapse.measures import documents
 from rank_collapse.measures.arrays import (
     as_array,
@@ -25,21 +26,21 @@ from rank_collapse.struct import check_numbers, check_whole, refuse, refuse_if
 
 @where_it_lives
 def attention_rows(
-    q: Any,
-    k: Any,
+    q: AnyArray,
+    k: AnyArray,
     *,
     rows: Any = None,
     layout: Literal["hnk", "nhk"] | None = None,
-    mask: Any = None,
-    segments: Any = None,
+    mask: AnyArray | None = None,
+    segments: AnyArray | None = None,
     num_segments: int | None = None,
     causal: bool = False,
-    positions: Any = None,
+    positions: AnyArray | None = None,
     window: int | None = None,
     scale: float | None = None,
-    soft_cap: Any = None,
+    soft_cap: AnyArray | None = None,
     sink: float = 0.3,
-) -> dict[str, Float[Any, "..."]]:
+) -> dict[str, Float[AnyArray, "..."]]:
     """Measure the weights softmax(scale · q_i·k_j) of some queries i, exact for these.
 
     With a soft cap c, as in Gemma 2, softmax(c tanh(scale · q_i·k_j / c)).
@@ -113,7 +114,7 @@ def attention_rows(
         )
         if np.ndim(segments) > 1:
             segments = segments.reshape((-1, n))
-    refuse_if(num_segments is not None and segments is None, "num_segments= goes with segments=")
+    refuse_if(num_segments is not None and segments is None, "num_segments= needs segments=")
     if num_segments is not None:
         options = {"causal": causal, "window": window, "scale": scale, "soft_cap": soft_cap}
         return _measure_by_document(q, k, segments, exists, num_segments, sink, options)

@@ -4,6 +4,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from rank_collapse.annotations import AnyArray
 from rank_collapse.measures.arrays import as_bools, as_floats, on_host
 from rank_collapse.struct import check_numbers, refuse_if
 
@@ -26,7 +27,7 @@ class Spike(NamedTuple):
 
 
 def spikes(
-    trace: Any, *, mask: Any = None, threshold: float = 1000.0, layer_share: float = 0.5
+    trace: Any, *, mask: AnyArray | None = None, threshold: float = 1000.0, layer_share: float = 0.5
 ) -> list[Spike]:
     """List massive activations: entries above `threshold` medians in enough layers.
 
@@ -84,7 +85,9 @@ def spikes(
     return sorted(listed, key=lambda spike: -spike.ratio)
 
 
-def duplicates(x: Any, *, mask: Any = None, tolerance: float | None = None) -> list[list[int]]:
+def duplicates(
+    x: AnyArray, *, mask: AnyArray | None = None, tolerance: float | None = None
+) -> list[list[int]]:
     """List groups of tokens that are equal to rounding.
 
     Equal tokens stay equal in every layer without positions or a mask that tells them apart. So a

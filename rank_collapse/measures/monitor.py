@@ -4,11 +4,11 @@ Axis letters: b leading axes as one, n tokens, d width, h heads, m keys.
 """
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 from jaxtyping import Float
 
+from rank_collapse.annotations import AnyArray
 from rank_collapse.measures import documents, spikes
 from rank_collapse.measures.arrays import (
     as_floats,
@@ -18,8 +18,8 @@ from rank_collapse.measures.arrays import (
     namespace,
     where_it_lives,
 )
+from rank_collapse.measures.layer_measures import NEEDS_TWO_TOKENS, measure_states
 from rank_collapse.measures.norms import exact_sum, num_tokens, safe_divide
-from rank_collapse.measures.profiles import NEEDS_TWO_TOKENS, measure_states
 from rank_collapse.measures.table import MEASURES
 from rank_collapse.struct import check_numbers, refuse_if
 
@@ -35,18 +35,18 @@ ATTENTION = ("attention_entropy", "largest_weight", "largest_column", "sink_rate
 
 @where_it_lives
 def monitor(
-    x: Any,
-    attention: Any = None,
+    x: AnyArray,
+    attention: AnyArray | None = None,
     *,
-    mask: Any = None,
-    segments: Any = None,
+    mask: AnyArray | None = None,
+    segments: AnyArray | None = None,
     num_segments: int | None = None,
     sink: float = 0.3,
     tokens: spikes.TokenKind = "raw",
-    norm: Callable[[Any], Any] | None = None,
+    norm: Callable[[AnyArray], AnyArray] | None = None,
     exclude: spikes.Excluded | None = None,
     threshold: float = spikes.SPIKE,
-) -> dict[str, Float[Any, ""]]:
+) -> dict[str, Float[AnyArray, ""]]:
     """Measure one layer's tokens and attention weights: scalars, means over leading axes and heads.
 
     `MEASURES` says what they mean: "residual_ratio", "token_cosine", "participation_ratio",
@@ -105,7 +105,7 @@ def monitor(
         segments = segments if np.ndim(segments) == 1 else segments.reshape((-1, n))
     if segments is not None and num_segments is None:
         arrays = _split_by_document(arrays, segments, token_mask)
-    refuse_if(num_segments is not None and segments is None, "num_segments= goes with segments=")
+    refuse_if(num_segments is not None and segments is None, "num_segments= needs segments=")
     choice = {"tokens": tokens, "exclude": exclude, "threshold": threshold}
     if norm is not None:
         arrays["read"] = norm(arrays["x"])

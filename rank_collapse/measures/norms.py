@@ -1,12 +1,13 @@
 """Matrix norms of tokens [..., n, d], with an optional mask of tokens that exist."""
 
 import functools
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import numpy as np
 from array_api_compat import is_numpy_array, is_torch_array
 from jaxtyping import Float
 
+from rank_collapse.annotations import AnyArray
 from rank_collapse.measures.arrays import (
     as_array,
     as_floats,
@@ -22,7 +23,9 @@ Norm = Literal["composite", "one", "inf", "frobenius", "spectral", "max"]
 NORMS = get_args(Norm)
 
 
-def as_tokens(x: Any, mask: Any = None, *, empty: bool = False) -> tuple[Any, Any]:
+def as_tokens(
+    x: AnyArray, mask: AnyArray | None = None, *, empty: bool = False
+) -> tuple[AnyArray, AnyArray]:
     """Convert x to floats [..., n, d], and its mask to Bool [..., n].
 
     Masked rows become zeros. NumPy's arrays, see `where_it_lives`, are also checked for values that
@@ -56,13 +59,15 @@ def as_tokens(x: Any, mask: Any = None, *, empty: bool = False) -> tuple[Any, An
     return x, mask
 
 
-def safe_sqrt(x: Any) -> Any:
+def safe_sqrt(x: AnyArray) -> AnyArray:
     """Compute √x with derivative 0 at 0, where tokens have collapsed, instead of NaN."""
     xp = namespace(x)
     return xp.where(x == 0, 0.0, xp.sqrt(xp.where(x == 0, 1.0, x)))
 
 
-def safe_divide(numerator: Any, denominator: Any, otherwise: Any = np.nan) -> Any:
+def safe_divide(
+    numerator: AnyArray, denominator: AnyArray, otherwise: AnyArray = np.nan
+) -> AnyArray:
     """Divide, where a denominator of 0 gives another value and finite derivatives.
 
     Args:
@@ -77,14 +82,14 @@ def safe_divide(numerator: Any, denominator: Any, otherwise: Any = np.nan) -> An
     return xp.astype(ratio, numerator.dtype, copy=False)
 
 
-def exact_sum(x: Any, axis: int) -> Any:
+def exact_sum(x: AnyArray, axis: int) -> AnyArray:
     """Sum along an axis; NumPy, which adds rows one after the other, does it in float64."""
     if is_numpy_array(x):
         return np.asarray(x.sum(axis=axis, dtype=np.float64)).astype(x.dtype)
     return namespace(x).sum(x, axis=axis)
 
 
-def masked_mean(values: Any, mask: Any = None) -> Any:
+def masked_mean(values: AnyArray, mask: AnyArray | None = None) -> AnyArray:
     """Average values over the last axis.
 
     Args:
@@ -100,7 +105,7 @@ def masked_mean(values: Any, mask: Any = None) -> Any:
     return safe_divide(exact_sum(xp.where(mask, values, 0), -1), xp.sum(mask, axis=-1))
 
 
-def num_tokens(x: Any, mask: Any = None) -> Any:
+def num_tokens(x: AnyArray, mask: AnyArray | None = None) -> AnyArray:
     """Count the tokens that exist, [...], as floats."""
     xp = namespace(x)
     if mask is None:
@@ -109,7 +114,7 @@ def num_tokens(x: Any, mask: Any = None) -> Any:
 
 
 @where_it_lives
-def composite_norm(x: Any, *, mask: Any = None) -> Float[Any, "*b"]:
+def composite_norm(x: AnyArray, *, mask: AnyArray | None = None) -> Float[AnyArray, "*b"]:
     """Compute ‖X‖_{1,∞} = √(‖X‖_1 ‖X‖_∞) (Dong et al. 2021, section 2).
 
     Not a norm: the triangle inequality fails, as the authors say.
@@ -124,7 +129,9 @@ def composite_norm(x: Any, *, mask: Any = None) -> Float[Any, "*b"]:
 
 
 @where_it_lives
-def matrix_norm(x: Any, norm: Norm = "composite", *, mask: Any = None) -> Float[Any, "*b"]:
+def matrix_norm(
+    x: AnyArray, norm: Norm = "composite", *, mask: AnyArray | None = None
+) -> Float[AnyArray, "*b"]:
     """Compute a norm by name.
 
     Args:
@@ -144,7 +151,7 @@ norm_1 = functools.partial(matrix_norm, norm="one")
 norm_inf = functools.partial(matrix_norm, norm="inf")
 
 
-def compute_norm(x: Any, norm: Norm) -> Any:
+def compute_norm(x: AnyArray, norm: Norm) -> AnyArray:
     """Compute `matrix_norm` of what `as_tokens` made."""
     check_choice(f"norm={norm!r}", norm, NORMS)
     if norm == "composite":  # the product of the two itself could overflow
@@ -160,7 +167,7 @@ def compute_norm(x: Any, norm: Norm) -> Any:
     return scale * safe_sqrt(xp.sum(xp.square(scaled), axis=(-2, -1)))
 
 
-def compute_singular_values(x: Any) -> Any:
+def compute_singular_values(x: AnyArray) -> AnyArray:
     """Compute singular values [..., r], largest first, of tokens that `as_tokens` made.
 
     For float32, square roots of the eigenvalues, in float64, of the smaller of XXᵀ and XᵀX: more
@@ -180,14 +187,14 @@ def compute_singular_values(x: Any) -> Any:
     return scale[..., None] * safe_sqrt(xp.clip(squares, 0, None))
 
 
-def smaller_gram_matrix(x: Any) -> Any:
+def smaller_gram_matrix(x: AnyArray) -> AnyArray:
     """Compute the smaller of XXᵀ and XᵀX."""
     xp = namespace(x)
     transposed = xp.matrix_transpose(x)
     return x @ transposed if x.shape[-2] <= x.shape[-1] else transposed @ x
 
 
-def scale_to_unit(x: Any, axis: Any = (-2, -1)) -> tuple[Any, Any]:
+def scale_to_unit(x: AnyArray, axis: object = (-2, -1)) -> tuple[AnyArray, AnyArray]:
     """Scale x by a power of 4, so that squares and sums neither overflow nor underflow.
 
     No digit changes, since a power of 4 and its root are exact.
@@ -205,7 +212,7 @@ def scale_to_unit(x: Any, axis: Any = (-2, -1)) -> tuple[Any, Any]:
     return x * inverse, xp.squeeze(scale, axis=axis)
 
 
-def powers_of_four(largest: Any) -> tuple[Any, Any]:
+def powers_of_four(largest: AnyArray) -> tuple[AnyArray, AnyArray]:
     """Compute (4^k, 4^−k) of numbers, such that they lie in [4^k, 4^(k+1)).
 
     Args:

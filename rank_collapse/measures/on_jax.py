@@ -11,8 +11,12 @@ import numpy as np
 from array_api_compat import is_numpy_array
 from jaxtyping import Array
 
+from rank_collapse.annotations import AnyArray
 
-def run_on_host(measure: Callable[..., Any], args: tuple, options: Mapping[str, Any]) -> Any:
+
+def run_on_host(
+    measure: Callable[..., Any], args: tuple, options: Mapping[str, object]
+) -> AnyArray:
     """Call measure(*args, **options) in full precision; on NumPy if all is in the host's memory.
 
     Arrays are passed without a copy, and the results become JAX's again. Accelerators round the
@@ -39,13 +43,15 @@ def _is_on_host(a):
     return a.is_fully_addressable and {d.platform for d in a.devices()} == {"cpu"}
 
 
-def as_jax(x: Any) -> Array:
+def as_jax(x: AnyArray) -> Array:
     """Convert NumPy's array to JAX's; unlike `jnp.asarray` this compiles nothing."""
     return jax.device_put(x) if is_numpy_array(x) else x
 
 
 @functools.cache
-def compile_function(function: Callable[..., Any], static_argnums: tuple[int, ...] = ()) -> Any:
+def compile_function(
+    function: Callable[..., Any], static_argnums: tuple[int, ...] = ()
+) -> AnyArray:
     """Compile a function of a module as one program, once."""
     return jax.jit(function, static_argnums=static_argnums)
 
@@ -63,7 +69,7 @@ def repeat_step(step: Callable[[Array], Array], v: Array, times: int, x: Array) 
     return jax.lax.scan(lambda v, _: (step(v), None), v, None, length=times)[0]
 
 
-def map_numbers(function: Callable[[Array], Any], count: int) -> Any:
+def map_numbers(function: Callable[[Array], Any], count: int) -> AnyArray:
     """Call a function of 0 to count − 1, one after the other, and stack what it gives."""
     return jax.lax.map(function, jnp.arange(count))
 

@@ -1,14 +1,14 @@
 """Measurements layer by layer, of one example or a batch."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float
 
+from rank_collapse.annotations import AnyArray
 from rank_collapse.measures import documents, spikes
 from rank_collapse.measures.arrays import (
-    as_floats,
     broadcast_mask,
     is_jax_array,
     match_framework,
@@ -16,12 +16,11 @@ from rank_collapse.measures.arrays import (
     on_host,
     where_it_lives,
 )
-from rank_collapse.measures.norms import num_tokens
+from rank_collapse.measures.layer_arrays import KINDS, is_attention, stack_layers
+from rank_collapse.measures.layer_measures import measure_states, measure_weights
+from rank_collapse.measures.rounding import layer_limits
 from rank_collapse.measures.table import MEASURES, MeasureName, check_measure_names
 from rank_collapse.struct import refuse, refuse_if
-
-# Of one token these say nothing: NaN.
-NEEDS_TWO_TOKENS = ("residual_ratio", "token_cosine", "bulk_ratio")
 
 
 class Profile(NamedTuple):
@@ -42,25 +41,25 @@ class Profile(NamedTuple):
         left_out: [l] or [l, b], how many tokens `exclude` left out; None without it.
     """
 
-    measures: Mapping[str, Float[Any, "l *b"]]
-    rounding: Bool[Any, "l *b"] | None = None
-    spiked: Bool[Any, "l *b"] | None = None
-    left_out: Float[Any, "l *b"] | None = None
+    measures: Mapping[str, Float[AnyArray, "l *b"]]
+    rounding: Bool[AnyArray, "l *b"] | None = None
+    spiked: Bool[AnyArray, "l *b"] | None = None
+    left_out: Float[AnyArray, "l *b"] | None = None
 
-    def __getitem__(self, name: Any) -> Any:
+    def __getitem__(self, name: object) -> AnyArray:
         """Return a measure by name; a field by number, as of every tuple."""
         return self.measures[name] if isinstance(name, str) else tuple.__getitem__(self, name)
 
     if not TYPE_CHECKING:  # a type checker knows the attributes
 
-        def __getattr__(self, name: str) -> Any:
+        def __getattr__(self, name: str) -> AnyArray:
             measures = self.measures if isinstance(self.measures, Mapping) else ()  # or a leaf
             names = ", ".join(f"profile[{measure!r}]" for measure in measures)
             message = f"Profile has no {name!r}; a measure is read by its name: {names}"
             raise AttributeError(message, name=name, obj=self)
 
     @property
-    def notes(self) -> dict[str, Any]:
+    def notes(self) -> dict[str, AnyArray]:
         """Return what stands beside the measures, by name."""
         notes = {name: getattr(self, name) for name in self._fields[1:]}
         return {name: a for name, a in notes.items() if a is not None}
@@ -76,7 +75,7 @@ class Profile(NamedTuple):
         refuse_if(len(shape) not in (1, 2), f"a profile of shape {shape} is not [l] or [l, b]")
         return dict(zip(("layer", "example"), shape, strict=False)), columns
 
-    def to_pandas(self) -> Any:
+    def to_pandas(self) -> AnyArray:
         """Convert to a DataFrame with a row per layer, or per layer and example."""
         import pandas as pd
 
@@ -86,7 +85,7 @@ class Profile(NamedTuple):
             index = index.get_level_values(0)
         return pd.DataFrame({name: a.reshape(-1) for name, a in columns.items()}, index=index)
 
-    def to_xarray(self) -> Any:
+    def to_xarray(self) -> AnyArray:
         """Convert to a Dataset over "layer", or over "layer" and "example"."""
         import xarray as xr
 
@@ -97,16 +96,16 @@ class Profile(NamedTuple):
 
 @where_it_lives
 def profile(
-    hidden: Any,
+    hidden: AnyArray,
     *,
     measures: MeasureName | Sequence[MeasureName] | None = None,
-    mask: Any = None,
-    key_mask: Any = None,
-    segments: Any = None,
+    mask: AnyArray | None = None,
+    key_mask: AnyArray | None = None,
+    segments: AnyArray | None = None,
     num_segments: int | None = None,
     batch_axis: int | None = None,
     tokens: spikes.TokenKind = "raw",
-    norm: Callable[[Any], Any] | Sequence[Callable[[Any], Any]] | None = None,
+    norm: Callable[[AnyArray], AnyArray] | Sequence[Callable[[AnyArray], AnyArray]] | None = None,
     exclude: spikes.Excluded | None = None,
     threshold: float = spikes.SPIKE,
 ) -> Profile:
@@ -147,13 +146,13 @@ def profile(
     Source: Dong et al. 2021, figure 2 for the residual ratio.
     """
     if measures is None:
-        measures = "attention_entropy" if _is_attention(hidden, batch_axis) else "residual_ratio"
+        measures = "attention_entropy" if is_attention(hidden, batch_axis) else "residual_ratio"
     names = (measures,) if isinstance(measures, str) else tuple(measures)
     needs = {MEASURES[name].needs for name in names if name in MEASURES}
     kind = "attention" if needs == {"attention"} else "tokens"
-    names, limit = check_measure_names(names, kind), _rounding_limits(hidden, batch_axis)
-    subject, axes = _KINDS[kind]
-    hidden = _stack_layers(hidden, batch_axis, kind)
+    names, limit = check_measure_names(names, kind), layer_limits(hidden, batch_axis)
+    subject, axes = KINDS[kind]
+    hidden = stack_layers(hidden, batch_axis, kind)
     token_mask = mask
     if mask is not None:
         rows = (*hidden.shape[: -len(axes)], hidden.shape[-2])  # [l, n] or [l, b, n]
@@ -165,9 +164,9 @@ def profile(
         ),
         (
             segments is not None and key_mask is not None,
-            "segments= goes not with key_mask=",
+            "segments= and key_mask= exclude each other",
         ),
-        (num_segments is not None and segments is None, "num_segments= goes with segments="),
+        (num_segments is not None and segments is None, "num_segments= needs segments="),
     )
     if segments is not None and hidden.ndim == len(axes) + 1:  # a batch of one
         hidden, mask = hidden[:, None], None if mask is None else mask[:, None]
@@ -198,7 +197,7 @@ def profile(
     return make_profile(values, limit)
 
 
-def make_profile(values: Mapping[str, Any], limit: Any) -> Profile:
+def make_profile(values: Mapping[str, object], limit: AnyArray) -> Profile:
     """Make a `Profile` of the measures of every layer.
 
     Args:
@@ -278,170 +277,3 @@ def _apply_norms(norm, hidden):
         f"tokens='read' needs norm=, the norm of all {len(hidden)} states or one for each",
     )
     return namespace(hidden).stack([n(h) for n, h in zip(norms, hidden, strict=True)])
-
-
-# 2^−p of the p bits behind the point, by the name of a dtype or its beginning
-_EPSILONS = {
-    "float64": 2**-52,
-    "float32": 2**-23,
-    "float16": 2**-10,
-    "bfloat16": 2**-7,
-    "float8_e5m2": 2**-2,
-    "float8": 2**-3,
-    "float4": 2**-1,
-}
-_ROUNDINGS = 8
-
-
-def rounding_limit(dtype: Any) -> float:
-    """Return the residual ratio of tokens that differ by nothing but a layer's rounding.
-
-    A layer that has made all tokens equal still rounds them one by one: bias, sum with the skip,
-    and in a norm the mean, its subtraction, the variance, the division, scale and shift. These are
-    r = 8 operations, each rounded by at most ε/2 of its size. res(·) at most doubles a norm, so the
-    ratio is up to r ε. For dtypes of fewer than 32 bits r = 1: layers compute in float32 and round
-    only what is stored.
-
-    Args:
-        dtype: Number format of floats, or its name.
-
-    Raises:
-        ValueError: No dtype of floats.
-    """
-    name = getattr(dtype, "name", getattr(dtype, "__name__", dtype))  # np.float32 has the latter
-    name = str(name).rpartition(".")[2]
-    epsilon = next((e for start, e in _EPSILONS.items() if name.startswith(start)), None)
-    refuse_if(epsilon is None, f"dtype={name!r} is not one of floats: {', '.join(_EPSILONS)}")
-    return (_ROUNDINGS if name in ("float32", "float64") else 1) * epsilon
-
-
-def _rounding_limits(hidden, batch_axis):
-    """Return the limit of the states' dtype; of a list one per layer [l]."""
-
-    def read_limit(states):
-        array = getattr(states, "hidden", states)  # of a Trace
-        name = str(getattr(array, "dtype", "")).rpartition(".")[2]
-        return rounding_limit(name if "float" in name else "float32")
-
-    if not isinstance(hidden, list | tuple):
-        return read_limit(hidden)
-    limits = np.array([read_limit(states) for states in hidden])
-    return limits.max() if batch_axis == 0 and len(limits) else limits
-
-
-_KINDS = {"tokens": ("hidden states", "nd"), "attention": ("attention weights", "hnm")}
-
-
-def _is_attention(hidden, batch_axis):
-    """Return whether something has one axis more than hidden states: that of heads."""
-    if isinstance(hidden, list | tuple):
-        return any(getattr(layer, "ndim", 0) == 4 for layer in hidden)
-    shape = tuple(getattr(hidden, "shape", ()))
-    square = len(shape) == 4 and batch_axis is None and shape[-1] == shape[-2]
-    return square or len(shape) == 5
-
-
-def _stack_layers(hidden, batch_axis, kind):
-    """Stack arrays of a kind, its axes behind [l] or [l, b].
-
-    Args:
-        hidden, batch_axis: See `profile`.
-        kind: "tokens" or "attention".
-    """
-    subject, axes = _KINDS[kind]
-    if hasattr(hidden, "layer_axis"):  # a Trace
-        batch_axis = 1 - hidden.layer_axis if hidden.hidden.ndim == 4 else None
-        hidden = hidden.hidden if kind == "tokens" else hidden.attention
-    elif isinstance(hidden, Mapping):
-        raise ValueError(
-            f"{subject} are a {type(hidden).__name__} with {', '.join(map(str, hidden))}: "
-            "pass one array or list of arrays, such as output.hidden_states"
-        )
-    refuse_if(
-        hidden is None or (isinstance(hidden, list | tuple) and any(h is None for h in hidden)),
-        f"{subject} are None: a model of transformers gives its attention weights where it is "
-        'loaded with attn_implementation="eager"; of fused attention see rc.attention_rows',
-    )
-    if isinstance(hidden, list | tuple):
-        layers = [as_floats(h) for h in hidden]
-        shapes = {tuple(h.shape) for h in layers}
-        refuse_if(len(shapes) != 1, f"{subject} have different shapes, or there are none: {shapes}")
-        traced = next((h for h in layers if is_jax_array(h)), layers[0])
-        hidden = namespace(traced).stack([match_framework(traced, h)[1] for h in layers])
-        batch_axis = 1 if batch_axis is None and hidden.ndim == len(axes) + 2 else batch_axis
-    hidden, letters = as_floats(hidden), ", ".join(axes)
-    leading, shape = hidden.ndim - len(axes), tuple(hidden.shape)
-    batch_axes = (None,) if leading == 1 else (0, 1)
-    refuse(
-        (
-            leading not in (1, 2) or not shape[0],
-            f"{subject} of shape {shape} are not [l, {letters}] or [l, b, {letters}]",
-        ),
-        (
-            batch_axis not in batch_axes,
-            f"batch_axis={batch_axis} of {subject} of shape {shape}: 1 for "
-            f"[l, b, {letters}], 0 for [b, l, {letters}] as jax.vmap gives it, "
-            f"None for [l, {letters}]",
-        ),
-    )
-    return namespace(hidden).moveaxis(hidden, 0, 1) if batch_axis == 0 else hidden
-
-
-def measure_states(
-    names: Sequence[str], x: Any, mask: Any = None, read: Any = None, **choice: Any
-) -> dict[str, Any]:
-    """Measure tokens [..., n, d]: NaN where they are not finite, or too few exist.
-
-    Args:
-        names: Out of `MEASURES`.
-        x: The tokens.
-        mask: Bool [..., n]; None for all.
-        read, choice: Results of `spikes.choose_tokens`.
-
-    Returns:
-        {name: measure}. Also "left_out" and, with residual_ratio, "spiked", see `Profile`.
-    """
-    x, mask, left_out = spikes.choose_tokens(x, mask, read, **choice)
-    flagged = ("residual_spike",) if "residual_ratio" in names else ()
-    computed = tuple(dict.fromkeys((*names, *flagged)))
-    if is_jax_array(x):
-        from rank_collapse.measures import on_jax
-
-        values = on_jax.compile_function(_measure_finite, (0,))(computed, x, mask)
-    else:
-        xp = namespace(x)
-        counted = x if mask is None else xp.where(mask[..., None], x, 0)
-        finite = xp.all(xp.isfinite(counted), axis=(-2, -1))
-        x = xp.where(finite[..., None, None], x, 0)
-        values = _measure_finite(computed, x, mask)
-        values = {name: xp.where(finite, a, xp.nan) for name, a in values.items()}
-    notes = {} if left_out is None else {"left_out": left_out}
-    if flagged:
-        notes["spiked"] = values["residual_spike"] > 0.5
-    return {name: values[name] for name in names} | notes
-
-
-def _measure_finite(names, x, mask):
-    """Compute measures of finite tokens by name; NaN where they need two tokens and have fewer."""
-    values = {name: MEASURES[name](x, mask=mask) for name in names}
-    xp = namespace(x)
-    for name in NEEDS_TWO_TOKENS:
-        if name in values:
-            values[name] = xp.where(num_tokens(x, mask) < 2, xp.nan, values[name])
-    return values
-
-
-def measure_weights(
-    names: Sequence[str], p: Any, mask: Any = None, key_mask: Any = None
-) -> dict[str, Any]:
-    """Measure attention [..., h, n, m], means over heads.
-
-    Args:
-        names: Out of `MEASURES`.
-        p: Weights.
-        mask: Bool [..., n], the queries that exist; None for all.
-        key_mask: Bool [..., m], the keys that exist; None for all.
-    """
-    options = {name: {"key_mask": key_mask} for name in ("first_column", "sink_rate")}
-    values = {name: MEASURES[name](p, mask=mask, **options.get(name, {})) for name in names}
-    return {name: a.mean(axis=-1) if a.ndim == p.ndim - 2 else a for name, a in values.items()}

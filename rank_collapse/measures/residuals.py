@@ -7,12 +7,11 @@ leaves too few tokens for it. Leading axes are a batch: [..., n, d] with a mask 
 gives one value per example, [...]. Computed in float64 where x is, else in float32.
 """
 
-from typing import Any
-
 import numpy as np
 from array_api_compat import is_torch_array
 from jaxtyping import Float
 
+from rank_collapse.annotations import AnyArray
 from rank_collapse.measures.arrays import (
     is_jax_array,
     match_framework,
@@ -38,7 +37,7 @@ POWER_STEPS = 20
 
 
 @where_it_lives
-def residual(x: Any, *, mask: Any = None) -> Float[Any, "*b n d"]:
+def residual(x: AnyArray, *, mask: AnyArray | None = None) -> Float[AnyArray, "*b n d"]:
     """Compute res(X) = X − 1x̄ᵀ, the tokens minus their mean x̄, which minimises ‖.‖_F.
 
     Args:
@@ -58,13 +57,13 @@ def residual(x: Any, *, mask: Any = None) -> Float[Any, "*b n d"]:
     return scale[..., None, None] * compute_residual(x, mask)
 
 
-def scale_tokens(x: Any, mask: Any) -> tuple[Any, Any]:
+def scale_tokens(x: AnyArray, mask: AnyArray) -> tuple[AnyArray, AnyArray]:
     """Scale tokens so that nothing overflows or underflows, for ratios of their norms."""
     x, mask = as_tokens(x, mask, empty=True)
     return scale_to_unit(x)[0], mask
 
 
-def compute_residual(x: Any, mask: Any) -> Any:
+def compute_residual(x: AnyArray, mask: AnyArray) -> AnyArray:
     """Compute `residual` of what `as_tokens` made."""
     mean = safe_divide(exact_sum(x, -2), num_tokens(x, mask)[..., None])
     residuals = x - mean[..., None, :]
@@ -72,7 +71,9 @@ def compute_residual(x: Any, mask: Any) -> Any:
 
 
 @where_it_lives
-def residual_ratio(x: Any, *, norm: Norm = "composite", mask: Any = None) -> Float[Any, "*b"]:
+def residual_ratio(
+    x: AnyArray, *, norm: Norm = "composite", mask: AnyArray | None = None
+) -> Float[AnyArray, "*b"]:
     """Compute ‖res(X)‖ / ‖X‖, at most 1 in the Frobenius norm; 0 where X = 0.
 
     NaN for fewer than two tokens, of which it says nothing, here as in `rc.profile`.
@@ -93,7 +94,9 @@ def residual_ratio(x: Any, *, norm: Norm = "composite", mask: Any = None) -> Flo
 
 
 @where_it_lives
-def rank_one_ratio(x: Any, *, norm: Norm = "composite", mask: Any = None) -> Float[Any, "*b"]:
+def rank_one_ratio(
+    x: AnyArray, *, norm: Norm = "composite", mask: AnyArray | None = None
+) -> Float[AnyArray, "*b"]:
     """Compute ‖X − σ_1 u_1 v_1ᵀ‖ / ‖X‖; 0 where X = 0.
 
     Unlike in res(X), the common token may come with another weight in each row.
@@ -152,7 +155,7 @@ def _first_part_change(u, s, vt, dx):
 
 
 @where_it_lives
-def stable_rank(x: Any, *, mask: Any = None) -> Float[Any, "*b"]:
+def stable_rank(x: AnyArray, *, mask: AnyArray | None = None) -> Float[AnyArray, "*b"]:
     """Compute ‖X‖_F² / ‖X‖_2², at most the rank; 0 where X = 0 (Rudelson and Vershynin 2007).
 
     Args:
@@ -164,7 +167,7 @@ def stable_rank(x: Any, *, mask: Any = None) -> Float[Any, "*b"]:
 
 
 @where_it_lives
-def effective_rank(x: Any, *, mask: Any = None) -> Float[Any, "*b"]:
+def effective_rank(x: AnyArray, *, mask: AnyArray | None = None) -> Float[AnyArray, "*b"]:
     """Compute exp(−Σ_i p_i log p_i), p_i = σ_i / Σ_j σ_j; 0 where X = 0 (Roy and Vetterli 2007).
 
     Args:
@@ -192,7 +195,7 @@ def _share_entropy(values):
 
 
 @where_it_lives
-def effective_rank_share(x: Any, *, mask: Any = None) -> Float[Any, "*b"]:
+def effective_rank_share(x: AnyArray, *, mask: AnyArray | None = None) -> Float[AnyArray, "*b"]:
     """Compute `effective_rank` of X − 1x̄ᵀ over min(n − 1, d), the most it can be.
 
     NaN for fewer than two tokens.
@@ -206,7 +209,7 @@ def effective_rank_share(x: Any, *, mask: Any = None) -> Float[Any, "*b"]:
 
 
 @where_it_lives
-def matrix_entropy(x: Any, *, mask: Any = None) -> Float[Any, "*b"]:
+def matrix_entropy(x: AnyArray, *, mask: AnyArray | None = None) -> Float[AnyArray, "*b"]:
     """Compute −Σ_i p_i log p_i in nats, p_i = σ_i²/Σ_j σ_j²: von Neumann's entropy of XXᵀ.
 
     0 for rank one and where X = 0, log min(n, d) where all singular values are equal. Of the tokens
@@ -222,7 +225,7 @@ def matrix_entropy(x: Any, *, mask: Any = None) -> Float[Any, "*b"]:
 
 
 @where_it_lives
-def token_cosine(x: Any, *, mask: Any = None) -> Float[Any, "*b"]:
+def token_cosine(x: AnyArray, *, mask: AnyArray | None = None) -> Float[AnyArray, "*b"]:
     """Compute the mean of cos(x_i, x_j) over the pairs i ≠ j; a zero token has cosine 0.
 
     Args:
@@ -242,7 +245,7 @@ def token_cosine(x: Any, *, mask: Any = None) -> Float[Any, "*b"]:
     return safe_divide(pairs, count * xp.clip(count - 1, 0, None))
 
 
-def normalize_tokens(x: Any) -> tuple[Any, Any]:
+def normalize_tokens(x: AnyArray) -> tuple[AnyArray, AnyArray]:
     """Compute x̂_i = x_i/|x_i| [..., n, d] and |x̂_i|² [..., n] of what `as_tokens` made."""
     xp = namespace(x)
     x, _ = scale_to_unit(x, axis=-1)
@@ -252,7 +255,7 @@ def normalize_tokens(x: Any) -> tuple[Any, Any]:
 
 
 @where_it_lives
-def participation_ratio(x: Any, *, mask: Any = None) -> Float[Any, "*b"]:
+def participation_ratio(x: AnyArray, *, mask: AnyArray | None = None) -> Float[AnyArray, "*b"]:
     """Compute tr(G)²/‖G‖_F² = (Σ σ_i²)² / Σ σ_i⁴ of G = XXᵀ: how many directions carry the squares.
 
     1 for rank one, min(n, d) where all singular values are equal, 0 where X = 0.
@@ -270,7 +273,7 @@ def participation_ratio(x: Any, *, mask: Any = None) -> Float[Any, "*b"]:
 
 
 @where_it_lives
-def stable_rank_bound(x: Any, *, mask: Any = None) -> Float[Any, "*b"]:
+def stable_rank_bound(x: AnyArray, *, mask: AnyArray | None = None) -> Float[AnyArray, "*b"]:
     """Compute ‖X‖_F²/σ², σ ≤ σ_1 by 20 power steps on G = XXᵀ: at least `stable_rank`.
 
     It needs no singular values, so that it may be computed at every step of a training. Where
@@ -305,7 +308,7 @@ def stable_rank_bound(x: Any, *, mask: Any = None) -> Float[Any, "*b"]:
     return nan_if_empty(safe_divide(xp.linalg.trace(gram), square, 0), mask)
 
 
-def nan_if_empty(value: Any, mask: Any) -> Any:
+def nan_if_empty(value: object, mask: AnyArray) -> AnyArray:
     """Return a measure [...], NaN where no token exists."""
     xp = namespace(value)
     return value if mask is None else xp.where(xp.any(mask, axis=-1), value, xp.nan)

@@ -4,11 +4,12 @@ In a trained pre-norm network one token may carry nearly all of ‖X‖². Ratio
 nothing of the others: measured are unit tokens, what the layer reads, or tokens without spikes.
 """
 
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import numpy as np
 from jaxtyping import Float
 
+from rank_collapse.annotations import AnyArray
 from rank_collapse.measures.arrays import as_floats, namespace, where_it_lives
 from rank_collapse.measures.norms import num_tokens, safe_divide, safe_sqrt, scale_to_unit
 from rank_collapse.measures.residuals import (
@@ -27,14 +28,14 @@ SPIKE = 5.0  # times the median norm, from which on a token is one
 
 
 def choose_tokens(
-    x: Any,
-    mask: Any = None,
-    read: Any = None,
+    x: AnyArray,
+    mask: AnyArray | None = None,
+    read: AnyArray | None = None,
     *,
     tokens: TokenKind = "raw",
     exclude: Excluded | None = None,
     threshold: float = SPIKE,
-) -> tuple[Any, Any, Any]:
+) -> tuple[AnyArray, AnyArray, AnyArray]:
     """Choose the tokens to measure.
 
     Args:
@@ -61,7 +62,7 @@ def choose_tokens(
         ),
         (
             tokens != "read" and read is not None,
-            f"norm= goes with tokens='read', not with {tokens!r}",
+            f"norm= needs tokens='read', not {tokens!r}",
         ),
     )
     xp, left_out = namespace(x), None
@@ -78,7 +79,7 @@ def choose_tokens(
 
 
 @where_it_lives
-def spike_entry(x: Any, *, mask: Any = None) -> Float[Any, "*b"]:
+def spike_entry(x: AnyArray, *, mask: AnyArray | None = None) -> Float[AnyArray, "*b"]:
     """Compute max|x_ij| / median|x_ij| over the tokens that exist; NaN where the median is 0.
 
     Args:
@@ -99,7 +100,7 @@ def spike_entry(x: Any, *, mask: Any = None) -> Float[Any, "*b"]:
 
 
 @where_it_lives
-def spike_norm(x: Any, *, mask: Any = None) -> Float[Any, "*b"]:
+def spike_norm(x: AnyArray, *, mask: AnyArray | None = None) -> Float[AnyArray, "*b"]:
     """Compute max_i |x_i| / median_i |x_i|; NaN where the median is 0.
 
     Args:
@@ -111,7 +112,7 @@ def spike_norm(x: Any, *, mask: Any = None) -> Float[Any, "*b"]:
 
 
 @where_it_lives
-def spike_share(x: Any, *, mask: Any = None) -> Float[Any, "*b"]:
+def spike_share(x: AnyArray, *, mask: AnyArray | None = None) -> Float[AnyArray, "*b"]:
     """Compute max_i |x_i|² / ‖X‖_F², 1/n where all are as long.
 
     Args:
@@ -121,7 +122,7 @@ def spike_share(x: Any, *, mask: Any = None) -> Float[Any, "*b"]:
 
 
 @where_it_lives
-def residual_spike(x: Any, *, mask: Any = None) -> Float[Any, "*b"]:
+def residual_spike(x: AnyArray, *, mask: AnyArray | None = None) -> Float[AnyArray, "*b"]:
     """Compute max_i |r_i|² / ‖R‖_F² of R = res(X), the tokens less their mean.
 
     Above 1/2 a residual ratio says little of the other tokens. NaN for fewer than three, and where
@@ -136,7 +137,7 @@ def residual_spike(x: Any, *, mask: Any = None) -> Float[Any, "*b"]:
 
 
 @where_it_lives
-def bulk_ratio(x: Any, *, mask: Any = None) -> Float[Any, "*b"]:
+def bulk_ratio(x: AnyArray, *, mask: AnyArray | None = None) -> Float[AnyArray, "*b"]:
     """Compute ‖res(X)‖ / ‖X‖ in ‖·‖_{1,∞} of the bulk: without a few tokens far from the others.
 
     With m the median token, by feature, a token is far where |x_i − m| > 5 median_j |x_j − m|. The
@@ -151,7 +152,7 @@ def bulk_ratio(x: Any, *, mask: Any = None) -> Float[Any, "*b"]:
     return residual_ratio(x, mask=_select_bulk(x, mask))
 
 
-def choose_ratio(ratio: Any, bulk: Any) -> np.ndarray:
+def choose_ratio(ratio: AnyArray, bulk: AnyArray) -> np.ndarray:
     """Choose the ratio that a verdict on all tokens rests on.
 
     It is `residual_ratio`; where a few tokens make more than half of it, `bulk_ratio`.
@@ -182,7 +183,7 @@ def _select_bulk(x, mask):
 
 
 @where_it_lives
-def spike_token(x: Any, *, mask: Any = None) -> Float[Any, "*b"]:
+def spike_token(x: AnyArray, *, mask: AnyArray | None = None) -> Float[AnyArray, "*b"]:
     """Find the position i of the largest |x_ij|, the first such.
 
     Args:
@@ -192,7 +193,7 @@ def spike_token(x: Any, *, mask: Any = None) -> Float[Any, "*b"]:
 
 
 @where_it_lives
-def spike_feature(x: Any, *, mask: Any = None) -> Float[Any, "*b"]:
+def spike_feature(x: AnyArray, *, mask: AnyArray | None = None) -> Float[AnyArray, "*b"]:
     """Find the feature j of the largest |x_ij|, the first such.
 
     Args:
@@ -229,7 +230,7 @@ def _token_lengths(x, mask):
     return lengths, masked_median(sorts_last[..., None], num_tokens(x, mask)[..., None])[..., 0, 0]
 
 
-def masked_median(x: Any, count: Any) -> Any:
+def masked_median(x: AnyArray, count: AnyArray) -> AnyArray:
     """Compute the median along the axis before the last, which is kept.
 
     Args:

@@ -10,6 +10,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from rank_collapse import struct
+from rank_collapse.annotations import AnyArray
 from rank_collapse.measures import attention, residuals, spikes
 
 MeasureName = Literal[
@@ -71,7 +72,7 @@ class Measure:
     source: str
     alarm: Threshold | None = None
 
-    def __call__(self, x: Any, **options: Any) -> Any:
+    def __call__(self, x: AnyArray, **options: object) -> AnyArray:
         return self.of(x, **options)
 
 

@@ -3,11 +3,11 @@
 from . import encoder_decoder as encoder_decoder, surgery as surgery
 from .admin import admin_profile as admin_profile
 from .attention import (
-    AttentionContext as AttentionContext,
     AttentionParams as AttentionParams,
-    Mixing as Mixing,
     multi_head_attention as multi_head_attention,
 )
+from .attention_config import Mixing as Mixing
+from .attention_weights import AttentionContext as AttentionContext
 from .config import (
     TransformerConfig as TransformerConfig,
     san as san,

@@ -10,12 +10,11 @@ Sublayer i of a Post-LN network becomes x_i = N(ω_i ∘ x_{i−1} + f_i(x_{i−
 Axis letters: b examples, n tokens, m keys, d width, l layers.
 """
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from rank_collapse.annotations import ArrayLike
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.input_checks import as_mask, check_indices
 from rank_collapse.network.inputs import PreparedInputs, batch_size, prepare_inputs
@@ -28,7 +27,7 @@ _NAMES = {"attention": "attention", "cross": "cross-attention", "mlp": "MLP"}
 
 
 def admin_profile(
-    params: TransformerParams, x: Any, config: TransformerConfig, **inputs: Any
+    params: TransformerParams, x: ArrayLike, config: TransformerConfig, **inputs: ArrayLike | None
 ) -> TransformerConfig:
     """Profile Admin's ω on one batch, and return the config with them as its skip gains.
 
@@ -75,7 +74,7 @@ def admin_profile(
 class Profiling(Algebra):
     """A state is a batch of tokens [b, n, d] and r; sublayer i has ω_i = r."""
 
-    def __init__(self, token_mask: Any):
+    def __init__(self, token_mask: ArrayLike):
         self.token_mask = token_mask  # Bool [b, n]
 
     def apply_norm(self, layer, spec, state):

@@ -4,159 +4,25 @@ Axis letters: n queries, m keys, d model width, h heads, g groups of heads that 
 values, k per-head query/key width, v per-head value width.
 """
 
-from collections.abc import Callable
-from typing import Any, Literal, get_args
+from collections.abc import Callable, Mapping
 
 import jax
 import jax.numpy as jnp
-from jax.tree_util import Partial
 from jaxtyping import Array, Float
 
 from rank_collapse import struct
+from rank_collapse.annotations import ArrayLike, Key, Leaf, Number
+from rank_collapse.network.attention_config import SCORES, Mixing, Score
+from rank_collapse.network.attention_weights import (
+    AttentionContext,
+    attention_weights,
+    mixing_matrix,
+)
 from rank_collapse.network.dropout import dropout
 from rank_collapse.network.edits import EditPoints
-from rank_collapse.network.positions import combine_masks, relative_scores, rotate
+from rank_collapse.network.positions import RelativeParams, combine_masks, relative_scores, rotate
 
-Score = Literal["dot", "additive"]
-QKNorm = Literal["none", "head", "width"]
-MaskKind = Literal["none", "causal", "local"]
-SCORES, QK_NORMS, MASKS = get_args(Score), get_args(QKNorm), get_args(MaskKind)
 EDIT_POINTS = ("q", "k", "v", "scores", "weights", "head_output")
-ANY_DISTANCE = 2**30  # the window of a layer that has none
-
-
-class AttentionConfig(struct.Struct, kw_only=True):
-    """How tokens attend: masks, scores, and changes of the weights.
-
-    Attributes:
-        mask, window: "none", "causal", "local" with |i − j| ≤ window.
-        windows: How far each layer attends, |i − j| ≤ its entry, on top of the mask; an entry of 0
-            for any distance, () for all layers so (Gemma, ModernBERT).
-        score, scale_scores: "dot" or "additive"; dot products divided by √d_qk.
-        qk_norm: RMSNorm with a gain on queries and keys before positions: "none", of each "head"
-            (Qwen3, Gemma 3), or over the "width" of all heads (OLMo 2); with norm_eps.
-        score_cap: c of c·tanh(scores/c) before biases and mask (Gemma 2); 0 for none.
-        temperature: Divides the scores; scalar or [L].
-        normalise: The caller's function instead of softmax, normalise(scores, context) -> P, both
-            [h, n, m], for one example: scores after temperature, cap and bias; it has to apply the
-            context's mask. Traced as `mix` is. None for softmax.
-        mixing: `Mixing` of the weights with the identity and the mean; None for the weights alone.
-        mix: The caller's self-attention, mix(q, k, v, context) -> (M, out), for one example:
-            q and k [h, n, k] after norms and rotary positions, v [h, n, v], context an
-            `AttentionContext`. M [h, n, n] is what mixes the values, out [h, n, v] its product with
-            them; None for M v, as where M alone is returned. Arrays and floats of a
-            `jax.tree_util.Partial(fn, *first)`, called as fn(*first, q, k, v, context), are traced.
-            None for softmax weights.
-    """
-
-    mask: MaskKind = struct.static("none")
-    window: int = struct.static(2)
-    windows: tuple[int, ...] = struct.static(())
-    score: Score = struct.static("dot")
-    scale_scores: bool = struct.static(True)
-    qk_norm: QKNorm = struct.static("none")
-    score_cap: float = struct.static(0.0)
-    temperature: Any = 1.0
-    normalise: Any = None
-    mixing: Any = None
-    mix: Any = None
-
-    def __post_init__(self):
-        struct.check_choices(self, mask=MASKS, score=SCORES, qk_norm=QK_NORMS)
-        for name in ("normalise", "mix"):
-            function = getattr(self, name)
-            if callable(function) and not isinstance(function, Partial):
-                object.__setattr__(self, name, Partial(function))
-        if self.mix is not None and (self.mixing is not None or self.normalise is not None):
-            raise ValueError(f"mix={self.mix!r} replaces normalise and mixing: set one")
-
-
-class Mixing(struct.Struct):
-    """M = α I + β P + γ C instead of P, with C the weights of equal scores.
-
-    Each a number, [L] or [L, H]. C is 11ᵀ/n without a mask, row i is 1/i on the prefix under a
-    causal one. (1, β, 0) is Value-SkipInit (He et al. 2023), (α, β, −γ) shaped attention (Noci et
-    al. 2023), (0, 1 + λ, −λ) AttnScale (Wang et al. 2022), (0, 1, −1) centred attention (Ali et al.
-    2023).
-    """
-
-    identity: Any = 0.0  # α
-    weights: Any = 1.0  # β
-    uniform: Any = 0.0  # γ
-
-
-class AttentionContext(struct.Struct):
-    """What every layer of a stack shares: mask, additive bias, positions and the cap of scores.
-
-    Attributes:
-        mask: Bool [n, m] or [h, n, m], True where a query may attend to a key; None for all.
-        bias: Float [h, n, m] added to the scores after scaling; None for none.
-        rotary: Pair (cos, sin), each [n, k], of rotary positions; None for none.
-        relative: Float [n + m - 1, d] encodings of the distances n-1 .. -(m-1); None for none.
-        segments: Int [n] segment of each token, for the segment term; None for none.
-        cap: c of c·tanh(scores/c); None for none.
-        distance: Int [n, m] |i − j|, where layers look different distances; None elsewhere.
-        local_rotary: The rotary positions of layers with a window; None for the same.
-        layer: Index of the layer, where `normalise` or `mix` are the caller's functions.
-        head: Index of the head, where it is alone; None for all.
-        sizes: (L, H) of the network, where `layer` is an index; None elsewhere.
-    """
-
-    mask: Any = None
-    bias: Any = None
-    rotary: Any = None
-    relative: Any = None
-    segments: Any = None
-    cap: Any = None
-    distance: Any = None
-    local_rotary: Any = None
-    layer: Any = None
-    head: Any = None
-    sizes: tuple[int, int] | None = struct.static(None)
-
-    def broadcast_to_heads(self, value: Any, num_heads: int) -> Array:
-        """Broadcast this layer's part of a number, [L] or [L, H] to [h, 1, 1].
-
-        Args:
-            value: A number, [L] or [L, H].
-            num_heads: h.
-
-        Raises:
-            ValueError: An array of another shape, whose missing layers would be the last one.
-        """
-        value = jnp.asarray(value)
-        if self.sizes is not None and value.shape not in ((), self.sizes[:1], self.sizes):
-            raise ValueError(
-                f"value of shape {value.shape} is not a number, {self.sizes[:1]} or {self.sizes}"
-            )
-        if value.ndim:
-            value = value[0 if self.layer is None else self.layer]
-        if value.ndim and self.head is not None:
-            value = value[self.head]
-        return jnp.broadcast_to(value, (num_heads,))[:, None, None]
-
-    def for_layer(self, window: Any, rotated: Any = None) -> "AttentionContext":
-        """Return the context of one layer.
-
-        Args:
-            window: Int, how far its attention reaches, `ANY_DISTANCE` for any; traced. None where
-                no layer has a window.
-            rotated: Bool, whether the layer has the rotary positions; None where all have them.
-        """
-        mask, rotary = self.mask, self.rotary
-        if window is not None:
-            near = self.distance <= window
-            if mask is not None and mask.ndim > near.ndim:  # a mask of each head
-                near = near[..., None, :, :]
-            mask = combine_masks(mask, near)
-            if self.local_rotary is not None:
-                is_local = window < ANY_DISTANCE
-                pairs = zip(self.local_rotary, rotary, strict=True)
-                rotary = tuple(jnp.where(is_local, local, distant) for local, distant in pairs)
-        if rotated is not None and rotary is not None:
-            cos, sin = rotary
-            rotary = jnp.where(rotated, cos, 1), jnp.where(rotated, sin, 0)
-        return self.replace(mask=mask, rotary=rotary)
 
 
 class AttentionParams(struct.Struct):
@@ -167,104 +33,20 @@ class AttentionParams(struct.Struct):
     grouped: g of them, where g divides h; head i reads group i // (h / g).
     """
 
-    w_q: Any  # [h, d, k]
-    b_q: Any = struct.field(default=None, kw_only=True)  # [h, k]
-    w_k: Any  # [h or g, d, k]
-    b_k: Any = struct.field(default=None, kw_only=True)  # [h or g, k]
-    w_v: Any  # [h or g, d, v]
-    b_v: Any = struct.field(default=None, kw_only=True)  # [h or g, v]
-    w_o: Any  # [h, v, d]
-    b_o: Any = struct.field(default=None, kw_only=True)  # [d]
-    v_score: Any = None  # [h, k], additive attention only
-    relative: Any = None  # RelativeParams, relative positions only
-    q_norm: Any = None  # gain of the queries' RMSNorm: [k], of each head; [h, k], of all at once
-    k_norm: Any = None  # the same of the keys: [k] or [h or g, k]
-
-
-def softmax(scores: Float[Array, "*s m"], mask: Any = None) -> Float[Array, "*s m"]:
-    """Compute the softmax of each row over the allowed keys, in at least float32.
-
-    A row with no allowed key gets uniform weights, so that padding rows stay finite.
-
-    Args:
-        scores: Array with any leading axes; the keys are on the last axis.
-        mask: Bool, True for keys that are allowed; of fewer leading axes, or None for all.
-
-    Returns:
-        Weights of the scores' dtype.
-    """
-    dtype = scores.dtype
-    scores = scores.astype(jnp.promote_types(dtype, jnp.float32))
-    if mask is not None:
-        mask = mask.reshape((1,) * (scores.ndim - mask.ndim) + mask.shape)
-        scores = jnp.where(mask, scores, jnp.finfo(scores.dtype).min)
-    return jax.nn.softmax(scores, axis=-1).astype(dtype)
-
-
-def equal_weights(context: AttentionContext, n: int, m: int, dtype: Any) -> Float[Array, "h n m"]:
-    """Compute the softmax weights [h or 1, n, m] of equal tokens without position terms.
-
-    All products are one number there, so that the bias and the mask alone decide.
-
-    Args:
-        context: Its bias and mask.
-        n, m: Queries and keys.
-        dtype: Number format of the weights where there is no bias.
-    """
-    scores = jnp.zeros((1, n, m), dtype) if context.bias is None else context.bias
-    return softmax(scores, context.mask)
-
-
-def attention_weights(
-    scores: Float[Array, "h n m"], context: AttentionContext, normalise: Any = None
-) -> Float[Array, "h n m"]:
-    """Compute P of scores: their softmax, or the result of `AttentionConfig.normalise`.
-
-    Args:
-        scores: Before the mask.
-        context: Its mask.
-        normalise: The caller's function, None for softmax.
-
-    Raises:
-        ValueError: `normalise` gave weights of another shape.
-    """
-    if normalise is None:
-        return softmax(scores, context.mask)
-    weights = normalise(scores, context)
-    shape = getattr(weights, "shape", type(weights).__name__)
-    if shape != scores.shape:
-        raise ValueError(f"normalise gave {shape} for scores of shape {scores.shape}")
-    return weights.astype(scores.dtype)
-
-
-def mixing_matrix(
-    weights: Float[Array, "h n m"], mixing: Mixing | None, mask: Any = None
-) -> Float[Array, "h n m"]:
-    """Compute M = α I + β P + γ C, `Mixing` with leaves [h]; P itself where it is None.
-
-    Args:
-        weights: P.
-        mixing: α, β and γ of each head.
-        mask: Mask of the weights, for C.
-
-    Raises:
-        ValueError: Queries and keys that are not the same tokens.
-    """
-    if mixing is None:
-        return weights
-    h, n, m = weights.shape
-    if n != m:
-        raise ValueError(f"mixing needs as many keys as queries, not weights of {weights.shape}")
-    uniform = softmax(jnp.zeros((1, n, m), weights.dtype), mask)
-
-    def per_head(gain):
-        return jnp.broadcast_to(jnp.asarray(gain, weights.dtype), (h,))[:, None, None]
-
-    return (
-        per_head(mixing.identity) * jnp.eye(n, dtype=weights.dtype)[None]
-        + per_head(mixing.weights) * weights
-        + per_head(mixing.uniform) * uniform
+    w_q: Leaf  # [h, d, k]
+    b_q: Leaf | None = struct.field(default=None, kw_only=True)  # [h, k]
+    w_k: Leaf  # [h or g, d, k]
+    b_k: Leaf | None = struct.field(default=None, kw_only=True)  # [h or g, k]
+    w_v: Leaf  # [h or g, d, v]
+    b_v: Leaf | None = struct.field(default=None, kw_only=True)  # [h or g, v]
+    w_o: Leaf  # [h, v, d]
+    b_o: Leaf | None = struct.field(default=None, kw_only=True)  # [d]
+    v_score: Leaf | None = None  # [h, k], additive attention only
+    relative: RelativeParams | None = None  # relative positions only
+    q_norm: Leaf | None = (
+        None  # gain of the queries' RMSNorm: [k], of each head; [h, k], of all at once
     )
+    k_norm: Leaf | None = None  # the same of the keys: [k] or [h or g, k]
 
 
 def repeat_groups(params: AttentionParams) -> AttentionParams:
@@ -302,7 +84,7 @@ def project_heads(
 
 
 def head_norm(
-    gain: Float[Array, "k"] | Float[Array, "h k"] | None, x: Float[Array, "h n k"], eps: Any
+    gain: Float[Array, "k"] | Float[Array, "h k"] | None, x: Float[Array, "h n k"], eps: Number
 ) -> Float[Array, "h n k"]:
     """Apply RMSNorm to queries or keys, in each head (gain [k]) or over all heads ([h, k]).
 
@@ -316,8 +98,8 @@ def head_norm(
     if gain is None:
         return x
     axes = (-1,) if gain.ndim == 1 else (0, -1)
-    square = jnp.mean(jnp.square(x), axis=axes, keepdims=True)
-    gain = gain.reshape(-1, 1, gain.shape[-1])
+    square = jnp.mean(jnp.square(x), axis=axes, keepdims=True)  # [h, n, 1] or [1, n, 1]
+    gain = gain.reshape(-1, 1, gain.shape[-1])  # [1 or h, 1, k]
     return x * jax.lax.rsqrt(square + jnp.asarray(eps, x.dtype)) * gain
 
 
@@ -350,9 +132,9 @@ def attention_scores(
     score: Score = "dot",
     scale: bool = True,
     norm_eps: float = 1e-12,
-    temperature: Any = 1.0,
+    temperature: Number = 1.0,
     context: AttentionContext | None = None,
-    edit: Callable[[str, Any], Any] | None = None,
+    edit: Callable[[str, Array], Array] | None = None,
 ) -> Float[Array, "h n m"]:
     """Compute attention scores before the mask and the softmax, biases included.
 
@@ -378,10 +160,10 @@ def attention_scores(
     struct.check_choice(f"score={score!r}", score, SCORES)
     q, k, raw_q = _queries_keys(params, x, y, context, norm_eps, edit)
     if score == "additive":
-        pairs = jnp.tanh(q[:, :, None, :] + k[:, None, :, :])
-        scores = jnp.einsum("hnmk,hk->hnm", pairs, params.v_score)
+        pairs = jnp.tanh(q[:, :, None, :] + k[:, None, :, :])  # [h, n, m, k]
+        scores = jnp.einsum("hnmk,hk->hnm", pairs, params.v_score)  # [h, n, m]
     else:
-        scores = matrix_product(q, k.swapaxes(1, 2))
+        scores = matrix_product(q, k.swapaxes(1, 2))  # [h, n, m]
         if params.relative is not None and context.relative is not None:
             scores = scores + relative_scores(params.relative, raw_q, k.shape[1], context)
         if scale:
@@ -401,7 +183,7 @@ def _queries_keys(params, x, y, context, norm_eps, edit):
     Args:
         params, x, y, context, norm_eps, edit: See `attention_scores`.
     """
-    raw_q = project_heads(x, params.w_q, None)
+    raw_q = project_heads(x, params.w_q, None)  # [h, n, k]
     q = raw_q if params.b_q is None else raw_q + params.b_q[:, None, :]
     q = head_norm(params.q_norm, q, norm_eps)
     k = head_norm(params.k_norm, project_heads(y, params.w_k, params.b_k), norm_eps)
@@ -420,14 +202,14 @@ def multi_head_attention(
     score: Score = "dot",
     scale: bool = True,
     norm_eps: float = 1e-12,
-    temperature: Any = 1.0,
+    temperature: Number = 1.0,
     context: AttentionContext | None = None,
-    normalise: Callable[..., Any] | None = None,
+    normalise: Callable | None = None,
     mixing: Mixing | None = None,
-    mix: Callable[..., Any] | None = None,
-    dropout_key: Any = None,
-    dropout_rate: Any = 0.0,
-    edit: Any = None,
+    mix: Callable | None = None,
+    dropout_key: Key | None = None,
+    dropout_rate: Number = 0.0,
+    edit: EditPoints | Mapping[str, Callable] | None = None,
 ) -> tuple[Float[Array, "n d"], Float[Array, "h n m"]]:
     """Compute SA(x) = Σ_h P_h y W_h + 1bᵀ with W_h = W_v W_o (Dong et al. 2021, section 2).
 
@@ -481,7 +263,7 @@ def multi_head_attention(
         )
         weights = attention_weights(edit("scores", scores), context, normalise)
         weights = mixing_matrix(weights, mixing, context.mask)
-        v = edit("v", project_heads(y, params.w_v, params.b_v))
+        v = edit("v", project_heads(y, params.w_v, params.b_v))  # [h, m, v]
     else:
         q, k, _ = _queries_keys(params, x, y, context, norm_eps, edit)
         v = edit("v", project_heads(y, params.w_v, params.b_v))
@@ -494,19 +276,19 @@ def multi_head_attention(
         weights = jnp.where(combine_masks(context.mask), weights, 0).astype(dtype)
     if mixed is None:
         sparse = weights if dropout_key is None else dropout(dropout_key, weights, dropout_rate)
-        mixed = matrix_product(sparse, v)
+        mixed = matrix_product(sparse, v)  # [h, n, v]
     if edit.is_used("head_output"):
         heads = edit("head_output", jnp.einsum("hnv,hvd->hnd", mixed, params.w_o))
     if edit.has_edit("head_output"):
         output = heads.sum(axis=0)
     else:
-        output = jnp.einsum("hnv,hvd->nd", mixed, params.w_o)
+        output = jnp.einsum("hnv,hvd->nd", mixed, params.w_o)  # [n, d]
     return output if params.b_o is None else output + params.b_o[None, :], weights
 
 
 def apply_mix(
-    mix: Callable[..., Any], q: Any, k: Any, v: Any, context: AttentionContext
-) -> tuple[Array, Any]:
+    mix: Callable, q: ArrayLike, k: ArrayLike, v: ArrayLike, context: AttentionContext
+) -> tuple[Array, Array | None]:
     """Call the caller's attention: (M [h, n, m], output [h, n, v] or None).
 
     Args:

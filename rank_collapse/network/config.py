@@ -4,13 +4,14 @@ Its presets are the paper's four curves.
 """
 
 import dataclasses
-from numbers import Number
-from typing import Any, Literal, get_args
+import numbers
+from typing import Literal, get_args
 
 import jax
 
 from rank_collapse import struct
-from rank_collapse.network.attention import AttentionConfig
+from rank_collapse.annotations import Number
+from rank_collapse.network.attention_config import AttentionConfig
 from rank_collapse.network.embedding import EmbeddingConfig
 from rank_collapse.network.layers import MLPConfig, ResidualConfig, Routing
 from rank_collapse.network.positions import PositionConfig
@@ -62,7 +63,7 @@ class TransformerConfig(AttentionConfig, PositionConfig, ResidualConfig, MLPConf
     init: Init = struct.static("lecun")
     unroll: int = struct.static(1)
     family: str | None = struct.static(None)
-    init_gain: Any = 1.0
+    init_gain: Number = 1.0
 
     def __repr__(self) -> str:
         changed = [f"{n}={v!r}" for n, v in flat(self).items() if v is not DEFAULTS[n]]
@@ -72,7 +73,7 @@ class TransformerConfig(AttentionConfig, PositionConfig, ResidualConfig, MLPConf
         struct.check_static_fields(
             self,
             **dict.fromkeys(("d_model", "d_qk", "d_v", "d_ff", "rotary_width"), 1),
-            **dict.fromkeys(("depth", "num_heads", "num_kv_heads", "num_streams", "unroll"), 1),
+            **dict.fromkeys(("depth", "num_heads", "num_kv_heads", "unroll"), 1),
         )
         for part in PARTS:
             part.__post_init__(self)
@@ -87,7 +88,7 @@ class TransformerConfig(AttentionConfig, PositionConfig, ResidualConfig, MLPConf
         for name in ("windows", "rotary_layers", "layer_map"):
             values = getattr(self, name)
             fits = isinstance(values, tuple) and len(values) in (0, depth)
-            struct.refuse_if(not fits, f"{name}={values} is no tuple of depth={depth} entries")
+            struct.refuse_if(not fits, f"{name}={values} is not a tuple of depth={depth} entries")
             for value in values:
                 struct.check_whole(name, int(value) if name == "rotary_layers" else value, 0)
         if self.layer_map and set(self.layer_map) != set(range(self.num_rows)):
@@ -131,13 +132,6 @@ class TransformerConfig(AttentionConfig, PositionConfig, ResidualConfig, MLPConf
         return tuple(kind for kind in exists if exists[kind])
 
     @property
-    def streams(self) -> tuple[int, ...]:
-        """Leading axes of the state: () for one residual stream, else (s,)."""
-        if self.connection == "attention":
-            return (1 + self.depth * len(self.kinds),)
-        return () if self.connection == "skip" else (self.num_streams,)
-
-    @property
     def num_rows(self) -> int:
         """Distinct layers: the length of the parameters' layer axis."""
         return max(self.layer_map) + 1 if self.layer_map else self.depth
@@ -149,7 +143,7 @@ class TransformerConfig(AttentionConfig, PositionConfig, ResidualConfig, MLPConf
         return tuple(rows.index(row) for row in range(self.num_rows))
 
 
-def check_config(config: Any, name: str = "config") -> None:
+def check_config(config: object, name: str = "config") -> None:
     """Check that a network is one, where arguments may be in another order.
 
     Args:
@@ -168,13 +162,13 @@ def check_config(config: Any, name: str = "config") -> None:
         is_function = function is None or callable(function)
         struct.refuse_if(not is_function, f"{field}={function!r} is not a function")
     for path, leaf in jax.tree.leaves_with_path(config, is_leaf=lambda value: value is None):
-        is_number = isinstance(leaf, Number) or hasattr(leaf, "dtype")
+        is_number = isinstance(leaf, numbers.Number) or hasattr(leaf, "dtype")
         is_absent = leaf is None and DEFAULTS[path[0].name] is None
         if not (is_number or is_absent):
             raise ValueError(f"{name}{jax.tree_util.keystr(path)}={leaf!r} is not a number")
 
 
-def flat(config: TransformerConfig) -> dict[str, Any]:
+def flat(config: TransformerConfig) -> dict[str, object]:
     """List all fields by name, inherited ones last; `TransformerConfig(**fields)` is the config."""
     first = TransformerConfig.__annotations__
     inherited = (f.name for f in dataclasses.fields(config) if f.name not in first)
@@ -188,12 +182,12 @@ SWEPT = tuple(
 )
 
 
-def san(depth: int, num_heads: int, d_model: int, **fields: Any) -> TransformerConfig:
+def san(depth: int, num_heads: int, d_model: int, **fields: object) -> TransformerConfig:
     """Make a pure self-attention network: no skip, no MLP (Dong et al. 2021, section 2)."""
     return _preset(fields, depth, num_heads, d_model, mlp="none", attention_skip=False)
 
 
-def san_mlp(depth: int, num_heads: int, d_model: int, **fields: Any) -> TransformerConfig:
+def san_mlp(depth: int, num_heads: int, d_model: int, **fields: object) -> TransformerConfig:
     """Make a network of self-attention and MLPs without any skip (Corollary 3.2).
 
     The published curves of this name keep the MLP's own skip: `mlp_skip=True`.
@@ -201,12 +195,12 @@ def san_mlp(depth: int, num_heads: int, d_model: int, **fields: Any) -> Transfor
     return _preset(fields, depth, num_heads, d_model, mlp="gelu", attention_skip=False)
 
 
-def san_skip(depth: int, num_heads: int, d_model: int, **fields: Any) -> TransformerConfig:
+def san_skip(depth: int, num_heads: int, d_model: int, **fields: object) -> TransformerConfig:
     """Make a network of self-attention with skips, no MLP (section 3.1)."""
     return _preset(fields, depth, num_heads, d_model, mlp="none", attention_skip=True)
 
 
-def transformer(depth: int, num_heads: int, d_model: int, **fields: Any) -> TransformerConfig:
+def transformer(depth: int, num_heads: int, d_model: int, **fields: object) -> TransformerConfig:
     """Make a network of attention and MLPs, each with a skip; post-LayerNorm by default."""
     defaults = {"mlp": "gelu", "attention_skip": True, "mlp_skip": True, "norm_placement": "post"}
     return _preset(fields, depth, num_heads, d_model, **defaults)

@@ -6,7 +6,6 @@ until somebody has thought about it.
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
 
 from rank_collapse.network.config import DEFAULTS, SWEPT, TransformerConfig, flat
 from rank_collapse.network.layers import MLP_KINDS, NORM_KINDS
@@ -14,7 +13,7 @@ from rank_collapse.network.layers import MLP_KINDS, NORM_KINDS
 ANY = "any value"
 
 
-def at_any_value(*names: str) -> dict[str, Any]:
+def at_any_value(*names: str) -> dict[str, object]:
     """Allow these fields at any value."""
     return dict.fromkeys(names, ANY)
 
@@ -36,8 +35,6 @@ INERT = at_any_value(
     "max_distance",
     "clamp_distance",
     "learned_per_feature",
-    "num_streams",
-    "connection_by_token",
 )
 # Shapes, initial values, and what `prepare_inputs` and the scan over layers take care of.
 SIZES = INERT | at_any_value(
@@ -85,8 +82,8 @@ class Covers:
     """What a pass covers."""
 
     name: str  # of the pass, as errors call it
-    fields: Mapping[str, Any]  # of `TransformerConfig`: their allowed values, or `ANY`
-    edits: Any = ()  # names of the edit points whose edits are carried, or `ANY`
+    fields: Mapping[str, object]  # of `TransformerConfig`: their allowed values, or `ANY`
+    edits: object = ()  # names of the edit points whose edits are carried, or `ANY`
 
     def refusal(self, config: TransformerConfig) -> str | None:
         """Tell why a network is not covered; None where it is.
@@ -104,7 +101,7 @@ class Covers:
                 return f"{name}={value!r}"
         return None
 
-    def check(self, config: TransformerConfig, edit: Any = None) -> None:
+    def check(self, config: TransformerConfig, edit: Mapping[str, object] | None = None) -> None:
         """Check that a network, and an edit from `edits.trace_edits`, are covered.
 
         Args:
@@ -122,15 +119,13 @@ class Covers:
                 raise ValueError(f"{self.name} does not cover an edit of {name!r}")
 
 
-# All that has one residual stream.
 EVERYTHING = Covers(
-    "a pass over one residual stream",
+    "a forward pass",
     SIZES | STREAM | PARALLEL | ATTENTION | MLPS | EXPERTS | CROSS | CALLER_FUNCTIONS,
     edits=ANY,
 )
-FORWARD = Covers("a forward pass", EVERYTHING.fields | at_any_value("connection"), edits=ANY)
 
 
-def all_fields_but(*names: str) -> dict[str, Any]:
+def all_fields_but(*names: str) -> dict[str, object]:
     """List what `EVERYTHING` covers, without these fields."""
     return {name: allowed for name, allowed in EVERYTHING.fields.items() if name not in names}

@@ -4,12 +4,12 @@ Axis letters: m source tokens, n target tokens, c target vocabulary.
 """
 
 import functools
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from rank_collapse import struct
+from rank_collapse.annotations import ArrayLike
 from rank_collapse.network import transformer
 from rank_collapse.network.encoder_decoder import (
     EncoderDecoderConfig,
@@ -36,13 +36,13 @@ class Decoded(struct.Struct):
 
 def greedy_decode(
     params: EncoderDecoderParams,
-    source: Any,
+    source: ArrayLike,
     config: EncoderDecoderConfig,
     *,
-    begin: Any,
-    end: Any,
+    begin: ArrayLike,
+    end: ArrayLike,
     max_len: int,
-    source_mask: Any = None,
+    source_mask: ArrayLike | None = None,
 ) -> Decoded:
     """Write a target token by token, each the one with the largest logit.
 

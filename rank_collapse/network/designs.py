@@ -10,7 +10,7 @@ from the config; λ multiplies skips, γ branches, β the initial V, O and MLP.
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Literal, NamedTuple, TypeVar
 
 from rank_collapse import struct
 from rank_collapse.network.config import TransformerConfig, check_config
@@ -35,9 +35,6 @@ DesignName = Literal[
     "ngpt",
     "layernorm_scaling",
     "deepscalelm",
-    "hyper_connections",
-    "mhc",
-    "attention_residuals",
 ]
 Network = TypeVar("Network")  # a `TransformerConfig` or an `EncoderDecoderConfig`
 
@@ -55,7 +52,7 @@ class Design(NamedTuple):
     """A residual design: what differs from a plain residual network x' = N(x + f(x))."""
 
     placements: tuple[str, ...]  # values of `norm_placement` it is made for, the paper's first
-    constants: dict[str, Any] | Callable[[Stack], dict[str, Any]]  # fields of the config
+    constants: dict[str, object] | Callable[[Stack], dict[str, object]]  # fields of the config
     source: str  # the paper
 
 
@@ -167,10 +164,6 @@ DESIGNS: dict[DesignName, Design] = {
     "ngpt": Design(("both",), _NGPT, "Loshchilov et al. 2024"),
     "layernorm_scaling": Design(("pre",), _layernorm_scaling, "Sun et al. 2025"),
     "deepscalelm": Design(("pre", "post"), _deepscalelm, "Kedia et al. 2024"),
-    # Several streams, whose connections are parameters: `network.streams` has their equations.
-    "hyper_connections": Design(("pre",), {"connection": "hyper"}, "Zhu et al. 2024"),
-    "mhc": Design(("pre",), {"connection": "manifold"}, "Xie et al. 2025 (DeepSeek)"),
-    "attention_residuals": Design(("pre",), {"connection": "attention"}, "Kimi Team 2026"),
 }
 
 # Every design decides all of these: what it does not name is as in a plain residual network.
@@ -180,7 +173,6 @@ _PLAIN = {
     "init_gain": 1.0,
     "norm_gain": None,
     "qk_norm": "none",
-    "connection": "skip",
     "learned_skip_gain": None,
     "learned_branch_gain": None,
     "learned_per_feature": False,
@@ -205,7 +197,7 @@ def design(
         name: One of `DESIGNS`.
         norm_placement: Another placement than the paper's, where the design allows it.
         learned: Whether gains that the paper trains are parameters; if not, they stay where they
-            start. Connections of several streams always are.
+            start.
 
     Raises:
         ValueError: An unknown name, or a placement that the design is not made for.

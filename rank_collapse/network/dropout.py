@@ -1,14 +1,15 @@
 """Dropout from an integer hash: the same entries alone, under vmap and on any device."""
 
 import math
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, UInt32
 
+from rank_collapse.annotations import Key, Number
 
-def dropout(key: Any, x: Float[Array, "*s"], rate: Any) -> Float[Array, "*s"]:
+
+def dropout(key: Key, x: Float[Array, "*s"], rate: Number) -> Float[Array, "*s"]:
     """Set each entry to 0 with probability `rate`, and divide the others by 1 − rate.
 
     Entry i is dropped where hash(key, i) < rate, an integer hash that fuses into the
@@ -28,7 +29,7 @@ def dropout(key: Any, x: Float[Array, "*s"], rate: Any) -> Float[Array, "*s"]:
     return jnp.where(survives, x / (1 - jnp.asarray(rate, x.dtype)), jnp.zeros((), x.dtype))
 
 
-def dropout_words(key: Any) -> UInt32[Array, "2"]:
+def dropout_words(key: Key) -> UInt32[Array, "2"]:
     """Draw the two words that dropout hashes with from a key; words are returned as they are.
 
     Raises:
@@ -37,11 +38,11 @@ def dropout_words(key: Any) -> UInt32[Array, "2"]:
     if jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
         return jax.random.bits(key, (2,), jnp.uint32)
     if key.shape != (2,):
-        raise ValueError(f"dropout_key of shape {key.shape} is no random key")
+        raise ValueError(f"dropout_key of shape {key.shape} is not a random key")
     return key
 
 
-def dropout_branches(key: Any, count: int) -> UInt32[Array, "count 2"]:
+def dropout_branches(key: Key, count: int) -> UInt32[Array, "count 2"]:
     """Derive words for each of `count` uses of one key: examples, layers or places in a layer.
 
     As `jax.random.split`, at the cost of a few integer operations. A part's words do not depend on

@@ -19,6 +19,7 @@ from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 from jaxtyping import Array, Float
 
 from rank_collapse import struct
+from rank_collapse.annotations import AnyArray, DType, Number, Tree
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,12 +27,12 @@ class EditPoints:
     """The edit points of one layer while it is computed: values are edited and saved there."""
 
     edits: Mapping[str, Callable] | None = None
-    layer: Any = 0
+    layer: Number = 0
     save: tuple[str, ...] = ()  # names of the points whose values are saved
     prefix: str = ""  # before the names, such as "cross_"
     # Values so far by name: of edited points before the edit, and of saved points after it.
-    unedited: dict[str, Any] = dataclasses.field(default_factory=dict)
-    saved: dict[str, Any] = dataclasses.field(default_factory=dict)
+    unedited: dict[str, Array] = dataclasses.field(default_factory=dict)
+    saved: dict[str, Array] = dataclasses.field(default_factory=dict)
 
     def has_edit(self, name: str) -> bool:
         """Tell whether there is an edit of the point."""
@@ -41,7 +42,7 @@ class EditPoints:
         """Tell whether the value of the point is edited or saved, and so computed separately."""
         return self.has_edit(name) or self.prefix + name in self.save
 
-    def __call__(self, name: str, value: Any) -> Any:
+    def __call__(self, name: str, value: AnyArray) -> AnyArray:
         """Return the value after the edit of this point, and save it where that is asked for.
 
         Args:
@@ -64,14 +65,13 @@ def edit_point_shapes(config: Any, n: int = 1, m: int = 1) -> dict[str, tuple[in
     the mask, the weights, and what each head adds to the branch; "cross_" before those of the
     attention to a memory. The hidden units of the MLP after their nonlinearity. Each branch's
     input after its norm and its output, the stream after each attention, and the stream after
-    the layer, "residual"; [s, n, d] where there are several streams.
+    the layer, "residual".
 
     Args:
         config: The network.
         n, m: Tokens, of the memory too.
     """
     h, d, shapes = config.num_heads, config.d_model, {}
-    state = (*config.streams, n, d)
     for kind, prefix, keys in (("attention", "", n), ("cross", "cross_", m)):
         if kind in config.kinds:
             shapes |= {
@@ -83,13 +83,13 @@ def edit_point_shapes(config: Any, n: int = 1, m: int = 1) -> dict[str, tuple[in
                 f"{prefix}head_output": (h, n, d),
                 f"{kind}_input": (n, d),
                 f"{kind}_branch": (n, d),
-                f"after_{kind}": state,
+                f"after_{kind}": (n, d),
             }
     if "mlp" in config.kinds:
         shapes |= {"mlp_input": (n, d), "mlp_hidden": (n, config.ff_width), "mlp_branch": (n, d)}
     if config.mix is not None:
         del shapes["scores"]
-    return shapes | {"residual": state}
+    return shapes | {"residual": (n, d)}
 
 
 def check_names(names: Sequence[str], config: Any) -> None:
@@ -110,10 +110,10 @@ def check_names(names: Sequence[str], config: Any) -> None:
 class _Code:
     """The program of an edit; equal where the text is, so that it is compiled once."""
 
-    def __init__(self, jaxpr: Any):
+    def __init__(self, jaxpr: object):
         self.jaxpr, self.text = jaxpr, str(jaxpr)
 
-    def __eq__(self, other: Any) -> bool:
+    def __eq__(self, other: object) -> bool:
         return isinstance(other, _Code) and self.text == other.text
 
     def __hash__(self) -> int:
@@ -123,10 +123,10 @@ class _Code:
 class Edit(struct.Struct):
     """An edit of one point: its program, and the arrays that it refers to."""
 
-    arrays: Any
+    arrays: Tree
     code: Any = struct.field(pytree_node=False)
 
-    def __call__(self, value: Array, layer: Any) -> Array:
+    def __call__(self, value: Array, layer: Number) -> Array:
         dtype = self.code.jaxpr.invars[0].aval.dtype
         run_program = jaxpr_as_fun(ClosedJaxpr(self.code.jaxpr, self.arrays))
         edited = run_program(value.astype(dtype), jnp.asarray(layer, jnp.int32))[0]
@@ -134,7 +134,7 @@ class Edit(struct.Struct):
 
 
 def trace_edits(
-    edit: Any, config: Any, num_tokens: int, num_keys: int, dtype: Any
+    edit: Any, config: Any, num_tokens: int, num_keys: int, dtype: DType
 ) -> dict[str, Edit] | None:
     """Trace the caller's edits.
 
@@ -201,7 +201,7 @@ def _trace_edit(name, fn, shape, dtype):
 
 
 def carry_channels(
-    edit: Callable[[Any], Any],
+    edit: Callable[[Array], Array],
     value: Float[Array, "*s"],
     c: Float[Array, "g *s"],
     ones: Float[Array, "#g"],

@@ -3,14 +3,16 @@
 Axis letters: n tokens, e embedding width, i input width, d model width.
 """
 
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from rank_collapse import struct
+from rank_collapse.annotations import ArrayLike, Key, Leaf
 from rank_collapse.network import layers
+from rank_collapse.network.layers import NormParams
 
 EmbeddedPositions = Literal["none", "learned", "sinusoidal"]
 Projection = Literal["none", "before_norm", "after_norm"]
@@ -68,18 +70,20 @@ class EmbeddingConfig(struct.Struct):
 class EmbeddingParams(struct.Struct):
     """Tables and maps of an embedding; None for what the config leaves out."""
 
-    tokens: Any = None  # [vocab, e]
-    w_in: Any = None  # [i, e]; [3, i, e] of a convolution
-    b_in: Any = None  # [e]
-    w_hidden: Any = None  # [e, e]: second map of linear-gelu-linear; [3, e, e] of a convolution
-    b_hidden: Any = None  # [e]
-    positions: Any = None  # [positions, e]
-    segments: Any = None  # [segments, e]
-    class_token: Any = None  # [e]
-    registers: Any = None  # [registers, e]
-    norm: Any = None  # NormParams [e] or [d]
-    w_project: Any = None  # [e, d]
-    b_project: Any = None  # [d]
+    tokens: Leaf | None = None  # [vocab, e]
+    w_in: Leaf | None = None  # [i, e]; [3, i, e] of a convolution
+    b_in: Leaf | None = None  # [e]
+    w_hidden: Leaf | None = (
+        None  # [e, e]: second map of linear-gelu-linear; [3, e, e] of a convolution
+    )
+    b_hidden: Leaf | None = None  # [e]
+    positions: Leaf | None = None  # [positions, e]
+    segments: Leaf | None = None  # [segments, e]
+    class_token: Leaf | None = None  # [e]
+    registers: Leaf | None = None  # [registers, e]
+    norm: NormParams | None = None  # [e] or [d]
+    w_project: Leaf | None = None  # [e, d]
+    b_project: Leaf | None = None  # [d]
 
 
 def sinusoidal_positions(positions: Float[Array, "n"], width: int) -> Float[Array, "n w"]:
@@ -94,7 +98,7 @@ def sinusoidal_positions(positions: Float[Array, "n"], width: int) -> Float[Arra
 
 
 def init_embedding(
-    key: Any, config: EmbeddingConfig, d_model: int, std: float = 0.02
+    key: Key, config: EmbeddingConfig, d_model: int, std: float = 0.02
 ) -> EmbeddingParams:
     """Draw normal(0, std) tables and maps, zero biases, unit gains.
 
@@ -205,7 +209,7 @@ def embed(
     return x
 
 
-def check_per_token(name: str, values: Any, num_tokens: int) -> None:
+def check_per_token(name: str, values: ArrayLike, num_tokens: int) -> None:
     """Check that an argument has a value for each token; None is none.
 
     Args:

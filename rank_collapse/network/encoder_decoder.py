@@ -8,13 +8,13 @@ Axis letters: m source tokens, n target tokens, d model width, c target vocabula
 """
 
 import dataclasses
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from rank_collapse import struct
+from rank_collapse.annotations import ArrayLike, Key, Leaf, Number
 from rank_collapse.network import admin, transformer
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.dropout import dropout, dropout_branches
@@ -86,8 +86,8 @@ class EncoderDecoderParams(struct.Struct):
 
     encoder: TransformerParams
     decoder: TransformerParams
-    w_output: Any = None
-    b_output: Any = None
+    w_output: Leaf | None = None
+    b_output: Leaf | None = None
 
 
 class EncoderDecoderTrace(struct.Struct):
@@ -104,7 +104,7 @@ class EncoderDecoderTrace(struct.Struct):
 
 
 def init(
-    key: Any, config: EncoderDecoderConfig, weight_scale: Any = 1.0, bias_scale: Any = 0.0
+    key: Key, config: EncoderDecoderConfig, weight_scale: Number = 1.0, bias_scale: Number = 0.0
 ) -> EncoderDecoderParams:
     """Draw parameters as each half's `init` does; the output normal(0, 0.02) without bias.
 
@@ -162,7 +162,7 @@ def compute_logits(
     return logits if params.b_output is None else logits + params.b_output[None, :]
 
 
-def shift_target(target: Int[Array, "n"], begin: Any) -> Int[Array, "n"]:
+def shift_target(target: Int[Array, "n"], begin: ArrayLike) -> Int[Array, "n"]:
     """Put the begin mark before all but the last token: the decoder's input for `target`.
 
     Args:
@@ -175,14 +175,14 @@ def shift_target(target: Int[Array, "n"], begin: Any) -> Int[Array, "n"]:
 
 def apply(
     params: EncoderDecoderParams,
-    source: Any,
-    target: Any,
+    source: ArrayLike,
+    target: ArrayLike,
     config: EncoderDecoderConfig,
     *,
-    source_mask: Any = None,
-    target_mask: Any = None,
-    dropout_key: Any = None,
-    dropout_rate: Any = 0.0,
+    source_mask: ArrayLike | None = None,
+    target_mask: ArrayLike | None = None,
+    dropout_key: Key | None = None,
+    dropout_rate: Number = 0.0,
 ) -> EncoderDecoderTrace:
     """Run encoder and decoder on one pair of sequences, under teacher forcing.
 
@@ -223,7 +223,10 @@ def apply(
 
 
 def encode(
-    params: EncoderDecoderParams, source: Any, config: EncoderDecoderConfig, source_mask: Any = None
+    params: EncoderDecoderParams,
+    source: ArrayLike,
+    config: EncoderDecoderConfig,
+    source_mask: ArrayLike | None = None,
 ) -> Float[Array, "m d"]:
     """Compute the memory that the decoder attends to: the encoder's output.
 
@@ -239,12 +242,12 @@ def encode(
 
 def admin_profile(
     params: EncoderDecoderParams,
-    source: Any,
-    target: Any,
+    source: ArrayLike,
+    target: ArrayLike,
     config: EncoderDecoderConfig,
     *,
-    source_mask: Any = None,
-    target_mask: Any = None,
+    source_mask: ArrayLike | None = None,
+    target_mask: ArrayLike | None = None,
 ) -> EncoderDecoderConfig:
     """Profile Admin's ω of both halves on one batch, the encoder's first.
 

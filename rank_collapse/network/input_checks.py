@@ -1,20 +1,20 @@
 """Checks of the inputs of a network: what an argument must be, and whether the network uses it."""
 
 from collections.abc import Mapping
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool
 
+from rank_collapse.annotations import ArrayLike, DType
 from rank_collapse.measures.arrays import as_bools
 from rank_collapse.measures.on_jax import as_jax
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.printed import format_one_line
 
 
-def is_embedded(x: Any, config: TransformerConfig) -> bool:
+def is_embedded(x: ArrayLike, config: TransformerConfig) -> bool:
     """Tell whether x goes through the embedding: ids, or vectors that are no hidden states."""
     embedding, x = config.embedding, jnp.asarray(x)
     if embedding is None:
@@ -23,7 +23,9 @@ def is_embedded(x: Any, config: TransformerConfig) -> bool:
     return is_ids or x.shape[-1:] != (config.d_model,) or embedding.d_input == config.d_model
 
 
-def check_inputs_used(x: Any, config: TransformerConfig, segments: Any, positions: Any) -> None:
+def check_inputs_used(
+    x: ArrayLike, config: TransformerConfig, segments: ArrayLike, positions: ArrayLike
+) -> None:
     """Check that the network uses segments and positions where they are given.
 
     Args:
@@ -48,7 +50,7 @@ def check_inputs_used(x: Any, config: TransformerConfig, segments: Any, position
         )
 
 
-def check_indices(inputs: Mapping[str, Any], config: TransformerConfig) -> None:
+def check_indices(inputs: Mapping[str, object], config: TransformerConfig) -> None:
     """Check that ids are rows of the embedding's tables; traced ids are not checked.
 
     Without this JAX would read the last row for an id beyond the table.
@@ -82,7 +84,7 @@ def check_indices(inputs: Mapping[str, Any], config: TransformerConfig) -> None:
             raise ValueError(f"{noun} {outside.flat[0]} is not below {size_name}={size}")
 
 
-def check_mask(mask: Any, shape: tuple[int, int, int], name: str) -> Any:
+def check_mask(mask: ArrayLike, shape: tuple[int, int, int], name: str) -> Array | None:
     """Convert a mask to Bool [m], [n, m] or [h, n, m]; None stays None.
 
     Args:
@@ -104,7 +106,7 @@ def check_mask(mask: Any, shape: tuple[int, int, int], name: str) -> Any:
     return mask
 
 
-def check_bias(bias: Any, shape: tuple[int, int, int]) -> Any:
+def check_bias(bias: ArrayLike, shape: tuple[int, int, int]) -> Array | None:
     """Give a bias of scores its three axes; None stays None.
 
     Args:
@@ -130,7 +132,7 @@ def _broadcasts_to(array, shape):
     return array.ndim <= len(shape) and all(size in (1, full) for size, full in sizes)
 
 
-def as_numbers(name: str, values: Any, dtype: Any = None) -> Array:
+def as_numbers(name: str, values: ArrayLike, dtype: DType | None = None) -> Array:
     """Convert an argument to an array of JAX.
 
     Args:
@@ -144,11 +146,11 @@ def as_numbers(name: str, values: Any, dtype: Any = None) -> Array:
     try:
         return jnp.asarray(values, dtype)
     except (TypeError, ValueError) as error:
-        fault = f"{name} of type {type(values).__name__} is no array of numbers"
+        fault = f"{name} of type {type(values).__name__} is not an array of numbers"
         raise ValueError(f"{fault}: {format_one_line(error, 200)}") from None
 
 
-def as_mask(mask: Any, name: str = "mask") -> Bool[Array, "*s"]:
+def as_mask(mask: ArrayLike, name: str = "mask") -> Bool[Array, "*s"]:
     """Convert a mask to Bool, from booleans or the numbers 0 and 1, lists of them too.
 
     Args:

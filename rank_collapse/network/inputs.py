@@ -5,7 +5,6 @@ with `prepare_inputs`.
 """
 
 from collections.abc import Mapping
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +12,8 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from rank_collapse import struct
-from rank_collapse.network import attention as attn
+from rank_collapse.annotations import ArrayLike, Leaf
+from rank_collapse.network.attention_weights import AttentionContext
 from rank_collapse.network.config import TransformerConfig, check_config
 from rank_collapse.network.covers import Covers
 from rank_collapse.network.edits import trace_edits
@@ -39,15 +39,15 @@ from rank_collapse.network.positions import (
 class PreparedInputs(struct.Struct):
     """The inputs of a network for one example."""
 
-    x: Any  # X^0 [n, d]
-    context: attn.AttentionContext  # of all layers; `for_layer` gives that of one
-    memory: Any = None  # [m, d] of cross-attention
-    memory_context: attn.AttentionContext = attn.AttentionContext()  # its mask
-    token_mask: Any = None  # Bool [n], which tokens exist; None for all
-    edit: Any = None  # {name: `edits.Edit`}
+    x: Leaf  # X^0 [n, d]
+    context: AttentionContext  # of all layers; `for_layer` gives that of one
+    memory: Leaf | None = None  # [m, d] of cross-attention
+    memory_context: AttentionContext = AttentionContext()  # its mask
+    token_mask: Leaf | None = None  # Bool [n], which tokens exist; None for all
+    edit: Mapping[str, object] | None = None  # {name: `edits.Edit`}
 
     @property
-    def existing_tokens(self) -> Any:
+    def existing_tokens(self) -> Array:
         """Bool [n], True for tokens that exist: `token_mask`, or all True where it is None."""
         return jnp.ones(self.x.shape[:-1], bool) if self.token_mask is None else self.token_mask
 
@@ -67,16 +67,16 @@ def at_least_float32(
 
 def prepare_inputs(
     params: TransformerParams,
-    x: Any,
+    x: ArrayLike,
     config: TransformerConfig,
     *,
-    mask: Any = None,
-    bias: Any = None,
-    memory: Any = None,
-    memory_mask: Any = None,
-    segments: Any = None,
-    positions: Any = None,
-    edit: Any = None,
+    mask: ArrayLike | None = None,
+    bias: ArrayLike | None = None,
+    memory: ArrayLike | None = None,
+    memory_mask: ArrayLike | None = None,
+    segments: ArrayLike | None = None,
+    positions: ArrayLike | None = None,
+    edit: Mapping[str, object] | None = None,
     covers: Covers | None = None,
 ) -> tuple[TransformerParams, PreparedInputs]:
     """Check and embed one example: (complete parameters, `PreparedInputs`).
@@ -114,7 +114,7 @@ def prepare_inputs(
     n, h = x.shape[0], config.num_heads
     mask = check_mask(mask, (h, n, n), "mask")
     bias = check_bias(bias, (h, n, n))
-    memory_context = attn.AttentionContext()
+    memory_context = AttentionContext()
     if memory is not None:
         memory = jnp.asarray(memory)
         if memory.shape[1:] != (config.d_model,) or not len(memory):
@@ -123,7 +123,7 @@ def prepare_inputs(
                 "token or more; use jax.vmap for a batch"
             )
         memory_mask = check_mask(memory_mask, (h, n, len(memory)), "memory_mask")
-        memory_context = attn.AttentionContext(mask=combine_masks(memory_mask))
+        memory_context = AttentionContext(mask=combine_masks(memory_mask))
     num_keys = 1 if memory is None else memory.shape[0]
     edit = trace_edits(edit, config, n, num_keys, x.dtype)
     if covers is not None:
@@ -140,7 +140,7 @@ def prepare_inputs(
     )
 
 
-def as_batch(inputs: Mapping[str, Any]) -> dict[str, np.ndarray]:
+def as_batch(inputs: Mapping[str, object]) -> dict[str, np.ndarray]:
     """Convert inputs to arrays [b, ...] by argument name of `apply`, without those that are None.
 
     Lists of examples of different lengths are padded with zeros; where no mask is given, one is
@@ -175,7 +175,7 @@ def _pad_examples(examples):
     return np.stack([np.pad(a, [(0, longest - len(a))] + [(0, 0)] * (a.ndim - 1)) for a in arrays])
 
 
-def batch_size(arrays: Mapping[str, Any]) -> int:
+def batch_size(arrays: Mapping[str, object]) -> int:
     """Count the examples b of arrays [b, ...] by argument name, x among them.
 
     Raises:
@@ -189,11 +189,11 @@ def batch_size(arrays: Mapping[str, Any]) -> int:
 
 def input_states(
     params: TransformerParams,
-    x: Any,
+    x: ArrayLike,
     config: TransformerConfig,
     *,
-    segments: Any = None,
-    positions: Any = None,
+    segments: ArrayLike | None = None,
+    positions: ArrayLike | None = None,
 ) -> Float[Array, "n d"]:
     """Compute X^0: embed x where it fits the embedding (ids, vectors [n, d_input]), else take x.
 
@@ -238,11 +238,11 @@ def make_context(
     config: TransformerConfig,
     num_tokens: int,
     *,
-    mask: Any = None,
-    bias: Any = None,
-    segments: Any = None,
-    positions: Any = None,
-) -> attn.AttentionContext:
+    mask: ArrayLike | None = None,
+    bias: ArrayLike | None = None,
+    segments: ArrayLike | None = None,
+    positions: ArrayLike | None = None,
+) -> AttentionContext:
     """Make the masks, biases and positions of self-attention that all layers share.
 
     Args:
@@ -285,7 +285,7 @@ def make_context(
     distance = None
     if config.windows:
         distance = jnp.abs(jnp.arange(n)[:, None] - jnp.arange(n)[None, :])
-    return attn.AttentionContext(
+    return AttentionContext(
         mask=combine_masks(config_mask, mask),
         bias=bias,
         rotary=rotary,

@@ -11,10 +11,10 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from rank_collapse import struct
+from rank_collapse.annotations import Leaf, Number
 
 NormKind = Literal["layer", "rms"]
 NormPlacement = Literal["none", "pre", "post", "sandwich", "branch", "both"]
-ConnectionKind = Literal["skip", "hyper", "manifold", "attention"]
 Router = Literal["chosen", "all"]
 MLPKind = Literal[
     "none",
@@ -31,7 +31,7 @@ MLPKind = Literal[
     "swiglu",
 ]
 NORM_KINDS, NORM_PLACEMENTS = get_args(NormKind), get_args(NormPlacement)
-CONNECTIONS, ROUTERS = get_args(ConnectionKind), get_args(Router)
+ROUTERS = get_args(Router)
 MLP_KINDS = get_args(MLPKind)  # "none", and those of `ACTIVATIONS` and `GATED`
 
 
@@ -57,10 +57,6 @@ class ResidualConfig(struct.Struct, kw_only=True):
             "pre" and "sandwich"; False where the embedding's norm replaces it (ModernBERT).
         parallel: The MLP reads what the layer's attention reads, and one skip carries both:
             x' = λ (λ x·[attention_skip] + γ SA(N(x))) + γ MLP(N(x)) (GPT-NeoX).
-        connection: What replaces the skip x: "skip" for x itself, or several streams:
-            "hyper", "manifold" or "attention", see `streams`; not with "post", "both" or parallel.
-        num_streams, connection_by_token: Of "hyper" and "manifold": how many streams, and whether
-            their connections depend on the token.
         skip_gain, branch_gain: λ and γ of every sublayer, or `Gains` of each kind; a number, one
             per layer [L], or per layer and feature [L or 1, d]. A skip_gain of `Unprofiled()` is
             for `admin_profile` to find.
@@ -74,31 +70,26 @@ class ResidualConfig(struct.Struct, kw_only=True):
     mlp_skip: bool = struct.static(False)
     cross_skip: bool = struct.static(True)
     norm_placement: NormPlacement = struct.static("none")
-    norm: NormKind | Callable[..., Any] = struct.static("layer")
+    norm: NormKind | Callable = struct.static("layer")
     norm_eps: float = struct.static(1e-12)
     final_norm: bool = struct.static(False)
     first_norm: bool = struct.static(True)
     parallel: bool = struct.static(False)
     learned_per_feature: bool = struct.static(False)
-    connection: ConnectionKind = struct.static("skip")
-    num_streams: int = struct.static(4)
-    connection_by_token: bool = struct.static(True)
-    skip_gain: Any = 1.0
-    branch_gain: Any = 1.0
+    skip_gain: Number = 1.0
+    branch_gain: Number = 1.0
     norm_gain: Any = None
     learned_skip_gain: Any = None
     learned_branch_gain: Any = None
 
     def __post_init__(self):
-        struct.check_choices(self, norm_placement=NORM_PLACEMENTS, connection=CONNECTIONS)
+        struct.check_choices(self, norm_placement=NORM_PLACEMENTS)
         if not callable(self.norm):
             struct.check_choices(self, norm=NORM_KINDS)
-        has_streams, connection = self.connection != "skip", f"connection={self.connection!r}"
-        if self.parallel and has_streams:
-            raise ValueError(f"parallel=True does not support {connection}")
-        if (self.parallel or has_streams) and self.norm_placement in ("post", "both"):
-            name = "parallel=True" if self.parallel else connection
-            raise ValueError(f"{name} does not support norm_placement={self.norm_placement!r}")
+        if self.parallel and self.norm_placement in ("post", "both"):
+            raise ValueError(
+                f"parallel=True does not support norm_placement={self.norm_placement!r}"
+            )
 
 
 class MLPConfig(struct.Struct, kw_only=True):
@@ -116,7 +107,7 @@ class MLPConfig(struct.Struct, kw_only=True):
             sigmoid gate (Qwen2-MoE).
     """
 
-    mlp: MLPKind | Callable[..., Any] = struct.static("none")
+    mlp: MLPKind | Callable = struct.static("none")
     d_ff: int | None = struct.static(None)
     num_experts: int = struct.static(0)
     experts_per_token: int = struct.static(1)
@@ -146,21 +137,21 @@ class MLPConfig(struct.Struct, kw_only=True):
 class NormParams(struct.Struct):
     """Gain and offset of a norm; RMSNorm has bias None."""
 
-    gain: Any  # [d]
-    bias: Any = None  # [d] or None
+    gain: Leaf  # [d]
+    bias: Leaf | None = None  # [d] or None
 
 
 class MLPParams(struct.Struct):
     """Two linear maps, and a gate of the first's shape for gated MLPs; biases may be None."""
 
-    w_in: Any  # [d, f]
-    b_in: Any = struct.field(default=None, kw_only=True)  # [f]
-    w_out: Any  # [f, d]
-    b_out: Any = struct.field(default=None, kw_only=True)  # [d]
-    w_gate: Any = None  # [d, f]
-    b_gate: Any = None  # [f]
-    w_router: Any = None  # [d, experts]
-    w_shared: Any = None  # [d, 1]: gate of the units that every token uses
+    w_in: Leaf  # [d, f]
+    b_in: Leaf | None = struct.field(default=None, kw_only=True)  # [f]
+    w_out: Leaf  # [f, d]
+    b_out: Leaf | None = struct.field(default=None, kw_only=True)  # [d]
+    w_gate: Leaf | None = None  # [d, f]
+    b_gate: Leaf | None = None  # [f]
+    w_router: Leaf | None = None  # [d, experts]
+    w_shared: Leaf | None = None  # [d, 1]: gate of the units that every token uses
 
 
 class Routing(NamedTuple):
@@ -251,7 +242,10 @@ def norm_statistics(
 
 
 def apply_norm(
-    params: NormParams | None, x: Float[Array, "n d"], kind: Any = "layer", eps: float = 1e-12
+    params: NormParams | None,
+    x: Float[Array, "n d"],
+    kind: NormKind | Callable = "layer",
+    eps: float = 1e-12,
 ) -> Float[Array, "n d"]:
     """Compute (x − mean)/σ · gain + bias, token by token.
 
@@ -276,7 +270,7 @@ def apply_mlp(
     x: Float[Array, "n d"],
     kind: str | Callable,
     routing: Routing | None = None,
-    edit: Callable[[str, Any], Any] | None = None,
+    edit: Callable[[str, Array], Array] | None = None,
 ) -> Float[Array, "n d"]:
     """Compute φ(x W_in + b_in) W_out + b_out; gated: φ(x W_gate + b_gate) ∘ (x W_in + b_in) as φ.
 

@@ -5,53 +5,49 @@ Every function is for one seed; vmap over keys adds a seed axis.
 
 import functools
 import math
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from rank_collapse import struct
+from rank_collapse.annotations import Key, Leaf, Number, Tree
 from rank_collapse.network import layers
 from rank_collapse.network.attention import AttentionParams, repeat_groups
 from rank_collapse.network.config import SWEPT, TransformerConfig
-from rank_collapse.network.embedding import init_embedding
+from rank_collapse.network.embedding import EmbeddingParams, init_embedding
+from rank_collapse.network.layers import MLPParams, NormParams
 from rank_collapse.network.positions import RelativeParams
-from rank_collapse.network.residual import init_gains
-from rank_collapse.network.streams import ConnectionParams, init_connections
+from rank_collapse.network.residual import LearnedGains, init_gains
 
 
 class BlockParams(struct.Struct):
     """Parameters of one layer, or of a stack with a leading layer axis; None for absent parts."""
 
-    attention: Any  # AttentionParams
-    attention_norm: Any = None  # NormParams, before the branch or after the sum
-    attention_branch_norm: Any = None  # NormParams, of the branch's output
-    attention_gains: Any = None  # LearnedGains
-    attention_connection: Any = None  # ConnectionParams, of several residual streams
-    cross: Any = None  # AttentionParams
-    cross_norm: Any = None
-    cross_branch_norm: Any = None
-    cross_gains: Any = None
-    cross_connection: Any = None
-    mlp: Any = None  # MLPParams
-    mlp_norm: Any = None
-    mlp_branch_norm: Any = None
-    mlp_gains: Any = None
-    mlp_connection: Any = None
+    attention: AttentionParams | None
+    attention_norm: NormParams | None = None  # before the branch or after the sum
+    attention_branch_norm: NormParams | None = None  # of the branch's output
+    attention_gains: LearnedGains | None = None
+    cross: AttentionParams | None = None
+    cross_norm: NormParams | None = None
+    cross_branch_norm: NormParams | None = None
+    cross_gains: LearnedGains | None = None
+    mlp: MLPParams | None = None
+    mlp_norm: NormParams | None = None
+    mlp_branch_norm: NormParams | None = None
+    mlp_gains: LearnedGains | None = None
 
 
 class TransformerParams(struct.Struct):
     """All parameters of a network."""
 
-    layers: Any  # BlockParams with a leading axis of `config.num_rows`
-    final_norm: Any = None  # NormParams
-    embedding: Any = None  # EmbeddingParams
-    position_bias: Any = None  # [buckets, h], position "relative_bias"
-    final_connection: Any = None  # ConnectionParams, what is read after connection "attention"
+    layers: Tree  # BlockParams with a leading axis of `config.num_rows`
+    final_norm: NormParams | None = None
+    embedding: EmbeddingParams | None = None
+    position_bias: Leaf | None = None  # [buckets, h], position "relative_bias"
 
 
 def init(
-    key: Any, config: TransformerConfig, weight_scale: Any = 1.0, bias_scale: Any = 0.0
+    key: Key, config: TransformerConfig, weight_scale: Number = 1.0, bias_scale: Number = 0.0
 ) -> TransformerParams:
     """Draw the parameters of a network, by the rule `config.init`.
 
@@ -67,11 +63,9 @@ def init(
     key_layers, key_embedding, key_position = jax.random.split(key, 3)
     keys = jax.vmap(lambda l: jax.random.fold_in(key_layers, l))(jnp.arange(config.num_rows))
     stack = jax.vmap(lambda k: init_block(k, config, weight_scale, bias_scale))(keys)
-    stack = stack.replace(**init_gains(config), **init_connections(config))
+    stack = stack.replace(**init_gains(config))
     norm = _init_norm(config) if config.final_norm else None
-    embedding = position_bias = connection = None
-    if config.connection == "attention":
-        connection = ConnectionParams(read=jnp.zeros(config.d_model))
+    embedding = position_bias = None
     if config.embedding is not None:
         embedding = init_embedding(key_embedding, config.embedding, config.d_model)
     if config.position == "relative_bias":
@@ -82,14 +76,13 @@ def init(
         final_norm=norm,
         embedding=embedding,
         position_bias=position_bias,
-        final_connection=connection,
     )
 
 
 def init_block(
-    key: Any, config: TransformerConfig, weight_scale: Any = 1.0, bias_scale: Any = 0.0
+    key: Key, config: TransformerConfig, weight_scale: Number = 1.0, bias_scale: Number = 0.0
 ) -> BlockParams:
-    """Draw the parameters of one layer but for learned gains and connections; see `init`.
+    """Draw the parameters of one layer but for learned gains; see `init`.
 
     Args:
         key: Random key of the layer.
@@ -222,7 +215,9 @@ def _init_mlp(key, config, scale, bias_scale):
     )
 
 
-def layer_params(params: TransformerParams, config: TransformerConfig, layer: Any) -> BlockParams:
+def layer_params(
+    params: TransformerParams, config: TransformerConfig, layer: Number
+) -> BlockParams:
     """Return the parameters of one layer, through `config.layer_map`; the index may be traced.
 
     Args:
@@ -272,7 +267,7 @@ def check_params(params: TransformerParams, config: TransformerConfig) -> None:
     used_parts = {name.split(".")[1] for name in expected if name.startswith("layers.")}
     for name, shape in shapes.items():
         part = name.split(".")[1] if name.startswith("layers.") else ""
-        part = part.removesuffix("_gains").removesuffix("_connection")
+        part = part.removesuffix("_gains")
         if name not in expected and part in used_parts and not name.endswith(".bias"):
             raise ValueError(f"params.{name} of shape {shape} is not in the config ({sizes})")
 

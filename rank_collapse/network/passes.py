@@ -11,17 +11,17 @@ Axis letters: n tokens, d width, l layers.
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from rank_collapse.annotations import ArrayLike, Leaf, Tree
 from rank_collapse.network.config import TransformerConfig
-from rank_collapse.network.covers import EVERYTHING, FORWARD, Covers
+from rank_collapse.network.covers import EVERYTHING, Covers
 from rank_collapse.network.inputs import PreparedInputs
 from rank_collapse.network.parameters import TransformerParams
-from rank_collapse.network.streams import start_streams
 from rank_collapse.network.trace import Trace
 from rank_collapse.network.transformer import LayerValues, TokenAlgebra, compute_layer
 from rank_collapse.network.walk import (
@@ -37,9 +37,9 @@ class WalkResult(NamedTuple):
     """What a pass has after the last layer."""
 
     params: TransformerParams  # only those outside of the layers may be read
-    last_state: Any  # X^L [n, d], or its streams
-    carry: Any  # of the pass
-    layer_results: Any  # of `LayerPass.measure_layer`, [l, ...]
+    last_state: Leaf  # X^L [n, d]
+    carry: Tree  # of the pass
+    layer_results: Tree  # of `LayerPass.measure_layer`, [l, ...]
     prepared: PreparedInputs  # as at the start
     config: TransformerConfig
 
@@ -57,17 +57,17 @@ class LayerPass:
     reads_layer_values: ClassVar[bool] = True  # False: it carries another state than tokens
     covers: ClassVar[Covers] = EVERYTHING
 
-    def on_host(self, results: Any) -> Any:
+    def on_host(self, results: Tree) -> Tree:
         """Convert streamed results [b, ...], of one layer or in the end, from NumPy's arrays."""
         return results
 
-    def init_carry(self, prepared: PreparedInputs, config: TransformerConfig) -> Any:
+    def init_carry(self, prepared: PreparedInputs, config: TransformerConfig) -> Tree:
         """Return the carry before the first layer: a pytree whose shapes no layer changes."""
         return ()
 
     def measure_layer(
-        self, layer: Layer, x: Float[Array, "n d"], layer_values: LayerValues | None, carry: Any
-    ) -> tuple[Any, Any]:
+        self, layer: Layer, x: Float[Array, "n d"], layer_values: LayerValues | None, carry: Tree
+    ) -> tuple[Tree, Tree]:
         """Measure one layer; under jit nothing is computed that nobody uses.
 
         Args:
@@ -81,7 +81,7 @@ class LayerPass:
         """
         raise NotImplementedError
 
-    def build_result(self, walk_result: WalkResult) -> Any:
+    def build_result(self, walk_result: WalkResult) -> Tree:
         """Make the pass's result from the results of all layers."""
         return walk_result.layer_results
 
@@ -90,13 +90,13 @@ class LayerPass:
 class LayerMeasure(LayerPass):
     """A measure of every layer by itself: (layer, x, layer_values) → arrays."""
 
-    covers: ClassVar[Covers] = FORWARD
+    covers: ClassVar[Covers] = EVERYTHING
 
-    measure: Callable[..., Any]  # a function of a module
+    measure: Callable[..., Tree]  # a function of a module
 
     def measure_layer(
-        self, layer: Layer, x: Any, layer_values: LayerValues, carry: Any
-    ) -> tuple[Any, Any]:
+        self, layer: Layer, x: Array, layer_values: LayerValues, carry: Tree
+    ) -> tuple[Tree, Tree]:
         return carry, self.measure(layer, x, layer_values)
 
 
@@ -104,21 +104,21 @@ class LayerMeasure(LayerPass):
 class States(LayerPass):
     """The hidden states X^0 .. X^L, or a measure of each, [L + 1, ...]."""
 
-    covers: ClassVar[Covers] = FORWARD
+    covers: ClassVar[Covers] = EVERYTHING
 
-    def measure(self, x: Float[Array, "n d"], mask: Any = None) -> Any:
+    def measure(self, x: Float[Array, "n d"], mask: ArrayLike | None = None) -> Tree:
         """Measure one state; the mask Bool [n] says which tokens exist. Here: the state itself."""
         return x
 
-    def init_carry(self, prepared: PreparedInputs, config: TransformerConfig) -> Any:
+    def init_carry(self, prepared: PreparedInputs, config: TransformerConfig) -> Tree:
         return self.measure(prepared.x, prepared.token_mask)
 
     def measure_layer(
-        self, layer: Layer, x: Any, layer_values: LayerValues, carry: Any
-    ) -> tuple[Any, Any]:
+        self, layer: Layer, x: Array, layer_values: LayerValues, carry: Tree
+    ) -> tuple[Tree, Tree]:
         return carry, self.measure(layer_values.trace.hidden, layer.inputs.token_mask)
 
-    def build_result(self, walk_result: WalkResult) -> Any:
+    def build_result(self, walk_result: WalkResult) -> Tree:
         def prepend_first(first, by_layer):
             return jnp.concatenate([first[None], by_layer])
 
@@ -129,14 +129,14 @@ class States(LayerPass):
 class OutputPass(LayerPass):
     """The output of the network, [n, d], and nothing of its layers."""
 
-    covers: ClassVar[Covers] = FORWARD
+    covers: ClassVar[Covers] = EVERYTHING
 
     def measure_layer(
-        self, layer: Layer, x: Any, layer_values: LayerValues, carry: Any
-    ) -> tuple[Any, Any]:
+        self, layer: Layer, x: Array, layer_values: LayerValues, carry: Tree
+    ) -> tuple[Tree, Tree]:
         return carry, ()
 
-    def build_result(self, walk_result: WalkResult) -> Any:
+    def build_result(self, walk_result: WalkResult) -> Tree:
         return walk_result.output
 
 
@@ -157,7 +157,7 @@ def step_passes(
     layer_values, state = None, x
     if any(p.reads_layer_values for p in passes):
         layer_values = compute_layer(layer, x)
-        state = layer_values.state
+        state = layer_values.trace.hidden
     pairs = [
         p.measure_layer(layer, x, layer_values, carry)
         for p, carry in zip(passes, carries, strict=True)
@@ -171,7 +171,7 @@ def run_pass(
     params: TransformerParams,
     prepared: PreparedInputs,
     config: TransformerConfig,
-) -> Any:
+) -> Tree:
     """Run a pass over a network in memory, as a scan.
 
     Compiled once for a pass, a shape and what of a config is static.
@@ -191,7 +191,7 @@ def run_pass(
         x, carries, (result,) = step_passes((layer_pass,), layer, x, carries)
         return (x, carries), result
 
-    start = start_streams(prepared.x, config), (layer_pass.init_carry(prepared, config),)
+    start = prepared.x, (layer_pass.init_carry(prepared, config),)
     (last_state, (carry,)), results = walk_layers(step, start, params, prepared, config)
     return layer_pass.build_result(WalkResult(params, last_state, carry, results, prepared, config))
 
@@ -207,11 +207,11 @@ class RecordedTokens(TokenAlgebra):
 
 
 def replay(
-    measure: Callable[[Layer, dict[str, SublayerValues]], Any],
+    measure: Callable[[Layer, dict[str, SublayerValues]], Tree],
     params: TransformerParams,
     trace: Trace,
     config: TransformerConfig,
-) -> Any:
+) -> Tree:
     """Measure the sublayers of every layer from a trace, without computing a branch again.
 
     Args:
@@ -222,11 +222,7 @@ def replay(
 
     Returns:
         The measures [L, ...].
-
-    Raises:
-        ValueError: A network of several residual streams.
     """
-    EVERYTHING.check(config)
 
     def step(layer, x):
         x, sublayers = walk_layer(RecordedTokens(), layer, x)

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from rank_collapse import struct
+from rank_collapse.annotations import Leaf, Number
 
 Position = Literal["none", "rotary", "relative_bias", "relative_key"]
 POSITIONS = get_args(Position)
@@ -71,7 +72,7 @@ class PositionConfig(struct.Struct, kw_only=True):
 def rotary_angles(
     positions: Int[Array, "n"],
     width: int,
-    theta: Any = 10000.0,
+    theta: Number = 10000.0,
     scaling: tuple[float, ...] = (),
     tables: tuple[tuple[int, tuple[float, ...]], ...] = (),
 ) -> tuple[Float[Array, "n k"], Float[Array, "n k"]]:
@@ -159,7 +160,7 @@ def local_mask(num_tokens: int, window: int) -> Bool[Array, "n n"]:
     return jnp.abs(i[:, None] - i[None, :]) <= window
 
 
-def combine_masks(*masks: Any) -> Any:
+def combine_masks(*masks: object) -> Array | None:
     """Combine the masks that are not None by logical and; None where there is none.
 
     The result has the largest rank of the masks, at least 2.
@@ -183,10 +184,10 @@ class RelativeParams(struct.Struct):
     (x_i W_q + b_s)·segment[different segments].
     """
 
-    w_r: Any  # [h, d, k]
-    b_r: Any  # [h, k]
-    b_s: Any  # [h, k]
-    segment: Any  # [2, h, k]: same segment, different segment
+    w_r: Leaf  # [h, d, k]
+    b_r: Leaf  # [h, k]
+    b_s: Leaf  # [h, k]
+    segment: Leaf  # [2, h, k]: same segment, different segment
 
 
 def rotate(x: Float[Array, "h n k"], rotary: tuple[Array, Array]) -> Float[Array, "h n k"]:

@@ -10,6 +10,7 @@ reads N(λ x + γ branch(x)). Admin's ω (λ = ω), DeepNet's α (λ = α), Laye
 Axis letters: l layers, n tokens, d width.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -17,9 +18,11 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from rank_collapse import struct
+from rank_collapse.annotations import DType, Leaf, Number
 from rank_collapse.network import layers
-from rank_collapse.network.attention import ANY_DISTANCE
+from rank_collapse.network.attention_weights import ANY_DISTANCE
 from rank_collapse.network.config import TransformerConfig
+from rank_collapse.network.layers import NormKind, NormParams
 
 
 class Gains(struct.Struct):
@@ -29,9 +32,9 @@ class Gains(struct.Struct):
     `config.replace(skip_gain=Gains(attention=2.0, mlp=1.0))`.
     """
 
-    attention: Any = 1.0
-    cross: Any = 1.0
-    mlp: Any = 1.0
+    attention: Number = 1.0
+    cross: Number = 1.0
+    mlp: Number = 1.0
 
 
 class Unprofiled(struct.Struct):
@@ -41,8 +44,8 @@ class Unprofiled(struct.Struct):
 class LearnedGains(struct.Struct):
     """Gains of one kind of sublayer that are parameters: [L] or [L, d] in a stack; or None."""
 
-    skip: Any = None
-    branch: Any = None
+    skip: Leaf | None = None
+    branch: Leaf | None = None
 
 
 class LayerGains(struct.Struct):
@@ -50,30 +53,31 @@ class LayerGains(struct.Struct):
 
     skip: Gains  # λ
     branch: Gains  # γ
-    temperature: Any
-    mixing: Any = None  # `attention.Mixing` with leaves [h]; None for none
+    temperature: Number
+    mixing: Leaf | None = None  # `Mixing` with leaves [h]; None for none
     norm: Any = None  # Gains of the norms' outputs; None for none
-    window: Any = None  # how far the layer attends; None where all attend at any distance
-    unnormed: Any = None  # Bool, its attention reads tokens without a norm; None where none does
-    rotated: Any = None  # Bool, it has the rotary positions; None where all have them
+    window: Leaf | None = None  # how far the layer attends; None where all attend at any distance
+    unnormed: Leaf | None = (
+        None  # Bool, its attention reads tokens without a norm; None where none does
+    )
+    rotated: Leaf | None = None  # Bool, it has the rotary positions; None where all have them
 
 
 class ResidualSpec(struct.Struct):
     """How a sublayer joins its branch to the stream: N(λ x + γ N'(branch(N(x))))."""
 
-    norm: Any  # NormParams of N; None for a norm without gain and bias
-    branch_norm: Any  # those of N', the norm of the branch's output
-    skip_gain: Any  # λ, a scalar or [d]
-    branch_gain: Any  # γ
+    norm: NormParams | None  # of N; None for a norm without gain and bias
+    branch_norm: NormParams | None  # those of N', the norm of the branch's output
+    skip_gain: Leaf  # λ, a scalar or [d]
+    branch_gain: Number  # γ
     kind: str = struct.field(pytree_node=False)  # the sublayer's; "final" after the last layer
     skip: bool = struct.field(pytree_node=False)
     placement: str = struct.field(pytree_node=False)  # `ResidualConfig.norm_placement`
-    norm_kind: Any = struct.field(pytree_node=False)
+    norm_kind: NormKind | Callable = struct.field(pytree_node=False)
     eps: float = struct.field(pytree_node=False)
     parallel: bool = struct.static(False)  # whether the branch reads the layer's start
     after_branch: bool = struct.static(False)  # whether this is the spec of N', see `at_branch`
-    unnormed: Any = None  # traced Bool, whether this layer's branch reads tokens without N
-    connection: Any = None  # `streams.ConnectionParams`; None for one stream, or for their mean
+    unnormed: Leaf | None = None  # traced Bool, whether this layer's branch reads tokens without N
 
     @property
     def norms_input(self) -> bool:
@@ -126,18 +130,16 @@ def residual_specs(
             eps=config.norm_eps,
             parallel=parallel,
             unnormed=gains.unnormed if kind == "attention" else None,
-            connection=getattr(params, f"{kind}_connection"),
         )
     return specs
 
 
 def final_spec(params: Any, config: TransformerConfig) -> ResidualSpec:
     """Make the spec of the norm after the last layer."""
-    spec = lone_norm(params.final_norm, config.norm, config.norm_eps)
-    return spec.replace(connection=params.final_connection)
+    return lone_norm(params.final_norm, config.norm, config.norm_eps)
 
 
-def lone_norm(norm: Any, kind: Any, eps: float) -> ResidualSpec:
+def lone_norm(norm: NormParams | None, kind: NormKind | Callable, eps: float) -> ResidualSpec:
     """Make the spec of a norm that belongs to no sublayer.
 
     Args:
@@ -147,7 +149,7 @@ def lone_norm(norm: Any, kind: Any, eps: float) -> ResidualSpec:
     return ResidualSpec(norm, None, 1.0, 1.0, "final", False, "post", kind, eps)
 
 
-def scale_norm(norm: layers.NormParams | None, gain: Any, width: int) -> layers.NormParams:
+def scale_norm(norm: layers.NormParams | None, gain: Number, width: int) -> layers.NormParams:
     """Multiply a norm's output, its gain and bias, by a scalar or [d].
 
     Args:
@@ -196,7 +198,7 @@ def scale_summands(
     return stream, apply_gain(spec.branch_gain, branch_output)
 
 
-def layer_gains(config: TransformerConfig, dtype: Any, params: Any = None) -> LayerGains:
+def layer_gains(config: TransformerConfig, dtype: DType, params: Any = None) -> LayerGains:
     """Compute what may be swept or differs between layers: gains, temperature, windows.
 
     Args:
@@ -307,7 +309,9 @@ def _effective_gains(gain_kind, config, dtype, params):
     return gains
 
 
-def _broadcast_to_layers(name: str, value: Any, config: TransformerConfig, dtype: Any) -> Array:
+def _broadcast_to_layers(
+    name: str, value: object, config: TransformerConfig, dtype: DType
+) -> Array:
     """Broadcast a number, [L] or [L or 1, d] to [L] or [L, d].
 
     Args:
@@ -345,7 +349,7 @@ def _broadcast_to_heads(value, config, dtype):
     return jnp.broadcast_to(value[:, None] if value.ndim == 1 else value, shape)
 
 
-def apply_gain(gain: Any, x: Array) -> Array:
+def apply_gain(gain: Number, x: Array) -> Array:
     """Multiply x [..., d] by a scalar or [d] gain."""
     gain = jnp.asarray(gain, x.dtype)
     return gain.reshape((1,) * (x.ndim - 1) + (-1,)) * x if gain.ndim else gain * x

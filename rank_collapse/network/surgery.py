@@ -6,7 +6,7 @@ only its two linear maps. "text" is what the paper's text says: SAN+MLP has no s
 without MLP the sublayer is gone. Attention keeps its norm in all of them.
 """
 
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import jax.numpy as jnp
 
@@ -91,7 +91,7 @@ def ablate(
         return config, params
     if reading == "published" and config.family == "albert":
         return identity_maps(config, params)
-    no_mlp = dict.fromkeys(("mlp", "mlp_norm", "mlp_branch_norm", "mlp_gains", "mlp_connection"))
+    no_mlp = dict.fromkeys(("mlp", "mlp_norm", "mlp_branch_norm", "mlp_gains"))
     config = config.replace(mlp="none", mlp_skip=False, num_experts=0, d_shared=0)
     return config, params.replace(layers=params.layers.replace(**no_mlp))
 
@@ -111,7 +111,7 @@ def identity_maps(
         raise ValueError(f"mlp={config.mlp!r} is gated: it has three linear maps")
     rows, d = config.num_rows, config.d_model
     dtype = params.layers.attention.w_q.dtype
-    eye: Any = jnp.broadcast_to(jnp.eye(d, dtype=dtype)[None], (rows, d, d))
+    eye = jnp.broadcast_to(jnp.eye(d, dtype=dtype)[None], (rows, d, d))
     zero = jnp.zeros((rows, d), dtype)
     mlp = MLPParams(w_in=eye, b_in=zero, w_out=eye, b_out=zero)
     return config.replace(d_ff=d), params.replace(layers=params.layers.replace(mlp=mlp))

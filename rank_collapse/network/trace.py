@@ -9,14 +9,13 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from rank_collapse import struct
-from rank_collapse.network.attention import AttentionContext
+from rank_collapse.network.attention_weights import AttentionContext
 
 
 class LayerTrace(struct.Struct):
     """Arrays that one layer computed; in a Trace, with a leading layer axis.
 
-    The sums before a post-norm are λ·input·[skip] + γ·branch and are not stored. States of several
-    streams are their means; `apply(..., keep=("residual",))` keeps them apart.
+    The sums before a post-norm are λ·input·[skip] + γ·branch and are not stored.
     """
 
     attention: struct.Leaf  # [h, n, n]  P_h, or M_h where the config mixes

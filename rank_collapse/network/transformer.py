@@ -8,20 +8,21 @@
     apply_final_norm    the norm after the last layer
 
 Everything is written for one example; `jax.vmap` adds axes of batches and seeds. Axis letters:
-l layers, h heads, s residual streams, n tokens, m memory tokens, d width.
+l layers, h heads, n tokens, m memory tokens, d width.
 """
 
 import dataclasses
 import functools
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from rank_collapse import struct
-from rank_collapse.network import attention as attn, edits, layers, streams
+from rank_collapse.annotations import ArrayLike, Key, Leaf, Number
+from rank_collapse.network import attention as attn, edits, layers
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.dropout import dropout, dropout_branches
 from rank_collapse.network.edits import EditPoints
@@ -46,31 +47,29 @@ from rank_collapse.network.walk import (
 class BranchAux(NamedTuple):
     """What a branch of the forward pass returns besides its summand."""
 
-    output: Any  # [n, d], before dropout
-    weights: Any = None  # [h, n, m]; None of the MLP
+    output: Leaf  # [n, d], before dropout
+    weights: Leaf | None = None  # [h, n, m]; None of the MLP
 
 
 class TokenAlgebra(Algebra):
     """Tokens [n, d], edited at the layer's edit points, with dropout where there is a key."""
 
     def __init__(
-        self, edit_points: EditPoints | None = None, dropout_key: Any = None, dropout_rate: Any = 0
+        self,
+        edit_points: EditPoints | None = None,
+        dropout_key: Key | None = None,
+        dropout_rate: Number = 0,
     ):
         self.edit_points = EditPoints() if edit_points is None else edit_points
         self.dropout_rate = dropout_rate
         # Of each branch's output, and then of each branch's attention weights.
         self.keys = [None] * 6 if dropout_key is None else dropout_branches(dropout_key, 6)
 
-    def merge_streams(self, layer, spec, x):
-        return streams.merge_streams(layer.connection(spec, x), x)
-
     def apply_norm(self, layer, spec, x):
         return normalize_tokens(spec, x)
 
     def add_branch(self, layer, spec, x, branch_output):
-        return add_to_stream(
-            spec, *streams.join_streams(layer.connection(spec, x), x, branch_output)
-        )
+        return add_to_stream(spec, x, branch_output)
 
     def edit_branch_input(self, layer, kind, x):
         return self.edit_points(f"{kind}_input", x)
@@ -125,7 +124,6 @@ _BRANCH_NUMBER = {"attention": 0, "cross": 1, "mlp": 2}
 class LayerValues(NamedTuple):
     """Everything that one layer of a forward pass computed; under jit only what is read."""
 
-    state: Any  # [n, d], what the next layer takes: `trace.hidden`, or several streams [s, n, d]
     trace: LayerTrace
     sublayers: dict[str, SublayerValues]
     edit_points: EditPoints  # with the values that were saved at them
@@ -133,17 +131,17 @@ class LayerValues(NamedTuple):
 
 def compute_layer(
     layer: Layer,
-    x: Float[Array, "*s n d"],
+    x: Float[Array, "n d"],
     *,
-    dropout_key: Any = None,
-    dropout_rate: Any = 0.0,
+    dropout_key: Key | None = None,
+    dropout_rate: Number = 0.0,
     keep: tuple[str, ...] = (),
 ) -> LayerValues:
     """Compute one layer of the forward pass.
 
     Args:
         layer: The layer.
-        x: The state before it, at first from `streams.start_streams`.
+        x: The tokens before it.
         dropout_key, dropout_rate: For dropout on attention weights and branches; None for none.
         keep: Names of edit points whose values the trace keeps.
     """
@@ -152,39 +150,34 @@ def compute_layer(
     edit_points = EditPoints(layer.inputs.edit, layer.index, (*keep, *mix_inputs))
     state, sublayers = walk_layer(TokenAlgebra(edit_points, dropout_key, dropout_rate), layer, x)
     fields = {f"{kind}_branch": values.aux.output for kind, values in sublayers.items()}
-    num_before = layer.count_sublayers_before("final")
-    for number, (kind, values) in enumerate(sublayers.items(), 1):
-        if kind != "mlp":
-            fields[f"after_{kind}"] = streams.average_streams(
-                values.output_state, config, num_before + number
-            )
+    fields |= {f"after_{k}": sublayers[k].output_state for k in sublayers if k != "mlp"}
     if "cross" in sublayers:
         fields["cross_attention"] = sublayers["cross"].aux.weights
     if keep:
         fields["kept"] = {name: edit_points.saved[name] for name in keep}
     trace = LayerTrace(
         attention=sublayers["attention"].aux.weights,
-        hidden=streams.average_streams(state, config, num_before + len(sublayers)),
+        hidden=state,
         **fields,
     )
-    return LayerValues(state, trace, sublayers, edit_points)
+    return LayerValues(trace, sublayers, edit_points)
 
 
 def apply(
     params: TransformerParams,
-    x: Any,
+    x: ArrayLike,
     config: TransformerConfig,
     *,
-    mask: Any = None,
-    bias: Any = None,
-    memory: Any = None,
-    memory_mask: Any = None,
-    segments: Any = None,
-    positions: Any = None,
-    dropout_key: Any = None,
-    dropout_rate: Any = 0.0,
+    mask: ArrayLike | None = None,
+    bias: ArrayLike | None = None,
+    memory: ArrayLike | None = None,
+    memory_mask: ArrayLike | None = None,
+    segments: ArrayLike | None = None,
+    positions: ArrayLike | None = None,
+    dropout_key: Key | None = None,
+    dropout_rate: Number = 0.0,
     keep: Sequence[str] = (),
-    edit: Any = None,
+    edit: Mapping[str, Callable] | None = None,
 ) -> Trace:
     """Run the network on one example.
 
@@ -209,10 +202,10 @@ def apply(
             in every layer: "q", "k" [h, n, k] as they enter the scores, "v" [h, n, v], "scores"
             [h, n, n] before the mask, "weights" (what the mask excludes stays 0), "head_output"
             [h, n, d], "attention_branch", "after_attention", "mlp_hidden" [n, f], "mlp_branch" and
-            "residual", the stream after the layer, or the streams [s, n, d]; "attention_input" and
-            "mlp_input", what branches read after their norms; "cross_q", ..., "cross_branch" and
-            "after_cross". `layer` is traced: choose with jnp.where(layer == 3, changed, value).
-            Arrays that a function refers to are traced, see `rank_collapse.network.edits`.
+            "residual", the stream after the layer; "attention_input" and "mlp_input", what
+            branches read after their norms; "cross_q", ..., "cross_branch" and "after_cross".
+            `layer` is traced: choose with jnp.where(layer == 3, changed, value). Arrays that a
+            function refers to are traced, see `rank_collapse.network.edits`.
 
     Returns:
         A `Trace`.
@@ -251,10 +244,9 @@ def _apply(params, prepared, config, dropout_key, dropout_rate, keep) -> Trace:
         values = compute_layer(
             layer, x, dropout_key=layer.extra, dropout_rate=dropout_rate, keep=keep
         )
-        return values.state, values.trace
+        return values.trace.hidden, values.trace
 
-    start = streams.start_streams(prepared.x, config)
-    state, layer_traces = walk_layers(step, start, params, prepared, config, extra=layer_keys)
+    state, layer_traces = walk_layers(step, prepared.x, params, prepared, config, extra=layer_keys)
     output = apply_final_norm(TokenAlgebra(), state, params, prepared, config)
     hidden = jnp.concatenate([prepared.x[None], layer_traces.hidden])
     return Trace(hidden=hidden, layers=layer_traces, output=output, context=prepared.context)
@@ -262,11 +254,11 @@ def _apply(params, prepared, config, dropout_key, dropout_rate, keep) -> Trace:
 
 def apply_batch(
     params: TransformerParams,
-    x: Any,
+    x: ArrayLike,
     config: TransformerConfig,
     *,
-    dropout_key: Any = None,
-    **options: Any,
+    dropout_key: Key | None = None,
+    **options: object,
 ) -> Trace:
     """Run the network on a batch, layers first: hidden [L + 1, b, n, d], attention [L, b, h, n, n].
 

@@ -13,14 +13,18 @@ Axis letters: h heads, n queries, m keys, k and v their widths.
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.tree_util import Partial
+from jaxtyping import Array
 
 from rank_collapse import struct
-from rank_collapse.network.attention import Mixing, softmax
+from rank_collapse.annotations import ArrayLike, Key, Number
+from rank_collapse.network.attention import AttentionParams
+from rank_collapse.network.attention_config import Mixing
+from rank_collapse.network.attention_weights import AttentionContext, softmax
 from rank_collapse.network.config import DEFAULTS, TransformerConfig, check_config
 from rank_collapse.network.covers import ANY, Covers
 from rank_collapse.network.parameters import TransformerParams, init
@@ -39,7 +43,7 @@ VariantName = Literal[
 # --- Weights of scores: (value, scores [h, n, m], context) → P [h, n, m]
 
 
-def allowed_keys(scores: Any, context: Any) -> Any:
+def allowed_keys(scores: ArrayLike, context: AttentionContext) -> Array:
     """Compute which keys a query may attend to, Bool [1 or h, n, m].
 
     Args:
@@ -123,14 +127,16 @@ def linear(q, k, v, context):
 class Variant(NamedTuple):
     """An attention variant."""
 
-    fields: Callable[..., dict[str, Any]]  # values → fields of the config that it sets
-    values: Callable[[TransformerConfig], dict[str, Any]]  # of `fields`, as authors start them
+    fields: Callable[..., dict[str, object]]  # values → fields of the config that it sets
+    values: Callable[[TransformerConfig], dict[str, object]]  # of `fields`, as authors start them
     source: str
-    needs: Mapping[str, Any] = {}  # {field: values that it supports} where not all are supported
-    start: Callable[[Any], Any] = lambda attention: attention  # AttentionParams as authors start
+    needs: Mapping[str, object] = {}  # {field: values that it supports} where not all are supported
+    start: Callable[[AttentionParams], AttentionParams] = lambda attention: (
+        attention
+    )  # as authors start
 
 
-def _constant_values(**values: Any) -> Callable[[TransformerConfig], dict[str, Any]]:
+def _constant_values(**values: object) -> Callable[[TransformerConfig], dict[str, object]]:
     """Make the function `Variant.values` of values that do not depend on the network."""
     return lambda config: dict(values)
 
@@ -205,7 +211,7 @@ def _find_variant(name):
     return VARIANTS[name]
 
 
-def variant(config: TransformerConfig, name: VariantName, **values: Any) -> TransformerConfig:
+def variant(config: TransformerConfig, name: VariantName, **values: object) -> TransformerConfig:
     """Replace a network's attention by a variant; `init_variant` draws its parameters.
 
     Args:
@@ -232,11 +238,11 @@ def variant(config: TransformerConfig, name: VariantName, **values: Any) -> Tran
 
 
 def init_variant(
-    key: Any,
+    key: Key,
     config: TransformerConfig,
     name: VariantName,
-    weight_scale: Any = 1.0,
-    bias_scale: Any = 0.0,
+    weight_scale: Number = 1.0,
+    bias_scale: Number = 0.0,
 ) -> TransformerParams:
     """Draw parameters of a network, its attention as a variant's authors start it; see `init`.
 

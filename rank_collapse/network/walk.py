@@ -10,42 +10,46 @@ and which networks that covers: tokens (`transformer.TokenAlgebra`), sums of pat
 with a logarithmic residual, a kernel of tokens under random weights.
 
 Everything is written for one example; `jax.vmap` adds axes of batches and seeds. Axis letters:
-l layers, h heads, s residual streams, n tokens, m memory tokens, d width.
+l layers, h heads, n tokens, m memory tokens, d width.
 """
 
 from collections.abc import Callable
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from rank_collapse import struct
-from rank_collapse.network import attention as attn, streams
+from rank_collapse.annotations import Number, Tree
+from rank_collapse.network.attention_weights import AttentionContext
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.covers import EVERYTHING, Covers
 from rank_collapse.network.inputs import PreparedInputs
-from rank_collapse.network.parameters import TransformerParams
+from rank_collapse.network.parameters import BlockParams, TransformerParams
 from rank_collapse.network.residual import (
+    LayerGains,
     ResidualSpec,
     final_spec,
     layer_gains,
     residual_specs,
 )
 
+State = Tree  # what an algebra carries from layer to layer: tokens, sums of paths, a kernel
+
 
 class Layer(struct.Struct):
     """One layer of a network on one example."""
 
-    params: Any  # BlockParams
-    gains: Any  # LayerGains
-    index: Any  # traced: one program serves all layers
-    config: Any  # TransformerConfig
-    inputs: Any  # PreparedInputs of the network
-    extra: Any = None  # what else an algebra needs in this layer, such as frozen weights
+    params: BlockParams | None  # None at the final norm
+    gains: LayerGains | None  # None at the final norm
+    index: Number  # traced: one program serves all layers
+    config: TransformerConfig
+    inputs: PreparedInputs | None  # of the network
+    extra: Tree = None  # what else an algebra needs in this layer, such as frozen weights
 
     @property
-    def context(self) -> attn.AttentionContext:
+    def context(self) -> AttentionContext:
         """Masks, biases and positions of this layer's self-attention."""
         gains, config = self.gains, self.config
         context = self.inputs.context.for_layer(gains.window, gains.rotated)
@@ -54,18 +58,8 @@ class Layer(struct.Struct):
         sizes = config.depth, config.num_heads
         return context.replace(layer=self.index, sizes=sizes)
 
-    def count_sublayers_before(self, kind: str) -> Any:
-        """Count the sublayers of the network before this layer's `kind`; "final": its first."""
-        kinds = self.config.kinds
-        return self.index * len(kinds) + (kinds.index(kind) if kind in kinds else 0)
-
-    def connection(self, spec: ResidualSpec, x: Any) -> streams.Connection | None:
-        """Compute how a sublayer reads and writes streams [s, n, d]; None where there is one."""
-        num_before = self.count_sublayers_before(spec.kind)
-        return streams.compute_connection(spec.connection, x, self.config, num_before)
-
     @property
-    def score_options(self) -> dict[str, Any]:
+    def score_options(self) -> dict[str, object]:
         """The arguments of `attention.multi_head_attention` that define the scores."""
         config = self.config
         return {
@@ -80,12 +74,12 @@ class SublayerValues(NamedTuple):
     """Everything that one sublayer computed; under jit what nobody reads is not computed."""
 
     spec: ResidualSpec
-    state: Any  # before the sublayer
-    branch_input: Any  # what the branch read, after its norm
-    branch_output: Any  # before N'
-    aux: Any  # what else the branch returned
-    norm_input: Any  # what N was applied to; None where there is no N
-    output_state: Any  # after the sublayer, and of attention after its edit
+    state: State  # before the sublayer
+    branch_input: State  # what the branch read, after its norm
+    branch_output: State  # before N'
+    aux: Tree  # what else the branch returned
+    norm_input: State  # what N was applied to; None where there is no N
+    output_state: State  # after the sublayer, and of attention after its edit
 
 
 class Algebra:
@@ -93,44 +87,44 @@ class Algebra:
 
     covers: ClassVar[Covers] = EVERYTHING
 
-    def merge_streams(self, layer: Layer, spec: ResidualSpec, state: Any) -> Any:
-        """Merge several streams into the one that a branch, or the final norm, reads."""
-        return state
-
-    def apply_norm(self, layer: Layer, spec: ResidualSpec, state: Any) -> Any:
+    def apply_norm(self, layer: Layer, spec: ResidualSpec, state: State) -> State:
         """Normalise a state by the spec's norm, or a branch's output where `spec.after_branch`."""
         raise NotImplementedError
 
-    def add_branch(self, layer: Layer, spec: ResidualSpec, state: Any, branch_output: Any) -> Any:
+    def add_branch(
+        self, layer: Layer, spec: ResidualSpec, state: State, branch_output: State
+    ) -> State:
         """Compute γ branch_output + λ state·[skip]."""
         raise NotImplementedError
 
-    def edit_branch_input(self, layer: Layer, kind: str, branch_input: Any) -> Any:
+    def edit_branch_input(self, layer: Layer, kind: str, branch_input: State) -> State:
         """Apply the edit at "attention_input", "cross_input" or "mlp_input"."""
         return branch_input
 
-    def apply_branch(self, layer: Layer, kind: str, branch_input: Any) -> tuple[Any, Any]:
+    def apply_branch(self, layer: Layer, kind: str, branch_input: State) -> tuple[State, Tree]:
         """Compute (output, aux) of a sublayer's branch, by the method of its kind."""
         return getattr(self, f"apply_{kind}")(layer, branch_input)
 
-    def apply_attention(self, layer: Layer, branch_input: Any) -> tuple[Any, Any]:
+    def apply_attention(self, layer: Layer, branch_input: State) -> tuple[State, Tree]:
         """Compute (output, aux) of self-attention."""
         raise NotImplementedError
 
-    def apply_cross(self, layer: Layer, branch_input: Any) -> tuple[Any, Any]:
+    def apply_cross(self, layer: Layer, branch_input: State) -> tuple[State, Tree]:
         """Compute (output, aux) of the attention to the memory."""
         raise NotImplementedError
 
-    def apply_mlp(self, layer: Layer, branch_input: Any) -> tuple[Any, Any]:
+    def apply_mlp(self, layer: Layer, branch_input: State) -> tuple[State, Tree]:
         """Compute (output, aux) of the MLP."""
         raise NotImplementedError
 
-    def edit_state(self, layer: Layer, name: str, state: Any) -> Any:
+    def edit_state(self, layer: Layer, name: str, state: State) -> State:
         """Apply the edit at "after_attention", "after_cross" or "residual"."""
         return state
 
 
-def walk_layer(algebra: Algebra, layer: Layer, state: Any) -> tuple[Any, dict[str, SublayerValues]]:
+def walk_layer(
+    algebra: Algebra, layer: Layer, state: State
+) -> tuple[State, dict[str, SublayerValues]]:
     """Pass a state through one layer: attention, cross-attention and MLP in turn.
 
     Each sublayer is x ← N(λ x + γ N'(branch(N(x)))); its spec says which of the norms there are.
@@ -147,7 +141,7 @@ def walk_layer(algebra: Algebra, layer: Layer, state: Any) -> tuple[Any, dict[st
     layer_input, sublayers = state, {}
     for kind in layer.config.kinds:
         spec = specs[kind]
-        stream = algebra.merge_streams(layer, spec, layer_input if spec.parallel else state)
+        stream = layer_input if spec.parallel else state
         branch_input = _normalize_branch_input(algebra, layer, spec, stream)
         branch_input = algebra.edit_branch_input(layer, kind, branch_input)
         branch_output, aux = algebra.apply_branch(layer, kind, branch_input)
@@ -174,7 +168,7 @@ def _normalize_branch_input(algebra, layer, spec, stream):
     Args:
         algebra, layer: See `walk_layer`.
         spec: Specification of the sublayer.
-        stream: What the branch reads, as one stream.
+        stream: What the branch reads.
     """
     if not spec.norms_input:
         return stream
@@ -187,14 +181,14 @@ def _normalize_branch_input(algebra, layer, spec, stream):
 
 
 def walk_layers(
-    step: Callable[[Layer, Any], tuple[Any, Any]],
-    state: Any,
+    step: Callable[[Layer, State], tuple[State, Tree]],
+    state: State,
     params: TransformerParams,
     inputs: PreparedInputs,
     config: TransformerConfig,
     *,
-    extra: Any = None,
-) -> tuple[Any, Any]:
+    extra: Tree = None,
+) -> tuple[State, Tree]:
     """Scan a step over the layers.
 
     Args:
@@ -223,11 +217,11 @@ def walk_layers(
 
 def walk_network(
     algebra: Algebra,
-    state: Any,
+    state: State,
     params: TransformerParams,
     inputs: PreparedInputs,
     config: TransformerConfig,
-) -> Any:
+) -> State:
     """Pass a state through all layers and the final norm, keeping nothing of the layers.
 
     Args:
@@ -245,19 +239,19 @@ def walk_network(
 
 def apply_final_norm(
     algebra: Algebra,
-    state: Any,
+    state: State,
     params: TransformerParams,
     inputs: PreparedInputs,
     config: TransformerConfig,
-    extra: Any = None,
-) -> Any:
-    """Merge the streams after the last layer and normalise them, where the network does.
+    extra: Tree = None,
+) -> State:
+    """Normalise the state after the last layer, where the network does.
 
     Args:
         state: After the last layer.
         extra: `Layer.extra` that the algebra's norm reads.
     """
+    if not config.final_norm:
+        return state
     layer = Layer(None, None, config.depth, config, inputs, extra)
-    spec = final_spec(params, config)
-    state = algebra.merge_streams(layer, spec, state)
-    return algebra.apply_norm(layer, spec, state) if config.final_norm else state
+    return algebra.apply_norm(layer, final_spec(params, config), state)

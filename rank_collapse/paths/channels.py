@@ -7,35 +7,35 @@ Axis letters: a attention lengths, m numbers of MLPs, g channels, n tokens, d wi
 """
 
 import dataclasses
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array
 
 from rank_collapse import struct
-from rank_collapse.network import streams
-from rank_collapse.network.covers import FORWARD
+from rank_collapse.annotations import Leaf, Tree
+from rank_collapse.network.covers import EVERYTHING
 from rank_collapse.network.residual import add_to_stream
 from rank_collapse.network.walk import Algebra
-from rank_collapse.paths.frozen import Frozen, attend_channels, carry_edit, frozen_connection
+from rank_collapse.paths.frozen import Frozen, attend_channels, carry_edit
 
 
 class Channels(struct.Struct):
     """Sums of paths so far."""
 
-    start: Any  # [a, m, n, d], paths from the input
-    memory: Any  # [a, m, n, d], paths from the memory; None without cross-attention
-    offset: Any  # [n, d], what biases contributed
+    start: Leaf  # [a, m, n, d], paths from the input
+    memory: Leaf  # [a, m, n, d], paths from the memory; None without cross-attention
+    offset: Leaf  # [n, d], what biases contributed
     # Bool [a], which lengths exist; traced, and not to be vmapped over. Lengths are then passed one
     # after the other, those that do not exist cost nothing, and one program serves all layers. None
     # to pass all lengths at once
-    live: Any = None
+    live: Tree = None
     # Whether there are biases; False: the offset stays 0 and costs nothing. Static
     biased: bool = struct.field(pytree_node=False, default=True)
 
     def apply_to_all(
-        self, fn: Any, num_lengths: int | None = None, num_counts: int | None = None
+        self, fn: Callable, num_lengths: int | None = None, num_counts: int | None = None
     ) -> "Channels":
         """Apply fn(c [g, n, d], ones [g]) to all channels.
 
@@ -98,7 +98,7 @@ class Channels(struct.Struct):
         )
 
 
-def pad_slots(group: Any, sizes: Sequence[int], before: Sequence[int] = (0, 0)) -> Any:
+def pad_slots(group: Tree, sizes: Sequence[int], before: Sequence[int] = (0, 0)) -> Array:
     """Pad a group [..., a, m, n, d] with empty slots, up to `sizes`; None stays None.
 
     Args:
@@ -120,25 +120,17 @@ class ByLength(Algebra):
     Where MLPs are counted, their branches move a path along the second slot axis.
     """
 
-    covers = dataclasses.replace(FORWARD, name="a sum of paths by length")
+    covers = dataclasses.replace(EVERYTHING, name="a sum of paths by length")
 
     def __init__(self, counts_mlps: bool = False):
         self.counts_mlps = counts_mlps
-
-    def merge_streams(self, layer, spec, channels):
-        connection = frozen_connection(layer, spec)
-        return jax.tree.map(
-            lambda c: streams.merge_streams(connection, c), channels.replace(live=None)
-        ).replace(live=channels.live)
 
     def apply_norm(self, layer, spec, channels):
         return channels.apply_to_all(lambda c, ones: Frozen(ones).apply_norm(layer, spec, c))
 
     def add_branch(self, layer, spec, channels, branch_output):
-        connection = frozen_connection(layer, spec)
-
         def add(c, branch):
-            return add_to_stream(spec, *streams.join_streams(connection, c, branch))
+            return add_to_stream(spec, c, branch)
 
         live = branch_output.live
         total = jax.tree.map(add, channels.replace(live=None), branch_output.replace(live=None))
@@ -150,8 +142,6 @@ class ByLength(Algebra):
     def edit_state(self, layer, name, channels):
         if name not in (layer.inputs.edit or ()):
             return channels
-        if layer.config.streams and not name.endswith("_input"):
-            raise ValueError(f"{self.covers.name} does not cover an edit of {name!r} of streams")
         return channels.apply_to_all(lambda c, ones: carry_edit(layer, name, c, ones))
 
     def apply_attention(self, layer, branch_input):

@@ -9,12 +9,14 @@ the output. Cost: about L/2 + 1 uses of the value, output and MLP matrices, not 
 
 import dataclasses
 import functools
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array
 
 from rank_collapse import struct
+from rank_collapse.annotations import ArrayLike, Number, Tree
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.covers import Covers
 from rank_collapse.network.input_checks import as_numbers
@@ -22,7 +24,6 @@ from rank_collapse.network.inputs import PreparedInputs, prepare_inputs
 from rank_collapse.network.parameters import TransformerParams
 from rank_collapse.network.passes import LayerPass, WalkResult
 from rank_collapse.network.precision import full_precision
-from rank_collapse.network.streams import start_streams
 from rank_collapse.network.transformer import LayerValues, compute_layer
 from rank_collapse.network.walk import Layer, apply_final_norm, walk_layer, walk_layers
 from rank_collapse.paths.channels import ByLength, Channels, pad_slots
@@ -77,7 +78,7 @@ class PathContributions(struct.Struct):
         sums = jnp.cumsum(self.by_attention_length, axis=self._length_axis)
         return sums + jnp.expand_dims(self.offset, self._length_axis)
 
-    def all_but(self) -> Any:
+    def all_but(self) -> Array:
         """Sum everything but the paths of length k, for each k: [L + 1, n, d]."""
         return jnp.expand_dims(self.total, self._length_axis) - self.by_attention_length
 
@@ -85,12 +86,12 @@ class PathContributions(struct.Struct):
 @full_precision
 def path_contributions(
     params: TransformerParams,
-    x: Any,
+    x: ArrayLike,
     config: TransformerConfig,
     *,
     count_mlps: bool = False,
-    head_gain: Any = None,
-    **inputs: Any,
+    head_gain: Number | None = None,
+    **inputs: ArrayLike | None,
 ) -> PathContributions:
     """Sum all frozen paths of each length, exactly: Σ_k C_k + offset = output.
 
@@ -153,11 +154,11 @@ def _contributions(params, prepared, config, head_gain, count_mlps):
         x, channels = state
         layer_values = compute_layer(layer, x)
         channels = lengths.carry_channels(layer, layer_values, channels, layer.extra)
-        return (layer_values.state, channels), None
+        return (layer_values.trace.hidden, channels), None
 
     # Recomputing a layer in the backward pass keeps gradients in O(L² n d).
     step = jax.checkpoint(step, prevent_cse=False)
-    start = start_streams(prepared.x, config), lengths.init_carry(prepared, config)
+    start = prepared.x, lengths.init_carry(prepared, config)
     (last_state, channels), _ = walk_layers(step, start, params, prepared, config, extra=head_gain)
     return lengths.build_result(WalkResult(params, last_state, channels, None, prepared, config))
 
@@ -177,15 +178,15 @@ class LengthPass(LayerPass):
 
     def init_carry(self, prepared: PreparedInputs, config: TransformerConfig) -> Channels:
         """Put X^0 into the slot of length 0, and make empty slots for the others."""
-        x, num_slots = start_streams(prepared.x, config), config.depth + 1
+        x, num_slots = prepared.x, config.depth + 1
         sizes = (num_slots, num_slots if self.count_mlps else 1)
         start = pad_slots(x[..., None, None, :, :], sizes)
         memory = jnp.zeros_like(start) if config.cross_attention else None
         return Channels(start, memory, jnp.zeros_like(x), biased=self.biased)
 
     def measure_layer(
-        self, layer: Layer, x: Any, layer_values: Any, carry: Channels
-    ) -> tuple[Channels, Any]:
+        self, layer: Layer, x: Array, layer_values: LayerValues, carry: Channels
+    ) -> tuple[Channels, Tree]:
         return self.carry_channels(layer, layer_values, carry), None
 
     def carry_channels(
@@ -193,7 +194,7 @@ class LengthPass(LayerPass):
         layer: Layer,
         layer_values: LayerValues,
         channels: Channels,
-        head_gain: Any = None,
+        head_gain: Number | None = None,
     ) -> Channels:
         """Carry channels through a layer, with the constants of what it computed.
 
@@ -214,7 +215,7 @@ class LengthPass(LayerPass):
     def build_result(self, walk_result: WalkResult) -> PathContributions:
         """Return the sums by length, after the frozen final norm where there is one."""
         params, last_state, channels, _, prepared, config = walk_result
-        extra = freeze_final(params, last_state, config)
+        extra = freeze_final(last_state, config)
         channels = apply_final_norm(ByLength(), channels, params, prepared, config, extra)
         sums, from_memory = channels.start, channels.memory
         if not self.count_mlps:

@@ -4,14 +4,12 @@ Unlike paths, which pass what comes after them, a part here reaches the output b
 norms alone. `logit_attribution` reads logits from such parts, or from sums of paths.
 """
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 
 from rank_collapse import struct
+from rank_collapse.annotations import AnyArray, ArrayLike, DType
 from rank_collapse.network.config import TransformerConfig
-from rank_collapse.network.covers import EVERYTHING
 from rank_collapse.network.inputs import prepare_inputs
 from rank_collapse.network.parameters import TransformerParams
 from rank_collapse.network.precision import full_precision
@@ -46,7 +44,7 @@ class DirectContributions(struct.Struct):
 
 @full_precision
 def direct_contributions(
-    params: TransformerParams, x: Any, config: TransformerConfig, **inputs: Any
+    params: TransformerParams, x: ArrayLike, config: TransformerConfig, **inputs: ArrayLike | None
 ) -> DirectContributions:
     """Split the output into the direct contribution of each part, norm statistics fixed.
 
@@ -63,7 +61,7 @@ def direct_contributions(
     Source: the residual stream of Elhage et al. 2021, A mathematical framework for transformer
     circuits.
     """
-    params, prepared = prepare_inputs(params, x, config, covers=EVERYTHING, **inputs)
+    params, prepared = prepare_inputs(params, x, config, **inputs)
     rows = _written_rows(params, prepared, config)
     l, h = config.depth, config.num_heads
     mlp_row = 1 + l * h + l * config.cross_attention
@@ -82,7 +80,7 @@ class _WrittenRows(Frozen):
     Output biases of attention are in the offset.
     """
 
-    def __init__(self, num_rows: int, config: TransformerConfig, dtype: Any):
+    def __init__(self, num_rows: int, config: TransformerConfig, dtype: DType):
         super().__init__(jnp.zeros(num_rows, dtype).at[-1].set(1))
         cross_row = 1 + config.depth * config.num_heads
         mlp_row = cross_row + config.depth * config.cross_attention
@@ -124,7 +122,7 @@ def _written_rows(params, prepared, config):
 
 
 @full_precision
-def logit_attribution(contributions: Any, unembedding: Any) -> Any:
+def logit_attribution(contributions: ArrayLike, unembedding: ArrayLike) -> AnyArray:
     """Compute each part's share of the logits x W + b: its product with W; b joins the offset.
 
     The final norm is frozen in the contributions already, so that the shares of a sum that equals

@@ -10,13 +10,13 @@ the number of layers it does not skip. The two meanings of a path, always named:
 """
 
 import math
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int
 
+from rank_collapse.annotations import AnyArray, ArrayLike
 from rank_collapse.struct import check_choice, check_whole
 
 ALL_HEADS = -1
@@ -41,12 +41,12 @@ def count_paths(depth: int, num_heads: int, skips: bool = True) -> tuple[int, ..
     return tuple(counts if skips else [0] * depth + counts[-1:])
 
 
-def path_length(paths: Any, num_heads: int) -> Any:
+def path_length(paths: ArrayLike, num_heads: int) -> AnyArray:
     """Count the layers that each path [..., L] does not skip."""
     return (paths != num_heads).sum(axis=-1)
 
 
-def check_lengths(lengths: Any, depth: int) -> None:
+def check_lengths(lengths: ArrayLike, depth: int) -> None:
     """Check that a length, or each of several, is in 0 .. L; traced ones are not checked.
 
     Raises:
@@ -58,7 +58,7 @@ def check_lengths(lengths: Any, depth: int) -> None:
 
 
 def check_paths(
-    paths: Any, depth: int, num_heads: int, *, all_heads: bool = True
+    paths: ArrayLike, depth: int, num_heads: int, *, all_heads: bool = True
 ) -> Int[Array, "*s l"] | np.ndarray:
     """Convert paths [..., L] to an array, and check that they fit the network.
 

@@ -9,19 +9,18 @@ offset, 0 for all others; [1] where all take the same.
 Axis letters: g channels, n queries, m keys, h heads, v value width, d and e widths, f MLP width.
 """
 
-from typing import Any
-
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from rank_collapse import struct
-from rank_collapse.network import edits, layers, streams
+from rank_collapse.annotations import ArrayLike, Leaf
+from rank_collapse.network import edits, layers
 from rank_collapse.network.attention import apply_mix
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.inputs import PreparedInputs
 from rank_collapse.network.parameters import TransformerParams
-from rank_collapse.network.residual import ResidualSpec, add_to_stream, final_spec
-from rank_collapse.network.streams import Connection
+from rank_collapse.network.residual import add_to_stream
+from rank_collapse.network.trace import LayerTrace
 from rank_collapse.network.transformer import LayerValues, compute_layer
 from rank_collapse.network.walk import Algebra, Layer, walk_layers
 
@@ -29,14 +28,17 @@ from rank_collapse.network.walk import Algebra, Layer, walk_layers
 class FrozenLayer(struct.Struct):
     """The constants of one layer's affine map, from the forward pass; None for absent parts."""
 
-    scales: Any = None  # {(kind, whether of the branch's output): 1/σ [n, 1] of that norm}
-    weights: Any = None  # [h, n, n]  P_h
-    gate: Any = None  # [n, f]  φ(z)/z, or φ(gate) of a gated MLP
-    trace: Any = None  # LayerTrace, all that the layer computed
-    unedited: Any = None  # {name: value} of what an edit changes
-    mix_inputs: Any = None  # (q, k, v) of an attention that computes its full output
-    connections: Any = None  # {kind: streams.Connection}, of several streams
-    head_gain: Any = None  # [h], multiplies what each head mixes; None for 1
+    scales: dict[tuple[str, bool], Leaf] | None = (
+        None  # {(kind, whether of the branch's output): 1/σ [n, 1] of that norm}
+    )
+    weights: Leaf | None = None  # [h, n, n]  P_h
+    gate: Leaf | None = None  # [n, f]  φ(z)/z, or φ(gate) of a gated MLP
+    trace: LayerTrace | None = None  # all that the layer computed
+    unedited: dict[str, Leaf] | None = None  # {name: value} of what an edit changes
+    mix_inputs: tuple[Leaf, ...] | None = (
+        None  # (q, k, v) of an attention that computes its full output
+    )
+    head_gain: Leaf | None = None  # [h], multiplies what each head mixes; None for 1
 
 
 def freeze_layer(layer: Layer, layer_values: LayerValues) -> FrozenLayer:
@@ -47,9 +49,8 @@ def freeze_layer(layer: Layer, layer_values: LayerValues) -> FrozenLayer:
         layer_values: What it computed.
     """
     config = layer.config
-    scales, connections, gate, mix_inputs = {}, {}, None, None
+    scales, gate, mix_inputs = {}, None, None
     for kind, sublayer in layer_values.sublayers.items():
-        connections[kind] = layer.connection(sublayer.spec, sublayer.state)
         scales[kind, False] = frozen_scale(sublayer.norm_input, config)
         branch_output = sublayer.branch_output if sublayer.spec.norms_branch else None
         scales[kind, True] = frozen_scale(branch_output, config)
@@ -66,7 +67,6 @@ def freeze_layer(layer: Layer, layer_values: LayerValues) -> FrozenLayer:
         trace=layer_values.trace,
         unedited=layer_values.edit_points.unedited,
         mix_inputs=mix_inputs,
-        connections=connections,
     )
 
 
@@ -81,7 +81,7 @@ def freeze(
 
     Args:
         params, prepared: From `prepare_inputs`.
-        config: A network of one residual stream.
+        config: The network.
         keep: Names of edit points whose values the layers' traces keep.
 
     Returns:
@@ -90,32 +90,21 @@ def freeze(
 
     def step(layer, x):
         layer_values = compute_layer(layer, x, keep=keep)
-        return layer_values.state, freeze_layer(layer, layer_values)
+        return layer_values.trace.hidden, freeze_layer(layer, layer_values)
 
     last_state, constants = walk_layers(step, prepared.x, params, prepared, config)
-    return constants, freeze_final(params, last_state, config)
+    return constants, freeze_final(last_state, config)
 
 
-def freeze_final(
-    params: TransformerParams, last_state: Float[Array, "*s n d"], config: TransformerConfig
-) -> FrozenLayer:
-    """Collect the constants of the final norm, and of what it reads of several streams.
-
-    Args:
-        params: Parameters of the network.
-        last_state: X^L, or its streams.
-        config: The network.
-    """
-    layer = Layer(None, None, config.depth, config, None)
-    connection = layer.connection(final_spec(params, config), last_state)
-    scale = frozen_scale(streams.merge_streams(connection, last_state), config)
-    return FrozenLayer({("final", False): scale}, connections={"final": connection})
+def freeze_final(last_state: Float[Array, "n d"], config: TransformerConfig) -> FrozenLayer:
+    """Collect the constants of the final norm, which reads X^L."""
+    return FrozenLayer({("final", False): frozen_scale(last_state, config)})
 
 
 class Frozen(Algebra):
     """Channels [g, n, d] in frozen layers, whose constants are `Layer.extra`, with their `ones`."""
 
-    def __init__(self, ones: Any):
+    def __init__(self, ones: ArrayLike):
         self.ones = ones
 
     def apply_norm(self, layer, spec, c):
@@ -152,11 +141,6 @@ class Frozen(Algebra):
         hidden = carry_edit(layer, "mlp_hidden", layer.extra.gate[None] * units, ones)
         output = hidden @ params.w_out + _share_bias(params.b_out, ones)
         return carry_edit(layer, "mlp_branch", output, ones), None
-
-
-def frozen_connection(layer: Layer, spec: ResidualSpec) -> Connection | None:
-    """Return how a frozen sublayer is connected to several streams; None where there is one."""
-    return layer.extra.connections[spec.kind] if layer.config.streams else None
 
 
 def carry_edit(
@@ -245,7 +229,7 @@ def mlp_gate(
     return gate if routing is None else gate * layers.unit_shares(params, x, routing)
 
 
-def frozen_scale(x: Any, config: TransformerConfig) -> Any:
+def frozen_scale(x: ArrayLike, config: TransformerConfig) -> Array | None:
     """Compute 1/σ [n, 1] of each token that a norm is applied to; None for None."""
     if x is None:
         return None

@@ -5,26 +5,32 @@ rc.record_function(model, x, "b.safetensors", branches={"attention": "att", "mlp
 
 import os
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from rank_collapse.agree.other_inputs import OtherInputs
 from rank_collapse.agree.recording import write_recording
+from rank_collapse.annotations import ArrayLike, Tree
 from rank_collapse.paths.traced.branches import Branches
+from rank_collapse.paths.traced.layers import group_layers
 from rank_collapse.paths.traced.programs import trace
-from rank_collapse.paths.traced.stream import StreamReader, Tagged, group_layers
+from rank_collapse.paths.traced.replaying import Replacement
+from rank_collapse.paths.traced.stream import StreamReader
 from rank_collapse.struct import refuse
 
 
 def record_function(
-    fn: Callable[[Any], Any],
-    x: Any,
+    fn: Callable[[Tree], Tree],
+    x: ArrayLike,
     path: str | os.PathLike,
     *,
     branches: str | Mapping[str, str],
-    **arrays: Any,
+    inputs: str | os.PathLike | None = None,
+    noise: float = 0.0,
+    seed: int = 0,
+    **arrays: object,
 ) -> None:
     """Record the residual stream and the branches of a JAX function, which is not changed for it.
 
@@ -36,14 +42,19 @@ def record_function(
         fn: Of one array, embeddings or token ids [n] or [b, n], which returns arrays; the first is
             the output. Its states have the shape [n, d] or [b, n, d].
         x: The input.
-        path: An .npz or .safetensors file.
+        path: An .npz or .safetensors file; with inputs=, a .safetensors file.
         branches: See `function_contributions`. {"attention": …, "mlp": …} records both. A model
             with MLPs needs both: the state after its last layer is the sum with the last branch.
+        inputs: The recording of another run of the same tokens. Every branch takes in the stream
+            of that run, so that what it adds is measured without the errors before it. The
+            function is computed twice, first on its own stream.
+        noise: Relative size of what is added to these inputs: how much a branch amplifies it.
+        seed: Seed of the noise.
         arrays: mask=, token_ids=, logits= to be written beside.
 
     Raises:
         ValueError: A pattern without a match, with the nearest scopes; branches that are not added
-            to one stream; arrays that do not fit.
+            to one stream; arrays that do not fit; inputs of other tokens or layers.
 
     Example: docs/agree.md.
     """
@@ -52,11 +63,12 @@ def record_function(
         (not callable(fn), f"fn is {type(fn).__name__}, not a function of x"),
         (isinstance(x, jax.core.Tracer), "record_function writes a file: call it outside of jit"),
     )
+    others = None if inputs is None else OtherInputs(inputs, noise, seed, out=path)
     program, _ = trace(fn, jnp.asarray(x))
-    reader = StreamReader(counted)
-    outputs = reader.run(program.jaxpr, program.consts, [Tagged(jnp.asarray(x), True)])
-    counted.check_matched()
-    layers = group_layers(reader.sums, outputs[0].array)
+    layers = _read_layers(program, x, counted)
+    if others is not None:
+        layers = _replay_layers(program, x, counted, layers, others)
+        others.check_complete(len(layers.numbers), _read_mask(arrays.get("mask"), others))
     collected = {"residual": layers.residual}
     collected |= {f"{counted.kinds[axis]}_branch": list_ for axis, list_ in layers.branches.items()}
     stacked = {name: np.stack([np.asarray(a) for a in list_]) for name, list_ in collected.items()}
@@ -69,4 +81,42 @@ def record_function(
     )
     stacked |= {name: np.asarray(array) for name, array in arrays.items() if array is not None}
     metadata = {"jax": jax.__version__, "branches": str(branches)}
+    if others is not None:
+        stacked.pop("logits", None)  # of a stream that is no run's
+        metadata |= others.describe()
     write_recording(path, stacked, metadata)
+
+
+def _read_layers(program, x, branches):
+    """Return the layers of a function on its own stream."""
+    reader = StreamReader(branches)
+    outputs = reader.run(program.jaxpr, program.consts, [reader.start(jnp.asarray(x))])
+    branches.check_matched()
+    return group_layers(reader.sums, outputs[0].array)
+
+
+def _replay_layers(program, x, branches, layers, others):
+    """Return the layers of a function, each of which took in the stream of the other run.
+
+    Args:
+        program: Of the function.
+        x: Its input.
+        branches: What is a branch.
+        layers: On its own stream.
+        others: The other run.
+    """
+    others.begin_call()
+    states = {number: layer for layer, number in enumerate(layers.numbers)}
+    names = [f"{kind}_branch" for kind in branches.kinds]
+    replacement = Replacement(others, states, [(i, names[axis]) for i, axis in layers.places])
+    reader = StreamReader(branches, replacement)
+    outputs = reader.run(program.jaxpr, program.consts, [reader.start(jnp.asarray(x))])
+    replayed = group_layers(reader.sums, outputs[0].array, layers.is_output)
+    replacement.check_complete([(i, names[axis]) for i, axis in replayed.places])
+    states_before = [replacement.replaced[layer] for layer in range(len(states))]
+    return replayed._replace(residual=[*states_before, replayed.residual[-1]])
+
+
+def _read_mask(mask, others):
+    """Return a mask as the other run has its own, or None."""
+    return None if mask is None else np.asarray(mask).astype(bool).reshape(others.mask.shape)

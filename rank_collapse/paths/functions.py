@@ -10,12 +10,12 @@ module, or names of `jax.ad_checkpoint.checkpoint_name`.
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from rank_collapse import struct
+from rank_collapse.annotations import ArrayLike, Tree
 from rank_collapse.network.precision import full_precision
 from rank_collapse.paths.contributions import PathContributions
 from rank_collapse.paths.traced.branches import Branches
@@ -29,12 +29,12 @@ CURE = "take jax.lax.stop_gradient of the one that is to be frozen"
 
 @full_precision
 def function_contributions(
-    fn: Callable[[Any], Any],
-    x: Any,
+    fn: Callable[[Tree], Tree],
+    x: ArrayLike,
     *,
     branches: str | Mapping[str, str],
     longest: int | Mapping[str, int] | None = None,
-    direction: Any = None,
+    direction: ArrayLike | None = None,
     freeze: bool = True,
 ) -> PathContributions:
     """Sum all paths of each length through a function, exactly: Σ_k C_k + offset = fn(x).
@@ -81,13 +81,13 @@ def function_contributions(
 
 
 def sum_paths(
-    fn: Callable[[Any], Any],
-    x: Any,
+    fn: Callable[[Tree], Tree],
+    x: ArrayLike,
     branches: str | Mapping[str, str],
     longest: int | Mapping[str, int] | None,
     freeze: bool,
     *,
-    direction: Any = None,
+    direction: ArrayLike | None = None,
     start: Start | None = None,
 ) -> PathContributions:
     """Sum the paths from the input along a direction, or from a state inside of the function.
@@ -219,7 +219,7 @@ def _trace(fn, x):
     """Trace the function.
 
     Raises:
-        ValueError: It is no function, fails, or does not return one array of floats.
+        ValueError: It is not a function, fails, or does not return one array of floats.
     """
     if not callable(fn):
         raise ValueError(f"fn is {type(fn).__name__}, not a function of x")

@@ -6,12 +6,12 @@ each head; a head's contribution is the derivative with respect to its gain.
 
 import dataclasses
 import functools
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from rank_collapse.annotations import ArrayLike
 from rank_collapse.network import edits
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.covers import EVERYTHING
@@ -26,11 +26,11 @@ from rank_collapse.struct import check_whole
 @full_precision
 def head_contributions(
     params: TransformerParams,
-    x: Any,
+    x: ArrayLike,
     config: TransformerConfig,
     *,
     chunk: int = 12,
-    **inputs: Any,
+    **inputs: ArrayLike | None,
 ) -> Float[Array, "l h n d"]:
     """Sum all paths through each head of each layer, of whatever length, biases included.
 

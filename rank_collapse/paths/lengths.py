@@ -5,7 +5,7 @@ A layer's attention branch counts with its share λ_l, the skip with 1 − λ_l.
 a path is a sum of L independent coins (Poisson-binomial).
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +13,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from rank_collapse import struct
+from rank_collapse.annotations import AnyArray, ArrayLike
 from rank_collapse.measures.arrays import (
     as_array,
     as_floats,
@@ -47,7 +48,7 @@ def branch_shares(
     params: TransformerParams,
     config: TransformerConfig,
     *,
-    mask: Any = None,
+    mask: ArrayLike | None = None,
 ) -> BranchShares:
     """Compute the share of each branch in its sum, λ_l = E ‖a_l‖ / (‖x_l‖ + ‖a_l‖).
 
@@ -61,8 +62,7 @@ def branch_shares(
             token 0 is often far above the others, and its share far below.
 
     Raises:
-        ValueError: A network of several residual streams, a mask of another length, or a trace of
-            another depth.
+        ValueError: A mask of another length, or a trace of another depth.
 
     Source: arXiv 2602.16837, equation of the residual-aware rollout.
     """
@@ -104,7 +104,7 @@ def _measure_shares(params, trace, config, is_counted):
     return replay(measure_layer, params, trace, config)
 
 
-def path_length_law(shares: Any) -> Float[Any, "... lengths"]:
+def path_length_law(shares: ArrayLike) -> Float[AnyArray, "... lengths"]:
     """Compute the probability of each path length, given each layer's attention share.
 
     The law of a sum of independent coins: p ← (1 − λ_l) p + λ_l · (p moved by one), layer by layer.
@@ -133,7 +133,7 @@ def path_length_law(shares: Any) -> Float[Any, "... lengths"]:
     return law
 
 
-def rollout(attention: Any, shares: Any = 0.5, *, by_length: bool = False) -> Any:
+def rollout(attention: ArrayLike, shares: ArrayLike = 0.5, *, by_length: bool = False) -> AnyArray:
     """Compute the attention rollout P = Π_l ((1 − λ_l) I + λ_l A_l), the last layer leftmost.
 
     It is the sum of all frozen paths of a network with skip gains 1 − λ_l, branch gains λ_l and

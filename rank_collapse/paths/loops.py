@@ -10,11 +10,12 @@ Axis letters: r loops, k path lengths, n tokens, d width.
 """
 
 import dataclasses
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from rank_collapse.annotations import ArrayLike
 from rank_collapse.measures.residuals import residual_ratio, token_cosine
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.inputs import prepare_inputs
@@ -67,13 +68,13 @@ class _SizePass(LengthPass):
 
 @full_precision
 def loop_report(
-    params: TransformerParams, x: Any, config: TransformerConfig, **inputs: Any
+    params: TransformerParams, x: ArrayLike, config: TransformerConfig, **inputs: ArrayLike | None
 ) -> LoopReport:
     """Measure a looped network on one example, loop by loop.
 
     Args:
         params, x: See `rc.apply`.
-        config: With a `layer_map` that repeats its layers, (0, 1, 0, 1, ...), and one stream.
+        config: With a `layer_map` that repeats its layers, (0, 1, 0, 1, ...).
         **inputs: mask, bias, segments and positions of `rc.apply`.
 
     Raises:
@@ -83,10 +84,10 @@ def loop_report(
     """
     rows = config.num_rows
     looped_map = tuple(range(rows)) * (config.depth // rows)
-    if config.layer_map != looped_map or config.streams:
+    if config.layer_map != looped_map:
         raise ValueError(
             f"layer_map={config.layer_map} of depth={config.depth} does not repeat its rows in "
-            "order, each time all of them, in one stream"
+            "order, each time all of them"
         )
     states = apply(params, x, config, **inputs).hidden[::rows]
     mask = inputs.get("mask")

@@ -6,12 +6,11 @@ Vocabularies are read in pieces, so that no full table of logits [n, vocab] is e
 Axis letters: p parts, s sums of parts, n tokens, d width, v words of a piece of the vocabulary.
 """
 
-from typing import Any
-
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from rank_collapse import struct
+from rank_collapse.annotations import ArrayLike, DType, Leaf, Number
 from rank_collapse.network.precision import full_precision
 from rank_collapse.paths.contributions import PathContributions
 
@@ -19,10 +18,10 @@ from rank_collapse.paths.contributions import PathContributions
 class NextToken(struct.Struct):
     """Partial results on the next token from the words so far."""
 
-    largest: Any  # [s, n], the largest logit
-    total: Any  # [s, n], Σ exp(logit − largest)
-    token: Any  # [s, n], the word with the largest logit
-    right: Any  # [s, n], the logit of the true next token; −inf before its piece was added
+    largest: Leaf  # [s, n], the largest logit
+    total: Leaf  # [s, n], Σ exp(logit − largest)
+    token: Leaf  # [s, n], the word with the largest logit
+    right: Leaf  # [s, n], the logit of the true next token; −inf before its piece was added
 
     @property
     def loss(self) -> Float[Array, "*b s n"]:
@@ -30,7 +29,7 @@ class NextToken(struct.Struct):
         return self.largest + jnp.log(self.total) - self.right
 
 
-def empty_next_token(num_sums: int, num_tokens: int, dtype: Any = jnp.float32) -> NextToken:
+def empty_next_token(num_sums: int, num_tokens: int, dtype: DType = jnp.float32) -> NextToken:
     """Make the partial results before the first piece of the vocabulary.
 
     Args:
@@ -69,14 +68,14 @@ def list_sums_by_length(
 def add_words(
     next_token: NextToken,
     words: Float[Array, "v d"],
-    first: Any,
+    first: Number,
     parts: Float[Array, "p n d"],
     sums: Float[Array, "s p"],
     targets: Int[Array, "n"],
     *,
-    bias: Any = None,
-    softcap: Any = None,
-    word_mask: Any = None,
+    bias: ArrayLike | None = None,
+    softcap: Number | None = None,
+    word_mask: ArrayLike | None = None,
 ) -> NextToken:
     """Add a further piece of the vocabulary to the partial results.
 
@@ -117,7 +116,7 @@ def add_words(
 
 
 def measure_agreement(
-    next_token: NextToken, token_mask: Any
+    next_token: NextToken, token_mask: ArrayLike
 ) -> tuple[Float[Array, "s"], Float[Array, "s"]]:
     """Measure every sum's mean loss, and how often its next token is that of the first sum.
 
@@ -135,7 +134,7 @@ def measure_agreement(
 
 
 def measure_next_token_by_length(
-    next_token: NextToken, token_mask: Any
+    next_token: NextToken, token_mask: ArrayLike
 ) -> dict[str, Float[Array, "*k"]]:
     """Measure next-token loss and agreement by path length.
 

@@ -7,13 +7,14 @@ parts from the one before.
 """
 
 import functools
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from rank_collapse import struct
+from rank_collapse.annotations import ArrayLike, Key, Leaf, Number
 from rank_collapse.network import layers
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.inputs import prepare_inputs
@@ -26,11 +27,11 @@ from rank_collapse.paths.steps import COVERS, SEMANTICS, Semantics, make_steps
 class Classifier(NamedTuple):
     """Linear classifier of every token: logits = x w + b. Any pair (w, b) serves."""
 
-    w: Any  # [d, c]
-    b: Any  # [c]
+    w: Leaf  # [d, c]
+    b: Leaf  # [c]
 
 
-def sample_path(key: Any, length: Any, depth: int, num_heads: int) -> Int[Array, "l"]:
+def sample_path(key: Key, length: Number, depth: int, num_heads: int) -> Int[Array, "l"]:
     """Draw one path of a given length: which layers are skipped, then heads, all uniformly.
 
     The L − k skipped layers are drawn without replacement, so that all C(L, k) H^k paths of
@@ -53,7 +54,7 @@ def sample_path(key: Any, length: Any, depth: int, num_heads: int) -> Int[Array,
 
 
 def sample_path_sets(
-    key: Any, lengths: Any, num_repeats: int, num_paths: int, depth: int, num_heads: int
+    key: Key, lengths: ArrayLike, num_repeats: int, num_paths: int, depth: int, num_heads: int
 ) -> Int[Array, "k r p l"]:
     """Draw independent paths for every length, repeat and member of a set; see `sample_path`.
 
@@ -88,13 +89,13 @@ def sample_path_sets(
 @full_precision
 def path_state(
     params: TransformerParams,
-    x: Any,
+    x: ArrayLike,
     config: TransformerConfig,
-    path: Any,
+    path: object,
     *,
     semantics: Semantics = "recomputed",
     no_sub_path: bool = False,
-    **inputs: Any,
+    **inputs: ArrayLike | None,
 ) -> Float[Array, "n d"]:
     """Compute the state at the end of one path; differentiable.
 
@@ -120,14 +121,14 @@ def path_state(
 @full_precision
 def path_set_states(
     params: TransformerParams,
-    x: Any,
+    x: ArrayLike,
     config: TransformerConfig,
-    paths: Any,
+    paths: ArrayLike,
     *,
     semantics: Semantics = "recomputed",
     no_sub_path: bool = False,
-    keep: Any = None,
-    **inputs: Any,
+    keep: ArrayLike | None = None,
+    **inputs: ArrayLike | None,
 ) -> Float[Array, "*sets n d"]:
     """Sum the final states of the paths of each set.
 
@@ -205,7 +206,10 @@ def visiting_order(paths: Int[Array, "p l"]) -> tuple[Int[Array, "p"], Int[Array
 
 @full_precision
 def classify_states(
-    classifier: Any, state: Float[Array, "*s n d"], *, normalize: bool = True
+    classifier: tuple[ArrayLike, ArrayLike],
+    state: Float[Array, "*s n d"],
+    *,
+    normalize: bool = True,
 ) -> Float[Array, "*s n c"]:
     """Compute logits of summed path states: LayerNorm without gain and bias, then the classifier.
 
@@ -224,11 +228,11 @@ def classify_states(
 @full_precision
 def path_set_logits(
     params: TransformerParams,
-    classifier: Any,
-    inputs: Any,
+    classifier: tuple[ArrayLike, ArrayLike],
+    inputs: ArrayLike,
     config: TransformerConfig,
-    paths: Any,
-    **options: Any,
+    paths: ArrayLike,
+    **options: object,
 ) -> Float[Array, "*sets n c"]:
     """Compute the logits of each set of paths for one example, as in the paper's experiments.
 

@@ -12,13 +12,14 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from rank_collapse.annotations import ArrayLike, Tree
 from rank_collapse.network.precision import full_precision
 from rank_collapse.struct import check_whole, refuse_if
 
 MAX_PARTS = 20  # 2^20 coalitions
 
 
-def coalition_values(value: Callable[[Float[Array, "p"]], Any], num_parts: int) -> Any:
+def coalition_values(value: Callable[[Float[Array, "p"]], Any], num_parts: int) -> Tree:
     """Compute v of all 2^p coalitions of p parts, one after the other, storing values alone.
 
     Call it under jit where it is called more than once: outside, every call compiles.
@@ -48,7 +49,7 @@ def _membership(num_parts):
 
 
 @full_precision
-def shapley_values(values: Any, num_parts: int) -> Any:
+def shapley_values(values: ArrayLike, num_parts: int) -> Tree:
     """Compute φ_k = Σ_{S ∌ k} |S|! (p − |S| − 1)!/p! (v(S ∪ k) − v(S)), exactly.
 
     The mean, over all orders in which the parts may join, of what part k changes when it joins.
@@ -90,7 +91,7 @@ def shapley_values(values: Any, num_parts: int) -> Any:
 
 @full_precision
 def covariance_shares(
-    parts: Float[Array, "p *s c"], total: Float[Array, "*s c"], mask: Any = None
+    parts: Float[Array, "p *s c"], total: Float[Array, "*s c"], mask: ArrayLike | None = None
 ) -> Float[Array, "p"]:
     """Compute Cov(z_k, z)/Var z of each part z_k of a sum z, over tokens, summed over classes.
 

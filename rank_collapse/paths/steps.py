@@ -4,14 +4,16 @@ Choices are those of `enumeration`; heads are gathered by index, so that a path 
 """
 
 from collections.abc import Callable
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from rank_collapse.annotations import ArrayLike, DType, Number
 from rank_collapse.network import covers
-from rank_collapse.network.attention import AttentionContext, AttentionParams
+from rank_collapse.network.attention import AttentionParams
+from rank_collapse.network.attention_weights import AttentionContext
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.inputs import PreparedInputs
 from rank_collapse.network.parameters import TransformerParams, layer_params
@@ -69,8 +71,8 @@ def recomputed_step(
     config: TransformerConfig,
     gains: LayerGains,
     prepared: PreparedInputs,
-    layer: Any,
-    choice: Any,
+    layer: Number,
+    choice: ArrayLike,
     *,
     no_sub_path: bool = False,
 ) -> Float[Array, "n d"]:
@@ -105,7 +107,7 @@ def recomputed_step(
         if no_sub_path and config.norm_placement in ("post", "both"):
             block = block.replace(attention_norm=None)
         inputs = prepared.replace(context=context)
-        return compute_layer(Layer(block, gains, layer, config, inputs), x).state
+        return compute_layer(Layer(block, gains, layer, config, inputs), x).trace.hidden
 
     def all_heads():
         attention = jax.tree.map(lambda a: a[row], attention_stack)
@@ -121,7 +123,7 @@ def recomputed_step(
 class OnePath(Frozen):
     """The state [1, n, d] of one frozen path, which takes one choice, without biases."""
 
-    def __init__(self, choice: Any, dtype: Any):
+    def __init__(self, choice: ArrayLike, dtype: DType):
         super().__init__(jnp.zeros(1, dtype))
         self.choice = choice
 
@@ -175,7 +177,7 @@ def _choice_kind(choice, config):
     return jnp.where(choice == ALL_HEADS, 0, kind)
 
 
-def _head_params(stack: AttentionParams, row: Any, head: Any) -> AttentionParams:
+def _head_params(stack: AttentionParams, row: Number, head: Number) -> AttentionParams:
     """Return the attention parameters of one head of one layer, without copying the layer.
 
     Args:
@@ -205,7 +207,7 @@ def _pick_head(stack, names, row, head):
     return {name: None if a is None else a[row, head][None] for name, a in fields.items()}
 
 
-def _head_context(context: AttentionContext, head: Any) -> AttentionContext:
+def _head_context(context: AttentionContext, head: Number) -> AttentionContext:
     """Return the context as one head sees it."""
     mask, bias = context.mask, context.bias
     if mask is not None and mask.ndim == 3 and mask.shape[0] > 1:

@@ -10,7 +10,7 @@ the first 16 positions, whose states are those of attention sinks.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +19,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float
 
 from rank_collapse import struct
+from rank_collapse.annotations import ArrayLike, Leaf, Tree
 from rank_collapse.measures.residuals import effective_rank
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.parameters import TransformerParams
@@ -44,7 +45,7 @@ class Transport(NamedTuple):
     by_length: Float[Array, "k d"]
     by_position: Float[Array, "k n d"]
     total: Array
-    longer: Any = None
+    longer: Leaf | None = None
 
     @property
     def arriving(self) -> Float[Array, "n d"]:
@@ -54,8 +55,8 @@ class Transport(NamedTuple):
 
 
 def name_states(
-    params: TransformerParams, config: TransformerConfig, **inputs: Any
-) -> Callable[[Any], Any]:
+    params: TransformerParams, config: TransformerConfig, **inputs: ArrayLike | None
+) -> Callable[[Tree], Tree]:
     """Return a network as a function from its input to its last state, with names for `transport`.
 
     The names are "attention", "cross" and "mlp" of the branches, and "residual" of the state after
@@ -75,9 +76,9 @@ def name_states(
 
 @full_precision
 def transport(
-    fn: Callable[[Any], Any],
-    x: Any,
-    direction: Any,
+    fn: Callable[[Tree], Tree],
+    x: ArrayLike,
+    direction: ArrayLike,
     *,
     layer: int,
     branches: str | Mapping[str, str],
@@ -164,8 +165,8 @@ def _place(direction, state, sources, skip):
 
 @full_precision
 def transport_ranks(
-    fn: Callable[[Any], Any],
-    x: Any,
+    fn: Callable[[Tree], Tree],
+    x: ArrayLike,
     *,
     layer: int,
     source: int,

@@ -7,17 +7,21 @@ paths have no influence at all.
 
 import dataclasses
 import functools
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array
 
+from rank_collapse.annotations import ArrayLike, Number, Tree
 from rank_collapse.network import attention as attn, covers
+from rank_collapse.network.attention_weights import attention_weights, mixing_matrix
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.inputs import PreparedInputs, prepare_inputs
 from rank_collapse.network.parameters import TransformerParams
 from rank_collapse.network.passes import LayerPass, WalkResult
 from rank_collapse.network.precision import full_precision
+from rank_collapse.network.transformer import LayerValues
 from rank_collapse.network.walk import Layer, apply_final_norm, walk_layer, walk_network
 from rank_collapse.paths.channels import ByLength, Channels, pad_slots
 from rank_collapse.paths.contributions import PathContributions
@@ -27,7 +31,11 @@ from rank_collapse.paths.frozen import FrozenLayer, frozen_scale, mlp_gate
 
 @full_precision
 def truncated(
-    params: TransformerParams, x: Any, config: TransformerConfig, length: Any, **inputs: Any
+    params: TransformerParams,
+    x: ArrayLike,
+    config: TransformerConfig,
+    length: Number,
+    **inputs: ArrayLike | None,
 ) -> PathContributions:
     """Run the network with paths of length at most K, recomputing attention, norms and gates.
 
@@ -61,7 +69,7 @@ class Truncated(ByLength):
 
     covers = covers.Covers("truncated", covers.all_fields_but(*covers.CROSS, "mix"))
 
-    def __init__(self, length_exists: Any):
+    def __init__(self, length_exists: ArrayLike):
         super().__init__()
         self.length_exists = length_exists[:, None, None, None]  # Bool [a, 1, 1, 1]
 
@@ -74,8 +82,8 @@ class Truncated(ByLength):
     def apply_attention(self, layer, branch_input):
         x, params, context = sum_channels(branch_input), layer.params.attention, layer.context
         scores = attn.attention_scores(params, x, x, context=context, **layer.score_options)
-        weights = attn.attention_weights(scores, context, layer.config.normalise)
-        weights = attn.mixing_matrix(weights, layer.gains.mixing, context.mask)
+        weights = attention_weights(scores, context, layer.config.normalise)
+        weights = mixing_matrix(weights, layer.gains.mixing, context.mask)
         layer = layer.replace(extra=FrozenLayer(weights=weights))
         output, _ = super().apply_attention(layer, branch_input)
         return output.replace(start=jnp.where(self.length_exists, output.start, 0)), None
@@ -115,11 +123,11 @@ class TruncatedPass(LayerPass):
         return _start_channels(prepared.x, self.length)
 
     def measure_layer(
-        self, layer: Layer, x: Any, layer_values: Any, carry: Channels
+        self, layer: Layer, x: Array, layer_values: LayerValues, carry: Channels
     ) -> tuple[Channels, None]:
         return walk_layer(self._algebra, layer, carry)[0], None
 
-    def build_result(self, walk_result: WalkResult) -> Any:
+    def build_result(self, walk_result: WalkResult) -> Tree:
         channels = apply_final_norm(
             self._algebra,
             walk_result.carry,
@@ -139,6 +147,6 @@ def _start_channels(x, max_length):
     return Channels(pad_slots(x[None, None], (max_length + 1, 1)), None, jnp.zeros_like(x))
 
 
-def sum_channels(channels: Channels) -> Any:
+def sum_channels(channels: Channels) -> Array:
     """Sum channels and offset to tokens [n, d]."""
     return channels.start.sum(axis=(0, 1)) + channels.offset

@@ -7,8 +7,8 @@ file until `stream` measures them, one by one. A family is a table of entries an
 """
 
 from rank_collapse.pretrained.families import FAMILIES as FAMILIES
+from rank_collapse.pretrained.families.vit import image_patches as image_patches
 from rank_collapse.pretrained.family import Family as Family
-from rank_collapse.pretrained.lazy import Unembedding as Unembedding
 from rank_collapse.pretrained.loading import (
     config_of as config_of,
     load as load,
@@ -17,13 +17,15 @@ from rank_collapse.pretrained.loading import (
     random_like as random_like,
     settings_of as settings_of,
 )
-from rank_collapse.pretrained.masked_token import MaskedHead as MaskedHead
-from rank_collapse.pretrained.next_token import (
+from rank_collapse.pretrained.opened import (
+    InMemory as InMemory,
+    MaskedHead as MaskedHead,
+    OpenCheckpoint as OpenCheckpoint,
+)
+from rank_collapse.pretrained.predictions import (
     targets_of as targets_of,
     token_losses as token_losses,
 )
-from rank_collapse.pretrained.opened import InMemory as InMemory, OpenCheckpoint as OpenCheckpoint
-from rank_collapse.pretrained.patches import image_patches as image_patches
 from rank_collapse.pretrained.published import (
     PUBLISHED as PUBLISHED,
     published_curves as published_curves,
@@ -38,3 +40,4 @@ from rank_collapse.pretrained.streaming import (
     State as State,
     stream as stream,
 )
+from rank_collapse.pretrained.weights import Unembedding as Unembedding

@@ -6,12 +6,12 @@ What such a table is written with is imported from here, wherever it is defined.
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 from rank_collapse.network.config import DEFAULTS, TransformerConfig
 from rank_collapse.network.embedding import EmbeddingConfig
 from rank_collapse.network.parameters import TransformerParams
 from rank_collapse.pretrained.entries import (
+    ANY_LENGTH as ANY_LENGTH,
     MAX_LAYERS as MAX_LAYERS,
     Entry as Entry,
     Settings as Settings,
@@ -19,8 +19,11 @@ from rank_collapse.pretrained.entries import (
     check_allowed,
     check_entry,
     count_entry as count_entry,
+    local_theta as local_theta,
+    num_positions as num_positions,
+    rotary_entry as rotary_entry,
+    rotary_fields as rotary_fields,
 )
-from rank_collapse.pretrained.lazy import Unembedding
 from rank_collapse.pretrained.mapping import (
     Leaf as Leaf,
     Map as Map,
@@ -32,14 +35,7 @@ from rank_collapse.pretrained.random_weights import (
     Draw as Draw,
     Initialisation as Initialisation,
 )
-from rank_collapse.pretrained.rotary import (
-    ANY_LENGTH as ANY_LENGTH,
-    local_theta as local_theta,
-    num_positions as num_positions,
-    rotary_entry as rotary_entry,
-    rotary_fields as rotary_fields,
-)
-from rank_collapse.pretrained.weights import Weights as Weights
+from rank_collapse.pretrained.weights import Unembedding, Weights as Weights
 from rank_collapse.printed import quote_value
 from rank_collapse.struct import refuse_if
 
@@ -110,14 +106,14 @@ class Family:
     """
 
     model_type: str
-    entries: Mapping[str, Any]
+    entries: Mapping[str, object]
     reads: Mapping[str, str]
     names: Names | Callable[[Weights, Settings], Names]
     anchors: tuple[str, ...]
-    fields: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    embedding: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    computed: Callable[[Settings], dict[str, Any]] = lambda settings: {}
-    allowed: Mapping[str, tuple[Any, ...]] = dataclasses.field(default_factory=dict)
+    fields: Mapping[str, object] = dataclasses.field(default_factory=dict)
+    embedding: Mapping[str, object] = dataclasses.field(default_factory=dict)
+    computed: Callable[[Settings], dict[str, object]] = lambda settings: {}
+    allowed: Mapping[str, tuple[object, ...]] = dataclasses.field(default_factory=dict)
     gated: bool = False
     interleaved: bool = False
     biases: Mapping[str, bool | str] = dataclasses.field(default_factory=dict)
@@ -130,7 +126,7 @@ class Family:
     counted: Mapping[str, str] = dataclasses.field(default_factory=dict)
     parts: tuple[str, ...] = ()
 
-    def derive(self, model_type: str, **changes: Any) -> "Family":
+    def derive(self, model_type: str, **changes: object) -> "Family":
         """Derive another family: a dictionary adds to this one's (None takes away), others replace.
 
         Args:
@@ -155,7 +151,7 @@ class Family:
         return schema
 
     def complete_settings(
-        self, config_json: Mapping[str, Any], part: str | None = None
+        self, config_json: Mapping[str, object], part: str | None = None
     ) -> Settings:
         """Complete the entries of a config.json by the defaults and, of several parts, the part.
 

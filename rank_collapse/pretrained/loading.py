@@ -1,29 +1,39 @@
-"""Networks and their weights from folders, models in memory, published names and configs."""
+"""Networks and their weights: from folders, names on the Hugging Face hub, models, and configs.
+
+Only the names on the hub need the package huggingface_hub.
+"""
 
 import os
-from typing import Any
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 
+from rank_collapse.annotations import DType, Key
+from rank_collapse.extras import import_package
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.parameters import TransformerParams
-from rank_collapse.pretrained.checkpoint import open_weights, read_config
+from rank_collapse.pretrained.checkpoint_files import (
+    WEIGHT_FILES,
+    is_model,
+    live_model,
+    open_weights,
+    read_config,
+)
 from rank_collapse.pretrained.entries import Entry, Settings, check_entry
 from rank_collapse.pretrained.families import find_family
-from rank_collapse.pretrained.hub import hub_folder, is_hub_name
 from rank_collapse.pretrained.opened import OpenCheckpoint
 from rank_collapse.pretrained.published import PUBLISHED, RANDOM, is_random_name
 from rank_collapse.pretrained.random_weights import RandomWeights
-from rank_collapse.pretrained.tensors import is_model, live_model
 from rank_collapse.pretrained.weights import CheckpointWeights
+from rank_collapse.printed import format_one_line
 from rank_collapse.struct import refuse_if
 
 # Models of images and text, of which the language model is read.
 TEXT_PARTS = {"gemma3": "gemma3_text"}
 
 
-def settings_of(source: Any, part: str | None = None) -> Settings:
+def settings_of(source: object, part: str | None = None) -> Settings:
     """Read the entries of a config.json, completed by the family's defaults.
 
     Args:
@@ -62,7 +72,7 @@ def settings_of(source: Any, part: str | None = None) -> Settings:
     return find_family(config_json.get("model_type")).complete_settings(config_json, part)
 
 
-def config_of(source: Any, part: str | None = None) -> TransformerConfig:
+def config_of(source: object, part: str | None = None) -> TransformerConfig:
     """Returns the network that a folder, a published name or a config dictionary describes.
 
     Args:
@@ -73,7 +83,7 @@ def config_of(source: Any, part: str | None = None) -> TransformerConfig:
 
 
 def load(
-    folder: Any, *, part: str | None = None, dtype: Any = jnp.float32
+    folder: object, *, part: str | None = None, dtype: DType = jnp.float32
 ) -> tuple[TransformerConfig, TransformerParams]:
     """Load the network of a checkpoint folder, or of a model of `transformers`, with its weights.
 
@@ -101,7 +111,7 @@ def load(
 
 
 def open_checkpoint(
-    folder: Any, *, part: str | None = None, dtype: Any = jnp.float32
+    folder: object, *, part: str | None = None, dtype: DType = jnp.float32
 ) -> OpenCheckpoint:
     """Open a checkpoint whose layers are read one by one, for models larger than memory.
 
@@ -118,7 +128,7 @@ def open_checkpoint(
 
 
 def open_random(
-    source: Any, key: Any, *, part: str | None = None, dtype: Any = jnp.float32
+    source: object, key: Key, *, part: str | None = None, dtype: DType = jnp.float32
 ) -> OpenCheckpoint:
     """Open `random_like` with layers that are drawn one by one, with the same values.
 
@@ -129,7 +139,7 @@ def open_random(
 
 
 def random_like(
-    source: Any, key: Any, *, part: str | None = None, dtype: Any = jnp.float32
+    source: object, key: Key, *, part: str | None = None, dtype: DType = jnp.float32
 ) -> tuple[TransformerConfig, TransformerParams]:
     """Draw the architecture of `source` at its own initialisation: (config, params).
 
@@ -179,3 +189,53 @@ def _draw_random(source, key, part, dtype, *, lazy):
     family = find_family(settings["model_type"])
     weights = RandomWeights(key, lambda name: family.tensor_law(name, settings), dtype, lazy=lazy)
     return weights, family, settings
+
+
+PREFIX = "hf:"
+# What a model and its tokenizer are read from; weights in the safer format where there are both.
+_BESIDE = [
+    "config.json",
+    "tokenizer*",
+    "vocab*",
+    "merges.txt",
+    "special_tokens_map.json",
+    "spiece.model",
+    "sentencepiece*",
+]
+_WEIGHTS = (["model*.safetensors", "*.safetensors.index.json"], ["pytorch_model*.bin*"])
+
+
+def is_hub_name(source: object) -> bool:
+    """Check whether a source is "hf:owner/name" or "hf:owner/name@revision", no folder."""
+    return isinstance(source, str) and source.startswith(PREFIX)
+
+
+def hub_folder(source: str) -> Path:
+    """Find the folder of a model of the hub, in the local cache or downloaded.
+
+    Args:
+        source: "hf:gpt2", "hf:EleutherAI/pythia-70m@step1000" with a branch, tag or commit.
+
+    Raises:
+        FileNotFoundError: No such model, no internet or no weights; the message says how to get a
+            folder.
+        MissingPackage: No huggingface_hub.
+    """
+    name, _, revision = source.removeprefix(PREFIX).partition("@")
+    at = f" --revision {revision}" if revision else ""
+    instead = (
+        "give a folder instead: on a machine with internet, "
+        f"hf download {name}{at} --local-dir {name.rsplit('/', 1)[-1]}"
+    )
+    hub = import_package("huggingface_hub", source, "hub", instead)
+    for weights in _WEIGHTS:
+        try:
+            folder = hub.snapshot_download(
+                name, revision=revision or None, allow_patterns=_BESIDE + weights
+            )
+        except Exception as error:  # of several HTTP libraries; none is ours to handle
+            raise FileNotFoundError(f"{source}: {format_one_line(error, 120)}; {instead}") from None
+        folder = Path(folder)
+        if any((folder / file).is_file() for file in WEIGHT_FILES):
+            return folder
+    raise FileNotFoundError(f"{source}: there are none of {', '.join(WEIGHT_FILES)}")

@@ -11,10 +11,11 @@ import functools
 import math
 import re
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
+from rank_collapse.annotations import Tree
 from rank_collapse.network.attention import AttentionParams
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.embedding import EmbeddingParams
@@ -46,8 +47,8 @@ class Names(NamedTuple):
     stem: str  # What stands before the names of a layer, with {} for its number
     # {place in `BlockParams` or in `TransformerParams`: name of a map or of a norm without
     # ".weight", a `Map`, a `Leaf`, or a function of (weights, stem, config)}
-    layer: Mapping[str, Any]
-    outside: Mapping[str, Any]
+    layer: Mapping[str, object]
+    outside: Mapping[str, object]
 
 
 # Of each kind of map, as torch keeps it: the fields it fills, the axes of its weight and its bias.
@@ -149,14 +150,14 @@ class Reader:
             **self.sizes,
         }
 
-    def read_fields(self, names: Mapping[str, Any], stem: str = "") -> dict[str, Any]:
+    def read_fields(self, names: Mapping[str, object], stem: str = "") -> dict[str, Tree]:
         """Read the parts of the parameters that a table names.
 
         Args:
             names: A table of `Names`.
             stem: What stands before the names of tensors.
         """
-        nested: dict[str, Any] = {}
+        nested: dict[str, Tree] = {}
         for place, entry in names.items():
             if place.startswith("cross") and not self.config.cross_attention:
                 continue
@@ -188,7 +189,7 @@ class Reader:
             fields["attention_norm"] = NormParams(gain=np.ones_like(gain), bias=bias)
         return BlockParams(**fields)
 
-    def read_outside(self, names: Names) -> dict[str, Any]:
+    def read_outside(self, names: Names) -> dict[str, Tree]:
         """Read what `TransformerParams` has besides its layers."""
         table, tables = dict(names.outside), self.config.embedding
         tokens = table.pop("embedding.tokens", None)

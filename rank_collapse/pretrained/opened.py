@@ -1,21 +1,89 @@
-"""An open checkpoint: its network, and its layers, which are read one by one."""
+"""An open checkpoint: its layers one by one, batches, and its head for masked tokens.
+
+Axis letters: b examples, n tokens, d width, e width of the token embedding.
+"""
 
 from collections.abc import Mapping
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Float
 
+from rank_collapse import struct
+from rank_collapse.annotations import AnyArray, Leaf, Tree
+from rank_collapse.network import layers
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.input_checks import check_indices
 from rank_collapse.network.inputs import as_batch
+from rank_collapse.network.layers import NormParams
 from rank_collapse.network.parameters import BlockParams, TransformerParams
-from rank_collapse.pretrained.entries import Settings
+from rank_collapse.network.precision import full_precision
+from rank_collapse.pretrained.entries import Settings, check_allowed
 from rank_collapse.pretrained.family import Family
-from rank_collapse.pretrained.lazy import Stored, Table, Unembedding, stored_values
-from rank_collapse.pretrained.masked_token import MaskedHead, read_head
-from rank_collapse.pretrained.weights import Weights
+from rank_collapse.pretrained.weights import Stored, Table, Unembedding, Weights, stored_values
+
+
+class MaskedHead(struct.Struct):
+    """Logits N(φ(Y W + b)) Eᵀ + c of the output Y [n, d], E the table of the tokens [vocab, e]."""
+
+    weight: Leaf  # W [d, e]
+    bias: Leaf  # b [e]
+    norm: NormParams  # N, each [e]
+    unembedding: Unembedding  # E, a `Table`, and c
+    activation: str = struct.static("gelu")  # φ
+    eps: float = struct.static(1e-12)  # Of N
+
+    @full_precision
+    def read(self, states: Float[AnyArray, "*b n d"]) -> Float[Array, "*b n e"]:
+        """Compute N(φ(Y W + b)) of outputs: what `next_token.token_losses` applies the table to.
+
+        Args:
+            states: Y [..., n, d], after the final norm.
+        """
+        states = jnp.asarray(states)
+        hidden = states.reshape(-1, states.shape[-1]) @ self.weight + self.bias[None]
+        hidden = layers.get_activation(self.activation).fn(hidden)
+        return layers.apply_norm(self.norm, hidden, eps=self.eps).reshape(*states.shape[:-1], -1)
+
+
+def read_head(
+    weights: Weights, family: Family, settings: Settings, config: TransformerConfig
+) -> MaskedHead | None:
+    """Read the head of a masked language model (Devlin et al. 2019, task 1); None without one.
+
+    Args:
+        weights, family, settings, config: Weights, family, settings and configuration of the model.
+
+    Raises:
+        ValueError: A head whose table is not that of the tokens, or tensors of a wrong shape.
+    """
+    if family.masked_head is None or not weights.has_tensor(
+        f"{family.masked_head[0]}.dense.weight"
+    ):
+        return None
+    check_allowed({"tie_word_embeddings": True} | settings, "tie_word_embeddings", (True,))
+    stem, logit_bias = family.masked_head
+    e = config.embedding.d_embed
+    tensors = {
+        name: jnp.asarray(weights.take(f"{stem}.{name}", *shape), weights.dtype)
+        for name, shape in {
+            "dense.weight": (e, config.d_model),
+            "dense.bias": (e,),
+            "LayerNorm.weight": (e,),
+            "LayerNorm.bias": (e,),
+        }.items()
+    }
+    words = config.embedding.vocab_size
+    table = weights.table("embeddings.word_embeddings.weight", words, e)
+    return MaskedHead(
+        weight=tensors["dense.weight"].T,
+        bias=tensors["dense.bias"],
+        norm=NormParams(tensors["LayerNorm.weight"], tensors["LayerNorm.bias"]),
+        unembedding=Unembedding(table, weights.take(logit_bias, words)),
+        activation=config.mlp,
+        eps=config.norm_eps,
+    )
 
 
 class OpenCheckpoint:
@@ -25,7 +93,7 @@ class OpenCheckpoint:
         family: The `Family` of its `model_type`.
         settings: The entries of its config.json.
         layers: Its rows of parameters, `LazyLayers`.
-        outside: `TransformerParams` without layers; its table of tokens is a `lazy.Table`.
+        outside: `TransformerParams` without layers; its table of tokens is a `Table`.
     """
 
     def __init__(self, weights: Weights, family: Family, settings: Settings):
@@ -48,7 +116,7 @@ class OpenCheckpoint:
 
     @property
     def unembedding(self) -> Unembedding | None:
-        """Returns the language-model head, a `lazy.Table`; None where the family has none."""
+        """Returns the language-model head, a `Table`; None where the family has none."""
         return self.family.read_unembedding(self.weights, self.settings, self.config)
 
     @property
@@ -60,8 +128,8 @@ class OpenCheckpoint:
         """Read the parameters of one layer."""
         return stored_values(self.layers.get(row_index(self.config, index)))
 
-    def stored_layer(self, index: int, coming: int | None = None) -> Any:
-        """Read `layer` as a tree of `lazy.Stored`; a thread begins to read the layer `coming`.
+    def stored_layer(self, index: int, coming: int | None = None) -> Tree:
+        """Read `layer` as a tree of `Stored`; a thread begins to read the layer `coming`.
 
         Args:
             index: Index of the layer.
@@ -71,7 +139,7 @@ class OpenCheckpoint:
         return self.layers.get(row_index(self.config, index), coming)
 
     def prepare_batch(
-        self, inputs: Mapping[str, Any]
+        self, inputs: Mapping[str, object]
     ) -> tuple[TransformerConfig, TransformerParams, dict[str, np.ndarray]]:
         """Prepare a batch for `stream`: of the embedding only the rows of its tokens are read.
 
@@ -111,12 +179,12 @@ class InMemory:
         self.config, self.outside = config, params.replace(layers=None)
         self.layers = _HeldLayers(params.layers)
 
-    def stored_layer(self, index: int, coming: int | None = None) -> Any:
+    def stored_layer(self, index: int, coming: int | None = None) -> Tree:
         """Returns one layer's parameters from memory, where nothing is `coming` to be read."""
         return self.layers.get(row_index(self.config, index))
 
     def prepare_batch(
-        self, inputs: Mapping[str, Any]
+        self, inputs: Mapping[str, object]
     ) -> tuple[TransformerConfig, TransformerParams, dict[str, np.ndarray]]:
         """Returns (config, parameters outside of the layers, inputs) for `stream`."""
         batch = as_batch(inputs)
@@ -130,7 +198,7 @@ class _HeldLayers:
     def __init__(self, stack: BlockParams):
         self.stack = stack
 
-    def get(self, row: int) -> Any:
+    def get(self, row: int) -> Tree:
         """Returns one row as a tree of `Stored`."""
         return jax.tree.map(lambda a: Stored(a[row], tuple(range(a.ndim - 1))), self.stack)
 

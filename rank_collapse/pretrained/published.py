@@ -6,8 +6,8 @@ that of a folder, everywhere.
 
 import json
 import os
+from collections.abc import Mapping
 from importlib import resources
-from typing import Any
 
 _BASE = {
     "hidden_size": 768,
@@ -58,7 +58,9 @@ def suggest_names(folder: str | os.PathLike) -> str:
     )
 
 
-def published_curves(settings: dict[str, Any], depth: int) -> dict[str, dict[str, list[float]]]:
+def published_curves(
+    settings: Mapping[str, object], depth: int
+) -> dict[str, dict[str, list[float]]]:
     """Returns {"init" or "pretrained": {variant: residual ratio by layer}} of a model of this size.
 
     Args:

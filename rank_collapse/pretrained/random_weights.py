@@ -4,15 +4,15 @@ import dataclasses
 import math
 import zlib
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from rank_collapse.annotations import DType, Key, Number
 from rank_collapse.pretrained.entries import Settings
-from rank_collapse.pretrained.lazy import Table
-from rank_collapse.pretrained.weights import Weights
+from rank_collapse.pretrained.weights import Table, Weights
 
 
 class Draw(NamedTuple):
@@ -22,7 +22,7 @@ class Draw(NamedTuple):
     """
 
     std: float | None = None
-    value: Any = 0.0
+    value: Number = 0.0
     zero_row: int | None = None
     truncate: bool = False
 
@@ -65,7 +65,12 @@ class RandomWeights(Weights):
     is_random = True
 
     def __init__(
-        self, key: Any, draw: Callable[[str], Draw], dtype: Any = jnp.float32, *, lazy: bool = False
+        self,
+        key: Key,
+        draw: Callable[[str], Draw],
+        dtype: DType = jnp.float32,
+        *,
+        lazy: bool = False,
     ):
         super().__init__(dtype, lazy=lazy)
         self.seed = [int(word) for word in np.ravel(jax.random.key_data(key))]

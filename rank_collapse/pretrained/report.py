@@ -5,15 +5,18 @@
     report.states["SAN"]["residual_ratio"]  # [b, L + 1], of attention alone
     report.collapsed_at("SAN")              # the first layer below the threshold of MEASURES
 
+The lengths of paths are counted, weighted by branch shares, and by exact sums.
+
 Axis letters: b examples, l layers, h heads.
 """
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import numpy as np
+from jaxtyping import Float
 
+from rank_collapse.annotations import AnyArray
 from rank_collapse.measures.listings import Spike, spikes
 from rank_collapse.measures.norms import composite_norm
 from rank_collapse.measures.profiles import Profile
@@ -24,8 +27,8 @@ from rank_collapse.network.measured.influence import attention_share
 from rank_collapse.network.measured.states import ProfilePass
 from rank_collapse.network.passes import LayerMeasure, States
 from rank_collapse.paths.contributions import LengthPass
+from rank_collapse.paths.lengths import path_length_law
 from rank_collapse.pretrained.opened import InMemory, OpenCheckpoint
-from rank_collapse.pretrained.path_lengths import compute_length_laws
 from rank_collapse.pretrained.streaming import AblationSpec, Group, State, stream
 
 WHOLE, ALONE = "Transformer", "SAN"
@@ -85,13 +88,13 @@ class CheckpointReport:
         return choose_ratio(states["residual_ratio"], states["bulk_ratio"])
 
     def length_laws(self, num_heads: int) -> dict[str, np.ndarray]:
-        """Computes {weighting: [b, L + 1]}, see `path_lengths.compute_length_laws`."""
+        """Computes {weighting: [b, L + 1]}, see `report.compute_length_laws`."""
         return compute_length_laws(num_heads, self.attention_share, self.path_size)
 
 
 def checkpoint_report(
     source: OpenCheckpoint | InMemory,
-    inputs: Mapping[str, Any],
+    inputs: Mapping[str, object],
     *,
     chunk: int = 8,
     done: Callable[[State], None] | None = None,
@@ -139,3 +142,69 @@ def checkpoint_report(
         full_model["share"],
         [spikes(states, mask=mask) for states, mask in hidden],
     )
+
+
+COUNTED, ROLLOUT, BY_NORM = "counted", "rollout", "exact sums by norm"
+
+
+def compute_length_laws(
+    num_heads: int, attention_share: Float[AnyArray, "b l"], path_size: Float[AnyArray, "b k"]
+) -> dict[str, Float[np.ndarray, "b k"]]:
+    """Compute three distributions of the path length, which answer "how long?" very differently.
+
+    Counted, each of the (1 + H)^L paths weighs the same. In the rollout a layer's attention counts
+    with its share λ_l of the stream. The exact sum over the paths of length k counts with its norm.
+
+    Args:
+        num_heads: H.
+        attention_share: λ [b, L] of each text, in [0, 1].
+        path_size: ‖C_k‖ [b, L + 1], of `rc.path_contributions`.
+
+    Returns:
+        {weighting: probabilities [b, L + 1] of the lengths 0 .. L}; NaN where all sizes are 0, as
+        of weights so small that products of them are.
+
+    Source: Dong et al. 2021; arXiv 2602.16837 for the shares.
+    """
+    share = np.clip(np.asarray(attention_share, np.float64), 0, 1)
+    size = np.asarray(path_size, np.float64)
+    total = size.sum(axis=1, keepdims=True)
+    return {
+        COUNTED: path_length_law(np.full_like(share, num_heads / (1 + num_heads))),
+        ROLLOUT: path_length_law(share),
+        BY_NORM: np.divide(size, total, out=np.full_like(size, np.nan), where=total > 0),
+    }
+
+
+def mean_lengths(laws: Mapping[str, Float[np.ndarray, "b k"]]) -> dict[str, float]:
+    """Compute the mean path length Σ_k k p_k of each law, averaged over texts.
+
+    Args:
+        laws: Result of `compute_length_laws`.
+    """
+    return {name: float((law @ np.arange(law.shape[1])).mean()) for name, law in laws.items()}
+
+
+def tabulate_lengths(laws: Mapping[str, Float[np.ndarray, "b k"]]) -> list[dict[str, object]]:
+    """Tabulate mean, median and 99 % quantile of the path length by each law, a row for each.
+
+    A law that is NaN, of some text, has None.
+
+    Args:
+        laws: Result of `compute_length_laws`.
+    """
+    rows = []
+    for name, mean in mean_lengths(laws).items():
+        cumulative = np.cumsum(laws[name].mean(axis=0))
+        if np.isnan(mean):
+            quantiles = dict.fromkeys(("mean length", "median", "99 % at most"))
+            rows.append({"paths weighted": name, **quantiles})
+            continue
+        row = {
+            "paths weighted": name,
+            "mean length": mean,
+            "median": int(np.argmax(cumulative >= 0.5)),
+            "99 % at most": int(np.argmax(cumulative >= 0.99)),
+        }
+        rows.append(row)
+    return rows

@@ -12,13 +12,13 @@ import dataclasses
 import functools
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rank_collapse.network import streams
+from rank_collapse.annotations import AnyArray, Number, Tree
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.inputs import prepare_inputs
 from rank_collapse.network.parameters import TransformerParams
@@ -27,8 +27,8 @@ from rank_collapse.network.precision import full_precision
 from rank_collapse.network.residual import Gains, layer_gains
 from rank_collapse.network.surgery import ABLATIONS, READINGS, ablate, skips_left
 from rank_collapse.network.walk import Layer
-from rank_collapse.pretrained.lazy import stored_values
 from rank_collapse.pretrained.opened import Source
+from rank_collapse.pretrained.weights import stored_values
 from rank_collapse.struct import check_whole, refuse
 
 
@@ -57,20 +57,20 @@ class State:
 
     layers: int  # How many
     # Of each part of each group (groups in order, each in chunks of examples)
-    hidden: list[Any]
-    carries: list[Any]
-    layer_results: list[list[Any]]  # What each layer added to it, layer by layer
+    hidden: list[AnyArray]
+    carries: list[Tree]
+    layer_results: list[list[Tree]]  # What each layer added to it, layer by layer
 
 
 @full_precision
 def stream(
     source: Source,
-    inputs: Mapping[str, Any],
+    inputs: Mapping[str, object],
     groups: Mapping[str, Group],
     *,
     chunk: int = 8,
     done: Callable[[State], None] | None = None,
-) -> dict[str, dict[str, Any]]:
+) -> dict[str, dict[str, Tree]]:
     """Measure all that is requested in one pass over the weights.
 
     Args:
@@ -226,9 +226,8 @@ def _shared_program(group, config):
     name, reading = group.ablation.name, group.ablation.reading
     states_alone = all(isinstance(layer_pass, States) for _, layer_pass in group.passes)
     has_skips = config.mlp != "none" and config.attention_skip and config.mlp_skip
-    is_plain = not config.parallel and config.connection == "skip"
     is_known = name in ABLATIONS and reading in READINGS
-    if not (states_alone and has_skips and is_plain and is_known):
+    if not (states_alone and has_skips and not config.parallel and is_known):
         return group.ablation, None
     has_mlp = name in ("SAN+MLP", "Transformer")
     shared = AblationSpec() if has_mlp else AblationSpec("SAN+skip", reading)
@@ -236,18 +235,18 @@ def _shared_program(group, config):
 
 
 def assemble_layer(
-    stored: Any,
+    stored: Tree,
     outside: TransformerParams,
-    example: Mapping[str, Any],
+    example: Mapping[str, object],
     config: TransformerConfig,
-    index: Any,
+    index: Number,
     ablation: AblationSpec = AblationSpec(),
     passes: Sequence[LayerPass] = (),
 ) -> tuple[Layer, TransformerParams]:
     """Returns (one layer on one example, parameters outside of the layers) of a network on disk.
 
     Args:
-        stored: A tree of `lazy.Stored`.
+        stored: A tree of `Stored`.
         outside, example, config: Of `prepare_batch`; one example of its inputs.
         index: Index of the layer; may be traced.
         ablation: The parts to remove.
@@ -280,7 +279,7 @@ def _begin_part(measured, stored, outside, examples, config):
 
     def begin_example(example):
         layer, _ = assemble_layer(stored, outside, example, config, 0, ablation, passes)
-        start = streams.start_streams(layer.inputs.x, layer.config)
+        start = layer.inputs.x
         return start, tuple(p.init_carry(layer.inputs, layer.config) for p in passes)
 
     return jax.vmap(begin_example)(examples)

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from rank_collapse.annotations import ArrayLike
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.inputs import as_batch
 from rank_collapse.network.measured.heads import measure_heads
@@ -27,12 +28,17 @@ from rank_collapse.network.measured.states import ProfilePass
 from rank_collapse.network.parameters import TransformerParams
 from rank_collapse.network.passes import LayerMeasure
 from rank_collapse.paths.contributions import LengthPass
-from rank_collapse.pretrained.lazy import Unembedding
-from rank_collapse.pretrained.lens import LensPass, lens_measures
-from rank_collapse.pretrained.next_token import losses_by_length, mean_losses, targets_of
 from rank_collapse.pretrained.opened import InMemory, OpenCheckpoint
-from rank_collapse.pretrained.path_lengths import compute_length_laws, mean_lengths
+from rank_collapse.pretrained.predictions import (
+    LensPass,
+    lens_measures,
+    losses_by_length,
+    mean_losses,
+    targets_of,
+)
+from rank_collapse.pretrained.report import compute_length_laws, mean_lengths
 from rank_collapse.pretrained.streaming import Group, State, stream
+from rank_collapse.pretrained.weights import Unembedding
 from rank_collapse.struct import refuse_if
 
 STATES = ("residual_ratio", "token_cosine", "effective_rank", "spike_norm", "spike_share")
@@ -88,7 +94,7 @@ class DepthReport:
         measures: {name: [b, L], [b, L + 1] or [b, L, L]}, see `depth_report`.
         used: {name: `DepthUsed`}, of the means over examples.
         lengths: {name: `PathLength`}, likewise.
-        length_laws: {weighting: [b, L + 1]}, of `path_lengths.compute_length_laws`.
+        length_laws: {weighting: [b, L + 1]}, of `report.compute_length_laws`.
     """
 
     measures: Mapping[str, np.ndarray]
@@ -159,10 +165,10 @@ def find_extremes(used: Mapping[str, DepthUsed]) -> tuple[tuple[str, int], tuple
 
 def depth_report(
     params: TransformerParams | OpenCheckpoint,
-    ids: Any,
+    ids: ArrayLike,
     config: TransformerConfig | None = None,
     *,
-    mask: Any = None,
+    mask: ArrayLike | None = None,
     unembedding: Unembedding | None = None,
     chunk: int = 8,
     done: Callable[[State], None] | None = None,
@@ -171,7 +177,7 @@ def depth_report(
 
     By layer or branch, [b, L] of layers 1 .. L, [b, L + 1] with layer 0:
 
-    lens_kl, lens_overlap        of X^l after the final norm: `lens.lens_measures`
+    lens_kl, lens_overlap        of X^l after the final norm: `lens_measures`
     frozen_kl, frozen_overlap    the same with the norm's statistics of the last state
     {attention,mlp,layer}_cosine, attention_ratio, mlp_ratio, attention_share, block_influence
                                  branch and stream: `rc.network.layer_influence`
@@ -242,7 +248,7 @@ def depth_report(
 
 
 def depth_used(
-    measures: Mapping[str, np.ndarray], loss: Any
+    measures: Mapping[str, np.ndarray], loss: ArrayLike
 ) -> tuple[dict[str, DepthUsed], dict[str, PathLength]]:
     """Compute each definition of the depth that is used, in layers and in heads on a path.
 
@@ -324,5 +330,5 @@ def _open_source(params, config, unembedding):
         if unembedding is None and params.embedding is not None:
             unembedding = Unembedding(params.embedding.tokens)
     if unembedding is None:
-        raise ValueError("the network has no unembedding: it is no language model")
+        raise ValueError("the network has no unembedding: it is not a language model")
     return source, unembedding

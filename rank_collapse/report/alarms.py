@@ -39,7 +39,9 @@ class Alarm(NamedTuple):
         return f"{text} ({meaning})" if meaning else text
 
 
-def find_alarms(rows: Iterable[Mapping[str, Any]], thresholds: Sequence[Threshold]) -> list[Alarm]:
+def find_alarms(
+    rows: Iterable[Mapping[str, object]], thresholds: Sequence[Threshold]
+) -> list[Alarm]:
     """Find the first alarm of every metric, threshold and seed, in order of steps.
 
     Args:

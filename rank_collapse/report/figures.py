@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import numpy as np
 
+from rank_collapse.annotations import AnyArray
 from rank_collapse.report.wording import words
 
 if TYPE_CHECKING:
@@ -98,7 +99,12 @@ def shades(count: int) -> list[Any]:
 
 
 def band(
-    ax: Axes, x: Any, values: Any, label: str | None = None, index: int = 0, **options: Any
+    ax: Axes,
+    x: AnyArray,
+    values: AnyArray,
+    label: str | None = None,
+    index: int = 0,
+    **options: object,
 ) -> None:
     """Plot the mean over seeds as a line, ± one standard deviation as a band.
 
@@ -122,7 +128,7 @@ def band(
         )
 
 
-def panels(count: int, columns: int, **options: Any):
+def panels(count: int, columns: int, **options: object):
     """Makes `figure` with `count` panels, at most `columns` in a row; the axes beyond are hidden.
 
     Args:
@@ -137,7 +143,12 @@ def panels(count: int, columns: int, **options: Any):
 
 
 def log_band(
-    ax: Axes, x: Any, values: Any, label: str | None = None, index: int = 0, **options: Any
+    ax: Axes,
+    x: AnyArray,
+    values: AnyArray,
+    label: str | None = None,
+    index: int = 0,
+    **options: object,
 ) -> None:
     """Plot the geometric mean over seeds as a line, a deviation of the logarithm as a band.
 

@@ -1,7 +1,6 @@
 """The picture of a run's metrics: one panel each, by step, layers from dark to light."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -17,7 +16,7 @@ LONGEST = 60  # characters of a name
 
 @figures.styled
 def metrics_figure(
-    rows: Sequence[Mapping[str, Any]], thresholds: Sequence[Threshold] = ()
+    rows: Sequence[Mapping[str, object]], thresholds: Sequence[Threshold] = ()
 ) -> figures.Figure:
     """Plot a panel for each of the first 36 metrics: means over seeds, their range as bands.
 
@@ -58,7 +57,7 @@ def metrics_figure(
 
 
 def metric_names(
-    rows: Sequence[Mapping[str, Any]], thresholds: Sequence[Threshold] = ()
+    rows: Sequence[Mapping[str, object]], thresholds: Sequence[Threshold] = ()
 ) -> list[str]:
     """List the metrics: those that passed a threshold, then the loss, then others in their order.
 
@@ -72,7 +71,7 @@ def metric_names(
     return sorted(names, key=lambda name: (name not in passed, "loss" not in name))
 
 
-def by_step(rows: Sequence[Mapping[str, Any]], name: str) -> tuple[np.ndarray, np.ndarray]:
+def by_step(rows: Sequence[Mapping[str, object]], name: str) -> tuple[np.ndarray, np.ndarray]:
     """Returns (steps [k], values [s, k, l]) of one metric, NaN where a seed has none at a step.
 
     Args:

@@ -74,7 +74,7 @@ def render(
     )
 
 
-def render_table(rows: Sequence[Mapping[str, Any]]) -> str:
+def render_table(rows: Sequence[Mapping[str, object]]) -> str:
     """Render a table of all columns that a row has.
 
     Args:
@@ -93,14 +93,14 @@ def render_table(rows: Sequence[Mapping[str, Any]]) -> str:
     return wrap_wide(f"<table><tr>{head}</tr>{body}</table>")
 
 
-def format_number(value: Any) -> str:
+def format_number(value: object) -> str:
     """Format a value as a table shows it: four significant digits."""
     if isinstance(value, bool) or value is None:
         return {True: "yes", False: "no", None: "—"}[value]
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def escape_html(value: Any) -> str:
+def escape_html(value: object) -> str:
     """Escape a value for HTML's text."""
     return html.escape(str(value))
 

@@ -15,7 +15,7 @@ def plot_length_laws(
 
     Args:
         ax: Axes to draw on.
-        laws: {weighting: [b, L + 1]}, of `pretrained.path_lengths.compute_length_laws`.
+        laws: {weighting: [b, L + 1]}, of `pretrained.report.compute_length_laws`.
         needed_length: Longest paths that the loss needs, drawn as a dashed line; None for no line.
     """
     for index, (name, law) in enumerate(laws.items()):

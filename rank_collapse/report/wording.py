@@ -28,7 +28,7 @@ WORDS = {
 }
 
 
-def words(name: Any) -> Any:
+def words(name: object) -> Any:
     """Returns a name of the code in words; anything else as it is."""
     return WORDS.get(name, name)
 

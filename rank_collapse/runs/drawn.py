@@ -1,7 +1,6 @@
 """A matplotlib figure as the files of a run folder: PNG to look at, PDF for a paper."""
 
 import io
-from typing import Any
 
 from rank_collapse.extras import import_package
 
@@ -9,7 +8,7 @@ OPTIONS = {".png": {"dpi": 150}, ".pdf": {"metadata": {"CreationDate": None}}}
 _MARGIN = 0.1  # inches
 
 
-def draw_files(figure: Any) -> dict[str, bytes]:
+def draw_files(figure: object) -> dict[str, bytes]:
     """Draw a figure as {".png": its bytes, ".pdf": its bytes}, the same each time.
 
     The layout, half of the work, is done once for both; the figure keeps it.

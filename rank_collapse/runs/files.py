@@ -259,7 +259,7 @@ def read_object(path: str | os.PathLike) -> dict[str, Any]:
     return content
 
 
-def damaged_file_error(path: str | os.PathLike, reason: Any) -> RunError:
+def damaged_file_error(path: str | os.PathLike, reason: object) -> RunError:
     """Make the error of a file that is not as it was written, and what helps.
 
     Args:
@@ -271,7 +271,7 @@ def damaged_file_error(path: str | os.PathLike, reason: Any) -> RunError:
     return RunError(f"{path} cannot be read ({format_one_line(reason, 200)}); {remedy}")
 
 
-def describe_difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
+def describe_difference(old: Mapping[str, object], new: Mapping[str, object]) -> str:
     """Describe the fields in which two configs differ: "name: old there, new here; ...".
 
     Args:

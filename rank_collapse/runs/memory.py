@@ -28,7 +28,7 @@ def free_bytes(mesh: Mesh) -> int:
     return int(share * total) // mesh.size
 
 
-def program_bytes(compiled: Any) -> int:
+def program_bytes(compiled: object) -> int:
     """Return the bytes of a compiled program on each device, as XLA says; 0 where it does not."""
     usage = compiled.memory_analysis()
     if usage is None:

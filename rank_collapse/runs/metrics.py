@@ -25,7 +25,7 @@ FOLDER = "metrics"  # of a run of several networks: a file for each, metrics/<ne
 
 
 def append(
-    path: str | os.PathLike, step: int, values: Mapping[str, Any], *, seed: int | None = None
+    path: str | os.PathLike, step: int, values: Mapping[str, object], *, seed: int | None = None
 ) -> None:
     """Append the line of one step.
 
@@ -45,7 +45,7 @@ def append(
     for name, number in (("step", step), ("seed", 0 if seed is None else seed)):
         is_whole = not isinstance(number, str | None) and float(number).is_integer()
         refuse_if(not is_whole, f"{name}={number!r} is not a whole number")
-    refuse_if(not isinstance(values, Mapping), f"values={values!r:.80} are no mapping of names")
+    refuse_if(not isinstance(values, Mapping), f"values={values!r:.80} are not a mapping of names")
     line = {"step": int(step)} | ({} if seed is None else {"seed": int(seed)})
     for name, value in values.items():
         try:

@@ -4,7 +4,6 @@ import contextlib
 import sys
 import time
 from collections.abc import Iterator
-from typing import Any
 
 from rank_collapse.printed import escape_text, print_lines
 
@@ -26,7 +25,7 @@ class Progress:
         label: str,
         *,
         quiet: bool = False,
-        stream: Any = None,
+        stream: object = None,
         interval: float | None = None,
     ):
         self._stream = stream or sys.stderr
@@ -74,7 +73,7 @@ class Progress:
     def __enter__(self) -> "Progress":
         return self
 
-    def __exit__(self, *_: Any) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._width:  # the line of a terminal
             print_lines("", file=self._stream, flush=True)
             self._width = 0

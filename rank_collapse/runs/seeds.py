@@ -10,13 +10,13 @@ ones. How many devices share the work changes results by rounding alone (docs/sw
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from rank_collapse.annotations import AnyArray, Key, Tree
 from rank_collapse.runs.states import is_key
 from rank_collapse.struct import check_whole, refuse_if
 
@@ -28,7 +28,7 @@ QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes
 PRODUCTS = {"xla_gpu_enable_triton_gemm": False}
 
 
-def seed_keys(base_seed: int, num_seeds: int, first: int = 0) -> Any:
+def seed_keys(base_seed: int, num_seeds: int, first: int = 0) -> Key:
     """Return the keys of seeds first .. first + num_seeds − 1: fold_in(key(base_seed), s).
 
     Args:
@@ -39,18 +39,18 @@ def seed_keys(base_seed: int, num_seeds: int, first: int = 0) -> Any:
     return fold_seeds(base_seed, check_whole("first", first, 0) + numbers)
 
 
-def fold_seeds(base_seed: int, numbers: np.ndarray) -> Any:
+def fold_seeds(base_seed: int, numbers: np.ndarray) -> Key:
     """Return the keys of some seeds, by their numbers."""
     return fold_key(jax.random.key(base_seed), numbers)
 
 
 @jax.jit
-def fold_key(key: Any, numbers: Any) -> Any:
+def fold_key(key: Key, numbers: AnyArray) -> Key:
     """Return fold_in(key, s) of each number s."""
     return jax.vmap(lambda s: jax.random.fold_in(key, s))(numbers)
 
 
-def seed_mesh(devices: Sequence[Any] | None = None) -> Mesh:
+def seed_mesh(devices: Sequence[jax.Device] | None = None) -> Mesh:
     """Make a one-dimensional mesh of devices (all by default), whose axis is "seeds"."""
     devices = jax.devices() if devices is None else list(devices)
     refuse_if(not devices, "devices= has no device")
@@ -69,7 +69,7 @@ def seed_sharding(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec(AXIS))
 
 
-def shard_seeds(tree: Any, mesh: Mesh, size: int | None = None) -> Any:
+def shard_seeds(tree: Tree, mesh: Mesh, size: int | None = None) -> Tree:
     """Split the leading axis of leaves [s, ...] over the mesh, the last seed repeated after.
 
     Args:
@@ -85,13 +85,15 @@ def shard_seeds(tree: Any, mesh: Mesh, size: int | None = None) -> Any:
     refuse_if(num_repeats < 0, f"{count} seeds do not fit into {size}")
 
     def shard_leaf(a):
-        a = a if not num_repeats else jnp.concatenate([a, jnp.repeat(a[-1:], num_repeats, axis=0)])
+        if num_repeats:
+            module = np if isinstance(a, np.ndarray) else jnp  # compiles nothing on the host
+            a = module.concatenate([a, module.repeat(a[-1:], num_repeats, axis=0)])
         return jax.device_put(a, sharding)
 
     return jax.tree.map(shard_leaf, tree)
 
 
-def to_host(tree: Any, num_seeds: int | None = None) -> Any:
+def to_host(tree: Tree, num_seeds: int | None = None) -> Tree:
     """Copy every leaf to the host.
 
     Args:

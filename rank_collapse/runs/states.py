@@ -13,10 +13,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from rank_collapse.annotations import Leaf, Tree
 from rank_collapse.runs.files import RunError, load_arrays, make_folder, write_arrays
 
 
-def save_state(folder: str | os.PathLike, step: int, state: Any) -> None:
+def save_state(folder: str | os.PathLike, step: int, state: Tree) -> None:
     """Saves a pytree of arrays (random keys too) as <folder>/<step>.npz, and keeps the newest.
 
     Args:
@@ -45,7 +46,7 @@ def list_steps(folder: str | os.PathLike) -> list[int]:
     )
 
 
-def restore_state(folder: str | os.PathLike, step: int, like: Any) -> Any:
+def restore_state(folder: str | os.PathLike, step: int, like: Tree) -> Any:
     """Restore the state saved at a step.
 
     Args:
@@ -62,18 +63,18 @@ def restore_state(folder: str | os.PathLike, step: int, like: Any) -> Any:
     return unflatten_state(saved, like, f"checkpoint {step}")
 
 
-def is_key(leaf: Any) -> bool:
+def is_key(leaf: Leaf) -> bool:
     """Return whether a leaf is an array of random keys."""
     return isinstance(leaf, jax.Array) and jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
-def flatten_state(state: Any) -> dict[str, np.ndarray]:
+def flatten_state(state: Tree) -> dict[str, np.ndarray]:
     """Convert a pytree to {path: numpy array} of its leaves, random keys as their data."""
     leaves = jax.tree_util.tree_leaves_with_path(state)
     return {_leaf_name(path): np.asarray(_leaf_array(leaf)) for path, leaf in leaves}
 
 
-def unflatten_state(saved: Mapping[str, Any], like: Any, subject: str) -> Any:
+def unflatten_state(saved: Mapping[str, object], like: Tree, subject: str) -> Any:
     """Restore the pytree that `flatten_state` took apart.
 
     Args:
@@ -94,6 +95,14 @@ def unflatten_state(saved: Mapping[str, Any], like: Any, subject: str) -> Any:
             raise ValueError(f"{subject} has {name} of shape {shape}, not {wanted}")
     restored = [_restore_leaf(saved[name], leaf) for name, leaf in expected.items()]
     return jax.tree.unflatten(jax.tree.structure(like), restored)
+
+
+def name_parts(tree: Any) -> dict[str, Any]:
+    """Flatten a nested dictionary to {path: leaf}, with "/" between the names of the levels."""
+    return {
+        jax.tree_util.keystr(path, simple=True, separator="/"): leaf
+        for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
+    }
 
 
 def _leaf_name(path):

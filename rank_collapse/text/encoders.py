@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from rank_collapse.extras import import_package
-from rank_collapse.text.files import read_json
 from rank_collapse.text.growth import check_growth
+from rank_collapse.text.text_files import read_json
 from rank_collapse.text.vocabulary import (
     call_tokenizers,
     read_byte_level,

@@ -16,7 +16,7 @@ _GROWTH = {"NFKC": _FOLDED, "NFKD": _FOLDED, "Precompiled": _FOLDED, "NFC": 3, "
 _GROWTH |= {"BertNormalizer": 12, "ByteLevel": 4, "Lowercase": 3}
 
 
-def check_growth(tokenizer: Any, text: str) -> None:
+def check_growth(tokenizer: object, text: str) -> None:
     """Check that the normalizers of a tokenizer make no giant of a text.
 
     Args:
@@ -47,7 +47,7 @@ def check_growth(tokenizer: Any, text: str) -> None:
         text = step_normalizer.normalize_str(text)
 
 
-def _list_steps(normalizer: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+def _list_steps(normalizer: Mapping[str, object]) -> Iterator[Mapping[str, Any]]:
     """Yields the normalizers of a sequence, those of sequences in it too."""
     if normalizer.get("type") != "Sequence":
         yield normalizer

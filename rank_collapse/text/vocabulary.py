@@ -10,7 +10,7 @@ from typing import Any
 
 from rank_collapse.extras import import_package
 from rank_collapse.printed import format_one_line
-from rank_collapse.text.files import MAX_JSON, read_json, read_utf8
+from rank_collapse.text.text_files import MAX_JSON, read_json, read_utf8
 
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
@@ -102,7 +102,7 @@ def read_tokenizer(path: str | os.PathLike) -> Any:
     return tokenizer
 
 
-def call_tokenizers(message: str, function: Callable, *arguments: Any, **options: Any) -> Any:
+def call_tokenizers(message: str, function: Callable, *arguments: object, **options: object) -> Any:
     """Call a function of the package `tokenizers`, which raises errors without a class.
 
     Args:

@@ -5,23 +5,22 @@ pass of `logdomain`, so that layers far below float precision are compared too.
 """
 
 import math
-from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Float
 
 from rank_collapse import struct
-from rank_collapse.measures.norms import composite_norm, norm_1, norm_inf
+from rank_collapse.annotations import ArrayLike, Number, Tree
 from rank_collapse.network import covers, layers
-from rank_collapse.network.attention import AttentionParams, attention_scores, repeat_groups
+from rank_collapse.network.attention import AttentionParams, attention_scores
 from rank_collapse.network.config import TransformerConfig
-from rank_collapse.network.layers import MLPParams
-from rank_collapse.network.parameters import BlockParams
-from rank_collapse.network.precision import full_precision
-from rank_collapse.network.residual import LayerGains
-from rank_collapse.theory.log_operations import LogState
+from rank_collapse.theory.bound_constants import (
+    LayerConstants,
+    gain_size,
+    head_weights,
+    score_width,
+)
 from rank_collapse.theory.logdomain import LogTrace
 
 LEMMA_THRESHOLD = 1.2564312086261697  # the positive root of eˣ = 1 + 2x
@@ -46,21 +45,6 @@ class PublishedSides(Sides):
     log10_rhs_first: struct.Leaf  # The bound with γ = 1, as in the first version of the paper
 
 
-@full_precision
-def head_weights(
-    params: AttentionParams, temperature: Any = 1.0
-) -> tuple[Float[Array, "h d d"], Float[Array, "h d d"]]:
-    """Compute (W_QK,h = W_Q W_Kᵀ/temperature, W_h = W_V W_O) of one layer, [h, d, d] each.
-
-    Args:
-        params: `AttentionParams` of the layer.
-        temperature: What divides its scores.
-    """
-    params = repeat_groups(params)
-    w_qk = jnp.einsum("hdk,hek->hde", params.w_q, params.w_k) / temperature
-    return w_qk, jnp.einsum("hdv,hve->hde", params.w_v, params.w_o)
-
-
 # Scores x_i W_QK x_jᵀ plus what is constant along a row or given.
 COVERS = covers.Covers(
     "a bound with W_QK",
@@ -73,8 +57,13 @@ COVERS = covers.Covers(
 
 
 def log10_theorem(
-    log10_input: Any, beta: Any, gamma: Any, num_heads: Any, width: Any, depth: Any
-) -> Any:
+    log10_input: Number,
+    beta: Number,
+    gamma: Number,
+    num_heads: Number,
+    width: Number,
+    depth: Number,
+) -> Number:
     """Compute log10 of the right side of theorems 2.2 and 2.3, (4γβH/√k)^{(3^L−1)/2}
     ‖res(X)‖^{3^L}.
 
@@ -93,7 +82,7 @@ def log10_theorem(
     )
 
 
-def log10_power_law(log10_input: Any, log10_c: Any, depth: Any) -> Any:
+def log10_power_law(log10_input: Number, log10_c: Number, depth: Number) -> Number:
     """Compute log10 of c^{(3^L − 1)/2} r^{3^L}: r ↦ c r³ iterated L times.
 
     Args:
@@ -105,63 +94,8 @@ def log10_power_law(log10_input: Any, log10_c: Any, depth: Any) -> Any:
     return power * (log10_c / 2 + log10_input) - jnp.where(jnp.isinf(log10_c), 0, log10_c / 2)
 
 
-def largest_slope(kind: str, dtype: Any) -> Float[Array, ""]:
-    """Compute sup|φ'| of an MLP's activation; inf for gated MLPs, which multiply two functions.
-
-    Args:
-        kind: `TransformerConfig.mlp`.
-        dtype: Number format of the result.
-    """
-    if kind in layers.GATED:
-        return jnp.asarray(jnp.inf, dtype)
-    phi = layers.get_activation(kind).fn
-    # At the ends of the grid the slopes lie within 1e-6 of their limits.
-    grid = jnp.linspace(-8, 8, 16001, dtype=dtype)
-    slope = jnp.max(jnp.abs(jax.jvp(phi, (grid,), (jnp.ones_like(grid),))[1]))
-    return slope * (1 + 1e-6)  # what may hide between two points of the grid
-
-
-@full_precision
-def lipschitz_constants(
-    params: MLPParams, kind: str, norms: tuple[Callable, ...] = (norm_1, norm_inf)
-) -> tuple[Float[Array, ""], ...]:
-    """Compute λ_p of an MLP for each norm: ‖MLP(X) − 1 MLP(x)ᵀ‖_p ≤ λ_p ‖X − 1xᵀ‖_p.
-
-    In ‖.‖_{1,∞} λ = √(λ_1 λ_∞). λ_p = sup|φ'| ‖W_in‖_p ‖W_out‖_p: an activation acts entry by
-    entry, hence on all norms alike. Gated MLPs multiply two functions of the input and have no such
-    constant: inf.
-
-    Args:
-        params: Parameters of the MLP.
-        kind: `TransformerConfig.mlp`.
-        norms: Norms of matrices.
-    """
-    slope = largest_slope(kind, params.w_in.dtype)
-    return tuple(slope * norm(params.w_in) * norm(params.w_out) for norm in norms)
-
-
-def sublayer_lipschitz(
-    params: BlockParams, gains: LayerGains, config: TransformerConfig, *norms: Callable
-) -> tuple[Float[Array, ""], ...]:
-    """Compute the Lipschitz constants of the MLP sublayer, skip included, in each norm; 1 without
-    MLP.
-
-    The sublayer is λ x·[mlp_skip] + γ MLP(x); that of the MLP is from `lipschitz_constants`.
-
-    Args:
-        params, gains: Parameters and gains of the layer.
-        config: Configuration of the network.
-        *norms: Norms of matrices.
-    """
-    if config.mlp == "none":
-        return (jnp.ones((), gains.temperature.dtype),) * len(norms)
-    skip = jnp.max(jnp.abs(gains.skip.mlp)) if config.mlp_skip else 0.0
-    factor = jnp.max(jnp.abs(gains.branch.mlp))
-    return tuple(skip + factor * c for c in lipschitz_constants(params.mlp, config.mlp, norms))
-
-
 def not_covered(
-    config: TransformerConfig, *, mask: Any = None, bias: Any = None
+    config: TransformerConfig, *, mask: ArrayLike | None = None, bias: ArrayLike | None = None
 ) -> tuple[str, ...]:
     """List the parts of a network that the theorems do not cover; () for a SAN, also with MLPs.
 
@@ -187,83 +121,6 @@ def not_covered(
         "gated MLPs have no Lipschitz constant": config.mlp in layers.GATED,
     }
     return tuple(reason for reason, holds in reasons.items() if holds)
-
-
-class LayerConstants(struct.Struct):
-    """What the bounds take from a layer; see `BoundReport`. The input's residual is
-    10^(log10_mantissa + log10_scale); log10_c is that of the attention alone."""
-
-    beta: struct.Leaf
-    gamma: struct.Leaf
-    log10_c: struct.Leaf
-    lipschitz: struct.Leaf
-    log10_spread: struct.Leaf
-    log10_mantissa: struct.Leaf
-    log10_scale: struct.Leaf
-
-
-def score_spread(
-    w_qk: Float[Array, "h d d"],
-    state: LogState,
-    config: TransformerConfig,
-    allowed: Bool[Array, "#h #n m"],
-    keep: Bool[Array, "n"],
-) -> Float[Array, "h n"]:
-    """Compute D_ii e^{−2s}, how far the scores R W_QK Rᵀ/√k of a row lie apart; 0 in masked rows.
-
-    Args:
-        w_qk: Matrices W_QK, from `head_weights`.
-        state: What the layer's attention reads.
-        config: Configuration of the network.
-        allowed: Which keys each row may see.
-        keep: Bool [n], the tokens that exist.
-    """
-    deviation = jnp.einsum("nd,hde,me->hnm", state.residual, w_qk, state.residual)
-    deviation = deviation / math.sqrt(score_width(config))
-    high = jnp.max(jnp.where(allowed, deviation, -jnp.inf), axis=-1)
-    low = jnp.min(jnp.where(allowed, deviation, jnp.inf), axis=-1)
-    return jnp.where(keep[None, :] & (high >= low), high - low, 0)
-
-
-def layer_constants(
-    params: BlockParams,
-    state: LogState,
-    gains: LayerGains,
-    config: TransformerConfig,
-    spread: Float[Array, "h n"],
-) -> LayerConstants:
-    """Compute β, γ*, c, D and λ of one layer; their formulas are at `BoundReport`.
-
-    With R e^s the residual of `state`, `spread` is D e^{−2s}. γ* and c are D over ‖R e^s‖², up to
-    factors, so that e^{2s} cancels.
-
-    Args:
-        params, gains: Parameters and gains of the layer.
-        state: What its attention reads.
-        config: Configuration of the network.
-        spread: Result of `score_spread`.
-    """
-    width = score_width(config)
-    w_qk, w = head_weights(params.attention, gains.temperature)
-    norm_qk = jax.vmap(norm_1)(w_qk)
-    norm_r = composite_norm(state.residual)
-    total, largest = jnp.sum(spread, axis=-1), jnp.max(spread, axis=-1)
-    numerator = jnp.sqrt(total) * jnp.sqrt(largest)
-    denominator = 2 * norm_qk * norm_r**2
-    column_sum = jnp.sum(total * jax.vmap(norm_1)(w))
-    row_sum = jnp.sum(largest * jax.vmap(norm_inf)(w))
-    log10_c = math.log10(2) + (jnp.log10(column_sum) + jnp.log10(row_sum)) / 2
-    log10_scale = state.log_scale / math.log(10)
-    lipschitz_1, lipschitz_inf = sublayer_lipschitz(params, gains, config, norm_1, norm_inf)
-    return LayerConstants(
-        beta=norm_qk * jax.vmap(composite_norm)(w),
-        gamma=math.sqrt(width) * numerator / jnp.where(denominator == 0, 1, denominator),
-        log10_c=log10_c - 2 * jnp.log10(jnp.where(norm_r == 0, 1, norm_r)),
-        lipschitz=jnp.sqrt(lipschitz_1) * jnp.sqrt(lipschitz_inf),
-        log10_spread=jnp.log10(spread) + 2 * log10_scale,
-        log10_mantissa=jnp.log10(norm_r),
-        log10_scale=log10_scale,
-    )
 
 
 def layer_sides(
@@ -312,14 +169,14 @@ def layer_sides(
 
 
 def published_sides(
-    log10_lhs: Any,
-    log10_input: Any,
-    beta: Any,
-    gamma: Any,
+    log10_lhs: Number,
+    log10_input: Number,
+    beta: Number,
+    gamma: Number,
     num_heads: int,
     width: int,
     depth: int,
-    log10_scale: Any = 0.0,
+    log10_scale: Number = 0.0,
 ) -> PublishedSides:
     """Compare a residual with `log10_theorem` of the input, for the least γ and for γ = 1.
 
@@ -336,8 +193,8 @@ def published_sides(
 
 
 def stack_sides(
-    constants: LayerConstants, profile: Any, gains: Any, config: TransformerConfig
-) -> dict[str, Any]:
+    constants: LayerConstants, profile: ArrayLike, gains: ArrayLike, config: TransformerConfig
+) -> dict[str, Tree]:
     """Compute the bound of a layer iterated, and the published form, as fields of `BoundReport`.
 
     ‖res(X^L)‖ ≤ c^{(3^L − 1)/2} ‖res(X)‖^{3^L},
@@ -388,14 +245,3 @@ def lemma_excess(params: AttentionParams, x: Float[Array, "n d"]) -> Float[Array
     common = jax.nn.softmax(scores - deviation, axis=-1)
     excess = jnp.maximum((1 - spread) * common - weights, weights - (1 + 2 * spread) * common)
     return jnp.max(excess, axis=(1, 2))
-
-
-def score_width(config):
-    """Returns k where scores are divided by √k, else 1."""
-    return config.qk_width if config.scale_scores else 1
-
-
-def gain_size(gain):
-    """Compute |γ| of each layer; its largest entry where it is given per feature."""
-    gain = jnp.abs(gain)
-    return gain if gain.ndim == 1 else jnp.max(gain, axis=-1)

@@ -12,16 +12,17 @@ import functools
 import itertools
 import time
 from collections.abc import Iterator
-from typing import Any
 
 import jax
 import numpy as np
 
+from rank_collapse.annotations import ArrayLike, Tree
 from rank_collapse.extras import import_package
 from rank_collapse.network import covers
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.inputs import prepare_inputs
 from rank_collapse.network.layers import GATED
+from rank_collapse.network.parameters import TransformerParams
 from rank_collapse.network.residual import ResidualSpec, layer_gains
 from rank_collapse.network.walk import Algebra, Layer, walk_layer
 from rank_collapse.struct import check_whole, refuse_if
@@ -47,14 +48,14 @@ class ExactProfile:
 
 
 def exact_profile(
-    params: Any,
-    x: Any,
+    params: TransformerParams,
+    x: ArrayLike,
     config: TransformerConfig,
     *,
     digits: int = 50,
     max_digits: int = 25_600,
     max_seconds: float = 600.0,
-    **inputs: Any,
+    **inputs: ArrayLike | None,
 ) -> ExactProfile:
     """Compute log10 ‖res(X^l)‖_{1,∞} for l = 0..L around the mean token, every digit proved.
 
@@ -116,7 +117,7 @@ def _list_layers(params, x, config, inputs) -> list[Layer]:
     ]
 
 
-def select_row(tree: Any, row: int) -> Any:
+def select_row(tree: Tree, row: int) -> Tree:
     """Select one layer of a stack."""
     return jax.tree.map(lambda a: a[row], tree)
 
@@ -259,7 +260,7 @@ def _relative_scores(p, content, context):
     return np.stack(head_scores)
 
 
-def to_balls(a: Any) -> Any:
+def to_balls(a: ArrayLike) -> Tree:
     """Convert floats to balls without radius."""
     return np.frompyfunc(lambda v: arb(float(v)), 1, 1)(np.asarray(a, np.float64))
 
@@ -269,7 +270,7 @@ def multiply_balls(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     return np.array((arb_mat(a.tolist()) * arb_mat(b.tolist())).tolist(), object)
 
 
-def affine_map(x: np.ndarray, w: Any, b: Any = None) -> np.ndarray:
+def affine_map(x: np.ndarray, w: ArrayLike, b: ArrayLike | None = None) -> np.ndarray:
     """Compute x W + b for floats W [d, e] and b [e] or None."""
     out = multiply_balls(x, to_balls(w))
     return out if b is None else out + to_balls(b)

@@ -8,7 +8,7 @@ Axis letters: n tokens, m keys, d width, l layers, s sublayers (branches) in the
 """
 
 import functools
-from typing import Any, Literal
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -16,11 +16,14 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from rank_collapse import struct
-from rank_collapse.network import attention as attn, covers
+from rank_collapse.annotations import ArrayLike, Number
+from rank_collapse.network import covers
+from rank_collapse.network.attention_weights import equal_weights
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.inputs import prepare_inputs
 from rank_collapse.network.layers import GATED
 from rank_collapse.network.measured.updates import MATRICES
+from rank_collapse.network.parameters import TransformerParams
 from rank_collapse.network.precision import full_precision
 from rank_collapse.network.walk import Algebra, apply_final_norm, walk_layer, walk_layers
 from rank_collapse.theory import token_kernel
@@ -74,7 +77,7 @@ class ExpectedTrace(struct.Struct):
         return jnp.mean(changed / self.hidden.variance, axis=-1)
 
 
-def update_sizes(config: TransformerConfig, size: Any = 1.0) -> dict[str, dict[str, Any]]:
+def update_sizes(config: TransformerConfig, size: Number = 1.0) -> dict[str, dict[str, Number]]:
     """Returns the same squared relative size for the update of every matrix: {part: {matrix: [L]}}.
 
     Args:
@@ -91,12 +94,12 @@ def update_sizes(config: TransformerConfig, size: Any = 1.0) -> dict[str, dict[s
 
 @full_precision
 def expected_pass(
-    params: Any,
-    x: Any,
+    params: TransformerParams,
+    x: ArrayLike,
     config: TransformerConfig,
     *,
-    sizes: Any = None,
-    **inputs: Any,
+    sizes: ArrayLike | None = None,
+    **inputs: ArrayLike | None,
 ) -> ExpectedTrace:
     """Compute the tokens of a network in expectation over its weights, sublayer by sublayer.
 
@@ -162,7 +165,12 @@ class Expected(Algebra):
     `self_weights` [h, n, n] and `cross_weights` [h, n, m] are the weights of equal tokens.
     """
 
-    def __init__(self, self_weights: Any, cross_weights: Any = None, memory: Any = None):
+    def __init__(
+        self,
+        self_weights: ArrayLike,
+        cross_weights: ArrayLike | None = None,
+        memory: ArrayLike | None = None,
+    ):
         self.self_weights, self.cross_weights, self.memory = self_weights, cross_weights, memory
 
     def apply_norm(self, layer, spec, state):
@@ -203,8 +211,8 @@ def _walk_kernels(params, prepared, config, sizes) -> ExpectedTrace:
     memory, cross_weights = None, None
     if config.cross_attention:
         memory = token_kernel.measure_kernel(prepared.memory)
-        cross_weights = attn.equal_weights(prepared.memory_context, n, len(prepared.memory), dtype)
-    algebra = Expected(attn.equal_weights(prepared.context, n, n, dtype), cross_weights, memory)
+        cross_weights = equal_weights(prepared.memory_context, n, len(prepared.memory), dtype)
+    algebra = Expected(equal_weights(prepared.context, n, n, dtype), cross_weights, memory)
     start = token_kernel.measure_kernel(prepared.x)
 
     def step(layer, state):
@@ -230,13 +238,13 @@ def _branch_share(values):
 
 
 def collapse_law(
-    cosine: Any,
+    cosine: Number,
     num_tokens: int,
     skip_gain: Float[Array, "s"],
     branch_gain: Float[Array, "s"],
     *,
     norm_placement: Literal["post", "pre"] = "post",
-    score_variance: Any = 0.0,
+    score_variance: Number = 0.0,
 ) -> tuple[Float[Array, "s+1"], Float[Array, "s"]]:
     """Compute ln(1 − ρ) after 0 .. N attention sublayers, and each branch's share β_ii² of its sum.
 

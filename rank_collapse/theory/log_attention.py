@@ -9,13 +9,13 @@ Four steps: the scores, the split of the weights, the values they carry, and the
 rounding may have cost.
 """
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array
 
 from rank_collapse import struct
-from rank_collapse.network import attention as attn
+from rank_collapse.annotations import Leaf, Number
+from rank_collapse.network.attention_weights import softmax
 from rank_collapse.network.positions import relative_scores, rotate
 from rank_collapse.theory.log_operations import LogParts, normalise_around
 
@@ -23,10 +23,10 @@ from rank_collapse.theory.log_operations import LogParts, normalise_around
 class Scores(struct.Struct):
     """Scores as base + ε² delta, up to what is constant along a row."""
 
-    base: Any  # [h, 1, m] where all rows share it, else [h, n, m]
-    delta: Any  # [h, n, m], 0 in the row of the first token that exists
-    change: Any  # ε² delta, formed so that it does not overflow before it must
-    noise: Any  # Rounding of delta, [h]
+    base: Leaf  # [h, 1, m] where all rows share it, else [h, n, m]
+    delta: Leaf  # [h, n, m], 0 in the row of the first token that exists
+    change: Leaf  # ε² delta, formed so that it does not overflow before it must
+    noise: Leaf  # Rounding of delta, [h]
 
 
 class Weights(struct.Struct):
@@ -36,30 +36,30 @@ class Weights(struct.Struct):
     weight near 1 is the one that rounding spoils. The others' may be below float range.
     """
 
-    reference: Any  # Weights of the first token that exists, whole, [h, m]
-    heaviest: Any  # Their largest's index, [h]
-    top: Any  # Natural logarithm of the mantissas' scale, [h]; −inf where all rows see one key
-    q: Any  # [h, 1 or n, m], Q e^−top
-    p: Any  # [h, n, m], P e^−top; of use where the change is large
-    e: Any  # [h, n, m], E e^−top
-    large: Any  # Bool [h, n, 1], rows whose change is too large for a series in it
-    row_sum: Any = 1.0  # What rows sum to, [h, 1]; 1 but where they are mixed
+    reference: Leaf  # Weights of the first token that exists, whole, [h, m]
+    heaviest: Leaf  # Their largest's index, [h]
+    top: Leaf  # Natural logarithm of the mantissas' scale, [h]; −inf where all rows see one key
+    q: Leaf  # [h, 1 or n, m], Q e^−top
+    p: Leaf  # [h, n, m], P e^−top; of use where the change is large
+    e: Leaf  # [h, n, m], E e^−top
+    large: Leaf  # Bool [h, n, 1], rows whose change is too large for a series in it
+    row_sum: Leaf = 1.0  # What rows sum to, [h, 1]; 1 but where they are mixed
 
 
 class HeadParts(struct.Struct):
     """Residuals of P_h X W_h of every head: parts e^{power·s + top} R."""
 
-    parts: Any  # [kinds, h, n, d]
+    parts: Leaf  # [kinds, h, n, d]
     # 3 for what two differences and a value make, 1 for what rows bring with them; one a kind,
     # static
     powers: tuple[int, ...] = struct.field(pytree_node=False)
-    top: Any  # [kinds, h]
+    top: Leaf  # [kinds, h]
 
-    def scales(self, log_scale: Any) -> Any:
+    def scales(self, log_scale: Number) -> Array:
         """Compute the natural logarithm of each part's scale, [kinds, h]."""
         return jnp.stack([p * log_scale + t for p, t in zip(self.powers, self.top, strict=True)])
 
-    def scales_over_cube(self, log_scale: Any) -> Any:
+    def scales_over_cube(self, log_scale: Number) -> Array:
         """Compute `scales` less 3 s without forming either of the large numbers."""
         pairs = zip(self.powers, self.top, strict=True)
         return jnp.stack([t if p == 3 else (p - 3) * log_scale + t for p, t in pairs])
@@ -186,7 +186,7 @@ def mix_weights(weights: Weights, mixing, mask, keep):
     n, first = weights.e.shape[1], jnp.argmax(keep)
     dtype, factor = weights.e.dtype, mixing.weights[:, None]
     parts = [(mixing.identity, jnp.eye(n, dtype=dtype)[None])]
-    parts.append((mixing.uniform, attn.softmax(jnp.zeros((1, n, n), dtype), mask)))
+    parts.append((mixing.uniform, softmax(jnp.zeros((1, n, n), dtype), mask)))
     reference = factor * weights.reference
     for share, rows in parts:
         reference = reference + share[:, None] * rows[:, first]

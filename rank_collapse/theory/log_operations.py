@@ -6,13 +6,13 @@ numbers, and stays right where ε = e^s underflows to 0. Attention is in `log_at
 """
 
 import math
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from rank_collapse import struct
+from rank_collapse.annotations import Leaf, Number
 from rank_collapse.measures.norms import composite_norm
 from rank_collapse.network import layers
 from rank_collapse.network.residual import apply_gain
@@ -30,11 +30,11 @@ class LogState(struct.Struct):
 class LogParts(struct.Struct):
     """What a branch adds: a mean token and parts e^{s_p} R_p of a residual."""
 
-    mean: Any  # [d]
-    parts: Any  # [p, n, d]
-    scales: Any  # s_p, natural logarithms [p]
+    mean: Leaf  # [d]
+    parts: Leaf  # [p, n, d]
+    scales: Leaf  # s_p, natural logarithms [p]
     # Logarithm of what rounding may have put into the parts; −inf where it is nothing
-    noise: Any = -jnp.inf
+    noise: Number = -jnp.inf
 
 
 def log10_norm(state):

@@ -7,19 +7,22 @@ operation subtracts no nearly equal numbers, and stays right where ε = e^s unde
 """
 
 import dataclasses
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from rank_collapse import struct
+from rank_collapse.annotations import AnyArray, ArrayLike, Number, Tree
 from rank_collapse.measures.arrays import as_floats, namespace
 from rank_collapse.network import covers
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.inputs import PreparedInputs, at_least_float32, prepare_inputs
+from rank_collapse.network.parameters import TransformerParams
 from rank_collapse.network.passes import LayerPass, WalkResult, run_pass
 from rank_collapse.network.precision import full_precision
+from rank_collapse.network.transformer import LayerValues
 from rank_collapse.network.walk import Algebra, Layer, walk_layer
 from rank_collapse.theory import log_operations as ops
 from rank_collapse.theory.log_attention import attention_parts
@@ -49,7 +52,12 @@ class LogTrace(struct.Struct):
 
 
 def log_residual_profile(
-    params: Any, x: Any, config: TransformerConfig, *, replicas: int = REPLICAS, **inputs: Any
+    params: TransformerParams,
+    x: ArrayLike,
+    config: TransformerConfig,
+    *,
+    replicas: int = REPLICAS,
+    **inputs: ArrayLike | None,
 ) -> Float[Array, "l"]:
     """Compute log10 ‖res(X^l)‖_{1,∞} for l = 0..L, however small, around the mean token.
 
@@ -98,7 +106,12 @@ def log_residual_profile(
 
 @full_precision
 def log_trace(
-    params: Any, x: Any, config: TransformerConfig, *, replicas: int = REPLICAS, **inputs: Any
+    params: TransformerParams,
+    x: ArrayLike,
+    config: TransformerConfig,
+    *,
+    replicas: int = REPLICAS,
+    **inputs: ArrayLike | None,
 ) -> LogTrace:
     """Compute the full result of `log_residual_profile`'s pass, heads and branches included.
 
@@ -126,7 +139,7 @@ class LogScaled(Algebra):
         | covers.at_any_value("scale_scores", "temperature", "qk_norm"),
     )
 
-    def __init__(self, keep: Any, noise: Any = None):
+    def __init__(self, keep: ArrayLike, noise: Number | None = None):
         self.keep = keep
         self.noise = (lambda a: a) if noise is None else noise
 
@@ -169,7 +182,9 @@ class LogPass(LayerPass):
         start = ops.around_mean(prepared.x, prepared.existing_tokens)
         return jax.tree.map(lambda a: jnp.stack([a] * (1 + self.replicas)), start)
 
-    def measure_layer(self, layer: Layer, x: Any, layer_values: Any, carry: Any) -> tuple[Any, Any]:
+    def measure_layer(
+        self, layer: Layer, x: Array, layer_values: LayerValues | None, carry: Tree
+    ) -> tuple[Tree, Tree]:
         """Compute the states after the layer, its fields of a `LogTrace`, every copy's profile."""
         keep = layer.inputs.existing_tokens
 
@@ -209,7 +224,7 @@ class LogPass(LayerPass):
         )
 
 
-def local_rate(profile: Any) -> Float[Any, "*s k"]:
+def local_rate(profile: ArrayLike) -> Float[AnyArray, "*s k"]:
     """Compute the order p of ‖res(X^{l+1})‖ ~ C ‖res(X^l)‖^p for l = 1 .. L−1; 3 in pure attention.
 
     p_l = (y_{l+1} − y_l) / (y_l − y_{l−1}) of y_l = log‖res(X^l)‖, in which neither C nor the unit

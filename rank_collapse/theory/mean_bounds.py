@@ -6,25 +6,25 @@ of `bounds`, what can leave float range is a logarithm.
 """
 
 import math
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from rank_collapse import struct
+from rank_collapse.annotations import ArrayLike, Number, Tree
 from rank_collapse.measures.norms import composite_norm, norm_1, norm_inf, scale_to_unit
 from rank_collapse.network.attention import AttentionParams, repeat_groups
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.parameters import BlockParams
 from rank_collapse.network.residual import LayerGains
-from rank_collapse.theory.bounds import (
-    Sides,
+from rank_collapse.theory.bound_constants import (
     gain_size,
     head_weights,
     score_width,
     sublayer_lipschitz,
 )
+from rank_collapse.theory.bounds import Sides
 from rank_collapse.theory.log_operations import LogState
 from rank_collapse.theory.logdomain import LogTrace
 
@@ -63,7 +63,7 @@ def mean_constants(
     """Compute the bounds of one layer's heads and branch, and what its diameter bound needs.
 
     Args:
-        params, state, gains, config, spread: See `bounds.layer_constants`.
+        params, state, gains, config, spread: See `bound_constants.layer_constants`.
         keep: Bool [n], the tokens that exist.
     """
     _, w = head_weights(params.attention)
@@ -84,7 +84,7 @@ def mean_constants(
 
 
 def attention_norms(
-    params: AttentionParams, temperature: Any, config: TransformerConfig
+    params: AttentionParams, temperature: Number, config: TransformerConfig
 ) -> tuple[Float[Array, "h"], Float[Array, "h"]]:
     """Compute (log ‖W_QK,h‖₂/(4√k), log ‖W_h‖₂) of every head.
 
@@ -101,7 +101,7 @@ def attention_norms(
 
 
 def attention_deviation(
-    spread: Float[Array, "h n"], keep: Any
+    spread: Float[Array, "h n"], keep: ArrayLike
 ) -> tuple[Float[Array, "h"], Float[Array, "h"]]:
     """Bound (‖P − 1p̄ᵀ‖_1, ‖P − 1p̄ᵀ‖_∞) of every head, p̄ the mean row of the n rows of P.
 
@@ -113,7 +113,7 @@ def attention_deviation(
     gives the second.
 
     Args:
-        spread: D [h, n], of `bounds.score_spread`.
+        spread: D [h, n], of `bound_constants.score_spread`.
         keep: Bool [n], the tokens that exist.
     """
     total, largest = jnp.sum(spread, axis=-1), jnp.max(spread, axis=-1)
@@ -213,7 +213,10 @@ def diameter_layer_sides(
 
 
 def diameter_sides(
-    constants: MeanConstants, diameters: Float[Array, "l"], gains: Any, config: TransformerConfig
+    constants: MeanConstants,
+    diameters: Float[Array, "l"],
+    gains: ArrayLike,
+    config: TransformerConfig,
 ) -> DiameterSides:
     """Iterate the layers' bounds from the diameter of X^0: the sides of X^0 .. X^L, [L + 1] each.
 
@@ -242,7 +245,7 @@ def diameter_sides(
     return DiameterSides(diameters, rhs, rhs - diameters, rhs_cubic, rhs_cubic - diameters)
 
 
-def refuse_sides(sides: Any) -> Any:
+def refuse_sides(sides: Tree) -> Tree:
     """Replace the sides of a bound that does not cover the network by NaN; the residual stays."""
     return jax.tree.map(lambda a: jnp.full_like(a, jnp.nan), sides).replace(
         log10_lhs=sides.log10_lhs

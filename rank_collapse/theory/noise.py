@@ -6,11 +6,12 @@ What survives in all copies did not hang on rounding. The pass over a network in
 
 import itertools
 import math
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
+
+from rank_collapse.annotations import ArrayLike, Number
 
 # By how many units in the last place each operand of a copy is moved at most. Moves of −2 .. 2 have
 # five times the standard deviation of one rounding (√2 and 1/√12 ulps).
@@ -27,7 +28,7 @@ def make_copies(replicas: int) -> tuple[Array, Array]:
     return words, jnp.where(words == 0, 0, ULPS).astype(jnp.uint32)
 
 
-def mask_uncertain(profiles: Any) -> Float[Array, "l"]:
+def mask_uncertain(profiles: ArrayLike) -> Float[Array, "l"]:
     """Returns the first copy's logarithms, NaN from the layer on where the copies differ.
 
     Args:
@@ -50,10 +51,10 @@ class Noise:
     its ulps may be traced; with 0 ulps nothing moves.
     """
 
-    def __init__(self, word: Any, ulps: Any):
+    def __init__(self, word: object, ulps: Number):
         self._word, self._ulps, self._calls = word, ulps, itertools.count(1)
 
-    def __call__(self, a: Any) -> Any:
+    def __call__(self, a: ArrayLike) -> Array:
         ulps = self._ulps
         counter = jax.lax.iota(jnp.uint32, math.prod(a.shape)).reshape(a.shape)
         random = _hash_bits(counter * jnp.uint32(0x9E3779B9) + _hash_bits(self._next_word()))
@@ -63,7 +64,7 @@ class Noise:
         moved = jax.lax.bitcast_convert_type(moved, a.dtype)
         return jnp.where((a != 0) & jnp.isfinite(a), moved, a)
 
-    def at(self, index: Any) -> "Noise":
+    def at(self, index: object) -> "Noise":
         """Returns independent noise for one turn of a loop, whose body is traced once."""
         return Noise(_hash_bits(self._next_word()) + index.astype(jnp.uint32), self._ulps)
 

@@ -2,19 +2,23 @@
 
 import dataclasses
 import math
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array
 
 from rank_collapse import struct
+from rank_collapse.annotations import ArrayLike, Tree
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.covers import Covers
 from rank_collapse.network.inputs import at_least_float32, prepare_inputs
+from rank_collapse.network.parameters import TransformerParams
 from rank_collapse.network.passes import WalkResult, run_pass
 from rank_collapse.network.precision import full_precision
+from rank_collapse.network.transformer import LayerValues
 from rank_collapse.network.walk import Layer, walk_layers
-from rank_collapse.theory import bounds, mean_bounds
+from rank_collapse.theory import bound_constants, bounds, mean_bounds
 from rank_collapse.theory.bounds import PublishedSides, Sides
 from rank_collapse.theory.log_attention import three_axes
 from rank_collapse.theory.logdomain import LogPass, LogTrace
@@ -88,12 +92,12 @@ class BoundReport(struct.Struct):
 
 @full_precision
 def bound_report(
-    params: Any,
-    x: Any,
+    params: TransformerParams,
+    x: ArrayLike,
     config: TransformerConfig,
     *,
-    mask: Any = None,
-    bias: Any = None,
+    mask: ArrayLike | None = None,
+    bias: ArrayLike | None = None,
 ) -> BoundReport:
     """Compute every head's, layer's and the whole stack's bound on one input.
 
@@ -133,7 +137,9 @@ def bound_report(
 
 
 @full_precision
-def report_of_log(params: Any, x: Any, config: TransformerConfig, log: LogTrace) -> BoundReport:
+def report_of_log(
+    params: TransformerParams, x: ArrayLike, config: TransformerConfig, log: LogTrace
+) -> BoundReport:
     """Compute `bound_report` from the pass in logarithms of the same arguments.
 
     Args:
@@ -160,7 +166,9 @@ class BoundPass(LogPass):
 
     covers: ClassVar[Covers] = bounds.COVERS
 
-    def measure_layer(self, layer: Layer, x: Any, layer_values: Any, carry: Any) -> tuple[Any, Any]:
+    def measure_layer(
+        self, layer: Layer, x: Array, layer_values: LayerValues | None, carry: Tree
+    ) -> tuple[Tree, Tree]:
         """Compute the pass in logarithms, the constants of all bounds, and the layer's gains."""
         carry, log = super().measure_layer(layer, x, layer_values, carry)
         return carry, (log, _bound_constants(layer, log[1][0]))
@@ -177,9 +185,9 @@ def _bound_constants(layer, state):
     mask, keep = three_axes(layer.inputs.context.mask), layer.inputs.existing_tokens
     arguments = layer.params, state, layer.gains, layer.config
     allowed = keep[None, None, :] if mask is None else mask
-    w_qk, _ = bounds.head_weights(layer.params.attention, layer.gains.temperature)
-    spread = bounds.score_spread(w_qk, state, layer.config, allowed, keep)
-    layer_constants = bounds.layer_constants(*arguments, spread)
+    w_qk, _ = bound_constants.head_weights(layer.params.attention, layer.gains.temperature)
+    spread = bound_constants.score_spread(w_qk, state, layer.config, allowed, keep)
+    layer_constants = bound_constants.layer_constants(*arguments, spread)
     around_mean = mean_bounds.mean_constants(*arguments, spread, keep)
     return layer_constants, around_mean, layer.gains
 

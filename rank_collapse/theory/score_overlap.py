@@ -7,12 +7,14 @@ between two rows (c = ρ of the queries; 1 for a row with itself).
 Axis letters: t nodes, z nodes, k degrees.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
 from jax.scipy.special import ndtri
 from jaxtyping import Array, Float
+
+from rank_collapse.annotations import ArrayLike, Number
 
 NODES, DEGREE = 64, 40  # of Gauss-Hermite quadrature, and of expansions in Hermite polynomials
 TIMES, SCORES, DEGREES = 64, 96, 64  # nodes of ln t, nodes of a score, and degrees, of rows
@@ -35,14 +37,14 @@ def hermite_table() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return nodes, weights / weights.sum(), hermite_polynomials(nodes, DEGREE)
 
 
-def compute_powers(x: Any, count: int) -> Array:
+def compute_powers(x: ArrayLike, count: int) -> Array:
     """Compute x^k for k = 0 .. count − 1, [k, ...], of any sign."""
     steps = jnp.broadcast_to(x[None], (count - 1, *x.shape))
     return jnp.concatenate([jnp.ones_like(x)[None], jnp.cumprod(steps, axis=0)])
 
 
 def overlap_ratios(
-    count: Any, variance: Any, correlation: Any
+    count: Number, variance: Number, correlation: Number
 ) -> tuple[Float[Array, ""], Float[Array, ""]]:
     """Compute the overlap of a row, and its distance to another, over their second order in σ.
 

@@ -4,18 +4,21 @@ What both laws of the small residual share: the cubic one (`cubic_law`) and the 
 (`transverse`) differ in the attention term alone. Norms and MLPs multiply by their Jacobian at x̄.
 """
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array
 
+from rank_collapse.annotations import ArrayLike, Number
 from rank_collapse.network import layers
+from rank_collapse.network.attention import AttentionParams
 from rank_collapse.network.residual import apply_gain, normalize_tokens
 from rank_collapse.network.walk import Algebra
 from rank_collapse.theory.log_operations import LogState
 
 
-def renormalise_residual(mean: Any, residual: Any, log_scale: Any, keep: Any) -> LogState:
+def renormalise_residual(
+    mean: ArrayLike, residual: ArrayLike, log_scale: Number, keep: ArrayLike
+) -> LogState:
     """Remove the part along 1vᵀ, which stays along it ever after, and scale to max |residual| = 1.
 
     Args:
@@ -33,7 +36,7 @@ def renormalise_residual(mean: Any, residual: Any, log_scale: Any, keep: Any) ->
     )
 
 
-def attend_equal_tokens(params: Any, mean: Any, row_sum: Any = 1.0) -> Any:
+def attend_equal_tokens(params: AttentionParams, mean: ArrayLike, row_sum: Number = 1.0) -> Array:
     """Compute SA(1x̄ᵀ), one token [d]: Σ_h s_h (x̄ W_V + b_V) W_O + b_O.
 
     Args:

@@ -5,10 +5,10 @@ input (Poole et al. 2016; for attention Noci et al. 2022), exactly so as d grows
 and distances of tokens, so that 1 − cosine is known down to 1e-38, and beside them how far tokens
 move when the weights do.
 
-Axis letters: n tokens (queries), m keys, d width, h heads.
+Axis letters: n tokens (queries), m keys, d width, h heads, k degrees of Hermite polynomials.
 """
 
-from typing import Any
+from collections.abc import Mapping
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +16,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from rank_collapse import struct
+from rank_collapse.annotations import Number
 from rank_collapse.network import layers
 from rank_collapse.network.attention import AttentionParams
 from rank_collapse.network.config import TransformerConfig
@@ -41,21 +42,21 @@ class TokenKernel(struct.Struct):
         v = self.variance
         return 0.5 * (v[..., :, None] + v[..., None, :]) - self.distance
 
-    def plus(self, common: Any) -> "TokenKernel":
+    def plus(self, common: Number) -> "TokenKernel":
         """Add one vector of mean square `common` to all tokens."""
         return self.replace(variance=self.variance + common)
 
-    def scaled(self, gain: Any) -> "TokenKernel":
+    def scaled(self, gain: Number) -> "TokenKernel":
         """Multiply each part by `gain`."""
         return jax.tree.map(lambda a: gain * a, self)
 
 
 def measure_kernel(x: Float[Array, "n d"]) -> TokenKernel:
     """Compute the kernel of given tokens [n, d], which do not move."""
-    square = jnp.mean(jnp.square(x), axis=1)
+    square = jnp.mean(jnp.square(x), axis=1)  # [n]
     unit = x - jnp.mean(x, axis=0, keepdims=True)  # distances do not see the mean token
     squares = jnp.mean(jnp.square(unit), axis=1)
-    product = jnp.einsum("nd,md->nm", unit, unit) / x.shape[1]
+    product = jnp.einsum("nd,md->nm", unit, unit) / x.shape[1]  # [n, n]
     distance = jnp.maximum(0.5 * (squares[:, None] + squares[None, :]) - product, 0)
     distance = jnp.where(jnp.eye(len(x), dtype=bool), 0, distance)
     return TokenKernel(square, distance, jnp.zeros_like(distance))
@@ -83,9 +84,9 @@ def normalise_kernel(spec: ResidualSpec, state: TokenKernel) -> TokenKernel:
         state: Kernel of what it reads.
     """
     s = jnp.sqrt(state.variance + spec.eps)
-    pair = s[:, None] * s[None, :]
+    pair = s[:, None] * s[None, :]  # [n, n]
     inverse, length = 1 / s, state.variance / s
-    lengths = (inverse[:, None] - inverse[None, :]) * (length[:, None] - length[None, :])
+    lengths = (inverse[:, None] - inverse[None, :]) * (length[:, None] - length[None, :])  # [n, n]
     out = TokenKernel(
         state.variance / jnp.square(s), state.distance / pair + 0.5 * lengths, state.change / pair
     )
@@ -116,8 +117,8 @@ def attention_kernel(
     keys: TokenKernel,
     weights: Float[Array, "h n m"],
     config: TransformerConfig,
-    temperature: Any,
-    sizes: dict[str, Any],
+    temperature: Number,
+    sizes: Mapping[str, Number],
 ) -> TokenKernel:
     """Compute the kernel of Σ_h P_h y W_V W_O.
 
@@ -158,15 +159,15 @@ def attention_kernel(
     u, key_change, query_covariance = keys.distance, keys.change, queries.covariance
 
     def head_kernel(p):
-        mixed_distance = p @ u @ p.T
-        diagonal = jnp.diag(mixed_distance)
+        mixed_distance = p @ u @ p.T  # [n, n]: p is [n, m], u [m, m]
+        diagonal = jnp.diag(mixed_distance)  # [n]
         key_spread = 2 * p @ u - diagonal[:, None]  # K̃_jj of row i, [n, m]
         distance = mixed_distance - 0.5 * (diagonal[:, None] + diagonal[None, :])
         spread, response = _centred_product(p, u, u), -_centred_product(p, key_change, u)
         # Weights that are not equal respond more: P_ij P_kj = p_ij p_kj (1 + b K_ik K̃_jj).
-        same = _same_key(p, u)
-        squares = score * query_covariance[:, :, None] * p[:, None, :] * p[None, :, :]
-        tilt_correction = jnp.sum(-squares * same**3, axis=2)
+        same = _same_key(p, u)  # [n, n, m]: rows i and k, key j
+        squares = score * query_covariance[:, :, None] * p[:, None, :] * p[None, :, :]  # [n, n, m]
+        tilt_correction = jnp.sum(-squares * same**3, axis=2)  # [n, n]
         response_correction = jnp.sum(squares * same**2 * _same_key(p, key_change), axis=2)
         part = TokenKernel(p @ keys.variance - diagonal, distance, p @ key_change @ p.T)
         noise = score_noise(p, score * query_covariance, spread, key_spread, keys)
@@ -203,20 +204,20 @@ def score_noise(
         key_spread: K̃_jj = E|y_j − Σ_l p_il y_l|²/d of each row i.
         keys: Kernel of the keys' tokens.
     """
-    length = jnp.diag(query_covariance)
-    level = jnp.sum(p * key_spread, axis=1)
+    length = jnp.diag(query_covariance)  # [n]
+    level = jnp.sum(p * key_spread, axis=1)  # [n], the mean of a row over its keys
     uneven = jnp.sum(p * jnp.square(key_spread - level[:, None]), axis=1)
     inside = (length * level <= LARGEST_VARIANCE) & (length * jnp.sqrt(uneven) <= MOST_UNEVEN)
     length = jnp.where(inside, length, jnp.nan)
-    drift = 0.5 * length[:, None] * p * (key_spread - level[:, None])
+    drift = 0.5 * length[:, None] * p * (key_spread - level[:, None])  # D [n, m]
     # rows of D sum to 0: K may be replaced by v_j/2 − u_jm
     drift_distance, lengths = drift @ keys.distance @ p.T, 0.5 * drift @ keys.variance
-    diagonal = jnp.diag(drift_distance)
-    count = 1 / jnp.sum(jnp.square(p), axis=1)
+    diagonal = jnp.diag(drift_distance)  # [n]; drift_distance is [n, n], lengths [n]
+    count = 1 / jnp.sum(jnp.square(p), axis=1)  # [n], keys that a row sees
     other_share = jnp.maximum(1 - 1 / count, jnp.finfo(count.dtype).eps)
     root = jnp.sqrt(jnp.maximum(length, jnp.finfo(count.dtype).tiny))
     cosine = jnp.sum(query_covariance / root[:, None] / root[None, :], axis=1) - 1
-    cosine = cosine / max(len(root) - 1, 1)
+    cosine = cosine / max(len(root) - 1, 1)  # [n]
     row_ratios = jax.vmap(overlap_ratios)
     variance_ratio, distance_ratio = row_ratios(count, length * level / other_share, cosine)
     second = from_covariance(query_covariance * spread, jnp.zeros_like(query_covariance))
@@ -231,18 +232,18 @@ def score_noise(
 
 def _centred_product(p, a, b):
     """Compute T_ik(A, B) of `attention_kernel`, in O(n³)."""
-    pa, pb, ap, bp = p @ a, p @ b, a @ p.T, b @ p.T
+    pa, pb, ap, bp = p @ a, p @ b, a @ p.T, b @ p.T  # [n, m] twice, [m, n] twice
     return p @ (a * b) @ p.T - (pa * pb) @ p.T - p @ (ap * bp) + (pa @ p.T) * (pb @ p.T)
 
 
 def _same_key(p, a):
     """Compute Ã_jj of `attention_kernel` for each pair of rows, [n, n, m]."""
-    pa, ap = p @ a, (a @ p.T).T
+    pa, ap = p @ a, (a @ p.T).T  # [n, m] each
     return jnp.diag(a)[None, None, :] - pa[:, None, :] - ap[None, :, :] + (pa @ p.T)[:, :, None]
 
 
 def mlp_kernel(
-    params: layers.MLPParams, branch_input: TokenKernel, kind: str, sizes: dict[str, Any]
+    params: layers.MLPParams, branch_input: TokenKernel, kind: str, sizes: Mapping[str, Number]
 ) -> TokenKernel:
     """Compute the kernel of φ(x W_in) W_out, and of φ(x W_gate) ∘ (x W_in) W_out where it is gated.
 
@@ -281,7 +282,7 @@ def mlp_kernel(
 def _multiply_kernels(a: TokenKernel, b: TokenKernel) -> TokenKernel:
     """Multiply independent features: kernels multiply, changes one at a time."""
     mean_variance = [0.5 * (s.variance[:, None] + s.variance[None, :]) for s in (a, b)]
-    variance_gap = [s.variance[:, None] - s.variance[None, :] for s in (a, b)]
+    variance_gap = [s.variance[:, None] - s.variance[None, :] for s in (a, b)]  # [n, n] each
     distance = 0.25 * variance_gap[0] * variance_gap[1] + mean_variance[0] * b.distance
     distance = distance + (mean_variance[1] - b.distance) * a.distance
     change = a.change * b.covariance + a.covariance * b.change
@@ -305,9 +306,9 @@ def activation_kernel(kind: str, z: TokenKernel) -> tuple[TokenKernel, Float[Arr
     nodes, weights, hermite = (jnp.asarray(table, s.dtype) for table in hermite_table())
     phi = layers.ACTIVATIONS[kind].fn
     a = (phi(s[:, None] * nodes[None, :]) * weights[None, :]) @ hermite.T  # a_k(v_i) [n, k]
-    degree = jnp.arange(DEGREE, dtype=s.dtype)[:, None, None]
+    degree = jnp.arange(DEGREE, dtype=s.dtype)[:, None, None]  # [k, 1, 1]
     # 1 − ρ^k without cancellation where ρ is near 1; the general ρ may be negative.
-    power = compute_powers(1 - one_minus_rho, DEGREE)  # ρ^k
+    power = compute_powers(1 - one_minus_rho, DEGREE)  # ρ^k [k, n, n]
     near_one = -jnp.expm1(degree * jnp.log1p(-jnp.minimum(one_minus_rho, 0.5))[None])
     one_minus_power = jnp.where(one_minus_rho[None] < 0.5, near_one, 1 - power)
     products = a.T[:, :, None] * a.T[:, None, :]  # a_k(v_i) a_k(v_j) [k, n, n]

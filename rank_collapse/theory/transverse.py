@@ -9,15 +9,17 @@ Axis letters: n tokens, d width, h heads, v value width, l layers, p directions.
 
 import functools
 import math
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from rank_collapse.annotations import ArrayLike
 from rank_collapse.network import attention as attn, covers
+from rank_collapse.network.attention_weights import equal_weights, softmax
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.inputs import at_least_float32, prepare_inputs
+from rank_collapse.network.parameters import TransformerParams
 from rank_collapse.network.precision import full_precision
 from rank_collapse.network.walk import walk_layer, walk_layers
 from rank_collapse.struct import check_whole
@@ -26,12 +28,12 @@ from rank_collapse.theory.log_operations import LogState, around_mean
 
 
 def transverse_exponents(
-    params: Any,
-    x: Any,
+    params: TransformerParams,
+    x: ArrayLike,
     config: TransformerConfig,
     *,
     count: int = 1,
-    **inputs: Any,
+    **inputs: ArrayLike | None,
 ) -> Float[Array, "p"]:
     """Compute the largest Lyapunov exponents across the diagonal, log10 per layer, largest first.
 
@@ -48,7 +50,12 @@ def transverse_exponents(
 
 @full_precision
 def transverse_growth(
-    params: Any, x: Any, config: TransformerConfig, *, count: int = 1, **inputs: Any
+    params: TransformerParams,
+    x: ArrayLike,
+    config: TransformerConfig,
+    *,
+    count: int = 1,
+    **inputs: ArrayLike | None,
 ) -> Float[Array, "l p"]:
     """Compute log10 of how much each layer stretches orthogonal directions across the diagonal.
 
@@ -125,7 +132,7 @@ def orthonormalise_directions(directions: Float[Array, "p n d"]) -> tuple[Array,
     return jnp.stack(basis), jnp.stack(lengths)
 
 
-def subtract_first_row(weights: Float[Array, "h n n"], keep: Any) -> Float[Array, "h n n"]:
+def subtract_first_row(weights: Float[Array, "h n n"], keep: ArrayLike) -> Float[Array, "h n n"]:
     """Subtract the row of the first token that exists: what rows share moves no difference.
 
     Args:
@@ -154,16 +161,16 @@ class LinearAttention(tangent.Tangents):
         n, dtype = branch_input.residual.shape[0], branch_input.residual.dtype
         mixing = layer.gains.mixing
         if context.rotary is None and context.relative is None:
-            weights = attn.equal_weights(context, n, n, dtype)
+            weights = equal_weights(context, n, n, dtype)
         else:
             tokens = jnp.broadcast_to(branch_input.mean[None, :], branch_input.residual.shape)
             scores = attn.attention_scores(
                 params, tokens, tokens, context=context, **layer.score_options
             )
-            weights = attn.softmax(scores, context.mask)
+            weights = softmax(scores, context.mask)
         differences, row_sum = subtract_first_row(weights, keep), 1.0
         if mixing is not None:
-            uniform = attn.equal_weights(context.replace(bias=None), n, n, dtype)
+            uniform = equal_weights(context.replace(bias=None), n, n, dtype)
             row_sum = mixing.identity + mixing.weights + mixing.uniform
             weights_gain = jnp.reshape(mixing.weights, (-1, 1, 1))
             uniform_gain = jnp.reshape(mixing.weights + mixing.uniform, (-1, 1, 1))

@@ -1,12 +1,12 @@
 """One operator of a model's graph with its arguments, and how to run it on path sums."""
 
 import dataclasses
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
 
 import torch
 from torch import Tensor
 
+from rank_collapse.annotations import Tree
 from rank_collapse.torch.values import Bases, Value, is_floating
 
 # A view needs strides that path sums may not have.
@@ -16,7 +16,7 @@ _WITHOUT_STRIDES = {
 }
 
 
-def map_nested(fn: Callable[[Any], Any], tree: Any) -> Any:
+def map_nested(fn: Callable[[Tensor], Tree], tree: Tree) -> Tree:
     """Apply a function to what lists, tuples, dicts and slices hold, and keep their structure."""
     if isinstance(tree, list | tuple):
         return type(tree)(map_nested(fn, item) for item in tree)
@@ -27,7 +27,7 @@ def map_nested(fn: Callable[[Any], Any], tree: Any) -> Any:
     return fn(tree)
 
 
-def list_values(tree: Any) -> list[Value]:
+def list_values(tree: Tree) -> list[Value]:
     """List the values that lists, tuples and dicts hold."""
     values: list[Value] = []
     map_nested(lambda item: values.append(item) if isinstance(item, Value) else None, tree)
@@ -48,9 +48,9 @@ class Call:
     """
 
     name: str
-    target: Callable[..., Any]
-    args: list[Any]
-    kwargs: dict[str, Any]
+    target: Callable
+    args: list[object]
+    kwargs: dict[str, object]
     place: str
     bases: Bases
 
@@ -63,27 +63,27 @@ class Call:
         """The values of degree 1 or 2 among the arguments, each once."""
         return list({id(v): v for v in self.values if v.degree}.values())
 
-    def get(self, position: int) -> Any:
+    def get(self, position: int) -> Tree:
         """Return an argument, None where it is left out."""
         return self.args[position] if position < len(self.args) else None
 
-    def argument(self, position: int, default: Any) -> Any:
+    def argument(self, position: int, default: object) -> Tree:
         """Return the array or number of an argument, or its default."""
         value = self.get(position)
         return default if value is None else value.array if isinstance(value, Value) else value
 
-    def compute(self) -> Any:
+    def compute(self) -> Tree:
         """Compute what the model computes."""
         return self.target(*_arrays(self.args), **_arrays(self.kwargs))
 
-    def compute_with(self, arguments: dict[int, Any]) -> Any:
+    def compute_with(self, arguments: Mapping[int, Tensor]) -> Tree:
         """Compute the operator with other arrays at some positions."""
         args = [_arrays(arguments.get(i, arg)) for i, arg in enumerate(self.args)]
         return _WITHOUT_STRIDES.get(self.target, self.target)(*args, **_arrays(self.kwargs))
 
     def compute_linear(
         self, positions: tuple[int, ...], sources: tuple[Value, ...], tangents: tuple[Tensor, ...]
-    ) -> Any:
+    ) -> Tree:
         """Compute an operator that is linear in some arguments together.
 
         Args:
@@ -104,7 +104,7 @@ class Call:
         linear = {i: map_nested(replace, self.args[i]) for i in positions if i < len(self.args)}
         return self.compute_with(linear)
 
-    def compute_replacing(self, values: tuple[Value, ...], arrays: tuple[Tensor, ...]) -> Any:
+    def compute_replacing(self, values: tuple[Value, ...], arrays: tuple[Tensor, ...]) -> Tree:
         """Compute the operator with other arrays for some values, wherever they stand."""
         replacement = {id(value): array for value, array in zip(values, arrays, strict=True)}
 
@@ -114,7 +114,7 @@ class Call:
         args, kwargs = map_nested(replace, self.args), map_nested(replace, self.kwargs)
         return _WITHOUT_STRIDES.get(self.target, self.target)(*_arrays(args), **_arrays(kwargs))
 
-    def move_key(self) -> tuple[Any, ...]:
+    def move_key(self) -> tuple[object, ...]:
         """Return what identifies a move of entries, apart from the values that it moves."""
 
         def identify(item):
@@ -124,7 +124,7 @@ class Call:
 
         return (str(self.target), str(map_nested(identify, [self.args, self.kwargs])))
 
-    def constant(self, result: Any, base: int | None = None, product: str | None = None) -> Any:
+    def constant(self, result: object, base: int | None = None, product: str | None = None) -> Tree:
         """Return the result as a value of degree 0; a list of values for several results.
 
         Args:
@@ -144,7 +144,7 @@ class Call:
         return next((v.product for v in self.values if v.product is not None), None)
 
 
-def split_results(result: Any) -> Iterator[tuple[int | None, Any]]:
+def split_results(result: object) -> Iterator[tuple[int | None, Tensor]]:
     """Yield (index, array) of each result of an operator; the index is None for a single one."""
     if isinstance(result, list | tuple):
         yield from enumerate(result)
@@ -152,10 +152,10 @@ def split_results(result: Any) -> Iterator[tuple[int | None, Any]]:
         yield None, result
 
 
-def has_floating(result: Any) -> bool:
+def has_floating(result: object) -> bool:
     """Whether any result of an operator has a derivative."""
     return any(is_floating(array) for _, array in split_results(result))
 
 
-def _arrays(tree: Any) -> Any:
+def _arrays(tree: Tree) -> Tree:
     return map_nested(lambda item: item.array if isinstance(item, Value) else item, tree)

@@ -6,13 +6,13 @@ from typing import Any
 import torch
 
 from rank_collapse.torch.calls import Call, has_floating, split_results
-from rank_collapse.torch.frozen import list_sources
+from rank_collapse.torch.frozen_values import list_sources
 from rank_collapse.torch.operators import CONSTANTS, KERNELS, MOVES, PRODUCTS, SUMS
 from rank_collapse.torch.refusals import refuse_kernel, refuse_operator
 from rank_collapse.torch.values import Value, is_floating
 
 
-def differentiate_call(call: Call, result: Any) -> Any:
+def differentiate_call(call: Call, result: object) -> Any:
     """Return the values of an operator's results, each with its derivative at this input.
 
     Args:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 
+from rank_collapse.annotations import Tree
 from rank_collapse.torch.calls import map_nested
 from rank_collapse.torch.values import is_floating
 
@@ -122,7 +123,7 @@ def name_arguments(
     return {name: tensor for key, value in named.items() for name, tensor in _leaves(key, value)}
 
 
-def _leaves(name: str, tree: Any) -> Iterator[tuple[str, Tensor]]:
+def _leaves(name: str, tree: Tree) -> Iterator[tuple[str, Tensor]]:
     if isinstance(tree, Tensor):
         yield name, tree
     elif isinstance(tree, list | tuple):

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from rank_collapse.annotations import Tree
 from rank_collapse.torch.calls import Call, list_values, map_nested
 from rank_collapse.torch.exact import differentiate_call
 from rank_collapse.torch.exporting import Exported, describe_place
@@ -54,7 +55,7 @@ class Evaluation:
         arguments = [entering.get(n.name, Value(None)) for n in order]
         (self.output,) = list_values(self._run(module, arguments, None))
 
-    def _run(self, module: fx.GraphModule, arguments: list[Value], caller: Branch | None) -> Any:
+    def _run(self, module: fx.GraphModule, arguments: list[Value], caller: Branch | None) -> Tree:
         """Evaluate a graph, or one that another calls from within a branch."""
         entering = iter(arguments)
         values: dict[fx.Node, Any] = {}
@@ -89,7 +90,7 @@ class Evaluation:
             self.start = Value(value.array, 1, True, base=self._bases.new())
         return self.start
 
-    def _enter(self, value: Any, branch: Branch | None) -> Any:
+    def _enter(self, value: object, branch: Branch | None) -> Tree:
         """Return a value as it is read in `branch`: moved by one length if it leaves its own."""
         if not isinstance(value, Value) or not value.degree or value.branch in (None, branch):
             return value
@@ -111,7 +112,7 @@ class Evaluation:
             )
         return self._moved[id(value)]
 
-    def _call(self, node: fx.Node, args: Any, kwargs: Any, branch: Branch | None) -> Any:
+    def _call(self, node: fx.Node, args: object, kwargs: object, branch: Branch | None) -> Tree:
         """Evaluate one operator."""
         target, place = node.target, describe_place(node)
         if target is operator.getitem and not isinstance(args[0], Value):
@@ -139,7 +140,7 @@ class Evaluation:
             return None
         return freeze_call(call, result) if self._freeze else differentiate_call(call, result)
 
-    def _call_graph(self, call: Call, branch: Branch | None) -> Any:
+    def _call_graph(self, call: Call, branch: Branch | None) -> Tree:
         """Evaluate an operator that calls graphs, such as `torch.cond`."""
         if call.name == "cond":
             predicate, on_true, on_false, operands = call.args
@@ -162,7 +163,7 @@ def _name_of(node: fx.Node) -> str:
     return node.target.name().removeprefix("aten::").split(".")[0]
 
 
-def _by_position(target: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+def _by_position(target: Any, args: list[Any], kwargs: dict[str, Any]) -> Tree:
     """Put arguments in the order of the operator's schema; those by keyword alone stay apart."""
     if not isinstance(target, torch._ops.OpOverload):
         return args, kwargs

@@ -2,7 +2,6 @@
 
 import dataclasses
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -45,14 +44,14 @@ class PathLengths:
 @torch.no_grad()
 def path_lengths(
     model: nn.Module,
-    *inputs: Any,
+    *inputs: object,
     branches: str | Mapping[str, str],
     start: str | None = None,
     longest: int | None = None,
     direction: Tensor | None = None,
     freeze: bool = True,
     output: str | int | None = None,
-    **kwargs: Any,
+    **kwargs: object,
 ) -> PathLengths:
     """Sum all paths of each length through a model's branches, exactly.
 

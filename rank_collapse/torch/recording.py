@@ -16,9 +16,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from rank_collapse.agree.other_inputs import OtherInputs
 from rank_collapse.agree.recording import BRANCHES, write_tensors
 from rank_collapse.struct import refuse, refuse_if
-from rank_collapse.torch.other_inputs import OtherInputs, replace_tensor
+from rank_collapse.torch.replacing import convert_array, replace_tensor
 
 # Names of the modules whose output a layer adds to the stream, in the order in which they are
 # looked up: the first that a layer has. In BERT's layers it is the projection before the sum.
@@ -57,7 +58,7 @@ def record(
     Args:
         model: Any model whose layers take the stream [b, n, d] as their first argument and return
             it, alone or first.
-        path: An .npz or .safetensors file.
+        path: An .npz or .safetensors file; with inputs=, a .safetensors file.
         layers: The layers in their order, or a pattern of their names; by default the elements of
             the longest list of modules that is in no other list. Of an encoder and a decoder only
             one is recorded.
@@ -75,7 +76,7 @@ def record(
     """
     _refuse_compiled(model)
     blocks = find_layers(model, layers)
-    others = None if inputs is None else OtherInputs(inputs, noise, seed)
+    others = None if inputs is None else OtherInputs(inputs, noise, seed, out=path)
     tape = _Tape({module: name for name, module in model.named_modules()}, others)
     handles = [
         model.register_forward_pre_hook(tape.begin_call, with_kwargs=True),
@@ -99,7 +100,7 @@ def record(
         "layers": ",".join(tape.layer_names),
     }
     if others is not None:
-        metadata |= {"inputs": others.name, "noise": str(noise)}
+        metadata |= others.describe()
     write_tensors(path, arrays, metadata)
 
 
@@ -140,7 +141,10 @@ def find_layers(
         return blocks
     refuse(
         (not layers, "layers= is empty"),
-        (not all(isinstance(m, nn.Module) for m in layers), "layers= has what is no module"),
+        (
+            not all(isinstance(m, nn.Module) for m in layers),
+            "layers= holds an object that is not a module",
+        ),
     )
     return list(layers)
 
@@ -295,7 +299,8 @@ class _Tape:
         self.calls[-1].append(_LayerCall(name, _keep(state)))
         if self.others is None:
             return None
-        other = self.others.take_state(len(self.calls[-1]) - 1, state)
+        array = self.others.take_state(len(self.calls[-1]) - 1, state.shape)
+        other = convert_array(array, state)
         return replace_tensor(arguments, state, other), replace_tensor(keywords, state, other)
 
     def end_layer(self, module, arguments, output):
@@ -314,8 +319,10 @@ class _Tape:
         self.calls[-1][-1].branches[branch] = _keep(tensor).reshape(state.shape)
         if self.others is None:
             return None
-        other = self.others.take_branch(len(self.calls[-1]) - 1, branch, tensor)
-        return None if other is None else replace_tensor(output, tensor, other)
+        array = self.others.take_branch(len(self.calls[-1]) - 1, branch)
+        if array is None:
+            return None
+        return replace_tensor(output, tensor, convert_array(array, tensor))
 
     def join(self) -> dict[str, torch.Tensor]:
         """Join the calls of the model along the tokens.
@@ -350,7 +357,8 @@ class _Tape:
             arrays["mask"] = self.masks[-1].to(torch.uint8)
         if self.others is not None:
             arrays.pop("logits", None)  # of a stream that is no run's
-            self.others.check_complete(len(self.layer_names), arrays.get("mask"))
+            mask = None if "mask" not in arrays else arrays["mask"].bool().numpy()
+            self.others.check_complete(len(self.layer_names), mask)
         return arrays
 
     def _check_stream(self, layers):

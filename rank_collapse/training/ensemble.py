@@ -7,8 +7,7 @@ fills a core. How seeds are shared changes results by rounding alone (docs/sweep
 
 import contextlib
 import dataclasses
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -18,8 +17,12 @@ from jax.sharding import Mesh
 
 from rank_collapse.runs import seeds
 from rank_collapse.struct import check_numbers, check_whole, refuse_if
+from rank_collapse.training.engine.functions import Functions
+from rank_collapse.training.engine.program import Program
+from rank_collapse.training.engine.runs import Runs, join_pieces
+from rank_collapse.training.engine.tracing import Operations
 from rank_collapse.training.recipe import Hyper, Recipe, check_hyper
-from rank_collapse.training.training import init_state, train_epoch
+from rank_collapse.training.training import TrainState, init_state, train_epoch
 
 
 def _no_activity(name: str) -> contextlib.AbstractContextManager:
@@ -34,7 +37,6 @@ class Trained:
     data: Any  # What `make_data` made, with a leading seed axis, padded to the mesh
     losses: np.ndarray  # [s, epochs] mean training loss; NaN from where a seed diverged
     watched: Any = None  # What `watch` gives before training and after each chunk: [s, looks, ...]
-    chunk_seconds: Sequence[float] = ()  # Of each chunk, without compiling
 
     @property
     def diverged_at(self) -> np.ndarray:
@@ -45,7 +47,10 @@ class Trained:
 
 
 class Ensemble:
-    """The compiled functions of one recipe, made once and used for any seeds and hyperparameters.
+    """One recipe, trained by the engine of `sweep` for any seeds and hyperparameters.
+
+    Beside `sweep`, a seed that diverges goes on, its losses NaN, and each seed may have values of
+    its own.
 
     Args:
         recipe, mesh: What is trained, on which devices; all by default.
@@ -56,11 +61,6 @@ class Ensemble:
         at_once: Seeds a device vmaps over; None for `seeds.group_size`.
         watch: (model, data, hyper, key) of one seed → pytree of arrays, computed before training
             and after each chunk; None for nothing.
-
-    Attributes:
-        begin: (keys, hyper, None) → (states, data) of all seeds, laid out over the mesh.
-        chunk: (states, data, hyper, first epoch) → (states, losses [s, epochs]); reuses the
-            states' memory.
     """
 
     def __init__(
@@ -73,41 +73,64 @@ class Ensemble:
         at_once: int | None = None,
         watch: Callable[[Any, Any, Hyper, Any], Any] | None = None,
     ):
-        epochs_per_chunk = check_whole("epochs_per_chunk", epochs_per_chunk, 1)
-        self.recipe, self.epochs_per_chunk = recipe, epochs_per_chunk
+        self.epochs_per_chunk = check_whole("epochs_per_chunk", epochs_per_chunk, 1)
+        self.recipe, self.make_data, self.watch = recipe, make_data, watch
         self.mesh = seeds.seed_mesh() if mesh is None else mesh
         self.at_once = seeds.group_size(self.mesh) if at_once is None else at_once
+        self._programs: dict[Any, Program] = {}
 
-        def begin(key, hyper, _):
-            key_data, key_state = jax.random.split(key)
-            data = make_data(key_data)
-            has_examples = isinstance(data, Mapping) and len(data.get("train", ()))
-            refuse_if(not has_examples, "make_data gives no examples as 'train'")
-            return init_state(key_state, hyper, recipe), data
+    def init(self, key: Any, hyper: Hyper) -> tuple[TrainState, Any]:
+        """Initialises one seed: (state, data).
 
-        def chunk(state, data, hyper, first_epoch):
-            def run_epoch(state, epoch):
-                return train_epoch(state, data["train"], epoch, hyper, recipe)
+        Raises:
+            ValueError: `make_data` makes no training data.
+        """
+        key_data, key_state = jax.random.split(key)
+        data = self.make_data(key_data)
+        has_examples = isinstance(data, Mapping) and len(data.get("train", ()))
+        refuse_if(not has_examples, "make_data gives no examples as 'train'")
+        return init_state(key_state, hyper, self.recipe), data
 
-            def maybe_run_epoch(state, epoch):
-                nothing = jnp.zeros((), jax.eval_shape(run_epoch, state, epoch)[1].dtype)
-                return jax.lax.cond(
-                    epoch < recipe.num_epochs,
-                    lambda s: run_epoch(s, epoch),
-                    lambda s: (s, nothing),
-                    state,
-                )
+    def step(self, state: tuple[TrainState, Any], hyper: Hyper, epoch: Any) -> Any:
+        """Trains one seed for an epoch: ((state, data), {"loss": mean loss})."""
+        train_state, data = state
+        train_state, loss = train_epoch(train_state, data["train"], epoch, hyper, self.recipe)
+        return (train_state, data), {"loss": loss}
 
-            return jax.lax.scan(maybe_run_epoch, state, first_epoch + jnp.arange(epochs_per_chunk))
+    def look(self, state: tuple[TrainState, Any], hyper: Hyper, key: Any) -> Any:
+        """Computes what is watched of one seed."""
+        return self.watch(state[0].model, state[1], hyper, key)
 
-        # `begin` runs once: quick compilation counts, not speed. (Many copies of threefry are slow
-        # to optimise.)
-        self.begin = self._spread(begin, level=0)
-        self.chunk = self._spread(chunk, donate=(0,))
-        self._watched = None if watch is None else self._of_states(watch)
+    def begin(self, keys: Any, hyper: Hyper) -> tuple[Program, Runs]:
+        """Draws data and weights of all seeds.
 
-    def _spread(self, fn, level=1, donate=()):
-        return seeds.run_seeds(fn, self.mesh, at_once=self.at_once, donate=donate, level=level)
+        Args:
+            keys, hyper: As of `train`, all arrays [s, ...].
+
+        Returns:
+            (the engine's program for so many seeds, their runs on the devices).
+        """
+        leaves, structure = jax.tree.flatten(hyper)
+        shapes = tuple(jax.ShapeDtypeStruct(a.shape[1:], a.dtype) for a in leaves)
+        key = jax.ShapeDtypeStruct(keys.shape[1:], keys.dtype)
+        name = len(keys), key, structure, shapes
+        if name not in self._programs:
+            one = jax.tree.unflatten(structure, shapes)
+            init = Operations(self.init, (key, one))
+            step = Operations(self.step, (init.out, one, jax.ShapeDtypeStruct((), jnp.int32)))
+            look = None if self.watch is None else Operations(self.look, (init.out, one, key))
+            self._programs[name] = Program(
+                Functions(init, step, look),
+                hyper=shapes,
+                key=key,
+                mesh=self.mesh,
+                every=self.epochs_per_chunk,
+                at_once=self.at_once,
+                size=seeds.padded_size(len(keys), self.mesh),
+                freezes=False,
+            )
+        program, numbers = self._programs[name], np.arange(len(keys))
+        return program, program.begin(numbers, numbers, lambda *_: self.lay_out((keys, leaves)))
 
     def lay_out(self, per_seed: Any) -> Any:
         """Pad leaves [s, ...] to the mesh and lay them out over it."""
@@ -125,7 +148,11 @@ class Ensemble:
             of `train`, and `on_seeds`, called with the number of seeds that are done; on a CPU
             they are then computed some at a time.
         """
-        spread = self._of_states(fn)
+        spread = seeds.run_seeds(
+            lambda state, data, hyper, key, _: fn(state.model, data, hyper, key),
+            self.mesh,
+            at_once=self.at_once,
+        )
 
         def call(*laid_out, num_seeds, activity=_no_activity, on_seeds=None):
             size = jax.tree.leaves(laid_out)[0].shape[0]
@@ -160,9 +187,6 @@ class Ensemble:
             if -(-per_device // count) * count - per_device <= per_device / 6:
                 return count * self.mesh.size
         return size
-
-    def _of_states(self, fn):
-        return self._spread(lambda state, data, hyper, key, _: fn(state.model, data, hyper, key))
 
     def train(
         self,
@@ -200,31 +224,21 @@ class Ensemble:
         check_hyper(hyper, self.recipe)
         refuse_if(np.ndim(keys) < 1 or not len(keys), f"keys of shape {np.shape(keys)} are not [s]")
         count, total = keys.shape[0], self.recipe.num_epochs
-        epochs_per_chunk = self.epochs_per_chunk
-        keys, hyper = self.lay_out((keys, _as_runs(hyper, count)))
         with activity("drawing data and weights"):
-            state, data = jax.block_until_ready(self.begin(keys, hyper, None))
-        losses = np.full((count, total), np.nan, np.float32)
-        seconds, epoch, watched = [], 0, None
-        if self._watched is not None:
-            num_looks = 1 + -(-total // epochs_per_chunk)  # before training, and after each chunk
-            look_shapes = jax.eval_shape(self._watched, state, data, hyper, keys, None)
-            watched = jax.tree.map(
-                lambda a: np.zeros((count, num_looks, *a.shape[1:]), a.dtype), look_shapes
-            )
-
-        def look():
-            new = seeds.to_host(self._watched(state, data, hyper, keys, None), count)
-            for looks, new_look in zip(jax.tree.leaves(watched), jax.tree.leaves(new), strict=True):
-                looks[:, -(-epoch // epochs_per_chunk)] = new_look
-            if on_watched is not None:
-                on_watched(epoch, new, losses[:, :epoch])
+            program, runs = self.begin(keys, _as_runs(hyper, count))
+            jax.block_until_ready(runs.state)
 
         def snapshot():
-            saved = {"state": seeds.to_host(state, count), "losses": losses.copy()}
-            if self._watched is not None:
-                saved["watched"] = jax.tree.map(np.copy, watched)
-            return saved
+            state = seeds.to_host(program.unflatten(runs)[0], count)
+            return {"state": state} | _collect_results(program, runs, total)
+
+        def losses():
+            return join_pieces(runs.metrics[0])
+
+        def report_look():
+            if self.watch is not None and on_watched is not None:
+                new = [pieces[-1][:, -1] for pieces in runs.looks]
+                on_watched(runs.step, program.unflatten_look(new), losses())
 
         template = checkpoint = None
         if resume is not None:
@@ -234,27 +248,45 @@ class Ensemble:
             epoch, saved = checkpoint
             fits = _list_shapes(saved) == _list_shapes(template) and 0 <= epoch <= total
             refuse_if(not fits, f"resume gave a snapshot of epoch {epoch} that is of other runs")
-            state, losses = self.lay_out(saved["state"]), np.array(saved["losses"])
-            watched = jax.tree.map(np.array, saved.get("watched"))
-        with activity("compiling"):
-            if epoch < total:
-                self.chunk.lower(state, data, hyper, jnp.int32(epoch)).compile()
-            if self._watched:
-                self._watched.lower(state, data, hyper, keys, None).compile()
-        if epoch == 0 and self._watched:
-            look()
-        while epoch < total:
-            begun = time.monotonic()
-            state, new = self.chunk(state, data, hyper, jnp.int32(epoch))
-            done = min(epoch + epochs_per_chunk, total)
-            losses[:, epoch:done] = seeds.to_host(new, count)[:, : done - epoch]
-            seconds.append(time.monotonic() - begun)
-            epoch = done
-            if self._watched:
-                look()
+            runs = self._restore(runs, epoch, saved)
+        if runs.step < max(total, 1):
+            with activity("compiling"):
+                program.compile(program.size)
+        if runs.step == 0:
+            runs = program.look_at(runs)
+            report_look()
+        begun = runs
+        for runs, _ in program.train(begun, total):
+            report_look()
             if on_chunk is not None:
-                on_chunk(epoch, snapshot, losses[:, :epoch])
-        return Trained(state, data, losses, watched, seconds)
+                on_chunk(runs.step, snapshot, losses())
+        return Trained(*program.unflatten(runs), **_collect_results(program, runs, total))
+
+    def _restore(self, runs, epoch, saved):
+        """Puts a snapshot in the place of runs that have their data."""
+        state = jax.tree.leaves(self.lay_out(saved["state"]))
+        num_looks = -(-epoch // self.epochs_per_chunk) + (epoch > 0)
+        looks = jax.tree.leaves(saved.get("watched"))
+        return dataclasses.replace(
+            runs,
+            step=epoch,
+            state=[*state, *runs.state[len(state) :]],
+            metrics=[[saved["losses"][:, :epoch]]],
+            looks=[[leaf[:, :num_looks]] for leaf in looks],
+        )
+
+
+def _collect_results(program, runs, num_epochs):
+    """Collects losses and what is watched, with room for all epochs: of `Trained`."""
+    losses = np.full((len(runs), num_epochs), np.nan, np.float32)
+    losses[:, : runs.step] = join_pieces(runs.metrics[0])
+    if program.functions.look is None:
+        return {"losses": losses}
+    num_looks, looks = 1 + -(-num_epochs // program.every), []
+    for leaf in map(join_pieces, runs.looks):
+        looks.append(np.zeros((len(leaf), num_looks, *leaf.shape[2:]), leaf.dtype))
+        looks[-1][:, : leaf.shape[1]] = leaf
+    return {"losses": losses, "watched": program.unflatten_look(looks)}
 
 
 def _list_shapes(tree):

@@ -18,7 +18,7 @@ import numpy as np
 import safetensors
 import safetensors.numpy
 
-from rank_collapse.network.attention import Mixing
+from rank_collapse.network.attention_config import Mixing
 from rank_collapse.network.config import SWEPT, TransformerConfig, flat
 from rank_collapse.network.embedding import EmbeddingConfig
 from rank_collapse.network.encoder_decoder import EncoderDecoderConfig

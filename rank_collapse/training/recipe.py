@@ -154,7 +154,10 @@ def check_hyper(hyper: Hyper, recipe: Recipe) -> None:
     kind, network = type(hyper).__name__, getattr(hyper, "network", None)
     struct.refuse(
         (not isinstance(hyper, Hyper), f"hyper is a {kind}, not a Hyper"),
-        (not isinstance(network or {}, Mapping), f"network={network!r:.80} is no mapping of names"),
+        (
+            not isinstance(network or {}, Mapping),
+            f"network={network!r:.80} is not a mapping of names",
+        ),
     )
     numbers = hyper.replace(dropout=0.0) if hyper.dropout is None else hyper
     for name, interval in INTERVALS.items():

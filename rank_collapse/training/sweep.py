@@ -24,7 +24,7 @@ from rank_collapse.struct import check_whole, refuse_if
 from rank_collapse.training.engine import processes, tracing
 from rank_collapse.training.engine.axes import make_axes, name_value
 from rank_collapse.training.engine.files import SweepFolder
-from rank_collapse.training.engine.functions import Functions, check_names
+from rank_collapse.training.engine.functions import check_names, trace_functions
 from rank_collapse.training.engine.result import Swept
 from rank_collapse.training.engine.trainer import Trainer
 
@@ -90,19 +90,24 @@ def sweep(
         RunError: The folder is of another sweep, in use, or cannot be written.
     """
     steps, every = check_whole("steps", steps, 0), check_whole("every", every, 1)
-    count = check_whole("seeds", seeds, 1)
+    count = check_whole("seeds", seeds, 1, 2**31 - 1)
     first = check_whole("first_seed", first_seed, 0, 2**31 - 1 - count)
     round_seeds = check_whole("round_seeds", round_seeds, 1)
     refuse_if(
         until is not None and not callable(until),
-        f"until={quote_value(until)} is no function of the metrics",
+        f"until={quote_value(until)} is not a function of the metrics",
     )
+    is_path = folder is None or (isinstance(folder, str | os.PathLike) and os.fspath(folder))
+    refuse_if(not is_path, f"folder={quote_value(folder)} is no path")
+    is_mesh = mesh is None or (isinstance(mesh, Mesh) and mesh.axis_names == (run_seeds.AXIS,))
+    refuse_if(not is_mesh, f"mesh={quote_value(mesh)} is no mesh of runs.seeds.seed_mesh")
     import_package("xarray", "training.sweep", "training")  # before anything is trained
     axes, base_key = make_axes(hyper, static), _make_base_key(key)
     mesh = run_seeds.seed_mesh(jax.local_devices()) if mesh is None else mesh
     at_once = run_seeds.group_size(mesh) if at_once is None else check_whole("at_once", at_once, 1)
     functions = [
-        Functions(init, step, look, axes, point, base_key) for point in axes.static_points()
+        trace_functions(init, step, look, axes.examples(), point, base_key.dtype)
+        for point in axes.static_points()
     ]
     check_names(functions, axes, finite)
     numbers = first + np.arange(count)
@@ -149,7 +154,7 @@ def _make_base_key(key):
     if np.ndim(key):
         shape, dtype = np.shape(key), np.asarray(key).dtype
         refuse_if(
-            (shape, dtype) != ((2,), np.uint32), f"key of {dtype}{list(shape)} is no random key"
+            (shape, dtype) != ((2,), np.uint32), f"key of {dtype}{list(shape)} is not a random key"
         )
         return jax.random.wrap_key_data(jnp.asarray(key))
     return jax.random.key(check_whole("key", key, 0, 2**32 - 1))

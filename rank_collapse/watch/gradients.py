@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from rank_collapse.annotations import Tree
 from rank_collapse.measures.arrays import as_floats, on_host
 from rank_collapse.measures.norms import powers_of_four
 from rank_collapse.printed import split_numbers
@@ -17,7 +18,7 @@ from rank_collapse.watch.names import PARTS
 
 
 def monitor_gradients(
-    gradients: Any,
+    gradients: Tree,
     *,
     layer_axis: int | None = None,
     by_layer: bool = False,
@@ -53,7 +54,7 @@ def monitor_gradients(
             together; an axis of layers that is not there or not of one length; a leaf that cannot
             be split as its part says, or along more than one axis.
     """
-    refuse_if(by_layer and layer_axis is not None, "by_layer= goes not with layer_axis=")
+    refuse_if(by_layer and layer_axis is not None, "by_layer= and layer_axis= exclude each other")
     table = {name: part for part, names in PARTS.items() for name in names} | dict(parts or {})
     boxed = jax.tree_util.tree_leaves_with_path(  # a box of Flax has a path that ends in "value"
         gradients, is_leaf=lambda node: hasattr(node, "add_axis")

@@ -36,7 +36,7 @@ class Notes:
         self._said: set[str] = set()
 
     def attempt(
-        self, name: str | None, subject: str, measure: Callable[..., Any], *args: Any
+        self, name: str | None, subject: str, measure: Callable[..., Any], *args: object
     ) -> Any:
         """Calls measure(*args); None where it fails, which becomes a reason.
 
@@ -80,7 +80,7 @@ class Notes:
             self._said.add(kind)
             self.warn(f"watch: {text}")
 
-    def warn(self, text: Any) -> None:
+    def warn(self, text: object) -> None:
         """Writes a warning to the logger `rank_collapse`, whose handlers may raise."""
         with contextlib.suppress(Exception):
             _log.warning("%s", text)
@@ -98,7 +98,7 @@ class Recorder:
         ValueError: Another log, or a path that cannot be one.
     """
 
-    def __init__(self, log: Any, notes: Notes):
+    def __init__(self, log: object, notes: Notes):
         self.rows: list[dict[str, Any]] = []
         self.alarms: list[Alarm] = []
         self._log, self._notes, self._process = _check_log(log), notes, os.getpid()
@@ -162,7 +162,7 @@ def _check_log(log):
     return log
 
 
-def flatten_row(values: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+def flatten_row(values: Mapping[str, object]) -> Iterator[tuple[str, float]]:
     """Yields (name, number) of a row, by layer "name/layer_3"; without gaps."""
     for name, value in values.items():
         if isinstance(value, list):
@@ -174,7 +174,7 @@ def flatten_row(values: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
 TRAINER_METRICS = ("residual_ratio", "attention_entropy")  # which the Trainer prints
 
 
-def summarise_layers(row: Mapping[str, Any]) -> dict[str, float]:
+def summarise_layers(row: Mapping[str, object]) -> dict[str, float]:
     """Computes the mean over layers and the worst layer of the metrics that a Trainer prints.
 
     Args:
@@ -195,7 +195,7 @@ def summarise_layers(row: Mapping[str, Any]) -> dict[str, float]:
     return scalars
 
 
-def make_transformers_callback(watched: Any) -> Any:
+def make_transformers_callback(watched: object) -> Any:
     """Makes a `transformers.TrainerCallback` that gives a watch the Trainer's steps, and its log
     the watch's rows.
 

@@ -53,7 +53,9 @@ def tap(x: Array, weights: Array | None = None) -> None:
     _tap.bind(*jax.lax.stop_gradient((x,) if weights is None else (x, weights)))
 
 
-def measure_taps(function: Callable[..., Any], measure: Measure, *args: Any) -> tuple[Any, Scalars]:
+def measure_taps(
+    function: Callable[..., Any], measure: Measure, *args: object
+) -> tuple[Any, Scalars]:
     """Call a function and measure the arrays that are marked in it by `tap`.
 
     Args:

@@ -1,12 +1,14 @@
 """Functions of torch by what they do: they multiply, move entries, or make weights of scores."""
 
 import string
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 from torch.utils import _pytree as pytree
+
+from rank_collapse.annotations import AnyArray
 
 
 def _find_functions(*names):
@@ -41,18 +43,18 @@ MOVES = JOINS | {Tensor.T.__get__, Tensor.mT.__get__} | _find_functions(
 )  # fmt: skip
 
 
-def reorders(function: Any) -> bool:
+def reorders(function: object) -> bool:
     """Returns whether a function puts entries elsewhere by indices, and is not one of `MOVES`."""
     name = getattr(function, "__name__", "")
     return function not in MOVES and name.startswith(_REORDERS)
 
 
-def tensors_in(values: Any) -> list[Tensor]:
+def tensors_in(values: AnyArray) -> list[Tensor]:
     """Lists the tensors among arguments or results, also of tuples, lists and dictionaries."""
     return [leaf for leaf in pytree.tree_leaves(values) if isinstance(leaf, Tensor)]
 
 
-def floats_in(values: Any) -> list[Tensor]:
+def floats_in(values: AnyArray) -> list[Tensor]:
     """Lists the tensors of real or complex floats among arguments or results."""
     return [a for a in tensors_in(values) if a.is_floating_point() or a.is_complex()]
 
@@ -75,7 +77,7 @@ class Product(NamedTuple):
         return result in (first, second) and set(first + second) == set(result)
 
 
-def read_product(function: Any, args: Any, kwargs: Any) -> Product | None:
+def read_product(function: object, args: object, kwargs: object) -> Product | None:
     """Reads which two tensors a function multiplies; None where they are no matrices.
 
     Args:
@@ -87,7 +89,7 @@ def read_product(function: Any, args: Any, kwargs: Any) -> Product | None:
         return _read_einsum(args, tensors)
     if function in CONVOLUTIONS or function is functional.linear:
         x, weight = tensors[:2]
-        axes = string.ascii_lowercase[: x.ndim - 2]
+        axes = string.ascii_lowercase[: max(x.ndim - 2, 0)]
         if function in CONVOLUTIONS:
             is_batch = x.ndim == weight.ndim
             return Product(x, weight, (f"xy{axes}", "z", f"xz{axes}")) if is_batch else None

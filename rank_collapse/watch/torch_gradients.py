@@ -8,7 +8,7 @@ from torch import Tensor
 
 from rank_collapse.watch.names import PARTS
 from rank_collapse.watch.recorder import LeftOut
-from rank_collapse.watch.torch_origins import find_features
+from rank_collapse.watch.torch_followers import find_features
 from rank_collapse.watch.torch_tags import Map, Source, Tag
 
 UNKNOWN = "which part of a parameter it is of is not known"

@@ -6,7 +6,7 @@ small, as in top-k attention, nothing is said about which tokens exist.
 
 import math
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -43,19 +43,19 @@ def is_allowed(mask: Tensor) -> Tensor:
     return mask > HIDDEN if mask.is_floating_point() else mask != 0
 
 
-def makes_numbers(function: Any) -> bool:
+def makes_numbers(function: object) -> bool:
     """Returns whether a function of torch takes from a tensor at most its shape."""
     return _get_name(function).removesuffix("_like").removeprefix("new_") in _NUMBERS
 
 
-def is_in_place(function: Any) -> bool:
+def is_in_place(function: object) -> bool:
     """Returns whether a function changes its first argument."""
     name = _get_name(function)
     is_method = name.endswith("_") and not name.startswith("__")
     return is_method or name in {f"__i{operation}__" for operation in _OPERATIONS}
 
 
-def inverts(function: Any, args: Any) -> bool:
+def inverts(function: object, args: object) -> bool:
     """Returns whether a function exchanges true and false: "not", or "equals 0"."""
     name = _get_name(function)
     is_zero = name == "eq" and len(args) > 1 and not isinstance(args[1], Tensor) and args[1] == 0
@@ -66,7 +66,7 @@ def _get_name(function):
     return getattr(function, "__name__", "")
 
 
-def read_masks(function: Any, args: Any, kwargs: Any, result: Tensor) -> Iterator[Mask]:
+def read_masks(function: object, args: object, kwargs: object, result: Tensor) -> Iterator[Mask]:
     """Yields what may hide some of the scores that a function gives.
 
     Args:

@@ -20,11 +20,21 @@ from torch.overrides import TorchFunctionMode
 
 from rank_collapse.watch import torch_products as products
 from rank_collapse.watch.recorder import LeftOut, Notes
+from rank_collapse.watch.torch_frames import Frame
 from rank_collapse.watch.torch_functions import MAPS, PRODUCTS, floats_in, read_product, tensors_in
 from rank_collapse.watch.torch_origins import Origins
-from rank_collapse.watch.torch_runs import Frame, Runs, Select
+from rank_collapse.watch.torch_runs import Runs, Select
 from rank_collapse.watch.torch_tags import Term
 from rank_collapse.watch.torch_tokens import choose_term
+from rank_collapse.watch.torch_weights import (
+    begin_mean,
+    is_weights,
+    read_choice,
+    read_linear_attention,
+    read_terms,
+    read_weights,
+    split_nested,
+)
 
 _DOT_OPTIONS = ("attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
 _HEADS = functional.multi_head_attention_forward
@@ -69,7 +79,9 @@ class Pass(TorchFunctionMode):
         self._frames: list[Frame] = []  # of the modules that run
         self._origins = self._begin_origins()
 
-    def call(self, call: Callable[..., Any], module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    def call(
+        self, call: Callable[..., Any], module: nn.Module, *args: object, **kwargs: object
+    ) -> Any:
         """Calls a module, and measures what runs in it.
 
         Args:
@@ -176,12 +188,12 @@ class Pass(TorchFunctionMode):
             return
         product = read_product(function, args, kwargs) if function in MAPS else None
         if product is not None and function in PRODUCTS:
-            factors = [p for p in (product, product.swap()) if self._origins.is_weights(p)]
+            factors = [p for p in (product, product.swap()) if is_weights(self._origins, p)]
             if factors and not any(map(self._origins.is_constant, product[:2])):
                 self._measure_product(self._see_weighted, factors, result)
                 return
             for order in (product, product.swap()):
-                linear = self._origins.read_linear_attention(order)
+                linear = read_linear_attention(self._origins, order)
                 if linear is not None:
                     self._measure_product(self._see_linear, *linear, result)
                     return
@@ -204,11 +216,11 @@ class Pass(TorchFunctionMode):
         names = ("query", "key", "value")[len(args) :]
         q, k, v = *args[:3], *(kwargs[name] for name in names)
         mask = args[3] if len(args) > 3 else kwargs.get("attn_mask")
-        options = self._origins.read_choice(mask) if mask is not None else {}
+        options = read_choice(self._origins, mask) if mask is not None else {}
         options |= dict(zip(_DOT_OPTIONS, args[3:], strict=False))
         options |= {name: a for name, a in kwargs.items() if name not in ("query", "key", "value")}
         if q.is_nested:
-            for row in zip(*(self._origins.split_nested(a) for a in (q, k, v)), strict=True):
+            for row in zip(*(split_nested(self._origins, a) for a in (q, k, v)), strict=True):
                 self._add_dot(*zip(*row, strict=True), options, result)
         else:
             self._add_dot((q, k, v), [self._origins.tag(a) for a in (q, k, v)], options, result)
@@ -254,18 +266,18 @@ class Pass(TorchFunctionMode):
         product = factors[0]
         tag, value = (self._origins.tag(factor) for factor in product[:2])
         if not tag.terms:
-            self._origins.begin_mean(product, result)
+            begin_mean(self._origins, product, result)
             raise LeftOut("its softmax is over something else than products of queries and keys")
         if len(factors) > 1:
             raise LeftOut("several products of queries and keys are multiplied")
-        weights = self._origins.read_weights(product)
+        weights = read_weights(self._origins, product)
         refusal = ""
         is_normed = tag.is_softmax or tag.is_exponential or products.sums_to_one(weights.p)
         if not tag.is_softmax and not (is_normed and products.is_distribution(weights.p)):
             refusal = "its weights are no distribution over keys"
             if "pairs" not in tag.followers:
                 raise LeftOut(refusal)
-        terms = self._origins.read_terms(product)
+        terms = read_terms(self._origins, product)
         term = choose_term(terms)
         parts = [other for other in terms if other.query.maps == term.query.maps]
         self.runs.add_product(

@@ -45,7 +45,7 @@ def leave_autocast() -> Iterator[None]:
         yield
 
 
-def choose_rows(n: int, device: Any) -> Tensor:
+def choose_rows(n: int, device: object) -> Tensor:
     """Chooses which of n queries are measured."""
     return torch.linspace(0, n - 1, min(n, ROWS), device=device).long()
 
@@ -128,7 +128,7 @@ def read_weights(
     return Weights(before if _is_dropped(before, p) else p, rows, allowed)
 
 
-def allow_all(n: int, m: int, device: Any) -> Weights:
+def allow_all(n: int, m: int, device: object) -> Weights:
     """Returns that each of n queries may attend to m keys, without weights."""
     allowed = torch.ones(1, 1, 1, dtype=torch.bool, device=device).expand(1, n, m)
     return Weights(torch.empty(0, 0, m, device=device), choose_rows(n, device), allowed)

@@ -1,24 +1,28 @@
 """The attentions of a measured pass, each with the scalars of its tokens and of its weights."""
 
-import dataclasses
 import functools
-import inspect
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from rank_collapse.watch import torch_products as products
 from rank_collapse.watch.recorder import LeftOut, Notes
+from rank_collapse.watch.torch_frames import Frame, list_sides
 from rank_collapse.watch.torch_functions import floats_in
 from rank_collapse.watch.torch_gradients import choose_shares
-from rank_collapse.watch.torch_masks import is_allowed
-from rank_collapse.watch.torch_origins import Origins, find_shared_sources
+from rank_collapse.watch.torch_origins import Origins
+from rank_collapse.watch.torch_pieces import Piece, Run, join_documents
 from rank_collapse.watch.torch_products import Weights, measure_tokens, measure_weights
 from rank_collapse.watch.torch_tags import Tag, Term, join_pasts
-from rank_collapse.watch.torch_tokens import Tokens, find_allowed_tokens, join_tokens, read_tokens
+from rank_collapse.watch.torch_tokens import (
+    find_allowed_tokens,
+    find_shared_sources,
+    join_tokens,
+    read_tokens,
+)
 
 Select = Callable[[str, nn.Module], bool]
 _TOKEN_MASK = re.compile(
@@ -26,106 +30,6 @@ _TOKEN_MASK = re.compile(
     r"seq|sequence|x|decoder_attention)_?)?masks?"
 )
 CROSSING = 1e-3  # mean weight of keys that a mask leaves out, above which attention reads them
-
-
-@dataclasses.dataclass(eq=False)
-class Frame:
-    """A module that runs now, its number among all that ran, and its call."""
-
-    number: int
-    module: nn.Module
-    name: str
-    args: Any
-    kwargs: Any
-
-    @functools.cached_property
-    def masks(self) -> list[tuple[str, Tensor]]:
-        """Lists (name, argument [b, n]) of the call whose name has "mask" or "pad" in it."""
-        try:
-            forward = inspect.signature(self.module.forward)
-            arguments = forward.bind(*self.args, **self.kwargs).arguments
-        except (TypeError, ValueError):
-            arguments = self.kwargs
-        return [(name, a) for name, a in _name_masks(arguments) if a.ndim == 2]
-
-
-def _name_masks(arguments: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
-    """Yields (name, tensor) of masks in mappings, also of those inside them."""
-    for name, argument in arguments.items():
-        if isinstance(argument, Mapping):
-            yield from _name_masks(argument)
-        elif isinstance(argument, Tensor) and re.search("mask|pad", str(name)):
-            yield str(name), argument
-
-
-class Piece(NamedTuple):
-    """What one product gives to a run, until the call of its module ends.
-
-    Attributes:
-        frame: Number of the call.
-        tokens: Tokens of its queries.
-        documents: Documents of its tokens, as `number_documents` gives them.
-        num_keys: m.
-        scalars: {name: by document and head [k, h]} of its weights.
-    """
-
-    frame: int
-    tokens: Tokens
-    documents: Tensor
-    num_keys: int
-    scalars: dict[str, Tensor]
-
-
-def _join_documents(pieces: Sequence[Piece]) -> list[Piece]:
-    """Joins products for one document each, whose tokens become one row [1, n] in their order.
-
-    Args:
-        pieces: Of one call. They stay as they are where a token of one attends to one of another,
-            or is in two.
-    """
-    places, order = torch.cat([piece.tokens.index.flatten() for piece in pieces]).sort()
-    is_apart = all(piece.tokens.has_own_keys() for piece in pieces)
-    if not is_apart or not (places.diff() > 0).all():
-        return list(pieces)
-    documents = torch.cat([piece.documents.flatten() for piece in pieces])[order]
-    scalars, measured = {}, [piece.scalars for piece in pieces if piece.scalars]
-    for name in dict.fromkeys(name for columns in measured for name in columns):
-        columns = [a.get(name, torch.zeros_like(a["attention_entropy"])) for a in measured]
-        scalars[name] = torch.cat(columns)  # the mass that no key has is 0 where it is none
-    tokens = pieces[0].tokens._replace(index=places[None])
-    num_keys = max(piece.num_keys for piece in pieces)
-    return [Piece(pieces[0].frame, tokens, documents[None], num_keys, scalars)]
-
-
-@dataclasses.dataclass(eq=False)
-class Run:
-    """One run of an attention on some tokens.
-
-    Attributes:
-        name: Name of the module that it is credited to.
-        is_cross: Whether keys are of other tokens.
-        frames: Numbers of the modules around it, and its own.
-        turn: How often its module had run before.
-        key: What its products have in common.
-        tokens: (index, documents) of its tokens, as `Piece` has them; None where products are of
-            different tokens.
-        scalars: Measures of its tokens, and norms of gradients.
-        pieces: Of the products of a call that has not ended.
-        products: [(number of a frame, {name: by head [h]}), ...], of each product; of those of a
-            call that are documents their means.
-        shares: What made queries, keys and values, of each product; of the first turn alone.
-    """
-
-    name: str
-    is_cross: bool
-    frames: tuple[int, ...]
-    turn: int
-    key: Any
-    tokens: tuple[Tensor, Tensor] | None = None
-    scalars: dict[str, Tensor] = dataclasses.field(default_factory=dict)
-    pieces: list[Piece] = dataclasses.field(default_factory=list)
-    products: list[tuple[int, dict[str, Tensor]]] = dataclasses.field(default_factory=list)
-    shares: list[Any] = dataclasses.field(default_factory=list)
 
 
 class Runs:
@@ -261,7 +165,7 @@ class Runs:
             pieces: Of all products of the call.
         """
         if len(pieces) > 1:
-            pieces = _join_documents(pieces)
+            pieces = join_documents(pieces)
         first = pieces[0]
         is_first = first.frame == run.frames[-1]
         if is_first:
@@ -342,7 +246,7 @@ class Runs:
             is_one = isinstance(self.mask, Tensor) and self.mask.shape == shape
             return self.mask.bool() if is_one else None
         masks = [
-            (name, *_list_sides(name, mask))
+            (name, *list_sides(name, mask))
             for frame in frames
             for name, mask in frame.masks
             if mask.shape == shape and self._mask_streams.get(name, stream) == stream
@@ -389,14 +293,6 @@ class Runs:
         if x.shape[:2] != index.shape:
             x = x.reshape(-1, x.shape[-1])[index]
         return measure_tokens(x, documents, self._kind)
-
-
-def _list_sides(name, mask):
-    """Returns Bool [b, n], which tokens a mask says exist, and its opposite, the likelier first."""
-    is_added = mask.is_floating_point() and bool((mask <= 0).all())
-    exists = is_allowed(mask) if is_added else mask > 0
-    is_padding = "pad" in name and mask.dtype == torch.bool
-    return (~exists, exists) if is_padding else (exists, ~exists)
 
 
 def _find_owner(frames, term):

@@ -128,7 +128,7 @@ class _StepHook:
     def __init__(self, method: str):
         self.method = method
 
-    def __call__(self, *args: Any) -> None:
+    def __call__(self, *args: object) -> None:
         OpenWatches.see_step(self.method, args)
 
 

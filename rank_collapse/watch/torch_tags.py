@@ -5,7 +5,6 @@ Axis letters: n queries, m keys, d width.
 
 import dataclasses
 from collections.abc import Callable, Iterable
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -52,7 +51,7 @@ class Map:
     """
 
     source: Source
-    parameters: tuple[tuple[Any, int, int], ...]
+    parameters: tuple[tuple[Tensor | None, int, int], ...]
     frames: tuple[int, ...]
     start: int
     count: int
@@ -107,11 +106,11 @@ class Tag:
     """
 
     maps: frozenset[Map] = frozenset()
-    behind: frozenset[Any] = frozenset()
+    behind: frozenset[object] = frozenset()
     past: tuple[str, ...] = ()
-    stream: frozenset[Any] = frozenset()
+    stream: frozenset[object] = frozenset()
     is_constant: bool = False
-    parameters: tuple[Any, ...] = ()
+    parameters: tuple[Tensor, ...] = ()
     is_gate: bool = False
     is_content: bool = False
     terms: tuple[Term, ...] = ()
@@ -132,6 +131,6 @@ def join_pasts(tags: Iterable[Tag]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for tag in tags for name in tag.past))
 
 
-def join_streams(tags: Iterable[Tag]) -> frozenset[Any]:
+def join_streams(tags: Iterable[Tag]) -> frozenset[object]:
     """Joins the streams of tensors that have the same rows."""
     return frozenset().union(*(tag.stream for tag in tags))

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from rank_collapse.watch.recorder import LeftOut
-from rank_collapse.watch.torch_origins import find_shared_sources
-from rank_collapse.watch.torch_tags import Source, Term
+from rank_collapse.watch.torch_tags import Map, Source, Tag, Term
 
 
 class Tokens(NamedTuple):
@@ -230,3 +229,43 @@ def find_allowed_tokens(tokens: Tokens, allowed: Tensor) -> Tensor | None:
     n, m = allowed.shape[-2:]
     place = match.int().argmax(dim=-1)[:, None].expand(-1, n, -1)
     return allowed.expand(len(place), n, m).gather(2, place)
+
+
+def find_shared_sources(maps: Sequence[Map], query: Tag, key: Tag) -> list[Source] | None:
+    """Finds what queries and keys are both made of.
+
+    Args:
+        maps: Linear maps that gave the queries.
+        query, key: Tags of both.
+
+    Returns:
+        What stands behind the fewest maps; [] if both have the same roots by ways of their own,
+        such as two norms, or keys are of the same rows of the stream in an earlier layer; None if
+        keys are of other tokens.
+    """
+    read, read_by_keys = ([m.source for m in used] for used in (maps, key.list_maps()))
+    is_same_rows = {source.count for source in read} == {source.count for source in read_by_keys}
+    if is_same_rows and _list_makers(read) == _list_makers(read_by_keys):
+        return [source for source in dict.fromkeys(read) if source in read_by_keys]
+    while maps:
+        sources = list(dict.fromkeys(linear_map.source for linear_map in maps))
+        shared = [source for source in sources if source in key.behind]
+        if any(source.matrix is None for source in shared):
+            break  # of another layer
+        if shared:
+            return shared
+        maps = [earlier for source in sources for earlier in source.tag.list_maps()]
+    if _list_roots(query) == _list_roots(key):
+        return []
+    is_earlier = set(key.past) <= set(query.past) and not query.stream.isdisjoint(key.stream)
+    return [] if is_earlier and is_same_rows else None
+
+
+def _list_makers(sources):
+    """Lists the maps and roots that sources come from, without those behind other maps."""
+    return {a for source in sources for a in source.tag.maps | source.tag.behind}
+
+
+def _list_roots(tag):
+    """Lists what no map made, behind a tensor."""
+    return {tensor for tensor in tag.behind if not isinstance(tensor, Source)}

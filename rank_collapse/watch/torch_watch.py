@@ -30,7 +30,7 @@ NUM_SKIPPED = 100  # steps of other optimizers, after which one that has not ste
 def watch(
     model: nn.Module,
     every: int = 100,
-    log: Any = None,
+    log: object = None,
     tokens: str = "read",
     layers: int | str | Sequence[int | str] | Callable[[str, nn.Module], bool] | None = None,
     mask: Callable[[Any, Any], Tensor] | None = None,

@@ -1,18 +1,23 @@
-"""Rounding is no fault, and planted faults are found where they are: tests/rounded_transformer.py.
+"""Rounding is no fault, and planted faults are found where they are.
+
+The networks are those of tests/oracles/rounded_transformer.py.
 
 Seeds 0 to 1999 were used to choose the rule; those of the tests are others.
 """
 
 import json
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
-from refusals import is_refused
-from rounded_transformer import FAULTS, Fault, draw_model, run
 
 from rank_collapse.agree.comparison import compare_files
+from rank_collapse.agree.differences import count_distinct
 from rank_collapse.agree.recording import record
+from tests.oracles.rounded_transformer import FAULTS, Fault, draw_model, run
+from tests.support.closeness import assert_close
+from tests.support.refusals import is_refused
 
 
 @pytest.fixture
@@ -45,6 +50,45 @@ def is_clean(compare, seed):
 
 def test_rounding_is_no_fault(compare):
     assert all(is_clean(compare, seed) for seed in range(10_000, 10_015))
+
+
+def is_clean_of(compare, seed, num_tokens):
+    """Whether a clean pair of so many tokens is not called different, by branches and by states."""
+    model, rng = draw_model(seed)
+    dtype, stream = coarse_dtypes(rng)
+    if num_tokens:
+        model = replace(model, tokens=model.tokens[:num_tokens], spike=False)
+    fine, coarse = run(model), run(model, dtype, stream)
+    answers = compare(fine, coarse), compare(states_alone(fine), states_alone(coarse))
+    return all(answer.agree is not False for answer in answers)
+
+
+@pytest.mark.parametrize(
+    ("seed", "num_tokens"),
+    [(600_103, 0), (900_001, 1), (900_014, 1), (900_086, 1), (910_272, 2), (910_120, 1)],
+)
+def test_few_distinct_tokens_err_alike(compare, seed, num_tokens):
+    """One token, or tokens that rank collapse made alike (cosines of .998): chance looks like one
+    factor, and the median is that of one vector."""
+    assert is_clean_of(compare, seed, num_tokens)
+
+
+def test_a_factor_of_one_token_is_found(compare):
+    """If it is larger than what rounding explains."""
+    model, _ = draw_model(31, post_norm=False)
+    model = replace(model, tokens=model.tokens[:1], spike=False)
+    fault = Fault("MLP scaled", 1, 0.1)
+    answer = compare(run(model), run(model, "bfloat16", None, fault))
+    assert answer.first == {"layer": 1, "part": "mlp"} and "multiplied by 0.9" in answer.kind
+
+
+def test_distinct_directions_are_counted():
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(1, 64))
+    assert count_distinct(x) == count_distinct(np.zeros((3, 4))) == 1
+    assert_close(count_distinct(x * rng.normal(size=(9, 1))), 1)
+    assert_close(count_distinct(np.eye(5)[:, :5] * 3.0), 5)
+    np.testing.assert_allclose(count_distinct(np.repeat(np.eye(4), 50, axis=0)), 4, rtol=0.05)
 
 
 @pytest.mark.full

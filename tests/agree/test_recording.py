@@ -9,9 +9,9 @@ import zipfile
 import ml_dtypes
 import numpy as np
 import pytest
-from refusals import is_refused
 
 from rank_collapse.agree.recording import NAMES, open_recording, record, write_recording
+from tests.support.refusals import is_refused
 
 DRAW = np.random.default_rng(0)
 ARRAYS = {
@@ -200,12 +200,12 @@ def test_an_array_that_ends_early_is_one_line(tmp_path):
 
 def test_what_is_no_recording_is_one_line(tmp_path):
     is_refused("does not exist", open_recording, tmp_path / "none.npz")
-    is_refused("is no file", open_recording, tmp_path)
+    is_refused("is not a file", open_recording, tmp_path)
     (tmp_path / "a.txt").write_text("x")
     is_refused("neither .npz nor .safetensors", open_recording, tmp_path / "a.txt")
     is_refused("neither .npz nor", write_recording, tmp_path / "a.txt", ARRAYS)
     os.mkfifo(tmp_path / "pipe.npz")
-    is_refused("is no file", open_recording, tmp_path / "pipe.npz")
+    is_refused("is not a file", open_recording, tmp_path / "pipe.npz")
 
 
 def test_a_header_that_asks_for_more_than_there_is(tmp_path):

@@ -1,13 +1,13 @@
-"""One run's sublayers on the other run's inputs: tests/rounded_transformer.py."""
+"""One run's sublayers on the other run's inputs: tests/oracles/rounded_transformer.py."""
 
-import numpy as np
 import pytest
-from refusals import is_refused
-from rounded_transformer import Fault, draw_model, run
 
 from rank_collapse.agree.comparison import compare_recordings
 from rank_collapse.agree.recording import open_recording, write_recording
 from rank_collapse.agree.replay import Replay
+from tests.oracles.rounded_transformer import Fault, draw_model, run
+from tests.support.closeness import assert_close
+from tests.support.refusals import is_refused
 
 NOISE = 2.0**-10
 
@@ -52,7 +52,7 @@ def test_what_is_added_is_measured_without_what_comes_in(compare):
     model, _ = draw_model(3, post_norm=False)
     answer = compare(model, fault=Fault("MLP scaled", None, 0.3))
     mlps = [row for row in answer.rows if row.part == "mlp"]
-    np.testing.assert_allclose([row.scale for row in mlps], -0.3, atol=0.01)
+    assert_close([row.scale for row in mlps], -0.3, atol=0.01)
     assert mlps[-1].error_in > 0.05 and answer.first == {"layer": 0, "part": "mlp"}
 
 
@@ -78,7 +78,7 @@ def test_small_mistakes_are_found(compare, kind, size, part):
             if "scaled" in kind and part != "layer":
                 sign = 1 if chosen.get("run_again") else -1
                 row = next(r for r in answer.rows if (r.layer, r.part) == (layer, part))
-                np.testing.assert_allclose(row.scale, sign * size, atol=0.005)
+                assert_close(row.scale, sign * size, atol=0.005)
 
 
 def test_both_recordings_on_other_inputs_are_refused(tmp_path):

@@ -2,13 +2,14 @@
 
 import csv
 import json
+import re
 
 import numpy as np
 import pytest
-from rounded_transformer import Fault, draw_model, run
 
-from rank_collapse.agree.recording import record
+from rank_collapse.agree.recording import open_recording, record
 from rank_collapse.command import main
+from tests.oracles.rounded_transformer import Fault, draw_model, run
 
 
 @pytest.fixture
@@ -54,7 +55,7 @@ def test_json_writes_no_file(recordings, capsys):
     [
         (["a.npz", "none.npz"], "none.npz does not exist"),
         (["a.npz", "text.txt"], "neither a recording"),
-        (["a.npz", "a.npz", "--out", "x.txt"], "is no .html file"),
+        (["a.npz", "a.npz", "--out", "x.txt"], "is not an .html file"),
         (["a.npz", "folder", "--dtype=int8"], "--dtype=int8 is not one of float32"),
         (["a.npz", "folder", "--dtype=float32,float32,float32"], "more than two"),
         (["a.npz", "folder", "--attention=fast"], "--attention=fast is not one of"),
@@ -77,3 +78,78 @@ def test_nothing_can_be_said_of_states_that_have_nothing_in_common(recordings, c
     record({"residual": other}, "other.npz")
     assert main(["agree", "a.npz", "other.npz", "--json"]) == 1
     assert json.loads(capsys.readouterr().out)["first"] == {"layer": 0, "part": "layer"}
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("backend", ["torch", "jax"])
+def test_a_checkpoint_takes_in_the_stream_of_the_other_implementation(tmp_path, capsys, backend):
+    """torch against JAX of one checkpoint, each way: what each sublayer adds is measured alone."""
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    from rank_collapse.command.recorded import Form, Tokens, record_folder
+
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 3, "vocab_size": 50}
+    config = transformers.LlamaConfig(
+        **sizes, num_attention_heads=4, num_key_value_heads=2, initializer_range=0.2
+    )
+    folder, other = tmp_path / "model", tmp_path / "b.safetensors"
+    transformers.LlamaForCausalLM(config).save_pretrained(folder)
+    ids = np.array([[5, 8, 13, 21, 34, 7]])
+    tokens = Tokens(ids, np.ones(ids.shape, bool))
+    form = Form("float32", "eager", "jax" if backend == "torch" else "torch")
+    record_folder(folder, other, tokens, form)
+    flags = ["--ids", ",".join(map(str, ids[0])), f"--with={backend}", "--json"]
+    assert main(["agree", str(folder), str(other), *flags]) == 0
+    about = json.loads(capsys.readouterr().out)
+    attention = [row for row in about["sublayers"] if row["part"] == "attention"]
+    # Without a replay the error that comes in is a part of what is predicted.
+    assert all(0 < row["added"] < 1e-5 for row in attention)
+    with np.load(to_npz(other, factor=0.99)) as arrays:
+        assert arrays["residual"].shape == (4, 1, 6, 32)
+    faulty = str(tmp_path / "b.npz")
+    assert main(["agree", str(folder), faulty, *flags]) == 1
+    about = json.loads(capsys.readouterr().out)
+    assert about["first"] == {"layer": 1, "part": "mlp"} and "multiplied by" in about["kind"]
+
+
+def to_npz(path, factor):
+    """Write a recording whose MLP of layer 1 is multiplied, in what it adds and in later states."""
+    layers = list(open_recording(path).read_layers())
+    branches = {n: np.stack([layer.branches[n] for layer in layers]) for n in layers[0].branches}
+    change = (factor - 1) * branches["mlp_branch"][1]
+    branches["mlp_branch"][1] += change
+    states = np.stack([layers[0].before, *(layer.after for layer in layers)])
+    states[2:] += change
+    arrays = {name: a.astype("float32") for name, a in branches.items()}
+    record({"residual": states.astype("float32"), **arrays}, path.with_suffix(".npz"))
+    return path.with_suffix(".npz")
+
+
+def test_the_table_of_the_page_has_the_heads_in_words(recordings, capsys):
+    """And the numbers of the JSON file, a row for each sublayer; the command and the sources."""
+    assert main(["agree", "a.npz", "rounded.npz", "--out", "b.html"]) == 0
+    page = (recordings / "b.html").read_text()
+    assert re.findall("<th[^>]*>(.*?)</th>", page) == [
+        "layer",
+        "part",
+        "error that comes in",
+        "error that is added",
+        "rounding explains",
+        "added / explained",
+        "the same, 95 % of tokens",
+        "the same, worst token",
+        "worst token (example, position)",
+        "best factor, less 1",
+        "spikes",
+        "error added to spikes",
+    ]
+    sublayers = json.loads((recordings / "b.json").read_text())["sublayers"]
+    cells = re.findall("<td[^>]*>(.*?)</td>", page)
+    table = [cells[start : start + 12] for start in range(0, len(cells), 12)]
+    assert [row[:2] for row in table] == [[str(s["layer"]), s["part"]] for s in sublayers]
+    for row, sublayer in zip(table, sublayers, strict=True):
+        assert float(row[3]) == pytest.approx(sublayer["added"], rel=0.01)
+        assert row[8] == " ".join(map(str, sublayer["worst_token"]))
+    assert "Do a.npz and rounded.npz agree?" in page
+    assert "rank-collapse agree a.npz rounded.npz" in page

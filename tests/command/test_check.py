@@ -5,17 +5,17 @@ import json
 import shutil
 import sys
 
-import jax
 import numpy as np
 import pytest
-from conftest import REPOSITORY
-from marks import full_but
 from safetensors.numpy import load_file, save_file
 
 import rank_collapse as rc
-from rank_collapse.command import check, checkpoint, inputs, main, parse_flags
-from rank_collapse.command.checkpoint import WHOLE, measure_checkpoint
-from rank_collapse.command.inputs import Opened, open_source, read_inputs
+from rank_collapse.command import check, checked, inputs, main, parse_flags
+from rank_collapse.command.checked import WHOLE
+from rank_collapse.command.checkpoint import measure_checkpoint
+from rank_collapse.command.inputs import open_source, read_inputs
+from tests.support.folders import REPOSITORY
+from tests.support.marks import full_but
 
 GOLDEN = REPOSITORY / "tests" / "golden" / "bert"
 
@@ -62,7 +62,7 @@ def test_one_page_about_one_checkpoint(folder, tmp_path, capsys):
     ratios = [float(row["value"]) for row in rows if criteria.items() <= row.items()]
     numbers = numbers["numbers"]
     assert len(ratios) == 2 and numbers["layers"] == depth
-    last = numbers[checkpoint.LAST_ALONE]
+    last = numbers[checked.LAST_ALONE]
     assert last == pytest.approx(np.mean(ratios), rel=1e-5)
     assert "attention entropy, nats, mean" in numbers
     assert "with equal weights on all tokens, 0 with one token" in page
@@ -95,29 +95,6 @@ def test_its_numbers_are_those_of_the_network(folder, tmp_path):
     san = rc.surgery.ablate(config, params, "SAN")
     san_ratios = rc.profile(rc.apply(san[1], tokens.x[0], san[0]).hidden)["residual_ratio"]
     np.testing.assert_allclose(report.states["SAN"]["residual_ratio"][0], san_ratios, 1e-4, 1e-6)
-
-
-@pytest.mark.full
-def test_a_token_that_holds_the_residual_is_named(tmp_path):
-    """The page, the table and the headline numbers say so."""
-    transformers, torch = (pytest.importorskip(name) for name in ("transformers", "torch"))
-    torch.manual_seed(0)
-    sizes = {"n_embd": 32, "n_layer": 2, "n_head": 4, "vocab_size": 60, "n_positions": 16}
-    model = transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes))
-    with torch.no_grad():
-        model.transformer.wte.weight[7] *= 1000
-    model.save_pretrained(tmp_path / "gpt2")
-    out = tmp_path / "page.html"
-    texts = ("--ids=5,8,13,7,21,34,55,2", "--ids=3,1,4,9,15,16,7,25", "--ids=3,1,4,9,15,16,25,8")
-    assert main([str(tmp_path / "gpt2"), *texts, "--out", str(out)]) == 0
-    one_token = json.loads(out.with_suffix(".json").read_text())["one_token"]
-    row = "Layers whose residual ratio is of one token, whole network"
-    where = "0, 1, 2; largest entry at position 3, 6, in 2 of 3 texts"
-    assert one_token == {row: where} and f"{row}: {where}." in out.read_text("utf-8")
-    rows = list(csv.DictReader(out.with_suffix(".csv").read_text().splitlines()))
-    flags = [r for r in rows if r["measure"] == "spiked" and float(r["value"])]
-    named = {(r["network"], r["text"]) for r in flags if r["network"] != "attention alone"}
-    assert named == {(WHOLE, "0"), (WHOLE, "1")}
 
 
 def read_tokens(folder, *arguments):
@@ -165,43 +142,6 @@ def test_unknown_tokens_are_counted_and_warned_of(folder, tmp_path, capsys):
         assert capsys.readouterr().err.startswith("warning: 50%") == warned
 
 
-WHISPER = {"model_type": "whisper", "num_mel_bins": 6, "encoder_layers": 2, "d_model": 16}
-WHISPER |= {"encoder_attention_heads": 2, "encoder_ffn_dim": 24, "max_source_positions": 10}
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("kind", ["images", "features"])
-def test_images_and_features_are_read_or_drawn(kind, tmp_path):
-    if kind == "images":
-        opened = open_source(str(GOLDEN.parent / "vit-wide"))
-        sides = opened.source.settings["image_size"]
-        sides = [sides] * 2 if isinstance(sides, int) else sides
-        shape = (2, opened.source.settings["num_channels"], *sides)
-    else:
-        source = rc.pretrained.open_random(WHISPER, jax.random.key(0))
-        opened, shape = Opened("whisper", source, None), (2, 6, 20)  # as feature extractors give it
-    array = np.random.default_rng(1).standard_normal(shape, np.float32)
-    np.save(tmp_path / "x.npy", array)
-    flags = ("x", "--num_texts=1")
-    random_inputs = read_inputs(parse_flags(["check", *flags]), opened)
-    file_inputs = read_inputs(
-        parse_flags(["check", *flags, "--inputs", str(tmp_path / "x.npy")]), opened
-    )
-    assert (
-        file_inputs.x.shape == random_inputs.x.shape
-        and "Drawn" in random_inputs.description
-        and len(file_inputs.x) == 1
-    )
-    if kind == "features":
-        np.testing.assert_array_equal(file_inputs.x[0], array[0].T)
-    ratios = measure_checkpoint(opened, file_inputs).networks[WHOLE]["residual_ratio"]
-    config, params = rc.pretrained.random_like(WHISPER, jax.random.key(0))
-    if kind == "images":
-        config, params = rc.pretrained.load(opened.folder)
-    expected = rc.profile(rc.apply(params, file_inputs.x[0], config).hidden)["residual_ratio"]
-    np.testing.assert_allclose(ratios[0], expected, rtol=1e-4)
-
-
 @pytest.mark.full
 def test_ratios_that_are_rounding_are_bounds(folder):
     """Attention makes all tokens equal, up to rounding: the ratio is an upper bound."""
@@ -212,23 +152,9 @@ def test_ratios_that_are_rounding_are_bounds(folder):
     rounded = profile._replace(rounding=profile["residual_ratio"] <= 9.6e-7)
     done.report.states["SAN"] = rounded
     about = done.describe(["check"])
-    assert about["upper_bounds"] == [checkpoint.LAST_ALONE]
-    assert about["numbers"][checkpoint.LAST_ALONE] == pytest.approx(9.54e-7, rel=1e-3)
+    assert about["upper_bounds"] == [checked.LAST_ALONE]
+    assert about["numbers"][checked.LAST_ALONE] == pytest.approx(9.54e-7, rel=1e-3)
     assert "≤ 9.54e-07" in done.write_verdict() and not done.is_bound(WHOLE, -1)
-
-
-@pytest.mark.parametrize("causal", [False, True])
-def test_equal_weights_are_what_entropies_are_compared_with(causal):
-    """Equal weights are the softmax of zeros, here for texts of 3 and 5 tokens."""
-    entropies, columns = [], []
-    for n in (3, 5):
-        weights = np.tri(n) if causal else np.ones((n, n))
-        weights /= weights.sum(axis=1, keepdims=True)
-        logs = np.log(np.where(weights > 0, weights, 1))
-        entropies.append(-(weights * logs).sum(axis=1).mean())
-        columns.append(weights[:, 0].mean())
-    uniform = checkpoint.uniform_attention(np.array([3, 5]), causal)
-    np.testing.assert_allclose(uniform, (np.mean(entropies), np.mean(columns)))
 
 
 def test_ids_that_are_given_are_not_cut_and_a_cut_is_said(tmp_path):
@@ -244,32 +170,17 @@ def test_ids_that_are_given_are_not_cut_and_a_cut_is_said(tmp_path):
         read_tokens(GOLDEN, f"--ids={'5,' * longest}5")
 
 
-@pytest.mark.parametrize("kind", ["an archive", "a broken archive", "nothing"])
-def test_files_of_images_that_are_none_are_refused(kind, tmp_path, capsys):
-    path = tmp_path / "x.npy"
-    with open(path, "wb") as file:
-        if kind == "an archive":
-            np.savez(file, a=np.ones(2))
-        elif kind == "nothing":
-            np.save(file, np.ones((0, 3, 8, 8)))
-        else:
-            file.write(b"PK\x03\x04")
-    assert main([str(GOLDEN.parent / "vit-wide"), f"--inputs={path}", "--json"]) == 2
-    err = capsys.readouterr().err
-    assert err.startswith(f"error: {path} is no array of numbers") and err.count("\n") == 1
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["no/such/folder"], "no/such/folder"),
         ([str(GOLDEN), "--inputs=x.npy"], "--inputs=x.npy"),
-        ([str(GOLDEN.parent / "vit-wide"), f"--inputs={__file__}"], "is no array of numbers"),
+        ([str(GOLDEN.parent / "vit-wide"), f"--inputs={__file__}"], "is not an array of numbers"),
         ([str(GOLDEN), "--max_tokens=9223372036854775808"], "--max_tokens 9223372036854775808"),
         ([str(GOLDEN), "--out=x.png"], "--out x.png"),
         ([str(GOLDEN), "--token_ids=no.txt"], "no.txt"),
         (["chekc"], "check, depth, watch"),
-        (["depth", str(GOLDEN)], "no language model"),
+        (["depth", str(GOLDEN)], "not a language model"),
         ([str(GOLDEN), "--text", __file__], "bert has none of tokenizer.json, vocab.json with"),
         ([str(GOLDEN), "--tokenizer=no/such"], "no/such has none of tokenizer.json"),
         ([str(GOLDEN), "--ids=5,x"], "--ids does not hold token ids"),

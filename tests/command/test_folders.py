@@ -7,11 +7,11 @@ import sys
 
 import numpy as np
 import pytest
-from conftest import REPOSITORY
 
 import rank_collapse as rc
 from rank_collapse.command import main
 from rank_collapse.command.folders import check_folder
+from tests.support.folders import REPOSITORY
 
 GOLDEN = REPOSITORY / "tests" / "golden" / "bert"
 FILES = {

@@ -2,25 +2,25 @@
 
 import dataclasses
 import json
+import os
+import time
 from types import SimpleNamespace
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from experiments import benchmark
-from experiments.benchmarks import limits, paths, profiles, seeds, torch_processes, training
+from experiments.benchmarks import paths, profiles, seeds, torch_processes, training
 from experiments.benchmarks.timing import (
     Report,
     Timing,
-    describe_report,
     median_ratio,
-    time_cases,
+    print_report,
 )
 from experiments.lab import cli, devices
-from rank_collapse.runs.seeds import run_seeds, seed_mesh
 from rank_collapse.training.training import Hyper, init_model
+from tests.support.closeness import assert_close
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ def test_profile_benchmarks_compare_what_is_equal(options):
     assert find_figure(report, "difference") < 1e-5
     single, vmapped, _ = report.timings
     for single_output, vmapped_output in zip(single.output[2], vmapped.output, strict=True):
-        np.testing.assert_allclose(single_output, vmapped_output[2], atol=1e-5)
+        assert_close(single_output, vmapped_output[2], atol=1e-5)
     report = profiles.time_log_profile(options, **tiny)
     assert find_figure(report, "forward passes") > 0
     report = profiles.time_exact_profile(options, **tiny)
@@ -79,7 +79,9 @@ def test_every_way_trains_the_same_seeds(options, name):
     for timing in ways.values():
         rows = len(timing.output)
         np.testing.assert_allclose(timing.output, expected[:rows], rtol=1e-3)
-    assert find_figure(report, "sweep over the faster by hand") > 0
+    for kind in ("wall", "CPU"):
+        (ratio,) = [v for n, (v, _) in report.figures.items() if f"by hand, {kind} time" in n]
+        assert ratio > 0
     assert find_figure(report, "seeds from which vmap is faster") in (3, np.inf)
 
 
@@ -121,22 +123,6 @@ def test_pytorch_trains_the_same_network_by_a_loop_and_stacked(name):
     assert np.mean(losses[-5:]) < np.mean(losses[:5])
 
 
-def test_batches_of_pytorch_end_at_their_longest_text():
-    pytest.importorskip("torch")
-    from experiments.benchmarks import torch_baseline
-
-    lengths = np.array([3, 5, 2, 4, 1])
-    mask = np.arange(8) < lengths[:, None]
-    tokens = np.where(mask, 10 * np.arange(5)[:, None] + np.arange(8), -1)
-    task = SimpleNamespace(device="cpu", arrays=[tokens, tokens, mask], shuffle=False, batch_size=2)
-    batches = torch_baseline.list_batches(task)
-    shapes = [tuple(next(batches)[0].shape) for _ in range(4)]
-    assert shapes == [(2, 5), (2, 4), (1, 1), (2, 5)]
-    inputs, labels, batch_mask = next(batches)
-    assert inputs[1].tolist() == labels[1].tolist() == [30, 31, 32, 33]
-    assert batch_mask.sum(1).tolist() == [2, 4]
-
-
 @pytest.mark.full
 def test_every_way_of_pytorch_is_timed_in_the_same_rounds(capsys):
     pytest.importorskip("torch")
@@ -149,64 +135,6 @@ def test_every_way_of_pytorch_is_timed_in_the_same_rounds(capsys):
     times_faster = find_figure(report, "times faster than the best of PyTorch")
     assert times_faster == min(1 / median_ratio(ours, timing) for timing in baselines)
     assert 0 < find_figure(report, "share of that rate") < 1
-
-
-@pytest.mark.parametrize(
-    ("cores", "ways"),
-    [
-        (1, [(1, 1, 0), (1, 1, 6)]),
-        (2, [(1, 1, 0), (1, 2, 0), (2, 1, 0), (1, 2, 6), (2, 1, 3)]),
-        (6, [(1, 1, 0), (1, 6, 0), (2, 3, 0), (4, 1, 0), (6, 1, 0), (1, 6, 6), (6, 1, 1)]),
-    ],
-)
-def test_ways_of_pytorch_fill_the_cores(cores, ways):
-    listed = torch_processes.list_ways(cores, 6)
-    assert [(way.processes, way.threads, way.stacked) for way in listed] == ways
-    assert all(way.processes * way.threads <= cores for way in listed)
-    assert [way.stacked for way in torch_processes.list_ways(16, 6, "gpu")] == [0, 0, 6]
-
-
-def test_a_process_of_pytorch_that_fails_ends_the_benchmark(capfd):
-    pytest.importorskip("torch")
-    way = torch_processes.Way(1, 1)
-    processes = torch_processes.Processes(SimpleNamespace(device="cpu", arrays=[]), 1)
-    with processes, pytest.raises(RuntimeError, match=r"1 process of 1 thread failed|has ended"):
-        processes.measure(way, 1)
-    assert "Error" in capfd.readouterr().err
-
-
-def test_flops_of_products_are_those_of_the_formula():
-    """Products in loops, branches, gradients, on several devices, and a convolution."""
-    x, w = jnp.ones((3, 4)), jnp.ones((4, 5))
-    count = lambda fn, *a: limits.count_flops(jax.make_jaxpr(fn)(*a))  # noqa: E731
-    product = 2 * 3 * 4 * 5
-    assert count(lambda x, w: jnp.tanh(x @ w), x, w) == product
-    # Two products of the backward pass beside that of the forward pass.
-    assert count(jax.grad(lambda x, w: jnp.tanh(x @ w).sum(), argnums=(0, 1)), x, w) == 3 * product
-    scanned = lambda x, w: jax.lax.scan(lambda c, _: (c @ w @ w.T, 0), x, length=7)  # noqa: E731
-    assert count(jax.jit(scanned), x, w) == 7 * 2 * product
-    either = lambda x, w: jax.lax.cond(x[0, 0] > 0, lambda: (x @ w).sum(), lambda: 0.0)  # noqa: E731
-    assert count(either, x, w) == product
-    batch = jnp.ones((6, 3, 4))
-    assert count(jax.vmap(lambda a: a @ w), batch) == 6 * product
-    mesh = seed_mesh()
-    spread = run_seeds(lambda a, w: a @ w, mesh, at_once=1)
-    seeds_of_mesh = jnp.ones((2 * mesh.size, 3, 4))
-    assert count(spread, seeds_of_mesh, w) == 2 * mesh.size * product
-    images, kernels = jnp.ones((2, 8, 8, 3)), jnp.ones((5, 5, 3, 7))
-    convolve = lambda a, b: jax.lax.conv_general_dilated(  # noqa: E731
-        a, b, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
-    )
-    assert count(convolve, images, kernels) == 2 * (2 * 8 * 8 * 7) * (5 * 5 * 3)
-    with pytest.raises(ValueError, match="while loop"):
-        count(lambda x: jax.lax.while_loop(lambda a: a[0, 0] < 9, lambda a: a @ a, x), x[:, :3])
-
-
-def test_the_rate_of_a_large_product_is_of_all_devices():
-    mesh = seed_mesh()
-    product = limits.LargeProduct(mesh, width=64)
-    assert product.flops == 2 * 64**3 * mesh.size and product.measure_rate() > 0
-    assert limits.compute_share(6.0, [1.0, 2.0, 3.0], [2.0, 3.0, 1.0]) == 2.0
 
 
 def test_a_figure_above_its_limit_is_exit_1(monkeypatch, capsys):
@@ -255,24 +183,54 @@ def test_seeds_are_whole_numbers(capsys):
         assert "whole numbers from 1" in capsys.readouterr().err
 
 
-def test_numbers_that_are_not_finite_are_null():
-    report = Report([Timing("a", 0.5, [1.0, 2.0])], {"crossover": (np.inf, None), "b": (2, 3.0)})
-    assert describe_report("seeds", report) == {
-        "benchmark": "seeds",
-        "timings": [{"case": "a", "compile_seconds": 0.5, "seconds": [1.0, 2.0], "gigabytes": 0.0}],
-        "figures": {"crossover": None, "b": 2.0},
+def test_the_loss_of_pytorch_is_that_of_the_recipe():
+    """A sum of squares over tokens, or the mean cross-entropy of the tokens that exist."""
+    torch = pytest.importorskip("torch")
+    from experiments.benchmarks import torch_baseline
+
+    rng = np.random.default_rng(0)
+    logits, targets = rng.normal(size=(2, 2, 3, 4)).astype(np.float32)
+    labels, mask = rng.integers(4, size=(2, 3)), np.array([[1, 1, 0], [1, 0, 0]], bool)
+    surprise = (
+        np.log(np.exp(logits).sum(-1)) - np.take_along_axis(logits, labels[..., None], -1)[..., 0]
+    )
+
+    def compute(loss, *batch):
+        task = SimpleNamespace(loss=loss)
+        network = lambda inputs, mask=None: inputs  # noqa: E731
+        batch = [torch.from_numpy(array) for array in batch]
+        return torch_baseline.compute_loss(network, task, *batch).item()
+
+    squares = np.square(logits - targets).sum()
+    assert compute("squared_error", logits, targets) == pytest.approx(squares, rel=1e-5)
+    assert compute("cross_entropy", logits, labels) == pytest.approx(surprise.mean(), rel=1e-5)
+    masked = compute("cross_entropy", logits, labels, mask)
+    assert masked == pytest.approx(surprise[mask].mean(), rel=1e-5)
+
+
+def test_a_figure_that_is_no_number_is_over_its_limit(capsys):
+    figures = {"a": (np.nan, 1.0), "b": (np.inf, 1.0), "c": (1.0, 1.0), "d": (np.nan, None)}
+    failures = print_report(Report([Timing("a", 0.0, [1.0])], figures))
+    assert failures == ["a = nan, limit 1", "b = inf, limit 1"]
+
+
+def test_the_machine_is_described_before_what_it_measures(monkeypatch, capsys, tmp_path):
+    day = time.strptime("2031-04-17", "%Y-%m-%d")
+    clock = SimpleNamespace(strftime=lambda form: time.strftime(form, day))
+    monkeypatch.setattr(benchmark, "time", clock)
+    report = Report([Timing("a", 0.0, [1.0])], {})
+    monkeypatch.setattr(benchmark, "BENCHMARKS", {"low": lambda options: report})
+    arguments = ["--benchmark=low", f"--json={tmp_path}/speed.jsonl"]
+    assert cli.execute(benchmark.main, benchmark.FLAGS, arguments) == 0
+    (line,) = (tmp_path / "speed.jsonl").read_text().splitlines()
+    device, count = jax.devices()[0], jax.device_count()
+    expected = {
+        "date": "2031-04-17",
+        "device": f"{device.platform} {device.device_kind} x {count}",
+        "cores": os.cpu_count(),
+        "jax": jax.__version__,
     }
-
-
-def test_cases_take_turns_and_say_so(capsys):
-    order = []
-    timings = time_cases({n: (order.append, (n,)) for n in "ab"}, rounds=3)
-    assert "".join(order) == "ab" + 3 * "ab"
-    lines = capsys.readouterr().out.splitlines()
-    assert [line.split(":")[0].strip() for line in lines] == [
-        "a",
-        "b",
-        *(f"round {number} of 3" for number in (1, 2, 3)),
-    ]
-    timings[0].seconds, timings[1].seconds = [2.0, 9.0, 4.0], [1.0, 3.0, 1.0]
-    assert median_ratio(*timings) == 3.0 and timings[0].best == 2.0
+    machine = json.loads(line)["machine"]
+    assert machine.pop("load") >= 0 and machine == expected
+    printed = capsys.readouterr().out.splitlines()[0].split(", ")
+    assert {f"{name} {value}" for name, value in expected.items()} <= {*printed}

@@ -1,5 +1,6 @@
 """Measuring on a device: both commands at tiny size, time limits, comparison with a CPU, pages."""
 
+import contextlib
 import json
 import os
 import subprocess
@@ -15,8 +16,7 @@ from experiments import on_device
 from experiments.benchmarks import device_pages
 from experiments.lab import cli
 from experiments.on_device import Step, read_lines, run_steps
-
-REPOSITORY = Path(__file__).parents[2]
+from tests.support.folders import REPOSITORY
 
 
 def execute(*arguments):
@@ -86,8 +86,16 @@ def test_what_takes_longer_is_stopped_with_what_it_started(tmp_path, capsys):
     assert lines["short"]["last_line"] == "at once"
     assert "long: stopped after" in capsys.readouterr().out
     if pid_file.exists():
-        status = Path(f"/proc/{pid_file.read_text()}/status")
-        assert not status.exists() or "zombie" in status.read_text()
+        wait_until_ended(int(pid_file.read_text()))
+
+
+def wait_until_ended(pid, seconds=20):
+    """Waits for a killed process, which ends as soon as it gets a core."""
+    end = time.monotonic() + seconds
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        while "zombie" not in Path(f"/proc/{pid}/status").read_text():
+            assert time.monotonic() < end
+            time.sleep(0.1)
 
 
 def write_run(folder, rows="a,b\n1,x\n,y\n", **arrays):
@@ -119,10 +127,20 @@ def test_the_largest_difference_is_named(tmp_path):
         device_pages.compare_runs("x", fewer, cpu)
 
 
-def make_line(name, device="gpu NVIDIA H200 x 1", **fields):
+def make_line(name, device="gpu NVIDIA H200 x 1", gigabytes=0, **fields):
     machine = {"date": "2030-01-02", "device": device, "cores": 16, "load": 0.1, "jax": "0.11.0"}
-    case = {"case": "vmapped", "compile_seconds": 1.25, "seconds": [0.004, 0.002], "gigabytes": 0}
-    figures = {"TFLOP/s": 51.234, "CPU ms, vmapped": 3.0, "seeds from which": None}
+    case = {
+        "case": "vmapped",
+        "compile_seconds": 1.25,
+        "seconds": [0.004, 0.002],
+        "gigabytes": gigabytes,
+    }
+    figures = {
+        "TFLOP/s": 51.234,
+        "products": 5981.2,
+        "CPU ms, vmapped": 3.0,
+        "seeds from which": None,
+    }
     return {"machine": machine, "benchmark": name, "timings": [case], "figures": figures} | fields
 
 
@@ -131,7 +149,7 @@ def test_the_page_of_the_device_gets_the_tables(tmp_path):
         text = f"before\n<!-- measured: {kind} -->\nold\n<!-- end -->\nafter\n<!-- end -->\n"
         (tmp_path / f"{name}.md").write_text(text)
     step = {"step": "tests", "code": 0, "last_line": "9 passed in 3 s", "driver": "H200, 580.1"}
-    lines = [make_line("products"), make_line("seeds"), step]
+    lines = [make_line("products"), make_line("seeds", gigabytes=1.5), step]
     differences = [device_pages.Difference("run_sort", 12, 3, "loss", 1.2e-5)]
     (page,) = device_pages.write_pages(tmp_path, lines, differences)
     assert page.name == "accelerators.md"
@@ -139,9 +157,14 @@ def test_the_page_of_the_device_gets_the_tables(tmp_path):
         "before\n<!-- measured: accelerator -->\n"
         "Measured on 2030-01-02: gpu NVIDIA H200 x 1 (H200, 580.1), 16 cores, JAX 0.11.0.\n\n"
         + "\n\n".join(
-            f"| {name} | ms, fastest round | compiling, s | GB |\n|---|---|---|---|\n"
-            "| vmapped | 2 | 1.2 |  |\n| TFLOP/s | 51.2 | | |\n| seeds from which | none | | |"
-            for name in ("products", "seeds")
+            f"| {name} | ms, fastest round | compiling, s |{head}\n|---|---|---|{line}\n"
+            f"| vmapped | 2 | 1.25 |{value}\n\n"
+            f"| {name} | |\n|---|---|\n| TFLOP/s | 51.2 |\n| products | 5,981 |\n"
+            "| seeds from which | none |"
+            for name, head, line, value in (
+                ("products", "", "", ""),
+                ("seeds", " GB |", "---|", " 1.5 |"),
+            )
         )
         + "\n\nTests on the device: 9 passed in 3 s.\n\n"
         "| experiment | arrays, columns | equal to the bit | largest difference from a CPU |\n"

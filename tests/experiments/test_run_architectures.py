@@ -8,7 +8,6 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from trained_runs import answered, arrays, result_of
 
 import rank_collapse as rc
 from experiments import run_architectures
@@ -16,8 +15,10 @@ from experiments.lab import cli
 from experiments.paper.architectures import models, targets
 from experiments.verdicts.claims import FAILS, HOLDS, NOT_REJECTED
 from rank_collapse.network import surgery
-
-GOLDEN = Path(__file__).resolve().parents[1] / "golden"
+from rank_collapse.report.wording import words
+from tests.support.closeness import assert_close
+from tests.support.folders import GOLDEN
+from tests.support.runs import answered, arrays, result_of
 
 
 def execute(*arguments):
@@ -134,3 +135,54 @@ def test_the_published_curve_can_be_one_more_initialisation_or_none(monkeypatch)
     assert judge_curves(far) == FAILS  # both variants as one curve
     assert judge_curves(far, seeds=19) == FAILS
     assert judge_curves(far, seeds=18) is None  # p = 1/19: nothing could be refused
+
+
+@pytest.fixture
+def published_results():
+    """Three initialisations, two texts and layers 0 to 3 of two models of the paper."""
+    ratios = {
+        "bert-base-cased": [[0.8, 0.02, 0.009, 1e-4], [0.9, 0.8, 0.7, 0.414]],
+        "albert-base-v2": [[0.7, 0.6, 0.5, 0.2], [0.95, 0.9, 0.85, 0.65]],
+    }
+    spread = np.array([-1, 0, 1])[:, None, None] * np.ones((1, 2, 4)) / 100
+    results = {
+        label: {
+            "init": {
+                ("SAN", "published"): np.array(alone) * (1 + spread),
+                ("SAN+skip", "published"): np.array(skips) * (1 + spread),
+            }
+        }
+        for label, (alone, skips) in ratios.items()
+    }
+    return ratios, results, [SimpleNamespace(label=label) for label in ratios]
+
+
+def test_the_finding_names_the_layer_below_a_hundredth(published_results):
+    _, results, models = published_results
+    finding = run_architectures.make_finding(results, models)
+    assert finding.figure == "collapse" and finding.sentence == (
+        "At initialisation the residual ratio of attention alone falls below 0.01 at layer 2 in "
+        f"{words('bert-base-cased')}, at no layer in {words('albert-base-v2')}; with skips "
+        "the last layer keeps 0.41, 0.65."
+    )
+
+
+def test_the_picture_has_the_input_at_layer_0_and_a_dashed_line_with_skips(published_results):
+    ratios, results, models = published_results
+    (ax,) = run_architectures.collapse_figure(results, models).axes
+    curves = [curve for alone_and_skips in ratios.values() for curve in alone_and_skips]
+    labels = [f"{words(name)}, {text}" for name in ratios for text in ("alone", "with skips")]
+    assert [line.get_label() for line in ax.lines] == labels
+    assert [line.get_linestyle() for line in ax.lines] == ["-", "--"] * 2
+    deviation = np.std([-0.01, 0, 0.01])
+    for line, band, curve in zip(ax.lines, ax.collections, curves, strict=True):
+        assert_close(line.get_xydata(), np.stack([np.arange(4), curve], axis=1))
+        (path,) = band.get_paths()
+        for layer, value in enumerate(curve):
+            ends = path.vertices[path.vertices[:, 0] == layer, 1]
+            assert_close(
+                [ends.min(), ends.max()], [value * (1 - deviation), value * (1 + deviation)]
+            )
+    colors = [line.get_color() for line in ax.lines]
+    assert colors[0] == colors[1] != colors[2] == colors[3]
+    assert ax.get_xlabel() == "layer" and "residual ratio" in ax.get_ylabel()

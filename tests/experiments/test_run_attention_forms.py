@@ -2,16 +2,13 @@
 
 from types import SimpleNamespace
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
-from trained_runs import finished, rows, verdicts
 
 from experiments import run_attention_forms as forms
 from experiments.lab.experiment import read_run
 from experiments.note.attention_forms import measure as measured
-from rank_collapse.network.attention import attention_scores
+from tests.support.runs import finished, rows, verdicts
 
 pytestmark = pytest.mark.full
 
@@ -33,65 +30,6 @@ def test_table_and_comparisons_are_of_every_form_and_seed(folder):
     for line, form in zip(accuracies, ("scaled_dot", "additive", "additive_matched"), strict=True):
         accuracy, dot_accuracy = (compute_mean("accuracy", name) for name in (form, "dot"))
         assert line.measured.partition(" (")[0] == f"{accuracy - dot_accuracy:.3f}"
-
-
-def test_gradients_are_those_of_the_definition_written_out(x64):
-    """∂L/∂s = P ∘ (A − Σ_j P A), A = G Vᵀ, and ∂L/∂q by the chain rule of each score."""
-    key = jax.random.key(1)
-    measures = jax.jit(measured.make_measure(5, 4, 0.5))(key, None)
-    q, k, goal, params = measured.draw(key, 5, 4)
-    q, k, goal, v = (np.asarray(a, float) for a in (q, k, goal, params.v_score[0]))
-    pairs = np.tanh(q[:, None] + k[None])
-    a = goal @ (k @ np.asarray(params.w_v[0], float)).T
-    for name, form in measured.FORMS.items():
-        form_measures, factor = measures[name], 1 / form.options(5)["temperature"]
-        additive = form.score == "additive"
-        scores = factor * (pairs @ v if additive else q @ k.T)
-        e = np.exp(scores)
-        p = e / e.sum(axis=1, keepdims=True)
-        score_gradient = p * (a - (p * a).sum(axis=1, keepdims=True))
-        score_jacobian = (1 - pairs**2) * v if additive else np.broadcast_to(k[None], pairs.shape)
-        query_gradient = factor * np.einsum("ij,ija->ia", score_gradient, score_jacobian)
-        for quantity, gradient in (
-            ("score_gradient", score_gradient),
-            ("query_gradient", query_gradient),
-        ):
-            norms = np.linalg.norm(gradient, axis=1)
-            assert float(form_measures[quantity]) == pytest.approx(
-                np.sqrt((norms**2).mean()), rel=1e-4
-            )
-            assert float(form_measures[f"median_{quantity}"]) == pytest.approx(
-                np.median(norms), rel=1e-4
-            )
-        within = scores.var(axis=1).mean()
-        assert float(form_measures["variance"]) == pytest.approx(scores.var(), rel=1e-4)
-        assert float(form_measures["variance_within_rows"]) == pytest.approx(within, rel=1e-4)
-        assert float(form_measures["saturated"]) == np.mean(p.max(axis=1) > 0.5)
-
-
-def test_queries_keys_and_goals_are_drawn_with_the_variances_said():
-    q, k, goal, params = measured.draw(jax.random.key(0), 200, 300)
-    for array, variance in (
-        (q, 1),
-        (k, 1),
-        (goal, 1 / 200),
-        (params.w_v, 1 / 200),
-        (params.v_score, 1 / 200),
-        (k @ params.w_v[0], 1),
-    ):
-        tolerance = 5 * np.sqrt(2 / min(array.size, 40000))
-        assert float(jnp.var(array)) == pytest.approx(variance, rel=tolerance)
-    assert abs(np.corrcoef(q.ravel(), k.ravel())[0, 1]) < 0.02
-    # matched additive scores vary within a row as dot products do, on average over draws of v
-    for name in ("dot", "additive_matched"):
-        within = [np.var(compute_scores(name, seed), axis=1).mean() for seed in range(32)]
-        error = np.std(within, ddof=1) / 32**0.5
-        assert abs(np.mean(within) - 200 * 59 / 60) < 4 * error < 0.15 * 200
-
-
-def compute_scores(name, seed):
-    q, k, _, params = measured.draw(jax.random.key(seed), 200, 60)
-    return attention_scores(params, q, k, **measured.FORMS[name].options(200))[0]
 
 
 def make_results(small, large, control=0.0):

@@ -3,12 +3,11 @@
 from contextlib import nullcontext
 from types import SimpleNamespace
 
-import draws
 import jax
 import numpy as np
 import pytest
 import xarray as xr
-from trained_runs import arrays, finished, parsed, result_of, rows, run, verdicts
+from matplotlib.figure import Figure
 
 import rank_collapse as rc
 from experiments import run_collapse
@@ -24,6 +23,9 @@ from experiments.paper.collapse import (
 from experiments.paper.collapse.figures import raised_constant
 from rank_collapse.measures import residuals
 from rank_collapse.theory import logdomain
+from tests.oracles import draws
+from tests.support.closeness import assert_close
+from tests.support.runs import arrays, finished, parsed, result_of, rows, run, verdicts
 
 SIZE = ["--depth=3", "--num_heads=2", "--d_model=8", "--num_tokens=6", "--num_seeds=3"]
 TWO = [*SIZE, "--variants=san,san_skip"]
@@ -47,8 +49,8 @@ def test_the_run_measures_what_the_library_gives_one_by_one(base):
         ratio = [residuals.residual_ratio(h) for h in hidden]
         np.testing.assert_allclose(measures["ratio"], ratio, rtol=1e-3, atol=1e-6)
         profile = logdomain.log_residual_profile(params, x, config)
-        np.testing.assert_allclose(measures["log10_residual"], profile, atol=1e-3)
-        np.testing.assert_allclose(measures["plain_log10_residual"][:2], profile[:2], atol=1e-3)
+        assert_close(measures["log10_residual"], profile, atol=1e-3)
+        assert_close(measures["plain_log10_residual"][:2], profile[:2], atol=1e-3)
 
 
 @pytest.mark.full
@@ -119,14 +121,14 @@ def test_what_is_not_known_is_a_gap_with_its_reason(tmp_path, capsys):
 def test_another_text_is_another_config(base, tmp_path, capsys):
     other = tmp_path / "other.txt"
     other.write_text("six other tokens in a row")
-    assert run(run_collapse, [*TWO, f"--text_file={other}"], base) == 2
+    assert run(run_collapse, [*TWO, f"--text={other}"], base) == 2
     assert "text_sha256" in capsys.readouterr().err
 
 
 def test_rates_are_only_given_where_they_mean_something():
     profile = xr.DataArray([2.0, 0.5, -2.0, -6.0, -18.0, -54.0, -np.inf], dims="layer")
     expected = [np.nan, np.nan, np.nan, 4 / 2.5, 3.0, 3.0, np.nan]
-    np.testing.assert_allclose(measure.local_rates(profile), expected)
+    assert_close(measure.local_rates(profile), expected)
 
 
 def test_a_layer_above_a_bound_is_counted_but_for_rounding():
@@ -244,7 +246,7 @@ def test_every_point_of_a_grid_has_a_panel():
     panel = collapse_figures.residual_ratio_figure(results, None).axes[1]
     lines = {line.get_label(): line.get_ydata() for line in panel.lines}
     expected = results.ratio.sel(skip_gain=0.5, variant="san_skip").mean("seed").squeeze()
-    np.testing.assert_allclose(lines["attention and skips"], expected)
+    assert_close(lines["attention and skips"], expected)
     many = make_gains(*np.linspace(0.0, 1.0, 1 + labelled.MOST_PANELS).tolist())
     assert (
         collapse_figures.log_residual_figure(join_datasets(many, run_collapse.AXES), None) is None
@@ -365,7 +367,7 @@ def test_where_mlps_begin_to_slow_the_collapse():
     gains = np.array([0.5, 1.0, 2.0, 4.0])
     raised = np.array([[-0.2, -0.1, 0.1, 0.2], [-0.2, 0.1, 0.2, 0.3], [0.1, 0.2, 0.3, 0.4]])
     crossings = collapse_claims.crossing(gains, raised)
-    np.testing.assert_allclose(crossings[:2], [2**0.5, 2 ** (-1 / 3)])
+    assert_close(crossings[:2], [2**0.5, 2 ** (-1 / 3)])
     assert np.isnan(crossings[2])
     beyond = np.where(gains == 4.0, np.nan, raised)  # where the residual is no number
     np.testing.assert_array_equal(collapse_claims.crossing(gains, beyond), crossings)
@@ -374,7 +376,7 @@ def test_where_mlps_begin_to_slow_the_collapse():
     dataset = join_datasets(points, run_collapse.AXES).assign_coords(layer=[0, 1])
     dataset = dataset.isel(weight_scale=0, skip_gain=0)
     np.testing.assert_array_equal(dataset.mlp_gain, gains)
-    np.testing.assert_allclose(raised_constant(dataset)[0], [[-1 / 3, -1 / 6, 1 / 6, 5 / 6]] * 3)
+    assert_close(raised_constant(dataset)[0], [[-1 / 3, -1 / 6, 1 / 6, 5 / 6]] * 3)
 
 
 @pytest.mark.full
@@ -420,7 +422,7 @@ def test_what_float32_cannot_decide_comes_from_float64():
     profiles, seed_draws = decide(config, profile, ratio, np.ones(3))
     x, params = seed_draws[1]
     expected = rc.log_residual_profile(params, x, config, replicas=0)
-    np.testing.assert_allclose(profiles[1], expected, atol=1e-4)
+    assert_close(profiles[1], expected, atol=1e-4)
     np.testing.assert_array_equal(profiles[[0, 2]], profile[[0, 2]])
     assert np.isnan(profile[1, 1])  # what was given stays as it was
 
@@ -437,7 +439,7 @@ def test_float64_has_the_gain_of_each_seed_and_infinities_are_not_decided():
             for gain in (gains[seed], gains[seed - 1])
         )
         assert abs(expected[-1] - other[-1]) > 0.05  # another gain is another number
-        np.testing.assert_allclose(profiles[seed], expected, atol=1e-4)
+        assert_close(profiles[seed], expected, atol=1e-4)
     np.testing.assert_array_equal(profiles[0], profile[0])
 
 
@@ -464,3 +466,13 @@ def test_points_of_a_grid_have_their_own_verdicts_with_their_labels():
     rows = {row.setting: row for row in judge_points(points) if row.key == "skips stop"}
     shares = {setting.rpartition("skip gain ")[2]: row.estimate for setting, row in rows.items()}
     assert shares == {"0.5": 0.0, "1": 1.0}
+
+
+def test_the_cubic_line_ends_at_the_last_point_and_triples():
+    """From the first layer that has lost more than three powers of ten."""
+    ax = Figure().subplots()
+    collapse_figures.draw_cubic_line(ax, np.array([0.1, 1.0, 4.0, 11.0, 32.0]))
+    (line,) = ax.lines
+    assert_close(line.get_xydata(), [(2, 32 / 9), (3, 32 / 3), (4, 32)])
+    collapse_figures.draw_cubic_line(ax, np.array([0.1, 1.0, 4.0, 6.0, 8.0]))  # it does not triple
+    assert len(ax.lines) == 1

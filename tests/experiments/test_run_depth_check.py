@@ -5,7 +5,6 @@ import pytest
 import xarray as xr
 
 from experiments import run_depth_check
-from experiments.verdicts import wording
 
 SETUP = run_depth_check.Setup(None, np.zeros(1, np.uint8), "a text")
 RATES = (1e-4, 1e-3, 3e-3)
@@ -88,9 +87,3 @@ def test_the_loss_is_of_the_deepest_network_in_any_order():
     }
     deepest = results.loss.sel(depth=max(run_depth_check.DEPTHS), step=10).mean("seed")
     assert [*losses.values()] == pytest.approx(deepest.values.ravel().tolist())
-
-
-def test_a_ratio_that_rounding_decides_is_a_bound():
-    assert wording.show_ratio(1.4e-7) == "below 1e-06 (rounding)"
-    assert wording.show_ratio(np.float32(0.25)) == 0.25
-    assert wording.show_ratio(1.4e-7, np.float64) == 1.4e-7

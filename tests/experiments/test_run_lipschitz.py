@@ -4,7 +4,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from trained_runs import check_mistake, result_of, rows, run
 
 import rank_collapse as rc
 from experiments import run_lipschitz
@@ -13,6 +12,8 @@ from experiments.paper.trained.networks import UNTRAINED
 from experiments.paper.trained.packages import PACKAGES
 from experiments.verdicts import STATEMENTS
 from rank_collapse import pretrained
+from tests.support.closeness import assert_close
+from tests.support.runs import check_mistake, result_of, rows, run
 
 
 def test_power_iteration_finds_the_largest_singular_value():
@@ -78,7 +79,7 @@ def test_powers_are_slopes_of_logarithms():
     largest = np.stack([3 * tokens**0.25, tokens**0.5, tokens**0.5, tokens**0.5], axis=1)
     largest[3, 2], largest[2:, 3] = np.nan, np.nan
     powers = smoothness.fit_powers(largest, tokens)
-    np.testing.assert_allclose(powers[:3], [0.25, 0.5, 0.5], rtol=1e-12)
+    assert_close(powers[:3], [0.25, 0.5, 0.5], rtol=1e-12)
     assert np.isnan(powers[3])  # two numbers
     noisy = largest[:, 0] * np.array([1, 1.1, 0.9, 1.05])
     expected = np.polyfit(np.log(tokens), np.log(noisy), 1)[0]

@@ -6,10 +6,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from comparison import near
-from refusals import refused
 
 import rank_collapse as rc
+from tests.support.closeness import assert_close, near
+from tests.support.refusals import is_refused, parametrize_refusals
 
 B, H, N, D = 2, 3, 7, 4
 RNG = np.random.default_rng(0)
@@ -120,7 +120,7 @@ def test_one_row_and_constant_segments_in_jit():
     near(traced(X[0, 0]), rc.monitor(X[0, 0], segments=segments), rtol=2e-5)
     ratios = rc.profile(X[:, 0], segments=segments)["residual_ratio"]
     assert ratios.shape == (3, 2)
-    np.testing.assert_allclose(ratios[:, 0], rc.profile(X[:, 0, :3])["residual_ratio"])
+    assert_close(ratios[:, 0], rc.profile(X[:, 0, :3])["residual_ratio"])
 
 
 K = 4  # one document more than a row has
@@ -141,7 +141,7 @@ def test_a_number_of_segments_gives_what_the_split_gives(convert):
             rc.monitor(x[0], p, **options, **choice, num_segments=k) for k in (None, K)
         )
         bounds = [float(scalars.pop("stable_rank_bound")) for scalars in (counted, split)]
-        np.testing.assert_allclose(*bounds, rtol=0.02)  # power steps on another Gram matrix
+        assert_close(*bounds, rtol=0.02)  # power steps on another Gram matrix
         near(counted, split, rtol=1e-6)
         split, counted = (
             rc.profile(x, batch_axis=1, measures=NAMES, **options, **choice, num_segments=k)
@@ -221,17 +221,21 @@ def test_constant_segments_with_a_mask_in_jit():
 
 
 profile = functools.partial(rc.profile, X, batch_axis=1)
-test_what_is_no_segment_is_refused = refused(
+
+
+@parametrize_refusals(
     [
         (lambda: profile(segments=SEGMENTS * 1.0), "float64"),
         (lambda: profile(segments=SEGMENTS[:, :3]), r"\(2, 3\)"),
         (lambda: profile(segments=SEGMENTS, mask=0 * MASK), "no document"),
         (lambda: rc.attention_rows(Q, K_ROWS, segments=SEGMENTS, rows=[0]), "rows="),
         (lambda: profile(segments=SEGMENTS, num_segments=2), "num_segments=2 is below the 3"),
-        (lambda: profile(num_segments=2), "goes with segments="),
-        (lambda: rc.monitor(X[0], num_segments=2), "goes with segments="),
-        (lambda: rc.attention_rows(Q, Q, num_segments=2), "goes with segments="),
+        (lambda: profile(num_segments=2), "needs segments="),
+        (lambda: rc.monitor(X[0], num_segments=2), "needs segments="),
+        (lambda: rc.attention_rows(Q, Q, num_segments=2), "needs segments="),
         (lambda: rc.monitor(X[0], segments=SEGMENTS, num_segments=0), "num_segments=0"),
         (lambda: jax.jit(lambda s: profile(segments=s))(SEGMENTS), "say num_segments="),
     ]
 )
+def test_what_is_no_segment_is_refused(arguments, message):
+    is_refused(message, *arguments)

@@ -5,9 +5,9 @@ from types import SimpleNamespace
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from refusals import is_refused
 
 import rank_collapse as rc
+from tests.support.refusals import is_refused
 
 STATES = np.random.default_rng(0).uniform(0.5, 1.5, size=(5, 6, 4))
 

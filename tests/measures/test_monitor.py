@@ -1,20 +1,13 @@
 """The scalars for training loops: closed forms, the full measures, and every transformation."""
 
-from functools import partial
-from types import SimpleNamespace
-
-import draws
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from comparison import near
-from flax import linen as nn, nnx
-from refusals import each_is_refused, is_refused, refused
 
 import rank_collapse as rc
-from rank_collapse.network.measured.monitored import MonitorPass
-from rank_collapse.watch.names import PARTS
+from tests.support.closeness import near
+from tests.support.refusals import is_refused, parametrize_refusals
 
 N, D, H = 6, 10, 3
 
@@ -108,51 +101,7 @@ def test_low_precision_is_measured_in_float32_and_what_is_not_finite_is_nan():
     assert all(np.isfinite(float(v)) for v in rc.monitor(jnp.zeros((N, D))).values())
 
 
-@pytest.mark.parametrize("keep", [None, np.arange(N) < 4])
-def test_inside_the_layers_as_on_a_trace(keep):
-    config = rc.transformer(3, 2, D, norm_placement="pre", final_norm=True, mlp="gelu")
-    params, x = draws.parameters(config), draw_normal(N, D)
-    trace = rc.apply(params, x, config, mask=keep)
-    output, scalars = rc.monitored(params, x, config, mask=keep)
-    np.testing.assert_allclose(output, trace.output, rtol=1e-6, atol=1e-6)
-    by_layer = [
-        rc.monitor(*layer, mask=keep)
-        for layer in zip(trace.hidden[1:], trace.attention, strict=True)
-    ]
-    near(scalars, jax.tree.map(lambda *a: np.stack(a), *by_layer), rtol=1e-5)
-    states = rc.monitored(params, x, config, attention=False, mask=keep)[1]
-    assert states.keys() == rc.monitor(x).keys()
-
-
-def test_what_is_monitored_of_a_layer_has_no_gradient():
-    layer = SimpleNamespace(inputs=SimpleNamespace(token_mask=None))
-
-    def measure(x, p):
-        values = SimpleNamespace(trace=SimpleNamespace(hidden=x, attention=p))
-        return MonitorPass().measure_layer(layer, None, values, ())[1]
-
-    point = jnp.asarray(draw_normal(N, D)), jnp.asarray(draw_weights())
-    values, slopes = jax.jvp(measure, point, jax.tree.map(jnp.cos, point))
-    assert not any(map(np.any, slopes.values())) and values["token_cosine"] != 0
-
-
-@pytest.mark.full
-def test_what_is_monitored_does_not_change_the_gradient():
-    config = rc.transformer(2, 2, D, mlp="relu")
-    params, x = draws.parameters(config), draw_normal(N, D)
-    square = lambda output: jnp.sum(jnp.square(output))  # noqa: E731
-
-    def loss(params):
-        output, scalars = rc.monitored(params, x, config)
-        return square(output) + sum(jnp.sum(v) for v in scalars.values()), scalars
-
-    gradient, scalars = jax.grad(loss, has_aux=True)(params)
-    plain = jax.grad(lambda p: square(rc.apply(p, x, config).output))(params)
-    near(gradient, plain, rtol=1e-5, atol=1e-6)
-    assert {v.shape for v in scalars.values()} == {(2,)}
-
-
-test_shapes_that_do_not_fit_are_refused = refused(
+@parametrize_refusals(
     [
         ((np.ones(3),), {}, r"x of shape \(3,\)"),
         ((np.ones((1, 3)),), {}, "two tokens or more"),
@@ -160,85 +109,8 @@ test_shapes_that_do_not_fit_are_refused = refused(
         ((np.ones((2, 4, 3)), np.ones((4, 4))), {}, r"attention of shape \(4, 4\)"),
         ((np.ones((4, 3)), np.ones((1, 5, 4))), {}, "has not 4 queries"),
         ((np.ones((4, 3)),), {"sink": np.nan}, "sink=nan"),
-    ],
-    lambda arguments, options: rc.monitor(*arguments, **options),
+    ]
 )
-
-
-def test_gradients_of_boxed_and_plain_trees_are_the_same():
-    """A box's path ends in ".value", which is no value projection."""
-    attention = {
-        name: {"kernel": draw_normal(4, 2, 3, seed=i), "bias": draw_normal(2, 3, seed=9 + i)}
-        for i, name in enumerate(("query", "key", "value", "out"))
-    }
-    want = {
-        f"{name}_gradient": np.sqrt(sum((a**2).sum() for a in attention[name].values()))
-        for name in ("query", "key", "value")
-    }
-    nnx_state = nnx.State(jax.tree.map(nnx.Param, attention))
-    boxed = jax.tree.map(lambda a: nn.Partitioned(a, ("x",) * a.ndim), attention)
-    for tree in (attention, nnx_state, boxed):
-        norms = rc.monitor_gradients(tree)
-        assert norms.keys() == want.keys()
-        near(norms, want, rtol=1e-6)
-
-
-def test_gradients_of_modules_are_by_layer():
-    """In natural order of the paths; NaN where a layer has no such part."""
-    trees = [{"attention": {n: draw_normal(4, 4, seed=i) for n in "qkv"}} for i in range(11)]
-    del trees[2]["attention"]["k"]
-    norms = rc.monitor_gradients({"layers": trees, "head": np.ones(3)}, by_layer=True)
-    for name, part in (("q", "query"), ("k", "key"), ("v", "value")):
-        want = [np.linalg.norm(tree["attention"].get(name, np.nan)) for tree in trees]
-        np.testing.assert_allclose(norms[f"{part}_gradient"], want, rtol=1e-6)
-    flat = {f"block_{i}.q_proj.kernel": np.full(4, float(i)) for i in range(12)}
-    flat |= {"block_3.q_proj.bias": np.full(4, 3.0)}
-    norms = rc.monitor_gradients(flat, by_layer=True)["query_gradient"]
-    want = [2 * i * (2**0.5 if i == 3 else 1) for i in range(12)]
-    np.testing.assert_allclose(norms, want, rtol=1e-6)
-    is_refused("layer_axis=", lambda: rc.monitor_gradients(flat, by_layer=True, layer_axis=0))
-
-
-@pytest.mark.parametrize("layers", [(), (3,)])
-def test_gradients_of_fused_matrices_are_split_as_the_caller_says(layers):
-    q, kv = draw_normal(*layers, 7, 8), draw_normal(*layers, 7, 8, seed=1)
-    k, v = np.split(kv, 2, axis=-1)
-    tree = {"h.attn.c_attn.weight": np.concatenate([q, kv], axis=-1), "h.mlp.weight": q}
-    options = {"layer_axis": 0 if layers else None}
-    for shares, axis in (
-        ({"query": 8, "key": 4, "value": 4}, {}),
-        ({"query": 2, "key": 1, "value": 1}, {"axis": -1}),
-        ({"query": 2, "key": 1, "value": 1}, {"axis": 1 + len(layers)}),
-    ):
-        norms = rc.monitor_gradients(tree, parts={"c_attn": shares}, **options, **axis)
-        for part, gradient in (("query", q), ("key", k), ("value", v)):
-            want = np.sqrt((gradient**2).sum(axis=(-2, -1)))
-            np.testing.assert_allclose(norms[f"{part}_gradient"], want, rtol=1e-6)
-    bias = {"in_proj_bias": np.concatenate([q[..., 0, :]] * 3, axis=-1)}
-    norms = rc.monitor_gradients(bias, parts={"in_proj_bias": tuple(PARTS)}, **options)
-    np.testing.assert_allclose(norms["key_gradient"], norms["query_gradient"])
-    for wrong in (("query", "keys"), ("query", "key", "value"), {"query": 5, "key": 2}, "keys"):
-        call = partial(rc.monitor_gradients, tree, parts={"c_attn": wrong}, axis=-1, **options)
-        is_refused(r"c_attn.weight of shape .* does not hold", call)
-    each_is_refused(
-        (
-            lambda: rc.monitor_gradients(tree, parts={"c_attn": {"query": 2, "key": 2}}, **options),
-            r"does not hold .* side by side, one axis alone, which",
-        ),
-        (lambda: rc.monitor_gradients(tree), r"no leaf is named after.*parts= may name them"),
-    )
-
-
-SHARED = {"parts": {"c_attn": tuple(PARTS)}}
-TWO_AXES = r"c_attn of shape .* one axis alone, which axis= may"
-UNEVEN = {"a": {"q_proj": np.ones((2, 4))}, "q_proj": np.ones((3, 4))}
-test_axes_that_are_not_there_or_not_known_are_refused = refused(
-    [
-        ({"c_attn": np.ones((48, 24))}, SHARED, TWO_AXES),
-        ({"c_attn": np.ones((36, 4, 12))}, SHARED, TWO_AXES),
-        ({"c_attn": np.ones((6, 6))}, SHARED, TWO_AXES),
-        (UNEVEN, {"layer_axis": 2}, r"q_proj of shape \(2, 4\) has no axis layer_axis=2"),
-        (UNEVEN, {"layer_axis": 0}, r"q_proj of shape \(3, 4\) does not have 2 layers"),
-    ],
-    lambda tree, options: rc.monitor_gradients(tree, **options),
-)
+def test_shapes_that_do_not_fit_are_refused(arguments, message):
+    arrays, options = arguments
+    is_refused(message, lambda: rc.monitor(*arrays, **options))

@@ -1,20 +1,18 @@
 """Measures of tokens of which one holds nearly all of the norm: `MATH.md`, section 19.
 
-PYTHONPATH=. python tests/measures/test_spikes.py     prints the table
+python -m tests.measures.test_spikes     prints the table
 """
 
 import functools
 
-import draws
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from refusals import refused
 
 import rank_collapse as rc
-from rank_collapse.measures.spikes import choose_ratio, choose_tokens
-from rank_collapse.network.measured.states import ProfilePass
-from rank_collapse.pretrained import Group, InMemory, stream
+from rank_collapse.measures.spikes import choose_ratio, choose_tokens, masked_median
+from tests.support.closeness import assert_close
+from tests.support.refusals import is_refused, parametrize_refusals
 
 N, D, LENGTH = 64, 128, 11.3
 SPIKES = (0, 100, 1000)
@@ -84,7 +82,7 @@ def test_flags_are_set_where_one_token_decides(spike, way):
     if way == "exclude":
         assert int(equal.left_out[0]) == int(independent.left_out[0]) == (spike > 0)
         of_others = measure_tokens(0, True, "raw")
-        np.testing.assert_allclose(equal["stable_rank"], of_others["stable_rank"], rtol=1e-12)
+        assert_close(equal["stable_rank"], of_others["stable_rank"], rtol=1e-12)
 
 
 def test_closed_forms_of_spikes():
@@ -144,11 +142,11 @@ def test_the_bulk_is_what_is_left_without_a_few_far_tokens(framework, count):
     np.testing.assert_allclose(float(rc.measures.bulk_ratio(array)), expected, rtol=1e-3)
     padded = np.concatenate([x, rng.normal(size=(5, 16))])
     mask = np.arange(53) < 48
-    np.testing.assert_allclose(rc.measures.bulk_ratio(padded, mask=mask), expected, rtol=1e-12)
+    assert_close(rc.measures.bulk_ratio(padded, mask=mask), expected, rtol=1e-12)
     for scale in (1e-30, 1e30):
-        np.testing.assert_allclose(rc.measures.bulk_ratio(scale * x), expected, rtol=1e-9)
+        assert_close(rc.measures.bulk_ratio(scale * x), expected, rtol=1e-9)
     order = rng.permutation(48)
-    np.testing.assert_allclose(rc.measures.bulk_ratio(x[order]), expected, rtol=1e-12)
+    assert_close(rc.measures.bulk_ratio(x[order]), expected, rtol=1e-12)
 
 
 def test_the_bulk_of_equal_and_of_few_tokens():
@@ -168,41 +166,7 @@ def test_a_verdict_rests_on_the_bulk_where_a_few_tokens_make_more_than_half():
     np.testing.assert_array_equal(choose_ratio(ratio, bulk), [0.1, 1.4, 0.01, np.nan, 0.5])
 
 
-@pytest.mark.full
-def test_what_a_layer_reads_in_passes_and_of_traces():
-    """Pre-norm layers read N with their own gain; the last state and post-norm layers have no N."""
-    for placement in ("pre", "post"):
-        config = rc.transformer(2, 2, 4, norm_placement=placement, norm="rms")
-        params, x = draws.parameters(config), draws.normal(N // 8, 4) * 3
-        layers = params.layers.replace(
-            attention_norm=rc.network.NormParams(gain=jnp.asarray([[1.0, 2, 3, 4], [4, 1, 1, 1]]))
-        )
-        params = params.replace(layers=layers)
-        hidden = rc.apply(params, x, config).hidden
-        norms = [lambda h: h] * 3
-        if placement == "pre":
-            norms = [
-                lambda h, g=g: g * h / jnp.sqrt((h * h).mean(-1, keepdims=True))
-                for g in layers.attention_norm.gain[:, None]
-            ]
-            norms.append(lambda h: h)
-        options = {"measures": ("residual_ratio", "spike_norm"), "tokens": "read"}
-        source, passes = InMemory(params, config), (("read", ProfilePass(**options)),)
-        profile = stream(source, {"x": x[None]}, {"": Group(passes)})[""]["read"]
-        want = rc.profile(hidden, norm=norms, **options)
-        assert profile.measures.keys() == want.measures.keys()
-        for name, value in want.measures.items():
-            np.testing.assert_allclose(profile.measures[name][0], value, rtol=1e-5)
-        np.testing.assert_array_equal(profile.spiked[0], want.spiked)
-        without_spikes = rc.profile(hidden, norm=norms, exclude="spikes", threshold=1.2, **options)
-        assert int(np.sum(without_spikes.left_out)) > 0
-    one = rc.monitor(hidden[0], tokens="unit", exclude="spikes", threshold=1.2)
-    chosen = rc.profile(hidden[:1], tokens="unit", exclude="spikes", threshold=1.2)
-    assert float(one["residual_ratio"]) == pytest.approx(float(chosen["residual_ratio"][0]))
-    assert float(one["left_out"]) == float(chosen.left_out[0])
-
-
-test_choices_that_are_not_known_are_refused = refused(
+@parametrize_refusals(
     [
         (measure, options, message)
         for measure in (rc.profile, rc.monitor)
@@ -211,11 +175,13 @@ test_choices_that_are_not_known_are_refused = refused(
             ({"exclude": "large"}, "exclude='large' is not 'spikes' or None"),
             ({"exclude": "spikes", "threshold": np.nan}, "threshold=nan"),
             ({"tokens": "read"}, "tokens='read' needs norm="),
-            ({"norm": lambda x: x}, "norm= goes with tokens='read', not with 'raw'"),
+            ({"norm": lambda x: x}, "norm= needs tokens='read', not 'raw'"),
         )
-    ],
-    lambda measure, options: measure(np.ones((2, 4, 3)), **options),
+    ]
 )
+def test_choices_that_are_not_known_are_refused(arguments, message):
+    measure, options = arguments
+    is_refused(message, lambda: measure(np.ones((2, 4, 3)), **options))
 
 
 def main():
@@ -237,8 +203,66 @@ def test_two_tokens_are_as_far_from_their_mean():
     assert np.isnan(rc.measures.residual_spike(x[:2]))
     assert np.isnan(rc.measures.residual_spike(x, mask=[True, True, False]))
     squares = ((x - x.mean(axis=0)) ** 2).sum(axis=1)
-    np.testing.assert_allclose(rc.measures.residual_spike(x), squares.max() / squares.sum())
+    assert_close(rc.measures.residual_spike(x), squares.max() / squares.sum())
 
 
 if __name__ == "__main__":
     main()
+
+
+RNG = np.random.default_rng(11)
+
+
+def test_spikes_of_even_numbers_of_tokens_and_of_masks():
+    """Medians are means of the middle two; what does not exist is neither a spike nor counted."""
+    x = np.array([[1.0, 2], [3, 4], [-9, 5], [60, 70]])
+    sizes, lengths = np.abs(x), np.linalg.norm(x, axis=1)
+    for rows in ([0, 1, 2, 3], [0, 1, 2], [0, 1], [1]):
+        mask = np.isin(np.arange(4), rows)
+        spikes = {n: rc.MEASURES[n](x, mask=mask) for n in rc.MEASURES if n.startswith("spike")}
+        largest = np.unravel_index(sizes[rows].argmax(), (len(rows), 2))
+        assert spikes == pytest.approx(
+            {
+                "spike_entry": sizes[rows].max() / np.median(sizes[rows]),
+                "spike_norm": lengths[rows].max() / np.median(lengths[rows]),
+                "spike_share": (lengths[rows] ** 2).max() / (lengths[rows] ** 2).sum(),
+                "spike_token": rows[largest[0]],
+                "spike_feature": largest[1],
+            }
+        )
+    ties = np.array([[1.0, -5, 5], [5, 5, -5]])
+    assert (rc.measures.spike_token(ties), rc.measures.spike_feature(ties)) == (0, 1)
+    most_zero = np.array([[0.0, 0, 0, 1], [0, 0, 0, 0], [0, 0, 0, 0]])
+    assert np.isnan(rc.measures.spike_entry(most_zero))
+    assert np.isnan(rc.measures.spike_norm(most_zero))
+
+
+def test_a_median_is_of_what_exists_in_each_column():
+    x = RNG.normal(size=(2, 5, 3))
+    count = np.array([[4], [3]])
+    x[0, [1]] = x[1, [0, 4]] = np.inf
+    medians = masked_median(x, count)
+    assert medians.shape == (2, 1, 3)
+    for values, median in zip(x, medians, strict=True):
+        assert_close(median[0], np.median(values[np.isfinite(values[:, 0])], axis=0))
+
+
+def test_a_token_as_long_as_the_threshold_says_is_none_to_leave_out():
+    x = np.array([1.0, -1, 1, 5, 1])[:, None]
+    for threshold, left in ((5.0, 0), (4.9, 1), (0.9, 5)):
+        for options in ({}, {"mask": np.ones(5, bool)}):
+            chosen = choose_tokens(x, exclude="spikes", threshold=threshold, **options)
+            assert chosen[2] == left and chosen[1].sum() == 5 - left
+    assert choose_tokens(x, exclude="spikes")[2] == 0
+    x[3] = 5.01
+    _, mask, left = choose_tokens(x, exclude="spikes")
+    assert left == 1 and mask.tolist() == [True, True, True, False, True]
+    even = np.array([1.0, 1, 3, 9, 1e300])[:, None]  # the median of the four that exist is 2
+    exists = np.arange(5) < 4
+    for threshold, left in ((4.4, 1), (4.6, 0)):
+        assert choose_tokens(even, exists, exclude="spikes", threshold=threshold)[2] == left
+    same, mask, left = choose_tokens(even, exists)
+    assert same is even and mask is exists and left is None
+    for tokens in ("raw", "unit"):
+        is_refused(f"not with '{tokens}'", choose_tokens, x, read=x, tokens=tokens)
+    is_refused("needs norm=", choose_tokens, x, tokens="read")

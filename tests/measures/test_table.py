@@ -7,14 +7,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from comparison import near
-from refusals import is_refused
 
 import rank_collapse as rc
-from rank_collapse.measures import on_jax
+from rank_collapse.measures.layer_measures import NEEDS_TWO_TOKENS
 from rank_collapse.measures.monitor import ATTENTION, TOKENS
-from rank_collapse.measures.profiles import NEEDS_TWO_TOKENS
 from rank_collapse.measures.table import COLLAPSE, check_measure_names
+from tests.support.closeness import near
+from tests.support.refusals import is_refused
 
 OF_ATTENTION = [name for name, measure in rc.MEASURES.items() if measure.needs == "attention"]
 OF_TOKENS = [name for name, measure in rc.MEASURES.items() if measure.needs == "tokens"]
@@ -261,10 +260,3 @@ def test_a_batch_over_devices_is_measured_as_on_one(kind):
         tokens = jax.device_put(tokens, jax.sharding.NamedSharding(mesh, rows))
     expected = jax.tree.map(lambda *a: np.stack(a), *map(rc.monitor, X[:2]))
     near(jax.jit(batch)(tokens), expected, rtol=2e-5)
-
-
-def test_a_cpu_decomposes_one_matrix_at_a_time():
-    """LAPACK calls for several matrices wait for each other where CPUs are devices of a mesh."""
-    text = jax.jit(on_jax.svdvals).lower(jnp.zeros((3, 4, 5))).as_text()
-    calls = [line for line in text.splitlines() if "lapack_" in line]
-    assert calls and not any("3x4x5" in line or "3x5x4" in line for line in calls)

@@ -1,15 +1,17 @@
 """Attention against loops in numpy, and its invariances."""
 
-import draws
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from refusals import refused
 
 import rank_collapse as rc
 from rank_collapse.network import attention as attn, positions
+from rank_collapse.network.attention_weights import AttentionContext, equal_weights, softmax
 from rank_collapse.network.embedding import sinusoidal_positions
+from tests.oracles import draws
+from tests.support.closeness import assert_close
+from tests.support.refusals import is_refused, parametrize_refusals
 
 
 def one_layer(key=0, **fields):
@@ -27,7 +29,7 @@ def test_attention_written_out_number_by_number(score, scale):
     """Every sum of the definition as a loop over one index, with padding and biases."""
     _, p = one_layer(3, score=score)
     x, y, mask = tokens(3), tokens(4, seed=9), [True, False, True, True]
-    context = attn.AttentionContext(mask=positions.combine_masks(jnp.asarray(mask)))
+    context = AttentionContext(mask=positions.combine_masks(jnp.asarray(mask)))
     options = {"score": score, "scale": scale, "temperature": 1.7, "context": context}
     out, weights = attn.multi_head_attention(p, x, y, **options)
     q, k, v = (
@@ -54,7 +56,7 @@ def test_attention_written_out_number_by_number(score, scale):
     np.testing.assert_allclose(out, expected, rtol=2e-5, atol=2e-5)
 
 
-test_unknown_score = refused(
+@parametrize_refusals(
     [
         (
             lambda: attn.attention_scores(one_layer()[1], tokens(3), tokens(3), score="cosine"),
@@ -62,62 +64,23 @@ test_unknown_score = refused(
         )
     ]
 )
-
-
-def test_masks():
-    np.testing.assert_array_equal(positions.causal_mask(4), np.tril(np.ones((4, 4), bool)))
-    local = np.asarray(positions.local_mask(5, 1))
-    assert local.sum() == 13 and local[0, 1] and not local[0, 2]
-    per_head = jnp.ones((3, 4, 4), bool)
-    joined = positions.combine_masks(
-        positions.causal_mask(4), None, jnp.array([True, True, False, True])
-    )
-    np.testing.assert_array_equal(joined, np.tril(np.ones((4, 4), bool)) & [1, 1, 0, 1])
-    causal, padding = np.tril(np.ones((4, 4), bool)), np.array([True, True, False, True])
-    for masks in ((per_head, causal, padding), (padding, causal, per_head)):
-        joined = positions.combine_masks(*map(jnp.asarray, masks))
-        np.testing.assert_array_equal(joined, np.tile(causal & padding, (3, 1, 1)))
-    assert positions.combine_masks(jnp.asarray(padding)).tolist() == [padding.tolist()]
-    assert positions.combine_masks(None, None) is None
+def test_unknown_score(arguments, message):
+    is_refused(message, *arguments)
 
 
 def test_a_row_without_keys_is_uniform_and_finite():
     mask = jnp.array([[True, False, True], [False, False, False]])
-    weights = attn.softmax(jnp.array([[5.0, 1.0, 2.0], [5.0, 1.0, 2.0]]), mask)
+    weights = softmax(jnp.array([[5.0, 1.0, 2.0], [5.0, 1.0, 2.0]]), mask)
     assert weights[0, 1] == 0.0
     np.testing.assert_allclose(weights[1], 1 / 3, rtol=1e-6)
 
 
 def test_softmax_of_bfloat16_is_computed_in_float32():
     scores = jnp.linspace(0, 8, 300).astype(jnp.bfloat16)[None]
-    weights = attn.softmax(scores)
+    weights = softmax(scores)
     assert weights.dtype == jnp.bfloat16
     expected = jax.nn.softmax(scores.astype(jnp.float32), -1)
-    np.testing.assert_allclose(weights.astype(jnp.float32), expected, rtol=2**-8)
-
-
-def compute_published_bucket(distance, num_buckets, max_distance, bidirectional):
-    """Computes T5's bucket of one distance, key minus query: half exact, half logarithmic."""
-    bucket = 0
-    if bidirectional:
-        num_buckets //= 2
-        bucket = num_buckets if distance > 0 else 0
-        distance = abs(distance)
-    else:
-        distance = max(-distance, 0)
-    exact = num_buckets // 2
-    if distance < exact:
-        return bucket + distance
-    steps = np.log(distance / exact) / np.log(max_distance / exact) * (num_buckets - exact)
-    return bucket + min(exact + int(steps), num_buckets - 1)
-
-
-@pytest.mark.parametrize("bidirectional", [True, False])
-def test_relative_buckets(bidirectional):
-    buckets = np.asarray(positions.relative_buckets(70, 90, 32, 61, bidirectional))
-    for i in range(0, 70, 3):
-        for j in range(0, 90, 3):
-            assert buckets[i, j] == compute_published_bucket(j - i, 32, 61, bidirectional)
+    assert_close(weights.astype(jnp.float32), expected, rtol=2**-8)
 
 
 def test_relative_key_scores_match_loops():
@@ -126,7 +89,7 @@ def test_relative_key_scores_match_loops():
     n, d = x.shape
     encodings = sinusoidal_positions(jnp.arange(n - 1.0, -n, -1.0), d)
     segments = jnp.array([0, 0, 1, 1, 1])
-    context = attn.AttentionContext(relative=encodings, segments=segments)
+    context = AttentionContext(relative=encodings, segments=segments)
     scores = attn.attention_scores(p, x, x, context=context)
     r = p.relative
     frequency = 10000.0 ** (-np.arange(0, d, 2) / d)
@@ -171,20 +134,11 @@ def test_derivatives_of_attention_are_those_of_plain_products(x64, monkeypatch):
     for a, b in zip(
         jax.tree.leaves(derivatives), jax.tree.leaves(compute_derivatives()), strict=True
     ):
-        np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-12)
+        assert_close(a, b, rtol=1e-9, atol=1e-12)
 
 
 def test_equal_scores_under_a_mask_are_shared_by_the_allowed_keys():
     """Row i of a causal mask is 1/i on the first i tokens."""
-    weights = attn.equal_weights(attn.AttentionContext(positions.causal_mask(4)), 4, 4, jnp.float32)
+    weights = equal_weights(AttentionContext(positions.causal_mask(4)), 4, 4, jnp.float32)
     expected = np.tril(np.ones((4, 4))) / np.arange(1, 5)[:, None]
-    np.testing.assert_allclose(weights[0], expected, atol=1e-7)
-
-
-def test_llama_3_keeps_fast_waves_and_divides_slow_ones(x64):
-    """Over 64 positions 1 turns ten times, 0.1 once, 0.01 a tenth: 0.1 is between the limits."""
-    _, sines = positions.rotary_angles(jnp.array([1]), 6, 1000.0, (8.0, 0.5, 2.0, 64.0))
-    turns = 64 * 0.1 / (2 * np.pi)
-    share = (turns - 0.5) / (2 - 0.5)
-    expected = np.sin([1.0, 0.1 * (share + (1 - share) / 8), 0.01 / 8])
-    np.testing.assert_allclose(sines[0, :3], expected, rtol=1e-12)
+    assert_close(weights[0], expected, atol=1e-7)

@@ -1,12 +1,13 @@
-"""The config: widths that follow, sublayers, rows, streams, what it refuses, what it prints."""
+"""The config: widths that follow, sublayers, rows, what it refuses, what it prints."""
 
 import jax
 import numpy as np
 import pytest
-from refusals import is_refused, refused
 
 import rank_collapse as rc
 from rank_collapse.network.config import check_config
+from tests.oracles.attention_forms import FORM
+from tests.support.refusals import is_refused, parametrize_refusals
 
 BASE = {"depth": 4, "num_heads": 4, "d_model": 8}
 
@@ -32,11 +33,7 @@ def test_sublayers_are_those_that_the_config_has():
         ({"mlp": "relu"}, ("attention", "mlp")),
         ({"cross_attention": True, "mlp": "relu"}, ("attention", "cross", "mlp")),
     ):
-        config = make(**fields)
-        assert config.kinds == kinds and config.streams == ()
-        streams = config.replace(connection="attention").streams
-        assert streams == (1 + 4 * len(kinds),)  # X^0, and one for each branch
-        assert config.replace(connection="hyper", num_streams=3).streams == (3,)
+        assert make(**fields).kinds == kinds
 
 
 def test_rows_of_parameters_and_the_first_layer_of_each():
@@ -86,8 +83,7 @@ def test_what_is_not_given_is_plain_attention():
         {"num_experts": 0, "experts_per_token": 1, "router": "chosen", "norm": "layer"},
         {"attention_skip": False, "mlp_skip": False, "cross_skip": True, "norm_eps": 1e-12},
         {"norm_placement": "none", "final_norm": False, "first_norm": True, "parallel": False},
-        {"learned_per_feature": False, "connection": "skip", "num_streams": 4},
-        {"connection_by_token": True, "skip_gain": 1, "branch_gain": 1, "norm_gain": None},
+        {"learned_per_feature": False, "skip_gain": 1, "branch_gain": 1, "norm_gain": None},
         {"learned_skip_gain": None, "learned_branch_gain": None},
     ):
         assert {name: getattr(config, name) for name in fields} == fields
@@ -109,7 +105,7 @@ def test_floats_are_leaves_and_all_else_is_static():
     assert jax.tree.structure(config) == jax.tree.structure(config.replace(skip_gain=0.1))
 
 
-test_fields_that_do_not_fit_are_named = refused(
+@parametrize_refusals(
     [
         ({"num_kv_heads": 3}, "num_kv_heads=3 does not divide num_heads=4"),
         ({"num_kv_heads": 8}, "num_kv_heads=8 does not divide num_heads=4"),
@@ -130,7 +126,7 @@ test_fields_that_do_not_fit_are_named = refused(
         ({"norm": "batch"}, "norm='batch' is not one of"),
         ({"layer_map": (0, 0, 1, -1)}, "layer_map=-1 is not a whole number from 0 on"),
         ({"layer_map": (1, 1, 1, 1)}, "leaves out a row"),
-        ({"rotary_layers": [True] * 4}, "is no tuple of depth=4 entries"),
+        ({"rotary_layers": [True] * 4}, "is not a tuple of depth=4 entries"),
         ({"position": "rotary", "d_qk": 4, "rotary_width": 6}, "between 2 and 4"),
         ({"position": "rotary", "rotary_scaling": (1.0, 2.0, 3.0)}, "has not 0, 1, 2 or 4"),
         (
@@ -139,9 +135,11 @@ test_fields_that_do_not_fit_are_named = refused(
         ),
         ({"mix": np.tanh, "mixing": rc.network.Mixing()}, "replaces normalise and mixing"),
         ({"mix": np.tanh, "normalise": np.tanh}, "replaces normalise and mixing"),
-    ],
-    lambda fields: make(**fields),
+    ]
 )
+def test_fields_that_do_not_fit_are_named(arguments, message):
+    (fields,) = arguments
+    is_refused(message, lambda: make(**fields))
 
 
 @pytest.mark.parametrize("field", ["normalise", "mix"])
@@ -157,3 +155,64 @@ def test_what_is_no_config_is_called_as_its_argument():
     gains = rc.Gains(attention="1")
     is_refused(r"config\.branch_gain\.attention='1' is", check_config, make(branch_gain=gains))
     check_config(make(skip_gain=np.ones(4), temperature=jax.ShapeDtypeStruct((), "float32")))
+
+
+@parametrize_refusals(
+    [
+        ({"windows": (1, 2)}, r"windows=\(1, 2\) is no tuple of depth=3 entries"),
+        ({"windows": (1, -2, 0)}, "windows=-2 is not a whole number from 0 on"),
+        ({"windows": (1.5, 0, 0)}, "windows=1.5 is not a whole number"),
+        ({"windows": "111"}, "windows='?111'? is no tuple"),
+        ({"layer_map": 1}, "layer_map=1 is no tuple"),
+        ({"norm_eps": float("nan")}, "norm_eps=nan is not in"),
+        ({"score_cap": -1.0}, "score_cap=-1.0 is not in"),
+        ({"rotary_theta": "1e4"}, "rotary_theta='1e4' is not in"),
+        ({"clamp_distance": 1.5}, "clamp_distance=1.5 is not a whole number"),
+        ({"norm_placement": "post"}, "parallel=True does not support norm_placement='post'"),
+        ({"rotary_width": 3}, "rotary_width=3 is not even and between 2 and 6"),
+        ({"rotary_width": 8}, "rotary_width=8 is not even"),
+        ({"rotary_tables": ((9, (1.0,)),)}, "rotary_tables has 1 frequencies for 2 pairs"),
+        ({"num_experts": 5}, "num_experts=5 do not divide the 12 units of d_ff=12"),
+        ({"d_shared": 3}, "num_experts=4 do not divide the 9 units"),
+        ({"mlp": "none"}, "of mlp='none'"),
+        ({"experts_per_token": 5}, "experts_per_token=5 is not a whole number from 1 to 4"),
+        ({"router": "best"}, "router='best' is not one of"),
+        ({"rotary_layers": (True,)}, r"rotary_layers=\(True,\) is no tuple"),
+    ]
+)
+def test_bad_forms_name_the_value(arguments, message):
+    (fields,) = arguments
+    is_refused(message, lambda: rc.TransformerConfig(**(FORM | fields)))
+
+
+def test_presets_are_the_four_curves():
+    for k, preset in enumerate((rc.san, rc.san_mlp, rc.san_skip, rc.transformer)):
+        assert (preset(2, 2, 8).mlp != "none", preset(2, 2, 8).attention_skip) == (k % 2, k > 1)
+    assert rc.transformer(2, 2, 8).ff_width == 32
+    assert hash(rc.san(2, 2, 8)) == hash(rc.san(2, 2, 8))
+
+
+@parametrize_refusals(
+    [
+        ({"num_heads": 5}, "num_heads=5 does not divide d_model=12"),
+        ({"depth": 0}, "depth=0"),
+        ({"attention_skip": "no"}, "attention_skip=.no. is not one of"),
+        ({"d_ff": -1}, "d_ff=-1"),
+        ({"mlp": "cubic"}, "mlp='cubic'"),
+        ({"norm_placement": "middle"}, "norm_placement='middle'"),
+        ({"mask": "diagonal"}, "mask='diagonal'"),
+        ({"layer_map": (0, 0)}, r"layer_map=\(0, 0\) is no tuple of depth=3 entries"),
+        ({"layer_map": (0, 2, 2)}, "leaves out a row"),
+        ({"position": "rotary", "d_qk": 3, "d_v": 4}, "even d_qk, not 3"),
+    ]
+)
+def test_bad_configurations_name_the_value(arguments, message):
+    (fields,) = arguments
+    is_refused(
+        message,
+        lambda: rc.TransformerConfig(**({"depth": 3, "num_heads": 3, "d_model": 12} | fields)),
+    )
+
+
+def test_an_unknown_field_names_the_nearest():
+    is_refused("nearest: 'norm_placement'", rc.transformer, 2, 2, 8, norm_placment="pre")

@@ -1,56 +1,22 @@
 """The encoder-decoder: torch's numbers, causality, padding, tied weights, decoding, path sums."""
 
-from pathlib import Path
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import torch_transformer
-from marks import full_but
-from refusals import refused
-from torch_transformer import SOURCE, TARGET
 
 import rank_collapse as rc
 from rank_collapse.network import encoder_decoder
 from rank_collapse.network.embedding import EmbeddingConfig
+from tests.oracles import torch_transformer
+from tests.oracles.encoder_decoders import config, draw_params
+from tests.oracles.torch_transformer import SOURCE, TARGET
+from tests.support.closeness import assert_close
+from tests.support.folders import GOLDEN
+from tests.support.marks import full_but
+from tests.support.refusals import is_refused, parametrize_refusals
 
-GOLDEN = Path(__file__).resolve().parents[1] / "golden"
 BEGIN, END = 1, 2
-
-
-def config(encoder=(), decoder=(), *, shared=(), embedding=(), **fields):
-    """A small encoder-decoder of 9 token ids."""
-    table = {"vocab_size": 9, "d_embed": 16, "positions": "sinusoidal", "norm": False}
-    half = {
-        "depth": 2,
-        "num_heads": 2,
-        "d_model": 16,
-        "d_ff": 20,
-        "mlp": "relu",
-        "mlp_skip": True,
-        "attention_skip": True,
-        "norm_placement": "post",
-        "embedding": EmbeddingConfig(**(table | dict(embedding))),
-    } | dict(shared)
-    decoder_fields = {"cross_attention": True, "mask": "causal"}
-    return rc.network.EncoderDecoderConfig(
-        rc.TransformerConfig(**(half | dict(encoder))),
-        rc.TransformerConfig(**(half | decoder_fields | dict(decoder))),
-        **fields,
-    )
-
-
-def draw_params(model_config, seed=0):
-    """Draws parameters with numpy, which compiles nothing, large enough that tokens matter."""
-    shapes = jax.eval_shape(lambda: encoder_decoder.init(jax.random.key(0), model_config))
-    rng = np.random.default_rng(seed)
-    return jax.tree.map_with_path(
-        lambda path, like: jnp.asarray(
-            path[-1].name.endswith("gain") + 0.3 * rng.normal(size=like.shape), jnp.float32
-        ),
-        shapes,
-    )
 
 
 apply = jax.jit(encoder_decoder.apply)
@@ -87,7 +53,7 @@ def test_equal_to_torchs_transformer_with_the_same_weights(placement, source):
         (trace.decoder.output, "output", TARGET > 0),
         (trace.logits, "logits", TARGET > 0),
     ):
-        np.testing.assert_allclose(our_output[exists], expected[name][exists], atol=1e-5)
+        assert_close(our_output[exists], expected[name][exists], atol=1e-5)
     # A token that does not exist between others: its embedding changes none of the others.
     targets, tokens = TARGET.copy(), np.array(params.decoder.embedding.tokens)
     targets[:, 1], tokens[0] = 0, tokens[0] + 1
@@ -97,85 +63,8 @@ def test_equal_to_torchs_transformer_with_the_same_weights(placement, source):
         apply_batch(p, SOURCE, t, model_config).logits[targets > 0]
         for p, t in ((params, targets), (changed, targets), (params, TARGET))
     )
-    np.testing.assert_allclose(others, logits, atol=1e-5)
+    assert_close(others, logits, atol=1e-5)
     assert np.abs(full - logits).max() > 1e-2
-
-
-KINDS = {
-    "post-norm, shared": {"decoder": {"branch_gain": 0.3}, "shared_embedding": True},
-    "pre-norm, additive, rotary": {
-        "shared": {"norm_placement": "pre", "final_norm": True, "norm": "rms"},
-        "decoder": {
-            "score": "additive",
-            "position": "rotary",
-            "branch_gain": 0.3,
-            "qk_norm": "head",
-            "norm_eps": 0.1,
-        },
-    },
-    "T5's positions, learned ones, gains, one row of parameters, tied": {
-        "shared_embedding": True,
-        "tied_output": True,
-        "decoder": {
-            "layer_map": (0, 0),
-            "position": "relative_bias",
-            "num_buckets": 8,
-            "skip_gain": 1.5,
-            "branch_gain": 0.4,
-            "temperature": 0.8,
-        },
-        "embedding": {"positions": "learned", "num_positions": 9},
-    },
-    "several streams": {
-        "shared": {"norm_placement": "pre", "final_norm": True, "connection": "attention"},
-        "decoder": {"connection": "manifold", "num_streams": 3, "branch_gain": 0.3},
-    },
-    "XLNet's positions": {"decoder": {"position": "relative_key", "branch_gain": 0.3}},
-}
-
-
-@pytest.mark.parametrize("kind", full_but(KINDS, "post-norm, shared"))
-def test_teacher_forcing_agrees_with_decoding(kind):
-    model_config = config(**KINDS[kind])
-
-    @jax.jit
-    @jax.vmap
-    def decode_and_force(params):
-        options = {"begin": BEGIN, "end": END, "max_len": 6, "source_mask": EXISTS}
-        decoding = rc.network.greedy_decode(params, SOURCES, model_config, **options)
-        decoder_input = encoder_decoder.shift_target(decoding.tokens, BEGIN)
-        trace = apply(params, SOURCES, decoder_input, model_config, source_mask=EXISTS)
-        return decoding, trace.logits
-
-    networks = [draw_params(model_config, seed) for seed in range(8)]
-    decoding, forced_logits = decode_and_force(jax.tree.map(lambda *a: jnp.stack(a), *networks))
-    np.testing.assert_allclose(decoding.logits, forced_logits, atol=1e-5)
-    # Equal tokens alone would not show a place that is off by one; a tied output repeats itself.
-    assert (
-        model_config.tied_output or max(len(set(tokens)) for tokens in decoding.tokens.tolist()) > 2
-    )
-
-
-def test_decoding_ends_with_the_first_end_mark():
-    model_config = config(decoder={"branch_gain": 0.3})
-
-    @jax.jit
-    @jax.vmap
-    def decode(source, end):
-        return rc.network.greedy_decode(
-            params, source, model_config, begin=BEGIN, end=end, max_len=6
-        )
-
-    params = draw_params(model_config, 5)
-    sources = jnp.stack([SOURCES, SOURCES[::-1]])
-    free = decode(sources, jnp.array([-1, -1])).tokens
-    ends = free[:, 2]
-    decoding = decode(sources, ends)
-    for i, end in enumerate(ends.tolist()):
-        first = free[i].tolist().index(end)
-        assert decoding.tokens[i].tolist() == free[i, : first + 1].tolist() + [end] * (5 - first)
-        assert decoding.exists[i].tolist() == [True] * (first + 1) + [False] * (5 - first)
-    assert (~decoding.exists).any()
 
 
 @pytest.mark.full
@@ -223,7 +112,7 @@ def test_dropout_falls_on_both_halves_and_is_none_without_a_key():
             {"dropout_key": key, "dropout_rate": 0.5},
         )
     )
-    np.testing.assert_allclose(zero.logits, plain.logits, atol=1e-5)
+    assert_close(zero.logits, plain.logits, atol=1e-5)
     for half in ("encoder", "decoder"):
         with_dropout, without_dropout = (
             getattr(half_dropped, half).hidden[0],
@@ -298,7 +187,7 @@ def test_logits_have_the_bias_of_the_output_where_there_is_one():
     np.testing.assert_allclose(logits, params.decoder.embedding.tokens[:, :2].T, rtol=1e-6)
 
 
-test_halves_that_do_not_fit_are_named = refused(
+@parametrize_refusals(
     [
         ({"decoder": {"mask": "local"}}, "decoder.mask='local'"),
         ({"encoder": {"d_model": 8}}, "encoder.d_model=8 is not decoder.d_model=16"),
@@ -314,15 +203,19 @@ test_halves_that_do_not_fit_are_named = refused(
             {"embedding": {"d_embed": 8, "projection": "before_norm"}, "tied_output": True},
             "d_embed=8 is not d_model=16",
         ),
-    ],
-    lambda change: config(**change),
+    ]
 )
+def test_halves_that_do_not_fit_are_named(arguments, message):
+    (change,) = arguments
+    is_refused(message, lambda: config(**change))
 
 
 FEW = {"embedding": {"positions": "learned", "num_positions": 8}}
 UNTIED, TIED = config(**FEW), config(**FEW, tied_output=True)
 MARKS = {"begin": BEGIN, "end": END}
-test_bad_inputs_are_named = refused(
+
+
+@parametrize_refusals(
     [
         (lambda p: rc.apply(p.decoder, TARGETS, UNTIED.decoder), "needs a memory"),
         (
@@ -363,9 +256,11 @@ test_bad_inputs_are_named = refused(
             lambda p: encoder_decoder.apply(p, jnp.stack([SOURCES] * 2), TARGETS, UNTIED),
             r"x of shape \(2, 7\) is more than one example",
         ),
-    ],
-    lambda call: call(draw_params(UNTIED)),
+    ]
 )
+def test_bad_inputs_are_named(arguments, message):
+    (call,) = arguments
+    is_refused(message, lambda: call(draw_params(UNTIED)))
 
 
 def test_path_sums_of_the_decoder_are_its_output():

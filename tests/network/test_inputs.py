@@ -1,87 +1,27 @@
 """What every pass refuses at once, with the value and what would fit; precision of measures."""
 
-import draws
+from types import SimpleNamespace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from comparison import near
-from marks import full_but
-from refusals import each_is_refused, is_refused, refused
 
 import rank_collapse as rc
-from rank_collapse.network.input_checks import is_embedded
-from rank_collapse.network.inputs import as_batch, at_least_float32, batch_size, prepare_inputs
-from rank_collapse.theory.expectation import expected_pass
+from rank_collapse.network.inputs import (
+    as_batch,
+    at_least_float32,
+    batch_size,
+    make_context,
+    prepare_inputs,
+)
+from tests.oracles import draws
+from tests.oracles.passes import PASSES, D, N, group_heads, san
+from tests.support.closeness import assert_close, near
+from tests.support.marks import full_but
+from tests.support.refusals import each_is_refused, is_refused, parametrize_refusals
 
-N, D = 5, 8
 X = draws.normal(N, D)
-PASSES = {
-    "apply": rc.apply,
-    "path_contributions": rc.path_contributions,
-    "head_contributions": rc.head_contributions,
-    "log_residual_profile": rc.log_residual_profile,
-    "bound_report": rc.bound_report,
-    "path_state": lambda p, x, c, **i: rc.paths.path_state(p, x, c, np.zeros(c.depth, int), **i),
-    "path_set_states": lambda p, x, c, **i: rc.paths.path_set_states(
-        p, x, c, np.zeros((1, 1, c.depth), int), **i
-    ),
-}
-
-
-def san(**fields):
-    config = rc.san(2, 4, D, **fields)
-    return config, draws.parameters(config, 1, bias_scale=0.0)
-
-
-@pytest.mark.parametrize("name", PASSES)
-def test_a_config_that_contradicts_the_parameters_is_refused_everywhere(name):
-    config, params = san()
-    each_is_refused(
-        (
-            lambda: PASSES[name](params, X, config.replace(num_heads=1)),
-            r"w_q is of shape \(2, 4, 8, 2\); the config implies \(2, 1, 8, 8\)",
-        ),
-        (lambda: PASSES[name](params, X, config.replace(depth=3)), r"depth=3"),
-    )
-
-
-def test_what_contradicts():
-    config = rc.transformer(2, 2, D, mlp="swiglu")
-    params = draws.parameters(config)
-    without = params.replace(layers=params.layers.replace(mlp_norm=None))
-    grouped = draws.changed(params, attention={"w_k": params.layers.attention.w_k[:, :1]})
-    for changed, fields, message in (
-        (params, {"mlp": "relu"}, r"w_gate of shape .* is not in the config .*mlp='relu'"),
-        (params, {"d_ff": 999}, "d_ff=999"),
-        (without, {}, "mlp_norm.gain is missing"),
-        (grouped, {}, r"w_k is of shape"),
-        (
-            group_heads(draws.parameters(rc.san(2, 4, D)), 2)[0],
-            {"mlp": "none", "num_heads": 3, "d_qk": 2, "d_v": 2},
-            "num_heads=3",
-        ),
-    ):
-        is_refused(message, rc.apply, changed, X, config.replace(**fields))
-    three = rc.san(2, 3, D, d_qk=2, d_v=2)  # of which two groups are no part
-    params_of_three = draws.parameters(three)
-    attention = params_of_three.layers.attention
-    few = {name: getattr(attention, name)[:, :2] for name in ("w_k", "b_k", "w_v", "b_v")}
-    pairs = draws.changed(params_of_three, attention=few)
-    is_refused(r"[wb]_[kv] is of shape \(2, 2, ", rc.apply, pairs, X, three)
-    # Ablations on the same weights leave parts unused.
-    rc.apply(params, X, config.replace(mlp="none"))
-    rc.apply(params, X, config.replace(norm_placement="none", attention_skip=False))
-
-
-def group_heads(params, groups):
-    """Groups keys and values as a checkpoint stores them; also returns them repeated by head."""
-    a = params.layers.attention
-    few = {"w_k": a.w_k[:, :groups], "w_v": a.w_v[:, :groups]}
-    group_of_head = np.arange(4) // (4 // groups)
-    full = {name: w[:, group_of_head] for name, w in few.items()}
-    few |= dict.fromkeys(("b_q", "b_k", "b_v", "b_o"))
-    return [draws.changed(params, attention=fields) for fields in (few, full)]
 
 
 @pytest.mark.parametrize(
@@ -118,62 +58,12 @@ def test_additive_masks_are_refused_and_other_forms_agree(name):
         jax.tree.map(np.testing.assert_array_equal, result, expected)
 
 
-TEXT = {"embedding": rc.EmbeddingConfig(vocab_size=11, d_embed=D)}
-test_inputs_of_no_use_and_token_ids_outside_the_vocabulary_are_refused = refused(
-    [
-        (TEXT, {"x": jnp.array([3, 50])}, "token id 50 is not below vocab_size=11"),
-        (TEXT, {"x": jnp.array([-1, 2])}, "token id -1 is not below vocab_size=11"),
-        ({}, {"x": X, "memory": X}, "cross_attention=False"),
-        ({}, {"x": X, "dropout_rate": 0.1}, r"dropout_rate=0.1 needs a dropout_key"),
-        ({}, {"x": X, "dropout_key": 3, "dropout_rate": 0.1}, "dropout_key of shape"),
-        ({}, {"x": None}, "x of type NoneType is no array of numbers"),
-        ({}, {"x": X, "bias": "causal"}, "bias of type str is no array of numbers"),
-        ({}, {"x": X, "dropout_rate": np.full(2, 0.1)}, r"dropout_rate=array\(\[0.1, 0.1\]\)"),
-        ({}, {"x": X + 1j}, r"x of shape \(5, 8\) and dtype complex64"),
-    ],
-    lambda fields, inputs: rc.apply(san(**fields)[1], config=san(**fields)[0], **inputs),
-)
-
-
 TABLES = rc.EmbeddingConfig(
     vocab_size=11, d_embed=D, positions="learned", num_positions=9, num_segments=2
 )
-ONE = np.ones(1, int)
-test_what_would_be_broadcast_to_all_tokens_or_heads_is_refused = refused(
-    [
-        ({"num_heads": 1}, {"bias": np.zeros((4, N, N))}, r"bias of shape \(4, 5, 5\)"),
-        ({}, {"bias": np.tri(N, dtype=bool)}, "bias .* dtype bool .* mask="),
-        ({"num_heads": 1}, {"mask": np.ones((4, N, N), bool)}, r"mask of shape \(4, 5, 5\)"),
-        ({"position": "rotary"}, {"positions": ONE}, "positions .* each of 5 tokens"),
-        ({"position": "relative_key"}, {"segments": ONE}, "segments .* each of 5 tokens"),
-        ({"embedding": TABLES}, {"positions": ONE}, "positions .* each of 5 tokens"),
-        ({"embedding": TABLES}, {"segments": ONE}, "segments .* each of 5 tokens"),
-        ({"embedding": TABLES}, {"segments": np.full(N, 2)}, "segment 2 is not below num_segments"),
-        ({"embedding": TABLES}, {"positions": np.full(N, 9)}, "position 9 is not below num_posit"),
-        ({"embedding": TABLES}, {"positions": np.ones(N)}, "positions of dtype .* not integers"),
-        ({"embedding": TABLES}, {"segments": np.ones(N)}, "segments of dtype .* not integers"),
-        ({}, {"segments": np.ones(N, int)}, "segments are given, but this network does not use"),
-        ({}, {"positions": np.ones(N, int)}, "positions are given, but this network does not use"),
-        ({"cross_attention": True}, {}, "cross_attention=True needs a memory"),
-        ({}, {"memory_mask": np.ones(N, bool)}, "cross_attention=False"),
-        (
-            {"cross_attention": True},
-            {"memory": X[:3], "memory_mask": np.ones(4, bool)},
-            r"memory_mask of shape \(4,\) does not fit 5 tokens and 3 keys",
-        ),
-        ({"cross_attention": True}, {"memory": X[:, 1:]}, r"memory of shape \(5, 7\)"),
-        ({"cross_attention": True}, {"memory": X[:0]}, r"memory of shape \(0, 8\)"),
-    ],
-    lambda fields, inputs: apply_to_tokens(rc.san(2, 2, D).replace(**fields), inputs),
-)
 
 
-def apply_to_tokens(config, inputs):
-    x = np.arange(N) if config.embedding else X
-    return rc.apply(draws.parameters(config, 1), x, config, **inputs)
-
-
-test_arguments_in_another_order_are_named = refused(
+@parametrize_refusals(
     [
         (lambda: rc.apply(san()[1], san()[0], X), "config is a .*rray"),
         (lambda: rc.surgery.ablate(*san()[::-1], "SAN"), "config is a TransformerParams"),
@@ -181,6 +71,8 @@ test_arguments_in_another_order_are_named = refused(
         (lambda: rc.variant(san()[1], "sinks"), "config is a TransformerParams"),
     ]
 )
+def test_arguments_in_another_order_are_named(arguments, message):
+    is_refused(message, *arguments)
 
 
 def test_a_bias_of_all_heads_is_that_of_each():
@@ -204,56 +96,6 @@ def test_calls_outside_jit_compile_once(monkeypatch):
     for gain in (1.0, 0.5, 0.25):
         rc.apply(params, 2.0 * X[:, :], config.replace(skip_gain=gain, d_ff=77))
     assert len(traces) == 1
-
-
-CONFIG = rc.transformer(2, 2, D, d_ff=9)
-SAN = rc.san(2, 2, D)
-PATHS = np.zeros((1, 2, 2), int)
-CLASSIFIER = (np.ones((D, 3), np.float32), np.zeros(3, np.float32))
-MEASURES = {
-    "apply": lambda p, x: rc.apply(p, x, CONFIG),
-    "path_contributions": lambda p, x: rc.path_contributions(p, x, CONFIG).by_length,
-    "head_contributions": lambda p, x: rc.head_contributions(p, x, CONFIG),
-    "path_state": lambda p, x: rc.paths.path_state(p, x, CONFIG, PATHS[0, 0]),
-    "path_set_states": lambda p, x: rc.paths.path_set_states(p, x, CONFIG, PATHS),
-    "path_set_logits": lambda p, x: rc.paths.path_set_logits(p, CLASSIFIER, x, CONFIG, PATHS),
-    "log_residual_profile": lambda p, x: rc.log_residual_profile(p, x, CONFIG),
-    "bound_report": lambda p, x: (
-        rc.bound_report(p.replace(layers=p.layers.replace(mlp=None)), x, SAN).layer.tightness
-    ),
-    "truncated": lambda p, x: rc.truncated(p, x, CONFIG, 1).output,
-    "monitor": lambda _, x: rc.monitor(x),
-    "participation_ratio": lambda _, x: rc.participation_ratio(x),
-    "shapley_values": lambda _, x: rc.shapley_values(x[:4], 2),
-    "covariance_shares": lambda _, x: rc.paths.covariance_shares(x[None], x),
-    "expected_pass": lambda p, x: expected_pass(p, x, CONFIG).shares,
-    "profile": lambda _, x: rc.profile(x[None], measures="participation_ratio").measures,
-}
-
-
-def list_precisions(jaxpr):
-    """Lists the precisions of all matrix products, also inside loops, branches and calls."""
-    for equation in jaxpr.eqns:
-        if equation.primitive.name == "dot_general":
-            yield equation.params["precision"]
-        for value in jax.tree.leaves(equation.params, is_leaf=lambda v: hasattr(v, "eqns")):
-            inner = getattr(value, "jaxpr", value)
-            if hasattr(inner, "eqns"):
-                yield from list_precisions(inner)
-
-
-@pytest.mark.parametrize(
-    "name", full_but(MEASURES, "apply", "path_contributions", "path_set_logits", "bound_report")
-)
-def test_every_product_of_a_measure_has_full_precision(name):
-    params, x = draws.parameters(CONFIG), draws.normal(N, D)
-    with jax.default_matmul_precision("bfloat16"):
-        precisions = set(list_precisions(jax.make_jaxpr(MEASURES[name])(params, x).jaxpr))
-    highest = (jax.lax.Precision.HIGHEST,) * 2
-    if name == "apply":  # the caller's choice, as in training
-        assert precisions and highest not in precisions
-    else:
-        assert precisions == {highest}
 
 
 def test_parameters_of_numpy_in_float64_are_computed_in_float32():
@@ -283,15 +125,16 @@ def test_lists_of_examples_are_padded_with_zeros_and_a_mask_says_which_tokens_ex
     assert as_batch({"x": [[1, 2], [3, 4]]}).keys() == {"x"} and batch_size({"x": X}) == N
 
 
-test_batches_that_are_none_are_refused = refused(
+@parametrize_refusals(
     [
         ({"x": [[1, 2]], "mask": np.ones((2, 2))}, "different lengths, or none: .*'mask': 2"),
         ({"segments": np.ones((2, 2))}, "or none: {'segments': 2}"),
         ({"x": np.ones((0, 2))}, "or none: {'x': 0}"),
         ({"x": 3}, "or none: {'x': None}"),
-    ],
-    as_batch,
+    ]
 )
+def test_batches_that_are_none_are_refused(arguments, message):
+    is_refused(message, as_batch, *arguments)
 
 
 def test_what_is_given_of_tokens_reaches_the_embedding_and_the_attention():
@@ -353,9 +196,63 @@ def test_missing_biases_are_zeros_of_the_shape_and_precision_of_their_part():
     np.testing.assert_array_equal(layers.cross.b_k, params.layers.cross.b_k)
 
 
-@pytest.mark.parametrize(("d_input", "is_read"), [(8, True), (3, False)])
-def test_vectors_of_the_models_width_are_states_unless_the_embedding_reads_such(d_input, is_read):
-    embedding = rc.EmbeddingConfig(d_input=d_input, d_embed=8)
-    config = rc.san(1, 2, 8, embedding=embedding)
-    assert is_embedded(np.ones((2, 8)), config) == is_read
-    assert is_embedded(np.ones((2, d_input)), config)
+def test_the_context_has_what_the_config_says():
+    """Of 7 tokens and two heads: masks, biases, positions and the cap of scores, by loops."""
+    n, config = 7, rc.TransformerConfig(depth=2, num_heads=2, d_model=8)
+    i, j = np.indices((n, n))
+
+    def context(params=None, inputs=(), **fields):
+        return make_context(params, config.replace(**fields), n, **dict(inputs))
+
+    plain = context()
+    assert all(leaf is None for leaf in vars(plain).values())
+    np.testing.assert_array_equal(context(mask="causal").mask, j <= i)
+    np.testing.assert_array_equal(context(mask="local", window=3).mask, abs(i - j) <= 3)
+    padding = jnp.arange(n) != 4
+    masked = context(inputs={"mask": padding}, mask="causal").mask
+    np.testing.assert_array_equal(masked, (j <= i) & (j != 4))
+    capped = context(windows=(0, 1), score_cap=3.0)
+    np.testing.assert_array_equal(capped.distance, abs(i - j))
+    assert capped.cap == 3 and plain.cap is None
+
+    index = jnp.array([0, 3, 4, 9, 2, 1, 8])
+    rotary = {"position": "rotary", "rotary_theta": 9.0, "windows": (1, 0), "local_theta": 5.0}
+    for extra, frequencies, factor in (
+        ({}, 9.0 ** -np.array([0, 0.5]), 1),
+        ({"rotary_width": 2, "rotary_factor": 1.5}, np.ones(1), 1.5),
+        ({"rotary_scaling": (4.0,), "rotary_factor": 0.5}, 9.0 ** -np.array([0, 0.5]) / 4, 0.5),
+        ({"rotary_tables": ((9, (0.3, 0.2)),)}, np.array([0.3, 0.2]), 1),
+    ):
+        both = context(inputs={"positions": index}, **(rotary | extra))
+        width = extra.get("rotary_width", 4)
+        for angles, rates, times in (
+            (both.rotary, frequencies, factor),
+            (both.local_rotary, 5.0 ** -(np.arange(0, width, 2) / width), 1),
+        ):
+            expected = np.outer(index, np.tile(rates, 2))
+            assert_close(angles[0], times * np.cos(expected), atol=1e-5)
+            assert_close(angles[1], times * np.sin(expected), atol=1e-5)
+    assert context(**(rotary | {"windows": ()})).local_rotary is None
+    assert context(**(rotary | {"local_theta": 0.0})).local_rotary is None
+    first = context(position="rotary").rotary[1][:, 0]
+    np.testing.assert_allclose(first, np.sin(np.arange(n)), rtol=1e-5)
+
+    biased = {"position": "relative_bias", "num_buckets": 4, "max_distance": 3}
+    table = SimpleNamespace(position_bias=jnp.arange(8.0).reshape(4, 2))
+    for mask, buckets in (  # of keys before the query; after it, two more where it sees both
+        ("none", np.where(j > i, 2, 0) + (abs(i - j) > 0)),
+        ("causal", np.array([0, 1, 2, 3, 3, 3, 3])[np.maximum(i - j, 0)]),
+    ):
+        expected = np.asarray(table.position_bias)[buckets].transpose(2, 0, 1)
+        np.testing.assert_array_equal(context(table, mask=mask, **biased).bias, expected)
+        both = context(table, {"bias": jnp.full((1, n, n), 5.0)}, mask=mask, **biased)
+        np.testing.assert_array_equal(both.bias, expected + 5)
+
+    for clamp in (0, 2):
+        keys = context(inputs={"segments": index}, position="relative_key", clamp_distance=clamp)
+        distances = np.arange(n - 1, -n, -1)
+        distances = np.clip(distances, -clamp, clamp) if clamp else distances
+        angles = np.outer(distances, 10000.0 ** -(np.arange(4) / 4))
+        expected = np.concatenate([np.sin(angles), np.cos(angles)], axis=1)
+        assert_close(keys.relative, expected, atol=1e-5)
+        np.testing.assert_array_equal(keys.segments, index)

@@ -3,26 +3,26 @@
 import itertools
 import warnings
 
-import draws
 import jax
 import jax.numpy as jnp
-import mp_oracle
 import numpy as np
 import pytest
-from comparison import hidden_states, largest_difference, traces
-from marks import full_but
-from refusals import refused
 
 import rank_collapse as rc
 from rank_collapse import pretrained
 from rank_collapse.network import surgery
 from rank_collapse.network.layers import apply_norm, get_activation
 from rank_collapse.network.parameters import complete_params
+from tests.oracles import draws, mp_network
+from tests.oracles.checkpoint_arrays import hidden_states, largest_difference, traces
+from tests.support.closeness import assert_close
+from tests.support.marks import full_but
+from tests.support.refusals import is_refused, parametrize_refusals
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     try:
-        import architectures
+        from tests.oracles import architectures
     except ImportError:
         architectures = None
 
@@ -49,7 +49,7 @@ def test_variants_by_hand(variant, reading, family):
             x = np.asarray(normalise(p.mlp_norm, z if reading == "text" else z + x))
         elif family == "albert":
             x = np.asarray(normalise(p.mlp_norm, phi(x) + x))
-        np.testing.assert_allclose(trace.hidden[l + 1], x, atol=2e-5)
+        assert_close(trace.hidden[l + 1], x, atol=2e-5)
 
 
 SMALL = {
@@ -97,15 +97,17 @@ def test_decoders_by_hand(name, x64):
         trace = rc.apply(weights, ids, cut, memory=memory)
         start = np.asarray(trace.hidden[0])
         full_params = complete_params(params, config)  # biases that there are not as zeros
-        expected, _ = mp_oracle.states(full_params, start, config.replace(**fields), memory)
-        np.testing.assert_allclose(trace.hidden, expected, rtol=0, atol=1e-10)
+        expected, _ = mp_network.states(full_params, start, config.replace(**fields), memory)
+        assert_close(trace.hidden, expected, rtol=0, atol=1e-10)
         outputs.append(expected[-1])
     # The variants differ, so that no one of them passes for another.
     assert min(np.abs(a - b).max() for a, b in itertools.combinations(outputs, 2)) > 0.1
 
 
 GATED = rc.transformer(1, 2, 12, mlp="swiglu")
-test_refusals = refused(
+
+
+@parametrize_refusals(
     [
         (lambda p: surgery.ablate(CONFIG, p, "san"), "'san' is not one of"),
         (
@@ -119,9 +121,11 @@ test_refusals = refused(
         ),
         (lambda p: surgery.ablate(CONFIG.replace(mlp_skip=False), p, "SAN"), "mlp_skip=False"),
         (lambda p: surgery.identity_maps(GATED, draws.parameters(GATED)), "gated"),
-    ],
-    lambda call: call(draws.parameters(CONFIG)),
+    ]
 )
+def test_refusals(arguments, message):
+    (call,) = arguments
+    is_refused(message, lambda: call(draws.parameters(CONFIG)))
 
 
 class OnlyBranch:

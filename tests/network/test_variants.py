@@ -1,12 +1,16 @@
 """Attention variants against NumPy written out row by row, in float64 under a causal mask."""
 
-import draws
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from refusals import refused
-from variant_oracle import (
+
+import rank_collapse as rc
+from rank_collapse.network import variants
+from rank_collapse.network.attention_weights import AttentionContext
+from rank_collapse.network.covers import EVERYTHING
+from tests.oracles import draws
+from tests.oracles.variants import (
     CASES,
     DRAWN,
     D,
@@ -16,11 +20,8 @@ from variant_oracle import (
     in_float64 as in_float64,
     network,
 )
-
-import rank_collapse as rc
-from rank_collapse.network import variants
-from rank_collapse.network.attention import AttentionContext
-from rank_collapse.network.covers import EVERYTHING
+from tests.support.closeness import assert_close
+from tests.support.refusals import is_refused, parametrize_refusals
 
 
 def largest_error(case):
@@ -58,16 +59,17 @@ def test_variants_start_as_their_authors_start_them():
     shaped = rc.variant(plain, "shaped")
     params = rc.network.init_variant(jax.random.key(0), shaped, "shaped")
     trace = rc.apply(params, jnp.asarray(DRAWN), shaped)
-    np.testing.assert_allclose(trace.attention, np.tile(np.eye(N), (L, H, 1, 1)), atol=1e-15)
-    np.testing.assert_allclose(
-        rc.variant(plain, "retention").normalise.args[0], [[1 - 2**-5, 1 - 2**-6]] * L
-    )
+    assert_close(trace.attention, np.tile(np.eye(N), (L, H, 1, 1)), atol=1e-15)
+    assert_close(rc.variant(plain, "retention").normalise.args[0], [[1 - 2**-5, 1 - 2**-6]] * L)
 
 
-test_what_is_refused = refused(
+@parametrize_refusals(
     [
         ("shapd", {}, {}, "variant 'shapd' is not one of"),
-        ("san", {}, {}, r"'san' is a network, .*: rc.san\("),
+        *(
+            (name, {}, {}, rf"'{name}' is a network, .*: rc.{name}\(")
+            for name in ("san", "san_mlp", "san_skip", "transformer")
+        ),
         ("shaped", {}, {"delta": 1}, "no value 'delta', only"),
         ("retention", {"mask": "none"}, {}, "does not cover mask='none'"),
         ("linear", {"score": "additive"}, {}, "does not cover score='additive'"),
@@ -80,11 +82,14 @@ test_what_is_refused = refused(
         ("shaped", {"mix": np.tanh}, {}, "does not cover mix="),
         ("softmax", {}, {"alpha": 1.0}, "no value 'alpha'"),
         ("sinks", {"mixing": rc.network.Mixing(1.0)}, {}, "does not cover mixing="),
-    ],
-    lambda name, fields, values: rc.variant(
-        rc.san(1, H, D, **({"mask": "causal"} | fields)), name, **values
-    ),
+    ]
 )
+def test_what_is_refused(arguments, message):
+    name, fields, values = arguments
+    is_refused(
+        message,
+        lambda: rc.variant(rc.san(1, H, D, **({"mask": "causal"} | fields)), name, **values),
+    )
 
 
 def test_values_start_where_the_authors_have_them():
@@ -152,7 +157,7 @@ def test_masks_of_queries_and_of_heads_leave_out_their_keys():
                 linear_products / np.where(total == 0, 1, total),
             ),
         ):
-            np.testing.assert_allclose(weights, expected, atol=1e-12)
+            assert_close(weights, expected, atol=1e-12)
     assert variants.allowed_keys(scores, AttentionContext()).shape == (1, 3, 3)
 
 
@@ -182,7 +187,7 @@ def run_with_edit(place):
     return rc.apply(draws.parameters(config), jnp.asarray(DRAWN), config, edit={place: abs})
 
 
-test_what_is_of_another_shape_or_at_no_place_is_refused = refused(
+@parametrize_refusals(
     [
         (lambda: run_network(rc.san(1, H, D, normalise=lambda s, context: s[0])), "normalise gave"),
         (
@@ -194,6 +199,8 @@ test_what_is_of_another_shape_or_at_no_place_is_refused = refused(
         (lambda: run_sinks((1, H)), r"value of shape \(1, 2\) is not a number"),
     ]
 )
+def test_what_is_of_another_shape_or_at_no_place_is_refused(arguments, message):
+    is_refused(message, *arguments)
 
 
 def test_mix_may_return_its_matrix_alone():
@@ -215,4 +222,4 @@ def test_mix_may_return_its_matrix_alone():
 def test_padding_on_the_left_changes_no_other_token(name):
     config, params, x = network(name)
     padded_output = rc.apply(params, x, config, mask=jnp.arange(N) >= 2).output[2:]
-    np.testing.assert_allclose(padded_output, rc.apply(params, x[2:], config).output, rtol=1e-12)
+    assert_close(padded_output, rc.apply(params, x[2:], config).output, rtol=1e-12)

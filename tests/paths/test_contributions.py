@@ -1,24 +1,19 @@
 """Exact sums by length, and truncated networks: against outputs, slow walks and every path."""
 
-import inspect
 import itertools
 
-import draws
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from path_examples import DEPTH, HEADS, D, N, config_of, example, relative
-from path_oracle import Oracle
-from refusals import each_is_refused, refused
 
 import rank_collapse as rc
-from rank_collapse.network.inputs import prepare_inputs
-from rank_collapse.network.passes import run_pass
-from rank_collapse.paths.channels import Channels, pad_slots
 from rank_collapse.paths.contributions import PathContributions, path_contributions
 from rank_collapse.paths.heads import head_contributions
-from rank_collapse.paths.truncation import TruncatedPass
+from tests.oracles.path_examples import HEADS, D, N, config_of, example, relative
+from tests.oracles.path_sums import Oracle
+from tests.support.closeness import assert_close
+from tests.support.refusals import is_refused, parametrize_refusals
 
 GRID = [
     config_of(
@@ -80,7 +75,7 @@ def test_every_configuration_equals_a_walk_over_every_path(x64):
     """Per length and MLP count, from the memory or not, and the offset, in float64.
 
     Without jit: the same few operations serve all configurations. Single fields are walked in
-    tests/test_algebras.py.
+    tests/behaviour/test_algebras.py.
     """
     worst, cases = 0.0, [*GRID[::26], *list(SPECIAL.values())[:-1]]
     with jax.disable_jit():
@@ -147,48 +142,15 @@ def test_views_of_sums_are_written_out_for_stacks_too(count_mlps):
     ours = PathContributions(sums, offset, count_mlps=count_mlps)
     c = sums.sum(axis=2) if count_mlps else sums
     np.testing.assert_array_equal(ours.by_attention_length, c)
-    np.testing.assert_allclose(ours.total, c.sum(axis=1) + offset, rtol=1e-12)
+    assert_close(ours.total, c.sum(axis=1) + offset, rtol=1e-12)
     up_to, all_but = ours.up_to(), ours.all_but()
     assert up_to.shape == all_but.shape == c.shape
     for k in range(4):
-        np.testing.assert_allclose(up_to[:, k], c[:, : k + 1].sum(1) + offset, atol=1e-5)
+        assert_close(up_to[:, k], c[:, : k + 1].sum(1) + offset, atol=1e-5)
         others = np.delete(c, k, axis=1).sum(axis=1)
-        np.testing.assert_allclose(all_but[:, k], others + offset, atol=1e-5)
+        assert_close(all_but[:, k], others + offset, atol=1e-5)
     by_length, last = ours
     assert by_length is sums and last is offset and ours.from_memory is ours.output is None
-
-
-def test_channels_pass_a_function_where_they_exist():
-    rng = np.random.default_rng(0)
-    start, memory = (jnp.asarray(a) for a in rng.standard_normal((2, 3, 2, 4, 5)))
-    offset = jnp.asarray(rng.standard_normal((4, 5)))
-
-    def fn(c, ones):  # a constant for the offset alone
-        return 2 * c + ones[:, None, None]
-
-    channels = Channels(start, memory, offset)
-    passed = channels.apply_to_all(fn)
-    np.testing.assert_array_equal(passed.start, 2 * start)
-    np.testing.assert_array_equal(passed.memory, 2 * memory)
-    np.testing.assert_array_equal(passed.offset, 2 * offset + 1)
-    fewer = channels.apply_to_all(fn, num_lengths=-1, num_counts=1)
-    np.testing.assert_array_equal(fewer.memory, 2 * memory[:2, :1])
-    # lengths that do not exist are not passed, and without biases neither is the offset
-    live = jnp.array([True, False, True])
-    for biased in (True, False):
-        some = channels.replace(live=live, biased=biased).apply_to_all(fn)
-        for ours, group in ((some.start, start), (some.memory, memory)):
-            np.testing.assert_array_equal(ours, 2 * group * live[:, None, None, None])
-        np.testing.assert_array_equal(some.offset, 2 * offset + 1 if biased else offset)
-    for axis, lengths in ((0, [True, True, False]), (1, [True, False, False])):
-        shifted = channels.replace(live=jnp.array([True, False, False])).shift(axis)
-        np.testing.assert_array_equal(shifted.live, lengths)  # of attention, one more exists
-        widths = [(int(i == axis), 0) for i in range(4)]
-        np.testing.assert_array_equal(shifted.start, np.pad(start, widths))
-        np.testing.assert_array_equal(shifted.memory, np.pad(memory, widths))
-    padded = pad_slots(start, (6, 4), (1, 2))
-    np.testing.assert_array_equal(padded, np.pad(start, [(1, 2), (2, 0), (0, 0), (0, 0)]))
-    assert pad_slots(None, (6, 4)) is None
 
 
 @pytest.mark.full
@@ -198,9 +160,9 @@ def test_lengths_up_to_k_and_all_but_k():
         ours = compiled_contributions(params, x, SMALL, count_mlps=count)
         up_to, all_but = np.asarray(ours.up_to()), np.asarray(ours.all_but())
         c = np.asarray(ours.by_attention_length)
-        np.testing.assert_allclose(up_to[1], c[0] + c[1] + ours.offset, atol=1e-5)
-        np.testing.assert_allclose(up_to[-1], ours.output, atol=1e-5)
-        np.testing.assert_allclose(all_but[1], c[0] + c[2] + ours.offset, atol=1e-5)
+        assert_close(up_to[1], c[0] + c[1] + ours.offset, atol=1e-5)
+        assert_close(up_to[-1], ours.output, atol=1e-5)
+        assert_close(all_but[1], c[0] + c[2] + ours.offset, atol=1e-5)
 
 
 @pytest.mark.full
@@ -243,9 +205,9 @@ def test_gains_of_heads_leave_paths_from_the_memory_alone(x64):
         for gain in (1, 0)
     )
     assert np.any(plain.from_memory[1]) and not np.any(plain.from_memory[0])
-    np.testing.assert_allclose(none.from_memory, plain.from_memory, atol=1e-12)
-    np.testing.assert_allclose(none.by_length[1], plain.from_memory[1], atol=1e-12)
-    np.testing.assert_allclose(none.by_length[0], x, atol=1e-12)
+    assert_close(none.from_memory, plain.from_memory, atol=1e-12)
+    assert_close(none.by_length[1], plain.from_memory[1], atol=1e-12)
+    assert_close(none.by_length[0], x, atol=1e-12)
     assert np.abs(plain.by_length[1] - plain.from_memory[1]).max() > 0.1
 
 
@@ -290,148 +252,19 @@ def test_memory_does_not_grow_with_attention_matrices():
     assert temporaries(16) - temporaries(4) < 2 * one_layer
 
 
-test_bad_input_is_named = refused(
+@parametrize_refusals(
     [
         ({"head_gain": jnp.ones((3, HEADS))}, r"head_gain of shape \(3, 2\) is not \(2, 2\)"),
         ({"mask": jnp.ones(9, bool)}, r"mask of shape \(9,\)"),
         ({"config": SMALL.replace(cross_attention=True)}, "needs a memory"),
         ({"x": jnp.ones((N, 5))}, "d_model=8"),
-    ],
-    lambda options: compiled_contributions(
-        **{"params": small_example()[0], "x": small_example()[1], "config": SMALL} | options
-    ),
+    ]
 )
-
-
-CASES = {
-    "post": {"norm_placement": "post", "mlp": "gelu", "attention_skip": True, "mlp_skip": True},
-    "pre": {"norm_placement": "pre", "norm": "rms", "mlp": "swiglu", "final_norm": True}
-    | {"attention_skip": True, "mlp_skip": True, "mask": "causal", "layer_map": (0, 1, 0)},
-    "parallel experts": {"norm_placement": "pre", "mlp": "gelu", "parallel": True, "d_ff": 8}
-    | {"num_experts": 4, "experts_per_token": 2, "windows": (1, 0, 2), "score_cap": 0.5}
-    | {"attention_skip": True, "first_norm": False},
-    "plain": {"attention_skip": True, "skip_gain": 0.7, "temperature": 0.8},
-}
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("case", CASES)
-def test_all_lengths_are_the_whole_network(case, x64):
-    config = config_of(**CASES[case])
-    params, x, _ = example(config)
-    inputs = {"mask": jnp.arange(N) < N - 1, "bias": draws.normal(HEADS, N, N, seed=3)}
-    truncations = rc.truncated(params, x, config, jnp.arange(DEPTH + 1), **inputs)
-    contributions = rc.path_contributions(params, x, config, **inputs)
-    assert relative(truncations.output[-1], contributions.output) < 1e-12
-    assert relative(truncations.by_length[-1], contributions.by_length) < 1e-12
-    assert truncations.output.shape == (DEPTH + 1, *x.shape)
-    for k in range(DEPTH):  # nothing is longer, and what was cut off changes the rest
-        assert not truncations.by_length[k, k + 1 :].any() and truncations.by_length[k, k].any()
-        # Without norms and MLPs, length 0 needs no attention, and at the longest length but one
-        # the last attention reads a complete state. In parallel layers the last MLP does too.
-        frozen = {"plain": (0, DEPTH - 1), "parallel experts": (DEPTH - 1,)}.get(case, ())
-        assert (relative(truncations.output[k], contributions.up_to()[k]) < 1e-12) == (k in frozen)
-    single = rc.truncated(params, x, config, 1, **inputs)
-    assert relative(single.output, truncations.output[1]) < 1e-12
-    params, prepared = prepare_inputs(params, x, config, **inputs)
-    assert relative(run_pass(TruncatedPass(1), params, prepared, config), single.output) < 1e-12
-
-
-def compute_by_hand(params, x, config, longest):
-    """Walks post-norm layers with skips, ReLU MLPs and biases in numpy, for {length: part}."""
-
-    def norm(gain, bias, parts):
-        total = sum(parts.values())
-        sigma = total.std(axis=-1, keepdims=True)
-        out = {k: (c - c.mean(axis=-1, keepdims=True)) / sigma * gain for k, c in parts.items()}
-        return out | {"offset": out["offset"] + bias}
-
-    def add_parts(a, b):
-        return {k: a.get(k, 0) + b.get(k, 0) for k in a | b}
-
-    parts = {0: np.asarray(x), "offset": np.zeros_like(x)}
-    for l in range(config.depth):
-        p = jax.tree.map(np.asarray, rc.network.layer_params(params, config, l))
-        a, total = p.attention, sum(parts.values())
-        branch = {"offset": np.tile(a.b_o, (len(x), 1))}
-        for h in range(config.num_heads):
-            q, k = total @ a.w_q[h] + a.b_q[h], total @ a.w_k[h] + a.b_k[h]
-            scores = np.exp(q @ k.T / np.sqrt(q.shape[1]))
-            weights = scores / scores.sum(axis=1, keepdims=True)
-            for length, c in parts.items():
-                if length == "offset":
-                    part = {"offset": weights @ (c @ a.w_v[h] + a.b_v[h]) @ a.w_o[h]}
-                elif length < longest:
-                    part = {length + 1: weights @ c @ a.w_v[h] @ a.w_o[h]}
-                else:
-                    continue
-                branch = add_parts(branch, part)
-        parts = norm(p.attention_norm.gain, p.attention_norm.bias, add_parts(parts, branch))
-        m, total = p.mlp, sum(parts.values())
-        gate = (total @ m.w_in + m.b_in > 0).astype(float)
-        hidden = {
-            k: gate * (c @ m.w_in + (m.b_in if k == "offset" else 0)) for k, c in parts.items()
-        }
-        out = {k: z @ m.w_out + (m.b_out if k == "offset" else 0) for k, z in hidden.items()}
-        parts = norm(p.mlp_norm.gain, p.mlp_norm.bias, add_parts(parts, out))
-    return parts
-
-
-def test_mixed_attention_under_a_mask_is_the_whole_network_at_the_longest(x64):
-    """C of `Mixing` is uniform over what the mask allows."""
-    mixing = rc.network.Mixing(0.4, 0.7, -0.2)
-    config = config_of(mixing=mixing, mask="causal", attention_skip=True)
-    params, x, _ = example(config)
-    truncation = rc.truncated(params, x, config, DEPTH)
-    assert relative(truncation.output, rc.apply(params, x, config).output) < 1e-12
-
-
-@pytest.mark.parametrize("longest", [0, 1, 2])
-def test_every_length_against_a_slow_walk(longest, x64):
-    skips = {"attention_skip": True, "mlp_skip": True}
-    config = config_of(norm_placement="post", mlp="relu", norm_eps=0.0, **skips)
-    params, x, _ = example(config)
-    truncation, expected = (
-        rc.truncated(params, x, config, longest),
-        compute_by_hand(params, x, config, longest),
-    )
-    for k in range(longest + 1):
-        assert relative(truncation.by_length[k], expected[k]) < 1e-10
-    assert relative(truncation.offset, expected["offset"]) < 1e-10
-    assert relative(truncation.output, sum(expected.values())) < 1e-10
-
-
-def test_paths_from_the_memory_pass_the_final_norm_by_themselves(x64):
-    config = config_of(
-        depth=2, norm_placement="pre", cross_attention=True, attention_skip=True, final_norm=True
-    )
-    params, x, extra = example(config)
-    trace = rc.apply(params, x, config, **extra)
-    sums, from_memory, offset = Oracle(params, trace, config, extra["memory"]).sums()
-    ours = path_contributions(params, x, config, count_mlps=True, **extra)
-    for computed, expected in (
-        (ours.by_length, sums),
-        (ours.from_memory, from_memory),
-        (ours.offset, offset),
-        (ours.total, trace.output),
-    ):
-        np.testing.assert_allclose(computed, expected, atol=1e-10)
-
-
-def test_the_shape_of_the_result_is_not_traced():
-    params, x = small_example()
-    plain = inspect.unwrap(path_contributions)  # the tests' check of types refuses it before
-    compute = jax.jit(lambda count: plain(params, x, SMALL, count_mlps=count))
-    each_is_refused((lambda: compute(True), "count_mlps"))
-
-
-def test_what_truncation_refuses():
-    config = config_of()
-    params, x, _ = example(config)
-    each_is_refused(
-        (
-            lambda: rc.truncated(params, x, config, [1, 4]),
-            "length=4 is not a whole number from 0 to 3",
+def test_bad_input_is_named(arguments, message):
+    (options,) = arguments
+    is_refused(
+        message,
+        lambda: compiled_contributions(
+            **{"params": small_example()[0], "x": small_example()[1], "config": SMALL} | options
         ),
-        (lambda: rc.truncated(params, x, config, 1.0), "length=1.0 is not a whole number"),
     )

@@ -1,14 +1,15 @@
 """Direct contributions, heads, gradients by length: logits, derivatives and closed forms."""
 
-import draws
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from path_examples import config_of, example
-from refusals import refused
 
 import rank_collapse as rc
+from tests.oracles import draws
+from tests.oracles.path_examples import config_of, example
+from tests.support.closeness import assert_close
+from tests.support.refusals import is_refused, parametrize_refusals
 
 NETWORKS = {
     "sandwich of RMSNorms": {
@@ -67,23 +68,23 @@ def test_parts_and_lengths_sum_to_the_logits(x64, name, edit):
     output = rc.apply(params, x, config, edit=edit, **extra).output
     direct = rc.direct_contributions(params, x, config, edit=edit, **extra)
     lengths = rc.path_contributions(params, x, config, edit=edit, **extra)
-    np.testing.assert_allclose(direct.total, output, atol=1e-10)
+    assert_close(direct.total, output, atol=1e-10)
     w, b = draws.tokens(config.d_model, 3, 5), jnp.array([0.5, -1.0, 2.0])
     logits = output @ w + b[None]
     for parts in (direct, lengths):
-        np.testing.assert_allclose(rc.logit_attribution(parts, (w, b)).total, logits, atol=1e-10)
+        assert_close(rc.logit_attribution(parts, (w, b)).total, logits, atol=1e-10)
         pair = rc.paths.Classifier(w[:, [2]] - w[:, [0]], b[2:] - b[0])
         attribution = rc.logit_attribution(parts, pair)
-        np.testing.assert_allclose(attribution.total[:, 0], logits[:, 2] - logits[:, 0], atol=1e-10)
-    np.testing.assert_allclose(
+        assert_close(attribution.total[:, 0], logits[:, 2] - logits[:, 0], atol=1e-10)
+    assert_close(
         rc.logit_attribution(lengths, (w, b)).output, logits, atol=1e-10
     )  # the shares of the lengths sum to it
     without_bias = rc.logit_attribution(lengths, w)
-    np.testing.assert_allclose(without_bias.output, output @ w, atol=1e-10)
-    np.testing.assert_allclose(without_bias.by_length, lengths.by_length @ w, atol=1e-10)
+    assert_close(without_bias.output, output @ w, atol=1e-10)
+    assert_close(without_bias.by_length, lengths.by_length @ w, atol=1e-10)
     assert (without_bias.from_memory is None) == (not extra)
     attribution = rc.logit_attribution(direct.heads, w[:, [1]])
-    np.testing.assert_allclose(attribution[..., 0], direct.heads @ w[:, 1], atol=1e-12)
+    assert_close(attribution[..., 0], direct.heads @ w[:, 1], atol=1e-12)
 
 
 def test_without_norms_parts_are_what_the_trace_holds(x64):
@@ -92,24 +93,26 @@ def test_without_norms_parts_are_what_the_trace_holds(x64):
     params, x, extra = example(config)
     trace = rc.apply(params, x, config, keep=("head_output",), **extra)
     direct = rc.direct_contributions(params, x, config, **extra)
-    np.testing.assert_allclose(direct.heads, trace.kept["head_output"], atol=1e-12)
-    np.testing.assert_allclose(direct.mlps, trace.mlp_branch, atol=1e-12)
-    np.testing.assert_allclose(direct.cross, trace.layers.cross_branch, atol=1e-12)
-    np.testing.assert_allclose(direct.start, x)
+    assert_close(direct.heads, trace.kept["head_output"], atol=1e-12)
+    assert_close(direct.mlps, trace.mlp_branch, atol=1e-12)
+    assert_close(direct.cross, trace.layers.cross_branch, atol=1e-12)
+    assert_close(direct.start, x)
     bias = params.layers.attention.b_o
-    np.testing.assert_allclose(direct.offset, np.tile(bias.sum(0), (len(x), 1)), atol=1e-12)
-    np.testing.assert_allclose(
+    assert_close(direct.offset, np.tile(bias.sum(0), (len(x), 1)), atol=1e-12)
+    assert_close(
         trace.attention_branch, trace.kept["head_output"].sum(axis=1) + bias[:, None], atol=1e-12
     )
     assert sorted(trace.kept) == ["head_output"]
     # of a stack of networks the total is one of each
     stack = jax.tree.map(lambda a: jnp.stack([a, 2 * a]), direct)
     totals = np.stack([direct.total, 2 * direct.total])
-    np.testing.assert_allclose(stack.total, totals, atol=1e-12)
+    assert_close(stack.total, totals, atol=1e-12)
 
 
 SHORT = config_of(attention_skip=True, mlp="none")
-test_what_does_not_fit_is_named = refused(
+
+
+@parametrize_refusals(
     [
         (
             lambda p, x: rc.logit_attribution(jnp.zeros((2, 3, 4)), jnp.zeros((5, 2))),
@@ -123,9 +126,11 @@ test_what_does_not_fit_is_named = refused(
             lambda p, x: rc.head_contributions(p, x, SHORT, chunk=0),
             "chunk=0 is not a whole number from 1 on",
         ),
-    ],
-    lambda call: call(*example(SHORT)[:2]),
+    ]
 )
+def test_what_does_not_fit_is_named(arguments, message):
+    (call,) = arguments
+    is_refused(message, lambda: call(*example(SHORT)[:2]))
 
 
 def test_dropped_weights_are_those_of_the_heads():
@@ -135,24 +140,4 @@ def test_dropped_weights_are_those_of_the_heads():
         params, x, config, keep=("head_output",), dropout_key=jax.random.key(0), dropout_rate=0.5
     )
     branch = trace.kept["head_output"].sum(axis=1) + params.layers.attention.b_o[:, None]
-    np.testing.assert_allclose(trace.attention_branch, branch, atol=1e-5)
-
-
-L, H, N, D = 5, 3, 4, 6
-
-
-@pytest.mark.full
-def test_any_chunk_of_heads_gives_the_derivative_of_each_head_s_gain(x64):
-    """Every field of a configuration is in tests/test_algebras.py."""
-    config = rc.transformer(L, H, D)
-    params, x = draws.parameters(config), draws.tokens(N, D)
-
-    def total(gain):
-        return rc.path_contributions(params, x, config, head_gain=gain).total
-
-    expected = jax.jit(jax.jacfwd(total))(jnp.ones((L, H)))
-    for chunk in (1, 2, H):
-        contributions = rc.head_contributions(params, x, config, chunk=chunk)
-        np.testing.assert_allclose(
-            contributions, jnp.moveaxis(expected, (0, 1), (2, 3)), atol=1e-12
-        )
+    assert_close(trace.attention_branch, branch, atol=1e-5)

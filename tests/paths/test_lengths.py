@@ -3,19 +3,20 @@
 import itertools
 import json
 import math
-from pathlib import Path
 
-import draws
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from refusals import is_refused
 from scipy import stats
 
 import rank_collapse as rc
+from tests.oracles import draws
+from tests.support.closeness import assert_close
+from tests.support.folders import REPOSITORY
+from tests.support.refusals import is_refused
 
-DATA = Path(__file__).parents[2] / "experiments/paper/attention_shares.json"
+DATA = REPOSITORY / "experiments/paper/attention_shares.json"
 MODELS = json.loads(DATA.read_text("utf-8"))["models"]
 SHARES = np.array([0.7, 0.2, 0.5, 0.35])
 
@@ -31,17 +32,17 @@ def test_the_law_is_the_sum_over_all_choices_of_layers():
     expected = np.zeros(5)
     for choice in itertools.product((0, 1), repeat=4):
         expected[sum(choice)] += np.prod(np.where(choice, SHARES, 1 - SHARES))
-    np.testing.assert_allclose(rc.path_length_law(SHARES), expected, rtol=1e-14)
+    assert_close(rc.path_length_law(SHARES), expected, rtol=1e-14)
     stacked = rc.path_length_law(np.stack([SHARES, SHARES[::-1]]))
-    np.testing.assert_allclose(stacked, [expected, expected], rtol=1e-14)
+    assert_close(stacked, [expected, expected], rtol=1e-14)
 
 
 def test_shares_of_equal_heads_and_skips_give_the_count_of_the_paper():
     depth, num_heads = 12, 16
     counts = np.array(rc.count_paths(depth, num_heads), float)
     law = rc.path_length_law(np.full(depth, num_heads / (1 + num_heads)))
-    np.testing.assert_allclose(law, counts / counts.sum(), rtol=1e-12)
-    np.testing.assert_allclose(law, stats.binom(depth, num_heads / (1 + num_heads)).pmf(range(13)))
+    assert_close(law, counts / counts.sum(), rtol=1e-12)
+    assert_close(law, stats.binom(depth, num_heads / (1 + num_heads)).pmf(range(13)))
 
 
 def test_rollout_by_length_is_the_sum_over_all_choices_of_layers():
@@ -54,15 +55,15 @@ def test_rollout_by_length_is_the_sum_over_all_choices_of_layers():
             product = (factor if taken else (1 - SHARES[layer]) * np.eye(5)) @ product
         expected[sum(choice)] += product
     terms = rc.rollout(weights, SHARES, by_length=True)
-    np.testing.assert_allclose(terms, expected, atol=1e-15)
-    np.testing.assert_allclose(rc.rollout(weights, SHARES), expected.sum(axis=0), atol=1e-15)
-    np.testing.assert_allclose(terms[..., -1, :].sum(-1), rc.path_length_law(SHARES), rtol=1e-13)
+    assert_close(terms, expected, atol=1e-15)
+    assert_close(rc.rollout(weights, SHARES), expected.sum(axis=0), atol=1e-15)
+    assert_close(terms[..., -1, :].sum(-1), rc.path_length_law(SHARES), rtol=1e-13)
     one_share = rc.rollout(weights, 0.3, by_length=True)
-    np.testing.assert_allclose(one_share, rc.rollout(weights, np.full(4, 0.3), by_length=True))
+    assert_close(one_share, rc.rollout(weights, np.full(4, 0.3), by_length=True))
     of_means = rc.rollout(weights.mean(axis=1), SHARES)
-    np.testing.assert_allclose(of_means, expected.sum(axis=0), atol=1e-15)
+    assert_close(of_means, expected.sum(axis=0), atol=1e-15)
     half = np.linalg.multi_dot([(np.eye(5) + a.mean(axis=0)) / 2 for a in weights[::-1]])
-    np.testing.assert_allclose(rc.rollout(weights), half, atol=1e-15)
+    assert_close(rc.rollout(weights), half, atol=1e-15)
 
 
 def test_rollout_is_the_frozen_paths_of_a_network_with_these_gains():
@@ -156,7 +157,7 @@ def test_results_are_of_the_framework_of_their_arguments():
     for compute in COMPUTE:
         in_torch = compute(torch.tensor(weights), torch.tensor(SHARES))
         assert isinstance(in_torch, torch.Tensor)
-        np.testing.assert_allclose(in_torch.numpy(), compute(weights, SHARES), atol=1e-15)
+        assert_close(in_torch.numpy(), compute(weights, SHARES), atol=1e-15)
     assert math.isclose(float(rc.path_length_law(torch.tensor(SHARES)).sum()), 1)
 
 

@@ -5,10 +5,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.ad_checkpoint import checkpoint_name
-from refusals import refused
 
 import rank_collapse as rc
 from rank_collapse.paths import name_states, transport, transport_ranks
+from tests.support.closeness import assert_close
+from tests.support.refusals import is_refused, parametrize_refusals
 
 DEPTH, N, D = 3, 6, 8
 CONFIG = rc.transformer(
@@ -59,12 +60,12 @@ def test_transport_is_the_jacobian_in_a_scan_and_in_a_loop(inputs, layer):
         moved = jax.jit(
             lambda x, v, fn=fn: transport(fn, x, v, layer=layer, branches="attention", skip=2)
         )(x, v)
-        np.testing.assert_allclose(moved.total, want[2:, 2:].sum(0).mean(0), rtol=1e-9, atol=1e-10)
-        np.testing.assert_allclose(moved.by_length.sum(0), moved.total, atol=1e-10)
+        assert_close(moved.total, want[2:, 2:].sum(0).mean(0), rtol=1e-9, atol=1e-10)
+        assert_close(moved.by_length.sum(0), moved.total, atol=1e-10)
         # no path passes more attentions than there are layers left
         assert np.all(np.abs(moved.by_length[DEPTH - layer :]) < 1e-12)
         one = transport(fn, x, v, layer=layer, branches="attention", skip=0, sources=3)
-        np.testing.assert_allclose(one.by_position.sum(0), want[:, 3], rtol=1e-9, atol=1e-10)
+        assert_close(one.by_position.sum(0), want[:, 3], rtol=1e-9, atol=1e-10)
 
 
 def test_frozen_transport_starts_at_the_state_as_path_contributions_do(inputs):
@@ -77,7 +78,7 @@ def test_frozen_transport_starts_at_the_state_as_path_contributions_do(inputs):
     want = rc.path_contributions(
         params.replace(layers=later), hidden[1], CONFIG.replace(depth=DEPTH - 1)
     )
-    np.testing.assert_allclose(moved.by_position[:DEPTH], want.by_length, atol=1e-10)
+    assert_close(moved.by_position[:DEPTH], want.by_length, atol=1e-10)
 
 
 def test_the_rank_of_the_jacobian_by_distance(inputs):
@@ -86,12 +87,12 @@ def test_the_rank_of_the_jacobian_by_distance(inputs):
     jacobian = jax.jacfwd(lambda delta: last_state(params, x, 1, delta))(jnp.zeros((N, D)))
     want = [rc.effective_rank(np.asarray(jacobian)[2 + m, :, 2]) for m in (0, 1, 3)]
     ranks = transport_ranks(fn, x, layer=1, source=2, branches="attention", distances=(0, 1, 3))
-    np.testing.assert_allclose(ranks[-1], want, rtol=1e-8)
+    assert_close(ranks[-1], want, rtol=1e-8)
     # the last row is of all lengths, however few of them are kept apart
     options = {"layer": 1, "source": 2, "branches": "attention", "distances": (0, 1, 3)}
     short = transport_ranks(fn, x, longest=0, **options)
     assert short.shape == (2, 3)
-    np.testing.assert_allclose(short[-1], want, rtol=1e-8)
+    assert_close(short[-1], want, rtol=1e-8)
 
 
 def test_longest_leaves_the_total_whole(inputs):
@@ -100,9 +101,9 @@ def test_longest_leaves_the_total_whole(inputs):
     whole = transport(fn, x, v, layer=0, branches="attention", skip=1)
     cut = transport(fn, x, v, layer=0, branches="attention", skip=1, longest=1)
     assert cut.by_length.shape == (2, D)
-    np.testing.assert_allclose(cut.total, whole.total, atol=1e-10)
-    np.testing.assert_allclose(cut.arriving, whole.by_position.sum(0), atol=1e-10)
-    np.testing.assert_allclose(whole.arriving, whole.by_position.sum(0), atol=1e-10)
+    assert_close(cut.total, whole.total, atol=1e-10)
+    assert_close(cut.arriving, whole.by_position.sum(0), atol=1e-10)
+    assert_close(whole.arriving, whole.by_position.sum(0), atol=1e-10)
 
 
 def call(**changes):
@@ -111,7 +112,7 @@ def call(**changes):
     return transport(fn, np.ones((N, D), np.float32), **options)
 
 
-test_a_wrong_use_is_refused = refused(
+@parametrize_refusals(
     [
         ({"layer": 3}, "layer=3 is not one of the 3 states of the name 'residual'"),
         ({"states": "stream"}, "layer=0 is not one of the 0 states of the name 'stream'"),
@@ -121,9 +122,11 @@ test_a_wrong_use_is_refused = refused(
         ({"sources": 6}, r"sources=\[6\] are not positions from 0 to 5"),
         ({"branches": {"attention": "a"}}, "transport counts one kind"),
         ({"branches": "attn"}, "branches='attn' matches no scope or name; nearest: 'attention'"),
-    ],
-    by=lambda changes: call(**changes),
+    ]
 )
+def test_a_wrong_use_is_refused(arguments, message):
+    (changes,) = arguments
+    is_refused(message, lambda: call(**changes))
 
 
 def test_a_name_in_a_condition_is_refused():

@@ -9,19 +9,19 @@ import warnings
 import jax
 import numpy as np
 import pytest
-from refusals import is_refused
+
+from tests.support.refusals import is_refused
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     torch = pytest.importorskip("torch")
     pytest.importorskip("transformers")
-    import architectures
-
-from comparison import example_inputs, hidden_states, largest_difference
-from marks import full_but, full_if
+    from tests.oracles import architectures
 
 import rank_collapse as rc
 from rank_collapse import pretrained
+from tests.oracles.checkpoint_arrays import example_inputs, hidden_states, largest_difference
+from tests.support.marks import full_but, full_if
 
 TOLERANCE = 1e-5
 SLOW = [name for name in architectures.FORMS if "-" in name] + [

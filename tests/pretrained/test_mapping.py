@@ -8,6 +8,7 @@ from rank_collapse import pretrained
 from rank_collapse.pretrained.loading import random_like
 from rank_collapse.pretrained.mapping import Reader
 from rank_collapse.pretrained.weights import Weights
+from tests.support.closeness import assert_close
 
 LINEAR = {"attention.q": "q", "attention.k": "k", "attention.v": "v", "attention.o": "o"}
 
@@ -65,6 +66,6 @@ def test_drawn_sinusoidal_positions_are_sines_before_cosines():
     source = {"model_type": "distilbert", "sinusoidal_pos_embds": True} | sizes
     _, params = random_like(source, jax.random.key(0))
     positions = np.asarray(params.embedding.positions)
-    np.testing.assert_allclose(positions[0], [0, 1, 0, 1], atol=1e-7)
+    assert_close(positions[0], [0, 1, 0, 1], atol=1e-7)
     expected = [np.sin(1), np.cos(1), np.sin(0.01), np.cos(0.01)]
     np.testing.assert_allclose(positions[1], expected, rtol=1e-6)

@@ -2,11 +2,8 @@
 
 import numpy as np
 import pytest
-from matplotlib.figure import Figure
 
-from experiments.lab import plots
 from rank_collapse.measures.table import COLLAPSE
-from rank_collapse.report import figures
 from rank_collapse.report.alarms import Threshold, find_alarms
 from rank_collapse.report.metrics import by_step, metrics_figure
 
@@ -170,35 +167,3 @@ def test_the_first_alarms_are_those_of_a_loop_over_all_rows():
     alarms = {(a.threshold, a.seed): (a.step, a.value) for a in find_alarms(rows, thresholds)}
     assert alarms.keys() == expected.keys() and len(alarms) > 50
     np.testing.assert_array_equal([alarms[k] for k in expected], list(expected.values()))
-
-
-def test_panels_lie_where_their_places_say():
-    _, axes, panels = plots.place_grid([("b", 2), ("a", 2), ("b", 1)])
-    assert axes.shape == (2, 2)
-    assert panels == [axes[0, 0], axes[1, 0], axes[0, 1]]  # as they come first, not sorted
-
-
-def test_a_band_is_of_the_values_that_are_known():
-    values = np.array([[1.0, 2.0, 4.0], [3.0, 4.0, np.nan]])
-    _, axes = figures.figure()
-    figures.band(axes[0, 0], [1, 2, 3], 2 * values, "y", 1, lw=4)
-    (line,) = axes[0, 0].lines
-    np.testing.assert_array_equal(line.get_xdata(), [1, 2, 3])
-    np.testing.assert_array_equal(line.get_ydata(), [4, 6, 8])
-    assert line.get_linewidth() == 4
-
-
-def test_a_band_of_logarithms_has_a_gap_where_a_seed_has_none():
-    _, axes = figures.figure()
-    figures.log_band(axes[0, 0], np.arange(3), np.array([[1.0, 4.0, 0.0], [4.0, 9.0, 2.0]]))
-    (line,) = axes[0, 0].lines
-    np.testing.assert_allclose(line.get_ydata(), [2, 6, np.nan])
-
-
-def test_layers_are_whole_numbers_on_every_panel():
-    axes = Figure().subplots(1, 2)
-    for ax in axes:
-        ax.plot([0, 1], [0, 1], label="a curve")
-    figures.finish_axes(list(axes), "layer")
-    for ax in axes:
-        assert all(tick == round(tick) for tick in ax.get_xticks())

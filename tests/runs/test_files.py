@@ -4,18 +4,16 @@ import errno
 import os
 import platform
 import re
-import sys
 import zipfile
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from matplotlib.figure import Figure
-from refusals import is_refused
 
-from rank_collapse.extras import MissingPackage
-from rank_collapse.runs import drawn, files
-from rank_collapse.runs.files import RunError
+from experiments.lab.folder import RunFolder
+from rank_collapse.runs import files
+from rank_collapse.runs.files import RunError, load_arrays
+from tests.support.refusals import is_refused
 
 
 def test_a_file_that_fails_leaves_the_one_before_and_no_other(tmp_path):
@@ -146,21 +144,16 @@ def test_a_difference_names_each_field_that_either_has():
     assert files.describe_difference({"a": True}, {"a": 1}) == "a is True there, 1 here"
 
 
-def test_a_figure_is_drawn_alike_each_time_with_text_as_text():
-    figure = Figure(figsize=(1, 1), layout="constrained")
-    figure.text(0.1, 0.1, "x")
-    figure.text(0.8, 0.9, "y")
-    first = drawn.draw_files(figure)
-    width, height = np.frombuffer(first[".png"][16:24], ">u4")
-    box = figure.get_tightbbox().padded(0.1)
-    np.testing.assert_allclose([width, height], [box.width * 150, box.height * 150], atol=1)
-    assert first[".pdf"].startswith(b"%PDF") and b"CreationDate" not in first[".pdf"]
-    assert b"/Type3" not in first[".pdf"] and b"/CIDFontType2" in first[".pdf"]
-    assert drawn.draw_files(figure) == first and figure.get_layout_engine() is None
+def test_arrays_of_texts_are_refused(tmp_path):
+    np.savez(tmp_path / "a.npz", a=np.ones(2), b=np.array(["1.0", "2.0"]))
+    is_refused("more than arrays of numbers", load_arrays, tmp_path / "a.npz", error=RunError)
 
 
-def test_figures_without_matplotlib_are_refused_with_what_works(monkeypatch):
-    drawn.check_drawing("--out")
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    message = r"^--out needs matplotlib, .*\(the extra 'report'\); leave it out$"
-    is_refused(message, drawn.check_drawing, "--out", "leave it out", error=MissingPackage)
+def test_a_file_system_without_locks_is_used_without(tmp_path, monkeypatch):
+    def flock(*_):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(files.fcntl, "flock", flock)
+    with RunFolder(tmp_path, {}) as run:
+        run.save_arrays({"a": np.ones(2)})
+    assert (tmp_path / "arrays.npz").exists()

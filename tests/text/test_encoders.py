@@ -6,11 +6,10 @@ import json
 
 import numpy as np
 import pytest
-from refusals import is_refused
 
-from experiments.train import pairs
-from rank_collapse.text import encoders, tokens, vocabulary
+from rank_collapse.text import encoders, tokens
 from rank_collapse.text.words import default_text
+from tests.support.refusals import is_refused
 
 pytest.importorskip("tokenizers")
 TEXTS = ["The cat sat on the mat.", "A dog ran after the cat, and the cat ran too.", "Birds sing."]
@@ -153,15 +152,6 @@ def test_what_is_beside_a_vocabulary_counts(tmp_path):
         assert encode.unknown == 1
 
 
-def test_what_the_package_refuses_is_one_line():
-    def fail(*arguments, **options):
-        raise Exception(f"{arguments}\n{options}" + 300 * "x")
-
-    message = r"^it fails: \(1,\) \{'a': 2\}x{286}…$"
-    is_refused(message, vocabulary.call_tokenizers, "it fails", fail, 1, a=2)
-    assert vocabulary.call_tokenizers("", max, 1, 3) == 3
-
-
 def test_the_unknown_token_is_that_of_the_model(tmp_path):
     from tokenizers import Tokenizer, models
 
@@ -209,17 +199,6 @@ def test_a_damaged_tokenizer_is_one_line(name, change, message, tmp_path):
     assert "\n" not in str(caught.value)
 
 
-def test_a_vocabulary_without_unknown_words_is_one_line(tmp_path):
-    (tmp_path / "vocab.txt").write_text("[PAD]\n[CLS]\n[SEP]\nthe\n")
-    is_refused(
-        r"vocab\.txt encodes no text: .*Missing \[UNK\]",
-        encoders.load_tokenizer(tmp_path, {"model_type": "bert"}),
-        "zebra",
-    )
-    tokenizer, _ = pairs.load_tokenizer(str(tmp_path), [("a", "b")])
-    is_refused("the tokenizer encodes no text", pairs.encode_pairs, tokenizer, [("zebra", "b")], 9)
-
-
 def test_a_token_beyond_every_integer_is_one_line():
     is_refused("token id 4294967295 of text 0", tokens.pad_sequences, [[2**32 - 1]])
 
@@ -229,93 +208,3 @@ def test_every_process_makes_the_same_vocabulary():
     encode = encoders.trained_tokenizer([default_text()], 30000)
     ids = np.array(encode(default_text()), np.int64)
     assert hashlib.sha256(ids.tobytes()).hexdigest()[:16] == "4d6243f227047a14"
-
-
-def test_a_trained_vocabulary_keeps_case_and_accents_unless_it_is_lowercase():
-    text = "Élan elan"
-    frame, cased = [2, 3], encoders.trained_tokenizer([text], 40)(text)
-    assert [cased[0], cased[-1]] == frame and len(set(cased[1:-1])) == 2
-    for lowercase, pieces in ((False, ["Élan", "elan"]), (True, ["elan", "elan"])):
-        tokenizer = vocabulary.train_wordpiece([text], 40, lowercase=lowercase)
-        assert tokenizer.encode(text).tokens == pieces
-        assert " " not in tokenizer.get_vocab() and "##l" in tokenizer.get_vocab()
-        assert tokenizer.encode("z").tokens == ["[UNK]"]
-        assert [tokenizer.id_to_token(i) for i in (0, 1, 4)] == ["[PAD]", "[UNK]", "[MASK]"]
-
-
-def test_the_texts_words_are_whole_tokens():
-    text = default_text()
-    tokenizer = vocabulary.train_wordpiece([text], 30000, lowercase=True)
-    pieces = tokenizer.encode(text).tokens
-    assert pieces == [t for t in pieces if not t.startswith("##") and t != "[UNK]"]
-    assert tokenizer.encode("The qqq").tokens[0] == "the"
-    assert [tokenizer.token_to_id(t) for t in vocabulary.SPECIAL] == [0, 1, 2, 3, 4]
-
-
-def test_the_size_is_kept_or_refused():
-    small = vocabulary.train_wordpiece(["abc abd abc"], 20, lowercase=False)
-    assert small.get_vocab_size() <= 20 and len(small.encode("abc").ids) == 1
-    is_refused(
-        "vocab_size=12 is less than the 13 special tokens",
-        vocabulary.train_wordpiece,
-        ["abc abd"],
-        12,
-        lowercase=False,
-    )
-    assert vocabulary.train_wordpiece(["abc abd"], 13, lowercase=False).get_vocab_size() == 13
-
-
-VOCABULARY = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "b", "c", "##c", "A")
-
-
-def test_reading(tmp_path):
-    path = tmp_path / "train.tsv"
-    path.write_text("index\tsentence1\tsentence2\n0\tA b\tC\n1\tonly one\n2\tD\tE\n")
-    assert pairs.read_pairs("RTE", str(tmp_path), 9) == [("A b", "C"), ("D", "E")]
-    assert pairs.read_pairs("RTE", str(tmp_path), 1) == [("A b", "C")]
-    path.write_text("index\tsentence1\n0\tA\n")
-    is_refused(r"train\.tsv has no column sentence2", pairs.read_pairs, "RTE", str(tmp_path), 9)
-    path.write_text("sentence1\tsentence2\n")
-    is_refused(r"train\.tsv has no rows", pairs.read_pairs, "RTE", str(tmp_path), 9)
-    is_refused(
-        r"none/train\.tsv does not exist: GLUE's RTE",
-        pairs.read_pairs,
-        "RTE",
-        str(tmp_path / "none"),
-        9,
-        error=FileNotFoundError,
-    )
-
-
-def test_a_folders_vocabulary(tmp_path):
-    (tmp_path / "vocab.txt").write_text("\n".join(VOCABULARY))
-    sentences = [("A ac", "b"), ("b", "c")]
-    tokenizer, origin = pairs.load_tokenizer(str(tmp_path), sentences)
-    assert origin == "tokenizer from vocab.txt"
-    ids, mask = pairs.encode_pairs(tokenizer, sentences, 128)
-    np.testing.assert_array_equal(ids, [[2, 5, 5, 8, 3, 6, 3], [2, 6, 3, 7, 3, 0, 0]])
-    np.testing.assert_array_equal(mask, ids > 0)
-    cut, _ = pairs.encode_pairs(tokenizer, sentences, 5)  # the longer sentence loses its end
-    np.testing.assert_array_equal(cut[0], [2, 5, 3, 6, 3])
-    tokenizer, _ = pairs.load_tokenizer(str(tmp_path / "vocab.txt"), sentences)
-    np.testing.assert_array_equal(pairs.encode_pairs(tokenizer, sentences, 128).ids, ids)
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"do_lower_case": False}))
-    tokenizer, _ = pairs.load_tokenizer(str(tmp_path), sentences)
-    assert pairs.encode_pairs(tokenizer, sentences, 128).ids[0, 1] == VOCABULARY.index("A")
-    (tmp_path / "vocab.txt").unlink()
-    is_refused(
-        r"holds neither tokenizer\.json nor vocab\.txt",
-        pairs.load_tokenizer,
-        str(tmp_path),
-        sentences,
-    )
-
-
-def test_rte_has_the_ids_it_always_had(shared_data):
-    """The digest is of the first deterministic vocabulary; update it with the algorithm."""
-    sentences = pairs.read_pairs("RTE", str(shared_data / "RTE"), 500)
-    tokenizer, _ = pairs.load_tokenizer("bert-base-uncased", sentences)
-    ids, mask = pairs.encode_pairs(tokenizer, sentences, 128)
-    assert tokenizer.get_vocab_size() == 10476 and ids.shape == (500, 128)
-    digest = hashlib.sha256(ids.tobytes() + mask.tobytes()).hexdigest()
-    assert digest.startswith("c8bf5b3779ed9507")

@@ -3,10 +3,10 @@
 import json
 
 import pytest
-from refusals import is_refused
 
 from rank_collapse.text import encoders
 from rank_collapse.text.growth import MOST_LETTERS, _bound_length, check_growth
+from tests.support.refusals import is_refused
 
 tokenizers = pytest.importorskip("tokenizers")
 n, Regex = tokenizers.normalizers, tokenizers.Regex

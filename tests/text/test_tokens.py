@@ -1,114 +1,9 @@
 """Texts are read, cut and padded to batches of token ids, or refused in one line."""
 
-import os
-
 import numpy as np
-import pytest
-from refusals import each_is_refused, is_refused
 
-from experiments.lab.texts import encode_texts, join_texts, read_text, token_ids, tokenize
-from rank_collapse.text import files, tokens, words
-
-
-def test_line_ends_and_byte_order_mark(tmp_path):
-    path = tmp_path / "a"
-    path.write_bytes("\ufeffnaïve\r\ntext\rend".encode())
-    assert files.read_utf8(path) == "naïve\ntext\nend"
-    assert files.read_utf8(str(path)) == "naïve\ntext\nend"
-
-
-def test_what_cannot_be_read_is_named(tmp_path):
-    (tmp_path / "latin").write_bytes("naïve".encode("latin-1"))
-    is_refused(r"latin is not UTF-8: byte 2 of it$", files.read_utf8, tmp_path / "latin")
-    is_refused(r"none does not exist$", files.read_utf8, tmp_path / "none", error=FileNotFoundError)
-    is_refused(
-        "latin/below cannot be read: Not a directory", files.read_utf8, tmp_path / "latin" / "below"
-    )
-    os.mkfifo(tmp_path / "pipe")  # which would wait for a writer
-    for path in (tmp_path, tmp_path / "pipe", "/dev/zero"):
-        is_refused("it is not a regular file", files.read_utf8, path)
-
-
-def test_tables(tmp_path):
-    path = tmp_path / "a.tsv"
-    long = "x" * 200_000  # the csv package would refuse it
-    path.write_text(f'one\ttwo\n1 "\t2\u2028\n\n{long}\n\t4\r\n', encoding="utf-8")
-    assert files.read_table(path) == {"one": ['1 "', long, ""], "two": ["2\u2028", "", "4"]}
-    path.write_text("one 1\ttwo\n")
-    assert files.read_table(path) == {"one 1": [], "two": []}
-
-
-ABSENT = {"error": FileNotFoundError}
-
-
-def test_json(tmp_path):
-    path = tmp_path / "a.json"
-    path.write_text('{"a": 1}')
-    assert files.read_json(path) == {"a": 1}
-    for content, message in (("{", "a.json is not JSON"), ("[1]", "a.json holds a list")):
-        path.write_text(content)
-        is_refused(message, files.read_json, path)
-    for content in ("[" * 100_000, "9" * 5000):  # deeper, and of more digits, than Python reads
-        path.write_text(content)
-        is_refused("a.json is not JSON", files.read_json, path)
-    is_refused("none.json does not exist$", files.read_json, tmp_path / "none.json", **ABSENT)
-    assert files.read_utf8(path, max_bytes=5000) == content
-    is_refused("5000 bytes, more than 4999$", files.read_utf8, path, max_bytes=4999)
-    is_refused("5000 bytes, more than 0$", files.read_utf8, path, max_bytes=0)
-    os.truncate(path, 3_000_000_000)
-    is_refused("has 3000000000 bytes, more than 100000000", files.read_json, path)
-
-
-def test_words_and_punctuation_in_order():
-    assert tokenize('The cat\'s "hat", é_1!') == [
-        "the",
-        "cat",
-        "'",
-        "s",
-        '"',
-        "hat",
-        '"',
-        ",",
-        "é_1",
-        "!",
-    ]
-
-
-def test_ids_are_ranks_of_first_appearance_and_a_longer_excerpt_begins_alike():
-    ids, vocabulary = token_ids("a b, a c", 10)
-    assert ids.tolist() == [0, 1, 2, 0, 3] and vocabulary == ["a", "b", ",", "c"]
-    assert token_ids("a b, a c", 3)[0].tolist() == [0, 1, 2]
-
-
-@pytest.mark.parametrize("content", ["", "word", "  \n"])
-def test_fewer_than_two_tokens_are_refused(content):
-    each_is_refused(
-        (lambda: token_ids(content, 10), "fewer than 2"),
-        (lambda: token_ids("many words here", 1), "fewer than 2"),
-    )
-
-
-def test_an_empty_text_is_refused(tmp_path):
-    (tmp_path / "good").write_text("Some text.\n")
-    assert read_text(tmp_path / "good") == "Some text.\n"
-    (tmp_path / "empty").write_text(" \n")
-    is_refused("empty is empty", read_text, tmp_path / "empty")
-
-
-def test_windows():
-    assert words.cut_windows("a b c d e", 3, 3) == ["a b c", "b c d", "c d e"]
-    assert words.cut_windows("a b", 4, 5) == ["a b"]
-    assert words.cut_windows("a b c", 9, 2) == ["a b", "b c"]
-    assert words.cut_windows("a b c d e f", 2, 2) == ["a b", "e f"]
-    assert words.cut_windows("a b c", 1, 2) == ["a b"]
-
-
-TEXTS = ["The cat sat on the mat.", "A dog ran after the cat, and the cat ran too.", "Birds sing."]
-
-
-def word_lengths(text):
-    """An encoder: the length of each word, between 1 and 2."""
-    return [1, *map(len, text.split()), 2]
+from rank_collapse.text import tokens
+from tests.support.refusals import each_is_refused, is_refused
 
 
 def test_read_texts(tmp_path):
@@ -157,11 +52,6 @@ def test_a_text_is_cut_before_its_last_token():
         assert tokens.cut_text([1, 2, 3, 4], max_tokens) == expected
 
 
-def test_the_shipped_text_has_about_500_words():
-    text = words.default_text()
-    assert 400 < len(text.split()) < 600 and text.isascii()
-
-
 def test_rte(shared_data):
     texts = tokens.read_texts(shared_data / "RTE" / "dev.tsv")
     assert len(texts) == 277 and texts[0].endswith("Christopher Reeve had an accident.")
@@ -187,24 +77,3 @@ def test_pad_and_ids(tmp_path):
     for line in ("1 two\n", "5,,8\n"):
         path.write_text(line)
         is_refused(r"ids\.txt does not hold token ids", tokens.read_ids, path)
-
-
-def test_encode_cuts_and_refuses():
-    batch = encode_texts(TEXTS, word_lengths, max_tokens=5)
-    np.testing.assert_array_equal(batch.ids[1], [1, 1, 3, 3, 2])
-    np.testing.assert_array_equal(batch.mask[2], [True] * 4 + [False])
-    each_is_refused(
-        (lambda: encode_texts(["a", " "], word_lengths, max_tokens=5), "text 1 is empty"),
-        (
-            lambda: encode_texts(TEXTS, word_lengths, max_tokens=9, num_positions=8),
-            "max_tokens=9 is more than the 8 positions",
-        ),
-    )
-
-
-def test_join():
-    assert join_texts(["a b", "c d e", "f", "g h i j"], word_lengths, 6, 9) == [
-        "a b c d e",
-        "f g h i j",
-    ]
-    is_refused("fewer than 99 tokens", join_texts, TEXTS, word_lengths, 99, 9)

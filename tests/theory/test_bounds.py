@@ -3,20 +3,20 @@
 import itertools
 import math
 
-import draws
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from comparison import near
-from marks import full_but
 
 import rank_collapse as rc
 from rank_collapse.network import layers
 from rank_collapse.network.residual import LayerGains
-from rank_collapse.theory import bounds, reports
+from rank_collapse.theory import bound_constants, bounds, reports
 from rank_collapse.theory.log_operations import LogState
 from rank_collapse.theory.logdomain import log_trace
+from tests.oracles import draws
+from tests.support.closeness import assert_close, near
+from tests.support.marks import full_but
 
 make_report = jax.jit(rc.bound_report)
 TEMPERATURE, GAIN = 1.7, 0.8
@@ -44,13 +44,13 @@ def of_heads():
 def test_the_report_of_a_log_is_that_of_its_network(of_heads, x64):
     params, x, config, expected = of_heads[3]
     report = reports.report_of_log(params, x, config, log_trace(params, x, config))
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-9), report, expected)
+    jax.tree.map(lambda a, b: assert_close(a, b, rtol=1e-9), report, expected)
 
 
 def test_threshold_is_the_root():
     x = bounds.LEMMA_THRESHOLD
     assert x > 0.5  # 0 is a root too
-    np.testing.assert_allclose(math.exp(x), 1 + 2 * x, rtol=1e-14)
+    assert_close(math.exp(x), 1 + 2 * x, rtol=1e-14)
 
 
 def test_a_power_law_of_a_constant_of_0_and_beyond_float_range():
@@ -70,12 +70,12 @@ def test_the_lemmas_excess_is_written_out(of_heads, x64):
         p, common = (
             np.exp(s) / np.exp(s).sum(1, keepdims=True) for s in (scores, scores - deviation)
         )
-        np.testing.assert_allclose(common, common[:1].repeat(len(x), axis=0), rtol=1e-9)
+        assert_close(common, common[:1].repeat(len(x), axis=0), rtol=1e-9)
         spread = np.ptp(deviation, axis=1)[:, None]
         below, above = (1 - spread) * common - p, p - (1 + 2 * spread) * common
         expected.append(max(below.max(), above.max()))
     excess = jax.jit(bounds.lemma_excess)(layer, x)
-    np.testing.assert_allclose(excess, expected, rtol=1e-9)
+    assert_close(excess, expected, rtol=1e-9)
     assert np.all(excess < 0)  # as the lemma says of nearly equal tokens
 
 
@@ -85,10 +85,10 @@ def test_of_one_head_both_forms_are_the_heads_bound_and_of_several_2_sqrt_2_abov
     for heads, (*_, report) in of_heads.items():
         if heads == 1:
             for sides in (report.layer, report.published_layer):
-                np.testing.assert_allclose(sides.log10_rhs, report.head.log10_rhs[:, 0], rtol=1e-9)
+                assert_close(sides.log10_rhs, report.head.log10_rhs[:, 0], rtol=1e-9)
             # the stack's bound is that of the largest c, a layer's that of its own without the gain
             c = report.layer.log10_rhs - 3 * report.log10_input + math.log10(GAIN)
-            np.testing.assert_allclose(report.log10_c, c, rtol=1e-9)
+            assert_close(report.log10_c, c, rtol=1e-9)
         gain = report.layer.log10_rhs - report.mean_layer.log10_rhs
         assert np.all(gain >= math.log10(2 * math.sqrt(2)) - 1e-12)
 
@@ -101,7 +101,7 @@ def test_every_tightness_is_the_difference_of_its_sides(of_heads, x64):
         for kind in ("", "_cubic") if "diameter" in name else ("",):
             difference = getattr(sides, f"log10_rhs{kind}") - sides.log10_lhs
             tightness = getattr(sides, f"tightness{kind}")
-            np.testing.assert_allclose(tightness, difference, atol=1e-9, err_msg=name)
+            assert_close(tightness, difference, atol=1e-9, err_msg=name)
 
 
 def test_the_conditions_of_the_lemma_and_of_a_bound_that_falls(of_heads, x64):
@@ -131,12 +131,12 @@ def test_scores_that_are_not_divided_are_those_of_smaller_queries_and_padding_is
     padded = np.full((7, 6), 9.0)
     padded[mask] = x
     report = make_report(draws.changed(params, attention=smaller), padded, undivided, mask=mask)
-    np.testing.assert_allclose(report.log10_spread[..., mask], expected.log10_spread, rtol=1e-9)
+    assert_close(report.log10_spread[..., mask], expected.log10_spread, rtol=1e-9)
     assert np.isneginf(report.log10_spread[..., ~mask]).all()
     assert report.not_covered == expected.not_covered == ()
     same = {"log10_spread": None, "gamma": None, "beta": None, "stack_gamma": None}
     report, expected = (r.replace(**same, stack_beta=None) for r in (report, expected))
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-8), report, expected)
+    jax.tree.map(lambda a, b: assert_close(a, b, rtol=1e-8), report, expected)
 
 
 @pytest.mark.parametrize(
@@ -146,7 +146,7 @@ def test_lipschitz_constant_bounds_every_residual(kind, x64):
     config = rc.san_mlp(1, 1, 6, mlp=kind, d_ff=9)
     params = draws.parameters(config, 0, 2.0, 1.0).layers.mlp
     params = jax.tree.map(lambda a: a[0], params)
-    one, inf = jax.jit(bounds.lipschitz_constants, static_argnums=1)(params, kind)
+    one, inf = jax.jit(bound_constants.lipschitz_constants, static_argnums=1)(params, kind)
     rng = np.random.default_rng(0)
     center = rng.standard_normal((30, 1, 6))
     noise = 10 ** rng.uniform(-3, 1, (30, 1, 1)) * rng.standard_normal((30, 4, 6))
@@ -157,12 +157,14 @@ def test_lipschitz_constant_bounds_every_residual(kind, x64):
     def measure_shares(center, noise):
         at_center, at_x = (layers.apply_mlp(params, a, kind) for a in (center, center + noise))
         residual = at_x - at_center
-        norms = (bounds.norm_1, one), (bounds.norm_inf, inf)
+        norms = (bound_constants.norm_1, one), (bound_constants.norm_inf, inf)
         return jnp.array([norm(residual) / (constant * norm(noise)) for norm, constant in norms])
 
     shares = measure_shares(np.tile(center, (1, 4, 1)), noise)
     assert np.all(shares <= 1 + 1e-9) and shares.max() > 0.05
-    slope = float(one / (bounds.norm_1(params.w_in) * bounds.norm_1(params.w_out)))
+    slope = float(
+        one / (bound_constants.norm_1(params.w_in) * bound_constants.norm_1(params.w_out))
+    )
     expected_slope = {"gelu": 1.128904, "gelu_tanh": 1.129, "silu": 1.099839}.get(kind, 1.0)
     np.testing.assert_allclose(slope, expected_slope, rtol=1e-4)
 
@@ -178,8 +180,8 @@ def test_the_spread_of_scores_is_over_the_keys_that_a_row_sees():
     for h, i in itertools.product(range(2), (0, 1, 3)):
         row = residual[i] @ w_qk[h] @ residual.T / 2
         expected[h, i] = np.ptp(row[allowed[h, i]]) if allowed[h, i].any() else 0
-    spread = bounds.score_spread(w_qk, state, config, allowed, keep)
-    np.testing.assert_allclose(spread, expected, atol=1e-6)
+    spread = bound_constants.score_spread(w_qk, state, config, allowed, keep)
+    assert_close(spread, expected, atol=1e-6)
 
 
 def test_the_skip_of_an_mlp_adds_its_largest_gain():
@@ -196,7 +198,9 @@ def test_the_skip_of_an_mlp_adds_its_largest_gain():
         ({"mlp": "swiglu"}, [np.inf, np.inf]),
     ):
         network = params, gains, config.replace(**changes)
-        ours = bounds.sublayer_lipschitz(*network, bounds.norm_1, bounds.norm_inf)
+        ours = bound_constants.sublayer_lipschitz(
+            *network, bound_constants.norm_1, bound_constants.norm_inf
+        )
         np.testing.assert_allclose(ours, constants, rtol=3e-6)
 
 
@@ -234,7 +238,7 @@ def test_masks_skips_and_norms_are_named():
     report = make_report(params, x, causal)
     branches = rc.apply(params, x, causal).attention_branch
     log10_norms = [np.log10(rc.composite_norm(rc.residual(b))) for b in branches]
-    np.testing.assert_allclose(report.layer.log10_lhs, log10_norms, atol=1e-4)
+    assert_close(report.layer.log10_lhs, log10_norms, atol=1e-4)
     assert np.isfinite(report.layer.tightness).all()
 
 

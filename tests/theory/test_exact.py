@@ -3,18 +3,18 @@
 import itertools
 import types
 
-import draws
 import jax
 import jax.numpy as jnp
-import mp_oracle
 import mpmath
 import numpy as np
 import pytest
-from refusals import refused
-from small_residuals import CASES, KEEP, SKIPS, D, H, network
 
 import rank_collapse as rc
 from rank_collapse.theory import exact
+from tests.oracles import draws, mp_network
+from tests.oracles.small_residuals import CASES, KEEP, SKIPS, D, H, network
+from tests.support.closeness import assert_close
+from tests.support.refusals import is_refused, parametrize_refusals
 
 
 def check_inside(balls, want):
@@ -56,7 +56,7 @@ def test_the_plain_network_in_many_digits_lies_inside_the_balls(case, large):
     balls = exact.exact_profile(params, x, config, **inputs)
     digits = 700 if large else 300
     with mpmath.workdps(digits):
-        check_inside(balls, mp_oracle.profile(params, x, config, digits, **inputs))
+        check_inside(balls, mp_network.profile(params, x, config, digits, **inputs))
 
 
 KINDS = (
@@ -85,7 +85,7 @@ def test_large_weights_are_proved_but_in_three_of_48_networks(shape):
             lost.add(s)
         elif config.mlp == "none" and balls.digits <= 100:
             with mpmath.workdps(200):
-                check_inside(balls, mp_oracle.profile(params, x, config, 200))
+                check_inside(balls, mp_network.profile(params, x, config, 200))
     assert lost == NOT_PROVED[shape]
 
 
@@ -96,7 +96,7 @@ def test_gelu_at_large_weights(scale, norm_placement):
     config = rc.transformer(3, 2, 8, mlp="gelu", norm_placement=norm_placement)
     params, x = draws.parameters(config, 0, scale, 0.1), draws.tokens(5, 8)
     balls = exact.exact_profile(params, x, config)
-    check_inside(balls, mp_oracle.profile(params, x, config, 200))
+    check_inside(balls, mp_network.profile(params, x, config, 200))
 
 
 def test_digits_are_doubled_until_the_balls_are_narrow():
@@ -135,11 +135,11 @@ def test_an_attempt_is_begun_unless_it_takes_too_long_or_too_many_digits(
 
 @pytest.mark.parametrize("kind", exact.ACTIVATIONS)
 def test_activations_are_those_of_mpmath(kind):
-    z, phi = np.array([-3.5, -0.3, 0.0, 0.7, 2.0]), mp_oracle.activation(kind)
+    z, phi = np.array([-3.5, -0.3, 0.0, 0.7, 2.0]), mp_network.activation(kind)
     with exact.flint.ctx.workdps(30), mpmath.workdps(30):
         balls = exact.ACTIVATIONS[kind](exact.to_balls(z))
         expected = [float(phi(mpmath.mpf(float(a)))) for a in z]
-    np.testing.assert_allclose([float(b.mid()) for b in balls], expected, rtol=1e-14)
+    assert_close([float(b.mid()) for b in balls], expected, rtol=1e-14)
 
 
 def test_tokens_that_are_exactly_equal_have_no_residual():
@@ -157,7 +157,7 @@ def call(x=None, config=SAN, **options):
     return rc.theory.exact_profile(draws.parameters(SAN), x, config, **options)
 
 
-test_refusals_name_the_value = refused(
+@parametrize_refusals(
     [
         (lambda: jax.jit(lambda x: call(x=x).profile)(jnp.ones((3, 4))), "outside of jit and vmap"),
         (lambda: call(x=np.float32([[1, 2, 3, np.inf]] * 3)), "x has values that are not finite"),
@@ -169,6 +169,8 @@ test_refusals_name_the_value = refused(
         (lambda: call(max_digits=40), "digits=50 is not a whole number from 10 to 40"),
     ]
 )
+def test_refusals_name_the_value(arguments, message):
+    is_refused(message, *arguments)
 
 
 def test_masked_tokens_have_no_part_in_the_residual():
@@ -185,4 +187,4 @@ def test_the_rate_of_eight_layers():
     config = rc.san(8, 2, 8)
     balls = exact.exact_profile(draws.parameters(config), draws.tokens(5, 8), config)
     assert balls.profile[-1] < -100
-    np.testing.assert_allclose(rc.local_rate(balls.profile)[-1], 3, atol=0.05)
+    assert_close(rc.local_rate(balls.profile)[-1], 3, atol=0.05)

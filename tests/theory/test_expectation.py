@@ -2,14 +2,10 @@
 
 import functools
 
-import draws
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from gradient_norms import gradient_norms
-from marks import full_but
-from refusals import each_is_refused
 
 import rank_collapse as rc
 from experiments.note.stability.measure import move_weights
@@ -17,6 +13,11 @@ from experiments.note.stability.results import output_change_law
 from experiments.train.weights import get_weight_matrices, replace_weight_matrices
 from rank_collapse.network.measured import updates
 from rank_collapse.theory import expectation, token_kernel
+from tests.oracles import draws
+from tests.oracles.gradient_norms import gradient_norms
+from tests.support.closeness import assert_close
+from tests.support.marks import full_but
+from tests.support.refusals import each_is_refused
 
 SEEDS = jax.vmap(lambda s: jax.random.fold_in(jax.random.key(0), s))(jnp.arange(8))
 
@@ -173,7 +174,7 @@ def test_tokens_and_a_memory_are_read_where_they_exist_by_matrices_of_their_own(
     # tokens that do not exist
     for other in (compute(memory, x=x.at[2].set(9.0)), compute(memory.at[1].set(9.0))):
         variances = [a.hidden.variance[:, :2] for a in (other, trace)]
-        np.testing.assert_allclose(*variances, rtol=1e-5)
+        assert_close(*variances, rtol=1e-5)
     assert np.abs(compute(memory, x=x + 1).hidden.variance - trace.hidden.variance).max() > 0.1
     assert np.abs(compute(memory + 1).hidden.variance - trace.hidden.variance).max() > 0.1
     changes = [compute(memory, *moved).output_change[1] for moved in (["attention"], ["cross"])]

@@ -2,22 +2,21 @@
 
 import functools
 
-import draws
 import jax
 import jax.numpy as jnp
-import mp_oracle
 import numpy as np
 import pytest
-from compiling import AS_USERS
-from marks import full_but
-from small_residuals import CASES, config_of, network as small_network
 
 import rank_collapse as rc
 from rank_collapse.network.inputs import prepare_inputs
 from rank_collapse.network.passes import WalkResult
-from rank_collapse.network.residual import ResidualSpec
-from rank_collapse.theory import log_operations as ops, logdomain, noise
+from rank_collapse.theory import logdomain, noise
 from rank_collapse.theory.logdomain import REPLICAS, LogPass, LogScaled
+from tests.oracles import draws, mp_network
+from tests.oracles.small_residuals import CASES, config_of, network as small_network
+from tests.support.closeness import assert_close
+from tests.support.compiling import AS_USERS
+from tests.support.marks import full_but
 
 N, D, H = 6, 16, 4
 QUICK = {
@@ -28,7 +27,7 @@ QUICK = {
 
 def mp_profile(params, x, config, digits):
     """log10 ‖res(X^l)‖_{1,∞} by the plain forward pass in `digits` decimal digits."""
-    return np.array(mp_oracle.profile(params, x, config, digits), float)
+    return np.array(mp_network.profile(params, x, config, digits), float)
 
 
 def network(config, weight_scale=1.0, bias_scale=0.1, n=N, seed=0):
@@ -65,7 +64,7 @@ def to_float64(*arrays):
     return jax.tree.map(lambda a: jax.device_put(np.asarray(a, np.float64)), arrays)
 
 
-def assert_close(got, want):
+def assert_promised(got, want):
     """1e-3 in log10, or 1e-6 relative: what the log scale promises in float32."""
     assert got.dtype == jnp.float32
     np.testing.assert_array_less(np.abs(np.asarray(got) - want), np.maximum(1e-3, 1e-6 * -want))
@@ -94,7 +93,7 @@ def test_equals_thousands_of_digits(case):
     params, x = network(config, **scales)
     want = mp_profile(params, x, config, digits)
     assert want.min() > -0.8 * digits  # the oracle itself has digits left
-    assert_close(compile_as_users()(params, x, config), want)
+    assert_promised(compile_as_users()(params, x, config), want)
 
 
 def test_saturated_attention_is_below_float_range_and_right():
@@ -110,7 +109,7 @@ def test_saturated_attention_is_below_float_range_and_right():
     ours = compile_profile(config)
     profile = ours(params, x, config)
     with jax.enable_x64(True):
-        np.testing.assert_allclose(ours(*to_float64(params, x), config), want, rtol=1e-10)
+        assert_close(ours(*to_float64(params, x), config), want, rtol=1e-10)
         profiles = [ours(*to_float64(perturb_params(params, seed), x), config) for seed in range(8)]
     spread = np.abs(np.asarray(profiles) - want).max(axis=0)
     assert spread[-1] < 1e-3 * -want[-1]
@@ -130,10 +129,10 @@ def test_distances_lost_within_clusters_give_nan_not_a_wrong_number():
     want = mp_profile(params, x, config, 100)
     ours = compile_profile(config)
     got = np.asarray(ours(params, x, config))
-    np.testing.assert_allclose(got[:-1], want[:-1], atol=1e-3)
+    assert_close(got[:-1], want[:-1], atol=1e-3)
     assert np.isnan(got[-1])
     with jax.enable_x64(True):  # whose 16 digits are enough
-        np.testing.assert_allclose(ours(*to_float64(params, x), config), want, atol=1e-3)
+        assert_close(ours(*to_float64(params, x), config), want, atol=1e-3)
 
 
 def test_the_local_rate_of_laws_in_closed_form():
@@ -142,75 +141,6 @@ def test_the_local_rate_of_laws_in_closed_form():
         np.testing.assert_allclose(rc.local_rate(unit - 0.2 * 3**layers), 3, rtol=1e-4)
         np.testing.assert_allclose(rc.local_rate(unit - 0.7 * layers), 1, rtol=1e-4)
     assert np.isnan(rc.local_rate(np.zeros(4))).all()
-
-
-EXISTS = np.array([False, True, True, False, True])
-
-
-def join_tokens(state):
-    """1·meanᵀ + e^s R of the tokens that exist; the others have to be 0 in R."""
-    mean, residual, log_scale = jax.device_get((state.mean, state.residual, state.log_scale))
-    assert not np.any(residual[~EXISTS])
-    return (mean + np.exp(log_scale) * residual)[EXISTS]
-
-
-def test_tokens_of_parts_are_renormalised_over_those_that_exist(x64):
-    rng = np.random.default_rng(0)
-    mean, parts, scales = (
-        rng.standard_normal(3),
-        rng.standard_normal((2, 5, 3)),
-        np.array([0.3, -2]),
-    )
-    state = jax.jit(ops.renormalise_parts)(mean, parts, scales, EXISTS)
-    tokens = (mean + np.einsum("p,pnd->nd", np.exp(scales), parts))[EXISTS]
-    np.testing.assert_allclose(join_tokens(state), tokens, rtol=1e-12)
-    np.testing.assert_allclose(state.residual.sum(axis=0), 0, atol=1e-14)
-    np.testing.assert_allclose(np.abs(state.residual).max(), 1)
-    # the same far below float range, and of nothing
-    tiny = jax.jit(ops.renormalise_parts)(mean, parts, scales - 2000, EXISTS)
-    np.testing.assert_allclose(tiny.log_scale, state.log_scale - 2000)
-    np.testing.assert_allclose(tiny.residual, state.residual, atol=1e-12)
-    nothing = jax.jit(ops.renormalise_parts)(mean, 0 * parts, scales, EXISTS)
-    assert nothing.log_scale == -np.inf and not np.any(nothing.residual)
-    x = rng.standard_normal((5, 3))
-    split = jax.jit(ops.around_mean)(x, EXISTS)
-    np.testing.assert_allclose(split.mean, x[EXISTS].mean(axis=0), rtol=1e-12)
-    np.testing.assert_allclose(join_tokens(split), x[EXISTS], rtol=1e-12)
-    farthest = max(np.linalg.norm(a - b) for a in x[EXISTS] for b in x[EXISTS])
-    np.testing.assert_allclose(ops.log10_diameter(split), np.log10(farthest))
-    size = rc.composite_norm(x[EXISTS] - x[EXISTS].mean(axis=0, keepdims=True))
-    np.testing.assert_allclose(ops.log10_norm(split), np.log10(size))
-
-
-@pytest.mark.parametrize("norms", [False, True])
-def test_branches_join_the_stream_unless_a_tenth_of_them_is_noise(norms, x64):
-    rng = np.random.default_rng(0)
-    x, branch = rng.standard_normal((2, 5, 3))
-    skip, gain = rng.standard_normal(3), np.array([0.5, -4.0, 1.0])
-    spec = ResidualSpec(None, None, skip, gain, "attention", True, "none", "layer", 0.01)
-    state, part = (jax.jit(ops.around_mean)(a, EXISTS) for a in (x, branch))
-
-    @jax.jit
-    def compute(noise):
-        parts = ops.LogParts(part.mean, part.residual[None], part.log_scale[None], noise)
-        if norms:
-            return ops.normalise_branch(spec.at_branch, parts, EXISTS)
-        return ops.add_branch(spec, state, parts, EXISTS)
-
-    quiet = jax.device_get(compute(-np.inf))
-    if norms:
-        size, largest = part.log_scale, 1.0
-        tokens = join_tokens(ops.LogState(quiet.mean, quiet.parts[0], quiet.scales[0]))
-        centred = branch - branch.mean(axis=1, keepdims=True)
-        expected = centred / np.sqrt((centred**2).mean(axis=1, keepdims=True) + 0.01)
-    else:
-        size, largest = quiet.log_scale, 4.0
-        tokens, expected = join_tokens(quiet), gain * branch + skip * x
-    np.testing.assert_allclose(tokens, expected[EXISTS], rtol=1e-10)
-    for share, is_refused in ((0.09, False), (0.11, True)):
-        noisy = compute(np.log(share / largest) + size)
-        scale = noisy.scales[0] if norms else noisy.log_scale
-        assert bool(np.isnan(scale)) == is_refused
 
 
 def test_the_copies_that_are_asked_for_run(monkeypatch):
@@ -308,7 +238,7 @@ def test_equals_the_ordinary_pass_where_float64_still_sees_it(case, single):
             want, resolved = reference(large, wide, config)
             assert resolved.sum() >= 2 or scale == 2
             got = narrow if single else ours(large, wide, config)
-            np.testing.assert_allclose(got[resolved], want[resolved], atol=1e-4)
+            assert_close(got[resolved], want[resolved], atol=1e-4)
             if single:
                 return
 
@@ -323,7 +253,7 @@ def test_norms_of_branches_mixed_weights_and_a_gated_mlp():
         wide = to_float64(params, x)
         want, resolved = compile_ordinary_profile(config)(*wide, config)
         assert resolved.all()
-        np.testing.assert_allclose(compile_profile(config)(*wide, config), want, atol=1e-9)
+        assert_close(compile_profile(config)(*wide, config), want, atol=1e-9)
 
 
 @pytest.mark.parametrize(
@@ -349,11 +279,11 @@ def test_float64_gives_more_digits_and_bfloat16_gives_float32():
     with jax.enable_x64(True):
         params64, x64 = jax.tree.map(lambda a: jnp.asarray(np.asarray(a, np.float64)), (params, x))
         got = compile_as_users()(params64, x64, config)
-        np.testing.assert_allclose(got, want, rtol=1e-12, atol=1e-12)
+        assert_close(got, want, rtol=1e-12, atol=1e-12)
     params, x = jax.tree.map(lambda a: a.astype(jnp.bfloat16), (params, x))
     got = compile_as_users()(params, x, config)
     params, x = jax.tree.map(lambda a: a.astype(jnp.float32), (params, x))
-    assert_close(got, np.asarray(compile_as_users()(params, x, config)))
+    assert_promised(got, np.asarray(compile_as_users()(params, x, config)))
 
 
 @pytest.mark.full
@@ -361,7 +291,7 @@ def test_ten_tokens_of_width_16_fall_like_3_to_the_depth():
     config = rc.san(5, 4, 16)
     params, x = network(config, bias_scale=0.0, n=10)
     got = compile_as_users()(params, x, config)
-    assert_close(got, mp_profile(params, x, config, 700))
+    assert_promised(got, mp_profile(params, x, config, 700))
     rate = np.asarray(rc.local_rate(got))
     assert rate.shape == (4,) and abs(rate[-1] - 3) < abs(rate[-2] - 3)
     np.testing.assert_allclose(rc.local_rate(2.3 * got + 5), rate, rtol=1e-4)  # base and unit
@@ -374,4 +304,4 @@ def test_twelve_and_thirty_two_layers_are_finite(depth):
     params, x = network(config, n=16)
     got = np.asarray(compile_as_users()(params, x, config))
     assert np.isfinite(got).all()
-    np.testing.assert_allclose(rc.local_rate(got)[-1], 3, atol=1e-3)
+    assert_close(rc.local_rate(got)[-1], 3, atol=1e-3)

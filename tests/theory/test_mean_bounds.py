@@ -2,7 +2,6 @@
 
 import math
 
-import draws
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,6 +10,8 @@ import pytest
 import rank_collapse as rc
 from rank_collapse.network.residual import LayerGains
 from rank_collapse.theory import mean_bounds
+from tests.oracles import draws
+from tests.support.closeness import assert_close
 
 SIDES = ("mean_head", "mean_layer", "diameter_layer", "diameter")
 
@@ -46,15 +47,13 @@ def test_two_tokens_by_hand(x64):
     a, w = abs(w_q * w_k), w_v * w_o
     diameter = 2 * r * w * math.tanh(a * r * r)
     for sides in (report.diameter_layer, report.diameter):
-        np.testing.assert_allclose(sides.log10_lhs[-1], math.log10(diameter), rtol=1e-12)
-        np.testing.assert_allclose(sides.log10_rhs[-1], math.log10(diameter), rtol=1e-12)
-        np.testing.assert_allclose(
-            sides.log10_rhs_cubic[-1], math.log10(2 * r * w * a * r * r), rtol=1e-12
-        )
+        assert_close(sides.log10_lhs[-1], math.log10(diameter), rtol=1e-12)
+        assert_close(sides.log10_rhs[-1], math.log10(diameter), rtol=1e-12)
+        assert_close(sides.log10_rhs_cubic[-1], math.log10(2 * r * w * a * r * r), rtol=1e-12)
     # D_ii = 2 a r², ‖R‖_{1,∞} = √2 r
     bound = 2 * a * r * r * math.sqrt(2) * math.sqrt(2) * r * w / math.sqrt(2) / 2  # 1 − 1/n = ½
-    np.testing.assert_allclose(report.mean_head.log10_rhs[0, 0], math.log10(bound), rtol=1e-12)
-    np.testing.assert_allclose(report.mean_layer.log10_rhs[0], math.log10(bound), rtol=1e-12)
+    assert_close(report.mean_head.log10_rhs[0, 0], math.log10(bound), rtol=1e-12)
+    assert_close(report.mean_layer.log10_rhs[0], math.log10(bound), rtol=1e-12)
 
 
 def test_report_equals_the_written_out_formulas(networks):
@@ -80,13 +79,13 @@ def test_report_equals_the_written_out_formulas(networks):
             u = np.linalg.norm(w_qk, 2) * delta**2 / 4
             tanh, cubic = tanh + math.tanh(u) * size_w * delta, cubic + u * size_w * delta
             head = math.sqrt(column / 2 * one(w) * row / 2) * math.sqrt(inf(w) * one(r) * inf(r))
-            np.testing.assert_allclose(report.mean_head.log10_rhs[seed, 0, h], math.log10(head))
+            assert_close(report.mean_head.log10_rhs[seed, 0, h], math.log10(head))
         layer = math.sqrt(columns * rows * one(r) * inf(r))
-        np.testing.assert_allclose(report.mean_layer.log10_rhs[seed, 0], math.log10(layer))
+        assert_close(report.mean_layer.log10_rhs[seed, 0], math.log10(layer))
         sides = report.diameter_layer
-        np.testing.assert_allclose(sides.log10_rhs[seed, 0], math.log10(tanh))
-        np.testing.assert_allclose(sides.log10_rhs_cubic[seed, 0], math.log10(cubic))
-        np.testing.assert_allclose(report.diameter.log10_lhs[seed, 0], math.log10(delta))
+        assert_close(sides.log10_rhs[seed, 0], math.log10(tanh))
+        assert_close(sides.log10_rhs_cubic[seed, 0], math.log10(cubic))
+        assert_close(report.diameter.log10_lhs[seed, 0], math.log10(delta))
         m = jax.tree.map(lambda a, s=seed: np.asarray(a[s, 0]), params.layers.mlp)
         slope = np.linalg.norm(m.w_in, 2) * np.linalg.norm(m.w_out, 2)  # |tanh'| ≤ 1
         np.testing.assert_allclose(
@@ -171,7 +170,7 @@ def test_the_bound_of_a_stack_with_skips_written_out(x64):
         for s, w, keep, gain, m in zip(scores, values, skip, abs(branch), mlp, strict=True):
             heads = np.sum(limit(s * wanted[-1] ** 2) * w)
             wanted.append((gain * heads + keep) * wanted[-1] * m)
-        np.testing.assert_allclose(ours, np.log10(wanted), rtol=1e-12)
+        assert_close(ours, np.log10(wanted), rtol=1e-12)
 
 
 @pytest.mark.full
@@ -190,7 +189,7 @@ def test_what_happens_is_that_of_the_forward_pass(networks, x64):
         plain, log = diameter(np.asarray(tokens[subset])), np.asarray(log10_lhs[subset])
         resolved = log > -6
         assert resolved.mean() > 0.5
-        np.testing.assert_allclose(np.log10(plain[resolved]), log[resolved], atol=1e-6)
+        assert_close(np.log10(plain[resolved]), log[resolved], atol=1e-6)
 
 
 @pytest.mark.full
@@ -206,15 +205,15 @@ def test_deep_layers_in_float32_are_those_of_float64():
     assert report.shrinks and report.stack.log10_lhs < report.stack.log10_rhs < -1e5
     for name in ("layer", *SIDES[:3]):
         tightness, wanted = (getattr(r, name).tightness for r in (report, precise))
-        np.testing.assert_allclose(tightness, wanted, atol=2e-2, err_msg=name)
+        assert_close(tightness, wanted, atol=2e-2, err_msg=name)
         # the first layer's bound knows of R alone, not of the mean token
         same = getattr(shifted, name).log10_rhs[0]
-        np.testing.assert_allclose(same, getattr(precise, name).log10_rhs[0], rtol=1e-9)
+        assert_close(same, getattr(precise, name).log10_rhs[0], rtol=1e-9)
     np.testing.assert_allclose(report.diameter.log10_rhs, precise.diameter.log10_rhs, rtol=1e-4)
     # c^{(3^L − 1)/2} Δ^{3^L} wherever c is the same in all layers; here c of the last alone
     before, after = precise.diameter.log10_rhs_cubic[-2:]
     c = precise.diameter_layer.log10_rhs_cubic[-1] - 3 * precise.diameter.log10_lhs[-2]
-    np.testing.assert_allclose(after, c + 3 * before, rtol=1e-9)
+    assert_close(after, c + 3 * before, rtol=1e-9)
 
 
 BIAS = np.linspace(-1, 1, 32).reshape(2, 4, 4)
@@ -249,19 +248,19 @@ def test_what_is_not_covered_is_refused(fields, inputs, refused):
         (trace.attention_branch[0], report.layer.log10_lhs[0]),
     ):
         residual = rc.composite_norm(rc.residual(tokens, mask=mask))
-        np.testing.assert_allclose(size, np.log10(residual), atol=1e-4)
+        assert_close(size, np.log10(residual), atol=1e-4)
 
 
 def test_the_share_that_saturation_leaves_of_a_score(x64):
     log_u = np.array([-800.0, -30, -3, 0, 2.9, 3.1, 800])
     expected = [0, 0, *np.log(np.tanh(np.exp(log_u[2:4])) / np.exp(log_u[2:4])), -2.9, -3.1, -800]
-    np.testing.assert_allclose(mean_bounds._log_tanh_over(log_u), expected, atol=1e-12)
+    assert_close(mean_bounds._log_tanh_over(log_u), expected, atol=1e-12)
 
 
 def test_deviations_from_the_mean_row_are_of_the_tokens_that_exist():
     spread = np.float32([[0.5, 0.0, 0.25, 0.75]])  # 0 of a token that a mask leaves out
     deviations = mean_bounds.attention_deviation(spread, np.array([True, False, True, True]))
-    np.testing.assert_allclose(deviations, [[0.75 * 2 / 3], [(0.75 / 3 + 0.5) / 2]])
+    assert_close(deviations, [[0.75 * 2 / 3], [(0.75 / 3 + 0.5) / 2]])
 
 
 def test_norms_of_products_without_the_product():

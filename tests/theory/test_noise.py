@@ -2,17 +2,14 @@
 
 import functools
 
-import draws
 import jax
 import jax.numpy as jnp
-import mp_oracle
-import mpmath
 import numpy as np
 import pytest
 
 import rank_collapse as rc
-from rank_collapse.network import layers
-from rank_collapse.theory import log_operations, noise
+from rank_collapse.theory import noise
+from tests.oracles import draws
 
 N, D, H, DEPTH = 6, 16, 4, 5
 QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
@@ -186,43 +183,6 @@ def test_noise_moves_by_at_most_two_units_in_the_last_place(dtype):
         assert np.mean(turns[0] != turns[1]) > 0.5  # every turn of a loop has noise of its own
         still = noise.Noise(jnp.uint32(5), jnp.uint32(0))
         np.testing.assert_array_equal(still.at(jnp.uint32(3))(a), a)
-
-
-@pytest.mark.parametrize("name", layers.ACTIVATIONS)
-def test_divided_differences_on_both_sides_of_zero(name, x64):
-    z, u = (a.ravel() for a in np.meshgrid([-2, -0.4, 0.5, 3], [-2.2, -0.3, 0.7]))
-    phi = layers.get_activation(name).fn
-
-    @jax.jit
-    def compute_both(z, u, eps):
-        divided = log_operations._divided_difference(name, z, u[None], eps)[0]
-        return divided, (phi(z + eps * u) - phi(z)) / eps
-
-    for eps in (1e-3, 0.3, 1.0):
-        np.testing.assert_allclose(*compute_both(z, u, eps), atol=1e-10)
-    slope = u * jax.jvp(phi, (jnp.asarray(z),), (jnp.ones(len(z)),))[1]
-    np.testing.assert_allclose(compute_both(z, u, 0.0)[0], slope, atol=1e-10)
-
-
-@pytest.mark.full
-def test_the_one_scale_pass_keeps_the_digits_of_saturated_features():
-    """Both ends in one tail, where φ(z + εu) and φ(z) agree in most digits or are all but 0."""
-    rng = np.random.default_rng(2)
-    z = (rng.choice([-1, 1], 60) * rng.uniform(4, 15, 60)).astype(np.float32)
-    u = rng.uniform(-3, 3, 60).astype(np.float32)
-    for name in layers.ACTIVATIONS:
-        phi = mp_oracle.activation(name)
-        for eps in np.float32([1e-12, 0.01, 1]):
-            got = log_operations._divided_difference(name, jnp.asarray(z), u[None], eps)[0]
-            with mpmath.workdps(150):
-                points = zip(z, u, strict=True)
-                ends = [
-                    (mpmath.mpf(float(a)), mpmath.mpf(float(b)) * float(eps)) for a, b in points
-                ]
-                want = np.float64([(phi(a + s) - phi(a)) / float(eps) for a, s in ends])
-            in_range = np.abs(want) > 1e-34  # above what float32 holds
-            assert in_range.mean() > 0.4
-            np.testing.assert_allclose(np.asarray(got)[in_range], want[in_range], rtol=1e-3)
 
 
 def test_features_below_float_range_are_refused():

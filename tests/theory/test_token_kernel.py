@@ -1,20 +1,20 @@
 """Kernels of tokens and rows of weights: against drawn weights, quadrature and limits."""
 
-import draws
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from draws import parameters, tokens
-from marks import full_but
 
 import rank_collapse as rc
 from rank_collapse.network import layers
 from rank_collapse.network.residual import ResidualSpec, lone_norm
-from rank_collapse.theory import score_overlap, token_kernel
+from rank_collapse.theory import token_kernel
 from rank_collapse.theory.token_kernel import TokenKernel
+from tests.oracles import draws
+from tests.oracles.draws import parameters, tokens
+from tests.support.closeness import assert_close
+from tests.support.marks import full_but
 
-overlap_ratios = jax.jit(score_overlap.overlap_ratios)
 NONE = dict.fromkeys(("w_q", "w_k", "w_v", "w_o", "w_in", "w_gate", "w_out"), 0.0)
 
 
@@ -38,10 +38,10 @@ def test_the_kernel_of_tokens_and_back():
 
     state, back, covariance, of_moved, of_shifted = measure(x)
     np.testing.assert_allclose(of_shifted, 5 * of_moved + 1, rtol=1e-5)  # mean squares
-    np.testing.assert_allclose(covariance, x @ x.T / 8, atol=1e-5)
-    np.testing.assert_allclose(back.distance, state.distance, atol=1e-5)
+    assert_close(covariance, x @ x.T / 8, atol=1e-5)
+    assert_close(back.distance, state.distance, atol=1e-5)
     scale = 1 / np.sqrt(np.mean(x**2, axis=1) + 0.3)
-    np.testing.assert_allclose(of_moved, (x @ x.T / 8) * np.outer(scale, scale), atol=1e-5)
+    assert_close(of_moved, (x @ x.T / 8) * np.outer(scale, scale), atol=1e-5)
 
 
 def test_kernels_of_independent_features_multiply():
@@ -352,8 +352,8 @@ def test_activations_against_quadrature_over_the_plane(kind, error, x64):
     z = jax.jit(token_kernel.from_covariance)(cov, np.zeros((2, 2)))
     kernel, slope = activation_kernel(kind, z)
     distance, expected_slope = integrate_over_plane(kind, cov)
-    np.testing.assert_allclose(kernel.distance[0, 1], distance, atol=error)
-    np.testing.assert_allclose(slope[0, 1], expected_slope, atol=3 * error)
+    assert_close(kernel.distance[0, 1], distance, atol=error)
+    assert_close(slope[0, 1], expected_slope, atol=3 * error)
 
 
 @pytest.mark.parametrize("kind", full_but(["relu", "gelu", "silu"], "gelu"))
@@ -388,59 +388,3 @@ def test_an_mlp_against_a_wide_one(kind):
     size = jnp.sqrt(jnp.outer(expected.variance, expected.variance))
     error = np.abs(expected.covariance - outputs @ outputs.T / 200) / size
     assert np.max(error) < 5 / np.sqrt(200)
-
-
-def compute_overlap(n, variance, c):
-    """Computes E Σ_j P_ij P_kj by the trapezoidal rule: over what both scores of a key share, over
-    what each has separately, and over ln t and ln t'."""
-    grid = np.linspace(-8.5, 8.5, 121)
-    density = np.exp(-(grid**2) / 2) / np.exp(-(grid**2) / 2).sum()
-    x, step = np.linspace(-30, 22, 151, retstep=True)
-    shared, separate = (np.sqrt(variance * a) * grid for a in (c, 1 - c))
-    once, none = np.empty((2, len(x), len(grid)))
-    for i, s in enumerate(shared):
-        tw = np.exp(np.minimum(x[:, None] + s + separate[None, :], 700))
-        once[:, i], none[:, i] = (tw * np.exp(-tw)) @ density, np.exp(-tw) @ density
-    both = (none * density) @ none.T
-    return n * step**2 * np.sum((once * density) @ once.T * both ** (n - 1))
-
-
-@pytest.mark.parametrize(
-    ("n", "variance", "c", "error"),
-    [
-        (3, 1.0, 0.0, 5e-4),
-        (17, 4.0, 0.99, 5e-4),
-        (64, 16.0, 0.5, 5e-4),
-        (9, 1e-3, 0.5, 5e-4),
-        (8, 36.0, 0.2, 0.01),
-    ],
-)
-def test_overlaps_of_rows_by_another_quadrature(n, variance, c, error):
-    unit = variance * (1 - 1 / n) / n
-    alike, apart = (compute_overlap(n, variance, a) for a in (1 - 1e-12, c))
-    wanted = (alike - 1 / n) / unit, (alike - apart) / ((1 - c) * unit)
-    np.testing.assert_allclose(overlap_ratios(n, variance, c), wanted, rtol=2 * error)
-
-
-def test_overlaps_of_rows_that_are_drawn():
-    """Negative correlations, and variances beyond those of the quadrature above."""
-    rng, count = np.random.default_rng(0), 100_000
-    for n, variance, c in ((8, 9.0, -0.5), (5, 100.0, 0.2)):
-        z = rng.standard_normal((2, count, n))
-        scores = np.sqrt(variance) * np.stack([z[0], c * z[0] + np.sqrt(1 - c * c) * z[1]])
-        weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
-        p, q = weights / weights.sum(axis=-1, keepdims=True)
-        unit = variance * (1 - 1 / n) / n
-        of_row, of_distance = (float(r) for r in overlap_ratios(n, variance, c))
-        for expected, values in (
-            (1 / n + unit * of_row, (p * p).sum(axis=1)),
-            ((1 - c) * unit * of_distance, ((p - q) ** 2).sum(axis=1) / 2),
-        ):
-            error = values.std() / np.sqrt(count) + 0.02 * (variance > 16) * values.mean()
-            assert abs(expected - values.mean()) < 4 * error
-
-
-def test_overlaps_of_one_key_and_of_equal_weights():
-    np.testing.assert_array_equal(overlap_ratios(1, 2.0, 0.5), 1.0)
-    for variance in (0.0, 1e-12):
-        np.testing.assert_allclose(overlap_ratios(9, variance, 0.5), 1.0, rtol=2e-3)

@@ -1,14 +1,15 @@
 """Transverse exponents: derivatives of networks, spectra, and small residuals."""
 
-import draws
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from refusals import refused
 
 import rank_collapse as rc
 from rank_collapse.theory.transverse import subtract_first_row, transverse_growth
+from tests.oracles import draws
+from tests.support.closeness import assert_close
+from tests.support.refusals import is_refused, parametrize_refusals
 
 
 def network(depth, **fields):
@@ -71,9 +72,9 @@ def test_growth_is_the_networks_own_derivative(fields, x64):
     change = change - change.mean(axis=1, keepdims=True)
     size = np.log10(np.linalg.norm(change, axis=(1, 2)))
     growth = transverse_growth(params, x, config, count=2, **inputs)
-    np.testing.assert_allclose(growth[:, 0], np.diff(size), atol=1e-9)
+    assert_close(growth[:, 0], np.diff(size), atol=1e-9)
     exponents = rc.transverse_exponents(params, x, config, count=2, **inputs)
-    np.testing.assert_allclose(exponents, growth.mean(axis=0))
+    assert_close(exponents, growth.mean(axis=0))
 
 
 def test_the_spectrum_of_one_mask_and_one_matrix(x64):
@@ -88,11 +89,11 @@ def test_the_spectrum_of_one_mask_and_one_matrix(x64):
     params = draws.changed(params, attention=weights)
     q = np.tril(np.ones((5, 5)))
     q = q / q.sum(1, keepdims=True)
-    np.testing.assert_allclose(sorted(np.linalg.eigvals(q).real)[-2], 0.5)
+    assert_close(sorted(np.linalg.eigvals(q).real)[-2], 0.5)
     values = np.outer(sorted(np.linalg.eigvals(q).real)[:-1], np.linalg.eigvalsh(w)).ravel()
     wanted = np.log10(sorted(values)[::-1][:3])
     exponents = transverse_growth(params, x, config, count=3)[200:].mean(axis=0)
-    np.testing.assert_allclose(exponents, wanted, atol=1e-6)
+    assert_close(exponents, wanted, atol=1e-6)
 
 
 @pytest.mark.full
@@ -150,10 +151,10 @@ def test_a_mask_of_tokens_is_as_if_the_others_were_not_there():
     keep = jnp.array([True, True, True, True, False])
     padded = transverse_growth(params, x, config, mask=keep)
     removed = transverse_growth(params, x[:4], config)
-    np.testing.assert_allclose(padded, removed, atol=1e-4)
+    assert_close(padded, removed, atol=1e-4)
 
 
-test_wrong_arguments_are_named = refused(
-    [({"count": 25}, "count=25")],
-    lambda options: rc.transverse_exponents(*network(2, mask="causal"), **options),
-)
+@parametrize_refusals([({"count": 25}, "count=25")])
+def test_wrong_arguments_are_named(arguments, message):
+    (options,) = arguments
+    is_refused(message, lambda: rc.transverse_exponents(*network(2, mask="causal"), **options))

@@ -8,8 +8,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from comparison import near
-from refusals import is_refused
 
 from experiments.train import sorting
 from rank_collapse.network.config import TransformerConfig
@@ -25,6 +23,8 @@ from rank_collapse.training.training import (
     init_state,
     train_epoch,
 )
+from tests.support.closeness import assert_close, near
+from tests.support.refusals import is_refused
 
 CONFIG = TransformerConfig(
     depth=1,
@@ -75,7 +75,7 @@ def compute_outputs(state, seeds):
 
 def assert_same(a, b, seeds=(0, 1, 2, 3, 4), other_seeds=None):
     ours = compute_outputs(a, list(seeds))
-    np.testing.assert_allclose(ours, compute_outputs(b, list(other_seeds or seeds)), atol=2e-4)
+    assert_close(ours, compute_outputs(b, list(other_seeds or seeds)), atol=2e-4)
     assert ours.std() > 0.1  # not the logits of an untrained network
 
 
@@ -153,10 +153,8 @@ def test_a_sweep_compiles_once_and_a_diverged_run_is_kept_apart(
     np.testing.assert_allclose(swept.losses[0], reference_run.losses[0], rtol=1e-5)
     assert not np.allclose(swept.losses[2], reference_run.losses[2], rtol=1e-4)
     assert not np.allclose(swept.losses[4], reference_run.losses[4], rtol=1e-4)
-    begun, _ = two_devices.begin(
-        *two_devices.lay_out((seed_keys(2, 5), jax.tree.map(lambda a: jnp.full(5, a), Hyper()))),
-        None,
-    )
+    program, runs = two_devices.begin(seed_keys(2, 5), _as_runs(Hyper(), 5))
+    begun = program.unflatten(runs)[0]
     still = (jax.tree.map(lambda a: np.asarray(a)[3], m) for m in (swept.state.model, begun.model))
     near(*still)  # of learning rate 0
 
@@ -184,12 +182,10 @@ class Count(NamedTuple):
 def make_counting_ensemble():
     """An ensemble whose model is the number of epochs that it was trained."""
     ensemble = make_ensemble(devices=1, watch=lambda count, *_: count)
-    ensemble.begin = lambda keys, hyper, _: (Count(jnp.zeros(len(keys))), {})
-    ensemble.chunk = jax.jit(
-        lambda state, data, hyper, first: (
-            Count(jnp.minimum(state.model + 3, 4)),
-            jnp.full((len(state.model), 3), first) + jnp.arange(3)[None],
-        )
+    ensemble.init = lambda key, hyper: (Count(jnp.zeros(())), {})
+    ensemble.step = lambda state, hyper, epoch: (
+        (Count(state[0].model + 1), {}),
+        {"loss": jnp.float32(epoch)},
     )
     return ensemble
 
@@ -209,7 +205,7 @@ def test_the_last_chunk_is_watched_where_chunks_do_not_divide_the_epochs():
     np.testing.assert_array_equal(run.watched, [[0, 3, 4]] * 2)
     np.testing.assert_array_equal(run.losses, [[0, 1, 2, 3]] * 2)
     assert looks == [(0, 0, (2, 0)), (3, 3, (2, 3)), (4, 4, (2, 4))]
-    assert chunks == [(2, 3), (2, 4)] and len(run.chunk_seconds) == 2
+    assert chunks == [(2, 3), (2, 4)]
     (epoch, first), (last, whole) = snapshots
     assert (epoch, last) == (3, 4) and np.isnan(first["losses"][:, 3]).all()
     np.testing.assert_array_equal(first["watched"], [[0, 3, 0]] * 2)
@@ -217,7 +213,7 @@ def test_the_last_chunk_is_watched_where_chunks_do_not_divide_the_epochs():
     resumed = ensemble.train(
         keys, hyper, resume=lambda _: (3, first), on_watched=lambda *look: looks.append(look[0])
     )
-    assert looks == [4] and len(resumed.chunk_seconds) == 1
+    assert looks == [4]
     for finished in (resumed, ensemble.train(keys, hyper, resume=lambda _: (4, whole))):
         np.testing.assert_array_equal(finished.watched, run.watched)
         np.testing.assert_array_equal(finished.losses, run.losses)

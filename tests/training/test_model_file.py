@@ -4,13 +4,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from refusals import is_refused
 
 import rank_collapse as rc
 from rank_collapse.network import encoder_decoder
 from rank_collapse.runs.states import flatten_state
 from rank_collapse.training.model_file import dump_models, load_models
 from rank_collapse.training.training import Recipe, forward, init_model
+from tests.support.refusals import is_refused
 
 
 def make_recipe(**fields):

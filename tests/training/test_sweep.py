@@ -12,11 +12,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from two_processes import LIMIT, PATH, python
 
 from rank_collapse.runs.seeds import seed_mesh
 from rank_collapse.training import sweep
-from rank_collapse.training.engine.groups import Program
+from rank_collapse.training.engine.functions import trace_functions
+from rank_collapse.training.engine.program import Program
+from tests.support.folders import REPOSITORY
+from tests.support.processes import LIMIT, python
 
 INPUTS = np.random.default_rng(0).normal(size=(16, 3)).astype(np.float32)
 TARGETS = np.sin(INPUTS.sum(axis=1))
@@ -280,7 +282,7 @@ def test_interrupted_anywhere_and_resumed_is_whole(whole, tmp_path, monkeypatch)
 PROGRAM = """
 import sys, pickle, jax
 jax.config.update("jax_num_cpu_devices", int(sys.argv[1]))
-from training import test_sweep
+from tests.training import test_sweep
 options = test_sweep.WHOLE | {"steps": 400, "seeds": 5, "folder": sys.argv[2] or None}
 result = test_sweep.sweep(test_sweep.init, test_sweep.step, **options)
 pickle.dump(test_sweep.list_leaves(result), open(sys.argv[3], "wb"))
@@ -289,7 +291,7 @@ pickle.dump(test_sweep.list_leaves(result), open(sys.argv[3], "wb"))
 
 def start(errors, *arguments):
     """Starts a Python program with the tests on its path."""
-    environment = os.environ | {"PYTHONPATH": PATH, "PYTHONHASHSEED": "random"}
+    environment = os.environ | {"PYTHONPATH": str(REPOSITORY), "PYTHONHASHSEED": "random"}
     command = [sys.executable, "-c", *map(str, arguments)]
     return subprocess.Popen(command, env=environment, stderr=errors)
 
@@ -302,8 +304,8 @@ def assert_same_files(a, b):
 
 @pytest.mark.full
 def test_killed_twenty_times_it_is_whole(tmp_path):
-    """By SIGKILL and Ctrl-C, at any moment, on one and two devices in turn."""
-    folder, kills = tmp_path / "run", 0
+    """By SIGKILL and Ctrl-C, at random moments, on one and two devices in turn."""
+    folder, kills, rng = tmp_path / "run", 0, np.random.default_rng(0)
 
     def list_files():
         return {(p, p.stat().st_mtime_ns) for p in folder.glob("runs/*.npz") if p.exists()}
@@ -313,10 +315,15 @@ def test_killed_twenty_times_it_is_whole(tmp_path):
         while True:
             before = list_files()
             process = start(errors, PROGRAM, 1 + kills % 2, folder, tmp_path / "parts")
-            while process.poll() is None and (kills >= 20 or list_files() <= before):
+            # One in four while it starts, compiles or computes; others around a snapshot.
+            end = time.monotonic() + (rng.uniform(0, 6) if kills % 4 == 3 else LIMIT)
+            while process.poll() is None and (
+                kills >= 20 or (time.monotonic() < end and list_files() <= before)
+            ):
                 time.sleep(0.002)
+            time.sleep(rng.uniform(0, 0.02))
             if process.poll() is None:
-                process.send_signal((signal.SIGKILL, signal.SIGINT)[kills % 2])
+                process.send_signal((signal.SIGKILL, signal.SIGINT)[kills % 4 // 2])
             if process.wait(LIMIT) == 0:
                 break
             kills += 1
@@ -388,18 +395,35 @@ def test_what_was_never_finite_is_no_divergence():
     assert strict.diverged_at.values.tolist() == [1] and strict.states["x"].tolist() == [0.5]
 
 
+def test_data_in_the_state_are_not_carried(tmp_path):
+    def begin(key, hyper):
+        return {"data": jax.random.normal(key, (4,)), "key": key, "w": jnp.zeros(4)}
+
+    def add(state, hyper, index):
+        return state | {"w": state["w"] + state["data"]}, {}
+
+    key = jax.random.key(0)
+    assert trace_functions(begin, add, None, {}, {}, key.dtype).unchanged == [True, True, False]
+    options = {"seeds": 3, "every": 2, "folder": tmp_path, "quiet": True}
+    sweep(begin, add, steps=3, **options)
+    result = sweep(begin, add, steps=5, **options)
+    np.testing.assert_allclose(result.states["w"], 5 * result.states["data"], rtol=1e-6)
+    still = sweep(begin, lambda state, hyper, index: (state, {"index": index}), steps=3, quiet=True)
+    assert still.metrics["index"].values.tolist() == [[0, 1, 2]] * 8
+
+
 @pytest.mark.parametrize("every", [1, 4, 9, 32])
 @pytest.mark.parametrize("at_once", [1, None])
 def test_the_last_finite_state_is_kept_whatever_shows_it(every, at_once):
     """Metrics that show it at once, a step later or never."""
 
     def begin(key, hyper):
-        return {"x": 0.0, "count": 0}
+        return {"x": 0.0, "count": 0, "data": hyper["at"] * jnp.ones(2)}
 
     def advance(state, hyper, index):
         x = jnp.where(index == hyper["at"], jnp.inf, state["x"] + 1)
         shown = jnp.where(index >= hyper["at"] + hyper["delay"], jnp.nan, 1.0)
-        return {"x": x, "count": state["count"] + 1}, {"shown": shown}
+        return state | {"x": x, "count": state["count"] + 1}, {"shown": shown}
 
     at, delay = [0, 5, 9, 13], [0, 1, 6, 100]
     result = sweep(
@@ -416,6 +440,7 @@ def test_the_last_finite_state_is_kept_whatever_shows_it(every, at_once):
     np.testing.assert_array_equal(result.diverged_at[..., 0], expected)
     np.testing.assert_array_equal(result.states["count"][0], expected)
     np.testing.assert_array_equal(result.states["x"][0], expected)
+    np.testing.assert_array_equal(result.states["data"][0, ..., 0], expected)
     finite = np.isfinite(result.metrics["shown"].values).sum(axis=-1)[..., 0]
     np.testing.assert_array_equal(finite, expected + (np.array(delay) > 0))
 
@@ -457,7 +482,7 @@ import sys, jax
 jax.config.update("jax_num_cpu_devices", 1)
 jax.config.update("jax_cpu_collectives_implementation", "gloo")
 jax.distributed.initialize(f"localhost:{sys.argv[1]}", 2, int(sys.argv[2]))
-from training import test_sweep
+from tests.training import test_sweep
 import pickle
 rule = lambda metrics: metrics.sizes["seed"] >= 5
 options = test_sweep.WHOLE | {"folder": sys.argv[3], "seeds": 7, "until": rule, "round_seeds": 3}

@@ -1,15 +1,11 @@
 """One seed's training against a numpy oracle of the optimiser and the order of the data."""
 
 import dataclasses
-from types import SimpleNamespace
 
-import draws
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from comparison import near
-from refusals import refused
 
 from experiments import run_memorization as memorization
 from experiments.train import sorting
@@ -37,6 +33,9 @@ from rank_collapse.training.training import (
     train_epoch,
     train_step,
 )
+from tests.oracles import draws
+from tests.support.closeness import assert_close, near
+from tests.support.refusals import is_refused, parametrize_refusals
 
 
 def config(**fields):
@@ -162,7 +161,7 @@ def test_epochs_are_adam_steps_on_batches_in_order_with_a_short_last_one(fields,
         assert float(mean) == pytest.approx(np.mean(losses), rel=1e-6)
     for ours, theirs in zip(jax.tree.leaves(state.model), oracle.w, strict=True):
         assert ours.dtype == np.float64
-        np.testing.assert_allclose(ours, theirs, atol=1e-7)
+        assert_close(ours, theirs, atol=1e-7)
 
 
 def test_shuffling_visits_every_example_once_per_epoch():
@@ -362,24 +361,6 @@ def test_tokens_of_a_packed_row_see_and_count_from_their_own_sequence(monkeypatc
         np.testing.assert_array_equal(rows[:, 5:10], -np.ones((2, 5)))
 
 
-def test_dropouts_of_the_embedding_and_of_the_output_are_independent(monkeypatch):
-    """A network that passes on what it takes shows both; 2000 entries, four deviations."""
-    monkeypatch.setattr(
-        models.transformer, "apply", lambda params, x, *_, **__: SimpleNamespace(output=x)
-    )
-    chosen, x = TransformerConfig(d_model=50), jnp.ones((40, 50))
-    model, key = models.Model({}, (jnp.eye(50), jnp.zeros(50))), jax.random.key(5)
-    for options, kept, value in (
-        ({}, 1, 1),
-        ({"dropout_rate": 0.25}, 1, 1),  # without a key
-        ({"dropout_key": key, "dropout_rate": 0.25}, 0.75, 4 / 3),
-        ({"dropout_key": key, "dropout_rate": 0.25, "output_dropout": 2.0}, 0.375, 8 / 3),
-    ):
-        logits = np.asarray(forward(model, x, chosen, **options))
-        np.testing.assert_allclose(logits[logits != 0], value, rtol=1e-6)
-        assert abs(np.mean(logits != 0) - kept) <= 4 * np.sqrt(kept * (1 - kept) / 2000)
-
-
 @pytest.mark.full
 def test_packed_sequences_train_as_padded_ones():
     lengths = np.array([4, 1, 3, 2, 2])
@@ -441,7 +422,7 @@ def test_what_is_not_given_is_as_in_the_paper():
     }
 
 
-test_bad_recipes_are_named = refused(
+@parametrize_refusals(
     [
         ({"b1": 1.0}, r"b1=1.0 is not in \[0, 1\)"),
         ({"clip_norm": 0.0}, r"clip_norm=0.0 is not in \(0, inf\]"),
@@ -454,6 +435,8 @@ test_bad_recipes_are_named = refused(
         ({"schedule": "cosine"}, "schedule='cosine'"),
         ({"config": TransformerConfig()}, "embedding=None"),
         ({"config": None}, "config is a NoneType"),
-    ],
-    lambda fields: recipe(**fields),
+    ]
 )
+def test_bad_recipes_are_named(arguments, message):
+    (fields,) = arguments
+    is_refused(message, lambda: recipe(**fields))

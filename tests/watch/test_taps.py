@@ -6,10 +6,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from refusals import refused
 
 import rank_collapse as rc
 from rank_collapse.watch.taps import measure_taps, tap
+from tests.support.refusals import is_refused, parametrize_refusals
 
 L, B, N, D = 3, 2, 5, 4
 X = jax.random.normal(jax.random.key(0), (B, N, D))
@@ -173,9 +173,11 @@ def call_loop(x):
     return jax.lax.while_loop(lambda x: x[0, 0, 0] < 9, lambda x: call_layer(x, W[0]) + 1, x)
 
 
-test_what_gives_nothing_out_is_refused = refused(
+@parametrize_refusals(
     [
         (lambda: measure_taps(call_loop, rc.monitor, X), "inside while cannot be measured"),
         (lambda: measure_taps(call_custom, rc.monitor, X), "inside custom_vjp_call cannot be"),
     ]
 )
+def test_what_gives_nothing_out_is_refused(arguments, message):
+    is_refused(message, *arguments)

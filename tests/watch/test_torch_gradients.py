@@ -1,7 +1,10 @@
 """Gradients of the parts of fused projections, against autograd by parts."""
 
 import pytest
-from measured_layers import D, F, H, X, heads, join, nn, torch, watch_step
+
+pytest.importorskip("torch")
+
+from tests.oracles.measured_layers import D, F, H, X, heads, join, nn, torch, watch_step
 
 SIDES = [torch.arange(i * D, (i + 1) * D) for i in range(4)]
 IN_TURN = torch.arange(2 * D).view(H, 2, D // H).transpose(0, 1).reshape(2, D)

@@ -1,7 +1,11 @@
 """Which tokens exist: masks of the content, masks that the model gets, and none."""
 
 import pytest
-from measured_layers import (
+
+pytest.importorskip("torch")
+
+from rank_collapse.torch import watch
+from tests.oracles.measured_layers import (
     LEFT,
     RIGHT,
     Attention,
@@ -17,8 +21,6 @@ from measured_layers import (
     torch,
     watch_step,
 )
-
-from rank_collapse.torch import watch
 
 CLUSTERS = (5 * torch.eye(16)[:3])[None, [0] * 3 + [1] * 3 + [2] * 3] + 0.01 * X
 

@@ -1,7 +1,10 @@
 """Which products are attention, which tokens its keys are of, and what needs no weights."""
 
 import pytest
-from measured_layers import (
+
+pytest.importorskip("torch")
+
+from tests.oracles.measured_layers import (
     RIGHT,
     Attention,
     B,

@@ -2,7 +2,11 @@
 
 import numpy as np
 import pytest
-from measured_layers import (
+
+pytest.importorskip("torch")
+
+from rank_collapse.torch import watch
+from tests.oracles.measured_layers import (
     Attention,
     D,
     F,
@@ -15,8 +19,6 @@ from measured_layers import (
     torch,
     watch_step,
 )
-
-from rank_collapse.torch import watch
 
 
 class Jagged(nn.Module):

@@ -5,10 +5,12 @@ import os
 import sys
 
 import pytest
-from measured_layers import Attention, Stack, X, add_in_turn, compute_ratio, nn, torch
+
+pytest.importorskip("torch")
 
 from rank_collapse.torch import watch
 from rank_collapse.watch.torch_steps import OpenWatches, StepTimes
+from tests.oracles.measured_layers import Attention, Stack, X, add_in_turn, compute_ratio, nn, torch
 
 
 def make_stepper(model, rate=0.0):

@@ -11,7 +11,8 @@ import numpy as np
 
 import rank_collapse as rc
 from rank_collapse.measures.attention import largest_weight, saturated_share
-from rank_collapse.network.attention import Score, attention_scores, multi_head_attention
+from rank_collapse.network.attention import attention_scores, multi_head_attention
+from rank_collapse.network.attention_config import Score
 
 
 class ScoreVariance(NamedTuple):

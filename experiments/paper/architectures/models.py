@@ -17,8 +17,8 @@ from rank_collapse import pretrained
 from rank_collapse.network.measured.states import ProfilePass
 from rank_collapse.network.surgery import list_ablations
 from rank_collapse.pretrained import PUBLISHED
-from rank_collapse.pretrained.checkpoint import open_weights
-from rank_collapse.pretrained.hub import PREFIX, hub_folder, is_hub_name
+from rank_collapse.pretrained.checkpoint_files import open_weights
+from rank_collapse.pretrained.loading import PREFIX, hub_folder, is_hub_name
 from rank_collapse.pretrained.published import RANDOM, is_random_name
 from rank_collapse.text import encoders, tokens as texts_of, words
 
@@ -106,8 +106,8 @@ def read_inputs(model: Model, options: Flags) -> dict[str, Any]:
             [row[:most] for row in ids], vocab_size=limits["vocab_size"]
         )
     else:
-        if options.text_file:
-            texts = texts_of.read_texts(options.text_file)
+        if options.text:
+            texts = texts_of.read_texts(options.text)
         else:
             texts = words.cut_windows(words.default_text(), options.num_texts, options.max_tokens)
         if not model.has_weights:

@@ -6,7 +6,7 @@ import numpy as np
 import xarray as xr
 
 from experiments.lab import labelled, name_figures
-from rank_collapse.measures.profiles import rounding_limit
+from rank_collapse.measures.rounding import rounding_limit
 from rank_collapse.report import figures
 
 # {measure: what it is the tightness of}

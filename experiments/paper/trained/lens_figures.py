@@ -14,21 +14,36 @@ from rank_collapse.report import figures
 
 def shares_figure(results: xr.Dataset, networks: Sequence[Network]):
     """Influence on later tokens by the number of attentions passed, along a random direction, from
-    the earliest state: parts projected on their sum (shares, which add up to 1), and sizes of the
-    parts over that of the sum. Bands over texts."""
+    the earliest state: parts projected on their sum, which add up to 1. Bands over texts."""
+    return plot_lengths(results, networks, "share", "share of the sum")
+
+
+def sizes_figure(results: xr.Dataset, networks: Sequence[Network]):
+    """Sizes of the same parts over that of their sum. Together they exceed 1 where parts of
+    different lengths cancel; each network has an axis of its own."""
+    return plot_lengths(results, networks, "size", "size over that of the sum")
+
+
+def plot_lengths(results: xr.Dataset, networks: Sequence[Network], name: str, ylabel: str):
+    """Plots a measure of the parts by path length, exact beside frozen, a panel for each network.
+
+    Args:
+        results: The results.
+        networks: The networks and their texts.
+        name: "share" or "size".
+        ylabel: Label of the vertical axes.
+    """
     first = results.isel(start=0, drop=True).sel(**PLACE, drop=True)
     fig, axes = figures.panels(len(networks), 3, width=4.0, height=3.0)
     for ax, network in zip(axes.flat, networks, strict=False):
         values = first.sel(network=network.label)
         for index, kind in enumerate(lens.KINDS):
-            for name, style in (("share", "-"), ("size", ":")):
-                curve = values[f"{name}_{kind}"].dropna("length", how="all")
-                label = f"{kind}, {name}"
-                curve = curve.transpose("seed", "length")
-                figures.band(ax, curve.length.values, curve, label, index, linestyle=style)
-        ax.set(title=network.label, xlabel="path length", ylabel="over the sum")
+            curve = values[f"{name}_{kind}"].dropna("length", how="all")
+            curve = curve.transpose("seed", "length")
+            figures.band(ax, curve.length.values, curve, kind, index)
+        ax.set(title=network.label, xlabel="path length", ylabel=ylabel)
         figures.integer_ticks(ax)
-    axes[0, 0].legend(fontsize=7)
+    axes[0, 0].legend()
     return fig
 
 
@@ -50,7 +65,9 @@ def cosine_figure(results: xr.Dataset, networks: Sequence[Network]):
         ax.axhline(0, color="gray", linewidth=0.5)
         ax.set(title=network.label, xlabel="layer", ylabel="cosine", ylim=(-1.05, 1.05))
         figures.integer_ticks(ax)
-    axes[0, 0].legend(fontsize=7)
+    curves = [dict(zip(*ax.get_legend_handles_labels()[::-1], strict=True)) for ax in axes.flat]
+    curves = {label: handle for panel in curves for label, handle in panel.items()}
+    fig.legend(curves.values(), curves, loc="outside lower center", ncols=3)
     return fig
 
 
@@ -66,6 +83,8 @@ def ranks_figure(results: xr.Dataset, networks: Sequence[Network]):
         "distance",
         "network",
         ylabel="effective rank over width",
+        style=lambda index, _: {"linestyle": "-" if index < len(figures.COLORS) else "--"},
     )
-    fig.axes[0].legend(fontsize=7)
+    fig.axes[0].set_xlabel("distance in tokens")
+    fig.legend(loc="outside right upper")
     return fig

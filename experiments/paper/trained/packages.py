@@ -17,7 +17,7 @@ import numpy as np
 
 from experiments.paper.trained import convert, gguf_file, texts
 from rank_collapse.runs.files import write_atomically
-from rank_collapse.text.files import read_json
+from rank_collapse.text.text_files import read_json
 
 
 class Package(NamedTuple):

@@ -11,7 +11,7 @@ from experiments.paper.trained.measure import AS_PUBLISHED
 from experiments.paper.trained.networks import Network
 from experiments.verdicts import Comparison, Row, cases_row, make_row
 from experiments.verdicts.intervals import share_interval
-from rank_collapse.pretrained.path_lengths import compute_length_laws
+from rank_collapse.pretrained.report import compute_length_laws
 from rank_collapse.report.intervals import Interval, mean_interval
 
 LOSS, RIGHT = 0.05, 0.02  # nats, share of tokens: within which short paths suffice

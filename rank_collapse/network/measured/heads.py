@@ -1,9 +1,8 @@
 """Measures of every head's attention weights, layer by layer."""
 
-from typing import Any
-
 from jaxtyping import Array, Float
 
+from rank_collapse.annotations import ArrayLike
 from rank_collapse.measures.attention import (
     attention_entropy,
     first_column,
@@ -14,7 +13,9 @@ from rank_collapse.network.transformer import LayerValues
 from rank_collapse.network.walk import Layer
 
 
-def measure_heads(layer: Layer, x: Any, layer_values: LayerValues) -> dict[str, Float[Array, "h"]]:
+def measure_heads(
+    layer: Layer, x: ArrayLike, layer_values: LayerValues
+) -> dict[str, Float[Array, "h"]]:
     """Measure one layer's heads, means over the queries that exist; for `passes.LayerMeasure`.
 
     entropy          −Σ_j P_ij log P_ij in nats

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from rank_collapse.annotations import ArrayLike, Tree
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.covers import EVERYTHING, Covers
 from rank_collapse.network.inputs import PreparedInputs, prepare_inputs
@@ -17,14 +18,14 @@ from rank_collapse.network.parameters import TransformerParams
 from rank_collapse.network.passes import LayerPass, States, WalkResult, run_pass
 from rank_collapse.network.precision import full_precision
 from rank_collapse.network.residual import scale_summands
-from rank_collapse.network.transformer import compute_layer
+from rank_collapse.network.transformer import LayerValues, compute_layer
 from rank_collapse.network.walk import Layer, SublayerValues
 from rank_collapse.struct import check_whole
 
 
 @full_precision
 def layer_influence(
-    params: TransformerParams, x: Any, config: TransformerConfig, **inputs: Any
+    params: TransformerParams, x: ArrayLike, config: TransformerConfig, **inputs: ArrayLike | None
 ) -> dict[str, Float[Array, "..."]]:
     """Measure how much each layer changes the residual stream, means over the tokens that exist.
 
@@ -60,12 +61,12 @@ def layer_influence(
 @full_precision
 def layer_removal(
     params: TransformerParams,
-    x: Any,
+    x: ArrayLike,
     config: TransformerConfig,
     *,
     size: int = 1,
     spare: int = 0,
-    **inputs: Any,
+    **inputs: ArrayLike | None,
 ) -> dict[str, Float[Array, "..."]]:
     """Measure how the output changes without each layer: the network runs again without layer s.
 
@@ -124,7 +125,7 @@ def branch_share(values: SublayerValues) -> Float[Array, "n"]:
     return jnp.where(total == 0, 0.0, branch_length / jnp.where(total == 0, 1.0, total))
 
 
-def attention_share(layer: Layer, x: Any, layer_values: Any) -> Float[Array, ""]:
+def attention_share(layer: Layer, x: Array, layer_values: LayerValues) -> Float[Array, ""]:
     """Measure the mean `branch_share` of a layer's attention over the tokens that exist."""
     share = branch_share(layer_values.sublayers["attention"])
     return _mean_over_tokens(share, layer.inputs.token_mask)
@@ -136,7 +137,9 @@ class InfluencePass(States):
 
     covers: ClassVar[Covers] = EVERYTHING
 
-    def measure_layer(self, layer: Layer, x: Any, layer_values: Any, carry: Any) -> tuple[Any, Any]:
+    def measure_layer(
+        self, layer: Layer, x: Array, layer_values: LayerValues, carry: Tree
+    ) -> tuple[Tree, Tree]:
         """Return the state after the layer, and the ratios of its branches."""
         mask = layer.inputs.token_mask
         measures = {"attention_share": attention_share(layer, x, layer_values)}
@@ -195,7 +198,7 @@ class RemovalPass(LayerPass):
         return jnp.zeros((config.depth - self.size + 1, *prepared.x.shape), prepared.x.dtype)
 
     def measure_layer(
-        self, layer: Layer, x: Any, layer_values: Any, carry: Any
+        self, layer: Layer, x: Array, layer_values: LayerValues, carry: Tree
     ) -> tuple[Any, Float[Array, "s 2"]]:
         """Apply the layer in every network that has it, and compare its change with the full one's.
 
@@ -248,7 +251,7 @@ class RemovalPass(LayerPass):
         }
 
 
-def zero_padding(a: Float[Array, "*s n d"], mask: Any) -> Float[Array, "*s n d"]:
+def zero_padding(a: Float[Array, "*s n d"], mask: ArrayLike) -> Float[Array, "*s n d"]:
     """Set tokens that do not exist to zero; the mask is Bool [n], or None for all.
 
     Args:
@@ -258,7 +261,9 @@ def zero_padding(a: Float[Array, "*s n d"], mask: Any) -> Float[Array, "*s n d"]
     return a if mask is None else jnp.where(mask.reshape((1,) * (a.ndim - 2) + (-1, 1)), a, 0)
 
 
-def mean_cosine(a: Float[Array, "k n d"], b: Float[Array, "n d"], mask: Any) -> Float[Array, "k"]:
+def mean_cosine(
+    a: Float[Array, "k n d"], b: Float[Array, "n d"], mask: ArrayLike
+) -> Float[Array, "k"]:
     """Average cos(a_i, b_i) over the tokens i that exist; it is 0 where one of them is 0.
 
     Args:

@@ -1,27 +1,29 @@
 """The forward pass with the scalars of `rc.monitor` of every layer."""
 
 import dataclasses
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import jax
 from jaxtyping import Array, Float
 
+from rank_collapse.annotations import ArrayLike, Tree
 from rank_collapse.measures.monitor import monitor
 from rank_collapse.network.config import TransformerConfig
-from rank_collapse.network.covers import FORWARD, Covers
+from rank_collapse.network.covers import EVERYTHING, Covers
 from rank_collapse.network.inputs import prepare_inputs
 from rank_collapse.network.parameters import TransformerParams
 from rank_collapse.network.passes import LayerPass, WalkResult, run_pass
+from rank_collapse.network.transformer import LayerValues
 from rank_collapse.network.walk import Layer
 
 
 def monitored(
     params: TransformerParams,
-    x: Any,
+    x: ArrayLike,
     config: TransformerConfig,
     *,
     attention: bool = True,
-    **inputs: Any,
+    **inputs: ArrayLike | None,
 ) -> tuple[Float[Array, "n d"], dict[str, Float[Array, "l"]]]:
     """Run the forward pass, and `monitor` each layer's states and attention.
 
@@ -48,11 +50,13 @@ def monitored(
 class MonitorPass(LayerPass):
     """`monitored` layer by layer."""
 
-    covers: ClassVar[Covers] = FORWARD
+    covers: ClassVar[Covers] = EVERYTHING
 
     attention: bool = True
 
-    def measure_layer(self, layer: Layer, x: Any, layer_values: Any, carry: Any) -> tuple[Any, Any]:
+    def measure_layer(
+        self, layer: Layer, x: Array, layer_values: LayerValues, carry: Tree
+    ) -> tuple[Tree, Tree]:
         trace = layer_values.trace
         hidden, weights = jax.lax.stop_gradient((trace.hidden, trace.attention))
         weights = weights if self.attention else None

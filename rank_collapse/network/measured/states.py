@@ -1,12 +1,15 @@
 """`rc.profile` of a network's hidden states while its layers are streamed."""
 
 import dataclasses
-from typing import Any
 
 import numpy as np
+from jaxtyping import Array
 
+from rank_collapse.annotations import Tree
 from rank_collapse.measures.arrays import as_floats
-from rank_collapse.measures.profiles import make_profile, measure_states, rounding_limit
+from rank_collapse.measures.layer_measures import measure_states
+from rank_collapse.measures.profiles import make_profile
+from rank_collapse.measures.rounding import rounding_limit
 from rank_collapse.measures.spikes import TokenKind
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.inputs import PreparedInputs
@@ -32,25 +35,25 @@ class ProfilePass(States):
     measures: tuple[str, ...] = ("residual_ratio",)
     tokens: TokenKind = "raw"
 
-    def init_carry(self, prepared: PreparedInputs, config: TransformerConfig) -> Any:
+    def init_carry(self, prepared: PreparedInputs, config: TransformerConfig) -> Tree:
         return prepared.x
 
     def measure_layer(
-        self, layer: Layer, x: Any, layer_values: LayerValues, carry: Any
-    ) -> tuple[Any, Any]:
+        self, layer: Layer, x: Array, layer_values: LayerValues, carry: Tree
+    ) -> tuple[Tree, Tree]:
         """Return the tokens to measure of what the layer takes in."""
         attention_input = layer_values.sublayers["attention"].branch_input
         tokens = self._select_tokens(carry, layer.inputs.token_mask, attention_input)
         return layer_values.trace.hidden, tokens
 
-    def build_result(self, walk_result: WalkResult) -> Any:
+    def build_result(self, walk_result: WalkResult) -> Tree:
         """Return the measures of X^0 .. X^{L−1} [L], and the tokens of X^L to measure."""
         last = self._select_tokens(
             walk_result.carry, walk_result.prepared.token_mask, walk_result.output
         )
         return {"layers": walk_result.layer_results, "last": last}
 
-    def on_host(self, results: Any) -> Any:
+    def on_host(self, results: Tree) -> Tree:
         """Measure tokens of one layer [b], or in the end make the profile [b, L + 1]."""
         if "last" not in results:
             return self._measure_tokens(results)

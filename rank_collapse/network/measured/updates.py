@@ -1,12 +1,11 @@
 """How updates of the weights change the output, layer by layer."""
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from rank_collapse.annotations import ArrayLike
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.input_checks import as_mask
 from rank_collapse.network.layers import apply_norm
@@ -25,9 +24,9 @@ MATRICES = {
 def output_change(
     params: TransformerParams,
     other: TransformerParams,
-    x: Any,
+    x: ArrayLike,
     config: TransformerConfig,
-    **inputs: Any,
+    **inputs: ArrayLike | None,
 ) -> Float[Array, "l"]:
     """Compute |x̂_l − x̂*_l|²/d of two sets of weights after every layer, a mean over tokens.
 

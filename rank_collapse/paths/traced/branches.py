@@ -3,7 +3,7 @@
 import difflib
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from rank_collapse.paths.traced.programs import Scope
 
@@ -133,7 +133,7 @@ class Branches:
         return f"; {'nearest' if close else 'there are'}: {', '.join(map(repr, listed))}"
 
 
-def _compile(pattern: Any) -> re.Pattern:
+def _compile(pattern: object) -> re.Pattern:
     if not isinstance(pattern, str | re.Pattern) or not pattern:
         raise ValueError(f"branches={pattern!r} is not a regular expression")
     try:

@@ -7,10 +7,11 @@ different numbers of slots are padded where they meet.
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
+
+from rank_collapse.annotations import AnyArray
 
 
 class LazySums:
@@ -18,11 +19,11 @@ class LazySums:
 
     __slots__ = ("_array", "_compute", "_sources")
 
-    def __init__(self, compute: Callable[..., Any], sources: Sequence["LazySums"] = ()):
+    def __init__(self, compute: Callable[..., AnyArray], sources: Sequence["LazySums"] = ()):
         self._compute, self._sources, self._array = compute, tuple(sources), None
 
     @property
-    def array(self) -> Any:
+    def array(self) -> AnyArray:
         """The sums. Sources are computed without recursion: a network may be deep."""
         waiting = [self]
         while waiting:
@@ -60,11 +61,11 @@ class Slots:
         """The number of slot axes."""
         return len(self.limits)
 
-    def start(self, direction: Any) -> Any:
+    def start(self, direction: AnyArray) -> AnyArray:
         """Return the sums of the input: the direction in the slot of length 0."""
         return direction[(None,) * self.num_axes]
 
-    def map(self, fn: Callable[..., Any], is_batched: bool = True) -> Callable[..., Any]:
+    def map(self, fn: Callable[..., AnyArray], is_batched: bool = True) -> Callable[..., AnyArray]:
         """Map a function of arrays over the slots of sums, padded to equal numbers.
 
         Args:
@@ -76,21 +77,21 @@ class Slots:
             mapped = jax.vmap(mapped) if is_batched else _map_in_turn(mapped)
         return lambda *sums: mapped(*self.pad_alike(*sums))
 
-    def sizes(self, sums: Any) -> tuple[int, ...]:
+    def sizes(self, sums: AnyArray) -> tuple[int, ...]:
         """Return the number of slots on each axis."""
         return sums.shape[: self.num_axes]
 
-    def pad_alike(self, *sums: Any) -> tuple[Any, ...]:
+    def pad_alike(self, *sums: object) -> tuple[AnyArray, ...]:
         """Pad sums with empty slots up to the largest numbers among them."""
         sizes = self.largest(sums)
         return tuple(self.resize(s, sizes) for s in sums)
 
-    def largest(self, sums: Sequence[Any]) -> tuple[int, ...]:
+    def largest(self, sums: Sequence[object]) -> tuple[int, ...]:
         """Return the largest number of slots on each axis; 1 where there are no sums."""
         sizes = [self.sizes(s) for s in sums] or [(1,) * self.num_axes]
         return tuple(map(max, zip(*sizes, strict=True)))
 
-    def resize(self, sums: Any, sizes: Sequence[int]) -> Any:
+    def resize(self, sums: AnyArray, sizes: Sequence[int]) -> AnyArray:
         """Add empty slots at the end of each axis, or drop slots that are known to be empty."""
         for axis, size in enumerate(sizes):
             missing = size - sums.shape[axis]
@@ -101,7 +102,7 @@ class Slots:
                 sums = jnp.pad(sums, pads)
         return sums
 
-    def shift(self, sums: Any, axis: int) -> Any:
+    def shift(self, sums: AnyArray, axis: int) -> AnyArray:
         """Move sums to one length more. The last slot keeps all that is longer than the limit."""
         limit, size = self.limits[axis], sums.shape[axis]
         pads = [(int(i == axis), 0) for i in range(sums.ndim)]

@@ -11,10 +11,12 @@ from typing import Any
 
 import jax.numpy as jnp
 from jax.extend import core as jax_core
+from jax.extend.core import Jaxpr, JaxprEqn
 
 from rank_collapse.paths.traced import loops, primitives
 from rank_collapse.paths.traced.branches import Branches, Entry
 from rank_collapse.paths.traced.channels import LazySums, Slots
+from rank_collapse.paths.traced.equation import Equation
 from rank_collapse.paths.traced.programs import (
     Scope,
     bind,
@@ -24,7 +26,7 @@ from rank_collapse.paths.traced.programs import (
     push_tangents,
     read_scopes,
 )
-from rank_collapse.paths.traced.rules import Rules
+from rank_collapse.paths.traced.rules import apply_rule
 from rank_collapse.paths.traced.values import (
     Form,
     Kind,
@@ -46,7 +48,7 @@ class Start:
         place: From the state to the direction there, an array of its shape.
     """
 
-    def __init__(self, pattern: str, number: int, place: Callable[[Any], Any]):
+    def __init__(self, pattern: str, number: int, place: Callable[[JaxprEqn], str]):
         self.pattern, self.number, self.place = re.compile(pattern), number, place
         self.count: Any = 0  # states so far; traced inside of a loop
         self.num_seen = 0  # the same without a loop's number of steps, which is known afterwards
@@ -81,7 +83,7 @@ class Start:
                 "jax.ad_checkpoint.checkpoint_name(x, name)"
             )
 
-    def is_in(self, jaxpr: Any) -> bool:
+    def is_in(self, jaxpr: Jaxpr) -> bool:
         """Whether a program has states of the name."""
         return any(
             (eqn.primitive.name == "name" and self.pattern.fullmatch(eqn.params["name"]))
@@ -105,8 +107,8 @@ class Interpreter:
 
     def run(
         self,
-        jaxpr: Any,
-        constants: Sequence[Any],
+        jaxpr: Jaxpr,
+        constants: Sequence[object],
         arguments: Sequence[Value],
         scopes: tuple[Scope, ...] = (),
         entry: Entry | None = None,
@@ -148,7 +150,7 @@ class Interpreter:
         return None, [self.shift(v, axis) for v in values]
 
     def compute(
-        self, eqn: Any, values: Sequence[Value], scopes: tuple[Scope, ...], entry: Entry | None
+        self, eqn: JaxprEqn, values: Sequence[Value], scopes: tuple[Scope, ...], entry: Entry | None
     ) -> list[Value]:
         """Compute one equation.
 
@@ -171,7 +173,7 @@ class Interpreter:
             return build(self, eqn, values, scopes, entry)
         place = describe_place(eqn, scopes)
         if self.freeze or not depends:
-            return Rules(self.slots, place, eqn).apply(values)
+            return apply_rule(Equation(self.slots, place, eqn), values)
         return self._differentiate(eqn, values, place)
 
     def _starts_in(self, eqn):

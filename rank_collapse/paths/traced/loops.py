@@ -11,7 +11,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.extend.core import JaxprEqn
 
+from rank_collapse.annotations import AnyArray
 from rank_collapse.paths.traced.channels import LazySums
 from rank_collapse.paths.traced.programs import open_program
 from rank_collapse.paths.traced.values import (
@@ -40,7 +42,7 @@ class Label:
         return self.kind in (Kind.STATE, Kind.GATE)
 
 
-def pack(value: Value, run: Any) -> tuple[Label, Any, LazySums | None]:
+def pack(value: Value, run: object) -> tuple[Label, Any, LazySums | None]:
     """Take a value apart: its label, its array and its sums.
 
     Args:
@@ -57,7 +59,7 @@ def pack(value: Value, run: Any) -> tuple[Label, Any, LazySums | None]:
     return Label(value.kind, reason=value.reason), value.array, sums
 
 
-def unpack(label: Label, array: Any, sums: Any) -> Value:
+def unpack(label: Label, array: AnyArray, sums: AnyArray) -> Value:
     """Put a value together again.
 
     Args:
@@ -89,7 +91,9 @@ def merge_labels(first: Label, second: Label) -> Label:
     )
 
 
-def fill_sums(label: Label, array: Any, sums: Any, sizes: Sequence[int], run: Any) -> Any:
+def fill_sums(
+    label: Label, array: AnyArray, sums: AnyArray, sizes: Sequence[int], run: object
+) -> Any:
     """Return sums with the given numbers of slots; zeros where a constant becomes a state."""
     if not label.has_sums:
         return None
@@ -98,7 +102,9 @@ def fill_sums(label: Label, array: Any, sums: Any, sizes: Sequence[int], run: An
     return run.slots.resize(sums, sizes)
 
 
-def run_scan(run: Any, eqn: Any, values: Sequence[Value], scopes: Any, entry: Any) -> list[Value]:
+def run_scan(
+    run: object, eqn: JaxprEqn, values: Sequence[Value], scopes: object, entry: object
+) -> list[Value]:
     """Run a scan on values and their sums.
 
     Args:
@@ -289,7 +295,9 @@ def _branch_programs(eqn):
     return [open_program(program)[0] for program in eqn.params["branches"]]
 
 
-def run_cond(run: Any, eqn: Any, values: Sequence[Value], scopes: Any, entry: Any) -> list[Value]:
+def run_cond(
+    run: object, eqn: JaxprEqn, values: Sequence[Value], scopes: object, entry: object
+) -> list[Value]:
     """Run a condition on values and their sums. Which branch is taken is frozen.
 
     Args:

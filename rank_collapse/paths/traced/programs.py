@@ -5,6 +5,9 @@ from typing import Any, NamedTuple
 
 import jax
 from jax.extend import core as jax_core, source_info_util
+from jax.extend.core import Jaxpr, JaxprEqn
+
+from rank_collapse.annotations import AnyArray, Tree
 
 
 class Scope(NamedTuple):
@@ -21,13 +24,13 @@ def open_program(program: Any) -> tuple[Any, Sequence[Any]]:
     return program, ()
 
 
-def read_scopes(eqn: Any) -> tuple[Scope, ...]:
+def read_scopes(eqn: JaxprEqn) -> tuple[Scope, ...]:
     """Return the named scopes of an equation, without transformations such as vmap."""
     stack = eqn.source_info.name_stack.stack
     return tuple(Scope(s.name, id(s)) for s in stack if type(s).__name__ == "Scope")
 
 
-def has_scopes(jaxpr: Any) -> bool:
+def has_scopes(jaxpr: Jaxpr) -> bool:
     """Whether a program has scopes or names of its own."""
     return any(
         eqn.primitive.name == "name"
@@ -37,13 +40,13 @@ def has_scopes(jaxpr: Any) -> bool:
     )
 
 
-def describe_place(eqn: Any, scopes: Sequence[Scope]) -> str:
+def describe_place(eqn: JaxprEqn, scopes: Sequence[Scope]) -> str:
     """Say where an equation stands: its scope, its file and its line."""
     scope = "/".join(scope.name for scope in scopes) or "the top level"
     return f"{scope} ({source_info_util.summarize(eqn.source_info)})"
 
 
-def bind(eqn: Any, arrays: Sequence[Any]) -> list[Any]:
+def bind(eqn: JaxprEqn, arrays: Sequence[object]) -> list[Any]:
     """Compute an equation of a program.
 
     Args:
@@ -55,7 +58,7 @@ def bind(eqn: Any, arrays: Sequence[Any]) -> list[Any]:
     return list(out) if eqn.primitive.multiple_results else [out]
 
 
-def push_tangents(eqn: Any, arrays: Sequence[Any], tangents: Sequence[Any]) -> list[Any]:
+def push_tangents(eqn: JaxprEqn, arrays: Sequence[object], tangents: Sequence[object]) -> list[Any]:
     """Compute the derivative of an equation along tangents, None for 0.
 
     Args:
@@ -75,7 +78,7 @@ def push_tangents(eqn: Any, arrays: Sequence[Any], tangents: Sequence[Any]) -> l
     return jax.jvp(compute, moving, tuple(t for t in tangents if t is not None))[1]
 
 
-def trace(fn: Callable[[Any], Any], x: Any) -> tuple[Any, Any]:
+def trace(fn: Callable[[Tree], Tree], x: AnyArray) -> tuple[Any, Any]:
     """Trace a function of one array.
 
     Returns:

@@ -5,17 +5,21 @@ converted or normed; where it is added to a state of its shape, that is the stre
 and the sum the stream after it. Loops are computed step by step if their bodies have branches.
 """
 
-import itertools
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 from jax.extend import core as jax_core
+from jax.extend.core import Jaxpr, JaxprEqn
 
+from rank_collapse.annotations import AnyArray
 from rank_collapse.paths.traced import primitives
 from rank_collapse.paths.traced.branches import Branches, Entry
 from rank_collapse.paths.traced.programs import Scope, bind, has_scopes, open_program, read_scopes
-from rank_collapse.struct import refuse_if
+from rank_collapse.paths.traced.replaying import ITS_OWN, REPLACED, Replacement, refuse_own_state
+
+# Equations that give the same numbers, in another dtype.
+COPIES = primitives.IDENTITIES | {"convert_element_type", "optimization_barrier"}
 
 
 class Part(NamedTuple):
@@ -28,8 +32,8 @@ class Part(NamedTuple):
     """
 
     axis: int
-    array: Any
-    root: Any
+    array: AnyArray
+    root: AnyArray
 
 
 class Tagged(NamedTuple):
@@ -40,12 +44,17 @@ class Tagged(NamedTuple):
         depends: Whether it depends on the input.
         entry: The branch inside of which it was computed, with the steps of loops; or None.
         pending: Outputs of branches that it is the sum of, not yet in the stream.
+        number: Of the equation that made it, in the order of the computation; a copy in another
+            dtype keeps it. 0 for the input.
+        level: Whether it comes from a replaced state, see `replaying`.
     """
 
-    array: Any
+    array: AnyArray
     depends: bool = False
     entry: tuple[Entry, tuple[int, ...]] | None = None
     pending: tuple[Part, ...] = ()
+    number: int = -1
+    level: int = 0
 
 
 class Sum(NamedTuple):
@@ -55,13 +64,15 @@ class Sum(NamedTuple):
         axis: Which kind of branch, as in `Branches.kinds`.
         root: What left the branch; the same branch may be added several times, for several readers.
         before, branch, after: Arrays of one shape.
+        number: Of the state before, see `Tagged`; None behind another branch of the same sum.
     """
 
     axis: int
-    root: Any
-    before: Any
-    branch: Any
-    after: Any
+    root: AnyArray
+    before: AnyArray
+    branch: AnyArray
+    after: AnyArray
+    number: int | None
 
 
 class StreamReader:
@@ -69,16 +80,26 @@ class StreamReader:
 
     Args:
         branches: What is a branch.
+        replacement: The other run whose stream the branches take in; None for their own.
     """
 
-    def __init__(self, branches: Branches):
-        self.branches = branches
+    def __init__(self, branches: Branches, replacement: Replacement | None = None):
+        self.branches, self.replacement = branches, replacement
         self.sums: list[Sum] = []
+        self._count = 0
+
+    def start(self, array: AnyArray) -> Tagged:
+        """Returns the input of the program.
+
+        Args:
+            array: The input.
+        """
+        return self._place(Tagged(array, True, number=0))
 
     def run(
         self,
-        jaxpr: Any,
-        constants: Sequence[Any],
+        jaxpr: Jaxpr,
+        constants: Sequence[object],
         arguments: Sequence[Tagged],
         scopes: tuple[Scope, ...] = (),
         inside: tuple[Entry, tuple[int, ...]] | None = None,
@@ -114,8 +135,10 @@ class StreamReader:
         """Return a value as it is outside of the branch in which it was computed."""
         if value.entry is None or value.entry == within:
             return value
-        return Tagged(
-            value.array, True, None, (Part(value.entry[0].axis, value.array, value.array),)
+        return value._replace(
+            depends=True,
+            entry=None,
+            pending=(Part(value.entry[0].axis, value.array, value.array),),
         )
 
     def _compute(self, eqn, values, scopes, within, steps):
@@ -133,26 +156,67 @@ class StreamReader:
                 return self.run(jaxpr, constants, values[1:], scopes, within, steps)
             if name == "while":
                 return self._while(eqn, values, scopes, within, steps)
-        outs = bind(eqn, arrays)
         depends = any(v.depends for v in values)
+        level = max((v.level for v in values), default=0)
         if within is not None:
-            return [Tagged(out, depends, within if depends else None) for out in outs]
-        if name == "name" and (axis := self.branches.find_name(eqn.params["name"])) is not None:
-            return [Tagged(outs[0], depends, None, (Part(axis, outs[0], outs[0]),))]
-        return [Tagged(out, depends, None, self._follow(eqn, values, out)) for out in outs]
+            refuse_own_state([v.level for v in values], "/".join(within[0].path))
+            outs = [Tagged(out, depends, within if depends else None) for out in bind(eqn, arrays)]
+        elif name == "name" and (axis := self.branches.find_name(eqn.params["name"])) is not None:
+            refuse_own_state([level], eqn.params["name"])
+            (out,) = bind(eqn, arrays)
+            outs = [Tagged(out, depends, None, (Part(axis, out, out),))]
+        else:
+            outs, level = self._follow(eqn, values, depends, level)
+        is_copy = name in COPIES and jax.numpy.shape(arrays[0]) == outs[0].array.shape
+        return [
+            v._replace(level=level, number=values[0].number)
+            if is_copy
+            else self._place(v._replace(level=level, number=self._take_number()))
+            for v in outs
+        ]
 
-    def _follow(self, eqn, values, out):
-        """Return what of an output is not yet in the stream; keep a sum that puts it there."""
+    def _take_number(self):
+        """Return the number of the next value."""
+        self._count += 1
+        return self._count
+
+    def _place(self, value):
+        """Return a value, or in its place a state of the other run."""
+        if self.replacement is None:
+            return value
+        array = self.replacement.place_state(value.number, value.array)
+        return value if array is None else value._replace(array=array, level=REPLACED)
+
+    def _follow(self, eqn, values, depends, level):
+        """Return the outputs of an equation outside of the branches, and their level.
+
+        Of a sum that adds branches to a state, the branches are kept.
+        """
+        arrays = [v.array for v in values]
         pending = [v for v in values if v.pending]
         states = [v for v in values if not v.pending and v.depends]
+        is_sum = eqn.primitive.name in ("add", "add_any") and len(pending) == len(states) == 1
+        if not is_sum or states[0].array.shape != pending[0].array.shape:
+            outs = bind(eqn, arrays)
+            return [
+                Tagged(out, depends, None, self._list_pending(eqn, values, out)) for out in outs
+            ], level
+        (state,), (branch,) = states, pending
+        if self.replacement is not None:
+            array, ends = self.replacement.place_branches(branch)
+            level = ITS_OWN if ends else level
+            arrays = [array if v is branch else v.array for v in values]
+        (out,) = bind(eqn, arrays)
+        self._keep(branch.pending, state, out)
+        return [Tagged(out, depends)], level
+
+    def _list_pending(self, eqn, values, out):
+        """List what of an output is not yet in the stream."""
+        pending = [v for v in values if v.pending]
         if not pending:
             return ()
-        is_sum = eqn.primitive.name in ("add", "add_any")
-        if is_sum and len(pending) == 2:
+        if eqn.primitive.name in ("add", "add_any") and len(pending) == 2:
             return pending[0].pending + pending[1].pending
-        if is_sum and len(states) == 1 and states[0].array.shape == out.shape:
-            self._keep(pending[0].pending, states[0].array, out)
-            return ()
         kinds = {part.axis for v in pending for part in v.pending}
         if len(kinds) == 1:
             return (Part(kinds.pop(), out, pending[0].pending[0].root),)
@@ -165,14 +229,15 @@ class StreamReader:
             for part in pending[0].pending
         )
 
-    def _keep(self, parts, before, out):
+    def _keep(self, parts, state, out):
         """Keep the sum of a state and of branches, unless they were added before."""
         if any(part.root is earlier.root for part in parts for earlier in self.sums):
             return
+        before, number = state.array, state.number
         for part in sorted(parts, key=lambda part: part.axis):
             after = out if part.axis == max(p.axis for p in parts) else before + part.array
-            self.sums.append(Sum(part.axis, part.root, before, part.array, after))
-            before = after
+            self.sums.append(Sum(part.axis, part.root, before, part.array, after, number))
+            before, number = after, None
 
     def _scan(self, eqn, values, scopes, within, steps):
         """Compute a loop step by step."""
@@ -184,7 +249,10 @@ class StreamReader:
         order = range(length - 1, -1, -1) if params["reverse"] else range(length)
         outputs: dict[int, list[Tagged]] = {}
         for step in order:
-            now = [v._replace(array=v.array[step], pending=()) for v in stacked]
+            now = [
+                v._replace(array=v.array[step], pending=(), number=self._take_number())
+                for v in stacked
+            ]
             outs = self.run(
                 jaxpr, constants, [*fixed, *carry, *now], scopes, within, (*steps, step)
             )
@@ -193,7 +261,9 @@ class StreamReader:
         for index in range(len(eqn.outvars) - num_carry):
             parts = [outputs[step][index] for step in range(length)]
             array = jax.numpy.stack([p.array for p in parts])
-            joined.append(Tagged(array, any(p.depends for p in parts)))
+            level = max((p.level for p in parts), default=0)
+            depends = any(p.depends for p in parts)
+            joined.append(Tagged(array, depends, number=self._take_number(), level=level))
         return [*carry, *joined]
 
     def _while(self, eqn, values, scopes, within, steps):
@@ -209,72 +279,10 @@ class StreamReader:
         return carry
 
 
-def has_scopes_within(eqn: Any) -> bool:
+def has_scopes_within(eqn: JaxprEqn) -> bool:
     """Whether programs inside an equation have scopes or names.
 
     Args:
         eqn: The equation.
     """
     return any(map(has_scopes, jax_core.jaxprs_in_params(eqn.params)))
-
-
-class LayerArrays(NamedTuple):
-    """The stream and the branches of all layers.
-
-    Attributes:
-        residual: L + 1 arrays.
-        branches: {axis: L arrays} of the kinds that all layers have.
-    """
-
-    residual: list[Any]
-    branches: dict[int, list[Any]]
-
-
-def group_layers(sums: Sequence[Sum], output: Any) -> LayerArrays:
-    """Group the branches of a program by layer: attention first, then an MLP where there is one.
-
-    Args:
-        sums: In their order.
-        output: Output of the program.
-
-    Raises:
-        ValueError: There are none, they are not of one stream, or the last state is not known.
-    """
-    refuse_if(not sums, "no branch is added to a state of its shape: is the skip in its scope?")
-    shape = sums[0].before.shape
-    for entry in sums:
-        refuse_if(
-            entry.before.shape != shape,
-            f"branches are added to states of shapes {list(shape)} and {list(entry.before.shape)}: "
-            "not one stream",
-        )
-    layers: list[list[Sum]] = []
-    for entry in sums:
-        if not layers or entry.axis in {e.axis for e in layers[-1]} or entry.axis == 0:
-            layers.append([])
-        layers[-1].append(entry)
-    kinds = {e.axis for e in layers[0]}
-    for index, layer in enumerate(layers):
-        refuse_if(
-            {e.axis for e in layer} != kinds,
-            f"layer {index} has {len(layer)} branches, layer 0 has {len(kinds)}",
-        )
-    last = layers[-1][-1].after
-    if any(_differ(a[-1].after, b[0].before) for a, b in itertools.pairwise(layers)):
-        refuse_if(
-            output.shape != last.shape,
-            "something follows the last sum of each layer, a norm or a branch without a name: name "
-            "the MLP, too, or let fn return the state after the last layer",
-        )
-        last = output
-    residual = [*(layer[0].before for layer in layers), last]
-    branches = {
-        kind: [next(e.branch for e in layer if e.axis == kind) for layer in layers]
-        for kind in kinds
-    }
-    return LayerArrays(residual, branches)
-
-
-def _differ(first, second):
-    """Return whether two states are other numbers."""
-    return first is not second and not bool((first == second).all())

@@ -15,13 +15,13 @@ import dataclasses
 import enum
 import functools
 import itertools
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Hashable
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from rank_collapse.annotations import AnyArray
 from rank_collapse.paths.traced.channels import LazySums, Slots
 
 
@@ -42,17 +42,17 @@ _ages = itertools.count()
 class Root:
     """A state h of which other values are functions f(h), entry by entry."""
 
-    def __init__(self, compute: Callable[[], Any], sums: LazySums, age: int | None = None):
+    def __init__(self, compute: Callable[[], AnyArray], sums: LazySums, age: int | None = None):
         self._compute, self.sums = compute, sums
         self.age = next(_ages) if age is None else age
         self._derived = {}
 
     @functools.cached_property
-    def array(self) -> Any:
+    def array(self) -> AnyArray:
         """The value h."""
         return self._compute()
 
-    def derive(self, key: Any, change: Callable, change_sums: Callable) -> "Root":
+    def derive(self, key: Hashable, change: Callable, change_sums: Callable) -> "Root":
         """Return the root after an operation that moves entries; the same one for the same key."""
         if key not in self._derived:
             sums = LazySums(change_sums, [self.sums])
@@ -73,9 +73,9 @@ class Form:
     """
 
     root: Root
-    at_zero: Any
-    slope: Callable[[], Any]
-    quotient: Callable[[], Any] | None = None
+    at_zero: AnyArray | None
+    slope: Callable[[], AnyArray]
+    quotient: Callable[[], AnyArray] | None = None
 
     @property
     def is_exact(self) -> bool:
@@ -102,11 +102,11 @@ class Value:
         reason: Name of the operation that made a factor or a product, for the message.
     """
 
-    array: Any
+    array: AnyArray
     kind: Kind = Kind.CONSTANT
     sums: LazySums | None = None
     forms: tuple[Form, ...] = ()
-    fill: Any = None
+    fill: AnyArray | None = None
     is_weight: bool = False
     is_exponential: bool = False
     is_step: bool = False
@@ -114,7 +114,7 @@ class Value:
     passes_whole: bool = False
     reason: str = ""
 
-    def replace(self, **changes: Any) -> "Value":
+    def replace(self, **changes: object) -> "Value":
         """Return the value with other attributes."""
         return dataclasses.replace(self, **changes)
 
@@ -124,24 +124,26 @@ class Value:
         return self.kind >= Kind.STATE
 
 
-def make_constant(array: Any) -> Value:
+def make_constant(array: AnyArray) -> Value:
     """Return a constant, with its number where it has one entry."""
     is_known = np.size(array) == 1 and not isinstance(array, jax.core.Tracer)
     return Value(array, fill=np.asarray(array).reshape(()) if is_known else None)
 
 
-def make_frozen(array: Any) -> Value:
+def make_frozen(array: AnyArray) -> Value:
     """Return a constant of the pass."""
     return Value(array, Kind.FROZEN)
 
 
-def make_state(array: Any, sums: LazySums, forms: tuple[Form, ...] = (), **flags: Any) -> Value:
+def make_state(
+    array: AnyArray, sums: LazySums, forms: tuple[Form, ...] = (), **flags: object
+) -> Value:
     """Return a state, which is a function of itself before all."""
     own = Form(Root(lambda: array, sums), np.float32(0), *2 * (lambda: jnp.ones_like(array),))
     return Value(array, Kind.STATE, sums, (own, *forms[:3]), **flags)
 
 
-def make_gate(array: Any, forms: tuple[Form, ...], **flags: Any) -> Value:
+def make_gate(array: AnyArray, forms: tuple[Form, ...], **flags: object) -> Value:
     """Return a gate of the given forms."""
     nearest = forms[0]
     passes_whole = nearest.quotient is not None or nearest.is_exact
@@ -149,12 +151,12 @@ def make_gate(array: Any, forms: tuple[Form, ...], **flags: Any) -> Value:
     return Value(array, Kind.GATE, None, forms, passes_whole=passes_whole, **flags)
 
 
-def is_inexact(array: Any) -> bool:
+def is_inexact(array: AnyArray) -> bool:
     """Whether an array has real or complex entries, and so can be a state."""
     return jnp.issubdtype(jnp.result_type(array), jnp.inexact)
 
 
-def compute_quotient(value: Value, form: Form) -> Any:
+def compute_quotient(value: Value, form: Form) -> AnyArray:
     """Compute f(h)/h; f′(0) where h is 0, and 0 where that is infinite."""
     if form.quotient is not None:
         return form.quotient()

@@ -62,7 +62,7 @@ def layer_windows(
 def decoder_fields(
     settings: Settings,
     local: Callable[[int], Any] = lambda layer: True,
-    entry: Mapping[str, Any] | None = None,
+    entry: Mapping[str, object] | None = None,
 ) -> dict[str, Any]:
     """Compute widths of heads, windows and rotary positions.
 

@@ -28,7 +28,7 @@ def _gemma_fields(settings, *arguments):
     return fields
 
 
-def _gemma2_fields(settings: Settings, interval: int = 2, entry: Any = None) -> dict[str, Any]:
+def _gemma2_fields(settings: Settings, interval: int = 2, entry: object = None) -> dict[str, Any]:
     return _gemma_fields(settings, lambda i: (i + 1) % interval, entry) | {
         "score_cap": float(settings["attn_logit_softcapping"] or 0.0),
         "temperature": math.sqrt(settings["query_pre_attn_scalar"] / settings["head_dim"]),

@@ -12,6 +12,7 @@ import numpy as np
 
 from rank_collapse.printed import quote_value
 from rank_collapse.struct import refuse, refuse_if
+from rank_collapse.training.engine.tracing import fits_into_jax
 
 RESERVED = ("seed", "step")  # axes of every result
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
@@ -130,11 +131,11 @@ def make_axes(hyper: Mapping[str, Any] | None, static: Mapping[str, Any] | None)
 def _as_mapping(name, value):
     refuse_if(
         not isinstance(value or {}, Mapping),
-        f"{name}={quote_value(value)} is no dictionary of values by name",
+        f"{name}={quote_value(value)} is not a dictionary of values by name",
     )
     for key in value or {}:
         refuse(
-            (not isinstance(key, str), f"{name} has the name {key!r}, which is no text"),
+            (not isinstance(key, str), f"{name} has the name {key!r}, which is not a string"),
             (key in RESERVED, f"{name} has the name {key!r}, which is an axis of every sweep"),
             (
                 name == "static" and not str(key).isidentifier(),
@@ -163,14 +164,10 @@ def _as_numbers(name, value):
         (array.ndim > 1, f"{shown} has {array.ndim} axes: a swept value is a list of numbers"),
     )
     refuse_if(array.dtype.kind in "fc" and np.isnan(array).any(), f"{shown} has a NaN")
-    if array.dtype.kind in "iu" and array.dtype.itemsize == 8:
-        dtype = jax.dtypes.canonicalize_dtype(np.int64)
-        limits = np.iinfo(dtype)
-        refuse_if(
-            (array < limits.min).any() or (array > limits.max).any(),
-            f"{shown} does not fit into {dtype}",
-        )
-        array = array.astype(np.int64)
+    dtype = jax.dtypes.canonicalize_dtype(np.int64)
+    is_long = array.dtype.kind in "iu" and array.dtype.itemsize == 8
+    array = array.astype(np.int64) if is_long and array.max() < 2**63 else array
+    refuse_if(not fits_into_jax(array), f"{shown} does not fit into {dtype}")
     return array
 
 
@@ -179,10 +176,9 @@ def _label_values(name, values):
     refuse_if(not values, f"{name} is empty: list a value at least")
     plain = all(isinstance(value, str | int | float) for value in values)
     same = len({isinstance(value, str) for value in values}) == 1
-    labels = list(values) if plain and same else [name_value(value) for value in values]
-    advice = (
-        "" if labels == values else ": each needs a name (def, __name__) or a __repr__ of its own"
-    )
+    is_plain = plain and same
+    labels = list(values) if is_plain else [name_value(value) for value in values]
+    advice = "" if is_plain else ": each needs a name (def, __name__) or a __repr__ of its own"
     _refuse_repeats(name, labels, labels, advice)
     return labels
 

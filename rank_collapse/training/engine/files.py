@@ -18,7 +18,7 @@ import numpy as np
 
 from rank_collapse.runs import files
 from rank_collapse.training.engine.functions import Functions
-from rank_collapse.training.engine.groups import Runs, join_pieces
+from rank_collapse.training.engine.runs import Runs, join_pieces
 
 NAME = "sweep.json"
 # A snapshot is left out while the last one took more than this share of the time since.

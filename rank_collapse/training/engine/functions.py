@@ -1,4 +1,4 @@
-"""The functions of a sweep at one point of its static values, traced."""
+"""The functions of a run, traced."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -7,63 +7,74 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from rank_collapse.printed import quote_value
+from rank_collapse.runs.states import name_parts
 from rank_collapse.struct import refuse_if
 from rank_collapse.training.engine import tracing
 from rank_collapse.training.engine.axes import Axes
-from rank_collapse.training.engine.tracing import Traced
+from rank_collapse.training.engine.tracing import Operations, Traced, drop_weak_types
 
 
 class Functions:
     """What is computed of one run.
 
     Args:
-        init, step, look: See `training.sweep`; `look` may be None.
-        axes: With the traced values.
-        static: Keyword arguments.
-        base_key: Of the seeds.
+        init: (key, hyper) → state.
+        step: (state, hyper, index) → (state, metrics).
+        look: (state, hyper, key) → arrays, or None.
 
     Attributes:
-        init, step, look: Traced.
+        init, step, look: As given.
         state_shapes, metric_shapes, look_shapes: Their leaves, in order.
         metric_names, look_names: Of the leaves.
+        unchanged: Which leaves of the state step returns as they are: data, which are not copied.
+    """
+
+    def __init__(self, init: Operations, step: Operations, look: Operations | None):
+        self.init, self.step, self.look = init, step, look
+        self.state_shapes = jax.tree.leaves(drop_weak_types(init.out))
+        program = step.closed.jaxpr  # whose first arguments and results are the state
+        pairs = zip(program.invars, program.outvars, self.state_shapes)  # noqa: B905 (the shortest)
+        self.unchanged = [argument is result for argument, result, _ in pairs]
+        metrics, looks = name_parts(step.out[1]), name_parts({} if look is None else look.out)
+        self.metric_names, self.metric_shapes = list(metrics), list(metrics.values())
+        self.look_names, self.look_shapes = list(looks), list(looks.values())
+
+
+def trace_functions(
+    init: Callable,
+    step: Callable,
+    look: Callable | None,
+    hyper: Mapping[str, Any],
+    static: Mapping[str, Any],
+    key_type: Any,
+) -> Functions:
+    """Traces functions that a user wrote, and checks them.
+
+    Args:
+        init, step, look: See `training.sweep`; `look` may be None.
+        hyper: An example of each traced value.
+        static: Keyword arguments.
+        key_type: Dtype of the keys of the seeds.
 
     Raises:
         ValueError: One of the functions is none, or does what it must not.
     """
-
-    def __init__(
-        self,
-        init: Callable,
-        step: Callable,
-        look: Callable | None,
-        axes: Axes,
-        static: Mapping[str, Any],
-        base_key: Any,
-    ):
-        hyper = axes.examples()
-        tracing.check_callable("init", init, "init(key, hyper)", static)
-        tracing.check_callable("step", step, "step(state, hyper, index)", static)
-        key = jax.ShapeDtypeStruct((), base_key.dtype)
-        self.init = Traced("init", init, (key, hyper), static, tracing.check_state)
-        state = tracing.drop_weak_types(self.init.out)
-        check_step = partial(tracing.check_step, like=state)
-        index = jax.ShapeDtypeStruct((), jnp.int32)
-        self.step = Traced("step", step, (state, hyper, index), static, check_step)
-        self.look = None
-        if look is not None:
-            like = "look(state, hyper, key)"
-            tracing.check_callable("look", look, like, tracing.accepted(look, static))
-            self.look = Traced(
-                "look",
-                look,
-                (state, hyper, key),
-                tracing.accepted(look, static),
-                partial(tracing.check_metrics, "look"),
-            )
-        metrics, looks = self.step.out[1], {} if self.look is None else self.look.out
-        self.state_shapes = jax.tree.leaves(state)
-        self.metric_names, self.metric_shapes = list(metrics), list(metrics.values())
-        self.look_names, self.look_shapes = list(looks), list(looks.values())
+    tracing.check_callable("init", init, "init(key, hyper)", static)
+    tracing.check_callable("step", step, "step(state, hyper, index)", static)
+    key = jax.ShapeDtypeStruct((), key_type)
+    traced_init = Traced("init", init, (key, hyper), static, tracing.check_state)
+    state = drop_weak_types(traced_init.out)
+    check_step = partial(tracing.check_step, like=state)
+    index = jax.ShapeDtypeStruct((), jnp.int32)
+    traced_step = Traced("step", step, (state, hyper, index), static, check_step)
+    if look is None:
+        return Functions(traced_init, traced_step, None)
+    taken = tracing.accepted(look, static) if callable(look) else {}
+    tracing.check_callable("look", look, "look(state, hyper, key)", taken)
+    check_look = partial(tracing.check_metrics, "look")
+    traced_look = Traced("look", look, (state, hyper, key), taken, check_look)
+    return Functions(traced_init, traced_step, traced_look)
 
 
 def check_names(functions: Sequence[Functions], axes: Axes, finite: Sequence[str] | None) -> None:
@@ -79,9 +90,15 @@ def check_names(functions: Sequence[Functions], axes: Axes, finite: Sequence[str
     """
     first, axis_names = functions[0], {*axes.hyper_axes, *axes.static_axes, "seed", "step"}
     for attribute in ("metric", "look"):
-        names = getattr(first, f"{attribute}_names")
-        for name in axis_names.intersection(names):
+        names, shapes = (getattr(first, f"{attribute}_{part}") for part in ("names", "shapes"))
+        further = {f"{n}_{k}" for n, a in zip(names, shapes, strict=True) for k in range(a.ndim)}
+        for name in axis_names.union(further).intersection(names):
             raise ValueError(f"the {attribute} {name!r} has the name of an axis of the sweep")
+        for name in further & axis_names:
+            raise ValueError(
+                f"{name!r} is a swept value and an axis of the {attribute} "
+                f"{name.rpartition('_')[0]!r}: rename one of them"
+            )
         for point, other in enumerate(functions):
             others = getattr(other, f"{attribute}_names")
             refuse_if(
@@ -100,9 +117,10 @@ def check_names(functions: Sequence[Functions], axes: Axes, finite: Sequence[str
                     f"the {attribute} {name!r} has {a.ndim} axes, and {b.ndim} with "
                     f"{axes.describe_static(point)}",
                 )
-    refuse_if(isinstance(finite, str), f"finite={finite!r} is no list of names")
+    is_list = finite is None or isinstance(finite, list | tuple | set)
+    refuse_if(not is_list, f"finite={quote_value(finite)} is not a list of names")
     for name in finite or ():
         refuse_if(
             name not in first.metric_names,
-            f"finite has {name!r}, which is no metric; they are {first.metric_names}",
+            f"finite has {name!r}, which is not a metric; the metrics are {first.metric_names}",
         )

@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from rank_collapse.training.engine.groups import Runs, join_pieces
+from rank_collapse.training.engine.runs import Runs, join_pieces
 
 
 def is_first() -> bool:

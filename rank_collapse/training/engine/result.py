@@ -6,14 +6,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from rank_collapse.extras import import_package
+from rank_collapse.printed import quote_value
 from rank_collapse.struct import refuse_if
 from rank_collapse.training.engine.axes import Axes, name_value
 from rank_collapse.training.engine.functions import Functions
-from rank_collapse.training.engine.groups import Runs, join_pieces, key_kind
+from rank_collapse.training.engine.runs import Runs, join_pieces, wrap_keys
 
 
 @dataclasses.dataclass(repr=False)
@@ -61,8 +61,9 @@ class Swept:
         index = {}
         for name, value in (*values.items(), ("seed", seed)):
             labels = self.diverged_at.coords[name].values.tolist()
-            label = value if value in labels else name_value(value)
-            refuse_if(label not in labels, f"{name}={value!r} is not one of {labels}")
+            is_array = isinstance(value, np.ndarray | jax.Array) and value.ndim > 0
+            label = value if not is_array and value in labels else name_value(value)
+            refuse_if(label not in labels, f"{name}={quote_value(value)} is not one of {labels}")
             index[name] = labels.index(label)
         num_static = len(names) - 1 - self._num_hyper()
         states = self.states
@@ -172,9 +173,7 @@ class Points:
                 whole = np.empty((len(self._numbers), axes.num_hyper, *leaf.shape[1:]), leaf.dtype)
                 whole[runs.seeds - self._numbers[0], runs.points] = leaf
                 whole = whole.reshape(len(self._numbers), *axes.hyper_shape, *leaf.shape[1:])
-                if jnp.issubdtype(shape.dtype, jax.dtypes.prng_key):
-                    whole = jax.random.wrap_key_data(whole, impl=key_kind(shape.dtype))
-                leaves.append(whole)
+                leaves.append(wrap_keys(whole, shape))
             states[label] = jax.tree.unflatten(jax.tree.structure(tree), leaves)
         return states if axes.static_axes else next(iter(states.values()))
 

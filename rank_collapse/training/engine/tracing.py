@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import Literal
+from jax.tree_util import tree_leaves_with_path
 
 from rank_collapse.printed import format_one_line, quote_value
 from rank_collapse.runs.states import is_key
@@ -25,19 +26,42 @@ _JITTED = type(jax.jit(lambda: None))
 _PACKAGES = ("/jax/", "/jaxlib/", "/rank_collapse/training/")  # whose lines no user wrote
 
 
-class Traced:
+class Operations:
     """A function of one run, as operations on flat lists of arrays.
 
     Args:
-        name: Of the function, for messages.
-        fn: It; one that is jitted is taken without its jit.
+        fn: The function.
         arguments: Examples of its arguments: arrays, keys, numbers, jax.ShapeDtypeStruct.
-        static: Keyword arguments.
-        check: Checks and converts what it returns to a pytree of arrays.
 
     Attributes:
         out: The pytree of shapes that it returns.
         consts: The arrays that it closes over.
+    """
+
+    def __init__(self, fn: Callable, arguments: Sequence[Any]):
+        self.closed, self.out = jax.make_jaxpr(fn, return_shape=True)(*arguments)
+        self.consts = [_as_array(c) for c in self.closed.consts]
+
+    def __call__(self, consts: Sequence[Any], *leaves: Any) -> list[Any]:
+        """Computes the leaves of the result."""
+        results = jax.core.eval_jaxpr(self.closed.jaxpr, consts, *leaves)
+        return [
+            leaf if isinstance(leaf, jax.Array) else jnp.asarray(leaf, shape.dtype)  # a constant
+            for leaf, shape in zip(results, jax.tree.leaves(self.out), strict=True)
+        ]
+
+
+class Traced(Operations):
+    """A function that a user wrote, checked.
+
+    Args:
+        name: Of the function, for messages.
+        fn: It; one that is jitted is taken without its jit.
+        arguments: As of `Operations`.
+        static: Keyword arguments.
+        check: Checks and converts what it returns to a pytree of arrays.
+
+    Attributes:
         fingerprint: Hash of what it computes, without the values of the arrays.
         data: Hash of these.
 
@@ -54,43 +78,33 @@ class Traced:
         static: Mapping[str, Any],
         check: Callable[[Any], Any] = lambda value: value,
     ):
-        closed, self.out, self.data = _trace(name, fn, arguments, static, check)
-        effects = sorted({str(effect) for effect in closed.effects})
+        while isinstance(fn, _JITTED):
+            fn = fn.__wrapped__
+
+        def trace():
+            # A function of its own each time: none is cached.
+            super(Traced, self).__init__(lambda *leaves: check(fn(*leaves, **static)), arguments)
+            paths = [jax.tree_util.keystr(path) for path, _ in tree_leaves_with_path(self.out)]
+            return _hash(_print(self.closed), *paths), _hash(*_list_data(self.closed))
+
+        self.fingerprint, self.data = _explain_errors(name, trace)
+        effects = sorted({str(effect) for effect in self.closed.effects})
         refuse_if(
             effects,
             f"{name} has side effects ({', '.join(effects)}), such as a print or a callback: "
             "return as metrics what you want to see",
         )
-        self._jaxpr, self.consts = closed.jaxpr, [_as_array(c) for c in closed.consts]
-        paths = [jax.tree_util.keystr(p) for p, _ in jax.tree_util.tree_leaves_with_path(self.out)]
-        self.fingerprint = _hash(_print(closed), *paths)
-        again, _, data = _trace(name, fn, arguments, static, check)
         refuse_if(
-            (_hash(_print(again), *paths), data) != (self.fingerprint, self.data),
+            _explain_errors(name, trace) != (self.fingerprint, self.data),
             f"{name} is not the same when it is traced again: it draws from NumPy or random, reads "
             "a clock, or counts its calls; draw from the key, and keep what changes in the state",
         )
 
-    def __call__(self, consts: Sequence[Any], *leaves: Any) -> list[Any]:
-        """Computes the leaves of the result."""
-        results = jax.core.eval_jaxpr(self._jaxpr, consts, *leaves)
-        return [
-            leaf if isinstance(leaf, jax.Array) else jnp.asarray(leaf, shape.dtype)  # a constant
-            for leaf, shape in zip(results, jax.tree.leaves(self.out), strict=True)
-        ]
 
-
-def _trace(name, fn, arguments, static, check):
-    """Returns (program, the shapes that it returns, hash of its arrays)."""
-    while isinstance(fn, _JITTED):
-        fn = fn.__wrapped__
-
-    def call(*traced):
-        return check(fn(*traced, **static))  # a function of its own each time: none is cached
-
+def _explain_errors(name, trace):
+    """Returns what a trace gives; an error is one of the user's function."""
     try:
-        closed, out = jax.make_jaxpr(call, return_shape=True)(*arguments)
-        return closed, out, _hash(*_list_data(closed))
+        return trace()
     except Refused as error:
         raise ValueError(str(error)) from None
     except Exception as error:
@@ -143,9 +157,11 @@ def check_callable(name: str, fn: Any, like: str, static: Mapping[str, Any]) -> 
         static: Keyword arguments.
 
     Raises:
-        ValueError: It is no function, or takes other arguments.
+        ValueError: It is not a function, or takes other arguments.
     """
-    refuse_if(not callable(fn), f"{name}={quote_value(fn)} is no function {like}")
+    refuse_if(not callable(fn), f"{name}={quote_value(fn)} is not a function {like}")
+    is_later = inspect.isgeneratorfunction(fn) or inspect.iscoroutinefunction(fn)
+    refuse_if(is_later, f"{name} yields or is async: it returns what it computes")
     try:
         signature = inspect.signature(fn)
     except (TypeError, ValueError):  # of C
@@ -177,17 +193,27 @@ def as_arrays(what: str, tree: Any, advice: str = "", keys: bool = True) -> Any:
     Raises:
         Refused: A leaf is none.
     """
-    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    leaves = tree_leaves_with_path(tree)
     for path, leaf in leaves:
         name = jax.tree_util.keystr(path) or "itself"
         is_number = isinstance(leaf, bool | int | float | complex)
         is_number |= isinstance(leaf, np.ndarray | np.generic) and leaf.dtype.kind not in "OSUMm"
         if not (is_number or isinstance(leaf, jax.Array)):
             kind = type(leaf).__name__
-            raise Refused(f"{what} holds {kind} at {name}, which is no array{advice}")
+            raise Refused(f"{what} holds {kind} at {name}, which is not an array{advice}")
         if not keys and is_key(leaf):
             raise Refused(f"{what} has random keys at {name}: return numbers")
+        if not isinstance(leaf, jax.Array) and not fits_into_jax(np.asarray(leaf)):
+            raise Refused(f"{what} has a whole number at {name} that does not fit into 32 bits")
     return jax.tree.map(lambda a: a if isinstance(a, jax.Array) else jnp.asarray(a), tree)
+
+
+def fits_into_jax(array: np.ndarray) -> bool:
+    """Returns whether JAX, which may have 32 bits alone, has all values of an array of numbers."""
+    if array.dtype.kind not in "iu":
+        return True
+    limits = np.iinfo(jax.dtypes.canonicalize_dtype(array.dtype))
+    return bool(((array >= limits.min) & (array <= limits.max)).all())
 
 
 def check_state(state: Any) -> Any:
@@ -240,17 +266,20 @@ def check_metrics(name: str, metrics: Any) -> dict[str, Any]:
         metrics: The pytree; a single array is named "metric".
 
     Raises:
-        Refused: A leaf is no array of numbers.
+        Refused: A leaf is not an array of numbers, or two have one name.
     """
+    arrays = {}
     metrics = as_arrays(f"what {name} returns to be kept", metrics, keys=False)
-    return {
-        jax.tree_util.keystr(path, simple=True, separator="/") or "metric": leaf
-        for path, leaf in jax.tree_util.tree_leaves_with_path(metrics)
-    }
+    for path, leaf in tree_leaves_with_path(metrics):
+        metric = jax.tree_util.keystr(path, simple=True, separator="/") or "metric"
+        if metric in arrays:
+            raise Refused(f"{name} returns two arrays with the name {metric!r}")
+        arrays[metric] = leaf
+    return arrays
 
 
 def _name_leaves(tree):
-    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+    for path, leaf in tree_leaves_with_path(tree):
         yield jax.tree_util.keystr(path) or "itself", leaf
 
 

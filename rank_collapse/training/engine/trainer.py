@@ -11,13 +11,15 @@ from jax.sharding import Mesh
 
 from rank_collapse.runs.files import RunError
 from rank_collapse.runs.progress import Progress
+from rank_collapse.runs.seeds import fold_key
 from rank_collapse.struct import refuse_if
 from rank_collapse.training.engine import processes
 from rank_collapse.training.engine.axes import Axes
 from rank_collapse.training.engine.files import SweepFolder
 from rank_collapse.training.engine.functions import Functions
-from rank_collapse.training.engine.groups import Program, Runs, join_runs
+from rank_collapse.training.engine.program import Program
 from rank_collapse.training.engine.result import Points
+from rank_collapse.training.engine.runs import Runs, join_runs
 
 MOST_NAMED = 8  # runs that are no longer finite, in one chunk
 
@@ -33,6 +35,7 @@ class Trainer:
         steps, every: Of each run, and in one call.
         store: The folder, or None.
         progress: Counts steps of all runs.
+        programs: Compiled ones by point, of another trainer of the same runs.
     """
 
     functions: Sequence[Functions]
@@ -45,10 +48,10 @@ class Trainer:
     every: int
     store: SweepFolder | None
     progress: Progress
+    programs: dict[int, Program] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self):
         self._saved: dict[int, list[Runs]] = {}
-        self._programs: dict[int, Program] = {}
         self._gathered: Mapping[int, list[Runs]] = defaultdict(list)
         self.seconds = {"compiling": 0.0, "running": 0.0}
 
@@ -82,11 +85,12 @@ class Trainer:
                 for runs in unfinished:
                     for start in range(0, len(runs), size):
                         group = runs.take(np.arange(start, min(start + size, len(runs))))
-                        done.append(self._train_group(point, program, program.lay_out(group)))
+                        laid_out = program.lay_out(group, self._make_inputs)
+                        done.append(self._train_group(point, program, laid_out))
                 for start in range(0, len(missing), size):
                     points, seeds = missing[start : start + size].T
-                    begun = program.look_at(program.begin(points, seeds))
-                    done.append(self._train_group(point, program, begun))
+                    begun = program.begin(points, seeds, self._make_inputs)
+                    done.append(self._train_group(point, program, program.look_at(begun)))
             self._gathered[point].append(processes.gather(join_runs(done), len(numbers)))
 
     def points(self, numbers: np.ndarray) -> Points:
@@ -119,36 +123,43 @@ class Trainer:
         )
 
     def _program(self, point, functions, most):
-        if point not in self._programs:
-            begun = time.monotonic()
-            self._programs[point] = Program(
+        if point not in self.programs:
+            # Two runs at least on a device: a loop of one turn would be no loop, with other
+            # rounding.
+            least = self.mesh.size * (2 if self.at_once == 1 else 1)
+            num_runs = self.axes.num_hyper * processes.count_share(most)
+            program = Program(
                 functions,
-                axes=self.axes,
-                base_key=self.base_key,
+                hyper=[a[0] for a in self.axes.hyper_leaves(np.zeros(1, int))],
+                key=self.base_key,
                 mesh=self.mesh,
                 every=max(1, min(self.every, self.steps)),
                 at_once=self.at_once,
-                num_runs=self.axes.num_hyper * processes.count_share(most),
+                size=-(-num_runs // least) * least,
                 finite=self.finite,
-                progress=self.progress,
             )
+            begun = time.monotonic()
+            with self.progress.time_activity("compiling"):
+                program.compile(least)
             self.seconds["compiling"] += time.monotonic() - begun
-        return self._programs[point]
+            self.programs[point] = program
+        return self.programs[point]
 
-    def _train_group(self, point, program, runs):
+    def _make_inputs(self, points, numbers):
+        return fold_key(self.base_key, numbers), self.axes.hyper_leaves(points)
+
+    def _train_group(self, point, program, initial):
         """Trains runs that are on the devices; returns them on the host."""
-        begun, is_saved = time.monotonic(), False
+        begun, runs, done, is_saved = time.monotonic(), initial, initial.step, False
         try:
-            while runs.step < self.steps:
-                stop = min(self.steps, (runs.step // self.every + 1) * self.every)
-                new, stopped = program.advance(runs, stop)
-                count = len(runs) * (stop - runs.step)
-                runs, is_saved = program.look_at(new), False
+            for runs, stopped in program.train(initial, self.steps):
+                is_saved = False
                 self._name_stopped(point, runs, stopped)
-                if self.store is not None and self.store.is_due() and stop < self.steps:
+                if self.store is not None and self.store.is_due() and runs.step < self.steps:
                     self.store.save(point, program.to_host(runs))
                     is_saved = True
-                self.progress.advance(count, self._describe_metric(runs))
+                self.progress.advance(len(runs) * (runs.step - done), self._describe_metric(runs))
+                done = runs.step
             runs = program.to_host(runs)
             if self.store is not None:
                 self.store.save(point, runs)

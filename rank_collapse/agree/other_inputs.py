@@ -1,0 +1,141 @@
+"""The stream of another run, which the sublayers of a model take in: `inputs=` of a recording."""
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import Bool, Float
+
+from rank_collapse.agree.recording import open_recording
+from rank_collapse.struct import refuse, refuse_if
+
+
+class OtherInputs:
+    """States and branches of a recording, and which of its tokens the model computes.
+
+    Args:
+        path: The recording.
+        noise: Relative size of what is added to every number that goes into a sublayer.
+        seed: Seed of the noise.
+        out: The file that is written.
+
+    Raises:
+        ValueError: It is no recording, or is itself one on another run's inputs.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike,
+        noise: float = 0.0,
+        seed: int = 0,
+        *,
+        out: str | os.PathLike,
+    ):
+        refuse_if(
+            Path(out).suffix != ".safetensors",
+            f"{out} has to be a .safetensors file, because inputs= was given: an .npz file cannot "
+            "say that its sublayers took in the stream of another run",
+        )
+        recording = open_recording(path)
+        self.name = recording.path.name
+        refuse(
+            ("inputs" in recording.metadata, f"{path} was recorded on another run's inputs"),
+            (not 0 <= noise < 1, f"noise={noise} is not from 0 to 1"),
+        )
+        self.mask = recording.read_mask()
+        self.shape = recording.shape
+        self.states: list[np.ndarray] = []
+        self.branches: list[Mapping[str, np.ndarray]] = []
+        dtype = np.float64 if recording.arrays["residual"].dtype == np.float64 else np.float32
+        for layer in recording.read_layers():
+            self.states.append(layer.before.astype(dtype))
+            self.branches.append({n: b.astype(dtype) for n, b in layer.branches.items()})
+        self.noise = noise
+        self.draw = np.random.default_rng(seed)
+        self.start = self.count = 0
+
+    def begin_call(self) -> None:
+        """Goes on to the tokens of the next call."""
+        self.start, self.count = self.start + self.count, 0
+
+    def take_state(self, index: int, shape: Sequence[int]) -> Float[np.ndarray, "b n d"]:
+        """Returns the stream before a layer, with its noise.
+
+        Args:
+            index: Index of the layer.
+            shape: [b, n, d] or [n, d] of the model's own state there.
+
+        Raises:
+            ValueError: The recording has no such layer or tokens.
+        """
+        refuse_if(
+            index >= len(self.states),
+            f"inputs={self.name} has {len(self.states)} layers, and the model has more",
+        )
+        b, n, d = self.shape
+        *examples, count, width = shape
+        num_examples = int(np.prod(examples))
+        refuse_if(
+            (num_examples, width) != (b, d) or self.start + count > n,
+            f"inputs={self.name} has {b} examples of {n} tokens of width {d}, and the model has "
+            f"{num_examples} examples of {self.start + count} or more tokens of width {width}",
+        )
+        self.count = count
+        states = self._cut(self.states[index])
+        return states + self._draw_noise(states)
+
+    def take_branch(self, index: int, name: str) -> Float[np.ndarray, "b n d"] | None:
+        """Returns a branch of a layer; None where the recording has none.
+
+        The noise of the input of the MLP is added to the branch of the attention.
+
+        Args:
+            index: Index of the layer.
+            name: Name of the branch.
+        """
+        if name not in self.branches[index]:
+            return None
+        branch = self._cut(self.branches[index][name])
+        if name == "attention_branch" and self.noise:
+            branch = branch + self._draw_noise(self._cut(self.states[index]) + branch)
+        return branch
+
+    def check_complete(self, num_layers: int, mask: Bool[np.ndarray, "b n"] | None) -> None:
+        """Check that the model computed all layers and tokens that the recording has.
+
+        Args:
+            num_layers: Number of layers of the model.
+            mask: Which tokens exist, as the model got it.
+
+        Raises:
+            ValueError: It did not, or others exist.
+        """
+        n = self.shape[1]
+        refuse_if(
+            num_layers != len(self.states),
+            f"inputs={self.name} has {len(self.states)} layers, and the model has {num_layers}",
+        )
+        refuse_if(
+            self.start + self.count != n,
+            f"inputs={self.name} has {n} tokens, and the model computed "
+            f"{self.start + self.count} tokens",
+        )
+        refuse_if(
+            mask is not None and not np.array_equal(mask, self.mask),
+            f"inputs={self.name} has another mask than the model",
+        )
+
+    def describe(self) -> dict[str, str]:
+        """Returns what the metadata of the recording say."""
+        return {"inputs": self.name, "noise": str(self.noise)}
+
+    def _cut(self, array):
+        """Return the tokens of this call."""
+        return array[:, self.start : self.start + self.count]
+
+    def _draw_noise(self, states):
+        """Return noise of the relative size of every number."""
+        if not self.noise:
+            return 0
+        return self.noise * states * self.draw.normal(size=states.shape).astype(states.dtype)

@@ -1,0 +1,198 @@
+"""One equation of a traced program, with what its rule needs: forms, sums, kinds of results."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import JaxprEqn
+
+from rank_collapse.paths.traced import primitives
+from rank_collapse.paths.traced.channels import LazySums, Slots
+from rank_collapse.paths.traced.programs import bind, push_tangents
+from rank_collapse.paths.traced.values import (
+    Form,
+    Kind,
+    Value,
+    compute_quotient,
+    gate_sums,
+    is_inexact,
+    make_frozen,
+)
+
+PRODUCT = "a product of two values that depend on the input"
+
+
+def move_entries(value: Value, move: Callable, key: Any, slots: Slots) -> Value:
+    """Return a value after an operation that reorders or copies its entries.
+
+    Args:
+        value: The value.
+        move: The operation, of an array.
+        key: Equal for equal operations, so that h and f(h) keep one root.
+        slots: Of the sums.
+    """
+    move_sums, shape = slots.map(move), value.array.shape
+    forms = tuple(
+        Form(
+            f.root.derive(key, move, move_sums),
+            f.at_zero,
+            lambda f=f: move(jnp.broadcast_to(f.slope(), shape)),
+            None if f.quotient is None else lambda f=f: move(jnp.broadcast_to(f.quotient(), shape)),
+        )
+        for f in value.forms
+    )
+    sums = None if value.sums is None else LazySums(move_sums, [value.sums])
+    return value.replace(array=move(value.array), sums=sums, forms=forms)
+
+
+class Equation:
+    """An equation of a traced program.
+
+    Attributes:
+        slots: Slots of the sums by length.
+        place: Where it stands in the caller's code.
+        eqn: The equation as JAX has it; `name` is the name of its primitive.
+    """
+
+    def __init__(self, slots: Slots, place: str, eqn: JaxprEqn):
+        self.slots, self.place, self.eqn = slots, place, eqn
+        self.name = eqn.primitive.name
+
+    def apply_to_constants(self, values):
+        """Compute the results of arguments that do not depend on the input."""
+        arrays = bind(self.eqn, [v.array for v in values])
+        if any(v.kind == Kind.FROZEN for v in values):
+            return [make_frozen(a) for a in arrays]
+        fill = None
+        if self.name in ("broadcast_in_dim", "reshape", "squeeze", "expand_dims"):
+            fill = values[0].fill
+        elif self.name in primitives.POINTWISE or self.name == "convert_element_type":
+            fill = self.evaluate([v.fill for v in values], values)
+        return [Value(a, fill=fill) for a in arrays]
+
+    def evaluate(self, numbers, values):
+        """Compute the equation on one number for each argument; None where one is not known."""
+        if any(number is None for number in numbers):
+            return None
+        with jax.ensure_compile_time_eval():
+            arguments = [
+                jnp.asarray(number, jnp.result_type(v.array))
+                for number, v in zip(numbers, values, strict=True)
+            ]
+            return np.asarray(bind(self.eqn, arguments)[0])
+
+    def describe(self, what):
+        """Say what is at the place of the equation, for the message of a refusal."""
+        return f"{what} at {self.place}"
+
+    def make_product(self, array, values=(), what=None):
+        """Make a product of two values that both carry paths, with the reason for its refusal."""
+        reasons = [v.reason for v in values if v.reason]
+        if what is not None:
+            reasons = [self.describe(what)]
+        return Value(array, Kind.PRODUCT, reason=(reasons or [self.describe(self.name)])[0])
+
+    def make_factor(self, array, what):
+        """Make a value that may only weigh others, with the reason for its refusal."""
+        return Value(array, Kind.FACTOR, reason=self.describe(what))
+
+    def broadcast(self, values):
+        """Give every argument that depends on the input the shape of the result."""
+        shape = self.eqn.outvars[0].aval.shape
+        return [
+            move_entries(v, lambda a: jnp.broadcast_to(a, shape), ("broadcast", shape), self.slots)
+            if v.depends and v.array.shape != shape
+            else v
+            for v in values
+        ]
+
+    def make_forms(self, values, quotient=None):
+        """Return the result as a function of every root that all arguments share.
+
+        Args:
+            values: The arguments.
+            quotient: From the arguments' forms (None for a constant) to the quotient of the result,
+                or None for f(h)/h.
+        """
+        dependent = [v for v in values if v.depends]
+        shared = set.intersection(*({f.root for f in v.forms} for v in dependent))
+        arrays, forms = [v.array for v in values], []
+        for root in sorted(shared, key=lambda root: -root.age):
+            parts = [
+                next(f for f in v.forms if f.root is root) if v.depends else None for v in values
+            ]
+            numbers = [
+                v.fill if p is None else p.at_zero for v, p in zip(values, parts, strict=True)
+            ]
+            at_zero = self.evaluate(numbers, values)
+            if self.name == "mul" and any(p is not None and p.is_exact for p in parts):
+                at_zero = np.float32(0)
+            if self.name == "div" and parts[0] is not None and parts[0].is_exact:
+                at_zero = np.float32(0) if parts[1] is None else at_zero
+
+            def slope(parts=parts):
+                tangents = [
+                    None if p is None or not is_inexact(a) else p.slope()
+                    for p, a in zip(parts, arrays, strict=True)
+                ]
+                if all(t is None for t in tangents):
+                    return jnp.zeros_like(arrays[0])
+                return push_tangents(self.eqn, arrays, tangents)[0]
+
+            made = None if quotient is None else quotient(parts)
+            forms.append(Form(root, at_zero, slope, made))
+        return tuple(forms)
+
+    def compute_lazily(self, fn, values, parts):
+        """Return fn of the quotients of the arguments, computed when it is asked for."""
+
+        def compute():
+            quotients = [
+                None if p is None else compute_quotient(v, p)
+                for v, p in zip(values, parts, strict=True)
+            ]
+            return fn(*quotients)
+
+        return compute
+
+    def shared_flags(self, values):
+        """Return what all dependent arguments of a pointwise operation have in common."""
+        dependent = [v for v in values if v.depends]
+        return {
+            "is_weight": all(v.is_weight for v in dependent),
+            "is_exponential": any(v.is_exponential for v in dependent),
+            "is_step": all(v.is_step for v in dependent),
+            "is_shifted": any(v.is_shifted for v in dependent),
+            "reason": next((v.reason for v in dependent if v.reason), ""),
+        }
+
+    def push_sums(self, values, index=0):
+        """Return the sums of a result that is linear in the states among the arguments together."""
+        states = [v for v in values if v.sums is not None]
+        arrays = [v.array for v in values]
+
+        def push(*tangents):
+            rest = iter(tangents)
+            all_tangents = [None if v.sums is None else next(rest) for v in values]
+            return push_tangents(self.eqn, arrays, all_tangents)[index]
+
+        return LazySums(self.slots.map(push), [v.sums for v in states])
+
+    def pass_through(self, values, position):
+        """Return the sums of a result that is linear in one argument, the others fixed."""
+        arrays = [v.array for v in values]
+
+        def compute(tangent):
+            arguments = [tangent if i == position else a for i, a in enumerate(arrays)]
+            return bind(self.eqn, arguments)[0]
+
+        is_batched = self.name not in primitives.UNBATCHED
+        return LazySums(self.slots.map(compute, is_batched), [values[position].sums])
+
+    def with_sums(self, value):
+        """Return a state, or a gate with its sums as a state."""
+        if value.kind == Kind.GATE and value.sums is None:
+            return value.replace(sums=gate_sums(value, self.slots))
+        return value

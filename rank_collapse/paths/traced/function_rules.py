@@ -1,0 +1,190 @@
+"""Rules of functions of each entry, choices between two values, and statistics."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax.numpy as jnp
+
+from rank_collapse.paths.traced import primitives
+from rank_collapse.paths.traced.channels import LazySums
+from rank_collapse.paths.traced.equation import Equation
+from rank_collapse.paths.traced.linear_rules import (
+    join,
+)
+from rank_collapse.paths.traced.programs import bind
+from rank_collapse.paths.traced.values import (
+    Kind,
+    Value,
+    compute_quotient,
+    is_inexact,
+    make_frozen,
+    make_gate,
+    make_state,
+    resolve_state,
+)
+
+
+def bend(equation: Equation, values: Sequence[Value]) -> Value:
+    """Apply a nonlinear function of each entry: a gate, or a constant of the pass."""
+    values = equation.broadcast(values)
+    array = bind(equation.eqn, [v.array for v in values])[0]
+    dependent = [v for v in values if v.depends]
+    is_power_one = (
+        equation.name == "pow" and not values[1].depends and _equals(values[1].fill, 1)
+    ) or (equation.name == "integer_pow" and equation.eqn.params["y"] == 1)
+    if is_power_one:
+        return values[0].replace(array=array)
+    if any(v.kind in (Kind.FACTOR, Kind.PRODUCT) for v in dependent):
+        return make_frozen(array)
+    exponent_depends = equation.name == "pow" and values[1].depends and not values[0].depends
+    is_exponential = equation.name in primitives.EXPONENTIALS or exponent_depends
+    if is_exponential and any(v.is_shifted for v in dependent):
+        return make_frozen(array)
+    forms = equation.make_forms(values, lambda parts: _bend_quotient(equation, values, parts))
+    if not forms:
+        return equation.make_factor(array, f"{equation.name} of values that depend on the input")
+    is_weight = equation.name in primitives.TRANSCENDENTAL or exponent_depends
+    is_weight |= equation.name in primitives.POLYNOMIAL and all(v.is_weight for v in dependent)
+    reason = equation.describe(f"{equation.name} of a state") if is_exponential else ""
+    return make_gate(
+        array,
+        forms,
+        is_weight=is_weight,
+        is_exponential=is_exponential,
+        is_step=all(v.is_step for v in dependent),
+        reason=reason,
+    )
+
+
+def _bend_quotient(equation, values, parts):
+    """Return the quotient of a power or of |h|, without a division."""
+    part, value = parts[0], values[0]
+    power = {"square": 2}.get(equation.name, equation.eqn.params.get("y", 0))
+    if part is None or not part.is_exact:
+        return None
+    if equation.name == "abs":
+        return lambda: compute_quotient(value, part) * jnp.sign(value.array)
+    if equation.name in ("square", "integer_pow") and power >= 2:
+        return lambda: compute_quotient(value, part) * value.array ** (power - 1)
+    return None
+
+
+def take_larger(equation: Equation, values: Sequence[Value]) -> Value:
+    """Take the larger or the smaller of two values: a choice between them."""
+    array = bind(equation.eqn, [v.array for v in values])[0]
+    dependent = [v for v in values if v.depends]
+    if any(v.kind == Kind.PRODUCT for v in dependent):
+        return make_frozen(array)
+    if any(v.kind == Kind.FACTOR for v in dependent):
+        return equation.make_factor(array, f"{equation.name} of a factor")
+    order = jnp.greater if equation.name == "max" else jnp.less
+    # A tie is the constant's.
+    constant = next((i for i, v in enumerate(values) if not v.depends), 1)
+    takes_other = order(values[1 - constant].array, values[constant].array)
+
+    def choose_quotient(parts):
+        for value, part in zip(values, parts, strict=True):
+            if part is None and not _equals(value.fill, 0):
+                return None
+            if part is not None and not (part.is_exact or part.quotient is not None):
+                return None
+
+        def choose(*quotients):
+            other, tied = quotients[1 - constant], quotients[constant]
+            return jnp.where(takes_other, other, 0 if tied is None else tied)
+
+        return equation.compute_lazily(choose, values, parts)
+
+    forms = equation.make_forms(values, choose_quotient)
+    if forms:
+        return make_gate(array, forms, **equation.shared_flags(values) | {"is_weight": False})
+    cases = [resolve_state(v, equation.slots) for v in values]
+    if not all(v.kind in (Kind.STATE, Kind.FROZEN) for v in cases):
+        return equation.make_factor(array, f"{equation.name} of two values")
+    return make_state(
+        array, _select_sums(equation, takes_other, cases[constant], cases[1 - constant])
+    )
+
+
+def _select_sums(equation, takes_second, first, second):
+    """Return the sums of a choice between two values by a mask that is fixed."""
+    sources = [v.sums for v in (first, second) if v.sums is not None]
+
+    def choose(*tangents):
+        rest = iter(tangents)
+        zero = jnp.zeros((), tangents[0].dtype)
+        cases = [zero if v.sums is None else next(rest) for v in (first, second)]
+        return jnp.where(takes_second, cases[1], cases[0])
+
+    return LazySums(equation.slots.map(choose), sources)
+
+
+def select(equation: Equation, values: Sequence[Value]) -> Value:
+    """Select by a mask: of functions of the same root as the mask a gate, else a choice."""
+    predicate, *cases = values
+    array = bind(equation.eqn, [v.array for v in values])[0]
+    dependent = [v for v in cases if v.depends]
+    if any(v.kind in (Kind.FACTOR, Kind.PRODUCT) for v in dependent):
+        return join(equation, array, [make_frozen(predicate.array), *cases])
+
+    def select_quotient(parts):
+        for value, part in zip(cases, parts[1:], strict=True):
+            if part is None and not _equals(value.fill, 0):
+                return None
+            if part is not None and not part.is_exact:
+                return None
+
+        def fill(_, *quotients):
+            shape = array.shape
+            filled = [
+                jnp.zeros(shape, array.dtype) if q is None else q.astype(array.dtype)
+                for q in quotients
+            ]
+            return bind(equation.eqn, [predicate.array, *filled])[0]
+
+        fixed = [None, *parts[1:]]
+        return equation.compute_lazily(fill, values, fixed)
+
+    if predicate.depends:
+        forms = equation.make_forms(values, select_quotient)
+        if forms:
+            flags = equation.shared_flags(cases if dependent else values)
+            flags["is_step"] = all(v.is_step or not v.depends for v in cases)
+            flags["is_weight"] &= bool(dependent)
+            return make_gate(array, forms, **flags)
+        predicate = make_frozen(predicate.array)
+    values = [predicate, *cases]
+    if not dependent:
+        return make_frozen(array)
+    others_are_zero = all(_equals(v.fill, 0) for v in cases if not v.depends)
+    if all(v.kind == Kind.GATE for v in dependent) and others_are_zero:
+        forms = equation.make_forms(values, lambda parts: select_quotient(parts))
+        if forms:
+            return make_gate(array, forms, **equation.shared_flags(values))
+    return join(equation, array, values, keep_gates=True)
+
+
+def compare(equation: Equation, values: Sequence[Value]) -> list[Value]:
+    """Compare: a step of the root, so that a mask of a state's sign can be a gate of it."""
+    values = equation.broadcast(values)
+    arrays = bind(equation.eqn, [v.array for v in values])
+    if all(v.kind in (Kind.CONSTANT, Kind.STATE, Kind.GATE) for v in values):
+        forms = equation.make_forms(values)
+        if forms:
+            return [make_gate(arrays[0], forms, is_step=True)]
+    return [make_frozen(a) for a in arrays]
+
+
+def measure(equation: Equation, values: Sequence[Value]) -> list[Value]:
+    """Compute a statistic or a choice. Whole numbers are frozen; so are those of products."""
+    arrays = bind(equation.eqn, [v.array for v in values])
+    kinds = {v.kind for v in values if v.depends}
+    if kinds <= {Kind.PRODUCT, Kind.FACTOR}:
+        return [make_frozen(a) for a in arrays]
+    what = f"{equation.name} of values that depend on the input"
+    return [equation.make_factor(a, what) if is_inexact(a) else make_frozen(a) for a in arrays]
+
+
+def _equals(fill: Any, number: float | int) -> bool:
+    """Whether a constant is filled with a number."""
+    return fill is not None and bool(fill == number)

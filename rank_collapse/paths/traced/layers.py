@@ -1,0 +1,86 @@
+"""The sums of a traced program's stream, grouped by layer."""
+
+import itertools
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from rank_collapse.paths.traced.stream import Sum
+from rank_collapse.struct import refuse_if
+
+
+class LayerArrays(NamedTuple):
+    """The stream and the branches of all layers.
+
+    Attributes:
+        residual: The state before each layer, and the one after the last.
+        branches: {axis: L arrays} of the kinds that all layers have.
+        numbers: Of the L states before the layers, see `stream.Tagged`.
+        places: (layer, axis) of each sum, in the order of the program.
+        is_output: Whether the last state is the program's output, not a sum.
+    """
+
+    residual: list[Any]
+    branches: dict[int, list[Any]]
+    numbers: list[int | None]
+    places: list[tuple[int, int]]
+    is_output: bool = False
+
+
+def group_layers(sums: Sequence[Sum], output: Any, is_output: bool | None = None) -> LayerArrays:
+    """Group the branches of a program by layer: attention first, then an MLP where there is one.
+
+    Args:
+        sums: In their order.
+        output: Output of the program.
+        is_output: See `LayerArrays`; None where the states say so: a norm follows the last sum of
+            a layer, and the last state is known from the output alone.
+
+    Raises:
+        ValueError: There are none, they are not of one stream, or the last state is not known.
+    """
+    refuse_if(not sums, "no branch is added to a state of its shape: is the skip in its scope?")
+    layers, places = _split_layers(sums)
+    kinds = {e.axis for e in layers[0]}
+    for index, layer in enumerate(layers):
+        refuse_if(
+            {e.axis for e in layer} != kinds,
+            f"layer {index} has {len(layer)} branches, layer 0 has {len(kinds)}",
+        )
+    last = layers[-1][-1].after
+    if is_output is None:
+        is_output = any(_differ(a[-1].after, b[0].before) for a, b in itertools.pairwise(layers))
+    refuse_if(
+        is_output and output.shape != last.shape,
+        "something follows the last sum of each layer, a norm or a branch without a name: name "
+        "the MLP, too, or let fn return the state after the last layer",
+    )
+    residual = [*(layer[0].before for layer in layers), output if is_output else last]
+    branches = {
+        kind: [next(e.branch for e in layer if e.axis == kind) for layer in layers]
+        for kind in kinds
+    }
+    numbers = [layer[0].number for layer in layers]
+    return LayerArrays(residual, branches, numbers, places, is_output)
+
+
+def _split_layers(sums):
+    """Return the sums of each layer, and (layer, axis) of each sum."""
+    layers: list[list[Sum]] = []
+    places = []
+    shape = sums[0].before.shape
+    for entry in sums:
+        refuse_if(
+            entry.before.shape != shape,
+            f"branches are added to states of shapes {list(shape)} and {list(entry.before.shape)}: "
+            "not one stream",
+        )
+        if not layers or entry.axis in {e.axis for e in layers[-1]} or entry.axis == 0:
+            layers.append([])
+        layers[-1].append(entry)
+        places.append((len(layers) - 1, entry.axis))
+    return layers, places
+
+
+def _differ(first, second):
+    """Return whether two states are other numbers."""
+    return first is not second and not bool((first == second).all())

@@ -1,0 +1,119 @@
+"""Rules of linear operations: entries in other places, joins, and sums."""
+
+from collections.abc import Sequence
+
+import jax.numpy as jnp
+from jaxtyping import Array
+
+from rank_collapse.paths.traced import primitives
+from rank_collapse.paths.traced.equation import Equation, move_entries
+from rank_collapse.paths.traced.programs import bind
+from rank_collapse.paths.traced.values import (
+    Kind,
+    Value,
+    is_inexact,
+    make_frozen,
+    make_gate,
+    make_state,
+    resolve_state,
+)
+
+
+def move(equation: Equation, value: Value) -> list[Value]:
+    """Move entries: gates stay gates, functions of a root stay functions of the moved root."""
+    eqn = equation.eqn
+    arrays = bind(eqn, [value.array])
+    if value.kind in (Kind.FACTOR, Kind.PRODUCT):
+        return [value.replace(array=a) for a in arrays]
+    if value.kind == Kind.STATE and not is_inexact(arrays[0]):
+        return [make_frozen(a) for a in arrays]
+    is_identity = equation.name in primitives.IDENTITIES
+    moved = []
+    for i, array in enumerate(arrays):
+        key = (equation.name, repr(sorted(eqn.params.items(), key=str)), i)
+        move_array = (lambda a: a) if is_identity else (lambda a, i=i: bind(eqn, [a])[i])
+        moved.append(move_entries(value, move_array, key, equation.slots).replace(array=array))
+    return moved
+
+
+def choose(equation: Equation, values: Sequence[Value]) -> Value:
+    """Choose entries of several arrays: gates stay gates, without a root."""
+    array = bind(equation.eqn, [v.array for v in values])[0]
+    return join(equation, array, values, keep_gates=True)
+
+
+def join(
+    equation: Equation, array: Array, values: Sequence[Value], *, keep_gates: bool = False
+) -> Value:
+    """Return a result that is linear in all states together."""
+    dependent = [v for v in values if v.depends]
+    if any(v.kind == Kind.PRODUCT for v in dependent):
+        return equation.make_product(array, [v for v in dependent if v.kind == Kind.PRODUCT])
+    flags = equation.shared_flags(values)
+    all_gates = all(v.kind == Kind.GATE for v in dependent)
+    resolved = [resolve_state(v, equation.slots) for v in values]
+    kinds = {v.kind for v in resolved if v.depends}
+    if not kinds:
+        return make_frozen(array)
+    if Kind.FACTOR in kinds:
+        factors = [v for v in resolved if v.kind == Kind.FACTOR]
+        if kinds == {Kind.FACTOR}:
+            return factors[0].replace(array=array)
+        return equation.make_product(array, factors)
+    sums = equation.push_sums(resolved)
+    if all_gates and keep_gates:
+        passes_whole = any(v.passes_whole for v in dependent)
+        flags |= {"is_step": False, "is_exponential": False}
+        return Value(array, Kind.GATE, sums, passes_whole=passes_whole, **flags)
+    return make_state(array, sums, is_shifted=flags["is_shifted"] and keep_gates)
+
+
+def add_up(equation: Equation, values: Sequence[Value]) -> list[Value]:
+    """Return the results of an operation that is linear in all its arguments together."""
+    arrays = bind(equation.eqn, [v.array for v in values])
+    if len(arrays) == 1:
+        return [join(equation, arrays[0], values)]
+    return [_join_output(equation, values, arrays, i) for i in range(len(arrays))]
+
+
+def _join_output(equation, values, arrays, index):
+    resolved = [resolve_state(v, equation.slots) for v in values]
+    out = join(equation, arrays[index], values)
+    return make_state(arrays[index], equation.push_sums(resolved, index)) if out.sums else out
+
+
+def add(equation: Equation, values: Sequence[Value]) -> Value:
+    """Add two values; a sum of functions of one root is a function of it."""
+    array = bind(equation.eqn, [v.array for v in values])[0]
+    dependent = [v for v in values if v.depends]
+    if any(v.kind in (Kind.FACTOR, Kind.PRODUCT) for v in dependent):
+        return join(equation, array, values)
+    adds_frozen = any(v.kind == Kind.FROZEN for v in values)
+    flags = equation.shared_flags(values)
+    flags["is_shifted"] |= adds_frozen
+    forms = equation.make_forms(values, lambda parts: _add_quotients(equation, values, parts))
+    if all(v.kind == Kind.STATE for v in dependent):
+        forms, sums = () if adds_frozen else forms, equation.push_sums(values)
+        shifted = flags["is_shifted"]
+        if forms and all(v.depends or v.fill is not None for v in values):
+            # A number is part of the function of a root, not a bias: h + 3 is no new state.
+            return Value(array, Kind.STATE, sums, forms, is_shifted=shifted)
+        return make_state(array, sums, forms, is_shifted=shifted)
+    if forms:
+        if any(v.kind == Kind.STATE for v in dependent):
+            flags |= {"is_exponential": False, "is_step": False, "is_weight": False}
+        return make_gate(array, forms, **flags)
+    return join(equation, array, values, keep_gates=True)
+
+
+def _add_quotients(equation, values, parts):
+    """Return the quotient of a sum; a constant that is added stays out of it."""
+    present = [(v, p) for v, p in zip(values, parts, strict=True) if p is not None]
+    if not all(p.is_exact or p.quotient is not None for _, p in present):
+        return None
+
+    def combine(*quotients):
+        like = next(q for q in quotients if q is not None)
+        return bind(equation.eqn, [jnp.zeros_like(like) if q is None else q for q in quotients])[0]
+
+    return equation.compute_lazily(combine, values, parts)

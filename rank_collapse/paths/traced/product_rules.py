@@ -1,0 +1,194 @@
+"""Rules of products, quotients and contractions: which factor carries paths, which is fixed."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from rank_collapse.paths.traced.equation import PRODUCT, Equation
+from rank_collapse.paths.traced.programs import bind
+from rank_collapse.paths.traced.values import (
+    Kind,
+    Value,
+    compute_quotient,
+    make_frozen,
+    make_gate,
+    make_state,
+    resolve_state,
+)
+
+
+def negate(equation: Equation, values: Sequence[Value]) -> Value:
+    """Negate one value."""
+    return scale(equation, values, 0)
+
+
+def scale(equation: Equation, values: Sequence[Value], position: int) -> Value:
+    """Multiply or divide the argument at a position by what is constant."""
+    array = bind(equation.eqn, [v.array for v in values])[0]
+    value = values[position]
+    others = [v for i, v in enumerate(values) if i != position]
+    is_frozen = any(v.kind != Kind.CONSTANT for v in others)
+    if value.kind in (Kind.FACTOR, Kind.PRODUCT):
+        return value.replace(array=array)
+    if value.kind == Kind.GATE and value.is_exponential and is_frozen:
+        return make_frozen(array)
+
+    def scale_quotient(parts):
+        part = parts[position]
+        if part.quotient is None and not part.is_exact:
+            return None
+
+        def scale_array():
+            quotient = compute_quotient(value, part)
+            return bind(
+                equation.eqn, [quotient if i == position else v.array for i, v in enumerate(values)]
+            )[0]
+
+        return scale_array
+
+    # Only the value itself counts as dependent: what multiplies it is fixed.
+    fixed = [v if i == position else make_frozen(v.array) for i, v in enumerate(values)]
+    fixed = [v.replace(fill=w.fill) for v, w in zip(fixed, values, strict=True)]
+    forms = equation.make_forms(fixed, scale_quotient) if value.forms else ()
+    if value.kind == Kind.GATE:
+        if forms:
+            return make_gate(array, forms, **equation.shared_flags(fixed))
+        sums = equation.pass_through([equation.with_sums(v) for v in values], position)
+        return value.replace(array=array, sums=sums)
+    sums = equation.pass_through(values, position)
+    if is_frozen:
+        return make_state(array, sums, is_shifted=value.is_shifted)
+    return Value(array, Kind.STATE, sums, forms, is_shifted=value.is_shifted)
+
+
+def multiply(equation: Equation, values: Sequence[Value]) -> Value:
+    """Multiply two values: functions of one root are a gate, else a gate scales a state."""
+    dependent = [i for i, v in enumerate(values) if v.depends]
+    if len(dependent) == 1:
+        return scale(equation, values, dependent[0])
+    array = bind(equation.eqn, [v.array for v in values])[0]
+    if any(v.kind == Kind.PRODUCT for v in values):
+        return equation.make_product(array, values)
+
+    def multiply_quotients(parts):
+        for one, other in ((0, 1), (1, 0)):
+            if parts[one].is_exact and not values[one].is_step:
+                return lambda one=one, other=other: (
+                    compute_quotient(values[one], parts[one]) * values[other].array
+                )
+        return None
+
+    forms = equation.make_forms(values, multiply_quotients)
+    if forms:
+        return make_gate(array, forms, **equation.shared_flags(values) | {"is_exponential": False})
+    state = _find_state(equation, values, _is_scale)
+    if state is None:
+        return equation.make_factor(array, "a product of two gates")
+    if state < 0:
+        return equation.make_product(array, what=PRODUCT)
+    return _weigh(equation, values, state)
+
+
+def _find_state(equation, values, is_frozen):
+    """Return which of two factors passes paths, the other being a gate; −1 where both could.
+
+    Args:
+        values: The factors.
+        is_frozen: Whether a gate is frozen where the other factor is a gate as well.
+    """
+    kinds = [v.kind for v in values]
+    if kinds.count(Kind.STATE) == 2:
+        return -1
+    if Kind.STATE in kinds:
+        return kinds.index(Kind.STATE)
+    whole = [i for i, v in enumerate(values) if v.kind == Kind.GATE and v.passes_whole]
+    if len(whole) == 2:
+        whole = [i for i in whole if not is_frozen(values[i])]
+        if len(whole) != 1:
+            return -1
+    return whole[0] if whole else None
+
+
+def _weigh(equation, values, position):
+    """Multiply a state by a gate that is fixed."""
+    values = list(values)
+    values[position] = resolve_state(values[position], equation.slots)
+    array = bind(equation.eqn, [v.array for v in values])[0]
+    if values[position].kind != Kind.STATE:
+        return values[position].replace(array=array)
+    return make_state(array, equation.pass_through(values, position))
+
+
+def divide(equation: Equation, values: Sequence[Value]) -> Value:
+    """Divide two values; without a shared root the denominator is fixed."""
+    numerator, denominator = values
+    if not denominator.depends:
+        return scale(equation, values, 0)
+    array = bind(equation.eqn, [v.array for v in values])[0]
+    if numerator.kind == Kind.PRODUCT:
+        return numerator.replace(array=array)
+    has_no_function = numerator.kind == Kind.FROZEN
+    has_no_function |= denominator.kind in (Kind.FACTOR, Kind.PRODUCT)
+    if has_no_function and not numerator.depends:
+        return make_frozen(array)
+
+    def divide_quotients(parts):
+        if parts[0] is None or not parts[0].is_exact:
+            return None
+        return lambda: compute_quotient(numerator, parts[0]) / denominator.array
+
+    forms = equation.make_forms(values, divide_quotients)
+    if forms:
+        flags = equation.shared_flags(values) | {"is_exponential": False}
+        flags["is_weight"] |= not numerator.depends
+        return make_gate(array, forms, **flags)
+    if not numerator.depends:
+        return make_frozen(array)
+    if numerator.kind == Kind.FACTOR or numerator.is_exponential:
+        return make_frozen(array)
+    if numerator.kind == Kind.GATE and not numerator.passes_whole:
+        return scale(equation, [numerator, make_frozen(denominator.array)], 0)
+    return _weigh(equation, values, 0)
+
+
+def contract(equation: Equation, values: Sequence[Value]) -> Value:
+    """Contract two arrays: what depends on the input in one of them, or weights and a state."""
+    dependent = [i for i, v in enumerate(values[:2]) if v.depends]
+    arrays = [v.array for v in values]
+    array = bind(equation.eqn, arrays)[0]
+    if len(dependent) == 1:
+        value = values[dependent[0]]
+        resolved = list(values)
+        resolved[dependent[0]] = value = resolve_state(value, equation.slots)
+        if value.kind != Kind.STATE:
+            return value.replace(array=array, fill=None)
+        return make_state(array, equation.pass_through(resolved, dependent[0]))
+    if any(v.kind == Kind.PRODUCT for v in values):
+        return equation.make_product(array, values)
+    state = _find_state(equation, values[:2], lambda value: value.is_weight)
+    if state is None:
+        return equation.make_factor(array, "a product of two gates")
+    if state >= 0 and _is_weight(equation, values, 1 - state):
+        return _weigh(equation, values, state)
+    return equation.make_product(
+        array, what=f"a product of two values that depend on the input: {equation.name}"
+    )
+
+
+def _is_weight(equation, values, position):
+    """Whether an argument may weigh the other: a factor, a transcendental gate, or one that has
+    an entry for each entry of the other, so that it only multiplies."""
+    value = values[position]
+    if value.kind == Kind.FACTOR or value.is_weight:
+        return True
+    if equation.name != "dot_general":
+        return False
+    contracted, batched = equation.eqn.params["dimension_numbers"]
+    shared = {*contracted[position], *batched[position]}
+    return all(n == 1 for i, n in enumerate(value.array.shape) if i not in shared)
+
+
+def _is_scale(value: Value) -> bool:
+    """Whether f(0) of a gate is not 0, such as sigmoid's: it scales an activation."""
+    at_zero = value.forms[0].at_zero if value.forms else None
+    return at_zero is not None and bool(np.any(at_zero != 0))

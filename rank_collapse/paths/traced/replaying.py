@@ -1,0 +1,120 @@
+"""A traced program whose sublayers take in the stream of another run.
+
+The program is computed twice. The first time its states are found: what each layer's branches are
+added to. The second time the state before each layer is replaced by the other run's, and each
+branch, once it was kept, by the other run's branch, before it is added.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from rank_collapse.agree.other_inputs import OtherInputs
+from rank_collapse.struct import refuse_if
+
+# Where a value comes from: not from the stream, from a replaced state, from a state of this run.
+OUTSIDE, REPLACED, ITS_OWN = range(3)
+
+
+class Replacement:
+    """The states and branches of another run in the place of a program's own.
+
+    Args:
+        others: The other run.
+        states: {number of a value: its layer}, of the state before each layer.
+        places: (layer, name of the branch) of each sum, in the order of the program.
+    """
+
+    def __init__(
+        self, others: OtherInputs, states: dict[int, int], places: Sequence[tuple[int, str]]
+    ):
+        self.others, self.states, self.places = others, states, places
+        self.replaced: dict[int, Any] = {}  # by layer, the state that was there
+        self._roots: list[Any] = []  # of the branches that were added, in their order
+
+    def place_state(self, number: int, array: Any) -> Any | None:
+        """Returns the other run's state in the place of a value; None where it is no state.
+
+        Args:
+            number: Of the value.
+            array: The value.
+        """
+        layer = self.states.get(number)
+        if layer is None:
+            return None
+        self.replaced[layer] = array
+        return _convert(self.others.take_state(layer, array.shape), array)
+
+    def place_branches(self, branch: Any) -> tuple[Any, bool]:
+        """Return the other run's branches in the place of those that are added to a state.
+
+        Args:
+            branch: What is added, a `stream.Tagged` with its parts.
+
+        Returns:
+            What is added instead, and whether the layer ends with this sum.
+
+        Raises:
+            ValueError: It was not computed from a state of the other run.
+        """
+        refuse_if(
+            branch.level != REPLACED,
+            f"inputs={self.others.name}: a branch reads another state than the one to which it is "
+            "added, so it cannot take in the other run's",
+        )
+        array = branch.array
+        parts = sorted(branch.pending, key=lambda part: part.axis)
+        indices = [self._find_index(part) for part in parts]
+        places = [self.places[index] for index in indices if index < len(self.places)]
+        if len(places) < len(indices):
+            return array, False  # the program has other sums: `check_complete` says so
+        branches = [self.others.take_branch(*place) for place in places]
+        layer, last = places[-1][0], max(indices) + 1
+        ends = last == len(self.places) or self.places[last][0] != layer
+        if any(branch is None for branch in branches):
+            return array, ends
+        return _convert(sum(branches), array), ends
+
+    def _find_index(self, part):
+        """Return which sum adds a branch; the same branch may be added for several readers."""
+        for index, root in enumerate(self._roots):
+            if root is part.root:
+                return index
+        self._roots.append(part.root)
+        return len(self._roots) - 1
+
+    def check_complete(self, places: Sequence[tuple[int, str]]) -> None:
+        """Check that the second computation had the states and sums of the first.
+
+        Args:
+            places: (layer, name of the branch) of its sums.
+
+        Raises:
+            ValueError: It had others, as where a loop or a choice depends on the states.
+        """
+        refuse_if(
+            list(places) != list(self.places) or len(self.replaced) < len(self.states),
+            f"inputs={self.others.name}: on these states the function adds other branches, because "
+            "a loop or a choice of it depends on them",
+        )
+
+
+def refuse_own_state(levels: Sequence[int], scope: str) -> None:
+    """Raise a ValueError where a branch reads a state of its own run.
+
+    Args:
+        levels: Of the values that enter an equation of the branch.
+        scope: Of the branch.
+    """
+    refuse_if(
+        ITS_OWN in levels,
+        f"inputs=: the branch {scope!r} reads the stream beside the state to which it is added, so "
+        "it cannot take in the other run's",
+    )
+
+
+def _convert(array, like):
+    """Return an array in the shape and dtype of another."""
+    return jnp.asarray(np.ascontiguousarray(array)).reshape(like.shape).astype(like.dtype)

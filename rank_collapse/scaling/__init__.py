@@ -1,0 +1,1 @@
+"""Whether a deeper or wider network will train: a check over depths, and depth parametrisations."""

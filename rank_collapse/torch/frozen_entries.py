@@ -1,0 +1,149 @@
+"""Entries in other places: views, slices, `where`, and choices by value, which are frozen."""
+
+import torch
+from torch import Tensor
+
+from rank_collapse.torch.calls import list_values, split_results
+from rank_collapse.torch.frozen_values import (
+    apply_entrywise,
+    make_gate,
+    make_scores,
+    make_value,
+    push_linear,
+    push_through,
+)
+from rank_collapse.torch.operators import (
+    MOVES,
+)
+from rank_collapse.torch.refusals import refuse_argument, refuse_operator
+from rank_collapse.torch.values import Value, is_floating
+
+
+def move_entries(call, result):
+    """Return entries in other places: gates stay gates, entrywise functions stay entrywise."""
+    positions = MOVES[call.name]
+    accumulates = call.name == "index_put" and call.argument(3, False)
+    if accumulates:
+        return push_through(call, result, positions)
+    if call.target is torch.ops.aten.view.dtype or "reduce" in call.kwargs:
+        refuse_operator(call)
+    dependent = call.dependent
+    count = len(result) if isinstance(result, list | tuple) else 1
+    base = call.bases.after(call.move_key(), *(v.base for v in dependent))
+    bases = [call.bases.after(i, base) for i in range(count)] if count > 1 else [base]
+    if call.name == "where":
+        same = {v.base for v in call.values if v.base is not None}
+        if len(same) == 1 and {v.shape for v in dependent} == {result.shape}:
+            return _piecewise(call, result, same.pop())
+    if call.name in ("_to_copy", "clone", "alias"):
+        bases = [dependent[0].base]
+    roots = _move_roots(call, positions, dependent, count)
+    values = push_through(call, result, positions, bases=bases, roots=roots)
+    if len(dependent) == 1:
+        for value in list_values(values):
+            value.summed_base, value.at_zero = dependent[0].summed_base, dependent[0].at_zero
+    return values
+
+
+def _move_roots(call, positions, dependent, count):
+    """Move the values that gates are gates of, for each result; None where one is no gate."""
+    if not all(v.is_gate for v in dependent):
+        return None
+    gates = tuple(dependent)
+    moved = call.compute_linear(positions, gates, tuple(v.gate_of.array for v in gates))
+    has_many = isinstance(moved, list | tuple)
+    arrays = moved if has_many else [moved]
+    return [
+        make_value(
+            call,
+            array,
+            sources=tuple(v.gate_of for v in gates),
+            push=push_linear(
+                call, positions, gates, index if isinstance(moved, list | tuple) else None
+            ),
+        )
+        for index, array in enumerate(arrays)
+    ]
+
+
+def _piecewise(call, result, base):
+    """Return `where` whose condition and branches are functions of the same value."""
+    condition, *branches = (call.get(i) for i in range(3))
+    depends = [v for v in branches if isinstance(v, Value) and v.degree == 1]
+    if len(depends) != len(call.dependent):
+        return push_through(call, result, (1, 2))
+    is_function = isinstance(condition, Value) and condition.base == base
+    gate = next((v.gate_of for v in depends if v.is_gate), depends[0].root if is_function else None)
+    if gate is not None and len(depends) == 1:
+        other = next(v for v in branches if v is not depends[0])
+        if is_function and other.shape == () and call.argument(branches.index(other) + 1, 0) != 0:
+            return make_gate(call, result, gate, base)
+    return push_through(call, result, (1, 2), bases=[base], roots=[gate])
+
+
+def choose_entries(call, result):
+    """Return entries picked by their own values, such as a maximum; the choice is frozen."""
+    if any(v.degree == 2 for v in call.dependent):
+        arrays = [
+            make_scores(call, array) if is_floating(array) else call.constant(array)
+            for _, array in split_results(result)
+        ]
+        return arrays if isinstance(result, list | tuple) else arrays[0]
+    if call.name in ("maximum", "minimum"):
+        return _larger(call, result)
+    value = call.get(0)
+    if len(call.dependent) != 1 or call.dependent[0] is not value:
+        refuse_argument(call)
+    array = value.array
+    if isinstance(result, Tensor):  # amax, amin and the extremes of a whole tensor
+        dims = call.argument(1, None) or list(range(array.ndim))
+        keepdim = call.argument(2, False)
+        expanded = result if keepdim else _expand_dims(result, dims, array.ndim)
+        chosen = (array == expanded).to(array.dtype)
+        shares = chosen / chosen.sum(dims, keepdim=True)
+        return make_value(
+            call, result, sources=(value,), push=lambda t: (t * shares).sum(dims, keepdim)
+        )
+    chosen, indices = result
+
+    def pick(tangent):
+        if call.name == "max_pool2d_with_indices":
+            return tangent.flatten(-2).gather(-1, indices.flatten(-2)).view(indices.shape)
+        position = {"topk": 2, "kthvalue": 2}.get(call.name, 1)
+        dim = call.argument(position, call.kwargs.get("dim", -1))
+        if indices.ndim < tangent.ndim:
+            return tangent.gather(dim, indices.unsqueeze(dim)).squeeze(dim)
+        return tangent.gather(dim, indices) if tangent.ndim else tangent
+
+    base = call.bases.after(("chosen", id(indices)), value.base)
+    root = value.gate_of
+    if root is not None:
+        root = make_value(call, pick(root.array), sources=(root,), push=pick)
+    values = make_value(call, chosen, base=base, gate_of=root, sources=(value,), push=pick)
+    return [values, call.constant(indices)]
+
+
+def _expand_dims(array, dims, ndim):
+    """Put back the dimensions that a reduction removed."""
+    for dim in sorted(dim % ndim for dim in dims):
+        array = array.unsqueeze(dim)
+    return array
+
+
+def _larger(call, result):
+    """Return the entrywise maximum or minimum of two arguments; which one is frozen."""
+    left, right = call.get(0), call.get(1)
+    if len(call.dependent) == 1:
+        return apply_entrywise(call, result, 0 if call.dependent[0] is left else 1)
+    takes_left = left.array == result
+
+    def push(left_tangent, right_tangent):
+        return torch.where(takes_left, left_tangent, right_tangent)
+
+    if left is right:
+        return make_value(call, result, sources=(left,), push=lambda t: t, base=left.base)
+    fields = {}
+    if left.base == right.base and left.shape == right.shape:
+        root = next((v.gate_of for v in (left, right) if v.is_gate), left)
+        fields = {"base": left.base, "gate_of": root}
+    return make_value(call, result, sources=(left, right), push=push, **fields)

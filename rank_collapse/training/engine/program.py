@@ -1,0 +1,356 @@
+"""Runs of one program on the devices: a group of them at a time, so many steps in one call.
+
+A run is a seed at a point of the swept floats. Those of a group are at the same step. The loop over
+the steps has a traced number of turns: one program serves all chunks, the last and shorter one too,
+and the repetition that looks for the last finite state.
+"""
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from rank_collapse.runs import memory, seeds
+from rank_collapse.runs.states import is_key
+from rank_collapse.training.engine.functions import Functions
+from rank_collapse.training.engine.runs import Runs, wrap_keys
+
+LOOK = 0x6C6F6F6B  # folded into a seed's key for `look`, whose draws are no others'
+
+
+class Program:
+    """The compiled functions of one point of the static values.
+
+    Args:
+        functions: Of one run.
+        hyper: Shapes of the leaves of its traced values.
+        key: Shape and dtype of its key.
+        mesh: The devices.
+        every: The most steps in one call.
+        at_once: Runs that a device vmaps over.
+        size: Runs at a time, a multiple of the devices.
+        finite: Names of the metrics that must be finite; None for all.
+        freezes: Whether a run that is no longer finite keeps its last finite state; if not, it
+            goes on, and the states' memory is reused.
+
+    Attributes:
+        functions, every: As given.
+        size: Runs at a time; `compile` makes it fewer where memory does not hold them.
+    """
+
+    def __init__(
+        self,
+        functions: Functions,
+        *,
+        hyper: Sequence[Any],
+        key: Any,
+        mesh: Mesh,
+        every: int,
+        at_once: int | None,
+        size: int,
+        finite: Sequence[str] | None = None,
+        freezes: bool = True,
+    ):
+        self.functions, self._hyper, self._key = functions, hyper, key
+        self._mesh, self.every, self._at_once, self.size = mesh, every, at_once, size
+        self._freezes, self._advance, self._look = freezes, None, None
+        self._by_seed, self._flags = seeds.seed_sharding(mesh), (b"", None)
+        shared = NamedSharding(mesh, PartitionSpec())
+        traced = functions.init, functions.step, functions.look
+        self._consts = [f and jax.device_put(f.consts, shared) for f in traced]
+        self._must = [
+            i
+            for i, name in enumerate(functions.metric_names)
+            if finite is None or name in finite
+            if jnp.issubdtype(functions.metric_shapes[i].dtype, jnp.inexact)
+        ]
+        # `begin` runs once: quick compilation counts, not speed. (Many copies of threefry are slow
+        # to optimise.)
+        self._begin = self._spread(self._begin_run, level=0)
+        self._select = jax.jit(_select_rows)
+
+    def _spread(self, fn, **options):
+        return seeds.run_seeds(fn, self._mesh, at_once=self._at_once, **options)
+
+    def _begin_run(self, key, hyper, consts):
+        leaves = self.functions.init(consts, key, *hyper)
+        return leaves, _are_finite(leaves)
+
+    def _advance_run(self, changing, unchanged, hyper, active, shared):
+        start, stop, consts = shared
+        is_looped = self._at_once == 1
+        turns_end = jnp.where(active, stop, start) if is_looped else stop
+
+        def body(index, carry):
+            changing, kept = carry
+            state = self._join(changing, unchanged)
+            outputs = self.functions.step(consts, *state, *hyper, index)
+            kept = [
+                jax.lax.dynamic_update_index_in_dim(a, b, index - start, 0)
+                for a, b in zip(kept, outputs[len(state) :], strict=True)
+            ]
+            return self._split(outputs[: len(state)])[0], kept
+
+        shapes = self.functions.metric_shapes
+        empty = [jnp.zeros((self.every, *m.shape), m.dtype) for m in shapes]
+        new, kept = jax.lax.fori_loop(start, turns_end, body, (changing, empty))
+        if not is_looped and self._freezes:
+            new = [jnp.where(active, a, b) for a, b in zip(new, changing, strict=True)]
+        return new, kept, _are_finite(new) if self._freezes else None
+
+    def _look_run(self, leaves, hyper, key, consts):
+        return self.functions.look(consts, *leaves, *hyper, jax.random.fold_in(key, LOOK))
+
+    def _split(self, leaves):
+        """Splits leaves of the state into those that steps change, and the others."""
+        parts = [], []
+        for leaf, is_unchanged in zip(leaves, self.functions.unchanged, strict=True):
+            parts[is_unchanged].append(leaf)
+        return parts
+
+    def _join(self, changing, unchanged):
+        """Joins what `_split` split."""
+        parts = iter(changing), iter(unchanged)
+        return [next(parts[is_unchanged]) for is_unchanged in self.functions.unchanged]
+
+    def _by_run(self, shapes, size):
+        return [
+            jax.ShapeDtypeStruct((size, *a.shape), a.dtype, sharding=self._by_seed) for a in shapes
+        ]
+
+    def compile(self, least: int) -> None:
+        """Compiles everything that is not yet, for as many runs as fit into memory.
+
+        Args:
+            least: The fewest runs, a multiple of the devices.
+        """
+        if self._advance is not None:
+            return
+        functions = self.functions
+        advance = self._spread(self._advance_run, donate=() if self._freezes else (0,))
+        flag, number = jax.ShapeDtypeStruct((), bool), jax.ShapeDtypeStruct((), jnp.int32)
+
+        def compile_size(size):
+            parts = *self._split(functions.state_shapes), self._hyper, [flag]
+            *arguments, flags = (self._by_run(shapes, size) for shapes in parts)
+            shared = number, number, self._consts[1]
+            return advance.lower(*arguments, flags[0], shared).compile()
+
+        self._advance, self.size = memory.compile_largest(
+            compile_size, self.size, least, self._mesh
+        )
+        if functions.look is not None:
+            parts = functions.state_shapes, self._hyper, [self._key]
+            state, values, keys = (self._by_run(shapes, self.size) for shapes in parts)
+            look = self._spread(self._look_run)
+            self._look = look.lower(state, values, keys[0], self._consts[2]).compile()
+
+    def begin(self, points: np.ndarray, numbers: np.ndarray, make_inputs: Callable) -> Runs:
+        """Makes runs before training, whose state stays on the devices.
+
+        Args:
+            points, numbers: Their names, [r] each.
+            make_inputs: (points, numbers) → their keys, and the leaves of their traced values.
+        """
+        count, functions = len(numbers), self.functions
+        inputs = self._lay_out_inputs(points, numbers, make_inputs)
+        state, finite = self._begin(*inputs, self._consts[0])
+        return Runs(
+            points,
+            numbers,
+            0,
+            state,
+            [[np.zeros((count, 0, *m.shape), m.dtype)] for m in functions.metric_shapes],
+            [[np.zeros((count, 0, *m.shape), m.dtype)] for m in functions.look_shapes],
+            (),
+            np.full(count, -1),
+            ~np.asarray(finite)[:count],
+            inputs,
+        )
+
+    def _lay_out_inputs(self, points, numbers, make_inputs):
+        # Padded before: groups of any size compile the same small programs that make keys.
+        repeats = 0, self.size - len(numbers)
+        inputs = make_inputs(*(np.pad(names, repeats, "edge") for names in (points, numbers)))
+        return jax.device_put(inputs, self._by_seed)
+
+    def lay_out(self, runs: Runs, make_inputs: Callable) -> Runs:
+        """Puts runs on the devices.
+
+        Args:
+            runs: On the host.
+            make_inputs: As of `begin`.
+        """
+        leaves = map(wrap_keys, runs.state, self.functions.state_shapes)
+        state = seeds.shard_seeds(list(leaves), self._mesh, self.size)
+        inputs = self._lay_out_inputs(runs.points, runs.seeds, make_inputs)
+        return dataclasses.replace(runs, state=state, inputs=inputs)
+
+    def unflatten(self, runs: Runs) -> Any:
+        """Returns the states of runs as the pytree that `init` returns, [size, ...]."""
+        return jax.tree.unflatten(jax.tree.structure(self.functions.init.out), runs.state)
+
+    def unflatten_look(self, leaves: Sequence[Any]) -> Any:
+        """Returns leaves as the pytree that `look` returns."""
+        return jax.tree.unflatten(jax.tree.structure(self.functions.look.out), leaves)
+
+    def to_host(self, runs: Runs) -> Runs:
+        """Copies the state of runs to the host, random keys as their data."""
+        leaves = [jax.random.key_data(a) if is_key(a) else a for a in runs.state]
+        return dataclasses.replace(runs, state=seeds.to_host(leaves, len(runs)), inputs=None)
+
+    def look_at(self, runs: Runs) -> Runs:
+        """Adds what `look` gives now."""
+        if not self.functions.look_shapes:
+            return runs
+        keys, values = runs.inputs
+        new = self._look(runs.state, values, keys, self._consts[2])
+        looks = [
+            [*pieces, np.asarray(array)[: len(runs), None]]
+            for pieces, array in zip(runs.looks, new, strict=True)
+        ]
+        return dataclasses.replace(runs, looks=looks, look_steps=(*runs.look_steps, runs.step))
+
+    def train(self, runs: Runs, steps: int) -> Iterator[tuple[Runs, list[tuple[int, str]]]]:
+        """Makes the steps up to a number, and looks after each call.
+
+        Args:
+            runs: On the devices.
+            steps: Of each run.
+
+        Yields:
+            After each call (runs, [(position, what happened)] of those that are no longer finite).
+        """
+        while runs.step < steps:
+            stop = min(steps, (runs.step // self.every + 1) * self.every)
+            runs, stopped = self.advance(runs, stop)
+            runs = self.look_at(runs)
+            yield runs, stopped
+
+    def advance(self, runs: Runs, stop: int) -> tuple[Runs, list[tuple[int, str]]]:
+        """Makes the steps up to a number; a run that is no longer finite keeps its last state.
+
+        Args:
+            runs: On the devices.
+            stop: At most `every` steps from where they are.
+
+        Returns:
+            (runs, [(position, what happened)] of those that are no longer finite).
+        """
+        active = runs.finite_steps < 0
+        end = stop if active.any() else runs.step  # no turn where no run makes it
+        state, metrics, finite = self._call(runs, runs.state, active, runs.step, end)
+        new = [np.asarray(m)[: len(runs), : stop - runs.step] for m in metrics]
+        pieces = [[*old, piece] for old, piece in zip(runs.metrics, new, strict=True)]
+        advanced = dataclasses.replace(runs, step=stop, state=state, metrics=pieces)
+        if not self._freezes:
+            return advanced, []
+        wrong_step, wrong = self._find_wrong(new, len(runs), runs.step, stop)
+        wrong_state = ~(finite | runs.exempt).all(axis=1)
+        is_wrong = active & ((wrong_step < stop) | wrong_state)
+        if not is_wrong.any():
+            return advanced, []
+        first = np.where(is_wrong, wrong_step, -1)
+        last, state = self._find_last_finite(runs, state, first, stop)
+        finite_steps, stopped = np.where(is_wrong, last, runs.finite_steps), []
+        for i in np.flatnonzero(is_wrong):
+            name, value, at = "its state", "not finite", finite_steps[i]
+            if wrong[i] >= 0:
+                name, at = self.functions.metric_names[wrong[i]], wrong_step[i]
+                metric = new[wrong[i]][i, at - runs.step]
+                value = value if metric.ndim else f"{metric}"
+            stopped.append((int(i), f"{name} is {value} at step {at}"))
+        return dataclasses.replace(advanced, state=state, finite_steps=finite_steps), stopped
+
+    def _call(self, runs, state, active, start, stop):
+        """Calls the program; returns (state, metrics, which leaves are finite [r, leaves])."""
+        flags = self._lay_out_flags(active)
+        changing, unchanged = self._split(state)
+        shared = np.int32(start), np.int32(stop), self._consts[1]
+        changing, metrics, finite = self._advance(
+            changing, unchanged, runs.inputs[1], flags, shared
+        )
+        if self._freezes:
+            changed = ~np.array(self.functions.unchanged)
+            whole = np.ones((len(active), len(changed)), bool)
+            whole[:, changed] = np.asarray(finite)[: len(active)]
+            finite = whole
+        return self._join(changing, unchanged), metrics, finite
+
+    def _lay_out_flags(self, flags):
+        padded = np.zeros(self.size, bool)
+        padded[: len(flags)] = flags
+        if padded.tobytes() != self._flags[0]:  # most calls have those of the last one
+            self._flags = padded.tobytes(), jax.device_put(padded, self._by_seed)
+        return self._flags[1]
+
+    def _find_wrong(self, metrics, count, start, stop):
+        """Finds the first step whose metrics are not finite [r], `stop` for none, and which."""
+        first, which = np.full(count, stop), np.full(count, -1)
+        for i in self._must:
+            bad = ~np.isfinite(metrics[i])
+            bad = bad.reshape(*bad.shape[:2], -1).any(axis=2)
+            at = np.where(bad.any(axis=1), start + bad.argmax(axis=1), stop)
+            which, first = np.where(at < first, i, which), np.minimum(at, first)
+        return first, which
+
+    def _find_last_finite(self, runs, state, first, stop):
+        """Finds, of runs that are no longer finite, the last finite state before that.
+
+        Args:
+            first: The first step with a metric that is not [r], `stop` where the state alone is
+                not, -1 of runs that are finite.
+
+        Returns:
+            (how many steps are done there [r], the states, with these in their places).
+        """
+        active, last = first >= 0, np.full(len(first), -1)
+        # Of most it is the state that the step with the first wrong metric began with, or the one
+        # before it. They are reached in one passage through the chunk.
+        wanted = {int(s) for s in first[active]} | {int(s) - 1 for s in first[active]}
+        current, step = runs.state, runs.step
+        for target in sorted(s for s in wanted if runs.step <= s <= stop):
+            current, _, finite = self._call(runs, current, active, step, target)
+            is_finite = (finite | runs.exempt).all(axis=1)
+            step = target
+            hit = active & is_finite & ((first == target) | (first - 1 == target))
+            last = np.where(hit, target, last)
+            state = self._put(hit, current, state)
+        for i in np.flatnonzero(active & (last < 0)):
+            low, high, row = runs.step, int(first[i]) - 1, np.arange(len(first)) == i
+            best = runs.state
+            while high - low > 1:
+                middle = (low + high) // 2
+                new, _, finite = self._call(runs, runs.state, row, runs.step, middle)
+                if (finite | runs.exempt)[i].all():
+                    low, best = middle, new
+                else:
+                    high = middle
+            last[i], state = low, self._put(row, best, state)
+        return last, state
+
+    def _put(self, rows, new, state):
+        """Puts the states of some rows in place of others."""
+        if not rows.any():
+            return state
+        return self._select(self._lay_out_flags(rows), new, state)
+
+
+def _select_rows(rows, new, state):
+    return [
+        jnp.where(rows.reshape(-1, *(1,) * (a.ndim - 1)), a, b)
+        for a, b in zip(new, state, strict=True)
+    ]
+
+
+def _are_finite(leaves):
+    """Returns which leaves of a run are finite [leaves]; numbers that are whole always are."""
+    flags = [
+        jnp.isfinite(a).all() if jnp.issubdtype(a.dtype, jnp.inexact) else jnp.bool_(True)
+        for a in leaves
+    ]
+    return jnp.array(flags, bool)

@@ -1,0 +1,96 @@
+"""Runs that are at the same step: their states, metrics and looks."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+
+@dataclasses.dataclass(frozen=True)
+class Runs:
+    """Runs at one step, on the host or, their state alone, on the devices.
+
+    Attributes:
+        points: Position among the points of the swept floats [r].
+        seeds: Number of the seed [r].
+        step: How many steps are done.
+        state: Leaves [r, ...], random keys as their data.
+        metrics: Each leaf in pieces [r, steps, ...] that follow each other.
+        looks: Each leaf in pieces [r, looks, ...].
+        look_steps: At which steps.
+        finite_steps: How many steps a run was finite [r], -1 for all: its state is of then.
+        exempt: Leaves of the state that were not finite before training [r, leaves].
+        inputs: (keys, leaves of the traced values) [padded runs] of runs that are on the devices.
+    """
+
+    points: np.ndarray
+    seeds: np.ndarray
+    step: int
+    state: Sequence[Any]
+    metrics: Sequence[Sequence[np.ndarray]]
+    looks: Sequence[Sequence[np.ndarray]]
+    look_steps: Sequence[int]
+    finite_steps: np.ndarray
+    exempt: np.ndarray
+    inputs: Any = None
+
+    def __len__(self) -> int:
+        return len(self.seeds)
+
+    def names(self) -> list[tuple[int, int]]:
+        """Lists (point, seed) of each run."""
+        return list(zip(self.points.tolist(), self.seeds.tolist(), strict=True))
+
+    def take(self, positions: np.ndarray) -> "Runs":
+        """Returns some of the runs; their state must be on the host."""
+
+        def pick(leaves):
+            return [[piece[positions] for piece in leaf] for leaf in leaves]
+
+        return dataclasses.replace(
+            self,
+            points=self.points[positions],
+            seeds=self.seeds[positions],
+            state=[leaf[positions] for leaf in self.state],
+            metrics=pick(self.metrics),
+            looks=pick(self.looks),
+            finite_steps=self.finite_steps[positions],
+            exempt=self.exempt[positions],
+        )
+
+
+def join_pieces(pieces: Sequence[np.ndarray]) -> np.ndarray:
+    """Joins pieces [r, k, ...] along their second axis."""
+    return pieces[0] if len(pieces) == 1 else np.concatenate(pieces, axis=1)
+
+
+def join_runs(parts: Sequence[Runs]) -> Runs:
+    """Joins runs that are at the same step."""
+    first = parts[0]
+    if len(parts) == 1:
+        return first
+
+    def stack(name):
+        trees = [getattr(part, name) for part in parts]
+        return [[np.concatenate([join_pieces(t[i]) for t in trees])] for i in range(len(trees[0]))]
+
+    def join(name):
+        return np.concatenate([getattr(part, name) for part in parts])
+
+    state = [np.concatenate(leaves) for leaves in zip(*(p.state for p in parts), strict=True)]
+    return dataclasses.replace(
+        first,
+        **{name: join(name) for name in ("points", "seeds", "finite_steps", "exempt")},
+        **{name: stack(name) for name in ("metrics", "looks")},
+        state=state,
+    )
+
+
+def wrap_keys(leaf: Any, shape: Any) -> Any:
+    """Converts the data of random keys to keys, where a leaf of such a shape and dtype is keys."""
+    if not jnp.issubdtype(shape.dtype, jax.dtypes.prng_key):
+        return leaf
+    return jax.random.wrap_key_data(leaf, impl=jax.random.key_impl(jnp.zeros((), shape.dtype)))

@@ -1,0 +1,142 @@
+"""Followers of a tensor: numbers of its entries, masks and softmax, moved and joined as it is.
+
+Axis letters: as in an equation of `einsum`.
+"""
+
+import functools
+import itertools
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from rank_collapse.watch.torch_masks import (
+    SIDES,
+)
+from rank_collapse.watch.torch_tags import PAIR, Map, Tag, Term, join_pasts, join_streams
+
+Follower = Callable[[], Tensor]  # a tensor of numbers, of the shape of the one that it follows
+
+
+def keep_follower(tensor: Tensor) -> Follower:
+    """Returns a follower that gives a tensor."""
+    return functools.cache(lambda: tensor)
+
+
+def intersect_masks(first: Follower | None, second: Follower, shape: Sequence[int]) -> Tensor:
+    """Joins Bool followers of a shape, of which the first may be missing."""
+    allowed = second().bool().expand(shape)
+    return allowed if first is None else first() & allowed
+
+
+def join_tags(tags: Sequence[Tag]) -> Tag:
+    """Returns the tag of what comes from several tensors, without what depends on shapes."""
+    maps = frozenset().union(*(tag.maps for tag in tags))
+    behind = frozenset().union(*(tag.behind for tag in tags))
+    is_content = any(tag.is_content for tag in tags)
+    return Tag(maps, behind, join_pasts(tags), join_streams(tags), is_content=is_content)
+
+
+def join_followers(tags: Sequence[Tag]) -> dict[str, Follower]:
+    """Joins the followers of tensors of one shape; the entries of further summands stay apart."""
+    followers: dict[str, Follower] = {}
+    for tag in tags:
+        for name, follower in tag.followers.items():
+            if name in SIDES and name in followers:
+                parts = followers[name], follower
+                followers[name] = functools.cache(lambda parts=parts: parts[0]() & parts[1]())
+            else:
+                followers.setdefault(name, follower)
+    numbered = [tag for tag in tags if "entries" in tag.followers]
+    covered = numbered[0].maps if numbered else frozenset()
+    for tag in numbered[1:]:
+        if not tag.maps <= covered:
+            covered |= tag.maps
+            for name in [name for name in tag.followers if name.startswith("entries")]:
+                place = next(i for i in itertools.count(2) if f"entries {i}" not in followers)
+                followers[f"entries {place}"] = tag.followers[name]
+    return followers
+
+
+def move_followers(function: Callable, arguments: object, i: int) -> Tensor:
+    """Applies a function that moves entries to followers.
+
+    Args:
+        function: Function of `MOVES`.
+        arguments: (args, kwargs) of its call, with functions that give followers.
+        i: Which of several results.
+    """
+    args, kwargs = pytree.tree_map(lambda a: a() if callable(a) else a, arguments)
+    if function is Tensor.contiguous:
+        return args[0]
+    if function is Tensor.view:  # followers may lie otherwise in memory
+        function = Tensor.reshape
+    if function is torch.view_as_complex:
+        args = [a.double() for a in args]
+    result = function(*args, **kwargs)
+    result = result if isinstance(result, Tensor) else result[i]
+    return result.long() if function is torch.view_as_real else result
+
+
+def find_changes(tag: Tag, axes: Sequence[int]) -> tuple[bool, bool] | None:
+    """Finds whether the query, and whether the key, changes along axes of scores; None if unknown.
+
+    Args:
+        tag: Of the scores.
+        axes: Numbers of the axes.
+    """
+    if "pairs" not in tag.followers:
+        return None
+    pairs = tag.followers["pairs"]()
+    if not pairs.numel():
+        return None
+    pairs = pairs[tuple(slice(0, None if step else 1) for step in pairs.stride())]
+    largest = pairs.amax(dim=axes, keepdim=True) if axes else pairs
+    query, key = (
+        ((change(pairs) != change(largest)) & (pairs >= 0)).any().item()
+        for change in (lambda a: a // PAIR, lambda a: a % PAIR)
+    )
+    return query, key
+
+
+def sums_tokens(term: Term, letter: str) -> bool:
+    """Returns whether a product sums over tokens of its first factor, along this letter."""
+    if "entries" not in term.query.followers:
+        return False
+    numbers, axis = term.query.followers["entries"](), term.letters[0].index(letter)
+    ends = [numbers.select(axis, i).flatten()[:1] for i in (0, -1)]
+    rows = [[m.find_rows(end).item() for m in term.query.list_maps()] for end in ends]
+    return rows[0] != rows[1]
+
+
+def has_same_rows(tag: Tag, axes: Sequence[int]) -> bool:
+    """Returns whether entries along axes of a tensor are features of one token, as is known."""
+    if "entries" not in tag.followers or not tag.maps:
+        return False
+    numbers = tag.followers["entries"]()
+    if not numbers.numel():
+        return False
+    rows = []
+    for ends in ([], axes):
+        entry = numbers[tuple(-1 if i in ends else 0 for i in range(numbers.ndim))]
+        rows.append([m.find_rows(entry).item() for m in tag.list_maps()])
+    return rows[0] == rows[1] and max(rows[0]) >= 0
+
+
+def find_features(tag: Tag, linear_map: Map) -> Tensor | None:
+    """Finds Bool [width], the features of a map's output in a tensor; None if unknown.
+
+    Args:
+        tag: Of the tensor.
+        linear_map: The map.
+    """
+    width, parts = linear_map.width, []
+    for name in [name for name in tag.followers if name.startswith("entries")]:
+        entries = tag.followers[name]() - linear_map.start
+        is_inside = (entries >= 0) & (entries < linear_map.count)
+        part = torch.zeros(width + 1, dtype=torch.bool, device=entries.device)
+        part[torch.where(is_inside, entries % width, width)] = True
+        parts.append(part[:-1])
+    features = torch.stack(parts).any(dim=0) if parts else None
+    return features if features is not None and features.any() else None

@@ -1,0 +1,106 @@
+"""The tags of a pass: one for each tensor, and which of them are constant or of the content."""
+
+from collections.abc import Iterable, MutableMapping, Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.utils.weak import WeakIdKeyDictionary
+
+from rank_collapse.watch.torch_masks import (
+    SIDES,
+)
+from rank_collapse.watch.torch_tags import Tag, Term, join_pasts, join_streams
+
+
+class TagTable:
+    """The tags of one pass.
+
+    Args:
+        frames: Frames of the modules that run, each with its `number`.
+        buffers: Buffers of the model, which are constant.
+
+    Attributes:
+        tags: {tensor: tag}.
+        recent: The tags of the layer that runs.
+        num_entries: How many entries of maps have a number.
+        sums: {tensor: term} of means by a softmax over tokens.
+    """
+
+    def __init__(self, frames: Sequence[object], buffers: Iterable[Tensor] = ()):
+        self.frames = frames
+        self.tags: MutableMapping[Tensor, Tag] = WeakIdKeyDictionary()
+        self.recent: list[Tag] = []
+        self.num_entries = 0
+        self._results: set[object] = set()  # roots that attentions gave
+        self.sums: MutableMapping[Tensor, Term] = WeakIdKeyDictionary()
+        for buffer in buffers:
+            self.tags[buffer] = Tag(is_constant=True)
+
+    def tag(self, tensor: Tensor) -> Tag:
+        """Returns the tag of a tensor, made where it has none: of a parameter, or of a root."""
+        if tensor not in self.tags:
+            if isinstance(tensor, nn.Parameter):
+                self.record(tensor, Tag(is_constant=True, parameters=(tensor,)))
+            else:
+                self.begin(tensor)
+        return self.tags[tensor]
+
+    def record(self, tensor: Tensor, tag: Tag) -> None:
+        """Gives a tensor a tag, one of the layer that runs."""
+        self.tags[tensor] = tag
+        self.recent.append(tag)
+
+    def begin(self, tensor: Tensor, tags: Iterable[Tag] = (), past: tuple[str, ...] = ()) -> None:
+        """Makes a tensor one that no map made, such as the result of an attention.
+
+        Args:
+            tensor: It.
+            tags: Tags of tensors that have its rows.
+            past: Names of the attentions that it comes from, before those of the tags.
+        """
+        tags, root = list(tags), object()
+        stream = join_streams(tags) or frozenset([root])
+        if past:
+            self._results.add(root)
+        is_content = bool(past) or any(tag.is_content for tag in tags)
+        past = tuple(dict.fromkeys(past + join_pasts(tags)))
+        self.record(
+            tensor, Tag(frozenset(), frozenset([root]), past, stream, is_content=is_content)
+        )
+
+    def has(self, tensor: Tensor) -> bool:
+        """Returns whether a tensor has a tag."""
+        return tensor in self.tags
+
+    def comes_from_attention(self, tensor: Tensor) -> bool:
+        """Returns whether the result of an attention is behind a tensor, or no map."""
+        tag = self.tag(tensor)
+        return not tag.maps or not self._results.isdisjoint(tag.behind)
+
+    def is_content(self, tensor: Tensor) -> bool:
+        """Returns whether a map made a tensor, or something that a map made decided it."""
+        return self.has(tensor) and self.tags[tensor].is_content
+
+    def is_constant(self, tensor: Tensor) -> bool:
+        """Returns whether a tensor comes from parameters, buffers and numbers alone."""
+        is_parameter = isinstance(tensor, nn.Parameter)
+        return is_parameter or (self.has(tensor) and self.tags[tensor].is_constant)
+
+    def forget_layer(self) -> None:
+        """Drops what a layer's maps read, masks, numbers; a checkpointed layer holds none either.
+
+        The numbers are made again where a later layer uses the same keys.
+        """
+        for tag in self.recent:
+            for name in (*SIDES, "softmax"):
+                tag.followers.pop(name, None)
+            for follower in tag.followers.values():
+                follower.cache_clear()
+            if tag.source is not None:
+                tag.source.matrix = None
+        self.recent.clear()
+
+    def number(self, tensor: Tensor, name: str, tag: Tag | None = None) -> Tensor:
+        """Returns the numbers of a tensor's follower of a name, or −1 where it has none."""
+        follower = (tag or self.tags[tensor]).followers.get(name)
+        return -torch.ones_like(tensor, dtype=torch.long) if follower is None else follower()

@@ -1,0 +1,168 @@
+"""Weights of attention where they meet values: from which scores, under which masks.
+
+Axis letters: n queries, m keys, k width; others as in an equation of `einsum`.
+"""
+
+import dataclasses
+import math
+import string
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rank_collapse.watch import torch_products as products
+from rank_collapse.watch.torch_followers import (
+    find_changes,
+    has_same_rows,
+    keep_follower,
+    sums_tokens,
+)
+from rank_collapse.watch.torch_functions import (
+    Product,
+)
+from rank_collapse.watch.torch_scores import make_term
+from rank_collapse.watch.torch_tag_table import TagTable
+from rank_collapse.watch.torch_tags import Tag, Term
+
+
+def is_weights(table: TagTable, product: Product) -> bool:
+    """Returns whether the first factor of a product has weights of keys, which it sums over.
+
+    Args:
+        table: Tags of the pass.
+        product: It.
+    """
+    tag = table.tag(product.first)
+    if tag.is_constant or not (tag.terms or tag.is_softmax):
+        return False
+    letters, _, result = product.letters
+    axes = [i for i, c in enumerate(letters) if c not in result]
+    changes = find_changes(tag, axes)
+    if changes is None:
+        return bool(tag.terms) or not has_same_rows(tag, axes)
+    size = math.prod(product.first.shape[i] for i in axes)
+    is_turned = changes == (True, False) and tag.is_softmax and bool(tag.terms)
+    return is_turned or changes == (False, True) or (changes == (False, False) and size == 1)
+
+
+def read_terms(table: TagTable, product: Product) -> tuple[Term, ...]:
+    """Reads the products of queries and keys that weights come from.
+
+    Args:
+        table: Tags of the pass.
+        product: Of weights and values. If it sums over what came first in scores, these are
+            keys, and what came second are queries.
+    """
+    tag, (letters, _, result) = table.tag(product.first), product.letters
+    axes = [i for i, c in enumerate(letters) if c not in result]
+    if find_changes(tag, axes) != (True, False):
+        return tag.terms
+    return tuple(
+        Term((second, first, scores[:-2] + scores[-1] + scores[-2]), t.sizes, t.key, t.query)
+        for t in tag.terms
+        for first, second, scores in (t.letters,)
+    )
+
+
+def read_weights(table: TagTable, product: Product) -> products.Weights:
+    """Reads the weights that meet values, and which keys masks leave them.
+
+    Args:
+        table: Tags of the pass.
+        product: Product of weights and values.
+    """
+    tag = table.tag(product.first)
+    allowed, softmax = (tag.followers.get(name, lambda: None)() for name in ("allowed", "softmax"))
+    if allowed is None and tag.is_unread and not tag.is_chosen:
+        allowed = product.first > 0
+    axes, values, result = product.letters
+    queries = [c for c in axes if c in result and c not in values]
+    if len(queries) > 1:  # and heads, which share the values
+        changes = [find_changes(tag, [axes.index(c)]) for c in queries]
+        moving = [c for c, change in zip(queries, changes, strict=True) if any(change or ())]
+        queries = moving or queries[-1:]
+    return products.read_weights(product.first, allowed, softmax, product.letters, queries)
+
+
+def read_linear_attention(table: TagTable, product: Product) -> tuple[Term, Tag] | None:
+    """Reads which queries and keys a product has whose second factor is Σ_j k_j v_jᵀ.
+
+    Args:
+        table: Tags of the pass.
+        product: Product of two tensors.
+
+    Returns:
+        The product of queries and keys that nobody computes, and the tag of the values; None if
+        it is another product.
+    """
+    tag, inner = table.tag(product.second), table.sums.get(product.second)
+    if table.tag(product.first).terms:
+        return None
+    first, second, result = product.letters
+    summed = [i for i, c in enumerate(second) if c not in result]
+    if inner is not None:
+        is_over_features = "".join(second[i] for i in summed) == second[-2:-1]
+    elif len(tag.terms) == 1 and not tag.is_softmax:
+        (inner,) = tag.terms
+        is_over_features = find_changes(tag, summed) == (True, False)
+    else:
+        return None
+    shape = [inner.sizes[c] for c in inner.letters[2]]
+    if list(product.second.shape) != shape or not is_over_features:
+        return None
+    letters = dict(zip(inner.letters[2], second, strict=True))
+    axes = [c for c in inner.letters[0] if c not in letters]
+    if len(axes) != 1 or not sums_tokens(inner, axes[0]):
+        return None
+    (token,) = axes
+    unused = next(c for c in string.ascii_uppercase if c not in first + second)
+    key = "".join(letters.get(c, unused) for c in inner.letters[0])
+    sizes = dict(zip(first, product.first.shape, strict=True)) | {unused: inner.sizes[token]}
+    scores = "".join(c for c in result if c in first) + unused
+    return Term((first, key, scores), sizes, table.tag(product.first), inner.query), inner.key
+
+
+def begin_mean(table: TagTable, product: Product, result: Tensor) -> None:
+    """Makes a mean of values, by a softmax over tokens, one that no map made.
+
+    It may be Σ_j k_j v_jᵀ of linear attention, whose keys have gone through the softmax.
+
+    Args:
+        table: Tags of the pass.
+        product: Of what the softmax gave and values.
+        result: What it gives.
+    """
+    table.begin(result, [table.tag(product.second)])
+    table.sums[result] = make_term(table, product, result)
+
+
+def split_nested(table: TagTable, tensor: Tensor) -> list[tuple[Tensor, Tag]]:
+    """Splits a jagged tensor into those of its rows [1, ...], each with its tag.
+
+    Args:
+        table: Tags of the pass.
+        tensor: It.
+    """
+    tag = table.tag(tensor)
+    follower = tag.followers.get("entries", lambda: -torch.ones_like(tensor, dtype=torch.long))
+    rows = zip(tensor.unbind(), follower().unbind(), strict=True)
+    return [
+        (x[None], dataclasses.replace(tag, followers={"entries": keep_follower(numbers[None])}))
+        for x, numbers in rows
+    ]
+
+
+def read_choice(table: TagTable, mask: Tensor) -> dict[str, Any]:
+    """Reads whether content decides a mask, and what it leaves whatever the content is.
+
+    Args:
+        table: Tags of the pass.
+        mask: Mask of `scaled_dot_product_attention`.
+
+    Returns:
+        Arguments of `compute_dot_weights`.
+    """
+    if not table.is_content(mask):
+        return {}
+    return {"is_chosen": True, "static": table.tags[mask].followers.get("allowed")}

@@ -1,0 +1,198 @@
+"""What every binary shares: flags, help, one-line errors, names of run folders, progress."""
+
+import importlib
+import signal
+import subprocess
+import sys
+
+import pytest
+from absl import flags
+
+import experiments
+from experiments import run_memorization, run_sort
+from experiments.lab import cli
+from rank_collapse.runs.files import RunError
+from tests.support.processes import python
+
+FLAGS = cli.make_flags("example", num_seeds=4, shows="value", execution=("chunk",))
+FLAGS.define("integer", "depth", 3, "Layers.", lower_bound=1)
+FLAGS.define("list", "scales", ["1"], "Scales.")
+FLAGS.define("float", "decay", 0.0, "Decay.")
+FLAGS.define("integer", "chunk", 8, "Chunk.")
+
+
+def run(body, *arguments):
+    return cli.execute(body, FLAGS, arguments)
+
+
+def test_flags_of_an_earlier_call_are_forgotten():
+    values = []
+    for arguments in (["--depth=5", "--scales=1,2"], []):
+        assert run(lambda options: values.append((options.depth, options.scales)), *arguments) == 0
+    assert values == [(5, ["1", "2"]), (3, ["1"])]
+
+
+def test_help_shows_purpose_and_flags_without_running(capsys):
+    assert run(lambda o: pytest.fail("ran"), "--help") == 0
+    out = capsys.readouterr().out
+    assert out.startswith("What every binary shares")
+    assert out.index("--depth") < out.index("--output_dir")
+    assert "(default: '3')" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--dept=2"], "Unknown command line flag 'dept'. Did you mean: depth ?"),
+        (["--depth=0"], "flag --depth=0"),
+        (["--depth=x"], "'x'"),
+        (["--num_seeds=0"], "num_seeds"),
+        (["5"], "unexpected argument '5'"),
+        (["--output_dir="], "--output_dir is empty"),
+        (["--output_dir= ", "--overwrite"], "--output_dir is empty"),
+        (["--run_name="], "--run_name='' is not a folder name"),
+        (["--run_name=../x"], "--run_name='../x' is not a folder name"),
+        (["--run_name=.."], "--run_name='..' is not a folder name"),
+        (["--run_name=."], "--run_name='.' is not a folder name"),
+        (["--run_name=a/b"], "--run_name='a/b' is not a folder name"),
+        (["--run_name=/tmp"], "--run_name='/tmp' is not a folder name"),
+        (["--run_name=a\0b"], "is not a folder name"),
+        (["--run_name=-1"], "--run_name='-1' is not a folder name"),
+        (["--scales="], "--scales is empty: is a variable unset?"),
+        (["--decay=nan"], "--decay=nan is not a finite number"),
+        (["--decay=1e308"], "--decay=1e+308 is not a finite number of float32"),
+        (["--decay=-inf"], "--decay=-inf is not a finite number"),
+        # JAX takes seed 2³² + 1 for seed 1.
+        (["--seed=2147483648"], "--seed=2147483648 is not between -2147483647 and 2147483647"),
+        ([f"--seed={2**63}"], f"--seed={2**63} is not between"),
+        (["--chunk=-2147483648"], "--chunk=-2147483648 is not between"),
+        (["--num_seeds=1000000000"], "1000000000 is not an integer in the range [1, 1000000]"),
+    ],
+)
+def test_a_bad_flag_is_one_line_and_exit_2(arguments, message, capsys):
+    assert run(lambda o: None, *arguments) == 2
+    err = capsys.readouterr().err
+    assert message in err and err.count("\n") == 1 and err.startswith("error: ")
+
+
+@pytest.mark.parametrize(
+    "values", ["decay=1,nan", "decay=1,inf", "depth=2,0", "depth=2,99999999999"]
+)
+def test_every_value_of_an_axis_is_checked(values):
+    with pytest.raises((ValueError, flags.Error)):
+        cli.parse_flags(FLAGS, [f"--{values}"]).points()
+
+
+@pytest.mark.parametrize("last", [["--depth=4"], ["--depth", "4"]])
+def test_the_last_of_a_flag_counts_after_an_axis_too(last):
+    (point,) = cli.parse_flags(FLAGS, ["--depth=2,3", *last]).points()
+    assert point.depth == 4 and not point.axes
+    values = cli.make_flags("example", shows="value")
+    values.define("boolean", "tied", True, "Layers.")
+    assert not cli.parse_flags(values, ["--tied=true,false", "--notied"]).axes
+
+
+def test_points_that_are_equal_are_one():
+    points = cli.parse_flags(FLAGS, ["--decay=1,1.0,2", "--depth=2,3,2"]).points()
+    settings = [tuple(point.point.values()) for point in points]
+    assert sorted(settings) == [(1.0, 2), (1.0, 3), (2.0, 2), (2.0, 3)]
+
+
+@pytest.mark.parametrize(
+    "error", [ValueError("two\nlines"), RunError("two  lines"), FileNotFoundError(2, "two lines")]
+)
+def test_a_users_mistake_is_one_line_and_debug_shows_where(error, capsys):
+    def fail(_):
+        raise error
+
+    assert run(fail) == 2
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1 and "two lines" in err and "Traceback" not in err
+    assert run(fail, "--debug") == 2
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_a_bug_is_not_taken_for_a_users_mistake():
+    with pytest.raises(ZeroDivisionError):
+        run(lambda o: 1 / 0)
+
+
+def test_ctrl_c_is_one_line_and_exit_130(capsys):
+    def interrupt(_):
+        raise KeyboardInterrupt
+
+    assert run(interrupt) == 130
+    assert capsys.readouterr().err == "\ninterrupted: the same command again resumes\n"
+    # A command that keeps nothing promises nothing.
+    assert cli.execute(interrupt, cli.bare_flags(), []) == 130
+    assert capsys.readouterr().err == "\ninterrupted\n"
+
+
+def test_a_reader_that_goes_away_is_not_success():
+    """`2>&1 | head -1` ended a run half-way with exit code 0."""
+    code = (
+        "import sys; from experiments.lab import cli; F = cli.make_flags('x')\n"
+        "def main(o):\n"
+        "    print('first', flush=True); sys.stdin.readline()\n"
+        "    print('second', flush=True); raise SystemExit(77)\n"
+        "cli.run(main, F)"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    ) as process:
+        assert process.stdout.readline() == "first\n"
+        process.stdout.close()
+        process.stdin.write("\n")
+        process.stdin.close()
+        assert process.wait(timeout=60) == 141
+
+
+def test_a_platform_that_is_not_there_is_one_line():
+    code = "from experiments.lab import cli; F = cli.make_flags('x'); cli.run(lambda o: 0, F)"
+    completed = python("-c", code, JAX_PLATFORMS="cuda")
+    assert (
+        completed.returncode == 2
+        and "error: JAX finds no device of JAX_PLATFORMS='cuda': " in completed.stderr
+    )
+    assert "Traceback" not in completed.stderr
+
+
+def test_a_package_that_is_missing_is_one_line(monkeypatch, capsys):
+    """find_spec takes a module that is None for one that there is not."""
+    monkeypatch.setitem(sys.modules, "absl", None)
+    monkeypatch.setattr(sys, "argv", ["-m"])
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    with pytest.raises(SystemExit, match="2"):
+        importlib.reload(experiments)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: ") and "absl" in line
+
+
+def test_nothing_slow_is_imported_before_the_flags_are_read():
+    """--help and a mistaken flag took half a second longer for each of them."""
+    code = "import os, sys; os.environ.pop('MPLBACKEND', 0); sys.argv[0] = '-m'; "
+    code += "from experiments import benchmark, reproduce; "
+    code += "slow = {'matplotlib', 'scipy', 'optax', 'flax', 'distributed', 'PIL', 'torch'}; "
+    code += "print(sorted(slow & {*sys.modules}))"
+    completed = python("-c", code)
+    assert completed.stdout == "[]\n", completed.stderr
+
+
+def test_a_mistake_names_the_flags_that_were_typed(capsys, tmp_path):
+    arguments = ["--width", "2", "--hidden_dim", "47", "--output_dir", str(tmp_path)]
+    assert cli.execute(run_sort.main, run_sort.FLAGS, arguments) == 2
+    err = capsys.readouterr().err
+    assert "width=2" in err and "hidden_dim=47" in err and "d_model=" not in err
+
+
+def test_an_interrupt_says_what_to_type(capsys):
+    def interrupt(options):
+        raise KeyboardInterrupt
+
+    for arguments, advice in (([], "again"), (["--overwrite_output_dir"], "without --overwrite")):
+        assert cli.execute(interrupt, run_memorization.FLAGS, arguments) == 130
+        assert f"the same command {advice}" in capsys.readouterr().err

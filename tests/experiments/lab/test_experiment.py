@@ -1,0 +1,214 @@
+"""A made-up experiment: its folder, its points, what it shows and when it computes."""
+
+import json
+import os
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+
+from experiments.lab import cli, experiment
+from experiments.lab.experiment import run_folder
+from experiments.verdicts.page import Comparison
+from experiments.verdicts.rows import mean_row
+from rank_collapse.runs.files import RunError
+from tests.support.runs import rows
+
+FLAGS = cli.make_flags("example", num_seeds=4, shows="value", execution=("chunk",))
+
+
+FLAGS.define("integer", "depth", 3, "Layers.", lower_bound=1)
+
+
+FLAGS.define("list", "scales", ["1"], "Scales.")
+
+
+FLAGS.define("float", "decay", 0.0, "Decay.")
+
+
+FLAGS.define("integer", "chunk", 8, "Chunk.")
+
+
+def execute(body, *arguments):
+    return cli.execute(body, FLAGS, arguments)
+
+
+def test_the_folder_follows_from_the_flags(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    paths = []
+
+    def main(options):
+        with run_folder(options, {"hash": "h"}) as opened:
+            paths.append(opened.path)
+
+    for arguments in (
+        [],
+        ["--num_devices=1", "--chunk=2"],
+        ["--depth=4", "--scales=1,2"],
+        ["--depth=4", "--run_name=a"],
+        ["--output_dir=o", "--run_name=a"],
+        ["--output_dir=p"],
+    ):
+        assert execute(main, *arguments) == 0
+    assert paths[0] == paths[1]
+    assert str(paths[0]) == "results/example/default"
+    assert str(paths[2]).startswith("results/example/depth=4,scales=1+2,")
+    assert [str(p) for p in paths[3:]] == ["results/example/a", "o/a", "p"]
+    saved = json.loads((tmp_path / "p" / "config.json").read_text())
+    assert saved["config"] == {
+        "experiment": "example",
+        "hash": "h",
+        "decay": 0.0,
+        "depth": 3,
+        "scales": ["1"],
+        "seed": 0,
+        "first_seed": 0,
+        "num_seeds": 4,
+    }
+    assert saved["execution"]["chunk"] == 8
+    assert execute(main, "--output_dir=p", "--depth=4") == 2
+    assert execute(main, "--output_dir=p", "--depth=4", "--overwrite") == 0
+
+
+def test_overwrite_leaves_the_current_folder_alone(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "results.csv").write_text("mine")
+    for arguments in (["--output_dir="], ["--output_dir=a", "--run_name=.."]):
+        assert execute(lambda o: run_folder(o).close(), "--overwrite", *arguments) == 2
+    assert (tmp_path / "results.csv").read_text() == "mine"
+
+
+def test_a_folder_that_cannot_be_written_to_is_one_line(tmp_path, monkeypatch, capsys):
+    """Root may write everywhere, so the answer of the system is simulated."""
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    assert execute(lambda o: run_folder(o).close(), f"--output_dir={tmp_path}") == 2
+    assert capsys.readouterr().err == f"error: cannot write to {tmp_path}: permission denied\n"
+
+
+class Doubled:
+    """An experiment that multiplies its seeds by a factor; `computed` lists the factors used."""
+
+    __doc__ = "What it is about.\n\n    python -m experiments.run_doubled"
+
+    def __init__(self, extra=lambda factor: {"input": factor}, selecting=()):
+        self.FLAGS = cli.make_flags("doubled", num_seeds=3, selecting=selecting, shows="value")
+        self.FLAGS.define("integer", "factor", 2, "Of the seeds.")
+        self.FIGURES = experiment.name_figures(self.shown_figure, self.none_figure)
+        self.computed, self.dtypes, self.extra = [], {}, extra
+
+    def note(self, part):
+        self.dtypes[part] = jnp.ones(()).dtype
+
+    def make_setup(self, options):
+        self.note("setup")
+        if options.factor == 13:
+            raise ValueError("no factor of 13")
+        return options.factor
+
+    def measure(self, options, factor, run):
+        def compute():
+            self.note("measure")
+            self.computed.append(factor)
+            if factor == 7:
+                raise ValueError("seven cannot be measured")
+            return {"values": factor * np.arange(1.0, 1 + options.num_seeds)}
+
+        return run.cached("all", compute)
+
+    def table(self, results, factor):
+        self.note("table")
+        return [{"value": float(v)} for v in results["values"]]
+
+    def claims(self, results, factor):
+        self.note("claims")
+        return [mean_row("chains", "seeds", results["values"])]
+
+    @staticmethod
+    def compare(results, factor):
+        return [Comparison("first", results["values"][0], 1, "a note")]
+
+    @staticmethod
+    def shown_figure(results, factor):
+        """A caption."""
+        return Figure()
+
+    @staticmethod
+    def none_figure(results, factor):
+        """Nothing to draw."""
+
+    def main(self, options):
+        with experiment.open_run(options, self.make_setup, self.extra) as run:
+            points = run.measure(self.measure)
+            return run.publish(
+                points,
+                table=self.table,
+                figures=self.FIGURES,
+                claims=self.claims,
+                compare=self.compare,
+                files=lambda results, factor, run: {"report.html": lambda: b"<p>"},
+            )
+
+    def run(self, folder, *arguments):
+        return cli.execute(self.main, self.FLAGS, [*arguments, f"--output_dir={folder}"])
+
+
+def test_a_run_shows_what_there_is_and_computes_it_once(tmp_path, capsys):
+    doubled = Doubled()
+    for deleted in ((), ("figures/shown.pdf", "results.csv")):
+        for name in deleted:
+            (tmp_path / name).unlink()
+        assert doubled.run(tmp_path) == 0
+        printed = capsys.readouterr().out
+        assert "first: 2, beside 1" in printed and "3 draws" in printed
+        assert {path.stem for path in (tmp_path / "figures").iterdir()} == {"shown"}
+        assert (tmp_path / "results.csv").exists() and (tmp_path / "report.html").exists()
+    assert doubled.computed == [2]
+    captions = experiment.figure_captions(doubled.FIGURES)
+    assert captions == {"shown": "A caption.", "none": "Nothing to draw."}
+
+
+def test_all_points_are_set_up_before_the_first_is_computed(tmp_path, capsys):
+    doubled = Doubled()
+    for values in ("2,13", "2,x", "2,99999999999"):
+        assert doubled.run(tmp_path / "a", f"--factor={values}") == 2
+    assert doubled.computed == [] and not (tmp_path / "a").exists()
+    assert capsys.readouterr().err.count("\n") == 3
+
+
+@pytest.mark.parametrize("name", ["seed", "first_seed", "num_seeds"])
+def test_seeds_are_an_axis_already(name, tmp_path):
+    assert Doubled().run(tmp_path / "a", f"--{name}=0,1") == 2
+
+
+def test_a_point_that_cannot_be_measured_is_named_and_the_others_are_shown(tmp_path, capsys):
+    doubled = Doubled()
+    assert doubled.run(tmp_path, "--factor=7,2", "--jobs=1") == 1
+    assert capsys.readouterr().err == "factor 7: seven cannot be measured\n"
+    assert {row["factor"] for row in rows(tmp_path)} == {"2"}
+    assert doubled.run(tmp_path / "b", "--factor=7,7", "--jobs=1") == 2
+
+
+def test_what_the_flags_do_not_say_determines_the_folder_too(tmp_path, capsys):
+    assert Doubled().run(tmp_path) == 0
+    assert Doubled(extra=lambda factor: {"input": 3}).run(tmp_path) == 2
+    assert "input" in capsys.readouterr().err
+
+
+def test_a_folder_is_read_as_it_was_last_asked(tmp_path):
+    doubled = Doubled(extra=lambda factor: None, selecting=("factor",))
+    for factor in (3, 5):
+        assert doubled.run(tmp_path, f"--factor={factor}") == 0
+    assert experiment.read_run(doubled, tmp_path).points[0].setup == 5
+    (tmp_path / "summary.json").write_text('{"shown": ["first"]}')
+    with pytest.raises(RunError, match=r"summary\.json.*names no flags"):
+        experiment.read_run(doubled, tmp_path)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_setup_measures_and_tables_compute_in_the_arithmetic_of_the_flag(tmp_path, dtype):
+    doubled = Doubled()
+    doubled.FLAGS.define("enum", "dtype", "float32", "Arithmetic.", ("float32", "float64"))
+    assert doubled.run(tmp_path, f"--dtype={dtype}") == 0
+    parts = ("setup", "measure", "table", "claims")
+    assert doubled.dtypes == dict.fromkeys(parts, jnp.dtype(dtype))

@@ -1,0 +1,336 @@
+"""Flags of every binary: one name each, lists by commas, published names; mistakes in them.
+
+A mistake is a line that says what is wrong, exit 2, and no folder.
+"""
+
+import importlib
+import re
+import shlex
+
+import pytest
+
+from experiments import reproduce, run_collapse, run_convex_hull, run_memorization, run_sort
+from experiments.lab import cli, vocabulary
+from experiments.lab.experiment import describe_experiment
+from experiments.lab.flags import default_run_name, make_config
+from experiments.run_trainability import FLAGS as TRAINABILITY
+from tests.support.folders import REPOSITORY
+from tests.support.runs import check_mistake
+
+GOLDEN = REPOSITORY / "tests" / "golden"
+FILES = {
+    "empty": b"",
+    "one": b"word",
+    "blank": b"\n",
+    "latin": "naïve caf\xe9".encode("latin-1"),
+    "ids": b"3 4 5 6 7 3 4\n8 9 10 11 12\n",
+    "far": b"3 4\n5 99\n",
+    "columns/train.tsv": b"a\tb\n1\t2\n",
+    "rows/train.tsv": b"index\tsentence1\tsentence2\n",
+}
+BERT = "--checkpoints={golden}/bert --token_ids={tmp}/ids --initialisation=false"
+# {experiment: {flags: what the line says}}, {tmp} the folder of the files above
+MISTAKES = {
+    "run_collapse": {
+        "--variants=foo": "--variants=foo is not one of san, san_mlp",
+        "--variants=": "--variants is empty",
+        "--norm=twice": "--norm=twice",
+        "--d_model=10 --num_heads=4": "num_heads=4 does not divide d_model=10",
+        "--depth=0": "depth=0",
+        "--num_seeds=0": "num_seeds=0",
+        "--text=absent.txt": "absent.txt does not exist",
+        "--text={tmp}/empty": "is empty",
+        "--text={tmp}/latin": "is not UTF-8",
+        "--text={tmp}/one": "1 tokens are fewer than 2",
+        "--inputs=gaussian --num_tokens=1": "num_tokens=1 is fewer than 2",
+        "--weight_scale=nan": "finite",
+        "--dtype=float32,float64": "dtype",  # of the whole run
+        "--weight_scale=1,x": "could not convert string to float: 'x'",
+        "--skip_gain=": "skip_gain",
+        "--seed_chunk=0": "seed_chunk=0",
+        "--mlp_gain=0": "mlp_gain",
+        "--mlp_gain=1 --variants=san": "needs san_mlp",
+        "--num_devices=9": "num_devices=9, but only 2 exist",
+    },
+    "run_transformer": {
+        "--task=copy --seq_len=4 --min_len=0": "min_len=0 is not a whole number from 1 to 4",
+        "--task=copy --seq_len=4 --min_len=5": "min_len=5 is not a whole number from 1 to 4",
+        "--task=translation": "--num_tokens=3: a translation's sentences are as its grammar says",
+        "--warmup=-1": "warmup=-1",
+        "--label_smoothing=1": "label_smoothing=1",
+        "--width=3": "width=3 does not divide d_model=4",
+    },
+    "run_stability": {
+        "--designs=nowhere": "--designs=nowhere is not one of",
+        "--designs=": "--designs is empty",
+        "--depths=6": "--depths=6 is fewer than two depths",
+        "--designs=branch_norm": "does not cover norm_placement='branch'",
+        "--num_heads=3": "num_heads=3 does not divide d_model=4",
+        "--update_size=0": "--update_size=0.0 is no update of the weights",
+        "--d_model=2": "d_model=2",
+    },
+    "run_trainability": {
+        "--designs=best": "best",
+        "--depths=0": "--depths",
+        "--depths=1,": "--depths",
+        "--depths=1,x": "--depths",
+        "--warmup=-1": "-1",
+        "--task=sum": "sum",
+    },
+    "run_attention_forms": {
+        "--d_k=0": "d_k",
+        "--trained_d_k=x": "trained_d_k",
+        "--saturation=2": "saturation",
+        "--num_queries=1": "num_queries",
+    },
+    "run_circle": {"--num_labels=3": "3", "--compare=everything": "everything", "--monitor": ""},
+    "run_path_chains": {
+        "--num_paths=0": "num_paths=0",
+        "--dtype=float32,float64": "dtype",
+        "--num_heads=3": "num_heads=3 does not divide d_model=4",
+        "--skip_gain=nan": "skip_gain=nan",
+        "--depth=0": "depth=0",
+        "--text=nowhere.txt": "nowhere.txt",
+    },
+    "run_path_counts": {
+        "--heads=2": "--",
+        "--heads=2,3 --layers=4": "--",
+        "--heads=0 --layers=4": "--",
+        "--heads=2 --layers=x": "--",
+        "--heads=2 --layers=1000000": "--",
+        "--heads=2.5 --layers=2": "--",
+    },
+    "run_sort": {
+        "--width=3": "width=3",
+        "--depth=2 --path_len=3": "path_len=3",
+        "--no_repeat --seq_len=5": "seq_len=5",
+        "--n_epochs=-1": "n_epochs",
+    },
+    "run_sinks": {"--start=1.5": "start=1.5", "--max_tokens=3": "max_tokens=3"},
+    "run_convex_hull": {"--num_labels=3": "num_labels=3"},
+    "run_memorization": {
+        "--data_dir=no/such/folder": "no/such/folder/train.tsv",
+        "--task_name=MNLI": "task_name",
+        "--data_dir={tmp}/columns": "sentence1",
+        "--data_dir={tmp}/rows": "no rows",
+    },
+    "check_bounds": {"--cases=9x9x9": "--cases=9x9x9 is not one of 8x16x1", "--sizes=0": "--sizes"},
+    "run_theorems": {"--theorems=pythagoras": "--theorems=pythagoras is not one of"},
+    "run_architectures": {
+        "--checkpoints={golden}/bert": "bert has none of tokenizer.json",
+        "--checkpoints={tmp}/nowhere": "nowhere does not exist",
+        "--models=gpt5": "gpt5 is not one of bert-base-cased",
+        f"{BERT} --token_ids={{tmp}}/x": "does not exist",
+        f"{BERT} --token_ids={{tmp}}/far": "99",
+        "--checkpoints={golden}/bert --text={tmp}/blank": "no text",
+        "--checkpoints={golden}/vit-wide": "vit-wide is a vit, which reads no tokens",
+    },
+}
+# Experiments whose flags of the tiny size would hide the mistake.
+BARE = ("run_architectures", "run_memorization", "run_path_counts")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("files")
+    for name, content in FILES.items():
+        (path / name).parent.mkdir(exist_ok=True)
+        (path / name).write_bytes(content)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "message"),
+    [(name, *mistake) for name, mistakes in MISTAKES.items() for mistake in mistakes.items()],
+)
+def test_a_mistake_is_one_line(name, arguments, message, folder, tmp_path, capsys):
+    tiny = () if name in BARE else describe_experiment(name).presets["tiny"]
+    arguments = arguments.format(tmp=folder, golden=GOLDEN).split()
+    early = name != "run_transformer"  # whose data are made in its folder
+    module = importlib.import_module(f"experiments.{name}")
+    check_mistake(module, [*tiny, *arguments], message, tmp_path, capsys, early=early)
+
+
+# Second names of flags: those of the published code, and older ones of ours.
+SECOND = {"width", "hidden_dim", "seq_len", "batch_sz", "norm", "max_seq_length"}
+
+TYPES = {
+    "integer": "int",
+    "float": "float",
+    "boolean": "bool",
+    "enum": "string enum",
+    "string": "string",
+}
+
+
+def import_flags(name):
+    return importlib.import_module(f"experiments.{name}").FLAGS
+
+
+@pytest.mark.parametrize("name", reproduce.EXPERIMENTS)
+def test_a_flag_has_one_name_and_others_are_second_names(name):
+    values = import_flags(name)
+    assert not SECOND & {values[n].name for n in values}
+    for flag_name, (kind, *_) in vocabulary.VOCABULARY.items():
+        if flag_name in values and values[flag_name].flag_type() != "numbers":
+            assert values[flag_name].flag_type() in (TYPES[kind], "comma separated list of strings")
+    assert not any(values[n].flag_type().startswith("multi ") for n in values)
+
+
+@pytest.mark.parametrize("name", [*reproduce.EXPERIMENTS, "reproduce", "join"])
+def test_no_attribute_of_the_flags_hides_a_flag(name):
+    values = import_flags(name)
+    assert not {*vars(values)} & {*values}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "depths"),
+    [("--depths=3,1", [3, 1]), ("--depths=3 --depths=1", [1]), ("", [6, 12, 18, 36])],
+)
+def test_lists_are_written_with_commas(arguments, depths):
+    assert cli.parse_flags(TRAINABILITY, arguments.split()).depths == depths
+
+
+@pytest.mark.parametrize("module", [run_sort, run_convex_hull, run_memorization])
+def test_a_published_command_asks_for_what_ours_does(module):
+    """The command of the docstring, and the same by our names: one config, one run name."""
+    command = re.search(r"python -m experiments\.\w+ ((?:.*\\\n)*.*)\n", module.__doc__)[1]
+    arguments = shlex.split(command.replace("\\\n", " "))
+    names = {n: module.FLAGS[n].name for n in module.FLAGS}
+    ours = [f"--{names[a[2:]]}" if names.get(a[2:]) else a for a in arguments]
+    configs, runs = [], []
+    for command_line in (arguments, ours):
+        options = cli.parse_flags(module.FLAGS, command_line)
+        configs.append(make_config(options))
+        runs.append(default_run_name(options))
+    assert arguments != ours and configs[0] == configs[1] and runs[0] == runs[1]
+    assert configs[0]["d_model"] == int(arguments[arguments.index("--hidden_dim") + 1])
+    assert not SECOND & configs[0].keys()
+
+
+@pytest.mark.parametrize("name", ["run_collapse", "run_depth_check", "run_architectures"])
+def test_a_former_name_is_the_flag_with_a_line(name, capsys):
+    values = import_flags(name)
+    configs = []
+    for flag in ("--text", "--text_file"):
+        assert (
+            cli.execute(
+                lambda options: configs.append(make_config(options)), values, [f"{flag}=my.txt"]
+            )
+            == 0
+        )
+    assert configs[0] == configs[1] and configs[0]["text"] == "my.txt"
+    assert capsys.readouterr().err == "--text_file is now called --text\n"
+
+
+def test_a_folder_of_a_former_name_resumes(tmp_path, capsys):
+    text = tmp_path / "text.txt"
+    text.write_text("one two three four one two")
+    arguments = [*describe_experiment("run_collapse").presets["tiny"], f"--text={text}"]
+    arguments += [f"--output_dir={tmp_path / 'run'}", "--num_devices=1"]
+    main = run_collapse.main
+    assert cli.execute(main, run_collapse.FLAGS, arguments) == 0
+    path = tmp_path / "run" / "config.json"
+    content = path.read_text()
+    path.write_text(content.replace('"text":', '"text_file":'))
+    assert cli.execute(main, run_collapse.FLAGS, arguments) == 0
+    arguments[-3] += "x"
+    assert cli.execute(main, run_collapse.FLAGS, arguments) == 2
+
+
+LONG = ",".join(map(str, range(1, 59)))
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (f"--trained_d_k={LONG},59", f"--trained_d_k={LONG},59"),
+        (f"--trained_d_k={LONG},59", f"--trained_d_k={LONG},7"),
+        ("--saturation=0.25,0.5", "--saturation=0.5,0.25"),
+        ("--d_k=4 --num_queries=8", "--num_queries=8 --d_k=4"),
+    ],
+)  # fmt: skip
+def test_runs_have_one_name_where_they_have_the_same_flags(one, other):
+    """Also where the flags are longer than the name, and differ at their end alone."""
+    values = import_flags("run_attention_forms")
+    names = [default_run_name(cli.parse_flags(values, text.split())) for text in (one, other)]
+    is_same = sorted(one.split()) == sorted(other.split())
+    assert (names[0] == names[1]) is is_same and max(map(len, names)) <= 87
+    assert default_run_name(cli.parse_flags(values, [])) == "default"
+
+
+# The least value of each flag that counts something, as its help or its use has it; of others 1.
+LEAST = {
+    "d_model": dict.fromkeys(  # LayerNorm of 1 or 2 features leaves signs alone
+        (
+            *("run_sort", "run_convex_hull", "run_memorization", "run_circle", "run_width"),
+            *("run_transformer", "run_attention_forms", "run_stability"),
+        ),
+        3,
+    ),
+    "max_tokens": {"run_trained": 4, "run_lens": 4, "run_sinks": 6, "run_architectures": 2},
+    "n_eval_data": {"run_trainability": 8},
+    "num_few": {"run_lens": 2},
+    "num_texts": dict.fromkeys(("run_trained", "run_sinks", "run_lens", "run_lipschitz"), 2),
+    "tokens": 2,
+    "seed_chunk": dict.fromkeys(reproduce.EXPERIMENTS, 0) | {"run_collapse": 1},
+    **dict.fromkeys(("first_seed", "jobs", "n_epochs", "num_devices", "num_ranked", "seed"), 0),
+    **dict.fromkeys(("max_texts", "num_labels", "num_queries", "num_tokens", "steps"), 2),
+    **dict.fromkeys(("path_len", "skip_texts"), 0),
+    "warmup": {"run_trainability": 0},
+    "widths": 3,
+}
+# Their bound depends on other flags, or they are taken from published commands and not read.
+WITHOUT_BOUND = {
+    "run_collapse": {"num_tokens", "window", "mlp_gain"},
+    "run_path_chains": {"num_tokens", "window"},
+    "run_transformer": {"min_len", "warmup"},
+    "run_circle": {"n_paths", "n_repeat", "path_len"},
+    "run_trainability": {"num_tokens"},
+}
+
+
+@pytest.mark.parametrize("name", [*reproduce.EXPERIMENTS, "reproduce", "benchmark", "join"])
+def test_a_flag_that_counts_has_a_least_value(name):
+    values, least, expected = import_flags(name), {}, {}
+    for flag_name in {values[n].name for n in values} - WITHOUT_BOUND.get(name, set()):
+        flag = values[flag_name]
+        if flag.flag_type() not in ("int", "numbers"):
+            continue
+        limit = LEAST.get(flag_name, 1)
+        expected[flag_name] = limit.get(name, 1) if isinstance(limit, dict) else limit
+        accepted = []
+        for number in range(-2, 9):
+            try:
+                flag.parser.parse(str(number))
+                accepted.append(number)
+            except ValueError:
+                assert not accepted, f"--{flag_name}={number} is refused above the least value"
+        least[flag_name] = accepted[0]
+    assert least == expected
+
+
+# Numbers that a program is compiled with, or that few runs vary; those of all others are traced.
+COMPILED_IN = {
+    "run_attention_forms": {"saturation"},
+    "run_collapse": {"bias_scale"},
+    "run_depth_check": {"weight_decay"},
+    "run_lens": {"start"},
+    "run_path_chains": {"bias_scale", "skip_gain", "weight_scale"},
+    "run_sinks": {"start"},
+}
+
+
+@pytest.mark.parametrize("name", reproduce.EXPERIMENTS)
+def test_points_that_differ_in_a_number_share_a_program(name):
+    """They are one group, whose points one program computes: see `Executor`."""
+    values = import_flags(name)
+    names = [n for n in {values[n].name for n in values} if values[n].flag_type() == "float"]
+    groups = {}
+    for flag_name in filter(values.takes_several, names):
+        points = cli.parse_flags(values, [f"--{flag_name}=0.25,0.5"]).points()
+        assert [point.point for point in points] == [{flag_name: v} for v in (0.25, 0.5)]
+        groups[flag_name] = [point.number for point in points]
+        assert len(points[0].group) == (2 if groups[flag_name] == [0, 0] else 1)
+    apart = {flag_name for flag_name, numbers in groups.items() if numbers != [0, 0]}
+    assert apart == COMPILED_IN.get(name, set())

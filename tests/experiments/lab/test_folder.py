@@ -1,0 +1,376 @@
+"""Run folders: whole files, resume, refusal, one process at a time."""
+
+import csv
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+
+from experiments.lab.folder import LAYOUT, RunFolder, read_summary
+from rank_collapse.runs.files import RunError, describe_difference, make_folder
+from tests.support.refusals import each_is_refused, is_refused
+
+CONFIG = {"depth": 3, "scales": (0.5, 1.0), "name": "a"}
+
+
+def test_a_run_leaves_everything_and_its_second_opening_finds_it(tmp_path):
+    folder = tmp_path / "results" / "x"
+    with RunFolder(folder, CONFIG, execution={"num_devices": 2}) as run:
+        assert not run.resumed and run.summary is None
+        run.log("begun")
+        run.save_arrays({"a/b": jnp.arange(3)})
+        figure = Figure()
+        figure.subplots().plot([1, 2])
+        run.publish(
+            rows=lambda: [{"seed": 0, "loss": 0.5}, {"seed": 1, "extra": "x,y"}],
+            figures={"f": lambda: figure},
+            summary=lambda: {"loss": np.float32(0.5), "per_seed": np.arange(2)},
+        )
+    names = {p.name for p in folder.iterdir()}
+    files = {
+        "config.json",
+        "results.csv",
+        "arrays.npz",
+        "summary.json",
+        "figures",
+        "log.txt",
+    }
+    assert names == files | {".lock"}  # no temporary name is left
+    saved = json.loads((folder / "config.json").read_text())
+    assert saved["config"]["scales"] == [0.5, 1.0]
+    assert saved["execution"] == {"num_devices": 2}
+    assert saved["environment"]["versions"]["jax"] == jax.__version__
+    with RunFolder(folder, CONFIG) as again:
+        assert again.resumed and again.has_file("figures/f.png")
+        assert again.summary == {"loss": 0.5, "per_seed": [0, 1], "arrays": ["a/b (3,)"]}
+        np.testing.assert_array_equal(again.arrays["a/b"], [0, 1, 2])
+        assert set(again.part("a")) == {"b"} and again.part("a/") is None
+    with open(folder / "results.csv", newline="") as file:
+        first, second = csv.DictReader(file)
+    assert first == {"seed": "0", "loss": "0.5", "extra": ""} and second["extra"] == "x,y"
+    assert read_summary(folder)["loss"] == 0.5
+    assert "begun" in (folder / "log.txt").read_text()
+
+
+def test_an_unfinished_run_that_lacks_an_array_is_refused_until_all_are_made_again(tmp_path):
+    with RunFolder(tmp_path, CONFIG) as run:
+        run.save_arrays({"seeds/a": np.ones(2), "seeds/b": np.ones(2)})
+    np.savez(tmp_path / "arrays.npz", **{"seeds/a": np.ones(2)})
+    is_refused(r"arrays\.npz .*it lacks seeds/b\)", RunFolder, tmp_path, CONFIG, error=RunError)
+    (tmp_path / "arrays.npz").unlink()  # as the message says
+    with RunFolder(tmp_path, CONFIG) as run:
+        run.save_arrays({"seeds/a": np.ones(1)})
+    with RunFolder(tmp_path, CONFIG) as run:
+        assert set(run.arrays) == {"seeds/a"}
+
+
+@pytest.mark.parametrize("layout", [None, 1, "2"])
+def test_a_folder_that_another_version_made_is_refused(tmp_path, layout):
+    with RunFolder(tmp_path, CONFIG):
+        pass
+    path = tmp_path / "config.json"
+    saved = json.loads(path.read_text())
+    assert saved.pop("layout") == LAYOUT
+    path.write_text(json.dumps(saved | ({} if layout is None else {"layout": layout})))
+    is_refused(
+        f"another version .*layout {layout or 1} there", RunFolder, tmp_path, CONFIG, error=RunError
+    )
+
+
+def test_what_is_shown_follows_what_is_asked_for(tmp_path):
+    """Files are made again only for other parts; a deleted figure comes back."""
+    drawings = []
+
+    def publish(*parts):
+        def figure():
+            drawings.append(parts)
+            return Figure()
+
+        with RunFolder(tmp_path, CONFIG) as run:
+            return run.publish(
+                rows=lambda: [{"part": part} for part in parts],
+                figures={"f": figure},
+                summary=lambda: {"count": len(parts)},
+                selection=parts,
+            )
+
+    assert publish("a") == publish("a") == {"count": 1, "shown": ["a"], "arrays": []}
+    assert publish("a", "b")["count"] == 2 and publish("a", "b")["count"] == 2
+    assert (tmp_path / "results.csv").read_text() == "part\na\nb\n"
+    assert drawings == [("a",), ("a", "b")]
+    (tmp_path / "figures" / "f.png").unlink()
+    for content in ("", "part\na\n"):  # as a power failure leaves it; cut by hand
+        (tmp_path / "results.csv").write_text(content)
+        publish("a", "b")
+        assert drawings == [("a",), ("a", "b"), ("a", "b")]
+        assert (tmp_path / "results.csv").read_text() == "part\na\nb\n"
+
+
+def test_another_config_is_refused_with_the_difference_and_overwrite_starts_afresh(tmp_path):
+    with RunFolder(tmp_path, CONFIG) as run:
+        run.save_arrays({"a": 1})
+        run.finish({})
+    for name in ("models.safetensors", "models/depth-4.npz"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(b"weights")
+    (tmp_path / "notes.txt").write_text("mine")
+    other = CONFIG | {"depth": 4}
+    with pytest.raises(RunError, match="depth is 3 there, 4 here") as caught:
+        RunFolder(tmp_path, other)
+    assert "name" not in str(caught.value).split(":")[1].split(";")[0]
+    with RunFolder(tmp_path, other, overwrite=True) as run:
+        assert not run.resumed and run.arrays == {} and run.summary is None
+    assert not (tmp_path / "models.safetensors").exists() and not (tmp_path / "models").exists()
+    assert (tmp_path / "notes.txt").read_text() == "mine"
+    assert (
+        describe_difference({"a": 1}, {"b": 1})
+        == "a is 1 there, 'absent' here; b is 'absent' there, 1 here"
+    )
+
+
+def test_axes_in_another_order_are_another_config(tmp_path):
+    """Arrays are named in their order: all points would be computed again, beside the others."""
+    axes = {"depth": ["2", "3"], "gain": ["0.5", "1"]}
+    RunFolder(tmp_path, CONFIG | {"axes": axes}).close()
+    RunFolder(tmp_path, {"axes": axes} | CONFIG).close()
+    other = CONFIG | {"axes": dict(reversed(axes.items()))}
+    is_refused("axes is {'depth': .* there, {'gain'", RunFolder, tmp_path, other, error=RunError)
+
+
+@pytest.mark.parametrize("content", [None, {"config": CONFIG | {"depth": 4}, "execution": {}}])
+def test_a_run_is_not_complete_with_the_config_of_another(content, tmp_path):
+    path = tmp_path / "config.json"
+    with RunFolder(tmp_path, CONFIG) as run:
+        run.save_arrays({"a": 1})
+        saved = path.read_text()
+        path.unlink()
+        if content is not None:
+            path.write_text(json.dumps(content))
+        is_refused(r"config\.json|depth is 4 there", run.finish, {}, error=RunError)
+    path.write_text(saved)
+    with RunFolder(tmp_path, CONFIG) as run:
+        assert run.summary is None and run.arrays == {"a": 1}
+
+
+def test_execution_does_not_take_part_in_the_comparison(tmp_path):
+    RunFolder(tmp_path, CONFIG, execution={"num_devices": 1}).close()
+    with RunFolder(tmp_path, CONFIG, execution={"num_devices": 2}) as run:
+        assert run.resumed
+
+
+def test_whoever_comes_second_is_told_who_holds_the_folder(tmp_path):
+    """A lock belongs to an open file, so this process is refused like another one."""
+    with RunFolder(tmp_path, CONFIG):
+        is_refused(f"pid {os.getpid()} on", RunFolder, tmp_path, CONFIG, error=RunError)
+    RunFolder(tmp_path, CONFIG).close()
+
+
+def test_a_folder_that_cannot_be_written_is_one_error(tmp_path):
+    (tmp_path / "file").write_text("")
+    each_is_refused(
+        (
+            lambda: RunFolder(tmp_path / "file" / "run", CONFIG),
+            r"cannot write to .*file/run: Not a directory",
+        ),
+        (lambda: make_folder(tmp_path / "file"), "cannot write"),
+        error=RunError,
+    )
+
+
+def test_results_without_a_config_are_not_taken_over(tmp_path):
+    (tmp_path / "results.csv").write_text("a\n")
+    is_refused("of no run", RunFolder, tmp_path, CONFIG, error=RunError)
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_the_files_of_others_stay(overwrite, tmp_path):
+    theirs = ("config.json", "models/a.pt", "figures/.a.tmp", "src/.notes.tmp", ".draft.tmp")
+    for name in theirs:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("{}")
+    options = {"overwrite": overwrite, "error": RunError}
+    is_refused("of no run", RunFolder, tmp_path, CONFIG, **options)
+    for name in ("config.json", "models/a.pt", "figures/.a.tmp"):
+        (tmp_path / name).unlink()
+    (tmp_path / "models").rmdir()
+    (tmp_path / "figures").rmdir()
+    RunFolder(tmp_path, CONFIG, overwrite=overwrite).close()
+    assert all((tmp_path / name).read_text() == "{}" for name in theirs[3:])
+
+
+@pytest.mark.parametrize("change", [lambda a: a.pop("a/c"), lambda a: a.update({"a/c": a["a/b"]})])
+def test_a_complete_run_that_lacks_an_array_is_refused(change, tmp_path):
+    """The table would have a column less, or the numbers of another depth."""
+    arrays = {"a/b": np.ones((2, 3)), "a/c": np.ones((2, 4))}
+    with RunFolder(tmp_path, CONFIG) as run:
+        run.save_arrays(arrays)
+        run.finish({})
+    RunFolder(tmp_path, CONFIG, read_only=True).close()
+    change(arrays)
+    np.savez(tmp_path / "arrays.npz", **arrays)
+    for read_only in (False, True):
+        is_refused(
+            r"arrays\.npz .*it lacks a/c \(2, 4\)",
+            RunFolder,
+            tmp_path,
+            CONFIG,
+            read_only=read_only,
+            error=RunError,
+        )
+    (tmp_path / "arrays.npz").unlink()  # as the message says
+    with RunFolder(tmp_path, CONFIG) as run:
+        assert run.resumed and run.part("a") is None
+
+
+@pytest.mark.parametrize("place", ["nothing", "a folder", "another run"])
+def test_a_folder_that_was_moved_is_not_made_again(place, tmp_path):
+    """Checkpoints made it, and the run ended well in a folder without a config."""
+    folder, away = tmp_path / "run", tmp_path / "away"
+    with RunFolder(folder, CONFIG) as run, RunFolder(tmp_path / "other", {}) as other:
+        other.finish({})
+        folder.rename(away)
+        if place == "another run":
+            other.path.rename(folder)
+        elif place == "a folder":
+            folder.mkdir()
+        names = {p.name for p in tmp_path.rglob("*")}
+        for write in (
+            lambda: run.save_arrays({"a": 1}),
+            lambda: run.save_checkpoint(1, {"a": np.ones(2)}),
+            lambda: run.publish(rows=list, summary=dict),
+            lambda: run.finish({}),
+        ):
+            is_refused("no longer the folder of this run", write, error=RunError)
+        assert {p.name for p in tmp_path.rglob("*")} == names
+    with RunFolder(away, CONFIG) as again:
+        assert again.resumed
+
+
+def test_what_overwrite_cannot_delete_is_not_taken_over(tmp_path, monkeypatch):
+    """Root may delete everything, so the answer of the system is simulated."""
+    with RunFolder(tmp_path, CONFIG) as run:
+        run.save_checkpoint(1, {"a": np.ones(2)})
+    unlink = os.unlink
+
+    def refuse(path, **options):
+        if str(path).endswith("1.npz"):
+            raise PermissionError(13, "Permission denied")
+        unlink(path, **options)
+
+    monkeypatch.setattr(os, "unlink", refuse)
+    is_refused(
+        "cannot write to .*: Permission denied",
+        RunFolder,
+        tmp_path,
+        CONFIG,
+        overwrite=True,
+        error=RunError,
+    )
+
+
+def test_checkpoints_resume_and_are_dropped_at_the_end(tmp_path):
+    state = {"key": jax.random.key(3), "w": jnp.arange(4.0), "n": np.int32(7)}
+    with RunFolder(tmp_path, CONFIG) as run:
+        assert run.restore_checkpoint(state) is None
+        run.save_checkpoint(10, state)
+        run.save_checkpoint(20, state | {"w": state["w"] + 1})
+        step, back = run.restore_checkpoint(state)
+        assert step == 20 and back["n"] == 7
+        np.testing.assert_array_equal(back["w"], [1, 2, 3, 4])
+        assert jax.random.normal(back["key"]) == jax.random.normal(state["key"])
+        is_refused(
+            r"w of shape \(4,\), not \(5,\)",
+            run.restore_checkpoint,
+            state | {"w": jnp.zeros(5)},
+            error=RunError,
+        )
+        run.finish({})
+        assert not (tmp_path / "checkpoints").exists()
+
+
+# A run that is killed at any of its files and run again leaves the files of an undisturbed run.
+
+
+# The stub replaces training: a state that goes on from its checkpoints, then a cached part, then
+# what is published. Processes are forked, so that one imports for all. A child kills itself, as
+# kill -9 does, while its n-th file still has its temporary name.
+CODE = """
+import os, signal, sys
+import numpy as np
+from experiments.lab.folder import RunFolder
+
+replace = os.replace
+
+def stub(folder):
+    with RunFolder(folder, {"depth": 3}) as run:
+        def measure():
+            step, state = run.restore_checkpoint({"w": np.zeros(3)}) or (0, {"w": np.ones(3)})
+            for step in range(step + 1, 5):
+                state = {"w": np.sin(state["w"] + step)}
+                run.save_checkpoint(step, state)
+            return state
+        found = run.cached("results", measure)
+        run.publish(
+            rows=lambda: [{"value": value} for value in found["w"]],
+            files={"models/a.npz": lambda: found["w"].tobytes()},
+            summary=lambda: {"mean": float(found["w"].mean())},
+        )
+
+def killed_at(nth, folder):
+    def count(*paths):
+        nonlocal nth
+        nth -= 1
+        if nth == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        replace(*paths)
+
+    os.replace = count
+    stub(folder)
+
+def in_child(call, *arguments):
+    child = os.fork()
+    if not child:
+        call(*arguments)
+        os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+nth, code = 0, None
+while code != 0:
+    nth += 1
+    folder = f"{sys.argv[1]}/{nth}"
+    code = in_child(killed_at, nth, folder)
+    again = in_child(killed_at, 2, folder)  # a second time, at another file
+    assert code in (0, -9) and again in (0, -9) and in_child(stub, folder) == 0
+print(nth)
+"""
+
+
+def read_content(folder):
+    """Reads {name: bytes} of a run's files, without the times in its log and environment."""
+    files = {p.relative_to(folder).as_posix(): p.read_bytes() for p in folder.rglob("*.*")}
+    files = {name: data for name, data in files.items() if name not in (".lock", "config.json")}
+    with np.load(folder / "arrays.npz") as saved:
+        return files | {"arrays.npz": {name: saved[name].tobytes() for name in saved.files}}
+
+
+@pytest.mark.full
+def test_a_run_killed_at_any_of_its_files_goes_on(tmp_path):
+    command = [sys.executable, "-c", CODE, str(tmp_path)]
+    process = subprocess.run(command, capture_output=True, text=True)
+    assert process.returncode == 0, process.stderr[-2000:]
+    last = int(process.stdout)  # the first run not killed: it writes fewer files than its number
+    # config.json, 4 checkpoints, arrays.npz, results.csv, models/a.npz, summary.json: 9 files
+    assert last > 9
+    expected = read_content(tmp_path / str(last))
+    names = {"arrays.npz", "results.csv", "models/a.npz", "summary.json"}
+    assert expected.keys() == names
+    for nth in range(1, last):
+        assert read_content(tmp_path / str(nth)) == expected
+        assert Path(tmp_path / str(nth) / "config.json").exists()

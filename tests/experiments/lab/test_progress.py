@@ -1,0 +1,129 @@
+"""Progress that is true: the clock leaves out what is no step, and nothing is silent for long."""
+
+import contextlib
+import io
+import os
+import signal
+import sys
+import time
+
+import pytest
+
+from experiments.lab import progress
+from experiments.lab.progress import Progress, report_activity
+
+
+def test_compiling_is_not_in_the_remaining_time():
+    with Progress(3, "train") as bar:
+        with bar.time_activity("compiling"):
+            time.sleep(0.4)
+        bar.advance()
+        assert bar.format_dict["elapsed"] < 0.3
+        assert not bar.format_dict["rate"]  # no smoothing, which would know of the compilation
+
+
+def test_activities_inside_others_count_once():
+    with Progress(2, "train") as bar:
+        start = bar.start_t
+        with bar.time_activity("measuring"), bar.time_activity("compiling"):
+            time.sleep(0.2)
+        assert 0.2 <= bar.start_t - start < 0.39
+
+
+@pytest.mark.parametrize("is_activity", [False, True])
+def test_a_step_without_end_and_an_activity_say_so(is_activity, monkeypatch, capsys):
+    monkeypatch.setattr(progress, "SILENCE", 0.1)
+    logged = []
+    with Progress(3, "train", log=logged.append, interval=0.0) as bar:
+        bar.advance(1)
+        if is_activity:
+            with bar.time_activity("compiling"):
+                time.sleep(0.4)
+        else:
+            time.sleep(0.4)
+    text = "train: compiling, 00:00" if is_activity else "train: 1/3, 00:00"
+    lines = capsys.readouterr().err.splitlines()
+    assert lines.count(text) >= 2 and [line for line in logged if line == text]
+
+
+def test_a_bar_that_is_disabled_says_nothing(monkeypatch, capsys):
+    monkeypatch.setattr(progress, "SILENCE", 0.02)
+    with Progress(0, "train") as bar, bar.time_activity("compiling"):
+        time.sleep(0.1)
+    assert capsys.readouterr().err == ""
+
+
+def test_what_takes_long_is_said_and_what_is_short_is_not(monkeypatch, capsys):
+    with report_activity("drawing figures"):
+        pass
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr(progress, "SILENCE", 0.05)
+    with report_activity("drawing figures"):
+        time.sleep(0.2)
+    assert capsys.readouterr().err.startswith("drawing figures, 00:00\n")
+
+
+def test_a_report_that_fails_does_not_end_the_computation(monkeypatch):
+    def report():
+        raise OSError("the terminal is gone")
+
+    with progress.repeat_until_done(report, 0.01):
+        time.sleep(0.05)
+
+
+def test_signals_are_handled_as_before_once_the_work_is_done():
+    """The handlers of a library that calls us, and its file descriptor; one inside another too."""
+
+    def note(number, frame):
+        """Stands for a handler of somebody else."""
+
+    earlier = {number: signal.signal(number, note) for number in progress.SIGNALS}
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    earlier_fd = signal.set_wakeup_fd(writer)
+    try:
+        for error in (None, ValueError):
+            with contextlib.suppress(ValueError), progress.handle_signals():
+                inside = {number: signal.getsignal(number) for number in progress.SIGNALS}
+                assert note not in inside.values()
+                with progress.handle_signals():
+                    pass
+                assert {n: signal.getsignal(n) for n in progress.SIGNALS} == inside
+                if error:
+                    raise error
+            assert {signal.getsignal(number) for number in progress.SIGNALS} == {note}
+            assert signal.set_wakeup_fd(writer) == writer
+    finally:
+        signal.set_wakeup_fd(earlier_fd)
+        for number, handler in earlier.items():
+            signal.signal(number, handler)
+        os.close(reader)
+        os.close(writer)
+
+
+def test_plain_progress_is_lines_with_values_and_remaining_time(capsys):
+    logged = []
+    with Progress(4, "train", log=logged.append, interval=0.0) as progress:
+        progress.skip(1)
+        progress.advance(1, loss=0.25)
+        with progress.time_activity("compiling"):
+            pass
+        progress.reach(4)
+    lines = capsys.readouterr().err.splitlines()
+    assert all(line.startswith("train: ") for line in lines)
+    assert lines[0].startswith("train: 2/4, loss=0.25, ") and lines[0].endswith(" left")
+    assert "compiling took " in lines[1] and lines[-1].startswith("train: 4/4, ")
+    assert {*lines} == {*logged}
+
+
+def test_a_terminal_gets_a_bar_that_is_redrawn(monkeypatch):
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    with Progress(2, "train") as progress:
+        progress.advance(1, loss=1.0)
+        progress.advance(1, loss=0.5)
+    output = sys.stderr.getvalue()
+    assert output.count("\r") > 1 and output.count("\n") == 1 and "loss=0.5" in output

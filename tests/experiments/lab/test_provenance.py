@@ -1,0 +1,77 @@
+"""What a run folder says of the environment and the checkout that wrote it."""
+
+import importlib.util
+import json
+import shutil
+import subprocess
+
+import jax
+import numpy as np
+
+from experiments.lab import provenance
+from experiments.lab.folder import RunFolder
+
+CONFIG = {"depth": 3, "scales": (0.5, 1.0), "name": "a"}
+
+
+def test_a_folder_names_every_environment_that_wrote_into_it(tmp_path, monkeypatch):
+    """The commit that began it, those that went on, but none that only read or wrote the same."""
+    here = provenance.environment()
+
+    def enter(**changes):
+        changed = here | {"started": "2038-01-19 03:14:07", "num_devices": 7} | changes
+        monkeypatch.setattr(provenance, "environment", lambda: changed)
+
+    def write(name):
+        with RunFolder(tmp_path, CONFIG) as run:
+            run.at("view/").save_arrays({name: np.ones(2)})
+
+    enter(git="a1")
+    write("a")
+    enter(git="b2")
+    with RunFolder(tmp_path, CONFIG) as run:
+        assert run.resumed
+    write("b")
+    write("c")
+    enter(git="b2", versions=here["versions"] | {"jax": "0.11"})
+    write("d")
+    enter(git="a1")
+    write("e")
+    saved = json.loads((tmp_path / "config.json").read_text())
+    assert provenance.list_commits(saved) == "a1 and b2"
+    assert provenance.list_versions(saved, "jax") == f"{jax.__version__} and 0.11"
+    found = [(e["git"], e["versions"]["jax"]) for e in provenance.list_environments(saved)]
+    assert found == [("a1", jax.__version__), ("b2", jax.__version__), ("b2", "0.11")]
+    assert provenance.list_commits({"environment": here | {"git": None}}) == ""
+    enter(git="c3")
+    with RunFolder(tmp_path, CONFIG) as run:  # which makes a table of the others' arrays
+        run.publish(rows=lambda: [{"x": 1}], summary=dict)
+    saved = json.loads((tmp_path / "config.json").read_text())
+    assert provenance.list_commits(saved) == "a1 and b2 and c3"
+
+
+def read_git_revision(folder):
+    """Calls `provenance.git_revision` of the copy of its module in a folder."""
+    spec = importlib.util.spec_from_file_location("copied", folder / "provenance.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.git_revision()
+
+
+def test_the_git_revision_is_that_of_the_checkout_with_its_changes_or_none(tmp_path):
+    copied = tmp_path / "provenance.py"
+    shutil.copy(provenance.__file__, copied)
+
+    def git(*arguments):
+        author = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false"]
+        command = ["git", "-C", str(tmp_path), *author, *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+    assert read_git_revision(tmp_path) is None
+    git("init")
+    assert read_git_revision(tmp_path) is None  # a checkout around it, but not its own
+    git("add", copied.name)
+    git("commit", "--message=first", "--no-verify")
+    assert read_git_revision(tmp_path) == git("rev-parse", "HEAD")
+    copied.write_text(copied.read_text() + "\n")
+    assert read_git_revision(tmp_path) == git("rev-parse", "HEAD") + "-dirty"

@@ -1,0 +1,191 @@
+"""Points of a grid, here, by workers, and joined from several folders: one result."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+
+from experiments import join, run_path_chains as path_chains
+from experiments.lab import cli, make_config, pool, read_run
+from rank_collapse.runs.files import RunError
+from tests.support.runs import arrays, run, same_arrays
+
+TINY = [*path_chains.EXPERIMENT.presets["tiny"], "--num_devices=1", "--jobs=1"]
+GAINS = "--skip_gain=0.5,1"
+
+
+@pytest.fixture(scope="module")
+def complete_run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("whole")
+    assert run(path_chains, [*TINY, GAINS], folder) == 0
+    return folder
+
+
+@pytest.fixture(scope="module")
+def point(tmp_path_factory):
+    """The folder of one point, of two seeds."""
+    folder = tmp_path_factory.mktemp("point")
+    assert run(path_chains, TINY, folder) == 0
+    return folder
+
+
+@pytest.mark.full
+def test_workers_measure_what_one_process_does(complete_run, tmp_path):
+    assert run(path_chains, [*TINY, GAINS, "--jobs=2"], tmp_path) == 0
+    same_arrays(complete_run, tmp_path)
+    assert (tmp_path / "results.csv").read_bytes() == (complete_run / "results.csv").read_bytes()
+    assert not (tmp_path / "points").exists()
+    assert {name.split("/")[0] for name in arrays(tmp_path)} == {"skip_gain=0.5", "skip_gain=1.0"}
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        ([GAINS, "--num_seeds=1"], [GAINS, "--num_seeds=1", "--first_seed=1"]),
+        pytest.param((["--skip_gain=0.5"], ["--skip_gain=1"]), marks=pytest.mark.full),
+    ],
+)
+def test_folders_of_seeds_or_of_points_join_to_the_whole(parts, complete_run, tmp_path):
+    folders = [str(tmp_path / name) for name in "ab"]
+    for folder, flags in zip(folders, parts, strict=True):
+        assert run(path_chains, [*TINY, *flags], folder) == 0
+    joined = tmp_path / "joined"
+    assert join_folders(tmp_path, *folders) == 0
+    same_arrays(complete_run, joined)
+    assert (joined / "results.csv").read_bytes() == (complete_run / "results.csv").read_bytes()
+
+
+def join_folders(tmp_path, *folders):
+    """The exit code of `join`."""
+    arguments = [*map(str, folders), f"--output_dir={tmp_path / 'joined'}"]
+    return cli.execute(join.main, join.FLAGS, arguments, positional="folders")
+
+
+def rewrite(path, change):
+    content = json.loads(path.read_text())
+    change(content)
+    path.write_text(json.dumps(content))
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        (({}, {"first_seed": 3}), "seed 2 "),
+        (({"depth": 1}, {"skip_gain": 0.5}), "grid of depth, skip_gain"),
+        (({"seed": 1}, {"seed": 2, "first_seed": 2}), "seed: 1 and 2"),
+    ],
+)
+def test_what_is_no_whole_is_refused(changes, named, point, tmp_path, capsys):
+    folders = [tmp_path / name for name in "ab"]
+    for folder, change in zip(folders, changes, strict=True):
+        shutil.copytree(point, folder)
+        rewrite(folder / "config.json", lambda c, change=change: c["config"].update(change))
+    assert join_folders(tmp_path, *folders) == 2
+    assert named in capsys.readouterr().err
+
+
+DAMAGE = {
+    "layout": lambda c: c.update(layout=1),
+    "no experiment": lambda c: c["config"].update(experiment=7),
+    "another experiment": lambda c: c["config"].update(experiment="sort"),
+    "no name": lambda c: c["config"].pop("experiment"),
+    "a list": lambda c: c.update(config=[]),
+    "a wrong type": lambda c: c["config"].update(depth="x"),
+    "a wrong size": lambda c: c["config"].update(depth=-1),
+    "axes of a wrong type": lambda c: c["config"].update(axes=[1]),
+    "an axis that is none": lambda c: c["config"].update(axes={"seed": ["1", "2"]}),
+}
+
+
+@pytest.mark.parametrize("place", [0, 1])
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_folder_of_another_kind_is_one_line(damage, place, complete_run, tmp_path, capsys):
+    folders = [tmp_path / name for name in "ab"]
+    for folder in folders:
+        shutil.copytree(complete_run, folder)
+    rewrite(folders[place] / "config.json", DAMAGE[damage])
+    assert join_folders(tmp_path, *folders) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ") and error.count("\n") == 1
+    assert not (tmp_path / "joined").exists()
+
+
+def test_a_finished_folder_without_arrays_is_not_measured_again_where_it_is_read(point, tmp_path):
+    shutil.copytree(point, tmp_path / "a")
+    (tmp_path / "a" / "arrays.npz").unlink()
+    with pytest.raises(RunError, match="lacks seeds of 'seeds'"):
+        read_run(path_chains, tmp_path / "a")
+
+
+@pytest.mark.parametrize("name", ["arrays.npz", "config.json", "summary.json"])
+def test_a_folder_without_a_file_is_one_line(name, complete_run, tmp_path, capsys):
+    shutil.copytree(complete_run, tmp_path / "a")
+    (tmp_path / "a" / name).unlink()
+    assert join_folders(tmp_path, complete_run, tmp_path / "a") == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_an_array_that_one_folder_lacks_is_named(complete_run, tmp_path, capsys):
+    later = tmp_path / "b"
+    shutil.copytree(complete_run, later)
+    rewrite(later / "config.json", lambda c: c["config"].update(first_seed=2))
+    saved = arrays(later)
+    missing_name = next(name for name in saved if name.endswith("skip_size"))
+    saved.pop(missing_name)
+    np.savez(later / "arrays.npz", **saved)
+    assert join_folders(tmp_path, complete_run, later) == 2
+    assert "skip_size" in capsys.readouterr().err
+
+
+def test_the_whole_is_no_part(complete_run, tmp_path, capsys):
+    part = tmp_path / "joined"
+    shutil.copytree(complete_run, part)
+    assert join_folders(tmp_path, complete_run, part, "--overwrite") == 2
+    assert "is one of the folders" in capsys.readouterr().err
+    assert arrays(part).keys() == arrays(complete_run).keys()
+
+
+def test_axes_of_the_whole_are_in_the_order_of_the_first_folder():
+    """The command of the whole finds the arrays by it."""
+    typed = [*TINY, "--skip_gain=0.5,1", "--depth=1,2"]
+    options = cli.parse_flags(path_chains.FLAGS, typed)
+    configs = [make_config(point) for point in options.points()]
+    for config in configs:
+        del config["axes"]
+    assert [*join.find_axes(configs[::-1], options)] == ["skip_gain", "depth"]
+
+
+def test_one_folder_twice_is_refused(complete_run, tmp_path, capsys):
+    assert join_folders(tmp_path, complete_run, complete_run) == 2
+    assert str(complete_run) in capsys.readouterr().err
+
+
+def test_what_is_left_is_measured_as_all_would_be(complete_run, tmp_path, monkeypatch):
+    """A worker measures even a single point: with other devices XLA may round otherwise."""
+    folder, submit, submitted = tmp_path / "a", pool.submit_work, []
+    shutil.copytree(complete_run, folder)
+    (folder / "summary.json").unlink()
+    saved = {n: a for n, a in arrays(folder).items() if n.startswith("skip_gain=0.5/")}
+    np.savez(folder / "arrays.npz", **saved)
+    content = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(content | {"arrays": [*saved]}))
+
+    def record_work(executor, work, *arguments):
+        submitted.append(arguments[1])
+        return submit(executor, work, *arguments)
+
+    monkeypatch.setattr(pool, "submit_work", record_work)
+    assert run(path_chains, [*TINY, GAINS, "--jobs=2"], folder) == 0
+    assert len(submitted) == 1 and "--num_devices=1" in submitted[0]
+    same_arrays(complete_run, folder)
+
+
+def test_points_of_workers_are_gone_when_the_run_is_complete(point, tmp_path):
+    """Also those that an interrupted run left."""
+    folder = tmp_path / "a"
+    shutil.copytree(point, folder)
+    (folder / "summary.json").unlink()
+    (folder / "points" / "0").mkdir(parents=True)
+    assert run(path_chains, TINY, folder) == 0
+    assert not (folder / "points").exists()

@@ -1,0 +1,82 @@
+"""What each way to exclude a key does to attention, and in which layers it is done."""
+
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import xarray as xr
+
+import rank_collapse as rc
+from experiments import run_sinks
+from experiments.lab import cli
+from experiments.paper.trained.networks import make_untrained
+from rank_collapse import pretrained
+
+
+def exclude_first_key(how, start, weights, layer):
+    """Changes weights [h, n, m] after the softmax: of the queries after the first, from `start`."""
+    key = (jnp.arange(weights.shape[-1]) == 0)[None]
+    is_later = (jnp.arange(weights.shape[-2]) > 0)[:, None]
+    without = jnp.where(key & is_later, 0, weights)
+    changed = {
+        "hidden": without / without.sum(axis=-1, keepdims=True),
+        "dropped": without,
+        "thinned": jnp.where(is_later, weights * (1 - weights[..., :1]), weights),
+    }[how]
+    return jnp.where(layer >= start, changed, weights)
+
+
+def mean_cosine(states):
+    """Computes the mean cosine of two tokens [n, d], from the third token on."""
+    unit = states[2:] / np.linalg.norm(states[2:], axis=1, keepdims=True)
+    return (unit @ unit.T)[~np.eye(len(unit), dtype=bool)].mean()
+
+
+@pytest.mark.parametrize("how", ["hidden", "dropped", "thinned"])
+def test_a_key_is_excluded_as_the_flag_says(how):
+    arguments = ["--untrained", "--num_texts=2", "--max_tokens=8", "--start=0.4", f"--how={how}"]
+    options = cli.parse_flags(run_sinks.FLAGS, arguments)
+    network = make_untrained("llama", options)
+    key = jax.random.key(options.seed)
+    config, params = pretrained.random_like(network.source.settings, key)
+    start = round(0.4 * config.depth)
+    assert 0 < start < config.depth
+    edit = {"weights": lambda weights, layer: exclude_first_key(how, start, weights, layer)}
+    arrays = run_sinks.measure_network(options, network, "random", 0)
+    ids = jnp.asarray(network.inputs["x"])
+    for prefix, edited in (("", edit), ("whole_", None)):
+        hidden = jax.jit(jax.vmap(lambda x, e=edited: rc.apply(params, x, config, edit=e).hidden))
+        for text, states in enumerate(np.asarray(hidden(ids), float)):
+            np.testing.assert_allclose(
+                arrays[f"{prefix}token_cosine"][text],
+                [mean_cosine(state) for state in states],
+                rtol=1e-4,
+                atol=1e-5,
+            )
+
+
+def test_the_finding_has_paired_changes_after_the_last_layer():
+    """Of the first network's trained weights, its first key and late layers."""
+    labels = ["small, trained weights", "small, random weights"]
+    axes = {"start": [0.0, 0.4], "how": ["dropped", "hidden", "thinned"]}
+    axes |= {"key": ["first", "random"], "network": labels, "seed": [0, 1], "layer": [0, 1, 2]}
+    shape = [len(values) for values in axes.values()]
+    rng = np.random.default_rng(0)
+    names = ("token_cosine", "whole_token_cosine", "spread", "whole_spread")
+    results = xr.Dataset({n: ([*axes], rng.normal(size=shape)) for n in names}, axes)
+    results.token_cosine[..., 2] = results.whole_token_cosine[..., 2] + rng.normal(size=shape[:-1])
+    changes = [
+        (results[name] - results[f"whole_{name}"]).values[1, how, 0, 0, :, 2].mean()
+        for name in ("token_cosine", "spread")
+        for how in (1, 0)
+    ]
+    finding = run_sinks.make_finding(results, [SimpleNamespace(label="small")])
+    hidden, dropped, wider, lost = (f"{change:+.3f}" for change in changes)
+    assert finding.figure == "cosine" and finding.sentence == (
+        f"In small the mean cosine of two tokens changes by {hidden} where the first key is hidden "
+        f"from later layers, and by {dropped} where its weight is lost; the spread of a changed "
+        f"token by {wider} and {lost}."
+    )
+    assert run_sinks.make_finding(results.sel(how=["hidden"]), [SimpleNamespace(label="a")]) is None

@@ -1,0 +1,68 @@
+"""trained_weights: packages that are absent, damaged or others than they should be."""
+
+import hashlib
+
+import pytest
+
+from experiments import trained_weights
+from experiments.lab import cli
+from experiments.paper.trained import packages
+
+pytestmark = pytest.mark.full
+
+
+ALBERT = "albert-reactions"
+
+
+def write_package(site, weights=None):
+    """Writes what pip leaves of rxnmapper; returns the flags that read it."""
+    about = site / "rxnmapper-0.4.3.dist-info"
+    about.mkdir(parents=True)
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: rxnmapper\nVersion: 0.4.3\n")
+    path = site / packages.PACKAGES[ALBERT].weights
+    path.parent.mkdir(parents=True)
+    if weights is not None:
+        path.write_bytes(weights)
+    return [f"--site={site}", f"--folder={site / 'made'}"]
+
+
+@pytest.mark.parametrize("weights", [None, b"other weights"])
+def test_a_package_that_cannot_be_read_is_skipped_with_a_line(weights, tmp_path, capsys):
+    flags = write_package(tmp_path, weights)
+    assert cli.execute(trained_weights.main, trained_weights.FLAGS, flags) == 2  # none is left
+    skipped, *absent = capsys.readouterr().out.strip().splitlines()
+    assert str(tmp_path / packages.PACKAGES[ALBERT].weights) in skipped
+    assert ("SHA-256" in skipped) == (weights is not None)
+    assert len(absent) == len(packages.PACKAGES) - 1 and not (tmp_path / "made").exists()
+
+
+@pytest.mark.parametrize("config", ["[]", "{}"])  # of which the second has no vocabulary
+def test_a_package_with_other_files_than_its_own_is_skipped(config, tmp_path, monkeypatch, capsys):
+    flags = write_package(tmp_path, b"weights")
+    package = packages.PACKAGES[ALBERT]
+    package = package._replace(sha256=hashlib.sha256(b"weights").hexdigest())
+    monkeypatch.setitem(packages.PACKAGES, ALBERT, package)
+    (tmp_path / package.weights).with_name("config.json").write_text(config)
+    (tmp_path / package.weights).with_name("vocab.txt").write_text("")
+    assert cli.execute(trained_weights.main, trained_weights.FLAGS, flags) == 2
+    assert f"{ALBERT}: skipped" in capsys.readouterr().out
+
+
+def test_a_folder_that_is_not_there_is_a_mistake(tmp_path, capsys):
+    flags = [f"--site={tmp_path / 'nowhere'}"]
+    assert cli.execute(trained_weights.main, trained_weights.FLAGS, flags) == 2
+    assert "nowhere" in capsys.readouterr().err
+
+
+def test_an_interrupt_leaves_the_folder_of_before(tmp_path):
+    def make(weights, folder):
+        (folder / "config.json").write_text(weights)
+        if weights == "new":
+            raise KeyboardInterrupt
+
+    package = packages.Package("a==1", "MIT", "w", "0", make)
+    packages.make_folder(package, "old", tmp_path / "made")
+    with pytest.raises(KeyboardInterrupt):
+        packages.make_folder(package, "new", tmp_path / "made")
+    assert [path.name for path in tmp_path.iterdir()] == ["made"]
+    assert (tmp_path / "made" / "config.json").read_text() == "old"

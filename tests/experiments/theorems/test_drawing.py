@@ -1,0 +1,33 @@
+"""Panels of run_theorems have one quantity."""
+
+import numpy as np
+import pytest
+
+from experiments import run_theorems
+from experiments.theorems.drawing import plot_theorem
+from experiments.theorems.statements import Curve, Panel
+
+pytestmark = pytest.mark.usefixtures("x64")
+
+
+def test_a_panel_has_one_quantity_as_points_over_lines():
+    panels = (Panel("n", "cosine", "x"), Panel("mask", "factor", names=("none", "causal")))
+    curves = [
+        Curve("flow", [1, 2, 4], [0.1, 0.2, 0.4], [0.1, 0.2, 0.5]),
+        Curve("bound", [2], 0.9, [0.3], "≤"),
+        Curve("the same points", [1, 2], [0.3, 0.3], [0.1, 0.2], "≥"),
+        Curve("alone", [0, 1], np.nan, [7, 8], "none", panel=1),
+    ]
+    theorem = run_theorems.THEOREMS["masks"]._replace(panels=panels)
+    first, second = plot_theorem(theorem, curves).axes
+    assert (first.get_xlabel(), first.get_ylabel()) == ("n", "cosine")
+    points = [line for line in first.lines if line.get_marker() not in ("None", "_")]
+    assert [list(line.get_ydata()) for line in points] == [[0.1, 0.2, 0.5], [0.3]]
+    styles = [line.get_linestyle() for line in first.lines if line not in points]
+    assert styles == ["-", "None", "--"]  # the bound at one point is a mark there
+    assert [line.get_ydata()[0] for line in first.lines if line.get_marker() == "_"] == [0.9]
+    (alone,) = plot_theorem(theorem._replace(panels=panels[:1]), curves[1:2]).axes
+    assert [line.get_linestyle() for line in alone.lines] == ["None", "--"]  # across the panel
+    assert [label.get_text() for label in first.get_xticklabels()] == ["1", "2", "4"]
+    assert [label.get_text() for label in second.get_xticklabels()] == ["none", "causal"]
+    assert len(second.lines) == 1 and second.get_ylabel() == "factor"

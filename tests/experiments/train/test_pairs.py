@@ -1,0 +1,80 @@
+"""Pairs of sentences for training: files, vocabularies, and the ids of RTE."""
+
+import hashlib
+import json
+
+import numpy as np
+import pytest
+
+from experiments.train import pairs
+from rank_collapse.text import encoders
+from tests.support.refusals import is_refused
+
+pytest.importorskip("tokenizers")
+
+
+def test_a_vocabulary_without_unknown_words_is_one_line(tmp_path):
+    (tmp_path / "vocab.txt").write_text("[PAD]\n[CLS]\n[SEP]\nthe\n")
+    is_refused(
+        r"vocab\.txt encodes no text: .*Missing \[UNK\]",
+        encoders.load_tokenizer(tmp_path, {"model_type": "bert"}),
+        "zebra",
+    )
+    tokenizer, _ = pairs.load_tokenizer(str(tmp_path), [("a", "b")])
+    is_refused("the tokenizer encodes no text", pairs.encode_pairs, tokenizer, [("zebra", "b")], 9)
+
+
+VOCABULARY = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "b", "c", "##c", "A")
+
+
+def test_reading(tmp_path):
+    path = tmp_path / "train.tsv"
+    path.write_text("index\tsentence1\tsentence2\n0\tA b\tC\n1\tonly one\n2\tD\tE\n")
+    assert pairs.read_pairs("RTE", str(tmp_path), 9) == [("A b", "C"), ("D", "E")]
+    assert pairs.read_pairs("RTE", str(tmp_path), 1) == [("A b", "C")]
+    path.write_text("index\tsentence1\n0\tA\n")
+    is_refused(r"train\.tsv has no column sentence2", pairs.read_pairs, "RTE", str(tmp_path), 9)
+    path.write_text("sentence1\tsentence2\n")
+    is_refused(r"train\.tsv has no rows", pairs.read_pairs, "RTE", str(tmp_path), 9)
+    is_refused(
+        r"none/train\.tsv does not exist: GLUE's RTE",
+        pairs.read_pairs,
+        "RTE",
+        str(tmp_path / "none"),
+        9,
+        error=FileNotFoundError,
+    )
+
+
+def test_a_folders_vocabulary(tmp_path):
+    (tmp_path / "vocab.txt").write_text("\n".join(VOCABULARY))
+    sentences = [("A ac", "b"), ("b", "c")]
+    tokenizer, origin = pairs.load_tokenizer(str(tmp_path), sentences)
+    assert origin == "tokenizer from vocab.txt"
+    ids, mask = pairs.encode_pairs(tokenizer, sentences, 128)
+    np.testing.assert_array_equal(ids, [[2, 5, 5, 8, 3, 6, 3], [2, 6, 3, 7, 3, 0, 0]])
+    np.testing.assert_array_equal(mask, ids > 0)
+    cut, _ = pairs.encode_pairs(tokenizer, sentences, 5)  # the longer sentence loses its end
+    np.testing.assert_array_equal(cut[0], [2, 5, 3, 6, 3])
+    tokenizer, _ = pairs.load_tokenizer(str(tmp_path / "vocab.txt"), sentences)
+    np.testing.assert_array_equal(pairs.encode_pairs(tokenizer, sentences, 128).ids, ids)
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"do_lower_case": False}))
+    tokenizer, _ = pairs.load_tokenizer(str(tmp_path), sentences)
+    assert pairs.encode_pairs(tokenizer, sentences, 128).ids[0, 1] == VOCABULARY.index("A")
+    (tmp_path / "vocab.txt").unlink()
+    is_refused(
+        r"holds neither tokenizer\.json nor vocab\.txt",
+        pairs.load_tokenizer,
+        str(tmp_path),
+        sentences,
+    )
+
+
+def test_rte_has_the_ids_it_always_had(shared_data):
+    """The digest is of the first deterministic vocabulary; update it with the algorithm."""
+    sentences = pairs.read_pairs("RTE", str(shared_data / "RTE"), 500)
+    tokenizer, _ = pairs.load_tokenizer("bert-base-uncased", sentences)
+    ids, mask = pairs.encode_pairs(tokenizer, sentences, 128)
+    assert tokenizer.get_vocab_size() == 10476 and ids.shape == (500, 128)
+    digest = hashlib.sha256(ids.tobytes() + mask.tobytes()).hexdigest()
+    assert digest.startswith("c8bf5b3779ed9507")

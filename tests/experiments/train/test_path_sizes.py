@@ -1,0 +1,222 @@
+"""Chained attention, the skip's share, predicted sizes, padded texts: against brute force."""
+
+import itertools
+import math
+
+import jax
+import jax.numpy as jnp
+import mpmath
+import numpy as np
+import pytest
+
+import rank_collapse as rc
+from experiments.train import path_sizes as pp
+from tests.oracles import draws
+from tests.oracles.path_examples import chain_effects, over_batch, profile_in_memory
+from tests.support.closeness import assert_close, near
+from tests.support.refusals import is_refused
+
+
+def test_elementary_shares_are_sums_over_subsets():
+    alpha = np.array([0.2, 0.9, 0.55, 0.7])
+    expected = np.zeros(5)
+    for taken in itertools.product([False, True], repeat=4):
+        expected[sum(taken)] += np.prod(np.where(taken, 1 - alpha, alpha))
+    ours = np.exp(pp.log_elementary_shares(jnp.asarray(alpha)))
+    np.testing.assert_allclose(ours, expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("alpha", [0.3, 0.9])
+def test_one_alpha_gives_the_published_formula(alpha):
+    depth, heads, initial, c = 4, 3, 2.5, 1.1
+    expected = [
+        math.comb(depth, k)
+        * heads**k
+        * alpha ** (depth - k)
+        * (1 - alpha) ** k
+        * initial
+        / c ** (3**k - 1)
+        for k in range(depth + 1)
+    ]
+    ours = pp.predicted_sizes(alpha, depth, heads, initial, c)
+    assert_close(ours, np.log10(expected), atol=1e-5)
+    by_layer = pp.predicted_sizes(jnp.full(depth, alpha), depth, heads, initial, c)
+    assert_close(by_layer, ours, atol=1e-5)
+
+
+def test_predictions_stay_in_range_at_any_depth():
+    sizes = np.asarray(pp.predicted_sizes(0.5, 30, 12, 1.0, 1.3))
+    assert np.isfinite(sizes).all() and sizes[-1] < -1e12
+    assert np.isfinite(pp.predicted_sizes(0.5, 100, 12, 1.0, 1.0)).all()
+    is_refused(
+        r"\(2,\) is neither one value nor \[3\]", pp.predicted_sizes, jnp.array([0.1, 0.2]), 3, 2
+    )
+
+
+def test_skip_share_from_the_branches():
+    config = rc.san_skip(2, 2, 4)
+
+    params = draws.parameters(config, bias_scale=0.0)
+
+    @jax.jit
+    @jax.vmap
+    def sizes(x):
+        trace = rc.apply(params, x, config)
+        return trace, pp.branch_sizes(params, trace, config)
+
+    traces, (skip, branch) = sizes(draws.normal(3, 5, 4))
+
+    def norm(a):
+        a = np.abs(a)
+        return np.sqrt(a.sum(axis=-2).max(axis=-1) * a.sum(axis=-1).max(axis=-1))
+
+    n_x, n_sa = norm(traces.hidden[:, :-1]).sum(axis=0), norm(traces.attention_branch).sum(axis=0)
+    np.testing.assert_allclose(pp.skip_share(skip, branch), n_x / (n_x + n_sa), rtol=1e-5)
+
+
+@pytest.mark.full
+def test_a_small_gain_leaves_nearly_all_to_the_skip():
+    """α beside the sizes of paths by length, which fall by about γ with every layer."""
+    config = rc.san_skip(2, 2, 4).replace(branch_gain=0.01)
+    params, x = draws.parameters(config, bias_scale=0.0), draws.normal(5, 4)
+    alpha = pp.skip_share(*pp.branch_sizes(params, rc.apply(params, x, config), config))
+    sums = rc.path_contributions(params, x, config)
+    size = jnp.linalg.norm(sums.by_length[1]) / jnp.linalg.norm(sums.output)
+    assert np.all(alpha > 0.98) and size < 0.02 * config.depth
+    plain = rc.apply(params, x, config.replace(branch_gain=1.0))
+    skip, branch = pp.branch_sizes(params, plain, config.replace(branch_gain=1.0))
+    assert pp.skip_share(skip, branch)[0] < 0.9
+
+
+def test_chains_of_uniform_attention_are_rank_one_and_skips_are_not():
+    uniform = jnp.full((3, 2, 4, 4), 0.25)
+    to_mean, to_rank_one = pp.chained_residual(uniform, np.array([0, 2, 1]))
+    assert to_mean < 1e-6 and to_rank_one < 1e-6
+    # The identity: ‖I − 11ᵀ/4‖ has rows and columns of absolute sum 6/4; all singular values are 1.
+    to_mean, to_rank_one = pp.chained_residual(uniform, np.array([2, 2, 2]))
+    assert float(to_mean) == pytest.approx(1.5)
+    assert float(to_rank_one) > 0.9
+
+
+def test_chains_that_vanish():
+    """Sinks that take nearly all, the same share in every row: the square of p underflows in
+    float32. The second attention is zero.
+    """
+    sinks = jnp.full((6, 1, 4, 4), 0.25e-5, jnp.float32)
+    for attention in (sinks, 0 * sinks):
+        ratios = pp.chained_residual(attention, np.zeros(6, int))
+        assert_close(ratios, 0, atol=1e-6)
+
+
+def exact_ratios(attention, path, keep):
+    """Both ratios of the product at 60 digits; the best rank one by power iteration."""
+    with mpmath.workdps(60):
+        n = len(keep)
+        product = mpmath.eye(n)
+        for heads, choice in zip(attention, path, strict=True):
+            if choice < len(heads):
+                product = mpmath.matrix(heads[choice].tolist()) * product
+        rows = np.array(product.tolist(), object)[keep]
+        v = rows.sum(axis=0)
+        for _ in range(60):
+            v = rows.T @ (rows @ v)
+            v = v / mpmath.sqrt((v**2).sum())
+
+        def size(a):
+            a = np.vectorize(abs)(a)
+            return mpmath.sqrt(a.sum(axis=0).max() * a.sum(axis=1).max())
+
+        residuals = rows - rows.mean(axis=0), rows - np.outer(rows @ v, v)
+        return [float(size(residual) / size(rows)) for residual in residuals]
+
+
+@pytest.mark.parametrize("share", [1.0, 0.7])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_products_of_any_length_keep_their_digits(dtype, share):
+    """If rows sum to 1, the ratios lose a factor with every matrix. If not, as with a sink,
+    products stay away from 1pᵀ and approach another matrix of rank one.
+    """
+    rng, keep = np.random.default_rng(0), np.arange(6) < 5
+    scores = np.where(keep, rng.normal(size=(24, 2, 6, 6)) * 0.3, -np.inf)
+    attention = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    sums = attention.sum(axis=-1, keepdims=True)
+    if share == 1:  # what is exact in the oracle is rounded here
+        attention = attention / sums
+    else:
+        attention = share * attention / sums * rng.uniform(0.5, 1, size=sums.shape)
+    path = rng.integers(0, 3, size=24)
+    path[[0, 7, 23]] = 2
+    with jax.enable_x64(dtype == np.float64):
+        ours = jax.jit(pp.chained_residual)(attention.astype(dtype), path, mask=keep)
+    if share == 1:  # the oracle's rows sum to 1 to all of its digits
+        with mpmath.workdps(60):
+            exact = np.vectorize(mpmath.mpf)(attention.astype(object))
+            attention = exact / exact.sum(axis=-1, keepdims=True)
+    expected = exact_ratios(attention, path, keep)
+    assert (max(expected) < 1e-10) == (share == 1)
+    rounding = np.finfo(dtype).eps
+    atol = 0 if share == 1 else 10 * rounding
+    assert_close(ours, expected, rtol=4 * np.sqrt(rounding), atol=atol)
+
+
+def test_measured_sizes_are_norms_of_each_length():
+    c = np.asarray(draws.normal(3, 5, 4)) + 2
+    norm, residual = jax.jit(pp.measured_sizes)(c)
+    assert float(norm[1]) == pytest.approx(np.log10(rc.composite_norm(c[1])), abs=1e-5)
+    expected = np.log10(rc.composite_norm(rc.residual(c[1])))
+    assert float(residual[1]) == pytest.approx(float(expected), abs=1e-5)
+
+
+CONFIG = rc.transformer(3, 2, 8, d_ff=12)
+LENGTHS = (6, 4, 5)
+
+
+@pytest.fixture(scope="module")
+def batch():
+    params, x = draws.parameters(CONFIG), np.array(draws.normal(3, 6, 8))
+    mask = np.arange(6)[None, :] < np.array(LENGTHS)[:, None]
+    return params, {"x": x, "mask": mask}
+
+
+@pytest.mark.full
+def test_profiles_of_padded_texts_are_those_of_the_texts_alone(batch):
+    params, inputs = batch
+    measures = ("residual_ratio", "token_cosine", "effective_rank")
+    profiles = over_batch(profile_in_memory, params, CONFIG, inputs, measures=measures)
+    for i, n in enumerate(LENGTHS):
+        hidden = rc.apply(params, inputs["x"][i, :n], CONFIG).hidden
+        for measure in measures:
+            expected = [float(getattr(rc, measure)(h)) for h in hidden]
+            np.testing.assert_allclose(profiles[measure][i], expected, rtol=2e-5)
+    unpadded = profile_in_memory(params, inputs["x"][0], CONFIG)["residual_ratio"]
+    np.testing.assert_allclose(profiles["residual_ratio"][0], unpadded, rtol=1e-5)
+
+
+def plain_composite(a):
+    return np.sqrt(np.abs(a).sum(axis=0).max() * np.abs(a).sum(axis=1).max())
+
+
+@pytest.mark.full
+def test_chain_effects(batch):
+    params, inputs = batch
+    effects = over_batch(chain_effects, params, CONFIG, inputs, num_paths=4)
+    assert effects.shape == (3, 3, 4)
+    n = LENGTHS[1]
+    x = jnp.asarray(inputs["x"])
+    unpadded = chain_effects(params, x[1, :n], CONFIG, num_paths=4)
+    near(jax.tree.map(lambda a: a[1], effects), unpadded, rtol=1e-4, atol=1e-6)
+    # The first text is not padded: its chains, multiplied out.
+    attention = np.asarray(rc.apply(params, inputs["x"][0], CONFIG).attention, np.float64)
+    paths = rc.paths.sample_path_sets(jax.random.key(0), range(1, 4), 1, 4, 3, 2)[:, 0]
+    for k, p in np.ndindex(3, 4):
+        product = np.eye(6)
+        for weights, head in zip(attention, paths[k, p], strict=True):
+            product = (weights[head] if head < 2 else np.eye(6)) @ product
+        u, s, v = np.linalg.svd(product)
+        to_mean, to_rank_one = pp.chained_residual(jnp.asarray(attention, x.dtype), paths[k, p])
+        for residual, ratios in (
+            (product - product.mean(axis=0), (effects[0, k, p], to_mean)),
+            (product - s[0] * np.outer(u[:, 0], v[0]), (to_rank_one,)),
+        ):
+            expected = plain_composite(residual) / plain_composite(product)
+            np.testing.assert_allclose(ratios, expected, rtol=1e-4)

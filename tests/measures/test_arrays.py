@@ -1,0 +1,75 @@
+"""Arrays of every framework: their dtype, their masks, and what is no array of numbers."""
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+
+import rank_collapse as rc
+from rank_collapse.measures import arrays
+from tests.support.refusals import is_refused, parametrize_refusals
+
+RNG = np.random.default_rng(11)
+
+
+X = RNG.normal(size=(2, 5, 3)) + 0.5
+
+
+# −3 and 4 are the largest entries, of different tokens and features
+SMALL = np.array([[1.0, -3.0, 0.0], [2.0, 0.0, 0.5], [0.5, 1.0, 4.0]])
+
+
+def test_integers_and_low_precision_become_float32_and_float64_stays():
+    for dtype in (np.int8, np.uint16, np.bool_, np.float16, ml_dtypes.bfloat16, np.float32):
+        assert arrays.as_floats(np.ones((2, 2), dtype)).dtype == np.float32
+        assert rc.residual_ratio(np.ones((2, 2), dtype)).dtype == np.float32
+    assert arrays.as_floats([[1.0]]).dtype == np.float64
+    assert arrays.as_floats((jnp.ones(2), [1.0, 2.0])).shape == (2, 2)  # JAX's among them
+    assert isinstance(arrays.as_array([(jnp.ones(2),), (jnp.zeros(2),)]), jax.Array)
+    whole = (SMALL * 4).astype(np.int32)
+    np.testing.assert_allclose(rc.residual_ratio(whole), rc.residual_ratio(SMALL), rtol=1e-6)
+
+
+class Variable:
+    """A variable of NNX, as far as measures see it."""
+
+    def __jax_array__(self):
+        return SMALL
+
+
+def test_a_variable_is_its_value():
+    assert rc.residual_ratio(Variable()) == rc.residual_ratio(SMALL)
+    assert rc.composite_norm(SMALL.tolist()) == rc.composite_norm(SMALL)
+
+
+@parametrize_refusals(
+    [
+        ([["a", "b"]], "a list is not an array of numbers"),
+        ([[b"a"]], "not an array of numbers"),
+        (np.array([[1, None]]), "a ndarray is not an array of numbers"),
+        (np.zeros((2, 2), "m8[s]"), "not an array of numbers"),
+        (np.zeros((2, 2), "M8[s]"), "not an array of numbers"),
+        (np.zeros((2, 2), complex), "x of dtype complex128 is not real"),
+        (((1.0, 2.0), (3.0,)), "a tuple of rows of different lengths: pad, with mask="),
+    ]
+)
+def test_what_are_no_numbers_is_refused(arguments, message):
+    is_refused(message, arrays.as_array, *arguments)
+
+
+def test_masks_are_booleans_or_0_and_1():
+    for mask in ([1, 0], [1.0, 0.0], [True, False], np.uint8([1, 0]), jnp.array([1.0, 0.0])):
+        booleans = arrays.as_bools(mask)
+        assert booleans.dtype == bool and booleans.tolist() == [True, False]
+    for zeros in ([0, 0], np.uint8([0, 0])):  # of integers all may be 0
+        assert not arrays.as_bools(zeros).any()
+    for wrong in ([2, 0], [-1, 0]):
+        is_refused("m of dtype int64 has values other than 0 and 1", arrays.as_bools, wrong, "m")
+    for wrong in ([0.5, 1.0], [0.0, 0.0], [-np.inf, 1.0], [np.nan, 1.0]):
+        is_refused("m of dtype float64: a mask is boolean", arrays.as_bools, wrong, "m")
+    is_refused(r"mask='causal' is not an array: use config.replace", arrays.as_bools, "causal")
+    for shape in ((2,), (3, 2), (1, 2, 5), ()):
+        is_refused("does not fit tokens of", rc.residual_ratio, X, mask=np.ones(shape, bool))
+    for traced in ([True, False], [1, 0]):
+        booleans = jax.eval_shape(arrays.as_bools, jnp.asarray(traced))
+        assert booleans.dtype == bool

@@ -1,0 +1,88 @@
+"""Decompositions of matrices on JAX: under vmap, where they fail, and on two devices."""
+
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from rank_collapse.measures import on_jax
+from tests.oracles import draws
+from tests.support.closeness import near
+from tests.support.marks import full_but
+
+PLAIN = {
+    "svd": lambda x: tuple(jnp.linalg.svd(x, full_matrices=False)),
+    "svdvals": jnp.linalg.svdvals,
+}
+
+
+@pytest.mark.parametrize("name", PLAIN)
+@pytest.mark.parametrize("dtype", full_but(["float32", "float64"], "float64"))
+def test_values_and_derivatives_under_vmap_are_those_of_one_matrix(name, dtype):
+    with jax.enable_x64(dtype == "float64"):
+        x = draws.normal(2, 3, 5, 5).astype(dtype)
+        x += x.swapaxes(-1, -2)
+        plain, ours = PLAIN[name], getattr(on_jax, name)
+
+        def largest(fn):
+            return lambda a: jnp.max(jnp.abs(jax.tree.leaves(fn(a))[0]))
+
+        for f, g in ((plain, ours), (jax.grad(largest(plain)), jax.grad(largest(ours)))):
+            results = jax.jit(jax.vmap(jax.vmap(g)))(x)
+            for index in np.ndindex(2, 3):
+                result = jax.tree.map(lambda a, i=index: a[i], results)
+                near(result, f(x[index]), rtol=1e-4, atol=1e-5)
+        outside = jax.grad(lambda a: jnp.sum(jax.vmap(largest(ours))(a)))(x[0])
+        np.testing.assert_allclose(
+            outside, jax.vmap(jax.grad(largest(plain)))(x[0]), rtol=1e-4, atol=1e-5
+        )
+
+
+def test_a_decomposition_that_does_not_converge_is_repeated_by_another():
+    """NaN of a NaN stays, and the first result stays where it is finite."""
+
+    def fail_at_large(x):
+        return jnp.where(x[0, 0] > 1, jnp.nan, jnp.sum(x)), 1.0
+
+    decompose = on_jax.retry_unless_finite(fail_at_large, lambda x: (2 * jnp.sum(x), 2.0))
+    x = np.stack([np.full((2, 2), a, "float32") for a in (0.5, 3.0, np.nan)])
+    for results in (
+        jax.vmap(decompose)(x),
+        [np.stack(a) for a in zip(*map(decompose, x), strict=True)],
+    ):
+        np.testing.assert_array_equal(results[0], [2, 24, np.nan])
+        np.testing.assert_array_equal(results[1], [1, 2, 1])
+
+
+SHARED = """
+import jax, jax.numpy as jnp
+jax.config.update("jax_num_cpu_devices", 2)
+from rank_collapse.measures import residuals
+from rank_collapse.runs import seeds
+def measure(x, _):
+    def ranks(i):
+        y = (jnp.tanh(x @ x.T + i) @ x)[:32, :32]
+        return jnp.stack([residuals.stable_rank(y), residuals.rank_one_ratio(y)])
+    return jax.lax.map(ranks, jnp.arange(50.0))
+x = jax.random.normal(jax.random.key(0), (4, 256, 256))
+mesh = seeds.seed_mesh()
+print(seeds.to_host(seeds.run_seeds(measure, mesh)(seeds.shard_seeds(x, mesh), None)).shape)
+"""
+
+
+@pytest.mark.full
+def test_two_devices_do_not_wait_for_each_other():
+    done = subprocess.run(
+        [sys.executable, "-c", SHARED], capture_output=True, text=True, timeout=120
+    )
+    assert done.stdout.strip() == "(4, 50, 2)", done.stderr
+
+
+def test_a_cpu_decomposes_one_matrix_at_a_time():
+    """LAPACK calls for several matrices wait for each other where CPUs are devices of a mesh."""
+    text = jax.jit(on_jax.svdvals).lower(jnp.zeros((3, 4, 5))).as_text()
+    calls = [line for line in text.splitlines() if "lapack_" in line]
+    assert calls and not any("3x4x5" in line or "3x5x4" in line for line in calls)

@@ -1,0 +1,103 @@
+"""Dropout: within statistics, by key, and independent between branches."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from rank_collapse.network import dropout
+
+KEYS, SHAPE = 1500, (30, 48)
+
+
+def draw_decisions(rate):
+    """Draws dropout decisions [keys, entries] as 0 and 1."""
+    keys = jax.random.split(jax.random.key(0), KEYS)
+    out = jax.jit(jax.vmap(lambda k, r: dropout.dropout(k, jnp.ones(SHAPE), r), (0, None)))
+    return np.asarray(out(keys, rate) == 0).reshape(KEYS, -1).astype(float)
+
+
+@pytest.mark.parametrize("rate", [0.1, 0.5, 0.9])
+def test_rate_and_independence_within_statistics(rate):
+    centred = draw_decisions(rate) - rate
+    variance = rate * (1 - rate)
+    assert abs(centred.mean()) < 4 * np.sqrt(variance / centred.size)
+    # Correlations of neighbours, of rows of the array, and of consecutive keys.
+    for lag in (1, 2, 3, 8, 16, 48, 64):
+        products = centred[:, lag:] * centred[:, :-lag] / variance
+        assert abs(products.mean()) < 4.5 / np.sqrt(products.size), lag
+    products = centred[1:] * centred[:-1] / variance
+    assert abs(products.mean()) < 4.5 / np.sqrt(products.size)
+    # Totals per entry and per key vary as binomial counts do.
+    for axis in (0, 1):
+        totals = centred.sum(axis=axis)
+        ratio = totals.var() / (variance * centred.shape[axis])
+        assert abs(ratio - 1) < 5 * np.sqrt(2 / len(totals))
+
+
+def test_kept_entries_are_scaled_and_the_limits_hold():
+    x = jnp.arange(1.0, 1001.0)
+    out = np.asarray(dropout.dropout(jax.random.key(1), x, 0.25))
+    is_nonzero = out != 0
+    np.testing.assert_allclose(out[is_nonzero], np.asarray(x)[is_nonzero] / 0.75, rtol=1e-6)
+    np.testing.assert_array_equal(dropout.dropout(jax.random.key(1), x, 0.0), x)
+    np.testing.assert_array_equal(dropout.dropout(jax.random.key(1), x, 1.0), 0)
+
+
+@pytest.mark.full
+def test_a_key_decides_alike_alone_and_under_vmap_and_in_any_dtype():
+    keys = jax.random.split(jax.random.key(2), 4)
+    x = jnp.ones((5, 7))
+    together = jax.vmap(lambda k: dropout.dropout(k, x, 0.5))(keys)
+    for key, row in zip(keys, together, strict=True):
+        np.testing.assert_array_equal(dropout.dropout(key, x, 0.5), row)
+        words = dropout.dropout_words(key)
+        np.testing.assert_array_equal(dropout.dropout(words, x, 0.5), row)
+        np.testing.assert_array_equal(dropout.dropout_words(words), words)
+        half = dropout.dropout(key, x.astype(jnp.bfloat16), 0.5)
+        assert half.dtype == jnp.bfloat16
+        np.testing.assert_array_equal(half.astype(jnp.float32), row)
+    assert (together[0] != together[1]).any()
+
+
+def test_words_of_a_part_do_not_depend_on_how_many_parts_there_are():
+    """Nor are they the bits by which the trunk drops its first entries."""
+    trunk = dropout.dropout_words(jax.random.key(3))
+    branches = np.asarray(dropout.dropout_branches(trunk, 40))
+    np.testing.assert_array_equal(dropout.dropout_branches(trunk, 3), branches[:3])
+    np.testing.assert_array_equal(dropout.dropout_branches(jax.random.key(3), 3), branches[:3])
+    assert len(np.unique(branches, axis=0)) == 40
+    of_key, of_words = (dropout.dropout(k, jnp.ones(9), 0.5) for k in (jax.random.key(3), trunk))
+    np.testing.assert_array_equal(of_key, of_words)
+    by_word = (branches.ravel() >> 8) < 2**23  # as the entries of a rate of a half
+    dropped = np.asarray(dropout.dropout(trunk, jnp.ones(80), 0.5)) == 0
+    assert 0.2 < np.mean(by_word != dropped) < 0.8
+    with pytest.raises(ValueError, match=r"dropout_key of shape \(3,\) is no random key"):
+        dropout.dropout_words(jnp.ones(3, jnp.uint32))
+
+
+def test_either_word_of_a_key_decides():
+    """Of 2,000 entries two keys that differ in one word drop half alike, to 5 deviations."""
+    words = np.array([[1, 2], [1, 3], [2, 2]], np.uint32)
+    kept = [np.asarray(dropout.dropout(key, jnp.ones(2000), 0.5)) != 0 for key in words]
+    for first, second in itertools.combinations(kept, 2):
+        assert abs(np.mean(first == second) - 0.5) < 5 * 0.5 / np.sqrt(2000)
+
+
+@pytest.mark.full
+def test_branches_are_independent_of_each_other_and_of_their_trunk():
+    trunk = dropout.dropout_words(jax.random.key(3))
+    branches = dropout.dropout_branches(trunk, KEYS)
+    np.testing.assert_array_equal(dropout.dropout_branches(trunk, 3), branches[:3])
+    assert len(np.unique(np.asarray(branches), axis=0)) == KEYS
+    drop = jax.vmap(lambda w: dropout.dropout(w, jnp.ones(SHAPE), 0.5) == 0)
+    centred = np.asarray(drop(branches)).reshape(KEYS, -1) - 0.5
+    for lag in (1, 2, 7):
+        products = centred[lag:] * centred[:-lag] / 0.25
+        assert abs(products.mean()) < 4.5 / np.sqrt(products.size), lag
+    totals = centred.sum(axis=0)
+    assert abs(totals.var() / (0.25 * KEYS) - 1) < 5 * np.sqrt(2 / len(totals))
+    trunk_drops = np.asarray(dropout.dropout(trunk, jnp.ones(SHAPE), 0.5) == 0).ravel() - 0.5
+    assert abs((centred * trunk_drops / 0.25).mean()) < 4.5 / np.sqrt(centred.size)

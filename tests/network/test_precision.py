@@ -1,0 +1,70 @@
+"""Measures use full float32 products."""
+
+import jax
+import numpy as np
+import pytest
+
+import rank_collapse as rc
+from rank_collapse.theory.expectation import expected_pass
+from tests.oracles import draws
+from tests.support.marks import full_but
+
+N, D = 5, 8
+
+
+CONFIG = rc.transformer(2, 2, D, d_ff=9)
+
+
+SAN = rc.san(2, 2, D)
+
+
+PATHS = np.zeros((1, 2, 2), int)
+
+
+CLASSIFIER = (np.ones((D, 3), np.float32), np.zeros(3, np.float32))
+
+
+MEASURES = {
+    "apply": lambda p, x: rc.apply(p, x, CONFIG),
+    "path_contributions": lambda p, x: rc.path_contributions(p, x, CONFIG).by_length,
+    "head_contributions": lambda p, x: rc.head_contributions(p, x, CONFIG),
+    "path_state": lambda p, x: rc.paths.path_state(p, x, CONFIG, PATHS[0, 0]),
+    "path_set_states": lambda p, x: rc.paths.path_set_states(p, x, CONFIG, PATHS),
+    "path_set_logits": lambda p, x: rc.paths.path_set_logits(p, CLASSIFIER, x, CONFIG, PATHS),
+    "log_residual_profile": lambda p, x: rc.log_residual_profile(p, x, CONFIG),
+    "bound_report": lambda p, x: (
+        rc.bound_report(p.replace(layers=p.layers.replace(mlp=None)), x, SAN).layer.tightness
+    ),
+    "truncated": lambda p, x: rc.truncated(p, x, CONFIG, 1).output,
+    "monitor": lambda _, x: rc.monitor(x),
+    "participation_ratio": lambda _, x: rc.participation_ratio(x),
+    "shapley_values": lambda _, x: rc.shapley_values(x[:4], 2),
+    "covariance_shares": lambda _, x: rc.paths.covariance_shares(x[None], x),
+    "expected_pass": lambda p, x: expected_pass(p, x, CONFIG).shares,
+    "profile": lambda _, x: rc.profile(x[None], measures="participation_ratio").measures,
+}
+
+
+def list_precisions(jaxpr):
+    """Lists the precisions of all matrix products, also inside loops, branches and calls."""
+    for equation in jaxpr.eqns:
+        if equation.primitive.name == "dot_general":
+            yield equation.params["precision"]
+        for value in jax.tree.leaves(equation.params, is_leaf=lambda v: hasattr(v, "eqns")):
+            inner = getattr(value, "jaxpr", value)
+            if hasattr(inner, "eqns"):
+                yield from list_precisions(inner)
+
+
+@pytest.mark.parametrize(
+    "name", full_but(MEASURES, "apply", "path_contributions", "path_set_logits", "bound_report")
+)
+def test_every_product_of_a_measure_has_full_precision(name):
+    params, x = draws.parameters(CONFIG), draws.normal(N, D)
+    with jax.default_matmul_precision("bfloat16"):
+        precisions = set(list_precisions(jax.make_jaxpr(MEASURES[name])(params, x).jaxpr))
+    highest = (jax.lax.Precision.HIGHEST,) * 2
+    if name == "apply":  # the caller's choice, as in training
+        assert precisions and highest not in precisions
+    else:
+        assert precisions == {highest}

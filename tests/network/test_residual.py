@@ -1,0 +1,90 @@
+"""Gains of skips and branches: written out, folded into weights, profiled by Admin."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import rank_collapse as rc
+from rank_collapse.network.inputs import prepare_inputs
+from rank_collapse.network.residual import layer_gains
+from rank_collapse.network.walk import walk_layers
+from tests.oracles import draws, mp_network
+from tests.support.closeness import assert_close
+from tests.support.refusals import is_refused, parametrize_refusals
+
+L, H, N, D = 3, 2, 5, 8
+ALPHA = np.array([0.7, 1.1, 0.4])
+FEATURES = np.linspace(0.5, 1.5, L * D).reshape(L, D)
+
+
+def make_network(**fields):
+    config = rc.transformer(L, H, D, mlp="tanh", d_ff=7, **fields)
+    return config, draws.parameters(config), draws.tokens(N, D)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("placement", ["post", "pre"])
+@pytest.mark.parametrize("kind", ["number", "layers", "features", "kinds"])
+def test_gains_are_as_written_out(x64, placement, kind):
+    values = {"number": 0.7, "layers": ALPHA, "features": FEATURES}
+    value = values.get(kind, rc.Gains(attention=FEATURES, mlp=ALPHA))
+    ones = jax.tree.map(lambda a: a * 0 + 1, value)  # of one structure: one program
+    config, params, x = make_network(norm_placement=placement)
+    for gains in ((value, ones), (ones, value)):
+        with_gain = config.replace(skip_gain=gains[0], branch_gain=gains[1])
+        trace = jax.jit(rc.apply)(params, x, with_gain)
+        states, _ = mp_network.states(params, x, with_gain)
+        assert_close(trace.hidden, states, rtol=1e-9, atol=1e-9)
+        parts = jax.jit(rc.path_contributions)(params, x, with_gain)
+        assert_close(parts.total, trace.output, rtol=1e-9, atol=1e-9)
+        path = jnp.full(L, -1)
+        state = rc.paths.path_state(params, x, with_gain, path, semantics="recomputed")
+        assert_close(state, trace.output, rtol=1e-9, atol=1e-9)
+        profile = rc.log_residual_profile(params, x, with_gain)
+        plain = [rc.composite_norm(rc.residual(h)) for h in trace.hidden]
+        assert_close(profile, np.log10(plain), atol=1e-6)
+
+
+@parametrize_refusals(
+    [
+        ({"skip_gain": np.ones(D)}, r"skip_gain of shape \(8,\) is not .* use jax.vmap"),
+        ({"temperature": FEATURES}, r"temperature of shape \(3, 8\)"),
+    ]
+)
+def test_a_gain_of_another_shape_is_refused(arguments, message):
+    (fields,) = arguments
+    is_refused(message, lambda: layer_gains(make_network(**fields)[0], jnp.float32))
+
+
+def test_a_width_that_was_not_given_follows():
+    config = rc.transformer(2, 2, 8)
+    assert config.ff_width == 32 and config.replace(d_model=16).ff_width == 64
+    assert config.replace(d_ff=20).replace(d_model=16).ff_width == 20
+    assert rc.transformer(2, 2, 8, d_ff=32).replace(d_model=16).ff_width == 32
+    params = draws.parameters(config.replace(d_model=16))
+    assert params.layers.mlp.w_in.shape == (2, 16, 64)
+
+
+def test_layers_that_share_parameters_have_those_of_their_row():
+    """The map (0, 0, 1, 1), in which neither layer l nor l modulo 2 is the row."""
+    config = rc.san_skip(4, 2, D, layer_map=(0, 0, 1, 1), learned_branch_gain=1.0)
+    params, prepared = prepare_inputs(draws.parameters(config), draws.tokens(N, D), config)
+    gains = layer_gains(config, jnp.float32, params).branch.attention
+    np.testing.assert_array_equal(
+        gains, params.layers.attention_gains.branch[jnp.array([0, 0, 1, 1])]
+    )
+
+    def step(layer, state):
+        return state, layer.params.attention.w_q
+
+    _, weights = walk_layers(step, 0.0, params, prepared, config)
+    expected = params.layers.attention.w_q[jnp.array([0, 0, 1, 1])]
+    np.testing.assert_array_equal(weights, expected)
+
+
+def test_mixing_by_layer_is_the_same_for_all_heads_of_a_layer():
+    mixing = rc.network.Mixing(identity=jnp.array([0.1, 0.2]))
+    config = rc.san(2, 2, D, mixing=mixing)
+    identity = layer_gains(config, jnp.float32).mixing.identity
+    assert_close(identity, [[0.1, 0.1], [0.2, 0.2]])

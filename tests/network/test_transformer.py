@@ -1,0 +1,178 @@
+"""The one network against a plain numpy forward pass, its transformations and invariances."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import rank_collapse as rc
+from rank_collapse.network import layers
+from tests.oracles import draws, mp_network
+from tests.support.closeness import assert_close
+from tests.support.marks import full_but
+from tests.support.refusals import is_refused, parametrize_refusals
+
+N, D = 6, 12
+VARIANTS = {
+    "san": (rc.san, {}),
+    "san_mlp": (rc.san_mlp, {}),
+    "san_mlp with its skip": (rc.san_mlp, {"mlp_skip": True, "norm_placement": "post"}),
+    "san_skip": (rc.san_skip, {"skip_gain": 0.7, "branch_gain": 1.3}),
+    "transformer": (rc.transformer, {}),
+    "transformer pre-LN": (rc.transformer, {"norm_placement": "pre", "final_norm": True}),
+    "transformer pre-RMS gated": (
+        rc.transformer,
+        {"norm_placement": "pre", "norm": "rms", "mlp": "swiglu", "scale_scores": False},
+    ),
+    "transformer local": (rc.transformer, {"mask": "local", "window": 1, "temperature": 0.5}),
+    "shared layers": (rc.transformer, {"layer_map": (0, 1, 0)}),
+    "norms of branches": (rc.transformer, {"norm_placement": "branch", "norm": "rms"}),
+    "decoder sandwich": (
+        rc.transformer,
+        {"cross_attention": True, "norm_placement": "sandwich", "qk_norm": "head"}
+        | {"branch_gain": 0.8, "mask": "causal"},
+    ),
+    "normalised together": (rc.san_skip, {"qk_norm": "width", "norm_eps": 0.1}),
+    "decoder pre-LN": (rc.transformer, {"cross_attention": True, "norm_placement": "pre"}),
+}
+
+
+def build(name, **extra):
+    preset, fields = VARIANTS[name]
+    config = preset(extra.pop("depth", 3), 3, D, **(fields | extra))
+    # Gains and biases of norms away from 1 and 0, so that a forgotten one shows.
+    params = draws.parameters(config, gain_scale=0.2)
+    memory = draws.tokens(4, D, seed=2, shift=0.0) if config.cross_attention else None
+    return config, params, draws.tokens(N, D, shift=0.0), memory
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_forward_matches_numpy(name, x64):
+    config, params, x, memory = build(name)
+    trace = rc.apply(params, x, config, memory=memory)
+    assert trace.hidden.dtype == jnp.float64
+    states, output = mp_network.states(params, x, config, memory)
+    assert_close(trace.hidden, states, rtol=1e-10, atol=1e-12)
+    assert_close(trace.output, output, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", full_but(VARIANTS, "san", "shared layers", "decoder sandwich"))
+def test_single_precision_matches_numpy(name):
+    config, params, x, memory = build(name)
+    trace = jax.jit(rc.apply)(params, x, config, memory=memory)
+    assert trace.hidden.dtype == jnp.float32
+    states, output = mp_network.states(params, x, config, memory)
+    scale = np.abs(states).max()
+    np.testing.assert_allclose(trace.hidden, states, rtol=1e-4, atol=2e-5 * scale)
+    np.testing.assert_allclose(trace.output, output, rtol=1e-4, atol=2e-5 * scale)
+
+
+@pytest.mark.full
+def test_bfloat16_stays_bfloat16_and_close():
+    config, params, x, _ = build("transformer")
+    half = jax.tree.map(lambda a: a.astype(jnp.bfloat16), params)
+    trace = rc.apply(half, x.astype(jnp.bfloat16), config)
+    assert {a.dtype for a in jax.tree.leaves(trace)} == {jnp.dtype(jnp.bfloat16)}
+    full = rc.apply(params, x, config)
+    assert_close(trace.hidden.astype(jnp.float32), full.hidden, atol=0.15)
+
+
+def test_trace_holds_what_was_computed():
+    config, params, x, _ = build("transformer", skip_gain=0.7, branch_gain=1.3)
+    trace = rc.apply(params, x, config)
+    assert trace.hidden.shape == (4, N, D) and trace.attention.shape == (3, 3, N, N)
+    np.testing.assert_allclose(trace.attention.sum(-1), 1, rtol=1e-5)
+    layer = rc.network.layer_params(params, config, 1)
+    total = 0.7 * trace.hidden[1] + 1.3 * trace.attention_branch[1]
+    after = layers.apply_norm(layer.attention_norm, total)
+    np.testing.assert_allclose(trace.layers.after_attention[1], after, rtol=1e-5, atol=1e-5)
+    total = 0.7 * after + 1.3 * trace.mlp_branch[1]
+    assert_close(trace.hidden[2], layers.apply_norm(layer.mlp_norm, total), atol=2e-5)
+
+
+def test_deeper_networks_begin_with_the_same_layers_and_a_scale_of_weights_is_traced():
+    short, long = (
+        jax.jit(lambda key, scale, n=depth: rc.init(key, rc.transformer(n, 3, D), scale).layers)
+        for depth in (2, 5)
+    )
+    key = jax.random.key(0)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_array_equal(a, b[:2]), short(key, 0.5), long(key, 0.5)
+    )
+
+
+def test_unrolling_changes_nothing(x64):
+    config, params, x, _ = build("transformer")
+    plain = rc.apply(params, x, config).hidden
+    unrolled = rc.apply(params, x, config.replace(unroll=3)).hidden
+    assert_close(unrolled, plain, rtol=1e-12)
+
+
+def test_explicit_masks_join_the_config_and_a_bias_of_scores_reaches_every_layer():
+    config, params, x, _ = build("transformer")
+    causal = rc.apply(params, x, config.replace(mask="causal")).output
+    masked_output = rc.apply(params, x, config, mask=jnp.tril(jnp.ones((N, N), bool))).output
+    np.testing.assert_allclose(causal, masked_output, rtol=1e-6)
+    bias = jnp.zeros((3, N, N)).at[:, :, 2].set(-1e9)
+    assert np.max(rc.apply(params, x, config, bias=bias).attention[..., 2]) == 0.0
+
+
+def test_dropout_needs_a_key_and_keeps_the_mean():
+    config, params, x, _ = build("san", depth=1)
+    clean = rc.apply(params, x, config).output
+
+    def apply_with_dropout(key):
+        return rc.apply(params, x, config, dropout_key=key, dropout_rate=0.2).output
+
+    outputs = jax.jit(jax.vmap(apply_with_dropout))(jax.random.split(jax.random.key(9), 4000))
+    error = np.abs(outputs.mean(0) - clean)
+    assert (error < 5 * outputs.std(0) / np.sqrt(4000) + 1e-6).all()
+    assert outputs.std() > 0.1
+
+
+@parametrize_refusals(
+    [
+        ({}, {}, jnp.ones((6, 11)), r"\(6, 11\)"),
+        ({}, {}, jnp.arange(6), "no embedding"),
+        ({"qk_norm": "width"}, {"q_norm": None}, jnp.ones((N, D)), "q_norm is missing"),
+    ]
+)
+def test_bad_inputs_and_parameters_are_named(arguments, message):
+    fields, changed, x = arguments
+    is_refused(
+        message,
+        lambda: rc.apply(
+            draws.changed(build("transformer", **fields)[1], attention=changed),
+            x,
+            build("transformer", **fields)[0],
+        ),
+    )
+
+
+def test_grouped_keys_are_normalised_as_if_each_head_had_its_own():
+    config = rc.san(2, 4, D, qk_norm="width")
+    params, x = draws.parameters(config, bias_scale=0.0), draws.tokens(N, D)
+    attention = params.layers.attention
+    few = {"w_k": attention.w_k[:, ::2], "w_v": attention.w_v[:, ::2]}
+    few["k_norm"] = 1 + jnp.arange(2 * 2 * 3.0).reshape(2, 2, 3)
+    repeated = {name: jnp.repeat(a, 2, axis=1) for name, a in few.items()}
+    outputs = [
+        rc.apply(draws.changed(params, attention=fields), x, config).output
+        for fields in (few | {"b_k": None, "b_v": None}, repeated)
+    ]
+    assert_close(*outputs, rtol=1e-6)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", list(VARIANTS))
+def test_jit_vmap_and_grad(name):
+    config, params, x, memory = build(name)
+
+    def loss(params, x):
+        return jnp.sum(jnp.sin(rc.apply(params, x, config, memory=memory).output))
+
+    single_loss = loss(params, x)
+    batch = jax.jit(jax.vmap(loss, (None, 0)))(params, jnp.stack([2 * x, x]))
+    np.testing.assert_allclose(batch[1], single_loss, rtol=1e-4, atol=1e-4)
+    gradients = jax.tree.leaves(jax.jit(jax.grad(loss))(params, x))
+    assert all(np.isfinite(g).all() for g in gradients)

@@ -1,0 +1,1 @@
+"""Independent computations to compare with, and the networks and inputs that tests compare."""

@@ -1,0 +1,522 @@
+"""Transformers as others write them in JAX, each with the weights that `frozen_numpy` reads.
+
+A model is a function of the residual stream [n, d], what its branches are called, and the layers
+and options of the NumPy enumeration. All are of float64 and have 3 layers of width 8.
+"""
+
+import functools
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax.ad_checkpoint import checkpoint_name
+
+from tests.oracles.frozen_paths import silu
+
+N, D, H, E, DEPTH = 5, 8, 2, 4, 3
+
+
+class Model(NamedTuple):
+    """A function, its branches, and the same network for NumPy."""
+
+    fn: Any
+    branches: Any
+    layers: list
+    options: dict
+
+
+def draw(seed, *shape, scale=0.5):
+    return jnp.asarray(np.random.default_rng(seed).normal(size=shape) * scale)
+
+
+def tokens(seed=0):
+    return draw(1000 + seed, N, D, scale=1.0)
+
+
+def draw_layers(seed=0, *, kv=H, gated=False, **more):
+    """Weights of all layers, without symmetry."""
+
+    def one(l):
+        shapes = {"q": (D, H, E), "k": (D, kv, E), "v": (D, kv, E), "o": (H, E, D)}
+        shapes |= {"in": (D, 12), "out": (12, D)} | ({"gate": (D, 12)} if gated else {})
+        shapes |= more
+        layer = {name: draw(100 * l + i + seed, *s) for i, (name, s) in enumerate(shapes.items())}
+        for i in (1, 2):
+            layer[f"norm{i}"] = (1 + draw(l + 50 * i, D), draw(l + 70 * i, D))
+        return layer
+
+    return [one(l) for l in range(DEPTH)]
+
+
+def without_bias(layers):
+    for layer in layers:
+        for name in layer:
+            if isinstance(layer[name], tuple):
+                layer[name] = (layer[name][0], 0.0)
+    return layers
+
+
+def layer_norm(x, gain, bias, eps=1e-6):
+    mean = x.mean(-1, keepdims=True)
+    return (x - mean) / jnp.sqrt(((x - mean) ** 2).mean(-1, keepdims=True) + eps) * gain + bias
+
+
+def rms_norm(x, gain, eps=1e-6):
+    return x * jax.lax.rsqrt(jnp.mean(jnp.square(x), -1, keepdims=True) + eps) * gain
+
+
+def softmax_by_hand(s):
+    e = jnp.exp(s - s.max(-1, keepdims=True))
+    return e / e.sum(-1, keepdims=True)
+
+
+def plain_attention(w, h, *, weights=jax.nn.softmax, mask=None):
+    q, k, v = (jnp.einsum("nd,dhe->hne", h, w[name]) for name in "qkv")
+    s = jnp.einsum("hne,hme->hnm", q, k) / E**0.5
+    s = s if mask is None else jnp.where(mask, s, -jnp.inf)
+    return jnp.einsum("hnm,hme,hed->nd", weights(s), v, w["o"])
+
+
+# Equinox
+
+
+class EquinoxBlock(eqx.Module):
+    attention: eqx.nn.MultiheadAttention
+    norm1: eqx.nn.LayerNorm
+    norm2: eqx.nn.LayerNorm
+    mlp: eqx.nn.MLP
+
+    def __init__(self, key):
+        keys = jax.random.split(key)
+        self.attention = eqx.nn.MultiheadAttention(H, D, key=keys[0])
+        self.norm1, self.norm2 = eqx.nn.LayerNorm(D), eqx.nn.LayerNorm(D)
+        self.mlp = eqx.nn.MLP(D, D, 12, 1, activation=jax.nn.gelu, key=keys[1])
+
+    def __call__(self, x):
+        h = jax.vmap(self.norm1)(x)
+        x = x + self.attention(h, h, h)
+        return x + jax.vmap(self.mlp)(jax.vmap(self.norm2)(x))
+
+    def for_numpy(self):
+        a, mlp = self.attention, self.mlp.layers
+        heads = {
+            name: getattr(a, f"{long}_proj").weight.T.reshape(D, H, E)
+            for name, long in (("q", "query"), ("k", "key"), ("v", "value"))
+        }
+        return heads | {
+            "o": a.output_proj.weight.T.reshape(H, E, D),
+            "norm1": (self.norm1.weight, self.norm1.bias),
+            "norm2": (self.norm2.weight, self.norm2.bias),
+            "in": mlp[0].weight.T,
+            "b_in": mlp[0].bias,
+            "out": mlp[1].weight.T,
+            "b_out": mlp[1].bias,
+        }
+
+
+def equinox_blocks():
+    blocks = [EquinoxBlock(key) for key in jax.random.split(jax.random.key(0), DEPTH)]
+    return jax.tree.map(lambda a: a.astype(jnp.float64) if eqx.is_array(a) else a, blocks)
+
+
+def equinox_list():
+    blocks = equinox_blocks()
+
+    def fn(x):
+        for block in blocks:
+            x = block(x)
+        return x
+
+    layers = [b.for_numpy() for b in blocks]
+    return Model(fn, "eqx.nn.MultiheadAttention", layers, {"eps": 1e-5})
+
+
+def equinox_scan():
+    blocks = equinox_blocks()
+    static = eqx.partition(blocks[0], eqx.is_array)[1]
+    stacked = jax.tree.map(
+        lambda *a: jnp.stack(a), *(eqx.partition(b, eqx.is_array)[0] for b in blocks)
+    )
+
+    @eqx.filter_jit
+    def fn(x):
+        def body(x, arrays):
+            return jax.checkpoint(lambda x: eqx.combine(arrays, static)(x))(x), None
+
+        return jax.lax.scan(body, x, stacked, unroll=2)[0]
+
+    layers = [b.for_numpy() for b in blocks]
+    return Model(fn, r"eqx\.nn\.Multi.*", layers, {"eps": 1e-5})
+
+
+def equinox_attention_alone():
+    blocks = equinox_blocks()
+
+    def fn(x):
+        for block in blocks:
+            x = block.attention(x, x, x)
+        return x
+
+    layers = [{k: b.for_numpy()[k] for k in "qkvo"} for b in blocks]
+    return Model(fn, "eqx.nn.MultiheadAttention", layers, {"skip": False})
+
+
+# Flax
+
+
+class LinenBlock(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        x = x + nn.MultiHeadDotProductAttention(H, name="attention", param_dtype=jnp.float64)(
+            nn.LayerNorm(name="norm1", param_dtype=jnp.float64)(x)
+        )
+        h = nn.LayerNorm(name="norm2", param_dtype=jnp.float64)(x)
+        h = nn.silu(nn.Dense(12, name="in", param_dtype=jnp.float64)(h))
+        return x + nn.Dense(D, name="out", param_dtype=jnp.float64)(h)
+
+
+def linen_for_numpy(p):
+    a = p["attention"]
+    return {
+        **{n: a[long]["kernel"] for n, long in (("q", "query"), ("k", "key"), ("v", "value"))},
+        "o": a["out"]["kernel"],
+        "norm1": (p["norm1"]["scale"], p["norm1"]["bias"]),
+        "norm2": (p["norm2"]["scale"], p["norm2"]["bias"]),
+        "in": p["in"]["kernel"],
+        "out": p["out"]["kernel"],
+    }
+
+
+class LinenList(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        for l in range(DEPTH):
+            x = LinenBlock(name=f"block_{l}")(x)
+        return x
+
+
+class LinenScan(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        scan = nn.scan(
+            lambda block, x, _: (block(x), None),
+            variable_axes={"params": 0},
+            split_rngs={"params": True},
+            length=DEPTH,
+        )
+        return scan(nn.remat(LinenBlock)(name="block"), x, None)[0]
+
+
+def linen_list():
+    model = LinenList()
+    params = model.init(jax.random.key(1), tokens())
+    layers = [linen_for_numpy(params["params"][f"block_{l}"]) for l in range(DEPTH)]
+    return Model(
+        functools.partial(model.apply, params), r"block_\d/attention", layers, {"act": silu}
+    )
+
+
+def linen_scan_of_remat():
+    model = LinenScan()
+    params = model.init(jax.random.key(2), tokens())
+    stacked = params["params"]["block"]
+    layers = [linen_for_numpy(jax.tree.map(lambda a, l=l: a[l], stacked)) for l in range(DEPTH)]
+    return Model(functools.partial(model.apply, params), "attention", layers, {"act": silu})
+
+
+class NNXBlock(nnx.Module):
+    def __init__(self, rngs):
+        wide = {"rngs": rngs, "param_dtype": jnp.float64}
+        self.attention = nnx.MultiHeadAttention(H, D, decode=False, **wide)
+        self.norm1, self.norm2 = nnx.LayerNorm(D, **wide), nnx.LayerNorm(D, **wide)
+        self.up, self.down = nnx.Linear(D, 12, **wide), nnx.Linear(12, D, **wide)
+
+    def __call__(self, x):
+        x = x + checkpoint_name(self.attention(self.norm1(x)), "attention")
+        return x + checkpoint_name(self.down(nnx.gelu(self.up(self.norm2(x)))), "mlp")
+
+    def for_numpy(self):
+        a = self.attention
+        return {
+            "q": a.query.kernel[...],
+            "k": a.key.kernel[...],
+            "v": a.value.kernel[...],
+            "o": a.out.kernel[...],
+            "norm1": (self.norm1.scale[...], self.norm1.bias[...]),
+            "norm2": (self.norm2.scale[...], self.norm2.bias[...]),
+            "in": self.up.kernel[...],
+            "out": self.down.kernel[...],
+        }
+
+
+def nnx_blocks():
+    blocks = [NNXBlock(nnx.Rngs(l)) for l in range(DEPTH)]
+
+    def fn(x):
+        for block in blocks:
+            x = block(x)
+        return x
+
+    return Model(fn, "attention", [b.for_numpy() for b in blocks], {})
+
+
+# Written by hand
+
+
+def plain_post():
+    """Norms after sums, ReLU by max, softmax by hand."""
+    layers = draw_layers()
+
+    def fn(x):
+        for w in layers:
+            with jax.named_scope("self_attention"):
+                a = plain_attention(w, x, weights=softmax_by_hand)
+            x = layer_norm(x + a, *w["norm1"])
+            x = layer_norm(x + jnp.maximum(x @ w["in"], 0) @ w["out"], *w["norm2"])
+        return x
+
+    options = {"order": "post", "act": lambda u: np.maximum(u, 0)}
+    return Model(fn, ".*attention", layers, options)
+
+
+def nanodo_like():
+    """Causal, biases left out, GELU spelled by hand, a final norm; scopes of blocks inside jit."""
+    layers = draw_layers(3)
+    final = (1 + draw(9, D), draw(8, D))
+
+    @jax.named_scope("CausalAttn")
+    def attend(w, h):
+        n = h.shape[0]
+        return plain_attention(w, h, mask=jnp.tril(jnp.ones((n, n), bool))[None])
+
+    def gelu(u):
+        return 0.5 * u * (1 + jnp.tanh(jnp.sqrt(2 / jnp.pi) * (u + 0.044715 * u**3)))
+
+    @jax.jit
+    def block(w, x):
+        x = x + attend(w, layer_norm(x, *w["norm1"]))
+        return x + gelu(layer_norm(x, *w["norm2"]) @ w["in"]) @ w["out"]
+
+    def fn(x):
+        for l, w in enumerate(layers):
+            with jax.named_scope(f"blocks_{l}"):
+                x = block(w, x)
+        return layer_norm(x, *final)
+
+    return Model(fn, "CausalAttn", layers, {"causal": True, "final": final})
+
+
+def rotary(x):
+    """[n, h, e], halves."""
+    half = x.shape[-1] // 2
+    angles = jnp.arange(x.shape[0])[:, None] * 100.0 ** (-jnp.arange(half) / half)
+    c, s = jnp.cos(angles)[:, None], jnp.sin(angles)[:, None]
+    a, b = jnp.split(x, 2, axis=-1)
+    return jnp.concatenate([a * c - b * s, b * c + a * s], axis=-1)
+
+
+def maxtext_like():
+    """Names for remat, a scan, grouped keys, rotary positions, QK-norm, SwiGLU."""
+    layers = without_bias(draw_layers(5, kv=1, gated=True, q_norm=(E,), k_norm=(E,)))
+    stacked = jax.tree.map(lambda *a: jnp.stack(a), *layers)
+
+    def layer(x, w):
+        h = rms_norm(x, w["norm1"][0])
+        q, k, v = (jnp.einsum("nd,dhe->nhe", h, w[name]) for name in "qkv")
+        q, k, v = (checkpoint_name(a, f"{name}_proj") for a, name in ((q, "q"), (k, "k"), (v, "v")))
+        q, k = rotary(rms_norm(q, w["q_norm"])), rotary(rms_norm(k, w["k_norm"]))
+        mixed = jax.nn.dot_product_attention(q, k, v, is_causal=True, implementation="xla")
+        x = x + checkpoint_name(jnp.einsum("nhe,hed->nd", mixed, w["o"]), "out_proj")
+        h = rms_norm(x, w["norm2"][0])
+        units = jax.nn.silu(h @ w["gate"]) * (h @ w["in"])
+        return x + checkpoint_name(checkpoint_name(units, "mlpwi") @ w["out"], "mlpwo"), None
+
+    policy = jax.checkpoint_policies.save_only_these_names("out_proj")
+
+    def fn(x):
+        return jax.lax.scan(jax.checkpoint(layer, policy=policy), x, stacked)[0]
+
+    options = {"norm": "rms", "causal": True, "rotary": True, "qk_norm": True, "act": silu}
+    return Model(fn, "out_proj", layers, options)
+
+
+def gemma_like():
+    """Capped scores, attention sinks, norms before and after each branch."""
+    layers = draw_layers(7, sink=(H,))
+    for l, w in enumerate(layers):
+        w["after1"], w["after2"] = ((1 + draw(l + s, D), draw(l + s + 1, D)) for s in (30, 40))
+
+    def fn(x):
+        for w in layers:
+            with jax.named_scope("attn"):
+                h = layer_norm(x, *w["norm1"])
+                q, k, v = (jnp.einsum("nd,dhe->hne", h, w[name]) for name in "qkv")
+                s = 2.0 * jnp.tanh(jnp.einsum("hne,hme->hnm", q, k) / E**0.5 / 2.0)
+                sinks = jnp.broadcast_to(w["sink"][:, None, None], (*s.shape[:2], 1))
+                p = jax.nn.softmax(jnp.concatenate([s, sinks], axis=-1), axis=-1)[..., :-1]
+                a = jnp.einsum("hnm,hme,hed->nd", p, v, w["o"])
+                x1 = layer_norm(a, *w["after1"])
+            x = x + x1
+            m = jax.nn.gelu(layer_norm(x, *w["norm2"]) @ w["in"]) @ w["out"]
+            x = x + layer_norm(m, *w["after2"])
+        return x
+
+    return Model(fn, "attn", layers, {"order": "sandwich", "cap": 2.0})
+
+
+def squared_relu_alibi():
+    """Linear position biases, squared ReLU, RMSNorm without a gain, exp of log_softmax."""
+    layers = without_bias(draw_layers(11, slopes=(H,)))
+    for w in layers:
+        w["norm1"] = w["norm2"] = (1.0, 0.0)
+
+    def fn(x):
+        distance = jnp.abs(jnp.arange(N)[:, None] - jnp.arange(N))
+        for w in layers:
+            h = rms_norm(x, 1.0)
+            q, k, v = (jnp.einsum("nd,dhe->hne", h, w[name]) for name in "qkv")
+            s = jnp.einsum("hne,hme->hnm", q, k) / E**0.5
+            p = jnp.exp(jax.nn.log_softmax(s - distance * w["slopes"][:, None, None]))
+            x = x + checkpoint_name(jnp.einsum("hnm,hme,hed->nd", p, v, w["o"]), "attn_out")
+            x = x + jnp.square(jax.nn.relu(rms_norm(x, 1.0) @ w["in"])) @ w["out"]
+        return x
+
+    options = {"norm": "rms", "alibi": True, "act": lambda u: np.maximum(u, 0) ** 2}
+    return Model(fn, "attn_out", layers, options)
+
+
+def parallel_vmapped():
+    """Attention and MLP side by side, over a batch of one, with the norm written per token."""
+    layers = draw_layers(13)
+    for w in layers:
+        w["norm2"] = w["norm1"]
+
+    def norm_token(v, gain, bias):
+        return (v - jnp.mean(v)) * jax.lax.rsqrt(jnp.var(v) + 1e-6) * gain + bias
+
+    def one(x):
+        for w in layers:
+            h = jax.vmap(norm_token, (0, None, None))(x, *w["norm1"])
+            with jax.named_scope("Attention"):
+                a = plain_attention(w, h)
+            x = x + a + jax.nn.gelu(h @ w["in"]) @ w["out"]
+        return x
+
+    def fn(x):
+        return jax.vmap(one)(x[None])[0]
+
+    return Model(fn, "Attention", layers, {"order": "parallel"})
+
+
+def experts_by_one_hot():
+    """Two of four experts, softmax over the chosen, dispatched by one-hot products."""
+    layers = draw_layers(17, router=(D, 4), **{"in": (4, D, 6), "out": (4, 6, D)})
+
+    def moe(w, h):
+        top, index = jax.lax.top_k(h @ w["router"], 2)
+        shares = jnp.einsum("nk,nke->ne", jax.nn.softmax(top), jax.nn.one_hot(index, 4))
+        units = jax.nn.silu(jnp.einsum("nd,edf->nef", h, w["in"]))
+        return jnp.einsum("ne,nef,efd->nd", shares, units, w["out"])
+
+    def fn(x):
+        for w in layers:
+            with jax.named_scope("attn"):
+                a = plain_attention(w, layer_norm(x, *w["norm1"]))
+            x = x + a
+            x = x + moe(w, layer_norm(x, *w["norm2"]))
+        return x
+
+    return Model(fn, "attn", layers, {"act": silu})
+
+
+def experts_by_gather():
+    """Two of four experts by a sigmoid router, whose weights are gathered for each token."""
+    layers = draw_layers(19, router=(D, 4), **{"in": (4, D, 6), "out": (4, 6, D)})
+
+    def moe(w, h):
+        shares, index = jax.lax.top_k(jax.nn.sigmoid(h @ w["router"]), 2)
+        units = jax.nn.silu(jnp.einsum("nd,nkdf->nkf", h, w["in"][index]))
+        return (shares[..., None] * jnp.einsum("nkf,nkfd->nkd", units, w["out"][index])).sum(1)
+
+    def fn(x):
+        for w in layers:
+            with jax.named_scope("attn"):
+                a = plain_attention(w, layer_norm(x, *w["norm1"]))
+            x = x + a
+            x = x + moe(w, layer_norm(x, *w["norm2"]))
+        return x
+
+    return Model(fn, "attn", layers, {"act": silu, "sigmoid_router": True})
+
+
+def blockwise_attention():
+    """Softmax in blocks of keys, with a running maximum and a running sum, in a scan."""
+    layers = draw_layers(23)
+
+    def attend(w, h):
+        q, k, v = (jnp.einsum("nd,dhe->hne", h, w[name]) for name in "qkv")
+
+        def block(carry, kv):
+            top, total, mixed = carry
+            key, value = kv
+            s = jnp.einsum("hne,he->hn", q, key) / E**0.5
+            new_top = jnp.maximum(top, s)
+            old, new = jnp.exp(top - new_top), jnp.exp(s - new_top)
+            mixed = mixed * old[..., None] + new[..., None] * value[:, None]
+            return (new_top, total * old + new, mixed), None
+
+        start = (jnp.full((H, N), -jnp.inf), jnp.zeros((H, N)), jnp.zeros((H, N, E)))
+        keys = (k.transpose(1, 0, 2), v.transpose(1, 0, 2))
+        (_, total, mixed), _ = jax.lax.scan(block, start, keys)
+        return jnp.einsum("hne,hed->nd", mixed / total[..., None], w["o"])
+
+    def fn(x):
+        for w in layers:
+            x = x + checkpoint_name(attend(w, layer_norm(x, *w["norm1"])), "attn")
+            x = x + jax.nn.gelu(layer_norm(x, *w["norm2"]) @ w["in"]) @ w["out"]
+        return x
+
+    return Model(fn, "attn", layers, {})
+
+
+def fori_loop_with_cond():
+    """A loop that chooses its layer by index, and a branch that is there under a condition."""
+    layers = draw_layers(29)
+    stacked = jax.tree.map(lambda *a: jnp.stack(a), *layers)
+
+    def body(l, x):
+        w = jax.tree.map(lambda a: a[l], stacked)
+        with jax.named_scope("attn"):
+            h = layer_norm(x, *w["norm1"])
+            a = jax.lax.cond(l >= 0, lambda h: plain_attention(w, h), jnp.zeros_like, h)
+        x = x + a
+        return x + jax.nn.gelu(layer_norm(x, *w["norm2"]) @ w["in"]) @ w["out"]
+
+    return Model(lambda x: jax.lax.fori_loop(0, DEPTH, body, x), "attn", layers, {})
+
+
+MODELS = {
+    make.__name__: make
+    for make in (
+        equinox_list,
+        equinox_scan,
+        equinox_attention_alone,
+        linen_list,
+        linen_scan_of_remat,
+        nnx_blocks,
+        plain_post,
+        nanodo_like,
+        maxtext_like,
+        gemma_like,
+        squared_relu_alibi,
+        parallel_vmapped,
+        experts_by_one_hot,
+        experts_by_gather,
+        blockwise_attention,
+        fori_loop_with_cond,
+    )
+}

@@ -1,0 +1,152 @@
+"""Checkpoints of others: pickled code is refused, damage is a ValueError, every dtype is read."""
+
+import importlib.util
+import json
+import pickle
+import zipfile
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from rank_collapse.pretrained.checkpoint_files import open_weights, wrap_torch_tensors
+
+with_torch = pytest.mark.skipif(
+    importlib.util.find_spec("torch") is None, reason="torch is not installed"
+)
+
+
+@with_torch
+@pytest.mark.parametrize("zipped", [True, False])
+@pytest.mark.parametrize("function", ["os.system", "torch.hub.load"])
+def test_pickled_code_is_refused_and_not_executed(tmp_path, monkeypatch, function, zipped):
+    monkeypatch.chdir(tmp_path)
+    module, _, name = function.rpartition(".")
+    arguments = pickle.dumps(("touch executed",), protocol=2)[2:-1]
+    call = pickle.PROTO + b"\x02" + f"c{module}\n{name}\n".encode() + arguments + b"R."
+    path = tmp_path / "pytorch_model.bin"
+    if zipped:
+        with zipfile.ZipFile(path, "w") as archive:
+            archive.writestr("archive/data.pkl", call)
+            archive.writestr("archive/byteorder", "little")
+            archive.writestr("archive/version", "3\n")
+    else:
+        path.write_bytes(call)
+    with pytest.raises(ValueError, match=path.name):
+        open_weights(tmp_path)
+    assert not (tmp_path / "executed").exists()
+
+
+def write_safetensors(path, header, data=b"\0" * 32):
+    text = json.dumps(header).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + data)
+
+
+def make_entry(begin, end, shape, dtype="F32"):
+    return {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
+
+
+@pytest.fixture
+def indexed(tmp_path):
+    """Makes a folder with a shard, beside a file outside; returns what writes its index."""
+    folder = tmp_path / "model"
+    folder.mkdir()
+    write_safetensors(tmp_path / "outside.safetensors", {"a": make_entry(0, 32, [8])})
+    write_safetensors(folder / "b.safetensors", {"b": make_entry(0, 32, [8])})
+
+    def write_index(shard):
+        names = {"weight_map": {"a": shard, "b": "b.safetensors"}}
+        (folder / "model.safetensors.index.json").write_text(json.dumps(names))
+        return folder
+
+    return write_index
+
+
+OUTSIDE = ["../outside.safetensors", "{0}/outside.safetensors", "x/../../outside.safetensors"]
+
+
+@pytest.mark.parametrize("shard", [*OUTSIDE, "../absent", "/absent", "..", "b.safetensors/.."])
+def test_an_index_that_names_files_outside_of_its_folder_is_refused(indexed, tmp_path, shard):
+    """Whether the file exists or not, so that nothing is said of what else there is."""
+    with pytest.raises(ValueError, match="which is outside of its folder") as caught:
+        open_weights(indexed(shard.format(tmp_path)))
+    assert "index.json names" in str(caught.value)
+
+
+@pytest.mark.parametrize("shard", ["", ".", "absent", "a\0b"])
+def test_a_file_that_an_index_names_and_that_is_none_is_missing(indexed, shard):
+    with pytest.raises(FileNotFoundError, match=r"named by .* is missing"):
+        open_weights(indexed(shard))
+
+
+@pytest.mark.parametrize("shard", ["b.safetensors", "./b.safetensors", "inner/a.safetensors"])
+def test_an_index_names_files_of_its_folder(indexed, shard):
+    folder = indexed(shard)
+    (folder / "inner").mkdir()
+    write_safetensors(folder / "inner" / "a.safetensors", {"a": make_entry(0, 32, [8])})
+    (folder / "b.safetensors").unlink()
+    both = {"a": make_entry(0, 16, [4]), "b": make_entry(16, 32, [4])}
+    write_safetensors(folder / "b.safetensors", both)
+    assert open_weights(folder).read("a").size in (4, 8)
+
+
+def list_kinds():
+    import torch
+
+    x = torch.eye(4)
+    return {
+        "not dense .sparse_coo": x.to_sparse(),
+        "not dense .sparse_csr": x.to_sparse_csr(),
+        "nested": torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]),
+        "on the device 'meta'": x.to("meta"),
+        "of the unsupported dtype float8_e4m3fn": x.to(torch.float8_e4m3fn),
+    }
+
+
+@with_torch
+@pytest.mark.filterwarnings("ignore")  # of torch, that it may change some of these
+@pytest.mark.parametrize("kind", range(5))
+@pytest.mark.parametrize("in_memory", [False, True])
+def test_a_tensor_without_an_array_is_named(tmp_path, kind, in_memory):
+    import torch
+
+    message, tensor = [*list_kinds().items()][kind]
+    path = tmp_path / "pytorch_model.bin"
+    with pytest.raises(ValueError, match=f"{path}: tensor 'odd' is {message}"):
+        if in_memory:
+            wrap_torch_tensors(path, {"plain": torch.ones(2), "odd": tensor})
+        else:
+            torch.save({"plain": torch.ones(2), "odd": tensor}, path)
+            open_weights(tmp_path)
+
+
+def test_a_dtype_that_numpy_lacks_is_named(tmp_path):
+    write_safetensors(tmp_path / "model.safetensors", {"a": make_entry(0, 32, [32], "F8_E4M3")})
+    with pytest.raises(ValueError, match="F8_E4M3"):
+        open_weights(tmp_path)
+
+
+DTYPES = {
+    "F64": "f8",
+    "F32": "f4",
+    "F16": "f2",
+    "BF16": ml_dtypes.bfloat16,
+    "I64": "i8",
+    "I32": "i4",
+    "I16": "i2",
+    "I8": "i1",
+    "U8": "u1",
+    "BOOL": "?",
+}
+
+
+@pytest.mark.parametrize("kind", DTYPES)
+def test_every_dtype_is_read(tmp_path, kind):
+    raw = np.arange(32, dtype=np.uint8) % 2
+    want = raw.view(DTYPES[kind]).reshape(2, -1)
+    header = {"a": make_entry(0, 32, want.shape, kind)}
+    write_safetensors(tmp_path / "model.safetensors", header, raw.tobytes())
+    weights = open_weights(tmp_path)
+    assert weights.entries["a"].dtype == weights.read("a").dtype == want.dtype
+    np.testing.assert_array_equal(weights.read("a"), want)
+    np.testing.assert_array_equal(weights.read("a", slice(1, 2)), want[1:])

@@ -1,0 +1,279 @@
+"""The table of families: its settings against `transformers`, what is refused, what is null."""
+
+import math
+import warnings
+
+import pytest
+
+from rank_collapse import pretrained
+from tests.support.refusals import is_refused, parametrize_refusals
+
+# Entries of transformers' configs that change no hidden state, by words in their names: training,
+# generation, heads and poolers; what other entries imply; memories and decoders that are left out.
+UNREAD = (
+    "dropout",
+    "pdrop",
+    "drop_path",
+    "jitter",
+    "layerdrop",
+    "mask_",
+    "use_mask_token",
+    "token_id",
+    "use_cache",
+    "suppress",
+    "median_filter",
+    "reorder_and_upcast",
+    "mem",
+    "classifier",
+    "summary",
+    "start_n_top",
+    "end_n_top",
+    "pooler",
+    "router_",
+    "weighted_layer",
+    "sparse_pred",
+    "deterministic",
+    "decoder_bias",
+    "cutoff",
+    "spec_augment",
+    "pretraining_tp",
+    "d_head",
+    "dense_act_fn",
+    "is_gated_act",
+    "is_decoder",
+    "_sliding_window_pattern",
+    "tie_word_embeddings",
+    "scale_decoder_outputs",
+    "reuse_len",
+    "same_length",
+    "encoder_stride",
+    "out_",
+    "stage_names",
+    "reshape_hidden",
+    "apply_layernorm",
+    "linear_",
+    "output_router",
+)
+OF_OTHERS = {"whisper": ("decoder_", "vocab_size", "max_target"), "cohere2": ("head_dim",)}
+# Entries that only files of earlier versions have.
+EARLIER = {
+    "position_embedding_type",
+    "rope_theta",
+    "rope_scaling",
+    "rotary_pct",
+    "rotary_emb_base",
+    "partial_rotary_factor",
+    "rope_local_base_freq",
+    "global_rope_theta",
+    "local_rope_theta",
+    "sliding_window_pattern",
+    "global_attn_every_n_layers",
+    "full_attention_interval",
+    "hidden_activation",
+    "head_dim",
+    "num_experts",
+    "num_local_experts",
+    "layer_types",
+    "max_window_layers",
+}
+
+SMALL = {"hidden_size": 24, "num_attention_heads": 3, "max_position_embeddings": 20}
+
+
+def test_every_entry_stands_under_its_own_name():
+    for name, family in pretrained.FAMILIES.items():
+        assert family.model_type == name
+        for part in family.parts or (None,):
+            config = pretrained.config_of({"model_type": name}, part)
+            assert config.depth > 1 and config.family == name
+
+
+@pytest.mark.parametrize("name", pretrained.FAMILIES)
+def test_entries_are_those_of_transformers_and_absent_ones_its_defaults(name):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        transformers = pytest.importorskip("transformers")
+        expected = transformers.AutoConfig.for_model(name).to_dict()
+        common = transformers.PreTrainedConfig().to_dict().keys()
+    read = pretrained.FAMILIES[name].entries.keys()
+    words = UNREAD + OF_OTHERS.get(name, ())
+    unread = {e for e in expected.keys() - common - read if not any(w in e for w in words)}
+    assert not unread and not read - expected.keys() - EARLIER
+    # None stands for what follows from other entries.
+    schema = pretrained.FAMILIES[name].schema
+    ours = {k: entry.default for k, entry in schema.items() if entry.default is not None}
+    shared = ours.keys() & expected.keys()
+    assert len(shared) > 6
+    assert {k: ours[k] for k in shared} == {k: expected[k] for k in shared}
+    if rotary := expected.get("rope_parameters"):
+        config = pretrained.config_of({"model_type": name})
+        full, local = (rotary.get(f"{k}_attention", rotary) for k in ("full", "sliding"))
+        width = full.get("partial_rotary_factor", 1.0) * config.qk_width
+        assert (config.rotary_width or config.qk_width) == width
+        assert config.rotary_theta == full["rope_theta"]
+        assert (config.local_theta or config.rotary_theta) == local["rope_theta"]
+
+
+def test_null_means_the_default_and_parts_are_checked():
+    settings = pretrained.settings_of({"model_type": "bert", "hidden_size": None, "other": None})
+    assert settings["hidden_size"] == 768 and settings["other"] is None
+    assert pretrained.settings_of({"model_type": "t5"})["part"] == "encoder"
+    assert pretrained.settings_of({"model_type": "mt5"}, "decoder")["part"] == "decoder"
+
+
+@pytest.mark.parametrize(
+    ("name", "positions"), [("bert", 20), ("roberta", 18), ("xlm-roberta", 18), ("camembert", 18)]
+)
+def test_roberta_keeps_rows_of_its_positions_for_padding(name, positions):
+    config = pretrained.config_of(SMALL | {"model_type": name})
+    assert config.embedding.num_positions == positions
+
+
+def make_config(name, **entries):
+    """Makes the configuration of four layers."""
+    defaults = {"model_type": name, "num_hidden_layers": 4, "num_key_value_heads": 3} | SMALL
+    return pretrained.config_of(defaults | entries)
+
+
+def test_layers_with_a_window_have_a_rotary_base_of_their_own():
+    for name, entry in (
+        ("modernbert", "local_rope_theta"),
+        ("gemma3_text", "rope_local_base_freq"),
+    ):
+        assert make_config(name, **{entry: 500.0}).local_theta == 500
+        rotary = {"sliding_attention": {"rope_type": "default", "rope_theta": 700.0}}
+        assert make_config(name, rope_parameters=rotary, **{entry: 500.0}).local_theta == 700
+    assert make_config("gemma3_text", rope_theta=300.0).rotary_theta == 300
+
+
+def test_yarn_keeps_fast_waves_and_divides_slow_ones():
+    """Fast: over 32 turns in the first training; slow: under one (Peng et al. 2023)."""
+    first = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 2048}
+    config = make_config("llama", rope_scaling=first)
+    ((_, frequencies),) = config.rotary_tables
+    assert frequencies == pytest.approx([1, 0.1, 0.01 * (1 + 1 / 4) / 2, 0.001 / 4])
+    assert config.rotary_factor == pytest.approx(0.1 * math.log(4) + 1)
+
+
+def test_gpt2_divides_scores_by_the_number_of_the_layer():
+    settings = {"model_type": "gpt2", "n_layer": 4, "n_head": 3, "n_embd": 24}
+    assert pretrained.config_of(settings).temperature == 1
+    divided = pretrained.config_of(settings | {"scale_attn_by_inverse_layer_idx": True})
+    assert divided.temperature.tolist() == [1, 2, 3, 4]
+
+
+def test_sliding_windows():
+    """Entries of `windows` are distances, one less than what the models count; 0 for none."""
+
+    def windows(name, **entries):
+        return make_config(name, **{"sliding_window": 7} | entries).windows
+
+    assert windows("mistral") == (6,) * 4 and windows("mistral", sliding_window=None) == ()
+    assert windows("qwen2") == () and windows("qwen2", use_sliding_window=True) == ()
+    used = {"use_sliding_window": True, "max_window_layers": 3}
+    assert windows("qwen2", **used) == (0, 0, 0, 6)
+    assert windows("qwen3", **used, sliding_window=None) == (0, 0, 0, 4095)
+    assert windows("gemma2") == (6, 0, 6, 0)
+    kinds = ["full_attention", "sliding_attention"] * 2
+    assert windows("gemma2", layer_types=kinds) == (0, 6, 0, 6)
+    assert windows("gemma3_text", num_hidden_layers=6) == (6,) * 5 + (0,)
+    assert windows("modernbert", local_attention=10) == (0, 5, 5, 0)
+    assert windows("olmo3") == windows("cohere2") == (6, 6, 6, 0)
+    assert windows("cohere2", sliding_window_pattern=2) == (6, 0, 6, 0)
+    assert windows("smollm3") == () and windows("smollm3", use_sliding_window=True) == (0, 0, 0, 6)
+    assert windows("llama") == ()  # which transformers does not read either
+
+
+def test_layers_without_positions():
+    def rotary(name, **entries):
+        return make_config(name, **entries).rotary_layers
+
+    assert rotary("smollm3") == rotary("cohere2") == (True, True, True, False)
+    assert rotary("smollm3", no_rope_layers=[0, 1, 1, 0, 1]) == (False, True, True, False)
+    assert rotary("cohere2", layer_types=["full_attention"] * 4) == (False,) * 4
+    assert rotary("llama") == ()
+
+
+def test_null_is_a_value_where_it_means_without():
+    settings = {"model_type": "gemma2", "hidden_size": 24, "num_key_value_heads": 8}
+    assert pretrained.config_of(settings).score_cap == 50.0
+    assert pretrained.config_of(settings | {"attn_logit_softcapping": None}).score_cap == 0.0
+    assert pretrained.config_of(settings | {"sliding_window": None}).windows == ()
+
+
+REFUSED = {
+    "llama": ({"hidden_act": "tanh"}, "hidden_act='tanh' of a llama model is not supported"),
+    "mistral": ({"num_key_value_heads": 2}, "num_key_value_heads=2 does not divide num_att"),
+    "qwen3": ({"layer_types": ["linear_attention"] * 3}, "layer_types has 'linear_attention'"),
+    "qwen2": ({"layer_types": ["full_attention"]}, "layer_types has 1 entries for num_hidden_l"),
+    "phi3": (
+        {"rope_scaling": {"type": "longrope", "short_factor": [1.0], "long_factor": [1.0]}},
+        "short_factor is not a list of 4 numbers",
+    ),
+    "gpt_neox": ({"rope_scaling": {"type": "spiral"}}, "rope_type='spiral' is not one of"),
+    "olmo2": ({"rope_scaling": {"type": "linear"}}, "factor=None is not a number"),
+    "gemma2": (
+        {"use_bidirectional_attention": True},
+        "use_bidirectional_attention=True of a gemma2 model is not supported, only None",
+    ),
+    "gemma3_text": (
+        {"rope_parameters": {"sliding_attention": {"rope_type": "linear", "factor": 2.0}}},
+        "rope_parameters.sliding_attention.rope_type='linear' of a gemma3_text model",
+    ),
+    "mixtral": (
+        {"num_experts_per_tok": 9, "num_key_value_heads": 3},
+        "experts_per_token=9 is not a whole number from 1 to 8",
+    ),
+    "qwen2_moe": ({"decoder_sparse_step": 2}, "decoder_sparse_step=2 of a qwen2_moe model"),
+    "qwen3_moe": ({"mlp_only_layers": [0]}, r"mlp_only_layers=\[0\] of a qwen3_moe model"),
+    "gptj": ({"rotary_dim": 65}, "rotary_width=65 is not even and between"),
+    "phi": ({"qk_layernorm": True}, "qk_layernorm=True of a phi model is not supported"),
+    "stablelm": ({"qk_layernorm": True}, "qk_layernorm=True of a stablelm model"),
+    "cohere": ({"use_qk_norm": True}, "use_qk_norm=True of a cohere model is not supported"),
+    "cohere2": ({"layer_types": ["chunked"] * 40}, "layer_types has 'chunked'"),
+    "gemma": ({"hidden_act": "relu"}, "hidden_act='relu' of a gemma model is not supported"),
+    "granite": ({"attention_multiplier": 0.0}, "attention_multiplier=0.0 is not between"),
+    "smollm3": ({"no_rope_layers": [1, 2]}, r"no_rope_layers=\[1, 2\] are not 36 of 0 or 1"),
+    "olmo3": (
+        {"rope_parameters": {"sliding_attention": {"rope_type": "yarn", "factor": 2.0}}},
+        "rope_parameters.sliding_attention.rope_type='yarn' of a olmo3 model",
+    ),
+    "modernbert": ({"hidden_activation": "tanh"}, "hidden_activation='tanh' of a modernbert"),
+    "dinov2": ({"patch_size": 5}, "patch_size=5 does not tile image_size=224"),
+    "whisper": ({"activation_function": "relu"}, "activation_function='relu' of a whisper"),
+}
+
+
+@parametrize_refusals(
+    [(name, *row) for name, row in REFUSED.items()]
+    + [("llama", {"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor=0.5")]
+    # which was the usual base
+    + [(name, {"rope_theta": 0}, "rope_theta=0.0 of") for name in ("llama", "gemma3_text")]
+)
+def test_what_is_not_supported_is_named(arguments, message):
+    name, entries = arguments
+    is_refused(message, lambda: pretrained.config_of(SMALL | {"model_type": name} | entries))
+
+
+@parametrize_refusals(
+    [
+        ("t5", "both", r"part='both' of a t5 model is not one of \('encoder'"),
+        ("bert", "encoder", r"part='encoder' of a bert model is not one of \(\)"),
+        ("bart", None, "model_type='bart' is not one of"),
+    ]
+)
+def test_parts_and_kinds_that_there_are_not(arguments, message):
+    name, part = arguments
+    is_refused(message, lambda: pretrained.settings_of({"model_type": name}, part))
+
+
+@pytest.mark.parametrize("name", ["num_experts", "num_local_experts"])
+@pytest.mark.parametrize("family", ["qwen2_moe", "qwen3_moe"])
+def test_the_number_of_experts_has_two_names(family, name):
+    """transformers >= 5 writes another than earlier versions; d_ff is that of all experts."""
+    entries = {"model_type": family, name: 6, "moe_intermediate_size": 10}
+    shared = 7 if family == "qwen2_moe" else 0  # Qwen3 has no shared expert
+    entries |= {"num_experts_per_tok": 2, "shared_expert_intermediate_size": shared}
+    config = pretrained.config_of(entries)
+    assert (config.num_experts, config.experts_per_token) == (6, 2)
+    assert (config.d_ff, config.d_shared) == (6 * 10 + shared, shared)

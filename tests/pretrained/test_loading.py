@@ -1,0 +1,427 @@
+"""Checkpoint folders and names on the hub: golden states, what is refused and how, draws."""
+
+import json
+import os
+import re
+import shutil
+import sys
+import types
+from fnmatch import fnmatch
+from functools import partial
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from rank_collapse import pretrained
+from rank_collapse.pretrained import open_checkpoint
+from rank_collapse.pretrained.checkpoint_files import open_weights
+from rank_collapse.pretrained.loading import hub_folder, is_hub_name
+from tests.oracles.checkpoint_arrays import largest_difference, ours
+from tests.support.closeness import assert_close
+from tests.support.folders import GOLDEN
+from tests.support.marks import full_but
+from tests.support.refusals import each_is_refused, is_refused, parametrize_refusals
+
+BERT = {
+    "model_type": "bert",
+    "vocab_size": 300,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 40,
+    "max_position_embeddings": 16,
+}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A copy of a golden checkpoint that a test may damage."""
+    return Path(shutil.copytree(GOLDEN / "bert", tmp_path / "bert"))
+
+
+def change_config(folder, **entries):
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | entries))
+
+
+def rewrite(folder, change):
+    """Saves change(name, values) of every tensor."""
+    path = folder / "model.safetensors"
+    save_file({name: change(name, a) for name, a in load_file(path).items()}, path)
+
+
+def read_layers(folder, **options):
+    """Every layer of an open checkpoint."""
+    source = open_checkpoint(folder, **options)
+    return [source.layer(i) for i in range(source.config.depth)]
+
+
+def unreadable(folder, *words, error=ValueError, **options):
+    """Asserts that `load` refuses a folder, and that reading it layer by layer does."""
+    words = "".join(f"(?=.*{re.escape(word)})" for word in words)
+    calls = [partial(call, folder, **options) for call in (pretrained.load, read_layers)]
+    each_is_refused(*((call, words) for call in calls), error=error)
+
+
+def test_missing_folder_config_and_weights(folder):
+    unreadable(folder / "none", "none", "does not exist", error=FileNotFoundError)
+    file = folder / "model.safetensors"
+    unreadable(file, "model.safetensors is a file; a checkpoint is", error=NotADirectoryError)
+    (folder / "model.safetensors").unlink()
+    unreadable(folder, "holds none of model.safetensors", error=FileNotFoundError)
+    (folder / "config.json").unlink()
+    unreadable(folder, "config.json does not exist", error=FileNotFoundError)
+
+
+def test_what_is_no_checkpoint_of_ours_is_said_to_be(folder, tmp_path):
+    for file, words in (("adapter_config.json", "merge_and_unload"), ("x.gguf", "gguf_file=")):
+        other = Path(shutil.copytree(folder, tmp_path / file.replace(".", "-")))
+        (other / file).write_text("{}")
+        if file == "x.gguf":
+            (other / "config.json").unlink()
+        unreadable(other, words)
+    unreadable(tmp_path / "x-gguf" / "x.gguf", "converted", error=NotADirectoryError)
+    named = types.SimpleNamespace(to_dict=lambda: BERT)
+    unreadable(types.SimpleNamespace(config=named, state_dict=dict, peft_config={}), "merge")
+    change_config(folder, quantization_config={"quant_method": "gptq"})
+    unreadable(folder, "gptq", "delete the entry")
+    (folder / "config.json").write_text("{}")
+    unreadable(folder, "no model_type")
+
+
+def test_a_head_alone_is_the_table_of_tied_embeddings(tmp_path):
+    copy = shutil.copytree(GOLDEN / "qwen2", tmp_path / "qwen2")
+    change_config(copy, tie_word_embeddings=True)
+    wanted = pretrained.load(copy)
+    path = copy / "model.safetensors"
+    tensors = load_file(path)
+    tensors.pop("lm_head.weight", None)
+    table = next(name for name in tensors if name.endswith("embed_tokens.weight"))
+    save_file({"lm_head.weight": tensors.pop(table)} | tensors, path)
+    loaded = pretrained.load(copy)
+    assert loaded[0] == wanted[0]
+    jax.tree.map(np.testing.assert_array_equal, loaded[1], wanted[1])
+    change_config(copy, tie_word_embeddings=False)
+    unreadable(copy, "embed_tokens.weight")
+
+
+def test_config_that_is_no_json_or_unknown(folder):
+    change_config(folder, model_type="bart")
+    unreadable(folder, "model_type='bart'", "roberta")
+    (folder / "config.json").write_text("{")
+    unreadable(folder, "config.json is not JSON")
+    (folder / "config.json").write_text("[]")
+    unreadable(folder, "holds a list")
+
+
+@pytest.mark.parametrize("keep", [4, 100, 0.5, 0.999])
+def test_truncated_safetensors(folder, keep):
+    path = folder / "model.safetensors"
+    raw = path.read_bytes()
+    path.write_bytes(raw[: int(keep * len(raw)) if isinstance(keep, float) else keep])
+    unreadable(folder, "model.safetensors", "cut short")
+
+
+def test_a_file_that_changes_while_it_is_read_is_one_line(folder):
+    """Pages of a mapped file that are cut off end the process; a new file in its place does not."""
+    path = folder / "model.safetensors"
+    weights, content = open_weights(folder), path.read_bytes()
+    first, second = weights.names[:2]
+    expected = weights.read(first)
+    new_path = path.with_name("new")
+    new_path.write_bytes(content[:100])
+    new_path.replace(path)
+    np.testing.assert_array_equal(weights.read(first), expected)
+    path.write_bytes(content)
+    weights = open_weights(folder)
+    os.truncate(path, len(content) // 2)
+    is_refused("model.safetensors: cut short, or changed", weights.read, second)
+
+
+@pytest.mark.parametrize("name", ["bert-untied", "bert-legacy"])
+@pytest.mark.parametrize("keep", [0.02, 0.5, 0.97])
+def test_truncated_torch_file(tmp_path, name, keep):
+    pytest.importorskip("torch")
+    folder = Path(shutil.copytree(GOLDEN / name, tmp_path / name))
+    path = folder / "pytorch_model.bin"
+    raw = path.read_bytes()
+    path.write_bytes(raw[: int(keep * len(raw))])
+    unreadable(folder, "pytorch_model.bin")
+
+
+def test_missing_tensor_and_shard(folder):
+    name = "encoder.layer.1.output.dense.weight"
+
+    tensors = load_file(folder / "model.safetensors")
+    save_file(
+        {k: v for k, v in tensors.items() if not k.endswith(name)}, folder / "model.safetensors"
+    )
+    unreadable(folder, name, "is missing")
+    index = {"weight_map": {"a": "model-00001-of-00002.safetensors"}}
+    (folder / "model.safetensors").unlink()
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    unreadable(folder, "model-00001-of-00002.safetensors", "missing", error=FileNotFoundError)
+    (folder / "model.safetensors.index.json").write_text('{"weight_map": {"a": 3}}')
+    unreadable(folder, "model.safetensors.index.json", "no weight_map of names")
+
+
+def test_no_tensor_of_the_family(tmp_path):
+    folder = Path(shutil.copytree(GOLDEN / "gpt2-head", tmp_path / "gpt2"))
+    shutil.copy(GOLDEN / "bert" / "config.json", folder)
+    unreadable(folder, "embeddings.word_embeddings.weight", "is missing")
+
+
+@pytest.mark.parametrize(
+    ("entries", "words"),
+    [
+        ({"intermediate_size": 30}, ("intermediate.dense.weight", "(28, 24)", "(30, 24)")),
+        ({"vocab_size": 41}, ("word_embeddings.weight", "(40, 24)", "(41, 24)")),
+        ({"num_hidden_layers": 1}, ("encoder.layer.1.", "1 layers")),
+        ({"num_hidden_layers": 3}, ("encoder.layer.2.", "is missing")),
+        ({"hidden_act": "snake"}, ("activation 'snake'",)),
+        ({"num_attention_heads": 5}, ("num_heads=5 does not divide d_model=24",)),
+        ({"position_embedding_type": "relative_key"}, ("relative_key", "not supported")),
+        ({"quantization_config": {"quant_method": "gptq"}}, ("quantised by 'gptq'",)),
+    ],
+)
+def test_config_that_contradicts_the_weights(folder, entries, words):
+    change_config(folder, **entries)
+    unreadable(folder, *words)
+
+
+def test_values_that_are_not_finite(folder):
+    end = "layer.0.attention.self.key.weight"
+    rewrite(folder, lambda name, a: np.nan * a if name.endswith(end) else a)
+    is_refused(r"self\.key\.weight.*not finite", pretrained.load, folder)
+
+
+def test_parts_and_dtypes(folder):
+    unreadable(folder, "part='decoder'", part="decoder")
+    unreadable(folder, "float64", "jax_enable_x64", dtype=jnp.float64)
+    _, params = pretrained.load(folder, dtype=jnp.bfloat16)
+    assert {a.dtype for a in jax.tree.leaves(params)} == {jnp.dtype("bfloat16")}
+
+
+def test_bfloat16_file_is_read_in_float32(folder):
+    _, before = pretrained.load(folder)
+    rewrite(folder, lambda name, a: a.astype(ml_dtypes.bfloat16))
+    _, after = pretrained.load(folder)
+    for a, b in zip(jax.tree.leaves(before), jax.tree.leaves(after), strict=True):
+        assert b.dtype == jnp.float32
+        assert_close(a, b, rtol=2**-8)
+
+
+def test_a_tensor_is_read_from_the_shard_that_the_index_names(tmp_path):
+    save_file({"a": np.zeros(3, np.float32)}, tmp_path / "1.safetensors")
+    save_file({"a": np.ones(3, np.float32), "b": np.ones(2)}, tmp_path / "2.safetensors")
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {"a": "1.safetensors", "b": "2.safetensors"}}))
+    assert not open_weights(tmp_path).read("a").any() and open_weights(tmp_path).names == ["a", "b"]
+    index.write_text(json.dumps({"weight_map": {"a": "1.safetensors", "b": "1.safetensors"}}))
+    elsewhere = r"tensor 'b' of .*index.json is not in 1.safetensors"
+    is_refused(elsewhere, open_weights, tmp_path)
+
+
+def test_weights_of_whole_numbers_are_said_to_be_quantised(folder):
+    path = folder / "model.safetensors"
+    raw = path.read_bytes()
+    length = int.from_bytes(raw[:8], "little")
+    header = json.loads(raw[8 : 8 + length])
+    name = next(n for n in header if n.endswith("layer.1.output.dense.weight"))
+    header[name]["dtype"] = "I32"
+    text = json.dumps(header).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + raw[8 + length :])
+    is_refused(r"is of int32: a quantised checkpoint", read_layers, folder)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("package", "words"), [("torch", "save_file"), ("safetensors", "pip install safetensors")]
+)
+def test_files_whose_package_is_not_installed(monkeypatch, tmp_path, package, words):
+    """The message on a .bin file says how to convert it, and that command does it."""
+    name = {"torch": "bert-untied", "safetensors": "bert"}[package]
+    folder = Path(shutil.copytree(GOLDEN / name, tmp_path / name))
+    with monkeypatch.context() as patched:
+        patched.setitem(sys.modules, package, None)
+        with pytest.raises((ValueError, ImportError), match="not installed") as caught:
+            open_weights(folder)
+        assert package in str(caught.value) and words in str(caught.value)
+    if package == "torch":
+        pytest.importorskip("torch")
+        _, before = pretrained.load(folder)
+        command = str(caught.value).partition('python -c "')[2].removesuffix('"')
+        monkeypatch.chdir(folder)
+        exec(command)
+        assert open_weights(folder).file == "model.safetensors"
+        jax.tree.map(np.testing.assert_array_equal, before, pretrained.load(folder)[1])
+
+
+def test_formats_hold_the_same_numbers(tmp_path):
+    """A strided (transposed) view in a torch file is read as torch would."""
+    torch = pytest.importorskip("torch")
+    w = torch.arange(12.0).reshape(3, 4)
+    for modern in (True, False):
+        torch.save(
+            {"a": w.T, "b": w[1:, ::2], "c": w.to(torch.bfloat16), "d": torch.tensor(2.5)},
+            tmp_path / "pytorch_model.bin",
+            _use_new_zipfile_serialization=modern,
+        )
+        weights = open_weights(tmp_path)
+        np.testing.assert_array_equal(weights.read("a"), w.T.numpy())
+        np.testing.assert_array_equal(weights.read("b"), w[1:, ::2].numpy())
+        np.testing.assert_array_equal(weights.read("c").astype(np.float32), w.numpy())
+        assert weights.read("d").shape == () and float(weights.read("d")) == 2.5
+
+
+def test_random_like_bert():
+    config, params = pretrained.random_like(BERT, jax.random.key(0))
+    assert config.depth == 2 and params.layers.mlp.w_in.shape == (2, 32, 40)
+    tokens = params.embedding.tokens
+    assert not np.any(tokens[0]) and np.all(np.any(tokens[1:], axis=1))
+    for leaf in (tokens[1:], params.layers.attention.w_q, params.layers.mlp.w_out):
+        # The standard deviation of n normals has a relative error of 1/√(2n).
+        assert abs(float(leaf.std()) / 0.02 - 1) < 5 / np.sqrt(2 * leaf.size)
+    assert not np.any(params.layers.attention.b_q)
+    assert np.all(params.layers.attention_norm.gain == 1)
+    assert not np.array_equal(params.layers.attention.w_q[0], params.layers.attention.w_q[1])
+    table = pretrained.open_random(BERT, jax.random.key(0)).outside.embedding.tokens
+    rows = [7, 3, 299, 150]  # read before the whole table is drawn
+    np.testing.assert_array_equal(table.rows(rows), tokens[np.array(rows)])
+    _, again = pretrained.random_like(BERT, jax.random.key(0))
+    _, other = pretrained.random_like(BERT, jax.random.key(1))
+    np.testing.assert_array_equal(again.layers.mlp.w_in, params.layers.mlp.w_in)
+    assert not np.array_equal(other.layers.mlp.w_in, params.layers.mlp.w_in)
+
+
+def test_published_sizes():
+    shapes = {
+        name: pretrained.config_of(f"random:{name}")
+        for name in ("bert-base-cased", "albert-base-v2", "xlnet-base-cased")
+    }
+    for name, config in shapes.items():
+        assert (config.depth, config.num_heads, config.d_model) == (12, 12, 768)
+        curves = pretrained.published_curves(pretrained.settings_of(f"random:{name}"), 12)
+        assert set(curves) == {"init", "pretrained"}
+    assert shapes["albert-base-v2"].num_rows == 1
+    assert pretrained.published_curves(pretrained.settings_of(BERT), 2) == {}
+    is_refused("bert-huge", pretrained.config_of, "bert-huge", error=FileNotFoundError)
+
+
+READERS = {
+    "settings_of": pretrained.settings_of,
+    "load": pretrained.load,
+    "open_checkpoint": pretrained.open_checkpoint,
+    "random_like": lambda name: pretrained.random_like(name, jax.random.key(0)),
+}
+
+
+@pytest.mark.parametrize("reader", READERS)
+@pytest.mark.parametrize("name", ["bert-base-cased", "gpt2", "openai/gpt2"])
+def test_a_plain_name_is_a_folder_everywhere(reader, name, tmp_path, monkeypatch):
+    """A published name that is no folder names both others, and a folder of that name is read."""
+    monkeypatch.chdir(tmp_path)
+    drawn = "bert-base-cased" if name == "bert-base-cased" else "NAME"
+    message = rf"{name} does not exist; hf:{name} is .*hub, random:{drawn} random weights"
+    is_refused(message, READERS[reader], name, error=FileNotFoundError)
+    shutil.copytree(GOLDEN / "bert", tmp_path / name)
+    READERS[reader](name)
+    assert pretrained.config_of(name).depth == pretrained.config_of(GOLDEN / "bert").depth
+
+
+def test_random_weights_of_a_folder_or_a_name():
+    """They are those of `random_like`, the first key, and say of themselves that they are."""
+    folder = GOLDEN / "bert"
+    source = f"random:{folder}"
+    config, params = pretrained.load(source)
+    expected_config, expected = pretrained.random_like(folder, jax.random.key(0))
+    assert config == expected_config
+    jax.tree.map(np.testing.assert_array_equal, params, expected)
+    assert pretrained.open_checkpoint(source).has_random_weights
+    assert not pretrained.open_checkpoint(folder).has_random_weights
+    is_refused("random: has no name", pretrained.load, "random:")
+    is_refused(r"none does not exist", pretrained.load, "random:none", error=FileNotFoundError)
+
+
+@parametrize_refusals(
+    [
+        (call, config, "a Net is not a checkpoint folder, a config")
+        for call in (pretrained.load, open_checkpoint, pretrained.settings_of)
+        for config in (None, {"n_layer": 2})
+    ]
+)
+def test_a_model_that_is_none_of_transformers_is_named(arguments, message):
+    call, config = arguments
+    is_refused(message, lambda: call(type("Net", (), {"state_dict": dict, "config": config})()))
+
+
+PYTHIA = "EleutherAI/pythia-70m@step1"
+INSTEAD = "hf download EleutherAI/pythia-70m --revision step1 --local-dir pythia-70m"
+
+
+def fake_hub(monkeypatch, download):
+    module = types.ModuleType("huggingface_hub")
+    module.snapshot_download = download
+    monkeypatch.setitem(sys.modules, "huggingface_hub", module)
+
+
+def test_names_on_the_hub_without_the_package_and_without_internet(monkeypatch):
+    assert is_hub_name("hf:gpt2") and not is_hub_name("gpt2") and not is_hub_name({"model_type": 1})
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    missing = f"huggingface_hub, which is not installed: pip.*{INSTEAD}"
+    is_refused(missing, pretrained.load, f"hf:{PYTHIA}", error=ImportError)
+
+    def download(*_, **__):
+        raise ConnectionError("no route\nto host")
+
+    fake_hub(monkeypatch, download)
+    offline = f"no route to host; give a folder.*{INSTEAD}"
+    is_refused(offline, pretrained.settings_of, f"hf:{PYTHIA}", error=FileNotFoundError)
+
+
+@pytest.mark.parametrize("file", ["model.safetensors", "pytorch_model.bin", "README.md"])
+def test_weights_in_the_safer_format_where_there_are_some(monkeypatch, tmp_path, file):
+    requests = []
+
+    def download(name, *, revision, allow_patterns):
+        requests.append((name, revision, allow_patterns))
+        if any(fnmatch(file, pattern) for pattern in allow_patterns):
+            (tmp_path / file).touch()
+        return str(tmp_path)
+
+    fake_hub(monkeypatch, download)
+    if file == "README.md":
+        is_refused(
+            r"hf:gpt2: there are none of model\.safe",
+            hub_folder,
+            "hf:gpt2",
+            error=FileNotFoundError,
+        )
+    else:
+        assert hub_folder("hf:gpt2") == tmp_path
+    assert all(a[:2] == ("gpt2", None) and "config.json" in a[2] for a in requests)
+    assert len(requests) == (1 if file == "model.safetensors" else 2)
+
+
+FOLDERS = sorted(f.name for f in GOLDEN.iterdir() if f.is_dir())
+
+
+def test_golden_folders_exist():
+    families = {"bert", "roberta", "albert", "xlnet", "distilbert", "t5", "gpt2", "vit", "llama"}
+    assert families <= {name.split("-")[0] for name in FOLDERS}
+
+
+@pytest.mark.parametrize("name", full_but(FOLDERS, "bert", "llama-grouped", "vit-wide"))
+def test_hidden_states_and_attentions(name, optimized):
+    if list((GOLDEN / name).glob("*.bin")):
+        pytest.importorskip("torch")
+    stored = np.load(GOLDEN / name / "expected.npz")
+    arguments = {k[3:]: v for k, v in stored.items() if k.startswith("in/")}
+    expected = {k[4:]: v for k, v in stored.items() if k.startswith("out/")}
+    worst = largest_difference(ours(GOLDEN / name, arguments), expected, arguments)
+    assert max(worst.values()) < 1e-5, worst

@@ -1,0 +1,311 @@
+"""Measurements layer by layer against the same measurements of the network in memory."""
+
+import shutil
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+import rank_collapse as rc
+from experiments.paper.trained.chains import ChainPass
+from rank_collapse import pretrained
+from rank_collapse.network import surgery
+from rank_collapse.network.measured import influence
+from rank_collapse.network.measured.heads import measure_heads
+from rank_collapse.network.measured.influence import InfluencePass
+from rank_collapse.network.measured.states import ProfilePass
+from rank_collapse.network.passes import LayerMeasure, States
+from rank_collapse.paths import next_token
+from rank_collapse.paths.contributions import LengthPass, path_contributions
+from rank_collapse.pretrained import AblationSpec, Group, InMemory, streaming
+from rank_collapse.pretrained.checkpoint_files import open_weights
+from rank_collapse.pretrained.predictions import next_tokens, targets_of
+from rank_collapse.theory.reports import BoundPass, bound_report
+from tests.oracles import draws
+from tests.oracles.path_examples import (
+    chain_effects,
+    heads_in_memory,
+    over_batch,
+    profile_in_memory,
+)
+from tests.support.closeness import near
+from tests.support.folders import GOLDEN
+from tests.support.marks import full_but
+from tests.support.refusals import is_refused, parametrize_refusals
+
+FAMILIES = full_but(
+    ["llama-grouped", "albert-groups", "t5-gated", "gpt2-head", "bert-untied"], "llama-grouped"
+)
+MEASURES = ("residual_ratio", "token_cosine")
+TOLERANCE = 2e-5
+SAN = AblationSpec("SAN")
+
+
+def batch(config, n=7):
+    rng = np.random.default_rng(0)
+    ids = rng.integers(3, config.embedding.vocab_size, (3, n))
+    mask = np.arange(n)[None] < np.array([n, n - 2, n - 1])[:, None]
+    return {"x": ids, "mask": mask}
+
+
+def largest_gap(values, expected):
+    """Computes the largest difference of two trees, relative to the largest entry of an array."""
+
+    def compute_gap(a, b):
+        a, b = (np.asarray(c, np.float64) for c in (a, b))
+        assert a.shape == b.shape
+        same = (a == b) | (np.isnan(a) & np.isnan(b))
+        return np.max(np.where(same, 0, np.abs(a - b))) / np.max(
+            np.abs(b[np.isfinite(b)]), initial=1e-30
+        )
+
+    return max(jax.tree.leaves(jax.tree.map(compute_gap, values, expected)), default=0.0)
+
+
+def drop_chance(profile):
+    """Drops the spikes in residuals of mere rounding, where they are chance."""
+    measures = {name: profile[name] for name in MEASURES}
+    return measures, profile.rounding, profile.spiked & ~profile.rounding
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_streamed_is_what_the_network_in_memory_gives(name):
+    config, params = pretrained.load(GOLDEN / name)
+    inputs = batch(config)
+    source = pretrained.open_checkpoint(GOLDEN / name)
+    passes = (
+        ("profile", ProfilePass(MEASURES)),
+        ("lengths", LengthPass()),
+        ("chains", ChainPass(2)),
+        ("attention", LayerMeasure(measure_heads)),
+        ("influence", InfluencePass()),
+    )
+    groups = {
+        "whole": Group(passes),
+        "SAN": Group((("profile", ProfilePass(MEASURES)),), SAN, last=1),
+    }
+    streamed = pretrained.stream(source, inputs, groups, chunk=2)
+
+    def measure_in_memory(measure, cut="Transformer", count=None, **static):
+        ablated = surgery.ablate(config, params, cut)
+        arguments = {k: v[:count] for k, v in inputs.items()}
+        return over_batch(measure, ablated[1], ablated[0], arguments, **static)
+
+    expected = {
+        "profile": measure_in_memory(profile_in_memory, measures=MEASURES),
+        "lengths": measure_in_memory(path_contributions),
+        "chains": measure_in_memory(chain_effects, num_paths=2),
+        "attention": measure_in_memory(heads_in_memory),
+        "influence": measure_in_memory(influence.layer_influence),
+    }
+    gaps = {key: largest_gap(streamed["whole"][key], expected[key]) for key in expected}
+    san = measure_in_memory(profile_in_memory, "SAN", 1, measures=MEASURES)
+    gaps["SAN"] = largest_gap(drop_chance(streamed["SAN"]["profile"]), drop_chance(san))
+    print(name, gaps)
+    assert max(gaps.values()) < TOLERANCE, gaps
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("kind", full_but(["mask", "bias"], "mask"))
+def test_bounds_are_refused_where_rows_differ_as_in_memory(kind):
+    """Each text has its own [n, n] mask or bias, of which the config says nothing."""
+    config, params = pretrained.load(GOLDEN / "bert")
+    source, n = pretrained.open_checkpoint(GOLDEN / "bert"), 5
+    array = np.tril(np.ones((n, n), bool)) if kind == "mask" else np.ones((1, n, n), np.float32)
+    inputs = {"x": batch(config, n)["x"][:1], kind: array[None]}
+    group = {"SAN": Group((("bounds", BoundPass()),), SAN)}
+    report = pretrained.stream(source, inputs, group)["SAN"]["bounds"]
+    config, params = surgery.ablate(config, params, "SAN")
+    expected = bound_report(params, inputs["x"][0], config, **{kind: array})
+    assert report.not_covered == expected.not_covered and "rows" in report.not_covered[0]
+    for name in ("mean_head", "mean_layer", "diameter_layer", "diameter"):
+        assert np.isnan(getattr(report, name).log10_rhs).all(), name
+    padded = {"x": inputs["x"], "mask": np.arange(n)[None] < n - 1}
+    covered = pretrained.stream(source, padded, group)["SAN"]["bounds"]
+    assert not any(reason.startswith("rows") for reason in covered.not_covered)
+    assert np.isfinite(covered.mean_layer.log10_rhs).all()
+
+
+def test_next_tokens_of_a_language_model():
+    folder = GOLDEN / "llama-grouped"
+    config, _ = pretrained.load(folder)
+    source, inputs = pretrained.open_checkpoint(folder), batch(config)
+    passes = ("sums", LengthPass()), ("states", States())
+    streamed = pretrained.stream(source, inputs, {"all": Group(passes)})["all"]
+    targets, keep = targets_of(inputs["x"], inputs["mask"])
+    assert not keep[:, -1].any() and keep[0, :-1].all() and keep[1].sum() == 4
+    table = source.unembedding.table.read(0, config.embedding.vocab_size)
+
+    def compute_loss(output, i):
+        logits = output @ jnp.asarray(table).T
+        losses = jax.nn.logsumexp(logits, axis=-1) - logits[jnp.arange(7), targets[i]]
+        return jnp.sum(jnp.where(keep[i], losses, 0)) / keep[i].sum()
+
+    output = jnp.asarray(streamed["sums"].output)
+    predictions = next_tokens(source.unembedding, output[:, None], jnp.eye(1), targets)
+    ours, _ = jax.vmap(next_token.measure_agreement)(predictions, jnp.asarray(keep))
+    expected = [compute_loss(output[i], i) for i in range(3)]
+    np.testing.assert_allclose(ours[:, 0], expected, rtol=1e-5)
+
+
+@pytest.mark.full
+def test_a_head_with_a_scale_and_a_bias():
+    rng = np.random.default_rng(0)
+    table, bias, output = (
+        rng.standard_normal(s).astype(np.float32) for s in ((9, 4), 9, (1, 6, 4))
+    )
+    targets, _ = targets_of(rng.integers(9, size=(1, 6)))
+    scaled = pretrained.Unembedding(0.3 * table, 0.3 * bias)
+    head = pretrained.Unembedding(table, bias, scale=0.3)
+    predictions, expected = (
+        next_tokens(one, output[:, None], jnp.eye(1), targets) for one in (head, scaled)
+    )
+    assert largest_gap(predictions, expected) < 1e-6
+
+
+@pytest.mark.full
+def test_texts_of_different_lengths_are_filled_up_and_masked():
+    """Each text is measured as it is alone; the caller's mask stays."""
+    config, params = pretrained.load(GOLDEN / "bert")
+    source, passes = pretrained.InMemory(params, config), (("profile", ProfilePass(MEASURES)),)
+    texts = [[5, 8, 13, 21, 3], np.array([7, 2]), (9, 4, 4)]
+    segments = [[0] * len(text[:-1]) + [1] for text in texts]
+    streamed = pretrained.stream(source, {"x": texts, "segments": segments}, {"": Group(passes)})
+    for i, (text, segment) in enumerate(zip(texts, segments, strict=True)):
+        inputs = {"x": np.array([text]), "segments": np.array([segment])}
+        expected = over_batch(profile_in_memory, params, config, inputs, measures=MEASURES)
+        of_text = jax.tree.map(lambda a, i=i: a[i : i + 1], streamed[""]["profile"])
+        near(of_text, expected, rtol=1e-4)
+    masked = {"x": texts, "mask": np.arange(5) < np.array([[5], [2], [2]])}
+    streamed = pretrained.stream(source, masked, {"": Group(passes)})[""]["profile"]
+    shorter = pretrained.stream(source, {"x": [*texts[:2], texts[2][:2]]}, {"": Group(passes)})
+    near(streamed, shorter[""]["profile"], rtol=1e-4)
+
+
+@pytest.mark.full
+def test_one_program_serves_all_layers(monkeypatch):
+    source, traced, counts = pretrained.open_checkpoint(GOLDEN / "llama-grouped"), [], []
+    assemble_layer = streaming.assemble_layer
+
+    def count_assembly(*arguments):
+        traced.append(arguments)
+        return assemble_layer(*arguments)
+
+    monkeypatch.setattr(streaming, "assemble_layer", count_assembly)
+    jax.clear_caches()  # of other tests
+    groups = {"all": Group((("lengths", LengthPass()), ("chains", ChainPass(2))))}
+    pretrained.stream(
+        source, batch(source.config), groups, chunk=2, done=lambda _: counts.append(len(traced))
+    )
+    assert len(counts) == source.config.depth > 1
+    assert counts[0] >= len(groups) and len(set(counts)) == 1
+
+
+@pytest.mark.full
+def test_an_ablation_is_the_one_published_for_the_family():
+    config = rc.TransformerConfig(
+        depth=2, num_heads=1, d_model=4, attention_skip=True, mlp="gelu", mlp_skip=True
+    )
+    params = draws.parameters(config, bias_scale=0.0)
+    inputs = {"x": np.random.default_rng(0).normal(size=(1, 3, 4)).astype(np.float32)}
+    profile = (("profile", ProfilePass(MEASURES)),)
+    for family in ("bert", "albert"):
+        of_family = config.replace(family=family, skip_gain=0.7)
+        variants = surgery.list_ablations(family)
+        groups = {"/".join(variant): Group(profile, AblationSpec(*variant)) for variant in variants}
+        streamed = pretrained.stream(InMemory(params, of_family), inputs, groups)
+        for name, reading in variants:  # several of them share a program
+            cut_config, cut = surgery.ablate(of_family, params, name, reading)
+            with jax.disable_jit():  # few operations, which all variants share
+                single = profile_in_memory(cut, inputs["x"][0], cut_config, measures=MEASURES)
+            expected = jax.tree.map(lambda a: a[None], single)
+            assert largest_gap(streamed[f"{name}/{reading}"]["profile"], expected) < TOLERANCE
+
+
+# What a stream refuses: weights, files, texts and groups that mean nothing, each in one line.
+
+
+INPUTS = {"x": np.array([[3, 1, 4, 1]])}
+STATES = {"whole": Group((("states", States()),))}
+PROFILE = (("profile", ProfilePass(("residual_ratio",))),)
+
+
+def copy_checkpoint(tmp_path, name="llama-grouped"):
+    return Path(shutil.copytree(GOLDEN / name, tmp_path / name))
+
+
+def rewrite_tensor(folder, name, change):
+    """Rewrites one tensor of a folder's files."""
+    path = open_weights(folder).entries[name].path
+    tensors = load_file(path)
+    save_file(tensors | {name: change(tensors[name])}, path)
+
+
+def test_values_that_are_not_finite_are_named_when_their_layer_comes(tmp_path):
+    folder, done = copy_checkpoint(tmp_path), []
+
+    def spoil(a):
+        a[1, 2] = np.nan
+        return a
+
+    rewrite_tensor(folder, "model.layers.1.mlp.up_proj.weight", spoil)
+    source = pretrained.open_checkpoint(folder)
+    is_refused(
+        r"layers\.1\.mlp\.up_proj\.weight.*not finite",
+        pretrained.stream,
+        source,
+        INPUTS,
+        STATES,
+        done=lambda s: done.append(s.layers),
+    )
+    assert done == [1]
+
+
+@pytest.mark.parametrize(
+    ("names", "value", "message"),
+    [
+        ("layers.1.mlp.down_proj", 3e38, "layer 1: hidden states are not finite: weights or inp"),
+        ("", 0.0, "layer 0: hidden states are all 0; check the weights"),
+    ],
+)
+def test_weights_that_make_the_states_mean_nothing_are_said(names, value, message, tmp_path):
+    """Weights of 1e37 gave NaN in every measure and exit code 0, zeros failed at the end."""
+    folder = copy_checkpoint(tmp_path)
+    for name in [name for name in open_weights(folder).names if names in name]:
+        rewrite_tensor(folder, name, lambda a: np.full_like(a, value))
+    source = pretrained.open_checkpoint(folder)
+    is_refused(message, pretrained.stream, source, INPUTS, STATES)
+
+
+@parametrize_refusals(
+    [
+        (np.ones((1, 21), int), "21 tokens are more than the 20 positions"),
+        (np.full((1, 4), 40), "token id 40 is not below vocab_size=40"),
+    ]
+)
+def test_tokens_beyond_the_positions_or_the_vocabulary(arguments, message):
+    (x,) = arguments
+    is_refused(
+        message,
+        lambda: pretrained.stream(
+            pretrained.open_checkpoint(GOLDEN / "gpt2-head"), {"x": x}, {"all": Group(PROFILE)}
+        ),
+    )
+
+
+def test_inputs_and_groups_that_do_not_fit():
+    source = pretrained.open_checkpoint(GOLDEN / "gpt2-head")
+
+    def check_refused(words, rows=3, *, chunk=8, **group):
+        inputs = {"x": np.full((3, 4), 5), "mask": np.ones((rows, 4), bool)}
+        groups = {"all": Group(PROFILE), "some": Group(PROFILE, **group)}
+        is_refused(words, pretrained.stream, source, inputs, groups, chunk=chunk)
+
+    check_refused("different lengths.*'x': 3, 'mask': 4", rows=4)
+    check_refused("different lengths.*'x': 3, 'mask': 2", rows=2)
+    check_refused("chunk=0 is not a whole number from 1 on", chunk=0)
+    check_refused("group 'some' has none of 3 examples: first=3, last=None", first=3)
+    check_refused("group 'some' has none of 3 examples: first=2, last=2", first=2, last=2)

@@ -1,0 +1,217 @@
+"""The coordinate check finds known powers, in any framework; noise alone decides nothing."""
+
+import numpy as np
+import pytest
+from scipy import stats
+
+import rank_collapse as rc
+from rank_collapse.scaling import coord_check
+from tests.support.closeness import assert_close
+from tests.support.refusals import is_refused, parametrize_refusals
+
+DEPTHS, WIDTHS = (2, 4, 8, 16), (4, 16)
+
+
+def network(powers, noise=0.0, like=np.asarray):
+    """Makes build(depth, seed) of a "network" with known powers of depth and width."""
+
+    def build(depth, seed, width=4):
+        rng = np.random.default_rng((seed, depth, width))
+        counter, base = iter(range(100)), np.random.default_rng(0).normal(size=(3, 5, 4))
+
+        def size(name):
+            over_depth, over_width = powers[name]
+            return depth**over_depth * (width / 4) ** over_width * np.exp(noise * rng.normal())
+
+        def run_step():
+            step_number = next(counter)
+            hidden = size("stream") * base + size("change") * step_number  # all entries move alike
+            before = hidden * (1 - size("branch"))
+            return {
+                "hidden": like(hidden),
+                "before": like(before),
+                "logits": like(size("logits") * base[0]),
+                "query_gradient": like(size("query_gradient") * base[0]),
+                "loss": 3.0,
+            }
+
+        return run_step
+
+    return build
+
+
+STILL = dict.fromkeys(("stream", "change", "branch", "logits", "query_gradient"), (0.0, 0.0))
+KNOWN = STILL | {"stream": (0.5, 0.0), "logits": (1.0, -0.5), "branch": (-1.0, 0.0)}
+KNOWN |= {"change": (0.25, 0.0), "query_gradient": (-2.0, 0.0)}
+
+
+@pytest.mark.parametrize("framework", ["numpy", "jax.numpy", "torch"])
+def test_known_powers_are_found(framework):
+    build = network(KNOWN, like=pytest.importorskip(framework).asarray)
+    check = rc.coord_check(build, DEPTHS, steps=1)
+    slopes = {slope.quantity: slope for slope in check.slopes()}
+    for name in ("stream", "logits", "branch", "query_gradient"):
+        assert slopes[name].slope == pytest.approx(KNOWN[name][0], abs=1e-5)
+    assert slopes["residual_ratio"].slope == pytest.approx(0, abs=1e-5)
+    assert "change" not in slopes  # a first step has none
+
+
+def test_slopes_have_intervals_over_seeds():
+    check = rc.coord_check(network(KNOWN, noise=0.01), DEPTHS, WIDTHS, steps=2, seeds=4)
+    by_quantity = {(slope.quantity, slope.over): slope for slope in check.slopes(0)}
+    noisy = (
+        slope for slope in by_quantity.values() if slope.quantity in ("stream", "logits", "branch")
+    )
+    assert all(slope.low < slope.slope < slope.high for slope in noisy)
+    assert by_quantity["stream", "depth"].slope == pytest.approx(0.5, abs=0.02)
+    assert by_quantity["logits", "width"].slope == pytest.approx(-0.5, abs=0.02)
+    assert by_quantity["stream", "depth"].ratio == pytest.approx(8**0.5, rel=0.05)
+    # Student's interval of the slopes that numpy fits to each seed
+    logs = np.log(check.values["stream"][..., 0]).mean(axis=0)
+    slopes = np.polyfit(np.log(DEPTHS), logs, 1)[0]
+    half = stats.t.ppf(0.975, 3) * slopes.std(ddof=1) / 2
+    ends = by_quantity["stream", "depth"][3:5]
+    assert_close(ends, [slopes.mean() - half, slopes.mean() + half], rtol=1e-9)
+    (slope, *_) = rc.coord_check(network(KNOWN), DEPTHS, steps=1, seeds=1).slopes()
+    assert (slope.low, slope.high) == (-np.inf, np.inf)
+    # seeds that agree exactly decide
+    (slope, *_) = rc.coord_check(network(KNOWN), DEPTHS, steps=1, seeds=3).slopes()
+    assert slope.low == slope.high == slope.slope == pytest.approx(0.5)
+    assert f"{slope.slope:.2f} to {slope.slope:.2f}" in str(
+        rc.coord_check(network(KNOWN), DEPTHS, steps=1, seeds=3)
+    )
+
+
+def test_a_bump_that_no_slope_shows_is_the_largest_ratio():
+    sizes = {2: 1.07, 8: 100.3, 32: 1.06}
+    states = np.random.default_rng(0).normal(size=(5, 4))
+    check = rc.coord_check(lambda depth, seed: lambda: {"hidden": sizes[depth] * states}, steps=1)
+    stream = check.slopes()[0]
+    assert abs(stream.slope) < 0.01 and stream.ratio == pytest.approx(100.3 / 1.06)
+    assert "94.6" in str(check)
+
+
+def test_change_is_between_steps():
+    check = rc.coord_check(network(KNOWN), DEPTHS, steps=3)
+    (change,) = (one for one in check.slopes() if one.quantity == "change")
+    assert change.slope == pytest.approx(0.25, abs=1e-6)
+    assert np.isnan(check.values["change"][..., 0]).all()
+
+
+@pytest.mark.parametrize("framework", ["numpy", "torch"])
+def test_a_buffer_that_a_step_uses_again_has_changed(framework):
+    module = pytest.importorskip(framework)
+
+    def build(depth, seed):
+        hidden = module.ones((5, 4))
+
+        def step():
+            hidden[...] += 0.5
+            return {"hidden": hidden}
+
+        return step
+
+    change = rc.coord_check(build, DEPTHS, steps=2, seeds=1).values["change"]
+    np.testing.assert_array_equal(change[..., 1], 0.5)
+
+
+def test_what_is_0_everywhere_is_drawn():
+    step = {"hidden": np.eye(4), "before": np.eye(4), "query_gradient": np.zeros(3)}
+    check = rc.coord_check(lambda depth, seed: lambda: step, DEPTHS, steps=2, seeds=2)
+    check.figure().draw_without_rendering()
+
+
+def test_a_loss_of_half_precision_is_a_number():
+    torch = pytest.importorskip("torch")
+    step = {"hidden": torch.ones(5, 4), "loss": torch.tensor(1.5, dtype=torch.bfloat16)}
+    check = rc.coord_check(lambda depth, seed: lambda: step, DEPTHS, steps=1, seeds=1)
+    assert (check.values["loss"] == 1.5).all()
+
+
+def test_what_is_not_positive_has_no_slope():
+    def build(depth, seed):
+        hidden = np.random.default_rng(seed).normal(size=(5, 4)) * (np.nan if depth in lost else 1)
+        return lambda: {"hidden": hidden, "score": -1.0}
+
+    for lost in ((8,), DEPTHS):
+        stream, *_, score = rc.coord_check(build, DEPTHS, steps=1).slopes()
+        assert np.isnan(stream.slope) and f"depth {lost[0]}" in stream.reason
+        assert np.isnan(score.ratio) and "depth 2" in score.reason
+
+
+def test_the_table_and_the_figure_have_every_quantity():
+    pytest.importorskip("pandas")
+    check = rc.coord_check(network(KNOWN, noise=0.01), DEPTHS, WIDTHS, steps=2)
+    table = check.to_pandas()
+    assert len(table) == len(WIDTHS) * len(DEPTHS) * 3 * 2
+    chosen = table[(table.width == 16) & (table.depth == 8) & (table.seed == 1)].sort_values("step")
+    np.testing.assert_array_equal(chosen.stream, check.values["stream"][1, 2, 1])
+    assert "width" not in rc.coord_check(network(KNOWN), DEPTHS, steps=1).columns()
+    lines = str(check).splitlines()
+    assert len(lines) == 2 + len(check.slopes())
+    panels = check.figure().axes
+    assert len(panels) == len(check.values)
+    lines = {ax.get_ylabel(): len(ax.get_lines()) for ax in panels}
+    assert lines["mean |x_L|"] == 2 * len(WIDTHS)  # steps and widths
+    assert lines["mean |Δx_L| of a step"] == len(WIDTHS)  # a first step has none
+
+
+STATES = np.random.default_rng(0).normal(size=(5, 4))
+
+
+def one_step(result):
+    return lambda depth, seed: lambda: result
+
+
+def shrinking(depth, seed):
+    sizes = iter((5, 1))
+    return lambda: {"hidden": STATES[: next(sizes)]}
+
+
+@parametrize_refusals(
+    [
+        (lambda: rc.coord_check(network(KNOWN), (2, 2)), r"depths=\(2, 2\)"),
+        (lambda: rc.coord_check(network(KNOWN), DEPTHS, (4,)), r"widths=\(4,\)"),
+        (lambda: rc.coord_check(network(KNOWN), (0, 2)), r"depths=0\.0 is not in"),
+        (lambda: rc.coord_check(network(KNOWN), DEPTHS, (4, -8)), r"widths=-8\.0 is not in"),
+        (lambda: rc.coord_check(network(KNOWN), DEPTHS, steps=0), "steps=0"),
+        (lambda: rc.coord_check(network(KNOWN), DEPTHS, seeds=1.5), r"seeds=1\.5"),
+        (lambda: rc.coord_check(network(KNOWN), DEPTHS, steps="3"), "steps='3'"),
+        (lambda: rc.coord_check(network(KNOWN), 8), "depths=8"),
+        (lambda: rc.coord_check(lambda depth, seed: None, DEPTHS), "build gave a NoneType"),
+        (lambda: rc.coord_check(one_step((STATES,)), DEPTHS), "a step gave a tuple"),
+        (lambda: rc.coord_check(one_step({"hidden": STATES, "a": "b"}), DEPTHS), "a of a step"),
+        (lambda: rc.coord_check(one_step({"hidden": STATES, "a": STATES}), DEPTHS), "a of a step"),
+        (lambda: rc.coord_check(one_step({"loss": 1}), DEPTHS), "no 'hidden'"),
+        (lambda: rc.coord_check(one_step({"hidden": None}), DEPTHS), "no 'hidden'"),
+        (lambda: rc.coord_check(one_step({"hidden": STATES, "stream": 1}), DEPTHS), "stream"),
+        (lambda: rc.coord_check(one_step({"hidden": STATES, "change": 1}), DEPTHS), "change"),
+        (
+            lambda: rc.coord_check(one_step({"hidden": STATES, "before": STATES[:1]}), DEPTHS),
+            r"\(5, 4\) .* \(1, 4\)",
+        ),
+        (lambda: rc.coord_check(shrinking, DEPTHS, steps=2), r"\(1, 4\) .* \(5, 4\)"),
+    ]
+)
+def test_mistakes_are_named(arguments, message):
+    is_refused(message, *arguments)
+
+
+def test_seeds_that_agree_exactly_have_the_slope_as_interval():
+    """Of one seed the interval is infinite; of several that are equal it is the slope."""
+    values = {"stream": np.broadcast_to(np.array([2.0, 8.0])[None, :, None, None], (1, 2, 3, 1))}
+    slope = coord_check.CoordCheck(values, (2, 8)).slopes()[0]
+    assert slope.low == slope.slope == slope.high == pytest.approx(1)
+    one = coord_check.CoordCheck({"stream": values["stream"][:, :, :1]}, (2, 8)).slopes()[0]
+    assert (one.low, one.high) == (-np.inf, np.inf)
+
+
+@pytest.mark.parametrize("scale", [1e25, 1e-25])
+def test_norms_of_a_step_neither_overflow_nor_vanish(scale):
+    scaled = np.float32(scale) * STATES.astype(np.float32)
+    one = coord_check.coordinates(
+        {"hidden": scaled, "before": scaled / 2, "query_gradient": scaled}
+    )
+    np.testing.assert_allclose(one["branch"], 0.5, rtol=1e-6)
+    want = scale * np.linalg.norm(STATES)
+    np.testing.assert_allclose(one["query_gradient"], want, rtol=1e-5)

@@ -1,0 +1,132 @@
+"""What each operator freezes: gates, statistics and norms."""
+
+import pytest
+
+pytest.importorskip("torch")
+
+from rank_collapse.torch.frozen import freeze_call
+from tests.oracles.torch_operators import (
+    CONSTANTS,
+    ENTRYWISE,
+    STATISTICS,
+    X,
+    aten,
+    derive,
+    draw,
+    draw_tangents,
+    image,
+    make_call,
+    positive,
+    push,
+    torch,
+    x,
+)
+
+# Of what torch itself imports for forward mode.
+pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
+
+
+def split(names):
+    return names.split()
+
+
+@pytest.mark.parametrize("name", ENTRYWISE)
+def test_an_entrywise_function_is_a_quotient_times_its_argument(name):
+    call, values = make_call(name, *ENTRYWISE[name])
+    if name in ("rsqrt", "log"):
+        call, values = make_call(name, ENTRYWISE[name][0], positive)
+    result = call.compute()
+    value = freeze_call(call, result)
+    (tangent,) = draw_tangents(values)
+    assert value.is_gate and value.gate_of is values[0] and value.base == values[0].base
+    expected = tangent * result / values[0].array
+    torch.testing.assert_close(push(value, values, (tangent,)), expected)
+
+
+@pytest.mark.parametrize("name", split("relu gelu tanh sigmoid exp expm1 sin softplus elu"))
+def test_where_the_argument_is_0_the_quotient_is_the_slope(name):
+    zeros = X(array=torch.zeros(3, dtype=torch.float64))
+    call, values = make_call(name, getattr(aten, name).default, zeros)
+    value = freeze_call(call, call.compute())
+    tangents = draw_tangents(values)
+    expected = derive(call, values, tangents, None)
+    torch.testing.assert_close(push(value, values, tangents), expected)
+    assert value.at_zero == float(getattr(aten, name)(torch.zeros(()).double()))
+
+
+@pytest.mark.parametrize("name", STATISTICS | CONSTANTS)
+def test_statistics_and_comparisons_are_frozen(name):
+    call, _ = make_call(name, *(STATISTICS | CONSTANTS)[name])
+    value = freeze_call(call, call.compute())
+    assert value.degree == 0 and not value.sources
+
+
+def test_a_power_of_1_is_linear_and_of_0_a_constant():
+    for exponent, degree in ((1, 1), (1.0, 1), (0, 0), (2, 1)):
+        call, _ = make_call("pow", aten.pow.Tensor_Scalar, x, exponent)
+        value = freeze_call(call, call.compute())
+        assert value.degree == degree and value.is_gate == (exponent == 2)
+    call, _ = make_call("pow", aten.pow.Scalar, 2.0, x)
+    assert freeze_call(call, call.compute()).is_weight
+
+
+def freeze_norm(name, target, *args):
+    call, values = make_call(name, target, *args)
+    (tangent,) = draw_tangents(values)
+    results = freeze_call(call, call.compute())
+    return values[0].array, results, tangent, push(results[0], values, (tangent,)), values
+
+
+def test_norms_freeze_their_statistics():
+    gain, bias = draw(6), draw(6)
+    array, results, t, pushed, _ = freeze_norm(
+        "native_layer_norm", aten.native_layer_norm.default, x, [6], gain, bias, 1e-5
+    )
+    scale = (array.var(1, correction=0, keepdim=True) + 1e-5).rsqrt()
+    torch.testing.assert_close(pushed, (t - t.mean(1, keepdim=True)) * scale * gain)
+    assert [v.degree for v in results] == [1, 1, 0]
+
+    array, results, t, pushed, _ = freeze_norm(
+        "_fused_rms_norm", aten._fused_rms_norm.default, x, [6], gain, 1e-5
+    )
+    scale = (array.square().mean(1, keepdim=True) + 1e-5).rsqrt()
+    torch.testing.assert_close(pushed, t * scale * gain)
+
+    gain, bias = draw(4), draw(4)
+    args = (image, gain, bias, 1, 4, 24, 2, 1e-5)
+    array, results, t, pushed, _ = freeze_norm(
+        "native_group_norm", aten.native_group_norm.default, *args
+    )
+    groups, tangents = array.view(2, -1), t.view(2, -1)
+    scale = (groups.var(1, correction=0, keepdim=True) + 1e-5).rsqrt()
+    expected = ((tangents - tangents.mean(1, keepdim=True)) * scale).view(1, 4, 4, 6)
+    torch.testing.assert_close(pushed, expected * gain[:, None, None])
+
+    mean, var = draw(4), draw(4).square()
+    args = (image, gain, bias, mean, var, 0.1, 1e-5)
+    name = "_native_batch_norm_legit_no_training"
+    array, results, t, pushed, _ = freeze_norm(name, getattr(aten, name).default, *args)
+    expected = t * ((var + 1e-5).rsqrt() * gain)[:, None, None]
+    torch.testing.assert_close(pushed, expected)
+
+
+def test_of_var_mean_the_variance_is_frozen_and_the_mean_is_linear():
+    call, values = make_call("var_mean", aten.var_mean.correction, x, [1])
+    variance, mean = freeze_call(call, call.compute())
+    (tangent,) = draw_tangents(values)
+    assert variance.degree == 0
+    torch.testing.assert_close(push(mean, values, (tangent,)), tangent.mean(1))
+
+
+@pytest.mark.parametrize("name", ["cumprod", "prod", "linalg_inv_ex", "digamma", "cdist"])
+def test_what_is_in_no_table_is_refused_by_name(name):
+    targets = {
+        "cumprod": (aten.cumprod.default, x, 1),
+        "prod": (aten.prod.default, x),
+        "linalg_inv_ex": (aten.linalg_inv_ex.default, X(3, 3)),
+        "digamma": (aten.digamma.default, positive),
+        "cdist": (aten._cdist_forward.default, x, draw(3, 6), 2.0, None),
+    }
+    call, _ = make_call(name, *targets[name])
+    with pytest.raises(ValueError, match=rf"aten\.{name} in a test .*\.detach\(\)"):
+        freeze_call(call, call.compute())

@@ -1,0 +1,402 @@
+"""`path_lengths` of PyTorch's own modules: results, what stays untouched, and wrong uses."""
+
+import copy
+import math
+import subprocess
+import sys
+import warnings
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import nn  # noqa: E402
+from torch.nn import functional as F  # noqa: E402
+
+from rank_collapse.torch import path_lengths  # noqa: E402
+
+D, N = 8, 5
+
+
+class Attention(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.q, self.k, self.v = (nn.Linear(D, D) for _ in range(3))
+
+    def weigh(self, scores):
+        return (scores / math.sqrt(D)).softmax(-1)
+
+    def forward(self, x):
+        return self.weigh(self.q(x) @ self.k(x).transpose(-1, -2)) @ self.v(x)
+
+
+class Model(nn.Module):
+    """Token ids or embeddings, two residual layers, a dict of results."""
+
+    def __init__(self, attention=Attention):
+        super().__init__()
+        self.embed, self.drop = nn.Embedding(11, D), nn.Dropout(0.1)
+        self.layers = nn.ModuleList(attention() for _ in range(2))
+        self.norm, self.unused = nn.LayerNorm(D), nn.Linear(D, D)
+        self.double().eval()
+
+    def forward(self, ids=None, hidden=None, *, scale=None):
+        x = self.drop(self.embed(ids) if hidden is None else hidden)
+        x = x if scale is None else x * scale
+        for layer in self.layers:
+            x = x + layer(x)
+        return {"count": torch.tensor(2), "first": x[:, 0], "last_hidden_state": self.norm(x)}
+
+
+IDS = torch.tensor([[1, 2, 3, 4, 5]])
+HIDDEN = torch.randn(1, N, D, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+LAYERS = r"layers\.\d+"
+
+
+@pytest.fixture
+def model():
+    torch.manual_seed(0)
+    return Model()
+
+
+def split_exactly(model, x, branches):
+    """Returns Σ_k t^k J_k x by reverse mode, its coefficients found at several t."""
+    modules = [m for name, m in model.named_modules() if name in branches]
+    points = torch.linspace(-1, 1, len(modules) + 1, dtype=x.dtype)
+    values = []
+    for t in points:
+
+        def scale(module, inputs, output, t=t):
+            first = output[0] if isinstance(output, tuple) else output
+            scaled = first.detach() + t * (first - first.detach())
+            return (scaled, *output[1:]) if isinstance(output, tuple) else scaled
+
+        hooks = [m.register_forward_hook(scale) for m in modules]
+        jacobian = torch.autograd.functional.jacobian(model, x)
+        for hook in hooks:
+            hook.remove()
+        values.append(jacobian.flatten(x.ndim).flatten(0, -2) @ x.flatten())
+    powers = torch.linalg.inv(torch.vander(points, increasing=True))
+    return (powers @ torch.stack(values)).view(-1, *x.shape)
+
+
+@pytest.mark.parametrize("norm_first", [False, True])
+def test_a_transformer_encoder(norm_first):
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(D, 2, 16, batch_first=True, norm_first=norm_first)
+    encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).double().eval()
+    attentions = r"layers\.\d+\.self_attn"
+    frozen = path_lengths(encoder, HIDDEN, branches=attentions)
+    torch.testing.assert_close(frozen.output, encoder(HIDDEN))
+    torch.testing.assert_close(frozen.by_length.sum(0) + frozen.offset, frozen.output)
+    exact = path_lengths(encoder, HIDDEN, branches=attentions, freeze=False)
+    names = {f"layers.{i}.self_attn" for i in range(2)}
+    torch.testing.assert_close(exact.by_length, split_exactly(encoder, HIDDEN, names))
+    assert not torch.allclose(exact.by_length, frozen.by_length, atol=1e-3)
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.attention = nn.MultiheadAttention(D, 2, batch_first=True)
+
+    def forward(self, x):
+        return x + self.attention(x, x, x, need_weights=False)[0]
+
+
+@torch.no_grad()
+def test_multihead_attention():
+    torch.manual_seed(0)
+    block = Block().double().eval()
+    contributions = path_lengths(block, HIDDEN, branches="attention")
+    attention = block.attention
+    _, weights = attention(HIDDEN, HIDDEN, HIDDEN, average_attn_weights=False)
+    values = (HIDDEN @ attention.in_proj_weight[2 * D :].T).view(1, N, 2, D // 2).transpose(1, 2)
+    heads = (weights @ values).transpose(1, 2).reshape(1, N, D)
+    torch.testing.assert_close(contributions.by_length[0], HIDDEN)
+    torch.testing.assert_close(contributions.by_length[1], heads @ attention.out_proj.weight.T)
+    with pytest.raises(ValueError, match=r"matches attention.out_proj, whose forward is not call"):
+        path_lengths(block, HIDDEN, branches=r"attention\.out_proj")
+
+
+@torch.no_grad()
+def test_start_longest_direction_and_output(model):
+    whole = path_lengths(model, IDS, branches=LAYERS, start="embed")
+    assert whole.output_name == "last_hidden_state" and whole.longer is None
+    from_state = path_lengths(model, hidden=model.embed(IDS), branches=LAYERS)
+    assert from_state.start == "hidden" and list(whole) == [whole.by_length, whole.offset]
+    torch.testing.assert_close(from_state.by_length, whole.by_length)
+    dropped = path_lengths(model, IDS, branches=LAYERS, start="drop")
+    torch.testing.assert_close(dropped.by_length, whole.by_length)
+
+    short = path_lengths(model, IDS, branches=LAYERS, start="embed", longest=1)
+    torch.testing.assert_close(short.by_length, whole.by_length[:2])
+    torch.testing.assert_close(short.longer, whole.by_length[2])
+    torch.testing.assert_close(short.offset, whole.offset)
+    long = path_lengths(model, IDS, branches=LAYERS, start="embed", longest=4)
+    assert long.by_length.shape[0] == 5 and long.longer is None and not long.by_length[3:].any()
+
+    later = path_lengths(model, IDS, branches=LAYERS, start="layers.0")
+    assert later.by_length.shape[0] == 2 and not later.by_length.isnan().any()
+    direction = torch.randn(1, N, D, dtype=torch.float64)
+    exact = path_lengths(
+        model, hidden=HIDDEN, branches=LAYERS, direction=direction, freeze=False, output="first"
+    )
+    step = 1e-6 * direction
+    ends = [model(hidden=HIDDEN + sign * step)["first"] for sign in (1, -1)]
+    expected = (ends[0] - ends[1]) / 2e-6
+    torch.testing.assert_close(exact.by_length.sum(0), expected, atol=1e-8, rtol=1e-6)
+
+
+@torch.no_grad()
+def test_axes_shared_modules_and_branches_inside_each_other(model):
+    axes = {"first": r"layers\.0", "second": r"layers\.1"}
+    apart = path_lengths(model, hidden=HIDDEN, branches=axes)
+    both = path_lengths(model, hidden=HIDDEN, branches=LAYERS)
+    assert apart.by_length.shape[:2] == (2, 2)
+    torch.testing.assert_close(apart.by_length[1, 0] + apart.by_length[0, 1], both.by_length[1])
+    nested = path_lengths(model, hidden=HIDDEN, branches=r"layers\.\d+(\.v)?")
+    torch.testing.assert_close(nested.by_length, both.by_length)
+
+    shared = copy.deepcopy(model)
+    shared.layers = nn.ModuleList([shared.layers[0]] * 2)
+    twice = copy.deepcopy(model)
+    twice.layers[1].load_state_dict(twice.layers[0].state_dict())
+    torch.testing.assert_close(
+        path_lengths(shared, hidden=HIDDEN, branches=LAYERS).by_length,
+        path_lengths(twice, hidden=HIDDEN, branches=LAYERS).by_length,
+    )
+
+
+class Counting(Model):
+    """Assigns attributes in its forward pass, tensors among them."""
+
+    def forward(self, ids=None, hidden=None):
+        self.calls = getattr(self, "calls", 0) + 1
+        return super().forward(ids, hidden)
+
+
+def test_the_model_and_torch_stay_as_they_were():
+    torch.manual_seed(0)
+    model = Counting()
+    before = copy.deepcopy(model.state_dict())
+    attributes = [dict(vars(m)) for m in model.modules()]
+    backends = torch.backends.cuda
+    settings = (backends.flash_sdp_enabled(), backends.mem_efficient_sdp_enabled())
+    assert path_lengths(model, IDS, branches=LAYERS, start="embed").by_length.shape[0] == 3
+    with pytest.raises(ValueError, match=r"torch\.export fails"):
+        path_lengths(model, hidden=HIDDEN[..., :3], branches=LAYERS)
+    assert [dict(vars(m)) for m in model.modules()] == attributes
+    assert all(torch.equal(before[k], v) for k, v in model.state_dict().items())
+    assert settings == (backends.flash_sdp_enabled(), backends.mem_efficient_sdp_enabled())
+    assert torch.is_grad_enabled() and not model.training
+
+
+@pytest.mark.full
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_bfloat16_and_a_compiled_model(model):
+    half = copy.deepcopy(model).to(torch.bfloat16)
+    contributions = path_lengths(half, hidden=HIDDEN.bfloat16(), branches=LAYERS)
+    exact = path_lengths(model, hidden=HIDDEN, branches=LAYERS)
+    assert contributions.by_length.dtype == torch.bfloat16
+    torch.testing.assert_close(
+        contributions.by_length.double(), exact.by_length, atol=0.05, rtol=0.05
+    )
+    compiled = path_lengths(torch.compile(model), hidden=HIDDEN, branches=LAYERS)
+    torch.testing.assert_close(compiled.by_length, exact.by_length)
+
+
+def test_jax_is_not_imported():
+    code = "import sys, rank_collapse.torch; sys.exit('jax' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+class Linear(Attention):
+    def weigh(self, scores):
+        return scores
+
+
+class Detached(Linear):
+    def weigh(self, scores):
+        return scores.detach()
+
+
+class Features(Attention):
+    def forward(self, x):
+        q, k = F.elu(self.q(x)) + 1, F.elu(self.k(x)) + 1
+        sums = k.sum(-2, keepdim=True)
+        return q @ (k.transpose(-1, -2) @ self.v(x)) / (q * sums).sum(-1, keepdim=True)
+
+
+def test_modules_inside_that_are_compiled(model):
+    want = path_lengths(model, hidden=HIDDEN, branches=LAYERS)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of what torch itself imports
+        model.layers[0] = wrapper = torch.compile(model.layers[0])
+    paths = path_lengths(model, hidden=HIDDEN, branches=LAYERS)
+    torch.testing.assert_close(paths.by_length, want.by_length)
+    assert model.layers[0] is wrapper
+
+
+@torch.no_grad()
+def test_attention_without_a_softmax():
+    torch.manual_seed(0)
+    model = Model(Features)
+    frozen = path_lengths(model, hidden=HIDDEN, branches=LAYERS)
+    state, linear = HIDDEN, []
+    for layer in model.layers:
+        q, k = F.elu(layer.q(state)) + 1, F.elu(layer.k(state)) + 1
+        weights = q @ k.transpose(-1, -2)
+        weights = weights / weights.sum(-1, keepdim=True)
+        linear.append(lambda t, a=weights, w=layer.v.weight: a @ (t @ w.T))
+        state = state + layer(state)
+    scale = (state.var(-1, correction=0, keepdim=True) + 1e-5).rsqrt()
+    path = linear[1](linear[0](HIDDEN))
+    torch.testing.assert_close(frozen.by_length[2], (path - path.mean(-1, keepdim=True)) * scale)
+    assert path_lengths(Model(Detached), hidden=HIDDEN, branches=LAYERS).longer is None
+
+
+class Branching(Attention):
+    def forward(self, x):
+        return super().forward(x) if x.sum() > 0 else x
+
+
+class Unfrozen(Attention):
+    def forward(self, x):
+        return x.cumprod(1)
+
+
+class Bilinear(Attention):
+    def forward(self, x):
+        return self.q(x) * self.v(x)
+
+
+class Rectified(Attention):
+    """A product of two states behind a non-linear function, which is no attention weight."""
+
+    def forward(self, x):
+        return self.k(F.relu(self.q(x) * self.v(x)))
+
+
+class Batched(Attention):
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.BatchNorm1d(N)
+
+    def forward(self, x):
+        return self.norm(super().forward(x))
+
+
+WRONG = {
+    "no module": ({"model": lambda x: x}, "model is a function, not a torch.nn.Module"),
+    "no match": (
+        {"branches": "layer"},
+        r"='layer' matches .* nearest are layers, layers\\",
+    ),
+    "no pattern": ({"branches": "(["}, r"branches='\(\[' is not a regular expression: "),
+    "no dict": ({"branches": 3}, r"branches=3 is neither a regular expression .* nor a dict"),
+    "empty": ({"branches": {}}, "branches={} is neither"),
+    "number in dict": ({"branches": {"mlp": 3}}, r"branches\['mlp'\]=3 is not a regular"),
+    "two axes": (
+        {"branches": {"a": LAYERS, "b": r"layers\.1"}},
+        r"branches: module 'layers.1' matches several patterns",
+    ),
+    "no start": ({"start": "embedding"}, r"start='embedding' is neither .* near it: embed"),
+    "unused module": ({"start": "unused"}, "start='unused': this module computes nothing"),
+    "ids": (
+        {"inputs": (IDS,), "kwargs": {}, "start": "ids"},
+        r"start='ids' is an argument of torch.int64, .* such as 'embed'",
+    ),
+    "ids alone": (
+        {"inputs": (IDS,), "kwargs": {}},
+        "start=None: no argument of floating point; name one with start=, such as 'embed'",
+    ),
+    "two states": (
+        {"kwargs": {"hidden": HIDDEN, "scale": HIDDEN + 1}},
+        "start=None: several arguments of floating point; .* 'hidden', 'scale'",
+    ),
+    "unknown argument": (
+        {"kwargs": {"hidden": HIDDEN, "mask": None}},
+        "Model.forward: got an unexpected keyword argument 'mask'",
+    ),
+    "no output": ({"output": "logits"}, r"output='logits' is not one .*'last_hidden_state'"),
+    "integer output": ({"output": "count"}, r"output='count' is not one of the tensors it returns"),
+    "longest": ({"longest": -1}, "longest=-1"),
+    "direction": ({"direction": HIDDEN[:, :2]}, r"direction of shape \(1, 2, 8\) is not \(1, 5,"),
+    "direction in words": ({"direction": "x"}, "direction is str, not a tensor of floats"),
+    "whole direction": (
+        {"direction": torch.ones(1, 5, 8, dtype=torch.int64)},
+        "direction is torch.int64, not a tensor of floats",
+    ),
+    "freeze": ({"freeze": "no"}, "freeze='no' is not True or False"),
+    "other numbers": (
+        {"model": nn.Sequential(nn.Linear(D, D)), "inputs": (HIDDEN,), "kwargs": {}}
+        | {"branches": "0"},
+        r"aten.\w+ in module '0' .* fails on these inputs: .* same dtype, .* Double and Float",
+    ),
+    "frozen alone": (
+        {"model": Model().layers[0], "kwargs": {"x": HIDDEN}, "branches": "k", "start": "k"},
+        "depends on start='k' at most through what is frozen",
+    ),
+    "dropout": (
+        {"model": Model().train()},
+        r"in module 'drop' .* draws random numbers, .*model.eval\(\)",
+    ),
+    "batch statistics": (
+        {
+            "model": nn.Sequential(Batched().double().train()),
+            "inputs": (HIDDEN,),
+            "kwargs": {},
+            "branches": "0",
+        },
+        r"in module '0.norm' .*model.eval\(\)",
+    ),
+    "wrong width": (
+        {"kwargs": {"hidden": HIDDEN[..., :3]}},
+        r"torch.export fails in layers.0.q \(linear.py:\d+\): RuntimeError: .*",
+    ),
+    "branching": (
+        {"model": Model(Branching)},
+        r"torch.export fails in layers.0 .*branches on values of a tensor",
+    ),
+    "linear attention": (
+        {"model": Model(Linear)},
+        r"aten.bmm in module 'layers.0' .* multiplies two values .*\.detach\(\)",
+    ),
+    "bilinear": (
+        {"model": Model(Bilinear)},
+        r"aten.mul in module 'layers.0' \(test_path_lengths.py:\d+: return self.q",
+    ),
+    "bilinear, rectified": (
+        {"model": Model(Rectified)},
+        r"aten.mul in module 'layers.0' .* multiplies two values .*\.detach\(\)",
+    ),
+    "no rule": (
+        {"model": Model(Unfrozen)},
+        r"aten.cumprod in module 'layers.0' .* no rule says how to freeze it",
+    ),
+    "identity": (
+        {"model": nn.Sequential(nn.Identity(), nn.Linear(D, D)), "branches": "0"},
+        "branches matches '0', an nn.Identity",
+    ),
+    "no tensor": (
+        {"model": nn.Flatten(), "inputs": (IDS,), "kwargs": {}, "branches": "x"},
+        "branches='x' matches no module's path in full; .* the model has no modules",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_uses_get_one_line(name, model, capfd):
+    changes, line = WRONG[name]
+    arguments = {
+        "model": model,
+        "inputs": (),
+        "kwargs": {"hidden": HIDDEN},
+        "branches": LAYERS,
+    } | changes
+    inputs, kwargs = arguments.pop("inputs"), arguments.pop("kwargs")
+    model = arguments.pop("model")
+    with pytest.raises(ValueError, match=line) as error:
+        path_lengths(model, *inputs, **arguments, **kwargs)
+    assert "\n" not in str(error.value) and not any(capfd.readouterr())

@@ -1,0 +1,254 @@
+"""rank_collapse.torch.record: what is recorded is what the model computes, and nothing changes."""
+
+import numpy as np
+import pytest
+
+from tests.support.refusals import is_refused
+
+torch = pytest.importorskip("torch")
+
+from rank_collapse.agree.comparison import compare_files  # noqa: E402
+from rank_collapse.agree.recording import open_recording  # noqa: E402
+from rank_collapse.torch import record  # noqa: E402
+from tests.support.closeness import assert_close  # noqa: E402
+
+
+class Block(torch.nn.Module):
+    def __init__(self, d):
+        super().__init__()
+        self.norm = torch.nn.LayerNorm(d)
+        self.attn = torch.nn.MultiheadAttention(d, 2, batch_first=True)
+        self.mlp = torch.nn.Sequential(
+            torch.nn.Linear(d, 8), torch.nn.GELU(), torch.nn.Linear(8, d)
+        )
+
+    def forward(self, x):
+        y = self.norm(x)
+        x = x + self.attn(y, y, y)[0]
+        return x + self.mlp(self.norm(x))
+
+
+class Model(torch.nn.Module):
+    def __init__(self, depth=3, d=8):
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed = torch.nn.Embedding(10, d)
+        self.blocks = torch.nn.ModuleList(Block(d) for _ in range(depth))
+
+    def forward(self, ids, attention_mask=None):
+        x = self.embed(ids)
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+IDS = torch.arange(6).reshape(2, 3)
+
+
+def test_states_and_branches_are_those_of_the_model(tmp_path):
+    model = Model().eval()
+    plain = model(IDS)
+    with record(model, tmp_path / "a.safetensors"):
+        recorded = model(IDS, attention_mask=torch.ones(2, 3, dtype=torch.long))
+    assert torch.equal(plain, recorded)
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
+    recording = open_recording(tmp_path / "a.safetensors")
+    assert recording.num_layers == 3 and recording.shape == (2, 3, 8)
+    assert recording.metadata["layers"] == "blocks.0,blocks.1,blocks.2"
+    np.testing.assert_array_equal(recording.read_token_ids(), IDS)
+    x = model.embed(IDS)
+    for block, layer in zip(model.blocks, recording.read_layers(), strict=True):
+        np.testing.assert_array_equal(layer.before, x.detach())
+        y = block.norm(x)
+        attention = block.attn(y, y, y)[0]
+        x = block(x)
+        assert_close(layer.branches["attention_branch"], attention.detach(), atol=1e-6)
+        total = layer.before + layer.branches["attention_branch"] + layer.branches["mlp_branch"]
+        assert_close(total, x.detach(), atol=1e-6)
+
+
+def test_bfloat16_is_kept(tmp_path):
+    model = Model().eval()
+    with record(model, tmp_path / "a.npz"):
+        model(IDS)
+    with record(model.bfloat16(), tmp_path / "b.npz"):
+        model(IDS)
+    answer = compare_files(tmp_path / "a.npz", tmp_path / "b.npz")
+    assert answer.rounding.name == "bfloat16" and answer.agree
+
+
+def test_calls_are_joined_along_the_tokens(tmp_path):
+    model = Model()
+    for block in model.blocks:  # without attention each token is on its own
+        torch.nn.init.zeros_(block.attn.out_proj.weight)
+    with record(model, tmp_path / "a.npz"):
+        model(IDS)
+    with record(model, tmp_path / "b.npz"):
+        for token in range(3):
+            model(IDS[:, token : token + 1])
+    answer = compare_files(tmp_path / "a.npz", tmp_path / "b.npz")
+    assert answer.agree
+
+
+def test_layers_and_branches_by_name(tmp_path):
+    model = Model()
+    with record(model, tmp_path / "a.npz", layers=r"blocks\.[01]", mlp="nothing"):
+        model(IDS)
+    recording = open_recording(tmp_path / "a.npz")
+    assert recording.num_layers == 2 and recording.branches == ("attention_branch",)
+
+
+def test_lists_within_a_layer_are_no_layers(tmp_path):
+    """The parts of an MLP and experts may be longer lists than that of the layers."""
+    model = Model(depth=2)
+    for block in model.blocks:
+        block.experts = torch.nn.ModuleList(torch.nn.Linear(8, 8) for _ in range(5))
+    for stack in (model, torch.nn.Sequential(model.embed, torch.nn.Sequential(*model.blocks))):
+        with torch.no_grad(), record(stack, tmp_path / "a.npz"):
+            stack(IDS)
+        recording = open_recording(tmp_path / "a.npz")
+        assert recording.num_layers == 2
+        assert recording.branches == ("attention_branch", "mlp_branch")
+
+
+@pytest.mark.parametrize(
+    ("of_attention", "of_mlp"),
+    [
+        ("post_attention_layernorm", "post_feedforward_layernorm"),
+        ("post_self_attn_layernorm", "post_mlp_layernorm"),
+    ],
+)
+def test_a_branch_that_is_normed_is_what_is_added(tmp_path, of_attention, of_mlp):
+    """In the layers of Gemma 2 and 3, OLMo 2 and GLM-4."""
+
+    class NormedBlock(Block):
+        def __init__(self, d):
+            super().__init__(d)
+            self.add_module(of_attention, torch.nn.RMSNorm(d))
+            self.add_module(of_mlp, torch.nn.RMSNorm(d))
+
+        def forward(self, x):
+            x = x + getattr(self, of_attention)(self.attn(x, x, x)[0])
+            return x + getattr(self, of_mlp)(self.mlp(x))
+
+    model = Model()
+    model.blocks = torch.nn.ModuleList(NormedBlock(8) for _ in range(2))
+    with torch.no_grad(), record(model, tmp_path / "a.npz"):
+        model(IDS)
+    for layer in open_recording(tmp_path / "a.npz").read_layers():
+        added = sum(layer.branches.values())
+        assert_close(layer.before + added, layer.after, atol=1e-6)
+
+
+def record_nothing(model, path, **options):
+    with record(model, path, **options):
+        pass
+
+
+def test_what_cannot_be_recorded_is_one_line(tmp_path):
+    path = tmp_path / "a.npz"
+    is_refused("was not called", record_nothing, Model(), path)
+    is_refused("has no list of modules", record_nothing, torch.nn.Linear(2, 2), path)
+    is_refused("matches the name of no module", record_nothing, Model(), path, layers="x")
+    is_refused("layers= is empty", record_nothing, Model(), path, layers=[])
+    is_refused("not a module", record_nothing, Model(), path, layers=[1])
+
+    def record_widths():
+        model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 5))
+        with record(model, path):
+            model(torch.ones(1, 2, 4))
+
+    is_refused("the stream has shape", record_widths)
+    compiled = Model()
+    compiled.blocks[1].compile(backend="eager")
+    for model in (torch.compile(Model(), backend="eager"), compiled):
+        is_refused("is compiled, and its graphs call no hooks", record_nothing, model, path)
+    assert not path.exists()
+
+
+def test_an_error_of_the_model_is_its_own_and_leaves_no_hook(tmp_path):
+    model = Model()
+    with pytest.raises(IndexError), record(model, tmp_path / "a.npz"):
+        model(IDS + 100)
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
+    assert not (tmp_path / "a.npz").exists()
+
+
+def test_sublayers_take_in_another_run(tmp_path):
+    """Each adds to the stream of the other run what it makes of it."""
+    first, second = Model().eval(), Model().eval()
+    with torch.no_grad():
+        for block in second.blocks:
+            block.attn.out_proj.weight *= 1.3
+            block.mlp[2].bias += 0.2
+    with record(second, tmp_path / "b.npz"):
+        second(IDS)
+    with record(first, tmp_path / "a.safetensors", inputs=tmp_path / "b.npz"):
+        first(IDS)
+    replay, other = (open_recording(tmp_path / name) for name in ("a.safetensors", "b.npz"))
+    assert replay.metadata["inputs"] == "b.npz"
+    layers = zip(first.blocks, replay.read_layers(), other.read_layers(), strict=True)
+    for block, a, b in layers:
+        y = block.norm(torch.tensor(b.before, dtype=torch.float32))
+        attention = block.attn(y, y, y)[0].detach()
+        assert_close(a.branches["attention_branch"], attention, atol=1e-6)
+        middle = torch.tensor(b.before + b.branches["attention_branch"], dtype=torch.float32)
+        mlp = block.mlp(block.norm(middle)).detach()
+        assert_close(a.branches["mlp_branch"], mlp, atol=1e-6)
+        assert_close(a.after, b.after, atol=1e-5)
+    answer = compare_files(tmp_path / "a.safetensors", tmp_path / "b.npz")
+    assert answer.first == {"layer": 0, "part": "attention"} and not answer.agree
+
+
+def test_noise_on_other_inputs(tmp_path):
+    model = Model().eval()
+    with record(model, tmp_path / "b.npz"):
+        model(IDS)
+    for name, noise, seed in (("0", 0.0, 0), ("1", 1e-3, 0), ("2", 1e-3, 1), ("3", 2e-3, 0)):
+        path = tmp_path / f"{name}.safetensors"
+        with record(model, path, inputs=tmp_path / "b.npz", noise=noise, seed=seed):
+            model(IDS)
+    still, *noisy = (
+        list(open_recording(tmp_path / f"{k}.safetensors").read_layers()) for k in "0123"
+    )
+    for branch in ("attention_branch", "mlp_branch"):
+        changes = [run[1].branches[branch] - still[1].branches[branch] for run in noisy]
+        sizes = [np.linalg.norm(change) for change in changes]
+        assert sizes[0] > 0 and np.linalg.norm(changes[0] - changes[1]) > 0.3 * sizes[0]
+        np.testing.assert_allclose(sizes[2], 2 * sizes[0], rtol=0.02)
+
+
+def test_steps_take_in_another_run(tmp_path):
+    """Calls with some of the tokens each take in their states."""
+    model = Model().eval()
+    with record(model, tmp_path / "b.npz"):
+        model(IDS)
+    model.blocks[1].mlp[2].bias.data += 0.5
+    with record(model, tmp_path / "a.safetensors", inputs=tmp_path / "b.npz"):
+        for token in range(3):
+            model(IDS[:, token : token + 1])
+    answer = list(open_recording(tmp_path / "a.safetensors").read_layers())
+    for a, b in zip(answer, open_recording(tmp_path / "b.npz").read_layers(), strict=True):
+        change = a.branches["mlp_branch"] - b.branches["mlp_branch"]
+        assert_close(change, 0.5 * (a.index == 1), atol=1e-5)
+
+
+def test_inputs_that_do_not_fit_are_one_line(tmp_path):
+    model = Model().eval()
+    with record(model, tmp_path / "b.safetensors"):
+        model(IDS, attention_mask=torch.tensor([[1, 1, 1], [1, 1, 0]]))
+
+    def record_on(model, ids, **arguments):
+        path = tmp_path / "c.safetensors"
+        with record(model, path, inputs=tmp_path / "b.safetensors"):
+            model(ids, **arguments)
+
+    is_refused("2 examples of 3 tokens", record_on, model, torch.arange(8).reshape(2, 4))
+    is_refused("2 examples of 3 tokens", record_on, model, IDS[:1])
+    is_refused("the model computed 2", record_on, model, IDS[:, :2])
+    is_refused("has 3 layers, and the model has more", record_on, Model(4).eval(), IDS)
+    is_refused("has 3 layers, and the model has 2", record_on, Model(2).eval(), IDS)
+    mask = torch.ones(2, 3, dtype=torch.long)
+    is_refused("another mask", record_on, model, IDS, attention_mask=mask)
+    is_refused("width 8", record_on, Model(3, 6).eval(), IDS)
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())

@@ -1,0 +1,104 @@
+"""Norms of gradients by layer and part, of trees of every framework."""
+
+from functools import partial
+
+import jax
+import numpy as np
+import pytest
+from flax import linen as nn, nnx
+
+import rank_collapse as rc
+from rank_collapse.watch.names import PARTS
+from tests.support.closeness import assert_close, near
+from tests.support.refusals import each_is_refused, is_refused, parametrize_refusals
+
+
+def draw_normal(*shape, seed=0):
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+def test_gradients_of_boxed_and_plain_trees_are_the_same():
+    """A box's path ends in ".value", which is no value projection."""
+    attention = {
+        name: {"kernel": draw_normal(4, 2, 3, seed=i), "bias": draw_normal(2, 3, seed=9 + i)}
+        for i, name in enumerate(("query", "key", "value", "out"))
+    }
+    want = {
+        f"{name}_gradient": np.sqrt(sum((a**2).sum() for a in attention[name].values()))
+        for name in ("query", "key", "value")
+    }
+    nnx_state = nnx.State(jax.tree.map(nnx.Param, attention))
+    boxed = jax.tree.map(lambda a: nn.Partitioned(a, ("x",) * a.ndim), attention)
+    for tree in (attention, nnx_state, boxed):
+        norms = rc.monitor_gradients(tree)
+        assert norms.keys() == want.keys()
+        near(norms, want, rtol=1e-6)
+
+
+def test_gradients_of_modules_are_by_layer():
+    """In natural order of the paths; NaN where a layer has no such part."""
+    trees = [{"attention": {n: draw_normal(4, 4, seed=i) for n in "qkv"}} for i in range(11)]
+    del trees[2]["attention"]["k"]
+    norms = rc.monitor_gradients({"layers": trees, "head": np.ones(3)}, by_layer=True)
+    for name, part in (("q", "query"), ("k", "key"), ("v", "value")):
+        want = [np.linalg.norm(tree["attention"].get(name, np.nan)) for tree in trees]
+        np.testing.assert_allclose(norms[f"{part}_gradient"], want, rtol=1e-6)
+    flat = {f"block_{i}.q_proj.kernel": np.full(4, float(i)) for i in range(12)}
+    flat |= {"block_3.q_proj.bias": np.full(4, 3.0)}
+    norms = rc.monitor_gradients(flat, by_layer=True)["query_gradient"]
+    want = [2 * i * (2**0.5 if i == 3 else 1) for i in range(12)]
+    np.testing.assert_allclose(norms, want, rtol=1e-6)
+    is_refused("layer_axis=", lambda: rc.monitor_gradients(flat, by_layer=True, layer_axis=0))
+
+
+@pytest.mark.parametrize("layers", [(), (3,)])
+def test_gradients_of_fused_matrices_are_split_as_the_caller_says(layers):
+    q, kv = draw_normal(*layers, 7, 8), draw_normal(*layers, 7, 8, seed=1)
+    k, v = np.split(kv, 2, axis=-1)
+    tree = {"h.attn.c_attn.weight": np.concatenate([q, kv], axis=-1), "h.mlp.weight": q}
+    options = {"layer_axis": 0 if layers else None}
+    for shares, axis in (
+        ({"query": 8, "key": 4, "value": 4}, {}),
+        ({"query": 2, "key": 1, "value": 1}, {"axis": -1}),
+        ({"query": 2, "key": 1, "value": 1}, {"axis": 1 + len(layers)}),
+    ):
+        norms = rc.monitor_gradients(tree, parts={"c_attn": shares}, **options, **axis)
+        for part, gradient in (("query", q), ("key", k), ("value", v)):
+            want = np.sqrt((gradient**2).sum(axis=(-2, -1)))
+            np.testing.assert_allclose(norms[f"{part}_gradient"], want, rtol=1e-6)
+    bias = {"in_proj_bias": np.concatenate([q[..., 0, :]] * 3, axis=-1)}
+    norms = rc.monitor_gradients(bias, parts={"in_proj_bias": tuple(PARTS)}, **options)
+    assert_close(norms["key_gradient"], norms["query_gradient"])
+    for wrong in (("query", "keys"), ("query", "key", "value"), {"query": 5, "key": 2}, "keys"):
+        call = partial(rc.monitor_gradients, tree, parts={"c_attn": wrong}, axis=-1, **options)
+        is_refused(r"c_attn.weight of shape .* does not hold", call)
+    each_is_refused(
+        (
+            lambda: rc.monitor_gradients(tree, parts={"c_attn": {"query": 2, "key": 2}}, **options),
+            r"does not hold .* side by side, one axis alone, which",
+        ),
+        (lambda: rc.monitor_gradients(tree), r"no leaf is named after.*parts= may name them"),
+    )
+
+
+SHARED = {"parts": {"c_attn": tuple(PARTS)}}
+
+
+TWO_AXES = r"c_attn of shape .* one axis alone, which axis= may"
+
+
+UNEVEN = {"a": {"q_proj": np.ones((2, 4))}, "q_proj": np.ones((3, 4))}
+
+
+@parametrize_refusals(
+    [
+        ({"c_attn": np.ones((48, 24))}, SHARED, TWO_AXES),
+        ({"c_attn": np.ones((36, 4, 12))}, SHARED, TWO_AXES),
+        ({"c_attn": np.ones((6, 6))}, SHARED, TWO_AXES),
+        (UNEVEN, {"layer_axis": 2}, r"q_proj of shape \(2, 4\) has no axis layer_axis=2"),
+        (UNEVEN, {"layer_axis": 0}, r"q_proj of shape \(3, 4\) does not have 2 layers"),
+    ]
+)
+def test_axes_that_are_not_there_or_not_known_are_refused(arguments, message):
+    tree, options = arguments
+    is_refused(message, lambda: rc.monitor_gradients(tree, **options))
