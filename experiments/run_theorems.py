@@ -50,7 +50,8 @@ THEOREMS = {
     for theorem in subject.THEOREMS
 }
 
-LONG = ("path_products", "heads", "depth_gains", "noise")  # each compiles several programs
+# Each compiles several programs.
+LONG = ("path_products", "heads", "depth_gains", "noise", "parking", "repeated")
 
 FLAGS = cli.make_flags(
     "theorems", num_seeds=2, num_devices=1, can_grow=True, shows="measured,x=last"
