@@ -22,26 +22,38 @@ from typing import Any
 import jax
 from absl import flags
 
-from experiments.benchmarks import limits, monitoring, paths, profiles, seeds, training
+from experiments.benchmarks import (
+    limits,
+    monitoring,
+    path_benchmarks,
+    profile_benchmarks,
+    seed_benchmarks,
+    training_benchmarks,
+)
 from experiments.benchmarks.timing import describe_report, print_report
 from experiments.lab import check_names, cli
 from rank_collapse.runs.files import make_folder, open_log
 
 # Each is a function of the flags that gives a `timing.Report`.
 BENCHMARKS = {
-    "collapse_sweep": profiles.time_collapse_sweep,
-    "log_profile": profiles.time_log_profile,
-    "exact_profile": profiles.time_exact_profile,
-    "exact_paths": paths.time_exact_paths,
+    "collapse_sweep": profile_benchmarks.time_collapse_sweep,
+    "log_profile": profile_benchmarks.time_log_profile,
+    "exact_profile": profile_benchmarks.time_exact_profile,
+    "exact_paths": path_benchmarks.time_exact_paths,
     "exact_paths_large": partial(
-        paths.time_exact_paths, config=paths.LARGE, num_tokens=paths.LARGE_TOKENS
+        path_benchmarks.time_exact_paths,
+        config=path_benchmarks.LARGE,
+        num_tokens=path_benchmarks.LARGE_TOKENS,
     ),
-    "head_contributions": paths.time_head_contributions,
-    "recomputed_paths": paths.time_recomputed_paths,
+    "head_contributions": path_benchmarks.time_head_contributions,
+    "recomputed_paths": path_benchmarks.time_recomputed_paths,
     "monitor": monitoring.time_monitor,
     "products": limits.time_products,
-    "seeds": seeds.time_seeds,
-} | {f"train_{name}": partial(training.time_training, name) for name in training.CASES}
+    "seeds": seed_benchmarks.time_seeds,
+} | {
+    f"train_{name}": partial(training_benchmarks.time_training, name)
+    for name in training_benchmarks.CASES
+}
 
 # Seconds of CPU that each takes with five rounds; beyond `LONG` it runs only where it is named.
 CPU_SECONDS = {
@@ -66,14 +78,14 @@ TINY = {
     "collapse_sweep": {"depth": 2, "num_tokens": 4, "d_model": 8},
     "log_profile": {"depth": 2, "num_tokens": 4, "d_model": 8},
     "exact_profile": {"depth": 2, "num_tokens": 4, "d_model": 8},
-    "exact_paths": {"config": paths.TINY, "num_tokens": 4},
-    "exact_paths_large": {"config": paths.TINY, "num_tokens": 4},
-    "head_contributions": {"config": paths.TINY, "num_tokens": 4},
+    "exact_paths": {"config": path_benchmarks.TINY, "num_tokens": 4},
+    "exact_paths_large": {"config": path_benchmarks.TINY, "num_tokens": 4},
+    "head_contributions": {"config": path_benchmarks.TINY, "num_tokens": 4},
     "recomputed_paths": {"depth": 2, "num_sequences": 3},
     "monitor": {"depth": 2, "num_heads": 2, "d_model": 8, "tokens": 4},
     "products": {"width": 64},
-    "seeds": seeds.TINY,
-} | {f"train_{name}": {"arguments": training.TINY} for name in training.CASES}
+    "seeds": seed_benchmarks.TINY,
+} | {f"train_{name}": {"arguments": training_benchmarks.TINY} for name in training_benchmarks.CASES}
 USUAL = [name for name in BENCHMARKS if CPU_SECONDS[name] <= LONG]
 
 FLAGS = cli.bare_flags()
@@ -85,7 +97,9 @@ FLAGS.define(
     f"Benchmarks, out of {', '.join(BENCHMARKS)}. By default those that take less than "
     f"{LONG} s of CPU: not {', '.join(n for n in BENCHMARKS if n not in USUAL)}.",
 )
-FLAGS.define("enum", "baseline", "none", "Also time training in PyTorch.", training.BASELINES)
+FLAGS.define(
+    "enum", "baseline", "none", "Also time training in PyTorch.", training_benchmarks.BASELINES
+)
 FLAGS.define(
     "list",
     "num_seeds",
@@ -142,8 +156,8 @@ def list_benchmarks(options: flags.FlagValues) -> Iterator[tuple[str, str, Calla
     for name in options.benchmark:
         measure = partial(BENCHMARKS[name], **(TINY.get(name, {}) if options.tiny else {}))
         if name == "seeds":
-            for network, size in seeds.SIZES.items():
-                sizes = {network: seeds.TINY_SIZE if options.tiny else size}
+            for network, size in seed_benchmarks.SIZES.items():
+                sizes = {network: seed_benchmarks.TINY_SIZE if options.tiny else size}
                 call = partial(measure, sizes=sizes, num_seeds=counts)
                 yield name, f"seeds, {network}", call
         elif counts and (name.startswith("train_") or name == "collapse_sweep"):

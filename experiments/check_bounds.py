@@ -25,19 +25,20 @@ from typing import Any
 import jax
 import numpy as np
 
+from experiments.bounds.random_draws import CASES, FREE, Case, single_draw, two_heads
 from experiments.lab import (
     Executor,
     Experiment,
     Flags,
+    Options,
+    Run,
     RunFolder,
-    Shown,
     check_names,
     cli,
-    name_figures,
+    describe_figures,
     open_run,
-    vocabulary,
+    shared_flags,
 )
-from experiments.paper.bounds.draws import CASES, FREE, Case, single_draw, two_heads
 from experiments.verdicts import Comparison, Row, cases_row
 from rank_collapse.report import figures
 
@@ -77,8 +78,8 @@ FLAGS.define("integer", "seed", 0, "Base seed.", lower_bound=0)
 FLAGS.define(
     "list", "cases", [case.name for case in CASES], "Kinds of networks, tokens x width x heads."
 )
-vocabulary.define(FLAGS, seed_chunk=0)
-vocabulary.define_numbers(
+shared_flags.define(FLAGS, seed_chunk=0)
+shared_flags.define_numbers(
     FLAGS,
     "sizes",
     [256, 1024, 4096, 16384, 40000, 200000],
@@ -91,7 +92,7 @@ Draws = Mapping[str, np.ndarray]  # {measure: [draws, ...]} of one kind of netwo
 Results = Mapping[str, Any]
 
 
-def make_cases(options: Flags) -> dict[int, Case]:
+def make_cases(options: Options) -> dict[int, Case]:
     """Selects the kinds of networks of the flags, by their place among all.
 
     Raises:
@@ -101,7 +102,7 @@ def make_cases(options: Flags) -> dict[int, Case]:
     return {i: case for i, case in enumerate(CASES) if case.name in options.cases}
 
 
-def measure(options: Flags, cases: dict[int, Case], run: RunFolder) -> Results:
+def measure(options: Options, cases: dict[int, Case], folder: RunFolder) -> Results:
     """Measures all draws and the construction, in float64, resumed from the run.
 
     Draws are computed in blocks of one size, so that what a device vmaps over is always as much.
@@ -109,13 +110,13 @@ def measure(options: Flags, cases: dict[int, Case], run: RunFolder) -> Results:
     Args:
         options: The flags.
         cases: The kinds of networks, by their place among all.
-        run: The run folder; what it has is not computed again.
+        folder: The run folder; what it has is not computed again.
     """
     num_draws = -(-options.num_draws // len(options.cases))  # of each kind
     size = min(BLOCK, num_draws)
     num_blocks, draws = -(-num_draws // size), {}
     total = num_blocks * len(cases)
-    with jax.enable_x64(True), Executor(options, run, f"{size} draws each", total) as executor:
+    with jax.enable_x64(True), Executor(options, folder, f"{size} draws each", total) as executor:
         case_keys = jax.random.split(jax.random.key(options.seed), len(CASES))
         for index, case in cases.items():
             draw_block = jax.vmap(partial(single_draw, case=case))
@@ -181,12 +182,13 @@ def count_violations(draws: Collection[Draws]) -> dict[str, Any]:
     return counts
 
 
-def make_rows(results: Results, cases: Any) -> list[dict[str, Any]]:
+def make_rows(results: Results) -> list[dict[str, Any]]:
     """Makes a row for each kind of network."""
     return [c._asdict() | count_violations([draws]) for c, draws in results["draws"].items()]
 
 
-def tightness_figure(results: Results, cases: Any):
+@figures.styled
+def tightness_figure(results: Results):
     """How many powers of ten each bound lies above the residual that it bounds (left: median and
     middle 90 % of random draws), and γ* of every head (right). The paper's bounds are drawn where
     the lemma's condition holds; the others need no condition."""
@@ -213,7 +215,8 @@ def tightness_figure(results: Results, cases: Any):
     return fig
 
 
-def construction_figure(results: Results, cases: Any):
+@figures.styled
+def construction_figure(results: Results):
     """A layer of two heads on two tokens: one head writes √d in one feature, the other 1 in all.
     Its residual passes the published bound of Theorem 2.3, later that with γ = 1, and never the
     bound with sums over heads."""
@@ -228,12 +231,11 @@ def construction_figure(results: Results, cases: Any):
     return fig
 
 
-def judge_claims(results: Results, cases: Any) -> list[Row]:
+def judge_claims(results: Results) -> list[Row]:
     """Tests the lemma and the published bounds, wherever the lemma's condition holds.
 
     Args:
         results: From `measure`.
-        cases: The kinds of networks, by their place among all.
     """
     total = count_violations(results["draws"].values())
     rows = (
@@ -248,13 +250,12 @@ def judge_claims(results: Results, cases: Any) -> list[Row]:
     ]
 
 
-def compare_results(results: Results, cases: Any) -> Iterator[Comparison]:
+def compare_results(results: Results) -> Iterator[Comparison]:
     """Compares with 0 the violations of the bounds that need no condition, which are not the
     paper's; with 1 the construction, which is no draw; and says how far bounds lie above.
 
     Args:
         results: From `measure`.
-        cases: The kinds of networks, by their place among all.
     """
     total = count_violations(results["draws"].values())
     for name, (_, _, text) in FREE.items():
@@ -292,21 +293,21 @@ EXPERIMENT = Experiment(
         "reported": "--seed=3000 --num_draws=10000",
         "tiny": "--num_draws=4 --cases=3x4x2",
     },
+    figures=describe_figures(tightness_figure, construction_figure),
 )
-FIGURES = name_figures(tightness_figure, construction_figure)
 
 
-def main(options: Flags) -> Shown:
-    """Measures what the run lacks, and shows it."""
+def main(options: Flags) -> Run:
+    """Measures what the run lacks, and saves what follows from it."""
     with open_run(options, make_cases) as run:
-        points = run.measure(measure)
-        return run.publish(
-            points,
-            table=make_rows,
-            figures=FIGURES,
-            claims=judge_claims,
-            compare=compare_results,
-        )
+        for point in run.measure(measure):
+            results = point.results
+            point.save_table(make_rows(results))
+            point.save_figure("tightness", tightness_figure(results))
+            point.save_figure("construction", construction_figure(results))
+            point.save_claims(judge_claims(results))
+            point.save_comparisons(compare_results(results))
+        return run.finish()
 
 
 if __name__ == "__main__":

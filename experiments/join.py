@@ -23,21 +23,22 @@ import numpy as np
 from experiments.lab import (
     ONE_VALUE,
     Flags,
+    Mode,
+    Run,
     RunFolder,
-    Shown,
     cli,
-    make_config,
+    list_points,
     pool,
     provenance,
     read_config,
     read_flags,
     read_summary,
-    vocabulary,
+    shared_flags,
 )
 from rank_collapse.runs.files import damaged_file_error, read_object
 
 FLAGS = cli.bare_flags(Flags("join"))
-vocabulary.define(FLAGS, output_dir=None, overwrite=False)
+shared_flags.define(FLAGS, output_dir=None, overwrite=False)
 FLAGS.define("list", "folders", [], "Finished run folders, also as arguments.")
 SEEDS = ("first_seed", "num_seeds")
 
@@ -49,7 +50,7 @@ class Part(NamedTuple):
     arrays: Mapping[str, np.ndarray]
 
 
-def main(options: Flags) -> Shown:
+def main(options: Flags) -> Run:
     """Joins the folders, and publishes the joined run as its experiment does.
 
     Raises:
@@ -75,14 +76,14 @@ def main(options: Flags) -> Shown:
         if name in parts[0].config:
             joined_flags[name].value = parts[0].config[name]
     axes = find_axes([part.config for part in parts], joined_flags)
-    vars(joined_flags)["axes"] = axes
+    joined_flags.axes = axes
     joined_flags.output_dir, joined_flags.overwrite = options.output_dir, options.overwrite
     by_values = {tuple(str(part.config[name]) for name in axes): part for part in parts}
     arrays = {}
-    for point in joined_flags.points():
-        part = by_values[tuple(str(point[name].value) for name in axes)]
+    for point in list_points(joined_flags):
+        part = by_values[tuple(str(point[name]) for name in axes)]
         arrays |= {point.prefix + name: array for name, array in part.arrays.items()}
-    vars(joined_flags).update(begin_with=arrays, begun_in=list_origins(folders))
+    joined_flags.mode = Mode(begin_with=arrays, begun_in=list_origins(folders))
     return module.main(joined_flags)
 
 
@@ -134,14 +135,13 @@ def read_parts(flag_values: Flags, folder: Path) -> list[Part]:
         )
     run = RunFolder(folder, config, read_only=True)
     parts = []
-    for point in read_flags(copy.deepcopy(flag_values), folder, {}).points():
+    for point in list_points(read_flags(copy.deepcopy(flag_values), folder, {})):
         arrays = run.at(point.prefix).arrays
         if not arrays:
             raise damaged_file_error(
                 folder / "arrays.npz", f"it has no arrays of {point.prefix or 'the run'}"
             )
-        point_config = config | make_config(point)
-        point_config.pop("axes", None)
+        point_config = {name: v for name, v in config.items() if name != "axes"} | point.axes
         parts.append(Part(point_config, arrays))
     return parts
 

@@ -17,23 +17,13 @@ collapse within three layers, and skips to prevent the collapse.
 """
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 import rank_collapse as rc
-from experiments.lab import (
-    Experiment,
-    Finding,
-    Flags,
-    Shown,
-    cli,
-    name_figures,
-    open_run,
-    vocabulary,
-)
-from experiments.paper.architectures.models import (
+from experiments.architectures.published_models import (
     NAMES,
     Curves,
     Model,
@@ -42,7 +32,17 @@ from experiments.paper.architectures.models import (
     make_models,
     measure,
 )
-from experiments.paper.architectures.targets import READ_OFF, Target, published_targets
+from experiments.architectures.published_targets import READ_OFF, Target, published_targets
+from experiments.lab import (
+    Experiment,
+    Finding,
+    Flags,
+    Run,
+    cli,
+    describe_figures,
+    open_run,
+    shared_flags,
+)
 from experiments.verdicts import (
     ERROR,
     Comparison,
@@ -76,7 +76,7 @@ FLAGS.define(
     list(PUBLISHED),
     f"Models to initialise without --checkpoints, out of {', '.join(PUBLISHED)}.",
 )
-vocabulary.define_text(
+shared_flags.define_text(
     FLAGS,
     "Texts: a .tsv with a header (RTE), or paragraphs (default: a text shipped with the package).",
 )
@@ -99,12 +99,11 @@ def mean_curves(curves: Curves, variant: str, reading: str = "published") -> np.
     return None if values is None else values.mean(axis=1, dtype=float)
 
 
-def make_rows(results: Results, models: Sequence[Model]) -> Iterator[dict[str, Any]]:
+def make_rows(results: Results) -> Iterator[dict[str, Any]]:
     """Makes a row for each model, weights, ablation and layer: over weights and texts.
 
     Args:
         results: Curves of each model.
-        models: The models.
     """
     for label, by_kind in results.items():
         for kind, curves in by_kind.items():
@@ -122,6 +121,116 @@ def make_rows(results: Results, models: Sequence[Model]) -> Iterator[dict[str, A
                         "rounding": float((column <= ROUNDING).mean()),
                         "examples": len(flat),
                     }
+
+
+def are_published(models: Sequence[Model]) -> bool:
+    """Returns whether these are models of the paper, in place of anybody's checkpoints."""
+    return all(model.label in PUBLISHED for model in models)
+
+
+@figures.styled
+def collapse_figure(results: Results, models: Sequence[Model]) -> figures.Figure | None:
+    """Residual ratio by layer at initialisation, mean and standard deviation over draws: attention
+    alone (solid) and with skips (dashed)."""
+    if not are_published(models):
+        return None
+    fig, ((ax,),) = figures.figure(1, 1)
+    for index, model in enumerate(models):
+        for variant, text, dash in (("SAN", "alone", "-"), ("SAN+skip", "with skips", "--")):
+            values = mean_curves(results[model.label]["init"], variant)
+            layers, label = np.arange(values.shape[1]), f"{words(model.label)}, {text}"
+            figures.band(ax, layers, values, label, index, linestyle=dash)
+    ax.set(xlabel="layer", ylabel="residual ratio of attention", ylim=(-0.03, 1.03))
+    fig.legend(*ax.get_legend_handles_labels(), loc="outside lower center", ncols=3, fontsize=7)
+    return fig
+
+
+@figures.styled
+def residuals_figure(results: Results, model: Model) -> figures.Figure:
+    """Relative residual by layer, mean ± one standard deviation over weights and texts, on the
+    published curves (grey). Dotted: as the paper's text says, where its code differs."""
+    depth = model.config.depth
+    fig, axes = figures.figure(1, 4, width=2.9, height=2.5, sharey=True)
+    published, layers = published_curves(model.settings, depth), np.arange(depth + 1)
+    for variant, ax in zip(ABLATIONS, axes[0], strict=True):
+        for kind, curves in results[model.label].items():
+            if kind in published:
+                style = {"ls": "-" if kind == "pretrained" else "--", "color": "#9A9A9A", "lw": 3}
+                text = f"published, {NAMES[kind]}"
+                ax.plot(layers, published[kind][variant], label=text, **style)
+            for reading in (name for name in READINGS if (variant, name) in curves):
+                flat = curves[variant, reading].reshape(-1, depth + 1)
+                text = NAMES[kind] if reading == "published" else None
+                style = {"linestyle": "-" if text else ":", "marker": ""}
+                figures.band(ax, layers, flat, text, [*NAMES].index(kind), **style)
+        ax.set(title=words(variant), xlabel="layer")
+        figures.integer_ticks(ax)
+    axes[0, 0].set(ylim=(-0.03, None), ylabel="residual ratio ‖res(X)‖ / ‖X‖")
+    handles = dict(zip(*axes[0, 0].get_legend_handles_labels()[::-1], strict=True))
+    fig.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=3)
+    return fig
+
+
+def residuals_name(label: str) -> str:
+    """Names the figure of a model."""
+    return f"residuals_{re.sub(r'[^A-Za-z0-9.+_-]', '_', label)}"
+
+
+def describe_residuals(label: str) -> str:
+    """Writes the caption of the figure of a model."""
+    return (
+        f"{label}: relative residual by layer, mean ± one standard deviation over weights and "
+        "texts; the published curves in grey."
+    )
+
+
+def judge_claims(results: Results, models: Sequence[Model]) -> list[Row]:
+    """Tests the published curves against ours at initialisation, and what the curves are to show.
+
+    A checkpoint has no rows: it is one network, of which nothing can be said with an interval.
+    Layer 0 is the embedding, of other texts than the published ones. The published curves of a
+    network's variants, one after the other, are compared as one. It is asked only with so many
+    initialisations that one of the networks could be refused.
+
+    Args:
+        results: Curves of each model.
+        models: The models.
+    """
+    rows, compared = [], []
+    for model in (model for model in models if not model.has_weights):
+        label, curves = model.label, results[model.label]["init"]
+        published = published_curves(model.settings, model.config.depth).get("init", {})
+        ratios = {name: mean_curves(curves, name) for name in published}
+        variants = [name for name, values in ratios.items() if values is not None]
+        if variants:  # all variants of one initialisation are one curve
+            curve = np.concatenate([published[name][1:] for name in variants])
+            draws = np.concatenate([ratios[name][:, 1:] for name in variants], axis=1)
+            compared.append(curve_row("curves", label, curve, draws, READ_OFF))
+        bare, skips = (mean_curves(curves, name) for name in ("SAN", "SAN+skip"))
+        if bare is None:
+            continue
+        remaining = skips[:, -1] / skips[:, 0]
+        rows += [
+            make_row("collapse", label, 1 - bare[:, -1] / bare[:, 0]),
+            make_row("skips stop", label, remaining),
+            make_row("law of the fall", label, power_law_wins(skips)),
+            judge_skips(label, skips[:, -1], bare[:, -1]),
+        ]
+    fewest = len(compared) / ERROR
+    return [row for row in compared if row.draws + 1 >= fewest] + rows
+
+
+def judge_skips(label: str, with_skips: np.ndarray, bare: np.ndarray) -> Row:
+    """Tests whether more is left with skips; what rounding makes of equal tokens counts as all.
+
+    Args:
+        label: Of the model.
+        with_skips: Residual ratios after the last layer, one of each seed.
+        bare: Those of attention alone.
+    """
+    note = "at least: attention alone is below float32's rounding" * bool((bare <= ROUNDING).any())
+    decades = np.log10(with_skips) - np.log10(np.maximum(bare, ROUNDING))
+    return make_row("skips", label, decades, note=note)
 
 
 def compare_results(results: Results, models: Sequence[Model]) -> Iterator[Comparison]:
@@ -211,123 +320,6 @@ def find_targets(model: Model, kind: str, curves: Curves) -> tuple[list[Target],
     )
 
 
-def judge_claims(results: Results, models: Sequence[Model]) -> list[Row]:
-    """Tests the published curves against ours at initialisation, and what the curves are to show.
-
-    A checkpoint has no rows: it is one network, of which nothing can be said with an interval.
-    Layer 0 is the embedding, of other texts than the published ones. The published curves of a
-    network's variants, one after the other, are compared as one. It is asked only with so many
-    initialisations that one of the networks could be refused.
-
-    Args:
-        results: Curves of each model.
-        models: The models.
-    """
-    rows, compared = [], []
-    for model in (model for model in models if not model.has_weights):
-        label, curves = model.label, results[model.label]["init"]
-        published = published_curves(model.settings, model.config.depth).get("init", {})
-        ratios = {name: mean_curves(curves, name) for name in published}
-        variants = [name for name, values in ratios.items() if values is not None]
-        if variants:  # all variants of one initialisation are one curve
-            curve = np.concatenate([published[name][1:] for name in variants])
-            draws = np.concatenate([ratios[name][:, 1:] for name in variants], axis=1)
-            compared.append(curve_row("curves", label, curve, draws, READ_OFF))
-        bare, skips = (mean_curves(curves, name) for name in ("SAN", "SAN+skip"))
-        if bare is None:
-            continue
-        remaining = skips[:, -1] / skips[:, 0]
-        rows += [
-            make_row("collapse", label, 1 - bare[:, -1] / bare[:, 0]),
-            make_row("skips stop", label, remaining),
-            make_row("law of the fall", label, power_law_wins(skips)),
-            judge_skips(label, skips[:, -1], bare[:, -1]),
-        ]
-    fewest = len(compared) / ERROR
-    return [row for row in compared if row.draws + 1 >= fewest] + rows
-
-
-def judge_skips(label: str, with_skips: np.ndarray, bare: np.ndarray) -> Row:
-    """Tests whether more is left with skips; what rounding makes of equal tokens counts as all.
-
-    Args:
-        label: Of the model.
-        with_skips: Residual ratios after the last layer, one of each seed.
-        bare: Those of attention alone.
-    """
-    note = "at least: attention alone is below float32's rounding" * bool((bare <= ROUNDING).any())
-    decades = np.log10(with_skips) - np.log10(np.maximum(bare, ROUNDING))
-    return make_row("skips", label, decades, note=note)
-
-
-def residual_figure(results: Results, model: Model) -> figures.Figure:
-    """Relative residual by layer, mean ± one standard deviation over weights and texts, on the
-    published curves (grey). Dotted: as the paper's text says, where its code differs."""
-    depth = model.config.depth
-    fig, axes = figures.figure(1, 4, width=2.9, height=2.5, sharey=True)
-    published, layers = published_curves(model.settings, depth), np.arange(depth + 1)
-    for variant, ax in zip(ABLATIONS, axes[0], strict=True):
-        for kind, curves in results[model.label].items():
-            if kind in published:
-                style = {"ls": "-" if kind == "pretrained" else "--", "color": "#9A9A9A", "lw": 3}
-                text = f"published, {NAMES[kind]}"
-                ax.plot(layers, published[kind][variant], label=text, **style)
-            for reading in (name for name in READINGS if (variant, name) in curves):
-                flat = curves[variant, reading].reshape(-1, depth + 1)
-                text = NAMES[kind] if reading == "published" else None
-                style = {"linestyle": "-" if text else ":", "marker": ""}
-                figures.band(ax, layers, flat, text, [*NAMES].index(kind), **style)
-        ax.set(title=words(variant), xlabel="layer")
-        figures.integer_ticks(ax)
-    axes[0, 0].set(ylim=(-0.03, None), ylabel="residual ratio ‖res(X)‖ / ‖X‖")
-    handles = dict(zip(*axes[0, 0].get_legend_handles_labels()[::-1], strict=True))
-    fig.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=3)
-    return fig
-
-
-def make_residuals_figure(label: str) -> Callable[..., figures.Figure | None]:
-    """Makes the function that draws the residuals of a model, where the run has it."""
-
-    def draw(results: Results, models: Sequence[Model]) -> figures.Figure | None:
-        by_label = {model.label: model for model in models}
-        return residual_figure(results, by_label[label]) if label in by_label else None
-
-    draw.__doc__ = (
-        f"{label}: relative residual by layer, mean ± one standard deviation over weights and "
-        "texts; the published curves in grey."
-    )
-    return draw
-
-
-def name_residuals(labels: Iterable[str]) -> dict[str, Callable[..., figures.Figure | None]]:
-    """Names the figures of models."""
-    return {
-        f"residuals_{re.sub(r'[^A-Za-z0-9.+_-]', '_', label)}": make_residuals_figure(label)
-        for label in labels
-    }
-
-
-def are_published(models: Sequence[Model]) -> bool:
-    """Returns whether these are models of the paper, in place of anybody's checkpoints."""
-    return all(model.label in PUBLISHED for model in models)
-
-
-def collapse_figure(results: Results, models: Sequence[Model]) -> figures.Figure | None:
-    """Residual ratio by layer at initialisation, mean and standard deviation over draws: attention
-    alone (solid) and with skips (dashed)."""
-    if not are_published(models):
-        return None
-    fig, ((ax,),) = figures.figure(1, 1)
-    for index, model in enumerate(models):
-        for variant, text, dash in (("SAN", "alone", "-"), ("SAN+skip", "with skips", "--")):
-            values = mean_curves(results[model.label]["init"], variant)
-            layers, label = np.arange(values.shape[1]), f"{words(model.label)}, {text}"
-            figures.band(ax, layers, values, label, index, linestyle=dash)
-    ax.set(xlabel="layer", ylabel="residual ratio of attention", ylim=(-0.03, 1.03))
-    fig.legend(*ax.get_legend_handles_labels(), loc="outside lower center", ncols=3, fontsize=7)
-    return fig
-
-
 def make_finding(results: Results, models: Sequence[Model]) -> Finding | None:
     """Reports where attention alone has lost all but a hundredth, and what skips keep.
 
@@ -365,22 +357,24 @@ EXPERIMENT = Experiment(
         "reported": f"--seed=3000 --num_seeds={FEWEST_DRAWS} --num_texts=1",
         "tiny": "--models=albert-base-v2 --num_texts=2 --max_tokens=8",
     },
+    figures=describe_figures(collapse_figure)
+    | {residuals_name(label): describe_residuals(label) for label in PUBLISHED},
 )
-FIGURES = name_figures(collapse_figure) | name_residuals(PUBLISHED)
 
 
-def main(options: Flags) -> Shown:
-    """Measures what the run lacks, and shows it."""
+def main(options: Flags) -> Run:
+    """Measures what the run lacks, and saves what follows from it."""
     with open_run(options, make_models, identity) as run:
-        points = run.measure(measure)
-        return run.publish(
-            points,
-            table=make_rows,
-            figures=FIGURES | name_residuals(model.label for model in run.points[0].setup),
-            claims=judge_claims,
-            compare=compare_results,
-            finding=make_finding,
-        )
+        for point in run.measure(measure):
+            results, models = point.results, point.setup
+            point.save_table(make_rows(results))
+            point.save_figure("collapse", collapse_figure(results, models))
+            for model in models:
+                point.save_figure(residuals_name(model.label), residuals_figure(results, model))
+            point.save_claims(judge_claims(results, models))
+            point.save_comparisons(compare_results(results, models))
+            point.save_finding(make_finding(results, models))
+        return run.finish()
 
 
 if __name__ == "__main__":

@@ -20,32 +20,33 @@ of the size of dot products are nearly as bad as unscaled dot products.
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
+from experiments.attention_forms.score_functions import FORMS, LAWS, MEASURES, make_measure
 from experiments.lab import (
     Executor,
     Experiment,
     Flags,
+    Options,
+    Run,
     RunFolder,
-    Shown,
     cli,
+    describe_figures,
     labelled,
-    name_figures,
     open_run,
     plots,
-    vocabulary,
+    shared_flags,
 )
-from experiments.note.attention_forms.measure import FORMS, LAWS, MEASURES, make_measure
 from experiments.train import arguments
-from experiments.train.sorting import make_sorting_setup
-from experiments.train.training import (
+from experiments.train.sorting import make_sorting_task
+from experiments.train.trained_tasks import (
     TrainedTask,
     diverged_seeds,
     measure_whole,
-    model_files,
+    save_models,
     train_tasks,
 )
 from experiments.verdicts import (
@@ -64,17 +65,25 @@ FLAGS = arguments.make_flags(
     "attention_forms",
     shows="accuracy,part=trained",
     num_seeds=8,
-    no_repeat=False,
-    dropout=0.0,
     depth=1,
+    num_heads=2,
     d_model=32,
+    num_tokens=8,
+    num_labels=10,
+    n_train_data=1000,
+    n_eval_data=200,
     n_epochs=30,
+    batch_size=30,
+    learning_rate=1e-3,
+    weight_decay=0.0,
+    dropout=0.0,
+    no_repeat=False,
 )
 for name, default, text in (
     ("d_k", [2**i for i in range(1, 11)], "Widths of random queries and keys."),
     ("trained_d_k", [4, 32, 256], "Widths at which networks are trained."),
 ):
-    vocabulary.define_numbers(FLAGS, name, default, text, lower_bound=1)
+    shared_flags.define_numbers(FLAGS, name, default, text, lower_bound=1)
 FLAGS.define("integer", "num_queries", 64, "Random queries, and as many keys.", lower_bound=2)
 FLAGS.define(
     "float",
@@ -86,22 +95,51 @@ FLAGS.define(
 )
 
 
-def measure(options: Flags, setup: Flags, run: RunFolder) -> dict[str, Any]:
+def make_setups(options: Options) -> dict[str, TrainedTask]:
+    """Makes what is trained of every form and width, by "trained form, d_k=d".
+
+    A score is one program. The same data and seeds everywhere. Weights are drawn with variance
+    1/fan-in, so that queries and keys begin with unit variance, as the note has them; values stay
+    as wide as without d_k.
+
+    Args:
+        options: The flags.
+    """
+    setup = make_sorting_task(options)
+    base = setup.recipe.config.replace(
+        init="lecun", d_v=options.d_model // options.num_heads, scale_scores=False
+    )
+    setups = {}
+    for d_k, (name, form) in itertools.product(options.trained_d_k, FORMS.items()):
+        config = base.replace(d_qk=d_k, score=form.score)
+        temperature = np.float32(form.options(d_k)["temperature"])
+        setups[f"trained {name}, d_k={d_k}"] = dataclasses.replace(
+            setup,
+            recipe=dataclasses.replace(setup.recipe, config=config),
+            floats={"network": {"temperature": temperature}},
+            program=f"{form.score}, d_k={d_k}",
+        )
+    return setups
+
+
+def measure(
+    options: Options, setups: Mapping[str, TrainedTask], folder: RunFolder
+) -> dict[str, Any]:
     """Measures random queries and keys, and trains networks with each attention function.
 
     Args:
         options: The flags.
-        setup: Unused: the flags.
-        run: The run folder; what it has is not computed again.
+        setups: What is trained.
+        folder: The run folder; what it has is not computed again.
 
     Returns:
         {"random": from `measure_widths`, "trained": {form: {"d_k" [w], "accuracy" [s, w],
         "diverged" [s, w]}}}.
     """
     total = len(options.d_k) * options.num_seeds
-    with Executor(options, run, "random queries and keys", total) as executor:
+    with Executor(options, folder, "random queries and keys", total) as executor:
         random = measure_widths(options, executor)
-    results = train_tasks(options, make_setups(options), run, measure_accuracy)
+    results = train_tasks(options, setups, folder, measure_accuracy)
     trained = {}
     for form in FORMS:
         by_width = [results[f"trained {form}, d_k={d_k}"] for d_k in options.trained_d_k]
@@ -110,7 +148,7 @@ def measure(options: Flags, setup: Flags, run: RunFolder) -> dict[str, Any]:
     return {"random": random, "trained": trained}
 
 
-def measure_widths(options: Flags, executor: Executor) -> dict[str, dict[str, np.ndarray]]:
+def measure_widths(options: Options, executor: Executor) -> dict[str, dict[str, np.ndarray]]:
     """Measures scores, weights and gradients at the widths of the flags.
 
     Args:
@@ -131,36 +169,9 @@ def measure_widths(options: Flags, executor: Executor) -> dict[str, dict[str, np
     }
 
 
-def make_setups(options: Flags) -> dict[str, TrainedTask]:
-    """Makes what is trained of every form and width, by "trained form, d_k=d".
-
-    A score is one program. The same data and seeds everywhere. Weights are drawn with variance
-    1/fan-in, so that queries and keys begin with unit variance, as the note has them; values stay
-    as wide as without d_k.
-
-    Args:
-        options: The flags.
-    """
-    setup = make_sorting_setup(options)
-    base = setup.recipe.config.replace(
-        init="lecun", d_v=options.d_model // options.num_heads, scale_scores=False
-    )
-    setups = {}
-    for d_k, (name, form) in itertools.product(options.trained_d_k, FORMS.items()):
-        config = base.replace(d_qk=d_k, score=form.score)
-        temperature = np.float32(form.options(d_k)["temperature"])
-        setups[f"trained {name}, d_k={d_k}"] = dataclasses.replace(
-            setup,
-            recipe=dataclasses.replace(setup.recipe, config=config),
-            floats={"network": {"temperature": temperature}},
-            program=f"{form.score}, d_k={d_k}",
-        )
-    return setups
-
-
-def measure_accuracy(setup: TrainedTask, model: Any, data: Any, key: Any) -> dict[str, Any]:
+def measure_accuracy(task: TrainedTask, model: Any, data: Any, key: Any) -> dict[str, Any]:
     """Measures {metric: number} of one seed."""
-    return measure_whole(setup, model, data, key)["whole"]
+    return measure_whole(task, model, data, key)["whole"]
 
 
 def stack_widths(widths: list[int], by_width: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
@@ -170,7 +181,7 @@ def stack_widths(widths: list[int], by_width: list[dict[str, np.ndarray]]) -> di
     return {"d_k": np.asarray(widths)} | arrays
 
 
-def make_rows(results: dict[str, Any], options: Flags) -> Iterator[dict[str, Any]]:
+def make_rows(results: dict[str, Any], options: Options) -> Iterator[dict[str, Any]]:
     """Makes a row for each part, form, width and seed.
 
     Args:
@@ -185,13 +196,8 @@ def make_rows(results: dict[str, Any], options: Flags) -> Iterator[dict[str, Any
                 yield {"part": part, "form": form} | row
 
 
-def accuracy_gain(results: dict[str, Any], form: str) -> np.ndarray:
-    """Computes the accuracy of a form less that of dot products, seed by seed, [s, w]."""
-    trained = results["trained"]
-    return trained[form]["accuracy"].astype(float) - trained["dot"]["accuracy"].astype(float)
-
-
-def random_figure(results: dict[str, Any], options: Flags):
+@figures.styled
+def random_figure(results: dict[str, Any], options: Options):
     """Random queries and keys of unit variance, means and standard deviations over seeds. Gradients
     of a loss that moves every output by as much, to a query moved by its own size and to the
     scores; solid: root mean square over rows, dashed: median row."""
@@ -227,7 +233,14 @@ def random_figure(results: dict[str, Any], options: Flags):
     return fig
 
 
-def trained_figure(results: dict[str, Any], options: Flags):
+def accuracy_gain(results: dict[str, Any], form: str) -> np.ndarray:
+    """Computes the accuracy of a form less that of dot products, seed by seed, [s, w]."""
+    trained = results["trained"]
+    return trained[form]["accuracy"].astype(float) - trained["dot"]["accuracy"].astype(float)
+
+
+@figures.styled
+def trained_figure(results: dict[str, Any]):
     """Left: accuracy of every seed after training, black: means. Right: the same less that of dot
     products without scaling, paired by seed, with 95 % intervals."""
     fig, ((accuracy, less),) = figures.figure(1, 2, width=4.4)
@@ -257,7 +270,7 @@ def trained_figure(results: dict[str, Any], options: Flags):
     return fig
 
 
-def judge_claims(results: dict[str, Any], options: Flags) -> Iterator[Row]:
+def judge_claims(results: dict[str, Any], options: Options) -> Iterator[Row]:
     """Tests what saturates, whose gradients are small, and which form is ahead after training.
 
     Args:
@@ -280,7 +293,7 @@ def judge_claims(results: dict[str, Any], options: Flags) -> Iterator[Row]:
             yield make_row(key, f"sorting, d_k = {widths[place]}", gains)
 
 
-def compare_results(results: dict[str, Any], options: Flags) -> Iterator[Comparison]:
+def compare_results(results: dict[str, Any], options: Options) -> Iterator[Comparison]:
     """Compares the variance with its law, and lists accuracies at every width.
 
     Args:
@@ -313,27 +326,22 @@ EXPERIMENT = Experiment(
         "tiny": f"{arguments.TINY} --depth=1 --num_labels=4 --num_queries=4 --d_k=2 "
         "--trained_d_k=2",
     },
+    figures=describe_figures(random_figure, trained_figure),
 )
-FIGURES = name_figures(random_figure, trained_figure)
 
 
-def make_files(results: Any, options: Flags, run: RunFolder) -> dict[str, Callable[[], bytes]]:
-    """Makes the files of trained weights, where they were kept."""
-    return model_files(results, make_setups(options), run)
-
-
-def main(options: Flags) -> Shown:
-    """Measures what the run lacks, and shows it."""
-    with open_run(options) as run:
-        points = run.measure(measure)
-        return run.publish(
-            points,
-            table=make_rows,
-            figures=FIGURES,
-            claims=judge_claims,
-            compare=compare_results,
-            files=make_files,
-        )
+def main(options: Flags) -> Run:
+    """Measures what the run lacks, and saves what follows from it."""
+    with open_run(options, make_setups) as run:
+        for point in run.measure(measure):
+            results = point.results
+            point.save_table(make_rows(results, point.options))
+            point.save_figure("random", random_figure(results, point.options))
+            point.save_figure("trained", trained_figure(results))
+            point.save_claims(judge_claims(results, point.options))
+            point.save_comparisons(compare_results(results, point.options))
+            save_models(point, point.setup)
+        return run.finish()
 
 
 if __name__ == "__main__":

@@ -35,23 +35,23 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
-from absl import flags
 
+from experiments.circle import walks
 from experiments.lab import (
     Experiment,
     Finding,
     Flags,
+    Options,
+    Run,
     RunFolder,
-    Shown,
     cli,
-    name_figures,
+    describe_figures,
     open_run,
     plots,
-    vocabulary,
+    shared_flags,
 )
-from experiments.paper.circle import walks
 from experiments.train import arguments
-from experiments.train.training import TrainedTask, model_files, train_tasks
+from experiments.train.trained_tasks import TrainedTask, save_models, train_tasks
 from experiments.verdicts import (
     PROTOCOL,
     Comparison,
@@ -61,7 +61,7 @@ from experiments.verdicts import (
     mean_row,
     seed_rows,
 )
-from experiments.verdicts.intervals import wilson_interval
+from experiments.verdicts.share_intervals import wilson_interval
 from rank_collapse.report import figures
 
 # What the published code trains: a skip around the attention in each of them.
@@ -108,8 +108,8 @@ FLAGS = arguments.make_flags(
     "circle",
     shows="distance_at_end",
     monitor=False,
-    num_heads=2,
     depth=1,
+    num_heads=2,
     d_model=32,
     num_tokens=2,
     num_labels=2,
@@ -118,6 +118,8 @@ FLAGS = arguments.make_flags(
     n_epochs=70,
     batch_size=30,
     learning_rate=1e-5,
+    weight_decay=0.0,
+    dropout=0.1,
 )
 FLAGS.define(
     "boolean",
@@ -135,7 +137,7 @@ FLAGS.define(
     "what keeps walkers apart.",
     ["", *COMPARED],
 )
-vocabulary.define_numbers(
+shared_flags.define_numbers(
     FLAGS, "widths", list(WIDTHS), "Model widths of --compare.", lower_bound=3
 )
 text = "Accepted as in the published commands; this experiment has no use for it."
@@ -147,7 +149,7 @@ Cases = Mapping[str, TrainedTask]  # {"variant, d=width": what is trained}
 ByCase = Mapping[str, Any]  # {case: as `training.train_tasks`}
 
 
-def make_cases(options: flags.FlagValues) -> Cases:
+def make_cases(options: Options) -> Cases:
     """Makes what the flags train, {"variant, d=width": what is trained}.
 
     Args:
@@ -169,19 +171,18 @@ def make_cases(options: flags.FlagValues) -> Cases:
     return {name: walks.make_case(options, name) for name in names}
 
 
-def measure(options: flags.FlagValues, cases: Cases, run: RunFolder) -> ByCase:
+def measure(options: Options, cases: Cases, folder: RunFolder) -> ByCase:
     """Trains the network of every case, and lets every seed walk on its own output."""
     return train_tasks(
-        options, cases, run, functools.partial(walks.measure_walk, options.n_eval_data)
+        options, cases, folder, functools.partial(walks.measure_walk, options.n_eval_data)
     )
 
 
-def make_rows(results: ByCase, cases: Cases) -> Iterator[dict[str, Any]]:
+def make_rows(results: ByCase) -> Iterator[dict[str, Any]]:
     """Makes a row for each case and seed; where the walkers went by step is in arrays.npz.
 
     Args:
         results: {case: arrays of all seeds [s, ...]}.
-        cases: What is trained, by case.
     """
     for name, case in results.items():
         variant, width = walks.split_name(name)
@@ -197,7 +198,8 @@ def in_words(variant: str) -> str:
     return WHOLE.get(variant, " and ".join(parts))
 
 
-def shares_figure(results: ByCase, cases: Cases):
+@figures.styled
+def shares_figure(results: ByCase):
     """Share of seeds whose two walkers end together, with 95 % intervals. Equal shares are the
     result: an MLP keeps no walkers apart, and the published network is one with a skip around its
     attention."""
@@ -239,7 +241,8 @@ def select_steps(cases: Mapping[Any, Mapping[str, np.ndarray]]) -> dict[Any, np.
     return points
 
 
-def steps_figure(results: ByCase, cases: Cases):
+@figures.styled
+def steps_figure(results: ByCase):
     """Steps from a distance of 1e-2 to 1e-6 of the seeds that fell, against the prediction from the
     multiplier at the collapsed point."""
     points = select_steps(walks.fine_cases(results))
@@ -278,7 +281,8 @@ def steps_figure(results: ByCase, cases: Cases):
     return fig
 
 
-def trajectories_figure(results: ByCase, cases: Cases):
+@figures.styled
+def trajectories_figure(results: ByCase):
     """The two sequences of one seed, fed with their own continuation: the first that fell, where
     one did. Where two panels are alike, the MLP or the published network changes nothing."""
     measured = walks.fine_cases(results)
@@ -310,7 +314,8 @@ def trajectories_figure(results: ByCase, cases: Cases):
     return fig
 
 
-def distance_figure(results: ByCase, cases: Cases):
+@figures.styled
+def distance_figure(results: ByCase):
     """Distance between the two sequences by step, one line per seed; blue: fell. Below 1e-9 it is
     drawn there. Pure attention falls within some ten steps, a skip makes the fall exponential."""
     measured = walks.fine_cases(results)
@@ -326,35 +331,12 @@ def distance_figure(results: ByCase, cases: Cases):
     return fig
 
 
-def make_finding(results: ByCase, cases: Cases) -> Finding | None:
-    """Reports how many seeds fall, in pure attention and with what is to prevent it.
-
-    Args:
-        results: {case: arrays of all seeds [s, ...]}.
-        cases: What is trained, by case.
-    """
-    measured = walks.fine_cases(results)
-    _, width = next(iter(measured))
-    fell = {variant: case["fell"] for (variant, d), case in measured.items() if d == width}
-    if "attention" not in fell:
-        return None
-    remedies = {"attention+skip": "a skip around the attention", "attention+mlp": "an MLP"}
-    counts = [f"with {text} in {fell[v].sum()}" for v, text in remedies.items() if v in fell]
-    pure = fell["attention"]
-    return Finding(
-        "shares",
-        "Fed with its own output, a layer of attention alone lets two walkers on a circle fall "
-        f"together in {pure.sum()} of {len(pure)} seeds, {', '.join(counts)} (width {width}).",
-    )
-
-
-def judge_claims(results: ByCase, cases: Cases) -> Iterator[Row]:
+def judge_claims(results: ByCase) -> Iterator[Row]:
     """Tests who falls together, as published and as pure attention; who of those that do is kept
     apart by a skip or an MLP; how fast they fall.
 
     Args:
         results: {case: arrays of all seeds [s, ...]}.
-        cases: What is trained, by case.
     """
     measured, limit = walks.fine_cases(results), np.log10(walks.TOGETHER)
     ends = {name: walks.log10_at_end(case) for name, case in results.items()}
@@ -373,12 +355,11 @@ def judge_claims(results: ByCase, cases: Cases) -> Iterator[Row]:
             yield mean_row(ORDERS[variant], f"recurrent, {case['name']}", case["orders"])
 
 
-def compare_results(results: ByCase, cases: Cases) -> Iterator[Comparison]:
+def compare_results(results: ByCase) -> Iterator[Comparison]:
     """Compares counts and orders of the law with the published code's and the theory's.
 
     Args:
         results: {case: arrays of all seeds [s, ...]}.
-        cases: What is trained, by case.
     """
     for cell, case in walks.fine_cases(results).items():
         fell, name, published, note = case["fell"], case["name"], None, ""
@@ -407,6 +388,27 @@ def compare_results(results: ByCase, cases: Cases) -> Iterator[Comparison]:
                 note=f"of the same sign {same_fell} of {num_same}; Fisher's exact p = {p:.2g}",
                 source="theory",
             )
+
+
+def make_finding(results: ByCase) -> Finding | None:
+    """Reports how many seeds fall, in pure attention and with what is to prevent it.
+
+    Args:
+        results: {case: arrays of all seeds [s, ...]}.
+    """
+    measured = walks.fine_cases(results)
+    _, width = next(iter(measured))
+    fell = {variant: case["fell"] for (variant, d), case in measured.items() if d == width}
+    if "attention" not in fell:
+        return None
+    remedies = {"attention+skip": "a skip around the attention", "attention+mlp": "an MLP"}
+    counts = [f"with {text} in {fell[v].sum()}" for v, text in remedies.items() if v in fell]
+    pure = fell["attention"]
+    return Finding(
+        "shares",
+        "Fed with its own output, a layer of attention alone lets two walkers on a circle fall "
+        f"together in {pure.sum()} of {len(pure)} seeds, {', '.join(counts)} (width {width}).",
+    )
 
 
 def describe_limit(options: Flags) -> str:
@@ -443,26 +445,28 @@ EXPERIMENT = Experiment(
         "tiny": "--num_seeds=2 --d_model=4 --n_train_data=6 --n_eval_data=4 --n_epochs=1 "
         "--batch_size=3 --widths=4",
     },
+    figures=describe_figures(shares_figure, steps_figure, trajectories_figure, distance_figure),
 )
-FIGURES = name_figures(shares_figure, steps_figure, trajectories_figure, distance_figure)
 
 
-def main(options: Flags) -> Shown:
-    """Measures what the run lacks, and shows it."""
+def main(options: Flags) -> Run:
+    """Measures what the run lacks, and saves what follows from it."""
     with open_run(options, make_cases) as run:
-        points = run.measure(measure)
-        published = run.publish(
-            points,
-            table=make_rows,
-            figures=FIGURES,
-            claims=judge_claims,
-            compare=compare_results,
-            finding=make_finding,
-            files=model_files,
-        )
-        if (text := describe_limit(options)) and not options.reading:
-            print(text)
-        return published
+        for point in run.measure(measure):
+            results = point.results
+            point.save_table(make_rows(results))
+            point.save_figure("shares", shares_figure(results))
+            point.save_figure("steps", steps_figure(results))
+            point.save_figure("trajectories", trajectories_figure(results))
+            point.save_figure("distance", distance_figure(results))
+            point.save_claims(judge_claims(results))
+            point.save_comparisons(compare_results(results))
+            point.save_finding(make_finding(results))
+            save_models(point, point.setup)
+        run.finish()
+    if (text := describe_limit(options)) and not options.mode.is_read:
+        print(text)
+    return run
 
 
 if __name__ == "__main__":

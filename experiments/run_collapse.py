@@ -23,36 +23,48 @@ import jax.numpy as jnp
 import xarray as xr
 
 import rank_collapse as rc
-from experiments.lab import (
-    SEEDS,
-    Executor,
-    Experiment,
-    Flags,
-    Mapped,
-    RunFolder,
-    Shown,
-    check_names,
-    cli,
-    labelled,
-    open_run,
-    vocabulary,
+from experiments.collapse.collapse_claims import compare_results, judge_claims, make_finding
+from experiments.collapse.collapse_figures import (
+    TIGHTNESS,
+    bounds_and_constant_figure,
+    depth_figure,
+    local_rate_figure,
+    log_residual_figure,
+    mlp_gain_figure,
+    residual_ratio_figure,
+    sweep_skip_gain_figure,
+    sweep_weight_scale_figure,
 )
-from experiments.paper import inputs
-from experiments.paper.collapse.claims import compare_results, judge_claims, make_finding
-from experiments.paper.collapse.figures import FIGURES, TIGHTNESS
-from experiments.paper.collapse.measure import (
+from experiments.collapse.layer_residuals import (
     DecidedProgram,
     describe_gaps,
     local_rates,
     measure_laws,
     measure_plain,
 )
+from experiments.lab import (
+    SEEDS,
+    Executor,
+    Experiment,
+    Flags,
+    Mapped,
+    Options,
+    Run,
+    RunFolder,
+    check_names,
+    cli,
+    describe_figures,
+    initial_tokens,
+    labelled,
+    open_run,
+    shared_flags,
+)
 from rank_collapse.measures.rounding import rounding_limit
 from rank_collapse.network.layers import MLP_KINDS
 from rank_collapse.network.residual import Gains
 from rank_collapse.theory import logdomain
 
-VARIANTS = {
+NETWORKS = {
     "san": rc.san,
     "san_mlp": rc.san_mlp,
     "san_skip": rc.san_skip,
@@ -82,8 +94,8 @@ FLAGS = cli.make_flags(
     traced=("weight_scale", "skip_gain"),
     execution=("seed_chunk",),
 )
-FLAGS.define("list", "variants", list(VARIANTS), f"Networks, out of {', '.join(VARIANTS)}.")
-vocabulary.define(
+FLAGS.define("list", "variants", list(NETWORKS), f"Networks, out of {', '.join(NETWORKS)}.")
+shared_flags.define(
     FLAGS,
     norm_placement="none",
     weight_scale=1.0,
@@ -98,10 +110,10 @@ vocabulary.define(
     init="lecun",
     bias_scale=0.0,
 )
-vocabulary.define_alias(FLAGS, norm="norm_placement")
+shared_flags.define_alias(FLAGS, norm="norm_placement")
 FLAGS.define("enum", "mlp", "gelu", "MLP of san_mlp and transformer.", MLP_KINDS[1:])
 FLAGS.define("boolean", "san_mlp_skip", False, "Keep the MLP's own skip in san_mlp, as published.")
-vocabulary.define_numbers(
+shared_flags.define_numbers(
     FLAGS,
     "mlp_gain",
     [],
@@ -109,8 +121,10 @@ vocabulary.define_numbers(
     "the collapse. With 1 among them, post-norm with the MLPs' own skip too, as published.",
     kind=float,
 )
-inputs.define_flags(FLAGS)
-FLAGS.define("enum", "dtype", "float32", "Arithmetic of the forward pass.", list(inputs.DTYPES))
+initial_tokens.define_flags(FLAGS)
+FLAGS.define(
+    "enum", "dtype", "float32", "Arithmetic of the forward pass.", list(initial_tokens.DTYPES)
+)
 FLAGS.define("integer", "seed_chunk", 16, "Largest number of seeds in memory.", lower_bound=1)
 
 Configs = dict[str, rc.TransformerConfig]
@@ -126,7 +140,7 @@ class Networks(NamedTuple):
     rounding: float  # Residual ratio at which rounding decides the ordinary forward pass
 
 
-def make_setup(options: Flags) -> Networks:
+def make_setup(options: Options) -> Networks:
     """Makes the networks of the flags, and reads their tokens.
 
     Args:
@@ -135,40 +149,71 @@ def make_setup(options: Flags) -> Networks:
     Raises:
         ValueError: Flags that do not fit each other, or a text that cannot be read.
     """
-    check_names(options, "variants", VARIANTS)
-    ids, source = inputs.read_tokens(options)
+    check_names(options, "variants", NETWORKS)
+    ids, source = initial_tokens.read_tokens(options)
     gains = sorted(set(options.mlp_gain))
     if any(gain <= 0 for gain in gains):
         raise ValueError(f"--mlp_gain needs numbers above 0, not {options.mlp_gain}")
     if gains and "san_mlp" not in options.variants:
         raise ValueError(f"--mlp_gain={options.mlp_gain} needs san_mlp in --variants")
     networks = make_configs(options, options.norm_placement, options.variants)
-    limit = rounding_limit(inputs.DTYPES[options.dtype])
+    limit = rounding_limit(initial_tokens.DTYPES[options.dtype])
     return Networks(networks, gains, ids, source, limit)
 
 
-def make_configs(options: Flags, norm: str, variants: Sequence[str]) -> Configs:
+def make_configs(options: Options, norm: str, variants: Sequence[str]) -> Configs:
     """Makes the configuration of every variant.
 
     Args:
         options: Sizes and parts of the networks.
         norm: Where norms are.
-        variants: Names of `VARIANTS`.
+        variants: Names of `NETWORKS`.
 
     Raises:
         ValueError: Unknown norm; sizes that do not fit.
     """
     sizes = options.depth, options.num_heads, options.d_model
-    fields = {name: options[name].value for name in ("d_ff", "mask", "window", "init")}
+    fields = {name: options[name] for name in ("d_ff", "mask", "window", "init")}
     fields |= {"norm_placement": norm, "norm": options.norm_kind}
     mlps = {
         "san_mlp": {"mlp": options.mlp, "mlp_skip": options.san_mlp_skip},
         "transformer": {"mlp": options.mlp},
     }
-    return {name: VARIANTS[name](*sizes, **fields, **mlps.get(name, {})) for name in variants}
+    return {name: NETWORKS[name](*sizes, **fields, **mlps.get(name, {})) for name in variants}
 
 
-def draw(options: Flags, setup: Networks, key: Any, floats: Any) -> tuple[Any, Any]:
+def measure(options: Options, setup: Networks, folder: RunFolder) -> xr.Dataset:
+    """Measures all variants and seeds by layer, resuming from the run.
+
+    Args:
+        options: The flags.
+        setup: The networks and tokens.
+        folder: The run folder; what it has is not computed again.
+
+    Returns:
+        A Dataset over "variant", "seed" and "layer"; "swept" has the gains of the MLPs in the place
+        of variants.
+    """
+    most, draw_seed = min(options.seed_chunk, options.num_seeds), partial(draw, options, setup)
+    with Executor(options, folder, "collapse") as executor:
+        progress, single = executor.progress, partial(measure_seed, options, setup)
+
+        def make_program():
+            mapped = Mapped(single, executor.mesh, draw=draw_seed, progress=progress)
+            return DecidedProgram(mapped, setup.networks, options.norm_placement, progress)
+
+        def make_cells(point):
+            return {SEEDS: (point.weight_scale, point.skip_gain)}
+
+        arrays = executor.map(make_program, make_cells, most=most)[SEEDS]
+        results = labelled.make_dataset(arrays, ("variant", "layer"), swept=("mlp_gain", "layer"))
+        if not folder.summary:
+            for line in describe_gaps(results):
+                progress.say(line)
+    return results.assign(local_rate=local_rates(results.log10_residual))
+
+
+def draw(options: Options, setup: Networks, key: Any, floats: Any) -> tuple[Any, Any]:
     """Draws one seed: tokens, and parameters that hold those of every variant and norm placement.
 
     Args:
@@ -180,12 +225,12 @@ def draw(options: Flags, setup: Networks, key: Any, floats: Any) -> tuple[Any, A
     key_tokens, key_params = jax.random.split(key)
     configs = list(make_configs(options, "sandwich", options.variants).values())
     largest = next((c for c in configs if c.mlp != "none"), configs[0])
-    x = inputs.input_tokens(key_tokens, setup.ids, options)
+    x = initial_tokens.input_tokens(key_tokens, setup.ids, options)
     return x, rc.init(key_params, largest, floats[0], options.bias_scale)
 
 
 def measure_seed(
-    options: Flags, setup: Networks, draws: tuple[Any, Any], floats: Any
+    options: Options, setup: Networks, draws: tuple[Any, Any], floats: Any
 ) -> dict[str, dict[str, jax.Array]]:
     """Measures one seed.
 
@@ -215,7 +260,7 @@ def measure_seed(
         def measure_gains(gains, network=network):
             skip, branch = Gains(attention=gains[0], mlp=gains[1]), Gains(mlp=gains[2])
             config = network.replace(skip_gain=skip, branch_gain=branch)
-            plain = measure_plain(params, x, config, inputs.DTYPES[options.dtype])
+            plain = measure_plain(params, x, config, initial_tokens.DTYPES[options.dtype])
             return plain, logdomain.log_trace(params, x, config)
 
         plains, logs = jax.lax.map(measure_gains, jnp.asarray(gains))
@@ -244,35 +289,12 @@ def choose_gains(gains: list[float], norm: str) -> list[float]:
     return [gain for gain in gains if gain == 1 and norm != "pre"]
 
 
-def measure(options: Flags, setup: Networks, run: RunFolder) -> xr.Dataset:
-    """Measures all variants and seeds by layer, resuming from the run.
-
-    Args:
-        options: The flags.
-        setup: The networks and tokens.
-        run: The run folder; what it has is not computed again.
-
-    Returns:
-        A Dataset over "variant", "seed" and "layer"; "swept" has the gains of the MLPs in the place
-        of variants.
-    """
-    most, draw_seed = min(options.seed_chunk, options.num_seeds), partial(draw, options, setup)
-    with Executor(options, run, "collapse") as executor:
-        progress, single = executor.progress, partial(measure_seed, options, setup)
-
-        def make_program():
-            mapped = Mapped(single, executor.mesh, draw=draw_seed, progress=progress)
-            return DecidedProgram(mapped, setup.networks, options.norm_placement, progress)
-
-        def make_cells(point):
-            return {SEEDS: (point.weight_scale, point.skip_gain)}
-
-        arrays = executor.map(make_program, make_cells, most=most)[SEEDS]
-        results = labelled.make_dataset(arrays, ("variant", "layer"), swept=("mlp_gain", "layer"))
-        if not run.summary:
-            for line in describe_gaps(results):
-                progress.say(line)
-    return results.assign(local_rate=local_rates(results.log10_residual))
+def make_rows(results: xr.Dataset, setup: Networks) -> Iterator[dict[str, Any]]:
+    """Makes a row for each network, seed and layer."""
+    by_variant = results.drop_dims("mlp_gain", errors="ignore")
+    is_rounding = (by_variant.ratio <= setup.rounding).astype(float)
+    by_variant = by_variant.assign(rounding=is_rounding.where(by_variant.ratio.notnull()))
+    return labelled.table_rows(by_variant, (*AXES, "variant", "seed", "layer"), COLUMNS)
 
 
 EXPERIMENT = Experiment(
@@ -292,29 +314,37 @@ EXPERIMENT = Experiment(
         "--d_model=768 --num_heads=12 --num_tokens=32 --seed_chunk=2 --mlp_gain=1,2,4,8",
         "tiny": "--num_seeds=2 --depth=2 --num_heads=2 --d_model=4 --d_ff=4 --num_tokens=4",
     },
+    figures=describe_figures(
+        depth_figure,
+        residual_ratio_figure,
+        log_residual_figure,
+        local_rate_figure,
+        bounds_and_constant_figure,
+        mlp_gain_figure,
+        sweep_weight_scale_figure,
+        sweep_skip_gain_figure,
+    ),
 )
 
 
-def make_rows(results: xr.Dataset, setup: Networks) -> Iterator[dict[str, Any]]:
-    """Makes a row for each network, seed and layer."""
-    by_variant = results.drop_dims("mlp_gain", errors="ignore")
-    is_rounding = (by_variant.ratio <= setup.rounding).astype(float)
-    by_variant = by_variant.assign(rounding=is_rounding.where(by_variant.ratio.notnull()))
-    return labelled.table_rows(by_variant, (*AXES, "variant", "seed", "layer"), COLUMNS)
-
-
-def main(options: Flags) -> Shown:
-    """Measures what the run lacks, and shows it."""
+def main(options: Flags) -> Run:
+    """Measures what the run lacks, and saves what follows from it."""
     with open_run(options, make_setup, lambda setup: setup.source) as run:
-        points = run.measure(measure, over=AXES)
-        return run.publish(
-            points,
-            table=make_rows,
-            figures=FIGURES,
-            claims=judge_claims,
-            compare=compare_results,
-            finding=make_finding,
-        )
+        for point in run.measure(measure, over=AXES):
+            results = point.results
+            point.save_table(make_rows(results, point.setup))
+            point.save_figure("depth", depth_figure(results))
+            point.save_figure("residual_ratio", residual_ratio_figure(results))
+            point.save_figure("log_residual", log_residual_figure(results))
+            point.save_figure("local_rate", local_rate_figure(results))
+            point.save_figure("bounds_and_constant", bounds_and_constant_figure(results))
+            point.save_figure("mlp_gain", mlp_gain_figure(results))
+            point.save_figure("sweep_weight_scale", sweep_weight_scale_figure(results))
+            point.save_figure("sweep_skip_gain", sweep_skip_gain_figure(results))
+            point.save_claims(judge_claims(results))
+            point.save_comparisons(compare_results(results))
+            point.save_finding(make_finding(results))
+        return run.finish()
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ A point on an edge between two corners counts as on the hull, and so does every 
 point. The label thus depends only on the place of a point, not on the order of the points.
 
 Training takes about 100 seconds for each seed on two cores. docs/experiments/run_convex_hull.md has
-the results, and `experiments.paper.paths.measure` says what is measured.
+the results, and `experiments.path_accuracy.evaluation` says what is measured.
 """
 
 import functools
@@ -20,14 +20,41 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import xarray as xr
 from jaxtyping import Array, Int
 
 import rank_collapse as rc
-from experiments.lab import Experiment, Flags, Shown, cli
-from experiments.paper.paths.experiment import CLAIM, define_path_flags, run_paths
-from experiments.paper.paths.figures import FIGURES as FIGURES
+from experiments.lab import (
+    Experiment,
+    Flags,
+    Options,
+    Run,
+    RunFolder,
+    cli,
+    describe_figures,
+    open_run,
+)
+from experiments.path_accuracy.accuracy_figures import (
+    loss_figure,
+    paths_figure,
+    shares_figure,
+    short_paths_figure,
+)
+from experiments.path_accuracy.accuracy_results import (
+    CLAIM,
+    compare_results,
+    judge_claims,
+    make_rows,
+)
+from experiments.path_accuracy.evaluation import evaluate_paths, name_axes, sampled_lengths
 from experiments.train import arguments
-from experiments.train.training import TrainedTask, train_and_eval
+from experiments.train.trained_tasks import (
+    ALONE,
+    TrainedTask,
+    save_models,
+    train_and_eval,
+    train_networks,
+)
 from rank_collapse.training.tasks import examples
 
 SIDE = 10.0  # of the square the points are drawn from
@@ -36,6 +63,7 @@ CELLS = 2**14  # of the grid per side: differences and their cross products fit 
 
 FLAGS = arguments.make_flags(
     "convex_hull",
+    depth=6,
     num_heads=3,
     d_model=84,
     num_tokens=10,
@@ -43,9 +71,15 @@ FLAGS = arguments.make_flags(
     n_train_data=10000,
     n_eval_data=300,
     n_epochs=70,
+    batch_size=30,
+    learning_rate=1e-3,
     weight_decay=1e-3,
+    dropout=0.1,
+    path_len=0,
+    n_paths=5,
+    n_repeat=5,
+    no_sub_path=False,
 )
-define_path_flags(FLAGS)
 FLAGS.define(
     "boolean",
     "ffn2",
@@ -54,15 +88,16 @@ FLAGS.define(
 )
 
 
-def make_setup(options: Flags) -> TrainedTask:
+def make_task(options: Options) -> TrainedTask:
     """Makes what the flags train: a network that says of each point whether it is on the hull.
 
     Args:
         options: The flags.
 
     Raises:
-        ValueError: Another number of labels than two.
+        ValueError: Another number of labels than two, or paths longer than the depth.
     """
+    sampled_lengths(options)  # refuses --path_len above --depth
     if options.num_labels != 2:
         raise ValueError(f"num_labels={options.num_labels}: on the hull or not are 2 labels")
     embedding = rc.EmbeddingConfig(d_input=2, d_embed=options.d_model, hidden_layer=options.ffn2)
@@ -124,6 +159,13 @@ def hull_labels(points: Int[Array, "n 2"]) -> Int[Array, "n"]:
     return on_boundary.astype(jnp.int32)
 
 
+def measure(options: Options, task: TrainedTask, folder: RunFolder) -> xr.Dataset:
+    """Trains a network for each seed, and evaluates it whole and by path length."""
+    evaluate = functools.partial(evaluate_paths, options)
+    arrays = train_networks(options, {ALONE: task}, folder, evaluate)[ALONE]
+    return name_axes(options, task, arrays)
+
+
 EXPERIMENT = Experiment(
     order=60,
     title="Paths: convex hull",
@@ -135,12 +177,24 @@ EXPERIMENT = Experiment(
         "reported": "--seed=3000 --num_seeds=6 --no_sub_path --n_epochs=20 --n_repeat=2",
         "tiny": f"{arguments.TINY} --n_paths=2 --n_repeat=1 --num_labels=2",
     },
+    figures=describe_figures(short_paths_figure, paths_figure, shares_figure, loss_figure),
 )
 
 
-def main(options: Flags) -> Shown:
-    """Trains networks on hulls, evaluates their paths by length, and shows what these carry."""
-    return run_paths(options, make_setup, "convex hull")
+def main(options: Flags) -> Run:
+    """Measures what the run lacks, and saves what follows from it."""
+    with open_run(options, make_task) as run:
+        for point in run.measure(measure):
+            results, task = point.results, point.setup
+            point.save_table(make_rows(results, task))
+            point.save_figure("short_paths", short_paths_figure(results, task))
+            point.save_figure("paths", paths_figure(results, task))
+            point.save_figure("shares", shares_figure(results, task))
+            point.save_figure("loss", loss_figure(results, task))
+            point.save_claims(judge_claims(results, task, "convex hull"))
+            point.save_comparisons(compare_results(results, task))
+            save_models(point, {ALONE: task})
+        return run.finish()
 
 
 if __name__ == "__main__":

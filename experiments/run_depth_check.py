@@ -32,17 +32,20 @@ from experiments.lab import (
     Executor,
     Experiment,
     Flags,
-    Shown,
+    Options,
+    Run,
+    RunFolder,
     cli,
     content_hash,
+    describe_figures,
     labelled,
-    name_figures,
     open_run,
-    vocabulary,
+    shared_flags,
 )
 from experiments.train.byte_networks import byte_model, text_bytes, train_network
 from experiments.verdicts import Comparison, Row
-from experiments.verdicts.intervals import slope
+from experiments.verdicts.share_intervals import slope
+from rank_collapse.report import figures
 from rank_collapse.scaling.coord_check import MEANING, coordinates_figure
 from rank_collapse.scaling.depth_rules import RULES
 from rank_collapse.text.tokens import read_texts
@@ -71,14 +74,14 @@ FLAGS = cli.make_flags(
     traced=("rule", "learning_rate"),
 )
 FLAGS.define("enum", "rule", "completep", "Depth parametrisation.", list(RULES))
-vocabulary.define(FLAGS, depth=8, d_model=64, num_tokens=64, batch_size=4, seed_chunk=0)
-vocabulary.define(FLAGS, learning_rate=PUBLISHED_RATE, weight_decay=0.1)
+shared_flags.define(FLAGS, depth=8, d_model=64, num_tokens=64, batch_size=4, seed_chunk=0)
+shared_flags.define(FLAGS, learning_rate=PUBLISHED_RATE, weight_decay=0.1)
 FLAGS.define(
     "integer", "base_depth", 2, "Layers of the network whose rates are known.", lower_bound=1
 )
 FLAGS.define("integer", "base_width", 256, "Its width.", lower_bound=1)
 FLAGS.define("integer", "steps", 10, "Training steps.", lower_bound=2)
-vocabulary.define_text(FLAGS, "UTF-8 text or table (default: a short text of the package).")
+shared_flags.define_text(FLAGS, "UTF-8 text or table (default: a short text of the package).")
 
 
 class Setup(NamedTuple):
@@ -89,7 +92,7 @@ class Setup(NamedTuple):
     source: str  # of the text
 
 
-def make_setup(options: Any) -> Setup:
+def make_setup(options: Options) -> Setup:
     """Makes the network and its training, and reads the bytes of the text.
 
     Args:
@@ -110,17 +113,17 @@ def identity(setup: Setup) -> dict[str, str]:
     return {"text_sha256": content_hash(setup.text.tobytes())}
 
 
-def measure(options: Any, setup: Setup, run: Any) -> xr.Dataset:
+def measure(options: Options, setup: Setup, folder: RunFolder) -> xr.Dataset:
     """Measures one network under one rule by seed and step; rules and rates share a program.
 
     Args:
         options: The flags.
         setup: Of one point; its text is that of all.
-        run: The run folder; what it has is not computed again.
+        folder: The run folder; what it has is not computed again.
     """
     base = byte_model(options.base_depth, options.base_width, options.num_tokens)
 
-    def make_cells(point: Any) -> dict[str, Any]:
+    def make_cells(point: Options) -> dict[str, Any]:
         rule = rc.depth_rule(point.rule, base)
         return {"": (rule, point.learning_rate, point.weight_decay)}
 
@@ -137,10 +140,39 @@ def measure(options: Any, setup: Setup, run: Any) -> xr.Dataset:
             batch_size=options.batch_size,
         )
 
-    with Executor(options, run, f"L={options.depth}, d={options.d_model}") as executor:
+    with Executor(options, folder, f"L={options.depth}, d={options.d_model}") as executor:
         arrays = executor.measure(measure_seed, make_cells)[""]
     results = labelled.make_dataset(arrays, ("step",))
     return results.assign_coords(step=np.arange(1, options.steps + 1))
+
+
+def make_rows(results: xr.Dataset) -> Iterator[dict[str, Any]]:
+    """Makes a row for each rule, rate, depth, width, seed and step."""
+    return labelled.table_rows(results, (*AXES, "seed", "step"), COLUMNS)
+
+
+def choose_rate(results: xr.Dataset) -> float:
+    """Chooses the learning rate of the figure: `PUBLISHED_RATE`, else the first."""
+    rates = results.learning_rate.values.tolist()
+    return PUBLISHED_RATE if PUBLISHED_RATE in rates else rates[0]
+
+
+@figures.styled
+def quantities_figure(results: xr.Dataset):
+    """Quantities over depth by rule, at the largest width and a rate of 1e-3 where it was run:
+    dotted at the first step, solid at the last; geometric mean over seeds and a deviation of the
+    logarithm."""
+    rate, width = choose_rate(results), int(results.d_model.max())
+    wide = results[[name for name in MEANING if name in results]]
+    wide = wide.sel(learning_rate=rate, d_model=width, drop=True).sortby("depth")
+    wide = wide.transpose("rule", "depth", "seed", "step")
+    curves = {
+        rule: {name: values.values for name, values in wide.sel(rule=rule).items()}
+        for rule in wide.rule.values
+    }
+    fig = coordinates_figure(curves, wide.depth.values.tolist(), MEANING)
+    fig.suptitle(f"width {width}, learning rate {rate:g}", fontsize=9)
+    return fig
 
 
 def fit_power(values: xr.DataArray) -> xr.DataArray:
@@ -148,12 +180,6 @@ def fit_power(values: xr.DataArray) -> xr.DataArray:
     return labelled.apply_along(
         partial(slope, np.log(values.depth.values)), np.log(values), "depth"
     )
-
-
-def choose_rate(results: xr.Dataset) -> float:
-    """Chooses the learning rate of the figure: `PUBLISHED_RATE`, else the first."""
-    rates = results.learning_rate.values.tolist()
-    return PUBLISHED_RATE if PUBLISHED_RATE in rates else rates[0]
 
 
 def align_published(results: xr.Dataset) -> tuple[xr.DataArray, xr.DataArray]:
@@ -200,7 +226,7 @@ def judge_claims(results: xr.Dataset, setup: Setup) -> Iterator[Row]:
             yield from labelled.statement_rows(key, difference, setup.source)
 
 
-def compare_results(results: xr.Dataset, setup: Setup) -> Iterator[Comparison]:
+def compare_results(results: xr.Dataset) -> Iterator[Comparison]:
     """Compares mean |x_L| with figure 7, whose levels at step 10 depend on data and vocabulary.
 
     Beside it the residual ratio's power of the depth at the last step, by rule and learning rate.
@@ -216,28 +242,6 @@ def compare_results(results: xr.Dataset, setup: Setup) -> Iterator[Comparison]:
         yield from labelled.compare_means(f"power of the depth, residual ratio {text}", power)
         deepest = last.loss.sel(depth=results.depth.max(), drop=True)
         yield from labelled.compare_means(f"loss of the deepest network {text}", deepest)
-
-
-def make_rows(results: xr.Dataset, setup: Setup) -> Iterator[dict[str, Any]]:
-    """Makes a row for each rule, rate, depth, width, seed and step."""
-    return labelled.table_rows(results, (*AXES, "seed", "step"), COLUMNS)
-
-
-def quantities_figure(results: xr.Dataset, setup: Setup):
-    """Quantities over depth by rule, at the largest width and a rate of 1e-3 where it was run:
-    dotted at the first step, solid at the last; geometric mean over seeds and a deviation of the
-    logarithm."""
-    rate, width = choose_rate(results), int(results.d_model.max())
-    wide = results[[name for name in MEANING if name in results]]
-    wide = wide.sel(learning_rate=rate, d_model=width, drop=True).sortby("depth")
-    wide = wide.transpose("rule", "depth", "seed", "step")
-    curves = {
-        rule: {name: values.values for name, values in wide.sel(rule=rule).items()}
-        for rule in wide.rule.values
-    }
-    fig = coordinates_figure(curves, wide.depth.values.tolist(), MEANING)
-    fig.suptitle(f"width {width}, learning rate {rate:g}", fontsize=9)
-    return fig
 
 
 EXPERIMENT = Experiment(
@@ -259,21 +263,20 @@ EXPERIMENT = Experiment(
         "tiny": "--num_seeds=2 --rule=mup,half,completep --depth=1,2 --d_model=8 --num_tokens=8 "
         "--batch_size=1 --steps=2 --base_depth=1",
     },
+    figures=describe_figures(quantities_figure),
 )
-FIGURES = name_figures(quantities_figure)
 
 
-def main(options: Flags) -> Shown:
-    """Measures what the run lacks, and shows it."""
+def main(options: Flags) -> Run:
+    """Measures what the run lacks, and saves what follows from it."""
     with open_run(options, make_setup, identity) as run:
-        points = run.measure(measure, over=AXES)
-        return run.publish(
-            points,
-            table=make_rows,
-            figures=FIGURES,
-            claims=judge_claims,
-            compare=compare_results,
-        )
+        for point in run.measure(measure, over=AXES):
+            results, setup = point.results, point.setup
+            point.save_table(make_rows(results))
+            point.save_figure("quantities", quantities_figure(results))
+            point.save_claims(judge_claims(results, setup))
+            point.save_comparisons(compare_results(results))
+        return run.finish()
 
 
 if __name__ == "__main__":

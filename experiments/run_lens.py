@@ -26,18 +26,20 @@ import xarray as xr
 from experiments.lab import (
     Experiment,
     Flags,
+    Options,
     Progress,
+    Run,
     RunFolder,
-    Shown,
     check_names,
     cli,
+    describe_figures,
     extend_part,
-    name_figures,
     open_run,
     report_activity,
 )
-from experiments.paper.trained import lens, lens_figures, lens_file, lens_results
-from experiments.paper.trained.networks import (
+from experiments.lens import influence, lens_file, lens_results
+from experiments.lens.lens_figures import cosine_figure, ranks_figure, shares_figure, sizes_figure
+from experiments.trained.opened_networks import (
     UNTRAINED,
     Network,
     identify_texts,
@@ -84,7 +86,7 @@ text = "Folder for the mean Jacobians of causal language models, files of the Ja
 FLAGS.define("string", "lens_folder", None, text)
 
 
-def open_networks(options: Any) -> list[Network]:
+def open_networks(options: Options) -> list[Network]:
     """Opens the networks of the folder, then those at their initialisation.
 
     Raises:
@@ -102,36 +104,38 @@ def open_networks(options: Any) -> list[Network]:
     return networks + [make_initialised(name, options) for name in options.init]
 
 
-def measure(options: Any, networks: list[Network], run: RunFolder) -> xr.Dataset:
+def measure(options: Options, networks: list[Network], folder: RunFolder) -> xr.Dataset:
     """Measures every network from one state on.
 
     Args:
         options: The flags.
         networks: The networks and their texts.
-        run: The run folder; what it has is not computed again.
+        folder: The run folder; what it has is not computed again.
     """
     parts: dict[str, dict[str, np.ndarray]] = {}
-    with Progress(len(networks), "influence", log=run.log) as progress:
+    with Progress(len(networks), "influence", log=folder.log) as progress:
         for network in networks:
             label, count = network.label, len(network.inputs["x"])
-            with report_activity(f"measuring {label}", run.log):
+            with report_activity(f"measuring {label}", folder.log):
                 measure_texts = partial(measure_network, options, network)
-                parts[label] = extend_part(run, f"{label}, texts", count, measure_texts)
+                parts[label] = extend_part(folder, f"{label}, texts", count, measure_texts)
                 if options.num_ranked and options.start == lens_results.EARLY:
-                    ranks = run.cached(f"{label}, ranks", partial(measure_ranks, options, network))
+                    ranks = folder.cached(
+                        f"{label}, ranks", partial(measure_ranks, options, network)
+                    )
                     parts[label] |= ranks
             progress.advance()
     return lens_results.join_networks(parts, networks, options.start)
 
 
-def load_params(options: Any, network: Network) -> Any:
+def load_params(options: Options, network: Network) -> Any:
     """Loads the weights of a network, or draws them."""
     if network.folder is not None:
         return pretrained.load(network.folder)[1]
     return pretrained.random_like(network.source.settings, jax.random.key(options.seed))[1]
 
 
-def measure_network(options: Any, network: Network, first_text: int) -> dict[str, np.ndarray]:
+def measure_network(options: Options, network: Network, first_text: int) -> dict[str, np.ndarray]:
     """Measures the texts of one network, arrays [texts, ...] by name.
 
     Args:
@@ -140,16 +144,16 @@ def measure_network(options: Any, network: Network, first_text: int) -> dict[str
         first_text: The first text that is measured.
     """
     params, config, inputs = load_params(options, network), network.source.config, network.inputs
-    counts = lens.count_tokens(params, config, inputs)
+    counts = influence.count_tokens(params, config, inputs)
     ids = None if inputs["mask"] is None else inputs["x"]
-    probe = lens.draw_probe(network.source, ids, counts, options.seed)
+    probe = influence.draw_probe(network.source, ids, counts, options.seed)
     inputs = {name: a if a is None else a[first_text:] for name, a in inputs.items()}
-    probe = lens.Probe(*(a[first_text:] for a in probe))
-    layer = lens.choose_layer(config.depth, options.start)
-    return lens.measure_texts(params, config, inputs, probe, layer)
+    probe = influence.Probe(*(a[first_text:] for a in probe))
+    layer = influence.choose_layer(config.depth, options.start)
+    return influence.measure_texts(params, config, inputs, probe, layer)
 
 
-def measure_ranks(options: Any, network: Network) -> dict[str, np.ndarray]:
+def measure_ranks(options: Options, network: Network) -> dict[str, np.ndarray]:
     """Measures the ranks of the first texts of a network.
 
     Args:
@@ -158,13 +162,13 @@ def measure_ranks(options: Any, network: Network) -> dict[str, np.ndarray]:
     """
     params, config = load_params(options, network), network.source.config
     few = {n: a if a is None else a[: options.num_ranked] for n, a in network.inputs.items()}
-    counts = lens.count_tokens(params, config, few)
-    sources = lens.draw_probe(network.source, None, counts, options.seed).source
-    layer = lens.choose_layer(config.depth, options.start)
-    return {"rank": lens.measure_ranks(params, config, few, sources, counts, layer)}
+    counts = influence.count_tokens(params, config, few)
+    sources = influence.draw_probe(network.source, None, counts, options.seed).source
+    layer = influence.choose_layer(config.depth, options.start)
+    return {"rank": influence.measure_ranks(params, config, few, sources, counts, layer)}
 
 
-def write_lenses(options: Any, networks: list[Network]) -> None:
+def write_lenses(options: Options, networks: list[Network]) -> None:
     """Writes the mean Jacobians of causal language models; a file that is there stays.
 
     Args:
@@ -202,30 +206,27 @@ EXPERIMENT = Experiment(
         "tiny": "--untrained --networks=llama --start=0.13,0.8 --num_texts=3 --max_tokens=8 "
         "--num_ranked=1",
     },
-)
-FIGURES = name_figures(
-    lens_figures.shares_figure,
-    lens_figures.sizes_figure,
-    lens_figures.cosine_figure,
-    lens_figures.ranks_figure,
+    figures=describe_figures(shares_figure, sizes_figure, cosine_figure, ranks_figure),
 )
 
 
-def main(options: Flags) -> Shown:
-    """Measures what the run lacks, and shows it."""
+def main(options: Flags) -> Run:
+    """Measures what the run lacks, and saves what follows from it."""
     count = PROTOCOL.rounds[0] if options.grows else None
     with open_run(options, open_networks, partial(identify_texts, count=count)) as run:
-        points = run.measure(measure, over=AXES)
-        if options.lens_folder and not (options.judging or options.reading):
-            write_lenses(options, run.points[0].setup)
-        return run.publish(
-            points,
-            table=lens_results.make_rows,
-            figures=FIGURES,
-            claims=lens_results.judge_claims,
-            compare=lens_results.compare_results,
-            finding=lens_results.make_finding,
-        )
+        for point in run.measure(measure, over=AXES):
+            results, networks = point.results, point.setup
+            if options.lens_folder and run.is_writing:
+                write_lenses(options, networks)
+            point.save_table(lens_results.make_rows(results))
+            point.save_figure("shares", shares_figure(results, networks))
+            point.save_figure("sizes", sizes_figure(results, networks))
+            point.save_figure("cosine", cosine_figure(results, networks))
+            point.save_figure("ranks", ranks_figure(results, networks))
+            point.save_claims(lens_results.judge_claims(results, networks))
+            point.save_comparisons(lens_results.compare_results(results, networks))
+            point.save_finding(lens_results.make_finding(results, networks))
+        return run.finish()
 
 
 if __name__ == "__main__":

@@ -22,20 +22,21 @@ import xarray as xr
 from experiments.lab import (
     Experiment,
     Flags,
+    Options,
     Progress,
+    Run,
     RunFolder,
-    Shown,
     check_names,
     cli,
+    describe_figures,
     extend_part,
     labelled,
-    name_figures,
     open_run,
     report_activity,
-    vocabulary,
+    shared_flags,
 )
-from experiments.paper.trained import smoothness
-from experiments.paper.trained.networks import (
+from experiments.trained import smoothness
+from experiments.trained.opened_networks import (
     UNTRAINED,
     Network,
     identify_texts,
@@ -54,7 +55,7 @@ FLAGS.define("list", "networks", [], "Some of its networks, by name; default: al
 FLAGS.define("boolean", "untrained", False, "Small networks at random in their place: for tests.")
 FLAGS.define("string", "text", None, "Text: a .tsv with a header (RTE), or paragraphs.")
 FLAGS.define("boolean", "last_texts", False, "The last texts of each file, backwards.")
-vocabulary.define_numbers(FLAGS, "tokens", [8, 16, 32, 64], "Tokens of a text.", lower_bound=2)
+shared_flags.define_numbers(FLAGS, "tokens", [8, 16, 32, 64], "Tokens of a text.", lower_bound=2)
 for name, default, least, text in (
     ("num_texts", 8, 2, "Texts of each network."),
     ("skip_texts", 0, 0, "Texts of each file that are left out before the first."),
@@ -63,7 +64,7 @@ for name, default, least, text in (
     FLAGS.define("integer", name, default, text, lower_bound=least)
 
 
-def open_networks(options: Any) -> list[Network]:
+def open_networks(options: Options) -> list[Network]:
     """Opens the networks of the folder, with texts of as many tokens as are measured.
 
     Raises:
@@ -71,7 +72,7 @@ def open_networks(options: Any) -> list[Network]:
     """
     if len({*options.tokens}) < 3:
         raise ValueError("--tokens needs three numbers or more: a power of n is fitted to them")
-    vars(options)["max_tokens"] = max(options.tokens)
+    options = options.replace(max_tokens=max(options.tokens))
     if options.untrained:
         check_names(options, "networks", UNTRAINED)
         return [make_untrained(name, options) for name in options.networks or UNTRAINED]
@@ -79,23 +80,23 @@ def open_networks(options: Any) -> list[Network]:
     return [skip_texts(network, options.skip_texts) for network in opened]
 
 
-def measure(options: Any, networks: list[Network], run: RunFolder) -> xr.Dataset:
+def measure(options: Options, networks: list[Network], folder: RunFolder) -> xr.Dataset:
     """Measures every network at every number of tokens.
 
     Args:
         options: The flags.
         networks: The networks and their texts.
-        run: The run folder; what it has is not computed again.
+        folder: The run folder; what it has is not computed again.
     """
     tokens, parts = sorted({*options.tokens}), []
-    with Progress(len(networks), "constants", log=run.log) as progress:
+    with Progress(len(networks), "constants", log=folder.log) as progress:
         for network in networks:
             arrays, count = [], len(network.inputs["x"])
             for n in tokens:
-                with report_activity(f"measuring {network.label}, {n} tokens", run.log):
+                with report_activity(f"measuring {network.label}, {n} tokens", folder.log):
                     part = f"{network.label}, {n} tokens"
                     measure_first = partial(measure_texts, network, n)
-                    arrays.append(extend_part(run, part, count, measure_first))
+                    arrays.append(extend_part(folder, part, count, measure_first))
             parts.append(make_dataset(arrays, tokens))
             progress.advance()
     names = xr.Variable("network", [network.label for network in networks])
@@ -142,12 +143,13 @@ def compare_results(results: xr.Dataset, networks: list[Network]) -> Iterator[Co
         yield Comparison(text, whole.change.max().item())
 
 
-def make_rows(results: xr.Dataset, networks: list[Network]) -> Iterator[dict[str, Any]]:
+def make_rows(results: xr.Dataset) -> Iterator[dict[str, Any]]:
     """Makes a row for each network, text, number of tokens and layer."""
     axes = ("network", "seed", "layer", "tokens")
     return labelled.table_rows(results, axes, ("largest", "power", "change"))
 
 
+@figures.styled
 def constants_figure(results: xr.Dataset, networks: list[Network]):
     """The largest singular value of the Jacobian of a layer's attention by the number of tokens,
     a curve for each layer from dark (first) to light (last): geometric means over texts. The
@@ -172,6 +174,7 @@ def constants_figure(results: xr.Dataset, networks: list[Network]):
     return fig
 
 
+@figures.styled
 def powers_figure(results: xr.Dataset, networks: list[Network]):
     """The power of n by layer, fitted to each text: mean over texts, a deviation. The published
     power is about ¼ (dashed); the bound of the theorem is ½ (dotted)."""
@@ -202,22 +205,22 @@ EXPERIMENT = Experiment(
         "--skip_texts=64",
         "tiny": "--untrained --num_texts=3 --tokens=4,6,8",
     },
+    figures=describe_figures(powers_figure, constants_figure),
 )
-FIGURES = name_figures(powers_figure, constants_figure)
 
 
-def main(options: Flags) -> Shown:
-    """Measures what the run lacks, and shows it."""
+def main(options: Flags) -> Run:
+    """Measures what the run lacks, and saves what follows from it."""
     count = PROTOCOL.rounds[0] if options.grows else None
     with open_run(options, open_networks, partial(identify_texts, count=count)) as run:
-        points = run.measure(measure)
-        return run.publish(
-            points,
-            table=make_rows,
-            figures=FIGURES,
-            claims=judge_claims,
-            compare=compare_results,
-        )
+        for point in run.measure(measure):
+            results, networks = point.results, point.setup
+            point.save_table(make_rows(results))
+            point.save_figure("powers", powers_figure(results, networks))
+            point.save_figure("constants", constants_figure(results, networks))
+            point.save_claims(judge_claims(results, networks))
+            point.save_comparisons(compare_results(results, networks))
+        return run.finish()
 
 
 if __name__ == "__main__":

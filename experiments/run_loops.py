@@ -23,12 +23,14 @@ from experiments.lab import (
     Executor,
     Experiment,
     Flags,
-    Shown,
+    Options,
+    Run,
+    RunFolder,
     cli,
+    describe_figures,
     labelled,
-    name_figures,
     open_run,
-    vocabulary,
+    shared_flags,
 )
 from experiments.verdicts import Row
 from rank_collapse.report import figures
@@ -41,25 +43,25 @@ FLAGS = cli.make_flags(
 )
 FLAGS.define("boolean", "tied", True, "Whether all layers are one.")
 FLAGS.define("float", "gain_power", 0.5, "The branch is multiplied by depth^-power.")
-vocabulary.define(
+shared_flags.define(
     FLAGS, depth=64, num_heads=4, d_model=64, num_tokens=32, mask="none", seed_chunk=0
 )
 
 
-def make_config(options: Any) -> rc.TransformerConfig:
+def make_config(options: Options) -> rc.TransformerConfig:
     """Makes pre-norm attention; untied, the stack of all layers is passed once."""
     depth, fields = options.depth, {"norm_placement": "pre", "mask": options.mask}
     rows = (0,) * depth if options.tied else tuple(range(depth))
     return rc.san_skip(depth, options.num_heads, options.d_model, layer_map=rows, **fields)
 
 
-def measure(options: Any, config: rc.TransformerConfig, run: Any) -> xr.Dataset:
+def measure(options: Options, config: rc.TransformerConfig, folder: RunFolder) -> xr.Dataset:
     """Measures states by loop of one network at one gain; gains share a program.
 
     Args:
         options: The flags.
         config: The network.
-        run: The run folder; what it has is not computed again.
+        folder: The run folder; what it has is not computed again.
     """
 
     def measure_seed(key: Any, gain: Any) -> dict[str, jax.Array]:
@@ -74,7 +76,7 @@ def measure(options: Any, config: rc.TransformerConfig, run: Any) -> xr.Dataset:
         profile = rc.profile(hidden, measures=("token_cosine", "residual_ratio"))
         return {"rms": rms} | dict(profile.measures)
 
-    with Executor(options, run, f"depth {options.depth}") as executor:
+    with Executor(options, folder, f"depth {options.depth}") as executor:
         arrays = executor.measure(measure_seed, lambda p: {"": p.depth**-p.gain_power})[""]
     if options.tied:
         sizes = arrays.pop("path_size")
@@ -85,43 +87,21 @@ def measure(options: Any, config: rc.TransformerConfig, run: Any) -> xr.Dataset:
     return results.assign_coords(loop=np.arange(options.depth + 1))
 
 
-def judge_claims(results: xr.Dataset, config: Any) -> Iterator[Row]:
-    """Tests growth and alignment after the last loop with tied weights, by depth and gain.
-
-    Args:
-        results: Over tied, gain_power, depth, seed and loop.
-        config: The network.
-    """
-    if True not in results.tied or not {0.5, 1.0} <= set(results.gain_power.values):
-        return
-    tied = results.sel(tied=True, drop=True)
-    for depth in results.depth.values:
-        ends, text = tied.sel(depth=depth, loop=[0, depth]), f"{depth} loops"
-        growth = np.log10(ends.rms).diff("loop").squeeze("loop", drop=True)
-        yield from labelled.statement_rows(
-            "loops grow", growth.sel(gain_power=0.5, drop=True), text
-        )
-        yield from labelled.statement_rows(
-            "loops stay", growth.sel(gain_power=1.0, drop=True), text
-        )
-        cosine = ends.token_cosine.isel(loop=-1, drop=True)
-        difference = cosine.sel(gain_power=0.5, drop=True) - cosine.sel(gain_power=1.0, drop=True)
-        yield from labelled.statement_rows("loops align", difference, text)
-
-
-def make_rows(results: xr.Dataset, config: Any) -> Iterator[dict[str, Any]]:
+def make_rows(results: xr.Dataset) -> Iterator[dict[str, Any]]:
     """Makes a row for each network, seed and loop."""
     return labelled.table_rows(results, (*AXES, "seed", "loop"), COLUMNS)
 
 
-def states_figure(results: xr.Dataset, config: Any):
+@figures.styled
+def states_figure(results: xr.Dataset):
     """Root mean square of the states by loop at the largest depth; with tied weights, without, and
     by the gain. Geometric mean over seeds, a deviation of the logarithm."""
     label = "root mean square of the state"
     return plot_by_loop(results, "rms", label, draw=figures.log_band)
 
 
-def tokens_figure(results: xr.Dataset, config: Any):
+@figures.styled
+def tokens_figure(results: xr.Dataset):
     """The mean cosine of two tokens by loop, of the same networks."""
     return plot_by_loop(results, "token_cosine", "mean cosine of two tokens")
 
@@ -143,6 +123,29 @@ def plot_by_loop(results: xr.Dataset, name: str, ylabel: str, **options: Any):
     return fig
 
 
+def judge_claims(results: xr.Dataset) -> Iterator[Row]:
+    """Tests growth and alignment after the last loop with tied weights, by depth and gain.
+
+    Args:
+        results: Over tied, gain_power, depth, seed and loop.
+    """
+    if True not in results.tied or not {0.5, 1.0} <= set(results.gain_power.values):
+        return
+    tied = results.sel(tied=True, drop=True)
+    for depth in results.depth.values:
+        ends, text = tied.sel(depth=depth, loop=[0, depth]), f"{depth} loops"
+        growth = np.log10(ends.rms).diff("loop").squeeze("loop", drop=True)
+        yield from labelled.statement_rows(
+            "loops grow", growth.sel(gain_power=0.5, drop=True), text
+        )
+        yield from labelled.statement_rows(
+            "loops stay", growth.sel(gain_power=1.0, drop=True), text
+        )
+        cosine = ends.token_cosine.isel(loop=-1, drop=True)
+        difference = cosine.sel(gain_power=0.5, drop=True) - cosine.sel(gain_power=1.0, drop=True)
+        yield from labelled.statement_rows("loops align", difference, text)
+
+
 EXPERIMENT = Experiment(
     order=76,
     title="Looped networks",
@@ -156,15 +159,20 @@ EXPERIMENT = Experiment(
         "tiny": "--depth=2 --tied=true,false --gain_power=0.5,1 --num_seeds=2 --num_heads=2 "
         "--d_model=8 --num_tokens=4",
     },
+    figures=describe_figures(states_figure, tokens_figure),
 )
-FIGURES = name_figures(states_figure, tokens_figure)
 
 
-def main(options: Flags) -> Shown:
-    """Measures what the run lacks, and shows it."""
+def main(options: Flags) -> Run:
+    """Measures what the run lacks, and saves what follows from it."""
     with open_run(options, make_config) as run:
-        points = run.measure(measure, over=AXES)
-        return run.publish(points, table=make_rows, figures=FIGURES, claims=judge_claims)
+        for point in run.measure(measure, over=AXES):
+            results = point.results
+            point.save_table(make_rows(results))
+            point.save_figure("states", states_figure(results))
+            point.save_figure("tokens", tokens_figure(results))
+            point.save_claims(judge_claims(results))
+        return run.finish()
 
 
 if __name__ == "__main__":

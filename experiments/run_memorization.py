@@ -16,7 +16,7 @@ tokenizer; if there is no such folder, the command trains a vocabulary on the da
 nothing. Texts are packed: a row holds several texts, each of which attends only to itself, and a
 step takes about as many texts as without packing. Training is twice as fast this way. Five seeds
 took 18.5 minutes on two cores while other jobs ran. docs/experiments/run_memorization.md has the
-results, and `experiments.paper.paths.measure` says what is measured.
+results, and `experiments.path_accuracy.evaluation` says what is measured.
 """
 
 import functools
@@ -25,18 +25,43 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import xarray as xr
 from jaxtyping import Array, Bool, Int
 
 import rank_collapse as rc
-from experiments.lab import Experiment, Flags, Shown, cli, content_hash, vocabulary
-from experiments.paper.paths.experiment import CLAIM, define_path_flags, run_paths
-from experiments.paper.paths.figures import FIGURES as FIGURES
+from experiments.lab import (
+    Experiment,
+    Flags,
+    Options,
+    Run,
+    RunFolder,
+    cli,
+    content_hash,
+    describe_figures,
+    open_run,
+    shared_flags,
+)
+from experiments.path_accuracy.accuracy_figures import (
+    loss_figure,
+    paths_figure,
+    shares_figure,
+    short_paths_figure,
+)
+from experiments.path_accuracy.accuracy_results import (
+    CLAIM,
+    compare_results,
+    judge_claims,
+    make_rows,
+)
+from experiments.path_accuracy.evaluation import evaluate_paths, name_axes, sampled_lengths
 from experiments.train import arguments, pairs as texts
-from experiments.train.training import TrainedTask
+from experiments.train.trained_tasks import ALONE, TrainedTask, save_models, train_networks
 from rank_collapse.training.tasks import examples
 
 FLAGS = arguments.make_flags(
     "memorization",
+    depth=6,
+    num_heads=2,
     d_model=250,
     num_tokens=128,
     num_labels=2,
@@ -45,9 +70,14 @@ FLAGS = arguments.make_flags(
     n_epochs=50,
     batch_size=8,
     learning_rate=3e-4,
+    weight_decay=0.0,
+    dropout=0.1,
+    path_len=0,
+    n_paths=5,
+    n_repeat=5,
+    no_sub_path=False,
 )
-define_path_flags(FLAGS)
-vocabulary.define_alias(
+shared_flags.define_alias(
     FLAGS,
     max_seq_length="num_tokens",
     num_train_epochs="n_epochs",
@@ -72,15 +102,16 @@ FLAGS.define(
 )
 
 
-def make_setup(options: Flags) -> TrainedTask:
+def make_task(options: Options) -> TrainedTask:
     """Reads the texts of the flags, and makes what is trained on them.
 
     Args:
         options: The flags.
 
     Raises:
-        ValueError: Texts or tokenizer that cannot be read.
+        ValueError: Texts or tokenizer that cannot be read, or paths longer than the depth.
     """
+    sampled_lengths(options)  # refuses --path_len above --depth
     pairs = texts.read_pairs(options.task_name, options.data_dir, options.n_train_data)
     tokenizer, origin = texts.load_tokenizer(options.model_name_or_path, pairs)
     print(origin)
@@ -88,11 +119,11 @@ def make_setup(options: Flags) -> TrainedTask:
     content = content_hash(ids.tobytes() + mask.tobytes())
     # Rows of the table that no text uses get no gradient: leaving them out changes nothing.
     tokens, used = compact_vocabulary(ids)
-    return make_task(options, tokens, mask, len(used), {"texts": content})
+    return make_text_task(options, tokens, mask, len(used), {"texts": content})
 
 
-def make_task(
-    options: Flags, tokens: Any, mask: Any, vocab_size: int, extra: dict[str, str] | None = None
+def make_text_task(
+    options: Options, tokens: Any, mask: Any, vocab_size: int, extra: dict[str, str] | None = None
 ) -> TrainedTask:
     """Makes what is trained on texts.
 
@@ -130,7 +161,7 @@ def make_task(
 
 
 def make_data(
-    options: Flags, tokens: Any, mask: Any, rows: Any, key: Any
+    options: Options, tokens: Any, mask: Any, rows: Any, key: Any
 ) -> dict[str, examples.Examples]:
     """Gives the texts one seed's labels; the evaluation is on the first of them.
 
@@ -171,6 +202,13 @@ def compact_vocabulary(
     return compact.reshape(tokens.shape).astype(np.int32), used
 
 
+def measure(options: Options, task: TrainedTask, folder: RunFolder) -> xr.Dataset:
+    """Trains a network for each seed, and evaluates it whole and by path length."""
+    evaluate = functools.partial(evaluate_paths, options)
+    arrays = train_networks(options, {ALONE: task}, folder, evaluate)[ALONE]
+    return name_axes(options, task, arrays)
+
+
 EXPERIMENT = Experiment(
     order=70,
     title="Paths: memorization",
@@ -183,12 +221,24 @@ EXPERIMENT = Experiment(
         "reported": "--seed=3000 --num_seeds=6 --no_sub_path --n_epochs=15 --n_repeat=2",
         "tiny": f"{arguments.TINY} --n_paths=2 --n_repeat=1 --task_name=shipped --num_tokens=8",
     },
+    figures=describe_figures(short_paths_figure, paths_figure, shares_figure, loss_figure),
 )
 
 
-def main(options: Flags) -> Shown:
-    """Trains networks on texts, evaluates their paths by length, and shows what these carry."""
-    return run_paths(options, make_setup, "memorization")
+def main(options: Flags) -> Run:
+    """Measures what the run lacks, and saves what follows from it."""
+    with open_run(options, make_task, lambda task: task.extra) as run:
+        for point in run.measure(measure):
+            results, task = point.results, point.setup
+            point.save_table(make_rows(results, task))
+            point.save_figure("short_paths", short_paths_figure(results, task))
+            point.save_figure("paths", paths_figure(results, task))
+            point.save_figure("shares", shares_figure(results, task))
+            point.save_figure("loss", loss_figure(results, task))
+            point.save_claims(judge_claims(results, task, "memorization"))
+            point.save_comparisons(compare_results(results, task))
+            save_models(point, {ALONE: task})
+        return run.finish()
 
 
 if __name__ == "__main__":

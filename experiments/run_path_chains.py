@@ -26,16 +26,17 @@ from experiments.lab import (
     Executor,
     Experiment,
     Flags,
+    Options,
+    Run,
     RunFolder,
-    Shown,
     cli,
+    describe_figures,
+    initial_tokens,
     labelled,
-    name_figures,
     open_run,
     plots,
-    vocabulary,
+    shared_flags,
 )
-from experiments.paper import inputs
 from experiments.train import path_sizes
 from experiments.verdicts import Comparison, Row, make_row, statistics
 from rank_collapse.measures import residuals
@@ -56,7 +57,7 @@ COLUMNS = (
 )
 
 FLAGS = cli.make_flags("path_chains", num_seeds=4, shows="log10_residual,length=last")
-vocabulary.define(
+shared_flags.define(
     FLAGS,
     depth=8,
     num_heads=4,
@@ -76,11 +77,11 @@ FLAGS.define("integer", "num_paths", 100, "Random paths per length and seed.", l
 FLAGS.define(
     "integer", "num_repeats", 5, "Sets per length and seed whose error is measured.", lower_bound=1
 )
-inputs.define_flags(FLAGS)
+initial_tokens.define_flags(FLAGS)
 FLAGS.define("enum", "dtype", "float64", "Arithmetic.", ("float32", "float64"))
 
 
-def make_setup(options: Flags) -> inputs.TokenNetwork:
+def make_setup(options: Options) -> initial_tokens.TokenNetwork:
     """Makes the network of the flags, and reads its tokens.
 
     Args:
@@ -91,12 +92,57 @@ def make_setup(options: Flags) -> inputs.TokenNetwork:
         options.num_heads,
         options.d_model,
         norm=options.norm_kind,
-        **{name: options[name].value for name in FIELDS},
+        **{name: options[name] for name in FIELDS},
     )
-    return inputs.TokenNetwork(config, *inputs.read_tokens(options))
+    return initial_tokens.TokenNetwork(config, *initial_tokens.read_tokens(options))
 
 
-def draw(options: Flags, setup: inputs.TokenNetwork, key: jax.Array) -> tuple[Any, ...]:
+def measure(
+    options: Options, setup: initial_tokens.TokenNetwork, folder: RunFolder
+) -> dict[str, Any]:
+    """Measures all seeds, and computes what follows for all together.
+
+    Args:
+        options: The flags.
+        setup: The network and its tokens.
+        folder: The run folder; what it has is not computed again.
+
+    Returns:
+        What `measure_seed` measures [s, ...]; the law of α, medians over paths, numbers of paths.
+
+    Raises:
+        ValueError: The outputs of all networks are no numbers.
+    """
+    with Executor(options, folder, "path chains") as executor:
+        # A CPU takes its seeds one by one: they are saved as they come.
+        most = executor.mesh.size if seeds.is_on_cpu(executor.mesh) else None
+        arrays = executor.measure(
+            lambda draws, _: measure_seed(setup, draws),
+            {SEEDS: None},
+            most=most,
+            draw=lambda key, _: draw(options, setup, key),
+        )[SEEDS]
+        arrays = keep_finite_seeds(arrays, executor.progress.say)
+    depth, num_heads = setup.config.depth, setup.config.num_heads
+    names = ("skip_size", "branch_size", "initial_residual")
+    alpha, predicted = jax.jit(path_sizes.alpha_law, static_argnums=4)(
+        *map(arrays.get, names), arrays["chain_mean"][:, 0], num_heads
+    )
+    errors = np.median(arrays["estimate_error"], axis=3)
+    with np.errstate(divide="ignore"):  # a product of rank one to the last digit
+        falls = np.log10(np.median(arrays["chain_mean"], axis=2))
+    return arrays | {
+        "length": np.arange(depth + 1),
+        "paths": rc.count_paths(depth, num_heads),
+        "predicted_log10_residual": np.asarray(predicted),
+        "alpha_of_layer": pad_start(alpha),
+        **{f"{name}_median": pad_start(np.median(arrays[name], axis=2)) for name in CHAINS},
+        **{f"error_of_{n}_paths": pad_start(errors[:, i]) for i, n in enumerate(SAMPLES)},
+        "chain_slope": statistics.slope(np.arange(depth), falls),
+    }
+
+
+def draw(options: Options, setup: initial_tokens.TokenNetwork, key: jax.Array) -> tuple[Any, ...]:
     """Draws one seed.
 
     Args:
@@ -109,7 +155,7 @@ def draw(options: Flags, setup: inputs.TokenNetwork, key: jax.Array) -> tuple[An
     """
     config, depth = setup.config, setup.config.depth
     key_tokens, key_params, *keys = jax.random.split(key, 4)
-    x = inputs.input_tokens(key_tokens, setup.ids, options)
+    x = initial_tokens.input_tokens(key_tokens, setup.ids, options)
     params = rc.init(key_params, config, options.weight_scale, options.bias_scale)
     repeats, most = options.num_repeats, max(options.num_paths, *SAMPLES)
 
@@ -122,7 +168,7 @@ def draw(options: Flags, setup: inputs.TokenNetwork, key: jax.Array) -> tuple[An
     return x, params, paths[:, 0, : options.num_paths], sets[:, :, : max(SAMPLES)]
 
 
-def measure_seed(setup: inputs.TokenNetwork, draws: tuple[Any, ...]) -> dict[str, Any]:
+def measure_seed(setup: initial_tokens.TokenNetwork, draws: tuple[Any, ...]) -> dict[str, Any]:
     """Measures one seed: residuals of products along paths [L, p], sizes by length [L + 1], and
     errors of sums estimated from few paths [number, L, repeats].
 
@@ -161,49 +207,6 @@ def measure_seed(setup: inputs.TokenNetwork, draws: tuple[Any, ...]) -> dict[str
     }
 
 
-def measure(options: Flags, setup: inputs.TokenNetwork, run: RunFolder) -> dict[str, Any]:
-    """Measures all seeds, and computes what follows for all together.
-
-    Args:
-        options: The flags.
-        setup: The network and its tokens.
-        run: The run folder; what it has is not computed again.
-
-    Returns:
-        What `measure_seed` measures [s, ...]; the law of α, medians over paths, numbers of paths.
-
-    Raises:
-        ValueError: The outputs of all networks are no numbers.
-    """
-    with Executor(options, run, "path chains") as executor:
-        # A CPU takes its seeds one by one: they are saved as they come.
-        most = executor.mesh.size if seeds.is_on_cpu(executor.mesh) else None
-        arrays = executor.measure(
-            lambda draws, _: measure_seed(setup, draws),
-            {SEEDS: None},
-            most=most,
-            draw=lambda key, _: draw(options, setup, key),
-        )[SEEDS]
-        arrays = keep_finite_seeds(arrays, executor.progress.say)
-    depth, num_heads = setup.config.depth, setup.config.num_heads
-    names = ("skip_size", "branch_size", "initial_residual")
-    alpha, predicted = jax.jit(path_sizes.alpha_law, static_argnums=4)(
-        *map(arrays.get, names), arrays["chain_mean"][:, 0], num_heads
-    )
-    errors = np.median(arrays["estimate_error"], axis=3)
-    with np.errstate(divide="ignore"):  # a product of rank one to the last digit
-        falls = np.log10(np.median(arrays["chain_mean"], axis=2))
-    return arrays | {
-        "length": np.arange(depth + 1),
-        "paths": rc.count_paths(depth, num_heads),
-        "predicted_log10_residual": np.asarray(predicted),
-        "alpha_of_layer": pad_start(alpha),
-        **{f"{name}_median": pad_start(np.median(arrays[name], axis=2)) for name in CHAINS},
-        **{f"error_of_{n}_paths": pad_start(errors[:, i]) for i, n in enumerate(SAMPLES)},
-        "chain_slope": statistics.slope(np.arange(depth), falls),
-    }
-
-
 def keep_finite_seeds(
     arrays: dict[str, np.ndarray], say: Callable[[str], None]
 ) -> dict[str, np.ndarray]:
@@ -235,12 +238,13 @@ def pad_start(values: Any) -> np.ndarray:
     return np.insert(np.asarray(values), 0, np.nan, axis=-1)
 
 
-def make_rows(results: dict[str, Any], setup: Any) -> Iterator[dict[str, Any]]:
+def make_rows(results: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """Makes a row for each seed and length."""
     return labelled.product_rows(results, ("seed", "length"), COLUMNS)
 
 
-def path_chains_figure(results: dict[str, Any], setup: inputs.TokenNetwork):
+@figures.styled
+def path_chains_figure(results: dict[str, Any], setup: initial_tokens.TokenNetwork):
     """Residual ratio of products of attention matrices along random paths, by path length: medians,
     quartiles, and outliers over paths and seeds."""
     fig, axes = figures.figure(1, 2, sharey=True)
@@ -269,7 +273,8 @@ def draw_boxes(ax: Any, x: Any, values: Any) -> None:
         box.set(facecolor=figures.color(5), linewidth=0.8)
 
 
-def path_lengths_figure(results: dict[str, Any], setup: inputs.TokenNetwork):
+@figures.styled
+def path_lengths_figure(results: dict[str, Any]):
     """Exact sums C_k over all paths of each length: sizes (left; the predicted
     residual falls doubly exponentially), shares beside the binomial count (middle), error of
     estimates from few sampled paths (right; above the dashed line worse than nothing)."""
@@ -303,7 +308,7 @@ def path_lengths_figure(results: dict[str, Any], setup: inputs.TokenNetwork):
     return fig
 
 
-def judge_claims(results: dict[str, Any], setup: inputs.TokenNetwork) -> list[Row]:
+def judge_claims(results: dict[str, Any], setup: initial_tokens.TokenNetwork) -> list[Row]:
     """Tests whether chains lose rank, and whether short paths are the large ones.
 
     Args:
@@ -319,7 +324,9 @@ def judge_claims(results: dict[str, Any], setup: inputs.TokenNetwork) -> list[Ro
     ]
 
 
-def compare_results(results: dict[str, Any], setup: inputs.TokenNetwork) -> list[Comparison]:
+def compare_results(
+    results: dict[str, Any], setup: initial_tokens.TokenNetwork
+) -> list[Comparison]:
     """Compares the sum of all paths with the output, an identity; lists what the figures show.
 
     Args:
@@ -368,21 +375,21 @@ EXPERIMENT = Experiment(
         "tiny": "--num_seeds=2 --depth=2 --num_heads=2 --d_model=4 --num_tokens=4 --num_paths=2 "
         "--num_repeats=1",
     },
+    figures=describe_figures(path_chains_figure, path_lengths_figure),
 )
-FIGURES = name_figures(path_chains_figure, path_lengths_figure)
 
 
-def main(options: Flags) -> Shown:
-    """Measures what the run lacks, and shows it."""
+def main(options: Flags) -> Run:
+    """Measures what the run lacks, and saves what follows from it."""
     with open_run(options, make_setup, lambda setup: setup.source) as run:
-        points = run.measure(measure)
-        return run.publish(
-            points,
-            table=make_rows,
-            figures=FIGURES,
-            claims=judge_claims,
-            compare=compare_results,
-        )
+        for point in run.measure(measure):
+            results, setup = point.results, point.setup
+            point.save_table(make_rows(results))
+            point.save_figure("path_chains", path_chains_figure(results, setup))
+            point.save_figure("path_lengths", path_lengths_figure(results))
+            point.save_claims(judge_claims(results, setup))
+            point.save_comparisons(compare_results(results, setup))
+        return run.finish()
 
 
 if __name__ == "__main__":

@@ -23,18 +23,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from absl import flags
 
 from experiments.lab import (
     Experiment,
     Flags,
+    Options,
+    Run,
     RunFolder,
-    Shown,
     cli,
-    name_figures,
+    describe_figures,
     open_run,
     plots,
-    vocabulary,
+    shared_flags,
 )
 from experiments.verdicts import Comparison
 from rank_collapse.paths.enumeration import count_paths
@@ -54,21 +54,21 @@ ARCHITECTURES = {
     "DeiT-T": (3, 12),
 }
 # Shares of attention branches by layer, of five language models; the file names their source.
-SHARES = Path(__file__).parent / "paper/attention_shares.json"
+SHARES = Path(__file__).parent / "attention_shares.json"
 MAX_DEPTH = 1000  # beyond it the integers have thousands of digits
 COLUMNS = 3  # panels in a row
 
 FLAGS = cli.make_flags("path_counts", shows="log10_paths,length=last")
-vocabulary.define_numbers(
+shared_flags.define_numbers(
     FLAGS, "heads", [], "Heads of architectures of your own, in pairs with --layers.", lower_bound=1
 )
-vocabulary.define_numbers(FLAGS, "layers", [], "Layers of the same architectures.", lower_bound=1)
+shared_flags.define_numbers(FLAGS, "layers", [], "Layers of the same architectures.", lower_bound=1)
 
 Sizes = dict[str, tuple[int, int]]  # {architecture: (heads, layers)}
 Tables = dict[str, list[dict[str, Any]]]  # {architecture: rows of `path_table`}
 
 
-def make_sizes(options: flags.FlagValues) -> Sizes:
+def make_sizes(options: Options) -> Sizes:
     """Selects the published architectures, or those of the flags.
 
     Args:
@@ -86,7 +86,7 @@ def make_sizes(options: flags.FlagValues) -> Sizes:
     return {f"H={h}, L={l}": (h, l) for h, l in pairs} or ARCHITECTURES
 
 
-def measure(options: Flags, sizes: Sizes, run: RunFolder) -> Tables:
+def measure(options: Options, sizes: Sizes, folder: RunFolder) -> Tables:
     """Counts the paths of all networks: integers in closed form, of which the run keeps the table
     alone."""
     return {name: path_table(*size) for name, size in sizes.items()}
@@ -135,7 +135,8 @@ def select_column(rows: list[dict[str, Any]], name: str) -> np.ndarray:
     return np.array([row[name] for row in rows])
 
 
-def path_counts_figure(tables: Tables, sizes: Sizes):
+@figures.styled
+def path_counts_figure(tables: Tables):
     """Share of paths by length: exact counts (bars) and law (dots)."""
     fig, axes = figures.panels(len(tables), COLUMNS, width=3.3, height=2.1)
     for ax, (name, rows) in zip(axes.flat, tables.items(), strict=False):
@@ -158,7 +159,8 @@ def weigh_lengths() -> dict[str, tuple[int, np.ndarray]]:
     }
 
 
-def weighted_lengths_figure(tables: Tables, sizes: Sizes):
+@figures.styled
+def weighted_lengths_figure():
     """Share of paths by length of five language models: each path counted once, as in the paper
     (grey), and weighted by the published share of each layer's attention branch (colour). The
     weighted mean is about four layers, whatever the depth."""
@@ -220,15 +222,20 @@ EXPERIMENT = Experiment(
     "follow Binomial(L, H/(1+H)), so most paths are long, although long paths contribute "
     "least (published figure of path length distributions).",
     presets={"quick": "", "reported": "", "tiny": "--heads=2 --layers=2"},
+    figures=describe_figures(path_counts_figure, weighted_lengths_figure),
 )
-FIGURES = name_figures(path_counts_figure, weighted_lengths_figure)
 
 
-def main(options: Flags) -> Shown:
-    """Measures what the run lacks, and shows it."""
+def main(options: Flags) -> Run:
+    """Measures what the run lacks, and saves what follows from it."""
     with open_run(options, make_sizes) as run:
-        points = run.measure(measure)
-        return run.publish(points, table=make_rows, figures=FIGURES, compare=compare_results)
+        for point in run.measure(measure):
+            tables, sizes = point.results, point.setup
+            point.save_table(make_rows(tables, sizes))
+            point.save_figure("path_counts", path_counts_figure(tables))
+            point.save_figure("weighted_lengths", weighted_lengths_figure())
+            point.save_comparisons(compare_results(tables, sizes))
+        return run.finish()
 
 
 if __name__ == "__main__":

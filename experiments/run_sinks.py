@@ -35,16 +35,18 @@ from experiments.lab import (
     Experiment,
     Finding,
     Flags,
+    Options,
     Progress,
-    Shown,
+    Run,
+    RunFolder,
     cli,
+    describe_figures,
     extend_part,
     labelled,
-    name_figures,
     open_run,
     report_activity,
 )
-from experiments.paper.trained.networks import (
+from experiments.trained.opened_networks import (
     Network,
     identify_texts,
     load_networks,
@@ -97,7 +99,7 @@ class Condition(NamedTuple):
     is_thinned: Any  # Bool: all weights lose as much together; else the key's weight is lost
 
 
-def open_networks(options: Any) -> list[Network]:
+def open_networks(options: Options) -> list[Network]:
     """Opens the causal networks of the folder and reads their texts.
 
     Args:
@@ -115,7 +117,7 @@ def open_networks(options: Any) -> list[Network]:
     return [keep_full_texts(network, options) for network in networks]
 
 
-def keep_full_texts(network: Network, options: Any) -> Network:
+def keep_full_texts(network: Network, options: Options) -> Network:
     """Keeps the texts of `max_tokens` tokens after the skipped ones, at most `num_texts`.
 
     Raises:
@@ -129,23 +131,23 @@ def keep_full_texts(network: Network, options: Any) -> Network:
     return network._replace(inputs={"x": ids, "mask": np.ones(ids.shape, bool)})
 
 
-def measure(options: Any, networks: list[Network], run: Any) -> xr.Dataset:
+def measure(options: Options, networks: list[Network], folder: RunFolder) -> xr.Dataset:
     """Measures every network at one condition, trained and at random.
 
     Args:
         options: The flags.
         networks: The networks and their texts.
-        run: The run folder; what it has is not computed again.
+        folder: The run folder; what it has is not computed again.
     """
     parts = {}
     kinds = list(itertools.product(networks, ("trained", "random")))
-    with Progress(len(kinds), "networks, trained and at random", log=run.log) as progress:
+    with Progress(len(kinds), "networks, trained and at random", log=folder.log) as progress:
         for network, weights in kinds:
             label = f"{network.label}, {weights} weights"
             measure_texts = partial(measure_network, options, network, weights)
             count = len(network.inputs["x"])
-            with report_activity(f"measuring {label}", run.log):
-                arrays = extend_part(run, label, count, measure_texts)
+            with report_activity(f"measuring {label}", folder.log):
+                arrays = extend_part(folder, label, count, measure_texts)
             parts |= {f"{name}/{label}": values for name, values in arrays.items()}
             progress.advance()
     deepest = max(network.source.config.depth for network in networks) + 1
@@ -162,7 +164,7 @@ def pad_layers(values: np.ndarray, length: int) -> np.ndarray:
 
 
 def measure_network(
-    options: Any, network: Network, weights: str, first_text: int
+    options: Options, network: Network, weights: str, first_text: int
 ) -> dict[str, np.ndarray]:
     """Measures the texts as the network is and with the key excluded, arrays [texts, ...].
 
@@ -278,6 +280,38 @@ def exclude_key(
     return jnp.where(is_entry & is_active & (layer >= condition.start), excluded, entries)
 
 
+def make_rows(results: xr.Dataset) -> Iterator[dict[str, Any]]:
+    """Makes a row for each network, condition, text and layer."""
+    names = ("token_cosine", "spread", "second_norm")
+    columns = [prefix + name for name in names for prefix in ("", "whole_")]
+    return labelled.table_rows(results, (*AXES, "network", "seed", "layer"), columns)
+
+
+@figures.styled
+def cosine_figure(results: xr.Dataset):
+    """Mean cosine of two tokens by layer, from the third token on; bands over texts. The network as
+    it is, and with its first key hidden from later tokens or its weight dropped, by the share of
+    layers that are left as they are."""
+    first = results.sel(key="first", drop=True) if "first" in results.key else results
+    labels = [str(label) for label in first.network.values]
+    fig, axes = figures.panels(len(labels), 2, width=4.6, height=3.4)
+    for ax, label in zip(axes.flat, labels, strict=True):
+        network = first.sel(network=label)
+        points = labelled.iterate_points(network.token_cosine, "seed", "layer")
+        curves = {f"{p['how']} from {p['start']:g} L on": curve for p, curve in points}
+        # Last and dashed: the curve "hidden from 0 L on" lies under it.
+        curves["as it is"] = network.whole_token_cosine.isel(start=0, how=0)
+        for index, (name, curve) in enumerate(curves.items()):
+            style = {"linestyle": "--", "color": "black"} if name == "as it is" else {}
+            figures.band(
+                ax, network.layer.values, curve.transpose("seed", "layer"), name, index, **style
+            )
+        ax.set(title=label, xlabel="layer", ylabel="mean cosine of two tokens")
+        figures.integer_ticks(ax)
+    axes[0, 0].legend(fontsize=7)
+    return fig
+
+
 def compute_change(results: xr.Dataset, name: str) -> xr.DataArray:
     """Computes the paired change of a measure, text by text, after the last layer if by layer."""
     change = results[name] - results[f"whole_{name}"]
@@ -314,12 +348,11 @@ def judge_claims(results: xr.Dataset, networks: list[Network]) -> Iterator[Row]:
                 )
 
 
-def compare_results(results: xr.Dataset, networks: list[Network]) -> Iterator[Comparison]:
+def compare_results(results: xr.Dataset) -> Iterator[Comparison]:
     """Lists paired changes of the last token cosine, the spread and the loss, means over texts.
 
     Args:
         results: Over start, how, key, network, seed (texts) and layer.
-        networks: The networks and their texts.
     """
     for name, text in {
         "token_cosine": "change of the last token cosine",
@@ -327,37 +360,6 @@ def compare_results(results: xr.Dataset, networks: list[Network]) -> Iterator[Co
         "loss": "change of the loss, nats",
     }.items():
         yield from labelled.compare_means(text, compute_change(results, name), interval=True)
-
-
-def make_rows(results: xr.Dataset, networks: list[Network]) -> Iterator[dict[str, Any]]:
-    """Makes a row for each network, condition, text and layer."""
-    names = ("token_cosine", "spread", "second_norm")
-    columns = [prefix + name for name in names for prefix in ("", "whole_")]
-    return labelled.table_rows(results, (*AXES, "network", "seed", "layer"), columns)
-
-
-def cosine_figure(results: xr.Dataset, networks: list[Network]):
-    """Mean cosine of two tokens by layer, from the third token on; bands over texts. The network as
-    it is, and with its first key hidden from later tokens or its weight dropped, by the share of
-    layers that are left as they are."""
-    first = results.sel(key="first", drop=True) if "first" in results.key else results
-    labels = [str(label) for label in first.network.values]
-    fig, axes = figures.panels(len(labels), 2, width=4.6, height=3.4)
-    for ax, label in zip(axes.flat, labels, strict=True):
-        network = first.sel(network=label)
-        points = labelled.iterate_points(network.token_cosine, "seed", "layer")
-        curves = {f"{p['how']} from {p['start']:g} L on": curve for p, curve in points}
-        # Last and dashed: the curve "hidden from 0 L on" lies under it.
-        curves["as it is"] = network.whole_token_cosine.isel(start=0, how=0)
-        for index, (name, curve) in enumerate(curves.items()):
-            style = {"linestyle": "--", "color": "black"} if name == "as it is" else {}
-            figures.band(
-                ax, network.layer.values, curve.transpose("seed", "layer"), name, index, **style
-            )
-        ax.set(title=label, xlabel="layer", ylabel="mean cosine of two tokens")
-        figures.integer_ticks(ax)
-    axes[0, 0].legend(fontsize=7)
-    return fig
 
 
 def make_finding(results: xr.Dataset, networks: list[Network]) -> Finding | None:
@@ -401,23 +403,22 @@ EXPERIMENT = Experiment(
         "--num_texts=3 --max_tokens=16",
     },
     needs="trained",
+    figures=describe_figures(cosine_figure),
 )
-FIGURES = name_figures(cosine_figure)
 
 
-def main(options: Flags) -> Shown:
-    """Measures what the run lacks, and shows it."""
+def main(options: Flags) -> Run:
+    """Measures what the run lacks, and saves what follows from it."""
     count = PROTOCOL.rounds[0] if options.grows else None
     with open_run(options, open_networks, partial(identify_texts, count=count)) as run:
-        points = run.measure(measure, over=AXES)
-        return run.publish(
-            points,
-            table=make_rows,
-            figures=FIGURES,
-            claims=judge_claims,
-            compare=compare_results,
-            finding=make_finding,
-        )
+        for point in run.measure(measure, over=AXES):
+            results, networks = point.results, point.setup
+            point.save_table(make_rows(results))
+            point.save_figure("cosine", cosine_figure(results))
+            point.save_claims(judge_claims(results, networks))
+            point.save_comparisons(compare_results(results))
+            point.save_finding(make_finding(results, networks))
+        return run.finish()
 
 
 if __name__ == "__main__":

@@ -9,17 +9,79 @@ sampled sets of paths with the exact sum over all paths of each length.
         --n_eval_data 200 --no_sub_path
 
 Takes 59 seconds for 16 seeds on two cores. docs/experiments/run_sort.md has the results, and
-`experiments.paper.paths.measure` says what is measured.
+`experiments.path_accuracy.evaluation` says what is measured.
 """
 
-from experiments.lab import Experiment, Flags, Shown, cli
-from experiments.paper.paths.experiment import CLAIM, define_path_flags, run_paths
-from experiments.paper.paths.figures import FIGURES as FIGURES
-from experiments.train import arguments
-from experiments.train.sorting import make_sorting_setup as make_setup
+import functools
 
-FLAGS = arguments.make_flags("sort", no_repeat=False)
-define_path_flags(FLAGS)
+import xarray as xr
+
+from experiments.lab import (
+    Experiment,
+    Flags,
+    Options,
+    Run,
+    RunFolder,
+    cli,
+    describe_figures,
+    open_run,
+)
+from experiments.path_accuracy.accuracy_figures import (
+    loss_figure,
+    paths_figure,
+    shares_figure,
+    short_paths_figure,
+)
+from experiments.path_accuracy.accuracy_results import (
+    CLAIM,
+    compare_results,
+    judge_claims,
+    make_finding,
+    make_rows,
+)
+from experiments.path_accuracy.evaluation import evaluate_paths, name_axes, sampled_lengths
+from experiments.train import arguments
+from experiments.train.sorting import make_sorting_task
+from experiments.train.trained_tasks import ALONE, TrainedTask, save_models, train_networks
+
+FLAGS = arguments.make_flags(
+    "sort",
+    depth=6,
+    num_heads=2,
+    d_model=48,
+    num_tokens=8,
+    num_labels=10,
+    n_train_data=1000,
+    n_eval_data=200,
+    n_epochs=65,
+    batch_size=30,
+    learning_rate=1e-3,
+    weight_decay=0.0,
+    dropout=0.1,
+    no_repeat=False,
+    path_len=0,
+    n_paths=5,
+    n_repeat=5,
+    no_sub_path=False,
+)
+
+
+def make_task(options: Options) -> TrainedTask:
+    """Makes what the flags train: a network that sorts letters.
+
+    Raises:
+        ValueError: Flags that do not fit each other.
+    """
+    sampled_lengths(options)  # refuses --path_len above --depth
+    return make_sorting_task(options)
+
+
+def measure(options: Options, task: TrainedTask, folder: RunFolder) -> xr.Dataset:
+    """Trains a network for each seed, and evaluates it whole and by path length."""
+    evaluate = functools.partial(evaluate_paths, options)
+    arrays = train_networks(options, {ALONE: task}, folder, evaluate)[ALONE]
+    return name_axes(options, task, arrays)
+
 
 EXPERIMENT = Experiment(
     order=50,
@@ -32,12 +94,25 @@ EXPERIMENT = Experiment(
         "reported": "--seed=3000 --num_seeds=6 --no_sub_path",
         "tiny": f"{arguments.TINY} --n_paths=2 --n_repeat=1 --num_labels=4",
     },
+    figures=describe_figures(short_paths_figure, paths_figure, shares_figure, loss_figure),
 )
 
 
-def main(options: Flags) -> Shown:
-    """Trains networks to sort, evaluates their paths by length, and shows what these carry."""
-    return run_paths(options, make_setup, "sorting", "of the letters are sorted")
+def main(options: Flags) -> Run:
+    """Measures what the run lacks, and saves what follows from it."""
+    with open_run(options, make_task) as run:
+        for point in run.measure(measure):
+            results, task = point.results, point.setup
+            point.save_table(make_rows(results, task))
+            point.save_figure("short_paths", short_paths_figure(results, task))
+            point.save_figure("paths", paths_figure(results, task))
+            point.save_figure("shares", shares_figure(results, task))
+            point.save_figure("loss", loss_figure(results, task))
+            point.save_claims(judge_claims(results, task, "sorting"))
+            point.save_comparisons(compare_results(results, task))
+            point.save_finding(make_finding(results, task, "of the letters are sorted"))
+            save_models(point, {ALONE: task})
+        return run.finish()
 
 
 if __name__ == "__main__":

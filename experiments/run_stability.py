@@ -15,17 +15,21 @@ mean over networks; a single network may differ from it by a factor of several.
 
 from collections.abc import Iterator, Mapping
 from functools import partial
-from typing import Any
 
 import numpy as np
 
 import rank_collapse as rc
-from experiments.lab import Experiment, Flags, Shown, cli, name_figures, open_run, vocabulary
-from experiments.note.stability import figures, results as summary
-from experiments.note.stability.measure import DESIGNS, LAW_OF, make_configs, measure_all
-from experiments.note.stability.results import ByCase
+from experiments.lab import Experiment, Flags, Run, cli, describe_figures, open_run, shared_flags
+from experiments.stability import stability_results as summary
+from experiments.stability.design_measures import DESIGNS, LAW_OF, make_configs, measure_all
+from experiments.stability.stability_figures import (
+    dependency_figure,
+    one_law_figure,
+    output_change_figure,
+)
+from experiments.stability.stability_results import ByCase
 from experiments.verdicts import Comparison, Row, finite_or_none, make_row, mean_row
-from experiments.verdicts.intervals import geometric_mean
+from experiments.verdicts.share_intervals import geometric_mean
 
 FLAGS = cli.make_flags(
     "stability", num_seeds=8, can_grow=True, shows="apart,layer=last", traced=("update_size",)
@@ -33,11 +37,11 @@ FLAGS = cli.make_flags(
 FLAGS.define(
     "list", "designs", list(DESIGNS), f"Residual designs, out of {', '.join(rc.network.DESIGNS)}."
 )
-vocabulary.define_numbers(
+shared_flags.define_numbers(
     FLAGS, "depths", [6, 12, 25, 50, 100], "Layers of the networks; two or more.", lower_bound=1
 )
 # Normalised tokens of two numbers are (1, -1) or (-1, 1): equal or opposite, whatever the network.
-vocabulary.define(
+shared_flags.define(
     FLAGS,
     least={"d_model": 3},
     num_heads=4,
@@ -53,12 +57,45 @@ FLAGS.define(
 )
 
 
-def compare_results(results: ByCase, configs: Any) -> Iterator[Comparison]:
+def judge_claims(results: ByCase) -> Iterator[Row]:
+    """Tests where the exponents of Σ_i β_ii² and of the output change lie among those of laws."""
+    for design, cases in summary.by_design(results).items():
+        yield from design_claims(design, cases)
+
+
+def design_claims(design: str, cases: ByCase) -> Iterator[Row]:
+    """Tests one design.
+
+    Args:
+        design: Its name.
+        cases: Its networks, shallow first.
+    """
+    branches = summary.branch_counts(cases)
+    place = partial(summary.place_between, laws=summary.law_exponents(branches))
+    names = (*summary.UPDATES, "sgd")
+    changes = {name: summary.depth_curve(cases, f"change.{name}") for name in names}
+    slopes = {name: summary.fit_exponents(branches, change) for name, change in changes.items()}
+    if design in LAW_OF:
+        exponents = summary.fit_exponents(branches, summary.sum_shares(cases))
+        note = f"Σ β_ii² with the exponent {exponents.mean():.2f}"
+        yield mean_row(LAW_OF[design], design, exponents, scale=place, note=note)
+    notes = {name: f"exponent {slope.mean():.2f}" for name, slope in slopes.items()}
+    expected = summary.fit_exponents(branches, summary.depth_curve(cases, "expected_change"))
+    note = f"{notes['random']}; the one law expects {expected.mean():.2f}"
+    yield mean_row("independent updates", design, slopes["random"], scale=place, note=note)
+    if design == "deepnorm":
+        yield make_row(design, design, slopes["sgd"], scale=place, note=notes["sgd"])
+    bound = summary.depth_curve(cases, "gradient_bound")
+    ratios = summary.geometric_ratios(changes["gradient"], bound)
+    note = f"{notes['gradient']}, {ratios.min():.3g} to {ratios.max():.3g} times the bound"
+    yield mean_row("gradient steps", design, slopes["gradient"] - slopes["random"], note=note)
+
+
+def compare_results(results: ByCase) -> Iterator[Comparison]:
     """Compares dependency and tokens with what papers state and the one law expects.
 
     Args:
         results: From `measure_all`.
-        configs: Unused: the networks.
     """
     networks = summary.by_design(results)
     for design, cases in networks.items():
@@ -115,40 +152,6 @@ def compare_dependency(*designs: ByCase) -> Comparison:
     )
 
 
-def judge_claims(results: ByCase, configs: Any) -> Iterator[Row]:
-    """Tests where the exponents of Σ_i β_ii² and of the output change lie among those of laws."""
-    for design, cases in summary.by_design(results).items():
-        yield from design_claims(design, cases)
-
-
-def design_claims(design: str, cases: ByCase) -> Iterator[Row]:
-    """Tests one design.
-
-    Args:
-        design: Its name.
-        cases: Its networks, shallow first.
-    """
-    branches = summary.branch_counts(cases)
-    place = partial(summary.place_between, laws=summary.law_exponents(branches))
-    names = (*summary.UPDATES, "sgd")
-    changes = {name: summary.depth_curve(cases, f"change.{name}") for name in names}
-    slopes = {name: summary.fit_exponents(branches, change) for name, change in changes.items()}
-    if design in LAW_OF:
-        exponents = summary.fit_exponents(branches, summary.sum_shares(cases))
-        note = f"Σ β_ii² with the exponent {exponents.mean():.2f}"
-        yield mean_row(LAW_OF[design], design, exponents, scale=place, note=note)
-    notes = {name: f"exponent {slope.mean():.2f}" for name, slope in slopes.items()}
-    expected = summary.fit_exponents(branches, summary.depth_curve(cases, "expected_change"))
-    note = f"{notes['random']}; the one law expects {expected.mean():.2f}"
-    yield mean_row("independent updates", design, slopes["random"], scale=place, note=note)
-    if design == "deepnorm":
-        yield make_row(design, design, slopes["sgd"], scale=place, note=notes["sgd"])
-    bound = summary.depth_curve(cases, "gradient_bound")
-    ratios = summary.geometric_ratios(changes["gradient"], bound)
-    note = f"{notes['gradient']}, {ratios.min():.3g} to {ratios.max():.3g} times the bound"
-    yield mean_row("gradient steps", design, slopes["gradient"] - slopes["random"], note=note)
-
-
 EXPERIMENT = Experiment(
     order=120,
     title="Residual designs and depth: stability and rank collapse as one law",
@@ -165,25 +168,26 @@ EXPERIMENT = Experiment(
         "tiny": "--designs=post,pre --depths=1,2 --num_heads=2 --d_model=4 --d_ff=4 --num_tokens=4 "
         " --num_seeds=2",
     },
-)
-FIGURES = name_figures(
-    figures.one_law_figure,
-    figures.dependency_figure,
-    figures.output_change_figure,
+    figures=describe_figures(
+        one_law_figure,
+        dependency_figure,
+        output_change_figure,
+    ),
 )
 
 
-def main(options: Flags) -> Shown:
-    """Measures what the run lacks, and shows it."""
+def main(options: Flags) -> Run:
+    """Measures what the run lacks, and saves what follows from it."""
     with open_run(options, make_configs) as run:
-        points = run.measure(measure_all)
-        return run.publish(
-            points,
-            table=summary.make_rows,
-            figures=FIGURES,
-            claims=judge_claims,
-            compare=compare_results,
-        )
+        for point in run.measure(measure_all):
+            results = point.results
+            point.save_table(summary.make_rows(results))
+            point.save_figure("one_law", one_law_figure(results))
+            point.save_figure("dependency", dependency_figure(results))
+            point.save_figure("output_change", output_change_figure(results))
+            point.save_claims(judge_claims(results))
+            point.save_comparisons(compare_results(results))
+        return run.finish()
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ statements that could go either way are also measured in --num_seeds independent
 One core of a CPU: two minutes. Expect one failure: layer normalisation does not keep affine rank.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -23,17 +23,18 @@ from experiments.lab import (
     Executor,
     Experiment,
     Flags,
+    Options,
     Progress,
+    Run,
     RunFolder,
-    Shown,
     check_names,
     cli,
     open_run,
-    vocabulary,
+    shared_flags,
 )
-from experiments.theorems import causal, draws, initial, layers, mixing, sphere
+from experiments.theorems import causal, draws, initial, mixing, one_layer, sphere
 from experiments.theorems.drawing import plot_theorem
-from experiments.theorems.statements import (
+from experiments.theorems.outcomes import (
     LOOSE,
     Curve,
     Theorem,
@@ -45,7 +46,7 @@ from experiments.verdicts import Comparison, Row, make_row
 
 THEOREMS = {
     theorem.name: theorem
-    for subject in (sphere, causal, mixing, initial, layers)
+    for subject in (sphere, causal, mixing, initial, one_layer)
     for theorem in subject.THEOREMS
 }
 
@@ -55,7 +56,7 @@ LONG = ("path_products", "heads", "depth_gains", "noise", "parking", "repeated")
 FLAGS = cli.make_flags(
     "theorems", num_seeds=2, num_devices=1, can_grow=True, shows="measured,x=last"
 )
-vocabulary.define(FLAGS, seed_chunk=0)
+shared_flags.define(FLAGS, seed_chunk=0)
 FLAGS.define("list", "theorems", [*THEOREMS], "Which theorems: " + ", ".join(THEOREMS) + ".")
 
 
@@ -71,7 +72,7 @@ class Results(NamedTuple):
     draws: Mapping[tuple[str, str], np.ndarray]
 
 
-def select_theorems(options: Flags) -> dict[str, Theorem]:
+def select_theorems(options: Options) -> dict[str, Theorem]:
     """Selects the theorems of the flags.
 
     Raises:
@@ -81,37 +82,37 @@ def select_theorems(options: Flags) -> dict[str, Theorem]:
     return {name: THEOREMS[name] for name in THEOREMS if name in options.theorems}
 
 
-def measure(options: Flags, theorems: dict[str, Theorem], run: RunFolder) -> Results:
+def measure(options: Options, theorems: dict[str, Theorem], folder: RunFolder) -> Results:
     """Measures the curves of all theorems and the draws of their statements, in float64.
 
     Args:
         options: The flags.
         theorems: By name.
-        run: The run folder; what it has is not computed again.
+        folder: The run folder; what it has is not computed again.
     """
     curves = {}
     with jax.enable_x64(True):
-        with Progress(len(theorems), "theorems", log=run.log) as progress:
+        with Progress(len(theorems), "theorems", log=folder.log) as progress:
             for name, theorem in theorems.items():
 
                 def compute(theorem=theorem):
                     return save_curves(theorem.curves(options.seed))
 
-                curves[name] = load_curves(run.cached(name, compute))
+                curves[name] = load_curves(folder.cached(name, compute))
                 progress.advance()
-        return Results(curves, measure_draws(options, theorems, run))
+        return Results(curves, measure_draws(options, theorems, folder))
 
 
 def measure_draws(
-    options: Flags, theorems: dict[str, Theorem], run: RunFolder
+    options: Options, theorems: dict[str, Theorem], folder: RunFolder
 ) -> dict[tuple[str, str], np.ndarray]:
     """Measures the statistics of the registered statements, {(statement, setting): [s]}.
 
     Args:
-        options, theorems, run: As of `measure`.
+        options, theorems, folder: As of `measure`.
     """
     cells, values = [*draws.list_draws(theorems)], {}
-    with Executor(options, run, "draws", len(cells) * options.num_seeds) as executor:
+    with Executor(options, folder, "draws", len(cells) * options.num_seeds) as executor:
         for key, setting, compute in cells:
 
             def measure_one(seed, _, compute=compute):
@@ -122,13 +123,13 @@ def measure_draws(
     return values
 
 
-def judge_claims(results: Results, theorems: dict[str, Theorem]) -> Iterator[Row]:
+def judge_claims(results: Results) -> Iterator[Row]:
     """Makes the row of each statement and setting."""
     for (key, setting), values in results.draws.items():
         yield make_row(key, setting, values)
 
 
-def make_rows(results: Results, theorems: dict[str, Theorem]) -> Iterator[dict[str, Any]]:
+def make_rows(results: Results) -> Iterator[dict[str, Any]]:
     """Makes a row for each point of each curve, then for each draw of each statement."""
     for name, curves in results.curves.items():
         for curve in curves:
@@ -173,19 +174,12 @@ def find_shown(curve: Curve) -> int:
     return int(np.nanargmax(signs((measured - predicted) / scale)))
 
 
-def make_figure(theorem: Theorem) -> Callable[[Results, Any], Any]:
-    """Makes the figure function of a theorem, whose caption is its statement."""
-
-    def draw(results: Results, theorems: Any):
-        if theorem.name not in results.curves:
-            return None
-        return plot_theorem(theorem, results.curves[theorem.name])
-
-    draw.__doc__ = (
+def describe_theorem(theorem: Theorem) -> str:
+    """Writes the caption of a theorem's figure: its statement, and how it is drawn."""
+    return (
         f"{theorem.source}: {theorem.statement} Dots are measured. Solid lines are predicted, "
         "dashed lines are bounds, dotted lines are beside what is not judged."
     )
-    return draw
 
 
 EXPERIMENT = Experiment(
@@ -200,21 +194,21 @@ EXPERIMENT = Experiment(
         "reported": "--seed=3000 --num_seeds=16",
         "tiny": "--theorems=masks,affine_rank,position",
     },
+    figures={name: describe_theorem(theorem) for name, theorem in THEOREMS.items()},
 )
-FIGURES = {name: make_figure(theorem) for name, theorem in THEOREMS.items()}
 
 
-def main(options: Flags) -> Shown:
-    """Measures what the run lacks, and shows it."""
+def main(options: Flags) -> Run:
+    """Measures what the run lacks, and saves what follows from it."""
     with open_run(options, select_theorems) as run:
-        points = run.measure(measure)
-        return run.publish(
-            points,
-            table=make_rows,
-            figures=FIGURES,
-            claims=judge_claims,
-            compare=compare_results,
-        )
+        for point in run.measure(measure):
+            results, theorems = point.results, point.setup
+            point.save_table(make_rows(results))
+            for name, theorem in theorems.items():
+                point.save_figure(name, plot_theorem(theorem, results.curves[name]))
+            point.save_claims(judge_claims(results))
+            point.save_comparisons(compare_results(results, theorems))
+        return run.finish()
 
 
 if __name__ == "__main__":

@@ -31,19 +31,20 @@ from experiments.lab import (
     Experiment,
     Finding,
     Flags,
+    Options,
+    Run,
     RunFolder,
-    Shown,
     check_names,
     cli,
-    name_figures,
+    describe_figures,
     open_run,
     plots,
-    vocabulary,
+    shared_flags,
 )
-from experiments.train import arguments, designs
-from experiments.train.designs import Cell, gradient_norms
+from experiments.train import arguments, design_cells
+from experiments.train.design_cells import Cell, gradient_norms
 from experiments.verdicts import Comparison, Row, make_row, seed_rows
-from experiments.verdicts.intervals import wilson_interval
+from experiments.verdicts.share_intervals import wilson_interval
 from rank_collapse.report import figures
 from rank_collapse.report.wording import power_of_ten, words
 
@@ -60,16 +61,16 @@ PUBLISHED = {
 # Flags that say which cells are asked for; what a cell gives does not depend on the others.
 ASKED = ("depths", "designs", "warmup", "learning_rate", "batch_size")
 
-FLAGS = designs.make_flags(ASKED)
-vocabulary.define_alias(FLAGS, **arguments.PUBLISHED_NAMES)
+FLAGS = design_cells.make_flags(ASKED)
+shared_flags.define_alias(FLAGS, **arguments.PUBLISHED_NAMES)
 FLAGS.define("list", "designs", ["post", "pre", "admin", "deepnorm"], "Names of residual designs.")
-vocabulary.define_numbers(FLAGS, "depths", [6, 12, 18, 36], "Layers.", lower_bound=1)
-vocabulary.define_numbers(FLAGS, "warmup", [0, 100], "Steps of the warm-up.", lower_bound=0)
+shared_flags.define_numbers(FLAGS, "depths", [6, 12, 18, 36], "Layers.", lower_bound=1)
+shared_flags.define_numbers(FLAGS, "warmup", [0, 100], "Steps of the warm-up.", lower_bound=0)
 
 ByCell = dict[Cell, dict[str, Any]]
 
 
-def make_cells(options: Flags) -> list[Cell]:
+def make_cells(options: Options) -> list[Cell]:
     """Makes all cells of the flags, the shallow ones without warm-up first.
 
     Args:
@@ -87,6 +88,11 @@ def make_cells(options: Flags) -> list[Cell]:
     return list(dict.fromkeys(cells))
 
 
+def measure(options: Options, cells: list[Cell], folder: RunFolder) -> ByCell:
+    """Trains every cell, and measures its networks while they train."""
+    return design_cells.train_cells(options, make_cells, folder)
+
+
 def seed_columns(results: dict[str, Any]) -> dict[str, np.ndarray]:
     """Selects what the table has of each seed of a cell, [s] each.
 
@@ -96,7 +102,7 @@ def seed_columns(results: dict[str, Any]) -> dict[str, np.ndarray]:
     ratios = results["residual_ratio"][:, :, -1]
     return {
         "failed": results["failed"].astype(int),
-        "diverged": designs.has_diverged(results).astype(int),
+        "diverged": design_cells.has_diverged(results).astype(int),
         "accuracy": results["accuracy"][:, -1],
         "training_loss": results["losses"][:, -1],
         "residual_ratio_before": ratios[:, 0],
@@ -104,7 +110,7 @@ def seed_columns(results: dict[str, Any]) -> dict[str, np.ndarray]:
     }
 
 
-def make_rows(results: ByCell, cells: list[Cell]) -> Iterator[dict[str, Any]]:
+def make_rows(results: ByCell) -> Iterator[dict[str, Any]]:
     """Makes a row for each cell and seed."""
     for cell, cell_results in results.items():
         for row in seed_rows(seed_columns(cell_results)):
@@ -116,7 +122,26 @@ def distinct(cells: ByCell, field: str) -> list[Any]:
     return list(dict.fromkeys(getattr(cell, field) for cell in cells))
 
 
-def share_figure(cells: ByCell, setup: Any):
+@figures.styled
+def loss_figure(cells: ByCell):
+    """Training loss, mean and standard deviation over seeds; it stays where it begins where a
+    network goes on guessing."""
+    places = [(cell.warmup, cell.depth) for cell in cells]
+    size = {"width": 4.2, "height": 3.1} if len(set(places)) == 1 else {"width": 3.0, "height": 2.6}
+    fig, axes, panels = plots.place_grid(places, **size, sharex=True, sharey=True)
+    names = distinct(cells, "design")
+    for ax, (cell, results) in zip(panels, cells.items(), strict=True):
+        # A loss is the mean of an epoch: it stands at the middle of its steps.
+        steps = design_cells.STEPS_PER_EPOCH * (0.5 + np.arange(results["losses"].shape[1]))
+        figures.band(ax, steps, results["losses"], cell.design, names.index(cell.design))
+        ax.set_title(f"{cell.depth} layers, warm-up of {cell.warmup} steps", fontsize=9)
+    plots.outer_labels(axes, "step", "training loss, nats a letter")
+    fig.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
+    return fig
+
+
+@figures.styled
+def share_figure(cells: ByCell):
     """Share of seeds whose loss is not finite or whose network still guesses after training, with
     95 % intervals (Wilson)."""
     depths, names = distinct(cells, "depth"), distinct(cells, "design")
@@ -135,50 +160,6 @@ def share_figure(cells: ByCell, setup: Any):
     return fig
 
 
-def loss_figure(cells: ByCell, setup: Any):
-    """Training loss, mean and standard deviation over seeds; it stays where it begins where a
-    network goes on guessing."""
-    places = [(cell.warmup, cell.depth) for cell in cells]
-    size = {"width": 4.2, "height": 3.1} if len(set(places)) == 1 else {"width": 3.0, "height": 2.6}
-    fig, axes, panels = plots.place_grid(places, **size, sharex=True, sharey=True)
-    names = distinct(cells, "design")
-    for ax, (cell, results) in zip(panels, cells.items(), strict=True):
-        # A loss is the mean of an epoch: it stands at the middle of its steps.
-        steps = designs.STEPS_PER_EPOCH * (0.5 + np.arange(results["losses"].shape[1]))
-        figures.band(ax, steps, results["losses"], cell.design, names.index(cell.design))
-        ax.set_title(f"{cell.depth} layers, warm-up of {cell.warmup} steps", fontsize=9)
-    plots.outer_labels(axes, "step", "training loss, nats a letter")
-    fig.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
-    return fig
-
-
-NAMED = ("post", "pre", "admin")  # designs of the finding
-
-
-def make_finding(cells: ByCell, setup: Any) -> Finding | None:
-    """Reports how many seeds of the deepest networks fail, and what is left of their tokens.
-
-    Args:
-        cells: What was measured of each cell.
-        setup: Unused.
-    """
-    shortest = min(cell.warmup for cell in cells)
-    deepest = max(cell.depth for cell in cells)
-    texts = []
-    for cell, results in cells.items():
-        if (cell.depth, cell.warmup) == (deepest, shortest) and cell.design in NAMED:
-            remaining = float(np.median(seed_columns(results)["residual_ratio_after"]))
-            failed = f"{int(results['failed'].sum())} of {len(results['failed'])} seeds"
-            ratio = power_of_ten(math.log10(remaining)) if remaining else "0"
-            outcome = f"learns nothing in {failed}, with a residual ratio of {ratio}"
-            texts.append(f"{words(cell.design)} {outcome}")
-    if not texts:
-        return None
-    warmup = f"with a warm-up of {shortest} steps" if shortest else "without warm-up"
-    text = f"Trained {warmup}, {deepest} layers of {'; '.join(texts)} after training."
-    return Finding("loss", text)
-
-
 # {label: results → [s, t, L] or [s, t]}
 LAYER_MEASURES = {
     "residual ratio": lambda results: results["residual_ratio"][..., 1:],
@@ -187,7 +168,8 @@ LAYER_MEASURES = {
 }
 
 
-def inside_figure(cells: ByCell, setup: Any):
+@figures.styled
+def inside_figure(cells: ByCell):
     """Residual ratio of the hidden states and gradient norms by layer, before training (solid, with
     bands over seeds) and after it (dashed, medians), of the same networks, with the shortest
     warm-up. A network that has learned has small gradients too, but tokens that differ."""
@@ -216,14 +198,13 @@ def published_outcome(cell: Cell) -> str | None:
     return PUBLISHED.get(design, {}).get(cell.depth)
 
 
-def judge_claims(results: ByCell, cells: list[Cell]) -> Iterator[Row]:
+def judge_claims(results: ByCell) -> Iterator[Row]:
     """Tests what each design of the paper's table has of what Pre-LN has after the same steps.
 
     With the longest warm-up of the run: the paper's networks have one.
 
     Args:
         results: What was measured of each cell.
-        cells: Unused.
     """
     longest = max(cell.warmup for cell in results)
     for cell in results:
@@ -237,13 +218,12 @@ def judge_claims(results: ByCell, cells: list[Cell]) -> Iterator[Row]:
             yield make_row(key, setting, accuracy if cell == pre else accuracy / pre_accuracy)
 
 
-def compare_results(results: ByCell, cells: list[Cell]) -> Iterator[Comparison]:
+def compare_results(results: ByCell) -> Iterator[Comparison]:
     """Compares the seeds that failed with the BLEU of networks as deep, and says what they were
     like.
 
     Args:
         results: What was measured of each cell.
-        cells: Unused.
     """
     for cell, cell_results in results.items():
         columns, published_result = seed_columns(cell_results), published_outcome(cell)
@@ -263,6 +243,32 @@ def compare_results(results: ByCell, cells: list[Cell]) -> Iterator[Comparison]:
         )
 
 
+NAMED = ("post", "pre", "admin")  # designs of the finding
+
+
+def make_finding(cells: ByCell) -> Finding | None:
+    """Reports how many seeds of the deepest networks fail, and what is left of their tokens.
+
+    Args:
+        cells: What was measured of each cell.
+    """
+    shortest = min(cell.warmup for cell in cells)
+    deepest = max(cell.depth for cell in cells)
+    texts = []
+    for cell, results in cells.items():
+        if (cell.depth, cell.warmup) == (deepest, shortest) and cell.design in NAMED:
+            remaining = float(np.median(seed_columns(results)["residual_ratio_after"]))
+            failed = f"{int(results['failed'].sum())} of {len(results['failed'])} seeds"
+            ratio = power_of_ten(math.log10(remaining)) if remaining else "0"
+            outcome = f"learns nothing in {failed}, with a residual ratio of {ratio}"
+            texts.append(f"{words(cell.design)} {outcome}")
+    if not texts:
+        return None
+    warmup = f"with a warm-up of {shortest} steps" if shortest else "without warm-up"
+    text = f"Trained {warmup}, {deepest} layers of {'; '.join(texts)} after training."
+    return Finding("loss", text)
+
+
 EXPERIMENT = Experiment(
     order=130,
     title="Trainability of deep networks",
@@ -278,27 +284,23 @@ EXPERIMENT = Experiment(
         "tiny": "--num_seeds=2 --depths=2 --num_heads=2 --d_model=4 --d_ff=4 --num_tokens=3 "
         "--num_labels=4 --batch_size=3 --n_steps=2 --warmup=1 --designs=post,pre",
     },
+    figures=describe_figures(loss_figure, share_figure, inside_figure),
 )
-FIGURES = name_figures(loss_figure, share_figure, inside_figure)
 
 
-def measure(options: Flags, cells: list[Cell], run: RunFolder) -> ByCell:
-    """Trains every cell, and measures its networks while they train."""
-    return designs.train_cells(options, make_cells, run)
-
-
-def main(options: Flags) -> Shown:
-    """Measures what the run lacks, and shows it."""
+def main(options: Flags) -> Run:
+    """Measures what the run lacks, and saves what follows from it."""
     with open_run(options, make_cells) as run:
-        points = run.measure(measure)
-        return run.publish(
-            points,
-            table=make_rows,
-            figures=FIGURES,
-            claims=judge_claims,
-            compare=compare_results,
-            finding=make_finding,
-        )
+        for point in run.measure(measure):
+            results = point.results
+            point.save_table(make_rows(results))
+            point.save_figure("loss", loss_figure(results))
+            point.save_figure("share", share_figure(results))
+            point.save_figure("inside", inside_figure(results))
+            point.save_claims(judge_claims(results))
+            point.save_comparisons(compare_results(results))
+            point.save_finding(make_finding(results))
+        return run.finish()
 
 
 if __name__ == "__main__":

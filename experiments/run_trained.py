@@ -12,8 +12,8 @@ Also measures products of attention matrices, bounds and the lemma in every head
 
 The packages of the six networks are 400 MB. Every other checkpoint folder in --folder is measured,
 too. Such a folder has token ids in ids.txt, or a tokenizer for --text. Small grammars generate
-reactions and antibodies (`experiments.paper.trained.texts`). All six networks take 40 minutes of
-CPU time and 4 GB. Expect attention alone to lose rank doubly exponentially in networks without a
+reactions and antibodies (`experiments.trained.generated_texts`). All six networks take 40 minutes
+of CPU time and 4 GB. Expect attention alone to lose rank doubly exponentially in networks without a
 causal mask, and paths through two to four heads to do nearly all of the work.
 """
 
@@ -26,23 +26,35 @@ import numpy as np
 from experiments.lab import (
     Experiment,
     Flags,
+    Options,
     Progress,
-    Shown,
+    Run,
     check_names,
     cli,
+    describe_figures,
     extend_part,
-    name_figures,
     open_run,
     report_activity,
 )
-from experiments.paper.trained import figures, measure as measures, results
-from experiments.paper.trained.networks import (
+from experiments.trained import text_measures as measures
+from experiments.trained.opened_networks import (
     UNTRAINED,
     Network,
     identify_texts,
     load_networks,
     make_untrained,
     skip_texts,
+)
+from experiments.trained.trained_figures import (
+    path_lengths_figure,
+    residuals_figure,
+    trained_figure,
+)
+from experiments.trained.trained_results import (
+    compare_results,
+    judge_claims,
+    make_finding,
+    make_rows,
 )
 from experiments.verdicts import PROTOCOL
 from rank_collapse import pretrained
@@ -76,7 +88,7 @@ for name, default, least, text in (
     FLAGS.define("integer", name, default, text, lower_bound=least)
 
 
-def open_networks(options: Any) -> list[Network]:
+def open_networks(options: Options) -> list[Network]:
     """Opens the networks of the folder, those of the packages first.
 
     Raises:
@@ -91,22 +103,24 @@ def open_networks(options: Any) -> list[Network]:
     return [skip_texts(network, skipped) for network in networks]
 
 
-def measure(options: Any, networks: list[Network], run: Any) -> dict[str, dict[str, np.ndarray]]:
+def measure(
+    options: Options, networks: list[Network], folder: Any
+) -> dict[str, dict[str, np.ndarray]]:
     """Measures every network, {network: arrays by name}; what the run has is not computed again."""
     results = {}
-    with Progress(len(networks), "trained networks", log=run.log) as progress:
+    with Progress(len(networks), "trained networks", log=folder.log) as progress:
         for network in networks:
             label, count = network.label, len(network.inputs["x"])
             measure_texts = partial(measure_network, options, network)
-            with report_activity(f"measuring {label}", run.log):
-                results[label] = extend_part(run, f"{label}, texts", count, measure_texts)
-                few = run.cached(f"{label}, few", partial(measure_few, options, network))
+            with report_activity(f"measuring {label}", folder.log):
+                results[label] = extend_part(folder, f"{label}, texts", count, measure_texts)
+                few = folder.cached(f"{label}, few", partial(measure_few, options, network))
             results[label] |= few
             progress.advance()
     return results
 
 
-def measure_network(options: Any, network: Network, start: int) -> dict[str, np.ndarray]:
+def measure_network(options: Options, network: Network, start: int) -> dict[str, np.ndarray]:
     """Measures one network, arrays [texts, ...] by name.
 
     Args:
@@ -127,7 +141,7 @@ def measure_network(options: Any, network: Network, start: int) -> dict[str, np.
     return {name: np.asarray(values) for name, values in arrays.items()}
 
 
-def measure_few(options: Any, network: Network) -> dict[str, np.ndarray]:
+def measure_few(options: Options, network: Network) -> dict[str, np.ndarray]:
     """Measures the first texts of a network with weights at random, and its bounds.
 
     Args:
@@ -162,25 +176,28 @@ EXPERIMENT = Experiment(
         "--num_copies=1 --num_paths=2",
     },
     needs="trained",
-)
-FIGURES = name_figures(
-    figures.trained_figure, figures.residuals_figure, figures.path_lengths_figure
+    figures=describe_figures(
+        trained_figure,
+        residuals_figure,
+        path_lengths_figure,
+    ),
 )
 
 
-def main(options: Flags) -> Shown:
-    """Measures what the run lacks, and shows it."""
+def main(options: Flags) -> Run:
+    """Measures what the run lacks, and saves what follows from it."""
     count = PROTOCOL.rounds[0] if options.grows else None
     with open_run(options, open_networks, partial(identify_texts, count=count)) as run:
-        points = run.measure(measure)
-        return run.publish(
-            points,
-            table=results.make_rows,
-            figures=FIGURES,
-            claims=results.judge_claims,
-            compare=results.compare_results,
-            finding=results.make_finding,
-        )
+        for point in run.measure(measure):
+            measured, networks = point.results, point.setup
+            point.save_table(make_rows(measured, networks))
+            point.save_figure("trained", trained_figure(measured, networks))
+            point.save_figure("residuals", residuals_figure(measured, networks))
+            point.save_figure("path_lengths", path_lengths_figure(measured, networks))
+            point.save_claims(judge_claims(measured, networks))
+            point.save_comparisons(compare_results(measured, networks))
+            point.save_finding(make_finding(measured, networks))
+        return run.finish()
 
 
 if __name__ == "__main__":

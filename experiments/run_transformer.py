@@ -21,24 +21,25 @@ import rank_collapse as rc
 from experiments.lab import (
     Experiment,
     Flags,
+    Options,
+    Run,
     RunFolder,
-    Shown,
     cli,
-    name_figures,
+    describe_figures,
     open_run,
     plots,
-    vocabulary,
+    shared_flags,
 )
-from experiments.note import transformer_grammar as grammar
 from experiments.train import arguments
-from experiments.train.training import (
+from experiments.train.trained_tasks import (
     ALONE,
     TrainedTask,
     diverged_seeds,
     fine_seeds,
-    model_files,
+    save_models,
     train_tasks,
 )
+from experiments.transformer import grammar
 from experiments.verdicts import Comparison, seed_rows
 from rank_collapse.report import figures
 from rank_collapse.report.intervals import Interval
@@ -53,15 +54,19 @@ FLAGS = arguments.make_flags(
     "transformer",
     shows="exact",
     can_grow=False,
-    do_mlp=True,
-    dropout=0.0,
-    num_heads=4,
     depth=2,
+    num_heads=4,
     d_model=32,
+    num_tokens=8,
+    num_labels=10,
     n_train_data=4000,
+    n_eval_data=200,
     n_epochs=40,
     batch_size=64,
     learning_rate=3e-3,
+    weight_decay=0.0,
+    dropout=0.0,
+    do_mlp=True,
 )
 for name, default, text, values in (
     ("task", "reverse", "What is learned.", TASKS),
@@ -70,7 +75,7 @@ for name, default, text, values in (
     ("schedule", "inverse_sqrt", "After the warm-up.", ("inverse_sqrt", "constant")),
 ):
     FLAGS.define("enum", name, default, text, values)
-vocabulary.define_alias(FLAGS, norm="norm_placement")
+shared_flags.define_alias(FLAGS, norm="norm_placement")
 FLAGS.define(
     "integer", "min_len", None, "Letters of the shortest sequence (default: all of num_tokens)."
 )
@@ -95,7 +100,7 @@ LABELS = {"source": "source token", "inputs": "target token read"}
 MAX_LAYERS = 4  # of the attention figure: evenly spaced ones, the last among them
 
 
-def make_setup(options: Flags) -> TrainedTask:
+def make_setup(options: Options) -> TrainedTask:
     """Makes what the flags train: encoder and decoder of the same size (Vaswani et al. 2017).
 
     Args:
@@ -110,8 +115,8 @@ def make_setup(options: Flags) -> TrainedTask:
         vocab_size, longest = grammar.VOCAB_SIZE, grammar.TARGET_LENGTH
         title = "Translation between two made-up languages"
         for name in ("num_tokens", "num_labels", "min_len"):
-            if options[name].value != options[name].default:
-                flag = f"--{name}={options[name].value}"
+            if options[name] != FLAGS[name].default:
+                flag = f"--{name}={options[name]}"
                 raise ValueError(f"{flag}: a translation's sentences are as its grammar says")
     half = rc.TransformerConfig(
         options.depth,
@@ -146,7 +151,7 @@ def make_setup(options: Flags) -> TrainedTask:
     return TrainedTask(options, "transformer", title, recipe, make, METRICS, curves=True)
 
 
-def make_data(options: Flags, key: Any) -> dict[str, sequences.SequencePairs]:
+def make_data(options: Options, key: Any) -> dict[str, sequences.SequencePairs]:
     """Makes training and held-out pairs of one seed; a translation's seed has its own lexicon.
 
     Args:
@@ -168,11 +173,16 @@ def make_data(options: Flags, key: Any) -> dict[str, sequences.SequencePairs]:
     return {name: make(k, n) for k, (name, n) in zip(keys, counts.items(), strict=True)}
 
 
-def measure_seed(setup: TrainedTask, model: Any, data: Any, _: Any) -> dict[str, Any]:
+def measure(options: Options, task: TrainedTask, folder: RunFolder) -> dict[str, Any]:
+    """Trains all seeds, and measures each by `measure_seed`."""
+    return train_tasks(options, {ALONE: task}, folder, measure_seed)[ALONE]
+
+
+def measure_seed(task: TrainedTask, model: Any, data: Any, _: Any) -> dict[str, Any]:
     """Measures one seed.
 
     Args:
-        setup: What was trained.
+        task: What was trained.
         model: The trained model.
         data: Of the seed.
 
@@ -182,7 +192,7 @@ def measure_seed(setup: TrainedTask, model: Any, data: Any, _: Any) -> dict[str,
         exist, and of the first pair "attention": {kind: [L, h, n, m]} and "shown":
         {what: [tokens]}.
     """
-    held_out, config = data["eval"], setup.recipe.config
+    held_out, config = data["eval"], task.recipe.config
     written = models.decode_pairs(model, held_out, config)
 
     def measure_pair(item):
@@ -214,14 +224,15 @@ def measure_seed(setup: TrainedTask, model: Any, data: Any, _: Any) -> dict[str,
     }
 
 
-def make_rows(results: dict[str, Any], setup: TrainedTask) -> list[dict[str, Any]]:
+def make_rows(results: dict[str, Any]) -> list[dict[str, Any]]:
     """Makes a row for each seed."""
     residual = {f"residual_{half}": ratios[:, -1] for half, ratios in results["residual"].items()}
     columns = {"diverged": diverged_seeds(results), "exact": results["exact"]}
     return seed_rows(columns | results["whole"] | residual)
 
 
-def curves_figure(results: dict[str, Any], setup: TrainedTask):
+@figures.styled
+def curves_figure(results: dict[str, Any], task: TrainedTask):
     """Loss and accuracy after each epoch, mean and standard deviation over seeds; the point at the
     end: sequences decoded greedily that are right in every token."""
     fig, ((loss, share),) = figures.figure(1, 2)
@@ -241,11 +252,12 @@ def curves_figure(results: dict[str, Any], setup: TrainedTask):
     share.set(xlabel="epoch", ylabel="share, held out", ylim=(0, 1.03))
     figures.finish_axes((loss, share), "epoch")
     share.legend(loc="lower center")
-    fig.suptitle(f"{setup.title}, {len(seeds)} seed{'s' * (len(seeds) != 1)}")
+    fig.suptitle(f"{task.title}, {len(seeds)} seed{'s' * (len(seeds) != 1)}")
     return fig
 
 
-def attention_figure(results: dict[str, Any], setup: TrainedTask):
+@figures.styled
+def attention_figure(results: dict[str, Any], task: TrainedTask):
     """Attention weights on one held-out pair, mean over heads: within the source, within the target
     so far, from target to source."""
     seed = int(fine_seeds(results)[0])
@@ -264,20 +276,21 @@ def attention_figure(results: dict[str, Any], setup: TrainedTask):
             ax.set_yticks(range(len(pair[queries])), token_words(pair[queries]), fontsize=8)
     fig.colorbar(picture, ax=axes, shrink=0.6, label="attention weight, mean over heads")
     fig.suptitle(
-        f"{setup.title}, seed {seed}: answer {' '.join(token_words(pair['labels']))}, "
+        f"{task.title}, seed {seed}: answer {' '.join(token_words(pair['labels']))}, "
         f"written {' '.join(token_words(pair['written']))}"
     )
     return fig
 
 
-def residual_figure(results: dict[str, Any], setup: TrainedTask):
+@figures.styled
+def residual_figure(results: dict[str, Any], task: TrainedTask):
     """Residual of the tokens by layer of the trained halves, bands over seeds."""
     halves = sorted(results["residual"].items(), reverse=True)
     fig, ((ax,),) = figures.figure()
     for index, (half, values) in enumerate(halves):
         figures.band(ax, np.arange(values.shape[1]), values[fine_seeds(results)], half, index)
     label = "residual ratio ‖res(X)‖ / ‖X‖, trained"
-    ax.set(xlabel="layer (0: input)", ylabel=label, title=setup.title, ylim=(0, 1.03))
+    ax.set(xlabel="layer (0: input)", ylabel=label, title=task.title, ylim=(0, 1.03))
     figures.integer_ticks(ax)
     ax.legend()
     return fig
@@ -289,12 +302,12 @@ def token_words(ids: Sequence[int]) -> list[str]:
     return [marks.get(int(i), str(int(i) - sequences.NUM_MARKS)) for i in ids]
 
 
-def compare_results(results: dict[str, Any], setup: TrainedTask) -> list[Comparison]:
+def compare_results(results: dict[str, Any], task: TrainedTask) -> list[Comparison]:
     """Lists tokens, whole sequences and trained residuals; no number is published.
 
     Args:
         results: From `measure`.
-        setup: What was trained.
+        task: What was trained.
     """
     seeds, residual = fine_seeds(results), results["residual"]
     values = {
@@ -303,7 +316,7 @@ def compare_results(results: dict[str, Any], setup: TrainedTask) -> list[Compari
         "residual ratio after the encoder, trained": residual["encoder"][:, -1],
         "residual ratio after the decoder, trained": residual["decoder"][:, -1],
     }
-    note = f"standard deviation {{:.3f}} over {len(seeds)} seed(s), task {setup.options.task}"
+    note = f"standard deviation {{:.3f}} over {len(seeds)} seed(s), task {task.options.task}"
     return [
         Comparison(text, float(shares[seeds].mean()), note=note.format(shares[seeds].std()))
         for text, shares in values.items()
@@ -324,26 +337,22 @@ EXPERIMENT = Experiment(
         "reported": "--seed=3000 --task=translation --num_seeds=4 --n_epochs=60",
         "tiny": f"{arguments.TINY} --num_labels=4 --warmup=1",
     },
+    figures=describe_figures(curves_figure, attention_figure, residual_figure),
 )
-FIGURES = name_figures(curves_figure, attention_figure, residual_figure)
 
 
-def measure(options: Flags, setup: TrainedTask, run: RunFolder) -> dict[str, Any]:
-    """Trains all seeds, and measures each by `measure_seed`."""
-    return train_tasks(options, {ALONE: setup}, run, measure_seed)[ALONE]
-
-
-def main(options: Flags) -> Shown:
-    """Measures what the run lacks, and shows it."""
+def main(options: Flags) -> Run:
+    """Measures what the run lacks, and saves what follows from it."""
     with open_run(options, make_setup) as run:
-        points = run.measure(measure)
-        return run.publish(
-            points,
-            table=make_rows,
-            figures=FIGURES,
-            compare=compare_results,
-            files=model_files,
-        )
+        for point in run.measure(measure):
+            results, task = point.results, point.setup
+            point.save_table(make_rows(results))
+            point.save_figure("curves", curves_figure(results, task))
+            point.save_figure("attention", attention_figure(results, task))
+            point.save_figure("residual", residual_figure(results, task))
+            point.save_comparisons(compare_results(results, task))
+            save_models(point, {ALONE: task})
+        return run.finish()
 
 
 if __name__ == "__main__":

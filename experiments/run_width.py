@@ -18,34 +18,50 @@ from typing import Any
 
 import jax
 import numpy as np
-from absl import flags
 
 from experiments.lab import (
     Experiment,
     Flags,
+    Options,
+    Run,
     RunFolder,
-    Shown,
     cli,
-    name_figures,
+    describe_figures,
     open_run,
-    vocabulary,
+    shared_flags,
 )
 from experiments.train import arguments
-from experiments.train.sorting import make_sorting_setup
-from experiments.train.training import (
+from experiments.train.sorting import make_sorting_task
+from experiments.train.trained_tasks import (
     TrainedTask,
     diverged_seeds,
     fine_seeds,
     measure_whole,
-    model_files,
+    save_models,
     train_tasks,
 )
 from experiments.verdicts import Comparison, Row, make_row, seed_rows
 from rank_collapse.report import figures
 from rank_collapse.training import Recipe, init_model
 
-FLAGS = arguments.make_flags("width", shows="accuracy", no_repeat=False)
-vocabulary.define_numbers(
+FLAGS = arguments.make_flags(
+    "width",
+    shows="accuracy",
+    depth=6,
+    num_heads=2,
+    d_model=48,
+    num_tokens=8,
+    num_labels=10,
+    n_train_data=1000,
+    n_eval_data=200,
+    n_epochs=65,
+    batch_size=30,
+    learning_rate=1e-3,
+    weight_decay=0.0,
+    dropout=0.1,
+    no_repeat=False,
+)
+shared_flags.define_numbers(
     FLAGS,
     "depths",
     [1, 2, 4, 6, 12],
@@ -57,13 +73,13 @@ Cases = Mapping[str, TrainedTask]  # {"depth L": what is trained}
 ByCase = Mapping[str, Any]  # {case: as `training.train_tasks`}
 
 
-def make_cases(options: flags.FlagValues) -> Cases:
+def make_cases(options: Options) -> Cases:
     """Makes what is trained at every depth, with about the reference's number of parameters.
 
     Args:
         options: The flags.
     """
-    setup = make_sorting_setup(options)
+    setup = make_sorting_task(options)
     target = num_parameters(setup.recipe)
     return {
         f"depth {depth}": dataclasses.replace(
@@ -102,9 +118,9 @@ def resize(recipe: Recipe, depth: int, target: int) -> Recipe:
     return min(candidates, key=lambda candidate: abs(num_parameters(candidate) - target))
 
 
-def measure(options: Flags, cases: Cases, run: RunFolder) -> ByCase:
+def measure(options: Options, cases: Cases, folder: RunFolder) -> ByCase:
     """Trains every depth, and measures the accuracy of each seed."""
-    return train_tasks(options, cases, run, measure_whole)
+    return train_tasks(options, cases, folder, measure_whole)
 
 
 def make_rows(results: ByCase, cases: Cases) -> Iterator[dict[str, Any]]:
@@ -129,6 +145,7 @@ def case_accuracies(results: ByCase, cases: Cases) -> dict[str, np.ndarray]:
     }
 
 
+@figures.styled
 def width_figure(results: ByCase, cases: Cases):
     """Left: training loss, mean and standard deviation over seeds. Right: accuracy against depth,
     the width chosen so that the number of parameters stays."""
@@ -187,22 +204,21 @@ EXPERIMENT = Experiment(
         "reported": "--seed=3000 --num_seeds=4 --depths=1,12",
         "tiny": f"{arguments.TINY} --depths=2",
     },
+    figures=describe_figures(width_figure),
 )
-FIGURES = name_figures(width_figure)
 
 
-def main(options: Flags) -> Shown:
-    """Measures what the run lacks, and shows it."""
+def main(options: Flags) -> Run:
+    """Measures what the run lacks, and saves what follows from it."""
     with open_run(options, make_cases) as run:
-        points = run.measure(measure)
-        return run.publish(
-            points,
-            table=make_rows,
-            figures=FIGURES,
-            claims=judge_claims,
-            compare=compare_results,
-            files=model_files,
-        )
+        for point in run.measure(measure):
+            results, cases = point.results, point.setup
+            point.save_table(make_rows(results, cases))
+            point.save_figure("width", width_figure(results, cases))
+            point.save_claims(judge_claims(results, cases))
+            point.save_comparisons(compare_results(results, cases))
+            save_models(point, cases)
+        return run.finish()
 
 
 if __name__ == "__main__":

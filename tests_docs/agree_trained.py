@@ -116,11 +116,12 @@ def describe(name, answer):
     """Return a row of the table: the excess of the worst sublayer, and what is added."""
     row = max((r for r in answer.rows if r.judged), key=lambda row: row.excess)
     added = [np.median([r.added for r in answer.rows if r.part == p]) for p in ("attention", "mlp")]
-    differ = answer.outputs.get("share of next tokens that differ", np.nan)
+    differ = answer.outputs.get("share of next tokens that differ")
+    shown = "" if differ is None else f"{differ:.1%}"  # the headless model has no logits
     place = f"layer {row.layer}, {row.part}"
     sizes = " | ".join(f"{size:.2g}" for size in added)
     verdict = {True: "yes", False: "no", None: "cannot tell"}[answer.agree]
-    return f"| {name} | {verdict} | {row.excess:.2g} ({place}) | {sizes} | {differ:.1%} |"
+    return f"| {name} | {verdict} | {row.excess:.2g} ({place}) | {sizes} | {shown} |"
 
 
 def read_shipped(folder):

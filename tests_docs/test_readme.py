@@ -36,7 +36,7 @@ ELSEWHERE = {
     "monitoring.md",
     "monitoring_jax.md",
     "variants.md",
-    "extending.md",
+    "extending.md",  # test_extending
     "agree.md",  # test_agree_page
     "columns.md",  # test_recipes
     *(page.name for page in (DOCS / "api").glob("*.md")),

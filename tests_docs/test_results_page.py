@@ -7,7 +7,7 @@ import subprocess
 
 import pytest
 
-from experiments.lab.experiment import figure_captions, import_experiment, list_experiments
+from experiments.lab.experiment import describe_experiment, list_experiments
 from experiments.reproducing import results_page
 from experiments.reproducing.filling import (
     COLUMNS,
@@ -70,7 +70,7 @@ def test_pages_say_what_the_tables_have(name):
     assert results_page.fill_page(page, filled) == page
     results = (DOCS / "results.md").read_text("utf-8")
     assert f"**Result.** {filled.result}".replace("](../", "](") in results
-    captions = figure_captions(import_experiment(name).FIGURES).values()
+    captions = describe_experiment(name).figures.values()
     (section,) = [s for s in results.split("\n## ") if f"(results/{name}_0.png)" in s]
     assert any(caption in section for caption in captions)
 

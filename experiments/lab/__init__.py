@@ -12,19 +12,16 @@ from experiments.lab.executor import (
 )
 from experiments.lab.experiment import (
     Experiment as Experiment,
-    Finding as Finding,
-    Shown as Shown,
     describe_experiment as describe_experiment,
-    figure_captions as figure_captions,
+    describe_figures as describe_figures,
     import_experiment as import_experiment,
     list_experiments as list_experiments,
-    name_figures as name_figures,
-    open_run as open_run,
     read_run as read_run,
 )
 from experiments.lab.flags import (
     ONE_VALUE as ONE_VALUE,
     Flags as Flags,
+    Mode as Mode,
     check_names as check_names,
     content_hash as content_hash,
     make_config as make_config,
@@ -36,9 +33,19 @@ from experiments.lab.folder import (
     read_summary as read_summary,
     table_bytes as table_bytes,
 )
+from experiments.lab.grid import (
+    Options as Options,
+    list_points as list_points,
+)
 from experiments.lab.progress import (
     Progress as Progress,
     report_activity as report_activity,
     stop_requested as stop_requested,
 )
 from experiments.lab.rounds import extend_part as extend_part
+from experiments.lab.run import (
+    Finding as Finding,
+    Point as Point,
+    Run as Run,
+    open_run as open_run,
+)

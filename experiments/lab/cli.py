@@ -30,8 +30,8 @@ from experiments.lab.flags import (
     make_flags as make_flags,
     parse_flags as parse_flags,
 )
+from experiments.lab.shared_flags import FORMER_NAMES, MOST_SEEDS as MOST_SEEDS
 from experiments.lab.suggestions import suggest_flag
-from experiments.lab.vocabulary import FORMER_NAMES, MOST_SEEDS as MOST_SEEDS
 from rank_collapse.extras import MissingPackage
 from rank_collapse.printed import format_one_line, print_lines
 from rank_collapse.runs.files import RunError

@@ -22,15 +22,15 @@ import numpy as np
 from jax.sharding import Mesh
 
 from experiments.lab import devices
-from experiments.lab.flags import Flags
 from experiments.lab.folder import RunFolder
+from experiments.lab.grid import Options
 from experiments.lab.progress import Progress
 from rank_collapse.runs import memory, seeds
 from rank_collapse.runs.files import damaged_file_error, describe_difference
 from rank_collapse.runs.states import name_parts
 
 SEEDS = "seeds"  # the part of a run's arrays that has one cell
-Cells = Mapping[str, Any] | Callable[[Flags], Mapping[str, Any]]
+Cells = Mapping[str, Any] | Callable[[Options], Mapping[str, Any]]
 
 
 class Chunk(NamedTuple):
@@ -66,13 +66,13 @@ class Executor(contextlib.ExitStack):
         progress: Counts seeds; disabled without a label.
     """
 
-    def __init__(self, options: Flags, run: RunFolder, label: str = "", total: int | None = None):
+    def __init__(self, options: Options, run: RunFolder, label: str = "", total: int | None = None):
         super().__init__()
         self.run, self._options, self.mesh = run.at(""), options, devices.device_mesh(options)
         if label:
             total = len(options.group) * (options.num_seeds if total is None else total)
-            if options.experiment.replace("_", " ") != label:
-                label = f"{options.experiment}, {label}"
+            if options.flags.experiment.replace("_", " ") != label:
+                label = f"{options.flags.experiment}, {label}"
         is_shown = label and run.writable  # a run that is only read has nothing to compute
         bar = Progress(total if is_shown else 0, label, log=run.log)
         self.progress = self.enter_context(bar)
@@ -171,7 +171,7 @@ class Executor(contextlib.ExitStack):
             arrays = self.run.part(cell) or {}
             shapes = [np.shape(array) for array in arrays.values()] or [(0,)]
             saved = shapes[0][0] if shapes[0] else -1  # a number has no seeds
-            is_beyond = saved > count and not self._options.grows
+            is_beyond = saved > count and not self._options.flags.grows
             if any(shape[:1] != (saved,) for shape in shapes) or is_beyond:
                 raise damaged_file_error(
                     self.run.path / "arrays.npz", f"{cell} is not of {count} seeds"

@@ -4,21 +4,20 @@ A flag of one number or of a choice takes several by commas: the run is then com
 them, and at each combination of several such flags. These are the axes of the run.
 """
 
-import copy
 import hashlib
 import inspect
-import itertools
 import json
 import re
 import shlex
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from absl import flags
 
-from experiments.lab import vocabulary
+from experiments.lab import shared_flags
 from experiments.lab.folder import read_config
 from rank_collapse.runs.files import damaged_file_error
 
@@ -41,8 +40,27 @@ LARGEST = 3.4e38  # number of float32
 ONE_VALUE = {"seed", "first_seed", "num_seeds", "num_texts", "until", "dtype"}
 
 
+@dataclass(frozen=True)
+class Mode:
+    """What is done with the run of a command beside what was typed.
+
+    Attributes:
+        is_read: Whether a finished folder is only read.
+        is_judged: Whether results are only judged, not saved: a round of --until=decided.
+        worker_group: The number of the group of points that a worker measures; None measures all.
+        begin_with: Arrays that a new folder begins with.
+        begun_in: The environments in which they were made.
+    """
+
+    is_read: bool = False
+    is_judged: bool = False
+    worker_group: int | None = None
+    begin_with: Mapping[str, Any] = field(default_factory=dict)
+    begun_in: Sequence[Mapping[str, Any]] = ()
+
+
 class Flags(flags.FlagValues):
-    """absl's flag values, with the properties of the binary and the point of its axes.
+    """absl's flag values: the flags of a binary, and what was typed. `grid` makes points of them.
 
     Args:
         experiment: Name of the folder under results/.
@@ -57,15 +75,11 @@ class Flags(flags.FlagValues):
     Attributes:
         typed: The arguments that were parsed.
         axes: {flag: its values, as they were written}, those with several.
-        point: {flag: its value} of one point of the axes.
-        group: The points that differ from this one in `traced` alone, itself among them.
-        number: Of the group.
-        worker_group: The number of the group that a worker measures; None measures all.
-        reading: Whether a finished folder is only read.
-        judging: Whether results are only judged, not published: a round of --until=decided.
-        begin_with: Arrays that a new folder begins with.
-        begun_in: The environments in which they were made.
+        mode: What is done with the run.
     """
+
+    OWN = ("experiment", "shows", "traced", "execution", "selecting", "counts")
+    CHANGING = ("typed", "axes", "mode")
 
     def __init__(
         self,
@@ -78,25 +92,17 @@ class Flags(flags.FlagValues):
         counts: str = "num_seeds",
     ):
         super().__init__()
-        # absl takes attributes for flags.
-        vars(self).update(
-            experiment=experiment,
-            shows=shows,
-            traced=frozenset(traced),
-            execution=frozenset({*EXECUTION, *execution, *selecting}),
-            selecting=frozenset(selecting),
-            counts=counts,
-            typed=(),
-            axes={},
-            point={},
-            group=[self],
-            number=0,
-            worker_group=None,
-            reading=False,
-            judging=False,
-            begin_with={},
-            begun_in=[],
-        )
+        self.experiment, self.shows, self.counts = experiment, shows, counts
+        self.traced, self.selecting = frozenset(traced), frozenset(selecting)
+        self.execution = frozenset({*EXECUTION, *execution, *selecting})
+        self.typed, self.axes, self.mode = (), {}, Mode()
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Sets a property of the binary or of the command; absl takes other names for flags."""
+        if name in (*self.OWN, *self.CHANGING):
+            vars(self)[name] = value
+        else:
+            super().__setattr__(name, value)
 
     def define(
         self, kind: str, name: str, default: Any, text: str, *choices: Any, **limits: Any
@@ -112,44 +118,16 @@ class Flags(flags.FlagValues):
         add = getattr(flags, f"DEFINE_{kind}")
         add(name, default, *choices, text, flag_values=self, **limits)
 
-    def points(self) -> "list[Flags]":
-        """Lists the flags at every point of the axes, the points of a group one after another.
-
-        Raises:
-            flags.Error, ValueError: A value that a flag does not take.
-        """
-        points: dict[tuple, Flags] = {}  # 1 and 1.0 are one point
-        for texts in itertools.product(*self.axes.values()):
-            flags_here = copy.deepcopy(self)
-            for name, text in zip(self.axes, texts, strict=True):
-                flags_here[name].parse(text)
-                _check_value(name, flags_here[name])
-            vars(flags_here)["point"] = {name: flags_here[name].value for name in self.axes}
-            points.setdefault(tuple(flags_here.point.values()), flags_here)
-        groups: dict[tuple, list[Flags]] = {}
-        for flags_here in points.values():
-            untraced = (v for name, v in flags_here.point.items() if name not in self.traced)
-            groups.setdefault(tuple(untraced), []).append(flags_here)
-        for number, group in enumerate(groups.values()):
-            for flags_here in group:
-                vars(flags_here).update(group=group, number=number)
-        return list(itertools.chain(*groups.values()))
-
     def takes_several(self, name: str) -> bool:
         """Returns whether a flag may be an axis: it has one value, and may be given several."""
         if not self.shows or name not in self or self[name].name in self.execution | ONE_VALUE:
             return False
-        return type(self[name].parser) in vocabulary.SINGLE
+        return type(self[name].parser) in shared_flags.SINGLE
 
     @property
     def grows(self) -> bool:
         """Returns whether draws are added until the statements are decided."""
         return bool(self.counts) and "until" in self and self.until is not None
-
-    @property
-    def prefix(self) -> str:
-        """The beginning of the names of the arrays of a point; "" where there are no axes."""
-        return "".join(f"{name}={value}/" for name, value in self.point.items())
 
 
 def make_flags(
@@ -170,13 +148,13 @@ def make_flags(
         **properties: Further arguments of `Flags`.
     """
     values = bare_flags(Flags(experiment, **properties))
-    vocabulary.define(values, output_dir=None, run_name=None, overwrite=False)
-    vocabulary.define(values, num_devices=num_devices)
+    shared_flags.define(values, output_dir=None, run_name=None, overwrite=False)
+    shared_flags.define(values, num_devices=num_devices)
     if num_seeds is not None:
-        vocabulary.define(values, seed=0, first_seed=0, num_seeds=num_seeds)
-        vocabulary.define(values, jobs=0, scheduler=None)
+        shared_flags.define(values, seed=0, first_seed=0, num_seeds=num_seeds)
+        shared_flags.define(values, jobs=0, scheduler=None)
     if can_grow:
-        vocabulary.define(values, until=None, **{values.counts.replace("num_", "max_"): 256})
+        shared_flags.define(values, until=None, **{values.counts.replace("num_", "max_"): 256})
     return values
 
 
@@ -206,23 +184,15 @@ def parse_flags(
     """
     for name in flag_values:
         flag_values[name].unparse()
-    vars(flag_values).update(
-        typed=arguments,
-        worker_group=None,
-        reading=False,
-        judging=False,
-        begin_with={},
-        begun_in=[],
-    )
-    arguments, axes = _split_axes(flag_values, arguments)
-    vars(flag_values)["axes"] = axes
+    flag_values.typed, flag_values.mode = arguments, Mode()
+    arguments, flag_values.axes = _split_axes(flag_values, arguments)
     unparsed = flag_values(["binary", *arguments])[1:]
     if positional and unparsed and not flag_values[positional].present:
         flag_values[positional].parse(unparsed if len(unparsed) > 1 else unparsed[0])
     elif unparsed:
         raise ValueError(f"unexpected argument {unparsed[0]!r}; flags are written --name=value")
     for name in flag_values:
-        _check_value(name, flag_values[name])
+        check_value(name, flag_values[name])
     return flag_values
 
 
@@ -247,7 +217,7 @@ def _split_axes(flag_values, arguments):
     return single, axes
 
 
-def _check_value(name, flag):
+def check_value(name, flag):
     """Refuses a value that no flag takes.
 
     These are a number that float32 cannot hold, an integer of more than 32 bits, an empty text or
@@ -268,18 +238,18 @@ def _check_value(name, flag):
         raise ValueError(f"--{name} is empty: is a variable unset?")
 
 
-def check_names(options: Flags, flag: str, allowed: Iterable[str]) -> None:
+def check_names(options: Any, flag: str, allowed: Iterable[str]) -> None:
     """Raises an error if a list of names has one that is not allowed.
 
     Args:
-        options: The flags.
+        options: The flags, or those of a point.
         flag: The name of the list.
         allowed: Names that it may have.
 
     Raises:
         ValueError: It names the flag and the first unknown name.
     """
-    for name in options[flag].value:
+    for name in getattr(options, flag):
         if name not in allowed:
             raise ValueError(f"--{flag}={name} is not one of {', '.join(allowed)}")
 

@@ -4,7 +4,7 @@
                             git revision of all processes that wrote, names of the arrays
              results.csv    tidy rows, one per seed, layer, path length, ...
              arrays.npz     named arrays, also the cache from which an interrupted run resumes
-             arrays.json    names of their dimensions, and what they are (`lab.arrays`)
+             arrays.json    names of their dimensions, and what they are (`lab.dimensions`)
              checkpoints/   states of an unfinished computation, <step>.npz
              figures/       *.png and *.pdf
              models.safetensors
@@ -22,11 +22,9 @@ missing, and results.csv where it is not what they say.
 
     with RunFolder("results/sort/a", {"depth": 6, "seed": 0}) as run:
         curves = run.cached("curves", lambda: {"loss": train()})   # computed once, then read
-        summary = run.publish(
-            rows=lambda: rows_of(curves),                          # each only where its file is
-            figures={"loss": lambda: loss_figure(curves)},         # missing
-            summary=lambda: {"loss": float(curves["loss"].mean())},
-        )
+        run.save_figure("loss", draw_loss(curves))                 # where its files are missing
+        run.save_table(list_losses(curves))
+        run.finish({"loss": float(curves["loss"].mean())})
 """
 
 import collections
@@ -44,7 +42,7 @@ from typing import Any
 import numpy as np
 
 from experiments.lab import provenance
-from experiments.lab.vocabulary import FORMER_NAMES
+from experiments.lab.shared_flags import FORMER_NAMES
 from rank_collapse.printed import escape_cell, escape_text
 from rank_collapse.regular import read_regular
 from rank_collapse.runs import metrics, states
@@ -76,6 +74,16 @@ CONTENTS = (
     "models.safetensors",
     "report.html",
     metrics.NAME,
+)
+# What is made of the arrays, the summary first.
+PRODUCTS = (
+    "summary.json",
+    "results.csv",
+    "figures",
+    "arrays.json",
+    "models.safetensors",
+    "models",
+    "report.html",
 )
 PAUSE, SHARE = 2.0, 0.1  # seconds between two writes at least, and share of the time they may take
 LAYOUT = 4  # one more whenever names or shapes of what the experiments keep change
@@ -180,50 +188,41 @@ class RunFolder(contextlib.ExitStack):
 
     # Tables, figures and the summary.
 
-    def publish(
-        self,
-        *,
-        rows: Callable[[], Iterable[Mapping[str, Any]]],
-        summary: Callable[[], Mapping[str, Any]],
-        figures: Mapping[str, Callable[[], Any]] | None = None,
-        files: Mapping[str, Callable[[], bytes]] | None = None,
-        selection: Any = None,
-    ) -> dict[str, Any]:
-        """Writes the missing tables and figures of a finished run; returns the summary.
+    def delete_products(self) -> None:
+        """Deletes what is made of the arrays: table, figures, further files and the summary."""
+        delete_files(self.path, PRODUCTS)
 
-        Everything is made from saved arrays, so a deleted file comes back without computing
-        anything again. The summary comes last: its presence marks the run as complete.
+    def save_figure(self, name: str, figure: Any) -> None:
+        """Writes a figure as PNG and PDF, where one of them is missing.
 
         Args:
-            rows: Makes the rows of results.csv.
-            summary: Makes the headline numbers.
-            figures: Draws each figure, by name; None where there is nothing to draw.
-            files: Makes the bytes of further files, by name out of `CONTENTS` and `FOLDERS`.
-            selection: Which of its parts the run was asked for, where one folder may be asked for
-                more or fewer. The summary has it as "shown"; if that differs, all files are made
-                again.
+            name: Of the files in figures/, without their ending.
+            figure: Of matplotlib.
         """
-        if not self.writable:
-            return self.summary
-        selected = states.as_json(selection)
-        if selection is not None and (self.summary or {}).get("shown") != selected:
-            delete_files(self.path, ("summary.json", "results.csv", "figures", *(files or {})))
-        for name, draw in (figures or {}).items():
-            if all(self.has_file(f"figures/{name}{suffix}") for suffix in OPTIONS):
-                continue
-            figure = draw()
-            if figure is not None:
-                for suffix, content in draw_files(figure).items():
-                    self._write(f"figures/{name}{suffix}", content)
-        table = table_bytes(rows())
-        if not self.has_file("results.csv") or read_regular(self.path / "results.csv") != table:
+        if self.writable and self.lacks_figure(name):
+            for suffix, content in draw_files(figure).items():
+                self._write(f"figures/{name}{suffix}", content)
+
+    def lacks_figure(self, name: str) -> bool:
+        """Returns whether a file of a figure is missing."""
+        return not all(self.has_file(f"figures/{name}{suffix}") for suffix in OPTIONS)
+
+    def save_table(self, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Writes results.csv, where it is not what the rows say."""
+        table = table_bytes(rows)
+        is_there = self.has_file("results.csv")
+        if self.writable and not (is_there and read_regular(self.path / "results.csv") == table):
             self._write("results.csv", table)
-        for name, make in (files or {}).items():
-            if not self.has_file(name):
-                self._write(name, make())
-        if self.summary is None:
-            self.finish(dict(summary()) | ({} if selection is None else {"shown": selected}))
-        return self.summary
+
+    def save_file(self, name: str, content: bytes) -> None:
+        """Writes a further file.
+
+        Args:
+            name: Out of `CONTENTS`, or in a folder of `FOLDERS`.
+            content: Its bytes.
+        """
+        if self.writable:
+            self._write(name, content)
 
     def has_file(self, name: str) -> bool:
         """Returns whether a file of the folder exists; an empty one is what a crash left."""

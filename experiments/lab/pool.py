@@ -30,8 +30,9 @@ import jax
 import numpy as np
 
 from experiments.lab import devices, progress, provenance
-from experiments.lab.flags import Flags, parse_flags
+from experiments.lab.flags import Flags, Mode, parse_flags
 from experiments.lab.folder import RunFolder
+from experiments.lab.grid import Options
 from rank_collapse.printed import print_lines
 from rank_collapse.runs.files import RunError, load_arrays, make_subfolder, read_object
 
@@ -133,7 +134,7 @@ def begin_worker() -> None:
     signal.signal(signal.SIGTERM, progress.note_signal)
 
 
-def measure_side_by_side(options: Flags, points: Sequence[Flags], run: RunFolder) -> None:
+def measure_side_by_side(options: Flags, points: Sequence[Options], run: RunFolder) -> None:
     """Measures the missing groups of points in workers, where the flags ask for workers.
 
     Args:
@@ -218,7 +219,7 @@ def measure_points(
     options = parse_flags(copy.deepcopy(experiment.FLAGS), arguments)
     options.output_dir, options.run_name, options.overwrite = str(folder), None, False
     options.num_devices = num_devices
-    vars(options)["worker_group"] = number
+    options.mode = Mode(worker_group=number)
     with contextlib.ExitStack() as stack:
         if threading.current_thread() is threading.main_thread():  # not so of a Dask worker
             devices.start_devices(options.num_devices)

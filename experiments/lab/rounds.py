@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from experiments import verdicts
-from experiments.lab.flags import Flags, run_path
+from experiments.lab.flags import Flags, Mode, run_path
 from experiments.lab.folder import RunFolder
 from experiments.lab.progress import Progress
 from rank_collapse.runs.files import damaged_file_error
@@ -76,7 +76,7 @@ def run_until_decided(main: Callable[[Flags], Any], options: Flags) -> Any:
     previous = 0
     for num_draws in verdicts.list_rounds(verdicts.PROTOCOL.rounds, options[budget].value):
         options[options.counts].value = num_draws
-        vars(options)["judging"] = True
+        options.mode = Mode(is_judged=True)
         start, written = time.monotonic(), time_written(arrays)
         state = judge(num_draws, main(options).claims, options)
         seconds = (time.monotonic() - start) / (num_draws - previous)
@@ -87,7 +87,7 @@ def run_until_decided(main: Callable[[Flags], Any], options: Flags) -> Any:
             break
         options.overwrite = False  # the rounds after the first go on
     options.overwrite = False
-    vars(options)["judging"] = False
+    options.mode = Mode()
     return main(options)
 
 

@@ -4,7 +4,7 @@ import io
 from collections.abc import Sequence
 
 from experiments.reproducing.filling import write_minus, write_numbers
-from experiments.verdicts.page import Section
+from experiments.verdicts.statement_page import Section
 
 COLORS = 64  # of a figure's palette: a third of its size, without a visible difference
 

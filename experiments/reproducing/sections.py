@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 from experiments import verdicts
 from experiments.lab.experiment import (
     describe_experiment,
-    figure_captions,
     import_experiment,
     read_run,
 )
@@ -119,11 +118,10 @@ def make_section(name: str, records: Sequence[RunRecord]) -> verdicts.Section:
             # What it prints its process has printed already.
             with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(out):
                 published = read_run(import_experiment(name), record.folder)
-            captions = figure_captions(import_experiment(name).FIGURES)
             paths = {path.stem: path for path in (record.folder / "figures").glob("*.png")}
             figures += [
                 (paths[figure].read_bytes(), label + caption)
-                for figure, caption in captions.items()
+                for figure, caption in experiment.figures.items()
                 if figure in paths  # parts of an experiment that a preset leaves out have none
             ]
             if published.finding is not None and not finding:

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 
 import rank_collapse as rc
-from experiments.theorems import networks
-from experiments.theorems.statements import Curve, Panel, Theorem
+from experiments.theorems import prescribed_networks
+from experiments.theorems.outcomes import Curve, Panel, Theorem
 
 RENYI = 0.7475979202534114  # share of a long street that cars parked at random leave full
 COUNTS = (8, 16, 32, 64, 128, 256)  # of repeated tokens
@@ -23,10 +23,12 @@ def first_token_curves(seed: int, *, n: int = 16, d: int = 8, draws: int = 3) ->
         cosines = []
         for draw in range(draws):
             key_m, key_x = jax.random.split(jax.random.fold_in(jax.random.key(seed), draw))
-            x = networks.draw_sphere(key_x, n, d)
-            config = networks.make_sphere(round(times[-1] / gain), d, 1.0, gain, mask=mask)
-            params = networks.make_params(config, jax.random.normal(key_m, (d, d)))
-            states = networks.pass_states(params, x, config, round(5 / gain))
+            x = prescribed_networks.draw_sphere(key_x, n, d)
+            config = prescribed_networks.make_sphere(
+                round(times[-1] / gain), d, 1.0, gain, mask=mask
+            )
+            params = prescribed_networks.make_params(config, jax.random.normal(key_m, (d, d)))
+            states = prescribed_networks.pass_states(params, x, config, round(5 / gain))
             cosines.append(jnp.min(states @ x[0], axis=-1)[times // 5])
         least = np.min(cosines, axis=0)
         if mask == "causal":
@@ -67,15 +69,15 @@ def parking_curves(seed: int, *, n: int = 200, beta: float = 64.0, draws: int = 
     By time: groups of tokens, the share of tokens near a centre, and how far centres have moved.
     """
     distance, gain, depth, every = 4 / np.sqrt(beta), 0.05, 100, 20
-    config = networks.make_sphere(depth, 2, beta, gain, mask="causal")
-    params = networks.make_params(config)
+    config = prescribed_networks.make_sphere(depth, 2, beta, gain, mask="causal")
+    params = prescribed_networks.make_params(config)
     near, moved, clusters = [], [], []
     for draw in range(draws):
         key = jax.random.fold_in(jax.random.key(seed), draw)
         start = np.asarray(jax.random.uniform(key, (n,), maxval=2 * np.pi))
         centres = park(start, distance)
         tokens = jnp.stack([jnp.cos(start), jnp.sin(start)], axis=-1)
-        states = np.asarray(networks.pass_states(params, tokens, config, every))
+        states = np.asarray(prescribed_networks.pass_states(params, tokens, config, every))
         cosine = states @ np.asarray(tokens)[centres].T
         near.append(np.mean(np.arccos(np.clip(cosine.max(axis=-1), -1, 1)) < distance, axis=-1))
         travelled = np.arccos(np.clip(np.sum(states * np.asarray(tokens), axis=-1), -1, 1))
@@ -214,9 +216,11 @@ def jacobian_curves(seed: int) -> list[Curve]:
 
 def first_mass_curves(seed: int, *, n: int = 32, depth: int = 64) -> list[Curve]:
     """Measures the rollout's weight on the first token by depth, without skips and with them."""
-    config = networks.make_network(depth, 8, num_heads=1, mask="causal", attention_skip=False)
-    x = networks.draw_sphere(jax.random.key(seed), n, 8)
-    trace = rc.apply(networks.make_params(config), x, config)
+    config = prescribed_networks.make_network(
+        depth, 8, num_heads=1, mask="causal", attention_skip=False
+    )
+    x = prescribed_networks.draw_sphere(jax.random.key(seed), n, 8)
+    trace = rc.apply(prescribed_networks.make_params(config), x, config)
     depths = np.array([1, 2, 4, 8, 16, 32, 64])
     weights = trace.attention
     least = float(jnp.min(jnp.where(np.tril(np.ones((n, n), bool)), weights, 1)))

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from experiments.theorems.statements import Curve, Panel, Theorem
+from experiments.theorems.outcomes import Curve, Panel, Theorem
 from rank_collapse.report import figures
 
 LINES = {"=": "-", "≤": "--", "≥": "--", "none": ":"}  # by relation

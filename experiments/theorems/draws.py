@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from experiments.theorems import causal, initial, layers, mixing, sphere
+from experiments.theorems import causal, initial, mixing, one_layer, sphere
 
 LARGE = (512, 1024)  # numbers of repeated tokens
 NETWORKS = 16  # of a draw of the energy
@@ -46,7 +46,7 @@ def repeated_power(key: jax.Array, **sizes: Any) -> jax.Array:
 
 def end_over_middle(key: jax.Array, *, end: int, **sizes: Any) -> jax.Array:
     """Computes the weight of the first (end 0) or last (1) position over the middle's largest."""
-    return layers.ends_over_middle(layers.last_row(key, **sizes))[end]
+    return one_layer.ends_over_middle(one_layer.last_row(key, **sizes))[end]
 
 
 def excess_over_law(key: jax.Array, *, layer: int, n: int) -> jax.Array:

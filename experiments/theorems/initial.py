@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 
 import rank_collapse as rc
-from experiments.theorems import networks
-from experiments.theorems.statements import Curve, Panel, Theorem
+from experiments.theorems import prescribed_networks
+from experiments.theorems.outcomes import Curve, Panel, Theorem
 
 HEADS = (1, 4, 16)
 
@@ -114,14 +114,16 @@ def pass_pair(
         random: Whether every layer has Gaussian values; else V = I.
     """
     key_v, key_x = jax.random.split(key)
-    x = networks.draw_sphere(key_x, 2, d)
+    x = prescribed_networks.draw_sphere(key_x, 2, d)
     if random:
-        config = networks.make_sphere(depth, d, 1.0, jnp.sqrt(time / depth), layer_map=())
+        config = prescribed_networks.make_sphere(
+            depth, d, 1.0, jnp.sqrt(time / depth), layer_map=()
+        )
         values = jax.random.normal(key_v, (depth, 1, d, d)) / jnp.sqrt(d)
-        params = networks.make_params(config, value=values)
+        params = prescribed_networks.make_params(config, value=values)
     else:
-        config = networks.make_sphere(depth, d, 1.0, time / depth)
-        params = networks.make_params(config)
+        config = prescribed_networks.make_sphere(depth, d, 1.0, time / depth)
+        params = prescribed_networks.make_params(config)
     return rc.token_cosine(rc.apply(params, x, config).hidden[-1])
 
 

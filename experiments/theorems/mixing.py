@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 
 import rank_collapse as rc
-from experiments.theorems import networks
-from experiments.theorems.statements import Curve, Panel, Theorem
+from experiments.theorems import prescribed_networks
+from experiments.theorems.outcomes import Curve, Panel, Theorem
 
 WIDTHS = (64, 128, 256)
 
@@ -28,7 +28,7 @@ def pass_markov(key: jax.Array, n: int, mixing: rc.network.Mixing | None = None)
     Returns:
         [3].
     """
-    normalise = networks.fix_attention(draw_markov(key, 3, n))
+    normalise = prescribed_networks.fix_attention(draw_markov(key, 3, n))
     fields = {"normalise": normalise, "mixing": mixing, "attention_skip": False}
     # Queries and keys have one feature: prescribed weights do not read scores.
     config = rc.TransformerConfig(depth=3, num_heads=1, d_model=n, d_qk=1, d_v=n, **fields)
@@ -37,7 +37,7 @@ def pass_markov(key: jax.Array, n: int, mixing: rc.network.Mixing | None = None)
     identity = jnp.broadcast_to(jnp.eye(n), attention.w_v.shape)
     attention = attention.replace(w_v=identity, w_o=identity)
     params = params.replace(layers=params.layers.replace(attention=attention))
-    states = networks.pass_states(params, jnp.eye(n), config)[1:]
+    states = prescribed_networks.pass_states(params, jnp.eye(n), config)[1:]
     return rc.stable_rank(states @ jnp.swapaxes(states, 1, 2)) - 1
 
 
@@ -88,10 +88,14 @@ def mask_curves(seed: int, *, n: int = 16, d: int = 8) -> list[Curve]:
         fields = dict(fields)
         if window := fields.pop("window", None):
             fields["windows"] = (window,) * depth
-        config = networks.make_network(depth, d, attention_skip=False, layer_map=(), **fields)
+        config = prescribed_networks.make_network(
+            depth, d, attention_skip=False, layer_map=(), **fields
+        )
         key_m, key_x = jax.random.split(jax.random.key(seed))
         m = jax.random.normal(key_m, (depth, 1, d, d)) / jnp.sqrt(d)
-        trace = rc.apply(networks.make_params(config, m), jax.random.normal(key_x, (n, d)), config)
+        trace = rc.apply(
+            prescribed_networks.make_params(config, m), jax.random.normal(key_x, (n, d)), config
+        )
         weights = np.asarray(trace.attention)
         allowed = weights > 0
         epsilon = weights[allowed].min()
@@ -121,15 +125,15 @@ def tied_curves(seed: int, *, n: int = 12, d: int = 6, depth: int = 400) -> list
             root = jax.random.normal(keys[1], (d, d))
             w = root @ root.T
             w = sign * w / jnp.linalg.norm(w, ord=2)
-            config = networks.make_network(
+            config = prescribed_networks.make_network(
                 depth,
                 d,
                 attention_skip=True,
-                normalise=networks.fix_attention(weights[None, None]),
+                normalise=prescribed_networks.fix_attention(weights[None, None]),
             )
-            params = networks.make_params(config, value=w)
+            params = prescribed_networks.make_params(config, value=w)
             x = jax.random.normal(keys[2], (n, d))
-            states = networks.pass_states(params, x, config)
+            states = prescribed_networks.pass_states(params, x, config)
             ratios.append(rc.residual_ratio(states, norm="frobenius"))
             token_values, token_vectors = np.linalg.eig(np.asarray(weights))
             sizes = np.abs(1 + np.outer(token_values, np.linalg.eigvalsh(np.asarray(w))))

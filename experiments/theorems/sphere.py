@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 
 import rank_collapse as rc
-from experiments.theorems import networks
-from experiments.theorems.statements import Curve, Panel, Theorem
+from experiments.theorems import prescribed_networks
+from experiments.theorems.outcomes import Curve, Panel, Theorem
 
 EQUIANGULAR = ((8, 1.0), (32, 1.0), (32, 4.0), (64, 9.0))  # (tokens, β)
 TIMES = np.arange(1, 7)
@@ -48,8 +48,10 @@ def equiangular_flow(times: np.ndarray, n: int, beta: float, steps: int = 400) -
 def pass_equiangular(n: int, beta: float, gain: float) -> np.ndarray:
     """Measures the mean token cosine at `TIMES` of n orthonormal tokens."""
     each = round(1 / gain)
-    config = networks.make_sphere(each * int(TIMES[-1]), n, beta, 1 / each)
-    states = networks.pass_states(networks.make_params(config), jnp.eye(n), config, each)
+    config = prescribed_networks.make_sphere(each * int(TIMES[-1]), n, beta, 1 / each)
+    states = prescribed_networks.pass_states(
+        prescribed_networks.make_params(config), jnp.eye(n), config, each
+    )
     return np.asarray(rc.profile(states, measures="token_cosine")["token_cosine"])[TIMES]
 
 
@@ -96,9 +98,11 @@ def pass_modes(beta: float, *, n: int = 256, time: float = 1.0, depth: int = 200
     # Phases of Newman keep the sum of all waves small.
     waves = np.sin(np.outer(angles, modes) + np.pi * modes**2 / most).sum(axis=-1)
     start = angles + 1e-6 * waves
-    config = networks.make_sphere(depth, 2, beta, time / depth)
+    config = prescribed_networks.make_sphere(depth, 2, beta, time / depth)
     tokens = jnp.stack([jnp.cos(start), jnp.sin(start)], axis=-1)
-    states = networks.pass_states(networks.make_params(config), tokens, config, depth)
+    states = prescribed_networks.pass_states(
+        prescribed_networks.make_params(config), tokens, config, depth
+    )
     moved = np.asarray(jnp.arctan2(states[..., 1], states[..., 0])) - angles
     moved = (moved + np.pi) % (2 * np.pi) - np.pi
     sizes = np.abs(np.fft.rfft(moved, axis=-1))[:, 1 : most + 1]
@@ -153,9 +157,13 @@ def pass_energies(
     key_m, key_x = jax.random.split(key)
     m = jax.random.normal(key_m, (heads, d, d)) / jnp.sqrt(d)
     m = (m + jnp.swapaxes(m, 1, 2)) / 2
-    config = networks.make_sphere(depth, d, beta, ENERGY_GAIN, num_heads=heads, normalise=normalise)
-    x = networks.draw_sphere(key_x, n, d)
-    states = networks.pass_states(networks.make_params(config, m, m), x, config)
+    config = prescribed_networks.make_sphere(
+        depth, d, beta, ENERGY_GAIN, num_heads=heads, normalise=normalise
+    )
+    x = prescribed_networks.draw_sphere(key_x, n, d)
+    states = prescribed_networks.pass_states(
+        prescribed_networks.make_params(config, m, m), x, config
+    )
     return multi_head_energy(states, m, beta)
 
 

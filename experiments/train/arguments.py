@@ -5,10 +5,9 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from absl import flags
 
 import rank_collapse as rc
-from experiments.lab import Flags, cli, vocabulary
+from experiments.lab import Flags, Options, cli, shared_flags
 from rank_collapse.training import Hyper, Recipe
 
 # How the work is divided: no influence on results.
@@ -19,20 +18,6 @@ PUBLISHED_NAMES = {
     "hidden_dim": "d_model",
     "seq_len": "num_tokens",
     "batch_sz": "batch_size",
-}
-# Defaults of the published sorting network.
-SIZES = {
-    "num_heads": 2,
-    "depth": 6,
-    "d_model": 48,
-    "num_tokens": 8,
-    "num_labels": 10,
-    "n_train_data": 1000,
-    "n_eval_data": 200,
-    "n_epochs": 65,
-    "batch_size": 30,
-    "learning_rate": 1e-3,
-    "weight_decay": 0.0,
 }
 # Of presets.
 TINY = (
@@ -48,7 +33,6 @@ def make_flags(
     num_seeds: int = 2,
     monitor: bool = True,
     do_mlp: bool = False,
-    dropout: float = 0.1,
     can_grow: bool = True,
     **defaults: Any,
 ) -> Flags:
@@ -57,11 +41,11 @@ def make_flags(
     Args:
         experiment: Name of the folder under results/.
         shows: What the figure of a sweep shows.
-        num_seeds, do_mlp, dropout: Defaults.
+        num_seeds, do_mlp: Defaults.
         can_grow: As of `cli.make_flags`.
         monitor: Whether there is --monitor: the data have the held-out examples that
             `watched.layer_scalars` measures.
-        **defaults: Of the vocabulary's flags, and "no_repeat" where there is one.
+        **defaults: Of the vocabulary's flags: sizes, data, training.
     """
     values = cli.make_flags(
         experiment,
@@ -72,9 +56,8 @@ def make_flags(
         traced=[field.name for field in dataclasses.fields(Hyper)],
     )
     # Normalised tokens of two numbers are (1, -1) or (-1, 1), whatever the network.
-    shared = SIZES | {"dropout": dropout, "init_scale": 1.0, "seed_chunk": 0}
-    vocabulary.define(values, least={"d_model": 3}, **shared | defaults)
-    vocabulary.define_alias(values, **PUBLISHED_NAMES)
+    shared_flags.define(values, least={"d_model": 3}, init_scale=1.0, seed_chunk=0, **defaults)
+    shared_flags.define_alias(values, **PUBLISHED_NAMES)
     values.define("boolean", "do_mlp", do_mlp, "An MLP sublayer (gelu, own skip) in each layer.")
     values.define(
         "boolean",
@@ -101,7 +84,7 @@ def make_flags(
     return values
 
 
-def make_recipe(options: flags.FlagValues, embedding: rc.EmbeddingConfig, **fields: Any) -> Recipe:
+def make_recipe(options: Options, embedding: rc.EmbeddingConfig, **fields: Any) -> Recipe:
     """Makes the recipe of the published network: post-norm with skips, trained as the flags say.
 
     Args:
@@ -125,7 +108,7 @@ def make_recipe(options: flags.FlagValues, embedding: rc.EmbeddingConfig, **fiel
     return Recipe(config, options.num_labels, **defaults | fields)
 
 
-def make_hyper(options: Flags, fields: Mapping[str, Any] | None = None) -> Hyper:
+def make_hyper(options: Options, fields: Mapping[str, Any] | None = None) -> Hyper:
     """Makes the traced values of a run, the same for every seed.
 
     Args:
@@ -133,5 +116,5 @@ def make_hyper(options: Flags, fields: Mapping[str, Any] | None = None) -> Hyper
         fields: Values that are not taken from the flags.
     """
     names = [field.name for field in dataclasses.fields(Hyper) if field.name in options]
-    values = {name: np.float32(options[name].value) for name in names}
+    values = {name: np.float32(options[name]) for name in names}
     return Hyper(**values | dict(fields or {}))

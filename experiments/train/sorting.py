@@ -8,9 +8,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 import rank_collapse as rc
-from experiments.lab.flags import Flags
+from experiments.lab.grid import Options
 from experiments.train import arguments
-from experiments.train.training import TrainedTask, train_and_eval
+from experiments.train.trained_tasks import TrainedTask, train_and_eval
 from rank_collapse.training.tasks import examples
 
 
@@ -52,7 +52,7 @@ def misordered_pairs(predicted: Int[Array, "b n"], repeats: bool = True) -> Floa
     return jnp.mean(jnp.sum(is_wrong & is_later[None], axis=(1, 2)).astype(jnp.float32))
 
 
-def make_sorting_setup(options: Flags) -> TrainedTask:
+def make_sorting_task(options: Options) -> TrainedTask:
     """Makes what the flags train: a network that sorts letters.
 
     Args:

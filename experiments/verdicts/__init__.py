@@ -13,18 +13,18 @@ from experiments.verdicts.claims import (
     judge_rows as judge_rows,
 )
 from experiments.verdicts.curves import curve_row as curve_row
-from experiments.verdicts.page import (
-    Comparison as Comparison,
-    Section as Section,
-    comparison_line as comparison_line,
-    render as render,
-)
 from experiments.verdicts.rows import (
     Row as Row,
     cases_row as cases_row,
     mean_row as mean_row,
 )
 from experiments.verdicts.sequential import list_rounds as list_rounds
+from experiments.verdicts.statement_page import (
+    Comparison as Comparison,
+    Section as Section,
+    comparison_line as comparison_line,
+    render as render,
+)
 from experiments.verdicts.statements import (
     PROTOCOL as PROTOCOL,
     STATEMENTS as STATEMENTS,
@@ -40,7 +40,7 @@ from experiments.verdicts.statistics import (
     seed_rows as seed_rows,
     slope as slope,
 )
-from experiments.verdicts.wording import (
+from experiments.verdicts.verdict_wording import (
     answer_lines as answer_lines,
     count_line as count_line,
     refuting_text as refuting_text,

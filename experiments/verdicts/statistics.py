@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from experiments.verdicts.intervals import share_interval, slope
+from experiments.verdicts.share_intervals import share_interval, slope
 from rank_collapse.report.intervals import Interval, mean_interval
 
 

@@ -136,7 +136,7 @@ def layer_sides(
     2ΣD_h and 2 max D_h of each head's part; norms of sums are at most sums of norms in ‖.‖_1 and in
     ‖.‖_∞ each, but not in their geometric mean. The published form, which has one γ and one β for
     all heads, adds the heads in ‖.‖_{1,∞}, where the triangle inequality fails: it does not
-    follow, and wide layers of two heads are above it (`experiments.paper.bounds`). Both sides
+    follow, and wide layers of two heads are above it (`experiments.bounds`). Both sides
     hold the cube of the input's scale: tightness does without it.
 
     Source: Dong et al. 2021, theorems 2.2 and 2.3; the layer's form is derived here from the

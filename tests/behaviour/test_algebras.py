@@ -17,8 +17,8 @@ import numpy as np
 import pytest
 
 import rank_collapse as rc
-from experiments.paper.collapse import cubic_law
-from experiments.paper.trained.chains import ChainPass
+from experiments.collapse import cubic_law
+from experiments.trained.chains import ChainPass
 from rank_collapse import pretrained
 from rank_collapse.measures.norms import composite_norm
 from rank_collapse.measures.residuals import residual

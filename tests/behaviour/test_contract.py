@@ -18,7 +18,7 @@ import pytest
 
 from experiments import reproduce
 from experiments.lab import experiment, folder
-from experiments.lab.arrays import describe_array
+from experiments.lab.dimensions import describe_array
 from experiments.lab.experiment import describe_experiment
 from experiments.lab.folder import RunFolder
 from experiments.reproducing import running
@@ -134,7 +134,7 @@ SHORT = ("run_sort", "run_path_counts", "check_bounds")
 def test_an_experiment_keeps_to_the_contract(name, request, tmp_path, monkeypatch, capsys):
     module = importlib.import_module(f"experiments.{name}")
     run_folder, tiny = tmp_path / "here", list_arguments(name)
-    captions = experiment.figure_captions(module.FIGURES)
+    captions = describe_experiment(name).figures
     check_signal(name, ENDED_BY[name], run_folder, monkeypatch, capsys)
     if name in TWICE:
         check_resumed(
@@ -145,7 +145,8 @@ def test_an_experiment_keeps_to_the_contract(name, request, tmp_path, monkeypatc
 
     monkeypatch.setattr(RunFolder, "save_arrays", lambda *_: pytest.fail("computed again"))
     check_second_run(lambda: run(module, tiny, run_folder), run_folder, capsys)
-    assert list((run_folder / "figures").iterdir()) and all(captions.values())
+    drawn = {path.stem.partition(",")[0] for path in (run_folder / "figures").iterdir()}
+    assert drawn and drawn <= {*captions, "axes"} and all(captions.values())
 
     report = experiment.read_run(module, run_folder)
     for row in report.claims:

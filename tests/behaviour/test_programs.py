@@ -16,7 +16,7 @@ from jax import export
 
 import rank_collapse as rc
 from experiments import run_convex_hull as convex_hull
-from experiments.note.stability import dependency
+from experiments.stability import dependency
 from experiments.train import sorting
 from experiments.train.path_sizes import branch_sizes, predicted_sizes
 from rank_collapse.theory.expectation import collapse_law

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from experiments.paper.architectures.targets import published_targets
-from experiments.paper.circle import recurrence, walks as circle
-from experiments.paper.circle.walks import TOGETHER
+from experiments.architectures.published_targets import published_targets
+from experiments.circle import recurrence, walks as circle
+from experiments.circle.walks import TOGETHER
 from experiments.run_circle import PUBLISHED_FELL, PUBLISHED_SEEDS
 from rank_collapse.pretrained import PUBLISHED, published_curves
 from rank_collapse.training.training import Model, forward

@@ -66,7 +66,7 @@ def test_files_of_images_that_are_none_are_refused(kind, tmp_path, capsys):
             file.write(b"PK\x03\x04")
     assert main([str(GOLDEN.parent / "vit-wide"), f"--inputs={path}", "--json"]) == 2
     err = capsys.readouterr().err
-    assert err.startswith(f"error: {path} is no array of numbers") and err.count("\n") == 1
+    assert err.startswith(f"error: {path} is not an array of numbers") and err.count("\n") == 1
 
 
 def test_random_ids_beside_texts_are_refused():

@@ -11,7 +11,13 @@ import numpy as np
 import pytest
 
 from experiments import benchmark
-from experiments.benchmarks import paths, profiles, seeds, torch_processes, training
+from experiments.benchmarks import (
+    path_benchmarks,
+    profile_benchmarks,
+    seed_benchmarks,
+    torch_processes,
+    training_benchmarks,
+)
 from experiments.benchmarks.timing import (
     Report,
     Timing,
@@ -34,45 +40,51 @@ def find_figure(report, words):
 
 @pytest.mark.full
 def test_path_benchmarks_compare_what_is_equal(options):
-    report = paths.time_exact_paths(options, **benchmark.TINY["exact_paths"])
+    report = path_benchmarks.time_exact_paths(options, **benchmark.TINY["exact_paths"])
     assert all(len(t.seconds) == 2 and t.compile_seconds > 0 for t in report.timings)
     assert 0 <= find_figure(report, "Frobenius") < 1e-5
-    report = paths.time_head_contributions(options, **benchmark.TINY["head_contributions"])
+    report = path_benchmarks.time_head_contributions(
+        options, **benchmark.TINY["head_contributions"]
+    )
     assert report.timings[0].output.shape == (2, 2, 4, 8)
-    report = paths.time_recomputed_paths(options, depth=2, num_sequences=3)
+    report = path_benchmarks.time_recomputed_paths(options, depth=2, num_sequences=3)
     assert find_figure(report, "difference") < 1e-5
 
 
 @pytest.mark.full
 def test_profile_benchmarks_compare_what_is_equal(options):
     tiny = benchmark.TINY["collapse_sweep"]
-    report = profiles.time_collapse_sweep(options, num_seeds=3, **tiny)
+    report = profile_benchmarks.time_collapse_sweep(options, num_seeds=3, **tiny)
     assert find_figure(report, "difference") < 1e-5
     single, vmapped, _ = report.timings
     for single_output, vmapped_output in zip(single.output[2], vmapped.output, strict=True):
         assert_close(single_output, vmapped_output[2], atol=1e-5)
-    report = profiles.time_log_profile(options, **tiny)
+    report = profile_benchmarks.time_log_profile(options, **tiny)
     assert find_figure(report, "forward passes") > 0
-    report = profiles.time_exact_profile(options, **tiny)
+    report = profile_benchmarks.time_exact_profile(options, **tiny)
     assert find_figure(report, "difference") < 1e-2
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("name", training.CASES)
+@pytest.mark.parametrize("name", training_benchmarks.CASES)
 def test_training_benchmarks_take_the_published_commands(options, name):
-    (ours,) = (report := training.time_training(name, options, training.TINY)).timings
+    (ours,) = (
+        report := training_benchmarks.time_training(name, options, training_benchmarks.TINY)
+    ).timings
     assert ours.compile_seconds > 0 and len(ours.seconds) == 2
     assert find_figure(report, "ms per seed") == 1e3 * min(ours.seconds)
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("name", seeds.SIZES)
+@pytest.mark.parametrize("name", seed_benchmarks.SIZES)
 def test_every_way_trains_the_same_seeds(options, name):
     """Tiny networks; a process for each seed gives the losses of its seed too."""
-    sizes = {name: seeds.TINY["sizes"][name]}
-    report = seeds.time_seeds(options, **seeds.TINY | {"sizes": sizes})
+    sizes = {name: seed_benchmarks.TINY["sizes"][name]}
+    report = seed_benchmarks.time_seeds(options, **seed_benchmarks.TINY | {"sizes": sizes})
     ways = {timing.name.rpartition(", ")[2]: timing for timing in report.timings}
-    assert list(ways) == list(seeds.WAYS) and all(len(t.seconds) == 2 for t in ways.values())
+    assert list(ways) == list(seed_benchmarks.WAYS) and all(
+        len(t.seconds) == 2 for t in ways.values()
+    )
     expected = ways["one by one"].output
     assert expected.shape == (3, 4) and len(np.unique(expected[:, 0])) == 3
     assert 0 < find_figure(report, "share of the large product's rate") < 1
@@ -86,13 +98,15 @@ def test_every_way_trains_the_same_seeds(options, name):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("name", [n for n, (_, _, target) in training.CASES.items() if target])
+@pytest.mark.parametrize(
+    "name", [n for n, (_, _, target) in training_benchmarks.CASES.items() if target]
+)
 def test_pytorch_trains_the_same_network_by_a_loop_and_stacked(name):
     """As many parameters as ours; stacked seeds make the steps of each alone; losses fall."""
     torch = pytest.importorskip("torch")
     from experiments.benchmarks import torch_baseline
 
-    recipe, make_data, batch_size = training.make_case(name, training.TINY)
+    recipe, make_data, batch_size = training_benchmarks.make_case(name, training_benchmarks.TINY)
     recipe = dataclasses.replace(recipe, batch_size=batch_size, clip_norm=0.5)
     shapes = jax.eval_shape(lambda: init_model(jax.random.key(0), recipe))
     data = make_data(jax.random.key(0))
@@ -127,7 +141,9 @@ def test_pytorch_trains_the_same_network_by_a_loop_and_stacked(name):
 def test_every_way_of_pytorch_is_timed_in_the_same_rounds(capsys):
     pytest.importorskip("torch")
     options = cli.parse_flags(benchmark.FLAGS, ["--rounds=2", "--baseline=torch"])
-    report = training.time_training("sort", options, training.TINY, num_seeds=3)
+    report = training_benchmarks.time_training(
+        "sort", options, training_benchmarks.TINY, num_seeds=3
+    )
     names = [way.name for way in torch_processes.list_ways(devices.count_cores(), 3)]
     assert [timing.name for timing in report.timings[:-1]] == names
     assert all(len(timing.seconds) == 2 and timing.best > 0 for timing in report.timings)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from experiments import check_bounds
-from experiments.paper.bounds.draws import FREE, Case
+from experiments.bounds.random_draws import FREE, Case
 from tests.support.runs import result_of, rows, run
 
 CASES = (Case(8, 12, 3), Case(3, 4, 1, mask="causal"))
@@ -19,7 +19,7 @@ def test_lemma_and_bounds_hold_wherever_the_condition_does(tmp_path, monkeypatch
     names = ",".join(case.name for case in CASES)
     assert run(check_bounds, [*ARGUMENTS, f"--cases={names}"], tmp_path) == 0
     experiment = check_bounds
-    results, setup = result_of(experiment, tmp_path)
+    results, _ = result_of(experiment, tmp_path)
     counts = check_bounds.count_violations(results["draws"].values())
     heads = counts["head_cases"], counts["head_refused"]
     assert (counts["draws"], sum(heads)) == (400, 2 * 200 * (3 + 1))
@@ -44,7 +44,7 @@ def test_lemma_and_bounds_hold_wherever_the_condition_does(tmp_path, monkeypatch
             values, ok = draws[CASES[0]][name].copy(), draws[CASES[0]][f"{broken}_ok"]
             values[np.unravel_index(ok.argmax(), ok.shape)] = -1
             draws[CASES[0]] = draws[CASES[0]] | {name: values}
-        return [row.estimate for row in experiment.judge_claims(results | {"draws": draws}, setup)]
+        return [row.estimate for row in experiment.judge_claims(results | {"draws": draws})]
 
     # the construction of two heads is above the published bound and changes no count
     built = [construction["over_published"] for construction in results["built"]]
@@ -53,7 +53,7 @@ def test_lemma_and_bounds_hold_wherever_the_condition_does(tmp_path, monkeypatch
     assert estimate_claims("head") == [0, 1, 0, 0]
     assert estimate_claims("published_layer") == [0, 0, 1, 0]
     assert estimate_claims("published_stack") == [0, 0, 0, 1]
-    measured = [row.measured for row in experiment.compare_results(results, setup)]
+    measured = [row.measured for row in experiment.compare_results(results)]
     assert measured[:9] == [0] * len(FREE) + built
     assert measured[9:11] == [counts["head_min"], counts["head_max"]]
     table = rows(tmp_path)

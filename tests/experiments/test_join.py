@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from experiments import join, run_path_chains as path_chains
-from experiments.lab import cli, make_config, pool, read_run
+from experiments.lab import cli, list_points, make_config, pool, read_run
 from rank_collapse.runs.files import RunError
 from tests.support.runs import arrays, run, same_arrays
 
@@ -150,7 +150,7 @@ def test_axes_of_the_whole_are_in_the_order_of_the_first_folder():
     """The command of the whole finds the arrays by it."""
     typed = [*TINY, "--skip_gain=0.5,1", "--depth=1,2"]
     options = cli.parse_flags(path_chains.FLAGS, typed)
-    configs = [make_config(point) for point in options.points()]
+    configs = [{**make_config(options), **point.axes} for point in list_points(options)]
     for config in configs:
         del config["axes"]
     assert [*join.find_axes(configs[::-1], options)] == ["skip_gain", "depth"]

@@ -10,7 +10,7 @@ import pytest
 
 from experiments import reproduce, run_architectures
 from experiments.lab import cli
-from experiments.lab.experiment import describe_experiment, figure_captions
+from experiments.lab.experiment import describe_experiment
 from experiments.reproducing import running, sections
 from experiments.reproducing.running import ProcessResult
 from tests.support.folders import REPOSITORY
@@ -23,11 +23,7 @@ def test_every_experiment_is_found_and_its_presets_are_accepted():
             describe_experiment(name),
         )
         assert set(experiment.presets) >= set(sections.PRESETS)
-        assert (
-            figure_captions(module.FIGURES)
-            and experiment.brief
-            and "experiments." in module.__doc__
-        )
+        assert experiment.figures and experiment.brief and "experiments." in module.__doc__
         for preset in experiment.presets:
             for arguments in experiment.runs(preset).values():
                 cli.parse_flags(module.FLAGS, list(arguments))

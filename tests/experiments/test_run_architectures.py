@@ -11,8 +11,8 @@ import pytest
 
 import rank_collapse as rc
 from experiments import run_architectures
+from experiments.architectures import published_models, published_targets
 from experiments.lab import cli
-from experiments.paper.architectures import models, targets
 from experiments.verdicts.claims import FAILS, HOLDS, NOT_REJECTED
 from rank_collapse.network import surgery
 from rank_collapse.report.wording import words
@@ -34,7 +34,9 @@ def ids(tmp_path):
 
 def test_the_first_seed_chooses_the_initialisations():
     options = cli.parse_flags(run_architectures.FLAGS, ["--first_seed=3", "--num_seeds=2"])
-    weights = models.list_weights(options, [models.Model("a", "a", {}, False, {})])
+    weights = published_models.list_weights(
+        options, [published_models.Model("a", "a", {}, False, {})]
+    )
     assert [w.name for w in weights] == ["a/init3", "a/init4"]
 
 
@@ -85,7 +87,7 @@ def test_a_folder_stands_beside_the_published_curves_or_says_why_not(tmp_path, i
     measured = results["bert"]["pretrained"]
     curves = {v: measured[v, "published"][0].mean(axis=0) for v in surgery.ABLATIONS}
     curves["SAN"][2] += 1e4
-    for module in (targets, run_architectures):
+    for module in (published_targets, run_architectures):
         monkeypatch.setattr(module, "published_curves", lambda *_: {"pretrained": curves})
     layer_rows, last = compare_layers()
     assert last.measured == "1 of 12" and "one is a failure" in last.note

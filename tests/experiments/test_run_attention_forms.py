@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from experiments import run_attention_forms as forms
+from experiments.attention_forms import score_functions as measured
 from experiments.lab.experiment import read_run
-from experiments.note.attention_forms import measure as measured
 from tests.support.runs import finished, rows, verdicts
 
 pytestmark = pytest.mark.full

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from experiments import run_circle
+from experiments.circle import walks
 from experiments.lab.folder import RunFolder
-from experiments.paper.circle import walks
 from rank_collapse import apply
 from rank_collapse.network.inputs import input_states
 from rank_collapse.training import load_models
@@ -182,12 +182,12 @@ def make_results(counts, seeds=64):
 
 
 def verdicts(results):
-    return answered(run_circle.judge_claims(results, {}))[0]
+    return answered(run_circle.judge_claims(results))[0]
 
 
 def list_comparisons(results):
     """Returns {quantity: (measured, published, note)} of the case at width 32."""
-    lines = run_circle.compare_results(results, {})
+    lines = run_circle.compare_results(results)
     return {c.quantity.partition(": ")[2]: (c.measured, c.published, c.note) for c in lines}
 
 
@@ -197,7 +197,7 @@ def test_speed_and_law_of_those_that_fell():
     (case_results,) = results.values()
     case_results["head_gap"][[0, 1, 2, 10, 11]] = 0.1
     case_results["diverged_at"][11] = 2
-    row, *_ = run_circle.make_rows(results, {})
+    row, *_ = run_circle.make_rows(results)
     assert row["multiplier"] == pytest.approx(0.5)
     comparisons = list_comparisons(results)
     assert comparisons["seeds that fell together"] == ("5 of 11", None, "")
@@ -245,7 +245,7 @@ def test_who_is_kept_apart_is_said_seed_by_seed():
     with_mlp["diverged_at"][4] = 3
     at_end = walks.log10_at_end(with_mlp)[3:6].astype(np.float32)  # as accurate as its input
     assert_close(at_end, [np.log10(0.6), np.nan, -6])
-    claims = run_circle.judge_claims({"base, d=4": without_mlp, "mlp, d=4": with_mlp}, {})
+    claims = run_circle.judge_claims({"base, d=4": without_mlp, "mlp, d=4": with_mlp})
     row = next(r for r in claims if r.key == "circle mlp")
     assert (row.estimate, row.draws) == (0.75, 4)
     assert "those of 7 seeds that fall without; 2 fall only with" in row.note
@@ -254,7 +254,7 @@ def test_who_is_kept_apart_is_said_seed_by_seed():
 def test_an_order_other_than_the_theorys_is_said_to_be():
     def estimate_order(logs):
         results = {"attention, d=32": case(10.0 ** np.maximum(logs, -30), logs)}
-        (row,) = (row for row in run_circle.judge_claims(results, {}) if row.key == "rate")
+        (row,) = (row for row in run_circle.judge_claims(results) if row.key == "rate")
         return row.estimate
 
     steps, orders = np.arange(60), np.array([[1.0], [1.1], [1.2]])
@@ -282,10 +282,10 @@ def test_few_seeds_of_the_published_command_say_what_they_cannot_show(flags, is_
 def test_the_finding_counts_the_seeds_that_fall():
     counts = {"attention": 48, "attention+skip": 3, "attention+mlp": 17}
     cases = make_results({f"{name}, d=32": count for name, count in counts.items()})
-    finding = run_circle.make_finding(cases, {})
+    finding = run_circle.make_finding(cases)
     assert finding.figure == "shares" and finding.sentence == (
         "Fed with its own output, a layer of attention alone lets two walkers on a circle fall "
         "together in 48 of 64 seeds, with a skip around the attention in 3, with an MLP in 17 "
         "(width 32)."
     )
-    assert run_circle.make_finding(make_results({"base, d=32": 9}), {}) is None
+    assert run_circle.make_finding(make_results({"base, d=32": 9})) is None

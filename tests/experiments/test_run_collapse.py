@@ -11,16 +11,15 @@ from matplotlib.figure import Figure
 
 import rank_collapse as rc
 from experiments import run_collapse
-from experiments.lab import labelled
+from experiments.collapse import (
+    collapse_claims,
+    collapse_figures,
+    layer_residuals,
+)
+from experiments.collapse.collapse_figures import raised_constant
+from experiments.lab import initial_tokens, labelled
 from experiments.lab.executor import Chunk
 from experiments.lab.labelled import join_datasets, make_dataset
-from experiments.paper import inputs
-from experiments.paper.collapse import (
-    claims as collapse_claims,
-    figures as collapse_figures,
-    measure,
-)
-from experiments.paper.collapse.figures import raised_constant
 from rank_collapse.measures import residuals
 from rank_collapse.theory import logdomain
 from tests.oracles import draws
@@ -37,9 +36,9 @@ base = finished(run_collapse, *TWO)
 @pytest.mark.full
 def test_the_run_measures_what_the_library_gives_one_by_one(base):
     options, saved = parsed(run_collapse, *TWO), arrays(base)
-    ids, _ = inputs.read_tokens(options)
+    ids, _ = initial_tokens.read_tokens(options)
     key_tokens, key_params = jax.random.split(jax.random.fold_in(jax.random.key(0), 2))
-    x = inputs.input_tokens(key_tokens, ids, options)
+    x = initial_tokens.input_tokens(key_tokens, ids, options)
     for variant, config in run_collapse.make_configs(options, "none", options.variants).items():
         params = rc.init(key_params, config)
         hidden = rc.apply(params, x, config).hidden
@@ -58,15 +57,15 @@ def test_rows_figures_and_statements_are_of_the_arrays(base):
     table, saved = rows(base), arrays(base)
     for column in ("log10_bound", "tightness_mean"):
         assert all((r[column] != "") == (r["variant"] == "san") for r in table)
-    results, setup = result_of(run_collapse, base)
-    comparisons = {c.quantity: c for c in run_collapse.compare_results(results, setup)}
+    results, _ = result_of(run_collapse, base)
+    comparisons = {c.quantity: c for c in run_collapse.compare_results(results)}
     assert "attention alone: residual ratio after 3 layers" in comparisons
     rounded = results.assign(ratio=results.ratio * 0 + np.float32(6e-8))
-    first, *_ = run_collapse.compare_results(rounded, setup)
+    first, *_ = run_collapse.compare_results(rounded)
     assert first.measured == "below 1e-06 (rounding)"
     free = [c.measured for q, c in comparisons.items() if "needs no condition" in q]
     assert free and not any(free)
-    claims = {row.key: row for row in run_collapse.judge_claims(results, setup)}
+    claims = {row.key: row for row in run_collapse.judge_claims(results)}
     assert claims["rate"].draws == 3
     assert claims["heads bound"].estimate == 0 and "cases" in claims["heads bound"].note
     assert claims["skips"].estimate > 1
@@ -128,7 +127,7 @@ def test_another_text_is_another_config(base, tmp_path, capsys):
 def test_rates_are_only_given_where_they_mean_something():
     profile = xr.DataArray([2.0, 0.5, -2.0, -6.0, -18.0, -54.0, -np.inf], dims="layer")
     expected = [np.nan, np.nan, np.nan, 4 / 2.5, 3.0, 3.0, np.nan]
-    assert_close(measure.local_rates(profile), expected)
+    assert_close(layer_residuals.local_rates(profile), expected)
 
 
 def test_a_layer_above_a_bound_is_counted_but_for_rounding():
@@ -164,20 +163,20 @@ def make_point(norm="none", weight_scale=1.0, skip_gain=1.0, swept=None, **varia
     variables = {f"{m}/{v}": a for v, measures in variants.items() for m, a in measures.items()}
     variables |= {f"swept/{gain}": curve for gain, curve in (swept or {}).items()}
     dataset = make_dataset(variables, ("variant", "layer"), swept=("mlp_gain", "layer"))
-    dataset["local_rate"] = measure.local_rates(dataset.log10_residual)
+    dataset["local_rate"] = layer_residuals.local_rates(dataset.log10_residual)
     return {(norm, weight_scale, skip_gain): dataset}
 
 
 def judge_points(points):
-    return run_collapse.judge_claims(join_datasets(points, run_collapse.AXES), None)
+    return run_collapse.judge_claims(join_datasets(points, run_collapse.AXES))
 
 
 def compare_points(points):
-    return run_collapse.compare_results(join_datasets(points, run_collapse.AXES), None)
+    return run_collapse.compare_results(join_datasets(points, run_collapse.AXES))
 
 
 def test_every_variant_has_a_published_curve_to_stand_beside():
-    variants = {v: make_variant([-2.0]) for v in run_collapse.VARIANTS}
+    variants = {v: make_variant([-2.0]) for v in run_collapse.NETWORKS}
     comparisons = compare_points(
         make_point("post", **variants) | make_point("post", 2.0, **variants)
     )
@@ -211,7 +210,7 @@ def test_of_a_grid_of_gains_each_number_has_its_label():
     texts = [f"skip gain {gain}, attention and skips" for gain in (0, 1)]
     texts = [f"{text}: residual ratio after 2 layers" for text in texts]
     assert ratios[texts[0]].published is None and ratios[texts[1]].published > 0.1
-    finding = collapse_claims.make_finding(join_datasets(points, run_collapse.AXES), None)
+    finding = collapse_claims.make_finding(join_datasets(points, run_collapse.AXES))
     assert finding.sentence.startswith("Skip gain 1: after 2 layers")
 
 
@@ -221,14 +220,14 @@ def test_without_skips_of_gain_1_nothing_is_said_of_them():
     quantities = [c.quantity for c in compare_points(points)]
     assert quantities[1].startswith("skip gain 0, attention and skips: ")
     results = join_datasets(points, run_collapse.AXES)
-    assert collapse_claims.make_finding(results, None) is None
-    assert collapse_figures.depth_figure(results, None) is None
+    assert collapse_claims.make_finding(results) is None
+    assert collapse_figures.depth_figure(results) is None
 
 
 def test_the_first_picture_shows_what_the_arrays_have():
     """On a logarithmic axis, at the gain of 1 whichever comes first; the title names the point."""
     results = join_datasets(make_gains(0.5, 1.0), run_collapse.AXES)
-    (ax,) = collapse_figures.depth_figure(results, None).axes
+    (ax,) = collapse_figures.depth_figure(results).axes
     assert ax.get_yscale() == "log" and ax.get_title() == "skip gain 1"
     lines = {line.get_label(): line.get_ydata() for line in ax.lines}
     chosen = results.sel(norm_placement="post", weight_scale=0.5, skip_gain=1)
@@ -241,16 +240,14 @@ def test_the_first_picture_shows_what_the_arrays_have():
 def test_every_point_of_a_grid_has_a_panel():
     results = join_datasets(make_gains(0.0, 0.5, 1.0), run_collapse.AXES)
     for draw in (collapse_figures.residual_ratio_figure, collapse_figures.log_residual_figure):
-        titles = [ax.get_title() for ax in draw(results, None).axes]
+        titles = [ax.get_title() for ax in draw(results).axes]
         assert titles == [f"Post-LN, skip gain {gain:g}" for gain in (0.0, 0.5, 1.0)]
-    panel = collapse_figures.residual_ratio_figure(results, None).axes[1]
+    panel = collapse_figures.residual_ratio_figure(results).axes[1]
     lines = {line.get_label(): line.get_ydata() for line in panel.lines}
     expected = results.ratio.sel(skip_gain=0.5, variant="san_skip").mean("seed").squeeze()
     assert_close(lines["attention and skips"], expected)
     many = make_gains(*np.linspace(0.0, 1.0, 1 + labelled.MOST_PANELS).tolist())
-    assert (
-        collapse_figures.log_residual_figure(join_datasets(many, run_collapse.AXES), None) is None
-    )
+    assert collapse_figures.log_residual_figure(join_datasets(many, run_collapse.AXES)) is None
 
 
 def test_every_scale_of_the_weights_is_a_setting_with_the_first_gain_of_the_skips():
@@ -291,13 +288,13 @@ def test_the_published_bound_of_a_layer_has_one_gamma_and_one_beta_for_all_heads
     report = jax.device_get(rc.bound_report(params, draws.normal(5, 6), config))
     c = 4 * 2 / np.sqrt(3) * report.gamma.max(1) * report.beta.max(1) * report.lipschitz
     assert np.any(report.gamma.argmax(1) != report.beta.argmax(1))
-    log10_bound = measure.bound_profiles(report)["log10_published_bound"][1:]
+    log10_bound = layer_residuals.bound_profiles(report)["log10_published_bound"][1:]
     np.testing.assert_allclose(log10_bound, np.log10(c) + 3 * report.log10_input, rtol=1e-5)
 
 
 def test_without_skips_post_and_pre_norm_are_one_row():
     """One network up to an outer norm; with skips they are two."""
-    variants = {v: make_variant([-9.0, -8.0, -7.0]) for v in run_collapse.VARIANTS}
+    variants = {v: make_variant([-9.0, -8.0, -7.0]) for v in run_collapse.NETWORKS}
     norms = {norm: make_point(norm, **variants) for norm in ("none", "post", "pre")}
 
     def list_norms(key, points):
@@ -329,7 +326,7 @@ def test_without_skips_post_and_pre_norm_are_one_row():
 
 
 def test_the_published_form_and_skips_with_mlps_have_rows():
-    variants = {v: make_variant([-9.0, -8.0], remaining=0.2) for v in run_collapse.VARIANTS}
+    variants = {v: make_variant([-9.0, -8.0], remaining=0.2) for v in run_collapse.NETWORKS}
     variants["san"]["log10_residual"] = np.array([[0.0, -1.0, -3.0], [0.0, -1.0, -4.0]])
     curves = {"1": np.array([[0.0, -0.2, -0.5], [0.0, -1.0, -2.0]]), "2": np.zeros((2, 3))}
     claims = list(judge_points(make_point("post", swept=curves, **variants)))
@@ -409,7 +406,7 @@ def decide(config, profile, ratio, gains):
             return stacked, chunk.floats
 
     progress = SimpleNamespace(time_activity=lambda activity: nullcontext())
-    program = measure.DecidedProgram(Measured(), {"san": config}, "none", progress)
+    program = layer_residuals.DecidedProgram(Measured(), {"san": config}, "none", progress)
     chunk = Chunk(("a",) * 3, (4, 5, 6), None, (np.ones(3), np.asarray(gains)))
     return program(chunk)["log10_residual"]["san"], seed_draws
 
@@ -446,8 +443,8 @@ def test_float64_has_the_gain_of_each_seed_and_infinities_are_not_decided():
 @pytest.mark.full
 def test_the_constant_of_the_law_is_that_of_networks_without_skips(base, tmp_path):
     """Its closed form is that of attention alone; figures need no attention alone."""
-    results, setup = result_of(run_collapse, base)
-    comparisons = list(run_collapse.compare_results(results, setup))
+    results, _ = result_of(run_collapse, base)
+    comparisons = list(run_collapse.compare_results(results))
     laws = {c.quantity: c for c in comparisons if "3^L law" in c.quantity}
     assert len(laws) == 2
     assert all("law of attention alone" in quantity for quantity in laws)

@@ -44,12 +44,12 @@ def test_tokens_are_asked_at_every_learning_rate():
 def test_the_published_figure_is_compared_at_one_rate():
     rows = list(run_depth_check.judge_claims(make_results(), SETUP))
     assert sum(row.key == "depth growth" for row in rows) == 4  # two rules, two steps
-    comparisons = list(run_depth_check.compare_results(make_results(), SETUP))
+    comparisons = list(run_depth_check.compare_results(make_results()))
     powers = {c.quantity: c.measured for c in comparisons if "power of the depth" in c.quantity}
     assert len(powers) == 6
     (power,) = (v for q, v in powers.items() if "completep" in q.lower() and "0.003" in q)
     assert power == pytest.approx(-0.5, abs=0.02)
-    assert run_depth_check.quantities_figure(make_results(), SETUP) is not None
+    assert run_depth_check.quantities_figure(make_results()) is not None
 
 
 def test_the_figure_shows_the_largest_width_at_the_rate_of_its_title():
@@ -57,7 +57,7 @@ def test_the_figure_shows_the_largest_width_at_the_rate_of_its_title():
     narrow = make_results()
     wide = (10 * narrow).assign_coords(d_model=[128])
     results = xr.concat([wide, narrow], "d_model").isel(depth=slice(None, None, -1))
-    fig = run_depth_check.quantities_figure(results, SETUP)
+    fig = run_depth_check.quantities_figure(results)
     assert fig.get_suptitle() == "width 128, learning rate 0.001"
     lines = {line.get_label(): line for line in fig.axes[0].lines}
     for rule in SLOPES:
@@ -72,9 +72,9 @@ def test_without_the_published_rate_nothing_is_compared_with_the_figure():
     results = make_results().sel(learning_rate=[1e-4, 3e-3])
     keys = {row.key for row in run_depth_check.judge_claims(results, SETUP)}
     assert "depth growth" not in keys and "depth tokens" in keys
-    comparisons = list(run_depth_check.compare_results(results, SETUP))
+    comparisons = list(run_depth_check.compare_results(results))
     assert comparisons and all(c.published is None for c in comparisons)
-    fig = run_depth_check.quantities_figure(results, SETUP)
+    fig = run_depth_check.quantities_figure(results)
     assert fig.get_suptitle() == "width 64, learning rate 0.0001"
 
 
@@ -82,7 +82,7 @@ def test_the_loss_is_of_the_deepest_network_in_any_order():
     results = make_results().isel(depth=slice(None, None, -1))
     losses = {
         c.quantity: c.measured
-        for c in run_depth_check.compare_results(results, SETUP)
+        for c in run_depth_check.compare_results(results)
         if "loss" in c.quantity
     }
     deepest = results.loss.sel(depth=max(run_depth_check.DEPTHS), step=10).mean("seed")

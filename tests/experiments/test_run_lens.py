@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 from experiments import run_lens
-from experiments.lab import cli
-from tests.support.runs import result_of, rows, run
+from tests.support.runs import parsed, result_of, rows, run
 
 
 @pytest.mark.full
@@ -32,10 +31,10 @@ def test_networks_and_texts_that_are_not_there_are_named(tmp_path):
         ([f"--folder={tmp_path / 'none'}"], "--folder=.*none does not exist"),
         ([f"--folder={tmp_path}", "--text=nowhere.tsv"], "--text=nowhere.tsv does not exist"),
     ):
-        options = cli.parse_flags(run_lens.FLAGS, flags)
+        options = parsed(run_lens, *flags)
         with pytest.raises(FileNotFoundError, match=reason):
             run_lens.open_networks(options)
     for flag in ("--init=gpt5", "--networks=gpt5"):
-        options = cli.parse_flags(run_lens.FLAGS, ["--untrained", flag])
+        options = parsed(run_lens, "--untrained", flag)
         with pytest.raises(ValueError, match=f"{flag} is not one of"):
             run_lens.open_networks(options)

@@ -7,9 +7,9 @@ import pytest
 
 import rank_collapse as rc
 from experiments import run_lipschitz
-from experiments.paper.trained import smoothness
-from experiments.paper.trained.networks import UNTRAINED
-from experiments.paper.trained.packages import PACKAGES
+from experiments.trained import smoothness
+from experiments.trained.opened_networks import UNTRAINED
+from experiments.trained.packages import PACKAGES
 from experiments.verdicts import STATEMENTS
 from rank_collapse import pretrained
 from tests.support.closeness import assert_close

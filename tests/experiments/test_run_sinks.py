@@ -10,9 +10,9 @@ import xarray as xr
 
 import rank_collapse as rc
 from experiments import run_sinks
-from experiments.lab import cli
-from experiments.paper.trained.networks import make_untrained
+from experiments.trained.opened_networks import make_untrained
 from rank_collapse import pretrained
+from tests.support.runs import parsed
 
 
 def exclude_first_key(how, start, weights, layer):
@@ -37,7 +37,7 @@ def mean_cosine(states):
 @pytest.mark.parametrize("how", ["hidden", "dropped", "thinned"])
 def test_a_key_is_excluded_as_the_flag_says(how):
     arguments = ["--untrained", "--num_texts=2", "--max_tokens=8", "--start=0.4", f"--how={how}"]
-    options = cli.parse_flags(run_sinks.FLAGS, arguments)
+    options = parsed(run_sinks, *arguments)
     network = make_untrained("llama", options)
     key = jax.random.key(options.seed)
     config, params = pretrained.random_like(network.source.settings, key)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from experiments import run_convex_hull, run_memorization, run_sort
-from experiments.paper.paths import figures, results
+from experiments.path_accuracy import accuracy_figures, accuracy_results
 from experiments.train import arguments
 from experiments.train.watched import layer_scalars
 from rank_collapse.runs import metrics
@@ -46,7 +46,7 @@ folder = finished(run_sort, *MEASURED, "--keep_models", "--monitor")
 
 
 def read_accuracy(folder, evaluation, metric="accuracy"):
-    """Reads the mean over seeds of an evaluation of results.csv that has no path length."""
+    """Reads the mean over seeds of an evaluation of accuracies.csv that has no path length."""
     values = [float(r[metric]) for r in rows(folder) if r["evaluation"] == evaluation]
     assert len(values) == 2
     return np.mean(values)
@@ -82,7 +82,7 @@ def test_sort_learns(folder):
 def test_kept_models_give_the_accuracies_of_the_table(folder):
     config, models = load_models(folder / "models.safetensors")
     options = parsed(run_sort, *SORT)
-    setup = run_sort.make_setup(options)
+    setup = run_sort.make_task(options)
     table = {(r["evaluation"], r["seed"]): float(r["accuracy"]) for r in rows(folder)}
 
     @jax.jit
@@ -107,7 +107,7 @@ def test_what_is_watched_has_a_line_for_every_seed_and_epoch(folder):
     config, models = load_models(folder / "models.safetensors")
     options = parsed(run_sort, *SORT)
     key_data, key_state = jax.random.split(seed_keys(options.seed, 2)[1])
-    setup = run_sort.make_setup(options)
+    setup = run_sort.make_task(options)
     data = setup.make_data(key_data)
     untrained = init_state(key_state, arguments.make_hyper(options), setup.recipe).model
     (first,) = (line for line in lines if line["seed"] == 1 and line["step"] == 0)
@@ -142,14 +142,14 @@ def test_a_run_that_keeps_weights_goes_on_with_them(folder, tmp_path):
 def test_a_seed_that_diverged_is_kept_apart(folder):
     dataset, setup = result_of(run_sort, folder)
     dataset = dataset.assign(fine=("seed", [True, False]))
-    assert {row.draws for row in results.judge_claims("sorting", dataset, setup)} <= {0, 1}
-    comparison, *_ = results.compare_results(dataset, setup)
+    assert {row.draws for row in accuracy_results.judge_claims(dataset, setup, "sorting")} <= {0, 1}
+    comparison, *_ = accuracy_results.compare_results(dataset, setup)
     accuracy = float(dataset.whole.sel(metric="accuracy", seed=0))
     assert comparison.measured == f"{accuracy:.3f}"
-    table = results.make_rows(dataset, setup)
+    table = accuracy_results.make_rows(dataset, setup)
     assert {(r["seed"], r["diverged"]) for r in table} == {(0, 0), (1, 1)}
-    for draw in figures.FIGURES.values():
-        draw(dataset, setup)
+    for name in run_sort.EXPERIMENT.figures:
+        getattr(accuracy_figures, f"{name}_figure")(dataset, setup)
 
 
 HULL = "--seq_len=8 --hidden_dim=16 --ffn2 --do_mlp --n_train_data=1000 --n_epochs=20 "

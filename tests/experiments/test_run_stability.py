@@ -8,8 +8,8 @@ import pytest
 
 import rank_collapse as rc
 from experiments import run_stability
-from experiments.note.stability import measure
-from experiments.note.stability.measure import Case, base_config, make_configs
+from experiments.stability import design_measures
+from experiments.stability.design_measures import Case, base_config, make_configs
 from tests.support.closeness import assert_close
 from tests.support.runs import parsed, result_of, rows, run
 
@@ -33,18 +33,20 @@ def test_designs_that_overflow_are_named_and_kept_apart():
     post, deep_post, pre = Case("post", 2, 4), Case("post", 4, 8), Case("pre", 4, 8)
     measures = {post: finite, deep_post: np.array([1, np.nan, 1]), pre: finite}
     networks = {case: {"change.random": values} for case, values in measures.items()}
-    assert list(measure.keep_finite_designs(networks, lines.append)) == [pre]
+    assert list(design_measures.keep_finite_designs(networks, lines.append)) == [pre]
     (line,) = lines
     assert line.startswith("--designs=post at depth 4: NaN or overflow") and "kept apart" in line
     with pytest.raises(ValueError, match="--designs=post at depth 4"):
-        measure.keep_finite_designs({c: networks[c] for c in (post, deep_post)}, lines.append)
+        design_measures.keep_finite_designs(
+            {c: networks[c] for c in (post, deep_post)}, lines.append
+        )
 
 
 def read_answers(folder):
     """Reads (results, {quantity: comparison}, claims) of a finished run."""
-    measures, configs = result_of(run_stability, folder)
-    comparisons = {row.quantity: row for row in run_stability.compare_results(measures, configs)}
-    return measures, comparisons, list(run_stability.judge_claims(measures, configs))
+    measures, _ = result_of(run_stability, folder)
+    comparisons = {row.quantity: row for row in run_stability.compare_results(measures)}
+    return measures, comparisons, list(run_stability.judge_claims(measures))
 
 
 @pytest.mark.full
@@ -90,10 +92,10 @@ def test_omega_is_profiled_on_the_seeds_own_batch():
     options = parse_options("--designs=admin,admin_const", "--mlp=relu", "--depths=2,4")
     configs = make_configs(options)
     first = next(iter(configs.values()))
-    sample = jax.jit(lambda key: measure.draw(options, key, first))(jax.random.key(0))
+    sample = jax.jit(lambda key: design_measures.draw(options, key, first))(jax.random.key(0))
     params, batch = sample["params"], sample["batch"]
-    assert batch.shape == (measure.NUM_PROFILED, 6, 8)
-    profiled = jax.jit(measure.profile_omega)
+    assert batch.shape == (design_measures.NUM_PROFILED, 6, 8)
+    profiled = jax.jit(design_measures.profile_omega)
     skip_gains = [profiled(params, batch, config).skip_gain for config in configs.values()]
     short_config = rc.design(base_config(options, 2), "admin", learned=False)
     short = params.replace(layers=jax.tree.map(lambda a: np.asarray(a)[:2], params.layers))
@@ -126,7 +128,7 @@ def test_a_statement_of_theorem_2_is_decided_by_what_the_theorem_is_about():
             | dict.fromkeys(other_quantities, depth ** np.array([5.0, 6.0, 7.0]))
             for depth in (3, 6, 12, 25)
         }
-        first, second, _ = run_stability.judge_claims(measures, {})
+        first, second, _ = run_stability.judge_claims(measures)
         assert (first.key, second.key) == ("O(N)", "independent updates") and second.estimate > 5
         estimates[name] = first.estimate
     assert estimates["equal"] == pytest.approx(2) and estimates["like Pre-LN's"] == pytest.approx(1)

@@ -7,7 +7,7 @@ import pytest
 from experiments import run_theorems
 from experiments.lab.experiment import read_run
 from experiments.theorems import mixing
-from experiments.theorems.statements import (
+from experiments.theorems.outcomes import (
     BEYOND,
     FAILS,
     HOLDS,

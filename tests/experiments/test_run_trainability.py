@@ -11,10 +11,10 @@ import pytest
 import rank_collapse as rc
 from experiments import run_trainability as binary
 from experiments.lab.folder import RunFolder
-from experiments.train import designs, training
-from experiments.train.training import Training
+from experiments.train import design_cells, trained_tasks
+from experiments.train.trained_tasks import Training
 from experiments.verdicts.claims import judge_rows
-from experiments.verdicts.intervals import wilson_interval
+from experiments.verdicts.share_intervals import wilson_interval
 from experiments.verdicts.statements import STATEMENTS
 from rank_collapse.runs.seeds import seed_keys
 from rank_collapse.training.recipe import Hyper, Recipe, run_config
@@ -62,10 +62,8 @@ def test_every_cell_and_seed_is_in_the_table(folder):
     experiment, table = binary, rows(folder)
     results, cells = result_of(experiment, folder)
     assert list(results) == cells and len(cells) == 4 and len(table) == 8
-    limit = designs.guess_limit(8 * 4, 3)
-    for i, (cell, row) in enumerate(
-        zip(cells, experiment.compare_results(results, cells), strict=True)
-    ):
+    limit = design_cells.guess_limit(8 * 4, 3)
+    for i, (cell, row) in enumerate(zip(cells, experiment.compare_results(results), strict=True)):
         seeds = table[2 * i : 2 * i + 2]
         assert {row["design"] for row in seeds} == {cell.design}
         accuracies = [float(row["accuracy"]) for row in seeds]
@@ -112,7 +110,9 @@ def test_an_interrupted_chunk_goes_on_behind_its_last_look(folder, tmp_path, mon
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(training, "stop_requested", lambda: True)  # to end: what there is, is saved
+        patch.setattr(
+            trained_tasks, "stop_requested", lambda: True
+        )  # to end: what there is, is saved
         patch.setattr(RunFolder, "save_checkpoint", save_and_interrupt)
         assert run(binary, arguments, tmp_path) == 130
     assert run(binary, arguments, tmp_path) == 0
@@ -128,13 +128,13 @@ def test_measured_before_training_as_by_hand(folder, x64):
     """The loss is the cross-entropy written out; norms are of its gradient in float64."""
     options = parsed(binary, *ARGUMENTS)
     cell = next(c for c in binary.make_cells(options) if c.design == "depth_scaled")
-    config, floats = designs.split_floats(designs.make_network(options, cell))
+    config, floats = design_cells.split_floats(design_cells.make_network(options, cell))
     recipe = Recipe(config=config, num_outputs=3, batch_size=4, num_epochs=2, shuffle=True)
     hyper = Hyper(dropout=None, network=floats)
     key_data, key_state = jax.random.split(seed_keys(0, 2)[1])
     with jax.enable_x64(False):
         model = init_state(key_state, hyper, recipe).model
-        data = designs.make_data(options, 4, key_data)
+        data = design_cells.make_data(options, 4, key_data)
     model = jax.tree.map(lambda a: jnp.asarray(a, jnp.float64), model)
     assert floats["branch_gain"] < 1
 
@@ -148,7 +148,7 @@ def test_measured_before_training_as_by_hand(folder, x64):
     saved = arrays(folder)
     stored = {k: saved[f"{cell.name}/{k}"][1, 0] for k in ("loss", "gradients")}
     assert stored["loss"] == pytest.approx(float(loss(model)), rel=1e-4)
-    parts = {"attention": designs.GRADIENTS[:4], "mlp": designs.GRADIENTS[4:]}
+    parts = {"attention": design_cells.GRADIENTS[:4], "mlp": design_cells.GRADIENTS[4:]}
     gradients = [
         getattr(getattr(gradient.network.layers, p), n) for p, ns in parts.items() for n in ns
     ]
@@ -164,16 +164,16 @@ def test_admin_trains_with_gains_of_each_seeds_own_network(tmp_path):
     name = "designs depth=1 admin rate=0.001 warmup=0 batch=4"
     assert np.isfinite(arrays(tmp_path)[f"{name}/losses"]).all()
     options = parsed(binary, *arguments)
-    config, floats = designs.split_floats(
-        designs.make_network(options, binary.make_cells(options)[0])
+    config, floats = design_cells.split_floats(
+        design_cells.make_network(options, binary.make_cells(options)[0])
     )
     recipe = Recipe(config=config, num_outputs=3, batch_size=4, num_epochs=2)
     hyper = Hyper(dropout=None, network=floats | {"branch_gain": 2.0})
     omegas = []
     for seed in range(2):
         model = init_state(jax.random.key(seed), hyper, recipe).model
-        data = designs.make_data(options, 4, jax.random.key(seed))
-        gains = designs.admin_gains(recipe, model, data, hyper).network
+        data = design_cells.make_data(options, 4, jax.random.key(seed))
+        gains = design_cells.admin_gains(recipe, model, data, hyper).network
         assert gains["branch_gain"] == 2.0 and float(gains["skip_gain"].attention[0]) == 1
         gain_config = config.replace(branch_gain=2.0, skip_gain=1.0)
         traces = jax.vmap(lambda x, m=model, c=gain_config: rc.apply(m.network, x, c))(
@@ -189,19 +189,19 @@ def make_cell(design, depth, accuracy, warmup=0, seeds=8):
     """Makes {cell: results} of one cell, with the accuracy of its seeds about a mean."""
     states = np.full((seeds, 2, depth + 1), 0.1)
     return {
-        designs.Cell(depth, design, 1e-3, warmup, 32): {
+        design_cells.Cell(depth, design, 1e-3, warmup, 32): {
             "failed": np.zeros(seeds, bool),
             "losses": np.ones((seeds, 1)),
             "accuracy": accuracy + 0.01 * np.sin(np.arange(seeds))[:, None] * np.ones(2),
             "residual_ratio": states,
             "token_cosine": states,
-            "gradients": np.ones((seeds, 2, len(designs.GRADIENTS), depth)),
+            "gradients": np.ones((seeds, 2, len(design_cells.GRADIENTS), depth)),
         }
     }
 
 
 def judge(results):
-    return list(binary.judge_claims(results, []))
+    return list(binary.judge_claims(results))
 
 
 @pytest.mark.parametrize(
@@ -233,13 +233,13 @@ def test_verdicts_against_the_published_table(design, depth, accuracy, key, verd
         warm = make_cell("pre", depth, 0.6, 100) | make_cell(design, depth, accuracy, 100)
         settings = [row.setting for row in judge(pre | design_cell | warm)]
         assert settings and all("warm-up 100" in setting for setting in settings)
-    *_, row = binary.compare_results(pre | design_cell, [])
+    *_, row = binary.compare_results(pre | design_cell)
     assert (row.published is not None) == bool(key)
     assert row.published == "failed" or key != "post behind"
 
 
 def test_reverse_is_what_is_learned():
-    data = designs.make_data(parsed(binary, *ARGUMENTS), 4, jax.random.key(0))
+    data = design_cells.make_data(parsed(binary, *ARGUMENTS), 4, jax.random.key(0))
     assert isinstance(data["train"], Examples) and data["train"].inputs.shape == (100, 4)
     np.testing.assert_array_equal(data["train"].labels, data["train"].inputs[:, ::-1])
 
@@ -248,7 +248,7 @@ def make_cells(depth=2, num_seeds=3, num_looks=4):
     """Makes results of two designs, every number another one."""
     cells, draw = {}, np.random.default_rng(0)
     for design in ("post", "admin"):
-        cell = designs.Cell(depth, design, 1e-3, 0, 4)
+        cell = design_cells.Cell(depth, design, 1e-3, 0, 4)
         cells[cell] = {
             "residual_ratio": draw.uniform(0.1, 1, (num_seeds, num_looks, depth + 1)),
             "gradients": draw.uniform(0.1, 1, (num_seeds, num_looks, 6, depth)),
@@ -262,8 +262,8 @@ def make_cells(depth=2, num_seeds=3, num_looks=4):
 def test_solid_lines_are_before_training_and_dashed_ones_after_it():
     """The data of the picture are compared with the arrays."""
     cells = make_cells()
-    panels = iter(binary.inside_figure(cells, None).axes)
-    measures = {"residual_ratio": None, "w_q": 0, "w_v": 2}  # places among `designs.GRADIENTS`
+    panels = iter(binary.inside_figure(cells).axes)
+    measures = {"residual_ratio": None, "w_q": 0, "w_v": 2}  # places among `design_cells.GRADIENTS`
     for ax, (name, place) in zip(panels, measures.items(), strict=True):
         solid, dashed = ([a for a in ax.lines if a.get_linestyle() == s] for s in ("-", "--"))
         assert len(solid) == len(dashed) == len(cells)
@@ -275,18 +275,18 @@ def test_solid_lines_are_before_training_and_dashed_ones_after_it():
 
 
 def test_the_finding_names_admin_too():
-    sentence = binary.make_finding(make_cells(), None).sentence
+    sentence = binary.make_finding(make_cells()).sentence
     assert "Post-LN learns nothing in 1 of 3 seeds" in sentence
     assert "Admin learns nothing in 1 of 3 seeds" in sentence
 
 
 def test_losses_and_shares_drawn_are_those_of_the_arrays():
     cells = make_cells()
-    axes = binary.loss_figure(cells, None).axes
+    axes = binary.loss_figure(cells).axes
     lines = [line.get_ydata() for line in axes[0].lines]
     for results, line in zip(cells.values(), lines, strict=True):
         assert_close(line, results["losses"].mean(axis=0))
-    (ax,) = binary.share_figure(cells, None).axes
+    (ax,) = binary.share_figure(cells).axes
     shares = [float(container.lines[0].get_ydata()[0]) for container in ax.containers]
     assert_close(shares, [1 / 3, 1 / 3])
 

@@ -13,12 +13,17 @@ import pytest
 
 import rank_collapse as rc
 from experiments import run_trained
-from experiments.lab import cli
-from experiments.paper.trained import measure, networks, packages, results, texts
+from experiments.trained import (
+    generated_texts,
+    opened_networks,
+    packages,
+    text_measures,
+    trained_results,
+)
 from rank_collapse import pretrained
 from rank_collapse.text import tokens
 from tests.support.closeness import assert_close
-from tests.support.runs import result_of, rows, run
+from tests.support.runs import parsed, result_of, rows, run
 
 pytestmark = pytest.mark.full
 
@@ -39,7 +44,7 @@ def test_all_lengths_are_the_whole_network_and_rows_have_intervals(tmp_path):
         # What is seen in floating point agrees with what is kept in logarithms, layer 1
         source, inputs = network.source, network.inputs
         group = pretrained.Group(
-            (("states", measure.LogNorm()), ("ratio", measure.ProfilePass())),
+            (("states", text_measures.LogNorm()), ("ratio", text_measures.ProfilePass())),
             pretrained.AblationSpec("SAN", "text"),
         )
         ratios = pretrained.stream(source, inputs, {"": group})[""]["ratio"]["residual_ratio"]
@@ -52,13 +57,13 @@ def test_all_lengths_are_the_whole_network_and_rows_have_intervals(tmp_path):
 def test_an_albert_is_judged_in_both_readings_each_with_its_own_skips(tmp_path):
     """Two readings of an ALBERT, each with arrays of its ablation; one of other networks."""
     flags = [*run_trained.EXPERIMENT.presets["tiny"], "--networks=albert,llama"]
-    options = cli.parse_flags(run_trained.FLAGS, flags)
+    options = parsed(run_trained, *flags)
     opened = run_trained.open_networks(options)
-    arrays = {n.label: measure.measure_residuals(n.source, n.inputs, 3) for n in opened}
+    arrays = {n.label: text_measures.measure_residuals(n.source, n.inputs, 3) for n in opened}
     claims = []
     for network in opened:
         residuals = arrays[network.label]
-        claims += results.judge_ablations(
+        claims += trained_results.judge_ablations(
             network.label, residuals, network.source.config.mask == "causal"
         )
     settings = {row.setting for row in claims if row.key == "trained skips stop"}
@@ -66,7 +71,7 @@ def test_an_albert_is_judged_in_both_readings_each_with_its_own_skips(tmp_path):
     source, inputs = opened[0].source, opened[0].inputs
     for name, reading in (("skips", "text"), ("skips, as published", "published")):
         ablation = pretrained.AblationSpec("SAN+skip", reading)
-        group = pretrained.Group((("ratio", measure.ProfilePass()),), ablation)
+        group = pretrained.Group((("ratio", text_measures.ProfilePass()),), ablation)
         ratios = pretrained.stream(source, inputs, {"": group})[""]["ratio"]["residual_ratio"]
         np.testing.assert_allclose(10 ** arrays["albert"][f"log10_ratio/{name}"], ratios, rtol=1e-5)
     assert "log10_ratio/skips, as published" not in arrays["llama"]
@@ -76,7 +81,7 @@ def test_the_lemma_is_asked_of_the_attention_and_of_the_mean_token():
     """The first layer against numpy, where P̃ is one row: the softmax of the mean token's scores."""
     settings = run_trained.UNTRAINED["albert"] | {"initializer_range": 0.5}
     ids, key = np.arange(1, 7), jax.random.key(0)
-    bounds = measure.measure_bounds(pretrained.open_random(settings, key), ids[None], 1)
+    bounds = text_measures.measure_bounds(pretrained.open_random(settings, key), ids[None], 1)
     config, params = pretrained.random_like(settings, key)
     x = np.asarray(rc.apply(params, ids, config).hidden[0], np.float64)
     attention, mean_token = (
@@ -96,23 +101,23 @@ def test_the_lemma_is_asked_of_the_attention_and_of_the_mean_token():
         deviation = (x - mean_token) @ w_q @ ((x - mean_token) @ w_k).T
         spread = np.ptp(deviation, axis=1, keepdims=True)
         excess = np.maximum((1 - spread) * common - weights, weights - (1 + 2 * spread) * common)
-        measured = bounds["bounds/whole/lemma"][0, 0, head] + measure.ROUNDING
+        measured = bounds["bounds/whole/lemma"][0, 0, head] + text_measures.ROUNDING
         assert_close(measured, excess.max(), atol=1e-5)
         assert spread.max() > 0.1
 
 
 def test_texts_are_of_the_vocabulary_and_masks_of_the_texts():
     draw, words = random.Random(0), set()
-    for kind in texts.KINDS.values():
+    for kind in generated_texts.KINDS.values():
         words |= {word for _ in range(200) for word in kind(draw)}
     listed = sorted(words | {"[CLS]", "[SEP]"})
-    for kind in texts.KINDS:
-        lines = texts.write_ids(kind, listed, 5).splitlines()
-        assert len(lines) == 5 and lines == texts.write_ids(kind, listed, 5).splitlines()
+    for kind in generated_texts.KINDS:
+        lines = generated_texts.write_ids(kind, listed, 5).splitlines()
+        assert len(lines) == 5 and lines == generated_texts.write_ids(kind, listed, 5).splitlines()
         assert {line.split()[0] for line in lines} == {str(listed.index("[CLS]"))}
     batch = tokens.pad_sequences([list(range(1, 9)), list(range(1, 6))], vocab_size=20)
     source = pretrained.open_random(run_trained.UNTRAINED["albert"], jax.random.key(0))
-    task = measure.make_task(source, {"x": batch.ids, "mask": batch.mask}, 19, 2)
+    task = text_measures.make_task(source, {"x": batch.ids, "mask": batch.mask}, 19, 2)
     assert (task.inputs["x"] == 19).sum(axis=1).tolist() == [1, 1, 1, 1]
     assert (task.targets == np.repeat(batch.ids, 2, axis=0)).all()
     assert ((task.inputs["x"] == 19) == task.chosen).all()
@@ -153,12 +158,12 @@ def albert(tmp_path_factory):
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
 def test_a_trained_albert_in_transformers_and_its_numbers(albert):
     """Its rate of collapse is 3; its accuracy and loss are those of transformers."""
-    network = networks.load_network(albert, None, num_texts=2, max_tokens=32)
+    network = opened_networks.load_network(albert, None, num_texts=2, max_tokens=32)
     source, inputs = network.source, network.inputs
-    task = measure.make_task(source, inputs, network.mask_id, 1)
-    measures = measure.measure_paths(source, task, [12], 4)
-    log10_residual = measure.measure_residuals(source, inputs, 2)["log10_residual/alone"]
-    assert np.abs(results.final_rate(log10_residual) - 3).max() < 0.05
+    task = text_measures.make_task(source, inputs, network.mask_id, 1)
+    measures = text_measures.measure_paths(source, task, [12], 4)
+    log10_residual = text_measures.measure_residuals(source, inputs, 2)["log10_residual/alone"]
+    assert np.abs(trained_results.final_rate(log10_residual) - 3).max() < 0.05
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch = pytest.importorskip("torch")

@@ -6,7 +6,7 @@ import pytest
 
 from experiments import trained_weights
 from experiments.lab import cli
-from experiments.paper.trained import packages
+from experiments.trained import packages
 
 pytestmark = pytest.mark.full
 

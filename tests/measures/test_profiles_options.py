@@ -120,5 +120,9 @@ def test_attention_is_measured_of_masks_of_queries_and_of_keys():
     entropy = -(rows * np.log(rows)).sum(axis=-1).mean(axis=(1, 2))
     assert_close(profile["attention_entropy"], entropy)
     is_refused(
-        "segments= goes not with key_mask=", rc.profile, p, segments=[0] * N, key_mask=exists
+        "segments= and key_mask= exclude each other",
+        rc.profile,
+        p,
+        segments=[0] * N,
+        key_mask=exists,
     )

@@ -264,5 +264,5 @@ def test_a_token_as_long_as_the_threshold_says_is_none_to_leave_out():
     same, mask, left = choose_tokens(even, exists)
     assert same is even and mask is exists and left is None
     for tokens in ("raw", "unit"):
-        is_refused(f"not with '{tokens}'", choose_tokens, x, read=x, tokens=tokens)
+        is_refused(f"not '{tokens}'", choose_tokens, x, read=x, tokens=tokens)
     is_refused("needs norm=", choose_tokens, x, tokens="read")

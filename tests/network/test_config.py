@@ -159,11 +159,11 @@ def test_what_is_no_config_is_called_as_its_argument():
 
 @parametrize_refusals(
     [
-        ({"windows": (1, 2)}, r"windows=\(1, 2\) is no tuple of depth=3 entries"),
+        ({"windows": (1, 2)}, r"windows=\(1, 2\) is not a tuple of depth=3 entries"),
         ({"windows": (1, -2, 0)}, "windows=-2 is not a whole number from 0 on"),
         ({"windows": (1.5, 0, 0)}, "windows=1.5 is not a whole number"),
-        ({"windows": "111"}, "windows='?111'? is no tuple"),
-        ({"layer_map": 1}, "layer_map=1 is no tuple"),
+        ({"windows": "111"}, "windows='?111'? is not a tuple"),
+        ({"layer_map": 1}, "layer_map=1 is not a tuple"),
         ({"norm_eps": float("nan")}, "norm_eps=nan is not in"),
         ({"score_cap": -1.0}, "score_cap=-1.0 is not in"),
         ({"rotary_theta": "1e4"}, "rotary_theta='1e4' is not in"),
@@ -177,7 +177,7 @@ def test_what_is_no_config_is_called_as_its_argument():
         ({"mlp": "none"}, "of mlp='none'"),
         ({"experts_per_token": 5}, "experts_per_token=5 is not a whole number from 1 to 4"),
         ({"router": "best"}, "router='best' is not one of"),
-        ({"rotary_layers": (True,)}, r"rotary_layers=\(True,\) is no tuple"),
+        ({"rotary_layers": (True,)}, r"rotary_layers=\(True,\) is not a tuple"),
     ]
 )
 def test_bad_forms_name_the_value(arguments, message):
@@ -201,7 +201,7 @@ def test_presets_are_the_four_curves():
         ({"mlp": "cubic"}, "mlp='cubic'"),
         ({"norm_placement": "middle"}, "norm_placement='middle'"),
         ({"mask": "diagonal"}, "mask='diagonal'"),
-        ({"layer_map": (0, 0)}, r"layer_map=\(0, 0\) is no tuple of depth=3 entries"),
+        ({"layer_map": (0, 0)}, r"layer_map=\(0, 0\) is not a tuple of depth=3 entries"),
         ({"layer_map": (0, 2, 2)}, "leaves out a row"),
         ({"position": "rotary", "d_qk": 3, "d_v": 4}, "even d_qk, not 3"),
     ]

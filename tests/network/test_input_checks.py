@@ -63,8 +63,8 @@ TEXT = {"embedding": rc.EmbeddingConfig(vocab_size=11, d_embed=D)}
         ({}, {"x": X, "memory": X}, "cross_attention=False"),
         ({}, {"x": X, "dropout_rate": 0.1}, r"dropout_rate=0.1 needs a dropout_key"),
         ({}, {"x": X, "dropout_key": 3, "dropout_rate": 0.1}, "dropout_key of shape"),
-        ({}, {"x": None}, "x of type NoneType is no array of numbers"),
-        ({}, {"x": X, "bias": "causal"}, "bias of type str is no array of numbers"),
+        ({}, {"x": None}, "x of type NoneType is not an array of numbers"),
+        ({}, {"x": X, "bias": "causal"}, "bias of type str is not an array of numbers"),
         ({}, {"x": X, "dropout_rate": np.full(2, 0.1)}, r"dropout_rate=array\(\[0.1, 0.1\]\)"),
         ({}, {"x": X + 1j}, r"x of shape \(5, 8\) and dtype complex64"),
     ]

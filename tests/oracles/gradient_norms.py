@@ -5,7 +5,7 @@ from typing import Any
 
 import jax
 
-from experiments.train.weights import (
+from experiments.train.weight_matrices import (
     compute_matrix_norms,
     get_weight_matrices,
     replace_weight_matrices,

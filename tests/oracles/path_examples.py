@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import rank_collapse as rc
-from experiments.paper.trained.chains import ChainPass
+from experiments.trained.chains import ChainPass
 from rank_collapse.network.inputs import prepare_inputs
 from rank_collapse.network.passes import run_pass
 from tests.oracles import draws

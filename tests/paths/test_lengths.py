@@ -16,7 +16,7 @@ from tests.support.closeness import assert_close
 from tests.support.folders import REPOSITORY
 from tests.support.refusals import is_refused
 
-DATA = REPOSITORY / "experiments/paper/attention_shares.json"
+DATA = REPOSITORY / "experiments/attention_shares.json"
 MODELS = json.loads(DATA.read_text("utf-8"))["models"]
 SHARES = np.array([0.7, 0.2, 0.5, 0.35])
 

@@ -10,7 +10,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 import rank_collapse as rc
-from experiments.paper.trained.chains import ChainPass
+from experiments.trained.chains import ChainPass
 from rank_collapse import pretrained
 from rank_collapse.network import surgery
 from rank_collapse.network.measured import influence

@@ -156,7 +156,7 @@ def test_values_of_other_shapes_are_refused(path):
     for wrong in (0.5, None, "3", np.nan):
         is_refused("step=.* is not a whole number", metrics.append, path, wrong, {"loss": 1.0})
     is_refused("seed=1.5 is not a whole number", append, {"loss": 1.0}, seed=1.5)
-    is_refused("no mapping", append, [1.0])
+    is_refused("not a mapping", append, [1.0])
     assert not path.exists()
 
 

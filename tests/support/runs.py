@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import pytest
 
-from experiments.lab import cli
+from experiments.lab import cli, list_points
 from experiments.lab.experiment import read_run
 from experiments.verdicts.claims import answer_statements
 from experiments.verdicts.statements import STATEMENTS
@@ -49,7 +49,8 @@ def result_of(module, folder):
 
 
 def parsed(module, *arguments):
-    return cli.parse_flags(module.FLAGS, list(arguments))
+    """Options of a binary: those of the first point, where there are axes."""
+    return list_points(cli.parse_flags(module.FLAGS, list(arguments)))[0]
 
 
 def answered(rows):

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 import rank_collapse as rc
-from experiments.note.stability.measure import move_weights
-from experiments.note.stability.results import output_change_law
-from experiments.train.weights import get_weight_matrices, replace_weight_matrices
+from experiments.stability.design_measures import move_weights
+from experiments.stability.stability_results import output_change_law
+from experiments.train.weight_matrices import get_weight_matrices, replace_weight_matrices
 from rank_collapse.network.measured import updates
 from rank_collapse.theory import expectation, token_kernel
 from tests.oracles import draws

@@ -9,7 +9,7 @@ import numpy as np
 import optax
 import pytest
 
-from experiments.train.training import whole_metrics
+from experiments.train.trained_tasks import whole_metrics
 from rank_collapse.network import encoder_decoder
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.decoding import Decoded

@@ -45,7 +45,7 @@ class Tagged(NamedTuple):
         entry: The branch inside of which it was computed, with the steps of loops; or None.
         pending: Outputs of branches that it is the sum of, not yet in the stream.
         number: Of the equation that made it, in the order of the computation; a copy in another
-            dtype keeps it. 0 for the input.
+            dtype, or times 1 as a skip without a gain is, keeps it. 0 for the input.
         level: Whether it comes from a replaced state, see `replaying`.
     """
 
@@ -167,13 +167,10 @@ class StreamReader:
             outs = [Tagged(out, depends, None, (Part(axis, out, out),))]
         else:
             outs, level = self._follow(eqn, values, depends, level)
-        is_copy = name in COPIES and jax.numpy.shape(arrays[0]) == outs[0].array.shape
-        return [
-            v._replace(level=level, number=values[0].number)
-            if is_copy
-            else self._place(v._replace(level=level, number=self._take_number()))
-            for v in outs
-        ]
+        copied = _find_copied(name, values)
+        if copied is not None and copied.array.shape == outs[0].array.shape:
+            return [outs[0]._replace(level=level, number=copied.number)]
+        return [self._place(v._replace(level=level, number=self._take_number())) for v in outs]
 
     def _take_number(self):
         """Return the number of the next value."""
@@ -277,6 +274,17 @@ class StreamReader:
             carry = self.run(*body, [*fixed, *carry], scopes, within, (*steps, step))
             step += 1
         return carry
+
+
+def _find_copied(name, values):
+    """Return the value of the input that an equation copies, or multiplies by ones; or None."""
+    if name in COPIES and values[0].depends:
+        return values[0]
+    moving = [v for v in values if v.depends]
+    if name != "mul" or len(moving) != 1 or len(values) != 2:
+        return None
+    (factor,) = (v for v in values if not v.depends)
+    return moving[0] if bool(jax.numpy.all(factor.array == 1)) else None
 
 
 def has_scopes_within(eqn: JaxprEqn) -> bool:

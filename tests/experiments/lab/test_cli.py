@@ -10,7 +10,7 @@ from absl import flags
 
 import experiments
 from experiments import run_memorization, run_sort
-from experiments.lab import cli
+from experiments.lab import cli, list_points
 from rank_collapse.runs.files import RunError
 from tests.support.processes import python
 
@@ -80,12 +80,12 @@ def test_a_bad_flag_is_one_line_and_exit_2(arguments, message, capsys):
 )
 def test_every_value_of_an_axis_is_checked(values):
     with pytest.raises((ValueError, flags.Error)):
-        cli.parse_flags(FLAGS, [f"--{values}"]).points()
+        list_points(cli.parse_flags(FLAGS, [f"--{values}"]))
 
 
 @pytest.mark.parametrize("last", [["--depth=4"], ["--depth", "4"]])
 def test_the_last_of_a_flag_counts_after_an_axis_too(last):
-    (point,) = cli.parse_flags(FLAGS, ["--depth=2,3", *last]).points()
+    (point,) = list_points(cli.parse_flags(FLAGS, ["--depth=2,3", *last]))
     assert point.depth == 4 and not point.axes
     values = cli.make_flags("example", shows="value")
     values.define("boolean", "tied", True, "Layers.")
@@ -93,8 +93,8 @@ def test_the_last_of_a_flag_counts_after_an_axis_too(last):
 
 
 def test_points_that_are_equal_are_one():
-    points = cli.parse_flags(FLAGS, ["--decay=1,1.0,2", "--depth=2,3,2"]).points()
-    settings = [tuple(point.point.values()) for point in points]
+    points = list_points(cli.parse_flags(FLAGS, ["--decay=1,1.0,2", "--depth=2,3,2"]))
+    settings = [tuple(point.axes.values()) for point in points]
     assert sorted(settings) == [(1.0, 2), (1.0, 3), (2.0, 2), (2.0, 3)]
 
 

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from experiments.lab import cli, folder, vocabulary
+from experiments.lab import cli, folder, list_points, shared_flags
 from experiments.lab.executor import Executor, Mapped, make_chunk, name_leaves
 from experiments.lab.folder import RunFolder
 from experiments.lab.progress import Progress
@@ -15,7 +15,7 @@ from rank_collapse.runs.files import RunError
 from tests.support.refusals import is_refused
 
 FLAGS = cli.make_flags("scaled", num_seeds=5, shows="bits", traced=("skip_gain",))
-vocabulary.define(FLAGS, skip_gain=1.0)
+shared_flags.define(FLAGS, skip_gain=1.0)
 CELLS = {"low": 0.5, "high": 2.0}
 KEYS = seeds.seed_keys(0, 5)
 
@@ -27,7 +27,8 @@ def scale_bits(key, factor):
 
 
 def parse_options(*arguments, devices=2):
-    return cli.parse_flags(FLAGS, [f"--num_devices={devices}", *arguments])
+    """Options of the first point."""
+    return list_points(cli.parse_flags(FLAGS, [f"--num_devices={devices}", *arguments]))[0]
 
 
 class Noted(Mapped):
@@ -139,7 +140,7 @@ def test_small_chunks_are_written_together(pause, writes, tmp_path, monkeypatch)
 
 
 def test_traced_axes_are_cells_of_one_list_and_a_point_without_cells_is_left_out(tmp_path):
-    points = parse_options("--skip_gain=0,1,2").points()
+    points = parse_options("--skip_gain=0,1,2").group
 
     def make_cells(options):
         if options.skip_gain == 1:

@@ -9,9 +9,9 @@ import pytest
 from matplotlib.figure import Figure
 
 from experiments.lab import cli, experiment
-from experiments.lab.experiment import run_folder
-from experiments.verdicts.page import Comparison
+from experiments.lab.run import open_folder, open_run
 from experiments.verdicts.rows import mean_row
+from experiments.verdicts.statement_page import Comparison
 from rank_collapse.runs.files import RunError
 from tests.support.runs import rows
 
@@ -39,7 +39,7 @@ def test_the_folder_follows_from_the_flags(tmp_path, monkeypatch):
     paths = []
 
     def main(options):
-        with run_folder(options, {"hash": "h"}) as opened:
+        with open_folder(options, {"hash": "h"}) as opened:
             paths.append(opened.path)
 
     for arguments in (
@@ -75,14 +75,14 @@ def test_overwrite_leaves_the_current_folder_alone(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "results.csv").write_text("mine")
     for arguments in (["--output_dir="], ["--output_dir=a", "--run_name=.."]):
-        assert execute(lambda o: run_folder(o).close(), "--overwrite", *arguments) == 2
+        assert execute(lambda o: open_folder(o).close(), "--overwrite", *arguments) == 2
     assert (tmp_path / "results.csv").read_text() == "mine"
 
 
 def test_a_folder_that_cannot_be_written_to_is_one_line(tmp_path, monkeypatch, capsys):
     """Root may write everywhere, so the answer of the system is simulated."""
     monkeypatch.setattr(os, "access", lambda path, mode: False)
-    assert execute(lambda o: run_folder(o).close(), f"--output_dir={tmp_path}") == 2
+    assert execute(lambda o: open_folder(o).close(), f"--output_dir={tmp_path}") == 2
     assert capsys.readouterr().err == f"error: cannot write to {tmp_path}: permission denied\n"
 
 
@@ -94,7 +94,6 @@ class Doubled:
     def __init__(self, extra=lambda factor: {"input": factor}, selecting=()):
         self.FLAGS = cli.make_flags("doubled", num_seeds=3, selecting=selecting, shows="value")
         self.FLAGS.define("integer", "factor", 2, "Of the seeds.")
-        self.FIGURES = experiment.name_figures(self.shown_figure, self.none_figure)
         self.computed, self.dtypes, self.extra = [], {}, extra
 
     def note(self, part):
@@ -106,7 +105,7 @@ class Doubled:
             raise ValueError("no factor of 13")
         return options.factor
 
-    def measure(self, options, factor, run):
+    def measure(self, options, factor, folder):
         def compute():
             self.note("measure")
             self.computed.append(factor)
@@ -114,7 +113,7 @@ class Doubled:
                 raise ValueError("seven cannot be measured")
             return {"values": factor * np.arange(1.0, 1 + options.num_seeds)}
 
-        return run.cached("all", compute)
+        return folder.cached("all", compute)
 
     def table(self, results, factor):
         self.note("table")
@@ -129,25 +128,22 @@ class Doubled:
         return [Comparison("first", results["values"][0], 1, "a note")]
 
     @staticmethod
-    def shown_figure(results, factor):
-        """A caption."""
+    def shown_figure():
+        """A
+        caption."""
         return Figure()
 
-    @staticmethod
-    def none_figure(results, factor):
-        """Nothing to draw."""
-
     def main(self, options):
-        with experiment.open_run(options, self.make_setup, self.extra) as run:
-            points = run.measure(self.measure)
-            return run.publish(
-                points,
-                table=self.table,
-                figures=self.FIGURES,
-                claims=self.claims,
-                compare=self.compare,
-                files=lambda results, factor, run: {"report.html": lambda: b"<p>"},
-            )
+        with open_run(options, self.make_setup, self.extra) as run:
+            for point in run.measure(self.measure):
+                results, factor = point.results, point.setup
+                point.save_table(self.table(results, factor))
+                point.save_figure("shown", self.shown_figure())
+                point.save_figure("none", None)
+                point.save_claims(self.claims(results, factor))
+                point.save_comparisons(self.compare(results, factor))
+                point.save_file("report.html", b"<p>")
+            return run.finish()
 
     def run(self, folder, *arguments):
         return cli.execute(self.main, self.FLAGS, [*arguments, f"--output_dir={folder}"])
@@ -164,8 +160,7 @@ def test_a_run_shows_what_there_is_and_computes_it_once(tmp_path, capsys):
         assert {path.stem for path in (tmp_path / "figures").iterdir()} == {"shown"}
         assert (tmp_path / "results.csv").exists() and (tmp_path / "report.html").exists()
     assert doubled.computed == [2]
-    captions = experiment.figure_captions(doubled.FIGURES)
-    assert captions == {"shown": "A caption.", "none": "Nothing to draw."}
+    assert experiment.describe_figures(doubled.shown_figure) == {"shown": "A caption."}
 
 
 def test_all_points_are_set_up_before_the_first_is_computed(tmp_path, capsys):

@@ -10,7 +10,7 @@ import shlex
 import pytest
 
 from experiments import reproduce, run_collapse, run_convex_hull, run_memorization, run_sort
-from experiments.lab import cli, vocabulary
+from experiments.lab import cli, list_points, shared_flags
 from experiments.lab.experiment import describe_experiment
 from experiments.lab.flags import default_run_name, make_config
 from experiments.run_trainability import FLAGS as TRAINABILITY
@@ -171,7 +171,7 @@ def import_flags(name):
 def test_a_flag_has_one_name_and_others_are_second_names(name):
     values = import_flags(name)
     assert not SECOND & {values[n].name for n in values}
-    for flag_name, (kind, *_) in vocabulary.VOCABULARY.items():
+    for flag_name, (kind, *_) in shared_flags.VOCABULARY.items():
         if flag_name in values and values[flag_name].flag_type() != "numbers":
             assert values[flag_name].flag_type() in (TYPES[kind], "comma separated list of strings")
     assert not any(values[n].flag_type().startswith("multi ") for n in values)
@@ -328,8 +328,8 @@ def test_points_that_differ_in_a_number_share_a_program(name):
     names = [n for n in {values[n].name for n in values} if values[n].flag_type() == "float"]
     groups = {}
     for flag_name in filter(values.takes_several, names):
-        points = cli.parse_flags(values, [f"--{flag_name}=0.25,0.5"]).points()
-        assert [point.point for point in points] == [{flag_name: v} for v in (0.25, 0.5)]
+        points = list_points(cli.parse_flags(values, [f"--{flag_name}=0.25,0.5"]))
+        assert [point.axes for point in points] == [{flag_name: v} for v in (0.25, 0.5)]
         groups[flag_name] = [point.number for point in points]
         assert len(points[0].group) == (2 if groups[flag_name] == [0, 0] else 1)
     apart = {flag_name for flag_name, numbers in groups.items() if numbers != [0, 0]}

@@ -28,11 +28,9 @@ def test_a_run_leaves_everything_and_its_second_opening_finds_it(tmp_path):
         run.save_arrays({"a/b": jnp.arange(3)})
         figure = Figure()
         figure.subplots().plot([1, 2])
-        run.publish(
-            rows=lambda: [{"seed": 0, "loss": 0.5}, {"seed": 1, "extra": "x,y"}],
-            figures={"f": lambda: figure},
-            summary=lambda: {"loss": np.float32(0.5), "per_seed": np.arange(2)},
-        )
+        run.save_figure("f", figure)
+        run.save_table([{"seed": 0, "loss": 0.5}, {"seed": 1, "extra": "x,y"}])
+        run.finish({"loss": np.float32(0.5), "per_seed": np.arange(2)})
     names = {p.name for p in folder.iterdir()}
     files = {
         "config.json",
@@ -84,33 +82,33 @@ def test_a_folder_that_another_version_made_is_refused(tmp_path, layout):
     )
 
 
-def test_what_is_shown_follows_what_is_asked_for(tmp_path):
-    """Files are made again only for other parts; a deleted figure comes back."""
-    drawings = []
-
-    def publish(*parts):
-        def figure():
-            drawings.append(parts)
-            return Figure()
-
-        with RunFolder(tmp_path, CONFIG) as run:
-            return run.publish(
-                rows=lambda: [{"part": part} for part in parts],
-                figures={"f": figure},
-                summary=lambda: {"count": len(parts)},
-                selection=parts,
-            )
-
-    assert publish("a") == publish("a") == {"count": 1, "shown": ["a"], "arrays": []}
-    assert publish("a", "b")["count"] == 2 and publish("a", "b")["count"] == 2
-    assert (tmp_path / "results.csv").read_text() == "part\na\nb\n"
-    assert drawings == [("a",), ("a", "b")]
-    (tmp_path / "figures" / "f.png").unlink()
-    for content in ("", "part\na\n"):  # as a power failure leaves it; cut by hand
-        (tmp_path / "results.csv").write_text(content)
-        publish("a", "b")
-        assert drawings == [("a",), ("a", "b"), ("a", "b")]
-        assert (tmp_path / "results.csv").read_text() == "part\na\nb\n"
+def test_a_file_is_written_where_it_is_missing_cut_or_another(tmp_path):
+    """A figure whose two files are there is not drawn again; the table is what the rows say."""
+    first, second = Figure(), Figure()
+    second.subplots()
+    with RunFolder(tmp_path, CONFIG) as run:
+        for figure in (first, second):
+            run.save_figure("f", figure)
+            run.save_table([{"part": "a"}, {"part": "b"}])
+        path = tmp_path / "figures" / "f.png"
+        original = path.read_bytes()
+        path.unlink()
+        run.save_figure("f", second)
+        assert path.read_bytes() != original
+        for content in ("", "part\na\n"):  # as a power failure leaves it; cut by hand
+            (tmp_path / "results.csv").write_text(content)
+            run.save_table([{"part": "a"}, {"part": "b"}])
+            assert (tmp_path / "results.csv").read_text() == "part\na\nb\n"
+        run.save_arrays({"a": np.ones(1)})
+        run.finish({})
+        run.delete_products()
+        assert run.summary is None and not run.has_file("results.csv")
+        assert run.lacks_figure("f") and run.has_file("arrays.npz")
+    with RunFolder(tmp_path, CONFIG, read_only=True) as reader:
+        reader.save_figure("f", first)
+        reader.save_table([])
+        reader.save_file("report.html", b"<p>")
+    assert not (tmp_path / "figures").exists() and not (tmp_path / "report.html").exists()
 
 
 def test_another_config_is_refused_with_the_difference_and_overwrite_starts_afresh(tmp_path):
@@ -244,7 +242,7 @@ def test_a_folder_that_was_moved_is_not_made_again(place, tmp_path):
         for write in (
             lambda: run.save_arrays({"a": 1}),
             lambda: run.save_checkpoint(1, {"a": np.ones(2)}),
-            lambda: run.publish(rows=list, summary=dict),
+            lambda: run.save_table([]),
             lambda: run.finish({}),
         ):
             is_refused("no longer the folder of this run", write, error=RunError)
@@ -317,11 +315,11 @@ def stub(folder):
                 run.save_checkpoint(step, state)
             return state
         found = run.cached("results", measure)
-        run.publish(
-            rows=lambda: [{"value": value} for value in found["w"]],
-            files={"models/a.npz": lambda: found["w"].tobytes()},
-            summary=lambda: {"mean": float(found["w"].mean())},
-        )
+        run.save_table({"value": value} for value in found["w"])
+        if not run.has_file("models/a.npz"):
+            run.save_file("models/a.npz", found["w"].tobytes())
+        if run.summary is None:
+            run.finish({"mean": float(found["w"].mean())})
 
 def killed_at(nth, folder):
     def count(*paths):

@@ -92,7 +92,7 @@ def test_a_folder_that_is_a_file_is_one_error(tmp_path):
         (tmp_path / "figures").write_text("")
         is_refused(
             r"cannot write to .*figures: .*exists",
-            lambda: run.publish(rows=list, summary=dict, figures={"a": Figure}),
+            lambda: run.save_figure("a", Figure()),
             error=RunError,
         )
     RunFolder(tmp_path, CONFIG, overwrite=True).close()
@@ -154,7 +154,9 @@ def test_no_file_of_a_run_is_written_through_a_link_or_a_second_name(linked):
     with RunFolder(linked, CONFIG) as run:
         run.log("a line")
         run.save_arrays({"b": np.ones(2)})
-        run.publish(rows=lambda: [{"x": 1}], summary=dict, figures={"f": lambda: figure})
+        run.save_figure("f", figure)
+        run.save_table([{"x": 1}])
+        run.finish({})
     for path in (linked / name for name in names):
         assert path.stat().st_size and not path.is_symlink()
     log = (linked / "log.txt").read_text()

@@ -45,7 +45,8 @@ def test_a_folder_names_every_environment_that_wrote_into_it(tmp_path, monkeypat
     assert provenance.list_commits({"environment": here | {"git": None}}) == ""
     enter(git="c3")
     with RunFolder(tmp_path, CONFIG) as run:  # which makes a table of the others' arrays
-        run.publish(rows=lambda: [{"x": 1}], summary=dict)
+        run.save_table([{"x": 1}])
+        run.finish({})
     saved = json.loads((tmp_path / "config.json").read_text())
     assert provenance.list_commits(saved) == "a1 and b2 and c3"
 

@@ -1,6 +1,7 @@
 """Runs that add seeds or texts until the statements are decided: rounds, resuming, budgets."""
 
 import re
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -36,9 +37,9 @@ class Drawn:
         self.keys, self.asked = keys, []
 
     def main(self, options):
-        self.asked.append((options.num_seeds, options.judging))
+        self.asked.append((options.num_seeds, options.mode.is_judged))
         rows = [make_row(key, "here", NUMBERS[key](options.num_seeds)) for key in self.keys]
-        return experiment.Shown(rows)
+        return SimpleNamespace(claims=rows)
 
 
 @pytest.mark.parametrize(

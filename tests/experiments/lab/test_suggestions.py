@@ -5,9 +5,9 @@ import sys
 
 import pytest
 
-from experiments.lab import cli
+from experiments.lab import cli, list_points
+from experiments.lab.shared_flags import VOCABULARY
 from experiments.lab.suggestions import SYNONYMS, list_values
-from experiments.lab.vocabulary import VOCABULARY
 from tests.support.folders import REPOSITORY
 
 FLAGS = cli.make_flags("example", num_seeds=4, shows="value")
@@ -35,14 +35,14 @@ FLAGS.define("float", "skip_gain", 1.0, "Gain.")
     ],
 )
 def test_a_flag_in_another_notation_is_answered_with_ours(arguments, ending, capsys):
-    assert cli.execute(lambda options: options.points(), FLAGS, arguments) == 2
+    assert cli.execute(list_points, FLAGS, arguments) == 2
     err = capsys.readouterr().err
     assert err.endswith(f"{ending}\n") or (ending in err and "commas" not in err)
     assert err.count("\n") == 1 and err.startswith("error: ")
 
 
 def test_the_last_value_of_an_axis_too(capsys):
-    assert cli.execute(lambda options: options.points(), FLAGS, ["--depth=2,3..5"]) == 2
+    assert cli.execute(list_points, FLAGS, ["--depth=2,3..5"]) == 2
     assert "'3..5'" in capsys.readouterr().err
 
 

@@ -10,7 +10,7 @@ from experiments.reproducing.filling import (
     write_numbers,
 )
 from experiments.verdicts import rows
-from experiments.verdicts.page import Comparison
+from experiments.verdicts.statement_page import Comparison
 
 NUMBERS = read_numbers(
     write_numbers(

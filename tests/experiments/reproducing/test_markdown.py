@@ -8,7 +8,7 @@ from scipy import stats
 
 from experiments.reproducing.markdown import render_markdown
 from experiments.verdicts import Row, mean_row
-from experiments.verdicts.page import Comparison, Section
+from experiments.verdicts.statement_page import Comparison, Section
 from rank_collapse.report.intervals import Interval
 
 VALUES = [-2.0, -3.0, -4.0, -6.0]

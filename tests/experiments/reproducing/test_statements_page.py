@@ -1,10 +1,10 @@
 """Which run the rows of docs/statements.md say they are of."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 
-from experiments.lab import Shown
 from experiments.reproducing import statements_page
 from experiments.verdicts import mean_row
 from experiments.verdicts.statements import STATEMENTS
@@ -30,7 +30,9 @@ def test_rows_say_their_first_seed_and_command(flags, first_seed, tmp_path, monk
         "layout": 3,
     }
     (tmp_path / "config.json").write_text(json.dumps(config))
-    monkeypatch.setattr(statements_page, "read_run", lambda module, folder: Shown([ROW]))
+    monkeypatch.setattr(
+        statements_page, "read_run", lambda module, folder: SimpleNamespace(claims=[ROW])
+    )
     ((row, run),) = statements_page.read_run_rows(tmp_path)
     assert row is ROW
     assert run["experiment"] == "run_collapse" and run["first_seed"] == first_seed

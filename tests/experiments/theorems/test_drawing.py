@@ -5,7 +5,7 @@ import pytest
 
 from experiments import run_theorems
 from experiments.theorems.drawing import plot_theorem
-from experiments.theorems.statements import Curve, Panel
+from experiments.theorems.outcomes import Curve, Panel
 
 pytestmark = pytest.mark.usefixtures("x64")
 

@@ -8,7 +8,7 @@ import pytest
 from scipy import stats
 
 from experiments.verdicts import statistics
-from experiments.verdicts.intervals import share_interval
+from experiments.verdicts.share_intervals import share_interval
 from rank_collapse.report.intervals import Interval
 
 VALUES = np.random.default_rng(0).normal(2.0, 1.0, 5)

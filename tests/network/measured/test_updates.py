@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 import rank_collapse as rc
-from experiments.note.stability.measure import move_weights
-from experiments.train.weights import get_weight_matrices
+from experiments.stability.design_measures import move_weights
+from experiments.train.weight_matrices import get_weight_matrices
 from rank_collapse.network.measured import updates
 from tests.oracles.updated_networks import FIELDS, make_network
 

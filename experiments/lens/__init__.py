@@ -1,0 +1,1 @@
+"""The exact Jacobian of trained networks by path length: run_lens."""

@@ -1,0 +1,94 @@
+"""Figures of run_lens: shares by path length, frozen against exact, ranks by distance."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import xarray as xr
+
+from experiments.lab import labelled
+from experiments.lens import influence
+from experiments.lens.lens_results import PLACE, list_ranks
+from experiments.trained.opened_networks import Network
+from rank_collapse.report import figures
+
+
+@figures.styled
+def shares_figure(results: xr.Dataset, networks: Sequence[Network]):
+    """Influence on later tokens by the number of attentions passed, along a random direction, from
+    the earliest state: parts projected on their sum, which add up to 1. Bands over texts."""
+    return plot_lengths(results, networks, "share", "share of the sum")
+
+
+@figures.styled
+def sizes_figure(results: xr.Dataset, networks: Sequence[Network]):
+    """Sizes of the same parts over that of their sum. Together they exceed 1 where parts of
+    different lengths cancel; each network has an axis of its own."""
+    return plot_lengths(results, networks, "size", "size over that of the sum")
+
+
+def plot_lengths(results: xr.Dataset, networks: Sequence[Network], name: str, ylabel: str):
+    """Plots a measure of the parts by path length, exact beside frozen, a panel for each network.
+
+    Args:
+        results: The results.
+        networks: The networks and their texts.
+        name: "share" or "size".
+        ylabel: Label of the vertical axes.
+    """
+    first = results.isel(start=0, drop=True).sel(**PLACE, drop=True)
+    fig, axes = figures.panels(len(networks), 3, width=4.0, height=3.0)
+    for ax, network in zip(axes.flat, networks, strict=False):
+        values = first.sel(network=network.label)
+        for index, kind in enumerate(influence.KINDS):
+            curve = values[f"{name}_{kind}"].dropna("length", how="all")
+            curve = curve.transpose("seed", "length")
+            figures.band(ax, curve.length.values, curve, kind, index)
+        ax.set(title=network.label, xlabel="path length", ylabel=ylabel)
+        figures.integer_ticks(ax)
+    axes[0, 0].legend()
+    return fig
+
+
+@figures.styled
+def cosine_figure(results: xr.Dataset, networks: Sequence[Network]):
+    """Cosine of the frozen sum with the exact Jacobian, by the layer after which paths start; at
+    the position that is changed (dashed) and at all later ones. Bands over texts."""
+    fig, axes = figures.panels(len(networks), 3, width=4.0, height=3.0)
+    for ax, network in zip(axes.flat, networks, strict=False):
+        values = results.sel(network=network.label)
+        layers = values.from_layer.mean("seed").values
+        for index, direction in enumerate(influence.DIRECTIONS):
+            for position, style in zip(influence.POSITIONS, ("--", "-"), strict=True):
+                curve = values.cosine.sel(direction=direction, position=position)
+                if not np.isfinite(curve).any():
+                    continue
+                label = f"{direction}, {position}"
+                curve = curve.transpose("seed", "start")
+                figures.band(ax, layers, curve, label, index, linestyle=style)
+        ax.axhline(0, color="gray", linewidth=0.5)
+        ax.set(title=network.label, xlabel="layer", ylabel="cosine", ylim=(-1.05, 1.05))
+        figures.integer_ticks(ax)
+    curves = [dict(zip(*ax.get_legend_handles_labels()[::-1], strict=True)) for ax in axes.flat]
+    curves = {label: handle for panel in curves for label, handle in panel.items()}
+    fig.legend(curves.values(), curves, loc="outside lower center", ncols=3)
+    return fig
+
+
+@figures.styled
+def ranks_figure(results: xr.Dataset, networks: Sequence[Network]):
+    """Effective rank of the exact Jacobian over the width of the states, by distance in tokens."""
+    ranks = list_ranks(results).dropna("start", how="all")
+    if not ranks.size:
+        return None
+    widths = {network.label: network.source.config.d_model for network in networks}
+    shares = ranks / xr.DataArray([*widths.values()], {"network": [*widths]}, "network")
+    fig, _ = labelled.plot_facets(
+        shares.isel(start=0, drop=True).dropna("seed", how="all"),
+        "distance",
+        "network",
+        ylabel="effective rank over width",
+        style=lambda index, _: {"linestyle": "-" if index < len(figures.COLORS) else "--"},
+    )
+    fig.axes[0].set_xlabel("distance in tokens")
+    fig.legend(loc="outside right upper")
+    return fig

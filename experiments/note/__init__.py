@@ -1,1 +1,0 @@
-"""What is measured of Transformers beyond the paper: forms of attention, designs, tasks."""

@@ -1,1 +1,0 @@
-"""What is measured of the networks of Dong, Cordonnier and Loukas (2021)."""

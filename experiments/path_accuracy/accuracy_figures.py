@@ -1,0 +1,145 @@
+"""The figures of accuracy by path length."""
+
+import numpy as np
+import xarray as xr
+
+from experiments.lab import labelled
+from experiments.path_accuracy.accuracy_results import accuracies, largest_sets
+from experiments.path_accuracy.evaluation import BASELINES
+from experiments.train.trained_tasks import TrainedTask
+from rank_collapse.report import figures
+
+
+@figures.styled
+def short_paths_figure(results: xr.Dataset, task: TrainedTask):
+    """Accuracy of the network without paths longer than k, and of sampled paths of length k alone;
+    mean and standard deviation over seeds."""
+    shares = accuracies(results)
+    fig, ((ax,),) = figures.figure(1, 1)
+    lengths = shares.path_length.values
+    figures.band(ax, lengths, shares.truncated, "without paths longer than k")
+    sets = largest_sets(shares).dropna("path_length", how="all").transpose("seed", ...)
+    label = f"{int(sets.num_paths)} sampled paths of length k"
+    figures.band(ax, sets.path_length, sets, label, 1)
+    levels = ((shares.whole, "whole network", "-"), (shares.baseline, "guess", "--"))
+    for value, text, dashes in levels:
+        ax.axhline(float(value.mean()), label=text, color="#555555", linestyle=dashes, lw=1)
+    ax.set(xlabel="path length k, in layers", ylabel="accuracy", ylim=(0, 1.02), title=task.title)
+    ax.set_xticks(lengths)
+    fig.legend(*ax.get_legend_handles_labels(), loc="outside lower center", ncols=2)
+    return fig
+
+
+@figures.styled
+def paths_figure(results: xr.Dataset, task: TrainedTask):
+    """Accuracy by path length. Left: sampled sets, which attend from their own states, beside the
+    exact sum over all paths of the length in the whole model's attention. Right: the network
+    without paths longer than k, the sums of the k + 1 shortest and of the k + 1 longest lengths.
+    Bars and bands: standard deviation over seeds."""
+    fig, axes = figures.figure(1, 2, width=4.0, height=4.2, sharey=True)
+    (sampled_ax, lengths_ax), shares = axes[0], accuracies(results)
+    sets = shares.sampled.mean("repeat")
+    for index, (point, accuracy) in enumerate(labelled.iterate_points(sets, "seed", "path_length")):
+        size = point["num_paths"]
+        sampled_ax.errorbar(
+            accuracy.path_length + 0.08 * (index - 0.5),
+            accuracy.mean("seed"),
+            accuracy.std("seed"),
+            label=f"{size} sampled path{'s' * (size > 1)}, recomputed",
+            capsize=2,
+            color=figures.color(index),
+            marker=figures.MARKERS[index],
+            linewidth=1.0,
+        )
+    curves = (
+        (sampled_ax, shares.exact, "all paths of length k, attention of the whole"),
+        (lengths_ax, shares.truncated, "paths up to k, attention recomputed"),
+        (lengths_ax, shares.up_to, "lengths 0 to k, attention of the whole"),
+        (lengths_ax, shares["from"][:, ::-1], "lengths L−k to L, attention of the whole"),
+    )
+    lengths = shares.path_length.values
+    for index, (ax, values, label) in enumerate(curves, sets.sizes["num_paths"]):
+        figures.band(ax, lengths, values, label=label, index=index)
+    whole_accuracy, offset = float(shares.whole.mean()), float(shares.offset.mean())
+    best = max(BASELINES, key=lambda name: float(shares[name].mean()))
+    baseline = float(shares[best].mean())
+    measured = [
+        (whole_accuracy, f"whole model ({whole_accuracy:.2f})", "black", "-"),
+        (baseline, f"{best} ({baseline:.2f})", "dimgray", "--"),
+        (offset, f"no path: biases alone ({offset:.2f})", "firebrick", "-."),
+    ]
+    published = [
+        (task.published[key], f"{label}, published ({task.published[key]:g})", "tab:gray", ":")
+        for key, label in (("whole", "whole model"), ("baseline", "baseline"))
+    ]
+    for ax, levels in ((sampled_ax, measured + published), (lengths_ax, measured)):
+        for value, label, color, style in levels:
+            ax.axhline(value, label=label, color=color, linestyle=style, linewidth=1.1)
+        ax.set(xlabel="path length k", xticks=lengths, ylim=(0, 1.02))
+        ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2))
+    sampled_ax.set(ylabel="token accuracy", title="one length")
+    lengths_ax.set(title="several lengths together")
+    fig.suptitle(f"{task.title}, {count_seeds(shares)}")
+    return fig
+
+
+@figures.styled
+def shares_figure(results: xr.Dataset, task: TrainedTask):
+    """What the biases carry through the whole model's 1/σ, without any path (left), and what each
+    length adds in its attention: exact Shapley values of the accuracy (middle), and covariance
+    shares of the logits, the offset's first (right): one outside 0..1 says that parts cancel."""
+    fig, axes = figures.figure(1, 3, width=3.5, height=3.0)
+    shares = accuracies(results)
+    offset_share = 1 - shares.covariance.sum("path_length")  # the shares of all parts sum to 1
+    lengths = list(map(str, shares.path_length.values))
+    panels = (
+        (
+            np.stack([shares.baseline, shares.offset, shares.whole], axis=1),
+            ["best\nbaseline", "offset:\nno path", "whole\nmodel"],
+            "token accuracy",
+        ),
+        (shares.shapley.values, lengths, "Shapley value of the accuracy"),
+        (
+            np.column_stack([offset_share, shares.covariance]),
+            ["offset", *lengths],
+            "covariance share of the logits",
+        ),
+    )
+    for ax, (values, names, label) in zip(axes[0], panels, strict=True):
+        style = {"capsize": 2, "color": figures.color(0), "alpha": 0.8}
+        ax.bar(names, values.mean(axis=0), yerr=values.std(axis=0), **style)
+        ax.axhline(0, color="black", lw=0.8)
+        ax.set(ylabel=label)
+    for ax in axes[0, 1:]:
+        ax.set(xlabel="path length k, frozen")
+    axes[0, 2].axhline(1, color="dimgray", lw=0.9, ls="--")
+    axes[0, 2].tick_params("x", labelsize=8)
+    ratio = float(shares.cancellation.mean())
+    total = float(shares.shapley.sum("path_length").mean())
+    axes[0, 2].set_title(rf"$\Sigma\,\|C_k\| \,/\, \|Y\|$ = {ratio:.2f}")
+    axes[0, 1].set_title(f"sum {total:.2f}: whole model less offset")
+    axes[0, 0].set_title("what the biases carry")
+    fig.suptitle(f"{task.title}, {count_seeds(shares)}")
+    return fig
+
+
+@figures.styled
+def loss_figure(results: xr.Dataset, task: TrainedTask):
+    """Training loss, mean and standard deviation over seeds that did not diverge; of those that did
+    until they did."""
+    fig, ((ax,),) = figures.figure(1, 1)
+    fine, diverged = (results.losses.sel(seed=seeds) for seeds in (results.fine, ~results.fine))
+    epochs = fine.epoch + 1
+    figures.band(ax, epochs, fine, label=count_seeds(fine), marker="")
+    lines = ax.plot(epochs, diverged.T, color=figures.color(1), linewidth=0.8)
+    for line in lines[:1]:
+        line.set_label(f"diverged: {len(diverged)}")
+    ax.set(xlabel="epoch", ylabel="training loss", title=task.title)
+    ax.legend()
+    return fig
+
+
+def count_seeds(values: xr.Dataset | xr.DataArray) -> str:
+    """Returns the number of seeds in words, "3 seeds"."""
+    count = values.sizes["seed"]
+    return f"{count} seed{'s' * (count != 1)}"

@@ -1,0 +1,385 @@
+"""The encoders of run_stability, by design and depth, and what is measured of one.
+
+A network of l layers is the deepest one whose layers after l have skips of 1 and branches of 0:
+they change nothing, and one compiled program serves every depth and every design of its norms.
+"""
+
+import itertools
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import rank_collapse as rc
+from experiments.lab import Executor, Options, RunFolder, check_names
+from experiments.stability import dependency
+from experiments.train.weight_matrices import (
+    compute_matrix_norms,
+    get_weight_matrices,
+    replace_weight_matrices,
+)
+from rank_collapse.network import layers
+from rank_collapse.network.designs import count_branches
+from rank_collapse.network.residual import Gains, Unprofiled, layer_gains
+from rank_collapse.theory import expectation
+
+# {design: the law of Liu et al. of Σ β_ii², to which what independent updates do to its output is
+# proportional}
+LAW_OF = {
+    "post": "O(N)",
+    "pre": "O(log N)",
+    "admin": "O(log N)",
+    "admin_log": "O(log N)",
+    "admin_const": "O(1)",
+}
+DESIGNS = (*LAW_OF, "deepnorm", "depth_scaled", "layernorm_scaling")
+NUM_PROFILED = 8  # examples of the batch that Admin's gains are profiled on
+
+
+class Case(NamedTuple):
+    """One network: a design at a depth."""
+
+    design: str  # A name of `rc.network.DESIGNS`
+    depth: int  # Layers
+    branches: int  # N
+
+    @property
+    def name(self) -> str:
+        """Names its arrays."""
+        return f"encoder {self.design}, L={self.depth}"
+
+
+def base_config(options: Options, depth: int) -> rc.TransformerConfig:
+    """Makes the network that designs are applied to."""
+    flags = ("num_heads", "d_model", "d_ff", "mlp", "mask")
+    sizes = {name: options[name] for name in flags}
+    return rc.transformer(depth, **sizes, mlp_skip=options.mlp != "none")
+
+
+def make_configs(options: Options) -> dict[Case, rc.TransformerConfig]:
+    """Makes all designs at all depths, ascending, as deep as the deepest; see `pad_layers`.
+
+    Args:
+        options: The flags.
+
+    Raises:
+        ValueError: A design that there is not or that the one law does not cover, fewer than two
+            depths, or an update of nothing.
+    """
+    check_names(options, "designs", rc.network.DESIGNS)
+    depths = sorted(set(options.depths))
+    if len(depths) < 2:
+        raise ValueError(f"--depths={','.join(map(str, depths))} is fewer than two depths")
+    if not options.update_size > 0:
+        raise ValueError(f"--update_size={options.update_size} is no update of the weights")
+    configs = {}
+    for name, depth in itertools.product(options.designs, depths):
+        config = rc.design(base_config(options, depth), name, learned=False)
+        expectation.COVERS.check(config)
+        configs[Case(name, depth, count_branches(config))] = pad_layers(config, depths[-1])
+    return configs
+
+
+def pad_layers(config: rc.TransformerConfig, size: int) -> rc.TransformerConfig:
+    """Gives a network `size` layers, of which those past its own change nothing.
+
+    Initial weights are compared alike: by one rule, with the gain of the design's own.
+
+    Args:
+        config: The network.
+        size: Layers that it gets.
+    """
+    if isinstance(config.skip_gain, Unprofiled):
+        config = config.replace(skip_gain=np.nan)  # until `profile_omega`
+    gains, ones = layer_gains(config, jnp.float32), np.ones(config.depth, np.float32)
+
+    def pad(values, constant):
+        width = (0, size - config.depth)
+        return jax.tree.map(lambda a: np.pad(a, width, constant_values=constant), values)
+
+    return config.replace(
+        depth=size,
+        init="lecun",
+        skip_gain=pad(gains.skip, 1.0),
+        branch_gain=pad(gains.branch, 0.0),
+        norm_gain=pad(gains.norm or Gains(ones, ones, ones), 1.0),
+    )
+
+
+def group_by_program(configs: Mapping[str, rc.TransformerConfig]) -> list[dict[str, Any]]:
+    """Groups networks that differ in numbers alone: these are arguments of one program.
+
+    Args:
+        configs: The networks by case or name.
+
+    Returns:
+        [{name: config of float32 numbers}].
+    """
+    groups: dict[Any, dict[str, Any]] = {}
+    for name, config in configs.items():
+        leaves, structure = jax.tree.flatten(config)
+        shapes = tuple(map(np.shape, leaves))
+        groups.setdefault((structure, shapes), {})[name] = jax.tree.map(np.float32, config)
+    return list(groups.values())
+
+
+def measure_all(
+    options: Options, configs: Mapping[Case, Any], folder: RunFolder
+) -> dict[Case, dict[str, np.ndarray]]:
+    """Measures all networks at initialisation, resumed from the run.
+
+    Args:
+        options: The flags.
+        configs: The networks by case or name.
+        folder: The run folder; what it has is not computed again.
+
+    Returns:
+        {case: {measure: [s, ...]}}, names joined by a dot.
+
+    Raises:
+        ValueError: Each design has a network whose output is no number.
+    """
+    arrays: dict[str, Any] = {}
+    by_name = {case.name: config for case, config in configs.items()}
+    with Executor(options, folder, "stability", options.num_seeds * len(by_name)) as executor:
+        for group in group_by_program(by_name):
+            is_profiled = any(np.isnan(a).any() for a in jax.tree.leaves(list(group.values())))
+
+            def make_cells(point, group=group):
+                return {n: (config, np.float32(point.update_size)) for n, config in group.items()}
+
+            arrays |= executor.measure(partial(measure_seed, options, is_profiled), make_cells)
+        results = {case: cut_padding(arrays[case.name], case.depth) for case in configs}
+        return keep_finite_designs(results, executor.progress.say)
+
+
+def keep_finite_designs(
+    results: Mapping[Case, dict[str, np.ndarray]], say: Callable[[str], None]
+) -> dict[Case, dict[str, np.ndarray]]:
+    """Keeps the designs all of whose networks' outputs are numbers, and says which are left out.
+
+    Args:
+        results: Measures [s, ...] of each network.
+        say: Gets a line for each design that is left out.
+
+    Returns:
+        The results of the designs that stay.
+
+    Raises:
+        ValueError: There is no such design.
+    """
+    reasons: dict[str, str] = {}
+    for case, measures in results.items():
+        if not np.isfinite(measures["change.random"]).all():
+            network = f"--designs={case.design} at depth {case.depth}"
+            reasons.setdefault(case.design, f"{network}: NaN or overflow in the network")
+    kept = {case: m for case, m in results.items() if case.design not in reasons}
+    if not kept:
+        raise ValueError("; ".join(reasons.values()))
+    for reason in reasons.values():
+        say(f"{reason}; the design is kept apart")
+    return kept
+
+
+def cut_padding(arrays: Mapping[str, np.ndarray], depth: int) -> dict[str, np.ndarray]:
+    """Cuts arrays [s, k L] or [s, k L + 1] to the layers of the network's own depth.
+
+    Args:
+        arrays: Of one network.
+        depth: Its layers.
+    """
+    size, cut = arrays["apart"].shape[1] - 1, {}
+    for name, values in arrays.items():
+        if values.ndim > 1:
+            per_layer, extra = divmod(values.shape[1], size)
+            values = values[:, : per_layer * depth + extra]
+        cut[name.replace("/", ".")] = values
+    return cut
+
+
+def draw(options: Options, key: Any, config: rc.TransformerConfig) -> dict[str, Any]:
+    """Draws weights and what else is random of one seed.
+
+    Args:
+        options: The flags.
+        key: Of the seed.
+        config: The network.
+
+    Returns:
+        "params"; "x" and "batch", states [n, d] and [b, n, d]; "target" [n, d], the cotangent of
+        the output; "direction", matrices to move the weights in.
+    """
+    key_params, key_tokens, key_target, key_direction = jax.random.split(key, 4)
+    # Gaussian weights of their own as the direction; only directions count.
+    both = jax.vmap(lambda k: rc.init(k, config))(jnp.stack([key_params, key_direction]))
+    params, direction = (jax.tree.map(lambda a, i=i: a[i], both) for i in (0, 1))
+    shape = options.num_tokens, options.d_model
+    draw_tokens = jax.vmap(lambda key: layers.apply_norm(None, jax.random.normal(key, shape)))
+    batch_keys = jax.random.split(jax.random.fold_in(key_tokens, 1), NUM_PROFILED)
+    return {
+        "params": params,
+        "x": draw_tokens(key_tokens[None])[0],
+        "batch": draw_tokens(batch_keys),
+        "target": jax.random.normal(key_target, shape),
+        "direction": get_weight_matrices(direction),
+    }
+
+
+def measure_seed(options: Options, is_profiled: bool, key: Any, floats: Any) -> dict[str, Any]:
+    """Measures one seed of one network, {measure: ...}.
+
+    Args:
+        options: The flags.
+        is_profiled: Whether a network may be one whose gains are profiled.
+        key: Of the seed.
+        floats: The network, and ‖W* − W‖/‖W‖.
+    """
+    config, size = floats
+    draws = draw(options, key, config)
+    params, x, target = draws["params"], draws["x"], draws["target"]
+    if is_profiled:
+        config = profile_omega(params, draws["batch"], config)
+
+    def compute_loss(params):
+        trace = rc.apply(params, x, config)
+        return jnp.sum(target * trace.output), trace
+
+    gradients, trace = matrix_gradients(compute_loss, params)
+    sizes = expectation.update_sizes(config, size)
+    law = expectation.expected_pass(params, x, config, sizes=sizes)
+    moves = {"random": draws["direction"], "gradient": jax.tree.map(jnp.negative, gradients)}
+    results = measure_network(params, x, config, trace, law, moves, size)
+    results["change"]["sgd"] = sgd_change(params, x, config, gradients)
+    results["gradient_bound"] = gradient_bound(params, gradients, target, size)
+    return results
+
+
+def measure_network(
+    params: Any, x: Any, config: Any, trace: Any, law: Any, directions: Any, size: Any
+) -> dict[str, Any]:
+    """Measures output change, dependency and token cosines, beside what the law expects.
+
+    Args:
+        params, x, config, trace: The network, its tokens [n, d] and its forward pass.
+        law: From `expectation.expected_pass`.
+        directions, size: As of `output_changes`.
+    """
+    output = normalised_output(trace, config)
+    return {
+        "shares": dependency.branch_shares(params, trace, config),
+        "expected_shares": law.shares,
+        "apart": jax.vmap(one_minus_cosine)(trace.hidden),
+        "expected_log_apart": law.log_one_minus_cosine,
+        "change": output_changes(params, x, config, output, directions, size),
+        "expected_change": law.output_change[-1],
+    }
+
+
+def one_minus_cosine(x: jax.Array) -> jax.Array:
+    """Computes 1 − the mean cosine of two tokens as Σ_i |x̂_i − mean|²/(n − 1), to 1e-13."""
+    unit = x / jnp.linalg.norm(x, axis=1, keepdims=True)
+    return jnp.sum(jnp.square(unit - unit.mean(axis=0, keepdims=True))) / (len(x) - 1)
+
+
+def matrix_gradients(loss: Callable[[Any], tuple[Any, Any]], params: Any) -> tuple[Any, Any]:
+    """Computes ∂loss/∂W of every matrix; also returns what else loss(params) returns."""
+
+    def loss_of_matrices(matrices):
+        return loss(replace_weight_matrices(params, matrices))
+
+    return jax.grad(loss_of_matrices, has_aux=True)(get_weight_matrices(params))
+
+
+def normalised_output(trace: rc.Trace, config: rc.TransformerConfig) -> jax.Array:
+    """Computes x̂ of the last layer, [n, d]."""
+    return layers.apply_norm(None, trace.hidden[-1], config.norm, config.norm_eps)
+
+
+def output_changes(
+    params: Any, x: Any, config: Any, before: Any, directions: Mapping[str, Any], size: Any
+) -> dict[str, Any]:
+    """Computes |x̂ − x̂*|²/d of the normalised output after an update of all matrices, by name.
+
+    Args:
+        params, x, config: The network and its tokens.
+        before: x̂.
+        directions: {name: matrices}; each matrix moves by the same relative size.
+        size: ‖W* − W‖/‖W‖.
+    """
+
+    def compute_change(direction):
+        trace = rc.apply(move_weights(params, direction, size), x, config)
+        return jnp.mean(jnp.square(normalised_output(trace, config) - before))
+
+    stacked = jax.tree.map(lambda *a: jnp.stack(a), *directions.values())
+    return dict(zip(directions, jax.lax.map(compute_change, stacked), strict=True))
+
+
+def move_weights(params: Any, direction: Any, size: Any) -> Any:
+    """Moves every matrix of every layer by the same relative size: W* = W + size ‖W‖_F U/‖U‖_F.
+
+    Args:
+        params: Of the network.
+        direction: U, a tree as `get_weight_matrices` returns; where U = 0 nothing moves.
+        size: ‖W* − W‖_F/‖W‖_F.
+    """
+
+    def move(w, u):
+        axes = tuple(range(1, w.ndim))
+        norms = [jnp.sqrt(jnp.sum(jnp.square(a), axis=axes, keepdims=True)) for a in (w, u)]
+        unit = u / jnp.where(norms[1] == 0, 1, norms[1])
+        return w + jnp.asarray(size, w.dtype) * norms[0] * unit
+
+    matrices = jax.tree.map(move, get_weight_matrices(params), direction)
+    return replace_weight_matrices(params, matrices)
+
+
+def sgd_change(params: Any, x: Any, config: Any, gradients: Any) -> jax.Array:
+    """Computes |δx̂|²/(d η²) of an SGD step W − η ∂loss/∂W of all matrices, to first order in η.
+
+    Args:
+        params: Its parameters.
+        x: Its tokens [n, d].
+        config: The network.
+        gradients: ∂loss/∂W of every matrix.
+    """
+
+    def compute_output(matrices):
+        new_params = replace_weight_matrices(params, matrices)
+        return normalised_output(rc.apply(new_params, x, config), config)
+
+    matrices = get_weight_matrices(params)
+    tangent = jax.jvp(compute_output, (matrices,), (gradients,))[1]
+    return jnp.mean(jnp.square(tangent))
+
+
+def gradient_bound(params: Any, gradients: Any, target: Any, size: Any) -> jax.Array:
+    """Computes e² (Σ‖W‖‖∂W‖)²/‖u‖², the least change of the output by a gradient step, per entry.
+
+    A step of relative size e along every matrix's gradient changes the loss u·x̂ by e Σ‖W‖‖∂W‖,
+    u the target [n, d].
+    """
+    norms = map(compute_matrix_norms, (get_weight_matrices(params), gradients))
+    total = jax.tree.reduce(jnp.add, jax.tree.map(lambda w, g: jnp.sum(w * g), *norms))
+    return jnp.square(size * total) / (jnp.sum(jnp.square(target)) * target.size)
+
+
+def profile_omega(params: Any, batch: Any, config: rc.TransformerConfig) -> rc.TransformerConfig:
+    """Profiles Admin's ω on a batch of states, where the skips of the network are NaN.
+
+    Args:
+        params: Its parameters.
+        batch: States [b, n, d].
+        config: The network.
+    """
+
+    def profile():
+        profiled = rc.network.admin_profile(params, batch, config)
+        return layer_gains(profiled, jnp.float32).skip
+
+    skips = config.skip_gain
+    gains = jax.lax.cond(jnp.isnan(skips.attention[0]), profile, lambda: skips)
+    return config.replace(skip_gain=gains)

@@ -1,0 +1,123 @@
+"""The figures of run_stability: dependency, output change, gradients, and the one law.
+
+Each takes the results of all networks, see `results`.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from experiments.stability.dependency import dependency
+from experiments.stability.stability_results import (
+    UPDATES,
+    VISIBLE,
+    ByCase,
+    branch_counts,
+    by_design,
+    depth_curve,
+    first_and_last,
+    law_values,
+)
+from experiments.verdicts.share_intervals import geometric_mean
+from rank_collapse.report import figures
+from rank_collapse.report.wording import words
+
+DASHES = {"O(N)": ":", "O(log N)": "--", "O(1)": "-."}
+
+
+def plot_law(ax: Any, x: Any, y: Any, index: int, **options: Any) -> None:
+    """Plots what is expected of a design, a dotted line."""
+    ax.plot(x, y, **{"color": figures.color(index), "ls": ":", "lw": 1.2} | options)
+
+
+def expected_apart(measures: dict[str, Any]) -> np.ndarray:
+    """Computes the law's 1 − token cosine by layer, mean over seeds."""
+    return np.exp(measures["expected_log_apart"].astype(float)).mean(axis=0)
+
+
+@figures.styled
+def one_law_figure(results: ByCase) -> figures.Figure:
+    """Left: 1 − mean token cosine by layer of the deepest networks (markers: geometric means;
+    bands: a deviation over networks; dotted: the least and the largest network) and the law that
+    predicts the mean from the gains alone (lines). Right: output change, measured against expected
+    from the same recursion, geometric means over seeds."""
+    fig, ((collapse, change),) = figures.figure(1, 2, width=4.4, height=3.5)
+    for index, (name, networks) in enumerate(by_design(results).items()):
+        _, deep = first_and_last(networks)
+        apart = np.where(deep["apart"] > VISIBLE, deep["apart"], np.nan)
+        layers = np.arange(apart.shape[1])
+        spacing = max(1, layers[-1] // 12)
+        marks = {"linestyle": "", "markevery": (index % spacing, spacing)}
+        figures.log_band(collapse, layers, apart, name, index, **marks)
+        plot_law(collapse, layers, expected_apart(deep), index, ls="-", lw=1.0)
+        for end in (np.min, np.max):
+            plot_law(collapse, layers, end(apart, axis=0), index, ls=":", lw=0.5)
+        expected = geometric_mean(depth_curve(networks, "expected_change"))
+        measured = geometric_mean(depth_curve(networks, "change.random"))
+        marker = figures.MARKERS[index % len(figures.MARKERS)]
+        change.plot(expected, measured, color=figures.color(index), marker=marker, linestyle="")
+    collapse.set(
+        yscale="log",
+        xlabel="layer",
+        ylabel=r"1 $-$ token cosine",
+        title="tokens: networks, and the law (lines)",
+    )
+    collapse.set_ylim(max(collapse.get_ylim()[0], VISIBLE / 10), 2)
+    change.set(title=r"output change, every depth", ylabel=r"measured $E|\delta \hat x|^2/d$")
+    change.set(xscale="log", yscale="log", xlabel="expected from the law")
+    change.plot(*2 * [change.get_xlim()], color="#555555", lw=0.9, ls="--")
+    collapse.legend(loc="lower left")
+    return fig
+
+
+@figures.styled
+def dependency_figure(results: ByCase) -> figures.Figure:
+    """Dependency of the stream after branch i on branch j in the shallowest networks: β_ij from
+    variances, as published."""
+    designs = by_design(results)
+    fig, axes = figures.figure(1, len(designs), width=2.7, height=3.0, sharey=True)
+    for ax, (name, networks) in zip(axes[0], designs.items(), strict=True):
+        shallow = first_and_last(networks)[0]
+        values = np.mean([np.sqrt(dependency(s)) for s in shallow["shares"]], axis=0)
+        hidden = np.triu(np.ones(values.shape, bool), 1)
+        image = ax.imshow(np.ma.masked_array(values, hidden), vmin=0, vmax=1, cmap="viridis")
+        ax.grid(visible=False)
+        figures.integer_ticks(ax)
+        ax.set_title(f"{words(name)}, {next(iter(networks)).depth} layers", fontsize=8)
+        ax.set_xlabel("branch j (0: input)")
+    axes[0, 0].set_ylabel(r"$\beta_{ij}$ after branch i")
+    fig.colorbar(image, ax=axes, shrink=0.7)
+    return fig
+
+
+@figures.styled
+def output_change_figure(results: ByCase) -> figures.Figure:
+    """Change of the output after an update of every matrix by the same relative size, against the
+    number of branches; black the three published laws. Dotted: of random updates the law's
+    expectation; of steps along the gradient what they do at least, e² (Σ‖W‖‖∂W‖)²/‖u‖²."""
+    fig, (axes,) = figures.figure(1, 2, width=4.0, height=3.5)
+    designs = by_design(results)
+    branches = branch_counts(next(iter(designs.values())))
+    for ax, update in zip(axes, UPDATES, strict=True):
+        for index, (name, networks) in enumerate(designs.items()):
+            values = depth_curve(networks, f"change.{update}")
+            first = geometric_mean(values)[0]
+            figures.log_band(ax, branches, values / first, name, index)
+            expected = depth_curve(networks, "expected_change").mean(axis=0)
+            bound = geometric_mean(depth_curve(networks, "gradient_bound"))
+            reference = expected / expected[0] if update == "random" else bound / first
+            plot_law(ax, branches, reference, index, ls=(0, (1, 1)), lw=0.8)
+        for name, values in law_values(branches).items():
+            line = {"color": "black", "lw": 0.9, "ls": DASHES[name], "label": name}
+            ax.plot(branches, values / values[0], **line)
+        ax.set(
+            xscale="log",
+            yscale="log",
+            xlabel="residual branches N",
+            ylabel=r"$E|\delta \hat x|^2$, 1 at the smallest N",
+            title=f"{update} update of equal relative size",
+        )
+        ax.set_xticks(branches, labels=[str(n) for n in branches])
+        ax.set_xticks([], minor=True)
+    fig.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=6)
+    return fig

@@ -1,0 +1,234 @@
+"""One layer: norms and affine rank, Lipschitz constants, spread of scores, weight by position."""
+
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import rank_collapse as rc
+from experiments.theorems import prescribed_networks
+from experiments.theorems.outcomes import Curve, Panel, Theorem
+
+# Three tokens on a line, whose normalised images are three points of a circle.
+COLLINEAR = np.array([[1.0, 0, 0], [1, 1, 0], [1, 2, 0]])
+NUMBERS = (4, 8, 16, 32)  # of tokens
+SPREADS = (0.0, 0.5, 1.0, 2.0, 4.0)
+SHARES = Path(__file__).with_name("position_shares.toml")  # of BLOOM and MPT, by layer
+
+
+def affine_rank(x: np.ndarray) -> int:
+    """Computes the rank of the tokens less their mean."""
+    return int(np.linalg.matrix_rank(np.asarray(rc.measures.residual(x)), tol=1e-9))
+
+
+def normalise_tokens(x: np.ndarray, kind: str) -> np.ndarray:
+    """Passes tokens through a norm alone: a post-norm layer whose branch has the gain 0."""
+    config = prescribed_networks.make_network(
+        1, x.shape[1], attention_skip=True, norm_placement="post", norm=kind, branch_gain=0.0
+    )
+    x = jnp.asarray(x)
+    return np.asarray(
+        prescribed_networks.pass_states(prescribed_networks.make_params(config), x, config)[1]
+    )
+
+
+def affine_rank_curves(seed: int, *, n: int = 10, d: int = 16) -> list[Curve]:
+    """Counts affine ranks before and after LayerNorm, matrix ranks under RMSNorm, and the span."""
+    ranks, before, after, matrix_before, matrix_after = (1, 2, 3), [], [], [], []
+    for rank in ranks:
+        keys = jax.random.split(jax.random.fold_in(jax.random.key(seed), rank), 3)
+        spread = jax.random.normal(keys[0], (n, rank)) @ jax.random.normal(keys[1], (rank, d))
+        x = np.asarray(jax.random.normal(keys[2], (1, d)) + spread)
+        before.append(affine_rank(x))
+        after.append(affine_rank(normalise_tokens(x, "layer")))
+        matrix_before.append(np.linalg.matrix_rank(x))
+        matrix_after.append(np.linalg.matrix_rank(normalise_tokens(x, "rms"), tol=1e-9))
+    small = affine_rank(normalise_tokens(COLLINEAR, "layer"))
+    tokens, config, spans = (2, 4, 6, 8), rc.san(1, 1, d), []
+    for count in tokens:
+        keys = jax.random.split(jax.random.fold_in(jax.random.key(seed), count))
+        x = jax.random.normal(keys[0], (count, d))
+        branch = rc.apply(rc.init(keys[1], config), x, config).hidden[1]
+        spans.append(np.linalg.matrix_rank(np.concatenate([x, branch])))
+    line = affine_rank(COLLINEAR)
+    name = "10 tokens, d 16, RMSNorm"
+    return [
+        Curve("3 tokens on a line, d 3", [line], line, [small], tolerance=0),
+        Curve("10 tokens, d 16, LayerNorm", before, before, after, tolerance=0),
+        Curve(name, matrix_before, matrix_before, matrix_after, tolerance=0, instead=True, panel=1),
+        Curve("tokens and their attention, d 16", tokens, tokens, spans, "≤", 0, panel=2),
+    ]
+
+
+def lipschitz_curves(seed: int, *, draws: int = 8) -> list[Curve]:
+    """Compares the norm of the Jacobian of an attention layer with the bound, by tokens."""
+    d, radius, bounds, largest = 2, 2.0, [], []
+    for n in NUMBERS:
+        config = prescribed_networks.make_network(1, d)
+
+        def measure(key, config=config, n=n):
+            key_a, key_x = jax.random.split(key)
+            a = jax.random.normal(key_a, (d, d))
+            a = a / jnp.linalg.norm(a, ord=2)
+            x = radius * prescribed_networks.draw_sphere(key_x, n, d)
+            params = prescribed_networks.make_params(config, a)
+            branch = jax.jacfwd(lambda x: rc.apply(params, x, config).attention_branch[0])
+            return jnp.linalg.norm(branch(x).reshape(n * d, n * d), ord=2)
+
+        norms = jax.jit(jax.vmap(measure))(jax.random.split(jax.random.key(seed), draws))
+        bounds.append(np.sqrt(3 * (radius**4 * (4 * n + 1) + n)))
+        largest.append(float(norms.max()))
+    return [Curve(f"largest of {draws} draws", NUMBERS, bounds, largest, "≤", 1e-9)]
+
+
+def spread_curves(seed: int, *, n: int = 32, d: int = 32, depth: int = 6) -> list[Curve]:
+    """Measures entropy and cosine by the spread of the eigenvalues of W_QK, at one trace."""
+    entropies, cosines = [], []
+    config = prescribed_networks.make_network(
+        depth, d, attention_skip=True, norm_placement="post", norm="rms", temperature=np.sqrt(d)
+    )
+    keys = jax.random.split(jax.random.key(seed), 4)
+    x = jax.random.normal(keys[0], (n, d))
+    basis, _ = jnp.linalg.qr(jax.random.normal(keys[1], (d, d)))
+    deviations = jax.random.normal(keys[2], (d,))
+    deviations = (deviations - deviations.mean()) / deviations.std()
+    value = jax.random.normal(keys[3], (d, d)) / jnp.sqrt(d)
+    for spread in SPREADS:
+        scores = basis * (1 + spread * deviations)[None] @ basis.T
+        trace = rc.apply(prescribed_networks.make_params(config, scores, value), x, config)
+        entropies.append(jnp.mean(rc.attention_entropy(trace.attention[0])))
+        cosines.append(rc.token_cosine(trace.hidden[-1]))
+    return [
+        Curve("first layer", SPREADS, np.nan, entropies, "none"),
+        Curve("after 6 layers", SPREADS, np.nan, cosines, "none", panel=1),
+    ]
+
+
+def last_row(key: jax.Array, *, n: int = 64, d: int = 32, depth: int = 8) -> jax.Array:
+    """Computes the rollout's last row [n] of a random causal network without positions.
+
+    Tokens are independent Gaussians; the shares of the attention are those of the network.
+
+    Args:
+        key: Of the weights and the tokens.
+        n, d, depth: Tokens, width, layers.
+    """
+    config = rc.san_skip(depth, 4, d, norm_placement="pre", norm="rms", mask="causal")
+    key_p, key_x = jax.random.split(key)
+    params, x = rc.init(key_p, config), jax.random.normal(key_x, (n, d))
+    trace = rc.apply(params, x, config)
+    shares = rc.branch_shares(trace, params, config).attention
+    return rc.rollout(trace.attention, shares)[-1]
+
+
+def ends_over_middle(row: jax.Array) -> jax.Array:
+    """Divides the first and the last weight of a row [n] by the largest of the middle half, [2]."""
+    n = row.shape[0]
+    return jnp.stack([row[0], row[-1]]) / row[n // 4 : 3 * n // 4].max()
+
+
+def rollout_row(shares: Sequence[float], heads: int, n: int) -> np.ndarray:
+    """Computes the rollout's last row [n] of causal layers that attend by distance alone.
+
+    The weights are those of ALiBi without content, softmax_j(−s_h (i − j)) with s_h = 2^(−8h/H).
+
+    Args:
+        shares: Of the attention, by layer.
+        heads, n: H and the number of tokens.
+    """
+    places, slopes = np.arange(n), 2.0 ** (-8 * np.arange(1, heads + 1) / heads)
+    distances = places[:, None] - places
+    scores = np.where(distances < 0, -np.inf, -slopes[:, None, None] * distances)
+    weights = jnp.mean(jax.nn.softmax(jnp.asarray(scores), axis=-1), axis=0)
+    stack = jnp.broadcast_to(weights, (len(shares), n, n))
+    return np.asarray(rc.rollout(stack, jnp.asarray(shares))[-1])
+
+
+def published_row(name: str, n: int) -> np.ndarray:
+    """Computes `rollout_row` of the shares of a trained model.
+
+    Args:
+        name: Of the model, in `SHARES`.
+        n: Tokens.
+    """
+    published = tomllib.loads(SHARES.read_text("utf-8"))[name]
+    return rollout_row(published["shares"], published["heads"], n)
+
+
+def position_curves(seed: int, *, n: int = 64) -> list[Curve]:
+    """Measures the rollout's last row by position, of random and of published causal networks."""
+    row = np.asarray(last_row(jax.random.key(seed), n=n))
+    ends, middle = [row[0], row[-1]], row[n // 4 : 3 * n // 4].max()
+    curves = [
+        Curve("random network, iid tokens", np.arange(n), np.nan, row, "none"),
+        Curve("both ends above the middle half", [0, n - 1], middle, ends, "≥", 0, ordering=True),
+    ]
+    for name in ("bloom-7b1", "mpt-7b"):
+        row = published_row(name, 256)
+        curves.append(Curve(name, np.arange(256), np.nan, row, "none", panel=1))
+    return curves
+
+
+THEOREMS = (
+    Theorem(
+        "affine_rank",
+        "Cirrincione 2026 (2604.23681)",
+        "abstract",
+        "Layer normalisation keeps the affine rank; attention adds no direction to the span.",
+        "rank(LN(X) − mean) = rank(X − mean); rank([X; SA(X)]) = rank(X)",
+        "None in the abstract; its definitions could not be read",
+        "`rc.apply` (a post-norm layer of branch gain 0), `rc.measures.residual`",
+        "No: use the matrix rank, which RMSNorm keeps.",
+        (
+            Panel("affine rank before LayerNorm", "affine rank after it"),
+            Panel("matrix rank before RMSNorm", "matrix rank after it"),
+            Panel("rank of the tokens", "rank of tokens and attention"),
+        ),
+        affine_rank_curves,
+    ),
+    Theorem(
+        "lipschitz",
+        "Castin et al. 2024 (2312.14820), theorem 3.3",
+        "memory",
+        "The Lipschitz constant of attention grows at most as √n.",
+        "√3 ‖V‖ √(‖A‖² R⁴ (4n + 1) + n) on tokens of norm at most R",
+        "One head, scores x_iᵀ A x_j",
+        "exact Jacobian of `rc.apply`'s attention branch",
+        "No: the bound is far above; the growth with n of a trained network is the question.",
+        (Panel("tokens n", "largest singular value of the Jacobian", "xy"),),
+        lipschitz_curves,
+    ),
+    Theorem(
+        "score_spread",
+        "Bao et al. 2024 (2402.02098)",
+        "memory",
+        "A small spread of the eigenvalues of W_QK prevents rank and entropy collapse.",
+        "none that could be read: entropy and cosine by spread, at one trace",
+        "Symmetric W_QK of trace d",
+        "`rc.attention_entropy`, `rc.token_cosine` of `rc.apply`",
+        "To be judged on trained networks.",
+        (
+            Panel("spread of the eigenvalues of W_QK", "entropy of attention, nats"),
+            Panel("spread of the eigenvalues of W_QK", "mean cosine of two tokens"),
+        ),
+        spread_curves,
+    ),
+    Theorem(
+        "position",
+        "2605.09213 (2026)",
+        "abstract",
+        "Of iid tokens the first and the last carry more of the last state than the middle.",
+        "rollout of the last row at both ends ≥ its largest value in the middle half",
+        "Random causal network without positions, iid tokens",
+        "`rc.rollout` with `rc.branch_shares`",
+        "Yes: put what matters at an end of the prompt.",
+        (
+            Panel("position of 64", "weight in the rollout's last row", "y"),
+            Panel("position of 256", "weight in the rollout's last row", "y"),
+        ),
+        position_curves,
+    ),
+)

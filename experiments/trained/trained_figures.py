@@ -1,0 +1,113 @@
+"""The figures of run_trained."""
+
+from typing import Any
+
+import numpy as np
+
+from experiments.trained.text_measures import ABLATED, AS_PUBLISHED
+from experiments.trained.trained_results import length_laws, needed_lengths
+from rank_collapse.pretrained import PUBLISHED, published_curves
+from rank_collapse.report import figures
+from rank_collapse.report.path_lengths import plot_length_laws
+
+TITLES = dict(
+    zip(
+        ABLATED,
+        ("attention alone", "attention and MLPs", "attention and skips", "whole network"),
+        strict=True,
+    )
+)
+
+LOGARITHMIC = dict.fromkeys(("alone", "mlps"), lambda logs: logs)
+
+
+def logarithmic(ax: Any, **labels: Any) -> None:
+    """Makes an axis one of decimal logarithms that fall exponentially themselves."""
+    ax.set_yscale("symlog", linthresh=1)
+    ax.set(xlabel="layer", ylabel=r"log$_{10}$ of the residual ratio", **labels)
+    figures.integer_ticks(ax)
+
+
+def describe_network(network: Any) -> str:
+    """Names a network with its number of layers."""
+    config = network.source.config
+    causal = ", causal" * (config.mask == "causal")
+    return f"{network.label} ({config.depth} layers{causal})"
+
+
+@figures.styled
+def trained_figure(results: Any, networks: Any) -> Any:
+    """Trained networks, means over texts. Left: the residual ratio by layer, of attention alone
+    (solid) and of the whole network (dashed). Right: how far the loss of all paths through at most
+    k heads, attention recomputed, lies above the whole network's; bands are one standard deviation
+    over texts."""
+    fig, ((residual_ax, loss_ax),) = figures.figure(1, 2, width=4.6, height=3.6)
+    for index, network in enumerate(networks):
+        arrays, color = results[network.label], figures.color(index)
+        attention_alone, whole_network = (
+            arrays[f"log10_ratio/{name}"].mean(axis=0) for name in ("alone", "whole")
+        )
+        style = {"color": color, "marker": "o", "markersize": 3}
+        residual_ax.plot(attention_alone, label=describe_network(network), **style)
+        residual_ax.plot(whole_network, color=color, linestyle="--")
+        if "paths/loss" in arrays:
+            excess = arrays["paths/loss_recomputed"] - arrays["paths/loss"][:, None]
+            figures.band(loss_ax, arrays["paths/lengths"][0], excess, network.label, index)
+    logarithmic(residual_ax, title="attention alone (solid), whole network (dashed)")
+    loss_ax.set(
+        title="loss without longer paths",
+        xlabel="longest path: at most k heads",
+        ylabel="loss above the whole network's, nats",
+    )
+    figures.integer_ticks(loss_ax)
+    for ax in (residual_ax, loss_ax):
+        ax.legend(fontsize=7)
+    return fig
+
+
+@figures.styled
+def path_lengths_figure(results: Any, networks: Any) -> Any:
+    """How long the paths of trained networks are: each path counted once, weighted by the share of
+    each layer's attention branch in the stream (rollout), and by the size of the exact sum over all
+    paths of a length; dashed the length that the loss needs, median text. Bands are one standard
+    deviation over texts."""
+    networks = [n for n in networks if "paths/loss" in results[n.label]] or networks[:1]
+    fig, axes = figures.panels(len(networks), 2, width=4.6, height=3.0)
+    for ax, network in zip(axes.flat, networks, strict=False):
+        measured = results[network.label]
+        if "paths/loss" in measured:
+            needed = float(np.median(needed_lengths(measured)))
+            plot_length_laws(ax, length_laws(measured, network.source.config), needed)
+        ax.set_title(describe_network(network))
+    return fig
+
+
+@figures.styled
+def residuals_figure(results: Any, networks: Any) -> Any:
+    """The residual ratio by layer in four variants of the same weights, means over texts: trained
+    (solid), and weights of the same shape at random (dotted); an ALBERT also as the published code
+    has it (dashed). Above without skips, in logarithms. In grey the published curves of pretrained
+    BERT and ALBERT (base), as far as they are above 0."""
+    fig, axes = figures.panels(len(ABLATED), 2, width=4.4, height=3.2)
+    for ax, (name, variant) in zip(axes.flat, ABLATED.items(), strict=True):
+        show = LOGARITHMIC.get(name, lambda logs: 10**logs)
+        for model, label in (("bert-base-cased", "published"), ("albert-base-v2", "")):
+            values = np.array(published_curves(PUBLISHED[model], 12)["pretrained"][variant])
+            values = np.log10(np.where(values > 0, values, np.nan))
+            ax.plot(show(values), color="0.6", label=label)
+        for index, network in enumerate(networks):
+            arrays, color = results[network.label], figures.color(index)
+            ratio_name = f"log10_ratio/{name}"
+            curves = {ratio_name: "-", f"random/{ratio_name}": ":", ratio_name + AS_PUBLISHED: "--"}
+            for curve, dash in curves.items():
+                if curve in arrays:
+                    label = network.label if dash == "-" else ""
+                    mean = show(arrays[curve]).mean(axis=0)
+                    ax.plot(mean, color=color, linestyle=dash, label=label)
+        if name in LOGARITHMIC:
+            logarithmic(ax, title=TITLES[name])
+        else:
+            ax.set(title=TITLES[name], xlabel="layer", ylabel="residual ratio", ylim=(0, None))
+            figures.integer_ticks(ax)
+    axes[0, 0].legend(fontsize=6)
+    return fig

@@ -1,0 +1,1 @@
+"""The languages that an encoder-decoder translates: run_transformer."""

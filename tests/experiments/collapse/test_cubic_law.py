@@ -1,0 +1,165 @@
+"""The constant of the 3^L law: by hand, and beside small residuals of networks."""
+
+import math
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import rank_collapse as rc
+from experiments.collapse import cubic_law
+from rank_collapse.network.passes import replay
+from rank_collapse.network.residual import lone_norm, normalize_tokens
+from tests.oracles import draws
+from tests.support.closeness import assert_close
+from tests.support.marks import full_but
+
+
+def closed_constant(*network, **inputs):
+    return cubic_law.measured_constant(cubic_law.closed_profile(*network, **inputs)[0])
+
+
+def test_measured_constant_is_the_sum_of_kappas(x64):
+    profile = np.array([0.5, -0.1, -1.0, -3.2, -9.5])
+    constant = cubic_law.measured_constant(profile)
+    kappa = profile[1:] - 3 * profile[:-1]
+    total = profile[0] + sum(k / 3 ** (l + 1) for l, k in enumerate(kappa))
+    np.testing.assert_allclose(constant.log10_lambda, total, rtol=1e-5)
+    np.testing.assert_allclose(constant.log10_c_eff, 2 * (total - 0.5), rtol=1e-5)
+    # layers that left float range are left out, in each profile its own
+    pair = np.stack([profile, [0.5, -0.1, -1.0, -np.inf, -np.inf]])
+    constant = cubic_law.measured_constant(pair)
+    np.testing.assert_allclose(constant.log10_lambda, [total, -1 / 9], rtol=1e-5)
+    assert np.isnan(cubic_law.measured_constant(np.full(3, np.nan)).log10_lambda)
+
+
+def test_two_tokens_by_hand(x64):
+    """±r in one dimension: C = r², so that r' = w_q w_k w_v w_o r³ and c_eff is that product."""
+    config = rc.san(6, 1, 1, layer_map=(0,) * 6)
+    params = draws.parameters(config, bias_scale=0.0)
+    one = jnp.ones((1, 1, 1, 1))
+    weights = {"w_q": 2.0 * one, "w_k": one, "w_v": 0.3 * one, "w_o": one}
+    params = draws.changed(params, attention=weights)
+    profile = cubic_law.cubic_profile(params, jnp.array([[3.1], [2.9]]), config)
+    log10_r = [-1.0]
+    for _ in range(6):
+        log10_r.append(math.log10(0.6) + 3 * log10_r[-1])
+    assert_close(profile, np.array(log10_r) + math.log10(2) / 2, rtol=1e-9)
+    # ‖R‖ = √2 r: c_eff = 0.6/2 in that norm, up to the layers left out, κ/3^L of them
+    constant = closed_constant(params, jnp.array([[3.1], [2.9]]), config)
+    assert abs(float(constant.log10_c_eff) - math.log10(0.3)) <= abs(math.log10(0.3)) / 3**6 * 1.001
+
+
+FIELDS = (
+    {},
+    pytest.param(
+        {"mlp": "gelu", "mlp_skip": True, "norm_placement": "post", "branch_gain": 0.7},
+        marks=pytest.mark.full,
+    ),
+    {"mlp": "swiglu", "norm_placement": "pre", "norm": "rms", "temperature": 1.4},
+)
+
+
+@pytest.mark.parametrize("fields", FIELDS)
+def test_small_residuals_fall_as_the_closed_recursion_has_it(fields, x64):
+    """With biases, padding and a mean token; corrections are of the order of the residual."""
+    config = rc.san(4, 2, 6, d_ff=5, **fields)
+    params = draws.parameters(config, 0, 1.0, 0.4)
+    keep = jnp.array([True, True, False, True, True])
+    x = 1e-5 * draws.tokens(5, 6) + draws.tokens(1, 6, seed=2)
+    profile = rc.log_residual_profile(params, x, config, mask=keep)
+    cubic = cubic_law.cubic_profile(params, x, config, mask=keep)
+    assert float(profile[-1]) < -300
+    assert_close(cubic[0], profile[0], atol=1e-9)
+    assert_close(np.diff(cubic)[0], np.diff(profile)[0], atol=1e-3)
+    if config.mlp != "none":
+        with pytest.raises(ValueError, match="MLPs are not certified"):
+            closed_constant(params, x, config, mask=keep)
+        return
+    measured = cubic_law.measured_constant(profile)
+    closed = closed_constant(params, x, config, mask=keep)
+    assert_close(closed.log10_lambda, measured.log10_lambda, atol=2e-4)
+
+
+def measure_from_start(params, x, config):
+    return cubic_law.measured_constant(cubic_law.cubic_profile(params, x, config))
+
+
+@pytest.mark.full
+def test_float32_is_float64_in_deep_layers_and_the_mean_token_does_not_matter():
+    config = rc.san(14, 2, 8)
+    params, x = draws.parameters(config, bias_scale=0.0), draws.normal(6, 8)
+    single, certified = measure_from_start(params, x, config), closed_constant(params, x, config)
+    with jax.enable_x64(True):
+        params, x = jax.tree.map(lambda a: jnp.asarray(np.asarray(a, np.float64)), (params, x))
+        double, shifted, scaled = jax.device_get(
+            [measure_from_start(params, tokens, config) for tokens in (x, x + 2.0, 10 * x)]
+        )
+        expected = jax.device_get(closed_constant(params, x, config))
+    np.testing.assert_allclose(certified.log10_lambda, expected.log10_lambda, rtol=1e-4)
+    np.testing.assert_allclose(single.log10_lambda, double.log10_lambda, rtol=1e-5)
+    assert_close(shifted.log10_lambda, double.log10_lambda, rtol=1e-9)
+    assert_close(scaled.log10_lambda, double.log10_lambda + 1, rtol=1e-9)
+    assert_close(scaled.log10_c_eff, double.log10_c_eff, rtol=1e-7, atol=1e-9)
+
+
+def test_the_closed_form_starts_where_the_diameter_bound_certifies_it(x64):
+    """Pre-norm at scale 1, where the constant from layer 0 on has the wrong sign in every seed."""
+    config = rc.san(8, 4, 64, norm_placement="pre")
+    params = draws.parameters(config, 3, bias_scale=0.0, gain_scale=0.0)
+    x = draws.normal(32, 64, seed=7)
+    profile = rc.log_residual_profile(params, x, config)
+    closed, start, growth = cubic_law.closed_profile(params, x, config)
+    constant = cubic_law.measured_constant(closed)
+    assert float(cubic_law.measured_constant(profile).log10_lambda) < -0.05
+    assert float(measure_from_start(params, x, config).log10_lambda) > 0.1
+    np.testing.assert_allclose(constant.log10_lambda, profile[-1] / 3**8, rtol=1e-3)
+    assert 0 < int(start) < 8
+    np.testing.assert_array_equal(growth < 0, np.arange(8) >= start)
+    # no layer of large scores: tokens stay apart, and there is nothing that could be certified
+    sharp_params = jax.tree.map(lambda a: 4 * np.asarray(a), params)
+    closed, start, growth = cubic_law.closed_profile(sharp_params, x, config)
+    assert np.isnan(closed).all() and start == 8 and np.nanmin(growth) > 0
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    "placement", full_but(["none", "pre", "post", "sandwich", "branch"], "post")
+)
+def test_no_layer_grows_more_than_its_bound(placement, x64):
+    """The bound is above the distance after the layer, for tokens of very different lengths."""
+    config = rc.san(1, 2, 6, norm_placement=placement, branch_gain=0.7)
+
+    def compute_margin(key):
+        keys = jax.random.split(key, 4)
+        params = rc.init(keys[0], config, 10 ** jax.random.uniform(keys[1], minval=-1), 0.3)
+        x = jax.random.normal(keys[2], (4, 6)) * jnp.exp(jax.random.normal(keys[3], (4, 1)))
+        trace = rc.apply(params, x, config)
+        growth = partial(cubic_law.layer_growth, keep=jnp.ones(4, bool))
+        bound = jax.tree.map(lambda a: a[0], replay(growth, params, trace, config))
+        before, after = (log_diameter(a) for a in (x, trace.hidden[-1]))
+        return bound.cubic + bound.after + 3 * (bound.before + before) - after
+
+    def log_diameter(a):
+        return jnp.log(jnp.max(jnp.sum((a[:, None] - a[None]) ** 2, axis=-1))) / 2
+
+    margin = jax.jit(jax.vmap(compute_margin))(jax.random.split(jax.random.key(0), 400))
+    assert float(margin.min()) > -1e-12  # infinite where sharp scores make all outputs equal
+    assert np.isfinite(margin).mean() > 0.99
+
+
+def test_the_factor_of_a_norm_is_met_by_tokens_of_one_length(x64):
+    """|LN x − LN y| = |x − y|/√(σ_x σ_y) where σ_x = σ_y, less where they differ."""
+    spec = lone_norm(None, "layer", 0.01)
+    for lengths, least, most in (([1.3, 1.3], 1 - 1e-12, 1 + 1e-12), ([1.0, 3.0], 0.7, 0.95)):
+        x = jnp.array(lengths)[:, None] * jnp.array([[1.0, -1, 0], [0, 1, -1]])
+        masks = (jnp.array([True, False]), jnp.array([False, True]))
+        logs = [cubic_law._norm_factor(spec, x, keep) for keep in masks]
+        normed = normalize_tokens(spec, x)
+        ratio = jnp.linalg.norm(normed[0] - normed[1]) / jnp.linalg.norm(x[0] - x[1])
+        assert least <= float(ratio / jnp.exp((logs[0] + logs[1]) / 2)) <= most
+        # of both tokens together it is the larger factor
+        both = cubic_law._norm_factor(spec, x, jnp.ones(2, bool))
+        assert_close(both, max(logs))

@@ -1,0 +1,129 @@
+"""Lenses and path sums, against the Jacobian by jax.jacfwd."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import rank_collapse as rc
+from experiments.lens import influence
+from experiments.trained import opened_networks
+from rank_collapse import pretrained
+from tests.oracles.jacobians import jacobian_by_hand
+from tests.support.closeness import assert_close
+
+N, LAYER = 6, 0
+
+
+SETTINGS = opened_networks.UNTRAINED["llama"] | {"initializer_range": 0.5}
+
+
+@pytest.fixture(scope="module")
+def llama():
+    return pretrained.random_like(SETTINGS, jax.random.key(0))
+
+
+def test_parts_are_compared_as_vectors():
+    draw = np.random.default_rng(0)
+    frozen, exact = draw.normal(size=(2, 1, 1, 3, 2, 4))
+    got = influence.compare_kinds(jnp.asarray(frozen), jnp.asarray(exact))
+    for kind, parts in {"frozen": frozen, "exact": exact}.items():
+        parts = parts.reshape(3, 8)
+        total = parts.sum(0)
+        np.testing.assert_allclose(
+            got[f"share_{kind}"][0, 0], parts @ total / (total @ total), rtol=1e-5
+        )
+        sizes = np.linalg.norm(parts, axis=1) / np.linalg.norm(total)
+        np.testing.assert_allclose(got[f"size_{kind}"][0, 0], sizes, rtol=1e-5)
+    a, b = frozen.sum(2).ravel(), exact.sum(2).ravel()
+    norms = np.linalg.norm(a), np.linalg.norm(b)
+    np.testing.assert_allclose(got["cosine"][0, 0], a @ b / norms[0] / norms[1], rtol=1e-5)
+    np.testing.assert_allclose(got["size_ratio"][0, 0], norms[0] / norms[1], rtol=1e-5)
+
+
+def test_a_direction_that_is_missing_has_no_number():
+    nothing = jnp.zeros((1, 1, 2, 3, 4))
+    assert all(np.isnan(a).all() for a in influence.compare_kinds(nothing, nothing).values())
+
+
+def test_exact_parts_are_the_jacobian_and_padding_changes_nothing(llama):
+    """Sizes of frozen over exact, and cosines, against jacfwd and path sums of the layers left."""
+    config, params = llama
+    ids, source = np.array([3, 7, 1, 12, 5, 9]), 2
+    v = np.random.default_rng(1).normal(size=config.d_model).astype(np.float32)
+    probe = influence.Probe(np.array([source]), v[None], np.zeros_like(v)[None])
+    got = influence.measure_texts(params, config, {"x": ids[None], "mask": None}, probe, LAYER)
+    jacobian = jacobian_by_hand(params, config, ids, LAYER)
+    exact = jacobian[:, :, source] @ v
+    state = rc.apply(params, ids, config).hidden[LAYER + 1]
+    fn = influence.name_states(params, config)
+    placed = np.zeros((N, config.d_model), np.float32)
+    placed[source] = v
+    options = {"layer": LAYER, "branches": "attention", "skip": 0, "freeze": True}
+    frozen = np.asarray(influence.transport(fn, ids, placed, **options).by_position.sum(0))
+    for position, chosen in {"same": [source], "later": [3, 4, 5]}.items():
+        a, b = frozen[chosen].ravel(), exact[chosen].ravel()
+        norms = np.linalg.norm(a), np.linalg.norm(b)
+        name = f"random/{position}"
+        np.testing.assert_allclose(got[f"cosine/{name}"], a @ b / norms[0] / norms[1], rtol=1e-4)
+        np.testing.assert_allclose(got[f"size_ratio/{name}"], norms[0] / norms[1], rtol=1e-4)
+        for kind in influence.KINDS:
+            share = got[f"share_{kind}/{name}"]
+            assert share.shape == (1, config.depth - LAYER)
+            assert_close(share.sum(), 1, atol=1e-5)
+    # one attention at least leads to another token
+    assert got["size_exact/random/later"][0, 0] < 1e-6 < got["size_exact/random/same"][0, 0]
+    assert np.isnan(got["cosine/next/same"]).all()
+    along = jacobian[:, :, source] @ np.asarray(state[source])
+    assert abs(np.linalg.norm(along[source])) > 0 and np.isfinite(got["cosine/state/same"]).all()
+
+    padded = {"x": np.array([[*ids, 0, 0]]), "mask": np.arange(8)[None] < N}
+    again = influence.measure_texts(params, config, padded, probe, LAYER)
+    for name, values in got.items():
+        np.testing.assert_allclose(again[name], values, rtol=1e-4, atol=1e-5, err_msg=name)
+
+
+def test_the_frozen_sum_along_the_states_is_the_network(llama):
+    """Without biases, all frozen paths from the states after a layer give the last state."""
+    config, params = llama
+    ids = np.arange(1, 9)
+    hidden = rc.apply(params, ids, config).hidden
+    options = {"layer": LAYER, "branches": "attention", "skip": 0, "freeze": True}
+    moved = influence.transport(
+        influence.name_states(params, config), ids, hidden[LAYER + 1], **options
+    )
+    np.testing.assert_allclose(moved.arriving, hidden[-1], rtol=1e-4, atol=1e-5)
+
+
+def test_ranks_are_those_of_the_jacobian(llama):
+    config, params = llama
+    ids = np.array([3, 7, 1, 12, 5, 9])
+    inputs = {"x": ids[None], "mask": np.ones((1, N), bool)}
+    ranks = influence.measure_ranks(params, config, inputs, [1], [N], LAYER)
+    jacobian = jacobian_by_hand(params, config, ids, LAYER)
+    want = [rc.effective_rank(jacobian[1 + m, :, 1]) for m in (0, 1, 2, 4)]
+    np.testing.assert_allclose(ranks[0, :4], want, rtol=1e-3)
+    assert np.isnan(ranks[0, 4:]).all()  # beyond the text
+
+
+def test_draws_do_not_depend_on_how_many_texts_there_are(llama):
+    source = pretrained.open_random(SETTINGS, jax.random.key(0))
+    ids, counts = np.ones((5, 20), int), [20, 8, 4, 2, 13]
+    whole = influence.draw_probe(source, ids, counts, 3)
+    few = influence.draw_probe(source, ids[:2], counts[:2], 3)
+    for a, b in zip(whole, few, strict=True):
+        np.testing.assert_array_equal(a[:2], b)
+    for position, count in zip(whole.source, counts, strict=True):
+        assert count // 4 <= position < max(count // 4 + 1, count // 2) < count
+    np.testing.assert_array_equal(whole.next[0], source.unembedding.table.rows([1])[0])
+    with pytest.raises(ValueError, match="text 1 has fewer than 2 tokens"):
+        influence.draw_probe(source, ids[:2], [3, 1], 0)
+
+
+@pytest.mark.parametrize(
+    ("depth", "start", "layer"), [(30, 0.13, 4), (30, 0.8, 24), (4, 0.8, 2), (12, 0.13, 2)]
+)
+def test_a_layer_follows_the_state(depth, start, layer):
+    assert influence.choose_layer(depth, start) == layer
+    with pytest.raises(ValueError, match="one layer"):
+        influence.choose_layer(1, start)

@@ -1,0 +1,21 @@
+"""Exponents of laws, and places between two laws."""
+
+import numpy as np
+
+from experiments.stability import stability_results
+from tests.support.closeness import assert_close
+
+
+def test_places_between_the_laws():
+    laws = {"O(N)": 1.0, "O(log N)": 0.3, "O(1)": 0.1}
+    places = [
+        stability_results.place_between(e, laws) for e in (-0.1, 0.1, 0.2, 0.3, 0.65, 1.0, 1.35)
+    ]
+    assert_close(places, [-1, 0, 0.5, 1, 1.5, 2, 2.5])
+
+
+def test_exponents_of_the_laws():
+    n = np.array([12, 24, 48, 96])
+    assert_close(stability_results.fit_exponents(n, np.stack([3.0 * n, n**0.5])), [1, 0.5])
+    laws = stability_results.law_exponents(n)
+    assert abs(laws["O(N)"] - 1) < 1e-9 and 0.2 < laws["O(log N)"] < 0.4 and laws["O(1)"] < 0.05

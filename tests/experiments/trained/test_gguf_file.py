@@ -1,0 +1,190 @@
+"""Files of llama.cpp and CTranslate2 against what `transformers` makes of the same weights."""
+
+import re
+import warnings
+
+import numpy as np
+import pytest
+
+from tests.support.refusals import is_refused
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("transformers")
+    import transformers
+
+
+import rank_collapse as rc
+from experiments.trained import gguf_file
+from rank_collapse import pretrained
+from rank_collapse.text import encoders
+from tests.support.closeness import assert_close
+
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
+WORDS = ["a", "b", "1", "2", "Ġ", "ab", "Ġa"]
+
+
+SIZES = {
+    "block_count": 2,
+    "context_length": 16,
+    "embedding_length": 64,
+    "feed_forward_length": 96,
+    "attention.head_count": 4,
+    "attention.head_count_kv": 2,
+    "rope.freq_base": 500.0,
+    "attention.layer_norm_rms_epsilon": 1e-5,
+}
+TOKENIZER = {"model": "gpt2", "pre": "smollm", "tokens": WORDS, "merges": ["a b", "Ġ a"]}
+
+
+def write_gguf(gguf, path, tensors, kind=None, **changes):
+    """Writes a file of a Llama; `changes` are entries by their full name, None without it."""
+    entries = {f"llama.{name}": value for name, value in SIZES.items()}
+    entries |= {f"tokenizer.ggml.{name}": value for name, value in TOKENIZER.items()}
+    entries |= changes
+    writer = gguf.GGUFWriter(path, entries.pop("general.architecture", "llama"))
+    types = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32}
+    types |= {str: writer.add_string, list: writer.add_array}
+    for name, value in entries.items():
+        if value is not None:
+            types[type(value)](name, value)
+    for name, values in tensors.items():
+        if kind is not None and values.ndim == 2 and name.startswith("blk"):
+            writer.add_tensor(name, gguf.quantize(values, kind), raw_dtype=kind)
+        else:
+            writer.add_tensor(name, values)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def draw_tensors(width=16):
+    """Draws a Llama of two layers, 4 heads of a width and 2 groups of keys, as in a GGUF file."""
+    draw = np.random.default_rng(0)
+    shapes = {"token_embd": (len(WORDS), 64), "output_norm": (64,)}
+    for i in range(2):
+        heads = {"q": 4, "k": 2, "v": 2}
+        shapes |= {f"blk.{i}.attn_{k}": (n * width, 64) for k, n in heads.items()}
+        shapes |= {f"blk.{i}.attn_output": (64, 4 * width), f"blk.{i}.ffn_down": (64, 96)}
+        shapes |= {f"blk.{i}.ffn_gate": (96, 64), f"blk.{i}.ffn_up": (96, 64)}
+        shapes |= {f"blk.{i}.{norm}_norm": (64,) for norm in ("attn", "ffn")}
+    return {
+        f"{name}.weight": draw.standard_normal(shape).astype(np.float32) * 0.2
+        for name, shape in shapes.items()
+    }
+
+
+@pytest.mark.parametrize("kind", ["Q4_1", "Q8_0"])
+def test_a_gguf_file_is_the_llama_that_transformers_reads(kind, tmp_path):
+    gguf = pytest.importorskip("gguf")
+    path = tmp_path / "model.gguf"
+    write_gguf(gguf, path, draw_tensors(), gguf.GGMLQuantizationType[kind])
+    gguf_file.from_gguf(path, tmp_path)
+    config, params = pretrained.load(tmp_path)
+    ids = np.array([0, 5, 2, 6, 3, 1])
+    model = transformers.LlamaForCausalLM.from_pretrained(tmp_path, gguf_file=path.name).eval()
+    with torch.no_grad():
+        states = model(torch.from_numpy(ids)[None], output_hidden_states=True).hidden_states
+    expected = torch.cat(states).numpy()
+    assert_close(rc.apply(params, ids, config).hidden_states, expected, atol=2e-5)
+    encode = encoders.load_tokenizer(tmp_path, pretrained.settings_of(tmp_path))
+    assert [WORDS[i] for i in encode("ab a12")] == ["ab", "Ġa", "1", "2"]
+
+
+def llama_of(tensors, theta, width):
+    """Makes the Llama of transformers of the tensors of a GGUF file, by the rule of llama.cpp.
+
+    Its converter orders the features of a head (first, second half) as pairs; this undoes it.
+    """
+    sizes = {
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "rms_norm_eps": 1e-5,
+        "head_dim": width,
+        "rope_theta": theta,
+        "vocab_size": len(WORDS),
+        "tie_word_embeddings": True,
+    }
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes)).eval()
+    names = gguf_file._LAYER | gguf_file._OUTSIDE
+    state = {}
+    for full, values in tensors.items():
+        *layer, kind, _ = full.split(".")
+        if kind in ("attn_q", "attn_k"):
+            rows = values.reshape(-1, width, 64)
+            values = np.concatenate([rows[:, 0::2], rows[:, 1::2]], axis=1).reshape(-1, 64)
+        place = f"model.layers.{layer[1]}." if layer else ""
+        state[f"{place}{names[kind]}.weight"] = torch.from_numpy(values)
+    missing, unexpected = model.load_state_dict(state, strict=False)
+    assert missing == ["lm_head.weight"] and not unexpected
+    return model
+
+
+@pytest.mark.parametrize(
+    ("width", "changes", "theta"),
+    [
+        (24, {"llama.attention.key_length": 24, "llama.attention.value_length": 24}, 500.0),
+        (16, {"llama.rope.freq_base": None}, 10000.0),
+        (16, {"llama.rope.scaling.type": "none", "llama.rope.dimension_count": 16}, 500.0),
+        (16, {"llama.vocab_size": len(WORDS), "general.name": "a", "llama.expert_count": 0}, 500.0),
+    ],
+)
+def test_what_a_gguf_file_says_of_its_heads_is_read(width, changes, theta, tmp_path):
+    gguf = pytest.importorskip("gguf")
+    tensors = draw_tensors(width)
+    write_gguf(gguf, tmp_path / "model.gguf", tensors, **changes)
+    gguf_file.from_gguf(tmp_path / "model.gguf", tmp_path)
+    config, params = pretrained.load(tmp_path)
+    ids = np.array([0, 5, 2, 6, 3, 1])
+    with torch.no_grad():
+        model = llama_of(tensors, theta, width)
+        states = model(torch.from_numpy(ids)[None], output_hidden_states=True).hidden_states
+    expected = torch.cat(states).numpy()
+    assert_close(rc.apply(params, ids, config).hidden_states, expected, atol=2e-5)
+
+
+REFUSED = {
+    "llama.rope.scaling.type": "yarn",
+    "llama.rope.scaling.factor": 4.0,
+    "llama.rope.scaling.original_context_length": 8,
+    "llama.rope.dimension_count": 8,
+    "llama.attention.value_length": 8,
+    "llama.attention.sliding_window": 4,
+    "llama.attention.scale": 0.5,
+    "llama.expert_count": 8,
+    "llama.logit_scale": 2.0,
+    "llama.attention.head_count_kv": [2, 1],
+    "general.architecture": "qwen2",
+    "tokenizer.ggml.model": "llama",
+    "tokenizer.ggml.pre": "qwen2",
+    "tokenizer.ggml.add_bos_token": True,
+    "split.count": 2,
+    "a.new_entry": 1,
+}
+ABSENT = ["llama.embedding_length", "llama.attention.layer_norm_rms_epsilon", "tokenizer.ggml.pre"]
+
+
+@pytest.mark.parametrize("name", [*REFUSED, *ABSENT])
+def test_what_a_gguf_file_says_and_is_not_read_is_named(name, tmp_path):
+    gguf = pytest.importorskip("gguf")
+    write_gguf(gguf, tmp_path / "model.gguf", draw_tensors(), **{name: REFUSED.get(name)})
+    value = f"{re.escape(repr(REFUSED[name]))} is not read" if name in REFUSED else ""
+    message = rf"{re.escape(name)}={value}" if value else rf"model\.gguf has no {re.escape(name)}"
+    is_refused(message, gguf_file.from_gguf, tmp_path / "model.gguf", tmp_path)
+    assert not (tmp_path / "config.json").exists()
+
+
+@pytest.mark.parametrize(
+    "name", ["rope_freqs.weight", "blk.0.attn_q.bias", "blk.0.ffn_gate_exps.weight"]
+)
+def test_a_tensor_of_a_gguf_file_that_is_not_read_is_named(name, tmp_path):
+    gguf = pytest.importorskip("gguf")
+    tensors = draw_tensors() | {name: np.ones(8, np.float32)}
+    write_gguf(gguf, tmp_path / "model.gguf", tensors)
+    message = rf"tensor '{re.escape(name)}' is not read"
+    is_refused(message, gguf_file.from_gguf, tmp_path / "model.gguf", tmp_path)
