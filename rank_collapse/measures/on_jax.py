@@ -11,7 +11,7 @@ import numpy as np
 from array_api_compat import is_numpy_array
 from jaxtyping import Array
 
-from rank_collapse.annotations import AnyArray
+from rank_collapse.annotations import AnyArray, Leaf
 
 
 def run_on_host(
@@ -43,7 +43,7 @@ def _is_on_host(a):
     return a.is_fully_addressable and {d.platform for d in a.devices()} == {"cpu"}
 
 
-def as_jax(x: AnyArray) -> Array:
+def as_jax(x: AnyArray) -> Leaf:
     """Convert NumPy's array to JAX's; unlike `jnp.asarray` this compiles nothing."""
     return jax.device_put(x) if is_numpy_array(x) else x
 

@@ -46,7 +46,7 @@ class AttentionContext(struct.Struct):
     head: Leaf | None = None
     sizes: tuple[int, int] | None = struct.static(None)
 
-    def broadcast_to_heads(self, value: object, num_heads: int) -> Array:
+    def broadcast_to_heads(self, value: object, num_heads: int) -> Leaf:
         """Broadcast this layer's part of a number, [L] or [L, H] to [h, 1, 1].
 
         Args:

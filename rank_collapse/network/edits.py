@@ -19,7 +19,7 @@ from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 from jaxtyping import Array, Float
 
 from rank_collapse import struct
-from rank_collapse.annotations import AnyArray, DType, Number, Tree
+from rank_collapse.annotations import AnyArray, DType, Leaf, Number, Tree
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,7 +126,7 @@ class Edit(struct.Struct):
     arrays: Tree
     code: Any = struct.field(pytree_node=False)
 
-    def __call__(self, value: Array, layer: Number) -> Array:
+    def __call__(self, value: Leaf, layer: Number) -> Leaf:
         dtype = self.code.jaxpr.invars[0].aval.dtype
         run_program = jaxpr_as_fun(ClosedJaxpr(self.code.jaxpr, self.arrays))
         edited = run_program(value.astype(dtype), jnp.asarray(layer, jnp.int32))[0]

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool
 
-from rank_collapse.annotations import ArrayLike, DType
+from rank_collapse.annotations import ArrayLike, DType, Leaf
 from rank_collapse.measures.arrays import as_bools
 from rank_collapse.measures.on_jax import as_jax
 from rank_collapse.network.config import TransformerConfig
@@ -84,7 +84,7 @@ def check_indices(inputs: Mapping[str, object], config: TransformerConfig) -> No
             raise ValueError(f"{noun} {outside.flat[0]} is not below {size_name}={size}")
 
 
-def check_mask(mask: ArrayLike, shape: tuple[int, int, int], name: str) -> Array | None:
+def check_mask(mask: ArrayLike, shape: tuple[int, int, int], name: str) -> Leaf | None:
     """Convert a mask to Bool [m], [n, m] or [h, n, m]; None stays None.
 
     Args:
@@ -106,7 +106,7 @@ def check_mask(mask: ArrayLike, shape: tuple[int, int, int], name: str) -> Array
     return mask
 
 
-def check_bias(bias: ArrayLike, shape: tuple[int, int, int]) -> Array | None:
+def check_bias(bias: ArrayLike, shape: tuple[int, int, int]) -> Leaf | None:
     """Give a bias of scores its three axes; None stays None.
 
     Args:
@@ -132,7 +132,7 @@ def _broadcasts_to(array, shape):
     return array.ndim <= len(shape) and all(size in (1, full) for size, full in sizes)
 
 
-def as_numbers(name: str, values: ArrayLike, dtype: DType | None = None) -> Array:
+def as_numbers(name: str, values: ArrayLike, dtype: DType | None = None) -> Leaf:
     """Convert an argument to an array of JAX.
 
     Args:

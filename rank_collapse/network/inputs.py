@@ -47,7 +47,7 @@ class PreparedInputs(struct.Struct):
     edit: Mapping[str, object] | None = None  # {name: `edits.Edit`}
 
     @property
-    def existing_tokens(self) -> Array:
+    def existing_tokens(self) -> Leaf:
         """Bool [n], True for tokens that exist: `token_mask`, or all True where it is None."""
         return jnp.ones(self.x.shape[:-1], bool) if self.token_mask is None else self.token_mask
 

@@ -160,7 +160,7 @@ def local_mask(num_tokens: int, window: int) -> Bool[Array, "n n"]:
     return jnp.abs(i[:, None] - i[None, :]) <= window
 
 
-def combine_masks(*masks: object) -> Array | None:
+def combine_masks(*masks: object) -> Leaf | None:
     """Combine the masks that are not None by logical and; None where there is none.
 
     The result has the largest rank of the masks, at least 2.

@@ -309,9 +309,7 @@ def _effective_gains(gain_kind, config, dtype, params):
     return gains
 
 
-def _broadcast_to_layers(
-    name: str, value: object, config: TransformerConfig, dtype: DType
-) -> Array:
+def _broadcast_to_layers(name: str, value: object, config: TransformerConfig, dtype: DType) -> Leaf:
     """Broadcast a number, [L] or [L or 1, d] to [L] or [L, d].
 
     Args:
@@ -349,7 +347,7 @@ def _broadcast_to_heads(value, config, dtype):
     return jnp.broadcast_to(value[:, None] if value.ndim == 1 else value, shape)
 
 
-def apply_gain(gain: Number, x: Array) -> Array:
+def apply_gain(gain: Number, x: Leaf) -> Leaf:
     """Multiply x [..., d] by a scalar or [d] gain."""
     gain = jnp.asarray(gain, x.dtype)
     return gain.reshape((1,) * (x.ndim - 1) + (-1,)) * x if gain.ndim else gain * x

@@ -18,10 +18,9 @@ from typing import Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax.tree_util import Partial
-from jaxtyping import Array
 
 from rank_collapse import struct
-from rank_collapse.annotations import ArrayLike, Key, Number
+from rank_collapse.annotations import ArrayLike, Key, Leaf, Number
 from rank_collapse.network.attention import AttentionParams
 from rank_collapse.network.attention_config import Mixing
 from rank_collapse.network.attention_weights import AttentionContext, softmax
@@ -43,7 +42,7 @@ VariantName = Literal[
 # --- Weights of scores: (value, scores [h, n, m], context) → P [h, n, m]
 
 
-def allowed_keys(scores: ArrayLike, context: AttentionContext) -> Array:
+def allowed_keys(scores: ArrayLike, context: AttentionContext) -> Leaf:
     """Compute which keys a query may attend to, Bool [1 or h, n, m].
 
     Args:

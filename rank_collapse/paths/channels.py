@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array
 
 from rank_collapse import struct
 from rank_collapse.annotations import Leaf, Tree
@@ -98,7 +97,7 @@ class Channels(struct.Struct):
         )
 
 
-def pad_slots(group: Tree, sizes: Sequence[int], before: Sequence[int] = (0, 0)) -> Array:
+def pad_slots(group: Tree, sizes: Sequence[int], before: Sequence[int] = (0, 0)) -> Leaf | None:
     """Pad a group [..., a, m, n, d] with empty slots, up to `sizes`; None stays None.
 
     Args:

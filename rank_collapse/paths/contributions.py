@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from rank_collapse import struct
-from rank_collapse.annotations import ArrayLike, Number, Tree
+from rank_collapse.annotations import ArrayLike, Leaf, Number, Tree
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.covers import Covers
 from rank_collapse.network.input_checks import as_numbers
@@ -78,7 +78,7 @@ class PathContributions(struct.Struct):
         sums = jnp.cumsum(self.by_attention_length, axis=self._length_axis)
         return sums + jnp.expand_dims(self.offset, self._length_axis)
 
-    def all_but(self) -> Array:
+    def all_but(self) -> Leaf:
         """Sum everything but the paths of length k, for each k: [L + 1, n, d]."""
         return jnp.expand_dims(self.total, self._length_axis) - self.by_attention_length
 

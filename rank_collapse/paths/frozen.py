@@ -229,7 +229,7 @@ def mlp_gate(
     return gate if routing is None else gate * layers.unit_shares(params, x, routing)
 
 
-def frozen_scale(x: ArrayLike, config: TransformerConfig) -> Array | None:
+def frozen_scale(x: ArrayLike, config: TransformerConfig) -> Leaf | None:
     """Compute 1/σ [n, 1] of each token that a norm is applied to; None for None."""
     if x is None:
         return None

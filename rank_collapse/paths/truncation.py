@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from rank_collapse.annotations import ArrayLike, Number, Tree
+from rank_collapse.annotations import ArrayLike, Leaf, Number, Tree
 from rank_collapse.network import attention as attn, covers
 from rank_collapse.network.attention_weights import attention_weights, mixing_matrix
 from rank_collapse.network.config import TransformerConfig
@@ -147,6 +147,6 @@ def _start_channels(x, max_length):
     return Channels(pad_slots(x[None, None], (max_length + 1, 1)), None, jnp.zeros_like(x))
 
 
-def sum_channels(channels: Channels) -> Array:
+def sum_channels(channels: Channels) -> Leaf:
     """Sum channels and offset to tokens [n, d]."""
     return channels.start.sum(axis=(0, 1)) + channels.offset

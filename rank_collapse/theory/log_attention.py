@@ -11,7 +11,6 @@ rounding may have cost.
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array
 
 from rank_collapse import struct
 from rank_collapse.annotations import Leaf, Number
@@ -55,11 +54,11 @@ class HeadParts(struct.Struct):
     powers: tuple[int, ...] = struct.field(pytree_node=False)
     top: Leaf  # [kinds, h]
 
-    def scales(self, log_scale: Number) -> Array:
+    def scales(self, log_scale: Number) -> Leaf:
         """Compute the natural logarithm of each part's scale, [kinds, h]."""
         return jnp.stack([p * log_scale + t for p, t in zip(self.powers, self.top, strict=True)])
 
-    def scales_over_cube(self, log_scale: Number) -> Array:
+    def scales_over_cube(self, log_scale: Number) -> Leaf:
         """Compute `scales` less 3 s without forming either of the large numbers."""
         pairs = zip(self.powers, self.top, strict=True)
         return jnp.stack([t if p == 3 else (p - 3) * log_scale + t for p, t in pairs])

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from rank_collapse.annotations import ArrayLike, Number
+from rank_collapse.annotations import ArrayLike, Leaf, Number
 
 # By how many units in the last place each operand of a copy is moved at most. Moves of −2 .. 2 have
 # five times the standard deviation of one rounding (√2 and 1/√12 ulps).
@@ -54,7 +54,7 @@ class Noise:
     def __init__(self, word: object, ulps: Number):
         self._word, self._ulps, self._calls = word, ulps, itertools.count(1)
 
-    def __call__(self, a: ArrayLike) -> Array:
+    def __call__(self, a: ArrayLike) -> Leaf:
         ulps = self._ulps
         counter = jax.lax.iota(jnp.uint32, math.prod(a.shape)).reshape(a.shape)
         random = _hash_bits(counter * jnp.uint32(0x9E3779B9) + _hash_bits(self._next_word()))

@@ -14,7 +14,7 @@ import numpy as np
 from jax.scipy.special import ndtri
 from jaxtyping import Array, Float
 
-from rank_collapse.annotations import ArrayLike, Number
+from rank_collapse.annotations import Leaf, Number
 
 NODES, DEGREE = 64, 40  # of Gauss-Hermite quadrature, and of expansions in Hermite polynomials
 TIMES, SCORES, DEGREES = 64, 96, 64  # nodes of ln t, nodes of a score, and degrees, of rows
@@ -37,7 +37,7 @@ def hermite_table() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return nodes, weights / weights.sum(), hermite_polynomials(nodes, DEGREE)
 
 
-def compute_powers(x: ArrayLike, count: int) -> Array:
+def compute_powers(x: ArrayLike, count: int) -> Leaf:
     """Compute x^k for k = 0 .. count − 1, [k, ...], of any sign."""
     steps = jnp.broadcast_to(x[None], (count - 1, *x.shape))
     return jnp.concatenate([jnp.ones_like(x)[None], jnp.cumprod(steps, axis=0)])

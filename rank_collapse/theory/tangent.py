@@ -6,9 +6,8 @@ What both laws of the small residual share: the cubic one (`cubic_law`) and the 
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array
 
-from rank_collapse.annotations import ArrayLike, Number
+from rank_collapse.annotations import ArrayLike, Leaf, Number
 from rank_collapse.network import layers
 from rank_collapse.network.attention import AttentionParams
 from rank_collapse.network.residual import apply_gain, normalize_tokens
@@ -36,7 +35,7 @@ def renormalise_residual(
     )
 
 
-def attend_equal_tokens(params: AttentionParams, mean: ArrayLike, row_sum: Number = 1.0) -> Array:
+def attend_equal_tokens(params: AttentionParams, mean: ArrayLike, row_sum: Number = 1.0) -> Leaf:
     """Compute SA(1x̄ᵀ), one token [d]: Σ_h s_h (x̄ W_V + b_V) W_O + b_O.
 
     Args:
