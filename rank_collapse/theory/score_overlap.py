@@ -14,7 +14,7 @@ import numpy as np
 from jax.scipy.special import ndtri
 from jaxtyping import Array, Float
 
-from rank_collapse.annotations import Leaf, Number
+from rank_collapse.annotations import ArrayLike, Leaf, Number
 
 NODES, DEGREE = 64, 40  # of Gauss-Hermite quadrature, and of expansions in Hermite polynomials
 TIMES, SCORES, DEGREES = 64, 96, 64  # nodes of ln t, nodes of a score, and degrees, of rows

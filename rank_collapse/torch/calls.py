@@ -1,7 +1,7 @@
 """One operator of a model's graph with its arguments, and how to run it on path sums."""
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -76,7 +76,7 @@ class Call:
         """Compute what the model computes."""
         return self.target(*_arrays(self.args), **_arrays(self.kwargs))
 
-    def compute_with(self, arguments: Mapping[int, Tensor]) -> Tree:
+    def compute_with(self, arguments: Mapping[int, Tensor | Sequence[Tensor]]) -> Tree:
         """Compute the operator with other arrays at some positions."""
         args = [_arrays(arguments.get(i, arg)) for i, arg in enumerate(self.args)]
         return _WITHOUT_STRIDES.get(self.target, self.target)(*args, **_arrays(self.kwargs))
