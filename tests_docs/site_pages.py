@@ -99,7 +99,8 @@ def columns() -> str:
 
 
 ALSO = {  # what stands on a page beside its package
-    "measures": ("rank_collapse.watch.",),
+    "measures": ("rank_collapse.watch.", "rank_collapse.scaling.coord_check."),
+    "training": ("rank_collapse.scaling.depth_rules.",),
     "report": ("rank_collapse.agree.",),
 }
 
