@@ -100,7 +100,7 @@ LABELS = {"source": "source token", "inputs": "target token read"}
 MAX_LAYERS = 4  # of the attention figure: evenly spaced ones, the last among them
 
 
-def make_setup(options: Options) -> TrainedTask:
+def make_task(options: Options) -> TrainedTask:
     """Makes what the flags train: encoder and decoder of the same size (Vaswani et al. 2017).
 
     Args:
@@ -343,7 +343,7 @@ EXPERIMENT = Experiment(
 
 def main(options: Flags) -> Run:
     """Measures what the run lacks, and saves what follows from it."""
-    with open_run(options, make_setup) as run:
+    with open_run(options, make_task) as run:
         for point in run.measure(measure):
             results, task = point.results, point.setup
             point.save_table(make_rows(results))

@@ -166,8 +166,8 @@ def _make_sweep(init, step, num_seeds, num_steps):
 
 def _train_processes(name, num_seeds, num_steps, sizes):
     """Trains a seed in each process; as many at a time as there are cores."""
-    code = "from experiments.benchmarks import seeds; "
-    code += f"seeds.run_alone({name!r}, {num_steps}, {sizes!r})"
+    code = "from experiments.benchmarks import seed_benchmarks; "
+    code += f"seed_benchmarks.run_alone({name!r}, {num_steps}, {sizes!r})"
     at_once = min(num_seeds, len(os.sched_getaffinity(0)))
     flags = os.environ.get("XLA_FLAGS", "") + " --xla_cpu_multi_thread_eigen=false"
     started = [

@@ -101,7 +101,10 @@ def _replay(folder, tokens, form, plan):
 
 
 def record_replay(
-    folders: Sequence[Path], recordings: Sequence[Path], tokens: Tokens, forms: Sequence[Form]
+    folders: Sequence[Path],
+    recordings: Sequence[Path],
+    tokens: Tokens,
+    forms: Sequence[Form | None],
 ) -> Replay | None:
     """Run one of two checkpoints, the one of the finer dtype, on the inputs of the other.
 

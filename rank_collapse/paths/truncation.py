@@ -123,7 +123,7 @@ class TruncatedPass(LayerPass):
         return _start_channels(prepared.x, self.length)
 
     def measure_layer(
-        self, layer: Layer, x: Array, layer_values: LayerValues, carry: Channels
+        self, layer: Layer, x: Array, layer_values: LayerValues | None, carry: Channels
     ) -> tuple[Channels, None]:
         return walk_layer(self._algebra, layer, carry)[0], None
 

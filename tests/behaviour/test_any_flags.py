@@ -17,7 +17,7 @@ import pytest
 from hypothesis import HealthCheck, event, given, settings, strategies as st
 
 from experiments import benchmark, reproduce
-from experiments.lab import cli, experiment
+from experiments.lab import cli, run
 from experiments.lab.experiment import describe_experiment
 from tests.support.marks import full_if
 
@@ -146,7 +146,7 @@ def test_no_traceback_before_the_computation(name, monkeypatch, capsys):
     def raise_reached(*_, **__):
         raise Reached
 
-    monkeypatch.setattr(experiment, "run_folder", raise_reached)
+    monkeypatch.setattr(run, "open_folder", raise_reached)
     monkeypatch.setattr(reproduce, "run_experiments", raise_reached)
     monkeypatch.setattr(benchmark, "BENCHMARKS", dict.fromkeys(benchmark.BENCHMARKS, raise_reached))
     try_many(name, 8, INTEGERS, (), capsys)
