@@ -54,6 +54,11 @@ class Rounding(NamedTuple):
     name: str
     both: bool = False
 
+    def compute_unit(self, width: int) -> float:
+        """Compute the rounding of a product of sublayers of a width, which has sums in float32."""
+        has_sums = self.products <= ROUNDING["float32"]  # in another order, term by term
+        return self.products * (1 + np.sqrt(width) / 4 if has_sums else 1)
+
 
 class Difference(NamedTuple):
     """The difference of two runs in one sublayer; of examples and tokens [b, n], NaN where masked.
@@ -199,9 +204,7 @@ def _compare(pair, part, inputs, branches, mask, rounding, *, mixes=None, ends=N
     comes_in = error_in
     if part == "attention" if mixes is None else mixes:
         comes_in = np.maximum(error_in, np.sqrt(np.mean(error_in[usual] ** 2)))
-    unit = rounding.products
-    if unit <= ROUNDING["float32"]:  # sums are rounded term by term, in another order
-        unit *= 1 + np.sqrt(x.shape[-1]) / 4
+    unit = rounding.compute_unit(x.shape[-1])
     gain = pair.gains.get(f"{part}_branch")
     if gain is None:
         floor = _FLOOR[part] * unit

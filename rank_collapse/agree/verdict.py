@@ -57,6 +57,7 @@ class Row(NamedTuple):
     coherence: float
     tokens: int
     distinct_tokens: float
+    width: int
     spikes: int
     spikes_added: float
     judged: bool
@@ -99,6 +100,7 @@ def summarize(difference: Difference) -> Row:
         difference.coherence,
         int(difference.measured.sum()),
         difference.distinct_tokens,
+        difference.first.shape[-1],
         int(difference.spikes.sum()),
         float(spikes.max()) if spikes.size else float("nan"),
         difference.quantile("error_in", 0.5) < JUDGED,
@@ -148,7 +150,9 @@ def _is_factor(row, rounding, scale_limit):
     if abs(row.scale) >= scale_limit:
         least = _CLEAR_COHERENCE
     size = max(_LEAST_SCALE, _FACTOR_ALONE / row.distinct_tokens**2) * row.predicted
-    return row.coherence > least and abs(row.scale) > max(2 * rounding.products, size)
+    return row.coherence > least and abs(row.scale) > max(
+        2 * rounding.compute_unit(row.width), size
+    )
 
 
 def _limit_scale(rows):
