@@ -198,7 +198,9 @@ def bound_ratio(
 
     jacobian = jax.vmap(move)(jnp.eye(n * d).reshape(n * d, n, d))
     blocks = jacobian.reshape(n, d, n, d).transpose(2, 0, 1, 3)  # output i, input j
-    norms = jnp.linalg.norm(blocks, ord=2, axis=(-2, -1))
+    # One by one: LAPACK's batches wait for ever where two devices of a CPU call them at once.
+    norms = jax.lax.map(lambda block: jnp.linalg.norm(block, ord=2), blocks.reshape(-1, d, d))
+    norms = norms.reshape(n, n)
     return jnp.max(jnp.where(np.tril(np.ones((n, n), bool)), norms / bound, 0))
 
 
