@@ -190,7 +190,7 @@ def write_lenses(options: Options, networks: list[Network]) -> None:
 
 
 EXPERIMENT = Experiment(
-    order=9,
+    order=1,
     title="The exact Jacobian by path length",
     brief="trained networks and BERT, ALBERT and XLNet at init: influence between tokens by path "
     "length, exact and frozen",
