@@ -27,7 +27,7 @@ def test_every_experiment_is_found_and_its_presets_are_accepted():
         for preset in experiment.presets:
             for arguments in experiment.runs(preset).values():
                 cli.parse_flags(module.FLAGS, list(arguments))
-    assert reproduce.EXPERIMENTS[:2] == ["run_trained", "run_sinks"]
+    assert reproduce.EXPERIMENTS[:2] == ["run_lens", "run_trained"]
     assert "check_profiles" not in reproduce.EXPERIMENTS
 
 
@@ -97,7 +97,7 @@ A_FILE = "cannot write to {0}/file: File exists"
     [
         ("--output_dir={0}/file", A_FILE),
         ("--markdown --docs={0}/file", A_FILE),
-        ("--only=run_x", "--only=run_x is not one of run_trained"),
+        ("--only=run_x", "--only=run_x is not one of run_lens, run_trained"),
         (
             "--preset=reported,quick",
             "--preset=reported,quick: value should be one of <quick|reported>",

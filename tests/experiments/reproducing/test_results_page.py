@@ -47,7 +47,7 @@ def test_results_as_markdown_are_of_one_preset(tmp_path, monkeypatch):
     table = docs / "results" / "run_path_counts.csv"
     assert "H=2, L=3" in table.read_text() and "H=2, L=2" not in table.read_text()
     assert ", 12 s, " in text and "sizes “reported”" in text and f"JAX {jax.__version__}" in text
-    assert "**Result.** 2.0 of 3.\n\n| 2.0 |\n" in text and "Not run: run_trained" in text
+    assert "**Result.** 2.0 of 3.\n\n| 2.0 |\n" in text and "Not run: run_lens, run_trained" in text
     filled = "**Result.** 2.0 of 3.\n\n<!-- filled -->\n| 2.0 |\n<!-- end -->\nrest\n"
     assert page.read_text() == filled
     assert "not run" in (docs / "statements.md").read_text()
