@@ -63,12 +63,14 @@ def record_function(
         (not callable(fn), f"fn is {type(fn).__name__}, not a function of x"),
         (isinstance(x, jax.core.Tracer), "record_function writes a file: call it outside of jit"),
     )
-    others = None if inputs is None else OtherInputs(inputs, noise, seed, out=path)
+    other_inputs = None if inputs is None else OtherInputs(inputs, noise, seed, out=path)
     program, _ = trace(fn, jnp.asarray(x))
     layers = _read_layers(program, x, counted)
-    if others is not None:
-        layers = _replay_layers(program, x, counted, layers, others)
-        others.check_complete(len(layers.numbers), _read_mask(arrays.get("mask"), others))
+    if other_inputs is not None:
+        layers = _replay_layers(program, x, counted, layers, other_inputs)
+        other_inputs.check_complete(
+            len(layers.numbers), _read_mask(arrays.get("mask"), other_inputs)
+        )
     collected = {"residual": layers.residual}
     collected |= {f"{counted.kinds[axis]}_branch": list_ for axis, list_ in layers.branches.items()}
     stacked = {name: np.stack([np.asarray(a) for a in list_]) for name, list_ in collected.items()}
@@ -81,9 +83,9 @@ def record_function(
     )
     stacked |= {name: np.asarray(array) for name, array in arrays.items() if array is not None}
     metadata = {"jax": jax.__version__, "branches": str(branches)}
-    if others is not None:
+    if other_inputs is not None:
         stacked.pop("logits", None)  # of a stream that is no run's
-        metadata |= others.describe()
+        metadata |= other_inputs.describe()
     write_recording(path, stacked, metadata)
 
 
@@ -95,7 +97,7 @@ def _read_layers(program, x, branches):
     return group_layers(reader.sums, outputs[0].array)
 
 
-def _replay_layers(program, x, branches, layers, others):
+def _replay_layers(program, x, branches, layers, other_inputs):
     """Return the layers of a function, each of which took in the stream of the other run.
 
     Args:
@@ -103,12 +105,12 @@ def _replay_layers(program, x, branches, layers, others):
         x: Its input.
         branches: What is a branch.
         layers: On its own stream.
-        others: The other run.
+        other_inputs: The other run.
     """
-    others.begin_call()
+    other_inputs.begin_call()
     states = {number: layer for layer, number in enumerate(layers.numbers)}
     names = [f"{kind}_branch" for kind in branches.kinds]
-    replacement = Replacement(others, states, [(i, names[axis]) for i, axis in layers.places])
+    replacement = Replacement(other_inputs, states, [(i, names[axis]) for i, axis in layers.places])
     reader = StreamReader(branches, replacement)
     outputs = reader.run(program.jaxpr, program.consts, [reader.start(jnp.asarray(x))])
     replayed = group_layers(reader.sums, outputs[0].array, layers.is_output)
@@ -117,6 +119,6 @@ def _replay_layers(program, x, branches, layers, others):
     return replayed._replace(residual=[*states_before, replayed.residual[-1]])
 
 
-def _read_mask(mask, others):
+def _read_mask(mask, other_inputs):
     """Return a mask as the other run has its own, or None."""
-    return None if mask is None else np.asarray(mask).astype(bool).reshape(others.mask.shape)
+    return None if mask is None else np.asarray(mask).astype(bool).reshape(other_inputs.mask.shape)

@@ -87,15 +87,15 @@ def make_term(table: TagTable, product: Product, output: Tensor) -> Term:
     return Term((first, second, result), sizes, query, key)
 
 
-def _find_token_axes(table: TagTable, tag, letters, others, result):
+def _find_token_axes(table: TagTable, tag, letters, other_letters, result):
     """Finds the letters of tokens, and none of heads, in one factor of scores; [] if several.
 
     Args:
         table: Tags of the pass.
         tag: Of the factor.
-        letters, others, result: Of the factor, of the other one and of scores.
+        letters, other_letters, result: Of the factor, of the other one and of scores.
     """
-    free = [c for c in result if c in letters and c not in others]
+    free = [c for c in result if c in letters and c not in other_letters]
     tokens = [c for c in free if not has_same_rows(tag, [letters.index(c)])]
     axes = tokens or free
     return axes if len(axes) == 1 else []

@@ -71,7 +71,7 @@ CALLS = {
     "custom_vjp_call_jaxpr": "fun_jaxpr",
     "custom_lin": "call_jaxpr",
 }
-# Fused kernels, whose products cannot be told apart, by a part of their names.
+# Fused kernels, whose products cannot be distinguished, by a part of their names.
 KERNELS = ("pallas", "dot_product_attention", "cudnn", "triton", "mosaic", "ffi", "custom_call")
 CURES = {
     "kernel": "use an implementation in plain JAX, such as jax.nn.dot_product_attention(..., "

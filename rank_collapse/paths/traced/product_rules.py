@@ -101,12 +101,12 @@ def _find_state(equation, values, is_frozen):
         return -1
     if Kind.STATE in kinds:
         return kinds.index(Kind.STATE)
-    whole = [i for i, v in enumerate(values) if v.kind == Kind.GATE and v.passes_whole]
-    if len(whole) == 2:
-        whole = [i for i in whole if not is_frozen(values[i])]
-        if len(whole) != 1:
+    gates = [i for i, v in enumerate(values) if v.kind == Kind.GATE and v.passes_whole]
+    if len(gates) == 2:
+        gates = [i for i in gates if not is_frozen(values[i])]
+        if len(gates) != 1:
             return -1
-    return whole[0] if whole else None
+    return gates[0] if gates else None
 
 
 def _weigh(equation, values, position):

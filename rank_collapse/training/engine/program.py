@@ -86,21 +86,21 @@ class Program:
         turns_end = jnp.where(active, stop, start) if is_looped else stop
 
         def body(index, carry):
-            changing, kept = carry
+            changing, metrics = carry
             state = self._join(changing, unchanged)
             outputs = self.functions.step(consts, *state, *hyper, index)
-            kept = [
+            metrics = [
                 jax.lax.dynamic_update_index_in_dim(a, b, index - start, 0)
-                for a, b in zip(kept, outputs[len(state) :], strict=True)
+                for a, b in zip(metrics, outputs[len(state) :], strict=True)
             ]
-            return self._split(outputs[: len(state)])[0], kept
+            return self._split(outputs[: len(state)])[0], metrics
 
         shapes = self.functions.metric_shapes
         empty = [jnp.zeros((self.every, *m.shape), m.dtype) for m in shapes]
-        new, kept = jax.lax.fori_loop(start, turns_end, body, (changing, empty))
+        new, metrics = jax.lax.fori_loop(start, turns_end, body, (changing, empty))
         if not is_looped and self._freezes:
             new = [jnp.where(active, a, b) for a, b in zip(new, changing, strict=True)]
-        return new, kept, _are_finite(new) if self._freezes else None
+        return new, metrics, _are_finite(new) if self._freezes else None
 
     def _look_run(self, leaves, hyper, key, consts):
         return self.functions.look(consts, *leaves, *hyper, jax.random.fold_in(key, LOOK))
@@ -276,9 +276,9 @@ class Program:
         )
         if self._freezes:
             changed = ~np.array(self.functions.unchanged)
-            whole = np.ones((len(active), len(changed)), bool)
-            whole[:, changed] = np.asarray(finite)[: len(active)]
-            finite = whole
+            finite_leaves = np.ones((len(active), len(changed)), bool)
+            finite_leaves[:, changed] = np.asarray(finite)[: len(active)]
+            finite = finite_leaves
         return self._join(changing, unchanged), metrics, finite
 
     def _lay_out_flags(self, flags):
