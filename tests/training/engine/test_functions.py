@@ -30,7 +30,7 @@ def test_a_function_is_the_same_in_another_process(tmp_path):
     """The fingerprint of a folder holds no address and no order of a set."""
     options = (1, tmp_path / "run", tmp_path / "out")
     for _ in range(2):
-        process = python("-c", PROGRAM.replace("400", "3"), *map(str, options))
+        process = python("-c", PROGRAM.replace("1200", "3"), *map(str, options))
         assert process.returncode == 0, process.stderr
 
 
