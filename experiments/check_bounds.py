@@ -189,9 +189,9 @@ def make_rows(results: Results) -> list[dict[str, Any]]:
 
 @figures.styled
 def tightness_figure(results: Results):
-    """How many powers of ten each bound lies above the residual that it bounds (left: median and
-    middle 90 % of random draws), and γ* of every head (right). The paper's bounds are drawn where
-    the lemma's condition holds; the others need no condition."""
+    """Left: how many powers of ten each bound lies above the residual that it bounds (median and
+    middle 90 % of random draws). Right: γ* of every head. The bounds of the paper are drawn only
+    where the condition of the lemma holds; the other bounds need no condition."""
     flat, tightness = pool_draws(results["draws"].values())
     fig, ((bounds_ax, gamma_ax),) = figures.figure(1, 2, width=5.4, height=3.6)
     claimed = {bound: values for bound, values in tightness.items() if values.size}
@@ -217,9 +217,9 @@ def tightness_figure(results: Results):
 
 @figures.styled
 def construction_figure(results: Results):
-    """A layer of two heads on two tokens: one head writes √d in one feature, the other 1 in all.
-    Its residual passes the published bound of Theorem 2.3, later that with γ = 1, and never the
-    bound with sums over heads."""
+    """A layer of two heads on two tokens: one head writes √d into one feature, and the other writes
+    1 into all features. Its residual exceeds first the published bound of Theorem 2.3, then the
+    bound with γ = 1, and never the bound with sums over heads."""
     fig, ((ax,),) = figures.figure(1, 1)
     widths = [built["width"] for built in results["built"]]
     for index, (name, label) in enumerate(BUILT.items()):

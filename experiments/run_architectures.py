@@ -131,7 +131,7 @@ def are_published(models: Sequence[Model]) -> bool:
 @figures.styled
 def collapse_figure(results: Results, models: Sequence[Model]) -> figures.Figure | None:
     """Residual ratio by layer at initialisation, mean and standard deviation over draws: attention
-    alone (solid) and with skips (dashed)."""
+    alone (solid) and attention with skips (dashed)."""
     if not are_published(models):
         return None
     fig, ((ax,),) = figures.figure(1, 1)
@@ -147,8 +147,9 @@ def collapse_figure(results: Results, models: Sequence[Model]) -> figures.Figure
 
 @figures.styled
 def residuals_figure(results: Results, model: Model) -> figures.Figure:
-    """Relative residual by layer, mean ± one standard deviation over weights and texts, on the
-    published curves (grey). Dotted: as the paper's text says, where its code differs."""
+    """Relative residual by layer, mean ± one standard deviation over weights and texts, and the
+    published curves (grey). Where the code of the paper differs from its text, the dotted lines
+    follow the text."""
     depth = model.config.depth
     fig, axes = figures.figure(1, 4, width=2.9, height=2.5, sharey=True)
     published, layers = published_curves(model.settings, depth), np.arange(depth + 1)

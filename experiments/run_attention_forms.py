@@ -198,9 +198,10 @@ def make_rows(results: dict[str, Any], options: Options) -> Iterator[dict[str, A
 
 @figures.styled
 def random_figure(results: dict[str, Any], options: Options):
-    """Random queries and keys of unit variance, means and standard deviations over seeds. Gradients
-    of a loss that moves every output by as much, to a query moved by its own size and to the
-    scores; solid: root mean square over rows, dashed: median row."""
+    """Random queries and keys of unit variance: means and standard deviations over seeds. The loss
+    weights every output equally. The gradient panels show how much the loss changes, to first
+    order, when a query moves by a vector of its own size, and how much it changes with the scores.
+    Solid lines are the root mean square over rows, dashed lines the median row."""
     panels = {
         "variance": ("variance of the scores", "dotted: closed form"),
         "entropy": ("entropy of a row, nats", f"dashed: uniform, log {options.num_queries}"),
@@ -241,7 +242,7 @@ def accuracy_gain(results: dict[str, Any], form: str) -> np.ndarray:
 
 @figures.styled
 def trained_figure(results: dict[str, Any]):
-    """Left: accuracy of every seed after training, black: means. Right: the same less that of dot
+    """Left: the accuracy of every seed after training (black: means). Right: the difference to dot
     products without scaling, paired by seed, with 95 % intervals."""
     fig, ((accuracy, less),) = figures.figure(1, 2, width=4.4)
     widths = list(map(str, results["trained"]["dot"]["d_k"]))

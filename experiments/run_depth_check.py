@@ -159,9 +159,9 @@ def choose_rate(results: xr.Dataset) -> float:
 
 @figures.styled
 def quantities_figure(results: xr.Dataset):
-    """Quantities over depth by rule, at the largest width and a rate of 1e-3 where it was run:
-    dotted at the first step, solid at the last; geometric mean over seeds and a deviation of the
-    logarithm."""
+    """Quantities by depth for each rule, at the largest width, and at a rate of 1e-3 where it was
+    measured: at the first step (dotted) and at the last (solid). Lines are geometric means over
+    seeds; bands are one standard deviation of the logarithm."""
     rate, width = choose_rate(results), int(results.d_model.max())
     wide = results[[name for name in MEANING if name in results]]
     wide = wide.sel(learning_rate=rate, d_model=width, drop=True).sortby("depth")

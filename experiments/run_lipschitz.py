@@ -151,9 +151,9 @@ def make_rows(results: xr.Dataset) -> Iterator[dict[str, Any]]:
 
 @figures.styled
 def constants_figure(results: xr.Dataset, networks: list[Network]):
-    """The largest singular value of the Jacobian of a layer's attention by the number of tokens,
-    a curve for each layer from dark (first) to light (last): geometric means over texts. The
-    dashed line has the slope ¼, the dotted one ½."""
+    """The largest singular value of the Jacobian of one attention layer, by the number of tokens.
+    There is one curve for each layer, from dark (first) to light (last); curves are geometric means
+    over texts. The dashed line has the slope ¼, the dotted line the slope ½."""
     fig, axes = figures.panels(len(networks), min(3, len(networks)))
     for ax, network in zip(axes.flat, networks, strict=False):
         largest = results.largest.sel(network=network.label).dropna("layer", how="all")
@@ -176,8 +176,8 @@ def constants_figure(results: xr.Dataset, networks: list[Network]):
 
 @figures.styled
 def powers_figure(results: xr.Dataset, networks: list[Network]):
-    """The power of n by layer, fitted to each text: mean over texts, a deviation. The published
-    power is about ¼ (dashed); the bound of the theorem is ½ (dotted)."""
+    """The power of n by layer, fitted to each text: mean and one standard deviation over texts. The
+    published power is about ¼ (dashed); the theorem bounds it by ½ (dotted)."""
     fig, ((ax,),) = figures.figure(1, 1, 6.0, 3.6)
     for index, network in enumerate(networks):
         power = results.power.sel(network=network.label).dropna("layer", how="all")

@@ -94,15 +94,16 @@ def make_rows(results: xr.Dataset) -> Iterator[dict[str, Any]]:
 
 @figures.styled
 def states_figure(results: xr.Dataset):
-    """Root mean square of the states by loop at the largest depth; with tied weights, without, and
-    by the gain. Geometric mean over seeds, a deviation of the logarithm."""
+    """Root mean square of the states by loop at the largest depth, with and without tied weights,
+    for each gain. Lines are geometric means over seeds; bands are one standard deviation of the
+    logarithm."""
     label = "root mean square of the state"
     return plot_by_loop(results, "rms", label, draw=figures.log_band)
 
 
 @figures.styled
 def tokens_figure(results: xr.Dataset):
-    """The mean cosine of two tokens by loop, of the same networks."""
+    """The mean cosine between two tokens by loop, in the same networks."""
     return plot_by_loop(results, "token_cosine", "mean cosine of two tokens")
 
 

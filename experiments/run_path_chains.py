@@ -246,7 +246,7 @@ def make_rows(results: dict[str, Any]) -> Iterator[dict[str, Any]]:
 @figures.styled
 def path_chains_figure(results: dict[str, Any], setup: initial_tokens.TokenNetwork):
     """Residual ratio of products of attention matrices along random paths, by path length: medians,
-    quartiles, and outliers over paths and seeds."""
+    quartiles and outliers over paths and seeds."""
     fig, axes = figures.figure(1, 2, sharey=True)
     for ax, (name, title) in zip(axes[0], CHAINS.items(), strict=True):
         values = np.swapaxes(results[name], 0, 1).reshape(setup.config.depth, -1)
@@ -275,9 +275,10 @@ def draw_boxes(ax: Any, x: Any, values: Any) -> None:
 
 @figures.styled
 def path_lengths_figure(results: dict[str, Any]):
-    """Exact sums C_k over all paths of each length: sizes (left; the predicted
-    residual falls doubly exponentially), shares beside the binomial count (middle), error of
-    estimates from few sampled paths (right; above the dashed line worse than nothing)."""
+    """Exact sums C_k over all paths of each length k. Left: their norms; the predicted residual
+    falls doubly exponentially. Middle: their shares and the shares by binomial counting. Right: the
+    error of estimates from a few sampled paths; above the dashed line an estimate is worse than
+    zero."""
     k, counts = results["length"], np.array([float(count) for count in results["paths"]])
     fig, ((sizes, shares, errors),) = figures.figure(1, 3, width=3.9, height=3.3)
     shares.bar(k, counts / counts.sum(), width=0.85, color=figures.color(5), label="share of paths")

@@ -137,7 +137,7 @@ def select_column(rows: list[dict[str, Any]], name: str) -> np.ndarray:
 
 @figures.styled
 def path_counts_figure(tables: Tables):
-    """Share of paths by length: exact counts (bars) and law (dots)."""
+    """Share of paths by length: exact counts (bars) and the law (dots)."""
     fig, axes = figures.panels(len(tables), COLUMNS, width=3.3, height=2.1)
     for ax, (name, rows) in zip(axes.flat, tables.items(), strict=False):
         lengths, share, law = (select_column(rows, n) for n in ("length", "share", "binomial"))
@@ -161,9 +161,9 @@ def weigh_lengths() -> dict[str, tuple[int, np.ndarray]]:
 
 @figures.styled
 def weighted_lengths_figure():
-    """Share of paths by length of five language models: each path counted once, as in the paper
-    (grey), and weighted by the published share of each layer's attention branch (colour). The
-    weighted mean is about four layers, whatever the depth."""
+    """Share of paths by length in five language models. Grey: each path counts once, as in the
+    paper. Colour: each path is weighted by the published share of each layer's attention branch.
+    The weighted mean is about four layers at any depth."""
     models = weigh_lengths()
     fig, axes = figures.panels(len(models), COLUMNS, width=3.3, height=2.1)
     for ax, (name, (heads, law)) in zip(axes.flat, models.items(), strict=False):

@@ -124,8 +124,8 @@ def distinct(cells: ByCell, field: str) -> list[Any]:
 
 @figures.styled
 def loss_figure(cells: ByCell):
-    """Training loss, mean and standard deviation over seeds; it stays where it begins where a
-    network goes on guessing."""
+    """Training loss, mean and standard deviation over seeds. The loss of a network that still
+    guesses stays at its first value."""
     places = [(cell.warmup, cell.depth) for cell in cells]
     size = {"width": 4.2, "height": 3.1} if len(set(places)) == 1 else {"width": 3.0, "height": 2.6}
     fig, axes, panels = plots.place_grid(places, **size, sharex=True, sharey=True)
@@ -170,9 +170,9 @@ LAYER_MEASURES = {
 
 @figures.styled
 def inside_figure(cells: ByCell):
-    """Residual ratio of the hidden states and gradient norms by layer, before training (solid, with
-    bands over seeds) and after it (dashed, medians), of the same networks, with the shortest
-    warm-up. A network that has learned has small gradients too, but tokens that differ."""
+    """Residual ratio of the hidden states and gradient norms by layer: before training (solid, with
+    bands over seeds) and after training (dashed, medians), in the same networks with the shortest
+    warm-up. A network that has learned has small gradients too, but its tokens differ."""
     shortest, names = min(cell.warmup for cell in cells), distinct(cells, "design")
     shown_cells = [cell for cell in cells if cell.warmup == shortest]
     places = [(cell.depth, label) for cell in shown_cells for label in LAYER_MEASURES]

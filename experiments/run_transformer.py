@@ -233,8 +233,8 @@ def make_rows(results: dict[str, Any]) -> list[dict[str, Any]]:
 
 @figures.styled
 def curves_figure(results: dict[str, Any], task: TrainedTask):
-    """Loss and accuracy after each epoch, mean and standard deviation over seeds; the point at the
-    end: sequences decoded greedily that are right in every token."""
+    """Loss and accuracy after each epoch, mean and standard deviation over seeds. The point at the
+    end is the share of sequences that greedy decoding gets right in every token."""
     fig, ((loss, share),) = figures.figure(1, 2)
     seeds, curves, losses = fine_seeds(results), results["curves"], results["losses"]
     epochs, exact = np.arange(1, losses.shape[1] + 1), results["exact"][seeds]
@@ -259,7 +259,7 @@ def curves_figure(results: dict[str, Any], task: TrainedTask):
 @figures.styled
 def attention_figure(results: dict[str, Any], task: TrainedTask):
     """Attention weights on one held-out pair, mean over heads: within the source, within the target
-    so far, from target to source."""
+    so far, and from target to source."""
     seed = int(fine_seeds(results)[0])
     pair = {name: values[seed] for name, values in results["shown"].items()}
     maps = {kind: results["attention"][kind][seed].mean(axis=1) for kind in KINDS}
@@ -284,7 +284,8 @@ def attention_figure(results: dict[str, Any], task: TrainedTask):
 
 @figures.styled
 def residual_figure(results: dict[str, Any], task: TrainedTask):
-    """Residual of the tokens by layer of the trained halves, bands over seeds."""
+    """Residual of the tokens by layer in the trained encoder and decoder; bands show the spread
+    over seeds."""
     halves = sorted(results["residual"].items(), reverse=True)
     fig, ((ax,),) = figures.figure()
     for index, (half, values) in enumerate(halves):

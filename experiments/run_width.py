@@ -147,8 +147,8 @@ def case_accuracies(results: ByCase, cases: Cases) -> dict[str, np.ndarray]:
 
 @figures.styled
 def width_figure(results: ByCase, cases: Cases):
-    """Left: training loss, mean and standard deviation over seeds. Right: accuracy against depth,
-    the width chosen so that the number of parameters stays."""
+    """Left: training loss, mean and standard deviation over seeds. Right: accuracy by depth, with
+    widths that keep the number of parameters constant."""
     fig, ((loss, accuracy),) = figures.figure(1, 2)
     accuracies = case_accuracies(results, cases)
     configs = [cases[name].recipe.config for name in accuracies]
