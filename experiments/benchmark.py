@@ -171,7 +171,7 @@ def describe_time(name: str, options: flags.FlagValues) -> str:
     """Writes how long a benchmark is expected to take; "" where this is not known.
 
     Args:
-        name: Of the benchmark.
+        name: Name of the benchmark.
         options: The flags.
     """
     if name not in CPU_SECONDS or options.tiny:

@@ -135,7 +135,7 @@ def pool_draws(draws: Collection[Draws]) -> tuple[dict[str, np.ndarray], dict[st
     """Joins the draws of several kinds of networks.
 
     Args:
-        draws: Of one or several kinds of networks.
+        draws: Draws of one or several kinds of networks.
 
     Returns:
         Every measure, flat; and {bound: its tightness} wherever it is claimed: those of
@@ -153,7 +153,7 @@ def count_violations(draws: Collection[Draws]) -> dict[str, Any]:
     """Counts violations, and ranges of tightness, over kinds of networks.
 
     Args:
-        draws: Of one or several kinds of networks.
+        draws: Draws of one or several kinds of networks.
 
     Returns:
         Columns of results.csv; a range is None where there is no number.
@@ -235,7 +235,7 @@ def judge_claims(results: Results) -> list[Row]:
     """Tests the lemma and the published bounds, wherever the lemma's condition holds.
 
     Args:
-        results: From `measure`.
+        results: Results of `measure`.
     """
     total = count_violations(results["draws"].values())
     rows = (
@@ -255,7 +255,7 @@ def compare_results(results: Results) -> Iterator[Comparison]:
     paper's; with 1 the construction, which is no draw; and says how far bounds lie above.
 
     Args:
-        results: From `measure`.
+        results: Results of `measure`.
     """
     total = count_violations(results["draws"].values())
     for name, (_, _, text) in FREE.items():

@@ -121,7 +121,7 @@ def read_parts(flag_values: Flags, folder: Path) -> list[Part]:
     """Reads the points of a finished run.
 
     Args:
-        flag_values: Of its experiment.
+        flag_values: Flag values of the run's experiment.
         folder: The run folder.
 
     Raises:

@@ -53,7 +53,7 @@ class Step:
     """A command with the most seconds that it may take.
 
     Attributes:
-        name: Of its log.
+        name: Name of the log file.
         command: Its arguments, without the interpreter.
         seconds: The most.
         environment: Beside that of this process.
@@ -92,7 +92,7 @@ def list_steps(part: str, folder: Path, runs: Path, tiny: bool) -> list[list[Ste
     """Lists groups of steps: those of a group run side by side, the groups in turn.
 
     Args:
-        part: Of `LIMITS`.
+        part: Part of the session, a key of `LIMITS`.
         folder: Gets speed.jsonl.
         runs: Gets the experiments' folders.
         tiny: Whether sizes are small.
@@ -206,7 +206,7 @@ def pack_arrays(runs: Path, path: Path) -> None:
 
     Args:
         runs: Parent of the run folders.
-        path: Of the archive.
+        path: Path of the archive.
     """
     with tempfile.TemporaryFile() as file:
         with tarfile.open(fileobj=file, mode="w:gz") as archive:
@@ -220,7 +220,7 @@ def compare_arrays(archive: Path, cpu: Path) -> list[device_pages.Difference]:
     """Compares the runs of a device with the same runs of a CPU, those that are complete.
 
     Args:
-        archive: From `pack_arrays`.
+        archive: Archive from `pack_arrays`.
         cpu: Folder of the runs on a CPU.
 
     Raises:

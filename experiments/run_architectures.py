@@ -225,7 +225,7 @@ def judge_skips(label: str, with_skips: np.ndarray, bare: np.ndarray) -> Row:
     """Tests whether more is left with skips; what rounding makes of equal tokens counts as all.
 
     Args:
-        label: Of the model.
+        label: Label of the model.
         with_skips: Residual ratios after the last layer, one of each seed.
         bare: Those of attention alone.
     """
@@ -263,8 +263,8 @@ def compare_curve(
 
     Args:
         model: The model.
-        kind: Of its weights.
-        curves: Of these weights.
+        kind: Kind of its weights.
+        curves: Curves of these weights.
         ablation: Which curve: variant and reading.
         targets: Published values of pretrained weights.
     """
@@ -302,8 +302,8 @@ def find_targets(model: Model, kind: str, curves: Curves) -> tuple[list[Target],
 
     Args:
         model: The model.
-        kind: Of its weights.
-        curves: Of these weights.
+        kind: Kind of its weights.
+        curves: Curves of these weights.
 
     Returns:
         The values; what makes a failure of them, or why there are none. ([], "") of other weights.

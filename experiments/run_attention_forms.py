@@ -185,7 +185,7 @@ def make_rows(results: dict[str, Any], options: Options) -> Iterator[dict[str, A
     """Makes a row for each part, form, width and seed.
 
     Args:
-        results: From `measure`.
+        results: Results of `measure`.
         options: The flags.
     """
     for part, names in {"random": (*MEASURES, *LAWS), "trained": ("accuracy", "diverged")}.items():
@@ -275,7 +275,7 @@ def judge_claims(results: dict[str, Any], options: Options) -> Iterator[Row]:
     """Tests what saturates, whose gradients are small, and which form is ahead after training.
 
     Args:
-        results: From `measure`.
+        results: Results of `measure`.
         options: The flags.
     """
     dot, scaled = (results["random"][form] for form in ("dot", "scaled_dot"))
@@ -298,7 +298,7 @@ def compare_results(results: dict[str, Any], options: Options) -> Iterator[Compa
     """Compares the variance with its law, and lists accuracies at every width.
 
     Args:
-        results: From `measure`.
+        results: Results of `measure`.
         options: The flags.
     """
     variance, d_k = results["random"]["dot"]["variance"][:, -1], options.d_k[-1]

@@ -219,7 +219,7 @@ def draw(options: Options, setup: Networks, key: Any, floats: Any) -> tuple[Any,
     Args:
         options: The flags.
         setup: The networks.
-        key: Of the seed.
+        key: Random key of the seed.
         floats: Scale of the weights, and gain of the skips.
     """
     key_tokens, key_params = jax.random.split(key)
@@ -239,7 +239,7 @@ def measure_seed(
     Args:
         options: The flags.
         setup: The networks.
-        draws: From `draw`.
+        draws: Draws from `draw`.
         floats: Scale of the weights, and gain of the skips.
 
     Returns:

@@ -127,7 +127,7 @@ def make_examples(key: Any, num_examples: int, num_points: int) -> examples.Exam
     ties and points in a line occur, rarely.
 
     Args:
-        key: Of the draw.
+        key: Random key of the draw.
         num_examples: Sets of points.
         num_points: Points of each.
 

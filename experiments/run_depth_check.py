@@ -118,7 +118,7 @@ def measure(options: Options, setup: Setup, folder: RunFolder) -> xr.Dataset:
 
     Args:
         options: The flags.
-        setup: Of one point; its text is that of all.
+        setup: Setup of one point; all points have the same text.
         folder: The run folder; what it has is not computed again.
     """
     base = byte_model(options.base_depth, options.base_width, options.num_tokens)
@@ -201,7 +201,7 @@ def judge_claims(results: xr.Dataset, setup: Setup) -> Iterator[Row]:
 
     Args:
         results: Over rule, rate, depth, width, seed and step.
-        setup: Of one point; its text is that of all.
+        setup: Setup of one point; all points have the same text.
     """
     stream, published = align_published(results)
     if 256 in stream.d_model and stream.size:

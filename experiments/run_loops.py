@@ -111,10 +111,10 @@ def plot_by_loop(results: xr.Dataset, name: str, ylabel: str, **options: Any):
     """Plots a measure of the largest depth, a panel for tied and for untied weights.
 
     Args:
-        results: From `measure`.
-        name: Of the measure.
-        ylabel: Of the axis.
-        **options: As of `labelled.plot_facets`.
+        results: Results of `measure`.
+        name: Name of the measure.
+        ylabel: Label on the y axis.
+        **options: See `labelled.plot_facets`.
     """
     largest = int(results.depth.max())
     deep = results[name].sel(depth=largest, drop=True).sel(loop=slice(0, largest))

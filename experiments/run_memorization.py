@@ -169,7 +169,7 @@ def make_data(
         options: The flags.
         tokens, mask: Token ids and which exist, [b, n].
         rows: Which texts each row packs.
-        key: Of the labels.
+        key: Random key for the labels.
 
     Returns:
         "train", packed; "texts", the same without; "eval", the first of these.

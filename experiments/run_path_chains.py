@@ -148,7 +148,7 @@ def draw(options: Options, setup: initial_tokens.TokenNetwork, key: jax.Array) -
     Args:
         options: The flags.
         setup: The network and its tokens.
-        key: Of the seed.
+        key: Random key of the seed.
 
     Returns:
         Tokens, parameters, paths [L, p, L] of chains and sets of paths [L, repeats, p, L].
@@ -174,7 +174,7 @@ def measure_seed(setup: initial_tokens.TokenNetwork, draws: tuple[Any, ...]) -> 
 
     Args:
         setup: The network.
-        draws: From `draw`.
+        draws: Draws from `draw`.
     """
     config, depth = setup.config, setup.config.depth
     x, params, paths, sets = draws
@@ -313,7 +313,7 @@ def judge_claims(results: dict[str, Any], setup: initial_tokens.TokenNetwork) ->
     """Tests whether chains lose rank, and whether short paths are the large ones.
 
     Args:
-        results: From `measure`.
+        results: Results of `measure`.
         setup: The network and its tokens.
     """
     text = f"{setup.config.depth} layers"
@@ -331,7 +331,7 @@ def compare_results(
     """Compares the sum of all paths with the output, an identity; lists what the figures show.
 
     Args:
-        results: From `measure`.
+        results: Results of `measure`.
         setup: The network and its tokens.
     """
     chain = np.median(results["chain_mean"], axis=(0, 2))

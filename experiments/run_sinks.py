@@ -251,7 +251,7 @@ def lose_weight(condition: Condition, weights: jax.Array, layer: Any) -> jax.Arr
 
     Args:
         condition: Which key, from which layer on, and how.
-        weights: Of the attention.
+        weights: Weights of the attention.
         layer: Number of the layer.
     """
     is_dropped = ~(condition.is_hidden | condition.is_thinned)

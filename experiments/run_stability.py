@@ -95,7 +95,7 @@ def compare_results(results: ByCase) -> Iterator[Comparison]:
     """Compares dependency and tokens with what papers state and the one law expects.
 
     Args:
-        results: From `measure_all`.
+        results: Results of `measure_all`.
     """
     networks = summary.by_design(results)
     for design, cases in networks.items():
@@ -111,8 +111,8 @@ def compare_collapse(design: str, measures: Mapping[str, np.ndarray]) -> Iterato
     mean; how far single networks are from it stands beside how far the mean is.
 
     Args:
-        design: Of the network.
-        measures: Of the network, [s, ...].
+        design: Design of the network.
+        measures: Measures of the network, [s, ...].
     """
     measured = measures["apart"]
     expected = np.exp(measures["expected_log_apart"].astype(float))

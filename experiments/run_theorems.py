@@ -87,7 +87,7 @@ def measure(options: Options, theorems: dict[str, Theorem], folder: RunFolder) -
 
     Args:
         options: The flags.
-        theorems: By name.
+        theorems: Theorems by name.
         folder: The run folder; what it has is not computed again.
     """
     curves = {}
@@ -109,7 +109,7 @@ def measure_draws(
     """Measures the statistics of the registered statements, {(statement, setting): [s]}.
 
     Args:
-        options, theorems, folder: As of `measure`.
+        options, theorems, folder: See `measure`.
     """
     cells, values = [*draws.list_draws(theorems)], {}
     with Executor(options, folder, "draws", len(cells) * options.num_seeds) as executor:

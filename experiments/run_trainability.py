@@ -97,7 +97,7 @@ def seed_columns(results: dict[str, Any]) -> dict[str, np.ndarray]:
     """Selects what the table has of each seed of a cell, [s] each.
 
     Args:
-        results: Of one cell.
+        results: Results of one cell.
     """
     ratios = results["residual_ratio"][:, :, -1]
     return {

@@ -156,7 +156,7 @@ def make_data(options: Options, key: Any) -> dict[str, sequences.SequencePairs]:
 
     Args:
         options: The flags.
-        key: Of the seed.
+        key: Random key of the seed.
     """
     key_lexicon, *keys = jax.random.split(key, 3)
     if options.task == "translation":
@@ -184,7 +184,7 @@ def measure_seed(task: TrainedTask, model: Any, data: Any, _: Any) -> dict[str, 
     Args:
         task: What was trained.
         model: The trained model.
-        data: Of the seed.
+        data: Examples of the seed.
 
     Returns:
         "exact": share of the held-out sequences that are written exactly, decoded greedily,
@@ -307,7 +307,7 @@ def compare_results(results: dict[str, Any], task: TrainedTask) -> list[Comparis
     """Lists tokens, whole sequences and trained residuals; no number is published.
 
     Args:
-        results: From `measure`.
+        results: Results of `measure`.
         task: What was trained.
     """
     seeds, residual = fine_seeds(results), results["residual"]

@@ -99,7 +99,7 @@ def resize(recipe: Recipe, depth: int, target: int) -> Recipe:
     """Gives a recipe a depth, and the multiple of its heads as width that comes nearest.
 
     Args:
-        recipe: Of the reference.
+        recipe: Recipe of the reference.
         depth: The new one.
         target: Number of parameters that is come near to.
     """

@@ -42,7 +42,7 @@ def make_checkpoint(name: str, package: Package, options: Any) -> bool:
     """Makes one checkpoint folder and prints its line; returns whether it was made.
 
     Args:
-        name: Of the folder.
+        name: Name of the folder.
         package: Has the weights.
         options: The flags.
     """

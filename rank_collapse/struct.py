@@ -101,9 +101,10 @@ def check_numbers(interval: str, /, *, arrays: bool = False, **values: object) -
     """Check that numbers lie in an interval, in which NaN never lies.
 
     Args:
-        interval: Such as "[0, 1)".
+        interval: The interval, such as "[0, 1)".
         arrays: Whether they may be arrays.
-        **values: By name. Of what is traced, or of torch on another device, nothing is checked.
+        **values: Numbers by name. Traced numbers, and those of torch on another device, are not
+            checked.
 
     Raises:
         ValueError: A number outside; or None, text, a list.
@@ -128,7 +129,7 @@ def check_whole(name: str, value: object, least: int, most: int | float = math.i
 
     Args:
         name: Name of the argument, for the message.
-        value: Of Python, NumPy or an array without axes, not traced.
+        value: Number of Python or NumPy, or an array without axes that is not traced.
         least, most: Its limits.
 
     Raises:
@@ -151,7 +152,8 @@ def check_static_fields(config: object, **smallest: int) -> None:
 
     Args:
         config: A dataclass.
-        **smallest: Of whole numbers, by name; 0 of others whose default is one. None stays.
+        **smallest: Smallest values by name; without one, a whole number that has a default must be
+            at least 0. None stays None.
 
     Raises:
         ValueError: What is none, or below its smallest value; 0 of a float.

@@ -40,7 +40,7 @@ def published_targets(
     differs is a failure, which chance alone makes in 5 % of models at most.
 
     Args:
-        settings: From `rank_collapse.pretrained.settings_of`.
+        settings: Settings from `rank_collapse.pretrained.settings_of`.
         curves: {variant: residual ratio of each text by layer [b, L + 1]}, of the reading
             "published" of `surgery.ABLATIONS`.
 

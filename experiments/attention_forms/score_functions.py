@@ -39,7 +39,7 @@ def score_variance(
     Args:
         d_k: Width of queries and keys.
         score: "dot" or "additive".
-        scale, temperature: As of `attention_scores`.
+        scale, temperature: See `attention_scores`.
 
     Source: Vaswani et al. 2017, "Attention is all you need", section 3.2.1, footnote 4 (dot
     products); additive scores follow in the same way.
@@ -127,7 +127,7 @@ def draw(key: Any, d_k: int, num_tokens: int) -> tuple[Any, Any, Any, rc.network
     W_V and the v of additive scores have the variance 1/d_k that the library draws them with.
 
     Args:
-        key: Of the seed.
+        key: Random key of the seed.
         d_k: Width of queries and keys.
         num_tokens: Queries, and as many keys.
     """
@@ -162,7 +162,7 @@ def measure_form(
     to the scores, through the softmax alone.
 
     Args:
-        params, q, k, goal: From `draw`.
+        params, q, k, goal: Arrays from `draw`.
         options: Keyword arguments of `attention_scores`.
         threshold: Largest weight from which a row counts as saturated.
     """

@@ -39,7 +39,7 @@ def time_exact_paths(
     Args:
         options: The flags of `experiments.benchmark`.
         config: The network.
-        num_tokens: Of its input.
+        num_tokens: Number of tokens in the input.
     """
     params, x = draw_network(config, num_tokens)
 
@@ -93,7 +93,7 @@ def time_head_contributions(
     Args:
         options: The flags of `experiments.benchmark`.
         config: The network.
-        num_tokens: Of its input.
+        num_tokens: Number of tokens in the input.
     """
     params, x = draw_network(config, num_tokens)
     contributions = jax.jit(lambda p, x, c: rc.head_contributions(p, x, c))

@@ -53,8 +53,8 @@ def make_network(name: str, batch_size: int = 256, arguments: Sequence[str] = ()
     Args:
         name: "mlp"; "cnn" of jax#26568, a convolution of 64 channels on images of 32 × 32; "sort",
             the Transformer of run_sort.
-        batch_size: Of the CNN.
-        arguments: Of run_sort, beside the published sizes.
+        batch_size: Batch size of the CNN.
+        arguments: Arguments of run_sort in addition to the published sizes.
     """
     if name == "sort":
         return _make_sort(arguments)
@@ -119,9 +119,9 @@ def make_way(way: str, name: str, num_seeds: int, num_steps: int, **sizes: Any) 
     seconds, or None where the call itself is what is timed).
 
     Args:
-        way, name: Of `WAYS` and `SIZES`.
+        way, name: Names in `WAYS` and `SIZES`.
         num_seeds, num_steps: What is trained.
-        **sizes: As of `make_network`.
+        **sizes: See `make_network`.
     """
     init, step = make_network(name, **sizes)
     one = partial(train_one, init, step, num_steps)
@@ -204,9 +204,9 @@ def time_seeds(
 
     Args:
         options: The flags of `experiments.benchmark`.
-        sizes: In place of `SIZES`.
-        num_seeds: In place of the numbers of seeds there.
-        **network: As of `make_network`.
+        sizes: Sizes that replace `SIZES`.
+        num_seeds: Numbers of seeds that replace those in `SIZES`.
+        **network: See `make_network`.
     """
     timings, figures, mesh = [], {}, seed_mesh()
     is_on_host = is_on_cpu(mesh)

@@ -16,9 +16,9 @@ class Timing:
     """One case of a benchmark.
 
     Attributes:
-        name: Of the case.
+        name: Name of the case.
         compile_seconds: Tracing and compilation; 0 where there is none.
-        seconds: Of each round, in order.
+        seconds: Seconds by round, in order.
         temporary_bytes: What the compiled program allocates beside arguments and results.
         output_bytes: Size of the results.
         output: The results of the last round.
@@ -97,9 +97,9 @@ def describe_round(timings: Sequence[Timing], number: int, rounds: int) -> str:
     """Writes the seconds of a round: "round 1 of 5: 0.12 s, 0.34 s".
 
     Args:
-        timings: Of all cases.
-        number: Of the round, from 0.
-        rounds: In all.
+        timings: Timings of all cases.
+        number: Number of the round, from 0.
+        rounds: Number of rounds.
     """
     seconds = ", ".join(f"{timing.seconds[number]:.3g} s" for timing in timings)
     return f"round {number + 1} of {rounds}: {seconds}"
@@ -113,7 +113,7 @@ def compare_cases(
     """Measures the time of cases in turn, the first of which is the baseline.
 
     Args:
-        cases, rounds: As of `time_cases`.
+        cases, rounds: See `time_cases`.
         make_figures: Timings of all cases → further numbers.
     """
     timings = time_cases(cases, rounds)
@@ -166,7 +166,7 @@ def describe_report(name: str, report: Report) -> dict[str, Any]:
     """Describes one benchmark as JSON stores it; numbers that are not finite are None.
 
     Args:
-        name: Of the benchmark.
+        name: Name of the benchmark.
         report: Its result.
     """
     timings = [

@@ -57,7 +57,8 @@ def time_training(
     Args:
         name: The case.
         options: The flags of `experiments.benchmark`.
-        arguments: Of the binary, beside the case's own: other sizes than the published ones.
+        arguments: Arguments of the program in addition to those of the case: other sizes than the
+            published ones.
         num_seeds: Trained together; 0 for those of `SEEDS`.
     """
     target, num_seeds = CASES[name][2], num_seeds or SEEDS[name]

@@ -68,7 +68,7 @@ def single_draw(key: Any, case: Case) -> dict[str, Any]:
     The paper's bounds count as "ok" where their theorems hold, the others wherever they are given.
 
     Args:
-        key: Of the draw.
+        key: Random key of the draw.
         case: The kind of network.
 
     Returns:

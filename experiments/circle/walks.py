@@ -34,7 +34,7 @@ def make_examples(num_points: int, radius: float = RADIUS) -> Examples:
 
     Args:
         num_points: Points of the whole circle.
-        radius: Of the circle.
+        radius: Radius of the circle.
 
     Raises:
         ValueError: Fewer than four points.
@@ -136,7 +136,7 @@ def measure_walk(
         num_steps: Points of the walk, the start included.
         task: What was trained.
         model: The trained model.
-        data: Of the seed.
+        data: Examples of the seed.
         key: Unused.
 
     Returns:

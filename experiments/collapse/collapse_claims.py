@@ -68,7 +68,8 @@ def claims_by_variant(results: xr.Dataset, distinct: list[str]) -> Iterator[Row]
     """Tests the local rate at the last layer and what is left of the residual ratio, by variant.
 
     Args:
-        results: Of all networks; over the gains of the skips where there are several.
+        results: Results of all networks; where there are several gains of the skips, over these
+            gains.
         distinct: Norm placements that are different networks without skips.
     """
     log10_ratio = results.log10_residual - results.log10_size
@@ -111,9 +112,9 @@ def bound_claims(key: str, variant: str, results: xr.Dataset) -> Iterator[Row]:
     """Tests the published bound of a layer, where the lemma's condition holds.
 
     Args:
-        key: Of the statement.
+        key: Key of the statement.
         variant: Whose layers they are.
-        results: Of this variant.
+        results: Results of this variant.
     """
     admissible = results.where(results.admissible > 0).isel(layer=slice(1, None))
     cases = admissible.admissible.count(["seed", "layer"])
@@ -129,7 +130,7 @@ def gain_claims(results: xr.Dataset, distinct: list[str]) -> Iterator[Row]:
     """Tests from which gain on MLPs slow the collapse, and what they do as published.
 
     Args:
-        results: With the residual at each gain of the MLPs, "swept".
+        results: Results, which hold the residual at each gain of the MLPs as "swept".
         distinct: Norm placements that are different networks without skips.
     """
     raised = raised_constant(results)
@@ -156,7 +157,7 @@ def crossing(gains: np.ndarray, raised: np.ndarray) -> np.ndarray:
 
     Args:
         gains: Ascending [g].
-        raised: By how much each gain raises the constant of the law [..., g].
+        raised: Rise of the law's constant at each gain [..., g].
     """
     crossings = np.full(raised.shape[:-1], np.nan)
     for place in np.ndindex(crossings.shape):

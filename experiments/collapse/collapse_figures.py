@@ -32,7 +32,7 @@ def by_variant(values: xr.DataArray, **options: Any):
 
     Args:
         values: Over "seed", "layer", "variant", "norm_placement" and the swept values.
-        **options: As of `labelled.plot_facets`.
+        **options: See `labelled.plot_facets`.
     """
     fig, axes = labelled.plot_facets(values, hue="variant", sharey=True, style=style, **options)
     fig.legend(*axes[0, -1].get_legend_handles_labels(), loc="outside right center")
@@ -230,7 +230,7 @@ def sweep_figure(results: xr.Dataset, swept: str) -> figures.Figure | None:
     """Draws a panel for each network, a shade for each swept value; nothing of a single value.
 
     Args:
-        results: From `run_collapse.measure`.
+        results: Results of `run_collapse.measure`.
         swept: The axis of the values.
     """
     if results.sizes[swept] == 1:

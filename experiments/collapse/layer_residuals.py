@@ -28,8 +28,8 @@ def measure_plain(
     """Measures what the ordinary forward pass shows, by layer [L + 1].
 
     Args:
-        params, x, config: As of `rank_collapse.apply`.
-        dtype: Of the pass.
+        params, x, config: See `rank_collapse.apply`.
+        dtype: Dtype of the forward pass.
 
     Returns:
         "ratio", the residual ratio; log10 of the residual and of the states' size.
@@ -53,7 +53,7 @@ def measure_laws(
     The law and the bounds are there for networks that have them.
 
     Args:
-        params, x, config: As of `rank_collapse.apply`.
+        params, x, config: See `rank_collapse.apply`.
         log: The pass in logarithms.
     """
     profiles = {"log10_residual": log.profile}

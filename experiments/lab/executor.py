@@ -57,12 +57,12 @@ class Executor(contextlib.ExitStack):
         options: The flags, of one point of their axes; --num_devices, --seed_chunk, and --seed and
             --num_seeds where the binary has them.
         run: Holds the results of earlier chunks.
-        label: Of the progress; "" for programs that show their own.
+        label: Label of the progress; "" for programs that show their own.
         total: Seeds of all cells of a point; those of one cell by default.
 
     Attributes:
         run: The run folder, without the prefix of a point.
-        mesh: Of the devices.
+        mesh: Mesh of the devices.
         progress: Counts seeds; disabled without a label.
     """
 
@@ -90,7 +90,7 @@ class Executor(contextlib.ExitStack):
 
         Args:
             fn: (key, floats) of one seed → pytree of arrays.
-            cells, keys, most: As of `map`.
+            cells, keys, most: See `map`.
             **options: Further arguments of `Mapped`.
         """
         program = functools.partial(Mapped, fn, self.mesh, progress=self.progress, **options)
@@ -116,7 +116,8 @@ class Executor(contextlib.ExitStack):
                 it returns.
             cells: {part of the run's arrays: floats}, pytrees of one structure and shapes, or None;
                 or flags → that. Points with invalid flags are skipped.
-            keys: Of the seeds [s], the same of every cell; by default those of the flags.
+            keys: Random keys of the seeds [s], the same for every cell; by default those of the
+                flags.
             most: Seeds at a time; by default --seed_chunk, or as many as fit into memory.
 
         Returns:
@@ -236,9 +237,9 @@ def make_chunk(
 
     Args:
         floats: {cell: floats}.
-        keys: Of all seeds.
+        keys: Random keys of all seeds.
         pairs: At most `size` pairs.
-        size: Of the chunk's keys and floats.
+        size: Size of the chunk.
     """
     padded = [*pairs, *pairs[-1:] * (size - len(pairs))]
     values = jax.tree.map(lambda *a: np.stack(a), *(floats[cell] for cell, _ in padded))
@@ -254,12 +255,12 @@ class Mapped:
 
     Args:
         fn: (key, floats) of one seed → pytree of arrays.
-        mesh: Of the devices.
+        mesh: Mesh of the devices.
         progress: Gets how long compiling took.
         draw: (key, floats) of one seed → what `fn` takes instead of the key: a program of its own,
             since random numbers are slow to optimise and drawn once.
         at_once: Seeds a device vmaps over; None for `seeds.group_size`.
-        level: As of `runs.seeds.run_seeds`.
+        level: See `runs.seeds.run_seeds`.
     """
 
     def __init__(

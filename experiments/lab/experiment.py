@@ -71,7 +71,7 @@ def read_run(module: ModuleType, folder: Path) -> Run:
     """Reads a finished folder by the experiment's own `main`, without measuring or writing.
 
     Args:
-        module: Of the experiment.
+        module: Module of the experiment.
         folder: The run folder.
 
     Raises:

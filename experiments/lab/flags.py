@@ -111,7 +111,7 @@ class Flags(flags.FlagValues):
 
         Args:
             kind: "integer", "float", "boolean", "string", "enum" or "list".
-            name, default, text: Of the flag.
+            name, default, text: Name, default and help text of the flag.
             *choices: Values of an enum.
             **limits: Further arguments of absl's function.
         """
@@ -173,7 +173,7 @@ def parse_flags(
 
     Args:
         flag_values: The flags, which are changed.
-        arguments: Of the command line, without the program's name.
+        arguments: Arguments of the command line, without the program's name.
         positional: Name of the flag whose value may stand alone.
 
     Returns:
@@ -201,7 +201,7 @@ def _split_axes(flag_values, arguments):
 
     Args:
         flag_values: The flags.
-        arguments: Of the command line.
+        arguments: Arguments of the command line.
     """
     single, axes, name = [], {}, ""
     for argument in arguments:

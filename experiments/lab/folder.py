@@ -196,8 +196,8 @@ class RunFolder(contextlib.ExitStack):
         """Writes a figure as PNG and PDF, where one of them is missing.
 
         Args:
-            name: Of the files in figures/, without their ending.
-            figure: Of matplotlib.
+            name: Name of the files in figures/, without their ending.
+            figure: Figure of matplotlib.
         """
         if self.writable and self.lacks_figure(name):
             for suffix, content in draw_files(figure).items():
@@ -218,7 +218,7 @@ class RunFolder(contextlib.ExitStack):
         """Writes a further file.
 
         Args:
-            name: Out of `CONTENTS`, or in a folder of `FOLDERS`.
+            name: Name in `CONTENTS`, or in a folder of `FOLDERS`.
             content: Its bytes.
         """
         if self.writable:
@@ -257,7 +257,7 @@ class RunFolder(contextlib.ExitStack):
         """Returns the arrays named "part/name", by name, or None where there is none.
 
         Args:
-            part: As of `cached`.
+            part: See `cached`.
         """
         return dict(self._arrays.get(f"{self._prefix}{part}/", {})) or None
 
@@ -298,7 +298,7 @@ class RunFolder(contextlib.ExitStack):
         writes the remaining ones.
 
         Args:
-            arrays: By name, without the prefix of the view.
+            arrays: Arrays by name, without the prefix of the view.
         """
         self._add_arrays(arrays)
         self._unwritten = True

@@ -127,7 +127,7 @@ def report_activity(
     """Says what goes on, and for how long, where it takes longer than `SILENCE`.
 
     Args:
-        activity: Such as "drawing figures".
+        activity: Name of the activity, such as "drawing figures".
         log: Called with each line.
     """
     start = time.monotonic()
@@ -143,7 +143,7 @@ def read_activity(folder: Path) -> str:
     """Reads what a run does: the last line of its log, without the time; "starting" without one.
 
     Args:
-        folder: Of the run.
+        folder: Folder of the run.
     """
     path = folder / "log.txt"
     if not path.is_file():

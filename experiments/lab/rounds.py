@@ -60,7 +60,7 @@ def run_until_decided(main: Callable[[Flags], Any], options: Flags) -> Any:
     """Runs an experiment with more and more draws, until its rows are decided or at the budget.
 
     Args:
-        main: Of the experiment.
+        main: Function `main` of the experiment.
         options: Its flags.
 
     Returns:
@@ -104,7 +104,7 @@ def judge(num_draws: int, rows: Sequence[verdicts.Row], options: Flags) -> Round
 
     Args:
         num_draws: Draws so far.
-        rows: Of the statements.
+        rows: Rows of the statements.
         options: The flags.
 
     Raises:
@@ -162,7 +162,7 @@ def extend_part(
 
     Args:
         run: The run folder.
-        part: Of its arrays, [draws, ...] each.
+        part: Arrays of one part, [draws, ...] each.
         count: Draws.
         compute: Number of the first missing draw → arrays of the draws from it on.
 

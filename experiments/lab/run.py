@@ -130,7 +130,7 @@ class Run(contextlib.ExitStack):
 
     Attributes:
         options, folder: As given.
-        points: Of the axes: set up, and once they are measured with their results.
+        points: Points of the axes: set up, and, once they are measured, with their results.
         failures: Why points could not be measured.
         rows, claims, comparisons, finding: What was saved of the points.
     """
@@ -307,7 +307,7 @@ def join_points(points: Sequence[Point], over: Sequence[str]) -> Sequence[Point]
     """Joins the points that differ in some axes alone to one Dataset each.
 
     Args:
-        points: With results.
+        points: Points with results.
         over: The axes that become dimensions of the Datasets.
     """
     if not over:

@@ -69,7 +69,7 @@ def draw_probe(source: Any, ids: Any, counts: Sequence[int], seed: int) -> Probe
         source: The open checkpoint, for its head.
         ids: Tokens [b, n]; None of a network that reads none.
         counts: Tokens of each text.
-        seed: Of the draws.
+        seed: Seed of the draws.
 
     Raises:
         ValueError: A text of one token.
@@ -107,8 +107,8 @@ def measure_texts(
     Args:
         params, config: The network.
         inputs: x and mask [b, n].
-        probe: Of these texts.
-        layer: From `choose_layer`.
+        probe: Probe of these texts.
+        layer: Layer from `choose_layer`.
 
     Returns:
         {"name/direction/position": [b] or [b, k]} of the measures of `compare_kinds`.
@@ -139,7 +139,7 @@ def measure_text(
     Args:
         params, config: The network.
         text: x, and mask where there is one.
-        probe: Of this text.
+        probe: Probe of this text.
         layer: Paths start at the state after it.
     """
     mask = text.get("mask")
@@ -212,7 +212,7 @@ def measure_ranks(
         params, config: The network.
         inputs: x and mask [b, n].
         sources, counts: Positions that are changed, and tokens of each text.
-        layer: From `choose_layer`.
+        layer: Layer from `choose_layer`.
     """
     ranks = np.full((len(sources), len(DISTANCES)), np.nan)
     for i, (source, count) in enumerate(zip(sources, counts, strict=True)):

@@ -30,7 +30,7 @@ def accuracies(results: xr.Dataset) -> xr.Dataset:
     standard error is that of an accuracy as it was evaluated, √(a(1 − a)/tokens).
 
     Args:
-        results: From `measure`.
+        results: Results of `measure`.
 
     Returns:
         What was measured, and over seeds: the best "baseline" and its "baseline_error"; "learned",
@@ -73,7 +73,7 @@ def make_rows(results: xr.Dataset, task: TrainedTask) -> Iterator[dict[str, Any]
     """Makes a row for each seed, evaluation, path length and repeat; a column for each metric.
 
     Args:
-        results: From `measure`.
+        results: Results of `measure`.
         task: What was trained.
     """
     frames = [
@@ -102,7 +102,7 @@ def judge_claims(results: xr.Dataset, task: TrainedTask, setting: str) -> Iterat
     findings.
 
     Args:
-        results: From `measure`.
+        results: Results of `measure`.
         task: What was trained.
         setting: The setting of the rows.
     """
@@ -145,7 +145,7 @@ def compare_results(results: xr.Dataset, task: TrainedTask) -> Iterator[Comparis
     """Compares whole model and baseline with the published plotting code's; what no path gives.
 
     Args:
-        results: From `measure`.
+        results: Results of `measure`.
         task: What was trained.
     """
     shares = accuracies(results)
@@ -174,7 +174,7 @@ def make_finding(results: xr.Dataset, task: TrainedTask, success: str) -> Findin
     """Reports how few layers a path needs to pass, and what sampled paths do alone.
 
     Args:
-        results: From `measure`.
+        results: Results of `measure`.
         task: What was trained.
         success: What the accuracy is the share of, such as "of the letters are sorted".
     """

@@ -49,8 +49,8 @@ def evaluate_paths(
         options: The flags, for the sampled sets of paths.
         task: What was trained.
         model: The trained model.
-        data: Of the seed: "train" and "eval", and "texts" where "train" is packed.
-        key: Of the seed; sets of paths and the random baseline are drawn from it.
+        data: Examples of the seed: "train" and "eval", and "texts" where "train" is packed.
+        key: Random key of the seed; sets of paths and the random baseline are drawn from it.
 
     Returns:
         {evaluation: {metric: [] or [k]}}: "whole", "whole_train", the baselines and those of
@@ -98,7 +98,7 @@ def evaluate_samples(
         task: What was trained.
         model: The trained model of one seed.
         held_out: What it is evaluated on, [b, n].
-        key: Of the seed.
+        key: Random key of the seed.
 
     Returns:
         {number of paths in a set: {metric: [k, r]}}.

@@ -111,8 +111,8 @@ def fill(text: str, numbers: Numbers, absent: str = "–") -> str:
     """Fills the placeholders of a text.
 
     Args:
-        text: With placeholders.
-        numbers: From `read_numbers`.
+        text: Text with placeholders.
+        numbers: Numbers from `read_numbers`.
         absent: What stands for a number that the table does not have, see `find_missing`.
     """
 
@@ -151,7 +151,7 @@ def format_cell(cell: str, form: str) -> str | None:
     """Writes the first number of a cell in a format; without one, the cell.
 
     Args:
-        cell: Of the table.
+        cell: Cell of the table.
         form: A format as of Python; "10^" before it takes the power of ten.
 
     Returns:

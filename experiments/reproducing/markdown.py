@@ -15,7 +15,7 @@ def render_markdown(
     """Renders a page of Markdown, with the files that it links to.
 
     Args:
-        title: Of the page.
+        title: Title of the page.
         intro: Its first paragraph.
         sections: The experiments; their `details` say where and how long they ran.
 

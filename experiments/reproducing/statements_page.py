@@ -100,7 +100,7 @@ def write_page(docs: Path, folders: Iterable[Path] = ()) -> None:
 
     Args:
         docs: The folder of the page.
-        folders: Of one run of the experiments.
+        folders: Folders of one run of the experiments.
 
     Raises:
         RunError: A folder that is no complete run.
@@ -116,7 +116,7 @@ def read_run_rows(folder: Path) -> list[tuple[Row, dict[str, Any]]]:
     """Reads the rows of a run, each with the columns that say which run it is of.
 
     Args:
-        folder: Of the run.
+        folder: Folder of the run.
 
     Raises:
         RunError: It is no complete run.
@@ -139,7 +139,7 @@ def judge_run_rows(run_rows: Sequence[tuple[Row, Mapping[str, Any]]]) -> Iterato
     """Judges the rows of each statement jointly, and yields the rows of the table.
 
     Args:
-        run_rows: From `read_run_rows`, of all folders.
+        run_rows: Rows of all folders, from `read_run_rows`.
     """
     for key, statement in STATEMENTS.items():
         statement_rows = [pair for pair in run_rows if pair[0].key == key]
@@ -204,7 +204,7 @@ def describe_origin(rows: TableRows) -> str:
     """Says which run the rows are of, and whether its seeds are the registered ones.
 
     Args:
-        rows: Of the table.
+        rows: Rows of the table.
     """
     measured = [row for row in rows if row["experiment"]]
     commits = sorted({c for row in measured for c in (row["commit"] or "unknown").split(" and ")})

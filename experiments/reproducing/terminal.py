@@ -39,7 +39,7 @@ class Screen(contextlib.ExitStack):
     Args:
         expected: {run: CPU seconds that it is expected to take}, in the order in which they run.
         jobs: Runs at a time.
-        folder: Of the run folders, whose logs say what a run does.
+        folder: Folder that holds the run folders, whose logs show what a run does.
     """
 
     def __init__(self, expected: Mapping[str, float], jobs: int, folder: Path):
@@ -149,7 +149,7 @@ def describe_number(section: verdicts.Section) -> str:
     comparison it is the first statistic of a statement.
 
     Args:
-        section: Of the report.
+        section: Section of the report.
     """
 
     def rank(comparison):
@@ -172,9 +172,9 @@ def describe_ended(place: str, section: verdicts.Section, cpu_seconds: float) ->
     """Writes the line of an experiment: its name, CPU seconds, and one number.
 
     Args:
-        place: Such as "3/16".
-        section: Of the report.
-        cpu_seconds: Of its runs.
+        place: Place in the order, such as "3/16".
+        section: Section of the report.
+        cpu_seconds: CPU seconds of its runs.
     """
     result = describe_number(section)
     if section.error:

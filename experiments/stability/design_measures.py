@@ -188,7 +188,7 @@ def cut_padding(arrays: Mapping[str, np.ndarray], depth: int) -> dict[str, np.nd
     """Cuts arrays [s, k L] or [s, k L + 1] to the layers of the network's own depth.
 
     Args:
-        arrays: Of one network.
+        arrays: Arrays of one network.
         depth: Its layers.
     """
     size, cut = arrays["apart"].shape[1] - 1, {}
@@ -205,7 +205,7 @@ def draw(options: Options, key: Any, config: rc.TransformerConfig) -> dict[str, 
 
     Args:
         options: The flags.
-        key: Of the seed.
+        key: Random key of the seed.
         config: The network.
 
     Returns:
@@ -234,7 +234,7 @@ def measure_seed(options: Options, is_profiled: bool, key: Any, floats: Any) -> 
     Args:
         options: The flags.
         is_profiled: Whether a network may be one whose gains are profiled.
-        key: Of the seed.
+        key: Random key of the seed.
         floats: The network, and ‖W* − W‖/‖W‖.
     """
     config, size = floats
@@ -264,8 +264,8 @@ def measure_network(
 
     Args:
         params, x, config, trace: The network, its tokens [n, d] and its forward pass.
-        law: From `expectation.expected_pass`.
-        directions, size: As of `output_changes`.
+        law: Law from `expectation.expected_pass`.
+        directions, size: See `output_changes`.
     """
     output = normalised_output(trace, config)
     return {
@@ -322,7 +322,7 @@ def move_weights(params: Any, direction: Any, size: Any) -> Any:
     """Moves every matrix of every layer by the same relative size: W* = W + size ‖W‖_F U/‖U‖_F.
 
     Args:
-        params: Of the network.
+        params: Parameters of the network.
         direction: U, a tree as `get_weight_matrices` returns; where U = 0 nothing moves.
         size: ‖W* − W‖_F/‖W‖_F.
     """

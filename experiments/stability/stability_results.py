@@ -93,7 +93,7 @@ def place_between(exponent: float, laws: Mapping[str, float]) -> float:
     """Places an exponent between those of the laws: 0 at O(1), 1 at O(log N), 2 at O(N).
 
     Args:
-        exponent: To be placed; linearly between the laws and beyond.
+        exponent: Exponent to place; linear between the laws and beyond them.
         laws: Their exponents.
     """
     constant, log, linear = (laws[name] for name in reversed(LAWS))

@@ -39,7 +39,7 @@ class Curve(NamedTuple):
     """One relation of a theorem at several points.
 
     Attributes:
-        name: Of the setting, unique within its theorem.
+        name: Name of the setting, unique within its theorem.
         x: [k], where.
         predicted: [k], by the theorem; NaN where it says nothing.
         measured: [k], through the toolkit.
@@ -93,7 +93,7 @@ class Theorem(NamedTuple):
     """A statement of a paper and how it is measured.
 
     Attributes:
-        name: Of the flag, the figure and the arrays.
+        name: Name of the flag, the figure and the arrays.
         source: Authors, year and address.
         read: How much of the paper was read: "text", "abstract" or "memory".
         statement: One line.
@@ -101,7 +101,7 @@ class Theorem(NamedTuple):
         conditions: Under which it is claimed.
         measured: Which functions of the toolkit measure it.
         helps: What a practitioner may do with it.
-        panels: Of its figure, one for each quantity.
+        panels: Panels of its figure, one for each quantity.
         curves: Seed → its curves.
     """
 
@@ -122,7 +122,8 @@ class Outcome(NamedTuple):
 
     Attributes:
         verdict: One of the four classes, or `OPEN`.
-        factor: By which a loose bound is off in the median, of several the tightest; else 1.
+        factor: Factor by which the tightest of the loose bounds is off in the median; 1 for other
+            theorems.
         failed: "curve at x" of the first point that is against it, "" for none.
     """
 

@@ -188,8 +188,8 @@ def admin_gains(recipe: Recipe, model: Any, data: Any, hyper: Hyper, _: Any = No
     Args:
         recipe: What is trained.
         model: The initial network of the seed.
-        data: Of the seed.
-        hyper: Of the run; its skip gains are replaced.
+        data: Examples of the seed.
+        hyper: Traced values of the run; its skip gains are replaced.
     """
     config = recipe.config.replace(**hyper.network | {"skip_gain": 1.0})
     batch = data["train"].inputs[: recipe.batch_size]
@@ -231,7 +231,7 @@ def make_data(options: Options, batch_size: int, key: Any) -> dict[str, Any]:
     Args:
         options: The flags.
         batch_size: Examples of a step.
-        key: Of the seed.
+        key: Random key of the seed.
     """
     make = functools.partial(
         sequences.make_examples,

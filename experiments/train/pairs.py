@@ -83,7 +83,7 @@ def encode_pairs(tokenizer: Any, pairs: list[tuple[str, str]], max_length: int) 
     A vocabulary trained here has no rule for [CLS] and [SEP]: its texts are first second.
 
     Args:
-        tokenizer: From `load_tokenizer`.
+        tokenizer: Tokenizer from `load_tokenizer`.
         pairs: The sentences.
         max_length: Tokens of a text at most.
 

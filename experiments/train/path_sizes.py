@@ -91,7 +91,7 @@ def chained_residual(
     Args:
         attention: Attention weights of all layers, `Trace.attention`.
         path: Heads 0..H−1, H for a skip (the identity).
-        norm: Of matrices.
+        norm: Norm of matrices.
         mask: Bool [n], tokens that exist; rows of others are left out, and none may attend to them.
 
     Source: chained attention in the notebook of Dong et al. 2021; the product is that of Theorem
@@ -125,7 +125,7 @@ def chain_residual_ratios(
     Args:
         chain: The product.
         token_mask: Which tokens exist.
-        norm: Of matrices.
+        norm: Norm of matrices.
     """
     size = matrix_norm(jnp.where(token_mask[:, None], chain.product, 0), norm)
     length = matrix_norm(chain.mean[None], "frobenius")  # squares of p underflow, too
@@ -148,8 +148,8 @@ def branch_sizes(
     N(SA(x)) as published; N(x) where there is no skip.
 
     Args:
-        params: Of the network; norms of branches and learned gains are read.
-        trace: From `apply`, of one example.
+        params: Parameters of the network; norms of branches and learned gains are read.
+        trace: Trace from `apply`, of one example.
         config: The network, for its gains and skips.
         mask: Bool [n], tokens that exist.
     """
@@ -238,7 +238,7 @@ def alpha_law(
     matrices: their mean log residual ratio is that of R_0/c², the formula's value at length 1.
 
     Args:
-        skip, branch: From `branch_sizes`.
+        skip, branch: Sizes from `branch_sizes`.
         initial: ‖res(X^0)‖_{1,∞} of each sample.
         single: Residual ratios of paths of length 1, from `chained_residual`.
         num_heads: H.

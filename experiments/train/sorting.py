@@ -20,7 +20,7 @@ def make_examples(
     """Draws letter sequences uniformly at random, with their sorted sequences as labels.
 
     Args:
-        key: Of the draw.
+        key: Random key of the draw.
         num_examples, seq_len, num_letters: Sequences, letters of each, and of the alphabet.
         repeats: Whether a letter may occur twice; if not, each sequence is a random choice of
             distinct letters in random order.

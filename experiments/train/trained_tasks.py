@@ -45,8 +45,8 @@ class TrainedTask:
 
     Attributes:
         options: The flags it is of.
-        name: Of the folder under results/.
-        title: Of the figure.
+        name: Name of the folder under results/.
+        title: Title of the figure.
         recipe: What is trained.
         make_data: key → {"train", "eval"} Examples of one seed; also "texts", the training data
             as it is evaluated, where "train" is packed.
@@ -94,7 +94,7 @@ class Training:
         run: The folder; it keeps the states of a chunk that is not done.
         measure: `Ensemble.of_models` of what is measured of one run, a nested dictionary of
             arrays; by default it is what the ensemble watches, [s, looks, ...].
-        name: Of what is trained, for progress; the cells by default.
+        name: Name of the training, for progress; the cells by default.
         prepare: `Ensemble.of_models` of a run's hyper before training, such as gains that depend
             on the initial weights.
         keep: Whether the weights are kept too.
@@ -151,8 +151,8 @@ class Training:
 
         Args:
             chunk: Names and seeds of the runs.
-            keys: Of the runs [s].
-            hyper: Of the runs, leaves [s].
+            keys: Random keys of the runs [s].
+            hyper: Traced values of the runs, leaves [s].
         """
         run, num_epochs = self.run, self.ensemble.recipe.num_epochs
         runs = json.dumps([chunk.cells, [int(seed) for seed in chunk.seeds]])
@@ -272,7 +272,7 @@ def check_files(options: Options, part: str, folder: RunFolder) -> None:
 
     Args:
         options: The flags.
-        part: Of the arrays of the run.
+        part: Part of the arrays of the run.
         folder: The run folder; what it has is not computed again.
 
     Raises:
@@ -298,7 +298,7 @@ def make_training(
     Args:
         options: The flags.
         task: One of the networks.
-        measure: As of `train_networks`.
+        measure: See `train_networks`.
         executor: Its folder keeps the states.
         keep: Whether weights are kept.
     """
@@ -342,7 +342,7 @@ def whole_metrics(
     Args:
         model: Network and classifier, or an encoder-decoder.
         examples: What it is evaluated on, [b, n].
-        config: Of the network.
+        config: Configuration of the network.
         metrics: Functions of (logits, examples) by name.
         batch_size: Examples at a time; None for all.
     """
@@ -368,7 +368,7 @@ def train_and_eval(
     Args:
         make: (key, number) → examples.
         num_train, num_eval: Examples of each.
-        key: Of the seed.
+        key: Random key of the seed.
     """
     key_train, key_eval = jax.random.split(key)
     return {"train": make(key_train, num_train), "eval": make(key_eval, num_eval)}
@@ -392,7 +392,7 @@ def save_models(point: Point, tasks: Mapping[str, TrainedTask]) -> None:
     """Saves trained weights as files of a run, where they were kept.
 
     Args:
-        point: Of the run, measured.
+        point: Measured point of the run.
         tasks: What was trained, as of `train_networks`.
     """
     for part, task in tasks.items():

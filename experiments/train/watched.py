@@ -27,8 +27,8 @@ def layer_scalars(
 
     Args:
         model: A network with a classifier, or an encoder-decoder.
-        data: With the entry "eval".
-        config: Of the network.
+        data: Data with the entry "eval".
+        config: Configuration of the network.
     """
 
     def measure_example(example):

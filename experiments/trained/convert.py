@@ -189,8 +189,8 @@ def write_checkpoint(
 
     Args:
         folder: It.
-        config: Of config.json.
-        tensors: By name.
+        config: Content of config.json.
+        tensors: Tensors by name.
     """
     write_tensors(folder, {name: a.astype(np.float32) for name, a in tensors.items()})
     write_config(folder, config)

@@ -62,7 +62,7 @@ def make_folder(package: Package, weights: Path, folder: Path) -> None:
 
     Args:
         package: Which.
-        weights: From `find_weights`.
+        weights: Weights from `find_weights`.
         folder: The checkpoint folder; one of an earlier run is replaced.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -83,7 +83,7 @@ def copy_checkpoint(
     Args:
         weights: The file of weights.
         folder: The new folder.
-        kind: Of the texts that are written for it, as token ids; "" where it has a tokenizer.
+        kind: Kind of the texts to write for it as token ids; "" where it has a tokenizer.
         vocabulary: Where the vocabulary is, from the folder of weights.
         entries: What its config.json lacks.
     """

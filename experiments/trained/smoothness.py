@@ -32,9 +32,9 @@ def largest_singular_value(
     Each step multiplies by J and by Jᵀ. The value never exceeds the exact one.
 
     Args:
-        fn: Of x, to an array.
+        fn: Function that takes x and returns an array.
         x: Where J is taken.
-        steps: Of the iteration.
+        steps: Number of iterations.
 
     Returns:
         The value after the last step, and how much the last step changed it, relative to it.
@@ -77,7 +77,7 @@ def measure_texts(
     Args:
         source: The open checkpoint.
         inputs: x and mask [b, n]; spectrograms have no mask, and two frames of them are a token.
-        num_tokens: Of each text.
+        num_tokens: Number of tokens in each text.
         chunk: Texts at once.
 
     Returns:

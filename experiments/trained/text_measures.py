@@ -97,10 +97,10 @@ def masked_copies(
     Never the first or the last token of a text, which close it in most models.
 
     Args:
-        ids, mask: Of `Tokens`.
+        ids, mask: Fields of `Tokens`.
         token: The id that stands in a masked one's place.
-        copies: Of each text, one after the other: c = b · copies.
-        share: Of a text's tokens that each copy masks, at least one; 15 % as of BERT.
+        copies: Number of copies of each text, which follow one another: c = b · copies.
+        share: Share of a text's tokens to mask in each copy (at least one token); BERT masks 15 %.
 
     Source: Devlin et al. 2019, task 1, with the token in all of the places.
     """

@@ -39,7 +39,7 @@ def text_measures(arrays: Arrays, config: rc.TransformerConfig) -> dict[str, np.
     A network that reads no tokens has residuals alone, one that predicts none has no paths.
 
     Args:
-        arrays: Of one network, as `measure` names them: "spikes/spike_entry" [b, L + 1].
+        arrays: Arrays of one network, as `measure` names them: "spikes/spike_entry" [b, L + 1].
         config: The network.
     """
     numbers = {
@@ -204,8 +204,8 @@ def judge_ablations(label: str, arrays: Arrays, causal: bool) -> list[Row]:
     """Tests what is said of attention alone and with skips, in each reading of these ablations.
 
     Args:
-        label: Of the network.
-        arrays: Of the network.
+        label: Label of the network.
+        arrays: Arrays of the network.
         causal: Whether its attention is, whose rate is not asked.
     """
     changes, rows = ratio_changes(arrays), []

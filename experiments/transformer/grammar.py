@@ -55,9 +55,9 @@ def make_pairs(key: Any, num_examples: int, lexicon: Lexicon) -> SequencePairs:
     adjective, half are plural.
 
     Args:
-        key: Of the draw.
+        key: Random key of the draw.
         num_examples: Pairs of sentences.
-        lexicon: Of the translation.
+        lexicon: Lexicon of the translation.
     """
     keys = jax.random.split(key, 5)
     two = (num_examples, 2)  # of the subject and of the object

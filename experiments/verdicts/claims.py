@@ -82,7 +82,7 @@ def judge_rows(
     rows and whenever the run stops. A row has the interval of the level at which it was compared.
 
     Args:
-        rows: Of one statement.
+        rows: Rows of one statement.
         statement: The statement.
         num_rows: Rows that are judged together, where those of other experiments are not there yet.
 
@@ -135,7 +135,7 @@ def answer_statement(
     """Answers a statement from all its rows.
 
     Args:
-        key: Of the statement.
+        key: Key of the statement.
         statement: The statement.
         rows: All its rows.
         is_registered: Whether the rows are to be those of the registered settings, so that one
@@ -159,7 +159,7 @@ def decide_answer(statement: Statement, verdicts: Sequence[str]) -> str:
 
     Args:
         statement: The statement.
-        verdicts: Of its rows.
+        verdicts: Verdicts of the statement's rows.
 
     Returns:
         One of `ANSWERS`; without a range `MUST_HOLD` or `FINDING`.
@@ -180,9 +180,9 @@ def answer_statements(
     """Answers the statements that have rows, in the order of the statements.
 
     Args:
-        statements: By key.
-        rows: Of any of them.
-        is_registered: As of `answer_statement`.
+        statements: Statements by key.
+        rows: Rows of any of them.
+        is_registered: See `answer_statement`.
 
     Raises:
         ValueError: A row of no statement.

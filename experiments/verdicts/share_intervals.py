@@ -24,7 +24,7 @@ def share_interval(values: Iterable[float | int], level: float = 0.95) -> Interv
 
     Args:
         values: One per seed: accuracies, shares, 1 or 0.
-        level: As of `mean_interval`.
+        level: See `mean_interval`.
 
     Raises:
         ValueError: A number outside [0, 1] by more than float32's rounding.

@@ -29,7 +29,7 @@ class Alignment(NamedTuple):
         """Returns a layer with the aligned tokens alone.
 
         Args:
-            layer: Of a recording.
+            layer: The layer of one recording.
             positions: `first` or `second`.
         """
 

@@ -37,7 +37,7 @@ class Agreement:
         kind: The mistake that explains it, or None.
         sentence: The answer in words.
         rows: All sublayers.
-        rounding: Of the coarser run.
+        rounding: Rounding of the coarser run.
         embedding: Median relative error before the first layer.
         outputs: {"next tokens that differ": share, …} of recorded logits.
         remarks: What else the reader must know.

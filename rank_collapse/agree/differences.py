@@ -43,9 +43,9 @@ class Rounding(NamedTuple):
     """Relative errors of one rounding.
 
     Attributes:
-        products: Of what the sublayers compute.
-        stream: Of the states.
-        name: Of the dtype of `products`.
+        products: Relative rounding error of what the sublayers compute.
+        stream: Relative rounding error of the states.
+        name: Name of the dtype in which the sublayers compute.
         both: Whether both runs round so.
     """
 
@@ -64,7 +64,7 @@ class Difference(NamedTuple):
     """The difference of two runs in one sublayer; of examples and tokens [b, n], NaN where masked.
 
     Attributes:
-        layer: From 0.
+        layer: Index of the layer, from 0.
         part: "attention", "mlp", or "layer" where no branch was recorded.
         error_in: ‖e‖/‖x‖ of the input.
         added: ‖δ‖/‖b‖ of the branch.
@@ -104,7 +104,7 @@ class Difference(NamedTuple):
 
         Args:
             name: "error_in", "added", "predicted" or "excess".
-            share: From 0 to 1.
+            share: The quantile, from 0 to 1.
         """
         return float(np.quantile(getattr(self, name)[self.measured], share))
 
@@ -117,7 +117,7 @@ def compare_layer(
     Args:
         pair: The layer in both runs, with the same tokens.
         mask: Tokens that exist.
-        rounding: Of the coarser run.
+        rounding: Rounding of the coarser run.
     """
     first, second = pair.first, pair.second
     # What each run adds to its stream; with a replay that is the other run's branch in both.
@@ -153,7 +153,7 @@ def compare_sums(
     Args:
         pair: The layer in both runs, with both branches.
         mask: Tokens that exist.
-        rounding: Of the coarser run.
+        rounding: Rounding of the coarser run.
 
     Returns:
         The difference of the state after the layer, given the differences of its summands; None
@@ -182,9 +182,9 @@ def _compare(pair, part, inputs, branches, mask, rounding, *, mixes=None, ends=N
     Args:
         pair: Its layer.
         part: Which it is.
-        inputs, branches: Of both runs [b, n, d].
+        inputs, branches: The inputs and branches of both runs [b, n, d].
         mask: Tokens that exist.
-        rounding: Of the coarser run.
+        rounding: Rounding of the coarser run.
         mixes: Whether it mixes tokens: then the error of other tokens comes in, too.
         ends: Norms of the states of which the branch is the difference.
     """
@@ -241,8 +241,9 @@ def bound_sizes(
     """Bound the norms by which errors are divided from below, by a tenth of their median.
 
     Args:
-        norm: Of the first run.
-        other: Of the second run: its median counts where most norms of the first are 0.
+        norm: Norms of the first run.
+        other: Norms of the second run, whose median is used where most norms of the first run are
+            0.
         usual: Tokens that count.
         size: What counts where most norms of both are 0.
     """

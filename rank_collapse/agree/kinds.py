@@ -16,7 +16,7 @@ def name_kind(difference: Difference, mask: Bool[np.ndarray, "b n"]) -> str | No
     """Name the mistake that explains the difference of a sublayer, or None.
 
     Args:
-        difference: Of the first sublayer at fault.
+        difference: The difference at the first faulty sublayer.
         mask: Tokens that exist.
     """
     tests: tuple[Callable[..., Iterator[str]], ...] = (

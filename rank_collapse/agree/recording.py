@@ -43,7 +43,7 @@ class StoredArray(NamedTuple):
     """An array of a file.
 
     Attributes:
-        shape, dtype: Of the array.
+        shape, dtype: Shape and dtype of the array.
         read_rows: Yields its parts along the first axis in order.
     """
 
@@ -56,7 +56,7 @@ class Layer(NamedTuple):
     """One layer of a recording, in float64.
 
     Attributes:
-        index: From 0.
+        index: Index, from 0.
         before, after: The stream [b, n, d].
         branches: {name: [b, n, d]} of those that were recorded.
     """
@@ -72,7 +72,7 @@ class Recording:
     """A file of a run, opened; layers are read one after the other.
 
     Attributes:
-        path: Of the file.
+        path: Path of the file.
         arrays: {name: stored array} of `NAMES`.
         metadata: Text by name, such as the "dtype" that the model computed in.
         ignored: Names of other arrays of the file.
@@ -241,7 +241,7 @@ def collect_trace(trace: Any) -> dict[str, Any]:
     """Collect the arrays of a recording from a trace.
 
     Args:
-        trace: From `rc.apply`.
+        trace: Trace from `rc.apply`.
     """
     layers = {name: getattr(trace.layers, name) for name in BRANCHES}
     return {"residual": trace.hidden} | {n: a for n, a in layers.items() if a is not None}

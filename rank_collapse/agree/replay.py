@@ -69,7 +69,7 @@ def pair_layers(
 
     Args:
         first, second: The recordings.
-        alignment: Of their tokens.
+        alignment: The alignment of the tokens of both recordings.
         replay: What takes the place of one of them.
     """
     recordings = [first, second]

@@ -18,10 +18,10 @@ def write_sentence(
     """Write the answer.
 
     Args:
-        agree, place, kind: Of `Agreement`.
+        agree, place, kind: Fields of `Agreement`.
         rows: All sublayers.
         faults: Those at fault.
-        rounding: Of the coarser run.
+        rounding: Rounding of the coarser run.
         embedding: Median relative error before the first layer.
     """
     if agree is None:

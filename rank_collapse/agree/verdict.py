@@ -67,7 +67,7 @@ class Fault(NamedTuple):
     """A sublayer that adds more than rounding explains.
 
     Attributes:
-        index: Of its row.
+        index: Index of the sublayer's row.
         reason: What it does.
     """
 
@@ -79,7 +79,7 @@ def summarize(difference: Difference) -> Row:
     """Summarize the difference of a sublayer over tokens.
 
     Args:
-        difference: Of one sublayer.
+        difference: The difference at one sublayer.
     """
     excess = np.where(difference.measured, difference.excess, -np.inf)
     worst = np.unravel_index(int(np.argmax(excess)), excess.shape)
@@ -112,7 +112,7 @@ def find_faults(rows: Sequence[Row], rounding: Rounding) -> list[Fault]:
 
     Args:
         rows: All sublayers in order.
-        rounding: Of the coarser run.
+        rounding: Rounding of the coarser run.
 
     Returns:
         (index of the row, why) in order.

@@ -84,7 +84,7 @@ def yield_rows(checks: Sequence[Checked]) -> Iterator[tuple[Any, ...]]:
     """Yields all numbers, one a row: weights, network, measure, text, and layer or path length.
 
     Args:
-        checks: With several of them, each row begins with the checkpoint's name.
+        checks: The checks. If there are several, each row begins with the checkpoint's name.
     """
     has_sources = len(checks) > 1
     head = ("weights", "network", "measure", "text", "layer_or_length", "value")

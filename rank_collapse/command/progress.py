@@ -65,7 +65,7 @@ def report_words(unembedding: Unembedding, reporter: StepReporter) -> Unembeddin
     """Returns a head whose table reports how much of it was read.
 
     Args:
-        unembedding: With a `Table`.
+        unembedding: A head that has a `Table`.
         reporter: Shows the words.
     """
     table, count = unembedding.table, 0

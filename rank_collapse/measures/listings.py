@@ -38,8 +38,9 @@ def spikes(
         trace: One example's pass, from `apply`, or its states [L + 1, n, d] of any framework, or a
             list or tuple of states [n, d] or [1, n, d], such as `hidden_states` of transformers.
         mask: Bool [n] or [1, n], True for tokens that are not padding; None for all.
-        threshold: In medians of the layer.
-        layer_share: In [0, 1]; 0 lists what stands out in a single layer.
+        threshold: Threshold in medians of the layer.
+        layer_share: Share of the layers, in [0, 1]; 0 lists entries that stand out in a single
+            layer.
 
     Returns:
         Spikes by falling ratio.

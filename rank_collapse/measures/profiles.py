@@ -122,7 +122,7 @@ def profile(
         measures: One name out of `MEASURES`, or several, all of tokens or all of attention. None
             for "residual_ratio", or "attention_entropy" of what has the axes of attention.
         mask: Bool [n], or [b, n] with a batch: the tokens that exist.
-        key_mask: Of attention, Bool [m], or [b, m] with a batch: the keys that exist, as
+        key_mask: Key mask of attention, Bool [m], or [b, m] with a batch: the keys that exist, as
             `rc.measures.first_column` and `rc.sink_rate` take it.
         segments: Int [n], or [b, n] with a batch, of packed rows: tokens of one number are a
             document, and an example is a document. Number 0 is one as any other: where it marks

@@ -49,7 +49,7 @@ def greedy_decode(
     The source is encoded once; every token costs a pass of the decoder over all of them.
 
     Args:
-        params: From `init`.
+        params: Parameters from `init`.
         source: What the encoder reads, as in `apply`; one example.
         config: Configuration of both halves.
         begin, end: Token ids of the marks; may be traced.

@@ -278,7 +278,8 @@ def apply_mlp(
         params: Parameters; `w_gate` and `b_gate` for gated kinds only.
         x: Tokens [n, d].
         kind: One of `MLP_KINDS` but "none".
-        routing: Of a mixture of experts, whose hidden units are multiplied by `unit_shares`.
+        routing: Routing weights of a mixture of experts; hidden units are multiplied by
+            `unit_shares`.
         edit: (name, value) -> value of the "mlp_hidden" units [n, f] before W_out.
     """
     z = _affine(x, params.w_in, params.b_in)
@@ -294,7 +295,7 @@ def compute_gate(params: MLPParams, x: Float[Array, "n d"], kind: str) -> Float[
     """Compute φ(x W_gate + b_gate), which multiplies the units of a gated MLP.
 
     Args:
-        params: With `w_gate` [d, f].
+        params: Parameters with `w_gate` [d, f].
         x: Tokens.
         kind: Kind of a gated MLP.
     """
@@ -308,7 +309,7 @@ def unit_shares(params: MLPParams, x: Float[Array, "n d"], routing: Routing) -> 
     and divided by their sum where the kind is "chosen". Shared units come last, with σ(x w_shared).
 
     Args:
-        params: With `w_router` [d, experts], and `w_shared` where units are shared.
+        params: Parameters with `w_router` [d, experts], and with `w_shared` where units are shared.
         x: Tokens [n, d].
         routing: How many experts a token uses, and how.
 

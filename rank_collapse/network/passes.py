@@ -74,7 +74,7 @@ class LayerPass:
             layer: The layer.
             x: Its input; X^0 in every layer where `reads_layer_values` is False.
             layer_values: What it computed from x; None where `reads_layer_values` is False.
-            carry: From the layer before.
+            carry: The carry from the layer before.
 
         Returns:
             The next carry, and this layer's result.
@@ -178,7 +178,7 @@ def run_pass(
 
     Args:
         layer_pass: The pass.
-        params, prepared: From `prepare_inputs`.
+        params, prepared: Parameters and inputs from `prepare_inputs`.
         config: The network.
 
     Raises:
@@ -217,7 +217,7 @@ def replay(
     Args:
         measure: (layer, {kind: `SublayerValues`}) → arrays.
         params: Parameters of the network; norms and learned gains are read.
-        trace: From `apply`, of one example.
+        trace: The trace of one example, from `apply`.
         config: The network.
 
     Returns:

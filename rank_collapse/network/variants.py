@@ -247,7 +247,7 @@ def init_variant(
 
     Args:
         key: Random key.
-        config: From `variant`.
+        config: Configuration from `variant`.
         name: One of `VARIANTS`.
         weight_scale, bias_scale: See `init`.
 

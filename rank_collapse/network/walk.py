@@ -194,7 +194,7 @@ def walk_layers(
     Args:
         step: (layer, state) → (state, layer result), such as a call of `walk_layer`.
         state: Before the first layer.
-        params, inputs: From `prepare_inputs`.
+        params, inputs: Parameters and inputs from `prepare_inputs`.
         extra: `Layer.extra` of all layers, leaves [L, ...].
 
     Returns:

@@ -144,7 +144,7 @@ def _contributions(params, prepared, config, head_gain, count_mlps):
     """Carry the channels through the layers together with the forward pass.
 
     Args:
-        params, prepared: From `prepare_inputs`.
+        params, prepared: Parameters and inputs from `prepare_inputs`.
         config: The network.
         head_gain, count_mlps: See `path_contributions`.
     """

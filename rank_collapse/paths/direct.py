@@ -106,7 +106,7 @@ def _written_rows(params, prepared, config):
     """Carry what every part wrote to the output: the rows of `_WrittenRows` there.
 
     Args:
-        params, prepared: From `prepare_inputs`.
+        params, prepared: Parameters and inputs from `prepare_inputs`.
         config: The network.
     """
     constants, final_constants = freeze(params, prepared, config, keep=("head_output",))

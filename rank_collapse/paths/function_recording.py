@@ -39,8 +39,8 @@ def record_function(
     what has a name (of `jax.ad_checkpoint.checkpoint_name`), and is added to a state of its shape.
 
     Args:
-        fn: Of one array, embeddings or token ids [n] or [b, n], which returns arrays; the first is
-            the output. Its states have the shape [n, d] or [b, n, d].
+        fn: Function of one array (embeddings, or token ids [n] or [b, n]) that returns arrays, the
+            output first. Its states have the shape [n, d] or [b, n, d].
         x: The input.
         path: An .npz or .safetensors file; with inputs=, a .safetensors file.
         branches: See `function_contributions`. {"attention": …, "mlp": …} records both. A model
@@ -101,7 +101,7 @@ def _replay_layers(program, x, branches, layers, other_inputs):
     """Return the layers of a function, each of which took in the stream of the other run.
 
     Args:
-        program: Of the function.
+        program: The traced program of the function.
         x: Its input.
         branches: What is a branch.
         layers: On its own stream.

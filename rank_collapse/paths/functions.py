@@ -54,8 +54,8 @@ def function_contributions(
     traces fn again at every call: `jax.jit(lambda x: rc.function_contributions(fn, x, ...))`.
 
     Args:
-        fn: Of one array, returns one array. Functions of token ids are given as functions of their
-            embeddings.
+        fn: Function of one array that returns one array. A function of token ids has to be written
+            as a function of their embeddings.
         x: Where paths start and where fn is frozen: the residual stream or the embedding, floats
             of any shape.
         branches: A regular expression for whole parts of scopes, "LB_0/att" for several, or for

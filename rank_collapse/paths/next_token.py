@@ -147,7 +147,7 @@ def measure_next_token_by_length(
     The sums are frozen: attention, norms (the final one too) and gates are the full network's.
 
     Args:
-        next_token: Of the sums of `list_sums_by_length`.
+        next_token: Loss and agreement of each sum from `list_sums_by_length`.
         token_mask: Bool [n], positions that have a next token.
     """
     loss, same = measure_agreement(next_token, token_mask)

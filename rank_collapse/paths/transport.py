@@ -94,7 +94,8 @@ def transport(
     sums of Dong et al. 2021, which is another vector.
 
     Args:
-        fn: From x to the last state [n, d], each layer's state with a `checkpoint_name`.
+        fn: Function that takes x and returns the last state [n, d]; each layer's state has a
+            `checkpoint_name`.
         x: Its input; token ids too.
         direction: [d], or [n, d] to use it as it is, without sources.
         layer: Which state of the name, from 0.

@@ -86,7 +86,8 @@ class Family:
         names: Where tensors lie; a function of (weights, settings) where that differs.
         anchors: Ends of tensor names, one of which is in every checkpoint: what stands before it
             is the prefix of all names.
-        fields, embedding: Of `TransformerConfig` and `EmbeddingConfig`, the same in all models.
+        fields, embedding: Fields of `TransformerConfig` and `EmbeddingConfig` that are the same in
+            all models.
         computed: settings → fields that follow from several entries, "embedding" a dictionary.
         allowed: {entry: its values for which there is a network}.
         gated: Whether the MLP has a gate, whose activation the entry of `reads["mlp"]` names.
@@ -97,7 +98,7 @@ class Family:
         init: (tensor name, settings, layers) → how the tensor is drawn at initialisation.
         head: The table of a causal language model where it is not that of the tokens; None where
             there is no such head, or one that is not linear.
-        masked_head: Of a masked language model: the stem of its head's transform, and the name of
+        masked_head: For a masked language model: the stem of the head's transform, and the name of
             the bias of its logits; None where there is none.
         sizes: settings → sizes of axes of its own.
         rows: settings → what stands in the stem's braces, row by row; None for 0 .. depth − 1.

@@ -207,7 +207,7 @@ class Reader:
         """Yields (path in the parameters, array) of one line of a table.
 
         Args:
-            place: In the parameters.
+            place: Path in the parameters.
             entry: What the table has for it.
             stem: What stands before the names of tensors.
         """

@@ -87,7 +87,7 @@ def next_tokens(
         unembedding: The head; its table is read once.
         parts: Parts of the output of each example [b, p, n, d], the final norm in them.
         sums: Which parts make each sum, [s, p].
-        targets: From `targets_of`, [b, n].
+        targets: Targets from `targets_of`, [b, n].
     """
     parts = jnp.asarray(parts)
     partial = jax.vmap(lambda _: empty_next_token(len(sums), parts.shape[2], parts.dtype))(targets)

@@ -64,7 +64,7 @@ def published_curves(
     """Returns {"init" or "pretrained": {variant: residual ratio by layer}} of a model of this size.
 
     Args:
-        settings: From `rank_collapse.pretrained.settings_of`.
+        settings: Settings from `rank_collapse.pretrained.settings_of`.
         depth: Number of layers.
 
     Returns:

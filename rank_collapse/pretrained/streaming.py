@@ -247,7 +247,8 @@ def assemble_layer(
 
     Args:
         stored: A tree of `Stored`.
-        outside, example, config: Of `prepare_batch`; one example of its inputs.
+        outside, example, config: The parameters outside of the layers, one example of the inputs,
+            and the configuration, from `prepare_batch`.
         index: Index of the layer; may be traced.
         ablation: The parts to remove.
         passes: That must cover the network.

@@ -72,7 +72,7 @@ def figure(rows: int = 1, columns: int = 1, width: float = 4.2, height: float = 
     Args:
         rows, columns: Rows and columns of panels.
         width, height: Inches of one panel.
-        options: For `Figure.subplots`, such as sharey=True.
+        options: Options of `Figure.subplots`, such as sharey=True.
     """
     from matplotlib.figure import Figure
 
@@ -112,9 +112,9 @@ def band(
         ax: Axes to draw on.
         x: Positions [k].
         values: [s, k]; NaN is left out.
-        label: Of the legend, in the words of `WORDS`.
+        label: Label in the legend, in the words of `WORDS`.
         index: Picks colour and marker.
-        options: For `Axes.plot`.
+        options: Options of `Axes.plot`.
     """
     with np.errstate(invalid="ignore"):
         values = np.ma.masked_invalid(np.asarray(values, float))

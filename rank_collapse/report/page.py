@@ -52,7 +52,7 @@ def render(
 
     Args:
         title, intro: At the top.
-        sections: In order.
+        sections: The sections in order.
         footer: Small print at the end.
         opening: HTML before the first section.
         style: A style sheet beside `STYLE`.

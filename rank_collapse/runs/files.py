@@ -130,7 +130,7 @@ def delete_temporary(folder: str | os.PathLike) -> None:
     """Delete what processes that were killed have left of `open_replacement`; the caller locks.
 
     Args:
-        folder: With all folders inside of it.
+        folder: The folder, with all folders inside it.
     """
     with name_write_errors(folder):
         for path in Path(folder).rglob(f"{_TEMPORARY}*.tmp"):
@@ -215,7 +215,7 @@ def write_arrays(
 
     Args:
         path: The file.
-        arrays: By name.
+        arrays: Arrays by name.
         compressed: Whether they are compressed.
 
     Raises:

@@ -46,7 +46,7 @@ class Progress:
 
         Args:
             count: Done since the last time.
-            values: Such as "loss 0.31".
+            values: Values to show, such as "loss 0.31".
         """
         self._done += count
         now = time.monotonic()

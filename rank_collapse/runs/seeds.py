@@ -74,7 +74,7 @@ def shard_seeds(tree: Tree, mesh: Mesh, size: int | None = None) -> Tree:
 
     Args:
         tree: The leaves.
-        mesh: From `seed_mesh`.
+        mesh: Mesh from `seed_mesh`.
         size: Seeds and repeats; None for the next multiple of the number of devices.
 
     Raises:
@@ -143,7 +143,7 @@ def run_seeds(
 
     Args:
         fn: Function of one seed.
-        mesh: From `seed_mesh`.
+        mesh: Mesh from `seed_mesh`.
         at_once: Seeds that a device vmaps over; it runs such groups one after the other. None for
             all its seeds. Changes no result beyond rounding.
         donate: Positions of arguments whose memory the result may reuse.

@@ -162,7 +162,7 @@ def _fit_slope(name, over, sizes, logs):
     """Fit the slope of logarithms.
 
     Args:
-        name, over: Of the `Slope`.
+        name, over: Name and abscissa of the `Slope`.
         sizes: Depths or widths.
         logs: Logarithms of the quantity, [sizes, seeds].
     """

@@ -101,7 +101,7 @@ class DepthRule(struct.Struct):
         """Draw `rc.init` with the variance σ²/m_N of matrices in blocks.
 
         Args:
-            key, config, **scales: As of `rc.init`.
+            key, config, **scales: See `rc.init`.
 
         Raises:
             ValueError: init="reference", of which some matrices have a variance of 1/fan-in.
@@ -169,7 +169,7 @@ class DepthRule(struct.Struct):
         Args:
             module: The model.
             blocks: Its list of blocks, a module.
-            rate, weight_decay, eps: Of the base.
+            rate, weight_decay, eps: Rate, decay and ε of the base optimizer.
             config: The shape of the model: depth, d_model.
 
         Returns:

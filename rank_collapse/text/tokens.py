@@ -83,7 +83,7 @@ def parse_ids(texts: Iterable[str], where: str) -> list[list[int]]:
     """Parse token ids that are separated by spaces or commas, of each text.
 
     Args:
-        texts: Such as "5, 8, 13".
+        texts: Texts of token ids, such as "5, 8, 13".
         where: Names the texts in the message.
 
     Raises:

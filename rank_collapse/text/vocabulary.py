@@ -22,7 +22,7 @@ def train_wordpiece(texts: Sequence[str], vocab_size: int, *, lowercase: bool) -
     [SEP] and [MASK]; encoding adds none of them.
 
     Args:
-        texts: To learn from.
+        texts: Texts to learn from.
         vocab_size: Words at most.
         lowercase: Whether letters lose their case, and their accents with it.
 

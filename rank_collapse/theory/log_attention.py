@@ -73,7 +73,7 @@ def attention_parts(params, state, config, context, gains, keep) -> tuple[LogPar
     Args:
         params: `AttentionParams` of the layer.
         state: `LogState` that the attention reads.
-        config, context, gains: Of the layer, as `walk.Layer` has them.
+        config, context, gains: Configuration, context and gains of the layer, as in `walk.Layer`.
         keep: Bool [n], the tokens that exist.
     """
     temperature = gains.temperature

@@ -24,7 +24,7 @@ def push_through(call, result, positions, *, summed=False, bases=None, roots=Non
 
     Args:
         summed: Whether it is a sum over entries.
-        bases, roots: For each result the base and the value that it is a gate of, or None.
+        bases, roots: For each result the base, and the value of which it is a gate, or None.
     """
     sources = list_sources(call, positions)
     values = []

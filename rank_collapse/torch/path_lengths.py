@@ -67,7 +67,7 @@ def path_lengths(
     frozen too.
 
     Args:
-        model: In evaluation mode, on any device.
+        model: Model in evaluation mode, on any device.
         *inputs, **kwargs: Inputs and kwargs of its forward pass.
         branches: A regular expression that is matched in full against the paths of modules, such as
             r"layers\\.\\d+\\.(self_attn|mlp)"; or one for each axis of lengths,

@@ -105,7 +105,7 @@ class Ensemble:
         """Draws data and weights of all seeds.
 
         Args:
-            keys, hyper: As of `train`, all arrays [s, ...].
+            keys, hyper: See `train`; all arrays are [s, ...].
 
         Returns:
             (the engine's program for so many seeds, their runs on the devices).

@@ -79,7 +79,7 @@ def sweep(
         finite: Names of the metrics that must be finite; None for all. A run with another value
             keeps its last finite state, and has the metrics NaN from there on.
         key: Base key of the seeds, or a whole number for `jax.random.key`.
-        mesh: Of the devices, from `runs.seeds.seed_mesh`; all of this process by default.
+        mesh: Mesh of the devices, from `runs.seeds.seed_mesh`; all of this process by default.
         quiet: Whether neither progress nor runs that are no longer finite are printed.
 
     Returns:

@@ -32,9 +32,10 @@ def monitor_gradients(
     vanishes. At rank collapse the first two vanish (Noci et al. 2022).
 
     Args:
-        gradients: Of a pytree of parameters: ours, Flax's, boxed or not, Equinox's, or a dictionary
-            by names such as "layers.0.attention.q_proj.weight".
-        layer_axis: Of every such leaf, where layers are stacked: then norms are by layer, [l].
+        gradients: Gradients of a pytree of parameters: ours, Flax's (boxed or not), Equinox's, or a
+            dictionary by names such as "layers.0.attention.q_proj.weight".
+        layer_axis: Axis of the layers in every such leaf, where layers are stacked; norms are then
+            by layer, [l].
         by_layer: Where layers are modules of their own, as in lists of Flax NNX and Equinox: norms
             are by layer, [l], in natural order of the paths before these names, such as
             "layers.0.attention"; NaN where a layer has no such part.

@@ -178,7 +178,7 @@ def summarise_layers(row: Mapping[str, object]) -> dict[str, float]:
     """Computes the mean over layers and the worst layer of the metrics that a Trainer prints.
 
     Args:
-        row: Of a watch. All its metrics have their worst layer where they are least.
+        row: Row of a watch. Each of its metrics is worst where it is smallest.
 
     Returns:
         {"name_mean_of_layers": .., "name_worst_layer": its number, "name_of_worst_layer": ..}.

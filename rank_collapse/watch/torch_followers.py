@@ -83,7 +83,7 @@ def find_changes(tag: Tag, axes: Sequence[int]) -> tuple[bool, bool] | None:
     """Finds whether the query, and whether the key, changes along axes of scores; None if unknown.
 
     Args:
-        tag: Of the scores.
+        tag: Tag of the scores.
         axes: Numbers of the axes.
     """
     if "pairs" not in tag.followers:
@@ -128,7 +128,7 @@ def find_features(tag: Tag, linear_map: Map) -> Tensor | None:
     """Finds Bool [width], the features of a map's output in a tensor; None if unknown.
 
     Args:
-        tag: Of the tensor.
+        tag: Tag of the tensor.
         linear_map: The map.
     """
     width, parts = linear_map.width, []

@@ -58,7 +58,7 @@ def _find_maps(tag, sources, frame):
     """Finds {linear map: tags of what it gave} of the maps between tokens and a tensor.
 
     Args:
-        tag: Of the tensor.
+        tag: Tag of the tensor.
         sources, frame: See `choose_shares`.
     """
     maps: dict[Map, list[Tag]] = {}

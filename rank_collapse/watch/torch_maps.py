@@ -22,7 +22,7 @@ def see_map(
 
     Args:
         table: Tags of the pass.
-        product: Of its input and its weight.
+        product: The product of an input and a weight.
         parameters: Tensors of its call but for the input.
         output: Its result.
     """

@@ -67,7 +67,8 @@ def compute_dot_weights(
     """Computes the weights of `scaled_dot_product_attention`, of some queries.
 
     Args:
-        query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa: Of the call.
+        query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa: Arguments of the
+            call.
         static: Makes Bool like `attn_mask`, what it leaves that content does not decide.
         is_chosen: Whether content decides some of `attn_mask`; then `static` alone hides keys.
     """
@@ -111,7 +112,7 @@ def read_weights(
         used: What met the values, of any layout.
         allowed: Bool like it, which keys a query may attend to; None for all.
         softmax: Like it, what the last softmax gave, if that is known.
-        letters: Of the axes of weights, values and their product.
+        letters: Letters of the axes of weights, values and their product.
         queries: Those of queries in weights.
     """
     axes, _, result = letters
@@ -139,7 +140,7 @@ def sort_examples(weights: Weights, order: Tensor, num_examples: int) -> Weights
 
     Args:
         weights: Weights of g examples and heads.
-        order: Of these, so that they are [e, h].
+        order: Order in which these become [e, h].
         num_examples: e.
 
     Returns:
@@ -157,7 +158,7 @@ def join_heads(weights: Weights, order: Tensor, num_examples: int) -> Weights:
 
     Args:
         weights: Weights of g others, `allowed` [g or 1, n, m].
-        order: Of examples and heads of the queries, so that they are [e, h].
+        order: Order in which examples and heads of the queries become [e, h].
         num_examples: e.
 
     Returns:
@@ -178,7 +179,7 @@ def compute_crossing(tokens: Any, weights: Weights, exists: Tensor) -> float:
 
     Args:
         tokens: Tokens of the queries, with `has_own_keys`.
-        weights: In the order of examples.
+        weights: Weights in the order of examples.
         exists: Bool [e, n].
     """
     if not tokens.has_own_keys() or not len(weights.p):
@@ -303,7 +304,7 @@ def measure_weights(weights: Weights, documents: Tensor) -> dict[str, Tensor]:
     """Measures weights by document and head [k, h], of documents that have a measured query.
 
     Args:
-        weights: In the order of examples, `p` [e · h, r, m].
+        weights: Weights in the order of examples, `p` [e · h, r, m].
         documents: Int [e, n], as `measure_tokens` takes them.
 
     Raises:

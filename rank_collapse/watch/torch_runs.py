@@ -42,7 +42,7 @@ class Runs:
         notes: Notes of what is left out.
 
     Attributes:
-        attentions: In order.
+        attentions: Attentions in order.
         mask: Mask of the watch's own, which tokens exist, or None.
     """
 
@@ -162,7 +162,7 @@ class Runs:
 
         Args:
             run: It.
-            pieces: Of all products of the call.
+            pieces: Pieces of all products in the call.
         """
         if len(pieces) > 1:
             pieces = join_documents(pieces)
@@ -211,7 +211,7 @@ class Runs:
         Args:
             frames: The modules that run.
             tokens: Tokens of the queries.
-            weights: In the order of examples.
+            weights: Weights in the order of examples.
             names: Names of the attentions that the tokens come from, and of this one.
         """
         shape, among = tokens.index.shape, find_allowed_tokens(tokens, weights.allowed)

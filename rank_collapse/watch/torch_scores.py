@@ -92,8 +92,9 @@ def _find_token_axes(table: TagTable, tag, letters, other_letters, result):
 
     Args:
         table: Tags of the pass.
-        tag: Of the factor.
-        letters, other_letters, result: Of the factor, of the other one and of scores.
+        tag: Tag of the factor.
+        letters, other_letters, result: Letters of the axes of this factor, of the other factor, and
+            of the scores.
     """
     free = [c for c in result if c in letters and c not in other_letters]
     tokens = [c for c in free if not has_same_rows(tag, [letters.index(c)])]

@@ -17,8 +17,8 @@ class Source:
     """A tensor as linear maps read it: a matrix.
 
     Attributes:
-        tag: Of the tensor.
-        order: Of its axes, those of rows first.
+        tag: Tag of the tensor.
+        order: Order of the tensor's axes, with the axes of rows first.
         count: How many rows there are.
         matrix: [count, d]; None after the layer that read it.
     """
@@ -69,7 +69,7 @@ class Term:
     """A product of queries and keys, if a product with values uses it.
 
     Attributes:
-        letters: Of the axes of queries, of keys and of their product.
+        letters: Letters of the axes of queries, keys and their product.
         sizes: Sizes of the letters.
         query, key: Tags of both.
     """

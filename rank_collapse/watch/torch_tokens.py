@@ -20,7 +20,7 @@ class Tokens(NamedTuple):
         matrix: All rows that were read, [rows, d].
         index: Which row query i of example e is, [e, n].
         keys: Which row each key is, [e, m], −1 for none of them; None if unknown.
-        order: Of [g], so that it is [e, h].
+        order: Order in which [g] becomes [e, h].
         is_cross: Whether keys are of other tokens.
         sources: What was read.
     """
@@ -123,9 +123,9 @@ def _read_entries(tag, letters, wanted, sizes):
     """Reads the numbers of the entries that a factor of a product of queries and keys is made of.
 
     Args:
-        tag: Of the factor.
-        letters: Of its axes.
-        wanted: Of the axes of the result: of batches, and of queries or keys.
+        tag: Tag of the factor.
+        letters: Letters of the axes of the factor.
+        wanted: Letters in the result: of batches, and of queries or keys.
         sizes: Sizes of the letters.
 
     Returns:
@@ -152,7 +152,7 @@ def _find_places(entries, used, sources):
     """Finds which rows of several sources entries are of; these are put one after the other.
 
     Args:
-        entries: Of the first and of the last feature [..., n, 2].
+        entries: Entries of the first and the last feature [..., n, 2].
         used: The maps that gave them.
         sources: Those that are put one after the other.
 

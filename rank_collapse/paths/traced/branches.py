@@ -54,7 +54,7 @@ class Branches:
         """Return the outermost scope that is a branch; None where there is none.
 
         Args:
-            scopes: From the outermost to the innermost.
+            scopes: Names of the scopes, from the outermost to the innermost.
 
         Raises:
             ValueError: A branch of one kind inside a branch of the other.

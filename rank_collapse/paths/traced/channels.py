@@ -69,7 +69,7 @@ class Slots:
         """Map a function of arrays over the slots of sums, padded to equal numbers.
 
         Args:
-            fn: From one array for each of the sums to an array, or several.
+            fn: Function that takes one array for each of the sums and returns one array or several.
             is_batched: False for a function that `jax.vmap` cannot map: one slot after the other.
         """
         mapped = fn

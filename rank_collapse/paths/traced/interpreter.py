@@ -45,7 +45,8 @@ class Start:
     Args:
         pattern: A regular expression for the whole name.
         number: Which of the states of that name, from 0.
-        place: From the state to the direction there, an array of its shape.
+        place: Function that takes the state and returns the direction there, an array of the same
+            shape.
     """
 
     def __init__(self, pattern: str, number: int, place: Callable[[JaxprEqn], str]):

@@ -38,7 +38,7 @@ class Replacement:
         """Returns the other run's state in the place of a value; None where it is no state.
 
         Args:
-            number: Of the value.
+            number: Number of the value.
             array: The value.
         """
         layer = self.states.get(number)
@@ -105,8 +105,8 @@ def refuse_own_state(levels: Sequence[int], scope: str) -> None:
     """Raise a ValueError where a branch reads a state of its own run.
 
     Args:
-        levels: Of the values that enter an equation of the branch.
-        scope: Of the branch.
+        levels: Levels of the values that enter an equation of the branch.
+        scope: Scope of the branch.
     """
     refuse_if(
         ITS_OWN in levels,

@@ -44,8 +44,9 @@ class Tagged(NamedTuple):
         depends: Whether it depends on the input.
         entry: The branch inside of which it was computed, with the steps of loops; or None.
         pending: Outputs of branches that it is the sum of, not yet in the stream.
-        number: Of the equation that made it, in the order of the computation; a copy in another
-            dtype, or times 1 as a skip without a gain is, keeps it. 0 for the input.
+        number: Number of the equation that made the value, in the order of the computation; 0 for
+            the input. A copy in another dtype, or a copy times 1 (a skip without a gain), keeps the
+            number.
         level: Whether it comes from a replaced state, see `replaying`.
     """
 
@@ -64,7 +65,8 @@ class Sum(NamedTuple):
         axis: Which kind of branch, as in `Branches.kinds`.
         root: What left the branch; the same branch may be added several times, for several readers.
         before, branch, after: Arrays of one shape.
-        number: Of the state before, see `Tagged`; None behind another branch of the same sum.
+        number: Number of the state before the branch, see `Tagged`; None behind another branch of
+            the same sum.
     """
 
     axis: int

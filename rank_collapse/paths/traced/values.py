@@ -90,11 +90,12 @@ class Value:
     Attributes:
         array: Value that the function computes.
         kind: What paths make of it.
-        sums: By length, of a state; of a gate without forms, as a state. None where none pass.
+        sums: Sums by path length, for a state and for a gate without forms; None where no paths
+            pass.
         forms: The value as a function of roots, the nearest root first.
         fill: The number that fills a constant; None where it is not known.
-        is_weight: Of a gate: whether transcendental functions made it, so that it may weigh what
-            it is contracted with.
+        is_weight: Whether transcendental functions made this gate, so that it may weigh the values
+            with which it is contracted.
         is_exponential: Whether a gate is an exponential, which is no state.
         is_step: Whether a gate is piecewise constant, and a constant as a state.
         is_shifted: Whether a statistic of the pass was added.
@@ -174,7 +175,7 @@ def resolve_state(value: Value, slots: Slots) -> Value:
 
     Args:
         value: Any value.
-        slots: Of the sums.
+        slots: The slots of the sums.
     """
     if value.kind != Kind.GATE:
         return value

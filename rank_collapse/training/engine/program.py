@@ -26,7 +26,7 @@ class Program:
     """The compiled functions of one point of the static values.
 
     Args:
-        functions: Of one run.
+        functions: Traced functions of one run.
         hyper: Shapes of the leaves of its traced values.
         key: Shape and dtype of its key.
         mesh: The devices.
@@ -183,7 +183,7 @@ class Program:
 
         Args:
             runs: On the host.
-            make_inputs: As of `begin`.
+            make_inputs: See `begin`.
         """
         leaves = map(wrap_keys, runs.state, self.functions.state_shapes)
         state = seeds.shard_seeds(list(leaves), self._mesh, self.size)
@@ -220,7 +220,7 @@ class Program:
 
         Args:
             runs: On the devices.
-            steps: Of each run.
+            steps: Steps of each run.
 
         Yields:
             After each call (runs, [(position, what happened)] of those that are no longer finite).

@@ -85,9 +85,9 @@ class Points:
     """All runs of a sweep, by point of the static values.
 
     Args:
-        axes: Of the sweep.
-        functions, runs: Of each point; all runs are done.
-        numbers: Of the seeds.
+        axes: Axes of the sweep.
+        functions, runs: Functions and runs at each point; all runs are done.
+        numbers: Numbers of the seeds.
     """
 
     def __init__(

@@ -55,9 +55,9 @@ class Traced(Operations):
     """A function that a user wrote, checked.
 
     Args:
-        name: Of the function, for messages.
+        name: Name of the function, for messages.
         fn: It; one that is jitted is taken without its jit.
-        arguments: As of `Operations`.
+        arguments: See `Operations`.
         static: Keyword arguments.
         check: Checks and converts what it returns to a pytree of arrays.
 
@@ -151,7 +151,7 @@ def check_callable(name: str, fn: Any, like: str, static: Mapping[str, Any]) -> 
     """Checks that a function can be called so.
 
     Args:
-        name: Of the argument.
+        name: Name of the argument.
         fn: The function.
         like: How it is called, such as "init(key, hyper)".
         static: Keyword arguments.
@@ -262,7 +262,7 @@ def check_metrics(name: str, metrics: Any) -> dict[str, Any]:
     """Converts a pytree of arrays to {name: array}, with "/" between the names of its levels.
 
     Args:
-        name: Of the function that returns it.
+        name: Name of the function that returns it.
         metrics: The pytree; a single array is named "metric".
 
     Raises:
@@ -296,8 +296,8 @@ def reuses_key(init: Traced, step: Traced, key: Any, hyper: Sequence[Any]) -> bo
     """Returns whether the first two steps use a random key again that was used before.
 
     Args:
-        init, step: Of one run.
-        key: Of a seed.
+        init, step: The functions of one run.
+        key: Random key of a seed.
         hyper: Its traced values.
     """
     size = len(jax.tree.leaves(init.out))
