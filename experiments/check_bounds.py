@@ -105,12 +105,12 @@ def make_cases(options: Options) -> dict[int, Case]:
 def measure(options: Options, cases: dict[int, Case], folder: RunFolder) -> Results:
     """Measures all draws and the construction, in float64, resumed from the run.
 
-    Draws are computed in blocks of one size, so that what a device vmaps over is always as much.
+    Draws are computed in blocks of one size, so that a device always vmaps over the same number.
 
     Args:
         options: The flags.
         cases: The kinds of networks, by their place among all.
-        folder: The run folder; what it has is not computed again.
+        folder: The run folder; results that it already holds are not computed again.
     """
     num_draws = -(-options.num_draws // len(options.cases))  # of each kind
     size = min(BLOCK, num_draws)
@@ -138,8 +138,9 @@ def pool_draws(draws: Collection[Draws]) -> tuple[dict[str, np.ndarray], dict[st
         draws: Draws of one or several kinds of networks.
 
     Returns:
-        Every measure, flat; and {bound: its tightness} wherever it is claimed: those of
-        `CONDITIONAL` under the lemma's condition, those of `FREE` where they were not refused.
+        Every measure, flat; and {bound: its tightness} wherever the bound is claimed: the bounds in
+            `CONDITIONAL` under the lemma's condition, the bounds in `FREE` where they were not
+            refused.
     """
     names = next(iter(draws))
     flat = {n: np.concatenate([arrays[n].reshape(-1) for arrays in draws]) for n in names}
@@ -251,8 +252,8 @@ def judge_claims(results: Results) -> list[Row]:
 
 
 def compare_results(results: Results) -> Iterator[Comparison]:
-    """Compares with 0 the violations of the bounds that need no condition, which are not the
-    paper's; with 1 the construction, which is no draw; and says how far bounds lie above.
+    """Compares the violations of the bounds without a condition (none from the paper) with 0, and
+    the construction, which is not a draw, with 1; and says how far bounds lie above.
 
     Args:
         results: Results of `measure`.
@@ -298,7 +299,7 @@ EXPERIMENT = Experiment(
 
 
 def main(options: Flags) -> Run:
-    """Measures what the run lacks, and saves what follows from it."""
+    """Measures the missing points, and saves the table, figures and claims."""
     with open_run(options, make_cases) as run:
         for point in run.measure(measure):
             results = point.results

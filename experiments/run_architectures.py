@@ -186,7 +186,7 @@ def describe_residuals(label: str) -> str:
 
 
 def judge_claims(results: Results, models: Sequence[Model]) -> list[Row]:
-    """Tests the published curves against ours at initialisation, and what the curves are to show.
+    """Tests the published curves against ours at initialisation, and the claims about the curves.
 
     A checkpoint has no rows: it is one network, of which nothing can be said with an interval.
     Layer 0 is the embedding, of other texts than the published ones. The published curves of a
@@ -364,7 +364,7 @@ EXPERIMENT = Experiment(
 
 
 def main(options: Flags) -> Run:
-    """Measures what the run lacks, and saves what follows from it."""
+    """Measures the missing points, and saves the table, figures and claims."""
     with open_run(options, make_models, identity) as run:
         for point in run.measure(measure):
             results, models = point.results, point.setup

@@ -96,7 +96,7 @@ FLAGS.define(
 
 
 def make_setups(options: Options) -> dict[str, TrainedTask]:
-    """Makes what is trained of every form and width, by "trained form, d_k=d".
+    """Makes the training tasks of every form and width, by "trained form, d_k=d".
 
     A score is one program. The same data and seeds everywhere. Weights are drawn with variance
     1/fan-in, so that queries and keys begin with unit variance, as the note has them; values stay
@@ -130,7 +130,7 @@ def measure(
     Args:
         options: The flags.
         setups: What is trained.
-        folder: The run folder; what it has is not computed again.
+        folder: The run folder; results that it already holds are not computed again.
 
     Returns:
         {"random": from `measure_widths`, "trained": {form: {"d_k" [w], "accuracy" [s, w],
@@ -235,7 +235,7 @@ def random_figure(results: dict[str, Any], options: Options):
 
 
 def accuracy_gain(results: dict[str, Any], form: str) -> np.ndarray:
-    """Computes the accuracy of a form less that of dot products, seed by seed, [s, w]."""
+    """Computes the accuracy of a form minus the accuracy of dot products, seed by seed, [s, w]."""
     trained = results["trained"]
     return trained[form]["accuracy"].astype(float) - trained["dot"]["accuracy"].astype(float)
 
@@ -332,7 +332,7 @@ EXPERIMENT = Experiment(
 
 
 def main(options: Flags) -> Run:
-    """Measures what the run lacks, and saves what follows from it."""
+    """Measures the missing points, and saves the table, figures and claims."""
     with open_run(options, make_setups) as run:
         for point in run.measure(measure):
             results = point.results

@@ -150,7 +150,7 @@ ByCase = Mapping[str, Any]  # {case: as `training.train_tasks`}
 
 
 def make_cases(options: Options) -> Cases:
-    """Makes what the flags train, {"variant, d=width": what is trained}.
+    """Makes the training tasks of the flags, {"variant, d=width": task}.
 
     Args:
         options: The flags.
@@ -393,7 +393,7 @@ def compare_results(results: ByCase) -> Iterator[Comparison]:
 
 
 def make_finding(results: ByCase) -> Finding | None:
-    """Reports how many seeds fall, in pure attention and with what is to prevent it.
+    """Reports how many seeds collapse in pure attention, and with the parts that should prevent it.
 
     Args:
         results: {case: arrays of all seeds [s, ...]}.
@@ -452,7 +452,7 @@ EXPERIMENT = Experiment(
 
 
 def main(options: Flags) -> Run:
-    """Measures what the run lacks, and saves what follows from it."""
+    """Measures the missing points, and saves the table, figures and claims."""
     with open_run(options, make_cases) as run:
         for point in run.measure(measure):
             results = point.results

@@ -89,7 +89,8 @@ FLAGS.define(
 
 
 def make_task(options: Options) -> TrainedTask:
-    """Makes what the flags train: a network that says of each point whether it is on the hull.
+    """Makes the training task of the flags: a network that decides for each point whether it is on
+    the hull.
 
     Args:
         options: The flags.
@@ -182,7 +183,7 @@ EXPERIMENT = Experiment(
 
 
 def main(options: Flags) -> Run:
-    """Measures what the run lacks, and saves what follows from it."""
+    """Measures the missing points, and saves the table, figures and claims."""
     with open_run(options, make_task) as run:
         for point in run.measure(measure):
             results, task = point.results, point.setup

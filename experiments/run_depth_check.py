@@ -119,7 +119,7 @@ def measure(options: Options, setup: Setup, folder: RunFolder) -> xr.Dataset:
     Args:
         options: The flags.
         setup: Setup of one point; all points have the same text.
-        folder: The run folder; what it has is not computed again.
+        folder: The run folder; results that it already holds are not computed again.
     """
     base = byte_model(options.base_depth, options.base_width, options.num_tokens)
 
@@ -268,7 +268,7 @@ EXPERIMENT = Experiment(
 
 
 def main(options: Flags) -> Run:
-    """Measures what the run lacks, and saves what follows from it."""
+    """Measures the missing points, and saves the table, figures and claims."""
     with open_run(options, make_setup, identity) as run:
         for point in run.measure(measure, over=AXES):
             results, setup = point.results, point.setup

@@ -61,7 +61,7 @@ def measure(options: Options, config: rc.TransformerConfig, folder: RunFolder) -
     Args:
         options: The flags.
         config: The network.
-        folder: The run folder; what it has is not computed again.
+        folder: The run folder; results that it already holds are not computed again.
     """
 
     def measure_seed(key: Any, gain: Any) -> dict[str, jax.Array]:
@@ -165,7 +165,7 @@ EXPERIMENT = Experiment(
 
 
 def main(options: Flags) -> Run:
-    """Measures what the run lacks, and saves what follows from it."""
+    """Measures the missing points, and saves the table, figures and claims."""
     with open_run(options, make_config) as run:
         for point in run.measure(measure, over=AXES):
             results = point.results

@@ -103,7 +103,7 @@ FLAGS.define(
 
 
 def make_task(options: Options) -> TrainedTask:
-    """Reads the texts of the flags, and makes what is trained on them.
+    """Reads the texts of the flags, and makes the training task on them.
 
     Args:
         options: The flags.
@@ -125,7 +125,7 @@ def make_task(options: Options) -> TrainedTask:
 def make_text_task(
     options: Options, tokens: Any, mask: Any, vocab_size: int, extra: dict[str, str] | None = None
 ) -> TrainedTask:
-    """Makes what is trained on texts.
+    """Makes the training task on texts.
 
     Args:
         options: The flags.
@@ -226,7 +226,7 @@ EXPERIMENT = Experiment(
 
 
 def main(options: Flags) -> Run:
-    """Measures what the run lacks, and saves what follows from it."""
+    """Measures the missing points, and saves the table, figures and claims."""
     with open_run(options, make_task, lambda task: task.extra) as run:
         for point in run.measure(measure):
             results, task = point.results, point.setup

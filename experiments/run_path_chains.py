@@ -100,18 +100,18 @@ def make_setup(options: Options) -> initial_tokens.TokenNetwork:
 def measure(
     options: Options, setup: initial_tokens.TokenNetwork, folder: RunFolder
 ) -> dict[str, Any]:
-    """Measures all seeds, and computes what follows for all together.
+    """Measures all seeds, and computes the quantities of all seeds together.
 
     Args:
         options: The flags.
         setup: The network and its tokens.
-        folder: The run folder; what it has is not computed again.
+        folder: The run folder; results that it already holds are not computed again.
 
     Returns:
         What `measure_seed` measures [s, ...]; the law of α, medians over paths, numbers of paths.
 
     Raises:
-        ValueError: The outputs of all networks are no numbers.
+        ValueError: The outputs of all networks are NaN or infinite.
     """
     with Executor(options, folder, "path chains") as executor:
         # A CPU takes its seeds one by one: they are saved as they come.
@@ -220,7 +220,7 @@ def keep_finite_seeds(
         The measures of the seeds that stay; their numbers as "seed" [s].
 
     Raises:
-        ValueError: There is no such seed.
+        ValueError: No seed has finite outputs.
     """
     is_finite = np.isfinite(arrays["sum_error"])
     reason = "NaN or overflow in the network; a smaller --weight_scale or --norm_placement=post"
@@ -328,7 +328,7 @@ def judge_claims(results: dict[str, Any], setup: initial_tokens.TokenNetwork) ->
 def compare_results(
     results: dict[str, Any], setup: initial_tokens.TokenNetwork
 ) -> list[Comparison]:
-    """Compares the sum of all paths with the output, an identity; lists what the figures show.
+    """Compares the sum of all paths with the output, an identity; lists the numbers of the figures.
 
     Args:
         results: Results of `measure`.
@@ -381,7 +381,7 @@ EXPERIMENT = Experiment(
 
 
 def main(options: Flags) -> Run:
-    """Measures what the run lacks, and saves what follows from it."""
+    """Measures the missing points, and saves the table, figures and claims."""
     with open_run(options, make_setup, lambda setup: setup.source) as run:
         for point in run.measure(measure):
             results, setup = point.results, point.setup

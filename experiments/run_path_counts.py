@@ -69,7 +69,7 @@ Tables = dict[str, list[dict[str, Any]]]  # {architecture: rows of `path_table`}
 
 
 def make_sizes(options: Options) -> Sizes:
-    """Selects the published architectures, or those of the flags.
+    """Selects the published architectures, or the architectures of the flags.
 
     Args:
         options: The flags.
@@ -87,8 +87,8 @@ def make_sizes(options: Options) -> Sizes:
 
 
 def measure(options: Options, sizes: Sizes, folder: RunFolder) -> Tables:
-    """Counts the paths of all networks: integers in closed form, of which the run keeps the table
-    alone."""
+    """Counts the paths of all networks: integers in closed form. The run keeps only the table of
+    them."""
     return {name: path_table(*size) for name, size in sizes.items()}
 
 
@@ -227,7 +227,7 @@ EXPERIMENT = Experiment(
 
 
 def main(options: Flags) -> Run:
-    """Measures what the run lacks, and saves what follows from it."""
+    """Measures the missing points, and saves the table, figures and claims."""
     with open_run(options, make_sizes) as run:
         for point in run.measure(measure):
             tables, sizes = point.results, point.setup

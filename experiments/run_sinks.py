@@ -137,7 +137,7 @@ def measure(options: Options, networks: list[Network], folder: RunFolder) -> xr.
     Args:
         options: The flags.
         networks: The networks and their texts.
-        folder: The run folder; what it has is not computed again.
+        folder: The run folder; results that it already holds are not computed again.
     """
     parts = {}
     kinds = list(itertools.product(networks, ("trained", "random")))
@@ -247,7 +247,8 @@ def measure_text(
 
 
 def lose_weight(condition: Condition, weights: jax.Array, layer: Any) -> jax.Array:
-    """Takes the key's weight from the rows [h, n, m] of the queries after it, or as much of all.
+    """Removes the key's weight from the rows [h, n, m] of the queries after it, or removes as much
+    from all keys.
 
     Args:
         condition: Which key, from which layer on, and how.
@@ -408,7 +409,7 @@ EXPERIMENT = Experiment(
 
 
 def main(options: Flags) -> Run:
-    """Measures what the run lacks, and saves what follows from it."""
+    """Measures the missing points, and saves the table, figures and claims."""
     count = PROTOCOL.rounds[0] if options.grows else None
     with open_run(options, open_networks, partial(identify_texts, count=count)) as run:
         for point in run.measure(measure, over=AXES):

@@ -14,8 +14,8 @@ With 18 layers and no warm-up, expect most seeds of Post-LN to learn nothing, an
 Pre-LN, Admin and DeepNorm to learn.
 
 A cell is one combination of design, depth and warm-up. If you start the command again, it resumes
-after the last finished cell. If you ask for other cells with the same sizes, it trains only those
-that its folder lacks, and shows the ones that you asked for.
+after the last finished cell. If you ask for other cells with the same sizes, it trains only the
+cells that its folder does not have, and shows the cells that you asked for.
 """
 
 import dataclasses
@@ -94,7 +94,7 @@ def measure(options: Options, cells: list[Cell], folder: RunFolder) -> ByCell:
 
 
 def seed_columns(results: dict[str, Any]) -> dict[str, np.ndarray]:
-    """Selects what the table has of each seed of a cell, [s] each.
+    """Selects the columns of the table for each seed of a cell, [s] each.
 
     Args:
         results: Results of one cell.
@@ -193,13 +193,14 @@ def inside_figure(cells: ByCell):
 
 
 def published_outcome(cell: Cell) -> str | None:
-    """Returns what the paper has of this design and depth; None where it has nothing."""
+    """Returns the published outcome of this design and depth; None where the paper has none."""
     design = "admin" if cell.design.startswith("admin") else cell.design
     return PUBLISHED.get(design, {}).get(cell.depth)
 
 
 def judge_claims(results: ByCell) -> Iterator[Row]:
-    """Tests what each design of the paper's table has of what Pre-LN has after the same steps.
+    """Tests the accuracy of each design in the paper's table against the accuracy of Pre-LN after
+    the same steps.
 
     With the longest warm-up of the run: the paper's networks have one.
 
@@ -219,8 +220,8 @@ def judge_claims(results: ByCell) -> Iterator[Row]:
 
 
 def compare_results(results: ByCell) -> Iterator[Comparison]:
-    """Compares the seeds that failed with the BLEU of networks as deep, and says what they were
-    like.
+    """Compares the number of failed seeds with the BLEU of networks of the same depth, and
+    describes the failed seeds.
 
     Args:
         results: What was measured of each cell.
@@ -247,7 +248,8 @@ NAMED = ("post", "pre", "admin")  # designs of the finding
 
 
 def make_finding(cells: ByCell) -> Finding | None:
-    """Reports how many seeds of the deepest networks fail, and what is left of their tokens.
+    """Reports how many seeds of the deepest networks fail, and the remaining residual of their
+    tokens.
 
     Args:
         cells: What was measured of each cell.
@@ -289,7 +291,7 @@ EXPERIMENT = Experiment(
 
 
 def main(options: Flags) -> Run:
-    """Measures what the run lacks, and saves what follows from it."""
+    """Measures the missing points, and saves the table, figures and claims."""
     with open_run(options, make_cells) as run:
         for point in run.measure(measure):
             results = point.results

@@ -101,7 +101,8 @@ MAX_LAYERS = 4  # of the attention figure: evenly spaced ones, the last among th
 
 
 def make_task(options: Options) -> TrainedTask:
-    """Makes what the flags train: encoder and decoder of the same size (Vaswani et al. 2017).
+    """Makes the training task of the flags: encoder and decoder of the same size (Vaswani et al.
+    2017).
 
     Args:
         options: The flags.
@@ -343,7 +344,7 @@ EXPERIMENT = Experiment(
 
 
 def main(options: Flags) -> Run:
-    """Measures what the run lacks, and saves what follows from it."""
+    """Measures the missing points, and saves the table, figures and claims."""
     with open_run(options, make_task) as run:
         for point in run.measure(measure):
             results, task = point.results, point.setup

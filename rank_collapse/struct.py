@@ -23,10 +23,10 @@ T = TypeVar("T")
 
 
 def field(*, pytree_node: bool = True, **options: object) -> Any:
-    """Declare a field of such a dataclass.
+    """Declare a field of a dataclass that is a pytree.
 
     Args:
-        pytree_node: False for what is static: part of the treedef, hashed and compared by jit.
+        pytree_node: False for a static field: part of the treedef, hashed and compared by jit.
         **options: See `dataclasses.field`.
     """
     return dataclasses.field(metadata={"pytree_node": pytree_node}, **options)
@@ -133,7 +133,7 @@ def check_whole(name: str, value: object, least: int, most: int | float = math.i
         least, most: Its limits.
 
     Raises:
-        ValueError: Another number, or what is none.
+        ValueError: A number outside the limits, or a value that is not a whole number.
     """
     try:
         whole = operator.index(None if isinstance(value, bool) else value)
@@ -148,7 +148,7 @@ def check_whole(name: str, value: object, least: int, most: int | float = math.i
 
 
 def check_static_fields(config: object, **smallest: int) -> None:
-    """Check fields that are no leaves: switches, whole numbers, which become Python's, and floats.
+    """Check static fields: switches, whole numbers (which become Python integers), and floats.
 
     Args:
         config: A dataclass.
@@ -170,7 +170,7 @@ def check_static_fields(config: object, **smallest: int) -> None:
 
 @functools.cache
 def _static_kinds(config_class):
-    """Return {field: the type of its default} of the fields that are no leaves."""
+    """Return {field: the type of its default} for the static fields."""
     fields, has_leaves = dataclasses.fields(config_class), issubclass(config_class, Struct)
     return {
         f.name: type(f.default) for f in fields if not f.metadata.get("pytree_node", has_leaves)

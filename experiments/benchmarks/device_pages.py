@@ -1,4 +1,4 @@
-"""Tables of docs/accelerators.md and docs/benchmarks.md, from what was measured on a machine."""
+"""Tables of docs/accelerators.md and docs/benchmarks.md, from the measurements on a machine."""
 
 import csv
 import re
@@ -97,7 +97,7 @@ def _as_numbers(cells):
 def write_pages(docs: Path, lines: Lines, differences: Sequence[Difference]) -> list[Path]:
     """Writes the tables of the kind of device that was measured; returns the pages.
 
-    Those of a CPU stand in benchmarks.md, those of an accelerator in accelerators.md.
+    The tables of a CPU are in benchmarks.md, those of an accelerator in accelerators.md.
 
     Args:
         docs: Folder of the pages.

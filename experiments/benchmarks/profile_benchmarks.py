@@ -1,4 +1,5 @@
-"""Benchmarks of residual profiles: many seeds in one call, and logarithms beside a forward pass."""
+"""Benchmarks of residual profiles: many seeds in one call, and logarithms compared with a forward
+pass."""
 
 from collections.abc import Callable
 from typing import Any
@@ -90,7 +91,8 @@ def time_log_profile(options: Any, **sizes: int) -> Report:
 
 
 def time_exact_profile(options: Any, **sizes: int) -> Report:
-    """Measures the time of residuals that are proved in ball arithmetic, beside those of one scale.
+    """Measures the time of residuals that are proved in ball arithmetic, and of a profile with one
+    scale.
 
     It takes minutes.
 

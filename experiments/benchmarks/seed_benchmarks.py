@@ -116,7 +116,7 @@ def train_one(init: Callable, step: Callable, num_steps: int, key: Any) -> Any:
 
 def make_way(way: str, name: str, num_seeds: int, num_steps: int, **sizes: Any) -> Callable:
     """Makes a function that trains so many seeds in one of `WAYS` and returns (losses [s, steps],
-    seconds, or None where the call itself is what is timed).
+    seconds, or None where the call itself is timed).
 
     Args:
         way, name: Names in `WAYS` and `SIZES`.
@@ -139,7 +139,8 @@ def make_way(way: str, name: str, num_seeds: int, num_steps: int, **sizes: Any) 
 
 
 def _make_sweep(init, step, num_seeds, num_steps):
-    """Makes a function that trains as `sweep` does, with what it compiled in its first call."""
+    """Makes a function that trains as `sweep` does, with the programs that its first call
+    compiled."""
     base_key, mesh, programs = jax.random.key(0), seed_mesh(), {}
     axes, numbers = make_axes(None, None), np.arange(num_seeds)
     functions = [trace_functions(init, step, None, axes.examples(), {}, base_key.dtype)]
@@ -165,7 +166,7 @@ def _make_sweep(init, step, num_seeds, num_steps):
 
 
 def _train_processes(name, num_seeds, num_steps, sizes):
-    """Trains a seed in each process; as many at a time as there are cores."""
+    """Trains one seed in each process, with as many processes at a time as there are cores."""
     code = "from experiments.benchmarks import seed_benchmarks; "
     code += f"seed_benchmarks.run_alone({name!r}, {num_steps}, {sizes!r})"
     at_once = min(num_seeds, len(os.sched_getaffinity(0)))

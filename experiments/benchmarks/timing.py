@@ -19,7 +19,8 @@ class Timing:
         name: Name of the case.
         compile_seconds: Tracing and compilation; 0 where there is none.
         seconds: Seconds by round, in order.
-        temporary_bytes: What the compiled program allocates beside arguments and results.
+        temporary_bytes: Bytes that the compiled program allocates in addition to arguments and
+            results.
         output_bytes: Size of the results.
         output: The results of the last round.
     """
@@ -38,7 +39,7 @@ class Timing:
 
     @property
     def gigabytes(self) -> float:
-        """Gigabytes of results and of what is allocated beside them and the arguments."""
+        """Gigabytes of results and temporary allocations, without the arguments."""
         return (self.temporary_bytes + self.output_bytes) / 1e9
 
 
@@ -110,7 +111,7 @@ def compare_cases(
     rounds: int,
     make_figures: Callable[..., Mapping[str, tuple[float, float | None]]],
 ) -> Report:
-    """Measures the time of cases in turn, the first of which is the baseline.
+    """Measures the time of cases in turn; the first case is the baseline.
 
     Args:
         cases, rounds: See `time_cases`.

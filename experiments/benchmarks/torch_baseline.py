@@ -1,8 +1,8 @@
 """The trained experiments' model in PyTorch: one seed in a loop, or seeds stacked by torch.func.
 
-`torch_processes` runs this file as a program, in processes that have no JAX: a pickled task comes
-first, then a line for each measurement, "threads seeds steps". PyTorch is no dependency of the
-package.
+`torch_processes` runs this file as a program, in processes that have no JAX. Each process reads a
+pickled task, then a line for each measurement, "threads seeds steps". PyTorch is not a dependency
+of the package.
 """
 
 import pickle

@@ -36,7 +36,7 @@ class Way:
 
     @property
     def name(self) -> str:
-        """Returns such as "PyTorch, 2 processes of 1 thread"."""
+        """Returns a name such as "PyTorch, 2 processes of 1 thread"."""
         stacked = f", torch.func of {self.stacked} seeds" if self.stacked else ""
         processes = f"{self.processes} process" + "es" * (self.processes > 1)
         threads = f"{self.threads} thread" + "s" * (self.threads > 1)
@@ -71,7 +71,7 @@ def list_ways(cores: int, num_seeds: int, platform: str = "cpu") -> list[Way]:
 
 
 def describe_task(recipe: Any, examples: Any, hyper: Any, platform: str = "cpu") -> SimpleNamespace:
-    """Describes what is trained, by plain values that a process without JAX can read.
+    """Describes a training task by plain values that a process without JAX can read.
 
     Args:
         recipe, hyper: See `rank_collapse.training`; `hyper` holds Python floats.

@@ -1,4 +1,4 @@
-"""Benchmarks of training: whole ensembles, beside PyTorch with --baseline=torch.
+"""Benchmarks of training: whole ensembles, and PyTorch with --baseline=torch.
 
 The figure is seconds per seed and training step. The seeds share all cores, or the accelerator.
 PyTorch trains in every way of `torch_processes.list_ways`, on the same cores or GPU; the ratio is
@@ -59,7 +59,7 @@ def time_training(
         options: The flags of `experiments.benchmark`.
         arguments: Arguments of the program in addition to those of the case: other sizes than the
             published ones.
-        num_seeds: Trained together; 0 for those of `SEEDS`.
+        num_seeds: Number of seeds trained together; 0 for the numbers in `SEEDS`.
     """
     target, num_seeds = CASES[name][2], num_seeds or SEEDS[name]
     recipe, make_data, batch_size = make_case(name, arguments)

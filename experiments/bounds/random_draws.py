@@ -24,7 +24,7 @@ SPREAD = 0.1  # D_ii of both heads of the construction; the lemma's condition is
 
 
 class Case(NamedTuple):
-    """Networks that are drawn alike: two layers of attention, and what is added to them."""
+    """Networks that are drawn alike: two layers of attention, with further parts."""
 
     tokens: int
     width: int

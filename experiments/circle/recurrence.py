@@ -125,9 +125,9 @@ def log_roll_out(
         classifier: Weights [d, i] and bias [i].
         start: The first two tokens.
         config: The network: vectors through one linear map and a LayerNorm, no mask, no positions.
-        num_steps: Distances returned, that of the start included.
+        num_steps: Number of distances to return, including the start.
         skip: See `walks.roll_out`: the step's input is added to its output to give the next input;
-            distances are those of outputs.
+            distances are measured between outputs.
     """
     start = jnp.asarray(start, jnp.result_type(start, *jax.tree.leaves((params, classifier))))
     params, prepared = prepare_inputs(params, start, config)

@@ -65,7 +65,7 @@ def judge_claims(results: xr.Dataset) -> Iterator[Row]:
 
 
 def claims_by_variant(results: xr.Dataset, distinct: list[str]) -> Iterator[Row]:
-    """Tests the local rate at the last layer and what is left of the residual ratio, by variant.
+    """Tests the local rate at the last layer and the remaining residual ratio, by variant.
 
     Args:
         results: Results of all networks; where there are several gains of the skips, over these
@@ -127,7 +127,7 @@ def bound_claims(key: str, variant: str, results: xr.Dataset) -> Iterator[Row]:
 
 
 def gain_claims(results: xr.Dataset, distinct: list[str]) -> Iterator[Row]:
-    """Tests from which gain on MLPs slow the collapse, and what they do as published.
+    """Tests from which gain on MLPs slow the collapse, and what they do at the published gain.
 
     Args:
         results: Results, which hold the residual at each gain of the MLPs as "swept".
@@ -229,7 +229,7 @@ def compare_results(results: xr.Dataset) -> Iterator[Comparison]:
 
 
 def make_finding(results: xr.Dataset) -> Finding | None:
-    """Reports what is left of attention alone and of attention with skips of gain 1.
+    """Reports the remaining residual of attention alone and of attention with skips of gain 1.
 
     Args:
         results: Over norm placement, weight scale, skip gain, variant, seed and layer.

@@ -80,7 +80,7 @@ def choose_published(results: xr.Dataset) -> xr.Dataset | None:
 
 
 def describe_published(results: xr.Dataset) -> str:
-    """Names the point of `choose_published` among those of the run: "weight scale 0.55"."""
+    """Names the point of `choose_published` among the points of the run: "weight scale 0.55"."""
     chosen = choose_published(results)
     point = {axis: chosen[axis].item() for axis in AXES if results.sizes[axis] > 1}
     return labelled.describe_point(point)

@@ -259,7 +259,7 @@ def layer_growth(
 
 
 def _around(passage, keep):
-    """Computes log factors of the norm before the branch, of what follows it, and of the norm of
+    """Computes log factors of the norm before the branch, of the later factors, and of the norm of
     the sum.
     """
     spec = passage.spec

@@ -108,7 +108,7 @@ def _report_former_names(flag_values, arguments):
 
 
 def how_to_resume(flag_values: Flags, arguments: Sequence[str]) -> str:
-    """Writes the end of the message of an interrupt: which command goes on.
+    """Writes the end of the message of an interrupt: the command that resumes the run.
 
     It is the same command without --overwrite, which would delete the saved results. Of a binary
     without a run folder it is "".

@@ -58,7 +58,7 @@ class Executor(contextlib.ExitStack):
             --num_seeds where the binary has them.
         run: Holds the results of earlier chunks.
         label: Label of the progress; "" for programs that show their own.
-        total: Seeds of all cells of a point; those of one cell by default.
+        total: Number of seeds in all cells of a point; by default those of one cell.
 
     Attributes:
         run: The run folder, without the prefix of a point.
@@ -118,7 +118,8 @@ class Executor(contextlib.ExitStack):
                 or flags → that. Points with invalid flags are skipped.
             keys: Random keys of the seeds [s], the same for every cell; by default those of the
                 flags.
-            most: Seeds at a time; by default --seed_chunk, or as many as fit into memory.
+            most: Largest number of seeds at a time; by default --seed_chunk, or as many as fit into
+                memory.
 
         Returns:
             {cell: {name: [s, ...]}}.
@@ -181,7 +182,7 @@ class Executor(contextlib.ExitStack):
         return missing
 
     def _check_measures(self, program, floats, keys):
-        """Refuses finished cells of an unfinished run that lack what the program measures.
+        """Refuses finished cells of an unfinished run that do not have all measures of the program.
 
         Another commit may have begun the run, with fewer measures.
         """
@@ -257,8 +258,8 @@ class Mapped:
         fn: (key, floats) of one seed → pytree of arrays.
         mesh: Mesh of the devices.
         progress: Gets how long compiling took.
-        draw: (key, floats) of one seed → what `fn` takes instead of the key: a program of its own,
-            since random numbers are slow to optimise and drawn once.
+        draw: (key, floats) of one seed → the argument that `fn` takes instead of the key. It is a
+            separate program, because random numbers are slow to optimise and drawn once.
         at_once: Seeds a device vmaps over; None for `seeds.group_size`.
         level: See `runs.seeds.run_seeds`.
     """
@@ -285,12 +286,12 @@ class Mapped:
         return seeds.to_host(self._compiled(arguments, None), len(chunk.seeds))
 
     def laid_out(self, chunk: Chunk) -> tuple[Any, Any]:
-        """Returns (keys, or what is drawn from them; floats) of a chunk on the devices."""
+        """Returns (keys, or the arrays drawn from them; floats) of a chunk on the devices."""
         arguments = seeds.shard_seeds((chunk.keys, chunk.floats), self._mesh)
         return arguments if self._draw is None else (self._draw(arguments, None), arguments[1])
 
     def fit_memory(self, chunk: Chunk, size: int) -> int:
-        """Compiles for the most seeds like those of a chunk that fit; returns how many these are.
+        """Compiles for as many seeds of a chunk as fit into memory; returns their number.
 
         Args:
             chunk: At least one seed for each device.
@@ -313,13 +314,13 @@ class Mapped:
         return set(name_parts(jax.eval_shape(self._call, arguments, None)))
 
     def _drawn_shapes(self, keys, floats):
-        """Returns keys, or the shapes of what is drawn from them, and floats."""
+        """Returns keys, or the shapes of the arrays drawn from them, and floats."""
         if self._draw is None:
             return keys, floats
         return jax.eval_shape(self._draw, (keys, floats), None), floats
 
     def _compile(self, like, size):
-        """Compiles for so many seeds like those of some arrays, or of their shapes."""
+        """Compiles for a number of seeds, with the shapes of some arrays."""
         sharding = seeds.seed_sharding(self._mesh)
 
         def resize(a):

@@ -1,4 +1,4 @@
-"""Results with names: xarray Datasets over the axes of a run, its seeds, and those of a measure.
+"""Results with names: xarray Datasets over the axes of a run, of its seeds, and of a measure.
 
     results = make_dataset(executor.measure(...)["seeds"], {"ratio": ("variant", "layer")})
     results.ratio.sel(variant="san").isel(layer=-1)        # [s], by the names of the axes
@@ -62,7 +62,8 @@ def _to_numbers(texts):
 
 
 def join_datasets(parts: Mapping[tuple[Any, ...], xr.Dataset], axes: Sequence[str]) -> xr.Dataset:
-    """Joins Datasets, by the point of a grid, to one over it; NaN where one lacks a variable.
+    """Joins Datasets of the points of a grid to one over the grid; NaN where a Dataset does not
+    have a variable.
 
     Args:
         parts: {values of the axes: Dataset}.
@@ -224,7 +225,7 @@ def product_rows(
 
 
 def frame_rows(frame: Any) -> Iterator[dict[str, Any]]:
-    """Yields the rows of a pandas DataFrame, without entries for values that are no number."""
+    """Yields the rows of a pandas DataFrame, without entries for values that are not numbers."""
     present = frame.notna().to_numpy()
     for row, mask in zip(frame.to_dict("records"), present, strict=True):
         yield dict(itertools.compress(row.items(), mask))

@@ -1,12 +1,11 @@
 """Work of several processes: the points of one run's axes, and runs of `reproduce`.
 
 Both go through an executor of `concurrent.futures`: processes of this machine, or the workers of a
-Dask scheduler (--scheduler). Signals reach the parent alone, which then ends its workers: they save
-what they have at the next chunk.
+Dask scheduler (--scheduler). Signals reach the parent alone, which then ends its workers; they save
+their results at the next chunk.
 
-A worker that measures points has a folder of its own below the run's, points/<number>, from which
-it goes on where it was interrupted. It returns the arrays: the run's own folder is written by one
-process.
+A worker that measures points has its own folder below the run's, points/<number>, from which it
+resumes after an interruption. It returns the arrays; only one process writes the run's own folder.
 """
 
 import contextlib
@@ -104,7 +103,7 @@ def iterate_ended(
         pool: Pool from `start_workers`.
         work: {name: (function of a module, *arguments)}, in the order in which it begins.
         limit: Most of it that the pool is given at a time.
-        running: Gets {future: name} of what has begun and was not yielded.
+        running: Gets {future: name} of tasks that have begun and were not yielded.
 
     Raises:
         Stopped: A signal asked for it.

@@ -95,7 +95,7 @@ def find_new(
 
     Args:
         environments: Environments, one of which may be new.
-        others: That are there.
+        others: Environments that are already listed.
     """
     there = [_select_origin(environment) for environment in others]
     new = []

@@ -1,4 +1,4 @@
-"""What run_lens measures of one network: the exact Jacobian from a state to the last one, beside
+"""The measurements of run_lens in one network: the exact Jacobian from a state to the last one, and
 the frozen sum of the same paths.
 
 Axis letters: b texts, v directions, k path lengths, n tokens, d width.
@@ -23,7 +23,7 @@ BRANCHES = "attention"
 
 
 class Probe(NamedTuple):
-    """Where and along what a state is changed, of b texts."""
+    """Position and direction of the change of a state, in b texts."""
 
     source: np.ndarray  # Int [b], the position
     random: np.ndarray  # [b, d], Gaussian
@@ -178,9 +178,9 @@ def compare_kinds(
     """Compares parts by path length: of the frozen sum, and of the exact Jacobian.
 
     Returns:
-        Of each kind "share" [v, m, k], the parts projected on their sum, which add up to 1, and
-        "size", the norms of the parts over that of the sum; "cosine" [v, m] of the two sums;
-        "size_ratio", frozen over exact. NaN where a sum is 0.
+        For each kind "share" [v, m, k], the projections of the parts on their sum, which add up to
+        1, and "size", the norms of the parts divided by the norm of the sum; "cosine" [v, m]
+        between the two sums; "size_ratio", frozen divided by exact. NaN where a sum is 0.
     """
     sums = {"frozen": frozen.sum(2), "exact": exact.sum(2)}
     norms = {kind: jnp.sqrt(jnp.sum(total**2, axis=(-2, -1))) for kind, total in sums.items()}

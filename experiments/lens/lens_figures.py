@@ -28,7 +28,7 @@ def sizes_figure(results: xr.Dataset, networks: Sequence[Network]):
 
 
 def plot_lengths(results: xr.Dataset, networks: Sequence[Network], name: str, ylabel: str):
-    """Plots a measure of the parts by path length, exact beside frozen, a panel for each network.
+    """Plots a measure of the parts by path length, exact and frozen, in a panel for each network.
 
     Args:
         results: The results.

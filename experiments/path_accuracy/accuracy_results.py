@@ -26,8 +26,8 @@ PLACES = ("num_paths", "path_length", "repeat")  # axes of an evaluation but see
 def accuracies(results: xr.Dataset) -> xr.Dataset:
     """Computes accuracies of the seeds that did not diverge, and at which path lengths they come.
 
-    a_k is the accuracy without paths longer than k (self-consistent), a_{−1} the best baseline's. A
-    standard error is that of an accuracy as it was evaluated, √(a(1 − a)/tokens).
+    a_k is the accuracy without paths longer than k (recomputed), a_{−1} the accuracy of the best
+    baseline. A standard error is that of an accuracy over the evaluated tokens, √(a(1 − a)/tokens).
 
     Args:
         results: Results of `measure`.
@@ -142,7 +142,8 @@ def describe_below(is_below: xr.DataArray) -> str:
 
 
 def compare_results(results: xr.Dataset, task: TrainedTask) -> Iterator[Comparison]:
-    """Compares whole model and baseline with the published plotting code's; what no path gives.
+    """Compares full model and baseline with the published plotting code; and the output of the
+    biases alone.
 
     Args:
         results: Results of `measure`.

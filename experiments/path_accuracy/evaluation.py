@@ -89,7 +89,8 @@ def sampled_lengths(options: Options) -> np.ndarray:
 def evaluate_samples(
     options: Options, task: TrainedTask, model: Model, held_out: Examples, key: Any
 ) -> dict[str, dict[str, Float[Array, "k r"]]]:
-    """Evaluates sampled sets of paths, each of which attends from its own states, as published.
+    """Evaluates sampled sets of paths, each of which computes attention from its own states, as in
+    the paper.
 
     Sets of all sizes are one array: smaller ones are filled up and the filling is not kept.
 

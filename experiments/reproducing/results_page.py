@@ -1,7 +1,7 @@
 """Every page with results, from the folders of one run of `reproduce`.
 
-docs/results.md with figures and tables, docs/statements.md, and on docs/experiments/NAME.md the
-paragraph and the table of what came out.
+docs/results.md with figures and tables, docs/statements.md, and the paragraph and table of results
+on docs/experiments/NAME.md.
 """
 
 import re

@@ -51,7 +51,7 @@ def list_runs(name: str, preset: str) -> dict[str, Sequence[str]]:
     """Lists {run: its arguments} of an experiment at a preset.
 
     A run is called "run_sort", or "run_sort/label" where there are several. This is also the place
-    of its folder among those of the preset.
+    of its folder among the folders of the preset.
 
     Args:
         name: Name of the experiment.
@@ -195,7 +195,7 @@ def answer_sections(sections: Sequence[verdicts.Section], preset: str) -> list[v
 
     Args:
         sections: Sections of the experiments.
-        preset: Their sizes; of those of the pages the settings are registered.
+        preset: Their sizes; the settings of the preset of the pages are registered.
     """
     rows = [row for section in sections for row in section.claims]
     return verdicts.answer_statements(verdicts.STATEMENTS, rows, preset == REGISTERED)

@@ -1,4 +1,5 @@
-"""docs/statements.md and its table of rows: what the run folders of one run say of each statement.
+"""docs/statements.md and its table of rows: the results of one set of run folders for each
+statement.
 
 Answers follow from the verdicts in the table. Without folders `write_page` writes it anew from it.
 """
@@ -103,7 +104,7 @@ def write_page(docs: Path, folders: Iterable[Path] = ()) -> None:
         folders: Folders of one run of the experiments.
 
     Raises:
-        RunError: A folder that is no complete run.
+        RunError: A folder that is not a complete run.
     """
     run_rows = [pair for folder in folders for pair in read_run_rows(folder)]
     rows = list(judge_run_rows(run_rows)) if run_rows else read_table(docs / PAGE.name)
@@ -119,7 +120,7 @@ def read_run_rows(folder: Path) -> list[tuple[Row, dict[str, Any]]]:
         folder: Folder of the run.
 
     Raises:
-        RunError: It is no complete run.
+        RunError: It is not a complete run.
     """
     saved = files.read_object(folder / "config.json")
     flags, words = saved["config"], saved["execution"]["command"].split()

@@ -26,7 +26,7 @@ DASHES = {"O(N)": ":", "O(log N)": "--", "O(1)": "-."}
 
 
 def plot_law(ax: Any, x: Any, y: Any, index: int, **options: Any) -> None:
-    """Plots what is expected of a design, a dotted line."""
+    """Plots the prediction for a design as a dotted line."""
     ax.plot(x, y, **{"color": figures.color(index), "ls": ":", "lw": 1.2} | options)
 
 

@@ -118,7 +118,7 @@ def make_pre_norm(depth: int, d: int, heads: int) -> rc.TransformerConfig:
 def repeated_distances(
     key: jax.Array, counts: Sequence[int], *, depth: int = 4, d: int = 32
 ) -> jax.Array:
-    """Measures how far the last states of 1…1 0 with k and with k + 1 ones are apart, by k.
+    """Measures the distance between the last states of 1…1 0 with k and with k + 1 ones, by k.
 
     Args:
         key: Random key for the two embeddings and the network's weights.

@@ -41,7 +41,8 @@ def pass_heads(
 def compare_heads(
     key: jax.Array, few: int, many: int, *, networks: int = 32, **sizes: Any
 ) -> jax.Array:
-    """Computes the ln of the mean of 1 − ρ after the last layer at many heads, less that at few.
+    """Computes the ln of the mean of 1 − ρ after the last layer at many heads, minus the same at
+    few.
 
     Args:
         key: Random key for the weights and the tokens; both kinds of networks have the same tokens.
@@ -109,7 +110,7 @@ def pass_pair(
 
     Args:
         key: Random key for the tokens and the values.
-        time: Layers × gain², or layers × gain where values are no noise.
+        time: Layers × gain², or layers × gain where values are not noise.
         d, depth: Width, layers.
         random: Whether every layer has Gaussian values; else V = I.
     """

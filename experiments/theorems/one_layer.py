@@ -110,7 +110,7 @@ def spread_curves(seed: int, *, n: int = 32, d: int = 32, depth: int = 6) -> lis
 def last_row(key: jax.Array, *, n: int = 64, d: int = 32, depth: int = 8) -> jax.Array:
     """Computes the rollout's last row [n] of a random causal network without positions.
 
-    Tokens are independent Gaussians; the shares of the attention are those of the network.
+    Tokens are independent Gaussians; the attention has the shares of the network.
 
     Args:
         key: Random key for the weights and the tokens.

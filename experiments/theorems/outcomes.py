@@ -1,4 +1,4 @@
-"""A theorem's parts: its text, its curves of measured beside predicted values, and its outcome.
+"""The parts of a theorem: its text, its curves of measured and predicted values, and its outcome.
 
 A curve is an equation or a bound, evaluated at several points. The outcome follows from the curves
 alone, by `judge`: nobody writes it down.
@@ -26,7 +26,7 @@ class Panel(NamedTuple):
         x: Label of the horizontal axis, with its unit.
         y: Label of the quantity, with its unit.
         log: Which axes are logarithmic: "", "x", "y" or "xy".
-        names: What stands at x = 0, 1, … where x is no number.
+        names: Labels at x = 0, 1, … where x is not a number.
     """
 
     x: str
@@ -43,11 +43,13 @@ class Curve(NamedTuple):
         x: [k], where.
         predicted: [k], by the theorem; NaN where it says nothing.
         measured: [k], through the toolkit.
-        relation: measured = predicted, ≤ or ≥; "none" for what is only shown.
-        tolerance: Relative error of an equation, or how far a bound may be passed (rounding).
+        relation: measured = predicted, ≤ or ≥; "none" for a curve that is only shown.
+        tolerance: Relative error of an equation, or the relative amount by which a bound may be
+            exceeded (rounding).
         beyond: Whether the theorem's conditions are not met here.
         instead: Whether this is what holds in the place of a statement that fails.
-        ordering: Whether two measured values are compared, whose ratio is no bound's looseness.
+        ordering: Whether two measured values are compared, whose ratio is not the looseness of a
+            bound.
         panel: Which panel of its theorem shows it, from 0.
     """
 
@@ -136,7 +138,7 @@ def judge(curves: list[Curve]) -> Outcome:
     """Judges a theorem by its curves.
 
     Args:
-        curves: All of it; those of `instead` are only shown.
+        curves: All curves of the theorem; curves of `instead` are only shown.
     """
     stated = [c for c in curves if not (c.beyond or c.instead) and c.relation != "none"]
     beyond = [c for c in curves if c.beyond and c.relation != "none"]

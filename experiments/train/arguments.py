@@ -90,7 +90,7 @@ def make_recipe(options: Options, embedding: rc.EmbeddingConfig, **fields: Any) 
     Args:
         options: Sizes; --do_mlp adds an MLP of width d to each layer.
         embedding: Embedding of the network.
-        **fields: Further fields of the recipe, or others than those of the flags.
+        **fields: Further fields of the recipe, or values that replace those of the flags.
     """
     config = rc.TransformerConfig(
         depth=options.depth,

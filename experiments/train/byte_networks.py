@@ -1,7 +1,7 @@
 """Language models over bytes at several depths, and what their first steps of training do.
 
-Pre-norm networks with tied embeddings, trained by AdamW with gradients clipped at 1: those of
-figure 7 of Dey et al. 2025 (arXiv 2505.01618).
+Pre-norm networks with tied embeddings, trained by AdamW with gradients clipped at 1, as in figure 7
+of Dey et al. 2025 (arXiv 2505.01618).
 
 Axis letters: t steps, b examples, n tokens, l layers, d width.
 """
@@ -139,7 +139,7 @@ def train_network(
 def linearisation_distance(
     params: TransformerParams, other: TransformerParams, x: Any, config: TransformerConfig
 ) -> Float[Array, "l"]:
-    """Compute how far each block f is from linear in its weights, at the states it had under θ.
+    """Compute how far each block f is from linear in its weights, at its input states under θ.
 
     ‖f(θ*) − f(θ) − f'(θ)(θ* − θ)‖/‖f'(θ)(θ* − θ)‖; 0 where a block is linear in its weights: the
     network is then as lazy as its features.

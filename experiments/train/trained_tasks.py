@@ -56,8 +56,8 @@ class TrainedTask:
         extra: What else determines the results, for config.json.
         curves: Whether the metrics are measured on the evaluation data after each epoch.
         floats: Fields of `Hyper` that are not taken from the flags.
-        program: Name of what is compiled: setups of one name differ in their floats alone; "" for
-            one of its own.
+        program: Name of the compiled program: setups with the same name differ in their floats
+            alone; "" for a separate program.
     """
 
     options: Options
@@ -92,13 +92,13 @@ class Training:
     Attributes:
         ensemble: What trains them.
         run: The folder; it keeps the states of a chunk that is not done.
-        measure: `Ensemble.of_models` of what is measured of one run, a nested dictionary of
-            arrays; by default it is what the ensemble watches, [s, looks, ...].
+        measure: `Ensemble.of_models` of a function that measures one run and returns a nested
+            dictionary of arrays; by default the metrics that the ensemble watches, [s, looks, ...].
         name: Name of the training, for progress; the cells by default.
         prepare: `Ensemble.of_models` of a run's hyper before training, such as gains that depend
             on the initial weights.
         keep: Whether the weights are kept too.
-        is_monitored: Whether there are lines of what is watched, while it trains.
+        is_monitored: Whether lines of the watched metrics are written while it trains.
     """
 
     ensemble: Ensemble
@@ -203,7 +203,7 @@ class Training:
             )
 
     def _label(self, chunk):
-        """Names what a chunk trains: the network, or the first of its cells."""
+        """Names the training of a chunk: the network, or the first of its cells."""
         first, *further = dict.fromkeys(chunk.cells)
         return self.name or first + (f" and {len(further)} more" if further else "")
 
@@ -214,14 +214,14 @@ def train_networks(
     folder: RunFolder,
     measure: Callable[[TrainedTask, Any, Any, Any], Any],
 ) -> dict[str, dict[str, np.ndarray]]:
-    """Trains and measures networks, or reads what the run has of them.
+    """Trains and measures networks, or reads finished ones from the run.
 
     Every network is trained with the same seeds: the same data and, scaled as its task says, the
     same weights.
 
     Args:
         options: The flags.
-        tasks: {part of the run's arrays: what is trained}; `ALONE` is the part of a single one.
+        tasks: {part of the run's arrays: its training task}; `ALONE` is the part of a single task.
         folder: The run folder.
         measure: (task, model, data, key) of one seed → nested dictionary of arrays, whose levels
             have "/" between them in the names of the run's arrays.
@@ -273,7 +273,7 @@ def check_files(options: Options, part: str, folder: RunFolder) -> None:
     Args:
         options: The flags.
         part: Part of the arrays of the run.
-        folder: The run folder; what it has is not computed again.
+        folder: The run folder; results that it already holds are not computed again.
 
     Raises:
         ValueError: Weights or lines are asked for that an earlier run did not write.

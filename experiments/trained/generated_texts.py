@@ -1,6 +1,6 @@
 """Texts for networks of reactions, antibodies and speech, written by small grammars of our own.
 
-They are no data: reactions of eight kinds between fragments that are drawn, antibodies whose
+The texts are not data: reactions of eight kinds between fragments that are drawn, antibodies whose
 frameworks are those of common human genes and whose loops are drawn, and spectra of tones that
 glide. A trained network knows the kinds, not the texts.
 """

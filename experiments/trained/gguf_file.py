@@ -110,7 +110,7 @@ def read_sizes(path: str | os.PathLike, entries: Mapping[str, Any]) -> dict[str,
         entries: Entries of its header.
 
     Raises:
-        ValueError: Another architecture; a size that is missing, or none.
+        ValueError: Another architecture; a size that is missing or not a size.
     """
     architecture = entries.get("general.architecture")
     text = f"{path}: general.architecture={quote_value(architecture)} is not read, only"

@@ -40,7 +40,7 @@ class Network(NamedTuple):
 
 
 def load_networks(options: Options, num_texts: int) -> list[Network]:
-    """Loads the networks that the flags ask for, those of the packages first.
+    """Loads the networks that the flags ask for, first those of the packages.
 
     A network that cannot be read is skipped with a line.
 
@@ -49,7 +49,8 @@ def load_networks(options: Options, num_texts: int) -> list[Network]:
         num_texts: Largest number of texts for each network, including those that are skipped.
 
     Raises:
-        FileNotFoundError, ValueError: No such folder, text or network, or none that can be read.
+        FileNotFoundError, ValueError: A folder, text or network that does not exist or cannot be
+            read.
     """
     if options.flags.grows and not options.text:
         raise ValueError("--until=decided needs --text: the shipped one has few texts")

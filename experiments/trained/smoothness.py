@@ -1,7 +1,7 @@
 """How much the attention of a trained layer can stretch a change of its input, by tokens.
 
 The constant is the largest singular value of the Jacobian of one layer's self-attention, with all
-heads and the output matrix, without the skip and the norm, at what the layer reads of a text: the
+heads and the output matrix, without the skip and the norm, at the layer's input for a text: the
 local Lipschitz constant of Castin et al. 2024 (2312.14820).
 
 Axis letters: b texts, l layers, n tokens, d width.

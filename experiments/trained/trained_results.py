@@ -111,7 +111,7 @@ def needed_lengths(arrays: Arrays) -> np.ndarray:
 
 
 def measure_interval(name: str, values: np.ndarray) -> Interval:
-    """Computes the interval of a mean over texts; that of a share does not leave [0, 1].
+    """Computes the interval of a mean over texts; the interval of a share stays in [0, 1].
 
     Args:
         name: The measure, as `text_measures` names it.
@@ -201,7 +201,7 @@ def judge_claims(results: Mapping[str, Arrays], networks: Sequence[Network]) -> 
 
 
 def judge_ablations(label: str, arrays: Arrays, causal: bool) -> list[Row]:
-    """Tests what is said of attention alone and with skips, in each reading of these ablations.
+    """Tests the claims about attention alone and with skips, in each reading of these ablations.
 
     Args:
         label: Label of the network.

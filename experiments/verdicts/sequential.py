@@ -92,8 +92,7 @@ def share_interval_at_any_stop(
     Args:
         count, total: k and n.
         level: Share of runs in which the interval holds the true share at every n.
-        unknown: Further draws of which it is not known whether they count: the interval reaches
-            from none to all of them.
+        unknown: Number of further draws that may or may not count: the interval covers both cases.
     """
     from scipy import optimize, special
 
@@ -146,7 +145,7 @@ def median_interval_at_any_stop(values: Iterable[float], level: float = 0.95) ->
 
 
 def draws_to_decide(share: float, error: float) -> int | None:
-    """Computes about how many draws refuse one half, if this share of them goes on to count.
+    """Computes about how many draws refuse one half, if this share of them continues to count.
 
     Args:
         share: Share of the draws so far.

@@ -51,7 +51,7 @@ def wilson_interval(count: float | int, total: int, level: float = 0.95) -> Inte
 
     Args:
         count, total: k and n.
-        level: Share of such intervals that hold the true share.
+        level: Share of such intervals that contain the true share.
 
     Source: Wilson 1927, "Probable inference, the law of succession, and statistical inference".
     """

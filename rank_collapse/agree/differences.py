@@ -1,8 +1,8 @@
-"""How far two recordings differ in each sublayer, beside what rounding explains.
+"""How far two recordings differ in each sublayer, compared with rounding.
 
-Of a sublayer that maps the stream x to a branch b(x), a token of the second run has the input
-x + e and the branch b + δ. The error that comes in is ‖e‖/‖x‖, and the sublayer adds ‖δ‖/‖b‖.
-Rounding of relative size u predicts
+A sublayer maps the stream x to a branch b(x). A token of the second run has the input x + e and the
+branch b + δ. The incoming error is ‖e‖/‖x‖, and the sublayer adds the error ‖δ‖/‖b‖. Rounding of
+relative size u predicts
 
     added ≈ √((1.5 · in)² + (2u)² + (.4 · u_stream (‖x‖ + ‖y‖)/‖b‖)²),
 
@@ -43,7 +43,7 @@ class Rounding(NamedTuple):
     """Relative errors of one rounding.
 
     Attributes:
-        products: Relative rounding error of what the sublayers compute.
+        products: Relative rounding error of the sublayers' results.
         stream: Relative rounding error of the states.
         name: Name of the dtype in which the sublayers compute.
         both: Whether both runs round so.
@@ -90,7 +90,8 @@ class Difference(NamedTuple):
 
     @property
     def measured(self) -> Bool[np.ndarray, "b n"]:
-        """Returns which tokens exist and are no spikes; all that exist where all others are."""
+        """Returns which tokens exist and are not spikes; all tokens that exist, where all others
+        are spikes."""
         exists = np.isfinite(self.added)
         return exists & ~self.spikes if (exists & ~self.spikes).any() else exists
 
@@ -186,7 +187,7 @@ def _compare(pair, part, inputs, branches, mask, rounding, *, mixes=None, ends=N
         mask: Tokens that exist.
         rounding: Rounding of the coarser run.
         mixes: Whether it mixes tokens: then the error of other tokens comes in, too.
-        ends: Norms of the states of which the branch is the difference.
+        ends: Norms of the states whose difference is the branch.
     """
     (x, y), (a, b) = inputs, branches
     input_norm, branch_norm = (np.linalg.norm(z, axis=-1) for z in (x, a))
@@ -279,9 +280,10 @@ def count_distinct(vectors: Float[np.ndarray, "m d"]) -> float:
 
 
 def find_rounding(first: Recording, second: Recording) -> Rounding:
-    """Find what the coarser of two runs rounds to: as it says, or as the bits of its numbers say.
+    """Find the dtype to which the coarser of two runs rounds, from its metadata or from the bits of
+    its numbers.
 
-    float32 numbers whose last 16 bits are 0 are those of bfloat16.
+    float32 numbers whose last 16 bits are 0 count as bfloat16.
 
     Args:
         first, second: The recordings; their first layer is read.

@@ -133,7 +133,7 @@ def _test_norm(difference, mask):
 
 
 def _test_features(difference, mask):
-    """Each feature has a factor of its own."""
+    """Test whether each feature was multiplied by its own factor."""
     first, second = (run[difference.measured] for run in (difference.first, difference.second))
     if len(first) < 4:
         return

@@ -9,8 +9,8 @@ A recording is an .npz or .safetensors file with these arrays:
     token_ids         [n]             the input (optional)
     logits            [n, vocabulary] the output (optional)
 
-With b examples each array has an axis more, before that of the tokens: [L + 1, b, n, d], [b, n].
-NumPy alone writes one: `np.savez("a.npz", residual=...)`.
+With b examples each array has one more axis before the axis of tokens: [L + 1, b, n, d], [b, n].
+NumPy alone writes a recording: `np.savez("a.npz", residual=...)`.
 """
 
 import contextlib
@@ -227,7 +227,7 @@ def record(source: Any, path: str | os.PathLike, **arrays: object) -> None:
     Args:
         source: A `Trace` of `rc.apply`, or {name: array} of `NAMES`.
         path: An .npz or .safetensors file.
-        arrays: mask=, token_ids=, logits= beside a trace.
+        arrays: mask=, token_ids= and logits=, in addition to a trace.
 
     Raises:
         ValueError: The arrays do not fit.
@@ -265,7 +265,7 @@ def write_tensors(path: str | os.PathLike, tensors: Mapping[str, object], metada
 
 
 def _check_arrays(path: Path, arrays: dict[str, StoredArray], ignored: Sequence[str] = ()) -> None:
-    """Raises a ValueError for arrays that are no recording."""
+    """Raises a ValueError for arrays that do not make a recording."""
     unknown = sorted((arrays.keys() - set(NAMES)).union(ignored))
     refuse_if("residual" not in arrays, f"{path} has no array residual, but {unknown or 'none'}")
     shape = arrays["residual"].shape

@@ -1,6 +1,7 @@
 """Whether two recordings agree to rounding, and the first sublayer that adds more.
 
-A sublayer is at fault if one of these holds (`excess` is what it adds over what rounding explains):
+A sublayer is at fault if one of these holds (`excess` is its error divided by the error that
+rounding explains):
 
 - its median excess is above `MEDIANS`, its 95 % quantile above `MOST`, or its 98 % quantile above
   `WORST`;

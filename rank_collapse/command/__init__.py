@@ -55,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command.
 
     Args:
-        arguments: Words of the command line; those of the process by default.
+        arguments: Words of the command line; by default the arguments of the process.
 
     Returns:
         The exit code.

@@ -12,7 +12,8 @@ the error that rounding explains. It prints one sentence and writes a page with 
 (.html, .csv, .json). Checkpoints are run by transformers (pip install torch transformers), or by
 rank_collapse itself.
 
-Exit code: 0 the runs agree to rounding, 1 they differ, 2 a mistake, or nothing can be said.
+Exit code: 0 if the runs agree to rounding, 1 if they differ, 2 after a mistake or without an
+answer.
 """
 
 import argparse

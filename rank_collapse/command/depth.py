@@ -5,8 +5,9 @@
     rank-collapse depth my-run/checkpoint --token_ids ids.txt --json
     rank-collapse depth random:my-run/checkpoint     (the same architecture, random weights)
 
-`rc.depth_report` of a few texts: layers used by each definition of the literature, and by layer
-what they are computed of. Beside the page are a table by layer (.csv) and all numbers (.json).
+Writes `rc.depth_report` of a few texts: the number of layers that a model uses by each definition
+in the literature, and the measures by layer from which they are computed. The command also writes a
+table by layer (.csv) and all numbers (.json).
 """
 
 import argparse

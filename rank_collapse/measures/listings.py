@@ -46,8 +46,8 @@ def spikes(
         Spikes by falling ratio.
 
     Raises:
-        ValueError: States of other axes or of several examples, or that are not finite, a mask that
-            does not fit, or a threshold or share that is no such number.
+        ValueError: States with other axes, of several examples, or not finite; a mask that does not
+            fit; or a threshold or share outside its range.
 
     Source: Sun et al. 2024, Massive activations in large language models, section 2.
     """

@@ -71,8 +71,8 @@ class AttentionContext(struct.Struct):
         """Return the context of one layer.
 
         Args:
-            window: Int, how far its attention reaches, `ANY_DISTANCE` for any; traced. None where
-                no layer has a window.
+            window: Int, the distance that the layer's attention reaches, `ANY_DISTANCE` for any;
+                traced. None where no layer has a window.
             rotated: Bool, whether the layer has the rotary positions; None where all have them.
         """
         mask, rotary = self.mask, self.rotary

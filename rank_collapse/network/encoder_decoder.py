@@ -189,7 +189,8 @@ def apply(
     Args:
         params: Parameters from `init`.
         source: What the encoder reads: token ids Int [m], or whatever its embedding takes.
-        target: Int [n], what the decoder reads, the begin mark first: see `shift_target`.
+        target: Int [n], the input of the decoder, which begins with the begin mark: see
+            `shift_target`.
         config: Configuration of both halves.
         source_mask: Bool [m], which source tokens exist, for both halves; None for all.
         target_mask: Bool [n], which target tokens exist, or [n, n], which may be attended to.

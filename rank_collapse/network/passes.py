@@ -1,9 +1,9 @@
 """Measurements that go through a network once, one layer after the other.
 
-A pass sees one layer at a time: its input, what the layer computed, and what the pass itself
-carries along. `run_pass` scans it over a network in memory; `rank_collapse.pretrained.stream` calls
-the same functions with one layer's weights after the other, so that a model may be larger than
-memory.
+A pass sees one layer at a time: the layer's input, the values that the layer computed, and the
+carry of the pass itself. `run_pass` scans it over a network in memory;
+`rank_collapse.pretrained.stream` calls the same functions with one layer's weights after the other,
+so that a model may be larger than memory.
 
 Axis letters: n tokens, d width, l layers.
 """
@@ -143,7 +143,7 @@ class OutputPass(LayerPass):
 def step_passes(
     passes: Sequence[LayerPass], layer: Layer, x: Float[Array, "*s n d"], carries: tuple
 ) -> tuple[Float[Array, "*s n d"], tuple, tuple]:
-    """Pass one layer with several passes, which share what the layer itself computes.
+    """Pass one layer with several passes, which share the values that the layer computed.
 
     Args:
         passes: The passes.
@@ -174,7 +174,7 @@ def run_pass(
 ) -> Tree:
     """Run a pass over a network in memory, as a scan.
 
-    Compiled once for a pass, a shape and what of a config is static.
+    Compiled once for each pass, shape and static part of a config.
 
     Args:
         layer_pass: The pass.

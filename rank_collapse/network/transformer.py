@@ -122,7 +122,8 @@ _BRANCH_NUMBER = {"attention": 0, "cross": 1, "mlp": 2}
 
 
 class LayerValues(NamedTuple):
-    """Everything that one layer of a forward pass computed; under jit only what is read."""
+    """Everything that one layer of a forward pass computed; under jit only the values that are
+    read."""
 
     trace: LayerTrace
     sublayers: dict[str, SublayerValues]

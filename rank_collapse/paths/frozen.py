@@ -42,7 +42,7 @@ class FrozenLayer(struct.Struct):
 
 
 def freeze_layer(layer: Layer, layer_values: LayerValues) -> FrozenLayer:
-    """Collect the constants of one layer from what it computed in the forward pass.
+    """Collect the constants of one layer from its values in the forward pass.
 
     Args:
         layer: The layer.
@@ -85,7 +85,7 @@ def freeze(
         keep: Names of edit points whose values the layers' traces keep.
 
     Returns:
-        The constants of all layers, with a leading axis, and those of the final norm.
+        The constants of all layers, with a leading axis, and the constants of the final norm.
     """
 
     def step(layer, x):

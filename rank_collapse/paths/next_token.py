@@ -118,7 +118,8 @@ def add_words(
 def measure_agreement(
     next_token: NextToken, token_mask: ArrayLike
 ) -> tuple[Float[Array, "s"], Float[Array, "s"]]:
-    """Measure every sum's mean loss, and how often its next token is that of the first sum.
+    """Measure every sum's mean loss, and how often it predicts the same next token as the first
+    sum.
 
     Args:
         next_token: After all pieces of the vocabulary.

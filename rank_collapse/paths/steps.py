@@ -1,6 +1,6 @@
 """One layer of one path, frozen or recomputed: the maps that path sets are made of.
 
-Choices are those of `enumeration`; heads are gathered by index, so that a path is data.
+Choices are indexed as in `enumeration`; heads are gathered by index, so that a path is data.
 """
 
 from collections.abc import Callable

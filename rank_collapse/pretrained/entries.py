@@ -1,4 +1,4 @@
-"""Entries of a config.json: defaults, allowed values, and what they say of rotary positions."""
+"""Entries of a config.json: defaults, allowed values, and rotary positions."""
 
 import functools
 import math
@@ -119,7 +119,7 @@ def rotary_fields(
         share: Share of the width that is rotated, where the entry does not say.
 
     Raises:
-        ValueError: A kind of scaling that is not known, or one of its numbers missing.
+        ValueError: An unknown kind of scaling, or a missing number.
 
     Source: Chen et al. 2023 (linear), bloc97 2023 (dynamic NTK), Peng et al. 2023 (YaRN), Ding et
     al. 2024 (LongRoPE), Dubey et al. 2024 (Llama 3.1).

@@ -46,8 +46,8 @@ def find_alarms(
 
     Args:
         rows: Rows from `runs.metrics.read`. NaN exceeds no threshold except one that is `finite`.
-        thresholds: What to look for, such as `measures.COLLAPSE`; metrics that are not there are
-            not looked for.
+        thresholds: Thresholds to look for, such as `measures.COLLAPSE`; metrics that do not exist
+            are ignored.
     """
     rows = sorted(rows, key=lambda row: row["step"])
     names = dict.fromkeys(name for row in rows for name in row)
@@ -85,7 +85,8 @@ def find_alarms(
 
 
 def _decisive_value(row, name):
-    """Returns a value of a row; of a residual ratio that of the bulk where a few tokens decide it.
+    """Returns a value of a row; for a residual ratio that a few tokens decide, the ratio of the
+    bulk.
 
     Args:
         row: Row from `runs.metrics.read`.
@@ -111,7 +112,7 @@ def metric_thresholds(name: str, thresholds: Sequence[Threshold]) -> list[Thresh
 
 
 def _passing_indices(values, threshold):
-    """Returns which of the values, numbers or arrays [l], may pass a threshold; in order.
+    """Returns the values, numbers or arrays [l], that may exceed a threshold; in order.
 
     Args:
         values: Values of one metric, in order of steps.

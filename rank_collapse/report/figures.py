@@ -53,7 +53,8 @@ R = TypeVar("R")
 
 
 def styled(draw: Callable[P, R]) -> Callable[P, R]:
-    """Wrap a function that draws, so that it does so in this package's style, legends included."""
+    """Wrap a function that draws a figure, so that it uses this package's style, legends
+    included."""
 
     @functools.wraps(draw)
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:

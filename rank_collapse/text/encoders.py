@@ -26,7 +26,7 @@ class VocabularyEncoder:
 
     Attributes:
         ids: text → token ids.
-        unknown: The id of what the vocabulary does not have; None where it has none.
+        unknown: The id of words outside of the vocabulary; None where there is none.
     """
 
     ids: Encoder

@@ -183,7 +183,7 @@ def published_sides(
     Args:
         log10_lhs: log10 of the residual.
         log10_input, beta, gamma, num_heads, width, depth: See `log10_theorem`.
-        log10_scale: What the logarithms of both sides lack.
+        log10_scale: The scale to add to the logarithms of both sides.
     """
     rhs = log10_theorem(log10_input, beta, gamma, num_heads, width, depth)
     rhs_first = log10_theorem(log10_input, beta, 1.0, num_heads, width, depth)

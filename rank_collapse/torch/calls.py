@@ -73,7 +73,7 @@ class Call:
         return default if value is None else value.array if isinstance(value, Value) else value
 
     def compute(self) -> Tree:
-        """Compute what the model computes."""
+        """Compute the operator as the model does."""
         return self.target(*_arrays(self.args), **_arrays(self.kwargs))
 
     def compute_with(self, arguments: Mapping[int, Tensor | Sequence[Tensor]]) -> Tree:
@@ -129,7 +129,7 @@ class Call:
 
         Args:
             result: What the model computes.
-            base: Base of the value of which this is a frozen function.
+            base: Base of the value; this value is a frozen function of it.
             product: Product behind a frozen function, where that product was computed.
         """
         if isinstance(result, list | tuple):

@@ -142,7 +142,7 @@ def select_result(results: Any, output: str | int | None) -> tuple[str, Tensor]:
     """Return one tensor of a model's results, with its name.
 
     Raises:
-        ValueError: No such result, or none that is a floating-point tensor.
+        ValueError: The result does not exist, or is not a floating-point tensor.
     """
     if isinstance(results, Tensor):
         if output is not None:

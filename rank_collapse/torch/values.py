@@ -37,7 +37,7 @@ class Value:
             means that this is a frozen function of a product, such as exp of scores, which may
             weigh values of degree 1 but may not be added to them.
         sources: The values of degree 1 that `push` needs the path sums of.
-        push: Maps the path sums of one length of `sources` to those of this value.
+        push: Maps the path sums of one length in `sources` to the path sums of this value.
         batched: Whether `push` may run under `torch.func.vmap`.
         axis: Axis of a value that leaves a branch: which axis of path lengths this moves by one.
         branch: The call of a branch in which this was computed, or None.

@@ -1,6 +1,7 @@
 """Trainable models: a network with a linear classifier of each token, or an encoder-decoder.
 
-The first answers with logits (`forward`), the second also with what it writes (`decode_pairs`).
+The first answers with logits (`forward`), the second also with the sequence that it writes
+(`decode_pairs`).
 
 Axis letters: b examples, n tokens, i input width, c classes or outputs.
 """

@@ -25,13 +25,14 @@ def keep_follower(tensor: Tensor) -> Follower:
 
 
 def intersect_masks(first: Follower | None, second: Follower, shape: Sequence[int]) -> Tensor:
-    """Joins Bool followers of a shape, of which the first may be missing."""
+    """Joins Bool followers of a shape; the first may be missing."""
     allowed = second().bool().expand(shape)
     return allowed if first is None else first() & allowed
 
 
 def join_tags(tags: Sequence[Tag]) -> Tag:
-    """Returns the tag of what comes from several tensors, without what depends on shapes."""
+    """Returns the tag of a value that comes from several tensors, without the parts that depend on
+    shapes."""
     maps = frozenset().union(*(tag.maps for tag in tags))
     behind = frozenset().union(*(tag.behind for tag in tags))
     is_content = any(tag.is_content for tag in tags)

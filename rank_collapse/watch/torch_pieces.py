@@ -63,8 +63,8 @@ class Run:
             different tokens.
         scalars: Measures of its tokens, and norms of gradients.
         pieces: Pieces of the products in a call that has not ended.
-        products: [(number of a frame, {name: by head [h]}), ...], of each product; of those of a
-            call that are documents their means.
+        products: [(number of a frame, {name: by head [h]}), ...] of each product; for a call with
+            one product for each document, their means.
         shares: What made queries, keys and values, of each product; of the first turn alone.
     """
 

@@ -23,7 +23,7 @@ SUM = 0.02  # how far from 1 the sum of weights may be, rounded to bfloat16
 
 
 class Weights(NamedTuple):
-    """Of one product of weights and values.
+    """Weights of attention in one product of weights and values.
 
     Attributes:
         p: Weights of some queries, [g, r, m].
@@ -46,7 +46,7 @@ def leave_autocast() -> Iterator[None]:
 
 
 def choose_rows(n: int, device: object) -> Tensor:
-    """Chooses which of n queries are measured."""
+    """Chooses which of n queries to measure."""
     return torch.linspace(0, n - 1, min(n, ROWS), device=device).long()
 
 
@@ -69,7 +69,8 @@ def compute_dot_weights(
     Args:
         query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa: Arguments of the
             call.
-        static: Makes Bool like `attn_mask`, what it leaves that content does not decide.
+        static: Makes a Bool like `attn_mask`: the keys that remain after masks that do not depend
+            on content.
         is_chosen: Whether content decides some of `attn_mask`; then `static` alone hides keys.
     """
     n, m = query.shape[-2], key.shape[-2]
@@ -111,7 +112,7 @@ def read_weights(
     Args:
         used: What met the values, of any layout.
         allowed: Bool like it, which keys a query may attend to; None for all.
-        softmax: Like it, what the last softmax gave, if that is known.
+        softmax: Same shape, the output of the last softmax, if known.
         letters: Letters of the axes of weights, values and their product.
         queries: Those of queries in weights.
     """
@@ -240,7 +241,7 @@ def find_repeated(index: Tensor) -> Tensor:
 
 
 def fits_mask(mask: Tensor, allowed: Tensor) -> bool:
-    """Returns whether a mask can be that of the tokens which exist.
+    """Returns whether a mask can be the mask of the tokens that exist.
 
     No token of it attends to one outside, and each attends to some token.
 

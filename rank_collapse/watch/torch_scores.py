@@ -115,7 +115,7 @@ def _mixes_heads(table: TagTable, function, product):
 def _is_mixture(table: TagTable, product):
     """Returns whether the first factor has a matrix for each token, and both axes are features.
 
-    So it is with what mixes experts, or streams of a token.
+    Products that mix experts, or the streams of a token, have this form.
     """
     tag = table.tag(product.first)
     letters, other, result = product.letters
@@ -131,7 +131,7 @@ def see_softmax(table: TagTable, function: Callable, x: Tensor, result: Tensor) 
     Args:
         table: Tags of the pass.
         function: Function of `SOFTMAX` or `EXPONENTIALS`.
-        x, result: Scores, and what it makes of them.
+        x, result: Scores, and their softmax.
     """
     scores, tag = table.tag(x), table.tag(result)
     if function in SOFTMAX:

@@ -56,7 +56,7 @@ def read_tokens(term: Term) -> Tokens:
         term: The product of queries and keys.
 
     Raises:
-        LeftOut: It cannot be said which tokens queries are of.
+        LeftOut: The tokens of the queries cannot be identified.
     """
     first, _, result = term.letters
     maker, queries = term.query, _read_entries(term.query, first, result[:-1], term.sizes)
@@ -129,8 +129,8 @@ def _read_entries(tag, letters, wanted, sizes):
         sizes: Sizes of the letters.
 
     Returns:
-        Numbers [wanted, 2] of the first and of the last feature, −1 for what no map made; None if
-        unknown.
+        Numbers [wanted, 2] of the first and the last feature, −1 for entries that no map made; None
+        if unknown.
     """
     if "entries" not in tag.followers or not tag.maps:
         return None
@@ -180,7 +180,7 @@ def _trace_entries(entries, maps, offsets, total):
     Args:
         entries: Numbers of any shape.
         maps: Those that may have given them.
-        offsets: {source: how many rows stand before its own}.
+        offsets: {source: number of rows before its own}.
         total: How many rows there are.
 
     Returns:
@@ -200,7 +200,7 @@ def _trace_entries(entries, maps, offsets, total):
 
 
 def _trace_source(source, offsets, total):
-    """Traces the rows of a source to those of others: places [rows], or None if unknown."""
+    """Traces the rows of a source to the rows of others: places [rows], or None if unknown."""
     entries = source.read_entries()
     if entries is not None:
         places = _trace_entries(entries, source.tag.list_maps(), offsets, total)
@@ -267,5 +267,5 @@ def _list_makers(sources):
 
 
 def _list_roots(tag):
-    """Lists what no map made, behind a tensor."""
+    """Lists the tensors behind a tensor that no map made."""
     return {tensor for tensor in tag.behind if not isinstance(tensor, Source)}

@@ -138,7 +138,7 @@ def begin_mean(table: TagTable, product: Product, result: Tensor) -> None:
 
 
 def split_nested(table: TagTable, tensor: Tensor) -> list[tuple[Tensor, Tag]]:
-    """Splits a jagged tensor into those of its rows [1, ...], each with its tag.
+    """Splits a jagged tensor into its rows [1, ...], each with its tag.
 
     Args:
         table: Tags of the pass.
@@ -154,7 +154,7 @@ def split_nested(table: TagTable, tensor: Tensor) -> list[tuple[Tensor, Tag]]:
 
 
 def read_choice(table: TagTable, mask: Tensor) -> dict[str, Any]:
-    """Reads whether content decides a mask, and what it leaves whatever the content is.
+    """Reads whether content decides a mask, and the keys that remain for any content.
 
     Args:
         table: Tags of the pass.

@@ -25,7 +25,7 @@ class Entry(NamedTuple):
 
 
 class Branches:
-    """The patterns of the branches, and what was seen of them in a program.
+    """The patterns of the branches, and the matches found in a program.
 
     Args:
         patterns: A regular expression, or one for each of "attention" and "mlp". It is compared

@@ -50,8 +50,8 @@ class Slots:
     """The slot axes in front of all sums: one for each kind of branch that is counted.
 
     Attributes:
-        limits: The longest length of each axis that has a slot of its own; None for no limit.
-            Longer paths share one more slot at the end.
+        limits: For each axis the longest length that has its own slot; None for no limit. Longer
+            paths share one more slot at the end.
     """
 
     limits: tuple[int | None, ...]

@@ -52,7 +52,7 @@ class Equation:
 
     Attributes:
         slots: Slots of the sums by length.
-        place: Where it stands in the caller's code.
+        place: Position of the equation in the caller's code.
         eqn: The equation as JAX has it; `name` is the name of its primitive.
     """
 
@@ -84,7 +84,7 @@ class Equation:
             return np.asarray(bind(self.eqn, arguments)[0])
 
     def describe(self, what):
-        """Say what is at the place of the equation, for the message of a refusal."""
+        """Describe the source line of the equation, for the message of a refusal."""
         return f"{what} at {self.place}"
 
     def make_product(self, array, values=(), what=None):

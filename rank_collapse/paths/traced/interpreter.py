@@ -1,4 +1,4 @@
-"""A traced program run again, with sums of paths by length beside its values.
+"""A traced program run again, with sums of paths by length for each of its values.
 
 `run` goes through the equations. Programs inside the program (jit, remat, custom derivatives) are
 run in place; loops and conditions are built again around the values and their sums (`loops.py`).

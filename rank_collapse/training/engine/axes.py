@@ -59,8 +59,8 @@ class Axes:
     def examples(self) -> dict[str, Any]:
         """Returns one value of each traced one, of the type that the functions see.
 
-        Python's numbers adapt to the dtype of what they meet, as they do in code: float32 weights
-        times a rate stay float32, bfloat16 ones bfloat16.
+        Python numbers adapt to the dtype of the arrays they are combined with, as in ordinary code:
+        float32 weights times a rate stay float32, bfloat16 ones bfloat16.
         """
         return {name: _example(array) for name, array in self.hyper.items()}
 

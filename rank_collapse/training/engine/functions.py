@@ -58,7 +58,7 @@ def trace_functions(
         key_type: Dtype of the keys of the seeds.
 
     Raises:
-        ValueError: One of the functions is none, or does what it must not.
+        ValueError: One of the functions is not a function, or breaks a rule of `sweep`.
     """
     tracing.check_callable("init", init, "init(key, hyper)", static)
     tracing.check_callable("step", step, "step(state, hyper, index)", static)

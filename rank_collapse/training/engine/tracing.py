@@ -1,7 +1,7 @@
 """What a user's init, step and look compute, traced once: checked, named, with their data apart.
 
-Arrays that a function closes over, such as training data, are arguments of what is compiled, so
-that they are held once for all seeds.
+Arrays that a function closes over, such as training data, become arguments of the compiled program,
+so that they are held once for all seeds.
 """
 
 import hashlib
@@ -59,10 +59,10 @@ class Traced(Operations):
         fn: It; one that is jitted is taken without its jit.
         arguments: See `Operations`.
         static: Keyword arguments.
-        check: Checks and converts what it returns to a pytree of arrays.
+        check: Checks the return value and converts it to a pytree of arrays.
 
     Attributes:
-        fingerprint: Hash of what it computes, without the values of the arrays.
+        fingerprint: Hash of the computation, without the values of the arrays.
         data: Hash of these.
 
     Raises:
@@ -102,7 +102,7 @@ class Traced(Operations):
 
 
 def _explain_errors(name, trace):
-    """Returns what a trace gives; an error is one of the user's function."""
+    """Returns the result of a trace; an error is reported as an error of the user's function."""
     try:
         return trace()
     except Refused as error:
@@ -236,7 +236,8 @@ def check_step(output: Any, like: Any) -> Any:
         like: The shapes of the state.
 
     Raises:
-        Refused: Another state than it was given, or metrics that are no arrays.
+        Refuses a new state that differs in structure, shapes or dtypes from the old one, and
+        metrics that are not arrays.
     """
     if not (isinstance(output, tuple) and len(output) == 2):
         size = f" of {len(output)}" if isinstance(output, tuple) else ""
@@ -335,7 +336,7 @@ def _hash(*parts):
 
 
 def _list_data(program):
-    """Lists the bytes of all arrays of a program, those of inner ones included."""
+    """Lists the bytes of all arrays in a program, including those of inner programs."""
     for const in getattr(program, "consts", ()):
         yield _as_bytes(const)
     for equation in getattr(program, "jaxpr", program).eqns:

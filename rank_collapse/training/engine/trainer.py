@@ -103,7 +103,7 @@ class Trainer:
         return Points(self.axes, self.functions, runs, numbers)
 
     def _load(self, point, share):
-        """Loads what the folder has of some seeds."""
+        """Loads the saved runs of some seeds from the folder."""
         if self.store is None:
             return []
         if point not in self._saved:

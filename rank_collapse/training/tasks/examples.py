@@ -51,7 +51,8 @@ def token_mask(examples: Any) -> Bool[Array, "b n"]:
 
 
 def part_mask(parts: Int[Array, "n"]) -> Bool[Array, "n n"]:
-    """Compute which tokens a token of a packed row may attend to: those of its own sequence."""
+    """Compute the tokens to which each token of a packed row may attend: those of its own
+    sequence."""
     return (parts[:, None] == parts[None, :]) & (parts >= 0)[None, :]
 
 

@@ -38,14 +38,12 @@ class SequencePairs(struct.Struct):
 
     @property
     def inputs(self) -> Any:
-        """Returns what the decoder reads under teacher forcing [b, n − 1], without the last
-        token.
-        """
+        """Returns the decoder's input under teacher forcing [b, n − 1], without the last token."""
         return self.target[..., :-1]
 
     @property
     def labels(self) -> Any:
-        """Returns what it should answer [b, n − 1]: all but the begin mark."""
+        """Returns the tokens that the decoder should answer [b, n − 1]: all but the begin mark."""
         return self.target[..., 1:]
 
     @property
