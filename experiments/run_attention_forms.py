@@ -84,7 +84,7 @@ for name, default, text in (
     ("trained_d_k", [4, 32, 256], "Widths at which networks are trained."),
 ):
     shared_flags.define_numbers(FLAGS, name, default, text, lower_bound=1)
-FLAGS.define("integer", "num_queries", 64, "Random queries, and as many keys.", lower_bound=2)
+FLAGS.define("integer", "num_queries", 64, "Number of random queries and keys.", lower_bound=2)
 FLAGS.define(
     "float",
     "saturation",

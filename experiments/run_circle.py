@@ -126,7 +126,7 @@ FLAGS.define(
     "circle_skip",
     False,
     "A skip around the recurrence: each step's input is the sum of the last step's input and "
-    "output; trained on the points plus those of the batch before.",
+    "output; trained on the points plus the points of the batch before.",
 )
 FLAGS.define(
     "enum",

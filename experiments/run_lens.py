@@ -80,7 +80,7 @@ for name, default, least, text in (
     ("max_tokens", 48, 4, "Tokens kept of each text, and of spectrograms."),
     ("num_few", 4, 2, "Texts of each network at its initialisation."),
     ("num_ranked", 0, 0, f"Texts whose ranks are measured, from {lens_results.EARLY} on alone."),
-    ("seed", 0, 0, "Of weights, positions and directions at random."),
+    ("seed", 0, 0, "Seed of random weights, positions and directions."),
 ):
     FLAGS.define("integer", name, default, text, lower_bound=least)
 text = "Folder for the mean Jacobians of causal language models, files of the Jacobian lens."

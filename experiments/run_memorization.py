@@ -97,7 +97,7 @@ FLAGS.define(
     "integer",
     "per_device_eval_batch_size",
     32,
-    "Texts evaluated at a time: memory, not results.",
+    "Texts evaluated at a time; changes the memory, not the results.",
     lower_bound=1,
 )
 

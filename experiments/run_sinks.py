@@ -75,7 +75,7 @@ text = "Texts of enough tokens that are left out before the first."
 FLAGS.define("integer", "skip_texts", 0, text, lower_bound=0)
 text = "Tokens of each text; shorter texts are left out."
 FLAGS.define("integer", "max_tokens", 64, text, lower_bound=6)  # two are measured, one more hidden
-FLAGS.define("integer", "seed", 0, "Of weights at random, and of random keys.", lower_bound=0)
+FLAGS.define("integer", "seed", 0, "Seed of random weights and random keys.", lower_bound=0)
 text = "Share of the layers that are left as they are."
 FLAGS.define("float", "start", LATE, text, lower_bound=0.0, upper_bound=1.0)
 FLAGS.define(

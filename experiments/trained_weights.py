@@ -33,7 +33,7 @@ def main(options: Any) -> None:
             checkpoint could be made.
     """
     if options.site is not None and not Path(options.site).is_dir():
-        raise FileNotFoundError(f"--site={options.site} is no folder; {INSTALL}")
+        raise FileNotFoundError(f"--site={options.site} is not a folder; {INSTALL}")
     successes = [make_checkpoint(name, package, options) for name, package in PACKAGES.items()]
     if not any(successes):
         raise FileNotFoundError(f"no checkpoint folder was made; {INSTALL}")

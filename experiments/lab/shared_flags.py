@@ -59,7 +59,7 @@ VOCABULARY = {
     "weight_scale": ("float", "Multiplies every weight."),
     "skip_gain": ("float", "Multiplies the skips."),
     "bias_scale": ("float", "Standard deviation of the biases."),
-    "seed_chunk": ("integer", "Seeds computed at a time, of all cells together (0: all).", 0),
+    "seed_chunk": ("integer", "Seeds computed at a time, in all cells together (0: all).", 0),
     "no_repeat": ("boolean", "No letter twice in a sequence."),
     "path_len": (
         "integer",

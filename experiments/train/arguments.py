@@ -63,7 +63,7 @@ def make_flags(
         "boolean",
         "do_train",
         False,
-        "As in the published commands: what is there is trained again with --overwrite alone.",
+        "Accepted as in the published commands; only --overwrite trains finished runs again.",
     )
     values.define(
         "boolean",

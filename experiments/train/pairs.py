@@ -72,7 +72,7 @@ def load_tokenizer(name_or_path: str, pairs: list[tuple[str, str]]) -> tuple[Any
     texts = [sentence for pair in pairs for sentence in pair]
     tokenizer = train_wordpiece(texts, VOCABULARY_SIZE, lowercase=True)
     return tokenizer, (
-        f"{name_or_path} is no local path: trained a WordPiece vocabulary of "
+        f"{name_or_path} is not a local path: trained a WordPiece vocabulary of "
         f"{tokenizer.get_vocab_size()} on the data"
     )
 

@@ -139,7 +139,7 @@ def _test_features(difference, mask):
         return
     gain = (first * second).sum(axis=0) / np.maximum((first * first).sum(axis=0), 1e-300)
     if 1 - _relative(second - gain * first, second - first) > _CLEAR:
-        yield "each feature has a factor of its own: the weight of a norm or of a scale"
+        yield "each feature has its own factor: the weight of a norm or of a scale"
 
 
 def _test_bias(difference, mask):

@@ -42,7 +42,7 @@ def write_sentence(
         if late is not None:
             text += (
                 f" From layer {late.layer} on the inputs differ by {late.error_in:.2g} of their "
-                "size, and nothing can be said."
+                "size, so these layers are not judged."
             )
         return text
     if place is None:

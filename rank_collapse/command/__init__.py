@@ -27,7 +27,7 @@ from rank_collapse.runs import files
 COMMANDS = {
     "check": "one page about checkpoints; the command where none is named",
     "depth": "how much of its depth a language model uses",
-    "watch": "what a training run has measured so far",
+    "watch": "the metrics of a training run so far",
     "agree": "at which layer two runs of one model part",
 }
 

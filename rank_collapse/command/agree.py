@@ -79,7 +79,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--out",
         default="agree.html",
-        help="the page, beside it .csv and .json (default: %(default)s)",
+        help="the page; also writes .csv and .json (default: %(default)s)",
     )
     parser.add_argument("--json", action="store_true", help="print the numbers, write no file")
 

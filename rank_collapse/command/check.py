@@ -48,7 +48,7 @@ MEANING = {
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of `check`."""
     parser.add_argument("sources", metavar="FOLDER_OR_NAME", nargs="+", help=checkpoint.SOURCE)
-    checkpoint.add_arguments(parser, "rank_collapse.html", "the page, beside it .csv and .json")
+    checkpoint.add_arguments(parser, "rank_collapse.html", "the page; also writes .csv and .json")
 
 
 def run(flags: argparse.Namespace, command: Sequence[str]) -> int:

@@ -46,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser, out: str, out_help: str) -> N
         "features [b, frames, bins] (default: drawn)",
     }.items():
         parser.add_argument(name, help=text)
-    ids = "token ids of a text, such as 5,8,13, in place of --text; may be repeated"
+    ids = "token ids of a text, such as 5,8,13, instead of --text; may be repeated"
     parser.add_argument("--ids", help=ids, action="append")
     texts = f"texts at most (default: {NUM_TEXTS}; all where token ids are given)"
     parser.add_argument("--num_texts", type=int, help=texts)

@@ -29,7 +29,7 @@ from rank_collapse.runs.drawn import draw_files
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of `depth`."""
     parser.add_argument("source", metavar="FOLDER_OR_NAME", help=checkpoint.SOURCE)
-    checkpoint.add_arguments(parser, "depth.html", "the page, beside it .csv and .json")
+    checkpoint.add_arguments(parser, "depth.html", "the page; also writes .csv and .json")
 
 
 def run(flags: argparse.Namespace, command: Sequence[str]) -> int:

@@ -126,7 +126,7 @@ def as_array(x: AnyArray) -> AnyArray:
         x = x.__jax_array__()
     kind = type(x).__name__
     refuse_if(
-        isinstance(x, np.ma.MaskedArray), f"a {kind} has a mask of its own: pass x.data, and mask="
+        isinstance(x, np.ma.MaskedArray), f"a {kind} has its own mask: pass x.data, and mask="
     )
     if not (is_jax_array(x) or is_torch_array(x)):
         framework = _is_framework_of(x)

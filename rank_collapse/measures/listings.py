@@ -58,7 +58,7 @@ def spikes(
         states = states[:, 0]
     refuse_if(
         states.ndim == 4,
-        f"states of shape {states.shape} are of several examples: pass one, such as "
+        f"states of shape {states.shape} hold several examples: pass one, such as "
         "[layer[0] for layer in states]",
     )
     if states.ndim != 3:

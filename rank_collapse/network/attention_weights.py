@@ -164,7 +164,9 @@ def mixing_matrix(
         return weights
     h, n, m = weights.shape
     if n != m:
-        raise ValueError(f"mixing needs as many keys as queries, not weights of {weights.shape}")
+        raise ValueError(
+            f"mixing needs equal numbers of keys and queries, not weights of shape {weights.shape}"
+        )
     uniform = softmax(jnp.zeros((1, n, m), weights.dtype), mask)
 
     def per_head(gain):

@@ -125,7 +125,7 @@ def _build_result(out: Value, slots: Slots, counted: Branches) -> PathContributi
     counted.check_matched()
     if out.kind in (Kind.FACTOR, Kind.PRODUCT):
         cure = CURE if out.kind == Kind.PRODUCT else "take jax.lax.stop_gradient of it"
-        raise ValueError(f"the output is no sum of paths, because of {out.reason}: {cure}")
+        raise ValueError(f"the output is not a sum of paths, because of {out.reason}: {cure}")
     if out.kind != Kind.STATE:
         raise ValueError(
             "the output depends on the input only through what is frozen (softmax weights, "

@@ -185,7 +185,7 @@ class DepthRule(struct.Struct):
         inside = {id(p) for p in blocks.parameters()}
         struct.refuse_if(
             not inside or not inside <= {id(p) for p in module.parameters()},
-            "blocks are not those of this module: their parameters are not all among its own",
+            "blocks do not belong to this module: some of their parameters are not among its own",
         )
         parameters = {name: [] for name in GROUPS}
         for p in module.parameters():

@@ -107,11 +107,11 @@ def not_covered(
     """
     masks_by_row = mask is not None and jnp.ndim(mask) > 1
     reasons = {
-        "rows see different keys: P̃ has not equal rows": (
+        "rows see different keys: the rows of P̃ are not equal": (
             config.mask != "none" or config.windows or masks_by_row
         ),
         "rows are mixed with the identity: they differ": config.mixing is not None,
-        "rows have different biases: P̃ has not equal rows": (
+        "rows have different biases: the rows of P̃ are not equal": (
             config.position != "none" or bias is not None
         ),
         "skips: no upper bound of this form holds": (

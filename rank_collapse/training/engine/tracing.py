@@ -92,7 +92,7 @@ class Traced(Operations):
         refuse_if(
             effects,
             f"{name} has side effects ({', '.join(effects)}), such as a print or a callback: "
-            "return as metrics what you want to see",
+            "return the values to print as metrics",
         )
         refuse_if(
             _explain_errors(name, trace) != (self.fingerprint, self.data),
@@ -161,7 +161,7 @@ def check_callable(name: str, fn: Any, like: str, static: Mapping[str, Any]) -> 
     """
     refuse_if(not callable(fn), f"{name}={quote_value(fn)} is not a function {like}")
     is_later = inspect.isgeneratorfunction(fn) or inspect.iscoroutinefunction(fn)
-    refuse_if(is_later, f"{name} yields or is async: it returns what it computes")
+    refuse_if(is_later, f"{name} yields or is async: it must return its results")
     try:
         signature = inspect.signature(fn)
     except (TypeError, ValueError):  # of C
