@@ -177,15 +177,15 @@ def find_shown(curve: Curve) -> int:
 def describe_theorem(theorem: Theorem) -> str:
     """Writes the caption of a theorem's figure: its statement, and the meaning of its lines."""
     return (
-        f"{theorem.source}: {theorem.statement} Dots are measured. Solid lines are predicted, "
-        "dashed lines are bounds, dotted lines are beside what is not judged."
+        f"{theorem.source}: {theorem.statement} Dots are measured, solid lines are predicted, "
+        "dashed lines are bounds, and dotted lines are references without a verdict."
     )
 
 
 EXPERIMENT = Experiment(
     order=900,
     title="Theorems of later papers",
-    brief="statements of papers from 2022 to 2026 about collapse, predicted beside measured",
+    brief="statements about collapse in papers from 2022 to 2026, predicted and measured",
     claim="Later papers prove how tokens cluster on the sphere, park under a causal mask, collapse "
     "in width, and what masks, tied weights, norms, heads and gains do to them (2312.10794, "
     "2410.23228, 2411.04990, 2410.07799, 2406.04267, 2405.18781, 2401.04301, 2604.23681).",

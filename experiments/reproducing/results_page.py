@@ -179,7 +179,7 @@ def format_run(run: Mapping[str, Any], preset: str) -> str:
     seconds = ""
     if run["seconds"] is not None:
         bound = "at least " if run["at_least"] else ""
-        another = ", another experiment beside it" if run["jobs"] > 1 else ""
+        another = ", while another experiment ran" if run["jobs"] > 1 else ""
         seconds = f", {bound}{run['seconds']:.0f} s, compilation included{another}"
     return (
         f"{run['date']}{seed}{seconds}, on {run['machine']}; sizes “{preset}”, JAX {run['jax']}, "
