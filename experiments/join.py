@@ -70,8 +70,9 @@ def main(options: Flags) -> Run:
             other_flags = {name: v for name, v in part.config.items() if name not in SEEDS}
             groups.setdefault(json.dumps(other_flags, sort_keys=True), []).append(part)
     parts = [join_seeds(group) for group in groups.values()]
-    shown = read_summary(folders[0]).get("shown", {})  # else cells that no folder has are trained
-    joined_flags = read_flags(module.FLAGS, folders[0], shown)
+    # Without these flags, cells that no folder has would be trained.
+    shown_flags = read_summary(folders[0]).get("shown", {})
+    joined_flags = read_flags(module.FLAGS, folders[0], shown_flags)
     for name in SEEDS:
         if name in parts[0].config:
             joined_flags[name].value = parts[0].config[name]

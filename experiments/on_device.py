@@ -211,8 +211,8 @@ def pack_arrays(runs: Path, path: Path) -> None:
     """
     with tempfile.TemporaryFile() as file:
         with tarfile.open(fileobj=file, mode="w:gz") as archive:
-            for found in sorted(p for p in runs.rglob("*") if p.name in KEPT):
-                archive.add(found, found.relative_to(runs).as_posix())
+            for kept_file in sorted(p for p in runs.rglob("*") if p.name in KEPT):
+                archive.add(kept_file, kept_file.relative_to(runs).as_posix())
         file.seek(0)
         write_atomically(path, file.read())
 

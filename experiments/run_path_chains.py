@@ -229,8 +229,8 @@ def keep_finite_seeds(
         raise ValueError(reason)
     for seed in np.flatnonzero(~is_finite):
         say(f"seed {seed} is kept apart: {reason}")
-    kept = {name: values[is_finite] for name, values in arrays.items()}
-    return kept | {"seed": np.flatnonzero(is_finite)}
+    finite = {name: values[is_finite] for name, values in arrays.items()}
+    return finite | {"seed": np.flatnonzero(is_finite)}
 
 
 def pad_start(values: Any) -> np.ndarray:

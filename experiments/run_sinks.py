@@ -183,13 +183,13 @@ def measure_network(
         _, params = pretrained.random_like(network.source.settings, key)
         source = pretrained.open_random(network.source.settings, key)
     replaced = options.max_tokens // 8
-    others = (ids + 17) % config.embedding.vocab_size
-    changed = np.where(np.arange(options.max_tokens) == replaced, others, ids)
+    other_ids = (ids + 17) % config.embedding.vocab_size
+    changed = np.where(np.arange(options.max_tokens) == replaced, other_ids, ids)
     positions = np.setdiff1d(np.arange(FIRST_MEASURED, options.max_tokens // 2), [replaced])
     candidates = positions if options.key == "random" else [0]
     draw = np.random.default_rng(options.seed)  # the keys of the texts, one after another
     keys = np.array([draw.choice(candidates) for _ in network.inputs["x"]])[first_text:]
-    hidden, thinned = (jnp.full(len(ids), options.how == how) for how in ("hidden", "thinned"))
+    hidden, thinned = (jnp.full(len(ids), options.how == mode) for mode in ("hidden", "thinned"))
 
     @jax.jit
     def measure_texts(params, condition):
@@ -332,7 +332,7 @@ def judge_claims(results: xr.Dataset, networks: list[Network]) -> Iterator[Row]:
     for network in networks:
         trained = results.sel(network=f"{network.label}, trained weights", drop=True)
         changes = {name: compute_change(trained, name) for name in ("token_cosine", "spread")}
-        for statement, name, start, how, key in (
+        for statement, name, start, mode, key in (
             ("sinks mix", "token_cosine", LATE, "hidden", "first"),
             ("sinks spread", "spread", LATE, "hidden", "first"),
             ("sinks drop", "token_cosine", LATE, "dropped", "first"),
@@ -342,7 +342,7 @@ def judge_claims(results: xr.Dataset, networks: list[Network]) -> Iterator[Row]:
             ("sinks move", "token_cosine", 0.0, "hidden", "first"),
             ("sinks control", "token_cosine", LATE, "hidden", "random"),
         ):
-            point, values = {"start": start, "how": how, "key": key}, changes[name]
+            point, values = {"start": start, "how": mode, "key": key}, changes[name]
             if all(value in values[axis] for axis, value in point.items()):
                 yield from labelled.statement_rows(
                     statement, values.sel(point, drop=True), network.label
@@ -377,9 +377,9 @@ def make_finding(results: xr.Dataset, networks: list[Network]) -> Finding | None
     label = networks[0].label
     trained = results.sel(point, drop=True).sel(network=f"{label}, trained weights", drop=True)
     change = compute_change(trained, "token_cosine").mean("seed")
-    hidden, dropped = (float(change.sel(how=how)) for how in ("hidden", "dropped"))
+    hidden, dropped = (float(change.sel(how=mode)) for mode in ("hidden", "dropped"))
     spread = compute_change(trained, "spread").mean("seed")
-    wider, lost = (float(spread.sel(how=how)) for how in ("hidden", "dropped"))
+    wider, lost = (float(spread.sel(how=mode)) for mode in ("hidden", "dropped"))
     return Finding(
         "cosine",
         f"In {label} the mean cosine of two tokens changes by {hidden:+.3f} where the first key is "

@@ -122,8 +122,8 @@ def compare_collapse(design: str, measures: Mapping[str, np.ndarray]) -> Iterato
     ratios = summary.geometric_ratios(measured[:, is_visible], expected[:, is_visible])
     off = np.abs(np.log(ratios))
     with np.errstate(divide="ignore", invalid="ignore"):
-        each = np.abs(np.log(measured[:, is_visible]) - np.log(expected[:, is_visible]))
-    worst, layers = np.exp(each.max(axis=1)), np.flatnonzero(is_visible)
+        log_errors = np.abs(np.log(measured[:, is_visible]) - np.log(expected[:, is_visible]))
+    worst, layers = np.exp(log_errors.max(axis=1)), np.flatnonzero(is_visible)
     note = "geometric mean; beside it the one law's"
     quantity = f"{design}: 1 − token cosine after {last} layers"
     law = finite_or_none(geometric_mean(expected[:, last]))

@@ -196,8 +196,8 @@ def measure_seed(task: TrainedTask, model: Any, data: Any, _: Any) -> dict[str, 
     held_out, config = data["eval"], task.recipe.config
     written = models.decode_pairs(model, held_out, config)
 
-    def measure_pair(item):
-        source, source_mask, inputs, input_mask = item
+    def measure_pair(example):
+        source, source_mask, inputs, input_mask = example
         trace = rc.network.encoder_decoder.apply(
             model, source, inputs, config, source_mask=source_mask, target_mask=input_mask
         )

@@ -76,8 +76,8 @@ def linen_monitored(
                 return call(*args, **kwargs)
             # Linen's modules are frozen, but for the call alone
             attend = module.attention_fn
-            kept = inside.keep_weights(attend, attention)
-            object.__setattr__(module, "attention_fn", kept)
+            wrapped = inside.keep_weights(attend, attention)
+            object.__setattr__(module, "attention_fn", wrapped)
             try:
                 return call(*args, **kwargs)
             finally:
@@ -242,8 +242,8 @@ class _Record:
         def keep_and_attend(query, key, value, **options):
             weigh = library.dot_product_attention_weights
             names = inspect.signature(weigh).parameters.keys() - {"module", "deterministic"}
-            kept = {name: a for name, a in options.items() if name in names}
-            self.weights = weigh(query, key, deterministic=True, **kept)
+            weight_options = {name: a for name, a in options.items() if name in names}
+            self.weights = weigh(query, key, deterministic=True, **weight_options)
             return attend(query, key, value, **options)
 
         return keep_and_attend

@@ -136,15 +136,15 @@ def check_whole(name: str, value: object, least: int, most: int | float = math.i
         ValueError: A number outside the limits, or a value that is not a whole number.
     """
     try:
-        whole = operator.index(None if isinstance(value, bool) else value)
+        number = operator.index(None if isinstance(value, bool) else value)
     except TypeError:
-        whole = None
-    if whole is None or not least <= whole <= most:
-        wrong = value if whole is None else whole
+        number = None
+    if number is None or not least <= number <= most:
+        wrong = value if number is None else number
         limits = f"from {least} on" if most == math.inf else f"from {least} to {most}"
-        shown = format_one_line(repr(wrong), 80)
-        raise ValueError(f"{name}={shown} is not a whole number {limits}")
-    return whole
+        value_text = format_one_line(repr(wrong), 80)
+        raise ValueError(f"{name}={value_text} is not a whole number {limits}")
+    return number
 
 
 def check_static_fields(config: object, **smallest: int) -> None:

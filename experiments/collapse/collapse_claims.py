@@ -96,8 +96,8 @@ def claims_by_variant(results: xr.Dataset, distinct: list[str]) -> Iterator[Row]
     last = last.sel(norm_placement=distinct)
     for key, variant in (("skips", "san_skip"), ("mlps slow", "san_mlp")):
         if {"san", variant} <= variants:
-            own, alone = (last.sel(variant=v, drop=True) for v in (variant, "san"))
-            gained = drop_gains(own, variant) - drop_gains(alone, "san")
+            variant_last, san_last = (last.sel(variant=v, drop=True) for v in (variant, "san"))
+            gained = drop_gains(variant_last, variant) - drop_gains(san_last, "san")
             yield from labelled.statement_rows(key, gained)
 
 

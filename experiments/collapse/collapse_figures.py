@@ -183,10 +183,10 @@ def bounds_and_constant_figure(results: xr.Dataset) -> figures.Figure | None:
     and given by the theorem (dotted), which does not cover norms."""
     if "log10_cubic" not in results:
         return None
-    alone = without_skips(results)
+    san = without_skips(results)
     networks = [
         (labelled.describe_point(point), network.transpose("seed", "layer", ...))
-        for point, network in labelled.iterate_points(alone, "seed", "layer", "mlp_gain")
+        for point, network in labelled.iterate_points(san, "seed", "layer", "mlp_gain")
         if network.log10_cubic.notnull().any()
     ]
     if not networks:

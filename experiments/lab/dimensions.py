@@ -42,8 +42,8 @@ def describe_array(experiment: str, name: str, ndim: int) -> dict[str, Any]:
         if modules & {*row["experiments"].split()} and fnmatchcase(name, row["arrays"]):
             dimensions = row["dimensions"].split()
             if dimensions[-1] == "*":  # of any number of axes
-                known = dimensions[:-1]
-                dimensions = known + [f"axis_{i}" for i in range(len(known), ndim)]
+                leading = dimensions[:-1]
+                dimensions = leading + [f"axis_{i}" for i in range(len(leading), ndim)]
             if len(dimensions) == ndim:
                 return {"dimensions": dimensions, "meaning": row["meaning"]}
             break

@@ -72,8 +72,8 @@ def join_datasets(parts: Mapping[tuple[Any, ...], xr.Dataset], axes: Sequence[st
     if not axes:
         return next(iter(parts.values()))
     slices: dict[Any, dict[tuple, xr.Dataset]] = {}
-    for (value, *others), dataset in parts.items():
-        slices.setdefault(value, {})[tuple(others)] = dataset
+    for (value, *other_values), dataset in parts.items():
+        slices.setdefault(value, {})[tuple(other_values)] = dataset
     datasets = [join_datasets(part, axes[1:]) for part in slices.values()]
     return xr.concat(datasets, xr.Variable(axes[0], [*slices]), data_vars="all", join="outer")
 

@@ -97,11 +97,11 @@ def find_new(
         environments: Environments, one of which may be new.
         others: Environments that are already listed.
     """
-    there = [_select_origin(environment) for environment in others]
+    origins = [_select_origin(environment) for environment in others]
     new = []
     for environment in environments:
-        if _select_origin(environment) not in there:
-            there.append(_select_origin(environment))
+        if _select_origin(environment) not in origins:
+            origins.append(_select_origin(environment))
             new.append(dict(environment))
     return new
 

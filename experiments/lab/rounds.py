@@ -49,10 +49,10 @@ class Round(NamedTuple):
         """
         needed = [0]
         for key, judged in self.list_open():
-            more = verdicts.seeds_to_decide(judged, self.num_joint[key])
-            if more is None:
+            num_more = verdicts.seeds_to_decide(judged, self.num_joint[key])
+            if num_more is None:
                 return None
-            needed.append(round(more * self.num_draws / max(1, judged.row.num_made)))
+            needed.append(round(num_more * self.num_draws / max(1, judged.row.num_made)))
         return max(needed)
 
 
@@ -143,13 +143,13 @@ def describe_round(state: Round, noun: str, most: int, seconds: float | None) ->
     names = ", ".join(f"{key}: {judged.row.setting}" for key, judged in open_rows[:3])
     names += ", …" * (len(open_rows) > 3)
     text += f", {len(open_rows)} row{'s' * (len(open_rows) > 1)} open ({names})"
-    more = state.draws_left()
+    num_more = state.draws_left()
     if state.num_draws == most:
         return f"{text}; open after {most} {noun}, the budget"
-    if more is None:
+    if num_more is None:
         return f"{text}; a share near one half, which more {noun} will hardly decide"
-    text += f"; about {more:,} more {noun}"
-    return text if seconds is None else f"{text}, {Progress.format_interval(more * seconds)}"
+    text += f"; about {num_more:,} more {noun}"
+    return text if seconds is None else f"{text}, {Progress.format_interval(num_more * seconds)}"
 
 
 def extend_part(

@@ -110,8 +110,8 @@ def compare_results(results: xr.Dataset, networks: Sequence[Network]) -> Iterato
         networks: The networks and their texts.
     """
     for network in networks:
-        whole = results.sel(network=network.label, drop=True)
-        for point, values in labelled.iterate_points(whole[[*SUMMARIES]], "seed"):
+        all_points = results.sel(network=network.label, drop=True)
+        for point, values in labelled.iterate_points(all_points[[*SUMMARIES]], "seed"):
             is_random = all(point[axis] == value for axis, value in PLACE.items())
             is_early = point["start"] == EARLY
             names = SUMMARIES if is_random and is_early else ("cosine",)
@@ -124,7 +124,7 @@ def compare_results(results: xr.Dataset, networks: Sequence[Network]) -> Iterato
                 low, high = mean_interval(draws.tolist())
                 note = f"95 % {low:.3g} to {high:.3g}" if len(draws) > 1 else ""
                 yield Comparison(f"{place}: {SUMMARIES[name]}", float(draws.mean()), note=note)
-        for point, values in labelled.iterate_points(list_ranks(whole), "seed"):
+        for point, values in labelled.iterate_points(list_ranks(all_points), "seed"):
             rank = finite_or_none(values.mean())
             if rank is not None:
                 yield Comparison(

@@ -117,8 +117,8 @@ def evaluate_samples(
     paths = jax.vmap(draw_paths)(jnp.asarray(sizes))
     paths = jnp.where(is_kept[..., None], paths, paths[..., :1, :])
 
-    def single_logits(item):
-        inputs, mask = item
+    def single_logits(example):
+        inputs, mask = example
         return path_set_logits(
             model.network,
             model.classifier,
@@ -173,8 +173,8 @@ def length_sums(
     """
     size = config.depth + 1
 
-    def single_example(item):
-        inputs, mask = item
+    def single_example(example):
+        inputs, mask = example
         sums = path_contributions(model.network, inputs, config, mask=mask)
         short = truncated(model.network, inputs, config, jnp.arange(size), mask=mask).output
         states = jnp.concatenate([sums.by_attention_length, sums.offset[None]])

@@ -84,8 +84,8 @@ def until_decided(name: str, arguments: Sequence[str]) -> list[str]:
     if budget is None:
         return [*arguments]
     counts = import_experiment(name).FLAGS.counts
-    others = [a for a in arguments if not a.startswith(f"--{counts}=")]
-    return [*others, "--until=decided", f"--{counts.replace('num_', 'max_')}={budget}"]
+    other_arguments = [a for a in arguments if not a.startswith(f"--{counts}=")]
+    return [*other_arguments, "--until=decided", f"--{counts.replace('num_', 'max_')}={budget}"]
 
 
 def run_command(run: str, arguments: Sequence[str], folder: Path) -> str:

@@ -245,20 +245,24 @@ def render_page(rows: TableRows) -> str:
         source = YEAR.sub("", statement.source).replace("section ", "§")
         text = f"({source}) {_escape(statement.text)}"
         if statement.claimed:
-            own = [row for row in rows if row["statement"] == key]
-            counts = verdict_counts([row["verdict"] for row in own])
+            statement_rows = [row for row in rows if row["statement"] == key]
+            counts = verdict_counts([row["verdict"] for row in statement_rows])
             refuting = f"{_escape(statement.statistic)}: {refuting_text(statement)}"
-            answer, draws = f"**{answers[key]}** {counts}", describe_draws(own)
+            answer, draws = f"**{answers[key]}** {counts}", describe_draws(statement_rows)
             if answers[key] == NOT_RUN:
                 answer, draws = f"**{NOT_RUN}**", ""
             elif answers[key] == OPEN:
-                still_open = [row for row in own if row["verdict"] == UNDECIDED]
+                still_open = [row for row in statement_rows if row["verdict"] == UNDECIDED]
                 answer = f"**{OPEN} after {describe_draws(still_open)}** {counts}"
             tested += f"| {answer} | **{key}** {text} | {draws} | {refuting} |\n"
         elif statement.test:
-            own = [row for row in rows if row["statement"] == key]
-            values = [float(row["estimate"]) for row in own if row["estimate"] not in ("", None)]
-            bound = "at least " * any(row["note"].startswith("at least") for row in own)
+            statement_rows = [row for row in rows if row["statement"] == key]
+            values = [
+                float(row["estimate"])
+                for row in statement_rows
+                if row["estimate"] not in ("", None)
+            ]
+            bound = "at least " * any(row["note"].startswith("at least") for row in statement_rows)
             measured = f"{statement.statistic}: {bound}{range_of_values(values)}"
             if not statement.experiments:
                 measured = f"{statement.statistic}: by the test alone"

@@ -176,12 +176,12 @@ def keep_finite_designs(
         if not np.isfinite(measures["change.random"]).all():
             network = f"--designs={case.design} at depth {case.depth}"
             reasons.setdefault(case.design, f"{network}: NaN or overflow in the network")
-    kept = {case: m for case, m in results.items() if case.design not in reasons}
-    if not kept:
+    finite = {case: m for case, m in results.items() if case.design not in reasons}
+    if not finite:
         raise ValueError("; ".join(reasons.values()))
     for reason in reasons.values():
         say(f"{reason}; the design is kept apart")
-    return kept
+    return finite
 
 
 def cut_padding(arrays: Mapping[str, np.ndarray], depth: int) -> dict[str, np.ndarray]:

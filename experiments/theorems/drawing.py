@@ -42,13 +42,13 @@ def plot_panel(ax: Any, panel: Panel, curves: Sequence[Curve]) -> None:
         panel: Its labels.
         curves: Its curves.
     """
-    drawn: list[np.ndarray] = []
+    plotted: list[np.ndarray] = []
     num_lines = sum(not np.isnan(curve.as_array()[:, 1]).all() for curve in curves)
     for index, curve in enumerate(curves):
         x, predicted, measured = curve.as_array().T
         color, points = figures.color(index), np.stack([x, measured])
-        is_new = not any(set(map(tuple, points.T)) <= set(map(tuple, old.T)) for old in drawn)
-        drawn.append(points)
+        is_new = not any(set(map(tuple, points.T)) <= set(map(tuple, old.T)) for old in plotted)
+        plotted.append(points)
         label = curve.name
         if is_new:
             marker = figures.MARKERS[index % len(figures.MARKERS)]

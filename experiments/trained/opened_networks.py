@@ -56,8 +56,8 @@ def load_networks(options: Options, num_texts: int) -> list[Network]:
         raise ValueError("--until=decided needs --text: the shipped one has few texts")
     folder = Path(options.folder)
     if not folder.is_dir():
-        how = "python -m experiments.trained_weights makes it"
-        raise FileNotFoundError(f"--folder={folder} does not exist: {how}")
+        advice = "python -m experiments.trained_weights makes it"
+        raise FileNotFoundError(f"--folder={folder} does not exist: {advice}")
     if options.text and not Path(options.text).is_file():
         raise FileNotFoundError(f"--text={options.text} does not exist")
     present = sorted(path.parent.name for path in folder.glob("*/config.json"))

@@ -213,11 +213,11 @@ def judge_ablations(label: str, arrays: Arrays, causal: bool) -> list[Row]:
     if "skips" + AS_PUBLISHED in changes:
         readings = {"": f"{label}, as the text has it", AS_PUBLISHED: f"{label}{AS_PUBLISHED}"}
     for reading, setting in readings.items():
-        alone, skips = changes["alone" + reading], changes["skips" + reading]
+        attention_alone, skips = changes["alone" + reading], changes["skips" + reading]
         draws = {
-            "trained skips": skips - alone,
+            "trained skips": skips - attention_alone,
             "trained skips stop": 10**skips,
-            "trained collapse": 1 - 10**alone,
+            "trained collapse": 1 - 10**attention_alone,
         }
         if not causal:
             draws["trained rate"] = final_rate(arrays[f"log10_residual/alone{reading}"])

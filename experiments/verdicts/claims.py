@@ -68,8 +68,12 @@ class Answer:
     @property
     def in_words(self) -> str:
         """Writes the answer: "open after 64" with the draws of the rows that are not decided."""
-        made = [j.row.num_made for j in self.rows if j.verdict == UNDECIDED]
-        return f"{self.answer} after {max(made)}" if self.answer == OPEN and made else self.answer
+        num_made = [j.row.num_made for j in self.rows if j.verdict == UNDECIDED]
+        return (
+            f"{self.answer} after {max(num_made)}"
+            if self.answer == OPEN and num_made
+            else self.answer
+        )
 
 
 def judge_rows(

@@ -55,8 +55,8 @@ def measure_power(draws: np.ndarray, shift: float, error: float = 0.05) -> float
         error: At which the test rejects.
     """
     spread = draws.std(axis=0, ddof=1)
-    others = (np.delete(draws, i, axis=0) for i in range(len(draws)))
-    p = [curve_p_value(d + shift * spread, o) for d, o in zip(draws, others, strict=True)]
+    other_draws = (np.delete(draws, i, axis=0) for i in range(len(draws)))
+    p = [curve_p_value(d + shift * spread, o) for d, o in zip(draws, other_draws, strict=True)]
     return float(np.mean(np.array(p) <= error))
 
 

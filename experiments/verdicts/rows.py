@@ -127,15 +127,15 @@ def median_row(
         scale: An increasing function of the values.
     """
     numbers = np.array([v if math.isnan(v) else scale(v) for v in as_numbers(values)])
-    known, (low, high) = numbers[~np.isnan(numbers)], claimed
+    present, (low, high) = numbers[~np.isnan(numbers)], claimed
     evidence = Evidence(
         tuple(a for end, a in ((low, numbers > low), (high, numbers < high)) if math.isfinite(end)),
         tuple(
             a for end, a in ((low, numbers <= low), (high, numbers >= high)) if math.isfinite(end)
         ),
     )
-    unknown = len(numbers) - len(known)
-    note = _join_notes([_spread_note(known), note, _missing_note(unknown, len(numbers))])
+    unknown = len(numbers) - len(present)
+    note = _join_notes([_spread_note(present), note, _missing_note(unknown, len(numbers))])
 
     @cache
     def interval(level):
@@ -145,8 +145,8 @@ def median_row(
     return Row(
         key,
         setting,
-        len(known),
-        float(np.median(known)) if len(known) else None,
+        len(present),
+        float(np.median(present)) if len(present) else None,
         interval,
         note,
         evidence,

@@ -136,12 +136,12 @@ def median_interval_at_any_stop(values: Iterable[float], level: float = 0.95) ->
         level: See `share_interval_at_any_stop`.
     """
     numbers = np.asarray([*values], float)
-    known = np.sort(numbers[~np.isnan(numbers)])
+    present = np.sort(numbers[~np.isnan(numbers)])
     n, error = len(numbers), 1 - upper_tail(level)
     count = least_count(n, error) if n else 1
-    if count > len(known):
+    if count > len(present):
         return Interval()
-    return Interval(float(known[len(known) - count]), float(known[count - 1]))
+    return Interval(float(present[len(present) - count]), float(present[count - 1]))
 
 
 def draws_to_decide(share: float, error: float) -> int | None:

@@ -127,8 +127,8 @@ def seeds_text(judged: Judged, num_rows: int) -> str:
         judged: The row.
         num_rows: See `seeds_to_decide`.
     """
-    more = seeds_to_decide(judged, num_rows)
-    return f"about {more:,} more would decide" if more else ""
+    num_more = seeds_to_decide(judged, num_rows)
+    return f"about {num_more:,} more would decide" if num_more else ""
 
 
 def row_note(row: Row) -> str:

@@ -82,12 +82,12 @@ def open_source(name: str) -> Opened:
     Raises:
         FileNotFoundError, ValueError: What cannot be read, or takes in neither tokens nor vectors.
     """
-    shown = escape_text(name)
+    escaped_name = escape_text(name)
     if is_random_name(name):
-        return Opened(shown, pretrained.open_random(name, jax.random.key(0)), None)
+        return Opened(escaped_name, pretrained.open_random(name, jax.random.key(0)), None)
     folder = hub_folder(name) if is_hub_name(name) else Path(name)
     check_folder(folder)
-    return Opened(shown, pretrained.open_checkpoint(folder), folder)
+    return Opened(escaped_name, pretrained.open_checkpoint(folder), folder)
 
 
 def read_inputs(flags: argparse.Namespace, checkpoint: Opened) -> Inputs:

@@ -172,10 +172,10 @@ def picture_name(file: Path) -> str:
     if file.name == STATE:
         return file.stem
     name = file.name.removesuffix(".jsonl")
-    others = [file.with_name(name)]
+    siblings = [file.with_name(name)]
     if name.startswith(f"{metrics.FOLDER}-"):  # as the picture of a network
-        others.append(file.parent / metrics.FOLDER / file.name.removeprefix(f"{metrics.FOLDER}-"))
-    is_alone = not any(other != file and other.is_file() for other in others)
+        siblings.append(file.parent / metrics.FOLDER / file.name.removeprefix(f"{metrics.FOLDER}-"))
+    is_alone = not any(other != file and other.is_file() for other in siblings)
     return name if is_alone and name else file.name
 
 

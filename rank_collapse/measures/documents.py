@@ -123,11 +123,11 @@ def number_documents(
     starts = xp.astype(exists & (first == places[None]), xp.int32)
     numbers = xp.take_along_axis(xp.cumulative_sum(starts, axis=-1) - 1, first, axis=-1)
     counts = xp.sum(starts, axis=-1)
-    known = np.asarray(counts) if is_jax_array(counts) and not is_traced(counts) else None
-    known = host_values_or_none(counts) if known is None else known
+    on_host = np.asarray(counts) if is_jax_array(counts) and not is_traced(counts) else None
+    on_host = host_values_or_none(counts) if on_host is None else on_host
     refuse_if(
-        known is not None and known.max() > num_segments,
-        f"num_segments={num_segments} is below the {known if known is None else known.max()} "
+        on_host is not None and on_host.max() > num_segments,
+        f"num_segments={num_segments} is below the {on_host if on_host is None else on_host.max()} "
         "documents of a row",
     )
     return xp.where(exists, numbers, -1), xp.any(counts > num_segments), num_segments

@@ -178,8 +178,8 @@ def _select_bulk(x, mask):
     middle = masked_median(sorts_last, count)[..., 0]
     count = xp.astype(count, xp.arange(0).dtype)
     most = xp.maximum(count // 8, xp.ones_like(count))
-    kept = xp.maximum(count - 1 - most, xp.zeros_like(count))[..., None]
-    cutoff = xp.take_along_axis(xp.sort(sorts_last, axis=-2), kept, axis=-2)[..., 0]
+    num_kept = xp.maximum(count - 1 - most, xp.zeros_like(count))[..., None]
+    cutoff = xp.take_along_axis(xp.sort(sorts_last, axis=-2), num_kept, axis=-2)[..., 0]
     return exists & ~((distances > SPIKE * middle) & (distances > cutoff))
 
 

@@ -142,7 +142,7 @@ def _build_result(out: Value, slots: Slots, counted: Branches) -> PathContributi
     ]
     by_length = slots.resize(sums, sizes)
     longer = None
-    if any(size > kept for size, kept in zip(slots.sizes(sums), sizes, strict=True)):
+    if any(size > num_slots for size, num_slots in zip(slots.sizes(sums), sizes, strict=True)):
         longer = (total - by_length.astype(wide).sum(axes)).astype(output.dtype)
     return PathContributions(
         by_length, offset, None, output, slots.num_axes == 2, longer, output.ndim

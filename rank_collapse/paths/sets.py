@@ -169,9 +169,9 @@ def _sum_paths(params, prepared, config, paths, semantics, no_sub_path, keep):
         keep = jnp.broadcast_to(keep, paths.shape[:-1]).ravel()
         members = jnp.where(keep[order], members, flat.shape[0])
 
-    def visit(carry, item):
+    def visit(carry, numbered_path):
         states, sums = carry
-        path, first_new, member = item
+        path, first_new, member = numbered_path
 
         def advance(l, states):
             pass_layer = functools.partial(step, states[l], l, path[l])

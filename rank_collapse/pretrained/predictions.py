@@ -163,8 +163,8 @@ def _add_words(partial, first, words, bias, word_mask, parts, sums, targets, sof
     """Add a piece of the vocabulary, of `read_pieces`, to the partial results of all examples."""
     options = {"bias": bias, "softcap": softcap, "word_mask": word_mask}
 
-    def add_example(item):
-        partial, parts, targets = item
+    def add_example(example):
+        partial, parts, targets = example
         return add_words(partial, words, first, parts, sums, targets, **options)
 
     # One example after the other: the logits of all sums of all of them would be much memory.
@@ -246,8 +246,8 @@ def _add_lens_words(partial, first, words, bias, word_mask, states, softcap):
         softcap: See `Unembedding`.
     """
 
-    def add_example(item):
-        partial, states = item
+    def add_example(example):
+        partial, states = example
         logits = jnp.einsum("snd,vd->snv", states, words) + bias[None, None]
         if softcap is not None:
             logits = softcap * jnp.tanh(logits / softcap)

@@ -125,8 +125,8 @@ def stream(
             )
             state.carries[i], state.layer_results[i] = None, []
             for name, result in zip(part.names, _on_host(part, part_results), strict=True):
-                kept = jax.tree.map(lambda a, n=part.count: a[:n], result)
-                results.setdefault(part.group, {}).setdefault(name, []).append(kept)
+                unpadded = jax.tree.map(lambda a, n=part.count: a[:n], result)
+                results.setdefault(part.group, {}).setdefault(name, []).append(unpadded)
     finally:
         source.layers.drop()
     return {

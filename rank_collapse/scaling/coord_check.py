@@ -258,9 +258,10 @@ def coordinates(result: Mapping[str, object], last: ArrayLike | None = None) -> 
     if "before" in arrays:
         branch = _subtract_states(hidden, arrays["before"], "those before the last block")
         quantities["branch"] = _frobenius_norm(branch) / _frobenius_norm(hidden)
-    of_tokens = measure_states(("residual_ratio", "token_cosine"), hidden)  # NaN where not finite
-    quantities["residual_ratio"] = xp.mean(of_tokens["residual_ratio"])
-    quantities["cosine_distance"] = 1 - xp.mean(of_tokens["token_cosine"])
+    # NaN where a state is not finite.
+    token_measures = measure_states(("residual_ratio", "token_cosine"), hidden)
+    quantities["residual_ratio"] = xp.mean(token_measures["residual_ratio"])
+    quantities["cosine_distance"] = 1 - xp.mean(token_measures["token_cosine"])
     if "query_gradient" in arrays:
         quantities["query_gradient"] = _frobenius_norm(arrays["query_gradient"])
     return quantities | numbers

@@ -30,7 +30,7 @@ def check_growth(tokenizer: object, text: str) -> None:
     if normalizer is None or not hasattr(normalizer, "__getstate__"):
         return
     steps = list(_list_steps(json.loads(normalizer.__getstate__())))
-    given = length = len(text)
+    original_length = length = len(text)
     for step in steps:
         length = _bound_length(step, length, None)
     if length <= MOST_LETTERS:
@@ -40,7 +40,7 @@ def check_growth(tokenizer: object, text: str) -> None:
         length = _bound_length(step, len(text), text)
         refuse_if(
             length > MOST_LETTERS,
-            f"its normalizers may make {length} letters of a text of {given}, more than "
+            f"its normalizers may make {length} letters of a text of {original_length}, more than "
             f"{MOST_LETTERS}",
         )
         step_normalizer.__setstate__(json.dumps(step).encode())

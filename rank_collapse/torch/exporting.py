@@ -72,8 +72,8 @@ def export_model(
     described: list[str] = []
 
     def compute(model, traced):
-        def replace(item):
-            return traced[places[id(item)]] if id(item) in places else item
+        def replace(leaf):
+            return traced[places[id(leaf)]] if id(leaf) in places else leaf
 
         args, keywords = map_nested(replace, (inputs, kwargs))
         name, result = select_result(model(*args, **keywords), output)
@@ -127,11 +127,11 @@ def _leaves(name: str, tree: Tree) -> Iterator[tuple[str, Tensor]]:
     if isinstance(tree, Tensor):
         yield name, tree
     elif isinstance(tree, list | tuple):
-        for i, item in enumerate(tree):
-            yield from _leaves(f"{name}.{i}", item)
+        for i, element in enumerate(tree):
+            yield from _leaves(f"{name}.{i}", element)
     elif isinstance(tree, dict):
-        for key, item in tree.items():
-            yield from _leaves(f"{name}.{key}", item)
+        for key, element in tree.items():
+            yield from _leaves(f"{name}.{key}", element)
 
 
 class _WrongResult(ValueError):

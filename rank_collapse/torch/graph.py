@@ -62,10 +62,10 @@ class Evaluation:
         for node in module.graph.nodes:
             branch = caller or self._branches.find(node)
 
-            def read(item, branch=branch):
-                if not isinstance(item, fx.Node):
-                    return item
-                return map_nested(lambda v: self._enter(v, branch), values[item])
+            def read(leaf, branch=branch):
+                if not isinstance(leaf, fx.Node):
+                    return leaf
+                return map_nested(lambda v: self._enter(v, branch), values[leaf])
 
             if node.op == "output":
                 return map_nested(read, node.args[0])

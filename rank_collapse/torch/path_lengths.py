@@ -160,6 +160,6 @@ def _split_longer(sums, num_axes, longest):
     for axis in range(num_axes):
         size = sums.shape[axis]
         missing = (*sums.shape[:axis], max(longest + 1 - size, 0), *sums.shape[axis + 1 :])
-        kept = sums.narrow(axis, 0, min(size, longest + 1))
-        sums = torch.cat([kept, sums.new_zeros(missing)], axis)
+        shorter = sums.narrow(axis, 0, min(size, longest + 1))
+        sums = torch.cat([shorter, sums.new_zeros(missing)], axis)
     return sums, total - sums.sum(tuple(range(num_axes))) if is_longer else None

@@ -77,8 +77,8 @@ def record(
     """
     _refuse_compiled(model)
     blocks = find_layers(model, layers)
-    others = None if inputs is None else OtherInputs(inputs, noise, seed, out=path)
-    tape = _Tape({module: name for name, module in model.named_modules()}, others)
+    other_inputs = None if inputs is None else OtherInputs(inputs, noise, seed, out=path)
+    tape = _Tape({module: name for name, module in model.named_modules()}, other_inputs)
     handles = [
         model.register_forward_pre_hook(tape.begin_call, with_kwargs=True),
         model.register_forward_hook(tape.keep_logits),
@@ -100,8 +100,8 @@ def record(
         "model": type(model).__name__,
         "layers": ",".join(tape.layer_names),
     }
-    if others is not None:
-        metadata |= others.describe()
+    if other_inputs is not None:
+        metadata |= other_inputs.describe()
     write_tensors(path, arrays, metadata)
 
 

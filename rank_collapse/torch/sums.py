@@ -45,13 +45,13 @@ def carry_sums(
 
 def _sort_sources(output):
     """List all values that an output's path sums need, each after its sources."""
-    order, seen, stack = [], set(), [(output, False)]
+    order, visited, stack = [], set(), [(output, False)]
     while stack:
         value, is_done = stack.pop()
         if is_done:
             order.append(value)
-        elif id(value) not in seen:
-            seen.add(id(value))
+        elif id(value) not in visited:
+            visited.add(id(value))
             stack.append((value, True))
             stack.extend((source, False) for source in value.sources)
     return order

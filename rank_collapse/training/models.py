@@ -116,8 +116,8 @@ def batch_forward(
     """
     keys = None if dropout_key is None else dropout_branches(dropout_key, len(examples))
 
-    def single_pair(item):
-        source, source_mask, target, target_mask, key = item
+    def single_pair(example):
+        source, source_mask, target, target_mask, key = example
         return encoder_decoder.apply(
             model,
             source,
@@ -129,8 +129,8 @@ def batch_forward(
             dropout_rate=0.0 if key is None else dropout_rate,
         ).logits
 
-    def single(item):
-        inputs, mask, parts, key = item
+    def single(example):
+        inputs, mask, parts, key = example
         positions = None
         if parts is not None:
             mask, positions = part_mask(parts), part_positions(parts)

@@ -167,8 +167,8 @@ def train_epoch(
     order = order[jnp.arange(steps * size) % count].reshape(steps, size)
     weights = (jnp.arange(steps * size) < count).reshape(steps, size)
 
-    def run_step(state, item):
-        index, indices, weights = item
+    def run_step(state, step_inputs):
+        index, indices, weights = step_inputs
         batch = jax.tree.map(lambda a: a[indices], examples)
         step = epoch * steps + index
         factor = schedule_factor(recipe, epoch, step, steps, hyper.warmup)

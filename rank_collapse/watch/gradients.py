@@ -70,13 +70,13 @@ def monitor_gradients(
             continue
         layer = path[: places[name]] if by_layer else ""
         for part, piece in _split_leaf(path, leaf, table[name], layer_axis, axis):
-            others = pieces.setdefault(part, {}).setdefault(layer, [])
-            if layer_axis is not None and others and len(others[0]) != len(piece):
+            earlier = pieces.setdefault(part, {}).setdefault(layer, [])
+            if layer_axis is not None and earlier and len(earlier[0]) != len(piece):
                 raise ValueError(
-                    f"{path} of shape {leaf.shape} does not have {len(others[0])} layers along "
+                    f"{path} of shape {leaf.shape} does not have {len(earlier[0])} layers along "
                     f"layer_axis={layer_axis}, as the other leaves have"
                 )
-            others.append(piece)
+            earlier.append(piece)
     if not pieces:
         examples = ", ".join(path for path, _ in leaves[:3])
         raise ValueError(

@@ -76,16 +76,16 @@ def measure_taps(
     def list_arrays(*args):
         leaves, structure = jax.tree.flatten(function(*args))
         is_array = [isinstance(leaf, jax.Array) for leaf in leaves]
-        others = [None if array else leaf for leaf, array in zip(leaves, is_array, strict=True)]
-        box[:] = structure, is_array, others
+        statics = [None if array else leaf for leaf, array in zip(leaves, is_array, strict=True)]
+        box[:] = structure, is_array, statics
         return [leaf for leaf, array in zip(leaves, is_array, strict=True) if array]
 
     closed = jax.make_jaxpr(list_arrays)(*args)
     arrays, scalars = _run(closed.jaxpr, closed.consts, jax.tree.leaves(args), measure)
-    structure, is_array, others = box
+    structure, is_array, statics = box
     remaining = iter(arrays)
     leaves = [
-        next(remaining) if array else leaf for leaf, array in zip(others, is_array, strict=True)
+        next(remaining) if array else leaf for leaf, array in zip(statics, is_array, strict=True)
     ]
     return jax.tree.unflatten(structure, leaves), scalars
 
@@ -110,9 +110,9 @@ def _run(jaxpr, consts, args, measure):
             layers.append(scalars)
         else:
             variables = [a for a in eqn.invars if isinstance(a, core.Var)]
-            alone = jaxpr.replace(constvars=(), invars=variables, outvars=eqn.outvars, eqns=[eqn])
+            program = jaxpr.replace(constvars=(), invars=variables, outvars=eqn.outvars, eqns=[eqn])
             arrays = [values[a] for a in variables]
-            outputs = core.jaxpr_as_fun(core.ClosedJaxpr(alone, ()))(*arrays)
+            outputs = core.jaxpr_as_fun(core.ClosedJaxpr(program, ()))(*arrays)
         values.update(zip(eqn.outvars, outputs, strict=True))
     outputs = [a.val if isinstance(a, core.Literal) else values[a] for a in jaxpr.outvars]
     return outputs, concatenate_layers(layers)

@@ -227,8 +227,8 @@ class Runs:
                 fits = torch.all if weights.allowed.all() else torch.any
             exists = self._find_mask(frames, tokens, weights, fits, names)
         if exists is None:
-            every = torch.ones(shape, dtype=torch.bool, device=tokens.index.device)
-            exists = every if among is None else products.find_tokens(among)
+            all_exist = torch.ones(shape, dtype=torch.bool, device=tokens.index.device)
+            exists = all_exist if among is None else products.find_tokens(among)
         return products.number_documents(exists.expand(shape), among, tokens.index)
 
     def _find_mask(self, frames, tokens, weights, fits, names):

@@ -111,9 +111,9 @@ def _select_sums(equation, takes_second, first, second):
     sources = [v.sums for v in (first, second) if v.sums is not None]
 
     def choose(*tangents):
-        rest = iter(tangents)
+        remaining = iter(tangents)
         zero = jnp.zeros((), tangents[0].dtype)
-        cases = [zero if v.sums is None else next(rest) for v in (first, second)]
+        cases = [zero if v.sums is None else next(remaining) for v in (first, second)]
         return jnp.where(takes_second, cases[1], cases[0])
 
     return LazySums(equation.slots.map(choose), sources)
@@ -181,8 +181,8 @@ def measure(equation: Equation, values: Sequence[Value]) -> list[Value]:
     kinds = {v.kind for v in values if v.depends}
     if kinds <= {Kind.PRODUCT, Kind.FACTOR}:
         return [make_frozen(a) for a in arrays]
-    what = f"{equation.name} of values that depend on the input"
-    return [equation.make_factor(a, what) if is_inexact(a) else make_frozen(a) for a in arrays]
+    reason = f"{equation.name} of values that depend on the input"
+    return [equation.make_factor(a, reason) if is_inexact(a) else make_frozen(a) for a in arrays]
 
 
 def _equals(fill: Any, number: float | int) -> bool:

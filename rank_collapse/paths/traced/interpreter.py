@@ -144,9 +144,11 @@ class Interpreter:
         if axis is None or inside is not None:
             values = [frame.read(eqn.invars[0], inside)]
             return inside, self.compute(eqn, values, (), inside)
-        left = frame.entry_of(eqn.invars[0])
-        if left is not None and left.axis == axis:
-            return left, self.compute(eqn, [frame.read(eqn.invars[0], left)], (), left)
+        left_entry = frame.entry_of(eqn.invars[0])
+        if left_entry is not None and left_entry.axis == axis:
+            return left_entry, self.compute(
+                eqn, [frame.read(eqn.invars[0], left_entry)], (), left_entry
+            )
         values = self.compute(eqn, [frame.read(eqn.invars[0], None)], (), None)
         return None, [self.shift(v, axis) for v in values]
 
@@ -199,8 +201,10 @@ class Interpreter:
             return [make_frozen(a) for a in outs]
 
         def push(*tangents):
-            rest = iter(tangents)
-            return push_tangents(eqn, arrays, [None if s is None else next(rest) for s in states])
+            remaining = iter(tangents)
+            return push_tangents(
+                eqn, arrays, [None if s is None else next(remaining) for s in states]
+            )
 
         try:
             is_batched = eqn.primitive.name not in primitives.UNBATCHED

@@ -269,14 +269,14 @@ class _Scan:
     def drop_empty_slots(self, stacked, before_last):
         """Drop slots of stacked results for lengths that no path can have by the last step."""
         arrays, sums = stacked
-        slots, kept = self.run.slots, []
-        for s, more in zip(sums, self.stacked_growth, strict=True):
+        slots, nonempty = self.run.slots, []
+        for s, growth in zip(sums, self.stacked_growth, strict=True):
             if s is not None:
                 s = jnp.moveaxis(s, 0, slots.num_axes)
-                most = [b + m for b, m in zip(before_last, more, strict=True)]
+                most = [b + m for b, m in zip(before_last, growth, strict=True)]
                 s = slots.resize(s, [min(*pair) for pair in zip(slots.sizes(s), most, strict=True)])
-            kept.append(s)
-        return arrays, kept
+            nonempty.append(s)
+        return arrays, nonempty
 
     def join_parts(self, parts):
         """Join the results of the steps of all parts."""

@@ -26,8 +26,8 @@ def scale(equation: Equation, values: Sequence[Value], position: int) -> Value:
     """Multiply or divide the argument at a position by a constant."""
     array = bind(equation.eqn, [v.array for v in values])[0]
     value = values[position]
-    others = [v for i, v in enumerate(values) if i != position]
-    is_frozen = any(v.kind != Kind.CONSTANT for v in others)
+    other_values = [v for i, v in enumerate(values) if i != position]
+    is_frozen = any(v.kind != Kind.CONSTANT for v in other_values)
     if value.kind in (Kind.FACTOR, Kind.PRODUCT):
         return value.replace(array=array)
     if value.kind == Kind.GATE and value.is_exponential and is_frozen:
@@ -85,7 +85,7 @@ def multiply(equation: Equation, values: Sequence[Value]) -> Value:
     if state is None:
         return equation.make_factor(array, "a product of two gates")
     if state < 0:
-        return equation.make_product(array, what=PRODUCT)
+        return equation.make_product(array, reason=PRODUCT)
     return _weigh(equation, values, state)
 
 
@@ -171,7 +171,7 @@ def contract(equation: Equation, values: Sequence[Value]) -> Value:
     if state >= 0 and _is_weight(equation, values, 1 - state):
         return _weigh(equation, values, state)
     return equation.make_product(
-        array, what=f"a product of two values that depend on the input: {equation.name}"
+        array, reason=f"a product of two values that depend on the input: {equation.name}"
     )
 
 

@@ -140,8 +140,10 @@ def make_state(
     array: AnyArray, sums: LazySums, forms: tuple[Form, ...] = (), **flags: object
 ) -> Value:
     """Return a state, which is a function of itself before all."""
-    own = Form(Root(lambda: array, sums), np.float32(0), *2 * (lambda: jnp.ones_like(array),))
-    return Value(array, Kind.STATE, sums, (own, *forms[:3]), **flags)
+    identity_form = Form(
+        Root(lambda: array, sums), np.float32(0), *2 * (lambda: jnp.ones_like(array),)
+    )
+    return Value(array, Kind.STATE, sums, (identity_form, *forms[:3]), **flags)
 
 
 def make_gate(array: AnyArray, forms: tuple[Form, ...], **flags: object) -> Value:

@@ -77,9 +77,9 @@ class SweepFolder:
         version = f" (made by JAX {saved.get('jax')})" if "jax" in parts else ""
         changes = [_describe_change(k, saved.get(k), config.get(k)) for k in parts if k != "jax"]
         if changes:
-            what = "; ".join(changes)
+            differences = "; ".join(changes)
             raise files.RunError(
-                f"{self.path} is of another sweep{version}: {what}; use another folder"
+                f"{self.path} is of another sweep{version}: {differences}; use another folder"
             )
 
     def load(self, functions: Functions, point: int) -> list[Runs]:

@@ -291,13 +291,13 @@ class Program:
 
     def _find_wrong(self, metrics, count, start, stop):
         """Finds the first step whose metrics are not finite [r], `stop` for none, and which."""
-        first, which = np.full(count, stop), np.full(count, -1)
+        first, wrong_metric = np.full(count, stop), np.full(count, -1)
         for i in self._must:
             bad = ~np.isfinite(metrics[i])
             bad = bad.reshape(*bad.shape[:2], -1).any(axis=2)
             at = np.where(bad.any(axis=1), start + bad.argmax(axis=1), stop)
-            which, first = np.where(at < first, i, which), np.minimum(at, first)
-        return first, which
+            wrong_metric, first = np.where(at < first, i, wrong_metric), np.minimum(at, first)
+        return first, wrong_metric
 
     def _find_last_finite(self, runs, state, first, stop):
         """Finds the last finite state of each run that is no longer finite.

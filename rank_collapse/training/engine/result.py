@@ -150,13 +150,13 @@ class Points:
         longest = tuple(map(max, zip(*(v.shape[1:] for v in values), strict=True)))
         is_ragged = any(v.shape[1:] != longest for v in values)
         dtype = np.result_type(*(v.dtype for v in values), *([np.float32] if is_ragged else []))
-        whole = np.zeros((len(values), axes.num_hyper, count, *longest), dtype)
+        combined = np.zeros((len(values), axes.num_hyper, count, *longest), dtype)
         if is_ragged:
-            whole[...] = np.nan
+            combined[...] = np.nan
         for i, (value, runs) in enumerate(zip(values, self._runs, strict=True)):
             rows = runs.seeds - self._numbers[0]
-            whole[(i, runs.points, rows, *(slice(size) for size in value.shape[1:]))] = value
-        return whole.reshape(*axes.static_shape, *axes.hyper_shape, count, *longest)
+            combined[(i, runs.points, rows, *(slice(size) for size in value.shape[1:]))] = value
+        return combined.reshape(*axes.static_shape, *axes.hyper_shape, count, *longest)
 
     def states(self, trees: Sequence[Any]) -> Any:
         """Makes the pytrees of all states: see `Swept`.
@@ -170,10 +170,12 @@ class Points:
         ):
             leaves = []
             for leaf, shape in zip(runs.state, functions.state_shapes, strict=True):
-                whole = np.empty((len(self._numbers), axes.num_hyper, *leaf.shape[1:]), leaf.dtype)
-                whole[runs.seeds - self._numbers[0], runs.points] = leaf
-                whole = whole.reshape(len(self._numbers), *axes.hyper_shape, *leaf.shape[1:])
-                leaves.append(wrap_keys(whole, shape))
+                combined = np.empty(
+                    (len(self._numbers), axes.num_hyper, *leaf.shape[1:]), leaf.dtype
+                )
+                combined[runs.seeds - self._numbers[0], runs.points] = leaf
+                combined = combined.reshape(len(self._numbers), *axes.hyper_shape, *leaf.shape[1:])
+                leaves.append(wrap_keys(combined, shape))
             states[label] = jax.tree.unflatten(jax.tree.structure(tree), leaves)
         return states if axes.static_axes else next(iter(states.values()))
 

@@ -175,12 +175,12 @@ class Trainer:
         return runs
 
     def _name_stopped(self, point, runs, stopped):
-        for position, what in stopped[:MOST_NAMED]:
+        for position, reason in stopped[:MOST_NAMED]:
             name = self.axes.describe_run(
                 point, int(runs.points[position]), int(runs.seeds[position])
             )
             last = runs.finite_steps[position]
-            self.progress.say(f"{name}: {what}; it keeps its state after {last} steps")
+            self.progress.say(f"{name}: {reason}; it keeps its state after {last} steps")
         if len(stopped) > MOST_NAMED:
             self.progress.say(f"and {len(stopped) - MOST_NAMED} more runs")
 
