@@ -1,6 +1,6 @@
-"""What others wrote, as it is printed: names in files, folders, messages of other packages.
+"""Output of text that others wrote: names in files, folders, messages of other packages.
 
-All that the commands print goes through `print_lines`, so that nothing of a file's name or content
+All output of the commands goes through `print_lines`, so no part of a file's name or content
 reaches the terminal as a control sequence.
 """
 

@@ -1,6 +1,6 @@
-"""Frozen dataclasses that are pytrees: what parameters, configurations and results are.
+"""Frozen dataclasses that are pytrees, for parameters, configurations and results.
 
-Used as `flax.struct` is, whose import would bring optimisers and checkpoint readers with it.
+They are used like `flax.struct`, whose import would also import optimisers and checkpoint readers.
 """
 
 import dataclasses
@@ -49,7 +49,7 @@ def check_choice(
         suffix: Put after the list of these.
 
     Raises:
-        ValueError: It is another; the message ends with the nearest.
+        ValueError: The value is not allowed; the message ends with the nearest names.
     """
     names = tuple(allowed)
     if value in names:
@@ -156,7 +156,7 @@ def check_static_fields(config: object, **smallest: int) -> None:
             at least 0. None stays None.
 
     Raises:
-        ValueError: What is none, or below its smallest value; 0 of a float.
+        ValueError: An invalid value, or one below its smallest value (0 for a float).
     """
     for name, kind in (_static_kinds(type(config)) | dict.fromkeys(smallest, int)).items():
         value = getattr(config, name)
@@ -181,7 +181,7 @@ def check_fields(kind: object, names: Iterable[str]) -> None:
     """Check that names are fields of a dataclass.
 
     Raises:
-        ValueError: One is not; the message ends with the nearest.
+        ValueError: A name is not a field; the message ends with the nearest names.
     """
     allowed = [field.name for field in dataclasses.fields(kind)]
     for name in names:

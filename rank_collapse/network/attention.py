@@ -151,7 +151,7 @@ def attention_scores(
         norm_eps: ε in the norm of queries and keys, where the parameters have one.
         temperature: Further divisor of the scores.
         context: Bias, cap and position terms.
-        edit: (name, value) -> value of the queries "q" and keys "k" [h, n, k] in the product.
+        edit: (name, value) -> value, for the queries "q" and keys "k" [h, n, k] in the product.
 
     Raises:
         ValueError: On an unknown score.
@@ -213,7 +213,7 @@ def multi_head_attention(
 ) -> tuple[Float[Array, "n d"], Float[Array, "h n m"]]:
     """Compute SA(x) = Σ_h P_h y W_h + 1bᵀ with W_h = W_v W_o (Dong et al. 2021, section 2).
 
-    Self-attention takes the same tokens twice, cross-attention queries x and memory y.
+    Self-attention takes the same tokens twice; cross-attention takes queries x and memory y.
 
     Args:
         params: Parameters of the attention.

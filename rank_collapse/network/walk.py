@@ -5,9 +5,9 @@
                        N(λ x + γ N'(branch(N(x)))) with skip λ, gain γ and norms N, N'
     apply_final_norm   the norm after the last layer
 
-An `Algebra` says what a state is, how it is normalised, added, attended to and sent through an MLP,
-and which networks that covers: tokens (`transformer.TokenAlgebra`), sums of paths by length, a mean
-with a logarithmic residual, a kernel of tokens under random weights.
+An `Algebra` defines a kind of state and how it is normalised, added, attended to and passed through
+an MLP, and lists the networks that it covers. States are tokens (`transformer.TokenAlgebra`), sums
+of paths by length, a mean with a logarithmic residual, or a kernel of tokens under random weights.
 
 Everything is written for one example; `jax.vmap` adds axes of batches and seeds. Axis letters:
 l layers, h heads, n tokens, m memory tokens, d width.
@@ -71,7 +71,7 @@ class Layer(struct.Struct):
 
 
 class SublayerValues(NamedTuple):
-    """Everything that one sublayer computed; under jit what nobody reads is not computed."""
+    """Everything that one sublayer computed; under jit unused values are not computed."""
 
     spec: ResidualSpec
     state: State  # before the sublayer
@@ -83,7 +83,7 @@ class SublayerValues(NamedTuple):
 
 
 class Algebra:
-    """How one kind of state passes the operations of a layer, of the networks that it covers."""
+    """How one kind of state passes the operations of a layer, and the networks that this covers."""
 
     covers: ClassVar[Covers] = EVERYTHING
 
@@ -222,7 +222,7 @@ def walk_network(
     inputs: PreparedInputs,
     config: TransformerConfig,
 ) -> State:
-    """Pass a state through all layers and the final norm, keeping nothing of the layers.
+    """Pass a state through all layers and the final norm, without keeping results of the layers.
 
     Args:
         algebra: How states of this kind pass a layer.
@@ -245,7 +245,7 @@ def apply_final_norm(
     config: TransformerConfig,
     extra: Tree = None,
 ) -> State:
-    """Normalise the state after the last layer, where the network does.
+    """Normalise the state after the last layer, if the network does so.
 
     Args:
         state: After the last layer.

@@ -56,7 +56,7 @@ class Channels(struct.Struct):
         return self.replace(start=sums[0], memory=memory, offset=out[-1])
 
     def _apply_to_live(self, fn, groups):
-        """Apply fn to the lengths that exist, one after the other; the others stay 0.
+        """Apply fn to the lengths that exist, one after the other; the other lengths stay 0.
 
         Args:
             fn: See `apply_to_all`.

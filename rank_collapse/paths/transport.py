@@ -1,4 +1,4 @@
-"""What a state inside a network does to the last one: the Jacobian J_l, exact and by path length.
+"""How a state inside a network changes the last state: the Jacobian J_l, exact and by path length.
 
     fn = rc.paths.name_states(params, config)  # or any function with names
     moved = rc.paths.transport(fn, ids, direction, layer=4, branches="attention")
@@ -37,9 +37,9 @@ class Transport(NamedTuple):
 
     Attributes:
         by_length: [k, d], mean over sources of the sum over positions, by path length.
-        by_position: [k, n, d], what arrives at each position from all sources together.
-        total: [d], of all lengths, those beyond the longest included: J_l · direction.
-        longer: [n, d], what paths beyond the longest bring to each position; None where there are
+        by_position: [k, n, d], the change at each position from all sources together.
+        total: [d], the sum over all lengths, including those beyond the longest: J_l · direction.
+        longer: [n, d], the change at each position by paths beyond the longest; None if there are
             none.
     """
 
@@ -91,8 +91,8 @@ def transport(
 ) -> Transport:
     """Compute J_l · direction from the state after layer l to the last state, by path length.
 
-    Exact by default: Σ_k by_length is the derivative. With freeze=True its frozen part, the path
-    sums of Dong et al. 2021, which is another vector.
+    Exact by default: Σ_k by_length is the derivative. With freeze=True it is the frozen part, the
+    path sums of Dong et al. 2021, which is a different vector.
 
     Args:
         fn: Function that takes x and returns the last state [n, d]; each layer's state has a
@@ -102,9 +102,10 @@ def transport(
         layer: Which state of the name, from 0.
         branches, longest, freeze: See `function_contributions`, of one kind of branch.
         states: The name of the states: a regular expression.
-        sources: Positions that the direction is added to, whose mean is taken; None for all from
-            `skip` on.
-        skip: Positions from the start whose outputs are left out; where sources are given, too.
+        sources: Positions to which the direction is added, one at a time; the result is the mean
+            over them. None for all positions from `skip` on.
+        skip: Number of positions at the start whose outputs are left out; also used together with
+            `sources`.
 
     Returns:
         `Transport`.
@@ -183,13 +184,13 @@ def transport_ranks(
     It runs the derivative along all d unit vectors of the source's state, `UNITS` at a time.
 
     Args:
-        fn, x, layer, states, branches, freeze, longest: See `transport`; longest=0 is the
-            cheapest where only the rank of all lengths together is needed.
+        fn, x, layer, states, branches, freeze, longest: See `transport`; longest=0 is the cheapest
+            if only the rank of all lengths together is needed.
         source: s.
         distances: m; None for all from 0 to the last position.
 
     Returns:
-        [longest + 2, distances]: of the part of each length, and last of all lengths together.
+        [longest + 2, distances]: for the part of each length, and last for all lengths together.
 
     Raises:
         ValueError: In the same cases as `transport`; distances beyond the last position.

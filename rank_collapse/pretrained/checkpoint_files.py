@@ -1,6 +1,6 @@
 """The files of a checkpoint: its config.json, and its tensors by name.
 
-Tensors are of a safetensors file, of a `torch.save` file, or of a model in memory.
+Tensors come from a safetensors file, from a `torch.save` file, or from a model in memory.
 """
 
 import contextlib

@@ -90,7 +90,8 @@ ANY_LENGTH = 2**31
 def rotary_entry(settings: Mapping[str, object], kind: str | None = None) -> Settings:
     """Select the entry on rotary positions, of one kind of layers.
 
-    With both the old one counts, as in transformers: users add it to extend the context.
+    If both entries exist, the old one counts, as in transformers: users add it to extend the
+    context.
 
     Args:
         settings: `rope_scaling` and `rope_parameters` among them.
@@ -113,8 +114,8 @@ def rotary_fields(
 
     Args:
         entry: Entry from `rotary_entry`.
-        settings: Settings with `rope_theta` and `max_position_embeddings`. Where a family has it,
-            `original_max_position_embeddings` takes precedence over the entry's own.
+        settings: Settings with `rope_theta` and `max_position_embeddings`. If a family has
+            `original_max_position_embeddings`, this takes precedence over the entry's own value.
         width: Width of a head.
         share: Share of the width that is rotated, where the entry does not say.
 
@@ -162,7 +163,7 @@ def local_theta(settings: Mapping[str, object], theta: float) -> float:
         theta: Where the config does not say.
 
     Raises:
-        ValueError: A scaling of these, or a share of the width of their own.
+        ValueError: These positions have a scaling, or their own share of the width.
     """
     name = "sliding_attention"
     entry = {"rope_theta": theta}
@@ -254,7 +255,7 @@ def _as_floats(values):
 
 
 def num_positions(entry: Mapping[str, object], settings: Mapping[str, object]) -> int:
-    """Returns the positions that the model is made for: more where the scaling reaches further.
+    """Returns the number of positions for which the model is made; more if the scaling extends it.
 
     Args:
         entry: Entry from `rotary_entry`.

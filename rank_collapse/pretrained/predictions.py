@@ -1,4 +1,4 @@
-"""What a language model predicts: the next token, and the logit lens of every layer.
+"""Predictions of a language model: the next token, and the logit lens of every layer.
 
 The head's table is read in pieces. Lens: the state X^l goes through the final norm and the
 unembedding. *Recomputed*: with the norm's statistics of X^l itself (nostalgebraist 2020). *Frozen*:
@@ -38,7 +38,8 @@ WORDS = 2048  # of the vocabulary at once: bounds the memory of the logits of al
 def targets_of(
     ids: ArrayLike, mask: ArrayLike | None = None
 ) -> tuple[Int[np.ndarray, "b n"], Bool[np.ndarray, "b n"]]:
-    """Returns (the token after each, whether there is one): the last token of each text has none.
+    """Returns (the token after each token, whether there is one); the last token of each text has
+    none.
 
     Args:
         ids: Tokens [b, n].
@@ -121,7 +122,7 @@ def token_losses(
 
     Args:
         unembedding: The head; its table is read once.
-        states: What it is applied to, [b, s, n, d].
+        states: Outputs to which the head is applied, [b, s, n, d].
         targets: The true tokens, [b, n]: the next ones (`targets_of`), or those that were masked.
         chosen: Bool [b, n], the tokens to average over; at least one in each example.
 

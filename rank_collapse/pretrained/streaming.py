@@ -75,9 +75,9 @@ def stream(
 
     Args:
         source: An open checkpoint, or a network in memory.
-        inputs: Arrays [b, ...] by argument name of `rank_collapse.apply`, x among them; None for
-            one that is absent. Lists of texts of different lengths are filled up and masked: what
-            results say of tokens beyond a text's end means nothing.
+        inputs: Arrays [b, ...] by argument name of `rank_collapse.apply`, including x; None for an
+            absent one. Lists of texts of different lengths are padded and masked; results for
+            tokens beyond a text's end have no meaning.
         groups: The passes by name; a group shares a forward pass.
         chunk: Number of examples computed at once, which bounds the memory of a layer. All examples
             go through a layer while its weights are in memory.
@@ -87,9 +87,9 @@ def stream(
         {group: {pass: its result}}, arrays [b, ...].
 
     Raises:
-        ValueError: Inputs of different lengths, chunk below 1, a group of no example; tokens
-            outside of the vocabulary or positions; weights that are not finite, or so large that
-            hidden states are not, or that make them all 0; a network that a pass does not cover.
+        ValueError: Inputs of different lengths, a chunk below 1, or a group without examples;
+            tokens outside of the vocabulary or positions; weights that are not finite, or that make
+            hidden states infinite or all 0; a network that a pass does not cover.
         OSError: A file that cannot be read any more.
     """
     config, outside, batch = source.prepare_batch(inputs)

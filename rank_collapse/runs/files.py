@@ -1,7 +1,7 @@
 """Files of a run: written whole, and locked; every error is one line.
 
-All that is written into a folder of the user is written here: under a temporary name that nobody
-can foresee, or in place (`open_log`), and through no link.
+This module writes everything that goes into a user's folder: under a temporary name that nobody can
+foresee, or in place (`open_log`), and never through a link.
 """
 
 import contextlib
@@ -182,7 +182,7 @@ def delete_files(folder: str | os.PathLike, names: Iterable[str]) -> None:
 def lock_folder(path: Path) -> BinaryIO:
     """Lock a folder until the returned file is closed or the process ends.
 
-    Where the file system has no locks there is none.
+    If the file system has no locks, the folder is not locked.
 
     Args:
         path: The folder.

@@ -109,7 +109,8 @@ def _last_byte(file):
 
 
 def read(path: str | os.PathLike) -> list[dict[str, Any]]:
-    """Read the lines of a file in order of (seed, step); of a step written twice the last.
+    """Read the lines of a file in order of (seed, step); if a step was written twice, the last line
+    counts.
 
     A run that resumes from a checkpoint writes some steps again. The function leaves out lines that
     are cut off (by a process that was killed while it wrote), lines without a whole number "step",
@@ -123,7 +124,7 @@ def read(path: str | os.PathLike) -> list[dict[str, Any]]:
         name.
 
     Raises:
-        RunError: The file cannot be read, or has lines, but none of a metric.
+        RunError: The file cannot be read, or none of its lines has metrics.
     """
     try:
         lines = read_regular(path).split(b"\n")

@@ -1,7 +1,7 @@
 """Saving and restoring a pytree of arrays by step, each step in its own file.
 
-Leaves are stored under their path in the tree, on the host, so that a state saved under one
-number of devices is restored under another.
+Leaves are stored under their path in the tree, on the host, so a state saved with one number of
+devices can be restored with another.
 """
 
 import os

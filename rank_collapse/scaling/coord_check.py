@@ -1,4 +1,4 @@
-"""A coordinate check over depth: do a network's quantities stay of one size when it gets deeper?
+"""A coordinate check over depth: do a network's quantities keep their size when it gets deeper?
 
     check = rc.coord_check(build, depths=(2, 8, 32))     # build(depth, seed=s) → step function
     print(check)
@@ -54,8 +54,9 @@ class Slope(NamedTuple):
 
     Attributes:
         quantity, over: Its name; "depth" or "width".
-        slope, low, high: Mean over seeds and its 95 % interval, infinite of one seed, and the slope
-            itself where several seeds agree exactly; NaN where a size has no positive number.
+        slope, low, high: Mean over seeds and its 95 % interval, which is infinite for one seed, and
+            the slope itself where several seeds agree exactly; NaN where a size has no positive
+            number.
         ratio: Largest over smallest geometric mean over seeds, between all depths or widths.
         reason: Why there is no number, or "".
     """
@@ -197,11 +198,12 @@ def coord_check(
             step; optionally "before", the states before the last block; "logits" [..., n, v];
             "query_gradient", an array; and other numbers by name. Arrays of any framework.
         depths, widths: At least two of each that is given, all different.
-        steps, seeds: Training steps, and networks of each size: of one a slope has no interval.
+        steps, seeds: Number of training steps, and number of networks of each size; with one
+            network a slope has no interval.
 
     Raises:
-        ValueError: Too few sizes, or not all above 0; a step without "hidden"; arrays of another
-            shape; a number with the name of a measured one.
+        ValueError: Too few sizes, or sizes that are not above 0; a step without "hidden"; arrays of
+            another shape; a number with the name of a measured quantity.
     """
     refuse(
         (not callable(build), f"build is a {type(build).__name__}, not a function of the depth"),
@@ -288,7 +290,7 @@ def coordinates_figure(
 ) -> figures.Figure:
     """Plot a panel for each quantity over depth: dotted at the first step, solid at the last.
 
-    Over seeds the geometric mean and a deviation of the logarithm.
+    Lines are geometric means over seeds; bands are one standard deviation of the logarithm.
 
     Args:
         curves: {label: {quantity: [depths, seeds, steps]}}, a colour for each label.

@@ -43,8 +43,9 @@ FILES = f"tokenizer.json, vocab.json with merges.txt, vocab.txt, {', '.join(SENT
 def load_tokenizer(folder: str | os.PathLike, settings: dict[str, Any]) -> VocabularyEncoder | None:
     """Load a tokenizer by the files in a folder: text → token ids, special tokens included.
 
-    None where there are no such files. They are looked for in the order of `FILES`: tokenizer.json,
-    vocab.json with merges.txt (byte-level BPE), vocab.txt (WordPiece), a sentencepiece model.
+    Returns None if there are no such files. They are looked for in the order of `FILES`:
+    tokenizer.json, vocab.json with merges.txt (byte-level BPE), vocab.txt (WordPiece), a
+    sentencepiece model.
 
     Args:
         folder: The checkpoint folder.

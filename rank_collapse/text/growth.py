@@ -17,14 +17,14 @@ _GROWTH |= {"BertNormalizer": 12, "ByteLevel": 4, "Lowercase": 3}
 
 
 def check_growth(tokenizer: object, text: str) -> None:
-    """Check that the normalizers of a tokenizer make no giant of a text.
+    """Check that the normalizers of a tokenizer do not make a text too long.
 
     Args:
         tokenizer: Tokenizer of the package `tokenizers`.
         text: That it is to encode.
 
     Raises:
-        ValueError: They may make more than `MOST_LETTERS` of it.
+        ValueError: They may make more than `MOST_LETTERS` letters of it.
     """
     normalizer = getattr(tokenizer, "normalizer", None)
     if normalizer is None or not hasattr(normalizer, "__getstate__"):

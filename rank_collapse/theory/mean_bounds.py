@@ -42,7 +42,7 @@ class DiameterSides(Sides):
 
 
 class MeanConstants(struct.Struct):
-    """What these bounds take from a layer; natural logarithms."""
+    """Constants of a layer that these bounds use; natural logarithms."""
 
     # Bound of a head over e^{3s}, s the log scale of the input of its attention, [h]
     head: struct.Leaf
@@ -60,7 +60,7 @@ def mean_constants(
     spread: Float[Array, "h n"],
     keep: Bool[Array, "n"],
 ) -> MeanConstants:
-    """Compute the bounds of one layer's heads and branch, and what its diameter bound needs.
+    """Compute the bounds of one layer's heads and branch, and the constants of its diameter bound.
 
     Args:
         params, state, gains, config, spread: See `bound_constants.layer_constants`.
@@ -246,7 +246,7 @@ def diameter_sides(
 
 
 def refuse_sides(sides: Tree) -> Tree:
-    """Replace the sides of a bound that does not cover the network by NaN; the residual stays."""
+    """Replace the sides of a bound that does not cover the network by NaN; the residual is kept."""
     return jax.tree.map(lambda a: jnp.full_like(a, jnp.nan), sides).replace(
         log10_lhs=sides.log10_lhs
     )

@@ -63,7 +63,7 @@ class BoundReport(struct.Struct):
         stack_gamma: max γ*, of the published form.
         shrinks: Whether √c ‖res(X)‖ < 1, c = max c_l: below it the stack's bound falls with L.
         stack_admissible: All of `admissible`.
-        not_covered: Why the theorems do not cover this network; () where they do.
+        not_covered: Reasons why the theorems do not cover this network; () if they do.
     """
 
     beta: struct.Leaf

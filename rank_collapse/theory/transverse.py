@@ -1,7 +1,7 @@
 """How fast a network moves nearly equal tokens together or apart: its transverse exponents.
 
-Equal tokens stay equal, so that directions across the diagonal {1xᵀ} have a linear map of their
-own. Where it is 0 the residual falls by the cubic law (`cubic_law`); elsewhere, with skips and with
+Equal tokens stay equal, so directions across the diagonal {1xᵀ} have a separate linear map. Where
+this map is 0, the residual falls by the cubic law (`cubic_law`); elsewhere, with skips and with
 rows that see different keys, its Lyapunov exponent is the rate.
 
 Axis letters: n tokens, d width, h heads, v value width, l layers, p directions.

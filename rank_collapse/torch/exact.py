@@ -1,4 +1,4 @@
-"""What one operator makes of values in the exact derivative, in which nothing is frozen."""
+"""How one operator acts on values in the exact derivative, in which nothing is frozen."""
 
 import warnings
 from typing import Any

@@ -1,4 +1,4 @@
-"""What one operator makes of values once the choices of the pass are frozen.
+"""How one operator acts on values when the choices of the pass are frozen.
 
 Softmax weights, norm statistics and denominators are constants. A non-linear entrywise function is
 the frozen gate f(h)/h times h, and f'(0) times h where h is 0. If a gate is multiplied with another

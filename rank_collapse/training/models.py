@@ -109,7 +109,7 @@ def batch_forward(
 
     Args:
         model: A `Model` with Examples; EncoderDecoderParams with SequencePairs, whose targets are
-            then forced on the decoder.
+            fed to the decoder.
         examples, config: What goes with it.
         dropout_key, dropout_rate, output_dropout: See `forward`.
         batch_size: Examples at a time; None for all.

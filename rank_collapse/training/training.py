@@ -1,8 +1,9 @@
 """Training a network on a task of tokens: one seed, as pure functions.
 
-What is static is a `Recipe`; what may be swept is a `Hyper` and is traced. Several seeds, learning
-rates or dropout rates are one more axis: see `rank_collapse.training.ensemble`. What is trained,
-a network with a classifier or an encoder-decoder, and how it makes logits is in `models`.
+Static settings are a `Recipe`; values that may be swept are a `Hyper` and are traced. Several
+seeds, learning rates or dropout rates are one more axis: see `rank_collapse.training.ensemble`.
+`models` defines the trained models, a network with a classifier or an encoder-decoder, and their
+logits.
 """
 
 import dataclasses
@@ -39,7 +40,7 @@ def num_batches(num_examples: int, batch_size: int) -> int:
 def schedule_factor(
     recipe: Recipe, epoch: Any, step: Any, steps_per_epoch: int, warmup: Any = 0.0
 ) -> Any:
-    """Compute what multiplies the learning rate at a step; see `Recipe.schedule`.
+    """Compute the factor on the learning rate at a step; see `Recipe.schedule`.
 
     Every schedule is multiplied by min(1, s / warmup), s = step + 1; inverse_sqrt is then
     min(s / warmup, √(warmup / s)) (Vaswani et al. 2017, equation 3, whose d^-½ warmup^-½ is the

@@ -36,8 +36,8 @@ def monitor_gradients(
             dictionary by names such as "layers.0.attention.q_proj.weight".
         layer_axis: Axis of the layers in every such leaf, where layers are stacked; norms are then
             by layer, [l].
-        by_layer: Where layers are modules of their own, as in lists of Flax NNX and Equinox: norms
-            are by layer, [l], in natural order of the paths before these names, such as
+        by_layer: Whether layers are separate modules, as in lists of Flax NNX and Equinox: norms
+            are then by layer, [l], in natural order of the paths before these names, such as
             "layers.0.attention"; NaN where a layer has no such part.
         parts: Names in addition to `PARTS`: {part of a leaf's path: the parameters that the leaf
             holds}. A leaf may hold one part, {"w_query": "query"}, equal shares, {"c_attn":

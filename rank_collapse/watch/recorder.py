@@ -21,7 +21,7 @@ _log = logging.getLogger("rank_collapse")
 
 
 class LeftOut(ValueError):
-    """What is not measured here; the text says why."""
+    """Raised for a metric that cannot be measured here; the text gives the reason."""
 
 
 class Notes:

@@ -1,10 +1,10 @@
 """Arrays that a JAX program measures inside its own transformations: vmap, scan, checkpoint, jit.
 
-A Python list that collects what a layer computes would keep tracers that a transformation has left
-behind. Here `tap` marks the arrays in the program by a primitive that does nothing, and
-`measure_taps` traces the program, measures the arrays where they are marked, and lets the scalars
-out of every program inside. Axes of a vmap stand in front, as of a batch; steps of a scan are
-layers. It is the "harvest" of functional programs, by JAX's documented primitives and interpreters.
+A Python list that collects a layer's values would keep tracers of a finished transformation. Here
+`tap` marks the arrays in the program by a primitive that does nothing. `measure_taps` traces the
+program, measures the arrays where they are marked, and returns the scalars from every inner
+program. Axes of a vmap come first, like a batch; steps of a scan are layers. This is the "harvest"
+of functional programs, with JAX's documented primitives and interpreters.
 """
 
 from collections.abc import Callable, Iterator
@@ -59,17 +59,18 @@ def measure_taps(
     """Call a function and measure the arrays that are marked in it by `tap`.
 
     Args:
-        function: Function of JAX; traced once. What it closes over may be traced outside.
+        function: A JAX function, which is traced once. Values that it closes over may be traced
+            outside.
         measure: measure(x, weights), weights None where there are none; a pure function.
         *args: Its arguments, pytrees of arrays.
 
     Returns:
-        (its output, scalars), the scalars stacked in the order of the calls, [layers, ...], NaN
-        where a layer has none of a name; {} without a tap.
+        (its output, scalars). The scalars are stacked in the order of the calls, [layers, ...], NaN
+        where a layer does not have a name; {} without a tap.
 
     Raises:
-        ValueError: A tap inside a loop of unknown length, or inside a program that gives nothing
-            out, such as `shard_map` or a custom derivative.
+        ValueError: A tap inside a loop of unknown length, or inside a program that returns no
+            further outputs, such as `shard_map` or a custom derivative.
     """
     box = []
 

@@ -1,9 +1,9 @@
 """Where tensors come from: the linear maps behind queries and keys, and the tokens that maps read.
 
 While a measured pass runs, each tensor has a `Tag`. It names the linear maps that made the tensor.
-Its followers are moved through the same views as the tensor, once somebody asks: the numbers of the
-entries that a map gave, or the softmax behind weights. So no shape is guessed, and no tensor is
-changed.
+Its followers are the numbers of the entries that a map returned, or the softmax behind weights;
+they are moved through the same views as the tensor when they are needed. So no shape is guessed,
+and no tensor is changed.
 """
 
 import functools

@@ -1,7 +1,7 @@
 """What runs in a measured step: which modules, and which products of weights and values in them.
 
-In measured steps alone `torch_watch` calls modules by `Pass.call`, which sees the functions of
-torch. A model has no hook: it is copied, saved and compiled as one that is not watched.
+Only in measured steps `torch_watch` calls modules by `Pass.call`, which sees the functions of
+torch. The model has no hooks, so it can be copied, saved and compiled as usual.
 """
 
 import contextlib
@@ -45,7 +45,7 @@ _SHOWN_HEADS.__kwdefaults__, _SHOWN_HEADS.__defaults__ = _HEADS.__kwdefaults__, 
 
 
 class Pass(TorchFunctionMode):
-    """The forward pass of one step that is measured, as a mode; others of the step are not.
+    """The measured forward pass of one step, as a mode; other passes of the step are not measured.
 
     Args:
         model: A weak reference to the watched model.

@@ -110,7 +110,7 @@ def read_weights(
     """Reads the weights that met the values, before dropout.
 
     Args:
-        used: What met the values, of any layout.
+        used: The tensor that met the values, of any layout.
         allowed: Bool like it, which keys a query may attend to; None for all.
         softmax: Same shape, the output of the last softmax, if known.
         letters: Letters of the axes of weights, values and their product.
@@ -131,7 +131,7 @@ def read_weights(
 
 
 def allow_all(n: int, m: int, device: object) -> Weights:
-    """Returns that each of n queries may attend to m keys, without weights."""
+    """Returns `Weights` without weights, in which each of n queries may attend to all m keys."""
     allowed = torch.ones(1, 1, 1, dtype=torch.bool, device=device).expand(1, n, m)
     return Weights(torch.empty(0, 0, m, device=device), choose_rows(n, device), allowed)
 

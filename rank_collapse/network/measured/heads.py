@@ -26,7 +26,7 @@ def measure_heads(
 
     Args:
         layer: The layer.
-        x: Its input, which is not read.
+        x: Input of the layer, which is not read.
         layer_values: What it computed.
     """
     weights, mask = layer_values.trace.attention, layer.inputs.token_mask

@@ -53,7 +53,7 @@ def _vit_names(weights, settings):
 
 
 def _patch_fields(settings, registers=0):
-    """Compute what patches, class token and registers make of the embedding."""
+    """Compute the fields of the embedding from patches, class token and registers."""
     patches, size = num_patches(settings)
     return {
         "d_input": settings["num_channels"] * size * size,

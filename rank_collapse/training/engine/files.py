@@ -30,10 +30,10 @@ class SweepFolder:
 
     Args:
         path: Made if absent.
-        config: What the sweep is of, as JSON stores it, {part: value}.
+        config: Description of the sweep as JSON stores it, {part: value}.
 
     Raises:
-        RunError: It is of another sweep or in use, or cannot be written.
+        RunError: The folder belongs to another sweep, is in use, or cannot be written.
     """
 
     def __init__(self, path: Any, config: Mapping[str, Any]):

@@ -86,7 +86,7 @@ def check_names(functions: Sequence[Functions], axes: Axes, finite: Sequence[str
         finite: Names of metrics that must be finite, or None.
 
     Raises:
-        ValueError: A name is an axis, or is missing at a point.
+        ValueError: A name is also an axis, or is missing at a point.
     """
     first, axis_names = functions[0], {*axes.hyper_axes, *axes.static_axes, "seed", "step"}
     for attribute in ("metric", "look"):

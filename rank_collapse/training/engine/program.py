@@ -1,8 +1,8 @@
-"""Runs of one program on the devices: a group of them at a time, so many steps in one call.
+"""Runs of one program on the devices: a group of them at a time, several steps in one call.
 
-A run is a seed at a point of the swept floats. Those of a group are at the same step. The loop over
-the steps has a traced number of turns: one program serves all chunks, the last and shorter one too,
-and the repetition that looks for the last finite state.
+A run is a seed at a point of the swept floats. All runs of a group are at the same step. The loop
+over the steps has a traced length, so one program serves all chunks, including the shorter last one
+and the repetition that finds the last finite state.
 """
 
 import dataclasses
@@ -268,7 +268,8 @@ class Program:
         return dataclasses.replace(advanced, state=state, finite_steps=finite_steps), stopped
 
     def _call(self, runs, state, active, start, stop):
-        """Calls the program; returns (state, metrics, which leaves are finite [r, leaves])."""
+        """Call the compiled steps; returns (state, metrics, which leaves are finite [r, leaves];
+        unchanged leaves count as finite)."""
         flags = self._lay_out_flags(active)
         changing, unchanged = self._split(state)
         shared = np.int32(start), np.int32(stop), self._consts[1]
@@ -290,7 +291,7 @@ class Program:
         return self._flags[1]
 
     def _find_wrong(self, metrics, count, start, stop):
-        """Finds the first step whose metrics are not finite [r], `stop` for none, and which."""
+        """Finds the first step whose metrics are not finite [r], or `stop`, and the metric."""
         first, wrong_metric = np.full(count, stop), np.full(count, -1)
         for i in self._must:
             bad = ~np.isfinite(metrics[i])
@@ -303,11 +304,12 @@ class Program:
         """Finds the last finite state of each run that is no longer finite.
 
         Args:
-            first: The first step with a metric that is not [r], `stop` where the state alone is
-                not, -1 of runs that are finite.
+            first: The first step with a metric that is not finite [r]; `stop` where only the state
+                is not finite, −1 for finite runs.
 
         Returns:
-            (how many steps are done there [r], the states, with these in their places).
+            (number of steps done there [r], the states, with these states in place of the later
+            ones).
         """
         active, last = first >= 0, np.full(len(first), -1)
         # Of most it is the state that the step with the first wrong metric began with, or the one

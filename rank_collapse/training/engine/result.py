@@ -24,12 +24,12 @@ class Swept:
         metrics: xarray.Dataset; each metric has the axes (static lists, hyper lists, "seed",
             "step", then its own axes). NaN after the step at which a run was not finite.
         states: The pytree that `init` made, as NumPy arrays [seed, hyper lists, ...]; random keys
-            stay keys. With lists in static it is {value: such a pytree}, or {(value, ...): it}
-            with several lists, since their shapes may differ.
+            stay keys. With a list in static it is {value: such a pytree}, with several lists
+            {(value, ...): such a pytree}, since shapes may differ.
         looks: xarray.Dataset of what `look` gave, with the axes of the metrics; its "step" is the
             number of steps done, 0 before training. None without `look`.
         diverged_at: xarray.DataArray (static lists, hyper lists, "seed"): the step at which a run
-            was no longer finite, -1 for none. Its state is the one that this step began with.
+            was no longer finite, −1 for none. The kept state is the one before this step.
         seconds: {"compiling", "running"}.
     """
 
@@ -189,8 +189,8 @@ def _list_labels(axes: Axes) -> Iterator[Any]:
 def _mask(values, runs, steps):
     """Replaces the values after a run's last finite step by NaN: values [r, steps, ...].
 
-    The step that made it not finite began with a finite state: its metrics stay as they are. A look
-    after k steps sees the state that step k begins with.
+    A step that made the state infinite began with a finite state, so its metrics are kept. A look
+    after k steps sees the state with which step k begins.
     """
     if values.dtype.kind == "V" or values.dtype.name == "float16":
         values = values.astype(np.float32)  # which xarray computes with

@@ -1,4 +1,4 @@
-"""What a user's init, step and look compute, traced once: checked, named, with their data apart.
+"""The user's init, step and look, traced once: checked, named, with their data separate.
 
 Arrays that a function closes over, such as training data, become arguments of the compiled program,
 so that they are held once for all seeds.
@@ -56,7 +56,7 @@ class Traced(Operations):
 
     Args:
         name: Name of the function, for messages.
-        fn: It; one that is jitted is taken without its jit.
+        fn: The function; a jitted one is used without its jit.
         arguments: See `Operations`.
         static: Keyword arguments.
         check: Checks the return value and converts it to a pytree of arrays.
@@ -66,8 +66,7 @@ class Traced(Operations):
         data: Hash of these.
 
     Raises:
-        ValueError: It cannot be traced, is not the same when it is traced again, or has side
-            effects.
+        ValueError: It cannot be traced, differs when it is traced again, or has side effects.
     """
 
     def __init__(
@@ -112,7 +111,7 @@ def _explain_errors(name, trace):
 
 
 class Refused(Exception):
-    """What a function returned is refused; the message is complete."""
+    """A return value of a function is refused; the message is complete."""
 
 
 _TRACED_VALUE = (
@@ -148,12 +147,12 @@ def _locate(error):
 
 
 def check_callable(name: str, fn: Any, like: str, static: Mapping[str, Any]) -> None:
-    """Checks that a function can be called so.
+    """Checks that a function can be called with these arguments.
 
     Args:
         name: Name of the argument.
         fn: The function.
-        like: How it is called, such as "init(key, hyper)".
+        like: Form of the call, such as "init(key, hyper)".
         static: Keyword arguments.
 
     Raises:
@@ -185,7 +184,7 @@ def as_arrays(what: str, tree: Any, advice: str = "", keys: bool = True) -> Any:
     """Converts numbers of a pytree to arrays, and checks that every leaf is one.
 
     Args:
-        what: What the pytree is, for messages.
+        what: Description of the pytree, for messages.
         tree: It.
         advice: What helps, for messages.
         keys: Whether random keys are allowed.

@@ -35,7 +35,7 @@ class Trainer:
         steps, every: Steps of each run, and steps in one call.
         store: The folder, or None.
         progress: Counts steps of all runs.
-        programs: Compiled ones by point, of another trainer of the same runs.
+        programs: Compiled programs by point, from another trainer of the same runs.
     """
 
     functions: Sequence[Functions]
@@ -60,7 +60,7 @@ class Trainer:
 
         Args:
             numbers: Numbers of the seeds.
-            most: The most seeds of any such call, whose programs this one uses.
+            most: The largest number of seeds in any such call, whose programs this call uses.
 
         Raises:
             ValueError: The folder has runs of more steps.
