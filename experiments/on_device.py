@@ -1,4 +1,4 @@
-"""On a device: is everything right there, and how fast is it? Two commands, one folder, the pages.
+"""Checks and times a device: two commands, one folder, the pages.
 
     experiments/on_device.sh right FOLDER
     experiments/on_device.sh speed FOLDER
@@ -138,8 +138,8 @@ def run_steps(steps: Sequence[Step], folder: Path, end: float) -> list[int]:
 
     Args:
         steps: The commands.
-        folder: Gets their logs, and a line for each.
-        end: When all must have ended, as of `time.monotonic`.
+        folder: Folder for their logs, and for a line about each.
+        end: Time at which all must have ended, as in `time.monotonic`.
     """
     started, codes = [], []
     with contextlib.ExitStack() as stack:
@@ -218,7 +218,7 @@ def pack_arrays(runs: Path, path: Path) -> None:
 
 
 def compare_arrays(archive: Path, cpu: Path) -> list[device_pages.Difference]:
-    """Compares the runs of a device with the same runs of a CPU, those that are complete.
+    """Compares the complete runs of a device with the same runs on a CPU.
 
     Args:
         archive: Archive from `pack_arrays`.

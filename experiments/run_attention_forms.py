@@ -98,9 +98,9 @@ FLAGS.define(
 def make_setups(options: Options) -> dict[str, TrainedTask]:
     """Makes the training tasks of every form and width, by "trained form, d_k=d".
 
-    A score is one program. The same data and seeds everywhere. Weights are drawn with variance
-    1/fan-in, so that queries and keys begin with unit variance, as the note has them; values stay
-    as wide as without d_k.
+    Each score function is one program. Data and seeds are the same everywhere. Weights are drawn
+    with variance 1/fan-in, so that queries and keys begin with unit variance, as in the paper;
+    values are as wide as without d_k.
 
     Args:
         options: The flags.
@@ -272,7 +272,7 @@ def trained_figure(results: dict[str, Any]):
 
 
 def judge_claims(results: dict[str, Any], options: Options) -> Iterator[Row]:
-    """Tests what saturates, whose gradients are small, and which form is ahead after training.
+    """Tests which form saturates, which has small gradients, and which is ahead after training.
 
     Args:
         results: Results of `measure`.

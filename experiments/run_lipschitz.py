@@ -104,7 +104,7 @@ def measure(options: Options, networks: list[Network], folder: RunFolder) -> xr.
 
 
 def measure_texts(network: Network, num_tokens: int, first_text: int) -> dict[str, np.ndarray]:
-    """Measures the texts of a network from one on, see `smoothness.measure_texts`."""
+    """Measures the texts of a network from one index on, see `smoothness.measure_texts`."""
     inputs = {n: a if a is None else a[first_text:] for n, a in network.inputs.items()}
     return smoothness.measure_texts(network.source, inputs, num_tokens)
 

@@ -49,7 +49,7 @@ shared_flags.define(
 
 
 def make_config(options: Options) -> rc.TransformerConfig:
-    """Makes pre-norm attention; untied, the stack of all layers is passed once."""
+    """Makes pre-norm attention; without tied weights, the stack of all layers is applied once."""
     depth, fields = options.depth, {"norm_placement": "pre", "mask": options.mask}
     rows = (0,) * depth if options.tied else tuple(range(depth))
     return rc.san_skip(depth, options.num_heads, options.d_model, layer_map=rows, **fields)

@@ -108,7 +108,7 @@ def measure(
         folder: The run folder; results that it already holds are not computed again.
 
     Returns:
-        What `measure_seed` measures [s, ...]; the law of α, medians over paths, numbers of paths.
+        The results of `measure_seed` [s, ...]; the law of α, medians over paths, numbers of paths.
 
     Raises:
         ValueError: The outputs of all networks are NaN or infinite.
@@ -210,14 +210,14 @@ def measure_seed(setup: initial_tokens.TokenNetwork, draws: tuple[Any, ...]) -> 
 def keep_finite_seeds(
     arrays: dict[str, np.ndarray], say: Callable[[str], None]
 ) -> dict[str, np.ndarray]:
-    """Keeps the seeds whose networks' outputs are numbers, and says which are left out.
+    """Keeps the seeds whose networks' outputs are finite, and reports which are left out.
 
     Args:
         arrays: Measures [s, ...].
-        say: Gets a line for each seed that is left out.
+        say: Prints a line for each seed that is left out.
 
     Returns:
-        The measures of the seeds that stay; their numbers as "seed" [s].
+        The measures of the remaining seeds; their numbers as "seed" [s].
 
     Raises:
         ValueError: No seed has finite outputs.
@@ -260,7 +260,7 @@ def path_chains_figure(results: dict[str, Any], setup: initial_tokens.TokenNetwo
 def draw_boxes(ax: Any, x: Any, values: Any) -> None:
     """Plot a box at each x [k] of values [k, s]: median, quartiles and outliers.
 
-    The axis is to be logarithmic: 0 becomes the least that a float can be.
+    The axis should be logarithmic: 0 becomes the smallest float.
     """
     boxplot = ax.boxplot(
         list(np.maximum(values, np.finfo(float).tiny)),
@@ -310,7 +310,7 @@ def path_lengths_figure(results: dict[str, Any]):
 
 
 def judge_claims(results: dict[str, Any], setup: initial_tokens.TokenNetwork) -> list[Row]:
-    """Tests whether chains lose rank, and whether short paths are the large ones.
+    """Tests whether chains lose rank, and whether short paths are the largest.
 
     Args:
         results: Results of `measure`.

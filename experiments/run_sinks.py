@@ -7,8 +7,8 @@ dropped: its weight is set to 0. thinned, a control: all keys lose the same weig
 that the first key's vector is not removed.
 
 We chose two measures of mixing: the mean cosine of two tokens, and the spread, which is the
-relative change of later tokens if one token is replaced. Each text is compared with itself in the
-unchanged network.
+relative change of later tokens if one token is replaced. For each text the changed network is
+compared with the unchanged one.
 
     python -m experiments.trained_weights --site=trained/packages
     python -m experiments.run_sinks --start=0,0.4 --how=hidden,dropped,thinned \\
@@ -91,7 +91,7 @@ FLAGS.define(
 
 
 class Condition(NamedTuple):
-    """Which key is excluded, traced: one program serves all conditions of a network."""
+    """The key to exclude, traced: one program serves all conditions of a network."""
 
     key: Any  # position of the key
     start: Any  # first layer in which it is excluded; the depth for none
@@ -166,7 +166,7 @@ def pad_layers(values: np.ndarray, length: int) -> np.ndarray:
 def measure_network(
     options: Options, network: Network, weights: str, first_text: int
 ) -> dict[str, np.ndarray]:
-    """Measures the texts as the network is and with the key excluded, arrays [texts, ...].
+    """Measures the texts in the unchanged network and with the key excluded, arrays [texts, ...].
 
     Args:
         options: The flags.
@@ -225,8 +225,8 @@ def measure_text(
         condition: Which key is excluded.
 
     Returns:
-        token_cosine; spread, the mean over later tokens of the relative change that the other
-        token makes; second_norm, ‖X_1‖/‖X_0‖; output [n, d].
+        token_cosine; spread, the mean relative change of later tokens by the other token;
+        second_norm, ‖X_1‖/‖X_0‖; output [n, d].
     """
     edit = {
         "scores": partial(exclude_key, condition, condition.is_hidden, EXCLUDED),
@@ -251,7 +251,7 @@ def lose_weight(condition: Condition, weights: jax.Array, layer: Any) -> jax.Arr
     from all keys.
 
     Args:
-        condition: Which key, from which layer on, and how.
+        condition: The key, the first layer, and the mode.
         weights: Weights of the attention.
         layer: Number of the layer.
     """
@@ -266,11 +266,11 @@ def lose_weight(condition: Condition, weights: jax.Array, layer: Any) -> jax.Arr
 def exclude_key(
     condition: Condition, is_active: jax.Array, excluded: float, entries: jax.Array, layer: Any
 ) -> jax.Array:
-    """Replaces the entries [h, n, m] of the key, of the queries after it.
+    """Replaces the entries [h, n, m] of the key in the rows of later queries.
 
     Args:
-        condition: Which key, and from which layer on.
-        is_active: Whether this is where the key is excluded: its scores, or its weights.
+        condition: The key, and the first layer.
+        is_active: Whether the key is excluded here: in its scores, or in its weights.
         excluded: The entry that it gets.
         entries: Scores or weights.
         layer: Number of the layer.
@@ -314,7 +314,8 @@ def cosine_figure(results: xr.Dataset):
 
 
 def compute_change(results: xr.Dataset, name: str) -> xr.DataArray:
-    """Computes the paired change of a measure, text by text, after the last layer if by layer."""
+    """Computes the paired change of a measure, text by text; after the last layer, if it is by
+    layer."""
     change = results[name] - results[f"whole_{name}"]
     if "layer" not in change.dims:
         return change

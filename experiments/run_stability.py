@@ -93,7 +93,7 @@ def design_claims(design: str, cases: ByCase) -> Iterator[Row]:
 
 
 def compare_results(results: ByCase) -> Iterator[Comparison]:
-    """Compares dependency and tokens with what papers state and the one law expects.
+    """Compares dependency and tokens with the published numbers and with the one law.
 
     Args:
         results: Results of `measure_all`.
@@ -106,7 +106,7 @@ def compare_results(results: ByCase) -> Iterator[Comparison]:
 
 
 def compare_collapse(design: str, measures: Mapping[str, np.ndarray]) -> Iterator[Comparison]:
-    """Compares 1 − cosine of the deepest network with the law's, where float32 sees it.
+    """Compares 1 − cosine of the deepest network with the law, where float32 resolves it.
 
     Means over seeds are geometric, because seeds differ by powers of ten in Post-LN. The law
     predicts the mean; the note compares the error of single networks with the error of the mean.

@@ -76,7 +76,7 @@ def select_theorems(options: Options) -> dict[str, Theorem]:
     """Selects the theorems of the flags.
 
     Raises:
-        ValueError: A theorem that there is not.
+        ValueError: An unknown theorem.
     """
     check_names(options, "theorems", [*THEOREMS])
     return {name: THEOREMS[name] for name in THEOREMS if name in options.theorems}
@@ -165,7 +165,8 @@ def compare_results(results: Results, theorems: dict[str, Theorem]) -> Iterator[
 
 
 def find_shown(curve: Curve) -> int:
-    """Finds the point of a curve that is farthest from its prediction; the last of one without."""
+    """Finds the point of a curve that is farthest from its prediction; the last point if it has
+    none."""
     _, predicted, measured = curve.as_array().T
     if np.isnan(predicted).all() or curve.relation == "none":
         return len(measured) - 1

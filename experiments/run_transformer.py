@@ -108,7 +108,7 @@ def make_task(options: Options) -> TrainedTask:
         options: The flags.
 
     Raises:
-        ValueError: Sizes of letter sequences given to a translation.
+        ValueError: Sizes of letter sequences are set for a translation.
     """
     vocab_size, longest = sequences.NUM_MARKS + options.num_labels, options.num_tokens + 2
     title = f"{options.task.capitalize()} {options.num_tokens} of {options.num_labels} letters"

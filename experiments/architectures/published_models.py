@@ -44,7 +44,7 @@ class Model:
 
     @property
     def ablations(self) -> list[tuple[str, str]]:
-        """Lists (variant, reading) of all that are measured."""
+        """Lists (variant, reading) of all measurements."""
         return list(list_ablations(self.settings["model_type"]))
 
 
@@ -126,7 +126,7 @@ def read_inputs(model: Model, options: Options) -> dict[str, Any]:
 def identity(models: Sequence[Model]) -> dict[str, str]:
     """Returns what identifies inputs and models, for the run's config.
 
-    Weight files by name, size and time of change: they are not read through.
+    Weight files are identified by name, size and time of change; their content is not read.
 
     Args:
         models: The models.

@@ -1,4 +1,4 @@
-"""What `rc.monitor` of every layer adds to a training step."""
+"""Benchmark of `rc.monitor`: the time that it adds to a training step in every layer."""
 
 from typing import Any
 
@@ -14,8 +14,8 @@ def time_monitor(
 ) -> Report:
     """Measures the time of a training step with and without `rc.monitor` of every layer.
 
-    Pre-norm, gelu, float32. The scalars are computed inside of each layer; "states" leaves the
-    attention out.
+    Pre-norm, gelu, float32. The scalars are computed inside each layer; "states" leaves attention
+    out.
 
     Args:
         options: The flags of `experiments.benchmark`.

@@ -23,8 +23,8 @@ def time_collapse_sweep(
 ) -> Report:
     """Measures the time of residual ratio and logarithm by layer of pure attention.
 
-    Weights are drawn in the call. All seeds are one program, vmapped or one after another, or each
-    has a call.
+    Weights are drawn in the call. All seeds are in one program, vmapped or one after another, or
+    each seed has its own call.
 
     Args:
         options: The flags of `experiments.benchmark`.

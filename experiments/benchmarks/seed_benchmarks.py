@@ -1,11 +1,11 @@
 """Benchmark of seeds: how many train together fastest, and in which way.
 
-The figure is seconds per seed and training step of one machine, and CPU milliseconds beside it,
-which other work on the machine changes less. Compiling is apart. `sweep` is `training.sweep` as it
-chooses by itself, "vmap" and "map" are `jax.jit` of `jax.vmap` or `jax.lax.map` of `jax.lax.scan`
-written by hand, "one by one" calls the compiled training of one seed for each, and "processes" run
-one seed each, as many at a time as there are cores. The ways take turns, round after round; what
-`sweep` takes beside the faster way by hand is the median over rounds.
+The figure is seconds per seed and training step on one machine, with CPU milliseconds, which other
+work on the machine changes less. Compilation is timed separately. `sweep` is `training.sweep` with
+its own choices; "vmap" and "map" are `jax.jit` of `jax.vmap` or `jax.lax.map` of `jax.lax.scan`,
+written by hand; "one by one" calls the compiled training of one seed for each seed; "processes" run
+one seed each, as many at a time as there are cores. The ways take turns, round after round. The
+overhead of `sweep` over the faster way by hand is the median over rounds.
 """
 
 import os
@@ -258,7 +258,7 @@ def time_seeds(
 def _time_ways(ways, name, count, num_steps, rounds, case, arguments):
     """Measures ways in turn: {way: (timing, seconds of each round, CPU seconds of each round)}.
 
-    Every other round goes backwards. Ways that do not fit into memory are left out.
+    Every other round runs in reverse order. Ways that do not fit into memory are left out.
     """
     measured, calls = {}, {}
     for way in ways:

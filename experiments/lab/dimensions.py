@@ -1,6 +1,6 @@
 """Names of the dimensions of the arrays that runs keep: the file arrays.json of a run folder.
 
-The table arrays.csv has them by experiment and name of the array, whose first match counts.
+The table arrays.csv lists them by experiment and name of the array; the first match counts.
 """
 
 import csv

@@ -4,11 +4,11 @@
         # measure(key, floats) of one seed → {"scale=1": {name: [s, ...]}, ...}
         results = executor.measure(measure, {"scale=1": 1.0, "scale=2": 2.0})
 
-A cell is a setting whose numbers compiled programs take as arguments, of an experiment's lists or
-of the axes of the flags. Its seeds and those of the other cells are one list, shared by the devices
-and computed chunk by chunk (--seed_chunk). Each finished chunk is saved, so a run resumes on any
-number of devices. A seed draws the same numbers in any chunk; docs/sweeps.md says how far its
-results are the same.
+A cell is a setting whose numbers are arguments of compiled programs; cells come from an
+experiment's lists or from the axes of the flags. The seeds of all cells are one list, shared by the
+devices and computed chunk by chunk (--seed_chunk). Each finished chunk is saved, so a run resumes
+on any number of devices. A seed draws the same numbers in any chunk; docs/sweeps.md says which
+results are then equal.
 """
 
 import collections
@@ -39,8 +39,8 @@ class Chunk(NamedTuple):
     Attributes:
         cells: The cell of each [r].
         seeds: The number of each [r].
-        keys: Keys of the seeds [size], the last one repeated so that all chunks have one size and
-            nothing is compiled again for the last.
+        keys: Keys of the seeds [size]; the last one is repeated so that all chunks have one size
+            and the last chunk does not compile again.
         floats: Floats of the cells, leaves [size, ...].
     """
 
@@ -56,7 +56,7 @@ class Executor(contextlib.ExitStack):
     Args:
         options: The flags, of one point of their axes; --num_devices, --seed_chunk, and --seed and
             --num_seeds where the binary has them.
-        run: Holds the results of earlier chunks.
+        run: Folder that holds the results of earlier chunks.
         label: Label of the progress; "" for programs that show their own.
         total: Number of seeds in all cells of a point; by default those of one cell.
 
@@ -106,16 +106,16 @@ class Executor(contextlib.ExitStack):
     ) -> dict[str, dict[str, np.ndarray]]:
         """Computes all seeds of all cells; reads the ones that the run has, saves the others.
 
-        Points that differ in traced flags alone are computed with the first of them.
+        Points that differ only in traced flags are computed together with the first of them.
 
         Args:
-            program: Makes the function that computes a chunk, where one is missing. It returns
-                arrays on the host, leaves [r, ...], whose names are joined by "/" where they are
-                nested. Its method fit_memory(chunk, size), if any, compiles it and returns how many
-                seeds at a time fit, at most `size`; name_arrays(chunk), if any, the names of what
-                it returns.
+            program: Makes the function that computes a missing chunk. The function returns arrays
+                on the host, leaves [r, ...]; the names of nested arrays are joined by "/". Its
+                method fit_memory(chunk, size), if any, compiles it and returns how many seeds fit
+                at a time, at most `size`; name_arrays(chunk), if any, returns the names of its
+                arrays.
             cells: {part of the run's arrays: floats}, pytrees of one structure and shapes, or None;
-                or flags → that. Points with invalid flags are skipped.
+                or a function of the flags that returns this. Points with invalid flags are skipped.
             keys: Random keys of the seeds [s], the same for every cell; by default those of the
                 flags.
             most: Largest number of seeds at a time; by default --seed_chunk, or as many as fit into
@@ -165,8 +165,8 @@ class Executor(contextlib.ExitStack):
         """Lists the (cell, seed) pairs that the run does not have.
 
         Raises:
-            RunError: The arrays of a cell have different numbers of seeds, or more than a run has
-                that does not grow.
+            RunError: The arrays of a cell have different numbers of seeds, or more seeds than the
+                run, which does not grow.
         """
         missing = []
         for cell in cells:
@@ -184,7 +184,7 @@ class Executor(contextlib.ExitStack):
     def _check_measures(self, program, floats, keys):
         """Refuses finished cells of an unfinished run that do not have all measures of the program.
 
-        Another commit may have begun the run, with fewer measures.
+        A version with fewer measures may have begun the run.
         """
         if not (self.run.resumed and self.run.writable) or self.run.summary is not None:
             return

@@ -15,10 +15,10 @@
              models/, metrics/   the same two of a run of several networks, a file for each
              log.txt
 
-Every file but metrics and log.txt is written to a temporary name and renamed, so a file is either
-complete or absent. The checksums of arrays.npz show damage; names in config.json, with shapes in
-summary.json, show an array that was removed. Files made of the arrays are made again where they are
-missing, and results.csv where it is not what they say.
+Every file except metrics and log.txt is written under a temporary name and renamed, so a file is
+either complete or absent. The checksums of arrays.npz show damage; names in config.json, with
+shapes in summary.json, show an array that was removed. Files made from the arrays are made again if
+they are missing, and results.csv also if it differs from them.
 
     with RunFolder("results/sort/a", {"depth": 6, "seed": 0}) as run:
         curves = run.cached("curves", lambda: {"loss": train()})   # computed once, then read
@@ -95,11 +95,12 @@ class RunFolder(contextlib.ExitStack):
 
     Args:
         path: The folder; made with its parents.
-        config: What determines the results (JSON values). A folder made with another one is
-            refused.
-        execution: What does not (number of devices, chunk size); recorded, never compared.
+        config: Settings that determine the results (JSON values). A folder made with another config
+            is refused.
+        execution: Settings that do not determine them (number of devices, chunk size); recorded,
+            never compared.
         overwrite: Delete the results of an earlier run and start afresh.
-        read_only: Whether the folder stays as it is, unlocked.
+        read_only: Whether the folder is only read, without a lock.
 
     Attributes:
         path: The folder.
@@ -165,18 +166,19 @@ class RunFolder(contextlib.ExitStack):
     # Where the results come from.
 
     def _note_environment(self):
-        """Adds the environment of this process before its first write, where it is new."""
+        """Adds the environment of this process before its first write, if it is new."""
         if not self._has_noted:
             self._has_noted.append(True)
             self.add_environments([provenance.environment()])
 
     @property
     def environments(self) -> list[dict[str, Any]]:
-        """The environments of all processes whose results are here, that which began it first."""
+        """The environments of all processes whose results are in the folder, first that of the
+        process that began it."""
         return list(self._environments)
 
     def add_environments(self, environments: Iterable[Mapping[str, Any]]) -> None:
-        """Adds environments in which results of this folder were made, those that are new.
+        """Adds the new ones among the environments in which results of this folder were made.
 
         Args:
             environments: As `provenance.environment` describes them.
@@ -273,7 +275,7 @@ class RunFolder(contextlib.ExitStack):
 
         Args:
             part: Name of the part; its arrays are stored as "part/name".
-            compute: Returns the named arrays, at least one.
+            compute: Function that returns the named arrays, at least one.
         """
         if self.part(part) is None:
             self.check_writable(part)
@@ -295,7 +297,7 @@ class RunFolder(contextlib.ExitStack):
     def keep_arrays(self, arrays: Mapping[str, Any]) -> None:
         """Adds named arrays, and writes the file only if its last write is long enough ago.
 
-        Each write is of all arrays, so many small chunks are written together. `flush_arrays`
+        Each write contains all arrays, so many small chunks are written together. `flush_arrays`
         writes the remaining ones.
 
         Args:
@@ -401,7 +403,8 @@ class RunFolder(contextlib.ExitStack):
         return [f"{name} {array.shape}" for name, array in sorted(self._arrays[""].items())]
 
     def _check_place(self):
-        """Returns the folder, if it still is the one that was opened; else none is written to."""
+        """Returns the folder if it is still the one that was opened; else nothing is written to
+        it."""
         with contextlib.suppress(OSError):
             if os.path.samestat(os.fstat(self._lock.fileno()), os.stat(self.path / ".lock")):
                 return self.path
@@ -458,7 +461,8 @@ def table_bytes(rows: Iterable[Mapping[str, Any]]) -> bytes:
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """Reads what determines the results of a run folder, by the present names of the flags.
+    """Reads the settings that determine the results of a run folder, by the present names of the
+    flags.
 
     Raises:
         RunError: A damaged config.json.

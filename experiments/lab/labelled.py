@@ -3,8 +3,8 @@
     results = make_dataset(executor.measure(...)["seeds"], {"ratio": ("variant", "layer")})
     results.ratio.sel(variant="san").isel(layer=-1)        # [s], by the names of the axes
 
-The functions below make of them the rows of statements, the table and the figures of an experiment.
-They take any axes. "seed" is the axis of independent draws.
+The functions below make the rows of statements, the table and the figures of an experiment from
+these Datasets. They accept any axes. "seed" is the axis of independent draws.
 """
 
 import contextlib
@@ -106,7 +106,8 @@ def iterate_points(values: Any, *but: str) -> Iterator[tuple[dict[str, Any], Any
 
 
 def is_named(values: Any, axis: str) -> bool:
-    """Returns whether a label names the values of an axis: several, or one that is not usual.
+    """Returns whether a label names the values of an axis: there are several, or one that is
+    unusual.
 
     Args:
         values: DataArray or Dataset.
@@ -120,7 +121,8 @@ def is_named(values: Any, axis: str) -> bool:
 
 
 def drop_single_axes(values: Any, but: Sequence[str] = ()) -> Any:
-    """Drops axes of one value, which a setting need not name, unless all but "seed" are such.
+    """Drops axes of one value, which a setting need not name, unless all axes but "seed" have one
+    value.
 
     Args:
         values: DataArray, or Dataset.
@@ -148,7 +150,7 @@ def statement_rows(
 
     Args:
         key: Key of the statement.
-        values: Its statistic, over seeds and the axes of the run.
+        values: Statistic over seeds and the axes of the run.
         setting: Written before the point.
         **options: Further arguments of `make_row`.
     """
@@ -211,8 +213,8 @@ def product_rows(
     """Yields a row for each combination of the axes; a column without the first axes is repeated.
 
     Args:
-        results: Arrays by name: of an axis its values [k], without them 0, 1, ..; of a column
-            [..., k] for the last axes.
+        results: Arrays by name: for an axis its values [k], or 0, 1, .. without them; for a column
+            [..., k] over the last axes.
         axes: Names of the axes, such as "seed" and "length".
         columns: Names of the columns. Where a value is NaN the row has no entry.
     """
@@ -248,7 +250,7 @@ def plot_facets(
         x, hue: Names of axes; "" for none.
         draw: As `figures.band`.
         style: (place of a curve, number of curves) → options of `draw`.
-        columns: Panels in a row at the most; by default all of up to four.
+        columns: Largest number of panels in a row; by default all panels, up to four.
         ylabel: Label on the y axis of the first panel.
         options: See `figures.figure`.
 
@@ -282,7 +284,7 @@ def count_panels(values: Any, x: str = "layer", hue: str = "") -> int:
 def plot_axes(rows: Sequence[Mapping[str, Any]], axes: Sequence[str], column: str):
     """Plots a column of the table over the first axis; means over seeds.
 
-    There is a curve for each value of the second axis, a panel for each point of the others.
+    There is a curve for each value of the second axis, and a panel for each point of the others.
 
     Args:
         rows: Rows of the table.

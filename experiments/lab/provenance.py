@@ -1,7 +1,7 @@
 """The origin of a result: versions, machine, devices, git revision.
 
-A folder that several commits, versions or machines have written into has them all: that which began
-it as "environment" in its config.json, the others as "later" (`list_environments`).
+A folder into which several commits, versions or machines have written lists all of them: the one
+that began it as "environment" in its config.json, the others as "later" (`list_environments`).
 """
 
 import os
@@ -58,7 +58,7 @@ def git_revision() -> str | None:
 
 
 def list_environments(content: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Lists the environments that a folder's results come from, that which began it first.
+    """Lists the environments of a folder's results, first the one that began it.
 
     Args:
         content: Content of the folder's config.json.
@@ -91,7 +91,7 @@ def list_versions(content: Mapping[str, Any], package: str) -> str:
 def find_new(
     environments: Iterable[Mapping[str, Any]], others: Iterable[Mapping[str, Any]]
 ) -> list[dict[str, Any]]:
-    """Finds the environments that differ from all others, in more than their time.
+    """Finds the environments that differ from all others, apart from their time.
 
     Args:
         environments: Environments, one of which may be new.

@@ -26,7 +26,7 @@ class Round(NamedTuple):
     Attributes:
         num_draws: Draws so far.
         rows: {statement: its rows, judged}, of the statements that get an answer.
-        num_joint: {statement: rows that are judged together}.
+        num_joint: {statement: number of rows that are judged together}.
     """
 
     num_draws: int
@@ -43,7 +43,7 @@ class Round(NamedTuple):
         ]
 
     def draws_left(self) -> int | None:
-        """Estimates how many more draws decide all rows; None where more will hardly decide one.
+        """Estimates how many more draws decide all rows; None if more draws will hardly decide one.
 
         A row may use only some of the draws, such as the seeds in which an event occurs.
         """
@@ -64,7 +64,7 @@ def run_until_decided(main: Callable[[Flags], Any], options: Flags) -> Any:
         options: Its flags.
 
     Returns:
-        What `main` returns of the last round, whose results it has published.
+        The result of `main` in the last round, which has published its results.
 
     Raises:
         ValueError: A number of draws together with the budget; an experiment without statements.
@@ -108,7 +108,7 @@ def judge(num_draws: int, rows: Sequence[verdicts.Row], options: Flags) -> Round
         options: The flags.
 
     Raises:
-        ValueError: No row is of a statement that gets an answer.
+        ValueError: No row belongs to a statement that gets an answer.
     """
     is_registered = "seed" in options and options.seed == verdicts.PROTOCOL.first_seed
     judged, num_joint = {}, {}

@@ -1,4 +1,4 @@
-"""What run_lens says of its arrays: one Dataset, rows of its table and of its statements.
+"""The results of run_lens: one Dataset, rows of its table and of its statements.
 
 Results are over start, network, direction, position, seed (texts) and length. Arrays of the same
 name are shares, sizes, cosines and ranks, as `influence.compare_kinds` has them.
@@ -33,7 +33,7 @@ SUMMARIES = {
 def join_networks(
     parts: Mapping[str, Mapping[str, np.ndarray]], networks: Sequence[Network], start: float
 ) -> xr.Dataset:
-    """Joins the arrays of all networks, and adds mean lengths and what cancels.
+    """Joins the arrays of all networks, and adds mean lengths and the cancellation.
 
     Args:
         parts: {network: {"name/direction/position" or "rank": [texts, ...]}}.
@@ -103,7 +103,8 @@ def judge_claims(results: xr.Dataset, networks: Sequence[Network]) -> Iterator[R
 
 
 def compare_results(results: xr.Dataset, networks: Sequence[Network]) -> Iterator[Comparison]:
-    """Lists means over texts: all measures of the statements' paths, and cosines of others.
+    """Lists means over texts: all measures of the paths in the statements, and cosines of other
+    paths.
 
     Args:
         results: The results.

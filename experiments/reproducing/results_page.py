@@ -47,13 +47,13 @@ TABLE = re.compile(r"(?<=<!-- filled -->\n).*?(?=<!-- end -->)", re.DOTALL)
 def write_markdown(parent: Path, preset: str, docs: Path) -> Path:
     """Writes all pages with results from the complete runs of a preset.
 
-    At the paper's sizes each number that a text names must be there, and the experiments' own pages
-    are written too.
+    With the preset "reported" each number that a text names must exist, and the experiments' own
+    pages are written, too.
 
     Args:
         parent: Folder that holds the run folders.
         preset: Their sizes.
-        docs: Gets results.md, results/ and statements.md; has experiments/.
+        docs: Folder for results.md, results/ and statements.md; it has experiments/.
 
     Returns:
         The path of results.md.
@@ -101,7 +101,7 @@ def write_markdown(parent: Path, preset: str, docs: Path) -> Path:
 
 
 def fill_pages(docs: Path, pages: Mapping[str, Texts]) -> dict[str, bytes]:
-    """Writes results into the pages of experiments that there are.
+    """Writes results into the existing pages of experiments.
 
     Args:
         docs: The folder of the pages.

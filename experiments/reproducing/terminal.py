@@ -38,7 +38,7 @@ class Screen(contextlib.ExitStack):
     """The lines about a number of runs. A context manager.
 
     Args:
-        expected: {run: CPU seconds that it is expected to take}, in the order in which they run.
+        expected: {run: expected CPU seconds}, in the order in which they run.
         jobs: Runs at a time.
         folder: Folder that holds the run folders, whose logs show what a run does.
     """
@@ -67,7 +67,7 @@ class Screen(contextlib.ExitStack):
 
         Args:
             run: Its name.
-            seconds: That it took; 0 where this is not known.
+            seconds: Duration in seconds; 0 if unknown.
         """
         with self._lock:
             self._seconds[run] = seconds
@@ -146,7 +146,7 @@ class Screen(contextlib.ExitStack):
 def describe_number(section: verdicts.Section) -> str:
     """Writes one number of an experiment, with the published one if it exists.
 
-    A published number goes before words, and these before a number that is to be 0. Without any
+    A published number comes before words, and words before a number that should be 0. Without any
     comparison it is the first statistic of a statement.
 
     Args:

@@ -1,7 +1,8 @@
 """The encoders of run_stability, by design and depth, and the measurements of one.
 
-A network of l layers is the deepest one whose layers after l have skips of 1 and branches of 0:
-they change nothing, and one compiled program serves every depth and every design of its norms.
+A network of l layers is the deepest one, with skips of 1 and branches of 0 in the layers after l.
+These layers change nothing, so one compiled program serves every depth and every design with the
+same norms.
 """
 
 import itertools
@@ -60,14 +61,14 @@ def base_config(options: Options, depth: int) -> rc.TransformerConfig:
 
 
 def make_configs(options: Options) -> dict[Case, rc.TransformerConfig]:
-    """Makes all designs at all depths, ascending, as deep as the deepest; see `pad_layers`.
+    """Makes all designs at all depths, ascending, padded to the deepest; see `pad_layers`.
 
     Args:
         options: The flags.
 
     Raises:
-        ValueError: A design that there is not or that the one law does not cover, fewer than two
-            depths, or an update of nothing.
+        ValueError: An unknown design or one that the one law does not cover, fewer than two depths,
+            or an update of size 0.
     """
     check_names(options, "designs", rc.network.DESIGNS)
     depths = sorted(set(options.depths))
@@ -86,7 +87,7 @@ def make_configs(options: Options) -> dict[Case, rc.TransformerConfig]:
 def pad_layers(config: rc.TransformerConfig, size: int) -> rc.TransformerConfig:
     """Gives a network `size` layers; the layers after its own change nothing.
 
-    Initial weights are compared alike: by one rule, with the gain of the design's own.
+    Initial weights are comparable: they follow one rule, with the design's own gain.
 
     Args:
         config: The network.
@@ -110,7 +111,7 @@ def pad_layers(config: rc.TransformerConfig, size: int) -> rc.TransformerConfig:
 
 
 def group_by_program(configs: Mapping[str, rc.TransformerConfig]) -> list[dict[str, Any]]:
-    """Groups networks that differ in numbers alone: these are arguments of one program.
+    """Groups networks that differ only in numbers, which are arguments of one program.
 
     Args:
         configs: The networks by case or name.
@@ -159,14 +160,14 @@ def measure_all(
 def keep_finite_designs(
     results: Mapping[Case, dict[str, np.ndarray]], say: Callable[[str], None]
 ) -> dict[Case, dict[str, np.ndarray]]:
-    """Keeps the designs all of whose networks' outputs are numbers, and says which are left out.
+    """Keeps the designs whose networks all have finite outputs, and reports which are left out.
 
     Args:
         results: Measures [s, ...] of each network.
-        say: Gets a line for each design that is left out.
+        say: Prints a line for each design that is left out.
 
     Returns:
-        The results of the designs that stay.
+        The results of the remaining designs.
 
     Raises:
         ValueError: No design has finite outputs.
@@ -201,7 +202,7 @@ def cut_padding(arrays: Mapping[str, np.ndarray], depth: int) -> dict[str, np.nd
 
 
 def draw(options: Options, key: Any, config: rc.TransformerConfig) -> dict[str, Any]:
-    """Draws weights and what else is random of one seed.
+    """Draws the weights and other random inputs of one seed.
 
     Args:
         options: The flags.
@@ -233,7 +234,7 @@ def measure_seed(options: Options, is_profiled: bool, key: Any, floats: Any) -> 
 
     Args:
         options: The flags.
-        is_profiled: Whether a network may be one whose gains are profiled.
+        is_profiled: Whether the network may be one whose gains are profiled.
         key: Random key of the seed.
         floats: The network, and ‖W* − W‖/‖W‖.
     """
@@ -285,7 +286,7 @@ def one_minus_cosine(x: jax.Array) -> jax.Array:
 
 
 def matrix_gradients(loss: Callable[[Any], tuple[Any, Any]], params: Any) -> tuple[Any, Any]:
-    """Computes ∂loss/∂W of every matrix; also returns what else loss(params) returns."""
+    """Computes ∂loss/∂W of every matrix; also returns the further results of loss(params)."""
 
     def loss_of_matrices(matrices):
         return loss(replace_weight_matrices(params, matrices))
@@ -357,10 +358,11 @@ def sgd_change(params: Any, x: Any, config: Any, gradients: Any) -> jax.Array:
 
 
 def gradient_bound(params: Any, gradients: Any, target: Any, size: Any) -> jax.Array:
-    """Computes e² (Σ‖W‖‖∂W‖)²/‖u‖², the least change of the output by a gradient step, per entry.
+    """Computes e² (Σ‖W‖‖∂W‖)²/‖u‖², the smallest possible change of the output by a gradient step,
+    per entry.
 
     A step of relative size e along every matrix's gradient changes the loss u·x̂ by e Σ‖W‖‖∂W‖,
-    u the target [n, d].
+    where u is the target [n, d].
     """
     norms = map(compute_matrix_norms, (get_weight_matrices(params), gradients))
     total = jax.tree.reduce(jnp.add, jax.tree.map(lambda w, g: jnp.sum(w * g), *norms))

@@ -1,4 +1,4 @@
-"""Causal attention: tokens go to the first, park near early ones, forget and squash their past."""
+"""Causal attention: tokens move to the first one, stop near early ones, and forget their past."""
 
 from collections.abc import Sequence
 
@@ -58,7 +58,7 @@ def park(angles: np.ndarray, distance: float) -> np.ndarray:
 
 
 def count_clusters(angles: np.ndarray, gap: float) -> int:
-    """Counts groups of angles on the circle that empty arcs above a gap separate."""
+    """Counts groups of angles on the circle that are separated by empty arcs above a gap."""
     ordered = np.sort(angles % (2 * np.pi))
     return int(np.sum(np.diff(ordered, append=ordered[0] + 2 * np.pi) > gap))
 
@@ -66,7 +66,7 @@ def count_clusters(angles: np.ndarray, gap: float) -> int:
 def parking_curves(seed: int, *, n: int = 200, beta: float = 64.0, draws: int = 100) -> list[Curve]:
     """Counts Rényi centres by the number of tokens, and follows a causal network in time.
 
-    By time: groups of tokens, the share of tokens near a centre, and how far centres have moved.
+    By time: number of groups, share of tokens near a centre, and how far centres have moved.
     """
     distance, gain, depth, stride = 4 / np.sqrt(beta), 0.05, 100, 20
     config = prescribed_networks.make_sphere(depth, 2, beta, gain, mask="causal")
@@ -173,7 +173,8 @@ def bound_ratio(
 ) -> jax.Array:
     """Measures the largest ‖∂y_i/∂x_j‖ over its bound by path products, of a causal network.
 
-    From the state after the first layer, which `transport` moves through those behind it.
+    It starts at the state after the first layer, from which `transport` computes the Jacobian
+    through the later layers.
 
     Args:
         key: Random key for the weights and the tokens.

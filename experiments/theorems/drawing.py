@@ -35,7 +35,7 @@ def plot_panel(ax: Any, panel: Panel, curves: Sequence[Curve]) -> None:
     """Plots the curves of one quantity.
 
     A prediction at a single point is drawn across the panel, unless another curve has a line there.
-    Points that an earlier curve has are not drawn again.
+    Points of an earlier curve are not drawn again.
 
     Args:
         ax: Axes.

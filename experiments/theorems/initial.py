@@ -60,7 +60,8 @@ def compare_heads(
 
 
 def head_curves(seed: int, *, n: int = 16, depth: int = 12, draws: int = 12) -> list[Curve]:
-    """Compares the token cosine of networks of 1 to 16 heads with one law that has no H."""
+    """Compares the token cosine of networks with 1 to 16 heads with one law that does not contain
+    H."""
     gains, layers = jnp.ones(depth), np.arange(depth + 1)
     keys = jax.random.split(jax.random.key(seed), draws)
     apart, start = {}, []

@@ -48,7 +48,7 @@ class Cell:
 
 
 def make_flags(selecting: Sequence[str]) -> Flags:
-    """Makes the flags of networks that learn letters, but those that choose cells.
+    """Makes the flags of networks that learn letters, without the flags that choose cells.
 
     Args:
         selecting: Flags that choose which part of a folder is shown, and do not change its
@@ -83,9 +83,9 @@ def make_flags(selecting: Sequence[str]) -> Flags:
 def make_measure(recipe: Recipe) -> Callable[[Model, Any, Hyper, Any], dict[str, Any]]:
     """Makes measure(model, data, hyper, key) of one run.
 
-    Examples are those that training does not see. It returns "accuracy" and "loss" [], and the mean
-    over examples of `MEASURES` of the hidden states [L + 1]. "gradients" [len(GRADIENTS), L] are
-    Frobenius norms of the loss's gradient to each matrix of each layer, all heads together.
+    The examples are held out. It returns "accuracy" and "loss" [], and the mean over examples of
+    `MEASURES` for the hidden states [L + 1]. "gradients" [len(GRADIENTS), L] are Frobenius norms of
+    the loss's gradient for each matrix of each layer, all heads together.
 
     Args:
         recipe: What is trained.
@@ -126,11 +126,11 @@ def train_cells(
 
     Args:
         options: The flags of `make_flags`.
-        make_cells: flags → cells; those that differ in floats alone share a program.
+        make_cells: flags → cells; cells that differ only in floats share a program.
         folder: The run folder.
 
     Returns:
-        {cell: what `Training` returns, [s, ...] or [s, looks, ...], and "failed" [s]}.
+        {cell: results of `Training`, [s, ...] or [s, looks, ...], and "failed" [s]}.
     """
 
     @functools.cache
@@ -246,7 +246,7 @@ def make_data(options: Options, batch_size: int, key: Any) -> dict[str, Any]:
 def guess_limit(tokens: int, letters: int) -> float:
     """Computes the accuracy up to which a network may be guessing.
 
-    1/c + 2.58 √((1/c)(1 − 1/c)/tokens), c letters: one guess of 200 lies above it.
+    1/c + 2.58 √((1/c)(1 − 1/c)/tokens) for c letters: one guess in 200 lies above it.
     """
     share = 1 / letters
     return share + 2.58 * math.sqrt(share * (1 - share) / tokens)

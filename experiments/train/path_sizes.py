@@ -120,8 +120,8 @@ def chain_residual_ratios(
 ) -> tuple[Float[Array, ""], Float[Array, ""]]:
     """Compute what `chained_residual` returns, of a finished product.
 
-    Where R is small, the best rank one leaves R(1 − vvᵀ) with v = p/‖p‖, but for a term of the
-    order ‖R‖²: below the root of the rounding error that is closer than a decomposition comes.
+    If R is small, the best rank one leaves R(1 − vvᵀ) with v = p/‖p‖, up to a term of the order
+    ‖R‖². Below the square root of the rounding error this is closer than a decomposition.
 
     Args:
         chain: The product.
@@ -145,8 +145,8 @@ def branch_sizes(
 ) -> tuple[Float[Array, "l"], Float[Array, "l"]]:
     """Measure N(λ x) and N(γ N'(SA(x))) of every layer, the summands of its attention sublayer.
 
-    N = ‖.‖_{1,∞}, before a norm of the sum. Without gains and a norm N' of the branch, N(x) and
-    N(SA(x)) as published; N(x) where there is no skip.
+    N = ‖.‖_{1,∞}, before a norm of the sum. Without gains and without a norm N' of the branch,
+    these are N(x) and N(SA(x)) as published; N(x) alone if there is no skip.
 
     Args:
         params: Parameters of the network; norms of branches and learned gains are read.
@@ -198,9 +198,9 @@ def predicted_sizes(
 ) -> Float[Array, "k"]:
     """Compute log10 of C(L,k) H^k α^{L−k} (1−α)^k R_0 / c^{3^k − 1} for k = 0 .. L.
 
-    The size of all paths of length k together, if every layer leaves the share α to its skip and
-    attention contracts residuals cubically. With one α per layer, C(L,k) α^{L−k} (1−α)^k becomes
-    the elementary symmetric sum over which layers are skipped.
+    This is the norm of the sum of all paths of length k, if every layer leaves the share α to its
+    skip and attention contracts residuals cubically. With one α per layer, C(L,k) α^{L−k} (1−α)^k
+    becomes the elementary symmetric sum over the choice of skipped layers.
 
     Args:
         alpha: α, a scalar or [L], each in (0, 1).

@@ -48,12 +48,12 @@ class TrainedTask:
         name: Name of the folder under results/.
         title: Title of the figure.
         recipe: What is trained.
-        make_data: key → {"train", "eval"} Examples of one seed; also "texts", the training data
-            as it is evaluated, where "train" is packed.
+        make_data: key → {"train", "eval"} Examples of one seed; also "texts", the training data for
+            the evaluation, if "train" is packed.
         metrics: Functions of (logits, examples) by name, "accuracy" among them.
         published: {"whole": accuracy, "baseline": accuracy} as the published code plots them.
         batch_size: Examples evaluated at a time; None for all.
-        extra: What else determines the results, for config.json.
+        extra: Further settings that determine the results, for config.json.
         curves: Whether the metrics are measured on the evaluation data after each epoch.
         floats: Fields of `Hyper` that are not taken from the flags.
         program: Name of the compiled program: setups with the same name differ in their floats
@@ -77,7 +77,7 @@ class TrainedTask:
         """Makes the traced values of a point of the flags, float32.
 
         Raises:
-            ValueError: Values that mean nothing for the recipe.
+            ValueError: Values that are invalid for the recipe.
         """
         hyper = arguments.make_hyper(point, self.floats)
         check_hyper(hyper, self.recipe)
@@ -86,18 +86,18 @@ class TrainedTask:
 
 @dataclass
 class Training:
-    """Trains and measures chunks of runs that differ in seeds and floats alone: a program of the
+    """Trains and measures chunks of runs that differ only in seeds and floats: a program of the
     executor.
 
     Attributes:
         ensemble: What trains them.
-        run: The folder; it keeps the states of a chunk that is not done.
+        run: The folder, which keeps the states of an unfinished chunk.
         measure: `Ensemble.of_models` of a function that measures one run and returns a nested
             dictionary of arrays; by default the metrics that the ensemble watches, [s, looks, ...].
         name: Name of the training, for progress; the cells by default.
         prepare: `Ensemble.of_models` of a run's hyper before training, such as gains that depend
             on the initial weights.
-        keep: Whether the weights are kept too.
+        keep: Whether the weights are kept, too.
         is_monitored: Whether lines of the watched metrics are written while it trains.
     """
 
@@ -216,21 +216,21 @@ def train_networks(
 ) -> dict[str, dict[str, np.ndarray]]:
     """Trains and measures networks, or reads finished ones from the run.
 
-    Every network is trained with the same seeds: the same data and, scaled as its task says, the
-    same weights.
+    Every network is trained with the same seeds, so it has the same data and the same weights,
+    scaled as its task says.
 
     Args:
         options: The flags.
         tasks: {part of the run's arrays: its training task}; `ALONE` is the part of a single task.
         folder: The run folder.
-        measure: (task, model, data, key) of one seed → nested dictionary of arrays, whose levels
-            have "/" between them in the names of the run's arrays.
+        measure: (task, model, data, key) of one seed → nested dictionary of arrays; the run's
+            arrays have the names of the levels, joined by "/".
 
     Returns:
-        {part: {name: [s, ...]}} of what `measure` and `Training` return.
+        {part: {name: [s, ...]}} with the results of `measure` and `Training`.
 
     Raises:
-        ValueError: Every seed of a network diverged, or hyperparameters that mean nothing.
+        ValueError: Every seed of a network diverged, or hyperparameters are invalid.
     """
     programs: dict[str, dict[str, TrainedTask]] = {}
     # Further seeds have weights where the first ones do.
@@ -268,7 +268,7 @@ def unflatten_results(arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
 
 
 def check_files(options: Options, part: str, folder: RunFolder) -> None:
-    """Refuses to keep what networks that are trained already did not leave.
+    """Refuses to keep weights or lines that networks trained earlier did not write.
 
     Args:
         options: The flags.
@@ -276,7 +276,7 @@ def check_files(options: Options, part: str, folder: RunFolder) -> None:
         folder: The run folder; results that it already holds are not computed again.
 
     Raises:
-        ValueError: Weights or lines are asked for that an earlier run did not write.
+        ValueError: Weights or lines are requested that an earlier run did not write.
     """
     is_monitored = "monitor" in options and options.monitor
     lines = folder.path / network_file(options.prefix + part, metrics.NAME)
@@ -293,7 +293,7 @@ def check_files(options: Options, part: str, folder: RunFolder) -> None:
 def make_training(
     options: Options, task: TrainedTask, measure: Callable, executor: Executor, keep: bool
 ) -> Training:
-    """Makes what trains the networks of one program, with any floats.
+    """Makes the program that trains the networks of one recipe, with any floats.
 
     Args:
         options: The flags.
@@ -341,7 +341,7 @@ def whole_metrics(
 
     Args:
         model: Network and classifier, or an encoder-decoder.
-        examples: What it is evaluated on, [b, n].
+        examples: Examples to evaluate, [b, n].
         config: Configuration of the network.
         metrics: Functions of (logits, examples) by name.
         batch_size: Examples at a time; None for all.
@@ -375,7 +375,7 @@ def train_and_eval(
 
 
 def describe_run(chunk: Chunk, position: int) -> str:
-    """Names one run of a chunk: its seed, and its cell where it is not the only one."""
+    """Names one run of a chunk: its seed, and its cell if there are several."""
     cell = chunk.cells[position].removeprefix(f"{ALONE}/")
     return f"seed {chunk.seeds[position]}" + ("" if cell == ALONE else f" of {cell}")
 
@@ -389,11 +389,11 @@ def network_file(cell: str, name: str) -> str:
 
 
 def save_models(point: Point, tasks: Mapping[str, TrainedTask]) -> None:
-    """Saves trained weights as files of a run, where they were kept.
+    """Saves trained weights as files of a run, if the run kept them.
 
     Args:
         point: Measured point of the run.
-        tasks: What was trained, as of `train_networks`.
+        tasks: The trained tasks, as in `train_networks`.
     """
     for part, task in tasks.items():
         name = network_file(task.options.prefix + part, "models.safetensors")

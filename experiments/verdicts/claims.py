@@ -32,7 +32,7 @@ ERROR = 0.05  # the largest share of runs in which chance gives a statement a wr
 
 @dataclass(frozen=True)
 class Statement:
-    """A paper's statement with what decides it; or what gets no answer, without a range."""
+    """A paper's statement with its range, or a finding without a range."""
 
     source: str  # The paper and the theorem, section or figure
     text: str  # What it says, in our words, with its number
@@ -158,9 +158,9 @@ def decide_answer(statement: Statement, verdicts: Sequence[str]) -> str:
     """Returns the answer that follows from the verdicts of a statement's rows.
 
     It holds if every row is within its range, and does not hold if every row is outside. It holds
-    in some settings if rows are within and others outside; else it does not hold in all settings if
-    some are outside, and is open if a row is undecided or not measured. What can only be rejected
-    is not rejected where no row is.
+    in some settings if some rows are within and others outside. Otherwise it does not hold in all
+    settings if some rows are outside, and is open if a row is undecided or not measured. A
+    statement that can only be rejected is "not rejected" if no row is rejected.
 
     Args:
         statement: The statement.

@@ -14,15 +14,15 @@ SHIFTS = (1, 2, 3)  # deviations by which a whole curve is moved, to learn the p
 def curve_row(key: str, setting: str, curve: Any, draws: Any, resolution: float = 0.0) -> Row:
     """Makes the row of a curve that may be one more draw of an ensemble of curves.
 
-    What is claimed is what the test may reject: a curve that is not rejected is not shown to be
-    one of them. The note has the power: the share of the draws which the test would reject if all
-    of each were moved by so many deviations.
+    The test may reject the claim, but a curve that is not rejected is not shown to be one of them.
+    The note has the power: the share of the draws that the test would reject if each were moved by
+    so many deviations.
 
     Args:
         key, setting: See `rows.mean_row`.
         curve: The curve [l].
         draws: The ensemble [s, l].
-        resolution: How far from the truth the curve's values may have been read off.
+        resolution: Largest error with which the curve's values may have been read off.
     """
     draws, curve = np.asarray(draws, float), np.asarray(curve, float)
     n = len(draws)

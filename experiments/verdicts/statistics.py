@@ -69,7 +69,7 @@ def power_law_wins(curves: Any) -> np.ndarray:
         curves: y by l = 0 .. L, [..., L + 1].
 
     Returns:
-        [...]; NaN where a y is not above 0 or L < 3.
+        [...]; NaN if a y is not above 0 or L < 3.
     """
     curves = np.asarray(curves, float)
     layers = np.arange(1, curves.shape[-1])
@@ -86,11 +86,12 @@ def power_law_wins(curves: Any) -> np.ndarray:
 
 
 def fisher_exact(count: int, total: int, other_count: int, other_total: int) -> float:
-    """Computes p of two counts if both shares are one: Fisher's exact test, two-sided.
+    """Computes the p-value of two counts if both have the same share: Fisher's exact test,
+    two-sided.
 
     Args:
         count, total: Count and total of the first sample.
-        other_count, other_total: Other count and other total of the second.
+        other_count, other_total: Count and total of the second sample.
     """
     from scipy import stats  # here: it takes a second, which `--help` need not
 

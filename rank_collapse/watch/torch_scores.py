@@ -160,7 +160,7 @@ def see_masks(
     Args:
         table: Tags of the pass.
         function, args, kwargs: The call.
-        result, tag: Scores, and their tag; or a mask that content decides, and its tag.
+        result, tag: Scores and their tag; or a mask that content decides, and its tag.
     """
     operands = [(table.tags[a], a) for a in tensors_in([args, kwargs]) if table.has(a)]
     tag.is_chosen |= any(t.is_chosen for t, _ in operands)

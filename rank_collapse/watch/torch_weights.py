@@ -1,4 +1,4 @@
-"""Weights of attention where they meet values: from which scores, under which masks.
+"""Weights of attention where they meet values: their scores and their masks.
 
 Axis letters: n queries, m keys, k width; others as in an equation of `einsum`.
 """
@@ -66,7 +66,7 @@ def read_terms(table: TagTable, product: Product) -> tuple[Term, ...]:
 
 
 def read_weights(table: TagTable, product: Product) -> products.Weights:
-    """Reads the weights that meet values, and which keys masks leave them.
+    """Reads the weights that meet values, and the keys that masks leave to them.
 
     Args:
         table: Tags of the pass.
@@ -86,14 +86,14 @@ def read_weights(table: TagTable, product: Product) -> products.Weights:
 
 
 def read_linear_attention(table: TagTable, product: Product) -> tuple[Term, Tag] | None:
-    """Reads which queries and keys a product has whose second factor is Σ_j k_j v_jᵀ.
+    """Reads the queries and keys of a product whose second factor is Σ_j k_j v_jᵀ.
 
     Args:
         table: Tags of the pass.
         product: Product of two tensors.
 
     Returns:
-        The product of queries and keys that nobody computes, and the tag of the values; None if
+        The product of queries and keys, which is never computed, and the tag of the values; None if
         it is another product.
     """
     tag, inner = table.tag(product.second), table.sums.get(product.second)
@@ -124,9 +124,9 @@ def read_linear_attention(table: TagTable, product: Product) -> tuple[Term, Tag]
 
 
 def begin_mean(table: TagTable, product: Product, result: Tensor) -> None:
-    """Makes a mean of values, by a softmax over tokens, one that no map made.
+    """Marks a mean of values, by a softmax over tokens, as a tensor that no map made.
 
-    It may be Σ_j k_j v_jᵀ of linear attention, whose keys have gone through the softmax.
+    It may be Σ_j k_j v_jᵀ in linear attention whose keys passed a softmax.
 
     Args:
         table: Tags of the pass.
