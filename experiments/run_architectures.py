@@ -222,13 +222,14 @@ def judge_claims(results: Results, models: Sequence[Model]) -> list[Row]:
 
 
 def judge_skips(label: str, with_skips: np.ndarray, bare: np.ndarray) -> Row:
-    """Tests whether more remains with skips; a ratio that rounding decides counts as completely
-    lost.
+    """Tests how many powers of ten more remain with skips.
+
+    Ratios of attention alone below float32's rounding count as the rounding, "at least".
 
     Args:
         label: Label of the model.
         with_skips: Residual ratios after the last layer, one for each seed.
-        bare: Those of attention alone.
+        bare: Residual ratios of attention alone, one for each seed.
     """
     note = "at least: attention alone is below float32's rounding" * bool((bare <= ROUNDING).any())
     decades = np.log10(with_skips) - np.log10(np.maximum(bare, ROUNDING))

@@ -1,7 +1,8 @@
 """The measurements of run_lens in one network: the exact Jacobian from a state to the last one, and
 the frozen sum of the same paths.
 
-Axis letters: b texts, v directions, k path lengths, n tokens, d width.
+Axis letters: b texts, v directions, m positions of the output (`POSITIONS`), k path lengths,
+n tokens, d width.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,5 +1,8 @@
 """Measurements on a checkpoint, layer by layer: each layer's weights are read, used and dropped.
 
+A group is a set of passes over some examples of one variant (ablation) of the network; a part is a
+chunk of the examples of a group.
+
 All requested measurements go through a layer while its weights are in memory; the next layer is
 read meanwhile. Memory holds one layer, the next one as it lies in the file, and the carries of the
 passes. One program is compiled for the layers of each variant; variants that measure only states,

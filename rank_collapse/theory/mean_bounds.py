@@ -232,7 +232,8 @@ def diameter_sides(
     skip = gain_size(gains.skip.attention) * float(config.attention_skip)
     steps = (constants, _safe_log(gain_size(gains.branch.attention)), _safe_log(skip))
 
-    def carry_diameter(log_diameter, step):  # [2]: the bound with tanh, and the cubic one
+    def carry_diameter(log_diameter, step):
+        """Bounds the diameter after one layer, as natural logarithms [2]: with tanh, and cubic."""
         layer, branch, skip = step
         scores = layer.scores[:, None] + 2 * log_diameter[None, :]
         saturation = jnp.stack([_log_tanh_over(scores[:, 0]), jnp.zeros_like(scores[:, 1])], axis=1)

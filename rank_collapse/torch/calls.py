@@ -1,4 +1,8 @@
-"""One operator of a model's graph with its arguments, and how to run it on path sums."""
+"""One operator of a model's graph with its arguments, and how to run it on path sums.
+
+Values have degree 0 (constant or frozen), 1 (paths pass them) or 2 (a product of two values of
+degree 1), see `values`.
+"""
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -1,4 +1,8 @@
-"""Entries in other places: views, slices, `where`, and choices by value, which are frozen."""
+"""Entries in other places: views, slices, `where`, and choices by value, which are frozen.
+
+Values have degree 0 (constant or frozen), 1 (paths pass them) or 2 (a product of two values of
+degree 1), see `values`.
+"""
 
 import torch
 from torch import Tensor

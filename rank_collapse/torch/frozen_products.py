@@ -1,4 +1,8 @@
-"""Sums, products and quotients of two values: which one carries paths, and which one is frozen."""
+"""Sums, products and quotients of two values: which one carries paths, and which one is frozen.
+
+Values have degree 0 (constant or frozen), 1 (paths pass them) or 2 (a product of two values of
+degree 1), see `values`.
+"""
 
 from typing import Any
 

@@ -1,4 +1,8 @@
-"""Evaluation of a model's graph on its own inputs; each value records its dependencies."""
+"""Evaluation of a model's graph on its own inputs; each value records its dependencies.
+
+Values have degree 0 (constant or frozen), 1 (paths pass them) or 2 (a product of two values of
+degree 1), see `values`.
+"""
 
 import operator
 from typing import Any

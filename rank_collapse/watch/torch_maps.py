@@ -1,5 +1,8 @@
 """Linear maps as they run: the input of each, its parameters, and the numbers of its entries.
 
+The `Tag` of a tensor describes where it comes from (`torch_tags`). A product has one letter for
+each axis of its factors and of its result.
+
 Axis letters: n queries, m keys, k width; others as in an equation of `einsum`.
 """
 

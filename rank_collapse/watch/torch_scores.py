@@ -1,5 +1,9 @@
 """Products of queries and keys: scores, their softmax, and the masks that meet them.
 
+The `Tag` of a tensor describes where it comes from; its rows are the axes along which tokens
+differ, its features the others (`torch_tags`). A product has one letter for each axis of its
+factors and of its result.
+
 Axis letters: n queries, m keys, k width; others as in an equation of `einsum`.
 """
 

@@ -1,5 +1,9 @@
 """The tokens that the queries of a product are made of, example by example.
 
+The `Tag` of a tensor describes where it comes from; its rows are the axes along which tokens
+differ, its features the others (`torch_tags`). A product has one letter for each axis of its
+factors and of its result.
+
 Axis letters: g examples and heads as one, e examples, h heads, n queries, m keys, d width.
 """
 

@@ -1,4 +1,8 @@
-"""One equation of a traced program, with what its rule needs: forms, sums, kinds of results."""
+"""One equation of a traced program, with what its rule needs: forms, sums, kinds of results.
+
+The kinds and forms of values (constant, frozen, state, gate, factor, product; functions of a root)
+are defined in `values`.
+"""
 
 from collections.abc import Callable
 from typing import Any

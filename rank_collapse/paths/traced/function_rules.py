@@ -1,4 +1,8 @@
-"""Rules of functions of each entry, choices between two values, and statistics."""
+"""Rules of functions of each entry, choices between two values, and statistics.
+
+The kinds and forms of values (constant, frozen, state, gate, factor, product; functions of a root)
+are defined in `values`.
+"""
 
 from collections.abc import Sequence
 from typing import Any

@@ -1,5 +1,7 @@
 """Loops and conditions, built again around values and their sums.
 
+The kinds of values are defined in `values`; a slot of sums holds one path length (`channels`).
+
 A loop's state has the same number of slots at every step. A scan is cut into parts, whose numbers
 of slots grow with the lengths that exist by then.
 """

@@ -1,4 +1,8 @@
-"""Rules of products, quotients and contractions: which factor carries paths, which is fixed."""
+"""Rules of products, quotients and contractions: which factor carries paths, which is fixed.
+
+The kinds and forms of values (constant, frozen, state, gate, factor, product; functions of a root)
+are defined in `values`.
+"""
 
 from collections.abc import Sequence
 

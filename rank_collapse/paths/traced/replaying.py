@@ -1,5 +1,8 @@
 """A traced program whose sublayers take in the stream of another run.
 
+A value has a level: OUTSIDE if it does not come from the stream, REPLACED if it comes from a
+replaced state, ITS_OWN if it comes from a state of this run.
+
 The program is computed twice. The first time finds its states, to which each layer's branches are
 added. The second time replaces the state before each layer, and each branch that was kept, by the
 state and the branch of the other run.

@@ -1,5 +1,9 @@
 """Runs of one program on the devices: a group of them at a time, several steps in one call.
 
+A group of runs is padded to `size` runs. Leaves are the arrays of the state in order; those that
+`step` returns unchanged (data) are neither carried nor checked. Inputs are the keys and the traced
+values of the runs.
+
 A run is a seed at a point of the swept floats. All runs of a group are at the same step. The loop
 over the steps has a traced length, so one program serves all chunks, including the shorter last one
 and the repetition that finds the last finite state.
