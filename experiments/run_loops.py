@@ -65,6 +65,7 @@ def measure(options: Options, config: rc.TransformerConfig, folder: RunFolder) -
     """
 
     def measure_seed(key: Any, gain: Any) -> dict[str, jax.Array]:
+        """Measures one seed, loop by loop if weights are tied, else layer by layer."""
         key_tokens, key_params = jax.random.split(key)
         x = jax.random.normal(key_tokens, (options.num_tokens, options.d_model))
         network = config.replace(branch_gain=gain)

@@ -197,6 +197,7 @@ def measure_seed(task: TrainedTask, model: Any, data: Any, _: Any) -> dict[str, 
     written = models.decode_pairs(model, held_out, config)
 
     def measure_pair(example):
+        """Measures the residuals and the attention weights of one pair."""
         source, source_mask, inputs, input_mask = example
         trace = rc.network.encoder_decoder.apply(
             model, source, inputs, config, source_mask=source_mask, target_mask=input_mask

@@ -70,6 +70,7 @@ def linen_monitored(
     record = _Record()
 
     def intercept_call(call, args, kwargs, context):
+        """Records the call of a selected module, and keeps the weights of Flax's own attention."""
         module = context.module
         if context.method_name != "__call__" or not select(module):
             return call(*args, **kwargs)
@@ -121,6 +122,8 @@ def nnx_monitored(
     record = _Record()
 
     def wrap_method(method):
+        """Wraps a module's method so that its calls are recorded, with the weights of attention."""
+
         @functools.wraps(method)
         def call_method(self, *args, **kwargs):
             with record.record_call(args, kwargs) as inside, contextlib.ExitStack() as patches:
@@ -135,6 +138,7 @@ def nnx_monitored(
     graph, *states = nnx.split(called, nnx.Variable, ...)
 
     def call():  # on copies, whose variables belong to the trace
+        """Calls a copy of the model, whose variables belong to the trace, with wrapped methods."""
         model, inputs, options = copies = nnx.merge(graph, *states, copy=True)
         with contextlib.ExitStack() as patches:
             for kind in {type(module) for _, module in nnx.iter_modules(model) if select(module)}:
@@ -245,6 +249,7 @@ class _Record:
 
         @functools.wraps(library.dot_product_attention)
         def keep_and_attend(query, key, value, **options):
+            """Keeps the weights without dropout, then computes the attention as the model does."""
             weigh = library.dot_product_attention_weights
             names = inspect.signature(weigh).parameters.keys() - {"module", "deterministic"}
             weight_options = {name: a for name, a in options.items() if name in names}

@@ -27,6 +27,8 @@ def time_monitor(
     x, target = jax.random.normal(jax.random.key(1), (2, tokens, d_model))
 
     def step(params, monitored):
+        """Makes one training step, with or without scalars."""
+
         def loss(params):
             if monitored:
                 output, scalars = rc.monitored(params, x, config, attention=monitored == "all")

@@ -136,6 +136,8 @@ def time_recomputed_paths(options: Any, depth: int = 6, num_sequences: int = 200
         return jax.vmap(logits)(inputs)
 
     def evaluate_paths(params, classifier, inputs, paths):
+        """Evaluates every path separately, and classifies the sums of the sets."""
+
         def state(path):
             return jax.vmap(
                 lambda x: rc.paths.path_state(params, x, config, path, no_sub_path=True)

@@ -69,6 +69,7 @@ def make_network(name: str, batch_size: int = 256, arguments: Sequence[str] = ()
         return draw(key_first, sizes[0]), draw(key_last, sizes[1])
 
     def compute_loss(weights):
+        """Computes the cross-entropy of the MLP or of the CNN."""
         x = jnp.asarray(inputs)
         if name == "mlp":
             hidden = jnp.tanh(x @ weights[0])
@@ -89,6 +90,7 @@ def make_network(name: str, batch_size: int = 256, arguments: Sequence[str] = ()
 
 
 def _make_sort(arguments):
+    """Makes (init, step) of the Transformer of run_sort."""
     recipe, make_data, batch_size = make_case("sort", arguments)
     hyper_of_runs = Hyper(learning_rate=jnp.float32(RATE), dropout=0.1)
 

@@ -169,6 +169,7 @@ def _write(process, data):
 
 
 def _stop(process):
+    """Kills a process and closes its pipes."""
     process.kill()
     process.wait()
     process.stdout.close()

@@ -98,6 +98,7 @@ def fall_order(log10_distance: Any) -> np.ndarray:
     logs = np.asarray(log10_distance, np.float64)
 
     def fit_row(row):
+        """Fits the order of one seed."""
         x, y = row[:-1], row[1:]
         steps = np.flatnonzero(np.isfinite(x) & np.isfinite(y) & (x < -6) & (y < -6))[:12]
         if len(steps) < 3 or np.ptp(x[steps]) == 0:
@@ -148,6 +149,7 @@ def log_roll_out(
         return apply_linear(walk_network(algebra, state, params, prepared, config), *classifier)
 
     def advance(state, _):
+        """Makes one step of the recurrence, with the skip around it if there is one."""
         output = apply_network(state)
         next_input = output
         if skip:

@@ -97,6 +97,7 @@ def closed_profile(
 
 @jax.jit
 def _closed_pass(params, prepared, config, log, trace):
+    """Computes the profile from the first certified layer on, that layer, and the growth."""
     diameters = log.input_diameters + log.inputs.log_scale / math.log(10)
     growth = log10_growth(params, trace, diameters, config, prepared.existing_tokens)
     growth = jnp.where(jnp.isfinite(log.profile[:-1]), growth, jnp.nan)
@@ -136,6 +137,7 @@ def cubic_profile(
 
 
 def _prepared(params, x, config, inputs):
+    """Prepares the inputs, and refuses inputs that the law does not cover."""
     reasons = bounds.not_covered(config, mask=inputs.get("mask"), bias=inputs.get("bias"))
     params, prepared = at_least_float32(*prepare_inputs(params, x, config, covers=COVERS, **inputs))
     rows = [reason for reason in reasons if reason.startswith("rows")]
@@ -231,6 +233,8 @@ def log10_growth(
     start = log10_diameters * math.log(10)
 
     def iterated(first):
+        """Computes the largest growth if the bound starts at layer `first`."""
+
         def body(diameter, layer):
             index, growth, measured = layer
             diameter = jnp.where(index <= first, measured, diameter)

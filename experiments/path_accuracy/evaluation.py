@@ -176,6 +176,7 @@ def length_sums(
     size = config.depth + 1
 
     def single_example(example):
+        """Computes the logits of all sums of one example."""
         inputs, mask = example
         sums = path_contributions(model.network, inputs, config, mask=mask)
         short = truncated(model.network, inputs, config, jnp.arange(size), mask=mask).output

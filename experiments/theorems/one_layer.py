@@ -70,6 +70,7 @@ def lipschitz_curves(seed: int, *, draws: int = 8) -> list[Curve]:
         config = prescribed_networks.make_network(1, d)
 
         def measure(key, config=config, n=n):
+            """Measures the norm of the attention's Jacobian for one draw."""
             key_a, key_x = jax.random.split(key)
             a = jax.random.normal(key_a, (d, d))
             a = a / jnp.linalg.norm(a, ord=2)

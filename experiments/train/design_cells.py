@@ -92,6 +92,7 @@ def make_measure(recipe: Recipe) -> Callable[[Model, Any, Hyper, Any], dict[str,
     """
 
     def measure(model, data, hyper, _):
+        """Measures one run on held-out examples."""
         config, held_out = run_config(recipe, hyper), data["eval"]
 
         def compute_loss(model):
@@ -135,6 +136,7 @@ def train_cells(
 
     @functools.cache
     def make_program(static):
+        """Makes the training of all cells that share a compiled program."""
         config, batch_size, is_profiled = static
         num_epochs = max(1, options.n_steps // STEPS_PER_EPOCH)
         recipe = Recipe(

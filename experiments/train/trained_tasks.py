@@ -161,6 +161,7 @@ class Training:
         diverged: set[int] = set()
 
         def resume(like):
+            """Restores the last checkpoint, and drops later lines of metrics."""
             checkpoint = run.restore_checkpoint(like, states)
             epoch = -1 if checkpoint is None else checkpoint[0]
             for cell, file in files.items():
@@ -172,6 +173,7 @@ class Training:
             return checkpoint
 
         def on_chunk(epoch, snapshot, losses):
+            """Reports diverged seeds, saves a checkpoint when it is due, and shows the loss."""
             nonlocal saved
             is_finite = np.isfinite(losses).all(axis=1)
             for position in set(np.flatnonzero(~is_finite).tolist()) - diverged:
@@ -309,6 +311,7 @@ def make_training(
         return measure(dataclasses.replace(task, recipe=run_recipe), model, data, key)
 
     def watch(model, data, hyper, _):
+        """Measures the watched metrics of one seed."""
         config, scalars = run_config(recipe, hyper), {}
         if task.curves:
             scalars["curves"] = whole_metrics(model, data["eval"], config, task.metrics)

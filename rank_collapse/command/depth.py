@@ -58,6 +58,7 @@ def run(flags: argparse.Namespace, command: Sequence[str]) -> int:
     }
 
     def make_files(out: Path) -> dict[Path, bytes]:
+        """Renders the page and the JSON file, {path: bytes}."""
         rows = [
             *_definition_rows(measured.used, "layers"),
             *_definition_rows(measured.lengths, "heads on a path"),

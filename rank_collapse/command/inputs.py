@@ -269,6 +269,7 @@ def _read_arrays(flags, settings, embedding):
 
 
 def _read_array(path, count):
+    """Reads the first `count` entries of an .npy file as float32."""
     try:
         with open_regular(path) as file:
             array = np.asarray(np.load(file)[:count], np.float32)

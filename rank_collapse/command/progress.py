@@ -71,6 +71,7 @@ def report_words(unembedding: Unembedding, reporter: StepReporter) -> Unembeddin
     table, count = unembedding.table, 0
 
     def read(first: int, last: int) -> Any:
+        """Reads rows of the table, and counts a pass for each read of the first row."""
         nonlocal count
         count += first == 0
         text = f"words {last} of {table.shape[0]}, pass {count} of {PASSES}"

@@ -184,6 +184,7 @@ def profile(
         return measure_states(names, x, x_mask, x_read, **choice)
 
     def measure_layers(hidden, mask):
+        """Measures all layers: JAX arrays in one program, others layer by layer to save memory."""
         if is_jax_array(hidden):  # one program; others layer by layer, for less memory
             return measure_layer(hidden, mask, read)
         layers = [[None] * len(hidden) if a is None else a for a in (hidden, mask, read)]
@@ -257,6 +258,7 @@ def _measure_by_document(measure_layers, hidden, mask, segments, num_segments, k
     )
 
     def measure_document(number):
+        """Measures the documents with this number in all rows."""
         is_token = numbers == number
         layers = hidden
         if kind == "attention":

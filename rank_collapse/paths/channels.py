@@ -66,6 +66,7 @@ class Channels(struct.Struct):
         slots = jnp.stack(groups, axis=1)  # [a, groups, m, n, d]
 
         def apply_to_length(_, slot):
+            """Applies fn to one length if it exists; other lengths stay 0."""
             is_live, c = slot
             flat = c.reshape(-1, n, d)
             zeros = jnp.zeros(len(flat), flat.dtype)

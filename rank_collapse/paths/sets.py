@@ -171,6 +171,7 @@ def _sum_paths(params, prepared, config, paths, semantics, no_sub_path, keep):
         members = jnp.where(keep[order], members, flat.shape[0])
 
     def visit(carry, numbered_path):
+        """Computes the states of one path from `first_new` on, and adds the last to its set."""
         states, sums = carry
         path, first_new, member = numbered_path
 

@@ -102,6 +102,7 @@ def recomputed_step(
         config = config.replace(attention_skip=False)
 
     def run_layer(attention, context, gains):
+        """Computes the layer with the attention parameters of one head."""
         block = jax.tree.map(lambda a: a[row], params.layers.replace(attention=None))
         block = block.replace(attention=attention)
         if no_sub_path and config.norm_placement in ("post", "both"):

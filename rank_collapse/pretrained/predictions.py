@@ -248,6 +248,7 @@ def _add_lens_words(partial, first, words, bias, word_mask, states, softcap):
     """
 
     def add_example(example):
+        """Adds a piece of the vocabulary to the partial sums of one example."""
         partial, states = example
         logits = jnp.einsum("snd,vd->snv", states, words) + bias[None, None]
         if softcap is not None:

@@ -84,6 +84,7 @@ class Weights:
         """Move the leaves of a tree that is not stacked to JAX, in the weights' dtype."""
 
         def move_leaf(a):
+            """Copies one array to the device in the weights' dtype; a `Table` stays."""
             if isinstance(a, Table):
                 return a
             copy = _allocate_aligned(a.shape, self.dtype)

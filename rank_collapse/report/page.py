@@ -128,6 +128,7 @@ def _render_figure(figure):
 
 
 def _render_section(section):
+    """Renders one section: heading, text, first figure, table, and folded parts."""
     heading = (
         f'<h2 id="{escape_html(section.name)}">{escape_html(section.title)}{section.status}</h2>'
     )

@@ -105,6 +105,7 @@ def to_host(tree: Tree, num_seeds: int | None = None) -> Tree:
     """
 
     def copy_leaf(leaf):
+        """Copies one array to the host; random keys stay keys."""
         if is_key(leaf):
             data = copy_leaf(jax.random.key_data(leaf))
             return jax.random.wrap_key_data(data, impl=jax.random.key_impl(leaf))
@@ -154,6 +155,7 @@ def run_seeds(
     at_once = None if at_once is None else check_whole("at_once", at_once, 1)
 
     def on_device(*arguments):
+        """Computes the seeds of one device, vmapped or one after the other."""
         *by_seed, shared = arguments
         count = jax.tree.leaves(by_seed)[0].shape[0]
         if at_once == 1:

@@ -142,6 +142,8 @@ class DepthRule(struct.Struct):
         struct.check_numbers("[0, 1)", b1=b1, b2=b2)
 
         def group_optimizer(factors):
+            """Makes the AdamW of one group from its factors."""
+
             def schedule(step):
                 return factors.rate * rate(step)
 

@@ -296,6 +296,7 @@ def _iterate_collapse(start, gains, count, score_variance, norm_placement):
     other_share = 1 - 1 / count
 
     def step(carry, gains):
+        """Passes one sublayer: (ln(1 − ρ), variance of the stream), and the share β_ii²."""
         log_apart, stream = carry
         skip, branch = jnp.square(gains[0]), jnp.square(gains[1])
         one_minus_cosine = jnp.exp(log_apart)  # 1 − ρ

@@ -189,6 +189,7 @@ class LogPass(LayerPass):
         keep = layer.inputs.existing_tokens
 
         def run_copy(copy):
+            """Passes one noisy copy through the layer, and collects its `LogTrace` fields."""
             word, ulps, state = copy
             noise = Noise(word, ulps).at(layer.index) if self.replicas else None
             state, sublayers = walk_layer(LogScaled(keep, noise), layer, state)

@@ -99,6 +99,7 @@ def _measure_growth(params, prepared, config, count):
     directions, _ = orthonormalise_directions(directions)
 
     def step(layer, carry):
+        """Passes mean and directions through a layer, and measures how it stretches them."""
         mean, directions = carry
         zero = jnp.zeros((), mean.dtype)
 

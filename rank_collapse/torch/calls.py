@@ -98,6 +98,7 @@ class Call:
         arrays = {id(value): tangent for value, tangent in zip(sources, tangents, strict=True)}
 
         def replace(leaf):
+            """Replaces the sources by tangents, and other tensors and numbers by 0."""
             array = leaf.array if isinstance(leaf, Value) else leaf
             if id(leaf) in arrays:
                 return arrays[id(leaf)]

@@ -72,6 +72,8 @@ def export_model(
     described: list[str] = []
 
     def compute(model, traced):
+        """Calls the model with traced tensors, and returns the selected result."""
+
         def replace(leaf):
             return traced[places[id(leaf)]] if id(leaf) in places else leaf
 
@@ -124,6 +126,7 @@ def name_arguments(
 
 
 def _leaves(name: str, tree: Tree) -> Iterator[tuple[str, Tensor]]:
+    """Yields (name, tensor) of the tensors in nested lists, tuples and dictionaries."""
     if isinstance(tree, Tensor):
         yield name, tree
     elif isinstance(tree, list | tuple):

@@ -111,6 +111,7 @@ def choose_entries(call, result):
     chosen, indices = result
 
     def pick(tangent):
+        """Picks the entries of a tangent at the chosen indices."""
         if call.name == "max_pool2d_with_indices":
             return tangent.flatten(-2).gather(-1, indices.flatten(-2)).view(indices.shape)
         position = {"topk": 2, "kthvalue": 2}.get(call.name, 1)

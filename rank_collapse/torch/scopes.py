@@ -97,6 +97,7 @@ def list_paths(model: nn.Module) -> dict[str, list[str]]:
 
 
 def _compile(name, pattern):
+    """Compiles a pattern of `branches`; a wrong one raises a ValueError."""
     label = f"branches[{name!r}]" if name else "branches"
     if not isinstance(pattern, str):
         raise ValueError(f"{label}={pattern!r} is not a regular expression in a string")

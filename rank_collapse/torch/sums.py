@@ -64,6 +64,7 @@ def _align(sums, num_axes):
 
 
 def _pad(sums, sizes):
+    """Pads the axes of path lengths with zeros to these sizes."""
     for axis, size in enumerate(sizes):
         missing = size - sums.shape[axis]
         if missing:

@@ -155,6 +155,7 @@ class Ensemble:
         )
 
         def call(*laid_out, num_seeds, activity=_no_activity, on_seeds=None):
+            """Computes the function for all seeds, some at a time where progress is reported."""
             size = jax.tree.leaves(laid_out)[0].shape[0]
             part = size if on_seeds is None else self._seeds_of_a_part(size)
             on_host, parts = seeds.to_host(laid_out) if part < size else None, []
@@ -298,6 +299,7 @@ def _as_runs(hyper: Hyper, count: int) -> Hyper:
     """Convert every value to float32 [s, ...]."""
 
     def as_run_array(path, value):
+        """Converts one value to float32 [s, ...], and checks its shape."""
         name = jax.tree_util.keystr(path, simple=True, separator=".")
         check_numbers("[-inf, inf]", arrays=True, **{name: value})
         has_axes = name.startswith(("network", "start"))  # beside that of the runs

@@ -130,6 +130,7 @@ def batch_forward(
         ).logits
 
     def single(example):
+        """Computes the logits of one example, packed or not."""
         inputs, mask, parts, key = example
         positions = None
         if parts is not None:

@@ -169,6 +169,7 @@ def train_epoch(
     weights = (jnp.arange(steps * size) < count).reshape(steps, size)
 
     def run_step(state, step_inputs):
+        """Trains on one batch of the epoch."""
         index, indices, weights = step_inputs
         batch = jax.tree.map(lambda a: a[indices], examples)
         step = epoch * steps + index

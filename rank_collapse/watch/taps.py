@@ -75,6 +75,7 @@ def measure_taps(
     box = []
 
     def list_arrays(*args):
+        """Calls the function, and separates the arrays of its result from other leaves."""
         leaves, structure = jax.tree.flatten(function(*args))
         is_array = [isinstance(leaf, jax.Array) for leaf in leaves]
         statics = [None if array else leaf for leaf, array in zip(leaves, is_array, strict=True)]
@@ -180,6 +181,8 @@ def _run_cond(branches, inputs, measure):
     size = max(a.shape[0] for a in longest.values())
 
     def run_branch(program):
+        """Makes the function of one branch, with NaN for layers and names that it does not have."""
+
         def run(*arrays):
             outputs, scalars = _run(*program, arrays, measure)
             filled = {

@@ -213,6 +213,7 @@ class Origins(TagTable):
         """
 
         def find(argument):
+            """Returns the follower of one argument, or −1 in all entries."""
             if not floats_in(argument):
                 return argument
             options = {"size": argument.shape, "fill_value": -1, "device": argument.device}

@@ -215,6 +215,7 @@ class RemovalPass(LayerPass):
         is_spared = exists & (jnp.cumsum(exists) <= self.spare)
 
         def apply_layer(x):
+            """Applies the layer to a slot, and compares the change with the full network's."""
             state = compute_layer(layer, x).trace.hidden
             difference = zero_padding(state - x, mask) - change
             length = jnp.linalg.norm(change, axis=-1)
@@ -223,6 +224,7 @@ class RemovalPass(LayerPass):
             return state, total, jnp.max(by_token)
 
         def advance_slot(_, slot):
+            """Advances one slot: before, inside or behind its removed block."""
             first_removed, slot_state = slot
             is_behind = layer.index >= first_removed + self.size
             is_first = layer.index == first_removed

@@ -87,6 +87,7 @@ def take_larger(equation: Equation, values: Sequence[Value]) -> Value:
     takes_other = order(values[1 - constant].array, values[constant].array)
 
     def choose_quotient(parts):
+        """Returns the quotient of the larger value, or None if it is not f(h)/h of one root."""
         for value, part in zip(values, parts, strict=True):
             if part is None and not _equals(value.fill, 0):
                 return None
@@ -132,6 +133,7 @@ def select(equation: Equation, values: Sequence[Value]) -> Value:
         return join(equation, array, [make_frozen(predicate.array), *cases])
 
     def select_quotient(parts):
+        """Returns the quotient of the selected values, or None if one is not f(h)/h of the root."""
         for value, part in zip(cases, parts[1:], strict=True):
             if part is None and not _equals(value.fill, 0):
                 return None

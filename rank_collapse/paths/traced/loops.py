@@ -318,6 +318,7 @@ def run_cond(
     out_labels = {}
 
     def make_branch(number, program):
+        """Makes the function of one branch on arrays and sums; it also notes result labels."""
         jaxpr, constants = open_program(program)
 
         def compute(arrays, sums):
@@ -342,6 +343,8 @@ def run_cond(
     sizes = run.slots.largest([s for shape in shapes for _, s in shape if s is not None])
 
     def pad(branch):
+        """Wraps a branch so that its sums have the slots of both branches."""
+
         def compute(arrays, sums):
             outs = branch(arrays, sums)
             filled = [

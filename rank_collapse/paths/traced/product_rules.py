@@ -38,6 +38,7 @@ def scale(equation: Equation, values: Sequence[Value], position: int) -> Value:
         return make_frozen(array)
 
     def scale_quotient(parts):
+        """Returns the scaled quotient of the argument at the position, or None for f(h)/h."""
         part = parts[position]
         if part.quotient is None and not part.is_exact:
             return None

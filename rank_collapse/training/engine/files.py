@@ -132,6 +132,7 @@ class SweepFolder:
 
 
 def _describe_change(name, old, new):
+    """Describes how one part of the sweep differs from the folder's."""
     if name in ("init", "step", "look"):
         if old and new:
             return f"{name} is another function"
@@ -144,6 +145,7 @@ def _describe_change(name, old, new):
 
 
 def _pack(runs: Runs) -> dict[str, np.ndarray]:
+    """Converts runs to named arrays for a file."""
     arrays = {
         "points": runs.points,
         "seeds": runs.seeds,
@@ -159,6 +161,7 @@ def _pack(runs: Runs) -> dict[str, np.ndarray]:
 
 
 def _unpack(path: Path, arrays: dict[str, np.ndarray], functions: Functions) -> Runs:
+    """Converts the arrays of a file back to runs."""
     try:
         count, step = len(arrays["seeds"]), int(arrays["step"])
         looks = len(arrays["look_steps"])
@@ -178,6 +181,7 @@ def _unpack(path: Path, arrays: dict[str, np.ndarray], functions: Functions) -> 
 
 
 def _read_leaves(arrays: Mapping[str, np.ndarray], name: str, shapes: Sequence[Any], axes: tuple):
+    """Reads the leaves of one name, and checks their shapes and dtypes."""
     leaves = []
     for i, shape in enumerate(shapes):
         array, dtype, expected = arrays[f"{name}/{i}"], shape.dtype, shape.shape

@@ -49,6 +49,7 @@ def gather(runs: Runs, num_seeds: int) -> Runs:
     }
 
     def exchange(array: np.ndarray) -> Any:
+        """Joins the arrays of all processes, padded to one size."""
         padded = np.concatenate([array, np.repeat(array[-1:], size - len(array), axis=0)])
         # As bytes: what is gathered keeps its dtype, 64 bits too.
         raw = np.frombuffer(np.ascontiguousarray(padded).tobytes(), np.uint8)

@@ -90,6 +90,7 @@ class Program:
         turns_end = jnp.where(active, stop, start) if is_looped else stop
 
         def body(index, carry):
+            """Makes one step, and writes its metrics at its index."""
             changing, metrics = carry
             state = self._join(changing, unchanged)
             outputs = self.functions.step(consts, *state, *hyper, index)

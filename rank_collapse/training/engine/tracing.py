@@ -121,6 +121,7 @@ _TRACED_VALUE = (
 
 
 def _explain(error):
+    """Explains in one line why the user's function cannot be traced."""
     if isinstance(error, jax.errors.UnexpectedTracerError):
         return "uses a value that an earlier trace left in a global or a list"
     if isinstance(
@@ -327,6 +328,7 @@ def _print(closed):
 
 
 def _hash(*parts):
+    """Returns a short hash of texts and bytes."""
     digest = hashlib.sha256()
     for part in parts:
         digest.update(part if isinstance(part, bytes) else str(part).encode())
@@ -352,6 +354,7 @@ def _is_program(value):
 
 
 def _as_bytes(array):
+    """Converts an array to bytes that identify its dtype, shape and values."""
     if isinstance(array, jax.core.Tracer):
         raise jax.errors.UnexpectedTracerError("of an earlier trace")
     if isinstance(array, jax.Array) and jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
