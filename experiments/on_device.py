@@ -93,8 +93,8 @@ def list_steps(part: str, folder: Path, runs: Path, tiny: bool) -> list[list[Ste
 
     Args:
         part: Part of the session, a key of `LIMITS`.
-        folder: Gets speed.jsonl.
-        runs: Gets the experiments' folders.
+        folder: Folder for speed.jsonl.
+        runs: Folder for the experiments' folders.
         tiny: Whether sizes are small.
     """
 

@@ -267,7 +267,7 @@ def compare_curve(
         model: The model.
         kind: Kind of its weights.
         curves: Curves of these weights.
-        ablation: Which curve: variant and reading.
+        ablation: Variant and reading of the curve.
         targets: Published values of pretrained weights.
     """
     (variant, reading), depth = ablation, model.config.depth

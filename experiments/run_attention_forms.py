@@ -129,7 +129,7 @@ def measure(
 
     Args:
         options: The flags.
-        setups: What is trained.
+        setups: Training tasks.
         folder: The run folder; results that it already holds are not computed again.
 
     Returns:
@@ -153,7 +153,7 @@ def measure_widths(options: Options, executor: Executor) -> dict[str, dict[str, 
 
     Args:
         options: The flags.
-        executor: What computes the seeds.
+        executor: Executor that computes the seeds.
 
     Returns:
         {form: {"d_k" [w], measure: [s, w], its law: [w]}}.

@@ -231,7 +231,7 @@ def select_steps(cases: Mapping[Any, Mapping[str, np.ndarray]]) -> dict[Any, np.
     A multiplier of 0, as in pure attention, predicts no number of steps, because the law is cubic.
 
     Args:
-        cases: What is trained, by case.
+        cases: Training tasks by case.
     """
     points = {}
     for key, case in cases.items():

@@ -166,7 +166,7 @@ def make_configs(options: Options, norm: str, variants: Sequence[str]) -> Config
 
     Args:
         options: Sizes and parts of the networks.
-        norm: Where norms are.
+        norm: Placement of the norms.
         variants: Names of `NETWORKS`.
 
     Raises:
@@ -282,8 +282,8 @@ def choose_gains(gains: list[float], norm: str) -> list[float]:
     with their skip and a gain of 1, if this is requested. Pre-norm is left out.
 
     Args:
-        gains: Those that are asked for.
-        norm: Where norms are.
+        gains: The requested gains.
+        norm: Placement of the norms.
     """
     if norm == "none":
         return gains

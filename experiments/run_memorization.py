@@ -168,7 +168,7 @@ def make_data(
     Args:
         options: The flags.
         tokens, mask: Token ids, and a mask of existing tokens, [b, n].
-        rows: Which texts each row packs.
+        rows: Texts that each row packs.
         key: Random key for the labels.
 
     Returns:

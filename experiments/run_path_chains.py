@@ -328,7 +328,7 @@ def judge_claims(results: dict[str, Any], setup: initial_tokens.TokenNetwork) ->
 def compare_results(
     results: dict[str, Any], setup: initial_tokens.TokenNetwork
 ) -> list[Comparison]:
-    """Compares the sum of all paths with the output, an identity; lists the numbers of the figures.
+    """Compares the sum of all paths with the output, which must be equal, and lists other numbers.
 
     Args:
         results: Results of `measure`.

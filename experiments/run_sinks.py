@@ -222,7 +222,7 @@ def measure_text(
     Args:
         replaced: Position at which `changed` has another token.
         ids, changed: Int [n].
-        condition: Which key is excluded.
+        condition: The key to exclude.
 
     Returns:
         token_cosine; spread, the mean relative change of later tokens by the other token;

@@ -183,7 +183,7 @@ def measure_seed(task: TrainedTask, model: Any, data: Any, _: Any) -> dict[str, 
     """Measures one seed.
 
     Args:
-        task: What was trained.
+        task: The training task.
         model: The trained model.
         data: Examples of the seed.
 
@@ -310,7 +310,7 @@ def compare_results(results: dict[str, Any], task: TrainedTask) -> list[Comparis
 
     Args:
         results: Results of `measure`.
-        task: What was trained.
+        task: The training task.
     """
     seeds, residual = fine_seeds(results), results["residual"]
     values = {

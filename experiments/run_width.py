@@ -182,7 +182,7 @@ def compare_results(results: ByCase, cases: Cases) -> Iterator[Comparison]:
 
     Args:
         results: {case: arrays of all seeds [s, ...]}.
-        cases: What is trained, by case.
+        cases: Training tasks by case.
     """
     for name, accuracy in case_accuracies(results, cases).items():
         shape, numbers = describe_shape(cases[name]), accuracy[np.isfinite(accuracy)]

@@ -162,7 +162,7 @@ def equinox_monitored(
     """Call an Equinox model and measure the input tokens of its blocks.
 
     Args:
-        model, *inputs, **options: What is called.
+        model, *inputs, **options: The model and its arguments.
         blocks: blocks(model): the list of layers, whole blocks or the attention of each; or one
             module whose arrays are stacked, for a scan.
         measure: See `linen_monitored`, without weights.
@@ -241,7 +241,7 @@ class _Record:
         are unknown.
 
         Args:
-            attend: What a module's attention calls.
+            attend: The attention function of a module.
             library: The Flax module that defines it.
         """
         if getattr(attend, "__wrapped__", attend) is not library.dot_product_attention:

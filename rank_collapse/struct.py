@@ -45,8 +45,8 @@ def check_choice(
     Args:
         description: The value with its name, as the message begins.
         value: The value.
-        allowed: What it could be.
-        suffix: Put after the list of these.
+        allowed: Allowed values.
+        suffix: Text after the list of allowed values.
 
     Raises:
         ValueError: The value is not allowed; the message ends with the nearest names.

@@ -91,7 +91,7 @@ def read_inputs(model: Model, options: Options) -> dict[str, Any]:
     """Reads the tokens of the flags' texts, as arguments of `rank_collapse.apply`: x and mask.
 
     Args:
-        model: Which reads them.
+        model: Model that reads the tokens.
         options: The flags.
 
     Raises:
@@ -143,7 +143,7 @@ def identity(models: Sequence[Model]) -> dict[str, str]:
 
 
 def list_weights(options: Options, models: Sequence[Model]) -> list[Weights]:
-    """Lists of each model the checkpoint, then its initialisations."""
+    """Lists for each model its checkpoint, then its initialisations."""
     weights = []
     seeds = range(options.first_seed, options.first_seed + options.num_seeds)
     for model in models:
@@ -195,7 +195,7 @@ def measure_weights(options: Options, weights: Weights) -> dict[str, np.ndarray]
 
     Args:
         options: The flags.
-        weights: Which weights.
+        weights: The set of weights.
     """
     model = weights.model
     if weights.kind == "pretrained":

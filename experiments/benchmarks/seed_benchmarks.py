@@ -122,7 +122,7 @@ def make_way(way: str, name: str, num_seeds: int, num_steps: int, **sizes: Any) 
 
     Args:
         way, name: Names in `WAYS` and `SIZES`.
-        num_seeds, num_steps: What is trained.
+        num_seeds, num_steps: Number of seeds and steps.
         **sizes: See `make_network`.
     """
     init, step = make_network(name, **sizes)

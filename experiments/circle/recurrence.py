@@ -55,7 +55,7 @@ def equal_tokens(
 
     Args:
         step: [2, i] → [2, i].
-        point: Where both tokens begin.
+        point: Point at which both tokens begin.
         num_steps: Steps.
 
     Returns:

@@ -79,7 +79,7 @@ def make_case(options: Options, name: str) -> TrainedTask:
 
     Args:
         options: The flags.
-        name: Variant and width, as of `split_name`.
+        name: Variant and width, in the form of `split_name`.
     """
     variant, width = split_name(name)
     is_published = not variant.startswith("attention")
@@ -134,7 +134,7 @@ def measure_walk(
 
     Args:
         num_steps: Points of the walk, the start included.
-        task: What was trained.
+        task: The training task.
         model: The trained model.
         data: Examples of the seed.
         key: Unused.

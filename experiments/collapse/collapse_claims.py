@@ -113,7 +113,7 @@ def bound_claims(key: str, variant: str, results: xr.Dataset) -> Iterator[Row]:
 
     Args:
         key: Key of the statement.
-        variant: Whose layers they are.
+        variant: Variant whose layers are tested.
         results: Results of this variant.
     """
     admissible = results.where(results.admissible > 0).isel(layer=slice(1, None))

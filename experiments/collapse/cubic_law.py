@@ -85,7 +85,8 @@ def closed_profile(
         where no layer is certified.
 
     Raises:
-        ValueError: As `cubic_profile`; also a network that has no residual in logarithms, or MLPs.
+        ValueError: In the cases of `cubic_profile`; also a network without a residual in
+            logarithms, or with MLPs.
     """
     if config.mlp != "none":
         raise ValueError("layers with MLPs are not certified")

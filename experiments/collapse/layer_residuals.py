@@ -105,7 +105,7 @@ class DecidedProgram(NamedTuple):
         measured: Function that computes a chunk in the dtype of the flags.
         networks: {variant: its configuration}.
         norm: Their norm placement, for messages.
-        progress: Where messages go.
+        progress: Progress that shows messages.
     """
 
     measured: Mapped

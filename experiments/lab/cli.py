@@ -115,7 +115,7 @@ def how_to_resume(flag_values: Flags, arguments: Sequence[str]) -> str:
 
     Args:
         flag_values: The flags of the binary.
-        arguments: Those that were typed.
+        arguments: The typed arguments.
     """
     if "output_dir" not in flag_values:
         return ""
@@ -128,7 +128,7 @@ def in_typed_names(message: str, arguments: Sequence[str], flag_values: Flags) -
 
     Args:
         message: Error message, with names as in "d_model=47".
-        arguments: Those that were typed.
+        arguments: The typed arguments.
         flag_values: The flags of the binary.
     """
     typed = {argument.lstrip("-").partition("=")[0] for argument in arguments}

@@ -55,7 +55,7 @@ def dump_descriptions(experiment: str, arrays: Mapping[str, np.ndarray]) -> byte
 
     Args:
         experiment: See `describe_array`.
-        arrays: Those of the run.
+        arrays: Arrays of the run.
     """
     described = {}
     for name, array in arrays.items():

@@ -257,7 +257,7 @@ class Mapped:
     Args:
         fn: (key, floats) of one seed → pytree of arrays.
         mesh: Mesh of the devices.
-        progress: Gets how long compiling took.
+        progress: Progress that shows the time of compiling.
         draw: (key, floats) of one seed → the argument that `fn` takes instead of the key. It is a
             separate program, because random numbers are slow to optimise and drawn once.
         at_once: Seeds a device vmaps over; None for `seeds.group_size`.

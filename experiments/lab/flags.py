@@ -247,7 +247,7 @@ def check_names(options: Any, flag: str, allowed: Iterable[str]) -> None:
     Args:
         options: The flags, or the options of a point.
         flag: The name of the list.
-        allowed: Names that it may have.
+        allowed: Allowed names.
 
     Raises:
         ValueError: The message names the flag and the first unknown name.

@@ -181,7 +181,7 @@ class RunFolder(contextlib.ExitStack):
         """Adds the new ones among the environments in which results of this folder were made.
 
         Args:
-            environments: As `provenance.environment` describes them.
+            environments: Environments from `provenance.environment`.
         """
         if new := provenance.find_new(environments, self._environments):
             self._environments += new

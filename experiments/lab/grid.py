@@ -21,7 +21,7 @@ class Options(Mapping[str, Any]):
         values: {flag: value} of all flags.
 
     Attributes:
-        flags, axes: As given.
+        flags, axes: The flags, and the axes of the grid.
         group: The points that differ from this one only in traced flags, including itself: one
             program computes them, see `Executor`.
         number: Number of the group.

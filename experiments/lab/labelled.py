@@ -176,7 +176,7 @@ def compare_means(
         other: The published value, or a DataArray over some of these axes.
         note: Note on every comparison.
         show: Mean → the value to show.
-        source: What `other` is.
+        source: Origin of `other`.
         interval: Whether the note has Student's 95 % interval of the mean over seeds.
     """
     for point, draws in iterate_points(drop_single_axes(values), "seed"):
@@ -248,7 +248,7 @@ def plot_facets(
     Args:
         values: Over seeds, x, hue and the axes of the panels, whose titles name them.
         x, hue: Names of axes; "" for none.
-        draw: As `figures.band`.
+        draw: Function like `figures.band`.
         style: (place of a curve, number of curves) → options of `draw`.
         columns: Largest number of panels in a row; by default all panels, up to four.
         ylabel: Label on the y axis of the first panel.

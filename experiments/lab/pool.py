@@ -139,7 +139,7 @@ def measure_side_by_side(options: Flags, points: Sequence[Options], run: RunFold
     Args:
         options: Flags of the run.
         points: Flags of its points.
-        run: Gets the arrays.
+        run: Run that gets the arrays.
     """
     in_worker = multiprocessing.parent_process() is not None
     if "scheduler" in options and options.scheduler is not None and not options.axes:
@@ -205,7 +205,7 @@ def measure_points(
 
     Args:
         module: The experiment's.
-        arguments: Those of the run.
+        arguments: Arguments of the run.
         folder: Folder of this group.
         num_devices: Number of devices of this worker.
         number: Number of the group; if a point cannot be measured, the parent process says so.

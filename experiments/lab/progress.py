@@ -262,7 +262,7 @@ class Progress(tqdm):
         Its time does not enter the speed of the steps.
 
         Args:
-            activity: What is done meanwhile.
+            activity: Name of the activity.
         """
         start, outer = time.monotonic(), self._activity
         self._activity, self._begun = activity, start

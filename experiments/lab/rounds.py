@@ -130,7 +130,7 @@ def describe_round(state: Round, noun: str, most: int, seconds: float | None) ->
     """Writes "n = 64: 2 of 3 statements decided; about 60 more seeds, 2 min".
 
     Args:
-        state: After the round.
+        state: State after the round.
         noun: "seeds" or "texts".
         most: The budget.
         seconds: Time of a draw of the round; None where the folder had them all.

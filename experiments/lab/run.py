@@ -46,10 +46,10 @@ class Point:
     Attributes:
         run: The run.
         options: Flags of the point.
-        setup: What they ask for.
+        setup: Result of `make_setup`.
         folder: The run's folder, with the arrays of the point alone.
         axes: {flag: value} of the axes that were not joined.
-        results: What was measured.
+        results: Results of `measure`.
     """
 
     run: "Run"
@@ -130,7 +130,7 @@ class Run(contextlib.ExitStack):
         folder: Its folder.
 
     Attributes:
-        options, folder: As given.
+        options, folder: The flags, and the folder of the run.
         points: Points of the axes: set up, and, once they are measured, with their results.
         failures: Reasons why points could not be measured.
         rows, claims, comparisons, finding: Saved results of the points.
@@ -288,7 +288,7 @@ def open_folder(options: Flags, extra: Mapping[str, Any] | None = None) -> RunFo
 
     Args:
         options: Flags of the command.
-        extra: What else determines the results.
+        extra: Further settings that determine the results.
     """
     names = sorted(options.execution & {*options} - {"help"})
     execution = {name: options[name].value for name in names} | {"command": command_line()}

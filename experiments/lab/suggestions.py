@@ -58,7 +58,7 @@ def suggest_flag(error: Exception, arguments: Sequence[str], flag_values: Flags)
 
     Args:
         error: Error that parsing the arguments raised.
-        arguments: Those that were typed.
+        arguments: The typed arguments.
         flag_values: The flags of the binary.
     """
     if isinstance(error, flags.UnrecognizedFlagError):

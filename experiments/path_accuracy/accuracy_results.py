@@ -75,7 +75,7 @@ def make_rows(results: xr.Dataset, task: TrainedTask) -> Iterator[dict[str, Any]
 
     Args:
         results: Results of `measure`.
-        task: What was trained.
+        task: The training task.
     """
     frames = [
         results[evaluation]
@@ -105,7 +105,7 @@ def judge_claims(results: xr.Dataset, task: TrainedTask, setting: str) -> Iterat
 
     Args:
         results: Results of `measure`.
-        task: What was trained.
+        task: The training task.
         setting: The setting of the rows.
     """
     shares, depth = accuracies(results), task.recipe.config.depth
@@ -149,7 +149,7 @@ def compare_results(results: xr.Dataset, task: TrainedTask) -> Iterator[Comparis
 
     Args:
         results: Results of `measure`.
-        task: What was trained.
+        task: The training task.
     """
     shares = accuracies(results)
     whole_accuracy, offset = (
@@ -178,7 +178,7 @@ def make_finding(results: xr.Dataset, task: TrainedTask, success: str) -> Findin
 
     Args:
         results: Results of `measure`.
-        task: What was trained.
+        task: The training task.
         success: Meaning of the accuracy, such as "of the letters are sorted".
     """
     shares, depth = accuracies(results).mean("seed"), task.recipe.config.depth

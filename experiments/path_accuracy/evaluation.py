@@ -47,7 +47,7 @@ def evaluate_paths(
 
     Args:
         options: The flags, for the sampled sets of paths.
-        task: What was trained.
+        task: The training task.
         model: The trained model.
         data: Examples of the seed: "train" and "eval", and "texts" where "train" is packed.
         key: Random key of the seed; sets of paths and the random baseline are drawn from it.
@@ -97,7 +97,7 @@ def evaluate_samples(
 
     Args:
         options: The flags.
-        task: What was trained.
+        task: The training task.
         model: The trained model of one seed.
         held_out: Examples to evaluate, [b, n].
         key: Random key of the seed.
@@ -156,7 +156,7 @@ def length_sums(
 
     Args:
         model: The trained model of one seed.
-        examples: What it is evaluated on.
+        examples: Examples to evaluate.
         config: The network.
         metrics: Functions of (logits, examples) by name.
         batch_size: Examples at a time; None for all.
@@ -219,7 +219,7 @@ def name_axes(options: Options, task: TrainedTask, arrays: Mapping[str, np.ndarr
 
     Args:
         options: The flags.
-        task: What was trained.
+        task: The training task.
         arrays: {"name/level": [s, ...]}.
 
     Returns:

@@ -123,7 +123,7 @@ def fill_page(page: str, filled: Texts) -> str:
 
     Args:
         page: Page with "**Result.** …", and with "<!-- filled -->" where it has a table.
-        filled: What they become.
+        filled: New paragraph and table.
     """
     page = CAME_OUT.sub(lambda _: f"**Result.** {filled.result}", page, count=1)
     return TABLE.sub(lambda _: f"{filled.table}\n", page, count=1)

@@ -43,7 +43,7 @@ class ProcessResult(NamedTuple):
 
     Attributes:
         code: Its exit code.
-        output: All that it printed.
+        output: Everything that it printed.
         seconds: Its time.
         cpu_seconds: Its time on all cores, of this process alone.
     """
@@ -193,7 +193,7 @@ def render_report(
         sections: Sections of the experiments that have ended.
         count: Number of all experiments.
         preset: Their sizes.
-        started: When, by `time.monotonic`.
+        started: Time of the start, by `time.monotonic`.
         parent: Folder that holds the run folders.
     """
     ended = f"{len(sections)} of {count} experiments have ended"

@@ -50,7 +50,7 @@ class Curve(NamedTuple):
         instead: Whether this relation holds in place of a statement that fails.
         ordering: Whether two measured values are compared, whose ratio is not the looseness of a
             bound.
-        panel: Which panel of its theorem shows it, from 0.
+        panel: Index of its panel in the theorem's figure, from 0.
     """
 
     name: str
@@ -99,10 +99,10 @@ class Theorem(NamedTuple):
         source: Authors, year and address.
         read: How much of the paper was read: "text", "abstract" or "memory".
         statement: One line.
-        formula: What is predicted.
-        conditions: Under which it is claimed.
-        measured: Which functions of the toolkit measure it.
-        helps: What a practitioner may do with it.
+        formula: Predicted relation.
+        conditions: Conditions of the claim.
+        measured: Functions of the toolkit that measure it.
+        helps: Use for a practitioner.
         panels: Panels of its figure, one for each quantity.
         curves: Seed → its curves.
     """

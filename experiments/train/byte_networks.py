@@ -88,7 +88,7 @@ def train_network(
         key: Random key for the weights and for the places in the text.
         text: UInt8 [c], of `text_bytes`.
         config: A network whose embedding is also its read-out.
-        rule: What scales gains and rates.
+        rule: Rule that scales gains and rates.
         rate, weight_decay: Rate and weight decay of AdamW; they may be traced.
         steps: Number of training steps.
         batch_size: Sequences of a step.

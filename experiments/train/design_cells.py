@@ -88,7 +88,7 @@ def make_measure(recipe: Recipe) -> Callable[[Model, Any, Hyper, Any], dict[str,
     the loss's gradient for each matrix of each layer, all heads together.
 
     Args:
-        recipe: What is trained.
+        recipe: The training recipe.
     """
 
     def measure(model, data, hyper, _):
@@ -189,7 +189,7 @@ def admin_gains(recipe: Recipe, model: Any, data: Any, hyper: Hyper, _: Any = No
     """Profiles Admin's ω on the first batch of each seed's own initial network.
 
     Args:
-        recipe: What is trained.
+        recipe: The training recipe.
         model: The initial network of the seed.
         data: Examples of the seed.
         hyper: Traced values of the run; its skip gains are replaced.
@@ -205,7 +205,7 @@ def make_network(options: Options, cell: Cell) -> rc.TransformerConfig:
 
     Args:
         options: The flags.
-        cell: Which network.
+        cell: Cell of the network.
     """
     d = options.d_model
     embedding = rc.EmbeddingConfig(

@@ -53,7 +53,7 @@ def extend_chain(
         attention: Weights of the layer.
         choice: h, or H for a skip, which leaves the chain as it is.
         chain: The product so far.
-        token_mask: Which tokens exist.
+        token_mask: Bool, True for tokens that exist.
     """
     head = attention[jnp.minimum(choice, attention.shape[0] - 1)]
     drift = head.sum(axis=-1) - 1
@@ -71,7 +71,7 @@ def _add_to_mean(mean, change, token_mask):
     Args:
         mean: [n], the mean row so far.
         change: [n, n].
-        token_mask: Which tokens exist.
+        token_mask: Bool, True for tokens that exist.
     """
     change = jnp.where(token_mask[:, None], change, 0)
     mean_change = change.sum(axis=0) / token_mask.sum()
@@ -125,7 +125,7 @@ def chain_residual_ratios(
 
     Args:
         chain: The product.
-        token_mask: Which tokens exist.
+        token_mask: Bool, True for tokens that exist.
         norm: Norm of matrices.
     """
     size = matrix_norm(jnp.where(token_mask[:, None], chain.product, 0), norm)

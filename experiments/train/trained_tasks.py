@@ -47,7 +47,7 @@ class TrainedTask:
         options: The flags it is of.
         name: Name of the folder under results/.
         title: Title of the figure.
-        recipe: What is trained.
+        recipe: The training recipe.
         make_data: key → {"train", "eval"} Examples of one seed; also "texts", the training data for
             the evaluation, if "train" is packed.
         metrics: Functions of (logits, examples) by name, "accuracy" among them.
@@ -90,7 +90,7 @@ class Training:
     executor.
 
     Attributes:
-        ensemble: What trains them.
+        ensemble: Ensemble that trains the runs.
         run: The folder, which keeps the states of an unfinished chunk.
         measure: `Ensemble.of_models` of a function that measures one run and returns a nested
             dictionary of arrays; by default the metrics that the ensemble watches, [s, looks, ...].

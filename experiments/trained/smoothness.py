@@ -34,7 +34,7 @@ def largest_singular_value(
 
     Args:
         fn: Function that takes x and returns an array.
-        x: Where J is taken.
+        x: Point at which J is taken.
         steps: Number of iterations.
 
     Returns:

@@ -183,7 +183,7 @@ def measure_sinks(layer: Any, x: Any, layer_values: Any) -> dict[str, Any]:
     Args:
         layer: The layer.
         x: Unused: its input.
-        layer_values: What it computed.
+        layer_values: Values that the layer computed.
     """
     weights, mask = layer_values.trace.attention, layer.inputs.token_mask
     is_query = layer.inputs.existing_tokens
@@ -231,7 +231,7 @@ def measure_paths(
 
     Args:
         source: The checkpoint.
-        task: What it predicts.
+        task: Prediction task of the checkpoint.
         lengths: k, the largest number of heads on a path.
         chunk: Texts at once.
 

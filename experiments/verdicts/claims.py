@@ -142,7 +142,7 @@ def answer_statement(
     Args:
         key: Key of the statement.
         statement: The statement.
-        rows: All its rows.
+        rows: All rows of the statement.
         is_registered: Whether the rows should be those of the registered settings, so that a
             setting without a row is "not measured".
     """

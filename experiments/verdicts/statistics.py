@@ -46,7 +46,7 @@ def format_interval(estimate: tuple[float, Interval], digits: int = 3) -> str:
 
     Args:
         estimate: Estimate from `mean_with_interval`.
-        digits: After the point.
+        digits: Digits after the point.
     """
     mean, interval = estimate
     text = f"{mean:.{digits}f}"

@@ -36,7 +36,7 @@ class Agreement:
         first: {"layer": from 0, "part": name} of the first sublayer at fault, or None.
         kind: The mistake that explains it, or None.
         sentence: The answer in words.
-        rows: All sublayers.
+        rows: Rows of all sublayers.
         rounding: Rounding of the coarser run.
         embedding: Median relative error before the first layer.
         outputs: {"next tokens that differ": share, …} of recorded logits.

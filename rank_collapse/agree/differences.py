@@ -71,7 +71,7 @@ class Difference(NamedTuple):
         part: "attention", "mlp", or "layer" where no branch was recorded.
         error_in: ‖e‖/‖x‖ of the input.
         added: ‖δ‖/‖b‖ of the branch.
-        predicted: What rounding explains of `added`.
+        predicted: The part of `added` that rounding explains.
         spikes: Tokens whose input or branch is at least five times the median.
         scale: c of the best fit δ ≈ c b, over all tokens without spikes.
         coherence: Share of ‖δ‖ that the fit explains, 0 to 1.
@@ -186,7 +186,7 @@ def _compare(pair, part, inputs, branches, mask, rounding, *, mixes=None, ends=N
 
     Args:
         pair: Its layer.
-        part: Which it is.
+        part: Name of the sublayer.
         inputs, branches: The inputs and branches of both runs [b, n, d].
         mask: Tokens that exist.
         rounding: Rounding of the coarser run.

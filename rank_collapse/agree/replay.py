@@ -23,7 +23,7 @@ class Replay(NamedTuple):
     Attributes:
         run: Which of the two runs it computes again, 0 or 1; it takes its inputs from the other
             run.
-        recording: What it computed.
+        recording: The recording that it computed.
         probes: (noiseless, noisy, noisy, …) in one dtype; empty without probes.
     """
 

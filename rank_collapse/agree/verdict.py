@@ -69,7 +69,7 @@ class Fault(NamedTuple):
 
     Attributes:
         index: Index of the sublayer's row.
-        reason: What it does.
+        reason: Description of its error.
     """
 
     index: int
@@ -112,7 +112,7 @@ def find_faults(rows: Sequence[Row], rounding: Rounding) -> list[Fault]:
     """Find the sublayers that add more than rounding explains.
 
     Args:
-        rows: All sublayers in order.
+        rows: Rows of all sublayers in order.
         rounding: Rounding of the coarser run.
 
     Returns:

@@ -163,7 +163,7 @@ def render_page(agreement: Agreement, about: dict[str, Any]) -> str:
 
     Args:
         agreement: The comparison.
-        about: What is written as JSON.
+        about: The object to write as JSON.
     """
     pictures, table = [], []
     if agreement.rows:

@@ -253,8 +253,8 @@ def describe_measurement(
     """Describes a measurement: the checkpoint, the command and the version that made it.
 
     Args:
-        checkpoint: That was measured.
-        inputs: On which.
+        checkpoint: The measured checkpoint.
+        inputs: The inputs on which it was measured.
         command: Words of the command line.
     """
     line = escape_text(shlex.join(["python", "-m", "rank_collapse", *command]))

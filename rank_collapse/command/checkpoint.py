@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser, out: str, out_help: str) -> N
     Args:
         parser: Parser of the command.
         out: Default of --out.
-        out_help: What is written there.
+        out_help: Help text of --out.
     """
     for name, text in {
         "--text": "texts, one a paragraph, or a .tsv (default: a shipped one)",

@@ -96,7 +96,7 @@ def read_inputs(flags: argparse.Namespace, checkpoint: Opened) -> Inputs:
 
     Args:
         flags: Parsed flags, from `checkpoint.add_arguments`.
-        checkpoint: That reads them.
+        checkpoint: The checkpoint that reads the inputs.
 
     Raises:
         FileNotFoundError, ValueError: Missing texts, arrays or tokenizer files, or tokens that the
@@ -127,7 +127,7 @@ def check_comparable(sources: Sequence[Opened], batches: Sequence[Inputs]) -> No
         batches: Inputs of each.
 
     Raises:
-        ValueError: It names two of them.
+        ValueError: The message names two checkpoints that cannot be compared.
     """
     kinds = {batch.kind: source.name for source, batch in zip(sources, batches, strict=True)}
     if "random" in kinds and len(kinds) > 1:

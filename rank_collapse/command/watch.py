@@ -213,7 +213,7 @@ def trainer_rows(file: Path) -> list[dict[str, object]]:
         file: trainer_state.json.
 
     Raises:
-        RunError: It is not such a file.
+        RunError: The file is not a Trainer's history.
     """
     rows: dict[int, dict[str, object]] = {}
     try:

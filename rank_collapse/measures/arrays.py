@@ -189,7 +189,7 @@ def as_bools(mask: AnyArray, name: str = "mask") -> AnyArray:
 
     Args:
         mask: Booleans or the numbers 0 and 1, lists of them too.
-        name: What the message calls it.
+        name: Name of the argument in the message.
 
     Raises:
         ValueError: Values other than 0 and 1, because an additive mask of floats would be read the
@@ -228,7 +228,7 @@ def match_framework(x: AnyArray, mask: AnyArray) -> tuple[AnyArray, AnyArray]:
 
     Args:
         x: Array that decides the framework, unless the mask is a JAX array.
-        mask: Another array.
+        mask: The second array.
 
     Returns:
         (x, mask).
@@ -254,7 +254,7 @@ def broadcast_mask(
         x: An array of any framework.
         mask: Booleans whose axes are the last of `shape`.
         shape: [..., n].
-        subject: What the message calls x.
+        subject: Name of x in the message.
 
     Returns:
         (x, mask as Bool of that shape) in one framework, see `match_framework`.

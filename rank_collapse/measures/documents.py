@@ -99,7 +99,7 @@ def number_documents(
     """Number the documents of each row in the order in which they begin, traced or not.
 
     Args:
-        x: Decides the framework.
+        x: Array that decides the framework.
         segments, mask, shape: See `split_documents`.
         num_segments: The largest number of documents in a row.
 
@@ -151,7 +151,7 @@ def measure_documents(
 
     Args:
         measure: measure(i) of the documents i: {name: [..., b, ...]}.
-        x: Decides the framework.
+        x: Array that decides the framework.
         num_segments: How many.
 
     Returns:

@@ -228,7 +228,7 @@ def _query_positions(q, positions, n, m, exists):
     """Find the places of the queries among the keys, Int [n] or [..., n].
 
     Args:
-        q: Decides the framework.
+        q: Queries, which decide the framework.
         positions: The places, if they are known.
         n, m: Numbers of queries and keys.
         exists: Bool [..., m], the keys that exist; None for all.

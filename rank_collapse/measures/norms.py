@@ -154,7 +154,7 @@ norm_inf = functools.partial(matrix_norm, norm="inf")
 
 
 def compute_norm(x: AnyArray, norm: Norm) -> AnyArray:
-    """Compute `matrix_norm` of what `as_tokens` made."""
+    """Compute `matrix_norm` of the result of `as_tokens`."""
     check_choice(f"norm={norm!r}", norm, NORMS)
     if norm == "composite":  # the product of the two itself could overflow
         return safe_sqrt(compute_norm(x, "one")) * safe_sqrt(compute_norm(x, "inf"))

@@ -64,7 +64,7 @@ def scale_tokens(x: AnyArray, mask: AnyArray) -> tuple[AnyArray, AnyArray]:
 
 
 def compute_residual(x: AnyArray, mask: AnyArray) -> AnyArray:
-    """Compute `residual` of what `as_tokens` made."""
+    """Compute `residual` of the result of `as_tokens`."""
     mean = safe_divide(exact_sum(x, -2), num_tokens(x, mask)[..., None])
     residuals = x - mean[..., None, :]
     return residuals if mask is None else namespace(x).where(mask[..., None], residuals, 0)
@@ -246,7 +246,7 @@ def token_cosine(x: AnyArray, *, mask: AnyArray | None = None) -> Float[AnyArray
 
 
 def normalize_tokens(x: AnyArray) -> tuple[AnyArray, AnyArray]:
-    """Compute x̂_i = x_i/|x_i| [..., n, d] and |x̂_i|² [..., n] of what `as_tokens` made."""
+    """Compute x̂_i = x_i/|x_i| [..., n, d] and |x̂_i|² [..., n] of the result of `as_tokens`."""
     xp = namespace(x)
     x, _ = scale_to_unit(x, axis=-1)
     squares = xp.sum(xp.square(x), axis=-1)

@@ -154,7 +154,7 @@ def attention_scores(
         edit: (name, value) -> value, for the queries "q" and keys "k" [h, n, k] in the product.
 
     Raises:
-        ValueError: On an unknown score.
+        ValueError: An unknown score.
     """
     context = AttentionContext() if context is None else context
     struct.check_choice(f"score={score!r}", score, SCORES)
@@ -222,7 +222,7 @@ def multi_head_attention(
         score, scale, norm_eps, temperature, context: See `attention_scores`; the context holds
             the mask.
         normalise: Replaces softmax: see `AttentionConfig`.
-        mixing: What replaces the weights: `mixing_matrix`.
+        mixing: Replaces the weights by a mixture: `mixing_matrix`.
         mix: Replaces scores and weights: see `AttentionConfig`.
         dropout_key: Key for dropout on the weights; None for none.
         dropout_rate: Probability that a weight is dropped.
@@ -298,7 +298,7 @@ def apply_mix(
         context: Passed on to mix.
 
     Raises:
-        ValueError: It gave other shapes.
+        ValueError: The function returned arrays of other shapes.
     """
     results = mix(q, k, v, context)
     weights, output = results if isinstance(results, tuple) else (results, None)

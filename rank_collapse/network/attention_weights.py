@@ -135,7 +135,7 @@ def attention_weights(
     """Compute P of scores: their softmax, or the result of `AttentionConfig.normalise`.
 
     Args:
-        scores: Before the mask.
+        scores: Scores before the mask.
         context: Its mask.
         normalise: The caller's function, None for softmax.
 

@@ -195,7 +195,7 @@ def design(
     Args:
         config: The network, a `TransformerConfig` or an `EncoderDecoderConfig`.
         name: One of `DESIGNS`.
-        norm_placement: Another placement than the paper's, where the design allows it.
+        norm_placement: A placement that differs from the paper's, if the design allows it.
         learned: Whether gains that the paper trains are parameters; if not, they stay at their
             initial values.
 

@@ -48,7 +48,7 @@ class EditPoints:
 
         Args:
             name: Name of the point, without the prefix.
-            value: What the layer computed there.
+            value: Value that the layer computed.
         """
         full_name = self.prefix + name
         if self.has_edit(name):

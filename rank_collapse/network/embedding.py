@@ -105,7 +105,7 @@ def init_embedding(
 
     Args:
         key: Random key.
-        config: Which of them there are.
+        config: Configuration, which decides which tables and maps exist.
         d_model: Width d of the network.
         std: Standard deviation.
 
@@ -157,7 +157,7 @@ def embed(
     Args:
         params: Embedding parameters.
         inputs: Token ids [n], or vectors [n, d_input] (image patches, points).
-        config: Which steps there are.
+        config: Configuration, which decides which steps exist.
         positions: Position of each token; 0..n-1 by default.
         segments: Segment of each token; 0 by default.
 
@@ -219,7 +219,7 @@ def check_per_token(name: str, values: ArrayLike, num_tokens: int) -> None:
         num_tokens: n.
 
     Raises:
-        ValueError: It has another shape.
+        ValueError: The argument has another shape.
     """
     if values is not None and jnp.shape(values) != (num_tokens,):
         shape = jnp.shape(values)

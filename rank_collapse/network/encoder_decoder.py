@@ -237,7 +237,7 @@ def encode(
 
     Args:
         params: Parameters of both halves.
-        source: What the encoder reads.
+        source: Input of the encoder.
         config: Configuration of both halves.
         source_mask: Bool [m], which source tokens exist; None for all.
     """
@@ -300,7 +300,7 @@ def _check_source_mask(mask):
     """Convert a source mask to Bool [m]; None stays.
 
     Raises:
-        ValueError: Another shape.
+        ValueError: A mask of another shape.
     """
     if mask is None:
         return None

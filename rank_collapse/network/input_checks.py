@@ -33,7 +33,7 @@ def check_inputs_used(
         segments, positions: None where they are absent.
 
     Raises:
-        ValueError: It does not.
+        ValueError: The network does not use them.
     """
     embedding = config.embedding if is_embedded(x, config) else None
     embeds_positions = embedding is not None and embedding.positions != "none"
@@ -93,7 +93,7 @@ def check_mask(mask: ArrayLike, shape: tuple[int, int, int], name: str) -> Leaf 
         name: Name of the argument, for the message.
 
     Raises:
-        ValueError: Another shape, or invalid values: see `as_mask`.
+        ValueError: A mask of another shape, or with invalid values: see `as_mask`.
     """
     if mask is None:
         return None
@@ -114,7 +114,7 @@ def check_bias(bias: ArrayLike, shape: tuple[int, int, int]) -> Leaf | None:
         shape: (h, n, m).
 
     Raises:
-        ValueError: Another shape, or booleans.
+        ValueError: A bias of another shape, or of booleans.
     """
     if bias is None:
         return None
@@ -158,6 +158,6 @@ def as_mask(mask: ArrayLike, name: str = "mask") -> Bool[Array, "*s"]:
         name: Name of the argument, for the message.
 
     Raises:
-        ValueError: Other values, see `measures.arrays.as_bools`.
+        ValueError: Invalid values, see `measures.arrays.as_bools`.
     """
     return as_jax(as_bools(mask, name))

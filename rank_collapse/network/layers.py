@@ -47,9 +47,9 @@ class ResidualConfig(struct.Struct, kw_only=True):
     `memory`.
 
     Attributes:
-        attention_skip, mlp_skip, cross_skip: Which sublayers have a skip.
-        norm_placement: Where norms are, see above: "none", "pre", "post", "sandwich", "branch",
-            "both".
+        attention_skip, mlp_skip, cross_skip: Whether the sublayers of each kind have a skip.
+        norm_placement: Position of the norms, see above: "none", "pre", "post", "sandwich",
+            "branch", "both".
         norm, norm_eps: "layer" or "rms"; the number that is added to variances. Or the caller's
             norm, a function of tokens [n, d] that returns the factor for them, [n, 1] or [n, d].
         final_norm: A norm after the last layer; the trace's `output`, not its hidden states.

@@ -55,7 +55,7 @@ class PositionConfig(struct.Struct, kw_only=True):
         """Check that rotary positions fit the width of queries and keys.
 
         Raises:
-            ValueError: They do not.
+            ValueError: Rotary positions do not fit the width.
         """
         width = qk_width if self.rotary_width is None else self.rotary_width
         if qk_width % 2:

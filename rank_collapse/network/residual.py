@@ -176,7 +176,7 @@ def add_to_stream(
     Args:
         spec: Specification of the sublayer, for γ, λ and its skip.
         x: The stream.
-        branch_output: What joins it.
+        branch_output: Output of the branch.
     """
     total = apply_gain(spec.branch_gain, branch_output)
     return total + apply_gain(spec.skip_gain, x) if spec.skip else total
@@ -319,7 +319,7 @@ def _broadcast_to_layers(name: str, value: object, config: TransformerConfig, dt
         dtype: Number format of the arithmetic.
 
     Raises:
-        ValueError: Another shape.
+        ValueError: A number of another shape.
     """
     value = jnp.asarray(value, dtype)
     depth, d = config.depth, config.d_model
@@ -339,7 +339,7 @@ def _broadcast_to_heads(value, config, dtype):
     """Broadcast a number, [L] or [L, H] to [L, H].
 
     Raises:
-        ValueError: Another shape.
+        ValueError: A number of another shape.
     """
     value, shape = jnp.asarray(value, dtype), (config.depth, config.num_heads)
     if value.shape not in ((), shape[:1], shape):

@@ -132,7 +132,7 @@ def walk_layer(
     Args:
         algebra: How states of this kind are normalised, added and passed through branches.
         layer: The layer.
-        state: Before it.
+        state: State before the layer.
 
     Returns:
         The state after the layer, and the values that each sublayer computed, by kind.
@@ -168,7 +168,7 @@ def _normalize_branch_input(algebra, layer, spec, stream):
     Args:
         algebra, layer: See `walk_layer`.
         spec: Specification of the sublayer.
-        stream: What the branch reads.
+        stream: Stream that the branch reads.
     """
     if not spec.norms_input:
         return stream
@@ -193,7 +193,7 @@ def walk_layers(
 
     Args:
         step: (layer, state) → (state, layer result), such as a call of `walk_layer`.
-        state: Before the first layer.
+        state: State before the first layer.
         params, inputs: Parameters and inputs from `prepare_inputs`.
         extra: `Layer.extra` of all layers, leaves [L, ...].
 
@@ -227,7 +227,7 @@ def walk_network(
 
     Args:
         algebra: How states of this kind pass a layer.
-        state: Before the first layer.
+        state: State before the first layer.
         params, inputs, config: See `walk_layers`.
     """
 
@@ -249,7 +249,7 @@ def apply_final_norm(
     """Normalise the state after the last layer, if the network does so.
 
     Args:
-        state: After the last layer.
+        state: State after the last layer.
         extra: `Layer.extra` that the algebra's norm reads.
     """
     if not config.final_norm:

@@ -41,7 +41,7 @@ class Channels(struct.Struct):
         Args:
             fn: Function of a channel c and of `ones`, which is 1 for the channel of the offset and
                 0 for others.
-            num_lengths, num_counts: Only the first slots of each axis; None for all.
+            num_lengths, num_counts: Number of first slots to use on each axis; None for all.
         """
         groups = [g for g in (self.start, self.memory) if g is not None]
         groups = [g[:num_lengths, :num_counts] for g in groups]

@@ -111,7 +111,7 @@ def path_contributions(
 
     Args:
         params, x, config: See `apply`.
-        count_mlps: Also split by the number of MLP branches on the path.
+        count_mlps: Whether to split also by the number of MLP branches on the path.
         head_gain: [L, h] multiplies self-attention heads, their value biases included.
         **inputs: mask, bias, memory, memory_mask, segments, positions and edit of `apply`. What an
             edit makes of scores and weights is frozen with them; of a state, every length passes
@@ -202,7 +202,7 @@ class LengthPass(LayerPass):
         Args:
             layer: The layer.
             layer_values: Values of the layer in the forward pass.
-            channels: Before the layer.
+            channels: Channels before the layer.
             head_gain: [h], multiplies the heads of self-attention; None for 1.
         """
         constants = freeze_layer(layer, layer_values)

@@ -46,7 +46,7 @@ def freeze_layer(layer: Layer, layer_values: LayerValues) -> FrozenLayer:
 
     Args:
         layer: The layer.
-        layer_values: What it computed.
+        layer_values: Values that the layer computed.
     """
     config = layer.config
     scales, gate, mix_inputs = {}, None, None
@@ -217,7 +217,7 @@ def mlp_gate(
 
     Args:
         params: Parameters of the MLP.
-        x: What the MLP reads.
+        x: Input of the MLP.
         config: The network.
     """
     if config.mlp in layers.GATED:

@@ -105,10 +105,10 @@ def _replay_layers(program, x, branches, layers, other_inputs):
 
     Args:
         program: The traced program of the function.
-        x: Its input.
-        branches: What is a branch.
-        layers: On its own stream.
-        other_inputs: The other run.
+        x: Input of the function.
+        branches: Patterns of the branches.
+        layers: Layers of the function on its own stream.
+        other_inputs: Stream of the other run.
     """
     other_inputs.begin_call()
     states = {number: layer for layer, number in enumerate(layers.numbers)}

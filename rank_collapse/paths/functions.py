@@ -122,7 +122,7 @@ def _build_result(out: Value, slots: Slots, counted: Branches) -> PathContributi
     """Return the contributions, once the output is known to be a state.
 
     Raises:
-        ValueError: It is not.
+        ValueError: The output is not a state.
     """
     counted.check_matched()
     if out.kind in (Kind.FACTOR, Kind.PRODUCT):
@@ -178,7 +178,7 @@ def _to_array(name, value):
     """Return a value as an array.
 
     Raises:
-        ValueError: It is none.
+        ValueError: The value is not an array.
     """
     try:
         return jnp.asarray(value)
@@ -190,7 +190,7 @@ def _check_direction(direction, x):
     """Return the direction with the dtype of x.
 
     Raises:
-        ValueError: Another shape.
+        ValueError: A direction of another shape.
     """
     direction = _to_array("direction", direction)
     if direction.shape != x.shape or not jnp.issubdtype(direction.dtype, jnp.floating):

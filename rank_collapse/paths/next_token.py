@@ -80,7 +80,7 @@ def add_words(
     """Add a further piece of the vocabulary to the partial results.
 
     Args:
-        next_token: Before; `empty_next_token` at first.
+        next_token: Partial results so far; `empty_next_token` at first.
         words: Rows of the unembedding W for words first, first + 1, ...
         first: Index of the first of them; may be traced.
         parts: Parts of the output, the final norm frozen in them.
@@ -122,7 +122,7 @@ def measure_agreement(
     sum.
 
     Args:
-        next_token: After all pieces of the vocabulary.
+        next_token: Results after all pieces of the vocabulary.
         token_mask: Bool [n], positions that have a next token.
     """
     count = jnp.sum(token_mask)

@@ -63,7 +63,7 @@ def shapley_values(values: ArrayLike, num_parts: int) -> Tree:
         The pytree with [p] instead of [2^p].
 
     Raises:
-        ValueError: As `coalition_values`, or values of another number of coalitions.
+        ValueError: In the cases of `coalition_values`; or values of another number of coalitions.
 
     Source: Shapley 1953, "A value for n-person games".
 

@@ -99,7 +99,7 @@ def transport(
             `checkpoint_name`.
         x: Its input; token ids too.
         direction: [d], or [n, d] to use it as it is, without sources.
-        layer: Which state of the name, from 0.
+        layer: Index of the state among those of the name, from 0.
         branches, longest, freeze: See `function_contributions`, of one kind of branch.
         states: The name of the states: a regular expression.
         sources: Positions to which the direction is added, one at a time; the result is the mean
@@ -144,7 +144,7 @@ def _place(direction, state, sources, skip):
     """Return the direction at its sources [n, d], and the number of these.
 
     Raises:
-        ValueError: Another shape, or no positions.
+        ValueError: A direction of another shape, or no positions.
     """
     if state.ndim != 2 or direction.shape not in (state.shape, state.shape[1:]):
         raise ValueError(

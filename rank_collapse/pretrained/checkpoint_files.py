@@ -53,7 +53,7 @@ class Tensors:
     """The tensors of a model by name, each read when asked for.
 
     Args:
-        folder, file: Where they are, for messages.
+        folder, file: Folder and file of the tensors, for messages.
         entries: {name: `Stored`}.
     """
 
@@ -113,7 +113,7 @@ def _read_unchanged(path, opened, read, rows):
         read, rows: See `Stored`.
 
     Raises:
-        ValueError: It is cut short, or has changed.
+        ValueError: The file is cut short, or has changed.
     """
     with contextlib.suppress(FileNotFoundError):
         now = os.stat(path)

@@ -54,7 +54,7 @@ def check_entry(name: str, value: object, entry: Entry) -> None:
     Args:
         name: Name of the entry, for the message.
         value: See config.json.
-        entry: What is allowed.
+        entry: Allowed types and limits.
     """
     kinds = entry.kinds
     if type(value) not in kinds and not (float in kinds and type(value) is int):
@@ -160,7 +160,7 @@ def local_theta(settings: Mapping[str, object], theta: float) -> float:
 
     Args:
         settings: Settings of the model.
-        theta: Where the config does not say.
+        theta: Default, if the config does not have it.
 
     Raises:
         ValueError: These positions have a scaling, or their own share of the width.
@@ -242,7 +242,7 @@ def _positive_number(entry, name, default=None):
     Args:
         entry: Entry from `rotary_entry`.
         name: Name of the number.
-        default: Where it is absent.
+        default: Value if the entry is absent.
     """
     value = default if entry.get(name) is None else entry[name]
     check_entry(name, value, Entry(None, (float,)))

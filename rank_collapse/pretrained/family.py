@@ -83,7 +83,7 @@ class Family:
         entries: The entries of config.json that are read: their defaults, or `Entry`s.
         reads: {field of `TransformerConfig` or, if it has none of that name, of
             `EmbeddingConfig`: the entry it is}; "depth", "num_heads" and "d_model" among them.
-        names: Where tensors lie; a function of (weights, settings) where that differs.
+        names: Names of the tensors; a function of (weights, settings) if they differ.
         anchors: Ends of tensor names, one of which is in every checkpoint; the text before it is
             the prefix of all names.
         fields, embedding: Fields of `TransformerConfig` and `EmbeddingConfig` that are the same in

@@ -209,7 +209,7 @@ class Reader:
 
         Args:
             place: Path in the parameters.
-            entry: What the table has for it.
+            entry: Entry of the table.
             stem: Prefix of the names of tensors.
         """
         is_norm = place.endswith("norm")

@@ -87,7 +87,7 @@ def next_tokens(
     Args:
         unembedding: The head; its table is read once.
         parts: Parts of the output of each example [b, p, n, d], the final norm in them.
-        sums: Which parts make each sum, [s, p].
+        sums: Weights of the parts in each sum, [s, p].
         targets: Targets from `targets_of`, [b, n].
     """
     parts = jnp.asarray(parts)
@@ -216,7 +216,7 @@ def lens_measures(
 
     Args:
         unembedding: The head; its table is read once, in pieces.
-        states, output: After the final norm.
+        states, output: States and output after the final norm.
         keep: Bool [b, n], the tokens that exist.
 
     Source: Csordás et al. 2025, Do language models use their depth efficiently?

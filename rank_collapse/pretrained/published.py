@@ -45,7 +45,7 @@ def suggest_names(folder: str | os.PathLike) -> str:
     """Suggests names for a name that is not a folder.
 
     Args:
-        folder: That does not exist; a path of several folders could have meant nothing else.
+        folder: Path that does not exist; a path of several folders gets no suggestion.
     """
     name = str(folder)
     if not name or name.startswith((".", "/", "~")) or name.count("/") > 1:

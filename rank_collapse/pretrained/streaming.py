@@ -254,7 +254,7 @@ def assemble_layer(
             and the configuration, from `prepare_batch`.
         index: Index of the layer; may be traced.
         ablation: The parts to remove.
-        passes: That must cover the network.
+        passes: Passes that must cover the network.
     """
     config = config.replace(layer_map=(0,) * config.depth)  # all layers are the one row
     params = outside.replace(layers=jax.tree.map(lambda a: a[None], stored_values(stored)))
@@ -294,9 +294,9 @@ def _step_part(measured, stored, outside, examples, config, index, hidden, carri
     """Pass a part through one layer: (states, carries, each pass's result of the layer).
 
     Args:
-        measured: `_Part.measured`; the others as of `_begin_part`.
+        measured: `_Part.measured`; for the others see `_begin_part`.
         index: Index of the layer.
-        hidden, carries: Before the layer.
+        hidden, carries: States and carries before the layer.
     """
     passes, ablation = measured
 
@@ -312,7 +312,7 @@ def _finish_part(measured, stored, outside, examples, config, hidden, carries, l
     """Build the result of each pass of a part, [b, ...].
 
     Args:
-        measured: `_Part.measured`; the others as of `_step_part`.
+        measured: `_Part.measured`; for the others see `_step_part`.
         layer_results: Results of each pass for all layers, [b, l, ...].
     """
     passes, ablation = measured

@@ -105,7 +105,7 @@ def metric_thresholds(name: str, thresholds: Sequence[Threshold]) -> list[Thresh
 
     Args:
         name: Name of the metric, such as "encoder.residual_ratio".
-        thresholds: All there are.
+        thresholds: All thresholds.
     """
     by_name = [threshold for threshold in thresholds if threshold.name == name]
     return by_name or [t for t in thresholds if t.name == name.rpartition(".")[2]]

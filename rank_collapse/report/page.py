@@ -21,10 +21,10 @@ class Section:
         title: Heading.
         command: How the numbers were made.
         status: Beside the heading, HTML.
-        body: Under the heading, HTML.
+        body: HTML under the heading.
         figures: (PNG, caption) pairs; the first is shown, the others unfold.
         table: Rows of numbers by column.
-        folded: (title, HTML) of what unfolds.
+        folded: (title, HTML) of the folded parts.
         details: Small print below the command.
     """
 

@@ -52,7 +52,7 @@ def make_folder(path: str | os.PathLike) -> None:
     """Makes a folder and its parents; the folder that the user names may be a link to one.
 
     Raises:
-        RunError: It cannot be made or written to.
+        RunError: The folder cannot be made or written to.
     """
     with name_write_errors(path):
         Path(path).mkdir(parents=True, exist_ok=True)
@@ -74,8 +74,8 @@ def check_no_links(folder: str | os.PathLike, names: Iterable[str]) -> None:
     """Check that some folders of a folder, and all folders inside them, are not links.
 
     Args:
-        folder: That the user names.
-        names: Names of folders in it, which need not be there.
+        folder: Folder that the user names.
+        names: Names of folders in it, which need not exist.
 
     Raises:
         RunError: One is a link, so files would be written outside of the folder.
@@ -92,7 +92,7 @@ def write_atomically(path: str | os.PathLike, data: bytes) -> None:
 
     Args:
         path: The file.
-        data: All of it.
+        data: Bytes of the whole file.
 
     Raises:
         RunError: The file cannot be written.
@@ -164,7 +164,7 @@ def delete_files(folder: str | os.PathLike, names: Iterable[str]) -> None:
     """Delete those files and folders of a folder that exist; of a link, delete only the link.
 
     Args:
-        folder: It.
+        folder: Folder that holds them.
         names: Names of the files and folders.
 
     Raises:
@@ -229,7 +229,7 @@ def load_arrays(path: str | os.PathLike) -> dict[str, np.ndarray]:
     """Load the arrays of an .npz file, all of them, which checks their checksums.
 
     Raises:
-        RunError: It cannot be read, or is not as it was written.
+        RunError: The file cannot be read, or differs from what was written.
     """
     try:
         with open_regular(path) as file, np.load(file) as saved:
@@ -260,7 +260,7 @@ def read_object(path: str | os.PathLike) -> dict[str, Any]:
 
 
 def damaged_file_error(path: str | os.PathLike, reason: object) -> RunError:
-    """Make the error of a file that is not as it was written, and what helps.
+    """Make the error of a damaged file, with advice.
 
     Args:
         path: The file.

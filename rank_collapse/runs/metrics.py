@@ -35,7 +35,7 @@ def append(
         step: Number of the step, epoch or token, as the run counts.
         values: Numbers by name, or arrays [l] with one for each layer. NaN is written as null and
             infinity as "Infinity" or "-Infinity", since JSON has no numbers for them.
-        seed: Which run of an ensemble.
+        seed: Seed of the run in an ensemble.
 
     Raises:
         ValueError: A value that is neither a number nor a list of them; or a step between whole
@@ -63,7 +63,7 @@ def drop(path: str | os.PathLike, seeds: Iterable[int], after: int = -1) -> None
 
     Args:
         path: The file; nothing is done where there is none.
-        seeds: Which runs of an ensemble.
+        seeds: Seeds of the runs in an ensemble.
         after: The last step whose lines stay.
 
     Raises:

@@ -13,9 +13,9 @@ class Progress:
 
     Args:
         total: Number that the count reaches at the end.
-        label: What is computed.
+        label: Name of the computation.
         quiet: Whether nothing is shown.
-        stream: Where it is shown.
+        stream: Stream that shows the line.
         interval: Seconds between two lines, by default a fifth in a terminal and 5 elsewhere.
     """
 

@@ -81,7 +81,7 @@ def unflatten_state(saved: Mapping[str, object], like: Tree, subject: str) -> An
         saved: Arrays by path.
         like: Arrays, or jax.ShapeDtypeStruct, with the structure, dtypes and shardings of the
             result.
-        subject: Whose arrays these are, for the message.
+        subject: Owner of the arrays, for the message.
 
     Raises:
         ValueError: Names or shapes that differ from those of `like`.

@@ -86,7 +86,7 @@ class CoordCheck:
     def __post_init__(self):
         for name, sizes in (("depths", self.depths), ("widths", self.widths or (1, 2))):
             few = len({*sizes}) < max(len(sizes), 2)
-            refuse_if(few, f"{name}={sizes} are not two different {name} or more")
+            refuse_if(few, f"{name}={sizes} must have at least two different values")
             check_numbers("(0, inf)", arrays=True, **{name: np.asarray(sizes)})
 
     def slopes(self, step: int = -1) -> list[Slope]:
@@ -207,7 +207,7 @@ def coord_check(
     """
     refuse(
         (not callable(build), f"build is a {type(build).__name__}, not a function of the depth"),
-        (np.ndim(depths) != 1, f"depths={depths!r} are not two different depths or more"),
+        (np.ndim(depths) != 1, f"depths={depths!r} must have at least two different values"),
     )
     steps, seeds = check_whole("steps", steps, 1), check_whole("seeds", seeds, 1)
     values: dict[str, np.ndarray] = {}

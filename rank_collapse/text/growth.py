@@ -21,7 +21,7 @@ def check_growth(tokenizer: object, text: str) -> None:
 
     Args:
         tokenizer: Tokenizer of the package `tokenizers`.
-        text: That it is to encode.
+        text: Text to encode.
 
     Raises:
         ValueError: They may make more than `MOST_LETTERS` letters of it.
@@ -60,9 +60,9 @@ def _bound_length(step, length, text):
     """Returns how many letters a normalizer makes at most of so many.
 
     Args:
-        step: As tokenizer.json has it.
+        step: Normalizer, as in tokenizer.json.
         length: Length of the text.
-        text: Where it is known, for the number of its matches.
+        text: The text if known, for the number of its matches.
     """
     kind = step.get("type")
     if kind == "Prepend":

@@ -84,7 +84,7 @@ def parse_ids(texts: Iterable[str], where: str) -> list[list[int]]:
 
     Args:
         texts: Texts of token ids, such as "5, 8, 13".
-        where: Names the texts in the message.
+        where: Name of the texts in the message.
 
     Raises:
         ValueError: Entries that are not integers, such as between two commas; the message names

@@ -90,7 +90,7 @@ def attention_norms(
 
     Args:
         params: `AttentionParams` of the layer.
-        temperature: What divides scores.
+        temperature: Divisor of the scores.
         config: Configuration of the network.
     """
     params = repeat_groups(params)

@@ -42,8 +42,8 @@ def transverse_exponents(
         count: How many exponents.
 
     Raises:
-        ValueError: As `transverse_growth`, whose first layers turn the directions towards the
-            growing ones.
+        ValueError: In the cases of `transverse_growth`, whose first layers turn the directions
+            towards the growing ones.
     """
     return jnp.mean(transverse_growth(params, x, config, count=count, **inputs), axis=0)
 

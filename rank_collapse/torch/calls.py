@@ -44,7 +44,7 @@ class Call:
 
     Attributes:
         name: Name of the operator, without overload: "mul"; with its namespace unless it is aten's.
-        target: What computes it.
+        target: Function that computes the operator.
         args: Arguments in the order of the operator's schema: `Value`s, lists of them, numbers.
         kwargs: The others.
         place: The module and the line of code that call it, for messages.
@@ -133,7 +133,7 @@ class Call:
         """Return the result as a value of degree 0; a list of values for several results.
 
         Args:
-            result: What the model computes.
+            result: Result of the model's own computation.
             base: Base of the value; this value is a frozen function of it.
             product: Product behind a frozen function, where that product was computed.
         """

@@ -17,7 +17,7 @@ def differentiate_call(call: Call, result: object) -> Any:
 
     Args:
         call: The operator.
-        result: What the model computes.
+        result: Result of the model's own computation.
 
     Raises:
         ValueError: An operator without a derivative reads a value that depends on the state.

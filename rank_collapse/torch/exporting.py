@@ -30,7 +30,7 @@ class Exported:
         weights: Parameters, buffers and constants, by the name of their node.
         inputs: The tensors among the arguments, by the name of their node.
         arguments: The tensors among the arguments, by their name: "hidden_states", "masks.0".
-        output: Which of the model's results the graph returns, in words.
+        output: Name of the model's result that the graph returns.
     """
 
     program: ExportedProgram
@@ -240,7 +240,7 @@ def _attributes_kept(model: nn.Module) -> Iterator[None]:
 
 
 def _describe_failure(error: Exception, model: nn.Module) -> str:
-    """Say in one line where a model cannot be exported, and what to change."""
+    """Describe in one line where a model cannot be exported, and what to change."""
     names = {id(module): name for name, module in model.named_modules()}
     place = "the model"
     for frame, line in traceback.walk_tb(error.__traceback__):

@@ -36,7 +36,7 @@ def freeze_call(call: Call, result: object) -> Any:
 
     Args:
         call: The operator; at least one of its arguments or results is a tensor.
-        result: What the model computes.
+        result: Result of the model's own computation.
 
     Raises:
         ValueError: An operator that is in no table reads a value that depends on the state.

@@ -41,12 +41,12 @@ class Evaluation:
 
         Args:
             exported: The model.
-            branches: What counts as a branch.
+            branches: Patterns of the branches.
             start_nodes: Nodes of the state that paths start from; each holds the same tensor.
             freeze: Whether to freeze weights, statistics and gates; False for the exact derivative.
 
         Raises:
-            ValueError: What cannot be frozen, with its module and line.
+            ValueError: An operation that cannot be frozen, with its module and line.
         """
         self._branches, self._start_nodes, self._freeze = branches, start_nodes, freeze
         self._bases = Bases()

@@ -27,7 +27,7 @@ class PathLengths:
         output: [*output], the model's own output.
         longer: [*output], the sum of all paths longer than `longest`; None where there are none.
         start: The name of the argument or module that paths start from.
-        output_name: Which of the model's results this is.
+        output_name: Name of this result of the model.
     """
 
     by_length: Tensor

@@ -33,7 +33,7 @@ class Branches:
         """Find the modules that match.
 
         Args:
-            model: Whose module paths are matched in full.
+            model: Model whose module paths are matched in full.
             branches: A regular expression, or several by the name of their axis.
 
         Raises:
@@ -66,7 +66,7 @@ class Branches:
         """Check that along every axis some branch computes something in this pass.
 
         Raises:
-            ValueError: Only modules match whose forward is not called.
+            ValueError: The only matching modules are never called.
         """
         branches = [self.find(node) for node in exported.program.graph.nodes]
         used = {branch.axis for branch in branches if branch is not None}

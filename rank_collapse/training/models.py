@@ -110,7 +110,7 @@ def batch_forward(
     Args:
         model: A `Model` with Examples; EncoderDecoderParams with SequencePairs, whose targets are
             fed to the decoder.
-        examples, config: What goes with it.
+        examples, config: Examples and configuration of the model.
         dropout_key, dropout_rate, output_dropout: See `forward`.
         batch_size: Examples at a time; None for all.
     """

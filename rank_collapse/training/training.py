@@ -110,9 +110,9 @@ def train_step(
     """Makes one Adam step on one batch.
 
     Args:
-        state: Before the step.
+        state: State before the step.
         batch: Examples, or SequencePairs of an encoder-decoder.
-        weights: Which of them count: the last batch of an epoch may be short.
+        weights: Whether each example counts, since the last batch of an epoch may be short.
         step: Number of the step since the start, which picks the dropout.
         factor: Factor from the schedule, which multiplies the learning rate.
         hyper, recipe: Traced values and recipe of the run.
@@ -153,7 +153,7 @@ def train_epoch(
     """Train for one epoch: (state after it, mean loss).
 
     Args:
-        state: Before the epoch.
+        state: State before the epoch.
         examples: The training data.
         epoch: Number of the epoch since the start.
         hyper, recipe: Traced values and recipe of the run.

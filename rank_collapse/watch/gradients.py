@@ -110,7 +110,7 @@ def _split_leaf(path, leaf, held, layer_axis, axis):
 
     Args:
         path, leaf: Its name and array.
-        held: What it holds, as `parts` of `monitor_gradients` say it.
+        held: Parameters that the leaf holds, in the form of `parts` in `monitor_gradients`.
         layer_axis, axis: See `monitor_gradients`.
     """
     leaf = jnp.asarray(on_host(as_floats(leaf)))

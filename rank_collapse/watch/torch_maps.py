@@ -65,7 +65,7 @@ def _read_source(table: TagTable, x, axes):
     Args:
         table: Tags of the pass.
         x: The tensor.
-        axes: Those of rows.
+        axes: Axes of the rows.
     """
     tag, order = table.tag(x), axes + [i for i in range(x.ndim) if i not in axes]
     count = math.prod(x.shape[i] for i in axes)

@@ -27,7 +27,7 @@ class Weights(NamedTuple):
 
     Attributes:
         p: Weights of some queries, [g, r, m].
-        rows: Which, [r].
+        rows: Int [r], the measured queries.
         allowed: Bool [g, n, m], [b, n, m] or [1, n, m], the keys of each query.
     """
 
@@ -114,7 +114,7 @@ def read_weights(
         allowed: Bool like it, which keys a query may attend to; None for all.
         softmax: Same shape, the output of the last softmax, if known.
         letters: Letters of the axes of weights, values and their product.
-        queries: Those of queries in weights.
+        queries: Letters of the axes of queries in the weights.
     """
     axes, _, result = letters
     summed = [c for c in axes if c not in result]
@@ -309,7 +309,7 @@ def measure_weights(weights: Weights, documents: Tensor) -> dict[str, Tensor]:
         documents: Int [e, n], as `measure_tokens` takes them.
 
     Raises:
-        LeftOut: They are of no distribution.
+        LeftOut: The weights are not a distribution.
     """
     e, rows = len(documents), weights.rows
     p = weights.p.unflatten(0, (e, -1))

@@ -55,7 +55,7 @@ class TagTable:
         """Marks a tensor as one that no map made, such as the result of an attention.
 
         Args:
-            tensor: It.
+            tensor: The tensor.
             tags: Tags of tensors that have its rows.
             past: Names of the attentions before the tags.
         """

@@ -41,7 +41,7 @@ class Map:
     """A linear map that ran.
 
     Attributes:
-        source: What it read.
+        source: Input of the map.
         parameters: ((parameter, axis of its outputs or −1, its first output), ...); None for a part
             of a parameter.
         frames: Numbers of the modules that were running.

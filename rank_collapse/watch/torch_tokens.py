@@ -26,7 +26,7 @@ class Tokens(NamedTuple):
         keys: Row of each key, [e, m], −1 for none of them; None if unknown.
         order: Order in which [g] becomes [e, h].
         is_cross: Whether the keys come from other tokens.
-        sources: What was read.
+        sources: The tensors themselves.
     """
 
     matrix: Tensor
@@ -100,7 +100,7 @@ def join_tokens(tokens: Tokens, parts: Sequence[Term], allowed: Tensor) -> Token
 
     Args:
         tokens: Tokens of one of them.
-        parts: All.
+        parts: Tokens of each product.
         allowed: Bool [g or 1, n, m], which key a query may attend to.
 
     Raises:

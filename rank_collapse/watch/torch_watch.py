@@ -217,7 +217,7 @@ class Watch:
         not stepped for long.
 
         Args:
-            optimizer: Which steps.
+            optimizer: Optimizer that steps.
         """
         if self._optimizer() is None or self._num_skipped > NUM_SKIPPED:
             parameters = {id(p) for p in self._model().parameters()}
@@ -339,7 +339,7 @@ def _read_layers(model, layers):
         measure, () for all).
 
     Raises:
-        ValueError: Another choice.
+        ValueError: An invalid choice of layers.
     """
     if callable(layers):
         return lambda name, module: bool(layers(name, module)), ()
@@ -370,8 +370,8 @@ def _find_layer(run, runs):
     """Finds (name, turn) of a run's layer; attention to other tokens takes them from its block.
 
     Args:
-        run: It.
-        runs: All of the step.
+        run: The run.
+        runs: All runs of the step.
     """
     if run.is_cross:
         for frame in reversed(run.frames[1:]):

@@ -35,7 +35,7 @@ def is_weights(table: TagTable, product: Product) -> bool:
 
     Args:
         table: Tags of the pass.
-        product: It.
+        product: The product.
     """
     tag = table.tag(product.first)
     if tag.is_constant or not (tag.terms or tag.is_softmax):
@@ -135,7 +135,7 @@ def begin_mean(table: TagTable, product: Product, result: Tensor) -> None:
     Args:
         table: Tags of the pass.
         product: Product of the output of the softmax and values.
-        result: What it gives.
+        result: Result of the mean.
     """
     table.begin(result, [table.tag(product.second)])
     table.sums[result] = make_term(table, product, result)
@@ -146,7 +146,7 @@ def split_nested(table: TagTable, tensor: Tensor) -> list[tuple[Tensor, Tag]]:
 
     Args:
         table: Tags of the pass.
-        tensor: It.
+        tensor: The tensor.
     """
     tag = table.tag(tensor)
     follower = tag.followers.get("entries", lambda: -torch.ones_like(tensor, dtype=torch.long))

@@ -27,7 +27,7 @@ def measure_heads(
     Args:
         layer: The layer.
         x: Input of the layer, which is not read.
-        layer_values: What it computed.
+        layer_values: Values that the layer computed.
     """
     weights, mask = layer_values.trace.attention, layer.inputs.token_mask
     return {

@@ -34,7 +34,7 @@ def monitored(
     Args:
         params, x, config: See `rank_collapse.apply`.
         attention: Whether to measure the attention weights too.
-        **inputs: Other inputs of `apply`; of a mask [n], which tokens exist, these are measured.
+        **inputs: Other inputs of `apply`; a mask [n] marks the tokens to measure.
 
     Returns:
         The output [n, d], and scalars [L] by name.

@@ -108,7 +108,7 @@ class Branches:
         """Check that states left branches of every kind.
 
         Raises:
-            ValueError: No state left what matched.
+            ValueError: No state left the matching branches.
         """
         for kind, pattern, places, count in zip(
             self.kinds, self.patterns, self.places, self.num_shifts, strict=True

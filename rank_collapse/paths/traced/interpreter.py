@@ -44,7 +44,7 @@ class Start:
 
     Args:
         pattern: A regular expression for the whole name.
-        number: Which of the states of that name, from 0.
+        number: Index of the state among those of that name, from 0.
         place: Function that takes the state and returns the direction there, an array of the same
             shape.
     """
@@ -98,7 +98,7 @@ class Interpreter:
 
     Args:
         slots: Number of places in the sums by length.
-        branches: What counts as a branch.
+        branches: Patterns of the branches.
         freeze: Whether weights, statistics and gates are constants; False for the exact derivative.
         start: Where paths start inside the program; None where only arguments have sums.
     """
@@ -163,7 +163,7 @@ class Interpreter:
             scopes, entry: See `run`.
 
         Raises:
-            ValueError: It cannot be frozen.
+            ValueError: The equation cannot be frozen.
         """
         name = eqn.primitive.name
         if name in primitives.CALLS and self._runs_in_place(eqn):
@@ -283,7 +283,7 @@ class _Frame:
         """Check that not several values go from one entry of a scope into the next.
 
         Raises:
-            ValueError: They do: one branch may have been entered in several parts.
+            ValueError: Several values do: one branch may have been entered in several parts.
         """
         if not self.values[variable].depends:
             return

@@ -89,7 +89,7 @@ class Value:
 
     Attributes:
         array: Value that the function computes.
-        kind: What paths make of it.
+        kind: Kind of the value, see above.
         sums: Sums by path length, for a state and for a gate without forms; None where no paths
             pass.
         forms: The value as a function of roots, the nearest root first.

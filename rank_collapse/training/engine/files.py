@@ -112,7 +112,7 @@ class SweepFolder:
         """Saves runs, whose state is on the host, and deletes the files that these replace.
 
         Raises:
-            RunError: They cannot be written; earlier files stay.
+            RunError: The runs cannot be written; earlier files stay.
         """
         begun = time.monotonic()
         names = runs.names()

@@ -24,7 +24,7 @@ class Functions:
         look: (state, hyper, key) → arrays, or None.
 
     Attributes:
-        init, step, look: As given.
+        init, step, look: The traced functions.
         state_shapes, metric_shapes, look_shapes: Their leaves, in order.
         metric_names, look_names: Names of the leaves of metrics and looks.
         unchanged: Which leaves of the state step returns as they are: data, which are not copied.

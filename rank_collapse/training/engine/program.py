@@ -42,7 +42,7 @@ class Program:
             continues, and the states' memory is reused.
 
     Attributes:
-        functions, every: As given.
+        functions, every: The functions, and the largest number of steps in one call.
         size: Runs at a time; `compile` makes it fewer where memory does not hold them.
     """
 
@@ -187,7 +187,7 @@ class Program:
         """Puts runs on the devices.
 
         Args:
-            runs: On the host.
+            runs: Runs on the host.
             make_inputs: See `begin`.
         """
         leaves = map(wrap_keys, runs.state, self.functions.state_shapes)
@@ -224,7 +224,7 @@ class Program:
         """Makes the steps up to a number, and looks after each call.
 
         Args:
-            runs: On the devices.
+            runs: Runs on the devices.
             steps: Steps of each run.
 
         Yields:
@@ -241,7 +241,7 @@ class Program:
         state.
 
         Args:
-            runs: On the devices.
+            runs: Runs on the devices.
             stop: At most `every` steps from where they are.
 
         Returns:

@@ -107,7 +107,7 @@ class Points:
         return self._make_dataset(self._functions[0].metric_names, leaves, np.arange(steps))
 
     def looks(self, look_steps: Sequence[int]) -> Any:
-        """Makes the dataset of what `look` returned after some numbers of steps."""
+        """Makes the dataset of the results of `look` after some numbers of steps."""
         if not self._functions[0].look_names:
             return None
         leaves = [
@@ -162,7 +162,7 @@ class Points:
         """Makes the pytrees of all states: see `Swept`.
 
         Args:
-            trees: What `init` returns at each point of the static values.
+            trees: Results of `init` at each point of the static values.
         """
         axes, states = self._axes, {}
         for label, runs, functions, tree in zip(

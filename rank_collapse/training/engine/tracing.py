@@ -186,8 +186,8 @@ def as_arrays(what: str, tree: Any, advice: str = "", keys: bool = True) -> Any:
 
     Args:
         what: Description of the pytree, for messages.
-        tree: It.
-        advice: What helps, for messages.
+        tree: The pytree.
+        advice: Advice for messages.
         keys: Whether random keys are allowed.
 
     Raises:
@@ -220,7 +220,7 @@ def check_state(state: Any) -> Any:
     """Converts what init returns to a pytree of arrays.
 
     Raises:
-        Refused: It has none, or others.
+        Refused: The state has no arrays, or a leaf is not an array.
     """
     if not jax.tree.leaves(state):
         raise Refused(f"init returns {quote_value(state)}, which has no arrays")
@@ -232,7 +232,7 @@ def check_step(output: Any, like: Any) -> Any:
     """Converts what step returns to (state, {name: metric}).
 
     Args:
-        output: It.
+        output: Result of step.
         like: The shapes of the state.
 
     Raises:

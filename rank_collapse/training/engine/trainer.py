@@ -31,7 +31,7 @@ class Trainer:
     Attributes:
         functions: Functions of each point of the static values.
         axes, base_key, finite: Axes, base key and finite metrics of the sweep.
-        mesh, at_once: Where runs are computed, and how many a device vmaps over.
+        mesh, at_once: Devices of the runs, and number of runs over which a device vmaps.
         steps, every: Steps of each run, and steps in one call.
         store: The folder, or None.
         progress: Counts steps of all runs.
