@@ -340,7 +340,7 @@ def make_training(
 def whole_metrics(
     model: Any, examples: Any, config: Any, metrics: Metrics, batch_size: int | None = None
 ) -> dict[str, Float[Array, ""]]:
-    """Computes the metrics of a whole model, without dropout.
+    """Computes the metrics of a full model, without dropout.
 
     Args:
         model: Network and classifier, or an encoder-decoder.

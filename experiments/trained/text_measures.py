@@ -198,7 +198,7 @@ def measure_sinks(layer: Any, x: Any, layer_values: Any) -> dict[str, Any]:
 def measure_states(
     source: Any, inputs: Mapping[str, Any], chunk: int, num_paths: int
 ) -> dict[str, Any]:
-    """Measures spikes, sinks and chains of attention of the whole network.
+    """Measures spikes, sinks and chains of attention of the full model.
 
     Args:
         source: The checkpoint.
@@ -236,7 +236,7 @@ def measure_paths(
         chunk: Texts at once.
 
     Returns:
-        "paths/loss", "paths/right" [b] of the whole network, with "_frozen" and "_recomputed"
+        "paths/loss", "paths/right" [b] of the full model, with "_frozen" and "_recomputed"
         [b, k]; "paths/lengths" [b, k]; "paths/log10_residual" and "paths/path_size" [b, L + 1],
         log10 ‖res C_k‖_{1,∞} and ‖C_k‖_{1,∞} of the frozen sum of all paths of each length;
         "paths/attention_share" [b, L], each layer's share λ_l of attention in the stream.

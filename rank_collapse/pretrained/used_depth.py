@@ -255,7 +255,7 @@ def depth_used(
 
     Args:
         measures: Names of measures, see `depth_report`.
-        loss: Loss of the whole network [b], nats a token.
+        loss: Loss of the full model [b], in nats per token.
     """
     mean = {name: values.mean(axis=0, dtype=np.float64) for name, values in measures.items()}
     depth, loss = len(mean["error"]), float(np.mean(loss))
