@@ -1,6 +1,5 @@
 """The page of all experiments: their findings with a picture each, sections, and all statements."""
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,7 +15,13 @@ from experiments.verdicts.verdict_wording import (
     verdict_counts,
 )
 from rank_collapse import report
-from rank_collapse.report.page import embed_png, escape_html, format_number, wrap_wide
+from rank_collapse.report.page import (
+    embed_png,
+    escape_html,
+    format_number,
+    render_inline,
+    wrap_wide,
+)
 
 # How cards and statements are drawn, beside `rank_collapse.report.style`
 STYLE = """
@@ -129,10 +134,10 @@ def _report_section(section, answers):
     paragraphs = {
         "Here: ": section.finding,
         "The paper: ": section.claim,
-        "Reference run: ": re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", section.came_out),
+        "Reference run: ": section.came_out,
     }
     body = "".join(
-        f"<p><b>{label}</b>{escape_html(text)}</p>" for label, text in paragraphs.items() if text
+        f"<p><b>{label}</b>{render_inline(text)}</p>" for label, text in paragraphs.items() if text
     )
     keys = {row.key for row in section.claims}
     tested = [answer for answer in answers if answer.key in keys]
