@@ -36,7 +36,8 @@ section > details.statement > summary { color: inherit }
 .card { text-decoration: none } .card img { width: 100%; background: #fff; border-radius: 4px }
 .card p { margin: .4em 0 } .card .small::before { content: "→ " }
 .card:hover .small { text-decoration: underline }
-.answer { font-weight: 600; white-space: nowrap }
+.answer { font-weight: 600 }
+.settings { font-weight: 400 }
 .holds, .within { color: var(--holds) }
 .in-some-settings, .not-in-all-settings { color: var(--part) }
 .does-not-hold, .outside, .failed { color: var(--fails) }
@@ -44,7 +45,7 @@ section > details.statement > summary { color: inherit }
 .counts { display: flex; flex-wrap: wrap; gap: .2em 1.4em; font-size: 17px; margin: .8em 0 }
 .statement { border-bottom: 1px solid var(--line) }
 .statement > summary { display: grid; gap: .2em 1.2em; padding: .7em 0; align-items: start;
-                       grid-template-columns: 9em minmax(0, 1fr) minmax(0, 1fr); list-style: none }
+                       grid-template-columns: 9.5em repeat(2, minmax(0, 1fr)); list-style: none }
 .statement > summary::-webkit-details-marker { display: none }
 .statement > summary .answer::before { content: "▸ " }
 .statement[open] > summary .answer::before { content: "▾ " }
@@ -61,6 +62,7 @@ section > details.statement > summary { color: inherit }
   .statement > summary { break-inside: avoid }
 }
 """
+COUNTS_TITLE = "settings within the range / outside it / undecided"
 
 
 @dataclass(frozen=True)
@@ -215,13 +217,14 @@ def render_statement(answer: Answer) -> str:
         rows += f'<tr><td>{escape_html(j.row.setting)}</td><td class="number">'
         rows += f"{escape_html(estimate_text(j))}</td><td>{escape_html(row_note(j.row))}</td>"
         rows += f'<td class="{_css_class(j.verdict)}">{verdict}</td></tr>'
-    quantity, label = statement.statistic, answer.in_words
+    quantity, counts = statement.statistic, ""
     if statement.claimed:
         quantity += f"; refuted by: {refuting_text(statement)}"
-        label += f" {verdict_counts([j.verdict for j in answer.rows])}"
+        counts = verdict_counts([j.verdict for j in answer.rows])
     return (
         f'<details class="statement"><summary>'
-        f'<span class="answer {_css_class(answer.answer)}">{escape_html(label)}</span>'
+        f'<span class="answer {_css_class(answer.answer)}">{escape_html(answer.in_words)} '
+        f'<span class="settings" title="{COUNTS_TITLE}">{counts}</span></span>'
         f"<span>{escape_html(statement.text)} "
         f'<span class="source">{escape_html(statement.source)}</span></span>'
         f'<span class="small">{escape_html(quantity)}</span></summary>'
