@@ -121,7 +121,7 @@ def read_parts(flag_values: Flags, folder: Path) -> list[Part]:
     """Reads the points of a finished run.
 
     Args:
-        flag_values: Of its experiment.
+        flag_values: Flag values of the run's experiment.
         folder: The run folder.
 
     Raises:
@@ -182,7 +182,7 @@ def find_axes(configs: Sequence[Mapping[str, Any]], options: Flags) -> dict[str,
         options: Flags of the experiment.
 
     Raises:
-        ValueError: They differ in a flag that is no axis, or are no grid.
+        ValueError: They differ in a flag that is not an axis, or do not form a grid.
     """
     names = dict.fromkeys([*options.axes, *configs[0]])  # axes in the order of the first folder
     values = {n: list(dict.fromkeys(json.dumps(c.get(n)) for c in configs)) for n in names}

@@ -131,7 +131,7 @@ def are_published(models: Sequence[Model]) -> bool:
 @figures.styled
 def collapse_figure(results: Results, models: Sequence[Model]) -> figures.Figure | None:
     """Residual ratio by layer at initialisation, mean and standard deviation over draws: attention
-    alone (solid) and with skips (dashed)."""
+    alone (solid) and attention with skips (dashed)."""
     if not are_published(models):
         return None
     fig, ((ax,),) = figures.figure(1, 1)
@@ -147,8 +147,9 @@ def collapse_figure(results: Results, models: Sequence[Model]) -> figures.Figure
 
 @figures.styled
 def residuals_figure(results: Results, model: Model) -> figures.Figure:
-    """Relative residual by layer, mean ± one standard deviation over weights and texts, on the
-    published curves (grey). Dotted: as the paper's text says, where its code differs."""
+    """Relative residual by layer, mean ± one standard deviation over weights and texts, and the
+    published curves (grey). Where the code of the paper differs from its text, the dotted lines
+    follow the text."""
     depth = model.config.depth
     fig, axes = figures.figure(1, 4, width=2.9, height=2.5, sharey=True)
     published, layers = published_curves(model.settings, depth), np.arange(depth + 1)
@@ -185,7 +186,7 @@ def describe_residuals(label: str) -> str:
 
 
 def judge_claims(results: Results, models: Sequence[Model]) -> list[Row]:
-    """Tests the published curves against ours at initialisation, and what the curves are to show.
+    """Tests the published curves against ours at initialisation, and the claims about the curves.
 
     A checkpoint has no rows: it is one network, of which nothing can be said with an interval.
     Layer 0 is the embedding, of other texts than the published ones. The published curves of a
@@ -224,7 +225,7 @@ def judge_skips(label: str, with_skips: np.ndarray, bare: np.ndarray) -> Row:
     """Tests whether more is left with skips; what rounding makes of equal tokens counts as all.
 
     Args:
-        label: Of the model.
+        label: Label of the model.
         with_skips: Residual ratios after the last layer, one of each seed.
         bare: Those of attention alone.
     """
@@ -262,8 +263,8 @@ def compare_curve(
 
     Args:
         model: The model.
-        kind: Of its weights.
-        curves: Of these weights.
+        kind: Kind of its weights.
+        curves: Curves of these weights.
         ablation: Which curve: variant and reading.
         targets: Published values of pretrained weights.
     """
@@ -301,8 +302,8 @@ def find_targets(model: Model, kind: str, curves: Curves) -> tuple[list[Target],
 
     Args:
         model: The model.
-        kind: Of its weights.
-        curves: Of these weights.
+        kind: Kind of its weights.
+        curves: Curves of these weights.
 
     Returns:
         The values; what makes a failure of them, or why there are none. ([], "") of other weights.
@@ -363,7 +364,7 @@ EXPERIMENT = Experiment(
 
 
 def main(options: Flags) -> Run:
-    """Measures what the run lacks, and saves what follows from it."""
+    """Measures the missing points, and saves the table, figures and claims."""
     with open_run(options, make_models, identity) as run:
         for point in run.measure(measure):
             results, models = point.results, point.setup

@@ -84,7 +84,7 @@ for name, default, text in (
     ("trained_d_k", [4, 32, 256], "Widths at which networks are trained."),
 ):
     shared_flags.define_numbers(FLAGS, name, default, text, lower_bound=1)
-FLAGS.define("integer", "num_queries", 64, "Random queries, and as many keys.", lower_bound=2)
+FLAGS.define("integer", "num_queries", 64, "Number of random queries and keys.", lower_bound=2)
 FLAGS.define(
     "float",
     "saturation",
@@ -96,7 +96,7 @@ FLAGS.define(
 
 
 def make_setups(options: Options) -> dict[str, TrainedTask]:
-    """Makes what is trained of every form and width, by "trained form, d_k=d".
+    """Makes the training tasks of every form and width, by "trained form, d_k=d".
 
     A score is one program. The same data and seeds everywhere. Weights are drawn with variance
     1/fan-in, so that queries and keys begin with unit variance, as the note has them; values stay
@@ -130,7 +130,7 @@ def measure(
     Args:
         options: The flags.
         setups: What is trained.
-        folder: The run folder; what it has is not computed again.
+        folder: The run folder; results that it already holds are not computed again.
 
     Returns:
         {"random": from `measure_widths`, "trained": {form: {"d_k" [w], "accuracy" [s, w],
@@ -185,7 +185,7 @@ def make_rows(results: dict[str, Any], options: Options) -> Iterator[dict[str, A
     """Makes a row for each part, form, width and seed.
 
     Args:
-        results: From `measure`.
+        results: Results of `measure`.
         options: The flags.
     """
     for part, names in {"random": (*MEASURES, *LAWS), "trained": ("accuracy", "diverged")}.items():
@@ -198,9 +198,10 @@ def make_rows(results: dict[str, Any], options: Options) -> Iterator[dict[str, A
 
 @figures.styled
 def random_figure(results: dict[str, Any], options: Options):
-    """Random queries and keys of unit variance, means and standard deviations over seeds. Gradients
-    of a loss that moves every output by as much, to a query moved by its own size and to the
-    scores; solid: root mean square over rows, dashed: median row."""
+    """Random queries and keys of unit variance: means and standard deviations over seeds. The loss
+    weights every output equally. The gradient panels show how much the loss changes, to first
+    order, when a query moves by a vector of its own size, and how much it changes with the scores.
+    Solid lines are the root mean square over rows, dashed lines the median row."""
     panels = {
         "variance": ("variance of the scores", "dotted: closed form"),
         "entropy": ("entropy of a row, nats", f"dashed: uniform, log {options.num_queries}"),
@@ -234,14 +235,14 @@ def random_figure(results: dict[str, Any], options: Options):
 
 
 def accuracy_gain(results: dict[str, Any], form: str) -> np.ndarray:
-    """Computes the accuracy of a form less that of dot products, seed by seed, [s, w]."""
+    """Computes the accuracy of a form minus the accuracy of dot products, seed by seed, [s, w]."""
     trained = results["trained"]
     return trained[form]["accuracy"].astype(float) - trained["dot"]["accuracy"].astype(float)
 
 
 @figures.styled
 def trained_figure(results: dict[str, Any]):
-    """Left: accuracy of every seed after training, black: means. Right: the same less that of dot
+    """Left: the accuracy of every seed after training (black: means). Right: the difference to dot
     products without scaling, paired by seed, with 95 % intervals."""
     fig, ((accuracy, less),) = figures.figure(1, 2, width=4.4)
     widths = list(map(str, results["trained"]["dot"]["d_k"]))
@@ -274,7 +275,7 @@ def judge_claims(results: dict[str, Any], options: Options) -> Iterator[Row]:
     """Tests what saturates, whose gradients are small, and which form is ahead after training.
 
     Args:
-        results: From `measure`.
+        results: Results of `measure`.
         options: The flags.
     """
     dot, scaled = (results["random"][form] for form in ("dot", "scaled_dot"))
@@ -297,7 +298,7 @@ def compare_results(results: dict[str, Any], options: Options) -> Iterator[Compa
     """Compares the variance with its law, and lists accuracies at every width.
 
     Args:
-        results: From `measure`.
+        results: Results of `measure`.
         options: The flags.
     """
     variance, d_k = results["random"]["dot"]["variance"][:, -1], options.d_k[-1]
@@ -331,7 +332,7 @@ EXPERIMENT = Experiment(
 
 
 def main(options: Flags) -> Run:
-    """Measures what the run lacks, and saves what follows from it."""
+    """Measures the missing points, and saves the table, figures and claims."""
     with open_run(options, make_setups) as run:
         for point in run.measure(measure):
             results = point.results

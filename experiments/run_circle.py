@@ -126,7 +126,7 @@ FLAGS.define(
     "circle_skip",
     False,
     "A skip around the recurrence: each step's input is the sum of the last step's input and "
-    "output; trained on the points plus those of the batch before.",
+    "output; trained on the points plus the points of the batch before.",
 )
 FLAGS.define(
     "enum",
@@ -150,7 +150,7 @@ ByCase = Mapping[str, Any]  # {case: as `training.train_tasks`}
 
 
 def make_cases(options: Options) -> Cases:
-    """Makes what the flags train, {"variant, d=width": what is trained}.
+    """Makes the training tasks of the flags, {"variant, d=width": task}.
 
     Args:
         options: The flags.
@@ -200,9 +200,9 @@ def in_words(variant: str) -> str:
 
 @figures.styled
 def shares_figure(results: ByCase):
-    """Share of seeds whose two walkers end together, with 95 % intervals. Equal shares are the
-    result: an MLP keeps no walkers apart, and the published network is one with a skip around its
-    attention."""
+    """Share of seeds whose two walkers end together, with 95 % intervals. The result is that the
+    shares are equal: an MLP does not keep walkers apart, and the published network behaves like a
+    network with a skip around its attention."""
     measured = walks.fine_cases(results)
     variants, widths = (list(dict.fromkeys(names)) for names in zip(*measured, strict=True))
     width = max(4.2, 0.75 * len(variants))  # of a panel: names stand side by side
@@ -243,8 +243,8 @@ def select_steps(cases: Mapping[Any, Mapping[str, np.ndarray]]) -> dict[Any, np.
 
 @figures.styled
 def steps_figure(results: ByCase):
-    """Steps from a distance of 1e-2 to 1e-6 of the seeds that fell, against the prediction from the
-    multiplier at the collapsed point."""
+    """Steps in which the distance falls from 1e-2 to 1e-6, in the seeds that collapsed, and the
+    number of steps that the multiplier at the collapsed point predicts."""
     points = select_steps(walks.fine_cases(results))
     if not points:
         return None
@@ -283,8 +283,9 @@ def steps_figure(results: ByCase):
 
 @figures.styled
 def trajectories_figure(results: ByCase):
-    """The two sequences of one seed, fed with their own continuation: the first that fell, where
-    one did. Where two panels are alike, the MLP or the published network changes nothing."""
+    """The two sequences of one seed, which continue from their own outputs. The seed is the first
+    that collapsed, if any did. Where two panels look alike, the MLP or the published network
+    changes nothing."""
     measured = walks.fine_cases(results)
     places = [(width, variant) for variant, width in measured]
     fig, axes, panels = plots.place_grid(places, width=2.8, height=2.9)
@@ -316,8 +317,9 @@ def trajectories_figure(results: ByCase):
 
 @figures.styled
 def distance_figure(results: ByCase):
-    """Distance between the two sequences by step, one line per seed; blue: fell. Below 1e-9 it is
-    drawn there. Pure attention falls within some ten steps, a skip makes the fall exponential."""
+    """Distance between the two sequences by step, one line for each seed; blue lines collapsed.
+    Distances below 1e-9 are drawn at 1e-9. Pure attention collapses within about ten steps; with a
+    skip the distance falls exponentially."""
     measured = walks.fine_cases(results)
     places = [(width, variant) for variant, width in measured]
     fig, axes, panels = plots.place_grid(places, width=2.8, height=2.2, sharex=True, sharey=True)
@@ -391,7 +393,7 @@ def compare_results(results: ByCase) -> Iterator[Comparison]:
 
 
 def make_finding(results: ByCase) -> Finding | None:
-    """Reports how many seeds fall, in pure attention and with what is to prevent it.
+    """Reports how many seeds collapse in pure attention, and with the parts that should prevent it.
 
     Args:
         results: {case: arrays of all seeds [s, ...]}.
@@ -450,7 +452,7 @@ EXPERIMENT = Experiment(
 
 
 def main(options: Flags) -> Run:
-    """Measures what the run lacks, and saves what follows from it."""
+    """Measures the missing points, and saves the table, figures and claims."""
     with open_run(options, make_cases) as run:
         for point in run.measure(measure):
             results = point.results

@@ -188,7 +188,7 @@ def measure(options: Options, setup: Networks, folder: RunFolder) -> xr.Dataset:
     Args:
         options: The flags.
         setup: The networks and tokens.
-        folder: The run folder; what it has is not computed again.
+        folder: The run folder; results that it already holds are not computed again.
 
     Returns:
         A Dataset over "variant", "seed" and "layer"; "swept" has the gains of the MLPs in the place
@@ -214,12 +214,12 @@ def measure(options: Options, setup: Networks, folder: RunFolder) -> xr.Dataset:
 
 
 def draw(options: Options, setup: Networks, key: Any, floats: Any) -> tuple[Any, Any]:
-    """Draws one seed: tokens, and parameters that hold those of every variant and norm placement.
+    """Draws one seed: tokens, and parameters for every variant and norm placement.
 
     Args:
         options: The flags.
         setup: The networks.
-        key: Of the seed.
+        key: Random key of the seed.
         floats: Scale of the weights, and gain of the skips.
     """
     key_tokens, key_params = jax.random.split(key)
@@ -239,7 +239,7 @@ def measure_seed(
     Args:
         options: The flags.
         setup: The networks.
-        draws: From `draw`.
+        draws: Draws from `draw`.
         floats: Scale of the weights, and gain of the skips.
 
     Returns:
@@ -328,7 +328,7 @@ EXPERIMENT = Experiment(
 
 
 def main(options: Flags) -> Run:
-    """Measures what the run lacks, and saves what follows from it."""
+    """Measures the missing points, and saves the table, figures and claims."""
     with open_run(options, make_setup, lambda setup: setup.source) as run:
         for point in run.measure(measure, over=AXES):
             results = point.results

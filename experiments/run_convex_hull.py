@@ -89,7 +89,8 @@ FLAGS.define(
 
 
 def make_task(options: Options) -> TrainedTask:
-    """Makes what the flags train: a network that says of each point whether it is on the hull.
+    """Makes the training task of the flags: a network that decides for each point whether it is on
+    the hull.
 
     Args:
         options: The flags.
@@ -127,7 +128,7 @@ def make_examples(key: Any, num_examples: int, num_points: int) -> examples.Exam
     ties and points in a line occur, rarely.
 
     Args:
-        key: Of the draw.
+        key: Random key of the draw.
         num_examples: Sets of points.
         num_points: Points of each.
 
@@ -182,7 +183,7 @@ EXPERIMENT = Experiment(
 
 
 def main(options: Flags) -> Run:
-    """Measures what the run lacks, and saves what follows from it."""
+    """Measures the missing points, and saves the table, figures and claims."""
     with open_run(options, make_task) as run:
         for point in run.measure(measure):
             results, task = point.results, point.setup

@@ -61,7 +61,7 @@ def measure(options: Options, config: rc.TransformerConfig, folder: RunFolder) -
     Args:
         options: The flags.
         config: The network.
-        folder: The run folder; what it has is not computed again.
+        folder: The run folder; results that it already holds are not computed again.
     """
 
     def measure_seed(key: Any, gain: Any) -> dict[str, jax.Array]:
@@ -94,15 +94,16 @@ def make_rows(results: xr.Dataset) -> Iterator[dict[str, Any]]:
 
 @figures.styled
 def states_figure(results: xr.Dataset):
-    """Root mean square of the states by loop at the largest depth; with tied weights, without, and
-    by the gain. Geometric mean over seeds, a deviation of the logarithm."""
+    """Root mean square of the states by loop at the largest depth, with and without tied weights,
+    for each gain. Lines are geometric means over seeds; bands are one standard deviation of the
+    logarithm."""
     label = "root mean square of the state"
     return plot_by_loop(results, "rms", label, draw=figures.log_band)
 
 
 @figures.styled
 def tokens_figure(results: xr.Dataset):
-    """The mean cosine of two tokens by loop, of the same networks."""
+    """The mean cosine between two tokens by loop, in the same networks."""
     return plot_by_loop(results, "token_cosine", "mean cosine of two tokens")
 
 
@@ -110,10 +111,10 @@ def plot_by_loop(results: xr.Dataset, name: str, ylabel: str, **options: Any):
     """Plots a measure of the largest depth, a panel for tied and for untied weights.
 
     Args:
-        results: From `measure`.
-        name: Of the measure.
-        ylabel: Of the axis.
-        **options: As of `labelled.plot_facets`.
+        results: Results of `measure`.
+        name: Name of the measure.
+        ylabel: Label on the y axis.
+        **options: See `labelled.plot_facets`.
     """
     largest = int(results.depth.max())
     deep = results[name].sel(depth=largest, drop=True).sel(loop=slice(0, largest))
@@ -164,7 +165,7 @@ EXPERIMENT = Experiment(
 
 
 def main(options: Flags) -> Run:
-    """Measures what the run lacks, and saves what follows from it."""
+    """Measures the missing points, and saves the table, figures and claims."""
     with open_run(options, make_config) as run:
         for point in run.measure(measure, over=AXES):
             results = point.results

@@ -97,13 +97,13 @@ FLAGS.define(
     "integer",
     "per_device_eval_batch_size",
     32,
-    "Texts evaluated at a time: memory, not results.",
+    "Texts evaluated at a time; changes the memory, not the results.",
     lower_bound=1,
 )
 
 
 def make_task(options: Options) -> TrainedTask:
-    """Reads the texts of the flags, and makes what is trained on them.
+    """Reads the texts of the flags, and makes the training task on them.
 
     Args:
         options: The flags.
@@ -125,7 +125,7 @@ def make_task(options: Options) -> TrainedTask:
 def make_text_task(
     options: Options, tokens: Any, mask: Any, vocab_size: int, extra: dict[str, str] | None = None
 ) -> TrainedTask:
-    """Makes what is trained on texts.
+    """Makes the training task on texts.
 
     Args:
         options: The flags.
@@ -169,7 +169,7 @@ def make_data(
         options: The flags.
         tokens, mask: Token ids and which exist, [b, n].
         rows: Which texts each row packs.
-        key: Of the labels.
+        key: Random key for the labels.
 
     Returns:
         "train", packed; "texts", the same without; "eval", the first of these.
@@ -226,7 +226,7 @@ EXPERIMENT = Experiment(
 
 
 def main(options: Flags) -> Run:
-    """Measures what the run lacks, and saves what follows from it."""
+    """Measures the missing points, and saves the table, figures and claims."""
     with open_run(options, make_task, lambda task: task.extra) as run:
         for point in run.measure(measure):
             results, task = point.results, point.setup

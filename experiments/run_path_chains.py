@@ -100,18 +100,18 @@ def make_setup(options: Options) -> initial_tokens.TokenNetwork:
 def measure(
     options: Options, setup: initial_tokens.TokenNetwork, folder: RunFolder
 ) -> dict[str, Any]:
-    """Measures all seeds, and computes what follows for all together.
+    """Measures all seeds, and computes the quantities of all seeds together.
 
     Args:
         options: The flags.
         setup: The network and its tokens.
-        folder: The run folder; what it has is not computed again.
+        folder: The run folder; results that it already holds are not computed again.
 
     Returns:
         What `measure_seed` measures [s, ...]; the law of α, medians over paths, numbers of paths.
 
     Raises:
-        ValueError: The outputs of all networks are no numbers.
+        ValueError: The outputs of all networks are NaN or infinite.
     """
     with Executor(options, folder, "path chains") as executor:
         # A CPU takes its seeds one by one: they are saved as they come.
@@ -148,7 +148,7 @@ def draw(options: Options, setup: initial_tokens.TokenNetwork, key: jax.Array) -
     Args:
         options: The flags.
         setup: The network and its tokens.
-        key: Of the seed.
+        key: Random key of the seed.
 
     Returns:
         Tokens, parameters, paths [L, p, L] of chains and sets of paths [L, repeats, p, L].
@@ -174,7 +174,7 @@ def measure_seed(setup: initial_tokens.TokenNetwork, draws: tuple[Any, ...]) -> 
 
     Args:
         setup: The network.
-        draws: From `draw`.
+        draws: Draws from `draw`.
     """
     config, depth = setup.config, setup.config.depth
     x, params, paths, sets = draws
@@ -220,7 +220,7 @@ def keep_finite_seeds(
         The measures of the seeds that stay; their numbers as "seed" [s].
 
     Raises:
-        ValueError: There is no such seed.
+        ValueError: No seed has finite outputs.
     """
     is_finite = np.isfinite(arrays["sum_error"])
     reason = "NaN or overflow in the network; a smaller --weight_scale or --norm_placement=post"
@@ -246,7 +246,7 @@ def make_rows(results: dict[str, Any]) -> Iterator[dict[str, Any]]:
 @figures.styled
 def path_chains_figure(results: dict[str, Any], setup: initial_tokens.TokenNetwork):
     """Residual ratio of products of attention matrices along random paths, by path length: medians,
-    quartiles, and outliers over paths and seeds."""
+    quartiles and outliers over paths and seeds."""
     fig, axes = figures.figure(1, 2, sharey=True)
     for ax, (name, title) in zip(axes[0], CHAINS.items(), strict=True):
         values = np.swapaxes(results[name], 0, 1).reshape(setup.config.depth, -1)
@@ -275,9 +275,10 @@ def draw_boxes(ax: Any, x: Any, values: Any) -> None:
 
 @figures.styled
 def path_lengths_figure(results: dict[str, Any]):
-    """Exact sums C_k over all paths of each length: sizes (left; the predicted
-    residual falls doubly exponentially), shares beside the binomial count (middle), error of
-    estimates from few sampled paths (right; above the dashed line worse than nothing)."""
+    """Exact sums C_k over all paths of each length k. Left: their norms; the predicted residual
+    falls doubly exponentially. Middle: their shares and the shares by binomial counting. Right: the
+    error of estimates from a few sampled paths; above the dashed line an estimate is worse than
+    zero."""
     k, counts = results["length"], np.array([float(count) for count in results["paths"]])
     fig, ((sizes, shares, errors),) = figures.figure(1, 3, width=3.9, height=3.3)
     shares.bar(k, counts / counts.sum(), width=0.85, color=figures.color(5), label="share of paths")
@@ -312,7 +313,7 @@ def judge_claims(results: dict[str, Any], setup: initial_tokens.TokenNetwork) ->
     """Tests whether chains lose rank, and whether short paths are the large ones.
 
     Args:
-        results: From `measure`.
+        results: Results of `measure`.
         setup: The network and its tokens.
     """
     text = f"{setup.config.depth} layers"
@@ -327,10 +328,10 @@ def judge_claims(results: dict[str, Any], setup: initial_tokens.TokenNetwork) ->
 def compare_results(
     results: dict[str, Any], setup: initial_tokens.TokenNetwork
 ) -> list[Comparison]:
-    """Compares the sum of all paths with the output, an identity; lists what the figures show.
+    """Compares the sum of all paths with the output, an identity; lists the numbers of the figures.
 
     Args:
-        results: From `measure`.
+        results: Results of `measure`.
         setup: The network and its tokens.
     """
     chain = np.median(results["chain_mean"], axis=(0, 2))
@@ -380,7 +381,7 @@ EXPERIMENT = Experiment(
 
 
 def main(options: Flags) -> Run:
-    """Measures what the run lacks, and saves what follows from it."""
+    """Measures the missing points, and saves the table, figures and claims."""
     with open_run(options, make_setup, lambda setup: setup.source) as run:
         for point in run.measure(measure):
             results, setup = point.results, point.setup

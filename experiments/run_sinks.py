@@ -75,7 +75,7 @@ text = "Texts of enough tokens that are left out before the first."
 FLAGS.define("integer", "skip_texts", 0, text, lower_bound=0)
 text = "Tokens of each text; shorter texts are left out."
 FLAGS.define("integer", "max_tokens", 64, text, lower_bound=6)  # two are measured, one more hidden
-FLAGS.define("integer", "seed", 0, "Of weights at random, and of random keys.", lower_bound=0)
+FLAGS.define("integer", "seed", 0, "Seed of random weights and random keys.", lower_bound=0)
 text = "Share of the layers that are left as they are."
 FLAGS.define("float", "start", LATE, text, lower_bound=0.0, upper_bound=1.0)
 FLAGS.define(
@@ -137,7 +137,7 @@ def measure(options: Options, networks: list[Network], folder: RunFolder) -> xr.
     Args:
         options: The flags.
         networks: The networks and their texts.
-        folder: The run folder; what it has is not computed again.
+        folder: The run folder; results that it already holds are not computed again.
     """
     parts = {}
     kinds = list(itertools.product(networks, ("trained", "random")))
@@ -247,11 +247,12 @@ def measure_text(
 
 
 def lose_weight(condition: Condition, weights: jax.Array, layer: Any) -> jax.Array:
-    """Takes the key's weight from the rows [h, n, m] of the queries after it, or as much of all.
+    """Removes the key's weight from the rows [h, n, m] of the queries after it, or removes as much
+    from all keys.
 
     Args:
         condition: Which key, from which layer on, and how.
-        weights: Of the attention.
+        weights: Weights of the attention.
         layer: Number of the layer.
     """
     is_dropped = ~(condition.is_hidden | condition.is_thinned)
@@ -289,9 +290,9 @@ def make_rows(results: xr.Dataset) -> Iterator[dict[str, Any]]:
 
 @figures.styled
 def cosine_figure(results: xr.Dataset):
-    """Mean cosine of two tokens by layer, from the third token on; bands over texts. The network as
-    it is, and with its first key hidden from later tokens or its weight dropped, by the share of
-    layers that are left as they are."""
+    """Mean cosine between two tokens by layer, from the third token on; bands show the spread over
+    texts. The lines show the unchanged network, and the network whose first key is hidden from
+    later tokens or whose first weight is dropped, by the share of layers that stay unchanged."""
     first = results.sel(key="first", drop=True) if "first" in results.key else results
     labels = [str(label) for label in first.network.values]
     fig, axes = figures.panels(len(labels), 2, width=4.6, height=3.4)
@@ -408,7 +409,7 @@ EXPERIMENT = Experiment(
 
 
 def main(options: Flags) -> Run:
-    """Measures what the run lacks, and saves what follows from it."""
+    """Measures the missing points, and saves the table, figures and claims."""
     count = PROTOCOL.rounds[0] if options.grows else None
     with open_run(options, open_networks, partial(identify_texts, count=count)) as run:
         for point in run.measure(measure, over=AXES):

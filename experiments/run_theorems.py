@@ -1,9 +1,9 @@
 """Theorems of 2022 to 2026 about collapse, evaluated through the toolkit's own networks.
 
-Each theorem is one line with its formula and conditions. Its networks have the weights that it
-asks for, `rc.apply` passes them, and what is measured stands beside what is predicted. The outcome
+Each theorem is one line with its formula and conditions. Its networks have the weights that it asks
+for, `rc.apply` passes them, and the experiment compares measured and predicted values. The outcome
 follows from these numbers: the theorem holds as stated; holds, with a bound loose by a factor;
-holds under more than is stated; or fails as worded, with the first point against it. Seven
+holds under further conditions; or fails as worded, with the first point against it. Seven
 statements that could go either way are also measured in --num_seeds independent draws.
 
     python -m experiments.run_theorems
@@ -87,8 +87,8 @@ def measure(options: Options, theorems: dict[str, Theorem], folder: RunFolder) -
 
     Args:
         options: The flags.
-        theorems: By name.
-        folder: The run folder; what it has is not computed again.
+        theorems: Theorems by name.
+        folder: The run folder; results that it already holds are not computed again.
     """
     curves = {}
     with jax.enable_x64(True):
@@ -109,7 +109,7 @@ def measure_draws(
     """Measures the statistics of the registered statements, {(statement, setting): [s]}.
 
     Args:
-        options, theorems, folder: As of `measure`.
+        options, theorems, folder: See `measure`.
     """
     cells, values = [*draws.list_draws(theorems)], {}
     with Executor(options, folder, "draws", len(cells) * options.num_seeds) as executor:
@@ -175,7 +175,7 @@ def find_shown(curve: Curve) -> int:
 
 
 def describe_theorem(theorem: Theorem) -> str:
-    """Writes the caption of a theorem's figure: its statement, and how it is drawn."""
+    """Writes the caption of a theorem's figure: its statement, and the meaning of its lines."""
     return (
         f"{theorem.source}: {theorem.statement} Dots are measured. Solid lines are predicted, "
         "dashed lines are bounds, dotted lines are beside what is not judged."
@@ -199,7 +199,7 @@ EXPERIMENT = Experiment(
 
 
 def main(options: Flags) -> Run:
-    """Measures what the run lacks, and saves what follows from it."""
+    """Measures the missing points, and saves the table, figures and claims."""
     with open_run(options, select_theorems) as run:
         for point in run.measure(measure):
             results, theorems = point.results, point.setup

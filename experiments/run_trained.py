@@ -89,7 +89,7 @@ for name, default, least, text in (
 
 
 def open_networks(options: Options) -> list[Network]:
-    """Opens the networks of the folder, those of the packages first.
+    """Opens the networks of the folder, first those of the packages.
 
     Raises:
         FileNotFoundError, ValueError: No such folder or network; texts that cannot be read.
@@ -106,7 +106,8 @@ def open_networks(options: Options) -> list[Network]:
 def measure(
     options: Options, networks: list[Network], folder: Any
 ) -> dict[str, dict[str, np.ndarray]]:
-    """Measures every network, {network: arrays by name}; what the run has is not computed again."""
+    """Measures every network, {network: arrays by name}; finished measurements are not computed
+    again."""
     results = {}
     with Progress(len(networks), "trained networks", log=folder.log) as progress:
         for network in networks:
@@ -185,7 +186,7 @@ EXPERIMENT = Experiment(
 
 
 def main(options: Flags) -> Run:
-    """Measures what the run lacks, and saves what follows from it."""
+    """Measures the missing points, and saves the table, figures and claims."""
     count = PROTOCOL.rounds[0] if options.grows else None
     with open_run(options, open_networks, partial(identify_texts, count=count)) as run:
         for point in run.measure(measure):

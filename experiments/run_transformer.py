@@ -101,7 +101,8 @@ MAX_LAYERS = 4  # of the attention figure: evenly spaced ones, the last among th
 
 
 def make_task(options: Options) -> TrainedTask:
-    """Makes what the flags train: encoder and decoder of the same size (Vaswani et al. 2017).
+    """Makes the training task of the flags: encoder and decoder of the same size (Vaswani et al.
+    2017).
 
     Args:
         options: The flags.
@@ -156,7 +157,7 @@ def make_data(options: Options, key: Any) -> dict[str, sequences.SequencePairs]:
 
     Args:
         options: The flags.
-        key: Of the seed.
+        key: Random key of the seed.
     """
     key_lexicon, *keys = jax.random.split(key, 3)
     if options.task == "translation":
@@ -184,7 +185,7 @@ def measure_seed(task: TrainedTask, model: Any, data: Any, _: Any) -> dict[str, 
     Args:
         task: What was trained.
         model: The trained model.
-        data: Of the seed.
+        data: Examples of the seed.
 
     Returns:
         "exact": share of the held-out sequences that are written exactly, decoded greedily,
@@ -233,8 +234,8 @@ def make_rows(results: dict[str, Any]) -> list[dict[str, Any]]:
 
 @figures.styled
 def curves_figure(results: dict[str, Any], task: TrainedTask):
-    """Loss and accuracy after each epoch, mean and standard deviation over seeds; the point at the
-    end: sequences decoded greedily that are right in every token."""
+    """Loss and accuracy after each epoch, mean and standard deviation over seeds. The point at the
+    end is the share of sequences that greedy decoding gets right in every token."""
     fig, ((loss, share),) = figures.figure(1, 2)
     seeds, curves, losses = fine_seeds(results), results["curves"], results["losses"]
     epochs, exact = np.arange(1, losses.shape[1] + 1), results["exact"][seeds]
@@ -259,7 +260,7 @@ def curves_figure(results: dict[str, Any], task: TrainedTask):
 @figures.styled
 def attention_figure(results: dict[str, Any], task: TrainedTask):
     """Attention weights on one held-out pair, mean over heads: within the source, within the target
-    so far, from target to source."""
+    so far, and from target to source."""
     seed = int(fine_seeds(results)[0])
     pair = {name: values[seed] for name, values in results["shown"].items()}
     maps = {kind: results["attention"][kind][seed].mean(axis=1) for kind in KINDS}
@@ -284,7 +285,8 @@ def attention_figure(results: dict[str, Any], task: TrainedTask):
 
 @figures.styled
 def residual_figure(results: dict[str, Any], task: TrainedTask):
-    """Residual of the tokens by layer of the trained halves, bands over seeds."""
+    """Residual of the tokens by layer in the trained encoder and decoder; bands show the spread
+    over seeds."""
     halves = sorted(results["residual"].items(), reverse=True)
     fig, ((ax,),) = figures.figure()
     for index, (half, values) in enumerate(halves):
@@ -306,7 +308,7 @@ def compare_results(results: dict[str, Any], task: TrainedTask) -> list[Comparis
     """Lists tokens, whole sequences and trained residuals; no number is published.
 
     Args:
-        results: From `measure`.
+        results: Results of `measure`.
         task: What was trained.
     """
     seeds, residual = fine_seeds(results), results["residual"]
@@ -342,7 +344,7 @@ EXPERIMENT = Experiment(
 
 
 def main(options: Flags) -> Run:
-    """Measures what the run lacks, and saves what follows from it."""
+    """Measures the missing points, and saves the table, figures and claims."""
     with open_run(options, make_task) as run:
         for point in run.measure(measure):
             results, task = point.results, point.setup

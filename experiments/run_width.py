@@ -74,7 +74,7 @@ ByCase = Mapping[str, Any]  # {case: as `training.train_tasks`}
 
 
 def make_cases(options: Options) -> Cases:
-    """Makes what is trained at every depth, with about the reference's number of parameters.
+    """Makes the training task of every depth, with about the reference's number of parameters.
 
     Args:
         options: The flags.
@@ -99,7 +99,7 @@ def resize(recipe: Recipe, depth: int, target: int) -> Recipe:
     """Gives a recipe a depth, and the multiple of its heads as width that comes nearest.
 
     Args:
-        recipe: Of the reference.
+        recipe: Recipe of the reference.
         depth: The new one.
         target: Number of parameters that is come near to.
     """
@@ -147,8 +147,8 @@ def case_accuracies(results: ByCase, cases: Cases) -> dict[str, np.ndarray]:
 
 @figures.styled
 def width_figure(results: ByCase, cases: Cases):
-    """Left: training loss, mean and standard deviation over seeds. Right: accuracy against depth,
-    the width chosen so that the number of parameters stays."""
+    """Left: training loss, mean and standard deviation over seeds. Right: accuracy by depth, with
+    widths that keep the number of parameters constant."""
     fig, ((loss, accuracy),) = figures.figure(1, 2)
     accuracies = case_accuracies(results, cases)
     configs = [cases[name].recipe.config for name in accuracies]
@@ -209,7 +209,7 @@ EXPERIMENT = Experiment(
 
 
 def main(options: Flags) -> Run:
-    """Measures what the run lacks, and saves what follows from it."""
+    """Measures the missing points, and saves the table, figures and claims."""
     with open_run(options, make_cases) as run:
         for point in run.measure(measure):
             results, cases = point.results, point.setup

@@ -1,4 +1,4 @@
-"""The extras of the package: what each is made of, and the error where one is missing."""
+"""The extras of the package: their modules, and the error for a missing one."""
 
 import importlib
 from typing import Any

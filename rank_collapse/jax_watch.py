@@ -183,7 +183,7 @@ def equinox_monitored(
 
 
 def _tap_block(block):
-    """Return a block whose tokens are tapped when it is called; its fields stay what they are."""
+    """Return a block whose tokens are tapped when it is called; its fields do not change."""
     import equinox as eqx
 
     if not isinstance(block, eqx.Module):
@@ -213,7 +213,7 @@ def _tap_class(kind):
 
 
 class _Record:
-    """Modules that are being called, and what each of them reads."""
+    """Modules that are being called, and the inputs of each."""
 
     def __init__(self):
         self._calls, self.weights = 0, None

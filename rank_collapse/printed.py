@@ -30,7 +30,8 @@ def _escape(match):
 
 
 def escape_cell(value: object) -> Any:
-    """Escape text for a table: control characters, and what a spreadsheet takes for a formula.
+    """Escape text for a table: control characters, and characters with which a spreadsheet begins a
+    formula.
 
     Args:
         value: Value of a cell; only text that is not a number changes.
@@ -48,7 +49,7 @@ def escape_cell(value: object) -> Any:
 
 
 def print_lines(*lines: object, file: object = None, flush: bool = False) -> None:
-    """Print lines, each escaped: what stands in one argument stays in one line.
+    """Print lines, each escaped: the text of one argument stays in one line.
 
     Args:
         *lines: Printed as str(line).

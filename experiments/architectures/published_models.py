@@ -57,7 +57,7 @@ class Weights(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Names the part of the run that keeps what is measured on them."""
+        """Names the part of the run that keeps its measurements."""
         return f"{self.model.label}/{self.kind}{self.seed}"
 
 
@@ -162,7 +162,7 @@ def measure(options: Options, models: Sequence[Model], folder: RunFolder) -> Res
     Args:
         options: The flags.
         models: The models.
-        folder: The run folder; what it has is not computed again.
+        folder: The run folder; results that it already holds are not computed again.
     """
     sets = list_weights(options, models)
     by_label: dict[str, dict[str, list[dict[str, np.ndarray]]]] = {m.label: {} for m in models}

@@ -1,4 +1,4 @@
-"""Published residual curves beside measured ones of the same weights."""
+"""Published residual curves and measured ones of the same weights."""
 
 import math
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ ERROR = 0.05  # share of models with the published weights of which a value diff
 
 
 class Target(NamedTuple):
-    """A published residual ratio beside the measured one."""
+    """A published residual ratio and the measured one."""
 
     variant: str
     layer: int
@@ -40,7 +40,7 @@ def published_targets(
     differs is a failure, which chance alone makes in 5 % of models at most.
 
     Args:
-        settings: From `rank_collapse.pretrained.settings_of`.
+        settings: Settings from `rank_collapse.pretrained.settings_of`.
         curves: {variant: residual ratio of each text by layer [b, L + 1]}, of the reading
             "published" of `surgery.ABLATIONS`.
 

@@ -1,4 +1,4 @@
-"""Tables of docs/accelerators.md and docs/benchmarks.md, from what was measured on a machine."""
+"""Tables of docs/accelerators.md and docs/benchmarks.md, from the measurements on a machine."""
 
 import csv
 import re
@@ -20,7 +20,7 @@ class Difference(NamedTuple):
     Attributes:
         run: Its name.
         arrays, equal: Numbers of arrays and columns, and of those that are the same to the bit.
-        name: Of the array or column with the largest difference.
+        name: Name of the array or column with the largest difference.
         largest: Relative to the largest value of the array.
     """
 
@@ -73,7 +73,7 @@ def read_numbers(folder: Path) -> dict[str, np.ndarray]:
     """Reads the arrays of a run and the numbers of its table, as float64.
 
     Args:
-        folder: Of the run.
+        folder: Folder of the run.
     """
     numbers = {}
     if (folder / "arrays.npz").exists():
@@ -97,12 +97,12 @@ def _as_numbers(cells):
 def write_pages(docs: Path, lines: Lines, differences: Sequence[Difference]) -> list[Path]:
     """Writes the tables of the kind of device that was measured; returns the pages.
 
-    Those of a CPU stand in benchmarks.md, those of an accelerator in accelerators.md.
+    The tables of a CPU are in benchmarks.md, those of an accelerator in accelerators.md.
 
     Args:
         docs: Folder of the pages.
-        lines: Of speed.jsonl and steps.jsonl.
-        differences: From a CPU, of each experiment.
+        lines: Lines of speed.jsonl and steps.jsonl.
+        differences: Differences from a CPU, by experiment.
 
     Raises:
         ValueError: Nothing was measured, or a page has no place for it.
@@ -139,7 +139,7 @@ def make_tables(speed: Lines, steps: Lines, differences: Sequence[Difference]) -
 
     Args:
         speed, steps: Lines of JSON.
-        differences: From a CPU, of each experiment.
+        differences: Differences from a CPU, by experiment.
     """
     machine = speed[-1]["machine"]
     driver = next((line["driver"] for line in steps if line.get("driver")), None)

@@ -60,9 +60,9 @@ class LargeProduct:
     """A large product on every device at once, whose rate is the limit of the machine.
 
     Args:
-        mesh: Of the devices.
-        width: Of the square matrices; by default that of the kind of device.
-        dtype: Of their numbers; products are as exact as `jax_default_matmul_precision` says.
+        mesh: Mesh of the devices.
+        width: Width of the square matrices; by default the width for the kind of device.
+        dtype: Dtype of the matrices; `jax_default_matmul_precision` sets the precision of products.
 
     Attributes:
         flops: Operations of the products of all devices together.
@@ -92,7 +92,7 @@ def compute_share(flops: float, seconds: Sequence[float], rates: Sequence[float]
 
     Args:
         flops: Operations of its products.
-        seconds, rates: Of each round: of the computation, and of the large product.
+        seconds, rates: Seconds of the computation and rates of the large product, in each round.
     """
     return float(np.median(flops / np.array(seconds) / np.array(rates)))
 
@@ -102,7 +102,7 @@ def time_products(options: Any, width: int = 0) -> Report:
 
     Args:
         options: The flags of `experiments.benchmark`.
-        width: As of `LargeProduct`.
+        width: See `LargeProduct`.
     """
     mesh, timings, products = seeds.seed_mesh(), [], []
     for dtype in (jnp.float32, jnp.bfloat16):

@@ -19,8 +19,8 @@ def time_monitor(
 
     Args:
         options: The flags of `experiments.benchmark`.
-        depth, num_heads, d_model: Of the network.
-        tokens: Of the one example.
+        depth, num_heads, d_model: Sizes of the network.
+        tokens: Number of tokens in the one example.
     """
     config = rc.transformer(depth, num_heads, d_model, norm_placement="pre", mlp="gelu")
     params = rc.init(jax.random.key(0), config)

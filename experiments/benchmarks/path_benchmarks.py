@@ -39,7 +39,7 @@ def time_exact_paths(
     Args:
         options: The flags of `experiments.benchmark`.
         config: The network.
-        num_tokens: Of its input.
+        num_tokens: Number of tokens in the input.
     """
     params, x = draw_network(config, num_tokens)
 
@@ -93,7 +93,7 @@ def time_head_contributions(
     Args:
         options: The flags of `experiments.benchmark`.
         config: The network.
-        num_tokens: Of its input.
+        num_tokens: Number of tokens in the input.
     """
     params, x = draw_network(config, num_tokens)
     contributions = jax.jit(lambda p, x, c: rc.head_contributions(p, x, c))
@@ -108,9 +108,9 @@ def time_head_contributions(
 
 
 def time_recomputed_paths(options: Any, depth: int = 6, num_sequences: int = 200) -> Report:
-    """Measures the time of recomputed path sets, and of every path evaluated by itself.
+    """Measures the time of recomputed path sets, and of every path evaluated separately.
 
-    They are those of the sort experiment: 5 repeats of 5 paths of each length, sequences of 8
+    The sizes are those of the sort experiment: 5 repeats of 5 paths of each length, sequences of 8
     tokens, 2 heads, width 48.
 
     Args:

@@ -53,8 +53,8 @@ def make_network(name: str, batch_size: int = 256, arguments: Sequence[str] = ()
     Args:
         name: "mlp"; "cnn" of jax#26568, a convolution of 64 channels on images of 32 × 32; "sort",
             the Transformer of run_sort.
-        batch_size: Of the CNN.
-        arguments: Of run_sort, beside the published sizes.
+        batch_size: Batch size of the CNN.
+        arguments: Arguments of run_sort in addition to the published sizes.
     """
     if name == "sort":
         return _make_sort(arguments)
@@ -116,12 +116,12 @@ def train_one(init: Callable, step: Callable, num_steps: int, key: Any) -> Any:
 
 def make_way(way: str, name: str, num_seeds: int, num_steps: int, **sizes: Any) -> Callable:
     """Makes a function that trains so many seeds in one of `WAYS` and returns (losses [s, steps],
-    seconds, or None where the call itself is what is timed).
+    seconds, or None where the call itself is timed).
 
     Args:
-        way, name: Of `WAYS` and `SIZES`.
+        way, name: Names in `WAYS` and `SIZES`.
         num_seeds, num_steps: What is trained.
-        **sizes: As of `make_network`.
+        **sizes: See `make_network`.
     """
     init, step = make_network(name, **sizes)
     one = partial(train_one, init, step, num_steps)
@@ -139,7 +139,8 @@ def make_way(way: str, name: str, num_seeds: int, num_steps: int, **sizes: Any) 
 
 
 def _make_sweep(init, step, num_seeds, num_steps):
-    """Makes a function that trains as `sweep` does, with what it compiled in its first call."""
+    """Makes a function that trains as `sweep` does, with the programs that its first call
+    compiled."""
     base_key, mesh, programs = jax.random.key(0), seed_mesh(), {}
     axes, numbers = make_axes(None, None), np.arange(num_seeds)
     functions = [trace_functions(init, step, None, axes.examples(), {}, base_key.dtype)]
@@ -165,7 +166,7 @@ def _make_sweep(init, step, num_seeds, num_steps):
 
 
 def _train_processes(name, num_seeds, num_steps, sizes):
-    """Trains a seed in each process; as many at a time as there are cores."""
+    """Trains one seed in each process, with as many processes at a time as there are cores."""
     code = "from experiments.benchmarks import seed_benchmarks; "
     code += f"seed_benchmarks.run_alone({name!r}, {num_steps}, {sizes!r})"
     at_once = min(num_seeds, len(os.sched_getaffinity(0)))
@@ -204,9 +205,9 @@ def time_seeds(
 
     Args:
         options: The flags of `experiments.benchmark`.
-        sizes: In place of `SIZES`.
-        num_seeds: In place of the numbers of seeds there.
-        **network: As of `make_network`.
+        sizes: Sizes that replace `SIZES`.
+        num_seeds: Numbers of seeds that replace those in `SIZES`.
+        **network: See `make_network`.
     """
     timings, figures, mesh = [], {}, seed_mesh()
     is_on_host = is_on_cpu(mesh)

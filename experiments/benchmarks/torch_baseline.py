@@ -1,8 +1,8 @@
 """The trained experiments' model in PyTorch: one seed in a loop, or seeds stacked by torch.func.
 
-`torch_processes` runs this file as a program, in processes that have no JAX: a pickled task comes
-first, then a line for each measurement, "threads seeds steps". PyTorch is no dependency of the
-package.
+`torch_processes` runs this file as a program, in processes that have no JAX. Each process reads a
+pickled task, then a line for each measurement, "threads seeds steps". PyTorch is not a dependency
+of the package.
 """
 
 import pickle
@@ -74,8 +74,8 @@ class Training:
     """Training of one seed, as a loop over batches.
 
     Args:
-        task: From `torch_processes.describe_task`.
-        seed: Of the weights and of the order of the examples.
+        task: Task from `torch_processes.describe_task`.
+        seed: Seed of the weights and of the order of the examples.
     """
 
     def __init__(self, task: Any, seed: int = 0):
@@ -99,7 +99,7 @@ class StackedTraining:
     All see the same batch, which is less work than one each.
 
     Args:
-        task: From `torch_processes.describe_task`.
+        task: Task from `torch_processes.describe_task`.
         num_seeds: How many.
     """
 
@@ -155,7 +155,7 @@ def list_batches(task: Any) -> Iterator[Sequence[torch.Tensor]]:
     Texts are padded to the longest of their batch.
 
     Args:
-        task: With its arrays, NumPy's.
+        task: The task, with its arrays as NumPy arrays.
     """
     arrays = [torch.from_numpy(array).to(task.device) for array in task.arrays]
     lengths = torch.from_numpy(task.arrays[2].sum(axis=1)) if len(arrays) > 2 else None
@@ -173,7 +173,7 @@ def time_steps(training: Any, batches: Iterator[Any], num_steps: int) -> float:
 
     Args:
         training: `Training` or `StackedTraining`, which has made a step.
-        batches: From `list_batches`.
+        batches: Batches from `list_batches`.
         num_steps: How many.
     """
     training.loss.item()  # waits for the device

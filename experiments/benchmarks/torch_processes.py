@@ -36,7 +36,7 @@ class Way:
 
     @property
     def name(self) -> str:
-        """Returns such as "PyTorch, 2 processes of 1 thread"."""
+        """Returns a name such as "PyTorch, 2 processes of 1 thread"."""
         stacked = f", torch.func of {self.stacked} seeds" if self.stacked else ""
         processes = f"{self.processes} process" + "es" * (self.processes > 1)
         threads = f"{self.threads} thread" + "s" * (self.threads > 1)
@@ -55,7 +55,7 @@ def list_ways(cores: int, num_seeds: int, platform: str = "cpu") -> list[Way]:
     seeds, in one process or one for each core. On a GPU: one process, several, stacked seeds.
 
     Args:
-        cores: Of the machine.
+        cores: Number of cores of the machine.
         num_seeds: That ours trains together: they are stacked too.
         platform: "gpu", or any other for the CPU.
     """
@@ -71,10 +71,10 @@ def list_ways(cores: int, num_seeds: int, platform: str = "cpu") -> list[Way]:
 
 
 def describe_task(recipe: Any, examples: Any, hyper: Any, platform: str = "cpu") -> SimpleNamespace:
-    """Describes what is trained, by plain values that a process without JAX can read.
+    """Describes a training task by plain values that a process without JAX can read.
 
     Args:
-        recipe, hyper: As of `rank_collapse.training`; hyper of Python floats.
+        recipe, hyper: See `rank_collapse.training`; `hyper` holds Python floats.
         examples: The padded training data.
         platform: JAX's name of the device: "gpu", or any other for the CPU.
     """
@@ -115,8 +115,8 @@ class Processes(contextlib.ExitStack):
     """Processes that train a task in PyTorch, some or all of them at once. A context manager.
 
     Args:
-        task: From `describe_task`.
-        count: Of the processes.
+        task: Task from `describe_task`.
+        count: Number of processes.
 
     Raises:
         ValueError: PyTorch is not installed.
@@ -145,7 +145,7 @@ class Processes(contextlib.ExitStack):
         """Measures seconds per seed and step.
 
         Args:
-            way: With at most as many processes as there are; the first call prepares it.
+            way: Way that needs at most as many processes as there are; the first call prepares it.
             num_steps: Timed steps of each process.
 
         Raises:

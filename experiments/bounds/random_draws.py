@@ -24,7 +24,7 @@ SPREAD = 0.1  # D_ii of both heads of the construction; the lemma's condition is
 
 
 class Case(NamedTuple):
-    """Networks that are drawn alike: two layers of attention, and what is added to them."""
+    """Networks that are drawn alike: two layers of attention, with further parts."""
 
     tokens: int
     width: int
@@ -68,7 +68,7 @@ def single_draw(key: Any, case: Case) -> dict[str, Any]:
     The paper's bounds count as "ok" where their theorems hold, the others wherever they are given.
 
     Args:
-        key: Of the draw.
+        key: Random key of the draw.
         case: The kind of network.
 
     Returns:

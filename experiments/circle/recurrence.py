@@ -121,13 +121,13 @@ def log_roll_out(
     `log_residual_profile`), where ordinary arithmetic stops at the last digit of the coordinates.
 
     Args:
-        params: As in `apply`.
+        params: Parameters, as in `apply`.
         classifier: Weights [d, i] and bias [i].
         start: The first two tokens.
         config: The network: vectors through one linear map and a LayerNorm, no mask, no positions.
-        num_steps: Distances returned, that of the start included.
-        skip: As in `walks.roll_out`: the step's input is added to its output to give the next
-            input; distances are those of outputs.
+        num_steps: Number of distances to return, including the start.
+        skip: See `walks.roll_out`: the step's input is added to its output to give the next input;
+            distances are measured between outputs.
     """
     start = jnp.asarray(start, jnp.result_type(start, *jax.tree.leaves((params, classifier))))
     params, prepared = prepare_inputs(params, start, config)

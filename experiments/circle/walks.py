@@ -1,4 +1,4 @@
-"""The circle's networks: two walkers, what is trained on them, and walks fed with their own output.
+"""The circle's networks: two walkers, their training examples, and walks fed with their own output.
 
 Each example is a sequence of two tokens, the current points of two walkers on the two halves of a
 circle; the targets are their next points. Applied to its own output again and again, a network may
@@ -34,7 +34,7 @@ def make_examples(num_points: int, radius: float = RADIUS) -> Examples:
 
     Args:
         num_points: Points of the whole circle.
-        radius: Of the circle.
+        radius: Radius of the circle.
 
     Raises:
         ValueError: Fewer than four points.
@@ -56,8 +56,8 @@ def make_examples(num_points: int, radius: float = RADIUS) -> Examples:
 def add_batch_before(examples: Examples, batch_size: int) -> Examples:
     """Adds the inputs of the batch before, zeros before the first; labels stay as they are.
 
-    What the published code's circle_skip is trained on: a skip around the recurrence, of the true
-    points in place of its own output.
+    circle_skip of the published code trains on these examples: a skip around the recurrence, from
+    the true points instead of its own output.
     """
     x = examples.inputs
     before = jnp.concatenate([jnp.zeros_like(x[:batch_size]), x])[: len(x)]
@@ -128,7 +128,7 @@ def make_case(options: Options, name: str) -> TrainedTask:
 def measure_walk(
     num_steps: int, task: TrainedTask, model: Any, data: Any, key: Any
 ) -> dict[str, Any]:
-    """Measures one seed's continuation of its own output, after the points it was trained on.
+    """Measures how one seed continues its own output, after the points on which it was trained.
 
     Fed with sums where the program of the task is.
 
@@ -136,7 +136,7 @@ def measure_walk(
         num_steps: Points of the walk, the start included.
         task: What was trained.
         model: The trained model.
-        data: Of the seed.
+        data: Examples of the seed.
         key: Unused.
 
     Returns:
@@ -263,7 +263,7 @@ def fine_cases(results: Mapping[str, Any]) -> dict[tuple[str, int], dict[str, An
 
 
 def log10_at_end(case: Mapping[str, Any]) -> np.ndarray:
-    """Returns log10 of the distance after the last step, at least that of 1e-6, [s].
+    """Returns log10 of the distance after the last step, at least log10 of 1e-6, [s].
 
     NaN of seeds that diverged.
     """

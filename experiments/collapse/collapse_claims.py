@@ -65,10 +65,11 @@ def judge_claims(results: xr.Dataset) -> Iterator[Row]:
 
 
 def claims_by_variant(results: xr.Dataset, distinct: list[str]) -> Iterator[Row]:
-    """Tests the local rate at the last layer and what is left of the residual ratio, by variant.
+    """Tests the local rate at the last layer and the remaining residual ratio, by variant.
 
     Args:
-        results: Of all networks; over the gains of the skips where there are several.
+        results: Results of all networks; where there are several gains of the skips, over these
+            gains.
         distinct: Norm placements that are different networks without skips.
     """
     log10_ratio = results.log10_residual - results.log10_size
@@ -111,9 +112,9 @@ def bound_claims(key: str, variant: str, results: xr.Dataset) -> Iterator[Row]:
     """Tests the published bound of a layer, where the lemma's condition holds.
 
     Args:
-        key: Of the statement.
+        key: Key of the statement.
         variant: Whose layers they are.
-        results: Of this variant.
+        results: Results of this variant.
     """
     admissible = results.where(results.admissible > 0).isel(layer=slice(1, None))
     cases = admissible.admissible.count(["seed", "layer"])
@@ -126,10 +127,10 @@ def bound_claims(key: str, variant: str, results: xr.Dataset) -> Iterator[Row]:
 
 
 def gain_claims(results: xr.Dataset, distinct: list[str]) -> Iterator[Row]:
-    """Tests from which gain on MLPs slow the collapse, and what they do as published.
+    """Tests from which gain on MLPs slow the collapse, and what they do at the published gain.
 
     Args:
-        results: With the residual at each gain of the MLPs, "swept".
+        results: Results, which hold the residual at each gain of the MLPs as "swept".
         distinct: Norm placements that are different networks without skips.
     """
     raised = raised_constant(results)
@@ -156,7 +157,7 @@ def crossing(gains: np.ndarray, raised: np.ndarray) -> np.ndarray:
 
     Args:
         gains: Ascending [g].
-        raised: By how much each gain raises the constant of the law [..., g].
+        raised: Rise of the law's constant at each gain [..., g].
     """
     crossings = np.full(raised.shape[:-1], np.nan)
     for place in np.ndindex(crossings.shape):
@@ -228,7 +229,7 @@ def compare_results(results: xr.Dataset) -> Iterator[Comparison]:
 
 
 def make_finding(results: xr.Dataset) -> Finding | None:
-    """Reports what is left of attention alone and of attention with skips of gain 1.
+    """Reports the remaining residual of attention alone and of attention with skips of gain 1.
 
     Args:
         results: Over norm placement, weight scale, skip gain, variant, seed and layer.

@@ -77,7 +77,7 @@ def closed_profile(
     starts where residuals are not small need not.
 
     Args:
-        params, x, config, **inputs: As of `cubic_profile`.
+        params, x, config, **inputs: See `cubic_profile`.
         log: What `log_trace` returns for the same arguments, where it is known.
 
     Returns:
@@ -121,7 +121,8 @@ def cubic_profile(
     where the residual is small from the first layer on: elsewhere `closed_profile` does.
 
     Args:
-        params, x, config: As in `apply`: dot products, no skip, all rows sharing keys and biases.
+        params, x, config: See `apply`; the network has dot products, no skip, and the same keys and
+            biases for all rows.
         **inputs: mask (Bool [n]), segments and positions of `apply`.
 
     Raises:
@@ -217,8 +218,8 @@ def log10_growth(
 
     Args:
         params, config: The network, of those that `COVERS` has.
-        trace: From `apply`.
-        log10_diameters: Of the input of each layer's attention [L].
+        trace: Trace from `apply`.
+        log10_diameters: log10 of the diameters of the input to each layer's attention [L].
         keep: Bool [n], True for tokens that are not padding.
 
     Source: derived here. (x, y) ↦ |x/|x| − y/|y|| ≤ |x − y|/√(|x||y|) is sharp, of the centred
@@ -258,7 +259,7 @@ def layer_growth(
 
 
 def _around(passage, keep):
-    """Computes log factors of the norm before the branch, of what follows it, and of the norm of
+    """Computes log factors of the norm before the branch, of the later factors, and of the norm of
     the sum.
     """
     spec = passage.spec

@@ -25,11 +25,11 @@ REASONS = {
 def measure_plain(
     params: Any, x: Any, config: rc.TransformerConfig, dtype: Any
 ) -> dict[str, jax.Array]:
-    """Measures what the ordinary forward pass shows, by layer [L + 1].
+    """Measures the residuals that the ordinary forward pass shows, by layer [L + 1].
 
     Args:
-        params, x, config: As of `rank_collapse.apply`.
-        dtype: Of the pass.
+        params, x, config: See `rank_collapse.apply`.
+        dtype: Dtype of the forward pass.
 
     Returns:
         "ratio", the residual ratio; log10 of the residual and of the states' size.
@@ -50,10 +50,10 @@ def measure_laws(
 ) -> dict[str, jax.Array]:
     """Measures the residual in logarithms by layer [L + 1], its law 3^l and the bounds.
 
-    The law and the bounds are there for networks that have them.
+    The law and the bounds exist only for networks that they cover.
 
     Args:
-        params, x, config: As of `rank_collapse.apply`.
+        params, x, config: See `rank_collapse.apply`.
         log: The pass in logarithms.
     """
     profiles = {"log10_residual": log.profile}

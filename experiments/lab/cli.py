@@ -61,7 +61,7 @@ def execute(
     Args:
         main: Called with the parsed flags, whose values are attributes; may return an exit code, or
             an object with one, `code`.
-        flag_values: From `make_flags`; values of an earlier call are forgotten.
+        flag_values: Flags from `make_flags`; values of an earlier call are forgotten.
         arguments: Command-line arguments without the program's name.
         positional: Name of the flag whose value may stand alone.
     """
@@ -108,7 +108,7 @@ def _report_former_names(flag_values, arguments):
 
 
 def how_to_resume(flag_values: Flags, arguments: Sequence[str]) -> str:
-    """Writes the end of the message of an interrupt: which command goes on.
+    """Writes the end of the message of an interrupt: the command that resumes the run.
 
     It is the same command without --overwrite, which would delete the saved results. Of a binary
     without a run folder it is "".
@@ -127,7 +127,7 @@ def in_typed_names(message: str, arguments: Sequence[str], flag_values: Flags) -
     """Writes flags as they were typed where a message has their other name, as "d_model=47".
 
     Args:
-        message: Of an error, with names as "d_model=47".
+        message: Error message, with names as in "d_model=47".
         arguments: Those that were typed.
         flag_values: The flags of the binary.
     """

@@ -28,7 +28,7 @@ def describe_array(experiment: str, name: str, ndim: int) -> dict[str, Any]:
 
     Args:
         experiment: Name of its module, or of the folder of its runs.
-        name: Of the array.
+        name: Name of the array.
         ndim: Number of its axes.
 
     Returns:
@@ -54,7 +54,7 @@ def dump_descriptions(experiment: str, arrays: Mapping[str, np.ndarray]) -> byte
     """Writes {name: its dimensions and meaning} as JSON; arrays without a row are left out.
 
     Args:
-        experiment: As of `describe_array`.
+        experiment: See `describe_array`.
         arrays: Those of the run.
     """
     described = {}

@@ -57,12 +57,12 @@ class Executor(contextlib.ExitStack):
         options: The flags, of one point of their axes; --num_devices, --seed_chunk, and --seed and
             --num_seeds where the binary has them.
         run: Holds the results of earlier chunks.
-        label: Of the progress; "" for programs that show their own.
-        total: Seeds of all cells of a point; those of one cell by default.
+        label: Label of the progress; "" for programs that show their own.
+        total: Number of seeds in all cells of a point; by default those of one cell.
 
     Attributes:
         run: The run folder, without the prefix of a point.
-        mesh: Of the devices.
+        mesh: Mesh of the devices.
         progress: Counts seeds; disabled without a label.
     """
 
@@ -90,7 +90,7 @@ class Executor(contextlib.ExitStack):
 
         Args:
             fn: (key, floats) of one seed → pytree of arrays.
-            cells, keys, most: As of `map`.
+            cells, keys, most: See `map`.
             **options: Further arguments of `Mapped`.
         """
         program = functools.partial(Mapped, fn, self.mesh, progress=self.progress, **options)
@@ -116,8 +116,10 @@ class Executor(contextlib.ExitStack):
                 it returns.
             cells: {part of the run's arrays: floats}, pytrees of one structure and shapes, or None;
                 or flags → that. Points with invalid flags are skipped.
-            keys: Of the seeds [s], the same of every cell; by default those of the flags.
-            most: Seeds at a time; by default --seed_chunk, or as many as fit into memory.
+            keys: Random keys of the seeds [s], the same for every cell; by default those of the
+                flags.
+            most: Largest number of seeds at a time; by default --seed_chunk, or as many as fit into
+                memory.
 
         Returns:
             {cell: {name: [s, ...]}}.
@@ -180,7 +182,7 @@ class Executor(contextlib.ExitStack):
         return missing
 
     def _check_measures(self, program, floats, keys):
-        """Refuses finished cells of an unfinished run that lack what the program measures.
+        """Refuses finished cells of an unfinished run that do not have all measures of the program.
 
         Another commit may have begun the run, with fewer measures.
         """
@@ -236,9 +238,9 @@ def make_chunk(
 
     Args:
         floats: {cell: floats}.
-        keys: Of all seeds.
+        keys: Random keys of all seeds.
         pairs: At most `size` pairs.
-        size: Of the chunk's keys and floats.
+        size: Size of the chunk.
     """
     padded = [*pairs, *pairs[-1:] * (size - len(pairs))]
     values = jax.tree.map(lambda *a: np.stack(a), *(floats[cell] for cell, _ in padded))
@@ -254,12 +256,12 @@ class Mapped:
 
     Args:
         fn: (key, floats) of one seed → pytree of arrays.
-        mesh: Of the devices.
+        mesh: Mesh of the devices.
         progress: Gets how long compiling took.
-        draw: (key, floats) of one seed → what `fn` takes instead of the key: a program of its own,
-            since random numbers are slow to optimise and drawn once.
+        draw: (key, floats) of one seed → the argument that `fn` takes instead of the key. It is a
+            separate program, because random numbers are slow to optimise and drawn once.
         at_once: Seeds a device vmaps over; None for `seeds.group_size`.
-        level: As of `runs.seeds.run_seeds`.
+        level: See `runs.seeds.run_seeds`.
     """
 
     def __init__(
@@ -284,12 +286,12 @@ class Mapped:
         return seeds.to_host(self._compiled(arguments, None), len(chunk.seeds))
 
     def laid_out(self, chunk: Chunk) -> tuple[Any, Any]:
-        """Returns (keys, or what is drawn from them; floats) of a chunk on the devices."""
+        """Returns (keys, or the arrays drawn from them; floats) of a chunk on the devices."""
         arguments = seeds.shard_seeds((chunk.keys, chunk.floats), self._mesh)
         return arguments if self._draw is None else (self._draw(arguments, None), arguments[1])
 
     def fit_memory(self, chunk: Chunk, size: int) -> int:
-        """Compiles for the most seeds like those of a chunk that fit; returns how many these are.
+        """Compiles for as many seeds of a chunk as fit into memory; returns their number.
 
         Args:
             chunk: At least one seed for each device.
@@ -312,13 +314,13 @@ class Mapped:
         return set(name_parts(jax.eval_shape(self._call, arguments, None)))
 
     def _drawn_shapes(self, keys, floats):
-        """Returns keys, or the shapes of what is drawn from them, and floats."""
+        """Returns keys, or the shapes of the arrays drawn from them, and floats."""
         if self._draw is None:
             return keys, floats
         return jax.eval_shape(self._draw, (keys, floats), None), floats
 
     def _compile(self, like, size):
-        """Compiles for so many seeds like those of some arrays, or of their shapes."""
+        """Compiles for a number of seeds, with the shapes of some arrays."""
         sharding = seeds.seed_sharding(self._mesh)
 
         def resize(a):

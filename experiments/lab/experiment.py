@@ -31,10 +31,10 @@ class Experiment:
         order: Place in the report, ascending.
         title: Heading of its section of the report.
         brief: What it shows, in the README's table of experiments.
-        claim: What the paper says, in a sentence or two, with the figure or table it stands in.
-        presets: Arguments by preset: "quick" (seconds on two cores), "reported" (those of the
-            pages), and "tiny", at which tests compute all of it; {run: arguments} of a preset of
-            several runs.
+        claim: The claim of the paper in a sentence or two, with its figure or table.
+        presets: Arguments by preset: "quick" (seconds on two cores), "reported" (the arguments of
+            the pages), and "tiny", with which tests compute everything; {run: arguments} for a
+            preset of several runs.
         figures: {name: caption} of the figures that the report shows, in their order.
         needs: A folder that must exist; `reproduce` leaves the experiment out without it.
     """
@@ -71,7 +71,7 @@ def read_run(module: ModuleType, folder: Path) -> Run:
     """Reads a finished folder by the experiment's own `main`, without measuring or writing.
 
     Args:
-        module: Of the experiment.
+        module: Module of the experiment.
         folder: The run folder.
 
     Raises:

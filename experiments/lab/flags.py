@@ -42,7 +42,7 @@ ONE_VALUE = {"seed", "first_seed", "num_seeds", "num_texts", "until", "dtype"}
 
 @dataclass(frozen=True)
 class Mode:
-    """What is done with the run of a command beside what was typed.
+    """Settings of the run of a command, in addition to the typed flags.
 
     Attributes:
         is_read: Whether a finished folder is only read.
@@ -60,17 +60,19 @@ class Mode:
 
 
 class Flags(flags.FlagValues):
-    """absl's flag values: the flags of a binary, and what was typed. `grid` makes points of them.
+    """absl's flag values: the flags of a program, and the typed values. `grid` makes points of
+    them.
 
     Args:
         experiment: Name of the folder under results/.
-        shows: The column of the table that the figure over the axes shows; None where flags are
-            no axes, as of commands that are no experiment.
+        shows: The column of the table that the figure over the axes shows; None where flags are not
+            axes, as in commands that are not experiments.
         traced: Flags whose values compiled programs take as arguments: points of the axes that
             differ in them alone are computed together, see `Executor`.
         execution: Flags that change no result beyond rounding.
-        selecting: Flags that choose what of a folder is shown, which may differ between its runs.
-        counts: The flag that counts draws, of which --until=decided makes more; "" for none.
+        selecting: Flags that choose which part of a folder is shown; they may differ between its
+            runs.
+        counts: The flag that counts draws, which --until=decided raises; "" for none.
 
     Attributes:
         typed: The arguments that were parsed.
@@ -111,7 +113,7 @@ class Flags(flags.FlagValues):
 
         Args:
             kind: "integer", "float", "boolean", "string", "enum" or "list".
-            name, default, text: Of the flag.
+            name, default, text: Name, default and help text of the flag.
             *choices: Values of an enum.
             **limits: Further arguments of absl's function.
         """
@@ -173,14 +175,14 @@ def parse_flags(
 
     Args:
         flag_values: The flags, which are changed.
-        arguments: Of the command line, without the program's name.
+        arguments: Arguments of the command line, without the program's name.
         positional: Name of the flag whose value may stand alone.
 
     Returns:
         The same flags.
 
     Raises:
-        flags.Error, ValueError: An unknown flag, a bad value, or an argument that is no flag.
+        flags.Error, ValueError: An unknown flag, a bad value, or an argument that is not a flag.
     """
     for name in flag_values:
         flag_values[name].unparse()
@@ -201,7 +203,7 @@ def _split_axes(flag_values, arguments):
 
     Args:
         flag_values: The flags.
-        arguments: Of the command line.
+        arguments: Arguments of the command line.
     """
     single, axes, name = [], {}, ""
     for argument in arguments:
@@ -242,7 +244,7 @@ def check_names(options: Any, flag: str, allowed: Iterable[str]) -> None:
     """Raises an error if a list of names has one that is not allowed.
 
     Args:
-        options: The flags, or those of a point.
+        options: The flags, or the options of a point.
         flag: The name of the list.
         allowed: Names that it may have.
 
@@ -274,7 +276,7 @@ def read_flags(flag_values: Flags, folder: Path, selection: Mapping[str, Any]) -
         flag_values: The flags of its binary, which are changed.
         folder: The run folder.
         selection: {flag: value} of the flags that are not in config.json, because they only choose
-            what of the folder is shown.
+            the part of the folder that is shown.
 
     Raises:
         RunError: A damaged config.json.
@@ -293,7 +295,8 @@ def read_flags(flag_values: Flags, folder: Path, selection: Mapping[str, Any]) -
 
 
 def make_config(options: Flags) -> dict[str, Any]:
-    """Lists what determines the results: the experiment, and all flags but those of execution.
+    """Lists the settings that determine the results: the experiment, and all flags except those of
+    execution.
 
     Of --until=decided the number of draws is a result.
     """
@@ -304,7 +307,7 @@ def make_config(options: Flags) -> dict[str, Any]:
 
 
 def run_path(options: Flags) -> Path:
-    """Returns the folder of a run: results/<experiment>/<run name>/, or that of --output_dir."""
+    """Returns the folder of a run: results/<experiment>/<run name>/, or --output_dir."""
     if options.output_dir is None:
         return Path("results", options.experiment, options.run_name or default_run_name(options))
     return Path(options.output_dir, options.run_name or "")

@@ -91,7 +91,7 @@ FOLDERS = ("checkpoints", "figures", "models", "points", metrics.FOLDER)
 
 
 class RunFolder(contextlib.ExitStack):
-    """One run's folder, locked for as long as the object is open. A context manager.
+    """One run's folder, locked while the object is open. A context manager.
 
     Args:
         path: The folder; made with its parents.
@@ -189,15 +189,16 @@ class RunFolder(contextlib.ExitStack):
     # Tables, figures and the summary.
 
     def delete_products(self) -> None:
-        """Deletes what is made of the arrays: table, figures, further files and the summary."""
+        """Deletes the files that are made of the arrays: table, figures, further files and the
+        summary."""
         delete_files(self.path, PRODUCTS)
 
     def save_figure(self, name: str, figure: Any) -> None:
         """Writes a figure as PNG and PDF, where one of them is missing.
 
         Args:
-            name: Of the files in figures/, without their ending.
-            figure: Of matplotlib.
+            name: Name of the files in figures/, without their ending.
+            figure: Figure of matplotlib.
         """
         if self.writable and self.lacks_figure(name):
             for suffix, content in draw_files(figure).items():
@@ -208,7 +209,7 @@ class RunFolder(contextlib.ExitStack):
         return not all(self.has_file(f"figures/{name}{suffix}") for suffix in OPTIONS)
 
     def save_table(self, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Writes results.csv, where it is not what the rows say."""
+        """Writes results.csv, where it differs from the rows."""
         table = table_bytes(rows)
         is_there = self.has_file("results.csv")
         if self.writable and not (is_there and read_regular(self.path / "results.csv") == table):
@@ -218,14 +219,14 @@ class RunFolder(contextlib.ExitStack):
         """Writes a further file.
 
         Args:
-            name: Out of `CONTENTS`, or in a folder of `FOLDERS`.
+            name: Name in `CONTENTS`, or in a folder of `FOLDERS`.
             content: Its bytes.
         """
         if self.writable:
             self._write(name, content)
 
     def has_file(self, name: str) -> bool:
-        """Returns whether a file of the folder exists; an empty one is what a crash left."""
+        """Returns whether a file of the folder exists; an empty one is the remainder of a crash."""
         path = self.path / name
         return path.is_file() and path.stat().st_size > 0
 
@@ -257,7 +258,7 @@ class RunFolder(contextlib.ExitStack):
         """Returns the arrays named "part/name", by name, or None where there is none.
 
         Args:
-            part: As of `cached`.
+            part: See `cached`.
         """
         return dict(self._arrays.get(f"{self._prefix}{part}/", {})) or None
 
@@ -298,7 +299,7 @@ class RunFolder(contextlib.ExitStack):
         writes the remaining ones.
 
         Args:
-            arrays: By name, without the prefix of the view.
+            arrays: Arrays by name, without the prefix of the view.
         """
         self._add_arrays(arrays)
         self._unwritten = True
@@ -377,7 +378,7 @@ class RunFolder(contextlib.ExitStack):
     # Opening and writing.
 
     def _read_arrays(self, saved):
-        """Reads arrays.npz; refuses it where it lacks what was written, or published.
+        """Reads arrays.npz; refuses it where arrays that were written or published are missing.
 
         Args:
             saved: Content of config.json.
@@ -407,10 +408,10 @@ class RunFolder(contextlib.ExitStack):
         raise RunError(f"{self.path} is no longer the folder of this run: moved or deleted?")
 
     def _is_of_a_run(self):
-        """Returns whether the folder is that of a run; False of one without results.
+        """Returns whether the folder belongs to a run; False for one without results.
 
         Raises:
-            RunError: What is there is of no run: it is neither taken over nor deleted.
+            RunError: The folder holds other files: it is neither taken over nor deleted.
         """
         names = {p.name for p in self.path.iterdir()} & {*CONTENTS, *FOLDERS} - {"log.txt"}
         if names:

@@ -16,7 +16,7 @@ class Options(Mapping[str, Any]):
     """The values of all flags at one point of a grid, as attributes and by name; they never change.
 
     Args:
-        flags: Of the command.
+        flags: Flags of the command.
         axes: {flag: value} of its axes; {} for a command without axes.
         values: {flag: value} of all flags.
 
@@ -24,7 +24,7 @@ class Options(Mapping[str, Any]):
         flags, axes: As given.
         group: The points that differ from this one in traced flags alone, itself among them: one
             program computes them, see `Executor`.
-        number: Of the group.
+        number: Number of the group.
     """
 
     flags: Flags

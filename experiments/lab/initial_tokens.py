@@ -60,7 +60,7 @@ def input_tokens(key: jax.Array, ids: np.ndarray | None, options: Options) -> ja
     """Draws X^0 [n, d] of one seed: Gaussian, or LayerNorm(embedding of the text + positions).
 
     Args:
-        key: Of the seed.
+        key: Random key of the seed.
         ids: Token ids of the text; None for Gaussian tokens.
         options: The flags of `define_flags`.
     """

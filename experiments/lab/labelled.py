@@ -1,4 +1,4 @@
-"""Results with names: xarray Datasets over the axes of a run, its seeds, and those of a measure.
+"""Results with names: xarray Datasets over the axes of a run, of its seeds, and of a measure.
 
     results = make_dataset(executor.measure(...)["seeds"], {"ratio": ("variant", "layer")})
     results.ratio.sel(variant="san").isel(layer=-1)        # [s], by the names of the axes
@@ -33,7 +33,7 @@ def make_dataset(
     """Makes a Dataset of arrays {"name/a/b": [s, ...]}: variables [s, a, b, ...].
 
     Args:
-        arrays: By name; the parts of a name after the first are coordinates.
+        arrays: Arrays by name; the parts of a name after the first are coordinates.
         axes: Names of the levels of the array names, and then of the axes after the seeds; arrays
             with fewer have the first of them.
         **special: {name: its axes instead}.
@@ -62,7 +62,8 @@ def _to_numbers(texts):
 
 
 def join_datasets(parts: Mapping[tuple[Any, ...], xr.Dataset], axes: Sequence[str]) -> xr.Dataset:
-    """Joins Datasets, by the point of a grid, to one over it; NaN where one lacks a variable.
+    """Joins Datasets of the points of a grid to one over the grid; NaN where a Dataset does not
+    have a variable.
 
     Args:
         parts: {values of the axes: Dataset}.
@@ -86,7 +87,7 @@ def apply_along(
         fn: Function of a NumPy array.
         values: Over any axes.
         axis: Name of the axis that is last for fn.
-        **options: As of `xr.apply_ufunc`.
+        **options: See `xr.apply_ufunc`.
     """
     return xr.apply_ufunc(fn, values, input_core_dims=[[axis]], **options)
 
@@ -146,7 +147,7 @@ def statement_rows(
     """Yields a statement's rows, one for each point of the axes but "seed".
 
     Args:
-        key: Of the statement.
+        key: Key of the statement.
         values: Its statistic, over seeds and the axes of the run.
         setting: Written before the point.
         **options: Further arguments of `make_row`.
@@ -171,7 +172,7 @@ def compare_means(
         text: The quantity, written after the point.
         values: Ours, over seeds and the axes of the run.
         other: The published value, or a DataArray over some of these axes.
-        note: Of every comparison.
+        note: Note on every comparison.
         show: Mean → the value to show.
         source: What `other` is.
         interval: Whether the note has Student's 95 % interval of the mean over seeds.
@@ -224,7 +225,7 @@ def product_rows(
 
 
 def frame_rows(frame: Any) -> Iterator[dict[str, Any]]:
-    """Yields the rows of a pandas DataFrame, without entries for values that are no number."""
+    """Yields the rows of a pandas DataFrame, without entries for values that are not numbers."""
     present = frame.notna().to_numpy()
     for row, mask in zip(frame.to_dict("records"), present, strict=True):
         yield dict(itertools.compress(row.items(), mask))
@@ -248,8 +249,8 @@ def plot_facets(
         draw: As `figures.band`.
         style: (place of a curve, number of curves) → options of `draw`.
         columns: Panels in a row at the most; by default all of up to four.
-        ylabel: Of the first panel.
-        options: As of `figures.figure`.
+        ylabel: Label on the y axis of the first panel.
+        options: See `figures.figure`.
 
     Returns:
         The figure and its axes.
@@ -284,7 +285,7 @@ def plot_axes(rows: Sequence[Mapping[str, Any]], axes: Sequence[str], column: st
     There is a curve for each value of the second axis, a panel for each point of the others.
 
     Args:
-        rows: Of the table.
+        rows: Rows of the table.
         axes: Names of its first columns.
         column: "column,name=value,...": the column, and which rows; "last" is the last value.
 

@@ -15,7 +15,7 @@ def place_grid(places: Sequence[tuple[Any, Any]], **options: Any):
 
     Args:
         places: (row value, column value) of each panel.
-        options: As of `figure`.
+        options: See `figure`.
 
     Returns:
         The figure, its axes [rows, columns], and the axes of each place.
@@ -43,7 +43,7 @@ def draw_interval(
         ax: Axes to draw on.
         x, mean: The point.
         ends: Its interval.
-        label, index: As of `band`.
+        label, index: See `band`.
     """
     errors = [[max(mean - ends.low, 0.0)], [max(ends.high - mean, 0.0)]] if ends.is_finite else None
     ax.errorbar(
@@ -64,7 +64,7 @@ def quartiles(
     """Plot the median of values [s, k] as a line and their quartiles as a band.
 
     Args:
-        ax, x, values, label, index, options: As of `band`.
+        ax, x, values, label, index, options: See `band`.
     """
     style = {"color": color(index), "marker": MARKERS[index % len(MARKERS)]} | options
     low, middle, high = np.quantile(values, (0.25, 0.5, 0.75), axis=0)

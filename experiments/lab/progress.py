@@ -1,7 +1,7 @@
 """Progress of a long computation, and where it ends if a signal asks: at the next step.
 
 A computation is never silent for longer than `SILENCE`: where it has no step to report, a thread
-says what it does and for how long. Compiling is named, and does not enter the remaining time.
+reports the activity and its duration. Compiling is named, and does not enter the remaining time.
 
 A first SIGINT, SIGTERM or SIGHUP waits until then, so that finished work is saved; a second ends
 the process at once.
@@ -124,10 +124,10 @@ def repeat_until_done(report: Callable[[], None], seconds: float) -> Iterator[No
 def report_activity(
     activity: str, log: Callable[[str], None] = lambda line: None
 ) -> Iterator[None]:
-    """Says what goes on, and for how long, where it takes longer than `SILENCE`.
+    """Reports an activity and its duration, where it takes longer than `SILENCE`.
 
     Args:
-        activity: Such as "drawing figures".
+        activity: Name of the activity, such as "drawing figures".
         log: Called with each line.
     """
     start = time.monotonic()
@@ -140,10 +140,11 @@ def report_activity(
 
 
 def read_activity(folder: Path) -> str:
-    """Reads what a run does: the last line of its log, without the time; "starting" without one.
+    """Reads the activity of a run: the last line of its log, without the time; "starting" without
+    one.
 
     Args:
-        folder: Of the run.
+        folder: Folder of the run.
     """
     path = folder / "log.txt"
     if not path.is_file():
@@ -176,7 +177,7 @@ class Progress(tqdm):
         label: Name of the computation.
         log: Called with each plain line, such as `RunFolder.log`.
         interval: Seconds between plain lines.
-        details: Returns what else is said where there was no line for nearly `SILENCE`.
+        details: Returns further text for a report after nearly `SILENCE` without a line.
     """
 
     def __init__(
@@ -255,7 +256,7 @@ class Progress(tqdm):
 
     @contextlib.contextmanager
     def time_activity(self, activity: str) -> Iterator[None]:
-        """Names an activity that is no step, such as compiling, and says how long it took.
+        """Names an activity that is not a step, such as compiling, and reports how long it took.
 
         Its time does not enter the speed of the steps.
 

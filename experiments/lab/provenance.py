@@ -61,7 +61,7 @@ def list_environments(content: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Lists the environments that a folder's results come from, that which began it first.
 
     Args:
-        content: Of its config.json.
+        content: Content of the folder's config.json.
     """
     environments = [content.get("environment"), *(content.get("later") or [])]
     return [environment for environment in environments if isinstance(environment, Mapping)]
@@ -71,7 +71,7 @@ def list_commits(content: Mapping[str, Any]) -> str:
     """Lists the commits that a folder's results come from: "3f2c… and 9eb0…"; "" for unknown.
 
     Args:
-        content: Of its config.json.
+        content: Content of the folder's config.json.
     """
     commits = dict.fromkeys(str(e.get("git") or "unknown") for e in list_environments(content))
     return "" if [*commits] == ["unknown"] else " and ".join(commits)
@@ -81,7 +81,7 @@ def list_versions(content: Mapping[str, Any], package: str) -> str:
     """Lists the versions of a package that made a folder's results: "0.10.1 and 0.10.2".
 
     Args:
-        content: Of its config.json.
+        content: Content of the folder's config.json.
         package: One of `PACKAGES`.
     """
     environments = list_environments(content)
@@ -94,8 +94,8 @@ def find_new(
     """Finds the environments that differ from all others, in more than their time.
 
     Args:
-        environments: Of whom one may be new.
-        others: That are there.
+        environments: Environments, one of which may be new.
+        others: Environments that are already listed.
     """
     there = [_select_origin(environment) for environment in others]
     new = []

@@ -1,8 +1,8 @@
 """Runs that add draws, seeds or texts, round by round until the statements are decided.
 
-Draw s is the same in any run: a round computes the draws that its folder lacks, and judges the
-first n. So an interrupted run resumes, a larger budget goes on, and no round depends on how the
-earlier ones were split. The tests hold at any n (`experiments.verdicts.sequential`).
+Draw s is the same in any run: a round computes the draws that its folder does not have, and judges
+the first n. So an interrupted run resumes, a larger budget continues, and no round depends on how
+the earlier ones were split. The tests hold at any n (`experiments.verdicts.sequential`).
 """
 
 import sys
@@ -45,7 +45,7 @@ class Round(NamedTuple):
     def draws_left(self) -> int | None:
         """Estimates how many more draws decide all rows; None where more will hardly decide one.
 
-        A row may use some of the draws only, as those of seeds in which something happens.
+        A row may use only some of the draws, such as the seeds in which an event occurs.
         """
         needed = [0]
         for key, judged in self.list_open():
@@ -60,14 +60,14 @@ def run_until_decided(main: Callable[[Flags], Any], options: Flags) -> Any:
     """Runs an experiment with more and more draws, until its rows are decided or at the budget.
 
     Args:
-        main: Of the experiment.
+        main: Function `main` of the experiment.
         options: Its flags.
 
     Returns:
         What `main` returns of the last round, whose results it has published.
 
     Raises:
-        ValueError: A number of draws beside the budget; an experiment without statements.
+        ValueError: A number of draws together with the budget; an experiment without statements.
     """
     budget = options.counts.replace("num_", "max_")
     if options[options.counts].present:
@@ -100,11 +100,11 @@ def judge(num_draws: int, rows: Sequence[verdicts.Row], options: Flags) -> Round
     """Judges the rows of a round.
 
     On the registered seeds a statement is judged with all of its registered rows, some of which
-    other runs measure: what is decided here stays so beside them.
+    other runs measure, so that its verdict does not change when those rows are added.
 
     Args:
         num_draws: Draws so far.
-        rows: Of the statements.
+        rows: Rows of the statements.
         options: The flags.
 
     Raises:
@@ -162,12 +162,12 @@ def extend_part(
 
     Args:
         run: The run folder.
-        part: Of its arrays, [draws, ...] each.
+        part: Arrays of one part, [draws, ...] each.
         count: Draws.
         compute: Number of the first missing draw → arrays of the draws from it on.
 
     Raises:
-        RunError: Arrays that are not of as many draws each.
+        RunError: The arrays do not have the same number of draws.
     """
     saved = run.part(part) or {}
     sizes = {len(values) for values in saved.values()} or {0}

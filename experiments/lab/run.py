@@ -1,4 +1,4 @@
-"""A run of an experiment: opens its folder, measures what is missing, saves what follows.
+"""A run of an experiment: opens its folder, measures the missing points, saves tables and figures.
 
     def main(options):
         with open_run(options, make_setup) as run:
@@ -8,8 +8,9 @@
                 point.save_claims(judge_claims(point.results))
             return run.finish()
 
-The same command on a finished folder calls the same functions: `measure` reads what the folder has,
-and only files that are missing or differ are written. `experiment.read_run` writes nothing at all.
+The same command on a finished folder calls the same functions: `measure` reads the results of the
+folder, and only files that are missing or differ are written. `experiment.read_run` writes nothing
+at all.
 """
 
 import contextlib
@@ -87,7 +88,7 @@ class Point:
             self.run.claims.append(replace(row, setting=", ".join(setting)))
 
     def save_comparisons(self, rows: Iterable[verdicts.Comparison]) -> None:
-        """Adds measured values beside published ones, without verdicts.
+        """Adds measured values next to published ones, without verdicts.
 
         Their quantities begin with the point in words.
         """
@@ -107,7 +108,7 @@ class Point:
         return self.run.is_writing and not self.run.folder.has_file(name)
 
     def save_file(self, name: str, content: bytes) -> None:
-        """Saves a further file, whose name is out of `folder.CONTENTS` or `folder.FOLDERS`."""
+        """Saves a further file, whose name is in `folder.CONTENTS` or `folder.FOLDERS`."""
         if self.lacks_file(name):
             self.run.folder.save_file(name, content)
 
@@ -130,7 +131,7 @@ class Run(contextlib.ExitStack):
 
     Attributes:
         options, folder: As given.
-        points: Of the axes: set up, and once they are measured with their results.
+        points: Points of the axes: set up, and, once they are measured, with their results.
         failures: Why points could not be measured.
         rows, claims, comparisons, finding: What was saved of the points.
     """
@@ -201,7 +202,7 @@ class Run(contextlib.ExitStack):
         return self.points
 
     def finish(self) -> "Run":
-        """Writes the table and the summary, prints what came out, and returns the run."""
+        """Writes the table and the summary, prints the results, and returns the run."""
         if not self.is_writing:
             return self
         folder, axes = self.folder, [*self.points[0].axes]
@@ -224,7 +225,7 @@ class Run(contextlib.ExitStack):
         return self
 
     def _selection(self):
-        """Returns {flag: value} of the flags that choose what of the folder is shown."""
+        """Returns {flag: value} of the flags that choose the part of the folder that is shown."""
         grown = [self.options.counts] if self.options.grows else []
         return {
             name: self.options[name].value for name in sorted([*self.options.selecting, *grown])
@@ -262,7 +263,7 @@ def open_run(
 
     Args:
         options: Flags of the command.
-        make_setup: options → what they ask for.
+        make_setup: options → the setup that they ask for.
         extra: setup → what else determines the results, for config.json.
 
     Raises:
@@ -307,7 +308,7 @@ def join_points(points: Sequence[Point], over: Sequence[str]) -> Sequence[Point]
     """Joins the points that differ in some axes alone to one Dataset each.
 
     Args:
-        points: With results.
+        points: Points with results.
         over: The axes that become dimensions of the Datasets.
     """
     if not over:

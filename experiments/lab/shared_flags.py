@@ -59,7 +59,7 @@ VOCABULARY = {
     "weight_scale": ("float", "Multiplies every weight."),
     "skip_gain": ("float", "Multiplies the skips."),
     "bias_scale": ("float", "Standard deviation of the biases."),
-    "seed_chunk": ("integer", "Seeds computed at a time, of all cells together (0: all).", 0),
+    "seed_chunk": ("integer", "Seeds computed at a time, in all cells together (0: all).", 0),
     "no_repeat": ("boolean", "No letter twice in a sequence."),
     "path_len": (
         "integer",
@@ -163,9 +163,9 @@ def define_numbers(
 
     Args:
         values: The flags of a binary.
-        name, default, text: Of the flag.
+        name, default, text: Name, default and help text of the flag.
         kind: `int` or `float`.
-        lower_bound: Of each number.
+        lower_bound: Lower bound of each number.
     """
     number = {int: flags.IntegerParser, float: flags.FloatParser}[kind](lower_bound)
     text = f"{text} A list by commas."
@@ -181,7 +181,7 @@ def define_text(values: Any, text: str) -> None:
 
     Args:
         values: The `Flags` of a binary.
-        text: Of the flag.
+        text: Help text of the flag.
     """
     values.define("string", "text", None, text)
     define_alias(values, text_file="text")

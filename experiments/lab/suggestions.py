@@ -57,7 +57,7 @@ def suggest_flag(error: Exception, arguments: Sequence[str], flag_values: Flags)
     """Suggests how a flag is written; "" where nothing is known, or absl suggests one.
 
     Args:
-        error: Of parsing the arguments.
+        error: Error that parsing the arguments raised.
         arguments: Those that were typed.
         flag_values: The flags of the binary.
     """
@@ -87,7 +87,7 @@ def list_values(text: str) -> str:
     """Rewrites a range or a list of another notation with commas; "" where it is neither.
 
     Args:
-        text: Such as "2..4", "[2,3]", "2;3" or "0.5 1".
+        text: Text such as "2..4", "[2,3]", "2;3" or "0.5 1".
     """
     inner = re.sub(r"[\[\](){}]", " ", text).strip()
     parts = [part for part in re.split(r"[,;\s]+", inner) if part]

@@ -58,9 +58,9 @@ def join_texts(texts: Sequence[str], encoder: Encoder, min_tokens: int, limit: i
     """Join consecutive texts until each has `min_tokens`; the remainder at the end is dropped.
 
     Args:
-        texts: In order.
+        texts: Texts in order.
         encoder: Counts the tokens.
-        min_tokens: Of each joined text.
+        min_tokens: Least number of tokens in each joined text.
         limit: Number of joined texts at most.
     """
     joined, parts, length = [], [], 0
@@ -87,9 +87,9 @@ def encode_texts(
     """Encode texts as padded token ids, each cut to `max_tokens`, its last token kept.
 
     Args:
-        texts: In order.
+        texts: Texts in order.
         encoder: text → token ids.
-        max_tokens: Of each text.
+        max_tokens: Largest number of tokens in each text.
         num_positions: Positions that the model has; 0 for any number.
         vocab_size: Above every id.
 

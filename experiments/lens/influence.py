@@ -1,4 +1,4 @@
-"""What run_lens measures of one network: the exact Jacobian from a state to the last one, beside
+"""The measurements of run_lens in one network: the exact Jacobian from a state to the last one, and
 the frozen sum of the same paths.
 
 Axis letters: b texts, v directions, k path lengths, n tokens, d width.
@@ -23,7 +23,7 @@ BRANCHES = "attention"
 
 
 class Probe(NamedTuple):
-    """Where and along what a state is changed, of b texts."""
+    """Position and direction of the change of a state, in b texts."""
 
     source: np.ndarray  # Int [b], the position
     random: np.ndarray  # [b, d], Gaussian
@@ -69,7 +69,7 @@ def draw_probe(source: Any, ids: Any, counts: Sequence[int], seed: int) -> Probe
         source: The open checkpoint, for its head.
         ids: Tokens [b, n]; None of a network that reads none.
         counts: Tokens of each text.
-        seed: Of the draws.
+        seed: Seed of the draws.
 
     Raises:
         ValueError: A text of one token.
@@ -107,8 +107,8 @@ def measure_texts(
     Args:
         params, config: The network.
         inputs: x and mask [b, n].
-        probe: Of these texts.
-        layer: From `choose_layer`.
+        probe: Probe of these texts.
+        layer: Layer from `choose_layer`.
 
     Returns:
         {"name/direction/position": [b] or [b, k]} of the measures of `compare_kinds`.
@@ -139,7 +139,7 @@ def measure_text(
     Args:
         params, config: The network.
         text: x, and mask where there is one.
-        probe: Of this text.
+        probe: Probe of this text.
         layer: Paths start at the state after it.
     """
     mask = text.get("mask")
@@ -178,9 +178,9 @@ def compare_kinds(
     """Compares parts by path length: of the frozen sum, and of the exact Jacobian.
 
     Returns:
-        Of each kind "share" [v, m, k], the parts projected on their sum, which add up to 1, and
-        "size", the norms of the parts over that of the sum; "cosine" [v, m] of the two sums;
-        "size_ratio", frozen over exact. NaN where a sum is 0.
+        For each kind "share" [v, m, k], the projections of the parts on their sum, which add up to
+        1, and "size", the norms of the parts divided by the norm of the sum; "cosine" [v, m]
+        between the two sums; "size_ratio", frozen divided by exact. NaN where a sum is 0.
     """
     sums = {"frozen": frozen.sum(2), "exact": exact.sum(2)}
     norms = {kind: jnp.sqrt(jnp.sum(total**2, axis=(-2, -1))) for kind, total in sums.items()}
@@ -212,7 +212,7 @@ def measure_ranks(
         params, config: The network.
         inputs: x and mask [b, n].
         sources, counts: Positions that are changed, and tokens of each text.
-        layer: From `choose_layer`.
+        layer: Layer from `choose_layer`.
     """
     ranks = np.full((len(sources), len(DISTANCES)), np.nan)
     for i, (source, count) in enumerate(zip(sources, counts, strict=True)):

@@ -77,8 +77,8 @@ def select_early(results: xr.Dataset) -> xr.Dataset | None:
 def judge_claims(results: xr.Dataset, networks: Sequence[Network]) -> Iterator[Row]:
     """Tests the lengths of paths to later tokens, and the cosine of frozen and exact sums.
 
-    Of networks at their initialisation nothing is claimed. Lengths of a network that has at most
-    three attentions after the state are not tested, since they could not fail.
+    Networks at their initialisation have no claims. Lengths of a network that has at most three
+    attentions after the state are not tested, because they could not fail.
 
     Args:
         results: The results.

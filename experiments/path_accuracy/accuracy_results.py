@@ -26,11 +26,11 @@ PLACES = ("num_paths", "path_length", "repeat")  # axes of an evaluation but see
 def accuracies(results: xr.Dataset) -> xr.Dataset:
     """Computes accuracies of the seeds that did not diverge, and at which path lengths they come.
 
-    a_k is the accuracy without paths longer than k (self-consistent), a_{−1} the best baseline's. A
-    standard error is that of an accuracy as it was evaluated, √(a(1 − a)/tokens).
+    a_k is the accuracy without paths longer than k (recomputed), a_{−1} the accuracy of the best
+    baseline. A standard error is that of an accuracy over the evaluated tokens, √(a(1 − a)/tokens).
 
     Args:
-        results: From `measure`.
+        results: Results of `measure`.
 
     Returns:
         What was measured, and over seeds: the best "baseline" and its "baseline_error"; "learned",
@@ -73,7 +73,7 @@ def make_rows(results: xr.Dataset, task: TrainedTask) -> Iterator[dict[str, Any]
     """Makes a row for each seed, evaluation, path length and repeat; a column for each metric.
 
     Args:
-        results: From `measure`.
+        results: Results of `measure`.
         task: What was trained.
     """
     frames = [
@@ -102,7 +102,7 @@ def judge_claims(results: xr.Dataset, task: TrainedTask, setting: str) -> Iterat
     findings.
 
     Args:
-        results: From `measure`.
+        results: Results of `measure`.
         task: What was trained.
         setting: The setting of the rows.
     """
@@ -142,10 +142,11 @@ def describe_below(is_below: xr.DataArray) -> str:
 
 
 def compare_results(results: xr.Dataset, task: TrainedTask) -> Iterator[Comparison]:
-    """Compares whole model and baseline with the published plotting code's; what no path gives.
+    """Compares full model and baseline with the published plotting code; and the output of the
+    biases alone.
 
     Args:
-        results: From `measure`.
+        results: Results of `measure`.
         task: What was trained.
     """
     shares = accuracies(results)
@@ -174,7 +175,7 @@ def make_finding(results: xr.Dataset, task: TrainedTask, success: str) -> Findin
     """Reports how few layers a path needs to pass, and what sampled paths do alone.
 
     Args:
-        results: From `measure`.
+        results: Results of `measure`.
         task: What was trained.
         success: What the accuracy is the share of, such as "of the letters are sorted".
     """

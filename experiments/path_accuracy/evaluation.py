@@ -49,8 +49,8 @@ def evaluate_paths(
         options: The flags, for the sampled sets of paths.
         task: What was trained.
         model: The trained model.
-        data: Of the seed: "train" and "eval", and "texts" where "train" is packed.
-        key: Of the seed; sets of paths and the random baseline are drawn from it.
+        data: Examples of the seed: "train" and "eval", and "texts" where "train" is packed.
+        key: Random key of the seed; sets of paths and the random baseline are drawn from it.
 
     Returns:
         {evaluation: {metric: [] or [k]}}: "whole", "whole_train", the baselines and those of
@@ -89,7 +89,8 @@ def sampled_lengths(options: Options) -> np.ndarray:
 def evaluate_samples(
     options: Options, task: TrainedTask, model: Model, held_out: Examples, key: Any
 ) -> dict[str, dict[str, Float[Array, "k r"]]]:
-    """Evaluates sampled sets of paths, each of which attends from its own states, as published.
+    """Evaluates sampled sets of paths, each of which computes attention from its own states, as in
+    the paper.
 
     Sets of all sizes are one array: smaller ones are filled up and the filling is not kept.
 
@@ -98,7 +99,7 @@ def evaluate_samples(
         task: What was trained.
         model: The trained model of one seed.
         held_out: What it is evaluated on, [b, n].
-        key: Of the seed.
+        key: Random key of the seed.
 
     Returns:
         {number of paths in a set: {metric: [k, r]}}.

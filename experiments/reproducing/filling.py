@@ -32,9 +32,9 @@ class Texts(NamedTuple):
     """What `results.toml` has of one experiment.
 
     Attributes:
-        result: The paragraph that says what came out.
+        result: The paragraph with the result.
         table: A table of Markdown, with a sentence about it; "" for none.
-        settings: The numbers of both that are no results.
+        settings: The numbers in both that are not results.
     """
 
     result: str
@@ -49,10 +49,10 @@ def read_texts() -> dict[str, Texts]:
 
 
 def write_numbers(comparisons: Sequence[Comparison], claims: Sequence[Row]) -> bytes:
-    """Writes the table of an experiment: what it compares, then its rows of statements.
+    """Writes the table of an experiment: its comparisons, then its rows of statements.
 
     Args:
-        comparisons: Numbers beside published ones.
+        comparisons: Measured and published numbers.
         claims: Rows of statements, each with its own 95 % interval.
     """
     rows = [
@@ -111,9 +111,9 @@ def fill(text: str, numbers: Numbers, absent: str = "–") -> str:
     """Fills the placeholders of a text.
 
     Args:
-        text: With placeholders.
-        numbers: From `read_numbers`.
-        absent: What stands for a number that the table does not have, see `find_missing`.
+        text: Text with placeholders.
+        numbers: Numbers from `read_numbers`.
+        absent: Text in place of a number that the table does not have, see `find_missing`.
     """
 
     def write(placeholder: re.Match) -> str:
@@ -124,7 +124,7 @@ def fill(text: str, numbers: Numbers, absent: str = "–") -> str:
 
 
 def _fill_one(placeholder: str, numbers: Numbers) -> str | None:
-    """Writes what a placeholder stands for; None where there is no such row, or no number in it."""
+    """Writes the value of a placeholder; None where there is no such row, or no number in it."""
     quantity, column, form = split_placeholder(placeholder)
     if quantity not in numbers:
         return None
@@ -151,7 +151,7 @@ def format_cell(cell: str, form: str) -> str | None:
     """Writes the first number of a cell in a format; without one, the cell.
 
     Args:
-        cell: Of the table.
+        cell: Cell of the table.
         form: A format as of Python; "10^" before it takes the power of ten.
 
     Returns:

@@ -1,7 +1,7 @@
 """Every page with results, from the folders of one run of `reproduce`.
 
-docs/results.md with figures and tables, docs/statements.md, and on docs/experiments/NAME.md the
-paragraph and the table of what came out.
+docs/results.md with figures and tables, docs/statements.md, and the paragraph and table of results
+on docs/experiments/NAME.md.
 """
 
 import re
@@ -51,7 +51,7 @@ def write_markdown(parent: Path, preset: str, docs: Path) -> Path:
     are written too.
 
     Args:
-        parent: Of the run folders.
+        parent: Folder that holds the run folders.
         preset: Their sizes.
         docs: Gets results.md, results/ and statements.md; has experiments/.
 
@@ -122,7 +122,7 @@ def fill_page(page: str, filled: Texts) -> str:
     """Replaces the paragraph and the table of results of one page.
 
     Args:
-        page: With "**Result.** …", and "<!-- filled -->" where it has a table.
+        page: Page with "**Result.** …", and with "<!-- filled -->" where it has a table.
         filled: What they become.
     """
     page = CAME_OUT.sub(lambda _: f"**Result.** {filled.result}", page, count=1)
@@ -133,9 +133,9 @@ def is_complete(name: str, preset: str, parent: Path) -> bool:
     """Returns whether all runs of an experiment have a summary.
 
     Args:
-        name: Of the experiment.
+        name: Name of the experiment.
         preset: Its sizes.
-        parent: Of its run folders.
+        parent: Folder that holds its run folders.
     """
     return all((parent / run / "summary.json").exists() for run in list_runs(name, preset))
 
@@ -144,7 +144,7 @@ def describe_run(parent: Path, name: str) -> dict[str, Any]:
     """Reads date, seed, time, machine, version, commit and command of a run.
 
     Args:
-        parent: Of the run folders.
+        parent: Folder that holds the run folders.
         name: The run, see `list_runs`.
 
     Raises:

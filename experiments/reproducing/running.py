@@ -58,8 +58,8 @@ def run_binary(module: str, *arguments: str) -> ProcessResult:
     """Runs a binary as `python -m module` would, in this process.
 
     Args:
-        module: Of the binary.
-        *arguments: Of its flags.
+        module: Module of the binary.
+        *arguments: Values of its flags.
     """
     binary = importlib.import_module(module)
     start, start_of_cpu = time.monotonic(), time.process_time()
@@ -119,9 +119,9 @@ def run_experiments(
     """Runs each experiment in a folder of its name and reads it.
 
     Args:
-        names: In the order of the report, in which they run.
+        names: Names of the experiments in the order in which they run and are reported.
         options: The flags.
-        parent: Of the folders.
+        parent: Folder that holds the run folders.
         show: Called with the sections of those that have ended, before the first and after each.
             Each has a line in the terminal.
 
@@ -191,11 +191,11 @@ def render_report(
     """Renders the report: all sections under one heading, with the machine that ran them.
 
     Args:
-        sections: Of the experiments that have ended.
-        count: Of all.
+        sections: Sections of the experiments that have ended.
+        count: Number of all experiments.
         preset: Their sizes.
         started: When, by `time.monotonic`.
-        parent: Of the run folders.
+        parent: Folder that holds the run folders.
     """
     ended = f"{len(sections)} of {count} experiments have ended"
     return verdicts.render(

@@ -36,7 +36,7 @@ class RunRecord(NamedTuple):
         command: The command that made it.
         details: Small print.
         label: Name of the run, where the experiment has several.
-        code, output: Of its process; a failed one is shown as such.
+        code, output: Exit code and output of the process; a failed run is marked.
     """
 
     folder: Path
@@ -51,10 +51,10 @@ def list_runs(name: str, preset: str) -> dict[str, Sequence[str]]:
     """Lists {run: its arguments} of an experiment at a preset.
 
     A run is called "run_sort", or "run_sort/label" where there are several. This is also the place
-    of its folder among those of the preset.
+    of its folder among the folders of the preset.
 
     Args:
-        name: Of the experiment.
+        name: Name of the experiment.
         preset: Its sizes.
     """
     labelled_runs = describe_experiment(name).runs(preset)
@@ -65,7 +65,7 @@ def read_flag_values(name: str, preset: str) -> dict[str, Any]:
     """Returns {flag: value, or values} of the last run of an experiment at a preset.
 
     Args:
-        name: Of the experiment.
+        name: Name of the experiment.
         preset: Its sizes.
     """
     *_, arguments = describe_experiment(name).runs(preset).values()
@@ -77,8 +77,8 @@ def until_decided(name: str, arguments: Sequence[str]) -> list[str]:
     """Returns the arguments of a run that adds draws until its statements are decided.
 
     Args:
-        name: Of the experiment; one without a budget has a fixed number of draws.
-        arguments: Of the preset.
+        name: Name of the experiment; one without a budget has a fixed number of draws.
+        arguments: Arguments of the preset.
     """
     budget = verdicts.PROTOCOL.budgets.get(name)
     if budget is None:
@@ -93,7 +93,7 @@ def run_command(run: str, arguments: Sequence[str], folder: Path) -> str:
 
     Args:
         run: See `list_runs`.
-        arguments: Of its flags.
+        arguments: Values of its flags.
         folder: The run folder.
     """
     name = run.partition("/")[0]
@@ -104,7 +104,7 @@ def make_section(name: str, records: Sequence[RunRecord]) -> verdicts.Section:
     """Makes one section of the report from the run folders of an experiment.
 
     Args:
-        name: Of the experiment.
+        name: Name of the experiment.
         records: Its runs.
     """
     experiment = describe_experiment(name)
@@ -158,7 +158,7 @@ def save_time(parent: Path, name: str, result: Any, jobs: int, resumed: bool = F
     """Saves how long a run took: the sum of its parts where it was interrupted.
 
     Args:
-        parent: Of the run folders.
+        parent: Folder that holds the run folders.
         name: The run, see `list_runs`.
         result: `running.ProcessResult` of its process.
         jobs: How many ran side by side.
@@ -194,8 +194,8 @@ def answer_sections(sections: Sequence[verdicts.Section], preset: str) -> list[v
     """Answers all statements that have rows in any of the sections.
 
     Args:
-        sections: Of the experiments.
-        preset: Their sizes; of those of the pages the settings are registered.
+        sections: Sections of the experiments.
+        preset: Their sizes; the settings of the preset of the pages are registered.
     """
     rows = [row for section in sections for row in section.claims]
     return verdicts.answer_statements(verdicts.STATEMENTS, rows, preset == REGISTERED)

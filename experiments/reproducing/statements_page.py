@@ -1,4 +1,5 @@
-"""docs/statements.md and its table of rows: what the run folders of one run say of each statement.
+"""docs/statements.md and its table of rows: the results of one set of run folders for each
+statement.
 
 Answers follow from the verdicts in the table. Without folders `write_page` writes it anew from it.
 """
@@ -100,10 +101,10 @@ def write_page(docs: Path, folders: Iterable[Path] = ()) -> None:
 
     Args:
         docs: The folder of the page.
-        folders: Of one run of the experiments.
+        folders: Folders of one run of the experiments.
 
     Raises:
-        RunError: A folder that is no complete run.
+        RunError: A folder that is not a complete run.
     """
     run_rows = [pair for folder in folders for pair in read_run_rows(folder)]
     rows = list(judge_run_rows(run_rows)) if run_rows else read_table(docs / PAGE.name)
@@ -116,10 +117,10 @@ def read_run_rows(folder: Path) -> list[tuple[Row, dict[str, Any]]]:
     """Reads the rows of a run, each with the columns that say which run it is of.
 
     Args:
-        folder: Of the run.
+        folder: Folder of the run.
 
     Raises:
-        RunError: It is no complete run.
+        RunError: It is not a complete run.
     """
     saved = files.read_object(folder / "config.json")
     flags, words = saved["config"], saved["execution"]["command"].split()
@@ -139,7 +140,7 @@ def judge_run_rows(run_rows: Sequence[tuple[Row, Mapping[str, Any]]]) -> Iterato
     """Judges the rows of each statement jointly, and yields the rows of the table.
 
     Args:
-        run_rows: From `read_run_rows`, of all folders.
+        run_rows: Rows of all folders, from `read_run_rows`.
     """
     for key, statement in STATEMENTS.items():
         statement_rows = [pair for pair in run_rows if pair[0].key == key]
@@ -204,7 +205,7 @@ def describe_origin(rows: TableRows) -> str:
     """Says which run the rows are of, and whether its seeds are the registered ones.
 
     Args:
-        rows: Of the table.
+        rows: Rows of the table.
     """
     measured = [row for row in rows if row["experiment"]]
     commits = sorted({c for row in measured for c in (row["commit"] or "unknown").split(" and ")})

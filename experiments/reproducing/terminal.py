@@ -1,8 +1,9 @@
-"""What `reproduce` prints: a line for each experiment, and meanwhile what runs and for how long.
+"""Output of `reproduce`: a line for each experiment, and meanwhile the running ones and their
+times.
 
-In a terminal the last lines say what runs now and are redrawn; otherwise they are one line, where
-nothing else was printed for a while. The remaining time follows from the CPU seconds that the runs
-took on the machine of docs/results/runs.csv, and from how much slower those that have ended were.
+In a terminal the last lines show the running experiments and are redrawn; otherwise one line shows
+them, after a while without other lines. The remaining time follows from the CPU seconds that the
+runs took on the machine of docs/results/runs.csv, and from how much slower the finished runs were.
 """
 
 import contextlib
@@ -39,7 +40,7 @@ class Screen(contextlib.ExitStack):
     Args:
         expected: {run: CPU seconds that it is expected to take}, in the order in which they run.
         jobs: Runs at a time.
-        folder: Of the run folders, whose logs say what a run does.
+        folder: Folder that holds the run folders, whose logs show what a run does.
     """
 
     def __init__(self, expected: Mapping[str, float], jobs: int, folder: Path):
@@ -76,7 +77,7 @@ class Screen(contextlib.ExitStack):
             self._list_running()
 
     def say(self, line: str) -> None:
-        """Prints a line above those that say what runs."""
+        """Prints a line above the lines of the running experiments."""
         with self._lock:
             self._clear()
             width = shutil.get_terminal_size().columns - 1
@@ -101,9 +102,7 @@ class Screen(contextlib.ExitStack):
         return max(left / self._jobs, longest)
 
     def _list_running(self):
-        """Lists the runs at work: as many of the first ones that have not ended as there are
-        jobs.
-        """
+        """Lists the runs at work: as many of the first unfinished ones as there are jobs."""
         running = [run for run in self._expected if run not in self._seconds][: self._jobs]
         for run in running:
             self._begun.setdefault(run, time.monotonic())
@@ -118,13 +117,14 @@ class Screen(contextlib.ExitStack):
         return f"{len(self._seconds)} of {len(self._expected)} runs in {elapsed}, about {left} left"
 
     def _clear(self):
-        """Deletes the lines that say what runs."""
+        """Deletes the lines of the running experiments."""
         if self._num_drawn:
             print(f"\x1b[{self._num_drawn}A\x1b[J", end="", file=sys.stderr, flush=True)
             self._num_drawn = 0
 
     def _draw(self):
-        """Draws the lines that say what runs; not in a terminal, one where it was silent."""
+        """Draws the lines of the running experiments; outside a terminal, one line after a
+        silence."""
         with self._lock:
             running = {
                 run: progress.read_activity(self._folder / run) for run in self._list_running()
@@ -143,13 +143,13 @@ class Screen(contextlib.ExitStack):
 
 
 def describe_number(section: verdicts.Section) -> str:
-    """Writes one number of an experiment, beside a published one where there is one.
+    """Writes one number of an experiment, with the published one if it exists.
 
     A published number goes before words, and these before a number that is to be 0. Without any
     comparison it is the first statistic of a statement.
 
     Args:
-        section: Of the report.
+        section: Section of the report.
     """
 
     def rank(comparison):
@@ -172,9 +172,9 @@ def describe_ended(place: str, section: verdicts.Section, cpu_seconds: float) ->
     """Writes the line of an experiment: its name, CPU seconds, and one number.
 
     Args:
-        place: Such as "3/16".
-        section: Of the report.
-        cpu_seconds: Of its runs.
+        place: Place in the order, such as "3/16".
+        section: Section of the report.
+        cpu_seconds: CPU seconds of its runs.
     """
     result = describe_number(section)
     if section.error:

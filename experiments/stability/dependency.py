@@ -26,8 +26,8 @@ def branch_shares(
     As published: branch and stream are taken as uncorrelated.
 
     Args:
-        params: Of the network; norms of branches and learned gains are read.
-        trace: From `apply`.
+        params: Parameters of the network; norms of branches and learned gains are read.
+        trace: Trace from `apply`.
         config: The network, for its gains and skips.
 
     Returns:

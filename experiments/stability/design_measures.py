@@ -1,4 +1,4 @@
-"""The encoders of run_stability, by design and depth, and what is measured of one.
+"""The encoders of run_stability, by design and depth, and the measurements of one.
 
 A network of l layers is the deepest one whose layers after l have skips of 1 and branches of 0:
 they change nothing, and one compiled program serves every depth and every design of its norms.
@@ -84,7 +84,7 @@ def make_configs(options: Options) -> dict[Case, rc.TransformerConfig]:
 
 
 def pad_layers(config: rc.TransformerConfig, size: int) -> rc.TransformerConfig:
-    """Gives a network `size` layers, of which those past its own change nothing.
+    """Gives a network `size` layers; the layers after its own change nothing.
 
     Initial weights are compared alike: by one rule, with the gain of the design's own.
 
@@ -134,13 +134,13 @@ def measure_all(
     Args:
         options: The flags.
         configs: The networks by case or name.
-        folder: The run folder; what it has is not computed again.
+        folder: The run folder; results that it already holds are not computed again.
 
     Returns:
         {case: {measure: [s, ...]}}, names joined by a dot.
 
     Raises:
-        ValueError: Each design has a network whose output is no number.
+        ValueError: Each design has a network whose output is NaN or infinite.
     """
     arrays: dict[str, Any] = {}
     by_name = {case.name: config for case, config in configs.items()}
@@ -169,7 +169,7 @@ def keep_finite_designs(
         The results of the designs that stay.
 
     Raises:
-        ValueError: There is no such design.
+        ValueError: No design has finite outputs.
     """
     reasons: dict[str, str] = {}
     for case, measures in results.items():
@@ -188,7 +188,7 @@ def cut_padding(arrays: Mapping[str, np.ndarray], depth: int) -> dict[str, np.nd
     """Cuts arrays [s, k L] or [s, k L + 1] to the layers of the network's own depth.
 
     Args:
-        arrays: Of one network.
+        arrays: Arrays of one network.
         depth: Its layers.
     """
     size, cut = arrays["apart"].shape[1] - 1, {}
@@ -205,7 +205,7 @@ def draw(options: Options, key: Any, config: rc.TransformerConfig) -> dict[str, 
 
     Args:
         options: The flags.
-        key: Of the seed.
+        key: Random key of the seed.
         config: The network.
 
     Returns:
@@ -234,7 +234,7 @@ def measure_seed(options: Options, is_profiled: bool, key: Any, floats: Any) -> 
     Args:
         options: The flags.
         is_profiled: Whether a network may be one whose gains are profiled.
-        key: Of the seed.
+        key: Random key of the seed.
         floats: The network, and ‖W* − W‖/‖W‖.
     """
     config, size = floats
@@ -260,12 +260,12 @@ def measure_seed(options: Options, is_profiled: bool, key: Any, floats: Any) -> 
 def measure_network(
     params: Any, x: Any, config: Any, trace: Any, law: Any, directions: Any, size: Any
 ) -> dict[str, Any]:
-    """Measures output change, dependency and token cosines, beside what the law expects.
+    """Measures output change, dependency and token cosines, and the law's predictions of them.
 
     Args:
         params, x, config, trace: The network, its tokens [n, d] and its forward pass.
-        law: From `expectation.expected_pass`.
-        directions, size: As of `output_changes`.
+        law: Law from `expectation.expected_pass`.
+        directions, size: See `output_changes`.
     """
     output = normalised_output(trace, config)
     return {
@@ -322,7 +322,7 @@ def move_weights(params: Any, direction: Any, size: Any) -> Any:
     """Moves every matrix of every layer by the same relative size: W* = W + size ‖W‖_F U/‖U‖_F.
 
     Args:
-        params: Of the network.
+        params: Parameters of the network.
         direction: U, a tree as `get_weight_matrices` returns; where U = 0 nothing moves.
         size: ‖W* − W‖_F/‖W‖_F.
     """

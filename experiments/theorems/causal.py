@@ -43,7 +43,7 @@ def park(angles: np.ndarray, distance: float) -> np.ndarray:
     """Lists the tokens that are farther than a distance from all earlier ones in the list.
 
     Args:
-        angles: Of tokens on the circle, in their order.
+        angles: Angles of the tokens on the circle, in order.
         distance: δ, in radians.
 
     Returns:
@@ -102,7 +102,7 @@ def count_centres(seed: int, count: int, distance: float, draws: int) -> list[in
     """Counts the Rényi centres of some draws of uniform tokens on the circle.
 
     Args:
-        seed, draws: Of the draws.
+        seed, draws: Seed and number of draws.
         count: Tokens.
         distance: δ.
     """
@@ -118,10 +118,10 @@ def make_pre_norm(depth: int, d: int, heads: int) -> rc.TransformerConfig:
 def repeated_distances(
     key: jax.Array, counts: Sequence[int], *, depth: int = 4, d: int = 32
 ) -> jax.Array:
-    """Measures how far the last states of 1…1 0 with k and with k + 1 ones are apart, by k.
+    """Measures the distance between the last states of 1…1 0 with k and with k + 1 ones, by k.
 
     Args:
-        key: Of the two embeddings and of the network's weights.
+        key: Random key for the two embeddings and the network's weights.
         counts: The numbers k.
         depth, d: Layers and width.
     """
@@ -176,8 +176,8 @@ def bound_ratio(
     From the state after the first layer, which `transport` moves through those behind it.
 
     Args:
-        key: Of the weights and the tokens.
-        scale: Of the weights, over 1/√fan-in.
+        key: Random key for the weights and the tokens.
+        scale: Scale of the weights, times 1/√fan-in.
         freeze: Whether the weights of attention are constants; False for the exact Jacobian.
         depth, n, d: Layers, tokens, width.
     """

@@ -22,7 +22,7 @@ def pass_markov(key: jax.Array, n: int, mixing: rc.network.Mixing | None = None)
 
     Args:
         key: Random key.
-        n: Tokens, as many as features.
+        n: Number of tokens, and of features.
         mixing: What the network makes of the weights, as of the configuration.
 
     Returns:

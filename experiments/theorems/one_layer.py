@@ -110,10 +110,10 @@ def spread_curves(seed: int, *, n: int = 32, d: int = 32, depth: int = 6) -> lis
 def last_row(key: jax.Array, *, n: int = 64, d: int = 32, depth: int = 8) -> jax.Array:
     """Computes the rollout's last row [n] of a random causal network without positions.
 
-    Tokens are independent Gaussians; the shares of the attention are those of the network.
+    Tokens are independent Gaussians; the attention has the shares of the network.
 
     Args:
-        key: Of the weights and the tokens.
+        key: Random key for the weights and the tokens.
         n, d, depth: Tokens, width, layers.
     """
     config = rc.san_skip(depth, 4, d, norm_placement="pre", norm="rms", mask="causal")
@@ -136,7 +136,7 @@ def rollout_row(shares: Sequence[float], heads: int, n: int) -> np.ndarray:
     The weights are those of ALiBi without content, softmax_j(−s_h (i − j)) with s_h = 2^(−8h/H).
 
     Args:
-        shares: Of the attention, by layer.
+        shares: Shares of the attention, by layer.
         heads, n: H and the number of tokens.
     """
     places, slopes = np.arange(n), 2.0 ** (-8 * np.arange(1, heads + 1) / heads)
@@ -151,7 +151,7 @@ def published_row(name: str, n: int) -> np.ndarray:
     """Computes `rollout_row` of the shares of a trained model.
 
     Args:
-        name: Of the model, in `SHARES`.
+        name: Name of the model, in `SHARES`.
         n: Tokens.
     """
     published = tomllib.loads(SHARES.read_text("utf-8"))[name]

@@ -1,4 +1,4 @@
-"""A theorem's parts: its text, its curves of measured beside predicted values, and its outcome.
+"""The parts of a theorem: its text, its curves of measured and predicted values, and its outcome.
 
 A curve is an equation or a bound, evaluated at several points. The outcome follows from the curves
 alone, by `judge`: nobody writes it down.
@@ -26,7 +26,7 @@ class Panel(NamedTuple):
         x: Label of the horizontal axis, with its unit.
         y: Label of the quantity, with its unit.
         log: Which axes are logarithmic: "", "x", "y" or "xy".
-        names: What stands at x = 0, 1, … where x is no number.
+        names: Labels at x = 0, 1, … where x is not a number.
     """
 
     x: str
@@ -39,15 +39,17 @@ class Curve(NamedTuple):
     """One relation of a theorem at several points.
 
     Attributes:
-        name: Of the setting, unique within its theorem.
+        name: Name of the setting, unique within its theorem.
         x: [k], where.
         predicted: [k], by the theorem; NaN where it says nothing.
         measured: [k], through the toolkit.
-        relation: measured = predicted, ≤ or ≥; "none" for what is only shown.
-        tolerance: Relative error of an equation, or how far a bound may be passed (rounding).
+        relation: measured = predicted, ≤ or ≥; "none" for a curve that is only shown.
+        tolerance: Relative error of an equation, or the relative amount by which a bound may be
+            exceeded (rounding).
         beyond: Whether the theorem's conditions are not met here.
         instead: Whether this is what holds in the place of a statement that fails.
-        ordering: Whether two measured values are compared, whose ratio is no bound's looseness.
+        ordering: Whether two measured values are compared, whose ratio is not the looseness of a
+            bound.
         panel: Which panel of its theorem shows it, from 0.
     """
 
@@ -93,7 +95,7 @@ class Theorem(NamedTuple):
     """A statement of a paper and how it is measured.
 
     Attributes:
-        name: Of the flag, the figure and the arrays.
+        name: Name of the flag, the figure and the arrays.
         source: Authors, year and address.
         read: How much of the paper was read: "text", "abstract" or "memory".
         statement: One line.
@@ -101,7 +103,7 @@ class Theorem(NamedTuple):
         conditions: Under which it is claimed.
         measured: Which functions of the toolkit measure it.
         helps: What a practitioner may do with it.
-        panels: Of its figure, one for each quantity.
+        panels: Panels of its figure, one for each quantity.
         curves: Seed → its curves.
     """
 
@@ -122,7 +124,8 @@ class Outcome(NamedTuple):
 
     Attributes:
         verdict: One of the four classes, or `OPEN`.
-        factor: By which a loose bound is off in the median, of several the tightest; else 1.
+        factor: Factor by which the tightest of the loose bounds is off in the median; 1 for other
+            theorems.
         failed: "curve at x" of the first point that is against it, "" for none.
     """
 
@@ -135,7 +138,7 @@ def judge(curves: list[Curve]) -> Outcome:
     """Judges a theorem by its curves.
 
     Args:
-        curves: All of it; those of `instead` are only shown.
+        curves: All curves of the theorem; curves of `instead` are only shown.
     """
     stated = [c for c in curves if not (c.beyond or c.instead) and c.relation != "none"]
     beyond = [c for c in curves if c.beyond and c.relation != "none"]

@@ -41,8 +41,8 @@ def make_sphere(depth: int, d: int, beta: Any, gain: Any, **fields: Any) -> rc.T
     Args:
         depth, d: L and the width.
         beta: Inverse temperature.
-        gain: Of the branch; the time of L layers is L · gain.
-        **fields: As of `make_network`.
+        gain: Gain of the branch; L layers take the time L · gain.
+        **fields: See `make_network`.
     """
     fields = {"attention_skip": True, "norm_placement": "post", "norm": unit_norm} | fields
     return make_network(depth, d, temperature=1 / beta, branch_gain=gain, **fields)
@@ -54,7 +54,7 @@ def make_params(
     """Makes parameters with scores x_iᵀ A_h x_j and branches P_h x V_h; the identity by default.
 
     Args:
-        config: From `make_network`.
+        config: Configuration from `make_network`.
         query_key: A_h, [d, d], [h, d, d] or [l, h, d, d]; None for I.
         value: V_h, of the same shapes; None for I.
     """
@@ -90,7 +90,7 @@ def fix_attention(matrices: Float[Array, "l h n n"]) -> Partial:
     """Makes a `normalise` that gives prescribed attention weights instead of softmax.
 
     Args:
-        matrices: Of each layer, or [1, h, n, n] for all.
+        matrices: Matrices of each layer, or [1, h, n, n] for all layers.
     """
     return Partial(_select_matrices, jnp.asarray(matrices))
 

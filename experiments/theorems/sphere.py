@@ -22,7 +22,7 @@ def equiangular_flow(times: np.ndarray, n: int, beta: float, steps: int = 400) -
     Args:
         times: Whole numbers, in units of the flow, ascending.
         n, beta: Tokens and inverse temperature.
-        steps: Of the classical Runge-Kutta method for each unit of time.
+        steps: Steps of the classical Runge-Kutta method in each unit of time.
 
     Returns:
         γ at the times.
@@ -150,8 +150,9 @@ def pass_energies(
     """Computes the energy of each head and state, [l, h], for random symmetric M_h.
 
     Args:
-        key: Of the tokens on the sphere and of M_h, which are the scores and the values of head h.
-        normalise: As of the configuration; None for softmax.
+        key: Random key for the tokens on the sphere and for M_h, the score and value matrix of head
+            h.
+        normalise: As in the configuration; None for softmax.
         heads, beta, n, d, depth: H, β, tokens, width, layers.
     """
     key_m, key_x = jax.random.split(key)

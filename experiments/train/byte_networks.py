@@ -1,7 +1,7 @@
 """Language models over bytes at several depths, and what their first steps of training do.
 
-Pre-norm networks with tied embeddings, trained by AdamW with gradients clipped at 1: those of
-figure 7 of Dey et al. 2025 (arXiv 2505.01618).
+Pre-norm networks with tied embeddings, trained by AdamW with gradients clipped at 1, as in figure 7
+of Dey et al. 2025 (arXiv 2505.01618).
 
 Axis letters: t steps, b examples, n tokens, l layers, d width.
 """
@@ -33,7 +33,7 @@ def byte_model(depth: int, width: int, tokens: int = 64) -> TransformerConfig:
     with the width of a head is scaled from there.
 
     Args:
-        depth, width: Of the network.
+        depth, width: Depth and width of the network.
         tokens: Positions.
     """
     embedding = EmbeddingConfig(
@@ -59,7 +59,7 @@ def text_bytes(text: str, tokens: int) -> UInt8[np.ndarray, "c"]:
 
     Args:
         text: Any.
-        tokens: Of one sequence, which the text must be longer than.
+        tokens: Number of tokens in one sequence; the text must be longer.
 
     Raises:
         ValueError: Fewer than one sequence of tokens and its next one.
@@ -85,12 +85,12 @@ def train_network(
     """Train one network for its first steps; returns its quantities, NaN where a step has none.
 
     Args:
-        key: Of the weights and of the places in the text.
+        key: Random key for the weights and for the places in the text.
         text: UInt8 [c], of `text_bytes`.
         config: A network with an embedding, which is its read-out too.
         rule: What scales gains and rates.
-        rate, weight_decay: Of AdamW; they may be traced.
-        steps: Of training.
+        rate, weight_decay: Rate and weight decay of AdamW; they may be traced.
+        steps: Number of training steps.
         batch_size: Sequences of a step.
 
     Returns:
@@ -139,14 +139,14 @@ def train_network(
 def linearisation_distance(
     params: TransformerParams, other: TransformerParams, x: Any, config: TransformerConfig
 ) -> Float[Array, "l"]:
-    """Compute how far each block f is from linear in its weights, at the states it had under θ.
+    """Compute how far each block f is from linear in its weights, at its input states under θ.
 
     ‖f(θ*) − f(θ) − f'(θ)(θ* − θ)‖/‖f'(θ)(θ* − θ)‖; 0 where a block is linear in its weights: the
     network is then as lazy as its features.
 
     Args:
         params, other: θ and θ*, such as before and after training.
-        x, config: As in `rc.apply`.
+        x, config: See `rc.apply`.
 
     Source: after Dey et al. 2025, section 6, whose distance is of one weight matrix and one unit.
     """

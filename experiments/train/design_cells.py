@@ -30,7 +30,7 @@ FLOATS = {"skip_gain": 1.0, "branch_gain": 1.0, "init_gain": 1.0}
 
 @dataclass(frozen=True)
 class Cell:
-    """One combination of what is varied; each is run with several seeds."""
+    """One combination of the varied settings; each is run with several seeds."""
 
     depth: int
     design: str  # Name of a residual design
@@ -51,7 +51,8 @@ def make_flags(selecting: Sequence[str]) -> Flags:
     """Makes the flags of networks that learn letters, but those that choose cells.
 
     Args:
-        selecting: Flags that say what is shown of a folder, and not what it holds.
+        selecting: Flags that choose which part of a folder is shown, and do not change its
+            contents.
     """
     flags = cli.make_flags(
         "trainability",
@@ -121,7 +122,7 @@ def train_cells(
     make_cells: Callable[[Options], Sequence[Cell]],
     folder: RunFolder,
 ) -> dict[Cell, dict[str, Any]]:
-    """Trains the cells of the flags and measures them, or reads what the run has of them.
+    """Trains the cells of the flags and measures them, or reads finished cells from the run.
 
     Args:
         options: The flags of `make_flags`.
@@ -154,7 +155,7 @@ def train_cells(
         )
 
     def group_by_program(point):
-        """Groups cells as {what is compiled in: {cell: the floats}}."""
+        """Groups cells as {compiled part: {cell: the floats}}."""
         groups: dict[Any, dict[str, Hyper]] = {}
         for cell in make_cells(point):
             config, floats = split_floats(make_network(options, cell))
@@ -188,8 +189,8 @@ def admin_gains(recipe: Recipe, model: Any, data: Any, hyper: Hyper, _: Any = No
     Args:
         recipe: What is trained.
         model: The initial network of the seed.
-        data: Of the seed.
-        hyper: Of the run; its skip gains are replaced.
+        data: Examples of the seed.
+        hyper: Traced values of the run; its skip gains are replaced.
     """
     config = recipe.config.replace(**hyper.network | {"skip_gain": 1.0})
     batch = data["train"].inputs[: recipe.batch_size]
@@ -221,7 +222,7 @@ def make_network(options: Options, cell: Cell) -> rc.TransformerConfig:
 
 
 def split_floats(config: rc.TransformerConfig) -> tuple[rc.TransformerConfig, dict[str, Any]]:
-    """Splits a network into what is compiled in, and the floats that differ between runs."""
+    """Splits a network into the compiled part and the floats that differ between runs."""
     return config.replace(**FLOATS), {name: getattr(config, name) for name in FLOATS}
 
 
@@ -231,7 +232,7 @@ def make_data(options: Options, batch_size: int, key: Any) -> dict[str, Any]:
     Args:
         options: The flags.
         batch_size: Examples of a step.
-        key: Of the seed.
+        key: Random key of the seed.
     """
     make = functools.partial(
         sequences.make_examples,
@@ -257,7 +258,7 @@ def has_diverged(results: dict[str, Any]) -> np.ndarray:
 
 
 def has_failed(results: dict[str, Any], limit: float) -> np.ndarray:
-    """Flags the seeds that diverged, or whose final accuracy is no more than the limit, [s]."""
+    """Flags the seeds that diverged, or whose final accuracy is not above the limit, [s]."""
     return has_diverged(results) | ~(results["accuracy"][:, -1] > limit)
 
 

@@ -72,7 +72,7 @@ def load_tokenizer(name_or_path: str, pairs: list[tuple[str, str]]) -> tuple[Any
     texts = [sentence for pair in pairs for sentence in pair]
     tokenizer = train_wordpiece(texts, VOCABULARY_SIZE, lowercase=True)
     return tokenizer, (
-        f"{name_or_path} is no local path: trained a WordPiece vocabulary of "
+        f"{name_or_path} is not a local path: trained a WordPiece vocabulary of "
         f"{tokenizer.get_vocab_size()} on the data"
     )
 
@@ -83,7 +83,7 @@ def encode_pairs(tokenizer: Any, pairs: list[tuple[str, str]], max_length: int) 
     A vocabulary trained here has no rule for [CLS] and [SEP]: its texts are first second.
 
     Args:
-        tokenizer: From `load_tokenizer`.
+        tokenizer: Tokenizer from `load_tokenizer`.
         pairs: The sentences.
         max_length: Tokens of a text at most.
 

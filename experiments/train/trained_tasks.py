@@ -45,8 +45,8 @@ class TrainedTask:
 
     Attributes:
         options: The flags it is of.
-        name: Of the folder under results/.
-        title: Of the figure.
+        name: Name of the folder under results/.
+        title: Title of the figure.
         recipe: What is trained.
         make_data: key → {"train", "eval"} Examples of one seed; also "texts", the training data
             as it is evaluated, where "train" is packed.
@@ -56,8 +56,8 @@ class TrainedTask:
         extra: What else determines the results, for config.json.
         curves: Whether the metrics are measured on the evaluation data after each epoch.
         floats: Fields of `Hyper` that are not taken from the flags.
-        program: Name of what is compiled: setups of one name differ in their floats alone; "" for
-            one of its own.
+        program: Name of the compiled program: setups with the same name differ in their floats
+            alone; "" for a separate program.
     """
 
     options: Options
@@ -92,13 +92,13 @@ class Training:
     Attributes:
         ensemble: What trains them.
         run: The folder; it keeps the states of a chunk that is not done.
-        measure: `Ensemble.of_models` of what is measured of one run, a nested dictionary of
-            arrays; by default it is what the ensemble watches, [s, looks, ...].
-        name: Of what is trained, for progress; the cells by default.
+        measure: `Ensemble.of_models` of a function that measures one run and returns a nested
+            dictionary of arrays; by default the metrics that the ensemble watches, [s, looks, ...].
+        name: Name of the training, for progress; the cells by default.
         prepare: `Ensemble.of_models` of a run's hyper before training, such as gains that depend
             on the initial weights.
         keep: Whether the weights are kept too.
-        is_monitored: Whether there are lines of what is watched, while it trains.
+        is_monitored: Whether lines of the watched metrics are written while it trains.
     """
 
     ensemble: Ensemble
@@ -151,8 +151,8 @@ class Training:
 
         Args:
             chunk: Names and seeds of the runs.
-            keys: Of the runs [s].
-            hyper: Of the runs, leaves [s].
+            keys: Random keys of the runs [s].
+            hyper: Traced values of the runs, leaves [s].
         """
         run, num_epochs = self.run, self.ensemble.recipe.num_epochs
         runs = json.dumps([chunk.cells, [int(seed) for seed in chunk.seeds]])
@@ -203,7 +203,7 @@ class Training:
             )
 
     def _label(self, chunk):
-        """Names what a chunk trains: the network, or the first of its cells."""
+        """Names the training of a chunk: the network, or the first of its cells."""
         first, *further = dict.fromkeys(chunk.cells)
         return self.name or first + (f" and {len(further)} more" if further else "")
 
@@ -214,14 +214,14 @@ def train_networks(
     folder: RunFolder,
     measure: Callable[[TrainedTask, Any, Any, Any], Any],
 ) -> dict[str, dict[str, np.ndarray]]:
-    """Trains and measures networks, or reads what the run has of them.
+    """Trains and measures networks, or reads finished ones from the run.
 
     Every network is trained with the same seeds: the same data and, scaled as its task says, the
     same weights.
 
     Args:
         options: The flags.
-        tasks: {part of the run's arrays: what is trained}; `ALONE` is the part of a single one.
+        tasks: {part of the run's arrays: its training task}; `ALONE` is the part of a single task.
         folder: The run folder.
         measure: (task, model, data, key) of one seed → nested dictionary of arrays, whose levels
             have "/" between them in the names of the run's arrays.
@@ -272,8 +272,8 @@ def check_files(options: Options, part: str, folder: RunFolder) -> None:
 
     Args:
         options: The flags.
-        part: Of the arrays of the run.
-        folder: The run folder; what it has is not computed again.
+        part: Part of the arrays of the run.
+        folder: The run folder; results that it already holds are not computed again.
 
     Raises:
         ValueError: Weights or lines are asked for that an earlier run did not write.
@@ -298,7 +298,7 @@ def make_training(
     Args:
         options: The flags.
         task: One of the networks.
-        measure: As of `train_networks`.
+        measure: See `train_networks`.
         executor: Its folder keeps the states.
         keep: Whether weights are kept.
     """
@@ -342,7 +342,7 @@ def whole_metrics(
     Args:
         model: Network and classifier, or an encoder-decoder.
         examples: What it is evaluated on, [b, n].
-        config: Of the network.
+        config: Configuration of the network.
         metrics: Functions of (logits, examples) by name.
         batch_size: Examples at a time; None for all.
     """
@@ -368,7 +368,7 @@ def train_and_eval(
     Args:
         make: (key, number) → examples.
         num_train, num_eval: Examples of each.
-        key: Of the seed.
+        key: Random key of the seed.
     """
     key_train, key_eval = jax.random.split(key)
     return {"train": make(key_train, num_train), "eval": make(key_eval, num_eval)}
@@ -392,7 +392,7 @@ def save_models(point: Point, tasks: Mapping[str, TrainedTask]) -> None:
     """Saves trained weights as files of a run, where they were kept.
 
     Args:
-        point: Of the run, measured.
+        point: Measured point of the run.
         tasks: What was trained, as of `train_networks`.
     """
     for part, task in tasks.items():

@@ -1,6 +1,6 @@
 """Files of other programs as checkpoint folders: torch, CTranslate2; GGUF in `gguf_file`.
 
-Their SHA-256 was compared before (`packages.find_weights`), so that what they hold is known.
+Their SHA-256 was compared before (`packages.find_weights`), so their contents are known.
 """
 
 import collections
@@ -52,7 +52,7 @@ class _TensorUnpickler(pickle.Unpickler):
     """Reads tensors and dictionaries; any other class is an error, so that no code is executed."""
 
     def find_class(self, module: str, name: str) -> Any:
-        """Returns what stands for one of torch's classes and functions."""
+        """Returns the replacement of one of torch's classes and functions."""
         if (module, name) == ("collections", "OrderedDict"):
             return collections.OrderedDict
         if (module, name) == ("torch._utils", "_rebuild_tensor_v2"):
@@ -91,7 +91,7 @@ def _read_zip(file):
 
 
 def _read_old(file):
-    """Reads the same of the format before: pickles, then every storage after its size."""
+    """Reads the same from the older format: pickles, then every storage after its size."""
     for _ in ("magic number", "version", "system"):
         _TensorUnpickler(file).load()
     state, keys = _TensorUnpickler(file).load(), _TensorUnpickler(file).load()
@@ -189,8 +189,8 @@ def write_checkpoint(
 
     Args:
         folder: It.
-        config: Of config.json.
-        tensors: By name.
+        config: Content of config.json.
+        tensors: Tensors by name.
     """
     write_tensors(folder, {name: a.astype(np.float32) for name, a in tensors.items()})
     write_config(folder, config)

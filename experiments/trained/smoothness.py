@@ -1,7 +1,7 @@
 """How much the attention of a trained layer can stretch a change of its input, by tokens.
 
 The constant is the largest singular value of the Jacobian of one layer's self-attention, with all
-heads and the output matrix, without the skip and the norm, at what the layer reads of a text: the
+heads and the output matrix, without the skip and the norm, at the layer's input for a text: the
 local Lipschitz constant of Castin et al. 2024 (2312.14820).
 
 Axis letters: b texts, l layers, n tokens, d width.
@@ -32,9 +32,9 @@ def largest_singular_value(
     Each step multiplies by J and by Jᵀ. The value never exceeds the exact one.
 
     Args:
-        fn: Of x, to an array.
+        fn: Function that takes x and returns an array.
         x: Where J is taken.
-        steps: Of the iteration.
+        steps: Number of iterations.
 
     Returns:
         The value after the last step, and how much the last step changed it, relative to it.
@@ -77,7 +77,7 @@ def measure_texts(
     Args:
         source: The open checkpoint.
         inputs: x and mask [b, n]; spectrograms have no mask, and two frames of them are a token.
-        num_tokens: Of each text.
+        num_tokens: Number of tokens in each text.
         chunk: Texts at once.
 
     Returns:

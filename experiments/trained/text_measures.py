@@ -66,7 +66,8 @@ class Task(NamedTuple):
 def make_task(
     source: Any, inputs: Mapping[str, Any], mask_id: int | None, copies: int
 ) -> Task | None:
-    """Makes what a model predicts: the next token if causal, masked ones if masked; None of others.
+    """Makes the prediction task of a model: the next token if causal, masked tokens if masked; None
+    for others.
 
     Args:
         source: The checkpoint.
@@ -92,15 +93,16 @@ def masked_copies(
     share: float = 0.15,
     seed: int = 0,
 ) -> tuple[Int[np.ndarray, "c n"], Bool[np.ndarray, "c n"]]:
-    """Mask tokens in copies of each text; the copies mask different ones, as long as there are any.
+    """Mask tokens in copies of each text; the copies mask different tokens, as far as there are
+    enough.
 
     Never the first or the last token of a text, which close it in most models.
 
     Args:
-        ids, mask: Of `Tokens`.
-        token: The id that stands in a masked one's place.
-        copies: Of each text, one after the other: c = b · copies.
-        share: Of a text's tokens that each copy masks, at least one; 15 % as of BERT.
+        ids, mask: Fields of `Tokens`.
+        token: The id that replaces a masked token.
+        copies: Number of copies of each text, which follow one another: c = b · copies.
+        share: Share of a text's tokens to mask in each copy (at least one token); BERT masks 15 %.
 
     Source: Devlin et al. 2019, task 1, with the token in all of the places.
     """
@@ -266,7 +268,7 @@ def measure_paths(
 
 
 def measure_lemma(layer: Any, x: Any, layer_values: Any) -> Any:
-    """Computes `bounds.lemma_excess` of what a layer's attention reads, less a margin for
+    """Computes `bounds.lemma_excess` of the input to a layer's attention, minus a margin for
     rounding.
     """
     attention_input = layer_values.sublayers["attention"].branch_input
@@ -277,8 +279,8 @@ def measure_bounds(source: Any, ids: np.ndarray, chunk: int) -> dict[str, np.nda
     """Measures where the lemma's condition holds, and by how much lemma and bounds do, head by
     head.
 
-    Of the whole network and of attention alone; nothing where there is no W_QK, such as of rotary
-    positions, or rows see different tokens.
+    Measures the full model and attention alone; returns nothing where there is no W_QK, as with
+    rotary positions, or where rows see different tokens.
 
     Args:
         source: The checkpoint.

@@ -39,7 +39,7 @@ def text_measures(arrays: Arrays, config: rc.TransformerConfig) -> dict[str, np.
     A network that reads no tokens has residuals alone, one that predicts none has no paths.
 
     Args:
-        arrays: Of one network, as `measure` names them: "spikes/spike_entry" [b, L + 1].
+        arrays: Arrays of one network, as `measure` names them: "spikes/spike_entry" [b, L + 1].
         config: The network.
     """
     numbers = {
@@ -111,7 +111,7 @@ def needed_lengths(arrays: Arrays) -> np.ndarray:
 
 
 def measure_interval(name: str, values: np.ndarray) -> Interval:
-    """Computes the interval of a mean over texts; that of a share does not leave [0, 1].
+    """Computes the interval of a mean over texts; the interval of a share stays in [0, 1].
 
     Args:
         name: The measure, as `text_measures` names it.
@@ -201,11 +201,11 @@ def judge_claims(results: Mapping[str, Arrays], networks: Sequence[Network]) -> 
 
 
 def judge_ablations(label: str, arrays: Arrays, causal: bool) -> list[Row]:
-    """Tests what is said of attention alone and with skips, in each reading of these ablations.
+    """Tests the claims about attention alone and with skips, in each reading of these ablations.
 
     Args:
-        label: Of the network.
-        arrays: Of the network.
+        label: Label of the network.
+        arrays: Arrays of the network.
         causal: Whether its attention is, whose rate is not asked.
     """
     changes, rows = ratio_changes(arrays), []

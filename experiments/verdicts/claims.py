@@ -4,7 +4,7 @@ A statement has one statistic and the open range that it claims for it. Each set
 architecture, width, task) gives a row (`experiments.verdicts.rows`). The rows of a statement are
 judged together: verdicts hold jointly, at any number of draws.
 
-A statement that could hardly fail names the test that checks it; what is only measured is a
+A statement that could hardly fail names the test that checks it; a number without a claim is a
 finding. Neither has a range: their rows are shown with their intervals and get no answer.
 """
 
@@ -77,14 +77,15 @@ def judge_rows(
 ) -> tuple[Judged, ...]:
     """Judges the rows of one statement jointly: within the range, outside, or undecided.
 
-    Holm's procedure at 2.5 %, once for "within" and once for "outside"; for rows that test what is
-    claimed at 5 %. The error of all rows together is at most 5 %, whatever the dependence between
-    rows and whenever the run stops. A row has the interval of the level at which it was compared.
+    Holm's procedure at 2.5 %, once for "within" and once for "outside"; at 5 % for rows that test a
+    claim. The error of all rows together is at most 5 %, whatever the dependence between rows and
+    whenever the run stops. A row has the interval of the level at which it was compared.
 
     Args:
-        rows: Of one statement.
+        rows: Rows of one statement.
         statement: The statement.
-        num_rows: Rows that are judged together, where those of other experiments are not there yet.
+        num_rows: Number of rows that are judged together, where the rows of other experiments do
+            not exist yet.
 
     Source: Holm 1979, "A simple sequentially rejective multiple test procedure". At any stop p may
     be 1/max E: Vovk and Wang 2021, "E-values: calibration, combination and applications".
@@ -120,7 +121,7 @@ def _judge(row, verdict, error):
 
 
 def _judge_tests(rows, count):
-    """Judges rows that test what is claimed: rejected, not rejected, or too few draws for it."""
+    """Judges rows that test a claim: rejected, not rejected, or too few draws for it."""
     log_p = [0.0 if row.p is None else math.log(row.p) for row in rows]
     is_rejected, _ = reject_jointly(log_p, ERROR, count)
     for row, rejected in zip(rows, is_rejected, strict=True):
@@ -135,11 +136,11 @@ def answer_statement(
     """Answers a statement from all its rows.
 
     Args:
-        key: Of the statement.
+        key: Key of the statement.
         statement: The statement.
         rows: All its rows.
-        is_registered: Whether the rows are to be those of the registered settings, so that one
-            without a row is "not measured".
+        is_registered: Whether the rows should be those of the registered settings, so that a
+            setting without a row is "not measured".
     """
     rows = list(rows)
     if is_registered:
@@ -159,7 +160,7 @@ def decide_answer(statement: Statement, verdicts: Sequence[str]) -> str:
 
     Args:
         statement: The statement.
-        verdicts: Of its rows.
+        verdicts: Verdicts of the statement's rows.
 
     Returns:
         One of `ANSWERS`; without a range `MUST_HOLD` or `FINDING`.
@@ -180,9 +181,9 @@ def answer_statements(
     """Answers the statements that have rows, in the order of the statements.
 
     Args:
-        statements: By key.
-        rows: Of any of them.
-        is_registered: As of `answer_statement`.
+        statements: Statements by key.
+        rows: Rows of any of them.
+        is_registered: See `answer_statement`.
 
     Raises:
         ValueError: A row of no statement.

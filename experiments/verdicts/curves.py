@@ -19,7 +19,7 @@ def curve_row(key: str, setting: str, curve: Any, draws: Any, resolution: float 
     of each were moved by so many deviations.
 
     Args:
-        key, setting: As of `rows.mean_row`.
+        key, setting: See `rows.mean_row`.
         curve: The curve [l].
         draws: The ensemble [s, l].
         resolution: How far from the truth the curve's values may have been read off.
@@ -38,8 +38,8 @@ def make_curve_row(key: str, setting: str, p: float, n: int, note: str = "") -> 
     """Makes the row of a curve whose p-value is known.
 
     Args:
-        key, setting: As of `rows.mean_row`.
-        p: Of `curve_p_value`.
+        key, setting: See `rows.mean_row`.
+        p: p-value from `curve_p_value`.
         n: Number of draws.
         note: Beside the row.
     """
@@ -77,7 +77,7 @@ def curve_p_value(curve: np.ndarray, draws: np.ndarray, resolution: float = 0.0)
         p = max(rank/(n + 1), (k + 1)/(n + 1) · (1 + ln(d/u)/S)^−k).
 
     Args:
-        curve, draws, resolution: As of `curve_row`.
+        curve, draws, resolution: See `curve_row`.
 
     Source: the studentised envelope test of Myllymäki et al. 2017, "Global envelope tests for
     spatial processes"; the tail as in Knijnenburg et al. 2009, "Fewer permutations, more accurate

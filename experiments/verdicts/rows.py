@@ -84,7 +84,7 @@ def mean_row(
     tell how much the statistic varies.
 
     Args:
-        key: Of the statement.
+        key: Key of the statement.
         setting: The network, task or size.
         values: The statistic of each draw; None or NaN where a draw has none, which is counted.
         scale: An increasing function in which the mean and its interval are shown.
@@ -119,7 +119,7 @@ def median_row(
     """Makes the row of a median over draws, judged by signs.
 
     Args:
-        key, setting, note: As of `mean_row`.
+        key, setting, note: See `mean_row`.
         values: The statistic of each draw; None or NaN where a draw has none, which may lie on
             either side.
         claimed: The open range that the median is to lie in, in units of `scale`. With two finite
@@ -162,7 +162,7 @@ def share_within_row(
     The note has the count, the smallest and the largest value.
 
     Args:
-        key, setting, note: As of `mean_row`.
+        key, setting, note: See `mean_row`.
         values: The statistic of each draw; None, NaN or infinite where a draw has none, which
             counts for neither side.
         draw_range: The range of a draw.
@@ -197,7 +197,7 @@ def cases_row(key: str, setting: str, count: int, total: int, draws: int, *, not
     """Makes the row of what must hold without exceptions: the number of cases against it, certain.
 
     Args:
-        key, setting, note: As of `mean_row`.
+        key, setting, note: See `mean_row`.
         count, total: Cases against it, and all.
         draws: Independent draws that the cases come from.
     """

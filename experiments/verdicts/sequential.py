@@ -92,8 +92,7 @@ def share_interval_at_any_stop(
     Args:
         count, total: k and n.
         level: Share of runs in which the interval holds the true share at every n.
-        unknown: Further draws of which it is not known whether they count: the interval reaches
-            from none to all of them.
+        unknown: Number of further draws that may or may not count: the interval covers both cases.
     """
     from scipy import optimize, special
 
@@ -133,8 +132,8 @@ def median_interval_at_any_stop(values: Iterable[float], level: float = 0.95) ->
     nothing about how draws are distributed.
 
     Args:
-        values: Of all draws; one that is no number may lie on either side.
-        level: As of `share_interval_at_any_stop`.
+        values: Values of all draws; a value that is NaN may lie on either side.
+        level: See `share_interval_at_any_stop`.
     """
     numbers = np.asarray([*values], float)
     known = np.sort(numbers[~np.isnan(numbers)])
@@ -146,11 +145,11 @@ def median_interval_at_any_stop(values: Iterable[float], level: float = 0.95) ->
 
 
 def draws_to_decide(share: float, error: float) -> int | None:
-    """Computes about how many draws refuse one half, if this share of them goes on to count.
+    """Computes about how many draws refuse one half, if this share of them continues to count.
 
     Args:
-        share: Of the draws so far.
-        error: As of `least_count`.
+        share: Share of the draws so far.
+        error: See `least_count`.
 
     Returns:
         None for more than `MOST_DRAWS`, as near one half.
@@ -164,8 +163,8 @@ def list_rounds(sizes: Sequence[int], most: int) -> list[int]:
     """Lists the numbers of draws after which a run is judged: `sizes`, doubled on, up to `most`.
 
     Args:
-        sizes: Of the first rounds, ascending.
-        most: Of draws, which is the last round.
+        sizes: Sizes of the first rounds, ascending.
+        most: Largest number of draws, that of the last round.
     """
     rounds = [size for size in sizes if size < most]
     while rounds and 2 * rounds[-1] < most and rounds[-1] >= sizes[-1]:

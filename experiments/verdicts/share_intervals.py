@@ -24,7 +24,7 @@ def share_interval(values: Iterable[float | int], level: float = 0.95) -> Interv
 
     Args:
         values: One per seed: accuracies, shares, 1 or 0.
-        level: As of `mean_interval`.
+        level: See `mean_interval`.
 
     Raises:
         ValueError: A number outside [0, 1] by more than float32's rounding.
@@ -51,7 +51,7 @@ def wilson_interval(count: float | int, total: int, level: float = 0.95) -> Inte
 
     Args:
         count, total: k and n.
-        level: Share of such intervals that hold the true share.
+        level: Share of such intervals that contain the true share.
 
     Source: Wilson 1927, "Probable inference, the law of succession, and statistical inference".
     """

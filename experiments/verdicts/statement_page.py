@@ -104,11 +104,11 @@ def render(
     """Renders the page as HTML without outside files.
 
     Args:
-        title: Of the page.
+        title: Title of the page.
         intro: Its first paragraph.
         sections: The experiments; those with a picture on the first screen become the first.
         footer: Its last line.
-        answers: To the statements that they test.
+        answers: Answers to the statements that the sections test.
     """
     # Those with a picture on the first screen go first, so that the menu has the pictures' order.
     sections = sorted(sections, key=lambda section: not (section.finding and section.picture))
@@ -130,8 +130,8 @@ def _report_section(section, answers):
     """Makes the section of one experiment: its finding, the paper's claim and the result on top.
 
     Args:
-        section: Of the experiment.
-        answers: To all statements.
+        section: Section of the experiment.
+        answers: Answers to all statements.
     """
     paragraphs = {
         "Here: ": section.finding,

@@ -50,7 +50,7 @@ def make_row(
     What has no range gets a mean.
 
     Args:
-        key: Of `STATEMENTS`.
+        key: Key in `STATEMENTS`.
         setting: The network, task or size.
         values: The statistic of each draw; None or NaN where a draw has none.
         scale: An increasing function in which a mean or a median is shown.

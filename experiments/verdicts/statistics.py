@@ -19,7 +19,7 @@ def mean_with_interval(values: Any, *, share: bool = False) -> tuple[float, Inte
     """Computes (mean, 95 % interval) over seeds [s]; the interval of one seed is unknown.
 
     Args:
-        values: Of the seeds.
+        values: Values of the seeds.
         share: Whether they are shares; the interval is then within [0, 1].
     """
     values = [float(v) for v in values]
@@ -45,7 +45,7 @@ def format_interval(estimate: tuple[float, Interval], digits: int = 3) -> str:
     """Writes a mean with its interval where it is known, "0.123 (0.100 to 0.200)".
 
     Args:
-        estimate: From `mean_with_interval`.
+        estimate: Estimate from `mean_with_interval`.
         digits: After the point.
     """
     mean, interval = estimate
@@ -89,8 +89,8 @@ def fisher_exact(count: int, total: int, other_count: int, other_total: int) -> 
     """Computes p of two counts if both shares are one: Fisher's exact test, two-sided.
 
     Args:
-        count, total: Of the first sample.
-        other_count, other_total: Of the second.
+        count, total: Count and total of the first sample.
+        other_count, other_total: Other count and other total of the second.
     """
     from scipy import stats  # here: it takes a second, which `--help` need not
 

@@ -125,7 +125,7 @@ def seeds_text(judged: Judged, num_rows: int) -> str:
 
     Args:
         judged: The row.
-        num_rows: As of `seeds_to_decide`.
+        num_rows: See `seeds_to_decide`.
     """
     more = seeds_to_decide(judged, num_rows)
     return f"about {more:,} more would decide" if more else ""

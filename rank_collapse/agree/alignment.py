@@ -14,9 +14,9 @@ class Alignment(NamedTuple):
 
     Attributes:
         first, second: Positions [b, m] of the m-th token that exists in each run.
-        mask: Bool [b, m], which of them exist.
+        mask: Bool [b, m], True for tokens that exist.
         remarks: What differs in how the tokens lie, for people.
-        order: "" or the kind of difference, where the tokens stand in another order.
+        order: "", or the kind of difference where the tokens stand in another order.
     """
 
     first: Int[np.ndarray, "b m"]
@@ -29,7 +29,7 @@ class Alignment(NamedTuple):
         """Returns a layer with the aligned tokens alone.
 
         Args:
-            layer: Of a recording.
+            layer: The layer of one recording.
             positions: `first` or `second`.
         """
 

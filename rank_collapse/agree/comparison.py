@@ -32,12 +32,12 @@ class Agreement:
     """What the comparison of two recordings says.
 
     Attributes:
-        agree: Whether all differences are rounding; None where that cannot be said.
+        agree: Whether all differences are rounding; None where the recordings do not decide it.
         first: {"layer": from 0, "part": name} of the first sublayer at fault, or None.
         kind: The mistake that explains it, or None.
         sentence: The answer in words.
         rows: All sublayers.
-        rounding: Of the coarser run.
+        rounding: Rounding of the coarser run.
         embedding: Median relative error before the first layer.
         outputs: {"next tokens that differ": share, …} of recorded logits.
         remarks: What else the reader must know.
@@ -55,7 +55,8 @@ class Agreement:
 
     @property
     def exit_code(self) -> int:
-        """Returns 0 where they agree, 1 where they differ, 2 where that cannot be said."""
+        """Returns 0 where the runs agree, 1 where they differ, and 2 where the recordings do not
+        decide it."""
         return {True: 0, False: 1, None: 2}[self.agree]
 
     def to_dict(self) -> dict[str, Any]:
@@ -83,7 +84,7 @@ def compare_files(first: str | os.PathLike, second: str | os.PathLike) -> Agreem
         first, second: Files: see `agree.recording`.
 
     Raises:
-        ValueError: A file is no recording, or they are of different inputs or shapes.
+        ValueError: A file is not a recording, or the recordings have different inputs or shapes.
     """
     return compare_recordings(open_recording(first), open_recording(second))
 

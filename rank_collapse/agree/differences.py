@@ -1,8 +1,8 @@
-"""How far two recordings differ in each sublayer, beside what rounding explains.
+"""How far two recordings differ in each sublayer, compared with rounding.
 
-Of a sublayer that maps the stream x to a branch b(x), a token of the second run has the input
-x + e and the branch b + δ. The error that comes in is ‖e‖/‖x‖, and the sublayer adds ‖δ‖/‖b‖.
-Rounding of relative size u predicts
+A sublayer maps the stream x to a branch b(x). A token of the second run has the input x + e and the
+branch b + δ. The incoming error is ‖e‖/‖x‖, and the sublayer adds the error ‖δ‖/‖b‖. Rounding of
+relative size u predicts
 
     added ≈ √((1.5 · in)² + (2u)² + (.4 · u_stream (‖x‖ + ‖y‖)/‖b‖)²),
 
@@ -43,9 +43,9 @@ class Rounding(NamedTuple):
     """Relative errors of one rounding.
 
     Attributes:
-        products: Of what the sublayers compute.
-        stream: Of the states.
-        name: Of the dtype of `products`.
+        products: Relative rounding error of the sublayers' results.
+        stream: Relative rounding error of the states.
+        name: Name of the dtype in which the sublayers compute.
         both: Whether both runs round so.
     """
 
@@ -64,7 +64,7 @@ class Difference(NamedTuple):
     """The difference of two runs in one sublayer; of examples and tokens [b, n], NaN where masked.
 
     Attributes:
-        layer: From 0.
+        layer: Index of the layer, from 0.
         part: "attention", "mlp", or "layer" where no branch was recorded.
         error_in: ‖e‖/‖x‖ of the input.
         added: ‖δ‖/‖b‖ of the branch.
@@ -90,7 +90,8 @@ class Difference(NamedTuple):
 
     @property
     def measured(self) -> Bool[np.ndarray, "b n"]:
-        """Returns which tokens exist and are no spikes; all that exist where all others are."""
+        """Returns which tokens exist and are not spikes; all tokens that exist, where all others
+        are spikes."""
         exists = np.isfinite(self.added)
         return exists & ~self.spikes if (exists & ~self.spikes).any() else exists
 
@@ -104,7 +105,7 @@ class Difference(NamedTuple):
 
         Args:
             name: "error_in", "added", "predicted" or "excess".
-            share: From 0 to 1.
+            share: The quantile, from 0 to 1.
         """
         return float(np.quantile(getattr(self, name)[self.measured], share))
 
@@ -117,7 +118,7 @@ def compare_layer(
     Args:
         pair: The layer in both runs, with the same tokens.
         mask: Tokens that exist.
-        rounding: Of the coarser run.
+        rounding: Rounding of the coarser run.
     """
     first, second = pair.first, pair.second
     # What each run adds to its stream; with a replay that is the other run's branch in both.
@@ -153,7 +154,7 @@ def compare_sums(
     Args:
         pair: The layer in both runs, with both branches.
         mask: Tokens that exist.
-        rounding: Of the coarser run.
+        rounding: Rounding of the coarser run.
 
     Returns:
         The difference of the state after the layer, given the differences of its summands; None
@@ -182,11 +183,11 @@ def _compare(pair, part, inputs, branches, mask, rounding, *, mixes=None, ends=N
     Args:
         pair: Its layer.
         part: Which it is.
-        inputs, branches: Of both runs [b, n, d].
+        inputs, branches: The inputs and branches of both runs [b, n, d].
         mask: Tokens that exist.
-        rounding: Of the coarser run.
+        rounding: Rounding of the coarser run.
         mixes: Whether it mixes tokens: then the error of other tokens comes in, too.
-        ends: Norms of the states of which the branch is the difference.
+        ends: Norms of the states whose difference is the branch.
     """
     (x, y), (a, b) = inputs, branches
     input_norm, branch_norm = (np.linalg.norm(z, axis=-1) for z in (x, a))
@@ -241,8 +242,9 @@ def bound_sizes(
     """Bound the norms by which errors are divided from below, by a tenth of their median.
 
     Args:
-        norm: Of the first run.
-        other: Of the second run: its median counts where most norms of the first are 0.
+        norm: Norms of the first run.
+        other: Norms of the second run, whose median is used where most norms of the first run are
+            0.
         usual: Tokens that count.
         size: What counts where most norms of both are 0.
     """
@@ -278,9 +280,10 @@ def count_distinct(vectors: Float[np.ndarray, "m d"]) -> float:
 
 
 def find_rounding(first: Recording, second: Recording) -> Rounding:
-    """Find what the coarser of two runs rounds to: as it says, or as the bits of its numbers say.
+    """Find the dtype to which the coarser of two runs rounds, from its metadata or from the bits of
+    its numbers.
 
-    float32 numbers whose last 16 bits are 0 are those of bfloat16.
+    float32 numbers whose last 16 bits are 0 count as bfloat16.
 
     Args:
         first, second: The recordings; their first layer is read.

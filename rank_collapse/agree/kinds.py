@@ -16,7 +16,7 @@ def name_kind(difference: Difference, mask: Bool[np.ndarray, "b n"]) -> str | No
     """Name the mistake that explains the difference of a sublayer, or None.
 
     Args:
-        difference: Of the first sublayer at fault.
+        difference: The difference at the first faulty sublayer.
         mask: Tokens that exist.
     """
     tests: tuple[Callable[..., Iterator[str]], ...] = (
@@ -133,13 +133,13 @@ def _test_norm(difference, mask):
 
 
 def _test_features(difference, mask):
-    """Each feature has a factor of its own."""
+    """Test whether each feature was multiplied by its own factor."""
     first, second = (run[difference.measured] for run in (difference.first, difference.second))
     if len(first) < 4:
         return
     gain = (first * second).sum(axis=0) / np.maximum((first * first).sum(axis=0), 1e-300)
     if 1 - _relative(second - gain * first, second - first) > _CLEAR:
-        yield "each feature has a factor of its own: the weight of a norm or of a scale"
+        yield "each feature has its own factor: the weight of a norm or of a scale"
 
 
 def _test_bias(difference, mask):

@@ -12,16 +12,16 @@ from rank_collapse.struct import refuse, refuse_if
 
 
 class OtherInputs:
-    """States and branches of a recording, and which of its tokens the model computes.
+    """States and branches of a recording, and the tokens of it that the model computes.
 
     Args:
         path: The recording.
-        noise: Relative size of what is added to every number that goes into a sublayer.
+        noise: Relative size of the noise that is added to every number that goes into a sublayer.
         seed: Seed of the noise.
         out: The file that is written.
 
     Raises:
-        ValueError: It is no recording, or is itself one on another run's inputs.
+        ValueError: The file is not a recording, or it is itself a replay on another run's inputs.
     """
 
     def __init__(
@@ -127,7 +127,7 @@ class OtherInputs:
         )
 
     def describe(self) -> dict[str, str]:
-        """Returns what the metadata of the recording say."""
+        """Returns the metadata of the recording."""
         return {"inputs": self.name, "noise": str(self.noise)}
 
     def _cut(self, array):

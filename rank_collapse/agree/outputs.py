@@ -11,7 +11,7 @@ def compare_outputs(first: Recording, second: Recording, alignment: Alignment) -
 
     Args:
         first, second: The recordings.
-        alignment: Of their tokens.
+        alignment: The alignment of the tokens of both recordings.
 
     Returns:
         {what: number} in words; {} where one run has no logits.

@@ -1,6 +1,7 @@
 """Whether two recordings agree to rounding, and the first sublayer that adds more.
 
-A sublayer is at fault if one of these holds (`excess` is what it adds over what rounding explains):
+A sublayer is at fault if one of these holds (`excess` is its error divided by the error that
+rounding explains):
 
 - its median excess is above `MEDIANS`, its 95 % quantile above `MOST`, or its 98 % quantile above
   `WORST`;
@@ -67,7 +68,7 @@ class Fault(NamedTuple):
     """A sublayer that adds more than rounding explains.
 
     Attributes:
-        index: Of its row.
+        index: Index of the sublayer's row.
         reason: What it does.
     """
 
@@ -79,7 +80,7 @@ def summarize(difference: Difference) -> Row:
     """Summarize the difference of a sublayer over tokens.
 
     Args:
-        difference: Of one sublayer.
+        difference: The difference at one sublayer.
     """
     excess = np.where(difference.measured, difference.excess, -np.inf)
     worst = np.unravel_index(int(np.argmax(excess)), excess.shape)
@@ -112,7 +113,7 @@ def find_faults(rows: Sequence[Row], rounding: Rounding) -> list[Fault]:
 
     Args:
         rows: All sublayers in order.
-        rounding: Of the coarser run.
+        rounding: Rounding of the coarser run.
 
     Returns:
         (index of the row, why) in order.

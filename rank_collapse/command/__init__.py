@@ -27,7 +27,7 @@ from rank_collapse.runs import files
 COMMANDS = {
     "check": "one page about checkpoints; the command where none is named",
     "depth": "how much of its depth a language model uses",
-    "watch": "what a training run has measured so far",
+    "watch": "the metrics of a training run so far",
     "agree": "at which layer two runs of one model part",
 }
 
@@ -55,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command.
 
     Args:
-        arguments: Words of the command line; those of the process by default.
+        arguments: Words of the command line; by default the arguments of the process.
 
     Returns:
         The exit code.

@@ -12,7 +12,8 @@ the error that rounding explains. It prints one sentence and writes a page with 
 (.html, .csv, .json). Checkpoints are run by transformers (pip install torch transformers), or by
 rank_collapse itself.
 
-Exit code: 0 the runs agree to rounding, 1 they differ, 2 a mistake, or nothing can be said.
+Exit code: 0 if the runs agree to rounding, 1 if they differ, 2 after a mistake or without an
+answer.
 """
 
 import argparse
@@ -78,7 +79,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--out",
         default="agree.html",
-        help="the page, beside it .csv and .json (default: %(default)s)",
+        help="the page; also writes .csv and .json (default: %(default)s)",
     )
     parser.add_argument("--json", action="store_true", help="print the numbers, write no file")
 

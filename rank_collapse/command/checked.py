@@ -60,7 +60,7 @@ class Checked(NamedTuple):
         return dict(zip(NETWORKS, profiles, strict=True))
 
     def describe(self, command: Sequence[str]) -> dict[str, object]:
-        """Returns what is written as JSON."""
+        """Returns the object to write as JSON."""
         return describe_measurement(self.opened, self.inputs, command) | {
             "inputs": self.inputs.counts,
             "verdict": self.write_verdict(),
@@ -155,7 +155,7 @@ class Checked(NamedTuple):
         return {name for name, network in networks.items() if self.is_bound(network, -1)}
 
     def find_references(self) -> dict[str, str]:
-        """Returns what a headline number is to be compared with."""
+        """Returns the references to compare a headline number with."""
         config = self.opened.source.config
         ratios, alone_ratios, layers = [], [], []
         kind = "init" if self.opened.source.has_random_weights else "pretrained"
@@ -196,7 +196,8 @@ class Checked(NamedTuple):
         return rows
 
     def describe_bulk(self, ablation: str, layer: int) -> str:
-        """Returns the ratio without a few tokens where these decide that of all; else "".
+        """Returns the ratio without a few tokens where these tokens decide the ratio of all; else
+        "".
 
         Args:
             ablation: See `CheckpointReport.collapsed_at`.

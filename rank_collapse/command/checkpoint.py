@@ -30,7 +30,7 @@ SOURCE = (
 
 
 def add_arguments(parser: argparse.ArgumentParser, out: str, out_help: str) -> None:
-    """Add the flags that say what is measured, and where the numbers go.
+    """Add the flags that choose the measurements and the output files.
 
     Args:
         parser: Parser of the command.
@@ -46,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser, out: str, out_help: str) -> N
         "features [b, frames, bins] (default: drawn)",
     }.items():
         parser.add_argument(name, help=text)
-    ids = "token ids of a text, such as 5,8,13, in place of --text; may be repeated"
+    ids = "token ids of a text, such as 5,8,13, instead of --text; may be repeated"
     parser.add_argument("--ids", help=ids, action="append")
     texts = f"texts at most (default: {NUM_TEXTS}; all where token ids are given)"
     parser.add_argument("--num_texts", type=int, help=texts)
@@ -66,7 +66,7 @@ def check_output(flags: argparse.Namespace) -> None:
 
     Raises:
         ValueError: --out names no .html file in an existing folder, or there are no texts.
-        MissingPackage: It has to be drawn, and nothing is there that draws.
+        MissingPackage: A picture has to be drawn, and the package that draws is missing.
     """
     out = Path(flags.out)
     if not out.absolute().parent.is_dir() or out.is_dir() or out.suffix != ".html":
@@ -82,7 +82,7 @@ def check_output(flags: argparse.Namespace) -> None:
 
 
 def measure_checkpoint(opened: Opened, inputs: Inputs) -> Checked:
-    """Measures a checkpoint; reports on standard error how far it is.
+    """Measures a checkpoint; reports its progress on standard error.
 
     Args:
         opened: An open checkpoint.
@@ -101,7 +101,7 @@ def write_outputs(
     make_files: Callable[[Path], Mapping[Path, bytes]],
     sentences: Iterable[str],
 ) -> None:
-    """Prints or writes what was measured.
+    """Prints or writes the measurements.
 
     Args:
         flags: Which of --json, --csv and --out there is.

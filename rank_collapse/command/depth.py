@@ -5,8 +5,9 @@
     rank-collapse depth my-run/checkpoint --token_ids ids.txt --json
     rank-collapse depth random:my-run/checkpoint     (the same architecture, random weights)
 
-`rc.depth_report` of a few texts: layers used by each definition of the literature, and by layer
-what they are computed of. Beside the page are a table by layer (.csv) and all numbers (.json).
+Writes `rc.depth_report` of a few texts: the number of layers that a model uses by each definition
+in the literature, and the measures by layer from which they are computed. The command also writes a
+table by layer (.csv) and all numbers (.json).
 """
 
 import argparse
@@ -28,7 +29,7 @@ from rank_collapse.runs.drawn import draw_files
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of `depth`."""
     parser.add_argument("source", metavar="FOLDER_OR_NAME", help=checkpoint.SOURCE)
-    checkpoint.add_arguments(parser, "depth.html", "the page, beside it .csv and .json")
+    checkpoint.add_arguments(parser, "depth.html", "the page; also writes .csv and .json")
 
 
 def run(flags: argparse.Namespace, command: Sequence[str]) -> int:

@@ -65,7 +65,7 @@ class Inputs(NamedTuple):
 
     @property
     def counts(self) -> str:
-        """Returns such as "4 texts of 12 to 64 tokens"."""
+        """Returns a description such as "4 texts of 12 to 64 tokens"."""
         noun, unit = ("input", "vectors") if self.mask is None else ("text", "tokens")
         noun = noun if len(self.x) == 1 else f"{noun}s"
         shortest, longest = self.lengths.min(), self.lengths.max()
@@ -91,15 +91,15 @@ def open_source(name: str) -> Opened:
 
 
 def read_inputs(flags: argparse.Namespace, checkpoint: Opened) -> Inputs:
-    """Reads or draws what a command measures of a checkpoint.
+    """Reads or draws the inputs on which a command measures a checkpoint.
 
     Args:
         flags: Parsed flags, from `checkpoint.add_arguments`.
         checkpoint: That reads them.
 
     Raises:
-        FileNotFoundError, ValueError: Texts, arrays or tokenizer files that are not there, or
-            tokens that the model does not have.
+        FileNotFoundError, ValueError: Missing texts, arrays or tokenizer files, or tokens that the
+            model does not have.
     """
     source, embedding = checkpoint.source, checkpoint.source.config.embedding
     if embedding.d_input:
@@ -119,7 +119,7 @@ def read_inputs(flags: argparse.Namespace, checkpoint: Opened) -> Inputs:
 
 
 def check_comparable(sources: Sequence[Opened], batches: Sequence[Inputs]) -> None:
-    """Check that no checkpoint is measured on random ids beside another on texts.
+    """Check that all checkpoints are measured on texts, or all on random ids.
 
     Args:
         sources: Checkpoints.
@@ -190,7 +190,8 @@ def _read_texts(flags, checkpoint):
 
 @contextlib.contextmanager
 def hide_native_errors() -> Iterator[None]:
-    """Hides what a library writes on the process's standard error itself, as the panics of Rust.
+    """Hides the messages that a library writes directly to the process's standard error, such as
+    Rust's panics.
 
     Its exception says the same in one line.
     """

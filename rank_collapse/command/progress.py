@@ -31,7 +31,7 @@ class StepReporter:
 
         Args:
             text: The step.
-            is_last: Whether what follows begins a new line.
+            is_last: Whether the next text begins a new line.
         """
         if self._is_terminal:
             end = "\n" if is_last else ""
@@ -42,7 +42,7 @@ class StepReporter:
 
 
 def report_layers(opened: Opened, inputs: Inputs, reporter: StepReporter) -> Any:
-    """Reports what is begun; returns the stream's `done`, which reports layers.
+    """Reports each group that begins; returns the stream's `done`, which reports layers.
 
     Args:
         opened: The checkpoint.
@@ -65,7 +65,7 @@ def report_words(unembedding: Unembedding, reporter: StepReporter) -> Unembeddin
     """Returns a head whose table reports how much of it was read.
 
     Args:
-        unembedding: With a `Table`.
+        unembedding: A head that has a `Table`.
         reporter: Shows the words.
     """
     table, count = unembedding.table, 0

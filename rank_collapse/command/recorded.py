@@ -27,7 +27,7 @@ NOISE = 2.0**-10  # of probes: small enough to be linear, large beside float32's
 
 
 class Tokens(NamedTuple):
-    """Token ids [b, n] and which of them exist [b, n]."""
+    """Token ids [b, n], and a mask [b, n] of the tokens that exist."""
 
     ids: np.ndarray
     mask: np.ndarray
@@ -110,7 +110,7 @@ def record_replay(
 
     Args:
         folders: Folders of both runs.
-        recordings: Recordings of both runs; those of the replay are written beside them.
+        recordings: Recordings of both runs; those of the replay are written into the same folders.
         tokens: The input.
         forms: How both are run; None where the source is a recording.
 

@@ -1,9 +1,9 @@
 """Arrays where they live: NumPy, JAX or torch, on their device, by one namespace of functions.
 
 Measures are written once over `namespace(x)`, the functions of the array API standard for the
-framework of x. What JAX alone needs stands in `on_jax`, which is imported where one of its arrays
-is measured. Concrete arrays of JAX on a CPU are computed by NumPy, since JAX would compile every
-operation again for each number of tokens.
+framework of x. Code for JAX alone is in `on_jax`, which is imported when a JAX array is measured.
+Concrete JAX arrays on a CPU are computed by NumPy, because JAX would compile every operation again
+for each number of tokens.
 """
 
 import contextlib
@@ -73,11 +73,11 @@ def refuse_unreadable(x: AnyArray) -> None:
     """Refuse an array whose numbers a measure cannot read.
 
     Args:
-        x: Anything; what is no array passes.
+        x: Any object; an object that is not an array passes.
 
     Raises:
-        ValueError: Of torch, an array without values (meta, fake), or nested, sparse or quantised;
-            of JAX, a deleted one, or one of random keys; of NumPy, more digits than float64.
+        ValueError: In torch, an array without values (meta, fake), or a nested, sparse or quantised
+            one; in JAX, a deleted array or random keys; in NumPy, more digits than float64.
     """
     if is_torch_array(x):
         refuse_if(
@@ -126,7 +126,7 @@ def as_array(x: AnyArray) -> AnyArray:
         x = x.__jax_array__()
     kind = type(x).__name__
     refuse_if(
-        isinstance(x, np.ma.MaskedArray), f"a {kind} has a mask of its own: pass x.data, and mask="
+        isinstance(x, np.ma.MaskedArray), f"a {kind} has its own mask: pass x.data, and mask="
     )
     if not (is_jax_array(x) or is_torch_array(x)):
         framework = _is_framework_of(x)
@@ -153,7 +153,8 @@ def _is_framework_of(x):
 
 
 def _stack_arrays(x, is_array):
-    """Stack nested lists of arrays of one framework, and numbers or NumPy's arrays beside them."""
+    """Stack nested lists of arrays of one framework, which may also hold numbers and NumPy
+    arrays."""
     if not any(map(is_array, iterate_leaves(x))) or is_array(x):
         return as_array(x)
     elements = [_stack_arrays(element, is_array) for element in x]
@@ -174,7 +175,7 @@ def as_floats(x: AnyArray) -> AnyArray:
 
 
 def is_traced(x: AnyArray) -> bool:
-    """Return whether x stands for an array of JAX whose values are not known yet."""
+    """Return whether x is a traced JAX array, whose values are not known yet."""
     if not is_jax_array(x):
         return False
     import jax
@@ -183,16 +184,16 @@ def is_traced(x: AnyArray) -> bool:
 
 
 def as_bools(mask: AnyArray, name: str = "mask") -> AnyArray:
-    """Convert a mask to Bool of its own framework.
+    """Convert a mask to Bool in its own framework.
 
     Args:
         mask: Booleans or the numbers 0 and 1, lists of them too.
         name: What the message calls it.
 
     Raises:
-        ValueError: Other values: an additive mask of floats would be read the wrong way round. So
-            floats that are traced, or all 0, are refused too. Of torch only floats are checked, on
-            the host.
+        ValueError: Values other than 0 and 1, because an additive mask of floats would be read the
+            wrong way round. Traced floats, and floats that are all 0, are therefore refused too.
+            For torch only floats are checked, on the host.
     """
     if isinstance(mask, str):
         raise ValueError(f"{name}={mask!r} is not an array: use config.replace(mask={mask!r})")

@@ -3,12 +3,12 @@
 Where one weight p of a row is near 1, nothing flows back to the scores: the softmax's Jacobian
 diag(P) − PPᵀ has entries of at most 1 − p.
 
-Every measure takes weights [..., n, m] of NumPy, JAX or torch, each row a distribution. Means are
-taken over the queries that exist, by a mask; NaN where there is none. A mask is Bool [n], or
-[b, n] of weights [..., b, h, n, m], or has all leading axes, those of heads or not. Rows that are
-negative or do not sum to 1, as logits, raise an error where the values are known (not inside jit
-and vmap). NaN stays NaN. Keys that a mask leaves out have weight 0 and add nothing.
-`attention_rows` is for models whose fused attention never has the weights.
+Every measure takes weights [..., n, m] in NumPy, JAX or torch, where each row is a distribution.
+Means are taken over the queries that exist, by a mask; NaN if there are none. A mask is Bool [n],
+or [b, n] for weights [..., b, h, n, m], or has all leading axes, with or without the axis of heads.
+Rows that are negative or do not sum to 1, such as logits, raise an error where the values are known
+(not inside jit and vmap). NaN stays NaN. Keys that a mask leaves out have weight 0 and add nothing.
+`attention_rows` is for models whose fused attention does not return the weights.
 """
 
 import numpy as np
@@ -40,8 +40,8 @@ def attention_entropy(
     Args:
         attention: Weights [..., n, m]; `trace.attention` is [L, h, n, n].
         mask: Bool [n] or [b, n], the queries that exist; None for all.
-        missing_key: Whether what a row lacks to 1 is the weight of a further key: of a learned
-            sink (gpt-oss), or of a softmax with 1 added to its sum.
+        missing_key: Whether a row that sums to less than 1 gives the remainder to a further key: a
+            learned sink (gpt-oss), or a softmax with 1 added to its sum.
 
     Returns:
         One value per matrix, [...].
@@ -119,9 +119,9 @@ def first_column(
 
     Args:
         attention, mask: See `attention_entropy`.
-        key_mask: Bool [m] or [b, m], the keys that exist; None for all. With None, padding on the
-            left is still seen: of as many keys as queries those before the first query that
-            exists do not count where no query attends to them.
+        key_mask: Bool [m] or [b, m], the keys that exist; None for all. Without it, padding on the
+            left is still recognised: if there are as many keys as queries, the keys before the
+            first existing query do not count where no query attends to them.
 
     Returns:
         One value per matrix, [...].
@@ -190,7 +190,7 @@ def largest_logit(scores: AnyArray, *, mask: AnyArray | None = None) -> Float[An
 
 
 def _check_weights(attention, mask, missing_key=False):
-    """Convert attention to floats, with its mask, and refuse what is no distribution.
+    """Convert attention to floats, with its mask, and refuse rows that are not distributions.
 
     Args:
         attention: Weights [..., n, m].

@@ -1,4 +1,4 @@
-"""Documents in packed rows: several texts in one example, none of which attends to another."""
+"""Documents in packed rows: several texts in one example that do not attend to each other."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -107,8 +107,8 @@ def number_documents(
         more documents than `num_segments`, Bool []; `num_segments` as Python's).
 
     Raises:
-        ValueError: As `split_documents`, but for traced numbers; more documents, where the values
-            are known.
+        ValueError: In the cases of `split_documents`, except for traced numbers; also more
+            documents, where the values are known.
     """
     num_segments = check_whole("num_segments", num_segments, 1)
     segments = as_array(segments)

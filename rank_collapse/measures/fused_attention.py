@@ -45,13 +45,13 @@ def attention_rows(
 
     With a soft cap c, as in Gemma 2, softmax(c tanh(scale · q_i·k_j / c)).
 
-    In O(r m k) operations and O(h r m) memory for r queries and m keys. Means over those of the
-    queries that exist and may attend to a key.
+    Takes O(r m k) operations and O(h r m) memory for r queries and m keys. Means are over the
+    measured queries that exist and may attend to a key.
 
     Args:
         q: Queries [..., h, n, k] as they enter the product, after rotation and norms.
         k: Keys [..., g, m, k]; g divides h, heads share keys in groups of neighbours.
-        rows: Int [r], which of the queries to measure; None for all.
+        rows: Int [r], the queries to measure; None for all.
         layout: "nhk" for q [..., n, h, k] and k [..., m, g, k]; None for "hnk", as above, where
             shapes do not suggest the other.
         mask: Bool [m] or [b, m], the keys that exist, and where m = n the queries; None for all.
@@ -74,9 +74,9 @@ def attention_rows(
         `MEASURES`; [documents, h] and [documents] with segments.
 
     Raises:
-        ValueError: Shapes that do not fit each other; rows that are not among the queries; no
-            layout for as many keys as queries and more heads; causal queries on a cache whose
-            places are not known.
+        ValueError: Shapes that do not fit each other; rows outside the queries; no `layout` where
+            there are as many keys as queries and more heads; causal queries on a cache whose
+            positions are unknown.
     """
     if window is not None:
         window = check_whole("window", window, 1)

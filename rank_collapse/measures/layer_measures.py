@@ -25,7 +25,7 @@ def measure_states(
     """Measure tokens [..., n, d]: NaN where they are not finite, or too few exist.
 
     Args:
-        names: Out of `MEASURES`.
+        names: Names from `MEASURES`.
         x: The tokens.
         mask: Bool [..., n]; None for all.
         read, choice: Results of `spikes.choose_tokens`.
@@ -72,7 +72,7 @@ def measure_weights(
     """Measure attention [..., h, n, m], means over heads.
 
     Args:
-        names: Out of `MEASURES`.
+        names: Names from `MEASURES`.
         p: Weights.
         mask: Bool [..., n], the queries that exist; None for all.
         key_mask: Bool [..., m], the keys that exist; None for all.

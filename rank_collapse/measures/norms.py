@@ -34,7 +34,7 @@ def as_tokens(
     Args:
         x: An array of any framework.
         mask: Bool [n] or [..., n]; None for all.
-        empty: Whether a mask may leave no token, of which measures are NaN; traced masks may.
+        empty: Whether a mask may leave no token, which gives NaN; traced masks may.
 
     Raises:
         ValueError: Not matrices, no token, not finite, or a mask of another shape.
@@ -94,7 +94,7 @@ def masked_mean(values: AnyArray, mask: AnyArray | None = None) -> AnyArray:
 
     Args:
         values: [..., n].
-        mask: Bool of the same shape, which of them count; None for all.
+        mask: Bool of the same shape, True for entries that count; None for all.
 
     Returns:
         [...]; NaN where none counts.
@@ -120,7 +120,7 @@ def composite_norm(x: AnyArray, *, mask: AnyArray | None = None) -> Float[AnyArr
     Not a norm: the triangle inequality fails, as the authors say.
 
     Args:
-        x, mask: Tokens [..., n, d]; Bool [n] or [..., n], which of them exist, None for all.
+        x, mask: Tokens [..., n, d]; Bool [n] or [..., n], True for tokens that exist, None for all.
 
     Raises:
         ValueError: Not a matrix, no token, not finite (where x is known), or a wrong mask.

@@ -70,7 +70,7 @@ def repeat_step(step: Callable[[Array], Array], v: Array, times: int, x: Array) 
 
 
 def map_numbers(function: Callable[[Array], Any], count: int) -> AnyArray:
-    """Call a function of 0 to count − 1, one after the other, and stack what it gives."""
+    """Call a function of 0 to count − 1, one after the other, and stack the results."""
     return jax.lax.map(function, jnp.arange(count))
 
 
@@ -138,7 +138,7 @@ def _decompose(x):
 
 
 def _decompose_transposed(x):
-    """Return (U, σ, Vᵀ) of a matrix by those of its transposed."""
+    """Return (U, σ, Vᵀ) of a matrix from the decomposition of its transpose."""
     v, s, ut = jnp.linalg.svd(x.T, full_matrices=False)
     return ut.T, s, v.T
 

@@ -32,9 +32,9 @@ class Profile(NamedTuple):
     Attributes:
         measures: {name: [l] or [l, b]}.
         rounding: Bool [l] or [l, b], True where residual_ratio is at most `rounding_limit` of the
-            dtype that the states came in (9.5e-7 of float32, 2⁻⁷ of bfloat16). Tokens then differ
-            by no more than the rounding of the layer that made them, which decides measures of
-            what they differ by. None where residual_ratio is not among the measures.
+            dtype in which the states came (9.5e-7 for float32, 2⁻⁷ for bfloat16). Tokens then
+            differ by no more than the rounding of the layer that made them, so measures of their
+            differences show rounding. None where residual_ratio is not among the measures.
         spiked: Bool [l] or [l, b], True where one token holds more than half of ‖res(X)‖_F²
             (`residual_spike`): residual_ratio is then of that token, and says little of the others.
             False where `rounding` is True. None where residual_ratio is not among the measures.
@@ -60,7 +60,7 @@ class Profile(NamedTuple):
 
     @property
     def notes(self) -> dict[str, AnyArray]:
-        """Return what stands beside the measures, by name."""
+        """Return the notes that accompany the measures, by name."""
         notes = {name: getattr(self, name) for name in self._fields[1:]}
         return {name: a for name, a in notes.items() if a is not None}
 
@@ -114,15 +114,16 @@ def profile(
     Or of attention weights, where the measures are of those: means over heads.
 
     Args:
-        hidden: A `Trace`, of one example or a batch, whose last state is measured before the final
+        hidden: A `Trace` of one example or a batch, whose last state is measured before the final
             norm; an array [l, n, d]; a list or tuple of layers [n, d] or [b, n, d], such as
             `hidden_states` of a transformers model; or an array of four axes, with `batch_axis`.
-            Of attention: a `Trace`; [l, h, n, m]; layers [h, n, m] or [b, h, n, m], such as
-            `attentions` of a transformers model; or an array of five axes, with `batch_axis`.
-        measures: One name out of `MEASURES`, or several, all of tokens or all of attention. None
-            for "residual_ratio", or "attention_entropy" of what has the axes of attention.
+            For measures of attention: a `Trace`; [l, h, n, m]; layers [h, n, m] or [b, h, n, m],
+            such as `attentions` of a transformers model; or an array of five axes, with
+            `batch_axis`.
+        measures: One name from `MEASURES`, or several, all of tokens or all of attention. None for
+            "residual_ratio", or for "attention_entropy" if the array has the axes of attention.
         mask: Bool [n], or [b, n] with a batch: the tokens that exist.
-        key_mask: Of attention, Bool [m], or [b, m] with a batch: the keys that exist, as
+        key_mask: Key mask of attention, Bool [m], or [b, m] with a batch: the keys that exist, as
             `rc.measures.first_column` and `rc.sink_rate` take it.
         segments: Int [n], or [b, n] with a batch, of packed rows: tokens of one number are a
             document, and an example is a document. Number 0 is one as any other: where it marks

@@ -76,7 +76,7 @@ def residual_ratio(
 ) -> Float[AnyArray, "*b"]:
     """Compute ‖res(X)‖ / ‖X‖, at most 1 in the Frobenius norm; 0 where X = 0.
 
-    NaN for fewer than two tokens, of which it says nothing, here as in `rc.profile`.
+    NaN for fewer than two tokens, where the ratio has no meaning; `rc.profile` does the same.
 
     Args:
         x: Tokens [..., n, d].
@@ -159,7 +159,7 @@ def stable_rank(x: AnyArray, *, mask: AnyArray | None = None) -> Float[AnyArray,
     """Compute ‖X‖_F² / ‖X‖_2², at most the rank; 0 where X = 0 (Rudelson and Vershynin 2007).
 
     Args:
-        x, mask: Tokens [..., n, d]; Bool [n] or [..., n], which of them exist, None for all.
+        x, mask: Tokens [..., n, d]; Bool [n] or [..., n], True for tokens that exist, None for all.
     """
     x, mask = scale_tokens(x, mask)
     s = compute_singular_values(x)
@@ -171,7 +171,7 @@ def effective_rank(x: AnyArray, *, mask: AnyArray | None = None) -> Float[AnyArr
     """Compute exp(−Σ_i p_i log p_i), p_i = σ_i / Σ_j σ_j; 0 where X = 0 (Roy and Vetterli 2007).
 
     Args:
-        x, mask: Tokens [..., n, d]; Bool [n] or [..., n], which of them exist, None for all.
+        x, mask: Tokens [..., n, d]; Bool [n] or [..., n], True for tokens that exist, None for all.
     """
     x, mask = scale_tokens(x, mask)
     return nan_if_empty(_effective_rank(x), mask)
@@ -201,7 +201,7 @@ def effective_rank_share(x: AnyArray, *, mask: AnyArray | None = None) -> Float[
     NaN for fewer than two tokens.
 
     Args:
-        x, mask: Tokens [..., n, d]; Bool [n] or [..., n], which of them exist, None for all.
+        x, mask: Tokens [..., n, d]; Bool [n] or [..., n], True for tokens that exist, None for all.
     """
     x, mask = scale_tokens(x, mask)
     full_rank = namespace(x).clip(num_tokens(x, mask) - 1, 0, x.shape[-1])
@@ -212,11 +212,11 @@ def effective_rank_share(x: AnyArray, *, mask: AnyArray | None = None) -> Float[
 def matrix_entropy(x: AnyArray, *, mask: AnyArray | None = None) -> Float[AnyArray, "*b"]:
     """Compute −Σ_i p_i log p_i in nats, p_i = σ_i²/Σ_j σ_j²: von Neumann's entropy of XXᵀ.
 
-    0 for rank one and where X = 0, log min(n, d) where all singular values are equal. Of the tokens
-    of one prompt in one layer it is the prompt entropy.
+    0 for rank one and where X = 0, log min(n, d) where all singular values are equal. For the
+    tokens of one prompt in one layer it is the prompt entropy.
 
     Args:
-        x, mask: Tokens [..., n, d]; Bool [n] or [..., n], which of them exist, None for all.
+        x, mask: Tokens [..., n, d]; Bool [n] or [..., n], True for tokens that exist, None for all.
 
     Source: Giraldo et al. 2014; Skean et al. 2025, section 3, at α → 1.
     """
@@ -229,7 +229,7 @@ def token_cosine(x: AnyArray, *, mask: AnyArray | None = None) -> Float[AnyArray
     """Compute the mean of cos(x_i, x_j) over the pairs i ≠ j; a zero token has cosine 0.
 
     Args:
-        x, mask: Tokens [..., n, d]; Bool [n] or [..., n], which of them exist, None for all.
+        x, mask: Tokens [..., n, d]; Bool [n] or [..., n], True for tokens that exist, None for all.
 
     Raises:
         ValueError: Fewer than two tokens (NaN where only a mask leaves fewer).
@@ -261,7 +261,7 @@ def participation_ratio(x: AnyArray, *, mask: AnyArray | None = None) -> Float[A
     1 for rank one, min(n, d) where all singular values are equal, 0 where X = 0.
 
     Args:
-        x, mask: Tokens [..., n, d]; Bool [n] or [..., n], which of them exist, None for all.
+        x, mask: Tokens [..., n, d]; Bool [n] or [..., n], True for tokens that exist, None for all.
 
     Raises:
         ValueError: In the same cases as `composite_norm`.
@@ -280,7 +280,7 @@ def stable_rank_bound(x: AnyArray, *, mask: AnyArray | None = None) -> Float[Any
     σ_2/σ_1 is 0.9 it is up to 1 % above, where all are of one size some percent.
 
     Args:
-        x, mask: Tokens [..., n, d]; Bool [n] or [..., n], which of them exist, None for all.
+        x, mask: Tokens [..., n, d]; Bool [n] or [..., n], True for tokens that exist, None for all.
 
     Raises:
         ValueError: In the same cases as `composite_norm`.

@@ -1,7 +1,8 @@
 """Tokens that hold most of the norm (massive activations), and which tokens are measured.
 
-In a trained pre-norm network one token may carry nearly all of ‖X‖². Ratios of norms then say
-nothing of the others: measured are unit tokens, what the layer reads, or tokens without spikes.
+In a trained pre-norm network one token may carry nearly all of ‖X‖². Ratios of norms then show
+nothing about the other tokens. One can measure unit tokens, the input of the layer, or tokens
+without spikes instead.
 """
 
 from typing import Literal, get_args
@@ -50,7 +51,7 @@ def choose_tokens(
         [...] or None where nothing is excluded).
 
     Raises:
-        ValueError: An unknown name; "read" without what is read, or that without "read".
+        ValueError: An unknown name; "read" without `read`, or `read` without "read".
     """
     check_numbers("[0, inf]", threshold=threshold)
     refuse(
@@ -83,7 +84,7 @@ def spike_entry(x: AnyArray, *, mask: AnyArray | None = None) -> Float[AnyArray,
     """Compute max|x_ij| / median|x_ij| over the tokens that exist; NaN where the median is 0.
 
     Args:
-        x, mask: Tokens [..., n, d]; Bool [n] or [..., n], which of them exist, None for all.
+        x, mask: Tokens [..., n, d]; Bool [n] or [..., n], True for tokens that exist, None for all.
 
     Raises:
         ValueError: In the same cases as `composite_norm`.
@@ -140,10 +141,10 @@ def residual_spike(x: AnyArray, *, mask: AnyArray | None = None) -> Float[AnyArr
 def bulk_ratio(x: AnyArray, *, mask: AnyArray | None = None) -> Float[AnyArray, "*b"]:
     """Compute ‖res(X)‖ / ‖X‖ in ‖·‖_{1,∞} of the bulk: without a few tokens far from the others.
 
-    With m the median token, by feature, a token is far where |x_i − m| > 5 median_j |x_j − m|. The
-    farthest are left out, an eighth of the tokens at most, or one; of as far tokens all or none. It
-    is near 0 where nearly all tokens are equal, whatever the others are: with a single long token
-    `residual_ratio` is about 1 there.
+    With the median token m, by feature, a token is far if |x_i − m| > 5 median_j |x_j − m|. The
+    farthest tokens are left out: at most an eighth of the tokens, or one. Tokens at the same
+    distance are all left out, or none of them. The ratio is near 0 where nearly all tokens are
+    equal, whatever the others are; with a single long token `residual_ratio` is about 1 there.
 
     Args:
         x, mask: See `spike_entry`.

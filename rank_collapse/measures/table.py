@@ -259,7 +259,7 @@ def check_measure_names(measures: Any, needs: str = "tokens") -> tuple[str, ...]
     """Return names of measures as a tuple, after a check.
 
     Args:
-        measures: One name out of `MEASURES`, or several.
+        measures: One name from `MEASURES`, or several.
         needs: What they are to be measured on, "tokens", "attention" or "scores".
 
     Raises:

@@ -231,7 +231,8 @@ def multi_head_attention(
             Weights that the mask excludes stay 0.
 
     Returns:
-        The output [n, d] and what mixes the values [h, n, m], before dropout: the weights P, or M.
+        The output [n, d], and the matrix that mixes the values [h, n, m], before dropout: the
+        weights P, or M.
 
     Raises:
         ValueError: More than one example; or weights that are edited or dropped where `mix` gives

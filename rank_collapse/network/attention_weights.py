@@ -71,8 +71,8 @@ class AttentionContext(struct.Struct):
         """Return the context of one layer.
 
         Args:
-            window: Int, how far its attention reaches, `ANY_DISTANCE` for any; traced. None where
-                no layer has a window.
+            window: Int, the distance that the layer's attention reaches, `ANY_DISTANCE` for any;
+                traced. None where no layer has a window.
             rotated: Bool, whether the layer has the rotary positions; None where all have them.
         """
         mask, rotary = self.mask, self.rotary
@@ -164,7 +164,9 @@ def mixing_matrix(
         return weights
     h, n, m = weights.shape
     if n != m:
-        raise ValueError(f"mixing needs as many keys as queries, not weights of {weights.shape}")
+        raise ValueError(
+            f"mixing needs equal numbers of keys and queries, not weights of shape {weights.shape}"
+        )
     uniform = softmax(jnp.zeros((1, n, m), weights.dtype), mask)
 
     def per_head(gain):

@@ -28,7 +28,7 @@ class TransformerConfig(AttentionConfig, PositionConfig, ResidualConfig, MLPConf
         config = config.replace(attention_skip=True)
 
     It also has the fields of `AttentionConfig`, `PositionConfig`, `ResidualConfig` and `MLPConfig`,
-    each of which is defined with the code that reads it.
+    which are defined with the code that reads them.
 
     A pytree: the floats `skip_gain`, `branch_gain`, `temperature`, ... are leaves. A jitted
     function that takes a config as an ordinary argument does not recompile when one of them
@@ -151,7 +151,7 @@ def check_config(config: object, name: str = "config") -> None:
         name: Name of the argument, for the message.
 
     Raises:
-        ValueError: It is something else, or one of its numbers or functions is none.
+        ValueError: It is not a configuration, or one of its numbers or functions is invalid.
     """
     kind = type(config).__name__
     struct.refuse_if(

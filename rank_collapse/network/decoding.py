@@ -49,7 +49,7 @@ def greedy_decode(
     The source is encoded once; every token costs a pass of the decoder over all of them.
 
     Args:
-        params: From `init`.
+        params: Parameters from `init`.
         source: What the encoder reads, as in `apply`; one example.
         config: Configuration of both halves.
         begin, end: Token ids of the marks; may be traced.
@@ -57,8 +57,8 @@ def greedy_decode(
         source_mask: Bool [m], which source tokens exist; None for all.
 
     Raises:
-        ValueError: A length that leaves no token, more tokens than positions, or a mark that is no
-            token.
+        ValueError: A length that leaves no token, more tokens than positions, or a mark that is not
+            a token.
     """
     max_len = struct.check_whole("max_len", max_len, 1)
     for name, mark in (("begin", begin), ("end", end)):

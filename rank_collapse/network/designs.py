@@ -57,7 +57,7 @@ class Design(NamedTuple):
 
 
 def count_branches(config: TransformerConfig) -> int:
-    """Count N, the sublayers of all layers, each of which has a residual branch."""
+    """Count N, the number of residual branches: one for each sublayer of each layer."""
     return config.depth * len(config.kinds)
 
 

@@ -213,7 +213,7 @@ def carry_channels(
 
     Args:
         edit: Function that edits a value.
-        value: v, what is edited.
+        value: The edited array, v.
         c: Channels.
         ones: [g] or [1], the share of constants that each channel takes.
     """

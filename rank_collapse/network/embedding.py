@@ -68,7 +68,7 @@ class EmbeddingConfig(struct.Struct):
 
 
 class EmbeddingParams(struct.Struct):
-    """Tables and maps of an embedding; None for what the config leaves out."""
+    """Tables and maps of an embedding; None for tables and maps that the config does not have."""
 
     tokens: Leaf | None = None  # [vocab, e]
     w_in: Leaf | None = None  # [i, e]; [3, i, e] of a convolution

@@ -78,8 +78,8 @@ class EncoderDecoderParams(struct.Struct):
     """Parameters of both halves and of the output; shared weights are stored once.
 
     Attributes:
-        encoder, decoder: Of the halves; with a shared embedding the decoder's token table is None.
-            `decoder_params` puts it back.
+        encoder, decoder: Parameters of the encoder and of the decoder. With a shared embedding the
+            decoder's token table is None; `decoder_params` puts it back.
         w_output: [d, c]; None where the output is tied.
         b_output: [c]; None for none, as where the output is tied.
     """
@@ -187,9 +187,10 @@ def apply(
     """Run encoder and decoder on one pair of sequences, under teacher forcing.
 
     Args:
-        params: From `init`.
+        params: Parameters from `init`.
         source: What the encoder reads: token ids Int [m], or whatever its embedding takes.
-        target: Int [n], what the decoder reads, the begin mark first: see `shift_target`.
+        target: Int [n], the input of the decoder, which begins with the begin mark: see
+            `shift_target`.
         config: Configuration of both halves.
         source_mask: Bool [m], which source tokens exist, for both halves; None for all.
         target_mask: Bool [n], which target tokens exist, or [n, n], which may be attended to.
@@ -278,7 +279,8 @@ def _apply_half(params, x, config, key, rate, **options):
     """Run one half; with a key, dropout is on its embedding too.
 
     Args:
-        params, x, config: Of the half, as in `rank_collapse.apply`.
+        params, x, config: Parameters, input and configuration of the encoder or decoder, as in
+            `rank_collapse.apply`.
         key, rate: Key and rate of dropout; None switches dropout off.
         **options: Further inputs of `rank_collapse.apply`.
     """

@@ -15,7 +15,7 @@ from rank_collapse.printed import format_one_line
 
 
 def is_embedded(x: ArrayLike, config: TransformerConfig) -> bool:
-    """Tell whether x goes through the embedding: ids, or vectors that are no hidden states."""
+    """Return whether x goes through the embedding: ids, or vectors that are not hidden states."""
     embedding, x = config.embedding, jnp.asarray(x)
     if embedding is None:
         return False

@@ -58,7 +58,7 @@ def at_least_float32(
     """Convert parameters and inputs to the dtype they share, at least float32.
 
     Args:
-        params, prepared: From `prepare_inputs`.
+        params, prepared: Parameters and inputs from `prepare_inputs`.
     """
     dtype = jnp.promote_types(prepared.x.dtype, jnp.float32)
     params = jax.tree.map(lambda a: a.astype(dtype), params)

@@ -50,13 +50,13 @@ class ResidualConfig(struct.Struct, kw_only=True):
         attention_skip, mlp_skip, cross_skip: Which sublayers have a skip.
         norm_placement: Where norms are, see above: "none", "pre", "post", "sandwich", "branch",
             "both".
-        norm, norm_eps: "layer" or "rms"; what is added to variances. Or the caller's norm, a
-            function of tokens [n, d] that gives what they are multiplied by, [n, 1] or [n, d].
+        norm, norm_eps: "layer" or "rms"; the number that is added to variances. Or the caller's
+            norm, a function of tokens [n, d] that returns the factor for them, [n, 1] or [n, d].
         final_norm: A norm after the last layer; the trace's `output`, not its hidden states.
         first_norm: Whether attention of the first layer reads normed tokens, as others do under
             "pre" and "sandwich"; False where the embedding's norm replaces it (ModernBERT).
-        parallel: The MLP reads what the layer's attention reads, and one skip carries both:
-            x' = λ (λ x·[attention_skip] + γ SA(N(x))) + γ MLP(N(x)) (GPT-NeoX).
+        parallel: The MLP and the attention of a layer read the same input, and one skip carries
+            both: x' = λ (λ x·[attention_skip] + γ SA(N(x))) + γ MLP(N(x)) (GPT-NeoX).
         skip_gain, branch_gain: λ and γ of every sublayer, or `Gains` of each kind; a number, one
             per layer [L], or per layer and feature [L or 1, d]. A skip_gain of `Unprofiled()` is
             for `admin_profile` to find.
@@ -99,8 +99,8 @@ class MLPConfig(struct.Struct, kw_only=True):
         mlp: "none" or a kind of `MLP_KINDS`; or the caller's activation, a function φ of arrays,
             entry by entry, with φ(0) = 0.
         d_ff: Width f; None for 4 d.
-        num_experts: Equal groups of the hidden units, of which a router takes `experts_per_token`
-            for each token; 0 for all units always. All are computed.
+        num_experts: Number of equal groups of hidden units; a router chooses `experts_per_token` of
+            them for each token. 0 for all units always. All groups are computed.
         experts_per_token, router: How many, and whether their shares are the softmax over those
             "chosen" (Mixtral) or over "all" experts.
         d_shared: Hidden units after those of the experts that every token uses, times a second,
@@ -220,8 +220,8 @@ def norm_statistics(
 ) -> tuple[Float[Array, "n 1"], Float[Array, "n #d"]]:
     """Compute (mean, 1/σ) of each token, in at least float32.
 
-    σ² = variance + eps; RMSNorm: mean 0 and σ² = mean square + eps. The caller's norm: mean 0 and
-    what it returns.
+    σ² = variance + eps; for RMSNorm the mean is 0 and σ² = mean square + eps. For the caller's norm
+    the mean is 0 and σ is what it returns.
 
     Args:
         x: Tokens.
@@ -278,7 +278,8 @@ def apply_mlp(
         params: Parameters; `w_gate` and `b_gate` for gated kinds only.
         x: Tokens [n, d].
         kind: One of `MLP_KINDS` but "none".
-        routing: Of a mixture of experts, whose hidden units are multiplied by `unit_shares`.
+        routing: Routing weights of a mixture of experts; hidden units are multiplied by
+            `unit_shares`.
         edit: (name, value) -> value of the "mlp_hidden" units [n, f] before W_out.
     """
     z = _affine(x, params.w_in, params.b_in)
@@ -294,7 +295,7 @@ def compute_gate(params: MLPParams, x: Float[Array, "n d"], kind: str) -> Float[
     """Compute φ(x W_gate + b_gate), which multiplies the units of a gated MLP.
 
     Args:
-        params: With `w_gate` [d, f].
+        params: Parameters with `w_gate` [d, f].
         x: Tokens.
         kind: Kind of a gated MLP.
     """
@@ -304,11 +305,12 @@ def compute_gate(params: MLPParams, x: Float[Array, "n d"], kind: str) -> Float[
 def unit_shares(params: MLPParams, x: Float[Array, "n d"], routing: Routing) -> Float[Array, "n f"]:
     """Compute the factor of each hidden unit in a mixture of experts, Σ_e p_e MLP_e as one MLP.
 
-    p is the softmax of x W_router over the experts, 0 but for the `per_token` largest,
-    and divided by their sum where the kind is "chosen". Shared units come last, with σ(x w_shared).
+    p is the softmax of x W_router over the experts. It is 0 except for the `per_token` largest
+    entries, which are divided by their sum if the kind is "chosen". Shared units come last, with
+    σ(x w_shared).
 
     Args:
-        params: With `w_router` [d, experts], and `w_shared` where units are shared.
+        params: Parameters with `w_router` [d, experts], and with `w_shared` where units are shared.
         x: Tokens [n, d].
         routing: How many experts a token uses, and how.
 

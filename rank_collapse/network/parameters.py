@@ -82,7 +82,7 @@ def init(
 def init_block(
     key: Key, config: TransformerConfig, weight_scale: Number = 1.0, bias_scale: Number = 0.0
 ) -> BlockParams:
-    """Draw the parameters of one layer but for learned gains; see `init`.
+    """Draw the parameters of one layer, except for learned gains; see `init`.
 
     Args:
         key: Random key of the layer.

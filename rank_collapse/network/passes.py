@@ -1,9 +1,9 @@
 """Measurements that go through a network once, one layer after the other.
 
-A pass sees one layer at a time: its input, what the layer computed, and what the pass itself
-carries along. `run_pass` scans it over a network in memory; `rank_collapse.pretrained.stream` calls
-the same functions with one layer's weights after the other, so that a model may be larger than
-memory.
+A pass sees one layer at a time: the layer's input, the values that the layer computed, and the
+carry of the pass itself. `run_pass` scans it over a network in memory;
+`rank_collapse.pretrained.stream` calls the same functions with one layer's weights after the other,
+so that a model may be larger than memory.
 
 Axis letters: n tokens, d width, l layers.
 """
@@ -74,7 +74,7 @@ class LayerPass:
             layer: The layer.
             x: Its input; X^0 in every layer where `reads_layer_values` is False.
             layer_values: What it computed from x; None where `reads_layer_values` is False.
-            carry: From the layer before.
+            carry: The carry from the layer before.
 
         Returns:
             The next carry, and this layer's result.
@@ -143,7 +143,7 @@ class OutputPass(LayerPass):
 def step_passes(
     passes: Sequence[LayerPass], layer: Layer, x: Float[Array, "*s n d"], carries: tuple
 ) -> tuple[Float[Array, "*s n d"], tuple, tuple]:
-    """Pass one layer with several passes, which share what the layer itself computes.
+    """Pass one layer with several passes, which share the values that the layer computed.
 
     Args:
         passes: The passes.
@@ -174,11 +174,11 @@ def run_pass(
 ) -> Tree:
     """Run a pass over a network in memory, as a scan.
 
-    Compiled once for a pass, a shape and what of a config is static.
+    Compiled once for each pass, shape and static part of a config.
 
     Args:
         layer_pass: The pass.
-        params, prepared: From `prepare_inputs`.
+        params, prepared: Parameters and inputs from `prepare_inputs`.
         config: The network.
 
     Raises:
@@ -217,7 +217,7 @@ def replay(
     Args:
         measure: (layer, {kind: `SublayerValues`}) → arrays.
         params: Parameters of the network; norms and learned gains are read.
-        trace: From `apply`, of one example.
+        trace: The trace of one example, from `apply`.
         config: The network.
 
     Returns:

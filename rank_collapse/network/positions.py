@@ -30,7 +30,8 @@ class PositionConfig(struct.Struct, kw_only=True):
         rotary_layers: Which layers have rotary positions, the others none; () for all (SmolLM3).
         local_theta: Base of the unscaled rotary frequencies in layers with a window; 0 for the same
             positions in all layers.
-        num_buckets, max_distance: Of the position bias of "relative_bias".
+        num_buckets, max_distance: Size of the position bias "relative_bias": its buckets, and the
+            distance at which the last one begins.
         clamp_distance: Distances of "relative_key" are cut to ± this; 0 for not.
     """
 
@@ -121,7 +122,7 @@ def relative_buckets(
     Args:
         num_queries, num_keys: n and m.
         num_buckets: Number of buckets in both directions together.
-        max_distance: From which on all distances have the last bucket.
+        max_distance: Distance from which all distances share the last bucket.
         bidirectional: Whether keys after the query have other buckets than keys before it.
 
     Returns:

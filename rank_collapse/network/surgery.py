@@ -1,9 +1,9 @@
 """Ablations of one network: parts removed from the same weights.
 
-Each has two readings. "published" is what the published curves measured: SAN+MLP keeps the
-skip around the MLP, and ALBERT without MLP keeps the MLP's activation, skip and norm and loses
-only its two linear maps. "text" is what the paper's text says: SAN+MLP has no skip at all, and
-without MLP the sublayer is gone. Attention keeps its norm in all of them.
+Each has two readings. "published" is the version that the published curves measured: SAN+MLP keeps
+the skip around the MLP, and ALBERT without MLP keeps the MLP's activation, skip and norm and loses
+only its two linear maps. "text" follows the text of the paper: SAN+MLP has no skip at all, and
+without MLP the whole sublayer is removed. Attention keeps its norm in all of them.
 """
 
 from typing import Literal, get_args

@@ -122,7 +122,8 @@ _BRANCH_NUMBER = {"attention": 0, "cross": 1, "mlp": 2}
 
 
 class LayerValues(NamedTuple):
-    """Everything that one layer of a forward pass computed; under jit only what is read."""
+    """Everything that one layer of a forward pass computed; under jit only the values that are
+    read."""
 
     trace: LayerTrace
     sublayers: dict[str, SublayerValues]
@@ -142,7 +143,8 @@ def compute_layer(
     Args:
         layer: The layer.
         x: The tokens before it.
-        dropout_key, dropout_rate: For dropout on attention weights and branches; None for none.
+        dropout_key, dropout_rate: Random key and rate of dropout on attention weights and branches;
+            None for no dropout.
         keep: Names of edit points whose values the trace keeps.
     """
     config = layer.config
@@ -186,7 +188,7 @@ def apply(
     only with `mask=`. States in `hidden` are raw, before the norm that reads them.
 
     Args:
-        params: From `init` or `rank_collapse.pretrained.load`.
+        params: Parameters from `init` or `rank_collapse.pretrained.load`.
         x: Hidden states Float [n, d]; or token ids Int [n] where the config has an embedding.
         config: The network.
         mask: Bool [n] (which tokens exist), [n, n] or [h, n, n]; True may be attended to.
@@ -265,7 +267,7 @@ def apply_batch(
     Args:
         params, config: See `apply`.
         x: [b, n, d], or token ids Int [b, n].
-        dropout_key: Split into a key for each example.
+        dropout_key: Random key, which is split into a key for each example.
         **options: See `apply`: dropout_rate, keep and edit for all examples, and arrays with the
             batch first, mask Bool [b, n], ...
 

@@ -100,7 +100,9 @@ def retention(decay, scores, context):
     """
     h, n, m = scores.shape
     if n != m:
-        raise ValueError(f"retention needs as many keys as queries, not scores of {scores.shape}")
+        raise ValueError(
+            f"retention needs equal numbers of keys and queries, not scores of shape {scores.shape}"
+        )
     distance = jnp.abs(jnp.arange(n)[:, None] - jnp.arange(n)[None, :])
     powers = context.broadcast_to_heads(decay, h) ** distance[None]
     d = jnp.where(allowed_keys(scores, context), powers, 0)
@@ -247,7 +249,7 @@ def init_variant(
 
     Args:
         key: Random key.
-        config: From `variant`.
+        config: Configuration from `variant`.
         name: One of `VARIANTS`.
         weight_scale, bias_scale: See `init`.
 

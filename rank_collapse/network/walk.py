@@ -127,7 +127,7 @@ def walk_layer(
 ) -> tuple[State, dict[str, SublayerValues]]:
     """Pass a state through one layer: attention, cross-attention and MLP in turn.
 
-    Each sublayer is x ← N(λ x + γ N'(branch(N(x)))); its spec says which of the norms there are.
+    Each sublayer is x ← N(λ x + γ N'(branch(N(x)))); its spec chooses the norms that exist.
 
     Args:
         algebra: How states of this kind are normalised, added and passed through branches.
@@ -135,7 +135,7 @@ def walk_layer(
         state: Before it.
 
     Returns:
-        The state after the layer, and what each sublayer computed, by kind.
+        The state after the layer, and the values that each sublayer computed, by kind.
     """
     specs = residual_specs(layer.params, layer.config, layer.gains)
     layer_input, sublayers = state, {}
@@ -163,7 +163,7 @@ def walk_layer(
 
 
 def _normalize_branch_input(algebra, layer, spec, stream):
-    """Normalise what the branch reads, where the spec says so and this layer is not exempt.
+    """Normalise the input of the branch, where the spec asks for it and this layer is not exempt.
 
     Args:
         algebra, layer: See `walk_layer`.
@@ -194,7 +194,7 @@ def walk_layers(
     Args:
         step: (layer, state) → (state, layer result), such as a call of `walk_layer`.
         state: Before the first layer.
-        params, inputs: From `prepare_inputs`.
+        params, inputs: Parameters and inputs from `prepare_inputs`.
         extra: `Layer.extra` of all layers, leaves [L, ...].
 
     Returns:

@@ -39,7 +39,8 @@ class Channels(struct.Struct):
         """Apply fn(c [g, n, d], ones [g]) to all channels.
 
         Args:
-            fn: With ones 1 for the channel of the offset and 0 for others.
+            fn: Function of a channel c and of `ones`, which is 1 for the channel of the offset and
+                0 for others.
             num_lengths, num_counts: Only the first slots of each axis; None for all.
         """
         groups = [g for g in (self.start, self.memory) if g is not None]

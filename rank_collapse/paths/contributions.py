@@ -39,7 +39,7 @@ class PathContributions(struct.Struct):
 
     Attributes:
         by_length: [L + 1, n, d] or, by attention length and number of MLPs, [L + 1, L + 1, n, d].
-        offset: [n, d], what the biases contribute.
+        offset: [n, d], the contribution of the biases.
         from_memory: The part of by_length whose paths start at the memory; None without one.
         output: [n, d], the network's own output, from the same pass.
         count_mlps: Whether by_length has the axis of MLPs; static.
@@ -144,7 +144,7 @@ def _contributions(params, prepared, config, head_gain, count_mlps):
     """Carry the channels through the layers together with the forward pass.
 
     Args:
-        params, prepared: From `prepare_inputs`.
+        params, prepared: Parameters and inputs from `prepare_inputs`.
         config: The network.
         head_gain, count_mlps: See `path_contributions`.
     """
@@ -196,7 +196,7 @@ class LengthPass(LayerPass):
         channels: Channels,
         head_gain: Number | None = None,
     ) -> Channels:
-        """Carry channels through a layer, with the constants of what it computed.
+        """Carry channels through a layer, with the constants of its forward pass.
 
         Args:
             layer: The layer.

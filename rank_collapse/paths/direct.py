@@ -1,7 +1,7 @@
 """The output as a sum of direct contributions: of the input, heads, MLPs and biases.
 
-Unlike paths, which pass what comes after them, a part here reaches the output by skips and frozen
-norms alone. `logit_attribution` reads logits from such parts, or from sums of paths.
+Unlike paths, which pass all later layers, a part here reaches the output by skips and frozen norms
+alone. `logit_attribution` reads logits from such parts, or from sums of paths.
 """
 
 import jax
@@ -75,7 +75,7 @@ def direct_contributions(
 
 
 class _WrittenRows(Frozen):
-    """Rows [r, n, d]: the input, what each head, cross-attention and MLP wrote, and the offset.
+    """Rows [r, n, d]: the input, the outputs of each head, cross-attention and MLP, and the offset.
 
     Output biases of attention are in the offset.
     """
@@ -87,7 +87,8 @@ class _WrittenRows(Frozen):
         self.first_row = {"attention": 1, "cross": cross_row, "mlp": mlp_row}
 
     def apply_branch(self, layer, kind, branch_input):
-        """Put what each head, or the other branch, wrote into its row, and a bias into the last."""
+        """Put the output of each head, or of the other branch, into its row, and a bias into the
+        last row."""
         trace, rows = layer.extra.trace, jnp.zeros_like(branch_input)
         if kind == "attention":
             bias = jnp.broadcast_to(layer.params.attention.b_o, (1, *branch_input.shape[1:]))
@@ -106,7 +107,7 @@ def _written_rows(params, prepared, config):
     """Carry what every part wrote to the output: the rows of `_WrittenRows` there.
 
     Args:
-        params, prepared: From `prepare_inputs`.
+        params, prepared: Parameters and inputs from `prepare_inputs`.
         config: The network.
     """
     constants, final_constants = freeze(params, prepared, config, keep=("head_output",))
@@ -131,8 +132,8 @@ def logit_attribution(contributions: ArrayLike, unembedding: ArrayLike) -> AnyAr
 
     Args:
         contributions: `DirectContributions`, `PathContributions`, or an array [..., n, d].
-        unembedding: (w [d, c], b [c]) as of `Classifier`, or w alone (GPT-2: the embedding's
-            transpose). Of the difference of two logits, w[:, a] − w[:, b], [d, 1].
+        unembedding: (w [d, c], b [c]) as in `Classifier`, or w alone (GPT-2: the embedding's
+            transpose). For the difference of two logits, w[:, a] − w[:, b], [d, 1].
 
     Returns:
         The same structure with [..., n, c] instead of [..., n, d].

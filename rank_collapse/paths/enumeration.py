@@ -1,4 +1,4 @@
-"""Paths through a network: their counts, their lengths, and what is one.
+"""Paths through a network: their counts, their lengths, and their definition.
 
 A path is one integer per layer: 0 .. H−1 a head, H the skip, −1 all heads at once. Its length is
 the number of layers it does not skip. The two meanings of a path, always named:

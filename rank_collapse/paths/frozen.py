@@ -42,7 +42,7 @@ class FrozenLayer(struct.Struct):
 
 
 def freeze_layer(layer: Layer, layer_values: LayerValues) -> FrozenLayer:
-    """Collect the constants of one layer from what it computed in the forward pass.
+    """Collect the constants of one layer from its values in the forward pass.
 
     Args:
         layer: The layer.
@@ -80,12 +80,12 @@ def freeze(
     """Run the forward pass and collect its constants.
 
     Args:
-        params, prepared: From `prepare_inputs`.
+        params, prepared: Parameters and inputs from `prepare_inputs`.
         config: The network.
         keep: Names of edit points whose values the layers' traces keep.
 
     Returns:
-        The constants of all layers, with a leading axis, and those of the final norm.
+        The constants of all layers, with a leading axis, and the constants of the final norm.
     """
 
     def step(layer, x):
@@ -149,7 +149,7 @@ def carry_edit(
     """Carry channels of a value through its edit, frozen to its linear part: `carry_channels`.
 
     Args:
-        layer: With its constants in `Layer.extra`.
+        layer: The layer, with its constants in `Layer.extra`.
         name: Name of the edit point.
         c, ones: The channels and their shares of constants.
     """
@@ -167,7 +167,7 @@ def attend_channels(
     The value and output projections are one matrix product over all channels and heads.
 
     Args:
-        layer: With its constants in `Layer.extra`.
+        layer: The layer, with its constants in `Layer.extra`.
         kind: "attention", or "cross" for the attention to the memory.
         c: Channels of the keys' tokens.
         ones: Their shares of the biases.

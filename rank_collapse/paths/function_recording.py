@@ -35,22 +35,24 @@ def record_function(
     """Record the residual stream and the branches of a JAX function, which is not changed for it.
 
     The function is computed once, equation by equation and not fused, in its own dtypes. A branch
-    is what leaves a scope (of `jax.named_scope`; Equinox and Flax Linen set one for each module) or
-    what has a name (of `jax.ad_checkpoint.checkpoint_name`), and is added to a state of its shape.
+    is a value that leaves a scope (of `jax.named_scope`; Equinox and Flax Linen set one for each
+    module) or that has a name (of `jax.ad_checkpoint.checkpoint_name`), and that is added to a
+    state of its shape.
 
     Args:
-        fn: Of one array, embeddings or token ids [n] or [b, n], which returns arrays; the first is
-            the output. Its states have the shape [n, d] or [b, n, d].
+        fn: Function of one array (embeddings, or token ids [n] or [b, n]) that returns arrays, the
+            output first. Its states have the shape [n, d] or [b, n, d].
         x: The input.
         path: An .npz or .safetensors file; with inputs=, a .safetensors file.
         branches: See `function_contributions`. {"attention": …, "mlp": …} records both. A model
             with MLPs needs both: the state after its last layer is the sum with the last branch.
-        inputs: The recording of another run of the same tokens. Every branch takes in the stream
-            of that run, so that what it adds is measured without the errors before it. The
-            function is computed twice, first on its own stream.
-        noise: Relative size of what is added to these inputs: how much a branch amplifies it.
+        inputs: The recording of another run of the same tokens. Every branch takes in the stream of
+            that run, so that its own error is measured without the errors before it. The function
+            is computed twice, first on its own stream.
+        noise: Relative size of the noise that is added to these inputs; it shows how much a branch
+            amplifies errors.
         seed: Seed of the noise.
-        arrays: mask=, token_ids=, logits= to be written beside.
+        arrays: mask=, token_ids= and logits=, which are also written.
 
     Raises:
         ValueError: A pattern without a match, with the nearest scopes; branches that are not added
@@ -98,10 +100,10 @@ def _read_layers(program, x, branches):
 
 
 def _replay_layers(program, x, branches, layers, other_inputs):
-    """Return the layers of a function, each of which took in the stream of the other run.
+    """Return the layers of a function in which each layer took in the stream of the other run.
 
     Args:
-        program: Of the function.
+        program: The traced program of the function.
         x: Its input.
         branches: What is a branch.
         layers: On its own stream.

@@ -40,11 +40,11 @@ def function_contributions(
     """Sum all paths of each length through a function, exactly: Σ_k C_k + offset = fn(x).
 
     Frozen at x: softmax weights, norm statistics, gates, maxima, choices of experts. An elementwise
-    function f of a state h is a gate f(h)/h times h, however it is spelled; a gate times another
-    value is frozen whole. Of two gates, as in sigmoid(a) tanh(b), the one with f(0) ≠ 0 is frozen;
-    two with f(0) = 0 are a product of two states. What is linear passes. A product of two states,
-    and what is not known, is refused with its scope and line; `jax.lax.stop_gradient` freezes what
-    is to be frozen.
+    function f of a state h is a gate f(h)/h times h, however it is written; a gate times another
+    value is frozen as a whole. If two gates are multiplied, as in sigmoid(a) tanh(b), the gate with
+    f(0) ≠ 0 is frozen; two gates with f(0) = 0 are a product of two states. Linear operations pass.
+    A product of two states, and an unknown operation, are refused with their scope and line;
+    `jax.lax.stop_gradient` freezes a value.
 
     A path takes or skips each branch: each entry into a scope that matches, or each value of a name
     that matches. Its length counts them. A scope has to hold the branch without the skip. Branches
@@ -54,8 +54,8 @@ def function_contributions(
     traces fn again at every call: `jax.jit(lambda x: rc.function_contributions(fn, x, ...))`.
 
     Args:
-        fn: Of one array, returns one array. Functions of token ids are given as functions of their
-            embeddings.
+        fn: Function of one array that returns one array. A function of token ids has to be written
+            as a function of their embeddings.
         x: Where paths start and where fn is frozen: the residual stream or the embedding, floats
             of any shape.
         branches: A regular expression for whole parts of scopes, "LB_0/att" for several, or for
@@ -125,7 +125,7 @@ def _build_result(out: Value, slots: Slots, counted: Branches) -> PathContributi
     counted.check_matched()
     if out.kind in (Kind.FACTOR, Kind.PRODUCT):
         cure = CURE if out.kind == Kind.PRODUCT else "take jax.lax.stop_gradient of it"
-        raise ValueError(f"the output is no sum of paths, because of {out.reason}: {cure}")
+        raise ValueError(f"the output is not a sum of paths, because of {out.reason}: {cure}")
     if out.kind != Kind.STATE:
         raise ValueError(
             "the output depends on the input only through what is frozen (softmax weights, "

@@ -61,7 +61,7 @@ def _head_derivatives(params, prepared, config, chunk):
     """Differentiate the frozen output with respect to the gain of each head, at gains of 1.
 
     Args:
-        params, prepared: From `prepare_inputs`.
+        params, prepared: Parameters and inputs from `prepare_inputs`.
         config: The network.
         chunk: See `head_contributions`.
     """

@@ -1,4 +1,4 @@
-"""Lengths of paths weighted by what each layer adds: branch shares, their law, rollouts.
+"""Lengths of paths weighted by the output of each layer: branch shares, their law, rollouts.
 
 Dong et al. 2021 count paths: most have length L H/(1 + H). Here each path has a weight.
 A layer's attention branch counts with its share λ_l, the skip with 1 − λ_l. So the length of
@@ -36,7 +36,7 @@ class BranchShares(NamedTuple):
 
     Attributes:
         attention: [L], λ_l of the attention branches.
-        mlp: [L], the same of the MLPs; None without MLPs.
+        mlp: [L], the shares of the MLPs; None without MLPs.
     """
 
     attention: Array
@@ -52,8 +52,8 @@ def branch_shares(
 ) -> BranchShares:
     """Compute the share of each branch in its sum, λ_l = E ‖a_l‖ / (‖x_l‖ + ‖a_l‖).
 
-    x_l is the stream before the branch with the skip's gain, a_l what the branch adds with its gain
-    and its norm; E is the mean over tokens. A layer without a skip has the share 1.
+    x_l is the stream before the branch with the skip's gain, a_l is the output of the branch with
+    its gain and its norm, and E is the mean over tokens. A layer without a skip has the share 1.
 
     Args:
         trace: One example's forward pass, from `apply`.

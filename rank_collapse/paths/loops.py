@@ -74,7 +74,7 @@ def loop_report(
 
     Args:
         params, x: See `rc.apply`.
-        config: With a `layer_map` that repeats its layers, (0, 1, 0, 1, ...).
+        config: A configuration whose `layer_map` repeats its layers: (0, 1, 0, 1, ...).
         **inputs: mask, bias, segments and positions of `rc.apply`.
 
     Raises:

@@ -118,7 +118,8 @@ def add_words(
 def measure_agreement(
     next_token: NextToken, token_mask: ArrayLike
 ) -> tuple[Float[Array, "s"], Float[Array, "s"]]:
-    """Measure every sum's mean loss, and how often its next token is that of the first sum.
+    """Measure every sum's mean loss, and how often it predicts the same next token as the first
+    sum.
 
     Args:
         next_token: After all pieces of the vocabulary.
@@ -147,7 +148,7 @@ def measure_next_token_by_length(
     The sums are frozen: attention, norms (the final one too) and gates are the full network's.
 
     Args:
-        next_token: Of the sums of `list_sums_by_length`.
+        next_token: Loss and agreement of each sum from `list_sums_by_length`.
         token_mask: Bool [n], positions that have a next token.
     """
     loss, same = measure_agreement(next_token, token_mask)

@@ -95,8 +95,8 @@ def covariance_shares(
 ) -> Float[Array, "p"]:
     """Compute Cov(z_k, z)/Var z of each part z_k of a sum z, over tokens, summed over classes.
 
-    The shares of all parts sum to 1. Where one is below 0 or above 1, parts cancel, and the
-    others are no fractions.
+    The shares of all parts sum to 1. A share below 0 or above 1 means that parts cancel; the other
+    shares are then not fractions either.
 
     Args:
         parts: z_k.

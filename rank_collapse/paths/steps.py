@@ -1,6 +1,6 @@
 """One layer of one path, frozen or recomputed: the maps that path sets are made of.
 
-Choices are those of `enumeration`; heads are gathered by index, so that a path is data.
+Choices are indexed as in `enumeration`; heads are gathered by index, so that a path is data.
 """
 
 from collections.abc import Callable
@@ -45,7 +45,7 @@ def make_steps(
     """Make the functions that pass a path through a layer and finish a sum of paths.
 
     Args:
-        params, prepared: From `prepare_inputs`.
+        params, prepared: Parameters and inputs from `prepare_inputs`.
         config: The network.
         semantics: "frozen" or "recomputed".
         no_sub_path: Option for recomputed paths, see `recomputed_step`.
@@ -87,7 +87,7 @@ def recomputed_step(
         params, config: The network.
         x: The path's state before this layer.
         gains: Gains of all layers.
-        prepared: From `prepare_inputs`.
+        prepared: Inputs from `prepare_inputs`.
         layer: Index of the layer; may be traced.
         choice: 0..H−1 a head, H skip, −1 all heads; may be traced.
         no_sub_path: Leave the layer's input out of the attention sublayer's sum.

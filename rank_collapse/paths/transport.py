@@ -4,9 +4,10 @@
     moved = rc.paths.transport(fn, ids, direction, layer=4, branches="attention")
     moved.by_length  # [longest + 1, d]: J_l · direction, split by the attentions passed
 
-J_l is the mean Jacobian of the Jacobian lens: of the last state at all positions with respect to
-the state after layer l at one, summed over the later ones and averaged over the sources, without
-the first 16 positions, whose states are those of attention sinks.
+J_l is the mean Jacobian of the Jacobian lens: the derivative of the last state at all positions
+with respect to the state after layer l at one position, summed over the later positions and
+averaged over the sources. The first 16 positions are left out, because their states are those of
+attention sinks.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -94,7 +95,8 @@ def transport(
     sums of Dong et al. 2021, which is another vector.
 
     Args:
-        fn: From x to the last state [n, d], each layer's state with a `checkpoint_name`.
+        fn: Function that takes x and returns the last state [n, d]; each layer's state has a
+            `checkpoint_name`.
         x: Its input; token ids too.
         direction: [d], or [n, d] to use it as it is, without sources.
         layer: Which state of the name, from 0.

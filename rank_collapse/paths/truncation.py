@@ -98,7 +98,7 @@ def _run_truncated(params, prepared, config, length):
     """Pass the channels of lengths up to K through the network.
 
     Args:
-        params, prepared: From `prepare_inputs`.
+        params, prepared: Parameters and inputs from `prepare_inputs`.
         config: The network.
         length: K, or several [k].
     """

@@ -1,4 +1,4 @@
-"""Entries of a config.json: defaults, allowed values, and what they say of rotary positions."""
+"""Entries of a config.json: defaults, allowed values, and rotary positions."""
 
 import functools
 import math
@@ -112,14 +112,14 @@ def rotary_fields(
     """Compute the fields of `TransformerConfig` for rotary positions.
 
     Args:
-        entry: From `rotary_entry`.
-        settings: For `rope_theta` and `max_position_embeddings`; and, where a family has it,
-            `original_max_position_embeddings`, which comes before the entry's own.
+        entry: Entry from `rotary_entry`.
+        settings: Settings with `rope_theta` and `max_position_embeddings`. Where a family has it,
+            `original_max_position_embeddings` takes precedence over the entry's own.
         width: Width of a head.
         share: Share of the width that is rotated, where the entry does not say.
 
     Raises:
-        ValueError: A kind of scaling that is not known, or one of its numbers missing.
+        ValueError: An unknown kind of scaling, or a missing number.
 
     Source: Chen et al. 2023 (linear), bloc97 2023 (dynamic NTK), Peng et al. 2023 (YaRN), Ding et
     al. 2024 (LongRoPE), Dubey et al. 2024 (Llama 3.1).
@@ -183,7 +183,7 @@ def _yarn_fields(entry, number, powers, theta, original, positions):
     In between the change is linear.
 
     Args:
-        entry: From `rotary_entry`.
+        entry: Entry from `rotary_entry`.
         number: Reads a number of it.
         powers: Wavelengths of the pairs over 2 π.
         theta, original, positions: Base, positions of the first training, positions of the model.
@@ -239,7 +239,7 @@ def _positive_number(entry, name, default=None):
     """Returns a number of an entry on rotary positions, which must be positive.
 
     Args:
-        entry: From `rotary_entry`.
+        entry: Entry from `rotary_entry`.
         name: Name of the number.
         default: Where it is absent.
     """
@@ -257,7 +257,7 @@ def num_positions(entry: Mapping[str, object], settings: Mapping[str, object]) -
     """Returns the positions that the model is made for: more where the scaling reaches further.
 
     Args:
-        entry: From `rotary_entry`.
+        entry: Entry from `rotary_entry`.
         settings: Settings of the model.
     """
     positions, kind = settings["max_position_embeddings"], entry.get("rope_type", entry.get("type"))

@@ -115,7 +115,7 @@ def open_checkpoint(
 ) -> OpenCheckpoint:
     """Open a checkpoint whose layers are read one by one, for models larger than memory.
 
-    Weights outside of the layers are read here; those of a layer are checked and read when
+    Weights outside of the layers are read here. The weights of a layer are checked and read when
     `stream`, or `OpenCheckpoint.layer`, asks for them.
 
     Args:

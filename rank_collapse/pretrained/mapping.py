@@ -1,9 +1,9 @@
 """From named tensors to the parameters of the network, as a family's table of names says.
 
-A table goes from a place in the parameters to a name in the file. Axes are written as in einops,
-"(h k) d -> h d k": those of the file and, after the arrow, those of the network, where they
-differ. Letters: d width, h heads, g groups of keys and values, k and v their widths, f MLP, e
-embedding, i input, p positions, s segments, r registers, b buckets; other words are a family's own.
+A table maps a place in the parameters to a name in the file. Axes are written as in einops, "(h k)
+d -> h d k": the axes of the file and, after the arrow, those of the network, where they differ.
+Letters: d width, h heads, g groups of keys and values, k and v their widths, f MLP, e embedding, i
+input, p positions, s segments, r registers, b buckets; other letters belong to one family.
 """
 
 import dataclasses
@@ -155,7 +155,7 @@ class Reader:
 
         Args:
             names: A table of `Names`.
-            stem: What stands before the names of tensors.
+            stem: Prefix of the names of tensors.
         """
         nested: dict[str, Tree] = {}
         for place, entry in names.items():
@@ -176,7 +176,7 @@ class Reader:
 
         Args:
             names: The family's.
-            row: What stands in the stem's braces.
+            row: Text in the stem's braces.
         """
         table = dict(names.layer)
         first = row[0] == 0 and not self.config.first_norm
@@ -207,9 +207,9 @@ class Reader:
         """Yields (path in the parameters, array) of one line of a table.
 
         Args:
-            place: In the parameters.
+            place: Path in the parameters.
             entry: What the table has for it.
-            stem: What stands before the names of tensors.
+            stem: Prefix of the names of tensors.
         """
         is_norm = place.endswith("norm")
         if callable(entry):

@@ -56,7 +56,8 @@ def read_head(
         weights, family, settings, config: Weights, family, settings and configuration of the model.
 
     Raises:
-        ValueError: A head whose table is not that of the tokens, or tensors of a wrong shape.
+        ValueError: A head whose table differs from the table of the tokens, or tensors of a wrong
+            shape.
     """
     if family.masked_head is None or not weights.has_tensor(
         f"{family.masked_head[0]}.dense.weight"

@@ -2,8 +2,8 @@
 
 The head's table is read in pieces. Lens: the state X^l goes through the final norm and the
 unembedding. *Recomputed*: with the norm's statistics of X^l itself (nostalgebraist 2020). *Frozen*:
-with those of the last state, so that the lens is linear and the differences of two layers are what
-a layer adds to the logits.
+with the statistics of the last state, so that the lens is linear and the difference of two layers
+is the layer's contribution to the logits.
 
 Axis letters: b examples, p parts, s sums or states, l layers, n tokens, d width, v words of a
 piece, k top words.
@@ -87,7 +87,7 @@ def next_tokens(
         unembedding: The head; its table is read once.
         parts: Parts of the output of each example [b, p, n, d], the final norm in them.
         sums: Which parts make each sum, [s, p].
-        targets: From `targets_of`, [b, n].
+        targets: Targets from `targets_of`, [b, n].
     """
     parts = jnp.asarray(parts)
     partial = jax.vmap(lambda _: empty_next_token(len(sums), parts.shape[2], parts.dtype))(targets)
@@ -123,10 +123,10 @@ def token_losses(
         unembedding: The head; its table is read once.
         states: What it is applied to, [b, s, n, d].
         targets: The true tokens, [b, n]: the next ones (`targets_of`), or those that were masked.
-        chosen: Bool [b, n], of which tokens the means are; at least one of each example.
+        chosen: Bool [b, n], the tokens to average over; at least one in each example.
 
     Raises:
-        ValueError: An example of which none is chosen.
+        ValueError: An example without a chosen token.
     """
     chosen, targets = jnp.asarray(chosen), jnp.asarray(targets)
     count = chosen.sum(axis=-1)
@@ -207,7 +207,7 @@ def lens_measures(
     output: Float[AnyArray, "b n d"],
     keep: ArrayLike,
 ) -> dict[str, Float[np.ndarray, "b s"]]:
-    """Compare the prediction of each state with that of the output, means over tokens.
+    """Compare the prediction of each state with the prediction of the output, means over tokens.
 
     kl       KL(p_s ‖ p) = Σ_v p_s(v) (log p_s(v) − log p(v)) in nats, p_s of the state, p of the
              output
@@ -242,7 +242,7 @@ def _add_lens_words(partial, first, words, bias, word_mask, states, softcap):
     Args:
         partial: `_Words` so far, leaves [b, ...].
         first, words, bias, word_mask: Results of `read_pieces`.
-        states: [b, s, n, d], the last of which is the output.
+        states: [b, s, n, d]; the last one is the output.
         softcap: See `Unembedding`.
     """
 

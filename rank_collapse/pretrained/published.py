@@ -1,7 +1,7 @@
 """The three models whose residual curves were published (Dong et al. 2021): sizes and curves.
 
-A name such as "random:bert-base-cased" is that architecture with random weights; a plain name is
-that of a folder, everywhere.
+A name such as "random:bert-base-cased" means that architecture with random weights; a plain name
+always means a folder.
 """
 
 import json
@@ -42,7 +42,7 @@ def is_random_name(source: object) -> bool:
 
 
 def suggest_names(folder: str | os.PathLike) -> str:
-    """Says what a name that is no folder could have meant.
+    """Suggests names for a name that is not a folder.
 
     Args:
         folder: That does not exist; a path of several folders could have meant nothing else.
@@ -64,7 +64,7 @@ def published_curves(
     """Returns {"init" or "pretrained": {variant: residual ratio by layer}} of a model of this size.
 
     Args:
-        settings: From `rank_collapse.pretrained.settings_of`.
+        settings: Settings from `rank_collapse.pretrained.settings_of`.
         depth: Number of layers.
 
     Returns:

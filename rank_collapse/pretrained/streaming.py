@@ -1,9 +1,9 @@
 """Measurements on a checkpoint, layer by layer: each layer's weights are read, used and dropped.
 
-All measurements that are asked for go through a layer while its weights are there; the next layer
-is read meanwhile. What is kept is one layer, the next as it lies in the file, and what passes
-carry from layer to layer. One program is compiled for the layers of each variant; variants of which
-only states are measured, and which differ in nothing but skips, share one.
+All requested measurements go through a layer while its weights are in memory; the next layer is
+read meanwhile. Memory holds one layer, the next one as it lies in the file, and the carries of the
+passes. One program is compiled for the layers of each variant; variants that measure only states,
+and that differ only in skips, share one program.
 
 Axis letters: b examples, l layers, n tokens, d width.
 """
@@ -79,8 +79,8 @@ def stream(
             one that is absent. Lists of texts of different lengths are filled up and masked: what
             results say of tokens beyond a text's end means nothing.
         groups: The passes by name; a group shares a forward pass.
-        chunk: Examples at once: bounds the memory of what a layer computes. All examples go
-            through a layer while it is there.
+        chunk: Number of examples computed at once, which bounds the memory of a layer. All examples
+            go through a layer while its weights are in memory.
         done: Called after each layer with the state.
 
     Returns:
@@ -139,7 +139,7 @@ def stream(
 
 
 def _on_host(part, results):
-    """Convert what the passes of a part keep to NumPy's arrays."""
+    """Convert the results of the passes to NumPy arrays."""
     passes, _ = part.measured
     host_results = jax.tree.map(np.asarray, results)
     return tuple(p.on_host(result) for p, result in zip(passes, host_results, strict=True))
@@ -216,8 +216,8 @@ def _split_groups(source, groups, total, chunk):
 def _shared_program(group, config):
     """Find the ablation whose program measures a group, and the skips that are then left.
 
-    States are the same with a skip of gain 0 and without one. The skips are None for those of the
-    ablation.
+    A skip with gain 0 gives the same states as no skip, so ablations that differ only in skips can
+    share one compiled program.
 
     Args:
         group: One of the groups of `stream`.
@@ -247,7 +247,8 @@ def assemble_layer(
 
     Args:
         stored: A tree of `Stored`.
-        outside, example, config: Of `prepare_batch`; one example of its inputs.
+        outside, example, config: The parameters outside of the layers, one example of the inputs,
+            and the configuration, from `prepare_batch`.
         index: Index of the layer; may be traced.
         ablation: The parts to remove.
         passes: That must cover the network.

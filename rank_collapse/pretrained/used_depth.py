@@ -63,7 +63,7 @@ class DepthUsed(NamedTuple):
 
     Attributes:
         layers: How many of the L layers are used; None where the definition gives no number.
-        definition: In words.
+        definition: The definition in words.
         source: Paper.
     """
 
@@ -77,7 +77,7 @@ class PathLength(NamedTuple):
 
     Attributes:
         length: At most L.
-        definition: In words.
+        definition: The definition in words.
         source: Paper.
     """
 
@@ -202,7 +202,8 @@ def depth_report(
         ids: Tokens [n] of one text, [b, n], or a list of texts of different lengths.
         config: Configuration of the network in memory.
         mask: Bool [b, n], the tokens that exist; None for all.
-        unembedding: Of the network in memory; by default the table of its token embedding.
+        unembedding: Unembedding of the network in memory; by default the table of its token
+            embedding.
         chunk: Examples at once.
         done: Called after each layer with the state of the stream.
 

@@ -108,7 +108,7 @@ class CheckpointWeights(Weights):
         lazy: bool = False,
         tied: bool = False,
     ):
-        """Finds the prefix of all names: what stands before one of the `anchors`.
+        """Finds the prefix of all names: the text before one of the `anchors`.
 
         Args:
             checkpoint: `Tensors` of the model.
@@ -175,7 +175,7 @@ class CheckpointWeights(Weights):
         return Table(lambda a, b: self.checkpoint.read(stored, slice(a, b)), (rows, width))
 
     def _find_tensor(self, name, shape):
-        """Returns the name in the file of a tensor that is there in this shape.
+        """Returns the name in the file of a tensor that exists in this shape.
 
         Args:
             name: Without the prefix.
@@ -280,7 +280,7 @@ class Table:
         self.read, self.shape = read, shape
 
     def rows(self, indices: ArrayLike) -> np.ndarray:
-        """Read some of the rows, each by itself."""
+        """Read some of the rows, one by one."""
         return np.concatenate([self.read(int(i), int(i) + 1) for i in indices])
 
     def chunks(self, size: int) -> Iterable[tuple[int, np.ndarray]]:

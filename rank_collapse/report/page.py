@@ -53,10 +53,10 @@ def render(
 
     Args:
         title, intro: At the top.
-        sections: In order.
+        sections: The sections in order.
         footer: Small print at the end.
         opening: HTML before the first section.
-        style: A style sheet beside `STYLE`.
+        style: A style sheet in addition to `STYLE`.
     """
     contents = "".join(
         f'<a href="#{escape_html(s.name)}">{escape_html(s.title)}{s.status}</a>' for s in sections

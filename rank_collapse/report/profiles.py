@@ -21,7 +21,8 @@ def plot(
     layers whose residual is decided by rounding (`Profile.rounding`) in any of them are shaded.
 
     Args:
-        profile: From `rc.profile`, or {measure: [l] or [l, b]}; or several, as a list or by label.
+        profile: Profile from `rc.profile`, or {measure: [l] or [l, b]}; or several profiles, as a
+            list or by label.
 
     Raises:
         ValueError: No measure, or arrays that are not [l] or [l, b].

@@ -111,9 +111,9 @@ def _last_byte(file):
 def read(path: str | os.PathLike) -> list[dict[str, Any]]:
     """Read the lines of a file in order of (seed, step); of a step written twice the last.
 
-    A run that resumes from a checkpoint writes some steps again. Lines that are cut off, as by a
-    process that was killed while it wrote, or without a whole number "step", and values that are
-    no metric's, such as text, are left out. null is read as NaN.
+    A run that resumes from a checkpoint writes some steps again. The function leaves out lines that
+    are cut off (by a process that was killed while it wrote), lines without a whole number "step",
+    and values that are not metrics, such as text. null is read as NaN.
 
     Args:
         path: The file.
@@ -157,7 +157,7 @@ def _read_integer(value):
 
 
 def _read_metric(value):
-    """Read a number, or an array of them; None for what is neither."""
+    """Read a number, or an array of numbers; None for any other value."""
     try:
         return (
             np.array([_read_float(v) for v in value])
@@ -169,7 +169,7 @@ def _read_metric(value):
 
 
 def _read_float(value):
-    """Read a number of JSON; what is a bool, another text or an object is a TypeError."""
+    """Read a JSON number; a bool, a text or an object raises a TypeError."""
     if value is None:
         return math.nan
     if value not in ("Infinity", "-Infinity") and type(value) not in (int, float):

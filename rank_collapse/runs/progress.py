@@ -42,11 +42,11 @@ class Progress:
         self._skipped += count
 
     def advance(self, count: int, values: str = "") -> None:
-        """Count what is done, and show values after it.
+        """Count a finished step, and show values after it.
 
         Args:
             count: Done since the last time.
-            values: Such as "loss 0.31".
+            values: Values to show, such as "loss 0.31".
         """
         self._done += count
         now = time.monotonic()
@@ -62,7 +62,8 @@ class Progress:
 
     @contextlib.contextmanager
     def time_activity(self, activity: str) -> Iterator[None]:
-        """Say how long took what is no progress, such as compiling; it does not enter the speed."""
+        """Report how long an activity without steps took, such as compiling; it does not enter the
+        speed."""
         begun = time.monotonic()
         yield
         seconds = time.monotonic() - begun

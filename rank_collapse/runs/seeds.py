@@ -74,7 +74,7 @@ def shard_seeds(tree: Tree, mesh: Mesh, size: int | None = None) -> Tree:
 
     Args:
         tree: The leaves.
-        mesh: From `seed_mesh`.
+        mesh: Mesh from `seed_mesh`.
         size: Seeds and repeats; None for the next multiple of the number of devices.
 
     Raises:
@@ -98,7 +98,7 @@ def to_host(tree: Tree, num_seeds: int | None = None) -> Tree:
 
     Args:
         tree: Arrays, with leading seed axes where `num_seeds` is given.
-        num_seeds: Cut to that many, since what is laid out is padded.
+        num_seeds: Number of seeds to keep, because laid-out arrays are padded.
 
     Returns:
         Numpy arrays; random keys stay keys, on one device.
@@ -143,13 +143,13 @@ def run_seeds(
 
     Args:
         fn: Function of one seed.
-        mesh: From `seed_mesh`.
+        mesh: Mesh from `seed_mesh`.
         at_once: Seeds that a device vmaps over; it runs such groups one after the other. None for
             all its seeds. Changes no result beyond rounding.
         donate: Positions of arguments whose memory the result may reuse.
-        level: How hard XLA optimises on a CPU: at 1 it takes two thirds of its default's time, for
-            programs as fast; 0 is for what runs once, such as random draws. JAX's own setting,
-            JAX_DISABLE_MOST_OPTIMIZATIONS=1, wins.
+        level: How hard XLA optimises on a CPU. Level 1 compiles in two thirds of the default's
+            time, and the programs are as fast; level 0 is for programs that run once, such as
+            random draws. JAX's own setting, JAX_DISABLE_MOST_OPTIMIZATIONS=1, takes precedence.
     """
     at_once = None if at_once is None else check_whole("at_once", at_once, 1)
 

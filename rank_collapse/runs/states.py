@@ -1,4 +1,4 @@
-"""Saving and restoring a pytree of arrays by step, each in a file of its own.
+"""Saving and restoring a pytree of arrays by step, each step in its own file.
 
 Leaves are stored under their path in the tree, on the host, so that a state saved under one
 number of devices is restored under another.
@@ -84,7 +84,7 @@ def unflatten_state(saved: Mapping[str, object], like: Tree, subject: str) -> An
         subject: Whose arrays these are, for the message.
 
     Raises:
-        ValueError: Other names or shapes than those of `like`.
+        ValueError: Names or shapes that differ from those of `like`.
     """
     leaves = jax.tree_util.tree_leaves_with_path(like)
     expected = {_leaf_name(path): leaf for path, leaf in leaves}

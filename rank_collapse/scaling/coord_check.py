@@ -162,7 +162,7 @@ def _fit_slope(name, over, sizes, logs):
     """Fit the slope of logarithms.
 
     Args:
-        name, over: Of the `Slope`.
+        name, over: Name and abscissa of the `Slope`.
         sizes: Depths or widths.
         logs: Logarithms of the quantity, [sizes, seeds].
     """
@@ -192,9 +192,9 @@ def coord_check(
 
     Args:
         build: build(depth, seed=s), or build(depth, width=w, seed=s) with widths, → a function
-            without arguments that takes one training step and returns what it measured before it:
-            "hidden" [..., n, d], the states after the last block, of the same tokens at every step;
-            where there are any, "before", those before the last block; "logits" [..., n, v];
+            without arguments that takes one training step and returns measurements from before it:
+            "hidden" [..., n, d], the states after the last block, for the same tokens at every
+            step; optionally "before", the states before the last block; "logits" [..., n, v];
             "query_gradient", an array; and other numbers by name. Arrays of any framework.
         depths, widths: At least two of each that is given, all different.
         steps, seeds: Training steps, and networks of each size: of one a slope has no interval.
@@ -234,7 +234,7 @@ def coord_check(
 
 
 def coordinates(result: Mapping[str, object], last: ArrayLike | None = None) -> dict[str, Any]:
-    """Compute {quantity: number} of what a step measured, see `coord_check`; traced or not.
+    """Compute {quantity: number} from the measurements of a step, see `coord_check`; traced or not.
 
     Args:
         last: "hidden" of the step before, for the change; None for none.

@@ -26,7 +26,7 @@ class VocabularyEncoder:
 
     Attributes:
         ids: text → token ids.
-        unknown: The id of what the vocabulary does not have; None where it has none.
+        unknown: The id of words outside of the vocabulary; None where there is none.
     """
 
     ids: Encoder
@@ -48,7 +48,7 @@ def load_tokenizer(folder: str | os.PathLike, settings: dict[str, Any]) -> Vocab
 
     Args:
         folder: The checkpoint folder.
-        settings: From `pretrained.settings_of`; the family decides on the special tokens.
+        settings: Settings from `pretrained.settings_of`; the family decides on the special tokens.
 
     Raises:
         ValueError: A file that is damaged, or whose package is not installed.
@@ -73,7 +73,7 @@ def trained_tokenizer(texts: Sequence[str], vocab_size: int) -> Encoder:
     vocabulary gives. Texts are framed by [CLS] and [SEP].
 
     Args:
-        texts: To learn from.
+        texts: Texts to learn from.
         vocab_size: Words at most.
     """
     tokenizer = train_wordpiece(texts, vocab_size, lowercase=False)

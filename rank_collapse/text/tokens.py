@@ -38,8 +38,8 @@ def read_texts(
     Args:
         path: A .tsv with a header, or plain text whose paragraphs (separated by empty lines, or
             else lines) are the texts.
-        columns: Columns of the table whose contents are joined; those of `TEXT_COLUMNS` that it
-            has by default.
+        columns: Columns of the table whose contents are joined; by default those of `TEXT_COLUMNS`
+            that the table has.
         limit: Number of texts at most.
 
     Raises:
@@ -83,7 +83,7 @@ def parse_ids(texts: Iterable[str], where: str) -> list[list[int]]:
     """Parse token ids that are separated by spaces or commas, of each text.
 
     Args:
-        texts: Such as "5, 8, 13".
+        texts: Texts of token ids, such as "5, 8, 13".
         where: Names the texts in the message.
 
     Raises:

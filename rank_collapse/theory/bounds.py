@@ -107,11 +107,11 @@ def not_covered(
     """
     masks_by_row = mask is not None and jnp.ndim(mask) > 1
     reasons = {
-        "rows see different keys: P̃ has not equal rows": (
+        "rows see different keys: the rows of P̃ are not equal": (
             config.mask != "none" or config.windows or masks_by_row
         ),
         "rows are mixed with the identity: they differ": config.mixing is not None,
-        "rows have different biases: P̃ has not equal rows": (
+        "rows have different biases: the rows of P̃ are not equal": (
             config.position != "none" or bias is not None
         ),
         "skips: no upper bound of this form holds": (
@@ -183,7 +183,7 @@ def published_sides(
     Args:
         log10_lhs: log10 of the residual.
         log10_input, beta, gamma, num_heads, width, depth: See `log10_theorem`.
-        log10_scale: What the logarithms of both sides lack.
+        log10_scale: The scale to add to the logarithms of both sides.
     """
     rhs = log10_theorem(log10_input, beta, gamma, num_heads, width, depth)
     rhs_first = log10_theorem(log10_input, beta, 1.0, num_heads, width, depth)

@@ -38,7 +38,7 @@ class ExactProfile:
 
     Attributes:
         profile: float64 [L + 1]; NaN from the layer on that the digits did not suffice for.
-        radius: [L + 1], what the exact value differs from it by at the most; NaN where it is NaN.
+        radius: [L + 1], the largest possible error of the exact value; NaN where the value is NaN.
         digits: Decimal digits of the arithmetic.
     """
 
@@ -74,12 +74,13 @@ def exact_profile(
         params, x, config: See `rank_collapse.apply`.
         digits, max_digits: Decimal digits of the first attempt, and the largest number tried.
         max_seconds: No attempt is begun that would take longer, by three times the one before.
-        **inputs: mask, bias, segments and positions of `apply`; tokens that a mask [n] leaves out
-            are left out of the residual.
+        **inputs: mask, bias, segments and positions of `apply`; tokens outside a mask [n] are left
+            out of the residual.
 
     Raises:
         ValueError: Traced arrays, numbers that are not finite, cross-attention, a mixture of
-            experts, relative-key positions, digits that are no range, or inputs of the wrong shape.
+            experts, relative-key positions, an invalid range of digits, or inputs of the wrong
+            shape.
     """
     refuse_if(
         any(isinstance(a, jax.core.Tracer) for a in jax.tree.leaves((params, x, config))),

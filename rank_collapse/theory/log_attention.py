@@ -20,7 +20,7 @@ from rank_collapse.theory.log_operations import LogParts, normalise_around
 
 
 class Scores(struct.Struct):
-    """Scores as base + ε² delta, up to what is constant along a row."""
+    """Scores as base + ε² delta, up to a constant along each row."""
 
     base: Leaf  # [h, 1, m] where all rows share it, else [h, n, m]
     delta: Leaf  # [h, n, m], 0 in the row of the first token that exists
@@ -73,7 +73,7 @@ def attention_parts(params, state, config, context, gains, keep) -> tuple[LogPar
     Args:
         params: `AttentionParams` of the layer.
         state: `LogState` that the attention reads.
-        config, context, gains: Of the layer, as `walk.Layer` has them.
+        config, context, gains: Configuration, context and gains of the layer, as in `walk.Layer`.
         keep: Bool [n], the tokens that exist.
     """
     temperature = gains.temperature
@@ -271,7 +271,7 @@ def _normalise_heads(gain, mean, residual, eps, norm_eps):
 
 
 def _dot_scores(params, state, eps, context, factor, norm_eps):
-    """Compute scores as base + ε² delta without what is constant along a row; and ε² delta itself.
+    """Compute scores as base + ε² delta, without the constant along each row; and ε² delta itself.
 
     base is [h, 1, m] where all rows share it, else [h, n, m]; delta is [h, n, m]. Every factor is
     applied before the products. A compiler may fuse a later factor into the softmax, once with the

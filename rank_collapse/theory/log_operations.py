@@ -160,7 +160,7 @@ def normalise_around(u, r, eps, norm_eps):
 
 
 def normalise_branch(spec, part, keep) -> LogParts:
-    """Apply the norm to what a branch adds; NaN where a tenth of it is noise."""
+    """Apply the norm to the output of a branch; NaN where a tenth of it is noise."""
     state = _mask_noise(renormalise_parts(part.mean, part.parts, part.scales, keep), part.noise)
     state = apply_norm(spec, state, keep)
     return LogParts(state.mean, state.residual[None], state.log_scale[None])

@@ -99,7 +99,7 @@ def log_residual_profile(
         ValueError: Cross-attention, additive or capped scores, a mixture of experts, an attention
             of the caller's own (`mix`), edits, or inputs of the wrong shape.
 
-    Source: the rate is that of Dong et al. 2021, theorems 2.2 and 2.3.
+    Source: the rate follows theorems 2.2 and 2.3 of Dong et al. 2021.
     """
     return log_trace(params, x, config, replicas=replicas, **inputs).profile
 
@@ -171,7 +171,7 @@ class LogScaled(Algebra):
 
 @dataclasses.dataclass(frozen=True)
 class LogPass(LayerPass):
-    """`log_trace` layer by layer; its profile is NaN where that of a noisy copy is another."""
+    """`log_trace` layer by layer; its profile is NaN where the profile of a noisy copy differs."""
 
     replicas: int = REPLICAS  # Noisy copies beside the pass itself
     reads_layer_values: ClassVar[bool] = False
@@ -244,7 +244,7 @@ def local_rate(profile: ArrayLike) -> Float[AnyArray, "*s k"]:
 
 
 def _attention_residuals(values, keep):
-    """Compute what a `LogTrace` has of an attention sublayer, from its `SublayerValues`.
+    """Compute the fields of a `LogTrace` for an attention sublayer, from its `SublayerValues`.
 
     Returns:
         (its input, log10 residuals of heads over e^{3s} [h], the branch's state over e^{3s}).

@@ -180,7 +180,7 @@ def mean_sides(
     Args:
         constants: Constants of all layers.
         trace: Trace of the network.
-        log_scale: s of what each layer's attention reads, [L].
+        log_scale: s of the input to each layer's attention, [L].
     """
     cube = 3 * log_scale / LOG_10
 

@@ -41,7 +41,7 @@ def attend_equal_tokens(params: AttentionParams, mean: ArrayLike, row_sum: Numbe
     Args:
         params: `AttentionParams` of the layer.
         mean: x̄ [d].
-        row_sum: s_h, what the rows of each head's weights sum to; a number or [h].
+        row_sum: s_h, the sum of each row in the weights of head h; a number or [h].
     """
     values = jnp.einsum("d,hdv->hv", mean, params.w_v) + params.b_v
     return jnp.einsum("hv,hvd->d", jnp.reshape(row_sum, (-1, 1)) * values, params.w_o) + params.b_o

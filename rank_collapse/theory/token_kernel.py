@@ -69,7 +69,7 @@ def from_covariance(k: Float[Array, "n n"], change: Float[Array, "n n"]) -> Toke
 
 
 def weight_gain(w: Float[Array, "..."], fan_in: int) -> Array:
-    """Compute fan-in · mean square of a matrix: what it multiplies the kernel by."""
+    """Compute fan-in · mean square of a matrix, the factor by which it multiplies the kernel."""
     return fan_in * jnp.mean(jnp.square(w))
 
 
@@ -81,7 +81,7 @@ def normalise_kernel(spec: ResidualSpec, state: TokenKernel) -> TokenKernel:
 
     Args:
         spec: Specification of the norm.
-        state: Kernel of what it reads.
+        state: Kernel of the input.
     """
     s = jnp.sqrt(state.variance + spec.eps)
     pair = s[:, None] * s[None, :]  # [n, n]
@@ -254,7 +254,7 @@ def mlp_kernel(
 
     Args:
         params: Parameters of the MLP; only mean squares of matrices are read.
-        branch_input: Kernel of what it reads.
+        branch_input: Kernel of the input.
         kind: `TransformerConfig.mlp`.
         sizes: Squared relative sizes of updates of its matrices.
     """

@@ -116,7 +116,7 @@ def orthonormalise_directions(directions: Float[Array, "p n d"]) -> tuple[Array,
     """Orthonormalise directions by Gram and Schmidt.
 
     Args:
-        directions: [p, n, d], the first of which keeps its direction.
+        directions: [p, n, d]; the first one keeps its direction.
 
     Returns:
         The orthonormal directions, and the length of each before it was normalised [p].

@@ -41,7 +41,7 @@ class Call:
     Attributes:
         name: Name of the operator, without overload: "mul"; with its namespace unless it is aten's.
         target: What computes it.
-        args: In the order of its schema; `Value`s, lists of them, numbers.
+        args: Arguments in the order of the operator's schema: `Value`s, lists of them, numbers.
         kwargs: The others.
         place: The module and the line of code that call it, for messages.
         bases: Bases of the whole graph.
@@ -73,7 +73,7 @@ class Call:
         return default if value is None else value.array if isinstance(value, Value) else value
 
     def compute(self) -> Tree:
-        """Compute what the model computes."""
+        """Compute the operator as the model does."""
         return self.target(*_arrays(self.args), **_arrays(self.kwargs))
 
     def compute_with(self, arguments: Mapping[int, Tensor | Sequence[Tensor]]) -> Tree:
@@ -89,7 +89,7 @@ class Call:
         Args:
             positions: Positions of these arguments.
             sources: The values among them that depend on the state; all else in them is 0 here.
-            tangents: In place of the sources.
+            tangents: Tangents that replace the sources.
         """
         arrays = {id(value): tangent for value, tangent in zip(sources, tangents, strict=True)}
 
@@ -129,8 +129,8 @@ class Call:
 
         Args:
             result: What the model computes.
-            base: Base of the value of which this is a frozen function.
-            product: Of a frozen function of a product, where that was computed.
+            base: Base of the value; this value is a frozen function of it.
+            product: Product behind a frozen function, where that product was computed.
         """
         if isinstance(result, list | tuple):
             return [self.constant(item, base, product) for item in result]

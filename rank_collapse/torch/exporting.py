@@ -26,7 +26,7 @@ class Exported:
     """A model's graph and the tensors that enter it.
 
     Attributes:
-        program: From `torch.export`, decomposed into core ATen operators.
+        program: Program from `torch.export`, decomposed into core ATen operators.
         weights: Parameters, buffers and constants, by the name of their node.
         inputs: The tensors among the arguments, by the name of their node.
         arguments: The tensors among the arguments, by their name: "hidden_states", "masks.0".
@@ -58,7 +58,7 @@ def export_model(
     """Export a model's forward pass at some inputs.
 
     Args:
-        model: In evaluation mode.
+        model: Model in evaluation mode.
         inputs, kwargs: Inputs and kwargs of its forward pass.
         output: The name or number of the result; None for `last_hidden_state` or the first
             floating-point tensor.
@@ -142,7 +142,7 @@ def select_result(results: Any, output: str | int | None) -> tuple[str, Tensor]:
     """Return one tensor of a model's results, with its name.
 
     Raises:
-        ValueError: No such result, or none that is a floating-point tensor.
+        ValueError: The result does not exist, or is not a floating-point tensor.
     """
     if isinstance(results, Tensor):
         if output is not None:

@@ -46,7 +46,7 @@ def move_entries(call, result):
 
 
 def _move_roots(call, positions, dependent, count):
-    """Move the values that gates are gates of, for each result; None where one is no gate."""
+    """Move, for each result, the value of which it is a gate; None where a result is not a gate."""
     if not all(v.is_gate for v in dependent):
         return None
     gates = tuple(dependent)

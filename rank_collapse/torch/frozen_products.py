@@ -1,4 +1,4 @@
-"""Sums, products and quotients of two values: which of both carries paths, which is frozen."""
+"""Sums, products and quotients of two values: which one carries paths, and which one is frozen."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Evaluation of a model's graph on its own inputs, with what each value depends on."""
+"""Evaluation of a model's graph on its own inputs; each value records its dependencies."""
 
 import operator
 from typing import Any

@@ -22,8 +22,8 @@ class PathLengths:
     Attributes:
         by_length: [longest + 1, *output]; with several axes of branches [K_1 + 1, K_2 + 1, …,
             *output], in the order of `branches`.
-        offset: [*output], output − Σ_k by_length − longer: what biases contribute, where the sums
-            are those of the state itself.
+        offset: [*output], output − Σ_k by_length − longer: the contribution of the biases, where
+            the sums are those of the state itself.
         output: [*output], the model's own output.
         longer: [*output], the sum of all paths longer than `longest`; None where there are none.
         start: The name of the argument or module that paths start from.
@@ -61,18 +61,18 @@ def path_lengths(
     `freeze=False` the same splits the exact Jacobian at this input.
 
     The graph is that of `torch.export`, in which attention is written out; the model is neither
-    changed nor run. Entrywise functions are gates f(h)/h times h, however they are written. Of a
-    gate times another value the gate is frozen, and of two gates, as in sigmoid(a) tanh(b), the one
-    with f(0) ≠ 0. Denominators, the choice of a maximum and of experts, and what is detached are
-    frozen too.
+    changed nor run. Entrywise functions are gates f(h)/h times h, however they are written. If a
+    gate is multiplied with another value, the gate is frozen; of two gates, as in sigmoid(a)
+    tanh(b), the one with f(0) ≠ 0. Denominators, the choices of a maximum and of experts, and
+    detached values are frozen too.
 
     Args:
-        model: In evaluation mode, on any device.
+        model: Model in evaluation mode, on any device.
         *inputs, **kwargs: Inputs and kwargs of its forward pass.
-        branches: A regular expression that is matched in full against the paths of modules, such as
-            r"layers\\.\\d+\\.(self_attn|mlp)"; or one for each axis of lengths,
-            {"attention": ..., "mlp": ...}. Of modules within each other the outermost counts. Each
-            call of a module is a branch of its own.
+        branches: A regular expression that must match the full path of a module, such as
+            r"layers\\.\\d+\\.(self_attn|mlp)"; or one for each axis of lengths, {"attention": ...,
+            "mlp": ...}. If matching modules are nested, only the outermost counts. Each call of a
+            module is a separate branch.
         start: The state that paths start from: the name of an argument of floating point, or of a
             module for its output, such as "embed_tokens". None for the only argument of floating
             point.

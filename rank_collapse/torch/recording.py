@@ -50,7 +50,7 @@ def record(
     noise: float = 0.0,
     seed: int = 0,
 ) -> Iterator[None]:
-    """Record what the model computes inside the block, and write it at the end.
+    """Record the forward passes inside the block, and write the recording at the end.
 
     Several calls, such as steps with a cache of keys and values, are joined along the tokens. The
     model computes the same numbers; its hooks are removed.
@@ -60,19 +60,20 @@ def record(
             it, alone or first.
         path: An .npz or .safetensors file; with inputs=, a .safetensors file.
         layers: The layers in their order, or a pattern of their names; by default the elements of
-            the longest list of modules that is in no other list. Of an encoder and a decoder only
-            one is recorded.
+            the longest list of modules that is not inside another list. In an encoder-decoder only
+            one stack is recorded.
         attention, mlp: Patterns of the names, within a layer, of the modules whose output is the
             branch. Where none matches, the branch is not recorded.
         inputs: The recording of another run of the same tokens. Every sublayer takes in the stream
-            of that run, so that what it adds is measured without the errors before it; the model's
+            of that run, so that its own error is measured without the errors before it; the model's
             output has no meaning then.
-        noise: Relative size of what is added to these inputs: how much a sublayer amplifies it.
+        noise: Relative size of the noise that is added to these inputs; it shows how much a
+            sublayer amplifies errors.
         seed: Seed of the noise.
 
     Raises:
-        ValueError: No layers, what they take and return is no stream, the model is compiled, or
-            the inputs are of other tokens or layers.
+        ValueError: There are no layers, they do not take and return the stream, the model is
+            compiled, or the inputs have other tokens or layers.
     """
     _refuse_compiled(model)
     blocks = find_layers(model, layers)
@@ -153,7 +154,7 @@ def _list_stacks(model):
     """List the lists of modules that may be a model's layers, the outermost ones alone.
 
     Experts, heads or the parts of an MLP are lists within a layer. A Sequential of modules of
-    several kinds is no stack of layers, unless there is no other list.
+    several kinds is not a stack of layers, unless there is no other list.
     """
     lists = {
         name: list(module)
@@ -243,7 +244,7 @@ class _LayerCall:
 class _Tape:
     """What the calls of a model showed: the calls of its layers, in their order.
 
-    A layer that is called several times in a call of the model, as ALBERT's, is as many layers.
+    A layer that the model calls several times, as in ALBERT, counts as several layers.
 
     Args:
         names: Names of modules.

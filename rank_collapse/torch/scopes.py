@@ -174,7 +174,7 @@ def _candidates(model, arguments):
 
 
 def _module_output(exported, start, paths):
-    """Return the node of a module's output: what is computed in it and read outside of it."""
+    """Return the node of a module's output: it is computed inside the module and read outside."""
     calls: dict[str, list[fx.Node]] = {}
     for node in exported.program.graph.nodes:
         for call, path in module_calls(node):

@@ -49,8 +49,8 @@ class Trained:
 class Ensemble:
     """One recipe, trained by the engine of `sweep` for any seeds and hyperparameters.
 
-    Beside `sweep`, a seed that diverges goes on, its losses NaN, and each seed may have values of
-    its own.
+    Unlike in `sweep`, a seed that diverges continues with losses of NaN, and each seed may have its
+    own values.
 
     Args:
         recipe, mesh: What is trained, on which devices; all by default.
@@ -98,14 +98,14 @@ class Ensemble:
         return (train_state, data), {"loss": loss}
 
     def look(self, state: tuple[TrainState, Any], hyper: Hyper, key: Any) -> Any:
-        """Computes what is watched of one seed."""
+        """Computes the watched metrics of one seed."""
         return self.watch(state[0].model, state[1], hyper, key)
 
     def begin(self, keys: Any, hyper: Hyper) -> tuple[Program, Runs]:
         """Draws data and weights of all seeds.
 
         Args:
-            keys, hyper: As of `train`, all arrays [s, ...].
+            keys, hyper: See `train`; all arrays are [s, ...].
 
         Returns:
             (the engine's program for so many seeds, their runs on the devices).
@@ -203,16 +203,16 @@ class Ensemble:
         Args:
             keys: Keys [s], from `seeds.seed_keys`.
             hyper: Floats, or arrays [s, ...], one per run.
-            resume: Called with a pytree like what a snapshot is; returns (epochs done, saved
-                snapshot) or None.
+            resume: Called with a pytree like a snapshot; returns (epochs done, saved snapshot) or
+                None.
             on_chunk: Called between chunks with (epochs done, snapshot, losses [s, epochs done]).
-                snapshot() gives "state", "losses" and, where anything is, what is watched of all
-                seeds on the host, from which training resumes on any mesh; where there are several
-                processes, all must call it or none.
+                snapshot() gives "state", "losses" and, if metrics are watched, these of all seeds
+                on the host; training resumes from it on any mesh. If there are several processes,
+                all must call it or none.
             on_watched: Called with (epochs done, what `watch` gives [s, ...], losses [s, epochs
                 done]) where training begins, and then before each `on_chunk`.
-            activity: Name of what is no training, such as "compiling" → a context in which it is
-                done.
+            activity: Name of an activity other than training, such as "compiling" → a context in
+                which it runs.
 
         Returns:
             `Trained`.
@@ -277,7 +277,7 @@ class Ensemble:
 
 
 def _collect_results(program, runs, num_epochs):
-    """Collects losses and what is watched, with room for all epochs: of `Trained`."""
+    """Collects losses and watched metrics, with room for all epochs: see `Trained`."""
     losses = np.full((len(runs), num_epochs), np.nan, np.float32)
     losses[:, : runs.step] = join_pieces(runs.metrics[0])
     if program.functions.look is None:

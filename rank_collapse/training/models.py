@@ -1,6 +1,7 @@
 """Trainable models: a network with a linear classifier of each token, or an encoder-decoder.
 
-The first answers with logits (`forward`), the second also with what it writes (`decode_pairs`).
+The first answers with logits (`forward`), the second also with the sequence that it writes
+(`decode_pairs`).
 
 Axis letters: b examples, n tokens, i input width, c classes or outputs.
 """
@@ -35,8 +36,8 @@ def init_model(key: Any, recipe: Recipe, init_scale: Any = 1.0) -> Any:
     """Draw initial weights: the network by its config, the classifier normal(0, 0.02), bias 0.
 
     Args:
-        key: Of all weights.
-        recipe: With the network.
+        key: Random key for all weights.
+        recipe: Recipe that holds the network.
         init_scale: Multiplies the layers' weights.
 
     Returns:
@@ -66,12 +67,12 @@ def forward(
     Args:
         model: Network and classifier.
         inputs: Token ids [n] or vectors [n, i].
-        config: Of the network.
+        config: Configuration of the network.
         mask: Bool [n], which tokens exist, or [n, n], which tokens a token may attend to.
         positions: Int [n], positions of the tokens; 0..n-1 by default.
         dropout_key, dropout_rate: None for none.
-        output_dropout: With a key, dropout on the network's output too: False for none, True for
-            the same rate, or what multiplies the rate there, which may be traced.
+        output_dropout: Used only with a key: dropout on the network's output too. False for none,
+            True for the same rate, or a factor on the rate, which may be traced.
     """
     states = input_states(model.network, inputs, config, positions=positions)
     if dropout_key is not None:
@@ -110,7 +111,7 @@ def batch_forward(
         model: A `Model` with Examples; EncoderDecoderParams with SequencePairs, whose targets are
             then forced on the decoder.
         examples, config: What goes with it.
-        dropout_key, dropout_rate, output_dropout: As in `forward`.
+        dropout_key, dropout_rate, output_dropout: See `forward`.
         batch_size: Examples at a time; None for all.
     """
     keys = None if dropout_key is None else dropout_branches(dropout_key, len(examples))

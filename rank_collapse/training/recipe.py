@@ -32,7 +32,7 @@ class Recipe:
         schedule: "constant"; "milestones": learning rate · decay^(milestones passed), by epoch;
             "linear": to 0 at the last step; "inverse_sqrt": √(warmup / step) after the warm-up
             (Vaswani et al. 2017, section 5.3). All begin with the warm-up of `Hyper`.
-        milestones, decay: Of the milestones.
+        milestones, decay: Steps at which the rate falls, and the factor by which it falls.
         clip_norm: Largest global norm of a gradient; None for any.
         output_dropout: Dropout of the network's output too, before the classifier.
         unroll: Layers computed per step of the loop over the depth: more take longer to compile
@@ -40,7 +40,8 @@ class Recipe:
             the evaluation keeps. Does not change results.
         optimizer: "adam" (Kingma and Ba 2015) or "radam" (Liu et al. 2020: no adaptive step until
             the variance of its scale is tractable).
-        b1, b2, eps: Of the optimizer: decay of the two moments, and what is added to the root.
+        b1, b2, eps: Parameters of the optimizer: decay of the two moments, and the number that is
+            added to the root.
         start: (the network's parameters as drawn, `Hyper.start`) → as training starts from them;
             None for as they are drawn.
     """
@@ -124,7 +125,7 @@ def run_config(
     """Returns the recipe's network with the floats of one run.
 
     Args:
-        recipe, hyper: Of the run.
+        recipe, hyper: Recipe and Traced values of the run.
         **fields: Replaced too, in both halves of an encoder-decoder alike.
     """
     config, floats = recipe.config, hyper.network or {}

@@ -46,7 +46,7 @@ def schedule_factor(
     learning rate here, the largest that is reached).
 
     Args:
-        recipe: With the schedule.
+        recipe: Recipe that holds the schedule.
         epoch, step: Numbers since the start; may be traced.
         steps_per_epoch: Static.
         warmup: Steps of the warm-up; 0 for none; may be traced.
@@ -84,8 +84,9 @@ def init_state(key: Any, hyper: Hyper, recipe: Recipe) -> TrainState:
     """Initialise the state before the first step.
 
     Args:
-        key: Split for weights, and for dropout and the order of the examples.
-        hyper, recipe: Of the run.
+        key: Random key, which is split for the weights, and for dropout and the order of the
+            examples.
+        hyper, recipe: Traced values and recipe of the run.
     """
     key_model, key_train = jax.random.split(key)
     run_recipe = dataclasses.replace(recipe, config=run_config(recipe, hyper))
@@ -112,8 +113,8 @@ def train_step(
         batch: Examples, or SequencePairs of an encoder-decoder.
         weights: Which of them count: the last batch of an epoch may be short.
         step: Number of the step since the start, which picks the dropout.
-        factor: Of the schedule, multiplies the learning rate.
-        hyper, recipe: Of the run.
+        factor: Factor from the schedule, which multiplies the learning rate.
+        hyper, recipe: Traced values and recipe of the run.
 
     Returns:
         The state after the step and the loss before it.
@@ -154,7 +155,7 @@ def train_epoch(
         state: Before the epoch.
         examples: The training data.
         epoch: Number of the epoch since the start.
-        hyper, recipe: Of the run.
+        hyper, recipe: Traced values and recipe of the run.
     """
     count, size = len(examples), recipe.batch_size
     steps = num_batches(count, size)

@@ -32,16 +32,17 @@ def monitor_gradients(
     vanishes. At rank collapse the first two vanish (Noci et al. 2022).
 
     Args:
-        gradients: Of a pytree of parameters: ours, Flax's, boxed or not, Equinox's, or a dictionary
-            by names such as "layers.0.attention.q_proj.weight".
-        layer_axis: Of every such leaf, where layers are stacked: then norms are by layer, [l].
+        gradients: Gradients of a pytree of parameters: ours, Flax's (boxed or not), Equinox's, or a
+            dictionary by names such as "layers.0.attention.q_proj.weight".
+        layer_axis: Axis of the layers in every such leaf, where layers are stacked; norms are then
+            by layer, [l].
         by_layer: Where layers are modules of their own, as in lists of Flax NNX and Equinox: norms
             are by layer, [l], in natural order of the paths before these names, such as
             "layers.0.attention"; NaN where a layer has no such part.
-        parts: Further names beside `PARTS`: {part of a leaf's path: what the leaf holds}. A leaf
-            may hold one part, {"w_query": "query"}, equal shares, {"c_attn": ("query", "key",
-            "value")}, or shares of these widths, {"c_attn": {"query": 512, "key": 128, "value":
-            128}}.
+        parts: Names in addition to `PARTS`: {part of a leaf's path: the parameters that the leaf
+            holds}. A leaf may hold one part, {"w_query": "query"}, equal shares, {"c_attn":
+            ("query", "key", "value")}, or shares of these widths, {"c_attn": {"query": 512, "key":
+            128, "value": 128}}.
         axis: The axis along which `parts` splits a leaf. None takes the only axis that fits: its
             length is divisible by the number of shares, or is the sum of the widths. With an axis,
             widths may have another unit, such as heads.
@@ -51,8 +52,8 @@ def monitor_gradients(
 
     Raises:
         ValueError: No leaf is named after queries, keys or values; `by_layer` and `layer_axis`
-            together; an axis of layers that is not there or not of one length; a leaf that cannot
-            be split as its part says, or along more than one axis.
+            together; an axis of layers that does not exist or has several lengths; a leaf that
+            cannot be split as its part says, or along more than one axis.
     """
     refuse_if(by_layer and layer_axis is not None, "by_layer= and layer_axis= exclude each other")
     table = {name: part for part, names in PARTS.items() for name in names} | dict(parts or {})

@@ -44,7 +44,7 @@ batching.primitive_batchers[_tap] = _batch_tap
 
 
 def tap(x: Array, weights: Array | None = None) -> None:
-    """Mark a layer's tokens, and attention weights, to be measured; does nothing by itself.
+    """Mark a layer's tokens, and attention weights, to be measured; has no other effect.
 
     Args:
         x: Tokens [..., n, d].

@@ -1,4 +1,4 @@
-"""Norms of the gradients of what makes queries, keys and values of tokens."""
+"""Norms of the gradients of the parameters that make queries, keys and values of tokens."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -55,10 +55,10 @@ def choose_shares(
 
 
 def _find_maps(tag, sources, frame):
-    """Finds {linear map: tags of what it gave} of the maps between tokens and a tensor.
+    """Finds {linear map: tags of its outputs} for the maps between tokens and a tensor.
 
     Args:
-        tag: Of the tensor.
+        tag: Tag of the tensor.
         sources, frame: See `choose_shares`.
     """
     maps: dict[Map, list[Tag]] = {}

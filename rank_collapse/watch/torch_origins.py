@@ -92,7 +92,7 @@ class Origins(TagTable):
             see_softmax(self, function, floats[0], outputs[0])
 
     def _see_write(self, args, is_assignment):
-        """Records what is written into a tensor by an index, or into a view of it.
+        """Records a write into a tensor by an index, or into a view of it.
 
         Args:
             args: Args of the call.
@@ -129,8 +129,9 @@ class Origins(TagTable):
 
         Args:
             tensor, tag: It, and its tag.
-            written: Tag of what was written.
-            write: write(numbers of the tensor, name of the follower), which writes those of a part.
+            written: Tag of the written values.
+            write: write(numbers of the tensor, name of the follower), which writes the numbers of a
+                part.
         """
         shape, stride, device = tensor.shape, tensor.stride(), tensor.device
         names = [n for n in {**tag.followers, **written.followers} if n not in (*SIDES, "softmax")]
@@ -222,7 +223,7 @@ class Origins(TagTable):
 
 
 def _select_makers(function, pairs, output):
-    """Selects those of the arguments whose maps make the result: no gates and no divisors.
+    """Selects the arguments whose maps make the result, without gates and divisors.
 
     Args:
         function: The function.
@@ -250,7 +251,7 @@ def _looks_up(function, arguments):
 def _merge_terms(pairs, output):
     """Returns the terms that a result still has, and whether it comes from a softmax.
 
-    Of the arguments those count that have its size, or its queries.
+    Merges the terms of the arguments that have the size of the result, or its queries.
 
     Args:
         pairs: (tag, tensor) of each argument.

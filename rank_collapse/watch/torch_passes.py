@@ -48,11 +48,11 @@ class Pass(TorchFunctionMode):
     """The forward pass of one step that is measured, as a mode; others of the step are not.
 
     Args:
-        model: A weak reference to what is watched.
+        model: A weak reference to the watched model.
         select: Whether an attention counts, by its dotted name and the module.
         tokens: "read", "raw" or "unit".
         mask: mask(args, kwargs) of the watched call, Bool [b, n], which tokens exist; or None.
-        notes: Notes of what is left out.
+        notes: Notes about metrics that are left out.
 
     Attributes:
         runs: The attentions.
@@ -82,7 +82,7 @@ class Pass(TorchFunctionMode):
     def call(
         self, call: Callable[..., Any], module: nn.Module, *args: object, **kwargs: object
     ) -> Any:
-        """Calls a module, and measures what runs in it.
+        """Calls a module, and measures the attentions that run in it.
 
         Args:
             call: call(module, *args, **kwargs).
@@ -163,7 +163,7 @@ class Pass(TorchFunctionMode):
             self._notes.leave_out(None, "everything", f"{type(error).__name__}: {error}")
 
     def _end_call(self, frame, output):
-        """Measures what a module's call gives; that of a layer is a new beginning.
+        """Measures the output of a module's call; the output of a layer begins a new layer.
 
         Args:
             frame: Frame of the call.

@@ -50,8 +50,8 @@ class StepTimes:
 class OpenWatches:
     """The open watches, for optimizers and for the calls of modules.
 
-    They are replaced as one tuple, since other threads read it. `call` is how modules are called
-    beside the watches, by torch or by whoever has replaced that before.
+    They are replaced as one tuple, since other threads read it. `call` is the function that calls
+    modules, torch's own or another program's replacement.
     """
 
     lock, open, stance = threading.RLock(), (), None

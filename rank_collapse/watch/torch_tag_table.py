@@ -1,4 +1,4 @@
-"""The tags of a pass: one for each tensor, and which of them are constant or of the content."""
+"""The tags of a pass: one for each tensor, and which of them are constant or depend on content."""
 
 from collections.abc import Iterable, MutableMapping, Sequence
 
@@ -56,7 +56,7 @@ class TagTable:
         Args:
             tensor: It.
             tags: Tags of tensors that have its rows.
-            past: Names of the attentions that it comes from, before those of the tags.
+            past: Names of the attentions before the tags.
         """
         tags, root = list(tags), object()
         stream = join_streams(tags) or frozenset([root])
@@ -87,7 +87,8 @@ class TagTable:
         return is_parameter or (self.has(tensor) and self.tags[tensor].is_constant)
 
     def forget_layer(self) -> None:
-        """Drops what a layer's maps read, masks, numbers; a checkpointed layer holds none either.
+        """Drops the inputs of a layer's maps, its masks and its numbers; a checkpointed layer holds
+        none either.
 
         The numbers are made again where a later layer uses the same keys.
         """

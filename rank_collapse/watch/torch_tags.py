@@ -1,4 +1,4 @@
-"""What is said of a tensor in a measured pass: the maps behind it, its stream, its masks.
+"""The description of a tensor in a measured pass: the maps behind it, its stream, its masks.
 
 Axis letters: n queries, m keys, d width.
 """
@@ -17,8 +17,8 @@ class Source:
     """A tensor as linear maps read it: a matrix.
 
     Attributes:
-        tag: Of the tensor.
-        order: Of its axes, those of rows first.
+        tag: Tag of the tensor.
+        order: Order of the tensor's axes, with the axes of rows first.
         count: How many rows there are.
         matrix: [count, d]; None after the layer that read it.
     """
@@ -47,7 +47,7 @@ class Map:
         frames: Numbers of the modules that ran then.
         start, count: The number of its first entry, and how many there are, row by row.
         width: How many of them are of one row.
-        has_rows: Whether its rows are those of its source.
+        has_rows: Whether it has the same rows as its source.
     """
 
     source: Source
@@ -59,7 +59,7 @@ class Map:
     has_rows: bool
 
     def find_rows(self, entries: Tensor) -> Tensor:
-        """Finds the row of the source of each entry; −1 for those of other maps."""
+        """Finds the row of the source for each entry; −1 for entries of other maps."""
         is_inside = (entries >= self.start) & (entries < self.start + self.count) & self.has_rows
         return torch.where(is_inside, (entries - self.start) // self.width, -1)
 
@@ -69,7 +69,7 @@ class Term:
     """A product of queries and keys, if a product with values uses it.
 
     Attributes:
-        letters: Of the axes of queries, of keys and of their product.
+        letters: Letters of the axes of queries, keys and their product.
         sizes: Sizes of the letters.
         query, key: Tags of both.
     """
@@ -85,10 +85,10 @@ class Tag:
     """What is said of one tensor.
 
     Attributes:
-        maps: Those that made it, without those behind them, and without those of gates.
-        behind: What all maps behind it read, and its roots: what no map made.
+        maps: The maps that made it, without earlier maps and without the maps of gates.
+        behind: The inputs of all maps behind it, and its roots, which no map made.
         past: Names of the attentions that it comes from, the first that ran first.
-        stream: The roots of the whole pass whose rows its rows stand for; an attention's result
+        stream: The roots of the whole pass whose rows correspond to its rows; an attention's result
             has the rows of its queries.
         is_constant: Whether it comes from parameters, buffers and numbers alone.
         parameters: If it is constant, which parameters it comes from.

@@ -20,7 +20,7 @@ class Tokens(NamedTuple):
         matrix: All rows that were read, [rows, d].
         index: Which row query i of example e is, [e, n].
         keys: Which row each key is, [e, m], −1 for none of them; None if unknown.
-        order: Of [g], so that it is [e, h].
+        order: Order in which [g] becomes [e, h].
         is_cross: Whether keys are of other tokens.
         sources: What was read.
     """
@@ -56,7 +56,7 @@ def read_tokens(term: Term) -> Tokens:
         term: The product of queries and keys.
 
     Raises:
-        LeftOut: It cannot be said which tokens queries are of.
+        LeftOut: The tokens of the queries cannot be identified.
     """
     first, _, result = term.letters
     maker, queries = term.query, _read_entries(term.query, first, result[:-1], term.sizes)
@@ -123,14 +123,14 @@ def _read_entries(tag, letters, wanted, sizes):
     """Reads the numbers of the entries that a factor of a product of queries and keys is made of.
 
     Args:
-        tag: Of the factor.
-        letters: Of its axes.
-        wanted: Of the axes of the result: of batches, and of queries or keys.
+        tag: Tag of the factor.
+        letters: Letters of the axes of the factor.
+        wanted: Letters in the result: of batches, and of queries or keys.
         sizes: Sizes of the letters.
 
     Returns:
-        Numbers [wanted, 2] of the first and of the last feature, −1 for what no map made; None if
-        unknown.
+        Numbers [wanted, 2] of the first and the last feature, −1 for entries that no map made; None
+        if unknown.
     """
     if "entries" not in tag.followers or not tag.maps:
         return None
@@ -152,7 +152,7 @@ def _find_places(entries, used, sources):
     """Finds which rows of several sources entries are of; these are put one after the other.
 
     Args:
-        entries: Of the first and of the last feature [..., n, 2].
+        entries: Entries of the first and the last feature [..., n, 2].
         used: The maps that gave them.
         sources: Those that are put one after the other.
 
@@ -180,7 +180,7 @@ def _trace_entries(entries, maps, offsets, total):
     Args:
         entries: Numbers of any shape.
         maps: Those that may have given them.
-        offsets: {source: how many rows stand before its own}.
+        offsets: {source: number of rows before its own}.
         total: How many rows there are.
 
     Returns:
@@ -200,7 +200,7 @@ def _trace_entries(entries, maps, offsets, total):
 
 
 def _trace_source(source, offsets, total):
-    """Traces the rows of a source to those of others: places [rows], or None if unknown."""
+    """Traces the rows of a source to the rows of others: places [rows], or None if unknown."""
     entries = source.read_entries()
     if entries is not None:
         places = _trace_entries(entries, source.tag.list_maps(), offsets, total)
@@ -267,5 +267,5 @@ def _list_makers(sources):
 
 
 def _list_roots(tag):
-    """Lists what no map made, behind a tensor."""
+    """Lists the tensors behind a tensor that no map made."""
     return {tensor for tensor in tag.behind if not isinstance(tensor, Source)}

@@ -51,8 +51,8 @@ def watch(
         log: log({name: number}, step=...), such as `trackio.log`, or `wandb.log`; a writer of
             TensorBoard; a path of JSON lines of this watch alone, as `rank_collapse.runs.metrics`
             has them, or its folder; None for `Watch.rows` alone.
-        tokens: "read", what each layer's attention reads; "raw", the output of each layer; "unit",
-            that with every token divided by its norm.
+        tokens: "read", the input of each layer's attention; "raw", the output of each layer;
+            "unit", that output with every token divided by its norm.
         layers: Numbers of layers; or dotted names of modules, whose attentions alone are numbered;
             or a function of (name, module of an attention). None for all.
         mask: mask(args, kwargs) of the model's call, Bool [b, n], which tokens exist. None for a
@@ -72,9 +72,9 @@ class Watch:
     """What measures a model; see `watch`.
 
     Attributes:
-        rows: {"step": .., name: a number, or a list with one for each layer} of each measured step;
-            NaN of a layer that was not measured. Names are those of `rc.monitor`; attention to
-            other tokens is "cross.name".
+        rows: {"step": .., name: a number, or a list with one number for each layer} of each
+            measured step; NaN for a layer that was not measured. Names are those of `rc.monitor`;
+            attention to other tokens has the prefix "cross.".
         alarms: The thresholds of `MEASURES` that were passed, each once.
     """
 
@@ -128,7 +128,8 @@ class Watch:
         self._prepare()
 
     def describe(self) -> str:
-        """Lists what was last measured in each layer, and what is left out and why."""
+        """Lists the last measurements of each layer, and the metrics that are left out, with
+        reasons."""
         model, row = self._model(), self.rows[-1] if self.rows else {}
         title = "a model that is gone" if model is None else type(model).__name__
         cost = self._times.describe(self._every)
@@ -359,7 +360,7 @@ def _read_layers(model, layers):
 
 
 def _find_layer(run, runs):
-    """Finds (name, turn) of a run's layer: attention to other tokens has that of its block.
+    """Finds (name, turn) of a run's layer; attention to other tokens takes them from its block.
 
     Args:
         run: It.

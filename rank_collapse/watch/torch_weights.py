@@ -51,8 +51,8 @@ def read_terms(table: TagTable, product: Product) -> tuple[Term, ...]:
 
     Args:
         table: Tags of the pass.
-        product: Of weights and values. If it sums over what came first in scores, these are
-            keys, and what came second are queries.
+        product: Product of weights and values. If it sums over the axis that came first in the
+            scores, these are keys, and the second axis has the queries.
     """
     tag, (letters, _, result) = table.tag(product.first), product.letters
     axes = [i for i, c in enumerate(letters) if c not in result]
@@ -130,7 +130,7 @@ def begin_mean(table: TagTable, product: Product, result: Tensor) -> None:
 
     Args:
         table: Tags of the pass.
-        product: Of what the softmax gave and values.
+        product: Product of the output of the softmax and values.
         result: What it gives.
     """
     table.begin(result, [table.tag(product.second)])
@@ -138,7 +138,7 @@ def begin_mean(table: TagTable, product: Product, result: Tensor) -> None:
 
 
 def split_nested(table: TagTable, tensor: Tensor) -> list[tuple[Tensor, Tag]]:
-    """Splits a jagged tensor into those of its rows [1, ...], each with its tag.
+    """Splits a jagged tensor into its rows [1, ...], each with its tag.
 
     Args:
         table: Tags of the pass.
@@ -154,7 +154,7 @@ def split_nested(table: TagTable, tensor: Tensor) -> list[tuple[Tensor, Tag]]:
 
 
 def read_choice(table: TagTable, mask: Tensor) -> dict[str, Any]:
-    """Reads whether content decides a mask, and what it leaves whatever the content is.
+    """Reads whether content decides a mask, and the keys that remain for any content.
 
     Args:
         table: Tags of the pass.

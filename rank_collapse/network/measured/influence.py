@@ -85,8 +85,8 @@ def layer_removal(
         params, x, config, **inputs: See `rc.apply`; a mask [n] says which tokens exist.
         size: Adjacent layers that are removed together, s to s + size − 1 (Gromov et al. 2024);
             the leading axes are then of L − size + 1 blocks.
-        spare: First tokens whose states stay those of the full network after the layers that are
-            removed. Otherwise an attention sink is lost with the layer that writes it.
+        spare: Number of first tokens whose states stay those of the full network after the removed
+            layers. Otherwise an attention sink is lost with the layer that writes it.
 
     Raises:
         ValueError: A size that is not between 1 and L.
@@ -99,7 +99,7 @@ def layer_removal(
 def find_settling_index(is_enough: Any) -> Int[Array, "*s"]:
     """Find the smallest k such that `is_enough` [..., k] holds for k and all larger ones.
 
-    Of sums of paths of lengths up to k it may be "the same next token on 99 % of positions" or "a
+    For sums of paths of lengths up to k it may be "the same next token on 99 % of positions" or "a
     loss within 1 %"; the last entry, the full network, is enough by definition.
 
     Args:

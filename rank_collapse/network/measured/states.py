@@ -26,7 +26,7 @@ class ProfilePass(States):
     take longer to compile than to measure.
 
     Attributes:
-        measures: Names out of `MEASURES`.
+        measures: Names from `MEASURES`.
         tokens: "raw" for the stream; "read" for what attention reads in each layer, and after the
             last for the output, after the final norm where there is one. In a pre-norm network a
             token of large norm decides the raw measures alone, and few of the others.
@@ -41,7 +41,7 @@ class ProfilePass(States):
     def measure_layer(
         self, layer: Layer, x: Array, layer_values: LayerValues, carry: Tree
     ) -> tuple[Tree, Tree]:
-        """Return the tokens to measure of what the layer takes in."""
+        """Return the tokens to measure in the input of the layer."""
         attention_input = layer_values.sublayers["attention"].branch_input
         tokens = self._select_tokens(carry, layer.inputs.token_mask, attention_input)
         return layer_values.trace.hidden, tokens
@@ -68,7 +68,7 @@ class ProfilePass(States):
         return {"x": x, "mask": mask, "read": read if self.tokens == "read" else None}
 
     def _measure_tokens(self, tokens):
-        """Measure NumPy's arrays, of which those in 16 bits are converted to float32."""
+        """Measure NumPy arrays; 16-bit arrays are converted to float32."""
         arrays = {
             name: a if a is None or a.dtype == bool else as_floats(a) for name, a in tokens.items()
         }

@@ -25,7 +25,7 @@ class Entry(NamedTuple):
 
 
 class Branches:
-    """The patterns of the branches, and what was seen of them in a program.
+    """The patterns of the branches, and the matches found in a program.
 
     Args:
         patterns: A regular expression, or one for each of "attention" and "mlp". It is compared
@@ -54,7 +54,7 @@ class Branches:
         """Return the outermost scope that is a branch; None where there is none.
 
         Args:
-            scopes: From the outermost to the innermost.
+            scopes: Names of the scopes, from the outermost to the innermost.
 
         Raises:
             ValueError: A branch of one kind inside a branch of the other.

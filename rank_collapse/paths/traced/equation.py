@@ -31,7 +31,7 @@ def move_entries(value: Value, move: Callable, key: Any, slots: Slots) -> Value:
         value: The value.
         move: The operation, of an array.
         key: Equal for equal operations, so that h and f(h) keep one root.
-        slots: Of the sums.
+        slots: The slots of the sums.
     """
     move_sums, shape = slots.map(move), value.array.shape
     forms = tuple(
@@ -52,7 +52,7 @@ class Equation:
 
     Attributes:
         slots: Slots of the sums by length.
-        place: Where it stands in the caller's code.
+        place: Position of the equation in the caller's code.
         eqn: The equation as JAX has it; `name` is the name of its primitive.
     """
 
@@ -84,7 +84,7 @@ class Equation:
             return np.asarray(bind(self.eqn, arguments)[0])
 
     def describe(self, what):
-        """Say what is at the place of the equation, for the message of a refusal."""
+        """Describe the source line of the equation, for the message of a refusal."""
         return f"{what} at {self.place}"
 
     def make_product(self, array, values=(), what=None):
@@ -113,8 +113,8 @@ class Equation:
 
         Args:
             values: The arguments.
-            quotient: From the arguments' forms (None for a constant) to the quotient of the result,
-                or None for f(h)/h.
+            quotient: Function that takes the arguments' forms (None for a constant) and returns the
+                quotient of the result, or None for f(h)/h.
         """
         dependent = [v for v in values if v.depends]
         shared = set.intersection(*({f.root for f in v.forms} for v in dependent))

@@ -176,7 +176,7 @@ def compare(equation: Equation, values: Sequence[Value]) -> list[Value]:
 
 
 def measure(equation: Equation, values: Sequence[Value]) -> list[Value]:
-    """Compute a statistic or a choice. Whole numbers are frozen; so are those of products."""
+    """Compute a statistic or a choice. Whole numbers are frozen, and so are their products."""
     arrays = bind(equation.eqn, [v.array for v in values])
     kinds = {v.kind for v in values if v.depends}
     if kinds <= {Kind.PRODUCT, Kind.FACTOR}:

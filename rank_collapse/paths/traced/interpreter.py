@@ -1,4 +1,4 @@
-"""A traced program run again, with sums of paths by length beside its values.
+"""A traced program run again, with sums of paths by length for each of its values.
 
 `run` goes through the equations. Programs inside the program (jit, remat, custom derivatives) are
 run in place; loops and conditions are built again around the values and their sums (`loops.py`).
@@ -45,7 +45,8 @@ class Start:
     Args:
         pattern: A regular expression for the whole name.
         number: Which of the states of that name, from 0.
-        place: From the state to the direction there, an array of its shape.
+        place: Function that takes the state and returns the direction there, an array of the same
+            shape.
     """
 
     def __init__(self, pattern: str, number: int, place: Callable[[JaxprEqn], str]):

@@ -107,7 +107,7 @@ def add(equation: Equation, values: Sequence[Value]) -> Value:
 
 
 def _add_quotients(equation, values, parts):
-    """Return the quotient of a sum; a constant that is added stays out of it."""
+    """Return the quotient of a sum; an added constant is left out of it."""
     present = [(v, p) for v, p in zip(values, parts, strict=True) if p is not None]
     if not all(p.is_exact or p.quotient is not None for _, p in present):
         return None

@@ -117,7 +117,7 @@ def run_scan(
 
 
 class _Scan:
-    """A scan: what is the same in all steps, the carry, and what each step takes."""
+    """A scan: its constants, its carry, and the inputs of each step."""
 
     def __init__(self, run, eqn, values, scopes, entry):
         self.run, self.params, self.scopes, self.entry = run, eqn.params, scopes, entry
@@ -167,7 +167,7 @@ class _Scan:
         return [(a, None if s is None else s.array) for _, a, s in packed]
 
     def trace_step(self, labels, sizes):
-        """Return the shapes of what a step returns, for a carry of these labels and slots."""
+        """Return the shapes of a step's results, for a carry of these labels and slots."""
         first, carried = self.num_fixed, self.num_fixed + self.num_carry
         slices = jax.tree.map(
             lambda a: jax.ShapeDtypeStruct(jnp.shape(a)[1:], jnp.result_type(a)),
@@ -225,7 +225,7 @@ class _Scan:
         return sums + [jax.ShapeDtypeStruct(s.shape[1:], s.dtype) for s in stacked]
 
     def run_parts(self, labels, sizes, growth):
-        """Run the scan in parts, with as many slots in each as there are lengths at its end."""
+        """Run the scan in parts; each part has as many slots as there are lengths at its end."""
         run, first, length = self.run, self.num_fixed, self.params["length"]
         last = first + self.num_carry
         arrays, sums = self.arrays[first:last], self.sums[first:last]
@@ -279,7 +279,7 @@ class _Scan:
         return arrays, kept
 
     def join_parts(self, parts):
-        """Join what the steps of all parts returned."""
+        """Join the results of the steps of all parts."""
         values, lead = [], self.run.slots.num_axes
         for i, label in enumerate(self.out_labels[self.num_carry :]):
             array = jnp.concatenate([arrays[i] for arrays, _ in parts])

@@ -23,7 +23,7 @@ def negate(equation: Equation, values: Sequence[Value]) -> Value:
 
 
 def scale(equation: Equation, values: Sequence[Value], position: int) -> Value:
-    """Multiply or divide the argument at a position by what is constant."""
+    """Multiply or divide the argument at a position by a constant."""
     array = bind(equation.eqn, [v.array for v in values])[0]
     value = values[position]
     others = [v for i, v in enumerate(values) if i != position]
@@ -90,7 +90,7 @@ def multiply(equation: Equation, values: Sequence[Value]) -> Value:
 
 
 def _find_state(equation, values, is_frozen):
-    """Return which of two factors passes paths, the other being a gate; −1 where both could.
+    """Return which of two factors passes paths, where the other is a gate; −1 where both could.
 
     Args:
         values: The factors.

@@ -1,8 +1,8 @@
 """A traced program whose sublayers take in the stream of another run.
 
-The program is computed twice. The first time its states are found: what each layer's branches are
-added to. The second time the state before each layer is replaced by the other run's, and each
-branch, once it was kept, by the other run's branch, before it is added.
+The program is computed twice. The first time finds its states, to which each layer's branches are
+added. The second time replaces the state before each layer, and each branch that was kept, by the
+state and the branch of the other run.
 """
 
 from collections.abc import Sequence
@@ -35,10 +35,10 @@ class Replacement:
         self._roots: list[Any] = []  # of the branches that were added, in their order
 
     def place_state(self, number: int, array: Any) -> Any | None:
-        """Returns the other run's state in the place of a value; None where it is no state.
+        """Returns the other run's state in the place of a value; None if the value is not a state.
 
         Args:
-            number: Of the value.
+            number: Number of the value.
             array: The value.
         """
         layer = self.states.get(number)
@@ -105,8 +105,8 @@ def refuse_own_state(levels: Sequence[int], scope: str) -> None:
     """Raise a ValueError where a branch reads a state of its own run.
 
     Args:
-        levels: Of the values that enter an equation of the branch.
-        scope: Of the branch.
+        levels: Levels of the values that enter an equation of the branch.
+        scope: Scope of the branch.
     """
     refuse_if(
         ITS_OWN in levels,

@@ -34,7 +34,7 @@ def layer_windows(
 ) -> tuple[int, ...]:
     """Compute the field `windows`: `distance` in layers that are local, 0 in the others.
 
-    `layer_types` of the settings, where it is there, says which are local.
+    `layer_types` of the settings, if present, says which layers are local.
 
     Args:
         settings: Settings of the model.

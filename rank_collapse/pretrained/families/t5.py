@@ -60,7 +60,7 @@ def _t5_names(weights, settings):
 
 
 def _t5_law(name: str, settings: Settings, depth: int) -> Draw:
-    """Draw T5's own scales, which stand in for the missing 1/√d_qk of the scores."""
+    """Draw with T5's own scales, which replace the missing 1/√d_qk of the scores."""
     factor, d, k = settings["initializer_factor"], settings["d_model"], settings["d_kv"]
     if "layer_norm" in name:
         return Draw(value=factor)

@@ -59,8 +59,8 @@ class Axes:
     def examples(self) -> dict[str, Any]:
         """Returns one value of each traced one, of the type that the functions see.
 
-        Python's numbers adapt to the dtype of what they meet, as they do in code: float32 weights
-        times a rate stay float32, bfloat16 ones bfloat16.
+        Python numbers adapt to the dtype of the arrays they are combined with, as in ordinary code:
+        float32 weights times a rate stay float32, bfloat16 ones bfloat16.
         """
         return {name: _example(array) for name, array in self.hyper.items()}
 
@@ -150,13 +150,13 @@ def _as_numbers(name, value):
     shown = f"{name}={quote_value(value)}"
     if isinstance(value, range | tuple):
         value = list(value)
-    refuse_if(isinstance(value, list) and not value, f"{name} is empty: list a value at least")
+    refuse_if(isinstance(value, list) and not value, f"{name} is empty: list at least one value")
     try:
         array = np.asarray(value)
     except (ValueError, TypeError) as error:  # of different lengths, traced
         raise ValueError(f"{shown} is neither a number nor a list of numbers") from error
     refuse(
-        (not array.size, f"{name} is empty: list a value at least"),
+        (not array.size, f"{name} is empty: list at least one value"),
         (
             array.dtype.kind in "OSUMm",
             f"{shown} is neither a number nor a list of numbers; other values go to static=",
@@ -173,12 +173,12 @@ def _as_numbers(name, value):
 
 def _label_values(name, values):
     """Returns the coordinates of the values of a static axis: numbers and text as they are."""
-    refuse_if(not values, f"{name} is empty: list a value at least")
+    refuse_if(not values, f"{name} is empty: list at least one value")
     plain = all(isinstance(value, str | int | float) for value in values)
     same = len({isinstance(value, str) for value in values}) == 1
     is_plain = plain and same
     labels = list(values) if is_plain else [name_value(value) for value in values]
-    advice = "" if is_plain else ": each needs a name (def, __name__) or a __repr__ of its own"
+    advice = "" if is_plain else ": each needs a name (def, __name__) or its own __repr__"
     _refuse_repeats(name, labels, labels, advice)
     return labels
 

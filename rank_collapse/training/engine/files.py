@@ -1,4 +1,4 @@
-"""The folder of a sweep: what it is of, and its runs at the last snapshot.
+"""The folder of a sweep: its description, and its runs at the last snapshot.
 
 sweep.json          fingerprints of the functions, axes
 runs/<point>-….npz  states and metrics of runs at one step; a newer file replaces those whose
@@ -104,7 +104,8 @@ class SweepFolder:
         return parts
 
     def is_due(self) -> bool:
-        """Returns whether a snapshot takes little beside what was computed since the last one."""
+        """Returns whether writing a snapshot takes little time compared with the computation since
+        the last one."""
         return time.monotonic() >= self._next_save
 
     def save(self, point: int, runs: Runs) -> None:

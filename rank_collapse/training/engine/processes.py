@@ -30,7 +30,7 @@ def gather(runs: Runs, num_seeds: int) -> Runs:
     """Joins the runs of all processes, on each of them.
 
     Args:
-        runs: Of this process, all done, their state on the host.
+        runs: Runs of this process, all done, with their state on the host.
         num_seeds: Seeds of all processes.
     """
     if jax.process_count() == 1:

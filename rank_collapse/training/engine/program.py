@@ -26,7 +26,7 @@ class Program:
     """The compiled functions of one point of the static values.
 
     Args:
-        functions: Of one run.
+        functions: Traced functions of one run.
         hyper: Shapes of the leaves of its traced values.
         key: Shape and dtype of its key.
         mesh: The devices.
@@ -35,7 +35,7 @@ class Program:
         size: Runs at a time, a multiple of the devices.
         finite: Names of the metrics that must be finite; None for all.
         freezes: Whether a run that is no longer finite keeps its last finite state; if not, it
-            goes on, and the states' memory is reused.
+            continues, and the states' memory is reused.
 
     Attributes:
         functions, every: As given.
@@ -123,7 +123,7 @@ class Program:
         ]
 
     def compile(self, least: int) -> None:
-        """Compiles everything that is not yet, for as many runs as fit into memory.
+        """Compiles every program that is not compiled yet, for as many runs as fit into memory.
 
         Args:
             least: The fewest runs, a multiple of the devices.
@@ -183,7 +183,7 @@ class Program:
 
         Args:
             runs: On the host.
-            make_inputs: As of `begin`.
+            make_inputs: See `begin`.
         """
         leaves = map(wrap_keys, runs.state, self.functions.state_shapes)
         state = seeds.shard_seeds(list(leaves), self._mesh, self.size)
@@ -220,10 +220,10 @@ class Program:
 
         Args:
             runs: On the devices.
-            steps: Of each run.
+            steps: Steps of each run.
 
         Yields:
-            After each call (runs, [(position, what happened)] of those that are no longer finite).
+            After each call (runs, [(position, message)] for the runs that are no longer finite).
         """
         while runs.step < steps:
             stop = min(steps, (runs.step // self.every + 1) * self.every)
@@ -232,14 +232,15 @@ class Program:
             yield runs, stopped
 
     def advance(self, runs: Runs, stop: int) -> tuple[Runs, list[tuple[int, str]]]:
-        """Makes the steps up to a number; a run that is no longer finite keeps its last state.
+        """Makes the steps up to a number; a run that is no longer finite keeps its last finite
+        state.
 
         Args:
             runs: On the devices.
             stop: At most `every` steps from where they are.
 
         Returns:
-            (runs, [(position, what happened)] of those that are no longer finite).
+            (runs, [(position, message)] for the runs that are no longer finite).
         """
         active = runs.finite_steps < 0
         end = stop if active.any() else runs.step  # no turn where no run makes it
@@ -299,7 +300,7 @@ class Program:
         return first, which
 
     def _find_last_finite(self, runs, state, first, stop):
-        """Finds, of runs that are no longer finite, the last finite state before that.
+        """Finds the last finite state of each run that is no longer finite.
 
         Args:
             first: The first step with a metric that is not [r], `stop` where the state alone is

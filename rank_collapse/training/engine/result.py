@@ -22,7 +22,7 @@ class Swept:
 
     Attributes:
         metrics: xarray.Dataset; each metric has the axes (static lists, hyper lists, "seed",
-            "step", further ones of its own). NaN after the step at which a run was not finite.
+            "step", then its own axes). NaN after the step at which a run was not finite.
         states: The pytree that `init` made, as NumPy arrays [seed, hyper lists, ...]; random keys
             stay keys. With lists in static it is {value: such a pytree}, or {(value, ...): it}
             with several lists, since their shapes may differ.
@@ -85,9 +85,9 @@ class Points:
     """All runs of a sweep, by point of the static values.
 
     Args:
-        axes: Of the sweep.
-        functions, runs: Of each point; all runs are done.
-        numbers: Of the seeds.
+        axes: Axes of the sweep.
+        functions, runs: Functions and runs at each point; all runs are done.
+        numbers: Numbers of the seeds.
     """
 
     def __init__(
@@ -185,7 +185,7 @@ def _list_labels(axes: Axes) -> Iterator[Any]:
 
 
 def _mask(values, runs, steps):
-    """Replaces by NaN what comes after a run was finite: values [r, steps, ...].
+    """Replaces the values after a run's last finite step by NaN: values [r, steps, ...].
 
     The step that made it not finite began with a finite state: its metrics stay as they are. A look
     after k steps sees the state that step k begins with.

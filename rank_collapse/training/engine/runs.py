@@ -90,7 +90,8 @@ def join_runs(parts: Sequence[Runs]) -> Runs:
 
 
 def wrap_keys(leaf: Any, shape: Any) -> Any:
-    """Converts the data of random keys to keys, where a leaf of such a shape and dtype is keys."""
+    """Converts the data of random keys to keys, where a leaf of such a shape and dtype holds
+    keys."""
     if not jnp.issubdtype(shape.dtype, jax.dtypes.prng_key):
         return leaf
     return jax.random.wrap_key_data(leaf, impl=jax.random.key_impl(jnp.zeros((), shape.dtype)))

@@ -1,7 +1,7 @@
 """What a user's init, step and look compute, traced once: checked, named, with their data apart.
 
-Arrays that a function closes over, such as training data, are arguments of what is compiled, so
-that they are held once for all seeds.
+Arrays that a function closes over, such as training data, become arguments of the compiled program,
+so that they are held once for all seeds.
 """
 
 import hashlib
@@ -55,14 +55,14 @@ class Traced(Operations):
     """A function that a user wrote, checked.
 
     Args:
-        name: Of the function, for messages.
+        name: Name of the function, for messages.
         fn: It; one that is jitted is taken without its jit.
-        arguments: As of `Operations`.
+        arguments: See `Operations`.
         static: Keyword arguments.
-        check: Checks and converts what it returns to a pytree of arrays.
+        check: Checks the return value and converts it to a pytree of arrays.
 
     Attributes:
-        fingerprint: Hash of what it computes, without the values of the arrays.
+        fingerprint: Hash of the computation, without the values of the arrays.
         data: Hash of these.
 
     Raises:
@@ -92,7 +92,7 @@ class Traced(Operations):
         refuse_if(
             effects,
             f"{name} has side effects ({', '.join(effects)}), such as a print or a callback: "
-            "return as metrics what you want to see",
+            "return the values to print as metrics",
         )
         refuse_if(
             _explain_errors(name, trace) != (self.fingerprint, self.data),
@@ -102,7 +102,7 @@ class Traced(Operations):
 
 
 def _explain_errors(name, trace):
-    """Returns what a trace gives; an error is one of the user's function."""
+    """Returns the result of a trace; an error is reported as an error of the user's function."""
     try:
         return trace()
     except Refused as error:
@@ -151,7 +151,7 @@ def check_callable(name: str, fn: Any, like: str, static: Mapping[str, Any]) -> 
     """Checks that a function can be called so.
 
     Args:
-        name: Of the argument.
+        name: Name of the argument.
         fn: The function.
         like: How it is called, such as "init(key, hyper)".
         static: Keyword arguments.
@@ -161,7 +161,7 @@ def check_callable(name: str, fn: Any, like: str, static: Mapping[str, Any]) -> 
     """
     refuse_if(not callable(fn), f"{name}={quote_value(fn)} is not a function {like}")
     is_later = inspect.isgeneratorfunction(fn) or inspect.iscoroutinefunction(fn)
-    refuse_if(is_later, f"{name} yields or is async: it returns what it computes")
+    refuse_if(is_later, f"{name} yields or is async: it must return its results")
     try:
         signature = inspect.signature(fn)
     except (TypeError, ValueError):  # of C
@@ -236,7 +236,8 @@ def check_step(output: Any, like: Any) -> Any:
         like: The shapes of the state.
 
     Raises:
-        Refused: Another state than it was given, or metrics that are no arrays.
+        Refuses a new state that differs in structure, shapes or dtypes from the old one, and
+        metrics that are not arrays.
     """
     if not (isinstance(output, tuple) and len(output) == 2):
         size = f" of {len(output)}" if isinstance(output, tuple) else ""
@@ -262,7 +263,7 @@ def check_metrics(name: str, metrics: Any) -> dict[str, Any]:
     """Converts a pytree of arrays to {name: array}, with "/" between the names of its levels.
 
     Args:
-        name: Of the function that returns it.
+        name: Name of the function that returns it.
         metrics: The pytree; a single array is named "metric".
 
     Raises:
@@ -296,8 +297,8 @@ def reuses_key(init: Traced, step: Traced, key: Any, hyper: Sequence[Any]) -> bo
     """Returns whether the first two steps use a random key again that was used before.
 
     Args:
-        init, step: Of one run.
-        key: Of a seed.
+        init, step: The functions of one run.
+        key: Random key of a seed.
         hyper: Its traced values.
     """
     size = len(jax.tree.leaves(init.out))
@@ -335,7 +336,7 @@ def _hash(*parts):
 
 
 def _list_data(program):
-    """Lists the bytes of all arrays of a program, those of inner ones included."""
+    """Lists the bytes of all arrays in a program, including those of inner programs."""
     for const in getattr(program, "consts", ()):
         yield _as_bytes(const)
     for equation in getattr(program, "jaxpr", program).eqns:

@@ -29,10 +29,10 @@ class Trainer:
     """Trains runs, and keeps those that are done.
 
     Attributes:
-        functions: Of each point of the static values.
-        axes, base_key, finite: Of the sweep.
+        functions: Functions of each point of the static values.
+        axes, base_key, finite: Axes, base key and finite metrics of the sweep.
         mesh, at_once: Where runs are computed, and how many a device vmaps over.
-        steps, every: Of each run, and in one call.
+        steps, every: Steps of each run, and steps in one call.
         store: The folder, or None.
         progress: Counts steps of all runs.
         programs: Compiled ones by point, of another trainer of the same runs.
@@ -59,7 +59,7 @@ class Trainer:
         """Trains some seeds at all points.
 
         Args:
-            numbers: Of the seeds.
+            numbers: Numbers of the seeds.
             most: The most seeds of any such call, whose programs this one uses.
 
         Raises:
@@ -97,13 +97,13 @@ class Trainer:
         """Returns all runs of the seeds that were trained.
 
         Args:
-            numbers: Of the seeds.
+            numbers: Numbers of the seeds.
         """
         runs = [join_runs(self._gathered[point]) for point in range(len(self.functions))]
         return Points(self.axes, self.functions, runs, numbers)
 
     def _load(self, point, share):
-        """Loads what the folder has of some seeds."""
+        """Loads the saved runs of some seeds from the folder."""
         if self.store is None:
             return []
         if point not in self._saved:

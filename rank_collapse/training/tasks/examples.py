@@ -34,7 +34,7 @@ def in_batches(fn: Callable[[Any], Any], items: Any, batch_size: int | None = No
     """Map fn over the examples of `items`, leaves [b, ...]; `batch_size` at a time, None for all.
 
     Args:
-        fn: Of one example.
+        fn: Function of one example.
         items: Tree of arrays [b, ...].
         batch_size: Examples at a time; None for all.
     """
@@ -51,7 +51,8 @@ def token_mask(examples: Any) -> Bool[Array, "b n"]:
 
 
 def part_mask(parts: Int[Array, "n"]) -> Bool[Array, "n n"]:
-    """Compute which tokens a token of a packed row may attend to: those of its own sequence."""
+    """Compute the tokens to which each token of a packed row may attend: those of its own
+    sequence."""
     return (parts[:, None] == parts[None, :]) & (parts >= 0)[None, :]
 
 
@@ -68,7 +69,7 @@ def packed_rows(lengths: Int[np.ndarray, "b"], width: int) -> Int[np.ndarray, "r
     The longest sequences come first, each into the first row with enough free places.
 
     Args:
-        lengths: Of the sequences.
+        lengths: Lengths of the sequences.
         width: Places of a row.
 
     Returns:
@@ -98,7 +99,7 @@ def pack_examples(examples: Examples, rows: Int[np.ndarray, "r width 2"]) -> Exa
 
     Args:
         examples: Padded sequences.
-        rows: Of `packed_rows`.
+        rows: Rows from `packed_rows`.
     """
     parts, places = rows[..., 0], rows[..., 1]
     return Examples(
@@ -123,8 +124,8 @@ def cross_entropy(
     q = (1 − ε) onehot(label) + ε / c.
 
     Args:
-        logits, labels: Of all tokens.
-        weights: Of the tokens, [b, n].
+        logits, labels: Logits and labels of all tokens.
+        weights: Weights of the tokens, [b, n].
         smoothing: ε (Szegedy et al. 2016, section 7); 0 for −log softmax(logits)[label].
     """
     import optax
@@ -169,8 +170,8 @@ def area_under_curve(logits: Float[Array, "b n 2"], examples: Examples) -> Float
     Mann and Whitney's statistic with average ranks for ties; NaN where a class is absent.
 
     Args:
-        logits: Of the two classes.
-        examples: With labels 0 and 1.
+        logits: Logits of the two classes.
+        examples: Examples with labels 0 and 1.
     """
     score = (logits[..., 1] - logits[..., 0]).ravel()
     exists = token_mask(examples).ravel()
@@ -189,7 +190,7 @@ def majority_baseline(train: Examples, held_out: Examples, num_classes: int) -> 
 
     Args:
         train, held_out: Data sets.
-        num_classes: Of the labels.
+        num_classes: Number of classes.
     """
     weights = token_mask(train).ravel().astype(jnp.float32)
     counts = jnp.zeros(num_classes).at[train.labels.ravel()].add(weights)
@@ -201,9 +202,9 @@ def random_baseline(key: Any, held_out: Examples, num_classes: int) -> Float[Arr
     """Compute the accuracy on `held_out` of one uniformly random answer per token.
 
     Args:
-        key: Of the answers.
+        key: Random key for the answers.
         held_out: Data set.
-        num_classes: Of the labels.
+        num_classes: Number of classes.
     """
     guess = jax.random.randint(key, held_out.labels.shape, 0, num_classes)
     right = (held_out.labels == guess).astype(jnp.float32)
