@@ -41,13 +41,13 @@ from experiments.lab import (
     shared_flags,
 )
 from experiments.train import arguments
+from experiments.train.network_files import save_models
 from experiments.train.sorting import make_sorting_task
+from experiments.train.train_networks import train_networks
 from experiments.train.trained_tasks import (
     TrainedTask,
     diverged_seeds,
     measure_whole,
-    save_models,
-    train_tasks,
 )
 from experiments.verdicts import (
     Comparison,
@@ -139,7 +139,7 @@ def measure(
     total = len(options.d_k) * options.num_seeds
     with Executor(options, folder, "random queries and keys", total) as executor:
         random = measure_widths(options, executor)
-    results = train_tasks(options, setups, folder, measure_accuracy)
+    results = train_networks(options, setups, folder, measure_accuracy)
     trained = {}
     for form in FORMS:
         by_width = [results[f"trained {form}, d_k={d_k}"] for d_k in options.trained_d_k]

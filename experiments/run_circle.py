@@ -51,7 +51,9 @@ from experiments.lab import (
     shared_flags,
 )
 from experiments.train import arguments
-from experiments.train.trained_tasks import TrainedTask, save_models, train_tasks
+from experiments.train.network_files import save_models
+from experiments.train.train_networks import train_networks
+from experiments.train.trained_tasks import TrainedTask
 from experiments.verdicts import (
     PROTOCOL,
     Comparison,
@@ -146,7 +148,7 @@ for name in ("n_repeat", "path_len", "n_paths"):
 FLAGS.define("boolean", "no_sub_path", False, text)
 
 Cases = Mapping[str, TrainedTask]  # {"variant, d=width": what is trained}
-ByCase = Mapping[str, Any]  # {case: as `training.train_tasks`}
+ByCase = Mapping[str, Any]  # {case: as `train_networks`}
 
 
 def make_cases(options: Options) -> Cases:
@@ -173,7 +175,7 @@ def make_cases(options: Options) -> Cases:
 
 def measure(options: Options, cases: Cases, folder: RunFolder) -> ByCase:
     """Trains the network of every case, and lets every seed walk on its own output."""
-    return train_tasks(
+    return train_networks(
         options, cases, folder, functools.partial(walks.measure_walk, options.n_eval_data)
     )
 

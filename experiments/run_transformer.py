@@ -30,14 +30,15 @@ from experiments.lab import (
     plots,
     shared_flags,
 )
+from experiments.lab.executor import nest_arrays
 from experiments.train import arguments
+from experiments.train.network_files import save_models
+from experiments.train.train_networks import train_networks
 from experiments.train.trained_tasks import (
     ALONE,
     TrainedTask,
     diverged_seeds,
     fine_seeds,
-    save_models,
-    train_tasks,
 )
 from experiments.transformer import grammar
 from experiments.verdicts import Comparison, seed_rows
@@ -175,7 +176,7 @@ def make_data(options: Options, key: Any) -> dict[str, sequences.SequencePairs]:
 
 def measure(options: Options, task: TrainedTask, folder: RunFolder) -> dict[str, Any]:
     """Trains all seeds, and measures each by `measure_seed`."""
-    return train_tasks(options, {ALONE: task}, folder, measure_seed)[ALONE]
+    return nest_arrays(train_networks(options, {ALONE: task}, folder, measure_seed)[ALONE])
 
 
 def measure_seed(task: TrainedTask, model: Any, data: Any, _: Any) -> dict[str, Any]:

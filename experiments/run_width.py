@@ -30,15 +30,16 @@ from experiments.lab import (
     open_run,
     shared_flags,
 )
+from experiments.lab.executor import nest_arrays
 from experiments.train import arguments
+from experiments.train.network_files import save_models
 from experiments.train.sorting import make_sorting_task
+from experiments.train.train_networks import train_networks
 from experiments.train.trained_tasks import (
     TrainedTask,
     diverged_seeds,
     fine_seeds,
     measure_whole,
-    save_models,
-    train_tasks,
 )
 from experiments.verdicts import Comparison, Row, make_row, seed_rows
 from rank_collapse.report import figures
@@ -70,7 +71,7 @@ shared_flags.define_numbers(
 )
 
 Cases = Mapping[str, TrainedTask]  # {"depth L": what is trained}
-ByCase = Mapping[str, Any]  # {case: as `training.train_tasks`}
+ByCase = Mapping[str, Any]  # {case: nested, as `train_networks` names its arrays}
 
 
 def make_cases(options: Options) -> Cases:
@@ -120,7 +121,8 @@ def resize(recipe: Recipe, depth: int, target: int) -> Recipe:
 
 def measure(options: Options, cases: Cases, folder: RunFolder) -> ByCase:
     """Trains every depth, and measures the accuracy of each seed."""
-    return train_tasks(options, cases, folder, measure_whole)
+    arrays = train_networks(options, cases, folder, measure_whole)
+    return {name: nest_arrays(case) for name, case in arrays.items()}
 
 
 def make_rows(results: ByCase, cases: Cases) -> Iterator[dict[str, Any]]:

@@ -14,7 +14,7 @@ results are the same.
 import collections
 import contextlib
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -49,6 +49,11 @@ class Chunk(NamedTuple):
     keys: Any
     floats: Any
 
+    @property
+    def unpadded(self) -> tuple[Any, Any]:
+        """Returns (keys, floats) of the seeds alone, [r, ...]."""
+        return jax.tree.map(lambda a: a[: len(self.seeds)], (self.keys, self.floats))
+
 
 class Executor(contextlib.ExitStack):
     """Computes the cells of a run with its devices, seeds and progress. A context manager.
@@ -76,6 +81,7 @@ class Executor(contextlib.ExitStack):
         is_shown = label and run.writable  # a run that is only read has nothing to compute
         bar = Progress(total if is_shown else 0, label, log=run.log)
         self.progress = self.enter_context(bar)
+        self.callback(self.run.flush_arrays)  # where a chunk fails, the earlier ones are kept
 
     def measure(
         self,
@@ -98,7 +104,7 @@ class Executor(contextlib.ExitStack):
 
     def map(
         self,
-        program: Callable[[], Callable[[Chunk], Any]],
+        make_program: Callable[[], "Mapped"],
         cells: Cells,
         *,
         keys: Any = None,
@@ -106,45 +112,101 @@ class Executor(contextlib.ExitStack):
     ) -> dict[str, dict[str, np.ndarray]]:
         """Computes all seeds of all cells; reads the ones that the run has, saves the others.
 
+        Args:
+            make_program: Makes a `Mapped`, or what has its methods, where one is needed.
+            cells, keys, most: As of `chunks`.
+
+        Returns:
+            As `read`.
+        """
+        program = functools.cache(make_program)
+        for chunk in self.chunks(cells, keys=keys, most=most, program=program):
+            self.save(chunk, program()(chunk))
+        return self.read(cells, keys)
+
+    def chunks(
+        self,
+        cells: Cells,
+        *,
+        keys: Any = None,
+        most: int | None = None,
+        program: Callable[[], "Mapped"] | None = None,
+    ) -> Iterator[Chunk]:
+        """Yields the seeds that the run lacks in chunks, each to be saved before the next.
+
         Points that differ in traced flags alone are computed with the first of them.
 
         Args:
-            program: Makes the function that computes a chunk, where one is missing. It returns
-                arrays on the host, leaves [r, ...], whose names are joined by "/" where they are
-                nested. Its method fit_memory(chunk, size), if any, compiles it and returns how many
-                seeds at a time fit, at most `size`; name_arrays(chunk), if any, the names of what
-                it returns.
             cells: {part of the run's arrays: floats}, pytrees of one structure and shapes, or None;
                 or flags → that. Points with invalid flags are skipped.
             keys: Of the seeds [s], the same of every cell; by default those of the flags.
             most: Seeds at a time; by default --seed_chunk, or as many as fit into memory.
-
-        Returns:
-            {cell: {name: [s, ...]}}.
+            program: Returns what computes the chunks, if it says how many seeds fit into memory and
+                which arrays it makes. An unfinished run whose cells lack one is refused: another
+                commit may have begun it, with fewer measures.
 
         Raises:
-            RunError: The run holds another number of seeds.
+            RunError: The run holds another number of seeds, or lacks arrays.
             ValueError: Invalid flags of this point.
         """
         options = self._options
-        count = options.num_seeds if keys is None else len(keys)
+        count = self._count_seeds(keys)
         if keys is None:
             keys = seeds.fold_seeds(options.seed, options.first_seed + np.arange(count))
         requested = self._cell_floats(cells, [options])
-        if missing := self._list_missing(requested, count):
-            self.run.check_writable(missing[0][0])
-            floats = self._cell_floats(cells, options.group)
-            missing = self._list_missing(floats, count)
-            self.progress.skip(len(floats) * count - len(missing))
-            self._compute(program(), floats, keys, missing, most)
-        else:
-            self._check_measures(program, requested, keys)
+        missing = self._list_missing(requested, count)
+        if not missing:
+            if program and self.run.resumed and self.run.writable and self.run.summary is None:
+                self._check_measures(program(), requested, keys)
             self.progress.skip(len(options.group) * len(requested) * count)
-        parts = {cell: self.run.part(cell) for cell in requested}
+            return
+        self.run.check_writable(missing[0][0])
+        floats = self._cell_floats(cells, options.group)
+        missing = self._list_missing(floats, count)
+        self.progress.skip(len(floats) * count - len(missing))
+        limit = most or ("seed_chunk" in options and options.seed_chunk) or len(missing)
+        size = seeds.padded_size(min(limit, len(missing)), self.mesh)
+        if program:
+            head = make_chunk(floats, keys, missing[: self.mesh.size], self.mesh.size)
+            size = program().fit_memory(head, size)
+        for start in range(0, len(missing), size):
+            yield make_chunk(floats, keys, missing[start : start + size], size)
+
+    def save(self, chunk: Chunk, results: Any) -> None:
+        """Adds the seeds of a chunk to the arrays of their cells.
+
+        Args:
+            chunk: One of `chunks`.
+            results: Arrays on the host, leaves [r, ...], whose names are joined by "/" where they
+                are nested.
+        """
+        longer, start, arrays = {}, 0, name_leaves(results)
+        for cell, count in collections.Counter(chunk.cells).items():  # the seeds of a cell adjoin
+            new = {name: values[start : start + count] for name, values in arrays.items()}
+            saved = self.run.part(cell) or {name: values[:0] for name, values in new.items()}
+            shapes = ({name: a.shape[1:] for name, a in x.items()} for x in (saved, new))
+            if damage := describe_difference(*shapes):
+                raise damaged_file_error(self.run.path / "arrays.npz", f"of {cell} {damage}")
+            longer |= {f"{cell}/{n}": np.concatenate([saved[n], new[n]]) for n in new}
+            start += count
+        self.run.keep_arrays(longer)  # at once: all arrays of a cell have as many seeds
+        self.progress.advance(len(chunk.seeds))
+
+    def read(self, cells: Cells, keys: Any = None) -> dict[str, dict[str, np.ndarray]]:
+        """Returns what the run has of this point, {cell: {name: [s, ...]}}.
+
+        Args:
+            cells, keys: As of `chunks`.
+        """
+        self.run.flush_arrays()
+        count, prefix = self._count_seeds(keys), self._options.prefix
         return {
-            cell.removeprefix(options.prefix): {name: values[:count] for name, values in a.items()}
-            for cell, a in parts.items()
+            cell.removeprefix(prefix): {n: a[:count] for n, a in self.run.part(cell).items()}
+            for cell in self._cell_floats(cells, [self._options])
         }
+
+    def _count_seeds(self, keys):
+        return self._options.num_seeds if keys is None else len(keys)
 
     def _cell_floats(self, cells, points):
         """Returns {part of the run's arrays: floats} of the cells of some points."""
@@ -180,15 +242,7 @@ class Executor(contextlib.ExitStack):
         return missing
 
     def _check_measures(self, program, floats, keys):
-        """Refuses finished cells of an unfinished run that lack what the program measures.
-
-        Another commit may have begun the run, with fewer measures.
-        """
-        if not (self.run.resumed and self.run.writable) or self.run.summary is not None:
-            return
-        program = program()
-        if not hasattr(program, "name_arrays"):
-            return
+        """Refuses finished cells that lack what the program measures."""
         for cell in floats:
             pairs = [(cell, 0)]
             expected = program.name_arrays(make_chunk(floats, keys, pairs, self.mesh.size))
@@ -196,37 +250,6 @@ class Executor(contextlib.ExitStack):
                 raise damaged_file_error(
                     self.run.path / "arrays.npz", f"it lacks {cell}/{min(lost)}"
                 )
-
-    def _compute(self, program, floats, keys, missing, most):
-        """Computes the (cell, seed) pairs that are missing, and saves them chunk by chunk."""
-        make_part = functools.partial(make_chunk, floats, keys)
-        limit = most or len(missing)
-        if not most and "seed_chunk" in self._options:
-            limit = self._options.seed_chunk or limit
-        size = seeds.padded_size(min(limit, len(missing)), self.mesh)
-        if hasattr(program, "fit_memory"):
-            head = make_part(missing[: self.mesh.size], self.mesh.size)
-            size = program.fit_memory(head, size)
-        try:
-            for start in range(0, len(missing), size):
-                chunk = make_part(missing[start : start + size], size)
-                self._append(chunk, name_leaves(program(chunk)))
-                self.progress.advance(len(chunk.seeds))
-        finally:
-            self.run.flush_arrays()
-
-    def _append(self, chunk, results):
-        """Appends the seeds of a chunk to the arrays of their cells."""
-        longer, start = {}, 0
-        for cell, count in collections.Counter(chunk.cells).items():  # the seeds of a cell adjoin
-            new = {name: values[start : start + count] for name, values in results.items()}
-            saved = self.run.part(cell) or {name: values[:0] for name, values in new.items()}
-            shapes = ({name: a.shape[1:] for name, a in x.items()} for x in (saved, new))
-            if damage := describe_difference(*shapes):
-                raise damaged_file_error(self.run.path / "arrays.npz", f"of {cell} {damage}")
-            longer |= {f"{cell}/{n}": np.concatenate([saved[n], new[n]]) for n in new}
-            start += count
-        self.run.keep_arrays(longer)  # at once: all arrays of a cell have as many seeds
 
 
 def make_chunk(
@@ -336,3 +359,15 @@ def _spread_function(fn, mesh, at_once, level):
 def name_leaves(tree: Any) -> dict[str, np.ndarray]:
     """Flattens a nested dictionary to {path: array}, with "/" between the names of the levels."""
     return {name: np.asarray(leaf) for name, leaf in name_parts(tree).items()}
+
+
+def nest_arrays(arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
+    """Nests arrays {"a/b": values} at each "/" of their names: {"a": {"b": values}}."""
+    nested: dict[str, Any] = {}
+    for path, values in arrays.items():
+        *levels, name = path.split("/")
+        level = nested
+        for key in levels:
+            level = level.setdefault(key, {})
+        level[name] = values
+    return nested

@@ -1,0 +1,114 @@
+"""Tasks that networks are trained on: recipe, data, metrics, and what the metrics of a seed are."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import numpy as np
+from jaxtyping import Array, Float
+
+from experiments.lab import Options
+from experiments.train import arguments
+from rank_collapse.training import Hyper, Recipe
+from rank_collapse.training.recipe import check_hyper
+from rank_collapse.training.tasks.examples import Examples
+from rank_collapse.training.training import batch_forward
+
+ALONE = "results"  # the part of the arrays of a run that trains one network
+Metrics = Mapping[str, Callable[[Float[Array, "b n c"], Any], Float[Array, ""]]]
+
+
+@dataclass(frozen=True)
+class TrainedTask:
+    """One trained experiment.
+
+    Attributes:
+        options: The flags it is of.
+        name: Of the folder under results/.
+        title: Of the figure.
+        recipe: What is trained.
+        make_data: key → {"train", "eval"} Examples of one seed; also "texts", the training data
+            as it is evaluated, where "train" is packed.
+        metrics: Functions of (logits, examples) by name, "accuracy" among them.
+        published: {"whole": accuracy, "baseline": accuracy} as the published code plots them.
+        batch_size: Examples evaluated at a time; None for all.
+        extra: What else determines the results, for config.json.
+        curves: Whether the metrics are measured on the evaluation data after each epoch.
+        floats: Fields of `Hyper` that are not taken from the flags.
+        program: Name of what is compiled: setups of one name differ in their floats alone; "" for
+            one of its own.
+    """
+
+    options: Options
+    name: str
+    title: str
+    recipe: Recipe
+    make_data: Callable[[Any], dict[str, Any]]
+    metrics: Metrics = field(default_factory=dict)
+    published: Mapping[str, float] = field(default_factory=dict)
+    batch_size: int | None = None
+    extra: Mapping[str, Any] | None = None
+    curves: bool = False
+    floats: Mapping[str, Any] = field(default_factory=dict)
+    program: str = ""
+
+    def make_hyper(self, point: Options) -> Hyper:
+        """Makes the traced values of a point of the flags, float32.
+
+        Raises:
+            ValueError: Values that mean nothing for the recipe.
+        """
+        hyper = arguments.make_hyper(point, self.floats)
+        check_hyper(hyper, self.recipe)
+        return jax.tree.map(np.float32, hyper)
+
+
+def whole_metrics(
+    model: Any, examples: Any, config: Any, metrics: Metrics, batch_size: int | None = None
+) -> dict[str, Float[Array, ""]]:
+    """Computes the metrics of a whole model, without dropout.
+
+    Args:
+        model: Network and classifier, or an encoder-decoder.
+        examples: What it is evaluated on, [b, n].
+        config: Of the network.
+        metrics: Functions of (logits, examples) by name.
+        batch_size: Examples at a time; None for all.
+    """
+    logits = batch_forward(model, examples, config, batch_size=batch_size)
+    return compute_metrics(metrics, examples, logits)
+
+
+def compute_metrics(metrics: Metrics, examples: Any, logits: Any) -> dict[str, Float[Array, ""]]:
+    """Computes all metrics of logits [b, n, c]."""
+    return {name: fn(logits, examples) for name, fn in metrics.items()}
+
+
+def measure_whole(task: TrainedTask, model: Any, data: Any, key: Any) -> dict[str, Any]:
+    """Measures one seed's metrics alone, for `train_networks`: {"whole": {metric: []}}."""
+    return {"whole": whole_metrics(model, data["eval"], task.recipe.config, task.metrics)}
+
+
+def train_and_eval(
+    make: Callable[[Any, int], Examples], num_train: int, num_eval: int, key: Any
+) -> dict[str, Examples]:
+    """Makes training and evaluation data of one seed.
+
+    Args:
+        make: (key, number) → examples.
+        num_train, num_eval: Examples of each.
+        key: Of the seed.
+    """
+    key_train, key_eval = jax.random.split(key)
+    return {"train": make(key_train, num_train), "eval": make(key_eval, num_eval)}
+
+
+def fine_seeds(results: Mapping[str, Any]) -> np.ndarray:
+    """Lists the positions of the seeds that did not diverge."""
+    return np.flatnonzero(results["diverged_at"] < 0)
+
+
+def diverged_seeds(results: Mapping[str, Any]) -> np.ndarray:
+    """Flags the seeds that diverged [s], 0 or 1."""
+    return (results["diverged_at"] >= 0).astype(int)
