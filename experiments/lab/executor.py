@@ -20,6 +20,8 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 from jax.sharding import Mesh
+from jax.typing import ArrayLike
+from jaxtyping import Array, PyTree
 
 from experiments.lab import devices
 from experiments.lab.folder import RunFolder
@@ -30,7 +32,8 @@ from rank_collapse.runs.files import damaged_file_error, describe_difference
 from rank_collapse.runs.states import name_parts
 
 SEEDS = "seeds"  # the part of a run's arrays that has one cell
-Cells = Mapping[str, Any] | Callable[[Options], Mapping[str, Any]]
+Floats = PyTree[ArrayLike] | None  # of a cell
+Cells = Mapping[str, Floats] | Callable[[Options], Mapping[str, Floats]]
 
 
 class Chunk(NamedTuple):
@@ -46,11 +49,11 @@ class Chunk(NamedTuple):
 
     cells: Sequence[str]
     seeds: Sequence[int]
-    keys: Any
-    floats: Any
+    keys: jax.Array
+    floats: PyTree[np.ndarray]
 
     @property
-    def unpadded(self) -> tuple[Any, Any]:
+    def unpadded(self) -> tuple[jax.Array, PyTree[np.ndarray]]:
         """Returns (keys, floats) of the seeds alone, [r, ...]."""
         return jax.tree.map(lambda a: a[: len(self.seeds)], (self.keys, self.floats))
 
@@ -85,10 +88,10 @@ class Executor(contextlib.ExitStack):
 
     def measure(
         self,
-        fn: Callable[[Any, Any], Any],
+        fn: Callable[[PyTree[Array], Floats], PyTree[Array]],
         cells: Cells,
         *,
-        keys: Any = None,
+        keys: jax.Array | None = None,
         most: int | None = None,
         **options: Any,
     ) -> dict[str, dict[str, np.ndarray]]:
@@ -107,7 +110,7 @@ class Executor(contextlib.ExitStack):
         make_program: Callable[[], "Mapped"],
         cells: Cells,
         *,
-        keys: Any = None,
+        keys: jax.Array | None = None,
         most: int | None = None,
     ) -> dict[str, dict[str, np.ndarray]]:
         """Computes all seeds of all cells; reads the ones that the run has, saves the others.
@@ -128,7 +131,7 @@ class Executor(contextlib.ExitStack):
         self,
         cells: Cells,
         *,
-        keys: Any = None,
+        keys: jax.Array | None = None,
         most: int | None = None,
         program: Callable[[], "Mapped"] | None = None,
     ) -> Iterator[Chunk]:
@@ -172,7 +175,7 @@ class Executor(contextlib.ExitStack):
         for start in range(0, len(missing), size):
             yield make_chunk(floats, keys, missing[start : start + size], size)
 
-    def save(self, chunk: Chunk, results: Any) -> None:
+    def save(self, chunk: Chunk, results: PyTree[np.ndarray]) -> None:
         """Adds the seeds of a chunk to the arrays of their cells.
 
         Args:
@@ -192,7 +195,7 @@ class Executor(contextlib.ExitStack):
         self.run.keep_arrays(longer)  # at once: all arrays of a cell have as many seeds
         self.progress.advance(len(chunk.seeds))
 
-    def read(self, cells: Cells, keys: Any = None) -> dict[str, dict[str, np.ndarray]]:
+    def read(self, cells: Cells, keys: jax.Array | None = None) -> dict[str, dict[str, np.ndarray]]:
         """Returns what the run has of this point, {cell: {name: [s, ...]}}.
 
         Args:
@@ -253,7 +256,7 @@ class Executor(contextlib.ExitStack):
 
 
 def make_chunk(
-    floats: Mapping[str, Any], keys: Any, pairs: Sequence[tuple[str, int]], size: int
+    floats: Mapping[str, Floats], keys: jax.Array, pairs: Sequence[tuple[str, int]], size: int
 ) -> Chunk:
     """Makes the chunk of (cell, seed) pairs, padded to a size.
 
@@ -287,11 +290,11 @@ class Mapped:
 
     def __init__(
         self,
-        fn: Callable[[Any, Any], Any],
+        fn: Callable[[PyTree[Array], Floats], PyTree[Array]],
         mesh: Mesh,
         progress: Progress,
         *,
-        draw: Callable[[Any, Any], Any] | None = None,
+        draw: Callable[[jax.Array, Floats], PyTree[Array]] | None = None,
         at_once: int | None = None,
         level: int = 1,
     ):
@@ -300,13 +303,13 @@ class Mapped:
         self._call = _spread_function(fn, mesh, count, level)
         self._draw = None if draw is None else _spread_function(draw, mesh, count, 0)
 
-    def __call__(self, chunk: Chunk) -> Any:
+    def __call__(self, chunk: Chunk) -> PyTree[np.ndarray]:
         arguments = self.laid_out(chunk)
         if self._compiled is None or len(chunk.keys) != self._size:
             self._compiled, self._size = self._compile(arguments, len(chunk.keys)), len(chunk.keys)
         return seeds.to_host(self._compiled(arguments, None), len(chunk.seeds))
 
-    def laid_out(self, chunk: Chunk) -> tuple[Any, Any]:
+    def laid_out(self, chunk: Chunk) -> tuple[PyTree[Array], PyTree[Array]]:
         """Returns (keys, or what is drawn from them; floats) of a chunk on the devices."""
         arguments = seeds.shard_seeds((chunk.keys, chunk.floats), self._mesh)
         return arguments if self._draw is None else (self._draw(arguments, None), arguments[1])
@@ -356,14 +359,14 @@ def _spread_function(fn, mesh, at_once, level):
     return seeds.run_seeds(lambda seed, _: fn(*seed), mesh, at_once=at_once, level=level)
 
 
-def name_leaves(tree: Any) -> dict[str, np.ndarray]:
+def name_leaves(tree: PyTree[np.ndarray]) -> dict[str, np.ndarray]:
     """Flattens a nested dictionary to {path: array}, with "/" between the names of the levels."""
     return {name: np.asarray(leaf) for name, leaf in name_parts(tree).items()}
 
 
-def nest_arrays(arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
+def nest_arrays(arrays: Mapping[str, np.ndarray]) -> dict[str, PyTree[np.ndarray]]:
     """Nests arrays {"a/b": values} at each "/" of their names: {"a": {"b": values}}."""
-    nested: dict[str, Any] = {}
+    nested: dict[str, PyTree[np.ndarray]] = {}
     for path, values in arrays.items():
         *levels, name = path.split("/")
         level = nested

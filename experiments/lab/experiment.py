@@ -15,7 +15,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 from experiments.lab.flags import Mode, read_flags
 from experiments.lab.folder import read_summary
@@ -43,7 +42,7 @@ class Experiment:
     title: str
     brief: str
     claim: str
-    presets: Mapping[str, Any]
+    presets: Mapping[str, str | Mapping[str, str]]
     figures: Mapping[str, str] = field(default_factory=dict)
     needs: str = ""
 

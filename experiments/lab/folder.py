@@ -37,14 +37,18 @@ import os
 import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
+from jax.typing import ArrayLike
+from jaxtyping import PyTree
 
 from experiments.lab import provenance
+from experiments.lab.provenance import JsonObject
 from experiments.lab.shared_flags import FORMER_NAMES
+from experiments.verdicts import TableRow
 from rank_collapse.printed import escape_cell, escape_text
 from rank_collapse.regular import read_regular
+from rank_collapse.report.figures import Figure
 from rank_collapse.runs import metrics, states
 from rank_collapse.runs.drawn import OPTIONS, draw_files
 from rank_collapse.runs.files import (
@@ -113,9 +117,9 @@ class RunFolder(contextlib.ExitStack):
     def __init__(
         self,
         path: str | os.PathLike,
-        config: Mapping[str, Any],
+        config: JsonObject,
         *,
-        execution: Mapping[str, Any] | None = None,
+        execution: JsonObject | None = None,
         overwrite: bool = False,
         read_only: bool = False,
     ):
@@ -126,7 +130,7 @@ class RunFolder(contextlib.ExitStack):
         self._last_write, self._pause, self._unwritten = time.monotonic(), PAUSE, False
         # Shared by all views: names that config.json lists, and environments that it has.
         self._listed: set[str] = set()
-        self._environments: list[dict[str, Any]] = []
+        self._environments: list[JsonObject] = []
         self._has_noted: list[bool] = []  # not empty when the environment of this process is there
         self.writable = not read_only
         try:
@@ -171,11 +175,11 @@ class RunFolder(contextlib.ExitStack):
             self.add_environments([provenance.environment()])
 
     @property
-    def environments(self) -> list[dict[str, Any]]:
+    def environments(self) -> list[JsonObject]:
         """The environments of all processes whose results are here, that which began it first."""
         return list(self._environments)
 
-    def add_environments(self, environments: Iterable[Mapping[str, Any]]) -> None:
+    def add_environments(self, environments: Iterable[JsonObject]) -> None:
         """Adds environments in which results of this folder were made, those that are new.
 
         Args:
@@ -192,7 +196,7 @@ class RunFolder(contextlib.ExitStack):
         """Deletes what is made of the arrays: table, figures, further files and the summary."""
         delete_files(self.path, PRODUCTS)
 
-    def save_figure(self, name: str, figure: Any) -> None:
+    def save_figure(self, name: str, figure: Figure) -> None:
         """Writes a figure as PNG and PDF, where one of them is missing.
 
         Args:
@@ -207,7 +211,7 @@ class RunFolder(contextlib.ExitStack):
         """Returns whether a file of a figure is missing."""
         return not all(self.has_file(f"figures/{name}{suffix}") for suffix in OPTIONS)
 
-    def save_table(self, rows: Iterable[Mapping[str, Any]]) -> None:
+    def save_table(self, rows: Iterable[TableRow]) -> None:
         """Writes results.csv, where it is not what the rows say."""
         table = table_bytes(rows)
         is_there = self.has_file("results.csv")
@@ -229,7 +233,7 @@ class RunFolder(contextlib.ExitStack):
         path = self.path / name
         return path.is_file() and path.stat().st_size > 0
 
-    def finish(self, summary: Mapping[str, Any]) -> None:
+    def finish(self, summary: JsonObject) -> None:
         """Writes summary.json, which marks the run as complete; drops checkpoints and points/.
 
         Args:
@@ -241,7 +245,7 @@ class RunFolder(contextlib.ExitStack):
         self._write_json("summary.json", {**summary, "arrays": self._describe_arrays()})
 
     @property
-    def summary(self) -> dict[str, Any] | None:
+    def summary(self) -> JsonObject | None:
         """The headline numbers of a complete run, else None."""
         path = self.path / "summary.json"
         return read_object(path) if path.exists() else None
@@ -267,7 +271,9 @@ class RunFolder(contextlib.ExitStack):
         view._prefix = prefix
         return view
 
-    def cached(self, part: str, compute: Callable[[], Mapping[str, Any]]) -> dict[str, np.ndarray]:
+    def cached(
+        self, part: str, compute: Callable[[], Mapping[str, ArrayLike]]
+    ) -> dict[str, np.ndarray]:
         """Reads the arrays of one part of the run; computes and saves them where there are none.
 
         Args:
@@ -291,7 +297,7 @@ class RunFolder(contextlib.ExitStack):
         if not self.writable:
             raise damaged_file_error(self.path / "arrays.npz", f"it lacks seeds of {part!r}")
 
-    def keep_arrays(self, arrays: Mapping[str, Any]) -> None:
+    def keep_arrays(self, arrays: Mapping[str, ArrayLike]) -> None:
         """Adds named arrays, and writes the file only if its last write is long enough ago.
 
         Each write is of all arrays, so many small chunks are written together. `flush_arrays`
@@ -310,7 +316,7 @@ class RunFolder(contextlib.ExitStack):
         if self._unwritten:
             self.save_arrays({})
 
-    def save_arrays(self, arrays: Mapping[str, Any]) -> None:
+    def save_arrays(self, arrays: Mapping[str, ArrayLike]) -> None:
         """Adds (or replaces) named arrays, and writes arrays.npz."""
         started = time.monotonic()
         self._add_arrays(arrays)
@@ -333,7 +339,7 @@ class RunFolder(contextlib.ExitStack):
 
     # Checkpoints: the states of an unfinished computation.
 
-    def save_checkpoint(self, step: int, state: Any, name: str = "") -> None:
+    def save_checkpoint(self, step: int, state: PyTree[ArrayLike], name: str = "") -> None:
         """Saves a pytree of arrays (random keys too) at a step, and deletes the earlier ones.
 
         Call it between jitted chunks, with arrays on the host (`seeds.to_host`).
@@ -345,7 +351,9 @@ class RunFolder(contextlib.ExitStack):
         self._note_environment()
         states.save_state(self._check_place() / "checkpoints" / name, step, state)
 
-    def restore_checkpoint(self, like: Any, name: str = "") -> tuple[int, Any] | None:
+    def restore_checkpoint(
+        self, like: PyTree[ArrayLike], name: str = ""
+    ) -> tuple[int, PyTree[ArrayLike]] | None:
         """Reads (step, state) of the newest saved state; None where there is none.
 
         Args:
@@ -445,7 +453,7 @@ class RunFolder(contextlib.ExitStack):
         write_atomically(path, content)
 
 
-def table_bytes(rows: Iterable[Mapping[str, Any]]) -> bytes:
+def table_bytes(rows: Iterable[TableRow]) -> bytes:
     """Writes rows as CSV: one column per key, in order of first appearance; without formulas."""
     rows = [{name: escape_cell(value) for name, value in row.items()} for row in rows]
     text = io.StringIO()
@@ -456,7 +464,7 @@ def table_bytes(rows: Iterable[Mapping[str, Any]]) -> bytes:
     return text.getvalue().encode()
 
 
-def read_config(path: Path) -> dict[str, Any]:
+def read_config(path: Path) -> JsonObject:
     """Reads what determines the results of a run folder, by the present names of the flags.
 
     Raises:
@@ -469,7 +477,7 @@ def read_config(path: Path) -> dict[str, Any]:
     return {FORMER_NAMES.get(name, name): value for name, value in config.items()}
 
 
-def read_summary(path: str | os.PathLike) -> dict[str, Any]:
+def read_summary(path: str | os.PathLike) -> JsonObject:
     """Reads the headline numbers of a complete run, without opening (locking) its folder.
 
     Raises:
