@@ -16,7 +16,6 @@ the results, and `experiments.path_accuracy.evaluation` says what is measured.
 """
 
 import functools
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -120,7 +119,7 @@ def make_task(options: Options) -> TrainedTask:
     )
 
 
-def make_examples(key: Any, num_examples: int, num_points: int) -> examples.Examples:
+def make_examples(key: jax.Array, num_examples: int, num_points: int) -> examples.Examples:
     """Draws points uniformly on [0, 10]², shifted together by N(0, 3.3²), with their hull labels.
 
     The points lie on a grid of 2¹⁴ cells a side, on which the labels are exact integers' ones;

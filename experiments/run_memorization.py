@@ -20,7 +20,6 @@ results, and `experiments.path_accuracy.evaluation` says what is measured.
 """
 
 import functools
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -125,7 +124,11 @@ def make_task(options: Options) -> TrainedTask:
 
 
 def make_text_task(
-    options: Options, tokens: Any, mask: Any, vocab_size: int, extra: dict[str, str] | None = None
+    options: Options,
+    tokens: Int[np.ndarray, "b n"],
+    mask: Bool[np.ndarray, "b n"],
+    vocab_size: int,
+    extra: dict[str, str] | None = None,
 ) -> TrainedTask:
     """Makes what is trained on texts.
 
@@ -163,7 +166,11 @@ def make_text_task(
 
 
 def make_data(
-    options: Options, tokens: Any, mask: Any, rows: Any, key: Any
+    options: Options,
+    tokens: Int[Array, "b n"],
+    mask: Bool[Array, "b n"],
+    rows: list[list[int]],
+    key: jax.Array,
 ) -> dict[str, examples.Examples]:
     """Gives the texts one seed's labels; the evaluation is on the first of them.
 
@@ -182,7 +189,7 @@ def make_data(
 
 
 def make_examples(
-    key: Any, tokens: Int[Array, "b n"], mask: Bool[Array, "b n"], num_labels: int = 2
+    key: jax.Array, tokens: Int[Array, "b n"], mask: Bool[Array, "b n"], num_labels: int = 2
 ) -> examples.Examples:
     """Draws a label for each token of each text uniformly at random, whatever the token.
 

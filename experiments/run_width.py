@@ -14,10 +14,10 @@ import bisect
 import dataclasses
 import math
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 import jax
 import numpy as np
+from jaxtyping import PyTree
 
 from experiments.lab import (
     Experiment,
@@ -41,7 +41,7 @@ from experiments.train.trained_tasks import (
     fine_seeds,
     measure_whole,
 )
-from experiments.verdicts import Comparison, Row, make_row, seed_rows
+from experiments.verdicts import Comparison, Row, TableRow, make_row, seed_rows
 from rank_collapse.report import figures
 from rank_collapse.training import Recipe, init_model
 
@@ -71,7 +71,9 @@ shared_flags.define_numbers(
 )
 
 Cases = Mapping[str, TrainedTask]  # {"depth L": what is trained}
-ByCase = Mapping[str, Any]  # {case: nested, as `train_networks` names its arrays}
+ByCase = Mapping[
+    str, dict[str, PyTree[np.ndarray]]
+]  # {case: nested, as `train_networks` names its arrays}
 
 
 def make_cases(options: Options) -> Cases:
@@ -125,7 +127,7 @@ def measure(options: Options, cases: Cases, folder: RunFolder) -> ByCase:
     return {name: nest_arrays(case) for name, case in arrays.items()}
 
 
-def make_rows(results: ByCase, cases: Cases) -> Iterator[dict[str, Any]]:
+def make_rows(results: ByCase, cases: Cases) -> Iterator[TableRow]:
     """Makes a row for each depth and seed."""
     for name, case in cases.items():
         diverged = {"diverged": diverged_seeds(results[name])}

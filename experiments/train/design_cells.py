@@ -2,9 +2,8 @@
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -29,6 +28,7 @@ from rank_collapse.network.inputs import input_states
 from rank_collapse.training import Ensemble, Hyper, Model, Recipe
 from rank_collapse.training.recipe import run_config
 from rank_collapse.training.tasks import examples, sequences
+from rank_collapse.training.tasks.examples import Examples
 from rank_collapse.training.training import batch_forward
 
 STEPS_PER_EPOCH = 25  # of which the training loss is the mean
@@ -90,7 +90,9 @@ def make_flags(selecting: Sequence[str]) -> Flags:
     return flags
 
 
-def make_measure(recipe: Recipe) -> Callable[[Model, Any, Hyper, Any], dict[str, Any]]:
+def make_measure(
+    recipe: Recipe,
+) -> Callable[[Model, dict[str, Examples], Hyper, jax.Array], dict[str, jax.Array]]:
     """Makes measure(model, data, hyper, key) of one run.
 
     Examples are those that training does not see. It returns "accuracy" and "loss" [], and the mean
@@ -131,7 +133,7 @@ def train_cells(
     options: Options,
     make_cells: Callable[[Options], Sequence[Cell]],
     folder: RunFolder,
-) -> dict[Cell, dict[str, Any]]:
+) -> dict[Cell, dict[str, np.ndarray]]:
     """Trains the cells of the flags and measures them, or reads what the run has of them.
 
     Args:
@@ -146,7 +148,7 @@ def train_cells(
 
     def group_by_program(point):
         """Groups cells as {what is compiled in: {cell: the floats}}."""
-        groups: dict[Any, dict[str, Hyper]] = {}
+        groups: dict[Hashable, dict[str, Hyper]] = {}
         for cell in make_cells(point):
             config, floats = split_floats(make_network(options, cell))
             hyper = Hyper(cell.learning_rate, dropout=None, warmup=cell.warmup, network=floats)
@@ -219,7 +221,13 @@ def profile_gains(ensemble: Ensemble, profile: Callable, chunk: Chunk, folder: R
     return chunk._replace(floats=hyper)
 
 
-def admin_gains(recipe: Recipe, model: Any, data: Any, hyper: Hyper, _: Any = None) -> Hyper:
+def admin_gains(
+    recipe: Recipe,
+    model: Model,
+    data: dict[str, Examples],
+    hyper: Hyper,
+    _: jax.Array | None = None,
+) -> Hyper:
     """Profiles Admin's ω on the first batch of each seed's own initial network.
 
     Args:
@@ -257,12 +265,12 @@ def make_network(options: Options, cell: Cell) -> rc.TransformerConfig:
     return config.replace(skip_gain=1.0) if cell.design == "admin" else config
 
 
-def split_floats(config: rc.TransformerConfig) -> tuple[rc.TransformerConfig, dict[str, Any]]:
+def split_floats(config: rc.TransformerConfig) -> tuple[rc.TransformerConfig, dict[str, float]]:
     """Splits a network into what is compiled in, and the floats that differ between runs."""
     return config.replace(**FLOATS), {name: getattr(config, name) for name in FLOATS}
 
 
-def make_data(options: Options, batch_size: int, key: Any) -> dict[str, Any]:
+def make_data(options: Options, batch_size: int, key: jax.Array) -> dict[str, Examples]:
     """Makes one seed's training data, an epoch of `STEPS_PER_EPOCH` batches, and held-out data.
 
     Args:
@@ -288,16 +296,16 @@ def guess_limit(tokens: int, letters: int) -> float:
     return share + 2.58 * math.sqrt(share * (1 - share) / tokens)
 
 
-def has_diverged(results: dict[str, Any]) -> np.ndarray:
+def has_diverged(results: dict[str, np.ndarray]) -> np.ndarray:
     """Flags the seeds that had a loss that is not finite, [s]."""
     return ~np.isfinite(results["losses"]).all(axis=1)
 
 
-def has_failed(results: dict[str, Any], limit: float) -> np.ndarray:
+def has_failed(results: dict[str, np.ndarray], limit: float) -> np.ndarray:
     """Flags the seeds that diverged, or whose final accuracy is no more than the limit, [s]."""
     return has_diverged(results) | ~(results["accuracy"][:, -1] > limit)
 
 
-def gradient_norms(results: dict[str, Any], matrix: str) -> np.ndarray:
+def gradient_norms(results: dict[str, np.ndarray], matrix: str) -> np.ndarray:
     """Selects the norm of the loss's gradient to one matrix, [s, t, L]."""
     return results["gradients"][:, :, GRADIENTS.index(matrix)]

@@ -11,9 +11,10 @@ import functools
 import json
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
 
+import jax
 import numpy as np
+from jaxtyping import Array, PyTree
 
 from experiments.lab import (
     Chunk,
@@ -25,13 +26,21 @@ from experiments.lab import (
     stop_requested,
 )
 from experiments.train.network_files import check_files, network_file
-from experiments.train.trained_tasks import ALONE, TrainedTask, fine_seeds, whole_metrics
+from experiments.train.trained_tasks import (
+    ALONE,
+    Data,
+    TrainedModel,
+    TrainedTask,
+    fine_seeds,
+    whole_metrics,
+)
 from experiments.train.watched import layer_scalars
 from rank_collapse.runs import metrics, seeds
 from rank_collapse.runs.states import flatten_state
 from rank_collapse.training import Ensemble, Hyper, Trained
 from rank_collapse.training.recipe import run_config
 
+Measure = Callable[[TrainedTask, TrainedModel, Data, jax.Array], PyTree[Array]]
 CHECKPOINT_SECONDS = 20.0  # between two saved states at least
 
 
@@ -39,7 +48,7 @@ def train_networks(
     options: Options,
     tasks: Mapping[str, TrainedTask],
     folder: RunFolder,
-    measure: Callable[[TrainedTask, Any, Any, Any], Any],
+    measure: Measure,
 ) -> dict[str, dict[str, np.ndarray]]:
     """Trains and measures networks, or reads what the run has of them.
 
@@ -188,7 +197,7 @@ def train_chunk(
 
 def measure_chunk(
     measure_seeds: Callable, chunk: Chunk, trained: Trained, executor: Executor, name: str = ""
-) -> dict[str, Any]:
+) -> dict[str, PyTree[np.ndarray]]:
     """Measures trained runs, and adds what training left of them.
 
     Args:
@@ -216,8 +225,13 @@ def measure_chunk(
 
 
 def measure_run(
-    task: TrainedTask, measure: Callable, model: Any, data: Any, hyper: Hyper, key: Any
-) -> Any:
+    task: TrainedTask,
+    measure: Measure,
+    model: TrainedModel,
+    data: Data,
+    hyper: Hyper,
+    key: jax.Array,
+) -> PyTree[Array]:
     """Measures one seed of a task, with the floats of its run in the network."""
     recipe = dataclasses.replace(task.recipe, config=run_config(task.recipe, hyper))
     return measure(dataclasses.replace(task, recipe=recipe), model, data, key)

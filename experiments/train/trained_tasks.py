@@ -2,21 +2,30 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import jax
 import numpy as np
-from jaxtyping import Array, Float
+from jax.typing import ArrayLike
+from jaxtyping import Array, Float, PyTree
 
 from experiments.lab import Options
+from experiments.lab.provenance import JsonObject
 from experiments.train import arguments
+from rank_collapse.network.config import TransformerConfig
+from rank_collapse.network.encoder_decoder import EncoderDecoderConfig, EncoderDecoderParams
 from rank_collapse.training import Hyper, Recipe
+from rank_collapse.training.models import Model
 from rank_collapse.training.recipe import check_hyper
 from rank_collapse.training.tasks.examples import Examples
+from rank_collapse.training.tasks.sequences import SequencePairs
 from rank_collapse.training.training import batch_forward
 
 ALONE = "results"  # the part of the arrays of a run that trains one network
-Metrics = Mapping[str, Callable[[Float[Array, "b n c"], Any], Float[Array, ""]]]
+TrainedModel = Model | EncoderDecoderParams
+Data = dict[str, Examples | SequencePairs]  # of one seed: "train", "eval", and others
+Metrics = Mapping[
+    str, Callable[[Float[Array, "b n c"], Examples | SequencePairs], Float[Array, ""]]
+]
 
 
 @dataclass(frozen=True)
@@ -44,13 +53,13 @@ class TrainedTask:
     name: str
     title: str
     recipe: Recipe
-    make_data: Callable[[Any], dict[str, Any]]
+    make_data: Callable[[jax.Array], Data]
     metrics: Metrics = field(default_factory=dict)
     published: Mapping[str, float] = field(default_factory=dict)
     batch_size: int | None = None
-    extra: Mapping[str, Any] | None = None
+    extra: JsonObject | None = None
     curves: bool = False
-    floats: Mapping[str, Any] = field(default_factory=dict)
+    floats: Mapping[str, PyTree[ArrayLike]] = field(default_factory=dict)
     program: str = ""
 
     def make_hyper(self, point: Options) -> Hyper:
@@ -65,7 +74,11 @@ class TrainedTask:
 
 
 def whole_metrics(
-    model: Any, examples: Any, config: Any, metrics: Metrics, batch_size: int | None = None
+    model: TrainedModel,
+    examples: Examples | SequencePairs,
+    config: TransformerConfig | EncoderDecoderConfig,
+    metrics: Metrics,
+    batch_size: int | None = None,
 ) -> dict[str, Float[Array, ""]]:
     """Computes the metrics of a whole model, without dropout.
 
@@ -80,18 +93,22 @@ def whole_metrics(
     return compute_metrics(metrics, examples, logits)
 
 
-def compute_metrics(metrics: Metrics, examples: Any, logits: Any) -> dict[str, Float[Array, ""]]:
+def compute_metrics(
+    metrics: Metrics, examples: Examples | SequencePairs, logits: Float[Array, "b n c"]
+) -> dict[str, Float[Array, ""]]:
     """Computes all metrics of logits [b, n, c]."""
     return {name: fn(logits, examples) for name, fn in metrics.items()}
 
 
-def measure_whole(task: TrainedTask, model: Any, data: Any, key: Any) -> dict[str, Any]:
+def measure_whole(
+    task: TrainedTask, model: TrainedModel, data: Data, key: jax.Array
+) -> dict[str, dict[str, Float[Array, ""]]]:
     """Measures one seed's metrics alone, for `train_networks`: {"whole": {metric: []}}."""
     return {"whole": whole_metrics(model, data["eval"], task.recipe.config, task.metrics)}
 
 
 def train_and_eval(
-    make: Callable[[Any, int], Examples], num_train: int, num_eval: int, key: Any
+    make: Callable[[jax.Array, int], Examples], num_train: int, num_eval: int, key: jax.Array
 ) -> dict[str, Examples]:
     """Makes training and evaluation data of one seed.
 
@@ -104,11 +121,11 @@ def train_and_eval(
     return {"train": make(key_train, num_train), "eval": make(key_eval, num_eval)}
 
 
-def fine_seeds(results: Mapping[str, Any]) -> np.ndarray:
+def fine_seeds(results: Mapping[str, np.ndarray]) -> np.ndarray:
     """Lists the positions of the seeds that did not diverge."""
     return np.flatnonzero(results["diverged_at"] < 0)
 
 
-def diverged_seeds(results: Mapping[str, Any]) -> np.ndarray:
+def diverged_seeds(results: Mapping[str, np.ndarray]) -> np.ndarray:
     """Flags the seeds that diverged [s], 0 or 1."""
     return (results["diverged_at"] >= 0).astype(int)
