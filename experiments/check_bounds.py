@@ -149,7 +149,7 @@ def pool_draws(draws: Collection[Draws]) -> tuple[dict[str, np.ndarray], dict[st
     return flat, {bound: tightness[bound][is_claimed[bound]] for bound in LEAST}
 
 
-def count_violations(draws: Collection[Draws]) -> dict[str, Any]:
+def count_violations(draws: Collection[Draws]) -> dict[str, int | float]:
     """Counts violations, and ranges of tightness, over kinds of networks.
 
     Args:

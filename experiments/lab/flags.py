@@ -114,7 +114,7 @@ class Flags(flags.FlagValues):
         default: FlagValue,
         text: str,
         *choices: Sequence[str],
-        **limits: float | None,
+        **limits: str | float | None,
     ) -> None:
         """Defines a flag as absl's `DEFINE_<kind>` does.
 
