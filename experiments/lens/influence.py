@@ -4,7 +4,7 @@ the frozen sum of the same paths.
 Axis letters: b texts, v directions, k path lengths, n tokens, d width.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import jax
@@ -65,7 +65,7 @@ def count_tokens(
 
 
 def draw_probe(
-    source: OpenCheckpoint, ids: np.ndarray | None, counts: Sequence[int], seed: int
+    source: OpenCheckpoint, ids: np.ndarray | None, counts: np.ndarray, seed: int
 ) -> Probe:
     """Draws a position in the second quarter of each text, and a random direction.
 
@@ -214,8 +214,8 @@ def measure_ranks(
     params: rc.network.TransformerParams,
     config: rc.TransformerConfig,
     inputs: Mapping[str, np.ndarray],
-    sources: Sequence[int],
-    counts: Sequence[int],
+    sources: np.ndarray,
+    counts: np.ndarray,
     layer: int,
 ) -> np.ndarray:
     """Measures the effective rank of the exact Jacobian by distance, [b, `DISTANCES`].

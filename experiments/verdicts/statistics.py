@@ -12,7 +12,7 @@ from rank_collapse.report.intervals import Interval, mean_interval
 TableRow = dict[str, str | float | None]  # of results.csv: {column: value}
 
 
-def finite_or_none(value: float) -> float | None:
+def finite_or_none(value: ArrayLike) -> float | None:
     """Converts a number to a float, or to None where it is not finite: JSON has no NaN."""
     return float(value) if np.isfinite(value) else None
 
