@@ -17,7 +17,7 @@ from pathlib import Path
 from types import ModuleType
 
 from experiments.lab.flags import Mode, read_flags
-from experiments.lab.folder import read_summary
+from experiments.lab.folder_files import read_summary
 from experiments.lab.run import Run
 from rank_collapse.runs.files import damaged_file_error
 

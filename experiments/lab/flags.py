@@ -19,7 +19,7 @@ import numpy as np
 from absl import flags
 
 from experiments.lab import shared_flags
-from experiments.lab.folder import read_config
+from experiments.lab.folder_files import read_config
 from experiments.lab.provenance import JsonObject
 from experiments.lab.shared_flags import FlagValue as FlagValue
 from rank_collapse.runs.files import damaged_file_error

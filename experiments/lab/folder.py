@@ -1,37 +1,17 @@
 """Run folders: all files of one run of an experiment, and how a run resumes.
 
-    <folder>/config.json    flags and layout (compared on resume), execution, versions, devices,
-                            git revision of all processes that wrote, names of the arrays
-             results.csv    tidy rows, one per seed, layer, path length, ...
-             arrays.npz     named arrays, also the cache from which an interrupted run resumes
-             arrays.json    names of their dimensions, and what they are (`lab.dimensions`)
-             checkpoints/   states of an unfinished computation, <step>.npz
-             figures/       *.png and *.pdf
-             models.safetensors
-                            trained weights, where asked for (`rank_collapse.training.model_file`)
-             summary.json   the run's headline numbers; its presence means the run is complete
-             metrics.jsonl  scalars of a watched training, a line for each step
-                            (`rank_collapse.runs.metrics`)
-             models/, metrics/   the same two of a run of several networks, a file for each
-             log.txt
-
-Every file but metrics and log.txt is written to a temporary name and renamed, so a file is either
-complete or absent. The checksums of arrays.npz show damage; names in config.json, with shapes in
-summary.json, show an array that was removed. Files made of the arrays are made again where they are
-missing, and results.csv where it is not what they say.
-
     with RunFolder("results/sort/a", {"depth": 6, "seed": 0}) as run:
         curves = run.cached("curves", lambda: {"loss": train()})   # computed once, then read
         run.save_figure("loss", draw_loss(curves))                 # where its files are missing
         run.save_table(list_losses(curves))
         run.finish({"loss": float(curves["loss"].mean())})
+
+`folder_files` says which files these are.
 """
 
 import collections
 import contextlib
 import copy
-import csv
-import io
 import json
 import os
 import time
@@ -43,13 +23,21 @@ from jax.typing import ArrayLike
 from jaxtyping import PyTree
 
 from experiments.lab import provenance
+from experiments.lab.folder_files import (
+    CONTENTS,
+    FOLDERS,
+    LAYOUT,
+    PRODUCTS,
+    check_config,
+    read_config,
+    table_bytes,
+)
 from experiments.lab.provenance import JsonObject
-from experiments.lab.shared_flags import FORMER_NAMES
 from experiments.verdicts import TableRow
-from rank_collapse.printed import escape_cell, escape_text
+from rank_collapse.printed import escape_text
 from rank_collapse.regular import read_regular
 from rank_collapse.report.figures import Figure
-from rank_collapse.runs import metrics, states
+from rank_collapse.runs import states
 from rank_collapse.runs.drawn import OPTIONS, draw_files
 from rank_collapse.runs.files import (
     RunError,
@@ -57,7 +45,6 @@ from rank_collapse.runs.files import (
     damaged_file_error,
     delete_files,
     delete_temporary,
-    describe_difference,
     load_arrays,
     lock_folder,
     make_folder,
@@ -68,30 +55,7 @@ from rank_collapse.runs.files import (
     write_atomically,
 )
 
-CONTENTS = (
-    "config.json",
-    "results.csv",
-    "arrays.npz",
-    "arrays.json",
-    "summary.json",
-    "log.txt",
-    "models.safetensors",
-    "report.html",
-    metrics.NAME,
-)
-# What is made of the arrays, the summary first.
-PRODUCTS = (
-    "summary.json",
-    "results.csv",
-    "figures",
-    "arrays.json",
-    "models.safetensors",
-    "models",
-    "report.html",
-)
 PAUSE, SHARE = 2.0, 0.1  # seconds between two writes at least, and share of the time they may take
-LAYOUT = 4  # one more whenever names or shapes of what the experiments keep change
-FOLDERS = ("checkpoints", "figures", "models", "points", metrics.FOLDER)
 
 
 class RunFolder(contextlib.ExitStack):
@@ -143,7 +107,7 @@ class RunFolder(contextlib.ExitStack):
                 delete_temporary(self.path)
             self.resumed = self._is_of_a_run()
             if self.resumed:
-                self._check_config()
+                check_config(self.path, self._config)
             else:
                 content = {"config": config, "execution": execution or {}, "layout": LAYOUT}
                 content |= {"environment": provenance.environment()}
@@ -241,7 +205,7 @@ class RunFolder(contextlib.ExitStack):
         """
         # First: a complete run is not checked again.
         delete_files(self._check_place(), ("checkpoints", "points"))
-        self._check_config()  # as it is now: results are read with it
+        check_config(self.path, self._config)  # as it is now: results are read with it
         self._write_json("summary.json", {**summary, "arrays": self._describe_arrays()})
 
     @property
@@ -425,22 +389,6 @@ class RunFolder(contextlib.ExitStack):
             read_config(self.path)
         return bool(names)
 
-    def _check_config(self):
-        """Refuses a folder of another config, or of another version."""
-        if changes := describe_difference(read_config(self.path), self._config):
-            raise RunError(
-                f"{self.path} was made with another config: {changes}; "
-                "use another --run_name or --output_dir, or --overwrite, which deletes these "
-                "results"
-            )
-        layout = read_object(self.path / "config.json").get("layout", 1)
-        if layout != LAYOUT:
-            raise RunError(
-                f"{self.path} was made by another version of rank_collapse, with other arrays "
-                f"(layout {layout} there, {LAYOUT} here); use that version, another --run_name or "
-                "--output_dir, or --overwrite, which deletes these results"
-            )
-
     def _write_json(self, name, value):
         self._write(name, (json.dumps(states.as_json(value), indent=2) + "\n").encode())
 
@@ -451,39 +399,3 @@ class RunFolder(contextlib.ExitStack):
         if path.parent != self.path:
             make_subfolder(path.parent)
         write_atomically(path, content)
-
-
-def table_bytes(rows: Iterable[TableRow]) -> bytes:
-    """Writes rows as CSV: one column per key, in order of first appearance; without formulas."""
-    rows = [{name: escape_cell(value) for name, value in row.items()} for row in rows]
-    text = io.StringIO()
-    columns = dict.fromkeys(name for row in rows for name in row)
-    writer = csv.DictWriter(text, list(columns), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return text.getvalue().encode()
-
-
-def read_config(path: Path) -> JsonObject:
-    """Reads what determines the results of a run folder, by the present names of the flags.
-
-    Raises:
-        RunError: A damaged config.json.
-    """
-    content = read_object(path / "config.json")
-    config = content.get("config")
-    if not isinstance(config, dict) or "execution" not in content:  # of another program
-        raise damaged_file_error(path / "config.json", "it has no config of a run")
-    return {FORMER_NAMES.get(name, name): value for name, value in config.items()}
-
-
-def read_summary(path: str | os.PathLike) -> JsonObject:
-    """Reads the headline numbers of a complete run, without opening (locking) its folder.
-
-    Raises:
-        RunError: The run is not complete.
-    """
-    try:
-        return read_object(Path(path) / "summary.json")
-    except RunError as error:
-        raise RunError(f"{path} has no summary: the run is not complete ({error})") from error

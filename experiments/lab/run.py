@@ -109,7 +109,7 @@ class Point:
         return self.run.is_writing and not self.run.folder.has_file(name)
 
     def save_file(self, name: str, content: bytes) -> None:
-        """Saves a further file, whose name is out of `folder.CONTENTS` or `folder.FOLDERS`."""
+        """Saves a further file, whose name is out of `CONTENTS` or `FOLDERS` of `folder_files`."""
         if self.lacks_file(name):
             self.run.folder.save_file(name, content)
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from experiments.lab.flags import FlagValue
-from experiments.lab.folder import table_bytes
+from experiments.lab.folder_files import table_bytes
 from experiments.verdicts import Comparison, Row
 
 TEXTS = Path(__file__).with_name("results.toml")
