@@ -23,12 +23,13 @@ changes nothing, because the second token then takes its place.
 import itertools
 from collections.abc import Iterator
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import xarray as xr
+from jax.typing import ArrayLike
 
 import rank_collapse as rc
 from experiments.lab import (
@@ -52,7 +53,7 @@ from experiments.trained.opened_networks import (
     load_networks,
     make_untrained,
 )
-from experiments.verdicts import PROTOCOL, Comparison, Row
+from experiments.verdicts import PROTOCOL, Comparison, Row, TableRow
 from rank_collapse import pretrained
 from rank_collapse.report import figures
 
@@ -93,10 +94,10 @@ FLAGS.define(
 class Condition(NamedTuple):
     """Which key is excluded, traced: one program serves all conditions of a network."""
 
-    key: Any  # position of the key
-    start: Any  # first layer in which it is excluded; the depth for none
-    is_hidden: Any  # Bool: by its score
-    is_thinned: Any  # Bool: all weights lose as much together; else the key's weight is lost
+    key: ArrayLike  # position of the key
+    start: ArrayLike  # first layer in which it is excluded; the depth for none
+    is_hidden: ArrayLike  # Bool: by its score
+    is_thinned: ArrayLike  # Bool: all weights lose as much together; else the key's weight is lost
 
 
 def open_networks(options: Options) -> list[Network]:
@@ -210,7 +211,7 @@ def measure_network(
 
 
 def measure_text(
-    params: Any,
+    params: rc.network.TransformerParams,
     config: rc.TransformerConfig,
     replaced: int,
     ids: jax.Array,
@@ -246,7 +247,7 @@ def measure_text(
     }
 
 
-def lose_weight(condition: Condition, weights: jax.Array, layer: Any) -> jax.Array:
+def lose_weight(condition: Condition, weights: jax.Array, layer: jax.Array) -> jax.Array:
     """Removes the key's weight from the rows [h, n, m] of the queries after it, or removes as much
     from all keys.
 
@@ -264,7 +265,11 @@ def lose_weight(condition: Condition, weights: jax.Array, layer: Any) -> jax.Arr
 
 
 def exclude_key(
-    condition: Condition, is_active: jax.Array, excluded: float, entries: jax.Array, layer: Any
+    condition: Condition,
+    is_active: jax.Array,
+    excluded: float,
+    entries: jax.Array,
+    layer: jax.Array,
 ) -> jax.Array:
     """Replaces the entries [h, n, m] of the key, of the queries after it.
 
@@ -281,7 +286,7 @@ def exclude_key(
     return jnp.where(is_entry & is_active & (layer >= condition.start), excluded, entries)
 
 
-def make_rows(results: xr.Dataset) -> Iterator[dict[str, Any]]:
+def make_rows(results: xr.Dataset) -> Iterator[TableRow]:
     """Makes a row for each network, condition, text and layer."""
     names = ("token_cosine", "spread", "second_norm")
     columns = [prefix + name for name in names for prefix in ("", "whole_")]

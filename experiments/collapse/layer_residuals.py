@@ -1,12 +1,13 @@
 """What run_collapse measures of one network: residuals, laws, bounds, and what rounding decides."""
 
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import xarray as xr
+from jax.typing import DTypeLike
 
 import rank_collapse as rc
 from experiments.collapse import cubic_law
@@ -23,7 +24,10 @@ REASONS = {
 
 
 def measure_plain(
-    params: Any, x: Any, config: rc.TransformerConfig, dtype: Any
+    params: rc.network.TransformerParams,
+    x: jax.Array,
+    config: rc.TransformerConfig,
+    dtype: DTypeLike,
 ) -> dict[str, jax.Array]:
     """Measures the residuals that the ordinary forward pass shows, by layer [L + 1].
 
@@ -46,7 +50,10 @@ def measure_plain(
 
 
 def measure_laws(
-    params: Any, x: Any, config: rc.TransformerConfig, log: logdomain.LogTrace
+    params: rc.network.TransformerParams,
+    x: jax.Array,
+    config: rc.TransformerConfig,
+    log: logdomain.LogTrace,
 ) -> dict[str, jax.Array]:
     """Measures the residual in logarithms by layer [L + 1], its law 3^l and the bounds.
 

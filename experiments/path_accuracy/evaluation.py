@@ -5,13 +5,12 @@ Axis letters: b examples, n tokens, c classes, k path lengths, r repeats, p path
 
 import functools
 from collections.abc import Mapping
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import xarray as xr
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, PyTree
 
 from experiments.lab import Options, labelled
 from experiments.train.trained_tasks import (
@@ -41,8 +40,8 @@ SET_SIZES = (5, PUBLISHED_SIZE)  # of the published figures
 
 
 def evaluate_paths(
-    options: Options, task: TrainedTask, model: Any, data: Any, key: Any
-) -> dict[str, Any]:
+    options: Options, task: TrainedTask, model: Model, data: dict[str, Examples], key: jax.Array
+) -> dict[str, PyTree[Array]]:
     """Evaluates the trained model of one seed: whole, by path length, and the baselines.
 
     Args:
@@ -87,7 +86,7 @@ def sampled_lengths(options: Options) -> np.ndarray:
 
 
 def evaluate_samples(
-    options: Options, task: TrainedTask, model: Model, held_out: Examples, key: Any
+    options: Options, task: TrainedTask, model: Model, held_out: Examples, key: jax.Array
 ) -> dict[str, dict[str, Float[Array, "k r"]]]:
     """Evaluates sampled sets of paths, each of which computes attention from its own states, as in
     the paper.
@@ -145,7 +144,7 @@ def length_sums(
     config: TransformerConfig,
     metrics: Metrics,
     batch_size: int | None = None,
-) -> dict[str, Any]:
+) -> dict[str, PyTree[Array]]:
     """Computes the metrics of exact sums over all paths by length 0..L, and each length's worth.
 
     Sums C_k are frozen: in the attention of the whole model. All have the offset and the classifier

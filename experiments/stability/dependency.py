@@ -3,8 +3,6 @@
 Axis letters: n tokens, d width, l layers, s sublayers (branches) in the order passed.
 """
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
@@ -50,7 +48,7 @@ def _branch_share(passage):
     return jnp.where(total == 0, 0, branch / jnp.where(total == 0, 1, total))
 
 
-def dependency(shares: Any) -> Float[Array, "i i"]:
+def dependency(shares: Array) -> Float[Array, "i i"]:
     """Computes β_ij² of x̂_i = Σ_j β_ij â_j: the stream after i branches, in branches of variance
     1.
 

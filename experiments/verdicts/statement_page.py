@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from experiments.verdicts.claims import Answer, Row, count_answers
 from experiments.verdicts.verdict_wording import (
@@ -70,8 +69,8 @@ class Comparison:
     """Two numbers side by side, without a verdict: see `Answer` for those."""
 
     quantity: str  # What is compared, with its unit
-    measured: Any  # Our value
-    published: Any = None  # The paper's value; None where it has none
+    measured: float | str  # Our value
+    published: float | str | None = None  # The paper's value; None where it has none
     note: str = ""  # Where the published value stands, or why the two differ
     source: str = "published"  # What `published` is: a law, a theory, or another computation
 
