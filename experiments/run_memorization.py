@@ -169,7 +169,7 @@ def make_data(
     options: Options,
     tokens: Int[Array, "b n"],
     mask: Bool[Array, "b n"],
-    rows: list[list[int]],
+    rows: Int[np.ndarray, "r n 2"],
     key: jax.Array,
 ) -> dict[str, examples.Examples]:
     """Gives the texts one seed's labels; the evaluation is on the first of them.
