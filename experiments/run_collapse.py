@@ -38,9 +38,9 @@ from experiments.collapse.collapse_figures import (
     sweep_weight_scale_figure,
 )
 from experiments.collapse.layer_residuals import (
-    DecidedProgram,
     describe_gaps,
     local_rates,
+    measure_chunk,
     measure_laws,
     measure_plain,
 )
@@ -202,14 +202,17 @@ def measure(options: Options, setup: Networks, folder: RunFolder) -> xr.Dataset:
     with Executor(options, folder, "collapse") as executor:
         progress, single = executor.progress, partial(measure_seed, options, setup)
 
-        def make_program():
-            mapped = Mapped(single, executor.mesh, draw=draw_seed, progress=progress)
-            return DecidedProgram(mapped, setup.networks, options.norm_placement, progress)
-
         def make_cells(point):
             return {SEEDS: (point.weight_scale, point.skip_gain)}
 
-        arrays = executor.map(make_program, make_cells, most=most)[SEEDS]
+        mapped, norm = (
+            Mapped(single, executor.mesh, progress, draw=draw_seed),
+            options.norm_placement,
+        )
+        for chunk in executor.chunks(make_cells, mapped, most=most):
+            results = measure_chunk(mapped, chunk, setup.networks, norm, progress)
+            executor.save(chunk, results)
+        arrays = executor.read(make_cells)[SEEDS]
         results = labelled.make_dataset(arrays, ("variant", "layer"), swept=("mlp_gain", "layer"))
         if not folder.summary:
             for line in describe_gaps(results):

@@ -169,7 +169,7 @@ def make_data(
     options: Options,
     tokens: Int[Array, "b n"],
     mask: Bool[Array, "b n"],
-    rows: list[list[int]],
+    rows: Int[np.ndarray, "r n 2"],
     key: jax.Array,
 ) -> dict[str, examples.Examples]:
     """Gives the texts one seed's labels; the evaluation is on the first of them.
@@ -213,9 +213,8 @@ def compact_vocabulary(
 
 def measure(options: Options, task: TrainedTask, folder: RunFolder) -> xr.Dataset:
     """Trains a network for each seed, and evaluates it whole and by path length."""
-    evaluate = functools.partial(evaluate_paths, options)
-    arrays = train_networks(options, {ALONE: task}, folder, evaluate)[ALONE]
-    return name_axes(options, task, arrays)
+    arrays = train_networks(options, {ALONE: task}, folder, evaluate_paths)[ALONE]
+    return name_axes(task, arrays)
 
 
 EXPERIMENT = Experiment(

@@ -23,13 +23,11 @@ changes nothing, because the second token then takes its place.
 import itertools
 from collections.abc import Iterator
 from functools import partial
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import xarray as xr
-from jax.typing import ArrayLike
 
 import rank_collapse as rc
 from experiments.lab import (
@@ -47,6 +45,7 @@ from experiments.lab import (
     open_run,
     report_activity,
 )
+from experiments.trained.excluded_keys import Condition, make_edit
 from experiments.trained.opened_networks import (
     Network,
     identify_texts,
@@ -60,7 +59,6 @@ from rank_collapse.report import figures
 AXES = ("start", "how", "key")
 FIRST_MEASURED = 2  # tokens from the third on: neither the sink nor the token that replaces it
 READ = 40  # texts read for each one kept, which has enough tokens
-EXCLUDED = -1e9  # score of a hidden key
 LATE = 0.4  # share of the layers after which statements hide the key
 
 FLAGS = cli.make_flags("sinks", shows="token_cosine,layer=last", counts="num_texts", can_grow=True)
@@ -89,15 +87,6 @@ FLAGS.define(
 FLAGS.define(
     "enum", "key", "first", "Which key later tokens cannot attend to.", ["first", "random"]
 )
-
-
-class Condition(NamedTuple):
-    """Which key is excluded, traced: one program serves all conditions of a network."""
-
-    key: ArrayLike  # position of the key
-    start: ArrayLike  # first layer in which it is excluded; the depth for none
-    is_hidden: ArrayLike  # Bool: by its score
-    is_thinned: ArrayLike  # Bool: all weights lose as much together; else the key's weight is lost
 
 
 def open_networks(options: Options) -> list[Network]:
@@ -229,10 +218,7 @@ def measure_text(
         token_cosine; spread, the mean over later tokens of the relative change that the other
         token makes; second_norm, ‖X_1‖/‖X_0‖; output [n, d].
     """
-    edit = {
-        "scores": partial(exclude_key, condition, condition.is_hidden, EXCLUDED),
-        "weights": partial(lose_weight, condition),
-    }
+    edit = make_edit(condition)
     trace = rc.apply(params, ids, config, edit=edit)
     states, other = trace.hidden, rc.apply(params, changed, config, edit=edit).hidden
     norms = jnp.linalg.norm(states, axis=-1)
@@ -245,45 +231,6 @@ def measure_text(
         "second_norm": norms[:, 1] / norms[:, 0],
         "output": trace.output,
     }
-
-
-def lose_weight(condition: Condition, weights: jax.Array, layer: jax.Array) -> jax.Array:
-    """Removes the key's weight from the rows [h, n, m] of the queries after it, or removes as much
-    from all keys.
-
-    Args:
-        condition: Which key, from which layer on, and how.
-        weights: Weights of the attention.
-        layer: Number of the layer.
-    """
-    is_dropped = ~(condition.is_hidden | condition.is_thinned)
-    dropped = exclude_key(condition, is_dropped, 0.0, weights, layer)
-    is_row = jnp.arange(weights.shape[-2])[:, None] > condition.key
-    is_active = is_row & condition.is_thinned & (layer >= condition.start)
-    lost = jnp.take(weights, condition.key, axis=-1)[..., None]
-    return jnp.where(is_active, weights * (1 - lost), dropped)
-
-
-def exclude_key(
-    condition: Condition,
-    is_active: jax.Array,
-    excluded: float,
-    entries: jax.Array,
-    layer: jax.Array,
-) -> jax.Array:
-    """Replaces the entries [h, n, m] of the key, of the queries after it.
-
-    Args:
-        condition: Which key, and from which layer on.
-        is_active: Whether this is where the key is excluded: its scores, or its weights.
-        excluded: The entry that it gets.
-        entries: Scores or weights.
-        layer: Number of the layer.
-    """
-    queries = jnp.arange(entries.shape[-2])[:, None]
-    keys = jnp.arange(entries.shape[-1])[None]
-    is_entry = (keys == condition.key) & (queries > condition.key)
-    return jnp.where(is_entry & is_active & (layer >= condition.start), excluded, entries)
 
 
 def make_rows(results: xr.Dataset) -> Iterator[TableRow]:

@@ -12,8 +12,6 @@ Takes 59 seconds for 16 seeds on two cores. docs/experiments/run_sort.md has the
 `experiments.path_accuracy.evaluation` says what is measured.
 """
 
-import functools
-
 import xarray as xr
 
 from experiments.lab import (
@@ -80,9 +78,8 @@ def make_task(options: Options) -> TrainedTask:
 
 def measure(options: Options, task: TrainedTask, folder: RunFolder) -> xr.Dataset:
     """Trains a network for each seed, and evaluates it whole and by path length."""
-    evaluate = functools.partial(evaluate_paths, options)
-    arrays = train_networks(options, {ALONE: task}, folder, evaluate)[ALONE]
-    return name_axes(options, task, arrays)
+    arrays = train_networks(options, {ALONE: task}, folder, evaluate_paths)[ALONE]
+    return name_axes(task, arrays)
 
 
 EXPERIMENT = Experiment(

@@ -95,45 +95,28 @@ class Executor(contextlib.ExitStack):
         most: int | None = None,
         **options: Any,
     ) -> dict[str, dict[str, np.ndarray]]:
-        """Calls `map` with a function of one seed; `options` are further arguments of `Mapped`.
-
-        Args:
-            fn: (key, floats) of one seed → pytree of arrays.
-            cells, keys, most: See `map`.
-            **options: Further arguments of `Mapped`.
-        """
-        program = functools.partial(Mapped, fn, self.mesh, progress=self.progress, **options)
-        return self.map(program, cells, keys=keys, most=most)
-
-    def map(
-        self,
-        make_program: Callable[[], "Mapped"],
-        cells: Cells,
-        *,
-        keys: jax.Array | None = None,
-        most: int | None = None,
-    ) -> dict[str, dict[str, np.ndarray]]:
         """Computes all seeds of all cells; reads the ones that the run has, saves the others.
 
         Args:
-            make_program: Makes a `Mapped`, or what has its methods, where one is needed.
+            fn: (key, floats) of one seed → pytree of arrays.
             cells, keys, most: As of `chunks`.
+            **options: Further arguments of `Mapped`.
 
         Returns:
             As `read`.
         """
-        program = functools.cache(make_program)
-        for chunk in self.chunks(cells, keys=keys, most=most, program=program):
-            self.save(chunk, program()(chunk))
+        program = Mapped(fn, self.mesh, self.progress, **options)
+        for chunk in self.chunks(cells, program, keys=keys, most=most):
+            self.save(chunk, program(chunk))
         return self.read(cells, keys)
 
     def chunks(
         self,
         cells: Cells,
+        program: "Mapped | None" = None,
         *,
         keys: jax.Array | None = None,
         most: int | None = None,
-        program: Callable[[], "Mapped"] | None = None,
     ) -> Iterator[Chunk]:
         """Yields the seeds that the run lacks in chunks, each to be saved before the next.
 
@@ -142,13 +125,13 @@ class Executor(contextlib.ExitStack):
         Args:
             cells: {part of the run's arrays: floats}, pytrees of one structure and shapes, or None;
                 or flags → that. Points with invalid flags are skipped.
+            program: What computes the chunks, if it says how many seeds fit into memory and which
+                arrays it makes. An unfinished run whose cells lack one is refused: another commit
+                may have begun it, with fewer measures.
             keys: Random keys of the seeds [s], the same for every cell; by default those of the
                 flags.
             most: Largest number of seeds at a time; by default --seed_chunk, or as many as fit into
                 memory.
-            program: Returns what computes the chunks, if it says how many seeds fit into memory and
-                which arrays it makes. An unfinished run whose cells lack one is refused: another
-                commit may have begun it, with fewer measures.
 
         Raises:
             RunError: The run holds another number of seeds, or lacks arrays.
@@ -162,7 +145,7 @@ class Executor(contextlib.ExitStack):
         missing = self._list_missing(requested, count)
         if not missing:
             if program and self.run.resumed and self.run.writable and self.run.summary is None:
-                self._check_measures(program(), requested, keys)
+                self._check_measures(program, requested, keys)
             self.progress.skip(len(options.group) * len(requested) * count)
             return
         self.run.check_writable(missing[0][0])
@@ -173,7 +156,7 @@ class Executor(contextlib.ExitStack):
         size = seeds.padded_size(min(limit, len(missing)), self.mesh)
         if program:
             head = make_chunk(floats, keys, missing[: self.mesh.size], self.mesh.size)
-            size = program().fit_memory(head, size)
+            size = program.fit_memory(head, size)
         for start in range(0, len(missing), size):
             yield make_chunk(floats, keys, missing[start : start + size], size)
 

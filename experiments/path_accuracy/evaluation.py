@@ -40,13 +40,12 @@ SET_SIZES = (5, PUBLISHED_SIZE)  # of the published figures
 
 
 def evaluate_paths(
-    options: Options, task: TrainedTask, model: Model, data: dict[str, Examples], key: jax.Array
+    task: TrainedTask, model: Model, data: dict[str, Examples], key: jax.Array
 ) -> dict[str, PyTree[Array]]:
     """Evaluates the trained model of one seed: whole, by path length, and the baselines.
 
     Args:
-        options: The flags, for the sampled sets of paths.
-        task: What was trained.
+        task: What was trained; its flags say which sets of paths are sampled.
         model: The trained model.
         data: Examples of the seed: "train" and "eval", and "texts" where "train" is packed.
         key: Random key of the seed; sets of paths and the random baseline are drawn from it.
@@ -65,7 +64,7 @@ def evaluate_paths(
     return {
         "whole": whole_metrics(model, held_out, config, metrics, batch_size),
         **{name: {"accuracy": value} for name, value in zip(BASELINES, guesses, strict=True)},
-        "sets": evaluate_samples(options, task, model, held_out, key_paths),
+        "sets": evaluate_samples(task, model, held_out, key_paths),
         **length_sums(model, held_out, config, metrics, batch_size),
         "tokens": token_mask(held_out).sum(),
         "whole_train": whole_metrics(
@@ -86,7 +85,7 @@ def sampled_lengths(options: Options) -> np.ndarray:
 
 
 def evaluate_samples(
-    options: Options, task: TrainedTask, model: Model, held_out: Examples, key: jax.Array
+    task: TrainedTask, model: Model, held_out: Examples, key: jax.Array
 ) -> dict[str, dict[str, Float[Array, "k r"]]]:
     """Evaluates sampled sets of paths, each of which computes attention from its own states, as in
     the paper.
@@ -94,7 +93,6 @@ def evaluate_samples(
     Sets of all sizes are one array: smaller ones are filled up and the filling is not kept.
 
     Args:
-        options: The flags.
         task: What was trained.
         model: The trained model of one seed.
         held_out: What it is evaluated on, [b, n].
@@ -103,7 +101,7 @@ def evaluate_samples(
     Returns:
         {number of paths in a set: {metric: [k, r]}}.
     """
-    config, lengths = task.recipe.config, sampled_lengths(options)
+    config, options, lengths = task.recipe.config, task.options, sampled_lengths(task.options)
     sizes = sorted({options.n_paths, *SET_SIZES})
     shape = (len(sizes), len(lengths), options.n_repeat, sizes[-1])
     is_kept = np.arange(sizes[-1]) < np.reshape(sizes, (-1, 1, 1, 1))
@@ -210,11 +208,10 @@ def length_sums(
     }
 
 
-def name_axes(options: Options, task: TrainedTask, arrays: Mapping[str, np.ndarray]) -> xr.Dataset:
+def name_axes(task: TrainedTask, arrays: Mapping[str, np.ndarray]) -> xr.Dataset:
     """Names the axes of what `evaluate_paths` measures.
 
     Args:
-        options: The flags.
         task: What was trained.
         arrays: {"name/level": [s, ...]}.
 
@@ -228,6 +225,6 @@ def name_axes(options: Options, task: TrainedTask, arrays: Mapping[str, np.ndarr
     exact = labelled.make_dataset(evaluations, ("metric", "path_length"), **axes)
     exact = exact.assign_coords(path_length=np.arange(task.recipe.config.depth + 1))
     sampled = labelled.make_dataset(sets, ("num_paths", "metric", "path_length", "repeat"))
-    sampled = sampled.assign_coords(path_length=sampled_lengths(options))
+    sampled = sampled.assign_coords(path_length=sampled_lengths(task.options))
     sampled = sampled.rename(sets="sampled").sortby("num_paths")
     return xr.merge([exact, sampled], join="outer").assign(fine=exact.diverged_at < 0)

@@ -26,7 +26,7 @@ def by_design(results: ByCase) -> dict[str, ByCase]:
     return designs
 
 
-def first_and_last(results: ByCase) -> tuple[Case, Case]:
+def first_and_last(results: ByCase) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
     """Returns the measurements of the shallowest and of the deepest network of one design."""
     return next(iter(results.values())), list(results.values())[-1]
 

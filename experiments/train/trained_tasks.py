@@ -121,11 +121,11 @@ def train_and_eval(
     return {"train": make(key_train, num_train), "eval": make(key_eval, num_eval)}
 
 
-def fine_seeds(results: Mapping[str, np.ndarray]) -> np.ndarray:
+def fine_seeds(results: Mapping[str, PyTree[np.ndarray]]) -> np.ndarray:
     """Lists the positions of the seeds that did not diverge."""
     return np.flatnonzero(results["diverged_at"] < 0)
 
 
-def diverged_seeds(results: Mapping[str, np.ndarray]) -> np.ndarray:
+def diverged_seeds(results: Mapping[str, PyTree[np.ndarray]]) -> np.ndarray:
     """Flags the seeds that diverged [s], 0 or 1."""
     return (results["diverged_at"] >= 0).astype(int)

@@ -78,7 +78,7 @@ def slope(x: ArrayLike, y: ArrayLike) -> np.ndarray:
         return np.asarray(y @ away / (away @ away))
 
 
-def geometric_mean(values: ArrayLike) -> np.ndarray:
+def geometric_mean(values: ArrayLike) -> np.ndarray | np.floating:
     """Compute exp of the mean over seeds of ln values [s, ...]; NaN for a seed without one above
     0.
     """

@@ -9,7 +9,7 @@ from numpy.typing import ArrayLike
 from experiments.verdicts.share_intervals import share_interval, slope
 from rank_collapse.report.intervals import Interval, mean_interval
 
-TableRow = dict[str, str | float | None]  # of results.csv: {column: value}
+TableRow = dict[str, str | float | np.generic | None]  # of results.csv: {column: value}
 
 
 def finite_or_none(value: ArrayLike) -> float | None:

@@ -204,7 +204,10 @@ WRONG = {
     ),
     "init returns None": ("init returns None, which has no arrays", {"init": lambda k, h: None}),
     "init yields": ("init yields or is async: it must return its results", {"init": yields}),
-    "init is async": ("init yields or is async: it must return its results", {"init": begins_later}),
+    "init is async": (
+        "init yields or is async: it must return its results",
+        {"init": begins_later},
+    ),
     "a state with text": (
         "the state that init returns holds str at \\['w'\\], which is not an array",
         {"init": lambda k, h: {"w": "a"}},

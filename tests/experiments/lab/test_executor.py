@@ -49,8 +49,10 @@ def run_cells(path, options, stop_at=None, cells=CELLS, **about):
     """Returns the results of all seeds of all cells, and the chunks that were computed."""
     chunks = []
     with RunFolder(path, {}) as run, Executor(options, run) as executor:
-        results = executor.map(lambda: Noted(executor.mesh, chunks, stop_at), cells, **about)
-    return results, chunks
+        program = Noted(executor.mesh, chunks, stop_at)
+        for chunk in executor.chunks(cells, program, **about):
+            executor.save(chunk, program(chunk))
+        return executor.read(cells), chunks
 
 
 def check(results, times=1):
@@ -63,7 +65,6 @@ def check(results, times=1):
 
 
 def test_all_cells_are_one_list_of_seeds_and_what_is_there_is_read(tmp_path):
-    """No program is made where no seed is left to compute."""
     all_seeds = [[(cell, seed) for cell in CELLS for seed in range(5)]]
     for expected in (all_seeds, []):
         results, chunks = run_cells(tmp_path, parse_options())
