@@ -17,7 +17,6 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any
 
 import jax
 from absl import flags
@@ -30,7 +29,7 @@ from experiments.benchmarks import (
     seed_benchmarks,
     training_benchmarks,
 )
-from experiments.benchmarks.timing import describe_report, print_report
+from experiments.benchmarks.timing import Report, describe_report, print_report
 from experiments.lab import check_names, cli
 from rank_collapse.runs.files import make_folder, open_log
 
@@ -140,7 +139,9 @@ def main(options: flags.FlagValues) -> int:
     return 1 if failures else 0
 
 
-def list_benchmarks(options: flags.FlagValues) -> Iterator[tuple[str, str, Callable[[Any], Any]]]:
+def list_benchmarks(
+    options: flags.FlagValues,
+) -> Iterator[tuple[str, str, Callable[[flags.FlagValues], Report]]]:
     """Lists (name, name with the number of seeds, function of the flags) of each benchmark.
 
     Args:

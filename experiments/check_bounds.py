@@ -39,7 +39,7 @@ from experiments.lab import (
     open_run,
     shared_flags,
 )
-from experiments.verdicts import Comparison, Row, cases_row
+from experiments.verdicts import Comparison, Row, TableRow, cases_row
 from rank_collapse.report import figures
 
 BLOCK = 50  # draws that a device vmaps over
@@ -151,7 +151,7 @@ def pool_draws(draws: Collection[Draws]) -> tuple[dict[str, np.ndarray], dict[st
     return flat, {bound: tightness[bound][is_claimed[bound]] for bound in LEAST}
 
 
-def count_violations(draws: Collection[Draws]) -> dict[str, Any]:
+def count_violations(draws: Collection[Draws]) -> dict[str, int | float]:
     """Counts violations, and ranges of tightness, over kinds of networks.
 
     Args:
@@ -184,7 +184,7 @@ def count_violations(draws: Collection[Draws]) -> dict[str, Any]:
     return counts
 
 
-def make_rows(results: Results) -> list[dict[str, Any]]:
+def make_rows(results: Results) -> list[TableRow]:
     """Makes a row for each kind of network."""
     return [c._asdict() | count_violations([draws]) for c, draws in results["draws"].items()]
 

@@ -16,7 +16,7 @@ import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -35,6 +35,7 @@ from experiments.lab import (
     read_summary,
     shared_flags,
 )
+from experiments.lab.provenance import JsonObject
 from rank_collapse.runs.files import damaged_file_error, read_object
 
 FLAGS = cli.bare_flags(Flags("join"))
@@ -47,7 +48,7 @@ class Part(NamedTuple):
     """One point of a finished run: the settings that determine its results, and its arrays by
     name."""
 
-    config: Mapping[str, Any]
+    config: JsonObject
     arrays: Mapping[str, np.ndarray]
 
 
@@ -89,7 +90,7 @@ def main(options: Flags) -> Run:
     return module.main(joined_flags)
 
 
-def list_origins(folders: Sequence[Path]) -> list[dict[str, Any]]:
+def list_origins(folders: Sequence[Path]) -> list[JsonObject]:
     """Lists the environments in which the results of folders were made.
 
     Args:
@@ -177,7 +178,7 @@ def join_seeds(parts: Sequence[Part]) -> Part:
     return Part({**first.config, "num_seeds": total}, joined)
 
 
-def find_axes(configs: Sequence[Mapping[str, Any]], options: Flags) -> dict[str, list[str]]:
+def find_axes(configs: Sequence[JsonObject], options: Flags) -> dict[str, list[str]]:
     """Lists the values of the flags in which points differ, as they are written.
 
     Args:

@@ -18,7 +18,6 @@ collapse within three layers, and skips to prevent the collapse.
 
 import re
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -47,6 +46,7 @@ from experiments.verdicts import (
     ERROR,
     Comparison,
     Row,
+    TableRow,
     curve_row,
     make_row,
     power_law_wins,
@@ -99,7 +99,7 @@ def mean_curves(curves: Curves, variant: str, reading: str = "published") -> np.
     return None if values is None else values.mean(axis=1, dtype=float)
 
 
-def make_rows(results: Results) -> Iterator[dict[str, Any]]:
+def make_rows(results: Results) -> Iterator[TableRow]:
     """Makes a row for each model, weights, ablation and layer: over weights and texts.
 
     Args:

@@ -21,8 +21,8 @@ of the size of dot products are nearly as bad as unscaled dot products.
 import dataclasses
 import itertools
 from collections.abc import Iterator, Mapping
-from typing import Any
 
+import jax
 import numpy as np
 
 from experiments.attention_forms.score_functions import FORMS, LAWS, MEASURES, make_measure
@@ -41,23 +41,26 @@ from experiments.lab import (
     shared_flags,
 )
 from experiments.train import arguments
+from experiments.train.network_files import save_models
 from experiments.train.sorting import make_sorting_task
+from experiments.train.train_networks import train_networks
 from experiments.train.trained_tasks import (
     TrainedTask,
     diverged_seeds,
     measure_whole,
-    save_models,
-    train_tasks,
 )
 from experiments.verdicts import (
     Comparison,
     Row,
+    TableRow,
     clipped_log10,
     format_interval,
     make_row,
     mean_with_interval,
 )
 from rank_collapse.report import figures
+from rank_collapse.training.models import Model
+from rank_collapse.training.tasks.examples import Examples
 
 SOURCE, WIDTH = "Vaswani et al. 2017, section 3.2.1", r"width of queries and keys $d_k$"
 
@@ -122,9 +125,10 @@ def make_setups(options: Options) -> dict[str, TrainedTask]:
     return setups
 
 
-def measure(
-    options: Options, setups: Mapping[str, TrainedTask], folder: RunFolder
-) -> dict[str, Any]:
+FormResults = dict[str, dict[str, dict[str, np.ndarray]]]  # {part: {form: {name: [s, w]}}}
+
+
+def measure(options: Options, setups: Mapping[str, TrainedTask], folder: RunFolder) -> FormResults:
     """Measures random queries and keys, and trains networks with each attention function.
 
     Args:
@@ -139,7 +143,7 @@ def measure(
     total = len(options.d_k) * options.num_seeds
     with Executor(options, folder, "random queries and keys", total) as executor:
         random = measure_widths(options, executor)
-    results = train_tasks(options, setups, folder, measure_accuracy)
+    results = train_networks(options, setups, folder, measure_accuracy)
     trained = {}
     for form in FORMS:
         by_width = [results[f"trained {form}, d_k={d_k}"] for d_k in options.trained_d_k]
@@ -169,7 +173,9 @@ def measure_widths(options: Options, executor: Executor) -> dict[str, dict[str, 
     }
 
 
-def measure_accuracy(task: TrainedTask, model: Any, data: Any, key: Any) -> dict[str, Any]:
+def measure_accuracy(
+    task: TrainedTask, model: Model, data: dict[str, Examples], key: jax.Array
+) -> dict[str, jax.Array]:
     """Measures {metric: number} of one seed."""
     return measure_whole(task, model, data, key)["whole"]
 
@@ -181,7 +187,7 @@ def stack_widths(widths: list[int], by_width: list[dict[str, np.ndarray]]) -> di
     return {"d_k": np.asarray(widths)} | arrays
 
 
-def make_rows(results: dict[str, Any], options: Options) -> Iterator[dict[str, Any]]:
+def make_rows(results: FormResults, options: Options) -> Iterator[TableRow]:
     """Makes a row for each part, form, width and seed.
 
     Args:
@@ -197,7 +203,7 @@ def make_rows(results: dict[str, Any], options: Options) -> Iterator[dict[str, A
 
 
 @figures.styled
-def random_figure(results: dict[str, Any], options: Options):
+def random_figure(results: FormResults, options: Options):
     """Random queries and keys of unit variance: means and standard deviations over seeds. The loss
     weights every output equally. The gradient panels show how much the loss changes, to first
     order, when a query moves by a vector of its own size, and how much it changes with the scores.
@@ -234,14 +240,14 @@ def random_figure(results: dict[str, Any], options: Options):
     return fig
 
 
-def accuracy_gain(results: dict[str, Any], form: str) -> np.ndarray:
+def accuracy_gain(results: FormResults, form: str) -> np.ndarray:
     """Computes the accuracy of a form minus the accuracy of dot products, seed by seed, [s, w]."""
     trained = results["trained"]
     return trained[form]["accuracy"].astype(float) - trained["dot"]["accuracy"].astype(float)
 
 
 @figures.styled
-def trained_figure(results: dict[str, Any]):
+def trained_figure(results: FormResults):
     """Left: the accuracy of every seed after training (black: means). Right: the difference to dot
     products without scaling, paired by seed, with 95 % intervals."""
     fig, ((accuracy, less),) = figures.figure(1, 2, width=4.4)
@@ -271,7 +277,7 @@ def trained_figure(results: dict[str, Any]):
     return fig
 
 
-def judge_claims(results: dict[str, Any], options: Options) -> Iterator[Row]:
+def judge_claims(results: FormResults, options: Options) -> Iterator[Row]:
     """Tests which form saturates, which has small gradients, and which is ahead after training.
 
     Args:
@@ -294,7 +300,7 @@ def judge_claims(results: dict[str, Any], options: Options) -> Iterator[Row]:
             yield make_row(key, f"sorting, d_k = {widths[place]}", gains)
 
 
-def compare_results(results: dict[str, Any], options: Options) -> Iterator[Comparison]:
+def compare_results(results: FormResults, options: Options) -> Iterator[Comparison]:
     """Compares the variance with its law, and lists accuracies at every width.
 
     Args:

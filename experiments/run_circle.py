@@ -32,7 +32,6 @@ import functools
 import itertools
 import textwrap
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 import numpy as np
 
@@ -51,11 +50,14 @@ from experiments.lab import (
     shared_flags,
 )
 from experiments.train import arguments
-from experiments.train.trained_tasks import TrainedTask, save_models, train_tasks
+from experiments.train.network_files import save_models
+from experiments.train.train_networks import train_networks
+from experiments.train.trained_tasks import TrainedTask
 from experiments.verdicts import (
     PROTOCOL,
     Comparison,
     Row,
+    TableRow,
     fisher_exact,
     make_row,
     mean_row,
@@ -146,7 +148,7 @@ for name in ("n_repeat", "path_len", "n_paths"):
 FLAGS.define("boolean", "no_sub_path", False, text)
 
 Cases = Mapping[str, TrainedTask]  # {"variant, d=width": what is trained}
-ByCase = Mapping[str, Any]  # {case: as `training.train_tasks`}
+ByCase = Mapping[str, dict[str, np.ndarray]]  # {case: as `train_networks`}
 
 
 def make_cases(options: Options) -> Cases:
@@ -173,12 +175,12 @@ def make_cases(options: Options) -> Cases:
 
 def measure(options: Options, cases: Cases, folder: RunFolder) -> ByCase:
     """Trains the network of every case, and lets every seed walk on its own output."""
-    return train_tasks(
+    return train_networks(
         options, cases, folder, functools.partial(walks.measure_walk, options.n_eval_data)
     )
 
 
-def make_rows(results: ByCase) -> Iterator[dict[str, Any]]:
+def make_rows(results: ByCase) -> Iterator[TableRow]:
     """Makes a row for each case and seed; the walks by step are in arrays.npz.
 
     Args:
@@ -224,7 +226,9 @@ def shares_figure(results: ByCase):
     return fig
 
 
-def select_steps(cases: Mapping[Any, Mapping[str, np.ndarray]]) -> dict[Any, np.ndarray]:
+def select_steps(
+    cases: Mapping[tuple[str, int], Mapping[str, np.ndarray]],
+) -> dict[tuple[str, int], np.ndarray]:
     """Selects the numbers of steps to collapse, predicted and measured, [2, k], for the k seeds
     that collapsed.
 

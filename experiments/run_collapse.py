@@ -16,11 +16,13 @@ ratio remains, the more the smaller the weights are (--weight_scale).
 
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import xarray as xr
+from jax.typing import ArrayLike
 
 import rank_collapse as rc
 from experiments.collapse.collapse_claims import compare_results, judge_claims, make_finding
@@ -36,9 +38,9 @@ from experiments.collapse.collapse_figures import (
     sweep_weight_scale_figure,
 )
 from experiments.collapse.layer_residuals import (
-    DecidedProgram,
     describe_gaps,
     local_rates,
+    measure_chunk,
     measure_laws,
     measure_plain,
 )
@@ -59,8 +61,10 @@ from experiments.lab import (
     open_run,
     shared_flags,
 )
+from experiments.verdicts import TableRow
 from rank_collapse.measures.rounding import rounding_limit
 from rank_collapse.network.layers import MLP_KINDS
+from rank_collapse.network.parameters import TransformerParams
 from rank_collapse.network.residual import Gains
 from rank_collapse.theory import logdomain
 
@@ -135,7 +139,7 @@ class Networks(NamedTuple):
 
     networks: Configs  # By variant
     gains: list[float]  # Of the MLPs, ascending; none by default
-    ids: Any  # Token ids of the text; None for Gaussian tokens
+    ids: np.ndarray | None  # Token ids of the text; None for Gaussian tokens
     source: dict[str, str]  # What identifies the input
     rounding: float  # Residual ratio at which rounding decides the ordinary forward pass
 
@@ -198,14 +202,17 @@ def measure(options: Options, setup: Networks, folder: RunFolder) -> xr.Dataset:
     with Executor(options, folder, "collapse") as executor:
         progress, single = executor.progress, partial(measure_seed, options, setup)
 
-        def make_program():
-            mapped = Mapped(single, executor.mesh, draw=draw_seed, progress=progress)
-            return DecidedProgram(mapped, setup.networks, options.norm_placement, progress)
-
         def make_cells(point):
             return {SEEDS: (point.weight_scale, point.skip_gain)}
 
-        arrays = executor.map(make_program, make_cells, most=most)[SEEDS]
+        mapped, norm = (
+            Mapped(single, executor.mesh, progress, draw=draw_seed),
+            options.norm_placement,
+        )
+        for chunk in executor.chunks(make_cells, mapped, most=most):
+            results = measure_chunk(mapped, chunk, setup.networks, norm, progress)
+            executor.save(chunk, results)
+        arrays = executor.read(make_cells)[SEEDS]
         results = labelled.make_dataset(arrays, ("variant", "layer"), swept=("mlp_gain", "layer"))
         if not folder.summary:
             for line in describe_gaps(results):
@@ -213,7 +220,12 @@ def measure(options: Options, setup: Networks, folder: RunFolder) -> xr.Dataset:
     return results.assign(local_rate=local_rates(results.log10_residual))
 
 
-def draw(options: Options, setup: Networks, key: Any, floats: Any) -> tuple[Any, Any]:
+Draws = tuple[jax.Array, TransformerParams]  # tokens [n, d] and weights
+
+
+def draw(
+    options: Options, setup: Networks, key: jax.Array, floats: tuple[ArrayLike, ArrayLike]
+) -> Draws:
     """Draws one seed: tokens, and parameters for every variant and norm placement.
 
     Args:
@@ -230,7 +242,7 @@ def draw(options: Options, setup: Networks, key: Any, floats: Any) -> tuple[Any,
 
 
 def measure_seed(
-    options: Options, setup: Networks, draws: tuple[Any, Any], floats: Any
+    options: Options, setup: Networks, draws: Draws, floats: tuple[ArrayLike, ArrayLike]
 ) -> dict[str, dict[str, jax.Array]]:
     """Measures one seed.
 
@@ -290,7 +302,7 @@ def choose_gains(gains: list[float], norm: str) -> list[float]:
     return [gain for gain in gains if gain == 1 and norm != "pre"]
 
 
-def make_rows(results: xr.Dataset, setup: Networks) -> Iterator[dict[str, Any]]:
+def make_rows(results: xr.Dataset, setup: Networks) -> Iterator[TableRow]:
     """Makes a row for each network, seed and layer."""
     by_variant = results.drop_dims("mlp_gain", errors="ignore")
     is_rounding = (by_variant.ratio <= setup.rounding).astype(float)

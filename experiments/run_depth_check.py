@@ -21,7 +21,7 @@ networks to have more similar tokens under mup, but not under completep.
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -43,11 +43,11 @@ from experiments.lab import (
     shared_flags,
 )
 from experiments.train.byte_networks import byte_model, text_bytes, train_network
-from experiments.verdicts import Comparison, Row
+from experiments.verdicts import Comparison, Row, TableRow
 from experiments.verdicts.share_intervals import slope
 from rank_collapse.report import figures
 from rank_collapse.scaling.coord_check import MEANING, coordinates_figure
-from rank_collapse.scaling.depth_rules import RULES
+from rank_collapse.scaling.depth_rules import RULES, DepthRule
 from rank_collapse.text.tokens import read_texts
 from rank_collapse.text.words import default_text
 
@@ -123,11 +123,13 @@ def measure(options: Options, setup: Setup, folder: RunFolder) -> xr.Dataset:
     """
     base = byte_model(options.base_depth, options.base_width, options.num_tokens)
 
-    def make_cells(point: Options) -> dict[str, Any]:
+    def make_cells(point: Options) -> dict[str, tuple[DepthRule, float, float]]:
         rule = rc.depth_rule(point.rule, base)
         return {"": (rule, point.learning_rate, point.weight_decay)}
 
-    def measure_seed(key: Any, floats: Any) -> dict[str, jax.Array]:
+    def measure_seed(
+        key: jax.Array, floats: tuple[DepthRule, jax.Array, jax.Array]
+    ) -> dict[str, jax.Array]:
         rule, rate, decay = floats
         return train_network(
             key,
@@ -146,7 +148,7 @@ def measure(options: Options, setup: Setup, folder: RunFolder) -> xr.Dataset:
     return results.assign_coords(step=np.arange(1, options.steps + 1))
 
 
-def make_rows(results: xr.Dataset) -> Iterator[dict[str, Any]]:
+def make_rows(results: xr.Dataset) -> Iterator[TableRow]:
     """Makes a row for each rule, rate, depth, width, seed and step."""
     return labelled.table_rows(results, (*AXES, "seed", "step"), COLUMNS)
 

@@ -18,7 +18,6 @@ language models as files of the Jacobian lens. All networks take 20 minutes of C
 
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import jax
 import numpy as np
@@ -51,6 +50,7 @@ from experiments.trained.opened_networks import (
 )
 from experiments.verdicts import PROTOCOL
 from rank_collapse import pretrained, runs
+from rank_collapse.network.parameters import TransformerParams
 
 AXES = ("start",)
 
@@ -129,7 +129,7 @@ def measure(options: Options, networks: list[Network], folder: RunFolder) -> xr.
     return lens_results.join_networks(parts, networks, options.start)
 
 
-def load_params(options: Options, network: Network) -> Any:
+def load_params(options: Options, network: Network) -> TransformerParams:
     """Loads the weights of a network, or draws them."""
     if network.folder is not None:
         return pretrained.load(network.folder)[1]

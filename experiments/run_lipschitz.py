@@ -14,7 +14,6 @@ networks take ten minutes of CPU.
 
 from collections.abc import Iterator
 from functools import partial
-from typing import Any
 
 import numpy as np
 import xarray as xr
@@ -44,7 +43,7 @@ from experiments.trained.opened_networks import (
     make_untrained,
     skip_texts,
 )
-from experiments.verdicts import PROTOCOL, Comparison, Row
+from experiments.verdicts import PROTOCOL, Comparison, Row, TableRow
 from rank_collapse.report import figures
 
 FLAGS = cli.make_flags("lipschitz", shows=None, counts="num_texts", can_grow=True)
@@ -144,7 +143,7 @@ def compare_results(results: xr.Dataset, networks: list[Network]) -> Iterator[Co
         yield Comparison(text, values.change.max().item())
 
 
-def make_rows(results: xr.Dataset) -> Iterator[dict[str, Any]]:
+def make_rows(results: xr.Dataset) -> Iterator[TableRow]:
     """Makes a row for each network, text, number of tokens and layer."""
     axes = ("network", "seed", "layer", "tokens")
     return labelled.table_rows(results, axes, ("largest", "power", "change"))

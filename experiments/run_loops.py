@@ -32,7 +32,7 @@ from experiments.lab import (
     open_run,
     shared_flags,
 )
-from experiments.verdicts import Row
+from experiments.verdicts import Row, TableRow
 from rank_collapse.report import figures
 
 AXES = ("tied", "gain_power", "depth")
@@ -64,7 +64,7 @@ def measure(options: Options, config: rc.TransformerConfig, folder: RunFolder) -
         folder: The run folder; results that it already holds are not computed again.
     """
 
-    def measure_seed(key: Any, gain: Any) -> dict[str, jax.Array]:
+    def measure_seed(key: jax.Array, gain: jax.Array) -> dict[str, jax.Array]:
         """Measures one seed, loop by loop if weights are tied, else layer by layer."""
         key_tokens, key_params = jax.random.split(key)
         x = jax.random.normal(key_tokens, (options.num_tokens, options.d_model))
@@ -88,7 +88,7 @@ def measure(options: Options, config: rc.TransformerConfig, folder: RunFolder) -
     return results.assign_coords(loop=np.arange(options.depth + 1))
 
 
-def make_rows(results: xr.Dataset) -> Iterator[dict[str, Any]]:
+def make_rows(results: xr.Dataset) -> Iterator[TableRow]:
     """Makes a row for each network, seed and loop."""
     return labelled.table_rows(results, (*AXES, "seed", "loop"), COLUMNS)
 

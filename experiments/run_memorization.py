@@ -20,7 +20,6 @@ results, and `experiments.path_accuracy.evaluation` says what is measured.
 """
 
 import functools
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -55,7 +54,9 @@ from experiments.path_accuracy.accuracy_results import (
 )
 from experiments.path_accuracy.evaluation import evaluate_paths, name_axes, sampled_lengths
 from experiments.train import arguments, pairs as texts
-from experiments.train.trained_tasks import ALONE, TrainedTask, save_models, train_networks
+from experiments.train.network_files import save_models
+from experiments.train.train_networks import train_networks
+from experiments.train.trained_tasks import ALONE, TrainedTask
 from rank_collapse.training.tasks import examples
 
 FLAGS = arguments.make_flags(
@@ -123,7 +124,11 @@ def make_task(options: Options) -> TrainedTask:
 
 
 def make_text_task(
-    options: Options, tokens: Any, mask: Any, vocab_size: int, extra: dict[str, str] | None = None
+    options: Options,
+    tokens: Int[np.ndarray, "b n"],
+    mask: Bool[np.ndarray, "b n"],
+    vocab_size: int,
+    extra: dict[str, str] | None = None,
 ) -> TrainedTask:
     """Makes the training task on texts.
 
@@ -161,7 +166,11 @@ def make_text_task(
 
 
 def make_data(
-    options: Options, tokens: Any, mask: Any, rows: Any, key: Any
+    options: Options,
+    tokens: Int[Array, "b n"],
+    mask: Bool[Array, "b n"],
+    rows: Int[np.ndarray, "r n 2"],
+    key: jax.Array,
 ) -> dict[str, examples.Examples]:
     """Gives the texts one seed's labels; the evaluation uses the first of them.
 
@@ -180,7 +189,7 @@ def make_data(
 
 
 def make_examples(
-    key: Any, tokens: Int[Array, "b n"], mask: Bool[Array, "b n"], num_labels: int = 2
+    key: jax.Array, tokens: Int[Array, "b n"], mask: Bool[Array, "b n"], num_labels: int = 2
 ) -> examples.Examples:
     """Draws a label for each token of each text uniformly at random, independently of the token.
 
@@ -205,9 +214,8 @@ def compact_vocabulary(
 
 def measure(options: Options, task: TrainedTask, folder: RunFolder) -> xr.Dataset:
     """Trains a network for each seed, and evaluates it whole and by path length."""
-    evaluate = functools.partial(evaluate_paths, options)
-    arrays = train_networks(options, {ALONE: task}, folder, evaluate)[ALONE]
-    return name_axes(options, task, arrays)
+    arrays = train_networks(options, {ALONE: task}, folder, evaluate_paths)[ALONE]
+    return name_axes(task, arrays)
 
 
 EXPERIMENT = Experiment(

@@ -14,11 +14,11 @@ a constant factor in each layer, and the residual of contributions to be largest
 """
 
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from numpy.typing import ArrayLike
 
 import rank_collapse as rc
 from experiments.lab import (
@@ -38,8 +38,9 @@ from experiments.lab import (
     shared_flags,
 )
 from experiments.train import path_sizes
-from experiments.verdicts import Comparison, Row, make_row, statistics
+from experiments.verdicts import Comparison, Row, TableRow, make_row, statistics
 from rank_collapse.measures import residuals
+from rank_collapse.network.parameters import TransformerParams
 from rank_collapse.report import figures
 from rank_collapse.runs import seeds
 
@@ -99,7 +100,7 @@ def make_setup(options: Options) -> initial_tokens.TokenNetwork:
 
 def measure(
     options: Options, setup: initial_tokens.TokenNetwork, folder: RunFolder
-) -> dict[str, Any]:
+) -> dict[str, np.ndarray]:
     """Measures all seeds, and computes the quantities of all seeds together.
 
     Args:
@@ -142,7 +143,10 @@ def measure(
     }
 
 
-def draw(options: Options, setup: initial_tokens.TokenNetwork, key: jax.Array) -> tuple[Any, ...]:
+Draws = tuple[jax.Array, TransformerParams, jax.Array, jax.Array]
+
+
+def draw(options: Options, setup: initial_tokens.TokenNetwork, key: jax.Array) -> Draws:
     """Draws one seed.
 
     Args:
@@ -168,7 +172,7 @@ def draw(options: Options, setup: initial_tokens.TokenNetwork, key: jax.Array) -
     return x, params, paths[:, 0, : options.num_paths], sets[:, :, : max(SAMPLES)]
 
 
-def measure_seed(setup: initial_tokens.TokenNetwork, draws: tuple[Any, ...]) -> dict[str, Any]:
+def measure_seed(setup: initial_tokens.TokenNetwork, draws: Draws) -> dict[str, jax.Array]:
     """Measures one seed: residuals of products along paths [L, p], sizes by length [L + 1], and
     errors of sums estimated from few paths [number, L, repeats].
 
@@ -233,18 +237,18 @@ def keep_finite_seeds(
     return finite | {"seed": np.flatnonzero(is_finite)}
 
 
-def pad_start(values: Any) -> np.ndarray:
+def pad_start(values: ArrayLike) -> np.ndarray:
     """Pads [..., k] of lengths or layers 1 .. k with NaN at 0, [..., k + 1]."""
     return np.insert(np.asarray(values), 0, np.nan, axis=-1)
 
 
-def make_rows(results: dict[str, Any]) -> Iterator[dict[str, Any]]:
+def make_rows(results: dict[str, np.ndarray]) -> Iterator[TableRow]:
     """Makes a row for each seed and length."""
     return labelled.product_rows(results, ("seed", "length"), COLUMNS)
 
 
 @figures.styled
-def path_chains_figure(results: dict[str, Any], setup: initial_tokens.TokenNetwork):
+def path_chains_figure(results: dict[str, np.ndarray], setup: initial_tokens.TokenNetwork):
     """Residual ratio of products of attention matrices along random paths, by path length: medians,
     quartiles and outliers over paths and seeds."""
     fig, axes = figures.figure(1, 2, sharey=True)
@@ -257,7 +261,7 @@ def path_chains_figure(results: dict[str, Any], setup: initial_tokens.TokenNetwo
     return fig
 
 
-def draw_boxes(ax: Any, x: Any, values: Any) -> None:
+def draw_boxes(ax: figures.Axes, x: np.ndarray, values: np.ndarray) -> None:
     """Plot a box at each x [k] of values [k, s]: median, quartiles and outliers.
 
     The axis should be logarithmic: 0 becomes the smallest float.
@@ -274,7 +278,7 @@ def draw_boxes(ax: Any, x: Any, values: Any) -> None:
 
 
 @figures.styled
-def path_lengths_figure(results: dict[str, Any]):
+def path_lengths_figure(results: dict[str, np.ndarray]):
     """Exact sums C_k over all paths of each length k. Left: their norms; the predicted residual
     falls doubly exponentially. Middle: their shares and the shares by binomial counting. Right: the
     error of estimates from a few sampled paths; above the dashed line an estimate is worse than
@@ -309,7 +313,7 @@ def path_lengths_figure(results: dict[str, Any]):
     return fig
 
 
-def judge_claims(results: dict[str, Any], setup: initial_tokens.TokenNetwork) -> list[Row]:
+def judge_claims(results: dict[str, np.ndarray], setup: initial_tokens.TokenNetwork) -> list[Row]:
     """Tests whether chains lose rank, and whether short paths are the largest.
 
     Args:
@@ -326,7 +330,7 @@ def judge_claims(results: dict[str, Any], setup: initial_tokens.TokenNetwork) ->
 
 
 def compare_results(
-    results: dict[str, Any], setup: initial_tokens.TokenNetwork
+    results: dict[str, np.ndarray], setup: initial_tokens.TokenNetwork
 ) -> list[Comparison]:
     """Compares the sum of all paths with the output, which must be equal, and lists other numbers.
 

@@ -20,7 +20,6 @@ import math
 from collections.abc import Iterator
 from fractions import Fraction
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -36,7 +35,7 @@ from experiments.lab import (
     plots,
     shared_flags,
 )
-from experiments.verdicts import Comparison
+from experiments.verdicts import Comparison, TableRow
 from rank_collapse.paths.enumeration import count_paths
 from rank_collapse.paths.lengths import path_length_law
 from rank_collapse.report import figures
@@ -65,7 +64,7 @@ shared_flags.define_numbers(
 shared_flags.define_numbers(FLAGS, "layers", [], "Layers of the same architectures.", lower_bound=1)
 
 Sizes = dict[str, tuple[int, int]]  # {architecture: (heads, layers)}
-Tables = dict[str, list[dict[str, Any]]]  # {architecture: rows of `path_table`}
+Tables = dict[str, list[TableRow]]  # {architecture: rows of `path_table`}
 
 
 def make_sizes(options: Options) -> Sizes:
@@ -92,7 +91,7 @@ def measure(options: Options, sizes: Sizes, folder: RunFolder) -> Tables:
     return {name: path_table(*size) for name, size in sizes.items()}
 
 
-def path_table(heads: int, layers: int) -> list[dict[str, Any]]:
+def path_table(heads: int, layers: int) -> list[TableRow]:
     """Counts the C(L, k) H^k paths of each length k, one row each.
 
     Args:
@@ -124,14 +123,14 @@ def binomial(layers: int, heads: int) -> list[float]:
     return stats.binom(layers, 1 / (1 + heads)).pmf(np.arange(layers, -1, -1)).tolist()
 
 
-def make_rows(tables: Tables, sizes: Sizes) -> Iterator[dict[str, Any]]:
+def make_rows(tables: Tables, sizes: Sizes) -> Iterator[TableRow]:
     """Makes a row for each architecture and length."""
     for name, (heads, layers) in sizes.items():
         for row in tables[name]:
             yield {"architecture": name, "heads": heads, "layers": layers} | row
 
 
-def select_column(rows: list[dict[str, Any]], name: str) -> np.ndarray:
+def select_column(rows: list[TableRow], name: str) -> np.ndarray:
     """Selects one column as numbers."""
     return np.array([row[name] for row in rows])
 

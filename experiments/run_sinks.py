@@ -23,7 +23,6 @@ changes nothing, because the second token then takes its place.
 import itertools
 from collections.abc import Iterator
 from functools import partial
-from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -46,20 +45,20 @@ from experiments.lab import (
     open_run,
     report_activity,
 )
+from experiments.trained.excluded_keys import Condition, make_edit
 from experiments.trained.opened_networks import (
     Network,
     identify_texts,
     load_networks,
     make_untrained,
 )
-from experiments.verdicts import PROTOCOL, Comparison, Row
+from experiments.verdicts import PROTOCOL, Comparison, Row, TableRow
 from rank_collapse import pretrained
 from rank_collapse.report import figures
 
 AXES = ("start", "how", "key")
 FIRST_MEASURED = 2  # tokens from the third on: neither the sink nor the token that replaces it
 READ = 40  # texts read for each one kept, which has enough tokens
-EXCLUDED = -1e9  # score of a hidden key
 LATE = 0.4  # share of the layers after which statements hide the key
 
 FLAGS = cli.make_flags("sinks", shows="token_cosine,layer=last", counts="num_texts", can_grow=True)
@@ -88,15 +87,6 @@ FLAGS.define(
 FLAGS.define(
     "enum", "key", "first", "Which key later tokens cannot attend to.", ["first", "random"]
 )
-
-
-class Condition(NamedTuple):
-    """The key to exclude, traced: one program serves all conditions of a network."""
-
-    key: Any  # position of the key
-    start: Any  # first layer in which it is excluded; the depth for none
-    is_hidden: Any  # Bool: by its score
-    is_thinned: Any  # Bool: all weights lose as much together; else the key's weight is lost
 
 
 def open_networks(options: Options) -> list[Network]:
@@ -172,7 +162,7 @@ def measure_network(
         options: The flags.
         network: A network and its texts.
         weights: "trained" or "random", of the same shape.
-        first_text: The first text that is measured.
+        first_text: Index of the first measured text.
     """
     config, ids = network.source.config, network.inputs["x"][first_text:]
     key = jax.random.key(options.seed)
@@ -210,7 +200,7 @@ def measure_network(
 
 
 def measure_text(
-    params: Any,
+    params: rc.network.TransformerParams,
     config: rc.TransformerConfig,
     replaced: int,
     ids: jax.Array,
@@ -228,10 +218,7 @@ def measure_text(
         token_cosine; spread, the mean relative change of later tokens by the other token;
         second_norm, ‖X_1‖/‖X_0‖; output [n, d].
     """
-    edit = {
-        "scores": partial(exclude_key, condition, condition.is_hidden, EXCLUDED),
-        "weights": partial(lose_weight, condition),
-    }
+    edit = make_edit(condition)
     trace = rc.apply(params, ids, config, edit=edit)
     states, other = trace.hidden, rc.apply(params, changed, config, edit=edit).hidden
     norms = jnp.linalg.norm(states, axis=-1)
@@ -246,42 +233,7 @@ def measure_text(
     }
 
 
-def lose_weight(condition: Condition, weights: jax.Array, layer: Any) -> jax.Array:
-    """Removes the key's weight from the rows [h, n, m] of the queries after it, or removes as much
-    from all keys.
-
-    Args:
-        condition: The key, the first layer, and the mode.
-        weights: Weights of the attention.
-        layer: Number of the layer.
-    """
-    is_dropped = ~(condition.is_hidden | condition.is_thinned)
-    dropped = exclude_key(condition, is_dropped, 0.0, weights, layer)
-    is_row = jnp.arange(weights.shape[-2])[:, None] > condition.key
-    is_active = is_row & condition.is_thinned & (layer >= condition.start)
-    lost = jnp.take(weights, condition.key, axis=-1)[..., None]
-    return jnp.where(is_active, weights * (1 - lost), dropped)
-
-
-def exclude_key(
-    condition: Condition, is_active: jax.Array, excluded: float, entries: jax.Array, layer: Any
-) -> jax.Array:
-    """Replaces the entries [h, n, m] of the key in the rows of later queries.
-
-    Args:
-        condition: The key, and the first layer.
-        is_active: Whether the key is excluded here: in its scores, or in its weights.
-        excluded: The entry that it gets.
-        entries: Scores or weights.
-        layer: Number of the layer.
-    """
-    queries = jnp.arange(entries.shape[-2])[:, None]
-    keys = jnp.arange(entries.shape[-1])[None]
-    is_entry = (keys == condition.key) & (queries > condition.key)
-    return jnp.where(is_entry & is_active & (layer >= condition.start), excluded, entries)
-
-
-def make_rows(results: xr.Dataset) -> Iterator[dict[str, Any]]:
+def make_rows(results: xr.Dataset) -> Iterator[TableRow]:
     """Makes a row for each network, condition, text and layer."""
     names = ("token_cosine", "spread", "second_norm")
     columns = [prefix + name for name in names for prefix in ("", "whole_")]

@@ -14,7 +14,7 @@ One core of a CPU: two minutes. Expect one failure: layer normalisation does not
 """
 
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -42,7 +42,7 @@ from experiments.theorems.outcomes import (
     load_curves,
     save_curves,
 )
-from experiments.verdicts import Comparison, Row, make_row
+from experiments.verdicts import Comparison, Row, TableRow, make_row
 
 THEOREMS = {
     theorem.name: theorem
@@ -129,7 +129,7 @@ def judge_claims(results: Results) -> Iterator[Row]:
         yield make_row(key, setting, values)
 
 
-def make_rows(results: Results) -> Iterator[dict[str, Any]]:
+def make_rows(results: Results) -> Iterator[TableRow]:
     """Makes a row for each point of each curve, then for each draw of each statement."""
     for name, curves in results.curves.items():
         for curve in curves:

@@ -22,7 +22,6 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 
@@ -43,7 +42,7 @@ from experiments.lab import (
 )
 from experiments.train import arguments, design_cells
 from experiments.train.design_cells import Cell, gradient_norms
-from experiments.verdicts import Comparison, Row, make_row, seed_rows
+from experiments.verdicts import Comparison, Row, TableRow, make_row, seed_rows
 from experiments.verdicts.share_intervals import wilson_interval
 from rank_collapse.report import figures
 from rank_collapse.report.wording import power_of_ten, words
@@ -67,7 +66,7 @@ FLAGS.define("list", "designs", ["post", "pre", "admin", "deepnorm"], "Names of 
 shared_flags.define_numbers(FLAGS, "depths", [6, 12, 18, 36], "Layers.", lower_bound=1)
 shared_flags.define_numbers(FLAGS, "warmup", [0, 100], "Steps of the warm-up.", lower_bound=0)
 
-ByCell = dict[Cell, dict[str, Any]]
+ByCell = dict[Cell, dict[str, np.ndarray]]
 
 
 def make_cells(options: Options) -> list[Cell]:
@@ -93,7 +92,7 @@ def measure(options: Options, cells: list[Cell], folder: RunFolder) -> ByCell:
     return design_cells.train_cells(options, make_cells, folder)
 
 
-def seed_columns(results: dict[str, Any]) -> dict[str, np.ndarray]:
+def seed_columns(results: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Selects the columns of the table for each seed of a cell, [s] each.
 
     Args:
@@ -110,14 +109,14 @@ def seed_columns(results: dict[str, Any]) -> dict[str, np.ndarray]:
     }
 
 
-def make_rows(results: ByCell) -> Iterator[dict[str, Any]]:
+def make_rows(results: ByCell) -> Iterator[TableRow]:
     """Makes a row for each cell and seed."""
     for cell, cell_results in results.items():
         for row in seed_rows(seed_columns(cell_results)):
             yield vars(cell) | row
 
 
-def distinct(cells: ByCell, field: str) -> list[Any]:
+def distinct(cells: ByCell, field: str) -> list[int | str]:
     """Lists the values of a field of the cells, in their order."""
     return list(dict.fromkeys(getattr(cell, field) for cell in cells))
 

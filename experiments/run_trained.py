@@ -18,7 +18,6 @@ causal mask, and paths through two to four heads to do nearly all of the work.
 """
 
 from functools import partial
-from typing import Any
 
 import jax
 import numpy as np
@@ -29,6 +28,7 @@ from experiments.lab import (
     Options,
     Progress,
     Run,
+    RunFolder,
     check_names,
     cli,
     describe_figures,
@@ -105,7 +105,7 @@ def open_networks(options: Options) -> list[Network]:
 
 
 def measure(
-    options: Options, networks: list[Network], folder: Any
+    options: Options, networks: list[Network], folder: RunFolder
 ) -> dict[str, dict[str, np.ndarray]]:
     """Measures every network, {network: arrays by name}; finished measurements are not computed
     again."""

@@ -11,11 +11,11 @@ writes exactly.
 
 import functools
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import PyTree
 
 import rank_collapse as rc
 from experiments.lab import (
@@ -30,17 +30,19 @@ from experiments.lab import (
     plots,
     shared_flags,
 )
+from experiments.lab.executor import nest_arrays
 from experiments.train import arguments
+from experiments.train.network_files import save_models
+from experiments.train.train_networks import train_networks
 from experiments.train.trained_tasks import (
     ALONE,
     TrainedTask,
     diverged_seeds,
     fine_seeds,
-    save_models,
-    train_tasks,
 )
 from experiments.transformer import grammar
-from experiments.verdicts import Comparison, seed_rows
+from experiments.verdicts import Comparison, TableRow, seed_rows
+from rank_collapse.network.encoder_decoder import EncoderDecoderParams
 from rank_collapse.report import figures
 from rank_collapse.report.intervals import Interval
 from rank_collapse.training import models
@@ -152,7 +154,7 @@ def make_task(options: Options) -> TrainedTask:
     return TrainedTask(options, "transformer", title, recipe, make, METRICS, curves=True)
 
 
-def make_data(options: Options, key: Any) -> dict[str, sequences.SequencePairs]:
+def make_data(options: Options, key: jax.Array) -> dict[str, sequences.SequencePairs]:
     """Makes training and held-out pairs of one seed; a translation's seed has its own lexicon.
 
     Args:
@@ -174,12 +176,19 @@ def make_data(options: Options, key: Any) -> dict[str, sequences.SequencePairs]:
     return {name: make(k, n) for k, (name, n) in zip(keys, counts.items(), strict=True)}
 
 
-def measure(options: Options, task: TrainedTask, folder: RunFolder) -> dict[str, Any]:
+def measure(
+    options: Options, task: TrainedTask, folder: RunFolder
+) -> dict[str, PyTree[np.ndarray]]:
     """Trains all seeds, and measures each by `measure_seed`."""
-    return train_tasks(options, {ALONE: task}, folder, measure_seed)[ALONE]
+    return nest_arrays(train_networks(options, {ALONE: task}, folder, measure_seed)[ALONE])
 
 
-def measure_seed(task: TrainedTask, model: Any, data: Any, _: Any) -> dict[str, Any]:
+def measure_seed(
+    task: TrainedTask,
+    model: EncoderDecoderParams,
+    data: dict[str, sequences.SequencePairs],
+    _: jax.Array,
+) -> dict[str, PyTree[jax.Array]]:
     """Measures one seed.
 
     Args:
@@ -226,7 +235,7 @@ def measure_seed(task: TrainedTask, model: Any, data: Any, _: Any) -> dict[str, 
     }
 
 
-def make_rows(results: dict[str, Any]) -> list[dict[str, Any]]:
+def make_rows(results: dict[str, PyTree[np.ndarray]]) -> list[TableRow]:
     """Makes a row for each seed."""
     residual = {f"residual_{half}": ratios[:, -1] for half, ratios in results["residual"].items()}
     columns = {"diverged": diverged_seeds(results), "exact": results["exact"]}
@@ -234,7 +243,7 @@ def make_rows(results: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 @figures.styled
-def curves_figure(results: dict[str, Any], task: TrainedTask):
+def curves_figure(results: dict[str, PyTree[np.ndarray]], task: TrainedTask):
     """Loss and accuracy after each epoch, mean and standard deviation over seeds. The point at the
     end is the share of sequences that greedy decoding gets right in every token."""
     fig, ((loss, share),) = figures.figure(1, 2)
@@ -259,7 +268,7 @@ def curves_figure(results: dict[str, Any], task: TrainedTask):
 
 
 @figures.styled
-def attention_figure(results: dict[str, Any], task: TrainedTask):
+def attention_figure(results: dict[str, PyTree[np.ndarray]], task: TrainedTask):
     """Attention weights on one held-out pair, mean over heads: within the source, within the target
     so far, and from target to source."""
     seed = int(fine_seeds(results)[0])
@@ -285,7 +294,7 @@ def attention_figure(results: dict[str, Any], task: TrainedTask):
 
 
 @figures.styled
-def residual_figure(results: dict[str, Any], task: TrainedTask):
+def residual_figure(results: dict[str, PyTree[np.ndarray]], task: TrainedTask):
     """Residual of the tokens by layer in the trained encoder and decoder; bands show the spread
     over seeds."""
     halves = sorted(results["residual"].items(), reverse=True)
@@ -305,7 +314,7 @@ def token_words(ids: Sequence[int]) -> list[str]:
     return [marks.get(int(i), str(int(i) - sequences.NUM_MARKS)) for i in ids]
 
 
-def compare_results(results: dict[str, Any], task: TrainedTask) -> list[Comparison]:
+def compare_results(results: dict[str, PyTree[np.ndarray]], task: TrainedTask) -> list[Comparison]:
     """Lists tokens, whole sequences and trained residuals; no number is published.
 
     Args:

@@ -14,10 +14,10 @@ import bisect
 import dataclasses
 import math
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 import jax
 import numpy as np
+from jaxtyping import PyTree
 
 from experiments.lab import (
     Experiment,
@@ -30,17 +30,18 @@ from experiments.lab import (
     open_run,
     shared_flags,
 )
+from experiments.lab.executor import nest_arrays
 from experiments.train import arguments
+from experiments.train.network_files import save_models
 from experiments.train.sorting import make_sorting_task
+from experiments.train.train_networks import train_networks
 from experiments.train.trained_tasks import (
     TrainedTask,
     diverged_seeds,
     fine_seeds,
     measure_whole,
-    save_models,
-    train_tasks,
 )
-from experiments.verdicts import Comparison, Row, make_row, seed_rows
+from experiments.verdicts import Comparison, Row, TableRow, make_row, seed_rows
 from rank_collapse.report import figures
 from rank_collapse.training import Recipe, init_model
 
@@ -70,7 +71,9 @@ shared_flags.define_numbers(
 )
 
 Cases = Mapping[str, TrainedTask]  # {"depth L": what is trained}
-ByCase = Mapping[str, Any]  # {case: as `training.train_tasks`}
+ByCase = Mapping[
+    str, dict[str, PyTree[np.ndarray]]
+]  # {case: nested, as `train_networks` names its arrays}
 
 
 def make_cases(options: Options) -> Cases:
@@ -121,10 +124,11 @@ def resize(recipe: Recipe, depth: int, target: int) -> Recipe:
 
 def measure(options: Options, cases: Cases, folder: RunFolder) -> ByCase:
     """Trains every depth, and measures the accuracy of each seed."""
-    return train_tasks(options, cases, folder, measure_whole)
+    arrays = train_networks(options, cases, folder, measure_whole)
+    return {name: nest_arrays(case) for name, case in arrays.items()}
 
 
-def make_rows(results: ByCase, cases: Cases) -> Iterator[dict[str, Any]]:
+def make_rows(results: ByCase, cases: Cases) -> Iterator[TableRow]:
     """Makes a row for each depth and seed."""
     for name, case in cases.items():
         diverged = {"diverged": diverged_seeds(results[name])}

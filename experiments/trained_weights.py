@@ -11,9 +11,8 @@ run_trained measures the folders.
 """
 
 from pathlib import Path
-from typing import Any
 
-from experiments.lab import cli
+from experiments.lab import Flags, cli
 from experiments.trained.packages import PACKAGES, Package, find_weights, make_folder
 from rank_collapse.printed import format_one_line
 
@@ -25,7 +24,7 @@ FLAGS.define(
 FLAGS.define("string", "folder", "trained", "Where the checkpoint folders are written.")
 
 
-def main(options: Any) -> None:
+def main(options: Flags) -> None:
     """Makes the folder of each package that is installed and can be read.
 
     Raises:
@@ -39,7 +38,7 @@ def main(options: Any) -> None:
         raise FileNotFoundError(f"no checkpoint folder was made; {INSTALL}")
 
 
-def make_checkpoint(name: str, package: Package, options: Any) -> bool:
+def make_checkpoint(name: str, package: Package, options: Flags) -> bool:
     """Makes one checkpoint folder and prints its line; returns whether it was made.
 
     Args:

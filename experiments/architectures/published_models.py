@@ -5,13 +5,14 @@ import json
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import numpy as np
 
 import rank_collapse as rc
 from experiments.lab import Options, Progress, RunFolder, check_names, cli
+from experiments.lab.provenance import JsonObject
 from experiments.lab.text_inputs import encode_texts, join_texts
 from rank_collapse import pretrained
 from rank_collapse.network.measured.states import ProfilePass
@@ -33,9 +34,9 @@ class Model:
 
     label: str
     source: str  # A folder, or "random:" and a name
-    settings: dict[str, Any]
+    settings: JsonObject
     has_weights: bool
-    inputs: dict[str, Any]  # x and mask of `rank_collapse.apply`, [b, n]
+    inputs: dict[str, np.ndarray]  # x and mask of `rank_collapse.apply`, [b, n]
 
     @property
     def config(self) -> rc.TransformerConfig:
@@ -87,7 +88,7 @@ def make_models(options: Options) -> list[Model]:
     return models
 
 
-def read_inputs(model: Model, options: Options) -> dict[str, Any]:
+def read_inputs(model: Model, options: Options) -> dict[str, np.ndarray]:
     """Reads the tokens of the flags' texts, as arguments of `rank_collapse.apply`: x and mask.
 
     Args:

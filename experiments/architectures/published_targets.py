@@ -2,11 +2,12 @@
 
 import math
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float
 
+from experiments.lab.provenance import JsonObject
 from rank_collapse.pretrained.published import PUBLISHED, published_curves
 
 READ_OFF = 1e-3  # to which the curves could be read off the figures
@@ -30,7 +31,7 @@ class Target(NamedTuple):
 
 
 def published_targets(
-    settings: dict[str, Any], curves: Mapping[str, Float[np.ndarray, "b l"]]
+    settings: JsonObject, curves: Mapping[str, Float[np.ndarray, "b l"]]
 ) -> list[Target]:
     """Compare the published curves of pretrained weights with measured ones of the same weights.
 

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -62,7 +62,7 @@ class Form:
     scaled: bool = False  # Whether the scores are divided by √d_k
     matched: bool = False  # Whether they vary within a row as dot products without scaling do
 
-    def options(self, d_k: int) -> dict[str, Any]:
+    def options(self, d_k: int) -> dict[str, str | bool | float]:
         """Returns keyword arguments of `attention_scores` at a width."""
         temperature = math.sqrt(d_k) if self.scaled else 1.0
         if self.matched:
@@ -121,7 +121,9 @@ def make_measure(d_k: int, num_tokens: int, threshold: float) -> Callable:
     return measure
 
 
-def draw(key: Any, d_k: int, num_tokens: int) -> tuple[Any, Any, Any, rc.network.AttentionParams]:
+def draw(
+    key: jax.Array, d_k: int, num_tokens: int
+) -> tuple[jax.Array, jax.Array, jax.Array, rc.network.AttentionParams]:
     """Draws queries, keys and G [n, d_k], and one head that takes queries and keys as they are.
 
     W_V and the v of additive scores have the variance 1/d_k that the library draws them with.
@@ -147,12 +149,12 @@ def draw(key: Any, d_k: int, num_tokens: int) -> tuple[Any, Any, Any, rc.network
 
 def measure_form(
     params: rc.network.AttentionParams,
-    q: Any,
-    k: Any,
-    goal: Any,
-    options: dict[str, Any],
+    q: jax.Array,
+    k: jax.Array,
+    goal: jax.Array,
+    options: dict[str, str | bool | float],
     threshold: float,
-) -> dict[str, Any]:
+) -> dict[str, jax.Array]:
     """Measures scores, weights and gradients of one attention function on one seed's draws.
 
     The loss is Σ G ∘ (P V), where the entries of V = K W_V and of √d_k G have unit variance, so it
@@ -187,6 +189,6 @@ def measure_form(
     }
 
 
-def _gradient_sizes(name: str, rows: Any) -> dict[str, Any]:
+def _gradient_sizes(name: str, rows: jax.Array) -> dict[str, jax.Array]:
     norms = jnp.linalg.norm(rows, axis=-1)
     return {name: jnp.sqrt(jnp.mean(norms**2)), f"median_{name}": jnp.median(norms)}

@@ -2,13 +2,15 @@
 
 import math
 import time
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from absl.flags import FlagValues
+from jax.extend.core import ClosedJaxpr, Jaxpr
 from jax.sharding import Mesh
+from jax.typing import DTypeLike
 
 from experiments.benchmarks.timing import Report, Timing, describe_round, say
 from rank_collapse.runs import seeds
@@ -17,7 +19,7 @@ from rank_collapse.runs import seeds
 CPU_WIDTH, ACCELERATOR_WIDTH = 1024, 8192
 
 
-def count_flops(program: Any) -> float:
+def count_flops(program: ClosedJaxpr | Jaxpr) -> float:
     """Counts the operations of all matrix products and convolutions of a program.
 
     A product of [m, k] and [k, n] takes 2mkn operations. Other operations are not counted.
@@ -51,7 +53,7 @@ def count_flops(program: Any) -> float:
     return total
 
 
-def _list_programs(parameters: Any) -> Iterator[Any]:
+def _list_programs(parameters: Mapping[str, object]) -> Iterator[ClosedJaxpr | Jaxpr]:
     leaves = jax.tree.leaves(list(parameters.values()), is_leaf=lambda v: hasattr(v, "eqns"))
     return (value for value in leaves if hasattr(value, "eqns"))
 
@@ -68,7 +70,7 @@ class LargeProduct:
         flops: Operations of the products of all devices together.
     """
 
-    def __init__(self, mesh: Mesh, width: int = 0, dtype: Any = jnp.float32):
+    def __init__(self, mesh: Mesh, width: int = 0, dtype: DTypeLike = jnp.float32):
         width = width or (CPU_WIDTH if seeds.is_on_cpu(mesh) else ACCELERATOR_WIDTH)
         draw = seeds.run_seeds(lambda k, _: jax.random.normal(k, (width, width), dtype), mesh)
         keys = seeds.shard_seeds(seeds.seed_keys(0, mesh.size), mesh)
@@ -97,7 +99,7 @@ def compute_share(flops: float, seconds: Sequence[float], rates: Sequence[float]
     return float(np.median(flops / np.array(seconds) / np.array(rates)))
 
 
-def time_products(options: Any, width: int = 0) -> Report:
+def time_products(options: FlagValues, width: int = 0) -> Report:
     """Measures the rate of a large product in float32, fully exact, and in bfloat16.
 
     Args:

@@ -1,16 +1,15 @@
 """Benchmark of `rc.monitor`: the time that it adds to a training step in every layer."""
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
+from absl.flags import FlagValues
 
 import rank_collapse as rc
 from experiments.benchmarks.timing import Report, compare_cases
 
 
 def time_monitor(
-    options: Any, depth: int = 12, num_heads: int = 12, d_model: int = 768, tokens: int = 512
+    options: FlagValues, depth: int = 12, num_heads: int = 12, d_model: int = 768, tokens: int = 512
 ) -> Report:
     """Measures the time of a training step with and without `rc.monitor` of every layer.
 

@@ -1,9 +1,8 @@
 """Benchmarks of path sums and path sets."""
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
+from absl.flags import FlagValues
 from jax.ad_checkpoint import checkpoint_name
 
 import rank_collapse as rc
@@ -29,7 +28,7 @@ def draw_network(
 
 
 def time_exact_paths(
-    options: Any, config: rc.TransformerConfig = BERT_BASE, num_tokens: int = 128
+    options: FlagValues, config: rc.TransformerConfig = BERT_BASE, num_tokens: int = 128
 ) -> Report:
     """Measures the time of exact path sums by length, and the forward pass.
 
@@ -85,7 +84,7 @@ def time_exact_paths(
 
 
 def time_head_contributions(
-    options: Any, config: rc.TransformerConfig = BERT_BASE, num_tokens: int = 128
+    options: FlagValues, config: rc.TransformerConfig = BERT_BASE, num_tokens: int = 128
 ) -> Report:
     """Measures the time of every head's contribution to the output.
 
@@ -108,7 +107,7 @@ def time_head_contributions(
     )
 
 
-def time_recomputed_paths(options: Any, depth: int = 6, num_sequences: int = 200) -> Report:
+def time_recomputed_paths(options: FlagValues, depth: int = 6, num_sequences: int = 200) -> Report:
     """Measures the time of recomputed path sets, and of every path evaluated separately.
 
     The sizes are those of the sort experiment: 5 repeats of 5 paths of each length, sequences of 8

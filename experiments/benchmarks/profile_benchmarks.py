@@ -2,10 +2,10 @@
 pass."""
 
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import numpy as np
+from absl.flags import FlagValues
 
 import rank_collapse as rc
 from experiments.benchmarks.timing import Report, compare_cases, median_ratio
@@ -15,7 +15,7 @@ MOST_SEPARATE = 64  # seeds, beyond which those that take turns take the same ti
 
 
 def time_collapse_sweep(
-    options: Any,
+    options: FlagValues,
     depth: int = 32,
     num_tokens: int = 64,
     d_model: int = 64,
@@ -71,7 +71,7 @@ def time_collapse_sweep(
     return compare_cases(cases, options.rounds, make_figures)
 
 
-def time_log_profile(options: Any, **sizes: int) -> Report:
+def time_log_profile(options: FlagValues, **sizes: int) -> Report:
     """Measures the time of residuals in logarithms, of one scale.
 
     The baseline is a forward pass with residual ratios.
@@ -91,7 +91,7 @@ def time_log_profile(options: Any, **sizes: int) -> Report:
     )
 
 
-def time_exact_profile(options: Any, **sizes: int) -> Report:
+def time_exact_profile(options: FlagValues, **sizes: int) -> Report:
     """Measures the time of residuals that are proved in ball arithmetic, and of a profile with one
     scale.
 

@@ -12,13 +12,15 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from absl.flags import FlagValues
+from jaxtyping import Array, PyTree
 
 from experiments.benchmarks.limits import LargeProduct, count_flops
 from experiments.benchmarks.timing import Report, Timing, say
@@ -47,7 +49,9 @@ TINY = {
 }
 
 
-def make_network(name: str, batch_size: int = 256, arguments: Sequence[str] = ()) -> Any:
+def make_network(
+    name: str, batch_size: int = 256, arguments: Sequence[str] = ()
+) -> tuple[Callable, Callable]:
     """Makes (init, step) of a network.
 
     Args:
@@ -62,7 +66,7 @@ def make_network(name: str, batch_size: int = 256, arguments: Sequence[str] = ()
     inputs = np.random.default_rng(0).normal(size=shape).astype(np.float32)
     labels = np.random.default_rng(1).integers(0, 10, shape[0])
 
-    def init(key: Any, hyper: Any) -> Any:
+    def init(key: Array, hyper: Mapping[str, Array]) -> PyTree[Array]:
         key_first, key_last = jax.random.split(key)
         sizes = ((32, 64), (64, 10)) if name == "mlp" else ((3, 3, 3, 64), (32 * 32 * 64, 10))
         draw = jax.nn.initializers.lecun_normal()
@@ -82,7 +86,7 @@ def make_network(name: str, batch_size: int = 256, arguments: Sequence[str] = ()
         logits = jax.nn.log_softmax(hidden @ weights[1])
         return -jnp.take_along_axis(logits, jnp.asarray(labels)[:, None], axis=1).mean()
 
-    def step(state: Any, hyper: Any, index: Any) -> Any:
+    def step(state: PyTree[Array], hyper: Mapping[str, Array], index: Array) -> tuple:
         loss, slope = jax.value_and_grad(compute_loss)(state)
         return jax.tree.map(lambda w, g: w - RATE * g, state, slope), {"loss": loss}
 
@@ -94,11 +98,11 @@ def _make_sort(arguments):
     recipe, make_data, batch_size = make_case("sort", arguments)
     hyper_of_runs = Hyper(learning_rate=jnp.float32(RATE), dropout=0.1)
 
-    def init(key: Any, hyper: Any) -> Any:
+    def init(key: Array, hyper: Mapping[str, Array]) -> PyTree[Array]:
         key_data, key_state = jax.random.split(key)
         return init_state(key_state, hyper_of_runs, recipe), make_data(key_data)["train"]
 
-    def step(state: Any, hyper: Any, index: Any) -> Any:
+    def step(state: PyTree[Array], hyper: Mapping[str, Array], index: Array) -> tuple:
         state, examples = state
         rows = (index * batch_size + jnp.arange(batch_size)) % len(examples)
         batch = jax.tree.map(lambda a: a[rows], examples)
@@ -109,7 +113,7 @@ def _make_sort(arguments):
     return init, step
 
 
-def train_one(init: Callable, step: Callable, num_steps: int, key: Any) -> Any:
+def train_one(init: Callable, step: Callable, num_steps: int, key: Array) -> tuple:
     """Trains one seed; returns its state and losses."""
     return jax.lax.scan(
         lambda state, index: step(state, {}, index), init(key, {}), jnp.arange(num_steps)
@@ -187,7 +191,7 @@ def _train_processes(name, num_seeds, num_steps, sizes):
     return np.array([[float(v) for v in line[1:]] for line in lines]), seconds
 
 
-def run_alone(name: str, num_steps: int, sizes: Any) -> None:
+def run_alone(name: str, num_steps: int, sizes: Mapping[str, Any]) -> None:
     """Trains one seed and prints the seconds of its second run, and its losses."""
     key = seed_keys(0, 1, first=int(os.environ["BENCHMARK_SEED"]))[0]
     single = jax.jit(partial(train_one, *make_network(name, **sizes), num_steps))
@@ -198,8 +202,8 @@ def run_alone(name: str, num_steps: int, sizes: Any) -> None:
 
 
 def time_seeds(
-    options: Any,
-    sizes: Any = None,
+    options: FlagValues,
+    sizes: Mapping[str, tuple] | None = None,
     num_seeds: Sequence[int] = (),
     **network: Any,
 ) -> Report:

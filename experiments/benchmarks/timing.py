@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jaxtyping import Array, PyTree
 
 from experiments.lab.progress import report_activity
 
@@ -30,7 +31,7 @@ class Timing:
     seconds: list[float] = field(default_factory=list)
     temporary_bytes: int = 0
     output_bytes: int = 0
-    output: Any = None
+    output: PyTree[Array] = None
 
     @property
     def best(self) -> float:
@@ -121,7 +122,7 @@ def compare_cases(
     return Report(timings, make_figures(*timings))
 
 
-def largest_difference(values: Any, reference: Any) -> float:
+def largest_difference(values: PyTree[Array], reference: PyTree[Array]) -> float:
     """Computes the largest difference of two trees, relative to each array's largest value.
 
     Args:

@@ -8,8 +8,8 @@ of the package.
 import pickle
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from types import SimpleNamespace
 
 import torch
 import torch.nn.functional as F
@@ -41,7 +41,7 @@ class Layer(nn.Module):
 class Network(nn.Module):
     """Embedding as our config says, layers, and a linear classifier of every token."""
 
-    def __init__(self, config: Any, num_outputs: int, dropout: float):
+    def __init__(self, config: SimpleNamespace, num_outputs: int, dropout: float):
         super().__init__()
         e, width = config.embedding, config.d_model
         self.positions = None
@@ -78,12 +78,12 @@ class Training:
         seed: Seed of the weights and of the order of the examples.
     """
 
-    def __init__(self, task: Any, seed: int = 0):
+    def __init__(self, task: SimpleNamespace, seed: int = 0):
         torch.manual_seed(seed)
         self.task, self.network = task, make_network(task)
         self.optimizer = make_optimizer(task, self.network.parameters())
 
-    def step(self, *batch: Any) -> None:
+    def step(self, *batch: torch.Tensor) -> None:
         """Updates the weights once."""
         self.loss = compute_loss(self.network, self.task, *batch)
         self.optimizer.zero_grad()
@@ -103,7 +103,7 @@ class StackedTraining:
         num_seeds: How many.
     """
 
-    def __init__(self, task: Any, num_seeds: int):
+    def __init__(self, task: SimpleNamespace, num_seeds: int):
         torch.manual_seed(0)
         self.task, networks = task, [make_network(task) for _ in range(num_seeds)]
         self.weights, buffers = stack_module_state(networks)
@@ -121,7 +121,7 @@ class StackedTraining:
             randomness="different",
         )
 
-    def step(self, *batch: Any) -> None:
+    def step(self, *batch: torch.Tensor) -> None:
         """Updates the weights of all seeds once."""
         with torch.no_grad(), sdpa_kernel(SDPBackend.MATH):  # others are slower under vmap
             slopes, losses = self._differentiate(self.weights, batch)
@@ -137,19 +137,19 @@ class StackedTraining:
         self.loss = losses.mean()
 
 
-def make_network(task: Any) -> Network:
+def make_network(task: SimpleNamespace) -> Network:
     """Makes the network of a task on its device, with dropout on."""
     network = Network(task.config, task.num_outputs, task.dropout)
     return network.to(task.device).train()
 
 
-def make_optimizer(task: Any, weights: Any) -> torch.optim.Optimizer:
+def make_optimizer(task: SimpleNamespace, weights: Iterable[torch.Tensor]) -> torch.optim.Optimizer:
     """Makes Adam in one kernel, PyTorch's fastest."""
     rates = {"lr": task.learning_rate, "weight_decay": task.weight_decay}
     return torch.optim.Adam(list(weights), **rates, fused=True)
 
 
-def list_batches(task: Any) -> Iterator[Sequence[torch.Tensor]]:
+def list_batches(task: SimpleNamespace) -> Iterator[Sequence[torch.Tensor]]:
     """Lists batches without end: (inputs, labels), and the mask where there is one.
 
     Texts are padded to the longest of their batch.
@@ -168,7 +168,9 @@ def list_batches(task: Any) -> Iterator[Sequence[torch.Tensor]]:
             yield [arrays[0][rows, :longest], *(array[rows, :longest] for array in arrays[1:])]
 
 
-def time_steps(training: Any, batches: Iterator[Any], num_steps: int) -> float:
+def time_steps(
+    training: Training | StackedTraining, batches: Iterator[Sequence[torch.Tensor]], num_steps: int
+) -> float:
     """Measures the seconds of some steps.
 
     Args:
@@ -184,7 +186,13 @@ def time_steps(training: Any, batches: Iterator[Any], num_steps: int) -> float:
     return time.perf_counter() - start
 
 
-def compute_loss(network: Any, task: Any, inputs: Any, labels: Any, mask: Any = None) -> Any:
+def compute_loss(
+    network: Callable,
+    task: SimpleNamespace,
+    inputs: torch.Tensor,
+    labels: torch.Tensor,
+    mask: torch.Tensor | None = None,
+) -> torch.Tensor:
     """Computes the loss of a batch."""
     logits = network(inputs, mask)
     if task.loss == "squared_error":
@@ -197,7 +205,7 @@ def compute_loss(network: Any, task: Any, inputs: Any, labels: Any, mask: Any = 
 def main() -> None:
     """Answers each line "threads seeds steps" with seconds; 0 seeds mean one seed in a loop."""
     task = pickle.load(sys.stdin.buffer)
-    trainings: dict[int, Any] = {}
+    trainings: dict[int, Training | StackedTraining] = {}
     batches = list_batches(task)
     for line in sys.stdin.buffer:
         threads, num_seeds, num_steps = map(int, line.split())

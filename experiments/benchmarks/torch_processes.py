@@ -13,9 +13,11 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
+
+from rank_collapse.training import Hyper, Recipe
+from rank_collapse.training.tasks.examples import Examples
 
 FILE = Path(__file__).with_name("torch_baseline.py")
 GPU_PROCESSES = 4  # which share one GPU
@@ -70,7 +72,9 @@ def list_ways(cores: int, num_seeds: int, platform: str = "cpu") -> list[Way]:
     return list(dict.fromkeys([Way(1, 1), *splits, *stacked]))
 
 
-def describe_task(recipe: Any, examples: Any, hyper: Any, platform: str = "cpu") -> SimpleNamespace:
+def describe_task(
+    recipe: Recipe, examples: Examples, hyper: Hyper, platform: str = "cpu"
+) -> SimpleNamespace:
     """Describes a training task by plain values that a process without JAX can read.
 
     Args:

@@ -9,11 +9,12 @@ residual divided by the published bound is therefore d^¼ (1 + d^−½)/(8√2),
 width of 15,874 on; with γ = 1 it is d^¼ (1 + d^−½)/16, which exceeds 1 from 64,514 on.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import PyTree
 
 import rank_collapse as rc
 from rank_collapse.measures.norms import composite_norm
@@ -62,7 +63,7 @@ FREE = {
 }
 
 
-def single_draw(key: Any, case: Case) -> dict[str, Any]:
+def single_draw(key: jax.Array, case: Case) -> dict[str, PyTree[jax.Array]]:
     """Draws one network of two layers, and computes its bounds and the error of the lemma.
 
     The paper's bounds count as "ok" where their theorems hold, the other bounds wherever they are

@@ -12,21 +12,23 @@ Axis letters: n tokens, i width of a token, t steps, s seeds.
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.inputs import prepare_inputs
+from rank_collapse.network.parameters import TransformerParams
 from rank_collapse.network.residual import lone_norm
 from rank_collapse.network.walk import walk_network
+from rank_collapse.paths.sets import Classifier
 from rank_collapse.theory import log_operations as ops
 from rank_collapse.theory.logdomain import LogScaled
 
-Step = Callable[[Any], Any]  # [n, i] → [n, i]
+Step = Callable[[Array], Array]  # [n, i] → [n, i]
 
 
 def transverse_jacobian(step: Step, point: Float[Array, "i"]) -> Float[Array, "i i"]:
@@ -40,7 +42,7 @@ def transverse_jacobian(step: Step, point: Float[Array, "i"]) -> Float[Array, "i
     return jacobian[0, :, 0] - jacobian[0, :, 1]
 
 
-def spectral_radius(matrix: Any) -> np.ndarray:
+def spectral_radius(matrix: ArrayLike) -> np.ndarray:
     """Computes the largest |eigenvalue| of matrices [..., k, k], on the host; NaN if not finite."""
     matrix = np.asarray(matrix, np.float64)
     is_finite = np.isfinite(matrix).all(axis=(-2, -1))
@@ -71,7 +73,7 @@ def equal_tokens(
     return point, step_lengths[-1]
 
 
-def predicted_steps(multiplier: Any, high: float = 1e-2, low: float = 1e-6) -> np.ndarray:
+def predicted_steps(multiplier: ArrayLike, high: float = 1e-2, low: float = 1e-6) -> np.ndarray:
     """Predicts ln(low/high)/ln μ steps from a distance `high` to `low`; inf where μ ≥ 1."""
     mu = np.asarray(multiplier, np.float64)
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -79,14 +81,14 @@ def predicted_steps(multiplier: Any, high: float = 1e-2, low: float = 1e-6) -> n
     return np.where(mu >= 1, np.inf, steps)
 
 
-def measured_steps(distance: Any, high: float = 1e-2, low: float = 1e-6) -> np.ndarray:
+def measured_steps(distance: ArrayLike, high: float = 1e-2, low: float = 1e-6) -> np.ndarray:
     """Counts steps from the first distance [..., t] below `high` to the first below `low`."""
     distance = np.asarray(distance)
     steps = np.argmax(distance < low, axis=-1) - np.argmax(distance < high, axis=-1)
     return np.where((distance < low).any(axis=-1), steps.astype(float), np.nan)
 
 
-def fall_order(log10_distance: Any) -> np.ndarray:
+def fall_order(log10_distance: ArrayLike) -> np.ndarray:
     """Fits the order p of the law d_{t+1} ~ c d_t^p: least squares in logarithms.
 
     Over the first 12 steps that begin and end below 1e-6, where two walkers at d feel terms of the
@@ -109,8 +111,8 @@ def fall_order(log10_distance: Any) -> np.ndarray:
 
 
 def log_roll_out(
-    params: Any,
-    classifier: tuple[Any, Any],
+    params: TransformerParams,
+    classifier: Classifier,
     start: Float[Array, "2 i"],
     config: TransformerConfig,
     num_steps: int,

@@ -6,7 +6,6 @@ let the two points fall together: `experiments.circle.recurrence` says how fast.
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +18,7 @@ from experiments.lab import Options
 from experiments.train.trained_tasks import TrainedTask, diverged_seeds, fine_seeds
 from rank_collapse.network.inputs import input_states
 from rank_collapse.training import Recipe, forward
+from rank_collapse.training.models import Model
 from rank_collapse.training.tasks.examples import Examples
 
 RADIUS = 0.3
@@ -126,8 +126,8 @@ def make_case(options: Options, name: str) -> TrainedTask:
 
 
 def measure_walk(
-    num_steps: int, task: TrainedTask, model: Any, data: Any, key: Any
-) -> dict[str, Any]:
+    num_steps: int, task: TrainedTask, model: Model, data: dict[str, Examples], key: jax.Array
+) -> dict[str, Array]:
     """Measures how one seed continues its own output, after the points on which it was trained.
 
     The network gets sums as inputs if the program of its task does.
@@ -194,7 +194,7 @@ def roll_out(
             recurrence) and record its outputs, as the published code's circle_skip does.
     """
 
-    def advance(state: Any, _: Any):
+    def advance(state: Array, _: None):
         output = step(state)
         return (state + output if skip else output), output
 
@@ -215,7 +215,7 @@ def head_gap(attention: Float[Array, "*s 2 2"]) -> Float[Array, "*s"]:
     return attention[..., 0, 0] - attention[..., 1, 0]
 
 
-def measure_seeds(case: dict[str, Any]) -> dict[str, np.ndarray]:
+def measure_seeds(case: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Computes the theoretical and measured numbers of each seed of a case, [s], as in results.csv.
 
     "multiplier" is μ at the end of the walk of equal points; it predicts steps only if these points
@@ -243,7 +243,9 @@ def measure_seeds(case: dict[str, Any]) -> dict[str, np.ndarray]:
     }
 
 
-def fine_cases(results: Mapping[str, Any]) -> dict[tuple[str, int], dict[str, Any]]:
+def fine_cases(
+    results: Mapping[str, dict[str, np.ndarray]],
+) -> dict[tuple[str, int], dict[str, np.ndarray]]:
     """Selects the seeds that did not diverge.
 
     Args:
@@ -264,7 +266,7 @@ def fine_cases(results: Mapping[str, Any]) -> dict[tuple[str, int], dict[str, An
     return cases
 
 
-def log10_at_end(case: Mapping[str, Any]) -> np.ndarray:
+def log10_at_end(case: Mapping[str, np.ndarray]) -> np.ndarray:
     """Returns log10 of the distance after the last step, at least log10 of 1e-6, [s].
 
     NaN of seeds that diverged.

@@ -143,7 +143,7 @@ def log_residual_figure(results: xr.Dataset) -> figures.Figure | None:
     return fig
 
 
-def draw_cubic_line(ax: Any, lost: np.ndarray) -> None:
+def draw_cubic_line(ax: figures.Axes, lost: np.ndarray) -> None:
     """Draws a line that triples with each layer through the last point of a curve, from 3 powers of
     ten on; nothing if the curve does not triple.
 

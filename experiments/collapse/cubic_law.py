@@ -9,15 +9,17 @@ Axis letters: n tokens, d width, h heads, l layers.
 
 import math
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float
 
 import rank_collapse as rc
 from rank_collapse import struct
+from rank_collapse.annotations import Leaf
 from rank_collapse.network import covers, layers
 from rank_collapse.network.inputs import at_least_float32, prepare_inputs
 from rank_collapse.network.passes import replay
@@ -42,11 +44,11 @@ COVERS = covers.Covers(
 class LawConstant(NamedTuple):
     """The constant of a profile that falls by the cubic law; logarithms are decimal."""
 
-    log10_lambda: Any  # Λ of log10‖R_L‖ ≈ 3^L Λ
-    log10_c_eff: Any  # 2(Λ − log‖R_0‖): the c with which c^{(3^L − 1)/2}‖R_0‖^{3^L} has this Λ
+    log10_lambda: Array  # Λ of log10‖R_L‖ ≈ 3^L Λ
+    log10_c_eff: Array  # 2(Λ − log‖R_0‖): the c with which c^{(3^L − 1)/2}‖R_0‖^{3^L} has this Λ
 
 
-def measured_constant(profile: Any) -> LawConstant:
+def measured_constant(profile: Array | np.ndarray) -> LawConstant:
     """Computes Λ = log‖R_L‖/3^L and c_eff of a profile; valid where it falls by the cubic law.
 
     Args:
@@ -65,7 +67,12 @@ def measured_constant(profile: Any) -> LawConstant:
 
 @full_precision
 def closed_profile(
-    params: Any, x: Any, config: rc.TransformerConfig, *, log: LogTrace | None = None, **inputs: Any
+    params: rc.network.TransformerParams,
+    x: Array,
+    config: rc.TransformerConfig,
+    *,
+    log: LogTrace | None = None,
+    **inputs: Array | None,
 ) -> tuple[Float[Array, "p"], Array, Float[Array, "l"]]:
     """Computes log10‖R_l‖_{1,∞} for l = 0..L by the law, from the first certified layer on.
 
@@ -111,7 +118,10 @@ def _closed_pass(params, prepared, config, log, trace):
 
 @full_precision
 def cubic_profile(
-    params: Any, x: Any, config: rc.TransformerConfig, **inputs: Any
+    params: rc.network.TransformerParams,
+    x: Array,
+    config: rc.TransformerConfig,
+    **inputs: Array | None,
 ) -> Float[Array, "l"]:
     """Computes log10‖R_l‖_{1,∞} for l = 0..L by the leading order of attention in its residual.
 
@@ -167,7 +177,7 @@ class CubicAttention(tangent.Tangents):
     Up to layer `first` the branch input is the `LogState` of `Layer.extra`.
     """
 
-    def __init__(self, first: Any = None):
+    def __init__(self, first: ArrayLike | None = None):
         self.first = first
 
     def apply_attention(self, layer, branch_input):
@@ -196,9 +206,9 @@ class LayerGrowth(struct.Struct):
     """The largest factors by which a layer may multiply distances between tokens, as natural
     logarithms."""
 
-    before: Any  # From X^l to the input of its attention: its norm, where it comes before
-    cubic: Any  # log c, with which diam(SA(X)) ≤ c diam³
-    after: Any  # From SA(X) to X^{l+1}: gains and norms
+    before: Leaf  # From X^l to the input of its attention: its norm, where it comes before
+    cubic: Leaf  # log c, with which diam(SA(X)) ≤ c diam³
+    after: Leaf  # From SA(X) to X^{l+1}: gains and norms
 
 
 def log10_growth(

@@ -2,12 +2,12 @@
 rounding decides."""
 
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import xarray as xr
+from jax.typing import DTypeLike
 
 import rank_collapse as rc
 from experiments.collapse import cubic_law
@@ -24,7 +24,10 @@ REASONS = {
 
 
 def measure_plain(
-    params: Any, x: Any, config: rc.TransformerConfig, dtype: Any
+    params: rc.network.TransformerParams,
+    x: jax.Array,
+    config: rc.TransformerConfig,
+    dtype: DTypeLike,
 ) -> dict[str, jax.Array]:
     """Measures the residuals that the ordinary forward pass shows, by layer [L + 1].
 
@@ -47,7 +50,10 @@ def measure_plain(
 
 
 def measure_laws(
-    params: Any, x: Any, config: rc.TransformerConfig, log: logdomain.LogTrace
+    params: rc.network.TransformerParams,
+    x: jax.Array,
+    config: rc.TransformerConfig,
+    log: logdomain.LogTrace,
 ) -> dict[str, jax.Array]:
     """Measures the residual in logarithms by layer [L + 1], its law 3^l and the bounds.
 
@@ -98,48 +104,35 @@ def bound_profiles(report: rc.BoundReport) -> dict[str, jax.Array]:
     }
 
 
-class DecidedProgram(NamedTuple):
-    """Measures a chunk; residuals that rounding decides are computed once more.
+def measure_chunk(
+    mapped: Mapped,
+    chunk: Chunk,
+    networks: Mapping[str, rc.TransformerConfig],
+    norm: str,
+    progress: Progress,
+) -> dict[str, dict[str, np.ndarray]]:
+    """Measures a chunk, with residuals of float64 where rounding decides those of float32.
 
-    Attributes:
-        measured: Function that computes a chunk in the dtype of the flags.
+    Args:
+        mapped: What computes a chunk in the dtype of the flags.
+        chunk: Seeds of points of the axes.
         networks: {variant: its configuration}.
         norm: Their norm placement, for messages.
-        progress: Progress that shows messages.
+        progress: Where messages go.
     """
-
-    measured: Mapped
-    networks: Mapping[str, rc.TransformerConfig]
-    norm: str
-    progress: Progress
-
-    def fit_memory(self, chunk: Chunk, size: int) -> int:
-        """Returns how many seeds at a time fit into memory."""
-        return self.measured.fit_memory(chunk, size)
-
-    def name_arrays(self, chunk: Chunk) -> set[str]:
-        """Returns the names of the arrays that it computes."""
-        return self.measured.name_arrays(chunk)
-
-    def __call__(self, chunk: Chunk) -> dict[str, dict[str, np.ndarray]]:
-        """Measures a chunk as `Mapped` does, with residuals of float64 where float32 has none.
-
-        Args:
-            chunk: Seeds of points of the axes.
-        """
-        results, draws = self.measured(chunk), None
-        for variant, config in self.networks.items():
-            profile = np.array(results["log10_residual"][variant])
-            for row in find_undecided(profile, results["ratio"][variant]):
-                if draws is None:
-                    draws = seeds.to_host(self.measured.laid_out(chunk)[0], len(chunk.seeds))
-                x, params = jax.tree.map(lambda a, i=row: a[i], draws)
-                network = config.replace(skip_gain=chunk.floats[1][row])
-                text = f"{variant} (norm={self.norm}), seed {chunk.seeds[row]}"
-                with self.progress.time_activity(f"{text}: residuals in float64"):
-                    profile[row] = measure_in_float64(profile[row], params, x, network)
-            results["log10_residual"][variant] = profile
-        return results
+    results, draws = mapped(chunk), None
+    for variant, config in networks.items():
+        profile = np.array(results["log10_residual"][variant])
+        for row in find_undecided(profile, results["ratio"][variant]):
+            if draws is None:
+                draws = seeds.to_host(mapped.laid_out(chunk)[0], len(chunk.seeds))
+            x, params = jax.tree.map(lambda a, i=row: a[i], draws)
+            network = config.replace(skip_gain=chunk.floats[1][row])
+            text = f"{variant} (norm={norm}), seed {chunk.seeds[row]}"
+            with progress.time_activity(f"{text}: residuals in float64"):
+                profile[row] = measure_in_float64(profile[row], params, x, network)
+        results["log10_residual"][variant] = profile
+    return results
 
 
 def find_undecided(profile: np.ndarray, ratio: np.ndarray) -> np.ndarray:

@@ -27,8 +27,8 @@ from experiments.lab.flags import (
     make_config as make_config,
     read_flags as read_flags,
 )
-from experiments.lab.folder import (
-    RunFolder as RunFolder,
+from experiments.lab.folder import RunFolder as RunFolder
+from experiments.lab.folder_files import (
     read_config as read_config,
     read_summary as read_summary,
     table_bytes as table_bytes,

@@ -10,6 +10,7 @@ import platformdirs
 from absl import flags
 from jax.sharding import Mesh
 
+from experiments.lab.grid import Options
 from rank_collapse.runs.seeds import seed_mesh
 
 
@@ -52,7 +53,7 @@ def start_devices(num_devices: int = 0) -> None:
         raise ValueError(f"JAX finds no device of JAX_PLATFORMS={platforms!r}: {reason}") from error
 
 
-def device_mesh(options: flags.FlagValues) -> Mesh:
+def device_mesh(options: flags.FlagValues | Options) -> Mesh:
     """Returns the mesh of the first --num_devices devices; its axis is "seeds".
 
     Raises:

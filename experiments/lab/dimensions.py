@@ -9,7 +9,6 @@ import json
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -23,7 +22,7 @@ def read_dictionary() -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def describe_array(experiment: str, name: str, ndim: int) -> dict[str, Any]:
+def describe_array(experiment: str, name: str, ndim: int) -> dict[str, str | list[str]]:
     """Describes an array of a run.
 
     Args:

@@ -14,12 +14,14 @@ results are then equal.
 import collections
 import contextlib
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 from jax.sharding import Mesh
+from jax.typing import ArrayLike
+from jaxtyping import Array, PyTree
 
 from experiments.lab import devices
 from experiments.lab.folder import RunFolder
@@ -30,7 +32,8 @@ from rank_collapse.runs.files import damaged_file_error, describe_difference
 from rank_collapse.runs.states import name_parts
 
 SEEDS = "seeds"  # the part of a run's arrays that has one cell
-Cells = Mapping[str, Any] | Callable[[Options], Mapping[str, Any]]
+Floats = PyTree[ArrayLike] | None  # of a cell
+Cells = Mapping[str, Floats] | Callable[[Options], Mapping[str, Floats]]
 
 
 class Chunk(NamedTuple):
@@ -46,8 +49,13 @@ class Chunk(NamedTuple):
 
     cells: Sequence[str]
     seeds: Sequence[int]
-    keys: Any
-    floats: Any
+    keys: jax.Array
+    floats: PyTree[np.ndarray]
+
+    @property
+    def unpadded(self) -> tuple[jax.Array, PyTree[np.ndarray]]:
+        """Returns (keys, floats) of the seeds alone, [r, ...]."""
+        return jax.tree.map(lambda a: a[: len(self.seeds)], (self.keys, self.floats))
 
 
 class Executor(contextlib.ExitStack):
@@ -76,77 +84,117 @@ class Executor(contextlib.ExitStack):
         is_shown = label and run.writable  # a run that is only read has nothing to compute
         bar = Progress(total if is_shown else 0, label, log=run.log)
         self.progress = self.enter_context(bar)
+        self.callback(self.run.flush_arrays)  # where a chunk fails, the earlier ones are kept
 
     def measure(
         self,
-        fn: Callable[[Any, Any], Any],
+        fn: Callable[[PyTree[Array], Floats], PyTree[Array]],
         cells: Cells,
         *,
-        keys: Any = None,
+        keys: jax.Array | None = None,
         most: int | None = None,
         **options: Any,
     ) -> dict[str, dict[str, np.ndarray]]:
-        """Calls `map` with a function of one seed; `options` are further arguments of `Mapped`.
+        """Computes all seeds of all cells; reads the ones that the run has, saves the others.
 
         Args:
             fn: (key, floats) of one seed → pytree of arrays.
-            cells, keys, most: See `map`.
+            cells, keys, most: As of `chunks`.
             **options: Further arguments of `Mapped`.
+
+        Returns:
+            As `read`.
         """
-        program = functools.partial(Mapped, fn, self.mesh, progress=self.progress, **options)
-        return self.map(program, cells, keys=keys, most=most)
+        program = Mapped(fn, self.mesh, self.progress, **options)
+        for chunk in self.chunks(cells, program, keys=keys, most=most):
+            self.save(chunk, program(chunk))
+        return self.read(cells, keys)
 
-    def map(
+    def chunks(
         self,
-        program: Callable[[], Callable[[Chunk], Any]],
         cells: Cells,
+        program: "Mapped | None" = None,
         *,
-        keys: Any = None,
+        keys: jax.Array | None = None,
         most: int | None = None,
-    ) -> dict[str, dict[str, np.ndarray]]:
-        """Computes all seeds of all cells; reads the ones that the run has, saves the others.
+    ) -> Iterator[Chunk]:
+        """Yields the seeds that the run lacks in chunks, each to be saved before the next.
 
-        Points that differ only in traced flags are computed together with the first of them.
+        Points that differ in traced flags alone are computed with the first of them.
 
         Args:
-            program: Makes the function that computes a missing chunk. The function returns arrays
-                on the host, leaves [r, ...]; the names of nested arrays are joined by "/". Its
-                method fit_memory(chunk, size), if any, compiles it and returns how many seeds fit
-                at a time, at most `size`; name_arrays(chunk), if any, returns the names of its
-                arrays.
             cells: {part of the run's arrays: floats}, pytrees of one structure and shapes, or None;
-                or a function of the flags that returns this. Points with invalid flags are skipped.
+                or flags → that. Points with invalid flags are skipped.
+            program: What computes the chunks, if it says how many seeds fit into memory and which
+                arrays it makes. An unfinished run whose cells lack one is refused: another commit
+                may have begun it, with fewer measures.
             keys: Random keys of the seeds [s], the same for every cell; by default those of the
                 flags.
             most: Largest number of seeds at a time; by default --seed_chunk, or as many as fit into
                 memory.
 
-        Returns:
-            {cell: {name: [s, ...]}}.
-
         Raises:
-            RunError: The run holds another number of seeds.
+            RunError: The run holds another number of seeds, or lacks arrays.
             ValueError: Invalid flags of this point.
         """
         options = self._options
-        count = options.num_seeds if keys is None else len(keys)
+        count = self._count_seeds(keys)
         if keys is None:
             keys = seeds.fold_seeds(options.seed, options.first_seed + np.arange(count))
         requested = self._cell_floats(cells, [options])
-        if missing := self._list_missing(requested, count):
-            self.run.check_writable(missing[0][0])
-            floats = self._cell_floats(cells, options.group)
-            missing = self._list_missing(floats, count)
-            self.progress.skip(len(floats) * count - len(missing))
-            self._compute(program(), floats, keys, missing, most)
-        else:
-            self._check_measures(program, requested, keys)
+        missing = self._list_missing(requested, count)
+        if not missing:
+            if program and self.run.resumed and self.run.writable and self.run.summary is None:
+                self._check_measures(program, requested, keys)
             self.progress.skip(len(options.group) * len(requested) * count)
-        parts = {cell: self.run.part(cell) for cell in requested}
+            return
+        self.run.check_writable(missing[0][0])
+        floats = self._cell_floats(cells, options.group)
+        missing = self._list_missing(floats, count)
+        self.progress.skip(len(floats) * count - len(missing))
+        limit = most or ("seed_chunk" in options and options.seed_chunk) or len(missing)
+        size = seeds.padded_size(min(limit, len(missing)), self.mesh)
+        if program:
+            head = make_chunk(floats, keys, missing[: self.mesh.size], self.mesh.size)
+            size = program.fit_memory(head, size)
+        for start in range(0, len(missing), size):
+            yield make_chunk(floats, keys, missing[start : start + size], size)
+
+    def save(self, chunk: Chunk, results: PyTree[np.ndarray]) -> None:
+        """Adds the seeds of a chunk to the arrays of their cells.
+
+        Args:
+            chunk: One of `chunks`.
+            results: Arrays on the host, leaves [r, ...], whose names are joined by "/" where they
+                are nested.
+        """
+        longer, start, arrays = {}, 0, name_leaves(results)
+        for cell, count in collections.Counter(chunk.cells).items():  # the seeds of a cell adjoin
+            new = {name: values[start : start + count] for name, values in arrays.items()}
+            saved = self.run.part(cell) or {name: values[:0] for name, values in new.items()}
+            shapes = ({name: a.shape[1:] for name, a in x.items()} for x in (saved, new))
+            if damage := describe_difference(*shapes):
+                raise damaged_file_error(self.run.path / "arrays.npz", f"of {cell} {damage}")
+            longer |= {f"{cell}/{n}": np.concatenate([saved[n], new[n]]) for n in new}
+            start += count
+        self.run.keep_arrays(longer)  # at once: all arrays of a cell have as many seeds
+        self.progress.advance(len(chunk.seeds))
+
+    def read(self, cells: Cells, keys: jax.Array | None = None) -> dict[str, dict[str, np.ndarray]]:
+        """Returns what the run has of this point, {cell: {name: [s, ...]}}.
+
+        Args:
+            cells, keys: As of `chunks`.
+        """
+        self.run.flush_arrays()
+        count, prefix = self._count_seeds(keys), self._options.prefix
         return {
-            cell.removeprefix(options.prefix): {name: values[:count] for name, values in a.items()}
-            for cell, a in parts.items()
+            cell.removeprefix(prefix): {n: a[:count] for n, a in self.run.part(cell).items()}
+            for cell in self._cell_floats(cells, [self._options])
         }
+
+    def _count_seeds(self, keys):
+        return self._options.num_seeds if keys is None else len(keys)
 
     def _cell_floats(self, cells, points):
         """Returns {part of the run's arrays: floats} of the cells of some points."""
@@ -182,15 +230,7 @@ class Executor(contextlib.ExitStack):
         return missing
 
     def _check_measures(self, program, floats, keys):
-        """Refuses finished cells of an unfinished run that do not have all measures of the program.
-
-        A version with fewer measures may have begun the run.
-        """
-        if not (self.run.resumed and self.run.writable) or self.run.summary is not None:
-            return
-        program = program()
-        if not hasattr(program, "name_arrays"):
-            return
+        """Refuses finished cells that do not have all measures of the program."""
         for cell in floats:
             pairs = [(cell, 0)]
             expected = program.name_arrays(make_chunk(floats, keys, pairs, self.mesh.size))
@@ -199,40 +239,9 @@ class Executor(contextlib.ExitStack):
                     self.run.path / "arrays.npz", f"it lacks {cell}/{min(lost)}"
                 )
 
-    def _compute(self, program, floats, keys, missing, most):
-        """Computes the (cell, seed) pairs that are missing, and saves them chunk by chunk."""
-        make_part = functools.partial(make_chunk, floats, keys)
-        limit = most or len(missing)
-        if not most and "seed_chunk" in self._options:
-            limit = self._options.seed_chunk or limit
-        size = seeds.padded_size(min(limit, len(missing)), self.mesh)
-        if hasattr(program, "fit_memory"):
-            head = make_part(missing[: self.mesh.size], self.mesh.size)
-            size = program.fit_memory(head, size)
-        try:
-            for start in range(0, len(missing), size):
-                chunk = make_part(missing[start : start + size], size)
-                self._append(chunk, name_leaves(program(chunk)))
-                self.progress.advance(len(chunk.seeds))
-        finally:
-            self.run.flush_arrays()
-
-    def _append(self, chunk, results):
-        """Appends the seeds of a chunk to the arrays of their cells."""
-        longer, start = {}, 0
-        for cell, count in collections.Counter(chunk.cells).items():  # the seeds of a cell adjoin
-            new = {name: values[start : start + count] for name, values in results.items()}
-            saved = self.run.part(cell) or {name: values[:0] for name, values in new.items()}
-            shapes = ({name: a.shape[1:] for name, a in x.items()} for x in (saved, new))
-            if damage := describe_difference(*shapes):
-                raise damaged_file_error(self.run.path / "arrays.npz", f"of {cell} {damage}")
-            longer |= {f"{cell}/{n}": np.concatenate([saved[n], new[n]]) for n in new}
-            start += count
-        self.run.keep_arrays(longer)  # at once: all arrays of a cell have as many seeds
-
 
 def make_chunk(
-    floats: Mapping[str, Any], keys: Any, pairs: Sequence[tuple[str, int]], size: int
+    floats: Mapping[str, Floats], keys: jax.Array, pairs: Sequence[tuple[str, int]], size: int
 ) -> Chunk:
     """Makes the chunk of (cell, seed) pairs, padded to a size.
 
@@ -266,11 +275,11 @@ class Mapped:
 
     def __init__(
         self,
-        fn: Callable[[Any, Any], Any],
+        fn: Callable[[PyTree[Array], Floats], PyTree[Array]],
         mesh: Mesh,
         progress: Progress,
         *,
-        draw: Callable[[Any, Any], Any] | None = None,
+        draw: Callable[[jax.Array, Floats], PyTree[Array]] | None = None,
         at_once: int | None = None,
         level: int = 1,
     ):
@@ -279,13 +288,13 @@ class Mapped:
         self._call = _spread_function(fn, mesh, count, level)
         self._draw = None if draw is None else _spread_function(draw, mesh, count, 0)
 
-    def __call__(self, chunk: Chunk) -> Any:
+    def __call__(self, chunk: Chunk) -> PyTree[np.ndarray]:
         arguments = self.laid_out(chunk)
         if self._compiled is None or len(chunk.keys) != self._size:
             self._compiled, self._size = self._compile(arguments, len(chunk.keys)), len(chunk.keys)
         return seeds.to_host(self._compiled(arguments, None), len(chunk.seeds))
 
-    def laid_out(self, chunk: Chunk) -> tuple[Any, Any]:
+    def laid_out(self, chunk: Chunk) -> tuple[PyTree[Array], PyTree[Array]]:
         """Returns (keys, or the arrays drawn from them; floats) of a chunk on the devices."""
         arguments = seeds.shard_seeds((chunk.keys, chunk.floats), self._mesh)
         return arguments if self._draw is None else (self._draw(arguments, None), arguments[1])
@@ -335,6 +344,18 @@ def _spread_function(fn, mesh, at_once, level):
     return seeds.run_seeds(lambda seed, _: fn(*seed), mesh, at_once=at_once, level=level)
 
 
-def name_leaves(tree: Any) -> dict[str, np.ndarray]:
+def name_leaves(tree: PyTree[np.ndarray]) -> dict[str, np.ndarray]:
     """Flattens a nested dictionary to {path: array}, with "/" between the names of the levels."""
     return {name: np.asarray(leaf) for name, leaf in name_parts(tree).items()}
+
+
+def nest_arrays(arrays: Mapping[str, np.ndarray]) -> dict[str, PyTree[np.ndarray]]:
+    """Nests arrays {"a/b": values} at each "/" of their names: {"a": {"b": values}}."""
+    nested: dict[str, PyTree[np.ndarray]] = {}
+    for path, values in arrays.items():
+        *levels, name = path.split("/")
+        level = nested
+        for key in levels:
+            level = level.setdefault(key, {})
+        level[name] = values
+    return nested

@@ -15,10 +15,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 from experiments.lab.flags import Mode, read_flags
-from experiments.lab.folder import read_summary
+from experiments.lab.folder_files import read_summary
 from experiments.lab.run import Run
 from rank_collapse.runs.files import damaged_file_error
 
@@ -43,7 +42,7 @@ class Experiment:
     title: str
     brief: str
     claim: str
-    presets: Mapping[str, Any]
+    presets: Mapping[str, str | Mapping[str, str]]
     figures: Mapping[str, str] = field(default_factory=dict)
     needs: str = ""
 

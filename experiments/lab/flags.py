@@ -16,10 +16,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from absl import flags
 
 from experiments.lab import shared_flags
-from experiments.lab.folder import read_config
+from experiments.lab.folder_files import read_config
+from experiments.lab.provenance import JsonObject
+from experiments.lab.shared_flags import FlagValue as FlagValue
 from rank_collapse.runs.files import damaged_file_error
 
 # Flags that do not change results, or their rounding alone (num_devices): recorded in config.json,
@@ -56,8 +59,8 @@ class Mode:
     is_read: bool = False
     is_judged: bool = False
     worker_group: int | None = None
-    begin_with: Mapping[str, Any] = field(default_factory=dict)
-    begun_in: Sequence[Mapping[str, Any]] = ()
+    begin_with: Mapping[str, np.ndarray] = field(default_factory=dict)
+    begun_in: Sequence[JsonObject] = ()
 
 
 class Flags(flags.FlagValues):
@@ -108,7 +111,13 @@ class Flags(flags.FlagValues):
             super().__setattr__(name, value)
 
     def define(
-        self, kind: str, name: str, default: Any, text: str, *choices: Any, **limits: Any
+        self,
+        kind: str,
+        name: str,
+        default: FlagValue,
+        text: str,
+        *choices: Sequence[str],
+        **limits: str | float | None,
     ) -> None:
         """Defines a flag as absl's `DEFINE_<kind>` does.
 
@@ -241,7 +250,7 @@ def check_value(name, flag):
         raise ValueError(f"--{name} is empty: is a variable unset?")
 
 
-def check_names(options: Any, flag: str, allowed: Iterable[str]) -> None:
+def check_names(options: Mapping[str, FlagValue], flag: str, allowed: Iterable[str]) -> None:
     """Raises an error if a list of names has one that is not allowed.
 
     Args:
@@ -270,7 +279,7 @@ def help_text(main: Callable, flag_values: Flags) -> str:
     return "\n".join([purpose, "", "Flags:", *described])
 
 
-def read_flags(flag_values: Flags, folder: Path, selection: Mapping[str, Any]) -> Flags:
+def read_flags(flag_values: Flags, folder: Path, selection: Mapping[str, FlagValue]) -> Flags:
     """Reads the flags that a run folder was made with, as if all of them had been typed.
 
     Args:
@@ -295,7 +304,7 @@ def read_flags(flag_values: Flags, folder: Path, selection: Mapping[str, Any]) -
         raise damaged_file_error(folder / "config.json", error) from error
 
 
-def make_config(options: Flags) -> dict[str, Any]:
+def make_config(options: Flags) -> dict[str, FlagValue]:
     """Lists the settings that determine the results: the experiment, and all flags except those of
     execution.
 

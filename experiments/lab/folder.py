@@ -1,51 +1,43 @@
 """Run folders: all files of one run of an experiment, and how a run resumes.
 
-    <folder>/config.json    flags and layout (compared on resume), execution, versions, devices,
-                            git revision of all processes that wrote, names of the arrays
-             results.csv    tidy rows, one per seed, layer, path length, ...
-             arrays.npz     named arrays, also the cache from which an interrupted run resumes
-             arrays.json    names of their dimensions, and what they are (`lab.dimensions`)
-             checkpoints/   states of an unfinished computation, <step>.npz
-             figures/       *.png and *.pdf
-             models.safetensors
-                            trained weights, where asked for (`rank_collapse.training.model_file`)
-             summary.json   the run's headline numbers; its presence means the run is complete
-             metrics.jsonl  scalars of a watched training, a line for each step
-                            (`rank_collapse.runs.metrics`)
-             models/, metrics/   the same two of a run of several networks, a file for each
-             log.txt
-
-Every file except metrics and log.txt is written under a temporary name and renamed, so a file is
-either complete or absent. The checksums of arrays.npz show damage; names in config.json, with
-shapes in summary.json, show an array that was removed. Files made from the arrays are made again if
-they are missing, and results.csv also if it differs from them.
-
     with RunFolder("results/sort/a", {"depth": 6, "seed": 0}) as run:
         curves = run.cached("curves", lambda: {"loss": train()})   # computed once, then read
         run.save_figure("loss", draw_loss(curves))                 # where its files are missing
         run.save_table(list_losses(curves))
         run.finish({"loss": float(curves["loss"].mean())})
+
+`folder_files` says which files these are.
 """
 
 import collections
 import contextlib
 import copy
-import csv
-import io
 import json
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
+from jax.typing import ArrayLike
+from jaxtyping import PyTree
 
 from experiments.lab import provenance
-from experiments.lab.shared_flags import FORMER_NAMES
-from rank_collapse.printed import escape_cell, escape_text
+from experiments.lab.folder_files import (
+    CONTENTS,
+    FOLDERS,
+    LAYOUT,
+    PRODUCTS,
+    check_config,
+    read_config,
+    table_bytes,
+)
+from experiments.lab.provenance import JsonObject
+from experiments.verdicts import TableRow
+from rank_collapse.printed import escape_text
 from rank_collapse.regular import read_regular
-from rank_collapse.runs import metrics, states
+from rank_collapse.report.figures import Figure
+from rank_collapse.runs import states
 from rank_collapse.runs.drawn import OPTIONS, draw_files
 from rank_collapse.runs.files import (
     RunError,
@@ -53,7 +45,6 @@ from rank_collapse.runs.files import (
     damaged_file_error,
     delete_files,
     delete_temporary,
-    describe_difference,
     load_arrays,
     lock_folder,
     make_folder,
@@ -64,30 +55,7 @@ from rank_collapse.runs.files import (
     write_atomically,
 )
 
-CONTENTS = (
-    "config.json",
-    "results.csv",
-    "arrays.npz",
-    "arrays.json",
-    "summary.json",
-    "log.txt",
-    "models.safetensors",
-    "report.html",
-    metrics.NAME,
-)
-# What is made of the arrays, the summary first.
-PRODUCTS = (
-    "summary.json",
-    "results.csv",
-    "figures",
-    "arrays.json",
-    "models.safetensors",
-    "models",
-    "report.html",
-)
 PAUSE, SHARE = 2.0, 0.1  # seconds between two writes at least, and share of the time they may take
-LAYOUT = 4  # one more whenever names or shapes of what the experiments keep change
-FOLDERS = ("checkpoints", "figures", "models", "points", metrics.FOLDER)
 
 
 class RunFolder(contextlib.ExitStack):
@@ -114,9 +82,9 @@ class RunFolder(contextlib.ExitStack):
     def __init__(
         self,
         path: str | os.PathLike,
-        config: Mapping[str, Any],
+        config: JsonObject,
         *,
-        execution: Mapping[str, Any] | None = None,
+        execution: JsonObject | None = None,
         overwrite: bool = False,
         read_only: bool = False,
     ):
@@ -127,7 +95,7 @@ class RunFolder(contextlib.ExitStack):
         self._last_write, self._pause, self._unwritten = time.monotonic(), PAUSE, False
         # Shared by all views: names that config.json lists, and environments that it has.
         self._listed: set[str] = set()
-        self._environments: list[dict[str, Any]] = []
+        self._environments: list[JsonObject] = []
         self._has_noted: list[bool] = []  # not empty when the environment of this process is there
         self.writable = not read_only
         try:
@@ -140,7 +108,7 @@ class RunFolder(contextlib.ExitStack):
                 delete_temporary(self.path)
             self.resumed = self._is_of_a_run()
             if self.resumed:
-                self._check_config()
+                check_config(self.path, self._config)
             else:
                 content = {"config": config, "execution": execution or {}, "layout": LAYOUT}
                 content |= {"environment": provenance.environment()}
@@ -172,12 +140,12 @@ class RunFolder(contextlib.ExitStack):
             self.add_environments([provenance.environment()])
 
     @property
-    def environments(self) -> list[dict[str, Any]]:
+    def environments(self) -> list[JsonObject]:
         """The environments of all processes whose results are in the folder, first that of the
         process that began it."""
         return list(self._environments)
 
-    def add_environments(self, environments: Iterable[Mapping[str, Any]]) -> None:
+    def add_environments(self, environments: Iterable[JsonObject]) -> None:
         """Adds the new ones among the environments in which results of this folder were made.
 
         Args:
@@ -195,7 +163,7 @@ class RunFolder(contextlib.ExitStack):
         summary."""
         delete_files(self.path, PRODUCTS)
 
-    def save_figure(self, name: str, figure: Any) -> None:
+    def save_figure(self, name: str, figure: Figure) -> None:
         """Writes a figure as PNG and PDF, where one of them is missing.
 
         Args:
@@ -210,7 +178,7 @@ class RunFolder(contextlib.ExitStack):
         """Returns whether a file of a figure is missing."""
         return not all(self.has_file(f"figures/{name}{suffix}") for suffix in OPTIONS)
 
-    def save_table(self, rows: Iterable[Mapping[str, Any]]) -> None:
+    def save_table(self, rows: Iterable[TableRow]) -> None:
         """Writes results.csv, where it differs from the rows."""
         table = table_bytes(rows)
         is_there = self.has_file("results.csv")
@@ -232,7 +200,7 @@ class RunFolder(contextlib.ExitStack):
         path = self.path / name
         return path.is_file() and path.stat().st_size > 0
 
-    def finish(self, summary: Mapping[str, Any]) -> None:
+    def finish(self, summary: JsonObject) -> None:
         """Writes summary.json, which marks the run as complete; drops checkpoints and points/.
 
         Args:
@@ -240,11 +208,11 @@ class RunFolder(contextlib.ExitStack):
         """
         # First: a complete run is not checked again.
         delete_files(self._check_place(), ("checkpoints", "points"))
-        self._check_config()  # as it is now: results are read with it
+        check_config(self.path, self._config)  # as it is now: results are read with it
         self._write_json("summary.json", {**summary, "arrays": self._describe_arrays()})
 
     @property
-    def summary(self) -> dict[str, Any] | None:
+    def summary(self) -> JsonObject | None:
         """The headline numbers of a complete run, else None."""
         path = self.path / "summary.json"
         return read_object(path) if path.exists() else None
@@ -270,7 +238,9 @@ class RunFolder(contextlib.ExitStack):
         view._prefix = prefix
         return view
 
-    def cached(self, part: str, compute: Callable[[], Mapping[str, Any]]) -> dict[str, np.ndarray]:
+    def cached(
+        self, part: str, compute: Callable[[], Mapping[str, ArrayLike]]
+    ) -> dict[str, np.ndarray]:
         """Reads the arrays of one part of the run; computes and saves them where there are none.
 
         Args:
@@ -294,7 +264,7 @@ class RunFolder(contextlib.ExitStack):
         if not self.writable:
             raise damaged_file_error(self.path / "arrays.npz", f"it lacks seeds of {part!r}")
 
-    def keep_arrays(self, arrays: Mapping[str, Any]) -> None:
+    def keep_arrays(self, arrays: Mapping[str, ArrayLike]) -> None:
         """Adds named arrays, and writes the file only if its last write is long enough ago.
 
         Each write contains all arrays, so many small chunks are written together. `flush_arrays`
@@ -313,7 +283,7 @@ class RunFolder(contextlib.ExitStack):
         if self._unwritten:
             self.save_arrays({})
 
-    def save_arrays(self, arrays: Mapping[str, Any]) -> None:
+    def save_arrays(self, arrays: Mapping[str, ArrayLike]) -> None:
         """Adds (or replaces) named arrays, and writes arrays.npz."""
         started = time.monotonic()
         self._add_arrays(arrays)
@@ -336,7 +306,7 @@ class RunFolder(contextlib.ExitStack):
 
     # Checkpoints: the states of an unfinished computation.
 
-    def save_checkpoint(self, step: int, state: Any, name: str = "") -> None:
+    def save_checkpoint(self, step: int, state: PyTree[ArrayLike], name: str = "") -> None:
         """Saves a pytree of arrays (random keys too) at a step, and deletes the earlier ones.
 
         Call it between jitted chunks, with arrays on the host (`seeds.to_host`).
@@ -348,7 +318,9 @@ class RunFolder(contextlib.ExitStack):
         self._note_environment()
         states.save_state(self._check_place() / "checkpoints" / name, step, state)
 
-    def restore_checkpoint(self, like: Any, name: str = "") -> tuple[int, Any] | None:
+    def restore_checkpoint(
+        self, like: PyTree[ArrayLike], name: str = ""
+    ) -> tuple[int, PyTree[ArrayLike]] | None:
         """Reads (step, state) of the newest saved state; None where there is none.
 
         Args:
@@ -421,22 +393,6 @@ class RunFolder(contextlib.ExitStack):
             read_config(self.path)
         return bool(names)
 
-    def _check_config(self):
-        """Refuses a folder of another config, or of another version."""
-        if changes := describe_difference(read_config(self.path), self._config):
-            raise RunError(
-                f"{self.path} was made with another config: {changes}; "
-                "use another --run_name or --output_dir, or --overwrite, which deletes these "
-                "results"
-            )
-        layout = read_object(self.path / "config.json").get("layout", 1)
-        if layout != LAYOUT:
-            raise RunError(
-                f"{self.path} was made by another version of rank_collapse, with other arrays "
-                f"(layout {layout} there, {LAYOUT} here); use that version, another --run_name or "
-                "--output_dir, or --overwrite, which deletes these results"
-            )
-
     def _write_json(self, name, value):
         self._write(name, (json.dumps(states.as_json(value), indent=2) + "\n").encode())
 
@@ -447,40 +403,3 @@ class RunFolder(contextlib.ExitStack):
         if path.parent != self.path:
             make_subfolder(path.parent)
         write_atomically(path, content)
-
-
-def table_bytes(rows: Iterable[Mapping[str, Any]]) -> bytes:
-    """Writes rows as CSV: one column per key, in order of first appearance; without formulas."""
-    rows = [{name: escape_cell(value) for name, value in row.items()} for row in rows]
-    text = io.StringIO()
-    columns = dict.fromkeys(name for row in rows for name in row)
-    writer = csv.DictWriter(text, list(columns), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return text.getvalue().encode()
-
-
-def read_config(path: Path) -> dict[str, Any]:
-    """Reads the settings that determine the results of a run folder, by the present names of the
-    flags.
-
-    Raises:
-        RunError: A damaged config.json.
-    """
-    content = read_object(path / "config.json")
-    config = content.get("config")
-    if not isinstance(config, dict) or "execution" not in content:  # of another program
-        raise damaged_file_error(path / "config.json", "it has no config of a run")
-    return {FORMER_NAMES.get(name, name): value for name, value in config.items()}
-
-
-def read_summary(path: str | os.PathLike) -> dict[str, Any]:
-    """Reads the headline numbers of a complete run, without opening (locking) its folder.
-
-    Raises:
-        RunError: The run is not complete.
-    """
-    try:
-        return read_object(Path(path) / "summary.json")
-    except RunError as error:
-        raise RunError(f"{path} has no summary: the run is not complete ({error})") from error

@@ -11,20 +11,28 @@ import contextlib
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import xarray as xr
+from numpy.typing import ArrayLike
 
-from experiments.verdicts import Comparison, Row, finite_or_none, make_row
+from experiments.lab.flags import FlagValue
+from experiments.verdicts import Comparison, Row, TableRow, finite_or_none, make_row
 from rank_collapse.report import figures
 from rank_collapse.report.intervals import mean_interval
 from rank_collapse.report.wording import WORDS
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 MOST_LABELS = 12  # of the curves of a panel: a legend of hundreds takes minutes to lay out
 MOST_PANELS = 24  # of a figure
 # {axis: the value that a label need not name}; of other axes it need not name a single value.
 USUAL = {"skip_gain": 1.0}
+
+
+Labelled = TypeVar("Labelled", xr.DataArray, xr.Dataset)
 
 
 def make_dataset(
@@ -61,7 +69,9 @@ def _to_numbers(texts):
     return texts
 
 
-def join_datasets(parts: Mapping[tuple[Any, ...], xr.Dataset], axes: Sequence[str]) -> xr.Dataset:
+def join_datasets(
+    parts: Mapping[tuple[FlagValue, ...], xr.Dataset], axes: Sequence[str]
+) -> xr.Dataset:
     """Joins Datasets of the points of a grid to one over the grid; NaN where a Dataset does not
     have a variable.
 
@@ -71,7 +81,7 @@ def join_datasets(parts: Mapping[tuple[Any, ...], xr.Dataset], axes: Sequence[st
     """
     if not axes:
         return next(iter(parts.values()))
-    slices: dict[Any, dict[tuple, xr.Dataset]] = {}
+    slices: dict[FlagValue, dict[tuple, xr.Dataset]] = {}
     for (value, *other_values), dataset in parts.items():
         slices.setdefault(value, {})[tuple(other_values)] = dataset
     datasets = [join_datasets(part, axes[1:]) for part in slices.values()]
@@ -79,8 +89,8 @@ def join_datasets(parts: Mapping[tuple[Any, ...], xr.Dataset], axes: Sequence[st
 
 
 def apply_along(
-    fn: Callable[[np.ndarray], Any], values: xr.DataArray, axis: str, **options: Any
-) -> Any:
+    fn: Callable[[np.ndarray], np.ndarray | float], values: xr.DataArray, axis: str, **options: Any
+) -> xr.DataArray:
     """Applies fn to arrays [..., k] whose last axis is the named one; see `xr.apply_ufunc`.
 
     Args:
@@ -92,7 +102,7 @@ def apply_along(
     return xr.apply_ufunc(fn, values, input_core_dims=[[axis]], **options)
 
 
-def iterate_points(values: Any, *but: str) -> Iterator[tuple[dict[str, Any], Any]]:
+def iterate_points(values: Labelled, *but: str) -> Iterator[tuple[dict[str, FlagValue], Labelled]]:
     """Yields (coordinates, values) of each point of all axes but the named ones.
 
     Args:
@@ -105,7 +115,7 @@ def iterate_points(values: Any, *but: str) -> Iterator[tuple[dict[str, Any], Any
         yield {axis: selected[axis].item() for axis in sizes}, selected
 
 
-def is_named(values: Any, axis: str) -> bool:
+def is_named(values: xr.DataArray | xr.Dataset, axis: str) -> bool:
     """Returns whether a label names the values of an axis: there are several, or one that is
     unusual.
 
@@ -120,7 +130,7 @@ def is_named(values: Any, axis: str) -> bool:
     return axis in USUAL and values[axis].item() != USUAL[axis]
 
 
-def drop_single_axes(values: Any, but: Sequence[str] = ()) -> Any:
+def drop_single_axes(values: Labelled, but: Sequence[str] = ()) -> Labelled:
     """Drops axes of one value, which a setting need not name, unless all axes but "seed" have one
     value.
 
@@ -133,7 +143,7 @@ def drop_single_axes(values: Any, but: Sequence[str] = ()) -> Any:
     return values.squeeze(single, drop=True) if len(single) + 1 < len(values.sizes) else values
 
 
-def describe_point(point: Mapping[str, Any]) -> str:
+def describe_point(point: Mapping[str, FlagValue]) -> str:
     """Describes a point {axis: value} in words: "Post-LN, weight scale 0.55"."""
     words = []
     for flag, value in point.items():
@@ -162,7 +172,7 @@ def statement_rows(
 def compare_means(
     text: str,
     values: xr.DataArray,
-    other: Any = None,
+    other: float | str | xr.DataArray | None = None,
     note: str = "",
     show: Callable = float,
     interval: bool = False,
@@ -194,7 +204,7 @@ def compare_means(
 
 def table_rows(
     results: xr.Dataset, axes: Sequence[str], columns: Sequence[str]
-) -> Iterator[dict[str, Any]]:
+) -> Iterator[TableRow]:
     """Yields a row for each point of the axes at which any column has a number.
 
     Args:
@@ -208,8 +218,8 @@ def table_rows(
 
 
 def product_rows(
-    results: Mapping[str, Any], axes: Sequence[str], columns: Sequence[str]
-) -> Iterator[dict[str, Any]]:
+    results: Mapping[str, ArrayLike], axes: Sequence[str], columns: Sequence[str]
+) -> Iterator[TableRow]:
     """Yields a row for each combination of the axes; a column without the first axes is repeated.
 
     Args:
@@ -226,7 +236,7 @@ def product_rows(
         yield row | {name: value for name, value in values.items() if value == value}
 
 
-def frame_rows(frame: Any) -> Iterator[dict[str, Any]]:
+def frame_rows(frame: "pd.DataFrame") -> Iterator[TableRow]:
     """Yields the rows of a pandas DataFrame, without entries for values that are not numbers."""
     present = frame.notna().to_numpy()
     for row, mask in zip(frame.to_dict("records"), present, strict=True):
@@ -275,13 +285,13 @@ def plot_facets(
     return fig, axes
 
 
-def count_panels(values: Any, x: str = "layer", hue: str = "") -> int:
+def count_panels(values: xr.DataArray, x: str = "layer", hue: str = "") -> int:
     """Counts the panels of `plot_facets`."""
     return math.prod(n for axis, n in values.sizes.items() if axis not in ("seed", x, hue))
 
 
 @figures.styled
-def plot_axes(rows: Sequence[Mapping[str, Any]], axes: Sequence[str], column: str):
+def plot_axes(rows: Sequence[TableRow], axes: Sequence[str], column: str):
     """Plots a column of the table over the first axis; means over seeds.
 
     There is a curve for each value of the second axis, and a panel for each point of the others.

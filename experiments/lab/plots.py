@@ -1,6 +1,6 @@
 """Panels by two values, and points with intervals, for the figures of several experiments."""
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,7 +10,7 @@ from rank_collapse.report.intervals import Interval
 from rank_collapse.report.wording import words
 
 
-def place_grid(places: Sequence[tuple[Any, Any]], **options: Any):
+def place_grid(places: Sequence[tuple[Hashable, Hashable]], **options: float | bool | str):
     """Makes `figure` with a row and a column for each first and each second value of the places.
 
     Args:
@@ -59,7 +59,12 @@ def draw_interval(
 
 
 def quartiles(
-    ax: Axes, x: Any, values: Any, label: str | None = None, index: int = 0, **options: Any
+    ax: Axes,
+    x: np.ndarray,
+    values: np.ndarray,
+    label: str | None = None,
+    index: int = 0,
+    **options: Any,
 ) -> None:
     """Plot the median of values [s, k] as a line and their quartiles as a band.
 

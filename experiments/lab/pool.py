@@ -18,7 +18,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from concurrent import futures
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import connection, resource_tracker
@@ -32,6 +32,7 @@ from experiments.lab import devices, progress, provenance
 from experiments.lab.flags import Flags, Mode, parse_flags
 from experiments.lab.folder import RunFolder
 from experiments.lab.grid import Options
+from experiments.lab.provenance import JsonObject
 from rank_collapse.printed import print_lines
 from rank_collapse.runs.files import RunError, load_arrays, make_subfolder, read_object
 
@@ -93,10 +94,10 @@ def submit_work(pool: futures.Executor, work: Callable, *arguments: Any) -> futu
 
 def iterate_ended(
     pool: futures.Executor,
-    work: Mapping[Any, Sequence[Any]],
+    work: Mapping[Hashable, Sequence[Any]],
     limit: int,
-    running: dict[futures.Future, Any],
-) -> Iterator[tuple[Any, futures.Future]]:
+    running: dict[futures.Future, Hashable],
+) -> Iterator[tuple[Hashable, futures.Future]]:
     """Yields work as it ends. Work that a pool already has would continue after a signal.
 
     Args:
@@ -185,7 +186,7 @@ def measure_side_by_side(options: Flags, points: Sequence[Options], run: RunFold
             run.flush_arrays()
 
 
-def module_name(experiment: Any) -> str:
+def module_name(experiment: object) -> str:
     """Finds the module of an experiment by the name of its folder.
 
     Raises:
@@ -200,7 +201,7 @@ def module_name(experiment: Any) -> str:
 
 def measure_points(
     module: str, arguments: Sequence[str], folder: Path, num_devices: int, number: int
-) -> tuple[dict[str, np.ndarray], list[dict[str, Any]]]:
+) -> tuple[dict[str, np.ndarray], list[JsonObject]]:
     """Measures one group of points in a worker.
 
     Args:

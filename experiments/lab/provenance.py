@@ -8,10 +8,9 @@ import os
 import platform
 import subprocess
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 import jax
 
@@ -19,7 +18,11 @@ PACKAGES = ("jax", "jaxlib", "flax", "optax", "numpy", "matplotlib")
 _NO_ORIGIN = ("started", "num_devices")  # in which two environments of one origin may differ
 
 
-def environment() -> dict[str, Any]:
+Json = None | bool | int | float | str | Sequence["Json"] | Mapping[str, "Json"]
+JsonObject = Mapping[str, Json]
+
+
+def environment() -> JsonObject:
     """Describes versions, machine, devices and git revision, for config.json."""
     devices = jax.devices()
     return {
@@ -57,7 +60,7 @@ def git_revision() -> str | None:
     return run.stdout.strip()
 
 
-def list_environments(content: Mapping[str, Any]) -> list[dict[str, Any]]:
+def list_environments(content: JsonObject) -> list[JsonObject]:
     """Lists the environments of a folder's results, first the one that began it.
 
     Args:
@@ -67,7 +70,7 @@ def list_environments(content: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [environment for environment in environments if isinstance(environment, Mapping)]
 
 
-def list_commits(content: Mapping[str, Any]) -> str:
+def list_commits(content: JsonObject) -> str:
     """Lists the commits that a folder's results come from: "3f2c… and 9eb0…"; "" for unknown.
 
     Args:
@@ -77,7 +80,7 @@ def list_commits(content: Mapping[str, Any]) -> str:
     return "" if [*commits] == ["unknown"] else " and ".join(commits)
 
 
-def list_versions(content: Mapping[str, Any], package: str) -> str:
+def list_versions(content: JsonObject, package: str) -> str:
     """Lists the versions of a package that made a folder's results: "0.10.1 and 0.10.2".
 
     Args:
@@ -88,9 +91,7 @@ def list_versions(content: Mapping[str, Any], package: str) -> str:
     return " and ".join(dict.fromkeys(e["versions"][package] for e in environments))
 
 
-def find_new(
-    environments: Iterable[Mapping[str, Any]], others: Iterable[Mapping[str, Any]]
-) -> list[dict[str, Any]]:
+def find_new(environments: Iterable[JsonObject], others: Iterable[JsonObject]) -> list[JsonObject]:
     """Finds the environments that differ from all others, apart from their time.
 
     Args:

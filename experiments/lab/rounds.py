@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from experiments import verdicts
 from experiments.lab.flags import Flags, Mode, run_path
 from experiments.lab.folder import RunFolder
 from experiments.lab.progress import Progress
+from experiments.lab.run import Run
 from rank_collapse.runs.files import damaged_file_error
 
 
@@ -56,7 +57,7 @@ class Round(NamedTuple):
         return max(needed)
 
 
-def run_until_decided(main: Callable[[Flags], Any], options: Flags) -> Any:
+def run_until_decided(main: Callable[[Flags], Run], options: Flags) -> Run:
     """Runs an experiment with more and more draws, until its rows are decided or at the budget.
 
     Args:
@@ -156,7 +157,7 @@ def extend_part(
     run: RunFolder,
     part: str,
     count: int,
-    compute: Callable[[int], Mapping[str, Any]],
+    compute: Callable[[int], Mapping[str, np.ndarray]],
 ) -> dict[str, np.ndarray]:
     """Reads the first draws of a part of a run; computes and saves those that are missing.
 

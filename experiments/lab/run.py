@@ -24,11 +24,13 @@ import jax
 from experiments import verdicts
 from experiments.lab import devices, labelled, pool
 from experiments.lab.dimensions import dump_descriptions
-from experiments.lab.flags import Flags, command_line, make_config, run_path
+from experiments.lab.flags import Flags, FlagValue, command_line, make_config, run_path
 from experiments.lab.folder import RunFolder
 from experiments.lab.grid import Options, list_points
 from experiments.lab.progress import raise_if_stopped, report_activity
+from experiments.lab.provenance import JsonObject
 from rank_collapse.printed import print_lines
+from rank_collapse.report.figures import Figure
 from rank_collapse.runs import states
 
 
@@ -56,15 +58,15 @@ class Point:
     options: Options
     setup: Any
     folder: RunFolder
-    axes: Mapping[str, Any]
+    axes: Mapping[str, FlagValue]
     results: Any = None
 
-    def save_table(self, rows: Iterable[Mapping[str, Any]]) -> None:
+    def save_table(self, rows: Iterable[verdicts.TableRow]) -> None:
         """Adds rows to results.csv; the axes are their first columns."""
         if self.run.is_writing:
             self.run.rows += [{**self.axes, **row} for row in rows]
 
-    def save_figure(self, name: str, figure: Any) -> None:
+    def save_figure(self, name: str, figure: Figure | None) -> None:
         """Saves a figure, where its files are missing.
 
         Args:
@@ -108,7 +110,7 @@ class Point:
         return self.run.is_writing and not self.run.folder.has_file(name)
 
     def save_file(self, name: str, content: bytes) -> None:
-        """Saves a further file, whose name is in `folder.CONTENTS` or `folder.FOLDERS`."""
+        """Saves a further file, whose name is in `CONTENTS` or `FOLDERS` of `folder_files`."""
         if self.lacks_file(name):
             self.run.folder.save_file(name, content)
 
@@ -141,7 +143,7 @@ class Run(contextlib.ExitStack):
         self.options, self.folder = options, folder
         self.points: Sequence[Point] = []
         self.failures: list[str] = []
-        self.rows: list[dict[str, Any]] = []
+        self.rows: list[verdicts.TableRow] = []
         self.claims: list[verdicts.Row] = []
         self.comparisons: list[verdicts.Comparison] = []
         self.finding: Finding | None = None
@@ -256,7 +258,7 @@ class Run(contextlib.ExitStack):
 def open_run(
     options: Flags,
     make_setup: Callable[[Options], Any] = lambda options: options,
-    extra: Callable[[Any], Mapping[str, Any] | None] = lambda setup: None,
+    extra: Callable[[Any], JsonObject | None] = lambda setup: None,
 ) -> Iterator[Run]:
     """Opens the folder of the flags, after all points of their axes have been set up.
 
@@ -283,7 +285,7 @@ def open_run(
             yield run
 
 
-def open_folder(options: Flags, extra: Mapping[str, Any] | None = None) -> RunFolder:
+def open_folder(options: Flags, extra: JsonObject | None = None) -> RunFolder:
     """Opens results/<experiment>/<run name>/, or the folder of --output_dir.
 
     Args:

@@ -8,13 +8,16 @@ its former name.
 """
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING
 
 from absl import flags
 
 from rank_collapse.network.attention_config import MASKS
 from rank_collapse.network.config import INITS
 from rank_collapse.network.layers import MLP_KINDS, NORM_KINDS, NORM_PLACEMENTS
+
+if TYPE_CHECKING:
+    from experiments.lab.flags import Flags
 
 # Parsers of one value, of which several are an axis.
 SINGLE = (
@@ -113,7 +116,12 @@ VOCABULARY = {
 }
 
 
-def define(values: Any, *, least: Mapping[str, int] | None = None, **defaults: Any) -> None:
+FlagValue = bool | int | float | str | list[str] | list[float] | None
+
+
+def define(
+    values: "Flags", *, least: Mapping[str, int] | None = None, **defaults: FlagValue
+) -> None:
     """Defines flags of the vocabulary.
 
     Args:
@@ -144,7 +152,7 @@ class NumbersParser(flags.ListParser):
         self.number = number
         self.syntactic_help = f"{number.syntactic_help}, or several by commas"
 
-    def parse(self, argument: Any) -> list[Any]:
+    def parse(self, argument: str | list[float]) -> list[float]:
         return [self.number.parse(value) for value in super().parse(argument)]
 
     def flag_type(self) -> str:
@@ -177,7 +185,7 @@ def define_numbers(
 FORMER_NAMES = {"text_file": "text"}
 
 
-def define_text(values: Any, text: str) -> None:
+def define_text(values: "Flags", text: str) -> None:
     """Defines --text, the file of the text, which was called --text_file before.
 
     Args:

@@ -5,8 +5,8 @@ Axis letters: b texts, v directions, m positions of the output (`POSITIONS`), k 
 n tokens, d width.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +15,8 @@ from jaxtyping import Array, Float
 
 import rank_collapse as rc
 from rank_collapse.paths import name_states, transport, transport_ranks
+from rank_collapse.pretrained import OpenCheckpoint
+from rank_collapse.pretrained.predictions import Unembedding
 
 KINDS = {"frozen": True, "exact": False}  # {name: argument `freeze` of `transport`}
 DIRECTIONS = ("random", "state", "next")
@@ -48,7 +50,9 @@ def choose_layer(depth: int, start: float) -> int:
 
 
 def count_tokens(
-    params: Any, config: rc.TransformerConfig, inputs: Mapping[str, Any]
+    params: rc.network.TransformerParams,
+    config: rc.TransformerConfig,
+    inputs: Mapping[str, np.ndarray],
 ) -> np.ndarray:
     """Counts the states of each text [b]: its tokens, or the tokens of a spectrogram.
 
@@ -62,7 +66,9 @@ def count_tokens(
     return np.full(len(inputs["x"]), states.shape[0])
 
 
-def draw_probe(source: Any, ids: Any, counts: Sequence[int], seed: int) -> Probe:
+def draw_probe(
+    source: OpenCheckpoint, ids: np.ndarray | None, counts: np.ndarray, seed: int
+) -> Probe:
     """Draws a position in the second quarter of each text, and a random direction.
 
     Text i has the same draws for any number of texts.
@@ -89,7 +95,7 @@ def draw_probe(source: Any, ids: Any, counts: Sequence[int], seed: int) -> Probe
     return Probe(position, random.astype(np.float32), np.asarray(rows, np.float32))
 
 
-def read_head(source: Any) -> Any:
+def read_head(source: OpenCheckpoint) -> Unembedding | None:
     """Reads the head for next or masked tokens; None if its rows are not as wide as the states.
 
     Args:
@@ -102,7 +108,11 @@ def read_head(source: Any) -> Any:
 
 
 def measure_texts(
-    params: Any, config: rc.TransformerConfig, inputs: Mapping[str, Any], probe: Probe, layer: int
+    params: rc.network.TransformerParams,
+    config: rc.TransformerConfig,
+    inputs: Mapping[str, np.ndarray],
+    probe: Probe,
+    layer: int,
 ) -> dict[str, np.ndarray]:
     """Measures texts one by one.
 
@@ -134,7 +144,11 @@ def measure_texts(
 
 
 def measure_text(
-    params: Any, config: rc.TransformerConfig, text: Mapping[str, Any], probe: Probe, layer: int
+    params: rc.network.TransformerParams,
+    config: rc.TransformerConfig,
+    text: Mapping[str, jax.Array],
+    probe: Probe,
+    layer: int,
 ) -> dict[str, Array]:
     """Measures one text, as `compare_kinds` does, along each direction.
 
@@ -199,11 +213,11 @@ def compare_kinds(
 
 
 def measure_ranks(
-    params: Any,
+    params: rc.network.TransformerParams,
     config: rc.TransformerConfig,
-    inputs: Mapping[str, Any],
-    sources: Sequence[int],
-    counts: Sequence[int],
+    inputs: Mapping[str, np.ndarray],
+    sources: np.ndarray,
+    counts: np.ndarray,
     layer: int,
 ) -> np.ndarray:
     """Measures the effective rank of the exact Jacobian by distance, [b, `DISTANCES`].

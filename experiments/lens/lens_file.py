@@ -10,7 +10,6 @@ d_model; a row of J is an entry of the last state.
 import importlib.util
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -37,10 +36,10 @@ def check_possible(max_tokens: int) -> None:
 
 
 def sum_jacobians(
-    params: Any,
+    params: rc.network.TransformerParams,
     config: rc.TransformerConfig,
-    ids: Int[Any, "n"],
-    is_valid: Bool[Any, "n"],
+    ids: Int[np.ndarray, "n"],
+    is_valid: Bool[np.ndarray, "n"],
 ) -> Float[Array, "l d d"]:
     """Compute J_l of one text for all layers: [layer, entry of the last state, entry of the state].
 
@@ -70,7 +69,9 @@ def sum_jacobians(
 
 
 def mean_jacobians(
-    params: Any, config: rc.TransformerConfig, inputs: Mapping[str, Any]
+    params: rc.network.TransformerParams,
+    config: rc.TransformerConfig,
+    inputs: Mapping[str, np.ndarray],
 ) -> tuple[np.ndarray, int]:
     """Compute the mean over texts of `sum_jacobians`, and the number of texts that are long enough.
 

@@ -5,7 +5,6 @@ name are shares, sizes, cosines and ranks, as `influence.compare_kinds` has them
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import xarray as xr
@@ -13,7 +12,7 @@ import xarray as xr
 from experiments.lab import Finding, labelled
 from experiments.lens import influence
 from experiments.trained.opened_networks import Network
-from experiments.verdicts import Comparison, Row, finite_or_none
+from experiments.verdicts import Comparison, Row, TableRow, finite_or_none
 from rank_collapse.report.intervals import mean_interval
 
 EARLY = 0.13  # share of the layers after whose state the paths of statements start
@@ -146,7 +145,7 @@ def list_ranks(results: xr.Dataset) -> xr.DataArray:
     return xr.DataArray(np.zeros(shape), empty, ("start", "distance", "seed"))
 
 
-def make_rows(results: xr.Dataset) -> Iterator[dict[str, Any]]:
+def make_rows(results: xr.Dataset) -> Iterator[TableRow]:
     """Makes a row for each direction and position, for each length of them, and of ranks."""
     yield from labelled.table_rows(results, AXES, ("from_layer", *SUMMARIES))
     columns = [f"{name}_{kind}" for name in ("share", "size") for kind in influence.KINDS]

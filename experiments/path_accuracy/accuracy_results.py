@@ -2,7 +2,6 @@
 
 import functools
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -11,7 +10,14 @@ import xarray as xr
 from experiments.lab import Finding, labelled
 from experiments.path_accuracy.evaluation import BASELINES, PUBLISHED_SIZE, sampled_lengths
 from experiments.train.trained_tasks import TrainedTask
-from experiments.verdicts import Comparison, Row, format_interval, mean_with_interval, slope
+from experiments.verdicts import (
+    Comparison,
+    Row,
+    TableRow,
+    format_interval,
+    mean_with_interval,
+    slope,
+)
 
 CLAIM = (
     "In a network with 6 layers and skips, short paths alone nearly reach the accuracy of the full "
@@ -70,7 +76,7 @@ def largest_sets(shares: xr.Dataset) -> xr.DataArray:
     return sets.sel(num_paths=sets.num_paths.max())
 
 
-def make_rows(results: xr.Dataset, task: TrainedTask) -> Iterator[dict[str, Any]]:
+def make_rows(results: xr.Dataset, task: TrainedTask) -> Iterator[TableRow]:
     """Makes a row for each seed, evaluation, path length and repeat; a column for each metric.
 
     Args:

@@ -5,13 +5,12 @@ Axis letters: b examples, n tokens, c classes, k path lengths, r repeats, p path
 
 import functools
 from collections.abc import Mapping
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import xarray as xr
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, PyTree
 
 from experiments.lab import Options, labelled
 from experiments.train.trained_tasks import (
@@ -41,13 +40,12 @@ SET_SIZES = (5, PUBLISHED_SIZE)  # of the published figures
 
 
 def evaluate_paths(
-    options: Options, task: TrainedTask, model: Any, data: Any, key: Any
-) -> dict[str, Any]:
+    task: TrainedTask, model: Model, data: dict[str, Examples], key: jax.Array
+) -> dict[str, PyTree[Array]]:
     """Evaluates the trained model of one seed: whole, by path length, and the baselines.
 
     Args:
-        options: The flags, for the sampled sets of paths.
-        task: The training task.
+        task: What was trained; its flags say which sets of paths are sampled.
         model: The trained model.
         data: Examples of the seed: "train" and "eval", and "texts" where "train" is packed.
         key: Random key of the seed; sets of paths and the random baseline are drawn from it.
@@ -67,7 +65,7 @@ def evaluate_paths(
     return {
         "whole": whole_metrics(model, held_out, config, metrics, batch_size),
         **{name: {"accuracy": value} for name, value in zip(BASELINES, guesses, strict=True)},
-        "sets": evaluate_samples(options, task, model, held_out, key_paths),
+        "sets": evaluate_samples(task, model, held_out, key_paths),
         **length_sums(model, held_out, config, metrics, batch_size),
         "tokens": token_mask(held_out).sum(),
         "whole_train": whole_metrics(
@@ -88,7 +86,7 @@ def sampled_lengths(options: Options) -> np.ndarray:
 
 
 def evaluate_samples(
-    options: Options, task: TrainedTask, model: Model, held_out: Examples, key: Any
+    task: TrainedTask, model: Model, held_out: Examples, key: jax.Array
 ) -> dict[str, dict[str, Float[Array, "k r"]]]:
     """Evaluates sampled sets of paths, each of which computes attention from its own states, as in
     the paper.
@@ -96,7 +94,6 @@ def evaluate_samples(
     Sets of all sizes are one array: smaller sets are padded, and the padding is not a member.
 
     Args:
-        options: The flags.
         task: The training task.
         model: The trained model of one seed.
         held_out: Examples to evaluate, [b, n].
@@ -105,7 +102,7 @@ def evaluate_samples(
     Returns:
         {number of paths in a set: {metric: [k, r]}}.
     """
-    config, lengths = task.recipe.config, sampled_lengths(options)
+    config, options, lengths = task.recipe.config, task.options, sampled_lengths(task.options)
     sizes = sorted({options.n_paths, *SET_SIZES})
     shape = (len(sizes), len(lengths), options.n_repeat, sizes[-1])
     is_kept = np.arange(sizes[-1]) < np.reshape(sizes, (-1, 1, 1, 1))
@@ -146,7 +143,7 @@ def length_sums(
     config: TransformerConfig,
     metrics: Metrics,
     batch_size: int | None = None,
-) -> dict[str, Any]:
+) -> dict[str, PyTree[Array]]:
     """Computes the metrics of exact sums over all paths by length 0..L, and the value of each
     length.
 
@@ -214,11 +211,10 @@ def length_sums(
     }
 
 
-def name_axes(options: Options, task: TrainedTask, arrays: Mapping[str, np.ndarray]) -> xr.Dataset:
+def name_axes(task: TrainedTask, arrays: Mapping[str, np.ndarray]) -> xr.Dataset:
     """Names the axes of the results of `evaluate_paths`.
 
     Args:
-        options: The flags.
         task: The training task.
         arrays: {"name/level": [s, ...]}.
 
@@ -232,6 +228,6 @@ def name_axes(options: Options, task: TrainedTask, arrays: Mapping[str, np.ndarr
     exact = labelled.make_dataset(evaluations, ("metric", "path_length"), **axes)
     exact = exact.assign_coords(path_length=np.arange(task.recipe.config.depth + 1))
     sampled = labelled.make_dataset(sets, ("num_paths", "metric", "path_length", "repeat"))
-    sampled = sampled.assign_coords(path_length=sampled_lengths(options))
+    sampled = sampled.assign_coords(path_length=sampled_lengths(task.options))
     sampled = sampled.rename(sets="sampled").sortby("num_paths")
     return xr.merge([exact, sampled], join="outer").assign(fine=exact.diverged_at < 0)

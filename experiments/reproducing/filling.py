@@ -14,9 +14,10 @@ import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from experiments.lab.folder import table_bytes
+from experiments.lab.flags import FlagValue
+from experiments.lab.folder_files import table_bytes
 from experiments.verdicts import Comparison, Row
 
 TEXTS = Path(__file__).with_name("results.toml")
@@ -91,7 +92,7 @@ def read_numbers(table: bytes) -> Numbers:
     return {row["quantity"]: row for row in reversed(rows)}
 
 
-def read_settings(arguments: Mapping[str, Any]) -> Numbers:
+def read_settings(arguments: Mapping[str, FlagValue]) -> Numbers:
     """Makes the rows of the flags of a run, {"--n_epochs": 20}, which texts name as numbers.
 
     Args:

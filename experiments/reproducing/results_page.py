@@ -8,9 +8,9 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from experiments.lab import list_experiments, provenance, table_bytes
+from experiments.lab.provenance import JsonObject
 from experiments.reproducing import statements_page
 from experiments.reproducing.filling import (
     Texts,
@@ -140,7 +140,7 @@ def is_complete(name: str, preset: str, parent: Path) -> bool:
     return all((parent / run / "summary.json").exists() for run in list_runs(name, preset))
 
 
-def describe_run(parent: Path, name: str) -> dict[str, Any]:
+def describe_run(parent: Path, name: str) -> JsonObject:
     """Reads date, seed, time, machine, version, commit and command of a run.
 
     Args:
@@ -173,7 +173,7 @@ def describe_run(parent: Path, name: str) -> dict[str, Any]:
         raise files.damaged_file_error(path, f"no entry {error}") from error
 
 
-def format_run(run: Mapping[str, Any], preset: str) -> str:
+def format_run(run: JsonObject, preset: str) -> str:
     """Writes what `describe_run` reads as the small print of a section."""
     seed = "" if run["seed"] is None else f", seed {run['seed']}"
     seconds = ""

@@ -29,12 +29,12 @@ from rank_collapse.runs import files
 
 SIGNAL_CODES = 128  # above it an exit code is of a process that a signal ended
 SIZES = {
-    "quick": "“Here” is this run, of the preset “quick”: small networks and few seeds, for minutes "
-    "on two cores. The pictures are of it. “Reference run” is a run of the preset “reported”, "
-    "whose numbers are on the project’s pages.",
-    "reported": "“Here” is this run, “Reference run” an earlier one of the same sizes, whose "
-    "numbers are on the project’s pages. Networks are as large as the published ones; tokens, "
-    "seeds and epochs are fewer where they would take more than an hour and a half on two cores.",
+    "quick": "“Here” names this run at the preset “quick”: small networks and few seeds, which "
+    "take minutes on two cores. The pictures show this run. “Reference run” names a run at the "
+    "preset “reported”; the project’s pages give its numbers.",
+    "reported": "“Here” names this run, “Reference run” an earlier run of the same sizes; the "
+    "project’s pages give its numbers. Networks are as large as the published ones. Tokens, seeds "
+    "and epochs are fewer where they would take more than an hour and a half on two cores.",
 }
 
 

@@ -17,7 +17,7 @@ from experiments.lab.experiment import (
     import_experiment,
     read_run,
 )
-from experiments.lab.flags import parse_flags
+from experiments.lab.flags import FlagValue, parse_flags
 from rank_collapse import runs
 from rank_collapse.runs import files
 
@@ -61,7 +61,7 @@ def list_runs(name: str, preset: str) -> dict[str, Sequence[str]]:
     return {f"{name}/{run}" if run else name: flags for run, flags in labelled_runs.items()}
 
 
-def read_flag_values(name: str, preset: str) -> dict[str, Any]:
+def read_flag_values(name: str, preset: str) -> dict[str, FlagValue]:
     """Returns {flag: value, or values} of the last run of an experiment at a preset.
 
     Args:

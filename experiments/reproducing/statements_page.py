@@ -12,7 +12,6 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from experiments.lab import (
     import_experiment,
@@ -28,6 +27,7 @@ from experiments.verdicts import (
     STATEMENTS,
     UNDECIDED,
     Row,
+    TableRow,
     decide_answer,
     judge_rows,
     refuting_text,
@@ -94,7 +94,7 @@ After a look at results with earlier seeds we changed some settings and statisti
 {changed}
 """
 YEAR = re.compile(r" et al\. \d{4}")
-TableRows = Sequence[Mapping[str, Any]]
+TableRows = Sequence[TableRow]
 
 
 def write_page(docs: Path, folders: Iterable[Path] = ()) -> None:
@@ -114,7 +114,7 @@ def write_page(docs: Path, folders: Iterable[Path] = ()) -> None:
     runs.write_atomically(docs / PAGE.name, render_page(rows).encode())
 
 
-def read_run_rows(folder: Path) -> list[tuple[Row, dict[str, Any]]]:
+def read_run_rows(folder: Path) -> list[tuple[Row, TableRow]]:
     """Reads the rows of a run, with columns that name the run.
 
     Args:
@@ -137,7 +137,7 @@ def read_run_rows(folder: Path) -> list[tuple[Row, dict[str, Any]]]:
     return [(row, run) for row in read_run(import_experiment(name), folder).claims]
 
 
-def judge_run_rows(run_rows: Sequence[tuple[Row, Mapping[str, Any]]]) -> Iterator[dict[str, Any]]:
+def judge_run_rows(run_rows: Sequence[tuple[Row, TableRow]]) -> Iterator[TableRow]:
     """Judges the rows of each statement jointly, and yields the rows of the table.
 
     Args:

@@ -3,10 +3,9 @@
 Axis letters: n tokens, d width, l layers, s sublayers (branches) in the order passed.
 """
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
+from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
 from rank_collapse.network.config import TransformerConfig
@@ -50,7 +49,7 @@ def _branch_share(passage):
     return jnp.where(total == 0, 0, branch / jnp.where(total == 0, 1, total))
 
 
-def dependency(shares: Any) -> Float[Array, "i i"]:
+def dependency(shares: ArrayLike) -> Float[Array, "i i"]:
     """Computes β_ij² of x̂_i = Σ_j β_ij â_j: the stream after i branches, in branches of variance
     1.
 

@@ -6,24 +6,28 @@ same norms.
 """
 
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
+from jaxtyping import Array, PyTree
 
 import rank_collapse as rc
 from experiments.lab import Executor, Options, RunFolder, check_names
 from experiments.stability import dependency
 from experiments.train.weight_matrices import (
+    Matrices,
     compute_matrix_norms,
     get_weight_matrices,
     replace_weight_matrices,
 )
 from rank_collapse.network import layers
 from rank_collapse.network.designs import count_branches
+from rank_collapse.network.parameters import TransformerParams
 from rank_collapse.network.residual import Gains, Unprofiled, layer_gains
 from rank_collapse.theory import expectation
 
@@ -110,7 +114,9 @@ def pad_layers(config: rc.TransformerConfig, size: int) -> rc.TransformerConfig:
     )
 
 
-def group_by_program(configs: Mapping[str, rc.TransformerConfig]) -> list[dict[str, Any]]:
+def group_by_program(
+    configs: Mapping[str, rc.TransformerConfig],
+) -> list[dict[str, rc.TransformerConfig]]:
     """Groups networks that differ only in numbers, which are arguments of one program.
 
     Args:
@@ -119,7 +125,7 @@ def group_by_program(configs: Mapping[str, rc.TransformerConfig]) -> list[dict[s
     Returns:
         [{name: config of float32 numbers}].
     """
-    groups: dict[Any, dict[str, Any]] = {}
+    groups: dict[Hashable, dict[str, rc.TransformerConfig]] = {}
     for name, config in configs.items():
         leaves, structure = jax.tree.flatten(config)
         shapes = tuple(map(np.shape, leaves))
@@ -128,7 +134,7 @@ def group_by_program(configs: Mapping[str, rc.TransformerConfig]) -> list[dict[s
 
 
 def measure_all(
-    options: Options, configs: Mapping[Case, Any], folder: RunFolder
+    options: Options, configs: Mapping[Case, rc.TransformerConfig], folder: RunFolder
 ) -> dict[Case, dict[str, np.ndarray]]:
     """Measures all networks at initialisation, resumed from the run.
 
@@ -143,7 +149,7 @@ def measure_all(
     Raises:
         ValueError: Each design has a network whose output is NaN or infinite.
     """
-    arrays: dict[str, Any] = {}
+    arrays: dict[str, dict[str, np.ndarray]] = {}
     by_name = {case.name: config for case, config in configs.items()}
     with Executor(options, folder, "stability", options.num_seeds * len(by_name)) as executor:
         for group in group_by_program(by_name):
@@ -201,7 +207,9 @@ def cut_padding(arrays: Mapping[str, np.ndarray], depth: int) -> dict[str, np.nd
     return cut
 
 
-def draw(options: Options, key: Any, config: rc.TransformerConfig) -> dict[str, Any]:
+def draw(
+    options: Options, key: jax.Array, config: rc.TransformerConfig
+) -> dict[str, PyTree[Array]]:
     """Draws the weights and other random inputs of one seed.
 
     Args:
@@ -229,7 +237,12 @@ def draw(options: Options, key: Any, config: rc.TransformerConfig) -> dict[str, 
     }
 
 
-def measure_seed(options: Options, is_profiled: bool, key: Any, floats: Any) -> dict[str, Any]:
+def measure_seed(
+    options: Options,
+    is_profiled: bool,
+    key: jax.Array,
+    floats: tuple[rc.TransformerConfig, jax.Array],
+) -> dict[str, PyTree[Array]]:
     """Measures one seed of one network, {measure: ...}.
 
     Args:
@@ -259,8 +272,14 @@ def measure_seed(options: Options, is_profiled: bool, key: Any, floats: Any) -> 
 
 
 def measure_network(
-    params: Any, x: Any, config: Any, trace: Any, law: Any, directions: Any, size: Any
-) -> dict[str, Any]:
+    params: TransformerParams,
+    x: Array,
+    config: rc.TransformerConfig,
+    trace: rc.Trace,
+    law: expectation.ExpectedTrace,
+    directions: Mapping[str, Matrices],
+    size: ArrayLike,
+) -> dict[str, PyTree[Array]]:
     """Measures output change, dependency and token cosines, and the law's predictions of them.
 
     Args:
@@ -285,7 +304,9 @@ def one_minus_cosine(x: jax.Array) -> jax.Array:
     return jnp.sum(jnp.square(unit - unit.mean(axis=0, keepdims=True))) / (len(x) - 1)
 
 
-def matrix_gradients(loss: Callable[[Any], tuple[Any, Any]], params: Any) -> tuple[Any, Any]:
+def matrix_gradients(
+    loss: Callable[[TransformerParams], tuple[Array, rc.Trace]], params: TransformerParams
+) -> tuple[Matrices, rc.Trace]:
     """Computes ∂loss/∂W of every matrix; also returns the further results of loss(params)."""
 
     def loss_of_matrices(matrices):
@@ -300,8 +321,13 @@ def normalised_output(trace: rc.Trace, config: rc.TransformerConfig) -> jax.Arra
 
 
 def output_changes(
-    params: Any, x: Any, config: Any, before: Any, directions: Mapping[str, Any], size: Any
-) -> dict[str, Any]:
+    params: TransformerParams,
+    x: Array,
+    config: rc.TransformerConfig,
+    before: Array,
+    directions: Mapping[str, Matrices],
+    size: ArrayLike,
+) -> dict[str, Array]:
     """Computes |x̂ − x̂*|²/d of the normalised output after an update of all matrices, by name.
 
     Args:
@@ -319,7 +345,9 @@ def output_changes(
     return dict(zip(directions, jax.lax.map(compute_change, stacked), strict=True))
 
 
-def move_weights(params: Any, direction: Any, size: Any) -> Any:
+def move_weights(
+    params: TransformerParams, direction: Matrices, size: ArrayLike
+) -> TransformerParams:
     """Moves every matrix of every layer by the same relative size: W* = W + size ‖W‖_F U/‖U‖_F.
 
     Args:
@@ -338,7 +366,9 @@ def move_weights(params: Any, direction: Any, size: Any) -> Any:
     return replace_weight_matrices(params, matrices)
 
 
-def sgd_change(params: Any, x: Any, config: Any, gradients: Any) -> jax.Array:
+def sgd_change(
+    params: TransformerParams, x: Array, config: rc.TransformerConfig, gradients: Matrices
+) -> Array:
     """Computes |δx̂|²/(d η²) of an SGD step W − η ∂loss/∂W of all matrices, to first order in η.
 
     Args:
@@ -357,7 +387,9 @@ def sgd_change(params: Any, x: Any, config: Any, gradients: Any) -> jax.Array:
     return jnp.mean(jnp.square(tangent))
 
 
-def gradient_bound(params: Any, gradients: Any, target: Any, size: Any) -> jax.Array:
+def gradient_bound(
+    params: TransformerParams, gradients: Matrices, target: Array, size: ArrayLike
+) -> Array:
     """Computes e² (Σ‖W‖‖∂W‖)²/‖u‖², the smallest possible change of the output by a gradient step,
     per entry.
 
@@ -369,7 +401,9 @@ def gradient_bound(params: Any, gradients: Any, target: Any, size: Any) -> jax.A
     return jnp.square(size * total) / (jnp.sum(jnp.square(target)) * target.size)
 
 
-def profile_omega(params: Any, batch: Any, config: rc.TransformerConfig) -> rc.TransformerConfig:
+def profile_omega(
+    params: TransformerParams, batch: Array, config: rc.TransformerConfig
+) -> rc.TransformerConfig:
     """Profiles Admin's ω on a batch of states, where the skips of the network are NaN.
 
     Args:

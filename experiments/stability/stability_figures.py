@@ -6,6 +6,7 @@ Each takes the results of all networks, see `results`.
 from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from experiments.stability.dependency import dependency
 from experiments.stability.stability_results import (
@@ -25,12 +26,12 @@ from rank_collapse.report.wording import words
 DASHES = {"O(N)": ":", "O(log N)": "--", "O(1)": "-."}
 
 
-def plot_law(ax: Any, x: Any, y: Any, index: int, **options: Any) -> None:
+def plot_law(ax: figures.Axes, x: ArrayLike, y: ArrayLike, index: int, **options: Any) -> None:
     """Plots the prediction for a design as a dotted line."""
     ax.plot(x, y, **{"color": figures.color(index), "ls": ":", "lw": 1.2} | options)
 
 
-def expected_apart(measures: dict[str, Any]) -> np.ndarray:
+def expected_apart(measures: dict[str, np.ndarray]) -> np.ndarray:
     """Computes the law's 1 − token cosine by layer, mean over seeds."""
     return np.exp(measures["expected_log_apart"].astype(float)).mean(axis=0)
 

@@ -5,28 +5,28 @@
 
 import math
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 import numpy as np
 
 from experiments.stability.design_measures import Case
+from experiments.verdicts import TableRow
 from experiments.verdicts.share_intervals import slope
 
 UPDATES = ("random", "gradient")  # of equal relative size; "sgd" is of one rate
 LAWS = ("O(N)", "O(log N)", "O(1)")
 VISIBLE = 1e-11  # 1 − cosine below it is rounding of float32 states
-ByCase = Mapping[Case, dict[str, Any]]
+ByCase = Mapping[Case, dict[str, np.ndarray]]
 
 
 def by_design(results: ByCase) -> dict[str, ByCase]:
     """Groups the networks by design, shallow first."""
-    designs: dict[str, dict[Case, Any]] = {}
+    designs: dict[str, dict[Case, dict[str, np.ndarray]]] = {}
     for case in sorted(results, key=lambda c: c.depth):
         designs.setdefault(case.design, {})[case] = results[case]
     return designs
 
 
-def first_and_last(results: ByCase) -> tuple[Any, Any]:
+def first_and_last(results: ByCase) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
     """Returns the measurements of the shallowest and of the deepest network of one design."""
     return next(iter(results.values())), list(results.values())[-1]
 
@@ -108,7 +108,7 @@ def geometric_ratios(measured: np.ndarray, expected: np.ndarray) -> np.ndarray:
         return np.exp(np.mean(np.log(measured) - np.log(expected), axis=0))
 
 
-def make_rows(results: ByCase) -> Iterator[dict[str, Any]]:
+def make_rows(results: ByCase) -> Iterator[TableRow]:
     """Makes a row for each network, seed and layer; numbers of the full network are in the row of
     the last layer.
 

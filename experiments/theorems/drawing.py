@@ -1,7 +1,6 @@
 """The figure of a theorem: a panel for each quantity, measured points over predicted lines."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
@@ -31,7 +30,7 @@ def plot_theorem(theorem: Theorem, curves: Sequence[Curve]):
     return fig
 
 
-def plot_panel(ax: Any, panel: Panel, curves: Sequence[Curve]) -> None:
+def plot_panel(ax: figures.Axes, panel: Panel, curves: Sequence[Curve]) -> None:
     """Plots the curves of one quantity.
 
     A prediction at a single point is drawn across the panel, unless another curve has a line there.

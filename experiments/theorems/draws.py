@@ -6,12 +6,13 @@ fresh seeds.
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from experiments.theorems import causal, initial, mixing, one_layer, sphere
+from experiments.theorems.outcomes import Theorem
 
 LARGE = (512, 1024)  # numbers of repeated tokens
 NETWORKS = 16  # of a draw of the energy
@@ -28,23 +29,23 @@ class Statistic(NamedTuple):
 
     theorem: str
     compute: Callable[..., jax.Array]
-    settings: Mapping[str, Mapping[str, Any]]
+    settings: Mapping[str, Mapping[str, float]]
 
 
-def least_energy_increment(key: jax.Array, **sizes: Any) -> jax.Array:
+def least_energy_increment(key: jax.Array, **sizes: float) -> jax.Array:
     """Computes the least increment of a layer over E(0) in 16 networks with softmax."""
     measure = partial(sphere.pass_energies, normalise=None, **sizes)
     keys = jax.random.split(key, NETWORKS)
     return jnp.min(jax.lax.map(lambda one: sphere.least_increment(measure(one)), keys))
 
 
-def repeated_power(key: jax.Array, **sizes: Any) -> jax.Array:
+def repeated_power(key: jax.Array, **sizes: float) -> jax.Array:
     """Computes the power of k at which the last states of 1…1 0 come together at large k."""
     near, far = causal.repeated_distances(key, LARGE, **sizes)
     return jnp.log(far / near) / jnp.log(LARGE[1] / LARGE[0])
 
 
-def end_over_middle(key: jax.Array, *, end: int, **sizes: Any) -> jax.Array:
+def end_over_middle(key: jax.Array, *, end: int, **sizes: float) -> jax.Array:
     """Computes the weight of the first (end 0) or last (end 1) position divided by the largest in
     the middle."""
     return one_layer.ends_over_middle(one_layer.last_row(key, **sizes))[end]
@@ -106,7 +107,7 @@ STATISTICS = {
 }
 
 
-def list_draws(theorems: Mapping[str, Any]) -> Iterator[tuple[str, str, Callable]]:
+def list_draws(theorems: Mapping[str, Theorem]) -> Iterator[tuple[str, str, Callable]]:
     """Lists (statement, setting, function of a key) of the statements of some theorems."""
     for key, statistic in STATISTICS.items():
         if statistic.theorem in theorems:

@@ -39,7 +39,7 @@ def pass_heads(
 
 
 def compare_heads(
-    key: jax.Array, few: int, many: int, *, networks: int = 32, **sizes: Any
+    key: jax.Array, few: int, many: int, *, networks: int = 32, **sizes: float
 ) -> jax.Array:
     """Computes the ln of the mean of 1 − ρ after the last layer at many heads, minus the same at
     few.

@@ -5,7 +5,7 @@ the curves alone; it is never written by hand.
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple, get_args
 
 import numpy as np
 
@@ -54,9 +54,9 @@ class Curve(NamedTuple):
     """
 
     name: str
-    x: Any
-    predicted: Any
-    measured: Any
+    x: np.ndarray
+    predicted: np.ndarray
+    measured: np.ndarray
     relation: Relation = "="
     tolerance: float = 0.01
     beyond: bool = False

@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.tree_util import Partial
+from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
 import rank_collapse as rc
@@ -33,7 +34,9 @@ def make_network(depth: int, d: int, *, num_heads: int = 1, **fields: Any) -> rc
     return rc.TransformerConfig(depth=depth, num_heads=num_heads, d_model=d, **fields)
 
 
-def make_sphere(depth: int, d: int, beta: Any, gain: Any, **fields: Any) -> rc.TransformerConfig:
+def make_sphere(
+    depth: int, d: int, beta: ArrayLike, gain: ArrayLike, **fields: Any
+) -> rc.TransformerConfig:
     """Makes post-norm attention on the unit sphere: x ← (x + gain · SA(x)) / |·|.
 
     Each layer is a step of length `gain` of the flow ẋ_i = (I − x_i x_iᵀ) Σ_j P_ij V x_j.
@@ -49,7 +52,7 @@ def make_sphere(depth: int, d: int, beta: Any, gain: Any, **fields: Any) -> rc.T
 
 
 def make_params(
-    config: rc.TransformerConfig, query_key: Any = None, value: Any = None
+    config: rc.TransformerConfig, query_key: ArrayLike | None = None, value: ArrayLike | None = None
 ) -> rc.network.TransformerParams:
     """Makes parameters with scores x_iᵀ A_h x_j and branches P_h x V_h; the identity by default.
 
@@ -74,7 +77,10 @@ def make_params(
 
 @partial(jax.jit, static_argnames="every")
 def pass_states(
-    params: Any, x: Float[Array, "n d"], config: rc.TransformerConfig, every: int = 1
+    params: rc.network.TransformerParams,
+    x: Float[Array, "n d"],
+    config: rc.TransformerConfig,
+    every: int = 1,
 ) -> Float[Array, "l n d"]:
     """Passes tokens through a network, and returns every k-th state, the input first.
 
@@ -99,7 +105,7 @@ def _select_matrices(matrices, scores, context):
     return jnp.broadcast_to(matrices[jnp.minimum(context.layer, len(matrices) - 1)], scores.shape)
 
 
-def draw_sphere(key: Any, n: int, d: int) -> Float[Array, "n d"]:
+def draw_sphere(key: jax.Array, n: int, d: int) -> Float[Array, "n d"]:
     """Draws n tokens uniformly from the unit sphere."""
     x = jax.random.normal(key, (n, d))
     return x * unit_norm(x)

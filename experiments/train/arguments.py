@@ -5,9 +5,12 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+from jax.typing import ArrayLike
+from jaxtyping import PyTree
 
 import rank_collapse as rc
 from experiments.lab import Flags, Options, cli, shared_flags
+from experiments.lab.flags import FlagValue
 from rank_collapse.training import Hyper, Recipe
 
 # How the work is divided: no influence on results.
@@ -34,7 +37,7 @@ def make_flags(
     monitor: bool = True,
     do_mlp: bool = False,
     can_grow: bool = True,
-    **defaults: Any,
+    **defaults: FlagValue,
 ) -> Flags:
     """Makes the flags that all trained experiments share, by our names and the published ones.
 
@@ -108,7 +111,7 @@ def make_recipe(options: Options, embedding: rc.EmbeddingConfig, **fields: Any) 
     return Recipe(config, options.num_labels, **defaults | fields)
 
 
-def make_hyper(options: Options, fields: Mapping[str, Any] | None = None) -> Hyper:
+def make_hyper(options: Options, fields: Mapping[str, PyTree[ArrayLike]] | None = None) -> Hyper:
     """Makes the traced values of a run, the same for every seed.
 
     Args:

@@ -6,11 +6,10 @@ of Dey et al. 2025 (arXiv 2505.01618).
 Axis letters: t steps, b examples, n tokens, l layers, d width.
 """
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 from jaxtyping import Array, Float, UInt8
 
 from rank_collapse import struct
@@ -72,13 +71,13 @@ def text_bytes(text: str, tokens: int) -> UInt8[np.ndarray, "c"]:
 
 
 def train_network(
-    key: Any,
-    text: Any,
+    key: jax.Array,
+    text: UInt8[np.ndarray, "c"],
     config: TransformerConfig,
     rule: DepthRule,
     *,
-    rate: Any,
-    weight_decay: Any,
+    rate: ArrayLike,
+    weight_decay: ArrayLike,
     steps: int,
     batch_size: int,
 ) -> dict[str, Float[Array, "t"]]:
@@ -139,7 +138,7 @@ def train_network(
 
 
 def linearisation_distance(
-    params: TransformerParams, other: TransformerParams, x: Any, config: TransformerConfig
+    params: TransformerParams, other: TransformerParams, x: jax.Array, config: TransformerConfig
 ) -> Float[Array, "l"]:
     """Compute how far each block f is from linear in its weights, at its input states under θ.
 

@@ -2,22 +2,33 @@
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 
 import rank_collapse as rc
-from experiments.lab import Executor, Flags, Options, RunFolder, cli, shared_flags
-from experiments.train.trained_tasks import Training, train_and_eval, unflatten_results
+from experiments.lab import (
+    Chunk,
+    Executor,
+    Flags,
+    Options,
+    RunFolder,
+    cli,
+    report_activity,
+    shared_flags,
+)
+from experiments.train.train_networks import describe_cells, train_chunk
+from experiments.train.trained_tasks import train_and_eval
 from experiments.train.weight_matrices import compute_matrix_norms, get_weight_matrices
 from rank_collapse.network.inputs import input_states
 from rank_collapse.training import Ensemble, Hyper, Model, Recipe
 from rank_collapse.training.recipe import run_config
 from rank_collapse.training.tasks import examples, sequences
+from rank_collapse.training.tasks.examples import Examples
 from rank_collapse.training.training import batch_forward
 
 STEPS_PER_EPOCH = 25  # of which the training loss is the mean
@@ -80,7 +91,9 @@ def make_flags(selecting: Sequence[str]) -> Flags:
     return flags
 
 
-def make_measure(recipe: Recipe) -> Callable[[Model, Any, Hyper, Any], dict[str, Any]]:
+def make_measure(
+    recipe: Recipe,
+) -> Callable[[Model, dict[str, Examples], Hyper, jax.Array], dict[str, jax.Array]]:
     """Makes measure(model, data, hyper, key) of one run.
 
     The examples are held out. It returns "accuracy" and "loss" [], and the mean over examples of
@@ -122,7 +135,7 @@ def train_cells(
     options: Options,
     make_cells: Callable[[Options], Sequence[Cell]],
     folder: RunFolder,
-) -> dict[Cell, dict[str, Any]]:
+) -> dict[Cell, dict[str, np.ndarray]]:
     """Trains the cells of the flags and measures them, or reads finished cells from the run.
 
     Args:
@@ -131,34 +144,13 @@ def train_cells(
         folder: The run folder.
 
     Returns:
-        {cell: results of `Training`, [s, ...] or [s, looks, ...], and "failed" [s]}.
+        {cell: what `make_measure` measures [s, looks, ...], "losses" [s, epochs], "diverged_at" and
+        "failed" [s]}.
     """
-
-    @functools.cache
-    def make_program(static):
-        """Makes the training of all cells that share a compiled program."""
-        config, batch_size, is_profiled = static
-        num_epochs = max(1, options.n_steps // STEPS_PER_EPOCH)
-        recipe = Recipe(
-            config, options.num_labels, batch_size, num_epochs=num_epochs, shuffle=True, unroll=1
-        )
-        ensemble = Ensemble(
-            recipe,
-            functools.partial(make_data, options, batch_size),
-            mesh=executor.mesh,
-            epochs_per_chunk=-(-num_epochs // LOOKS),
-            watch=make_measure(recipe),
-        )
-        prepare = functools.partial(admin_gains, recipe)
-        return Training(
-            ensemble,
-            executor.run,
-            prepare=ensemble.of_models(prepare) if is_profiled else None,
-        )
 
     def group_by_program(point):
         """Groups cells as {compiled part: {cell: the floats}}."""
-        groups: dict[Any, dict[str, Hyper]] = {}
+        groups: dict[Hashable, dict[str, Hyper]] = {}
         for cell in make_cells(point):
             config, floats = split_floats(make_network(options, cell))
             hyper = Hyper(cell.learning_rate, dropout=None, warmup=cell.warmup, network=floats)
@@ -167,25 +159,77 @@ def train_cells(
         return groups
 
     limit = guess_limit(options.n_eval_data * options.num_tokens, options.num_labels)
-    arrays = {}
+    results = {}
     with Executor(options, folder) as executor:
         for static in group_by_program(options):
+            config, batch_size, is_profiled = static
 
             def select_floats(point, static=static):
                 return group_by_program(point).get(static, {})
 
-            arrays |= executor.map(
-                functools.partial(make_program, static),
-                select_floats,
-                most=max(16, options.num_seeds),
-            )
-    results = {cell: unflatten_results(arrays[cell.name]) for cell in make_cells(options)}
+            ensemble = make_ensemble(options, config, batch_size, executor.mesh)
+            profile = ensemble.of_models(functools.partial(admin_gains, ensemble.recipe))
+            for chunk in executor.chunks(select_floats, most=max(16, options.num_seeds)):
+                if is_profiled:
+                    chunk = profile_gains(ensemble, profile, chunk, executor.run)
+                trained = train_chunk(ensemble, chunk, executor.run)
+                losses = {"losses": trained.losses, "diverged_at": trained.diverged_at}
+                executor.save(chunk, trained.watched | losses)
+            results |= executor.read(select_floats)
     return {
-        cell: arrays | {"failed": has_failed(arrays, limit)} for cell, arrays in results.items()
+        cell: results[cell.name] | {"failed": has_failed(results[cell.name], limit)}
+        for cell in make_cells(options)
     }
 
 
-def admin_gains(recipe: Recipe, model: Any, data: Any, hyper: Hyper, _: Any = None) -> Hyper:
+def make_ensemble(
+    options: Options, config: rc.TransformerConfig, batch_size: int, mesh: Mesh
+) -> Ensemble:
+    """Makes what trains the cells of one program, and measures them at each look.
+
+    Args:
+        options: The flags.
+        config: The network, without the floats of a cell.
+        batch_size: Examples of a step.
+        mesh: The devices.
+    """
+    num_epochs = max(1, options.n_steps // STEPS_PER_EPOCH)
+    recipe = Recipe(
+        config, options.num_labels, batch_size, num_epochs=num_epochs, shuffle=True, unroll=1
+    )
+    return Ensemble(
+        recipe,
+        functools.partial(make_data, options, batch_size),
+        mesh=mesh,
+        epochs_per_chunk=-(-num_epochs // LOOKS),
+        watch=make_measure(recipe),
+    )
+
+
+def profile_gains(ensemble: Ensemble, profile: Callable, chunk: Chunk, folder: RunFolder) -> Chunk:
+    """Replaces the skip gains of a chunk's runs by `admin_gains` of their own initial networks.
+
+    Args:
+        ensemble: What trains them.
+        profile: From `Ensemble.of_models`, of `admin_gains`.
+        chunk: The runs.
+        folder: The run folder, for its log.
+    """
+    keys, hyper = chunk.unpadded
+    with report_activity(f"preparing {describe_cells(chunk)}", folder.log):
+        program, runs = ensemble.begin(keys, hyper)
+        sharded = ensemble.lay_out((hyper, keys))
+        hyper = profile(*program.unflatten(runs), *sharded, num_seeds=len(chunk.seeds))
+    return chunk._replace(floats=hyper)
+
+
+def admin_gains(
+    recipe: Recipe,
+    model: Model,
+    data: dict[str, Examples],
+    hyper: Hyper,
+    _: jax.Array | None = None,
+) -> Hyper:
     """Profiles Admin's ω on the first batch of each seed's own initial network.
 
     Args:
@@ -223,12 +267,12 @@ def make_network(options: Options, cell: Cell) -> rc.TransformerConfig:
     return config.replace(skip_gain=1.0) if cell.design == "admin" else config
 
 
-def split_floats(config: rc.TransformerConfig) -> tuple[rc.TransformerConfig, dict[str, Any]]:
+def split_floats(config: rc.TransformerConfig) -> tuple[rc.TransformerConfig, dict[str, float]]:
     """Splits a network into the compiled part and the floats that differ between runs."""
     return config.replace(**FLOATS), {name: getattr(config, name) for name in FLOATS}
 
 
-def make_data(options: Options, batch_size: int, key: Any) -> dict[str, Any]:
+def make_data(options: Options, batch_size: int, key: jax.Array) -> dict[str, Examples]:
     """Makes one seed's training data, an epoch of `STEPS_PER_EPOCH` batches, and held-out data.
 
     Args:
@@ -254,16 +298,16 @@ def guess_limit(tokens: int, letters: int) -> float:
     return share + 2.58 * math.sqrt(share * (1 - share) / tokens)
 
 
-def has_diverged(results: dict[str, Any]) -> np.ndarray:
+def has_diverged(results: dict[str, np.ndarray]) -> np.ndarray:
     """Flags the seeds that had a loss that is not finite, [s]."""
     return ~np.isfinite(results["losses"]).all(axis=1)
 
 
-def has_failed(results: dict[str, Any], limit: float) -> np.ndarray:
+def has_failed(results: dict[str, np.ndarray], limit: float) -> np.ndarray:
     """Flags the seeds that diverged, or whose final accuracy is not above the limit, [s]."""
     return has_diverged(results) | ~(results["accuracy"][:, -1] > limit)
 
 
-def gradient_norms(results: dict[str, Any], matrix: str) -> np.ndarray:
+def gradient_norms(results: dict[str, np.ndarray], matrix: str) -> np.ndarray:
     """Selects the norm of the loss's gradient to one matrix, [s, t, L]."""
     return results["gradients"][:, :, GRADIENTS.index(matrix)]

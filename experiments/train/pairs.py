@@ -2,7 +2,7 @@
 
 import itertools
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from rank_collapse.text.text_files import read_table
 from rank_collapse.text.tokens import Tokens, pad_sequences
@@ -13,6 +13,9 @@ from rank_collapse.text.vocabulary import (
     train_wordpiece,
 )
 from rank_collapse.text.words import default_text
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 VOCABULARY_SIZE = 30522  # at most, of a vocabulary trained on the data
 TASKS = ("RTE", "shipped")
@@ -50,7 +53,7 @@ def read_pairs(task: str, data_dir: str, count: int) -> list[tuple[str, str]]:
     return pairs[:count]
 
 
-def load_tokenizer(name_or_path: str, pairs: list[tuple[str, str]]) -> tuple[Any, str]:
+def load_tokenizer(name_or_path: str, pairs: list[tuple[str, str]]) -> tuple["Tokenizer", str]:
     """Loads a tokenizer, or trains one on the data; also returns a line that names it.
 
     Args:
@@ -77,7 +80,7 @@ def load_tokenizer(name_or_path: str, pairs: list[tuple[str, str]]) -> tuple[Any
     )
 
 
-def encode_pairs(tokenizer: Any, pairs: list[tuple[str, str]], max_length: int) -> Tokens:
+def encode_pairs(tokenizer: "Tokenizer", pairs: list[tuple[str, str]], max_length: int) -> Tokens:
     """Encodes pairs as [CLS] first [SEP] second [SEP], the longer sentence cut first.
 
     A vocabulary trained here has no rule for [CLS] and [SEP]; its texts are the first sentence and

@@ -4,13 +4,13 @@
 exponentially.
 """
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
+from jax.typing import ArrayLike, DTypeLike
 from jaxtyping import Array, Bool, Float
 
 from rank_collapse import struct
+from rank_collapse.annotations import Leaf
 from rank_collapse.measures.norms import Norm, composite_norm, matrix_norm, safe_divide
 from rank_collapse.measures.residuals import rank_one_ratio, residual
 from rank_collapse.network.config import TransformerConfig
@@ -26,23 +26,23 @@ class Chain(struct.Struct):
     """A product of attention matrices as 1pᵀ + R: R keeps its digits where it is tiny compared with
     p."""
 
-    mean: Any  # p, the mean row of the tokens that exist [n]
-    residual: Any  # R [n, n]; its columns sum to 0, and rows of other tokens are 0
+    mean: Leaf  # p, the mean row of the tokens that exist [n]
+    residual: Leaf  # R [n, n]; its columns sum to 0, and rows of other tokens are 0
 
     @property
-    def product(self) -> Any:
+    def product(self) -> Float[Array, "*s n n"]:
         """1pᵀ + R."""
         return self.mean[..., None, :] + self.residual
 
 
-def empty_chain(token_mask: Bool[Array, "n"], dtype: Any) -> Chain:
+def empty_chain(token_mask: Bool[Array, "n"], dtype: DTypeLike) -> Chain:
     """Make the product of no matrix, the identity; the mask says which tokens exist."""
     eye = jnp.eye(len(token_mask), dtype=dtype)
     return _add_to_mean(jnp.zeros_like(eye[0]), eye, token_mask)
 
 
 def extend_chain(
-    attention: Float[Array, "h n n"], choice: Any, chain: Chain, token_mask: Bool[Array, "n"]
+    attention: Float[Array, "h n n"], choice: ArrayLike, chain: Chain, token_mask: Bool[Array, "n"]
 ) -> Chain:
     """Multiply a chain by one layer: P_h (1pᵀ + R) = 1pᵀ + P_h R.
 
@@ -81,7 +81,11 @@ def _add_to_mean(mean, change, token_mask):
 
 @full_precision
 def chained_residual(
-    attention: Float[Array, "l h n n"], path: Any, norm: Norm = "composite", *, mask: Any = None
+    attention: Float[Array, "l h n n"],
+    path: ArrayLike,
+    norm: Norm = "composite",
+    *,
+    mask: Bool[Array, "n"] | None = None,
 ) -> tuple[Float[Array, ""], Float[Array, ""]]:
     """Compute ‖P_path − 1pᵀ‖/‖P_path‖ with p the mean row, and the same for the best rank one.
 
@@ -141,7 +145,11 @@ def chain_residual_ratios(
 
 @jax.jit
 def branch_sizes(
-    params: TransformerParams, trace: Trace, config: TransformerConfig, *, mask: Any = None
+    params: TransformerParams,
+    trace: Trace,
+    config: TransformerConfig,
+    *,
+    mask: Bool[Array, "n"] | None = None,
 ) -> tuple[Float[Array, "l"], Float[Array, "l"]]:
     """Measure N(λ x) and N(γ N'(SA(x))) of every layer, the summands of its attention sublayer.
 
@@ -194,7 +202,11 @@ def _add_layer(log_sums, a):
 
 
 def predicted_sizes(
-    alpha: Any, depth: int, num_heads: int, initial: Any = 1.0, contraction: Any = 2.0
+    alpha: ArrayLike,
+    depth: int,
+    num_heads: int,
+    initial: ArrayLike = 1.0,
+    contraction: ArrayLike = 2.0,
 ) -> Float[Array, "k"]:
     """Compute log10 of C(L,k) H^k α^{L−k} (1−α)^k R_0 / c^{3^k − 1} for k = 0 .. L.
 
@@ -254,7 +266,7 @@ def alpha_law(
 
 
 def measured_sizes(
-    by_length: Float[Array, "k n d"], *, mask: Any = None
+    by_length: Float[Array, "k n d"], *, mask: Bool[Array, "n"] | None = None
 ) -> tuple[Float[Array, "k"], Float[Array, "k"]]:
     """Measure log10 of ‖C_k‖_{1,∞} and ‖res(C_k)‖_{1,∞}, the exact sums of paths of length k.
 

@@ -1,7 +1,6 @@
 """Sorting letters: the label of position i is the i-th smallest letter of the sequence."""
 
 import functools
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +14,7 @@ from rank_collapse.training.tasks import examples
 
 
 def make_examples(
-    key: Any, num_examples: int, seq_len: int, num_letters: int, repeats: bool = True
+    key: jax.Array, num_examples: int, seq_len: int, num_letters: int, repeats: bool = True
 ) -> examples.Examples:
     """Draws letter sequences uniformly at random, with their sorted sequences as labels.
 
@@ -74,7 +73,7 @@ def make_sorting_task(options: Options) -> TrainedTask:
     )
     make = functools.partial(make_examples, seq_len=tokens, num_letters=letters, repeats=repeats)
 
-    def misordered(logits: Any, _: Any) -> Any:
+    def misordered(logits: Float[Array, "b n c"], _: examples.Examples) -> Float[Array, ""]:
         return misordered_pairs(logits.argmax(axis=-1), repeats)
 
     return TrainedTask(

@@ -1,7 +1,5 @@
 """The watched metrics of a network while it trains: `monitored` scalars, on a few examples."""
 
-from typing import Any
-
 import jax
 from jaxtyping import Array, Float
 
@@ -11,13 +9,15 @@ from rank_collapse.network.encoder_decoder import EncoderDecoderConfig, EncoderD
 from rank_collapse.network.inputs import input_states
 from rank_collapse.network.measured.monitored import monitored
 from rank_collapse.training.models import Model
+from rank_collapse.training.tasks.examples import Examples
+from rank_collapse.training.tasks.sequences import SequencePairs
 
 EXAMPLES = 8
 
 
 def layer_scalars(
     model: Model | EncoderDecoderParams,
-    data: dict[str, Any],
+    data: dict[str, Examples | SequencePairs],
     config: TransformerConfig | EncoderDecoderConfig,
 ) -> dict[str, Float[Array, "l"]]:
     """Measures `monitor` of each layer, means over the first `EXAMPLES` held-out examples.

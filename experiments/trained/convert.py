@@ -10,12 +10,13 @@ import os
 import pickle
 import struct
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
+from experiments.lab.provenance import JsonObject
 from rank_collapse.extras import import_package
 from rank_collapse.runs.files import write_atomically
 
@@ -51,7 +52,7 @@ class _Tensor(NamedTuple):
 class _TensorUnpickler(pickle.Unpickler):
     """Reads tensors and dictionaries; any other class is an error, so that no code is executed."""
 
-    def find_class(self, module: str, name: str) -> Any:
+    def find_class(self, module: str, name: str) -> Callable:
         """Returns the replacement of one of torch's classes and functions."""
         if (module, name) == ("collections", "OrderedDict"):
             return collections.OrderedDict
@@ -61,7 +62,7 @@ class _TensorUnpickler(pickle.Unpickler):
             return _STORAGES[name]
         raise pickle.UnpicklingError(f"{module}.{name} is no tensor")
 
-    def persistent_load(self, entry: tuple[Any, ...]) -> _Stored:
+    def persistent_load(self, entry: tuple[str, ...]) -> _Stored:
         """Returns the place of a storage: its dtype, key and number of values."""
         _, dtype, key, _, count = entry[:5]
         return _Stored(dtype, key, count)
@@ -183,7 +184,7 @@ def _ctranslate2(path):
 
 
 def write_checkpoint(
-    folder: str | os.PathLike, config: Mapping[str, Any], tensors: Mapping[str, np.ndarray]
+    folder: str | os.PathLike, config: JsonObject, tensors: Mapping[str, np.ndarray]
 ) -> None:
     """Writes a checkpoint folder of a config and tensors, in float32.
 
@@ -196,7 +197,7 @@ def write_checkpoint(
     write_config(folder, config)
 
 
-def write_config(folder: str | os.PathLike, config: Mapping[str, Any]) -> None:
+def write_config(folder: str | os.PathLike, config: JsonObject) -> None:
     """Writes the config.json of a folder."""
     write_atomically(Path(folder) / "config.json", json.dumps(config, indent=1).encode())
 

@@ -6,12 +6,11 @@ read as another network. Keys: github.com/ggml-org/ggml, docs/gguf.md.
 
 import os
 import re
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
+from experiments.lab.provenance import JsonObject
 from experiments.trained.convert import write_checkpoint
 from rank_collapse.extras import import_package
 from rank_collapse.printed import format_one_line, quote_value
@@ -102,7 +101,7 @@ def from_gguf(path: str | os.PathLike, folder: str | os.PathLike) -> None:
     _write_tokenizer(entries, Path(folder) / "tokenizer.json")
 
 
-def read_sizes(path: str | os.PathLike, entries: Mapping[str, Any]) -> dict[str, Any]:
+def read_sizes(path: str | os.PathLike, entries: JsonObject) -> JsonObject:
     """Reads the sizes of the network, as config.json names them.
 
     Args:
@@ -137,9 +136,7 @@ def read_sizes(path: str | os.PathLike, entries: Mapping[str, Any]) -> dict[str,
     return sizes | {"head_dim": width}
 
 
-def check_entries(
-    path: str | os.PathLike, entries: Mapping[str, Any], config: Mapping[str, Any]
-) -> None:
+def check_entries(path: str | os.PathLike, entries: JsonObject, config: JsonObject) -> None:
     """Check that no entry of a file's header would be dropped.
 
     Args:

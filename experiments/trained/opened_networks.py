@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -33,7 +33,7 @@ class Network(NamedTuple):
 
     label: str
     source: pretrained.OpenCheckpoint
-    inputs: dict[str, Any]  # x and mask, as of `rank_collapse.apply`
+    inputs: dict[str, np.ndarray]  # x and mask, as of `rank_collapse.apply`
     mask_id: int | None  # [MASK], where the vocabulary has it
     folder: Path | None = None  # its checkpoint; None of weights at random
     is_initialised: bool = False  # of a published size, whose weights nobody trained

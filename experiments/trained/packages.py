@@ -27,7 +27,7 @@ class Package(NamedTuple):
     licence: str
     weights: str  # The file of its weights, below site-packages
     sha256: str  # Of that file
-    make: Callable[[Path, Path], Any]  # (file of weights, new folder) → its files
+    make: Callable[[Path, Path], None]  # (file of weights, new folder) → its files
 
 
 def find_weights(package: Package, site: str | None) -> Path | None:

@@ -9,12 +9,12 @@ Axis letters: b texts, l layers, n tokens, d width.
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
+from numpy.typing import ArrayLike
 
 from rank_collapse import pretrained
 from rank_collapse.network.passes import LayerMeasure
@@ -52,7 +52,7 @@ def largest_singular_value(
     return sizes[-1], 1 - sizes[-2] / sizes[-1]
 
 
-def measure_attention(layer: Layer, x: Any, layer_values: LayerValues) -> dict[str, Array]:
+def measure_attention(layer: Layer, x: Array, layer_values: LayerValues) -> dict[str, Array]:
     """Measures the local Lipschitz constant of a layer's attention.
 
     Args:
@@ -71,7 +71,10 @@ def measure_attention(layer: Layer, x: Any, layer_values: LayerValues) -> dict[s
 
 
 def measure_texts(
-    source: Any, inputs: Mapping[str, Any], num_tokens: int, chunk: int = 4
+    source: pretrained.OpenCheckpoint,
+    inputs: Mapping[str, np.ndarray],
+    num_tokens: int,
+    chunk: int = 4,
 ) -> dict[str, np.ndarray]:
     """Measures the first tokens of each text; NaN for a text that has fewer.
 
@@ -97,7 +100,7 @@ def measure_texts(
     return results
 
 
-def fit_powers(largest: Float[np.ndarray, "n ..."], tokens: Any) -> Float[np.ndarray, "..."]:
+def fit_powers(largest: Float[np.ndarray, "n ..."], tokens: ArrayLike) -> Float[np.ndarray, "..."]:
     """Fits the power of the number of tokens by which a constant grows, by least squares.
 
     Args:

@@ -5,12 +5,12 @@ Axis letters: b texts, c masked copies, l layers, h heads, n tokens, d width, k 
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Bool, Int
+from jaxtyping import Array, Bool, Int
 
 from experiments.train.path_sizes import measured_sizes
 from experiments.trained.chains import ChainPass
@@ -21,6 +21,8 @@ from rank_collapse.network.measured.influence import attention_share
 from rank_collapse.network.measured.states import ProfilePass
 from rank_collapse.network.passes import LayerMeasure, States
 from rank_collapse.network.surgery import list_ablations
+from rank_collapse.network.transformer import LayerValues
+from rank_collapse.network.walk import Layer
 from rank_collapse.paths.contributions import LengthPass
 from rank_collapse.paths.truncation import TruncatedPass
 from rank_collapse.pretrained import AblationSpec, Group
@@ -38,7 +40,7 @@ ROUNDING = 1e-5  # of float32 scores up to about 100, in attention weights
 class Task(NamedTuple):
     """The prediction task of a language model, with c copies of each text in a row."""
 
-    inputs: dict[str, Any]  # x and mask [b c, n]
+    inputs: dict[str, np.ndarray]  # x and mask [b c, n]
     targets: np.ndarray  # [b c, n]
     chosen: np.ndarray  # Bool [b c, n], the tokens that count
     copies: int  # c
@@ -49,7 +51,9 @@ class Task(NamedTuple):
         inputs = {name: values[first:] for name, values in self.inputs.items()}
         return Task(inputs, self.targets[first:], self.chosen[first:], self.copies)
 
-    def token_losses(self, source: Any, states: Any) -> tuple[np.ndarray, np.ndarray]:
+    def token_losses(
+        self, source: pretrained.OpenCheckpoint, states: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
         """Computes (nats, share of right tokens) [b, s], means over copies.
 
         Args:
@@ -64,7 +68,10 @@ class Task(NamedTuple):
 
 
 def make_task(
-    source: Any, inputs: Mapping[str, Any], mask_id: int | None, copies: int
+    source: pretrained.OpenCheckpoint,
+    inputs: Mapping[str, np.ndarray],
+    mask_id: int | None,
+    copies: int,
 ) -> Task | None:
     """Makes the prediction task of a model: the next token if causal, masked tokens if masked; None
     for others.
@@ -122,7 +129,7 @@ def masked_copies(
 class LogNorm(States):
     """log10 ‖X^l‖_{1,∞} of all states."""
 
-    def measure(self, x: Any, mask: Any = None) -> Any:
+    def measure(self, x: Array, mask: Array | None = None) -> Array:
         """Measures one state [n, d]."""
         return jnp.log10(composite_norm(x, mask=mask))
 
@@ -131,7 +138,7 @@ class LogNorm(States):
 class LargestEntry(States):
     """max |x_ij| of all states."""
 
-    def measure(self, x: Any, mask: Any = None) -> Any:
+    def measure(self, x: Array, mask: Array | None = None) -> Array:
         """Measures one state [n, d]."""
         return jnp.max(jnp.abs(x if mask is None else jnp.where(mask[:, None], x, 0)))
 
@@ -149,7 +156,9 @@ def list_curves(model_type: str) -> dict[str, AblationSpec]:
     return curves
 
 
-def measure_residuals(source: Any, inputs: Mapping[str, Any], chunk: int) -> dict[str, np.ndarray]:
+def measure_residuals(
+    source: pretrained.OpenCheckpoint, inputs: Mapping[str, np.ndarray], chunk: int
+) -> dict[str, np.ndarray]:
     """Measures log10 of ‖res(X)‖/‖X‖ by layer [b, L + 1] in every ablation of `list_curves`.
 
     Without skips also log10 of ‖res(X)‖, in logarithms throughout, because it falls below the range
@@ -177,7 +186,7 @@ def measure_residuals(source: Any, inputs: Mapping[str, Any], chunk: int) -> dic
     return results
 
 
-def measure_sinks(layer: Any, x: Any, layer_values: Any) -> dict[str, Any]:
+def measure_sinks(layer: Layer, x: Array, layer_values: LayerValues) -> dict[str, Array]:
     """Measures the attention of each head to the first token, and to the most attended one.
 
     Args:
@@ -196,9 +205,9 @@ def measure_sinks(layer: Any, x: Any, layer_values: Any) -> dict[str, Any]:
 
 
 def measure_states(
-    source: Any, inputs: Mapping[str, Any], chunk: int, num_paths: int
-) -> dict[str, Any]:
-    """Measures spikes, sinks and chains of attention of the full model.
+    source: pretrained.OpenCheckpoint, inputs: Mapping[str, np.ndarray], chunk: int, num_paths: int
+) -> dict[str, np.ndarray]:
+    """Measures spikes, sinks and chains of attention of the whole network.
 
     Args:
         source: The checkpoint.
@@ -220,7 +229,7 @@ def measure_states(
 
 
 def measure_paths(
-    source: Any, task: Task, lengths: Sequence[int], chunk: int
+    source: pretrained.OpenCheckpoint, task: Task, lengths: Sequence[int], chunk: int
 ) -> dict[str, np.ndarray]:
     """Measures losses and shares of right tokens by the longest path, frozen and recomputed.
 
@@ -236,7 +245,7 @@ def measure_paths(
         chunk: Texts at once.
 
     Returns:
-        "paths/loss", "paths/right" [b] of the full model, with "_frozen" and "_recomputed"
+        "paths/loss", "paths/right" [b] of the whole network, with "_frozen" and "_recomputed"
         [b, k]; "paths/lengths" [b, k]; "paths/log10_residual" and "paths/path_size" [b, L + 1],
         log10 ‖res C_k‖_{1,∞} and ‖C_k‖_{1,∞} of the frozen sum of all paths of each length;
         "paths/attention_share" [b, L], each layer's share λ_l of attention in the stream.
@@ -269,7 +278,7 @@ def measure_paths(
     return results
 
 
-def measure_lemma(layer: Any, x: Any, layer_values: Any) -> Any:
+def measure_lemma(layer: Layer, x: Array, layer_values: LayerValues) -> Array:
     """Computes `bounds.lemma_excess` of the input to a layer's attention, minus a margin for
     rounding.
     """
@@ -277,7 +286,9 @@ def measure_lemma(layer: Any, x: Any, layer_values: Any) -> Any:
     return bounds.lemma_excess(layer.params.attention, attention_input) - ROUNDING
 
 
-def measure_bounds(source: Any, ids: np.ndarray, chunk: int) -> dict[str, np.ndarray]:
+def measure_bounds(
+    source: pretrained.OpenCheckpoint, ids: np.ndarray, chunk: int
+) -> dict[str, np.ndarray]:
     """Measures where the lemma's condition holds, and the error of lemma and bounds, head by head.
 
     Measures the full model and attention alone; returns nothing where there is no W_QK, as with

@@ -1,11 +1,13 @@
 """The figures of run_trained."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
+from experiments.trained.opened_networks import Network
 from experiments.trained.text_measures import ABLATED, AS_PUBLISHED
-from experiments.trained.trained_results import length_laws, needed_lengths
+from experiments.trained.trained_results import Arrays, length_laws, needed_lengths
 from rank_collapse.pretrained import PUBLISHED, published_curves
 from rank_collapse.report import figures
 from rank_collapse.report.path_lengths import plot_length_laws
@@ -21,14 +23,14 @@ TITLES = dict(
 LOGARITHMIC = dict.fromkeys(("alone", "mlps"), lambda logs: logs)
 
 
-def logarithmic(ax: Any, **labels: Any) -> None:
+def logarithmic(ax: figures.Axes, **labels: Any) -> None:
     """Makes an axis one of decimal logarithms that fall exponentially themselves."""
     ax.set_yscale("symlog", linthresh=1)
     ax.set(xlabel="layer", ylabel=r"log$_{10}$ of the residual ratio", **labels)
     figures.integer_ticks(ax)
 
 
-def describe_network(network: Any) -> str:
+def describe_network(network: Network) -> str:
     """Names a network with its number of layers."""
     config = network.source.config
     causal = ", causal" * (config.mask == "causal")
@@ -36,7 +38,7 @@ def describe_network(network: Any) -> str:
 
 
 @figures.styled
-def trained_figure(results: Any, networks: Any) -> Any:
+def trained_figure(results: Mapping[str, Arrays], networks: list[Network]) -> figures.Figure:
     """Trained networks, means over texts. Left: the residual ratio by layer of attention alone
     (solid) and of the full model (dashed). Right: how far the loss of all paths through at most k
     heads, with recomputed attention, lies above the loss of the full model. Bands are one standard
@@ -66,7 +68,7 @@ def trained_figure(results: Any, networks: Any) -> Any:
 
 
 @figures.styled
-def path_lengths_figure(results: Any, networks: Any) -> Any:
+def path_lengths_figure(results: Mapping[str, Arrays], networks: list[Network]) -> figures.Figure:
     """Path lengths in trained networks. Each path counts once; or it is weighted by the share of
     each layer's attention branch in the stream (rollout); or the lengths are weighted by the norm
     of the exact sum over all paths of that length. The dashed line is the length that the loss
@@ -83,7 +85,7 @@ def path_lengths_figure(results: Any, networks: Any) -> Any:
 
 
 @figures.styled
-def residuals_figure(results: Any, networks: Any) -> Any:
+def residuals_figure(results: Mapping[str, Arrays], networks: list[Network]) -> figures.Figure:
     """The residual ratio by layer in four variants of the same weights, means over texts: trained
     weights (solid), random weights of the same shape (dotted), and for ALBERT also the version of
     the published code (dashed). The upper panels, without skips, have logarithmic axes. Grey: the

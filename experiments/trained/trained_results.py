@@ -1,7 +1,6 @@
 """The numbers of run_trained: by network, with intervals over texts, and rows of statements."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -9,7 +8,7 @@ import rank_collapse as rc
 from experiments.lab import Finding
 from experiments.trained.opened_networks import Network
 from experiments.trained.text_measures import AS_PUBLISHED
-from experiments.verdicts import Comparison, Row, cases_row, make_row
+from experiments.verdicts import Comparison, Row, TableRow, cases_row, make_row
 from experiments.verdicts.share_intervals import share_interval
 from rank_collapse.pretrained.report import compute_length_laws
 from rank_collapse.report.intervals import Interval, mean_interval
@@ -122,9 +121,7 @@ def measure_interval(name: str, values: np.ndarray) -> Interval:
     return share_interval(values) if name.startswith("share of") else mean_interval(values)
 
 
-def make_rows(
-    results: Mapping[str, Arrays], networks: Sequence[Network]
-) -> Iterator[dict[str, Any]]:
+def make_rows(results: Mapping[str, Arrays], networks: Sequence[Network]) -> Iterator[TableRow]:
     """Makes a row for each network and measure, and layer where it has them.
 
     Args:

@@ -1,9 +1,9 @@
 """The test whether a published curve may be one more draw of an ensemble of curves."""
 
 import math
-from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from experiments.verdicts.rows import Row
 from rank_collapse.report.intervals import Interval
@@ -11,7 +11,9 @@ from rank_collapse.report.intervals import Interval
 SHIFTS = (1, 2, 3)  # deviations by which a whole curve is moved, to learn the power of the test
 
 
-def curve_row(key: str, setting: str, curve: Any, draws: Any, resolution: float = 0.0) -> Row:
+def curve_row(
+    key: str, setting: str, curve: ArrayLike, draws: ArrayLike, resolution: float = 0.0
+) -> Row:
     """Makes the row of a curve that may be one more draw of an ensemble of curves.
 
     The test may reject the claim, but a curve that is not rejected is not shown to be one of them.

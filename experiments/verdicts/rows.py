@@ -15,7 +15,7 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -28,6 +28,7 @@ from experiments.verdicts.sequential import (
 from rank_collapse.report.intervals import Interval, all_equal, mean_interval
 
 Range = tuple[float, float]
+Draws = Iterable[float | np.number | np.bool_ | None]  # None where a draw has no value
 
 
 class Evidence(NamedTuple):
@@ -78,7 +79,12 @@ class Row:
 
 
 def mean_row(
-    key: str, setting: str, values: Iterable[Any], *, scale: Callable = float, note: str = ""
+    key: str,
+    setting: str,
+    values: Draws,
+    *,
+    scale: Callable = float,
+    note: str = "",
 ) -> Row:
     """Makes the row of a mean over draws, with Student's interval and without a verdict.
 
@@ -113,7 +119,7 @@ def mean_row(
 def median_row(
     key: str,
     setting: str,
-    values: Iterable[Any],
+    values: Draws,
     claimed: Range,
     *,
     scale: Callable = float,
@@ -159,7 +165,7 @@ def median_row(
 
 
 def share_within_row(
-    key: str, setting: str, values: Iterable[Any], draw_range: Range, *, note: str = ""
+    key: str, setting: str, values: Draws, draw_range: Range, *, note: str = ""
 ) -> Row:
     """Makes the row of the share of draws whose statistic lies in an open range.
 
@@ -222,7 +228,7 @@ def missing_row(key: str, setting: str) -> Row:
     return Row(key, setting, 0, None, lambda level: Interval())
 
 
-def as_numbers(values: Iterable[Any]) -> np.ndarray:
+def as_numbers(values: Draws) -> np.ndarray:
     """Converts values to floats, −0 to 0 and None to NaN."""
     return np.array([math.nan if v is None else float(v) + 0.0 for v in values])
 

@@ -20,16 +20,16 @@ no release since 2023.
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from rank_collapse.report.intervals import Interval, upper_tail
 
 MOST_DRAWS = 10**6  # that `draws_to_decide` looks for
 
 
-def log_evidence(counts: Any, totals: Any) -> np.ndarray:
+def log_evidence(counts: ArrayLike, totals: ArrayLike) -> np.ndarray:
     """Computes ln E of `counts` of `totals` draws against a share of one half or less.
 
     If at most half of the draws count, E is at most 1, and 0 is returned: no evidence.
@@ -46,7 +46,7 @@ def log_evidence(counts: Any, totals: Any) -> np.ndarray:
     return np.where(2 * k > n, evidence, 0.0)
 
 
-def log_p_values(draws: Any) -> np.ndarray:
+def log_p_values(draws: ArrayLike) -> np.ndarray:
     """Computes ln p of "the share is at most one half" after each draw, which never increases.
 
     Args:
@@ -60,7 +60,9 @@ def log_p_values(draws: Any) -> np.ndarray:
     return -np.maximum.accumulate(evidence, axis=-1) if counts.shape[-1] else evidence
 
 
-def reject_jointly(log_p: Any, error: float, total: int | None = None) -> tuple[Any, Any]:
+def reject_jointly(
+    log_p: ArrayLike, error: float, total: int | None = None
+) -> tuple[np.ndarray, np.ndarray]:
     """Rejects hypotheses by Holm's procedure, whatever the dependence between them.
 
     Args:

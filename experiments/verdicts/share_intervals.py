@@ -3,9 +3,9 @@
 import math
 from collections.abc import Iterable
 from statistics import NormalDist
-from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from rank_collapse.report.intervals import (
     Interval,
@@ -66,7 +66,7 @@ def wilson_interval(count: float | int, total: int, level: float = 0.95) -> Inte
     return Interval(0.0 if count == 0 else low, 1.0 if count == total else high)
 
 
-def slope(x: Any, y: Any) -> np.ndarray:
+def slope(x: ArrayLike, y: ArrayLike) -> np.ndarray:
     """Compute the least-squares slope of each row of y [..., k] over x [k].
 
     Σ (x − x̄) y / Σ (x − x̄)².
@@ -79,7 +79,7 @@ def slope(x: Any, y: Any) -> np.ndarray:
         return np.asarray(y @ away / (away @ away))
 
 
-def geometric_mean(values: Any) -> np.ndarray:
+def geometric_mean(values: ArrayLike) -> np.ndarray | np.floating:
     """Compute exp of the mean over seeds of ln values [s, ...]; NaN for a seed without one above
     0.
     """

@@ -7,13 +7,12 @@ way, with their ranges and settings, statements that must hold, and findings. An
 """
 
 import tomllib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from experiments.verdicts.claims import Statement
-from experiments.verdicts.rows import Row, mean_row, median_row, share_within_row
+from experiments.verdicts.rows import Draws, Row, mean_row, median_row, share_within_row
 
 PATH = Path(__file__).with_name("statements.toml")
 
@@ -43,7 +42,12 @@ PROTOCOL, STATEMENTS = read_statements(PATH)
 
 
 def make_row(
-    key: str, setting: str, values: Iterable[Any], *, scale: Callable = float, note: str = ""
+    key: str,
+    setting: str,
+    values: Draws,
+    *,
+    scale: Callable = float,
+    note: str = "",
 ) -> Row:
     """Makes the row of a statement's draws: their median, or the share of them in its draw range.
 

@@ -2,20 +2,22 @@
 
 import math
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from experiments.verdicts.share_intervals import share_interval, slope
 from rank_collapse.report.intervals import Interval, mean_interval
 
+TableRow = dict[str, str | float | np.generic | None]  # of results.csv: {column: value}
 
-def finite_or_none(value: Any) -> float | None:
+
+def finite_or_none(value: ArrayLike) -> float | None:
     """Converts a number to a float, or to None where it is not finite: JSON has no NaN."""
     return float(value) if np.isfinite(value) else None
 
 
-def mean_with_interval(values: Any, *, share: bool = False) -> tuple[float, Interval]:
+def mean_with_interval(values: ArrayLike, *, share: bool = False) -> tuple[float, Interval]:
     """Computes (mean, 95 % interval) over seeds [s]; the interval of one seed is unknown.
 
     Args:
@@ -28,7 +30,7 @@ def mean_with_interval(values: Any, *, share: bool = False) -> tuple[float, Inte
     return float(np.mean(values)), interval
 
 
-def seed_rows(columns: Mapping[str, Any]) -> list[dict[str, Any]]:
+def seed_rows(columns: Mapping[str, ArrayLike]) -> list[TableRow]:
     """Makes a row of a table for each seed: {"seed": s, name: number} of columns [s].
 
     Args:
@@ -55,12 +57,12 @@ def format_interval(estimate: tuple[float, Interval], digits: int = 3) -> str:
     return f"{text} ({interval.low:.{digits}f} to {interval.high:.{digits}f})"
 
 
-def clipped_log10(values: Any) -> np.ndarray:
+def clipped_log10(values: ArrayLike) -> np.ndarray:
     """Computes log10 of values, after raising them to the smallest normal number of float32."""
     return np.log10(np.maximum(values, np.finfo(np.float32).tiny))
 
 
-def power_law_wins(curves: Any) -> np.ndarray:
+def power_law_wins(curves: ArrayLike) -> np.ndarray:
     """Computes ln of the squared error of y = a r^l over that of y = a l^p; above 0, a power fits.
 
     Both are fitted to ln y over l = 1 .. L by least squares, with two parameters each.

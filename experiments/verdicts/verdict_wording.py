@@ -2,7 +2,8 @@
 
 import math
 from collections.abc import Sequence
-from typing import Any
+
+from numpy.typing import DTypeLike
 
 from experiments.verdicts.claims import (
     ERROR,
@@ -33,7 +34,7 @@ JOINTLY = (
 )
 
 
-def show_ratio(ratio: float, dtype: Any = "float32") -> float | str:
+def show_ratio(ratio: float, dtype: DTypeLike = "float32") -> float | str:
     """Returns a residual ratio, or a bound where rounding to the dtype decides it."""
     limit = rounding_limit(dtype)
     return f"below {limit:.0e} (rounding)" if ratio <= limit else float(ratio)

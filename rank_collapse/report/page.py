@@ -5,6 +5,7 @@ No script: what unfolds is a `details` element.
 
 import base64
 import html
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -103,6 +104,24 @@ def format_number(value: object) -> str:
 def escape_html(value: object) -> str:
     """Escape a value for HTML's text."""
     return html.escape(str(value))
+
+
+def render_inline(text: str) -> str:
+    """Render a paragraph of Markdown as HTML: code, bold text, powers; a link leaves its words.
+
+    Args:
+        text: Without blocks (tables, lists, headings).
+    """
+    escaped = escape_html(re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", text))
+    # Code comes apart first, so that nothing within it is taken for bold text or a power.
+    parts = re.split(r"`([^`]*)`", escaped)
+    for place, part in enumerate(parts):
+        if place % 2:
+            parts[place] = f"<code>{part}</code>"
+        else:
+            bold = re.sub(r"\*\*(.+?)\*\*", r"<b>\1</b>", part)
+            parts[place] = re.sub(r"(?<=\w)\^(\w+)", r"<sup>\1</sup>", bold)
+    return "".join(parts)
 
 
 def wrap_wide(content: str) -> str:

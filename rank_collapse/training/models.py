@@ -6,33 +6,33 @@ The first answers with logits (`forward`), the second also with the sequence tha
 Axis letters: b examples, n tokens, i input width, c classes or outputs.
 """
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from rank_collapse import struct
+from rank_collapse.annotations import ArrayLike, Key, Number
 from rank_collapse.network import encoder_decoder, parameters, transformer
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.decoding import Decoded, greedy_decode
 from rank_collapse.network.dropout import dropout, dropout_branches
 from rank_collapse.network.encoder_decoder import EncoderDecoderConfig, EncoderDecoderParams
 from rank_collapse.network.inputs import input_states
+from rank_collapse.network.parameters import TransformerParams
 from rank_collapse.paths.sets import Classifier
 from rank_collapse.training.recipe import Recipe
-from rank_collapse.training.tasks.examples import in_batches, part_mask, part_positions
+from rank_collapse.training.tasks.examples import Examples, in_batches, part_mask, part_positions
 from rank_collapse.training.tasks.sequences import BEGIN, END, SequencePairs
 
 
 class Model(struct.Struct):
     """A network and the classifier that reads each token of its output."""
 
-    network: Any  # parameters.TransformerParams
-    classifier: Any  # paths.sets.Classifier
+    network: TransformerParams
+    classifier: Classifier
 
 
-def init_model(key: Any, recipe: Recipe, init_scale: Any = 1.0) -> Any:
+def init_model(key: Key, recipe: Recipe, init_scale: Number = 1.0) -> Model | EncoderDecoderParams:
     """Draw initial weights: the network by its config, the classifier normal(0, 0.02), bias 0.
 
     Args:
@@ -53,14 +53,14 @@ def init_model(key: Any, recipe: Recipe, init_scale: Any = 1.0) -> Any:
 
 def forward(
     model: Model,
-    inputs: Any,
+    inputs: ArrayLike,
     config: TransformerConfig,
     *,
-    mask: Any = None,
-    positions: Any = None,
-    dropout_key: Any = None,
-    dropout_rate: Any = 0.0,
-    output_dropout: Any = False,
+    mask: ArrayLike | None = None,
+    positions: ArrayLike | None = None,
+    dropout_key: Key | None = None,
+    dropout_rate: Number = 0.0,
+    output_dropout: Number | bool = False,
 ) -> Float[Array, "n c"]:
     """Compute logits of one example; with a key, dropout on embedding, attention weights, branches.
 
@@ -96,13 +96,13 @@ def forward(
 
 
 def batch_forward(
-    model: Any,
-    examples: Any,
-    config: Any,
+    model: Model | EncoderDecoderParams,
+    examples: Examples | SequencePairs,
+    config: TransformerConfig | EncoderDecoderConfig,
     *,
-    dropout_key: Any = None,
-    dropout_rate: Any = 0.0,
-    output_dropout: Any = False,
+    dropout_key: Key | None = None,
+    dropout_rate: Number = 0.0,
+    output_dropout: Number | bool = False,
     batch_size: int | None = None,
 ) -> Float[Array, "b n c"]:
     """Compute logits of every example; `batch_size` at a time where that is given.
@@ -159,7 +159,7 @@ def decode_pairs(
 ) -> Decoded:
     """Decode each source, as long as the longest target; leaves [b, n, ...]."""
 
-    def single(source: Any, mask: Any) -> Decoded:
+    def single(source: Array, mask: Array) -> Decoded:
         return greedy_decode(
             model,
             source,

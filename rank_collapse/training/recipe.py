@@ -3,13 +3,15 @@
 import dataclasses
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import numpy as np
 
 from rank_collapse import struct
+from rank_collapse.annotations import Number, Tree
 from rank_collapse.network.config import TransformerConfig, check_config
 from rank_collapse.network.encoder_decoder import EncoderDecoderConfig
+from rank_collapse.network.parameters import TransformerParams
 from rank_collapse.training.tasks.examples import LOSSES
 
 Loss = Literal["cross_entropy", "squared_error"]
@@ -62,7 +64,7 @@ class Recipe:
     b1: float = 0.9
     b2: float = 0.999
     eps: float = 1e-8
-    start: Callable[[Any, Any], Any] | None = None
+    start: Callable[[TransformerParams, Tree], TransformerParams] | None = None
 
     def __post_init__(self):
         struct.check_static_fields(self, num_outputs=1, batch_size=1, unroll=1, num_epochs=0)
@@ -108,19 +110,19 @@ class Hyper(struct.Struct):
     rate of 0. If the recipe has dropout on the output, its rate is multiplied by `output_dropout`.
     """
 
-    learning_rate: Any = 1e-3
-    weight_decay: Any = 0.0
-    dropout: Any = 0.1
-    output_dropout: Any = 1.0
-    init_scale: Any = 1.0
-    warmup: Any = 0.0
-    label_smoothing: Any = 0.0
-    network: Any = None
-    start: Any = None
+    learning_rate: Number = 1e-3
+    weight_decay: Number = 0.0
+    dropout: Number | None = 0.1
+    output_dropout: Number = 1.0
+    init_scale: Number = 1.0
+    warmup: Number = 0.0
+    label_smoothing: Number = 0.0
+    network: Mapping[str, Tree] | None = None
+    start: Tree = None
 
 
 def run_config(
-    recipe: Recipe, hyper: Hyper, **fields: Any
+    recipe: Recipe, hyper: Hyper, **fields: Tree
 ) -> TransformerConfig | EncoderDecoderConfig:
     """Returns the recipe's network with the floats of one run.
 

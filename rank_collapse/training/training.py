@@ -14,6 +14,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from rank_collapse import struct
+from rank_collapse.annotations import Key, Number, Tree
+from rank_collapse.network.encoder_decoder import EncoderDecoderParams
 from rank_collapse.training.models import (
     Model as Model,
     batch_forward as batch_forward,
@@ -21,15 +23,16 @@ from rank_collapse.training.models import (
     init_model as init_model,
 )
 from rank_collapse.training.recipe import Hyper as Hyper, Recipe as Recipe, run_config
-from rank_collapse.training.tasks.examples import LOSSES, token_mask
+from rank_collapse.training.tasks.examples import LOSSES, Examples, token_mask
+from rank_collapse.training.tasks.sequences import SequencePairs
 
 
 class TrainState(struct.Struct):
     """Everything the next epoch needs apart from the data."""
 
-    model: Any  # Model or EncoderDecoderParams
-    optimizer: Any
-    key: Any  # of dropout and of the order of the examples
+    model: Model | EncoderDecoderParams
+    optimizer: Tree  # state of `make_optimizer`
+    key: Key  # of dropout and of the order of the examples
 
 
 def num_batches(num_examples: int, batch_size: int) -> int:
@@ -38,8 +41,8 @@ def num_batches(num_examples: int, batch_size: int) -> int:
 
 
 def schedule_factor(
-    recipe: Recipe, epoch: Any, step: Any, steps_per_epoch: int, warmup: Any = 0.0
-) -> Any:
+    recipe: Recipe, epoch: Number, step: Number, steps_per_epoch: int, warmup: Number = 0.0
+) -> Number:
     """Compute the factor on the learning rate at a step; see `Recipe.schedule`.
 
     Every schedule is multiplied by min(1, s / warmup), s = step + 1; inverse_sqrt is then
@@ -81,7 +84,7 @@ def make_optimizer(hyper: Hyper, recipe: Recipe) -> Any:
     return optax.chain(*clip, decay, scale(b1=recipe.b1, b2=recipe.b2, eps=recipe.eps))
 
 
-def init_state(key: Any, hyper: Hyper, recipe: Recipe) -> TrainState:
+def init_state(key: Key, hyper: Hyper, recipe: Recipe) -> TrainState:
     """Initialise the state before the first step.
 
     Args:
@@ -100,10 +103,10 @@ def init_state(key: Any, hyper: Hyper, recipe: Recipe) -> TrainState:
 
 def train_step(
     state: TrainState,
-    batch: Any,
+    batch: Examples | SequencePairs,
     weights: Bool[Array, "b"],
-    step: Any,
-    factor: Any,
+    step: Number,
+    factor: Number,
     hyper: Hyper,
     recipe: Recipe,
 ) -> tuple[TrainState, Float[Array, ""]]:
@@ -148,7 +151,11 @@ def train_step(
 
 
 def train_epoch(
-    state: TrainState, examples: Any, epoch: Any, hyper: Hyper, recipe: Recipe
+    state: TrainState,
+    examples: Examples | SequencePairs,
+    epoch: Number,
+    hyper: Hyper,
+    recipe: Recipe,
 ) -> tuple[TrainState, Float[Array, ""]]:
     """Train for one epoch: (state after it, mean loss).
 

@@ -12,15 +12,17 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from rank_collapse import struct
+from rank_collapse.annotations import Key, Leaf, Number, Tree
 
 
 class Examples(struct.Struct):
     """A data set: every token of every example has a label."""
 
-    inputs: Any  # Int [b, n] token ids, or Float [b, n, i] vectors
-    labels: Any  # Int [b, n] classes, or Float [b, n, c] targets
-    mask: Any = None  # Bool [b, n], which tokens exist; None for all
-    parts: Any = None  # Int [b, n], which sequence of a packed row a token is from; -1 for none
+    inputs: Leaf  # Int [b, n] token ids, or Float [b, n, i] vectors
+    labels: Leaf  # Int [b, n] classes, or Float [b, n, c] targets
+    mask: Leaf | None = None  # Bool [b, n], which tokens exist; None for all
+    # Int [b, n], which sequence of a packed row a token is from; -1 for none
+    parts: Leaf | None = None
 
     def __len__(self) -> int:
         return self.inputs.shape[0]
@@ -30,7 +32,7 @@ class Examples(struct.Struct):
         return jax.tree.map(lambda a: a[:count], self)
 
 
-def in_batches(fn: Callable[[Any], Any], items: Any, batch_size: int | None = None) -> Any:
+def in_batches(fn: Callable[[Tree], Tree], items: Tree, batch_size: int | None = None) -> Tree:
     """Map fn over the examples of `items`, leaves [b, ...]; `batch_size` at a time, None for all.
 
     Args:
@@ -111,14 +113,19 @@ def pack_examples(examples: Examples, rows: Int[np.ndarray, "r width 2"]) -> Exa
     )
 
 
-def weighted_mean(values: Float[Array, "b n"], weights: Any) -> Float[Array, ""]:
+def weighted_mean(
+    values: Float[Array, "b n"], weights: Float[Array, "b n"] | Bool[Array, "b n"]
+) -> Float[Array, ""]:
     """Compute Σ w v / Σ w; entries of weight 0 do not count even where they are not finite."""
     weights = weights.astype(values.dtype)
     return jnp.sum(jnp.where(weights > 0, values, 0) * weights) / jnp.sum(weights)
 
 
 def cross_entropy(
-    logits: Float[Array, "b n c"], labels: Int[Array, "b n"], weights: Any, smoothing: Any = 0.0
+    logits: Float[Array, "b n c"],
+    labels: Int[Array, "b n"],
+    weights: Float[Array, "b n"] | Bool[Array, "b n"],
+    smoothing: Number = 0.0,
 ) -> Float[Array, ""]:
     """Compute the mean over tokens of −Σ_k q_k log softmax(logits)_k.
 
@@ -138,7 +145,10 @@ def cross_entropy(
 
 
 def squared_error(
-    outputs: Float[Array, "b n c"], targets: Float[Array, "b n c"], weights: Any, _: Any = None
+    outputs: Float[Array, "b n c"],
+    targets: Float[Array, "b n c"],
+    weights: Float[Array, "b n"] | Bool[Array, "b n"],
+    _: Number = 0.0,
 ) -> Float[Array, ""]:
     """Compute Σ ‖output − target‖² over tokens: a sum, as in Dong et al. 2021's code."""
     errors = jnp.sum(jnp.square(outputs - targets), axis=-1)
@@ -199,7 +209,7 @@ def majority_baseline(train: Examples, held_out: Examples, num_classes: int) -> 
     return weighted_mean(right, token_mask(held_out))
 
 
-def random_baseline(key: Any, held_out: Examples, num_classes: int) -> Float[Array, ""]:
+def random_baseline(key: Key, held_out: Examples, num_classes: int) -> Float[Array, ""]:
     """Compute the accuracy on `held_out` of one uniformly random answer per token.
 
     Args:

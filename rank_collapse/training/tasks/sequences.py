@@ -7,13 +7,12 @@ of the copied, reversed or sorted sequence. From source to target, for an encode
 Axis letters: b examples, n target tokens, m source tokens.
 """
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
 from rank_collapse import struct
+from rank_collapse.annotations import Key, Leaf
 from rank_collapse.training.tasks.examples import Examples
 
 PAD, BEGIN, END = 0, 1, 2
@@ -24,10 +23,10 @@ TASKS = ("copy", "reverse", "sort")
 class SequencePairs(struct.Struct):
     """Pairs of sequences, padded; a decoder should answer the token after each that it reads."""
 
-    source: Any  # Int [b, m]
-    source_mask: Any  # Bool [b, m], which tokens exist
-    target: Any  # Int [b, n], from the begin to the end mark
-    target_mask: Any  # Bool [b, n]
+    source: Leaf  # Int [b, m]
+    source_mask: Leaf  # Bool [b, m], which tokens exist
+    target: Leaf  # Int [b, n], from the begin to the end mark
+    target_mask: Leaf  # Bool [b, n]
 
     def __len__(self) -> int:
         return self.source.shape[-2]
@@ -37,17 +36,17 @@ class SequencePairs(struct.Struct):
         return jax.tree.map(lambda a: a[..., :count, :], self)
 
     @property
-    def inputs(self) -> Any:
+    def inputs(self) -> Leaf:
         """Returns the decoder's input under teacher forcing [b, n − 1], without the last token."""
         return self.target[..., :-1]
 
     @property
-    def labels(self) -> Any:
+    def labels(self) -> Leaf:
         """Returns the tokens that the decoder should answer [b, n − 1]: all but the begin mark."""
         return self.target[..., 1:]
 
     @property
-    def mask(self) -> Any:
+    def mask(self) -> Leaf:
         """Returns Bool [b, n − 1], which labels exist."""
         return self.target_mask[..., 1:]
 
@@ -74,7 +73,7 @@ def transform_letters(
 
 
 def make_examples(
-    key: Any, num_examples: int, seq_len: int, num_letters: int, task: str = "reverse"
+    key: Key, num_examples: int, seq_len: int, num_letters: int, task: str = "reverse"
 ) -> Examples:
     """Draw random letters, each position labelled with its letter of the transformed sequence.
 
@@ -90,7 +89,7 @@ def make_examples(
 
 
 def make_pairs(
-    key: Any,
+    key: Key,
     num_examples: int,
     seq_len: int,
     num_letters: int,
