@@ -7,8 +7,8 @@ dropped: its weight is set to 0. thinned, a control: all keys lose the same weig
 that the first key's vector is not removed.
 
 We chose two measures of mixing: the mean cosine of two tokens, and the spread, which is the
-relative change of later tokens if one token is replaced. Each text is compared with itself in the
-unchanged network.
+relative change of later tokens if one token is replaced. For each text the changed network is
+compared with the unchanged one.
 
     python -m experiments.trained_weights --site=trained/packages
     python -m experiments.run_sinks --start=0,0.4 --how=hidden,dropped,thinned \\
@@ -89,6 +89,16 @@ FLAGS.define(
 )
 
 
+||||||| /tmp/lead/m0
+class Condition(NamedTuple):
+    """The key to exclude, traced: one program serves all conditions of a network."""
+
+    key: Any  # position of the key
+    start: Any  # first layer in which it is excluded; the depth for none
+    is_hidden: Any  # Bool: by its score
+    is_thinned: Any  # Bool: all weights lose as much together; else the key's weight is lost
+
+
 def open_networks(options: Options) -> list[Network]:
     """Opens the causal networks of the folder and reads their texts.
 
@@ -156,7 +166,7 @@ def pad_layers(values: np.ndarray, length: int) -> np.ndarray:
 def measure_network(
     options: Options, network: Network, weights: str, first_text: int
 ) -> dict[str, np.ndarray]:
-    """Measures the texts as the network is and with the key excluded, arrays [texts, ...].
+    """Measures the texts in the unchanged network and with the key excluded, arrays [texts, ...].
 
     Args:
         options: The flags.
@@ -173,13 +183,13 @@ def measure_network(
         _, params = pretrained.random_like(network.source.settings, key)
         source = pretrained.open_random(network.source.settings, key)
     replaced = options.max_tokens // 8
-    others = (ids + 17) % config.embedding.vocab_size
-    changed = np.where(np.arange(options.max_tokens) == replaced, others, ids)
+    other_ids = (ids + 17) % config.embedding.vocab_size
+    changed = np.where(np.arange(options.max_tokens) == replaced, other_ids, ids)
     positions = np.setdiff1d(np.arange(FIRST_MEASURED, options.max_tokens // 2), [replaced])
     candidates = positions if options.key == "random" else [0]
     draw = np.random.default_rng(options.seed)  # the keys of the texts, one after another
     keys = np.array([draw.choice(candidates) for _ in network.inputs["x"]])[first_text:]
-    hidden, thinned = (jnp.full(len(ids), options.how == how) for how in ("hidden", "thinned"))
+    hidden, thinned = (jnp.full(len(ids), options.how == mode) for mode in ("hidden", "thinned"))
 
     @jax.jit
     def measure_texts(params, condition):
@@ -212,11 +222,11 @@ def measure_text(
     Args:
         replaced: Position at which `changed` has another token.
         ids, changed: Int [n].
-        condition: Which key is excluded.
+        condition: The key to exclude.
 
     Returns:
-        token_cosine; spread, the mean over later tokens of the relative change that the other
-        token makes; second_norm, ‖X_1‖/‖X_0‖; output [n, d].
+        token_cosine; spread, the mean relative change of later tokens by the other token;
+        second_norm, ‖X_1‖/‖X_0‖; output [n, d].
     """
     edit = make_edit(condition)
     trace = rc.apply(params, ids, config, edit=edit)
@@ -234,6 +244,43 @@ def measure_text(
 
 
 def make_rows(results: xr.Dataset) -> Iterator[TableRow]:
+||||||| /tmp/lead/m0
+def lose_weight(condition: Condition, weights: jax.Array, layer: Any) -> jax.Array:
+    """Removes the key's weight from the rows [h, n, m] of the queries after it, or removes as much
+    from all keys.
+
+    Args:
+        condition: The key, the first layer, and the mode.
+        weights: Weights of the attention.
+        layer: Number of the layer.
+    """
+    is_dropped = ~(condition.is_hidden | condition.is_thinned)
+    dropped = exclude_key(condition, is_dropped, 0.0, weights, layer)
+    is_row = jnp.arange(weights.shape[-2])[:, None] > condition.key
+    is_active = is_row & condition.is_thinned & (layer >= condition.start)
+    lost = jnp.take(weights, condition.key, axis=-1)[..., None]
+    return jnp.where(is_active, weights * (1 - lost), dropped)
+
+
+def exclude_key(
+    condition: Condition, is_active: jax.Array, excluded: float, entries: jax.Array, layer: Any
+) -> jax.Array:
+    """Replaces the entries [h, n, m] of the key in the rows of later queries.
+
+    Args:
+        condition: The key, and the first layer.
+        is_active: Whether the key is excluded here: in its scores, or in its weights.
+        excluded: The entry that it gets.
+        entries: Scores or weights.
+        layer: Number of the layer.
+    """
+    queries = jnp.arange(entries.shape[-2])[:, None]
+    keys = jnp.arange(entries.shape[-1])[None]
+    is_entry = (keys == condition.key) & (queries > condition.key)
+    return jnp.where(is_entry & is_active & (layer >= condition.start), excluded, entries)
+
+
+def make_rows(results: xr.Dataset) -> Iterator[dict[str, Any]]:
     """Makes a row for each network, condition, text and layer."""
     names = ("token_cosine", "spread", "second_norm")
     columns = [prefix + name for name in names for prefix in ("", "whole_")]
@@ -266,7 +313,8 @@ def cosine_figure(results: xr.Dataset):
 
 
 def compute_change(results: xr.Dataset, name: str) -> xr.DataArray:
-    """Computes the paired change of a measure, text by text, after the last layer if by layer."""
+    """Computes the paired change of a measure, text by text; after the last layer, if it is by
+    layer."""
     change = results[name] - results[f"whole_{name}"]
     if "layer" not in change.dims:
         return change
@@ -284,7 +332,7 @@ def judge_claims(results: xr.Dataset, networks: list[Network]) -> Iterator[Row]:
     for network in networks:
         trained = results.sel(network=f"{network.label}, trained weights", drop=True)
         changes = {name: compute_change(trained, name) for name in ("token_cosine", "spread")}
-        for statement, name, start, how, key in (
+        for statement, name, start, mode, key in (
             ("sinks mix", "token_cosine", LATE, "hidden", "first"),
             ("sinks spread", "spread", LATE, "hidden", "first"),
             ("sinks drop", "token_cosine", LATE, "dropped", "first"),
@@ -294,7 +342,7 @@ def judge_claims(results: xr.Dataset, networks: list[Network]) -> Iterator[Row]:
             ("sinks move", "token_cosine", 0.0, "hidden", "first"),
             ("sinks control", "token_cosine", LATE, "hidden", "random"),
         ):
-            point, values = {"start": start, "how": how, "key": key}, changes[name]
+            point, values = {"start": start, "how": mode, "key": key}, changes[name]
             if all(value in values[axis] for axis, value in point.items()):
                 yield from labelled.statement_rows(
                     statement, values.sel(point, drop=True), network.label
@@ -329,9 +377,9 @@ def make_finding(results: xr.Dataset, networks: list[Network]) -> Finding | None
     label = networks[0].label
     trained = results.sel(point, drop=True).sel(network=f"{label}, trained weights", drop=True)
     change = compute_change(trained, "token_cosine").mean("seed")
-    hidden, dropped = (float(change.sel(how=how)) for how in ("hidden", "dropped"))
+    hidden, dropped = (float(change.sel(how=mode)) for mode in ("hidden", "dropped"))
     spread = compute_change(trained, "spread").mean("seed")
-    wider, lost = (float(spread.sel(how=how)) for how in ("hidden", "dropped"))
+    wider, lost = (float(spread.sel(how=mode)) for mode in ("hidden", "dropped"))
     return Finding(
         "cosine",
         f"In {label} the mean cosine of two tokens changes by {hidden:+.3f} where the first key is "

@@ -1,5 +1,26 @@
 """Run folders: all files of one run of an experiment, and how a run resumes.
 
+||||||| /tmp/lead/m0
+    <folder>/config.json    flags and layout (compared on resume), execution, versions, devices,
+                            git revision of all processes that wrote, names of the arrays
+             results.csv    tidy rows, one per seed, layer, path length, ...
+             arrays.npz     named arrays, also the cache from which an interrupted run resumes
+             arrays.json    names of their dimensions, and what they are (`lab.dimensions`)
+             checkpoints/   states of an unfinished computation, <step>.npz
+             figures/       *.png and *.pdf
+             models.safetensors
+                            trained weights, where asked for (`rank_collapse.training.model_file`)
+             summary.json   the run's headline numbers; its presence means the run is complete
+             metrics.jsonl  scalars of a watched training, a line for each step
+                            (`rank_collapse.runs.metrics`)
+             models/, metrics/   the same two of a run of several networks, a file for each
+             log.txt
+
+Every file except metrics and log.txt is written under a temporary name and renamed, so a file is
+either complete or absent. The checksums of arrays.npz show damage; names in config.json, with
+shapes in summary.json, show an array that was removed. Files made from the arrays are made again if
+they are missing, and results.csv also if it differs from them.
+
     with RunFolder("results/sort/a", {"depth": 6, "seed": 0}) as run:
         curves = run.cached("curves", lambda: {"loss": train()})   # computed once, then read
         run.save_figure("loss", draw_loss(curves))                 # where its files are missing
@@ -63,11 +84,12 @@ class RunFolder(contextlib.ExitStack):
 
     Args:
         path: The folder; made with its parents.
-        config: What determines the results (JSON values). A folder made with another one is
-            refused.
-        execution: What does not (number of devices, chunk size); recorded, never compared.
+        config: Settings that determine the results (JSON values). A folder made with another config
+            is refused.
+        execution: Settings that do not determine them (number of devices, chunk size); recorded,
+            never compared.
         overwrite: Delete the results of an earlier run and start afresh.
-        read_only: Whether the folder stays as it is, unlocked.
+        read_only: Whether the folder is only read, without a lock.
 
     Attributes:
         path: The folder.
@@ -133,21 +155,22 @@ class RunFolder(contextlib.ExitStack):
     # Where the results come from.
 
     def _note_environment(self):
-        """Adds the environment of this process before its first write, where it is new."""
+        """Adds the environment of this process before its first write, if it is new."""
         if not self._has_noted:
             self._has_noted.append(True)
             self.add_environments([provenance.environment()])
 
     @property
     def environments(self) -> list[JsonObject]:
-        """The environments of all processes whose results are here, that which began it first."""
+        """The environments of all processes whose results are in the folder, first that of the
+        process that began it."""
         return list(self._environments)
 
     def add_environments(self, environments: Iterable[JsonObject]) -> None:
-        """Adds environments in which results of this folder were made, those that are new.
+        """Adds the new ones among the environments in which results of this folder were made.
 
         Args:
-            environments: As `provenance.environment` describes them.
+            environments: Environments from `provenance.environment`.
         """
         if new := provenance.find_new(environments, self._environments):
             self._environments += new
@@ -243,7 +266,7 @@ class RunFolder(contextlib.ExitStack):
 
         Args:
             part: Name of the part; its arrays are stored as "part/name".
-            compute: Returns the named arrays, at least one.
+            compute: Function that returns the named arrays, at least one.
         """
         if self.part(part) is None:
             self.check_writable(part)
@@ -265,7 +288,7 @@ class RunFolder(contextlib.ExitStack):
     def keep_arrays(self, arrays: Mapping[str, ArrayLike]) -> None:
         """Adds named arrays, and writes the file only if its last write is long enough ago.
 
-        Each write is of all arrays, so many small chunks are written together. `flush_arrays`
+        Each write contains all arrays, so many small chunks are written together. `flush_arrays`
         writes the remaining ones.
 
         Args:
@@ -373,7 +396,8 @@ class RunFolder(contextlib.ExitStack):
         return [f"{name} {array.shape}" for name, array in sorted(self._arrays[""].items())]
 
     def _check_place(self):
-        """Returns the folder, if it still is the one that was opened; else none is written to."""
+        """Returns the folder if it is still the one that was opened; else nothing is written to
+        it."""
         with contextlib.suppress(OSError):
             if os.path.samestat(os.fstat(self._lock.fileno()), os.stat(self.path / ".lock")):
                 return self.path
@@ -400,3 +424,41 @@ class RunFolder(contextlib.ExitStack):
         if path.parent != self.path:
             make_subfolder(path.parent)
         write_atomically(path, content)
+||||||| /tmp/lead/m0
+
+
+def table_bytes(rows: Iterable[Mapping[str, Any]]) -> bytes:
+    """Writes rows as CSV: one column per key, in order of first appearance; without formulas."""
+    rows = [{name: escape_cell(value) for name, value in row.items()} for row in rows]
+    text = io.StringIO()
+    columns = dict.fromkeys(name for row in rows for name in row)
+    writer = csv.DictWriter(text, list(columns), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue().encode()
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """Reads the settings that determine the results of a run folder, by the present names of the
+    flags.
+
+    Raises:
+        RunError: A damaged config.json.
+    """
+    content = read_object(path / "config.json")
+    config = content.get("config")
+    if not isinstance(config, dict) or "execution" not in content:  # of another program
+        raise damaged_file_error(path / "config.json", "it has no config of a run")
+    return {FORMER_NAMES.get(name, name): value for name, value in config.items()}
+
+
+def read_summary(path: str | os.PathLike) -> dict[str, Any]:
+    """Reads the headline numbers of a complete run, without opening (locking) its folder.
+
+    Raises:
+        RunError: The run is not complete.
+    """
+    try:
+        return read_object(Path(path) / "summary.json")
+    except RunError as error:
+        raise RunError(f"{path} has no summary: the run is not complete ({error})") from error

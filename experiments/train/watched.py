@@ -1,4 +1,4 @@
-"""What is watched of a network while it trains: `monitored` scalars, on a few examples."""
+"""The watched metrics of a network while it trains: `monitored` scalars, on a few examples."""
 
 import jax
 from jaxtyping import Array, Float
