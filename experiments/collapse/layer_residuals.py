@@ -114,7 +114,7 @@ def measure_chunk(
     """Measures a chunk, with residuals of float64 where rounding decides those of float32.
 
     Args:
-        mapped: What computes a chunk in the dtype of the flags.
+        mapped: Function that computes a chunk in the dtype of the flags.
         chunk: Seeds of points of the axes.
         networks: {variant: its configuration}.
         norm: Their norm placement, for messages.
