@@ -148,7 +148,7 @@ def list_benchmarks(
         options: The flags.
 
     Raises:
-        ValueError: A number of seeds that is none.
+        ValueError: An invalid number of seeds.
     """
     for text in options.num_seeds:
         if not (text.isascii() and text.isdigit() and int(text)):

@@ -93,10 +93,11 @@ Results = Mapping[str, Any]
 
 
 def make_cases(options: Options) -> dict[int, Case]:
-    """Selects the kinds of networks of the flags, by their place among all.
+    """Selects the kinds of networks that the flags name, by their position in the list of all
+    kinds.
 
     Raises:
-        ValueError: A kind that there is not.
+        ValueError: An unknown kind.
     """
     check_names(options, "cases", [case.name for case in CASES])
     return {i: case for i, case in enumerate(CASES) if case.name in options.cases}
@@ -109,7 +110,7 @@ def measure(options: Options, cases: dict[int, Case], folder: RunFolder) -> Resu
 
     Args:
         options: The flags.
-        cases: The kinds of networks, by their place among all.
+        cases: The kinds of networks, by their position in the list of all kinds.
         folder: The run folder; results that it already holds are not computed again.
     """
     num_draws = -(-options.num_draws // len(options.cases))  # of each kind
@@ -157,7 +158,7 @@ def count_violations(draws: Collection[Draws]) -> dict[str, int | float]:
         draws: Draws of one or several kinds of networks.
 
     Returns:
-        Columns of results.csv; a range is None where there is no number.
+        Columns of results.csv; a range is None where no number exists.
     """
     flat, tightness = pool_draws(draws)
     is_admissible, excess = flat["head_ok"], flat["lemma_excess"]

@@ -1,4 +1,4 @@
-"""On a device: is everything right there, and how fast is it? Two commands, one folder, the pages.
+"""Checks and times a device: two commands, one folder, the pages.
 
     experiments/on_device.sh right FOLDER
     experiments/on_device.sh speed FOLDER
@@ -93,8 +93,8 @@ def list_steps(part: str, folder: Path, runs: Path, tiny: bool) -> list[list[Ste
 
     Args:
         part: Part of the session, a key of `LIMITS`.
-        folder: Gets speed.jsonl.
-        runs: Gets the experiments' folders.
+        folder: Folder for speed.jsonl.
+        runs: Folder for the experiments' folders.
         tiny: Whether sizes are small.
     """
 
@@ -138,8 +138,8 @@ def run_steps(steps: Sequence[Step], folder: Path, end: float) -> list[int]:
 
     Args:
         steps: The commands.
-        folder: Gets their logs, and a line for each.
-        end: When all must have ended, as of `time.monotonic`.
+        folder: Folder for their logs, and for a line about each.
+        end: Time at which all must have ended, as in `time.monotonic`.
     """
     started, codes = [], []
     with contextlib.ExitStack() as stack:
@@ -211,14 +211,14 @@ def pack_arrays(runs: Path, path: Path) -> None:
     """
     with tempfile.TemporaryFile() as file:
         with tarfile.open(fileobj=file, mode="w:gz") as archive:
-            for found in sorted(p for p in runs.rglob("*") if p.name in KEPT):
-                archive.add(found, found.relative_to(runs).as_posix())
+            for kept_file in sorted(p for p in runs.rglob("*") if p.name in KEPT):
+                archive.add(kept_file, kept_file.relative_to(runs).as_posix())
         file.seek(0)
         write_atomically(path, file.read())
 
 
 def compare_arrays(archive: Path, cpu: Path) -> list[device_pages.Difference]:
-    """Compares the runs of a device with the same runs of a CPU, those that are complete.
+    """Compares the complete runs of a device with the same runs on a CPU.
 
     Args:
         archive: Archive from `pack_arrays`.

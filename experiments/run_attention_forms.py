@@ -101,9 +101,9 @@ FLAGS.define(
 def make_setups(options: Options) -> dict[str, TrainedTask]:
     """Makes the training tasks of every form and width, by "trained form, d_k=d".
 
-    A score is one program. The same data and seeds everywhere. Weights are drawn with variance
-    1/fan-in, so that queries and keys begin with unit variance, as the note has them; values stay
-    as wide as without d_k.
+    Each score function is one program. Data and seeds are the same everywhere. Weights are drawn
+    with variance 1/fan-in, so that queries and keys begin with unit variance, as in the paper;
+    values are as wide as without d_k.
 
     Args:
         options: The flags.
@@ -133,7 +133,7 @@ def measure(options: Options, setups: Mapping[str, TrainedTask], folder: RunFold
 
     Args:
         options: The flags.
-        setups: What is trained.
+        setups: Training tasks.
         folder: The run folder; results that it already holds are not computed again.
 
     Returns:
@@ -157,7 +157,7 @@ def measure_widths(options: Options, executor: Executor) -> dict[str, dict[str, 
 
     Args:
         options: The flags.
-        executor: What computes the seeds.
+        executor: Executor that computes the seeds.
 
     Returns:
         {form: {"d_k" [w], measure: [s, w], its law: [w]}}.
@@ -278,7 +278,7 @@ def trained_figure(results: FormResults):
 
 
 def judge_claims(results: FormResults, options: Options) -> Iterator[Row]:
-    """Tests what saturates, whose gradients are small, and which form is ahead after training.
+    """Tests which form saturates, which has small gradients, and which is ahead after training.
 
     Args:
         results: Results of `measure`.

@@ -181,7 +181,7 @@ def measure(options: Options, cases: Cases, folder: RunFolder) -> ByCase:
 
 
 def make_rows(results: ByCase) -> Iterator[TableRow]:
-    """Makes a row for each case and seed; where the walkers went by step is in arrays.npz.
+    """Makes a row for each case and seed; the walks by step are in arrays.npz.
 
     Args:
         results: {case: arrays of all seeds [s, ...]}.
@@ -229,12 +229,13 @@ def shares_figure(results: ByCase):
 def select_steps(
     cases: Mapping[tuple[str, int], Mapping[str, np.ndarray]],
 ) -> dict[tuple[str, int], np.ndarray]:
-    """Selects the steps of a fall, predicted and measured, [2, k] of the k seeds that fell.
+    """Selects the numbers of steps to collapse, predicted and measured, [2, k], for the k seeds
+    that collapsed.
 
-    A multiplier of 0, pure attention's, predicts no number of steps: its law is cubic.
+    A multiplier of 0, as in pure attention, predicts no number of steps, because the law is cubic.
 
     Args:
-        cases: What is trained, by case.
+        cases: Training tasks by case.
     """
     points = {}
     for key, case in cases.items():
@@ -338,8 +339,8 @@ def distance_figure(results: ByCase):
 
 
 def judge_claims(results: ByCase) -> Iterator[Row]:
-    """Tests who falls together, as published and as pure attention; who of those that do is kept
-    apart by a skip or an MLP; how fast they fall.
+    """Tests in which variants the walkers meet, in the published networks and in pure attention;
+    whether a skip or an MLP keeps apart walkers that meet without it; and how fast they meet.
 
     Args:
         results: {case: arrays of all seeds [s, ...]}.
@@ -418,13 +419,13 @@ def make_finding(results: ByCase) -> Finding | None:
 
 
 def describe_limit(options: Flags) -> str:
-    """Says what few seeds of the published command cannot show, and which command shows it.
+    """Describes what few seeds of the published command cannot show, and the command that shows it.
 
     Args:
         options: The flags.
 
     Returns:
-        Two lines; "" where variants are compared, or where there are seeds enough for a share.
+        Two lines; "" if variants are compared, or if there are enough seeds for a share.
     """
     if options.compare or options.num_seeds >= PROTOCOL.rounds[0]:
         return ""

@@ -170,7 +170,7 @@ def make_configs(options: Options, norm: str, variants: Sequence[str]) -> Config
 
     Args:
         options: Sizes and parts of the networks.
-        norm: Where norms are.
+        norm: Placement of the norms.
         variants: Names of `NETWORKS`.
 
     Raises:
@@ -195,8 +195,8 @@ def measure(options: Options, setup: Networks, folder: RunFolder) -> xr.Dataset:
         folder: The run folder; results that it already holds are not computed again.
 
     Returns:
-        A Dataset over "variant", "seed" and "layer"; "swept" has the gains of the MLPs in the place
-        of variants.
+        A Dataset over "variant", "seed" and "layer"; "swept" has the gains of the MLPs instead of
+        variants.
     """
     most, draw_seed = min(options.seed_chunk, options.num_seeds), partial(draw, options, setup)
     with Executor(options, folder, "collapse") as executor:
@@ -246,7 +246,8 @@ def measure_seed(
 ) -> dict[str, dict[str, jax.Array]]:
     """Measures one seed.
 
-    Networks that differ in gains alone are one program: without a skip its gain is 0.
+    Networks that differ only in gains share a program: a network without a skip has a skip of gain
+    0.
 
     Args:
         options: The flags.
@@ -255,8 +256,8 @@ def measure_seed(
         floats: Scale of the weights, and gain of the skips.
 
     Returns:
-        {measure: {variant: [L + 1]}}; in "swept" the logarithms of the residual at each gain of the
-        MLPs.
+        {measure: {variant: [L + 1]}}; "swept" has the logarithms of the residual at each gain of
+        the MLPs.
     """
     x, params = draws
     results, configs, norm = {}, setup.networks, options.norm_placement
@@ -287,14 +288,14 @@ def measure_seed(
 
 
 def choose_gains(gains: list[float], norm: str) -> list[float]:
-    """Chooses the gains of MLPs at which san_mlp is measured too.
+    """Chooses the gains of MLPs at which san_mlp is also measured.
 
-    Post-norm undoes the gain of MLPs without a skip of their own. There they are measured as
-    published, with their skip and a gain of 1, where that is asked for. Pre-norm is left out.
+    Post-norm undoes the gain of MLPs without their own skip. There they are measured as published,
+    with their skip and a gain of 1, if this is requested. Pre-norm is left out.
 
     Args:
-        gains: Those that are asked for.
-        norm: Where norms are.
+        gains: The requested gains.
+        norm: Placement of the norms.
     """
     if norm == "none":
         return gains

@@ -95,7 +95,7 @@ def make_task(options: Options) -> TrainedTask:
         options: The flags.
 
     Raises:
-        ValueError: Another number of labels than two, or paths longer than the depth.
+        ValueError: A number of labels other than two, or paths longer than the depth.
     """
     sampled_lengths(options)  # refuses --path_len above --depth
     if options.num_labels != 2:
@@ -123,8 +123,8 @@ def make_task(options: Options) -> TrainedTask:
 def make_examples(key: jax.Array, num_examples: int, num_points: int) -> examples.Examples:
     """Draws points uniformly on [0, 10]², shifted together by N(0, 3.3²), with their hull labels.
 
-    The points lie on a grid of 2¹⁴ cells a side, on which the labels are exact integers' ones;
-    ties and points in a line occur, rarely.
+    The points lie on a grid of 2¹⁴ cells a side, so the labels are computed exactly with integers.
+    Ties and points in a line occur, but rarely.
 
     Args:
         key: Random key of the draw.

@@ -231,8 +231,8 @@ def judge_claims(results: xr.Dataset, setup: Setup) -> Iterator[Row]:
 def compare_results(results: xr.Dataset) -> Iterator[Comparison]:
     """Compares mean |x_L| with figure 7, whose levels at step 10 depend on data and vocabulary.
 
-    Beside it the residual ratio's power of the depth at the last step, by rule and learning rate.
-    The loss of the deepest network says what rate a user would choose.
+    Also lists the power of the depth in the residual ratio at the last step, by rule and learning
+    rate. The loss of the deepest network shows which rate a user would choose.
     """
     stream, published = align_published(results)
     if stream.size:

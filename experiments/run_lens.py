@@ -88,7 +88,7 @@ FLAGS.define("string", "lens_folder", None, text)
 
 
 def open_networks(options: Options) -> list[Network]:
-    """Opens the networks of the folder, then those at their initialisation.
+    """Opens the networks of the folder, then the networks at their initialisation.
 
     Raises:
         FileNotFoundError, ValueError: Networks or texts that do not exist or cannot be read.
@@ -106,7 +106,7 @@ def open_networks(options: Options) -> list[Network]:
 
 
 def measure(options: Options, networks: list[Network], folder: RunFolder) -> xr.Dataset:
-    """Measures every network from one state on.
+    """Measures every network from one starting state.
 
     Args:
         options: The flags.
@@ -142,7 +142,7 @@ def measure_network(options: Options, network: Network, first_text: int) -> dict
     Args:
         options: The flags.
         network: A network and its texts.
-        first_text: The first text that is measured.
+        first_text: Index of the first measured text.
     """
     params, config, inputs = load_params(options, network), network.source.config, network.inputs
     counts = influence.count_tokens(params, config, inputs)

@@ -103,7 +103,7 @@ def measure(options: Options, networks: list[Network], folder: RunFolder) -> xr.
 
 
 def measure_texts(network: Network, num_tokens: int, first_text: int) -> dict[str, np.ndarray]:
-    """Measures the texts of a network from one on, see `smoothness.measure_texts`."""
+    """Measures the texts of a network from one index on, see `smoothness.measure_texts`."""
     inputs = {n: a if a is None else a[first_text:] for n, a in network.inputs.items()}
     return smoothness.measure_texts(network.source, inputs, num_tokens)
 
@@ -130,17 +130,17 @@ def compare_results(results: xr.Dataset, networks: list[Network]) -> Iterator[Co
     """Compares the power of n of each layer with ¼, and reports the convergence of the
     iteration."""
     for network in networks:
-        whole = results.sel(network=network.label, drop=True)
-        by_layer = whole.power.mean("seed")
+        values = results.sel(network=network.label, drop=True)
+        by_layer = values.power.mean("seed")
         for name, value in (("median", by_layer.median()), ("least", by_layer.min())):
             yield Comparison(f"{network.label}: power of n, {name} layer", value.item(), 0.25)
         yield Comparison(f"{network.label}: power of n, largest layer", by_layer.max().item(), 0.25)
-        size = whole.largest.mean("seed")
+        size = values.largest.mean("seed")
         for n in size.tokens.values:
             text = f"{network.label}: constant at {n} tokens, median layer"
             yield Comparison(text, size.sel(tokens=n).median().item())
         text = f"{network.label}: change in the last step of the iteration, largest"
-        yield Comparison(text, whole.change.max().item())
+        yield Comparison(text, values.change.max().item())
 
 
 def make_rows(results: xr.Dataset) -> Iterator[TableRow]:

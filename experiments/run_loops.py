@@ -49,7 +49,7 @@ shared_flags.define(
 
 
 def make_config(options: Options) -> rc.TransformerConfig:
-    """Makes pre-norm attention; untied, the stack of all layers is passed once."""
+    """Makes pre-norm attention; without tied weights, the stack of all layers is applied once."""
     depth, fields = options.depth, {"norm_placement": "pre", "mask": options.mask}
     rows = (0,) * depth if options.tied else tuple(range(depth))
     return rc.san_skip(depth, options.num_heads, options.d_model, layer_map=rows, **fields)
@@ -65,6 +65,7 @@ def measure(options: Options, config: rc.TransformerConfig, folder: RunFolder) -
     """
 
     def measure_seed(key: jax.Array, gain: jax.Array) -> dict[str, jax.Array]:
+        """Measures one seed, loop by loop if weights are tied, else layer by layer."""
         key_tokens, key_params = jax.random.split(key)
         x = jax.random.normal(key_tokens, (options.num_tokens, options.d_model))
         network = config.replace(branch_gain=gain)

@@ -109,7 +109,7 @@ def measure(
         folder: The run folder; results that it already holds are not computed again.
 
     Returns:
-        What `measure_seed` measures [s, ...]; the law of α, medians over paths, numbers of paths.
+        The results of `measure_seed` [s, ...]; the law of α, medians over paths, numbers of paths.
 
     Raises:
         ValueError: The outputs of all networks are NaN or infinite.
@@ -214,14 +214,14 @@ def measure_seed(setup: initial_tokens.TokenNetwork, draws: Draws) -> dict[str, 
 def keep_finite_seeds(
     arrays: dict[str, np.ndarray], say: Callable[[str], None]
 ) -> dict[str, np.ndarray]:
-    """Keeps the seeds whose networks' outputs are numbers, and says which are left out.
+    """Keeps the seeds whose networks' outputs are finite, and reports which are left out.
 
     Args:
         arrays: Measures [s, ...].
-        say: Gets a line for each seed that is left out.
+        say: Prints a line for each seed that is left out.
 
     Returns:
-        The measures of the seeds that stay; their numbers as "seed" [s].
+        The measures of the remaining seeds; their numbers as "seed" [s].
 
     Raises:
         ValueError: No seed has finite outputs.
@@ -233,8 +233,8 @@ def keep_finite_seeds(
         raise ValueError(reason)
     for seed in np.flatnonzero(~is_finite):
         say(f"seed {seed} is kept apart: {reason}")
-    kept = {name: values[is_finite] for name, values in arrays.items()}
-    return kept | {"seed": np.flatnonzero(is_finite)}
+    finite = {name: values[is_finite] for name, values in arrays.items()}
+    return finite | {"seed": np.flatnonzero(is_finite)}
 
 
 def pad_start(values: ArrayLike) -> np.ndarray:
@@ -264,7 +264,7 @@ def path_chains_figure(results: dict[str, np.ndarray], setup: initial_tokens.Tok
 def draw_boxes(ax: figures.Axes, x: np.ndarray, values: np.ndarray) -> None:
     """Plot a box at each x [k] of values [k, s]: median, quartiles and outliers.
 
-    The axis is to be logarithmic: 0 becomes the least that a float can be.
+    The axis should be logarithmic: 0 becomes the smallest float.
     """
     boxplot = ax.boxplot(
         list(np.maximum(values, np.finfo(float).tiny)),
@@ -314,7 +314,7 @@ def path_lengths_figure(results: dict[str, np.ndarray]):
 
 
 def judge_claims(results: dict[str, np.ndarray], setup: initial_tokens.TokenNetwork) -> list[Row]:
-    """Tests whether chains lose rank, and whether short paths are the large ones.
+    """Tests whether chains lose rank, and whether short paths are the largest.
 
     Args:
         results: Results of `measure`.
@@ -332,7 +332,7 @@ def judge_claims(results: dict[str, np.ndarray], setup: initial_tokens.TokenNetw
 def compare_results(
     results: dict[str, np.ndarray], setup: initial_tokens.TokenNetwork
 ) -> list[Comparison]:
-    """Compares the sum of all paths with the output, an identity; lists the numbers of the figures.
+    """Compares the sum of all paths with the output, which must be equal, and lists other numbers.
 
     Args:
         results: Results of `measure`.

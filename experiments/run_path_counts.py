@@ -99,7 +99,8 @@ def path_table(heads: int, layers: int) -> list[TableRow]:
         layers: L.
 
     Returns:
-        Rows with the number of paths, its logarithm, its share of all (1+H)^L, and the law's.
+        Rows with the number of paths, its logarithm, its share of all (1+H)^L, and the share by the
+        law.
     """
     counts, law = count_paths(layers, heads), binomial(layers, heads)
     total = sum(counts)

@@ -7,8 +7,8 @@ dropped: its weight is set to 0. thinned, a control: all keys lose the same weig
 that the first key's vector is not removed.
 
 We chose two measures of mixing: the mean cosine of two tokens, and the spread, which is the
-relative change of later tokens if one token is replaced. Each text is compared with itself in the
-unchanged network.
+relative change of later tokens if one token is replaced. For each text the changed network is
+compared with the unchanged one.
 
     python -m experiments.trained_weights --site=trained/packages
     python -m experiments.run_sinks --start=0,0.4 --how=hidden,dropped,thinned \\
@@ -156,13 +156,13 @@ def pad_layers(values: np.ndarray, length: int) -> np.ndarray:
 def measure_network(
     options: Options, network: Network, weights: str, first_text: int
 ) -> dict[str, np.ndarray]:
-    """Measures the texts as the network is and with the key excluded, arrays [texts, ...].
+    """Measures the texts in the unchanged network and with the key excluded, arrays [texts, ...].
 
     Args:
         options: The flags.
         network: A network and its texts.
         weights: "trained" or "random", of the same shape.
-        first_text: The first text that is measured.
+        first_text: Index of the first measured text.
     """
     config, ids = network.source.config, network.inputs["x"][first_text:]
     key = jax.random.key(options.seed)
@@ -173,13 +173,13 @@ def measure_network(
         _, params = pretrained.random_like(network.source.settings, key)
         source = pretrained.open_random(network.source.settings, key)
     replaced = options.max_tokens // 8
-    others = (ids + 17) % config.embedding.vocab_size
-    changed = np.where(np.arange(options.max_tokens) == replaced, others, ids)
+    other_ids = (ids + 17) % config.embedding.vocab_size
+    changed = np.where(np.arange(options.max_tokens) == replaced, other_ids, ids)
     positions = np.setdiff1d(np.arange(FIRST_MEASURED, options.max_tokens // 2), [replaced])
     candidates = positions if options.key == "random" else [0]
     draw = np.random.default_rng(options.seed)  # the keys of the texts, one after another
     keys = np.array([draw.choice(candidates) for _ in network.inputs["x"]])[first_text:]
-    hidden, thinned = (jnp.full(len(ids), options.how == how) for how in ("hidden", "thinned"))
+    hidden, thinned = (jnp.full(len(ids), options.how == mode) for mode in ("hidden", "thinned"))
 
     @jax.jit
     def measure_texts(params, condition):
@@ -187,7 +187,7 @@ def measure_network(
             lambda text: measure_text(params, config, replaced, *text), (ids, changed, condition)
         )
 
-    arrays = {}
+    results = {}
     for prefix, start in {"": round(options.start * config.depth), "whole_": config.depth}.items():
         condition = Condition(jnp.asarray(keys), jnp.full(len(ids), start), hidden, thinned)
         values = jax.tree.map(np.asarray, measure_texts(params, condition))
@@ -212,11 +212,11 @@ def measure_text(
     Args:
         replaced: Position at which `changed` has another token.
         ids, changed: Int [n].
-        condition: Which key is excluded.
+        condition: The key to exclude.
 
     Returns:
-        token_cosine; spread, the mean over later tokens of the relative change that the other
-        token makes; second_norm, ‖X_1‖/‖X_0‖; output [n, d].
+        token_cosine; spread, the mean relative change of later tokens by the other token;
+        second_norm, ‖X_1‖/‖X_0‖; output [n, d].
     """
     edit = make_edit(condition)
     trace = rc.apply(params, ids, config, edit=edit)
@@ -266,7 +266,8 @@ def cosine_figure(results: xr.Dataset):
 
 
 def compute_change(results: xr.Dataset, name: str) -> xr.DataArray:
-    """Computes the paired change of a measure, text by text, after the last layer if by layer."""
+    """Computes the paired change of a measure, text by text; after the last layer, if it is by
+    layer."""
     change = results[name] - results[f"whole_{name}"]
     if "layer" not in change.dims:
         return change
@@ -284,7 +285,7 @@ def judge_claims(results: xr.Dataset, networks: list[Network]) -> Iterator[Row]:
     for network in networks:
         trained = results.sel(network=f"{network.label}, trained weights", drop=True)
         changes = {name: compute_change(trained, name) for name in ("token_cosine", "spread")}
-        for statement, name, start, how, key in (
+        for statement, name, start, mode, key in (
             ("sinks mix", "token_cosine", LATE, "hidden", "first"),
             ("sinks spread", "spread", LATE, "hidden", "first"),
             ("sinks drop", "token_cosine", LATE, "dropped", "first"),
@@ -294,7 +295,7 @@ def judge_claims(results: xr.Dataset, networks: list[Network]) -> Iterator[Row]:
             ("sinks move", "token_cosine", 0.0, "hidden", "first"),
             ("sinks control", "token_cosine", LATE, "hidden", "random"),
         ):
-            point, values = {"start": start, "how": how, "key": key}, changes[name]
+            point, values = {"start": start, "how": mode, "key": key}, changes[name]
             if all(value in values[axis] for axis, value in point.items()):
                 yield from labelled.statement_rows(
                     statement, values.sel(point, drop=True), network.label
@@ -329,9 +330,9 @@ def make_finding(results: xr.Dataset, networks: list[Network]) -> Finding | None
     label = networks[0].label
     trained = results.sel(point, drop=True).sel(network=f"{label}, trained weights", drop=True)
     change = compute_change(trained, "token_cosine").mean("seed")
-    hidden, dropped = (float(change.sel(how=how)) for how in ("hidden", "dropped"))
+    hidden, dropped = (float(change.sel(how=mode)) for mode in ("hidden", "dropped"))
     spread = compute_change(trained, "spread").mean("seed")
-    wider, lost = (float(spread.sel(how=how)) for how in ("hidden", "dropped"))
+    wider, lost = (float(spread.sel(how=mode)) for mode in ("hidden", "dropped"))
     return Finding(
         "cosine",
         f"In {label} the mean cosine of two tokens changes by {hidden:+.3f} where the first key is "

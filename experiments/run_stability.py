@@ -93,7 +93,7 @@ def design_claims(design: str, cases: ByCase) -> Iterator[Row]:
 
 
 def compare_results(results: ByCase) -> Iterator[Comparison]:
-    """Compares dependency and tokens with what papers state and the one law expects.
+    """Compares dependency and tokens with the published numbers and with the one law.
 
     Args:
         results: Results of `measure_all`.
@@ -106,7 +106,7 @@ def compare_results(results: ByCase) -> Iterator[Comparison]:
 
 
 def compare_collapse(design: str, measures: Mapping[str, np.ndarray]) -> Iterator[Comparison]:
-    """Compares 1 − cosine of the deepest network with the law's, where float32 sees it.
+    """Compares 1 − cosine of the deepest network with the law, where float32 resolves it.
 
     Means over seeds are geometric, because seeds differ by powers of ten in Post-LN. The law
     predicts the mean; the note compares the error of single networks with the error of the mean.
@@ -122,8 +122,8 @@ def compare_collapse(design: str, measures: Mapping[str, np.ndarray]) -> Iterato
     ratios = summary.geometric_ratios(measured[:, is_visible], expected[:, is_visible])
     off = np.abs(np.log(ratios))
     with np.errstate(divide="ignore", invalid="ignore"):
-        each = np.abs(np.log(measured[:, is_visible]) - np.log(expected[:, is_visible]))
-    worst, layers = np.exp(each.max(axis=1)), np.flatnonzero(is_visible)
+        log_errors = np.abs(np.log(measured[:, is_visible]) - np.log(expected[:, is_visible]))
+    worst, layers = np.exp(log_errors.max(axis=1)), np.flatnonzero(is_visible)
     note = "geometric mean; beside it the one law's"
     quantity = f"{design}: 1 − token cosine after {last} layers"
     law = finite_or_none(geometric_mean(expected[:, last]))

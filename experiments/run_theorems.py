@@ -76,7 +76,7 @@ def select_theorems(options: Options) -> dict[str, Theorem]:
     """Selects the theorems of the flags.
 
     Raises:
-        ValueError: A theorem that there is not.
+        ValueError: An unknown theorem.
     """
     check_names(options, "theorems", [*THEOREMS])
     return {name: THEOREMS[name] for name in THEOREMS if name in options.theorems}
@@ -165,7 +165,8 @@ def compare_results(results: Results, theorems: dict[str, Theorem]) -> Iterator[
 
 
 def find_shown(curve: Curve) -> int:
-    """Finds the point of a curve that is farthest from its prediction; the last of one without."""
+    """Finds the point of a curve that is farthest from its prediction; the last point if it has
+    none."""
     _, predicted, measured = curve.as_array().T
     if np.isnan(predicted).all() or curve.relation == "none":
         return len(measured) - 1
@@ -177,15 +178,15 @@ def find_shown(curve: Curve) -> int:
 def describe_theorem(theorem: Theorem) -> str:
     """Writes the caption of a theorem's figure: its statement, and the meaning of its lines."""
     return (
-        f"{theorem.source}: {theorem.statement} Dots are measured. Solid lines are predicted, "
-        "dashed lines are bounds, dotted lines are beside what is not judged."
+        f"{theorem.source}: {theorem.statement} Dots are measured, solid lines are predicted, "
+        "dashed lines are bounds, and dotted lines are references without a verdict."
     )
 
 
 EXPERIMENT = Experiment(
     order=900,
     title="Theorems of later papers",
-    brief="statements of papers from 2022 to 2026 about collapse, predicted beside measured",
+    brief="statements about collapse in papers from 2022 to 2026, predicted and measured",
     claim="Later papers prove how tokens cluster on the sphere, park under a causal mask, collapse "
     "in width, and what masks, tied weights, norms, heads and gains do to them (2312.10794, "
     "2410.23228, 2411.04990, 2410.07799, 2406.04267, 2405.18781, 2401.04301, 2604.23681).",

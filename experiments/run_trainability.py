@@ -76,7 +76,7 @@ def make_cells(options: Options) -> list[Cell]:
         options: The flags.
 
     Raises:
-        ValueError: A design that there is not.
+        ValueError: An unknown design.
     """
     check_names(options, "designs", rc.network.DESIGNS)
     combinations = itertools.product(options.warmup, options.depths, options.designs)
@@ -117,7 +117,7 @@ def make_rows(results: ByCell) -> Iterator[TableRow]:
 
 
 def distinct(cells: ByCell, field: str) -> list[int | str]:
-    """Lists the values that a field of the cells has, in their order."""
+    """Lists the values of a field of the cells, in their order."""
     return list(dict.fromkeys(getattr(cell, field) for cell in cells))
 
 
@@ -201,10 +201,10 @@ def judge_claims(results: ByCell) -> Iterator[Row]:
     """Tests the accuracy of each design in the paper's table against the accuracy of Pre-LN after
     the same steps.
 
-    With the longest warm-up of the run: the paper's networks have one.
+    The tests use the longest warm-up of the run, because the paper's networks have one.
 
     Args:
-        results: What was measured of each cell.
+        results: Measurements of each cell.
     """
     longest = max(cell.warmup for cell in results)
     for cell in results:
@@ -223,7 +223,7 @@ def compare_results(results: ByCell) -> Iterator[Comparison]:
     describes the failed seeds.
 
     Args:
-        results: What was measured of each cell.
+        results: Measurements of each cell.
     """
     for cell, cell_results in results.items():
         columns, published_result = seed_columns(cell_results), published_outcome(cell)
@@ -251,7 +251,7 @@ def make_finding(cells: ByCell) -> Finding | None:
     tokens.
 
     Args:
-        cells: What was measured of each cell.
+        cells: Measurements of each cell.
     """
     shortest = min(cell.warmup for cell in cells)
     deepest = max(cell.depth for cell in cells)

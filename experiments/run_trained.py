@@ -92,7 +92,8 @@ def open_networks(options: Options) -> list[Network]:
     """Opens the networks of the folder, first those of the packages.
 
     Raises:
-        FileNotFoundError, ValueError: No such folder or network; texts that cannot be read.
+        FileNotFoundError, ValueError: The folder or a network does not exist, or texts cannot be
+            read.
     """
     if options.untrained:
         check_names(options, "networks", UNTRAINED)
@@ -127,7 +128,7 @@ def measure_network(options: Options, network: Network, start: int) -> dict[str,
     Args:
         options: The flags.
         network: The network and its texts.
-        start: The first text that is measured.
+        start: Index of the first measured text.
     """
     source, chunk = network.source, options.chunk
     inputs = {name: a if a is None else a[start:] for name, a in network.inputs.items()}
@@ -143,7 +144,7 @@ def measure_network(options: Options, network: Network, start: int) -> dict[str,
 
 
 def measure_few(options: Options, network: Network) -> dict[str, np.ndarray]:
-    """Measures the first texts of a network with weights at random, and its bounds.
+    """Measures the first texts of a network with random weights, and its bounds.
 
     Args:
         options: The flags.

@@ -110,7 +110,7 @@ def make_task(options: Options) -> TrainedTask:
         options: The flags.
 
     Raises:
-        ValueError: Sizes of letter sequences given to a translation.
+        ValueError: Sizes of letter sequences are set for a translation.
     """
     vocab_size, longest = sequences.NUM_MARKS + options.num_labels, options.num_tokens + 2
     title = f"{options.task.capitalize()} {options.num_tokens} of {options.num_labels} letters"
@@ -192,7 +192,7 @@ def measure_seed(
     """Measures one seed.
 
     Args:
-        task: What was trained.
+        task: The training task.
         model: The trained model.
         data: Examples of the seed.
 
@@ -205,8 +205,9 @@ def measure_seed(
     held_out, config = data["eval"], task.recipe.config
     written = models.decode_pairs(model, held_out, config)
 
-    def measure_pair(item):
-        source, source_mask, inputs, input_mask = item
+    def measure_pair(example):
+        """Measures the residuals and the attention weights of one pair."""
+        source, source_mask, inputs, input_mask = example
         trace = rc.network.encoder_decoder.apply(
             model, source, inputs, config, source_mask=source_mask, target_mask=input_mask
         )
@@ -318,7 +319,7 @@ def compare_results(results: dict[str, PyTree[np.ndarray]], task: TrainedTask) -
 
     Args:
         results: Results of `measure`.
-        task: What was trained.
+        task: The training task.
     """
     seeds, residual = fine_seeds(results), results["residual"]
     values = {

@@ -1,6 +1,6 @@
-"""What others wrote, as it is printed: names in files, folders, messages of other packages.
+"""Output of text that others wrote: names in files, folders, messages of other packages.
 
-All that the commands print goes through `print_lines`, so that nothing of a file's name or content
+All output of the commands goes through `print_lines`, so no part of a file's name or content
 reaches the terminal as a control sequence.
 """
 
@@ -66,7 +66,7 @@ def print_warning(message: object, category: type[Warning], *_: object) -> None:
     Args:
         message: Message of the warning.
         category: Its class; those for programmers are not printed.
-        *_: Where it was raised, which says nothing to the user of a command.
+        *_: File and line of the warning, which do not help the user of a command.
     """
     if not issubclass(category, DeprecationWarning | PendingDeprecationWarning | ImportWarning):
         print_lines(f"warning: {format_one_line(message, 300)}", file=sys.stderr)

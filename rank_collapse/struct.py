@@ -1,6 +1,6 @@
-"""Frozen dataclasses that are pytrees: what parameters, configurations and results are.
+"""Frozen dataclasses that are pytrees, for parameters, configurations and results.
 
-Used as `flax.struct` is, whose import would bring optimisers and checkpoint readers with it.
+They are used like `flax.struct`, whose import would also import optimisers and checkpoint readers.
 """
 
 import dataclasses
@@ -45,11 +45,11 @@ def check_choice(
     Args:
         description: The value with its name, as the message begins.
         value: The value.
-        allowed: What it could be.
-        suffix: Put after the list of these.
+        allowed: Allowed values.
+        suffix: Text after the list of allowed values.
 
     Raises:
-        ValueError: It is another; the message ends with the nearest.
+        ValueError: The value is not allowed; the message ends with the nearest names.
     """
     names = tuple(allowed)
     if value in names:
@@ -136,15 +136,15 @@ def check_whole(name: str, value: object, least: int, most: int | float = math.i
         ValueError: A number outside the limits, or a value that is not a whole number.
     """
     try:
-        whole = operator.index(None if isinstance(value, bool) else value)
+        number = operator.index(None if isinstance(value, bool) else value)
     except TypeError:
-        whole = None
-    if whole is None or not least <= whole <= most:
-        wrong = value if whole is None else whole
+        number = None
+    if number is None or not least <= number <= most:
+        wrong = value if number is None else number
         limits = f"from {least} on" if most == math.inf else f"from {least} to {most}"
-        shown = format_one_line(repr(wrong), 80)
-        raise ValueError(f"{name}={shown} is not a whole number {limits}")
-    return whole
+        value_text = format_one_line(repr(wrong), 80)
+        raise ValueError(f"{name}={value_text} is not a whole number {limits}")
+    return number
 
 
 def check_static_fields(config: object, **smallest: int) -> None:
@@ -156,7 +156,7 @@ def check_static_fields(config: object, **smallest: int) -> None:
             at least 0. None stays None.
 
     Raises:
-        ValueError: What is none, or below its smallest value; 0 of a float.
+        ValueError: An invalid value, or one below its smallest value (0 for a float).
     """
     for name, kind in (_static_kinds(type(config)) | dict.fromkeys(smallest, int)).items():
         value = getattr(config, name)
@@ -181,7 +181,7 @@ def check_fields(kind: object, names: Iterable[str]) -> None:
     """Check that names are fields of a dataclass.
 
     Raises:
-        ValueError: One is not; the message ends with the nearest.
+        ValueError: A name is not a field; the message ends with the nearest names.
     """
     allowed = [field.name for field in dataclasses.fields(kind)]
     for name in names:

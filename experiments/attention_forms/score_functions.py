@@ -16,7 +16,7 @@ from rank_collapse.network.attention_config import Score
 
 
 class ScoreVariance(NamedTuple):
-    """Variance of a score, and the part of it within a row, which alone the softmax sees."""
+    """Variance of a score, and its part within a row, which is all that the softmax sees."""
 
     total: float
     within_rows: float
@@ -32,9 +32,9 @@ def score_variance(
 ) -> ScoreVariance:
     """Computes Var s(q, k) at independent q, k ~ N(0, I) of width d_k, in closed form.
 
-    Dot product: d_k, divided by d_k where it is scaled; all of it within rows, E[q·k | q] = 0.
+    Dot product: d_k, divided by d_k if it is scaled; all of it within rows, since E[q·k | q] = 0.
     Additive, Σ_a v_a tanh(q_a + k_a) with v_a of variance 1/d_k: E tanh²(√2 z), z ~ N(0, 1), for
-    any d_k, and within rows that less E_q (E_k tanh(q + k))². A temperature divides scores.
+    any d_k; within rows this minus E_q (E_k tanh(q + k))². A temperature divides scores.
 
     Args:
         d_k: Width of queries and keys.
@@ -55,7 +55,7 @@ def score_variance(
 
 @dataclass(frozen=True)
 class Form:
-    """One attention function: its score, and what multiplies it."""
+    """One attention function: its score, and the factor on it."""
 
     label: str  # In figures
     score: str  # Of the configuration

@@ -19,9 +19,9 @@ class Difference(NamedTuple):
 
     Attributes:
         run: Its name.
-        arrays, equal: Numbers of arrays and columns, and of those that are the same to the bit.
+        arrays, equal: Number of arrays and columns, and number of bit-identical ones.
         name: Name of the array or column with the largest difference.
-        largest: Relative to the largest value of the array.
+        largest: Largest difference, relative to the largest value of the array.
     """
 
     run: str
@@ -39,7 +39,7 @@ def compare_runs(run: str, device: Path, cpu: Path) -> Difference:
         device, cpu: Folders.
 
     Raises:
-        ValueError: They have other arrays, or arrays of other shapes.
+        ValueError: They have different arrays, or arrays of different shapes.
     """
     ours, theirs = read_numbers(device), read_numbers(cpu)
     if ours.keys() != theirs.keys():
@@ -105,7 +105,7 @@ def write_pages(docs: Path, lines: Lines, differences: Sequence[Difference]) -> 
         differences: Differences from a CPU, by experiment.
 
     Raises:
-        ValueError: Nothing was measured, or a page has no place for it.
+        ValueError: There are no measurements, or a page has no place for them.
         RunError: A page cannot be read or written.
     """
     speed = [line for line in lines if "benchmark" in line]
@@ -135,7 +135,7 @@ def write_number(value: float | None) -> str:
 
 
 def make_tables(speed: Lines, steps: Lines, differences: Sequence[Difference]) -> str:
-    """Makes the Markdown of all that was measured, of each benchmark the last time.
+    """Makes the Markdown tables of all measurements, the last one of each benchmark.
 
     Args:
         speed, steps: Lines of JSON.

@@ -22,10 +22,10 @@ CPU_WIDTH, ACCELERATOR_WIDTH = 1024, 8192
 def count_flops(program: ClosedJaxpr | Jaxpr) -> float:
     """Counts the operations of all matrix products and convolutions of a program.
 
-    A product of [m, k] and [k, n] is 2mkn operations. What is not a product is not counted.
+    A product of [m, k] and [k, n] takes 2mkn operations. Other operations are not counted.
 
     Args:
-        program: Jaxpr, closed or not: of `jax.make_jaxpr`, or of a traced jitted function.
+        program: Jaxpr, closed or not, from `jax.make_jaxpr` or a traced jitted function.
 
     Raises:
         ValueError: A loop with an unknown number of turns has products.

@@ -32,8 +32,9 @@ def time_exact_paths(
 ) -> Report:
     """Measures the time of exact path sums by length, and the forward pass.
 
-    By default 12 layers of 12 heads, width 768, MLP 3072, post-norm: 13^12 = 2.3e13 paths. The same
-    sums are also taken by `function_contributions`, which knows no network.
+    By default 12 layers of 12 heads, width 768, MLP 3072, post-norm: 13^12 = 2.3e13 paths. The
+    benchmark also takes the same sums by `function_contributions`, which does not use the network's
+    structure.
 
     Args:
         options: The flags of `experiments.benchmark`.
@@ -134,6 +135,8 @@ def time_recomputed_paths(options: FlagValues, depth: int = 6, num_sequences: in
         return jax.vmap(logits)(inputs)
 
     def evaluate_paths(params, classifier, inputs, paths):
+        """Evaluates every path separately, and classifies the sums of the sets."""
+
         def state(path):
             return jax.vmap(
                 lambda x: rc.paths.path_state(params, x, config, path, no_sub_path=True)

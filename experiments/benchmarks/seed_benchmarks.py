@@ -1,11 +1,11 @@
 """Benchmark of seeds: how many train together fastest, and in which way.
 
-The figure is seconds per seed and training step of one machine, and CPU milliseconds beside it,
-which other work on the machine changes less. Compiling is apart. `sweep` is `training.sweep` as it
-chooses by itself, "vmap" and "map" are `jax.jit` of `jax.vmap` or `jax.lax.map` of `jax.lax.scan`
-written by hand, "one by one" calls the compiled training of one seed for each, and "processes" run
-one seed each, as many at a time as there are cores. The ways take turns, round after round; what
-`sweep` takes beside the faster way by hand is the median over rounds.
+The figure is seconds per seed and training step on one machine, with CPU milliseconds, which other
+work on the machine changes less. Compilation is timed separately. `sweep` is `training.sweep` with
+its own choices; "vmap" and "map" are `jax.jit` of `jax.vmap` or `jax.lax.map` of `jax.lax.scan`,
+written by hand; "one by one" calls the compiled training of one seed for each seed; "processes" run
+one seed each, as many at a time as there are cores. The ways take turns, round after round. The
+overhead of `sweep` over the faster way by hand is the median over rounds.
 """
 
 import os
@@ -73,6 +73,7 @@ def make_network(
         return draw(key_first, sizes[0]), draw(key_last, sizes[1])
 
     def compute_loss(weights):
+        """Computes the cross-entropy of the MLP or of the CNN."""
         x = jnp.asarray(inputs)
         if name == "mlp":
             hidden = jnp.tanh(x @ weights[0])
@@ -93,6 +94,7 @@ def make_network(
 
 
 def _make_sort(arguments):
+    """Makes (init, step) of the Transformer of run_sort."""
     recipe, make_data, batch_size = make_case("sort", arguments)
     hyper_of_runs = Hyper(learning_rate=jnp.float32(RATE), dropout=0.1)
 
@@ -124,7 +126,7 @@ def make_way(way: str, name: str, num_seeds: int, num_steps: int, **sizes: Any) 
 
     Args:
         way, name: Names in `WAYS` and `SIZES`.
-        num_seeds, num_steps: What is trained.
+        num_seeds, num_steps: Number of seeds and steps.
         **sizes: See `make_network`.
     """
     init, step = make_network(name, **sizes)
@@ -262,7 +264,7 @@ def time_seeds(
 def _time_ways(ways, name, count, num_steps, rounds, case, arguments):
     """Measures ways in turn: {way: (timing, seconds of each round, CPU seconds of each round)}.
 
-    Every other round goes backwards. Ways that do not fit into memory are left out.
+    Every other round runs in reverse order. Ways that do not fit into memory are left out.
     """
     measured, calls = {}, {}
     for way in ways:

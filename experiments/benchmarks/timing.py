@@ -58,16 +58,16 @@ class Report:
 
 
 def say(line: str) -> None:
-    """Prints a line at once, also where the output is a file."""
+    """Prints a line immediately, even if the output is a file."""
     print(f"  {line}", flush=True)
 
 
 def time_cases(cases: Mapping[str, tuple[Callable, tuple]], rounds: int) -> list[Timing]:
-    """Measures the time of functions in turn, round after round; prints each as it comes.
+    """Measures the time of functions in turn, round after round; prints each time at once.
 
     Args:
         cases: {name: (function, its arguments)}; a jitted function is compiled before, any other
-            one (a PyTorch step) is called as it is.
+            function (a PyTorch step) is called directly.
         rounds: Each case runs once a round, after one warm-up call.
     """
     timings, calls = [], []

@@ -21,7 +21,7 @@ WARM_UP = 3  # steps before those that are timed
 
 
 class Layer(nn.Module):
-    """Post-norm attention sublayer, and an MLP sublayer where asked for."""
+    """Post-norm attention sublayer, with an MLP sublayer if the task has one."""
 
     def __init__(self, width: int, heads: int, dropout: float, mlp: bool):
         super().__init__()
@@ -96,7 +96,7 @@ class Training:
 class StackedTraining:
     """Training of several seeds together, whose weights are stacked: torch.func.
 
-    All see the same batch, which is less work than one each.
+    All seeds see the same batch, which is less work than a batch for each.
 
     Args:
         task: Task from `torch_processes.describe_task`.
@@ -203,7 +203,7 @@ def compute_loss(
 
 
 def main() -> None:
-    """Answers each line "threads seeds steps" by seconds; 0 seeds are one in a loop."""
+    """Answers each line "threads seeds steps" with seconds; 0 seeds mean one seed in a loop."""
     task = pickle.load(sys.stdin.buffer)
     trainings: dict[int, Training | StackedTraining] = {}
     batches = list_batches(task)

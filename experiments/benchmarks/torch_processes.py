@@ -1,7 +1,7 @@
 """PyTorch's best on this machine: threads × processes, and seeds stacked by torch.func.
 
-All training is in processes that have no JAX. They wait while others are timed, so that every way
-of training takes its turn in the same rounds as ours.
+All training runs in processes without JAX. They wait while others are timed, so that every way of
+training takes its turn in the same rounds as ours.
 """
 
 import contextlib
@@ -29,7 +29,7 @@ class Way:
 
     Attributes:
         processes, threads: Processes at once, and the threads of each.
-        stacked: Seeds that each stacks; 0 for one seed in a loop.
+        stacked: Number of seeds that each process stacks; 0 for one seed in a loop.
     """
 
     processes: int
@@ -46,7 +46,7 @@ class Way:
 
     @property
     def seeds(self) -> int:
-        """Returns how many seeds make a step at a time."""
+        """Returns how many seeds train at the same time."""
         return self.processes * max(1, self.stacked)
 
 
@@ -58,7 +58,7 @@ def list_ways(cores: int, num_seeds: int, platform: str = "cpu") -> list[Way]:
 
     Args:
         cores: Number of cores of the machine.
-        num_seeds: That ours trains together: they are stacked too.
+        num_seeds: Number of seeds that ours trains together; PyTorch stacks the same number.
         platform: "gpu", or any other for the CPU.
     """
     if platform == "gpu":
@@ -153,7 +153,7 @@ class Processes(contextlib.ExitStack):
             num_steps: Timed steps of each process.
 
         Raises:
-            RuntimeError: A process failed; it has printed why.
+            RuntimeError: A process failed; it has printed the reason.
         """
         used = self._processes[: way.processes]
         for process in used:
@@ -173,6 +173,7 @@ def _write(process, data):
 
 
 def _stop(process):
+    """Kills a process and closes its pipes."""
     process.kill()
     process.wait()
     process.stdout.close()

@@ -1,4 +1,4 @@
-"""What run_collapse says of its measurements: statements, published values, the finding."""
+"""The statements, published values and finding of run_collapse."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -31,7 +31,7 @@ WITHOUT_SKIPS = ("san", "san_mlp")
 
 
 def count_above(results: xr.Dataset, bound: str) -> xr.DataArray:
-    """Counts the layers of a network that are above a bound of theirs.
+    """Counts the layers of a network that are above one of their bounds.
 
     Logarithms in float32 are known to about 1e-5 of their size.
     """
@@ -40,8 +40,8 @@ def count_above(results: xr.Dataset, bound: str) -> xr.DataArray:
 
 
 def judge_claims(results: xr.Dataset) -> Iterator[Row]:
-    """Tests rate, bounds, skips, MLPs and norms, on each norm placement and scale of the weights,
-    and what has skips at each of their gains; of skips with a gain of 0, nothing is said.
+    """Tests rate, bounds, skips, MLPs and norms, for each norm placement and scale of the weights;
+    variants with skips are tested at each gain, except at a gain of 0.
 
     Args:
         results: Over norm placement, weight scale, skip gain, variant, seed and layer.
@@ -96,8 +96,8 @@ def claims_by_variant(results: xr.Dataset, distinct: list[str]) -> Iterator[Row]
     last = last.sel(norm_placement=distinct)
     for key, variant in (("skips", "san_skip"), ("mlps slow", "san_mlp")):
         if {"san", variant} <= variants:
-            own, alone = (last.sel(variant=v, drop=True) for v in (variant, "san"))
-            gained = drop_gains(own, variant) - drop_gains(alone, "san")
+            variant_last, san_last = (last.sel(variant=v, drop=True) for v in (variant, "san"))
+            gained = drop_gains(variant_last, variant) - drop_gains(san_last, "san")
             yield from labelled.statement_rows(key, gained)
 
 
@@ -113,7 +113,7 @@ def bound_claims(key: str, variant: str, results: xr.Dataset) -> Iterator[Row]:
 
     Args:
         key: Key of the statement.
-        variant: Whose layers they are.
+        variant: Variant whose layers are tested.
         results: Results of this variant.
     """
     admissible = results.where(results.admissible > 0).isel(layer=slice(1, None))
@@ -172,8 +172,8 @@ def crossing(gains: np.ndarray, raised: np.ndarray) -> np.ndarray:
 
 
 def compare_results(results: xr.Dataset) -> Iterator[Comparison]:
-    """Compares residual ratios with BERT's published curve, where skips have a gain of 1 as there,
-    and shows what only logarithms show.
+    """Compares residual ratios with BERT's published curve, if skips have a gain of 1 as there, and
+    lists the numbers that only logarithms show.
 
     Args:
         results: Over norm placement, weight scale, skip gain, variant, seed and layer.

@@ -23,7 +23,7 @@ LEAST_DRAWN = -40  # log10 of the least ratio that the first figure shows
 
 
 def style(index: int, count: int) -> dict[str, Any]:
-    """Styles a curve: attention alone lies under attention with MLPs, a broad pale line."""
+    """Styles a curve: attention with MLPs lies over attention alone, which is a broad pale line."""
     return {} if index else {"linewidth": 5.0, "alpha": 0.35, "marker": ""}
 
 
@@ -50,8 +50,8 @@ def name_networks(results: xr.Dataset) -> xr.Dataset:
 
 
 def raised_constant(results: xr.Dataset) -> xr.DataArray:
-    """Computes by how much each gain of the MLPs raises Λ = log10‖R_L‖/3^L of pure attention,
-    without norms: with them the run has no other gain than 1.
+    """Computes how much each gain of the MLPs raises Λ = log10‖R_L‖/3^L of pure attention, without
+    norms; with norms the run has only the gain 1.
     """
     results = results.sel(norm_placement=[n for n in results.norm_placement.values if n == "none"])
     san = results.log10_residual.sel(variant="san", drop=True)
@@ -144,8 +144,8 @@ def log_residual_figure(results: xr.Dataset) -> figures.Figure | None:
 
 
 def draw_cubic_line(ax: figures.Axes, lost: np.ndarray) -> None:
-    """Draws a line that triples with each layer through the last point of a curve, from where this
-    is above 3 powers of ten; nothing where the curve does not triple.
+    """Draws a line that triples with each layer through the last point of a curve, from 3 powers of
+    ten on; nothing if the curve does not triple.
 
     Args:
         ax: Axes of the figure.
@@ -183,10 +183,10 @@ def bounds_and_constant_figure(results: xr.Dataset) -> figures.Figure | None:
     and given by the theorem (dotted), which does not cover norms."""
     if "log10_cubic" not in results:
         return None
-    alone = without_skips(results)
+    san = without_skips(results)
     networks = [
         (labelled.describe_point(point), network.transpose("seed", "layer", ...))
-        for point, network in labelled.iterate_points(alone, "seed", "layer", "mlp_gain")
+        for point, network in labelled.iterate_points(san, "seed", "layer", "mlp_gain")
         if network.log10_cubic.notnull().any()
     ]
     if not networks:
@@ -227,7 +227,7 @@ def sweep_skip_gain_figure(results: xr.Dataset) -> figures.Figure | None:
 
 
 def sweep_figure(results: xr.Dataset, swept: str) -> figures.Figure | None:
-    """Draws a panel for each network, a shade for each swept value; nothing of a single value.
+    """Draws a panel for each network and a shade for each swept value; nothing for a single value.
 
     Args:
         results: Results of `run_collapse.measure`.

@@ -1,9 +1,9 @@
 """How every binary runs: flags, errors in one line, devices, signals, exit codes.
 
-Each binary has its own flag values, so that several of them live in one process (tests,
-`reproduce`): `cli.execute(main, FLAGS, ["--depth=2"])` returns the exit code. Exit codes: 0 done,
-2 a user's mistake in one line on stderr, 130 Ctrl-C, 143 SIGTERM (see `progress`), 141 where
-nobody reads the output any more.
+Each binary has its own flag values, so several of them can run in one process (tests, `reproduce`):
+`cli.execute(main, FLAGS, ["--depth=2"])` returns the exit code. Exit codes: 0 done, 2 a user's
+mistake (one line on stderr), 130 Ctrl-C, 143 SIGTERM (see `progress`), 141 the reader of the output
+has gone.
 """
 
 import contextlib
@@ -13,7 +13,7 @@ import re
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import NoReturn
 
 import jax
@@ -100,7 +100,7 @@ def execute(
 
 
 def _report_former_names(flag_values, arguments):
-    """Says on stderr which flags were typed by a name that they had before."""
+    """Reports on stderr the flags that were typed by a former name."""
     typed = dict.fromkeys(argument.lstrip("-").partition("=")[0] for argument in arguments)
     for former in typed:
         if former in FORMER_NAMES and former in flag_values:
@@ -115,7 +115,7 @@ def how_to_resume(flag_values: Flags, arguments: Sequence[str]) -> str:
 
     Args:
         flag_values: The flags of the binary.
-        arguments: Those that were typed.
+        arguments: The typed arguments.
     """
     if "output_dir" not in flag_values:
         return ""
@@ -124,11 +124,11 @@ def how_to_resume(flag_values: Flags, arguments: Sequence[str]) -> str:
 
 
 def in_typed_names(message: str, arguments: Sequence[str], flag_values: Flags) -> str:
-    """Writes flags as they were typed where a message has their other name, as "d_model=47".
+    """Replaces names in a message by the flags as they were typed, as in "d_model=47".
 
     Args:
         message: Error message, with names as in "d_model=47".
-        arguments: Those that were typed.
+        arguments: The typed arguments.
         flag_values: The flags of the binary.
     """
     typed = {argument.lstrip("-").partition("=")[0] for argument in arguments}

@@ -4,11 +4,11 @@
         # measure(key, floats) of one seed → {"scale=1": {name: [s, ...]}, ...}
         results = executor.measure(measure, {"scale=1": 1.0, "scale=2": 2.0})
 
-A cell is a setting whose numbers compiled programs take as arguments, of an experiment's lists or
-of the axes of the flags. Its seeds and those of the other cells are one list, shared by the devices
-and computed chunk by chunk (--seed_chunk). Each finished chunk is saved, so a run resumes on any
-number of devices. A seed draws the same numbers in any chunk; docs/sweeps.md says how far its
-results are the same.
+A cell is a setting whose numbers are arguments of compiled programs; cells come from an
+experiment's lists or from the axes of the flags. The seeds of all cells are one list, shared by the
+devices and computed chunk by chunk (--seed_chunk). Each finished chunk is saved, so a run resumes
+on any number of devices. A seed draws the same numbers in any chunk; docs/sweeps.md says which
+results are then equal.
 """
 
 import collections
@@ -42,8 +42,8 @@ class Chunk(NamedTuple):
     Attributes:
         cells: The cell of each [r].
         seeds: The number of each [r].
-        keys: Keys of the seeds [size], the last one repeated so that all chunks have one size and
-            nothing is compiled again for the last.
+        keys: Keys of the seeds [size]; the last one is repeated so that all chunks have one size
+            and the last chunk does not compile again.
         floats: Floats of the cells, leaves [size, ...].
     """
 
@@ -64,7 +64,7 @@ class Executor(contextlib.ExitStack):
     Args:
         options: The flags, of one point of their axes; --num_devices, --seed_chunk, and --seed and
             --num_seeds where the binary has them.
-        run: Holds the results of earlier chunks.
+        run: Folder that holds the results of earlier chunks.
         label: Label of the progress; "" for programs that show their own.
         total: Number of seeds in all cells of a point; by default those of one cell.
 
@@ -94,8 +94,8 @@ class Executor(contextlib.ExitStack):
         keys: jax.Array | None = None,
         most: int | None = None,
         **options: Any,
-    ) -> dict[str, dict[str, np.ndarray]]:
-        """Computes all seeds of all cells; reads the ones that the run has, saves the others.
+    ) -> Iterator[Chunk]:
+        """Yields the seeds that the run lacks in chunks, each to be saved before the next.
 
         Args:
             fn: (key, floats) of one seed → pytree of arrays.
@@ -213,8 +213,8 @@ class Executor(contextlib.ExitStack):
         """Lists the (cell, seed) pairs that the run does not have.
 
         Raises:
-            RunError: The arrays of a cell have different numbers of seeds, or more than a run has
-                that does not grow.
+            RunError: The arrays of a cell have different numbers of seeds, or more seeds than the
+                run, which does not grow.
         """
         missing = []
         for cell in cells:
@@ -266,7 +266,7 @@ class Mapped:
     Args:
         fn: (key, floats) of one seed → pytree of arrays.
         mesh: Mesh of the devices.
-        progress: Gets how long compiling took.
+        progress: Progress that shows the time of compiling.
         draw: (key, floats) of one seed → the argument that `fn` takes instead of the key. It is a
             separate program, because random numbers are slow to optimise and drawn once.
         at_once: Seeds a device vmaps over; None for `seeds.group_size`.

@@ -1,4 +1,4 @@
-"""What an experiment says of itself, and how finished runs are read.
+"""The description of an experiment, and how finished runs are read.
 
     EXPERIMENT = Experiment(
         order=50, title="Ranks", brief=..., claim=..., presets={...},
@@ -11,7 +11,7 @@
 
 import importlib
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
@@ -24,12 +24,12 @@ from rank_collapse.runs.files import damaged_file_error
 
 @dataclass(frozen=True)
 class Experiment:
-    """What pages and the report say of an experiment.
+    """The description of an experiment for pages and the report.
 
     Attributes:
         order: Place in the report, ascending.
         title: Heading of its section of the report.
-        brief: What it shows, in the README's table of experiments.
+        brief: Its purpose, in the README's table of experiments.
         claim: The claim of the paper in a sentence or two, with its figure or table.
         presets: Arguments by preset: "quick" (seconds on two cores), "reported" (the arguments of
             the pages), and "tiny", with which tests compute everything; {run: arguments} for a
@@ -97,5 +97,5 @@ def import_experiment(name: str) -> ModuleType:
 
 
 def describe_experiment(name: str) -> Experiment:
-    """Returns what pages say of the experiment of a module."""
+    """Returns the description of the experiment in a module."""
     return import_experiment(name).EXPERIMENT

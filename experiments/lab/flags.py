@@ -1,7 +1,8 @@
-"""The flags of a binary: the shared ones, how they are parsed, and the folder they name.
+"""The flags of a binary: the shared flags, how they are parsed, and the folder that they name.
 
-A flag of one number or of a choice takes several by commas: the run is then computed at each of
-them, and at each combination of several such flags. These are the axes of the run.
+A flag with one number or a choice accepts several values, separated by commas. The run is then
+computed at each of them, and at each combination of several such flags. These are the axes of the
+run.
 """
 
 import hashlib
@@ -51,7 +52,7 @@ class Mode:
         is_read: Whether a finished folder is only read.
         is_judged: Whether results are only judged, not saved: a round of --until=decided.
         worker_group: The number of the group of points that a worker measures; None measures all.
-        begin_with: Arrays that a new folder begins with.
+        begin_with: Initial arrays of a new folder.
         begun_in: The environments in which they were made.
     """
 
@@ -70,17 +71,17 @@ class Flags(flags.FlagValues):
         experiment: Name of the folder under results/.
         shows: The column of the table that the figure over the axes shows; None where flags are not
             axes, as in commands that are not experiments.
-        traced: Flags whose values compiled programs take as arguments: points of the axes that
-            differ in them alone are computed together, see `Executor`.
-        execution: Flags that change no result beyond rounding.
+        traced: Flags whose values are arguments of compiled programs: points of the axes that
+            differ only in them are computed together, see `Executor`.
+        execution: Flags that change results only by rounding.
         selecting: Flags that choose which part of a folder is shown; they may differ between its
             runs.
         counts: The flag that counts draws, which --until=decided raises; "" for none.
 
     Attributes:
         typed: The arguments that were parsed.
-        axes: {flag: its values, as they were written}, those with several.
-        mode: What is done with the run.
+        axes: {flag: its values as written}, for flags with several values.
+        mode: Settings of the command's run.
     """
 
     OWN = ("experiment", "shows", "traced", "execution", "selecting", "counts")
@@ -103,7 +104,7 @@ class Flags(flags.FlagValues):
         self.typed, self.axes, self.mode = (), {}, Mode()
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Sets a property of the binary or of the command; absl takes other names for flags."""
+        """Sets a property of the binary or of the command; absl treats other names as flags."""
         if name in (*self.OWN, *self.CHANGING):
             vars(self)[name] = value
         else:
@@ -130,7 +131,7 @@ class Flags(flags.FlagValues):
         add(name, default, *choices, text, flag_values=self, **limits)
 
     def takes_several(self, name: str) -> bool:
-        """Returns whether a flag may be an axis: it has one value, and may be given several."""
+        """Returns whether a flag may be an axis: it has one value, and accepts several."""
         if not self.shows or name not in self or self[name].name in self.execution | ONE_VALUE:
             return False
         return type(self[name].parser) in shared_flags.SINGLE
@@ -229,10 +230,10 @@ def _split_axes(flag_values, arguments):
 
 
 def check_value(name, flag):
-    """Refuses a value that no flag takes.
+    """Refuses a value that no flag accepts.
 
-    These are a number that float32 cannot hold, an integer of more than 32 bits, an empty text or
-    list, and a run name that cannot be a folder's.
+    These are a number that does not fit into float32, an integer of more than 32 bits, an empty
+    text or list, and a run name that cannot name a folder.
     """
     value = flag.value
     for number in value if isinstance(value, list) else [value]:
@@ -255,10 +256,10 @@ def check_names(options: Mapping[str, FlagValue], flag: str, allowed: Iterable[s
     Args:
         options: The flags, or the options of a point.
         flag: The name of the list.
-        allowed: Names that it may have.
+        allowed: Allowed names.
 
     Raises:
-        ValueError: It names the flag and the first unknown name.
+        ValueError: The message names the flag and the first unknown name.
     """
     for name in getattr(options, flag):
         if name not in allowed:
@@ -266,7 +267,7 @@ def check_names(options: Mapping[str, FlagValue], flag: str, allowed: Iterable[s
 
 
 def help_text(main: Callable, flag_values: Flags) -> str:
-    """Writes what `--help` prints: the module's docstring, then the flags as absl describes them.
+    """Writes the output of `--help`: the module's docstring, then the flags in absl's format.
 
     Args:
         main: A function of the module.
@@ -307,7 +308,7 @@ def make_config(options: Flags) -> dict[str, FlagValue]:
     """Lists the settings that determine the results: the experiment, and all flags except those of
     execution.
 
-    Of --until=decided the number of draws is a result.
+    With --until=decided the number of draws is a result.
     """
     left_out = options.execution | {options.counts if options.grows else "until"}
     names = (n for n in sorted(options) if options[n].name == n and n not in left_out)
@@ -325,7 +326,7 @@ def run_path(options: Flags) -> Path:
 def default_run_name(options: Flags) -> str:
     """Names a run by the flags that are not at their defaults, shortened, and a hash of all.
 
-    "default" when there are none. The same flags give the same folder, others another.
+    "default" if there are none. Equal flags give the same folder, different flags another.
     """
     config = make_config(options)
     changed = {n: v for n, v in config.items() if n in options and v != options[n].default}

@@ -63,11 +63,12 @@ class RunFolder(contextlib.ExitStack):
 
     Args:
         path: The folder; made with its parents.
-        config: What determines the results (JSON values). A folder made with another one is
-            refused.
-        execution: What does not (number of devices, chunk size); recorded, never compared.
+        config: Settings that determine the results (JSON values). A folder made with another config
+            is refused.
+        execution: Settings that do not determine them (number of devices, chunk size); recorded,
+            never compared.
         overwrite: Delete the results of an earlier run and start afresh.
-        read_only: Whether the folder stays as it is, unlocked.
+        read_only: Whether the folder is only read, without a lock.
 
     Attributes:
         path: The folder.
@@ -133,7 +134,7 @@ class RunFolder(contextlib.ExitStack):
     # Where the results come from.
 
     def _note_environment(self):
-        """Adds the environment of this process before its first write, where it is new."""
+        """Adds the environment of this process before its first write, if it is new."""
         if not self._has_noted:
             self._has_noted.append(True)
             self.add_environments([provenance.environment()])
@@ -147,7 +148,7 @@ class RunFolder(contextlib.ExitStack):
         """Adds environments in which results of this folder were made, those that are new.
 
         Args:
-            environments: As `provenance.environment` describes them.
+            environments: Environments from `provenance.environment`.
         """
         if new := provenance.find_new(environments, self._environments):
             self._environments += new
@@ -243,7 +244,7 @@ class RunFolder(contextlib.ExitStack):
 
         Args:
             part: Name of the part; its arrays are stored as "part/name".
-            compute: Returns the named arrays, at least one.
+            compute: Function that returns the named arrays, at least one.
         """
         if self.part(part) is None:
             self.check_writable(part)
@@ -265,7 +266,7 @@ class RunFolder(contextlib.ExitStack):
     def keep_arrays(self, arrays: Mapping[str, ArrayLike]) -> None:
         """Adds named arrays, and writes the file only if its last write is long enough ago.
 
-        Each write is of all arrays, so many small chunks are written together. `flush_arrays`
+        Each write contains all arrays, so many small chunks are written together. `flush_arrays`
         writes the remaining ones.
 
         Args:
@@ -373,7 +374,8 @@ class RunFolder(contextlib.ExitStack):
         return [f"{name} {array.shape}" for name, array in sorted(self._arrays[""].items())]
 
     def _check_place(self):
-        """Returns the folder, if it still is the one that was opened; else none is written to."""
+        """Returns the folder if it is still the one that was opened; else nothing is written to
+        it."""
         with contextlib.suppress(OSError):
             if os.path.samestat(os.fstat(self._lock.fileno()), os.stat(self.path / ".lock")):
                 return self.path

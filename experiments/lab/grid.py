@@ -21,8 +21,8 @@ class Options(Mapping[str, FlagValue]):
         values: {flag: value} of all flags.
 
     Attributes:
-        flags, axes: As given.
-        group: The points that differ from this one in traced flags alone, itself among them: one
+        flags, axes: The flags, and the axes of the grid.
+        group: The points that differ from this one only in traced flags, including itself: one
             program computes them, see `Executor`.
         number: Number of the group.
     """
@@ -77,7 +77,7 @@ def list_points(flags: Flags) -> list[Options]:
     """Lists the points of the axes of a command, the points of a group one after another.
 
     Raises:
-        flags.Error, ValueError: A value that a flag does not take.
+        flags.Error, ValueError: A value that a flag does not accept.
     """
     points: dict[tuple, Options] = {}  # 1 and 1.0 are one point
     parsed = copy.deepcopy(flags)

@@ -3,8 +3,8 @@
     results = make_dataset(executor.measure(...)["seeds"], {"ratio": ("variant", "layer")})
     results.ratio.sel(variant="san").isel(layer=-1)        # [s], by the names of the axes
 
-The functions below make of them the rows of statements, the table and the figures of an experiment.
-They take any axes. "seed" is the axis of independent draws.
+The functions below make the rows of statements, the table and the figures of an experiment from
+these Datasets. They accept any axes. "seed" is the axis of independent draws.
 """
 
 import contextlib
@@ -82,8 +82,8 @@ def join_datasets(
     if not axes:
         return next(iter(parts.values()))
     slices: dict[FlagValue, dict[tuple, xr.Dataset]] = {}
-    for (value, *others), dataset in parts.items():
-        slices.setdefault(value, {})[tuple(others)] = dataset
+    for (value, *other_values), dataset in parts.items():
+        slices.setdefault(value, {})[tuple(other_values)] = dataset
     datasets = [join_datasets(part, axes[1:]) for part in slices.values()]
     return xr.concat(datasets, xr.Variable(axes[0], [*slices]), data_vars="all", join="outer")
 
@@ -116,7 +116,8 @@ def iterate_points(values: Labelled, *but: str) -> Iterator[tuple[dict[str, Flag
 
 
 def is_named(values: xr.DataArray | xr.Dataset, axis: str) -> bool:
-    """Returns whether a label names the values of an axis: several, or one that is not usual.
+    """Returns whether a label names the values of an axis: there are several, or one that is
+    unusual.
 
     Args:
         values: DataArray or Dataset.
@@ -130,7 +131,8 @@ def is_named(values: xr.DataArray | xr.Dataset, axis: str) -> bool:
 
 
 def drop_single_axes(values: Labelled, but: Sequence[str] = ()) -> Labelled:
-    """Drops axes of one value, which a setting need not name, unless all but "seed" are such.
+    """Drops axes of one value, which a setting need not name, unless all axes but "seed" have one
+    value.
 
     Args:
         values: DataArray, or Dataset.
@@ -158,7 +160,7 @@ def statement_rows(
 
     Args:
         key: Key of the statement.
-        values: Its statistic, over seeds and the axes of the run.
+        values: Statistic over seeds and the axes of the run.
         setting: Written before the point.
         **options: Further arguments of `make_row`.
     """
@@ -184,7 +186,7 @@ def compare_means(
         other: The published value, or a DataArray over some of these axes.
         note: Note on every comparison.
         show: Mean → the value to show.
-        source: What `other` is.
+        source: Origin of `other`.
         interval: Whether the note has Student's 95 % interval of the mean over seeds.
     """
     for point, draws in iterate_points(drop_single_axes(values), "seed"):
@@ -221,8 +223,8 @@ def product_rows(
     """Yields a row for each combination of the axes; a column without the first axes is repeated.
 
     Args:
-        results: Arrays by name: of an axis its values [k], without them 0, 1, ..; of a column
-            [..., k] for the last axes.
+        results: Arrays by name: for an axis its values [k], or 0, 1, .. without them; for a column
+            [..., k] over the last axes.
         axes: Names of the axes, such as "seed" and "length".
         columns: Names of the columns. Where a value is NaN the row has no entry.
     """
@@ -256,9 +258,9 @@ def plot_facets(
     Args:
         values: Over seeds, x, hue and the axes of the panels, whose titles name them.
         x, hue: Names of axes; "" for none.
-        draw: As `figures.band`.
+        draw: Function like `figures.band`.
         style: (place of a curve, number of curves) → options of `draw`.
-        columns: Panels in a row at the most; by default all of up to four.
+        columns: Largest number of panels in a row; by default all panels, up to four.
         ylabel: Label on the y axis of the first panel.
         options: See `figures.figure`.
 
@@ -292,7 +294,7 @@ def count_panels(values: xr.DataArray, x: str = "layer", hue: str = "") -> int:
 def plot_axes(rows: Sequence[TableRow], axes: Sequence[str], column: str):
     """Plots a column of the table over the first axis; means over seeds.
 
-    There is a curve for each value of the second axis, a panel for each point of the others.
+    There is a curve for each value of the second axis, and a panel for each point of the others.
 
     Args:
         rows: Rows of the table.

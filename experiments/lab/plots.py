@@ -1,4 +1,4 @@
-"""Panels by two values, points with intervals: what figures of several experiments have."""
+"""Panels by two values, and points with intervals, for the figures of several experiments."""
 
 from collections.abc import Hashable, Sequence
 from typing import Any
@@ -37,7 +37,7 @@ def outer_labels(axes: np.ndarray, xlabel: str, ylabel: str = "") -> None:
 def draw_interval(
     ax: Axes, x: float, mean: float, ends: Interval, label: str | None = None, index: int = 0
 ) -> None:
-    """Plot a point with its interval, where that is finite.
+    """Plot a point with its interval, if that is finite.
 
     Args:
         ax: Axes to draw on.

@@ -98,12 +98,12 @@ def iterate_ended(
     limit: int,
     running: dict[futures.Future, Hashable],
 ) -> Iterator[tuple[Hashable, futures.Future]]:
-    """Yields work as it ends. What a pool has been given would run on after a signal.
+    """Yields work as it ends. Work that a pool already has would continue after a signal.
 
     Args:
         pool: Pool from `start_workers`.
         work: {name: (function of a module, *arguments)}, in the order in which it begins.
-        limit: Most of it that the pool is given at a time.
+        limit: Largest number of tasks that the pool has at a time.
         running: Gets {future: name} of tasks that have begun and were not yielded.
 
     Raises:
@@ -121,9 +121,9 @@ def iterate_ended(
 
 
 def begin_worker() -> None:
-    """Lets a worker end when its parent is killed, and not while it waits for work.
+    """Lets a worker end when its parent is killed, except while it waits for work.
 
-    Waiting, it holds the lock of the queue, for which the others would wait for ever.
+    While it waits it holds the lock of the queue; the others would wait for it for ever.
     """
 
     def wait():
@@ -135,12 +135,12 @@ def begin_worker() -> None:
 
 
 def measure_side_by_side(options: Flags, points: Sequence[Options], run: RunFolder) -> None:
-    """Measures the missing groups of points in workers, where the flags ask for workers.
+    """Measures the missing groups of points in workers, if the flags ask for workers.
 
     Args:
         options: Flags of the run.
         points: Flags of its points.
-        run: Gets the arrays.
+        run: Run that gets the arrays.
     """
     in_worker = multiprocessing.parent_process() is not None
     if "scheduler" in options and options.scheduler is not None and not options.axes:
@@ -206,7 +206,7 @@ def measure_points(
 
     Args:
         module: The experiment's.
-        arguments: Those of the run.
+        arguments: Arguments of the run.
         folder: Folder of this group.
         num_devices: Number of devices of this worker.
         number: Number of the group; if a point cannot be measured, the parent process says so.

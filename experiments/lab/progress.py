@@ -1,4 +1,4 @@
-"""Progress of a long computation, and where it ends if a signal asks: at the next step.
+"""Progress of a long computation, and its end after a signal: at the next step.
 
 A computation is never silent for longer than `SILENCE`: where it has no step to report, a thread
 reports the activity and its duration. Compiling is named, and does not enter the remaining time.
@@ -32,7 +32,7 @@ _signal_read = threading.Event()
 
 
 class Stopped(SystemExit):
-    """A signal asked this process to end; the exit code is 128 + its number, as a shell has it."""
+    """A signal asked this process to end; the exit code is 128 + its number, as in a shell."""
 
 
 def stop_requested() -> bool:
@@ -41,7 +41,7 @@ def stop_requested() -> bool:
 
 
 def note_signal(number: int, *_: Any) -> None:
-    """Notes a signal for `raise_if_stopped`; as a handler, of a worker that may have no work."""
+    """Notes a signal for `raise_if_stopped`; as a handler, in a worker that may have no work."""
     _signals_received.append(number)
 
 
@@ -53,7 +53,8 @@ def raise_if_stopped() -> None:
 
 @contextlib.contextmanager
 def handle_signals() -> Iterator[None]:
-    """Handles signals as above meanwhile; an ignored one stays ignored, as SIGHUP in nohup.
+    """Handles signals as above inside the block; ignored signals stay ignored, such as SIGHUP in
+    nohup.
 
     A thread reads them, because a Python handler waits until a call of XLA returns.
     """
@@ -98,11 +99,11 @@ def print_line(line: str, log: Callable[[str], None]) -> None:
 
 @contextlib.contextmanager
 def repeat_until_done(report: Callable[[], None], seconds: float) -> Iterator[None]:
-    """Calls a function of no arguments at regular intervals meanwhile, from a thread.
+    """Calls a function without arguments at regular intervals inside the block, from a thread.
 
     Args:
         report: The function; it returns at once.
-        seconds: Between two calls, and before the first.
+        seconds: Time between two calls, and before the first.
     """
     done = threading.Event()
 
@@ -173,7 +174,7 @@ class Progress(tqdm):
     """A bar in a terminal; otherwise plain lines, which are logged too. A context manager.
 
     Args:
-        total: Steps in all; 0 shows nothing.
+        total: Number of all steps; 0 shows nothing.
         label: Name of the computation.
         log: Called with each plain line, such as `RunFolder.log`.
         interval: Seconds between plain lines.
@@ -212,7 +213,7 @@ class Progress(tqdm):
         super().close()
 
     def _report(self) -> None:
-        """Redraws the bar; prints a line where there was none for nearly `SILENCE`."""
+        """Redraws the bar; prints a line after nearly `SILENCE` without one."""
         if self._lines is None:
             if details := self._details():
                 self.set_postfix_str(details, refresh=False)
@@ -261,7 +262,7 @@ class Progress(tqdm):
         Its time does not enter the speed of the steps.
 
         Args:
-            activity: What is done meanwhile.
+            activity: Name of the activity.
         """
         start, outer = time.monotonic(), self._activity
         self._activity, self._begun = activity, start

@@ -1,7 +1,7 @@
 """The origin of a result: versions, machine, devices, git revision.
 
-A folder that several commits, versions or machines have written into has them all: that which began
-it as "environment" in its config.json, the others as "later" (`list_environments`).
+A folder into which several commits, versions or machines have written lists all of them: the one
+that began it as "environment" in its config.json, the others as "later" (`list_environments`).
 """
 
 import os
@@ -61,7 +61,7 @@ def git_revision() -> str | None:
 
 
 def list_environments(content: JsonObject) -> list[JsonObject]:
-    """Lists the environments that a folder's results come from, that which began it first.
+    """Lists the environments of a folder's results, first the one that began it.
 
     Args:
         content: Content of the folder's config.json.
@@ -92,17 +92,17 @@ def list_versions(content: JsonObject, package: str) -> str:
 
 
 def find_new(environments: Iterable[JsonObject], others: Iterable[JsonObject]) -> list[JsonObject]:
-    """Finds the environments that differ from all others, in more than their time.
+    """Finds the environments that differ from all others, apart from their time.
 
     Args:
         environments: Environments, one of which may be new.
         others: Environments that are already listed.
     """
-    there = [_select_origin(environment) for environment in others]
+    origins = [_select_origin(environment) for environment in others]
     new = []
     for environment in environments:
-        if _select_origin(environment) not in there:
-            there.append(_select_origin(environment))
+        if _select_origin(environment) not in origins:
+            origins.append(_select_origin(environment))
             new.append(dict(environment))
     return new
 

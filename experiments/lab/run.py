@@ -35,7 +35,7 @@ from rank_collapse.runs import states
 
 
 class Finding(NamedTuple):
-    """A result that the report opens with."""
+    """A result at the top of the report."""
 
     figure: str  # Name of one of the experiment's figures
     sentence: str  # Made of its numbers
@@ -48,10 +48,10 @@ class Point:
     Attributes:
         run: The run.
         options: Flags of the point.
-        setup: What they ask for.
+        setup: Result of `make_setup`.
         folder: The run's folder, with the arrays of the point alone.
         axes: {flag: value} of the axes that were not joined.
-        results: What was measured.
+        results: Results of `measure`.
     """
 
     run: "Run"
@@ -106,7 +106,7 @@ class Point:
         self.run.finding = Finding(finding.figure + self.suffix, sentence)
 
     def lacks_file(self, name: str) -> bool:
-        """Returns whether a further file of the folder is to be made, see `save_file`."""
+        """Returns whether a further file of the folder has to be made, see `save_file`."""
         return self.run.is_writing and not self.run.folder.has_file(name)
 
     def save_file(self, name: str, content: bytes) -> None:
@@ -115,7 +115,7 @@ class Point:
             self.run.folder.save_file(name, content)
 
     def describe(self) -> str:
-        """Describes the point in words, "depth 2"; "" of a run without axes."""
+        """Describes the point in words, "depth 2"; "" for a run without axes."""
         return labelled.describe_point(self.axes)
 
     @property
@@ -132,10 +132,10 @@ class Run(contextlib.ExitStack):
         folder: Its folder.
 
     Attributes:
-        options, folder: As given.
+        options, folder: The flags, and the folder of the run.
         points: Points of the axes: set up, and, once they are measured, with their results.
-        failures: Why points could not be measured.
-        rows, claims, comparisons, finding: What was saved of the points.
+        failures: Reasons why points could not be measured.
+        rows, claims, comparisons, finding: Saved results of the points.
     """
 
     def __init__(self, options: Flags, folder: RunFolder):
@@ -150,12 +150,13 @@ class Run(contextlib.ExitStack):
 
     @property
     def code(self) -> int:
-        """The exit code of the command: 1 where points could not be measured."""
+        """The exit code of the command: 1 if points could not be measured."""
         return 1 if self.failures else 0
 
     @property
     def is_writing(self) -> bool:
-        """Whether files are written: not while a run is read, judged, or a worker's."""
+        """Whether files are written; not in a run that is only read or judged, and not in a
+        worker."""
         mode = self.options.mode
         return not (mode.is_read or mode.is_judged) and mode.worker_group is None
 
@@ -166,8 +167,8 @@ class Run(contextlib.ExitStack):
 
         Args:
             measure: (options, setup, folder) → results of one point, resumed from the folder.
-            over: Flags whose values are dimensions of the results: points that differ in them alone
-                are joined to one Dataset.
+            over: Flags whose values become dimensions of the results: points that differ only in
+                them are joined to one Dataset.
 
         Returns:
             The points with results; those that cannot be measured are named by `finish`. A worker's
@@ -234,7 +235,7 @@ class Run(contextlib.ExitStack):
         }
 
     def _is_other_selection(self):
-        """Returns whether the files are of another selection, or of none."""
+        """Returns whether the files belong to another selection, or to none."""
         selection = states.as_json(self._selection())
         return bool(selection) and (self.folder.summary or {}).get("shown") != selection
 
@@ -259,14 +260,14 @@ def open_run(
     make_setup: Callable[[Options], Any] = lambda options: options,
     extra: Callable[[Any], JsonObject | None] = lambda setup: None,
 ) -> Iterator[Run]:
-    """Opens the folder of the flags, after all points of their axes are set up.
+    """Opens the folder of the flags, after all points of their axes have been set up.
 
     With --dtype=float64 the run computes in float64.
 
     Args:
         options: Flags of the command.
         make_setup: options → the setup that they ask for.
-        extra: setup → what else determines the results, for config.json.
+        extra: setup → further settings that determine the results, for config.json.
 
     Raises:
         ValueError: Flags that do not fit each other.
@@ -289,7 +290,7 @@ def open_folder(options: Flags, extra: JsonObject | None = None) -> RunFolder:
 
     Args:
         options: Flags of the command.
-        extra: What else determines the results.
+        extra: Further settings that determine the results.
     """
     names = sorted(options.execution & {*options} - {"help"})
     execution = {name: options[name].value for name in names} | {"command": command_line()}

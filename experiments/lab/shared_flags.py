@@ -1,8 +1,8 @@
-"""The flags that experiments share, by one name and one text each.
+"""The flags that experiments share, with one name and one text each.
 
     shared_flags.define(FLAGS, depth=12, num_heads=4, d_model=64, norm_placement="post")
 
-defines those that are named, with their defaults. `define_numbers` defines lists by commas,
+defines the named flags, with their defaults. `define_numbers` defines lists separated by commas,
 `define_alias` a second name, such as that of a published command, `define_text` the text file with
 its former name.
 """
@@ -140,7 +140,8 @@ def define(
 
 
 class NumbersParser(flags.ListParser):
-    """Parses numbers by commas; as of every flag, the last one on the command line counts.
+    """Parses numbers separated by commas; as for every flag, the last one on the command line
+    counts.
 
     Args:
         number: Parser of each number.

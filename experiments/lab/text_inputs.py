@@ -32,7 +32,7 @@ def tokenize(text: str) -> list[str]:
 
 
 def token_ids(text: str, num_tokens: int) -> tuple[np.ndarray, list[str]]:
-    """Number the first tokens of a text by the vocabulary of just these tokens.
+    """Number the first tokens of a text by the vocabulary of only these tokens.
 
     A token's id is the rank of its first appearance, so a longer excerpt begins with the same ids.
 
@@ -61,7 +61,7 @@ def join_texts(texts: Sequence[str], encoder: Encoder, min_tokens: int, limit: i
         texts: Texts in order.
         encoder: Counts the tokens.
         min_tokens: Least number of tokens in each joined text.
-        limit: Number of joined texts at most.
+        limit: Largest number of joined texts.
     """
     joined, parts, length = [], [], 0
     for text in texts:
@@ -94,7 +94,7 @@ def encode_texts(
         vocab_size: Above every id.
 
     Raises:
-        ValueError: An empty text, or more tokens asked for than there are positions.
+        ValueError: An empty text, or more tokens than there are positions.
     """
     refuse(
         (max_tokens < 1, f"max_tokens={max_tokens} is not positive"),

@@ -1,7 +1,8 @@
 """The measurements of run_lens in one network: the exact Jacobian from a state to the last one, and
 the frozen sum of the same paths.
 
-Axis letters: b texts, v directions, k path lengths, n tokens, d width.
+Axis letters: b texts, v directions, m positions of the output (`POSITIONS`), k path lengths,
+n tokens, d width.
 """
 
 from collections.abc import Mapping
@@ -33,7 +34,8 @@ class Probe(NamedTuple):
 
 
 def choose_layer(depth: int, start: float) -> int:
-    """Returns the number, from 0, of the layer after whose state paths start; one follows at least.
+    """Returns the index, from 0, of the layer after whose state the paths start; at least one layer
+    follows.
 
     Args:
         depth: Layers of the network.
@@ -52,7 +54,7 @@ def count_tokens(
     config: rc.TransformerConfig,
     inputs: Mapping[str, np.ndarray],
 ) -> np.ndarray:
-    """Counts the states of each text [b]: its tokens, or those that a spectrogram gives.
+    """Counts the states of each text [b]: its tokens, or the tokens of a spectrogram.
 
     Args:
         params, config: The network.
@@ -69,7 +71,7 @@ def draw_probe(
 ) -> Probe:
     """Draws a position in the second quarter of each text, and a random direction.
 
-    Text i has the same draws however many texts there are.
+    Text i has the same draws for any number of texts.
 
     Args:
         source: The open checkpoint, for its head.
@@ -94,7 +96,7 @@ def draw_probe(
 
 
 def read_head(source: OpenCheckpoint) -> Unembedding | None:
-    """Reads the head for tokens, next or masked; None where its rows are not as wide as the states.
+    """Reads the head for next or masked tokens; None if its rows are not as wide as the states.
 
     Args:
         source: The open checkpoint.
@@ -152,7 +154,7 @@ def measure_text(
 
     Args:
         params, config: The network.
-        text: x, and mask where there is one.
+        text: x, and a mask if there is one.
         probe: Probe of this text.
         layer: Paths start at the state after it.
     """
@@ -189,7 +191,7 @@ def measure_text(
 def compare_kinds(
     frozen: Float[Array, "v m k n d"], exact: Float[Array, "v m k n d"]
 ) -> dict[str, Array]:
-    """Compares parts by path length: of the frozen sum, and of the exact Jacobian.
+    """Compares parts by path length: those of the frozen sum, and those of the exact Jacobian.
 
     Returns:
         For each kind "share" [v, m, k], the projections of the parts on their sum, which add up to
@@ -225,7 +227,7 @@ def measure_ranks(
     Args:
         params, config: The network.
         inputs: x and mask [b, n].
-        sources, counts: Positions that are changed, and tokens of each text.
+        sources, counts: Changed positions, and number of tokens in each text.
         layer: Layer from `choose_layer`.
     """
     ranks = np.full((len(sources), len(DISTANCES)), np.nan)

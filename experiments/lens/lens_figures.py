@@ -1,4 +1,4 @@
-"""Figures of run_lens: shares by path length, frozen against exact, ranks by distance."""
+"""Figures of run_lens: shares by path length, frozen and exact, ranks by distance."""
 
 from collections.abc import Sequence
 

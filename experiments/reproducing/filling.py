@@ -1,10 +1,10 @@
 """Texts and tables about results, whose numbers are filled in from an experiment's table.
 
 `results.toml` has them by experiment. A placeholder names a row of docs/results/NAME.csv:
-`{residual ratio after 12 layers|.2f}`. A column stands between the two: `{rate: BERT|low|.2f}`;
+`{residual ratio after 12 layers|.2f}`. A column may stand between the two: `{rate: BERT|low|.2f}`;
 "interval" writes the number with its interval. Without a format the cell is copied. A format that
-begins with "10^" is of the power of ten. `{--n_epochs}` is a flag of the run, the last one of an
-experiment that has several.
+begins with "10^" applies to the power of ten. `{--n_epochs}` is a flag of the run, or of the last
+run if there are several.
 """
 
 import csv
@@ -86,7 +86,8 @@ def write_numbers(comparisons: Sequence[Comparison], claims: Sequence[Row]) -> b
 
 
 def read_numbers(table: bytes) -> Numbers:
-    """Reads the table of an experiment; of rows that name the same quantity, the first."""
+    """Reads the table of an experiment; if several rows name the same quantity, the first
+    counts."""
     rows = list(csv.DictReader(io.StringIO(table.decode())))
     return {row["quantity"]: row for row in reversed(rows)}
 
@@ -153,7 +154,7 @@ def format_cell(cell: str, form: str) -> str | None:
 
     Args:
         cell: Cell of the table.
-        form: A format as of Python; "10^" before it takes the power of ten.
+        form: A format as in Python; "10^" before it applies it to the power of ten.
 
     Returns:
         None where the cell has no number.
@@ -172,5 +173,5 @@ def format_cell(cell: str, form: str) -> str | None:
 
 
 def write_minus(text: str) -> str:
-    """Writes the minus of negative numbers as the pages have it."""
+    """Writes negative numbers with the minus sign of the pages."""
     return MINUS.sub("−", text)

@@ -47,13 +47,13 @@ TABLE = re.compile(r"(?<=<!-- filled -->\n).*?(?=<!-- end -->)", re.DOTALL)
 def write_markdown(parent: Path, preset: str, docs: Path) -> Path:
     """Writes all pages with results from the complete runs of a preset.
 
-    At the paper's sizes each number that a text names must be there, and the experiments' own pages
-    are written too.
+    With the preset "reported" each number that a text names must exist, and the experiments' own
+    pages are written, too.
 
     Args:
         parent: Folder that holds the run folders.
         preset: Their sizes.
-        docs: Gets results.md, results/ and statements.md; has experiments/.
+        docs: Folder for results.md, results/ and statements.md; it has experiments/.
 
     Returns:
         The path of results.md.
@@ -101,7 +101,7 @@ def write_markdown(parent: Path, preset: str, docs: Path) -> Path:
 
 
 def fill_pages(docs: Path, pages: Mapping[str, Texts]) -> dict[str, bytes]:
-    """Writes results into the pages of experiments that there are.
+    """Writes results into the existing pages of experiments.
 
     Args:
         docs: The folder of the pages.
@@ -123,7 +123,7 @@ def fill_page(page: str, filled: Texts) -> str:
 
     Args:
         page: Page with "**Result.** …", and with "<!-- filled -->" where it has a table.
-        filled: What they become.
+        filled: New paragraph and table.
     """
     page = CAME_OUT.sub(lambda _: f"**Result.** {filled.result}", page, count=1)
     return TABLE.sub(lambda _: f"{filled.table}\n", page, count=1)
@@ -179,7 +179,7 @@ def format_run(run: JsonObject, preset: str) -> str:
     seconds = ""
     if run["seconds"] is not None:
         bound = "at least " if run["at_least"] else ""
-        another = ", another experiment beside it" if run["jobs"] > 1 else ""
+        another = ", while another experiment ran" if run["jobs"] > 1 else ""
         seconds = f", {bound}{run['seconds']:.0f} s, compilation included{another}"
     return (
         f"{run['date']}{seed}{seconds}, on {run['machine']}; sizes “{preset}”, JAX {run['jax']}, "

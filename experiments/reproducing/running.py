@@ -43,7 +43,7 @@ class ProcessResult(NamedTuple):
 
     Attributes:
         code: Its exit code.
-        output: All that it printed.
+        output: Everything that it printed.
         seconds: Its time.
         cpu_seconds: Its time on all cores, of this process alone.
     """
@@ -122,8 +122,7 @@ def run_experiments(
         names: Names of the experiments in the order in which they run and are reported.
         options: The flags.
         parent: Folder that holds the run folders.
-        show: Called with the sections of those that have ended, before the first and after each.
-            Each has a line in the terminal.
+        show: Called with the sections of the finished experiments, before the first and after each.
 
     Returns:
         The sections.
@@ -179,8 +178,8 @@ def run_experiments(
 def default_jobs() -> int:
     """Returns how many experiments run side by side.
 
-    Two on two cores or more: compiling and much of an experiment take one. On an accelerator one
-    at a time, because the first process takes its memory.
+    Two on two cores or more, because compilation and many experiments use one core. One on an
+    accelerator, because the first process takes its memory.
     """
     return 2 if count_cores() > 1 and not has_accelerator() else 1
 
@@ -194,7 +193,7 @@ def render_report(
         sections: Sections of the experiments that have ended.
         count: Number of all experiments.
         preset: Their sizes.
-        started: When, by `time.monotonic`.
+        started: Time of the start, by `time.monotonic`.
         parent: Folder that holds the run folders.
     """
     ended = f"{len(sections)} of {count} experiments have ended"
@@ -211,7 +210,7 @@ def render_report(
 
 
 def describe_machine(parent: Path) -> str:
-    """Says when and on which machine the newest run was made; "" where there is none."""
+    """Describes when and on which machine the newest run was made; "" if there is none."""
     paths = sorted(parent.rglob("config.json"), key=lambda path: path.stat().st_mtime)
     try:
         saved = files.read_object(paths[-1])

@@ -84,8 +84,8 @@ def until_decided(name: str, arguments: Sequence[str]) -> list[str]:
     if budget is None:
         return [*arguments]
     counts = import_experiment(name).FLAGS.counts
-    others = [a for a in arguments if not a.startswith(f"--{counts}=")]
-    return [*others, "--until=decided", f"--{counts.replace('num_', 'max_')}={budget}"]
+    other_arguments = [a for a in arguments if not a.startswith(f"--{counts}=")]
+    return [*other_arguments, "--until=decided", f"--{counts.replace('num_', 'max_')}={budget}"]
 
 
 def run_command(run: str, arguments: Sequence[str], folder: Path) -> str:
@@ -148,21 +148,21 @@ def make_section(name: str, records: Sequence[RunRecord]) -> verdicts.Section:
 
 
 def read_result(name: str) -> str:
-    """Reads "What came out" of an experiment from its page of the site; "" where it has none."""
+    """Reads the result of an experiment from its page of the site; "" if it has none."""
     page = DOCS / "experiments" / f"{name}.md"
     paragraph = CAME_OUT.search(page.read_text("utf-8")) if page.exists() else None
     return paragraph[1].replace("](../", "](") if paragraph else ""  # links from one folder higher
 
 
 def save_time(parent: Path, name: str, result: Any, jobs: int, resumed: bool = False) -> None:
-    """Saves how long a run took: the sum of its parts where it was interrupted.
+    """Saves the duration of a run: the sum of its parts if it was interrupted.
 
     Args:
         parent: Folder that holds the run folders.
         name: The run, see `list_runs`.
         result: `running.ProcessResult` of its process.
-        jobs: How many ran side by side.
-        resumed: Whether an earlier process began it, whose time is added.
+        jobs: Number of runs side by side.
+        resumed: Whether an earlier process began it; its time is then added.
     """
     times = read_times(parent)
     earlier = times.get(name, dict.fromkeys(TIME_NAMES, 0.0) | {"at_least": 1.0})
@@ -181,7 +181,7 @@ def save_time(parent: Path, name: str, result: Any, jobs: int, resumed: bool = F
 def read_times(parent: Path) -> dict[str, dict[str, float]]:
     """Reads {run: its `TIME_NAMES`}; a damaged file has none.
 
-    "at_least" is 1 where a part of the run was computed by a process whose time is not known.
+    "at_least" is 1 if a process of unknown duration computed a part of the run.
     """
     try:
         times = files.read_object(parent / "times.json")

@@ -38,7 +38,7 @@ class Screen(contextlib.ExitStack):
     """The lines about a number of runs. A context manager.
 
     Args:
-        expected: {run: CPU seconds that it is expected to take}, in the order in which they run.
+        expected: {run: expected CPU seconds}, in the order in which they run.
         jobs: Runs at a time.
         folder: Folder that holds the run folders, whose logs show what a run does.
     """
@@ -67,7 +67,7 @@ class Screen(contextlib.ExitStack):
 
         Args:
             run: Its name.
-            seconds: That it took; 0 where this is not known.
+            seconds: Duration in seconds; 0 if unknown.
         """
         with self._lock:
             self._seconds[run] = seconds
@@ -90,7 +90,7 @@ class Screen(contextlib.ExitStack):
         """Estimates the seconds until all runs have ended."""
         ended = [(self._seconds[run], self._expected[run]) for run in self._computed]
         seconds, expected = (USUAL_SECONDS + sum(t[i] for t in ended) for i in (0, 1))
-        slowdown, left, longest = seconds / expected, 0.0, 0.0
+        slowdown, total, longest = seconds / expected, 0.0, 0.0
         for run, expected in self._expected.items():
             if run not in self._seconds:
                 seconds = expected * slowdown
@@ -98,8 +98,8 @@ class Screen(contextlib.ExitStack):
                 if begun is not None:
                     elapsed = time.monotonic() - begun
                     seconds = max(seconds - elapsed, LEAST_LEFT * elapsed)
-                left, longest = left + seconds, max(longest, seconds)
-        return max(left / self._jobs, longest)
+                total, longest = total + seconds, max(longest, seconds)
+        return max(total / self._jobs, longest)
 
     def _list_running(self):
         """Lists the runs at work: as many of the first unfinished ones as there are jobs."""
@@ -110,11 +110,12 @@ class Screen(contextlib.ExitStack):
 
     def _describe_total(self):
         """Writes "4 of 16 runs in 01:20, about 03:10 left"."""
-        elapsed, left = (
+        elapsed, remaining = (
             progress.Progress.format_interval(seconds)
             for seconds in (time.monotonic() - self._start, self.seconds_left())
         )
-        return f"{len(self._seconds)} of {len(self._expected)} runs in {elapsed}, about {left} left"
+        count = f"{len(self._seconds)} of {len(self._expected)} runs"
+        return f"{count} in {elapsed}, about {remaining} left"
 
     def _clear(self):
         """Deletes the lines of the running experiments."""
@@ -145,7 +146,7 @@ class Screen(contextlib.ExitStack):
 def describe_number(section: verdicts.Section) -> str:
     """Writes one number of an experiment, with the published one if it exists.
 
-    A published number goes before words, and these before a number that is to be 0. Without any
+    A published number comes before words, and words before a number that should be 0. Without any
     comparison it is the first statistic of a statement.
 
     Args:

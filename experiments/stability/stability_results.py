@@ -1,6 +1,6 @@
-"""What run_stability makes of its measurements: networks by design, exponents, and table rows.
+"""The results of run_stability: networks by design, exponents, and table rows.
 
-`results` are {case: {measure: [s, ...]}} of `measure.measure_all`, or a part of them.
+`results` are {case: {measure: [s, ...]}} from `measure_all`, or a part of them.
 """
 
 import math
@@ -55,7 +55,7 @@ def fit_exponents(branches: np.ndarray, values: np.ndarray) -> np.ndarray:
 def sum_shares(results: ByCase) -> np.ndarray:
     """Computes Σ_i β_ii² [s, depths] of one design.
 
-    Theorem 2 of Liu et al. 2020 says so much of the output's change, C apart.
+    By theorem 2 of Liu et al. 2020 this is the change of the output, up to the factor C.
     """
     return np.stack([measures["shares"].sum(axis=1) for measures in results.values()], axis=1)
 

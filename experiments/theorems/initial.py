@@ -60,7 +60,8 @@ def compare_heads(
 
 
 def head_curves(seed: int, *, n: int = 16, depth: int = 12, draws: int = 12) -> list[Curve]:
-    """Compares the token cosine of networks of 1 to 16 heads with one law that has no H."""
+    """Compares the token cosine of networks with 1 to 16 heads with one law that does not contain
+    H."""
     gains, layers = jnp.ones(depth), np.arange(depth + 1)
     keys = jax.random.split(jax.random.key(seed), draws)
     apart, start = {}, []
@@ -87,6 +88,7 @@ def gain_curves(seed: int, *, n: int = 16, d: int = 64, draws: int = 6) -> list[
             config = rc.san_skip(depth, 1, d, branch_gain=depth**-power)
 
             def measure(key, config=config):
+                """Measures mean |x_i − x̄|² and mean |x_i|² of one draw after the last layer."""
                 key_p, key_x = jax.random.split(key)
                 params = make_uniform(rc.init(key_p, config))
                 last = rc.apply(params, jax.random.normal(key_x, (n, d)), config).hidden[-1]

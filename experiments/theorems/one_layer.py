@@ -20,7 +20,7 @@ SHARES = Path(__file__).with_name("position_shares.toml")  # of BLOOM and MPT, b
 
 
 def affine_rank(x: np.ndarray) -> int:
-    """Computes the rank of the tokens less their mean."""
+    """Computes the rank of the tokens minus their mean."""
     return int(np.linalg.matrix_rank(np.asarray(rc.measures.residual(x)), tol=1e-9))
 
 
@@ -70,6 +70,7 @@ def lipschitz_curves(seed: int, *, draws: int = 8) -> list[Curve]:
         config = prescribed_networks.make_network(1, d)
 
         def measure(key, config=config, n=n):
+            """Measures the norm of the attention's Jacobian for one draw."""
             key_a, key_x = jax.random.split(key)
             a = jax.random.normal(key_a, (d, d))
             a = a / jnp.linalg.norm(a, ord=2)
@@ -131,7 +132,7 @@ def ends_over_middle(row: jax.Array) -> jax.Array:
 
 
 def rollout_row(shares: Sequence[float], heads: int, n: int) -> np.ndarray:
-    """Computes the rollout's last row [n] of causal layers that attend by distance alone.
+    """Computes the rollout's last row [n] in causal layers that attend by distance alone.
 
     The weights are those of ALiBi without content, softmax_j(−s_h (i − j)) with s_h = 2^(−8h/H).
 
@@ -148,7 +149,7 @@ def rollout_row(shares: Sequence[float], heads: int, n: int) -> np.ndarray:
 
 
 def published_row(name: str, n: int) -> np.ndarray:
-    """Computes `rollout_row` of the shares of a trained model.
+    """Computes `rollout_row` with the shares of a trained model.
 
     Args:
         name: Name of the model, in `SHARES`.

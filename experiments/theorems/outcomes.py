@@ -1,7 +1,7 @@
 """The parts of a theorem: its text, its curves of measured and predicted values, and its outcome.
 
-A curve is an equation or a bound, evaluated at several points. The outcome follows from the curves
-alone, by `judge`: nobody writes it down.
+A curve is an equation or a bound, evaluated at several points. `judge` computes the outcome from
+the curves alone; it is never written by hand.
 """
 
 from collections.abc import Callable, Mapping
@@ -20,7 +20,7 @@ LOOSE_FACTOR = 1.5  # a bound that lies less far above what it bounds is not cal
 
 
 class Panel(NamedTuple):
-    """One quantity of a theorem, which has a panel of its figure to itself.
+    """One quantity of a theorem, which has its own panel in the figure.
 
     Attributes:
         x: Label of the horizontal axis, with its unit.
@@ -41,16 +41,16 @@ class Curve(NamedTuple):
     Attributes:
         name: Name of the setting, unique within its theorem.
         x: [k], where.
-        predicted: [k], by the theorem; NaN where it says nothing.
+        predicted: [k], by the theorem; NaN where it makes no prediction.
         measured: [k], through the toolkit.
         relation: measured = predicted, ≤ or ≥; "none" for a curve that is only shown.
         tolerance: Relative error of an equation, or the relative amount by which a bound may be
             exceeded (rounding).
-        beyond: Whether the theorem's conditions are not met here.
-        instead: Whether this is what holds in the place of a statement that fails.
+        beyond: Whether the point is outside the theorem's conditions.
+        instead: Whether this relation holds in place of a statement that fails.
         ordering: Whether two measured values are compared, whose ratio is not the looseness of a
             bound.
-        panel: Which panel of its theorem shows it, from 0.
+        panel: Index of its panel in the theorem's figure, from 0.
     """
 
     name: str
@@ -65,7 +65,7 @@ class Curve(NamedTuple):
     panel: int = 0
 
     def as_array(self) -> np.ndarray:
-        """Stacks where, predicted and measured to [k, 3]."""
+        """Stacks positions, predictions and measurements to [k, 3]."""
         columns = np.broadcast_arrays(*(np.atleast_1d(a) for a in self[1:4]))
         return np.stack(columns, axis=-1).astype(float)
 
@@ -82,7 +82,7 @@ class Curve(NamedTuple):
         return is_met | np.isnan(predicted)
 
     def looseness(self) -> float:
-        """Computes by which factor a bound lies off, in the median; 1 of an equation."""
+        """Computes the factor by which a bound is loose, in the median; 1 for an equation."""
         _, predicted, measured = self.as_array().T
         is_bound = self.relation in ("≤", "≥") and np.all(predicted > 0) and np.all(measured > 0)
         if not is_bound:
@@ -99,10 +99,10 @@ class Theorem(NamedTuple):
         source: Authors, year and address.
         read: How much of the paper was read: "text", "abstract" or "memory".
         statement: One line.
-        formula: What is predicted.
-        conditions: Under which it is claimed.
-        measured: Which functions of the toolkit measure it.
-        helps: What a practitioner may do with it.
+        formula: Predicted relation.
+        conditions: Conditions of the claim.
+        measured: Functions of the toolkit that measure it.
+        helps: Use for a practitioner.
         panels: Panels of its figure, one for each quantity.
         curves: Seed → its curves.
     """
@@ -126,7 +126,7 @@ class Outcome(NamedTuple):
         verdict: One of the four classes, or `OPEN`.
         factor: Factor by which the tightest of the loose bounds is off in the median; 1 for other
             theorems.
-        failed: "curve at x" of the first point that is against it, "" for none.
+        failed: "curve at x", the first point against it; "" for none.
     """
 
     verdict: str

@@ -21,9 +21,9 @@ def unit_norm(x: Float[Array, "n d"]) -> Float[Array, "n 1"]:
 
 
 def make_network(depth: int, d: int, *, num_heads: int = 1, **fields: Any) -> rc.TransformerConfig:
-    """Makes attention without MLPs whose heads are as wide as tokens and whose layers are one.
+    """Makes attention without MLPs, with heads of the tokens' width and one layer for all.
 
-    Scores are not divided by √d, so that a theorem's β is one over the temperature.
+    Scores are not divided by √d, so a theorem's β is the inverse temperature.
 
     Args:
         depth, d: L and the width.
@@ -93,7 +93,7 @@ def pass_states(
 
 
 def fix_attention(matrices: Float[Array, "l h n n"]) -> Partial:
-    """Makes a `normalise` that gives prescribed attention weights instead of softmax.
+    """Makes a `normalise` function that returns prescribed attention weights instead of softmax.
 
     Args:
         matrices: Matrices of each layer, or [1, h, n, n] for all layers.

@@ -43,11 +43,11 @@ def make_flags(
 
     Args:
         experiment: Name of the folder under results/.
-        shows: What the figure of a sweep shows.
+        shows: Quantity in the figure of a sweep.
         num_seeds, do_mlp: Defaults.
         can_grow: See `cli.make_flags`.
-        monitor: Whether there is --monitor: the data have the held-out examples that
-            `watched.layer_scalars` measures.
+        monitor: Whether the command has --monitor; the data then have held-out examples for
+            `watched.layer_scalars`.
         **defaults: Defaults of the flags for sizes, data and training.
     """
     values = cli.make_flags(

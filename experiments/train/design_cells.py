@@ -59,7 +59,7 @@ class Cell:
 
 
 def make_flags(selecting: Sequence[str]) -> Flags:
-    """Makes the flags of networks that learn letters, but those that choose cells.
+    """Makes the flags of networks that learn letters, without the flags that choose cells.
 
     Args:
         selecting: Flags that choose which part of a folder is shown, and do not change its
@@ -96,9 +96,9 @@ def make_measure(
 ) -> Callable[[Model, dict[str, Examples], Hyper, jax.Array], dict[str, jax.Array]]:
     """Makes measure(model, data, hyper, key) of one run.
 
-    Examples are those that training does not see. It returns "accuracy" and "loss" [], and the mean
-    over examples of `MEASURES` of the hidden states [L + 1]. "gradients" [len(GRADIENTS), L] are
-    Frobenius norms of the loss's gradient to each matrix of each layer, all heads together.
+    The examples are held out. It returns "accuracy" and "loss" [], and the mean over examples of
+    `MEASURES` for the hidden states [L + 1]. "gradients" [len(GRADIENTS), L] are Frobenius norms of
+    the loss's gradient for each matrix of each layer, all heads together.
 
     Args:
         recipe: What is trained.
@@ -139,7 +139,7 @@ def train_cells(
 
     Args:
         options: The flags of `make_flags`.
-        make_cells: flags → cells; those that differ in floats alone share a program.
+        make_cells: flags → cells; cells that differ only in floats share a program.
         folder: The run folder.
 
     Returns:
@@ -248,7 +248,7 @@ def make_network(options: Options, cell: Cell) -> rc.TransformerConfig:
 
     Args:
         options: The flags.
-        cell: Which network.
+        cell: Cell of the network.
     """
     d = options.d_model
     embedding = rc.EmbeddingConfig(
@@ -291,7 +291,7 @@ def make_data(options: Options, batch_size: int, key: jax.Array) -> dict[str, Ex
 def guess_limit(tokens: int, letters: int) -> float:
     """Computes the accuracy up to which a network may be guessing.
 
-    1/c + 2.58 √((1/c)(1 − 1/c)/tokens), c letters: one guess of 200 lies above it.
+    1/c + 2.58 √((1/c)(1 − 1/c)/tokens) for c letters: one guess in 200 lies above it.
     """
     share = 1 / letters
     return share + 2.58 * math.sqrt(share * (1 - share) / tokens)

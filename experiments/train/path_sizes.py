@@ -53,7 +53,7 @@ def extend_chain(
         attention: Weights of the layer.
         choice: h, or H for a skip, which leaves the chain as it is.
         chain: The product so far.
-        token_mask: Which tokens exist.
+        token_mask: Bool, True for tokens that exist.
     """
     head = attention[jnp.minimum(choice, attention.shape[0] - 1)]
     drift = head.sum(axis=-1) - 1
@@ -71,7 +71,7 @@ def _add_to_mean(mean, change, token_mask):
     Args:
         mean: [n], the mean row so far.
         change: [n, n].
-        token_mask: Which tokens exist.
+        token_mask: Bool, True for tokens that exist.
     """
     change = jnp.where(token_mask[:, None], change, 0)
     mean_change = change.sum(axis=0) / token_mask.sum()
@@ -124,12 +124,12 @@ def chain_residual_ratios(
 ) -> tuple[Float[Array, ""], Float[Array, ""]]:
     """Compute what `chained_residual` returns, of a finished product.
 
-    Where R is small, the best rank one leaves R(1 − vvᵀ) with v = p/‖p‖, but for a term of the
-    order ‖R‖²: below the root of the rounding error that is closer than a decomposition comes.
+    If R is small, the best rank one leaves R(1 − vvᵀ) with v = p/‖p‖, up to a term of the order
+    ‖R‖². Below the square root of the rounding error this is closer than a decomposition.
 
     Args:
         chain: The product.
-        token_mask: Which tokens exist.
+        token_mask: Bool, True for tokens that exist.
         norm: Norm of matrices.
     """
     size = matrix_norm(jnp.where(token_mask[:, None], chain.product, 0), norm)
@@ -153,8 +153,8 @@ def branch_sizes(
 ) -> tuple[Float[Array, "l"], Float[Array, "l"]]:
     """Measure N(λ x) and N(γ N'(SA(x))) of every layer, the summands of its attention sublayer.
 
-    N = ‖.‖_{1,∞}, before a norm of the sum. Without gains and a norm N' of the branch, N(x) and
-    N(SA(x)) as published; N(x) where there is no skip.
+    N = ‖.‖_{1,∞}, before a norm of the sum. Without gains and without a norm N' of the branch,
+    these are N(x) and N(SA(x)) as published; N(x) alone if there is no skip.
 
     Args:
         params: Parameters of the network; norms of branches and learned gains are read.
@@ -210,9 +210,9 @@ def predicted_sizes(
 ) -> Float[Array, "k"]:
     """Compute log10 of C(L,k) H^k α^{L−k} (1−α)^k R_0 / c^{3^k − 1} for k = 0 .. L.
 
-    The size of all paths of length k together, if every layer leaves the share α to its skip and
-    attention contracts residuals cubically. With one α per layer, C(L,k) α^{L−k} (1−α)^k becomes
-    the elementary symmetric sum over which layers are skipped.
+    This is the norm of the sum of all paths of length k, if every layer leaves the share α to its
+    skip and attention contracts residuals cubically. With one α per layer, C(L,k) α^{L−k} (1−α)^k
+    becomes the elementary symmetric sum over the choice of skipped layers.
 
     Args:
         alpha: α, a scalar or [L], each in (0, 1).

@@ -20,12 +20,13 @@ def make_examples(
 
     Args:
         key: Random key of the draw.
-        num_examples, seq_len, num_letters: Sequences, letters of each, and of the alphabet.
+        num_examples, seq_len, num_letters: Number of sequences, letters in each, and letters in the
+            alphabet.
         repeats: Whether a letter may occur twice; if not, each sequence is a random choice of
             distinct letters in random order.
 
     Raises:
-        ValueError: More distinct letters asked for than there are.
+        ValueError: More distinct letters than the alphabet has.
 
     Source: Dong et al. 2021, section 4.2.
     """

@@ -59,8 +59,8 @@ def train_networks(
         options: The flags.
         tasks: {part of the run's arrays: its training task}; `ALONE` is the part of a single task.
         folder: The run folder.
-        measure: (task, model, data, key) of one seed → nested dictionary of arrays, whose levels
-            have "/" between them in the names of the run's arrays.
+        measure: (task, model, data, key) of one seed → nested dictionary of arrays; the run's
+            arrays have the names of the levels, joined by "/".
 
     Returns:
         {part: {name: [s, ...]}} of what `measure` returns, "losses" [s, epochs] and "diverged_at"
@@ -68,7 +68,7 @@ def train_networks(
         with --keep_models the weights, "model/<name>".
 
     Raises:
-        ValueError: Every seed of a network diverged, or hyperparameters that mean nothing.
+        ValueError: Every seed of a network diverged, or hyperparameters are invalid.
     """
     # Further seeds have weights where the first ones do.
     keeps = options.keep_models or any(folder.part(f"{part}/model") for part in tasks)
@@ -77,7 +77,7 @@ def train_networks(
     for part, task in tasks.items():
         check_files(options, part, folder)
         programs.setdefault(task.program or part, {})[part] = task
-    arrays = {}
+    results = {}
     with Executor(options, folder) as executor:
         for group in programs.values():
 

@@ -36,13 +36,13 @@ class TrainedTask:
         options: The flags it is of.
         name: Name of the folder under results/.
         title: Title of the figure.
-        recipe: What is trained.
+        recipe: The training recipe.
         make_data: key → {"train", "eval"} Examples of one seed; also "texts", the training data
             as it is evaluated, where "train" is packed.
         metrics: Functions of (logits, examples) by name, "accuracy" among them.
         published: {"whole": accuracy, "baseline": accuracy} as the published code plots them.
         batch_size: Examples evaluated at a time; None for all.
-        extra: What else determines the results, for config.json.
+        extra: Further settings that determine the results, for config.json.
         curves: Whether the metrics are measured on the evaluation data after each epoch.
         floats: Fields of `Hyper` that are not taken from the flags.
         program: Name of the compiled program: setups with the same name differ in their floats
@@ -66,7 +66,7 @@ class TrainedTask:
         """Makes the traced values of a point of the flags, float32.
 
         Raises:
-            ValueError: Values that mean nothing for the recipe.
+            ValueError: Values that are invalid for the recipe.
         """
         hyper = arguments.make_hyper(point, self.floats)
         check_hyper(hyper, self.recipe)
@@ -84,7 +84,7 @@ def whole_metrics(
 
     Args:
         model: Network and classifier, or an encoder-decoder.
-        examples: What it is evaluated on, [b, n].
+        examples: Examples to evaluate, [b, n].
         config: Configuration of the network.
         metrics: Functions of (logits, examples) by name.
         batch_size: Examples at a time; None for all.

@@ -1,7 +1,8 @@
-"""What is watched of a network while it trains: `monitored` scalars, on a few examples."""
+"""The watched metrics of a network while it trains: `monitored` scalars, on a few examples."""
 
 import jax
-from jaxtyping import Array, Float
+from jax.typing import ArrayLike
+from jaxtyping import Array, Float, PyTree
 
 from rank_collapse.network import encoder_decoder
 from rank_collapse.network.config import TransformerConfig

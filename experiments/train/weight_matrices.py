@@ -2,7 +2,8 @@
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jax.typing import ArrayLike
+from jaxtyping import Array, Float, PyTree
 
 from rank_collapse.network.measured.updates import MATRICES
 from rank_collapse.network.parameters import TransformerParams

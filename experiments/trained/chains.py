@@ -7,7 +7,8 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jax.typing import ArrayLike
+from jaxtyping import Array, Float, PyTree
 
 from experiments.train import path_sizes
 from rank_collapse.network.config import TransformerConfig
@@ -20,7 +21,7 @@ from rank_collapse.paths.sets import sample_path_sets
 
 @dataclasses.dataclass(frozen=True)
 class ChainPass(LayerPass):
-    """Measures ‖P_path − 1pᵀ‖/‖P_path‖ of the product of a path's attention, [L, p] by length.
+    """Measures ‖P_path − 1pᵀ‖/‖P_path‖ for the product of a path's attention, [L, p] by length.
 
     Layer by layer; every path's product is carried. The norm is ‖.‖_{1,∞}.
 

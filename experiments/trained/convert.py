@@ -128,11 +128,11 @@ _DTYPES = (np.float32, np.int8, np.int16, np.int32, np.float16)  # by the number
 def from_ctranslate2(path: str | os.PathLike, folder: str | os.PathLike) -> None:
     """Writes the encoder of a Whisper of CTranslate2 as a checkpoint, in float32.
 
-    The bias of its keys is left out: it adds the same to all scores of a row.
+    The bias of its keys is left out, because it adds the same number to all scores of a row.
 
     Args:
         path: A model.bin, not quantised.
-        folder: Where config.json and model.safetensors are written.
+        folder: Folder for config.json and model.safetensors.
     """
     stored = _ctranslate2(path)
     tensors = {"embed_positions.weight": stored["encoder/position_encodings/encodings"]}
@@ -189,7 +189,7 @@ def write_checkpoint(
     """Writes a checkpoint folder of a config and tensors, in float32.
 
     Args:
-        folder: It.
+        folder: The checkpoint folder.
         config: Content of config.json.
         tensors: Tensors by name.
     """

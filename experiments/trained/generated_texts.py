@@ -7,7 +7,7 @@ glide. A trained network knows the kinds, not the texts.
 
 import random
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 
 import numpy as np
 from jaxtyping import Float

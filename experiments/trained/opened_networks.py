@@ -42,7 +42,7 @@ class Network(NamedTuple):
 def load_networks(options: Options, num_texts: int) -> list[Network]:
     """Loads the networks that the flags ask for, first those of the packages.
 
-    A network that cannot be read is skipped with a line.
+    A network that cannot be read is skipped, and a line reports it.
 
     Args:
         options: Flags `folder`, `networks`, `text`, `last_texts`, `skip_texts` and `max_tokens`.
@@ -56,8 +56,8 @@ def load_networks(options: Options, num_texts: int) -> list[Network]:
         raise ValueError("--until=decided needs --text: the shipped one has few texts")
     folder = Path(options.folder)
     if not folder.is_dir():
-        how = "python -m experiments.trained_weights makes it"
-        raise FileNotFoundError(f"--folder={folder} does not exist: {how}")
+        advice = "python -m experiments.trained_weights makes it"
+        raise FileNotFoundError(f"--folder={folder} does not exist: {advice}")
     if options.text and not Path(options.text).is_file():
         raise FileNotFoundError(f"--text={options.text} does not exist")
     present = sorted(path.parent.name for path in folder.glob("*/config.json"))
@@ -127,12 +127,13 @@ def load_network(
 
     Args:
         folder: Folder of the checkpoint.
-        text: File for those with a tokenizer; None for pieces of a text shipped with the package.
+        text: Text file for networks with a tokenizer; None for pieces of a text shipped with the
+            package.
         num_texts: At most.
         max_tokens: Largest number of tokens in each text that a tokenizer reads; two frames of a
             spectrogram are a token.
         are_last: Whether the texts are the last of their file, the very last one first.
-        is_widened: Whether texts are padded to one width however many there are.
+        is_widened: Whether texts are padded to one width for any number of texts.
 
     Raises:
         ValueError: A checkpoint with neither texts nor a tokenizer.
@@ -184,7 +185,7 @@ def identify_texts(networks: Sequence[Network], count: int | None = None) -> dic
 
     Args:
         networks: Networks with their texts.
-        count: Texts that identify them, where more may come; all by default.
+        count: Number of texts that identify them, if more may follow; all by default.
     """
     return {
         network.label: cli.content_hash(np.ascontiguousarray(network.inputs["x"][:count]).tobytes())

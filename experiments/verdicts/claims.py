@@ -32,7 +32,7 @@ ERROR = 0.05  # the largest share of runs in which chance gives a statement a wr
 
 @dataclass(frozen=True)
 class Statement:
-    """A paper's statement with what decides it; or what gets no answer, without a range."""
+    """A paper's statement with its range, or a finding without a range."""
 
     source: str  # The paper and the theorem, section or figure
     text: str  # What it says, in our words, with its number
@@ -68,8 +68,12 @@ class Answer:
     @property
     def in_words(self) -> str:
         """Writes the answer: "open after 64" with the draws of the rows that are not decided."""
-        made = [j.row.num_made for j in self.rows if j.verdict == UNDECIDED]
-        return f"{self.answer} after {max(made)}" if self.answer == OPEN and made else self.answer
+        num_made = [j.row.num_made for j in self.rows if j.verdict == UNDECIDED]
+        return (
+            f"{self.answer} after {max(num_made)}"
+            if self.answer == OPEN and num_made
+            else self.answer
+        )
 
 
 def judge_rows(
@@ -138,7 +142,7 @@ def answer_statement(
     Args:
         key: Key of the statement.
         statement: The statement.
-        rows: All its rows.
+        rows: All rows of the statement.
         is_registered: Whether the rows should be those of the registered settings, so that a
             setting without a row is "not measured".
     """
@@ -154,9 +158,9 @@ def decide_answer(statement: Statement, verdicts: Sequence[str]) -> str:
     """Returns the answer that follows from the verdicts of a statement's rows.
 
     It holds if every row is within its range, and does not hold if every row is outside. It holds
-    in some settings if rows are within and others outside; else it does not hold in all settings if
-    some are outside, and is open if a row is undecided or not measured. What can only be rejected
-    is not rejected where no row is.
+    in some settings if some rows are within and others outside. Otherwise it does not hold in all
+    settings if some rows are outside, and is open if a row is undecided or not measured. A
+    statement that can only be rejected is "not rejected" if no row is rejected.
 
     Args:
         statement: The statement.

@@ -16,15 +16,15 @@ def curve_row(
 ) -> Row:
     """Makes the row of a curve that may be one more draw of an ensemble of curves.
 
-    What is claimed is what the test may reject: a curve that is not rejected is not shown to be
-    one of them. The note has the power: the share of the draws which the test would reject if all
-    of each were moved by so many deviations.
+    The test may reject the claim, but a curve that is not rejected is not shown to be one of them.
+    The note has the power: the share of the draws that the test would reject if each were moved by
+    so many deviations.
 
     Args:
         key, setting: See `rows.mean_row`.
         curve: The curve [l].
         draws: The ensemble [s, l].
-        resolution: How far from the truth the curve's values may have been read off.
+        resolution: Largest error with which the curve's values may have been read off.
     """
     draws, curve = np.asarray(draws, float), np.asarray(curve, float)
     n = len(draws)
@@ -57,8 +57,8 @@ def measure_power(draws: np.ndarray, shift: float, error: float = 0.05) -> float
         error: At which the test rejects.
     """
     spread = draws.std(axis=0, ddof=1)
-    others = (np.delete(draws, i, axis=0) for i in range(len(draws)))
-    p = [curve_p_value(d + shift * spread, o) for d, o in zip(draws, others, strict=True)]
+    other_draws = (np.delete(draws, i, axis=0) for i in range(len(draws)))
+    p = [curve_p_value(d + shift * spread, o) for d, o in zip(draws, other_draws, strict=True)]
     return float(np.mean(np.array(p) <= error))
 
 

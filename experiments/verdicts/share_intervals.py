@@ -19,8 +19,9 @@ from rank_collapse.struct import refuse_if
 def share_interval(values: Iterable[float | int], level: float = 0.95) -> Interval:
     """Compute the interval of the mean of numbers in [0, 1], which does not leave [0, 1].
 
-    Wilson's with the sum as the count of draws that are all 0 or 1, or all equal: no draws in
-    [0, 1] vary more than those that are 0 or 1. Of others Student's, cut to [0, 1].
+    Uses Wilson's interval, with the sum as the count, for draws that are all 0 or 1, or all equal;
+    no draws in [0, 1] vary more than 0s and 1s. For others it uses Student's interval, cut to [0,
+    1].
 
     Args:
         values: One per seed: accuracies, shares, 1 or 0.

@@ -66,7 +66,7 @@ COUNTS_TITLE = "settings within the range / outside it / undecided"
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two numbers side by side, without a verdict: see `Answer` for those."""
+    """Two numbers side by side, without a verdict; `Answer` has verdicts."""
 
     quantity: str  # What is compared, with its unit
     measured: float | str  # Our value
@@ -105,7 +105,7 @@ def render(
     Args:
         title: Title of the page.
         intro: Its first paragraph.
-        sections: The experiments; those with a picture on the first screen become the first.
+        sections: The experiments; those with a picture on the first screen come first.
         footer: Its last line.
         answers: Answers to the statements that the sections test.
     """

@@ -7,9 +7,10 @@ relative size u predicts
     added ≈ √((1.5 · in)² + (2u)² + (.4 · u_stream (‖x‖ + ‖y‖)/‖b‖)²),
 
 with the last term where b = y − x is a difference of recorded states y and x, and 3u for such a
-whole layer. In float32 and float64 the sums of products are rounded, too: there u is multiplied by
-1 + √d/4. With a replay (`agree.replay`) no error comes in; where noise of relative size 1 changes
-the branch by g ‖b‖, rounding adds about .65 u √(g² + 1) in an MLP, 1.1 u √(g² + 1) in attention.
+full layer. In float32 and float64 the sums of products are rounded, too: there u is multiplied by 1
++ √d/4. A replay (`agree.replay`) has no incoming error. If noise of relative size 1 changes the
+branch by g ‖b‖, rounding then adds about .65 u √(g² + 1) in an MLP and 1.1 u √(g² + 1) in
+attention.
 
 The quotient of both sides, `excess`, has a median over tokens of .6 to 1.8 in rounded random
 networks with or without skips, norms before or after, spikes, masks, and weights of up to twice the
@@ -55,23 +56,25 @@ class Rounding(NamedTuple):
     both: bool = False
 
     def compute_unit(self, width: int) -> float:
-        """Compute the rounding of a product of sublayers of a width, which has sums in float32."""
+        """Compute the rounding error of a product in a sublayer of a width, whose sums are in
+        float32."""
         has_sums = self.products <= ROUNDING["float32"]  # in another order, term by term
         return self.products * (1 + np.sqrt(width) / 4 if has_sums else 1)
 
 
 class Difference(NamedTuple):
-    """The difference of two runs in one sublayer; of examples and tokens [b, n], NaN where masked.
+    """The difference between two runs in one sublayer, by example and token [b, n]; NaN where
+    masked.
 
     Attributes:
         layer: Index of the layer, from 0.
         part: "attention", "mlp", or "layer" where no branch was recorded.
         error_in: ‖e‖/‖x‖ of the input.
         added: ‖δ‖/‖b‖ of the branch.
-        predicted: What rounding explains of `added`.
-        spikes: Tokens whose input or branch is five times the median's or more.
-        scale: c of the best δ ≈ c b, over all tokens without spikes.
-        coherence: How much of ‖δ‖ that explains, 0 to 1.
+        predicted: The part of `added` that rounding explains.
+        spikes: Tokens whose input or branch is at least five times the median.
+        scale: c of the best fit δ ≈ c b, over all tokens without spikes.
+        coherence: Share of ‖δ‖ that the fit explains, 0 to 1.
         distinct_tokens: Effective number of tokens whose branches differ in direction, from 1.
         first, second: The branches [b, n, d] of both runs.
     """
@@ -149,7 +152,8 @@ def compare_layer(
 def compare_sums(
     pair: Pair, mask: Bool[np.ndarray, "b n"], rounding: Rounding
 ) -> Difference | None:
-    """Compare what both runs make of the stream and the branches: their sum, norms and skips.
+    """Compare the states that both runs make of the stream and the branches: their sum, norms and
+    skips.
 
     Args:
         pair: The layer in both runs, with both branches.
@@ -182,11 +186,11 @@ def _compare(pair, part, inputs, branches, mask, rounding, *, mixes=None, ends=N
 
     Args:
         pair: Its layer.
-        part: Which it is.
+        part: Name of the sublayer.
         inputs, branches: The inputs and branches of both runs [b, n, d].
         mask: Tokens that exist.
         rounding: Rounding of the coarser run.
-        mixes: Whether it mixes tokens: then the error of other tokens comes in, too.
+        mixes: Whether the sublayer mixes tokens; the error of other tokens then comes in, too.
         ends: Norms of the states whose difference is the branch.
     """
     (x, y), (a, b) = inputs, branches
@@ -239,21 +243,22 @@ def bound_sizes(
     usual: Bool[np.ndarray, "b n"],
     size: Float[np.ndarray, "b n"] | float = 1.0,
 ) -> Float[np.ndarray, "b n"]:
-    """Bound the norms by which errors are divided from below, by a tenth of their median.
+    """Bound norms from below by a tenth of their median, so that errors can be divided by them.
 
     Args:
         norm: Norms of the first run.
         other: Norms of the second run, whose median is used where most norms of the first run are
             0.
         usual: Tokens that count.
-        size: What counts where most norms of both are 0.
+        size: Replaces the median where most norms of both runs are 0.
     """
     bounds = _LEAST * np.median(norm[usual]), np.median(other[usual]), np.median(size)
     return np.maximum(norm, next((bound for bound in bounds if bound > 0), 1.0))
 
 
 def _fit_scale(a, b):
-    """Return c of δ ≈ c a, each token weighed by 1/‖a‖², and the share of ‖δ‖ it explains."""
+    """Return c of δ ≈ c a, where each token has the weight 1/‖a‖², and the share of ‖δ‖ that it
+    explains."""
     norm = np.linalg.norm(a, axis=-1, keepdims=True)
     if not norm.any() or np.array_equal(a, b):
         return 0.0, 0.0
@@ -267,8 +272,8 @@ def _fit_scale(a, b):
 def count_distinct(vectors: Float[np.ndarray, "m d"]) -> float:
     """Count the distinct directions of vectors: m²/Σ cos², which is 1 where all are parallel.
 
-    Tokens of one direction, as rank collapse makes them, are not independent of one another: the
-    errors of their branches are alike, too.
+    Tokens that point in one direction, as after rank collapse, are not independent: the errors of
+    their branches are alike, too.
 
     Args:
         vectors: At most `_MOST` of them count.

@@ -56,7 +56,7 @@ class OtherInputs:
         self.start = self.count = 0
 
     def begin_call(self) -> None:
-        """Goes on to the tokens of the next call."""
+        """Moves to the tokens of the next call."""
         self.start, self.count = self.start + self.count, 0
 
     def take_state(self, index: int, shape: Sequence[int]) -> Float[np.ndarray, "b n d"]:
@@ -86,7 +86,7 @@ class OtherInputs:
         return states + self._draw_noise(states)
 
     def take_branch(self, index: int, name: str) -> Float[np.ndarray, "b n d"] | None:
-        """Returns a branch of a layer; None where the recording has none.
+        """Returns a branch of a layer; None if the recording does not have it.
 
         The noise of the input of the MLP is added to the branch of the attention.
 
@@ -106,10 +106,10 @@ class OtherInputs:
 
         Args:
             num_layers: Number of layers of the model.
-            mask: Which tokens exist, as the model got it.
+            mask: Tokens that exist, as in the model's argument.
 
         Raises:
-            ValueError: It did not, or others exist.
+            ValueError: Layers or tokens are missing, or other tokens exist.
         """
         n = self.shape[1]
         refuse_if(

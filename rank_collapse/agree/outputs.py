@@ -14,10 +14,10 @@ def compare_outputs(first: Recording, second: Recording, alignment: Alignment) -
         alignment: The alignment of the tokens of both recordings.
 
     Returns:
-        {what: number} in words; {} where one run has no logits.
+        {description: number}; {} where one run has no logits.
 
     Raises:
-        ValueError: They have other numbers of entries.
+        ValueError: The logits have different numbers of entries.
     """
     logits = [recording.read_logits() for recording in (first, second)]
     if any(values is None for values in logits):

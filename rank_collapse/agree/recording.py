@@ -116,7 +116,7 @@ class Recording:
                 before = after
 
     def read_mask(self) -> Bool[np.ndarray, "b n"]:
-        """Returns which tokens exist; all where no mask was recorded."""
+        """Returns a mask of the tokens that exist; all of them if no mask was recorded."""
         b, n, _ = self.shape
         if "mask" not in self.arrays:
             return np.ones((b, n), bool)
@@ -174,7 +174,7 @@ def open_recording(path: str | os.PathLike) -> Recording:
         path: An .npz or .safetensors file.
 
     Raises:
-        ValueError: It is none, is damaged, or its arrays do not fit.
+        ValueError: The file is not a recording, is damaged, or its arrays do not fit.
     """
     path = Path(path)
     refuse(
@@ -301,7 +301,7 @@ def _check_arrays(path: Path, arrays: dict[str, StoredArray], ignored: Sequence[
 
 @contextlib.contextmanager
 def _name_damage(path):
-    """Raise a ValueError that names the file where it cannot be read."""
+    """Raise a ValueError that names the file, if it cannot be read."""
     try:
         yield
     except ValueError as error:
@@ -351,14 +351,14 @@ def _open_npz(path):
 
 
 def _load_rows(path, member):
-    """Yield the parts of an array in Fortran's order, which is read whole."""
+    """Yield the parts of an array in Fortran order, which is read as a whole."""
     with zipfile.ZipFile(path) as archive, archive.open(member) as stream:
         array = np.lib.format.read_array(stream, allow_pickle=False)
     yield from array.view(ml_dtypes.bfloat16) if array.dtype == np.dtype("V2") else array
 
 
 def _stream_rows(path, member):
-    """Yield the parts of an array of an .npz file, which is read once from its start."""
+    """Yield the parts of an array in an .npz file, which is read once from its start."""
     with zipfile.ZipFile(path) as archive, archive.open(member) as stream:
         shape, _, dtype = _read_header(stream)
         size = math.prod(shape[1:]) * dtype.itemsize

@@ -1,9 +1,9 @@
 """One run's sublayers on the other run's inputs: earlier errors do not come in, so each sublayer's
 own error is measured.
 
-A replay is the recording of a model each of whose sublayers took in the stream of the other run.
-Probes are replays on inputs to which noise of a small relative size was added; they measure how
-much a sublayer amplifies rounding.
+A replay is the recording of a model whose sublayers all took in the stream of the other run. Probes
+are replays whose inputs have noise of a small relative size; they measure how much a sublayer
+amplifies rounding.
 """
 
 from collections.abc import Iterator
@@ -23,8 +23,8 @@ class Replay(NamedTuple):
     Attributes:
         run: Which of the two runs it computes again, 0 or 1; it takes its inputs from the other
             run.
-        recording: What it computed.
-        probes: (noiseless, noisy, noisy, …), of one dtype; empty without them.
+        recording: The recording that it computed.
+        probes: (noiseless, noisy, noisy, …) in one dtype; empty without probes.
     """
 
     run: int
@@ -38,7 +38,7 @@ class Pair(NamedTuple):
     Attributes:
         first, second: The layer in each run; in the replay, the state before it comes from the
             other run.
-        inputs: The layer whose states both took in; None without a replay.
+        inputs: The layer whose states both runs took in; None without a replay.
         gains: {branch name: ‖change of the branch‖ [b, n] for noise of relative size 1}.
     """
 
@@ -73,7 +73,7 @@ def pair_layers(
     Args:
         first, second: The recordings.
         alignment: The alignment of the tokens of both recordings.
-        replay: What takes the place of one of them.
+        replay: The recording that replaces one of them.
     """
     recordings = [first, second]
     if replay is not None:

@@ -19,8 +19,8 @@ def write_sentence(
 
     Args:
         agree, place, kind: Fields of `Agreement`.
-        rows: All sublayers.
-        faults: Those at fault.
+        rows: Rows of all sublayers.
+        faults: Sublayers at fault.
         rounding: Rounding of the coarser run.
         embedding: Median relative error before the first layer.
     """

@@ -109,7 +109,7 @@ def render_page(checks: Sequence[Checked], command: str) -> str:
 
     Args:
         checks: Measured checkpoints.
-        command: That made the page.
+        command: Command that made the page.
     """
     return report.render(
         f"Rank collapse in {', '.join(Path(check.opened.name).name for check in checks)}",
@@ -139,7 +139,7 @@ def build_section(check: Checked, name: str, command: str) -> report.Section:
     Args:
         check: Results for one checkpoint.
         name: Anchor of the section.
-        command: That made the page.
+        command: Command that made the page.
     """
     folded = {
         "How long are the paths?": tabulate_lengths(check.length_laws),

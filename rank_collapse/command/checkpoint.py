@@ -1,4 +1,4 @@
-"""A checkpoint as a command measures it, by layer: its numbers, its verdict, its files."""
+"""The output of a command about a checkpoint: its numbers by layer, its verdict, its files."""
 
 import argparse
 import csv
@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser, out: str, out_help: str) -> N
     Args:
         parser: Parser of the command.
         out: Default of --out.
-        out_help: What is written there.
+        out_help: Help text of --out.
     """
     for name, text in {
         "--text": "texts, one a paragraph, or a .tsv (default: a shipped one)",
@@ -104,11 +104,11 @@ def write_outputs(
     """Prints or writes the measurements.
 
     Args:
-        flags: Which of --json, --csv and --out there is.
-        lines: What --json prints, an object a line; numbers may be arrays.
+        flags: Parsed flags; --json, --csv and --out choose the outputs.
+        lines: Objects that --json prints, one a line; numbers may be arrays.
         rows: Rows of the table, its head first.
-        make_files: Makes what else is written, by path, of --out.
-        sentences: Lines that are printed when all is written.
+        make_files: Makes the further files of --out, by path.
+        sentences: Lines to print after all files are written.
     """
     if flags.json:
         for line in lines:
@@ -131,7 +131,7 @@ def write_outputs(
 
 
 def to_json(value: object) -> Any:
-    """Convert a value to what JSON has for it: null for a number that is not finite."""
+    """Convert a value to JSON: null for a number that is not finite."""
     if isinstance(value, Mapping):
         return {name: to_json(part) for name, part in value.items()}
     if isinstance(value, np.ndarray | list | tuple):

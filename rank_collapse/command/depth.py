@@ -58,6 +58,7 @@ def run(flags: argparse.Namespace, command: Sequence[str]) -> int:
     }
 
     def make_files(out: Path) -> dict[Path, bytes]:
+        """Renders the page and the JSON file, {path: bytes}."""
         rows = [
             *_definition_rows(measured.used, "layers"),
             *_definition_rows(measured.lengths, "heads on a path"),
@@ -85,7 +86,7 @@ def run(flags: argparse.Namespace, command: Sequence[str]) -> int:
 
 
 def as_dicts(definitions: Mapping[str, object]) -> dict[str, dict[str, Any]]:
-    """Convert named tuples by name to what JSON has."""
+    """Convert named tuples by name to JSON objects."""
     return {name: definition._asdict() for name, definition in definitions.items()}
 
 
@@ -104,7 +105,8 @@ def write_verdict(measured: DepthReport) -> str:
 
 
 def _definition_rows(definitions, unit):
-    """Yields rows of the table: how many of a unit by which definition, and its source."""
+    """Yields rows of the table: the number of layers or heads by each definition, and its
+    source."""
     for name, (count, definition, source) in definitions.items():
         number = "none" if count is None else f"{count} {unit}"
         yield {"by": name, "used": number, "definition": definition, "source": source}

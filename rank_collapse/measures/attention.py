@@ -47,7 +47,7 @@ def attention_entropy(
         One value per matrix, [...].
 
     Raises:
-        ValueError: Not matrices of weights, or a mask of another shape.
+        ValueError: Arrays that are not matrices of weights, or a mask of another shape.
     """
     p, mask = _check_weights(attention, mask, missing_key)
     entropy = _entropy_terms(p).sum(axis=-1)
@@ -151,7 +151,7 @@ def sink_rate(
         One value per layer, [...].
 
     Raises:
-        ValueError: No axis of heads, or as `first_column`.
+        ValueError: No axis of heads, or the cases of `first_column`.
     """
     check_numbers("[0, 1]", arrays=True, sink=sink)
     p, mask = _check_weights(attention, mask)
@@ -229,7 +229,7 @@ def _broadcast_row_mask(mask, shape, name, subject):
     Args:
         mask: Mask of the rows that exist.
         shape: [..., b, h, n].
-        name, subject: What the message calls the mask and its rows.
+        name, subject: Names of the mask and of its rows in the message.
     """
     mask, shape = as_bools(mask, name), tuple(shape)
     length = shape[-1]
@@ -256,7 +256,7 @@ def _column_means(p, mask):
 
 
 def _first_column_share(p, mask, key_mask):
-    """Compute `first_column` of what `_check_weights` gives, [...]."""
+    """Compute `first_column` of the results of `_check_weights`, [...]."""
     columns = _column_means(p, mask)
     share = columns[..., 0]
     if key_mask is not None:

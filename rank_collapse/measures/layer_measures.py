@@ -28,7 +28,7 @@ def measure_states(
         names: Names from `MEASURES`.
         x: The tokens.
         mask: Bool [..., n]; None for all.
-        read, choice: Results of `spikes.choose_tokens`.
+        read, choice: Further arguments of `spikes.choose_tokens`, which chooses the tokens.
 
     Returns:
         {name: measure}. Also "left_out" and, with residual_ratio, "spiked", see `Profile`.

@@ -68,11 +68,11 @@ def monitor(
     Args:
         x: Tokens [..., n, d] of any framework.
         attention: Weights [..., h, n, m] with the same leading axes; None for none.
-        mask: Bool [n] or [..., n], the tokens that exist; None for all. Where m = n they are the
-            keys too, and the first key is the first that exists; elsewhere it is key 0.
-        segments: Int [n] or [..., n] of packed rows: tokens of one number are a document, and an
-            example is a document. Number 0 is one as any other: where it marks padding, as in
-            MaxText, say mask=segments > 0.
+        mask: Bool [n] or [..., n], the tokens that exist; None for all. Where m = n these are the
+            keys, too, and the first key is the first one that exists; elsewhere it is key 0.
+        segments: Int [n] or [..., n] of packed rows: tokens with the same number form a document,
+            and an example is a document. Number 0 is a document like any other. If it marks
+            padding, as in MaxText, pass mask=segments > 0.
         num_segments: The largest number of documents that a row holds. A compiled step, in which
             segments are traced, needs it; all scalars are NaN where a row has more. The cost is
             that of so many rows, one after the other.
@@ -171,6 +171,7 @@ def _measure_by_document(arrays, segments, num_segments, sink, choice):
     xp = namespace(x)
 
     def measure_document(number):
+        """Measures the documents with this number in all rows."""
         mask = numbers == number
         chosen, counted, left_out = spikes.choose_tokens(x, mask, read, **choice)
         pieces = {"x": chosen, "mask": mask, "counted": counted}
@@ -222,7 +223,7 @@ def _measure_examples(arrays, sink):
 
 
 def _average_examples(values):
-    """Average what `_measure_examples` gives, and measure the examples among each other."""
+    """Average the results of `_measure_examples`, and measure the examples among each other."""
     pooled, num_counted, num_existing = (
         values.pop(name) for name in ("pooled", "num_counted", "num_tokens")
     )
@@ -245,11 +246,11 @@ def _average_examples(values):
 
 
 def _mean_over_examples(values, count, least=1):
-    """Average values [b, ...] over the examples of enough tokens; NaN where there is none.
+    """Average values [b, ...] over the examples with enough tokens; NaN if there are none.
 
     Args:
-        values: One for each example, and more axes.
-        count: How many tokens each has, [b].
+        values: One value for each example, with further axes.
+        count: Number of tokens of each, [b].
         least: How many are enough.
     """
     xp = namespace(values)

@@ -26,8 +26,9 @@ from rank_collapse.struct import refuse, refuse_if
 class Profile(NamedTuple):
     """Measures by layer, as `profile` gives them; `rc.plot` draws it.
 
-    `profile["residual_ratio"]` is that of `profile.measures`. A pytree of JAX: layers are the first
-    axis, so that `jax.vmap(rc.profile, out_axes=1)` gives [l, b] as `batch_axis` does.
+    `profile["residual_ratio"]` equals `profile.measures["residual_ratio"]`. A pytree of JAX: layers
+    are the first axis, so that `jax.vmap(rc.profile, out_axes=1)` gives [l, b] as `batch_axis`
+    does.
 
     Attributes:
         measures: {name: [l] or [l, b]}.
@@ -36,9 +37,10 @@ class Profile(NamedTuple):
             differ by no more than the rounding of the layer that made them, so measures of their
             differences show rounding. None where residual_ratio is not among the measures.
         spiked: Bool [l] or [l, b], True where one token holds more than half of ‖res(X)‖_F²
-            (`residual_spike`): residual_ratio is then of that token, and says little of the others.
-            False where `rounding` is True. None where residual_ratio is not among the measures.
-        left_out: [l] or [l, b], how many tokens `exclude` left out; None without it.
+            (`residual_spike`); residual_ratio then describes that token, and says little about the
+            others. False where `rounding` is True. None where residual_ratio is not among the
+            measures.
+        left_out: [l] or [l, b], the number of tokens that `exclude` left out; None without it.
     """
 
     measures: Mapping[str, Float[AnyArray, "l *b"]]
@@ -47,7 +49,7 @@ class Profile(NamedTuple):
     left_out: Float[AnyArray, "l *b"] | None = None
 
     def __getitem__(self, name: object) -> AnyArray:
-        """Return a measure by name; a field by number, as of every tuple."""
+        """Return a measure by name; a field by number, as in every tuple."""
         return self.measures[name] if isinstance(name, str) else tuple.__getitem__(self, name)
 
     if not TYPE_CHECKING:  # a type checker knows the attributes
@@ -111,7 +113,7 @@ def profile(
 ) -> Profile:
     """Measure hidden states by layer, of one example or of a batch, from any framework.
 
-    Or of attention weights, where the measures are of those: means over heads.
+    Also measures attention weights, if the measures are measures of attention: means over heads.
 
     Args:
         hidden: A `Trace` of one example or a batch, whose last state is measured before the final
@@ -125,12 +127,12 @@ def profile(
         mask: Bool [n], or [b, n] with a batch: the tokens that exist.
         key_mask: Key mask of attention, Bool [m], or [b, m] with a batch: the keys that exist, as
             `rc.measures.first_column` and `rc.sink_rate` take it.
-        segments: Int [n], or [b, n] with a batch, of packed rows: tokens of one number are a
-            document, and an example is a document. Number 0 is one as any other: where it marks
-            padding, as in MaxText, say mask=segments > 0.
-        num_segments: The most documents of a row that exist. Needed where segments are traced: then
-            each row has so many examples, NaN where it has fewer documents, and all are NaN where
-            one has more.
+        segments: Int [n], or [b, n] with a batch, of packed rows: tokens with the same number form
+            a document, and an example is a document. Number 0 is a document like any other. If it
+            marks padding, as in MaxText, pass mask=segments > 0.
+        num_segments: The largest number of documents that exist in a row. It is needed where
+            segments are traced: each row then has this many examples, NaN where it has fewer
+            documents, and all are NaN where a row has more.
         batch_axis: Axis of the batch in an array: 1 for [l, b, ...], 0 for [b, l, ...].
         tokens: "raw", as they are; "unit", x_i/|x_i|; "read", what attention reads, N(x).
         norm: N of "read": a function of one layer's tokens, or a sequence of one per state.
@@ -141,8 +143,8 @@ def profile(
         the measure needs.
 
     Raises:
-        ValueError: An unknown measure, layers of different shapes, a batch whose axis is not
-            known, or a mask that does not fit.
+        ValueError: An unknown measure, layers of different shapes, a batch whose axis is unknown,
+            or a mask that does not fit.
 
     Source: Dong et al. 2021, figure 2 for the residual ratio.
     """
@@ -182,6 +184,7 @@ def profile(
         return measure_states(names, x, x_mask, x_read, **choice)
 
     def measure_layers(hidden, mask):
+        """Measures all layers: JAX arrays in one program, others layer by layer to save memory."""
         if is_jax_array(hidden):  # one program; others layer by layer, for less memory
             return measure_layer(hidden, mask, read)
         layers = [[None] * len(hidden) if a is None else a for a in (hidden, mask, read)]
@@ -225,7 +228,8 @@ def _split_by_document(hidden, mask, segments, kind):
         kind: "tokens" or "attention".
 
     Returns:
-        (layers [l, documents, ...], the tokens that exist [l, documents, n], those as keys).
+        (layers [l, documents, ...], a mask of existing tokens [l, documents, n], the same mask for
+        keys).
     """
     packed = documents.split_documents(segments, mask, (hidden.shape[1], hidden.shape[-2]))
     take = packed.split_tokens if kind == "tokens" else packed.split_weights
@@ -254,6 +258,7 @@ def _measure_by_document(measure_layers, hidden, mask, segments, num_segments, k
     )
 
     def measure_document(number):
+        """Measures the documents with this number in all rows."""
         is_token = numbers == number
         layers = hidden
         if kind == "attention":
@@ -271,7 +276,7 @@ def _measure_by_document(measure_layers, hidden, mask, segments, num_segments, k
 
 
 def _apply_norms(norm, hidden):
-    """Apply to each layer's tokens its norm, or the one norm of all."""
+    """Apply its norm to each layer's tokens, or one norm to all layers."""
     norms = norm if isinstance(norm, Sequence) else [norm] * len(hidden)
     refuse_if(
         None in norms or len(norms) != len(hidden),

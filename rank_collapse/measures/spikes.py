@@ -41,14 +41,14 @@ def choose_tokens(
 
     Args:
         x, mask: Floats [..., n, d]; Bool [..., n] of the same framework, or None.
-        read: What the layer's attention reads of them, N(x) with its own norm, for "read".
+        read: The input of the layer's attention, N(x) with the layer's own norm, for "read".
         tokens: "raw", as they are; "unit", x_i/|x_i|; or "read".
         exclude: "spikes" leaves out the tokens i with |x_i| > threshold · median_j |x_j|.
         threshold: Norm above which a token is a spike, in median norms of the raw tokens.
 
     Returns:
-        (tokens [..., n, d], a mask of those that exist or None for all, how many were left out
-        [...] or None where nothing is excluded).
+        (tokens [..., n, d], a mask of the existing tokens or None for all, the number of tokens
+        left out [...] or None where nothing is excluded).
 
     Raises:
         ValueError: An unknown name; "read" without `read`, or `read` without "read".
@@ -126,8 +126,8 @@ def spike_share(x: AnyArray, *, mask: AnyArray | None = None) -> Float[AnyArray,
 def residual_spike(x: AnyArray, *, mask: AnyArray | None = None) -> Float[AnyArray, "*b"]:
     """Compute max_i |r_i|² / ‖R‖_F² of R = res(X), the tokens less their mean.
 
-    Above 1/2 a residual ratio says little of the other tokens. NaN for fewer than three, and where
-    all are equal.
+    Above 1/2 a residual ratio says little about the other tokens. NaN for fewer than three tokens,
+    and where all are equal.
 
     Args:
         x, mask: See `spike_entry`.
@@ -154,19 +154,20 @@ def bulk_ratio(x: AnyArray, *, mask: AnyArray | None = None) -> Float[AnyArray, 
 
 
 def choose_ratio(ratio: AnyArray, bulk: AnyArray) -> np.ndarray:
-    """Choose the ratio that a verdict on all tokens rests on.
+    """Choose the ratio on which a verdict about all tokens is based.
 
-    It is `residual_ratio`; where a few tokens make more than half of it, `bulk_ratio`.
+    It is `residual_ratio`; or `bulk_ratio`, where a few tokens make more than half of the residual.
 
     Args:
-        ratio, bulk: Both measures of the same tokens, of any shape; NaN of bulk decides nothing.
+        ratio, bulk: Both measures of the same tokens, of any shape; where bulk is NaN, `ratio` is
+            chosen.
     """
     ratio, bulk = np.asarray(ratio, float), np.asarray(bulk, float)
     return np.where(2 * bulk < ratio, bulk, ratio)
 
 
 def _select_bulk(x, mask):
-    """Select the tokens that `bulk_ratio` is of: Bool [..., n]."""
+    """Select the tokens of `bulk_ratio`: Bool [..., n]."""
     xp, count = namespace(x), num_tokens(x, mask)[..., None]
     exists = xp.ones_like(x[..., 0], dtype=xp.bool) if mask is None else mask
     exists = xp.broadcast_to(exists, x.shape[:-1])
@@ -178,8 +179,8 @@ def _select_bulk(x, mask):
     middle = masked_median(sorts_last, count)[..., 0]
     count = xp.astype(count, xp.arange(0).dtype)
     most = xp.maximum(count // 8, xp.ones_like(count))
-    kept = xp.maximum(count - 1 - most, xp.zeros_like(count))[..., None]
-    cutoff = xp.take_along_axis(xp.sort(sorts_last, axis=-2), kept, axis=-2)[..., 0]
+    num_kept = xp.maximum(count - 1 - most, xp.zeros_like(count))[..., None]
+    cutoff = xp.take_along_axis(xp.sort(sorts_last, axis=-2), num_kept, axis=-2)[..., 0]
     return exists & ~((distances > SPIKE * middle) & (distances > cutoff))
 
 

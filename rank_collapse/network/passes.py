@@ -34,7 +34,7 @@ from rank_collapse.network.walk import (
 
 
 class WalkResult(NamedTuple):
-    """What a pass has after the last layer."""
+    """The result of a pass after the last layer."""
 
     params: TransformerParams  # only those outside of the layers may be read
     last_state: Leaf  # X^L [n, d]
@@ -45,20 +45,20 @@ class WalkResult(NamedTuple):
 
     @property
     def output(self) -> Float[Array, "n d"]:
-        """X^L after the final norm where there is one."""
+        """X^L after the final norm, if there is one."""
         return apply_final_norm(
             TokenAlgebra(), self.last_state, self.params, self.prepared, self.config
         )
 
 
 class LayerPass:
-    """A measurement of one example; hashable, since programs are compiled for it."""
+    """A measurement of one example; hashable, because programs are compiled for it."""
 
     reads_layer_values: ClassVar[bool] = True  # False: it carries another state than tokens
     covers: ClassVar[Covers] = EVERYTHING
 
     def on_host(self, results: Tree) -> Tree:
-        """Convert streamed results [b, ...], of one layer or in the end, from NumPy's arrays."""
+        """Convert streamed results [b, ...], of one layer or at the end, from NumPy arrays."""
         return results
 
     def init_carry(self, prepared: PreparedInputs, config: TransformerConfig) -> Tree:
@@ -72,12 +72,13 @@ class LayerPass:
 
         Args:
             layer: The layer.
-            x: Its input; X^0 in every layer where `reads_layer_values` is False.
-            layer_values: What it computed from x; None where `reads_layer_values` is False.
+            x: Input of the layer; X^0 in every layer where `reads_layer_values` is False.
+            layer_values: Values that the layer computed from x; None where `reads_layer_values` is
+                False.
             carry: The carry from the layer before.
 
         Returns:
-            The next carry, and this layer's result.
+            The next carry, and the result of this layer.
         """
         raise NotImplementedError
 
@@ -107,7 +108,8 @@ class States(LayerPass):
     covers: ClassVar[Covers] = EVERYTHING
 
     def measure(self, x: Float[Array, "n d"], mask: ArrayLike | None = None) -> Tree:
-        """Measure one state; the mask Bool [n] says which tokens exist. Here: the state itself."""
+        """Measure one state; the mask Bool [n] marks the tokens that exist. The default returns the
+        state itself."""
         return x
 
     def init_carry(self, prepared: PreparedInputs, config: TransformerConfig) -> Tree:
@@ -197,7 +199,7 @@ def run_pass(
 
 
 class RecordedTokens(TokenAlgebra):
-    """Tokens as a trace has them: `Layer.extra` is the layer's `LayerTrace`."""
+    """Tokens from a trace: `Layer.extra` is the layer's `LayerTrace`."""
 
     def apply_branch(self, layer, kind, branch_input):
         return getattr(layer.extra, f"{kind}_branch"), None

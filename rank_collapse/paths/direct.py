@@ -48,7 +48,7 @@ def direct_contributions(
 ) -> DirectContributions:
     """Split the output into the direct contribution of each part, norm statistics fixed.
 
-    With post-norms a part passes every norm after it; with pre-norms the final norm alone.
+    With post-norms a part passes every norm after it; with pre-norms only the final norm.
 
     Args:
         params, x, config: See `apply`.
@@ -104,7 +104,8 @@ class _WrittenRows(Frozen):
 
 @jax.jit
 def _written_rows(params, prepared, config):
-    """Carry what every part wrote to the output: the rows of `_WrittenRows` there.
+    """Carry the outputs of all parts to the output of the network: the rows of `_WrittenRows`
+    there.
 
     Args:
         params, prepared: Parameters and inputs from `prepare_inputs`.
@@ -126,9 +127,9 @@ def _written_rows(params, prepared, config):
 def logit_attribution(contributions: ArrayLike, unembedding: ArrayLike) -> AnyArray:
     """Compute each part's share of the logits x W + b: its product with W; b joins the offset.
 
-    The final norm is frozen in the contributions already, so that the shares of a sum that equals
-    the output sum to the logits: `direct_contributions` by head and MLP, `path_contributions` by
-    length. `head_contributions` count a path for every head on it and do not sum.
+    The final norm is already frozen in the contributions. So if they sum to the output
+    (`direct_contributions` by head and MLP, `path_contributions` by length), their shares sum to
+    the logits. `head_contributions` count a path for every head on it and do not sum.
 
     Args:
         contributions: `DirectContributions`, `PathContributions`, or an array [..., n, d].

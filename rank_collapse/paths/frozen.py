@@ -1,10 +1,10 @@
 """A network with attention weights, norm statistics and MLP gates held fixed: an affine map.
 
-At a given input, P_h, 1/σ of each norm, φ(z)/z of each MLP and the shares that a router gives are
-constants; with them frozen every sublayer is linear plus a bias, so that its input may be split
-into channels that pass it one by one. Channels are [g, n, d] with `ones` [g], the share of each
-constant (biases, and the memory of cross-attention) a channel takes: 1 for the channel of the
-offset, 0 for all others; [1] where all take the same.
+At a given input, P_h, 1/σ of each norm, φ(z)/z of each MLP and the shares of a router are
+constants. With these frozen, every sublayer is linear plus a bias, so its input may be split into
+channels that pass it one by one. Channels are [g, n, d] with `ones` [g], each channel's share of
+the constants (biases, and the memory of cross-attention): 1 for the channel of the offset and 0 for
+all others; [1] where all have the same share.
 
 Axis letters: g channels, n queries, m keys, h heads, v value width, d and e widths, f MLP width.
 """
@@ -46,7 +46,7 @@ def freeze_layer(layer: Layer, layer_values: LayerValues) -> FrozenLayer:
 
     Args:
         layer: The layer.
-        layer_values: What it computed.
+        layer_values: Values that the layer computed.
     """
     config = layer.config
     scales, gate, mix_inputs = {}, None, None
@@ -217,7 +217,7 @@ def mlp_gate(
 
     Args:
         params: Parameters of the MLP.
-        x: What the MLP reads.
+        x: Input of the MLP.
         config: The network.
     """
     if config.mlp in layers.GATED:

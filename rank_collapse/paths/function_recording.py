@@ -32,7 +32,7 @@ def record_function(
     seed: int = 0,
     **arrays: object,
 ) -> None:
-    """Record the residual stream and the branches of a JAX function, which is not changed for it.
+    """Record the residual stream and the branches of a JAX function, without changing the function.
 
     The function is computed once, equation by equation and not fused, in its own dtypes. A branch
     is a value that leaves a scope (of `jax.named_scope`; Equinox and Flax Linen set one for each
@@ -45,7 +45,8 @@ def record_function(
         x: The input.
         path: An .npz or .safetensors file; with inputs=, a .safetensors file.
         branches: See `function_contributions`. {"attention": …, "mlp": …} records both. A model
-            with MLPs needs both: the state after its last layer is the sum with the last branch.
+            with MLPs needs both, because the state after its last layer is the sum with the last
+            branch.
         inputs: The recording of another run of the same tokens. Every branch takes in the stream of
             that run, so that its own error is measured without the errors before it. The function
             is computed twice, first on its own stream.
@@ -104,10 +105,10 @@ def _replay_layers(program, x, branches, layers, other_inputs):
 
     Args:
         program: The traced program of the function.
-        x: Its input.
-        branches: What is a branch.
-        layers: On its own stream.
-        other_inputs: The other run.
+        x: Input of the function.
+        branches: Patterns of the branches.
+        layers: Layers of the function on its own stream.
+        other_inputs: Stream of the other run.
     """
     other_inputs.begin_call()
     states = {number: layer for layer, number in enumerate(layers.numbers)}
@@ -122,5 +123,5 @@ def _replay_layers(program, x, branches, layers, other_inputs):
 
 
 def _read_mask(mask, other_inputs):
-    """Return a mask as the other run has its own, or None."""
+    """Return a mask in the other run's form, or None."""
     return None if mask is None else np.asarray(mask).astype(bool).reshape(other_inputs.mask.shape)

@@ -1,8 +1,8 @@
 """Lengths of paths weighted by the output of each layer: branch shares, their law, rollouts.
 
-Dong et al. 2021 count paths: most have length L H/(1 + H). Here each path has a weight.
-A layer's attention branch counts with its share λ_l, the skip with 1 − λ_l. So the length of
-a path is a sum of L independent coins (Poisson-binomial).
+Dong et al. 2021 count paths; most have length L H/(1 + H). Here each path has a weight. A layer's
+attention branch has its share λ_l as weight, the skip 1 − λ_l, so the length of a path is a sum of
+L independent coins (Poisson-binomial).
 """
 
 from typing import NamedTuple
@@ -59,7 +59,7 @@ def branch_shares(
         trace: One example's forward pass, from `apply`.
         params, config: The network of the trace.
         mask: Bool [n], True for tokens that count; None for all. In language models the norm of
-            token 0 is often far above the others, and its share far below.
+            token 0 is often far above the norms of the others, and its share far below.
 
     Raises:
         ValueError: A mask of another length, or a trace of another depth.
@@ -107,8 +107,8 @@ def _measure_shares(params, trace, config, is_counted):
 def path_length_law(shares: ArrayLike) -> Float[AnyArray, "... lengths"]:
     """Compute the probability of each path length, given each layer's attention share.
 
-    The law of a sum of independent coins: p ← (1 − λ_l) p + λ_l · (p moved by one), layer by layer.
-    λ_l = H/(1 + H) in all layers is the count of Dong et al. 2021.
+    The law is that of a sum of independent coins: p ← (1 − λ_l) p + λ_l · (p moved by one), layer
+    by layer. λ_l = H/(1 + H) in all layers gives the count of Dong et al. 2021.
 
     Args:
         shares: λ [..., L] in [0, 1], of NumPy, JAX or torch.
@@ -185,7 +185,7 @@ def rollout(attention: ArrayLike, shares: ArrayLike = 0.5, *, by_length: bool = 
 
 
 def _as_shares(shares):
-    """Return shares as an array, and check the values of those that are known on the host.
+    """Return shares as an array, and check values that are known on the host.
 
     Raises:
         ValueError: A share outside [0, 1].

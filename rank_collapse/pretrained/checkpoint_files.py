@@ -1,6 +1,6 @@
 """The files of a checkpoint: its config.json, and its tensors by name.
 
-Tensors are of a safetensors file, of a `torch.save` file, or of a model in memory.
+Tensors come from a safetensors file, from a `torch.save` file, or from a model in memory.
 """
 
 import contextlib
@@ -53,7 +53,7 @@ class Tensors:
     """The tensors of a model by name, each read when asked for.
 
     Args:
-        folder, file: Where they are, for messages.
+        folder, file: Folder and file of the tensors, for messages.
         entries: {name: `Stored`}.
     """
 
@@ -113,7 +113,7 @@ def _read_unchanged(path, opened, read, rows):
         read, rows: See `Stored`.
 
     Raises:
-        ValueError: It is cut short, or has changed.
+        ValueError: The file is cut short, or has changed.
     """
     with contextlib.suppress(FileNotFoundError):
         now = os.stat(path)

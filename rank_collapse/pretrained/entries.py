@@ -54,7 +54,7 @@ def check_entry(name: str, value: object, entry: Entry) -> None:
     Args:
         name: Name of the entry, for the message.
         value: See config.json.
-        entry: What is allowed.
+        entry: Allowed types and limits.
     """
     kinds = entry.kinds
     if type(value) not in kinds and not (float in kinds and type(value) is int):
@@ -90,7 +90,8 @@ ANY_LENGTH = 2**31
 def rotary_entry(settings: Mapping[str, object], kind: str | None = None) -> Settings:
     """Select the entry on rotary positions, of one kind of layers.
 
-    With both the old one counts, as in transformers: users add it to extend the context.
+    If both entries exist, the old one counts, as in transformers: users add it to extend the
+    context.
 
     Args:
         settings: `rope_scaling` and `rope_parameters` among them.
@@ -113,8 +114,8 @@ def rotary_fields(
 
     Args:
         entry: Entry from `rotary_entry`.
-        settings: Settings with `rope_theta` and `max_position_embeddings`. Where a family has it,
-            `original_max_position_embeddings` takes precedence over the entry's own.
+        settings: Settings with `rope_theta` and `max_position_embeddings`. If a family has
+            `original_max_position_embeddings`, this takes precedence over the entry's own value.
         width: Width of a head.
         share: Share of the width that is rotated, where the entry does not say.
 
@@ -159,10 +160,10 @@ def local_theta(settings: Mapping[str, object], theta: float) -> float:
 
     Args:
         settings: Settings of the model.
-        theta: Where the config does not say.
+        theta: Default, if the config does not have it.
 
     Raises:
-        ValueError: A scaling of these, or a share of the width of their own.
+        ValueError: These positions have a scaling, or their own share of the width.
     """
     name = "sliding_attention"
     entry = {"rope_theta": theta}
@@ -241,7 +242,7 @@ def _positive_number(entry, name, default=None):
     Args:
         entry: Entry from `rotary_entry`.
         name: Name of the number.
-        default: Where it is absent.
+        default: Value if the entry is absent.
     """
     value = default if entry.get(name) is None else entry[name]
     check_entry(name, value, Entry(None, (float,)))
@@ -254,7 +255,7 @@ def _as_floats(values):
 
 
 def num_positions(entry: Mapping[str, object], settings: Mapping[str, object]) -> int:
-    """Returns the positions that the model is made for: more where the scaling reaches further.
+    """Returns the number of positions for which the model is made; more if the scaling extends it.
 
     Args:
         entry: Entry from `rotary_entry`.

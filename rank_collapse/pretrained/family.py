@@ -1,6 +1,6 @@
 """A family of models as a table: the entries of its config.json, and where its tensors lie.
 
-What such a table is written with is imported from here, wherever it is defined.
+The names that such a table uses are imported from here, wherever they are defined.
 """
 
 import dataclasses
@@ -83,7 +83,7 @@ class Family:
         entries: The entries of config.json that are read: their defaults, or `Entry`s.
         reads: {field of `TransformerConfig` or, if it has none of that name, of
             `EmbeddingConfig`: the entry it is}; "depth", "num_heads" and "d_model" among them.
-        names: Where tensors lie; a function of (weights, settings) where that differs.
+        names: Names of the tensors; a function of (weights, settings) if they differ.
         anchors: Ends of tensor names, one of which is in every checkpoint; the text before it is
             the prefix of all names.
         fields, embedding: Fields of `TransformerConfig` and `EmbeddingConfig` that are the same in
@@ -94,7 +94,7 @@ class Family:
         interleaved: Whether rotary positions turn neighbouring features; ours turn two halves.
         biases: {kind of map, as in `mapping`: whether it has a bias, or the entry that decides it};
             "" for all others. By default LayerNorms have biases, and heads ("head") do not.
-        gain_offset: What is added to the stored gains of norms.
+        gain_offset: Number to add to the stored gains of norms.
         init: (tensor name, settings, layers) → how the tensor is drawn at initialisation.
         head: The table of a causal language model where it differs from the table of the tokens;
             None where there is no such head, or one that is not linear.

@@ -34,7 +34,8 @@ class Leaf(NamedTuple):
 
 
 class Map(NamedTuple):
-    """A map with weight and bias whose axes are others than `_MAPS` has, or several in one."""
+    """A map with weight and bias whose axes differ from those in `_MAPS`, or several maps in
+    one."""
 
     name: str
     weight: str
@@ -120,7 +121,7 @@ def take_tensor(weights: Weights, name: str, axes: str, sizes: Mapping[str, int]
 
 @dataclasses.dataclass(frozen=True)
 class Reader:
-    """What reads the tensors of one model."""
+    """Reads the tensors of one model."""
 
     weights: Weights  # Its tensors
     config: TransformerConfig  # The network
@@ -190,7 +191,7 @@ class Reader:
         return BlockParams(**fields)
 
     def read_outside(self, names: Names) -> dict[str, Tree]:
-        """Read what `TransformerParams` has besides its layers."""
+        """Read the fields of `TransformerParams` other than its layers."""
         table, tables = dict(names.outside), self.config.embedding
         tokens = table.pop("embedding.tokens", None)
         fields = {"embedding": EmbeddingParams()} | self.read_fields(table)
@@ -208,7 +209,7 @@ class Reader:
 
         Args:
             place: Path in the parameters.
-            entry: What the table has for it.
+            entry: Entry of the table.
             stem: Prefix of the names of tensors.
         """
         is_norm = place.endswith("norm")

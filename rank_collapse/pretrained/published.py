@@ -45,16 +45,16 @@ def suggest_names(folder: str | os.PathLike) -> str:
     """Suggests names for a name that is not a folder.
 
     Args:
-        folder: That does not exist; a path of several folders could have meant nothing else.
+        folder: Path that does not exist; a path of several folders gets no suggestion.
     """
     name = str(folder)
     if not name or name.startswith((".", "/", "~")) or name.count("/") > 1:
         return ""
-    drawn = name if name in PUBLISHED else "NAME"
+    architecture = name if name in PUBLISHED else "NAME"
     names = "" if name in PUBLISHED else f" (NAME: {', '.join(PUBLISHED)})"
     return (
-        f"; hf:{name} is the model of that name on the Hugging Face hub, {RANDOM}{drawn} random "
-        f"weights of an architecture{names}"
+        f"; hf:{name} is the model of that name on the Hugging Face hub, {RANDOM}{architecture} "
+        f"random weights of an architecture{names}"
     )
 
 

@@ -1,5 +1,8 @@
 """Measurements on a checkpoint, layer by layer: each layer's weights are read, used and dropped.
 
+A group is a set of passes over some examples of one variant (ablation) of the network; a part is a
+chunk of the examples of a group.
+
 All requested measurements go through a layer while its weights are in memory; the next layer is
 read meanwhile. Memory holds one layer, the next one as it lies in the file, and the carries of the
 passes. One program is compiled for the layers of each variant; variants that measure only states,
@@ -75,9 +78,9 @@ def stream(
 
     Args:
         source: An open checkpoint, or a network in memory.
-        inputs: Arrays [b, ...] by argument name of `rank_collapse.apply`, x among them; None for
-            one that is absent. Lists of texts of different lengths are filled up and masked: what
-            results say of tokens beyond a text's end means nothing.
+        inputs: Arrays [b, ...] by argument name of `rank_collapse.apply`, including x; None for an
+            absent one. Lists of texts of different lengths are padded and masked; results for
+            tokens beyond a text's end have no meaning.
         groups: The passes by name; a group shares a forward pass.
         chunk: Number of examples computed at once, which bounds the memory of a layer. All examples
             go through a layer while its weights are in memory.
@@ -87,9 +90,9 @@ def stream(
         {group: {pass: its result}}, arrays [b, ...].
 
     Raises:
-        ValueError: Inputs of different lengths, chunk below 1, a group of no example; tokens
-            outside of the vocabulary or positions; weights that are not finite, or so large that
-            hidden states are not, or that make them all 0; a network that a pass does not cover.
+        ValueError: Inputs of different lengths, a chunk below 1, or a group without examples;
+            tokens outside of the vocabulary or positions; weights that are not finite, or that make
+            hidden states infinite or all 0; a network that a pass does not cover.
         OSError: A file that cannot be read any more.
     """
     config, outside, batch = source.prepare_batch(inputs)
@@ -125,8 +128,8 @@ def stream(
             )
             state.carries[i], state.layer_results[i] = None, []
             for name, result in zip(part.names, _on_host(part, part_results), strict=True):
-                kept = jax.tree.map(lambda a, n=part.count: a[:n], result)
-                results.setdefault(part.group, {}).setdefault(name, []).append(kept)
+                unpadded = jax.tree.map(lambda a, n=part.count: a[:n], result)
+                results.setdefault(part.group, {}).setdefault(name, []).append(unpadded)
     finally:
         source.layers.drop()
     return {
@@ -251,7 +254,7 @@ def assemble_layer(
             and the configuration, from `prepare_batch`.
         index: Index of the layer; may be traced.
         ablation: The parts to remove.
-        passes: That must cover the network.
+        passes: Passes that must cover the network.
     """
     config = config.replace(layer_map=(0,) * config.depth)  # all layers are the one row
     params = outside.replace(layers=jax.tree.map(lambda a: a[None], stored_values(stored)))
@@ -291,9 +294,9 @@ def _step_part(measured, stored, outside, examples, config, index, hidden, carri
     """Pass a part through one layer: (states, carries, each pass's result of the layer).
 
     Args:
-        measured: `_Part.measured`; the others as of `_begin_part`.
+        measured: `_Part.measured`; for the others see `_begin_part`.
         index: Index of the layer.
-        hidden, carries: Before the layer.
+        hidden, carries: States and carries before the layer.
     """
     passes, ablation = measured
 
@@ -309,7 +312,7 @@ def _finish_part(measured, stored, outside, examples, config, hidden, carries, l
     """Build the result of each pass of a part, [b, ...].
 
     Args:
-        measured: `_Part.measured`; the others as of `_step_part`.
+        measured: `_Part.measured`; for the others see `_step_part`.
         layer_results: Results of each pass for all layers, [b, l, ...].
     """
     passes, ablation = measured

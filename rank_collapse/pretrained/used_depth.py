@@ -6,8 +6,8 @@
     report.figure().savefig("depth.png")
 
 The literature has several definitions of "depth used", which disagree on the same network. The
-report gives all of them with their sources, and the exact sums over paths beside them. Lens and
-cosine are those of the code of Hu et al. 2025; what differs from the authors': docs/related.md.
+report gives all of them with their sources, and also the exact sums over paths. Lens and cosine
+follow the code of Hu et al. 2025; docs/related.md lists the differences.
 
 Axis letters: b examples, l layers, n tokens.
 """
@@ -208,7 +208,7 @@ def depth_report(
         done: Called after each layer with the state of the stream.
 
     Raises:
-        ValueError: No language model, or what `pretrained.stream` refuses.
+        ValueError: The model is not a language model, or `pretrained.stream` raises an error.
 
     Source: Csordás et al. 2025, Do language models use their depth efficiently?, with the
     thresholds of Hu et al. 2025 (arXiv 2512.14064); Gromov et al. 2024; Men et al. 2024; for sums
@@ -265,7 +265,8 @@ def depth_used(
     kl, overlap = mean["lens_kl"][:depth], mean["lens_overlap"]
 
     def first_layer(reached):
-        """Returns the first layer reached; as the authors' code, of all layers but the last."""
+        """Returns the first layer reached; like the authors' code, among all layers but the
+        last."""
         places = np.flatnonzero(reached[: depth - 1])
         return int(places[0]) if len(places) else None
 

@@ -61,7 +61,7 @@ class Weights:
         """Stack layer(row) of every row: one leading layer axis, no second copy in memory.
 
         Args:
-            rows: What `layer` is called with.
+            rows: Arguments for `layer`.
             layer: row → a tree of arrays.
 
         Returns:
@@ -84,6 +84,7 @@ class Weights:
         """Move the leaves of a tree that is not stacked to JAX, in the weights' dtype."""
 
         def move_leaf(a):
+            """Copies one array to the device in the weights' dtype; a `Table` stays."""
             if isinstance(a, Table):
                 return a
             copy = _allocate_aligned(a.shape, self.dtype)
@@ -163,7 +164,7 @@ class CheckpointWeights(Weights):
 
         Args:
             name: Without the prefix.
-            *shape: That the config implies.
+            *shape: Shape that the config implies.
 
         Raises:
             ValueError: Missing, of another shape than the config implies, or of whole numbers.
@@ -179,7 +180,7 @@ class CheckpointWeights(Weights):
 
         Args:
             name: Without the prefix.
-            shape: That the config implies.
+            shape: Shape that the config implies.
 
         Raises:
             ValueError: Missing, of another shape, or of whole numbers.

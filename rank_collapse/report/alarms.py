@@ -74,11 +74,11 @@ def find_alarms(
                         float(np.atleast_1d(value_at_step)[worst]),
                     )
                     row = seed_rows[index]
-                    of_all = np.atleast_1d(np.asarray(row[name], float))[worst]
-                    of_bulk = bool(np.isfinite(value) and value != of_all)
-                    spiked = not of_bulk and _is_spiked(row, name, worst)
+                    full_value = np.atleast_1d(np.asarray(row[name], float))[worst]
+                    is_bulk = bool(np.isfinite(value) and value != full_value)
+                    spiked = not is_bulk and _is_spiked(row, name, worst)
                     raised.append(
-                        Alarm(name, threshold, row["step"], value, layer, seed, spiked, of_bulk)
+                        Alarm(name, threshold, row["step"], value, layer, seed, spiked, is_bulk)
                     )
                     break
     return sorted(raised, key=lambda alarm: alarm.step)
@@ -105,7 +105,7 @@ def metric_thresholds(name: str, thresholds: Sequence[Threshold]) -> list[Thresh
 
     Args:
         name: Name of the metric, such as "encoder.residual_ratio".
-        thresholds: All there are.
+        thresholds: All thresholds.
     """
     by_name = [threshold for threshold in thresholds if threshold.name == name]
     return by_name or [t for t in thresholds if t.name == name.rpartition(".")[2]]

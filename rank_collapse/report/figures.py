@@ -153,7 +153,8 @@ def log_band(
 ) -> None:
     """Plot the geometric mean over seeds as a line, a deviation of the logarithm as a band.
 
-    A gap where a seed has no number above 0, unlike `band`'s mean of those that have.
+    Leaves a gap where a seed has no number above 0; `band` takes the mean of the seeds that have
+    one.
 
     Args:
         ax, x, values, label, index, options: See `band`.

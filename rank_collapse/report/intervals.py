@@ -38,8 +38,8 @@ def mean_interval(values: Iterable[float], level: float = 0.95) -> Interval:
         ValueError: A level outside (0, 1).
 
     Returns:
-        (−∞, ∞) of fewer than two seeds, of seeds that are all equal, which say nothing about their
-        spread, and where a value is not finite.
+        (−∞, ∞) for fewer than two seeds, for seeds that are all equal (they show nothing about
+        their spread), and where a value is not finite.
 
     Source: Student 1908, "The probable error of a mean".
     """

@@ -22,10 +22,10 @@ class Section:
         title: Heading.
         command: How the numbers were made.
         status: Beside the heading, HTML.
-        body: Under the heading, HTML.
+        body: HTML under the heading.
         figures: (PNG, caption) pairs; the first is shown, the others unfold.
         table: Rows of numbers by column.
-        folded: (title, HTML) of what unfolds.
+        folded: (title, HTML) of the folded parts.
         details: Small print below the command.
     """
 
@@ -147,6 +147,7 @@ def _render_figure(figure):
 
 
 def _render_section(section):
+    """Renders one section: heading, text, first figure, table, and folded parts."""
     heading = (
         f'<h2 id="{escape_html(section.name)}">{escape_html(section.title)}{section.status}</h2>'
     )

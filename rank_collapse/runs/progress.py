@@ -13,9 +13,9 @@ class Progress:
 
     Args:
         total: Number that the count reaches at the end.
-        label: What is computed.
+        label: Name of the computation.
         quiet: Whether nothing is shown.
-        stream: Where it is shown.
+        stream: Stream that shows the line.
         interval: Seconds between two lines, by default a fifth in a terminal and 5 elsewhere.
     """
 
@@ -82,9 +82,9 @@ class Progress:
     def _describe(self, now, values):
         elapsed, fresh = now - self._begun, self._done - self._skipped
         share = self._done / max(self._total, 1)
-        left = elapsed * (self._total - self._done) / max(fresh, 1)
+        seconds_left = elapsed * (self._total - self._done) / max(fresh, 1)
         parts = [f"{share:4.0%}", values, format_seconds(elapsed)]
-        parts += [f"{format_seconds(left)} left"] if self._done < self._total else []
+        parts += [f"{format_seconds(seconds_left)} left"] if self._done < self._total else []
         return ", ".join(filter(None, parts))
 
     def _show(self, line):

@@ -105,6 +105,7 @@ def to_host(tree: Tree, num_seeds: int | None = None) -> Tree:
     """
 
     def copy_leaf(leaf):
+        """Copies one array to the host; random keys stay keys."""
         if is_key(leaf):
             data = copy_leaf(jax.random.key_data(leaf))
             return jax.random.wrap_key_data(data, impl=jax.random.key_impl(leaf))
@@ -137,15 +138,15 @@ def run_seeds(
 ) -> Callable:
     """Return fn(*one seed's pytrees, shared) as one jitted call for all seeds on all devices.
 
-    Nothing is communicated. Call the result with leaves [s, ...] in all arguments but the last (s a
-    multiple of the mesh: `shard_seeds`), and any pytree, the same for every seed, in the last; it
-    returns fn's outputs with a leading seed axis, laid out over the mesh.
+    Nothing is communicated. Call the result with leaves [s, ...] in all arguments but the last (s
+    is a multiple of the mesh: `shard_seeds`), and with any pytree in the last, which is the same
+    for every seed. It returns fn's outputs with a leading seed axis, laid out over the mesh.
 
     Args:
         fn: Function of one seed.
         mesh: Mesh from `seed_mesh`.
-        at_once: Seeds that a device vmaps over; it runs such groups one after the other. None for
-            all its seeds. Changes no result beyond rounding.
+        at_once: Number of seeds over which a device vmaps; it runs such groups one after the other.
+            None for all its seeds. It changes results only by rounding.
         donate: Positions of arguments whose memory the result may reuse.
         level: How hard XLA optimises on a CPU. Level 1 compiles in two thirds of the default's
             time, and the programs are as fast; level 0 is for programs that run once, such as
@@ -154,6 +155,7 @@ def run_seeds(
     at_once = None if at_once is None else check_whole("at_once", at_once, 1)
 
     def on_device(*arguments):
+        """Computes the seeds of one device, vmapped or one after the other."""
         *by_seed, shared = arguments
         count = jax.tree.leaves(by_seed)[0].shape[0]
         if at_once == 1:

@@ -37,7 +37,7 @@ GROUPS = ("embedding", "matrix", "vector", "final")
 
 
 class Factors(NamedTuple):
-    """What a rule multiplies for one group of parameters."""
+    """Factors of a rule for one group of parameters."""
 
     init: Number  # the initial values
     rate: Number
@@ -46,7 +46,7 @@ class Factors(NamedTuple):
 
 
 class DepthRule(struct.Struct):
-    """A depth parametrisation; its floats may be traced, so that a program serves all rules.
+    """A depth parametrisation; its floats may be traced, so one program serves all rules.
 
     Attributes:
         base: The network whose hyperparameters are known.
@@ -142,6 +142,8 @@ class DepthRule(struct.Struct):
         struct.check_numbers("[0, 1)", b1=b1, b2=b2)
 
         def group_optimizer(factors):
+            """Makes the AdamW of one group from its factors."""
+
             def schedule(step):
                 return factors.rate * rate(step)
 
@@ -220,8 +222,8 @@ def depth_rule(name: RuleName, base: TransformerConfig) -> DepthRule:
     Args:
         name: "sp", standard: nothing is scaled. "mup": by width alone (Yang et al. 2022). "half"
             and "completep": by width, and by depth with α = ½ (Yang et al. 2024; Bordelon et al.
-            2024) and α = 1 (Dey et al. 2025). "looped": α = ½ in the layers that have weights of
-            their own, 1 in how often these are passed (Wang et al. 2026).
+            2024) and α = 1 (Dey et al. 2025). "looped": α = ½ in the number of layers that have
+            their own weights, 1 in the number of times that these are applied (Wang et al. 2026).
         base: The network whose hyperparameters are known.
 
     Raises:

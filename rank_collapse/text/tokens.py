@@ -84,10 +84,11 @@ def parse_ids(texts: Iterable[str], where: str) -> list[list[int]]:
 
     Args:
         texts: Texts of token ids, such as "5, 8, 13".
-        where: Names the texts in the message.
+        where: Name of the texts in the message.
 
     Raises:
-        ValueError: Anything but integers, as between two commas; it names where they stand.
+        ValueError: Entries that are not integers, such as between two commas; the message names
+            their position.
     """
     try:
         return [[int(t) for t in re.split(r"\s*,\s*|\s+", text.strip())] for text in texts]
@@ -122,5 +123,6 @@ def pad_sequences(sequences: Iterable[Sequence[int]], *, vocab_size: int = 2**31
 
 
 def cut_text(ids: Sequence[int], max_tokens: int) -> Sequence[int]:
-    """Cuts a text to a number of tokens, its last token kept: it closes a text in most models."""
+    """Cuts a text to a number of tokens and keeps its last token, which closes a text in most
+    models."""
     return ids if len(ids) <= max_tokens else [*ids[: max_tokens - 1], ids[-1]]

@@ -28,7 +28,7 @@ def head_weights(
 
     Args:
         params: `AttentionParams` of the layer.
-        temperature: What divides its scores.
+        temperature: Divisor of the scores.
     """
     params = repeat_groups(params)
     w_qk = jnp.einsum("hdk,hek->hde", params.w_q, params.w_k) / temperature
@@ -115,9 +115,9 @@ def score_spread(
 
     Args:
         w_qk: Matrices W_QK, from `head_weights`.
-        state: What the layer's attention reads.
+        state: Input of the layer's attention.
         config: Configuration of the network.
-        allowed: Which keys each row may see.
+        allowed: Bool, the keys that each row may see.
         keep: Bool [n], the tokens that exist.
     """
     deviation = jnp.einsum("nd,hde,me->hnm", state.residual, w_qk, state.residual)
@@ -141,7 +141,7 @@ def layer_constants(
 
     Args:
         params, gains: Parameters and gains of the layer.
-        state: What its attention reads.
+        state: Input of the layer's attention.
         config: Configuration of the network.
         spread: Result of `score_spread`.
     """

@@ -67,7 +67,7 @@ def log10_theorem(
     """Compute log10 of the right side of theorems 2.2 and 2.3, (4γβH/√k)^{(3^L−1)/2}
     ‖res(X)‖^{3^L}.
 
-    Equal to c^{−1/2} (c^{1/2} r)^{3^L} with c = 4γβH/√k, r = ‖res(X)‖.
+    Equals c^{−1/2} (c^{1/2} r)^{3^L} with c = 4γβH/√k, r = ‖res(X)‖.
 
     Args:
         log10_input: log10 ‖res(X)‖_{1,∞}.
@@ -97,7 +97,8 @@ def log10_power_law(log10_input: Number, log10_c: Number, depth: Number) -> Numb
 def not_covered(
     config: TransformerConfig, *, mask: ArrayLike | None = None, bias: ArrayLike | None = None
 ) -> tuple[str, ...]:
-    """List the parts of a network that the theorems do not cover; () for a SAN, also with MLPs.
+    """List the parts of a network that the theorems do not cover; () for attention alone, also with
+    MLPs.
 
     Reasons that begin with "rows" concern the bound of a layer, the others only that of the stack.
 
@@ -231,7 +232,7 @@ def lemma_excess(params: AttentionParams, x: Float[Array, "n d"]) -> Float[Array
 
     Args:
         params: `AttentionParams` of the layer.
-        x: What its attention reads, [n, d].
+        x: Input of the layer's attention, [n, d].
 
     Source: the technical lemma in the appendix of Dong et al. 2021.
     """

@@ -106,7 +106,7 @@ def compute_scores(params, state, eps, config, context, temperature, keep) -> Sc
     """Compute the scores of every head, with the bias and without the mask.
 
     Args:
-        eps: ε = e^s of the state; the others as of `attention_parts`.
+        eps: ε = e^s of the state; for the others see `attention_parts`.
     """
     factor = jnp.ones((), eps.dtype) / temperature
     if config.scale_scores:
@@ -224,7 +224,7 @@ def rounding_noise(params, values, scores: Scores, weights: Weights, other_parts
     Args:
         values: R̂ W_V [h, m, v], of `compute_values`.
         other_parts: (weights, power, top) of the parts besides E, where rows differ by themselves.
-        log_scale: s of the state; the others as of `split_weights`.
+        log_scale: s of the state; for the others see `split_weights`.
     """
     size = jnp.max(jnp.abs(values), axis=(1, 2)) * jnp.max(jnp.abs(params.w_o), axis=(1, 2))
     size = size * jnp.finfo(values.dtype).eps

@@ -97,7 +97,7 @@ def add_branch(spec, state, part, keep) -> LogState:
     Args:
         spec: Specification of the sublayer.
         state: The stream before it.
-        part: What its branch adds, `LogParts`.
+        part: Output of the branch, `LogParts`.
         keep: Bool [n], the tokens that exist.
     """
     mean, parts = apply_gain(spec.branch_gain, part.mean), apply_gain(spec.branch_gain, part.parts)
@@ -123,7 +123,7 @@ def apply_norm(spec, state, keep):
 
     Args:
         spec: Specification of the norm.
-        state: What it reads.
+        state: Input of the norm.
         keep: Bool [n], the tokens that exist.
     """
     u, r = state.mean, state.residual
@@ -171,7 +171,7 @@ def mlp_parts(params, state, kind) -> LogParts:
 
     Args:
         params: Parameters of the MLP.
-        state: What it reads.
+        state: Input of the MLP.
         kind: `TransformerConfig.mlp`.
     """
     eps = jnp.exp(state.log_scale)

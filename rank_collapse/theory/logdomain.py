@@ -38,7 +38,7 @@ REPLICAS = 4
 
 
 class LogTrace(struct.Struct):
-    """The values of every layer that the bounds need; residuals as log10 ‖.‖_{1,∞}."""
+    """The values of every layer that the bounds need; residuals are log10 ‖.‖_{1,∞}."""
 
     profile: struct.Leaf  # Of X^0 .. X^L, [L + 1]
     inputs: ops.LogState  # Of the input of each layer's attention, with a leading layer axis
@@ -189,6 +189,7 @@ class LogPass(LayerPass):
         keep = layer.inputs.existing_tokens
 
         def run_copy(copy):
+            """Passes one noisy copy through the layer, and collects its `LogTrace` fields."""
             word, ulps, state = copy
             noise = Noise(word, ulps).at(layer.index) if self.replicas else None
             state, sublayers = walk_layer(LogScaled(keep, noise), layer, state)

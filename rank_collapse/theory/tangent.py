@@ -1,7 +1,8 @@
 """Equal tokens 1x̄ᵀ and a direction e^s R̂ across them: a network to first order in the residual.
 
-What both laws of the small residual share: the cubic one (`cubic_law`) and the exponential one
-(`transverse`) differ in the attention term alone. Norms and MLPs multiply by their Jacobian at x̄.
+The common part of both laws of the small residual: the cubic law (`cubic_law`) and the exponential
+law (`transverse`) differ only in the attention term. Norms and MLPs multiply by their Jacobian at
+x̄.
 """
 
 import jax

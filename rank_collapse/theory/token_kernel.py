@@ -159,6 +159,7 @@ def attention_kernel(
     u, key_change, query_covariance = keys.distance, keys.change, queries.covariance
 
     def head_kernel(p):
+        """Computes one head's kernel, with the spread of scores and the response to updates."""
         mixed_distance = p @ u @ p.T  # [n, n]: p is [n, m], u [m, m]
         diagonal = jnp.diag(mixed_distance)  # [n]
         key_spread = 2 * p @ u - diagonal[:, None]  # K̃_jj of row i, [n, m]

@@ -1,4 +1,8 @@
-"""Values that carry paths: of linear operators, entrywise functions as frozen gates, and scores."""
+"""Values that carry paths: of linear operators, entrywise functions as frozen gates, and scores.
+
+Values have degree 0 (constant or frozen), 1 (paths pass them) or 2 (a product of two values of
+degree 1), see `values`.
+"""
 
 import torch
 from torch import Tensor

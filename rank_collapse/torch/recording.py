@@ -53,7 +53,7 @@ def record(
     """Record the forward passes inside the block, and write the recording at the end.
 
     Several calls, such as steps with a cache of keys and values, are joined along the tokens. The
-    model computes the same numbers; its hooks are removed.
+    model computes the same numbers, and its hooks are removed at the end.
 
     Args:
         model: Any model whose layers take the stream [b, n, d] as their first argument and return
@@ -62,8 +62,8 @@ def record(
         layers: The layers in their order, or a pattern of their names; by default the elements of
             the longest list of modules that is not inside another list. In an encoder-decoder only
             one stack is recorded.
-        attention, mlp: Patterns of the names, within a layer, of the modules whose output is the
-            branch. Where none matches, the branch is not recorded.
+        attention, mlp: Patterns for the names, within a layer, of the modules whose output is the
+            branch. If none matches, the branch is not recorded.
         inputs: The recording of another run of the same tokens. Every sublayer takes in the stream
             of that run, so that its own error is measured without the errors before it; the model's
             output has no meaning then.
@@ -77,8 +77,8 @@ def record(
     """
     _refuse_compiled(model)
     blocks = find_layers(model, layers)
-    others = None if inputs is None else OtherInputs(inputs, noise, seed, out=path)
-    tape = _Tape({module: name for name, module in model.named_modules()}, others)
+    other_inputs = None if inputs is None else OtherInputs(inputs, noise, seed, out=path)
+    tape = _Tape({module: name for name, module in model.named_modules()}, other_inputs)
     handles = [
         model.register_forward_pre_hook(tape.begin_call, with_kwargs=True),
         model.register_forward_hook(tape.keep_logits),
@@ -100,8 +100,8 @@ def record(
         "model": type(model).__name__,
         "layers": ",".join(tape.layer_names),
     }
-    if others is not None:
-        metadata |= others.describe()
+    if other_inputs is not None:
+        metadata |= other_inputs.describe()
     write_tensors(path, arrays, metadata)
 
 

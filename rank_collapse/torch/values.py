@@ -26,7 +26,7 @@ class Value:
     """A tensor or number of the graph.
 
     Attributes:
-        array: What the model computes, a Tensor or a Python number.
+        array: Tensor or Python number that the model computes.
         degree: 0, 1 or 2, as above.
         from_inputs: Whether it depends on an argument of the model, and not on weights alone.
         base: A number shared by values that are entrywise functions of the same value, or None.

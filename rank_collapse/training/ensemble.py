@@ -53,7 +53,7 @@ class Ensemble:
     own values.
 
     Args:
-        recipe, mesh: What is trained, on which devices; all by default.
+        recipe, mesh: The recipe to train, and the devices to train on; by default all.
         make_data: key → dictionary whose "train" is the training data of one seed, so that all
             data are made where they are used. Its key is independent of the model's.
         epochs_per_chunk: Epochs in one jitted call; progress, checkpoints and the check for
@@ -143,10 +143,10 @@ class Ensemble:
             fn: (model, data, hyper, key) of one seed → pytree of arrays.
 
         Returns:
-            A function of (states, data, hyper, keys, num_seeds=s) of all seeds, which gives host
-            arrays [s, ...]; compiled at the first call. Its further arguments are `activity`, as
-            of `train`, and `on_seeds`, called with the number of seeds that are done; on a CPU
-            they are then computed some at a time.
+            A function of (states, data, hyper, keys, num_seeds=s) of all seeds, which returns host
+            arrays [s, ...]; compiled at the first call. Its further arguments are `activity`, as in
+            `train`, and `on_seeds`, which is called with the number of finished seeds; on a CPU a
+            few seeds are then computed at a time.
         """
         spread = seeds.run_seeds(
             lambda state, data, hyper, key, _: fn(state.model, data, hyper, key),
@@ -155,6 +155,7 @@ class Ensemble:
         )
 
         def call(*laid_out, num_seeds, activity=_no_activity, on_seeds=None):
+            """Computes the function for all seeds, some at a time where progress is reported."""
             size = jax.tree.leaves(laid_out)[0].shape[0]
             part = size if on_seeds is None else self._seeds_of_a_part(size)
             on_host, parts = seeds.to_host(laid_out) if part < size else None, []
@@ -174,10 +175,10 @@ class Ensemble:
         return call
 
     def _seeds_of_a_part(self, size: int) -> int:
-        """Returns how many of so many seeds are computed in a call that reports when it is done.
+        """Returns how many seeds are computed in one call, which reports when it is done.
 
-        A device that runs seeds one after the other takes two or more in each call, since XLA
-        compiles a single one without the loop, and then rounds otherwise. Calls are filled up by
+        A device that runs seeds one after the other takes at least two in each call, because XLA
+        compiles a single seed without the loop, which rounds differently. Calls are filled up by
         repeated seeds, which take at most a sixth of the time.
         """
         if self.at_once != 1:
@@ -218,7 +219,7 @@ class Ensemble:
             `Trained`.
 
         Raises:
-            ValueError: Floats that mean nothing (see `recipe.check_hyper`), values for another
+            ValueError: Floats that are invalid (see `recipe.check_hyper`), values for another
                 number of runs, or a snapshot of other runs or epochs.
         """
         check_hyper(hyper, self.recipe)
@@ -298,6 +299,7 @@ def _as_runs(hyper: Hyper, count: int) -> Hyper:
     """Convert every value to float32 [s, ...]."""
 
     def as_run_array(path, value):
+        """Converts one value to float32 [s, ...], and checks its shape."""
         name = jax.tree_util.keystr(path, simple=True, separator=".")
         check_numbers("[-inf, inf]", arrays=True, **{name: value})
         has_axes = name.startswith(("network", "start"))  # beside that of the runs

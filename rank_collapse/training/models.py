@@ -109,15 +109,15 @@ def batch_forward(
 
     Args:
         model: A `Model` with Examples; EncoderDecoderParams with SequencePairs, whose targets are
-            then forced on the decoder.
-        examples, config: What goes with it.
+            fed to the decoder.
+        examples, config: Examples and configuration of the model.
         dropout_key, dropout_rate, output_dropout: See `forward`.
         batch_size: Examples at a time; None for all.
     """
     keys = None if dropout_key is None else dropout_branches(dropout_key, len(examples))
 
-    def single_pair(item):
-        source, source_mask, target, target_mask, key = item
+    def single_pair(example):
+        source, source_mask, target, target_mask, key = example
         return encoder_decoder.apply(
             model,
             source,
@@ -129,8 +129,9 @@ def batch_forward(
             dropout_rate=0.0 if key is None else dropout_rate,
         ).logits
 
-    def single(item):
-        inputs, mask, parts, key = item
+    def single(example):
+        """Computes the logits of one example, packed or not."""
+        inputs, mask, parts, key = example
         positions = None
         if parts is not None:
             mask, positions = part_mask(parts), part_positions(parts)

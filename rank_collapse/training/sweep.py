@@ -77,7 +77,7 @@ def sweep(
             round of seeds. `seeds` is then the largest number of seeds.
         round_seeds: Seeds of one round, with `until`.
         finite: Names of the metrics that must be finite; None for all. A run with another value
-            keeps its last finite state, and has the metrics NaN from there on.
+            keeps its last finite state, and its later metrics are NaN.
         key: Base key of the seeds, or a whole number for `jax.random.key`.
         mesh: Mesh of the devices, from `runs.seeds.seed_mesh`; all of this process by default.
         quiet: If true, neither progress nor runs that are no longer finite are printed.
@@ -86,8 +86,8 @@ def sweep(
         `Swept`: metrics, states, looks.
 
     Raises:
-        ValueError: Functions or values that mean nothing.
-        RunError: The folder is of another sweep, in use, or cannot be written.
+        ValueError: Invalid functions or values.
+        RunError: The folder belongs to another sweep, is in use, or cannot be written.
     """
     steps, every = check_whole("steps", steps, 0), check_whole("every", every, 1)
     count = check_whole("seeds", seeds, 1, 2**31 - 1)
@@ -161,7 +161,7 @@ def _make_base_key(key):
 
 
 def _describe_sweep(functions, axes, base_key, every, finite):
-    """Describes what determines the results, as JSON stores it."""
+    """Describes the settings that determine the results, as JSON stores them."""
     config = {
         "hyper": {name: array.tolist() for name, array in axes.hyper.items()},
         "static": {

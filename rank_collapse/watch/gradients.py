@@ -36,8 +36,8 @@ def monitor_gradients(
             dictionary by names such as "layers.0.attention.q_proj.weight".
         layer_axis: Axis of the layers in every such leaf, where layers are stacked; norms are then
             by layer, [l].
-        by_layer: Where layers are modules of their own, as in lists of Flax NNX and Equinox: norms
-            are by layer, [l], in natural order of the paths before these names, such as
+        by_layer: Whether layers are separate modules, as in lists of Flax NNX and Equinox: norms
+            are then by layer, [l], in natural order of the paths before these names, such as
             "layers.0.attention"; NaN where a layer has no such part.
         parts: Names in addition to `PARTS`: {part of a leaf's path: the parameters that the leaf
             holds}. A leaf may hold one part, {"w_query": "query"}, equal shares, {"c_attn":
@@ -70,13 +70,13 @@ def monitor_gradients(
             continue
         layer = path[: places[name]] if by_layer else ""
         for part, piece in _split_leaf(path, leaf, table[name], layer_axis, axis):
-            others = pieces.setdefault(part, {}).setdefault(layer, [])
-            if layer_axis is not None and others and len(others[0]) != len(piece):
+            earlier = pieces.setdefault(part, {}).setdefault(layer, [])
+            if layer_axis is not None and earlier and len(earlier[0]) != len(piece):
                 raise ValueError(
-                    f"{path} of shape {leaf.shape} does not have {len(others[0])} layers along "
+                    f"{path} of shape {leaf.shape} does not have {len(earlier[0])} layers along "
                     f"layer_axis={layer_axis}, as the other leaves have"
                 )
-            others.append(piece)
+            earlier.append(piece)
     if not pieces:
         examples = ", ".join(path for path, _ in leaves[:3])
         raise ValueError(
@@ -110,7 +110,7 @@ def _split_leaf(path, leaf, held, layer_axis, axis):
 
     Args:
         path, leaf: Its name and array.
-        held: What it holds, as `parts` of `monitor_gradients` say it.
+        held: Parameters that the leaf holds, in the form of `parts` in `monitor_gradients`.
         layer_axis, axis: See `monitor_gradients`.
     """
     leaf = jnp.asarray(on_host(as_floats(leaf)))

@@ -21,7 +21,7 @@ _log = logging.getLogger("rank_collapse")
 
 
 class LeftOut(ValueError):
-    """What is not measured here; the text says why."""
+    """Raised for a metric that cannot be measured here; the text gives the reason."""
 
 
 class Notes:
@@ -42,8 +42,8 @@ class Notes:
 
         Args:
             name: Dotted name of the module, or None.
-            subject: What is measured, for the message.
-            measure, *args: What is called.
+            subject: Name of the measurement, for the message.
+            measure, *args: Function and its arguments.
         """
         try:
             result = measure(*args)
@@ -92,10 +92,10 @@ class Recorder:
     Args:
         log: A path of JSON lines, or its folder; a function log({name: number}, step=...); an
             object with `add_scalar`, as TensorBoard's writers; None for `rows` alone.
-        notes: Where what fails is kept.
+        notes: Notes that keep the reasons of failures.
 
     Raises:
-        ValueError: Another log, or a path that cannot be one.
+        ValueError: An invalid log, or an invalid path.
     """
 
     def __init__(self, log: object, notes: Notes):

@@ -66,7 +66,7 @@ def move_followers(function: Callable, arguments: object, i: int) -> Tensor:
     Args:
         function: Function of `MOVES`.
         arguments: (args, kwargs) of its call, with functions that give followers.
-        i: Which of several results.
+        i: Index among several results.
     """
     args, kwargs = pytree.tree_map(lambda a: a() if callable(a) else a, arguments)
     if function is Tensor.contiguous:

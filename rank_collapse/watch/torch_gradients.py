@@ -98,11 +98,11 @@ def _square_gradient(parameter, shares):
     """Computes Σ g² of a parameter, or of the parts of it that any share has.
 
     Args:
-        parameter: It.
+        parameter: The parameter.
         shares: Shares of it.
 
     Raises:
-        LeftOut: It is not known which part counts.
+        LeftOut: It is unknown which part counts.
     """
     gradient, axis = parameter.grad.float(), shares[0].axis
     parts = [share.features for share in shares]

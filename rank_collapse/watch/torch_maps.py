@@ -1,5 +1,8 @@
 """Linear maps as they run: the input of each, its parameters, and the numbers of its entries.
 
+The `Tag` of a tensor describes where it comes from (`torch_tags`). A product has one letter for
+each axis of its factors and of its result.
+
 Axis letters: n queries, m keys, k width; others as in an equation of `einsum`.
 """
 
@@ -62,7 +65,7 @@ def _read_source(table: TagTable, x, axes):
     Args:
         table: Tags of the pass.
         x: The tensor.
-        axes: Those of rows.
+        axes: Axes of the rows.
     """
     tag, order = table.tag(x), axes + [i for i in range(x.ndim) if i not in axes]
     count = math.prod(x.shape[i] for i in axes)

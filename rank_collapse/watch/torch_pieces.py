@@ -58,14 +58,15 @@ class Run:
         is_cross: Whether keys are of other tokens.
         frames: Numbers of the modules around it, and its own.
         turn: How often its module had run before.
-        key: What its products have in common.
+        key: Identity that all its products share.
         tokens: (index, documents) of its tokens, as `Piece` has them; None where products are of
             different tokens.
         scalars: Measures of its tokens, and norms of gradients.
         pieces: Pieces of the products in a call that has not ended.
         products: [(number of a frame, {name: by head [h]}), ...] of each product; for a call with
             one product for each document, their means.
-        shares: What made queries, keys and values, of each product; of the first turn alone.
+        shares: Parameters that made queries, keys and values, for each product; only in the first
+            turn.
     """
 
     name: str

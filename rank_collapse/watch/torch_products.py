@@ -27,7 +27,7 @@ class Weights(NamedTuple):
 
     Attributes:
         p: Weights of some queries, [g, r, m].
-        rows: Which, [r].
+        rows: Int [r], the measured queries.
         allowed: Bool [g, n, m], [b, n, m] or [1, n, m], the keys of each query.
     """
 
@@ -110,11 +110,11 @@ def read_weights(
     """Reads the weights that met the values, before dropout.
 
     Args:
-        used: What met the values, of any layout.
+        used: The tensor that met the values, of any layout.
         allowed: Bool like it, which keys a query may attend to; None for all.
         softmax: Same shape, the output of the last softmax, if known.
         letters: Letters of the axes of weights, values and their product.
-        queries: Those of queries in weights.
+        queries: Letters of the axes of queries in the weights.
     """
     axes, _, result = letters
     summed = [c for c in axes if c not in result]
@@ -131,7 +131,7 @@ def read_weights(
 
 
 def allow_all(n: int, m: int, device: object) -> Weights:
-    """Returns that each of n queries may attend to m keys, without weights."""
+    """Returns `Weights` without weights, in which each of n queries may attend to all m keys."""
     allowed = torch.ones(1, 1, 1, dtype=torch.bool, device=device).expand(1, n, m)
     return Weights(torch.empty(0, 0, m, device=device), choose_rows(n, device), allowed)
 
@@ -309,7 +309,7 @@ def measure_weights(weights: Weights, documents: Tensor) -> dict[str, Tensor]:
         documents: Int [e, n], as `measure_tokens` takes them.
 
     Raises:
-        LeftOut: They are of no distribution.
+        LeftOut: The weights are not a distribution.
     """
     e, rows = len(documents), weights.rows
     p = weights.p.unflatten(0, (e, -1))

@@ -82,7 +82,7 @@ class Runs:
             weights: Weights of queries and heads.
             refusal: Why they are not weights of attention; "" if they are.
             value: Tag of the values.
-            result: What the product gave.
+            result: Result of the product.
             parts: All products of the same map's queries that weights are made of, such as one for
                 each example; () for `term` alone.
 
@@ -162,7 +162,7 @@ class Runs:
         tokens.
 
         Args:
-            run: It.
+            run: The run.
             pieces: Pieces of all products in the call.
         """
         if len(pieces) > 1:
@@ -194,9 +194,9 @@ class Runs:
         Args:
             name: Name of the attention.
             around: Numbers of the modules around it, and its own.
-            sources: What was read to make its queries.
+            sources: Tensors from which its queries were made.
             is_cross: Whether keys are of other tokens.
-            past: Names of the attentions that the queries come from.
+            past: Names of the attentions from which the queries come.
         """
         key = sources, is_cross, re.sub(r"\d+", "*", name), around[-2:-1]
         turn = sum(run.name == name for run in self.attentions)
@@ -213,7 +213,7 @@ class Runs:
             frames: The modules that run.
             tokens: Tokens of the queries.
             weights: Weights in the order of examples.
-            names: Names of the attentions that the tokens come from, and of this one.
+            names: Names of the attentions from which the tokens come, and of this one.
         """
         shape, among = tokens.index.shape, find_allowed_tokens(tokens, weights.allowed)
         if tokens.is_cross:
@@ -227,8 +227,8 @@ class Runs:
                 fits = torch.all if weights.allowed.all() else torch.any
             exists = self._find_mask(frames, tokens, weights, fits, names)
         if exists is None:
-            every = torch.ones(shape, dtype=torch.bool, device=tokens.index.device)
-            exists = every if among is None else products.find_tokens(among)
+            all_exist = torch.ones(shape, dtype=torch.bool, device=tokens.index.device)
+            exists = all_exist if among is None else products.find_tokens(among)
         return products.number_documents(exists.expand(shape), among, tokens.index)
 
     def _find_mask(self, frames, tokens, weights, fits, names):
@@ -240,7 +240,7 @@ class Runs:
             frames: The modules that run.
             tokens, weights: Tokens and weights of the product.
             fits: Whether a mask can be the mask of these tokens.
-            names: Names of the attentions that the tokens come from, and of this one.
+            names: Names of the attentions from which the tokens come, and of this one.
         """
         shape, stream = tokens.index.shape, names[0]
         if self._has_mask:
@@ -274,7 +274,7 @@ class Runs:
 
         Args:
             frame: The module.
-            output: What it put out.
+            output: Output of the module.
         """
         runs = [run for run in self.list_inside(frame) if not run.is_cross]
         if self._kind == "read" or len(runs) != 1 or runs[0].tokens is None:

@@ -1,5 +1,9 @@
 """Products of queries and keys: scores, their softmax, and the masks that meet them.
 
+The `Tag` of a tensor describes where it comes from; its rows are the axes along which tokens
+differ, its features the others (`torch_tags`). A product has one letter for each axis of its
+factors and of its result.
+
 Axis letters: n queries, m keys, k width; others as in an equation of `einsum`.
 """
 
@@ -160,7 +164,7 @@ def see_masks(
     Args:
         table: Tags of the pass.
         function, args, kwargs: The call.
-        result, tag: Scores, and their tag; or a mask that content decides, and its tag.
+        result, tag: Scores and their tag; or a mask that content decides, and its tag.
     """
     operands = [(table.tags[a], a) for a in tensors_in([args, kwargs]) if table.has(a)]
     tag.is_chosen |= any(t.is_chosen for t, _ in operands)

@@ -29,7 +29,7 @@ class Source:
     matrix: Tensor | None = None
 
     def read_entries(self) -> Tensor | None:
-        """Reads the numbers of the first and of the last entry of each row [count, 2]."""
+        """Reads the numbers of the first and the last entry of each row [count, 2]."""
         if "entries" not in self.tag.followers or not self.tag.maps:
             return None
         numbers = self.tag.followers["entries"]().permute(self.order).reshape(self.count, -1)
@@ -41,12 +41,12 @@ class Map:
     """A linear map that ran.
 
     Attributes:
-        source: What it read.
-        parameters: ((parameter, axis of its outputs or −1, the first of them), ...); None for a
-            part of one.
-        frames: Numbers of the modules that ran then.
-        start, count: The number of its first entry, and how many there are, row by row.
-        width: How many of them are of one row.
+        source: Input of the map.
+        parameters: ((parameter, axis of its outputs or −1, its first output), ...); None for a part
+            of a parameter.
+        frames: Numbers of the modules that were running.
+        start, count: Number of its first entry, and number of entries, row by row.
+        width: Number of entries in one row.
         has_rows: Whether it has the same rows as its source.
     """
 
@@ -87,22 +87,23 @@ class Tag:
     Attributes:
         maps: The maps that made it, without earlier maps and without the maps of gates.
         behind: The inputs of all maps behind it, and its roots, which no map made.
-        past: Names of the attentions that it comes from, the first that ran first.
+        past: Names of the attentions from which it comes, in the order in which they ran.
         stream: The roots of the whole pass whose rows correspond to its rows; an attention's result
             has the rows of its queries.
         is_constant: Whether it comes from parameters, buffers and numbers alone.
-        parameters: If it is constant, which parameters it comes from.
-        is_gate: Whether it is what multiplies others, between bounds.
-        is_content: Whether a map made it, or something made by one decided it.
-        terms: The products of queries and keys whose sum it is, or comes from.
+        parameters: If it is constant, the parameters from which it comes.
+        is_gate: Whether it is a bounded factor that multiplies other values.
+        is_content: Whether a map made it, or the result of a map decided it.
+        terms: The products of queries and keys from whose sum it comes.
         is_softmax: Whether a softmax came after them.
-        is_exponential: Whether an exponential is in it, as in a softmax that is computed by hand.
+        is_exponential: Whether it contains an exponential, as in a softmax that is computed by
+            hand.
         is_chosen: Whether content decided which of its scores are hidden.
-        is_unread: Whether something met its scores that may be a mask, in an unknown way.
-        followers: {name: a function that gives a tensor of the same shape}: numbers of "entries",
-            −1 for no map's, and of further summands, "entries 2"; "pairs" of query and key;
-            "allowed", Bool, what masks leave of the keys of a query; "softmax".
-        source: It, if a map read it.
+        is_unread: Whether its scores met a possible mask in an unknown way.
+        followers: {name: a function that returns a tensor of the same shape}: numbers of "entries"
+            (−1 for entries of no map), and of further summands, "entries 2"; "pairs" of query and
+            key; "allowed", Bool, the keys that masks leave to a query; "softmax".
+        source: The tensor itself, if a map read it.
     """
 
     maps: frozenset[Map] = frozenset()

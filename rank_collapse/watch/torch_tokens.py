@@ -1,5 +1,9 @@
 """The tokens that the queries of a product are made of, example by example.
 
+The `Tag` of a tensor describes where it comes from; its rows are the axes along which tokens
+differ, its features the others (`torch_tags`). A product has one letter for each axis of its
+factors and of its result.
+
 Axis letters: g examples and heads as one, e examples, h heads, n queries, m keys, d width.
 """
 
@@ -14,15 +18,15 @@ from rank_collapse.watch.torch_tags import Map, Source, Tag, Term
 
 
 class Tokens(NamedTuple):
-    """What was read to make queries, and where each token stands.
+    """The tensors from which queries were made, and the place of each token in them.
 
     Attributes:
-        matrix: All rows that were read, [rows, d].
-        index: Which row query i of example e is, [e, n].
-        keys: Which row each key is, [e, m], −1 for none of them; None if unknown.
+        matrix: All rows of these tensors, [rows, d].
+        index: Row of query i in example e, [e, n].
+        keys: Row of each key, [e, m], −1 for none of them; None if unknown.
         order: Order in which [g] becomes [e, h].
-        is_cross: Whether keys are of other tokens.
-        sources: What was read.
+        is_cross: Whether the keys come from other tokens.
+        sources: The tensors themselves.
     """
 
     matrix: Tensor
@@ -40,7 +44,7 @@ class Tokens(NamedTuple):
 def choose_term(terms: Sequence[Term]) -> Term:
     """Chooses the first product with keys of the same tokens, or the first.
 
-    Those with the latest queries come first: scores may have those of an earlier layer in them.
+    Terms with the latest queries come first, because scores may contain terms of an earlier layer.
     """
     latest = sorted(terms, key=lambda term: -max((m.start for m in term.query.maps), default=-1))
     for term in latest:
@@ -96,11 +100,11 @@ def join_tokens(tokens: Tokens, parts: Sequence[Term], allowed: Tensor) -> Token
 
     Args:
         tokens: Tokens of one of them.
-        parts: All.
+        parts: Tokens of each product.
         allowed: Bool [g or 1, n, m], which key a query may attend to.
 
     Raises:
-        LeftOut: They are of different tensors, or which example has which keys is not known.
+        LeftOut: The products use different tensors, or it is unknown which example has which keys.
     """
     joined = [read_tokens(part) for part in parts]
     index = torch.cat([part.index for part in joined]).unique(dim=0)
@@ -149,18 +153,18 @@ def _list_maps(tag, entries):
 
 
 def _find_places(entries, used, sources):
-    """Finds which rows of several sources entries are of; these are put one after the other.
+    """Finds the rows, in several sources one after the other, to which entries belong.
 
     Args:
         entries: Entries of the first and the last feature [..., n, 2].
         used: The maps that gave them.
-        sources: Those that are put one after the other.
+        sources: The sources, one after the other.
 
     Returns:
-        Places [g, n], −1 for none; None if one of those used reads none of them.
+        Places [g, n], −1 for none; None if a map that is used reads none of them.
 
     Raises:
-        LeftOut: A row of weights is of several tokens, as in attention among features.
+        LeftOut: A row of weights belongs to several tokens, as in attention among features.
     """
     offsets, total = {}, 0
     for source in sources:
@@ -179,7 +183,7 @@ def _trace_entries(entries, maps, offsets, total):
 
     Args:
         entries: Numbers of any shape.
-        maps: Those that may have given them.
+        maps: Maps that may have made them.
         offsets: {source: number of rows before its own}.
         total: How many rows there are.
 
@@ -232,16 +236,16 @@ def find_allowed_tokens(tokens: Tokens, allowed: Tensor) -> Tensor | None:
 
 
 def find_shared_sources(maps: Sequence[Map], query: Tag, key: Tag) -> list[Source] | None:
-    """Finds what queries and keys are both made of.
+    """Finds the tensors from which both queries and keys are made.
 
     Args:
         maps: Linear maps that gave the queries.
         query, key: Tags of both.
 
     Returns:
-        What stands behind the fewest maps; [] if both have the same roots by ways of their own,
-        such as two norms, or keys are of the same rows of the stream in an earlier layer; None if
-        keys are of other tokens.
+        The tensors behind the fewest maps. [] if both have the same roots but separate ways from
+        them, such as two norms, or if keys come from the same rows of the stream in an earlier
+        layer. None if keys come from other tokens.
     """
     read, read_by_keys = ([m.source for m in used] for used in (maps, key.list_maps()))
     is_same_rows = {source.count for source in read} == {source.count for source in read_by_keys}
@@ -262,7 +266,7 @@ def find_shared_sources(maps: Sequence[Map], query: Tag, key: Tag) -> list[Sourc
 
 
 def _list_makers(sources):
-    """Lists the maps and roots that sources come from, without those behind other maps."""
+    """List the maps and roots from which sources come, without those behind other maps."""
     return {a for source in sources for a in source.tag.maps | source.tag.behind}
 
 

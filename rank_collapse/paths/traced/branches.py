@@ -108,7 +108,7 @@ class Branches:
         """Check that states left branches of every kind.
 
         Raises:
-            ValueError: No state left what matched.
+            ValueError: No state left the matching branches.
         """
         for kind, pattern, places, count in zip(
             self.kinds, self.patterns, self.places, self.num_shifts, strict=True
@@ -134,6 +134,7 @@ class Branches:
 
 
 def _compile(pattern: object) -> re.Pattern:
+    """Compiles a pattern of `branches`; a wrong one raises a ValueError."""
     if not isinstance(pattern, str | re.Pattern) or not pattern:
         raise ValueError(f"branches={pattern!r} is not a regular expression")
     try:

@@ -1,5 +1,7 @@
 """Loops and conditions, built again around values and their sums.
 
+The kinds of values are defined in `values`; a slot of sums holds one path length (`channels`).
+
 A loop's state has the same number of slots at every step. A scan is cut into parts, whose numbers
 of slots grow with the lengths that exist by then.
 """
@@ -269,14 +271,14 @@ class _Scan:
     def drop_empty_slots(self, stacked, before_last):
         """Drop slots of stacked results for lengths that no path can have by the last step."""
         arrays, sums = stacked
-        slots, kept = self.run.slots, []
-        for s, more in zip(sums, self.stacked_growth, strict=True):
+        slots, nonempty = self.run.slots, []
+        for s, growth in zip(sums, self.stacked_growth, strict=True):
             if s is not None:
                 s = jnp.moveaxis(s, 0, slots.num_axes)
-                most = [b + m for b, m in zip(before_last, more, strict=True)]
+                most = [b + m for b, m in zip(before_last, growth, strict=True)]
                 s = slots.resize(s, [min(*pair) for pair in zip(slots.sizes(s), most, strict=True)])
-            kept.append(s)
-        return arrays, kept
+            nonempty.append(s)
+        return arrays, nonempty
 
     def join_parts(self, parts):
         """Join the results of the steps of all parts."""
@@ -316,6 +318,7 @@ def run_cond(
     out_labels = {}
 
     def make_branch(number, program):
+        """Makes the function of one branch on arrays and sums; it also notes result labels."""
         jaxpr, constants = open_program(program)
 
         def compute(arrays, sums):
@@ -340,6 +343,8 @@ def run_cond(
     sizes = run.slots.largest([s for shape in shapes for _, s in shape if s is not None])
 
     def pad(branch):
+        """Wraps a branch so that its sums have the slots of both branches."""
+
         def compute(arrays, sums):
             outs = branch(arrays, sums)
             filled = [

@@ -1,5 +1,8 @@
 """A traced program whose sublayers take in the stream of another run.
 
+A value has a level: OUTSIDE if it does not come from the stream, REPLACED if it comes from a
+replaced state, ITS_OWN if it comes from a state of this run.
+
 The program is computed twice. The first time finds its states, to which each layer's branches are
 added. The second time replaces the state before each layer, and each branch that was kept, by the
 state and the branch of the other run.
@@ -51,13 +54,13 @@ class Replacement:
         """Return the other run's branches in the place of those that are added to a state.
 
         Args:
-            branch: What is added, a `stream.Tagged` with its parts.
+            branch: Added value, a `stream.Tagged` with its parts.
 
         Returns:
             What is added instead, and whether the layer ends with this sum.
 
         Raises:
-            ValueError: It was not computed from a state of the other run.
+            ValueError: The branch was not computed from a state of the other run.
         """
         refuse_if(
             branch.level != REPLACED,
@@ -92,7 +95,8 @@ class Replacement:
             places: (layer, name of the branch) of its sums.
 
         Raises:
-            ValueError: It had others, as where a loop or a choice depends on the states.
+            ValueError: States or sums differ, for example if a loop or a choice depends on the
+                states.
         """
         refuse_if(
             list(places) != list(self.places) or len(self.replaced) < len(self.states),

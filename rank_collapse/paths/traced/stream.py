@@ -26,9 +26,9 @@ class Part(NamedTuple):
     """The output of a branch on its way to the stream.
 
     Attributes:
-        axis: Which kind of branch, as in `Branches.kinds`.
-        array: What became of it.
-        root: What left the branch.
+        axis: Index of the kind of branch, as in `Branches.kinds`.
+        array: The output after later operations.
+        root: Output of the branch.
     """
 
     axis: int
@@ -62,7 +62,7 @@ class Sum(NamedTuple):
     """One branch that was added to the stream.
 
     Attributes:
-        axis: Which kind of branch, as in `Branches.kinds`.
+        axis: Index of the kind of branch, as in `Branches.kinds`.
         root: What left the branch; the same branch may be added several times, for several readers.
         before, branch, after: Arrays of one shape.
         number: Number of the state before the branch, see `Tagged`; None behind another branch of
@@ -81,7 +81,7 @@ class StreamReader:
     """Computes a program, and keeps where branches are added to a stream.
 
     Args:
-        branches: What is a branch.
+        branches: Patterns of the branches.
         replacement: The other run whose stream the branches take in; None for their own.
     """
 

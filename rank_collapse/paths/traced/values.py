@@ -89,7 +89,7 @@ class Value:
 
     Attributes:
         array: Value that the function computes.
-        kind: What paths make of it.
+        kind: Kind of the value, see above.
         sums: Sums by path length, for a state and for a gate without forms; None where no paths
             pass.
         forms: The value as a function of roots, the nearest root first.
@@ -140,8 +140,10 @@ def make_state(
     array: AnyArray, sums: LazySums, forms: tuple[Form, ...] = (), **flags: object
 ) -> Value:
     """Return a state, which is a function of itself before all."""
-    own = Form(Root(lambda: array, sums), np.float32(0), *2 * (lambda: jnp.ones_like(array),))
-    return Value(array, Kind.STATE, sums, (own, *forms[:3]), **flags)
+    identity_form = Form(
+        Root(lambda: array, sums), np.float32(0), *2 * (lambda: jnp.ones_like(array),)
+    )
+    return Value(array, Kind.STATE, sums, (identity_form, *forms[:3]), **flags)
 
 
 def make_gate(array: AnyArray, forms: tuple[Form, ...], **flags: object) -> Value:

@@ -69,7 +69,7 @@ def decoder_fields(
     Args:
         settings: Settings of the model.
         local: Whether a layer has the window, where `layer_types` does not say.
-        entry: On rotary positions, in the place of the config's.
+        entry: Entry on rotary positions, instead of the config's.
     """
     width = settings.get("head_dim") or settings["hidden_size"] // settings["num_attention_heads"]
     entry = rotary_entry(settings, "full_attention") | (entry or {})

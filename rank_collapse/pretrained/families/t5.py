@@ -26,6 +26,7 @@ def mlp_kind(feed_forward: str) -> str:
 
 
 def _t5_fields(settings):
+    """Returns the fields that differ between encoder and decoder."""
     decoder = settings["part"] == "decoder"
     fields = {"mask": "causal" if decoder else "none", "cross_attention": decoder}
     if decoder and settings["num_decoder_layers"] is not None:
@@ -34,6 +35,7 @@ def _t5_fields(settings):
 
 
 def _t5_names(weights, settings):
+    """Returns the names of the tensors of the encoder or decoder."""
     part = settings["part"]
     mlp = "2.DenseReluDense" if part == "decoder" else "1.DenseReluDense"
     tokens_name = f"{part}.embed_tokens.weight"

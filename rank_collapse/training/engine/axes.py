@@ -147,27 +147,27 @@ def _as_mapping(name, value):
 
 def _as_numbers(name, value):
     """Converts a number or a list of them to an array."""
-    shown = f"{name}={quote_value(value)}"
+    label = f"{name}={quote_value(value)}"
     if isinstance(value, range | tuple):
         value = list(value)
     refuse_if(isinstance(value, list) and not value, f"{name} is empty: list at least one value")
     try:
         array = np.asarray(value)
     except (ValueError, TypeError) as error:  # of different lengths, traced
-        raise ValueError(f"{shown} is neither a number nor a list of numbers") from error
+        raise ValueError(f"{label} is neither a number nor a list of numbers") from error
     refuse(
         (not array.size, f"{name} is empty: list at least one value"),
         (
             array.dtype.kind in "OSUMm",
-            f"{shown} is neither a number nor a list of numbers; other values go to static=",
+            f"{label} is neither a number nor a list of numbers; other values go to static=",
         ),
-        (array.ndim > 1, f"{shown} has {array.ndim} axes: a swept value is a list of numbers"),
+        (array.ndim > 1, f"{label} has {array.ndim} axes: a swept value is a list of numbers"),
     )
-    refuse_if(array.dtype.kind in "fc" and np.isnan(array).any(), f"{shown} has a NaN")
+    refuse_if(array.dtype.kind in "fc" and np.isnan(array).any(), f"{label} has a NaN")
     dtype = jax.dtypes.canonicalize_dtype(np.int64)
     is_long = array.dtype.kind in "iu" and array.dtype.itemsize == 8
     array = array.astype(np.int64) if is_long and array.max() < 2**63 else array
-    refuse_if(not fits_into_jax(array), f"{shown} does not fit into {dtype}")
+    refuse_if(not fits_into_jax(array), f"{label} does not fit into {dtype}")
     return array
 
 
@@ -192,8 +192,8 @@ def name_value(value: Any) -> str:
     return name if isinstance(name, str) else _ADDRESS.sub("", str(value))
 
 
-def _refuse_repeats(name, shown, values, advice=""):
-    seen = set()
-    for text, value in zip(shown, list(values), strict=True):
-        refuse_if(value in seen, f"{name} has {text!r} twice{advice}")
-        seen.add(value)
+def _refuse_repeats(name, labels, values, advice=""):
+    earlier = set()
+    for text, value in zip(labels, list(values), strict=True):
+        refuse_if(value in earlier, f"{name} has {text!r} twice{advice}")
+        earlier.add(value)

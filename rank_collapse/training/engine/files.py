@@ -30,10 +30,10 @@ class SweepFolder:
 
     Args:
         path: Made if absent.
-        config: What the sweep is of, as JSON stores it, {part: value}.
+        config: Description of the sweep as JSON stores it, {part: value}.
 
     Raises:
-        RunError: It is of another sweep or in use, or cannot be written.
+        RunError: The folder belongs to another sweep, is in use, or cannot be written.
     """
 
     def __init__(self, path: Any, config: Mapping[str, Any]):
@@ -77,9 +77,9 @@ class SweepFolder:
         version = f" (made by JAX {saved.get('jax')})" if "jax" in parts else ""
         changes = [_describe_change(k, saved.get(k), config.get(k)) for k in parts if k != "jax"]
         if changes:
-            what = "; ".join(changes)
+            differences = "; ".join(changes)
             raise files.RunError(
-                f"{self.path} is of another sweep{version}: {what}; use another folder"
+                f"{self.path} is of another sweep{version}: {differences}; use another folder"
             )
 
     def load(self, functions: Functions, point: int) -> list[Runs]:
@@ -112,7 +112,7 @@ class SweepFolder:
         """Saves runs, whose state is on the host, and deletes the files that these replace.
 
         Raises:
-            RunError: They cannot be written; earlier files stay.
+            RunError: The runs cannot be written; earlier files stay.
         """
         begun = time.monotonic()
         names = runs.names()
@@ -132,6 +132,7 @@ class SweepFolder:
 
 
 def _describe_change(name, old, new):
+    """Describes how one part of the sweep differs from the folder's."""
     if name in ("init", "step", "look"):
         if old and new:
             return f"{name} is another function"
@@ -144,6 +145,7 @@ def _describe_change(name, old, new):
 
 
 def _pack(runs: Runs) -> dict[str, np.ndarray]:
+    """Converts runs to named arrays for a file."""
     arrays = {
         "points": runs.points,
         "seeds": runs.seeds,
@@ -159,6 +161,7 @@ def _pack(runs: Runs) -> dict[str, np.ndarray]:
 
 
 def _unpack(path: Path, arrays: dict[str, np.ndarray], functions: Functions) -> Runs:
+    """Converts the arrays of a file back to runs."""
     try:
         count, step = len(arrays["seeds"]), int(arrays["step"])
         looks = len(arrays["look_steps"])
@@ -178,6 +181,7 @@ def _unpack(path: Path, arrays: dict[str, np.ndarray], functions: Functions) -> 
 
 
 def _read_leaves(arrays: Mapping[str, np.ndarray], name: str, shapes: Sequence[Any], axes: tuple):
+    """Reads the leaves of one name, and checks their shapes and dtypes."""
     leaves = []
     for i, shape in enumerate(shapes):
         array, dtype, expected = arrays[f"{name}/{i}"], shape.dtype, shape.shape

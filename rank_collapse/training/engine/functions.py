@@ -24,7 +24,7 @@ class Functions:
         look: (state, hyper, key) → arrays, or None.
 
     Attributes:
-        init, step, look: As given.
+        init, step, look: The traced functions.
         state_shapes, metric_shapes, look_shapes: Their leaves, in order.
         metric_names, look_names: Names of the leaves of metrics and looks.
         unchanged: Which leaves of the state step returns as they are: data, which are not copied.
@@ -86,7 +86,7 @@ def check_names(functions: Sequence[Functions], axes: Axes, finite: Sequence[str
         finite: Names of metrics that must be finite, or None.
 
     Raises:
-        ValueError: A name is an axis, or is missing at a point.
+        ValueError: A name is also an axis, or is missing at a point.
     """
     first, axis_names = functions[0], {*axes.hyper_axes, *axes.static_axes, "seed", "step"}
     for attribute in ("metric", "look"):

@@ -1,4 +1,4 @@
-"""What a user's init, step and look compute, traced once: checked, named, with their data apart.
+"""The user's init, step and look, traced once: checked, named, with their data separate.
 
 Arrays that a function closes over, such as training data, become arguments of the compiled program,
 so that they are held once for all seeds.
@@ -56,7 +56,7 @@ class Traced(Operations):
 
     Args:
         name: Name of the function, for messages.
-        fn: It; one that is jitted is taken without its jit.
+        fn: The function; a jitted one is used without its jit.
         arguments: See `Operations`.
         static: Keyword arguments.
         check: Checks the return value and converts it to a pytree of arrays.
@@ -66,8 +66,7 @@ class Traced(Operations):
         data: Hash of these.
 
     Raises:
-        ValueError: It cannot be traced, is not the same when it is traced again, or has side
-            effects.
+        ValueError: It cannot be traced, differs when it is traced again, or has side effects.
     """
 
     def __init__(
@@ -112,7 +111,7 @@ def _explain_errors(name, trace):
 
 
 class Refused(Exception):
-    """What a function returned is refused; the message is complete."""
+    """A return value of a function is refused; the message is complete."""
 
 
 _TRACED_VALUE = (
@@ -122,6 +121,7 @@ _TRACED_VALUE = (
 
 
 def _explain(error):
+    """Explains in one line why the user's function cannot be traced."""
     if isinstance(error, jax.errors.UnexpectedTracerError):
         return "uses a value that an earlier trace left in a global or a list"
     if isinstance(
@@ -148,12 +148,12 @@ def _locate(error):
 
 
 def check_callable(name: str, fn: Any, like: str, static: Mapping[str, Any]) -> None:
-    """Checks that a function can be called so.
+    """Checks that a function can be called with these arguments.
 
     Args:
         name: Name of the argument.
         fn: The function.
-        like: How it is called, such as "init(key, hyper)".
+        like: Form of the call, such as "init(key, hyper)".
         static: Keyword arguments.
 
     Raises:
@@ -185,9 +185,9 @@ def as_arrays(what: str, tree: Any, advice: str = "", keys: bool = True) -> Any:
     """Converts numbers of a pytree to arrays, and checks that every leaf is one.
 
     Args:
-        what: What the pytree is, for messages.
-        tree: It.
-        advice: What helps, for messages.
+        what: Description of the pytree, for messages.
+        tree: The pytree.
+        advice: Advice for messages.
         keys: Whether random keys are allowed.
 
     Raises:
@@ -220,7 +220,7 @@ def check_state(state: Any) -> Any:
     """Converts what init returns to a pytree of arrays.
 
     Raises:
-        Refused: It has none, or others.
+        Refused: The state has no arrays, or a leaf is not an array.
     """
     if not jax.tree.leaves(state):
         raise Refused(f"init returns {quote_value(state)}, which has no arrays")
@@ -232,7 +232,7 @@ def check_step(output: Any, like: Any) -> Any:
     """Converts what step returns to (state, {name: metric}).
 
     Args:
-        output: It.
+        output: Result of step.
         like: The shapes of the state.
 
     Raises:
@@ -328,6 +328,7 @@ def _print(closed):
 
 
 def _hash(*parts):
+    """Returns a short hash of texts and bytes."""
     digest = hashlib.sha256()
     for part in parts:
         digest.update(part if isinstance(part, bytes) else str(part).encode())
@@ -353,6 +354,7 @@ def _is_program(value):
 
 
 def _as_bytes(array):
+    """Converts an array to bytes that identify its dtype, shape and values."""
     if isinstance(array, jax.core.Tracer):
         raise jax.errors.UnexpectedTracerError("of an earlier trace")
     if isinstance(array, jax.Array) and jnp.issubdtype(array.dtype, jax.dtypes.prng_key):

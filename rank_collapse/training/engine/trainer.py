@@ -31,11 +31,11 @@ class Trainer:
     Attributes:
         functions: Functions of each point of the static values.
         axes, base_key, finite: Axes, base key and finite metrics of the sweep.
-        mesh, at_once: Where runs are computed, and how many a device vmaps over.
+        mesh, at_once: Devices of the runs, and number of runs over which a device vmaps.
         steps, every: Steps of each run, and steps in one call.
         store: The folder, or None.
         progress: Counts steps of all runs.
-        programs: Compiled ones by point, of another trainer of the same runs.
+        programs: Compiled programs by point, from another trainer of the same runs.
     """
 
     functions: Sequence[Functions]
@@ -60,7 +60,7 @@ class Trainer:
 
         Args:
             numbers: Numbers of the seeds.
-            most: The most seeds of any such call, whose programs this one uses.
+            most: The largest number of seeds in any such call, whose programs this call uses.
 
         Raises:
             ValueError: The folder has runs of more steps.
@@ -175,12 +175,12 @@ class Trainer:
         return runs
 
     def _name_stopped(self, point, runs, stopped):
-        for position, what in stopped[:MOST_NAMED]:
+        for position, reason in stopped[:MOST_NAMED]:
             name = self.axes.describe_run(
                 point, int(runs.points[position]), int(runs.seeds[position])
             )
             last = runs.finite_steps[position]
-            self.progress.say(f"{name}: {what}; it keeps its state after {last} steps")
+            self.progress.say(f"{name}: {reason}; it keeps its state after {last} steps")
         if len(stopped) > MOST_NAMED:
             self.progress.say(f"and {len(stopped) - MOST_NAMED} more runs")
 

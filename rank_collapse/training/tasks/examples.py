@@ -96,8 +96,9 @@ def packed_rows(lengths: Int[np.ndarray, "b"], width: int) -> Int[np.ndarray, "r
 def pack_examples(examples: Examples, rows: Int[np.ndarray, "r width 2"]) -> Examples:
     """Pack padded sequences into the rows of `packed_rows`, so that padding costs nothing.
 
-    A network computes the same for every token as on the padded sequences: tokens attend to their
-    own sequence only (`part_mask`) and count from its beginning (`part_positions`).
+    A network computes the same for every token as on the padded sequences: tokens attend only to
+    their own sequence (`part_mask`), and their positions count from its beginning
+    (`part_positions`).
 
     Args:
         examples: Padded sequences.

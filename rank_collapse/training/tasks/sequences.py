@@ -59,7 +59,7 @@ def transform_letters(
     Args:
         task: One of `TASKS`.
         letters: Number of letters in each sequence.
-        mask: Which of them exist.
+        mask: Bool, True for letters that exist.
     """
     if task == "copy":
         return letters
@@ -132,7 +132,7 @@ def between_marks(
 
     Args:
         source, target: Token ids.
-        source_mask, target_mask: Which of them exist.
+        source_mask, target_mask: Bool, True for tokens that exist.
     """
     count, one_more = len(target), ((0, 0), (0, 1))
     begin = jnp.full((count, 1), BEGIN)
