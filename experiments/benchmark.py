@@ -8,8 +8,8 @@
 
 Each benchmark times its cases in turn, round after round, so that other work on the machine slows
 all of them equally. Ratios to the baseline are from the same rounds. Compilation is timed
-separately; the time of a case is that of its fastest round. Each benchmark first prints its name
-and the time that it takes on two idle cores, and then every first call and round as it ends.
+separately; the time of a case is the time of its fastest round. Each benchmark first prints its
+name and the time that it takes on two idle cores, and then every first call and round as it ends.
 """
 
 import json
@@ -148,7 +148,7 @@ def list_benchmarks(
         options: The flags.
 
     Raises:
-        ValueError: A number of seeds that is none.
+        ValueError: An invalid number of seeds.
     """
     for text in options.num_seeds:
         if not (text.isascii() and text.isdigit() and int(text)):
@@ -172,7 +172,7 @@ def describe_time(name: str, options: flags.FlagValues) -> str:
     """Writes how long a benchmark is expected to take; "" where this is not known.
 
     Args:
-        name: Of the benchmark.
+        name: Name of the benchmark.
         options: The flags.
     """
     if name not in CPU_SECONDS or options.tiny:

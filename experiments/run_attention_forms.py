@@ -87,7 +87,7 @@ for name, default, text in (
     ("trained_d_k", [4, 32, 256], "Widths at which networks are trained."),
 ):
     shared_flags.define_numbers(FLAGS, name, default, text, lower_bound=1)
-FLAGS.define("integer", "num_queries", 64, "Random queries, and as many keys.", lower_bound=2)
+FLAGS.define("integer", "num_queries", 64, "Number of random queries and keys.", lower_bound=2)
 FLAGS.define(
     "float",
     "saturation",
@@ -99,11 +99,11 @@ FLAGS.define(
 
 
 def make_setups(options: Options) -> dict[str, TrainedTask]:
-    """Makes what is trained of every form and width, by "trained form, d_k=d".
+    """Makes the training tasks of every form and width, by "trained form, d_k=d".
 
-    A score is one program. The same data and seeds everywhere. Weights are drawn with variance
-    1/fan-in, so that queries and keys begin with unit variance, as the note has them; values stay
-    as wide as without d_k.
+    Each score function is one program. Data and seeds are the same everywhere. Weights are drawn
+    with variance 1/fan-in, so that queries and keys begin with unit variance, as in the paper;
+    values are as wide as without d_k.
 
     Args:
         options: The flags.
@@ -133,8 +133,8 @@ def measure(options: Options, setups: Mapping[str, TrainedTask], folder: RunFold
 
     Args:
         options: The flags.
-        setups: What is trained.
-        folder: The run folder; what it has is not computed again.
+        setups: Training tasks.
+        folder: The run folder; results that it already holds are not computed again.
 
     Returns:
         {"random": from `measure_widths`, "trained": {form: {"d_k" [w], "accuracy" [s, w],
@@ -157,7 +157,7 @@ def measure_widths(options: Options, executor: Executor) -> dict[str, dict[str, 
 
     Args:
         options: The flags.
-        executor: What computes the seeds.
+        executor: Executor that computes the seeds.
 
     Returns:
         {form: {"d_k" [w], measure: [s, w], its law: [w]}}.
@@ -191,7 +191,7 @@ def make_rows(results: FormResults, options: Options) -> Iterator[TableRow]:
     """Makes a row for each part, form, width and seed.
 
     Args:
-        results: From `measure`.
+        results: Results of `measure`.
         options: The flags.
     """
     for part, names in {"random": (*MEASURES, *LAWS), "trained": ("accuracy", "diverged")}.items():
@@ -204,9 +204,10 @@ def make_rows(results: FormResults, options: Options) -> Iterator[TableRow]:
 
 @figures.styled
 def random_figure(results: FormResults, options: Options):
-    """Random queries and keys of unit variance, means and standard deviations over seeds. Gradients
-    of a loss that moves every output by as much, to a query moved by its own size and to the
-    scores; solid: root mean square over rows, dashed: median row."""
+    """Random queries and keys of unit variance: means and standard deviations over seeds. The loss
+    weights every output equally. The gradient panels show how much the loss changes, to first
+    order, when a query moves by a vector of its own size, and how much it changes with the scores.
+    Solid lines are the root mean square over rows, dashed lines the median row."""
     panels = {
         "variance": ("variance of the scores", "dotted: closed form"),
         "entropy": ("entropy of a row, nats", f"dashed: uniform, log {options.num_queries}"),
@@ -240,14 +241,14 @@ def random_figure(results: FormResults, options: Options):
 
 
 def accuracy_gain(results: FormResults, form: str) -> np.ndarray:
-    """Computes the accuracy of a form less that of dot products, seed by seed, [s, w]."""
+    """Computes the accuracy of a form minus the accuracy of dot products, seed by seed, [s, w]."""
     trained = results["trained"]
     return trained[form]["accuracy"].astype(float) - trained["dot"]["accuracy"].astype(float)
 
 
 @figures.styled
 def trained_figure(results: FormResults):
-    """Left: accuracy of every seed after training, black: means. Right: the same less that of dot
+    """Left: the accuracy of every seed after training (black: means). Right: the difference to dot
     products without scaling, paired by seed, with 95 % intervals."""
     fig, ((accuracy, less),) = figures.figure(1, 2, width=4.4)
     widths = list(map(str, results["trained"]["dot"]["d_k"]))
@@ -277,10 +278,10 @@ def trained_figure(results: FormResults):
 
 
 def judge_claims(results: FormResults, options: Options) -> Iterator[Row]:
-    """Tests what saturates, whose gradients are small, and which form is ahead after training.
+    """Tests which form saturates, which has small gradients, and which is ahead after training.
 
     Args:
-        results: From `measure`.
+        results: Results of `measure`.
         options: The flags.
     """
     dot, scaled = (results["random"][form] for form in ("dot", "scaled_dot"))
@@ -303,7 +304,7 @@ def compare_results(results: FormResults, options: Options) -> Iterator[Comparis
     """Compares the variance with its law, and lists accuracies at every width.
 
     Args:
-        results: From `measure`.
+        results: Results of `measure`.
         options: The flags.
     """
     variance, d_k = results["random"]["dot"]["variance"][:, -1], options.d_k[-1]
@@ -337,7 +338,7 @@ EXPERIMENT = Experiment(
 
 
 def main(options: Flags) -> Run:
-    """Measures what the run lacks, and saves what follows from it."""
+    """Measures the missing points, and saves the table, figures and claims."""
     with open_run(options, make_setups) as run:
         for point in run.measure(measure):
             results = point.results

@@ -170,7 +170,7 @@ def make_configs(options: Options, norm: str, variants: Sequence[str]) -> Config
 
     Args:
         options: Sizes and parts of the networks.
-        norm: Where norms are.
+        norm: Placement of the norms.
         variants: Names of `NETWORKS`.
 
     Raises:
@@ -192,11 +192,11 @@ def measure(options: Options, setup: Networks, folder: RunFolder) -> xr.Dataset:
     Args:
         options: The flags.
         setup: The networks and tokens.
-        folder: The run folder; what it has is not computed again.
+        folder: The run folder; results that it already holds are not computed again.
 
     Returns:
-        A Dataset over "variant", "seed" and "layer"; "swept" has the gains of the MLPs in the place
-        of variants.
+        A Dataset over "variant", "seed" and "layer"; "swept" has the gains of the MLPs instead of
+        variants.
     """
     most, draw_seed = min(options.seed_chunk, options.num_seeds), partial(draw, options, setup)
     with Executor(options, folder, "collapse") as executor:
@@ -226,12 +226,12 @@ Draws = tuple[jax.Array, TransformerParams]  # tokens [n, d] and weights
 def draw(
     options: Options, setup: Networks, key: jax.Array, floats: tuple[ArrayLike, ArrayLike]
 ) -> Draws:
-    """Draws one seed: tokens, and parameters that hold those of every variant and norm placement.
+    """Draws one seed: tokens, and parameters for every variant and norm placement.
 
     Args:
         options: The flags.
         setup: The networks.
-        key: Of the seed.
+        key: Random key of the seed.
         floats: Scale of the weights, and gain of the skips.
     """
     key_tokens, key_params = jax.random.split(key)
@@ -246,17 +246,18 @@ def measure_seed(
 ) -> dict[str, dict[str, jax.Array]]:
     """Measures one seed.
 
-    Networks that differ in gains alone are one program: without a skip its gain is 0.
+    Networks that differ only in gains share a program: a network without a skip has a skip of gain
+    0.
 
     Args:
         options: The flags.
         setup: The networks.
-        draws: From `draw`.
+        draws: Draws from `draw`.
         floats: Scale of the weights, and gain of the skips.
 
     Returns:
-        {measure: {variant: [L + 1]}}; in "swept" the logarithms of the residual at each gain of the
-        MLPs.
+        {measure: {variant: [L + 1]}}; "swept" has the logarithms of the residual at each gain of
+        the MLPs.
     """
     x, params = draws
     results, configs, norm = {}, setup.networks, options.norm_placement
@@ -287,14 +288,14 @@ def measure_seed(
 
 
 def choose_gains(gains: list[float], norm: str) -> list[float]:
-    """Chooses the gains of MLPs at which san_mlp is measured too.
+    """Chooses the gains of MLPs at which san_mlp is also measured.
 
-    Post-norm undoes the gain of MLPs without a skip of their own. There they are measured as
-    published, with their skip and a gain of 1, where that is asked for. Pre-norm is left out.
+    Post-norm undoes the gain of MLPs without their own skip. There they are measured as published,
+    with their skip and a gain of 1, if this is requested. Pre-norm is left out.
 
     Args:
-        gains: Those that are asked for.
-        norm: Where norms are.
+        gains: The requested gains.
+        norm: Placement of the norms.
     """
     if norm == "none":
         return gains
@@ -340,7 +341,7 @@ EXPERIMENT = Experiment(
 
 
 def main(options: Flags) -> Run:
-    """Measures what the run lacks, and saves what follows from it."""
+    """Measures the missing points, and saves the table, figures and claims."""
     with open_run(options, make_setup, lambda setup: setup.source) as run:
         for point in run.measure(measure, over=AXES):
             results = point.results

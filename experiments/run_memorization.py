@@ -98,13 +98,13 @@ FLAGS.define(
     "integer",
     "per_device_eval_batch_size",
     32,
-    "Texts evaluated at a time: memory, not results.",
+    "Texts evaluated at a time; changes the memory, not the results.",
     lower_bound=1,
 )
 
 
 def make_task(options: Options) -> TrainedTask:
-    """Reads the texts of the flags, and makes what is trained on them.
+    """Reads the texts of the flags, and makes the training task on them.
 
     Args:
         options: The flags.
@@ -130,11 +130,11 @@ def make_text_task(
     vocab_size: int,
     extra: dict[str, str] | None = None,
 ) -> TrainedTask:
-    """Makes what is trained on texts.
+    """Makes the training task on texts.
 
     Args:
         options: The flags.
-        tokens, mask: Token ids of the texts and which exist, [b, n].
+        tokens, mask: Token ids of the texts, and a mask of existing tokens, [b, n].
         vocab_size: Ids are below it.
         extra: Identifies the texts, for config.json.
     """
@@ -172,16 +172,16 @@ def make_data(
     rows: Int[np.ndarray, "r n 2"],
     key: jax.Array,
 ) -> dict[str, examples.Examples]:
-    """Gives the texts one seed's labels; the evaluation is on the first of them.
+    """Gives the texts one seed's labels; the evaluation uses the first of them.
 
     Args:
         options: The flags.
-        tokens, mask: Token ids and which exist, [b, n].
-        rows: Which texts each row packs.
-        key: Of the labels.
+        tokens, mask: Token ids, and a mask of existing tokens, [b, n].
+        rows: Texts that each row packs.
+        key: Random key for the labels.
 
     Returns:
-        "train", packed; "texts", the same without; "eval", the first of these.
+        "train", packed; "texts", the same without packing; "eval", the first of these.
     """
     labelled = make_examples(key, tokens, mask, options.num_labels)
     evaluated = labelled.first(options.n_eval_data)
@@ -191,7 +191,7 @@ def make_data(
 def make_examples(
     key: jax.Array, tokens: Int[Array, "b n"], mask: Bool[Array, "b n"], num_labels: int = 2
 ) -> examples.Examples:
-    """Draws a label for each token of each text uniformly at random, whatever the token.
+    """Draws a label for each token of each text uniformly at random, independently of the token.
 
     Source: Dong et al. 2021, section 4.2.
     """
@@ -204,8 +204,9 @@ def compact_vocabulary(
 ) -> tuple[Int[np.ndarray, "b n"], Int[np.ndarray, "v"]]:
     """Renumbers token ids 0..v−1 by the tokens that occur; also returns the original id of each.
 
-    Rows of an embedding table that never occur get no gradient, and without weight decay Adam
-    leaves them alone: training on the compact table is the same, without their memory traffic.
+    Rows of an embedding table that never occur get no gradient, and without weight decay Adam does
+    not change them. Training on the compact table is therefore the same, without their memory
+    traffic.
     """
     used, compact = np.unique(tokens, return_inverse=True)
     return compact.reshape(tokens.shape).astype(np.int32), used
@@ -234,7 +235,7 @@ EXPERIMENT = Experiment(
 
 
 def main(options: Flags) -> Run:
-    """Measures what the run lacks, and saves what follows from it."""
+    """Measures the missing points, and saves the table, figures and claims."""
     with open_run(options, make_task, lambda task: task.extra) as run:
         for point in run.measure(measure):
             results, task = point.results, point.setup

@@ -68,7 +68,7 @@ Tables = dict[str, list[TableRow]]  # {architecture: rows of `path_table`}
 
 
 def make_sizes(options: Options) -> Sizes:
-    """Selects the published architectures, or those of the flags.
+    """Selects the published architectures, or the architectures of the flags.
 
     Args:
         options: The flags.
@@ -86,8 +86,8 @@ def make_sizes(options: Options) -> Sizes:
 
 
 def measure(options: Options, sizes: Sizes, folder: RunFolder) -> Tables:
-    """Counts the paths of all networks: integers in closed form, of which the run keeps the table
-    alone."""
+    """Counts the paths of all networks: integers in closed form. The run keeps only the table of
+    them."""
     return {name: path_table(*size) for name, size in sizes.items()}
 
 
@@ -99,7 +99,8 @@ def path_table(heads: int, layers: int) -> list[TableRow]:
         layers: L.
 
     Returns:
-        Rows with the number of paths, its logarithm, its share of all (1+H)^L, and the law's.
+        Rows with the number of paths, its logarithm, its share of all (1+H)^L, and the share by the
+        law.
     """
     counts, law = count_paths(layers, heads), binomial(layers, heads)
     total = sum(counts)
@@ -136,7 +137,7 @@ def select_column(rows: list[TableRow], name: str) -> np.ndarray:
 
 @figures.styled
 def path_counts_figure(tables: Tables):
-    """Share of paths by length: exact counts (bars) and law (dots)."""
+    """Share of paths by length: exact counts (bars) and the law (dots)."""
     fig, axes = figures.panels(len(tables), COLUMNS, width=3.3, height=2.1)
     for ax, (name, rows) in zip(axes.flat, tables.items(), strict=False):
         lengths, share, law = (select_column(rows, n) for n in ("length", "share", "binomial"))
@@ -160,9 +161,9 @@ def weigh_lengths() -> dict[str, tuple[int, np.ndarray]]:
 
 @figures.styled
 def weighted_lengths_figure():
-    """Share of paths by length of five language models: each path counted once, as in the paper
-    (grey), and weighted by the published share of each layer's attention branch (colour). The
-    weighted mean is about four layers, whatever the depth."""
+    """Share of paths by length in five language models. Grey: each path counts once, as in the
+    paper. Colour: each path is weighted by the published share of each layer's attention branch.
+    The weighted mean is about four layers at any depth."""
     models = weigh_lengths()
     fig, axes = figures.panels(len(models), COLUMNS, width=3.3, height=2.1)
     for ax, (name, (heads, law)) in zip(axes.flat, models.items(), strict=False):
@@ -226,7 +227,7 @@ EXPERIMENT = Experiment(
 
 
 def main(options: Flags) -> Run:
-    """Measures what the run lacks, and saves what follows from it."""
+    """Measures the missing points, and saves the table, figures and claims."""
     with open_run(options, make_sizes) as run:
         for point in run.measure(measure):
             tables, sizes = point.results, point.setup

@@ -67,7 +67,7 @@ FLAGS = arguments.make_flags(
 
 
 def make_task(options: Options) -> TrainedTask:
-    """Makes what the flags train: a network that sorts letters.
+    """Makes the training task of the flags: a network that sorts letters.
 
     Raises:
         ValueError: Flags that do not fit each other.
@@ -98,7 +98,7 @@ EXPERIMENT = Experiment(
 
 
 def main(options: Flags) -> Run:
-    """Measures what the run lacks, and saves what follows from it."""
+    """Measures the missing points, and saves the table, figures and claims."""
     with open_run(options, make_task) as run:
         for point in run.measure(measure):
             results, task = point.results, point.setup

@@ -103,13 +103,14 @@ MAX_LAYERS = 4  # of the attention figure: evenly spaced ones, the last among th
 
 
 def make_task(options: Options) -> TrainedTask:
-    """Makes what the flags train: encoder and decoder of the same size (Vaswani et al. 2017).
+    """Makes the training task of the flags: encoder and decoder of the same size (Vaswani et al.
+    2017).
 
     Args:
         options: The flags.
 
     Raises:
-        ValueError: Sizes of letter sequences given to a translation.
+        ValueError: Sizes of letter sequences are set for a translation.
     """
     vocab_size, longest = sequences.NUM_MARKS + options.num_labels, options.num_tokens + 2
     title = f"{options.task.capitalize()} {options.num_tokens} of {options.num_labels} letters"
@@ -158,7 +159,7 @@ def make_data(options: Options, key: jax.Array) -> dict[str, sequences.SequenceP
 
     Args:
         options: The flags.
-        key: Of the seed.
+        key: Random key of the seed.
     """
     key_lexicon, *keys = jax.random.split(key, 3)
     if options.task == "translation":
@@ -191,9 +192,9 @@ def measure_seed(
     """Measures one seed.
 
     Args:
-        task: What was trained.
+        task: The training task.
         model: The trained model.
-        data: Of the seed.
+        data: Examples of the seed.
 
     Returns:
         "exact": share of the held-out sequences that are written exactly, decoded greedily,
@@ -204,8 +205,9 @@ def measure_seed(
     held_out, config = data["eval"], task.recipe.config
     written = models.decode_pairs(model, held_out, config)
 
-    def measure_pair(item):
-        source, source_mask, inputs, input_mask = item
+    def measure_pair(example):
+        """Measures the residuals and the attention weights of one pair."""
+        source, source_mask, inputs, input_mask = example
         trace = rc.network.encoder_decoder.apply(
             model, source, inputs, config, source_mask=source_mask, target_mask=input_mask
         )
@@ -242,8 +244,8 @@ def make_rows(results: dict[str, PyTree[np.ndarray]]) -> list[TableRow]:
 
 @figures.styled
 def curves_figure(results: dict[str, PyTree[np.ndarray]], task: TrainedTask):
-    """Loss and accuracy after each epoch, mean and standard deviation over seeds; the point at the
-    end: sequences decoded greedily that are right in every token."""
+    """Loss and accuracy after each epoch, mean and standard deviation over seeds. The point at the
+    end is the share of sequences that greedy decoding gets right in every token."""
     fig, ((loss, share),) = figures.figure(1, 2)
     seeds, curves, losses = fine_seeds(results), results["curves"], results["losses"]
     epochs, exact = np.arange(1, losses.shape[1] + 1), results["exact"][seeds]
@@ -268,7 +270,7 @@ def curves_figure(results: dict[str, PyTree[np.ndarray]], task: TrainedTask):
 @figures.styled
 def attention_figure(results: dict[str, PyTree[np.ndarray]], task: TrainedTask):
     """Attention weights on one held-out pair, mean over heads: within the source, within the target
-    so far, from target to source."""
+    so far, and from target to source."""
     seed = int(fine_seeds(results)[0])
     pair = {name: values[seed] for name, values in results["shown"].items()}
     maps = {kind: results["attention"][kind][seed].mean(axis=1) for kind in KINDS}
@@ -293,7 +295,8 @@ def attention_figure(results: dict[str, PyTree[np.ndarray]], task: TrainedTask):
 
 @figures.styled
 def residual_figure(results: dict[str, PyTree[np.ndarray]], task: TrainedTask):
-    """Residual of the tokens by layer of the trained halves, bands over seeds."""
+    """Residual of the tokens by layer in the trained encoder and decoder; bands show the spread
+    over seeds."""
     halves = sorted(results["residual"].items(), reverse=True)
     fig, ((ax,),) = figures.figure()
     for index, (half, values) in enumerate(halves):
@@ -315,8 +318,8 @@ def compare_results(results: dict[str, PyTree[np.ndarray]], task: TrainedTask) -
     """Lists tokens, whole sequences and trained residuals; no number is published.
 
     Args:
-        results: From `measure`.
-        task: What was trained.
+        results: Results of `measure`.
+        task: The training task.
     """
     seeds, residual = fine_seeds(results), results["residual"]
     values = {
@@ -351,7 +354,7 @@ EXPERIMENT = Experiment(
 
 
 def main(options: Flags) -> Run:
-    """Measures what the run lacks, and saves what follows from it."""
+    """Measures the missing points, and saves the table, figures and claims."""
     with open_run(options, make_task) as run:
         for point in run.measure(measure):
             results, task = point.results, point.setup

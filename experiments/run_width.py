@@ -77,7 +77,7 @@ ByCase = Mapping[
 
 
 def make_cases(options: Options) -> Cases:
-    """Makes what is trained at every depth, with about the reference's number of parameters.
+    """Makes the training task of every depth, with about the reference's number of parameters.
 
     Args:
         options: The flags.
@@ -93,18 +93,19 @@ def make_cases(options: Options) -> Cases:
 
 
 def num_parameters(recipe: Recipe) -> int:
-    """Counts the numbers in a recipe's model, embedding and classifier included."""
+    """Counts the parameters of a recipe's model, including embedding and classifier."""
     shapes = jax.eval_shape(lambda: init_model(jax.random.key(0), recipe))
     return sum(leaf.size for leaf in jax.tree.leaves(shapes))
 
 
 def resize(recipe: Recipe, depth: int, target: int) -> Recipe:
-    """Gives a recipe a depth, and the multiple of its heads as width that comes nearest.
+    """Gives a recipe a depth, and as width the multiple of its heads that comes nearest to a number
+    of parameters.
 
     Args:
-        recipe: Of the reference.
+        recipe: Recipe of the reference.
         depth: The new one.
-        target: Number of parameters that is come near to.
+        target: Number of parameters to approach.
     """
 
     def set_width(multiple):
@@ -142,7 +143,8 @@ def describe_shape(case: TrainedTask) -> dict[str, int]:
 
 
 def case_accuracies(results: ByCase, cases: Cases) -> dict[str, np.ndarray]:
-    """Selects the accuracy of each case [s], NaN of a seed that diverged, shallow first."""
+    """Selects the accuracy of each case [s], NaN for a seed that diverged, shallow networks
+    first."""
     return {
         name: np.where(diverged_seeds(results[name]), np.nan, results[name]["whole"]["accuracy"])
         for name in sorted(cases, key=lambda name: cases[name].recipe.config.depth)
@@ -151,8 +153,8 @@ def case_accuracies(results: ByCase, cases: Cases) -> dict[str, np.ndarray]:
 
 @figures.styled
 def width_figure(results: ByCase, cases: Cases):
-    """Left: training loss, mean and standard deviation over seeds. Right: accuracy against depth,
-    the width chosen so that the number of parameters stays."""
+    """Left: training loss, mean and standard deviation over seeds. Right: accuracy by depth, with
+    widths that keep the number of parameters constant."""
     fig, ((loss, accuracy),) = figures.figure(1, 2)
     accuracies = case_accuracies(results, cases)
     configs = [cases[name].recipe.config for name in accuracies]
@@ -170,7 +172,8 @@ def width_figure(results: ByCase, cases: Cases):
 
 
 def judge_claims(results: ByCase, cases: Cases) -> list[Row]:
-    """Takes the deepest network less the shallowest, on the same data seed by seed."""
+    """The statistic is the accuracy of the deepest network minus that of the shallowest, on the
+    same data, seed by seed."""
     accuracies = case_accuracies(results, cases)
     names = sorted(accuracies, key=lambda name: cases[name].recipe.config.depth)
     shallow, deep = names[0], names[-1]
@@ -183,7 +186,7 @@ def compare_results(results: ByCase, cases: Cases) -> Iterator[Comparison]:
 
     Args:
         results: {case: arrays of all seeds [s, ...]}.
-        cases: What is trained, by case.
+        cases: Training tasks by case.
     """
     for name, accuracy in case_accuracies(results, cases).items():
         shape, numbers = describe_shape(cases[name]), accuracy[np.isfinite(accuracy)]
@@ -213,7 +216,7 @@ EXPERIMENT = Experiment(
 
 
 def main(options: Flags) -> Run:
-    """Measures what the run lacks, and saves what follows from it."""
+    """Measures the missing points, and saves the table, figures and claims."""
     with open_run(options, make_cases) as run:
         for point in run.measure(measure):
             results, cases = point.results, point.setup

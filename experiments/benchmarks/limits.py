@@ -22,10 +22,10 @@ CPU_WIDTH, ACCELERATOR_WIDTH = 1024, 8192
 def count_flops(program: ClosedJaxpr | Jaxpr) -> float:
     """Counts the operations of all matrix products and convolutions of a program.
 
-    A product of [m, k] and [k, n] is 2mkn operations. What is not a product is not counted.
+    A product of [m, k] and [k, n] takes 2mkn operations. Other operations are not counted.
 
     Args:
-        program: Jaxpr, closed or not: of `jax.make_jaxpr`, or of a traced jitted function.
+        program: Jaxpr, closed or not, from `jax.make_jaxpr` or a traced jitted function.
 
     Raises:
         ValueError: A loop with an unknown number of turns has products.
@@ -62,9 +62,9 @@ class LargeProduct:
     """A large product on every device at once, whose rate is the limit of the machine.
 
     Args:
-        mesh: Of the devices.
-        width: Of the square matrices; by default that of the kind of device.
-        dtype: Of their numbers; products are as exact as `jax_default_matmul_precision` says.
+        mesh: Mesh of the devices.
+        width: Width of the square matrices; by default the width for the kind of device.
+        dtype: Dtype of the matrices; `jax_default_matmul_precision` sets the precision of products.
 
     Attributes:
         flops: Operations of the products of all devices together.
@@ -94,7 +94,7 @@ def compute_share(flops: float, seconds: Sequence[float], rates: Sequence[float]
 
     Args:
         flops: Operations of its products.
-        seconds, rates: Of each round: of the computation, and of the large product.
+        seconds, rates: Seconds of the computation and rates of the large product, in each round.
     """
     return float(np.median(flops / np.array(seconds) / np.array(rates)))
 
@@ -104,7 +104,7 @@ def time_products(options: FlagValues, width: int = 0) -> Report:
 
     Args:
         options: The flags of `experiments.benchmark`.
-        width: As of `LargeProduct`.
+        width: See `LargeProduct`.
     """
     mesh, timings, products = seeds.seed_mesh(), [], []
     for dtype in (jnp.float32, jnp.bfloat16):

@@ -1,4 +1,4 @@
-"""What `rc.monitor` of every layer adds to a training step."""
+"""Benchmark of `rc.monitor`: the time that it adds to a training step in every layer."""
 
 import jax
 import jax.numpy as jnp
@@ -13,19 +13,21 @@ def time_monitor(
 ) -> Report:
     """Measures the time of a training step with and without `rc.monitor` of every layer.
 
-    Pre-norm, gelu, float32. The scalars are computed inside of each layer; "states" leaves the
-    attention out.
+    Pre-norm, gelu, float32. The scalars are computed inside each layer; "states" leaves attention
+    out.
 
     Args:
         options: The flags of `experiments.benchmark`.
-        depth, num_heads, d_model: Of the network.
-        tokens: Of the one example.
+        depth, num_heads, d_model: Sizes of the network.
+        tokens: Number of tokens in the one example.
     """
     config = rc.transformer(depth, num_heads, d_model, norm_placement="pre", mlp="gelu")
     params = rc.init(jax.random.key(0), config)
     x, target = jax.random.normal(jax.random.key(1), (2, tokens, d_model))
 
     def step(params, monitored):
+        """Makes one training step, with or without scalars."""
+
         def loss(params):
             if monitored:
                 output, scalars = rc.monitored(params, x, config, attention=monitored == "all")

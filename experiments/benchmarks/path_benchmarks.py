@@ -32,13 +32,14 @@ def time_exact_paths(
 ) -> Report:
     """Measures the time of exact path sums by length, and the forward pass.
 
-    By default 12 layers of 12 heads, width 768, MLP 3072, post-norm: 13^12 = 2.3e13 paths. The same
-    sums are also taken by `function_contributions`, which knows no network.
+    By default 12 layers of 12 heads, width 768, MLP 3072, post-norm: 13^12 = 2.3e13 paths. The
+    benchmark also takes the same sums by `function_contributions`, which does not use the network's
+    structure.
 
     Args:
         options: The flags of `experiments.benchmark`.
         config: The network.
-        num_tokens: Of its input.
+        num_tokens: Number of tokens in the input.
     """
     params, x = draw_network(config, num_tokens)
 
@@ -92,7 +93,7 @@ def time_head_contributions(
     Args:
         options: The flags of `experiments.benchmark`.
         config: The network.
-        num_tokens: Of its input.
+        num_tokens: Number of tokens in the input.
     """
     params, x = draw_network(config, num_tokens)
     contributions = jax.jit(lambda p, x, c: rc.head_contributions(p, x, c))
@@ -107,9 +108,9 @@ def time_head_contributions(
 
 
 def time_recomputed_paths(options: FlagValues, depth: int = 6, num_sequences: int = 200) -> Report:
-    """Measures the time of recomputed path sets, and of every path evaluated by itself.
+    """Measures the time of recomputed path sets, and of every path evaluated separately.
 
-    They are those of the sort experiment: 5 repeats of 5 paths of each length, sequences of 8
+    The sizes are those of the sort experiment: 5 repeats of 5 paths of each length, sequences of 8
     tokens, 2 heads, width 48.
 
     Args:
@@ -134,6 +135,8 @@ def time_recomputed_paths(options: FlagValues, depth: int = 6, num_sequences: in
         return jax.vmap(logits)(inputs)
 
     def evaluate_paths(params, classifier, inputs, paths):
+        """Evaluates every path separately, and classifies the sums of the sets."""
+
         def state(path):
             return jax.vmap(
                 lambda x: rc.paths.path_state(params, x, config, path, no_sub_path=True)

@@ -1,11 +1,11 @@
 """Benchmark of seeds: how many train together fastest, and in which way.
 
-The figure is seconds per seed and training step of one machine, and CPU milliseconds beside it,
-which other work on the machine changes less. Compiling is apart. `sweep` is `training.sweep` as it
-chooses by itself, "vmap" and "map" are `jax.jit` of `jax.vmap` or `jax.lax.map` of `jax.lax.scan`
-written by hand, "one by one" calls the compiled training of one seed for each, and "processes" run
-one seed each, as many at a time as there are cores. The ways take turns, round after round; what
-`sweep` takes beside the faster way by hand is the median over rounds.
+The figure is seconds per seed and training step on one machine, with CPU milliseconds, which other
+work on the machine changes less. Compilation is timed separately. `sweep` is `training.sweep` with
+its own choices; "vmap" and "map" are `jax.jit` of `jax.vmap` or `jax.lax.map` of `jax.lax.scan`,
+written by hand; "one by one" calls the compiled training of one seed for each seed; "processes" run
+one seed each, as many at a time as there are cores. The ways take turns, round after round. The
+overhead of `sweep` over the faster way by hand is the median over rounds.
 """
 
 import os
@@ -57,8 +57,8 @@ def make_network(
     Args:
         name: "mlp"; "cnn" of jax#26568, a convolution of 64 channels on images of 32 × 32; "sort",
             the Transformer of run_sort.
-        batch_size: Of the CNN.
-        arguments: Of run_sort, beside the published sizes.
+        batch_size: Batch size of the CNN.
+        arguments: Arguments of run_sort in addition to the published sizes.
     """
     if name == "sort":
         return _make_sort(arguments)
@@ -73,6 +73,7 @@ def make_network(
         return draw(key_first, sizes[0]), draw(key_last, sizes[1])
 
     def compute_loss(weights):
+        """Computes the cross-entropy of the MLP or of the CNN."""
         x = jnp.asarray(inputs)
         if name == "mlp":
             hidden = jnp.tanh(x @ weights[0])
@@ -93,6 +94,7 @@ def make_network(
 
 
 def _make_sort(arguments):
+    """Makes (init, step) of the Transformer of run_sort."""
     recipe, make_data, batch_size = make_case("sort", arguments)
     hyper_of_runs = Hyper(learning_rate=jnp.float32(RATE), dropout=0.1)
 
@@ -120,12 +122,12 @@ def train_one(init: Callable, step: Callable, num_steps: int, key: Array) -> tup
 
 def make_way(way: str, name: str, num_seeds: int, num_steps: int, **sizes: Any) -> Callable:
     """Makes a function that trains so many seeds in one of `WAYS` and returns (losses [s, steps],
-    seconds, or None where the call itself is what is timed).
+    seconds, or None where the call itself is timed).
 
     Args:
-        way, name: Of `WAYS` and `SIZES`.
-        num_seeds, num_steps: What is trained.
-        **sizes: As of `make_network`.
+        way, name: Names in `WAYS` and `SIZES`.
+        num_seeds, num_steps: Number of seeds and steps.
+        **sizes: See `make_network`.
     """
     init, step = make_network(name, **sizes)
     one = partial(train_one, init, step, num_steps)
@@ -143,7 +145,8 @@ def make_way(way: str, name: str, num_seeds: int, num_steps: int, **sizes: Any) 
 
 
 def _make_sweep(init, step, num_seeds, num_steps):
-    """Makes a function that trains as `sweep` does, with what it compiled in its first call."""
+    """Makes a function that trains as `sweep` does, with the programs that its first call
+    compiled."""
     base_key, mesh, programs = jax.random.key(0), seed_mesh(), {}
     axes, numbers = make_axes(None, None), np.arange(num_seeds)
     functions = [trace_functions(init, step, None, axes.examples(), {}, base_key.dtype)]
@@ -169,7 +172,7 @@ def _make_sweep(init, step, num_seeds, num_steps):
 
 
 def _train_processes(name, num_seeds, num_steps, sizes):
-    """Trains a seed in each process; as many at a time as there are cores."""
+    """Trains one seed in each process, with as many processes at a time as there are cores."""
     code = "from experiments.benchmarks import seed_benchmarks; "
     code += f"seed_benchmarks.run_alone({name!r}, {num_steps}, {sizes!r})"
     at_once = min(num_seeds, len(os.sched_getaffinity(0)))
@@ -208,9 +211,9 @@ def time_seeds(
 
     Args:
         options: The flags of `experiments.benchmark`.
-        sizes: In place of `SIZES`.
-        num_seeds: In place of the numbers of seeds there.
-        **network: As of `make_network`.
+        sizes: Sizes that replace `SIZES`.
+        num_seeds: Numbers of seeds that replace those in `SIZES`.
+        **network: See `make_network`.
     """
     timings, figures, mesh = [], {}, seed_mesh()
     is_on_host = is_on_cpu(mesh)
@@ -261,7 +264,7 @@ def time_seeds(
 def _time_ways(ways, name, count, num_steps, rounds, case, arguments):
     """Measures ways in turn: {way: (timing, seconds of each round, CPU seconds of each round)}.
 
-    Every other round goes backwards. Ways that do not fit into memory are left out.
+    Every other round runs in reverse order. Ways that do not fit into memory are left out.
     """
     measured, calls = {}, {}
     for way in ways:

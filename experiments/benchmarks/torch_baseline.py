@@ -1,8 +1,8 @@
 """The trained experiments' model in PyTorch: one seed in a loop, or seeds stacked by torch.func.
 
-`torch_processes` runs this file as a program, in processes that have no JAX: a pickled task comes
-first, then a line for each measurement, "threads seeds steps". PyTorch is no dependency of the
-package.
+`torch_processes` runs this file as a program, in processes that have no JAX. Each process reads a
+pickled task, then a line for each measurement, "threads seeds steps". PyTorch is not a dependency
+of the package.
 """
 
 import pickle
@@ -21,7 +21,7 @@ WARM_UP = 3  # steps before those that are timed
 
 
 class Layer(nn.Module):
-    """Post-norm attention sublayer, and an MLP sublayer where asked for."""
+    """Post-norm attention sublayer, with an MLP sublayer if the task has one."""
 
     def __init__(self, width: int, heads: int, dropout: float, mlp: bool):
         super().__init__()
@@ -74,8 +74,8 @@ class Training:
     """Training of one seed, as a loop over batches.
 
     Args:
-        task: From `torch_processes.describe_task`.
-        seed: Of the weights and of the order of the examples.
+        task: Task from `torch_processes.describe_task`.
+        seed: Seed of the weights and of the order of the examples.
     """
 
     def __init__(self, task: SimpleNamespace, seed: int = 0):
@@ -96,10 +96,10 @@ class Training:
 class StackedTraining:
     """Training of several seeds together, whose weights are stacked: torch.func.
 
-    All see the same batch, which is less work than one each.
+    All seeds see the same batch, which is less work than a batch for each.
 
     Args:
-        task: From `torch_processes.describe_task`.
+        task: Task from `torch_processes.describe_task`.
         num_seeds: How many.
     """
 
@@ -155,7 +155,7 @@ def list_batches(task: SimpleNamespace) -> Iterator[Sequence[torch.Tensor]]:
     Texts are padded to the longest of their batch.
 
     Args:
-        task: With its arrays, NumPy's.
+        task: The task, with its arrays as NumPy arrays.
     """
     arrays = [torch.from_numpy(array).to(task.device) for array in task.arrays]
     lengths = torch.from_numpy(task.arrays[2].sum(axis=1)) if len(arrays) > 2 else None
@@ -175,7 +175,7 @@ def time_steps(
 
     Args:
         training: `Training` or `StackedTraining`, which has made a step.
-        batches: From `list_batches`.
+        batches: Batches from `list_batches`.
         num_steps: How many.
     """
     training.loss.item()  # waits for the device
@@ -203,7 +203,7 @@ def compute_loss(
 
 
 def main() -> None:
-    """Answers each line "threads seeds steps" by seconds; 0 seeds are one in a loop."""
+    """Answers each line "threads seeds steps" with seconds; 0 seeds mean one seed in a loop."""
     task = pickle.load(sys.stdin.buffer)
     trainings: dict[int, Training | StackedTraining] = {}
     batches = list_batches(task)

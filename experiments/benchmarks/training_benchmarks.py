@@ -1,4 +1,4 @@
-"""Benchmarks of training: whole ensembles, beside PyTorch with --baseline=torch.
+"""Benchmarks of training: whole ensembles, and PyTorch with --baseline=torch.
 
 The figure is seconds per seed and training step. The seeds share all cores, or the accelerator.
 PyTorch trains in every way of `torch_processes.list_ways`, on the same cores or GPU; the ratio is
@@ -58,8 +58,9 @@ def time_training(
     Args:
         name: The case.
         options: The flags of `experiments.benchmark`.
-        arguments: Of the binary, beside the case's own: other sizes than the published ones.
-        num_seeds: Trained together; 0 for those of `SEEDS`.
+        arguments: Arguments of the program in addition to those of the case: other sizes than the
+            published ones.
+        num_seeds: Number of seeds trained together; 0 for the numbers in `SEEDS`.
     """
     target, num_seeds = CASES[name][2], num_seeds or SEEDS[name]
     recipe, make_data, batch_size = make_case(name, arguments)

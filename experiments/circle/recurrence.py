@@ -1,10 +1,11 @@
-"""A network fed with its own output: whether its tokens fall together, how fast, by which law.
+"""A network fed with its own output: whether its tokens meet, how fast, and by which law.
 
-With all tokens equal to x, the Jacobian of a step F that treats tokens alike splits into what moves
-them together and J_diff(x) = ∂y_1/∂x_1 − ∂y_1/∂x_2, what becomes of their differences. Its spectral
-radius μ is the multiplier across the diagonal: d_{t+1} → μ d_t, so that equal tokens attract where
+With all tokens equal to x, the Jacobian of a step F that treats tokens alike has two parts: one
+moves the tokens together, and J_diff(x) = ∂y_1/∂x_1 − ∂y_1/∂x_2 maps their differences. Its
+spectral radius μ is the multiplier across the diagonal: d_{t+1} → μ d_t, so equal tokens attract if
 μ < 1. Pure attention has μ = 0 and a cubic law, d_{t+1} ~ c d_t³; a skip makes μ > 0. Whether two
-tokens get near enough to fall is another question, of the basin, and no multiplier answers it.
+tokens get close enough to collapse is another question, about the basin, and no multiplier answers
+it.
 
 Axis letters: n tokens, i width of a token, t steps, s seeds.
 """
@@ -33,8 +34,8 @@ Step = Callable[[Array], Array]  # [n, i] → [n, i]
 def transverse_jacobian(step: Step, point: Float[Array, "i"]) -> Float[Array, "i i"]:
     """Computes J_diff = ∂y_1/∂x_1 − ∂y_1/∂x_2 of a step where both tokens are `point`.
 
-    Exact for steps that treat tokens alike (no positions, no mask in which they differ): then it
-    acts on every difference of two tokens.
+    Exact for steps that treat tokens alike (no positions, no mask that differs between them); it
+    then acts on every difference of two tokens.
     """
     with jax.default_matmul_precision("highest"):
         jacobian = jax.jacfwd(step)(jnp.tile(point, (2, 1)))  # [n, i, n, i]
@@ -56,7 +57,7 @@ def equal_tokens(
 
     Args:
         step: [2, i] → [2, i].
-        point: Where both tokens begin.
+        point: Point at which both tokens begin.
         num_steps: Steps.
 
     Returns:
@@ -99,6 +100,7 @@ def fall_order(log10_distance: ArrayLike) -> np.ndarray:
     logs = np.asarray(log10_distance, np.float64)
 
     def fit_row(row):
+        """Fits the order of one seed."""
         x, y = row[:-1], row[1:]
         steps = np.flatnonzero(np.isfinite(x) & np.isfinite(y) & (x < -6) & (y < -6))[:12]
         if len(steps) < 3 or np.ptp(x[steps]) == 0:
@@ -123,13 +125,13 @@ def log_roll_out(
     `log_residual_profile`), where ordinary arithmetic stops at the last digit of the coordinates.
 
     Args:
-        params: As in `apply`.
+        params: Parameters, as in `apply`.
         classifier: Weights [d, i] and bias [i].
         start: The first two tokens.
         config: The network: vectors through one linear map and a LayerNorm, no mask, no positions.
-        num_steps: Distances returned, that of the start included.
-        skip: As in `walks.roll_out`: the step's input is added to its output to give the next
-            input; distances are those of outputs.
+        num_steps: Number of distances to return, including the start.
+        skip: See `walks.roll_out`: the step's input is added to its output to give the next input;
+            distances are measured between outputs.
     """
     start = jnp.asarray(start, jnp.result_type(start, *jax.tree.leaves((params, classifier))))
     params, prepared = prepare_inputs(params, start, config)
@@ -149,6 +151,7 @@ def log_roll_out(
         return apply_linear(walk_network(algebra, state, params, prepared, config), *classifier)
 
     def advance(state, _):
+        """Makes one step of the recurrence, with the skip around it if there is one."""
         output = apply_network(state)
         next_input = output
         if skip:

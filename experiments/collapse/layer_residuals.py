@@ -1,4 +1,5 @@
-"""What run_collapse measures of one network: residuals, laws, bounds, and what rounding decides."""
+"""The measurements of run_collapse in one network: residuals, laws, bounds, and residuals that
+rounding decides."""
 
 from collections.abc import Iterator, Mapping
 
@@ -28,11 +29,11 @@ def measure_plain(
     config: rc.TransformerConfig,
     dtype: DTypeLike,
 ) -> dict[str, jax.Array]:
-    """Measures what the ordinary forward pass shows, by layer [L + 1].
+    """Measures the residuals that the ordinary forward pass shows, by layer [L + 1].
 
     Args:
-        params, x, config: As of `rank_collapse.apply`.
-        dtype: Of the pass.
+        params, x, config: See `rank_collapse.apply`.
+        dtype: Dtype of the forward pass.
 
     Returns:
         "ratio", the residual ratio; log10 of the residual and of the states' size.
@@ -56,10 +57,10 @@ def measure_laws(
 ) -> dict[str, jax.Array]:
     """Measures the residual in logarithms by layer [L + 1], its law 3^l and the bounds.
 
-    The law and the bounds are there for networks that have them.
+    The law and the bounds exist only for networks that they cover.
 
     Args:
-        params, x, config: As of `rank_collapse.apply`.
+        params, x, config: See `rank_collapse.apply`.
         log: The pass in logarithms.
     """
     profiles = {"log10_residual": log.profile}
@@ -71,13 +72,13 @@ def measure_laws(
 
 
 def bound_profiles(report: rc.BoundReport) -> dict[str, jax.Array]:
-    """Computes bounds by layer [L + 1]: of the stack so far, and from the measured layer before.
+    """Computes bounds by layer [L + 1]: for the stack so far, and from the measured layer before.
 
-    `admissible` is 1 where the technical lemma's condition holds: the theorems' bound of layer l
-    needs it in all layers up to l. `log10_published_bound` is that of the layer as published, with
-    the largest γ* and the largest β of its heads in the place of sums over heads. `tightness_...`
-    is how far each bound of one layer's attention lies above what it bounds, `log10_c` the c of the
-    stack's bound so far.
+    `admissible` is 1 if the technical lemma's condition holds; the theorems' bound of layer l needs
+    it in all layers up to l. `log10_published_bound` is the published bound of the layer, with the
+    largest γ* and the largest β of its heads instead of sums over heads. `tightness_...` is how far
+    each bound of one layer's attention lies above the residual, and `log10_c` is the constant c of
+    the stack's bound so far.
 
     Args:
         report: Bounds of one network.
@@ -113,11 +114,11 @@ def measure_chunk(
     """Measures a chunk, with residuals of float64 where rounding decides those of float32.
 
     Args:
-        mapped: What computes a chunk in the dtype of the flags.
+        mapped: Function that computes a chunk in the dtype of the flags.
         chunk: Seeds of points of the axes.
         networks: {variant: its configuration}.
         norm: Their norm placement, for messages.
-        progress: Where messages go.
+        progress: Progress that shows messages.
     """
     results, draws = mapped(chunk), None
     for variant, config in networks.items():
@@ -157,7 +158,7 @@ def measure_in_float64(
     """Computes the profile [L + 1] of one network in float64, where that knows more layers.
 
     Args:
-        profile: What is known, in the arithmetic of the run.
+        profile: Known values, in the arithmetic of the run.
         params, x, config: The network and its tokens.
     """
     if profile.dtype == np.float64:
@@ -193,7 +194,7 @@ def describe_gaps(results: xr.Dataset) -> Iterator[str]:
 def local_rates(profile: xr.DataArray) -> xr.DataArray:
     """Compute `rc.local_rate` at layers 2 .. L; NaN where it means nothing.
 
-    That is before layer 2, and where the logarithm before is not yet beyond ±1 or of another sign.
+    This is before layer 2, and where the logarithm before is within ±1 or has another sign.
     """
     before = profile.shift(layer=1)
     has_rate = (abs(before) > 1) & (before * profile > 0) & np.isfinite(profile)

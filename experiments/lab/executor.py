@@ -4,11 +4,11 @@
         # measure(key, floats) of one seed → {"scale=1": {name: [s, ...]}, ...}
         results = executor.measure(measure, {"scale=1": 1.0, "scale=2": 2.0})
 
-A cell is a setting whose numbers compiled programs take as arguments, of an experiment's lists or
-of the axes of the flags. Its seeds and those of the other cells are one list, shared by the devices
-and computed chunk by chunk (--seed_chunk). Each finished chunk is saved, so a run resumes on any
-number of devices. A seed draws the same numbers in any chunk; docs/sweeps.md says how far its
-results are the same.
+A cell is a setting whose numbers are arguments of compiled programs; cells come from an
+experiment's lists or from the axes of the flags. The seeds of all cells are one list, shared by the
+devices and computed chunk by chunk (--seed_chunk). Each finished chunk is saved, so a run resumes
+on any number of devices. A seed draws the same numbers in any chunk; docs/sweeps.md says which
+results are then equal.
 """
 
 import collections
@@ -42,8 +42,8 @@ class Chunk(NamedTuple):
     Attributes:
         cells: The cell of each [r].
         seeds: The number of each [r].
-        keys: Keys of the seeds [size], the last one repeated so that all chunks have one size and
-            nothing is compiled again for the last.
+        keys: Keys of the seeds [size]; the last one is repeated so that all chunks have one size
+            and the last chunk does not compile again.
         floats: Floats of the cells, leaves [size, ...].
     """
 
@@ -64,13 +64,13 @@ class Executor(contextlib.ExitStack):
     Args:
         options: The flags, of one point of their axes; --num_devices, --seed_chunk, and --seed and
             --num_seeds where the binary has them.
-        run: Holds the results of earlier chunks.
-        label: Of the progress; "" for programs that show their own.
-        total: Seeds of all cells of a point; those of one cell by default.
+        run: Folder that holds the results of earlier chunks.
+        label: Label of the progress; "" for programs that show their own.
+        total: Number of seeds in all cells of a point; by default those of one cell.
 
     Attributes:
         run: The run folder, without the prefix of a point.
-        mesh: Of the devices.
+        mesh: Mesh of the devices.
         progress: Counts seeds; disabled without a label.
     """
 
@@ -94,8 +94,8 @@ class Executor(contextlib.ExitStack):
         keys: jax.Array | None = None,
         most: int | None = None,
         **options: Any,
-    ) -> dict[str, dict[str, np.ndarray]]:
-        """Computes all seeds of all cells; reads the ones that the run has, saves the others.
+    ) -> Iterator[Chunk]:
+        """Yields the seeds that the run lacks in chunks, each to be saved before the next.
 
         Args:
             fn: (key, floats) of one seed → pytree of arrays.
@@ -128,8 +128,10 @@ class Executor(contextlib.ExitStack):
             program: What computes the chunks, if it says how many seeds fit into memory and which
                 arrays it makes. An unfinished run whose cells lack one is refused: another commit
                 may have begun it, with fewer measures.
-            keys: Of the seeds [s], the same of every cell; by default those of the flags.
-            most: Seeds at a time; by default --seed_chunk, or as many as fit into memory.
+            keys: Random keys of the seeds [s], the same for every cell; by default those of the
+                flags.
+            most: Largest number of seeds at a time; by default --seed_chunk, or as many as fit into
+                memory.
 
         Raises:
             RunError: The run holds another number of seeds, or lacks arrays.
@@ -211,8 +213,8 @@ class Executor(contextlib.ExitStack):
         """Lists the (cell, seed) pairs that the run does not have.
 
         Raises:
-            RunError: The arrays of a cell have different numbers of seeds, or more than a run has
-                that does not grow.
+            RunError: The arrays of a cell have different numbers of seeds, or more seeds than the
+                run, which does not grow.
         """
         missing = []
         for cell in cells:
@@ -228,7 +230,7 @@ class Executor(contextlib.ExitStack):
         return missing
 
     def _check_measures(self, program, floats, keys):
-        """Refuses finished cells that lack what the program measures."""
+        """Refuses finished cells that do not have all measures of the program."""
         for cell in floats:
             pairs = [(cell, 0)]
             expected = program.name_arrays(make_chunk(floats, keys, pairs, self.mesh.size))
@@ -245,9 +247,9 @@ def make_chunk(
 
     Args:
         floats: {cell: floats}.
-        keys: Of all seeds.
+        keys: Random keys of all seeds.
         pairs: At most `size` pairs.
-        size: Of the chunk's keys and floats.
+        size: Size of the chunk.
     """
     padded = [*pairs, *pairs[-1:] * (size - len(pairs))]
     values = jax.tree.map(lambda *a: np.stack(a), *(floats[cell] for cell, _ in padded))
@@ -263,12 +265,12 @@ class Mapped:
 
     Args:
         fn: (key, floats) of one seed → pytree of arrays.
-        mesh: Of the devices.
-        progress: Gets how long compiling took.
-        draw: (key, floats) of one seed → what `fn` takes instead of the key: a program of its own,
-            since random numbers are slow to optimise and drawn once.
+        mesh: Mesh of the devices.
+        progress: Progress that shows the time of compiling.
+        draw: (key, floats) of one seed → the argument that `fn` takes instead of the key. It is a
+            separate program, because random numbers are slow to optimise and drawn once.
         at_once: Seeds a device vmaps over; None for `seeds.group_size`.
-        level: As of `runs.seeds.run_seeds`.
+        level: See `runs.seeds.run_seeds`.
     """
 
     def __init__(
@@ -293,12 +295,12 @@ class Mapped:
         return seeds.to_host(self._compiled(arguments, None), len(chunk.seeds))
 
     def laid_out(self, chunk: Chunk) -> tuple[PyTree[Array], PyTree[Array]]:
-        """Returns (keys, or what is drawn from them; floats) of a chunk on the devices."""
+        """Returns (keys, or the arrays drawn from them; floats) of a chunk on the devices."""
         arguments = seeds.shard_seeds((chunk.keys, chunk.floats), self._mesh)
         return arguments if self._draw is None else (self._draw(arguments, None), arguments[1])
 
     def fit_memory(self, chunk: Chunk, size: int) -> int:
-        """Compiles for the most seeds like those of a chunk that fit; returns how many these are.
+        """Compiles for as many seeds of a chunk as fit into memory; returns their number.
 
         Args:
             chunk: At least one seed for each device.
@@ -321,13 +323,13 @@ class Mapped:
         return set(name_parts(jax.eval_shape(self._call, arguments, None)))
 
     def _drawn_shapes(self, keys, floats):
-        """Returns keys, or the shapes of what is drawn from them, and floats."""
+        """Returns keys, or the shapes of the arrays drawn from them, and floats."""
         if self._draw is None:
             return keys, floats
         return jax.eval_shape(self._draw, (keys, floats), None), floats
 
     def _compile(self, like, size):
-        """Compiles for so many seeds like those of some arrays, or of their shapes."""
+        """Compiles for a number of seeds, with the shapes of some arrays."""
         sharding = seeds.seed_sharding(self._mesh)
 
         def resize(a):

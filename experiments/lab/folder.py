@@ -59,15 +59,16 @@ PAUSE, SHARE = 2.0, 0.1  # seconds between two writes at least, and share of the
 
 
 class RunFolder(contextlib.ExitStack):
-    """One run's folder, locked for as long as the object is open. A context manager.
+    """One run's folder, locked while the object is open. A context manager.
 
     Args:
         path: The folder; made with its parents.
-        config: What determines the results (JSON values). A folder made with another one is
-            refused.
-        execution: What does not (number of devices, chunk size); recorded, never compared.
+        config: Settings that determine the results (JSON values). A folder made with another config
+            is refused.
+        execution: Settings that do not determine them (number of devices, chunk size); recorded,
+            never compared.
         overwrite: Delete the results of an earlier run and start afresh.
-        read_only: Whether the folder stays as it is, unlocked.
+        read_only: Whether the folder is only read, without a lock.
 
     Attributes:
         path: The folder.
@@ -133,7 +134,7 @@ class RunFolder(contextlib.ExitStack):
     # Where the results come from.
 
     def _note_environment(self):
-        """Adds the environment of this process before its first write, where it is new."""
+        """Adds the environment of this process before its first write, if it is new."""
         if not self._has_noted:
             self._has_noted.append(True)
             self.add_environments([provenance.environment()])
@@ -147,7 +148,7 @@ class RunFolder(contextlib.ExitStack):
         """Adds environments in which results of this folder were made, those that are new.
 
         Args:
-            environments: As `provenance.environment` describes them.
+            environments: Environments from `provenance.environment`.
         """
         if new := provenance.find_new(environments, self._environments):
             self._environments += new
@@ -157,15 +158,16 @@ class RunFolder(contextlib.ExitStack):
     # Tables, figures and the summary.
 
     def delete_products(self) -> None:
-        """Deletes what is made of the arrays: table, figures, further files and the summary."""
+        """Deletes the files that are made of the arrays: table, figures, further files and the
+        summary."""
         delete_files(self.path, PRODUCTS)
 
     def save_figure(self, name: str, figure: Figure) -> None:
         """Writes a figure as PNG and PDF, where one of them is missing.
 
         Args:
-            name: Of the files in figures/, without their ending.
-            figure: Of matplotlib.
+            name: Name of the files in figures/, without their ending.
+            figure: Figure of matplotlib.
         """
         if self.writable and self.lacks_figure(name):
             for suffix, content in draw_files(figure).items():
@@ -176,7 +178,7 @@ class RunFolder(contextlib.ExitStack):
         return not all(self.has_file(f"figures/{name}{suffix}") for suffix in OPTIONS)
 
     def save_table(self, rows: Iterable[TableRow]) -> None:
-        """Writes results.csv, where it is not what the rows say."""
+        """Writes results.csv, where it differs from the rows."""
         table = table_bytes(rows)
         is_there = self.has_file("results.csv")
         if self.writable and not (is_there and read_regular(self.path / "results.csv") == table):
@@ -186,14 +188,14 @@ class RunFolder(contextlib.ExitStack):
         """Writes a further file.
 
         Args:
-            name: Out of `CONTENTS`, or in a folder of `FOLDERS`.
+            name: Name in `CONTENTS`, or in a folder of `FOLDERS`.
             content: Its bytes.
         """
         if self.writable:
             self._write(name, content)
 
     def has_file(self, name: str) -> bool:
-        """Returns whether a file of the folder exists; an empty one is what a crash left."""
+        """Returns whether a file of the folder exists; an empty one is the remainder of a crash."""
         path = self.path / name
         return path.is_file() and path.stat().st_size > 0
 
@@ -225,7 +227,7 @@ class RunFolder(contextlib.ExitStack):
         """Returns the arrays named "part/name", by name, or None where there is none.
 
         Args:
-            part: As of `cached`.
+            part: See `cached`.
         """
         return dict(self._arrays.get(f"{self._prefix}{part}/", {})) or None
 
@@ -242,7 +244,7 @@ class RunFolder(contextlib.ExitStack):
 
         Args:
             part: Name of the part; its arrays are stored as "part/name".
-            compute: Returns the named arrays, at least one.
+            compute: Function that returns the named arrays, at least one.
         """
         if self.part(part) is None:
             self.check_writable(part)
@@ -264,11 +266,11 @@ class RunFolder(contextlib.ExitStack):
     def keep_arrays(self, arrays: Mapping[str, ArrayLike]) -> None:
         """Adds named arrays, and writes the file only if its last write is long enough ago.
 
-        Each write is of all arrays, so many small chunks are written together. `flush_arrays`
+        Each write contains all arrays, so many small chunks are written together. `flush_arrays`
         writes the remaining ones.
 
         Args:
-            arrays: By name, without the prefix of the view.
+            arrays: Arrays by name, without the prefix of the view.
         """
         self._add_arrays(arrays)
         self._unwritten = True
@@ -349,7 +351,7 @@ class RunFolder(contextlib.ExitStack):
     # Opening and writing.
 
     def _read_arrays(self, saved):
-        """Reads arrays.npz; refuses it where it lacks what was written, or published.
+        """Reads arrays.npz; refuses it where arrays that were written or published are missing.
 
         Args:
             saved: Content of config.json.
@@ -372,17 +374,18 @@ class RunFolder(contextlib.ExitStack):
         return [f"{name} {array.shape}" for name, array in sorted(self._arrays[""].items())]
 
     def _check_place(self):
-        """Returns the folder, if it still is the one that was opened; else none is written to."""
+        """Returns the folder if it is still the one that was opened; else nothing is written to
+        it."""
         with contextlib.suppress(OSError):
             if os.path.samestat(os.fstat(self._lock.fileno()), os.stat(self.path / ".lock")):
                 return self.path
         raise RunError(f"{self.path} is no longer the folder of this run: moved or deleted?")
 
     def _is_of_a_run(self):
-        """Returns whether the folder is that of a run; False of one without results.
+        """Returns whether the folder belongs to a run; False for one without results.
 
         Raises:
-            RunError: What is there is of no run: it is neither taken over nor deleted.
+            RunError: The folder holds other files: it is neither taken over nor deleted.
         """
         names = {p.name for p in self.path.iterdir()} & {*CONTENTS, *FOLDERS} - {"log.txt"}
         if names:

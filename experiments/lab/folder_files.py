@@ -15,10 +15,10 @@
              models/, metrics/   the same two of a run of several networks, a file for each
              log.txt
 
-Every file but metrics and log.txt is written to a temporary name and renamed, so a file is either
-complete or absent. The checksums of arrays.npz show damage; names in config.json, with shapes in
-summary.json, show an array that was removed. Files made of the arrays are made again where they are
-missing, and results.csv where it is not what they say.
+Every file except metrics and log.txt is written under a temporary name and renamed, so a file is
+either complete or absent. The checksums of arrays.npz show damage; names in config.json, with
+shapes in summary.json, show an array that was removed. Files made from the arrays are made again if
+they are missing, and results.csv also if it differs from them.
 """
 
 import csv
@@ -76,7 +76,8 @@ def table_bytes(rows: Iterable[TableRow]) -> bytes:
 
 
 def read_config(path: Path) -> JsonObject:
-    """Reads what determines the results of a run folder, by the present names of the flags.
+    """Reads the settings that determine the results of a run folder, by the present names of the
+    flags.
 
     Raises:
         RunError: A damaged config.json.

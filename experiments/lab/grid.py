@@ -16,15 +16,15 @@ class Options(Mapping[str, FlagValue]):
     """The values of all flags at one point of a grid, as attributes and by name; they never change.
 
     Args:
-        flags: Of the command.
+        flags: Flags of the command.
         axes: {flag: value} of its axes; {} for a command without axes.
         values: {flag: value} of all flags.
 
     Attributes:
-        flags, axes: As given.
-        group: The points that differ from this one in traced flags alone, itself among them: one
+        flags, axes: The flags, and the axes of the grid.
+        group: The points that differ from this one only in traced flags, including itself: one
             program computes them, see `Executor`.
-        number: Of the group.
+        number: Number of the group.
     """
 
     flags: Flags
@@ -77,7 +77,7 @@ def list_points(flags: Flags) -> list[Options]:
     """Lists the points of the axes of a command, the points of a group one after another.
 
     Raises:
-        flags.Error, ValueError: A value that a flag does not take.
+        flags.Error, ValueError: A value that a flag does not accept.
     """
     points: dict[tuple, Options] = {}  # 1 and 1.0 are one point
     parsed = copy.deepcopy(flags)

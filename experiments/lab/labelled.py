@@ -1,10 +1,10 @@
-"""Results with names: xarray Datasets over the axes of a run, its seeds, and those of a measure.
+"""Results with names: xarray Datasets over the axes of a run, of its seeds, and of a measure.
 
     results = make_dataset(executor.measure(...)["seeds"], {"ratio": ("variant", "layer")})
     results.ratio.sel(variant="san").isel(layer=-1)        # [s], by the names of the axes
 
-The functions below make of them the rows of statements, the table and the figures of an experiment.
-They take any axes. "seed" is the axis of independent draws.
+The functions below make the rows of statements, the table and the figures of an experiment from
+these Datasets. They accept any axes. "seed" is the axis of independent draws.
 """
 
 import contextlib
@@ -41,7 +41,7 @@ def make_dataset(
     """Makes a Dataset of arrays {"name/a/b": [s, ...]}: variables [s, a, b, ...].
 
     Args:
-        arrays: By name; the parts of a name after the first are coordinates.
+        arrays: Arrays by name; the parts of a name after the first are coordinates.
         axes: Names of the levels of the array names, and then of the axes after the seeds; arrays
             with fewer have the first of them.
         **special: {name: its axes instead}.
@@ -72,7 +72,8 @@ def _to_numbers(texts):
 def join_datasets(
     parts: Mapping[tuple[FlagValue, ...], xr.Dataset], axes: Sequence[str]
 ) -> xr.Dataset:
-    """Joins Datasets, by the point of a grid, to one over it; NaN where one lacks a variable.
+    """Joins Datasets of the points of a grid to one over the grid; NaN where a Dataset does not
+    have a variable.
 
     Args:
         parts: {values of the axes: Dataset}.
@@ -81,8 +82,8 @@ def join_datasets(
     if not axes:
         return next(iter(parts.values()))
     slices: dict[FlagValue, dict[tuple, xr.Dataset]] = {}
-    for (value, *others), dataset in parts.items():
-        slices.setdefault(value, {})[tuple(others)] = dataset
+    for (value, *other_values), dataset in parts.items():
+        slices.setdefault(value, {})[tuple(other_values)] = dataset
     datasets = [join_datasets(part, axes[1:]) for part in slices.values()]
     return xr.concat(datasets, xr.Variable(axes[0], [*slices]), data_vars="all", join="outer")
 
@@ -96,7 +97,7 @@ def apply_along(
         fn: Function of a NumPy array.
         values: Over any axes.
         axis: Name of the axis that is last for fn.
-        **options: As of `xr.apply_ufunc`.
+        **options: See `xr.apply_ufunc`.
     """
     return xr.apply_ufunc(fn, values, input_core_dims=[[axis]], **options)
 
@@ -115,7 +116,8 @@ def iterate_points(values: Labelled, *but: str) -> Iterator[tuple[dict[str, Flag
 
 
 def is_named(values: xr.DataArray | xr.Dataset, axis: str) -> bool:
-    """Returns whether a label names the values of an axis: several, or one that is not usual.
+    """Returns whether a label names the values of an axis: there are several, or one that is
+    unusual.
 
     Args:
         values: DataArray or Dataset.
@@ -129,7 +131,8 @@ def is_named(values: xr.DataArray | xr.Dataset, axis: str) -> bool:
 
 
 def drop_single_axes(values: Labelled, but: Sequence[str] = ()) -> Labelled:
-    """Drops axes of one value, which a setting need not name, unless all but "seed" are such.
+    """Drops axes of one value, which a setting need not name, unless all axes but "seed" have one
+    value.
 
     Args:
         values: DataArray, or Dataset.
@@ -156,8 +159,8 @@ def statement_rows(
     """Yields a statement's rows, one for each point of the axes but "seed".
 
     Args:
-        key: Of the statement.
-        values: Its statistic, over seeds and the axes of the run.
+        key: Key of the statement.
+        values: Statistic over seeds and the axes of the run.
         setting: Written before the point.
         **options: Further arguments of `make_row`.
     """
@@ -181,9 +184,9 @@ def compare_means(
         text: The quantity, written after the point.
         values: Ours, over seeds and the axes of the run.
         other: The published value, or a DataArray over some of these axes.
-        note: Of every comparison.
+        note: Note on every comparison.
         show: Mean → the value to show.
-        source: What `other` is.
+        source: Origin of `other`.
         interval: Whether the note has Student's 95 % interval of the mean over seeds.
     """
     for point, draws in iterate_points(drop_single_axes(values), "seed"):
@@ -220,8 +223,8 @@ def product_rows(
     """Yields a row for each combination of the axes; a column without the first axes is repeated.
 
     Args:
-        results: Arrays by name: of an axis its values [k], without them 0, 1, ..; of a column
-            [..., k] for the last axes.
+        results: Arrays by name: for an axis its values [k], or 0, 1, .. without them; for a column
+            [..., k] over the last axes.
         axes: Names of the axes, such as "seed" and "length".
         columns: Names of the columns. Where a value is NaN the row has no entry.
     """
@@ -234,7 +237,7 @@ def product_rows(
 
 
 def frame_rows(frame: "pd.DataFrame") -> Iterator[TableRow]:
-    """Yields the rows of a pandas DataFrame, without entries for values that are no number."""
+    """Yields the rows of a pandas DataFrame, without entries for values that are not numbers."""
     present = frame.notna().to_numpy()
     for row, mask in zip(frame.to_dict("records"), present, strict=True):
         yield dict(itertools.compress(row.items(), mask))
@@ -255,11 +258,11 @@ def plot_facets(
     Args:
         values: Over seeds, x, hue and the axes of the panels, whose titles name them.
         x, hue: Names of axes; "" for none.
-        draw: As `figures.band`.
+        draw: Function like `figures.band`.
         style: (place of a curve, number of curves) → options of `draw`.
-        columns: Panels in a row at the most; by default all of up to four.
-        ylabel: Of the first panel.
-        options: As of `figures.figure`.
+        columns: Largest number of panels in a row; by default all panels, up to four.
+        ylabel: Label on the y axis of the first panel.
+        options: See `figures.figure`.
 
     Returns:
         The figure and its axes.
@@ -291,10 +294,10 @@ def count_panels(values: xr.DataArray, x: str = "layer", hue: str = "") -> int:
 def plot_axes(rows: Sequence[TableRow], axes: Sequence[str], column: str):
     """Plots a column of the table over the first axis; means over seeds.
 
-    There is a curve for each value of the second axis, a panel for each point of the others.
+    There is a curve for each value of the second axis, and a panel for each point of the others.
 
     Args:
-        rows: Of the table.
+        rows: Rows of the table.
         axes: Names of its first columns.
         column: "column,name=value,...": the column, and which rows; "last" is the last value.
 

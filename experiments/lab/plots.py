@@ -1,4 +1,4 @@
-"""Panels by two values, points with intervals: what figures of several experiments have."""
+"""Panels by two values, and points with intervals, for the figures of several experiments."""
 
 from collections.abc import Hashable, Sequence
 from typing import Any
@@ -15,7 +15,7 @@ def place_grid(places: Sequence[tuple[Hashable, Hashable]], **options: float | b
 
     Args:
         places: (row value, column value) of each panel.
-        options: As of `figure`.
+        options: See `figure`.
 
     Returns:
         The figure, its axes [rows, columns], and the axes of each place.
@@ -37,13 +37,13 @@ def outer_labels(axes: np.ndarray, xlabel: str, ylabel: str = "") -> None:
 def draw_interval(
     ax: Axes, x: float, mean: float, ends: Interval, label: str | None = None, index: int = 0
 ) -> None:
-    """Plot a point with its interval, where that is finite.
+    """Plot a point with its interval, if that is finite.
 
     Args:
         ax: Axes to draw on.
         x, mean: The point.
         ends: Its interval.
-        label, index: As of `band`.
+        label, index: See `band`.
     """
     errors = [[max(mean - ends.low, 0.0)], [max(ends.high - mean, 0.0)]] if ends.is_finite else None
     ax.errorbar(
@@ -69,7 +69,7 @@ def quartiles(
     """Plot the median of values [s, k] as a line and their quartiles as a band.
 
     Args:
-        ax, x, values, label, index, options: As of `band`.
+        ax, x, values, label, index, options: See `band`.
     """
     style = {"color": color(index), "marker": MARKERS[index % len(MARKERS)]} | options
     low, middle, high = np.quantile(values, (0.25, 0.5, 0.75), axis=0)

@@ -1,4 +1,4 @@
-"""A run of an experiment: opens its folder, measures what is missing, saves what follows.
+"""A run of an experiment: opens its folder, measures the missing points, saves tables and figures.
 
     def main(options):
         with open_run(options, make_setup) as run:
@@ -8,8 +8,9 @@
                 point.save_claims(judge_claims(point.results))
             return run.finish()
 
-The same command on a finished folder calls the same functions: `measure` reads what the folder has,
-and only files that are missing or differ are written. `experiment.read_run` writes nothing at all.
+The same command on a finished folder calls the same functions: `measure` reads the results of the
+folder, and only files that are missing or differ are written. `experiment.read_run` writes nothing
+at all.
 """
 
 import contextlib
@@ -34,7 +35,7 @@ from rank_collapse.runs import states
 
 
 class Finding(NamedTuple):
-    """A result that the report opens with."""
+    """A result at the top of the report."""
 
     figure: str  # Name of one of the experiment's figures
     sentence: str  # Made of its numbers
@@ -47,10 +48,10 @@ class Point:
     Attributes:
         run: The run.
         options: Flags of the point.
-        setup: What they ask for.
+        setup: Result of `make_setup`.
         folder: The run's folder, with the arrays of the point alone.
         axes: {flag: value} of the axes that were not joined.
-        results: What was measured.
+        results: Results of `measure`.
     """
 
     run: "Run"
@@ -89,7 +90,7 @@ class Point:
             self.run.claims.append(replace(row, setting=", ".join(setting)))
 
     def save_comparisons(self, rows: Iterable[verdicts.Comparison]) -> None:
-        """Adds measured values beside published ones, without verdicts.
+        """Adds measured values next to published ones, without verdicts.
 
         Their quantities begin with the point in words.
         """
@@ -105,16 +106,16 @@ class Point:
         self.run.finding = Finding(finding.figure + self.suffix, sentence)
 
     def lacks_file(self, name: str) -> bool:
-        """Returns whether a further file of the folder is to be made, see `save_file`."""
+        """Returns whether a further file of the folder has to be made, see `save_file`."""
         return self.run.is_writing and not self.run.folder.has_file(name)
 
     def save_file(self, name: str, content: bytes) -> None:
-        """Saves a further file, whose name is out of `CONTENTS` or `FOLDERS` of `folder_files`."""
+        """Saves a further file, whose name is in `CONTENTS` or `FOLDERS` of `folder_files`."""
         if self.lacks_file(name):
             self.run.folder.save_file(name, content)
 
     def describe(self) -> str:
-        """Describes the point in words, "depth 2"; "" of a run without axes."""
+        """Describes the point in words, "depth 2"; "" for a run without axes."""
         return labelled.describe_point(self.axes)
 
     @property
@@ -131,10 +132,10 @@ class Run(contextlib.ExitStack):
         folder: Its folder.
 
     Attributes:
-        options, folder: As given.
-        points: Of the axes: set up, and once they are measured with their results.
-        failures: Why points could not be measured.
-        rows, claims, comparisons, finding: What was saved of the points.
+        options, folder: The flags, and the folder of the run.
+        points: Points of the axes: set up, and, once they are measured, with their results.
+        failures: Reasons why points could not be measured.
+        rows, claims, comparisons, finding: Saved results of the points.
     """
 
     def __init__(self, options: Flags, folder: RunFolder):
@@ -149,12 +150,13 @@ class Run(contextlib.ExitStack):
 
     @property
     def code(self) -> int:
-        """The exit code of the command: 1 where points could not be measured."""
+        """The exit code of the command: 1 if points could not be measured."""
         return 1 if self.failures else 0
 
     @property
     def is_writing(self) -> bool:
-        """Whether files are written: not while a run is read, judged, or a worker's."""
+        """Whether files are written; not in a run that is only read or judged, and not in a
+        worker."""
         mode = self.options.mode
         return not (mode.is_read or mode.is_judged) and mode.worker_group is None
 
@@ -165,8 +167,8 @@ class Run(contextlib.ExitStack):
 
         Args:
             measure: (options, setup, folder) → results of one point, resumed from the folder.
-            over: Flags whose values are dimensions of the results: points that differ in them alone
-                are joined to one Dataset.
+            over: Flags whose values become dimensions of the results: points that differ only in
+                them are joined to one Dataset.
 
         Returns:
             The points with results; those that cannot be measured are named by `finish`. A worker's
@@ -204,7 +206,7 @@ class Run(contextlib.ExitStack):
         return self.points
 
     def finish(self) -> "Run":
-        """Writes the table and the summary, prints what came out, and returns the run."""
+        """Writes the table and the summary, prints the results, and returns the run."""
         if not self.is_writing:
             return self
         folder, axes = self.folder, [*self.points[0].axes]
@@ -227,7 +229,7 @@ class Run(contextlib.ExitStack):
         return self
 
     def _selection(self):
-        """Returns {flag: value} of the flags that choose what of the folder is shown."""
+        """Returns {flag: value} of the flags that choose the part of the folder that is shown."""
         grown = [self.options.counts] if self.options.grows else []
         return {
             name: self.options[name].value for name in sorted([*self.options.selecting, *grown])
@@ -254,14 +256,14 @@ def open_run(
     make_setup: Callable[[Options], Any] = lambda options: options,
     extra: Callable[[Any], JsonObject | None] = lambda setup: None,
 ) -> Iterator[Run]:
-    """Opens the folder of the flags, after all points of their axes are set up.
+    """Opens the folder of the flags, after all points of their axes have been set up.
 
     With --dtype=float64 the run computes in float64.
 
     Args:
         options: Flags of the command.
-        make_setup: options → what they ask for.
-        extra: setup → what else determines the results, for config.json.
+        make_setup: options → the setup that they ask for.
+        extra: setup → further settings that determine the results, for config.json.
 
     Raises:
         ValueError: Flags that do not fit each other.
@@ -284,7 +286,7 @@ def open_folder(options: Flags, extra: JsonObject | None = None) -> RunFolder:
 
     Args:
         options: Flags of the command.
-        extra: What else determines the results.
+        extra: Further settings that determine the results.
     """
     names = sorted(options.execution & {*options} - {"help"})
     execution = {name: options[name].value for name in names} | {"command": command_line()}
@@ -305,7 +307,7 @@ def join_points(points: Sequence[Point], over: Sequence[str]) -> Sequence[Point]
     """Joins the points that differ in some axes alone to one Dataset each.
 
     Args:
-        points: With results.
+        points: Points with results.
         over: The axes that become dimensions of the Datasets.
     """
     if not over:

@@ -1,8 +1,8 @@
-"""The flags that experiments share, by one name and one text each.
+"""The flags that experiments share, with one name and one text each.
 
     shared_flags.define(FLAGS, depth=12, num_heads=4, d_model=64, norm_placement="post")
 
-defines those that are named, with their defaults. `define_numbers` defines lists by commas,
+defines the named flags, with their defaults. `define_numbers` defines lists separated by commas,
 `define_alias` a second name, such as that of a published command, `define_text` the text file with
 its former name.
 """
@@ -62,7 +62,7 @@ VOCABULARY = {
     "weight_scale": ("float", "Multiplies every weight."),
     "skip_gain": ("float", "Multiplies the skips."),
     "bias_scale": ("float", "Standard deviation of the biases."),
-    "seed_chunk": ("integer", "Seeds computed at a time, of all cells together (0: all).", 0),
+    "seed_chunk": ("integer", "Seeds computed at a time, in all cells together (0: all).", 0),
     "no_repeat": ("boolean", "No letter twice in a sequence."),
     "path_len": (
         "integer",
@@ -140,7 +140,8 @@ def define(
 
 
 class NumbersParser(flags.ListParser):
-    """Parses numbers by commas; as of every flag, the last one on the command line counts.
+    """Parses numbers separated by commas; as for every flag, the last one on the command line
+    counts.
 
     Args:
         number: Parser of each number.
@@ -171,9 +172,9 @@ def define_numbers(
 
     Args:
         values: The flags of a binary.
-        name, default, text: Of the flag.
+        name, default, text: Name, default and help text of the flag.
         kind: `int` or `float`.
-        lower_bound: Of each number.
+        lower_bound: Lower bound of each number.
     """
     number = {int: flags.IntegerParser, float: flags.FloatParser}[kind](lower_bound)
     text = f"{text} A list by commas."
@@ -189,7 +190,7 @@ def define_text(values: "Flags", text: str) -> None:
 
     Args:
         values: The `Flags` of a binary.
-        text: Of the flag.
+        text: Help text of the flag.
     """
     values.define("string", "text", None, text)
     define_alias(values, text_file="text")

@@ -1,7 +1,8 @@
-"""What run_lens measures of one network: the exact Jacobian from a state to the last one, beside
+"""The measurements of run_lens in one network: the exact Jacobian from a state to the last one, and
 the frozen sum of the same paths.
 
-Axis letters: b texts, v directions, k path lengths, n tokens, d width.
+Axis letters: b texts, v directions, m positions of the output (`POSITIONS`), k path lengths,
+n tokens, d width.
 """
 
 from collections.abc import Mapping
@@ -25,7 +26,7 @@ BRANCHES = "attention"
 
 
 class Probe(NamedTuple):
-    """Where and along what a state is changed, of b texts."""
+    """Position and direction of the change of a state, in b texts."""
 
     source: np.ndarray  # Int [b], the position
     random: np.ndarray  # [b, d], Gaussian
@@ -33,7 +34,8 @@ class Probe(NamedTuple):
 
 
 def choose_layer(depth: int, start: float) -> int:
-    """Returns the number, from 0, of the layer after whose state paths start; one follows at least.
+    """Returns the index, from 0, of the layer after whose state the paths start; at least one layer
+    follows.
 
     Args:
         depth: Layers of the network.
@@ -52,7 +54,7 @@ def count_tokens(
     config: rc.TransformerConfig,
     inputs: Mapping[str, np.ndarray],
 ) -> np.ndarray:
-    """Counts the states of each text [b]: its tokens, or those that a spectrogram gives.
+    """Counts the states of each text [b]: its tokens, or the tokens of a spectrogram.
 
     Args:
         params, config: The network.
@@ -69,13 +71,13 @@ def draw_probe(
 ) -> Probe:
     """Draws a position in the second quarter of each text, and a random direction.
 
-    Text i has the same draws however many texts there are.
+    Text i has the same draws for any number of texts.
 
     Args:
         source: The open checkpoint, for its head.
         ids: Tokens [b, n]; None of a network that reads none.
         counts: Tokens of each text.
-        seed: Of the draws.
+        seed: Seed of the draws.
 
     Raises:
         ValueError: A text of one token.
@@ -94,7 +96,7 @@ def draw_probe(
 
 
 def read_head(source: OpenCheckpoint) -> Unembedding | None:
-    """Reads the head for tokens, next or masked; None where its rows are not as wide as the states.
+    """Reads the head for next or masked tokens; None if its rows are not as wide as the states.
 
     Args:
         source: The open checkpoint.
@@ -117,8 +119,8 @@ def measure_texts(
     Args:
         params, config: The network.
         inputs: x and mask [b, n].
-        probe: Of these texts.
-        layer: From `choose_layer`.
+        probe: Probe of these texts.
+        layer: Layer from `choose_layer`.
 
     Returns:
         {"name/direction/position": [b] or [b, k]} of the measures of `compare_kinds`.
@@ -152,8 +154,8 @@ def measure_text(
 
     Args:
         params, config: The network.
-        text: x, and mask where there is one.
-        probe: Of this text.
+        text: x, and a mask if there is one.
+        probe: Probe of this text.
         layer: Paths start at the state after it.
     """
     mask = text.get("mask")
@@ -189,12 +191,12 @@ def measure_text(
 def compare_kinds(
     frozen: Float[Array, "v m k n d"], exact: Float[Array, "v m k n d"]
 ) -> dict[str, Array]:
-    """Compares parts by path length: of the frozen sum, and of the exact Jacobian.
+    """Compares parts by path length: those of the frozen sum, and those of the exact Jacobian.
 
     Returns:
-        Of each kind "share" [v, m, k], the parts projected on their sum, which add up to 1, and
-        "size", the norms of the parts over that of the sum; "cosine" [v, m] of the two sums;
-        "size_ratio", frozen over exact. NaN where a sum is 0.
+        For each kind "share" [v, m, k], the projections of the parts on their sum, which add up to
+        1, and "size", the norms of the parts divided by the norm of the sum; "cosine" [v, m]
+        between the two sums; "size_ratio", frozen divided by exact. NaN where a sum is 0.
     """
     sums = {"frozen": frozen.sum(2), "exact": exact.sum(2)}
     norms = {kind: jnp.sqrt(jnp.sum(total**2, axis=(-2, -1))) for kind, total in sums.items()}
@@ -225,8 +227,8 @@ def measure_ranks(
     Args:
         params, config: The network.
         inputs: x and mask [b, n].
-        sources, counts: Positions that are changed, and tokens of each text.
-        layer: From `choose_layer`.
+        sources, counts: Changed positions, and number of tokens in each text.
+        layer: Layer from `choose_layer`.
     """
     ranks = np.full((len(sources), len(DISTANCES)), np.nan)
     for i, (source, count) in enumerate(zip(sources, counts, strict=True)):

@@ -27,7 +27,7 @@ def check_possible(max_tokens: int) -> None:
     """Check that a lens can be made.
 
     Raises:
-        ValueError: Texts are too short, or PyTorch is not installed, whose format the file has.
+        ValueError: Texts are too short, or PyTorch, whose file format is used, is not installed.
     """
     if max_tokens < FIRST + 2:
         raise ValueError(f"--lens_folder needs --max_tokens={FIRST + 2} or more, not {max_tokens}")
@@ -100,7 +100,7 @@ def write_lens(path: Path, jacobians: np.ndarray, num_texts: int) -> None:
     Args:
         path: The file.
         jacobians: [l, d, d], from `mean_jacobians`.
-        num_texts: That they are the mean of.
+        num_texts: Number of texts in the mean.
     """
     import torch  # here: an optional package
 

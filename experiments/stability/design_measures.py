@@ -1,7 +1,8 @@
-"""The encoders of run_stability, by design and depth, and what is measured of one.
+"""The encoders of run_stability, by design and depth, and the measurements of one.
 
-A network of l layers is the deepest one whose layers after l have skips of 1 and branches of 0:
-they change nothing, and one compiled program serves every depth and every design of its norms.
+A network of l layers is the deepest one, with skips of 1 and branches of 0 in the layers after l.
+These layers change nothing, so one compiled program serves every depth and every design with the
+same norms.
 """
 
 import itertools
@@ -64,14 +65,14 @@ def base_config(options: Options, depth: int) -> rc.TransformerConfig:
 
 
 def make_configs(options: Options) -> dict[Case, rc.TransformerConfig]:
-    """Makes all designs at all depths, ascending, as deep as the deepest; see `pad_layers`.
+    """Makes all designs at all depths, ascending, padded to the deepest; see `pad_layers`.
 
     Args:
         options: The flags.
 
     Raises:
-        ValueError: A design that there is not or that the one law does not cover, fewer than two
-            depths, or an update of nothing.
+        ValueError: An unknown design or one that the one law does not cover, fewer than two depths,
+            or an update of size 0.
     """
     check_names(options, "designs", rc.network.DESIGNS)
     depths = sorted(set(options.depths))
@@ -88,9 +89,9 @@ def make_configs(options: Options) -> dict[Case, rc.TransformerConfig]:
 
 
 def pad_layers(config: rc.TransformerConfig, size: int) -> rc.TransformerConfig:
-    """Gives a network `size` layers, of which those past its own change nothing.
+    """Gives a network `size` layers; the layers after its own change nothing.
 
-    Initial weights are compared alike: by one rule, with the gain of the design's own.
+    Initial weights are comparable: they follow one rule, with the design's own gain.
 
     Args:
         config: The network.
@@ -116,7 +117,7 @@ def pad_layers(config: rc.TransformerConfig, size: int) -> rc.TransformerConfig:
 def group_by_program(
     configs: Mapping[str, rc.TransformerConfig],
 ) -> list[dict[str, rc.TransformerConfig]]:
-    """Groups networks that differ in numbers alone: these are arguments of one program.
+    """Groups networks that differ only in numbers, which are arguments of one program.
 
     Args:
         configs: The networks by case or name.
@@ -140,13 +141,13 @@ def measure_all(
     Args:
         options: The flags.
         configs: The networks by case or name.
-        folder: The run folder; what it has is not computed again.
+        folder: The run folder; results that it already holds are not computed again.
 
     Returns:
         {case: {measure: [s, ...]}}, names joined by a dot.
 
     Raises:
-        ValueError: Each design has a network whose output is no number.
+        ValueError: Each design has a network whose output is NaN or infinite.
     """
     arrays: dict[str, dict[str, np.ndarray]] = {}
     by_name = {case.name: config for case, config in configs.items()}
@@ -165,36 +166,36 @@ def measure_all(
 def keep_finite_designs(
     results: Mapping[Case, dict[str, np.ndarray]], say: Callable[[str], None]
 ) -> dict[Case, dict[str, np.ndarray]]:
-    """Keeps the designs all of whose networks' outputs are numbers, and says which are left out.
+    """Keeps the designs whose networks all have finite outputs, and reports which are left out.
 
     Args:
         results: Measures [s, ...] of each network.
-        say: Gets a line for each design that is left out.
+        say: Prints a line for each design that is left out.
 
     Returns:
-        The results of the designs that stay.
+        The results of the remaining designs.
 
     Raises:
-        ValueError: There is no such design.
+        ValueError: No design has finite outputs.
     """
     reasons: dict[str, str] = {}
     for case, measures in results.items():
         if not np.isfinite(measures["change.random"]).all():
             network = f"--designs={case.design} at depth {case.depth}"
             reasons.setdefault(case.design, f"{network}: NaN or overflow in the network")
-    kept = {case: m for case, m in results.items() if case.design not in reasons}
-    if not kept:
+    finite = {case: m for case, m in results.items() if case.design not in reasons}
+    if not finite:
         raise ValueError("; ".join(reasons.values()))
     for reason in reasons.values():
         say(f"{reason}; the design is kept apart")
-    return kept
+    return finite
 
 
 def cut_padding(arrays: Mapping[str, np.ndarray], depth: int) -> dict[str, np.ndarray]:
     """Cuts arrays [s, k L] or [s, k L + 1] to the layers of the network's own depth.
 
     Args:
-        arrays: Of one network.
+        arrays: Arrays of one network.
         depth: Its layers.
     """
     size, cut = arrays["apart"].shape[1] - 1, {}
@@ -209,11 +210,11 @@ def cut_padding(arrays: Mapping[str, np.ndarray], depth: int) -> dict[str, np.nd
 def draw(
     options: Options, key: jax.Array, config: rc.TransformerConfig
 ) -> dict[str, PyTree[Array]]:
-    """Draws weights and what else is random of one seed.
+    """Draws the weights and other random inputs of one seed.
 
     Args:
         options: The flags.
-        key: Of the seed.
+        key: Random key of the seed.
         config: The network.
 
     Returns:
@@ -246,8 +247,8 @@ def measure_seed(
 
     Args:
         options: The flags.
-        is_profiled: Whether a network may be one whose gains are profiled.
-        key: Of the seed.
+        is_profiled: Whether the network may be one whose gains are profiled.
+        key: Random key of the seed.
         floats: The network, and ‖W* − W‖/‖W‖.
     """
     config, size = floats
@@ -279,12 +280,12 @@ def measure_network(
     directions: Mapping[str, Matrices],
     size: ArrayLike,
 ) -> dict[str, PyTree[Array]]:
-    """Measures output change, dependency and token cosines, beside what the law expects.
+    """Measures output change, dependency and token cosines, and the law's predictions of them.
 
     Args:
         params, x, config, trace: The network, its tokens [n, d] and its forward pass.
-        law: From `expectation.expected_pass`.
-        directions, size: As of `output_changes`.
+        law: Law from `expectation.expected_pass`.
+        directions, size: See `output_changes`.
     """
     output = normalised_output(trace, config)
     return {
@@ -306,7 +307,7 @@ def one_minus_cosine(x: jax.Array) -> jax.Array:
 def matrix_gradients(
     loss: Callable[[TransformerParams], tuple[Array, rc.Trace]], params: TransformerParams
 ) -> tuple[Matrices, rc.Trace]:
-    """Computes ∂loss/∂W of every matrix; also returns what else loss(params) returns."""
+    """Computes ∂loss/∂W of every matrix; also returns the further results of loss(params)."""
 
     def loss_of_matrices(matrices):
         return loss(replace_weight_matrices(params, matrices))
@@ -350,7 +351,7 @@ def move_weights(
     """Moves every matrix of every layer by the same relative size: W* = W + size ‖W‖_F U/‖U‖_F.
 
     Args:
-        params: Of the network.
+        params: Parameters of the network.
         direction: U, a tree as `get_weight_matrices` returns; where U = 0 nothing moves.
         size: ‖W* − W‖_F/‖W‖_F.
     """
@@ -389,10 +390,11 @@ def sgd_change(
 def gradient_bound(
     params: TransformerParams, gradients: Matrices, target: Array, size: ArrayLike
 ) -> Array:
-    """Computes e² (Σ‖W‖‖∂W‖)²/‖u‖², the least change of the output by a gradient step, per entry.
+    """Computes e² (Σ‖W‖‖∂W‖)²/‖u‖², the smallest possible change of the output by a gradient step,
+    per entry.
 
     A step of relative size e along every matrix's gradient changes the loss u·x̂ by e Σ‖W‖‖∂W‖,
-    u the target [n, d].
+    where u is the target [n, d].
     """
     norms = map(compute_matrix_norms, (get_weight_matrices(params), gradients))
     total = jax.tree.reduce(jnp.add, jax.tree.map(lambda w, g: jnp.sum(w * g), *norms))

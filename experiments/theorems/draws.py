@@ -1,4 +1,4 @@
-"""Statistics of the theorems' registered statements: a number of a draw, by setting.
+"""Statistics of the theorems' registered statements: one number for each draw, by setting.
 
 A draw is a seed. `experiments/verdicts/statements.toml` has the ranges, fixed before the run on
 fresh seeds.
@@ -22,7 +22,7 @@ class Statistic(NamedTuple):
     """The statistic of a statement.
 
     Attributes:
-        theorem: It is measured where this theorem is asked for.
+        theorem: The statistic is measured if this theorem is selected.
         compute: (key, **sizes) → its value in one draw.
         settings: {setting: sizes}.
     """
@@ -46,12 +46,13 @@ def repeated_power(key: jax.Array, **sizes: float) -> jax.Array:
 
 
 def end_over_middle(key: jax.Array, *, end: int, **sizes: float) -> jax.Array:
-    """Computes the weight of the first (end 0) or last (1) position over the middle's largest."""
+    """Computes the weight of the first (end 0) or last (end 1) position divided by the largest in
+    the middle."""
     return one_layer.ends_over_middle(one_layer.last_row(key, **sizes))[end]
 
 
 def excess_over_law(key: jax.Array, *, layer: int, n: int) -> jax.Array:
-    """Computes the stable rank less 1 after a layer, over the law of the width."""
+    """Computes the stable rank minus 1 after a layer, divided by the law of the width."""
     return mixing.pass_markov(key, n)[layer - 1] / mixing.width_law(layer, n)
 
 

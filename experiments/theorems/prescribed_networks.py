@@ -21,9 +21,9 @@ def unit_norm(x: Float[Array, "n d"]) -> Float[Array, "n 1"]:
 
 
 def make_network(depth: int, d: int, *, num_heads: int = 1, **fields: Any) -> rc.TransformerConfig:
-    """Makes attention without MLPs whose heads are as wide as tokens and whose layers are one.
+    """Makes attention without MLPs, with heads of the tokens' width and one layer for all.
 
-    Scores are not divided by √d, so that a theorem's β is one over the temperature.
+    Scores are not divided by √d, so a theorem's β is the inverse temperature.
 
     Args:
         depth, d: L and the width.
@@ -44,8 +44,8 @@ def make_sphere(
     Args:
         depth, d: L and the width.
         beta: Inverse temperature.
-        gain: Of the branch; the time of L layers is L · gain.
-        **fields: As of `make_network`.
+        gain: Gain of the branch; L layers take the time L · gain.
+        **fields: See `make_network`.
     """
     fields = {"attention_skip": True, "norm_placement": "post", "norm": unit_norm} | fields
     return make_network(depth, d, temperature=1 / beta, branch_gain=gain, **fields)
@@ -57,7 +57,7 @@ def make_params(
     """Makes parameters with scores x_iᵀ A_h x_j and branches P_h x V_h; the identity by default.
 
     Args:
-        config: From `make_network`.
+        config: Configuration from `make_network`.
         query_key: A_h, [d, d], [h, d, d] or [l, h, d, d]; None for I.
         value: V_h, of the same shapes; None for I.
     """
@@ -93,10 +93,10 @@ def pass_states(
 
 
 def fix_attention(matrices: Float[Array, "l h n n"]) -> Partial:
-    """Makes a `normalise` that gives prescribed attention weights instead of softmax.
+    """Makes a `normalise` function that returns prescribed attention weights instead of softmax.
 
     Args:
-        matrices: Of each layer, or [1, h, n, n] for all.
+        matrices: Matrices of each layer, or [1, h, n, n] for all layers.
     """
     return Partial(_select_matrices, jnp.asarray(matrices))
 

@@ -42,12 +42,12 @@ def make_flags(
 
     Args:
         experiment: Name of the folder under results/.
-        shows: What the figure of a sweep shows.
+        shows: Quantity in the figure of a sweep.
         num_seeds, do_mlp: Defaults.
-        can_grow: As of `cli.make_flags`.
-        monitor: Whether there is --monitor: the data have the held-out examples that
-            `watched.layer_scalars` measures.
-        **defaults: Of the vocabulary's flags: sizes, data, training.
+        can_grow: See `cli.make_flags`.
+        monitor: Whether the command has --monitor; the data then have held-out examples for
+            `watched.layer_scalars`.
+        **defaults: Defaults of the flags for sizes, data and training.
     """
     values = cli.make_flags(
         experiment,
@@ -65,7 +65,7 @@ def make_flags(
         "boolean",
         "do_train",
         False,
-        "As in the published commands: what is there is trained again with --overwrite alone.",
+        "Accepted as in the published commands; only --overwrite trains finished runs again.",
     )
     values.define(
         "boolean",
@@ -91,8 +91,8 @@ def make_recipe(options: Options, embedding: rc.EmbeddingConfig, **fields: Any) 
 
     Args:
         options: Sizes; --do_mlp adds an MLP of width d to each layer.
-        embedding: Of the network.
-        **fields: Further fields of the recipe, or others than those of the flags.
+        embedding: Embedding of the network.
+        **fields: Further fields of the recipe, or values that replace those of the flags.
     """
     config = rc.TransformerConfig(
         depth=options.depth,

@@ -41,7 +41,7 @@ FLOATS = {"skip_gain": 1.0, "branch_gain": 1.0, "init_gain": 1.0}
 
 @dataclass(frozen=True)
 class Cell:
-    """One combination of what is varied; each is run with several seeds."""
+    """One combination of the varied settings; each is run with several seeds."""
 
     depth: int
     design: str  # Name of a residual design
@@ -59,10 +59,11 @@ class Cell:
 
 
 def make_flags(selecting: Sequence[str]) -> Flags:
-    """Makes the flags of networks that learn letters, but those that choose cells.
+    """Makes the flags of networks that learn letters, without the flags that choose cells.
 
     Args:
-        selecting: Flags that say what is shown of a folder, and not what it holds.
+        selecting: Flags that choose which part of a folder is shown, and do not change its
+            contents.
     """
     flags = cli.make_flags(
         "trainability",
@@ -95,9 +96,9 @@ def make_measure(
 ) -> Callable[[Model, dict[str, Examples], Hyper, jax.Array], dict[str, jax.Array]]:
     """Makes measure(model, data, hyper, key) of one run.
 
-    Examples are those that training does not see. It returns "accuracy" and "loss" [], and the mean
-    over examples of `MEASURES` of the hidden states [L + 1]. "gradients" [len(GRADIENTS), L] are
-    Frobenius norms of the loss's gradient to each matrix of each layer, all heads together.
+    The examples are held out. It returns "accuracy" and "loss" [], and the mean over examples of
+    `MEASURES` for the hidden states [L + 1]. "gradients" [len(GRADIENTS), L] are Frobenius norms of
+    the loss's gradient for each matrix of each layer, all heads together.
 
     Args:
         recipe: What is trained.
@@ -134,11 +135,11 @@ def train_cells(
     make_cells: Callable[[Options], Sequence[Cell]],
     folder: RunFolder,
 ) -> dict[Cell, dict[str, np.ndarray]]:
-    """Trains the cells of the flags and measures them, or reads what the run has of them.
+    """Trains the cells of the flags and measures them, or reads finished cells from the run.
 
     Args:
         options: The flags of `make_flags`.
-        make_cells: flags → cells; those that differ in floats alone share a program.
+        make_cells: flags → cells; cells that differ only in floats share a program.
         folder: The run folder.
 
     Returns:
@@ -147,7 +148,7 @@ def train_cells(
     """
 
     def group_by_program(point):
-        """Groups cells as {what is compiled in: {cell: the floats}}."""
+        """Groups cells as {compiled part: {cell: the floats}}."""
         groups: dict[Hashable, dict[str, Hyper]] = {}
         for cell in make_cells(point):
             config, floats = split_floats(make_network(options, cell))
@@ -233,8 +234,8 @@ def admin_gains(
     Args:
         recipe: What is trained.
         model: The initial network of the seed.
-        data: Of the seed.
-        hyper: Of the run; its skip gains are replaced.
+        data: Examples of the seed.
+        hyper: Traced values of the run; its skip gains are replaced.
     """
     config = recipe.config.replace(**hyper.network | {"skip_gain": 1.0})
     batch = data["train"].inputs[: recipe.batch_size]
@@ -247,7 +248,7 @@ def make_network(options: Options, cell: Cell) -> rc.TransformerConfig:
 
     Args:
         options: The flags.
-        cell: Which network.
+        cell: Cell of the network.
     """
     d = options.d_model
     embedding = rc.EmbeddingConfig(
@@ -266,7 +267,7 @@ def make_network(options: Options, cell: Cell) -> rc.TransformerConfig:
 
 
 def split_floats(config: rc.TransformerConfig) -> tuple[rc.TransformerConfig, dict[str, float]]:
-    """Splits a network into what is compiled in, and the floats that differ between runs."""
+    """Splits a network into the compiled part and the floats that differ between runs."""
     return config.replace(**FLOATS), {name: getattr(config, name) for name in FLOATS}
 
 
@@ -276,7 +277,7 @@ def make_data(options: Options, batch_size: int, key: jax.Array) -> dict[str, Ex
     Args:
         options: The flags.
         batch_size: Examples of a step.
-        key: Of the seed.
+        key: Random key of the seed.
     """
     make = functools.partial(
         sequences.make_examples,
@@ -290,7 +291,7 @@ def make_data(options: Options, batch_size: int, key: jax.Array) -> dict[str, Ex
 def guess_limit(tokens: int, letters: int) -> float:
     """Computes the accuracy up to which a network may be guessing.
 
-    1/c + 2.58 √((1/c)(1 − 1/c)/tokens), c letters: one guess of 200 lies above it.
+    1/c + 2.58 √((1/c)(1 − 1/c)/tokens) for c letters: one guess in 200 lies above it.
     """
     share = 1 / letters
     return share + 2.58 * math.sqrt(share * (1 - share) / tokens)
@@ -302,7 +303,7 @@ def has_diverged(results: dict[str, np.ndarray]) -> np.ndarray:
 
 
 def has_failed(results: dict[str, np.ndarray], limit: float) -> np.ndarray:
-    """Flags the seeds that diverged, or whose final accuracy is no more than the limit, [s]."""
+    """Flags the seeds that diverged, or whose final accuracy is not above the limit, [s]."""
     return has_diverged(results) | ~(results["accuracy"][:, -1] > limit)
 
 

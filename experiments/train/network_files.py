@@ -25,15 +25,15 @@ def network_file(cell: str, name: str) -> str:
 
 
 def check_files(options: Options, part: str, folder: RunFolder) -> None:
-    """Refuses to keep what networks that are trained already did not leave.
+    """Refuses to keep weights or lines that networks trained earlier did not write.
 
     Args:
         options: The flags.
-        part: Of the arrays of the run.
-        folder: The run folder; what it has is not computed again.
+        part: Part of the arrays of the run.
+        folder: The run folder; results that it already holds are not computed again.
 
     Raises:
-        ValueError: Weights or lines are asked for that an earlier run did not write.
+        ValueError: Weights or lines are requested that an earlier run did not write.
     """
     is_monitored = "monitor" in options and options.monitor
     lines = folder.path / network_file(options.prefix + part, metrics.NAME)
@@ -48,11 +48,11 @@ def check_files(options: Options, part: str, folder: RunFolder) -> None:
 
 
 def save_models(point: Point, tasks: Mapping[str, TrainedTask]) -> None:
-    """Saves trained weights as files of a run, where they were kept.
+    """Saves trained weights as files of a run, if the run kept them.
 
     Args:
-        point: Of the run, measured.
-        tasks: What was trained, as of `train_networks`.
+        point: Measured point of the run.
+        tasks: The trained tasks, as in `train_networks`.
     """
     for part, task in tasks.items():
         name = network_file(task.options.prefix + part, "models.safetensors")

@@ -19,13 +19,14 @@ def make_examples(
     """Draws letter sequences uniformly at random, with their sorted sequences as labels.
 
     Args:
-        key: Of the draw.
-        num_examples, seq_len, num_letters: Sequences, letters of each, and of the alphabet.
+        key: Random key of the draw.
+        num_examples, seq_len, num_letters: Number of sequences, letters in each, and letters in the
+            alphabet.
         repeats: Whether a letter may occur twice; if not, each sequence is a random choice of
             distinct letters in random order.
 
     Raises:
-        ValueError: More distinct letters asked for than there are.
+        ValueError: More distinct letters than the alphabet has.
 
     Source: Dong et al. 2021, section 4.2.
     """
@@ -43,7 +44,7 @@ def make_examples(
 def misordered_pairs(predicted: Int[Array, "b n"], repeats: bool = True) -> Float[Array, ""]:
     """Counts the pairs i < j predicted with p_i > p_j, mean over sequences.
 
-    Without repeats a tie is out of order too: p_i ≥ p_j.
+    Tokens do not repeat, so a tie is out of order too: p_i ≥ p_j.
     """
     first, second = predicted[:, :, None], predicted[:, None, :]
     is_wrong = first > second if repeats else first >= second
@@ -52,7 +53,7 @@ def misordered_pairs(predicted: Int[Array, "b n"], repeats: bool = True) -> Floa
 
 
 def make_sorting_task(options: Options) -> TrainedTask:
-    """Makes what the flags train: a network that sorts letters.
+    """Makes the training task of the flags: a network that sorts letters.
 
     Args:
         options: The flags.

@@ -50,17 +50,17 @@ def train_networks(
     folder: RunFolder,
     measure: Measure,
 ) -> dict[str, dict[str, np.ndarray]]:
-    """Trains and measures networks, or reads what the run has of them.
+    """Trains and measures networks, or reads finished ones from the run.
 
     Every network is trained with the same seeds: the same data and, scaled as its task says, the
     same weights. Networks of one program are trained together.
 
     Args:
         options: The flags.
-        tasks: {part of the run's arrays: what is trained}; `ALONE` is the part of a single one.
+        tasks: {part of the run's arrays: its training task}; `ALONE` is the part of a single task.
         folder: The run folder.
-        measure: (task, model, data, key) of one seed → nested dictionary of arrays, whose levels
-            have "/" between them in the names of the run's arrays.
+        measure: (task, model, data, key) of one seed → nested dictionary of arrays; the run's
+            arrays have the names of the levels, joined by "/".
 
     Returns:
         {part: {name: [s, ...]}} of what `measure` returns, "losses" [s, epochs] and "diverged_at"
@@ -68,7 +68,7 @@ def train_networks(
         with --keep_models the weights, "model/<name>".
 
     Raises:
-        ValueError: Every seed of a network diverged, or hyperparameters that mean nothing.
+        ValueError: Every seed of a network diverged, or hyperparameters are invalid.
     """
     # Further seeds have weights where the first ones do.
     keeps = options.keep_models or any(folder.part(f"{part}/model") for part in tasks)
@@ -77,7 +77,7 @@ def train_networks(
     for part, task in tasks.items():
         check_files(options, part, folder)
         programs.setdefault(task.program or part, {})[part] = task
-    arrays = {}
+    results = {}
     with Executor(options, folder) as executor:
         for group in programs.values():
 

@@ -33,19 +33,19 @@ class TrainedTask:
 
     Attributes:
         options: The flags it is of.
-        name: Of the folder under results/.
-        title: Of the figure.
-        recipe: What is trained.
+        name: Name of the folder under results/.
+        title: Title of the figure.
+        recipe: The training recipe.
         make_data: key → {"train", "eval"} Examples of one seed; also "texts", the training data
             as it is evaluated, where "train" is packed.
         metrics: Functions of (logits, examples) by name, "accuracy" among them.
         published: {"whole": accuracy, "baseline": accuracy} as the published code plots them.
         batch_size: Examples evaluated at a time; None for all.
-        extra: What else determines the results, for config.json.
+        extra: Further settings that determine the results, for config.json.
         curves: Whether the metrics are measured on the evaluation data after each epoch.
         floats: Fields of `Hyper` that are not taken from the flags.
-        program: Name of what is compiled: setups of one name differ in their floats alone; "" for
-            one of its own.
+        program: Name of the compiled program: setups with the same name differ in their floats
+            alone; "" for a separate program.
     """
 
     options: Options
@@ -65,7 +65,7 @@ class TrainedTask:
         """Makes the traced values of a point of the flags, float32.
 
         Raises:
-            ValueError: Values that mean nothing for the recipe.
+            ValueError: Values that are invalid for the recipe.
         """
         hyper = arguments.make_hyper(point, self.floats)
         check_hyper(hyper, self.recipe)
@@ -83,8 +83,8 @@ def whole_metrics(
 
     Args:
         model: Network and classifier, or an encoder-decoder.
-        examples: What it is evaluated on, [b, n].
-        config: Of the network.
+        examples: Examples to evaluate, [b, n].
+        config: Configuration of the network.
         metrics: Functions of (logits, examples) by name.
         batch_size: Examples at a time; None for all.
     """
@@ -114,7 +114,7 @@ def train_and_eval(
     Args:
         make: (key, number) → examples.
         num_train, num_eval: Examples of each.
-        key: Of the seed.
+        key: Random key of the seed.
     """
     key_train, key_eval = jax.random.split(key)
     return {"train": make(key_train, num_train), "eval": make(key_eval, num_eval)}

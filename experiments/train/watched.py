@@ -1,4 +1,4 @@
-"""What is watched of a network while it trains: `monitored` scalars, on a few examples."""
+"""The watched metrics of a network while it trains: `monitored` scalars, on a few examples."""
 
 import jax
 from jaxtyping import Array, Float
@@ -22,13 +22,13 @@ def layer_scalars(
 ) -> dict[str, Float[Array, "l"]]:
     """Measures `monitor` of each layer, means over the first `EXAMPLES` held-out examples.
 
-    For the `watch` of an `Ensemble`. Of an encoder-decoder those of either half, under teacher
+    For the `watch` of an `Ensemble`. In an encoder-decoder both halves are measured, under teacher
     forcing: "encoder.residual_ratio", "decoder.residual_ratio", ...
 
     Args:
         model: A network with a classifier, or an encoder-decoder.
-        data: With the entry "eval".
-        config: Of the network.
+        data: Data with the entry "eval".
+        config: Configuration of the network.
     """
 
     def measure_example(example):

@@ -25,7 +25,7 @@ def replace_weight_matrices(params: TransformerParams, matrices: Matrices) -> Tr
     """Return parameters with these matrices, a tree as `get_weight_matrices` returns.
 
     Args:
-        params: Of the network.
+        params: Parameters of the network.
         matrices: {part: {name: [L, ...]}}; parts and names that are absent stay.
     """
     layers = params.layers

@@ -20,7 +20,7 @@ from rank_collapse.paths.sets import sample_path_sets
 
 @dataclasses.dataclass(frozen=True)
 class ChainPass(LayerPass):
-    """Measures ‖P_path − 1pᵀ‖/‖P_path‖ of the product of a path's attention, [L, p] by length.
+    """Measures ‖P_path − 1pᵀ‖/‖P_path‖ for the product of a path's attention, [L, p] by length.
 
     Layer by layer; every path's product is carried. The norm is ‖.‖_{1,∞}.
 

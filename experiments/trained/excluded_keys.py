@@ -17,7 +17,7 @@ EXCLUDED = -1e9  # score of a hidden key
 
 
 class Condition(NamedTuple):
-    """Which key is excluded, traced: one program serves all conditions of a network."""
+    """The key to exclude, traced: one program serves all conditions of a network."""
 
     key: ArrayLike  # position of the key
     start: ArrayLike  # first layer in which it is excluded; the depth for none
@@ -38,11 +38,12 @@ def make_edit(condition: Condition) -> dict[str, Callable[[jax.Array, jax.Array]
 
 
 def lose_weight(condition: Condition, weights: jax.Array, layer: jax.Array) -> jax.Array:
-    """Takes the key's weight from the rows [h, n, m] of the queries after it, or as much of all.
+    """Removes the key's weight from the rows [h, n, m] of the queries after it, or removes as much
+    from all keys.
 
     Args:
         condition: Which key, from which layer on, and how.
-        weights: Of the attention.
+        weights: Weights of the attention.
         layer: Number of the layer.
     """
     is_dropped = ~(condition.is_hidden | condition.is_thinned)
@@ -60,11 +61,11 @@ def exclude_key(
     entries: jax.Array,
     layer: jax.Array,
 ) -> jax.Array:
-    """Replaces the entries [h, n, m] of the key, of the queries after it.
+    """Replaces the entries [h, n, m] of the key in the rows of later queries.
 
     Args:
-        condition: Which key, and from which layer on.
-        is_active: Whether this is where the key is excluded: its scores, or its weights.
+        condition: The key, and the first layer.
+        is_active: Whether the key is excluded here: in its scores, or in its weights.
         excluded: The entry that it gets.
         entries: Scores or weights.
         layer: Number of the layer.

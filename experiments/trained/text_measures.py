@@ -1,4 +1,4 @@
-"""What run_trained measures of one network: arrays [texts, ...] by name.
+"""The measurements of run_trained in one network: arrays [texts, ...] by name.
 
 Axis letters: b texts, c masked copies, l layers, h heads, n tokens, d width, k path lengths.
 """
@@ -38,7 +38,7 @@ ROUNDING = 1e-5  # of float32 scores up to about 100, in attention weights
 
 
 class Task(NamedTuple):
-    """What a language model predicts of texts, c copies of each in a row."""
+    """The prediction task of a language model, with c copies of each text in a row."""
 
     inputs: dict[str, np.ndarray]  # x and mask [b c, n]
     targets: np.ndarray  # [b c, n]
@@ -46,7 +46,7 @@ class Task(NamedTuple):
     copies: int  # c
 
     def leave_out(self, count: int) -> "Task":
-        """Leaves out the first texts, whose masked tokens do not depend on those after them."""
+        """Leaves out the first texts; the masked tokens of a text do not depend on later texts."""
         first = count * self.copies
         inputs = {name: values[first:] for name, values in self.inputs.items()}
         return Task(inputs, self.targets[first:], self.chosen[first:], self.copies)
@@ -73,13 +73,14 @@ def make_task(
     mask_id: int | None,
     copies: int,
 ) -> Task | None:
-    """Makes what a model predicts: the next token if causal, masked ones if masked; None of others.
+    """Makes the prediction task of a model: the next token if causal, masked tokens if masked; None
+    for others.
 
     Args:
         source: The checkpoint.
         inputs: x and mask [b, n].
         mask_id: The [MASK] of the vocabulary, or None.
-        copies: Copies of each text with other tokens masked.
+        copies: Number of copies of each text, in which different tokens are masked.
     """
     ids, mask = inputs["x"], inputs["mask"]
     if source.is_causal_lm:
@@ -99,15 +100,16 @@ def masked_copies(
     share: float = 0.15,
     seed: int = 0,
 ) -> tuple[Int[np.ndarray, "c n"], Bool[np.ndarray, "c n"]]:
-    """Mask tokens in copies of each text; the copies mask different ones, as long as there are any.
+    """Mask tokens in copies of each text; the copies mask different tokens, as far as there are
+    enough.
 
-    Never the first or the last token of a text, which close it in most models.
+    The first and the last token of a text are never masked, because they close it in most models.
 
     Args:
-        ids, mask: Of `Tokens`.
-        token: The id that stands in a masked one's place.
-        copies: Of each text, one after the other: c = b · copies.
-        share: Of a text's tokens that each copy masks, at least one; 15 % as of BERT.
+        ids, mask: Fields of `Tokens`.
+        token: The id that replaces a masked token.
+        copies: Number of copies of each text, which follow one another: c = b · copies.
+        share: Share of a text's tokens to mask in each copy (at least one token); BERT masks 15 %.
 
     Source: Devlin et al. 2019, task 1, with the token in all of the places.
     """
@@ -142,10 +144,10 @@ class LargestEntry(States):
 
 
 def list_curves(model_type: str) -> dict[str, AblationSpec]:
-    """List the ablations of a network by name, as the paper's text has them.
+    """List the ablations of a network by name, as in the text of the paper.
 
-    Those of an ALBERT come twice: without its MLP the published code keeps the MLP's activation,
-    skip and norm.
+    For an ALBERT they come twice, because without its MLP the published code keeps the MLP's
+    activation, skip and norm.
     """
     curves = {name: AblationSpec(variant, "text") for name, variant in ABLATED.items()}
     if ("SAN", "text") in list_ablations(model_type):
@@ -159,8 +161,8 @@ def measure_residuals(
 ) -> dict[str, np.ndarray]:
     """Measures log10 of ‖res(X)‖/‖X‖ by layer [b, L + 1] in every ablation of `list_curves`.
 
-    Without skips log10 of ‖res(X)‖ too, in logarithms throughout: it falls below what floating
-    point holds.
+    Without skips also log10 of ‖res(X)‖, in logarithms throughout, because it falls below the range
+    of floating point.
 
     Args:
         source: The checkpoint.
@@ -190,7 +192,7 @@ def measure_sinks(layer: Layer, x: Array, layer_values: LayerValues) -> dict[str
     Args:
         layer: The layer.
         x: Unused: its input.
-        layer_values: What it computed.
+        layer_values: Values that the layer computed.
     """
     weights, mask = layer_values.trace.attention, layer.inputs.token_mask
     is_query = layer.inputs.existing_tokens
@@ -231,13 +233,15 @@ def measure_paths(
 ) -> dict[str, np.ndarray]:
     """Measures losses and shares of right tokens by the longest path, frozen and recomputed.
 
-    Frozen: sums of paths in the attention of the whole network. Recomputed: the network without
-    longer paths attends anew. Both go through the network's own head.
+    Frozen: sums of paths with the attention weights of the full model. Recomputed: the network
+    without longer paths computes its attention again. Both go through the network's own head. A
+    masked language model reads several masked copies of each text; results are means over these
+    copies.
 
     Args:
         source: The checkpoint.
-        task: What it predicts.
-        lengths: k, the most heads that a path passes.
+        task: Prediction task of the checkpoint.
+        lengths: k, the largest number of heads on a path.
         chunk: Texts at once.
 
     Returns:
@@ -275,7 +279,7 @@ def measure_paths(
 
 
 def measure_lemma(layer: Layer, x: Array, layer_values: LayerValues) -> Array:
-    """Computes `bounds.lemma_excess` of what a layer's attention reads, less a margin for
+    """Computes `bounds.lemma_excess` of the input to a layer's attention, minus a margin for
     rounding.
     """
     attention_input = layer_values.sublayers["attention"].branch_input
@@ -285,15 +289,14 @@ def measure_lemma(layer: Layer, x: Array, layer_values: LayerValues) -> Array:
 def measure_bounds(
     source: pretrained.OpenCheckpoint, ids: np.ndarray, chunk: int
 ) -> dict[str, np.ndarray]:
-    """Measures where the lemma's condition holds, and by how much lemma and bounds do, head by
-    head.
+    """Measures where the lemma's condition holds, and the error of lemma and bounds, head by head.
 
-    Of the whole network and of attention alone; nothing where there is no W_QK, such as of rotary
-    positions, or rows see different tokens.
+    Measures the full model and attention alone; returns nothing where there is no W_QK, as with
+    rotary positions, or where rows see different tokens.
 
     Args:
         source: The checkpoint.
-        ids: Texts of one length, so that none is padded.
+        ids: Texts of one length, so no text is padded.
         chunk: Texts at once.
     """
     config = source.config

@@ -39,10 +39,10 @@ def describe_network(network: Network) -> str:
 
 @figures.styled
 def trained_figure(results: Mapping[str, Arrays], networks: list[Network]) -> figures.Figure:
-    """Trained networks, means over texts. Left: the residual ratio by layer, of attention alone
-    (solid) and of the whole network (dashed). Right: how far the loss of all paths through at most
-    k heads, attention recomputed, lies above the whole network's; bands are one standard deviation
-    over texts."""
+    """Trained networks, means over texts. Left: the residual ratio by layer of attention alone
+    (solid) and of the full model (dashed). Right: how far the loss of all paths through at most k
+    heads, with recomputed attention, lies above the loss of the full model. Bands are one standard
+    deviation over texts."""
     fig, ((residual_ax, loss_ax),) = figures.figure(1, 2, width=4.6, height=3.6)
     for index, network in enumerate(networks):
         arrays, color = results[network.label], figures.color(index)
@@ -69,10 +69,10 @@ def trained_figure(results: Mapping[str, Arrays], networks: list[Network]) -> fi
 
 @figures.styled
 def path_lengths_figure(results: Mapping[str, Arrays], networks: list[Network]) -> figures.Figure:
-    """How long the paths of trained networks are: each path counted once, weighted by the share of
-    each layer's attention branch in the stream (rollout), and by the size of the exact sum over all
-    paths of a length; dashed the length that the loss needs, median text. Bands are one standard
-    deviation over texts."""
+    """Path lengths in trained networks. Each path counts once; or it is weighted by the share of
+    each layer's attention branch in the stream (rollout); or the lengths are weighted by the norm
+    of the exact sum over all paths of that length. The dashed line is the length that the loss
+    needs in the median text. Bands are one standard deviation over texts."""
     networks = [n for n in networks if "paths/loss" in results[n.label]] or networks[:1]
     fig, axes = figures.panels(len(networks), 2, width=4.6, height=3.0)
     for ax, network in zip(axes.flat, networks, strict=False):
@@ -87,9 +87,9 @@ def path_lengths_figure(results: Mapping[str, Arrays], networks: list[Network]) 
 @figures.styled
 def residuals_figure(results: Mapping[str, Arrays], networks: list[Network]) -> figures.Figure:
     """The residual ratio by layer in four variants of the same weights, means over texts: trained
-    (solid), and weights of the same shape at random (dotted); an ALBERT also as the published code
-    has it (dashed). Above without skips, in logarithms. In grey the published curves of pretrained
-    BERT and ALBERT (base), as far as they are above 0."""
+    weights (solid), random weights of the same shape (dotted), and for ALBERT also the version of
+    the published code (dashed). The upper panels, without skips, have logarithmic axes. Grey: the
+    published curves of pretrained BERT and ALBERT (base), where they are above 0."""
     fig, axes = figures.panels(len(ABLATED), 2, width=4.4, height=3.2)
     for ax, (name, variant) in zip(axes.flat, ABLATED.items(), strict=True):
         show = LOGARITHMIC.get(name, lambda logs: 10**logs)

@@ -1,9 +1,9 @@
 """Translation between two made-up languages: another word order, agreement, and a lexicon.
 
-The source language says subject, verb, object; an adjective stands before its noun, and a word of
-its own after a noun makes it plural. The target language says verb, subject, object; an adjective
-stands after its noun; number is in the form of the noun, a verb agrees with its subject's number,
-an adjective with its noun's gender, which only the lexicon knows.
+The source language has the order subject, verb, object; an adjective stands before its noun, and a
+separate word after a noun makes it plural. The target language has the order verb, subject, object;
+an adjective stands after its noun; number is in the form of the noun; a verb agrees with its
+subject's number, an adjective with its noun's gender, which only the lexicon knows.
 
     source:  adjective₁ noun₁ PLURAL verb noun₂
     target:  BEGIN verb-pl noun₁-pl adjective₁-gender(noun₁) noun₂-sg END
@@ -54,9 +54,9 @@ def make_pairs(key: jax.Array, num_examples: int, lexicon: Lexicon) -> SequenceP
     adjective, half are plural.
 
     Args:
-        key: Of the draw.
+        key: Random key of the draw.
         num_examples: Pairs of sentences.
-        lexicon: Of the translation.
+        lexicon: Lexicon of the translation.
     """
     keys = jax.random.split(key, 5)
     two = (num_examples, 2)  # of the subject and of the object

@@ -21,7 +21,7 @@ def mean_with_interval(values: ArrayLike, *, share: bool = False) -> tuple[float
     """Computes (mean, 95 % interval) over seeds [s]; the interval of one seed is unknown.
 
     Args:
-        values: Of the seeds.
+        values: Values of the seeds.
         share: Whether they are shares; the interval is then within [0, 1].
     """
     values = [float(v) for v in values]
@@ -47,8 +47,8 @@ def format_interval(estimate: tuple[float, Interval], digits: int = 3) -> str:
     """Writes a mean with its interval where it is known, "0.123 (0.100 to 0.200)".
 
     Args:
-        estimate: From `mean_with_interval`.
-        digits: After the point.
+        estimate: Estimate from `mean_with_interval`.
+        digits: Digits after the point.
     """
     mean, interval = estimate
     text = f"{mean:.{digits}f}"
@@ -71,7 +71,7 @@ def power_law_wins(curves: ArrayLike) -> np.ndarray:
         curves: y by l = 0 .. L, [..., L + 1].
 
     Returns:
-        [...]; NaN where a y is not above 0 or L < 3.
+        [...]; NaN if a y is not above 0 or L < 3.
     """
     curves = np.asarray(curves, float)
     layers = np.arange(1, curves.shape[-1])
@@ -88,11 +88,12 @@ def power_law_wins(curves: ArrayLike) -> np.ndarray:
 
 
 def fisher_exact(count: int, total: int, other_count: int, other_total: int) -> float:
-    """Computes p of two counts if both shares are one: Fisher's exact test, two-sided.
+    """Computes the p-value of two counts if both have the same share: Fisher's exact test,
+    two-sided.
 
     Args:
-        count, total: Of the first sample.
-        other_count, other_total: Of the second.
+        count, total: Count and total of the first sample.
+        other_count, other_total: Count and total of the second sample.
     """
     from scipy import stats  # here: it takes a second, which `--help` need not
 

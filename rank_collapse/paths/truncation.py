@@ -1,7 +1,7 @@
 """Self-consistent truncation: the output of a network without paths longer than K.
 
-Frozen sums keep the attention, norm statistics and gates of the full network, long paths included.
-Here every sublayer takes them from the state that paths of length at most K make, so that longer
+Frozen sums keep the attention, norm statistics and gates of the full network, which includes long
+paths. Here every sublayer computes them from the state of the paths of length at most K, so longer
 paths have no influence at all.
 """
 
@@ -98,7 +98,7 @@ def _run_truncated(params, prepared, config, length):
     """Pass the channels of lengths up to K through the network.
 
     Args:
-        params, prepared: From `prepare_inputs`.
+        params, prepared: Parameters and inputs from `prepare_inputs`.
         config: The network.
         length: K, or several [k].
     """

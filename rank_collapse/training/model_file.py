@@ -98,6 +98,7 @@ def _restore_config(fields: dict[str, Any]) -> TransformerConfig | EncoderDecode
         return EncoderDecoderConfig(**halves, **fields)
 
     def restore_value(name, value):
+        """Converts a JSON value of a field back to gains, arrays or tuples."""
         if isinstance(value, dict):
             kind = Mixing if name == "mixing" else Gains
             return kind(**{part: restore_value(name, gain) for part, gain in value.items()})

@@ -1,6 +1,7 @@
 """Trainable models: a network with a linear classifier of each token, or an encoder-decoder.
 
-The first answers with logits (`forward`), the second also with what it writes (`decode_pairs`).
+The first answers with logits (`forward`), the second also with the sequence that it writes
+(`decode_pairs`).
 
 Axis letters: b examples, n tokens, i input width, c classes or outputs.
 """
@@ -35,8 +36,8 @@ def init_model(key: Key, recipe: Recipe, init_scale: Number = 1.0) -> Model | En
     """Draw initial weights: the network by its config, the classifier normal(0, 0.02), bias 0.
 
     Args:
-        key: Of all weights.
-        recipe: With the network.
+        key: Random key for all weights.
+        recipe: Recipe that holds the network.
         init_scale: Multiplies the layers' weights.
 
     Returns:
@@ -66,12 +67,12 @@ def forward(
     Args:
         model: Network and classifier.
         inputs: Token ids [n] or vectors [n, i].
-        config: Of the network.
+        config: Configuration of the network.
         mask: Bool [n], which tokens exist, or [n, n], which tokens a token may attend to.
         positions: Int [n], positions of the tokens; 0..n-1 by default.
         dropout_key, dropout_rate: None for none.
-        output_dropout: With a key, dropout on the network's output too: False for none, True for
-            the same rate, or what multiplies the rate there, which may be traced.
+        output_dropout: Used only with a key: dropout on the network's output too. False for none,
+            True for the same rate, or a factor on the rate, which may be traced.
     """
     states = input_states(model.network, inputs, config, positions=positions)
     if dropout_key is not None:
@@ -108,15 +109,15 @@ def batch_forward(
 
     Args:
         model: A `Model` with Examples; EncoderDecoderParams with SequencePairs, whose targets are
-            then forced on the decoder.
-        examples, config: What goes with it.
-        dropout_key, dropout_rate, output_dropout: As in `forward`.
+            fed to the decoder.
+        examples, config: Examples and configuration of the model.
+        dropout_key, dropout_rate, output_dropout: See `forward`.
         batch_size: Examples at a time; None for all.
     """
     keys = None if dropout_key is None else dropout_branches(dropout_key, len(examples))
 
-    def single_pair(item):
-        source, source_mask, target, target_mask, key = item
+    def single_pair(example):
+        source, source_mask, target, target_mask, key = example
         return encoder_decoder.apply(
             model,
             source,
@@ -128,8 +129,9 @@ def batch_forward(
             dropout_rate=0.0 if key is None else dropout_rate,
         ).logits
 
-    def single(item):
-        inputs, mask, parts, key = item
+    def single(example):
+        """Computes the logits of one example, packed or not."""
+        inputs, mask, parts, key = example
         positions = None
         if parts is not None:
             mask, positions = part_mask(parts), part_positions(parts)

@@ -1,8 +1,9 @@
 """Training a network on a task of tokens: one seed, as pure functions.
 
-What is static is a `Recipe`; what may be swept is a `Hyper` and is traced. Several seeds, learning
-rates or dropout rates are one more axis: see `rank_collapse.training.ensemble`. What is trained,
-a network with a classifier or an encoder-decoder, and how it makes logits is in `models`.
+Static settings are a `Recipe`; values that may be swept are a `Hyper` and are traced. Several
+seeds, learning rates or dropout rates are one more axis: see `rank_collapse.training.ensemble`.
+`models` defines the trained models, a network with a classifier or an encoder-decoder, and their
+logits.
 """
 
 import dataclasses
@@ -42,14 +43,14 @@ def num_batches(num_examples: int, batch_size: int) -> int:
 def schedule_factor(
     recipe: Recipe, epoch: Number, step: Number, steps_per_epoch: int, warmup: Number = 0.0
 ) -> Number:
-    """Compute what multiplies the learning rate at a step; see `Recipe.schedule`.
+    """Compute the factor on the learning rate at a step; see `Recipe.schedule`.
 
     Every schedule is multiplied by min(1, s / warmup), s = step + 1; inverse_sqrt is then
     min(s / warmup, √(warmup / s)) (Vaswani et al. 2017, equation 3, whose d^-½ warmup^-½ is the
     learning rate here, the largest that is reached).
 
     Args:
-        recipe: With the schedule.
+        recipe: Recipe that holds the schedule.
         epoch, step: Numbers since the start; may be traced.
         steps_per_epoch: Static.
         warmup: Steps of the warm-up; 0 for none; may be traced.
@@ -87,8 +88,9 @@ def init_state(key: Key, hyper: Hyper, recipe: Recipe) -> TrainState:
     """Initialise the state before the first step.
 
     Args:
-        key: Split for weights, and for dropout and the order of the examples.
-        hyper, recipe: Of the run.
+        key: Random key, which is split for the weights, and for dropout and the order of the
+            examples.
+        hyper, recipe: Traced values and recipe of the run.
     """
     key_model, key_train = jax.random.split(key)
     run_recipe = dataclasses.replace(recipe, config=run_config(recipe, hyper))
@@ -111,12 +113,12 @@ def train_step(
     """Makes one Adam step on one batch.
 
     Args:
-        state: Before the step.
+        state: State before the step.
         batch: Examples, or SequencePairs of an encoder-decoder.
-        weights: Which of them count: the last batch of an epoch may be short.
+        weights: Whether each example counts, since the last batch of an epoch may be short.
         step: Number of the step since the start, which picks the dropout.
-        factor: Of the schedule, multiplies the learning rate.
-        hyper, recipe: Of the run.
+        factor: Factor from the schedule, which multiplies the learning rate.
+        hyper, recipe: Traced values and recipe of the run.
 
     Returns:
         The state after the step and the loss before it.
@@ -158,10 +160,10 @@ def train_epoch(
     """Train for one epoch: (state after it, mean loss).
 
     Args:
-        state: Before the epoch.
+        state: State before the epoch.
         examples: The training data.
         epoch: Number of the epoch since the start.
-        hyper, recipe: Of the run.
+        hyper, recipe: Traced values and recipe of the run.
     """
     count, size = len(examples), recipe.batch_size
     steps = num_batches(count, size)
@@ -173,8 +175,9 @@ def train_epoch(
     order = order[jnp.arange(steps * size) % count].reshape(steps, size)
     weights = (jnp.arange(steps * size) < count).reshape(steps, size)
 
-    def run_step(state, item):
-        index, indices, weights = item
+    def run_step(state, step_inputs):
+        """Trains on one batch of the epoch."""
+        index, indices, weights = step_inputs
         batch = jax.tree.map(lambda a: a[indices], examples)
         step = epoch * steps + index
         factor = schedule_factor(recipe, epoch, step, steps, hyper.warmup)

@@ -1,5 +1,7 @@
 """Loops and conditions, built again around values and their sums.
 
+The kinds of values are defined in `values`; a slot of sums holds one path length (`channels`).
+
 A loop's state has the same number of slots at every step. A scan is cut into parts, whose numbers
 of slots grow with the lengths that exist by then.
 """
@@ -117,7 +119,7 @@ def run_scan(
 
 
 class _Scan:
-    """A scan: what is the same in all steps, the carry, and what each step takes."""
+    """A scan: its constants, its carry, and the inputs of each step."""
 
     def __init__(self, run, eqn, values, scopes, entry):
         self.run, self.params, self.scopes, self.entry = run, eqn.params, scopes, entry
@@ -167,7 +169,7 @@ class _Scan:
         return [(a, None if s is None else s.array) for _, a, s in packed]
 
     def trace_step(self, labels, sizes):
-        """Return the shapes of what a step returns, for a carry of these labels and slots."""
+        """Return the shapes of a step's results, for a carry of these labels and slots."""
         first, carried = self.num_fixed, self.num_fixed + self.num_carry
         slices = jax.tree.map(
             lambda a: jax.ShapeDtypeStruct(jnp.shape(a)[1:], jnp.result_type(a)),
@@ -225,7 +227,7 @@ class _Scan:
         return sums + [jax.ShapeDtypeStruct(s.shape[1:], s.dtype) for s in stacked]
 
     def run_parts(self, labels, sizes, growth):
-        """Run the scan in parts, with as many slots in each as there are lengths at its end."""
+        """Run the scan in parts; each part has as many slots as there are lengths at its end."""
         run, first, length = self.run, self.num_fixed, self.params["length"]
         last = first + self.num_carry
         arrays, sums = self.arrays[first:last], self.sums[first:last]
@@ -269,17 +271,17 @@ class _Scan:
     def drop_empty_slots(self, stacked, before_last):
         """Drop slots of stacked results for lengths that no path can have by the last step."""
         arrays, sums = stacked
-        slots, kept = self.run.slots, []
-        for s, more in zip(sums, self.stacked_growth, strict=True):
+        slots, nonempty = self.run.slots, []
+        for s, growth in zip(sums, self.stacked_growth, strict=True):
             if s is not None:
                 s = jnp.moveaxis(s, 0, slots.num_axes)
-                most = [b + m for b, m in zip(before_last, more, strict=True)]
+                most = [b + m for b, m in zip(before_last, growth, strict=True)]
                 s = slots.resize(s, [min(*pair) for pair in zip(slots.sizes(s), most, strict=True)])
-            kept.append(s)
-        return arrays, kept
+            nonempty.append(s)
+        return arrays, nonempty
 
     def join_parts(self, parts):
-        """Join what the steps of all parts returned."""
+        """Join the results of the steps of all parts."""
         values, lead = [], self.run.slots.num_axes
         for i, label in enumerate(self.out_labels[self.num_carry :]):
             array = jnp.concatenate([arrays[i] for arrays, _ in parts])
@@ -316,6 +318,7 @@ def run_cond(
     out_labels = {}
 
     def make_branch(number, program):
+        """Makes the function of one branch on arrays and sums; it also notes result labels."""
         jaxpr, constants = open_program(program)
 
         def compute(arrays, sums):
@@ -340,6 +343,8 @@ def run_cond(
     sizes = run.slots.largest([s for shape in shapes for _, s in shape if s is not None])
 
     def pad(branch):
+        """Wraps a branch so that its sums have the slots of both branches."""
+
         def compute(arrays, sums):
             outs = branch(arrays, sums)
             filled = [

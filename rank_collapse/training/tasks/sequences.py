@@ -37,14 +37,12 @@ class SequencePairs(struct.Struct):
 
     @property
     def inputs(self) -> Leaf:
-        """Returns what the decoder reads under teacher forcing [b, n − 1], without the last
-        token.
-        """
+        """Returns the decoder's input under teacher forcing [b, n − 1], without the last token."""
         return self.target[..., :-1]
 
     @property
     def labels(self) -> Leaf:
-        """Returns what it should answer [b, n − 1]: all but the begin mark."""
+        """Returns the tokens that the decoder should answer [b, n − 1]: all but the begin mark."""
         return self.target[..., 1:]
 
     @property
@@ -60,8 +58,8 @@ def transform_letters(
 
     Args:
         task: One of `TASKS`.
-        letters: Of each sequence.
-        mask: Which of them exist.
+        letters: Number of letters in each sequence.
+        mask: Bool, True for letters that exist.
     """
     if task == "copy":
         return letters
@@ -80,7 +78,7 @@ def make_examples(
     """Draw random letters, each position labelled with its letter of the transformed sequence.
 
     Args:
-        key: Of the letters.
+        key: Random key for the letters.
         num_examples, seq_len, num_letters: Sizes.
         task: One of `TASKS`.
     """
@@ -103,10 +101,10 @@ def make_pairs(
     Token ids are 0 padding, 1 begin, 2 end, 3 .. num_letters + 2 letters, in both sequences.
 
     Args:
-        key: Of letters and lengths.
+        key: Random key for letters and lengths.
         num_examples: Pairs.
         seq_len: Letters of the longest source; targets have two tokens more.
-        num_letters: Of the alphabet.
+        num_letters: Number of letters in the alphabet.
         task: One of `TASKS`.
         min_len: Letters of the shortest source, lengths being uniform between the two; None for
             all of seq_len.
@@ -134,7 +132,7 @@ def between_marks(
 
     Args:
         source, target: Token ids.
-        source_mask, target_mask: Which of them exist.
+        source_mask, target_mask: Bool, True for tokens that exist.
     """
     count, one_more = len(target), ((0, 0), (0, 1))
     begin = jnp.full((count, 1), BEGIN)
