@@ -126,6 +126,7 @@ def nnx_monitored(
 
         @functools.wraps(method)
         def call_method(self, *args, **kwargs):
+            """Calls the module's method, and records the call and its attention weights."""
             with record.record_call(args, kwargs) as inside, contextlib.ExitStack() as patches:
                 if isinstance(self, nnx.MultiHeadAttention):
                     attend = inside.keep_weights(self.attention_fn, attention)

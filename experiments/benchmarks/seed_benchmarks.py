@@ -103,6 +103,7 @@ def _make_sort(arguments):
         return init_state(key_state, hyper_of_runs, recipe), make_data(key_data)["train"]
 
     def step(state: PyTree[Array], hyper: Mapping[str, Array], index: Array) -> tuple:
+        """Trains one run for one step on the next rows of its examples."""
         state, examples = state
         rows = (index * batch_size + jnp.arange(batch_size)) % len(examples)
         batch = jax.tree.map(lambda a: a[rows], examples)

@@ -61,6 +61,7 @@ class Network(nn.Module):
         self.classifier = nn.Linear(width, num_outputs)
 
     def forward(self, inputs, mask=None):
+        """Returns the logits of a batch of inputs; mask is True where a token exists."""
         x = self.embed(inputs)
         if self.positions is not None:
             x = x + self.positions[: x.shape[1]]

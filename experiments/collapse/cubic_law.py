@@ -181,6 +181,8 @@ class CubicAttention(tangent.Tangents):
         self.first = first
 
     def apply_attention(self, layer, branch_input):
+        """Computes the cubic term of attention on the residual, at three times the logarithmic
+        scale."""
         params = layer.params.attention
         if layer.extra is not None:
             is_measured = layer.index <= self.first

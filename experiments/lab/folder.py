@@ -298,6 +298,7 @@ class RunFolder(contextlib.ExitStack):
         self._pause = max(PAUSE, (self._last_write - started) / SHARE)
 
     def _add_arrays(self, arrays):
+        """Files each array under every beginning of its name that ends at a "/"."""
         for name, values in arrays.items():
             array, name = np.asarray(values), self._prefix + name
             starts = [0, *(i + 1 for i, letter in enumerate(name) if letter == "/")]
@@ -397,6 +398,7 @@ class RunFolder(contextlib.ExitStack):
         self._write(name, (json.dumps(states.as_json(value), indent=2) + "\n").encode())
 
     def _write(self, name, content):
+        """Writes a file of the run, and first notes the environment of this process."""
         if name != "config.json":
             self._note_environment()
         path = self._check_place() / name

@@ -121,6 +121,8 @@ def make_watch(task: TrainedTask, is_monitored: bool) -> Callable | None:
         return None
 
     def watch(model, data, hyper, _):
+        """Measures one run after an epoch: metrics on held-out examples, and scalars of each
+        layer."""
         config, scalars = run_config(task.recipe, hyper), {}
         if task.curves:
             scalars["curves"] = whole_metrics(model, data["eval"], config, task.metrics)
@@ -156,6 +158,7 @@ def train_chunk(
     diverged, saved = set(), time.monotonic()
 
     def resume(like):
+        """Restores the last checkpoint, and drops the scalars of later epochs from the logs."""
         checkpoint = folder.restore_checkpoint(like, states)
         epoch = -1 if checkpoint is None else checkpoint[0]
         for cell, file in files.items():
@@ -166,6 +169,7 @@ def train_chunk(
         return checkpoint
 
     def on_chunk(epoch, snapshot, losses):
+        """Reports the loss and the runs that diverged; saves a checkpoint when one is due."""
         nonlocal saved
         is_finite = np.isfinite(losses).all(axis=1)
         for position in set(np.flatnonzero(~is_finite).tolist()) - diverged:

@@ -130,6 +130,8 @@ class ByLength(Algebra):
         return channels.apply_to_all(lambda c, ones: Frozen(ones).apply_norm(layer, spec, c))
 
     def add_branch(self, layer, spec, channels, branch_output):
+        """Adds a branch to each sum of paths."""
+
         def add(c, branch):
             return add_to_stream(spec, c, branch)
 

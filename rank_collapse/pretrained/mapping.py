@@ -244,6 +244,7 @@ class Reader:
         return array[..., np.r_[0:width:2, 1:width:2, width:total]]
 
     def _take_array(self, name, axes, norm):
+        """Returns a tensor of the checkpoint with these axes; zeros where it has no name."""
         if name is None:
             return np.zeros([self._axis_sizes[a] for a in axes.split()], self.weights.dtype)
         array = take_tensor(self.weights, name, axes, self._axis_sizes)

@@ -80,6 +80,7 @@ class Progress:
             self._width = 0
 
     def _describe(self, now, values):
+        """Returns the share that is done, the values, the time taken and the time left."""
         elapsed, fresh = now - self._begun, self._done - self._skipped
         share = self._done / max(self._total, 1)
         seconds_left = elapsed * (self._total - self._done) / max(fresh, 1)
@@ -88,6 +89,7 @@ class Progress:
         return ", ".join(filter(None, parts))
 
     def _show(self, line):
+        """Prints a line; in a terminal it replaces the last one."""
         if self._quiet:
             return
         line = escape_text(f"{self._label}: {line}")

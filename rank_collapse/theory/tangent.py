@@ -74,6 +74,7 @@ class Tangents(Algebra):
         return _push_through(apply_to_token, branch_input), None
 
     def edit_state(self, layer, name, state):
+        """Renormalises the residual after each sublayer that changes it."""
         config = layer.config
         if name == "residual" and config.mlp == "none":
             return state

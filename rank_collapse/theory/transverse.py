@@ -158,6 +158,7 @@ class LinearAttention(tangent.Tangents):
     )
 
     def apply_attention(self, layer, branch_input):
+        """Applies the linearisation of attention at equal tokens to the residual."""
         params, context, keep = layer.params.attention, layer.context, layer.inputs.existing_tokens
         n, dtype = branch_input.residual.shape[0], branch_input.residual.dtype
         mixing = layer.gains.mixing

@@ -134,6 +134,7 @@ class Recorder:
         self._notes.attempt(None, "line of the log", self._write, step, values)
 
     def _write(self, step, values):
+        """Writes the values of a step to the file, the writer, wandb or the function."""
         log = self._log
         if isinstance(log, Path):
             metrics.append(log, step, values)

@@ -138,6 +138,8 @@ class Pass(TorchFunctionMode):
         return Origins(self._frames, () if model is None else model.buffers())
 
     def _is_measurable(self):
+        """Returns whether this pass is measured, and notes the reason to give if nothing is
+        seen."""
         if self._model() is None or not self._model().training:
             self.reason = "the model was in eval mode"
         elif torch.is_grad_enabled():
@@ -183,6 +185,7 @@ class Pass(TorchFunctionMode):
             self._origins.see_module(frame.module, (frame.args, frame.kwargs), tensors[0])
 
     def _see_call(self, function, args, kwargs, result):
+        """Measures a call that is an attention; notes the origin of any other result."""
         if function is functional.scaled_dot_product_attention:
             self._measure_product(self._see_dot, args, kwargs, result)
             return
@@ -213,6 +216,7 @@ class Pass(TorchFunctionMode):
             self._origins.begin(result)
 
     def _see_dot(self, args, kwargs, result):
+        """Measures a call of `scaled_dot_product_attention`, row by row for nested tensors."""
         names = ("query", "key", "value")[len(args) :]
         q, k, v = *args[:3], *(kwargs[name] for name in names)
         mask = args[3] if len(args) > 3 else kwargs.get("attn_mask")

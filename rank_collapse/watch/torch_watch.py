@@ -121,6 +121,7 @@ class Watch:
 
     @step.setter
     def step(self, value: int) -> None:
+        """Sets the step; writes the measures of the step before."""
         value = check_whole("step", value, 0)
         if value != self._step:
             if self.measured and self.measured.runs.attentions:

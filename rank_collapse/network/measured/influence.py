@@ -153,6 +153,7 @@ class InfluencePass(States):
         return carry, (layer_values.trace.hidden, measures)
 
     def build_result(self, walk_result: WalkResult) -> dict[str, Float[Array, "..."]]:
+        """Computes cosines, angles and block influence, as means over tokens, from all states."""
         (states, layer_measures), mask = walk_result.layer_results, walk_result.prepared.token_mask
         states = super().build_result(walk_result._replace(layer_results=states))
         length = jnp.linalg.norm(states, axis=-1, keepdims=True)
@@ -241,6 +242,7 @@ class RemovalPass(LayerPass):
         return carry, differences
 
     def build_result(self, walk_result: WalkResult) -> dict[str, Float[Array, "..."]]:
+        """Compares the outputs without each layer with the output of the full model."""
         output, mask = walk_result.output, walk_result.prepared.token_mask
         outputs = jax.vmap(lambda x: walk_result._replace(last_state=x).output)(walk_result.carry)
         full, without = zero_padding(output, mask), zero_padding(outputs, mask)

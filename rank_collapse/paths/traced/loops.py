@@ -322,6 +322,7 @@ def run_cond(
         jaxpr, constants = open_program(program)
 
         def compute(arrays, sums):
+            """Runs the body once, and keeps the labels of its outputs."""
             arguments = [
                 v if label.kind < Kind.STATE and v.fill is not None else unpack(label, a, s)
                 for v, label, a, s in zip(operands, labels, arrays, sums, strict=True)

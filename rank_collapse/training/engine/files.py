@@ -60,6 +60,7 @@ class SweepFolder:
         self._lock.close()
 
     def _check(self, config):
+        """Writes the description of the sweep, or compares it with the one in the folder."""
         path = self.path / NAME
         if not path.exists():
             if any(self._runs.glob("*.npz")):

@@ -85,6 +85,7 @@ class Program:
         return leaves, _are_finite(leaves)
 
     def _advance_run(self, changing, unchanged, hyper, active, shared):
+        """Makes the steps from start to stop of one run; an inactive run keeps its state."""
         start, stop, consts = shared
         is_looped = self._at_once == 1
         turns_end = jnp.where(active, stop, start) if is_looped else stop
@@ -289,6 +290,7 @@ class Program:
         return self._join(changing, unchanged), metrics, finite
 
     def _lay_out_flags(self, flags):
+        """Puts a flag for each run on the devices, padded with False."""
         padded = np.zeros(self.size, bool)
         padded[: len(flags)] = flags
         if padded.tobytes() != self._flags[0]:  # most calls have those of the last one

@@ -123,6 +123,7 @@ class Trainer:
         )
 
     def _program(self, point, functions, most):
+        """Returns the program of a point, compiled at its first use."""
         if point not in self.programs:
             # Two runs at least on a device: a loop of one turn would be no loop, with other
             # rounding.
@@ -175,6 +176,7 @@ class Trainer:
         return runs
 
     def _name_stopped(self, point, runs, stopped):
+        """Reports the first runs that stopped, with their reasons, and the number of the others."""
         for position, reason in stopped[:MOST_NAMED]:
             name = self.axes.describe_run(
                 point, int(runs.points[position]), int(runs.seeds[position])
