@@ -1,6 +1,7 @@
 """Paths through other people's functions: every model, every spelling, every wrong use."""
 
 import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -49,35 +50,83 @@ def test_every_model_equals_the_enumeration_of_its_paths(x64, name):
     assert result.longer is None
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("name", NETWORKS)
+QUICK_NETWORKS = ("both norms", "skips of MLPs alone")
+TOLERANCES = {jnp.float64: 1e-13, jnp.float32: 2e-6}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [n if n in QUICK_NETWORKS else pytest.param(n, marks=pytest.mark.full) for n in NETWORKS],
+)
 def test_the_networks_of_the_library_have_the_sums_of_their_own_pass(x64, name):
     fields = {}
     for part in covered_parts(name, ByLength.covers):
-        fields |= NETWORKS[name][part] if part < 10 else {}
+        fields |= NETWORKS[name][part]
     config = config_of(depth=2, **fields)
-    params, x, extra = jax.tree.map(as_float64, example(config))
-    both = config.mlp != "none"
-    kinds = ("attention", "mlp") if both else ("attention",)
-    edit = {f"{k}_branch": functools.partial(named, k) for k in kinds}
-
-    def fn(x):
-        return rc.apply(params, x, config, edit=edit, **extra).output
-
-    branches = {k: k for k in kinds} if both else "attention"
-    result = contributions(fn, x, branches, longest=2)
-    want = rc.path_contributions(params, x, config, count_mlps=both, **extra)
-    sums, offset = want
-    if want.from_memory is not None:  # constants here
-        sums, offset = sums - want.from_memory, offset + want.from_memory.sum((0, 1))
-    assert relative(result.by_length, sums) < 1e-12
-    assert_close(result.offset, offset, atol=1e-12)
-    assert result.count_mlps == both
+    # Without a skip past the cross-attention every path starts at the memory.
+    configs = [config] if config.cross_skip else [config, config.replace(cross_skip=True)]
+    for config, dtype in itertools.product(configs, TOLERANCES):
+        compare_with_own_pass(config, dtype, TOLERANCES[dtype])
 
 
-def as_float64(a):
+def compare_with_own_pass(config, dtype, tolerance):
+    """Compares all that both give: lengths, MLPs, heads, paths from the memory, the offset."""
+    params, x, extra = jax.tree.map(lambda a: as_floats(a, dtype), example(config))
+    memory = extra.pop("memory", jnp.zeros((0, config.d_model), dtype))
+    head_gain = 0.5 + jnp.arange(4, dtype=dtype).reshape(2, 2)
+
+    def sum_paths(direction=None, count_mlps=False, head_gain=None):
+        def fn(rows):
+            inputs = extra | ({"memory": rows[: len(memory)]} if config.cross_attention else {})
+            edit = name_branches(config, head_gain)
+            return rc.apply(params, rows[len(memory) :], config, edit=edit, **inputs).output
+
+        branches = {"attention": "attention", "mlp": "mlp"} if count_mlps else "attention"
+        rows = jnp.concatenate([memory, x])
+        options = {"branches": branches, "longest": config.depth, "direction": direction}
+        return contributions(fn, rows, **options)
+
+    inputs = extra | ({"memory": memory} if config.cross_attention else {})
+    want = rc.path_contributions(params, x, config, **inputs)
+    result = sum_paths()
+    assert result.by_length.dtype == result.offset.dtype == dtype
+    assert result.longer is None
+    for name in ("by_length", "offset", "output"):
+        assert relative(getattr(result, name), getattr(want, name)) < tolerance, name
+    if config.cross_attention:
+        from_memory = sum_paths(jnp.concatenate([memory, jnp.zeros_like(x)])).by_length
+        assert relative(from_memory, want.from_memory) < tolerance
+        assert jnp.abs(from_memory).max() > 0.1
+    if config.mlp != "none":
+        apart = sum_paths(count_mlps=True)
+        want = rc.path_contributions(params, x, config, count_mlps=True, **inputs)
+        assert apart.count_mlps
+        assert relative(apart.by_length, want.by_length) < tolerance
+    gained = sum_paths(head_gain=head_gain).by_length
+    want = rc.path_contributions(params, x, config, head_gain=head_gain, **inputs).by_length
+    assert relative(gained, want) < tolerance
+    assert not config.cross_skip or relative(gained, result.by_length) > 0.05
+
+
+def name_branches(config, head_gain=None):
+    """Makes edits that name each branch, and multiply what each head passes on, not its output."""
+    edit = {
+        f"{kind}_branch": functools.partial(named, "mlp" if kind == "mlp" else "attention")
+        for kind in config.kinds
+    }
+    if head_gain is not None:
+
+        def scale_paths(heads, layer):
+            scaled = head_gain[layer][:, None, None] * heads
+            return scaled + jax.lax.stop_gradient(heads - scaled)
+
+        edit["head_output"] = scale_paths
+    return edit
+
+
+def as_floats(a, dtype):
     a = jnp.asarray(a)
-    return a.astype(jnp.float64) if jnp.issubdtype(a.dtype, jnp.floating) else a
+    return a.astype(dtype) if jnp.issubdtype(a.dtype, jnp.floating) else a
 
 
 def named(name, branch, layer):
