@@ -63,7 +63,7 @@ def metric_names(
 
     Args:
         rows: Rows of a file with metrics.
-        thresholds: Which may be passed.
+        thresholds: Thresholds that may be crossed.
     """
     names = dict.fromkeys(name for row in rows for name in row)
     names = [name for name in names if name not in ("step", "seed")]

@@ -171,8 +171,11 @@ WRONG = {
         {"step": lambda s, h, i: (x for x in (s, {}))},
     ),
     "init returns None": ("init returns None, which has no arrays", {"init": lambda k, h: None}),
-    "init yields": ("init yields or is async: it returns", {"init": yields}),
-    "init is async": ("init yields or is async: it returns", {"init": begins_later}),
+    "init yields": ("init yields or is async: it must return its results", {"init": yields}),
+    "init is async": (
+        "init yields or is async: it must return its results",
+        {"init": begins_later},
+    ),
     "a state with text": (
         "the state that init returns holds str at \\['w'\\], which is not an array",
         {"init": lambda k, h: {"w": "a"}},

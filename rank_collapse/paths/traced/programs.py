@@ -31,7 +31,7 @@ def read_scopes(eqn: JaxprEqn) -> tuple[Scope, ...]:
 
 
 def has_scopes(jaxpr: Jaxpr) -> bool:
-    """Whether a program has scopes or names of its own."""
+    """Return whether a program has scopes or names of its own."""
     return any(
         eqn.primitive.name == "name"
         or read_scopes(eqn)

@@ -47,9 +47,9 @@ def decide(config, profile, ratio, gains):
             return stacked, chunk.floats
 
     progress = SimpleNamespace(time_activity=lambda activity: nullcontext())
-    program = layer_residuals.DecidedProgram(Measured(), {"san": config}, "none", progress)
     chunk = Chunk(("a",) * 3, (4, 5, 6), None, (np.ones(3), np.asarray(gains)))
-    return program(chunk)["log10_residual"]["san"], seed_draws
+    results = layer_residuals.measure_chunk(Measured(), chunk, {"san": config}, "none", progress)
+    return results["log10_residual"]["san"], seed_draws
 
 
 def test_what_float32_cannot_decide_comes_from_float64():
