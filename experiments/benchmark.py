@@ -28,31 +28,39 @@ from experiments.benchmarks import (
     profile_benchmarks,
     seed_benchmarks,
     training_benchmarks,
+    training_parts,
 )
 from experiments.benchmarks.timing import Report, describe_report, print_report
 from experiments.lab import check_names, cli
 from rank_collapse.runs.files import make_folder, open_log
 
 # Each is a function of the flags that gives a `timing.Report`.
-BENCHMARKS = {
-    "collapse_sweep": profile_benchmarks.time_collapse_sweep,
-    "log_profile": profile_benchmarks.time_log_profile,
-    "exact_profile": profile_benchmarks.time_exact_profile,
-    "exact_paths": path_benchmarks.time_exact_paths,
-    "exact_paths_large": partial(
-        path_benchmarks.time_exact_paths,
-        config=path_benchmarks.LARGE,
-        num_tokens=path_benchmarks.LARGE_TOKENS,
-    ),
-    "head_contributions": path_benchmarks.time_head_contributions,
-    "recomputed_paths": path_benchmarks.time_recomputed_paths,
-    "monitor": monitoring.time_monitor,
-    "products": limits.time_products,
-    "seeds": seed_benchmarks.time_seeds,
-} | {
-    f"train_{name}": partial(training_benchmarks.time_training, name)
-    for name in training_benchmarks.CASES
-}
+BENCHMARKS = (
+    {
+        "collapse_sweep": profile_benchmarks.time_collapse_sweep,
+        "log_profile": profile_benchmarks.time_log_profile,
+        "exact_profile": profile_benchmarks.time_exact_profile,
+        "exact_paths": path_benchmarks.time_exact_paths,
+        "exact_paths_large": partial(
+            path_benchmarks.time_exact_paths,
+            config=path_benchmarks.LARGE,
+            num_tokens=path_benchmarks.LARGE_TOKENS,
+        ),
+        "head_contributions": path_benchmarks.time_head_contributions,
+        "recomputed_paths": path_benchmarks.time_recomputed_paths,
+        "monitor": monitoring.time_monitor,
+        "products": limits.time_products,
+        "seeds": seed_benchmarks.time_seeds,
+    }
+    | {
+        f"train_{name}": partial(training_benchmarks.time_training, name)
+        for name in training_benchmarks.CASES
+    }
+    | {
+        f"parts_{name}": partial(training_parts.time_training_parts, name)
+        for name in training_parts.NAMES
+    }
+)
 
 # Seconds of CPU that each takes with five rounds; beyond `LONG` it runs only where it is named.
 CPU_SECONDS = {
@@ -70,6 +78,9 @@ CPU_SECONDS = {
     "train_convex_hull": 40,
     "train_memorization": 60,
     "train_translation": 60,
+    "parts_sort": 100,
+    "parts_convex_hull": 180,
+    "parts_memorization": 180,
 }
 LONG = 90
 # Sizes of --tiny, which show nothing but that a benchmark works.
@@ -84,7 +95,11 @@ TINY = {
     "monitor": {"depth": 2, "num_heads": 2, "d_model": 8, "tokens": 4},
     "products": {"width": 64},
     "seeds": seed_benchmarks.TINY,
-} | {f"train_{name}": {"arguments": training_benchmarks.TINY} for name in training_benchmarks.CASES}
+} | {
+    name: {"arguments": training_benchmarks.TINY}
+    for name in BENCHMARKS
+    if name.startswith(("train_", "parts_"))
+}
 USUAL = [name for name in BENCHMARKS if CPU_SECONDS[name] <= LONG]
 
 FLAGS = cli.bare_flags()

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from absl.flags import FlagValues
-from jax.extend.core import ClosedJaxpr, Jaxpr
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
 from jax.sharding import Mesh
 from jax.typing import DTypeLike
 
@@ -30,27 +30,44 @@ def count_flops(program: ClosedJaxpr | Jaxpr) -> float:
     Raises:
         ValueError: A loop with an unknown number of turns has products.
     """
-    total = 0.0
+    return sum(times * count_product(equation) for equation, times in list_products(program))
+
+
+def list_products(program: ClosedJaxpr | Jaxpr) -> list[tuple[JaxprEqn, int]]:
+    """Lists (equation, how often it is computed) of the products and convolutions of a program.
+
+    Args:
+        program: See `count_flops`. A branch counts with the products of its longest side.
+
+    Raises:
+        ValueError: A loop with an unknown number of turns has products.
+    """
+    products = []
     for equation in getattr(program, "jaxpr", program).eqns:
         name, parameters = equation.primitive.name, equation.params
-        shapes = [getattr(v.aval, "shape", ()) for v in (*equation.invars, *equation.outvars)]
-        inner = [count_flops(jaxpr) for jaxpr in _list_programs(parameters)]
-        if name == "dot_general":
-            ((contracted, _), _), output = parameters["dimension_numbers"], shapes[-1]
-            total += 2.0 * math.prod(output) * math.prod(shapes[0][i] for i in contracted)
-        elif name == "conv_general_dilated":
-            outputs = shapes[1][parameters["dimension_numbers"].rhs_spec[0]]
-            total += 2.0 * math.prod(shapes[-1]) * math.prod(shapes[1]) / outputs
-        elif name == "while":
-            if any(inner):
-                raise ValueError("the turns of a while loop with products cannot be counted")
-        elif name == "cond":
-            total += max(inner)
+        if name in ("dot_general", "conv_general_dilated"):
+            products.append((equation, 1))
+            continue
+        inner, times = [list_products(jaxpr) for jaxpr in _list_programs(parameters)], 1
+        if name == "while" and any(inner):
+            raise ValueError("the turns of a while loop with products cannot be counted")
+        if name == "cond":
+            inner = [max(inner, key=lambda branch: sum(n * count_product(e) for e, n in branch))]
         elif name == "scan":
-            total += parameters["length"] * sum(inner)
-        else:
-            total += sum(inner) * (parameters["mesh"].size if name == "shard_map" else 1)
-    return total
+            times = parameters["length"]
+        elif name == "shard_map":
+            times = parameters["mesh"].size
+        products += [(product, times * n) for part in inner for product, n in part]
+    return products
+
+
+def count_product(equation: JaxprEqn) -> float:
+    """Counts the operations of one product or convolution."""
+    first, second, output = (v.aval.shape for v in (*equation.invars, *equation.outvars))
+    numbers = equation.params["dimension_numbers"]
+    if equation.primitive.name == "dot_general":
+        return 2.0 * math.prod(output) * math.prod(first[i] for i in numbers[0][0])
+    return 2.0 * math.prod(output) * math.prod(second) / second[numbers.rhs_spec[0]]
 
 
 def _list_programs(parameters: Mapping[str, object]) -> Iterator[ClosedJaxpr | Jaxpr]:

@@ -9,7 +9,7 @@ relative size u predicts
 with the last term where b = y − x is a difference of recorded states y and x, and 3u for such a
 full layer. In float32 and float64 the sums of products are rounded, too: there u is multiplied by 1
 + √d/4. A replay (`agree.replay`) has no incoming error. If noise of relative size 1 changes the
-branch by g ‖b‖, rounding then adds about .65 u √(g² + 1) in an MLP and 1.1 u √(g² + 1) in
+branch by g ‖b‖, rounding then adds about .85 u √(g² + 1) in an MLP and .95 u √(g² + 1) in
 attention.
 
 The quotient of both sides, `excess`, has a median over tokens of .6 to 1.8 in rounded random
@@ -36,7 +36,7 @@ _MOST = 64  # tokens of which distinct directions are counted
 _LEAST = 0.1  # of the median norm: the least by which an error is divided
 # Of the root of gain² + 1: so much rounding explains where the gain was measured. The noise goes in
 # before a sublayer; attention rounds its queries, keys and scores, too.
-_PROBED = {"attention": 1.1, "mlp": 0.65}
+_PROBED = {"attention": 0.95, "mlp": 0.85}
 _GAIN, _FLOOR, _STREAM = 1.5, {"attention": 2.0, "mlp": 2.0, "layer": 3.0}, 0.4
 
 
@@ -76,7 +76,8 @@ class Difference(NamedTuple):
         scale: c of the best fit δ ≈ c b, over all tokens without spikes.
         coherence: Share of ‖δ‖ that the fit explains, 0 to 1.
         distinct_tokens: Effective number of tokens whose branches differ in direction, from 1.
-        first, second: The branches [b, n, d] of both runs.
+        first, second: The branches [b, n, d] of both runs; of a sum, the states after it.
+        states: The states after the layer of both runs.
     """
 
     layer: int
@@ -90,6 +91,12 @@ class Difference(NamedTuple):
     distinct_tokens: float
     first: Float[np.ndarray, "b n d"]
     second: Float[np.ndarray, "b n d"]
+    states: tuple[Float[np.ndarray, "b n d"], Float[np.ndarray, "b n d"]]
+
+    @property
+    def is_sum(self) -> bool:
+        """Returns whether it compares the states after the layer, not what a branch adds."""
+        return self.first is self.states[0]
 
     @property
     def measured(self) -> Bool[np.ndarray, "b n"]:
@@ -234,6 +241,7 @@ def _compare(pair, part, inputs, branches, mask, rounding, *, mixes=None, ends=N
         count_distinct(a[usual]),
         a,
         b,
+        (pair.first.after, pair.second.after),
     )
 
 

@@ -28,7 +28,7 @@ from rank_collapse.agree.differences import MEDIAN, Difference, Rounding
 MEDIANS = {"attention": MEDIAN, "mlp": MEDIAN, "layer": 2.0}
 MOST, WORST = 6.0, 12.0
 # Of one token: times the limit of the median, and the least factor in times the prediction.
-_ALONE, _FACTOR_ALONE = 1.6, 2.5
+_ALONE, _FACTOR_ALONE = 1.6, 3.0
 FEW = 0.02  # of the tokens: those near to becoming a spike amplify rounding a hundredfold
 JUDGED = 0.3  # the largest median error that comes in
 _OUTLIER, _LEAST_SPREAD = 5.0, 0.11  # standard deviations; of the logarithm of the excess

@@ -3,7 +3,7 @@
 import contextlib
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from rank_collapse.printed import escape_text, print_lines
 
@@ -41,18 +41,19 @@ class Progress:
         self._done += count
         self._skipped += count
 
-    def advance(self, count: int, values: str = "") -> None:
+    def advance(self, count: int, describe: Callable[[], str] = str) -> None:
         """Count a finished step, and show values after it.
 
         Args:
             count: Done since the last time.
-            values: Values to show, such as "loss 0.31".
+            describe: Returns the values, such as "loss 0.31"; called only where they are shown.
         """
         self._done += count
         now = time.monotonic()
         if now - self._shown >= self._interval or self._done >= self._total:
             self._shown = now
-            self._show(self._describe(now, values))
+            if not self._quiet:
+                self._show(self._describe(now, describe()))
 
     def say(self, message: str) -> None:
         """Write a line that stays."""
@@ -90,8 +91,6 @@ class Progress:
 
     def _show(self, line):
         """Prints a line; in a terminal it replaces the last one."""
-        if self._quiet:
-            return
         line = escape_text(f"{self._label}: {line}")
         if self._in_terminal:
             self._stream.write(f"\r{line:<{self._width}}")

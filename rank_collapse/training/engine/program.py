@@ -256,9 +256,10 @@ class Program:
         advanced = dataclasses.replace(runs, step=stop, state=state, metrics=pieces)
         if not self._freezes:
             return advanced, []
+        if finite.all() and all(np.isfinite(new[i]).all() for i in self._must):
+            return advanced, []  # as most calls do, with no further search
         wrong_step, wrong = self._find_wrong(new, len(runs), runs.step, stop)
-        wrong_state = ~(finite | runs.exempt).all(axis=1)
-        is_wrong = active & ((wrong_step < stop) | wrong_state)
+        is_wrong = active & ((wrong_step < stop) | ~self._has_finite(runs, finite))
         if not is_wrong.any():
             return advanced, []
         first = np.where(is_wrong, wrong_step, -1)
@@ -274,7 +275,7 @@ class Program:
         return dataclasses.replace(advanced, state=state, finite_steps=finite_steps), stopped
 
     def _call(self, runs, state, active, start, stop):
-        """Call the compiled steps; returns (state, metrics, which leaves are finite [r, leaves];
+        """Call the compiled steps; returns (state, metrics, which leaves are finite [r, changing];
         unchanged leaves count as finite)."""
         flags = self._lay_out_flags(active)
         changing, unchanged = self._split(state)
@@ -283,11 +284,13 @@ class Program:
             changing, unchanged, runs.inputs[1], flags, shared
         )
         if self._freezes:
-            changed = ~np.array(self.functions.unchanged)
-            finite_leaves = np.ones((len(active), len(changed)), bool)
-            finite_leaves[:, changed] = np.asarray(finite)[: len(active)]
-            finite = finite_leaves
+            finite = np.asarray(finite)[: len(active)]
         return self._join(changing, unchanged), metrics, finite
+
+    def _has_finite(self, runs, finite):
+        """Returns which runs have a finite state [r], of what `_call` says of its leaves."""
+        exempt = runs.exempt[:, ~np.array(self.functions.unchanged)]
+        return (finite | exempt).all(axis=1)
 
     def _lay_out_flags(self, flags):
         """Puts a flag for each run on the devices, padded with False."""
@@ -325,9 +328,9 @@ class Program:
         current, step = runs.state, runs.step
         for target in sorted(s for s in wanted if runs.step <= s <= stop):
             current, _, finite = self._call(runs, current, active, step, target)
-            is_finite = (finite | runs.exempt).all(axis=1)
             step = target
-            hit = active & is_finite & ((first == target) | (first - 1 == target))
+            is_near = (first == target) | (first - 1 == target)
+            hit = active & is_near & self._has_finite(runs, finite)
             last = np.where(hit, target, last)
             state = self._put(hit, current, state)
         for i in np.flatnonzero(active & (last < 0)):
@@ -336,7 +339,7 @@ class Program:
             while high - low > 1:
                 middle = (low + high) // 2
                 new, _, finite = self._call(runs, runs.state, row, runs.step, middle)
-                if (finite | runs.exempt)[i].all():
+                if self._has_finite(runs, finite)[i]:
                     low, best = middle, new
                 else:
                     high = middle

@@ -4,6 +4,7 @@ import dataclasses
 import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -159,7 +160,8 @@ class Trainer:
                 if self.store is not None and self.store.is_due() and runs.step < self.steps:
                     self.store.save(point, program.to_host(runs))
                     is_saved = True
-                self.progress.advance(len(runs) * (runs.step - done), self._describe_metric(runs))
+                made = len(runs) * (runs.step - done)
+                self.progress.advance(made, partial(self._describe_metric, runs))
                 done = runs.step
             runs = program.to_host(runs)
             if self.store is not None:
