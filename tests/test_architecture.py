@@ -7,7 +7,7 @@ import pytest
 
 from tests.support.architecture_map import LEVELS, PACKAGES, files, imports, packages, tree
 from tests.support.folders import REPOSITORY
-from tests.support.tested_elsewhere import MOST_LISTED, TESTED_IN, list_modules
+from tests.support.tested_elsewhere import MOST_LISTED, TABLES, TESTED_IN, list_modules
 
 LEVEL = {package: height for height, packages in enumerate(LEVELS) for package in packages}
 SOURCES = [p for package in PACKAGES for p in files(package) if p.suffix == ".py"]
@@ -163,7 +163,11 @@ def name_module(path):
     return path.relative_to("rank_collapse" if path in LIBRARY else ".").with_suffix("").as_posix()
 
 
-MODULE_FILES = {name_module(path): path for path in SOURCES if not path.stem.startswith("__")}
+MODULE_FILES = {
+    name: path
+    for name, path in ((name_module(path), path) for path in SOURCES)
+    if not path.stem.startswith("__") and not name.startswith(tuple(TABLES))
+}
 
 
 def has_test_file(path):
@@ -184,7 +188,11 @@ def test_every_module_has_a_test_file_of_its_name():
 def test_the_list_of_modules_without_a_test_file_only_becomes_shorter():
     """A module that gets its test file leaves the list, and the number is lowered."""
     listed = list_modules()
-    wrong = [f"tests/{file} is absent" for file in TESTED_IN if not (TESTS / file).exists()]
+    wrong = [
+        f"tests/{file} is absent"
+        for file in (*TESTED_IN, *TABLES.values())
+        if not (TESTS / file).exists()
+    ]
     wrong += [f"{name} is listed, and absent" for name in listed.keys() - MODULE_FILES.keys()]
     wrong += [
         f"{name} is listed, and has a test file"

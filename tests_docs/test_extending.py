@@ -34,7 +34,7 @@ OF_ALL_ROWS = (
     "test_an_experiment_keeps_to_the_contract",
     "test_states_attentions_and_logits",
     "test_entries_are_those_of_transformers_and_absent_ones_its_defaults",
-    "test_what_is_not_supported_is_named",
+    "test_a_variant_is_what_its_paper_says",
     "test_a_number_is_a_placeholder_or_a_setting",
 )
 CHECKLISTS = {section: read_checklist(section) for section in SECTIONS}
