@@ -86,7 +86,7 @@ def measure_checkpoint(opened: Opened, inputs: Inputs) -> Checked:
 
     Args:
         opened: An open checkpoint.
-        inputs: Its tokens or vectors.
+        inputs: Tokens or vectors that the checkpoint reads.
     """
     done = report_layers(opened, inputs, StepReporter())
     model_inputs = {"x": inputs.x, "mask": inputs.mask}

@@ -187,8 +187,8 @@ def draw_picture(
 
     Args:
         file: Path of a file with metrics.
-        rows: Its content.
-        thresholds: Drawn as lines.
+        rows: Rows of the file.
+        thresholds: Thresholds, which are drawn as lines.
     """
     names = metric_names(rows)
     if not names:

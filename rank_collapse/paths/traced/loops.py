@@ -112,7 +112,7 @@ def run_scan(
     Args:
         run: The interpreter.
         eqn: The scan.
-        values: Its arguments.
+        values: Arguments of the equation.
         scopes, entry: See `Interpreter.run`.
     """
     return _Scan(run, eqn, values, scopes, entry).compute()
