@@ -23,6 +23,7 @@ import numpy as np
 from experiments.lab import (
     ONE_VALUE,
     Flags,
+    JsonObject,
     Mode,
     Run,
     RunFolder,
@@ -35,7 +36,6 @@ from experiments.lab import (
     read_summary,
     shared_flags,
 )
-from experiments.lab.provenance import JsonObject
 from rank_collapse.runs.files import damaged_file_error, read_object
 
 FLAGS = cli.bare_flags(Flags("join"))
@@ -86,18 +86,10 @@ def main(options: Flags) -> Run:
     for point in list_points(joined_flags):
         part = by_values[tuple(str(point[name]) for name in axes)]
         arrays |= {point.prefix + name: array for name, array in part.arrays.items()}
-    joined_flags.mode = Mode(begin_with=arrays, begun_in=list_origins(folders))
-    return module.main(joined_flags)
-
-
-def list_origins(folders: Sequence[Path]) -> list[JsonObject]:
-    """Lists the environments in which the results of folders were made.
-
-    Args:
-        folders: Run folders.
-    """
     contents = [read_object(folder / "config.json") for folder in folders]
-    return list(itertools.chain.from_iterable(map(provenance.list_environments, contents)))
+    origins = [e for content in contents for e in provenance.list_environments(content)]
+    joined_flags.mode = Mode(begin_with=arrays, begun_in=origins)
+    return module.main(joined_flags)
 
 
 def common_module(folders: Sequence[Path]) -> ModuleType:

@@ -11,8 +11,7 @@ import jax
 import numpy as np
 
 import rank_collapse as rc
-from experiments.lab import Options, Progress, RunFolder, check_names, cli
-from experiments.lab.provenance import JsonObject
+from experiments.lab import JsonObject, Options, Progress, RunFolder, check_names, cli
 from experiments.lab.text_inputs import encode_texts, join_texts
 from rank_collapse import pretrained
 from rank_collapse.network.measured.states import ProfilePass

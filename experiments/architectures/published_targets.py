@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-from experiments.lab.provenance import JsonObject
+from experiments.lab import JsonObject
 from rank_collapse.pretrained.published import PUBLISHED, published_curves
 
 READ_OFF = 1e-3  # to which the curves could be read off the figures

@@ -198,7 +198,8 @@ class Run(contextlib.ExitStack):
             raise ValueError("; ".join(self.failures))
         self.points = [] if group is not None else join_points(measured, over)
         if self.is_writing:
-            if self._is_other_selection():
+            selection = states.as_json(self._selection())
+            if selection and (self.folder.summary or {}).get("shown") != selection:
                 self.folder.delete_products()
             activity = f"{self.options.experiment}: drawing figures"
             self.enter_context(report_activity(activity, self.folder.log))
@@ -233,11 +234,6 @@ class Run(contextlib.ExitStack):
         return {
             name: self.options[name].value for name in sorted([*self.options.selecting, *grown])
         }
-
-    def _is_other_selection(self):
-        """Returns whether the files belong to another selection, or to none."""
-        selection = states.as_json(self._selection())
-        return bool(selection) and (self.folder.summary or {}).get("shown") != selection
 
     def _summarise(self):
         """Makes the content of summary.json: rows of statements with 95 % intervals, comparisons;

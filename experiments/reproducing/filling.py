@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from experiments.lab.flags import FlagValue
+from experiments.lab import FlagValue
 from experiments.lab.folder_files import table_bytes
 from experiments.verdicts import Comparison, Row
 

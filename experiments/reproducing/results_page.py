@@ -9,8 +9,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from experiments.lab import list_experiments, provenance, table_bytes
-from experiments.lab.provenance import JsonObject
+from experiments.lab import JsonObject, list_experiments, provenance, table_bytes
 from experiments.reproducing import statements_page
 from experiments.reproducing.filling import (
     Texts,

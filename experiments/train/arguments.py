@@ -9,8 +9,7 @@ from jax.typing import ArrayLike
 from jaxtyping import PyTree
 
 import rank_collapse as rc
-from experiments.lab import Flags, Options, cli, shared_flags
-from experiments.lab.flags import FlagValue
+from experiments.lab import Flags, FlagValue, Options, cli, shared_flags
 from rank_collapse.training import Hyper, Recipe
 
 # How the work is divided: no influence on results.

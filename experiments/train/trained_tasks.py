@@ -8,8 +8,7 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float, PyTree
 
-from experiments.lab import Options
-from experiments.lab.provenance import JsonObject
+from experiments.lab import JsonObject, Options
 from experiments.train import arguments
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.encoder_decoder import EncoderDecoderConfig, EncoderDecoderParams

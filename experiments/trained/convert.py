@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from experiments.lab.provenance import JsonObject
+from experiments.lab import JsonObject
 from rank_collapse.extras import import_package
 from rank_collapse.runs.files import write_atomically
 

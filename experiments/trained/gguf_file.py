@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from experiments.lab.provenance import JsonObject
+from experiments.lab import JsonObject
 from experiments.trained.convert import write_checkpoint
 from rank_collapse.extras import import_package
 from rank_collapse.printed import format_one_line, quote_value

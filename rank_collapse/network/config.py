@@ -78,6 +78,10 @@ class TransformerConfig(AttentionConfig, PositionConfig, ResidualConfig, MLPConf
         for part in PARTS:
             part.__post_init__(self)
         struct.check_choices(self, init=INITS)
+        struct.refuse_if(
+            not isinstance(self.embedding, EmbeddingConfig | None),
+            f"embedding={self.embedding!r} is not an EmbeddingConfig",
+        )
         h, groups, depth = self.num_heads, self.num_kv_heads, self.depth
         if groups and h % groups:
             raise ValueError(f"num_kv_heads={groups} does not divide num_heads={h}")

@@ -64,7 +64,12 @@ class PositionConfig(struct.Struct, kw_only=True):
             raise ValueError(f"rotary_width={width} is not even and between 2 and {qk_width}")
         if len(self.rotary_scaling) not in (0, 1, 2, 4):
             raise ValueError(f"rotary_scaling={self.rotary_scaling} has not 0, 1, 2 or 4 entries")
-        for _, frequencies in self.rotary_tables:
+        for table in self.rotary_tables:
+            if not (isinstance(table, tuple) and len(table) == 2):
+                raise ValueError(
+                    f"rotary_tables={self.rotary_tables!r} are not pairs (tokens, frequencies)"
+                )
+            _, frequencies = table
             if len(frequencies) != width // 2:
                 raise ValueError(
                     f"rotary_tables has {len(frequencies)} frequencies for {width // 2} pairs"

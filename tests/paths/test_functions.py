@@ -1,6 +1,7 @@
 """Paths through other people's functions: every model, every spelling, every wrong use."""
 
 import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -49,35 +50,83 @@ def test_every_model_equals_the_enumeration_of_its_paths(x64, name):
     assert result.longer is None
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("name", NETWORKS)
+QUICK_NETWORKS = ("both norms", "skips of MLPs alone")
+TOLERANCES = {jnp.float64: 1e-13, jnp.float32: 2e-6}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [n if n in QUICK_NETWORKS else pytest.param(n, marks=pytest.mark.full) for n in NETWORKS],
+)
 def test_the_networks_of_the_library_have_the_sums_of_their_own_pass(x64, name):
     fields = {}
     for part in covered_parts(name, ByLength.covers):
-        fields |= NETWORKS[name][part] if part < 10 else {}
+        fields |= NETWORKS[name][part]
     config = config_of(depth=2, **fields)
-    params, x, extra = jax.tree.map(as_float64, example(config))
-    both = config.mlp != "none"
-    kinds = ("attention", "mlp") if both else ("attention",)
-    edit = {f"{k}_branch": functools.partial(named, k) for k in kinds}
-
-    def fn(x):
-        return rc.apply(params, x, config, edit=edit, **extra).output
-
-    branches = {k: k for k in kinds} if both else "attention"
-    result = contributions(fn, x, branches, longest=2)
-    want = rc.path_contributions(params, x, config, count_mlps=both, **extra)
-    sums, offset = want
-    if want.from_memory is not None:  # constants here
-        sums, offset = sums - want.from_memory, offset + want.from_memory.sum((0, 1))
-    assert relative(result.by_length, sums) < 1e-12
-    assert_close(result.offset, offset, atol=1e-12)
-    assert result.count_mlps == both
+    # Without a skip past the cross-attention every path starts at the memory.
+    configs = [config] if config.cross_skip else [config, config.replace(cross_skip=True)]
+    for config, dtype in itertools.product(configs, TOLERANCES):
+        compare_with_own_pass(config, dtype, TOLERANCES[dtype])
 
 
-def as_float64(a):
+def compare_with_own_pass(config, dtype, tolerance):
+    """Compares all that both give: lengths, MLPs, heads, paths from the memory, the offset."""
+    params, x, extra = jax.tree.map(lambda a: as_floats(a, dtype), example(config))
+    memory = extra.pop("memory", jnp.zeros((0, config.d_model), dtype))
+    head_gain = 0.5 + jnp.arange(4, dtype=dtype).reshape(2, 2)
+
+    def sum_paths(direction=None, count_mlps=False, head_gain=None):
+        def fn(rows):
+            inputs = extra | ({"memory": rows[: len(memory)]} if config.cross_attention else {})
+            edit = name_branches(config, head_gain)
+            return rc.apply(params, rows[len(memory) :], config, edit=edit, **inputs).output
+
+        branches = {"attention": "attention", "mlp": "mlp"} if count_mlps else "attention"
+        rows = jnp.concatenate([memory, x])
+        options = {"branches": branches, "longest": config.depth, "direction": direction}
+        return contributions(fn, rows, **options)
+
+    inputs = extra | ({"memory": memory} if config.cross_attention else {})
+    want = rc.path_contributions(params, x, config, **inputs)
+    result = sum_paths()
+    assert result.by_length.dtype == result.offset.dtype == dtype
+    assert result.longer is None
+    for name in ("by_length", "offset", "output"):
+        assert relative(getattr(result, name), getattr(want, name)) < tolerance, name
+    if config.cross_attention:
+        from_memory = sum_paths(jnp.concatenate([memory, jnp.zeros_like(x)])).by_length
+        assert relative(from_memory, want.from_memory) < tolerance
+        assert jnp.abs(from_memory).max() > 0.1
+    if config.mlp != "none":
+        apart = sum_paths(count_mlps=True)
+        want = rc.path_contributions(params, x, config, count_mlps=True, **inputs)
+        assert apart.count_mlps
+        assert relative(apart.by_length, want.by_length) < tolerance
+    gained = sum_paths(head_gain=head_gain).by_length
+    want = rc.path_contributions(params, x, config, head_gain=head_gain, **inputs).by_length
+    assert relative(gained, want) < tolerance
+    assert not config.cross_skip or relative(gained, result.by_length) > 0.05
+
+
+def name_branches(config, head_gain=None):
+    """Makes edits that name each branch, and multiply what each head passes on, not its output."""
+    edit = {
+        f"{kind}_branch": functools.partial(named, "mlp" if kind == "mlp" else "attention")
+        for kind in config.kinds
+    }
+    if head_gain is not None:
+
+        def scale_paths(heads, layer):
+            scaled = head_gain[layer][:, None, None] * heads
+            return scaled + jax.lax.stop_gradient(heads - scaled)
+
+        edit["head_output"] = scale_paths
+    return edit
+
+
+def as_floats(a, dtype):
     a = jnp.asarray(a)
-    return a.astype(jnp.float64) if jnp.issubdtype(a.dtype, jnp.floating) else a
+    return a.astype(dtype) if jnp.issubdtype(a.dtype, jnp.floating) else a
 
 
 def named(name, branch, layer):
@@ -277,6 +326,75 @@ def test_it_runs_under_vmap_and_grad_and_leaves_the_function_alone(x64):
     step = 1e-5
     slope = (loss(1 + step) - loss(1 - step)) / (2 * step)
     np.testing.assert_allclose(jax.grad(loss)(1.0), slope, rtol=1e-6)
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_a_scan_is_the_loop_of_its_steps(x64, reverse):
+    """It has more steps than parts; what each step returns is read as well."""
+    weights, x = draw(30, 7, D, D, scale=0.3), tokens()
+
+    def step(x, w):
+        x = x + checkpoint_name(x @ w, "attn")
+        x = x + checkpoint_name(jax.nn.gelu(x), "mlp")
+        return x, x[:2] @ w
+
+    def scanned(weights, x):
+        last, readings = jax.lax.scan(step, x, weights, reverse=reverse)
+        return last.at[:2].add((SCALES * readings).sum(0))
+
+    def looped(weights, x):
+        readings = [None] * len(weights)
+        for i in reversed(range(len(weights))) if reverse else range(len(weights)):
+            x, readings[i] = step(x, weights[i])
+        return x.at[:2].add((SCALES * jnp.stack(readings)).sum(0))
+
+    for branches in ("attn", {"attention": "attn", "mlp": "mlp"}):
+        for longest in (None, 2):
+            results = [
+                contributions(functools.partial(f, weights), x, branches, longest=longest)
+                for f in (scanned, looped)
+            ]
+            for scan_sums, loop_sums in zip(*map(jax.tree.leaves, results), strict=True):
+                assert_close(scan_sums, loop_sums, atol=1e-11)
+    empty = contributions(functools.partial(scanned_alone, step), x, "attn", longest=1)
+    assert_close(empty.by_length, [x, x @ W8], atol=1e-12)
+    slopes = [
+        jax.grad(
+            lambda w, f=f: jnp.sum(contributions(lambda x: f(w, x), x, "attn").by_length[3] ** 2)
+        )
+        for f in (scanned, looped)
+    ]
+    assert_close(slopes[0](weights), slopes[1](weights), rtol=1e-9, atol=1e-9)
+
+
+SCALES = draw(31, 7, 1, 1)
+
+
+def scanned_alone(step, x):
+    """No steps at all, then a branch."""
+    return attn(jax.lax.scan(step, x, jnp.zeros((0, D, D)))[0]) + x
+
+
+def test_a_scan_copies_no_weights_and_its_gradient_keeps_no_steps():
+    weights, x = jnp.ones((32, 64, 64)), jnp.ones((2, 64))
+
+    def sums(weights):
+        def step(x, w):
+            return x + checkpoint_name(jnp.tanh(x @ w) @ w.T, "attn"), None
+
+        fn = lambda x: jax.lax.scan(step, x, weights)[0]  # noqa: E731
+        return rc.function_contributions(fn, x, branches="attn").by_length
+
+    def loss(weights):
+        return jnp.sum(sums(weights)[3] ** 2)
+
+    carry = 33 * x.nbytes
+    memory = [
+        jax.jit(f).lower(weights).compile().memory_analysis().temp_size_in_bytes
+        for f in (sums, jax.grad(loss))
+    ]
+    assert memory[0] < 0.4 * weights.nbytes
+    assert memory[1] < 32 * carry + weights.nbytes + 0.4 * weights.nbytes
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(jnp.float32, 1e-5), (jnp.bfloat16, 0.1)])
