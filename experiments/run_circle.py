@@ -235,7 +235,7 @@ def select_steps(
     A multiplier of 0, as in pure attention, predicts no number of steps, because the law is cubic.
 
     Args:
-        cases: Training tasks by case.
+        cases: Measures of the seeds by (variant, width).
     """
     points = {}
     for key, case in cases.items():

@@ -205,10 +205,10 @@ def measure_chunk(
     """Measures trained runs, and adds what training left of them.
 
     Args:
-        measure_seeds: From `Ensemble.of_models`, of what is measured of a seed.
+        measure_seeds: Function that `Ensemble.of_models` makes of the measure of one seed.
         chunk: The runs.
-        trained: Their states.
-        executor: Its devices are those of the ensemble.
+        trained: States of the trained runs.
+        executor: Executor with the devices of the ensemble.
         name: As of `train_chunk`.
     """
     keys, hyper = seeds.shard_seeds(chunk.unpadded, executor.mesh)

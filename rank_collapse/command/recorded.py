@@ -71,7 +71,7 @@ def record_folder(folder: Path, path: Path, tokens: Tokens, form: Form) -> None:
         folder: The checkpoint.
         path: The recording.
         tokens: The input.
-        form: How it is run.
+        form: Form in which the checkpoint runs.
 
     Raises:
         ValueError: The model cannot be run in this form.
