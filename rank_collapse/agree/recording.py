@@ -229,8 +229,8 @@ def record(source: Any, path: str | os.PathLike, **arrays: object) -> None:
             before their gain and their own norm: of a network that has these, give them as it adds
             them, by `rc.network.compute_added_branches`.
         path: An .npz or .safetensors file.
-        arrays: mask=, token_ids= and logits=, in addition to a trace; and others of `NAMES`, in place
-            of those of the trace.
+        arrays: mask=, token_ids= and logits=, in addition to a trace; other names of `NAMES`
+            replace arrays of the trace.
 
     Raises:
         ValueError: The arrays do not fit.
