@@ -50,8 +50,7 @@ from experiments.lab import (
     shared_flags,
 )
 from experiments.train import arguments
-from experiments.train.network_files import save_models
-from experiments.train.train_networks import train_networks
+from experiments.train.train_networks import save_models, train_networks
 from experiments.train.trained_tasks import TrainedTask
 from experiments.verdicts import (
     PROTOCOL,
@@ -235,7 +234,7 @@ def select_steps(
     A multiplier of 0, as in pure attention, predicts no number of steps, because the law is cubic.
 
     Args:
-        cases: Training tasks by case.
+        cases: Measures of the seeds by (variant, width).
     """
     points = {}
     for key, case in cases.items():

@@ -47,8 +47,7 @@ from experiments.path_accuracy.accuracy_results import (
 )
 from experiments.path_accuracy.evaluation import evaluate_paths, name_axes, sampled_lengths
 from experiments.train import arguments
-from experiments.train.network_files import save_models
-from experiments.train.train_networks import train_networks
+from experiments.train.train_networks import save_models, train_networks
 from experiments.train.trained_tasks import (
     ALONE,
     TrainedTask,

@@ -68,8 +68,8 @@ def design_claims(design: str, cases: ByCase) -> Iterator[Row]:
     """Tests one design.
 
     Args:
-        design: Its name.
-        cases: Its networks, shallow first.
+        design: Name of the design.
+        cases: Networks of the design, shallow first.
     """
     branches = summary.branch_counts(cases)
     place = partial(summary.place_between, laws=summary.law_exponents(branches))

@@ -187,9 +187,10 @@ EXPERIMENT = Experiment(
     order=900,
     title="Theorems of later papers",
     brief="statements about collapse in papers from 2022 to 2026, predicted and measured",
-    claim="Later papers prove how tokens cluster on the sphere, park under a causal mask, collapse "
-    "in width, and what masks, tied weights, norms, heads and gains do to them (2312.10794, "
-    "2410.23228, 2411.04990, 2410.07799, 2406.04267, 2405.18781, 2401.04301, 2604.23681).",
+    claim="Later papers prove how tokens cluster on the sphere, come to rest under a causal mask "
+    "and collapse in wide networks, and how masks, tied weights, norms, heads and gains change "
+    "this (2312.10794, 2410.23228, 2411.04990, 2410.07799, 2406.04267, 2405.18781, 2401.04301, "
+    "2604.23681).",
     presets={
         "quick": "--theorems=" + ",".join(t for t in THEOREMS if t not in LONG),
         "reported": "--seed=3000 --num_seeds=16",

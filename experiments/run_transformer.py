@@ -32,8 +32,7 @@ from experiments.lab import (
 )
 from experiments.lab.executor import nest_arrays
 from experiments.train import arguments
-from experiments.train.network_files import save_models
-from experiments.train.train_networks import train_networks
+from experiments.train.train_networks import save_models, train_networks
 from experiments.train.trained_tasks import (
     ALONE,
     TrainedTask,

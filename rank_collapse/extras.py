@@ -38,7 +38,7 @@ def import_package(package: str, feature: str, extra: str, instead: str = "") ->
     """Import a package of an extra.
 
     Args:
-        package: Its name.
+        package: Name of the package.
         feature, extra, instead: See `MissingPackage`.
 
     Raises:

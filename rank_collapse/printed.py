@@ -65,7 +65,7 @@ def print_warning(message: object, category: type[Warning], *_: object) -> None:
 
     Args:
         message: Message of the warning.
-        category: Its class; those for programmers are not printed.
+        category: Class of the warning; warnings for programmers are not printed.
         *_: File and line of the warning, which do not help the user of a command.
     """
     if not issubclass(category, DeprecationWarning | PendingDeprecationWarning | ImportWarning):

@@ -42,7 +42,7 @@ def read_regular(path: str | os.PathLike, max_bytes: int | None = None) -> bytes
 
     Args:
         path: Path of the file.
-        max_bytes: Its largest size; None for any.
+        max_bytes: Largest size of the file; None for any.
 
     Raises:
         OSError: In the same cases as `open_regular`; or it is larger.

@@ -130,7 +130,7 @@ def check_whole(name: str, value: object, least: int, most: int | float = math.i
     Args:
         name: Name of the argument, for the message.
         value: Number of Python or NumPy, or an array without axes that is not traced.
-        least, most: Its limits.
+        least, most: Smallest and largest allowed number.
 
     Raises:
         ValueError: A number outside the limits, or a value that is not a whole number.

@@ -35,7 +35,7 @@ def compare_runs(run: str, device: Path, cpu: Path) -> Difference:
     """Compares all arrays and the columns of the table of two runs.
 
     Args:
-        run: Its name.
+        run: Name of the run.
         device, cpu: Folders.
 
     Raises:

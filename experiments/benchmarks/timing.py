@@ -169,7 +169,7 @@ def describe_report(name: str, report: Report) -> dict[str, Any]:
 
     Args:
         name: Name of the benchmark.
-        report: Its result.
+        report: Result of the benchmark.
     """
     timings = [
         {

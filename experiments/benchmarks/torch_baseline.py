@@ -177,7 +177,7 @@ def time_steps(
     Args:
         training: `Training` or `StackedTraining`, which has made a step.
         batches: Batches from `list_batches`.
-        num_steps: How many.
+        num_steps: Number of steps.
     """
     training.loss.item()  # waits for the device
     start = time.perf_counter()

@@ -277,8 +277,11 @@ def layer_growth(
 
 
 def _around(passage, keep):
-    """Computes log factors of the norm before the branch, of the later factors, and of the norm of
-    the sum.
+    """Computes the logarithms of the factors around the attention of a sublayer.
+
+    Returns:
+        (factor of the norm before the branch, factor of the branch's gain and norm, factor of the
+        norm after the sum); 0 where there is no such norm.
     """
     spec = passage.spec
     inside = jnp.log(jnp.max(jnp.abs(spec.branch_gain)))

@@ -117,7 +117,7 @@ def measure_chunk(
         mapped: Function that computes a chunk in the dtype of the flags.
         chunk: Seeds of points of the axes.
         networks: {variant: its configuration}.
-        norm: Their norm placement, for messages.
+        norm: Norm placement of the networks, for messages.
         progress: Where messages go.
     """
     results, draws = mapped(chunk), None

@@ -190,7 +190,7 @@ class RunFolder(contextlib.ExitStack):
 
         Args:
             name: Name in `CONTENTS`, or in a folder of `FOLDERS`.
-            content: Its bytes.
+            content: Bytes of the file.
         """
         if self.writable:
             self._write(name, content)

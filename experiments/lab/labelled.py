@@ -121,7 +121,7 @@ def is_named(values: xr.DataArray | xr.Dataset, axis: str) -> bool:
 
     Args:
         values: DataArray or Dataset.
-        axis: Its name; results need not have it.
+        axis: Name of the axis; results need not have it.
     """
     if axis not in values.sizes:
         return False

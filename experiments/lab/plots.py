@@ -42,7 +42,7 @@ def draw_interval(
     Args:
         ax: Axes to draw on.
         x, mean: The point.
-        ends: Its interval.
+        ends: Ends of the interval.
         label, index: See `band`.
     """
     errors = [[max(mean - ends.low, 0.0)], [max(ends.high - mean, 0.0)]] if ends.is_finite else None

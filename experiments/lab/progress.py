@@ -129,7 +129,7 @@ def report_activity(
 
     Args:
         activity: Name of the activity, such as "drawing figures".
-        log: Called with each line.
+        log: Function that is called with each line.
     """
     start = time.monotonic()
 

@@ -62,7 +62,7 @@ def run_until_decided(main: Callable[[Flags], Run], options: Flags) -> Run:
 
     Args:
         main: Function `main` of the experiment.
-        options: Its flags.
+        options: Flags of the experiment.
 
     Returns:
         The result of `main` in the last round, which has published its results.

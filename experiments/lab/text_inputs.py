@@ -37,7 +37,7 @@ def token_ids(text: str, num_tokens: int) -> tuple[np.ndarray, list[str]]:
     A token's id is the rank of its first appearance, so a longer excerpt begins with the same ids.
 
     Args:
-        text: Any.
+        text: The text.
         num_tokens: At most.
 
     Returns:
@@ -91,7 +91,7 @@ def encode_texts(
         encoder: text → token ids.
         max_tokens: Largest number of tokens in each text.
         num_positions: Positions that the model has; 0 for any number.
-        vocab_size: Above every id.
+        vocab_size: Number that is larger than every id.
 
     Raises:
         ValueError: An empty text, or more tokens than there are positions.

@@ -16,7 +16,7 @@ def render_markdown(
 
     Args:
         title: Title of the page.
-        intro: Its first paragraph.
+        intro: First paragraph of the page.
         sections: The experiments; their `details` say where and how long they ran.
 
     Returns:

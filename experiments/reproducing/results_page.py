@@ -51,7 +51,7 @@ def write_markdown(parent: Path, preset: str, docs: Path) -> Path:
 
     Args:
         parent: Folder that holds the run folders.
-        preset: Their sizes.
+        preset: Preset of the sizes of the runs.
         docs: Folder for results.md, results/ and statements.md; it has experiments/.
 
     Returns:
@@ -133,7 +133,7 @@ def is_complete(name: str, preset: str, parent: Path) -> bool:
 
     Args:
         name: Name of the experiment.
-        preset: Its sizes.
+        preset: Preset of the sizes.
         parent: Folder that holds its run folders.
     """
     return all((parent / run / "summary.json").exists() for run in list_runs(name, preset))

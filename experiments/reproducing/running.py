@@ -192,7 +192,7 @@ def render_report(
     Args:
         sections: Sections of the experiments that have ended.
         count: Number of all experiments.
-        preset: Their sizes.
+        preset: Preset of the sizes of the runs.
         started: Time of the start, by `time.monotonic`.
         parent: Folder that holds the run folders.
     """

@@ -55,7 +55,7 @@ def list_runs(name: str, preset: str) -> dict[str, Sequence[str]]:
 
     Args:
         name: Name of the experiment.
-        preset: Its sizes.
+        preset: Preset of the sizes.
     """
     labelled_runs = describe_experiment(name).runs(preset)
     return {f"{name}/{run}" if run else name: flags for run, flags in labelled_runs.items()}
@@ -66,7 +66,7 @@ def read_flag_values(name: str, preset: str) -> dict[str, FlagValue]:
 
     Args:
         name: Name of the experiment.
-        preset: Its sizes.
+        preset: Preset of the sizes.
     """
     *_, arguments = describe_experiment(name).runs(preset).values()
     options = parse_flags(copy.deepcopy(import_experiment(name).FLAGS), arguments)
@@ -105,7 +105,7 @@ def make_section(name: str, records: Sequence[RunRecord]) -> verdicts.Section:
 
     Args:
         name: Name of the experiment.
-        records: Its runs.
+        records: Runs of the experiment.
     """
     experiment = describe_experiment(name)
     figures, claims, comparisons, errors = [], [], [], []

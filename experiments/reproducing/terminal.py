@@ -66,7 +66,7 @@ class Screen(contextlib.ExitStack):
         """Notes that a run has ended.
 
         Args:
-            run: Its name.
+            run: Name of the run.
             seconds: Duration in seconds; 0 if unknown.
         """
         with self._lock:

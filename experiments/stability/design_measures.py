@@ -196,7 +196,7 @@ def cut_padding(arrays: Mapping[str, np.ndarray], depth: int) -> dict[str, np.nd
 
     Args:
         arrays: Arrays of one network.
-        depth: Its layers.
+        depth: Number of layers of the network.
     """
     size, cut = arrays["apart"].shape[1] - 1, {}
     for name, values in arrays.items():
@@ -372,8 +372,8 @@ def sgd_change(
     """Computes |δx̂|²/(d η²) of an SGD step W − η ∂loss/∂W of all matrices, to first order in η.
 
     Args:
-        params: Its parameters.
-        x: Its tokens [n, d].
+        params: Parameters of the network.
+        x: Tokens [n, d].
         config: The network.
         gradients: ∂loss/∂W of every matrix.
     """
@@ -407,7 +407,7 @@ def profile_omega(
     """Profiles Admin's ω on a batch of states, where the skips of the network are NaN.
 
     Args:
-        params: Its parameters.
+        params: Parameters of the network.
         batch: States [b, n, d].
         config: The network.
     """

@@ -94,7 +94,7 @@ def place_between(exponent: float, laws: Mapping[str, float]) -> float:
 
     Args:
         exponent: Exponent to place; linear between the laws and beyond them.
-        laws: Their exponents.
+        laws: Exponents of the laws.
     """
     constant, log, linear = (laws[name] for name in reversed(LAWS))
     if exponent < log:

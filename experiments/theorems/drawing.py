@@ -18,7 +18,7 @@ def plot_theorem(theorem: Theorem, curves: Sequence[Curve]):
 
     Args:
         theorem: Has the panels.
-        curves: Its curves.
+        curves: Curves of the theorem.
 
     Returns:
         The figure.
@@ -38,8 +38,8 @@ def plot_panel(ax: figures.Axes, panel: Panel, curves: Sequence[Curve]) -> None:
 
     Args:
         ax: Axes.
-        panel: Its labels.
-        curves: Its curves.
+        panel: Labels of the panel.
+        curves: Curves of the panel.
     """
     plotted: list[np.ndarray] = []
     num_lines = sum(not np.isnan(curve.as_array()[:, 1]).all() for curve in curves)

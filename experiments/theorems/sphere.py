@@ -90,7 +90,7 @@ def pass_modes(beta: float, *, n: int = 256, time: float = 1.0, depth: int = 200
     Args:
         beta: Inverse temperature.
         n: Tokens.
-        time: How long modes grow.
+        time: Time for which modes grow.
         depth: Layers.
         most: The last mode.
     """

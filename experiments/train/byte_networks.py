@@ -57,7 +57,7 @@ def text_bytes(text: str, tokens: int) -> UInt8[np.ndarray, "c"]:
     """Convert a text to its bytes.
 
     Args:
-        text: Any.
+        text: The text.
         tokens: Number of tokens in one sequence; the text must be longer.
 
     Raises:

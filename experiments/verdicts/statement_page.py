@@ -104,9 +104,9 @@ def render(
 
     Args:
         title: Title of the page.
-        intro: Its first paragraph.
+        intro: First paragraph of the page.
         sections: The experiments; those with a picture on the first screen come first.
-        footer: Its last line.
+        footer: Last line of the page.
         answers: Answers to the statements that the sections test.
     """
     # Those with a picture on the first screen go first, so that the menu has the pictures' order.
@@ -192,7 +192,7 @@ def render_board(answers: Sequence[Answer]) -> str:
     """Renders all statements, folded under their counts.
 
     Args:
-        answers: Their answers.
+        answers: Answers of the statements.
     """
     counts = {answer: count for answer, count in count_answers(answers).items() if count}
     count_html = "".join(

@@ -192,7 +192,7 @@ def _compare(pair, part, inputs, branches, mask, rounding, *, mixes=None, ends=N
     """Compare one sublayer.
 
     Args:
-        pair: Its layer.
+        pair: Layer of the sublayer, in both runs.
         part: Name of the sublayer.
         inputs, branches: The inputs and branches of both runs [b, n, d].
         mask: Tokens that exist.

@@ -225,9 +225,12 @@ def record(source: Any, path: str | os.PathLike, **arrays: object) -> None:
     """Write the recording of a run in JAX or NumPy.
 
     Args:
-        source: A `Trace` of `rc.apply`, or {name: array} of `NAMES`.
+        source: A `Trace` of `rc.apply`, or {name: array} of `NAMES`. A trace has its branches
+            before their gain and their own norm: of a network that has these, give them as it adds
+            them, by `rc.network.compute_added_branches`.
         path: An .npz or .safetensors file.
-        arrays: mask=, token_ids= and logits=, in addition to a trace.
+        arrays: mask=, token_ids= and logits=, in addition to a trace; other names of `NAMES`
+            replace arrays of the trace.
 
     Raises:
         ValueError: The arrays do not fit.

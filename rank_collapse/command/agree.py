@@ -66,16 +66,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             metavar="FILE_OR_FOLDER",
             help="a recording (.npz, .safetensors) or a checkpoint folder",
         )
-    pair = "of checkpoint folders, one for both or two by a comma"
-    parser.add_argument("--dtype", help=f"{pair}: {', '.join(DTYPES)} (default: float32)")
-    parser.add_argument("--attention", help=f"{pair}: {', '.join(ATTENTION)} (default: eager)")
-    parser.add_argument("--with", dest="backend", help=f"{pair}: torch or jax (default: torch)")
-    parser.add_argument("--text", help="texts, one a paragraph (default: a shipped one)")
-    parser.add_argument("--tokenizer", help="folder of tokenizer files (default: the first folder)")
-    parser.add_argument("--token_ids", help="file of token ids, a text a line, in place of --text")
+    pair = "of checkpoint folders, one for both or two with a comma between"
+    parser.add_argument("--dtype", help=f"dtype {pair}: {', '.join(DTYPES)} (default: float32)")
+    parser.add_argument(
+        "--attention", help=f"attention {pair}: {', '.join(ATTENTION)} (default: eager)"
+    )
+    parser.add_argument(
+        "--with", dest="backend", help=f"framework {pair}: torch or jax (default: torch)"
+    )
+    parser.add_argument("--text", help="texts, one per paragraph (default: a text of this package)")
+    parser.add_argument(
+        "--tokenizer", help="folder with tokenizer files (default: the first FOLDER)"
+    )
+    parser.add_argument(
+        "--token_ids", help="file of token ids, one text per line; it replaces --text"
+    )
     parser.add_argument("--ids", action="append", help="token ids, such as 5,8,13; may be repeated")
-    parser.add_argument("--num_texts", type=int, help=f"texts at most (default: {NUM_TEXTS})")
-    parser.add_argument("--max_tokens", type=int, help=f"of each text (default: {MAX_TOKENS})")
+    parser.add_argument(
+        "--num_texts", type=int, help=f"largest number of texts (default: {NUM_TEXTS})"
+    )
+    parser.add_argument(
+        "--max_tokens", type=int, help=f"most tokens of a text (default: {MAX_TOKENS})"
+    )
     parser.add_argument(
         "--out",
         default="agree.html",

@@ -38,19 +38,19 @@ def add_arguments(parser: argparse.ArgumentParser, out: str, out_help: str) -> N
         out_help: Help text of --out.
     """
     for name, text in {
-        "--text": "texts, one a paragraph, or a .tsv (default: a shipped one)",
-        "--tokenizer": "folder whose tokenizer files are used (default: that of the checkpoint; "
-        "where it has none: random token ids)",
-        "--token_ids": "file of token ids, a text a line, in place of --text",
-        "--inputs": "of models of images or sound: .npy, images [b, channels, height, width] or "
-        "features [b, frames, bins] (default: drawn)",
+        "--text": "texts, one per paragraph, or a .tsv file (default: a text of this package)",
+        "--tokenizer": "folder with tokenizer files (default: the checkpoint folder; without "
+        "tokenizer files there, token ids are random)",
+        "--token_ids": "file of token ids, one text per line; it replaces --text",
+        "--inputs": "input of a model of images or sound: a .npy file with images [b, channels, "
+        "height, width] or features [b, frames, bins] (default: random)",
     }.items():
         parser.add_argument(name, help=text)
-    ids = "token ids of a text, such as 5,8,13, instead of --text; may be repeated"
+    ids = "token ids of one text, such as 5,8,13; they replace --text; may be repeated"
     parser.add_argument("--ids", help=ids, action="append")
-    texts = f"texts at most (default: {NUM_TEXTS}; all where token ids are given)"
+    texts = f"largest number of texts (default: {NUM_TEXTS}; with token ids, all)"
     parser.add_argument("--num_texts", type=int, help=texts)
-    limit = f"of each text (default: {MAX_TOKENS}; token ids that are given are not cut)"
+    limit = f"most tokens of a text (default: {MAX_TOKENS}; token ids are not cut)"
     parser.add_argument("--max_tokens", type=int, help=limit)
     parser.add_argument("--out", default=out, help=f"{out_help} (default: %(default)s)")
     printed = parser.add_mutually_exclusive_group()
@@ -86,7 +86,7 @@ def measure_checkpoint(opened: Opened, inputs: Inputs) -> Checked:
 
     Args:
         opened: An open checkpoint.
-        inputs: Its tokens or vectors.
+        inputs: Tokens or vectors that the checkpoint reads.
     """
     done = report_layers(opened, inputs, StepReporter())
     model_inputs = {"x": inputs.x, "mask": inputs.mask}

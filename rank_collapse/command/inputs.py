@@ -231,7 +231,7 @@ def _describe_unknown(encoder, rows):
         return f", {share:.0%} of them unknown to it."
     text = f"warning: {share:.0%} of the tokens are unknown to the tokenizer"
     print_lines(text, file=sys.stderr)
-    about = "The numbers are of the unknown token: give --text of its kind, or --token_ids."
+    about = "The numbers describe the unknown token: give a --text that it knows, or --token_ids."
     return f", {share:.0%} of them unknown to it. {about}"
 
 

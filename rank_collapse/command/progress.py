@@ -46,8 +46,8 @@ def report_layers(opened: Opened, inputs: Inputs, reporter: StepReporter) -> Any
 
     Args:
         opened: The checkpoint.
-        inputs: Its tokens or vectors.
-        reporter: Shows the layers.
+        inputs: Tokens or vectors that the checkpoint reads.
+        reporter: Reporter that shows the layers.
     """
     depth = opened.source.config.depth
     weights = f", {RANDOM_WEIGHTS}" if opened.source.has_random_weights else ""
@@ -66,7 +66,7 @@ def report_words(unembedding: Unembedding, reporter: StepReporter) -> Unembeddin
 
     Args:
         unembedding: A head that has a `Table`.
-        reporter: Shows the words.
+        reporter: Reporter that shows the words.
     """
     table, count = unembedding.table, 0
 

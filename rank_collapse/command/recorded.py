@@ -18,6 +18,7 @@ from rank_collapse.agree.recording import (
 )
 from rank_collapse.agree.replay import Replay
 from rank_collapse.command import inputs
+from rank_collapse.network.added_branches import compute_added_branches
 from rank_collapse.network.transformer import apply
 from rank_collapse.paths.function_recording import record_function
 from rank_collapse.paths.transport import name_states
@@ -71,7 +72,7 @@ def record_folder(folder: Path, path: Path, tokens: Tokens, form: Form) -> None:
         folder: The checkpoint.
         path: The recording.
         tokens: The input.
-        form: How it is run.
+        form: Form in which the checkpoint runs.
 
     Raises:
         ValueError: The model cannot be run in this form.
@@ -170,7 +171,8 @@ def _record_jax(folder, path, tokens):
     config, params = pretrained.load(folder)[:2]
 
     def run_example(ids, mask):
-        return collect_trace(apply(params, ids, config, mask=mask))
+        trace = apply(params, ids, config, mask=mask)
+        return collect_trace(trace) | compute_added_branches(trace, params, config)
 
     # In a trace the layers come first, in a recording the layers and then the examples.
     arrays = jax.jit(jax.vmap(run_example, out_axes=1))(tokens.ids, tokens.mask)

@@ -45,9 +45,11 @@ _LAYER = re.compile(r"(.+)/layer_(\d{1,4})")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of `watch`."""
-    parser.add_argument("run", metavar="FILE_OR_FOLDER", help="of the run")
+    parser.add_argument(
+        "run", metavar="FILE_OR_FOLDER", help="file with the metrics of a run, or its folder"
+    )
     for side in ("below", "above"):
-        text = f"name=value: passed when the metric is {side} it, at any layer; may be repeated"
+        text = f"name=value: report a metric that is {side} the value at any layer; may be repeated"
         parser.add_argument(f"--{side}", action="append", default=[], help=text)
 
 
@@ -187,8 +189,8 @@ def draw_picture(
 
     Args:
         file: Path of a file with metrics.
-        rows: Its content.
-        thresholds: Drawn as lines.
+        rows: Rows of the file.
+        thresholds: Thresholds, which are drawn as lines.
     """
     names = metric_names(rows)
     if not names:

@@ -152,7 +152,7 @@ def measure_documents(
     Args:
         measure: measure(i) of the documents i: {name: [..., b, ...]}.
         x: Array that decides the framework.
-        num_segments: How many.
+        num_segments: Number of segments.
 
     Returns:
         {name: [documents, ...]}, a first axis for the documents.

@@ -251,7 +251,7 @@ def _mean_over_examples(values, count, least=1):
     Args:
         values: One value for each example, with further axes.
         count: Number of tokens of each, [b].
-        least: How many are enough.
+        least: Smallest number of examples that is enough.
     """
     xp = namespace(values)
     is_enough = (count >= least).reshape((-1,) + (1,) * (values.ndim - 1))

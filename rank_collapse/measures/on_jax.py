@@ -25,7 +25,7 @@ def run_on_host(
 
     Args:
         measure: A function of arrays.
-        args, options: Its arguments, pytrees of arrays.
+        args, options: Arguments of the measure, pytrees of arrays.
     """
     leaves, structure = jax.tree.flatten((args, dict(options)))
     has_values = not any(isinstance(a, jax.core.Tracer) for a in leaves)
@@ -63,7 +63,7 @@ def repeat_step(step: Callable[[Array], Array], v: Array, times: int, x: Array) 
     Args:
         step: v → v.
         v: The first value.
-        times: How often.
+        times: Number of repetitions.
         x: v varies over devices in the same way as x, inside `shard_map`.
     """
     v = v + 0 * (x == 0).astype(v.dtype)

@@ -237,7 +237,7 @@ def masked_median(x: AnyArray, count: AnyArray) -> AnyArray:
 
     Args:
         x: Values [..., n, d]; those that do not exist are infinite.
-        count: How many exist, [..., 1].
+        count: Number of entries that exist, [..., 1].
     """
     xp = namespace(x)
     rows = xp.sort(x, axis=-2)

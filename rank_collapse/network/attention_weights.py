@@ -121,7 +121,7 @@ def equal_weights(context: AttentionContext, n: int, m: int, dtype: DType) -> Fl
     All products are then one number, so the bias and the mask alone decide.
 
     Args:
-        context: Its bias and mask.
+        context: Context with the bias and the mask.
         n, m: Queries and keys.
         dtype: Number format of the weights where there is no bias.
     """
@@ -136,7 +136,7 @@ def attention_weights(
 
     Args:
         scores: Scores before the mask.
-        context: Its mask.
+        context: Context with the mask.
         normalise: The caller's function, None for softmax.
 
     Raises:

@@ -19,7 +19,7 @@ def dropout(key: Key, x: Float[Array, "*s"], rate: Number) -> Float[Array, "*s"]
 
     Args:
         key: Random key, or the words of one from `dropout_words` or `dropout_branches`.
-        x: Any array.
+        x: The array.
         rate: Probability in [0, 1]; may be traced.
     """
     counter = jax.lax.iota(jnp.uint32, math.prod(x.shape)).reshape(x.shape)
@@ -63,7 +63,7 @@ def _hash(counter: UInt32[Array, "*s"], words: UInt32[Array, "2"]) -> UInt32[Arr
     After two rounds neighbouring entries are still correlated by 2e-3, which a test shows.
 
     Args:
-        counter: Any integers.
+        counter: Integers to hash.
         words: The key.
     """
     h = counter * jnp.uint32(0x9E3779B9) + words[0]

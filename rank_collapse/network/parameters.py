@@ -142,7 +142,7 @@ def _draw_biases(key, shape, scale):
     Args:
         key: Random key.
         shape: Shape of the biases.
-        scale: Their standard deviation.
+        scale: Standard deviation of the biases.
     """
     if isinstance(scale, (int, float)) and scale == 0:
         return jnp.zeros(shape)

@@ -199,7 +199,7 @@ def apply(
         segments: Int [n], segments of tokens (embedding or relative attention).
         positions: Int [n], positions of tokens; 0..n-1 by default.
         dropout_key: Key for dropout on attention weights and branches; None for none.
-        dropout_rate: Its rate; may be traced.
+        dropout_rate: Rate of dropout; may be traced.
         keep: Names of edit points whose values `trace.kept` holds by name; static.
         edit: {name: function(value, layer) -> value}, pure functions that change values in every
             layer: "q", "k" [h, n, k] as they enter the scores, "v" [h, n, v], "scores" [h, n, n]

@@ -47,7 +47,7 @@ def allowed_keys(scores: ArrayLike, context: AttentionContext) -> Leaf:
 
     Args:
         scores: [h, n, m].
-        context: Its mask.
+        context: Context with the mask.
     """
     mask = jnp.ones(scores.shape[-2:], bool) if context.mask is None else context.mask
     return mask.reshape((1,) * (3 - mask.ndim) + mask.shape)
@@ -218,7 +218,7 @@ def variant(config: TransformerConfig, name: VariantName, **values: object) -> T
     Args:
         config: The network, of softmax attention.
         name: One of `VARIANTS`.
-        **values: Instead of the authors', by name: numbers, [L] or [L, H]; may be traced.
+        **values: Values that replace the authors', by name: numbers, [L] or [L, H]; may be traced.
 
     Returns:
         The config of the variant.

@@ -130,7 +130,8 @@ def walk_layer(
     Each sublayer is x ← N(λ x + γ N'(branch(N(x)))); its spec chooses the norms that exist.
 
     Args:
-        algebra: How states of this kind are normalised, added and passed through branches.
+        algebra: Rules by which states of this kind are normalised, added and passed through
+            branches.
         layer: The layer.
         state: State before the layer.
 
@@ -226,7 +227,7 @@ def walk_network(
     """Pass a state through all layers and the final norm, without keeping results of the layers.
 
     Args:
-        algebra: How states of this kind pass a layer.
+        algebra: Rules by which states of this kind pass a layer.
         state: State before the first layer.
         params, inputs, config: See `walk_layers`.
     """

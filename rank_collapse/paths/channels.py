@@ -105,7 +105,7 @@ def pad_slots(group: Tree, sizes: Sequence[int], before: Sequence[int] = (0, 0))
     Args:
         group: The slots.
         sizes: Sizes of the two slot axes afterwards.
-        before: How many of the new slots are put in front.
+        before: Number of the new slots that are put in front.
     """
     if group is None:
         return None

@@ -170,7 +170,7 @@ def attend_channels(
         layer: The layer, with its constants in `Layer.extra`.
         kind: "attention", or "cross" for the attention to the memory.
         c: Channels of the keys' tokens.
-        ones: Their shares of the biases.
+        ones: Shares of the biases in the channels.
     """
     constants, params = layer.extra, getattr(layer.params, kind)
     is_cross = kind == "cross"

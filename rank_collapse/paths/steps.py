@@ -184,7 +184,7 @@ def _head_params(stack: AttentionParams, row: Number, head: Number) -> Attention
     Args:
         stack: Parameters of all layers.
         row: Index of a row of the parameters; may be traced.
-        head: May be traced.
+        head: Index of the head; may be traced.
     """
     by_head = ("w_q", "b_q", "w_k", "b_k", "w_v", "b_v", "w_o", "v_score")
     fields = _pick_head(stack, by_head, row, head)

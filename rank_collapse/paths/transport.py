@@ -97,7 +97,7 @@ def transport(
     Args:
         fn: Function that takes x and returns the last state [n, d]; each layer's state has a
             `checkpoint_name`.
-        x: Its input; token ids too.
+        x: Input of the function, such as token ids.
         direction: [d], or [n, d] to use it as it is, without sources.
         layer: Index of the state among those of the name, from 0.
         branches, longest, freeze: See `function_contributions`, of one kind of branch.

@@ -74,7 +74,7 @@ class Truncated(ByLength):
         self.length_exists = length_exists[:, None, None, None]  # Bool [a, 1, 1, 1]
 
     def apply_norm(self, layer, spec, channels):
-        """Divide each channel by the σ of the sum of all that exist."""
+        """Divide each channel by the σ that the norm computes for the sum of all channels."""
         scale = frozen_scale(sum_channels(channels), layer.config)
         extra = FrozenLayer({(spec.kind, spec.after_branch): scale})
         return super().apply_norm(layer.replace(extra=extra), spec, channels)

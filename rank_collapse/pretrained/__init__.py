@@ -1,4 +1,4 @@
-"""Pretrained architectures as configurations of the one network.
+"""Pretrained architectures as configurations of the network.
 
 `load` reads a checkpoint folder in the format of Hugging Face, or a model in memory; `random_like`
 gives the same architecture at its own initialisation. `open_checkpoint` leaves the layers in the

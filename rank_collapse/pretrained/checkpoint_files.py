@@ -109,7 +109,7 @@ def _read_unchanged(path, opened, read, rows):
 
     Args:
         path: Path of the file.
-        opened: Its `os.stat` when it was opened.
+        opened: Result of `os.stat` when the file was opened.
         read, rows: See `Stored`.
 
     Raises:

@@ -73,7 +73,7 @@ def check_allowed(settings: Mapping[str, object], name: str, allowed: tuple[obje
     Args:
         settings: Settings of the model.
         name: Name of the entry.
-        allowed: Its supported values.
+        allowed: Supported values of the entry.
     """
     if settings[name] not in allowed:
         values, value = " or ".join(map(repr, allowed)), quote_value(settings[name])

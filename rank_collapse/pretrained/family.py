@@ -157,7 +157,7 @@ class Family:
         """Complete the entries of a config.json by the defaults and, of several parts, the part.
 
         Args:
-            config_json: Its content.
+            config_json: Content of config.json.
             part: One of `parts`; None for the first.
 
         Raises:
@@ -221,8 +221,8 @@ class Family:
 
         Args:
             weights: The model's tensors.
-            settings: Its entries, of `complete_settings`.
-            config: Its network, of `make_config`.
+            settings: Settings from `complete_settings`.
+            config: Configuration from `make_config`.
 
         Raises:
             ValueError: A tensor that is missing or of another shape than the config implies, or

@@ -45,7 +45,7 @@ class Initialisation:
         Args:
             name: Name of the tensor.
             settings: Settings of the model.
-            depth: Its layers.
+            depth: Number of layers.
         """
         for end, value in {".bias": 0.0, **self.values}.items():
             if name.endswith(end):

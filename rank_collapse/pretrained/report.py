@@ -106,7 +106,7 @@ def checkpoint_report(
         source: An open checkpoint, read layer by layer, or a network in memory.
         inputs: See `pretrained.stream`: x and a mask [b, n].
         chunk: Examples at once.
-        done: Called after each layer with the state of the stream.
+        done: Function that is called after each layer with the state of the stream.
 
     Returns:
         `CheckpointReport` of the full model, with the states of its attention alone ("SAN").

@@ -84,7 +84,7 @@ def stream(
         groups: The passes by name; a group shares a forward pass.
         chunk: Number of examples computed at once, which bounds the memory of a layer. All examples
             go through a layer while its weights are in memory.
-        done: Called after each layer with the state.
+        done: Function that is called after each layer with the state.
 
     Returns:
         {group: {pass: its result}}, arrays [b, ...].

@@ -205,7 +205,7 @@ def depth_report(
         unembedding: Unembedding of the network in memory; by default the table of its token
             embedding.
         chunk: Examples at once.
-        done: Called after each layer with the state of the stream.
+        done: Function that is called after each layer with the state of the stream.
 
     Raises:
         ValueError: The model is not a language model, or `pretrained.stream` raises an error.

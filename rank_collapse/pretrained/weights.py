@@ -49,7 +49,7 @@ class Weights:
 
         Args:
             name: Name of the tensor.
-            rows, width: Its shape.
+            rows, width: Shape of the table.
         """
         return self._lazy_table(name, rows, width) if self.lazy else self.take(name, rows, width)
 
@@ -153,7 +153,7 @@ class CheckpointWeights(Weights):
         """Check whether the checkpoint has the tensor; for a name that ends in ".", any below it.
 
         Args:
-            name: Without the prefix.
+            name: Name without the prefix.
         """
         if name.endswith("."):
             return any(n.startswith(self.prefix + name) for n in self.names)
@@ -163,7 +163,7 @@ class CheckpointWeights(Weights):
         """Read one tensor.
 
         Args:
-            name: Without the prefix.
+            name: Name without the prefix.
             *shape: Shape that the config implies.
 
         Raises:
@@ -179,7 +179,7 @@ class CheckpointWeights(Weights):
         """Returns the name in the file of a tensor that exists in this shape.
 
         Args:
-            name: Without the prefix.
+            name: Name without the prefix.
             shape: Shape that the config implies.
 
         Raises:

@@ -114,7 +114,7 @@ def band(
         x: Positions [k].
         values: [s, k]; NaN is left out.
         label: Label in the legend, in the words of `WORDS`.
-        index: Picks colour and marker.
+        index: Index of the colour and marker.
         options: Options of `Axes.plot`.
     """
     with np.errstate(invalid="ignore"):

@@ -24,7 +24,7 @@ def metrics_figure(
 
     Args:
         rows: Rows of metrics, from `runs.metrics.read`.
-        thresholds: Drawn as lines.
+        thresholds: Thresholds, which are drawn as lines.
     """
     names = metric_names(rows, thresholds)[:MOST_PANELS]
     fig, axes = figures.panels(len(names), COLUMNS, width=3.4, height=2.5)

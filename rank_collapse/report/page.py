@@ -110,7 +110,7 @@ def render_inline(text: str) -> str:
     """Render a paragraph of Markdown as HTML: code, bold text, powers; a link leaves its words.
 
     Args:
-        text: Without blocks (tables, lists, headings).
+        text: Text without blocks (tables, lists, headings).
     """
     escaped = escape_html(re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", text))
     # Code comes apart first, so that nothing within it is taken for bold text or a power.

@@ -33,7 +33,7 @@ def seed_keys(base_seed: int, num_seeds: int, first: int = 0) -> Key:
 
     Args:
         base_seed: Seed from which the run derives all its seeds.
-        num_seeds, first: How many, and the first of them.
+        num_seeds, first: Number of the seeds, and the first of them.
     """
     numbers = np.arange(check_whole("num_seeds", num_seeds, 1))
     return fold_seeds(base_seed, check_whole("first", first, 0) + numbers)

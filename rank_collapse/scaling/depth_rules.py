@@ -170,7 +170,7 @@ class DepthRule(struct.Struct):
 
         Args:
             module: The model.
-            blocks: Its list of blocks, a module.
+            blocks: The module's list of blocks, itself a module.
             rate, weight_decay, eps: Rate, decay and ε of the base optimizer.
             config: The shape of the model: depth, d_model.
 

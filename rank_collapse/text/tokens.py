@@ -101,7 +101,7 @@ def pad_sequences(sequences: Iterable[Sequence[int]], *, vocab_size: int = 2**31
 
     Args:
         sequences: Sequences of token ids.
-        vocab_size: Above every id.
+        vocab_size: Number that is larger than every id.
 
     Raises:
         ValueError: No sequence, an empty one, or an id outside of the vocabulary.

@@ -107,8 +107,8 @@ def call_tokenizers(message: str, function: Callable, *arguments: object, **opti
     """Call a function of the package `tokenizers`, which raises errors without a class.
 
     Args:
-        message: Its beginning, where that fails.
-        function: Called with the other arguments.
+        message: Beginning of the error message.
+        function: Function that is called with the other arguments.
 
     Raises:
         ValueError: Any error of the package, including a panic of its Rust code, which is not an

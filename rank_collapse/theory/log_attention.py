@@ -219,7 +219,10 @@ def compute_values(params, state, eps, weights: Weights):
 
 
 def rounding_noise(params, values, scores: Scores, weights: Weights, other_parts, log_scale, keep):
-    """Compute the logarithm of what rounding may add: entries of values times their weights.
+    """Compute the logarithm of the largest error that rounding may add to the attention branch.
+
+    The error is bounded by the largest entries of the values and of W_O, times the machine epsilon
+    and the largest row sum of the weights.
 
     Args:
         values: R̂ W_V [h, m, v], of `compute_values`.

@@ -39,7 +39,7 @@ def transverse_exponents(
 
     Args:
         params, x, config, **inputs: See `transverse_growth`.
-        count: How many exponents.
+        count: Number of exponents.
 
     Raises:
         ValueError: In the cases of `transverse_growth`, whose first layers turn the directions

@@ -130,7 +130,7 @@ class Call:
         return (str(self.target), str(map_nested(identify, [self.args, self.kwargs])))
 
     def constant(self, result: object, base: int | None = None, product: str | None = None) -> Tree:
-        """Return the result as a value of degree 0; a list of values for several results.
+        """Return the result as a value of degree 0, which no path passes; a list for several.
 
         Args:
             result: Result of the model's own computation.

@@ -71,7 +71,12 @@ def _move_roots(call, positions, dependent, count):
 
 
 def _piecewise(call, result, base):
-    """Return `where` whose condition and branches are functions of the same value."""
+    """Return the result of `where` whose condition and branches are functions of the same value.
+
+    If one branch depends on the value and the other is a scalar other than 0, the result is a gate:
+    a frozen quotient times the value. Otherwise the condition is frozen, and paths pass the
+    branches.
+    """
     condition, *branches = (call.get(i) for i in range(3))
     depends = [v for v in branches if isinstance(v, Value) and v.degree == 1]
     if len(depends) != len(call.dependent):

@@ -123,7 +123,7 @@ def find_start(model: nn.Module, exported: Exported, start: str | None) -> tuple
 
     Args:
         model: The model.
-        exported: Its graph.
+        exported: Graph of the model.
         start: The name of an argument, or of a module for its output; None for the only argument
             of floating point.
 

@@ -109,7 +109,7 @@ def _split_leaf(path, leaf, held, layer_axis, axis):
     """Split a leaf into (part, its array [l, ...] or [...]).
 
     Args:
-        path, leaf: Its name and array.
+        path, leaf: Name and array of the leaf.
         held: Parameters that the leaf holds, in the form of `parts` in `monitor_gradients`.
         layer_axis, axis: See `monitor_gradients`.
     """

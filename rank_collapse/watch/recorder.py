@@ -111,7 +111,7 @@ class Recorder:
         Args:
             step: Number of the training step.
             scalars: {name: {number of a layer, or -1 for all of them: value}}.
-            count: How many layers there are.
+            count: Number of layers.
             writes: Whether this process warns and writes.
         """
         row: dict[str, Any] = {"step": step}

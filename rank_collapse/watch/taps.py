@@ -62,7 +62,7 @@ def measure_taps(
         function: A JAX function, which is traced once. Values that it closes over may be traced
             outside.
         measure: measure(x, weights), weights None where there are none; a pure function.
-        *args: Its arguments, pytrees of arrays.
+        *args: Arguments of the function, pytrees of arrays.
 
     Returns:
         (its output, scalars). The scalars are stacked in the order of the calls, [layers, ...], NaN

@@ -40,7 +40,14 @@ def join_tags(tags: Sequence[Tag]) -> Tag:
 
 
 def join_followers(tags: Sequence[Tag]) -> dict[str, Follower]:
-    """Joins the followers of tensors of one shape; the entries of further summands stay apart."""
+    """Joins the followers of summands of one shape: tensors that follow their shape and places.
+
+    A mask follows several summands as the intersection of their masks. Numbers of entries that
+    another summand brings are added under names of their own, such as "entries 2".
+
+    Args:
+        tags: Tags of the summands.
+    """
     followers: dict[str, Follower] = {}
     for tag in tags:
         for name, follower in tag.followers.items():

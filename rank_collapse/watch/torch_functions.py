@@ -82,7 +82,7 @@ def read_product(function: object, args: object, kwargs: object) -> Product | No
 
     Args:
         function: One of `MAPS`.
-        args, kwargs: Args and kwargs of its call.
+        args, kwargs: Arguments of the call.
     """
     tensors = tensors_in([args, kwargs])
     if function in EINSUM:

@@ -27,7 +27,7 @@ def see_map(
         table: Tags of the pass.
         product: The product of an input and a weight.
         parameters: Tensors of its call except for the input.
-        output: Its result.
+        output: Result of the map.
     """
     (read, weight, result), x = product.letters, product.first
     nested = output if output.is_nested else None

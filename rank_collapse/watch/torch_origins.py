@@ -152,7 +152,7 @@ class Origins(TagTable):
         Args:
             module: The module.
             inputs: All arguments of the module's call.
-            output: Its first tensor.
+            output: First tensor of the output.
         """
         tensors, parameters = floats_in(inputs), list(module.parameters())
         if not tensors:
@@ -170,7 +170,7 @@ class Origins(TagTable):
 
         Args:
             function, arguments: The call, with (args, kwargs).
-            inputs, outputs: Its tensors of floats.
+            inputs, outputs: Tensors of floats that the function reads and returns.
         """
         tagged = [(self.tag(a), a) for a in inputs if self.has(a) or self.is_constant(a)]
         pairs = [(tag, a) for tag, a in tagged if not tag.is_constant]

@@ -207,7 +207,7 @@ class Pass(TorchFunctionMode):
 
         Args:
             see: The method that measures it.
-            *args: Its arguments, last the result of the product.
+            *args: Arguments of see, last the result of the product.
         """
         result = args[-1]
         if result.numel():

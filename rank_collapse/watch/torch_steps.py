@@ -86,8 +86,8 @@ class OpenWatches:
         """Calls a method of each watch; its errors do not reach the training.
 
         Args:
-            method: Its name.
-            args: Its arguments.
+            method: Name of the method.
+            args: Arguments of the call.
         """
         if torch.compiler.is_compiling():
             return

@@ -185,7 +185,7 @@ def _trace_entries(entries, maps, offsets, total):
         entries: Numbers of any shape.
         maps: Maps that may have made them.
         offsets: {source: number of rows before its own}.
-        total: How many rows there are.
+        total: Number of rows.
 
     Returns:
         Places of that shape, −1 for none; None if a map reads none of the sources.

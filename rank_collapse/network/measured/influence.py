@@ -225,7 +225,12 @@ class RemovalPass(LayerPass):
             return state, total, jnp.max(by_token)
 
         def advance_slot(_, slot):
-            """Advances one slot: before, inside or behind its removed block."""
+            """Advances the network of one slot by this layer.
+
+            Before its removed block the slot has no state. At the block's first layer it takes the
+            state of the full network, inside the block it keeps it (spared tokens follow the full
+            network), and behind it the layer is applied.
+            """
             first_removed, slot_state = slot
             is_behind = layer.index >= first_removed + self.size
             is_first = layer.index == first_removed

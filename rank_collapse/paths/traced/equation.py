@@ -115,6 +115,9 @@ class Equation:
     def make_forms(self, values, quotient=None):
         """Return the result as a function of every root that all arguments share.
 
+        A root is a state h; each function f(h) is a `Form` with f(0), its slope f′(h) and
+        a quotient g with g h = f(h).
+
         Args:
             values: The arguments.
             quotient: Function that takes the arguments' forms (None for a constant) and returns the

@@ -118,7 +118,7 @@ class Interpreter:
 
         Args:
             jaxpr, constants: The program.
-            arguments: Its inputs.
+            arguments: Inputs of the program.
             scopes: Around the program.
             entry: The branch that the whole program is inside of; None for none.
         """
@@ -159,7 +159,7 @@ class Interpreter:
 
         Args:
             eqn: The equation.
-            values: Its arguments.
+            values: Arguments of the equation.
             scopes, entry: See `run`.
 
         Raises:

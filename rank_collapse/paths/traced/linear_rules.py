@@ -116,7 +116,10 @@ def add(equation: Equation, values: Sequence[Value]) -> Value:
 
 
 def _add_quotients(equation, values, parts):
-    """Return the quotient of a sum; an added constant is left out of it."""
+    """Return the quotient g of a sum of functions f(h), the sum of their quotients.
+
+    An added constant is left out of it. None stands for f(h)/h, where a quotient is unknown.
+    """
     present = [(v, p) for v, p in zip(values, parts, strict=True) if p is not None]
     if not all(p.is_exact or p.quotient is not None for _, p in present):
         return None

@@ -111,7 +111,7 @@ def run_scan(
     Args:
         run: The interpreter.
         eqn: The scan.
-        values: Its arguments.
+        values: Arguments of the equation.
         scopes, entry: See `Interpreter.run`.
     """
     return _Scan(run, eqn, values, scopes, entry).compute()
@@ -226,7 +226,7 @@ class _Scan:
         return sums + [jax.ShapeDtypeStruct(s.shape[1:], s.dtype) for s in stacked]
 
     def run_parts(self, labels, sizes, growth):
-        """Run the scan; each part has as many slots part as there are lengths at its end.
+        """Run the scan in parts, each with as many slots as there are path lengths at its end.
 
         It stays one scan, with a case for each part: several scans would copy what they read.
         """
@@ -282,7 +282,7 @@ class _Scan:
         return [unpack(*value) for value in values]
 
     def find_stacked_sizes(self, labels, sizes):
-        """Return the most slots that the stacked results can have; None for those without sums."""
+        """Return the largest numbers of slots of the stacked results; None for one without sums."""
         if all(growth is None for growth in self.stacked_growth):
             return self.stacked_growth
         outs = self.trace_step(labels, sizes)[self.num_carry :]

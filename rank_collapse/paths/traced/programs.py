@@ -51,7 +51,7 @@ def bind(eqn: JaxprEqn, arrays: Sequence[object]) -> list[Any]:
 
     Args:
         eqn: The equation.
-        arrays: Its arguments.
+        arrays: Arguments of the equation.
     """
     with eqn.ctx.manager:  # the precision and number types of its place
         out = eqn.primitive.bind(*arrays, **eqn.primitive.get_bind_params(eqn.params))

@@ -111,7 +111,7 @@ class StreamReader:
 
         Args:
             jaxpr, constants: The program.
-            arguments: Its inputs.
+            arguments: Inputs of the program.
             scopes: Around it.
             inside: The branch that the whole program is in.
             steps: Steps of the loops around it.

@@ -176,7 +176,7 @@ def resolve_state(value: Value, slots: Slots) -> Value:
     """Return a value as later sums take it: a gate becomes a state, a step or an exponential not.
 
     Args:
-        value: Any value.
+        value: The value.
         slots: The slots of the sums.
     """
     if value.kind != Kind.GATE:

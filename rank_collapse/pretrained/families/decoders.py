@@ -39,7 +39,7 @@ def layer_windows(
     Args:
         settings: Settings of the model.
         local: Bool of each layer.
-        distance: How far a local layer attends; None for no window.
+        distance: Distance to which a local layer attends; None for no window.
     """
     kinds = settings.get("layer_types")
     if kinds is not None:

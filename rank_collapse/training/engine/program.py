@@ -159,7 +159,7 @@ class Program:
         """Makes runs before training, whose state stays on the devices.
 
         Args:
-            points, numbers: Their names, [r] each.
+            points, numbers: Indices of the points and numbers of the seeds, [r] each.
             make_inputs: (points, numbers) → their keys, and the leaves of their traced values.
         """
         count, functions = len(numbers), self.functions

@@ -47,8 +47,8 @@ class Swept:
         """Returns the pytree of one run.
 
         Args:
-            seed: Its number.
-            **values: One of each list of hyper and static, by name.
+            seed: Number of the seed.
+            **values: One value from each list of hyper and static, by name.
 
         Raises:
             ValueError: The sweep has no such run, or several.

@@ -299,7 +299,7 @@ def reuses_key(init: Traced, step: Traced, key: Any, hyper: Sequence[Any]) -> bo
     Args:
         init, step: The functions of one run.
         key: Random key of a seed.
-        hyper: Its traced values.
+        hyper: Traced values of the run.
     """
     size = len(jax.tree.leaves(init.out))
 
