@@ -207,6 +207,7 @@ def test_every_test_file_has_the_name_of_what_it_tests():
     """test_profiles.py and test_profiles_options.py are of profiles.py, in the same folder.
 
     Tests of a behaviour of many modules are in tests/behaviour, those of tests in tests/support.
+    Files of kept results, test_golden_*.py, are of a whole folder.
     """
     tested = {TESTS / name_test(path) for path in SOURCES}
     tested.add(TESTS / "test_architecture.py")
@@ -215,6 +216,7 @@ def test_every_test_file_has_the_name_of_what_it_tests():
         str(path.relative_to(REPOSITORY))
         for path in TESTS.rglob("test_*.py")
         if path.parent != TESTS / "behaviour"
+        and not path.stem.startswith("test_golden_")
         and not any(
             path.parent == other.parent and (path.stem + "_").startswith(other.stem + "_")
             for other in tested

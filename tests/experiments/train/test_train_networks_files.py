@@ -3,8 +3,8 @@
 from types import SimpleNamespace
 
 import pytest
-from experiments.train.network_files import check_files, network_file
 
+from experiments.train.train_networks import check_files, network_file
 from experiments.train.trained_tasks import ALONE
 from tests.support.refusals import is_refused
 
