@@ -28,10 +28,11 @@ from rank_collapse.agree.differences import MEDIAN, Difference, Rounding
 MEDIANS = {"attention": MEDIAN, "mlp": MEDIAN, "layer": 2.0}
 MOST, WORST = 6.0, 12.0
 # Of one token: times the limit of the median, and the least factor in times the prediction.
-_ALONE, _FACTOR_ALONE = 1.6, 3.0
+_ALONE, _FACTOR_ALONE = 1.6, 2.5
 FEW = 0.02  # of the tokens: those near to becoming a spike amplify rounding a hundredfold
 JUDGED = 0.3  # the largest median error that comes in
 _OUTLIER, _LEAST_SPREAD = 5.0, 0.11  # standard deviations; of the logarithm of the excess
+_LEAST_UNLIKE = 1.25  # the excess of a first layer, whose input has no error, is 1 by rounding
 _COHERENCE, _CLEAR_COHERENCE = 0.7, 0.5  # of all factors; of one unlike those of other layers
 _PARALLEL = 1.0  # times 1/√(distinct tokens): chance does not make δ as parallel
 _LEAST_SCALE = 0.5  # of what rounding explains
@@ -129,13 +130,13 @@ def find_faults(rows: Sequence[Row], rounding: Rounding) -> list[Fault]:
         if not row.judged:
             continue
         center, spread = usual[row.part]
-        few = max(1.0, _ALONE / np.sqrt(row.tokens))
+        few = _limit_few(row)
         logarithm = np.log(max(row.excess, 1e-12))
         reasons = {
             "all tokens": row.excess > MEDIANS[row.part] * few,
             "some tokens": row.excess_most > MOST or row.excess_few > WORST,
             "unlike other layers": (logarithm - center) / spread > _OUTLIER * few
-            and row.excess > 1,
+            and row.excess > _LEAST_UNLIKE,
             "one factor": _is_factor(row, rounding, scale_limit[row.part]),
         }
         why = next((name for name, holds in reasons.items() if holds), None)
@@ -151,9 +152,13 @@ def _is_factor(row, rounding, scale_limit):
     if abs(row.scale) >= scale_limit:
         least = _CLEAR_COHERENCE
     size = max(_LEAST_SCALE, _FACTOR_ALONE / row.distinct_tokens**2) * row.predicted
-    return row.coherence > least and abs(row.scale) > max(
-        2 * rounding.compute_unit(row.width), size
-    )
+    units = 2 * _limit_few(row) * rounding.compute_unit(row.width)
+    return row.coherence > least and abs(row.scale) > max(units, size)
+
+
+def _limit_few(row):
+    """Return by how much limits are higher for few tokens."""
+    return max(1.0, _ALONE / np.sqrt(row.tokens))
 
 
 def _limit_scale(rows):

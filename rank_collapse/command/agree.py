@@ -56,6 +56,10 @@ DTYPES = ("float32", "bfloat16", "float16", "float64")
 ATTENTION = ("eager", "sdpa", "flash_attention_2", "flex_attention")
 BACKENDS = ("torch", "jax")
 NUM_TEXTS, MAX_TOKENS = 4, 64
+_OF_FOLDERS = (
+    "dtype", "attention", "backend", "text", "tokenizer", "token_ids", "ids", "num_texts",
+    "max_tokens",
+)  # fmt: skip
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -214,6 +218,13 @@ def _record_folders(flags, sources, scratch):
     Recordings of folders are made in a temporary folder.
     """
     if not any(source.is_dir() for source in sources):
+        for name in _OF_FOLDERS:
+            flag = "with" if name == "backend" else name
+            refuse_if(
+                getattr(flags, name) is not None,
+                f"--{flag} is for checkpoint folders, and {flags.first} and {flags.second} are "
+                "recordings",
+            )
         return sources, None
     from rank_collapse.command import recorded
 
