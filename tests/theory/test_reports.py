@@ -23,6 +23,32 @@ def test_the_report_of_a_log_is_that_of_its_network(of_heads, x64):
 
 
 @pytest.mark.full
+def test_corollary_multiplies_beta_by_the_lipschitz_constant():
+    config = rc.san_mlp(3, 2, 8)
+    params, x = draws.parameters(config, 0, 0.3, 0.0), 0.3 * draws.normal(5, 8)
+    report = make_report(params, x, config)
+    worst = jnp.max(report.beta * report.lipschitz[:, None])
+    np.testing.assert_allclose(report.stack_beta, worst, rtol=1e-5)
+    want = bounds.log10_theorem(
+        report.log10_residual[0], worst, jnp.max(report.gamma), 2, config.qk_width, 3
+    )
+    np.testing.assert_allclose(report.published_stack.log10_rhs, want, rtol=1e-5)
+    # λ and a branch gain multiply the c of each layer too
+    c = report.layer.log10_rhs - 3 * report.log10_input + jnp.log10(report.lipschitz)
+    np.testing.assert_allclose(report.log10_c, c, rtol=1e-5)
+    gains = rc.Gains(attention=3.0, mlp=2.0)
+    tripled = make_report(params, x, config.replace(branch_gain=gains))
+    gain = tripled.log10_c[0] - report.log10_c[0]
+    ratio = jnp.log10(3 * tripled.lipschitz[0] / report.lipschitz[0])
+    np.testing.assert_allclose(gain, ratio, rtol=1e-4)
+    assert report.not_covered == () and bool(report.stack_admissible)
+    assert float(report.stack.tightness) > 0
+    gated = config.replace(mlp="swiglu")
+    report = make_report(draws.parameters(gated), x, gated)
+    assert np.isposinf(report.stack.log10_rhs) and "gated" in report.not_covered[0]
+
+
+@pytest.mark.full
 def test_masks_skips_and_norms_are_named():
     config, x = rc.san(2, 2, 8), draws.tokens(6, 8)
     causal = config.replace(mask="causal", attention_skip=True, norm_placement="post")
