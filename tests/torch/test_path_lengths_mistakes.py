@@ -128,7 +128,7 @@ WRONG = {
     ),
     "bilinear": (
         {"model": Model(Bilinear)},
-        r"aten.mul in module 'layers.0' \(test_path_lengths.py:\d+: return self.q",
+        r"aten.mul in module 'layers.0' \(\w+.py:\d+: return self.q",
     ),
     "bilinear, rectified": (
         {"model": Model(Rectified)},
