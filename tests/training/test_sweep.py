@@ -283,7 +283,7 @@ PROGRAM = """
 import sys, pickle, jax
 jax.config.update("jax_num_cpu_devices", int(sys.argv[1]))
 from tests.training import test_sweep
-options = test_sweep.WHOLE | {"steps": 1200, "seeds": 5, "folder": sys.argv[2] or None}
+options = test_sweep.WHOLE | {"steps": 6000, "seeds": 5, "folder": sys.argv[2] or None}
 result = test_sweep.sweep(test_sweep.init, test_sweep.step, **options)
 pickle.dump(test_sweep.list_leaves(result), open(sys.argv[3], "wb"))
 """

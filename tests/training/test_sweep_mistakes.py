@@ -387,6 +387,7 @@ WRONG = {
     ),
     "hyper is a list": ("hyper=\\[1\\] is not a dictionary", {"hyper": [1]}),
     "a swept seed": ("hyper has the name 'seed', which is an axis", {"hyper": {"seed": [1]}}),
+    "an empty name": ("hyper has a value without a name", {"hyper": {"": [1], "rate": 0.1}}),
     "a name that is a number": ("hyper has the name 1, which is not a string", {"hyper": {1: 2}}),
     "a name in hyper and static": ("'rate' is in hyper and in static", {"static": {"rate": [1]}}),
     "static is text": ("static='depth' is not a dictionary", {"static": "depth"}),
@@ -513,6 +514,40 @@ def test_a_key_that_is_used_twice_is_said(capsys):
     for function, is_said in ((draw, True), (fold, False)):
         run(init=keep, step=function, quiet=False)
         assert ("a random key that was used is used again" in capsys.readouterr().err) is is_said
+
+
+def test_seeds_or_values_that_change_nothing_are_said(capsys):
+    """In a function that a jit hides, too; not where one static value or the look alone uses it."""
+    seeds_note, value_note = "init does not use its key", "no function uses hyper['scale']"
+    fixed = {"init": lambda key, hyper: {"w": jax.random.normal(jax.random.key(0), (3,))}}
+    hidden = {"init": jax.jit(lambda key, hyper: jax.jit(lambda k: {"w": jnp.ones(3)})(key))}
+    scales = {"hyper": {"rate": 0.1, "scale": [1.0, 2.0]}}
+    at_one_size = {
+        "static": {"size": [1, 2]},
+        "init": lambda key, hyper, size: init(key, hyper),
+        "step": lambda state, hyper, index, size: step(
+            {"w": state["w"] * (hyper["scale"] if size > 1 else 1.0)}, hyper, index
+        ),
+    }
+    looked_at = {"look": lambda state, hyper, key: hyper["scale"]}
+    cases = [
+        ({}, ()),
+        (fixed, (seeds_note,)),
+        (hidden, (seeds_note,)),
+        (fixed | {"seeds": 1}, ()),
+        (scales, (value_note,)),
+        (scales | fixed, (seeds_note, value_note)),
+        (scales | at_one_size, ()),
+        (scales | looked_at, ()),
+        ({"hyper": {"rate": 0.1, "scale": 2.0}}, ()),
+        ({"hyper": {"rate": 0.1, "key": [1.0, 2.0]}}, ("no function uses hyper['key']",)),
+    ]
+    for changes, notes in cases:
+        run(**changes, quiet=False)
+        lines = [line for line in capsys.readouterr().err.splitlines() if "use" in line]
+        assert len(lines) == len(notes), (changes, lines)
+        for line, note in zip(lines, notes, strict=True):
+            assert note in line
 
 
 def faster(state, hyper, index):
