@@ -54,7 +54,7 @@ def time_training_parts(name: str, options: Any, arguments: Sequence[str] = ()) 
         timings.append(Timing(without.get(len(parts), "without all of these"), 0.0))
         with report_activity(f"  {timings[-1].name}: compiling"):
             start = time.perf_counter()
-            new, advance = _make_variant(recipe, make_data, mesh, parts)
+            new, advance = make_variant(recipe, make_data, mesh, parts)
             timings[-1].compile_seconds = time.perf_counter() - start
         program = program or new
         advances.append(advance)
@@ -91,7 +91,7 @@ def time_training_parts(name: str, options: Any, arguments: Sequence[str] = ()) 
     return Report(timings, {figure: (value, None) for figure, value in shares.items()})
 
 
-def _make_variant(
+def make_variant(
     recipe: Recipe, make_data: Callable, mesh: Mesh, parts: Sequence[str]
 ) -> tuple[Any, Callable]:
     """Makes the compiled program of training without some parts, and a call of one epoch."""
@@ -153,12 +153,12 @@ def _make_products(closed: Any, mesh: Mesh) -> list[Product]:
     products: dict[str, Product] = {}
     for equation, times in list_products(closed):
         shapes = " × ".join(v.aval.str_short(short_dtypes=True) for v in equation.invars)
-        name = f"{shapes} {equation.params['dimension_numbers']}"
-        if name not in products:
+        kind = f"{shapes} {equation.params['dimension_numbers']}"
+        if kind not in products:
             call, turns = _make_product(equation, mesh)
             flops = count_product(equation)
-            products[name] = Product(name, 0.0, flops=flops, call=call, turns=turns)
-        products[name].times += times
+            products[kind] = Product(shapes, 0.0, flops=flops, call=call, turns=turns)
+        products[kind].times += times
     return list(products.values())
 
 

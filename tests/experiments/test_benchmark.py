@@ -15,8 +15,10 @@ from experiments.benchmarks import (
     path_benchmarks,
     profile_benchmarks,
     seed_benchmarks,
+    sweep_overhead,
     torch_processes,
     training_benchmarks,
+    training_parts,
 )
 from experiments.benchmarks.timing import (
     Report,
@@ -73,6 +75,38 @@ def test_training_benchmarks_take_the_published_commands(options, name):
     ).timings
     assert ours.compile_seconds > 0 and len(ours.seconds) == 2
     assert find_figure(report, "ms per seed") == 1e3 * min(ours.seconds)
+
+
+def test_sweep_and_the_loops_by_hand_train_the_same_seeds(options):
+    report = sweep_overhead.time_overhead(options, **benchmark.TINY["sweep_overhead"])
+    whole, swept, in_chunks, swept_in_chunks = (timing.output for timing in report.timings)
+    assert whole.shape == (2, 6) and len(np.unique(whole)) == 12
+    for output in (swept, in_chunks, swept_in_chunks):
+        np.testing.assert_allclose(output, whole, rtol=1e-4)
+    assert [limit for _, limit in report.figures.values()] == 2 * [1.03]
+
+
+@pytest.mark.full
+def test_a_step_without_a_part_lacks_that_part(options):
+    """The published step but tiny: what is left out is out, and products are all there."""
+    arguments = training_benchmarks.TINY
+    recipe, make_data, _ = training_benchmarks.make_case("sort", arguments)
+    mesh = cli.device_mesh(options)
+    texts = {}
+    for part in ("none", *training_parts.PARTS):
+        program, _ = training_parts.make_variant(recipe, make_data, mesh, (part,))
+        texts[part] = str(program.functions.step.closed)
+    for part, operation in {
+        "dropout": "shift_right_logical",
+        "Adam": "integer_pow",
+        "layer norms": "rsqrt",
+        "softmax": "exp ",
+    }.items():
+        assert texts["none"].count(operation) > texts[part].count(operation), part
+    report = training_parts.time_training_parts("sort", options, arguments)
+    products = [timing for timing in report.timings if "its products" in timing.name]
+    assert all(len(timing.seconds) == 2 and timing.best > 0 for timing in products)
+    assert find_figure(report, "share of padding") == 0
 
 
 @pytest.mark.full
