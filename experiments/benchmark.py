@@ -8,8 +8,8 @@
 
 Each benchmark times its cases in turn, round after round, so that other work on the machine slows
 all of them equally. Ratios to the baseline are from the same rounds. Compilation is timed
-separately; the time of a case is that of its fastest round. Each benchmark first prints its name
-and the time that it takes on two idle cores, and then every first call and round as it ends.
+separately; the time of a case is the time of its fastest round. Each benchmark first prints its
+name and the time that it takes on two idle cores, and then every first call and round as it ends.
 """
 
 import json
@@ -17,7 +17,6 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any
 
 import jax
 from absl import flags
@@ -32,7 +31,7 @@ from experiments.benchmarks import (
     training_benchmarks,
     training_parts,
 )
-from experiments.benchmarks.timing import describe_report, print_report
+from experiments.benchmarks.timing import Report, describe_report, print_report
 from experiments.lab import check_names, cli
 from rank_collapse.runs.files import make_folder, open_log
 
@@ -159,14 +158,16 @@ def main(options: flags.FlagValues) -> int:
     return 1 if failures else 0
 
 
-def list_benchmarks(options: flags.FlagValues) -> Iterator[tuple[str, str, Callable[[Any], Any]]]:
+def list_benchmarks(
+    options: flags.FlagValues,
+) -> Iterator[tuple[str, str, Callable[[flags.FlagValues], Report]]]:
     """Lists (name, name with the number of seeds, function of the flags) of each benchmark.
 
     Args:
         options: The flags.
 
     Raises:
-        ValueError: A number of seeds that is none.
+        ValueError: An invalid number of seeds.
     """
     for text in options.num_seeds:
         if not (text.isascii() and text.isdigit() and int(text)):
@@ -190,7 +191,7 @@ def describe_time(name: str, options: flags.FlagValues) -> str:
     """Writes how long a benchmark is expected to take; "" where this is not known.
 
     Args:
-        name: Of the benchmark.
+        name: Name of the benchmark.
         options: The flags.
     """
     if name not in CPU_SECONDS or options.tiny:

@@ -103,7 +103,10 @@ def test_a_mistake_of_queries_and_keys_is_no_factor(compare, kind):
     """A higher temperature makes the output smaller, not by one number."""
     for seed in (3, 31):
         size = {"temperature": 0.2, "theta": 0.1}.get(kind, 0)
-        for causal, words in ((True, "queries and keys|grows with"), (False, "bidirectional")):
+        for causal, words in (
+            (True, "queries and keys|positions differ"),
+            (False, "bidirectional"),
+        ):
             model, _ = draw_model(seed, post_norm=False, causal=causal)
             answer = compare(model, fault=Fault(kind, 1, size))
             assert answer.first == {"layer": 1, "part": "attention"}
