@@ -27,6 +27,7 @@ from experiments.benchmarks import (
     path_benchmarks,
     profile_benchmarks,
     seed_benchmarks,
+    sweep_overhead,
     training_benchmarks,
     training_parts,
 )
@@ -51,6 +52,7 @@ BENCHMARKS = (
         "monitor": monitoring.time_monitor,
         "products": limits.time_products,
         "seeds": seed_benchmarks.time_seeds,
+        "sweep_overhead": sweep_overhead.time_overhead,
     }
     | {
         f"train_{name}": partial(training_benchmarks.time_training, name)
@@ -74,6 +76,7 @@ CPU_SECONDS = {
     "monitor": 120,
     "products": 2,
     "seeds": 600,
+    "sweep_overhead": 20,
     "train_sort": 20,
     "train_convex_hull": 40,
     "train_memorization": 60,
@@ -95,6 +98,7 @@ TINY = {
     "monitor": {"depth": 2, "num_heads": 2, "d_model": 8, "tokens": 4},
     "products": {"width": 64},
     "seeds": seed_benchmarks.TINY,
+    "sweep_overhead": {"num_seeds": 2, "num_steps": 6, "every": 2},
 } | {
     name: {"arguments": training_benchmarks.TINY}
     for name in BENCHMARKS

@@ -134,7 +134,8 @@ def make_way(way: str, name: str, num_seeds: int, num_steps: int, **sizes: Any) 
     one = partial(train_one, init, step, num_steps)
     keys = seed_keys(0, num_seeds)
     if way == "sweep":
-        return _make_sweep(init, step, num_seeds, num_steps)
+        call = make_sweep(init, step, num_seeds, num_steps, num_steps)
+        return lambda: (call(), None)
     if way == "processes":
         return partial(_train_processes, name, num_seeds, num_steps, sizes)
     if way == "one by one":
@@ -145,14 +146,23 @@ def make_way(way: str, name: str, num_seeds: int, num_steps: int, **sizes: Any) 
     return lambda: (np.asarray(together(keys)[1]["loss"]), None)
 
 
-def _make_sweep(init, step, num_seeds, num_steps):
-    """Makes a function that trains as `sweep` does, with the programs that its first call
-    compiled."""
+def make_sweep(
+    init: Callable, step: Callable, num_seeds: int, num_steps: int, every: int
+) -> Callable[[], np.ndarray]:
+    """Makes a function that trains as `sweep` does, with what it compiled in its first call.
+
+    Args:
+        init, step, num_seeds, num_steps: What is trained.
+        every: Steps in one call.
+
+    Returns:
+        A function that returns losses [s, steps].
+    """
     base_key, mesh, programs = jax.random.key(0), seed_mesh(), {}
     axes, numbers = make_axes(None, None), np.arange(num_seeds)
     functions = [trace_functions(init, step, None, axes.examples(), {}, base_key.dtype)]
 
-    def call():
+    def call() -> np.ndarray:
         trainer = Trainer(
             functions,
             axes=axes,
@@ -161,13 +171,13 @@ def _make_sweep(init, step, num_seeds, num_steps):
             mesh=mesh,
             at_once=group_size(mesh),
             steps=num_steps,
-            every=num_steps,
+            every=every,
             store=None,
             progress=Progress(0, "", quiet=True),
             programs=programs,
         )
         trainer.train(numbers, num_seeds)
-        return trainer.points(numbers).metrics(num_steps)["loss"].values, None
+        return trainer.points(numbers).metrics(num_steps)["loss"].values
 
     return call
 

@@ -11,8 +11,7 @@ large product.
 import contextlib
 import dataclasses
 import time
-from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 from unittest import mock
 
@@ -33,8 +32,8 @@ from rank_collapse.training.tasks.examples import token_mask
 NAMES = ("sort", "convex_hull", "memorization")  # of `training_benchmarks.CASES`
 SEEDS = 2  # on each device
 PARTS = ("dropout", "Adam", "layer norms", "softmax")
-# Of the copies of one product that are computed in one call: operations, and numbers.
-CALL_FLOPS, CALL_NUMBERS, MOST_COPIES = 3e8, 2e7, 256
+CALL_FLOPS, MOST_TURNS = 3e8, 1000  # of one product in one call
+MOST_SHOWN = 4  # products
 
 
 def time_training_parts(name: str, options: Any, arguments: Sequence[str] = ()) -> Report:
@@ -55,7 +54,7 @@ def time_training_parts(name: str, options: Any, arguments: Sequence[str] = ()) 
         timings.append(Timing(without.get(len(parts), "without all of these"), 0.0))
         with report_activity(f"  {timings[-1].name}: compiling"):
             start = time.perf_counter()
-            new, advance = _make_variant(recipe, make_data, mesh, parts)
+            new, advance = make_variant(recipe, make_data, mesh, parts)
             timings[-1].compile_seconds = time.perf_counter() - start
         program = program or new
         advances.append(advance)
@@ -66,10 +65,13 @@ def time_training_parts(name: str, options: Any, arguments: Sequence[str] = ()) 
     timings.append(Timing("its products at the rate of a large product", 0.0))
     for r in range(options.rounds):
         with report_activity(f"  round {r + 1} of {options.rounds}"):
-            for timing, advance in zip(timings, advances, strict=False):
+            for timing, advance in zip(timings[:-2], advances, strict=True):
                 timing.seconds.append(_time_cpu(advance) / steps / count)
-            seconds = sum(times * _time_cpu(call) / copies for call, copies, times in products)
-            timings[-2].seconds.append(seconds / steps / mesh.size)
+            for product in products:
+                product.seconds.append(
+                    product.times * _time_cpu(product.call) / product.turns / steps / mesh.size
+                )
+            timings[-2].seconds.append(sum(product.seconds[-1] for product in products))
             timings[-1].seconds.append(flops / large.flops * _time_cpu(large.time))
         say(f"{describe_round(timings, r, options.rounds)} of CPU for a seed and step")
     whole, *without, at_size, at_rate = timings
@@ -79,11 +81,17 @@ def time_training_parts(name: str, options: Any, arguments: Sequence[str] = ()) 
     shares["share of the remainder: copies, sums and activations"] = (
         1 - shares["share of all of these"] - shares["share of its products at their sizes"]
     )
+    for product in sorted(products, key=lambda p: -min(p.seconds))[:MOST_SHOWN]:
+        limit = product.times * product.flops / steps / flops * at_rate.best
+        shares[f"rate of {product.name}, over that of a large product"] = limit / product.best
+        shares[f"share of {product.name}, {product.times / steps:g} times"] = median_ratio(
+            product, whole
+        )
     shares["share of padding among the tokens"] = 1 - float(jnp.mean(token_mask(examples)))
     return Report(timings, {figure: (value, None) for figure, value in shares.items()})
 
 
-def _make_variant(
+def make_variant(
     recipe: Recipe, make_data: Callable, mesh: Mesh, parts: Sequence[str]
 ) -> tuple[Any, Callable]:
     """Makes the compiled program of training without some parts, and a call of one epoch."""
@@ -123,34 +131,60 @@ def _make_plain(hyper: Hyper, recipe: Recipe) -> Any:
     return optax.identity()
 
 
-def _make_products(closed: Any, mesh: Mesh) -> list[tuple[Callable[[], Any], int, int]]:
-    """Makes a call for each distinct product: [(call, copies in it on a device, how often)]."""
-    counts: Mapping[Any, list] = defaultdict(lambda: [None, 0])
+@dataclasses.dataclass
+class Product(Timing):
+    """A product of a step: seconds of a step in each round.
+
+    Attributes:
+        flops: Operations of one.
+        times: How often it is computed in an epoch.
+        call: Computes it on each device.
+        turns: How often that does.
+    """
+
+    flops: float = 0.0
+    times: int = 0
+    call: Callable[[], Any] = lambda: None
+    turns: int = 1
+
+
+def _make_products(closed: Any, mesh: Mesh) -> list[Product]:
+    """Makes the distinct products of a program."""
+    products: dict[str, Product] = {}
     for equation, times in list_products(closed):
-        shapes = tuple(v.aval.str_short() for v in equation.invars)
-        entry = counts[shapes, str(equation.params["dimension_numbers"])]
-        entry[0], entry[1] = equation, entry[1] + times
-    return [(*_make_product(equation, mesh), times) for equation, times in counts.values()]
+        shapes = " × ".join(v.aval.str_short(short_dtypes=True) for v in equation.invars)
+        kind = f"{shapes} {equation.params['dimension_numbers']}"
+        if kind not in products:
+            call, turns = _make_product(equation, mesh)
+            flops = count_product(equation)
+            products[kind] = Product(shapes, 0.0, flops=flops, call=call, turns=turns)
+        products[kind].times += times
+    return list(products.values())
 
 
 def _make_product(equation: Any, mesh: Mesh) -> tuple[Callable[[], Any], int]:
-    """Makes a call of one product, and how many copies of it a device computes in it."""
-    shapes = [v.aval for v in (*equation.invars, *equation.outvars)]
-    numbers = sum(a.size for a in shapes)
-    most = min(CALL_FLOPS / count_product(equation), CALL_NUMBERS / numbers, MOST_COPIES)
-    copies = max(2, int(most))
-    operands = shard_seeds(
-        [jnp.full((copies * mesh.size, *a.shape), 0.5, a.dtype) for a in shapes[:2]], mesh
-    )
-    multiply = run_seeds(
-        lambda a, b, _: equation.primitive.bind(a, b, **equation.params), mesh, at_once=1
-    )
+    """Makes a call of one product, and how often a device computes it in that call."""
+    turns = int(max(1, min(CALL_FLOPS / count_product(equation), MOST_TURNS)))
+
+    def repeat(operands, _):
+        def body(_, carry):
+            # Barriers: no turn is left out, and of each product all entries are computed.
+            first, second = jax.lax.optimization_barrier(carry)[:2]
+            product = equation.primitive.bind(first, second, **equation.params)
+            return first, second, jax.lax.optimization_barrier(product).ravel()[0]
+
+        entry = jnp.zeros((), equation.outvars[0].aval.dtype)
+        return jax.lax.fori_loop(0, turns, body, (*operands, entry))[2]
+
+    shapes = [(v.aval.shape, v.aval.dtype) for v in equation.invars]
+    operands = [jnp.full((mesh.size, *shape), 0.5, dtype) for shape, dtype in shapes]
+    multiply, operands = run_seeds(repeat, mesh, at_once=1), shard_seeds(operands, mesh)
 
     def call() -> None:
-        jax.block_until_ready(multiply(*operands, None))
+        jax.block_until_ready(multiply(operands, None))
 
     call()  # compiles
-    return call, copies
+    return call, turns
 
 
 def _time_cpu(call: Callable[[], Any]) -> float:

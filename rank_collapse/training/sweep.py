@@ -120,7 +120,7 @@ def sweep(
         if folder is not None:
             config = _describe_sweep(functions, axes, base_key, every, finite)
             store = stack.enter_context(SweepFolder(folder, config))
-        _say_notes(functions[0], axes, base_key, mesh, count, progress)
+        _say_notes(functions, axes, base_key, mesh, count, progress)
         trainer = Trainer(
             functions, axes, base_key, finite, mesh, at_once, steps, every, store, progress
         )
@@ -180,8 +180,13 @@ def _describe_sweep(functions, axes, base_key, every, finite):
 
 def _say_notes(functions, axes, base_key, mesh, count, progress):
     """Reports settings that are often mistakes, but not always."""
+    if count > 1 and not any(f.uses_key() for f in functions):
+        progress.say("note: init does not use its key, so that all seeds are the same run")
+    unused = [set(f.list_unused(sorted(axes.hyper))) for f in functions]
+    for name in sorted(set.intersection(*unused) & axes.hyper_axes.keys()):
+        progress.say(f"note: no function uses hyper[{name!r}], so that its values change nothing")
     values = [leaf[0] for leaf in axes.hyper_leaves(np.zeros(1, int))]
-    if tracing.reuses_key(functions.init, functions.step, base_key, values):
+    if tracing.reuses_key(functions[0].init, functions[0].step, base_key, values):
         progress.say(
             "note: a random key that was used is used again in the first two steps, which then "
             "draw the same numbers; jax.random.split it, or fold_in the index"

@@ -74,7 +74,7 @@ import sys, pickle, jax
 jax.config.update("jax_num_cpu_devices", int(sys.argv[1]))
 from rank_collapse.training import sweep
 from tests.oracles.swept_networks import WHOLE, init, list_leaves, step
-options = WHOLE | {"steps": 1200, "seeds": 5, "folder": sys.argv[2] or None}
+options = WHOLE | {"steps": 6000, "seeds": 5, "folder": sys.argv[2] or None}
 result = sweep(init, step, **options)
 pickle.dump(list_leaves(result), open(sys.argv[3], "wb"))
 """

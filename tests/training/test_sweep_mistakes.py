@@ -358,6 +358,7 @@ WRONG = {
     ),
     "hyper is a list": ("hyper=\\[1\\] is not a dictionary", {"hyper": [1]}),
     "a swept seed": ("hyper has the name 'seed', which is an axis", {"hyper": {"seed": [1]}}),
+    "an empty name": ("hyper has a value without a name", {"hyper": {"": [1], "rate": 0.1}}),
     "a name that is a number": ("hyper has the name 1, which is not a string", {"hyper": {1: 2}}),
     "a name in hyper and static": ("'rate' is in hyper and in static", {"static": {"rate": [1]}}),
     "static is text": ("static='depth' is not a dictionary", {"static": "depth"}),

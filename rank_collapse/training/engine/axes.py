@@ -136,6 +136,7 @@ def _as_mapping(name, value):
     for key in value or {}:
         refuse(
             (not isinstance(key, str), f"{name} has the name {key!r}, which is not a string"),
+            (key == "", f"{name} has a value without a name, ''"),
             (key in RESERVED, f"{name} has the name {key!r}, which is an axis of every sweep"),
             (
                 name == "static" and not str(key).isidentifier(),

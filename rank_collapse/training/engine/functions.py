@@ -40,6 +40,21 @@ class Functions:
         self.metric_names, self.metric_shapes = list(metrics), list(metrics.values())
         self.look_names, self.look_shapes = list(looks), list(looks.values())
 
+    def uses_key(self) -> bool:
+        """Returns whether the state before training depends on the key of the seed."""
+        return self.init.list_used()[0]
+
+    def list_unused(self, names: Sequence[str]) -> list[str]:
+        """Lists the traced values that no result depends on.
+
+        Args:
+            names: Of all traced values, in the order of their leaves.
+        """
+        size = len(self.state_shapes)
+        parts = [self.init.list_used()[1:], self.step.list_used()[size:-1]]
+        parts += [] if self.look is None else [self.look.list_used()[size:-1]]
+        return [n for n, used in zip(names, zip(*parts, strict=True), strict=True) if not any(used)]
+
 
 def trace_functions(
     init: Callable,

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import Literal
+from jax.interpreters.partial_eval import dce_jaxpr
 from jax.tree_util import tree_leaves_with_path
 
 from rank_collapse.printed import format_one_line, quote_value
@@ -49,6 +50,11 @@ class Operations:
             leaf if isinstance(leaf, jax.Array) else jnp.asarray(leaf, shape.dtype)  # a constant
             for leaf, shape in zip(results, jax.tree.leaves(self.out), strict=True)
         ]
+
+    def list_used(self) -> list[bool]:
+        """Lists of each leaf of the arguments whether any result depends on it."""
+        program = self.closed.jaxpr
+        return list(dce_jaxpr(program, [True] * len(program.outvars))[1])
 
 
 class Traced(Operations):

@@ -17,10 +17,32 @@ def test_each_distinct_product_is_counted_as_often_as_the_step_has_it():
 
     closed = jax.make_jaxpr(step)(jnp.ones((4, 4)), jnp.ones((4, 4)), jnp.ones((4, 2)))
     products = training_parts._make_products(closed, seed_mesh(jax.devices()[:1]))
-    assert sorted(times for _, _, times in products) == [1, 3]
-    assert {copies for _, copies, _ in products} == {training_parts.MOST_COPIES}
-    for call, _, _ in products:
-        call()
+    assert sorted((p.name, p.times, p.flops) for p in products) == [
+        ("f32[4,4] × f32[4,2]", 1, 2 * 4 * 4 * 2),
+        ("f32[4,4] × f32[4,4]", 3, 2 * 4 * 4 * 4),
+    ]
+    assert {product.turns for product in products} == {training_parts.MOST_TURNS}
+    for product in products:
+        product.call()
+
+
+@pytest.mark.full
+def test_a_step_without_a_part_lacks_its_operations():
+    recipe, make_data, _ = training_benchmarks.make_case("sort", training_benchmarks.TINY)
+    operations = {
+        "dropout": "shift_right_logical",
+        "Adam": "sqrt",
+        "layer norms": "rsqrt",
+        "softmax": "exp ",
+    }
+    texts = {}
+    for part in ("none", *operations):
+        mesh = seed_mesh(jax.devices()[:1])
+        program, _ = training_parts.make_variant(recipe, make_data, mesh, (part,))
+        texts[part] = str(program.functions.step.closed)
+    assert tuple(operations) == training_parts.PARTS
+    for part, operation in operations.items():
+        assert texts["none"].count(operation) > texts[part].count(operation), part
 
 
 @pytest.mark.full

@@ -1,8 +1,9 @@
-"""Functions of a sweep as operations: names of metrics, and the same in another process."""
+"""Functions of a sweep as operations: names of metrics, unused values, other processes."""
 
+import jax
 import jax.numpy as jnp
 
-from tests.oracles.small_sweeps import run
+from tests.oracles.small_sweeps import init, run, step
 from tests.oracles.swept_networks import (
     PROGRAM,
 )
@@ -30,7 +31,7 @@ def test_a_function_is_the_same_in_another_process(tmp_path):
     """The fingerprint of a folder holds no address and no order of a set."""
     options = (1, tmp_path / "run", tmp_path / "out")
     for _ in range(2):
-        process = python("-c", PROGRAM.replace("1200", "3"), *map(str, options))
+        process = python("-c", PROGRAM.replace("6000", "3"), *map(str, options))
         assert process.returncode == 0, process.stderr
 
 
@@ -56,3 +57,37 @@ def test_callables_as_static_values_resume_in_another_process(tmp_path):
     for _ in range(2):
         process = python("-c", CALLABLES, str(tmp_path / "run"))
         assert process.returncode == 0, process.stderr
+
+
+def test_seeds_or_values_that_change_nothing_are_said(capsys):
+    """In a function that a jit hides, too; not where one static value or the look alone uses it."""
+    seeds_note, value_note = "init does not use its key", "no function uses hyper['scale']"
+    fixed = {"init": lambda key, hyper: {"w": jax.random.normal(jax.random.key(0), (3,))}}
+    hidden = {"init": jax.jit(lambda key, hyper: jax.jit(lambda k: {"w": jnp.ones(3)})(key))}
+    scales = {"hyper": {"rate": 0.1, "scale": [1.0, 2.0]}}
+    at_one_size = {
+        "static": {"size": [1, 2]},
+        "init": lambda key, hyper, size: init(key, hyper),
+        "step": lambda state, hyper, index, size: step(
+            {"w": state["w"] * (hyper["scale"] if size > 1 else 1.0)}, hyper, index
+        ),
+    }
+    looked_at = {"look": lambda state, hyper, key: hyper["scale"]}
+    cases = [
+        ({}, ()),
+        (fixed, (seeds_note,)),
+        (hidden, (seeds_note,)),
+        (fixed | {"seeds": 1}, ()),
+        (scales, (value_note,)),
+        (scales | fixed, (seeds_note, value_note)),
+        (scales | at_one_size, ()),
+        (scales | looked_at, ()),
+        ({"hyper": {"rate": 0.1, "scale": 2.0}}, ()),
+        ({"hyper": {"rate": 0.1, "key": [1.0, 2.0]}}, ("no function uses hyper['key']",)),
+    ]
+    for changes, notes in cases:
+        run(**changes, quiet=False)
+        lines = [line for line in capsys.readouterr().err.splitlines() if "use" in line]
+        assert len(lines) == len(notes), (changes, lines)
+        for line, note in zip(lines, notes, strict=True):
+            assert note in line
