@@ -1,4 +1,4 @@
-"""Which tokens of two recordings belong together: padding on either side, another order."""
+"""Aligns the tokens of two recordings: padding on either side, another order."""
 
 from typing import NamedTuple
 
@@ -10,13 +10,13 @@ from rank_collapse.struct import refuse_if
 
 
 class Alignment(NamedTuple):
-    """Tokens of two recordings that belong together.
+    """The pairs of tokens, one from each recording, that are compared.
 
     Attributes:
         first, second: Positions [b, m] of the m-th token that exists in each run.
-        mask: Bool [b, m], which of them exist.
-        remarks: What differs in how the tokens lie, for people.
-        order: "" or the kind of difference, where the tokens stand in another order.
+        mask: Bool [b, m], True for tokens that exist.
+        remarks: Sentences about differences in the order or padding of the tokens.
+        order: "", or the kind of difference where the tokens stand in another order.
     """
 
     first: Int[np.ndarray, "b m"]
@@ -29,7 +29,7 @@ class Alignment(NamedTuple):
         """Returns a layer with the aligned tokens alone.
 
         Args:
-            layer: Of a recording.
+            layer: The layer of one recording.
             positions: `first` or `second`.
         """
 
@@ -41,7 +41,7 @@ class Alignment(NamedTuple):
 
 
 def align_tokens(first: Recording, second: Recording) -> Alignment:
-    """Align the tokens that exist, the k-th of each example with the k-th.
+    """Align the k-th existing token of each example in one recording with the k-th in the other.
 
     Padding may be on either side. Where the embeddings are the same in another order, tokens are
     aligned by them.
@@ -50,8 +50,8 @@ def align_tokens(first: Recording, second: Recording) -> Alignment:
         first, second: The recordings.
 
     Raises:
-        ValueError: They have other numbers of examples, of tokens that exist, or another width;
-            other token ids.
+        ValueError: The recordings differ in the number of examples, the number of existing tokens,
+            the width, or the token ids.
     """
     (b, _, d), (b2, _, d2) = first.shape, second.shape
     refuse_if(d != d2, f"the width is {d} in {first.path.name} and {d2} in {second.path.name}")
@@ -101,15 +101,15 @@ def _take_states(recording, positions):
 
 
 def _match_rows(x: Float[np.ndarray, "n 2 d"], y: Float[np.ndarray, "n 2 d"], count: int):
-    """Return which row of y each row of x belongs to, if that is one to one and much nearer than
-    the row at its own place; None otherwise.
+    """Return the row of y that each row of x belongs to, if this is one to one and much nearer than
+    the row at the same index; None otherwise.
 
     Equal tokens may have equal embeddings: their own places win, or else the nearest states after
     the first layer.
 
     Args:
         x, y: States before and after the first layer.
-        count: How many of the rows exist.
+        count: Number of existing rows.
     """
     distances, later = (_measure_distances(x[:count, k], y[:count, k]) for k in (0, 1))
     at_place, least = np.diagonal(distances), distances.min(axis=1)

@@ -18,7 +18,7 @@ def name_kind(difference: Difference, mask: Bool[np.ndarray, "b n"]) -> str | No
     """Name the mistake that explains the difference of a sublayer, or None.
 
     Args:
-        difference: Of the first sublayer at fault.
+        difference: The difference at the first faulty sublayer.
         mask: Tokens that exist.
     """
     tests: tuple[Callable[..., Iterator[str]], ...] = (
@@ -79,7 +79,8 @@ def _test_absent(difference, mask):
 
 
 def _test_dropout(difference, mask):
-    """One run has zeros where the other has none, and the others are larger by one factor."""
+    """Test whether one run has zeros where the other has none, with all other entries larger by one
+    factor."""
     for run, other, name in (
         (difference.first, difference.second, "first"),
         (difference.second, difference.first, "second"),
@@ -100,7 +101,7 @@ def _test_dropout(difference, mask):
 
 
 def _test_scale(difference, mask):
-    """The second branch is the first times one number."""
+    """Test whether the second branch is the first one times one number."""
     # What is left is rounding; a branch unlike the other has the factor 0, which explains .71 of δ.
     left = difference.second - (1 + difference.scale) * difference.first
     size = np.linalg.norm(difference.second - difference.first, axis=-1)
@@ -119,7 +120,7 @@ def _test_scale(difference, mask):
 
 
 def _test_norm(difference, mask):
-    """One run's states are the other's after a norm."""
+    """Test whether one run's states are the other's after a norm."""
     if difference.part != "layer":
         return
     first, second = (run[difference.measured] for run in difference.states)
@@ -136,18 +137,18 @@ def _test_norm(difference, mask):
 
 
 def _test_features(difference, mask):
-    """Each feature has a factor of its own."""
+    """Test whether each feature was multiplied by its own factor."""
     first, second = (run[difference.measured] for run in (difference.first, difference.second))
     if len(first) < 4:
         return
     gain = (first * second).sum(axis=0) / np.maximum((first * first).sum(axis=0), 1e-300)
     left = _relative(second - gain * first, second - first)
     if left < min(1 - _CLEAR, _UNLIKE * _measure_spread(first)):
-        yield "each feature has a factor of its own: the weight of a norm or of a scale"
+        yield "each feature has its own factor: the weight of a norm or of a scale"
 
 
 def _test_bias(difference, mask):
-    """One vector is added to all tokens."""
+    """Test whether one vector is added to all tokens."""
     change = (difference.second - difference.first)[difference.measured]
     if len(change) < 4:
         return
@@ -168,7 +169,7 @@ def _measure_spread(vectors):
 
 
 def _test_tokens(difference, mask):
-    """Some tokens differ and others do not."""
+    """Test whether some tokens differ and others do not."""
     excess = np.where(mask, difference.excess, np.nan)
     differs = excess > MEDIAN
     if difference.part == "mlp":

@@ -1,6 +1,7 @@
 """Whether two recordings agree to rounding, and the first sublayer that adds more.
 
-A sublayer is at fault if one of these holds (`excess` is what it adds over what rounding explains):
+A sublayer is at fault if one of these holds (`excess` is its error divided by the error that
+rounding explains):
 
 - its median excess is above `MEDIANS`, its 95 % quantile above `MOST`, or its 98 % quantile above
   `WORST`;
@@ -40,7 +41,7 @@ _LEAST_SCALE = 0.5  # of what rounding explains
 class Row(NamedTuple):
     """One sublayer of the table.
 
-    It is judged where its input is near enough to the other run's that its own error shows.
+    A sublayer is judged if its input is close enough to the other run's that its own error shows.
     """
 
     layer: int
@@ -68,8 +69,8 @@ class Fault(NamedTuple):
     """A sublayer that adds more than rounding explains.
 
     Attributes:
-        index: Of its row.
-        reason: What it does.
+        index: Index of the sublayer's row.
+        reason: Description of its error.
     """
 
     index: int
@@ -80,7 +81,7 @@ def summarize(difference: Difference) -> Row:
     """Summarize the difference of a sublayer over tokens.
 
     Args:
-        difference: Of one sublayer.
+        difference: The difference at one sublayer.
     """
     excess = np.where(difference.measured, difference.excess, -np.inf)
     worst = np.unravel_index(int(np.argmax(excess)), excess.shape)
@@ -112,11 +113,11 @@ def find_faults(rows: Sequence[Row], rounding: Rounding) -> list[Fault]:
     """Find the sublayers that add more than rounding explains.
 
     Args:
-        rows: All sublayers in order.
-        rounding: Of the coarser run.
+        rows: Rows of all sublayers in order.
+        rounding: Rounding of the coarser run.
 
     Returns:
-        (index of the row, why) in order.
+        (index of the row, reason) in order.
     """
     faults = []
     judged = [row for row in rows if row.judged]
@@ -161,7 +162,7 @@ def _limit_few(row):
 
 
 def _limit_scale(rows):
-    """Return the factor, less 1, from which on a layer is unlike the others."""
+    """Return the factor minus 1 from which on a layer counts as unlike the others."""
     scales = np.abs([row.scale for row in rows])
     return np.inf if len(rows) < 4 else 8 * 1.4826 * np.median(scales) * (1 + 4 / len(rows))
 
