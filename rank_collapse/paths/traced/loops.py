@@ -1,11 +1,12 @@
 """Loops and conditions, built again around values and their sums.
 
-A loop's state has the same number of slots at every step. A scan is cut into parts, whose numbers
-of slots grow with the lengths that exist by then.
+The kinds of values are defined in `values`; a slot of sums holds one path length (`channels`).
+
+A loop's state has the same number of slots at every step. The steps of a scan are taken in parts,
+whose numbers of slots grow with the lengths that exist by then.
 """
 
 import dataclasses
-import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -110,14 +111,14 @@ def run_scan(
     Args:
         run: The interpreter.
         eqn: The scan.
-        values: Its arguments.
+        values: Arguments of the equation.
         scopes, entry: See `Interpreter.run`.
     """
     return _Scan(run, eqn, values, scopes, entry).compute()
 
 
 class _Scan:
-    """A scan: what is the same in all steps, the carry, and what each step takes."""
+    """A scan: its constants, its carry, and the inputs of each step."""
 
     def __init__(self, run, eqn, values, scopes, entry):
         self.run, self.params, self.scopes, self.entry = run, eqn.params, scopes, entry
@@ -167,7 +168,7 @@ class _Scan:
         return [(a, None if s is None else s.array) for _, a, s in packed]
 
     def trace_step(self, labels, sizes):
-        """Return the shapes of what a step returns, for a carry of these labels and slots."""
+        """Return the shapes of a step's results, for a carry of these labels and slots."""
         first, carried = self.num_fixed, self.num_fixed + self.num_carry
         slices = jax.tree.map(
             lambda a: jax.ShapeDtypeStruct(jnp.shape(a)[1:], jnp.result_type(a)),
@@ -225,70 +226,78 @@ class _Scan:
         return sums + [jax.ShapeDtypeStruct(s.shape[1:], s.dtype) for s in stacked]
 
     def run_parts(self, labels, sizes, growth):
-        """Run the scan in parts, with as many slots in each as there are lengths at its end."""
-        run, first, length = self.run, self.num_fixed, self.params["length"]
-        last = first + self.num_carry
-        arrays, sums = self.arrays[first:last], self.sums[first:last]
-        num_parts = min(PARTS, length) if any(growth) else 1
-        bounds = [length * i // max(num_parts, 1) for i in range(num_parts + 1)]
-        parts, reverse, first_sizes = [], self.params["reverse"], sizes
-        for start, stop in itertools.pairwise(bounds):
-            grown = [s + g * (stop - start) for s, g in zip(sizes, growth, strict=True)]
-            sizes = run.slots.cap(grown)
-            (arrays, sums), stacked = self.run_part(labels, sizes, arrays, sums, start, stop)
-            before_last = [s + g * (stop - 1) for s, g in zip(first_sizes, growth, strict=True)]
-            parts.append(self.drop_empty_slots(stacked, before_last))
-        if reverse:
-            parts = parts[::-1]
-        carried = [unpack(*part) for part in zip(labels, arrays, sums, strict=True)]
-        return carried + self.join_parts(parts)
+        """Run the scan in parts, each with as many slots as there are path lengths at its end.
 
-    def run_part(self, labels, sizes, arrays, sums, start, stop):
-        """Run steps start to stop, counted from the end where the scan is reversed."""
-        length, reverse = self.params["length"], self.params["reverse"]
-        low, high = (length - stop, length - start) if reverse else (start, stop)
-        last = self.num_fixed + self.num_carry
-        numbers = jnp.arange(length, dtype=jnp.int32)
-        numbers = numbers[::-1] if reverse else numbers
-        slices = jax.tree.map(
-            lambda a: jax.lax.slice_in_dim(a, low, high),
-            (self.arrays[last:], self.sums[last:], numbers),
-        )
+        It stays one scan, with a case for each part: several scans would copy what they read.
+        """
+        slots, length, num_carry = self.run.slots, self.params["length"], self.num_carry
+        num_parts = max(min(PARTS, length), 1) if any(growth) else 1
+        stops = [length * (i + 1) // num_parts for i in range(num_parts)]
+        sizes_by_part = [
+            slots.cap([s + g * stop for s, g in zip(sizes, growth, strict=True)]) for stop in stops
+        ]
+        first, last = self.num_fixed, self.num_fixed + num_carry
+        carry = self.arrays[first:last], self.sums[first:last]
+        carry = self.make_carry(labels, sizes_by_part[-1], *carry)
+        stacked_sizes = self.find_stacked_sizes(labels, sizes_by_part[-1])
+
+        def make_part(part_sizes):
+            def compute(carry, slices):
+                outs = self.step(self.make_carry(labels, part_sizes, *carry), slices, labels)
+                arrays, sums = [a for a, _ in outs], [s for _, s in outs]
+                carried = arrays[:num_carry], sums[:num_carry]
+                filled = [
+                    None if s is None else slots.resize(s, most)
+                    for s, most in zip(sums[num_carry:], stacked_sizes, strict=True)
+                ]
+                return self.make_carry(labels, sizes_by_part[-1], *carried), (
+                    arrays[num_carry:],
+                    filled,
+                )
+
+            return compute
+
+        parts = [make_part(part_sizes) for part_sizes in sizes_by_part]
 
         def body(carry, slices):
-            outs = self.step(carry, slices, labels)
-            arrays, sums = [a for a, _ in outs], [s for _, s in outs]
-            carried = self.make_carry(labels, sizes, arrays[: len(labels)], sums[: len(labels)])
-            return carried, (arrays[len(labels) :], sums[len(labels) :])
+            part = jnp.searchsorted(jnp.asarray(stops), slices[-1], side="right")
+            return jax.lax.switch(part, parts, carry, slices)
 
-        carry = self.make_carry(labels, sizes, arrays, sums)
-        return jax.lax.scan(
-            body, carry, slices, length=high - low, reverse=reverse, unroll=self.params["unroll"]
+        numbers = jnp.arange(length, dtype=jnp.int32)
+        reverse = self.params["reverse"]
+        slices = self.arrays[last:], self.sums[last:], numbers[::-1] if reverse else numbers
+        # Gradients compute a step again: they would keep the sums inside of every part's step.
+        (arrays, sums), (stacked_arrays, stacked_sums) = jax.lax.scan(
+            jax.checkpoint(body, prevent_cse=False),
+            carry,
+            slices,
+            length=length,
+            reverse=reverse,
+            unroll=self.params["unroll"],
         )
+        before_last = [s + g * (length - 1) for s, g in zip(sizes, growth, strict=True)]
+        stacked_sums = self.drop_empty_slots(stacked_sums, before_last)
+        stacked = self.out_labels[num_carry:], stacked_arrays, stacked_sums
+        values = [*zip(labels, arrays, sums, strict=True), *zip(*stacked, strict=True)]
+        return [unpack(*value) for value in values]
 
-    def drop_empty_slots(self, stacked, before_last):
+    def find_stacked_sizes(self, labels, sizes):
+        """Return the largest numbers of slots of the stacked results; None for one without sums."""
+        if all(growth is None for growth in self.stacked_growth):
+            return self.stacked_growth
+        outs = self.trace_step(labels, sizes)[self.num_carry :]
+        return [None if s is None else self.run.slots.sizes(s) for _, s in outs]
+
+    def drop_empty_slots(self, stacked_sums, before_last):
         """Drop slots of stacked results for lengths that no path can have by the last step."""
-        arrays, sums = stacked
-        slots, kept = self.run.slots, []
-        for s, more in zip(sums, self.stacked_growth, strict=True):
+        slots, nonempty = self.run.slots, []
+        for s, growth in zip(stacked_sums, self.stacked_growth, strict=True):
             if s is not None:
                 s = jnp.moveaxis(s, 0, slots.num_axes)
-                most = [b + m for b, m in zip(before_last, more, strict=True)]
+                most = [b + m for b, m in zip(before_last, growth, strict=True)]
                 s = slots.resize(s, [min(*pair) for pair in zip(slots.sizes(s), most, strict=True)])
-            kept.append(s)
-        return arrays, kept
-
-    def join_parts(self, parts):
-        """Join what the steps of all parts returned."""
-        values, lead = [], self.run.slots.num_axes
-        for i, label in enumerate(self.out_labels[self.num_carry :]):
-            array = jnp.concatenate([arrays[i] for arrays, _ in parts])
-            sums = None
-            if label.has_sums:
-                sums = self.run.slots.pad_alike(*(sums[i] for _, sums in parts))
-                sums = jnp.concatenate(sums, axis=lead)
-            values.append(unpack(label, array, sums))
-        return values
+            nonempty.append(s)
+        return nonempty
 
 
 def _branch_programs(eqn):
@@ -316,9 +325,11 @@ def run_cond(
     out_labels = {}
 
     def make_branch(number, program):
+        """Makes the function of one branch on arrays and sums; it also notes result labels."""
         jaxpr, constants = open_program(program)
 
         def compute(arrays, sums):
+            """Runs the body once, and keeps the labels of its outputs."""
             arguments = [
                 v if label.kind < Kind.STATE and v.fill is not None else unpack(label, a, s)
                 for v, label, a, s in zip(operands, labels, arrays, sums, strict=True)
@@ -340,6 +351,8 @@ def run_cond(
     sizes = run.slots.largest([s for shape in shapes for _, s in shape if s is not None])
 
     def pad(branch):
+        """Wraps a branch so that its sums have the slots of both branches."""
+
         def compute(arrays, sums):
             outs = branch(arrays, sums)
             filled = [
