@@ -3,10 +3,24 @@
 from pathlib import Path
 from types import ModuleType
 
-from experiments.lab import cli
+import pytest
+
+from experiments.lab import cli, provenance, run
 from experiments.lab.experiment import import_experiment, read_run
 from experiments.lab.flags import Mode
 from tests.support.golden import TEXTS, read_arrays
+
+ENVIRONMENT = {
+    "python": "3.11.2",
+    "platform": "Linux",
+    "versions": {"jax": "0.10.2", "numpy": "2.4.0"},
+    "backend": "cpu",
+    "device": "cpu",
+    "processor": "A processor, 2 cores",
+    "num_devices": 2,
+    "git": "0123456789abcdef0123456789abcdef01234567",
+    "started": "2026-11-29 12:00:00",
+}
 
 
 def arrays_path(name: str) -> Path:
@@ -20,11 +34,14 @@ def list_arguments(module: ModuleType) -> list[str]:
 
 
 def make_folder(name: str, folder: Path) -> None:
-    """Makes the run folder of an experiment from the arrays that are kept."""
+    """Makes the run folder of an experiment from the arrays that are kept, as of one machine."""
     module = import_experiment(name)
     options = cli.parse_flags(module.FLAGS, [*list_arguments(module), f"--output_dir={folder}"])
     options.mode = Mode(begin_with=read_arrays(arrays_path(name).read_text("utf-8")))
-    module.main(options)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(provenance, "environment", lambda: dict(ENVIRONMENT))
+        patch.setattr(run, "command_line", lambda: f"python -m experiments.{name}")
+        module.main(options)
 
 
 def describe_folder(name: str, folder: Path) -> dict[str, str]:

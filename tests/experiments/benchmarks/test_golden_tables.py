@@ -11,8 +11,14 @@ REPORTS = {
     "products": Report([Timing("float32", 0.0, [2.0, 1.0])], {"TFLOP/s": (3.25, None)}),
     "seeds, sort": Report(
         [
-            Timing("one by one", 1.25, [0.3, 0.1, 0.2], temporary_bytes=3_000_000, gigabytes=2.5),
-            Timing("by vmap", 2.5, [0.06, 0.04, 0.05], gigabytes=123.0),
+            Timing(
+                "one by one",
+                1.25,
+                [0.3, 0.1, 0.2],
+                temporary_bytes=3_000_000,
+                output_bytes=2_500_000_000,
+            ),
+            Timing("by vmap", 2.5, [0.06, 0.04, 0.05], output_bytes=123_000_000_000),
         ],
         {"CPU ms per seed": (5.0, None), "times faster": (4.0, 5.0), "crossover": (np.inf, None)},
     ),
@@ -37,7 +43,7 @@ def test_golden_tables_of_a_device(golden):
         {"step": "speed", "driver": None, "last_line": ""},
     ]
     differences = [
-        device_pages.Difference("run_sort", 51, 40, 1.5e-6, "loss"),
-        device_pages.Difference("run_width", 6, 6, 0.0, ""),
+        device_pages.Difference("run_sort", 51, 40, "loss", 1.5e-6),
+        device_pages.Difference("run_width", 6, 6, "", 0.0),
     ]
     golden("benchmarks/tables.md", device_pages.make_tables(speed, steps, differences))

@@ -11,18 +11,6 @@ from tests.support.golden_runs import make_folder
 
 NAMES = ("check_bounds", "run_collapse", "run_path_counts", "run_sort", "run_width")
 RESULT = Texts("No number. {--seed}", "| {--num_seeds} |")
-RUN = {
-    "date": "2026-11-29",
-    "seed": 3,
-    "seconds": 61.7,
-    "cpu_seconds": 99.4,
-    "at_least": True,
-    "jobs": 2,
-    "machine": "2 × CPU",
-    "jax": "0.10.2",
-    "commit": "abc",
-    "command": "python -m experiments.run",
-}
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +24,6 @@ def parent(tmp_path_factory):
 
 def test_golden_report(parent, golden, monkeypatch):
     monkeypatch.setattr(sections, "read_result", lambda name: f"What came out of {name}.")
-    monkeypatch.setattr(running, "describe_machine", lambda parent: "A machine.")
     records = [
         sections.RunRecord(parent / name, f"python -m experiments.{name}", "1.0 s")
         for name in NAMES
@@ -51,7 +38,9 @@ def test_golden_report(parent, golden, monkeypatch):
 
 def test_golden_pages_of_results(parent, golden, monkeypatch, tmp_path):
     monkeypatch.setattr(results_page, "read_texts", lambda: dict.fromkeys(NAMES, RESULT))
-    monkeypatch.setattr(results_page, "describe_run", lambda parent, name: RUN)
+    for jobs, name in enumerate(NAMES[1:], 1):
+        ended = running.ProcessResult(0, "", 61.7 * jobs, 99.4)
+        sections.save_time(parent, name, ended, jobs, resumed=jobs == 3)
     results_page.write_markdown(parent, "quick", tmp_path)
     for path in sorted(tmp_path.rglob("*.*")):
         if path.suffix in (".md", ".csv"):
