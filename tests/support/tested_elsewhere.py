@@ -36,7 +36,9 @@ TESTED_IN = {  # {test file: modules, or packages that end in a slash, in rank_c
         "torch/frozen_entries torch/frozen_norms torch/frozen_products torch/frozen_values"
     ),
     "torch/test_operators.py": "torch/calls torch/refusals torch/values",
-    "torch/test_path_lengths.py": "torch/exporting torch/graph torch/scopes torch/sums",
+    "torch/test_path_lengths.py": (
+        "torch/exporting torch/graph torch/inner_skips torch/scopes torch/sums"
+    ),
     "torch/test_recording.py": "agree/other_inputs torch/replacing",
     # A sweep: whole, interrupted, resumed, on any devices.
     "training/test_sweep.py": "training/engine/",

@@ -287,7 +287,37 @@ class Batched(Attention):
         return self.norm(super().forward(x))
 
 
+class Residual(Attention):
+    """Adds its input itself, after a projection, and normalises the sum."""
+
+    def __init__(self):
+        super().__init__()
+        self.out, self.norm = nn.Linear(D, D), nn.LayerNorm(D)
+
+    def forward(self, x):
+        return self.norm(x + self.out(super().forward(x)))
+
+
+class Plain(nn.Sequential):
+    """Branches with their skips and none around them, or branches without any skip."""
+
+    def __init__(self, attention):
+        super().__init__(attention(), attention())
+        self.double().eval()
+
+
+def test_branches_without_any_skip_are_on_every_path():
+    split = path_lengths(Plain(Attention), HIDDEN, branches=r"\d")
+    assert not split.by_length[:2].any() and split.by_length[2].any()
+    inside = path_lengths(Plain(Residual), HIDDEN, branches=r"\d\.out")
+    assert all(part.any() for part in inside.by_length)
+
+
 WRONG = {
+    "skip inside": (
+        {"model": Plain(Residual), "inputs": (HIDDEN,), "kwargs": {}, "branches": r"\d"},
+        "'0' contains its own skip, .* in module '0' .*; name what is .*, such as '0.out'",
+    ),
     "no module": ({"model": lambda x: x}, "model is a function, not a torch.nn.Module"),
     "no match": (
         {"branches": "layer"},
