@@ -8,8 +8,8 @@
 
 Each benchmark times its cases in turn, round after round, so that other work on the machine slows
 all of them equally. Ratios to the baseline are from the same rounds. Compilation is timed
-separately; the time of a case is that of its fastest round. Each benchmark first prints its name
-and the time that it takes on two idle cores, and then every first call and round as it ends.
+separately; the time of a case is the time of its fastest round. Each benchmark first prints its
+name and the time that it takes on two idle cores, and then every first call and round as it ends.
 """
 
 import json
@@ -17,7 +17,6 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any
 
 import jax
 from absl import flags
@@ -29,31 +28,39 @@ from experiments.benchmarks import (
     profile_benchmarks,
     seed_benchmarks,
     training_benchmarks,
+    training_parts,
 )
-from experiments.benchmarks.timing import describe_report, print_report
+from experiments.benchmarks.timing import Report, describe_report, print_report
 from experiments.lab import check_names, cli
 from rank_collapse.runs.files import make_folder, open_log
 
 # Each is a function of the flags that gives a `timing.Report`.
-BENCHMARKS = {
-    "collapse_sweep": profile_benchmarks.time_collapse_sweep,
-    "log_profile": profile_benchmarks.time_log_profile,
-    "exact_profile": profile_benchmarks.time_exact_profile,
-    "exact_paths": path_benchmarks.time_exact_paths,
-    "exact_paths_large": partial(
-        path_benchmarks.time_exact_paths,
-        config=path_benchmarks.LARGE,
-        num_tokens=path_benchmarks.LARGE_TOKENS,
-    ),
-    "head_contributions": path_benchmarks.time_head_contributions,
-    "recomputed_paths": path_benchmarks.time_recomputed_paths,
-    "monitor": monitoring.time_monitor,
-    "products": limits.time_products,
-    "seeds": seed_benchmarks.time_seeds,
-} | {
-    f"train_{name}": partial(training_benchmarks.time_training, name)
-    for name in training_benchmarks.CASES
-}
+BENCHMARKS = (
+    {
+        "collapse_sweep": profile_benchmarks.time_collapse_sweep,
+        "log_profile": profile_benchmarks.time_log_profile,
+        "exact_profile": profile_benchmarks.time_exact_profile,
+        "exact_paths": path_benchmarks.time_exact_paths,
+        "exact_paths_large": partial(
+            path_benchmarks.time_exact_paths,
+            config=path_benchmarks.LARGE,
+            num_tokens=path_benchmarks.LARGE_TOKENS,
+        ),
+        "head_contributions": path_benchmarks.time_head_contributions,
+        "recomputed_paths": path_benchmarks.time_recomputed_paths,
+        "monitor": monitoring.time_monitor,
+        "products": limits.time_products,
+        "seeds": seed_benchmarks.time_seeds,
+    }
+    | {
+        f"train_{name}": partial(training_benchmarks.time_training, name)
+        for name in training_benchmarks.CASES
+    }
+    | {
+        f"parts_{name}": partial(training_parts.time_training_parts, name)
+        for name in training_parts.NAMES
+    }
+)
 
 # Seconds of CPU that each takes with five rounds; beyond `LONG` it runs only where it is named.
 CPU_SECONDS = {
@@ -71,6 +78,9 @@ CPU_SECONDS = {
     "train_convex_hull": 40,
     "train_memorization": 60,
     "train_translation": 60,
+    "parts_sort": 100,
+    "parts_convex_hull": 180,
+    "parts_memorization": 180,
 }
 LONG = 90
 # Sizes of --tiny, which show nothing but that a benchmark works.
@@ -85,7 +95,11 @@ TINY = {
     "monitor": {"depth": 2, "num_heads": 2, "d_model": 8, "tokens": 4},
     "products": {"width": 64},
     "seeds": seed_benchmarks.TINY,
-} | {f"train_{name}": {"arguments": training_benchmarks.TINY} for name in training_benchmarks.CASES}
+} | {
+    name: {"arguments": training_benchmarks.TINY}
+    for name in BENCHMARKS
+    if name.startswith(("train_", "parts_"))
+}
 USUAL = [name for name in BENCHMARKS if CPU_SECONDS[name] <= LONG]
 
 FLAGS = cli.bare_flags()
@@ -140,14 +154,16 @@ def main(options: flags.FlagValues) -> int:
     return 1 if failures else 0
 
 
-def list_benchmarks(options: flags.FlagValues) -> Iterator[tuple[str, str, Callable[[Any], Any]]]:
+def list_benchmarks(
+    options: flags.FlagValues,
+) -> Iterator[tuple[str, str, Callable[[flags.FlagValues], Report]]]:
     """Lists (name, name with the number of seeds, function of the flags) of each benchmark.
 
     Args:
         options: The flags.
 
     Raises:
-        ValueError: A number of seeds that is none.
+        ValueError: An invalid number of seeds.
     """
     for text in options.num_seeds:
         if not (text.isascii() and text.isdigit() and int(text)):
@@ -171,7 +187,7 @@ def describe_time(name: str, options: flags.FlagValues) -> str:
     """Writes how long a benchmark is expected to take; "" where this is not known.
 
     Args:
-        name: Of the benchmark.
+        name: Name of the benchmark.
         options: The flags.
     """
     if name not in CPU_SECONDS or options.tiny:

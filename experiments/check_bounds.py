@@ -39,7 +39,7 @@ from experiments.lab import (
     open_run,
     shared_flags,
 )
-from experiments.verdicts import Comparison, Row, cases_row
+from experiments.verdicts import Comparison, Row, TableRow, cases_row
 from rank_collapse.report import figures
 
 BLOCK = 50  # draws that a device vmaps over
@@ -93,10 +93,11 @@ Results = Mapping[str, Any]
 
 
 def make_cases(options: Options) -> dict[int, Case]:
-    """Selects the kinds of networks of the flags, by their place among all.
+    """Selects the kinds of networks that the flags name, by their position in the list of all
+    kinds.
 
     Raises:
-        ValueError: A kind that there is not.
+        ValueError: An unknown kind.
     """
     check_names(options, "cases", [case.name for case in CASES])
     return {i: case for i, case in enumerate(CASES) if case.name in options.cases}
@@ -105,12 +106,12 @@ def make_cases(options: Options) -> dict[int, Case]:
 def measure(options: Options, cases: dict[int, Case], folder: RunFolder) -> Results:
     """Measures all draws and the construction, in float64, resumed from the run.
 
-    Draws are computed in blocks of one size, so that what a device vmaps over is always as much.
+    Draws are computed in blocks of one size, so that a device always vmaps over the same number.
 
     Args:
         options: The flags.
-        cases: The kinds of networks, by their place among all.
-        folder: The run folder; what it has is not computed again.
+        cases: The kinds of networks, by their position in the list of all kinds.
+        folder: The run folder; results that it already holds are not computed again.
     """
     num_draws = -(-options.num_draws // len(options.cases))  # of each kind
     size = min(BLOCK, num_draws)
@@ -135,11 +136,12 @@ def pool_draws(draws: Collection[Draws]) -> tuple[dict[str, np.ndarray], dict[st
     """Joins the draws of several kinds of networks.
 
     Args:
-        draws: Of one or several kinds of networks.
+        draws: Draws of one or several kinds of networks.
 
     Returns:
-        Every measure, flat; and {bound: its tightness} wherever it is claimed: those of
-        `CONDITIONAL` under the lemma's condition, those of `FREE` where they were not refused.
+        Every measure, flat; and {bound: its tightness} wherever the bound is claimed: the bounds in
+            `CONDITIONAL` under the lemma's condition, the bounds in `FREE` where they were not
+            refused.
     """
     names = next(iter(draws))
     flat = {n: np.concatenate([arrays[n].reshape(-1) for arrays in draws]) for n in names}
@@ -149,14 +151,14 @@ def pool_draws(draws: Collection[Draws]) -> tuple[dict[str, np.ndarray], dict[st
     return flat, {bound: tightness[bound][is_claimed[bound]] for bound in LEAST}
 
 
-def count_violations(draws: Collection[Draws]) -> dict[str, Any]:
+def count_violations(draws: Collection[Draws]) -> dict[str, int | float]:
     """Counts violations, and ranges of tightness, over kinds of networks.
 
     Args:
-        draws: Of one or several kinds of networks.
+        draws: Draws of one or several kinds of networks.
 
     Returns:
-        Columns of results.csv; a range is None where there is no number.
+        Columns of results.csv; a range is None where no number exists.
     """
     flat, tightness = pool_draws(draws)
     is_admissible, excess = flat["head_ok"], flat["lemma_excess"]
@@ -182,16 +184,16 @@ def count_violations(draws: Collection[Draws]) -> dict[str, Any]:
     return counts
 
 
-def make_rows(results: Results) -> list[dict[str, Any]]:
+def make_rows(results: Results) -> list[TableRow]:
     """Makes a row for each kind of network."""
     return [c._asdict() | count_violations([draws]) for c, draws in results["draws"].items()]
 
 
 @figures.styled
 def tightness_figure(results: Results):
-    """How many powers of ten each bound lies above the residual that it bounds (left: median and
-    middle 90 % of random draws), and γ* of every head (right). The paper's bounds are drawn where
-    the lemma's condition holds; the others need no condition."""
+    """Left: how many powers of ten each bound lies above the residual that it bounds (median and
+    middle 90 % of random draws). Right: γ* of every head. The bounds of the paper are drawn only
+    where the condition of the lemma holds; the other bounds need no condition."""
     flat, tightness = pool_draws(results["draws"].values())
     fig, ((bounds_ax, gamma_ax),) = figures.figure(1, 2, width=5.4, height=3.6)
     claimed = {bound: values for bound, values in tightness.items() if values.size}
@@ -217,9 +219,9 @@ def tightness_figure(results: Results):
 
 @figures.styled
 def construction_figure(results: Results):
-    """A layer of two heads on two tokens: one head writes √d in one feature, the other 1 in all.
-    Its residual passes the published bound of Theorem 2.3, later that with γ = 1, and never the
-    bound with sums over heads."""
+    """A layer of two heads on two tokens: one head writes √d into one feature, and the other writes
+    1 into all features. Its residual exceeds first the published bound of Theorem 2.3, then the
+    bound with γ = 1, and never the bound with sums over heads."""
     fig, ((ax,),) = figures.figure(1, 1)
     widths = [built["width"] for built in results["built"]]
     for index, (name, label) in enumerate(BUILT.items()):
@@ -235,7 +237,7 @@ def judge_claims(results: Results) -> list[Row]:
     """Tests the lemma and the published bounds, wherever the lemma's condition holds.
 
     Args:
-        results: From `measure`.
+        results: Results of `measure`.
     """
     total = count_violations(results["draws"].values())
     rows = (
@@ -251,11 +253,11 @@ def judge_claims(results: Results) -> list[Row]:
 
 
 def compare_results(results: Results) -> Iterator[Comparison]:
-    """Compares with 0 the violations of the bounds that need no condition, which are not the
-    paper's; with 1 the construction, which is no draw; and says how far bounds lie above.
+    """Compares the violations of the bounds without a condition (none from the paper) with 0, and
+    the construction, which is not a draw, with 1; and says how far bounds lie above.
 
     Args:
-        results: From `measure`.
+        results: Results of `measure`.
     """
     total = count_violations(results["draws"].values())
     for name, (_, _, text) in FREE.items():
@@ -298,7 +300,7 @@ EXPERIMENT = Experiment(
 
 
 def main(options: Flags) -> Run:
-    """Measures what the run lacks, and saves what follows from it."""
+    """Measures the missing points, and saves the table, figures and claims."""
     with open_run(options, make_cases) as run:
         for point in run.measure(measure):
             results = point.results

@@ -1,6 +1,7 @@
-"""Answers `python experiments/run_sort.py`, and `python run_sort.py` here, with what to type.
+"""Answers `python experiments/run_sort.py`, and `python run_sort.py` in this folder, with the right
+command.
 
-Python then looks for modules in this folder, where it finds this file in place of the package.
+Python then looks for modules in this folder, and finds this file instead of the package.
 """
 
 import shlex

@@ -16,13 +16,14 @@ import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from experiments.lab import (
     ONE_VALUE,
     Flags,
+    JsonObject,
     Mode,
     Run,
     RunFolder,
@@ -44,9 +45,10 @@ SEEDS = ("first_seed", "num_seeds")
 
 
 class Part(NamedTuple):
-    """One point of a finished run: what determines its results, and its arrays by name."""
+    """One point of a finished run: the settings that determine its results, and its arrays by
+    name."""
 
-    config: Mapping[str, Any]
+    config: JsonObject
     arrays: Mapping[str, np.ndarray]
 
 
@@ -54,8 +56,8 @@ def main(options: Flags) -> Run:
     """Joins the folders, and publishes the joined run as its experiment does.
 
     Raises:
-        ValueError: Fewer than two folders, --output_dir that is none or one of them, or folders
-            that make no full run.
+        ValueError: Fewer than two folders, an --output_dir that is missing or is one of them, or
+            folders that do not make a full run.
         RunError: A folder that is not complete, damaged, or of another version.
     """
     if len(options.folders) < 2 or not options.output_dir:
@@ -70,8 +72,9 @@ def main(options: Flags) -> Run:
             other_flags = {name: v for name, v in part.config.items() if name not in SEEDS}
             groups.setdefault(json.dumps(other_flags, sort_keys=True), []).append(part)
     parts = [join_seeds(group) for group in groups.values()]
-    shown = read_summary(folders[0]).get("shown", {})  # else cells that no folder has are trained
-    joined_flags = read_flags(module.FLAGS, folders[0], shown)
+    # Without these flags, cells that no folder has would be trained.
+    shown_flags = read_summary(folders[0]).get("shown", {})
+    joined_flags = read_flags(module.FLAGS, folders[0], shown_flags)
     for name in SEEDS:
         if name in parts[0].config:
             joined_flags[name].value = parts[0].config[name]
@@ -83,18 +86,10 @@ def main(options: Flags) -> Run:
     for point in list_points(joined_flags):
         part = by_values[tuple(str(point[name]) for name in axes)]
         arrays |= {point.prefix + name: array for name, array in part.arrays.items()}
-    joined_flags.mode = Mode(begin_with=arrays, begun_in=list_origins(folders))
-    return module.main(joined_flags)
-
-
-def list_origins(folders: Sequence[Path]) -> list[dict[str, Any]]:
-    """Lists the environments in which the results of folders were made.
-
-    Args:
-        folders: Run folders.
-    """
     contents = [read_object(folder / "config.json") for folder in folders]
-    return list(itertools.chain.from_iterable(map(provenance.list_environments, contents)))
+    origins = [e for content in contents for e in provenance.list_environments(content)]
+    joined_flags.mode = Mode(begin_with=arrays, begun_in=origins)
+    return module.main(joined_flags)
 
 
 def common_module(folders: Sequence[Path]) -> ModuleType:
@@ -104,7 +99,8 @@ def common_module(folders: Sequence[Path]) -> ModuleType:
         folders: Run folders.
 
     Raises:
-        ValueError: One folder twice, of no experiment, or of several.
+        ValueError: A folder is named twice or holds no experiment, or folders hold different
+            experiments.
     """
     for folder, other in itertools.combinations(folders, 2):
         if folder.resolve() == other.resolve():
@@ -121,7 +117,7 @@ def read_parts(flag_values: Flags, folder: Path) -> list[Part]:
     """Reads the points of a finished run.
 
     Args:
-        flag_values: Of its experiment.
+        flag_values: Flag values of the run's experiment.
         folder: The run folder.
 
     Raises:
@@ -150,10 +146,10 @@ def join_seeds(parts: Sequence[Part]) -> Part:
     """Joins runs of other seeds of one point.
 
     Args:
-        parts: They differ in their seeds alone.
+        parts: The parts, which differ only in their seeds.
 
     Raises:
-        ValueError: Seeds are missing or there twice, or arrays are not of the seeds.
+        ValueError: Seeds are missing or repeated, or arrays do not have an axis of seeds.
     """
     if len(parts) == 1:
         return parts[0]
@@ -174,15 +170,15 @@ def join_seeds(parts: Sequence[Part]) -> Part:
     return Part({**first.config, "num_seeds": total}, joined)
 
 
-def find_axes(configs: Sequence[Mapping[str, Any]], options: Flags) -> dict[str, list[str]]:
+def find_axes(configs: Sequence[JsonObject], options: Flags) -> dict[str, list[str]]:
     """Lists the values of the flags in which points differ, as they are written.
 
     Args:
-        configs: What determines the results of each point.
+        configs: The settings that determine the results of each point.
         options: Flags of the experiment.
 
     Raises:
-        ValueError: They differ in a flag that is no axis, or are no grid.
+        ValueError: They differ in a flag that is not an axis, or do not form a grid.
     """
     names = dict.fromkeys([*options.axes, *configs[0]])  # axes in the order of the first folder
     values = {n: list(dict.fromkeys(json.dumps(c.get(n)) for c in configs)) for n in names}

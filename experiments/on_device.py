@@ -1,14 +1,14 @@
-"""On a device: is everything right there, and how fast is it? Two commands, one folder, the pages.
+"""Checks and times a device: two commands, one folder, the pages.
 
     experiments/on_device.sh right FOLDER
     experiments/on_device.sh speed FOLDER
     python -m experiments.on_device --pages --folder=FOLDER --cpu=results/reproduce/quick
 
-Each command ends within its time: what takes longer is stopped, and what was measured before stays.
-FOLDER gets speed.jsonl, a line for each benchmark; steps.jsonl, a line for each step with its exit
-code and seconds; a log of each step; and arrays.tar.gz, the arrays and tables of all experiments.
---pages writes them into the tables of docs/accelerators.md and docs/benchmarks.md. --cpu compares
-the arrays with those of a CPU.
+Each command ends within its time: a step that takes longer is stopped, and earlier measurements
+stay. FOLDER gets speed.jsonl, a line for each benchmark; steps.jsonl, a line for each step with its
+exit code and seconds; a log of each step; and arrays.tar.gz, the arrays and tables of all
+experiments. --pages writes them into the tables of docs/accelerators.md and docs/benchmarks.md.
+--cpu compares the arrays with those of a CPU.
 """
 
 import contextlib
@@ -41,7 +41,7 @@ ARRAYS, STEPS = "arrays.tar.gz", "steps.jsonl"
 
 FLAGS = cli.bare_flags()
 FLAGS.define("enum", "part", None, "What is measured.", list(LIMITS))
-FLAGS.define("string", "folder", None, "Of all that is measured.")
+FLAGS.define("string", "folder", None, "Seed of all measurements.")
 FLAGS.define("boolean", "tiny", False, "Small sizes, which show nothing but that everything works.")
 FLAGS.define("boolean", "pages", False, "Write what a folder has into the tables of the pages.")
 FLAGS.define("string", "docs", "docs", "Folder of the pages.")
@@ -53,10 +53,10 @@ class Step:
     """A command with the most seconds that it may take.
 
     Attributes:
-        name: Of its log.
+        name: Name of the log file.
         command: Its arguments, without the interpreter.
         seconds: The most.
-        environment: Beside that of this process.
+        environment: Variables in addition to the environment of this process.
     """
 
     name: str
@@ -89,12 +89,12 @@ def main(options: flags.FlagValues) -> int:
 
 
 def list_steps(part: str, folder: Path, runs: Path, tiny: bool) -> list[list[Step]]:
-    """Lists groups of steps: those of a group run side by side, the groups in turn.
+    """Lists groups of steps: the steps of a group run side by side, the groups one after the other.
 
     Args:
-        part: Of `LIMITS`.
-        folder: Gets speed.jsonl.
-        runs: Gets the experiments' folders.
+        part: Part of the session, a key of `LIMITS`.
+        folder: Folder for speed.jsonl.
+        runs: Folder for the experiments' folders.
         tiny: Whether sizes are small.
     """
 
@@ -138,8 +138,8 @@ def run_steps(steps: Sequence[Step], folder: Path, end: float) -> list[int]:
 
     Args:
         steps: The commands.
-        folder: Gets their logs, and a line for each.
-        end: When all must have ended, as of `time.monotonic`.
+        folder: Folder for their logs, and for a line about each.
+        end: Time at which all must have ended, as in `time.monotonic`.
     """
     started, codes = [], []
     with contextlib.ExitStack() as stack:
@@ -182,7 +182,8 @@ def run_steps(steps: Sequence[Step], folder: Path, end: float) -> list[int]:
 
 
 def _stop(process):
-    """Ends a process with all that it started: asked first, so that it saves what it has."""
+    """Ends a process and all processes that it started; it is asked first, so that it can save its
+    results."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         if process.poll() is None:
             with contextlib.suppress(ProcessLookupError):
@@ -206,25 +207,25 @@ def pack_arrays(runs: Path, path: Path) -> None:
 
     Args:
         runs: Parent of the run folders.
-        path: Of the archive.
+        path: Path of the archive.
     """
     with tempfile.TemporaryFile() as file:
         with tarfile.open(fileobj=file, mode="w:gz") as archive:
-            for found in sorted(p for p in runs.rglob("*") if p.name in KEPT):
-                archive.add(found, found.relative_to(runs).as_posix())
+            for kept_file in sorted(p for p in runs.rglob("*") if p.name in KEPT):
+                archive.add(kept_file, kept_file.relative_to(runs).as_posix())
         file.seek(0)
         write_atomically(path, file.read())
 
 
 def compare_arrays(archive: Path, cpu: Path) -> list[device_pages.Difference]:
-    """Compares the runs of a device with the same runs of a CPU, those that are complete.
+    """Compares the complete runs of a device with the same runs on a CPU.
 
     Args:
-        archive: From `pack_arrays`.
+        archive: Archive from `pack_arrays`.
         cpu: Folder of the runs on a CPU.
 
     Raises:
-        ValueError: There is no such folder, or it has other arrays.
+        ValueError: The folder does not exist, or has other arrays.
     """
     if not cpu.is_dir() or not archive.exists():
         raise ValueError(f"--cpu={cpu}: it and {archive} are needed to compare")

@@ -1,8 +1,8 @@
 """Reproduce: runs every experiment and writes one report, with an answer to each statement.
 
 Covers the figures in Dong, Cordonnier and Loukas, "Attention is not all you need: pure attention
-loses rank doubly exponentially with depth" (2021), and statements of later papers. Each experiment
-is also a command of its own.
+loses rank doubly exponentially with depth" (2021), and statements of later papers. You can also run
+each experiment by its own command.
 
     python -m experiments.reproduce                      (quick sizes, minutes on two cores)
     python -m experiments.reproduce --preset=reported    (the sizes of the pages)

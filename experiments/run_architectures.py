@@ -18,7 +18,6 @@ collapse within three layers, and skips to prevent the collapse.
 
 import re
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -47,6 +46,7 @@ from experiments.verdicts import (
     ERROR,
     Comparison,
     Row,
+    TableRow,
     curve_row,
     make_row,
     power_law_wins,
@@ -99,7 +99,7 @@ def mean_curves(curves: Curves, variant: str, reading: str = "published") -> np.
     return None if values is None else values.mean(axis=1, dtype=float)
 
 
-def make_rows(results: Results) -> Iterator[dict[str, Any]]:
+def make_rows(results: Results) -> Iterator[TableRow]:
     """Makes a row for each model, weights, ablation and layer: over weights and texts.
 
     Args:
@@ -124,14 +124,14 @@ def make_rows(results: Results) -> Iterator[dict[str, Any]]:
 
 
 def are_published(models: Sequence[Model]) -> bool:
-    """Returns whether these are models of the paper, in place of anybody's checkpoints."""
+    """Returns whether these are models of the paper, not a user's checkpoints."""
     return all(model.label in PUBLISHED for model in models)
 
 
 @figures.styled
 def collapse_figure(results: Results, models: Sequence[Model]) -> figures.Figure | None:
     """Residual ratio by layer at initialisation, mean and standard deviation over draws: attention
-    alone (solid) and with skips (dashed)."""
+    alone (solid) and attention with skips (dashed)."""
     if not are_published(models):
         return None
     fig, ((ax,),) = figures.figure(1, 1)
@@ -147,8 +147,9 @@ def collapse_figure(results: Results, models: Sequence[Model]) -> figures.Figure
 
 @figures.styled
 def residuals_figure(results: Results, model: Model) -> figures.Figure:
-    """Relative residual by layer, mean ± one standard deviation over weights and texts, on the
-    published curves (grey). Dotted: as the paper's text says, where its code differs."""
+    """Relative residual by layer, mean ± one standard deviation over weights and texts, and the
+    published curves (grey). Where the code of the paper differs from its text, the dotted lines
+    follow the text."""
     depth = model.config.depth
     fig, axes = figures.figure(1, 4, width=2.9, height=2.5, sharey=True)
     published, layers = published_curves(model.settings, depth), np.arange(depth + 1)
@@ -185,12 +186,12 @@ def describe_residuals(label: str) -> str:
 
 
 def judge_claims(results: Results, models: Sequence[Model]) -> list[Row]:
-    """Tests the published curves against ours at initialisation, and what the curves are to show.
+    """Tests the published curves against ours at initialisation, and the claims about the curves.
 
-    A checkpoint has no rows: it is one network, of which nothing can be said with an interval.
-    Layer 0 is the embedding, of other texts than the published ones. The published curves of a
-    network's variants, one after the other, are compared as one. It is asked only with so many
-    initialisations that one of the networks could be refused.
+    A checkpoint has no rows: it is one network, which has no interval. Layer 0 is the embedding, of
+    other texts than the published ones. The published curves of a network's variants are joined and
+    tested as one curve. The test runs only if there are enough initialisations to reject one of the
+    networks.
 
     Args:
         results: Curves of each model.
@@ -221,12 +222,14 @@ def judge_claims(results: Results, models: Sequence[Model]) -> list[Row]:
 
 
 def judge_skips(label: str, with_skips: np.ndarray, bare: np.ndarray) -> Row:
-    """Tests whether more is left with skips; what rounding makes of equal tokens counts as all.
+    """Tests how many powers of ten more remain with skips.
+
+    Ratios of attention alone below float32's rounding count as the rounding, "at least".
 
     Args:
-        label: Of the model.
-        with_skips: Residual ratios after the last layer, one of each seed.
-        bare: Those of attention alone.
+        label: Label of the model.
+        with_skips: Residual ratios after the last layer, one for each seed.
+        bare: Residual ratios of attention alone, one for each seed.
     """
     note = "at least: attention alone is below float32's rounding" * bool((bare <= ROUNDING).any())
     decades = np.log10(with_skips) - np.log10(np.maximum(bare, ROUNDING))
@@ -234,10 +237,10 @@ def judge_skips(label: str, with_skips: np.ndarray, bare: np.ndarray) -> Row:
 
 
 def compare_results(results: Results, models: Sequence[Model]) -> Iterator[Comparison]:
-    """Compares residual ratios with the published ones, and says where attention has collapsed.
+    """Compares residual ratios with the published ones, and reports where attention has collapsed.
 
-    At layer 1 and at the last; of pretrained weights at all, with the tolerance that other texts
-    explain.
+    The comparison is at layer 1 and at the last layer; for pretrained weights at all layers, with
+    the tolerance that other texts explain.
 
     Args:
         results: Curves of each model.
@@ -262,9 +265,9 @@ def compare_curve(
 
     Args:
         model: The model.
-        kind: Of its weights.
-        curves: Of these weights.
-        ablation: Which curve: variant and reading.
+        kind: Kind of its weights.
+        curves: Curves of these weights.
+        ablation: Variant and reading of the curve.
         targets: Published values of pretrained weights.
     """
     (variant, reading), depth = ablation, model.config.depth
@@ -301,11 +304,12 @@ def find_targets(model: Model, kind: str, curves: Curves) -> tuple[list[Target],
 
     Args:
         model: The model.
-        kind: Of its weights.
-        curves: Of these weights.
+        kind: Kind of its weights.
+        curves: Curves of these weights.
 
     Returns:
-        The values; what makes a failure of them, or why there are none. ([], "") of other weights.
+        The values; and a sentence about how they fail, or why there are none. ([], "") for other
+        weights.
     """
     if kind != "pretrained":
         return [], ""
@@ -321,7 +325,7 @@ def find_targets(model: Model, kind: str, curves: Curves) -> tuple[list[Target],
 
 
 def make_finding(results: Results, models: Sequence[Model]) -> Finding | None:
-    """Reports where attention alone has lost all but a hundredth, and what skips keep.
+    """Reports where attention alone has lost all but a hundredth, and how much skips keep.
 
     Args:
         results: Curves of each model.
@@ -363,7 +367,7 @@ EXPERIMENT = Experiment(
 
 
 def main(options: Flags) -> Run:
-    """Measures what the run lacks, and saves what follows from it."""
+    """Measures the missing points, and saves the table, figures and claims."""
     with open_run(options, make_models, identity) as run:
         for point in run.measure(measure):
             results, models = point.results, point.setup

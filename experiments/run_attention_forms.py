@@ -21,8 +21,8 @@ of the size of dot products are nearly as bad as unscaled dot products.
 import dataclasses
 import itertools
 from collections.abc import Iterator, Mapping
-from typing import Any
 
+import jax
 import numpy as np
 
 from experiments.attention_forms.score_functions import FORMS, LAWS, MEASURES, make_measure
@@ -42,22 +42,24 @@ from experiments.lab import (
 )
 from experiments.train import arguments
 from experiments.train.sorting import make_sorting_task
+from experiments.train.train_networks import save_models, train_networks
 from experiments.train.trained_tasks import (
     TrainedTask,
     diverged_seeds,
     measure_whole,
-    save_models,
-    train_tasks,
 )
 from experiments.verdicts import (
     Comparison,
     Row,
+    TableRow,
     clipped_log10,
     format_interval,
     make_row,
     mean_with_interval,
 )
 from rank_collapse.report import figures
+from rank_collapse.training.models import Model
+from rank_collapse.training.tasks.examples import Examples
 
 SOURCE, WIDTH = "Vaswani et al. 2017, section 3.2.1", r"width of queries and keys $d_k$"
 
@@ -84,7 +86,7 @@ for name, default, text in (
     ("trained_d_k", [4, 32, 256], "Widths at which networks are trained."),
 ):
     shared_flags.define_numbers(FLAGS, name, default, text, lower_bound=1)
-FLAGS.define("integer", "num_queries", 64, "Random queries, and as many keys.", lower_bound=2)
+FLAGS.define("integer", "num_queries", 64, "Number of random queries and keys.", lower_bound=2)
 FLAGS.define(
     "float",
     "saturation",
@@ -96,11 +98,11 @@ FLAGS.define(
 
 
 def make_setups(options: Options) -> dict[str, TrainedTask]:
-    """Makes what is trained of every form and width, by "trained form, d_k=d".
+    """Makes the training tasks of every form and width, by "trained form, d_k=d".
 
-    A score is one program. The same data and seeds everywhere. Weights are drawn with variance
-    1/fan-in, so that queries and keys begin with unit variance, as the note has them; values stay
-    as wide as without d_k.
+    Each score function is one program. Data and seeds are the same everywhere. Weights are drawn
+    with variance 1/fan-in, so that queries and keys begin with unit variance, as in the paper;
+    values are as wide as without d_k.
 
     Args:
         options: The flags.
@@ -122,15 +124,16 @@ def make_setups(options: Options) -> dict[str, TrainedTask]:
     return setups
 
 
-def measure(
-    options: Options, setups: Mapping[str, TrainedTask], folder: RunFolder
-) -> dict[str, Any]:
+FormResults = dict[str, dict[str, dict[str, np.ndarray]]]  # {part: {form: {name: [s, w]}}}
+
+
+def measure(options: Options, setups: Mapping[str, TrainedTask], folder: RunFolder) -> FormResults:
     """Measures random queries and keys, and trains networks with each attention function.
 
     Args:
         options: The flags.
-        setups: What is trained.
-        folder: The run folder; what it has is not computed again.
+        setups: Training tasks.
+        folder: The run folder; results that it already holds are not computed again.
 
     Returns:
         {"random": from `measure_widths`, "trained": {form: {"d_k" [w], "accuracy" [s, w],
@@ -139,7 +142,7 @@ def measure(
     total = len(options.d_k) * options.num_seeds
     with Executor(options, folder, "random queries and keys", total) as executor:
         random = measure_widths(options, executor)
-    results = train_tasks(options, setups, folder, measure_accuracy)
+    results = train_networks(options, setups, folder, measure_accuracy)
     trained = {}
     for form in FORMS:
         by_width = [results[f"trained {form}, d_k={d_k}"] for d_k in options.trained_d_k]
@@ -153,7 +156,7 @@ def measure_widths(options: Options, executor: Executor) -> dict[str, dict[str, 
 
     Args:
         options: The flags.
-        executor: What computes the seeds.
+        executor: Executor that computes the seeds.
 
     Returns:
         {form: {"d_k" [w], measure: [s, w], its law: [w]}}.
@@ -169,7 +172,9 @@ def measure_widths(options: Options, executor: Executor) -> dict[str, dict[str, 
     }
 
 
-def measure_accuracy(task: TrainedTask, model: Any, data: Any, key: Any) -> dict[str, Any]:
+def measure_accuracy(
+    task: TrainedTask, model: Model, data: dict[str, Examples], key: jax.Array
+) -> dict[str, jax.Array]:
     """Measures {metric: number} of one seed."""
     return measure_whole(task, model, data, key)["whole"]
 
@@ -181,11 +186,11 @@ def stack_widths(widths: list[int], by_width: list[dict[str, np.ndarray]]) -> di
     return {"d_k": np.asarray(widths)} | arrays
 
 
-def make_rows(results: dict[str, Any], options: Options) -> Iterator[dict[str, Any]]:
+def make_rows(results: FormResults, options: Options) -> Iterator[TableRow]:
     """Makes a row for each part, form, width and seed.
 
     Args:
-        results: From `measure`.
+        results: Results of `measure`.
         options: The flags.
     """
     for part, names in {"random": (*MEASURES, *LAWS), "trained": ("accuracy", "diverged")}.items():
@@ -197,10 +202,11 @@ def make_rows(results: dict[str, Any], options: Options) -> Iterator[dict[str, A
 
 
 @figures.styled
-def random_figure(results: dict[str, Any], options: Options):
-    """Random queries and keys of unit variance, means and standard deviations over seeds. Gradients
-    of a loss that moves every output by as much, to a query moved by its own size and to the
-    scores; solid: root mean square over rows, dashed: median row."""
+def random_figure(results: FormResults, options: Options):
+    """Random queries and keys of unit variance: means and standard deviations over seeds. The loss
+    weights every output equally. The gradient panels show how much the loss changes, to first
+    order, when a query moves by a vector of its own size, and how much it changes with the scores.
+    Solid lines are the root mean square over rows, dashed lines the median row."""
     panels = {
         "variance": ("variance of the scores", "dotted: closed form"),
         "entropy": ("entropy of a row, nats", f"dashed: uniform, log {options.num_queries}"),
@@ -233,15 +239,15 @@ def random_figure(results: dict[str, Any], options: Options):
     return fig
 
 
-def accuracy_gain(results: dict[str, Any], form: str) -> np.ndarray:
-    """Computes the accuracy of a form less that of dot products, seed by seed, [s, w]."""
+def accuracy_gain(results: FormResults, form: str) -> np.ndarray:
+    """Computes the accuracy of a form minus the accuracy of dot products, seed by seed, [s, w]."""
     trained = results["trained"]
     return trained[form]["accuracy"].astype(float) - trained["dot"]["accuracy"].astype(float)
 
 
 @figures.styled
-def trained_figure(results: dict[str, Any]):
-    """Left: accuracy of every seed after training, black: means. Right: the same less that of dot
+def trained_figure(results: FormResults):
+    """Left: the accuracy of every seed after training (black: means). Right: the difference to dot
     products without scaling, paired by seed, with 95 % intervals."""
     fig, ((accuracy, less),) = figures.figure(1, 2, width=4.4)
     widths = list(map(str, results["trained"]["dot"]["d_k"]))
@@ -270,11 +276,11 @@ def trained_figure(results: dict[str, Any]):
     return fig
 
 
-def judge_claims(results: dict[str, Any], options: Options) -> Iterator[Row]:
-    """Tests what saturates, whose gradients are small, and which form is ahead after training.
+def judge_claims(results: FormResults, options: Options) -> Iterator[Row]:
+    """Tests which form saturates, which has small gradients, and which is ahead after training.
 
     Args:
-        results: From `measure`.
+        results: Results of `measure`.
         options: The flags.
     """
     dot, scaled = (results["random"][form] for form in ("dot", "scaled_dot"))
@@ -293,11 +299,11 @@ def judge_claims(results: dict[str, Any], options: Options) -> Iterator[Row]:
             yield make_row(key, f"sorting, d_k = {widths[place]}", gains)
 
 
-def compare_results(results: dict[str, Any], options: Options) -> Iterator[Comparison]:
+def compare_results(results: FormResults, options: Options) -> Iterator[Comparison]:
     """Compares the variance with its law, and lists accuracies at every width.
 
     Args:
-        results: From `measure`.
+        results: Results of `measure`.
         options: The flags.
     """
     variance, d_k = results["random"]["dot"]["variance"][:, -1], options.d_k[-1]
@@ -331,7 +337,7 @@ EXPERIMENT = Experiment(
 
 
 def main(options: Flags) -> Run:
-    """Measures what the run lacks, and saves what follows from it."""
+    """Measures the missing points, and saves the table, figures and claims."""
     with open_run(options, make_setups) as run:
         for point in run.measure(measure):
             results = point.results

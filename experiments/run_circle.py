@@ -32,7 +32,6 @@ import functools
 import itertools
 import textwrap
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 import numpy as np
 
@@ -51,11 +50,13 @@ from experiments.lab import (
     shared_flags,
 )
 from experiments.train import arguments
-from experiments.train.trained_tasks import TrainedTask, save_models, train_tasks
+from experiments.train.train_networks import save_models, train_networks
+from experiments.train.trained_tasks import TrainedTask
 from experiments.verdicts import (
     PROTOCOL,
     Comparison,
     Row,
+    TableRow,
     fisher_exact,
     make_row,
     mean_row,
@@ -126,7 +127,7 @@ FLAGS.define(
     "circle_skip",
     False,
     "A skip around the recurrence: each step's input is the sum of the last step's input and "
-    "output; trained on the points plus those of the batch before.",
+    "output; trained on the points plus the points of the batch before.",
 )
 FLAGS.define(
     "enum",
@@ -146,11 +147,11 @@ for name in ("n_repeat", "path_len", "n_paths"):
 FLAGS.define("boolean", "no_sub_path", False, text)
 
 Cases = Mapping[str, TrainedTask]  # {"variant, d=width": what is trained}
-ByCase = Mapping[str, Any]  # {case: as `training.train_tasks`}
+ByCase = Mapping[str, dict[str, np.ndarray]]  # {case: as `train_networks`}
 
 
 def make_cases(options: Options) -> Cases:
-    """Makes what the flags train, {"variant, d=width": what is trained}.
+    """Makes the training tasks of the flags, {"variant, d=width": task}.
 
     Args:
         options: The flags.
@@ -173,13 +174,13 @@ def make_cases(options: Options) -> Cases:
 
 def measure(options: Options, cases: Cases, folder: RunFolder) -> ByCase:
     """Trains the network of every case, and lets every seed walk on its own output."""
-    return train_tasks(
+    return train_networks(
         options, cases, folder, functools.partial(walks.measure_walk, options.n_eval_data)
     )
 
 
-def make_rows(results: ByCase) -> Iterator[dict[str, Any]]:
-    """Makes a row for each case and seed; where the walkers went by step is in arrays.npz.
+def make_rows(results: ByCase) -> Iterator[TableRow]:
+    """Makes a row for each case and seed; the walks by step are in arrays.npz.
 
     Args:
         results: {case: arrays of all seeds [s, ...]}.
@@ -200,9 +201,9 @@ def in_words(variant: str) -> str:
 
 @figures.styled
 def shares_figure(results: ByCase):
-    """Share of seeds whose two walkers end together, with 95 % intervals. Equal shares are the
-    result: an MLP keeps no walkers apart, and the published network is one with a skip around its
-    attention."""
+    """Share of seeds whose two walkers end together, with 95 % intervals. The result is that the
+    shares are equal: an MLP does not keep walkers apart, and the published network behaves like a
+    network with a skip around its attention."""
     measured = walks.fine_cases(results)
     variants, widths = (list(dict.fromkeys(names)) for names in zip(*measured, strict=True))
     width = max(4.2, 0.75 * len(variants))  # of a panel: names stand side by side
@@ -224,13 +225,16 @@ def shares_figure(results: ByCase):
     return fig
 
 
-def select_steps(cases: Mapping[Any, Mapping[str, np.ndarray]]) -> dict[Any, np.ndarray]:
-    """Selects the steps of a fall, predicted and measured, [2, k] of the k seeds that fell.
+def select_steps(
+    cases: Mapping[tuple[str, int], Mapping[str, np.ndarray]],
+) -> dict[tuple[str, int], np.ndarray]:
+    """Selects the numbers of steps to collapse, predicted and measured, [2, k], for the k seeds
+    that collapsed.
 
-    A multiplier of 0, pure attention's, predicts no number of steps: its law is cubic.
+    A multiplier of 0, as in pure attention, predicts no number of steps, because the law is cubic.
 
     Args:
-        cases: What is trained, by case.
+        cases: Measures of the seeds by (variant, width).
     """
     points = {}
     for key, case in cases.items():
@@ -243,8 +247,8 @@ def select_steps(cases: Mapping[Any, Mapping[str, np.ndarray]]) -> dict[Any, np.
 
 @figures.styled
 def steps_figure(results: ByCase):
-    """Steps from a distance of 1e-2 to 1e-6 of the seeds that fell, against the prediction from the
-    multiplier at the collapsed point."""
+    """Steps in which the distance falls from 1e-2 to 1e-6, in the seeds that collapsed, and the
+    number of steps that the multiplier at the collapsed point predicts."""
     points = select_steps(walks.fine_cases(results))
     if not points:
         return None
@@ -283,8 +287,9 @@ def steps_figure(results: ByCase):
 
 @figures.styled
 def trajectories_figure(results: ByCase):
-    """The two sequences of one seed, fed with their own continuation: the first that fell, where
-    one did. Where two panels are alike, the MLP or the published network changes nothing."""
+    """The two sequences of one seed, which continue from their own outputs. The seed is the first
+    that collapsed, if any did. Where two panels look alike, the MLP or the published network
+    changes nothing."""
     measured = walks.fine_cases(results)
     places = [(width, variant) for variant, width in measured]
     fig, axes, panels = plots.place_grid(places, width=2.8, height=2.9)
@@ -316,8 +321,9 @@ def trajectories_figure(results: ByCase):
 
 @figures.styled
 def distance_figure(results: ByCase):
-    """Distance between the two sequences by step, one line per seed; blue: fell. Below 1e-9 it is
-    drawn there. Pure attention falls within some ten steps, a skip makes the fall exponential."""
+    """Distance between the two sequences by step, one line for each seed; blue lines collapsed.
+    Distances below 1e-9 are drawn at 1e-9. Pure attention collapses within about ten steps; with a
+    skip the distance falls exponentially."""
     measured = walks.fine_cases(results)
     places = [(width, variant) for variant, width in measured]
     fig, axes, panels = plots.place_grid(places, width=2.8, height=2.2, sharex=True, sharey=True)
@@ -332,8 +338,8 @@ def distance_figure(results: ByCase):
 
 
 def judge_claims(results: ByCase) -> Iterator[Row]:
-    """Tests who falls together, as published and as pure attention; who of those that do is kept
-    apart by a skip or an MLP; how fast they fall.
+    """Tests in which variants the walkers meet, in the published networks and in pure attention;
+    whether a skip or an MLP keeps apart walkers that meet without it; and how fast they meet.
 
     Args:
         results: {case: arrays of all seeds [s, ...]}.
@@ -391,7 +397,7 @@ def compare_results(results: ByCase) -> Iterator[Comparison]:
 
 
 def make_finding(results: ByCase) -> Finding | None:
-    """Reports how many seeds fall, in pure attention and with what is to prevent it.
+    """Reports how many seeds collapse in pure attention, and with the parts that should prevent it.
 
     Args:
         results: {case: arrays of all seeds [s, ...]}.
@@ -412,13 +418,13 @@ def make_finding(results: ByCase) -> Finding | None:
 
 
 def describe_limit(options: Flags) -> str:
-    """Says what few seeds of the published command cannot show, and which command shows it.
+    """Describes what few seeds of the published command cannot show, and the command that shows it.
 
     Args:
         options: The flags.
 
     Returns:
-        Two lines; "" where variants are compared, or where there are seeds enough for a share.
+        Two lines; "" if variants are compared, or if there are enough seeds for a share.
     """
     if options.compare or options.num_seeds >= PROTOCOL.rounds[0]:
         return ""
@@ -450,7 +456,7 @@ EXPERIMENT = Experiment(
 
 
 def main(options: Flags) -> Run:
-    """Measures what the run lacks, and saves what follows from it."""
+    """Measures the missing points, and saves the table, figures and claims."""
     with open_run(options, make_cases) as run:
         for point in run.measure(measure):
             results = point.results

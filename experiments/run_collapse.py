@@ -16,11 +16,13 @@ ratio remains, the more the smaller the weights are (--weight_scale).
 
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import xarray as xr
+from jax.typing import ArrayLike
 
 import rank_collapse as rc
 from experiments.collapse.collapse_claims import compare_results, judge_claims, make_finding
@@ -36,9 +38,9 @@ from experiments.collapse.collapse_figures import (
     sweep_weight_scale_figure,
 )
 from experiments.collapse.layer_residuals import (
-    DecidedProgram,
     describe_gaps,
     local_rates,
+    measure_chunk,
     measure_laws,
     measure_plain,
 )
@@ -59,8 +61,10 @@ from experiments.lab import (
     open_run,
     shared_flags,
 )
+from experiments.verdicts import TableRow
 from rank_collapse.measures.rounding import rounding_limit
 from rank_collapse.network.layers import MLP_KINDS
+from rank_collapse.network.parameters import TransformerParams
 from rank_collapse.network.residual import Gains
 from rank_collapse.theory import logdomain
 
@@ -135,7 +139,7 @@ class Networks(NamedTuple):
 
     networks: Configs  # By variant
     gains: list[float]  # Of the MLPs, ascending; none by default
-    ids: Any  # Token ids of the text; None for Gaussian tokens
+    ids: np.ndarray | None  # Token ids of the text; None for Gaussian tokens
     source: dict[str, str]  # What identifies the input
     rounding: float  # Residual ratio at which rounding decides the ordinary forward pass
 
@@ -166,7 +170,7 @@ def make_configs(options: Options, norm: str, variants: Sequence[str]) -> Config
 
     Args:
         options: Sizes and parts of the networks.
-        norm: Where norms are.
+        norm: Placement of the norms.
         variants: Names of `NETWORKS`.
 
     Raises:
@@ -188,24 +192,27 @@ def measure(options: Options, setup: Networks, folder: RunFolder) -> xr.Dataset:
     Args:
         options: The flags.
         setup: The networks and tokens.
-        folder: The run folder; what it has is not computed again.
+        folder: The run folder; results that it already holds are not computed again.
 
     Returns:
-        A Dataset over "variant", "seed" and "layer"; "swept" has the gains of the MLPs in the place
-        of variants.
+        A Dataset over "variant", "seed" and "layer"; "swept" has the gains of the MLPs instead of
+        variants.
     """
     most, draw_seed = min(options.seed_chunk, options.num_seeds), partial(draw, options, setup)
     with Executor(options, folder, "collapse") as executor:
         progress, single = executor.progress, partial(measure_seed, options, setup)
 
-        def make_program():
-            mapped = Mapped(single, executor.mesh, draw=draw_seed, progress=progress)
-            return DecidedProgram(mapped, setup.networks, options.norm_placement, progress)
-
         def make_cells(point):
             return {SEEDS: (point.weight_scale, point.skip_gain)}
 
-        arrays = executor.map(make_program, make_cells, most=most)[SEEDS]
+        mapped, norm = (
+            Mapped(single, executor.mesh, progress, draw=draw_seed),
+            options.norm_placement,
+        )
+        for chunk in executor.chunks(make_cells, mapped, most=most):
+            results = measure_chunk(mapped, chunk, setup.networks, norm, progress)
+            executor.save(chunk, results)
+        arrays = executor.read(make_cells)[SEEDS]
         results = labelled.make_dataset(arrays, ("variant", "layer"), swept=("mlp_gain", "layer"))
         if not folder.summary:
             for line in describe_gaps(results):
@@ -213,13 +220,18 @@ def measure(options: Options, setup: Networks, folder: RunFolder) -> xr.Dataset:
     return results.assign(local_rate=local_rates(results.log10_residual))
 
 
-def draw(options: Options, setup: Networks, key: Any, floats: Any) -> tuple[Any, Any]:
-    """Draws one seed: tokens, and parameters that hold those of every variant and norm placement.
+Draws = tuple[jax.Array, TransformerParams]  # tokens [n, d] and weights
+
+
+def draw(
+    options: Options, setup: Networks, key: jax.Array, floats: tuple[ArrayLike, ArrayLike]
+) -> Draws:
+    """Draws one seed: tokens, and parameters for every variant and norm placement.
 
     Args:
         options: The flags.
         setup: The networks.
-        key: Of the seed.
+        key: Random key of the seed.
         floats: Scale of the weights, and gain of the skips.
     """
     key_tokens, key_params = jax.random.split(key)
@@ -230,21 +242,22 @@ def draw(options: Options, setup: Networks, key: Any, floats: Any) -> tuple[Any,
 
 
 def measure_seed(
-    options: Options, setup: Networks, draws: tuple[Any, Any], floats: Any
+    options: Options, setup: Networks, draws: Draws, floats: tuple[ArrayLike, ArrayLike]
 ) -> dict[str, dict[str, jax.Array]]:
     """Measures one seed.
 
-    Networks that differ in gains alone are one program: without a skip its gain is 0.
+    Networks that differ only in gains share a program: a network without a skip has a skip of gain
+    0.
 
     Args:
         options: The flags.
         setup: The networks.
-        draws: From `draw`.
+        draws: Draws from `draw`.
         floats: Scale of the weights, and gain of the skips.
 
     Returns:
-        {measure: {variant: [L + 1]}}; in "swept" the logarithms of the residual at each gain of the
-        MLPs.
+        {measure: {variant: [L + 1]}}; "swept" has the logarithms of the residual at each gain of
+        the MLPs.
     """
     x, params = draws
     results, configs, norm = {}, setup.networks, options.norm_placement
@@ -275,21 +288,21 @@ def measure_seed(
 
 
 def choose_gains(gains: list[float], norm: str) -> list[float]:
-    """Chooses the gains of MLPs at which san_mlp is measured too.
+    """Chooses the gains of MLPs at which san_mlp is also measured.
 
-    Post-norm undoes the gain of MLPs without a skip of their own. There they are measured as
-    published, with their skip and a gain of 1, where that is asked for. Pre-norm is left out.
+    Post-norm undoes the gain of MLPs without their own skip. There they are measured as published,
+    with their skip and a gain of 1, if this is requested. Pre-norm is left out.
 
     Args:
-        gains: Those that are asked for.
-        norm: Where norms are.
+        gains: The requested gains.
+        norm: Placement of the norms.
     """
     if norm == "none":
         return gains
     return [gain for gain in gains if gain == 1 and norm != "pre"]
 
 
-def make_rows(results: xr.Dataset, setup: Networks) -> Iterator[dict[str, Any]]:
+def make_rows(results: xr.Dataset, setup: Networks) -> Iterator[TableRow]:
     """Makes a row for each network, seed and layer."""
     by_variant = results.drop_dims("mlp_gain", errors="ignore")
     is_rounding = (by_variant.ratio <= setup.rounding).astype(float)
@@ -328,7 +341,7 @@ EXPERIMENT = Experiment(
 
 
 def main(options: Flags) -> Run:
-    """Measures what the run lacks, and saves what follows from it."""
+    """Measures the missing points, and saves the table, figures and claims."""
     with open_run(options, make_setup, lambda setup: setup.source) as run:
         for point in run.measure(measure, over=AXES):
             results = point.results

@@ -16,7 +16,6 @@ the results, and `experiments.path_accuracy.evaluation` says what is measured.
 """
 
 import functools
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -48,12 +47,11 @@ from experiments.path_accuracy.accuracy_results import (
 )
 from experiments.path_accuracy.evaluation import evaluate_paths, name_axes, sampled_lengths
 from experiments.train import arguments
+from experiments.train.train_networks import save_models, train_networks
 from experiments.train.trained_tasks import (
     ALONE,
     TrainedTask,
-    save_models,
     train_and_eval,
-    train_networks,
 )
 from rank_collapse.training.tasks import examples
 
@@ -89,13 +87,14 @@ FLAGS.define(
 
 
 def make_task(options: Options) -> TrainedTask:
-    """Makes what the flags train: a network that says of each point whether it is on the hull.
+    """Makes the training task of the flags: a network that decides for each point whether it is on
+    the hull.
 
     Args:
         options: The flags.
 
     Raises:
-        ValueError: Another number of labels than two, or paths longer than the depth.
+        ValueError: A number of labels other than two, or paths longer than the depth.
     """
     sampled_lengths(options)  # refuses --path_len above --depth
     if options.num_labels != 2:
@@ -120,14 +119,14 @@ def make_task(options: Options) -> TrainedTask:
     )
 
 
-def make_examples(key: Any, num_examples: int, num_points: int) -> examples.Examples:
+def make_examples(key: jax.Array, num_examples: int, num_points: int) -> examples.Examples:
     """Draws points uniformly on [0, 10]², shifted together by N(0, 3.3²), with their hull labels.
 
-    The points lie on a grid of 2¹⁴ cells a side, on which the labels are exact integers' ones;
-    ties and points in a line occur, rarely.
+    The points lie on a grid of 2¹⁴ cells a side, so the labels are computed exactly with integers.
+    Ties and points in a line occur, but rarely.
 
     Args:
-        key: Of the draw.
+        key: Random key of the draw.
         num_examples: Sets of points.
         num_points: Points of each.
 
@@ -161,9 +160,8 @@ def hull_labels(points: Int[Array, "n 2"]) -> Int[Array, "n"]:
 
 def measure(options: Options, task: TrainedTask, folder: RunFolder) -> xr.Dataset:
     """Trains a network for each seed, and evaluates it whole and by path length."""
-    evaluate = functools.partial(evaluate_paths, options)
-    arrays = train_networks(options, {ALONE: task}, folder, evaluate)[ALONE]
-    return name_axes(options, task, arrays)
+    arrays = train_networks(options, {ALONE: task}, folder, evaluate_paths)[ALONE]
+    return name_axes(task, arrays)
 
 
 EXPERIMENT = Experiment(
@@ -182,7 +180,7 @@ EXPERIMENT = Experiment(
 
 
 def main(options: Flags) -> Run:
-    """Measures what the run lacks, and saves what follows from it."""
+    """Measures the missing points, and saves the table, figures and claims."""
     with open_run(options, make_task) as run:
         for point in run.measure(measure):
             results, task = point.results, point.setup

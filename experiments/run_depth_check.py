@@ -21,7 +21,7 @@ networks to have more similar tokens under mup, but not under completep.
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -43,11 +43,11 @@ from experiments.lab import (
     shared_flags,
 )
 from experiments.train.byte_networks import byte_model, text_bytes, train_network
-from experiments.verdicts import Comparison, Row
+from experiments.verdicts import Comparison, Row, TableRow
 from experiments.verdicts.share_intervals import slope
 from rank_collapse.report import figures
 from rank_collapse.scaling.coord_check import MEANING, coordinates_figure
-from rank_collapse.scaling.depth_rules import RULES
+from rank_collapse.scaling.depth_rules import RULES, DepthRule
 from rank_collapse.text.tokens import read_texts
 from rank_collapse.text.words import default_text
 
@@ -118,16 +118,18 @@ def measure(options: Options, setup: Setup, folder: RunFolder) -> xr.Dataset:
 
     Args:
         options: The flags.
-        setup: Of one point; its text is that of all.
-        folder: The run folder; what it has is not computed again.
+        setup: Setup of one point; all points have the same text.
+        folder: The run folder; results that it already holds are not computed again.
     """
     base = byte_model(options.base_depth, options.base_width, options.num_tokens)
 
-    def make_cells(point: Options) -> dict[str, Any]:
+    def make_cells(point: Options) -> dict[str, tuple[DepthRule, float, float]]:
         rule = rc.depth_rule(point.rule, base)
         return {"": (rule, point.learning_rate, point.weight_decay)}
 
-    def measure_seed(key: Any, floats: Any) -> dict[str, jax.Array]:
+    def measure_seed(
+        key: jax.Array, floats: tuple[DepthRule, jax.Array, jax.Array]
+    ) -> dict[str, jax.Array]:
         rule, rate, decay = floats
         return train_network(
             key,
@@ -146,7 +148,7 @@ def measure(options: Options, setup: Setup, folder: RunFolder) -> xr.Dataset:
     return results.assign_coords(step=np.arange(1, options.steps + 1))
 
 
-def make_rows(results: xr.Dataset) -> Iterator[dict[str, Any]]:
+def make_rows(results: xr.Dataset) -> Iterator[TableRow]:
     """Makes a row for each rule, rate, depth, width, seed and step."""
     return labelled.table_rows(results, (*AXES, "seed", "step"), COLUMNS)
 
@@ -159,9 +161,9 @@ def choose_rate(results: xr.Dataset) -> float:
 
 @figures.styled
 def quantities_figure(results: xr.Dataset):
-    """Quantities over depth by rule, at the largest width and a rate of 1e-3 where it was run:
-    dotted at the first step, solid at the last; geometric mean over seeds and a deviation of the
-    logarithm."""
+    """Quantities by depth for each rule, at the largest width, and at a rate of 1e-3 where it was
+    measured: at the first step (dotted) and at the last (solid). Lines are geometric means over
+    seeds; bands are one standard deviation of the logarithm."""
     rate, width = choose_rate(results), int(results.d_model.max())
     wide = results[[name for name in MEANING if name in results]]
     wide = wide.sel(learning_rate=rate, d_model=width, drop=True).sortby("depth")
@@ -201,7 +203,7 @@ def judge_claims(results: xr.Dataset, setup: Setup) -> Iterator[Row]:
 
     Args:
         results: Over rule, rate, depth, width, seed and step.
-        setup: Of one point; its text is that of all.
+        setup: Setup of one point; all points have the same text.
     """
     stream, published = align_published(results)
     if 256 in stream.d_model and stream.size:
@@ -229,8 +231,8 @@ def judge_claims(results: xr.Dataset, setup: Setup) -> Iterator[Row]:
 def compare_results(results: xr.Dataset) -> Iterator[Comparison]:
     """Compares mean |x_L| with figure 7, whose levels at step 10 depend on data and vocabulary.
 
-    Beside it the residual ratio's power of the depth at the last step, by rule and learning rate.
-    The loss of the deepest network says what rate a user would choose.
+    Also lists the power of the depth in the residual ratio at the last step, by rule and learning
+    rate. The loss of the deepest network shows which rate a user would choose.
     """
     stream, published = align_published(results)
     if stream.size:
@@ -268,7 +270,7 @@ EXPERIMENT = Experiment(
 
 
 def main(options: Flags) -> Run:
-    """Measures what the run lacks, and saves what follows from it."""
+    """Measures the missing points, and saves the table, figures and claims."""
     with open_run(options, make_setup, identity) as run:
         for point in run.measure(measure, over=AXES):
             results, setup = point.results, point.setup

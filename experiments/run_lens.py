@@ -1,23 +1,23 @@
-"""What carries influence between tokens: the exact Jacobian by path length, beside frozen sums.
+"""How influence passes between tokens: the exact Jacobian by path length, and frozen sums.
 
-A state after an early layer is changed at one position, along a random direction, its own, or the
-next token's row of the head. What arrives in the last state is split by the number of attentions
-that it passed: exactly (the Jacobian of the Jacobian lens), and with attention weights, norms and
-gates frozen (the path sums of Dong, Cordonnier and Loukas 2021). Shares by length are the parts
-projected on their sum; the sizes of the parts over that of the sum show how much cancels. Cosine
-and size compare the two sums. The effective rank of the exact Jacobian is measured by distance.
+The experiment changes a state after an early layer at one position, along a random direction, along
+the state itself, or along the next token's row of the head. It splits the change of the last state
+by the number of attentions on the path: exactly (the Jacobian of the Jacobian lens), and with
+attention weights, norms and gates frozen (the path sums of Dong, Cordonnier and Loukas 2021).
+Shares by length are the parts projected on their sum; the norms of the parts divided by the norm of
+the sum show how much cancels. Cosine and size compare the two sums. The effective rank of the exact
+Jacobian is measured by distance.
 
     python -m experiments.trained_weights --site=trained/packages
     python -m experiments.run_lens --start=0.13,0.47,0.8 --text=data/RTE/test.tsv --last_texts
 
-Measures every network in --folder, and those of --init at their initialisation. --untrained
+Measures every network in --folder, and the networks in --init at their initialisation. --untrained
 measures small random networks instead. --lens_folder also writes the mean Jacobians of causal
 language models as files of the Jacobian lens. All networks take 20 minutes of CPU and 4 GB.
 """
 
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import jax
 import numpy as np
@@ -50,6 +50,7 @@ from experiments.trained.opened_networks import (
 )
 from experiments.verdicts import PROTOCOL
 from rank_collapse import pretrained, runs
+from rank_collapse.network.parameters import TransformerParams
 
 AXES = ("start",)
 
@@ -79,7 +80,7 @@ for name, default, least, text in (
     ("max_tokens", 48, 4, "Tokens kept of each text, and of spectrograms."),
     ("num_few", 4, 2, "Texts of each network at its initialisation."),
     ("num_ranked", 0, 0, f"Texts whose ranks are measured, from {lens_results.EARLY} on alone."),
-    ("seed", 0, 0, "Of weights, positions and directions at random."),
+    ("seed", 0, 0, "Seed of random weights, positions and directions."),
 ):
     FLAGS.define("integer", name, default, text, lower_bound=least)
 text = "Folder for the mean Jacobians of causal language models, files of the Jacobian lens."
@@ -87,10 +88,10 @@ FLAGS.define("string", "lens_folder", None, text)
 
 
 def open_networks(options: Options) -> list[Network]:
-    """Opens the networks of the folder, then those at their initialisation.
+    """Opens the networks of the folder, then the networks at their initialisation.
 
     Raises:
-        FileNotFoundError, ValueError: Networks or texts that are not there or cannot be read.
+        FileNotFoundError, ValueError: Networks or texts that do not exist or cannot be read.
     """
     check_names(options, "init", pretrained.PUBLISHED)
     if options.lens_folder:
@@ -105,12 +106,12 @@ def open_networks(options: Options) -> list[Network]:
 
 
 def measure(options: Options, networks: list[Network], folder: RunFolder) -> xr.Dataset:
-    """Measures every network from one state on.
+    """Measures every network from one starting state.
 
     Args:
         options: The flags.
         networks: The networks and their texts.
-        folder: The run folder; what it has is not computed again.
+        folder: The run folder; results that it already holds are not computed again.
     """
     parts: dict[str, dict[str, np.ndarray]] = {}
     with Progress(len(networks), "influence", log=folder.log) as progress:
@@ -128,7 +129,7 @@ def measure(options: Options, networks: list[Network], folder: RunFolder) -> xr.
     return lens_results.join_networks(parts, networks, options.start)
 
 
-def load_params(options: Options, network: Network) -> Any:
+def load_params(options: Options, network: Network) -> TransformerParams:
     """Loads the weights of a network, or draws them."""
     if network.folder is not None:
         return pretrained.load(network.folder)[1]
@@ -141,7 +142,7 @@ def measure_network(options: Options, network: Network, first_text: int) -> dict
     Args:
         options: The flags.
         network: A network and its texts.
-        first_text: The first text that is measured.
+        first_text: Index of the first measured text.
     """
     params, config, inputs = load_params(options, network), network.source.config, network.inputs
     counts = influence.count_tokens(params, config, inputs)
@@ -169,7 +170,7 @@ def measure_ranks(options: Options, network: Network) -> dict[str, np.ndarray]:
 
 
 def write_lenses(options: Options, networks: list[Network]) -> None:
-    """Writes the mean Jacobians of causal language models; a file that is there stays.
+    """Writes the mean Jacobians of causal language models; existing files stay.
 
     Args:
         options: The flags.
@@ -211,7 +212,7 @@ EXPERIMENT = Experiment(
 
 
 def main(options: Flags) -> Run:
-    """Measures what the run lacks, and saves what follows from it."""
+    """Measures the missing points, and saves the table, figures and claims."""
     count = PROTOCOL.rounds[0] if options.grows else None
     with open_run(options, open_networks, partial(identify_texts, count=count)) as run:
         for point in run.measure(measure, over=AXES):

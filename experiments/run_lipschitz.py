@@ -1,9 +1,9 @@
 """The Lipschitz constant of trained attention by the number of tokens: does it grow like n^¼?
 
-Castin et al. 2024 (2312.14820) prove that the constant of self-attention grows at most like √n,
-and report about n^¼ in trained BERT and GPT-2 on real texts. Here it is the largest singular value
-of the Jacobian of one layer's attention (all heads, W_O included, no skip, no norm) at what that
-layer reads of a text, by power iteration. Each text is cut to its first --tokens tokens.
+Castin et al. 2024 (2312.14820) prove that the constant of self-attention grows at most like √n, and
+report about n^¼ in trained BERT and GPT-2 on real texts. Here it is the largest singular value of
+the Jacobian of one layer's attention (all heads, W_O included, no skip, no norm) at the layer's
+input, by power iteration. Each text is cut to its first --tokens tokens.
 
     python -m experiments.trained_weights --site=trained/packages
     python -m experiments.run_lipschitz --text=data/RTE/test.tsv --last_texts
@@ -14,7 +14,6 @@ networks take ten minutes of CPU.
 
 from collections.abc import Iterator
 from functools import partial
-from typing import Any
 
 import numpy as np
 import xarray as xr
@@ -44,7 +43,7 @@ from experiments.trained.opened_networks import (
     make_untrained,
     skip_texts,
 )
-from experiments.verdicts import PROTOCOL, Comparison, Row
+from experiments.verdicts import PROTOCOL, Comparison, Row, TableRow
 from rank_collapse.report import figures
 
 FLAGS = cli.make_flags("lipschitz", shows=None, counts="num_texts", can_grow=True)
@@ -65,10 +64,10 @@ for name, default, least, text in (
 
 
 def open_networks(options: Options) -> list[Network]:
-    """Opens the networks of the folder, with texts of as many tokens as are measured.
+    """Opens the networks of the folder, with texts of the measured number of tokens.
 
     Raises:
-        FileNotFoundError, ValueError: Networks or texts that are not there or cannot be read.
+        FileNotFoundError, ValueError: Networks or texts that do not exist or cannot be read.
     """
     if len({*options.tokens}) < 3:
         raise ValueError("--tokens needs three numbers or more: a power of n is fitted to them")
@@ -86,7 +85,7 @@ def measure(options: Options, networks: list[Network], folder: RunFolder) -> xr.
     Args:
         options: The flags.
         networks: The networks and their texts.
-        folder: The run folder; what it has is not computed again.
+        folder: The run folder; results that it already holds are not computed again.
     """
     tokens, parts = sorted({*options.tokens}), []
     with Progress(len(networks), "constants", log=folder.log) as progress:
@@ -104,7 +103,7 @@ def measure(options: Options, networks: list[Network], folder: RunFolder) -> xr.
 
 
 def measure_texts(network: Network, num_tokens: int, first_text: int) -> dict[str, np.ndarray]:
-    """Measures the texts of a network from one on, see `smoothness.measure_texts`."""
+    """Measures the texts of a network from one index on, see `smoothness.measure_texts`."""
     inputs = {n: a if a is None else a[first_text:] for n, a in network.inputs.items()}
     return smoothness.measure_texts(network.source, inputs, num_tokens)
 
@@ -128,22 +127,23 @@ def judge_claims(results: xr.Dataset, networks: list[Network]) -> Iterator[Row]:
 
 
 def compare_results(results: xr.Dataset, networks: list[Network]) -> Iterator[Comparison]:
-    """Compares the power of n of each layer with ¼, and says how far the iteration had come."""
+    """Compares the power of n of each layer with ¼, and reports the convergence of the
+    iteration."""
     for network in networks:
-        whole = results.sel(network=network.label, drop=True)
-        by_layer = whole.power.mean("seed")
+        values = results.sel(network=network.label, drop=True)
+        by_layer = values.power.mean("seed")
         for name, value in (("median", by_layer.median()), ("least", by_layer.min())):
             yield Comparison(f"{network.label}: power of n, {name} layer", value.item(), 0.25)
         yield Comparison(f"{network.label}: power of n, largest layer", by_layer.max().item(), 0.25)
-        size = whole.largest.mean("seed")
+        size = values.largest.mean("seed")
         for n in size.tokens.values:
             text = f"{network.label}: constant at {n} tokens, median layer"
             yield Comparison(text, size.sel(tokens=n).median().item())
         text = f"{network.label}: change in the last step of the iteration, largest"
-        yield Comparison(text, whole.change.max().item())
+        yield Comparison(text, values.change.max().item())
 
 
-def make_rows(results: xr.Dataset) -> Iterator[dict[str, Any]]:
+def make_rows(results: xr.Dataset) -> Iterator[TableRow]:
     """Makes a row for each network, text, number of tokens and layer."""
     axes = ("network", "seed", "layer", "tokens")
     return labelled.table_rows(results, axes, ("largest", "power", "change"))
@@ -151,9 +151,9 @@ def make_rows(results: xr.Dataset) -> Iterator[dict[str, Any]]:
 
 @figures.styled
 def constants_figure(results: xr.Dataset, networks: list[Network]):
-    """The largest singular value of the Jacobian of a layer's attention by the number of tokens,
-    a curve for each layer from dark (first) to light (last): geometric means over texts. The
-    dashed line has the slope ¼, the dotted one ½."""
+    """The largest singular value of the Jacobian of one attention layer, by the number of tokens.
+    There is one curve for each layer, from dark (first) to light (last); curves are geometric means
+    over texts. The dashed line has the slope ¼, the dotted line the slope ½."""
     fig, axes = figures.panels(len(networks), min(3, len(networks)))
     for ax, network in zip(axes.flat, networks, strict=False):
         largest = results.largest.sel(network=network.label).dropna("layer", how="all")
@@ -176,8 +176,8 @@ def constants_figure(results: xr.Dataset, networks: list[Network]):
 
 @figures.styled
 def powers_figure(results: xr.Dataset, networks: list[Network]):
-    """The power of n by layer, fitted to each text: mean over texts, a deviation. The published
-    power is about ¼ (dashed); the bound of the theorem is ½ (dotted)."""
+    """The power of n by layer, fitted to each text: mean and one standard deviation over texts. The
+    published power is about ¼ (dashed); the theorem bounds it by ½ (dotted)."""
     fig, ((ax,),) = figures.figure(1, 1, 6.0, 3.6)
     for index, network in enumerate(networks):
         power = results.power.sel(network=network.label).dropna("layer", how="all")
@@ -210,7 +210,7 @@ EXPERIMENT = Experiment(
 
 
 def main(options: Flags) -> Run:
-    """Measures what the run lacks, and saves what follows from it."""
+    """Measures the missing points, and saves the table, figures and claims."""
     count = PROTOCOL.rounds[0] if options.grows else None
     with open_run(options, open_networks, partial(identify_texts, count=count)) as run:
         for point in run.measure(measure):

@@ -32,7 +32,7 @@ from experiments.lab import (
     open_run,
     shared_flags,
 )
-from experiments.verdicts import Row
+from experiments.verdicts import Row, TableRow
 from rank_collapse.report import figures
 
 AXES = ("tied", "gain_power", "depth")
@@ -49,7 +49,7 @@ shared_flags.define(
 
 
 def make_config(options: Options) -> rc.TransformerConfig:
-    """Makes pre-norm attention; untied, the stack of all layers is passed once."""
+    """Makes pre-norm attention; without tied weights, the stack of all layers is applied once."""
     depth, fields = options.depth, {"norm_placement": "pre", "mask": options.mask}
     rows = (0,) * depth if options.tied else tuple(range(depth))
     return rc.san_skip(depth, options.num_heads, options.d_model, layer_map=rows, **fields)
@@ -61,10 +61,11 @@ def measure(options: Options, config: rc.TransformerConfig, folder: RunFolder) -
     Args:
         options: The flags.
         config: The network.
-        folder: The run folder; what it has is not computed again.
+        folder: The run folder; results that it already holds are not computed again.
     """
 
-    def measure_seed(key: Any, gain: Any) -> dict[str, jax.Array]:
+    def measure_seed(key: jax.Array, gain: jax.Array) -> dict[str, jax.Array]:
+        """Measures one seed, loop by loop if weights are tied, else layer by layer."""
         key_tokens, key_params = jax.random.split(key)
         x = jax.random.normal(key_tokens, (options.num_tokens, options.d_model))
         network = config.replace(branch_gain=gain)
@@ -87,22 +88,23 @@ def measure(options: Options, config: rc.TransformerConfig, folder: RunFolder) -
     return results.assign_coords(loop=np.arange(options.depth + 1))
 
 
-def make_rows(results: xr.Dataset) -> Iterator[dict[str, Any]]:
+def make_rows(results: xr.Dataset) -> Iterator[TableRow]:
     """Makes a row for each network, seed and loop."""
     return labelled.table_rows(results, (*AXES, "seed", "loop"), COLUMNS)
 
 
 @figures.styled
 def states_figure(results: xr.Dataset):
-    """Root mean square of the states by loop at the largest depth; with tied weights, without, and
-    by the gain. Geometric mean over seeds, a deviation of the logarithm."""
+    """Root mean square of the states by loop at the largest depth, with and without tied weights,
+    for each gain. Lines are geometric means over seeds; bands are one standard deviation of the
+    logarithm."""
     label = "root mean square of the state"
     return plot_by_loop(results, "rms", label, draw=figures.log_band)
 
 
 @figures.styled
 def tokens_figure(results: xr.Dataset):
-    """The mean cosine of two tokens by loop, of the same networks."""
+    """The mean cosine between two tokens by loop, in the same networks."""
     return plot_by_loop(results, "token_cosine", "mean cosine of two tokens")
 
 
@@ -110,10 +112,10 @@ def plot_by_loop(results: xr.Dataset, name: str, ylabel: str, **options: Any):
     """Plots a measure of the largest depth, a panel for tied and for untied weights.
 
     Args:
-        results: From `measure`.
-        name: Of the measure.
-        ylabel: Of the axis.
-        **options: As of `labelled.plot_facets`.
+        results: Results of `measure`.
+        name: Name of the measure.
+        ylabel: Label on the y axis.
+        **options: See `labelled.plot_facets`.
     """
     largest = int(results.depth.max())
     deep = results[name].sel(depth=largest, drop=True).sel(loop=slice(0, largest))
@@ -164,7 +166,7 @@ EXPERIMENT = Experiment(
 
 
 def main(options: Flags) -> Run:
-    """Measures what the run lacks, and saves what follows from it."""
+    """Measures the missing points, and saves the table, figures and claims."""
     with open_run(options, make_config) as run:
         for point in run.measure(measure, over=AXES):
             results = point.results

@@ -20,7 +20,6 @@ results, and `experiments.path_accuracy.evaluation` says what is measured.
 """
 
 import functools
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -55,7 +54,8 @@ from experiments.path_accuracy.accuracy_results import (
 )
 from experiments.path_accuracy.evaluation import evaluate_paths, name_axes, sampled_lengths
 from experiments.train import arguments, pairs as texts
-from experiments.train.trained_tasks import ALONE, TrainedTask, save_models, train_networks
+from experiments.train.train_networks import save_models, train_networks
+from experiments.train.trained_tasks import ALONE, TrainedTask
 from rank_collapse.training.tasks import examples
 
 FLAGS = arguments.make_flags(
@@ -97,13 +97,13 @@ FLAGS.define(
     "integer",
     "per_device_eval_batch_size",
     32,
-    "Texts evaluated at a time: memory, not results.",
+    "Texts evaluated at a time; changes the memory, not the results.",
     lower_bound=1,
 )
 
 
 def make_task(options: Options) -> TrainedTask:
-    """Reads the texts of the flags, and makes what is trained on them.
+    """Reads the texts of the flags, and makes the training task on them.
 
     Args:
         options: The flags.
@@ -123,13 +123,17 @@ def make_task(options: Options) -> TrainedTask:
 
 
 def make_text_task(
-    options: Options, tokens: Any, mask: Any, vocab_size: int, extra: dict[str, str] | None = None
+    options: Options,
+    tokens: Int[np.ndarray, "b n"],
+    mask: Bool[np.ndarray, "b n"],
+    vocab_size: int,
+    extra: dict[str, str] | None = None,
 ) -> TrainedTask:
-    """Makes what is trained on texts.
+    """Makes the training task on texts.
 
     Args:
         options: The flags.
-        tokens, mask: Token ids of the texts and which exist, [b, n].
+        tokens, mask: Token ids of the texts, and a mask of existing tokens, [b, n].
         vocab_size: Ids are below it.
         extra: Identifies the texts, for config.json.
     """
@@ -161,18 +165,22 @@ def make_text_task(
 
 
 def make_data(
-    options: Options, tokens: Any, mask: Any, rows: Any, key: Any
+    options: Options,
+    tokens: Int[Array, "b n"],
+    mask: Bool[Array, "b n"],
+    rows: Int[np.ndarray, "r n 2"],
+    key: jax.Array,
 ) -> dict[str, examples.Examples]:
-    """Gives the texts one seed's labels; the evaluation is on the first of them.
+    """Gives the texts one seed's labels; the evaluation uses the first of them.
 
     Args:
         options: The flags.
-        tokens, mask: Token ids and which exist, [b, n].
-        rows: Which texts each row packs.
-        key: Of the labels.
+        tokens, mask: Token ids, and a mask of existing tokens, [b, n].
+        rows: Texts that each row packs.
+        key: Random key for the labels.
 
     Returns:
-        "train", packed; "texts", the same without; "eval", the first of these.
+        "train", packed; "texts", the same without packing; "eval", the first of these.
     """
     labelled = make_examples(key, tokens, mask, options.num_labels)
     evaluated = labelled.first(options.n_eval_data)
@@ -180,9 +188,9 @@ def make_data(
 
 
 def make_examples(
-    key: Any, tokens: Int[Array, "b n"], mask: Bool[Array, "b n"], num_labels: int = 2
+    key: jax.Array, tokens: Int[Array, "b n"], mask: Bool[Array, "b n"], num_labels: int = 2
 ) -> examples.Examples:
-    """Draws a label for each token of each text uniformly at random, whatever the token.
+    """Draws a label for each token of each text uniformly at random, independently of the token.
 
     Source: Dong et al. 2021, section 4.2.
     """
@@ -195,8 +203,9 @@ def compact_vocabulary(
 ) -> tuple[Int[np.ndarray, "b n"], Int[np.ndarray, "v"]]:
     """Renumbers token ids 0..v−1 by the tokens that occur; also returns the original id of each.
 
-    Rows of an embedding table that never occur get no gradient, and without weight decay Adam
-    leaves them alone: training on the compact table is the same, without their memory traffic.
+    Rows of an embedding table that never occur get no gradient, and without weight decay Adam does
+    not change them. Training on the compact table is therefore the same, without their memory
+    traffic.
     """
     used, compact = np.unique(tokens, return_inverse=True)
     return compact.reshape(tokens.shape).astype(np.int32), used
@@ -204,9 +213,8 @@ def compact_vocabulary(
 
 def measure(options: Options, task: TrainedTask, folder: RunFolder) -> xr.Dataset:
     """Trains a network for each seed, and evaluates it whole and by path length."""
-    evaluate = functools.partial(evaluate_paths, options)
-    arrays = train_networks(options, {ALONE: task}, folder, evaluate)[ALONE]
-    return name_axes(options, task, arrays)
+    arrays = train_networks(options, {ALONE: task}, folder, evaluate_paths)[ALONE]
+    return name_axes(task, arrays)
 
 
 EXPERIMENT = Experiment(
@@ -226,7 +234,7 @@ EXPERIMENT = Experiment(
 
 
 def main(options: Flags) -> Run:
-    """Measures what the run lacks, and saves what follows from it."""
+    """Measures the missing points, and saves the table, figures and claims."""
     with open_run(options, make_task, lambda task: task.extra) as run:
         for point in run.measure(measure):
             results, task = point.results, point.setup

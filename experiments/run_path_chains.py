@@ -14,11 +14,11 @@ a constant factor in each layer, and the residual of contributions to be largest
 """
 
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from numpy.typing import ArrayLike
 
 import rank_collapse as rc
 from experiments.lab import (
@@ -38,8 +38,9 @@ from experiments.lab import (
     shared_flags,
 )
 from experiments.train import path_sizes
-from experiments.verdicts import Comparison, Row, make_row, statistics
+from experiments.verdicts import Comparison, Row, TableRow, make_row, statistics
 from rank_collapse.measures import residuals
+from rank_collapse.network.parameters import TransformerParams
 from rank_collapse.report import figures
 from rank_collapse.runs import seeds
 
@@ -99,19 +100,19 @@ def make_setup(options: Options) -> initial_tokens.TokenNetwork:
 
 def measure(
     options: Options, setup: initial_tokens.TokenNetwork, folder: RunFolder
-) -> dict[str, Any]:
-    """Measures all seeds, and computes what follows for all together.
+) -> dict[str, np.ndarray]:
+    """Measures all seeds, and computes the quantities of all seeds together.
 
     Args:
         options: The flags.
         setup: The network and its tokens.
-        folder: The run folder; what it has is not computed again.
+        folder: The run folder; results that it already holds are not computed again.
 
     Returns:
-        What `measure_seed` measures [s, ...]; the law of α, medians over paths, numbers of paths.
+        The results of `measure_seed` [s, ...]; the law of α, medians over paths, numbers of paths.
 
     Raises:
-        ValueError: The outputs of all networks are no numbers.
+        ValueError: The outputs of all networks are NaN or infinite.
     """
     with Executor(options, folder, "path chains") as executor:
         # A CPU takes its seeds one by one: they are saved as they come.
@@ -142,13 +143,16 @@ def measure(
     }
 
 
-def draw(options: Options, setup: initial_tokens.TokenNetwork, key: jax.Array) -> tuple[Any, ...]:
+Draws = tuple[jax.Array, TransformerParams, jax.Array, jax.Array]
+
+
+def draw(options: Options, setup: initial_tokens.TokenNetwork, key: jax.Array) -> Draws:
     """Draws one seed.
 
     Args:
         options: The flags.
         setup: The network and its tokens.
-        key: Of the seed.
+        key: Random key of the seed.
 
     Returns:
         Tokens, parameters, paths [L, p, L] of chains and sets of paths [L, repeats, p, L].
@@ -168,13 +172,13 @@ def draw(options: Options, setup: initial_tokens.TokenNetwork, key: jax.Array) -
     return x, params, paths[:, 0, : options.num_paths], sets[:, :, : max(SAMPLES)]
 
 
-def measure_seed(setup: initial_tokens.TokenNetwork, draws: tuple[Any, ...]) -> dict[str, Any]:
+def measure_seed(setup: initial_tokens.TokenNetwork, draws: Draws) -> dict[str, jax.Array]:
     """Measures one seed: residuals of products along paths [L, p], sizes by length [L + 1], and
     errors of sums estimated from few paths [number, L, repeats].
 
     Args:
         setup: The network.
-        draws: From `draw`.
+        draws: Draws from `draw`.
     """
     config, depth = setup.config, setup.config.depth
     x, params, paths, sets = draws
@@ -210,17 +214,17 @@ def measure_seed(setup: initial_tokens.TokenNetwork, draws: tuple[Any, ...]) -> 
 def keep_finite_seeds(
     arrays: dict[str, np.ndarray], say: Callable[[str], None]
 ) -> dict[str, np.ndarray]:
-    """Keeps the seeds whose networks' outputs are numbers, and says which are left out.
+    """Keeps the seeds whose networks' outputs are finite, and reports which are left out.
 
     Args:
         arrays: Measures [s, ...].
-        say: Gets a line for each seed that is left out.
+        say: Prints a line for each seed that is left out.
 
     Returns:
-        The measures of the seeds that stay; their numbers as "seed" [s].
+        The measures of the remaining seeds; their numbers as "seed" [s].
 
     Raises:
-        ValueError: There is no such seed.
+        ValueError: No seed has finite outputs.
     """
     is_finite = np.isfinite(arrays["sum_error"])
     reason = "NaN or overflow in the network; a smaller --weight_scale or --norm_placement=post"
@@ -229,24 +233,24 @@ def keep_finite_seeds(
         raise ValueError(reason)
     for seed in np.flatnonzero(~is_finite):
         say(f"seed {seed} is kept apart: {reason}")
-    kept = {name: values[is_finite] for name, values in arrays.items()}
-    return kept | {"seed": np.flatnonzero(is_finite)}
+    finite = {name: values[is_finite] for name, values in arrays.items()}
+    return finite | {"seed": np.flatnonzero(is_finite)}
 
 
-def pad_start(values: Any) -> np.ndarray:
+def pad_start(values: ArrayLike) -> np.ndarray:
     """Pads [..., k] of lengths or layers 1 .. k with NaN at 0, [..., k + 1]."""
     return np.insert(np.asarray(values), 0, np.nan, axis=-1)
 
 
-def make_rows(results: dict[str, Any]) -> Iterator[dict[str, Any]]:
+def make_rows(results: dict[str, np.ndarray]) -> Iterator[TableRow]:
     """Makes a row for each seed and length."""
     return labelled.product_rows(results, ("seed", "length"), COLUMNS)
 
 
 @figures.styled
-def path_chains_figure(results: dict[str, Any], setup: initial_tokens.TokenNetwork):
+def path_chains_figure(results: dict[str, np.ndarray], setup: initial_tokens.TokenNetwork):
     """Residual ratio of products of attention matrices along random paths, by path length: medians,
-    quartiles, and outliers over paths and seeds."""
+    quartiles and outliers over paths and seeds."""
     fig, axes = figures.figure(1, 2, sharey=True)
     for ax, (name, title) in zip(axes[0], CHAINS.items(), strict=True):
         values = np.swapaxes(results[name], 0, 1).reshape(setup.config.depth, -1)
@@ -257,10 +261,10 @@ def path_chains_figure(results: dict[str, Any], setup: initial_tokens.TokenNetwo
     return fig
 
 
-def draw_boxes(ax: Any, x: Any, values: Any) -> None:
+def draw_boxes(ax: figures.Axes, x: np.ndarray, values: np.ndarray) -> None:
     """Plot a box at each x [k] of values [k, s]: median, quartiles and outliers.
 
-    The axis is to be logarithmic: 0 becomes the least that a float can be.
+    The axis should be logarithmic: 0 becomes the smallest float.
     """
     boxplot = ax.boxplot(
         list(np.maximum(values, np.finfo(float).tiny)),
@@ -274,10 +278,11 @@ def draw_boxes(ax: Any, x: Any, values: Any) -> None:
 
 
 @figures.styled
-def path_lengths_figure(results: dict[str, Any]):
-    """Exact sums C_k over all paths of each length: sizes (left; the predicted
-    residual falls doubly exponentially), shares beside the binomial count (middle), error of
-    estimates from few sampled paths (right; above the dashed line worse than nothing)."""
+def path_lengths_figure(results: dict[str, np.ndarray]):
+    """Exact sums C_k over all paths of each length k. Left: their norms; the predicted residual
+    falls doubly exponentially. Middle: their shares and the shares by binomial counting. Right: the
+    error of estimates from a few sampled paths; above the dashed line an estimate is worse than
+    zero."""
     k, counts = results["length"], np.array([float(count) for count in results["paths"]])
     fig, ((sizes, shares, errors),) = figures.figure(1, 3, width=3.9, height=3.3)
     shares.bar(k, counts / counts.sum(), width=0.85, color=figures.color(5), label="share of paths")
@@ -308,11 +313,11 @@ def path_lengths_figure(results: dict[str, Any]):
     return fig
 
 
-def judge_claims(results: dict[str, Any], setup: initial_tokens.TokenNetwork) -> list[Row]:
-    """Tests whether chains lose rank, and whether short paths are the large ones.
+def judge_claims(results: dict[str, np.ndarray], setup: initial_tokens.TokenNetwork) -> list[Row]:
+    """Tests whether chains lose rank, and whether short paths are the largest.
 
     Args:
-        results: From `measure`.
+        results: Results of `measure`.
         setup: The network and its tokens.
     """
     text = f"{setup.config.depth} layers"
@@ -325,12 +330,12 @@ def judge_claims(results: dict[str, Any], setup: initial_tokens.TokenNetwork) ->
 
 
 def compare_results(
-    results: dict[str, Any], setup: initial_tokens.TokenNetwork
+    results: dict[str, np.ndarray], setup: initial_tokens.TokenNetwork
 ) -> list[Comparison]:
-    """Compares the sum of all paths with the output, an identity; lists what the figures show.
+    """Compares the sum of all paths with the output, which must be equal, and lists other numbers.
 
     Args:
-        results: From `measure`.
+        results: Results of `measure`.
         setup: The network and its tokens.
     """
     chain = np.median(results["chain_mean"], axis=(0, 2))
@@ -380,7 +385,7 @@ EXPERIMENT = Experiment(
 
 
 def main(options: Flags) -> Run:
-    """Measures what the run lacks, and saves what follows from it."""
+    """Measures the missing points, and saves the table, figures and claims."""
     with open_run(options, make_setup, lambda setup: setup.source) as run:
         for point in run.measure(measure):
             results, setup = point.results, point.setup

@@ -20,7 +20,6 @@ import math
 from collections.abc import Iterator
 from fractions import Fraction
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -36,7 +35,7 @@ from experiments.lab import (
     plots,
     shared_flags,
 )
-from experiments.verdicts import Comparison
+from experiments.verdicts import Comparison, TableRow
 from rank_collapse.paths.enumeration import count_paths
 from rank_collapse.paths.lengths import path_length_law
 from rank_collapse.report import figures
@@ -65,11 +64,11 @@ shared_flags.define_numbers(
 shared_flags.define_numbers(FLAGS, "layers", [], "Layers of the same architectures.", lower_bound=1)
 
 Sizes = dict[str, tuple[int, int]]  # {architecture: (heads, layers)}
-Tables = dict[str, list[dict[str, Any]]]  # {architecture: rows of `path_table`}
+Tables = dict[str, list[TableRow]]  # {architecture: rows of `path_table`}
 
 
 def make_sizes(options: Options) -> Sizes:
-    """Selects the published architectures, or those of the flags.
+    """Selects the published architectures, or the architectures of the flags.
 
     Args:
         options: The flags.
@@ -87,12 +86,12 @@ def make_sizes(options: Options) -> Sizes:
 
 
 def measure(options: Options, sizes: Sizes, folder: RunFolder) -> Tables:
-    """Counts the paths of all networks: integers in closed form, of which the run keeps the table
-    alone."""
+    """Counts the paths of all networks: integers in closed form. The run keeps only the table of
+    them."""
     return {name: path_table(*size) for name, size in sizes.items()}
 
 
-def path_table(heads: int, layers: int) -> list[dict[str, Any]]:
+def path_table(heads: int, layers: int) -> list[TableRow]:
     """Counts the C(L, k) H^k paths of each length k, one row each.
 
     Args:
@@ -100,7 +99,8 @@ def path_table(heads: int, layers: int) -> list[dict[str, Any]]:
         layers: L.
 
     Returns:
-        Rows with the number of paths, its logarithm, its share of all (1+H)^L, and the law's.
+        Rows with the number of paths, its logarithm, its share of all (1+H)^L, and the share by the
+        law.
     """
     counts, law = count_paths(layers, heads), binomial(layers, heads)
     total = sum(counts)
@@ -123,21 +123,21 @@ def binomial(layers: int, heads: int) -> list[float]:
     return stats.binom(layers, 1 / (1 + heads)).pmf(np.arange(layers, -1, -1)).tolist()
 
 
-def make_rows(tables: Tables, sizes: Sizes) -> Iterator[dict[str, Any]]:
+def make_rows(tables: Tables, sizes: Sizes) -> Iterator[TableRow]:
     """Makes a row for each architecture and length."""
     for name, (heads, layers) in sizes.items():
         for row in tables[name]:
             yield {"architecture": name, "heads": heads, "layers": layers} | row
 
 
-def select_column(rows: list[dict[str, Any]], name: str) -> np.ndarray:
+def select_column(rows: list[TableRow], name: str) -> np.ndarray:
     """Selects one column as numbers."""
     return np.array([row[name] for row in rows])
 
 
 @figures.styled
 def path_counts_figure(tables: Tables):
-    """Share of paths by length: exact counts (bars) and law (dots)."""
+    """Share of paths by length: exact counts (bars) and the law (dots)."""
     fig, axes = figures.panels(len(tables), COLUMNS, width=3.3, height=2.1)
     for ax, (name, rows) in zip(axes.flat, tables.items(), strict=False):
         lengths, share, law = (select_column(rows, n) for n in ("length", "share", "binomial"))
@@ -161,9 +161,9 @@ def weigh_lengths() -> dict[str, tuple[int, np.ndarray]]:
 
 @figures.styled
 def weighted_lengths_figure():
-    """Share of paths by length of five language models: each path counted once, as in the paper
-    (grey), and weighted by the published share of each layer's attention branch (colour). The
-    weighted mean is about four layers, whatever the depth."""
+    """Share of paths by length in five language models. Grey: each path counts once, as in the
+    paper. Colour: each path is weighted by the published share of each layer's attention branch.
+    The weighted mean is about four layers at any depth."""
     models = weigh_lengths()
     fig, axes = figures.panels(len(models), COLUMNS, width=3.3, height=2.1)
     for ax, (name, (heads, law)) in zip(axes.flat, models.items(), strict=False):
@@ -227,7 +227,7 @@ EXPERIMENT = Experiment(
 
 
 def main(options: Flags) -> Run:
-    """Measures what the run lacks, and saves what follows from it."""
+    """Measures the missing points, and saves the table, figures and claims."""
     with open_run(options, make_sizes) as run:
         for point in run.measure(measure):
             tables, sizes = point.results, point.setup

@@ -7,8 +7,8 @@ dropped: its weight is set to 0. thinned, a control: all keys lose the same weig
 that the first key's vector is not removed.
 
 We chose two measures of mixing: the mean cosine of two tokens, and the spread, which is the
-relative change of later tokens if one token is replaced. Each text is compared with itself in the
-unchanged network.
+relative change of later tokens if one token is replaced. For each text the changed network is
+compared with the unchanged one.
 
     python -m experiments.trained_weights --site=trained/packages
     python -m experiments.run_sinks --start=0,0.4 --how=hidden,dropped,thinned \\
@@ -23,7 +23,6 @@ changes nothing, because the second token then takes its place.
 import itertools
 from collections.abc import Iterator
 from functools import partial
-from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -46,20 +45,20 @@ from experiments.lab import (
     open_run,
     report_activity,
 )
+from experiments.trained.excluded_keys import Condition, make_edit
 from experiments.trained.opened_networks import (
     Network,
     identify_texts,
     load_networks,
     make_untrained,
 )
-from experiments.verdicts import PROTOCOL, Comparison, Row
+from experiments.verdicts import PROTOCOL, Comparison, Row, TableRow
 from rank_collapse import pretrained
 from rank_collapse.report import figures
 
 AXES = ("start", "how", "key")
 FIRST_MEASURED = 2  # tokens from the third on: neither the sink nor the token that replaces it
 READ = 40  # texts read for each one kept, which has enough tokens
-EXCLUDED = -1e9  # score of a hidden key
 LATE = 0.4  # share of the layers after which statements hide the key
 
 FLAGS = cli.make_flags("sinks", shows="token_cosine,layer=last", counts="num_texts", can_grow=True)
@@ -75,7 +74,7 @@ text = "Texts of enough tokens that are left out before the first."
 FLAGS.define("integer", "skip_texts", 0, text, lower_bound=0)
 text = "Tokens of each text; shorter texts are left out."
 FLAGS.define("integer", "max_tokens", 64, text, lower_bound=6)  # two are measured, one more hidden
-FLAGS.define("integer", "seed", 0, "Of weights at random, and of random keys.", lower_bound=0)
+FLAGS.define("integer", "seed", 0, "Seed of random weights and random keys.", lower_bound=0)
 text = "Share of the layers that are left as they are."
 FLAGS.define("float", "start", LATE, text, lower_bound=0.0, upper_bound=1.0)
 FLAGS.define(
@@ -88,15 +87,6 @@ FLAGS.define(
 FLAGS.define(
     "enum", "key", "first", "Which key later tokens cannot attend to.", ["first", "random"]
 )
-
-
-class Condition(NamedTuple):
-    """Which key is excluded, traced: one program serves all conditions of a network."""
-
-    key: Any  # position of the key
-    start: Any  # first layer in which it is excluded; the depth for none
-    is_hidden: Any  # Bool: by its score
-    is_thinned: Any  # Bool: all weights lose as much together; else the key's weight is lost
 
 
 def open_networks(options: Options) -> list[Network]:
@@ -137,7 +127,7 @@ def measure(options: Options, networks: list[Network], folder: RunFolder) -> xr.
     Args:
         options: The flags.
         networks: The networks and their texts.
-        folder: The run folder; what it has is not computed again.
+        folder: The run folder; results that it already holds are not computed again.
     """
     parts = {}
     kinds = list(itertools.product(networks, ("trained", "random")))
@@ -166,13 +156,13 @@ def pad_layers(values: np.ndarray, length: int) -> np.ndarray:
 def measure_network(
     options: Options, network: Network, weights: str, first_text: int
 ) -> dict[str, np.ndarray]:
-    """Measures the texts as the network is and with the key excluded, arrays [texts, ...].
+    """Measures the texts in the unchanged network and with the key excluded, arrays [texts, ...].
 
     Args:
         options: The flags.
         network: A network and its texts.
         weights: "trained" or "random", of the same shape.
-        first_text: The first text that is measured.
+        first_text: Index of the first measured text.
     """
     config, ids = network.source.config, network.inputs["x"][first_text:]
     key = jax.random.key(options.seed)
@@ -183,13 +173,13 @@ def measure_network(
         _, params = pretrained.random_like(network.source.settings, key)
         source = pretrained.open_random(network.source.settings, key)
     replaced = options.max_tokens // 8
-    others = (ids + 17) % config.embedding.vocab_size
-    changed = np.where(np.arange(options.max_tokens) == replaced, others, ids)
+    other_ids = (ids + 17) % config.embedding.vocab_size
+    changed = np.where(np.arange(options.max_tokens) == replaced, other_ids, ids)
     positions = np.setdiff1d(np.arange(FIRST_MEASURED, options.max_tokens // 2), [replaced])
     candidates = positions if options.key == "random" else [0]
     draw = np.random.default_rng(options.seed)  # the keys of the texts, one after another
     keys = np.array([draw.choice(candidates) for _ in network.inputs["x"]])[first_text:]
-    hidden, thinned = (jnp.full(len(ids), options.how == how) for how in ("hidden", "thinned"))
+    hidden, thinned = (jnp.full(len(ids), options.how == mode) for mode in ("hidden", "thinned"))
 
     @jax.jit
     def measure_texts(params, condition):
@@ -210,7 +200,7 @@ def measure_network(
 
 
 def measure_text(
-    params: Any,
+    params: rc.network.TransformerParams,
     config: rc.TransformerConfig,
     replaced: int,
     ids: jax.Array,
@@ -222,16 +212,13 @@ def measure_text(
     Args:
         replaced: Position at which `changed` has another token.
         ids, changed: Int [n].
-        condition: Which key is excluded.
+        condition: The key to exclude.
 
     Returns:
-        token_cosine; spread, the mean over later tokens of the relative change that the other
-        token makes; second_norm, ‖X_1‖/‖X_0‖; output [n, d].
+        token_cosine; spread, the mean relative change of later tokens by the other token;
+        second_norm, ‖X_1‖/‖X_0‖; output [n, d].
     """
-    edit = {
-        "scores": partial(exclude_key, condition, condition.is_hidden, EXCLUDED),
-        "weights": partial(lose_weight, condition),
-    }
+    edit = make_edit(condition)
     trace = rc.apply(params, ids, config, edit=edit)
     states, other = trace.hidden, rc.apply(params, changed, config, edit=edit).hidden
     norms = jnp.linalg.norm(states, axis=-1)
@@ -246,41 +233,7 @@ def measure_text(
     }
 
 
-def lose_weight(condition: Condition, weights: jax.Array, layer: Any) -> jax.Array:
-    """Takes the key's weight from the rows [h, n, m] of the queries after it, or as much of all.
-
-    Args:
-        condition: Which key, from which layer on, and how.
-        weights: Of the attention.
-        layer: Number of the layer.
-    """
-    is_dropped = ~(condition.is_hidden | condition.is_thinned)
-    dropped = exclude_key(condition, is_dropped, 0.0, weights, layer)
-    is_row = jnp.arange(weights.shape[-2])[:, None] > condition.key
-    is_active = is_row & condition.is_thinned & (layer >= condition.start)
-    lost = jnp.take(weights, condition.key, axis=-1)[..., None]
-    return jnp.where(is_active, weights * (1 - lost), dropped)
-
-
-def exclude_key(
-    condition: Condition, is_active: jax.Array, excluded: float, entries: jax.Array, layer: Any
-) -> jax.Array:
-    """Replaces the entries [h, n, m] of the key, of the queries after it.
-
-    Args:
-        condition: Which key, and from which layer on.
-        is_active: Whether this is where the key is excluded: its scores, or its weights.
-        excluded: The entry that it gets.
-        entries: Scores or weights.
-        layer: Number of the layer.
-    """
-    queries = jnp.arange(entries.shape[-2])[:, None]
-    keys = jnp.arange(entries.shape[-1])[None]
-    is_entry = (keys == condition.key) & (queries > condition.key)
-    return jnp.where(is_entry & is_active & (layer >= condition.start), excluded, entries)
-
-
-def make_rows(results: xr.Dataset) -> Iterator[dict[str, Any]]:
+def make_rows(results: xr.Dataset) -> Iterator[TableRow]:
     """Makes a row for each network, condition, text and layer."""
     names = ("token_cosine", "spread", "second_norm")
     columns = [prefix + name for name in names for prefix in ("", "whole_")]
@@ -289,9 +242,9 @@ def make_rows(results: xr.Dataset) -> Iterator[dict[str, Any]]:
 
 @figures.styled
 def cosine_figure(results: xr.Dataset):
-    """Mean cosine of two tokens by layer, from the third token on; bands over texts. The network as
-    it is, and with its first key hidden from later tokens or its weight dropped, by the share of
-    layers that are left as they are."""
+    """Mean cosine between two tokens by layer, from the third token on; bands show the spread over
+    texts. The lines show the unchanged network, and the network whose first key is hidden from
+    later tokens or whose first weight is dropped, by the share of layers that stay unchanged."""
     first = results.sel(key="first", drop=True) if "first" in results.key else results
     labels = [str(label) for label in first.network.values]
     fig, axes = figures.panels(len(labels), 2, width=4.6, height=3.4)
@@ -313,7 +266,8 @@ def cosine_figure(results: xr.Dataset):
 
 
 def compute_change(results: xr.Dataset, name: str) -> xr.DataArray:
-    """Computes the paired change of a measure, text by text, after the last layer if by layer."""
+    """Computes the paired change of a measure, text by text; after the last layer, if it is by
+    layer."""
     change = results[name] - results[f"whole_{name}"]
     if "layer" not in change.dims:
         return change
@@ -331,7 +285,7 @@ def judge_claims(results: xr.Dataset, networks: list[Network]) -> Iterator[Row]:
     for network in networks:
         trained = results.sel(network=f"{network.label}, trained weights", drop=True)
         changes = {name: compute_change(trained, name) for name in ("token_cosine", "spread")}
-        for statement, name, start, how, key in (
+        for statement, name, start, mode, key in (
             ("sinks mix", "token_cosine", LATE, "hidden", "first"),
             ("sinks spread", "spread", LATE, "hidden", "first"),
             ("sinks drop", "token_cosine", LATE, "dropped", "first"),
@@ -341,7 +295,7 @@ def judge_claims(results: xr.Dataset, networks: list[Network]) -> Iterator[Row]:
             ("sinks move", "token_cosine", 0.0, "hidden", "first"),
             ("sinks control", "token_cosine", LATE, "hidden", "random"),
         ):
-            point, values = {"start": start, "how": how, "key": key}, changes[name]
+            point, values = {"start": start, "how": mode, "key": key}, changes[name]
             if all(value in values[axis] for axis, value in point.items()):
                 yield from labelled.statement_rows(
                     statement, values.sel(point, drop=True), network.label
@@ -376,9 +330,9 @@ def make_finding(results: xr.Dataset, networks: list[Network]) -> Finding | None
     label = networks[0].label
     trained = results.sel(point, drop=True).sel(network=f"{label}, trained weights", drop=True)
     change = compute_change(trained, "token_cosine").mean("seed")
-    hidden, dropped = (float(change.sel(how=how)) for how in ("hidden", "dropped"))
+    hidden, dropped = (float(change.sel(how=mode)) for mode in ("hidden", "dropped"))
     spread = compute_change(trained, "spread").mean("seed")
-    wider, lost = (float(spread.sel(how=how)) for how in ("hidden", "dropped"))
+    wider, lost = (float(spread.sel(how=mode)) for mode in ("hidden", "dropped"))
     return Finding(
         "cosine",
         f"In {label} the mean cosine of two tokens changes by {hidden:+.3f} where the first key is "
@@ -408,7 +362,7 @@ EXPERIMENT = Experiment(
 
 
 def main(options: Flags) -> Run:
-    """Measures what the run lacks, and saves what follows from it."""
+    """Measures the missing points, and saves the table, figures and claims."""
     count = PROTOCOL.rounds[0] if options.grows else None
     with open_run(options, open_networks, partial(identify_texts, count=count)) as run:
         for point in run.measure(measure, over=AXES):

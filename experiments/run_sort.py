@@ -12,8 +12,6 @@ Takes 59 seconds for 16 seeds on two cores. docs/experiments/run_sort.md has the
 `experiments.path_accuracy.evaluation` says what is measured.
 """
 
-import functools
-
 import xarray as xr
 
 from experiments.lab import (
@@ -42,7 +40,8 @@ from experiments.path_accuracy.accuracy_results import (
 from experiments.path_accuracy.evaluation import evaluate_paths, name_axes, sampled_lengths
 from experiments.train import arguments
 from experiments.train.sorting import make_sorting_task
-from experiments.train.trained_tasks import ALONE, TrainedTask, save_models, train_networks
+from experiments.train.train_networks import save_models, train_networks
+from experiments.train.trained_tasks import ALONE, TrainedTask
 
 FLAGS = arguments.make_flags(
     "sort",
@@ -67,7 +66,7 @@ FLAGS = arguments.make_flags(
 
 
 def make_task(options: Options) -> TrainedTask:
-    """Makes what the flags train: a network that sorts letters.
+    """Makes the training task of the flags: a network that sorts letters.
 
     Raises:
         ValueError: Flags that do not fit each other.
@@ -78,9 +77,8 @@ def make_task(options: Options) -> TrainedTask:
 
 def measure(options: Options, task: TrainedTask, folder: RunFolder) -> xr.Dataset:
     """Trains a network for each seed, and evaluates it whole and by path length."""
-    evaluate = functools.partial(evaluate_paths, options)
-    arrays = train_networks(options, {ALONE: task}, folder, evaluate)[ALONE]
-    return name_axes(options, task, arrays)
+    arrays = train_networks(options, {ALONE: task}, folder, evaluate_paths)[ALONE]
+    return name_axes(task, arrays)
 
 
 EXPERIMENT = Experiment(
@@ -99,7 +97,7 @@ EXPERIMENT = Experiment(
 
 
 def main(options: Flags) -> Run:
-    """Measures what the run lacks, and saves what follows from it."""
+    """Measures the missing points, and saves the table, figures and claims."""
     with open_run(options, make_task) as run:
         for point in run.measure(measure):
             results, task = point.results, point.setup

@@ -58,7 +58,8 @@ FLAGS.define(
 
 
 def judge_claims(results: ByCase) -> Iterator[Row]:
-    """Tests where the exponents of Σ_i β_ii² and of the output change lie among those of laws."""
+    """Tests where the exponents of Σ_i β_ii² and of the output change lie among the exponents of
+    the laws."""
     for design, cases in summary.by_design(results).items():
         yield from design_claims(design, cases)
 
@@ -67,8 +68,8 @@ def design_claims(design: str, cases: ByCase) -> Iterator[Row]:
     """Tests one design.
 
     Args:
-        design: Its name.
-        cases: Its networks, shallow first.
+        design: Name of the design.
+        cases: Networks of the design, shallow first.
     """
     branches = summary.branch_counts(cases)
     place = partial(summary.place_between, laws=summary.law_exponents(branches))
@@ -92,10 +93,10 @@ def design_claims(design: str, cases: ByCase) -> Iterator[Row]:
 
 
 def compare_results(results: ByCase) -> Iterator[Comparison]:
-    """Compares dependency and tokens with what papers state and the one law expects.
+    """Compares dependency and tokens with the published numbers and with the one law.
 
     Args:
-        results: From `measure_all`.
+        results: Results of `measure_all`.
     """
     networks = summary.by_design(results)
     for design, cases in networks.items():
@@ -105,14 +106,14 @@ def compare_results(results: ByCase) -> Iterator[Comparison]:
 
 
 def compare_collapse(design: str, measures: Mapping[str, np.ndarray]) -> Iterator[Comparison]:
-    """Compares 1 − cosine of the deepest network with the law's, where float32 sees it.
+    """Compares 1 − cosine of the deepest network with the law, where float32 resolves it.
 
-    Means over seeds are geometric: in Post-LN seeds differ by powers of ten. The law is of the
-    mean; how far single networks are from it stands beside how far the mean is.
+    Means over seeds are geometric, because seeds differ by powers of ten in Post-LN. The law
+    predicts the mean; the note compares the error of single networks with the error of the mean.
 
     Args:
-        design: Of the network.
-        measures: Of the network, [s, ...].
+        design: Design of the network.
+        measures: Measures of the network, [s, ...].
     """
     measured = measures["apart"]
     expected = np.exp(measures["expected_log_apart"].astype(float))
@@ -121,8 +122,8 @@ def compare_collapse(design: str, measures: Mapping[str, np.ndarray]) -> Iterato
     ratios = summary.geometric_ratios(measured[:, is_visible], expected[:, is_visible])
     off = np.abs(np.log(ratios))
     with np.errstate(divide="ignore", invalid="ignore"):
-        each = np.abs(np.log(measured[:, is_visible]) - np.log(expected[:, is_visible]))
-    worst, layers = np.exp(each.max(axis=1)), np.flatnonzero(is_visible)
+        log_errors = np.abs(np.log(measured[:, is_visible]) - np.log(expected[:, is_visible]))
+    worst, layers = np.exp(log_errors.max(axis=1)), np.flatnonzero(is_visible)
     note = "geometric mean; beside it the one law's"
     quantity = f"{design}: 1 − token cosine after {last} layers"
     law = finite_or_none(geometric_mean(expected[:, last]))
@@ -142,7 +143,7 @@ def compare_collapse(design: str, measures: Mapping[str, np.ndarray]) -> Iterato
 
 
 def compare_dependency(*designs: ByCase) -> Comparison:
-    """Reports how far the outputs of the shallowest networks depend on their last branches."""
+    """Reports how much the outputs of the shallowest networks depend on their last branches."""
     shallow = [summary.first_and_last(cases)[0] for cases in designs]
     return Comparison(
         "last branch's share β_NN² of the output, post and pre",
@@ -177,7 +178,7 @@ EXPERIMENT = Experiment(
 
 
 def main(options: Flags) -> Run:
-    """Measures what the run lacks, and saves what follows from it."""
+    """Measures the missing points, and saves the table, figures and claims."""
     with open_run(options, make_configs) as run:
         for point in run.measure(measure_all):
             results = point.results

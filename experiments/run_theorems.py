@@ -1,9 +1,9 @@
 """Theorems of 2022 to 2026 about collapse, evaluated through the toolkit's own networks.
 
-Each theorem is one line with its formula and conditions. Its networks have the weights that it
-asks for, `rc.apply` passes them, and what is measured stands beside what is predicted. The outcome
+Each theorem is one line with its formula and conditions. Its networks have the weights that it asks
+for, `rc.apply` passes them, and the experiment compares measured and predicted values. The outcome
 follows from these numbers: the theorem holds as stated; holds, with a bound loose by a factor;
-holds under more than is stated; or fails as worded, with the first point against it. Seven
+holds under further conditions; or fails as worded, with the first point against it. Seven
 statements that could go either way are also measured in --num_seeds independent draws.
 
     python -m experiments.run_theorems
@@ -14,7 +14,7 @@ One core of a CPU: two minutes. Expect one failure: layer normalisation does not
 """
 
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -42,7 +42,7 @@ from experiments.theorems.outcomes import (
     load_curves,
     save_curves,
 )
-from experiments.verdicts import Comparison, Row, make_row
+from experiments.verdicts import Comparison, Row, TableRow, make_row
 
 THEOREMS = {
     theorem.name: theorem
@@ -76,7 +76,7 @@ def select_theorems(options: Options) -> dict[str, Theorem]:
     """Selects the theorems of the flags.
 
     Raises:
-        ValueError: A theorem that there is not.
+        ValueError: An unknown theorem.
     """
     check_names(options, "theorems", [*THEOREMS])
     return {name: THEOREMS[name] for name in THEOREMS if name in options.theorems}
@@ -87,8 +87,8 @@ def measure(options: Options, theorems: dict[str, Theorem], folder: RunFolder) -
 
     Args:
         options: The flags.
-        theorems: By name.
-        folder: The run folder; what it has is not computed again.
+        theorems: Theorems by name.
+        folder: The run folder; results that it already holds are not computed again.
     """
     curves = {}
     with jax.enable_x64(True):
@@ -109,7 +109,7 @@ def measure_draws(
     """Measures the statistics of the registered statements, {(statement, setting): [s]}.
 
     Args:
-        options, theorems, folder: As of `measure`.
+        options, theorems, folder: See `measure`.
     """
     cells, values = [*draws.list_draws(theorems)], {}
     with Executor(options, folder, "draws", len(cells) * options.num_seeds) as executor:
@@ -129,7 +129,7 @@ def judge_claims(results: Results) -> Iterator[Row]:
         yield make_row(key, setting, values)
 
 
-def make_rows(results: Results) -> Iterator[dict[str, Any]]:
+def make_rows(results: Results) -> Iterator[TableRow]:
     """Makes a row for each point of each curve, then for each draw of each statement."""
     for name, curves in results.curves.items():
         for curve in curves:
@@ -165,7 +165,8 @@ def compare_results(results: Results, theorems: dict[str, Theorem]) -> Iterator[
 
 
 def find_shown(curve: Curve) -> int:
-    """Finds the point of a curve that is farthest from its prediction; the last of one without."""
+    """Finds the point of a curve that is farthest from its prediction; the last point if it has
+    none."""
     _, predicted, measured = curve.as_array().T
     if np.isnan(predicted).all() or curve.relation == "none":
         return len(measured) - 1
@@ -175,20 +176,21 @@ def find_shown(curve: Curve) -> int:
 
 
 def describe_theorem(theorem: Theorem) -> str:
-    """Writes the caption of a theorem's figure: its statement, and how it is drawn."""
+    """Writes the caption of a theorem's figure: its statement, and the meaning of its lines."""
     return (
-        f"{theorem.source}: {theorem.statement} Dots are measured. Solid lines are predicted, "
-        "dashed lines are bounds, dotted lines are beside what is not judged."
+        f"{theorem.source}: {theorem.statement} Dots are measured, solid lines are predicted, "
+        "dashed lines are bounds, and dotted lines are references without a verdict."
     )
 
 
 EXPERIMENT = Experiment(
     order=900,
     title="Theorems of later papers",
-    brief="statements of papers from 2022 to 2026 about collapse, predicted beside measured",
-    claim="Later papers prove how tokens cluster on the sphere, park under a causal mask, collapse "
-    "in width, and what masks, tied weights, norms, heads and gains do to them (2312.10794, "
-    "2410.23228, 2411.04990, 2410.07799, 2406.04267, 2405.18781, 2401.04301, 2604.23681).",
+    brief="statements about collapse in papers from 2022 to 2026, predicted and measured",
+    claim="Later papers prove how tokens cluster on the sphere, come to rest under a causal mask "
+    "and collapse in wide networks, and how masks, tied weights, norms, heads and gains change "
+    "this (2312.10794, 2410.23228, 2411.04990, 2410.07799, 2406.04267, 2405.18781, 2401.04301, "
+    "2604.23681).",
     presets={
         "quick": "--theorems=" + ",".join(t for t in THEOREMS if t not in LONG),
         "reported": "--seed=3000 --num_seeds=16",
@@ -199,7 +201,7 @@ EXPERIMENT = Experiment(
 
 
 def main(options: Flags) -> Run:
-    """Measures what the run lacks, and saves what follows from it."""
+    """Measures the missing points, and saves the table, figures and claims."""
     with open_run(options, select_theorems) as run:
         for point in run.measure(measure):
             results, theorems = point.results, point.setup

@@ -14,15 +14,14 @@ With 18 layers and no warm-up, expect most seeds of Post-LN to learn nothing, an
 Pre-LN, Admin and DeepNorm to learn.
 
 A cell is one combination of design, depth and warm-up. If you start the command again, it resumes
-after the last finished cell. If you ask for other cells with the same sizes, it trains only those
-that its folder lacks, and shows the ones that you asked for.
+after the last finished cell. If you ask for other cells with the same sizes, it trains only the
+cells that its folder does not have, and shows the cells that you asked for.
 """
 
 import dataclasses
 import itertools
 import math
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 
@@ -43,7 +42,7 @@ from experiments.lab import (
 )
 from experiments.train import arguments, design_cells
 from experiments.train.design_cells import Cell, gradient_norms
-from experiments.verdicts import Comparison, Row, make_row, seed_rows
+from experiments.verdicts import Comparison, Row, TableRow, make_row, seed_rows
 from experiments.verdicts.share_intervals import wilson_interval
 from rank_collapse.report import figures
 from rank_collapse.report.wording import power_of_ten, words
@@ -67,7 +66,7 @@ FLAGS.define("list", "designs", ["post", "pre", "admin", "deepnorm"], "Names of 
 shared_flags.define_numbers(FLAGS, "depths", [6, 12, 18, 36], "Layers.", lower_bound=1)
 shared_flags.define_numbers(FLAGS, "warmup", [0, 100], "Steps of the warm-up.", lower_bound=0)
 
-ByCell = dict[Cell, dict[str, Any]]
+ByCell = dict[Cell, dict[str, np.ndarray]]
 
 
 def make_cells(options: Options) -> list[Cell]:
@@ -77,7 +76,7 @@ def make_cells(options: Options) -> list[Cell]:
         options: The flags.
 
     Raises:
-        ValueError: A design that there is not.
+        ValueError: An unknown design.
     """
     check_names(options, "designs", rc.network.DESIGNS)
     combinations = itertools.product(options.warmup, options.depths, options.designs)
@@ -93,11 +92,11 @@ def measure(options: Options, cells: list[Cell], folder: RunFolder) -> ByCell:
     return design_cells.train_cells(options, make_cells, folder)
 
 
-def seed_columns(results: dict[str, Any]) -> dict[str, np.ndarray]:
-    """Selects what the table has of each seed of a cell, [s] each.
+def seed_columns(results: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Selects the columns of the table for each seed of a cell, [s] each.
 
     Args:
-        results: Of one cell.
+        results: Results of one cell.
     """
     ratios = results["residual_ratio"][:, :, -1]
     return {
@@ -110,22 +109,22 @@ def seed_columns(results: dict[str, Any]) -> dict[str, np.ndarray]:
     }
 
 
-def make_rows(results: ByCell) -> Iterator[dict[str, Any]]:
+def make_rows(results: ByCell) -> Iterator[TableRow]:
     """Makes a row for each cell and seed."""
     for cell, cell_results in results.items():
         for row in seed_rows(seed_columns(cell_results)):
             yield vars(cell) | row
 
 
-def distinct(cells: ByCell, field: str) -> list[Any]:
-    """Lists the values that a field of the cells has, in their order."""
+def distinct(cells: ByCell, field: str) -> list[int | str]:
+    """Lists the values of a field of the cells, in their order."""
     return list(dict.fromkeys(getattr(cell, field) for cell in cells))
 
 
 @figures.styled
 def loss_figure(cells: ByCell):
-    """Training loss, mean and standard deviation over seeds; it stays where it begins where a
-    network goes on guessing."""
+    """Training loss, mean and standard deviation over seeds. The loss of a network that still
+    guesses stays at its first value."""
     places = [(cell.warmup, cell.depth) for cell in cells]
     size = {"width": 4.2, "height": 3.1} if len(set(places)) == 1 else {"width": 3.0, "height": 2.6}
     fig, axes, panels = plots.place_grid(places, **size, sharex=True, sharey=True)
@@ -170,9 +169,9 @@ LAYER_MEASURES = {
 
 @figures.styled
 def inside_figure(cells: ByCell):
-    """Residual ratio of the hidden states and gradient norms by layer, before training (solid, with
-    bands over seeds) and after it (dashed, medians), of the same networks, with the shortest
-    warm-up. A network that has learned has small gradients too, but tokens that differ."""
+    """Residual ratio of the hidden states and gradient norms by layer: before training (solid, with
+    bands over seeds) and after training (dashed, medians), in the same networks with the shortest
+    warm-up. A network that has learned has small gradients too, but its tokens differ."""
     shortest, names = min(cell.warmup for cell in cells), distinct(cells, "design")
     shown_cells = [cell for cell in cells if cell.warmup == shortest]
     places = [(cell.depth, label) for cell in shown_cells for label in LAYER_MEASURES]
@@ -193,18 +192,19 @@ def inside_figure(cells: ByCell):
 
 
 def published_outcome(cell: Cell) -> str | None:
-    """Returns what the paper has of this design and depth; None where it has nothing."""
+    """Returns the published outcome of this design and depth; None where the paper has none."""
     design = "admin" if cell.design.startswith("admin") else cell.design
     return PUBLISHED.get(design, {}).get(cell.depth)
 
 
 def judge_claims(results: ByCell) -> Iterator[Row]:
-    """Tests what each design of the paper's table has of what Pre-LN has after the same steps.
+    """Tests the accuracy of each design in the paper's table against the accuracy of Pre-LN after
+    the same steps.
 
-    With the longest warm-up of the run: the paper's networks have one.
+    The tests use the longest warm-up of the run, because the paper's networks have one.
 
     Args:
-        results: What was measured of each cell.
+        results: Measurements of each cell.
     """
     longest = max(cell.warmup for cell in results)
     for cell in results:
@@ -219,11 +219,11 @@ def judge_claims(results: ByCell) -> Iterator[Row]:
 
 
 def compare_results(results: ByCell) -> Iterator[Comparison]:
-    """Compares the seeds that failed with the BLEU of networks as deep, and says what they were
-    like.
+    """Compares the number of failed seeds with the BLEU of networks of the same depth, and
+    describes the failed seeds.
 
     Args:
-        results: What was measured of each cell.
+        results: Measurements of each cell.
     """
     for cell, cell_results in results.items():
         columns, published_result = seed_columns(cell_results), published_outcome(cell)
@@ -247,10 +247,11 @@ NAMED = ("post", "pre", "admin")  # designs of the finding
 
 
 def make_finding(cells: ByCell) -> Finding | None:
-    """Reports how many seeds of the deepest networks fail, and what is left of their tokens.
+    """Reports how many seeds of the deepest networks fail, and the remaining residual of their
+    tokens.
 
     Args:
-        cells: What was measured of each cell.
+        cells: Measurements of each cell.
     """
     shortest = min(cell.warmup for cell in cells)
     deepest = max(cell.depth for cell in cells)
@@ -289,7 +290,7 @@ EXPERIMENT = Experiment(
 
 
 def main(options: Flags) -> Run:
-    """Measures what the run lacks, and saves what follows from it."""
+    """Measures the missing points, and saves the table, figures and claims."""
     with open_run(options, make_cells) as run:
         for point in run.measure(measure):
             results = point.results

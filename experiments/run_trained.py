@@ -18,7 +18,6 @@ causal mask, and paths through two to four heads to do nearly all of the work.
 """
 
 from functools import partial
-from typing import Any
 
 import jax
 import numpy as np
@@ -29,6 +28,7 @@ from experiments.lab import (
     Options,
     Progress,
     Run,
+    RunFolder,
     check_names,
     cli,
     describe_figures,
@@ -89,10 +89,11 @@ for name, default, least, text in (
 
 
 def open_networks(options: Options) -> list[Network]:
-    """Opens the networks of the folder, those of the packages first.
+    """Opens the networks of the folder, first those of the packages.
 
     Raises:
-        FileNotFoundError, ValueError: No such folder or network; texts that cannot be read.
+        FileNotFoundError, ValueError: The folder or a network does not exist, or texts cannot be
+            read.
     """
     if options.untrained:
         check_names(options, "networks", UNTRAINED)
@@ -104,9 +105,10 @@ def open_networks(options: Options) -> list[Network]:
 
 
 def measure(
-    options: Options, networks: list[Network], folder: Any
+    options: Options, networks: list[Network], folder: RunFolder
 ) -> dict[str, dict[str, np.ndarray]]:
-    """Measures every network, {network: arrays by name}; what the run has is not computed again."""
+    """Measures every network, {network: arrays by name}; finished measurements are not computed
+    again."""
     results = {}
     with Progress(len(networks), "trained networks", log=folder.log) as progress:
         for network in networks:
@@ -126,7 +128,7 @@ def measure_network(options: Options, network: Network, start: int) -> dict[str,
     Args:
         options: The flags.
         network: The network and its texts.
-        start: The first text that is measured.
+        start: Index of the first measured text.
     """
     source, chunk = network.source, options.chunk
     inputs = {name: a if a is None else a[start:] for name, a in network.inputs.items()}
@@ -142,7 +144,7 @@ def measure_network(options: Options, network: Network, start: int) -> dict[str,
 
 
 def measure_few(options: Options, network: Network) -> dict[str, np.ndarray]:
-    """Measures the first texts of a network with weights at random, and its bounds.
+    """Measures the first texts of a network with random weights, and its bounds.
 
     Args:
         options: The flags.
@@ -185,7 +187,7 @@ EXPERIMENT = Experiment(
 
 
 def main(options: Flags) -> Run:
-    """Measures what the run lacks, and saves what follows from it."""
+    """Measures the missing points, and saves the table, figures and claims."""
     count = PROTOCOL.rounds[0] if options.grows else None
     with open_run(options, open_networks, partial(identify_texts, count=count)) as run:
         for point in run.measure(measure):

@@ -11,11 +11,11 @@ writes exactly.
 
 import functools
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import PyTree
 
 import rank_collapse as rc
 from experiments.lab import (
@@ -30,17 +30,18 @@ from experiments.lab import (
     plots,
     shared_flags,
 )
+from experiments.lab.executor import nest_arrays
 from experiments.train import arguments
+from experiments.train.train_networks import save_models, train_networks
 from experiments.train.trained_tasks import (
     ALONE,
     TrainedTask,
     diverged_seeds,
     fine_seeds,
-    save_models,
-    train_tasks,
 )
 from experiments.transformer import grammar
-from experiments.verdicts import Comparison, seed_rows
+from experiments.verdicts import Comparison, TableRow, seed_rows
+from rank_collapse.network.encoder_decoder import EncoderDecoderParams
 from rank_collapse.report import figures
 from rank_collapse.report.intervals import Interval
 from rank_collapse.training import models
@@ -101,13 +102,14 @@ MAX_LAYERS = 4  # of the attention figure: evenly spaced ones, the last among th
 
 
 def make_task(options: Options) -> TrainedTask:
-    """Makes what the flags train: encoder and decoder of the same size (Vaswani et al. 2017).
+    """Makes the training task of the flags: encoder and decoder of the same size (Vaswani et al.
+    2017).
 
     Args:
         options: The flags.
 
     Raises:
-        ValueError: Sizes of letter sequences given to a translation.
+        ValueError: Sizes of letter sequences are set for a translation.
     """
     vocab_size, longest = sequences.NUM_MARKS + options.num_labels, options.num_tokens + 2
     title = f"{options.task.capitalize()} {options.num_tokens} of {options.num_labels} letters"
@@ -151,12 +153,12 @@ def make_task(options: Options) -> TrainedTask:
     return TrainedTask(options, "transformer", title, recipe, make, METRICS, curves=True)
 
 
-def make_data(options: Options, key: Any) -> dict[str, sequences.SequencePairs]:
+def make_data(options: Options, key: jax.Array) -> dict[str, sequences.SequencePairs]:
     """Makes training and held-out pairs of one seed; a translation's seed has its own lexicon.
 
     Args:
         options: The flags.
-        key: Of the seed.
+        key: Random key of the seed.
     """
     key_lexicon, *keys = jax.random.split(key, 3)
     if options.task == "translation":
@@ -173,18 +175,25 @@ def make_data(options: Options, key: Any) -> dict[str, sequences.SequencePairs]:
     return {name: make(k, n) for k, (name, n) in zip(keys, counts.items(), strict=True)}
 
 
-def measure(options: Options, task: TrainedTask, folder: RunFolder) -> dict[str, Any]:
+def measure(
+    options: Options, task: TrainedTask, folder: RunFolder
+) -> dict[str, PyTree[np.ndarray]]:
     """Trains all seeds, and measures each by `measure_seed`."""
-    return train_tasks(options, {ALONE: task}, folder, measure_seed)[ALONE]
+    return nest_arrays(train_networks(options, {ALONE: task}, folder, measure_seed)[ALONE])
 
 
-def measure_seed(task: TrainedTask, model: Any, data: Any, _: Any) -> dict[str, Any]:
+def measure_seed(
+    task: TrainedTask,
+    model: EncoderDecoderParams,
+    data: dict[str, sequences.SequencePairs],
+    _: jax.Array,
+) -> dict[str, PyTree[jax.Array]]:
     """Measures one seed.
 
     Args:
-        task: What was trained.
+        task: The training task.
         model: The trained model.
-        data: Of the seed.
+        data: Examples of the seed.
 
     Returns:
         "exact": share of the held-out sequences that are written exactly, decoded greedily,
@@ -195,8 +204,9 @@ def measure_seed(task: TrainedTask, model: Any, data: Any, _: Any) -> dict[str, 
     held_out, config = data["eval"], task.recipe.config
     written = models.decode_pairs(model, held_out, config)
 
-    def measure_pair(item):
-        source, source_mask, inputs, input_mask = item
+    def measure_pair(example):
+        """Measures the residuals and the attention weights of one pair."""
+        source, source_mask, inputs, input_mask = example
         trace = rc.network.encoder_decoder.apply(
             model, source, inputs, config, source_mask=source_mask, target_mask=input_mask
         )
@@ -224,7 +234,7 @@ def measure_seed(task: TrainedTask, model: Any, data: Any, _: Any) -> dict[str, 
     }
 
 
-def make_rows(results: dict[str, Any]) -> list[dict[str, Any]]:
+def make_rows(results: dict[str, PyTree[np.ndarray]]) -> list[TableRow]:
     """Makes a row for each seed."""
     residual = {f"residual_{half}": ratios[:, -1] for half, ratios in results["residual"].items()}
     columns = {"diverged": diverged_seeds(results), "exact": results["exact"]}
@@ -232,9 +242,9 @@ def make_rows(results: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 @figures.styled
-def curves_figure(results: dict[str, Any], task: TrainedTask):
-    """Loss and accuracy after each epoch, mean and standard deviation over seeds; the point at the
-    end: sequences decoded greedily that are right in every token."""
+def curves_figure(results: dict[str, PyTree[np.ndarray]], task: TrainedTask):
+    """Loss and accuracy after each epoch, mean and standard deviation over seeds. The point at the
+    end is the share of sequences that greedy decoding gets right in every token."""
     fig, ((loss, share),) = figures.figure(1, 2)
     seeds, curves, losses = fine_seeds(results), results["curves"], results["losses"]
     epochs, exact = np.arange(1, losses.shape[1] + 1), results["exact"][seeds]
@@ -257,9 +267,9 @@ def curves_figure(results: dict[str, Any], task: TrainedTask):
 
 
 @figures.styled
-def attention_figure(results: dict[str, Any], task: TrainedTask):
+def attention_figure(results: dict[str, PyTree[np.ndarray]], task: TrainedTask):
     """Attention weights on one held-out pair, mean over heads: within the source, within the target
-    so far, from target to source."""
+    so far, and from target to source."""
     seed = int(fine_seeds(results)[0])
     pair = {name: values[seed] for name, values in results["shown"].items()}
     maps = {kind: results["attention"][kind][seed].mean(axis=1) for kind in KINDS}
@@ -283,8 +293,9 @@ def attention_figure(results: dict[str, Any], task: TrainedTask):
 
 
 @figures.styled
-def residual_figure(results: dict[str, Any], task: TrainedTask):
-    """Residual of the tokens by layer of the trained halves, bands over seeds."""
+def residual_figure(results: dict[str, PyTree[np.ndarray]], task: TrainedTask):
+    """Residual of the tokens by layer in the trained encoder and decoder; bands show the spread
+    over seeds."""
     halves = sorted(results["residual"].items(), reverse=True)
     fig, ((ax,),) = figures.figure()
     for index, (half, values) in enumerate(halves):
@@ -302,12 +313,12 @@ def token_words(ids: Sequence[int]) -> list[str]:
     return [marks.get(int(i), str(int(i) - sequences.NUM_MARKS)) for i in ids]
 
 
-def compare_results(results: dict[str, Any], task: TrainedTask) -> list[Comparison]:
+def compare_results(results: dict[str, PyTree[np.ndarray]], task: TrainedTask) -> list[Comparison]:
     """Lists tokens, whole sequences and trained residuals; no number is published.
 
     Args:
-        results: From `measure`.
-        task: What was trained.
+        results: Results of `measure`.
+        task: The training task.
     """
     seeds, residual = fine_seeds(results), results["residual"]
     values = {
@@ -342,7 +353,7 @@ EXPERIMENT = Experiment(
 
 
 def main(options: Flags) -> Run:
-    """Measures what the run lacks, and saves what follows from it."""
+    """Measures the missing points, and saves the table, figures and claims."""
     with open_run(options, make_task) as run:
         for point in run.measure(measure):
             results, task = point.results, point.setup

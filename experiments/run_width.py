@@ -14,10 +14,10 @@ import bisect
 import dataclasses
 import math
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 import jax
 import numpy as np
+from jaxtyping import PyTree
 
 from experiments.lab import (
     Experiment,
@@ -30,17 +30,17 @@ from experiments.lab import (
     open_run,
     shared_flags,
 )
+from experiments.lab.executor import nest_arrays
 from experiments.train import arguments
 from experiments.train.sorting import make_sorting_task
+from experiments.train.train_networks import save_models, train_networks
 from experiments.train.trained_tasks import (
     TrainedTask,
     diverged_seeds,
     fine_seeds,
     measure_whole,
-    save_models,
-    train_tasks,
 )
-from experiments.verdicts import Comparison, Row, make_row, seed_rows
+from experiments.verdicts import Comparison, Row, TableRow, make_row, seed_rows
 from rank_collapse.report import figures
 from rank_collapse.training import Recipe, init_model
 
@@ -70,11 +70,13 @@ shared_flags.define_numbers(
 )
 
 Cases = Mapping[str, TrainedTask]  # {"depth L": what is trained}
-ByCase = Mapping[str, Any]  # {case: as `training.train_tasks`}
+ByCase = Mapping[
+    str, dict[str, PyTree[np.ndarray]]
+]  # {case: nested, as `train_networks` names its arrays}
 
 
 def make_cases(options: Options) -> Cases:
-    """Makes what is trained at every depth, with about the reference's number of parameters.
+    """Makes the training task of every depth, with about the reference's number of parameters.
 
     Args:
         options: The flags.
@@ -90,18 +92,19 @@ def make_cases(options: Options) -> Cases:
 
 
 def num_parameters(recipe: Recipe) -> int:
-    """Counts the numbers in a recipe's model, embedding and classifier included."""
+    """Counts the parameters of a recipe's model, including embedding and classifier."""
     shapes = jax.eval_shape(lambda: init_model(jax.random.key(0), recipe))
     return sum(leaf.size for leaf in jax.tree.leaves(shapes))
 
 
 def resize(recipe: Recipe, depth: int, target: int) -> Recipe:
-    """Gives a recipe a depth, and the multiple of its heads as width that comes nearest.
+    """Gives a recipe a depth, and as width the multiple of its heads that comes nearest to a number
+    of parameters.
 
     Args:
-        recipe: Of the reference.
+        recipe: Recipe of the reference.
         depth: The new one.
-        target: Number of parameters that is come near to.
+        target: Number of parameters to approach.
     """
 
     def set_width(multiple):
@@ -120,10 +123,11 @@ def resize(recipe: Recipe, depth: int, target: int) -> Recipe:
 
 def measure(options: Options, cases: Cases, folder: RunFolder) -> ByCase:
     """Trains every depth, and measures the accuracy of each seed."""
-    return train_tasks(options, cases, folder, measure_whole)
+    arrays = train_networks(options, cases, folder, measure_whole)
+    return {name: nest_arrays(case) for name, case in arrays.items()}
 
 
-def make_rows(results: ByCase, cases: Cases) -> Iterator[dict[str, Any]]:
+def make_rows(results: ByCase, cases: Cases) -> Iterator[TableRow]:
     """Makes a row for each depth and seed."""
     for name, case in cases.items():
         diverged = {"diverged": diverged_seeds(results[name])}
@@ -138,7 +142,8 @@ def describe_shape(case: TrainedTask) -> dict[str, int]:
 
 
 def case_accuracies(results: ByCase, cases: Cases) -> dict[str, np.ndarray]:
-    """Selects the accuracy of each case [s], NaN of a seed that diverged, shallow first."""
+    """Selects the accuracy of each case [s], NaN for a seed that diverged, shallow networks
+    first."""
     return {
         name: np.where(diverged_seeds(results[name]), np.nan, results[name]["whole"]["accuracy"])
         for name in sorted(cases, key=lambda name: cases[name].recipe.config.depth)
@@ -147,8 +152,8 @@ def case_accuracies(results: ByCase, cases: Cases) -> dict[str, np.ndarray]:
 
 @figures.styled
 def width_figure(results: ByCase, cases: Cases):
-    """Left: training loss, mean and standard deviation over seeds. Right: accuracy against depth,
-    the width chosen so that the number of parameters stays."""
+    """Left: training loss, mean and standard deviation over seeds. Right: accuracy by depth, with
+    widths that keep the number of parameters constant."""
     fig, ((loss, accuracy),) = figures.figure(1, 2)
     accuracies = case_accuracies(results, cases)
     configs = [cases[name].recipe.config for name in accuracies]
@@ -166,7 +171,8 @@ def width_figure(results: ByCase, cases: Cases):
 
 
 def judge_claims(results: ByCase, cases: Cases) -> list[Row]:
-    """Takes the deepest network less the shallowest, on the same data seed by seed."""
+    """The statistic is the accuracy of the deepest network minus that of the shallowest, on the
+    same data, seed by seed."""
     accuracies = case_accuracies(results, cases)
     names = sorted(accuracies, key=lambda name: cases[name].recipe.config.depth)
     shallow, deep = names[0], names[-1]
@@ -179,7 +185,7 @@ def compare_results(results: ByCase, cases: Cases) -> Iterator[Comparison]:
 
     Args:
         results: {case: arrays of all seeds [s, ...]}.
-        cases: What is trained, by case.
+        cases: Training tasks by case.
     """
     for name, accuracy in case_accuracies(results, cases).items():
         shape, numbers = describe_shape(cases[name]), accuracy[np.isfinite(accuracy)]
@@ -209,7 +215,7 @@ EXPERIMENT = Experiment(
 
 
 def main(options: Flags) -> Run:
-    """Measures what the run lacks, and saves what follows from it."""
+    """Measures the missing points, and saves the table, figures and claims."""
     with open_run(options, make_cases) as run:
         for point in run.measure(measure):
             results, cases = point.results, point.setup

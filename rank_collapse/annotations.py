@@ -1,7 +1,7 @@
 """Names of kinds of values for annotations: arrays, numbers, keys, number formats, pytrees.
 
-While a program runs they allow anything, since a transformation of JAX may put a tracer, an axis or
-a sharding in place of an array. A type checker reads them as they stand here.
+While a program runs, these annotations allow any value, because JAX transformations may replace an
+array by a tracer, an axis or a sharding. A type checker reads them as written.
 """
 
 from typing import TYPE_CHECKING, Any

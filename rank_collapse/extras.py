@@ -1,4 +1,4 @@
-"""The extras of the package: what each is made of, and the error where one is missing."""
+"""The extras of the package: their modules, and the error for a missing one."""
 
 import importlib
 from typing import Any
@@ -19,10 +19,10 @@ class MissingPackage(ModuleNotFoundError):
     """A package of an extra is not installed.
 
     Args:
-        feature: What needs it.
-        error: What its import raised.
+        feature: Name of the feature that needs it.
+        error: Error of its import.
         extra: One of `PACKAGES`.
-        instead: What works without.
+        instead: Description of an alternative without it.
     """
 
     def __init__(self, feature: str, error: ImportError, extra: str, instead: str = ""):
@@ -38,11 +38,11 @@ def import_package(package: str, feature: str, extra: str, instead: str = "") ->
     """Import a package of an extra.
 
     Args:
-        package: Its name.
+        package: Name of the package.
         feature, extra, instead: See `MissingPackage`.
 
     Raises:
-        MissingPackage: It is not installed.
+        MissingPackage: The package is not installed.
     """
     try:
         return importlib.import_module(package)

@@ -1,6 +1,6 @@
 """Flax models, Linen or NNX: their attention parameters as ours, what their submodules put out.
 
-Plain arrays need none of this: every measure of the package takes an [n, d] array.
+The measures of the package take any [n, d] array; no adapter is needed for plain arrays.
 """
 
 from collections.abc import Callable, Mapping
@@ -27,16 +27,16 @@ def attention_from_linen(
     Their layouts agree: kernels [d, h, k] become [h, d, k], the output's [h, v, d] stays.
 
     Args:
-        params: The module's own dictionary (query, key, value, out), or its {"params": ...}.
-        layer_axis: Where `nn.scan` (its `variable_axes`) and the like put the layers; None for one
-            layer.
+        params: The module's own dictionary (query, key, value, out), or {"params": that
+            dictionary}.
+        layer_axis: Axis of the layers, as in `nn.scan` (its `variable_axes`); None for one layer.
 
     Returns:
-        Parameters for `network.multi_head_attention`, zero biases where it has none; of several
-        layers with the layer axis first, as `BlockParams.attention` has it.
+        Parameters for `network.multi_head_attention`, with zero biases where the module has none.
+        Several layers have the layer axis first, as in `BlockParams.attention`.
 
     Raises:
-        ValueError: A dictionary that is not of this module, or one with normalised queries.
+        ValueError: A dictionary from another module, or from one with normalised queries.
     """
     params = params.get("params", params)
     missing = [name for name in _OURS if name not in params]

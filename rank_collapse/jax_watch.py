@@ -4,11 +4,12 @@
     out, scalars = jax_watch.nnx_monitored(model, x)                 # model(x)
     out, scalars = jax_watch.equinox_monitored(model, x, blocks=lambda m: m.layers)
 
-The scalars are those of `rc.monitor`, by layer [l] in the order of the calls: of the tokens that
-each attention reads and, of Flax's own multi-head attention, of its weights before dropout. Pure,
-without gradients: inside jit, grad and vmap, where they are outputs as any other. The model may
-use vmap, scan, checkpoint and jit inside, of JAX or of its framework: an axis of a vmap counts as a
-batch, the steps of a scan are layers, see `watch.taps`. No weights and no states are kept.
+The scalars are those of `rc.monitor`, by layer [l] in the order of the calls: for the tokens that
+each attention reads and, in Flax's own multi-head attention, for its weights before dropout. The
+functions are pure and carry no gradients. They work inside jit, grad and vmap, where the scalars
+are outputs like any other. The model may itself use vmap, scan, checkpoint and jit of JAX or of its
+framework: an axis of a vmap counts as a batch, and the steps of a scan are layers, see
+`watch.taps`. No weights and no states are kept.
 """
 
 import contextlib
@@ -50,17 +51,18 @@ def linen_monitored(
 
     Args:
         module, variables, *inputs, mutable, **options: See `module.apply`.
-        select: Which modules are measured; of one inside another the inner one.
+        select: Function that chooses the modules to measure; of nested ones the inner module is
+            measured.
         measure: measure(x, weights) of tokens [..., n, d] and weights [..., h, n, m] or None, such
             as functools.partial(rc.monitor, mask=mask, tokens="unit"). Axes of a vmap inside the
             model stand in front.
 
     Returns:
-        What `module.apply` returns, and scalars [l] by name, NaN where a layer has none.
+        The result of `module.apply`, and scalars [l] by name, NaN where a layer has none.
 
     Raises:
-        ValueError: No module was measured, or one is inside a transformation that gives nothing
-            out, see `watch.taps.measure_taps`.
+        ValueError: No module was measured, or one is inside a transformation that returns no
+            further outputs, see `watch.taps.measure_taps`.
     """
     from flax import linen as nn
     from flax.linen import attention
@@ -68,6 +70,7 @@ def linen_monitored(
     record = _Record()
 
     def intercept_call(call, args, kwargs, context):
+        """Records the call of a selected module, and keeps the weights of Flax's own attention."""
         module = context.module
         if context.method_name != "__call__" or not select(module):
             return call(*args, **kwargs)
@@ -76,8 +79,8 @@ def linen_monitored(
                 return call(*args, **kwargs)
             # Linen's modules are frozen, but for the call alone
             attend = module.attention_fn
-            kept = inside.keep_weights(attend, attention)
-            object.__setattr__(module, "attention_fn", kept)
+            wrapped = inside.keep_weights(attend, attention)
+            object.__setattr__(module, "attention_fn", wrapped)
             try:
                 return call(*args, **kwargs)
             finally:
@@ -99,11 +102,12 @@ def nnx_monitored(
 ) -> tuple[Any, Scalars]:
     """Call an NNX model and measure its attentions.
 
-    Transformations of NNX take arguments by position alone: bind the others,
+    Transformations of NNX take arguments by position only, so bind the others:
     nnx.vmap(functools.partial(nnx_monitored, measure=measure), in_axes=(0, None)).
 
     Args:
-        model, *inputs, **options: What is called. Variables that the call changes change.
+        model, *inputs, **options: The model and its arguments. Variables that the call changes are
+            changed.
         select, measure: See `linen_monitored`.
 
     Returns:
@@ -118,8 +122,11 @@ def nnx_monitored(
     record = _Record()
 
     def wrap_method(method):
+        """Wraps a module's method so that its calls are recorded, with the weights of attention."""
+
         @functools.wraps(method)
         def call_method(self, *args, **kwargs):
+            """Calls the module's method, and records the call and its attention weights."""
             with record.record_call(args, kwargs) as inside, contextlib.ExitStack() as patches:
                 if isinstance(self, nnx.MultiHeadAttention):
                     attend = inside.keep_weights(self.attention_fn, attention)
@@ -132,6 +139,7 @@ def nnx_monitored(
     graph, *states = nnx.split(called, nnx.Variable, ...)
 
     def call():  # on copies, whose variables belong to the trace
+        """Calls a copy of the model, whose variables belong to the trace, with wrapped methods."""
         model, inputs, options = copies = nnx.merge(graph, *states, copy=True)
         with contextlib.ExitStack() as patches:
             for kind in {type(module) for _, module in nnx.iter_modules(model) if select(module)}:
@@ -152,10 +160,10 @@ def equinox_monitored(
     call: Callable[..., Any] | None = None,
     **options: object,
 ) -> tuple[Any, Scalars]:
-    """Call an Equinox model and measure the tokens that its blocks are called with.
+    """Call an Equinox model and measure the input tokens of its blocks.
 
     Args:
-        model, *inputs, **options: What is called.
+        model, *inputs, **options: The model and its arguments.
         blocks: blocks(model): the list of layers, whole blocks or the attention of each; or one
             module whose arrays are stacked, for a scan.
         measure: See `linen_monitored`, without weights.
@@ -183,7 +191,7 @@ def equinox_monitored(
 
 
 def _tap_block(block):
-    """Return a block whose tokens are tapped when it is called; its fields stay what they are."""
+    """Return a block whose tokens are tapped when it is called; its fields do not change."""
     import equinox as eqx
 
     if not isinstance(block, eqx.Module):
@@ -213,14 +221,15 @@ def _tap_class(kind):
 
 
 class _Record:
-    """Modules that are being called, and what each of them reads."""
+    """Modules that are being called, and the inputs of each."""
 
     def __init__(self):
         self._calls, self.weights = 0, None
 
     @contextlib.contextmanager
     def record_call(self, args, kwargs) -> Iterator["_Record"]:
-        """Record a call: its tokens are tapped, unless one inside was or it reads none."""
+        """Record a call: its tokens are tapped, unless a nested call was tapped or the module reads
+        no tokens."""
         x = next((a for a in (*args, *kwargs.values()) if _are_tokens(a)), None)
         inside, before = _Record(), self._calls
         yield inside
@@ -229,21 +238,23 @@ class _Record:
             tap(x, inside.weights)
 
     def keep_weights(self, attend, library):
-        """Wrap Flax's `dot_product_attention`, to keep its weights; of another none are known.
+        """Wrap Flax's `dot_product_attention` to keep its weights; the weights of other functions
+        are unknown.
 
         Args:
-            attend: What a module's attention calls.
-            library: The module of Flax that has it.
+            attend: The attention function of a module.
+            library: The Flax module that defines it.
         """
         if getattr(attend, "__wrapped__", attend) is not library.dot_product_attention:
             return attend
 
         @functools.wraps(library.dot_product_attention)
         def keep_and_attend(query, key, value, **options):
+            """Keeps the weights without dropout, then computes the attention as the model does."""
             weigh = library.dot_product_attention_weights
             names = inspect.signature(weigh).parameters.keys() - {"module", "deterministic"}
-            kept = {name: a for name, a in options.items() if name in names}
-            self.weights = weigh(query, key, deterministic=True, **kept)
+            weight_options = {name: a for name, a in options.items() if name in names}
+            self.weights = weigh(query, key, deterministic=True, **weight_options)
             return attend(query, key, value, **options)
 
         return keep_and_attend

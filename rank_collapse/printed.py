@@ -1,6 +1,6 @@
-"""What others wrote, as it is printed: names in files, folders, messages of other packages.
+"""Output of text that others wrote: names in files, folders, messages of other packages.
 
-All that the commands print goes through `print_lines`, so that nothing of a file's name or content
+All output of the commands goes through `print_lines`, so no part of a file's name or content
 reaches the terminal as a control sequence.
 """
 
@@ -30,7 +30,8 @@ def _escape(match):
 
 
 def escape_cell(value: object) -> Any:
-    """Escape text for a table: control characters, and what a spreadsheet takes for a formula.
+    """Escape text for a table: control characters, and characters with which a spreadsheet begins a
+    formula.
 
     Args:
         value: Value of a cell; only text that is not a number changes.
@@ -48,7 +49,7 @@ def escape_cell(value: object) -> Any:
 
 
 def print_lines(*lines: object, file: object = None, flush: bool = False) -> None:
-    """Print lines, each escaped: what stands in one argument stays in one line.
+    """Print lines, each escaped: the text of one argument stays in one line.
 
     Args:
         *lines: Printed as str(line).
@@ -64,8 +65,8 @@ def print_warning(message: object, category: type[Warning], *_: object) -> None:
 
     Args:
         message: Message of the warning.
-        category: Its class; those for programmers are not printed.
-        *_: Where it was raised, which says nothing to the user of a command.
+        category: Class of the warning; warnings for programmers are not printed.
+        *_: File and line of the warning, which do not help the user of a command.
     """
     if not issubclass(category, DeprecationWarning | PendingDeprecationWarning | ImportWarning):
         print_lines(f"warning: {format_one_line(message, 300)}", file=sys.stderr)

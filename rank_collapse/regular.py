@@ -42,7 +42,7 @@ def read_regular(path: str | os.PathLike, max_bytes: int | None = None) -> bytes
 
     Args:
         path: Path of the file.
-        max_bytes: Its largest size; None for any.
+        max_bytes: Largest size of the file; None for any.
 
     Raises:
         OSError: In the same cases as `open_regular`; or it is larger.
@@ -55,7 +55,7 @@ def read_regular(path: str | os.PathLike, max_bytes: int | None = None) -> bytes
 
 
 def _open_checked(path, flags):
-    """Open what is a regular file, without waiting for what is none; returns its number."""
+    """Open a regular file, without waiting for a file of another kind; returns its number."""
     try:
         number = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
     except ValueError as error:  # a null byte in the path

@@ -1,6 +1,6 @@
-"""Frozen dataclasses that are pytrees: what parameters, configurations and results are.
+"""Frozen dataclasses that are pytrees, for parameters, configurations and results.
 
-Used as `flax.struct` is, whose import would bring optimisers and checkpoint readers with it.
+They are used like `flax.struct`, whose import would also import optimisers and checkpoint readers.
 """
 
 import dataclasses
@@ -23,10 +23,10 @@ T = TypeVar("T")
 
 
 def field(*, pytree_node: bool = True, **options: object) -> Any:
-    """Declare a field of such a dataclass.
+    """Declare a field of a dataclass that is a pytree.
 
     Args:
-        pytree_node: False for what is static: part of the treedef, hashed and compared by jit.
+        pytree_node: False for a static field: part of the treedef, hashed and compared by jit.
         **options: See `dataclasses.field`.
     """
     return dataclasses.field(metadata={"pytree_node": pytree_node}, **options)
@@ -45,11 +45,11 @@ def check_choice(
     Args:
         description: The value with its name, as the message begins.
         value: The value.
-        allowed: What it could be.
-        suffix: Put after the list of these.
+        allowed: Allowed values.
+        suffix: Text after the list of allowed values.
 
     Raises:
-        ValueError: It is another; the message ends with the nearest.
+        ValueError: The value is not allowed; the message ends with the nearest names.
     """
     names = tuple(allowed)
     if value in names:
@@ -101,9 +101,10 @@ def check_numbers(interval: str, /, *, arrays: bool = False, **values: object) -
     """Check that numbers lie in an interval, in which NaN never lies.
 
     Args:
-        interval: Such as "[0, 1)".
+        interval: The interval, such as "[0, 1)".
         arrays: Whether they may be arrays.
-        **values: By name. Of what is traced, or of torch on another device, nothing is checked.
+        **values: Numbers by name. Traced numbers, and those of torch on another device, are not
+            checked.
 
     Raises:
         ValueError: A number outside; or None, text, a list.
@@ -128,33 +129,34 @@ def check_whole(name: str, value: object, least: int, most: int | float = math.i
 
     Args:
         name: Name of the argument, for the message.
-        value: Of Python, NumPy or an array without axes, not traced.
-        least, most: Its limits.
+        value: Number of Python or NumPy, or an array without axes that is not traced.
+        least, most: Smallest and largest allowed number.
 
     Raises:
-        ValueError: Another number, or what is none.
+        ValueError: A number outside the limits, or a value that is not a whole number.
     """
     try:
-        whole = operator.index(None if isinstance(value, bool) else value)
+        number = operator.index(None if isinstance(value, bool) else value)
     except TypeError:
-        whole = None
-    if whole is None or not least <= whole <= most:
-        wrong = value if whole is None else whole
+        number = None
+    if number is None or not least <= number <= most:
+        wrong = value if number is None else number
         limits = f"from {least} on" if most == math.inf else f"from {least} to {most}"
-        shown = format_one_line(repr(wrong), 80)
-        raise ValueError(f"{name}={shown} is not a whole number {limits}")
-    return whole
+        value_text = format_one_line(repr(wrong), 80)
+        raise ValueError(f"{name}={value_text} is not a whole number {limits}")
+    return number
 
 
 def check_static_fields(config: object, **smallest: int) -> None:
-    """Check fields that are no leaves: switches, whole numbers, which become Python's, and floats.
+    """Check static fields: switches, whole numbers (which become Python integers), and floats.
 
     Args:
         config: A dataclass.
-        **smallest: Of whole numbers, by name; 0 of others whose default is one. None stays.
+        **smallest: Smallest values by name; without one, a whole number that has a default must be
+            at least 0. None stays None.
 
     Raises:
-        ValueError: What is none, or below its smallest value; 0 of a float.
+        ValueError: An invalid value, or one below its smallest value (0 for a float).
     """
     for name, kind in (_static_kinds(type(config)) | dict.fromkeys(smallest, int)).items():
         value = getattr(config, name)
@@ -168,7 +170,7 @@ def check_static_fields(config: object, **smallest: int) -> None:
 
 @functools.cache
 def _static_kinds(config_class):
-    """Return {field: the type of its default} of the fields that are no leaves."""
+    """Return {field: the type of its default} for the static fields."""
     fields, has_leaves = dataclasses.fields(config_class), issubclass(config_class, Struct)
     return {
         f.name: type(f.default) for f in fields if not f.metadata.get("pytree_node", has_leaves)
@@ -179,7 +181,7 @@ def check_fields(kind: object, names: Iterable[str]) -> None:
     """Check that names are fields of a dataclass.
 
     Raises:
-        ValueError: One is not; the message ends with the nearest.
+        ValueError: A name is not a field; the message ends with the nearest names.
     """
     allowed = [field.name for field in dataclasses.fields(kind)]
     for name in names:

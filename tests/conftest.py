@@ -13,8 +13,13 @@ from pathlib import Path
 import pytest
 from jaxtyping import install_import_hook
 
-from tests.support import compiling, type_checks  # noqa: F401, the import hook looks it up
+from tests.support import (
+    compiling,
+    kept_messages,
+    type_checks,  # noqa: F401, the import hook looks it up
+)
 from tests.support.folders import SHARED_DATA
+from tests.support.golden import TEXTS, list_differences, shorten
 from tests.support.untouched import root_stays_as_it_is  # noqa: F401
 
 os.environ.setdefault("MPLBACKEND", "Agg")
@@ -29,9 +34,16 @@ jax.config.update("jax_num_cpu_devices", int(os.environ.get("JAX_NUM_CPU_DEVICES
 jax.devices()  # starts JAX, so that no binary run inside a test changes the number of devices
 
 
+def pytest_addoption(parser):
+    """Adds the option of `support/golden.py`."""
+    parser.addoption("--rewrite-golden", action="store_true", help="write tests/golden/texts anew")
+
+
 def pytest_configure(config):
     """Keeps compiled programs; checks annotations in a run of the full tests."""
     compiling.pytest_configure(config)
+    if config.option.rewrite_golden:
+        os.environ["REWRITE_GOLDEN"] = "1"
     if config.option.markexpr == "full":
         from tests.support import type_checks  # noqa: F401, which the hook looks up in its package
 
@@ -56,13 +68,27 @@ def rank_promotion_is_refused():
 
 @pytest.fixture(scope="module", autouse=True)
 def figures_as_data():
-    """Writes figures of runs as digests of what they show: see support/figures_as_data.py."""
+    """Writes figures of runs as texts of what they show: see support/figures_as_data.py."""
     from experiments.lab import folder
     from tests.support.figures_as_data import as_data
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(folder, "draw_files", as_data)
         yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def whole_messages_are_kept():
+    """Compares the whole text of each refusal: see support/kept_messages.py."""
+    from experiments.lab import cli
+    from rank_collapse import command
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pytest, "raises", kept_messages.raises_and_keeps)
+        for module in (cli, command):
+            patch.setattr(module, "print_lines", kept_messages.prints_and_keeps(module.print_lines))
+        yield
+    kept_messages.write_messages()
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -87,6 +113,22 @@ def optimized():
     disable(False)
     yield
     disable(usual)
+
+
+@pytest.fixture
+def golden(request):
+    """Compares a text with the one that tests/golden/texts has: golden("runs/sort.txt", text)."""
+
+    def check(name: str, text: str) -> None:
+        path, text = TEXTS / name, shorten(text)
+        if request.config.option.rewrite_golden:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, "utf-8")
+        differences = list_differences(text, path.read_text("utf-8"))
+        shown = "\n".join(differences[:20])
+        assert not differences, f"{len(differences)} differences from {path}:\n{shown}"
+
+    return check
 
 
 @pytest.fixture

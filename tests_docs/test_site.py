@@ -88,6 +88,36 @@ def test_every_page_is_in_the_contents():
     assert listed == {str(p.relative_to(DOCS)) for p in PAGES}
 
 
+def test_every_variant_has_a_row():
+    rows = re.findall(r"^\| `(\w+)` \|", (DOCS / "variants.md").read_text("utf-8"), re.MULTILINE)
+    assert [name for name in rc.network.VARIANTS if name not in rows] == []
+
+
+# As the list of supported models calls them.
+CALLED = {
+    "xlm-roberta": "XLM-R",
+    "gpt_neox": "GPT-NeoX",
+    "gemma3_text": "Gemma 3",
+    "dinov2": "DINOv2 with and without registers",
+    "dinov2_with_registers": "DINOv2 with and without registers",
+    "whisper": "the encoder of Whisper",
+}
+
+
+def test_every_family_is_in_the_list():
+    """By its `model_type`, but for case, spaces and hyphens, as one entry of a list."""
+    page = (DOCS / "checkpoints.md").read_text("utf-8")
+    models = page.partition("## Supported models")[2].partition("\n\nTests")[0]
+
+    def simplify(name):
+        return re.sub(r"[\s_-]", "", name.lower())
+
+    listed = {simplify(name) for name in re.split(r"[,;:()]|\band\b|\*", models)}
+    listed |= {simplify(name) for name in CALLED.values() if name in models}
+    names = [n for n in rc.pretrained.FAMILIES if simplify(CALLED.get(n, n)) not in listed]
+    assert names == []
+
+
 def test_every_public_name_is_in_the_api():
     documented = {name for page in API for name in list_public(page)}
     names = {name for name in rc.__all__ if not inspect.ismodule(getattr(rc, name))}

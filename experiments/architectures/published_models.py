@@ -5,13 +5,13 @@ import json
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import numpy as np
 
 import rank_collapse as rc
-from experiments.lab import Options, Progress, RunFolder, check_names, cli
+from experiments.lab import JsonObject, Options, Progress, RunFolder, check_names, cli
 from experiments.lab.text_inputs import encode_texts, join_texts
 from rank_collapse import pretrained
 from rank_collapse.network.measured.states import ProfilePass
@@ -33,9 +33,9 @@ class Model:
 
     label: str
     source: str  # A folder, or "random:" and a name
-    settings: dict[str, Any]
+    settings: JsonObject
     has_weights: bool
-    inputs: dict[str, Any]  # x and mask of `rank_collapse.apply`, [b, n]
+    inputs: dict[str, np.ndarray]  # x and mask of `rank_collapse.apply`, [b, n]
 
     @property
     def config(self) -> rc.TransformerConfig:
@@ -44,7 +44,7 @@ class Model:
 
     @property
     def ablations(self) -> list[tuple[str, str]]:
-        """Lists (variant, reading) of all that are measured."""
+        """Lists (variant, reading) of all measurements."""
         return list(list_ablations(self.settings["model_type"]))
 
 
@@ -57,7 +57,7 @@ class Weights(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Names the part of the run that keeps what is measured on them."""
+        """Names the part of the run that keeps its measurements."""
         return f"{self.model.label}/{self.kind}{self.seed}"
 
 
@@ -87,11 +87,11 @@ def make_models(options: Options) -> list[Model]:
     return models
 
 
-def read_inputs(model: Model, options: Options) -> dict[str, Any]:
+def read_inputs(model: Model, options: Options) -> dict[str, np.ndarray]:
     """Reads the tokens of the flags' texts, as arguments of `rank_collapse.apply`: x and mask.
 
     Args:
-        model: Which reads them.
+        model: Model that reads the tokens.
         options: The flags.
 
     Raises:
@@ -126,7 +126,7 @@ def read_inputs(model: Model, options: Options) -> dict[str, Any]:
 def identity(models: Sequence[Model]) -> dict[str, str]:
     """Returns what identifies inputs and models, for the run's config.
 
-    Weight files by name, size and time of change: they are not read through.
+    Weight files are identified by name, size and time of change; their content is not read.
 
     Args:
         models: The models.
@@ -143,7 +143,7 @@ def identity(models: Sequence[Model]) -> dict[str, str]:
 
 
 def list_weights(options: Options, models: Sequence[Model]) -> list[Weights]:
-    """Lists of each model the checkpoint, then its initialisations."""
+    """Lists for each model its checkpoint, then its initialisations."""
     weights = []
     seeds = range(options.first_seed, options.first_seed + options.num_seeds)
     for model in models:
@@ -162,7 +162,7 @@ def measure(options: Options, models: Sequence[Model], folder: RunFolder) -> Res
     Args:
         options: The flags.
         models: The models.
-        folder: The run folder; what it has is not computed again.
+        folder: The run folder; results that it already holds are not computed again.
     """
     sets = list_weights(options, models)
     by_label: dict[str, dict[str, list[dict[str, np.ndarray]]]] = {m.label: {} for m in models}
@@ -195,7 +195,7 @@ def measure_weights(options: Options, weights: Weights) -> dict[str, np.ndarray]
 
     Args:
         options: The flags.
-        weights: Which weights.
+        weights: The set of weights.
     """
     model = weights.model
     if weights.kind == "pretrained":

@@ -1,12 +1,13 @@
-"""Published residual curves beside measured ones of the same weights."""
+"""Published residual curves and measured ones of the same weights."""
 
 import math
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float
 
+from experiments.lab import JsonObject
 from rank_collapse.pretrained.published import PUBLISHED, published_curves
 
 READ_OFF = 1e-3  # to which the curves could be read off the figures
@@ -14,7 +15,7 @@ ERROR = 0.05  # share of models with the published weights of which a value diff
 
 
 class Target(NamedTuple):
-    """A published residual ratio beside the measured one."""
+    """A published residual ratio and the measured one."""
 
     variant: str
     layer: int
@@ -24,23 +25,25 @@ class Target(NamedTuple):
 
     @property
     def differs(self) -> bool:
-        """Returns whether they lie beyond the tolerance, or nothing finite was measured."""
+        """Returns whether they differ by more than the tolerance, or nothing finite was
+        measured."""
         return not abs(self.measured - self.published) <= self.tolerance
 
 
 def published_targets(
-    settings: dict[str, Any], curves: Mapping[str, Float[np.ndarray, "b l"]]
+    settings: JsonObject, curves: Mapping[str, Float[np.ndarray, "b l"]]
 ) -> list[Target]:
     """Compare the published curves of pretrained weights with measured ones of the same weights.
 
-    The published texts are 32 of wiki_bio. They count as one more text of the kind measured here: a
-    value x̄ of b texts with standard deviation s may be t s √(1 + 1/b) from the published one. t is
-    Student's quantile of b − 1 degrees of freedom at 1 − .05/(2m). To this comes 0.001, to which
-    the figures were read off. The m values are compared jointly (Bonferroni): that one of them
-    differs is a failure, which chance alone makes in 5 % of models at most.
+    The published texts are 32 of wiki_bio. They count as one more text of the kind measured here:
+    with mean x̄ and standard deviation s over b texts, x̄ may differ from the published value by t
+    s √(1 + 1/b). t is Student's quantile of b − 1 degrees of freedom at 1 − .05/(2m). A further
+    0.001 is the precision to which the figures were read off. The m values are compared jointly
+    (Bonferroni): it is a failure if one of them differs, which happens by chance in at most 5 % of
+    models.
 
     Args:
-        settings: From `rank_collapse.pretrained.settings_of`.
+        settings: Settings from `rank_collapse.pretrained.settings_of`.
         curves: {variant: residual ratio of each text by layer [b, L + 1]}, of the reading
             "published" of `surgery.ABLATIONS`.
 

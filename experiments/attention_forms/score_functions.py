@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +16,7 @@ from rank_collapse.network.attention_config import Score
 
 
 class ScoreVariance(NamedTuple):
-    """Variance of a score, and the part of it within a row, which alone the softmax sees."""
+    """Variance of a score, and its part within a row, which is all that the softmax sees."""
 
     total: float
     within_rows: float
@@ -32,14 +32,14 @@ def score_variance(
 ) -> ScoreVariance:
     """Computes Var s(q, k) at independent q, k ~ N(0, I) of width d_k, in closed form.
 
-    Dot product: d_k, divided by d_k where it is scaled; all of it within rows, E[q·k | q] = 0.
+    Dot product: d_k, divided by d_k if it is scaled; all of it within rows, since E[q·k | q] = 0.
     Additive, Σ_a v_a tanh(q_a + k_a) with v_a of variance 1/d_k: E tanh²(√2 z), z ~ N(0, 1), for
-    any d_k, and within rows that less E_q (E_k tanh(q + k))². A temperature divides scores.
+    any d_k; within rows this minus E_q (E_k tanh(q + k))². A temperature divides scores.
 
     Args:
         d_k: Width of queries and keys.
         score: "dot" or "additive".
-        scale, temperature: As of `attention_scores`.
+        scale, temperature: See `attention_scores`.
 
     Source: Vaswani et al. 2017, "Attention is all you need", section 3.2.1, footnote 4 (dot
     products); additive scores follow in the same way.
@@ -55,14 +55,14 @@ def score_variance(
 
 @dataclass(frozen=True)
 class Form:
-    """One attention function: its score, and what multiplies it."""
+    """One attention function: its score, and the factor on it."""
 
     label: str  # In figures
     score: str  # Of the configuration
     scaled: bool = False  # Whether the scores are divided by √d_k
     matched: bool = False  # Whether they vary within a row as dot products without scaling do
 
-    def options(self, d_k: int) -> dict[str, Any]:
+    def options(self, d_k: int) -> dict[str, str | bool | float]:
         """Returns keyword arguments of `attention_scores` at a width."""
         temperature = math.sqrt(d_k) if self.scaled else 1.0
         if self.matched:
@@ -107,7 +107,7 @@ def make_measure(d_k: int, num_tokens: int, threshold: float) -> Callable:
 
     Args:
         d_k: Width of queries and keys.
-        num_tokens: Queries, and as many keys.
+        num_tokens: Number of queries, and of keys.
         threshold: Largest weight from which a row counts as saturated.
     """
 
@@ -121,15 +121,17 @@ def make_measure(d_k: int, num_tokens: int, threshold: float) -> Callable:
     return measure
 
 
-def draw(key: Any, d_k: int, num_tokens: int) -> tuple[Any, Any, Any, rc.network.AttentionParams]:
+def draw(
+    key: jax.Array, d_k: int, num_tokens: int
+) -> tuple[jax.Array, jax.Array, jax.Array, rc.network.AttentionParams]:
     """Draws queries, keys and G [n, d_k], and one head that takes queries and keys as they are.
 
     W_V and the v of additive scores have the variance 1/d_k that the library draws them with.
 
     Args:
-        key: Of the seed.
+        key: Random key of the seed.
         d_k: Width of queries and keys.
-        num_tokens: Queries, and as many keys.
+        num_tokens: Number of queries, and of keys.
     """
     # One draw, since random numbers take longest to compile.
     normals = jax.random.normal(key, (3 * num_tokens + d_k + 1, d_k))
@@ -147,22 +149,22 @@ def draw(key: Any, d_k: int, num_tokens: int) -> tuple[Any, Any, Any, rc.network
 
 def measure_form(
     params: rc.network.AttentionParams,
-    q: Any,
-    k: Any,
-    goal: Any,
-    options: dict[str, Any],
+    q: jax.Array,
+    k: jax.Array,
+    goal: jax.Array,
+    options: dict[str, str | bool | float],
     threshold: float,
-) -> dict[str, Any]:
+) -> dict[str, jax.Array]:
     """Measures scores, weights and gradients of one attention function on one seed's draws.
 
-    The gradients are those of Σ G ∘ (P V), the entries of V = K W_V and √d_k G of unit variance:
-    of a loss that moves every output by as much. "query_gradient" is √(mean_i ‖∂/∂q_i‖²), the
-    change of the loss to first order when a query is moved by a vector of unit variance, as the
-    query itself is; "median_query_gradient" the ‖∂/∂q_i‖ of a typical query; the others the same
-    to the scores, through the softmax alone.
+    The loss is Σ G ∘ (P V), where the entries of V = K W_V and of √d_k G have unit variance, so it
+    weights every output equally. "query_gradient" is √(mean_i ‖∂/∂q_i‖²): the first-order change of
+    the loss when a query moves by a vector of unit variance, like the query itself.
+    "median_query_gradient" is ‖∂/∂q_i‖ of a typical query. The others are the same for the scores,
+    through the softmax alone.
 
     Args:
-        params, q, k, goal: From `draw`.
+        params, q, k, goal: Arrays from `draw`.
         options: Keyword arguments of `attention_scores`.
         threshold: Largest weight from which a row counts as saturated.
     """
@@ -187,6 +189,6 @@ def measure_form(
     }
 
 
-def _gradient_sizes(name: str, rows: Any) -> dict[str, Any]:
+def _gradient_sizes(name: str, rows: jax.Array) -> dict[str, jax.Array]:
     norms = jnp.linalg.norm(rows, axis=-1)
     return {name: jnp.sqrt(jnp.mean(norms**2)), f"median_{name}": jnp.median(norms)}

@@ -1,4 +1,4 @@
-"""Tables of docs/accelerators.md and docs/benchmarks.md, from what was measured on a machine."""
+"""Tables of docs/accelerators.md and docs/benchmarks.md, from the measurements on a machine."""
 
 import csv
 import re
@@ -19,9 +19,9 @@ class Difference(NamedTuple):
 
     Attributes:
         run: Its name.
-        arrays, equal: Numbers of arrays and columns, and of those that are the same to the bit.
-        name: Of the array or column with the largest difference.
-        largest: Relative to the largest value of the array.
+        arrays, equal: Number of arrays and columns, and number of bit-identical ones.
+        name: Name of the array or column with the largest difference.
+        largest: Largest difference, relative to the largest value of the array.
     """
 
     run: str
@@ -35,11 +35,11 @@ def compare_runs(run: str, device: Path, cpu: Path) -> Difference:
     """Compares all arrays and the columns of the table of two runs.
 
     Args:
-        run: Its name.
+        run: Name of the run.
         device, cpu: Folders.
 
     Raises:
-        ValueError: They have other arrays, or arrays of other shapes.
+        ValueError: They have different arrays, or arrays of different shapes.
     """
     ours, theirs = read_numbers(device), read_numbers(cpu)
     if ours.keys() != theirs.keys():
@@ -73,7 +73,7 @@ def read_numbers(folder: Path) -> dict[str, np.ndarray]:
     """Reads the arrays of a run and the numbers of its table, as float64.
 
     Args:
-        folder: Of the run.
+        folder: Folder of the run.
     """
     numbers = {}
     if (folder / "arrays.npz").exists():
@@ -97,15 +97,15 @@ def _as_numbers(cells):
 def write_pages(docs: Path, lines: Lines, differences: Sequence[Difference]) -> list[Path]:
     """Writes the tables of the kind of device that was measured; returns the pages.
 
-    Those of a CPU stand in benchmarks.md, those of an accelerator in accelerators.md.
+    The tables of a CPU are in benchmarks.md, those of an accelerator in accelerators.md.
 
     Args:
         docs: Folder of the pages.
-        lines: Of speed.jsonl and steps.jsonl.
-        differences: From a CPU, of each experiment.
+        lines: Lines of speed.jsonl and steps.jsonl.
+        differences: Differences from a CPU, by experiment.
 
     Raises:
-        ValueError: Nothing was measured, or a page has no place for it.
+        ValueError: There are no measurements, or a page has no place for them.
         RunError: A page cannot be read or written.
     """
     speed = [line for line in lines if "benchmark" in line]
@@ -135,11 +135,11 @@ def write_number(value: float | None) -> str:
 
 
 def make_tables(speed: Lines, steps: Lines, differences: Sequence[Difference]) -> str:
-    """Makes the Markdown of all that was measured, of each benchmark the last time.
+    """Makes the Markdown tables of all measurements, the last one of each benchmark.
 
     Args:
         speed, steps: Lines of JSON.
-        differences: From a CPU, of each experiment.
+        differences: Differences from a CPU, by experiment.
     """
     machine = speed[-1]["machine"]
     driver = next((line["driver"] for line in steps if line.get("driver")), None)

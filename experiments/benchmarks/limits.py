@@ -2,13 +2,15 @@
 
 import math
 import time
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from absl.flags import FlagValues
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
 from jax.sharding import Mesh
+from jax.typing import DTypeLike
 
 from experiments.benchmarks.timing import Report, Timing, describe_round, say
 from rank_collapse.runs import seeds
@@ -17,41 +19,58 @@ from rank_collapse.runs import seeds
 CPU_WIDTH, ACCELERATOR_WIDTH = 1024, 8192
 
 
-def count_flops(program: Any) -> float:
+def count_flops(program: ClosedJaxpr | Jaxpr) -> float:
     """Counts the operations of all matrix products and convolutions of a program.
 
-    A product of [m, k] and [k, n] is 2mkn operations. What is not a product is not counted.
+    A product of [m, k] and [k, n] takes 2mkn operations. Other operations are not counted.
 
     Args:
-        program: Jaxpr, closed or not: of `jax.make_jaxpr`, or of a traced jitted function.
+        program: Jaxpr, closed or not, from `jax.make_jaxpr` or a traced jitted function.
 
     Raises:
         ValueError: A loop with an unknown number of turns has products.
     """
-    total = 0.0
+    return sum(times * count_product(equation) for equation, times in list_products(program))
+
+
+def list_products(program: ClosedJaxpr | Jaxpr) -> list[tuple[JaxprEqn, int]]:
+    """Lists (equation, how often it is computed) of the products and convolutions of a program.
+
+    Args:
+        program: See `count_flops`. A branch counts with the products of its longest side.
+
+    Raises:
+        ValueError: A loop with an unknown number of turns has products.
+    """
+    products = []
     for equation in getattr(program, "jaxpr", program).eqns:
         name, parameters = equation.primitive.name, equation.params
-        shapes = [getattr(v.aval, "shape", ()) for v in (*equation.invars, *equation.outvars)]
-        inner = [count_flops(jaxpr) for jaxpr in _list_programs(parameters)]
-        if name == "dot_general":
-            ((contracted, _), _), output = parameters["dimension_numbers"], shapes[-1]
-            total += 2.0 * math.prod(output) * math.prod(shapes[0][i] for i in contracted)
-        elif name == "conv_general_dilated":
-            outputs = shapes[1][parameters["dimension_numbers"].rhs_spec[0]]
-            total += 2.0 * math.prod(shapes[-1]) * math.prod(shapes[1]) / outputs
-        elif name == "while":
-            if any(inner):
-                raise ValueError("the turns of a while loop with products cannot be counted")
-        elif name == "cond":
-            total += max(inner)
+        if name in ("dot_general", "conv_general_dilated"):
+            products.append((equation, 1))
+            continue
+        inner, times = [list_products(jaxpr) for jaxpr in _list_programs(parameters)], 1
+        if name == "while" and any(inner):
+            raise ValueError("the turns of a while loop with products cannot be counted")
+        if name == "cond":
+            inner = [max(inner, key=lambda branch: sum(n * count_product(e) for e, n in branch))]
         elif name == "scan":
-            total += parameters["length"] * sum(inner)
-        else:
-            total += sum(inner) * (parameters["mesh"].size if name == "shard_map" else 1)
-    return total
+            times = parameters["length"]
+        elif name == "shard_map":
+            times = parameters["mesh"].size
+        products += [(product, times * n) for part in inner for product, n in part]
+    return products
 
 
-def _list_programs(parameters: Any) -> Iterator[Any]:
+def count_product(equation: JaxprEqn) -> float:
+    """Counts the operations of one product or convolution."""
+    first, second, output = (v.aval.shape for v in (*equation.invars, *equation.outvars))
+    numbers = equation.params["dimension_numbers"]
+    if equation.primitive.name == "dot_general":
+        return 2.0 * math.prod(output) * math.prod(first[i] for i in numbers[0][0])
+    return 2.0 * math.prod(output) * math.prod(second) / second[numbers.rhs_spec[0]]
+
+
+def _list_programs(parameters: Mapping[str, object]) -> Iterator[ClosedJaxpr | Jaxpr]:
     leaves = jax.tree.leaves(list(parameters.values()), is_leaf=lambda v: hasattr(v, "eqns"))
     return (value for value in leaves if hasattr(value, "eqns"))
 
@@ -60,15 +79,15 @@ class LargeProduct:
     """A large product on every device at once, whose rate is the limit of the machine.
 
     Args:
-        mesh: Of the devices.
-        width: Of the square matrices; by default that of the kind of device.
-        dtype: Of their numbers; products are as exact as `jax_default_matmul_precision` says.
+        mesh: Mesh of the devices.
+        width: Width of the square matrices; by default the width for the kind of device.
+        dtype: Dtype of the matrices; `jax_default_matmul_precision` sets the precision of products.
 
     Attributes:
         flops: Operations of the products of all devices together.
     """
 
-    def __init__(self, mesh: Mesh, width: int = 0, dtype: Any = jnp.float32):
+    def __init__(self, mesh: Mesh, width: int = 0, dtype: DTypeLike = jnp.float32):
         width = width or (CPU_WIDTH if seeds.is_on_cpu(mesh) else ACCELERATOR_WIDTH)
         draw = seeds.run_seeds(lambda k, _: jax.random.normal(k, (width, width), dtype), mesh)
         keys = seeds.shard_seeds(seeds.seed_keys(0, mesh.size), mesh)
@@ -92,17 +111,17 @@ def compute_share(flops: float, seconds: Sequence[float], rates: Sequence[float]
 
     Args:
         flops: Operations of its products.
-        seconds, rates: Of each round: of the computation, and of the large product.
+        seconds, rates: Seconds of the computation and rates of the large product, in each round.
     """
     return float(np.median(flops / np.array(seconds) / np.array(rates)))
 
 
-def time_products(options: Any, width: int = 0) -> Report:
+def time_products(options: FlagValues, width: int = 0) -> Report:
     """Measures the rate of a large product in float32, fully exact, and in bfloat16.
 
     Args:
         options: The flags of `experiments.benchmark`.
-        width: As of `LargeProduct`.
+        width: See `LargeProduct`.
     """
     mesh, timings, products = seeds.seed_mesh(), [], []
     for dtype in (jnp.float32, jnp.bfloat16):

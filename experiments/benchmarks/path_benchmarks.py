@@ -1,9 +1,8 @@
 """Benchmarks of path sums and path sets."""
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
+from absl.flags import FlagValues
 from jax.ad_checkpoint import checkpoint_name
 
 import rank_collapse as rc
@@ -29,17 +28,18 @@ def draw_network(
 
 
 def time_exact_paths(
-    options: Any, config: rc.TransformerConfig = BERT_BASE, num_tokens: int = 128
+    options: FlagValues, config: rc.TransformerConfig = BERT_BASE, num_tokens: int = 128
 ) -> Report:
     """Measures the time of exact path sums by length, and the forward pass.
 
-    By default 12 layers of 12 heads, width 768, MLP 3072, post-norm: 13^12 = 2.3e13 paths. The same
-    sums are also taken by `function_contributions`, which knows no network.
+    By default 12 layers of 12 heads, width 768, MLP 3072, post-norm: 13^12 = 2.3e13 paths. The
+    benchmark also takes the same sums by `function_contributions`, which does not use the network's
+    structure.
 
     Args:
         options: The flags of `experiments.benchmark`.
         config: The network.
-        num_tokens: Of its input.
+        num_tokens: Number of tokens in the input.
     """
     params, x = draw_network(config, num_tokens)
 
@@ -84,7 +84,7 @@ def time_exact_paths(
 
 
 def time_head_contributions(
-    options: Any, config: rc.TransformerConfig = BERT_BASE, num_tokens: int = 128
+    options: FlagValues, config: rc.TransformerConfig = BERT_BASE, num_tokens: int = 128
 ) -> Report:
     """Measures the time of every head's contribution to the output.
 
@@ -93,7 +93,7 @@ def time_head_contributions(
     Args:
         options: The flags of `experiments.benchmark`.
         config: The network.
-        num_tokens: Of its input.
+        num_tokens: Number of tokens in the input.
     """
     params, x = draw_network(config, num_tokens)
     contributions = jax.jit(lambda p, x, c: rc.head_contributions(p, x, c))
@@ -107,10 +107,10 @@ def time_head_contributions(
     )
 
 
-def time_recomputed_paths(options: Any, depth: int = 6, num_sequences: int = 200) -> Report:
-    """Measures the time of recomputed path sets, and of every path evaluated by itself.
+def time_recomputed_paths(options: FlagValues, depth: int = 6, num_sequences: int = 200) -> Report:
+    """Measures the time of recomputed path sets, and of every path evaluated separately.
 
-    They are those of the sort experiment: 5 repeats of 5 paths of each length, sequences of 8
+    The sizes are those of the sort experiment: 5 repeats of 5 paths of each length, sequences of 8
     tokens, 2 heads, width 48.
 
     Args:
@@ -135,6 +135,8 @@ def time_recomputed_paths(options: Any, depth: int = 6, num_sequences: int = 200
         return jax.vmap(logits)(inputs)
 
     def evaluate_paths(params, classifier, inputs, paths):
+        """Evaluates every path separately, and classifies the sums of the sets."""
+
         def state(path):
             return jax.vmap(
                 lambda x: rc.paths.path_state(params, x, config, path, no_sub_path=True)

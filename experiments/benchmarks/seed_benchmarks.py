@@ -1,24 +1,26 @@
 """Benchmark of seeds: how many train together fastest, and in which way.
 
-The figure is seconds per seed and training step of one machine, and CPU milliseconds beside it,
-which other work on the machine changes less. Compiling is apart. `sweep` is `training.sweep` as it
-chooses by itself, "vmap" and "map" are `jax.jit` of `jax.vmap` or `jax.lax.map` of `jax.lax.scan`
-written by hand, "one by one" calls the compiled training of one seed for each, and "processes" run
-one seed each, as many at a time as there are cores. The ways take turns, round after round; what
-`sweep` takes beside the faster way by hand is the median over rounds.
+The figure is seconds per seed and training step on one machine, with CPU milliseconds, which other
+work on the machine changes less. Compilation is timed separately. `sweep` is `training.sweep` with
+its own choices; "vmap" and "map" are `jax.jit` of `jax.vmap` or `jax.lax.map` of `jax.lax.scan`,
+written by hand; "one by one" calls the compiled training of one seed for each seed; "processes" run
+one seed each, as many at a time as there are cores. The ways take turns, round after round. The
+overhead of `sweep` over the faster way by hand is the median over rounds.
 """
 
 import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from absl.flags import FlagValues
+from jaxtyping import Array, PyTree
 
 from experiments.benchmarks.limits import LargeProduct, count_flops
 from experiments.benchmarks.timing import Report, Timing, say
@@ -47,14 +49,16 @@ TINY = {
 }
 
 
-def make_network(name: str, batch_size: int = 256, arguments: Sequence[str] = ()) -> Any:
+def make_network(
+    name: str, batch_size: int = 256, arguments: Sequence[str] = ()
+) -> tuple[Callable, Callable]:
     """Makes (init, step) of a network.
 
     Args:
         name: "mlp"; "cnn" of jax#26568, a convolution of 64 channels on images of 32 × 32; "sort",
             the Transformer of run_sort.
-        batch_size: Of the CNN.
-        arguments: Of run_sort, beside the published sizes.
+        batch_size: Batch size of the CNN.
+        arguments: Arguments of run_sort in addition to the published sizes.
     """
     if name == "sort":
         return _make_sort(arguments)
@@ -62,13 +66,14 @@ def make_network(name: str, batch_size: int = 256, arguments: Sequence[str] = ()
     inputs = np.random.default_rng(0).normal(size=shape).astype(np.float32)
     labels = np.random.default_rng(1).integers(0, 10, shape[0])
 
-    def init(key: Any, hyper: Any) -> Any:
+    def init(key: Array, hyper: Mapping[str, Array]) -> PyTree[Array]:
         key_first, key_last = jax.random.split(key)
         sizes = ((32, 64), (64, 10)) if name == "mlp" else ((3, 3, 3, 64), (32 * 32 * 64, 10))
         draw = jax.nn.initializers.lecun_normal()
         return draw(key_first, sizes[0]), draw(key_last, sizes[1])
 
     def compute_loss(weights):
+        """Computes the cross-entropy of the MLP or of the CNN."""
         x = jnp.asarray(inputs)
         if name == "mlp":
             hidden = jnp.tanh(x @ weights[0])
@@ -81,7 +86,7 @@ def make_network(name: str, batch_size: int = 256, arguments: Sequence[str] = ()
         logits = jax.nn.log_softmax(hidden @ weights[1])
         return -jnp.take_along_axis(logits, jnp.asarray(labels)[:, None], axis=1).mean()
 
-    def step(state: Any, hyper: Any, index: Any) -> Any:
+    def step(state: PyTree[Array], hyper: Mapping[str, Array], index: Array) -> tuple:
         loss, slope = jax.value_and_grad(compute_loss)(state)
         return jax.tree.map(lambda w, g: w - RATE * g, state, slope), {"loss": loss}
 
@@ -89,14 +94,16 @@ def make_network(name: str, batch_size: int = 256, arguments: Sequence[str] = ()
 
 
 def _make_sort(arguments):
+    """Makes (init, step) of the Transformer of run_sort."""
     recipe, make_data, batch_size = make_case("sort", arguments)
     hyper_of_runs = Hyper(learning_rate=jnp.float32(RATE), dropout=0.1)
 
-    def init(key: Any, hyper: Any) -> Any:
+    def init(key: Array, hyper: Mapping[str, Array]) -> PyTree[Array]:
         key_data, key_state = jax.random.split(key)
         return init_state(key_state, hyper_of_runs, recipe), make_data(key_data)["train"]
 
-    def step(state: Any, hyper: Any, index: Any) -> Any:
+    def step(state: PyTree[Array], hyper: Mapping[str, Array], index: Array) -> tuple:
+        """Trains one run for one step on the next rows of its examples."""
         state, examples = state
         rows = (index * batch_size + jnp.arange(batch_size)) % len(examples)
         batch = jax.tree.map(lambda a: a[rows], examples)
@@ -107,7 +114,7 @@ def _make_sort(arguments):
     return init, step
 
 
-def train_one(init: Callable, step: Callable, num_steps: int, key: Any) -> Any:
+def train_one(init: Callable, step: Callable, num_steps: int, key: Array) -> tuple:
     """Trains one seed; returns its state and losses."""
     return jax.lax.scan(
         lambda state, index: step(state, {}, index), init(key, {}), jnp.arange(num_steps)
@@ -116,12 +123,12 @@ def train_one(init: Callable, step: Callable, num_steps: int, key: Any) -> Any:
 
 def make_way(way: str, name: str, num_seeds: int, num_steps: int, **sizes: Any) -> Callable:
     """Makes a function that trains so many seeds in one of `WAYS` and returns (losses [s, steps],
-    seconds, or None where the call itself is what is timed).
+    seconds, or None where the call itself is timed).
 
     Args:
-        way, name: Of `WAYS` and `SIZES`.
-        num_seeds, num_steps: What is trained.
-        **sizes: As of `make_network`.
+        way, name: Names in `WAYS` and `SIZES`.
+        num_seeds, num_steps: Number of seeds and steps.
+        **sizes: See `make_network`.
     """
     init, step = make_network(name, **sizes)
     one = partial(train_one, init, step, num_steps)
@@ -139,7 +146,8 @@ def make_way(way: str, name: str, num_seeds: int, num_steps: int, **sizes: Any) 
 
 
 def _make_sweep(init, step, num_seeds, num_steps):
-    """Makes a function that trains as `sweep` does, with what it compiled in its first call."""
+    """Makes a function that trains as `sweep` does, with the programs that its first call
+    compiled."""
     base_key, mesh, programs = jax.random.key(0), seed_mesh(), {}
     axes, numbers = make_axes(None, None), np.arange(num_seeds)
     functions = [trace_functions(init, step, None, axes.examples(), {}, base_key.dtype)]
@@ -165,7 +173,7 @@ def _make_sweep(init, step, num_seeds, num_steps):
 
 
 def _train_processes(name, num_seeds, num_steps, sizes):
-    """Trains a seed in each process; as many at a time as there are cores."""
+    """Trains one seed in each process, with as many processes at a time as there are cores."""
     code = "from experiments.benchmarks import seed_benchmarks; "
     code += f"seed_benchmarks.run_alone({name!r}, {num_steps}, {sizes!r})"
     at_once = min(num_seeds, len(os.sched_getaffinity(0)))
@@ -184,7 +192,7 @@ def _train_processes(name, num_seeds, num_steps, sizes):
     return np.array([[float(v) for v in line[1:]] for line in lines]), seconds
 
 
-def run_alone(name: str, num_steps: int, sizes: Any) -> None:
+def run_alone(name: str, num_steps: int, sizes: Mapping[str, Any]) -> None:
     """Trains one seed and prints the seconds of its second run, and its losses."""
     key = seed_keys(0, 1, first=int(os.environ["BENCHMARK_SEED"]))[0]
     single = jax.jit(partial(train_one, *make_network(name, **sizes), num_steps))
@@ -195,8 +203,8 @@ def run_alone(name: str, num_steps: int, sizes: Any) -> None:
 
 
 def time_seeds(
-    options: Any,
-    sizes: Any = None,
+    options: FlagValues,
+    sizes: Mapping[str, tuple] | None = None,
     num_seeds: Sequence[int] = (),
     **network: Any,
 ) -> Report:
@@ -204,9 +212,9 @@ def time_seeds(
 
     Args:
         options: The flags of `experiments.benchmark`.
-        sizes: In place of `SIZES`.
-        num_seeds: In place of the numbers of seeds there.
-        **network: As of `make_network`.
+        sizes: Sizes that replace `SIZES`.
+        num_seeds: Numbers of seeds that replace those in `SIZES`.
+        **network: See `make_network`.
     """
     timings, figures, mesh = [], {}, seed_mesh()
     is_on_host = is_on_cpu(mesh)
@@ -257,7 +265,7 @@ def time_seeds(
 def _time_ways(ways, name, count, num_steps, rounds, case, arguments):
     """Measures ways in turn: {way: (timing, seconds of each round, CPU seconds of each round)}.
 
-    Every other round goes backwards. Ways that do not fit into memory are left out.
+    Every other round runs in reverse order. Ways that do not fit into memory are left out.
     """
     measured, calls = {}, {}
     for way in ways:

@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jaxtyping import Array, PyTree
 
 from experiments.lab.progress import report_activity
 
@@ -16,10 +17,11 @@ class Timing:
     """One case of a benchmark.
 
     Attributes:
-        name: Of the case.
+        name: Name of the case.
         compile_seconds: Tracing and compilation; 0 where there is none.
-        seconds: Of each round, in order.
-        temporary_bytes: What the compiled program allocates beside arguments and results.
+        seconds: Seconds by round, in order.
+        temporary_bytes: Bytes that the compiled program allocates in addition to arguments and
+            results.
         output_bytes: Size of the results.
         output: The results of the last round.
     """
@@ -29,7 +31,7 @@ class Timing:
     seconds: list[float] = field(default_factory=list)
     temporary_bytes: int = 0
     output_bytes: int = 0
-    output: Any = None
+    output: PyTree[Array] = None
 
     @property
     def best(self) -> float:
@@ -38,7 +40,7 @@ class Timing:
 
     @property
     def gigabytes(self) -> float:
-        """Gigabytes of results and of what is allocated beside them and the arguments."""
+        """Gigabytes of results and temporary allocations, without the arguments."""
         return (self.temporary_bytes + self.output_bytes) / 1e9
 
 
@@ -56,16 +58,16 @@ class Report:
 
 
 def say(line: str) -> None:
-    """Prints a line at once, also where the output is a file."""
+    """Prints a line immediately, even if the output is a file."""
     print(f"  {line}", flush=True)
 
 
 def time_cases(cases: Mapping[str, tuple[Callable, tuple]], rounds: int) -> list[Timing]:
-    """Measures the time of functions in turn, round after round; prints each as it comes.
+    """Measures the time of functions in turn, round after round; prints each time at once.
 
     Args:
         cases: {name: (function, its arguments)}; a jitted function is compiled before, any other
-            one (a PyTorch step) is called as it is.
+            function (a PyTorch step) is called directly.
         rounds: Each case runs once a round, after one warm-up call.
     """
     timings, calls = [], []
@@ -97,9 +99,9 @@ def describe_round(timings: Sequence[Timing], number: int, rounds: int) -> str:
     """Writes the seconds of a round: "round 1 of 5: 0.12 s, 0.34 s".
 
     Args:
-        timings: Of all cases.
-        number: Of the round, from 0.
-        rounds: In all.
+        timings: Timings of all cases.
+        number: Number of the round, from 0.
+        rounds: Number of rounds.
     """
     seconds = ", ".join(f"{timing.seconds[number]:.3g} s" for timing in timings)
     return f"round {number + 1} of {rounds}: {seconds}"
@@ -110,17 +112,17 @@ def compare_cases(
     rounds: int,
     make_figures: Callable[..., Mapping[str, tuple[float, float | None]]],
 ) -> Report:
-    """Measures the time of cases in turn, the first of which is the baseline.
+    """Measures the time of cases in turn; the first case is the baseline.
 
     Args:
-        cases, rounds: As of `time_cases`.
+        cases, rounds: See `time_cases`.
         make_figures: Timings of all cases → further numbers.
     """
     timings = time_cases(cases, rounds)
     return Report(timings, make_figures(*timings))
 
 
-def largest_difference(values: Any, reference: Any) -> float:
+def largest_difference(values: PyTree[Array], reference: PyTree[Array]) -> float:
     """Computes the largest difference of two trees, relative to each array's largest value.
 
     Args:
@@ -166,8 +168,8 @@ def describe_report(name: str, report: Report) -> dict[str, Any]:
     """Describes one benchmark as JSON stores it; numbers that are not finite are None.
 
     Args:
-        name: Of the benchmark.
-        report: Its result.
+        name: Name of the benchmark.
+        report: Result of the benchmark.
     """
     timings = [
         {

@@ -1,15 +1,15 @@
 """The trained experiments' model in PyTorch: one seed in a loop, or seeds stacked by torch.func.
 
-`torch_processes` runs this file as a program, in processes that have no JAX: a pickled task comes
-first, then a line for each measurement, "threads seeds steps". PyTorch is no dependency of the
-package.
+`torch_processes` runs this file as a program, in processes that have no JAX. Each process reads a
+pickled task, then a line for each measurement, "threads seeds steps". PyTorch is not a dependency
+of the package.
 """
 
 import pickle
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from types import SimpleNamespace
 
 import torch
 import torch.nn.functional as F
@@ -21,7 +21,7 @@ WARM_UP = 3  # steps before those that are timed
 
 
 class Layer(nn.Module):
-    """Post-norm attention sublayer, and an MLP sublayer where asked for."""
+    """Post-norm attention sublayer, with an MLP sublayer if the task has one."""
 
     def __init__(self, width: int, heads: int, dropout: float, mlp: bool):
         super().__init__()
@@ -41,7 +41,7 @@ class Layer(nn.Module):
 class Network(nn.Module):
     """Embedding as our config says, layers, and a linear classifier of every token."""
 
-    def __init__(self, config: Any, num_outputs: int, dropout: float):
+    def __init__(self, config: SimpleNamespace, num_outputs: int, dropout: float):
         super().__init__()
         e, width = config.embedding, config.d_model
         self.positions = None
@@ -61,6 +61,7 @@ class Network(nn.Module):
         self.classifier = nn.Linear(width, num_outputs)
 
     def forward(self, inputs, mask=None):
+        """Returns the logits of a batch of inputs; mask is True where a token exists."""
         x = self.embed(inputs)
         if self.positions is not None:
             x = x + self.positions[: x.shape[1]]
@@ -74,16 +75,16 @@ class Training:
     """Training of one seed, as a loop over batches.
 
     Args:
-        task: From `torch_processes.describe_task`.
-        seed: Of the weights and of the order of the examples.
+        task: Task from `torch_processes.describe_task`.
+        seed: Seed of the weights and of the order of the examples.
     """
 
-    def __init__(self, task: Any, seed: int = 0):
+    def __init__(self, task: SimpleNamespace, seed: int = 0):
         torch.manual_seed(seed)
         self.task, self.network = task, make_network(task)
         self.optimizer = make_optimizer(task, self.network.parameters())
 
-    def step(self, *batch: Any) -> None:
+    def step(self, *batch: torch.Tensor) -> None:
         """Updates the weights once."""
         self.loss = compute_loss(self.network, self.task, *batch)
         self.optimizer.zero_grad()
@@ -96,14 +97,14 @@ class Training:
 class StackedTraining:
     """Training of several seeds together, whose weights are stacked: torch.func.
 
-    All see the same batch, which is less work than one each.
+    All seeds see the same batch, which is less work than a batch for each.
 
     Args:
-        task: From `torch_processes.describe_task`.
+        task: Task from `torch_processes.describe_task`.
         num_seeds: How many.
     """
 
-    def __init__(self, task: Any, num_seeds: int):
+    def __init__(self, task: SimpleNamespace, num_seeds: int):
         torch.manual_seed(0)
         self.task, networks = task, [make_network(task) for _ in range(num_seeds)]
         self.weights, buffers = stack_module_state(networks)
@@ -121,7 +122,7 @@ class StackedTraining:
             randomness="different",
         )
 
-    def step(self, *batch: Any) -> None:
+    def step(self, *batch: torch.Tensor) -> None:
         """Updates the weights of all seeds once."""
         with torch.no_grad(), sdpa_kernel(SDPBackend.MATH):  # others are slower under vmap
             slopes, losses = self._differentiate(self.weights, batch)
@@ -137,25 +138,25 @@ class StackedTraining:
         self.loss = losses.mean()
 
 
-def make_network(task: Any) -> Network:
+def make_network(task: SimpleNamespace) -> Network:
     """Makes the network of a task on its device, with dropout on."""
     network = Network(task.config, task.num_outputs, task.dropout)
     return network.to(task.device).train()
 
 
-def make_optimizer(task: Any, weights: Any) -> torch.optim.Optimizer:
+def make_optimizer(task: SimpleNamespace, weights: Iterable[torch.Tensor]) -> torch.optim.Optimizer:
     """Makes Adam in one kernel, PyTorch's fastest."""
     rates = {"lr": task.learning_rate, "weight_decay": task.weight_decay}
     return torch.optim.Adam(list(weights), **rates, fused=True)
 
 
-def list_batches(task: Any) -> Iterator[Sequence[torch.Tensor]]:
+def list_batches(task: SimpleNamespace) -> Iterator[Sequence[torch.Tensor]]:
     """Lists batches without end: (inputs, labels), and the mask where there is one.
 
     Texts are padded to the longest of their batch.
 
     Args:
-        task: With its arrays, NumPy's.
+        task: The task, with its arrays as NumPy arrays.
     """
     arrays = [torch.from_numpy(array).to(task.device) for array in task.arrays]
     lengths = torch.from_numpy(task.arrays[2].sum(axis=1)) if len(arrays) > 2 else None
@@ -168,13 +169,15 @@ def list_batches(task: Any) -> Iterator[Sequence[torch.Tensor]]:
             yield [arrays[0][rows, :longest], *(array[rows, :longest] for array in arrays[1:])]
 
 
-def time_steps(training: Any, batches: Iterator[Any], num_steps: int) -> float:
+def time_steps(
+    training: Training | StackedTraining, batches: Iterator[Sequence[torch.Tensor]], num_steps: int
+) -> float:
     """Measures the seconds of some steps.
 
     Args:
         training: `Training` or `StackedTraining`, which has made a step.
-        batches: From `list_batches`.
-        num_steps: How many.
+        batches: Batches from `list_batches`.
+        num_steps: Number of steps.
     """
     training.loss.item()  # waits for the device
     start = time.perf_counter()
@@ -184,7 +187,13 @@ def time_steps(training: Any, batches: Iterator[Any], num_steps: int) -> float:
     return time.perf_counter() - start
 
 
-def compute_loss(network: Any, task: Any, inputs: Any, labels: Any, mask: Any = None) -> Any:
+def compute_loss(
+    network: Callable,
+    task: SimpleNamespace,
+    inputs: torch.Tensor,
+    labels: torch.Tensor,
+    mask: torch.Tensor | None = None,
+) -> torch.Tensor:
     """Computes the loss of a batch."""
     logits = network(inputs, mask)
     if task.loss == "squared_error":
@@ -195,9 +204,9 @@ def compute_loss(network: Any, task: Any, inputs: Any, labels: Any, mask: Any = 
 
 
 def main() -> None:
-    """Answers each line "threads seeds steps" by seconds; 0 seeds are one in a loop."""
+    """Answers each line "threads seeds steps" with seconds; 0 seeds mean one seed in a loop."""
     task = pickle.load(sys.stdin.buffer)
-    trainings: dict[int, Any] = {}
+    trainings: dict[int, Training | StackedTraining] = {}
     batches = list_batches(task)
     for line in sys.stdin.buffer:
         threads, num_seeds, num_steps = map(int, line.split())

@@ -1,7 +1,7 @@
 """PyTorch's best on this machine: threads × processes, and seeds stacked by torch.func.
 
-All training is in processes that have no JAX. They wait while others are timed, so that every way
-of training takes its turn in the same rounds as ours.
+All training runs in processes without JAX. They wait while others are timed, so that every way of
+training takes its turn in the same rounds as ours.
 """
 
 import contextlib
@@ -13,9 +13,11 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
+
+from rank_collapse.training import Hyper, Recipe
+from rank_collapse.training.tasks.examples import Examples
 
 FILE = Path(__file__).with_name("torch_baseline.py")
 GPU_PROCESSES = 4  # which share one GPU
@@ -27,7 +29,7 @@ class Way:
 
     Attributes:
         processes, threads: Processes at once, and the threads of each.
-        stacked: Seeds that each stacks; 0 for one seed in a loop.
+        stacked: Number of seeds that each process stacks; 0 for one seed in a loop.
     """
 
     processes: int
@@ -36,7 +38,7 @@ class Way:
 
     @property
     def name(self) -> str:
-        """Returns such as "PyTorch, 2 processes of 1 thread"."""
+        """Returns a name such as "PyTorch, 2 processes of 1 thread"."""
         stacked = f", torch.func of {self.stacked} seeds" if self.stacked else ""
         processes = f"{self.processes} process" + "es" * (self.processes > 1)
         threads = f"{self.threads} thread" + "s" * (self.threads > 1)
@@ -44,7 +46,7 @@ class Way:
 
     @property
     def seeds(self) -> int:
-        """Returns how many seeds make a step at a time."""
+        """Returns how many seeds train at the same time."""
         return self.processes * max(1, self.stacked)
 
 
@@ -55,8 +57,8 @@ def list_ways(cores: int, num_seeds: int, platform: str = "cpu") -> list[Way]:
     seeds, in one process or one for each core. On a GPU: one process, several, stacked seeds.
 
     Args:
-        cores: Of the machine.
-        num_seeds: That ours trains together: they are stacked too.
+        cores: Number of cores of the machine.
+        num_seeds: Number of seeds that ours trains together; PyTorch stacks the same number.
         platform: "gpu", or any other for the CPU.
     """
     if platform == "gpu":
@@ -70,11 +72,13 @@ def list_ways(cores: int, num_seeds: int, platform: str = "cpu") -> list[Way]:
     return list(dict.fromkeys([Way(1, 1), *splits, *stacked]))
 
 
-def describe_task(recipe: Any, examples: Any, hyper: Any, platform: str = "cpu") -> SimpleNamespace:
-    """Describes what is trained, by plain values that a process without JAX can read.
+def describe_task(
+    recipe: Recipe, examples: Examples, hyper: Hyper, platform: str = "cpu"
+) -> SimpleNamespace:
+    """Describes a training task by plain values that a process without JAX can read.
 
     Args:
-        recipe, hyper: As of `rank_collapse.training`; hyper of Python floats.
+        recipe, hyper: See `rank_collapse.training`; `hyper` holds Python floats.
         examples: The padded training data.
         platform: JAX's name of the device: "gpu", or any other for the CPU.
     """
@@ -115,8 +119,8 @@ class Processes(contextlib.ExitStack):
     """Processes that train a task in PyTorch, some or all of them at once. A context manager.
 
     Args:
-        task: From `describe_task`.
-        count: Of the processes.
+        task: Task from `describe_task`.
+        count: Number of processes.
 
     Raises:
         ValueError: PyTorch is not installed.
@@ -145,11 +149,11 @@ class Processes(contextlib.ExitStack):
         """Measures seconds per seed and step.
 
         Args:
-            way: With at most as many processes as there are; the first call prepares it.
+            way: Way that needs at most as many processes as there are; the first call prepares it.
             num_steps: Timed steps of each process.
 
         Raises:
-            RuntimeError: A process failed; it has printed why.
+            RuntimeError: A process failed; it has printed the reason.
         """
         used = self._processes[: way.processes]
         for process in used:
@@ -169,6 +173,7 @@ def _write(process, data):
 
 
 def _stop(process):
+    """Kills a process and closes its pipes."""
     process.kill()
     process.wait()
     process.stdout.close()

@@ -1,4 +1,4 @@
-"""Benchmarks of training: whole ensembles, beside PyTorch with --baseline=torch.
+"""Benchmarks of training: whole ensembles, and PyTorch with --baseline=torch.
 
 The figure is seconds per seed and training step. The seeds share all cores, or the accelerator.
 PyTorch trains in every way of `torch_processes.list_ways`, on the same cores or GPU; the ratio is
@@ -10,11 +10,11 @@ import contextlib
 import dataclasses
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from absl.flags import FlagValues
 
 from experiments import run_convex_hull, run_memorization, run_sort, run_transformer
 from experiments.benchmarks.limits import LargeProduct, compute_share, count_flops
@@ -23,6 +23,7 @@ from experiments.benchmarks.torch_processes import Processes, describe_task, lis
 from experiments.lab import cli, list_points, report_activity
 from experiments.lab.devices import count_cores
 from rank_collapse.runs.seeds import seed_keys
+from rank_collapse.training import Recipe
 from rank_collapse.training.ensemble import Ensemble
 from rank_collapse.training.training import Hyper, num_batches
 
@@ -50,15 +51,16 @@ BASELINES = ("none", "torch")
 
 
 def time_training(
-    name: str, options: Any, arguments: Sequence[str] = (), num_seeds: int = 0
+    name: str, options: FlagValues, arguments: Sequence[str] = (), num_seeds: int = 0
 ) -> Report:
     """Measures the time of training steps of one of `CASES`, and with --baseline PyTorch's.
 
     Args:
         name: The case.
         options: The flags of `experiments.benchmark`.
-        arguments: Of the binary, beside the case's own: other sizes than the published ones.
-        num_seeds: Trained together; 0 for those of `SEEDS`.
+        arguments: Arguments of the program in addition to those of the case: other sizes than the
+            published ones.
+        num_seeds: Number of seeds trained together; 0 for the numbers in `SEEDS`.
     """
     target, num_seeds = CASES[name][2], num_seeds or SEEDS[name]
     recipe, make_data, batch_size = make_case(name, arguments)
@@ -123,7 +125,7 @@ def time_training(
     return Report(timings, figures)
 
 
-def make_case(name: str, arguments: Sequence[str] = ()) -> tuple[Any, Callable, int]:
+def make_case(name: str, arguments: Sequence[str] = ()) -> tuple[Recipe, Callable, int]:
     """Makes (recipe, make_data, examples in a batch) of a published command, without files."""
     module, case_arguments, _ = CASES[name]
     (options,) = list_points(cli.parse_flags(module.FLAGS, [*case_arguments, *arguments]))

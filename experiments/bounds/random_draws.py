@@ -1,19 +1,20 @@
-"""What check_bounds measures: random networks and their bounds, and a construction.
+"""The measurements of check_bounds: random networks and their bounds, and a construction.
 
-The construction is a layer of two heads for which the published bound is below the residual, in
-width d with two tokens ±e_0. Both heads have the scores ±½ max D, W_QK = ½ max D e_0 e_0ᵀ; one
-writes √d in one feature, W_1 = √d e_0 e_0ᵀ, the other 1 in all, W_2 = e_0 1ᵀ. Each has
-‖W_h‖_{1,∞} = √d, but for want of a triangle inequality their sum has ½(d^¼ + d^−¼) times 2√d.
-A head alone stays below its bound by a factor of 4√2, with γ = 1 by 8. For small D the residual
-over the published bound is therefore d^¼ (1 + d^−½)/(8√2), above 1 from a width of 15,874 on; with
-γ = 1 it is d^¼ (1 + d^−½)/16, above 1 from 64,514 on.
+The construction is a layer of two heads whose residual exceeds the published bound, with width d
+and two tokens ±e_0. Both heads have the scores ±½ max D, W_QK = ½ max D e_0 e_0ᵀ. One head writes
+√d into one feature, W_1 = √d e_0 e_0ᵀ; the other writes 1 into all features, W_2 = e_0 1ᵀ. Each has
+‖W_h‖_{1,∞} = √d, but because the triangle inequality fails, their sum has ½(d^¼ + d^−¼) times 2√d.
+A single head stays below its bound by a factor of 4√2, and by 8 with γ = 1. For small D the
+residual divided by the published bound is therefore d^¼ (1 + d^−½)/(8√2), which exceeds 1 from a
+width of 15,874 on; with γ = 1 it is d^¼ (1 + d^−½)/16, which exceeds 1 from 64,514 on.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import PyTree
 
 import rank_collapse as rc
 from rank_collapse.measures.norms import composite_norm
@@ -24,7 +25,7 @@ SPREAD = 0.1  # D_ii of both heads of the construction; the lemma's condition is
 
 
 class Case(NamedTuple):
-    """Networks that are drawn alike: two layers of attention, and what is added to them."""
+    """Networks that are drawn alike: two layers of attention, with further parts."""
 
     tokens: int
     width: int
@@ -62,19 +63,20 @@ FREE = {
 }
 
 
-def single_draw(key: Any, case: Case) -> dict[str, Any]:
-    """Draws one network of two layers, and computes its bounds and by how much the lemma fails.
+def single_draw(key: jax.Array, case: Case) -> dict[str, PyTree[jax.Array]]:
+    """Draws one network of two layers, and computes its bounds and the error of the lemma.
 
-    The paper's bounds count as "ok" where their theorems hold, the others wherever they are given.
+    The paper's bounds count as "ok" where their theorems hold, the other bounds wherever they are
+    claimed.
 
     Args:
-        key: Of the draw.
+        key: Random key of the draw.
         case: The kind of network.
 
     Returns:
-        "lemma_excess" and "gamma" of the heads [2, h]; of each bound its tightness, log10 of bound
-        over residual, and of the paper's whether it is claimed, "..._ok": [2, h] of a head, [2] of
-        a layer, [1] of the network.
+        "lemma_excess" and "gamma" of the heads [2, h]; for each bound its tightness, log10 of the
+        bound divided by the residual; and for the paper's bounds "..._ok", whether they are
+        claimed: [2, h] for heads, [2] for layers, [1] for the network.
     """
     num_tokens, width, num_heads = case[:3]
     config = rc.TransformerConfig(

@@ -1,45 +1,48 @@
-"""A network fed with its own output: whether its tokens fall together, how fast, by which law.
+"""A network fed with its own output: whether its tokens meet, how fast, and by which law.
 
-With all tokens equal to x, the Jacobian of a step F that treats tokens alike splits into what moves
-them together and J_diff(x) = ∂y_1/∂x_1 − ∂y_1/∂x_2, what becomes of their differences. Its spectral
-radius μ is the multiplier across the diagonal: d_{t+1} → μ d_t, so that equal tokens attract where
+With all tokens equal to x, the Jacobian of a step F that treats tokens alike has two parts: one
+moves the tokens together, and J_diff(x) = ∂y_1/∂x_1 − ∂y_1/∂x_2 maps their differences. Its
+spectral radius μ is the multiplier across the diagonal: d_{t+1} → μ d_t, so equal tokens attract if
 μ < 1. Pure attention has μ = 0 and a cubic law, d_{t+1} ~ c d_t³; a skip makes μ > 0. Whether two
-tokens get near enough to fall is another question, of the basin, and no multiplier answers it.
+tokens get close enough to collapse is another question, about the basin, and no multiplier answers
+it.
 
 Axis letters: n tokens, i width of a token, t steps, s seeds.
 """
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.inputs import prepare_inputs
+from rank_collapse.network.parameters import TransformerParams
 from rank_collapse.network.residual import lone_norm
 from rank_collapse.network.walk import walk_network
+from rank_collapse.paths.sets import Classifier
 from rank_collapse.theory import log_operations as ops
 from rank_collapse.theory.logdomain import LogScaled
 
-Step = Callable[[Any], Any]  # [n, i] → [n, i]
+Step = Callable[[Array], Array]  # [n, i] → [n, i]
 
 
 def transverse_jacobian(step: Step, point: Float[Array, "i"]) -> Float[Array, "i i"]:
     """Computes J_diff = ∂y_1/∂x_1 − ∂y_1/∂x_2 of a step where both tokens are `point`.
 
-    Exact for steps that treat tokens alike (no positions, no mask in which they differ): then it
-    acts on every difference of two tokens.
+    Exact for steps that treat tokens alike (no positions, no mask that differs between them); it
+    then acts on every difference of two tokens.
     """
     with jax.default_matmul_precision("highest"):
         jacobian = jax.jacfwd(step)(jnp.tile(point, (2, 1)))  # [n, i, n, i]
     return jacobian[0, :, 0] - jacobian[0, :, 1]
 
 
-def spectral_radius(matrix: Any) -> np.ndarray:
+def spectral_radius(matrix: ArrayLike) -> np.ndarray:
     """Computes the largest |eigenvalue| of matrices [..., k, k], on the host; NaN if not finite."""
     matrix = np.asarray(matrix, np.float64)
     is_finite = np.isfinite(matrix).all(axis=(-2, -1))
@@ -54,7 +57,7 @@ def equal_tokens(
 
     Args:
         step: [2, i] → [2, i].
-        point: Where both tokens begin.
+        point: Point at which both tokens begin.
         num_steps: Steps.
 
     Returns:
@@ -70,7 +73,7 @@ def equal_tokens(
     return point, step_lengths[-1]
 
 
-def predicted_steps(multiplier: Any, high: float = 1e-2, low: float = 1e-6) -> np.ndarray:
+def predicted_steps(multiplier: ArrayLike, high: float = 1e-2, low: float = 1e-6) -> np.ndarray:
     """Predicts ln(low/high)/ln μ steps from a distance `high` to `low`; inf where μ ≥ 1."""
     mu = np.asarray(multiplier, np.float64)
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -78,14 +81,14 @@ def predicted_steps(multiplier: Any, high: float = 1e-2, low: float = 1e-6) -> n
     return np.where(mu >= 1, np.inf, steps)
 
 
-def measured_steps(distance: Any, high: float = 1e-2, low: float = 1e-6) -> np.ndarray:
+def measured_steps(distance: ArrayLike, high: float = 1e-2, low: float = 1e-6) -> np.ndarray:
     """Counts steps from the first distance [..., t] below `high` to the first below `low`."""
     distance = np.asarray(distance)
     steps = np.argmax(distance < low, axis=-1) - np.argmax(distance < high, axis=-1)
     return np.where((distance < low).any(axis=-1), steps.astype(float), np.nan)
 
 
-def fall_order(log10_distance: Any) -> np.ndarray:
+def fall_order(log10_distance: ArrayLike) -> np.ndarray:
     """Fits the order p of the law d_{t+1} ~ c d_t^p: least squares in logarithms.
 
     Over the first 12 steps that begin and end below 1e-6, where two walkers at d feel terms of the
@@ -97,6 +100,7 @@ def fall_order(log10_distance: Any) -> np.ndarray:
     logs = np.asarray(log10_distance, np.float64)
 
     def fit_row(row):
+        """Fits the order of one seed."""
         x, y = row[:-1], row[1:]
         steps = np.flatnonzero(np.isfinite(x) & np.isfinite(y) & (x < -6) & (y < -6))[:12]
         if len(steps) < 3 or np.ptp(x[steps]) == 0:
@@ -107,8 +111,8 @@ def fall_order(log10_distance: Any) -> np.ndarray:
 
 
 def log_roll_out(
-    params: Any,
-    classifier: tuple[Any, Any],
+    params: TransformerParams,
+    classifier: Classifier,
     start: Float[Array, "2 i"],
     config: TransformerConfig,
     num_steps: int,
@@ -121,13 +125,13 @@ def log_roll_out(
     `log_residual_profile`), where ordinary arithmetic stops at the last digit of the coordinates.
 
     Args:
-        params: As in `apply`.
+        params: Parameters, as in `apply`.
         classifier: Weights [d, i] and bias [i].
         start: The first two tokens.
         config: The network: vectors through one linear map and a LayerNorm, no mask, no positions.
-        num_steps: Distances returned, that of the start included.
-        skip: As in `walks.roll_out`: the step's input is added to its output to give the next
-            input; distances are those of outputs.
+        num_steps: Number of distances to return, including the start.
+        skip: See `walks.roll_out`: the step's input is added to its output to give the next input;
+            distances are measured between outputs.
     """
     start = jnp.asarray(start, jnp.result_type(start, *jax.tree.leaves((params, classifier))))
     params, prepared = prepare_inputs(params, start, config)
@@ -147,6 +151,7 @@ def log_roll_out(
         return apply_linear(walk_network(algebra, state, params, prepared, config), *classifier)
 
     def advance(state, _):
+        """Makes one step of the recurrence, with the skip around it if there is one."""
         output = apply_network(state)
         next_input = output
         if skip:

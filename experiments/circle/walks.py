@@ -1,4 +1,4 @@
-"""The circle's networks: two walkers, what is trained on them, and walks fed with their own output.
+"""The circle's networks: two walkers, their training examples, and walks fed with their own output.
 
 Each example is a sequence of two tokens, the current points of two walkers on the two halves of a
 circle; the targets are their next points. Applied to its own output again and again, a network may
@@ -6,7 +6,6 @@ let the two points fall together: `experiments.circle.recurrence` says how fast.
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +18,7 @@ from experiments.lab import Options
 from experiments.train.trained_tasks import TrainedTask, diverged_seeds, fine_seeds
 from rank_collapse.network.inputs import input_states
 from rank_collapse.training import Recipe, forward
+from rank_collapse.training.models import Model
 from rank_collapse.training.tasks.examples import Examples
 
 RADIUS = 0.3
@@ -34,7 +34,7 @@ def make_examples(num_points: int, radius: float = RADIUS) -> Examples:
 
     Args:
         num_points: Points of the whole circle.
-        radius: Of the circle.
+        radius: Radius of the circle.
 
     Raises:
         ValueError: Fewer than four points.
@@ -56,8 +56,8 @@ def make_examples(num_points: int, radius: float = RADIUS) -> Examples:
 def add_batch_before(examples: Examples, batch_size: int) -> Examples:
     """Adds the inputs of the batch before, zeros before the first; labels stay as they are.
 
-    What the published code's circle_skip is trained on: a skip around the recurrence, of the true
-    points in place of its own output.
+    circle_skip of the published code trains on these examples: a skip around the recurrence, from
+    the true points instead of its own output.
     """
     x = examples.inputs
     before = jnp.concatenate([jnp.zeros_like(x[:batch_size]), x])[: len(x)]
@@ -74,12 +74,12 @@ def make_case(options: Options, name: str) -> TrainedTask:
     """Makes one case: its network, and the walk it is trained on.
 
     Post-norm layers on linearly embedded points, no positions. A network without a skip around its
-    attention is one whose skip has the gain 0, and one without dropout of its output one whose rate
-    there is multiplied by 0: cases that differ in these alone are of one program.
+    attention has a skip of gain 0, and a network without dropout on its output multiplies the rate
+    there by 0, so cases that differ only in these share one program.
 
     Args:
         options: The flags.
-        name: Variant and width, as of `split_name`.
+        name: Variant and width, in the form of `split_name`.
     """
     variant, width = split_name(name)
     is_published = not variant.startswith("attention")
@@ -126,26 +126,26 @@ def make_case(options: Options, name: str) -> TrainedTask:
 
 
 def measure_walk(
-    num_steps: int, task: TrainedTask, model: Any, data: Any, key: Any
-) -> dict[str, Any]:
-    """Measures one seed's continuation of its own output, after the points it was trained on.
+    num_steps: int, task: TrainedTask, model: Model, data: dict[str, Examples], key: jax.Array
+) -> dict[str, Array]:
+    """Measures how one seed continues its own output, after the points on which it was trained.
 
-    Fed with sums where the program of the task is.
+    The network gets sums as inputs if the program of its task does.
 
     Args:
         num_steps: Points of the walk, the start included.
-        task: What was trained.
+        task: The training task.
         model: The trained model.
-        data: Of the seed.
+        data: Examples of the seed.
         key: Unused.
 
     Returns:
-        "trajectory" [t, 2, 2], "distance" [t] of its two points, and "error", √(E‖Δ‖² / 4) of one
-        step on the training data, Δ the error of a point. Of the theory (see
+        "trajectory" [t, 2, 2], "distance" [t] between its two points, and "error", √(E‖Δ‖² / 4) of
+        one step on the training data, where Δ is the error of a point. From the theory (see
         `experiments.circle.recurrence`): "log10_distance" [t], with the logarithm carried;
-        "head_gap" [t, l, h]; "jacobian_across" [2, 2], the Jacobian of a step of the recurrence
-        where equal points end that begin in the middle of the last two. "equal_points_moved" is
-        the length of their last step.
+        "head_gap" [t, l, h]; "jacobian_across" [2, 2], the Jacobian of a step of the recurrence at
+        the end of a walk of equal points, which begins in the middle of the last two points.
+        "equal_points_moved" is the length of the last step of this walk.
     """
     config, skip = task.recipe.config, task.program.endswith(SUMS)
 
@@ -194,7 +194,7 @@ def roll_out(
             recurrence) and record its outputs, as the published code's circle_skip does.
     """
 
-    def advance(state: Any, _: Any):
+    def advance(state: Array, _: None):
         output = step(state)
         return (state + output if skip else output), output
 
@@ -208,20 +208,21 @@ def distance(trajectory: Float[Array, "t 2 2"]) -> Float[Array, "t"]:
 
 
 def head_gap(attention: Float[Array, "*s 2 2"]) -> Float[Array, "*s"]:
-    """Computes τ = P_11 − P_21: how much more than the other a walker sees the first.
+    """Computes τ = P_11 − P_21: how much more than the other walker a walker attends to the first.
 
     The difference of two tokens, δ, leaves attention as Σ_h τ_h δ W_h.
     """
     return attention[..., 0, 0] - attention[..., 1, 0]
 
 
-def measure_seeds(case: dict[str, Any]) -> dict[str, np.ndarray]:
-    """Computes what theory and measurement say of each seed of a case, [s] as in results.csv.
+def measure_seeds(case: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Computes the theoretical and measured numbers of each seed of a case, [s], as in results.csv.
 
-    "multiplier" is μ where equal points are at last; it predicts steps only where they are at rest.
+    "multiplier" is μ at the end of the walk of equal points; it predicts steps only if these points
+    are at rest there.
 
     Args:
-        case: What `measure_walk` returns of all seeds, and "diverged_at".
+        case: Results of `measure_walk` for all seeds, and "diverged_at".
     """
     distances, start = case["distance"], case["head_gap"][:, 0]  # [s, t], [s, l, h]
     multiplier = recurrence.spectral_radius(case["jacobian_across"])
@@ -242,7 +243,9 @@ def measure_seeds(case: dict[str, Any]) -> dict[str, np.ndarray]:
     }
 
 
-def fine_cases(results: Mapping[str, Any]) -> dict[tuple[str, int], dict[str, Any]]:
+def fine_cases(
+    results: Mapping[str, dict[str, np.ndarray]],
+) -> dict[tuple[str, int], dict[str, np.ndarray]]:
     """Selects the seeds that did not diverge.
 
     Args:
@@ -250,7 +253,8 @@ def fine_cases(results: Mapping[str, Any]) -> dict[tuple[str, int], dict[str, An
 
     Returns:
         {(variant, width): its arrays and those of `measure_seeds` [s], and the positions "seed"
-        [s]; "orders", the law's of those that fell, where it has one; "name" of the case}.
+        [s]; "orders", the orders of the law in the seeds that collapsed, where the law has one;
+        "name" of the case}.
     """
     cases = {}
     for name, case in results.items():
@@ -262,8 +266,8 @@ def fine_cases(results: Mapping[str, Any]) -> dict[tuple[str, int], dict[str, An
     return cases
 
 
-def log10_at_end(case: Mapping[str, Any]) -> np.ndarray:
-    """Returns log10 of the distance after the last step, at least that of 1e-6, [s].
+def log10_at_end(case: Mapping[str, np.ndarray]) -> np.ndarray:
+    """Returns log10 of the distance after the last step, at least log10 of 1e-6, [s].
 
     NaN of seeds that diverged.
     """

@@ -1,4 +1,4 @@
-"""What run_collapse says of its measurements: statements, published values, the finding."""
+"""The statements, published values and finding of run_collapse."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -31,7 +31,7 @@ WITHOUT_SKIPS = ("san", "san_mlp")
 
 
 def count_above(results: xr.Dataset, bound: str) -> xr.DataArray:
-    """Counts the layers of a network that are above a bound of theirs.
+    """Counts the layers of a network that are above one of their bounds.
 
     Logarithms in float32 are known to about 1e-5 of their size.
     """
@@ -40,8 +40,8 @@ def count_above(results: xr.Dataset, bound: str) -> xr.DataArray:
 
 
 def judge_claims(results: xr.Dataset) -> Iterator[Row]:
-    """Tests rate, bounds, skips, MLPs and norms, on each norm placement and scale of the weights,
-    and what has skips at each of their gains; of skips with a gain of 0, nothing is said.
+    """Tests rate, bounds, skips, MLPs and norms, for each norm placement and scale of the weights;
+    variants with skips are tested at each gain, except at a gain of 0.
 
     Args:
         results: Over norm placement, weight scale, skip gain, variant, seed and layer.
@@ -65,10 +65,11 @@ def judge_claims(results: xr.Dataset) -> Iterator[Row]:
 
 
 def claims_by_variant(results: xr.Dataset, distinct: list[str]) -> Iterator[Row]:
-    """Tests the local rate at the last layer and what is left of the residual ratio, by variant.
+    """Tests the local rate at the last layer and the remaining residual ratio, by variant.
 
     Args:
-        results: Of all networks; over the gains of the skips where there are several.
+        results: Results of all networks; where there are several gains of the skips, over these
+            gains.
         distinct: Norm placements that are different networks without skips.
     """
     log10_ratio = results.log10_residual - results.log10_size
@@ -95,8 +96,8 @@ def claims_by_variant(results: xr.Dataset, distinct: list[str]) -> Iterator[Row]
     last = last.sel(norm_placement=distinct)
     for key, variant in (("skips", "san_skip"), ("mlps slow", "san_mlp")):
         if {"san", variant} <= variants:
-            own, alone = (last.sel(variant=v, drop=True) for v in (variant, "san"))
-            gained = drop_gains(own, variant) - drop_gains(alone, "san")
+            variant_last, san_last = (last.sel(variant=v, drop=True) for v in (variant, "san"))
+            gained = drop_gains(variant_last, variant) - drop_gains(san_last, "san")
             yield from labelled.statement_rows(key, gained)
 
 
@@ -111,9 +112,9 @@ def bound_claims(key: str, variant: str, results: xr.Dataset) -> Iterator[Row]:
     """Tests the published bound of a layer, where the lemma's condition holds.
 
     Args:
-        key: Of the statement.
-        variant: Whose layers they are.
-        results: Of this variant.
+        key: Key of the statement.
+        variant: Variant whose layers are tested.
+        results: Results of this variant.
     """
     admissible = results.where(results.admissible > 0).isel(layer=slice(1, None))
     cases = admissible.admissible.count(["seed", "layer"])
@@ -126,10 +127,10 @@ def bound_claims(key: str, variant: str, results: xr.Dataset) -> Iterator[Row]:
 
 
 def gain_claims(results: xr.Dataset, distinct: list[str]) -> Iterator[Row]:
-    """Tests from which gain on MLPs slow the collapse, and what they do as published.
+    """Tests from which gain on MLPs slow the collapse, and what they do at the published gain.
 
     Args:
-        results: With the residual at each gain of the MLPs, "swept".
+        results: Results, which hold the residual at each gain of the MLPs as "swept".
         distinct: Norm placements that are different networks without skips.
     """
     raised = raised_constant(results)
@@ -156,7 +157,7 @@ def crossing(gains: np.ndarray, raised: np.ndarray) -> np.ndarray:
 
     Args:
         gains: Ascending [g].
-        raised: By how much each gain raises the constant of the law [..., g].
+        raised: Rise of the law's constant at each gain [..., g].
     """
     crossings = np.full(raised.shape[:-1], np.nan)
     for place in np.ndindex(crossings.shape):
@@ -171,8 +172,8 @@ def crossing(gains: np.ndarray, raised: np.ndarray) -> np.ndarray:
 
 
 def compare_results(results: xr.Dataset) -> Iterator[Comparison]:
-    """Compares residual ratios with BERT's published curve, where skips have a gain of 1 as there,
-    and shows what only logarithms show.
+    """Compares residual ratios with BERT's published curve, if skips have a gain of 1 as there, and
+    lists the numbers that only logarithms show.
 
     Args:
         results: Over norm placement, weight scale, skip gain, variant, seed and layer.
@@ -228,7 +229,7 @@ def compare_results(results: xr.Dataset) -> Iterator[Comparison]:
 
 
 def make_finding(results: xr.Dataset) -> Finding | None:
-    """Reports what is left of attention alone and of attention with skips of gain 1.
+    """Reports the remaining residual of attention alone and of attention with skips of gain 1.
 
     Args:
         results: Over norm placement, weight scale, skip gain, variant, seed and layer.

@@ -23,7 +23,7 @@ LEAST_DRAWN = -40  # log10 of the least ratio that the first figure shows
 
 
 def style(index: int, count: int) -> dict[str, Any]:
-    """Styles a curve: attention alone lies under attention with MLPs, a broad pale line."""
+    """Styles a curve: attention with MLPs lies over attention alone, which is a broad pale line."""
     return {} if index else {"linewidth": 5.0, "alpha": 0.35, "marker": ""}
 
 
@@ -32,7 +32,7 @@ def by_variant(values: xr.DataArray, **options: Any):
 
     Args:
         values: Over "seed", "layer", "variant", "norm_placement" and the swept values.
-        **options: As of `labelled.plot_facets`.
+        **options: See `labelled.plot_facets`.
     """
     fig, axes = labelled.plot_facets(values, hue="variant", sharey=True, style=style, **options)
     fig.legend(*axes[0, -1].get_legend_handles_labels(), loc="outside right center")
@@ -50,8 +50,8 @@ def name_networks(results: xr.Dataset) -> xr.Dataset:
 
 
 def raised_constant(results: xr.Dataset) -> xr.DataArray:
-    """Computes by how much each gain of the MLPs raises Λ = log10‖R_L‖/3^L of pure attention,
-    without norms: with them the run has no other gain than 1.
+    """Computes how much each gain of the MLPs raises Λ = log10‖R_L‖/3^L of pure attention, without
+    norms; with norms the run has only the gain 1.
     """
     results = results.sel(norm_placement=[n for n in results.norm_placement.values if n == "none"])
     san = results.log10_residual.sel(variant="san", drop=True)
@@ -80,7 +80,7 @@ def choose_published(results: xr.Dataset) -> xr.Dataset | None:
 
 
 def describe_published(results: xr.Dataset) -> str:
-    """Names the point of `choose_published` among those of the run: "weight scale 0.55"."""
+    """Names the point of `choose_published` among the points of the run: "weight scale 0.55"."""
     chosen = choose_published(results)
     point = {axis: chosen[axis].item() for axis in AXES if results.sizes[axis] > 1}
     return labelled.describe_point(point)
@@ -88,9 +88,10 @@ def describe_published(results: xr.Dataset) -> str:
 
 @figures.styled
 def depth_figure(results: xr.Dataset) -> figures.Figure | None:
-    """Residual ratio by layer at initialisation: mean of the logarithm over seeds and a deviation.
-    Attention alone and with MLPs fall faster with every layer, by the third power of what is left;
-    below the dotted line rounding decides what an ordinary forward pass in float32 shows."""
+    """Residual ratio by layer at initialisation: geometric mean and one standard deviation of the
+    logarithm over seeds. Attention alone, and attention with MLPs, fall faster with every layer,
+    because each layer takes the third power of the residual. Below the dotted line, an ordinary
+    forward pass in float32 shows only rounding errors."""
     chosen = choose_published(results)
     if chosen is None:
         return None
@@ -109,8 +110,8 @@ def depth_figure(results: xr.Dataset) -> figures.Figure | None:
 
 @figures.styled
 def residual_ratio_figure(results: xr.Dataset) -> figures.Figure | None:
-    """The same on a linear axis, of all norms and swept values: mean and standard deviation over
-    seeds."""
+    """Residual ratio by layer on a linear axis, for all norms and swept values: mean and standard
+    deviation over seeds."""
     if not can_show(results):
         return None
     ratio = name_networks(results).ratio
@@ -121,9 +122,9 @@ def residual_ratio_figure(results: xr.Dataset) -> figures.Figure | None:
 
 @figures.styled
 def log_residual_figure(results: xr.Dataset) -> figures.Figure | None:
-    """By how many powers of ten the residual ratio falls, to any depth; geometric means over seeds.
-    Black, dashed: three times as many with each layer. Dotted: what an ordinary float32 forward
-    pass shows of attention alone."""
+    """How many powers of ten the residual ratio falls by, at any depth; geometric means over seeds.
+    The black dashed line triples with each layer. The dotted line is an ordinary float32 forward
+    pass of attention alone."""
     if not can_show(results):
         return None
     results, label = name_networks(results), "powers of ten that the residual ratio has lost"
@@ -142,9 +143,9 @@ def log_residual_figure(results: xr.Dataset) -> figures.Figure | None:
     return fig
 
 
-def draw_cubic_line(ax: Any, lost: np.ndarray) -> None:
-    """Draws a line that triples with each layer through the last point of a curve, from where this
-    is above 3 powers of ten; nothing where the curve does not triple.
+def draw_cubic_line(ax: figures.Axes, lost: np.ndarray) -> None:
+    """Draws a line that triples with each layer through the last point of a curve, from 3 powers of
+    ten on; nothing if the curve does not triple.
 
     Args:
         ax: Axes of the figure.
@@ -158,7 +159,8 @@ def draw_cubic_line(ax: Any, lost: np.ndarray) -> None:
 
 @figures.styled
 def local_rate_figure(results: xr.Dataset) -> figures.Figure | None:
-    """Local rate of the logarithms: 3 is doubly exponential collapse, 1 exponential or none."""
+    """Local rate of the logarithm of the residual: 3 means doubly exponential collapse, and 1 means
+    exponential collapse or none."""
     if not can_show(results):
         return None
     label = "local rate\n" + r"$(y_l - y_{l-1}) / (y_{l-1} - y_{l-2}), y = \log\|\mathrm{res}\|$"
@@ -175,16 +177,16 @@ def local_rate_figure(results: xr.Dataset) -> figures.Figure | None:
 
 @figures.styled
 def bounds_and_constant_figure(results: xr.Dataset) -> figures.Figure | None:
-    """Left: how many powers of ten the bounds of one layer of attention alone lie above what they
-    bound; all but the paper's need no condition. Right: the constant of the 3^l law as each depth
-    shows it (markers), from the closed recursion of the covariance (dashed), and by the theorem
-    (dotted), which does not cover norms."""
+    """Left: how many powers of ten the bounds for one layer of attention alone lie above the
+    residual; only the bound of the paper needs a condition. Right: the constant of the 3^l law,
+    measured at each depth (markers), computed by the closed recursion of the covariance (dashed),
+    and given by the theorem (dotted), which does not cover norms."""
     if "log10_cubic" not in results:
         return None
-    alone = without_skips(results)
+    san = without_skips(results)
     networks = [
         (labelled.describe_point(point), network.transpose("seed", "layer", ...))
-        for point, network in labelled.iterate_points(alone, "seed", "layer", "mlp_gain")
+        for point, network in labelled.iterate_points(san, "seed", "layer", "mlp_gain")
         if network.log10_cubic.notnull().any()
     ]
     if not networks:
@@ -214,7 +216,7 @@ def bounds_and_constant_figure(results: xr.Dataset) -> figures.Figure | None:
 
 @figures.styled
 def sweep_weight_scale_figure(results: xr.Dataset) -> figures.Figure | None:
-    """Relative residual at BERT's weight scale (0.55) and at 1/√fan-in."""
+    """Relative residual at BERT's weight scale (0.55) and at the scale 1/√fan-in."""
     return sweep_figure(results, "weight_scale")
 
 
@@ -225,10 +227,10 @@ def sweep_skip_gain_figure(results: xr.Dataset) -> figures.Figure | None:
 
 
 def sweep_figure(results: xr.Dataset, swept: str) -> figures.Figure | None:
-    """Draws a panel for each network, a shade for each swept value; nothing of a single value.
+    """Draws a panel for each network and a shade for each swept value; nothing for a single value.
 
     Args:
-        results: From `run_collapse.measure`.
+        results: Results of `run_collapse.measure`.
         swept: The axis of the values.
     """
     if results.sizes[swept] == 1:
@@ -255,8 +257,8 @@ def sweep_figure(results: xr.Dataset, swept: str) -> figures.Figure | None:
 
 @figures.styled
 def mlp_gain_figure(results: xr.Dataset) -> figures.Figure | None:
-    """By how much MLPs raise the constant Λ above pure attention's, against their gain: above 0
-    they slow the collapse."""
+    """How much MLPs raise the constant Λ above that constant in pure attention, by the gain of the
+    MLPs: above 0 they slow the collapse."""
     if "swept" not in results or "san" not in results.variant:
         return None
     raised = raised_constant(name_networks(without_skips(results)))

@@ -1,23 +1,25 @@
-"""The 3^L law of the residual: its constant, its closed form, and from which layer on it holds.
+"""The 3^L law of the residual: its constant, its closed form, and the layer from which it holds.
 
-The constant is what ‖res(X^L)‖^{1/3^L} tends to. The layer from which on the residual falls by the
-law is certified by the diameter bound of `mean_bounds`. It is extended through norms, with the
-standard deviations of the tokens that they see in the measured pass.
+The constant is the limit of ‖res(X^L)‖^{1/3^L}. The diameter bound of `mean_bounds` certifies the
+layer from which the residual falls by the law. The bound is extended through norms, with the
+standard deviations of the tokens in the measured pass.
 
 Axis letters: n tokens, d width, h heads, l layers.
 """
 
 import math
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float
 
 import rank_collapse as rc
 from rank_collapse import struct
+from rank_collapse.annotations import Leaf
 from rank_collapse.network import covers, layers
 from rank_collapse.network.inputs import at_least_float32, prepare_inputs
 from rank_collapse.network.passes import replay
@@ -42,11 +44,11 @@ COVERS = covers.Covers(
 class LawConstant(NamedTuple):
     """The constant of a profile that falls by the cubic law; logarithms are decimal."""
 
-    log10_lambda: Any  # Λ of log10‖R_L‖ ≈ 3^L Λ
-    log10_c_eff: Any  # 2(Λ − log‖R_0‖): the c with which c^{(3^L − 1)/2}‖R_0‖^{3^L} has this Λ
+    log10_lambda: Array  # Λ of log10‖R_L‖ ≈ 3^L Λ
+    log10_c_eff: Array  # 2(Λ − log‖R_0‖): the c with which c^{(3^L − 1)/2}‖R_0‖^{3^L} has this Λ
 
 
-def measured_constant(profile: Any) -> LawConstant:
+def measured_constant(profile: Array | np.ndarray) -> LawConstant:
     """Computes Λ = log‖R_L‖/3^L and c_eff of a profile; valid where it falls by the cubic law.
 
     Args:
@@ -65,27 +67,33 @@ def measured_constant(profile: Any) -> LawConstant:
 
 @full_precision
 def closed_profile(
-    params: Any, x: Any, config: rc.TransformerConfig, *, log: LogTrace | None = None, **inputs: Any
+    params: rc.network.TransformerParams,
+    x: Array,
+    config: rc.TransformerConfig,
+    *,
+    log: LogTrace | None = None,
+    **inputs: Array | None,
 ) -> tuple[Float[Array, "p"], Array, Float[Array, "l"]]:
-    """Computes log10‖R_l‖_{1,∞} for l = 0..L by the law, from the layer on that it is certified
-    for.
+    """Computes log10‖R_l‖_{1,∞} for l = 0..L by the law, from the first certified layer on.
 
-    Up to R_s it is the measured residual; from layer s on the recursion of `cubic_profile`, started
-    at the input of layer s's attention in the measured pass. s is the first layer from which the
-    diameter bound, extended through norms, falls in every layer (`log10_growth`). Where it falls,
-    the leading order of attention does, so that the constant has the right sign; a closed form that
-    starts where residuals are not small need not.
+    Up to R_s it is the measured residual; from layer s on it follows the recursion of
+    `cubic_profile`, started at the input of layer s's attention in the measured pass. s is the
+    first layer from which the diameter bound, extended through norms, falls in every layer
+    (`log10_growth`). Where the bound falls, the leading order of attention falls, too, so the
+    constant has the right sign; a closed form that starts at large residuals may have the wrong
+    sign.
 
     Args:
-        params, x, config, **inputs: As of `cubic_profile`.
-        log: What `log_trace` returns for the same arguments, where it is known.
+        params, x, config, **inputs: See `cubic_profile`.
+        log: Result of `log_trace` for the same arguments, if known.
 
     Returns:
         The profile [L + 1], s, and log10 of the growth of each layer. NaN in all layers, and s = L,
         where no layer is certified.
 
     Raises:
-        ValueError: As `cubic_profile`; also a network that has no residual in logarithms, or MLPs.
+        ValueError: In the cases of `cubic_profile`; also a network without a residual in
+            logarithms, or with MLPs.
     """
     if config.mlp != "none":
         raise ValueError("layers with MLPs are not certified")
@@ -97,6 +105,7 @@ def closed_profile(
 
 @jax.jit
 def _closed_pass(params, prepared, config, log, trace):
+    """Computes the profile from the first certified layer on, that layer, and the growth."""
     diameters = log.input_diameters + log.inputs.log_scale / math.log(10)
     growth = log10_growth(params, trace, diameters, config, prepared.existing_tokens)
     growth = jnp.where(jnp.isfinite(log.profile[:-1]), growth, jnp.nan)
@@ -109,19 +118,23 @@ def _closed_pass(params, prepared, config, log, trace):
 
 @full_precision
 def cubic_profile(
-    params: Any, x: Any, config: rc.TransformerConfig, **inputs: Any
+    params: rc.network.TransformerParams,
+    x: Array,
+    config: rc.TransformerConfig,
+    **inputs: Array | None,
 ) -> Float[Array, "l"]:
     """Computes log10‖R_l‖_{1,∞} for l = 0..L by the leading order of attention in its residual.
 
         R_{l+1} = R_l A_l,  A_l = (1/√k) Σ_h W_QK,h C_l W_h,  C_l = R_lᵀ R_l/n.
 
-    Tokens enter through their covariance C alone: attention weights tend to uniform ones, for any
+    Tokens enter only through their covariance C: attention weights tend to uniform ones, for any
     biases, which move the mean token. Norms and MLPs multiply by their Jacobian at the mean token,
-    branch gains and the temperature as usual. In logarithms, to any depth up to 3^80. It holds
-    where the residual is small from the first layer on: elsewhere `closed_profile` does.
+    branch gains and the temperature as usual. In logarithms, to any depth up to 3^80. It holds if
+    the residual is small from the first layer on; otherwise use `closed_profile`.
 
     Args:
-        params, x, config: As in `apply`: dot products, no skip, all rows sharing keys and biases.
+        params, x, config: See `apply`; the network has dot products, no skip, and the same keys and
+            biases for all rows.
         **inputs: mask (Bool [n]), segments and positions of `apply`.
 
     Raises:
@@ -135,6 +148,7 @@ def cubic_profile(
 
 
 def _prepared(params, x, config, inputs):
+    """Prepares the inputs, and refuses inputs that the law does not cover."""
     reasons = bounds.not_covered(config, mask=inputs.get("mask"), bias=inputs.get("bias"))
     params, prepared = at_least_float32(*prepare_inputs(params, x, config, covers=COVERS, **inputs))
     rows = [reason for reason in reasons if reason.startswith("rows")]
@@ -163,10 +177,12 @@ class CubicAttention(tangent.Tangents):
     Up to layer `first` the branch input is the `LogState` of `Layer.extra`.
     """
 
-    def __init__(self, first: Any = None):
+    def __init__(self, first: ArrayLike | None = None):
         self.first = first
 
     def apply_attention(self, layer, branch_input):
+        """Computes the cubic term of attention on the residual, at three times the logarithmic
+        scale."""
         params = layer.params.attention
         if layer.extra is not None:
             is_measured = layer.index <= self.first
@@ -189,11 +205,12 @@ class CubicAttention(tangent.Tangents):
 
 
 class LayerGrowth(struct.Struct):
-    """By how much a layer may multiply distances of tokens, as natural logarithms."""
+    """The largest factors by which a layer may multiply distances between tokens, as natural
+    logarithms."""
 
-    before: Any  # From X^l to the input of its attention: its norm, where it comes before
-    cubic: Any  # log c, with which diam(SA(X)) ≤ c diam³
-    after: Any  # From SA(X) to X^{l+1}: gains and norms
+    before: Leaf  # From X^l to the input of its attention: its norm, where it comes before
+    cubic: Leaf  # log c, with which diam(SA(X)) ≤ c diam³
+    after: Leaf  # From SA(X) to X^{l+1}: gains and norms
 
 
 def log10_growth(
@@ -217,8 +234,8 @@ def log10_growth(
 
     Args:
         params, config: The network, of those that `COVERS` has.
-        trace: From `apply`.
-        log10_diameters: Of the input of each layer's attention [L].
+        trace: Trace from `apply`.
+        log10_diameters: log10 of the diameters of the input to each layer's attention [L].
         keep: Bool [n], True for tokens that are not padding.
 
     Source: derived here. (x, y) ↦ |x/|x| − y/|y|| ≤ |x − y|/√(|x||y|) is sharp, of the centred
@@ -229,6 +246,8 @@ def log10_growth(
     start = log10_diameters * math.log(10)
 
     def iterated(first):
+        """Computes the largest growth if the bound starts at layer `first`."""
+
         def body(diameter, layer):
             index, growth, measured = layer
             diameter = jnp.where(index <= first, measured, diameter)
@@ -248,7 +267,7 @@ def layer_growth(
 
     Args:
         layer: The layer.
-        passages: What the forward pass computed in its sublayers.
+        passages: Values of the layer's sublayers in the forward pass.
         keep: Bool [n], True for tokens that are not padding.
     """
     params, config = layer.params, layer.config
@@ -258,8 +277,11 @@ def layer_growth(
 
 
 def _around(passage, keep):
-    """Computes log factors of the norm before the branch, of what follows it, and of the norm of
-    the sum.
+    """Computes the logarithms of the factors around the attention of a sublayer.
+
+    Returns:
+        (factor of the norm before the branch, factor of the branch's gain and norm, factor of the
+        norm after the sum); 0 where there is no such norm.
     """
     spec = passage.spec
     inside = jnp.log(jnp.max(jnp.abs(spec.branch_gain)))

@@ -1,12 +1,13 @@
-"""What run_collapse measures of one network: residuals, laws, bounds, and what rounding decides."""
+"""The measurements of run_collapse in one network: residuals, laws, bounds, and residuals that
+rounding decides."""
 
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import xarray as xr
+from jax.typing import DTypeLike
 
 import rank_collapse as rc
 from experiments.collapse import cubic_law
@@ -23,13 +24,16 @@ REASONS = {
 
 
 def measure_plain(
-    params: Any, x: Any, config: rc.TransformerConfig, dtype: Any
+    params: rc.network.TransformerParams,
+    x: jax.Array,
+    config: rc.TransformerConfig,
+    dtype: DTypeLike,
 ) -> dict[str, jax.Array]:
-    """Measures what the ordinary forward pass shows, by layer [L + 1].
+    """Measures the residuals that the ordinary forward pass shows, by layer [L + 1].
 
     Args:
-        params, x, config: As of `rank_collapse.apply`.
-        dtype: Of the pass.
+        params, x, config: See `rank_collapse.apply`.
+        dtype: Dtype of the forward pass.
 
     Returns:
         "ratio", the residual ratio; log10 of the residual and of the states' size.
@@ -46,14 +50,17 @@ def measure_plain(
 
 
 def measure_laws(
-    params: Any, x: Any, config: rc.TransformerConfig, log: logdomain.LogTrace
+    params: rc.network.TransformerParams,
+    x: jax.Array,
+    config: rc.TransformerConfig,
+    log: logdomain.LogTrace,
 ) -> dict[str, jax.Array]:
     """Measures the residual in logarithms by layer [L + 1], its law 3^l and the bounds.
 
-    The law and the bounds are there for networks that have them.
+    The law and the bounds exist only for networks that they cover.
 
     Args:
-        params, x, config: As of `rank_collapse.apply`.
+        params, x, config: See `rank_collapse.apply`.
         log: The pass in logarithms.
     """
     profiles = {"log10_residual": log.profile}
@@ -65,13 +72,13 @@ def measure_laws(
 
 
 def bound_profiles(report: rc.BoundReport) -> dict[str, jax.Array]:
-    """Computes bounds by layer [L + 1]: of the stack so far, and from the measured layer before.
+    """Computes bounds by layer [L + 1]: for the stack so far, and from the measured layer before.
 
-    `admissible` is 1 where the technical lemma's condition holds: the theorems' bound of layer l
-    needs it in all layers up to l. `log10_published_bound` is that of the layer as published, with
-    the largest γ* and the largest β of its heads in the place of sums over heads. `tightness_...`
-    is how far each bound of one layer's attention lies above what it bounds, `log10_c` the c of the
-    stack's bound so far.
+    `admissible` is 1 if the technical lemma's condition holds; the theorems' bound of layer l needs
+    it in all layers up to l. `log10_published_bound` is the published bound of the layer, with the
+    largest γ* and the largest β of its heads instead of sums over heads. `tightness_...` is how far
+    each bound of one layer's attention lies above the residual, and `log10_c` is the constant c of
+    the stack's bound so far.
 
     Args:
         report: Bounds of one network.
@@ -97,48 +104,35 @@ def bound_profiles(report: rc.BoundReport) -> dict[str, jax.Array]:
     }
 
 
-class DecidedProgram(NamedTuple):
-    """Measures a chunk; residuals that rounding decides are computed once more.
+def measure_chunk(
+    mapped: Mapped,
+    chunk: Chunk,
+    networks: Mapping[str, rc.TransformerConfig],
+    norm: str,
+    progress: Progress,
+) -> dict[str, dict[str, np.ndarray]]:
+    """Measures a chunk, with residuals of float64 where rounding decides those of float32.
 
-    Attributes:
-        measured: What computes a chunk in the dtype of the flags.
+    Args:
+        mapped: Function that computes a chunk in the dtype of the flags.
+        chunk: Seeds of points of the axes.
         networks: {variant: its configuration}.
-        norm: Their norm placement, for messages.
+        norm: Norm placement of the networks, for messages.
         progress: Where messages go.
     """
-
-    measured: Mapped
-    networks: Mapping[str, rc.TransformerConfig]
-    norm: str
-    progress: Progress
-
-    def fit_memory(self, chunk: Chunk, size: int) -> int:
-        """Returns how many seeds at a time fit into memory."""
-        return self.measured.fit_memory(chunk, size)
-
-    def name_arrays(self, chunk: Chunk) -> set[str]:
-        """Returns the names of the arrays that it computes."""
-        return self.measured.name_arrays(chunk)
-
-    def __call__(self, chunk: Chunk) -> dict[str, dict[str, np.ndarray]]:
-        """Measures a chunk as `Mapped` does, with residuals of float64 where float32 has none.
-
-        Args:
-            chunk: Seeds of points of the axes.
-        """
-        results, draws = self.measured(chunk), None
-        for variant, config in self.networks.items():
-            profile = np.array(results["log10_residual"][variant])
-            for row in find_undecided(profile, results["ratio"][variant]):
-                if draws is None:
-                    draws = seeds.to_host(self.measured.laid_out(chunk)[0], len(chunk.seeds))
-                x, params = jax.tree.map(lambda a, i=row: a[i], draws)
-                network = config.replace(skip_gain=chunk.floats[1][row])
-                text = f"{variant} (norm={self.norm}), seed {chunk.seeds[row]}"
-                with self.progress.time_activity(f"{text}: residuals in float64"):
-                    profile[row] = measure_in_float64(profile[row], params, x, network)
-            results["log10_residual"][variant] = profile
-        return results
+    results, draws = mapped(chunk), None
+    for variant, config in networks.items():
+        profile = np.array(results["log10_residual"][variant])
+        for row in find_undecided(profile, results["ratio"][variant]):
+            if draws is None:
+                draws = seeds.to_host(mapped.laid_out(chunk)[0], len(chunk.seeds))
+            x, params = jax.tree.map(lambda a, i=row: a[i], draws)
+            network = config.replace(skip_gain=chunk.floats[1][row])
+            text = f"{variant} (norm={norm}), seed {chunk.seeds[row]}"
+            with progress.time_activity(f"{text}: residuals in float64"):
+                profile[row] = measure_in_float64(profile[row], params, x, network)
+        results["log10_residual"][variant] = profile
+    return results
 
 
 def find_undecided(profile: np.ndarray, ratio: np.ndarray) -> np.ndarray:
@@ -164,7 +158,7 @@ def measure_in_float64(
     """Computes the profile [L + 1] of one network in float64, where that knows more layers.
 
     Args:
-        profile: What is known, in the arithmetic of the run.
+        profile: Known values, in the arithmetic of the run.
         params, x, config: The network and its tokens.
     """
     if profile.dtype == np.float64:
@@ -200,7 +194,7 @@ def describe_gaps(results: xr.Dataset) -> Iterator[str]:
 def local_rates(profile: xr.DataArray) -> xr.DataArray:
     """Compute `rc.local_rate` at layers 2 .. L; NaN where it means nothing.
 
-    That is before layer 2, and where the logarithm before is not yet beyond ±1 or of another sign.
+    This is before layer 2, and where the logarithm before is within ±1 or has another sign.
     """
     before = profile.shift(layer=1)
     has_rate = (abs(before) > 1) & (before * profile > 0) & np.isfinite(profile)

@@ -21,14 +21,15 @@ from experiments.lab.experiment import (
 from experiments.lab.flags import (
     ONE_VALUE as ONE_VALUE,
     Flags as Flags,
+    FlagValue as FlagValue,
     Mode as Mode,
     check_names as check_names,
     content_hash as content_hash,
     make_config as make_config,
     read_flags as read_flags,
 )
-from experiments.lab.folder import (
-    RunFolder as RunFolder,
+from experiments.lab.folder import RunFolder as RunFolder
+from experiments.lab.folder_files import (
     read_config as read_config,
     read_summary as read_summary,
     table_bytes as table_bytes,
@@ -42,6 +43,7 @@ from experiments.lab.progress import (
     report_activity as report_activity,
     stop_requested as stop_requested,
 )
+from experiments.lab.provenance import JsonObject as JsonObject
 from experiments.lab.rounds import extend_part as extend_part
 from experiments.lab.run import (
     Finding as Finding,

@@ -1,9 +1,9 @@
 """How every binary runs: flags, errors in one line, devices, signals, exit codes.
 
-Each binary has its own flag values, so that several of them live in one process (tests,
-`reproduce`): `cli.execute(main, FLAGS, ["--depth=2"])` returns the exit code. Exit codes: 0 done,
-2 a user's mistake in one line on stderr, 130 Ctrl-C, 143 SIGTERM (see `progress`), 141 where
-nobody reads the output any more.
+Each binary has its own flag values, so several of them can run in one process (tests, `reproduce`):
+`cli.execute(main, FLAGS, ["--depth=2"])` returns the exit code. Exit codes: 0 done, 2 a user's
+mistake (one line on stderr), 130 Ctrl-C, 143 SIGTERM (see `progress`), 141 the reader of the output
+has gone.
 """
 
 import contextlib
@@ -61,7 +61,7 @@ def execute(
     Args:
         main: Called with the parsed flags, whose values are attributes; may return an exit code, or
             an object with one, `code`.
-        flag_values: From `make_flags`; values of an earlier call are forgotten.
+        flag_values: Flags from `make_flags`; values of an earlier call are forgotten.
         arguments: Command-line arguments without the program's name.
         positional: Name of the flag whose value may stand alone.
     """
@@ -100,7 +100,7 @@ def execute(
 
 
 def _report_former_names(flag_values, arguments):
-    """Says on stderr which flags were typed by a name that they had before."""
+    """Reports on stderr the flags that were typed by a former name."""
     typed = dict.fromkeys(argument.lstrip("-").partition("=")[0] for argument in arguments)
     for former in typed:
         if former in FORMER_NAMES and former in flag_values:
@@ -108,14 +108,14 @@ def _report_former_names(flag_values, arguments):
 
 
 def how_to_resume(flag_values: Flags, arguments: Sequence[str]) -> str:
-    """Writes the end of the message of an interrupt: which command goes on.
+    """Writes the end of the message of an interrupt: the command that resumes the run.
 
     It is the same command without --overwrite, which would delete the saved results. Of a binary
     without a run folder it is "".
 
     Args:
         flag_values: The flags of the binary.
-        arguments: Those that were typed.
+        arguments: The typed arguments.
     """
     if "output_dir" not in flag_values:
         return ""
@@ -124,11 +124,11 @@ def how_to_resume(flag_values: Flags, arguments: Sequence[str]) -> str:
 
 
 def in_typed_names(message: str, arguments: Sequence[str], flag_values: Flags) -> str:
-    """Writes flags as they were typed where a message has their other name, as "d_model=47".
+    """Replaces names in a message by the flags as they were typed, as in "d_model=47".
 
     Args:
-        message: Of an error, with names as "d_model=47".
-        arguments: Those that were typed.
+        message: Error message, with names as in "d_model=47".
+        arguments: The typed arguments.
         flag_values: The flags of the binary.
     """
     typed = {argument.lstrip("-").partition("=")[0] for argument in arguments}

@@ -10,6 +10,7 @@ import platformdirs
 from absl import flags
 from jax.sharding import Mesh
 
+from experiments.lab.grid import Options
 from rank_collapse.runs.seeds import seed_mesh
 
 
@@ -19,14 +20,15 @@ def count_cores() -> int:
 
 
 def has_accelerator() -> bool:
-    """Returns whether JAX would look for accelerators; starting it to ask takes their memory."""
+    """Returns whether JAX would look for accelerators, without starting JAX, which takes their
+    memory."""
     plugins = importlib.metadata.entry_points(group="jax_plugins")
     installed = plugins or importlib.util.find_spec("libtpu") is not None
     return bool(installed) and os.environ.get("JAX_PLATFORMS") != "cpu"
 
 
 def start_devices(num_devices: int = 0) -> None:
-    """Starts JAX with so many devices of a CPU; must come before any computation.
+    """Starts JAX with this number of CPU devices; must come before any computation.
 
     XLA does not spread a vmapped small matrix product over cores; one device per core does.
     Compiled programs are stored for other runs, in JAX_COMPILATION_CACHE_DIR or this user's cache.
@@ -51,7 +53,7 @@ def start_devices(num_devices: int = 0) -> None:
         raise ValueError(f"JAX finds no device of JAX_PLATFORMS={platforms!r}: {reason}") from error
 
 
-def device_mesh(options: flags.FlagValues) -> Mesh:
+def device_mesh(options: flags.FlagValues | Options) -> Mesh:
     """Returns the mesh of the first --num_devices devices; its axis is "seeds".
 
     Raises:

@@ -1,6 +1,6 @@
 """Names of the dimensions of the arrays that runs keep: the file arrays.json of a run folder.
 
-The table arrays.csv has them by experiment and name of the array, whose first match counts.
+The table arrays.csv lists them by experiment and name of the array; the first match counts.
 """
 
 import csv
@@ -9,7 +9,6 @@ import json
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -23,12 +22,12 @@ def read_dictionary() -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def describe_array(experiment: str, name: str, ndim: int) -> dict[str, Any]:
+def describe_array(experiment: str, name: str, ndim: int) -> dict[str, str | list[str]]:
     """Describes an array of a run.
 
     Args:
         experiment: Name of its module, or of the folder of its runs.
-        name: Of the array.
+        name: Name of the array.
         ndim: Number of its axes.
 
     Returns:
@@ -42,8 +41,8 @@ def describe_array(experiment: str, name: str, ndim: int) -> dict[str, Any]:
         if modules & {*row["experiments"].split()} and fnmatchcase(name, row["arrays"]):
             dimensions = row["dimensions"].split()
             if dimensions[-1] == "*":  # of any number of axes
-                known = dimensions[:-1]
-                dimensions = known + [f"axis_{i}" for i in range(len(known), ndim)]
+                leading = dimensions[:-1]
+                dimensions = leading + [f"axis_{i}" for i in range(len(leading), ndim)]
             if len(dimensions) == ndim:
                 return {"dimensions": dimensions, "meaning": row["meaning"]}
             break
@@ -54,8 +53,8 @@ def dump_descriptions(experiment: str, arrays: Mapping[str, np.ndarray]) -> byte
     """Writes {name: its dimensions and meaning} as JSON; arrays without a row are left out.
 
     Args:
-        experiment: As of `describe_array`.
-        arrays: Those of the run.
+        experiment: See `describe_array`.
+        arrays: Arrays of the run.
     """
     described = {}
     for name, array in arrays.items():

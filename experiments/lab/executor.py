@@ -4,22 +4,24 @@
         # measure(key, floats) of one seed → {"scale=1": {name: [s, ...]}, ...}
         results = executor.measure(measure, {"scale=1": 1.0, "scale=2": 2.0})
 
-A cell is a setting whose numbers compiled programs take as arguments, of an experiment's lists or
-of the axes of the flags. Its seeds and those of the other cells are one list, shared by the devices
-and computed chunk by chunk (--seed_chunk). Each finished chunk is saved, so a run resumes on any
-number of devices. A seed draws the same numbers in any chunk; docs/sweeps.md says how far its
-results are the same.
+A cell is a setting whose numbers are arguments of compiled programs; cells come from an
+experiment's lists or from the axes of the flags. The seeds of all cells are one list, shared by the
+devices and computed chunk by chunk (--seed_chunk). Each finished chunk is saved, so a run resumes
+on any number of devices. A seed draws the same numbers in any chunk; docs/sweeps.md says which
+results are then equal.
 """
 
 import collections
 import contextlib
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 from jax.sharding import Mesh
+from jax.typing import ArrayLike
+from jaxtyping import Array, PyTree
 
 from experiments.lab import devices
 from experiments.lab.folder import RunFolder
@@ -30,7 +32,8 @@ from rank_collapse.runs.files import damaged_file_error, describe_difference
 from rank_collapse.runs.states import name_parts
 
 SEEDS = "seeds"  # the part of a run's arrays that has one cell
-Cells = Mapping[str, Any] | Callable[[Options], Mapping[str, Any]]
+Floats = PyTree[ArrayLike] | None  # of a cell
+Cells = Mapping[str, Floats] | Callable[[Options], Mapping[str, Floats]]
 
 
 class Chunk(NamedTuple):
@@ -39,15 +42,20 @@ class Chunk(NamedTuple):
     Attributes:
         cells: The cell of each [r].
         seeds: The number of each [r].
-        keys: Keys of the seeds [size], the last one repeated so that all chunks have one size and
-            nothing is compiled again for the last.
+        keys: Keys of the seeds [size]; the last one is repeated so that all chunks have one size
+            and the last chunk does not compile again.
         floats: Floats of the cells, leaves [size, ...].
     """
 
     cells: Sequence[str]
     seeds: Sequence[int]
-    keys: Any
-    floats: Any
+    keys: jax.Array
+    floats: PyTree[np.ndarray]
+
+    @property
+    def unpadded(self) -> tuple[jax.Array, PyTree[np.ndarray]]:
+        """Returns (keys, floats) of the seeds alone, [r, ...]."""
+        return jax.tree.map(lambda a: a[: len(self.seeds)], (self.keys, self.floats))
 
 
 class Executor(contextlib.ExitStack):
@@ -56,13 +64,13 @@ class Executor(contextlib.ExitStack):
     Args:
         options: The flags, of one point of their axes; --num_devices, --seed_chunk, and --seed and
             --num_seeds where the binary has them.
-        run: Holds the results of earlier chunks.
-        label: Of the progress; "" for programs that show their own.
-        total: Seeds of all cells of a point; those of one cell by default.
+        run: Folder that holds the results of earlier chunks.
+        label: Label of the progress; "" for programs that show their own.
+        total: Number of seeds in all cells of a point; by default those of one cell.
 
     Attributes:
         run: The run folder, without the prefix of a point.
-        mesh: Of the devices.
+        mesh: Mesh of the devices.
         progress: Counts seeds; disabled without a label.
     """
 
@@ -76,75 +84,117 @@ class Executor(contextlib.ExitStack):
         is_shown = label and run.writable  # a run that is only read has nothing to compute
         bar = Progress(total if is_shown else 0, label, log=run.log)
         self.progress = self.enter_context(bar)
+        self.callback(self.run.flush_arrays)  # where a chunk fails, the earlier ones are kept
 
     def measure(
         self,
-        fn: Callable[[Any, Any], Any],
+        fn: Callable[[PyTree[Array], Floats], PyTree[Array]],
         cells: Cells,
         *,
-        keys: Any = None,
+        keys: jax.Array | None = None,
         most: int | None = None,
         **options: Any,
     ) -> dict[str, dict[str, np.ndarray]]:
-        """Calls `map` with a function of one seed; `options` are further arguments of `Mapped`.
+        """Computes all seeds of all cells; reads the ones that the run has, saves the others.
 
         Args:
             fn: (key, floats) of one seed → pytree of arrays.
-            cells, keys, most: As of `map`.
+            cells, keys, most: As of `chunks`.
             **options: Further arguments of `Mapped`.
-        """
-        program = functools.partial(Mapped, fn, self.mesh, progress=self.progress, **options)
-        return self.map(program, cells, keys=keys, most=most)
 
-    def map(
+        Returns:
+            As `read`.
+        """
+        program = Mapped(fn, self.mesh, self.progress, **options)
+        for chunk in self.chunks(cells, program, keys=keys, most=most):
+            self.save(chunk, program(chunk))
+        return self.read(cells, keys)
+
+    def chunks(
         self,
-        program: Callable[[], Callable[[Chunk], Any]],
         cells: Cells,
+        program: "Mapped | None" = None,
         *,
-        keys: Any = None,
+        keys: jax.Array | None = None,
         most: int | None = None,
-    ) -> dict[str, dict[str, np.ndarray]]:
-        """Computes all seeds of all cells; reads the ones that the run has, saves the others.
+    ) -> Iterator[Chunk]:
+        """Yields the seeds that the run lacks in chunks, each to be saved before the next.
 
         Points that differ in traced flags alone are computed with the first of them.
 
         Args:
-            program: Makes the function that computes a chunk, where one is missing. It returns
-                arrays on the host, leaves [r, ...], whose names are joined by "/" where they are
-                nested. Its method fit_memory(chunk, size), if any, compiles it and returns how many
-                seeds at a time fit, at most `size`; name_arrays(chunk), if any, the names of what
-                it returns.
             cells: {part of the run's arrays: floats}, pytrees of one structure and shapes, or None;
                 or flags → that. Points with invalid flags are skipped.
-            keys: Of the seeds [s], the same of every cell; by default those of the flags.
-            most: Seeds at a time; by default --seed_chunk, or as many as fit into memory.
-
-        Returns:
-            {cell: {name: [s, ...]}}.
+            program: What computes the chunks, if it says how many seeds fit into memory and which
+                arrays it makes. An unfinished run whose cells lack one is refused: another commit
+                may have begun it, with fewer measures.
+            keys: Random keys of the seeds [s], the same for every cell; by default those of the
+                flags.
+            most: Largest number of seeds at a time; by default --seed_chunk, or as many as fit into
+                memory.
 
         Raises:
-            RunError: The run holds another number of seeds.
+            RunError: The run holds another number of seeds, or lacks arrays.
             ValueError: Invalid flags of this point.
         """
         options = self._options
-        count = options.num_seeds if keys is None else len(keys)
+        count = self._count_seeds(keys)
         if keys is None:
             keys = seeds.fold_seeds(options.seed, options.first_seed + np.arange(count))
         requested = self._cell_floats(cells, [options])
-        if missing := self._list_missing(requested, count):
-            self.run.check_writable(missing[0][0])
-            floats = self._cell_floats(cells, options.group)
-            missing = self._list_missing(floats, count)
-            self.progress.skip(len(floats) * count - len(missing))
-            self._compute(program(), floats, keys, missing, most)
-        else:
-            self._check_measures(program, requested, keys)
+        missing = self._list_missing(requested, count)
+        if not missing:
+            if program and self.run.resumed and self.run.writable and self.run.summary is None:
+                self._check_measures(program, requested, keys)
             self.progress.skip(len(options.group) * len(requested) * count)
-        parts = {cell: self.run.part(cell) for cell in requested}
+            return
+        self.run.check_writable(missing[0][0])
+        floats = self._cell_floats(cells, options.group)
+        missing = self._list_missing(floats, count)
+        self.progress.skip(len(floats) * count - len(missing))
+        limit = most or ("seed_chunk" in options and options.seed_chunk) or len(missing)
+        size = seeds.padded_size(min(limit, len(missing)), self.mesh)
+        if program:
+            head = make_chunk(floats, keys, missing[: self.mesh.size], self.mesh.size)
+            size = program.fit_memory(head, size)
+        for start in range(0, len(missing), size):
+            yield make_chunk(floats, keys, missing[start : start + size], size)
+
+    def save(self, chunk: Chunk, results: PyTree[np.ndarray]) -> None:
+        """Adds the seeds of a chunk to the arrays of their cells.
+
+        Args:
+            chunk: One of `chunks`.
+            results: Arrays on the host, leaves [r, ...], whose names are joined by "/" where they
+                are nested.
+        """
+        longer, start, arrays = {}, 0, name_leaves(results)
+        for cell, count in collections.Counter(chunk.cells).items():  # the seeds of a cell adjoin
+            new = {name: values[start : start + count] for name, values in arrays.items()}
+            saved = self.run.part(cell) or {name: values[:0] for name, values in new.items()}
+            shapes = ({name: a.shape[1:] for name, a in x.items()} for x in (saved, new))
+            if damage := describe_difference(*shapes):
+                raise damaged_file_error(self.run.path / "arrays.npz", f"of {cell} {damage}")
+            longer |= {f"{cell}/{n}": np.concatenate([saved[n], new[n]]) for n in new}
+            start += count
+        self.run.keep_arrays(longer)  # at once: all arrays of a cell have as many seeds
+        self.progress.advance(len(chunk.seeds))
+
+    def read(self, cells: Cells, keys: jax.Array | None = None) -> dict[str, dict[str, np.ndarray]]:
+        """Returns what the run has of this point, {cell: {name: [s, ...]}}.
+
+        Args:
+            cells, keys: As of `chunks`.
+        """
+        self.run.flush_arrays()
+        count, prefix = self._count_seeds(keys), self._options.prefix
         return {
-            cell.removeprefix(options.prefix): {name: values[:count] for name, values in a.items()}
-            for cell, a in parts.items()
+            cell.removeprefix(prefix): {n: a[:count] for n, a in self.run.part(cell).items()}
+            for cell in self._cell_floats(cells, [self._options])
         }
+
+    def _count_seeds(self, keys):
+        return self._options.num_seeds if keys is None else len(keys)
 
     def _cell_floats(self, cells, points):
         """Returns {part of the run's arrays: floats} of the cells of some points."""
@@ -163,8 +213,8 @@ class Executor(contextlib.ExitStack):
         """Lists the (cell, seed) pairs that the run does not have.
 
         Raises:
-            RunError: The arrays of a cell have different numbers of seeds, or more than a run has
-                that does not grow.
+            RunError: The arrays of a cell have different numbers of seeds, or more seeds than the
+                run, which does not grow.
         """
         missing = []
         for cell in cells:
@@ -180,15 +230,7 @@ class Executor(contextlib.ExitStack):
         return missing
 
     def _check_measures(self, program, floats, keys):
-        """Refuses finished cells of an unfinished run that lack what the program measures.
-
-        Another commit may have begun the run, with fewer measures.
-        """
-        if not (self.run.resumed and self.run.writable) or self.run.summary is not None:
-            return
-        program = program()
-        if not hasattr(program, "name_arrays"):
-            return
+        """Refuses finished cells that do not have all measures of the program."""
         for cell in floats:
             pairs = [(cell, 0)]
             expected = program.name_arrays(make_chunk(floats, keys, pairs, self.mesh.size))
@@ -197,48 +239,17 @@ class Executor(contextlib.ExitStack):
                     self.run.path / "arrays.npz", f"it lacks {cell}/{min(lost)}"
                 )
 
-    def _compute(self, program, floats, keys, missing, most):
-        """Computes the (cell, seed) pairs that are missing, and saves them chunk by chunk."""
-        make_part = functools.partial(make_chunk, floats, keys)
-        limit = most or len(missing)
-        if not most and "seed_chunk" in self._options:
-            limit = self._options.seed_chunk or limit
-        size = seeds.padded_size(min(limit, len(missing)), self.mesh)
-        if hasattr(program, "fit_memory"):
-            head = make_part(missing[: self.mesh.size], self.mesh.size)
-            size = program.fit_memory(head, size)
-        try:
-            for start in range(0, len(missing), size):
-                chunk = make_part(missing[start : start + size], size)
-                self._append(chunk, name_leaves(program(chunk)))
-                self.progress.advance(len(chunk.seeds))
-        finally:
-            self.run.flush_arrays()
-
-    def _append(self, chunk, results):
-        """Appends the seeds of a chunk to the arrays of their cells."""
-        longer, start = {}, 0
-        for cell, count in collections.Counter(chunk.cells).items():  # the seeds of a cell adjoin
-            new = {name: values[start : start + count] for name, values in results.items()}
-            saved = self.run.part(cell) or {name: values[:0] for name, values in new.items()}
-            shapes = ({name: a.shape[1:] for name, a in x.items()} for x in (saved, new))
-            if damage := describe_difference(*shapes):
-                raise damaged_file_error(self.run.path / "arrays.npz", f"of {cell} {damage}")
-            longer |= {f"{cell}/{n}": np.concatenate([saved[n], new[n]]) for n in new}
-            start += count
-        self.run.keep_arrays(longer)  # at once: all arrays of a cell have as many seeds
-
 
 def make_chunk(
-    floats: Mapping[str, Any], keys: Any, pairs: Sequence[tuple[str, int]], size: int
+    floats: Mapping[str, Floats], keys: jax.Array, pairs: Sequence[tuple[str, int]], size: int
 ) -> Chunk:
     """Makes the chunk of (cell, seed) pairs, padded to a size.
 
     Args:
         floats: {cell: floats}.
-        keys: Of all seeds.
+        keys: Random keys of all seeds.
         pairs: At most `size` pairs.
-        size: Of the chunk's keys and floats.
+        size: Size of the chunk.
     """
     padded = [*pairs, *pairs[-1:] * (size - len(pairs))]
     values = jax.tree.map(lambda *a: np.stack(a), *(floats[cell] for cell, _ in padded))
@@ -254,21 +265,21 @@ class Mapped:
 
     Args:
         fn: (key, floats) of one seed → pytree of arrays.
-        mesh: Of the devices.
-        progress: Gets how long compiling took.
-        draw: (key, floats) of one seed → what `fn` takes instead of the key: a program of its own,
-            since random numbers are slow to optimise and drawn once.
+        mesh: Mesh of the devices.
+        progress: Progress that shows the time of compiling.
+        draw: (key, floats) of one seed → the argument that `fn` takes instead of the key. It is a
+            separate program, because random numbers are slow to optimise and drawn once.
         at_once: Seeds a device vmaps over; None for `seeds.group_size`.
-        level: As of `runs.seeds.run_seeds`.
+        level: See `runs.seeds.run_seeds`.
     """
 
     def __init__(
         self,
-        fn: Callable[[Any, Any], Any],
+        fn: Callable[[PyTree[Array], Floats], PyTree[Array]],
         mesh: Mesh,
         progress: Progress,
         *,
-        draw: Callable[[Any, Any], Any] | None = None,
+        draw: Callable[[jax.Array, Floats], PyTree[Array]] | None = None,
         at_once: int | None = None,
         level: int = 1,
     ):
@@ -277,19 +288,19 @@ class Mapped:
         self._call = _spread_function(fn, mesh, count, level)
         self._draw = None if draw is None else _spread_function(draw, mesh, count, 0)
 
-    def __call__(self, chunk: Chunk) -> Any:
+    def __call__(self, chunk: Chunk) -> PyTree[np.ndarray]:
         arguments = self.laid_out(chunk)
         if self._compiled is None or len(chunk.keys) != self._size:
             self._compiled, self._size = self._compile(arguments, len(chunk.keys)), len(chunk.keys)
         return seeds.to_host(self._compiled(arguments, None), len(chunk.seeds))
 
-    def laid_out(self, chunk: Chunk) -> tuple[Any, Any]:
-        """Returns (keys, or what is drawn from them; floats) of a chunk on the devices."""
+    def laid_out(self, chunk: Chunk) -> tuple[PyTree[Array], PyTree[Array]]:
+        """Returns (keys, or the arrays drawn from them; floats) of a chunk on the devices."""
         arguments = seeds.shard_seeds((chunk.keys, chunk.floats), self._mesh)
         return arguments if self._draw is None else (self._draw(arguments, None), arguments[1])
 
     def fit_memory(self, chunk: Chunk, size: int) -> int:
-        """Compiles for the most seeds like those of a chunk that fit; returns how many these are.
+        """Compiles for as many seeds of a chunk as fit into memory; returns their number.
 
         Args:
             chunk: At least one seed for each device.
@@ -312,13 +323,13 @@ class Mapped:
         return set(name_parts(jax.eval_shape(self._call, arguments, None)))
 
     def _drawn_shapes(self, keys, floats):
-        """Returns keys, or the shapes of what is drawn from them, and floats."""
+        """Returns keys, or the shapes of the arrays drawn from them, and floats."""
         if self._draw is None:
             return keys, floats
         return jax.eval_shape(self._draw, (keys, floats), None), floats
 
     def _compile(self, like, size):
-        """Compiles for so many seeds like those of some arrays, or of their shapes."""
+        """Compiles for a number of seeds, with the shapes of some arrays."""
         sharding = seeds.seed_sharding(self._mesh)
 
         def resize(a):
@@ -333,6 +344,18 @@ def _spread_function(fn, mesh, at_once, level):
     return seeds.run_seeds(lambda seed, _: fn(*seed), mesh, at_once=at_once, level=level)
 
 
-def name_leaves(tree: Any) -> dict[str, np.ndarray]:
+def name_leaves(tree: PyTree[np.ndarray]) -> dict[str, np.ndarray]:
     """Flattens a nested dictionary to {path: array}, with "/" between the names of the levels."""
     return {name: np.asarray(leaf) for name, leaf in name_parts(tree).items()}
+
+
+def nest_arrays(arrays: Mapping[str, np.ndarray]) -> dict[str, PyTree[np.ndarray]]:
+    """Nests arrays {"a/b": values} at each "/" of their names: {"a": {"b": values}}."""
+    nested: dict[str, PyTree[np.ndarray]] = {}
+    for path, values in arrays.items():
+        *levels, name = path.split("/")
+        level = nested
+        for key in levels:
+            level = level.setdefault(key, {})
+        level[name] = values
+    return nested

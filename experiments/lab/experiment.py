@@ -1,4 +1,4 @@
-"""What an experiment says of itself, and how finished runs are read.
+"""The description of an experiment, and how finished runs are read.
 
     EXPERIMENT = Experiment(
         order=50, title="Ranks", brief=..., claim=..., presets={...},
@@ -15,26 +15,25 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 from experiments.lab.flags import Mode, read_flags
-from experiments.lab.folder import read_summary
+from experiments.lab.folder_files import read_summary
 from experiments.lab.run import Run
 from rank_collapse.runs.files import damaged_file_error
 
 
 @dataclass(frozen=True)
 class Experiment:
-    """What pages and the report say of an experiment.
+    """The description of an experiment for pages and the report.
 
     Attributes:
         order: Place in the report, ascending.
         title: Heading of its section of the report.
-        brief: What it shows, in the README's table of experiments.
-        claim: What the paper says, in a sentence or two, with the figure or table it stands in.
-        presets: Arguments by preset: "quick" (seconds on two cores), "reported" (those of the
-            pages), and "tiny", at which tests compute all of it; {run: arguments} of a preset of
-            several runs.
+        brief: Its purpose, in the README's table of experiments.
+        claim: The claim of the paper in a sentence or two, with its figure or table.
+        presets: Arguments by preset: "quick" (seconds on two cores), "reported" (the arguments of
+            the pages), and "tiny", with which tests compute everything; {run: arguments} for a
+            preset of several runs.
         figures: {name: caption} of the figures that the report shows, in their order.
         needs: A folder that must exist; `reproduce` leaves the experiment out without it.
     """
@@ -43,7 +42,7 @@ class Experiment:
     title: str
     brief: str
     claim: str
-    presets: Mapping[str, Any]
+    presets: Mapping[str, str | Mapping[str, str]]
     figures: Mapping[str, str] = field(default_factory=dict)
     needs: str = ""
 
@@ -71,7 +70,7 @@ def read_run(module: ModuleType, folder: Path) -> Run:
     """Reads a finished folder by the experiment's own `main`, without measuring or writing.
 
     Args:
-        module: Of the experiment.
+        module: Module of the experiment.
         folder: The run folder.
 
     Raises:
@@ -98,5 +97,5 @@ def import_experiment(name: str) -> ModuleType:
 
 
 def describe_experiment(name: str) -> Experiment:
-    """Returns what pages say of the experiment of a module."""
+    """Returns the description of the experiment in a module."""
     return import_experiment(name).EXPERIMENT

@@ -1,7 +1,8 @@
-"""The flags of a binary: the shared ones, how they are parsed, and the folder they name.
+"""The flags of a binary: the shared flags, how they are parsed, and the folder that they name.
 
-A flag of one number or of a choice takes several by commas: the run is then computed at each of
-them, and at each combination of several such flags. These are the axes of the run.
+A flag with one number or a choice accepts several values, separated by commas. The run is then
+computed at each of them, and at each combination of several such flags. These are the axes of the
+run.
 """
 
 import hashlib
@@ -15,10 +16,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from absl import flags
 
 from experiments.lab import shared_flags
-from experiments.lab.folder import read_config
+from experiments.lab.folder_files import read_config
+from experiments.lab.provenance import JsonObject
+from experiments.lab.shared_flags import FlagValue as FlagValue
 from rank_collapse.runs.files import damaged_file_error
 
 # Flags that do not change results, or their rounding alone (num_devices): recorded in config.json,
@@ -42,40 +46,42 @@ ONE_VALUE = {"seed", "first_seed", "num_seeds", "num_texts", "until", "dtype"}
 
 @dataclass(frozen=True)
 class Mode:
-    """What is done with the run of a command beside what was typed.
+    """Settings of the run of a command, in addition to the typed flags.
 
     Attributes:
         is_read: Whether a finished folder is only read.
         is_judged: Whether results are only judged, not saved: a round of --until=decided.
         worker_group: The number of the group of points that a worker measures; None measures all.
-        begin_with: Arrays that a new folder begins with.
+        begin_with: Initial arrays of a new folder.
         begun_in: The environments in which they were made.
     """
 
     is_read: bool = False
     is_judged: bool = False
     worker_group: int | None = None
-    begin_with: Mapping[str, Any] = field(default_factory=dict)
-    begun_in: Sequence[Mapping[str, Any]] = ()
+    begin_with: Mapping[str, np.ndarray] = field(default_factory=dict)
+    begun_in: Sequence[JsonObject] = ()
 
 
 class Flags(flags.FlagValues):
-    """absl's flag values: the flags of a binary, and what was typed. `grid` makes points of them.
+    """absl's flag values: the flags of a program, and the typed values. `grid` makes points of
+    them.
 
     Args:
         experiment: Name of the folder under results/.
-        shows: The column of the table that the figure over the axes shows; None where flags are
-            no axes, as of commands that are no experiment.
-        traced: Flags whose values compiled programs take as arguments: points of the axes that
-            differ in them alone are computed together, see `Executor`.
-        execution: Flags that change no result beyond rounding.
-        selecting: Flags that choose what of a folder is shown, which may differ between its runs.
-        counts: The flag that counts draws, of which --until=decided makes more; "" for none.
+        shows: The column of the table that the figure over the axes shows; None where flags are not
+            axes, as in commands that are not experiments.
+        traced: Flags whose values are arguments of compiled programs: points of the axes that
+            differ only in them are computed together, see `Executor`.
+        execution: Flags that change results only by rounding.
+        selecting: Flags that choose which part of a folder is shown; they may differ between its
+            runs.
+        counts: The flag that counts draws, which --until=decided raises; "" for none.
 
     Attributes:
         typed: The arguments that were parsed.
-        axes: {flag: its values, as they were written}, those with several.
-        mode: What is done with the run.
+        axes: {flag: its values as written}, for flags with several values.
+        mode: Settings of the command's run.
     """
 
     OWN = ("experiment", "shows", "traced", "execution", "selecting", "counts")
@@ -98,20 +104,26 @@ class Flags(flags.FlagValues):
         self.typed, self.axes, self.mode = (), {}, Mode()
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Sets a property of the binary or of the command; absl takes other names for flags."""
+        """Sets a property of the binary or of the command; absl treats other names as flags."""
         if name in (*self.OWN, *self.CHANGING):
             vars(self)[name] = value
         else:
             super().__setattr__(name, value)
 
     def define(
-        self, kind: str, name: str, default: Any, text: str, *choices: Any, **limits: Any
+        self,
+        kind: str,
+        name: str,
+        default: FlagValue,
+        text: str,
+        *choices: Sequence[str],
+        **limits: str | float | None,
     ) -> None:
         """Defines a flag as absl's `DEFINE_<kind>` does.
 
         Args:
             kind: "integer", "float", "boolean", "string", "enum" or "list".
-            name, default, text: Of the flag.
+            name, default, text: Name, default and help text of the flag.
             *choices: Values of an enum.
             **limits: Further arguments of absl's function.
         """
@@ -119,7 +131,7 @@ class Flags(flags.FlagValues):
         add(name, default, *choices, text, flag_values=self, **limits)
 
     def takes_several(self, name: str) -> bool:
-        """Returns whether a flag may be an axis: it has one value, and may be given several."""
+        """Returns whether a flag may be an axis: it has one value, and accepts several."""
         if not self.shows or name not in self or self[name].name in self.execution | ONE_VALUE:
             return False
         return type(self[name].parser) in shared_flags.SINGLE
@@ -173,14 +185,14 @@ def parse_flags(
 
     Args:
         flag_values: The flags, which are changed.
-        arguments: Of the command line, without the program's name.
+        arguments: Arguments of the command line, without the program's name.
         positional: Name of the flag whose value may stand alone.
 
     Returns:
         The same flags.
 
     Raises:
-        flags.Error, ValueError: An unknown flag, a bad value, or an argument that is no flag.
+        flags.Error, ValueError: An unknown flag, a bad value, or an argument that is not a flag.
     """
     for name in flag_values:
         flag_values[name].unparse()
@@ -201,7 +213,7 @@ def _split_axes(flag_values, arguments):
 
     Args:
         flag_values: The flags.
-        arguments: Of the command line.
+        arguments: Arguments of the command line.
     """
     single, axes, name = [], {}, ""
     for argument in arguments:
@@ -218,10 +230,10 @@ def _split_axes(flag_values, arguments):
 
 
 def check_value(name, flag):
-    """Refuses a value that no flag takes.
+    """Refuses a value that no flag accepts.
 
-    These are a number that float32 cannot hold, an integer of more than 32 bits, an empty text or
-    list, and a run name that cannot be a folder's.
+    These are a number that does not fit into float32, an integer of more than 32 bits, an empty
+    text or list, and a run name that cannot name a folder.
     """
     value = flag.value
     for number in value if isinstance(value, list) else [value]:
@@ -238,16 +250,16 @@ def check_value(name, flag):
         raise ValueError(f"--{name} is empty: is a variable unset?")
 
 
-def check_names(options: Any, flag: str, allowed: Iterable[str]) -> None:
+def check_names(options: Mapping[str, FlagValue], flag: str, allowed: Iterable[str]) -> None:
     """Raises an error if a list of names has one that is not allowed.
 
     Args:
-        options: The flags, or those of a point.
+        options: The flags, or the options of a point.
         flag: The name of the list.
-        allowed: Names that it may have.
+        allowed: Allowed names.
 
     Raises:
-        ValueError: It names the flag and the first unknown name.
+        ValueError: The message names the flag and the first unknown name.
     """
     for name in getattr(options, flag):
         if name not in allowed:
@@ -255,7 +267,7 @@ def check_names(options: Any, flag: str, allowed: Iterable[str]) -> None:
 
 
 def help_text(main: Callable, flag_values: Flags) -> str:
-    """Writes what `--help` prints: the module's docstring, then the flags as absl describes them.
+    """Writes the output of `--help`: the module's docstring, then the flags in absl's format.
 
     Args:
         main: A function of the module.
@@ -267,14 +279,14 @@ def help_text(main: Callable, flag_values: Flags) -> str:
     return "\n".join([purpose, "", "Flags:", *described])
 
 
-def read_flags(flag_values: Flags, folder: Path, selection: Mapping[str, Any]) -> Flags:
+def read_flags(flag_values: Flags, folder: Path, selection: Mapping[str, FlagValue]) -> Flags:
     """Reads the flags that a run folder was made with, as if all of them had been typed.
 
     Args:
         flag_values: The flags of its binary, which are changed.
         folder: The run folder.
         selection: {flag: value} of the flags that are not in config.json, because they only choose
-            what of the folder is shown.
+            the part of the folder that is shown.
 
     Raises:
         RunError: A damaged config.json.
@@ -292,10 +304,11 @@ def read_flags(flag_values: Flags, folder: Path, selection: Mapping[str, Any]) -
         raise damaged_file_error(folder / "config.json", error) from error
 
 
-def make_config(options: Flags) -> dict[str, Any]:
-    """Lists what determines the results: the experiment, and all flags but those of execution.
+def make_config(options: Flags) -> dict[str, FlagValue]:
+    """Lists the settings that determine the results: the experiment, and all flags except those of
+    execution.
 
-    Of --until=decided the number of draws is a result.
+    With --until=decided the number of draws is a result.
     """
     left_out = options.execution | {options.counts if options.grows else "until"}
     names = (n for n in sorted(options) if options[n].name == n and n not in left_out)
@@ -304,7 +317,7 @@ def make_config(options: Flags) -> dict[str, Any]:
 
 
 def run_path(options: Flags) -> Path:
-    """Returns the folder of a run: results/<experiment>/<run name>/, or that of --output_dir."""
+    """Returns the folder of a run: results/<experiment>/<run name>/, or --output_dir."""
     if options.output_dir is None:
         return Path("results", options.experiment, options.run_name or default_run_name(options))
     return Path(options.output_dir, options.run_name or "")
@@ -313,7 +326,7 @@ def run_path(options: Flags) -> Path:
 def default_run_name(options: Flags) -> str:
     """Names a run by the flags that are not at their defaults, shortened, and a hash of all.
 
-    "default" when there are none. The same flags give the same folder, others another.
+    "default" if there are none. Equal flags give the same folder, different flags another.
     """
     config = make_config(options)
     changed = {n: v for n, v in config.items() if n in options and v != options[n].default}

@@ -1,51 +1,43 @@
 """Run folders: all files of one run of an experiment, and how a run resumes.
 
-    <folder>/config.json    flags and layout (compared on resume), execution, versions, devices,
-                            git revision of all processes that wrote, names of the arrays
-             results.csv    tidy rows, one per seed, layer, path length, ...
-             arrays.npz     named arrays, also the cache from which an interrupted run resumes
-             arrays.json    names of their dimensions, and what they are (`lab.dimensions`)
-             checkpoints/   states of an unfinished computation, <step>.npz
-             figures/       *.png and *.pdf
-             models.safetensors
-                            trained weights, where asked for (`rank_collapse.training.model_file`)
-             summary.json   the run's headline numbers; its presence means the run is complete
-             metrics.jsonl  scalars of a watched training, a line for each step
-                            (`rank_collapse.runs.metrics`)
-             models/, metrics/   the same two of a run of several networks, a file for each
-             log.txt
-
-Every file but metrics and log.txt is written to a temporary name and renamed, so a file is either
-complete or absent. The checksums of arrays.npz show damage; names in config.json, with shapes in
-summary.json, show an array that was removed. Files made of the arrays are made again where they are
-missing, and results.csv where it is not what they say.
-
     with RunFolder("results/sort/a", {"depth": 6, "seed": 0}) as run:
         curves = run.cached("curves", lambda: {"loss": train()})   # computed once, then read
         run.save_figure("loss", draw_loss(curves))                 # where its files are missing
         run.save_table(list_losses(curves))
         run.finish({"loss": float(curves["loss"].mean())})
+
+`folder_files` says which files these are.
 """
 
 import collections
 import contextlib
 import copy
-import csv
-import io
 import json
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
+from jax.typing import ArrayLike
+from jaxtyping import PyTree
 
 from experiments.lab import provenance
-from experiments.lab.shared_flags import FORMER_NAMES
-from rank_collapse.printed import escape_cell, escape_text
+from experiments.lab.folder_files import (
+    CONTENTS,
+    FOLDERS,
+    LAYOUT,
+    PRODUCTS,
+    check_config,
+    read_config,
+    table_bytes,
+)
+from experiments.lab.provenance import JsonObject
+from experiments.verdicts import TableRow
+from rank_collapse.printed import escape_text
 from rank_collapse.regular import read_regular
-from rank_collapse.runs import metrics, states
+from rank_collapse.report.figures import Figure
+from rank_collapse.runs import states
 from rank_collapse.runs.drawn import OPTIONS, draw_files
 from rank_collapse.runs.files import (
     RunError,
@@ -53,7 +45,6 @@ from rank_collapse.runs.files import (
     damaged_file_error,
     delete_files,
     delete_temporary,
-    describe_difference,
     load_arrays,
     lock_folder,
     make_folder,
@@ -64,42 +55,20 @@ from rank_collapse.runs.files import (
     write_atomically,
 )
 
-CONTENTS = (
-    "config.json",
-    "results.csv",
-    "arrays.npz",
-    "arrays.json",
-    "summary.json",
-    "log.txt",
-    "models.safetensors",
-    "report.html",
-    metrics.NAME,
-)
-# What is made of the arrays, the summary first.
-PRODUCTS = (
-    "summary.json",
-    "results.csv",
-    "figures",
-    "arrays.json",
-    "models.safetensors",
-    "models",
-    "report.html",
-)
 PAUSE, SHARE = 2.0, 0.1  # seconds between two writes at least, and share of the time they may take
-LAYOUT = 4  # one more whenever names or shapes of what the experiments keep change
-FOLDERS = ("checkpoints", "figures", "models", "points", metrics.FOLDER)
 
 
 class RunFolder(contextlib.ExitStack):
-    """One run's folder, locked for as long as the object is open. A context manager.
+    """One run's folder, locked while the object is open. A context manager.
 
     Args:
         path: The folder; made with its parents.
-        config: What determines the results (JSON values). A folder made with another one is
-            refused.
-        execution: What does not (number of devices, chunk size); recorded, never compared.
+        config: Settings that determine the results (JSON values). A folder made with another config
+            is refused.
+        execution: Settings that do not determine them (number of devices, chunk size); recorded,
+            never compared.
         overwrite: Delete the results of an earlier run and start afresh.
-        read_only: Whether the folder stays as it is, unlocked.
+        read_only: Whether the folder is only read, without a lock.
 
     Attributes:
         path: The folder.
@@ -113,9 +82,9 @@ class RunFolder(contextlib.ExitStack):
     def __init__(
         self,
         path: str | os.PathLike,
-        config: Mapping[str, Any],
+        config: JsonObject,
         *,
-        execution: Mapping[str, Any] | None = None,
+        execution: JsonObject | None = None,
         overwrite: bool = False,
         read_only: bool = False,
     ):
@@ -126,7 +95,7 @@ class RunFolder(contextlib.ExitStack):
         self._last_write, self._pause, self._unwritten = time.monotonic(), PAUSE, False
         # Shared by all views: names that config.json lists, and environments that it has.
         self._listed: set[str] = set()
-        self._environments: list[dict[str, Any]] = []
+        self._environments: list[JsonObject] = []
         self._has_noted: list[bool] = []  # not empty when the environment of this process is there
         self.writable = not read_only
         try:
@@ -139,7 +108,7 @@ class RunFolder(contextlib.ExitStack):
                 delete_temporary(self.path)
             self.resumed = self._is_of_a_run()
             if self.resumed:
-                self._check_config()
+                check_config(self.path, self._config)
             else:
                 content = {"config": config, "execution": execution or {}, "layout": LAYOUT}
                 content |= {"environment": provenance.environment()}
@@ -165,21 +134,22 @@ class RunFolder(contextlib.ExitStack):
     # Where the results come from.
 
     def _note_environment(self):
-        """Adds the environment of this process before its first write, where it is new."""
+        """Adds the environment of this process before its first write, if it is new."""
         if not self._has_noted:
             self._has_noted.append(True)
             self.add_environments([provenance.environment()])
 
     @property
-    def environments(self) -> list[dict[str, Any]]:
-        """The environments of all processes whose results are here, that which began it first."""
+    def environments(self) -> list[JsonObject]:
+        """The environments of all processes whose results are in the folder, first that of the
+        process that began it."""
         return list(self._environments)
 
-    def add_environments(self, environments: Iterable[Mapping[str, Any]]) -> None:
-        """Adds environments in which results of this folder were made, those that are new.
+    def add_environments(self, environments: Iterable[JsonObject]) -> None:
+        """Adds the new ones among the environments in which results of this folder were made.
 
         Args:
-            environments: As `provenance.environment` describes them.
+            environments: Environments from `provenance.environment`.
         """
         if new := provenance.find_new(environments, self._environments):
             self._environments += new
@@ -189,15 +159,16 @@ class RunFolder(contextlib.ExitStack):
     # Tables, figures and the summary.
 
     def delete_products(self) -> None:
-        """Deletes what is made of the arrays: table, figures, further files and the summary."""
+        """Deletes the files that are made of the arrays: table, figures, further files and the
+        summary."""
         delete_files(self.path, PRODUCTS)
 
-    def save_figure(self, name: str, figure: Any) -> None:
+    def save_figure(self, name: str, figure: Figure) -> None:
         """Writes a figure as PNG and PDF, where one of them is missing.
 
         Args:
-            name: Of the files in figures/, without their ending.
-            figure: Of matplotlib.
+            name: Name of the files in figures/, without their ending.
+            figure: Figure of matplotlib.
         """
         if self.writable and self.lacks_figure(name):
             for suffix, content in draw_files(figure).items():
@@ -207,8 +178,8 @@ class RunFolder(contextlib.ExitStack):
         """Returns whether a file of a figure is missing."""
         return not all(self.has_file(f"figures/{name}{suffix}") for suffix in OPTIONS)
 
-    def save_table(self, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Writes results.csv, where it is not what the rows say."""
+    def save_table(self, rows: Iterable[TableRow]) -> None:
+        """Writes results.csv, where it differs from the rows."""
         table = table_bytes(rows)
         is_there = self.has_file("results.csv")
         if self.writable and not (is_there and read_regular(self.path / "results.csv") == table):
@@ -218,18 +189,18 @@ class RunFolder(contextlib.ExitStack):
         """Writes a further file.
 
         Args:
-            name: Out of `CONTENTS`, or in a folder of `FOLDERS`.
-            content: Its bytes.
+            name: Name in `CONTENTS`, or in a folder of `FOLDERS`.
+            content: Bytes of the file.
         """
         if self.writable:
             self._write(name, content)
 
     def has_file(self, name: str) -> bool:
-        """Returns whether a file of the folder exists; an empty one is what a crash left."""
+        """Returns whether a file of the folder exists; an empty one is the remainder of a crash."""
         path = self.path / name
         return path.is_file() and path.stat().st_size > 0
 
-    def finish(self, summary: Mapping[str, Any]) -> None:
+    def finish(self, summary: JsonObject) -> None:
         """Writes summary.json, which marks the run as complete; drops checkpoints and points/.
 
         Args:
@@ -237,11 +208,11 @@ class RunFolder(contextlib.ExitStack):
         """
         # First: a complete run is not checked again.
         delete_files(self._check_place(), ("checkpoints", "points"))
-        self._check_config()  # as it is now: results are read with it
+        check_config(self.path, self._config)  # as it is now: results are read with it
         self._write_json("summary.json", {**summary, "arrays": self._describe_arrays()})
 
     @property
-    def summary(self) -> dict[str, Any] | None:
+    def summary(self) -> JsonObject | None:
         """The headline numbers of a complete run, else None."""
         path = self.path / "summary.json"
         return read_object(path) if path.exists() else None
@@ -257,7 +228,7 @@ class RunFolder(contextlib.ExitStack):
         """Returns the arrays named "part/name", by name, or None where there is none.
 
         Args:
-            part: As of `cached`.
+            part: See `cached`.
         """
         return dict(self._arrays.get(f"{self._prefix}{part}/", {})) or None
 
@@ -267,12 +238,14 @@ class RunFolder(contextlib.ExitStack):
         view._prefix = prefix
         return view
 
-    def cached(self, part: str, compute: Callable[[], Mapping[str, Any]]) -> dict[str, np.ndarray]:
+    def cached(
+        self, part: str, compute: Callable[[], Mapping[str, ArrayLike]]
+    ) -> dict[str, np.ndarray]:
         """Reads the arrays of one part of the run; computes and saves them where there are none.
 
         Args:
             part: Name of the part; its arrays are stored as "part/name".
-            compute: Returns the named arrays, at least one.
+            compute: Function that returns the named arrays, at least one.
         """
         if self.part(part) is None:
             self.check_writable(part)
@@ -291,14 +264,14 @@ class RunFolder(contextlib.ExitStack):
         if not self.writable:
             raise damaged_file_error(self.path / "arrays.npz", f"it lacks seeds of {part!r}")
 
-    def keep_arrays(self, arrays: Mapping[str, Any]) -> None:
+    def keep_arrays(self, arrays: Mapping[str, ArrayLike]) -> None:
         """Adds named arrays, and writes the file only if its last write is long enough ago.
 
-        Each write is of all arrays, so many small chunks are written together. `flush_arrays`
+        Each write contains all arrays, so many small chunks are written together. `flush_arrays`
         writes the remaining ones.
 
         Args:
-            arrays: By name, without the prefix of the view.
+            arrays: Arrays by name, without the prefix of the view.
         """
         self._add_arrays(arrays)
         self._unwritten = True
@@ -310,7 +283,7 @@ class RunFolder(contextlib.ExitStack):
         if self._unwritten:
             self.save_arrays({})
 
-    def save_arrays(self, arrays: Mapping[str, Any]) -> None:
+    def save_arrays(self, arrays: Mapping[str, ArrayLike]) -> None:
         """Adds (or replaces) named arrays, and writes arrays.npz."""
         started = time.monotonic()
         self._add_arrays(arrays)
@@ -325,6 +298,7 @@ class RunFolder(contextlib.ExitStack):
         self._pause = max(PAUSE, (self._last_write - started) / SHARE)
 
     def _add_arrays(self, arrays):
+        """Files each array under every beginning of its name that ends at a "/"."""
         for name, values in arrays.items():
             array, name = np.asarray(values), self._prefix + name
             starts = [0, *(i + 1 for i, letter in enumerate(name) if letter == "/")]
@@ -333,7 +307,7 @@ class RunFolder(contextlib.ExitStack):
 
     # Checkpoints: the states of an unfinished computation.
 
-    def save_checkpoint(self, step: int, state: Any, name: str = "") -> None:
+    def save_checkpoint(self, step: int, state: PyTree[ArrayLike], name: str = "") -> None:
         """Saves a pytree of arrays (random keys too) at a step, and deletes the earlier ones.
 
         Call it between jitted chunks, with arrays on the host (`seeds.to_host`).
@@ -345,7 +319,9 @@ class RunFolder(contextlib.ExitStack):
         self._note_environment()
         states.save_state(self._check_place() / "checkpoints" / name, step, state)
 
-    def restore_checkpoint(self, like: Any, name: str = "") -> tuple[int, Any] | None:
+    def restore_checkpoint(
+        self, like: PyTree[ArrayLike], name: str = ""
+    ) -> tuple[int, PyTree[ArrayLike]] | None:
         """Reads (step, state) of the newest saved state; None where there is none.
 
         Args:
@@ -377,7 +353,7 @@ class RunFolder(contextlib.ExitStack):
     # Opening and writing.
 
     def _read_arrays(self, saved):
-        """Reads arrays.npz; refuses it where it lacks what was written, or published.
+        """Reads arrays.npz; refuses it where arrays that were written or published are missing.
 
         Args:
             saved: Content of config.json.
@@ -400,82 +376,32 @@ class RunFolder(contextlib.ExitStack):
         return [f"{name} {array.shape}" for name, array in sorted(self._arrays[""].items())]
 
     def _check_place(self):
-        """Returns the folder, if it still is the one that was opened; else none is written to."""
+        """Returns the folder if it is still the one that was opened; else nothing is written to
+        it."""
         with contextlib.suppress(OSError):
             if os.path.samestat(os.fstat(self._lock.fileno()), os.stat(self.path / ".lock")):
                 return self.path
         raise RunError(f"{self.path} is no longer the folder of this run: moved or deleted?")
 
     def _is_of_a_run(self):
-        """Returns whether the folder is that of a run; False of one without results.
+        """Returns whether the folder belongs to a run; False for one without results.
 
         Raises:
-            RunError: What is there is of no run: it is neither taken over nor deleted.
+            RunError: The folder holds other files: it is neither taken over nor deleted.
         """
         names = {p.name for p in self.path.iterdir()} & {*CONTENTS, *FOLDERS} - {"log.txt"}
         if names:
             read_config(self.path)
         return bool(names)
 
-    def _check_config(self):
-        """Refuses a folder of another config, or of another version."""
-        if changes := describe_difference(read_config(self.path), self._config):
-            raise RunError(
-                f"{self.path} was made with another config: {changes}; "
-                "use another --run_name or --output_dir, or --overwrite, which deletes these "
-                "results"
-            )
-        layout = read_object(self.path / "config.json").get("layout", 1)
-        if layout != LAYOUT:
-            raise RunError(
-                f"{self.path} was made by another version of rank_collapse, with other arrays "
-                f"(layout {layout} there, {LAYOUT} here); use that version, another --run_name or "
-                "--output_dir, or --overwrite, which deletes these results"
-            )
-
     def _write_json(self, name, value):
         self._write(name, (json.dumps(states.as_json(value), indent=2) + "\n").encode())
 
     def _write(self, name, content):
+        """Writes a file of the run, and first notes the environment of this process."""
         if name != "config.json":
             self._note_environment()
         path = self._check_place() / name
         if path.parent != self.path:
             make_subfolder(path.parent)
         write_atomically(path, content)
-
-
-def table_bytes(rows: Iterable[Mapping[str, Any]]) -> bytes:
-    """Writes rows as CSV: one column per key, in order of first appearance; without formulas."""
-    rows = [{name: escape_cell(value) for name, value in row.items()} for row in rows]
-    text = io.StringIO()
-    columns = dict.fromkeys(name for row in rows for name in row)
-    writer = csv.DictWriter(text, list(columns), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return text.getvalue().encode()
-
-
-def read_config(path: Path) -> dict[str, Any]:
-    """Reads what determines the results of a run folder, by the present names of the flags.
-
-    Raises:
-        RunError: A damaged config.json.
-    """
-    content = read_object(path / "config.json")
-    config = content.get("config")
-    if not isinstance(config, dict) or "execution" not in content:  # of another program
-        raise damaged_file_error(path / "config.json", "it has no config of a run")
-    return {FORMER_NAMES.get(name, name): value for name, value in config.items()}
-
-
-def read_summary(path: str | os.PathLike) -> dict[str, Any]:
-    """Reads the headline numbers of a complete run, without opening (locking) its folder.
-
-    Raises:
-        RunError: The run is not complete.
-    """
-    try:
-        return read_object(Path(path) / "summary.json")
-    except RunError as error:
-        raise RunError(f"{path} has no summary: the run is not complete ({error})") from error

@@ -9,30 +9,32 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from experiments.lab.flags import Flags, check_value
+from experiments.lab.flags import Flags, FlagValue, check_value
 
 
-class Options(Mapping[str, Any]):
+class Options(Mapping[str, FlagValue]):
     """The values of all flags at one point of a grid, as attributes and by name; they never change.
 
     Args:
-        flags: Of the command.
+        flags: Flags of the command.
         axes: {flag: value} of its axes; {} for a command without axes.
         values: {flag: value} of all flags.
 
     Attributes:
-        flags, axes: As given.
-        group: The points that differ from this one in traced flags alone, itself among them: one
+        flags, axes: The flags, and the axes of the grid.
+        group: The points that differ from this one only in traced flags, including itself: one
             program computes them, see `Executor`.
-        number: Of the group.
+        number: Number of the group.
     """
 
     flags: Flags
-    axes: Mapping[str, Any]
+    axes: Mapping[str, FlagValue]
     group: Sequence["Options"]
     number: int
 
-    def __init__(self, flags: Flags, axes: Mapping[str, Any], values: Mapping[str, Any]):
+    def __init__(
+        self, flags: Flags, axes: Mapping[str, FlagValue], values: Mapping[str, FlagValue]
+    ):
         vars(self).update(flags=flags, axes=axes, _values=values, group=(self,), number=0)
 
     def __getattr__(self, name: str) -> Any:
@@ -42,11 +44,11 @@ class Options(Mapping[str, Any]):
         except KeyError:
             raise AttributeError(f"there is no flag --{name}") from None
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name: str, value: object) -> None:
         """Refuses any change."""
         raise AttributeError(f"options do not change: {name}={value!r}")
 
-    def __getitem__(self, name: str) -> Any:
+    def __getitem__(self, name: str) -> FlagValue:
         return self._values[name]
 
     def __iter__(self) -> Iterator[str]:
@@ -61,7 +63,7 @@ class Options(Mapping[str, Any]):
     def __eq__(self, other: object) -> bool:
         return self is other
 
-    def replace(self, **values: Any) -> "Options":
+    def replace(self, **values: FlagValue) -> "Options":
         """Returns options of the same point with other values."""
         return Options(self.flags, self.axes, {**self._values, **values})
 
@@ -75,7 +77,7 @@ def list_points(flags: Flags) -> list[Options]:
     """Lists the points of the axes of a command, the points of a group one after another.
 
     Raises:
-        flags.Error, ValueError: A value that a flag does not take.
+        flags.Error, ValueError: A value that a flag does not accept.
     """
     points: dict[tuple, Options] = {}  # 1 and 1.0 are one point
     parsed = copy.deepcopy(flags)

@@ -1,4 +1,4 @@
-"""Tokens of networks at initialisation, a text or Gaussian: their flags and their arithmetic."""
+"""Tokens of networks at initialisation, from a text or Gaussian: their flags and arithmetic."""
 
 from typing import NamedTuple
 
@@ -14,7 +14,7 @@ from rank_collapse.text import words
 
 
 class TokenNetwork(NamedTuple):
-    """What the flags of a network at initialisation ask for."""
+    """The network at initialisation that the flags describe."""
 
     config: TransformerConfig
     ids: np.ndarray | None  # Token ids of the text; None for Gaussian tokens
@@ -35,7 +35,8 @@ def define_flags(flag_values: Flags) -> None:
 
 
 def read_tokens(options: Options) -> tuple[np.ndarray | None, dict[str, str]]:
-    """Reads the token ids of the text, None for Gaussian tokens; also what identifies the input.
+    """Reads the token ids of the text, None for Gaussian tokens; also the identity of the input for
+    config.json.
 
     Args:
         options: The flags.
@@ -60,7 +61,7 @@ def input_tokens(key: jax.Array, ids: np.ndarray | None, options: Options) -> ja
     """Draws X^0 [n, d] of one seed: Gaussian, or LayerNorm(embedding of the text + positions).
 
     Args:
-        key: Of the seed.
+        key: Random key of the seed.
         ids: Token ids of the text; None for Gaussian tokens.
         options: The flags of `define_flags`.
     """

@@ -1,30 +1,38 @@
-"""Results with names: xarray Datasets over the axes of a run, its seeds, and those of a measure.
+"""Results with names: xarray Datasets over the axes of a run, of its seeds, and of a measure.
 
     results = make_dataset(executor.measure(...)["seeds"], {"ratio": ("variant", "layer")})
     results.ratio.sel(variant="san").isel(layer=-1)        # [s], by the names of the axes
 
-The functions below make of them the rows of statements, the table and the figures of an experiment.
-They take any axes. "seed" is the axis of independent draws.
+The functions below make the rows of statements, the table and the figures of an experiment from
+these Datasets. They accept any axes. "seed" is the axis of independent draws.
 """
 
 import contextlib
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import xarray as xr
+from numpy.typing import ArrayLike
 
-from experiments.verdicts import Comparison, Row, finite_or_none, make_row
+from experiments.lab.flags import FlagValue
+from experiments.verdicts import Comparison, Row, TableRow, finite_or_none, make_row
 from rank_collapse.report import figures
 from rank_collapse.report.intervals import mean_interval
 from rank_collapse.report.wording import WORDS
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 MOST_LABELS = 12  # of the curves of a panel: a legend of hundreds takes minutes to lay out
 MOST_PANELS = 24  # of a figure
 # {axis: the value that a label need not name}; of other axes it need not name a single value.
 USUAL = {"skip_gain": 1.0}
+
+
+Labelled = TypeVar("Labelled", xr.DataArray, xr.Dataset)
 
 
 def make_dataset(
@@ -33,7 +41,7 @@ def make_dataset(
     """Makes a Dataset of arrays {"name/a/b": [s, ...]}: variables [s, a, b, ...].
 
     Args:
-        arrays: By name; the parts of a name after the first are coordinates.
+        arrays: Arrays by name; the parts of a name after the first are coordinates.
         axes: Names of the levels of the array names, and then of the axes after the seeds; arrays
             with fewer have the first of them.
         **special: {name: its axes instead}.
@@ -61,8 +69,11 @@ def _to_numbers(texts):
     return texts
 
 
-def join_datasets(parts: Mapping[tuple[Any, ...], xr.Dataset], axes: Sequence[str]) -> xr.Dataset:
-    """Joins Datasets, by the point of a grid, to one over it; NaN where one lacks a variable.
+def join_datasets(
+    parts: Mapping[tuple[FlagValue, ...], xr.Dataset], axes: Sequence[str]
+) -> xr.Dataset:
+    """Joins Datasets of the points of a grid to one over the grid; NaN where a Dataset does not
+    have a variable.
 
     Args:
         parts: {values of the axes: Dataset}.
@@ -70,28 +81,28 @@ def join_datasets(parts: Mapping[tuple[Any, ...], xr.Dataset], axes: Sequence[st
     """
     if not axes:
         return next(iter(parts.values()))
-    slices: dict[Any, dict[tuple, xr.Dataset]] = {}
-    for (value, *others), dataset in parts.items():
-        slices.setdefault(value, {})[tuple(others)] = dataset
+    slices: dict[FlagValue, dict[tuple, xr.Dataset]] = {}
+    for (value, *other_values), dataset in parts.items():
+        slices.setdefault(value, {})[tuple(other_values)] = dataset
     datasets = [join_datasets(part, axes[1:]) for part in slices.values()]
     return xr.concat(datasets, xr.Variable(axes[0], [*slices]), data_vars="all", join="outer")
 
 
 def apply_along(
-    fn: Callable[[np.ndarray], Any], values: xr.DataArray, axis: str, **options: Any
-) -> Any:
+    fn: Callable[[np.ndarray], np.ndarray | float], values: xr.DataArray, axis: str, **options: Any
+) -> xr.DataArray:
     """Applies fn to arrays [..., k] whose last axis is the named one; see `xr.apply_ufunc`.
 
     Args:
         fn: Function of a NumPy array.
         values: Over any axes.
         axis: Name of the axis that is last for fn.
-        **options: As of `xr.apply_ufunc`.
+        **options: See `xr.apply_ufunc`.
     """
     return xr.apply_ufunc(fn, values, input_core_dims=[[axis]], **options)
 
 
-def iterate_points(values: Any, *but: str) -> Iterator[tuple[dict[str, Any], Any]]:
+def iterate_points(values: Labelled, *but: str) -> Iterator[tuple[dict[str, FlagValue], Labelled]]:
     """Yields (coordinates, values) of each point of all axes but the named ones.
 
     Args:
@@ -104,12 +115,13 @@ def iterate_points(values: Any, *but: str) -> Iterator[tuple[dict[str, Any], Any
         yield {axis: selected[axis].item() for axis in sizes}, selected
 
 
-def is_named(values: Any, axis: str) -> bool:
-    """Returns whether a label names the values of an axis: several, or one that is not usual.
+def is_named(values: xr.DataArray | xr.Dataset, axis: str) -> bool:
+    """Returns whether a label names the values of an axis: there are several, or one that is
+    unusual.
 
     Args:
         values: DataArray or Dataset.
-        axis: Its name; results need not have it.
+        axis: Name of the axis; results need not have it.
     """
     if axis not in values.sizes:
         return False
@@ -118,8 +130,9 @@ def is_named(values: Any, axis: str) -> bool:
     return axis in USUAL and values[axis].item() != USUAL[axis]
 
 
-def drop_single_axes(values: Any, but: Sequence[str] = ()) -> Any:
-    """Drops axes of one value, which a setting need not name, unless all but "seed" are such.
+def drop_single_axes(values: Labelled, but: Sequence[str] = ()) -> Labelled:
+    """Drops axes of one value, which a setting need not name, unless all axes but "seed" have one
+    value.
 
     Args:
         values: DataArray, or Dataset.
@@ -130,7 +143,7 @@ def drop_single_axes(values: Any, but: Sequence[str] = ()) -> Any:
     return values.squeeze(single, drop=True) if len(single) + 1 < len(values.sizes) else values
 
 
-def describe_point(point: Mapping[str, Any]) -> str:
+def describe_point(point: Mapping[str, FlagValue]) -> str:
     """Describes a point {axis: value} in words: "Post-LN, weight scale 0.55"."""
     words = []
     for flag, value in point.items():
@@ -146,8 +159,8 @@ def statement_rows(
     """Yields a statement's rows, one for each point of the axes but "seed".
 
     Args:
-        key: Of the statement.
-        values: Its statistic, over seeds and the axes of the run.
+        key: Key of the statement.
+        values: Statistic over seeds and the axes of the run.
         setting: Written before the point.
         **options: Further arguments of `make_row`.
     """
@@ -159,7 +172,7 @@ def statement_rows(
 def compare_means(
     text: str,
     values: xr.DataArray,
-    other: Any = None,
+    other: float | str | xr.DataArray | None = None,
     note: str = "",
     show: Callable = float,
     interval: bool = False,
@@ -171,9 +184,9 @@ def compare_means(
         text: The quantity, written after the point.
         values: Ours, over seeds and the axes of the run.
         other: The published value, or a DataArray over some of these axes.
-        note: Of every comparison.
+        note: Note on every comparison.
         show: Mean → the value to show.
-        source: What `other` is.
+        source: Origin of `other`.
         interval: Whether the note has Student's 95 % interval of the mean over seeds.
     """
     for point, draws in iterate_points(drop_single_axes(values), "seed"):
@@ -191,7 +204,7 @@ def compare_means(
 
 def table_rows(
     results: xr.Dataset, axes: Sequence[str], columns: Sequence[str]
-) -> Iterator[dict[str, Any]]:
+) -> Iterator[TableRow]:
     """Yields a row for each point of the axes at which any column has a number.
 
     Args:
@@ -205,13 +218,13 @@ def table_rows(
 
 
 def product_rows(
-    results: Mapping[str, Any], axes: Sequence[str], columns: Sequence[str]
-) -> Iterator[dict[str, Any]]:
+    results: Mapping[str, ArrayLike], axes: Sequence[str], columns: Sequence[str]
+) -> Iterator[TableRow]:
     """Yields a row for each combination of the axes; a column without the first axes is repeated.
 
     Args:
-        results: Arrays by name: of an axis its values [k], without them 0, 1, ..; of a column
-            [..., k] for the last axes.
+        results: Arrays by name: for an axis its values [k], or 0, 1, .. without them; for a column
+            [..., k] over the last axes.
         axes: Names of the axes, such as "seed" and "length".
         columns: Names of the columns. Where a value is NaN the row has no entry.
     """
@@ -223,8 +236,8 @@ def product_rows(
         yield row | {name: value for name, value in values.items() if value == value}
 
 
-def frame_rows(frame: Any) -> Iterator[dict[str, Any]]:
-    """Yields the rows of a pandas DataFrame, without entries for values that are no number."""
+def frame_rows(frame: "pd.DataFrame") -> Iterator[TableRow]:
+    """Yields the rows of a pandas DataFrame, without entries for values that are not numbers."""
     present = frame.notna().to_numpy()
     for row, mask in zip(frame.to_dict("records"), present, strict=True):
         yield dict(itertools.compress(row.items(), mask))
@@ -245,11 +258,11 @@ def plot_facets(
     Args:
         values: Over seeds, x, hue and the axes of the panels, whose titles name them.
         x, hue: Names of axes; "" for none.
-        draw: As `figures.band`.
+        draw: Function like `figures.band`.
         style: (place of a curve, number of curves) → options of `draw`.
-        columns: Panels in a row at the most; by default all of up to four.
-        ylabel: Of the first panel.
-        options: As of `figures.figure`.
+        columns: Largest number of panels in a row; by default all panels, up to four.
+        ylabel: Label on the y axis of the first panel.
+        options: See `figures.figure`.
 
     Returns:
         The figure and its axes.
@@ -272,19 +285,19 @@ def plot_facets(
     return fig, axes
 
 
-def count_panels(values: Any, x: str = "layer", hue: str = "") -> int:
+def count_panels(values: xr.DataArray, x: str = "layer", hue: str = "") -> int:
     """Counts the panels of `plot_facets`."""
     return math.prod(n for axis, n in values.sizes.items() if axis not in ("seed", x, hue))
 
 
 @figures.styled
-def plot_axes(rows: Sequence[Mapping[str, Any]], axes: Sequence[str], column: str):
+def plot_axes(rows: Sequence[TableRow], axes: Sequence[str], column: str):
     """Plots a column of the table over the first axis; means over seeds.
 
-    There is a curve for each value of the second axis, a panel for each point of the others.
+    There is a curve for each value of the second axis, and a panel for each point of the others.
 
     Args:
-        rows: Of the table.
+        rows: Rows of the table.
         axes: Names of its first columns.
         column: "column,name=value,...": the column, and which rows; "last" is the last value.
 

@@ -1,6 +1,6 @@
-"""Panels by two values, points with intervals: what figures of several experiments have."""
+"""Panels by two values, and points with intervals, for the figures of several experiments."""
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,12 +10,12 @@ from rank_collapse.report.intervals import Interval
 from rank_collapse.report.wording import words
 
 
-def place_grid(places: Sequence[tuple[Any, Any]], **options: Any):
+def place_grid(places: Sequence[tuple[Hashable, Hashable]], **options: float | bool | str):
     """Makes `figure` with a row and a column for each first and each second value of the places.
 
     Args:
         places: (row value, column value) of each panel.
-        options: As of `figure`.
+        options: See `figure`.
 
     Returns:
         The figure, its axes [rows, columns], and the axes of each place.
@@ -37,13 +37,13 @@ def outer_labels(axes: np.ndarray, xlabel: str, ylabel: str = "") -> None:
 def draw_interval(
     ax: Axes, x: float, mean: float, ends: Interval, label: str | None = None, index: int = 0
 ) -> None:
-    """Plot a point with its interval, where that is finite.
+    """Plot a point with its interval, if that is finite.
 
     Args:
         ax: Axes to draw on.
         x, mean: The point.
-        ends: Its interval.
-        label, index: As of `band`.
+        ends: Ends of the interval.
+        label, index: See `band`.
     """
     errors = [[max(mean - ends.low, 0.0)], [max(ends.high - mean, 0.0)]] if ends.is_finite else None
     ax.errorbar(
@@ -59,12 +59,17 @@ def draw_interval(
 
 
 def quartiles(
-    ax: Axes, x: Any, values: Any, label: str | None = None, index: int = 0, **options: Any
+    ax: Axes,
+    x: np.ndarray,
+    values: np.ndarray,
+    label: str | None = None,
+    index: int = 0,
+    **options: Any,
 ) -> None:
     """Plot the median of values [s, k] as a line and their quartiles as a band.
 
     Args:
-        ax, x, values, label, index, options: As of `band`.
+        ax, x, values, label, index, options: See `band`.
     """
     style = {"color": color(index), "marker": MARKERS[index % len(MARKERS)]} | options
     low, middle, high = np.quantile(values, (0.25, 0.5, 0.75), axis=0)

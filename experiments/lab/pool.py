@@ -1,12 +1,11 @@
 """Work of several processes: the points of one run's axes, and runs of `reproduce`.
 
 Both go through an executor of `concurrent.futures`: processes of this machine, or the workers of a
-Dask scheduler (--scheduler). Signals reach the parent alone, which then ends its workers: they save
-what they have at the next chunk.
+Dask scheduler (--scheduler). Signals reach the parent alone, which then ends its workers; they save
+their results at the next chunk.
 
-A worker that measures points has a folder of its own below the run's, points/<number>, from which
-it goes on where it was interrupted. It returns the arrays: the run's own folder is written by one
-process.
+A worker that measures points has its own folder below the run's, points/<number>, from which it
+resumes after an interruption. It returns the arrays; only one process writes the run's own folder.
 """
 
 import contextlib
@@ -19,7 +18,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from concurrent import futures
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import connection, resource_tracker
@@ -33,6 +32,7 @@ from experiments.lab import devices, progress, provenance
 from experiments.lab.flags import Flags, Mode, parse_flags
 from experiments.lab.folder import RunFolder
 from experiments.lab.grid import Options
+from experiments.lab.provenance import JsonObject
 from rank_collapse.printed import print_lines
 from rank_collapse.runs.files import RunError, load_arrays, make_subfolder, read_object
 
@@ -80,9 +80,9 @@ def submit_work(pool: futures.Executor, work: Callable, *arguments: Any) -> futu
     """Submits work to a pool, whose new processes inherit that Ctrl-C is blocked.
 
     Args:
-        pool: From `start_workers`.
+        pool: Pool from `start_workers`.
         work: Function of a module.
-        *arguments: Of the function.
+        *arguments: Arguments of the function.
     """
     resource_tracker.ensure_running()  # which would unblock it
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
@@ -94,17 +94,17 @@ def submit_work(pool: futures.Executor, work: Callable, *arguments: Any) -> futu
 
 def iterate_ended(
     pool: futures.Executor,
-    work: Mapping[Any, Sequence[Any]],
+    work: Mapping[Hashable, Sequence[Any]],
     limit: int,
-    running: dict[futures.Future, Any],
-) -> Iterator[tuple[Any, futures.Future]]:
-    """Yields work as it ends. What a pool has been given would run on after a signal.
+    running: dict[futures.Future, Hashable],
+) -> Iterator[tuple[Hashable, futures.Future]]:
+    """Yields work as it ends. Work that a pool already has would continue after a signal.
 
     Args:
-        pool: From `start_workers`.
+        pool: Pool from `start_workers`.
         work: {name: (function of a module, *arguments)}, in the order in which it begins.
-        limit: Most of it that the pool is given at a time.
-        running: Gets {future: name} of what has begun and was not yielded.
+        limit: Largest number of tasks that the pool has at a time.
+        running: Gets {future: name} of tasks that have begun and were not yielded.
 
     Raises:
         Stopped: A signal asked for it.
@@ -121,9 +121,9 @@ def iterate_ended(
 
 
 def begin_worker() -> None:
-    """Lets a worker end when its parent is killed, and not while it waits for work.
+    """Lets a worker end when its parent is killed, except while it waits for work.
 
-    Waiting, it holds the lock of the queue, for which the others would wait for ever.
+    While it waits it holds the lock of the queue; the others would wait for it for ever.
     """
 
     def wait():
@@ -135,12 +135,12 @@ def begin_worker() -> None:
 
 
 def measure_side_by_side(options: Flags, points: Sequence[Options], run: RunFolder) -> None:
-    """Measures the missing groups of points in workers, where the flags ask for workers.
+    """Measures the missing groups of points in workers, if the flags ask for workers.
 
     Args:
         options: Flags of the run.
         points: Flags of its points.
-        run: Gets the arrays.
+        run: Run that gets the arrays.
     """
     in_worker = multiprocessing.parent_process() is not None
     if "scheduler" in options and options.scheduler is not None and not options.axes:
@@ -186,7 +186,7 @@ def measure_side_by_side(options: Flags, points: Sequence[Options], run: RunFold
             run.flush_arrays()
 
 
-def module_name(experiment: Any) -> str:
+def module_name(experiment: object) -> str:
     """Finds the module of an experiment by the name of its folder.
 
     Raises:
@@ -201,15 +201,15 @@ def module_name(experiment: Any) -> str:
 
 def measure_points(
     module: str, arguments: Sequence[str], folder: Path, num_devices: int, number: int
-) -> tuple[dict[str, np.ndarray], list[dict[str, Any]]]:
+) -> tuple[dict[str, np.ndarray], list[JsonObject]]:
     """Measures one group of points in a worker.
 
     Args:
         module: The experiment's.
-        arguments: Those of the run.
-        folder: Of this group.
-        num_devices: Of this worker.
-        number: Of the group; if a point cannot be measured the parent says so.
+        arguments: Arguments of the run.
+        folder: Folder of this group.
+        num_devices: Number of devices of this worker.
+        number: Number of the group; if a point cannot be measured, the parent process says so.
 
     Returns:
         Arrays by the names of the full run's, and the environments in which they were made: a

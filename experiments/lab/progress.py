@@ -1,7 +1,7 @@
-"""Progress of a long computation, and where it ends if a signal asks: at the next step.
+"""Progress of a long computation, and its end after a signal: at the next step.
 
 A computation is never silent for longer than `SILENCE`: where it has no step to report, a thread
-says what it does and for how long. Compiling is named, and does not enter the remaining time.
+reports the activity and its duration. Compiling is named, and does not enter the remaining time.
 
 A first SIGINT, SIGTERM or SIGHUP waits until then, so that finished work is saved; a second ends
 the process at once.
@@ -32,7 +32,7 @@ _signal_read = threading.Event()
 
 
 class Stopped(SystemExit):
-    """A signal asked this process to end; the exit code is 128 + its number, as a shell has it."""
+    """A signal asked this process to end; the exit code is 128 + its number, as in a shell."""
 
 
 def stop_requested() -> bool:
@@ -41,7 +41,7 @@ def stop_requested() -> bool:
 
 
 def note_signal(number: int, *_: Any) -> None:
-    """Notes a signal for `raise_if_stopped`; as a handler, of a worker that may have no work."""
+    """Notes a signal for `raise_if_stopped`; as a handler, in a worker that may have no work."""
     _signals_received.append(number)
 
 
@@ -53,7 +53,8 @@ def raise_if_stopped() -> None:
 
 @contextlib.contextmanager
 def handle_signals() -> Iterator[None]:
-    """Handles signals as above meanwhile; an ignored one stays ignored, as SIGHUP in nohup.
+    """Handles signals as above inside the block; ignored signals stay ignored, such as SIGHUP in
+    nohup.
 
     A thread reads them, because a Python handler waits until a call of XLA returns.
     """
@@ -98,11 +99,11 @@ def print_line(line: str, log: Callable[[str], None]) -> None:
 
 @contextlib.contextmanager
 def repeat_until_done(report: Callable[[], None], seconds: float) -> Iterator[None]:
-    """Calls a function of no arguments at regular intervals meanwhile, from a thread.
+    """Calls a function without arguments at regular intervals inside the block, from a thread.
 
     Args:
         report: The function; it returns at once.
-        seconds: Between two calls, and before the first.
+        seconds: Time between two calls, and before the first.
     """
     done = threading.Event()
 
@@ -124,11 +125,11 @@ def repeat_until_done(report: Callable[[], None], seconds: float) -> Iterator[No
 def report_activity(
     activity: str, log: Callable[[str], None] = lambda line: None
 ) -> Iterator[None]:
-    """Says what goes on, and for how long, where it takes longer than `SILENCE`.
+    """Reports an activity and its duration, where it takes longer than `SILENCE`.
 
     Args:
-        activity: Such as "drawing figures".
-        log: Called with each line.
+        activity: Name of the activity, such as "drawing figures".
+        log: Function that is called with each line.
     """
     start = time.monotonic()
 
@@ -140,10 +141,11 @@ def report_activity(
 
 
 def read_activity(folder: Path) -> str:
-    """Reads what a run does: the last line of its log, without the time; "starting" without one.
+    """Reads the activity of a run: the last line of its log, without the time; "starting" without
+    one.
 
     Args:
-        folder: Of the run.
+        folder: Folder of the run.
     """
     path = folder / "log.txt"
     if not path.is_file():
@@ -172,11 +174,11 @@ class Progress(tqdm):
     """A bar in a terminal; otherwise plain lines, which are logged too. A context manager.
 
     Args:
-        total: Steps in all; 0 shows nothing.
+        total: Number of all steps; 0 shows nothing.
         label: Name of the computation.
         log: Called with each plain line, such as `RunFolder.log`.
         interval: Seconds between plain lines.
-        details: Returns what else is said where there was no line for nearly `SILENCE`.
+        details: Returns further text for a report after nearly `SILENCE` without a line.
     """
 
     def __init__(
@@ -211,7 +213,7 @@ class Progress(tqdm):
         super().close()
 
     def _report(self) -> None:
-        """Redraws the bar; prints a line where there was none for nearly `SILENCE`."""
+        """Redraws the bar; prints a line after nearly `SILENCE` without one."""
         if self._lines is None:
             if details := self._details():
                 self.set_postfix_str(details, refresh=False)
@@ -255,12 +257,12 @@ class Progress(tqdm):
 
     @contextlib.contextmanager
     def time_activity(self, activity: str) -> Iterator[None]:
-        """Names an activity that is no step, such as compiling, and says how long it took.
+        """Names an activity that is not a step, such as compiling, and reports how long it took.
 
         Its time does not enter the speed of the steps.
 
         Args:
-            activity: What is done meanwhile.
+            activity: Name of the activity.
         """
         start, outer = time.monotonic(), self._activity
         self._activity, self._begun = activity, start

@@ -1,17 +1,16 @@
 """The origin of a result: versions, machine, devices, git revision.
 
-A folder that several commits, versions or machines have written into has them all: that which began
-it as "environment" in its config.json, the others as "later" (`list_environments`).
+A folder into which several commits, versions or machines have written lists all of them: the one
+that began it as "environment" in its config.json, the others as "later" (`list_environments`).
 """
 
 import os
 import platform
 import subprocess
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 import jax
 
@@ -19,7 +18,11 @@ PACKAGES = ("jax", "jaxlib", "flax", "optax", "numpy", "matplotlib")
 _NO_ORIGIN = ("started", "num_devices")  # in which two environments of one origin may differ
 
 
-def environment() -> dict[str, Any]:
+Json = None | bool | int | float | str | Sequence["Json"] | Mapping[str, "Json"]
+JsonObject = Mapping[str, Json]
+
+
+def environment() -> JsonObject:
     """Describes versions, machine, devices and git revision, for config.json."""
     devices = jax.devices()
     return {
@@ -57,51 +60,49 @@ def git_revision() -> str | None:
     return run.stdout.strip()
 
 
-def list_environments(content: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Lists the environments that a folder's results come from, that which began it first.
+def list_environments(content: JsonObject) -> list[JsonObject]:
+    """Lists the environments of a folder's results, first the one that began it.
 
     Args:
-        content: Of its config.json.
+        content: Content of the folder's config.json.
     """
     environments = [content.get("environment"), *(content.get("later") or [])]
     return [environment for environment in environments if isinstance(environment, Mapping)]
 
 
-def list_commits(content: Mapping[str, Any]) -> str:
+def list_commits(content: JsonObject) -> str:
     """Lists the commits that a folder's results come from: "3f2c… and 9eb0…"; "" for unknown.
 
     Args:
-        content: Of its config.json.
+        content: Content of the folder's config.json.
     """
     commits = dict.fromkeys(str(e.get("git") or "unknown") for e in list_environments(content))
     return "" if [*commits] == ["unknown"] else " and ".join(commits)
 
 
-def list_versions(content: Mapping[str, Any], package: str) -> str:
+def list_versions(content: JsonObject, package: str) -> str:
     """Lists the versions of a package that made a folder's results: "0.10.1 and 0.10.2".
 
     Args:
-        content: Of its config.json.
+        content: Content of the folder's config.json.
         package: One of `PACKAGES`.
     """
     environments = list_environments(content)
     return " and ".join(dict.fromkeys(e["versions"][package] for e in environments))
 
 
-def find_new(
-    environments: Iterable[Mapping[str, Any]], others: Iterable[Mapping[str, Any]]
-) -> list[dict[str, Any]]:
-    """Finds the environments that differ from all others, in more than their time.
+def find_new(environments: Iterable[JsonObject], others: Iterable[JsonObject]) -> list[JsonObject]:
+    """Finds the environments that differ from all others, apart from their time.
 
     Args:
-        environments: Of whom one may be new.
-        others: That are there.
+        environments: Environments, one of which may be new.
+        others: Environments that are already listed.
     """
-    there = [_select_origin(environment) for environment in others]
+    origins = [_select_origin(environment) for environment in others]
     new = []
     for environment in environments:
-        if _select_origin(environment) not in there:
-            there.append(_select_origin(environment))
+        if _select_origin(environment) not in origins:
+            origins.append(_select_origin(environment))
             new.append(dict(environment))
     return new
 

@@ -1,15 +1,15 @@
 """Runs that add draws, seeds or texts, round by round until the statements are decided.
 
-Draw s is the same in any run: a round computes the draws that its folder lacks, and judges the
-first n. So an interrupted run resumes, a larger budget goes on, and no round depends on how the
-earlier ones were split. The tests hold at any n (`experiments.verdicts.sequential`).
+Draw s is the same in any run: a round computes the draws that its folder does not have, and judges
+the first n. So an interrupted run resumes, a larger budget continues, and no round depends on how
+the earlier ones were split. The tests hold at any n (`experiments.verdicts.sequential`).
 """
 
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from experiments import verdicts
 from experiments.lab.flags import Flags, Mode, run_path
 from experiments.lab.folder import RunFolder
 from experiments.lab.progress import Progress
+from experiments.lab.run import Run
 from rank_collapse.runs.files import damaged_file_error
 
 
@@ -26,7 +27,7 @@ class Round(NamedTuple):
     Attributes:
         num_draws: Draws so far.
         rows: {statement: its rows, judged}, of the statements that get an answer.
-        num_joint: {statement: rows that are judged together}.
+        num_joint: {statement: number of rows that are judged together}.
     """
 
     num_draws: int
@@ -43,31 +44,31 @@ class Round(NamedTuple):
         ]
 
     def draws_left(self) -> int | None:
-        """Estimates how many more draws decide all rows; None where more will hardly decide one.
+        """Estimates how many more draws decide all rows; None if more draws will hardly decide one.
 
-        A row may use some of the draws only, as those of seeds in which something happens.
+        A row may use only some of the draws, such as the seeds in which an event occurs.
         """
         needed = [0]
         for key, judged in self.list_open():
-            more = verdicts.seeds_to_decide(judged, self.num_joint[key])
-            if more is None:
+            num_more = verdicts.seeds_to_decide(judged, self.num_joint[key])
+            if num_more is None:
                 return None
-            needed.append(round(more * self.num_draws / max(1, judged.row.num_made)))
+            needed.append(round(num_more * self.num_draws / max(1, judged.row.num_made)))
         return max(needed)
 
 
-def run_until_decided(main: Callable[[Flags], Any], options: Flags) -> Any:
+def run_until_decided(main: Callable[[Flags], Run], options: Flags) -> Run:
     """Runs an experiment with more and more draws, until its rows are decided or at the budget.
 
     Args:
-        main: Of the experiment.
-        options: Its flags.
+        main: Function `main` of the experiment.
+        options: Flags of the experiment.
 
     Returns:
-        What `main` returns of the last round, whose results it has published.
+        The result of `main` in the last round, which has published its results.
 
     Raises:
-        ValueError: A number of draws beside the budget; an experiment without statements.
+        ValueError: A number of draws together with the budget; an experiment without statements.
     """
     budget = options.counts.replace("num_", "max_")
     if options[options.counts].present:
@@ -100,15 +101,15 @@ def judge(num_draws: int, rows: Sequence[verdicts.Row], options: Flags) -> Round
     """Judges the rows of a round.
 
     On the registered seeds a statement is judged with all of its registered rows, some of which
-    other runs measure: what is decided here stays so beside them.
+    other runs measure, so that its verdict does not change when those rows are added.
 
     Args:
         num_draws: Draws so far.
-        rows: Of the statements.
+        rows: Rows of the statements.
         options: The flags.
 
     Raises:
-        ValueError: No row is of a statement that gets an answer.
+        ValueError: No row belongs to a statement that gets an answer.
     """
     is_registered = "seed" in options and options.seed == verdicts.PROTOCOL.first_seed
     judged, num_joint = {}, {}
@@ -130,7 +131,7 @@ def describe_round(state: Round, noun: str, most: int, seconds: float | None) ->
     """Writes "n = 64: 2 of 3 statements decided; about 60 more seeds, 2 min".
 
     Args:
-        state: After the round.
+        state: State after the round.
         noun: "seeds" or "texts".
         most: The budget.
         seconds: Time of a draw of the round; None where the folder had them all.
@@ -143,31 +144,31 @@ def describe_round(state: Round, noun: str, most: int, seconds: float | None) ->
     names = ", ".join(f"{key}: {judged.row.setting}" for key, judged in open_rows[:3])
     names += ", …" * (len(open_rows) > 3)
     text += f", {len(open_rows)} row{'s' * (len(open_rows) > 1)} open ({names})"
-    more = state.draws_left()
+    num_more = state.draws_left()
     if state.num_draws == most:
         return f"{text}; open after {most} {noun}, the budget"
-    if more is None:
+    if num_more is None:
         return f"{text}; a share near one half, which more {noun} will hardly decide"
-    text += f"; about {more:,} more {noun}"
-    return text if seconds is None else f"{text}, {Progress.format_interval(more * seconds)}"
+    text += f"; about {num_more:,} more {noun}"
+    return text if seconds is None else f"{text}, {Progress.format_interval(num_more * seconds)}"
 
 
 def extend_part(
     run: RunFolder,
     part: str,
     count: int,
-    compute: Callable[[int], Mapping[str, Any]],
+    compute: Callable[[int], Mapping[str, np.ndarray]],
 ) -> dict[str, np.ndarray]:
     """Reads the first draws of a part of a run; computes and saves those that are missing.
 
     Args:
         run: The run folder.
-        part: Of its arrays, [draws, ...] each.
+        part: Arrays of one part, [draws, ...] each.
         count: Draws.
         compute: Number of the first missing draw → arrays of the draws from it on.
 
     Raises:
-        RunError: Arrays that are not of as many draws each.
+        RunError: The arrays do not have the same number of draws.
     """
     saved = run.part(part) or {}
     sizes = {len(values) for values in saved.values()} or {0}

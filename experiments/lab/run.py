@@ -1,4 +1,4 @@
-"""A run of an experiment: opens its folder, measures what is missing, saves what follows.
+"""A run of an experiment: opens its folder, measures the missing points, saves tables and figures.
 
     def main(options):
         with open_run(options, make_setup) as run:
@@ -8,8 +8,9 @@
                 point.save_claims(judge_claims(point.results))
             return run.finish()
 
-The same command on a finished folder calls the same functions: `measure` reads what the folder has,
-and only files that are missing or differ are written. `experiment.read_run` writes nothing at all.
+The same command on a finished folder calls the same functions: `measure` reads the results of the
+folder, and only files that are missing or differ are written. `experiment.read_run` writes nothing
+at all.
 """
 
 import contextlib
@@ -23,16 +24,18 @@ import jax
 from experiments import verdicts
 from experiments.lab import devices, labelled, pool
 from experiments.lab.dimensions import dump_descriptions
-from experiments.lab.flags import Flags, command_line, make_config, run_path
+from experiments.lab.flags import Flags, FlagValue, command_line, make_config, run_path
 from experiments.lab.folder import RunFolder
 from experiments.lab.grid import Options, list_points
 from experiments.lab.progress import raise_if_stopped, report_activity
+from experiments.lab.provenance import JsonObject
 from rank_collapse.printed import print_lines
+from rank_collapse.report.figures import Figure
 from rank_collapse.runs import states
 
 
 class Finding(NamedTuple):
-    """A result that the report opens with."""
+    """A result at the top of the report."""
 
     figure: str  # Name of one of the experiment's figures
     sentence: str  # Made of its numbers
@@ -45,25 +48,25 @@ class Point:
     Attributes:
         run: The run.
         options: Flags of the point.
-        setup: What they ask for.
+        setup: Result of `make_setup`.
         folder: The run's folder, with the arrays of the point alone.
         axes: {flag: value} of the axes that were not joined.
-        results: What was measured.
+        results: Results of `measure`.
     """
 
     run: "Run"
     options: Options
     setup: Any
     folder: RunFolder
-    axes: Mapping[str, Any]
+    axes: Mapping[str, FlagValue]
     results: Any = None
 
-    def save_table(self, rows: Iterable[Mapping[str, Any]]) -> None:
+    def save_table(self, rows: Iterable[verdicts.TableRow]) -> None:
         """Adds rows to results.csv; the axes are their first columns."""
         if self.run.is_writing:
             self.run.rows += [{**self.axes, **row} for row in rows]
 
-    def save_figure(self, name: str, figure: Any) -> None:
+    def save_figure(self, name: str, figure: Figure | None) -> None:
         """Saves a figure, where its files are missing.
 
         Args:
@@ -87,7 +90,7 @@ class Point:
             self.run.claims.append(replace(row, setting=", ".join(setting)))
 
     def save_comparisons(self, rows: Iterable[verdicts.Comparison]) -> None:
-        """Adds measured values beside published ones, without verdicts.
+        """Adds measured values next to published ones, without verdicts.
 
         Their quantities begin with the point in words.
         """
@@ -103,16 +106,16 @@ class Point:
         self.run.finding = Finding(finding.figure + self.suffix, sentence)
 
     def lacks_file(self, name: str) -> bool:
-        """Returns whether a further file of the folder is to be made, see `save_file`."""
+        """Returns whether a further file of the folder has to be made, see `save_file`."""
         return self.run.is_writing and not self.run.folder.has_file(name)
 
     def save_file(self, name: str, content: bytes) -> None:
-        """Saves a further file, whose name is out of `folder.CONTENTS` or `folder.FOLDERS`."""
+        """Saves a further file, whose name is in `CONTENTS` or `FOLDERS` of `folder_files`."""
         if self.lacks_file(name):
             self.run.folder.save_file(name, content)
 
     def describe(self) -> str:
-        """Describes the point in words, "depth 2"; "" of a run without axes."""
+        """Describes the point in words, "depth 2"; "" for a run without axes."""
         return labelled.describe_point(self.axes)
 
     @property
@@ -129,10 +132,10 @@ class Run(contextlib.ExitStack):
         folder: Its folder.
 
     Attributes:
-        options, folder: As given.
-        points: Of the axes: set up, and once they are measured with their results.
-        failures: Why points could not be measured.
-        rows, claims, comparisons, finding: What was saved of the points.
+        options, folder: The flags, and the folder of the run.
+        points: Points of the axes: set up, and, once they are measured, with their results.
+        failures: Reasons why points could not be measured.
+        rows, claims, comparisons, finding: Saved results of the points.
     """
 
     def __init__(self, options: Flags, folder: RunFolder):
@@ -140,19 +143,20 @@ class Run(contextlib.ExitStack):
         self.options, self.folder = options, folder
         self.points: Sequence[Point] = []
         self.failures: list[str] = []
-        self.rows: list[dict[str, Any]] = []
+        self.rows: list[verdicts.TableRow] = []
         self.claims: list[verdicts.Row] = []
         self.comparisons: list[verdicts.Comparison] = []
         self.finding: Finding | None = None
 
     @property
     def code(self) -> int:
-        """The exit code of the command: 1 where points could not be measured."""
+        """The exit code of the command: 1 if points could not be measured."""
         return 1 if self.failures else 0
 
     @property
     def is_writing(self) -> bool:
-        """Whether files are written: not while a run is read, judged, or a worker's."""
+        """Whether files are written; not in a run that is only read or judged, and not in a
+        worker."""
         mode = self.options.mode
         return not (mode.is_read or mode.is_judged) and mode.worker_group is None
 
@@ -163,8 +167,8 @@ class Run(contextlib.ExitStack):
 
         Args:
             measure: (options, setup, folder) → results of one point, resumed from the folder.
-            over: Flags whose values are dimensions of the results: points that differ in them alone
-                are joined to one Dataset.
+            over: Flags whose values become dimensions of the results: points that differ only in
+                them are joined to one Dataset.
 
         Returns:
             The points with results; those that cannot be measured are named by `finish`. A worker's
@@ -194,14 +198,15 @@ class Run(contextlib.ExitStack):
             raise ValueError("; ".join(self.failures))
         self.points = [] if group is not None else join_points(measured, over)
         if self.is_writing:
-            if self._is_other_selection():
+            selection = states.as_json(self._selection())
+            if selection and (self.folder.summary or {}).get("shown") != selection:
                 self.folder.delete_products()
             activity = f"{self.options.experiment}: drawing figures"
             self.enter_context(report_activity(activity, self.folder.log))
         return self.points
 
     def finish(self) -> "Run":
-        """Writes the table and the summary, prints what came out, and returns the run."""
+        """Writes the table and the summary, prints the results, and returns the run."""
         if not self.is_writing:
             return self
         folder, axes = self.folder, [*self.points[0].axes]
@@ -224,16 +229,11 @@ class Run(contextlib.ExitStack):
         return self
 
     def _selection(self):
-        """Returns {flag: value} of the flags that choose what of the folder is shown."""
+        """Returns {flag: value} of the flags that choose the part of the folder that is shown."""
         grown = [self.options.counts] if self.options.grows else []
         return {
             name: self.options[name].value for name in sorted([*self.options.selecting, *grown])
         }
-
-    def _is_other_selection(self):
-        """Returns whether the files are of another selection, or of none."""
-        selection = states.as_json(self._selection())
-        return bool(selection) and (self.folder.summary or {}).get("shown") != selection
 
     def _summarise(self):
         """Makes the content of summary.json: rows of statements with 95 % intervals, comparisons;
@@ -254,16 +254,16 @@ class Run(contextlib.ExitStack):
 def open_run(
     options: Flags,
     make_setup: Callable[[Options], Any] = lambda options: options,
-    extra: Callable[[Any], Mapping[str, Any] | None] = lambda setup: None,
+    extra: Callable[[Any], JsonObject | None] = lambda setup: None,
 ) -> Iterator[Run]:
-    """Opens the folder of the flags, after all points of their axes are set up.
+    """Opens the folder of the flags, after all points of their axes have been set up.
 
     With --dtype=float64 the run computes in float64.
 
     Args:
         options: Flags of the command.
-        make_setup: options → what they ask for.
-        extra: setup → what else determines the results, for config.json.
+        make_setup: options → the setup that they ask for.
+        extra: setup → further settings that determine the results, for config.json.
 
     Raises:
         ValueError: Flags that do not fit each other.
@@ -281,12 +281,12 @@ def open_run(
             yield run
 
 
-def open_folder(options: Flags, extra: Mapping[str, Any] | None = None) -> RunFolder:
+def open_folder(options: Flags, extra: JsonObject | None = None) -> RunFolder:
     """Opens results/<experiment>/<run name>/, or the folder of --output_dir.
 
     Args:
         options: Flags of the command.
-        extra: What else determines the results.
+        extra: Further settings that determine the results.
     """
     names = sorted(options.execution & {*options} - {"help"})
     execution = {name: options[name].value for name in names} | {"command": command_line()}
@@ -307,7 +307,7 @@ def join_points(points: Sequence[Point], over: Sequence[str]) -> Sequence[Point]
     """Joins the points that differ in some axes alone to one Dataset each.
 
     Args:
-        points: With results.
+        points: Points with results.
         over: The axes that become dimensions of the Datasets.
     """
     if not over:

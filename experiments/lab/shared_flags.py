@@ -1,20 +1,23 @@
-"""The flags that experiments share, by one name and one text each.
+"""The flags that experiments share, with one name and one text each.
 
     shared_flags.define(FLAGS, depth=12, num_heads=4, d_model=64, norm_placement="post")
 
-defines those that are named, with their defaults. `define_numbers` defines lists by commas,
+defines the named flags, with their defaults. `define_numbers` defines lists separated by commas,
 `define_alias` a second name, such as that of a published command, `define_text` the text file with
 its former name.
 """
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING
 
 from absl import flags
 
 from rank_collapse.network.attention_config import MASKS
 from rank_collapse.network.config import INITS
 from rank_collapse.network.layers import MLP_KINDS, NORM_KINDS, NORM_PLACEMENTS
+
+if TYPE_CHECKING:
+    from experiments.lab.flags import Flags
 
 # Parsers of one value, of which several are an axis.
 SINGLE = (
@@ -59,7 +62,7 @@ VOCABULARY = {
     "weight_scale": ("float", "Multiplies every weight."),
     "skip_gain": ("float", "Multiplies the skips."),
     "bias_scale": ("float", "Standard deviation of the biases."),
-    "seed_chunk": ("integer", "Seeds computed at a time, of all cells together (0: all).", 0),
+    "seed_chunk": ("integer", "Seeds computed at a time, in all cells together (0: all).", 0),
     "no_repeat": ("boolean", "No letter twice in a sequence."),
     "path_len": (
         "integer",
@@ -113,7 +116,12 @@ VOCABULARY = {
 }
 
 
-def define(values: Any, *, least: Mapping[str, int] | None = None, **defaults: Any) -> None:
+FlagValue = bool | int | float | str | list[str] | list[float] | None
+
+
+def define(
+    values: "Flags", *, least: Mapping[str, int] | None = None, **defaults: FlagValue
+) -> None:
     """Defines flags of the vocabulary.
 
     Args:
@@ -132,7 +140,8 @@ def define(values: Any, *, least: Mapping[str, int] | None = None, **defaults: A
 
 
 class NumbersParser(flags.ListParser):
-    """Parses numbers by commas; as of every flag, the last one on the command line counts.
+    """Parses numbers separated by commas; as for every flag, the last one on the command line
+    counts.
 
     Args:
         number: Parser of each number.
@@ -143,7 +152,7 @@ class NumbersParser(flags.ListParser):
         self.number = number
         self.syntactic_help = f"{number.syntactic_help}, or several by commas"
 
-    def parse(self, argument: Any) -> list[Any]:
+    def parse(self, argument: str | list[float]) -> list[float]:
         return [self.number.parse(value) for value in super().parse(argument)]
 
     def flag_type(self) -> str:
@@ -163,9 +172,9 @@ def define_numbers(
 
     Args:
         values: The flags of a binary.
-        name, default, text: Of the flag.
+        name, default, text: Name, default and help text of the flag.
         kind: `int` or `float`.
-        lower_bound: Of each number.
+        lower_bound: Lower bound of each number.
     """
     number = {int: flags.IntegerParser, float: flags.FloatParser}[kind](lower_bound)
     text = f"{text} A list by commas."
@@ -176,12 +185,12 @@ def define_numbers(
 FORMER_NAMES = {"text_file": "text"}
 
 
-def define_text(values: Any, text: str) -> None:
+def define_text(values: "Flags", text: str) -> None:
     """Defines --text, the file of the text, which was called --text_file before.
 
     Args:
         values: The `Flags` of a binary.
-        text: Of the flag.
+        text: Help text of the flag.
     """
     values.define("string", "text", None, text)
     define_alias(values, text_file="text")

@@ -1,4 +1,4 @@
-"""What a flag that is not understood was meant to be, as it is written here."""
+"""Suggestions for a flag that is not understood."""
 
 import re
 from collections.abc import Sequence
@@ -54,11 +54,11 @@ _RANGE = re.compile(rf"({_NUMBER})\s*(?:\.\.\.?|:|-|–|to)\s*({_NUMBER})")
 
 
 def suggest_flag(error: Exception, arguments: Sequence[str], flag_values: Flags) -> str:
-    """Suggests how a flag is written; "" where nothing is known, or absl suggests one.
+    """Suggests how to write a flag; "" if nothing is known, or if absl suggests one.
 
     Args:
-        error: Of parsing the arguments.
-        arguments: Those that were typed.
+        error: Error that parsing the arguments raised.
+        arguments: The typed arguments.
         flag_values: The flags of the binary.
     """
     if isinstance(error, flags.UnrecognizedFlagError):
@@ -84,10 +84,10 @@ def _pair_values(arguments):
 
 
 def list_values(text: str) -> str:
-    """Rewrites a range or a list of another notation with commas; "" where it is neither.
+    """Rewrites a range or a list in another notation with commas; "" if it is neither.
 
     Args:
-        text: Such as "2..4", "[2,3]", "2;3" or "0.5 1".
+        text: Text such as "2..4", "[2,3]", "2;3" or "0.5 1".
     """
     inner = re.sub(r"[\[\](){}]", " ", text).strip()
     parts = [part for part in re.split(r"[,;\s]+", inner) if part]

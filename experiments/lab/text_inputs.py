@@ -32,12 +32,12 @@ def tokenize(text: str) -> list[str]:
 
 
 def token_ids(text: str, num_tokens: int) -> tuple[np.ndarray, list[str]]:
-    """Number the first tokens of a text by the vocabulary of just these tokens.
+    """Number the first tokens of a text by the vocabulary of only these tokens.
 
     A token's id is the rank of its first appearance, so a longer excerpt begins with the same ids.
 
     Args:
-        text: Any.
+        text: The text.
         num_tokens: At most.
 
     Returns:
@@ -58,10 +58,10 @@ def join_texts(texts: Sequence[str], encoder: Encoder, min_tokens: int, limit: i
     """Join consecutive texts until each has `min_tokens`; the remainder at the end is dropped.
 
     Args:
-        texts: In order.
+        texts: Texts in order.
         encoder: Counts the tokens.
-        min_tokens: Of each joined text.
-        limit: Number of joined texts at most.
+        min_tokens: Least number of tokens in each joined text.
+        limit: Largest number of joined texts.
     """
     joined, parts, length = [], [], 0
     for text in texts:
@@ -87,14 +87,14 @@ def encode_texts(
     """Encode texts as padded token ids, each cut to `max_tokens`, its last token kept.
 
     Args:
-        texts: In order.
+        texts: Texts in order.
         encoder: text → token ids.
-        max_tokens: Of each text.
+        max_tokens: Largest number of tokens in each text.
         num_positions: Positions that the model has; 0 for any number.
-        vocab_size: Above every id.
+        vocab_size: Number that is larger than every id.
 
     Raises:
-        ValueError: An empty text, or more tokens asked for than there are positions.
+        ValueError: An empty text, or more tokens than there are positions.
     """
     refuse(
         (max_tokens < 1, f"max_tokens={max_tokens} is not positive"),

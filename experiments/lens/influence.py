@@ -1,11 +1,12 @@
-"""What run_lens measures of one network: the exact Jacobian from a state to the last one, beside
+"""The measurements of run_lens in one network: the exact Jacobian from a state to the last one, and
 the frozen sum of the same paths.
 
-Axis letters: b texts, v directions, k path lengths, n tokens, d width.
+Axis letters: b texts, v directions, m positions of the output (`POSITIONS`), k path lengths,
+n tokens, d width.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +15,8 @@ from jaxtyping import Array, Float
 
 import rank_collapse as rc
 from rank_collapse.paths import name_states, transport, transport_ranks
+from rank_collapse.pretrained import OpenCheckpoint
+from rank_collapse.pretrained.predictions import Unembedding
 
 KINDS = {"frozen": True, "exact": False}  # {name: argument `freeze` of `transport`}
 DIRECTIONS = ("random", "state", "next")
@@ -23,7 +26,7 @@ BRANCHES = "attention"
 
 
 class Probe(NamedTuple):
-    """Where and along what a state is changed, of b texts."""
+    """Position and direction of the change of a state, in b texts."""
 
     source: np.ndarray  # Int [b], the position
     random: np.ndarray  # [b, d], Gaussian
@@ -31,7 +34,8 @@ class Probe(NamedTuple):
 
 
 def choose_layer(depth: int, start: float) -> int:
-    """Returns the number, from 0, of the layer after whose state paths start; one follows at least.
+    """Returns the index, from 0, of the layer after whose state the paths start; at least one layer
+    follows.
 
     Args:
         depth: Layers of the network.
@@ -46,9 +50,11 @@ def choose_layer(depth: int, start: float) -> int:
 
 
 def count_tokens(
-    params: Any, config: rc.TransformerConfig, inputs: Mapping[str, Any]
+    params: rc.network.TransformerParams,
+    config: rc.TransformerConfig,
+    inputs: Mapping[str, np.ndarray],
 ) -> np.ndarray:
-    """Counts the states of each text [b]: its tokens, or those that a spectrogram gives.
+    """Counts the states of each text [b]: its tokens, or the tokens of a spectrogram.
 
     Args:
         params, config: The network.
@@ -60,16 +66,18 @@ def count_tokens(
     return np.full(len(inputs["x"]), states.shape[0])
 
 
-def draw_probe(source: Any, ids: Any, counts: Sequence[int], seed: int) -> Probe:
+def draw_probe(
+    source: OpenCheckpoint, ids: np.ndarray | None, counts: np.ndarray, seed: int
+) -> Probe:
     """Draws a position in the second quarter of each text, and a random direction.
 
-    Text i has the same draws however many texts there are.
+    Text i has the same draws for any number of texts.
 
     Args:
         source: The open checkpoint, for its head.
         ids: Tokens [b, n]; None of a network that reads none.
         counts: Tokens of each text.
-        seed: Of the draws.
+        seed: Seed of the draws.
 
     Raises:
         ValueError: A text of one token.
@@ -87,8 +95,8 @@ def draw_probe(source: Any, ids: Any, counts: Sequence[int], seed: int) -> Probe
     return Probe(position, random.astype(np.float32), np.asarray(rows, np.float32))
 
 
-def read_head(source: Any) -> Any:
-    """Reads the head for tokens, next or masked; None where its rows are not as wide as the states.
+def read_head(source: OpenCheckpoint) -> Unembedding | None:
+    """Reads the head for next or masked tokens; None if its rows are not as wide as the states.
 
     Args:
         source: The open checkpoint.
@@ -100,15 +108,19 @@ def read_head(source: Any) -> Any:
 
 
 def measure_texts(
-    params: Any, config: rc.TransformerConfig, inputs: Mapping[str, Any], probe: Probe, layer: int
+    params: rc.network.TransformerParams,
+    config: rc.TransformerConfig,
+    inputs: Mapping[str, np.ndarray],
+    probe: Probe,
+    layer: int,
 ) -> dict[str, np.ndarray]:
     """Measures texts one by one.
 
     Args:
         params, config: The network.
         inputs: x and mask [b, n].
-        probe: Of these texts.
-        layer: From `choose_layer`.
+        probe: Probe of these texts.
+        layer: Layer from `choose_layer`.
 
     Returns:
         {"name/direction/position": [b] or [b, k]} of the measures of `compare_kinds`.
@@ -132,14 +144,18 @@ def measure_texts(
 
 
 def measure_text(
-    params: Any, config: rc.TransformerConfig, text: Mapping[str, Any], probe: Probe, layer: int
+    params: rc.network.TransformerParams,
+    config: rc.TransformerConfig,
+    text: Mapping[str, jax.Array],
+    probe: Probe,
+    layer: int,
 ) -> dict[str, Array]:
     """Measures one text, as `compare_kinds` does, along each direction.
 
     Args:
         params, config: The network.
-        text: x, and mask where there is one.
-        probe: Of this text.
+        text: x, and a mask if there is one.
+        probe: Probe of this text.
         layer: Paths start at the state after it.
     """
     mask = text.get("mask")
@@ -175,12 +191,12 @@ def measure_text(
 def compare_kinds(
     frozen: Float[Array, "v m k n d"], exact: Float[Array, "v m k n d"]
 ) -> dict[str, Array]:
-    """Compares parts by path length: of the frozen sum, and of the exact Jacobian.
+    """Compares parts by path length: those of the frozen sum, and those of the exact Jacobian.
 
     Returns:
-        Of each kind "share" [v, m, k], the parts projected on their sum, which add up to 1, and
-        "size", the norms of the parts over that of the sum; "cosine" [v, m] of the two sums;
-        "size_ratio", frozen over exact. NaN where a sum is 0.
+        For each kind "share" [v, m, k], the projections of the parts on their sum, which add up to
+        1, and "size", the norms of the parts divided by the norm of the sum; "cosine" [v, m]
+        between the two sums; "size_ratio", frozen divided by exact. NaN where a sum is 0.
     """
     sums = {"frozen": frozen.sum(2), "exact": exact.sum(2)}
     norms = {kind: jnp.sqrt(jnp.sum(total**2, axis=(-2, -1))) for kind, total in sums.items()}
@@ -197,11 +213,11 @@ def compare_kinds(
 
 
 def measure_ranks(
-    params: Any,
+    params: rc.network.TransformerParams,
     config: rc.TransformerConfig,
-    inputs: Mapping[str, Any],
-    sources: Sequence[int],
-    counts: Sequence[int],
+    inputs: Mapping[str, np.ndarray],
+    sources: np.ndarray,
+    counts: np.ndarray,
     layer: int,
 ) -> np.ndarray:
     """Measures the effective rank of the exact Jacobian by distance, [b, `DISTANCES`].
@@ -211,8 +227,8 @@ def measure_ranks(
     Args:
         params, config: The network.
         inputs: x and mask [b, n].
-        sources, counts: Positions that are changed, and tokens of each text.
-        layer: From `choose_layer`.
+        sources, counts: Changed positions, and number of tokens in each text.
+        layer: Layer from `choose_layer`.
     """
     ranks = np.full((len(sources), len(DISTANCES)), np.nan)
     for i, (source, count) in enumerate(zip(sources, counts, strict=True)):

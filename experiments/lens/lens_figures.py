@@ -1,4 +1,4 @@
-"""Figures of run_lens: shares by path length, frozen against exact, ranks by distance."""
+"""Figures of run_lens: shares by path length, frozen and exact, ranks by distance."""
 
 from collections.abc import Sequence
 
@@ -14,20 +14,21 @@ from rank_collapse.report import figures
 
 @figures.styled
 def shares_figure(results: xr.Dataset, networks: Sequence[Network]):
-    """Influence on later tokens by the number of attentions passed, along a random direction, from
-    the earliest state: parts projected on their sum, which add up to 1. Bands over texts."""
+    """Influence on later tokens by the number of attentions on the path, along a random direction,
+    from the earliest state. Each part is projected on the sum of all parts, so the shares add up to
+    1. Bands show the spread over texts."""
     return plot_lengths(results, networks, "share", "share of the sum")
 
 
 @figures.styled
 def sizes_figure(results: xr.Dataset, networks: Sequence[Network]):
-    """Sizes of the same parts over that of their sum. Together they exceed 1 where parts of
-    different lengths cancel; each network has an axis of its own."""
+    """Norms of the same parts, divided by the norm of their sum. Together they exceed 1 where parts
+    of different lengths cancel. Each network has its own axis."""
     return plot_lengths(results, networks, "size", "size over that of the sum")
 
 
 def plot_lengths(results: xr.Dataset, networks: Sequence[Network], name: str, ylabel: str):
-    """Plots a measure of the parts by path length, exact beside frozen, a panel for each network.
+    """Plots a measure of the parts by path length, exact and frozen, in a panel for each network.
 
     Args:
         results: The results.
@@ -51,8 +52,9 @@ def plot_lengths(results: xr.Dataset, networks: Sequence[Network], name: str, yl
 
 @figures.styled
 def cosine_figure(results: xr.Dataset, networks: Sequence[Network]):
-    """Cosine of the frozen sum with the exact Jacobian, by the layer after which paths start; at
-    the position that is changed (dashed) and at all later ones. Bands over texts."""
+    """Cosine between the frozen sum and the exact Jacobian, by the layer after which the paths
+    start: at the changed position (dashed) and at all later positions (solid). Bands show the
+    spread over texts."""
     fig, axes = figures.panels(len(networks), 3, width=4.0, height=3.0)
     for ax, network in zip(axes.flat, networks, strict=False):
         values = results.sel(network=network.label)
@@ -76,7 +78,8 @@ def cosine_figure(results: xr.Dataset, networks: Sequence[Network]):
 
 @figures.styled
 def ranks_figure(results: xr.Dataset, networks: Sequence[Network]):
-    """Effective rank of the exact Jacobian over the width of the states, by distance in tokens."""
+    """Effective rank of the exact Jacobian divided by the width of the states, by the distance in
+    tokens."""
     ranks = list_ranks(results).dropna("start", how="all")
     if not ranks.size:
         return None

@@ -10,7 +10,6 @@ d_model; a row of J is an entry of the last state.
 import importlib.util
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -28,7 +27,7 @@ def check_possible(max_tokens: int) -> None:
     """Check that a lens can be made.
 
     Raises:
-        ValueError: Texts are too short, or PyTorch is not installed, whose format the file has.
+        ValueError: Texts are too short, or PyTorch, whose file format is used, is not installed.
     """
     if max_tokens < FIRST + 2:
         raise ValueError(f"--lens_folder needs --max_tokens={FIRST + 2} or more, not {max_tokens}")
@@ -37,10 +36,10 @@ def check_possible(max_tokens: int) -> None:
 
 
 def sum_jacobians(
-    params: Any,
+    params: rc.network.TransformerParams,
     config: rc.TransformerConfig,
-    ids: Int[Any, "n"],
-    is_valid: Bool[Any, "n"],
+    ids: Int[np.ndarray, "n"],
+    is_valid: Bool[np.ndarray, "n"],
 ) -> Float[Array, "l d d"]:
     """Compute J_l of one text for all layers: [layer, entry of the last state, entry of the state].
 
@@ -70,7 +69,9 @@ def sum_jacobians(
 
 
 def mean_jacobians(
-    params: Any, config: rc.TransformerConfig, inputs: Mapping[str, Any]
+    params: rc.network.TransformerParams,
+    config: rc.TransformerConfig,
+    inputs: Mapping[str, np.ndarray],
 ) -> tuple[np.ndarray, int]:
     """Compute the mean over texts of `sum_jacobians`, and the number of texts that are long enough.
 
@@ -99,7 +100,7 @@ def write_lens(path: Path, jacobians: np.ndarray, num_texts: int) -> None:
     Args:
         path: The file.
         jacobians: [l, d, d], from `mean_jacobians`.
-        num_texts: That they are the mean of.
+        num_texts: Number of texts in the mean.
     """
     import torch  # here: an optional package
 

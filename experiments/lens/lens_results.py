@@ -1,11 +1,10 @@
-"""What run_lens says of its arrays: one Dataset, rows of its table and of its statements.
+"""The results of run_lens: one Dataset, rows of its table and of its statements.
 
 Results are over start, network, direction, position, seed (texts) and length. Arrays of the same
 name are shares, sizes, cosines and ranks, as `influence.compare_kinds` has them.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import xarray as xr
@@ -13,7 +12,7 @@ import xarray as xr
 from experiments.lab import Finding, labelled
 from experiments.lens import influence
 from experiments.trained.opened_networks import Network
-from experiments.verdicts import Comparison, Row, finite_or_none
+from experiments.verdicts import Comparison, Row, TableRow, finite_or_none
 from rank_collapse.report.intervals import mean_interval
 
 EARLY = 0.13  # share of the layers after whose state the paths of statements start
@@ -33,7 +32,7 @@ SUMMARIES = {
 def join_networks(
     parts: Mapping[str, Mapping[str, np.ndarray]], networks: Sequence[Network], start: float
 ) -> xr.Dataset:
-    """Joins the arrays of all networks, and adds mean lengths and what cancels.
+    """Joins the arrays of all networks, and adds mean lengths and the cancellation.
 
     Args:
         parts: {network: {"name/direction/position" or "rank": [texts, ...]}}.
@@ -77,8 +76,8 @@ def select_early(results: xr.Dataset) -> xr.Dataset | None:
 def judge_claims(results: xr.Dataset, networks: Sequence[Network]) -> Iterator[Row]:
     """Tests the lengths of paths to later tokens, and the cosine of frozen and exact sums.
 
-    Of networks at their initialisation nothing is claimed. Lengths of a network that has at most
-    three attentions after the state are not tested, since they could not fail.
+    Networks at their initialisation have no claims. Lengths of a network that has at most three
+    attentions after the state are not tested, because they could not fail.
 
     Args:
         results: The results.
@@ -103,15 +102,16 @@ def judge_claims(results: xr.Dataset, networks: Sequence[Network]) -> Iterator[R
 
 
 def compare_results(results: xr.Dataset, networks: Sequence[Network]) -> Iterator[Comparison]:
-    """Lists means over texts: all measures of the statements' paths, and cosines of others.
+    """Lists means over texts: all measures of the paths in the statements, and cosines of other
+    paths.
 
     Args:
         results: The results.
         networks: The networks and their texts.
     """
     for network in networks:
-        whole = results.sel(network=network.label, drop=True)
-        for point, values in labelled.iterate_points(whole[[*SUMMARIES]], "seed"):
+        all_points = results.sel(network=network.label, drop=True)
+        for point, values in labelled.iterate_points(all_points[[*SUMMARIES]], "seed"):
             is_random = all(point[axis] == value for axis, value in PLACE.items())
             is_early = point["start"] == EARLY
             names = SUMMARIES if is_random and is_early else ("cosine",)
@@ -124,7 +124,7 @@ def compare_results(results: xr.Dataset, networks: Sequence[Network]) -> Iterato
                 low, high = mean_interval(draws.tolist())
                 note = f"95 % {low:.3g} to {high:.3g}" if len(draws) > 1 else ""
                 yield Comparison(f"{place}: {SUMMARIES[name]}", float(draws.mean()), note=note)
-        for point, values in labelled.iterate_points(list_ranks(whole), "seed"):
+        for point, values in labelled.iterate_points(list_ranks(all_points), "seed"):
             rank = finite_or_none(values.mean())
             if rank is not None:
                 yield Comparison(
@@ -145,7 +145,7 @@ def list_ranks(results: xr.Dataset) -> xr.DataArray:
     return xr.DataArray(np.zeros(shape), empty, ("start", "distance", "seed"))
 
 
-def make_rows(results: xr.Dataset) -> Iterator[dict[str, Any]]:
+def make_rows(results: xr.Dataset) -> Iterator[TableRow]:
     """Makes a row for each direction and position, for each length of them, and of ranks."""
     yield from labelled.table_rows(results, AXES, ("from_layer", *SUMMARIES))
     columns = [f"{name}_{kind}" for name in ("share", "size") for kind in influence.KINDS]

@@ -32,10 +32,10 @@ def short_paths_figure(results: xr.Dataset, task: TrainedTask):
 
 @figures.styled
 def paths_figure(results: xr.Dataset, task: TrainedTask):
-    """Accuracy by path length. Left: sampled sets, which attend from their own states, beside the
-    exact sum over all paths of the length in the whole model's attention. Right: the network
-    without paths longer than k, the sums of the k + 1 shortest and of the k + 1 longest lengths.
-    Bars and bands: standard deviation over seeds."""
+    """Accuracy by path length. Left: sets of sampled paths, which compute attention from their own
+    states, and the exact sum over all paths of the length, which uses the attention weights of the
+    full model. Right: the network without paths longer than k, and the sums of the k + 1 shortest
+    and of the k + 1 longest lengths. Bars and bands show the standard deviation over seeds."""
     fig, axes = figures.figure(1, 2, width=4.0, height=4.2, sharey=True)
     (sampled_ax, lengths_ax), shares = axes[0], accuracies(results)
     sets = shares.sampled.mean("repeat")
@@ -85,9 +85,11 @@ def paths_figure(results: xr.Dataset, task: TrainedTask):
 
 @figures.styled
 def shares_figure(results: xr.Dataset, task: TrainedTask):
-    """What the biases carry through the whole model's 1/σ, without any path (left), and what each
-    length adds in its attention: exact Shapley values of the accuracy (middle), and covariance
-    shares of the logits, the offset's first (right): one outside 0..1 says that parts cancel."""
+    """Left: the accuracy of the best baseline, of the output of the biases alone (the offset,
+    without any path, through the 1/σ of the full model), and of the full model. Middle: the
+    accuracy that each length adds, with the attention weights of the full model, as exact Shapley
+    values. Right: covariance shares of the logits, with the share of the offset first; a share
+    outside 0..1 means that parts cancel."""
     fig, axes = figures.figure(1, 3, width=3.5, height=3.0)
     shares = accuracies(results)
     offset_share = 1 - shares.covariance.sum("path_length")  # the shares of all parts sum to 1
@@ -125,8 +127,8 @@ def shares_figure(results: xr.Dataset, task: TrainedTask):
 
 @figures.styled
 def loss_figure(results: xr.Dataset, task: TrainedTask):
-    """Training loss, mean and standard deviation over seeds that did not diverge; of those that did
-    until they did."""
+    """Training loss: mean and standard deviation over the seeds that did not diverge. Seeds that
+    diverged are drawn until they diverge."""
     fig, ((ax,),) = figures.figure(1, 1)
     fine, diverged = (results.losses.sel(seed=seeds) for seeds in (results.fine, ~results.fine))
     epochs = fine.epoch + 1

@@ -1,8 +1,7 @@
-"""What follows from accuracies by path length: table, statements, published values, finding."""
+"""Results computed from accuracies by path length: table, statements, published values, finding."""
 
 import functools
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -11,7 +10,14 @@ import xarray as xr
 from experiments.lab import Finding, labelled
 from experiments.path_accuracy.evaluation import BASELINES, PUBLISHED_SIZE, sampled_lengths
 from experiments.train.trained_tasks import TrainedTask
-from experiments.verdicts import Comparison, Row, format_interval, mean_with_interval, slope
+from experiments.verdicts import (
+    Comparison,
+    Row,
+    TableRow,
+    format_interval,
+    mean_with_interval,
+    slope,
+)
 
 CLAIM = (
     "In a network with 6 layers and skips, short paths alone nearly reach the accuracy of the full "
@@ -24,21 +30,22 @@ PLACES = ("num_paths", "path_length", "repeat")  # axes of an evaluation but see
 
 
 def accuracies(results: xr.Dataset) -> xr.Dataset:
-    """Computes accuracies of the seeds that did not diverge, and at which path lengths they come.
+    """Computes accuracies of the seeds that did not diverge, and the path lengths that they need.
 
-    a_k is the accuracy without paths longer than k (self-consistent), a_{−1} the best baseline's. A
-    standard error is that of an accuracy as it was evaluated, √(a(1 − a)/tokens).
+    a_k is the accuracy without paths longer than k (recomputed), a_{−1} the accuracy of the best
+    baseline. A standard error is that of an accuracy over the evaluated tokens, √(a(1 − a)/tokens).
 
     Args:
-        results: From `measure`.
+        results: Results of `measure`.
 
     Returns:
-        What was measured, and over seeds: the best "baseline" and its "baseline_error"; "learned",
-        whether the whole model exceeds the baseline by two standard errors; "fell_below", whether
-        some a_k is below the baseline by two; "carried" = Σ_k k (a_k − a_{k−1})/(a_L − a_{−1}), the
-        mean length at which the accuracy comes, NaN where nothing was learned and where the
-        accuracy fell below the baseline, since with negative weights it is no mean; "enough", the
-        least k whose a_k is within one standard error of the whole, NaN where nothing was learned.
+        The measurements, and over seeds: the best "baseline" and its "baseline_error"; "learned",
+            whether the full model exceeds the baseline by two standard errors; "fell_below",
+            whether some a_k is below the baseline by two; "carried" = Σ_k k (a_k − a_{k−1})/(a_L −
+            a_{−1}), the mean length that accuracy needs, NaN where nothing was learned, and where
+            the accuracy fell below the baseline, because a mean has no negative weights; "enough",
+            the least k whose a_k is within one standard error of the full model, NaN where nothing
+            was learned.
     """
     shares = results.sel(metric="accuracy", seed=results.fine, drop=True).astype(float)
     baseline = np.maximum(*(shares[name] for name in BASELINES))
@@ -69,12 +76,12 @@ def largest_sets(shares: xr.Dataset) -> xr.DataArray:
     return sets.sel(num_paths=sets.num_paths.max())
 
 
-def make_rows(results: xr.Dataset, task: TrainedTask) -> Iterator[dict[str, Any]]:
+def make_rows(results: xr.Dataset, task: TrainedTask) -> Iterator[TableRow]:
     """Makes a row for each seed, evaluation, path length and repeat; a column for each metric.
 
     Args:
-        results: From `measure`.
-        task: What was trained.
+        results: Results of `measure`.
+        task: The training task.
     """
     frames = [
         results[evaluation]
@@ -95,15 +102,16 @@ def make_rows(results: xr.Dataset, task: TrainedTask) -> Iterator[dict[str, Any]
 
 
 def judge_claims(results: xr.Dataset, task: TrainedTask, setting: str) -> Iterator[Row]:
-    """Tests whether short paths carry the network, do the task alone, and lengths fall.
+    """Tests whether short paths suffice, whether paths of one length do the task alone, and whether
+    accuracy falls with length.
 
-    An accuracy below the best baseline counts as the baseline: truncations that guess carry
-    nothing, and sampled sets that guess at all lengths do not fall. `biases` and `all of it` are
-    findings.
+    An accuracy below the best baseline counts as the baseline, so truncated networks that guess
+    have no accuracy, and sampled sets that guess at all lengths do not fall. `biases` and `all of
+    it` are findings.
 
     Args:
-        results: From `measure`.
-        task: What was trained.
+        results: Results of `measure`.
+        task: The training task.
         setting: The setting of the rows.
     """
     shares, depth = accuracies(results), task.recipe.config.depth
@@ -142,11 +150,12 @@ def describe_below(is_below: xr.DataArray) -> str:
 
 
 def compare_results(results: xr.Dataset, task: TrainedTask) -> Iterator[Comparison]:
-    """Compares whole model and baseline with the published plotting code's; what no path gives.
+    """Compares full model and baseline with the published plotting code; and the output of the
+    biases alone.
 
     Args:
-        results: From `measure`.
-        task: What was trained.
+        results: Results of `measure`.
+        task: The training task.
     """
     shares = accuracies(results)
     whole_accuracy, offset = (
@@ -171,12 +180,12 @@ def compare_results(results: xr.Dataset, task: TrainedTask) -> Iterator[Comparis
 
 
 def make_finding(results: xr.Dataset, task: TrainedTask, success: str) -> Finding | None:
-    """Reports how few layers a path needs to pass, and what sampled paths do alone.
+    """Reports how many layers a path needs to pass, and the accuracy of sampled paths alone.
 
     Args:
-        results: From `measure`.
-        task: What was trained.
-        success: What the accuracy is the share of, such as "of the letters are sorted".
+        results: Results of `measure`.
+        task: The training task.
+        success: Meaning of the accuracy, such as "of the letters are sorted".
     """
     shares, depth = accuracies(results).mean("seed"), task.recipe.config.depth
     is_near = shares.truncated >= shares.baseline + 0.9 * (shares.whole - shares.baseline)

@@ -1,17 +1,16 @@
-"""What run_sort, run_convex_hull and run_memorization measure of their trained networks.
+"""The measurements of run_sort, run_convex_hull and run_memorization in their trained networks.
 
 Axis letters: b examples, n tokens, c classes, k path lengths, r repeats, p paths, l layers.
 """
 
 import functools
 from collections.abc import Mapping
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import xarray as xr
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, PyTree
 
 from experiments.lab import Options, labelled
 from experiments.train.trained_tasks import (
@@ -41,20 +40,20 @@ SET_SIZES = (5, PUBLISHED_SIZE)  # of the published figures
 
 
 def evaluate_paths(
-    options: Options, task: TrainedTask, model: Any, data: Any, key: Any
-) -> dict[str, Any]:
+    task: TrainedTask, model: Model, data: dict[str, Examples], key: jax.Array
+) -> dict[str, PyTree[Array]]:
     """Evaluates the trained model of one seed: whole, by path length, and the baselines.
 
     Args:
-        options: The flags, for the sampled sets of paths.
-        task: What was trained.
+        task: What was trained; its flags say which sets of paths are sampled.
         model: The trained model.
-        data: Of the seed: "train" and "eval", and "texts" where "train" is packed.
-        key: Of the seed; sets of paths and the random baseline are drawn from it.
+        data: Examples of the seed: "train" and "eval", and "texts" where "train" is packed.
+        key: Random key of the seed; sets of paths and the random baseline are drawn from it.
 
     Returns:
-        {evaluation: {metric: [] or [k]}}: "whole", "whole_train", the baselines and those of
-        `length_sums`; "sets": {size: {metric: [k, r]}}; "tokens": [], the number evaluated.
+        {evaluation: {metric: [] or [k]}}: "whole", "whole_train", the baselines and the results of
+        `length_sums`; "sets": {size: {metric: [k, r]}}; "tokens": [], the number of evaluated
+        tokens.
     """
     config, metrics, batch_size = task.recipe.config, task.metrics, task.batch_size
     key_paths, key_guess = jax.random.split(jax.random.fold_in(key, 1))
@@ -66,7 +65,7 @@ def evaluate_paths(
     return {
         "whole": whole_metrics(model, held_out, config, metrics, batch_size),
         **{name: {"accuracy": value} for name, value in zip(BASELINES, guesses, strict=True)},
-        "sets": evaluate_samples(options, task, model, held_out, key_paths),
+        "sets": evaluate_samples(task, model, held_out, key_paths),
         **length_sums(model, held_out, config, metrics, batch_size),
         "tokens": token_mask(held_out).sum(),
         "whole_train": whole_metrics(
@@ -87,23 +86,23 @@ def sampled_lengths(options: Options) -> np.ndarray:
 
 
 def evaluate_samples(
-    options: Options, task: TrainedTask, model: Model, held_out: Examples, key: Any
+    task: TrainedTask, model: Model, held_out: Examples, key: jax.Array
 ) -> dict[str, dict[str, Float[Array, "k r"]]]:
-    """Evaluates sampled sets of paths, each of which attends from its own states, as published.
+    """Evaluates sampled sets of paths, each of which computes attention from its own states, as in
+    the paper.
 
-    Sets of all sizes are one array: smaller ones are filled up and the filling is not kept.
+    Sets of all sizes are one array: smaller sets are padded, and the padding is not a member.
 
     Args:
-        options: The flags.
-        task: What was trained.
+        task: The training task.
         model: The trained model of one seed.
-        held_out: What it is evaluated on, [b, n].
-        key: Of the seed.
+        held_out: Examples to evaluate, [b, n].
+        key: Random key of the seed.
 
     Returns:
         {number of paths in a set: {metric: [k, r]}}.
     """
-    config, lengths = task.recipe.config, sampled_lengths(options)
+    config, options, lengths = task.recipe.config, task.options, sampled_lengths(task.options)
     sizes = sorted({options.n_paths, *SET_SIZES})
     shape = (len(sizes), len(lengths), options.n_repeat, sizes[-1])
     is_kept = np.arange(sizes[-1]) < np.reshape(sizes, (-1, 1, 1, 1))
@@ -116,8 +115,8 @@ def evaluate_samples(
     paths = jax.vmap(draw_paths)(jnp.asarray(sizes))
     paths = jnp.where(is_kept[..., None], paths, paths[..., :1, :])
 
-    def single_logits(item):
-        inputs, mask = item
+    def single_logits(example):
+        inputs, mask = example
         return path_set_logits(
             model.network,
             model.classifier,
@@ -144,16 +143,17 @@ def length_sums(
     config: TransformerConfig,
     metrics: Metrics,
     batch_size: int | None = None,
-) -> dict[str, Any]:
-    """Computes the metrics of exact sums over all paths by length 0..L, and each length's worth.
+) -> dict[str, PyTree[Array]]:
+    """Computes the metrics of exact sums over all paths by length 0..L, and the value of each
+    length.
 
-    Sums C_k are frozen: in the attention of the whole model. All have the offset and the classifier
-    of the whole model, so that they differ in the lengths alone. The offset holds the biases,
-    through the frozen 1/σ of the whole network: a network without any path already guesses.
+    Sums C_k are frozen: they use the attention of the full model. All have the offset and the
+    classifier of the full model, so they differ only in the lengths. The offset holds the biases,
+    through the frozen 1/σ of the full model: a network without any path already guesses.
 
     Args:
         model: The trained model of one seed.
-        examples: What it is evaluated on.
+        examples: Examples to evaluate.
         config: The network.
         metrics: Functions of (logits, examples) by name.
         batch_size: Examples at a time; None for all.
@@ -172,8 +172,9 @@ def length_sums(
     """
     size = config.depth + 1
 
-    def single_example(item):
-        inputs, mask = item
+    def single_example(example):
+        """Computes the logits of all sums of one example."""
+        inputs, mask = example
         sums = path_contributions(model.network, inputs, config, mask=mask)
         short = truncated(model.network, inputs, config, jnp.arange(size), mask=mask).output
         states = jnp.concatenate([sums.by_attention_length, sums.offset[None]])
@@ -210,17 +211,16 @@ def length_sums(
     }
 
 
-def name_axes(options: Options, task: TrainedTask, arrays: Mapping[str, np.ndarray]) -> xr.Dataset:
-    """Names the axes of what `evaluate_paths` measures.
+def name_axes(task: TrainedTask, arrays: Mapping[str, np.ndarray]) -> xr.Dataset:
+    """Names the axes of the results of `evaluate_paths`.
 
     Args:
-        options: The flags.
-        task: What was trained.
+        task: The training task.
         arrays: {"name/level": [s, ...]}.
 
     Returns:
-        A Dataset over "seed", "metric", "path_length", "num_paths" and "repeat"; "fine" says which
-        seeds did not diverge.
+        A Dataset over "seed", "metric", "path_length", "num_paths" and "repeat"; "fine" marks the
+        seeds that did not diverge.
     """
     axes = {"losses": ("epoch",), "covariance": ("path_length",)}
     evaluations = {name: a for name, a in arrays.items() if not name.startswith("model/")}
@@ -228,6 +228,6 @@ def name_axes(options: Options, task: TrainedTask, arrays: Mapping[str, np.ndarr
     exact = labelled.make_dataset(evaluations, ("metric", "path_length"), **axes)
     exact = exact.assign_coords(path_length=np.arange(task.recipe.config.depth + 1))
     sampled = labelled.make_dataset(sets, ("num_paths", "metric", "path_length", "repeat"))
-    sampled = sampled.assign_coords(path_length=sampled_lengths(options))
+    sampled = sampled.assign_coords(path_length=sampled_lengths(task.options))
     sampled = sampled.rename(sets="sampled").sortby("num_paths")
     return xr.merge([exact, sampled], join="outer").assign(fine=exact.diverged_at < 0)

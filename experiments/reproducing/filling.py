@@ -1,10 +1,10 @@
 """Texts and tables about results, whose numbers are filled in from an experiment's table.
 
 `results.toml` has them by experiment. A placeholder names a row of docs/results/NAME.csv:
-`{residual ratio after 12 layers|.2f}`. A column stands between the two: `{rate: BERT|low|.2f}`;
+`{residual ratio after 12 layers|.2f}`. A column may stand between the two: `{rate: BERT|low|.2f}`;
 "interval" writes the number with its interval. Without a format the cell is copied. A format that
-begins with "10^" is of the power of ten. `{--n_epochs}` is a flag of the run, the last one of an
-experiment that has several.
+begins with "10^" applies to the power of ten. `{--n_epochs}` is a flag of the run, or of the last
+run if there are several.
 """
 
 import csv
@@ -14,9 +14,10 @@ import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from experiments.lab.folder import table_bytes
+from experiments.lab import FlagValue
+from experiments.lab.folder_files import table_bytes
 from experiments.verdicts import Comparison, Row
 
 TEXTS = Path(__file__).with_name("results.toml")
@@ -32,9 +33,9 @@ class Texts(NamedTuple):
     """What `results.toml` has of one experiment.
 
     Attributes:
-        result: The paragraph that says what came out.
+        result: The paragraph with the result.
         table: A table of Markdown, with a sentence about it; "" for none.
-        settings: The numbers of both that are no results.
+        settings: The numbers in both that are not results.
     """
 
     result: str
@@ -49,10 +50,10 @@ def read_texts() -> dict[str, Texts]:
 
 
 def write_numbers(comparisons: Sequence[Comparison], claims: Sequence[Row]) -> bytes:
-    """Writes the table of an experiment: what it compares, then its rows of statements.
+    """Writes the table of an experiment: its comparisons, then its rows of statements.
 
     Args:
-        comparisons: Numbers beside published ones.
+        comparisons: Measured and published numbers.
         claims: Rows of statements, each with its own 95 % interval.
     """
     rows = [
@@ -85,12 +86,13 @@ def write_numbers(comparisons: Sequence[Comparison], claims: Sequence[Row]) -> b
 
 
 def read_numbers(table: bytes) -> Numbers:
-    """Reads the table of an experiment; of rows that name the same quantity, the first."""
+    """Reads the table of an experiment; if several rows name the same quantity, the first
+    counts."""
     rows = list(csv.DictReader(io.StringIO(table.decode())))
     return {row["quantity"]: row for row in reversed(rows)}
 
 
-def read_settings(arguments: Mapping[str, Any]) -> Numbers:
+def read_settings(arguments: Mapping[str, FlagValue]) -> Numbers:
     """Makes the rows of the flags of a run, {"--n_epochs": 20}, which texts name as numbers.
 
     Args:
@@ -111,9 +113,9 @@ def fill(text: str, numbers: Numbers, absent: str = "–") -> str:
     """Fills the placeholders of a text.
 
     Args:
-        text: With placeholders.
-        numbers: From `read_numbers`.
-        absent: What stands for a number that the table does not have, see `find_missing`.
+        text: Text with placeholders.
+        numbers: Numbers from `read_numbers`.
+        absent: Text in place of a number that the table does not have, see `find_missing`.
     """
 
     def write(placeholder: re.Match) -> str:
@@ -124,7 +126,7 @@ def fill(text: str, numbers: Numbers, absent: str = "–") -> str:
 
 
 def _fill_one(placeholder: str, numbers: Numbers) -> str | None:
-    """Writes what a placeholder stands for; None where there is no such row, or no number in it."""
+    """Writes the value of a placeholder; None where there is no such row, or no number in it."""
     quantity, column, form = split_placeholder(placeholder)
     if quantity not in numbers:
         return None
@@ -151,8 +153,8 @@ def format_cell(cell: str, form: str) -> str | None:
     """Writes the first number of a cell in a format; without one, the cell.
 
     Args:
-        cell: Of the table.
-        form: A format as of Python; "10^" before it takes the power of ten.
+        cell: Cell of the table.
+        form: A format as in Python; "10^" before it applies it to the power of ten.
 
     Returns:
         None where the cell has no number.
@@ -171,5 +173,5 @@ def format_cell(cell: str, form: str) -> str | None:
 
 
 def write_minus(text: str) -> str:
-    """Writes the minus of negative numbers as the pages have it."""
+    """Writes negative numbers with the minus sign of the pages."""
     return MINUS.sub("−", text)

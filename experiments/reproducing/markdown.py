@@ -15,8 +15,8 @@ def render_markdown(
     """Renders a page of Markdown, with the files that it links to.
 
     Args:
-        title: Of the page.
-        intro: Its first paragraph.
+        title: Title of the page.
+        intro: First paragraph of the page.
         sections: The experiments; their `details` say where and how long they ran.
 
     Returns:
@@ -32,7 +32,7 @@ def render_markdown(
 
 
 def shrink_png(png: bytes) -> bytes:
-    """Reduces a figure to a palette of few colours; bytes that are no image stay as they are."""
+    """Reduces a figure to a palette of few colours; bytes that are not an image do not change."""
     from PIL import Image
 
     try:
@@ -45,7 +45,7 @@ def shrink_png(png: bytes) -> bytes:
 
 
 def _render_section(section):
-    """Renders one experiment: the first figure, what came out, further figures, numbers.
+    """Renders one experiment: the first figure, the result, further figures, numbers.
 
     Returns:
         Its paragraphs, and {path: content} of its files.

@@ -1,16 +1,15 @@
 """Every page with results, from the folders of one run of `reproduce`.
 
-docs/results.md with figures and tables, docs/statements.md, and on docs/experiments/NAME.md the
-paragraph and the table of what came out.
+docs/results.md with figures and tables, docs/statements.md, and the paragraph and table of results
+on docs/experiments/NAME.md.
 """
 
 import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-from experiments.lab import list_experiments, provenance, table_bytes
+from experiments.lab import JsonObject, list_experiments, provenance, table_bytes
 from experiments.reproducing import statements_page
 from experiments.reproducing.filling import (
     Texts,
@@ -47,13 +46,13 @@ TABLE = re.compile(r"(?<=<!-- filled -->\n).*?(?=<!-- end -->)", re.DOTALL)
 def write_markdown(parent: Path, preset: str, docs: Path) -> Path:
     """Writes all pages with results from the complete runs of a preset.
 
-    At the paper's sizes each number that a text names must be there, and the experiments' own pages
-    are written too.
+    With the preset "reported" each number that a text names must exist, and the experiments' own
+    pages are written, too.
 
     Args:
-        parent: Of the run folders.
-        preset: Their sizes.
-        docs: Gets results.md, results/ and statements.md; has experiments/.
+        parent: Folder that holds the run folders.
+        preset: Preset of the sizes of the runs.
+        docs: Folder for results.md, results/ and statements.md; it has experiments/.
 
     Returns:
         The path of results.md.
@@ -101,7 +100,7 @@ def write_markdown(parent: Path, preset: str, docs: Path) -> Path:
 
 
 def fill_pages(docs: Path, pages: Mapping[str, Texts]) -> dict[str, bytes]:
-    """Writes results into the pages of experiments that there are.
+    """Writes results into the existing pages of experiments.
 
     Args:
         docs: The folder of the pages.
@@ -122,8 +121,8 @@ def fill_page(page: str, filled: Texts) -> str:
     """Replaces the paragraph and the table of results of one page.
 
     Args:
-        page: With "**Result.** …", and "<!-- filled -->" where it has a table.
-        filled: What they become.
+        page: Page with "**Result.** …", and with "<!-- filled -->" where it has a table.
+        filled: New paragraph and table.
     """
     page = CAME_OUT.sub(lambda _: f"**Result.** {filled.result}", page, count=1)
     return TABLE.sub(lambda _: f"{filled.table}\n", page, count=1)
@@ -133,18 +132,18 @@ def is_complete(name: str, preset: str, parent: Path) -> bool:
     """Returns whether all runs of an experiment have a summary.
 
     Args:
-        name: Of the experiment.
-        preset: Its sizes.
-        parent: Of its run folders.
+        name: Name of the experiment.
+        preset: Preset of the sizes.
+        parent: Folder that holds its run folders.
     """
     return all((parent / run / "summary.json").exists() for run in list_runs(name, preset))
 
 
-def describe_run(parent: Path, name: str) -> dict[str, Any]:
+def describe_run(parent: Path, name: str) -> JsonObject:
     """Reads date, seed, time, machine, version, commit and command of a run.
 
     Args:
-        parent: Of the run folders.
+        parent: Folder that holds the run folders.
         name: The run, see `list_runs`.
 
     Raises:
@@ -173,13 +172,13 @@ def describe_run(parent: Path, name: str) -> dict[str, Any]:
         raise files.damaged_file_error(path, f"no entry {error}") from error
 
 
-def format_run(run: Mapping[str, Any], preset: str) -> str:
+def format_run(run: JsonObject, preset: str) -> str:
     """Writes what `describe_run` reads as the small print of a section."""
     seed = "" if run["seed"] is None else f", seed {run['seed']}"
     seconds = ""
     if run["seconds"] is not None:
         bound = "at least " if run["at_least"] else ""
-        another = ", another experiment beside it" if run["jobs"] > 1 else ""
+        another = ", while another experiment ran" if run["jobs"] > 1 else ""
         seconds = f", {bound}{run['seconds']:.0f} s, compilation included{another}"
     return (
         f"{run['date']}{seed}{seconds}, on {run['machine']}; sizes “{preset}”, JAX {run['jax']}, "

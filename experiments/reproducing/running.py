@@ -29,12 +29,12 @@ from rank_collapse.runs import files
 
 SIGNAL_CODES = 128  # above it an exit code is of a process that a signal ended
 SIZES = {
-    "quick": "“Here” is this run, of the preset “quick”: small networks and few seeds, for minutes "
-    "on two cores. The pictures are of it. “Reference run” is a run of the preset “reported”, "
-    "whose numbers are on the project’s pages.",
-    "reported": "“Here” is this run, “Reference run” an earlier one of the same sizes, whose "
-    "numbers are on the project’s pages. Networks are as large as the published ones; tokens, "
-    "seeds and epochs are fewer where they would take more than an hour and a half on two cores.",
+    "quick": "“Here” names this run at the preset “quick”: small networks and few seeds, which "
+    "take minutes on two cores. The pictures show this run. “Reference run” names a run at the "
+    "preset “reported”; the project’s pages give its numbers.",
+    "reported": "“Here” names this run, “Reference run” an earlier run of the same sizes; the "
+    "project’s pages give its numbers. Networks are as large as the published ones. Tokens, seeds "
+    "and epochs are fewer where they would take more than an hour and a half on two cores.",
 }
 
 
@@ -43,7 +43,7 @@ class ProcessResult(NamedTuple):
 
     Attributes:
         code: Its exit code.
-        output: All that it printed.
+        output: Everything that it printed.
         seconds: Its time.
         cpu_seconds: Its time on all cores, of this process alone.
     """
@@ -58,8 +58,8 @@ def run_binary(module: str, *arguments: str) -> ProcessResult:
     """Runs a binary as `python -m module` would, in this process.
 
     Args:
-        module: Of the binary.
-        *arguments: Of its flags.
+        module: Module of the binary.
+        *arguments: Values of its flags.
     """
     binary = importlib.import_module(module)
     start, start_of_cpu = time.monotonic(), time.process_time()
@@ -119,11 +119,10 @@ def run_experiments(
     """Runs each experiment in a folder of its name and reads it.
 
     Args:
-        names: In the order of the report, in which they run.
+        names: Names of the experiments in the order in which they run and are reported.
         options: The flags.
-        parent: Of the folders.
-        show: Called with the sections of those that have ended, before the first and after each.
-            Each has a line in the terminal.
+        parent: Folder that holds the run folders.
+        show: Called with the sections of the finished experiments, before the first and after each.
 
     Returns:
         The sections.
@@ -179,8 +178,8 @@ def run_experiments(
 def default_jobs() -> int:
     """Returns how many experiments run side by side.
 
-    Two on two cores or more: compiling and much of an experiment take one. On an accelerator one
-    at a time, because the first process takes its memory.
+    Two on two cores or more, because compilation and many experiments use one core. One on an
+    accelerator, because the first process takes its memory.
     """
     return 2 if count_cores() > 1 and not has_accelerator() else 1
 
@@ -191,11 +190,11 @@ def render_report(
     """Renders the report: all sections under one heading, with the machine that ran them.
 
     Args:
-        sections: Of the experiments that have ended.
-        count: Of all.
-        preset: Their sizes.
-        started: When, by `time.monotonic`.
-        parent: Of the run folders.
+        sections: Sections of the experiments that have ended.
+        count: Number of all experiments.
+        preset: Preset of the sizes of the runs.
+        started: Time of the start, by `time.monotonic`.
+        parent: Folder that holds the run folders.
     """
     ended = f"{len(sections)} of {count} experiments have ended"
     return verdicts.render(
@@ -211,7 +210,7 @@ def render_report(
 
 
 def describe_machine(parent: Path) -> str:
-    """Says when and on which machine the newest run was made; "" where there is none."""
+    """Describes when and on which machine the newest run was made; "" if there is none."""
     paths = sorted(parent.rglob("config.json"), key=lambda path: path.stat().st_mtime)
     try:
         saved = files.read_object(paths[-1])

@@ -17,7 +17,7 @@ from experiments.lab.experiment import (
     import_experiment,
     read_run,
 )
-from experiments.lab.flags import parse_flags
+from experiments.lab.flags import FlagValue, parse_flags
 from rank_collapse import runs
 from rank_collapse.runs import files
 
@@ -36,7 +36,7 @@ class RunRecord(NamedTuple):
         command: The command that made it.
         details: Small print.
         label: Name of the run, where the experiment has several.
-        code, output: Of its process; a failed one is shown as such.
+        code, output: Exit code and output of the process; a failed run is marked.
     """
 
     folder: Path
@@ -51,22 +51,22 @@ def list_runs(name: str, preset: str) -> dict[str, Sequence[str]]:
     """Lists {run: its arguments} of an experiment at a preset.
 
     A run is called "run_sort", or "run_sort/label" where there are several. This is also the place
-    of its folder among those of the preset.
+    of its folder among the folders of the preset.
 
     Args:
-        name: Of the experiment.
-        preset: Its sizes.
+        name: Name of the experiment.
+        preset: Preset of the sizes.
     """
     labelled_runs = describe_experiment(name).runs(preset)
     return {f"{name}/{run}" if run else name: flags for run, flags in labelled_runs.items()}
 
 
-def read_flag_values(name: str, preset: str) -> dict[str, Any]:
+def read_flag_values(name: str, preset: str) -> dict[str, FlagValue]:
     """Returns {flag: value, or values} of the last run of an experiment at a preset.
 
     Args:
-        name: Of the experiment.
-        preset: Its sizes.
+        name: Name of the experiment.
+        preset: Preset of the sizes.
     """
     *_, arguments = describe_experiment(name).runs(preset).values()
     options = parse_flags(copy.deepcopy(import_experiment(name).FLAGS), arguments)
@@ -77,15 +77,15 @@ def until_decided(name: str, arguments: Sequence[str]) -> list[str]:
     """Returns the arguments of a run that adds draws until its statements are decided.
 
     Args:
-        name: Of the experiment; one without a budget has a fixed number of draws.
-        arguments: Of the preset.
+        name: Name of the experiment; one without a budget has a fixed number of draws.
+        arguments: Arguments of the preset.
     """
     budget = verdicts.PROTOCOL.budgets.get(name)
     if budget is None:
         return [*arguments]
     counts = import_experiment(name).FLAGS.counts
-    others = [a for a in arguments if not a.startswith(f"--{counts}=")]
-    return [*others, "--until=decided", f"--{counts.replace('num_', 'max_')}={budget}"]
+    other_arguments = [a for a in arguments if not a.startswith(f"--{counts}=")]
+    return [*other_arguments, "--until=decided", f"--{counts.replace('num_', 'max_')}={budget}"]
 
 
 def run_command(run: str, arguments: Sequence[str], folder: Path) -> str:
@@ -93,7 +93,7 @@ def run_command(run: str, arguments: Sequence[str], folder: Path) -> str:
 
     Args:
         run: See `list_runs`.
-        arguments: Of its flags.
+        arguments: Values of its flags.
         folder: The run folder.
     """
     name = run.partition("/")[0]
@@ -104,8 +104,8 @@ def make_section(name: str, records: Sequence[RunRecord]) -> verdicts.Section:
     """Makes one section of the report from the run folders of an experiment.
 
     Args:
-        name: Of the experiment.
-        records: Its runs.
+        name: Name of the experiment.
+        records: Runs of the experiment.
     """
     experiment = describe_experiment(name)
     figures, claims, comparisons, errors = [], [], [], []
@@ -148,21 +148,21 @@ def make_section(name: str, records: Sequence[RunRecord]) -> verdicts.Section:
 
 
 def read_result(name: str) -> str:
-    """Reads "What came out" of an experiment from its page of the site; "" where it has none."""
+    """Reads the result of an experiment from its page of the site; "" if it has none."""
     page = DOCS / "experiments" / f"{name}.md"
     paragraph = CAME_OUT.search(page.read_text("utf-8")) if page.exists() else None
     return paragraph[1].replace("](../", "](") if paragraph else ""  # links from one folder higher
 
 
 def save_time(parent: Path, name: str, result: Any, jobs: int, resumed: bool = False) -> None:
-    """Saves how long a run took: the sum of its parts where it was interrupted.
+    """Saves the duration of a run: the sum of its parts if it was interrupted.
 
     Args:
-        parent: Of the run folders.
+        parent: Folder that holds the run folders.
         name: The run, see `list_runs`.
         result: `running.ProcessResult` of its process.
-        jobs: How many ran side by side.
-        resumed: Whether an earlier process began it, whose time is added.
+        jobs: Number of runs side by side.
+        resumed: Whether an earlier process began it; its time is then added.
     """
     times = read_times(parent)
     earlier = times.get(name, dict.fromkeys(TIME_NAMES, 0.0) | {"at_least": 1.0})
@@ -181,7 +181,7 @@ def save_time(parent: Path, name: str, result: Any, jobs: int, resumed: bool = F
 def read_times(parent: Path) -> dict[str, dict[str, float]]:
     """Reads {run: its `TIME_NAMES`}; a damaged file has none.
 
-    "at_least" is 1 where a part of the run was computed by a process whose time is not known.
+    "at_least" is 1 if a process of unknown duration computed a part of the run.
     """
     try:
         times = files.read_object(parent / "times.json")
@@ -194,8 +194,8 @@ def answer_sections(sections: Sequence[verdicts.Section], preset: str) -> list[v
     """Answers all statements that have rows in any of the sections.
 
     Args:
-        sections: Of the experiments.
-        preset: Their sizes; of those of the pages the settings are registered.
+        sections: Sections of the experiments.
+        preset: Their sizes; the settings of the preset of the pages are registered.
     """
     rows = [row for section in sections for row in section.claims]
     return verdicts.answer_statements(verdicts.STATEMENTS, rows, preset == REGISTERED)

@@ -1,6 +1,8 @@
-"""docs/statements.md and its table of rows: what the run folders of one run say of each statement.
+"""docs/statements.md and its table of rows: the results of one set of run folders for each
+statement.
 
-Answers follow from the verdicts in the table. Without folders `write_page` writes it anew from it.
+Answers follow from the verdicts in the table. Without folders, `write_page` writes the page again
+from the table.
 """
 
 import csv
@@ -10,7 +12,6 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from experiments.lab import (
     import_experiment,
@@ -26,6 +27,7 @@ from experiments.verdicts import (
     STATEMENTS,
     UNDECIDED,
     Row,
+    TableRow,
     decide_answer,
     judge_rows,
     refuting_text,
@@ -92,7 +94,7 @@ After a look at results with earlier seeds we changed some settings and statisti
 {changed}
 """
 YEAR = re.compile(r" et al\. \d{4}")
-TableRows = Sequence[Mapping[str, Any]]
+TableRows = Sequence[TableRow]
 
 
 def write_page(docs: Path, folders: Iterable[Path] = ()) -> None:
@@ -100,10 +102,10 @@ def write_page(docs: Path, folders: Iterable[Path] = ()) -> None:
 
     Args:
         docs: The folder of the page.
-        folders: Of one run of the experiments.
+        folders: Folders of one run of the experiments.
 
     Raises:
-        RunError: A folder that is no complete run.
+        RunError: A folder that is not a complete run.
     """
     run_rows = [pair for folder in folders for pair in read_run_rows(folder)]
     rows = list(judge_run_rows(run_rows)) if run_rows else read_table(docs / PAGE.name)
@@ -112,14 +114,14 @@ def write_page(docs: Path, folders: Iterable[Path] = ()) -> None:
     runs.write_atomically(docs / PAGE.name, render_page(rows).encode())
 
 
-def read_run_rows(folder: Path) -> list[tuple[Row, dict[str, Any]]]:
-    """Reads the rows of a run, each with the columns that say which run it is of.
+def read_run_rows(folder: Path) -> list[tuple[Row, TableRow]]:
+    """Reads the rows of a run, with columns that name the run.
 
     Args:
-        folder: Of the run.
+        folder: Folder of the run.
 
     Raises:
-        RunError: It is no complete run.
+        RunError: It is not a complete run.
     """
     saved = files.read_object(folder / "config.json")
     flags, words = saved["config"], saved["execution"]["command"].split()
@@ -135,11 +137,11 @@ def read_run_rows(folder: Path) -> list[tuple[Row, dict[str, Any]]]:
     return [(row, run) for row in read_run(import_experiment(name), folder).claims]
 
 
-def judge_run_rows(run_rows: Sequence[tuple[Row, Mapping[str, Any]]]) -> Iterator[dict[str, Any]]:
+def judge_run_rows(run_rows: Sequence[tuple[Row, TableRow]]) -> Iterator[TableRow]:
     """Judges the rows of each statement jointly, and yields the rows of the table.
 
     Args:
-        run_rows: From `read_run_rows`, of all folders.
+        run_rows: Rows of all folders, from `read_run_rows`.
     """
     for key, statement in STATEMENTS.items():
         statement_rows = [pair for pair in run_rows if pair[0].key == key]
@@ -176,7 +178,7 @@ def read_table(page: Path = PAGE) -> TableRows:
 def answer_rows(rows: TableRows) -> dict[str, str]:
     """Answers the statements that have a range: {statement: one of `ANSWERS` or "not run"}.
 
-    Without the rows of all its experiments a statement was not run.
+    A statement without the rows of all its experiments was not run.
     """
     answers = {}
     for key, statement in STATEMENTS.items():
@@ -201,10 +203,10 @@ def count_sentence(answers: Mapping[str, str]) -> str:
 
 
 def describe_origin(rows: TableRows) -> str:
-    """Says which run the rows are of, and whether its seeds are the registered ones.
+    """Describes the run of the rows, and whether its seeds are the registered ones.
 
     Args:
-        rows: Of the table.
+        rows: Rows of the table.
     """
     measured = [row for row in rows if row["experiment"]]
     commits = sorted({c for row in measured for c in (row["commit"] or "unknown").split(" and ")})
@@ -228,7 +230,7 @@ def describe_draws(rows: TableRows) -> str:
 
 
 def describe_protocol() -> str:
-    """Says how statements are decided, as they are registered."""
+    """Describes how statements are decided, as registered."""
     return PROTOCOL_TEXT.format(
         rounds=", ".join(map(str, PROTOCOL.rounds)),
         first_seed=PROTOCOL.first_seed,
@@ -244,20 +246,24 @@ def render_page(rows: TableRows) -> str:
         source = YEAR.sub("", statement.source).replace("section ", "§")
         text = f"({source}) {_escape(statement.text)}"
         if statement.claimed:
-            own = [row for row in rows if row["statement"] == key]
-            counts = verdict_counts([row["verdict"] for row in own])
+            statement_rows = [row for row in rows if row["statement"] == key]
+            counts = verdict_counts([row["verdict"] for row in statement_rows])
             refuting = f"{_escape(statement.statistic)}: {refuting_text(statement)}"
-            answer, draws = f"**{answers[key]}** {counts}", describe_draws(own)
+            answer, draws = f"**{answers[key]}** {counts}", describe_draws(statement_rows)
             if answers[key] == NOT_RUN:
                 answer, draws = f"**{NOT_RUN}**", ""
             elif answers[key] == OPEN:
-                still_open = [row for row in own if row["verdict"] == UNDECIDED]
+                still_open = [row for row in statement_rows if row["verdict"] == UNDECIDED]
                 answer = f"**{OPEN} after {describe_draws(still_open)}** {counts}"
             tested += f"| {answer} | **{key}** {text} | {draws} | {refuting} |\n"
         elif statement.test:
-            own = [row for row in rows if row["statement"] == key]
-            values = [float(row["estimate"]) for row in own if row["estimate"] not in ("", None)]
-            bound = "at least " * any(row["note"].startswith("at least") for row in own)
+            statement_rows = [row for row in rows if row["statement"] == key]
+            values = [
+                float(row["estimate"])
+                for row in statement_rows
+                if row["estimate"] not in ("", None)
+            ]
+            bound = "at least " * any(row["note"].startswith("at least") for row in statement_rows)
             measured = f"{statement.statistic}: {bound}{range_of_values(values)}"
             if not statement.experiments:
                 measured = f"{statement.statistic}: by the test alone"

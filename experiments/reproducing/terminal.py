@@ -1,8 +1,9 @@
-"""What `reproduce` prints: a line for each experiment, and meanwhile what runs and for how long.
+"""Output of `reproduce`: a line for each experiment, and meanwhile the running ones and their
+times.
 
-In a terminal the last lines say what runs now and are redrawn; otherwise they are one line, where
-nothing else was printed for a while. The remaining time follows from the CPU seconds that the runs
-took on the machine of docs/results/runs.csv, and from how much slower those that have ended were.
+In a terminal the last lines show the running experiments and are redrawn; otherwise one line shows
+them, after a while without other lines. The remaining time follows from the CPU seconds that the
+runs took on the machine of docs/results/runs.csv, and from how much slower the finished runs were.
 """
 
 import contextlib
@@ -37,9 +38,9 @@ class Screen(contextlib.ExitStack):
     """The lines about a number of runs. A context manager.
 
     Args:
-        expected: {run: CPU seconds that it is expected to take}, in the order in which they run.
+        expected: {run: expected CPU seconds}, in the order in which they run.
         jobs: Runs at a time.
-        folder: Of the run folders, whose logs say what a run does.
+        folder: Folder that holds the run folders, whose logs show what a run does.
     """
 
     def __init__(self, expected: Mapping[str, float], jobs: int, folder: Path):
@@ -65,8 +66,8 @@ class Screen(contextlib.ExitStack):
         """Notes that a run has ended.
 
         Args:
-            run: Its name.
-            seconds: That it took; 0 where this is not known.
+            run: Name of the run.
+            seconds: Duration in seconds; 0 if unknown.
         """
         with self._lock:
             self._seconds[run] = seconds
@@ -76,7 +77,7 @@ class Screen(contextlib.ExitStack):
             self._list_running()
 
     def say(self, line: str) -> None:
-        """Prints a line above those that say what runs."""
+        """Prints a line above the lines of the running experiments."""
         with self._lock:
             self._clear()
             width = shutil.get_terminal_size().columns - 1
@@ -89,7 +90,7 @@ class Screen(contextlib.ExitStack):
         """Estimates the seconds until all runs have ended."""
         ended = [(self._seconds[run], self._expected[run]) for run in self._computed]
         seconds, expected = (USUAL_SECONDS + sum(t[i] for t in ended) for i in (0, 1))
-        slowdown, left, longest = seconds / expected, 0.0, 0.0
+        slowdown, total, longest = seconds / expected, 0.0, 0.0
         for run, expected in self._expected.items():
             if run not in self._seconds:
                 seconds = expected * slowdown
@@ -97,13 +98,11 @@ class Screen(contextlib.ExitStack):
                 if begun is not None:
                     elapsed = time.monotonic() - begun
                     seconds = max(seconds - elapsed, LEAST_LEFT * elapsed)
-                left, longest = left + seconds, max(longest, seconds)
-        return max(left / self._jobs, longest)
+                total, longest = total + seconds, max(longest, seconds)
+        return max(total / self._jobs, longest)
 
     def _list_running(self):
-        """Lists the runs at work: as many of the first ones that have not ended as there are
-        jobs.
-        """
+        """Lists the runs at work: as many of the first unfinished ones as there are jobs."""
         running = [run for run in self._expected if run not in self._seconds][: self._jobs]
         for run in running:
             self._begun.setdefault(run, time.monotonic())
@@ -111,20 +110,22 @@ class Screen(contextlib.ExitStack):
 
     def _describe_total(self):
         """Writes "4 of 16 runs in 01:20, about 03:10 left"."""
-        elapsed, left = (
+        elapsed, remaining = (
             progress.Progress.format_interval(seconds)
             for seconds in (time.monotonic() - self._start, self.seconds_left())
         )
-        return f"{len(self._seconds)} of {len(self._expected)} runs in {elapsed}, about {left} left"
+        count = f"{len(self._seconds)} of {len(self._expected)} runs"
+        return f"{count} in {elapsed}, about {remaining} left"
 
     def _clear(self):
-        """Deletes the lines that say what runs."""
+        """Deletes the lines of the running experiments."""
         if self._num_drawn:
             print(f"\x1b[{self._num_drawn}A\x1b[J", end="", file=sys.stderr, flush=True)
             self._num_drawn = 0
 
     def _draw(self):
-        """Draws the lines that say what runs; not in a terminal, one where it was silent."""
+        """Draws the lines of the running experiments; outside a terminal, one line after a
+        silence."""
         with self._lock:
             running = {
                 run: progress.read_activity(self._folder / run) for run in self._list_running()
@@ -143,13 +144,13 @@ class Screen(contextlib.ExitStack):
 
 
 def describe_number(section: verdicts.Section) -> str:
-    """Writes one number of an experiment, beside a published one where there is one.
+    """Writes one number of an experiment, with the published one if it exists.
 
-    A published number goes before words, and these before a number that is to be 0. Without any
+    A published number comes before words, and words before a number that should be 0. Without any
     comparison it is the first statistic of a statement.
 
     Args:
-        section: Of the report.
+        section: Section of the report.
     """
 
     def rank(comparison):
@@ -172,9 +173,9 @@ def describe_ended(place: str, section: verdicts.Section, cpu_seconds: float) ->
     """Writes the line of an experiment: its name, CPU seconds, and one number.
 
     Args:
-        place: Such as "3/16".
-        section: Of the report.
-        cpu_seconds: Of its runs.
+        place: Place in the order, such as "3/16".
+        section: Section of the report.
+        cpu_seconds: CPU seconds of its runs.
     """
     result = describe_number(section)
     if section.error:

@@ -1,12 +1,11 @@
-"""How much each residual branch weighs in the stream after it: the dependency of Liu et al. 2020.
+"""The weight of each residual branch in the stream after it: the dependency of Liu et al. 2020.
 
 Axis letters: n tokens, d width, l layers, s sublayers (branches) in the order passed.
 """
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
+from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
 from rank_collapse.network.config import TransformerConfig
@@ -23,15 +22,15 @@ def branch_shares(
     """Computes β_ii² = γ² Var f_i/(λ² Var x_{i−1} + γ² Var f_i) of each branch, from variances
     alone.
 
-    As published: branch and stream are taken as uncorrelated.
+    As published, branch and stream are assumed to be uncorrelated.
 
     Args:
-        params: Of the network; norms of branches and learned gains are read.
-        trace: From `apply`.
+        params: Parameters of the network; norms of branches and learned gains are read.
+        trace: Trace from `apply`.
         config: The network, for its gains and skips.
 
     Returns:
-        [s], branch after branch and layer after layer; 0 where a sum does not vary at all.
+        [s], branch after branch and layer after layer; 0 where a sum does not vary.
 
     Source: Liu et al. 2020, section 4 and appendix A.
     """
@@ -50,14 +49,14 @@ def _branch_share(passage):
     return jnp.where(total == 0, 0, branch / jnp.where(total == 0, 1, total))
 
 
-def dependency(shares: Any) -> Float[Array, "i i"]:
+def dependency(shares: ArrayLike) -> Float[Array, "i i"]:
     """Computes β_ij² of x̂_i = Σ_j β_ij â_j: the stream after i branches, in branches of variance
     1.
 
         β_ii² = the share of branch i in its sum, β_ij² = (1 − β_ii²) β_{i−1,j}²,
 
-    for post- and pre-norm alike: a norm scales all parts by one factor, which normalising x_i takes
-    out again. Every row sums to 1.
+    for post- and pre-norm alike: a norm scales all parts by one factor, which the normalisation of
+    x_i removes again. Every row sums to 1.
 
     Args:
         shares: β_ii² [N], from `branch_shares` or predicted (`ExpectedTrace.shares`).

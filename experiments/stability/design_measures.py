@@ -1,28 +1,33 @@
-"""The encoders of run_stability, by design and depth, and what is measured of one.
+"""The encoders of run_stability, by design and depth, and the measurements of one.
 
-A network of l layers is the deepest one whose layers after l have skips of 1 and branches of 0:
-they change nothing, and one compiled program serves every depth and every design of its norms.
+A network of l layers is the deepest one, with skips of 1 and branches of 0 in the layers after l.
+These layers change nothing, so one compiled program serves every depth and every design with the
+same norms.
 """
 
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
+from jaxtyping import Array, PyTree
 
 import rank_collapse as rc
 from experiments.lab import Executor, Options, RunFolder, check_names
 from experiments.stability import dependency
 from experiments.train.weight_matrices import (
+    Matrices,
     compute_matrix_norms,
     get_weight_matrices,
     replace_weight_matrices,
 )
 from rank_collapse.network import layers
 from rank_collapse.network.designs import count_branches
+from rank_collapse.network.parameters import TransformerParams
 from rank_collapse.network.residual import Gains, Unprofiled, layer_gains
 from rank_collapse.theory import expectation
 
@@ -60,14 +65,14 @@ def base_config(options: Options, depth: int) -> rc.TransformerConfig:
 
 
 def make_configs(options: Options) -> dict[Case, rc.TransformerConfig]:
-    """Makes all designs at all depths, ascending, as deep as the deepest; see `pad_layers`.
+    """Makes all designs at all depths, ascending, padded to the deepest; see `pad_layers`.
 
     Args:
         options: The flags.
 
     Raises:
-        ValueError: A design that there is not or that the one law does not cover, fewer than two
-            depths, or an update of nothing.
+        ValueError: An unknown design or one that the one law does not cover, fewer than two depths,
+            or an update of size 0.
     """
     check_names(options, "designs", rc.network.DESIGNS)
     depths = sorted(set(options.depths))
@@ -84,9 +89,9 @@ def make_configs(options: Options) -> dict[Case, rc.TransformerConfig]:
 
 
 def pad_layers(config: rc.TransformerConfig, size: int) -> rc.TransformerConfig:
-    """Gives a network `size` layers, of which those past its own change nothing.
+    """Gives a network `size` layers; the layers after its own change nothing.
 
-    Initial weights are compared alike: by one rule, with the gain of the design's own.
+    Initial weights are comparable: they follow one rule, with the design's own gain.
 
     Args:
         config: The network.
@@ -109,8 +114,10 @@ def pad_layers(config: rc.TransformerConfig, size: int) -> rc.TransformerConfig:
     )
 
 
-def group_by_program(configs: Mapping[str, rc.TransformerConfig]) -> list[dict[str, Any]]:
-    """Groups networks that differ in numbers alone: these are arguments of one program.
+def group_by_program(
+    configs: Mapping[str, rc.TransformerConfig],
+) -> list[dict[str, rc.TransformerConfig]]:
+    """Groups networks that differ only in numbers, which are arguments of one program.
 
     Args:
         configs: The networks by case or name.
@@ -118,7 +125,7 @@ def group_by_program(configs: Mapping[str, rc.TransformerConfig]) -> list[dict[s
     Returns:
         [{name: config of float32 numbers}].
     """
-    groups: dict[Any, dict[str, Any]] = {}
+    groups: dict[Hashable, dict[str, rc.TransformerConfig]] = {}
     for name, config in configs.items():
         leaves, structure = jax.tree.flatten(config)
         shapes = tuple(map(np.shape, leaves))
@@ -127,22 +134,22 @@ def group_by_program(configs: Mapping[str, rc.TransformerConfig]) -> list[dict[s
 
 
 def measure_all(
-    options: Options, configs: Mapping[Case, Any], folder: RunFolder
+    options: Options, configs: Mapping[Case, rc.TransformerConfig], folder: RunFolder
 ) -> dict[Case, dict[str, np.ndarray]]:
     """Measures all networks at initialisation, resumed from the run.
 
     Args:
         options: The flags.
         configs: The networks by case or name.
-        folder: The run folder; what it has is not computed again.
+        folder: The run folder; results that it already holds are not computed again.
 
     Returns:
         {case: {measure: [s, ...]}}, names joined by a dot.
 
     Raises:
-        ValueError: Each design has a network whose output is no number.
+        ValueError: Each design has a network whose output is NaN or infinite.
     """
-    arrays: dict[str, Any] = {}
+    arrays: dict[str, dict[str, np.ndarray]] = {}
     by_name = {case.name: config for case, config in configs.items()}
     with Executor(options, folder, "stability", options.num_seeds * len(by_name)) as executor:
         for group in group_by_program(by_name):
@@ -159,37 +166,37 @@ def measure_all(
 def keep_finite_designs(
     results: Mapping[Case, dict[str, np.ndarray]], say: Callable[[str], None]
 ) -> dict[Case, dict[str, np.ndarray]]:
-    """Keeps the designs all of whose networks' outputs are numbers, and says which are left out.
+    """Keeps the designs whose networks all have finite outputs, and reports which are left out.
 
     Args:
         results: Measures [s, ...] of each network.
-        say: Gets a line for each design that is left out.
+        say: Prints a line for each design that is left out.
 
     Returns:
-        The results of the designs that stay.
+        The results of the remaining designs.
 
     Raises:
-        ValueError: There is no such design.
+        ValueError: No design has finite outputs.
     """
     reasons: dict[str, str] = {}
     for case, measures in results.items():
         if not np.isfinite(measures["change.random"]).all():
             network = f"--designs={case.design} at depth {case.depth}"
             reasons.setdefault(case.design, f"{network}: NaN or overflow in the network")
-    kept = {case: m for case, m in results.items() if case.design not in reasons}
-    if not kept:
+    finite = {case: m for case, m in results.items() if case.design not in reasons}
+    if not finite:
         raise ValueError("; ".join(reasons.values()))
     for reason in reasons.values():
         say(f"{reason}; the design is kept apart")
-    return kept
+    return finite
 
 
 def cut_padding(arrays: Mapping[str, np.ndarray], depth: int) -> dict[str, np.ndarray]:
     """Cuts arrays [s, k L] or [s, k L + 1] to the layers of the network's own depth.
 
     Args:
-        arrays: Of one network.
-        depth: Its layers.
+        arrays: Arrays of one network.
+        depth: Number of layers of the network.
     """
     size, cut = arrays["apart"].shape[1] - 1, {}
     for name, values in arrays.items():
@@ -200,12 +207,14 @@ def cut_padding(arrays: Mapping[str, np.ndarray], depth: int) -> dict[str, np.nd
     return cut
 
 
-def draw(options: Options, key: Any, config: rc.TransformerConfig) -> dict[str, Any]:
-    """Draws weights and what else is random of one seed.
+def draw(
+    options: Options, key: jax.Array, config: rc.TransformerConfig
+) -> dict[str, PyTree[Array]]:
+    """Draws the weights and other random inputs of one seed.
 
     Args:
         options: The flags.
-        key: Of the seed.
+        key: Random key of the seed.
         config: The network.
 
     Returns:
@@ -228,13 +237,18 @@ def draw(options: Options, key: Any, config: rc.TransformerConfig) -> dict[str, 
     }
 
 
-def measure_seed(options: Options, is_profiled: bool, key: Any, floats: Any) -> dict[str, Any]:
+def measure_seed(
+    options: Options,
+    is_profiled: bool,
+    key: jax.Array,
+    floats: tuple[rc.TransformerConfig, jax.Array],
+) -> dict[str, PyTree[Array]]:
     """Measures one seed of one network, {measure: ...}.
 
     Args:
         options: The flags.
-        is_profiled: Whether a network may be one whose gains are profiled.
-        key: Of the seed.
+        is_profiled: Whether the network may be one whose gains are profiled.
+        key: Random key of the seed.
         floats: The network, and ‖W* − W‖/‖W‖.
     """
     config, size = floats
@@ -258,14 +272,20 @@ def measure_seed(options: Options, is_profiled: bool, key: Any, floats: Any) -> 
 
 
 def measure_network(
-    params: Any, x: Any, config: Any, trace: Any, law: Any, directions: Any, size: Any
-) -> dict[str, Any]:
-    """Measures output change, dependency and token cosines, beside what the law expects.
+    params: TransformerParams,
+    x: Array,
+    config: rc.TransformerConfig,
+    trace: rc.Trace,
+    law: expectation.ExpectedTrace,
+    directions: Mapping[str, Matrices],
+    size: ArrayLike,
+) -> dict[str, PyTree[Array]]:
+    """Measures output change, dependency and token cosines, and the law's predictions of them.
 
     Args:
         params, x, config, trace: The network, its tokens [n, d] and its forward pass.
-        law: From `expectation.expected_pass`.
-        directions, size: As of `output_changes`.
+        law: Law from `expectation.expected_pass`.
+        directions, size: See `output_changes`.
     """
     output = normalised_output(trace, config)
     return {
@@ -284,8 +304,10 @@ def one_minus_cosine(x: jax.Array) -> jax.Array:
     return jnp.sum(jnp.square(unit - unit.mean(axis=0, keepdims=True))) / (len(x) - 1)
 
 
-def matrix_gradients(loss: Callable[[Any], tuple[Any, Any]], params: Any) -> tuple[Any, Any]:
-    """Computes ∂loss/∂W of every matrix; also returns what else loss(params) returns."""
+def matrix_gradients(
+    loss: Callable[[TransformerParams], tuple[Array, rc.Trace]], params: TransformerParams
+) -> tuple[Matrices, rc.Trace]:
+    """Computes ∂loss/∂W of every matrix; also returns the further results of loss(params)."""
 
     def loss_of_matrices(matrices):
         return loss(replace_weight_matrices(params, matrices))
@@ -299,8 +321,13 @@ def normalised_output(trace: rc.Trace, config: rc.TransformerConfig) -> jax.Arra
 
 
 def output_changes(
-    params: Any, x: Any, config: Any, before: Any, directions: Mapping[str, Any], size: Any
-) -> dict[str, Any]:
+    params: TransformerParams,
+    x: Array,
+    config: rc.TransformerConfig,
+    before: Array,
+    directions: Mapping[str, Matrices],
+    size: ArrayLike,
+) -> dict[str, Array]:
     """Computes |x̂ − x̂*|²/d of the normalised output after an update of all matrices, by name.
 
     Args:
@@ -318,11 +345,13 @@ def output_changes(
     return dict(zip(directions, jax.lax.map(compute_change, stacked), strict=True))
 
 
-def move_weights(params: Any, direction: Any, size: Any) -> Any:
+def move_weights(
+    params: TransformerParams, direction: Matrices, size: ArrayLike
+) -> TransformerParams:
     """Moves every matrix of every layer by the same relative size: W* = W + size ‖W‖_F U/‖U‖_F.
 
     Args:
-        params: Of the network.
+        params: Parameters of the network.
         direction: U, a tree as `get_weight_matrices` returns; where U = 0 nothing moves.
         size: ‖W* − W‖_F/‖W‖_F.
     """
@@ -337,12 +366,14 @@ def move_weights(params: Any, direction: Any, size: Any) -> Any:
     return replace_weight_matrices(params, matrices)
 
 
-def sgd_change(params: Any, x: Any, config: Any, gradients: Any) -> jax.Array:
+def sgd_change(
+    params: TransformerParams, x: Array, config: rc.TransformerConfig, gradients: Matrices
+) -> Array:
     """Computes |δx̂|²/(d η²) of an SGD step W − η ∂loss/∂W of all matrices, to first order in η.
 
     Args:
-        params: Its parameters.
-        x: Its tokens [n, d].
+        params: Parameters of the network.
+        x: Tokens [n, d].
         config: The network.
         gradients: ∂loss/∂W of every matrix.
     """
@@ -356,22 +387,27 @@ def sgd_change(params: Any, x: Any, config: Any, gradients: Any) -> jax.Array:
     return jnp.mean(jnp.square(tangent))
 
 
-def gradient_bound(params: Any, gradients: Any, target: Any, size: Any) -> jax.Array:
-    """Computes e² (Σ‖W‖‖∂W‖)²/‖u‖², the least change of the output by a gradient step, per entry.
+def gradient_bound(
+    params: TransformerParams, gradients: Matrices, target: Array, size: ArrayLike
+) -> Array:
+    """Computes e² (Σ‖W‖‖∂W‖)²/‖u‖², the smallest possible change of the output by a gradient step,
+    per entry.
 
     A step of relative size e along every matrix's gradient changes the loss u·x̂ by e Σ‖W‖‖∂W‖,
-    u the target [n, d].
+    where u is the target [n, d].
     """
     norms = map(compute_matrix_norms, (get_weight_matrices(params), gradients))
     total = jax.tree.reduce(jnp.add, jax.tree.map(lambda w, g: jnp.sum(w * g), *norms))
     return jnp.square(size * total) / (jnp.sum(jnp.square(target)) * target.size)
 
 
-def profile_omega(params: Any, batch: Any, config: rc.TransformerConfig) -> rc.TransformerConfig:
+def profile_omega(
+    params: TransformerParams, batch: Array, config: rc.TransformerConfig
+) -> rc.TransformerConfig:
     """Profiles Admin's ω on a batch of states, where the skips of the network are NaN.
 
     Args:
-        params: Its parameters.
+        params: Parameters of the network.
         batch: States [b, n, d].
         config: The network.
     """

@@ -6,6 +6,7 @@ Each takes the results of all networks, see `results`.
 from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from experiments.stability.dependency import dependency
 from experiments.stability.stability_results import (
@@ -25,22 +26,22 @@ from rank_collapse.report.wording import words
 DASHES = {"O(N)": ":", "O(log N)": "--", "O(1)": "-."}
 
 
-def plot_law(ax: Any, x: Any, y: Any, index: int, **options: Any) -> None:
-    """Plots what is expected of a design, a dotted line."""
+def plot_law(ax: figures.Axes, x: ArrayLike, y: ArrayLike, index: int, **options: Any) -> None:
+    """Plots the prediction for a design as a dotted line."""
     ax.plot(x, y, **{"color": figures.color(index), "ls": ":", "lw": 1.2} | options)
 
 
-def expected_apart(measures: dict[str, Any]) -> np.ndarray:
+def expected_apart(measures: dict[str, np.ndarray]) -> np.ndarray:
     """Computes the law's 1 − token cosine by layer, mean over seeds."""
     return np.exp(measures["expected_log_apart"].astype(float)).mean(axis=0)
 
 
 @figures.styled
 def one_law_figure(results: ByCase) -> figures.Figure:
-    """Left: 1 − mean token cosine by layer of the deepest networks (markers: geometric means;
-    bands: a deviation over networks; dotted: the least and the largest network) and the law that
-    predicts the mean from the gains alone (lines). Right: output change, measured against expected
-    from the same recursion, geometric means over seeds."""
+    """Left: 1 − mean token cosine by layer of the deepest networks, as measured (markers: geometric
+    means; bands: one standard deviation over networks; dotted: the least and the largest network),
+    and as the law predicts it from the gains alone (lines). Right: the measured change of the
+    output and the change that the same recursion predicts, geometric means over seeds."""
     fig, ((collapse, change),) = figures.figure(1, 2, width=4.4, height=3.5)
     for index, (name, networks) in enumerate(by_design(results).items()):
         _, deep = first_and_last(networks)
@@ -72,8 +73,8 @@ def one_law_figure(results: ByCase) -> figures.Figure:
 
 @figures.styled
 def dependency_figure(results: ByCase) -> figures.Figure:
-    """Dependency of the stream after branch i on branch j in the shallowest networks: β_ij from
-    variances, as published."""
+    """How much the stream after branch i depends on branch j in the shallowest networks: β_ij from
+    variances, as in the paper."""
     designs = by_design(results)
     fig, axes = figures.figure(1, len(designs), width=2.7, height=3.0, sharey=True)
     for ax, (name, networks) in zip(axes[0], designs.items(), strict=True):
@@ -92,9 +93,10 @@ def dependency_figure(results: ByCase) -> figures.Figure:
 
 @figures.styled
 def output_change_figure(results: ByCase) -> figures.Figure:
-    """Change of the output after an update of every matrix by the same relative size, against the
-    number of branches; black the three published laws. Dotted: of random updates the law's
-    expectation; of steps along the gradient what they do at least, e² (Σ‖W‖‖∂W‖)²/‖u‖²."""
+    """Change of the output after every matrix is updated by the same relative size, by the number
+    of branches. Black lines are the three published laws. Dotted lines are the expectation of the
+    law for random updates and, for steps along the gradient, the lower bound e²
+    (Σ‖W‖‖∂W‖)²/‖u‖²."""
     fig, (axes,) = figures.figure(1, 2, width=4.0, height=3.5)
     designs = by_design(results)
     branches = branch_counts(next(iter(designs.values())))

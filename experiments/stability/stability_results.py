@@ -1,33 +1,33 @@
-"""What run_stability makes of its measurements: networks by design, exponents, and table rows.
+"""The results of run_stability: networks by design, exponents, and table rows.
 
-`results` are {case: {measure: [s, ...]}} of `measure.measure_all`, or a part of them.
+`results` are {case: {measure: [s, ...]}} from `measure_all`, or a part of them.
 """
 
 import math
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 import numpy as np
 
 from experiments.stability.design_measures import Case
+from experiments.verdicts import TableRow
 from experiments.verdicts.share_intervals import slope
 
 UPDATES = ("random", "gradient")  # of equal relative size; "sgd" is of one rate
 LAWS = ("O(N)", "O(log N)", "O(1)")
 VISIBLE = 1e-11  # 1 − cosine below it is rounding of float32 states
-ByCase = Mapping[Case, dict[str, Any]]
+ByCase = Mapping[Case, dict[str, np.ndarray]]
 
 
 def by_design(results: ByCase) -> dict[str, ByCase]:
     """Groups the networks by design, shallow first."""
-    designs: dict[str, dict[Case, Any]] = {}
+    designs: dict[str, dict[Case, dict[str, np.ndarray]]] = {}
     for case in sorted(results, key=lambda c: c.depth):
         designs.setdefault(case.design, {})[case] = results[case]
     return designs
 
 
-def first_and_last(results: ByCase) -> tuple[Any, Any]:
-    """Returns what was measured of the shallowest and of the deepest network of one design."""
+def first_and_last(results: ByCase) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+    """Returns the measurements of the shallowest and of the deepest network of one design."""
     return next(iter(results.values())), list(results.values())[-1]
 
 
@@ -55,7 +55,7 @@ def fit_exponents(branches: np.ndarray, values: np.ndarray) -> np.ndarray:
 def sum_shares(results: ByCase) -> np.ndarray:
     """Computes Σ_i β_ii² [s, depths] of one design.
 
-    Theorem 2 of Liu et al. 2020 says so much of the output's change, C apart.
+    By theorem 2 of Liu et al. 2020 this is the change of the output, up to the factor C.
     """
     return np.stack([measures["shares"].sum(axis=1) for measures in results.values()], axis=1)
 
@@ -90,11 +90,11 @@ def law_exponents(branches: np.ndarray) -> dict[str, float]:
 
 
 def place_between(exponent: float, laws: Mapping[str, float]) -> float:
-    """Places an exponent between those of the laws: 0 at O(1), 1 at O(log N), 2 at O(N).
+    """Places an exponent between the exponents of the laws: 0 at O(1), 1 at O(log N), 2 at O(N).
 
     Args:
-        exponent: To be placed; linearly between the laws and beyond.
-        laws: Their exponents.
+        exponent: Exponent to place; linear between the laws and beyond them.
+        laws: Exponents of the laws.
     """
     constant, log, linear = (laws[name] for name in reversed(LAWS))
     if exponent < log:
@@ -108,8 +108,9 @@ def geometric_ratios(measured: np.ndarray, expected: np.ndarray) -> np.ndarray:
         return np.exp(np.mean(np.log(measured) - np.log(expected), axis=0))
 
 
-def make_rows(results: ByCase) -> Iterator[dict[str, Any]]:
-    """Makes a row for each network, seed and layer; numbers of the whole network stand at the last.
+def make_rows(results: ByCase) -> Iterator[TableRow]:
+    """Makes a row for each network, seed and layer; numbers of the full network are in the row of
+    the last layer.
 
     Args:
         results: {case: {measure: [s, ...]}}.

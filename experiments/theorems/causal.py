@@ -1,4 +1,4 @@
-"""Causal attention: tokens go to the first, park near early ones, forget and squash their past."""
+"""Causal attention: tokens move to the first one, stop near early ones, and forget their past."""
 
 from collections.abc import Sequence
 
@@ -43,7 +43,7 @@ def park(angles: np.ndarray, distance: float) -> np.ndarray:
     """Lists the tokens that are farther than a distance from all earlier ones in the list.
 
     Args:
-        angles: Of tokens on the circle, in their order.
+        angles: Angles of the tokens on the circle, in order.
         distance: δ, in radians.
 
     Returns:
@@ -58,7 +58,7 @@ def park(angles: np.ndarray, distance: float) -> np.ndarray:
 
 
 def count_clusters(angles: np.ndarray, gap: float) -> int:
-    """Counts groups of angles on the circle that empty arcs above a gap separate."""
+    """Counts groups of angles on the circle that are separated by empty arcs above a gap."""
     ordered = np.sort(angles % (2 * np.pi))
     return int(np.sum(np.diff(ordered, append=ordered[0] + 2 * np.pi) > gap))
 
@@ -66,9 +66,9 @@ def count_clusters(angles: np.ndarray, gap: float) -> int:
 def parking_curves(seed: int, *, n: int = 200, beta: float = 64.0, draws: int = 100) -> list[Curve]:
     """Counts Rényi centres by the number of tokens, and follows a causal network in time.
 
-    By time: groups of tokens, the share of tokens near a centre, and how far centres have moved.
+    By time: number of groups, share of tokens near a centre, and how far centres have moved.
     """
-    distance, gain, depth, every = 4 / np.sqrt(beta), 0.05, 100, 20
+    distance, gain, depth, stride = 4 / np.sqrt(beta), 0.05, 100, 20
     config = prescribed_networks.make_sphere(depth, 2, beta, gain, mask="causal")
     params = prescribed_networks.make_params(config)
     near, moved, clusters = [], [], []
@@ -77,7 +77,7 @@ def parking_curves(seed: int, *, n: int = 200, beta: float = 64.0, draws: int = 
         start = np.asarray(jax.random.uniform(key, (n,), maxval=2 * np.pi))
         centres = park(start, distance)
         tokens = jnp.stack([jnp.cos(start), jnp.sin(start)], axis=-1)
-        states = np.asarray(prescribed_networks.pass_states(params, tokens, config, every))
+        states = np.asarray(prescribed_networks.pass_states(params, tokens, config, stride))
         cosine = states @ np.asarray(tokens)[centres].T
         near.append(np.mean(np.arccos(np.clip(cosine.max(axis=-1), -1, 1)) < distance, axis=-1))
         travelled = np.arccos(np.clip(np.sum(states * np.asarray(tokens), axis=-1), -1, 1))
@@ -88,7 +88,7 @@ def parking_curves(seed: int, *, n: int = 200, beta: float = 64.0, draws: int = 
     predicted, tokens = RENYI * 2 * np.pi / distance, np.array([25, 50, 100, 200, 1000, 5000])
     numbers = np.array([count_centres(seed, count, distance, draws) for count in tokens])
     mean, error = numbers.mean(axis=1), numbers[-1].std() / np.sqrt(draws)
-    within, times = 3 * error / predicted, gain * np.arange(0, depth + 1, every)
+    within, times = 3 * error / predicted, gain * np.arange(0, depth + 1, stride)
     return [
         Curve("5000 tokens", tokens[-1:], predicted, mean[-1:], tolerance=within),
         Curve("fewer tokens", tokens[:-1], np.nan, mean[:-1], "none"),
@@ -102,7 +102,7 @@ def count_centres(seed: int, count: int, distance: float, draws: int) -> list[in
     """Counts the Rényi centres of some draws of uniform tokens on the circle.
 
     Args:
-        seed, draws: Of the draws.
+        seed, draws: Seed and number of draws.
         count: Tokens.
         distance: δ.
     """
@@ -118,10 +118,10 @@ def make_pre_norm(depth: int, d: int, heads: int) -> rc.TransformerConfig:
 def repeated_distances(
     key: jax.Array, counts: Sequence[int], *, depth: int = 4, d: int = 32
 ) -> jax.Array:
-    """Measures how far the last states of 1…1 0 with k and with k + 1 ones are apart, by k.
+    """Measures the distance between the last states of 1…1 0 with k and with k + 1 ones, by k.
 
     Args:
-        key: Of the two embeddings and of the network's weights.
+        key: Random key for the two embeddings and the network's weights.
         counts: The numbers k.
         depth, d: Layers and width.
     """
@@ -173,11 +173,12 @@ def bound_ratio(
 ) -> jax.Array:
     """Measures the largest ‖∂y_i/∂x_j‖ over its bound by path products, of a causal network.
 
-    From the state after the first layer, which `transport` moves through those behind it.
+    It starts at the state after the first layer, from which `transport` computes the Jacobian
+    through the later layers.
 
     Args:
-        key: Of the weights and the tokens.
-        scale: Of the weights, over 1/√fan-in.
+        key: Random key for the weights and the tokens.
+        scale: Scale of the weights, times 1/√fan-in.
         freeze: Whether the weights of attention are constants; False for the exact Jacobian.
         depth, n, d: Layers, tokens, width.
     """
@@ -226,14 +227,14 @@ def first_mass_curves(seed: int, *, n: int = 32, depth: int = 64) -> list[Curve]
     depths = np.array([1, 2, 4, 8, 16, 32, 64])
     weights = trace.attention
     least = float(jnp.min(jnp.where(np.tril(np.ones((n, n), bool)), weights, 1)))
-    alone = [1 - float(rc.rollout(weights[:k], 1.0)[-1, 0]) for k in depths]
+    without_skips = [1 - float(rc.rollout(weights[:k], 1.0)[-1, 0]) for k in depths]
     shared = [1 - float(rc.rollout(weights[:k], 1 / depth)[-1, 0]) for k in depths]
     bound = np.minimum(1, n * (1 - least) ** depths)
     uniform = np.tril(np.ones((n, n))) / np.arange(1, n + 1)[:, None]
     stack = jnp.broadcast_to(uniform, (depth, n, n))
     second = [float(rc.rollout(stack[:k], 0.5)[1, 1]) for k in depths]
     return [
-        Curve("weight off the first token, no skips", depths, bound, alone, "≤", 1e-9),
+        Curve("weight off the first token, no skips", depths, bound, without_skips, "≤", 1e-9),
         Curve("the same, share 1/L of attention", depths, np.nan, shared, "none"),
         Curve("uniform weights, share ½ of attention", depths, 0.75**depths, second, panel=1),
     ]

@@ -1,7 +1,6 @@
 """The figure of a theorem: a panel for each quantity, measured points over predicted lines."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
@@ -19,7 +18,7 @@ def plot_theorem(theorem: Theorem, curves: Sequence[Curve]):
 
     Args:
         theorem: Has the panels.
-        curves: Its curves.
+        curves: Curves of the theorem.
 
     Returns:
         The figure.
@@ -31,24 +30,24 @@ def plot_theorem(theorem: Theorem, curves: Sequence[Curve]):
     return fig
 
 
-def plot_panel(ax: Any, panel: Panel, curves: Sequence[Curve]) -> None:
+def plot_panel(ax: figures.Axes, panel: Panel, curves: Sequence[Curve]) -> None:
     """Plots the curves of one quantity.
 
     A prediction at a single point is drawn across the panel, unless another curve has a line there.
-    Points that an earlier curve has are not drawn again.
+    Points of an earlier curve are not drawn again.
 
     Args:
         ax: Axes.
-        panel: Its labels.
-        curves: Its curves.
+        panel: Labels of the panel.
+        curves: Curves of the panel.
     """
-    drawn: list[np.ndarray] = []
+    plotted: list[np.ndarray] = []
     num_lines = sum(not np.isnan(curve.as_array()[:, 1]).all() for curve in curves)
     for index, curve in enumerate(curves):
         x, predicted, measured = curve.as_array().T
         color, points = figures.color(index), np.stack([x, measured])
-        is_new = not any(set(map(tuple, points.T)) <= set(map(tuple, old.T)) for old in drawn)
-        drawn.append(points)
+        is_new = not any(set(map(tuple, points.T)) <= set(map(tuple, old.T)) for old in plotted)
+        plotted.append(points)
         label = curve.name
         if is_new:
             marker = figures.MARKERS[index % len(figures.MARKERS)]

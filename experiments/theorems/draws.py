@@ -1,4 +1,4 @@
-"""Statistics of the theorems' registered statements: a number of a draw, by setting.
+"""Statistics of the theorems' registered statements: one number for each draw, by setting.
 
 A draw is a seed. `experiments/verdicts/statements.toml` has the ranges, fixed before the run on
 fresh seeds.
@@ -6,12 +6,13 @@ fresh seeds.
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from experiments.theorems import causal, initial, mixing, one_layer, sphere
+from experiments.theorems.outcomes import Theorem
 
 LARGE = (512, 1024)  # numbers of repeated tokens
 NETWORKS = 16  # of a draw of the energy
@@ -21,36 +22,37 @@ class Statistic(NamedTuple):
     """The statistic of a statement.
 
     Attributes:
-        theorem: It is measured where this theorem is asked for.
+        theorem: The statistic is measured if this theorem is selected.
         compute: (key, **sizes) → its value in one draw.
         settings: {setting: sizes}.
     """
 
     theorem: str
     compute: Callable[..., jax.Array]
-    settings: Mapping[str, Mapping[str, Any]]
+    settings: Mapping[str, Mapping[str, float]]
 
 
-def least_energy_increment(key: jax.Array, **sizes: Any) -> jax.Array:
+def least_energy_increment(key: jax.Array, **sizes: float) -> jax.Array:
     """Computes the least increment of a layer over E(0) in 16 networks with softmax."""
     measure = partial(sphere.pass_energies, normalise=None, **sizes)
     keys = jax.random.split(key, NETWORKS)
     return jnp.min(jax.lax.map(lambda one: sphere.least_increment(measure(one)), keys))
 
 
-def repeated_power(key: jax.Array, **sizes: Any) -> jax.Array:
+def repeated_power(key: jax.Array, **sizes: float) -> jax.Array:
     """Computes the power of k at which the last states of 1…1 0 come together at large k."""
     near, far = causal.repeated_distances(key, LARGE, **sizes)
     return jnp.log(far / near) / jnp.log(LARGE[1] / LARGE[0])
 
 
-def end_over_middle(key: jax.Array, *, end: int, **sizes: Any) -> jax.Array:
-    """Computes the weight of the first (end 0) or last (1) position over the middle's largest."""
+def end_over_middle(key: jax.Array, *, end: int, **sizes: float) -> jax.Array:
+    """Computes the weight of the first (end 0) or last (end 1) position divided by the largest in
+    the middle."""
     return one_layer.ends_over_middle(one_layer.last_row(key, **sizes))[end]
 
 
 def excess_over_law(key: jax.Array, *, layer: int, n: int) -> jax.Array:
-    """Computes the stable rank less 1 after a layer, over the law of the width."""
+    """Computes the stable rank minus 1 after a layer, divided by the law of the width."""
     return mixing.pass_markov(key, n)[layer - 1] / mixing.width_law(layer, n)
 
 
@@ -105,7 +107,7 @@ STATISTICS = {
 }
 
 
-def list_draws(theorems: Mapping[str, Any]) -> Iterator[tuple[str, str, Callable]]:
+def list_draws(theorems: Mapping[str, Theorem]) -> Iterator[tuple[str, str, Callable]]:
     """Lists (statement, setting, function of a key) of the statements of some theorems."""
     for key, statistic in STATISTICS.items():
         if statistic.theorem in theorems:

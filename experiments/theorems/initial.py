@@ -26,7 +26,7 @@ def pass_heads(
     """Measures the mean cosine of two tokens, [l], of post-norm attention at initialisation.
 
     Args:
-        key: Of the weights and the tokens.
+        key: Random key for the weights and the tokens.
         heads, depth, n, d: H, layers, tokens, width.
         uniform: Whether attention is uniform, as the law assumes.
     """
@@ -39,15 +39,16 @@ def pass_heads(
 
 
 def compare_heads(
-    key: jax.Array, few: int, many: int, *, networks: int = 32, **sizes: Any
+    key: jax.Array, few: int, many: int, *, networks: int = 32, **sizes: float
 ) -> jax.Array:
-    """Computes the ln of the mean of 1 − ρ after the last layer at many heads, less that at few.
+    """Computes the ln of the mean of 1 − ρ after the last layer at many heads, minus the same at
+    few.
 
     Args:
-        key: Of the weights and the tokens; both kinds of networks have the same tokens.
+        key: Random key for the weights and the tokens; both kinds of networks have the same tokens.
         few, many: Numbers of heads.
-        networks: Of each kind, over which the mean is taken.
-        **sizes: As of `pass_heads`.
+        networks: Number of networks of each kind, over which the mean is taken.
+        **sizes: See `pass_heads`.
     """
 
     def measure(heads):
@@ -59,7 +60,8 @@ def compare_heads(
 
 
 def head_curves(seed: int, *, n: int = 16, depth: int = 12, draws: int = 12) -> list[Curve]:
-    """Compares the token cosine of networks of 1 to 16 heads with one law that has no H."""
+    """Compares the token cosine of networks with 1 to 16 heads with one law that does not contain
+    H."""
     gains, layers = jnp.ones(depth), np.arange(depth + 1)
     keys = jax.random.split(jax.random.key(seed), draws)
     apart, start = {}, []
@@ -86,6 +88,7 @@ def gain_curves(seed: int, *, n: int = 16, d: int = 64, draws: int = 6) -> list[
             config = rc.san_skip(depth, 1, d, branch_gain=depth**-power)
 
             def measure(key, config=config):
+                """Measures mean |x_i − x̄|² and mean |x_i|² of one draw after the last layer."""
                 key_p, key_x = jax.random.split(key)
                 params = make_uniform(rc.init(key_p, config))
                 last = rc.apply(params, jax.random.normal(key_x, (n, d)), config).hidden[-1]
@@ -108,8 +111,8 @@ def pass_pair(
     """Measures the cosine of two tokens on the sphere after a time.
 
     Args:
-        key: Of the tokens and the values.
-        time: Layers × gain², or layers × gain where values are no noise.
+        key: Random key for the tokens and the values.
+        time: Layers × gain², or layers × gain where values are not noise.
         d, depth: Width, layers.
         random: Whether every layer has Gaussian values; else V = I.
     """
@@ -131,9 +134,9 @@ def opposite_share(key: jax.Array, time: float, *, pairs: int = 256, **fields: A
     """Measures the share of pairs of tokens whose cosine after a time is below 0.
 
     Args:
-        key, time: As of `pass_pair`.
+        key, time: See `pass_pair`.
         pairs: Independent networks, of two tokens each.
-        **fields: As of `pass_pair`.
+        **fields: See `pass_pair`.
     """
     cosines = jax.vmap(lambda key: pass_pair(key, time, **fields))(jax.random.split(key, pairs))
     return jnp.mean(cosines < 0)

@@ -18,12 +18,12 @@ def draw_markov(key: jax.Array, layers: int, n: int) -> jax.Array:
 
 
 def pass_markov(key: jax.Array, n: int, mixing: rc.network.Mixing | None = None) -> jax.Array:
-    """Measures the stable rank of XXᵀ, less 1, after 1 to 3 random mixings of orthonormal tokens.
+    """Measures the stable rank of XXᵀ minus 1, after 1 to 3 random mixings of orthonormal tokens.
 
     Args:
         key: Random key.
-        n: Tokens, as many as features.
-        mixing: What the network makes of the weights, as of the configuration.
+        n: Number of tokens, and of features.
+        mixing: `Mixing` of the weights, as in the configuration.
 
     Returns:
         [3].
@@ -42,7 +42,7 @@ def pass_markov(key: jax.Array, n: int, mixing: rc.network.Mixing | None = None)
 
 
 def width_law(layer: int, width: float | np.ndarray) -> float | np.ndarray:
-    """Computes (ℓ + 1) T^{1−2ℓ}, the stable rank of X_ℓ X_ℓᵀ less 1.
+    """Computes (ℓ + 1) T^{1−2ℓ}, the stable rank of X_ℓ X_ℓᵀ minus 1.
 
     Singular values of a product of ℓ matrices of independent entries of variance 1/T² have the
     Fuss-Catalan moment Σ_k s_k⁴ = (ℓ + 1) T^{1−2ℓ}; the first, of the mean token, is 1.

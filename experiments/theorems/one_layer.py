@@ -20,7 +20,7 @@ SHARES = Path(__file__).with_name("position_shares.toml")  # of BLOOM and MPT, b
 
 
 def affine_rank(x: np.ndarray) -> int:
-    """Computes the rank of the tokens less their mean."""
+    """Computes the rank of the tokens minus their mean."""
     return int(np.linalg.matrix_rank(np.asarray(rc.measures.residual(x)), tol=1e-9))
 
 
@@ -70,6 +70,7 @@ def lipschitz_curves(seed: int, *, draws: int = 8) -> list[Curve]:
         config = prescribed_networks.make_network(1, d)
 
         def measure(key, config=config, n=n):
+            """Measures the norm of the attention's Jacobian for one draw."""
             key_a, key_x = jax.random.split(key)
             a = jax.random.normal(key_a, (d, d))
             a = a / jnp.linalg.norm(a, ord=2)
@@ -110,10 +111,10 @@ def spread_curves(seed: int, *, n: int = 32, d: int = 32, depth: int = 6) -> lis
 def last_row(key: jax.Array, *, n: int = 64, d: int = 32, depth: int = 8) -> jax.Array:
     """Computes the rollout's last row [n] of a random causal network without positions.
 
-    Tokens are independent Gaussians; the shares of the attention are those of the network.
+    Tokens are independent Gaussians; the attention has the shares of the network.
 
     Args:
-        key: Of the weights and the tokens.
+        key: Random key for the weights and the tokens.
         n, d, depth: Tokens, width, layers.
     """
     config = rc.san_skip(depth, 4, d, norm_placement="pre", norm="rms", mask="causal")
@@ -131,12 +132,12 @@ def ends_over_middle(row: jax.Array) -> jax.Array:
 
 
 def rollout_row(shares: Sequence[float], heads: int, n: int) -> np.ndarray:
-    """Computes the rollout's last row [n] of causal layers that attend by distance alone.
+    """Computes the rollout's last row [n] in causal layers that attend by distance alone.
 
     The weights are those of ALiBi without content, softmax_j(−s_h (i − j)) with s_h = 2^(−8h/H).
 
     Args:
-        shares: Of the attention, by layer.
+        shares: Shares of the attention, by layer.
         heads, n: H and the number of tokens.
     """
     places, slopes = np.arange(n), 2.0 ** (-8 * np.arange(1, heads + 1) / heads)
@@ -148,10 +149,10 @@ def rollout_row(shares: Sequence[float], heads: int, n: int) -> np.ndarray:
 
 
 def published_row(name: str, n: int) -> np.ndarray:
-    """Computes `rollout_row` of the shares of a trained model.
+    """Computes `rollout_row` with the shares of a trained model.
 
     Args:
-        name: Of the model, in `SHARES`.
+        name: Name of the model, in `SHARES`.
         n: Tokens.
     """
     published = tomllib.loads(SHARES.read_text("utf-8"))[name]

@@ -1,11 +1,11 @@
-"""A theorem's parts: its text, its curves of measured beside predicted values, and its outcome.
+"""The parts of a theorem: its text, its curves of measured and predicted values, and its outcome.
 
-A curve is an equation or a bound, evaluated at several points. The outcome follows from the curves
-alone, by `judge`: nobody writes it down.
+A curve is an equation or a bound, evaluated at several points. `judge` computes the outcome from
+the curves alone; it is never written by hand.
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple, get_args
 
 import numpy as np
 
@@ -20,13 +20,13 @@ LOOSE_FACTOR = 1.5  # a bound that lies less far above what it bounds is not cal
 
 
 class Panel(NamedTuple):
-    """One quantity of a theorem, which has a panel of its figure to itself.
+    """One quantity of a theorem, which has its own panel in the figure.
 
     Attributes:
         x: Label of the horizontal axis, with its unit.
         y: Label of the quantity, with its unit.
         log: Which axes are logarithmic: "", "x", "y" or "xy".
-        names: What stands at x = 0, 1, … where x is no number.
+        names: Labels at x = 0, 1, … where x is not a number.
     """
 
     x: str
@@ -39,22 +39,24 @@ class Curve(NamedTuple):
     """One relation of a theorem at several points.
 
     Attributes:
-        name: Of the setting, unique within its theorem.
+        name: Name of the setting, unique within its theorem.
         x: [k], where.
-        predicted: [k], by the theorem; NaN where it says nothing.
+        predicted: [k], by the theorem; NaN where it makes no prediction.
         measured: [k], through the toolkit.
-        relation: measured = predicted, ≤ or ≥; "none" for what is only shown.
-        tolerance: Relative error of an equation, or how far a bound may be passed (rounding).
-        beyond: Whether the theorem's conditions are not met here.
-        instead: Whether this is what holds in the place of a statement that fails.
-        ordering: Whether two measured values are compared, whose ratio is no bound's looseness.
-        panel: Which panel of its theorem shows it, from 0.
+        relation: measured = predicted, ≤ or ≥; "none" for a curve that is only shown.
+        tolerance: Relative error of an equation, or the relative amount by which a bound may be
+            exceeded (rounding).
+        beyond: Whether the point is outside the theorem's conditions.
+        instead: Whether this relation holds in place of a statement that fails.
+        ordering: Whether two measured values are compared, whose ratio is not the looseness of a
+            bound.
+        panel: Index of its panel in the theorem's figure, from 0.
     """
 
     name: str
-    x: Any
-    predicted: Any
-    measured: Any
+    x: np.ndarray
+    predicted: np.ndarray
+    measured: np.ndarray
     relation: Relation = "="
     tolerance: float = 0.01
     beyond: bool = False
@@ -63,7 +65,7 @@ class Curve(NamedTuple):
     panel: int = 0
 
     def as_array(self) -> np.ndarray:
-        """Stacks where, predicted and measured to [k, 3]."""
+        """Stacks positions, predictions and measurements to [k, 3]."""
         columns = np.broadcast_arrays(*(np.atleast_1d(a) for a in self[1:4]))
         return np.stack(columns, axis=-1).astype(float)
 
@@ -80,7 +82,7 @@ class Curve(NamedTuple):
         return is_met | np.isnan(predicted)
 
     def looseness(self) -> float:
-        """Computes by which factor a bound lies off, in the median; 1 of an equation."""
+        """Computes the factor by which a bound is loose, in the median; 1 for an equation."""
         _, predicted, measured = self.as_array().T
         is_bound = self.relation in ("≤", "≥") and np.all(predicted > 0) and np.all(measured > 0)
         if not is_bound:
@@ -93,15 +95,15 @@ class Theorem(NamedTuple):
     """A statement of a paper and how it is measured.
 
     Attributes:
-        name: Of the flag, the figure and the arrays.
+        name: Name of the flag, the figure and the arrays.
         source: Authors, year and address.
         read: How much of the paper was read: "text", "abstract" or "memory".
         statement: One line.
-        formula: What is predicted.
-        conditions: Under which it is claimed.
-        measured: Which functions of the toolkit measure it.
-        helps: What a practitioner may do with it.
-        panels: Of its figure, one for each quantity.
+        formula: Predicted relation.
+        conditions: Conditions of the claim.
+        measured: Functions of the toolkit that measure it.
+        helps: Use for a practitioner.
+        panels: Panels of its figure, one for each quantity.
         curves: Seed → its curves.
     """
 
@@ -122,8 +124,9 @@ class Outcome(NamedTuple):
 
     Attributes:
         verdict: One of the four classes, or `OPEN`.
-        factor: By which a loose bound is off in the median, of several the tightest; else 1.
-        failed: "curve at x" of the first point that is against it, "" for none.
+        factor: Factor by which the tightest of the loose bounds is off in the median; 1 for other
+            theorems.
+        failed: "curve at x", the first point against it; "" for none.
     """
 
     verdict: str
@@ -135,7 +138,7 @@ def judge(curves: list[Curve]) -> Outcome:
     """Judges a theorem by its curves.
 
     Args:
-        curves: All of it; those of `instead` are only shown.
+        curves: All curves of the theorem; curves of `instead` are only shown.
     """
     stated = [c for c in curves if not (c.beyond or c.instead) and c.relation != "none"]
     beyond = [c for c in curves if c.beyond and c.relation != "none"]

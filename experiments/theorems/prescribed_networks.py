@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.tree_util import Partial
+from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
 import rank_collapse as rc
@@ -20,9 +21,9 @@ def unit_norm(x: Float[Array, "n d"]) -> Float[Array, "n 1"]:
 
 
 def make_network(depth: int, d: int, *, num_heads: int = 1, **fields: Any) -> rc.TransformerConfig:
-    """Makes attention without MLPs whose heads are as wide as tokens and whose layers are one.
+    """Makes attention without MLPs, with heads of the tokens' width and one layer for all.
 
-    Scores are not divided by √d, so that a theorem's β is one over the temperature.
+    Scores are not divided by √d, so a theorem's β is the inverse temperature.
 
     Args:
         depth, d: L and the width.
@@ -33,7 +34,9 @@ def make_network(depth: int, d: int, *, num_heads: int = 1, **fields: Any) -> rc
     return rc.TransformerConfig(depth=depth, num_heads=num_heads, d_model=d, **fields)
 
 
-def make_sphere(depth: int, d: int, beta: Any, gain: Any, **fields: Any) -> rc.TransformerConfig:
+def make_sphere(
+    depth: int, d: int, beta: ArrayLike, gain: ArrayLike, **fields: Any
+) -> rc.TransformerConfig:
     """Makes post-norm attention on the unit sphere: x ← (x + gain · SA(x)) / |·|.
 
     Each layer is a step of length `gain` of the flow ẋ_i = (I − x_i x_iᵀ) Σ_j P_ij V x_j.
@@ -41,20 +44,20 @@ def make_sphere(depth: int, d: int, beta: Any, gain: Any, **fields: Any) -> rc.T
     Args:
         depth, d: L and the width.
         beta: Inverse temperature.
-        gain: Of the branch; the time of L layers is L · gain.
-        **fields: As of `make_network`.
+        gain: Gain of the branch; L layers take the time L · gain.
+        **fields: See `make_network`.
     """
     fields = {"attention_skip": True, "norm_placement": "post", "norm": unit_norm} | fields
     return make_network(depth, d, temperature=1 / beta, branch_gain=gain, **fields)
 
 
 def make_params(
-    config: rc.TransformerConfig, query_key: Any = None, value: Any = None
+    config: rc.TransformerConfig, query_key: ArrayLike | None = None, value: ArrayLike | None = None
 ) -> rc.network.TransformerParams:
     """Makes parameters with scores x_iᵀ A_h x_j and branches P_h x V_h; the identity by default.
 
     Args:
-        config: From `make_network`.
+        config: Configuration from `make_network`.
         query_key: A_h, [d, d], [h, d, d] or [l, h, d, d]; None for I.
         value: V_h, of the same shapes; None for I.
     """
@@ -74,7 +77,10 @@ def make_params(
 
 @partial(jax.jit, static_argnames="every")
 def pass_states(
-    params: Any, x: Float[Array, "n d"], config: rc.TransformerConfig, every: int = 1
+    params: rc.network.TransformerParams,
+    x: Float[Array, "n d"],
+    config: rc.TransformerConfig,
+    every: int = 1,
 ) -> Float[Array, "l n d"]:
     """Passes tokens through a network, and returns every k-th state, the input first.
 
@@ -87,10 +93,10 @@ def pass_states(
 
 
 def fix_attention(matrices: Float[Array, "l h n n"]) -> Partial:
-    """Makes a `normalise` that gives prescribed attention weights instead of softmax.
+    """Makes a `normalise` function that returns prescribed attention weights instead of softmax.
 
     Args:
-        matrices: Of each layer, or [1, h, n, n] for all.
+        matrices: Matrices of each layer, or [1, h, n, n] for all layers.
     """
     return Partial(_select_matrices, jnp.asarray(matrices))
 
@@ -99,7 +105,7 @@ def _select_matrices(matrices, scores, context):
     return jnp.broadcast_to(matrices[jnp.minimum(context.layer, len(matrices) - 1)], scores.shape)
 
 
-def draw_sphere(key: Any, n: int, d: int) -> Float[Array, "n d"]:
+def draw_sphere(key: jax.Array, n: int, d: int) -> Float[Array, "n d"]:
     """Draws n tokens uniformly from the unit sphere."""
     x = jax.random.normal(key, (n, d))
     return x * unit_norm(x)

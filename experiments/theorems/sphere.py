@@ -22,7 +22,7 @@ def equiangular_flow(times: np.ndarray, n: int, beta: float, steps: int = 400) -
     Args:
         times: Whole numbers, in units of the flow, ascending.
         n, beta: Tokens and inverse temperature.
-        steps: Of the classical Runge-Kutta method for each unit of time.
+        steps: Steps of the classical Runge-Kutta method in each unit of time.
 
     Returns:
         γ at the times.
@@ -47,10 +47,10 @@ def equiangular_flow(times: np.ndarray, n: int, beta: float, steps: int = 400) -
 
 def pass_equiangular(n: int, beta: float, gain: float) -> np.ndarray:
     """Measures the mean token cosine at `TIMES` of n orthonormal tokens."""
-    each = round(1 / gain)
-    config = prescribed_networks.make_sphere(each * int(TIMES[-1]), n, beta, 1 / each)
+    num_layers = round(1 / gain)
+    config = prescribed_networks.make_sphere(num_layers * int(TIMES[-1]), n, beta, 1 / num_layers)
     states = prescribed_networks.pass_states(
-        prescribed_networks.make_params(config), jnp.eye(n), config, each
+        prescribed_networks.make_params(config), jnp.eye(n), config, num_layers
     )
     return np.asarray(rc.profile(states, measures="token_cosine")["token_cosine"])[TIMES]
 
@@ -90,7 +90,7 @@ def pass_modes(beta: float, *, n: int = 256, time: float = 1.0, depth: int = 200
     Args:
         beta: Inverse temperature.
         n: Tokens.
-        time: How long modes grow.
+        time: Time for which modes grow.
         depth: Layers.
         most: The last mode.
     """
@@ -150,8 +150,9 @@ def pass_energies(
     """Computes the energy of each head and state, [l, h], for random symmetric M_h.
 
     Args:
-        key: Of the tokens on the sphere and of M_h, which are the scores and the values of head h.
-        normalise: As of the configuration; None for softmax.
+        key: Random key for the tokens on the sphere and for M_h, the score and value matrix of head
+            h.
+        normalise: As in the configuration; None for softmax.
         heads, beta, n, d, depth: H, β, tokens, width, layers.
     """
     key_m, key_x = jax.random.split(key)
@@ -186,8 +187,8 @@ def energy_curves(seed: int, *, draws: int = 8) -> list[Curve]:
         # The draw whose energy grows least.
         worst = energies[int(np.argmin(least))]
         times, total = np.arange(0, len(worst), 25), worst.sum(axis=-1)
-        shown = f"{name}, worst of {draws} draws"
-        curves.append(Curve(shown, ENERGY_GAIN * times, np.nan, (total / total[0])[times], "none"))
+        label = f"{name}, worst of {draws} draws"
+        curves.append(Curve(label, ENERGY_GAIN * times, np.nan, (total / total[0])[times], "none"))
         if not beyond:
             single = [jnp.min(jnp.diff(e, axis=0)) / e[0].sum() for e in energies]
             name = "a single head, no softmax"

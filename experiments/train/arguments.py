@@ -5,9 +5,11 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+from jax.typing import ArrayLike
+from jaxtyping import PyTree
 
 import rank_collapse as rc
-from experiments.lab import Flags, Options, cli, shared_flags
+from experiments.lab import Flags, FlagValue, Options, cli, shared_flags
 from rank_collapse.training import Hyper, Recipe
 
 # How the work is divided: no influence on results.
@@ -34,18 +36,18 @@ def make_flags(
     monitor: bool = True,
     do_mlp: bool = False,
     can_grow: bool = True,
-    **defaults: Any,
+    **defaults: FlagValue,
 ) -> Flags:
     """Makes the flags that all trained experiments share, by our names and the published ones.
 
     Args:
         experiment: Name of the folder under results/.
-        shows: What the figure of a sweep shows.
+        shows: Quantity in the figure of a sweep.
         num_seeds, do_mlp: Defaults.
-        can_grow: As of `cli.make_flags`.
-        monitor: Whether there is --monitor: the data have the held-out examples that
-            `watched.layer_scalars` measures.
-        **defaults: Of the vocabulary's flags: sizes, data, training.
+        can_grow: See `cli.make_flags`.
+        monitor: Whether the command has --monitor; the data then have held-out examples for
+            `watched.layer_scalars`.
+        **defaults: Defaults of the flags for sizes, data and training.
     """
     values = cli.make_flags(
         experiment,
@@ -63,7 +65,7 @@ def make_flags(
         "boolean",
         "do_train",
         False,
-        "As in the published commands: what is there is trained again with --overwrite alone.",
+        "Accepted as in the published commands; only --overwrite trains finished runs again.",
     )
     values.define(
         "boolean",
@@ -89,8 +91,8 @@ def make_recipe(options: Options, embedding: rc.EmbeddingConfig, **fields: Any) 
 
     Args:
         options: Sizes; --do_mlp adds an MLP of width d to each layer.
-        embedding: Of the network.
-        **fields: Further fields of the recipe, or others than those of the flags.
+        embedding: Embedding of the network.
+        **fields: Further fields of the recipe, or values that replace those of the flags.
     """
     config = rc.TransformerConfig(
         depth=options.depth,
@@ -108,7 +110,7 @@ def make_recipe(options: Options, embedding: rc.EmbeddingConfig, **fields: Any) 
     return Recipe(config, options.num_labels, **defaults | fields)
 
 
-def make_hyper(options: Options, fields: Mapping[str, Any] | None = None) -> Hyper:
+def make_hyper(options: Options, fields: Mapping[str, PyTree[ArrayLike]] | None = None) -> Hyper:
     """Makes the traced values of a run, the same for every seed.
 
     Args:

@@ -1,16 +1,15 @@
-"""Language models over bytes at several depths, and what their first steps of training do.
+"""Language models over bytes at several depths, and the effects of their first training steps.
 
-Pre-norm networks with tied embeddings, trained by AdamW with gradients clipped at 1: those of
-figure 7 of Dey et al. 2025 (arXiv 2505.01618).
+Pre-norm networks with tied embeddings, trained by AdamW with gradients clipped at 1, as in figure 7
+of Dey et al. 2025 (arXiv 2505.01618).
 
 Axis letters: t steps, b examples, n tokens, l layers, d width.
 """
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 from jaxtyping import Array, Float, UInt8
 
 from rank_collapse import struct
@@ -29,11 +28,11 @@ BYTES = 256
 def byte_model(depth: int, width: int, tokens: int = 64) -> TransformerConfig:
     """Makes a causal pre-norm network over bytes: heads of width 64, GELU, normal(0, 0.02) weights.
 
-    Its scores are divided by 8 √k for heads of width k, by k where that is 64: what rules scale
-    with the width of a head is scaled from there.
+    Its scores are divided by 8 √k for heads of width k, which is k where k = 64; rules that scale
+    with the width of a head start from there.
 
     Args:
-        depth, width: Of the network.
+        depth, width: Depth and width of the network.
         tokens: Positions.
     """
     embedding = EmbeddingConfig(
@@ -58,8 +57,8 @@ def text_bytes(text: str, tokens: int) -> UInt8[np.ndarray, "c"]:
     """Convert a text to its bytes.
 
     Args:
-        text: Any.
-        tokens: Of one sequence, which the text must be longer than.
+        text: The text.
+        tokens: Number of tokens in one sequence; the text must be longer.
 
     Raises:
         ValueError: Fewer than one sequence of tokens and its next one.
@@ -72,30 +71,30 @@ def text_bytes(text: str, tokens: int) -> UInt8[np.ndarray, "c"]:
 
 
 def train_network(
-    key: Any,
-    text: Any,
+    key: jax.Array,
+    text: UInt8[np.ndarray, "c"],
     config: TransformerConfig,
     rule: DepthRule,
     *,
-    rate: Any,
-    weight_decay: Any,
+    rate: ArrayLike,
+    weight_decay: ArrayLike,
     steps: int,
     batch_size: int,
 ) -> dict[str, Float[Array, "t"]]:
     """Train one network for its first steps; returns its quantities, NaN where a step has none.
 
     Args:
-        key: Of the weights and of the places in the text.
+        key: Random key for the weights and for the places in the text.
         text: UInt8 [c], of `text_bytes`.
-        config: A network with an embedding, which is its read-out too.
-        rule: What scales gains and rates.
-        rate, weight_decay: Of AdamW; they may be traced.
-        steps: Of training.
+        config: A network whose embedding is also its read-out.
+        rule: Rule that scales gains and rates.
+        rate, weight_decay: Rate and weight decay of AdamW; they may be traced.
+        steps: Number of training steps.
         batch_size: Sequences of a step.
 
     Returns:
-        Those of `coordinates` on each batch, "loss", "change" of the first sequence between steps,
-        and after the last step "linearisation", see `linearisation_distance`.
+        The results of `coordinates` on each batch, "loss", "change" of the first sequence between
+        steps, and after the last step "linearisation", see `linearisation_distance`.
     """
     import optax  # here: it takes half a second, which `--help` need not
 
@@ -114,6 +113,7 @@ def train_network(
     probe = data[0, :1, :-1]
 
     def loss(params, batch):
+        """Computes the mean loss of a batch, and the states to measure."""
         trace = apply_batch(params, batch[:, :-1], network)
         logits = rule.logit_gain(config) * trace.output @ params.embedding.tokens.T
         losses = optax.softmax_cross_entropy_with_integer_labels(logits, batch[:, 1:])
@@ -121,6 +121,7 @@ def train_network(
         return jnp.mean(losses), states
 
     def step(carry, batch):
+        """Makes one training step, and measures the states before it."""
         params, state, last = carry
         (value, measured), gradient = jax.value_and_grad(loss, has_aux=True)(params, batch)
         quantities = coordinates(measured | {"query_gradient": gradient.layers.attention.w_q[-1]})
@@ -137,16 +138,16 @@ def train_network(
 
 
 def linearisation_distance(
-    params: TransformerParams, other: TransformerParams, x: Any, config: TransformerConfig
+    params: TransformerParams, other: TransformerParams, x: jax.Array, config: TransformerConfig
 ) -> Float[Array, "l"]:
-    """Compute how far each block f is from linear in its weights, at the states it had under θ.
+    """Compute how far each block f is from linear in its weights, at its input states under θ.
 
-    ‖f(θ*) − f(θ) − f'(θ)(θ* − θ)‖/‖f'(θ)(θ* − θ)‖; 0 where a block is linear in its weights: the
-    network is then as lazy as its features.
+    ‖f(θ*) − f(θ) − f'(θ)(θ* − θ)‖/‖f'(θ)(θ* − θ)‖. It is 0 where a block is linear in its weights,
+    which is lazy training.
 
     Args:
         params, other: θ and θ*, such as before and after training.
-        x, config: As in `rc.apply`.
+        x, config: See `rc.apply`.
 
     Source: after Dey et al. 2025, section 6, whose distance is of one weight matrix and one unit.
     """

@@ -2,22 +2,33 @@
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 
 import rank_collapse as rc
-from experiments.lab import Executor, Flags, Options, RunFolder, cli, shared_flags
-from experiments.train.trained_tasks import Training, train_and_eval, unflatten_results
+from experiments.lab import (
+    Chunk,
+    Executor,
+    Flags,
+    Options,
+    RunFolder,
+    cli,
+    report_activity,
+    shared_flags,
+)
+from experiments.train.train_networks import describe_cells, train_chunk
+from experiments.train.trained_tasks import train_and_eval
 from experiments.train.weight_matrices import compute_matrix_norms, get_weight_matrices
 from rank_collapse.network.inputs import input_states
 from rank_collapse.training import Ensemble, Hyper, Model, Recipe
 from rank_collapse.training.recipe import run_config
 from rank_collapse.training.tasks import examples, sequences
+from rank_collapse.training.tasks.examples import Examples
 from rank_collapse.training.training import batch_forward
 
 STEPS_PER_EPOCH = 25  # of which the training loss is the mean
@@ -30,7 +41,7 @@ FLOATS = {"skip_gain": 1.0, "branch_gain": 1.0, "init_gain": 1.0}
 
 @dataclass(frozen=True)
 class Cell:
-    """One combination of what is varied; each is run with several seeds."""
+    """One combination of the varied settings; each is run with several seeds."""
 
     depth: int
     design: str  # Name of a residual design
@@ -48,10 +59,11 @@ class Cell:
 
 
 def make_flags(selecting: Sequence[str]) -> Flags:
-    """Makes the flags of networks that learn letters, but those that choose cells.
+    """Makes the flags of networks that learn letters, without the flags that choose cells.
 
     Args:
-        selecting: Flags that say what is shown of a folder, and not what it holds.
+        selecting: Flags that choose which part of a folder is shown, and do not change its
+            contents.
     """
     flags = cli.make_flags(
         "trainability",
@@ -79,18 +91,21 @@ def make_flags(selecting: Sequence[str]) -> Flags:
     return flags
 
 
-def make_measure(recipe: Recipe) -> Callable[[Model, Any, Hyper, Any], dict[str, Any]]:
+def make_measure(
+    recipe: Recipe,
+) -> Callable[[Model, dict[str, Examples], Hyper, jax.Array], dict[str, jax.Array]]:
     """Makes measure(model, data, hyper, key) of one run.
 
-    Examples are those that training does not see. It returns "accuracy" and "loss" [], and the mean
-    over examples of `MEASURES` of the hidden states [L + 1]. "gradients" [len(GRADIENTS), L] are
-    Frobenius norms of the loss's gradient to each matrix of each layer, all heads together.
+    The examples are held out. It returns "accuracy" and "loss" [], and the mean over examples of
+    `MEASURES` for the hidden states [L + 1]. "gradients" [len(GRADIENTS), L] are Frobenius norms of
+    the loss's gradient for each matrix of each layer, all heads together.
 
     Args:
-        recipe: What is trained.
+        recipe: The training recipe.
     """
 
     def measure(model, data, hyper, _):
+        """Measures one run on held-out examples."""
         config, held_out = run_config(recipe, hyper), data["eval"]
 
         def compute_loss(model):
@@ -120,42 +135,22 @@ def train_cells(
     options: Options,
     make_cells: Callable[[Options], Sequence[Cell]],
     folder: RunFolder,
-) -> dict[Cell, dict[str, Any]]:
-    """Trains the cells of the flags and measures them, or reads what the run has of them.
+) -> dict[Cell, dict[str, np.ndarray]]:
+    """Trains the cells of the flags and measures them, or reads finished cells from the run.
 
     Args:
         options: The flags of `make_flags`.
-        make_cells: flags → cells; those that differ in floats alone share a program.
+        make_cells: flags → cells; cells that differ only in floats share a program.
         folder: The run folder.
 
     Returns:
-        {cell: what `Training` returns, [s, ...] or [s, looks, ...], and "failed" [s]}.
+        {cell: what `make_measure` measures [s, looks, ...], "losses" [s, epochs], "diverged_at" and
+        "failed" [s]}.
     """
 
-    @functools.cache
-    def make_program(static):
-        config, batch_size, is_profiled = static
-        num_epochs = max(1, options.n_steps // STEPS_PER_EPOCH)
-        recipe = Recipe(
-            config, options.num_labels, batch_size, num_epochs=num_epochs, shuffle=True, unroll=1
-        )
-        ensemble = Ensemble(
-            recipe,
-            functools.partial(make_data, options, batch_size),
-            mesh=executor.mesh,
-            epochs_per_chunk=-(-num_epochs // LOOKS),
-            watch=make_measure(recipe),
-        )
-        prepare = functools.partial(admin_gains, recipe)
-        return Training(
-            ensemble,
-            executor.run,
-            prepare=ensemble.of_models(prepare) if is_profiled else None,
-        )
-
     def group_by_program(point):
-        """Groups cells as {what is compiled in: {cell: the floats}}."""
-        groups: dict[Any, dict[str, Hyper]] = {}
+        """Groups cells as {compiled part: {cell: the floats}}."""
+        groups: dict[Hashable, dict[str, Hyper]] = {}
         for cell in make_cells(point):
             config, floats = split_floats(make_network(options, cell))
             hyper = Hyper(cell.learning_rate, dropout=None, warmup=cell.warmup, network=floats)
@@ -164,32 +159,84 @@ def train_cells(
         return groups
 
     limit = guess_limit(options.n_eval_data * options.num_tokens, options.num_labels)
-    arrays = {}
+    results = {}
     with Executor(options, folder) as executor:
         for static in group_by_program(options):
+            config, batch_size, is_profiled = static
 
             def select_floats(point, static=static):
                 return group_by_program(point).get(static, {})
 
-            arrays |= executor.map(
-                functools.partial(make_program, static),
-                select_floats,
-                most=max(16, options.num_seeds),
-            )
-    results = {cell: unflatten_results(arrays[cell.name]) for cell in make_cells(options)}
+            ensemble = make_ensemble(options, config, batch_size, executor.mesh)
+            profile = ensemble.of_models(functools.partial(admin_gains, ensemble.recipe))
+            for chunk in executor.chunks(select_floats, most=max(16, options.num_seeds)):
+                if is_profiled:
+                    chunk = profile_gains(ensemble, profile, chunk, executor.run)
+                trained = train_chunk(ensemble, chunk, executor.run)
+                losses = {"losses": trained.losses, "diverged_at": trained.diverged_at}
+                executor.save(chunk, trained.watched | losses)
+            results |= executor.read(select_floats)
     return {
-        cell: arrays | {"failed": has_failed(arrays, limit)} for cell, arrays in results.items()
+        cell: results[cell.name] | {"failed": has_failed(results[cell.name], limit)}
+        for cell in make_cells(options)
     }
 
 
-def admin_gains(recipe: Recipe, model: Any, data: Any, hyper: Hyper, _: Any = None) -> Hyper:
+def make_ensemble(
+    options: Options, config: rc.TransformerConfig, batch_size: int, mesh: Mesh
+) -> Ensemble:
+    """Makes what trains the cells of one program, and measures them at each look.
+
+    Args:
+        options: The flags.
+        config: The network, without the floats of a cell.
+        batch_size: Examples of a step.
+        mesh: The devices.
+    """
+    num_epochs = max(1, options.n_steps // STEPS_PER_EPOCH)
+    recipe = Recipe(
+        config, options.num_labels, batch_size, num_epochs=num_epochs, shuffle=True, unroll=1
+    )
+    return Ensemble(
+        recipe,
+        functools.partial(make_data, options, batch_size),
+        mesh=mesh,
+        epochs_per_chunk=-(-num_epochs // LOOKS),
+        watch=make_measure(recipe),
+    )
+
+
+def profile_gains(ensemble: Ensemble, profile: Callable, chunk: Chunk, folder: RunFolder) -> Chunk:
+    """Replaces the skip gains of a chunk's runs by `admin_gains` of their own initial networks.
+
+    Args:
+        ensemble: What trains them.
+        profile: Function that `Ensemble.of_models` makes of `admin_gains`.
+        chunk: The runs.
+        folder: The run folder, for its log.
+    """
+    keys, hyper = chunk.unpadded
+    with report_activity(f"preparing {describe_cells(chunk)}", folder.log):
+        program, runs = ensemble.begin(keys, hyper)
+        sharded = ensemble.lay_out((hyper, keys))
+        hyper = profile(*program.unflatten(runs), *sharded, num_seeds=len(chunk.seeds))
+    return chunk._replace(floats=hyper)
+
+
+def admin_gains(
+    recipe: Recipe,
+    model: Model,
+    data: dict[str, Examples],
+    hyper: Hyper,
+    _: jax.Array | None = None,
+) -> Hyper:
     """Profiles Admin's ω on the first batch of each seed's own initial network.
 
     Args:
-        recipe: What is trained.
+        recipe: The training recipe.
         model: The initial network of the seed.
-        data: Of the seed.
-        hyper: Of the run; its skip gains are replaced.
+        data: Examples of the seed.
+        hyper: Traced values of the run; its skip gains are replaced.
     """
     config = recipe.config.replace(**hyper.network | {"skip_gain": 1.0})
     batch = data["train"].inputs[: recipe.batch_size]
@@ -202,7 +249,7 @@ def make_network(options: Options, cell: Cell) -> rc.TransformerConfig:
 
     Args:
         options: The flags.
-        cell: Which network.
+        cell: Cell of the network.
     """
     d = options.d_model
     embedding = rc.EmbeddingConfig(
@@ -220,18 +267,18 @@ def make_network(options: Options, cell: Cell) -> rc.TransformerConfig:
     return config.replace(skip_gain=1.0) if cell.design == "admin" else config
 
 
-def split_floats(config: rc.TransformerConfig) -> tuple[rc.TransformerConfig, dict[str, Any]]:
-    """Splits a network into what is compiled in, and the floats that differ between runs."""
+def split_floats(config: rc.TransformerConfig) -> tuple[rc.TransformerConfig, dict[str, float]]:
+    """Splits a network into the compiled part and the floats that differ between runs."""
     return config.replace(**FLOATS), {name: getattr(config, name) for name in FLOATS}
 
 
-def make_data(options: Options, batch_size: int, key: Any) -> dict[str, Any]:
+def make_data(options: Options, batch_size: int, key: jax.Array) -> dict[str, Examples]:
     """Makes one seed's training data, an epoch of `STEPS_PER_EPOCH` batches, and held-out data.
 
     Args:
         options: The flags.
         batch_size: Examples of a step.
-        key: Of the seed.
+        key: Random key of the seed.
     """
     make = functools.partial(
         sequences.make_examples,
@@ -245,22 +292,22 @@ def make_data(options: Options, batch_size: int, key: Any) -> dict[str, Any]:
 def guess_limit(tokens: int, letters: int) -> float:
     """Computes the accuracy up to which a network may be guessing.
 
-    1/c + 2.58 √((1/c)(1 − 1/c)/tokens), c letters: one guess of 200 lies above it.
+    1/c + 2.58 √((1/c)(1 − 1/c)/tokens) for c letters: one guess in 200 lies above it.
     """
     share = 1 / letters
     return share + 2.58 * math.sqrt(share * (1 - share) / tokens)
 
 
-def has_diverged(results: dict[str, Any]) -> np.ndarray:
+def has_diverged(results: dict[str, np.ndarray]) -> np.ndarray:
     """Flags the seeds that had a loss that is not finite, [s]."""
     return ~np.isfinite(results["losses"]).all(axis=1)
 
 
-def has_failed(results: dict[str, Any], limit: float) -> np.ndarray:
-    """Flags the seeds that diverged, or whose final accuracy is no more than the limit, [s]."""
+def has_failed(results: dict[str, np.ndarray], limit: float) -> np.ndarray:
+    """Flags the seeds that diverged, or whose final accuracy is not above the limit, [s]."""
     return has_diverged(results) | ~(results["accuracy"][:, -1] > limit)
 
 
-def gradient_norms(results: dict[str, Any], matrix: str) -> np.ndarray:
+def gradient_norms(results: dict[str, np.ndarray], matrix: str) -> np.ndarray:
     """Selects the norm of the loss's gradient to one matrix, [s, t, L]."""
     return results["gradients"][:, :, GRADIENTS.index(matrix)]

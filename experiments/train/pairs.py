@@ -2,7 +2,7 @@
 
 import itertools
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from rank_collapse.text.text_files import read_table
 from rank_collapse.text.tokens import Tokens, pad_sequences
@@ -13,6 +13,9 @@ from rank_collapse.text.vocabulary import (
     train_wordpiece,
 )
 from rank_collapse.text.words import default_text
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 VOCABULARY_SIZE = 30522  # at most, of a vocabulary trained on the data
 TASKS = ("RTE", "shipped")
@@ -50,12 +53,12 @@ def read_pairs(task: str, data_dir: str, count: int) -> list[tuple[str, str]]:
     return pairs[:count]
 
 
-def load_tokenizer(name_or_path: str, pairs: list[tuple[str, str]]) -> tuple[Any, str]:
-    """Loads a tokenizer, or trains one on the data; also returns a line that says which.
+def load_tokenizer(name_or_path: str, pairs: list[tuple[str, str]]) -> tuple["Tokenizer", str]:
+    """Loads a tokenizer, or trains one on the data; also returns a line that names it.
 
     Args:
-        name_or_path: A folder with tokenizer.json or vocab.txt, such a file, or else any name:
-            then a lower-case WordPiece vocabulary is trained on the data, as nothing is downloaded.
+        name_or_path: A folder with tokenizer.json or vocab.txt, or such a file. For any other name
+            a lower-case WordPiece vocabulary is trained on the data, since nothing is downloaded.
         pairs: The data.
 
     Raises:
@@ -72,23 +75,24 @@ def load_tokenizer(name_or_path: str, pairs: list[tuple[str, str]]) -> tuple[Any
     texts = [sentence for pair in pairs for sentence in pair]
     tokenizer = train_wordpiece(texts, VOCABULARY_SIZE, lowercase=True)
     return tokenizer, (
-        f"{name_or_path} is no local path: trained a WordPiece vocabulary of "
+        f"{name_or_path} is not a local path: trained a WordPiece vocabulary of "
         f"{tokenizer.get_vocab_size()} on the data"
     )
 
 
-def encode_pairs(tokenizer: Any, pairs: list[tuple[str, str]], max_length: int) -> Tokens:
+def encode_pairs(tokenizer: "Tokenizer", pairs: list[tuple[str, str]], max_length: int) -> Tokens:
     """Encodes pairs as [CLS] first [SEP] second [SEP], the longer sentence cut first.
 
-    A vocabulary trained here has no rule for [CLS] and [SEP]: its texts are first second.
+    A vocabulary trained here has no rule for [CLS] and [SEP]; its texts are the first sentence and
+    then the second.
 
     Args:
-        tokenizer: From `load_tokenizer`.
+        tokenizer: Tokenizer from `load_tokenizer`.
         pairs: The sentences.
-        max_length: Tokens of a text at most.
+        max_length: Largest number of tokens in a text.
 
     Returns:
-        Ids and mask [b, n], n the longest text's length.
+        Ids and mask [b, n], where n is the length of the longest text.
 
     Raises:
         ValueError: A vocabulary that cannot encode them.

@@ -4,13 +4,13 @@
 exponentially.
 """
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
+from jax.typing import ArrayLike, DTypeLike
 from jaxtyping import Array, Bool, Float
 
 from rank_collapse import struct
+from rank_collapse.annotations import Leaf
 from rank_collapse.measures.norms import Norm, composite_norm, matrix_norm, safe_divide
 from rank_collapse.measures.residuals import rank_one_ratio, residual
 from rank_collapse.network.config import TransformerConfig
@@ -23,36 +23,37 @@ from rank_collapse.paths.enumeration import check_paths
 
 
 class Chain(struct.Struct):
-    """A product of attention matrices as 1pᵀ + R: R keeps its digits where it is tiny beside p."""
+    """A product of attention matrices as 1pᵀ + R: R keeps its digits where it is tiny compared with
+    p."""
 
-    mean: Any  # p, the mean row of the tokens that exist [n]
-    residual: Any  # R [n, n]; its columns sum to 0, and rows of other tokens are 0
+    mean: Leaf  # p, the mean row of the tokens that exist [n]
+    residual: Leaf  # R [n, n]; its columns sum to 0, and rows of other tokens are 0
 
     @property
-    def product(self) -> Any:
+    def product(self) -> Float[Array, "*s n n"]:
         """1pᵀ + R."""
         return self.mean[..., None, :] + self.residual
 
 
-def empty_chain(token_mask: Bool[Array, "n"], dtype: Any) -> Chain:
+def empty_chain(token_mask: Bool[Array, "n"], dtype: DTypeLike) -> Chain:
     """Make the product of no matrix, the identity; the mask says which tokens exist."""
     eye = jnp.eye(len(token_mask), dtype=dtype)
     return _add_to_mean(jnp.zeros_like(eye[0]), eye, token_mask)
 
 
 def extend_chain(
-    attention: Float[Array, "h n n"], choice: Any, chain: Chain, token_mask: Bool[Array, "n"]
+    attention: Float[Array, "h n n"], choice: ArrayLike, chain: Chain, token_mask: Bool[Array, "n"]
 ) -> Chain:
     """Multiply a chain by one layer: P_h (1pᵀ + R) = 1pᵀ + P_h R.
 
-    A row of P_h that sums to 1 but for rounding counts as one that does: the difference times p
-    would be larger than a tiny R.
+    A row of P_h that sums to 1 up to rounding counts as a row that sums to 1: the difference times
+    p would be larger than a tiny R.
 
     Args:
         attention: Weights of the layer.
         choice: h, or H for a skip, which leaves the chain as it is.
         chain: The product so far.
-        token_mask: Which tokens exist.
+        token_mask: Bool, True for tokens that exist.
     """
     head = attention[jnp.minimum(choice, attention.shape[0] - 1)]
     drift = head.sum(axis=-1) - 1
@@ -70,7 +71,7 @@ def _add_to_mean(mean, change, token_mask):
     Args:
         mean: [n], the mean row so far.
         change: [n, n].
-        token_mask: Which tokens exist.
+        token_mask: Bool, True for tokens that exist.
     """
     change = jnp.where(token_mask[:, None], change, 0)
     mean_change = change.sum(axis=0) / token_mask.sum()
@@ -80,22 +81,26 @@ def _add_to_mean(mean, change, token_mask):
 
 @full_precision
 def chained_residual(
-    attention: Float[Array, "l h n n"], path: Any, norm: Norm = "composite", *, mask: Any = None
+    attention: Float[Array, "l h n n"],
+    path: ArrayLike,
+    norm: Norm = "composite",
+    *,
+    mask: Bool[Array, "n"] | None = None,
 ) -> tuple[Float[Array, ""], Float[Array, ""]]:
     """Compute ‖P_path − 1pᵀ‖/‖P_path‖ with p the mean row, and the same for the best rank one.
 
-    Of attention whose rows sum to 1 both are right to their own digits, down to the least number of
-    its dtype (1e-38 in float32), and 0 below; with rows of another sum (a sink) they are right to
-    the digits of P_path. Both are 0 where P_path = 0.
+    For attention whose rows sum to 1, both are right to their own digits, down to the least number
+    of the dtype (1e-38 in float32), and 0 below; for rows with another sum (a sink) they are right
+    to the digits of P_path. Both are 0 where P_path = 0.
 
     Args:
         attention: Attention weights of all layers, `Trace.attention`.
         path: Heads 0..H−1, H for a skip (the identity).
-        norm: Of matrices.
+        norm: Norm of matrices.
         mask: Bool [n], tokens that exist; rows of others are left out, and none may attend to them.
 
-    Source: chained attention in the notebook of Dong et al. 2021; the product is that of Theorem
-    2.1, the last layer leftmost.
+    Source: chained attention in the notebook of Dong et al. 2021; the product follows Theorem 2.1,
+    with the last layer leftmost.
     """
     path = check_paths(path, *attention.shape[:2], all_heads=False)
     token_mask = jnp.ones(attention.shape[-1], bool) if mask is None else jnp.asarray(mask)
@@ -119,13 +124,13 @@ def chain_residual_ratios(
 ) -> tuple[Float[Array, ""], Float[Array, ""]]:
     """Compute what `chained_residual` returns, of a finished product.
 
-    Where R is small, the best rank one leaves R(1 − vvᵀ) with v = p/‖p‖, but for a term of the
-    order ‖R‖²: below the root of the rounding error that is closer than a decomposition comes.
+    If R is small, the best rank one leaves R(1 − vvᵀ) with v = p/‖p‖, up to a term of the order
+    ‖R‖². Below the square root of the rounding error this is closer than a decomposition.
 
     Args:
         chain: The product.
-        token_mask: Which tokens exist.
-        norm: Of matrices.
+        token_mask: Bool, True for tokens that exist.
+        norm: Norm of matrices.
     """
     size = matrix_norm(jnp.where(token_mask[:, None], chain.product, 0), norm)
     length = matrix_norm(chain.mean[None], "frobenius")  # squares of p underflow, too
@@ -140,16 +145,20 @@ def chain_residual_ratios(
 
 @jax.jit
 def branch_sizes(
-    params: TransformerParams, trace: Trace, config: TransformerConfig, *, mask: Any = None
+    params: TransformerParams,
+    trace: Trace,
+    config: TransformerConfig,
+    *,
+    mask: Bool[Array, "n"] | None = None,
 ) -> tuple[Float[Array, "l"], Float[Array, "l"]]:
     """Measure N(λ x) and N(γ N'(SA(x))) of every layer, the summands of its attention sublayer.
 
-    N = ‖.‖_{1,∞}, before a norm of the sum. Without gains and a norm N' of the branch, N(x) and
-    N(SA(x)) as published; N(x) where there is no skip.
+    N = ‖.‖_{1,∞}, before a norm of the sum. Without gains and without a norm N' of the branch,
+    these are N(x) and N(SA(x)) as published; N(x) alone if there is no skip.
 
     Args:
-        params: Of the network; norms of branches and learned gains are read.
-        trace: From `apply`, of one example.
+        params: Parameters of the network; norms of branches and learned gains are read.
+        trace: Trace from `apply`, of one example.
         config: The network, for its gains and skips.
         mask: Bool [n], tokens that exist.
     """
@@ -187,19 +196,23 @@ def log_elementary_shares(alpha: Float[Array, "l"]) -> Float[Array, "k"]:
 
 
 def _add_layer(log_sums, a):
-    """Add one layer. (Of the module: a local function would compile the loop in every call.)"""
+    """Add one layer. (In the module: a local function would compile the loop in every call.)"""
     longer = jnp.concatenate([jnp.full(1, -jnp.inf, log_sums.dtype), log_sums[:-1]])
     return jnp.logaddexp(log_sums + jnp.log(a), longer + jnp.log1p(-a)), None
 
 
 def predicted_sizes(
-    alpha: Any, depth: int, num_heads: int, initial: Any = 1.0, contraction: Any = 2.0
+    alpha: ArrayLike,
+    depth: int,
+    num_heads: int,
+    initial: ArrayLike = 1.0,
+    contraction: ArrayLike = 2.0,
 ) -> Float[Array, "k"]:
     """Compute log10 of C(L,k) H^k α^{L−k} (1−α)^k R_0 / c^{3^k − 1} for k = 0 .. L.
 
-    The size of all paths of length k together, if every layer leaves the share α to its skip and
-    attention contracts residuals cubically. With one α per layer, C(L,k) α^{L−k} (1−α)^k becomes
-    the elementary symmetric sum over which layers are skipped.
+    This is the norm of the sum of all paths of length k, if every layer leaves the share α to its
+    skip and attention contracts residuals cubically. With one α per layer, C(L,k) α^{L−k} (1−α)^k
+    becomes the elementary symmetric sum over the choice of skipped layers.
 
     Args:
         alpha: α, a scalar or [L], each in (0, 1).
@@ -234,11 +247,11 @@ def alpha_law(
 ) -> tuple[Float[Array, "l"], Float[Array, "k"]]:
     """Predict path sizes by the α of each layer, from measured sizes of all samples together.
 
-    R_0 is the mean residual of the inputs, before any layer. c is that of single attention
-    matrices: their mean log residual ratio is that of R_0/c², the formula's value at length 1.
+    R_0 is the mean residual of the inputs, before any layer. c belongs to single attention
+    matrices: their mean log residual ratio equals that of R_0/c², the formula's value at length 1.
 
     Args:
-        skip, branch: From `branch_sizes`.
+        skip, branch: Sizes from `branch_sizes`.
         initial: ‖res(X^0)‖_{1,∞} of each sample.
         single: Residual ratios of paths of length 1, from `chained_residual`.
         num_heads: H.
@@ -253,7 +266,7 @@ def alpha_law(
 
 
 def measured_sizes(
-    by_length: Float[Array, "k n d"], *, mask: Any = None
+    by_length: Float[Array, "k n d"], *, mask: Bool[Array, "n"] | None = None
 ) -> tuple[Float[Array, "k"], Float[Array, "k"]]:
     """Measure log10 of ‖C_k‖_{1,∞} and ‖res(C_k)‖_{1,∞}, the exact sums of paths of length k.
 

@@ -1,7 +1,6 @@
 """Sorting letters: the label of position i is the i-th smallest letter of the sequence."""
 
 import functools
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,18 +14,19 @@ from rank_collapse.training.tasks import examples
 
 
 def make_examples(
-    key: Any, num_examples: int, seq_len: int, num_letters: int, repeats: bool = True
+    key: jax.Array, num_examples: int, seq_len: int, num_letters: int, repeats: bool = True
 ) -> examples.Examples:
     """Draws letter sequences uniformly at random, with their sorted sequences as labels.
 
     Args:
-        key: Of the draw.
-        num_examples, seq_len, num_letters: Sequences, letters of each, and of the alphabet.
+        key: Random key of the draw.
+        num_examples, seq_len, num_letters: Number of sequences, letters in each, and letters in the
+            alphabet.
         repeats: Whether a letter may occur twice; if not, each sequence is a random choice of
             distinct letters in random order.
 
     Raises:
-        ValueError: More distinct letters asked for than there are.
+        ValueError: More distinct letters than the alphabet has.
 
     Source: Dong et al. 2021, section 4.2.
     """
@@ -44,7 +44,7 @@ def make_examples(
 def misordered_pairs(predicted: Int[Array, "b n"], repeats: bool = True) -> Float[Array, ""]:
     """Counts the pairs i < j predicted with p_i > p_j, mean over sequences.
 
-    Without repeats a tie is out of order too: p_i ≥ p_j.
+    Tokens do not repeat, so a tie is out of order too: p_i ≥ p_j.
     """
     first, second = predicted[:, :, None], predicted[:, None, :]
     is_wrong = first > second if repeats else first >= second
@@ -53,7 +53,7 @@ def misordered_pairs(predicted: Int[Array, "b n"], repeats: bool = True) -> Floa
 
 
 def make_sorting_task(options: Options) -> TrainedTask:
-    """Makes what the flags train: a network that sorts letters.
+    """Makes the training task of the flags: a network that sorts letters.
 
     Args:
         options: The flags.
@@ -73,7 +73,7 @@ def make_sorting_task(options: Options) -> TrainedTask:
     )
     make = functools.partial(make_examples, seq_len=tokens, num_letters=letters, repeats=repeats)
 
-    def misordered(logits: Any, _: Any) -> Any:
+    def misordered(logits: Float[Array, "b n c"], _: examples.Examples) -> Float[Array, ""]:
         return misordered_pairs(logits.argmax(axis=-1), repeats)
 
     return TrainedTask(

@@ -1,6 +1,4 @@
-"""What is watched of a network while it trains: `monitored` scalars, on a few examples."""
-
-from typing import Any
+"""The watched metrics of a network while it trains: `monitored` scalars, on a few examples."""
 
 import jax
 from jaxtyping import Array, Float
@@ -11,24 +9,26 @@ from rank_collapse.network.encoder_decoder import EncoderDecoderConfig, EncoderD
 from rank_collapse.network.inputs import input_states
 from rank_collapse.network.measured.monitored import monitored
 from rank_collapse.training.models import Model
+from rank_collapse.training.tasks.examples import Examples
+from rank_collapse.training.tasks.sequences import SequencePairs
 
 EXAMPLES = 8
 
 
 def layer_scalars(
     model: Model | EncoderDecoderParams,
-    data: dict[str, Any],
+    data: dict[str, Examples | SequencePairs],
     config: TransformerConfig | EncoderDecoderConfig,
 ) -> dict[str, Float[Array, "l"]]:
     """Measures `monitor` of each layer, means over the first `EXAMPLES` held-out examples.
 
-    For the `watch` of an `Ensemble`. Of an encoder-decoder those of either half, under teacher
+    For the `watch` of an `Ensemble`. In an encoder-decoder both halves are measured, under teacher
     forcing: "encoder.residual_ratio", "decoder.residual_ratio", ...
 
     Args:
         model: A network with a classifier, or an encoder-decoder.
-        data: With the entry "eval".
-        config: Of the network.
+        data: Data with the entry "eval".
+        config: Configuration of the network.
     """
 
     def measure_example(example):

@@ -1,7 +1,5 @@
 """The weight matrices of a network's layers, by part: taken out, put back, and their sizes."""
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
@@ -9,8 +7,10 @@ from jaxtyping import Array, Float
 from rank_collapse.network.measured.updates import MATRICES
 from rank_collapse.network.parameters import TransformerParams
 
+Matrices = dict[str, dict[str, Array]]  # {part of a layer: {name: [L, ...]}}
 
-def get_weight_matrices(params: TransformerParams) -> dict[str, dict[str, Array]]:
+
+def get_weight_matrices(params: TransformerParams) -> Matrices:
     """Return the weight matrices of the layers, {part: {name: [L, ...]}}; heads are one matrix."""
     matrices = {}
     for part_name, names in MATRICES.items():
@@ -21,11 +21,11 @@ def get_weight_matrices(params: TransformerParams) -> dict[str, dict[str, Array]
     return matrices
 
 
-def replace_weight_matrices(params: TransformerParams, matrices: Any) -> TransformerParams:
+def replace_weight_matrices(params: TransformerParams, matrices: Matrices) -> TransformerParams:
     """Return parameters with these matrices, a tree as `get_weight_matrices` returns.
 
     Args:
-        params: Of the network.
+        params: Parameters of the network.
         matrices: {part: {name: [L, ...]}}; parts and names that are absent stay.
     """
     layers = params.layers
@@ -34,7 +34,7 @@ def replace_weight_matrices(params: TransformerParams, matrices: Any) -> Transfo
 
 
 def compute_matrix_norms(
-    matrices: dict[str, dict[str, Array]],
+    matrices: Matrices,
 ) -> dict[str, dict[str, Float[Array, "l"]]]:
     """Compute Frobenius norms by layer of matrices as `get_weight_matrices` returns them."""
     return jax.tree.map(

@@ -4,7 +4,6 @@ Axis letters: n tokens, l layers, p paths.
 """
 
 import dataclasses
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,13 +13,14 @@ from experiments.train import path_sizes
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.inputs import PreparedInputs
 from rank_collapse.network.passes import LayerPass, WalkResult
+from rank_collapse.network.transformer import LayerValues
 from rank_collapse.network.walk import Layer
 from rank_collapse.paths.sets import sample_path_sets
 
 
 @dataclasses.dataclass(frozen=True)
 class ChainPass(LayerPass):
-    """Measures ‖P_path − 1pᵀ‖/‖P_path‖ of the product of a path's attention, [L, p] by length.
+    """Measures ‖P_path − 1pᵀ‖/‖P_path‖ for the product of a path's attention, [L, p] by length.
 
     Layer by layer; every path's product is carried. The norm is ‖.‖_{1,∞}.
 
@@ -40,7 +40,13 @@ class ChainPass(LayerPass):
         empty = path_sizes.empty_chain(prepared.existing_tokens, prepared.x.dtype)
         return paths, jax.tree.map(lambda a: jnp.broadcast_to(a, (len(paths), *a.shape)), empty)
 
-    def measure_layer(self, layer: Layer, x: Any, layer_values: Any, carry: Any) -> tuple[Any, Any]:
+    def measure_layer(
+        self,
+        layer: Layer,
+        x: Array,
+        layer_values: LayerValues,
+        carry: tuple[Array, path_sizes.Chain],
+    ) -> tuple[tuple[Array, path_sizes.Chain], None]:
         """Extends the products with the heads that the paths take here."""
         paths, products = carry
         weights, token_mask = layer_values.trace.attention, layer.inputs.existing_tokens

@@ -1,6 +1,6 @@
 """Files of other programs as checkpoint folders: torch, CTranslate2; GGUF in `gguf_file`.
 
-Their SHA-256 was compared before (`packages.find_weights`), so that what they hold is known.
+Their SHA-256 was compared before (`packages.find_weights`), so their contents are known.
 """
 
 import collections
@@ -10,12 +10,13 @@ import os
 import pickle
 import struct
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
+from experiments.lab import JsonObject
 from rank_collapse.extras import import_package
 from rank_collapse.runs.files import write_atomically
 
@@ -51,8 +52,8 @@ class _Tensor(NamedTuple):
 class _TensorUnpickler(pickle.Unpickler):
     """Reads tensors and dictionaries; any other class is an error, so that no code is executed."""
 
-    def find_class(self, module: str, name: str) -> Any:
-        """Returns what stands for one of torch's classes and functions."""
+    def find_class(self, module: str, name: str) -> Callable:
+        """Returns the replacement of one of torch's classes and functions."""
         if (module, name) == ("collections", "OrderedDict"):
             return collections.OrderedDict
         if (module, name) == ("torch._utils", "_rebuild_tensor_v2"):
@@ -61,7 +62,7 @@ class _TensorUnpickler(pickle.Unpickler):
             return _STORAGES[name]
         raise pickle.UnpicklingError(f"{module}.{name} is no tensor")
 
-    def persistent_load(self, entry: tuple[Any, ...]) -> _Stored:
+    def persistent_load(self, entry: tuple[str, ...]) -> _Stored:
         """Returns the place of a storage: its dtype, key and number of values."""
         _, dtype, key, _, count = entry[:5]
         return _Stored(dtype, key, count)
@@ -91,7 +92,7 @@ def _read_zip(file):
 
 
 def _read_old(file):
-    """Reads the same of the format before: pickles, then every storage after its size."""
+    """Reads the same from the older format: pickles, then every storage after its size."""
     for _ in ("magic number", "version", "system"):
         _TensorUnpickler(file).load()
     state, keys = _TensorUnpickler(file).load(), _TensorUnpickler(file).load()
@@ -127,11 +128,11 @@ _DTYPES = (np.float32, np.int8, np.int16, np.int32, np.float16)  # by the number
 def from_ctranslate2(path: str | os.PathLike, folder: str | os.PathLike) -> None:
     """Writes the encoder of a Whisper of CTranslate2 as a checkpoint, in float32.
 
-    The bias of its keys is left out: it adds the same to all scores of a row.
+    The bias of its keys is left out, because it adds the same number to all scores of a row.
 
     Args:
         path: A model.bin, not quantised.
-        folder: Where config.json and model.safetensors are written.
+        folder: Folder for config.json and model.safetensors.
     """
     stored = _ctranslate2(path)
     tensors = {"embed_positions.weight": stored["encoder/position_encodings/encodings"]}
@@ -183,20 +184,20 @@ def _ctranslate2(path):
 
 
 def write_checkpoint(
-    folder: str | os.PathLike, config: Mapping[str, Any], tensors: Mapping[str, np.ndarray]
+    folder: str | os.PathLike, config: JsonObject, tensors: Mapping[str, np.ndarray]
 ) -> None:
     """Writes a checkpoint folder of a config and tensors, in float32.
 
     Args:
-        folder: It.
-        config: Of config.json.
-        tensors: By name.
+        folder: The checkpoint folder.
+        config: Content of config.json.
+        tensors: Tensors by name.
     """
     write_tensors(folder, {name: a.astype(np.float32) for name, a in tensors.items()})
     write_config(folder, config)
 
 
-def write_config(folder: str | os.PathLike, config: Mapping[str, Any]) -> None:
+def write_config(folder: str | os.PathLike, config: JsonObject) -> None:
     """Writes the config.json of a folder."""
     write_atomically(Path(folder) / "config.json", json.dumps(config, indent=1).encode())
 

@@ -1,6 +1,6 @@
 """Texts for networks of reactions, antibodies and speech, written by small grammars of our own.
 
-They are no data: reactions of eight kinds between fragments that are drawn, antibodies whose
+The texts are not data: reactions of eight kinds between fragments that are drawn, antibodies whose
 frameworks are those of common human genes and whose loops are drawn, and spectra of tones that
 glide. A trained network knows the kinds, not the texts.
 """
@@ -86,10 +86,10 @@ def write_ids(kind: str, vocabulary: Sequence[str], count: int = COUNT, seed: in
     """Writes texts of a kind as ids of a vocabulary, [CLS] before and [SEP] after, one a line.
 
     Args:
-        kind: Of `KINDS`.
-        vocabulary: Its words.
+        kind: Kind of text, a key of `KINDS`.
+        vocabulary: Words of the vocabulary.
         count: Texts.
-        seed: Of the draws.
+        seed: Seed of the draws.
     """
     draw, numbers = random.Random(seed), {word: i for i, word in enumerate(vocabulary)}
     texts = [["[CLS]", *KINDS[kind](draw), "[SEP]"] for _ in range(count)]
@@ -105,7 +105,7 @@ def draw_spectrograms(
         bins: Mel bins i.
         frames: t.
         count: Spectra b.
-        seed: Of the draws.
+        seed: Seed of the draws.
     """
     draw, time = np.random.default_rng(seed), np.linspace(0, 1, frames)
     spectra = np.full((count, bins, frames), -1.0, np.float32)

@@ -1,17 +1,16 @@
 """A Llama in a GGUF file of llama.cpp as a checkpoint folder.
 
-What the file says and this reader does not know is refused by its name: a Llama with YaRN, or with
-experts, would be read as another network. Keys: github.com/ggml-org/ggml, docs/gguf.md.
+Unknown entries of the file are refused by name, because a Llama with YaRN or with experts would be
+read as another network. Keys: github.com/ggml-org/ggml, docs/gguf.md.
 """
 
 import os
 import re
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
+from experiments.lab import JsonObject
 from experiments.trained.convert import write_checkpoint
 from rank_collapse.extras import import_package
 from rank_collapse.printed import format_one_line, quote_value
@@ -73,10 +72,10 @@ def from_gguf(path: str | os.PathLike, folder: str | os.PathLike) -> None:
 
     Args:
         path: A .gguf file.
-        folder: Where config.json, model.safetensors and tokenizer.json are written.
+        folder: Folder for config.json, model.safetensors and tokenizer.json.
 
     Raises:
-        ValueError: Another architecture, or an entry or a tensor that is not read; it is named.
+        ValueError: Another architecture, or an unknown entry or tensor, which the message names.
     """
     gguf = import_package("gguf", str(path), "gguf")
     reader = gguf.GGUFReader(path)
@@ -102,15 +101,15 @@ def from_gguf(path: str | os.PathLike, folder: str | os.PathLike) -> None:
     _write_tokenizer(entries, Path(folder) / "tokenizer.json")
 
 
-def read_sizes(path: str | os.PathLike, entries: Mapping[str, Any]) -> dict[str, Any]:
+def read_sizes(path: str | os.PathLike, entries: JsonObject) -> JsonObject:
     """Reads the sizes of the network, as config.json names them.
 
     Args:
-        path: Of the file, for messages.
-        entries: Of its header.
+        path: Path of the file, for messages.
+        entries: Entries of its header.
 
     Raises:
-        ValueError: Another architecture; a size that is missing, or none.
+        ValueError: Another architecture; a size that is missing or not a size.
     """
     architecture = entries.get("general.architecture")
     text = f"{path}: general.architecture={quote_value(architecture)} is not read, only"
@@ -137,18 +136,16 @@ def read_sizes(path: str | os.PathLike, entries: Mapping[str, Any]) -> dict[str,
     return sizes | {"head_dim": width}
 
 
-def check_entries(
-    path: str | os.PathLike, entries: Mapping[str, Any], config: Mapping[str, Any]
-) -> None:
-    """Check that a file's header says nothing that would be dropped.
+def check_entries(path: str | os.PathLike, entries: JsonObject, config: JsonObject) -> None:
+    """Check that no entry of a file's header would be dropped.
 
     Args:
-        path: Of the file, for messages.
-        entries: Of its header.
-        config: From `read_sizes`.
+        path: Path of the file, for messages.
+        entries: Entries of its header.
+        config: Configuration from `read_sizes`.
 
     Raises:
-        ValueError: It names the first entry that is not read, with its value.
+        ValueError: The message names the first unknown entry and its value.
     """
     read = {f"{ARCHITECTURE}.{key}" for key in (*_SIZES.values(), *_WIDTHS)}
     for name in ("tokenizer.ggml.model", "tokenizer.ggml.pre", "tokenizer.ggml.merges"):
@@ -165,7 +162,8 @@ def _name_tensor(path, name):
     """Returns (name in transformers, kind) of a tensor.
 
     Raises:
-        ValueError: It is not one of a Llama, such as a bias, or factors of the rotation.
+        ValueError: The tensor does not belong to a Llama, such as a bias or factors of the
+            rotation.
     """
     match = _TENSOR.fullmatch(name)
     layer, kind = match.groups() if match else (None, "")

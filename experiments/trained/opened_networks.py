@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -33,30 +33,31 @@ class Network(NamedTuple):
 
     label: str
     source: pretrained.OpenCheckpoint
-    inputs: dict[str, Any]  # x and mask, as of `rank_collapse.apply`
+    inputs: dict[str, np.ndarray]  # x and mask, as of `rank_collapse.apply`
     mask_id: int | None  # [MASK], where the vocabulary has it
     folder: Path | None = None  # its checkpoint; None of weights at random
     is_initialised: bool = False  # of a published size, whose weights nobody trained
 
 
 def load_networks(options: Options, num_texts: int) -> list[Network]:
-    """Loads the networks that the flags ask for, those of the packages first.
+    """Loads the networks that the flags ask for, first those of the packages.
 
-    A network that cannot be read is skipped with a line.
+    A network that cannot be read is skipped, and a line reports it.
 
     Args:
         options: Flags `folder`, `networks`, `text`, `last_texts`, `skip_texts` and `max_tokens`.
-        num_texts: Of each network, at most, those that are skipped among them.
+        num_texts: Largest number of texts for each network, including those that are skipped.
 
     Raises:
-        FileNotFoundError, ValueError: No such folder, text or network, or none that can be read.
+        FileNotFoundError, ValueError: A folder, text or network that does not exist or cannot be
+            read.
     """
     if options.flags.grows and not options.text:
         raise ValueError("--until=decided needs --text: the shipped one has few texts")
     folder = Path(options.folder)
     if not folder.is_dir():
-        how = "python -m experiments.trained_weights makes it"
-        raise FileNotFoundError(f"--folder={folder} does not exist: {how}")
+        advice = "python -m experiments.trained_weights makes it"
+        raise FileNotFoundError(f"--folder={folder} does not exist: {advice}")
     if options.text and not Path(options.text).is_file():
         raise FileNotFoundError(f"--text={options.text} does not exist")
     present = sorted(path.parent.name for path in folder.glob("*/config.json"))
@@ -102,7 +103,7 @@ def make_initialised(name: str, options: Options) -> Network:
     """Makes a published architecture at its initialisation, which reads pieces of a shipped text.
 
     Args:
-        name: Of `pretrained.PUBLISHED`.
+        name: Name in `pretrained.PUBLISHED`.
         options: Flags `num_few`, its texts, `max_tokens` and `seed`.
     """
     source = pretrained.open_random(f"{RANDOM}{name}", jax.random.key(options.seed))
@@ -125,12 +126,14 @@ def load_network(
     """Opens one checkpoint and reads its texts: features.npy, ids.txt, or its tokenizer's.
 
     Args:
-        folder: Of the checkpoint.
-        text: File for those with a tokenizer; None for pieces of a text shipped with the package.
+        folder: Folder of the checkpoint.
+        text: Text file for networks with a tokenizer; None for pieces of a text shipped with the
+            package.
         num_texts: At most.
-        max_tokens: Of each text that a tokenizer reads; two frames of a spectrogram are a token.
+        max_tokens: Largest number of tokens in each text that a tokenizer reads; two frames of a
+            spectrogram are a token.
         are_last: Whether the texts are the last of their file, the very last one first.
-        is_widened: Whether texts are padded to one width however many there are.
+        is_widened: Whether texts are padded to one width for any number of texts.
 
     Raises:
         ValueError: A checkpoint with neither texts nor a tokenizer.
@@ -181,8 +184,8 @@ def identify_texts(networks: Sequence[Network], count: int | None = None) -> dic
     """Returns what identifies the texts of each network, for config.json.
 
     Args:
-        networks: With their texts.
-        count: Texts that identify them, where more may come; all by default.
+        networks: Networks with their texts.
+        count: Number of texts that identify them, if more may follow; all by default.
     """
     return {
         network.label: cli.content_hash(np.ascontiguousarray(network.inputs["x"][:count]).tobytes())

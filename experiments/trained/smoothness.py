@@ -1,19 +1,20 @@
-"""How much the attention of a trained layer can stretch a change of its input, by tokens.
+"""How much the attention of a trained layer can stretch a change of its input, by the number of
+tokens.
 
 The constant is the largest singular value of the Jacobian of one layer's self-attention, with all
-heads and the output matrix, without the skip and the norm, at what the layer reads of a text: the
+heads and the output matrix, without the skip and the norm, at the layer's input for a text: the
 local Lipschitz constant of Castin et al. 2024 (2312.14820).
 
 Axis letters: b texts, l layers, n tokens, d width.
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
+from numpy.typing import ArrayLike
 
 from rank_collapse import pretrained
 from rank_collapse.network.passes import LayerMeasure
@@ -32,12 +33,12 @@ def largest_singular_value(
     Each step multiplies by J and by Jᵀ. The value never exceeds the exact one.
 
     Args:
-        fn: Of x, to an array.
-        x: Where J is taken.
-        steps: Of the iteration.
+        fn: Function that takes x and returns an array.
+        x: Point at which J is taken.
+        steps: Number of iterations.
 
     Returns:
-        The value after the last step, and how much the last step changed it, relative to it.
+        The value after the last step, and its relative change by the last step.
     """
     _, push = jax.linearize(fn, x)
     pull = jax.linear_transpose(push, x)
@@ -51,13 +52,13 @@ def largest_singular_value(
     return sizes[-1], 1 - sizes[-2] / sizes[-1]
 
 
-def measure_attention(layer: Layer, x: Any, layer_values: LayerValues) -> dict[str, Array]:
+def measure_attention(layer: Layer, x: Array, layer_values: LayerValues) -> dict[str, Array]:
     """Measures the local Lipschitz constant of a layer's attention.
 
     Args:
         layer: The layer.
         x: Unused: its input.
-        layer_values: What it computed; its attention reads the input after the norm, if any.
+        layer_values: Values of the layer; its attention reads the input after the norm, if any.
     """
 
     def attend(branch_input):
@@ -70,14 +71,17 @@ def measure_attention(layer: Layer, x: Any, layer_values: LayerValues) -> dict[s
 
 
 def measure_texts(
-    source: Any, inputs: Mapping[str, Any], num_tokens: int, chunk: int = 4
+    source: pretrained.OpenCheckpoint,
+    inputs: Mapping[str, np.ndarray],
+    num_tokens: int,
+    chunk: int = 4,
 ) -> dict[str, np.ndarray]:
-    """Measures the first tokens of each text; NaN of a text that has fewer.
+    """Measures the first tokens of each text; NaN for a text that has fewer.
 
     Args:
         source: The open checkpoint.
         inputs: x and mask [b, n]; spectrograms have no mask, and two frames of them are a token.
-        num_tokens: Of each text.
+        num_tokens: Number of tokens in each text.
         chunk: Texts at once.
 
     Returns:
@@ -96,7 +100,7 @@ def measure_texts(
     return results
 
 
-def fit_powers(largest: Float[np.ndarray, "n ..."], tokens: Any) -> Float[np.ndarray, "..."]:
+def fit_powers(largest: Float[np.ndarray, "n ..."], tokens: ArrayLike) -> Float[np.ndarray, "..."]:
     """Fits the power of the number of tokens by which a constant grows, by least squares.
 
     Args:
@@ -104,7 +108,7 @@ def fit_powers(largest: Float[np.ndarray, "n ..."], tokens: Any) -> Float[np.nda
         tokens: The numbers.
 
     Returns:
-        The slope of ln largest over ln tokens; NaN of fewer than three numbers.
+        The slope of ln largest over ln tokens; NaN for fewer than three numbers.
     """
     values = np.log(largest)
     x = np.log(np.asarray(tokens, float)).reshape(-1, *[1] * (values.ndim - 1))

@@ -1,16 +1,16 @@
-"""What run_trained measures of one network: arrays [texts, ...] by name.
+"""The measurements of run_trained in one network: arrays [texts, ...] by name.
 
 Axis letters: b texts, c masked copies, l layers, h heads, n tokens, d width, k path lengths.
 """
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Bool, Int
+from jaxtyping import Array, Bool, Int
 
 from experiments.train.path_sizes import measured_sizes
 from experiments.trained.chains import ChainPass
@@ -21,6 +21,8 @@ from rank_collapse.network.measured.influence import attention_share
 from rank_collapse.network.measured.states import ProfilePass
 from rank_collapse.network.passes import LayerMeasure, States
 from rank_collapse.network.surgery import list_ablations
+from rank_collapse.network.transformer import LayerValues
+from rank_collapse.network.walk import Layer
 from rank_collapse.paths.contributions import LengthPass
 from rank_collapse.paths.truncation import TruncatedPass
 from rank_collapse.pretrained import AblationSpec, Group
@@ -36,20 +38,22 @@ ROUNDING = 1e-5  # of float32 scores up to about 100, in attention weights
 
 
 class Task(NamedTuple):
-    """What a language model predicts of texts, c copies of each in a row."""
+    """The prediction task of a language model, with c copies of each text in a row."""
 
-    inputs: dict[str, Any]  # x and mask [b c, n]
+    inputs: dict[str, np.ndarray]  # x and mask [b c, n]
     targets: np.ndarray  # [b c, n]
     chosen: np.ndarray  # Bool [b c, n], the tokens that count
     copies: int  # c
 
     def leave_out(self, count: int) -> "Task":
-        """Leaves out the first texts, whose masked tokens do not depend on those after them."""
+        """Leaves out the first texts; the masked tokens of a text do not depend on later texts."""
         first = count * self.copies
         inputs = {name: values[first:] for name, values in self.inputs.items()}
         return Task(inputs, self.targets[first:], self.chosen[first:], self.copies)
 
-    def token_losses(self, source: Any, states: Any) -> tuple[np.ndarray, np.ndarray]:
+    def token_losses(
+        self, source: pretrained.OpenCheckpoint, states: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
         """Computes (nats, share of right tokens) [b, s], means over copies.
 
         Args:
@@ -64,15 +68,19 @@ class Task(NamedTuple):
 
 
 def make_task(
-    source: Any, inputs: Mapping[str, Any], mask_id: int | None, copies: int
+    source: pretrained.OpenCheckpoint,
+    inputs: Mapping[str, np.ndarray],
+    mask_id: int | None,
+    copies: int,
 ) -> Task | None:
-    """Makes what a model predicts: the next token if causal, masked ones if masked; None of others.
+    """Makes the prediction task of a model: the next token if causal, masked tokens if masked; None
+    for others.
 
     Args:
         source: The checkpoint.
         inputs: x and mask [b, n].
         mask_id: The [MASK] of the vocabulary, or None.
-        copies: Copies of each text with other tokens masked.
+        copies: Number of copies of each text, in which different tokens are masked.
     """
     ids, mask = inputs["x"], inputs["mask"]
     if source.is_causal_lm:
@@ -92,15 +100,16 @@ def masked_copies(
     share: float = 0.15,
     seed: int = 0,
 ) -> tuple[Int[np.ndarray, "c n"], Bool[np.ndarray, "c n"]]:
-    """Mask tokens in copies of each text; the copies mask different ones, as long as there are any.
+    """Mask tokens in copies of each text; the copies mask different tokens, as far as there are
+    enough.
 
-    Never the first or the last token of a text, which close it in most models.
+    The first and the last token of a text are never masked, because they close it in most models.
 
     Args:
-        ids, mask: Of `Tokens`.
-        token: The id that stands in a masked one's place.
-        copies: Of each text, one after the other: c = b · copies.
-        share: Of a text's tokens that each copy masks, at least one; 15 % as of BERT.
+        ids, mask: Fields of `Tokens`.
+        token: The id that replaces a masked token.
+        copies: Number of copies of each text, which follow one another: c = b · copies.
+        share: Share of a text's tokens to mask in each copy (at least one token); BERT masks 15 %.
 
     Source: Devlin et al. 2019, task 1, with the token in all of the places.
     """
@@ -120,7 +129,7 @@ def masked_copies(
 class LogNorm(States):
     """log10 ‖X^l‖_{1,∞} of all states."""
 
-    def measure(self, x: Any, mask: Any = None) -> Any:
+    def measure(self, x: Array, mask: Array | None = None) -> Array:
         """Measures one state [n, d]."""
         return jnp.log10(composite_norm(x, mask=mask))
 
@@ -129,16 +138,16 @@ class LogNorm(States):
 class LargestEntry(States):
     """max |x_ij| of all states."""
 
-    def measure(self, x: Any, mask: Any = None) -> Any:
+    def measure(self, x: Array, mask: Array | None = None) -> Array:
         """Measures one state [n, d]."""
         return jnp.max(jnp.abs(x if mask is None else jnp.where(mask[:, None], x, 0)))
 
 
 def list_curves(model_type: str) -> dict[str, AblationSpec]:
-    """List the ablations of a network by name, as the paper's text has them.
+    """List the ablations of a network by name, as in the text of the paper.
 
-    Those of an ALBERT come twice: without its MLP the published code keeps the MLP's activation,
-    skip and norm.
+    For an ALBERT they come twice, because without its MLP the published code keeps the MLP's
+    activation, skip and norm.
     """
     curves = {name: AblationSpec(variant, "text") for name, variant in ABLATED.items()}
     if ("SAN", "text") in list_ablations(model_type):
@@ -147,11 +156,13 @@ def list_curves(model_type: str) -> dict[str, AblationSpec]:
     return curves
 
 
-def measure_residuals(source: Any, inputs: Mapping[str, Any], chunk: int) -> dict[str, np.ndarray]:
+def measure_residuals(
+    source: pretrained.OpenCheckpoint, inputs: Mapping[str, np.ndarray], chunk: int
+) -> dict[str, np.ndarray]:
     """Measures log10 of ‖res(X)‖/‖X‖ by layer [b, L + 1] in every ablation of `list_curves`.
 
-    Without skips log10 of ‖res(X)‖ too, in logarithms throughout: it falls below what floating
-    point holds.
+    Without skips also log10 of ‖res(X)‖, in logarithms throughout, because it falls below the range
+    of floating point.
 
     Args:
         source: The checkpoint.
@@ -175,13 +186,13 @@ def measure_residuals(source: Any, inputs: Mapping[str, Any], chunk: int) -> dic
     return results
 
 
-def measure_sinks(layer: Any, x: Any, layer_values: Any) -> dict[str, Any]:
+def measure_sinks(layer: Layer, x: Array, layer_values: LayerValues) -> dict[str, Array]:
     """Measures the attention of each head to the first token, and to the most attended one.
 
     Args:
         layer: The layer.
         x: Unused: its input.
-        layer_values: What it computed.
+        layer_values: Values that the layer computed.
     """
     weights, mask = layer_values.trace.attention, layer.inputs.token_mask
     is_query = layer.inputs.existing_tokens
@@ -194,8 +205,8 @@ def measure_sinks(layer: Any, x: Any, layer_values: Any) -> dict[str, Any]:
 
 
 def measure_states(
-    source: Any, inputs: Mapping[str, Any], chunk: int, num_paths: int
-) -> dict[str, Any]:
+    source: pretrained.OpenCheckpoint, inputs: Mapping[str, np.ndarray], chunk: int, num_paths: int
+) -> dict[str, np.ndarray]:
     """Measures spikes, sinks and chains of attention of the whole network.
 
     Args:
@@ -218,17 +229,19 @@ def measure_states(
 
 
 def measure_paths(
-    source: Any, task: Task, lengths: Sequence[int], chunk: int
+    source: pretrained.OpenCheckpoint, task: Task, lengths: Sequence[int], chunk: int
 ) -> dict[str, np.ndarray]:
     """Measures losses and shares of right tokens by the longest path, frozen and recomputed.
 
-    Frozen: sums of paths in the attention of the whole network. Recomputed: the network without
-    longer paths attends anew. Both go through the network's own head.
+    Frozen: sums of paths with the attention weights of the full model. Recomputed: the network
+    without longer paths computes its attention again. Both go through the network's own head. A
+    masked language model reads several masked copies of each text; results are means over these
+    copies.
 
     Args:
         source: The checkpoint.
-        task: What it predicts.
-        lengths: k, the most heads that a path passes.
+        task: Prediction task of the checkpoint.
+        lengths: k, the largest number of heads on a path.
         chunk: Texts at once.
 
     Returns:
@@ -265,24 +278,25 @@ def measure_paths(
     return results
 
 
-def measure_lemma(layer: Any, x: Any, layer_values: Any) -> Any:
-    """Computes `bounds.lemma_excess` of what a layer's attention reads, less a margin for
+def measure_lemma(layer: Layer, x: Array, layer_values: LayerValues) -> Array:
+    """Computes `bounds.lemma_excess` of the input to a layer's attention, minus a margin for
     rounding.
     """
     attention_input = layer_values.sublayers["attention"].branch_input
     return bounds.lemma_excess(layer.params.attention, attention_input) - ROUNDING
 
 
-def measure_bounds(source: Any, ids: np.ndarray, chunk: int) -> dict[str, np.ndarray]:
-    """Measures where the lemma's condition holds, and by how much lemma and bounds do, head by
-    head.
+def measure_bounds(
+    source: pretrained.OpenCheckpoint, ids: np.ndarray, chunk: int
+) -> dict[str, np.ndarray]:
+    """Measures where the lemma's condition holds, and the error of lemma and bounds, head by head.
 
-    Of the whole network and of attention alone; nothing where there is no W_QK, such as of rotary
-    positions, or rows see different tokens.
+    Measures the full model and attention alone; returns nothing where there is no W_QK, as with
+    rotary positions, or where rows see different tokens.
 
     Args:
         source: The checkpoint.
-        ids: Texts of one length, so that none is padded.
+        ids: Texts of one length, so no text is padded.
         chunk: Texts at once.
     """
     config = source.config

@@ -1,11 +1,13 @@
 """The figures of run_trained."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
+from experiments.trained.opened_networks import Network
 from experiments.trained.text_measures import ABLATED, AS_PUBLISHED
-from experiments.trained.trained_results import length_laws, needed_lengths
+from experiments.trained.trained_results import Arrays, length_laws, needed_lengths
 from rank_collapse.pretrained import PUBLISHED, published_curves
 from rank_collapse.report import figures
 from rank_collapse.report.path_lengths import plot_length_laws
@@ -21,14 +23,14 @@ TITLES = dict(
 LOGARITHMIC = dict.fromkeys(("alone", "mlps"), lambda logs: logs)
 
 
-def logarithmic(ax: Any, **labels: Any) -> None:
+def logarithmic(ax: figures.Axes, **labels: Any) -> None:
     """Makes an axis one of decimal logarithms that fall exponentially themselves."""
     ax.set_yscale("symlog", linthresh=1)
     ax.set(xlabel="layer", ylabel=r"log$_{10}$ of the residual ratio", **labels)
     figures.integer_ticks(ax)
 
 
-def describe_network(network: Any) -> str:
+def describe_network(network: Network) -> str:
     """Names a network with its number of layers."""
     config = network.source.config
     causal = ", causal" * (config.mask == "causal")
@@ -36,11 +38,11 @@ def describe_network(network: Any) -> str:
 
 
 @figures.styled
-def trained_figure(results: Any, networks: Any) -> Any:
-    """Trained networks, means over texts. Left: the residual ratio by layer, of attention alone
-    (solid) and of the whole network (dashed). Right: how far the loss of all paths through at most
-    k heads, attention recomputed, lies above the whole network's; bands are one standard deviation
-    over texts."""
+def trained_figure(results: Mapping[str, Arrays], networks: list[Network]) -> figures.Figure:
+    """Trained networks, means over texts. Left: the residual ratio by layer of attention alone
+    (solid) and of the full model (dashed). Right: how far the loss of all paths through at most k
+    heads, with recomputed attention, lies above the loss of the full model. Bands are one standard
+    deviation over texts."""
     fig, ((residual_ax, loss_ax),) = figures.figure(1, 2, width=4.6, height=3.6)
     for index, network in enumerate(networks):
         arrays, color = results[network.label], figures.color(index)
@@ -66,11 +68,11 @@ def trained_figure(results: Any, networks: Any) -> Any:
 
 
 @figures.styled
-def path_lengths_figure(results: Any, networks: Any) -> Any:
-    """How long the paths of trained networks are: each path counted once, weighted by the share of
-    each layer's attention branch in the stream (rollout), and by the size of the exact sum over all
-    paths of a length; dashed the length that the loss needs, median text. Bands are one standard
-    deviation over texts."""
+def path_lengths_figure(results: Mapping[str, Arrays], networks: list[Network]) -> figures.Figure:
+    """Path lengths in trained networks. Each path counts once; or it is weighted by the share of
+    each layer's attention branch in the stream (rollout); or the lengths are weighted by the norm
+    of the exact sum over all paths of that length. The dashed line is the length that the loss
+    needs in the median text. Bands are one standard deviation over texts."""
     networks = [n for n in networks if "paths/loss" in results[n.label]] or networks[:1]
     fig, axes = figures.panels(len(networks), 2, width=4.6, height=3.0)
     for ax, network in zip(axes.flat, networks, strict=False):
@@ -83,11 +85,11 @@ def path_lengths_figure(results: Any, networks: Any) -> Any:
 
 
 @figures.styled
-def residuals_figure(results: Any, networks: Any) -> Any:
+def residuals_figure(results: Mapping[str, Arrays], networks: list[Network]) -> figures.Figure:
     """The residual ratio by layer in four variants of the same weights, means over texts: trained
-    (solid), and weights of the same shape at random (dotted); an ALBERT also as the published code
-    has it (dashed). Above without skips, in logarithms. In grey the published curves of pretrained
-    BERT and ALBERT (base), as far as they are above 0."""
+    weights (solid), random weights of the same shape (dotted), and for ALBERT also the version of
+    the published code (dashed). The upper panels, without skips, have logarithmic axes. Grey: the
+    published curves of pretrained BERT and ALBERT (base), where they are above 0."""
     fig, axes = figures.panels(len(ABLATED), 2, width=4.4, height=3.2)
     for ax, (name, variant) in zip(axes.flat, ABLATED.items(), strict=True):
         show = LOGARITHMIC.get(name, lambda logs: 10**logs)

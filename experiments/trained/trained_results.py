@@ -1,7 +1,6 @@
 """The numbers of run_trained: by network, with intervals over texts, and rows of statements."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -9,7 +8,7 @@ import rank_collapse as rc
 from experiments.lab import Finding
 from experiments.trained.opened_networks import Network
 from experiments.trained.text_measures import AS_PUBLISHED
-from experiments.verdicts import Comparison, Row, cases_row, make_row
+from experiments.verdicts import Comparison, Row, TableRow, cases_row, make_row
 from experiments.verdicts.share_intervals import share_interval
 from rank_collapse.pretrained.report import compute_length_laws
 from rank_collapse.report.intervals import Interval, mean_interval
@@ -36,10 +35,10 @@ def chain_slope(arrays: Arrays) -> np.ndarray:
 def text_measures(arrays: Arrays, config: rc.TransformerConfig) -> dict[str, np.ndarray]:
     """Computes one number of each text, {measure in words: [b]}.
 
-    A network that reads no tokens has residuals alone, one that predicts none has no paths.
+    A network that reads no tokens has only residuals; a network that predicts none has no paths.
 
     Args:
-        arrays: Of one network, as `measure` names them: "spikes/spike_entry" [b, L + 1].
+        arrays: Arrays of one network, as `measure` names them: "spikes/spike_entry" [b, L + 1].
         config: The network.
     """
     numbers = {
@@ -99,9 +98,11 @@ def length_laws(arrays: Arrays, config: rc.TransformerConfig) -> dict[str, np.nd
 
 
 def needed_lengths(arrays: Arrays) -> np.ndarray:
-    """Returns the least measured k from which on paths of up to k heads have the loss, [b].
+    """Returns the least measured k from which paths of up to k heads have the full model's loss,
+    [b].
 
-    Within `LOSS` nats, attention frozen; NaN where the longest measured paths do not suffice.
+    The loss is within `LOSS` nats, with frozen attention; NaN if the longest measured paths do not
+    suffice.
     """
     lengths = arrays["paths/lengths"][0]
     is_far = np.abs(arrays["paths/loss_frozen"] - arrays["paths/loss"][:, None]) >= LOSS
@@ -111,18 +112,16 @@ def needed_lengths(arrays: Arrays) -> np.ndarray:
 
 
 def measure_interval(name: str, values: np.ndarray) -> Interval:
-    """Computes the interval of a mean over texts; that of a share does not leave [0, 1].
+    """Computes the interval of a mean over texts; the interval of a share stays in [0, 1].
 
     Args:
         name: The measure, as `text_measures` names it.
-        values: One of each text.
+        values: One value for each text.
     """
     return share_interval(values) if name.startswith("share of") else mean_interval(values)
 
 
-def make_rows(
-    results: Mapping[str, Arrays], networks: Sequence[Network]
-) -> Iterator[dict[str, Any]]:
+def make_rows(results: Mapping[str, Arrays], networks: Sequence[Network]) -> Iterator[TableRow]:
     """Makes a row for each network and measure, and layer where it has them.
 
     Args:
@@ -201,23 +200,23 @@ def judge_claims(results: Mapping[str, Arrays], networks: Sequence[Network]) -> 
 
 
 def judge_ablations(label: str, arrays: Arrays, causal: bool) -> list[Row]:
-    """Tests what is said of attention alone and with skips, in each reading of these ablations.
+    """Tests the claims about attention alone and with skips, in each reading of these ablations.
 
     Args:
-        label: Of the network.
-        arrays: Of the network.
-        causal: Whether its attention is, whose rate is not asked.
+        label: Label of the network.
+        arrays: Arrays of the network.
+        causal: Whether its attention is causal; its rate is then not tested.
     """
     changes, rows = ratio_changes(arrays), []
     readings = {"": label}
     if "skips" + AS_PUBLISHED in changes:
         readings = {"": f"{label}, as the text has it", AS_PUBLISHED: f"{label}{AS_PUBLISHED}"}
     for reading, setting in readings.items():
-        alone, skips = changes["alone" + reading], changes["skips" + reading]
+        attention_alone, skips = changes["alone" + reading], changes["skips" + reading]
         draws = {
-            "trained skips": skips - alone,
+            "trained skips": skips - attention_alone,
             "trained skips stop": 10**skips,
-            "trained collapse": 1 - 10**alone,
+            "trained collapse": 1 - 10**attention_alone,
         }
         if not causal:
             draws["trained rate"] = final_rate(arrays[f"log10_residual/alone{reading}"])

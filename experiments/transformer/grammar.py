@@ -1,9 +1,9 @@
 """Translation between two made-up languages: another word order, agreement, and a lexicon.
 
-The source language says subject, verb, object; an adjective stands before its noun, and a word of
-its own after a noun makes it plural. The target language says verb, subject, object; an adjective
-stands after its noun; number is in the form of the noun, a verb agrees with its subject's number,
-an adjective with its noun's gender, which only the lexicon knows.
+The source language has the order subject, verb, object; an adjective stands before its noun, and a
+separate word after a noun makes it plural. The target language has the order verb, subject, object;
+an adjective stands after its noun; number is in the form of the noun; a verb agrees with its
+subject's number, an adjective with its noun's gender, which only the lexicon knows.
 
     source:  adjective₁ noun₁ PLURAL verb noun₂
     target:  BEGIN verb-pl noun₁-pl adjective₁-gender(noun₁) noun₂-sg END
@@ -12,13 +12,12 @@ A target word is chosen by one source word, its form by another one: to translat
 several places at once.
 """
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
 from rank_collapse import struct
+from rank_collapse.annotations import Leaf
 from rank_collapse.training.tasks.sequences import NUM_MARKS, SequencePairs, between_marks
 
 NOUNS, VERBS, ADJECTIVES = 12, 6, 6  # words of each kind
@@ -33,13 +32,13 @@ class Lexicon(struct.Struct):
     """Which word of the target language each word of the source language is."""
 
     # Permutations [words of the kind]: the target's word by the source's
-    nouns: Any
-    verbs: Any
-    adjectives: Any
-    genders: Any  # 0 or 1 of each noun of the source [nouns]
+    nouns: Leaf
+    verbs: Leaf
+    adjectives: Leaf
+    genders: Leaf  # 0 or 1 of each noun of the source [nouns]
 
 
-def make_lexicon(key: Any) -> Lexicon:
+def make_lexicon(key: jax.Array) -> Lexicon:
     """Draws a lexicon; half of the nouns have gender 1."""
     *keys, key_genders = jax.random.split(key, 4)
     sizes = (NOUNS, VERBS, ADJECTIVES)
@@ -47,7 +46,7 @@ def make_lexicon(key: Any) -> Lexicon:
     return Lexicon(*words, genders=jax.random.permutation(key_genders, NOUNS) % 2)
 
 
-def make_pairs(key: Any, num_examples: int, lexicon: Lexicon) -> SequencePairs:
+def make_pairs(key: jax.Array, num_examples: int, lexicon: Lexicon) -> SequencePairs:
     """Draws sentences of the source language uniformly, with their translations.
 
     Token ids: the marks of `sequences`, `PLURAL`, then nouns, verbs and adjectives from
@@ -55,9 +54,9 @@ def make_pairs(key: Any, num_examples: int, lexicon: Lexicon) -> SequencePairs:
     adjective, half are plural.
 
     Args:
-        key: Of the draw.
+        key: Random key of the draw.
         num_examples: Pairs of sentences.
-        lexicon: Of the translation.
+        lexicon: Lexicon of the translation.
     """
     keys = jax.random.split(key, 5)
     two = (num_examples, 2)  # of the subject and of the object

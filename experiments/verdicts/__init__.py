@@ -31,6 +31,7 @@ from experiments.verdicts.statements import (
     make_row as make_row,
 )
 from experiments.verdicts.statistics import (
+    TableRow as TableRow,
     clipped_log10 as clipped_log10,
     finite_or_none as finite_or_none,
     fisher_exact as fisher_exact,

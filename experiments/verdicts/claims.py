@@ -4,7 +4,7 @@ A statement has one statistic and the open range that it claims for it. Each set
 architecture, width, task) gives a row (`experiments.verdicts.rows`). The rows of a statement are
 judged together: verdicts hold jointly, at any number of draws.
 
-A statement that could hardly fail names the test that checks it; what is only measured is a
+A statement that could hardly fail names the test that checks it; a number without a claim is a
 finding. Neither has a range: their rows are shown with their intervals and get no answer.
 """
 
@@ -32,7 +32,7 @@ ERROR = 0.05  # the largest share of runs in which chance gives a statement a wr
 
 @dataclass(frozen=True)
 class Statement:
-    """A paper's statement with what decides it; or what gets no answer, without a range."""
+    """A paper's statement with its range, or a finding without a range."""
 
     source: str  # The paper and the theorem, section or figure
     text: str  # What it says, in our words, with its number
@@ -68,8 +68,12 @@ class Answer:
     @property
     def in_words(self) -> str:
         """Writes the answer: "open after 64" with the draws of the rows that are not decided."""
-        made = [j.row.num_made for j in self.rows if j.verdict == UNDECIDED]
-        return f"{self.answer} after {max(made)}" if self.answer == OPEN and made else self.answer
+        num_made = [j.row.num_made for j in self.rows if j.verdict == UNDECIDED]
+        return (
+            f"{self.answer} after {max(num_made)}"
+            if self.answer == OPEN and num_made
+            else self.answer
+        )
 
 
 def judge_rows(
@@ -77,14 +81,15 @@ def judge_rows(
 ) -> tuple[Judged, ...]:
     """Judges the rows of one statement jointly: within the range, outside, or undecided.
 
-    Holm's procedure at 2.5 %, once for "within" and once for "outside"; for rows that test what is
-    claimed at 5 %. The error of all rows together is at most 5 %, whatever the dependence between
-    rows and whenever the run stops. A row has the interval of the level at which it was compared.
+    Holm's procedure at 2.5 %, once for "within" and once for "outside"; at 5 % for rows that test a
+    claim. The error of all rows together is at most 5 %, whatever the dependence between rows and
+    whenever the run stops. A row has the interval of the level at which it was compared.
 
     Args:
-        rows: Of one statement.
+        rows: Rows of one statement.
         statement: The statement.
-        num_rows: Rows that are judged together, where those of other experiments are not there yet.
+        num_rows: Number of rows that are judged together, where the rows of other experiments do
+            not exist yet.
 
     Source: Holm 1979, "A simple sequentially rejective multiple test procedure". At any stop p may
     be 1/max E: Vovk and Wang 2021, "E-values: calibration, combination and applications".
@@ -120,7 +125,7 @@ def _judge(row, verdict, error):
 
 
 def _judge_tests(rows, count):
-    """Judges rows that test what is claimed: rejected, not rejected, or too few draws for it."""
+    """Judges rows that test a claim: rejected, not rejected, or too few draws for it."""
     log_p = [0.0 if row.p is None else math.log(row.p) for row in rows]
     is_rejected, _ = reject_jointly(log_p, ERROR, count)
     for row, rejected in zip(rows, is_rejected, strict=True):
@@ -135,11 +140,11 @@ def answer_statement(
     """Answers a statement from all its rows.
 
     Args:
-        key: Of the statement.
+        key: Key of the statement.
         statement: The statement.
-        rows: All its rows.
-        is_registered: Whether the rows are to be those of the registered settings, so that one
-            without a row is "not measured".
+        rows: All rows of the statement.
+        is_registered: Whether the rows should be those of the registered settings, so that a
+            setting without a row is "not measured".
     """
     rows = list(rows)
     if is_registered:
@@ -153,13 +158,13 @@ def decide_answer(statement: Statement, verdicts: Sequence[str]) -> str:
     """Returns the answer that follows from the verdicts of a statement's rows.
 
     It holds if every row is within its range, and does not hold if every row is outside. It holds
-    in some settings if rows are within and others outside; else it does not hold in all settings if
-    some are outside, and is open if a row is undecided or not measured. What can only be rejected
-    is not rejected where no row is.
+    in some settings if some rows are within and others outside. Otherwise it does not hold in all
+    settings if some rows are outside, and is open if a row is undecided or not measured. A
+    statement that can only be rejected is "not rejected" if no row is rejected.
 
     Args:
         statement: The statement.
-        verdicts: Of its rows.
+        verdicts: Verdicts of the statement's rows.
 
     Returns:
         One of `ANSWERS`; without a range `MUST_HOLD` or `FINDING`.
@@ -180,9 +185,9 @@ def answer_statements(
     """Answers the statements that have rows, in the order of the statements.
 
     Args:
-        statements: By key.
-        rows: Of any of them.
-        is_registered: As of `answer_statement`.
+        statements: Statements by key.
+        rows: Rows of any of them.
+        is_registered: See `answer_statement`.
 
     Raises:
         ValueError: A row of no statement.

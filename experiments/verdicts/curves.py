@@ -1,9 +1,9 @@
 """The test whether a published curve may be one more draw of an ensemble of curves."""
 
 import math
-from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from experiments.verdicts.rows import Row
 from rank_collapse.report.intervals import Interval
@@ -11,18 +11,20 @@ from rank_collapse.report.intervals import Interval
 SHIFTS = (1, 2, 3)  # deviations by which a whole curve is moved, to learn the power of the test
 
 
-def curve_row(key: str, setting: str, curve: Any, draws: Any, resolution: float = 0.0) -> Row:
+def curve_row(
+    key: str, setting: str, curve: ArrayLike, draws: ArrayLike, resolution: float = 0.0
+) -> Row:
     """Makes the row of a curve that may be one more draw of an ensemble of curves.
 
-    What is claimed is what the test may reject: a curve that is not rejected is not shown to be
-    one of them. The note has the power: the share of the draws which the test would reject if all
-    of each were moved by so many deviations.
+    The test may reject the claim, but a curve that is not rejected is not shown to be one of them.
+    The note has the power: the share of the draws that the test would reject if each were moved by
+    so many deviations.
 
     Args:
-        key, setting: As of `rows.mean_row`.
+        key, setting: See `rows.mean_row`.
         curve: The curve [l].
         draws: The ensemble [s, l].
-        resolution: How far from the truth the curve's values may have been read off.
+        resolution: Largest error with which the curve's values may have been read off.
     """
     draws, curve = np.asarray(draws, float), np.asarray(curve, float)
     n = len(draws)
@@ -38,8 +40,8 @@ def make_curve_row(key: str, setting: str, p: float, n: int, note: str = "") -> 
     """Makes the row of a curve whose p-value is known.
 
     Args:
-        key, setting: As of `rows.mean_row`.
-        p: Of `curve_p_value`.
+        key, setting: See `rows.mean_row`.
+        p: p-value from `curve_p_value`.
         n: Number of draws.
         note: Beside the row.
     """
@@ -55,8 +57,8 @@ def measure_power(draws: np.ndarray, shift: float, error: float = 0.05) -> float
         error: At which the test rejects.
     """
     spread = draws.std(axis=0, ddof=1)
-    others = (np.delete(draws, i, axis=0) for i in range(len(draws)))
-    p = [curve_p_value(d + shift * spread, o) for d, o in zip(draws, others, strict=True)]
+    other_draws = (np.delete(draws, i, axis=0) for i in range(len(draws)))
+    p = [curve_p_value(d + shift * spread, o) for d, o in zip(draws, other_draws, strict=True)]
     return float(np.mean(np.array(p) <= error))
 
 
@@ -77,7 +79,7 @@ def curve_p_value(curve: np.ndarray, draws: np.ndarray, resolution: float = 0.0)
         p = max(rank/(n + 1), (k + 1)/(n + 1) · (1 + ln(d/u)/S)^−k).
 
     Args:
-        curve, draws, resolution: As of `curve_row`.
+        curve, draws, resolution: See `curve_row`.
 
     Source: the studentised envelope test of Myllymäki et al. 2017, "Global envelope tests for
     spatial processes"; the tail as in Knijnenburg et al. 2009, "Fewer permutations, more accurate

@@ -1,20 +1,21 @@
 """Rows of statements: a statistic over the draws of one setting, with its evidence and interval.
 
-Draws are seeds, networks or texts, never heads or layers of one network, in the order in which they
-were made: the evidence holds at any number of them (`experiments.verdicts.sequential`).
+Draws are seeds, networks or texts, never heads or layers of one network. They are in the order in
+which they were made, and the evidence holds at any number of them
+(`experiments.verdicts.sequential`).
 
-Verdicts presume nothing about how draws are distributed, because the means of few or skewed draws
-mislead. Either the share of draws in a range is to be above one half (`share_within_row`), or the
-median is to lie in a range (`median_row`): then more than half of the draws are above its lower end
-and more than half below its upper end. What has no verdict has a mean with Student's interval
-(`mean_row`), which presumes draws that are near normal.
+Verdicts presume nothing about the distribution of draws, because the means of few or skewed draws
+mislead. Either the share of draws in a range is claimed to be above one half (`share_within_row`),
+or the median is claimed to lie in a range (`median_row`): then more than half of the draws are
+above its lower end and more than half below its upper end. A number without a verdict is a mean
+with Student's interval (`mean_row`), which presumes draws that are nearly normal.
 """
 
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -27,14 +28,16 @@ from experiments.verdicts.sequential import (
 from rank_collapse.report.intervals import Interval, all_equal, mean_interval
 
 Range = tuple[float, float]
+Draws = Iterable[float | np.number | np.bool_ | None]  # None where a draw has no value
 
 
 class Evidence(NamedTuple):
-    """What draws say about a row, Bool [n] each.
+    """Evidence of the draws about a row, Bool [n] each.
 
     Attributes:
-        within: The row is within its range if each is true in more than half of all draws.
-        outside: It is outside if one of them is.
+        within: The row is within its range if each condition is true in more than half of all
+            draws.
+        outside: It is outside if one of these is.
     """
 
     within: tuple[np.ndarray, ...]
@@ -46,10 +49,10 @@ class Evidence(NamedTuple):
         return max(within), min(0.0, min(outside) + math.log(len(outside)))
 
     def draws_needed(self, error: float) -> int | None:
-        """Computes about how many draws decide the row, if they go on as so far; None for many.
+        """Computes about how many draws decide the row, if they continue as before; None for many.
 
         Args:
-            error: At which one side is decided.
+            error: Error level at which one side is decided.
         """
         if not len(self.within[0]):
             return None
@@ -76,19 +79,25 @@ class Row:
 
 
 def mean_row(
-    key: str, setting: str, values: Iterable[Any], *, scale: Callable = float, note: str = ""
+    key: str,
+    setting: str,
+    values: Draws,
+    *,
+    scale: Callable = float,
+    note: str = "",
 ) -> Row:
     """Makes the row of a mean over draws, with Student's interval and without a verdict.
 
-    The statistic may be a paired difference. Draws that are all equal give no interval: they do not
-    tell how much the statistic varies.
+    The statistic may be a paired difference. Draws that are all equal give no interval, because
+    they do not show how much the statistic varies.
 
     Args:
-        key: Of the statement.
+        key: Key of the statement.
         setting: The network, task or size.
-        values: The statistic of each draw; None or NaN where a draw has none, which is counted.
-        scale: An increasing function in which the mean and its interval are shown.
-        note: What the numbers do not say by themselves.
+        values: The statistic of each draw; None or NaN for a draw without one; these draws are
+            counted.
+        scale: An increasing function; the mean and its interval are shown on its scale.
+        note: Further remark on the numbers.
     """
     numbers = as_numbers(values)
     finite = numbers[np.isfinite(numbers)].tolist()
@@ -110,7 +119,7 @@ def mean_row(
 def median_row(
     key: str,
     setting: str,
-    values: Iterable[Any],
+    values: Draws,
     claimed: Range,
     *,
     scale: Callable = float,
@@ -119,23 +128,24 @@ def median_row(
     """Makes the row of a median over draws, judged by signs.
 
     Args:
-        key, setting, note: As of `mean_row`.
-        values: The statistic of each draw; None or NaN where a draw has none, which may lie on
+        key, setting, note: See `mean_row`.
+        values: The statistic of each draw; None or NaN for a draw without one, which may lie on
             either side.
-        claimed: The open range that the median is to lie in, in units of `scale`. With two finite
-            ends a statistic is claimed to be the same as something, and either side refutes it.
+        claimed: The open range that is claimed for the median, in units of `scale`. If both ends
+            are finite, the claim is that a statistic equals something, and a median on either side
+            refutes it.
         scale: An increasing function of the values.
     """
     numbers = np.array([v if math.isnan(v) else scale(v) for v in as_numbers(values)])
-    known, (low, high) = numbers[~np.isnan(numbers)], claimed
+    present, (low, high) = numbers[~np.isnan(numbers)], claimed
     evidence = Evidence(
         tuple(a for end, a in ((low, numbers > low), (high, numbers < high)) if math.isfinite(end)),
         tuple(
             a for end, a in ((low, numbers <= low), (high, numbers >= high)) if math.isfinite(end)
         ),
     )
-    unknown = len(numbers) - len(known)
-    note = _join_notes([_spread_note(known), note, _missing_note(unknown, len(numbers))])
+    unknown = len(numbers) - len(present)
+    note = _join_notes([_spread_note(present), note, _missing_note(unknown, len(numbers))])
 
     @cache
     def interval(level):
@@ -145,8 +155,8 @@ def median_row(
     return Row(
         key,
         setting,
-        len(known),
-        float(np.median(known)) if len(known) else None,
+        len(present),
+        float(np.median(present)) if len(present) else None,
         interval,
         note,
         evidence,
@@ -155,15 +165,15 @@ def median_row(
 
 
 def share_within_row(
-    key: str, setting: str, values: Iterable[Any], draw_range: Range, *, note: str = ""
+    key: str, setting: str, values: Draws, draw_range: Range, *, note: str = ""
 ) -> Row:
     """Makes the row of the share of draws whose statistic lies in an open range.
 
     The note has the count, the smallest and the largest value.
 
     Args:
-        key, setting, note: As of `mean_row`.
-        values: The statistic of each draw; None, NaN or infinite where a draw has none, which
+        key, setting, note: See `mean_row`.
+        values: The statistic of each draw; None, NaN or infinite for a draw without one, which
             counts for neither side.
         draw_range: The range of a draw.
     """
@@ -194,12 +204,13 @@ def share_within_row(
 
 
 def cases_row(key: str, setting: str, count: int, total: int, draws: int, *, note: str = "") -> Row:
-    """Makes the row of what must hold without exceptions: the number of cases against it, certain.
+    """Makes the row of a claim without exceptions: the number of cases against it, which has no
+    uncertainty.
 
     Args:
-        key, setting, note: As of `mean_row`.
-        count, total: Cases against it, and all.
-        draws: Independent draws that the cases come from.
+        key, setting, note: See `mean_row`.
+        count, total: Number of cases against it, and of all cases.
+        draws: Number of independent draws from which the cases come.
     """
     return Row(
         key,
@@ -217,15 +228,16 @@ def missing_row(key: str, setting: str) -> Row:
     return Row(key, setting, 0, None, lambda level: Interval())
 
 
-def as_numbers(values: Iterable[Any]) -> np.ndarray:
+def as_numbers(values: Draws) -> np.ndarray:
     """Converts values to floats, −0 to 0 and None to NaN."""
     return np.array([math.nan if v is None else float(v) + 0.0 for v in values])
 
 
 def _intersect(intervals: Iterable[Interval]) -> Interval:
-    """Intersects the intervals after each draw, which hold together; the last one if none is left.
+    """Intersects the intervals after each draw, which hold together; the last interval if the
+    intersection is empty.
 
-    A row that was decided once so stays decided: its p is the smallest one so far.
+    A row that was once decided stays decided: its p is the smallest one so far.
     """
     low, high, last = -math.inf, math.inf, Interval()
     for last in intervals:

@@ -1,13 +1,13 @@
 """Tests of shares against one half, and their intervals, which hold at any number of draws.
 
-A run may stop whenever it likes, such as when its last row is decided. The evidence against "the
-share is at most one half" is an e-process: after n draws, k of them counted,
+A run may stop at any time, for example when its last row is decided. The evidence against "the
+share is at most one half" is an e-process: after n draws, k of which count,
 
     E_n = 2^(n+1) ∫_½^1 p^k (1 − p)^(n − k) dp,
 
 the likelihood ratio with a uniform mixture of larger shares. At a share of one half or less it
-exceeds 1/α at any n in at most α of all runs (Ville's inequality), so that p = 1/max_n E_n is a
-p-value at any stop. An interval is the set of shares that are not refused so.
+exceeds 1/α at any n in at most α of all runs (Ville's inequality), so p = 1/max_n E_n is a p-value
+at any stop. An interval is the set of shares that this test does not reject.
 
 Functions take any leading axes. scipy is imported where it is used: it takes a second, which
 `--help` need not.
@@ -20,19 +20,19 @@ no release since 2023.
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from rank_collapse.report.intervals import Interval, upper_tail
 
 MOST_DRAWS = 10**6  # that `draws_to_decide` looks for
 
 
-def log_evidence(counts: Any, totals: Any) -> np.ndarray:
+def log_evidence(counts: ArrayLike, totals: ArrayLike) -> np.ndarray:
     """Computes ln E of `counts` of `totals` draws against a share of one half or less.
 
-    Where at most half of the draws are counted E is at most 1, and 0 is returned: no evidence.
+    If at most half of the draws count, E is at most 1, and 0 is returned: no evidence.
 
     Args:
         counts, totals: k and n, arrays that broadcast.
@@ -46,7 +46,7 @@ def log_evidence(counts: Any, totals: Any) -> np.ndarray:
     return np.where(2 * k > n, evidence, 0.0)
 
 
-def log_p_values(draws: Any) -> np.ndarray:
+def log_p_values(draws: ArrayLike) -> np.ndarray:
     """Computes ln p of "the share is at most one half" after each draw, which never increases.
 
     Args:
@@ -60,16 +60,18 @@ def log_p_values(draws: Any) -> np.ndarray:
     return -np.maximum.accumulate(evidence, axis=-1) if counts.shape[-1] else evidence
 
 
-def reject_jointly(log_p: Any, error: float, total: int | None = None) -> tuple[Any, Any]:
+def reject_jointly(
+    log_p: ArrayLike, error: float, total: int | None = None
+) -> tuple[np.ndarray, np.ndarray]:
     """Rejects hypotheses by Holm's procedure, whatever the dependence between them.
 
     Args:
         log_p: ln p of the hypotheses [..., k].
-        error: The largest probability of rejecting any that is true.
-        total: Hypotheses in all, where some of them have no p yet; k by default.
+        error: The largest probability of rejecting a hypothesis that is true.
+        total: Number of all hypotheses, if some of them have no p yet; k by default.
 
     Returns:
-        Bool [..., k], which are rejected; the error at which each was compared [..., k].
+        Bool [..., k], True for rejected ones; the error at which each was compared [..., k].
     """
     log_p = np.asarray(log_p, float)
     k = log_p.shape[-1]
@@ -91,9 +93,8 @@ def share_interval_at_any_stop(
 
     Args:
         count, total: k and n.
-        level: Share of runs in which the interval holds the true share at every n.
-        unknown: Further draws of which it is not known whether they count: the interval reaches
-            from none to all of them.
+        level: Share of runs in which the interval contains the true share at every n.
+        unknown: Number of further draws that may or may not count: the interval covers both cases.
     """
     from scipy import optimize, special
 
@@ -120,40 +121,40 @@ def share_interval_at_any_stop(
 
 
 def least_count(total: int, error: float) -> int:
-    """Computes how many of `total` draws refuse a share of one half; total + 1 if none do."""
+    """Computes how many of `total` draws reject a share of one half; total + 1 if none do."""
     counts = np.arange(total + 1)
     is_enough = log_evidence(counts, total) >= -math.log(error)
     return int(np.argmax(is_enough)) if is_enough.any() else total + 1
 
 
 def median_interval_at_any_stop(values: Iterable[float], level: float = 0.95) -> Interval:
-    """Computes the interval of a median, two order statistics; (−∞, ∞) of too few draws.
+    """Computes the interval of a median, two order statistics; (−∞, ∞) for too few draws.
 
-    The m above and below which no more than one half of the draws can be shown to lie. It presumes
-    nothing about how draws are distributed.
+    The interval holds every m such that the draws do not show more than one half above m, or more
+    than one half below m. It presumes nothing about the distribution of draws.
 
     Args:
-        values: Of all draws; one that is no number may lie on either side.
-        level: As of `share_interval_at_any_stop`.
+        values: Values of all draws; a value that is NaN may lie on either side.
+        level: See `share_interval_at_any_stop`.
     """
     numbers = np.asarray([*values], float)
-    known = np.sort(numbers[~np.isnan(numbers)])
+    present = np.sort(numbers[~np.isnan(numbers)])
     n, error = len(numbers), 1 - upper_tail(level)
     count = least_count(n, error) if n else 1
-    if count > len(known):
+    if count > len(present):
         return Interval()
-    return Interval(float(known[len(known) - count]), float(known[count - 1]))
+    return Interval(float(present[len(present) - count]), float(present[count - 1]))
 
 
 def draws_to_decide(share: float, error: float) -> int | None:
-    """Computes about how many draws refuse one half, if this share of them goes on to count.
+    """Computes about how many draws refuse one half, if this share of them continues to count.
 
     Args:
-        share: Of the draws so far.
-        error: As of `least_count`.
+        share: Share among the draws so far.
+        error: See `least_count`.
 
     Returns:
-        None for more than `MOST_DRAWS`, as near one half.
+        None for more than `MOST_DRAWS`, as for a share near one half.
     """
     totals = np.unique(np.geomspace(1, MOST_DRAWS, 400).astype(int))
     is_enough = log_evidence(share * totals, totals) >= -math.log(error)
@@ -161,11 +162,11 @@ def draws_to_decide(share: float, error: float) -> int | None:
 
 
 def list_rounds(sizes: Sequence[int], most: int) -> list[int]:
-    """Lists the numbers of draws after which a run is judged: `sizes`, doubled on, up to `most`.
+    """Lists the numbers of draws after which a run is judged: `sizes`, then doubled, up to `most`.
 
     Args:
-        sizes: Of the first rounds, ascending.
-        most: Of draws, which is the last round.
+        sizes: Sizes of the first rounds, ascending.
+        most: Largest number of draws, that of the last round.
     """
     rounds = [size for size in sizes if size < most]
     while rounds and 2 * rounds[-1] < most and rounds[-1] >= sizes[-1]:

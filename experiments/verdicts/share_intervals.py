@@ -3,9 +3,9 @@
 import math
 from collections.abc import Iterable
 from statistics import NormalDist
-from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from rank_collapse.report.intervals import (
     Interval,
@@ -19,12 +19,13 @@ from rank_collapse.struct import refuse_if
 def share_interval(values: Iterable[float | int], level: float = 0.95) -> Interval:
     """Compute the interval of the mean of numbers in [0, 1], which does not leave [0, 1].
 
-    Wilson's with the sum as the count of draws that are all 0 or 1, or all equal: no draws in
-    [0, 1] vary more than those that are 0 or 1. Of others Student's, cut to [0, 1].
+    Uses Wilson's interval, with the sum as the count, for draws that are all 0 or 1, or all equal;
+    no draws in [0, 1] vary more than 0s and 1s. For others it uses Student's interval, cut to [0,
+    1].
 
     Args:
         values: One per seed: accuracies, shares, 1 or 0.
-        level: As of `mean_interval`.
+        level: See `mean_interval`.
 
     Raises:
         ValueError: A number outside [0, 1] by more than float32's rounding.
@@ -51,7 +52,7 @@ def wilson_interval(count: float | int, total: int, level: float = 0.95) -> Inte
 
     Args:
         count, total: k and n.
-        level: Share of such intervals that hold the true share.
+        level: Share of such intervals that contain the true share.
 
     Source: Wilson 1927, "Probable inference, the law of succession, and statistical inference".
     """
@@ -65,7 +66,7 @@ def wilson_interval(count: float | int, total: int, level: float = 0.95) -> Inte
     return Interval(0.0 if count == 0 else low, 1.0 if count == total else high)
 
 
-def slope(x: Any, y: Any) -> np.ndarray:
+def slope(x: ArrayLike, y: ArrayLike) -> np.ndarray:
     """Compute the least-squares slope of each row of y [..., k] over x [k].
 
     Σ (x − x̄) y / Σ (x − x̄)².
@@ -78,7 +79,7 @@ def slope(x: Any, y: Any) -> np.ndarray:
         return np.asarray(y @ away / (away @ away))
 
 
-def geometric_mean(values: Any) -> np.ndarray:
+def geometric_mean(values: ArrayLike) -> np.ndarray | np.floating:
     """Compute exp of the mean over seeds of ln values [s, ...]; NaN for a seed without one above
     0.
     """

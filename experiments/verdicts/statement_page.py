@@ -1,9 +1,7 @@
 """The page of all experiments: their findings with a picture each, sections, and all statements."""
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from experiments.verdicts.claims import Answer, Row, count_answers
 from experiments.verdicts.verdict_wording import (
@@ -16,7 +14,13 @@ from experiments.verdicts.verdict_wording import (
     verdict_counts,
 )
 from rank_collapse import report
-from rank_collapse.report.page import embed_png, escape_html, format_number, wrap_wide
+from rank_collapse.report.page import (
+    embed_png,
+    escape_html,
+    format_number,
+    render_inline,
+    wrap_wide,
+)
 
 # How cards and statements are drawn, beside `rank_collapse.report.style`
 STYLE = """
@@ -31,7 +35,8 @@ section > details.statement > summary { color: inherit }
 .card { text-decoration: none } .card img { width: 100%; background: #fff; border-radius: 4px }
 .card p { margin: .4em 0 } .card .small::before { content: "→ " }
 .card:hover .small { text-decoration: underline }
-.answer { font-weight: 600; white-space: nowrap }
+.answer { font-weight: 600 }
+.settings { font-weight: 400 }
 .holds, .within { color: var(--holds) }
 .in-some-settings, .not-in-all-settings { color: var(--part) }
 .does-not-hold, .outside, .failed { color: var(--fails) }
@@ -39,7 +44,7 @@ section > details.statement > summary { color: inherit }
 .counts { display: flex; flex-wrap: wrap; gap: .2em 1.4em; font-size: 17px; margin: .8em 0 }
 .statement { border-bottom: 1px solid var(--line) }
 .statement > summary { display: grid; gap: .2em 1.2em; padding: .7em 0; align-items: start;
-                       grid-template-columns: 9em minmax(0, 1fr) minmax(0, 1fr); list-style: none }
+                       grid-template-columns: 9.5em repeat(2, minmax(0, 1fr)); list-style: none }
 .statement > summary::-webkit-details-marker { display: none }
 .statement > summary .answer::before { content: "▸ " }
 .statement[open] > summary .answer::before { content: "▾ " }
@@ -56,15 +61,16 @@ section > details.statement > summary { color: inherit }
   .statement > summary { break-inside: avoid }
 }
 """
+COUNTS_TITLE = "settings within the range / outside it / undecided"
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two numbers side by side, without a verdict: see `Answer` for those."""
+    """Two numbers side by side, without a verdict; `Answer` has verdicts."""
 
     quantity: str  # What is compared, with its unit
-    measured: Any  # Our value
-    published: Any = None  # The paper's value; None where it has none
+    measured: float | str  # Our value
+    published: float | str | None = None  # The paper's value; None where it has none
     note: str = ""  # Where the published value stands, or why the two differ
     source: str = "published"  # What `published` is: a law, a theory, or another computation
 
@@ -97,11 +103,11 @@ def render(
     """Renders the page as HTML without outside files.
 
     Args:
-        title: Of the page.
-        intro: Its first paragraph.
-        sections: The experiments; those with a picture on the first screen become the first.
-        footer: Its last line.
-        answers: To the statements that they test.
+        title: Title of the page.
+        intro: First paragraph of the page.
+        sections: The experiments; those with a picture on the first screen come first.
+        footer: Last line of the page.
+        answers: Answers to the statements that the sections test.
     """
     # Those with a picture on the first screen go first, so that the menu has the pictures' order.
     sections = sorted(sections, key=lambda section: not (section.finding and section.picture))
@@ -123,16 +129,16 @@ def _report_section(section, answers):
     """Makes the section of one experiment: its finding, the paper's claim and the result on top.
 
     Args:
-        section: Of the experiment.
-        answers: To all statements.
+        section: Section of the experiment.
+        answers: Answers to all statements.
     """
     paragraphs = {
         "Here: ": section.finding,
         "The paper: ": section.claim,
-        "Reference run: ": re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", section.came_out),
+        "Reference run: ": section.came_out,
     }
     body = "".join(
-        f"<p><b>{label}</b>{escape_html(text)}</p>" for label, text in paragraphs.items() if text
+        f"<p><b>{label}</b>{render_inline(text)}</p>" for label, text in paragraphs.items() if text
     )
     keys = {row.key for row in section.claims}
     tested = [answer for answer in answers if answer.key in keys]
@@ -186,7 +192,7 @@ def render_board(answers: Sequence[Answer]) -> str:
     """Renders all statements, folded under their counts.
 
     Args:
-        answers: Their answers.
+        answers: Answers of the statements.
     """
     counts = {answer: count for answer, count in count_answers(answers).items() if count}
     count_html = "".join(
@@ -210,13 +216,14 @@ def render_statement(answer: Answer) -> str:
         rows += f'<tr><td>{escape_html(j.row.setting)}</td><td class="number">'
         rows += f"{escape_html(estimate_text(j))}</td><td>{escape_html(row_note(j.row))}</td>"
         rows += f'<td class="{_css_class(j.verdict)}">{verdict}</td></tr>'
-    quantity, label = statement.statistic, answer.in_words
+    quantity, counts = statement.statistic, ""
     if statement.claimed:
         quantity += f"; refuted by: {refuting_text(statement)}"
-        label += f" {verdict_counts([j.verdict for j in answer.rows])}"
+        counts = verdict_counts([j.verdict for j in answer.rows])
     return (
         f'<details class="statement"><summary>'
-        f'<span class="answer {_css_class(answer.answer)}">{escape_html(label)}</span>'
+        f'<span class="answer {_css_class(answer.answer)}">{escape_html(answer.in_words)} '
+        f'<span class="settings" title="{COUNTS_TITLE}">{counts}</span></span>'
         f"<span>{escape_html(statement.text)} "
         f'<span class="source">{escape_html(statement.source)}</span></span>'
         f'<span class="small">{escape_html(quantity)}</span></summary>'

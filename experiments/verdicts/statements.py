@@ -1,19 +1,18 @@
 """The statements of papers, and the protocol of the run that answers them.
 
-Both stand in statements.toml, which is registered before that run: those that could go either way
-with their ranges and settings, what must hold, and findings. An experiment's `claims` gives the
-rows of a statement, one a setting. docs/statements.md is written by
+Both are in statements.toml, which is registered before that run: statements that could go either
+way, with their ranges and settings, statements that must hold, and findings. An experiment's
+`claims` gives the rows of a statement, one for each setting. docs/statements.md is written by
 `python -m experiments.reproduce --markdown`.
 """
 
 import tomllib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from experiments.verdicts.claims import Statement
-from experiments.verdicts.rows import Row, mean_row, median_row, share_within_row
+from experiments.verdicts.rows import Draws, Row, mean_row, median_row, share_within_row
 
 PATH = Path(__file__).with_name("statements.toml")
 
@@ -43,18 +42,23 @@ PROTOCOL, STATEMENTS = read_statements(PATH)
 
 
 def make_row(
-    key: str, setting: str, values: Iterable[Any], *, scale: Callable = float, note: str = ""
+    key: str,
+    setting: str,
+    values: Draws,
+    *,
+    scale: Callable = float,
+    note: str = "",
 ) -> Row:
     """Makes the row of a statement's draws: their median, or the share of them in its draw range.
 
-    What has no range gets a mean.
+    A statement without a range gets a mean.
 
     Args:
-        key: Of `STATEMENTS`.
+        key: Key in `STATEMENTS`.
         setting: The network, task or size.
-        values: The statistic of each draw; None or NaN where a draw has none.
-        scale: An increasing function in which a mean or a median is shown.
-        note: What the numbers do not say by themselves.
+        values: The statistic of each draw; None or NaN for a draw without one.
+        scale: An increasing function on whose scale a mean or a median is shown.
+        note: Further remark on the numbers.
     """
     statement = STATEMENTS[key]
     if statement.claimed is None:

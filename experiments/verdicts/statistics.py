@@ -2,24 +2,26 @@
 
 import math
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from experiments.verdicts.share_intervals import share_interval, slope
 from rank_collapse.report.intervals import Interval, mean_interval
 
+TableRow = dict[str, str | float | np.generic | None]  # of results.csv: {column: value}
 
-def finite_or_none(value: Any) -> float | None:
+
+def finite_or_none(value: ArrayLike) -> float | None:
     """Converts a number to a float, or to None where it is not finite: JSON has no NaN."""
     return float(value) if np.isfinite(value) else None
 
 
-def mean_with_interval(values: Any, *, share: bool = False) -> tuple[float, Interval]:
+def mean_with_interval(values: ArrayLike, *, share: bool = False) -> tuple[float, Interval]:
     """Computes (mean, 95 % interval) over seeds [s]; the interval of one seed is unknown.
 
     Args:
-        values: Of the seeds.
+        values: Values of the seeds.
         share: Whether they are shares; the interval is then within [0, 1].
     """
     values = [float(v) for v in values]
@@ -28,7 +30,7 @@ def mean_with_interval(values: Any, *, share: bool = False) -> tuple[float, Inte
     return float(np.mean(values)), interval
 
 
-def seed_rows(columns: Mapping[str, Any]) -> list[dict[str, Any]]:
+def seed_rows(columns: Mapping[str, ArrayLike]) -> list[TableRow]:
     """Makes a row of a table for each seed: {"seed": s, name: number} of columns [s].
 
     Args:
@@ -45,8 +47,8 @@ def format_interval(estimate: tuple[float, Interval], digits: int = 3) -> str:
     """Writes a mean with its interval where it is known, "0.123 (0.100 to 0.200)".
 
     Args:
-        estimate: From `mean_with_interval`.
-        digits: After the point.
+        estimate: Estimate from `mean_with_interval`.
+        digits: Digits after the point.
     """
     mean, interval = estimate
     text = f"{mean:.{digits}f}"
@@ -55,12 +57,12 @@ def format_interval(estimate: tuple[float, Interval], digits: int = 3) -> str:
     return f"{text} ({interval.low:.{digits}f} to {interval.high:.{digits}f})"
 
 
-def clipped_log10(values: Any) -> np.ndarray:
+def clipped_log10(values: ArrayLike) -> np.ndarray:
     """Computes log10 of values, after raising them to the smallest normal number of float32."""
     return np.log10(np.maximum(values, np.finfo(np.float32).tiny))
 
 
-def power_law_wins(curves: Any) -> np.ndarray:
+def power_law_wins(curves: ArrayLike) -> np.ndarray:
     """Computes ln of the squared error of y = a r^l over that of y = a l^p; above 0, a power fits.
 
     Both are fitted to ln y over l = 1 .. L by least squares, with two parameters each.
@@ -69,7 +71,7 @@ def power_law_wins(curves: Any) -> np.ndarray:
         curves: y by l = 0 .. L, [..., L + 1].
 
     Returns:
-        [...]; NaN where a y is not above 0 or L < 3.
+        [...]; NaN if a y is not above 0 or L < 3.
     """
     curves = np.asarray(curves, float)
     layers = np.arange(1, curves.shape[-1])
@@ -86,11 +88,12 @@ def power_law_wins(curves: Any) -> np.ndarray:
 
 
 def fisher_exact(count: int, total: int, other_count: int, other_total: int) -> float:
-    """Computes p of two counts if both shares are one: Fisher's exact test, two-sided.
+    """Computes the p-value of two counts if both have the same share: Fisher's exact test,
+    two-sided.
 
     Args:
-        count, total: Of the first sample.
-        other_count, other_total: Of the second.
+        count, total: Count and total of the first sample.
+        other_count, other_total: Count and total of the second sample.
     """
     from scipy import stats  # here: it takes a second, which `--help` need not
 

@@ -2,7 +2,8 @@
 
 import math
 from collections.abc import Sequence
-from typing import Any
+
+from numpy.typing import DTypeLike
 
 from experiments.verdicts.claims import (
     ERROR,
@@ -33,14 +34,14 @@ JOINTLY = (
 )
 
 
-def show_ratio(ratio: float, dtype: Any = "float32") -> float | str:
+def show_ratio(ratio: float, dtype: DTypeLike = "float32") -> float | str:
     """Returns a residual ratio, or a bound where rounding to the dtype decides it."""
     limit = rounding_limit(dtype)
     return f"below {limit:.0e} (rounding)" if ratio <= limit else float(ratio)
 
 
 def count_text(answers: Sequence[Answer]) -> str:
-    """Writes "holds 24, in some settings 7" of the statements that get an answer."""
+    """Writes "holds 24, in some settings 7" for the statements that get an answer."""
     texts = [f"{answer} {n}" for answer, n in count_answers(answers).items() if n]
     return ", ".join(texts) or "none gets an answer"
 
@@ -70,7 +71,8 @@ def verdict_counts(verdicts: Sequence[str]) -> str:
 def refuting_text(statement: Statement) -> str:
     """Writes the values that refute a statement: "≤ 2.5 or ≥ 3.5 in half"; "" without a range.
 
-    "In half" is in half of the draws or more; otherwise the median over draws decides, or the test.
+    "In half" means in at least half of the draws; without it the median over draws, or the test,
+    decides.
     """
     if statement.claimed is None:
         return ""
@@ -104,14 +106,14 @@ def answer_lines(answer: Answer) -> str:
 
 
 def seeds_to_decide(judged: Judged, num_rows: int) -> int | None:
-    """Computes about how many more draws decide a row, if they go on as so far.
+    """Computes about how many more draws decide a row, if they continue as before.
 
     Args:
         judged: The row.
-        num_rows: Rows that are judged with it, itself among them.
+        num_rows: Number of rows that are judged together, including this one.
 
     Returns:
-        0 of a decided row; None of one that more draws will hardly decide, or without evidence.
+        0 for a decided row; None for a row that more draws will hardly decide, or without evidence.
     """
     if judged.verdict != UNDECIDED:
         return 0
@@ -121,18 +123,18 @@ def seeds_to_decide(judged: Judged, num_rows: int) -> int | None:
 
 
 def seeds_text(judged: Judged, num_rows: int) -> str:
-    """Says how many draws would decide a row, "about 9 more would decide"; "" if none are needed.
+    """Writes how many draws would decide a row, "about 9 more would decide"; "" if none are needed.
 
     Args:
         judged: The row.
-        num_rows: As of `seeds_to_decide`.
+        num_rows: See `seeds_to_decide`.
     """
-    more = seeds_to_decide(judged, num_rows)
-    return f"about {more:,} more would decide" if more else ""
+    num_more = seeds_to_decide(judged, num_rows)
+    return f"about {num_more:,} more would decide" if num_more else ""
 
 
 def row_note(row: Row) -> str:
-    """Writes "8 draws; 2 of 10 draws have no number"; "" of a row that was not measured."""
+    """Writes "8 draws; 2 of 10 draws have no number"; "" for a row that was not measured."""
     if not row.num_made:
         return ""
     return f"{row.draws} draw{'s' * (row.draws != 1)}" + (f"; {row.note}" if row.note else "")

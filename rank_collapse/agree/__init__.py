@@ -1,1 +1,1 @@
-"""At which layer two runs of one model part, and whether that is rounding."""
+"""Compares two runs of one model: the first layer at which they differ by more than rounding."""

@@ -1,4 +1,4 @@
-"""Which tokens of two recordings belong together: padding on either side, another order."""
+"""Aligns the tokens of two recordings: padding on either side, another order."""
 
 from typing import NamedTuple
 
@@ -10,13 +10,13 @@ from rank_collapse.struct import refuse_if
 
 
 class Alignment(NamedTuple):
-    """Tokens of two recordings that belong together.
+    """The pairs of tokens, one from each recording, that are compared.
 
     Attributes:
         first, second: Positions [b, m] of the m-th token that exists in each run.
-        mask: Bool [b, m], which of them exist.
-        remarks: What differs in how the tokens lie, for people.
-        order: "" or the kind of difference, where the tokens stand in another order.
+        mask: Bool [b, m], True for tokens that exist.
+        remarks: Sentences about differences in the order or padding of the tokens.
+        order: "", or the kind of difference where the tokens stand in another order.
     """
 
     first: Int[np.ndarray, "b m"]
@@ -29,7 +29,7 @@ class Alignment(NamedTuple):
         """Returns a layer with the aligned tokens alone.
 
         Args:
-            layer: Of a recording.
+            layer: The layer of one recording.
             positions: `first` or `second`.
         """
 
@@ -41,7 +41,7 @@ class Alignment(NamedTuple):
 
 
 def align_tokens(first: Recording, second: Recording) -> Alignment:
-    """Align the tokens that exist, the k-th of each example with the k-th.
+    """Align the k-th existing token of each example in one recording with the k-th in the other.
 
     Padding may be on either side. Where the embeddings are the same in another order, tokens are
     aligned by them.
@@ -50,8 +50,8 @@ def align_tokens(first: Recording, second: Recording) -> Alignment:
         first, second: The recordings.
 
     Raises:
-        ValueError: They have other numbers of examples, of tokens that exist, or another width;
-            other token ids.
+        ValueError: The recordings differ in the number of examples, the number of existing tokens,
+            the width, or the token ids.
     """
     (b, _, d), (b2, _, d2) = first.shape, second.shape
     refuse_if(d != d2, f"the width is {d} in {first.path.name} and {d2} in {second.path.name}")
@@ -71,10 +71,7 @@ def align_tokens(first: Recording, second: Recording) -> Alignment:
     remarks = []
     if masks[0].shape != masks[1].shape or not np.array_equal(*masks):
         remarks.append("padding lies elsewhere; tokens are compared in their order")
-    states = [
-        np.take_along_axis(next(r.read_layers()).before, p[..., None], axis=1)
-        for r, p in zip((first, second), positions, strict=True)
-    ]
+    states = [_take_states(r, p) for r, p in zip((first, second), positions, strict=True)]
     order = [_match_rows(*rows, int(n)) for *rows, n in zip(*states, counts[0], strict=True)]
     kind = ""
     if all(o is not None for o in order) and any((o != np.arange(len(o))).any() for o in order):
@@ -96,27 +93,37 @@ def align_tokens(first: Recording, second: Recording) -> Alignment:
     return Alignment(positions[0], positions[1], exists, tuple(remarks), kind)
 
 
-def _match_rows(x: Float[np.ndarray, "n d"], y: Float[np.ndarray, "n d"], count: int):
-    """Return which row of y each row of x is nearest to, if that is one to one and much nearer
-    than the row at its own place; None otherwise.
+def _take_states(recording, positions):
+    """Return the states [b, m, 2, d] before and after the first layer."""
+    layer = next(recording.read_layers())
+    states = np.stack([layer.before, layer.after], axis=2)
+    return np.take_along_axis(states, positions[..., None, None], axis=1)
+
+
+def _match_rows(x: Float[np.ndarray, "n 2 d"], y: Float[np.ndarray, "n 2 d"], count: int):
+    """Return the row of y that each row of x belongs to, if this is one to one and much nearer than
+    the row at the same index; None otherwise.
+
+    Equal tokens may have equal embeddings: their own places win, or else the nearest states after
+    the first layer.
 
     Args:
-        x, y: States before the first layer.
-        count: How many of the rows exist.
+        x, y: States before and after the first layer.
+        count: Number of existing rows.
     """
-    x, y = x[:count], y[:count]
+    distances, later = (_measure_distances(x[:count, k], y[:count, k]) for k in (0, 1))
+    at_place, least = np.diagonal(distances), distances.min(axis=1)
+    if (at_place <= 1.5 * least).all():
+        return np.arange(count)
+    is_near = distances <= 1.5 * least[:, None] + 1e-6 * at_place.max()
+    nearest = np.where(is_near, later, np.inf).argmin(axis=1)
+    is_order = len(set(nearest)) == count and (
+        distances[np.arange(count), nearest].max() < 0.1 * at_place.max()
+    )
+    return nearest if is_order else None
+
+
+def _measure_distances(x, y):
+    """Return the distances between the rows of x and of y."""
     squares = (x * x).sum(axis=1)[:, None] + (y * y).sum(axis=1) - 2 * x @ y.T
-    distances = np.sqrt(np.maximum(squares, 0))
-    at_place = np.diagonal(distances)
-    # Equal tokens may have equal embeddings: the own place wins.
-    nearest = np.where(
-        at_place <= 1.5 * distances.min(axis=1), np.arange(count), distances.argmin(axis=1)
-    )
-    if len(set(nearest)) < count:
-        return None
-    return (
-        nearest
-        if distances[np.arange(count), nearest].max() < 0.1 * max(at_place.max(), 1e-300)
-        or (nearest == np.arange(count)).all()
-        else None
-    )
+    return np.sqrt(np.maximum(squares, 0))

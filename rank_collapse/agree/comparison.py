@@ -29,18 +29,18 @@ _PRODUCTS = {"float16 or TF32": 2.0**-11, "bfloat16": 2.0**-8}
 
 @dataclass(frozen=True)
 class Agreement:
-    """What the comparison of two recordings says.
+    """The result of a comparison of two recordings.
 
     Attributes:
-        agree: Whether all differences are rounding; None where that cannot be said.
+        agree: Whether all differences are rounding; None where the recordings do not decide it.
         first: {"layer": from 0, "part": name} of the first sublayer at fault, or None.
         kind: The mistake that explains it, or None.
         sentence: The answer in words.
-        rows: All sublayers.
-        rounding: Of the coarser run.
+        rows: Rows of all sublayers.
+        rounding: Rounding of the coarser run.
         embedding: Median relative error before the first layer.
         outputs: {"next tokens that differ": share, …} of recorded logits.
-        remarks: What else the reader must know.
+        remarks: Further sentences for the reader.
     """
 
     agree: bool | None
@@ -55,11 +55,12 @@ class Agreement:
 
     @property
     def exit_code(self) -> int:
-        """Returns 0 where they agree, 1 where they differ, 2 where that cannot be said."""
+        """Returns 0 where the runs agree, 1 where they differ, and 2 where the recordings do not
+        decide it."""
         return {True: 0, False: 1, None: 2}[self.agree]
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns all numbers as JSON has them."""
+        """Returns all numbers as a JSON object."""
         return {
             "agree": bool(self.agree),
             "first": self.first,
@@ -83,7 +84,7 @@ def compare_files(first: str | os.PathLike, second: str | os.PathLike) -> Agreem
         first, second: Files: see `agree.recording`.
 
     Raises:
-        ValueError: A file is no recording, or they are of different inputs or shapes.
+        ValueError: A file is not a recording, or the recordings have different inputs or shapes.
     """
     return compare_recordings(open_recording(first), open_recording(second))
 
@@ -94,12 +95,13 @@ def compare_recordings(
     """Compare two recordings, layer by layer.
 
     Args:
-        first, second: Opened recordings. A fault is one of the pair, whichever run has it.
-        replay: One run's model on the inputs of the other, where it can be run; one of the two
-            recordings may be that itself.
+        first, second: Opened recordings. A fault is a difference between them; either run may have
+            caused it.
+        replay: One run's model on the inputs of the other, if the model can be run; it may be one
+            of the two recordings.
 
     Raises:
-        ValueError: They are of different inputs or shapes.
+        ValueError: The recordings have different inputs or shapes.
     """
     shift = _find_shift(first, second)
     if first.num_layers != second.num_layers and not shift:
@@ -152,7 +154,7 @@ def compare_recordings(
 
 
 def _list_differences(pair, mask, rounding):
-    """Yield the differences of a layer, its sum included."""
+    """Yield the differences of a layer, including that of its sum."""
     yield from compare_layer(pair, mask, rounding)
     total = compare_sums(pair, mask, rounding)
     if total is not None:
@@ -162,7 +164,7 @@ def _list_differences(pair, mask, rounding):
 def _tabulate(first, second, alignment, rounding, replay):
     """Return the rows of all sublayers in order.
 
-    With a replay, the error that comes in is the one of the runs themselves.
+    With a replay, the incoming error is the error of the runs themselves.
     """
     rows = [
         summarize(difference)
@@ -190,7 +192,8 @@ def _find_difference(first, second, alignment, rounding, replay, row) -> Differe
 
 
 def _compare_embeddings(first, second, alignment, rounding):
-    """Return the median relative error before the first layer, and its kind if it is a fault."""
+    """Return the median relative error before the first layer, and the kind of mistake if it is a
+    fault."""
     a, b = next(pair_layers(first, second, alignment, None))[:2]
     x, y, mask = a.before, b.before, alignment.mask
     size = bound_sizes(*(np.linalg.norm(z, axis=-1) for z in (x, y)), mask)
@@ -203,7 +206,8 @@ def _compare_embeddings(first, second, alignment, rounding):
 def _find_products(first, second, alignment, rounding, replay):
     """Return (rounding, rows) if products of a coarser dtype explain all differences.
 
-    They reach all tokens and both parts alike from the first layer on, as no mistake does.
+    Errors of such products reach all tokens and both branches from the first layer on; no mistake
+    does this.
     """
     for name, products in _PRODUCTS.items():
         coarser = Rounding(products, rounding.stream, name, True)
@@ -221,7 +225,8 @@ def _find_name(size):
 
 
 def _find_shift(first, second):
-    """Return 1 if states of the second run begin one layer later, -1 if one earlier, else 0."""
+    """Return 1 if states of the second run begin one layer later, −1 if one layer earlier, else
+    0."""
     if first.shape != second.shape or min(first.num_layers, second.num_layers) < 2:
         return 0
     a, b = next(first.read_layers()), next(second.read_layers())

@@ -1,15 +1,16 @@
-"""How far two recordings differ in each sublayer, beside what rounding explains.
+"""How far two recordings differ in each sublayer, compared with rounding.
 
-Of a sublayer that maps the stream x to a branch b(x), a token of the second run has the input
-x + e and the branch b + δ. The error that comes in is ‖e‖/‖x‖, and the sublayer adds ‖δ‖/‖b‖.
-Rounding of relative size u predicts
+A sublayer maps the stream x to a branch b(x). A token of the second run has the input x + e and the
+branch b + δ. The incoming error is ‖e‖/‖x‖, and the sublayer adds the error ‖δ‖/‖b‖. Rounding of
+relative size u predicts
 
     added ≈ √((1.5 · in)² + (2u)² + (.4 · u_stream (‖x‖ + ‖y‖)/‖b‖)²),
 
 with the last term where b = y − x is a difference of recorded states y and x, and 3u for such a
-whole layer. In float32 and float64 the sums of products are rounded, too: there u is multiplied by
-1 + √d/4. With a replay (`agree.replay`) no error comes in; where noise of relative size 1 changes
-the branch by g ‖b‖, rounding adds about .65 u √(g² + 1) in an MLP, 1.1 u √(g² + 1) in attention.
+full layer. In float32 and float64 the sums of products are rounded, too: there u is multiplied by 1
++ √d/4. A replay (`agree.replay`) has no incoming error. If noise of relative size 1 changes the
+branch by g ‖b‖, rounding then adds about .85 u √(g² + 1) in an MLP and .95 u √(g² + 1) in
+attention.
 
 The quotient of both sides, `excess`, has a median over tokens of .6 to 1.8 in rounded random
 networks with or without skips, norms before or after, spikes, masks, and weights of up to twice the
@@ -35,7 +36,7 @@ _MOST = 64  # tokens of which distinct directions are counted
 _LEAST = 0.1  # of the median norm: the least by which an error is divided
 # Of the root of gain² + 1: so much rounding explains where the gain was measured. The noise goes in
 # before a sublayer; attention rounds its queries, keys and scores, too.
-_PROBED = {"attention": 1.1, "mlp": 0.65}
+_PROBED = {"attention": 0.95, "mlp": 0.85}
 _GAIN, _FLOOR, _STREAM = 1.5, {"attention": 2.0, "mlp": 2.0, "layer": 3.0}, 0.4
 
 
@@ -43,9 +44,9 @@ class Rounding(NamedTuple):
     """Relative errors of one rounding.
 
     Attributes:
-        products: Of what the sublayers compute.
-        stream: Of the states.
-        name: Of the dtype of `products`.
+        products: Relative rounding error of the sublayers' results.
+        stream: Relative rounding error of the states.
+        name: Name of the dtype in which the sublayers compute.
         both: Whether both runs round so.
     """
 
@@ -55,25 +56,28 @@ class Rounding(NamedTuple):
     both: bool = False
 
     def compute_unit(self, width: int) -> float:
-        """Compute the rounding of a product of sublayers of a width, which has sums in float32."""
+        """Compute the rounding error of a product in a sublayer of a width, whose sums are in
+        float32."""
         has_sums = self.products <= ROUNDING["float32"]  # in another order, term by term
         return self.products * (1 + np.sqrt(width) / 4 if has_sums else 1)
 
 
 class Difference(NamedTuple):
-    """The difference of two runs in one sublayer; of examples and tokens [b, n], NaN where masked.
+    """The difference between two runs in one sublayer, by example and token [b, n]; NaN where
+    masked.
 
     Attributes:
-        layer: From 0.
+        layer: Index of the layer, from 0.
         part: "attention", "mlp", or "layer" where no branch was recorded.
         error_in: ‖e‖/‖x‖ of the input.
         added: ‖δ‖/‖b‖ of the branch.
-        predicted: What rounding explains of `added`.
-        spikes: Tokens whose input or branch is five times the median's or more.
-        scale: c of the best δ ≈ c b, over all tokens without spikes.
-        coherence: How much of ‖δ‖ that explains, 0 to 1.
+        predicted: The part of `added` that rounding explains.
+        spikes: Tokens whose input or branch is at least five times the median.
+        scale: c of the best fit δ ≈ c b, over all tokens without spikes.
+        coherence: Share of ‖δ‖ that the fit explains, 0 to 1.
         distinct_tokens: Effective number of tokens whose branches differ in direction, from 1.
-        first, second: The branches [b, n, d] of both runs.
+        first, second: The branches [b, n, d] of both runs; of a sum, the states after it.
+        states: The states after the layer of both runs.
     """
 
     layer: int
@@ -87,10 +91,17 @@ class Difference(NamedTuple):
     distinct_tokens: float
     first: Float[np.ndarray, "b n d"]
     second: Float[np.ndarray, "b n d"]
+    states: tuple[Float[np.ndarray, "b n d"], Float[np.ndarray, "b n d"]]
+
+    @property
+    def is_sum(self) -> bool:
+        """Returns whether it compares the states after the layer, not what a branch adds."""
+        return self.first is self.states[0]
 
     @property
     def measured(self) -> Bool[np.ndarray, "b n"]:
-        """Returns which tokens exist and are no spikes; all that exist where all others are."""
+        """Returns which tokens exist and are not spikes; all tokens that exist, where all others
+        are spikes."""
         exists = np.isfinite(self.added)
         return exists & ~self.spikes if (exists & ~self.spikes).any() else exists
 
@@ -104,7 +115,7 @@ class Difference(NamedTuple):
 
         Args:
             name: "error_in", "added", "predicted" or "excess".
-            share: From 0 to 1.
+            share: The quantile, from 0 to 1.
         """
         return float(np.quantile(getattr(self, name)[self.measured], share))
 
@@ -117,7 +128,7 @@ def compare_layer(
     Args:
         pair: The layer in both runs, with the same tokens.
         mask: Tokens that exist.
-        rounding: Of the coarser run.
+        rounding: Rounding of the coarser run.
     """
     first, second = pair.first, pair.second
     # What each run adds to its stream; with a replay that is the other run's branch in both.
@@ -148,12 +159,13 @@ def compare_layer(
 def compare_sums(
     pair: Pair, mask: Bool[np.ndarray, "b n"], rounding: Rounding
 ) -> Difference | None:
-    """Compare what both runs make of the stream and the branches: their sum, norms and skips.
+    """Compare the states that both runs make of the stream and the branches: their sum, norms and
+    skips.
 
     Args:
         pair: The layer in both runs, with both branches.
         mask: Tokens that exist.
-        rounding: Of the coarser run.
+        rounding: Rounding of the coarser run.
 
     Returns:
         The difference of the state after the layer, given the differences of its summands; None
@@ -180,13 +192,13 @@ def _compare(pair, part, inputs, branches, mask, rounding, *, mixes=None, ends=N
     """Compare one sublayer.
 
     Args:
-        pair: Its layer.
-        part: Which it is.
-        inputs, branches: Of both runs [b, n, d].
+        pair: Layer of the sublayer, in both runs.
+        part: Name of the sublayer.
+        inputs, branches: The inputs and branches of both runs [b, n, d].
         mask: Tokens that exist.
-        rounding: Of the coarser run.
-        mixes: Whether it mixes tokens: then the error of other tokens comes in, too.
-        ends: Norms of the states of which the branch is the difference.
+        rounding: Rounding of the coarser run.
+        mixes: Whether the sublayer mixes tokens; the error of other tokens then comes in, too.
+        ends: Norms of the states whose difference is the branch.
     """
     (x, y), (a, b) = inputs, branches
     input_norm, branch_norm = (np.linalg.norm(z, axis=-1) for z in (x, a))
@@ -229,6 +241,7 @@ def _compare(pair, part, inputs, branches, mask, rounding, *, mixes=None, ends=N
         count_distinct(a[usual]),
         a,
         b,
+        (pair.first.after, pair.second.after),
     )
 
 
@@ -238,20 +251,22 @@ def bound_sizes(
     usual: Bool[np.ndarray, "b n"],
     size: Float[np.ndarray, "b n"] | float = 1.0,
 ) -> Float[np.ndarray, "b n"]:
-    """Bound the norms by which errors are divided from below, by a tenth of their median.
+    """Bound norms from below by a tenth of their median, so that errors can be divided by them.
 
     Args:
-        norm: Of the first run.
-        other: Of the second run: its median counts where most norms of the first are 0.
+        norm: Norms of the first run.
+        other: Norms of the second run, whose median is used where most norms of the first run are
+            0.
         usual: Tokens that count.
-        size: What counts where most norms of both are 0.
+        size: Replaces the median where most norms of both runs are 0.
     """
     bounds = _LEAST * np.median(norm[usual]), np.median(other[usual]), np.median(size)
     return np.maximum(norm, next((bound for bound in bounds if bound > 0), 1.0))
 
 
 def _fit_scale(a, b):
-    """Return c of δ ≈ c a, each token weighed by 1/‖a‖², and the share of ‖δ‖ it explains."""
+    """Return c of δ ≈ c a, where each token has the weight 1/‖a‖², and the share of ‖δ‖ that it
+    explains."""
     norm = np.linalg.norm(a, axis=-1, keepdims=True)
     if not norm.any() or np.array_equal(a, b):
         return 0.0, 0.0
@@ -265,8 +280,8 @@ def _fit_scale(a, b):
 def count_distinct(vectors: Float[np.ndarray, "m d"]) -> float:
     """Count the distinct directions of vectors: m²/Σ cos², which is 1 where all are parallel.
 
-    Tokens of one direction, as rank collapse makes them, are not independent of one another: the
-    errors of their branches are alike, too.
+    Tokens that point in one direction, as after rank collapse, are not independent: the errors of
+    their branches are alike, too.
 
     Args:
         vectors: At most `_MOST` of them count.
@@ -278,9 +293,10 @@ def count_distinct(vectors: Float[np.ndarray, "m d"]) -> float:
 
 
 def find_rounding(first: Recording, second: Recording) -> Rounding:
-    """Find what the coarser of two runs rounds to: as it says, or as the bits of its numbers say.
+    """Find the dtype to which the coarser of two runs rounds, from its metadata or from the bits of
+    its numbers.
 
-    float32 numbers whose last 16 bits are 0 are those of bfloat16.
+    float32 numbers whose last 16 bits are 0 count as bfloat16.
 
     Args:
         first, second: The recordings; their first layer is read.

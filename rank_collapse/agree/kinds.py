@@ -9,14 +9,16 @@ from rank_collapse.agree.differences import MEDIAN, Difference
 
 _CLEAR = 0.9  # share of a difference that an explanation accounts for
 _COHERENT = 0.5  # the same of one factor, if what is left is rounding
-_JUMP = 5.0  # from the token before a window's end to the token after it
+_JUMP = 5.0  # from the tokens that agree to those that do not, in times what rounding explains
+_GROWTH = 2.0  # from the first token to the last that agrees, both within what rounding explains
+_UNLIKE = 0.5  # of the branch's own spread over tokens: the most that is left of a shared change
 
 
 def name_kind(difference: Difference, mask: Bool[np.ndarray, "b n"]) -> str | None:
     """Name the mistake that explains the difference of a sublayer, or None.
 
     Args:
-        difference: Of the first sublayer at fault.
+        difference: The difference at the first faulty sublayer.
         mask: Tokens that exist.
     """
     tests: tuple[Callable[..., Iterator[str]], ...] = (
@@ -77,7 +79,8 @@ def _test_absent(difference, mask):
 
 
 def _test_dropout(difference, mask):
-    """One run has zeros where the other has none, and the others are larger by one factor."""
+    """Test whether one run has zeros where the other has none, with all other entries larger by one
+    factor."""
     for run, other, name in (
         (difference.first, difference.second, "first"),
         (difference.second, difference.first, "second"),
@@ -98,7 +101,7 @@ def _test_dropout(difference, mask):
 
 
 def _test_scale(difference, mask):
-    """The second branch is the first times one number."""
+    """Test whether the second branch is the first one times one number."""
     # What is left is rounding; a branch unlike the other has the factor 0, which explains .71 of δ.
     left = difference.second - (1 + difference.scale) * difference.first
     size = np.linalg.norm(difference.second - difference.first, axis=-1)
@@ -112,14 +115,15 @@ def _test_scale(difference, mask):
             width = difference.first.shape[-1]
             yield f"the output is multiplied by {factor:.4g}{_as_root(factor, width)}"
     elif difference.part == "layer" and difference.coherence > _CLEAR:
-        yield f"the output is multiplied by about {1 + difference.scale:.2g}: a factor of a skip"
+        source = ": a factor of a skip" if difference.is_sum else ""
+        yield f"the output is multiplied by about {1 + difference.scale:.2g}{source}"
 
 
 def _test_norm(difference, mask):
-    """One run's states are the other's after a norm."""
+    """Test whether one run's states are the other's after a norm."""
     if difference.part != "layer":
         return
-    first, second = (run[difference.measured] for run in (difference.first, difference.second))
+    first, second = (run[difference.measured] for run in difference.states)
     for before, after, name in ((first, second, "second"), (second, first, "first")):
         for centered in (False, True):
             states = before - before.mean(axis=-1, keepdims=True) if centered else before
@@ -133,30 +137,44 @@ def _test_norm(difference, mask):
 
 
 def _test_features(difference, mask):
-    """Each feature has a factor of its own."""
+    """Test whether each feature was multiplied by its own factor."""
     first, second = (run[difference.measured] for run in (difference.first, difference.second))
     if len(first) < 4:
         return
     gain = (first * second).sum(axis=0) / np.maximum((first * first).sum(axis=0), 1e-300)
-    if 1 - _relative(second - gain * first, second - first) > _CLEAR:
-        yield "each feature has a factor of its own: the weight of a norm or of a scale"
+    left = _relative(second - gain * first, second - first)
+    if left < min(1 - _CLEAR, _UNLIKE * _measure_spread(first)):
+        yield "each feature has its own factor: the weight of a norm or of a scale"
 
 
 def _test_bias(difference, mask):
-    """One vector is added to all tokens."""
+    """Test whether one vector is added to all tokens."""
     change = (difference.second - difference.first)[difference.measured]
     if len(change) < 4:
         return
-    if 1 - _relative(change - change.mean(axis=0), change) > _CLEAR - 0.2:
-        yield "one vector is added to all tokens: a bias"
+    left = _measure_spread(change)
+    if left < min(1.2 - _CLEAR, _UNLIKE * _measure_spread(difference.first[difference.measured])):
+        # Of states alone the MLP may hide that the attention is alike in all tokens.
+        has_branch = difference.part != "layer" or difference.is_sum
+        other = "" if has_branch else ", or a change of an attention that is alike in all tokens"
+        yield f"one vector is added to all tokens: a bias{other}"
+
+
+def _measure_spread(vectors):
+    """Return the share of vectors [m, d] that is not their mean.
+
+    Where it is small, as rank collapse makes it, any mistake changes all tokens alike.
+    """
+    return _relative(vectors - vectors.mean(axis=0), vectors)
 
 
 def _test_tokens(difference, mask):
-    """Some tokens differ and others do not."""
+    """Test whether some tokens differ and others do not."""
     excess = np.where(mask, difference.excess, np.nan)
     differs = excess > MEDIAN
     if difference.part == "mlp":
-        if 0 < differs[mask].mean() < 0.2:
+        differing = excess[differs]
+        if 0 < differs[mask].mean() < 0.2 and np.median(differing) > _JUMP * MEDIAN:
             yield (
                 "few tokens differ, by much: if the layer has experts, others were chosen, as "
                 "rounding does where two are nearly equal"
@@ -168,9 +186,10 @@ def _test_tokens(difference, mask):
     if not agrees.any():
         if difference.part == "attention":
             yield (
-                "all tokens differ, the first too: where it attends to itself alone, that is "
-                "values or the output projection (the order of the key-value heads, a transposed "
-                "matrix, an absent bias); in bidirectional attention also positions or masks"
+                "all tokens differ, the first too: where it attends to itself alone, more differs "
+                "than positions or masks: what the attention reads (a norm before it), values or "
+                "the output projection (the order of the key-value heads, a transposed matrix, an "
+                "absent bias, a head); in bidirectional attention also positions or masks"
             )
         return
     lengths = mask.sum(axis=1)
@@ -183,19 +202,34 @@ def _test_tokens(difference, mask):
     start = int(positions[differs].min())
     if start > 1 and np.mean(differs[mask & (positions >= start)]) > 0.7:
         by_position = np.nanmedian(excess, axis=0)
-        if by_position[start] > _JUMP * max(by_position[:start].max(), 1.0):
+        before = by_position[:start]
+        jump = _JUMP if start > 2 else 4 * _JUMP  # two tokens that agree show no trend
+        if by_position[start] > jump * max(before.max(), 1.0):
             yield f"only tokens from position {start} on differ: a window, or another mask"
-        else:
+        elif before[-1] > _GROWTH * max(before[0], 0.7):
             yield (
                 "the difference grows with the position: positions differ (the theta of rotary "
                 "positions, their scale, or slopes)"
+            )
+        else:
+            yield (
+                f"tokens from position {start} on differ most: positions differ (the theta of "
+                "rotary positions, their scale, or slopes), a window or another mask"
             )
         return
     last = positions == (lengths - 1)[:, None]
     if agrees[last & mask].all() and differs[mask & ~last].mean() > 0.7:
         yield "all tokens but the last differ: a causal mask in one run alone"
         return
-    if agrees[mask & (positions == 0)].all() and differs[mask & (positions > 0)].mean() > 0.3:
+    first, later = mask & (positions == 0), mask & (positions > 0)
+    # In a whole layer the MLP may differ, and a spike hides what is added to it.
+    is_layer = difference.part == "layer"
+    compared = first & difference.measured if is_layer else first
+    if not compared.any() or not agrees[first].all():
+        return
+    jump = _JUMP if is_layer else 2.0
+    is_clear = np.median(excess[differs]) > jump * max(excess[compared].max(), 0.5)
+    if differs[later].mean() > 0.3 and is_clear:
         yield (
             "the first token, which attends to itself alone, agrees: queries and keys differ "
             "(positions, the rotary form or its theta, the scale of scores, a norm of queries, "

@@ -12,16 +12,16 @@ from rank_collapse.struct import refuse, refuse_if
 
 
 class OtherInputs:
-    """States and branches of a recording, and which of its tokens the model computes.
+    """States and branches of a recording, and the tokens of it that the model computes.
 
     Args:
         path: The recording.
-        noise: Relative size of what is added to every number that goes into a sublayer.
+        noise: Relative size of the noise that is added to every number that goes into a sublayer.
         seed: Seed of the noise.
         out: The file that is written.
 
     Raises:
-        ValueError: It is no recording, or is itself one on another run's inputs.
+        ValueError: The file is not a recording, or it is itself a replay on another run's inputs.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class OtherInputs:
         self.start = self.count = 0
 
     def begin_call(self) -> None:
-        """Goes on to the tokens of the next call."""
+        """Moves to the tokens of the next call."""
         self.start, self.count = self.start + self.count, 0
 
     def take_state(self, index: int, shape: Sequence[int]) -> Float[np.ndarray, "b n d"]:
@@ -86,7 +86,7 @@ class OtherInputs:
         return states + self._draw_noise(states)
 
     def take_branch(self, index: int, name: str) -> Float[np.ndarray, "b n d"] | None:
-        """Returns a branch of a layer; None where the recording has none.
+        """Returns a branch of a layer; None if the recording does not have it.
 
         The noise of the input of the MLP is added to the branch of the attention.
 
@@ -106,10 +106,10 @@ class OtherInputs:
 
         Args:
             num_layers: Number of layers of the model.
-            mask: Which tokens exist, as the model got it.
+            mask: Tokens that exist, as in the model's argument.
 
         Raises:
-            ValueError: It did not, or others exist.
+            ValueError: Layers or tokens are missing, or other tokens exist.
         """
         n = self.shape[1]
         refuse_if(
@@ -127,7 +127,7 @@ class OtherInputs:
         )
 
     def describe(self) -> dict[str, str]:
-        """Returns what the metadata of the recording say."""
+        """Returns the metadata of the recording."""
         return {"inputs": self.name, "noise": str(self.noise)}
 
     def _cut(self, array):

@@ -11,13 +11,13 @@ def compare_outputs(first: Recording, second: Recording, alignment: Alignment) -
 
     Args:
         first, second: The recordings.
-        alignment: Of their tokens.
+        alignment: The alignment of the tokens of both recordings.
 
     Returns:
-        {what: number} in words; {} where one run has no logits.
+        {description: number}; {} where one run has no logits.
 
     Raises:
-        ValueError: They have other numbers of entries.
+        ValueError: The logits have different numbers of entries.
     """
     logits = [recording.read_logits() for recording in (first, second)]
     if any(values is None for values in logits):

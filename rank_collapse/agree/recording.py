@@ -9,8 +9,8 @@ A recording is an .npz or .safetensors file with these arrays:
     token_ids         [n]             the input (optional)
     logits            [n, vocabulary] the output (optional)
 
-With b examples each array has an axis more, before that of the tokens: [L + 1, b, n, d], [b, n].
-NumPy alone writes one: `np.savez("a.npz", residual=...)`.
+With b examples each array has one more axis before the axis of tokens: [L + 1, b, n, d], [b, n].
+NumPy alone writes a recording: `np.savez("a.npz", residual=...)`.
 """
 
 import contextlib
@@ -43,7 +43,7 @@ class StoredArray(NamedTuple):
     """An array of a file.
 
     Attributes:
-        shape, dtype: Of the array.
+        shape, dtype: Shape and dtype of the array.
         read_rows: Yields its parts along the first axis in order.
     """
 
@@ -56,7 +56,7 @@ class Layer(NamedTuple):
     """One layer of a recording, in float64.
 
     Attributes:
-        index: From 0.
+        index: Index, from 0.
         before, after: The stream [b, n, d].
         branches: {name: [b, n, d]} of those that were recorded.
     """
@@ -72,7 +72,7 @@ class Recording:
     """A file of a run, opened; layers are read one after the other.
 
     Attributes:
-        path: Of the file.
+        path: Path of the file.
         arrays: {name: stored array} of `NAMES`.
         metadata: Text by name, such as the "dtype" that the model computed in.
         ignored: Names of other arrays of the file.
@@ -116,7 +116,7 @@ class Recording:
                 before = after
 
     def read_mask(self) -> Bool[np.ndarray, "b n"]:
-        """Returns which tokens exist; all where no mask was recorded."""
+        """Returns a mask of the tokens that exist; all of them if no mask was recorded."""
         b, n, _ = self.shape
         if "mask" not in self.arrays:
             return np.ones((b, n), bool)
@@ -174,7 +174,7 @@ def open_recording(path: str | os.PathLike) -> Recording:
         path: An .npz or .safetensors file.
 
     Raises:
-        ValueError: It is none, is damaged, or its arrays do not fit.
+        ValueError: The file is not a recording, is damaged, or its arrays do not fit.
     """
     path = Path(path)
     refuse(
@@ -225,9 +225,12 @@ def record(source: Any, path: str | os.PathLike, **arrays: object) -> None:
     """Write the recording of a run in JAX or NumPy.
 
     Args:
-        source: A `Trace` of `rc.apply`, or {name: array} of `NAMES`.
+        source: A `Trace` of `rc.apply`, or {name: array} of `NAMES`. A trace has its branches
+            before their gain and their own norm: of a network that has these, give them as it adds
+            them, by `rc.network.compute_added_branches`.
         path: An .npz or .safetensors file.
-        arrays: mask=, token_ids=, logits= beside a trace.
+        arrays: mask=, token_ids= and logits=, in addition to a trace; other names of `NAMES`
+            replace arrays of the trace.
 
     Raises:
         ValueError: The arrays do not fit.
@@ -241,7 +244,7 @@ def collect_trace(trace: Any) -> dict[str, Any]:
     """Collect the arrays of a recording from a trace.
 
     Args:
-        trace: From `rc.apply`.
+        trace: Trace from `rc.apply`.
     """
     layers = {name: getattr(trace.layers, name) for name in BRANCHES}
     return {"residual": trace.hidden} | {n: a for n, a in layers.items() if a is not None}
@@ -265,7 +268,7 @@ def write_tensors(path: str | os.PathLike, tensors: Mapping[str, object], metada
 
 
 def _check_arrays(path: Path, arrays: dict[str, StoredArray], ignored: Sequence[str] = ()) -> None:
-    """Raises a ValueError for arrays that are no recording."""
+    """Raises a ValueError for arrays that do not make a recording."""
     unknown = sorted((arrays.keys() - set(NAMES)).union(ignored))
     refuse_if("residual" not in arrays, f"{path} has no array residual, but {unknown or 'none'}")
     shape = arrays["residual"].shape
@@ -301,7 +304,7 @@ def _check_arrays(path: Path, arrays: dict[str, StoredArray], ignored: Sequence[
 
 @contextlib.contextmanager
 def _name_damage(path):
-    """Raise a ValueError that names the file where it cannot be read."""
+    """Raise a ValueError that names the file, if it cannot be read."""
     try:
         yield
     except ValueError as error:
@@ -351,14 +354,14 @@ def _open_npz(path):
 
 
 def _load_rows(path, member):
-    """Yield the parts of an array in Fortran's order, which is read whole."""
+    """Yield the parts of an array in Fortran order, which is read as a whole."""
     with zipfile.ZipFile(path) as archive, archive.open(member) as stream:
         array = np.lib.format.read_array(stream, allow_pickle=False)
     yield from array.view(ml_dtypes.bfloat16) if array.dtype == np.dtype("V2") else array
 
 
 def _stream_rows(path, member):
-    """Yield the parts of an array of an .npz file, which is read once from its start."""
+    """Yield the parts of an array in an .npz file, which is read once from its start."""
     with zipfile.ZipFile(path) as archive, archive.open(member) as stream:
         shape, _, dtype = _read_header(stream)
         size = math.prod(shape[1:]) * dtype.itemsize

@@ -1,8 +1,9 @@
-"""One run's sublayers on the other run's inputs: no error comes in, so what they add is measured.
+"""One run's sublayers on the other run's inputs: earlier errors do not come in, so each sublayer's
+own error is measured.
 
-A replay is the recording of a model each of whose sublayers took in the stream of the other run.
-Probes are replays on inputs to which noise of a small relative size was added; they measure how
-much a sublayer amplifies rounding.
+A replay is the recording of a model whose sublayers all took in the stream of the other run. Probes
+are replays whose inputs have noise of a small relative size; they measure how much a sublayer
+amplifies rounding.
 """
 
 from collections.abc import Iterator
@@ -20,9 +21,10 @@ class Replay(NamedTuple):
     """One run's model on the other run's inputs.
 
     Attributes:
-        run: Which of both runs it computes again, 0 or 1; its inputs are those of the other.
-        recording: What it computed.
-        probes: (noiseless, noisy, noisy, …), of one dtype; empty without them.
+        run: Which of the two runs it computes again, 0 or 1; it takes its inputs from the other
+            run.
+        recording: The recording that it computed.
+        probes: (noiseless, noisy, noisy, …) in one dtype; empty without probes.
     """
 
     run: int
@@ -34,8 +36,9 @@ class Pair(NamedTuple):
     """One layer of both runs, aligned.
 
     Attributes:
-        first, second: The layer; that of the replay has the other's state before it.
-        inputs: The layer whose states both took in; None without a replay.
+        first, second: The layer in each run; in the replay, the state before it comes from the
+            other run.
+        inputs: The layer whose states both runs took in; None without a replay.
         gains: {branch name: ‖change of the branch‖ [b, n] for noise of relative size 1}.
     """
 
@@ -46,7 +49,7 @@ class Pair(NamedTuple):
 
 
 def find_replay(first: Recording, second: Recording) -> Replay | None:
-    """Find which of two recordings is a replay on the other, by its metadata.
+    """Find by the metadata which of two recordings is a replay of the other.
 
     Args:
         first, second: Opened recordings.
@@ -69,8 +72,8 @@ def pair_layers(
 
     Args:
         first, second: The recordings.
-        alignment: Of their tokens.
-        replay: What takes the place of one of them.
+        alignment: The alignment of the tokens of both recordings.
+        replay: The recording that replaces one of them.
     """
     recordings = [first, second]
     if replay is not None:

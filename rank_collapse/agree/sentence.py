@@ -18,10 +18,10 @@ def write_sentence(
     """Write the answer.
 
     Args:
-        agree, place, kind: Of `Agreement`.
-        rows: All sublayers.
-        faults: Those at fault.
-        rounding: Of the coarser run.
+        agree, place, kind: Fields of `Agreement`.
+        rows: Rows of all sublayers.
+        faults: Sublayers at fault.
+        rounding: Rounding of the coarser run.
         embedding: Median relative error before the first layer.
     """
     if agree is None:
@@ -42,7 +42,7 @@ def write_sentence(
         if late is not None:
             text += (
                 f" From layer {late.layer} on the inputs differ by {late.error_in:.2g} of their "
-                "size, and nothing can be said."
+                "size, so these layers are not judged."
             )
         return text
     if place is None:

@@ -1,6 +1,7 @@
 """Whether two recordings agree to rounding, and the first sublayer that adds more.
 
-A sublayer is at fault if one of these holds (`excess` is what it adds over what rounding explains):
+A sublayer is at fault if one of these holds (`excess` is its error divided by the error that
+rounding explains):
 
 - its median excess is above `MEDIANS`, its 95 % quantile above `MOST`, or its 98 % quantile above
   `WORST`;
@@ -31,6 +32,7 @@ _ALONE, _FACTOR_ALONE = 1.6, 2.5
 FEW = 0.02  # of the tokens: those near to becoming a spike amplify rounding a hundredfold
 JUDGED = 0.3  # the largest median error that comes in
 _OUTLIER, _LEAST_SPREAD = 5.0, 0.11  # standard deviations; of the logarithm of the excess
+_LEAST_UNLIKE = 1.25  # the excess of a first layer, whose input has no error, is 1 by rounding
 _COHERENCE, _CLEAR_COHERENCE = 0.7, 0.5  # of all factors; of one unlike those of other layers
 _PARALLEL = 1.0  # times 1/√(distinct tokens): chance does not make δ as parallel
 _LEAST_SCALE = 0.5  # of what rounding explains
@@ -39,7 +41,7 @@ _LEAST_SCALE = 0.5  # of what rounding explains
 class Row(NamedTuple):
     """One sublayer of the table.
 
-    It is judged where its input is near enough to the other run's that its own error shows.
+    A sublayer is judged if its input is close enough to the other run's that its own error shows.
     """
 
     layer: int
@@ -67,8 +69,8 @@ class Fault(NamedTuple):
     """A sublayer that adds more than rounding explains.
 
     Attributes:
-        index: Of its row.
-        reason: What it does.
+        index: Index of the sublayer's row.
+        reason: Description of its error.
     """
 
     index: int
@@ -79,7 +81,7 @@ def summarize(difference: Difference) -> Row:
     """Summarize the difference of a sublayer over tokens.
 
     Args:
-        difference: Of one sublayer.
+        difference: The difference at one sublayer.
     """
     excess = np.where(difference.measured, difference.excess, -np.inf)
     worst = np.unravel_index(int(np.argmax(excess)), excess.shape)
@@ -111,11 +113,11 @@ def find_faults(rows: Sequence[Row], rounding: Rounding) -> list[Fault]:
     """Find the sublayers that add more than rounding explains.
 
     Args:
-        rows: All sublayers in order.
-        rounding: Of the coarser run.
+        rows: Rows of all sublayers in order.
+        rounding: Rounding of the coarser run.
 
     Returns:
-        (index of the row, why) in order.
+        (index of the row, reason) in order.
     """
     faults = []
     judged = [row for row in rows if row.judged]
@@ -128,13 +130,13 @@ def find_faults(rows: Sequence[Row], rounding: Rounding) -> list[Fault]:
         if not row.judged:
             continue
         center, spread = usual[row.part]
-        few = max(1.0, _ALONE / np.sqrt(row.tokens))
+        few = _limit_few(row)
         logarithm = np.log(max(row.excess, 1e-12))
         reasons = {
             "all tokens": row.excess > MEDIANS[row.part] * few,
             "some tokens": row.excess_most > MOST or row.excess_few > WORST,
             "unlike other layers": (logarithm - center) / spread > _OUTLIER * few
-            and row.excess > 1,
+            and row.excess > _LEAST_UNLIKE,
             "one factor": _is_factor(row, rounding, scale_limit[row.part]),
         }
         why = next((name for name, holds in reasons.items() if holds), None)
@@ -150,13 +152,17 @@ def _is_factor(row, rounding, scale_limit):
     if abs(row.scale) >= scale_limit:
         least = _CLEAR_COHERENCE
     size = max(_LEAST_SCALE, _FACTOR_ALONE / row.distinct_tokens**2) * row.predicted
-    return row.coherence > least and abs(row.scale) > max(
-        2 * rounding.compute_unit(row.width), size
-    )
+    units = 2 * _limit_few(row) * rounding.compute_unit(row.width)
+    return row.coherence > least and abs(row.scale) > max(units, size)
+
+
+def _limit_few(row):
+    """Return by how much limits are higher for few tokens."""
+    return max(1.0, _ALONE / np.sqrt(row.tokens))
 
 
 def _limit_scale(rows):
-    """Return the factor, less 1, from which on a layer is unlike the others."""
+    """Return the factor minus 1 from which on a layer counts as unlike the others."""
     scales = np.abs([row.scale for row in rows])
     return np.inf if len(rows) < 4 else 8 * 1.4826 * np.median(scales) * (1 + 4 / len(rows))
 

@@ -5,9 +5,9 @@
     rank-collapse watch FILE_OR_FOLDER        a training run while it runs
     rank-collapse agree A B                   at which layer two runs of one model part
 
-`python -m rank_collapse` is the same; without one of these names it is `check`. Exit codes: 0 done,
-1 two runs differ, 2 a mistake in one line, 3 a threshold of `watch` was passed, 130 an interrupt,
-141 where nobody reads what is printed any more.
+`python -m rank_collapse` is the same; without one of these names the command is `check`. Exit
+codes: 0 done, 1 two runs differ, 2 a mistake (one line explains it), 3 a value is beyond a
+threshold of `watch`, 130 an interrupt, 141 the reader of the output has gone.
 """
 
 import argparse
@@ -27,7 +27,7 @@ from rank_collapse.runs import files
 COMMANDS = {
     "check": "one page about checkpoints; the command where none is named",
     "depth": "how much of its depth a language model uses",
-    "watch": "what a training run has measured so far",
+    "watch": "the metrics of a training run so far",
     "agree": "at which layer two runs of one model part",
 }
 
@@ -55,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command.
 
     Args:
-        arguments: Words of the command line; those of the process by default.
+        arguments: Words of the command line; by default the arguments of the process.
 
     Returns:
         The exit code.
@@ -90,8 +90,8 @@ def parse_flags(arguments: Sequence[str]) -> argparse.Namespace:
         arguments: Words of the command line.
 
     Raises:
-        ValueError: The first word is neither a command nor what could be a checkpoint; an empty
-            word or value.
+        ValueError: The first word is neither a command nor a possible checkpoint; an empty word or
+            value.
     """
     form = {"formatter_class": argparse.RawDescriptionHelpFormatter}
     first, *remaining = arguments or ["--help"]

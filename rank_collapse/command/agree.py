@@ -1,4 +1,4 @@
-"""At which layer two runs of one model part, and is it rounding?: `rank-collapse agree A B`.
+"""Finds the first layer at which two runs differ by more than rounding: `rank-collapse agree A B`.
 
     rank-collapse agree a.npz b.safetensors              (recordings: see docs/agree.md)
     rank-collapse agree FOLDER OTHER_FOLDER              (checkpoints, on the same tokens)
@@ -12,7 +12,8 @@ the error that rounding explains. It prints one sentence and writes a page with 
 (.html, .csv, .json). Checkpoints are run by transformers (pip install torch transformers), or by
 rank_collapse itself.
 
-Exit code: 0 the runs agree to rounding, 1 they differ, 2 a mistake, or nothing can be said.
+Exit code: 0 if the runs agree to rounding, 1 if they differ, 2 after a mistake or without an
+answer.
 """
 
 import argparse
@@ -55,6 +56,10 @@ DTYPES = ("float32", "bfloat16", "float16", "float64")
 ATTENTION = ("eager", "sdpa", "flash_attention_2", "flex_attention")
 BACKENDS = ("torch", "jax")
 NUM_TEXTS, MAX_TOKENS = 4, 64
+_OF_FOLDERS = (
+    "dtype", "attention", "backend", "text", "tokenizer", "token_ids", "ids", "num_texts",
+    "max_tokens",
+)  # fmt: skip
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -65,20 +70,32 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             metavar="FILE_OR_FOLDER",
             help="a recording (.npz, .safetensors) or a checkpoint folder",
         )
-    pair = "of checkpoint folders, one for both or two by a comma"
-    parser.add_argument("--dtype", help=f"{pair}: {', '.join(DTYPES)} (default: float32)")
-    parser.add_argument("--attention", help=f"{pair}: {', '.join(ATTENTION)} (default: eager)")
-    parser.add_argument("--with", dest="backend", help=f"{pair}: torch or jax (default: torch)")
-    parser.add_argument("--text", help="texts, one a paragraph (default: a shipped one)")
-    parser.add_argument("--tokenizer", help="folder of tokenizer files (default: the first folder)")
-    parser.add_argument("--token_ids", help="file of token ids, a text a line, in place of --text")
+    pair = "of checkpoint folders, one for both or two with a comma between"
+    parser.add_argument("--dtype", help=f"dtype {pair}: {', '.join(DTYPES)} (default: float32)")
+    parser.add_argument(
+        "--attention", help=f"attention {pair}: {', '.join(ATTENTION)} (default: eager)"
+    )
+    parser.add_argument(
+        "--with", dest="backend", help=f"framework {pair}: torch or jax (default: torch)"
+    )
+    parser.add_argument("--text", help="texts, one per paragraph (default: a text of this package)")
+    parser.add_argument(
+        "--tokenizer", help="folder with tokenizer files (default: the first FOLDER)"
+    )
+    parser.add_argument(
+        "--token_ids", help="file of token ids, one text per line; it replaces --text"
+    )
     parser.add_argument("--ids", action="append", help="token ids, such as 5,8,13; may be repeated")
-    parser.add_argument("--num_texts", type=int, help=f"texts at most (default: {NUM_TEXTS})")
-    parser.add_argument("--max_tokens", type=int, help=f"of each text (default: {MAX_TOKENS})")
+    parser.add_argument(
+        "--num_texts", type=int, help=f"largest number of texts (default: {NUM_TEXTS})"
+    )
+    parser.add_argument(
+        "--max_tokens", type=int, help=f"most tokens of a text (default: {MAX_TOKENS})"
+    )
     parser.add_argument(
         "--out",
         default="agree.html",
-        help="the page, beside it .csv and .json (default: %(default)s)",
+        help="the page; also writes .csv and .json (default: %(default)s)",
     )
     parser.add_argument("--json", action="store_true", help="print the numbers, write no file")
 
@@ -162,7 +179,7 @@ def render_page(agreement: Agreement, about: dict[str, Any]) -> str:
 
     Args:
         agreement: The comparison.
-        about: What is written as JSON.
+        about: The object to write as JSON.
     """
     pictures, table = [], []
     if agreement.rows:
@@ -191,16 +208,23 @@ def render_page(agreement: Agreement, about: dict[str, Any]) -> str:
 
 
 def _format(value):
-    """Return a value as the table of a page has it."""
+    """Return a value in the format of the page's table."""
     return " ".join(map(str, value)) if isinstance(value, tuple) else value
 
 
 def _record_folders(flags, sources, scratch):
     """Return the recordings of both sources, and one run on the inputs of the other, or None.
 
-    Those of folders are made in a temporary folder.
+    Recordings of folders are made in a temporary folder.
     """
     if not any(source.is_dir() for source in sources):
+        for name in _OF_FOLDERS:
+            flag = "with" if name == "backend" else name
+            refuse_if(
+                getattr(flags, name) is not None,
+                f"--{flag} is for checkpoint folders, and {flags.first} and {flags.second} are "
+                "recordings",
+            )
         return sources, None
     from rank_collapse.command import recorded
 
@@ -229,7 +253,7 @@ def _split(text, flag, allowed, default):
     """Return the values for both runs of a flag.
 
     Raises:
-        ValueError: One that is not allowed, or more than two.
+        ValueError: A value that is not allowed, or more than two values.
     """
     values = (text or default).split(",")
     refuse_if(len(values) > 2, f"--{flag}={text} has more than two values")

@@ -7,11 +7,12 @@
     rank-collapse check my-vit --inputs images.npy
     rank-collapse check random:bert-base-cased       (the architecture of BERT, random weights)
 
-It opens with a sentence made of the numbers. By layer, on a few texts: residual ratio, token cosine
-and effective rank before the final norm, of the whole network, of what its attention reads, and of
-its attention alone; spikes, with the layers where the residual ratio is of one token; entropy and
-sinks of attention; and the size of all paths of each length. The same numbers are written beside
-the page as a table (.csv) and with their means (.json). Weights are read layer by layer.
+The page opens with a sentence about the numbers. On a few texts it shows by layer: residual ratio,
+token cosine and effective rank before the final norm (for the full model, for the input of its
+attention, and for its attention alone); spikes, with the layers whose residual ratio one token
+decides; entropy and sinks of attention; and the norm of the sum of all paths of each length. The
+command also writes the same numbers as a table (.csv) and with their means (.json). Weights are
+read layer by layer.
 """
 
 import argparse
@@ -47,7 +48,7 @@ MEANING = {
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of `check`."""
     parser.add_argument("sources", metavar="FOLDER_OR_NAME", nargs="+", help=checkpoint.SOURCE)
-    checkpoint.add_arguments(parser, "rank_collapse.html", "the page, beside it .csv and .json")
+    checkpoint.add_arguments(parser, "rank_collapse.html", "the page; also writes .csv and .json")
 
 
 def run(flags: argparse.Namespace, command: Sequence[str]) -> int:
@@ -84,7 +85,7 @@ def yield_rows(checks: Sequence[Checked]) -> Iterator[tuple[Any, ...]]:
     """Yields all numbers, one a row: weights, network, measure, text, and layer or path length.
 
     Args:
-        checks: With several of them, each row begins with the checkpoint's name.
+        checks: The checks. If there are several, each row begins with the checkpoint's name.
     """
     has_sources = len(checks) > 1
     head = ("weights", "network", "measure", "text", "layer_or_length", "value")
@@ -108,7 +109,7 @@ def render_page(checks: Sequence[Checked], command: str) -> str:
 
     Args:
         checks: Measured checkpoints.
-        command: That made the page.
+        command: Command that made the page.
     """
     return report.render(
         f"Rank collapse in {', '.join(Path(check.opened.name).name for check in checks)}",
@@ -123,7 +124,8 @@ def render_page(checks: Sequence[Checked], command: str) -> str:
 
 
 def write_introduction(check: Checked) -> str:
-    """Returns a checkpoint's verdict, what it was measured on, and where one token decides."""
+    """Returns a checkpoint's verdict, the inputs on which it was measured, and the layers where one
+    token decides."""
     notes = [f" {row}: {layers}." for row, layers in check.find_one_token_layers().items()]
     return (
         f"{check.opened.name}: {check.write_verdict()} "
@@ -137,7 +139,7 @@ def build_section(check: Checked, name: str, command: str) -> report.Section:
     Args:
         check: Results for one checkpoint.
         name: Anchor of the section.
-        command: That made the page.
+        command: Command that made the page.
     """
     folded = {
         "How long are the paths?": tabulate_lengths(check.length_laws),
@@ -156,7 +158,7 @@ def build_section(check: Checked, name: str, command: str) -> report.Section:
 
 
 def headline_rows(check: Checked) -> list[dict[str, str]]:
-    """List the headline numbers, and what each is to be compared with.
+    """List the headline numbers, each with a reference to compare it with.
 
     Args:
         check: Results for one checkpoint.

@@ -1,4 +1,4 @@
-"""What was measured of a checkpoint: its numbers by layer, and its verdict in a sentence."""
+"""The measurements of a checkpoint: its numbers by layer, and its verdict in a sentence."""
 
 import shlex
 from collections.abc import Sequence
@@ -60,7 +60,7 @@ class Checked(NamedTuple):
         return dict(zip(NETWORKS, profiles, strict=True))
 
     def describe(self, command: Sequence[str]) -> dict[str, object]:
-        """Returns what is written as JSON."""
+        """Returns the object to write as JSON."""
         return describe_measurement(self.opened, self.inputs, command) | {
             "inputs": self.inputs.counts,
             "verdict": self.write_verdict(),
@@ -72,7 +72,8 @@ class Checked(NamedTuple):
         }
 
     def mean_ratio(self, network: str, layer: int) -> float:
-        """Compute the mean residual ratio over texts, or its bound where rounding decides them all.
+        """Compute the mean residual ratio over texts, or a bound for it where rounding decides all
+        of them.
 
         Args:
             network: One of `NETWORKS`.
@@ -83,7 +84,8 @@ class Checked(NamedTuple):
         return float(self.networks[network]["residual_ratio"][:, layer].mean())
 
     def is_bound(self, network: str, layer: int) -> bool:
-        """Check whether rounding decides the ratio of all texts, then at most `mean_ratio`."""
+        """Check whether rounding decides the ratio of all texts; the true ratio is then at most
+        `mean_ratio`."""
         return bool(self.networks[network].rounding[:, layer].all())
 
     def format_ratio(self, network: str, layer: int) -> str:
@@ -92,7 +94,7 @@ class Checked(NamedTuple):
         return f"{sign}{self.mean_ratio(network, layer):.3g}"
 
     def layer_means(self) -> dict[str, np.ndarray]:
-        """Compute means over texts [L + 1] by measure; NaN at layer 0, where no attention is."""
+        """Compute means over texts [L + 1] by measure; NaN at layer 0, which has no attention."""
         networks = self.networks
         columns = {
             **{f"residual ratio, {n}": networks[n]["residual_ratio"] for n in NETWORKS},
@@ -150,12 +152,13 @@ class Checked(NamedTuple):
         }
 
     def upper_bounds(self) -> set[str]:
-        """Returns the headline numbers that rounding decides: the true ones are at most these."""
+        """Returns the headline numbers that rounding decides; the true numbers are at most
+        these."""
         networks = {LAST: WHOLE, FINAL: READ, LAST_ALONE: ALONE}
         return {name for name, network in networks.items() if self.is_bound(network, -1)}
 
     def find_references(self) -> dict[str, str]:
-        """Returns what a headline number is to be compared with."""
+        """Returns the references to compare a headline number with."""
         config = self.opened.source.config
         ratios, alone_ratios, layers = [], [], []
         kind = "init" if self.opened.source.has_random_weights else "pretrained"
@@ -196,7 +199,8 @@ class Checked(NamedTuple):
         return rows
 
     def describe_bulk(self, ablation: str, layer: int) -> str:
-        """Returns the ratio without a few tokens where these decide that of all; else "".
+        """Returns the ratio without a few tokens where these tokens decide the ratio of all; else
+        "".
 
         Args:
             ablation: See `CheckpointReport.collapsed_at`.
@@ -249,8 +253,8 @@ def describe_measurement(
     """Describes a measurement: the checkpoint, the command and the version that made it.
 
     Args:
-        checkpoint: That was measured.
-        inputs: On which.
+        checkpoint: The measured checkpoint.
+        inputs: The inputs on which it was measured.
         command: Words of the command line.
     """
     line = escape_text(shlex.join(["python", "-m", "rank_collapse", *command]))
@@ -279,7 +283,7 @@ def published_curves(kind: str) -> dict[str, object]:
 def uniform_attention(lengths: np.ndarray, causal: bool) -> tuple[float, float]:
     """Computes the mean entropy and weight on the first token of attention with equal weights.
 
-    Row i of n has weight 1/i on i tokens with a causal mask, and 1/n on n tokens without.
+    With a causal mask row i of n has weight 1/i on i tokens; without a mask it has 1/n on n tokens.
 
     Args:
         lengths: Tokens n of each text, [b].

@@ -1,4 +1,4 @@
-"""A checkpoint as a command measures it, by layer: its numbers, its verdict, its files."""
+"""The output of a command about a checkpoint: its numbers by layer, its verdict, its files."""
 
 import argparse
 import csv
@@ -30,27 +30,27 @@ SOURCE = (
 
 
 def add_arguments(parser: argparse.ArgumentParser, out: str, out_help: str) -> None:
-    """Add the flags that say what is measured, and where the numbers go.
+    """Add the flags that choose the measurements and the output files.
 
     Args:
         parser: Parser of the command.
         out: Default of --out.
-        out_help: What is written there.
+        out_help: Help text of --out.
     """
     for name, text in {
-        "--text": "texts, one a paragraph, or a .tsv (default: a shipped one)",
-        "--tokenizer": "folder whose tokenizer files are used (default: that of the checkpoint; "
-        "where it has none: random token ids)",
-        "--token_ids": "file of token ids, a text a line, in place of --text",
-        "--inputs": "of models of images or sound: .npy, images [b, channels, height, width] or "
-        "features [b, frames, bins] (default: drawn)",
+        "--text": "texts, one per paragraph, or a .tsv file (default: a text of this package)",
+        "--tokenizer": "folder with tokenizer files (default: the checkpoint folder; without "
+        "tokenizer files there, token ids are random)",
+        "--token_ids": "file of token ids, one text per line; it replaces --text",
+        "--inputs": "input of a model of images or sound: a .npy file with images [b, channels, "
+        "height, width] or features [b, frames, bins] (default: random)",
     }.items():
         parser.add_argument(name, help=text)
-    ids = "token ids of a text, such as 5,8,13, in place of --text; may be repeated"
+    ids = "token ids of one text, such as 5,8,13; they replace --text; may be repeated"
     parser.add_argument("--ids", help=ids, action="append")
-    texts = f"texts at most (default: {NUM_TEXTS}; all where token ids are given)"
+    texts = f"largest number of texts (default: {NUM_TEXTS}; with token ids, all)"
     parser.add_argument("--num_texts", type=int, help=texts)
-    limit = f"of each text (default: {MAX_TOKENS}; token ids that are given are not cut)"
+    limit = f"most tokens of a text (default: {MAX_TOKENS}; token ids are not cut)"
     parser.add_argument("--max_tokens", type=int, help=limit)
     parser.add_argument("--out", default=out, help=f"{out_help} (default: %(default)s)")
     printed = parser.add_mutually_exclusive_group()
@@ -66,7 +66,7 @@ def check_output(flags: argparse.Namespace) -> None:
 
     Raises:
         ValueError: --out names no .html file in an existing folder, or there are no texts.
-        MissingPackage: It has to be drawn, and nothing is there that draws.
+        MissingPackage: A picture has to be drawn, and the package that draws is missing.
     """
     out = Path(flags.out)
     if not out.absolute().parent.is_dir() or out.is_dir() or out.suffix != ".html":
@@ -82,11 +82,11 @@ def check_output(flags: argparse.Namespace) -> None:
 
 
 def measure_checkpoint(opened: Opened, inputs: Inputs) -> Checked:
-    """Measures a checkpoint; reports on standard error how far it is.
+    """Measures a checkpoint; reports its progress on standard error.
 
     Args:
         opened: An open checkpoint.
-        inputs: Its tokens or vectors.
+        inputs: Tokens or vectors that the checkpoint reads.
     """
     done = report_layers(opened, inputs, StepReporter())
     model_inputs = {"x": inputs.x, "mask": inputs.mask}
@@ -101,14 +101,14 @@ def write_outputs(
     make_files: Callable[[Path], Mapping[Path, bytes]],
     sentences: Iterable[str],
 ) -> None:
-    """Prints or writes what was measured.
+    """Prints or writes the measurements.
 
     Args:
-        flags: Which of --json, --csv and --out there is.
-        lines: What --json prints, an object a line; numbers may be arrays.
+        flags: Parsed flags; --json, --csv and --out choose the outputs.
+        lines: Objects that --json prints, one a line; numbers may be arrays.
         rows: Rows of the table, its head first.
-        make_files: Makes what else is written, by path, of --out.
-        sentences: Lines that are printed when all is written.
+        make_files: Makes the further files of --out, by path.
+        sentences: Lines to print after all files are written.
     """
     if flags.json:
         for line in lines:
@@ -131,7 +131,7 @@ def write_outputs(
 
 
 def to_json(value: object) -> Any:
-    """Convert a value to what JSON has for it: null for a number that is not finite."""
+    """Convert a value to JSON: null for a number that is not finite."""
     if isinstance(value, Mapping):
         return {name: to_json(part) for name, part in value.items()}
     if isinstance(value, np.ndarray | list | tuple):

@@ -5,8 +5,9 @@
     rank-collapse depth my-run/checkpoint --token_ids ids.txt --json
     rank-collapse depth random:my-run/checkpoint     (the same architecture, random weights)
 
-`rc.depth_report` of a few texts: layers used by each definition of the literature, and by layer
-what they are computed of. Beside the page are a table by layer (.csv) and all numbers (.json).
+Writes `rc.depth_report` of a few texts: the number of layers that a model uses by each definition
+in the literature, and the measures by layer from which they are computed. The command also writes a
+table by layer (.csv) and all numbers (.json).
 """
 
 import argparse
@@ -28,7 +29,7 @@ from rank_collapse.runs.drawn import draw_files
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of `depth`."""
     parser.add_argument("source", metavar="FOLDER_OR_NAME", help=checkpoint.SOURCE)
-    checkpoint.add_arguments(parser, "depth.html", "the page, beside it .csv and .json")
+    checkpoint.add_arguments(parser, "depth.html", "the page; also writes .csv and .json")
 
 
 def run(flags: argparse.Namespace, command: Sequence[str]) -> int:
@@ -57,6 +58,7 @@ def run(flags: argparse.Namespace, command: Sequence[str]) -> int:
     }
 
     def make_files(out: Path) -> dict[Path, bytes]:
+        """Renders the page and the JSON file, {path: bytes}."""
         rows = [
             *_definition_rows(measured.used, "layers"),
             *_definition_rows(measured.lengths, "heads on a path"),
@@ -84,7 +86,7 @@ def run(flags: argparse.Namespace, command: Sequence[str]) -> int:
 
 
 def as_dicts(definitions: Mapping[str, object]) -> dict[str, dict[str, Any]]:
-    """Convert named tuples by name to what JSON has."""
+    """Convert named tuples by name to JSON objects."""
     return {name: definition._asdict() for name, definition in definitions.items()}
 
 
@@ -103,7 +105,8 @@ def write_verdict(measured: DepthReport) -> str:
 
 
 def _definition_rows(definitions, unit):
-    """Yields rows of the table: how many of a unit by which definition, and its source."""
+    """Yields rows of the table: the number of layers or heads by each definition, and its
+    source."""
     for name, (count, definition, source) in definitions.items():
         number = "none" if count is None else f"{count} {unit}"
         yield {"by": name, "used": number, "definition": definition, "source": source}

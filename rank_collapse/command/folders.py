@@ -1,4 +1,4 @@
-"""Folders that are no checkpoint of Hugging Face: what they are, and what makes one of them."""
+"""Folders that are not Hugging Face checkpoints: their kind, and the command that converts them."""
 
 from pathlib import Path
 
@@ -36,7 +36,7 @@ def check_folder(folder: Path) -> None:
     """Checks that a folder could be a checkpoint of Hugging Face.
 
     Raises:
-        ValueError: It is that of another program; the message has the command that helps.
+        ValueError: The folder belongs to another program; the message has the command that helps.
     """
     has_config = (folder / "config.json").is_file()
     if has_config and any((folder / name).is_file() for name in WEIGHT_FILES):
@@ -51,7 +51,8 @@ def check_folder(folder: Path) -> None:
 
 
 def _look_inside(folder, has_config):
-    """Returns (what the folder is, which other folder is the checkpoint); None for unknown."""
+    """Returns (the kind of the folder, the other folder that is the checkpoint); None for
+    unknown."""
     if has_config and "word_embedding_dimension" in read_json(folder / "config.json"):
         return "a layer of sentence-transformers without attention", folder.parent
     if (folder / "modules.json").is_file():

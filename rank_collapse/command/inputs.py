@@ -1,4 +1,4 @@
-"""A checkpoint that a command is given, and the tokens, images or features that it measures."""
+"""The source of a checkpoint command, and the tokens, images or features to measure."""
 
 import argparse
 import contextlib
@@ -34,13 +34,13 @@ class Opened(NamedTuple):
 
     @property
     def half(self) -> str:
-        """Returns which half of an encoder-decoder it is, or ""."""
+        """Returns "encoder" or "decoder" for half of an encoder-decoder, else ""."""
         part = self.source.settings.get("part")
         return f"its {part}" if part else ""
 
     @property
     def weights(self) -> str:
-        """Returns what its weights are, as the page, the table and the JSON say it."""
+        """Returns a description of the weights for the page, the table and the JSON."""
         return RANDOM_WEIGHTS if self.source.has_random_weights else "of the checkpoint"
 
     @property
@@ -65,7 +65,7 @@ class Inputs(NamedTuple):
 
     @property
     def counts(self) -> str:
-        """Returns such as "4 texts of 12 to 64 tokens"."""
+        """Returns a description such as "4 texts of 12 to 64 tokens"."""
         noun, unit = ("input", "vectors") if self.mask is None else ("text", "tokens")
         noun = noun if len(self.x) == 1 else f"{noun}s"
         shortest, longest = self.lengths.min(), self.lengths.max()
@@ -77,29 +77,30 @@ def open_source(name: str) -> Opened:
     """Opens a checkpoint.
 
     Args:
-        name: A folder, a name on the hub, or "random:" and a name: weights drawn at random.
+        name: A folder, a name on the hub, or "random:" and a name, for weights drawn at random.
 
     Raises:
-        FileNotFoundError, ValueError: What cannot be read, or takes in neither tokens nor vectors.
+        FileNotFoundError, ValueError: A source that cannot be read, or that takes neither tokens
+            nor vectors.
     """
-    shown = escape_text(name)
+    escaped_name = escape_text(name)
     if is_random_name(name):
-        return Opened(shown, pretrained.open_random(name, jax.random.key(0)), None)
+        return Opened(escaped_name, pretrained.open_random(name, jax.random.key(0)), None)
     folder = hub_folder(name) if is_hub_name(name) else Path(name)
     check_folder(folder)
-    return Opened(shown, pretrained.open_checkpoint(folder), folder)
+    return Opened(escaped_name, pretrained.open_checkpoint(folder), folder)
 
 
 def read_inputs(flags: argparse.Namespace, checkpoint: Opened) -> Inputs:
-    """Reads or draws what a command measures of a checkpoint.
+    """Reads or draws the inputs on which a command measures a checkpoint.
 
     Args:
         flags: Parsed flags, from `checkpoint.add_arguments`.
-        checkpoint: That reads them.
+        checkpoint: The checkpoint that reads the inputs.
 
     Raises:
-        FileNotFoundError, ValueError: Texts, arrays or tokenizer files that are not there, or
-            tokens that the model does not have.
+        FileNotFoundError, ValueError: Missing texts, arrays or tokenizer files, or tokens that the
+            model does not have.
     """
     source, embedding = checkpoint.source, checkpoint.source.config.embedding
     if embedding.d_input:
@@ -119,14 +120,14 @@ def read_inputs(flags: argparse.Namespace, checkpoint: Opened) -> Inputs:
 
 
 def check_comparable(sources: Sequence[Opened], batches: Sequence[Inputs]) -> None:
-    """Check that no checkpoint is measured on random ids beside another on texts.
+    """Check that all checkpoints are measured on texts, or all on random ids.
 
     Args:
         sources: Checkpoints.
         batches: Inputs of each.
 
     Raises:
-        ValueError: It names two of them.
+        ValueError: The message names two checkpoints that cannot be compared.
     """
     kinds = {batch.kind: source.name for source, batch in zip(sources, batches, strict=True)}
     if "random" in kinds and len(kinds) > 1:
@@ -190,9 +191,10 @@ def _read_texts(flags, checkpoint):
 
 @contextlib.contextmanager
 def hide_native_errors() -> Iterator[None]:
-    """Hides what a library writes on the process's standard error itself, as the panics of Rust.
+    """Hides the messages that a library writes directly to the process's standard error, such as
+    Rust's panics.
 
-    Its exception says the same in one line.
+    The exception contains the same message in one line.
     """
     saved, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     try:
@@ -207,20 +209,20 @@ def hide_native_errors() -> Iterator[None]:
 def _select_first(
     texts: Sequence[object], count: int | None, name: str
 ) -> tuple[Sequence[Any], str]:
-    """Select the first `count` texts, all without a count, and a name that says so."""
+    """Select the first `count` texts (all without a count), and a name that mentions the cut."""
     if count is None or count >= len(texts):
         return texts, name
     return texts[:count], f"{name}, the first {count} of {len(texts)} texts"
 
 
 def _describe_cut(rows, limit):
-    """Says how many texts are longer than `limit` tokens, and are cut."""
+    """Describes how many texts are longer than `limit` tokens and are cut."""
     count = sum(len(row) > limit for row in rows)
     return f", {count} of {len(rows)} cut to {limit} tokens" if count else ""
 
 
 def _describe_unknown(encoder, rows):
-    """Says the share of tokens that the tokenizer does not know; warns above a tenth."""
+    """Describes the share of tokens that the tokenizer does not know; warns above a tenth."""
     unknown = getattr(encoder, "unknown", None)
     if unknown is None:
         return "."
@@ -229,7 +231,7 @@ def _describe_unknown(encoder, rows):
         return f", {share:.0%} of them unknown to it."
     text = f"warning: {share:.0%} of the tokens are unknown to the tokenizer"
     print_lines(text, file=sys.stderr)
-    about = "The numbers are of the unknown token: give --text of its kind, or --token_ids."
+    about = "The numbers describe the unknown token: give a --text that it knows, or --token_ids."
     return f", {share:.0%} of them unknown to it. {about}"
 
 
@@ -267,6 +269,7 @@ def _read_arrays(flags, settings, embedding):
 
 
 def _read_array(path, count):
+    """Reads the first `count` entries of an .npy file as float32."""
     try:
         with open_regular(path) as file:
             array = np.asarray(np.load(file)[:count], np.float32)

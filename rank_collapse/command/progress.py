@@ -1,4 +1,4 @@
-"""How far a command is, on standard error: one line that changes, or now and then a line."""
+"""Shows the progress of a command on standard error: one changing line, or a line now and then."""
 
 import sys
 import time
@@ -16,7 +16,7 @@ PASSES = 4  # in which a depth report reads the table of words
 
 
 class StepReporter:
-    """Shows one step after another: on a terminal in one line, elsewhere not oftener than `PAUSE`.
+    """Shows one step after another: on a terminal in one line, elsewhere at most once in `PAUSE`.
 
     Args:
         clock: Seconds that rise.
@@ -31,7 +31,7 @@ class StepReporter:
 
         Args:
             text: The step.
-            is_last: Whether what follows begins a new line.
+            is_last: Whether the next text begins a new line.
         """
         if self._is_terminal:
             end = "\n" if is_last else ""
@@ -42,12 +42,12 @@ class StepReporter:
 
 
 def report_layers(opened: Opened, inputs: Inputs, reporter: StepReporter) -> Any:
-    """Reports what is begun; returns the stream's `done`, which reports layers.
+    """Reports each group that begins; returns the stream's `done`, which reports layers.
 
     Args:
         opened: The checkpoint.
-        inputs: Its tokens or vectors.
-        reporter: Shows the layers.
+        inputs: Tokens or vectors that the checkpoint reads.
+        reporter: Reporter that shows the layers.
     """
     depth = opened.source.config.depth
     weights = f", {RANDOM_WEIGHTS}" if opened.source.has_random_weights else ""
@@ -62,15 +62,16 @@ def report_layers(opened: Opened, inputs: Inputs, reporter: StepReporter) -> Any
 
 
 def report_words(unembedding: Unembedding, reporter: StepReporter) -> Unembedding:
-    """Returns a head whose table reports how much of it was read.
+    """Returns a head whose table reports how much of it has been read.
 
     Args:
-        unembedding: With a `Table`.
-        reporter: Shows the words.
+        unembedding: A head that has a `Table`.
+        reporter: Reporter that shows the words.
     """
     table, count = unembedding.table, 0
 
     def read(first: int, last: int) -> Any:
+        """Reads rows of the table, and counts a pass for each read of the first row."""
         nonlocal count
         count += first == 0
         text = f"words {last} of {table.shape[0]}, pass {count} of {PASSES}"

@@ -18,6 +18,7 @@ from rank_collapse.agree.recording import (
 )
 from rank_collapse.agree.replay import Replay
 from rank_collapse.command import inputs
+from rank_collapse.network.added_branches import compute_added_branches
 from rank_collapse.network.transformer import apply
 from rank_collapse.paths.function_recording import record_function
 from rank_collapse.paths.transport import name_states
@@ -27,7 +28,7 @@ NOISE = 2.0**-10  # of probes: small enough to be linear, large beside float32's
 
 
 class Tokens(NamedTuple):
-    """Token ids [b, n] and which of them exist [b, n]."""
+    """Token ids [b, n], and a mask [b, n] of the tokens that exist."""
 
     ids: np.ndarray
     mask: np.ndarray
@@ -41,7 +42,7 @@ def read_tokens(flags: argparse.Namespace, folder: Path) -> Tokens:
         folder: The checkpoint whose tokenizer reads them.
 
     Raises:
-        ValueError: The checkpoint takes in no tokens, or the flags exclude one another.
+        ValueError: The checkpoint does not take tokens, or the flags exclude one another.
     """
     opened = inputs.open_source(str(folder))
     flags.inputs = None
@@ -71,10 +72,10 @@ def record_folder(folder: Path, path: Path, tokens: Tokens, form: Form) -> None:
         folder: The checkpoint.
         path: The recording.
         tokens: The input.
-        form: How it is run.
+        form: Form in which the checkpoint runs.
 
     Raises:
-        ValueError: The model cannot be run so.
+        ValueError: The model cannot be run in this form.
     """
     if form.backend == "jax":
         dtype = form.dtype
@@ -110,12 +111,12 @@ def record_replay(
 
     Args:
         folders: Folders of both runs.
-        recordings: Recordings of both runs; those of the replay are written beside them.
+        recordings: Recordings of both runs; those of the replay are written into the same folders.
         tokens: The input.
-        forms: How both are run; None where the source is a recording.
+        forms: The form in which each one is run; None where the source is a recording.
 
     Returns:
-        The replay; None where neither is run here, or the recordings do not fit it.
+        The replay; None where neither can be run here, or the recordings do not fit it.
     """
     runs = [i for i, form in enumerate(forms) if form is not None]
     if not runs:
@@ -170,7 +171,8 @@ def _record_jax(folder, path, tokens):
     config, params = pretrained.load(folder)[:2]
 
     def run_example(ids, mask):
-        return collect_trace(apply(params, ids, config, mask=mask))
+        trace = apply(params, ids, config, mask=mask)
+        return collect_trace(trace) | compute_added_branches(trace, params, config)
 
     # In a trace the layers come first, in a recording the layers and then the examples.
     arrays = jax.jit(jax.vmap(run_example, out_axes=1))(tokens.ids, tokens.mask)

@@ -1,4 +1,4 @@
-"""What a training run has measured so far: `rank-collapse watch FILE_OR_FOLDER`.
+"""Reads the metrics of a training run so far: `rank-collapse watch FILE_OR_FOLDER`.
 
     rank-collapse watch results/sort/a          (a run of experiments, with --monitor)
     rank-collapse watch run/metrics.jsonl       (of rank_collapse.torch.watch or runs.metrics)
@@ -12,8 +12,8 @@ run's folder. Metrics that passed a threshold come first in it. A run of several
 for each, metrics/<network>.jsonl, and a picture, figures/metrics-<network>.png.
 In a Trainer's file "residual_ratio/layer_3" is layer 3 of "residual_ratio".
 
-Exit code: 0 no threshold was passed, 3 one was, 2 a mistake, such as a threshold on a metric that
-the file does not have.
+Exit code: 0 if no value is beyond a threshold, 3 if one is, 2 for a mistake, such as a threshold on
+a metric that the file does not have.
 """
 
 import argparse
@@ -45,9 +45,11 @@ _LAYER = re.compile(r"(.+)/layer_(\d{1,4})")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of `watch`."""
-    parser.add_argument("run", metavar="FILE_OR_FOLDER", help="of the run")
+    parser.add_argument(
+        "run", metavar="FILE_OR_FOLDER", help="file with the metrics of a run, or its folder"
+    )
     for side in ("below", "above"):
-        text = f"name=value: passed when the metric is {side} it, at any layer; may be repeated"
+        text = f"name=value: report a metric that is {side} the value at any layer; may be repeated"
         parser.add_argument(f"--{side}", action="append", default=[], help=text)
 
 
@@ -117,7 +119,7 @@ def parse_thresholds(flags: argparse.Namespace) -> list[Threshold]:
 
 
 def find_files(path: Path) -> list[Path]:
-    """Find the files of a run: the file itself; of a folder ours, or else the newest of a Trainer.
+    """Find the files of a run: the file itself; in a folder ours, or else the newest of a Trainer.
 
     Args:
         path: File or folder of the run.
@@ -145,7 +147,7 @@ def read_rows(file: Path) -> list[dict[str, object]]:
     """Reads the rows of a file of ours or of a Trainer.
 
     Raises:
-        RunError: It cannot be read, or no line of it is one of metrics.
+        RunError: The file cannot be read, or no line of it has metrics.
     """
     if file.name == STATE:
         return trainer_rows(file)
@@ -156,12 +158,13 @@ def read_rows(file: Path) -> list[dict[str, object]]:
 
 
 def network_name(file: Path) -> str:
-    """Returns which network of a run of several it is of; "" where there is one."""
+    """Returns the network's name in a run of several networks; "" in a run of one."""
     return file.stem if file.parent.name == metrics.FOLDER else ""
 
 
 def picture_name(file: Path) -> str:
-    """Returns the name of a file's picture: its own, without .jsonl where no other file has that.
+    """Returns the name of a file's picture: its own name, without .jsonl where no other file has
+    that name.
 
     Args:
         file: Path of a file with metrics.
@@ -172,10 +175,10 @@ def picture_name(file: Path) -> str:
     if file.name == STATE:
         return file.stem
     name = file.name.removesuffix(".jsonl")
-    others = [file.with_name(name)]
+    siblings = [file.with_name(name)]
     if name.startswith(f"{metrics.FOLDER}-"):  # as the picture of a network
-        others.append(file.parent / metrics.FOLDER / file.name.removeprefix(f"{metrics.FOLDER}-"))
-    is_alone = not any(other != file and other.is_file() for other in others)
+        siblings.append(file.parent / metrics.FOLDER / file.name.removeprefix(f"{metrics.FOLDER}-"))
+    is_alone = not any(other != file and other.is_file() for other in siblings)
     return name if is_alone and name else file.name
 
 
@@ -186,8 +189,8 @@ def draw_picture(
 
     Args:
         file: Path of a file with metrics.
-        rows: Its content.
-        thresholds: Drawn as lines.
+        rows: Rows of the file.
+        thresholds: Thresholds, which are drawn as lines.
     """
     names = metric_names(rows)
     if not names:
@@ -212,7 +215,7 @@ def trainer_rows(file: Path) -> list[dict[str, object]]:
         file: trainer_state.json.
 
     Raises:
-        RunError: It is not such a file.
+        RunError: The file is not a Trainer's history.
     """
     rows: dict[int, dict[str, object]] = {}
     try:

@@ -1,4 +1,4 @@
-"""How far tokens are from rank one: norms, residuals, ranks, profiles by layer."""
+"""Measures how far tokens are from rank one: norms, residuals, ranks, profiles by layer."""
 
 import lazy_loader
 

@@ -1,9 +1,9 @@
-"""Arrays where they live: NumPy, JAX or torch, on their device, by one namespace of functions.
+"""Arrays on their own device: NumPy, JAX or torch, through one namespace of functions.
 
 Measures are written once over `namespace(x)`, the functions of the array API standard for the
-framework of x. What JAX alone needs stands in `on_jax`, which is imported where one of its arrays
-is measured. Concrete arrays of JAX on a CPU are computed by NumPy, since JAX would compile every
-operation again for each number of tokens.
+framework of x. Code for JAX alone is in `on_jax`, which is imported when a JAX array is measured.
+Concrete JAX arrays on a CPU are computed by NumPy, because JAX would compile every operation again
+for each number of tokens.
 """
 
 import contextlib
@@ -24,14 +24,15 @@ R = TypeVar("R")
 
 
 def where_it_lives(measure: Callable[P, R]) -> Callable[P, R]:
-    """Decorate a measure: its result is of its argument's framework, and on its device.
+    """Decorate a measure so that its result has its argument's framework and device.
 
-    Products keep their precision: of torch under `autocast`, of JAX on accelerators. Inside
+    Products keep their precision, in torch under `autocast` and in JAX on accelerators. Inside
     `torch.compile` a measure runs between the graphs.
     """
 
     @functools.wraps(measure)
     def measure_in_place(*args: P.args, **options: P.kwargs) -> R:
+        """Calls the measure on the arrays' own device and framework, in full precision."""
         torch = sys.modules.get("torch")
         if torch is not None and torch.compiler.is_compiling():
             return torch.compiler.disable(measure_in_place)(*args, **options)
@@ -54,7 +55,7 @@ def where_it_lives(measure: Callable[P, R]) -> Callable[P, R]:
 
 
 def is_jax_array(x: AnyArray) -> bool:
-    """Return whether x is an array of JAX, traced or not; without JAX nothing is."""
+    """Return whether x is an array of JAX, traced or not; False if JAX is not imported."""
     return sys.modules.get("jax") is not None and array_api_compat.is_jax_array(x)
 
 
@@ -73,11 +74,11 @@ def refuse_unreadable(x: AnyArray) -> None:
     """Refuse an array whose numbers a measure cannot read.
 
     Args:
-        x: Anything; what is no array passes.
+        x: Any object; an object that is not an array passes.
 
     Raises:
-        ValueError: Of torch, an array without values (meta, fake), or nested, sparse or quantised;
-            of JAX, a deleted one, or one of random keys; of NumPy, more digits than float64.
+        ValueError: In torch, an array without values (meta, fake), or a nested, sparse or quantised
+            one; in JAX, a deleted array or random keys; in NumPy, more digits than float64.
     """
     if is_torch_array(x):
         refuse_if(
@@ -114,19 +115,19 @@ def refuse_unreadable(x: AnyArray) -> None:
 
 
 def as_array(x: AnyArray) -> AnyArray:
-    """Convert x to an array of NumPy, JAX or torch; those stay as they are.
+    """Convert x to an array of NumPy, JAX or torch; such arrays are returned unchanged.
 
     Args:
         x: An array, or anything that NumPy takes, such as a list of arrays.
 
     Raises:
-        ValueError: No array of real numbers, or one of `numpy.ma`.
+        ValueError: The values are not real numbers, or the array is a `numpy.ma` array.
     """
     if hasattr(x, "__jax_array__") and not is_jax_array(x):  # of NNX
         x = x.__jax_array__()
     kind = type(x).__name__
     refuse_if(
-        isinstance(x, np.ma.MaskedArray), f"a {kind} has a mask of its own: pass x.data, and mask="
+        isinstance(x, np.ma.MaskedArray), f"a {kind} has its own mask: pass x.data, and mask="
     )
     if not (is_jax_array(x) or is_torch_array(x)):
         framework = _is_framework_of(x)
@@ -146,14 +147,15 @@ def as_array(x: AnyArray) -> AnyArray:
 
 
 def _is_framework_of(x):
-    """Return the test of the framework whose arrays a list holds; None for numbers of NumPy's."""
+    """Return the test of the framework whose arrays a list holds; None for NumPy numbers."""
     leaves = list(iterate_leaves(x)) if isinstance(x, list | tuple) else []
     tests = (is_jax_array, is_torch_array)
     return next((test for test in tests if any(map(test, leaves))), None)
 
 
 def _stack_arrays(x, is_array):
-    """Stack nested lists of arrays of one framework, and numbers or NumPy's arrays beside them."""
+    """Stack nested lists of arrays of one framework, which may also hold numbers and NumPy
+    arrays."""
     if not any(map(is_array, iterate_leaves(x))) or is_array(x):
         return as_array(x)
     elements = [_stack_arrays(element, is_array) for element in x]
@@ -174,7 +176,7 @@ def as_floats(x: AnyArray) -> AnyArray:
 
 
 def is_traced(x: AnyArray) -> bool:
-    """Return whether x stands for an array of JAX whose values are not known yet."""
+    """Return whether x is a traced JAX array, whose values are not known yet."""
     if not is_jax_array(x):
         return False
     import jax
@@ -183,16 +185,16 @@ def is_traced(x: AnyArray) -> bool:
 
 
 def as_bools(mask: AnyArray, name: str = "mask") -> AnyArray:
-    """Convert a mask to Bool of its own framework.
+    """Convert a mask to Bool in its own framework.
 
     Args:
         mask: Booleans or the numbers 0 and 1, lists of them too.
-        name: What the message calls it.
+        name: Name of the argument in the message.
 
     Raises:
-        ValueError: Other values: an additive mask of floats would be read the wrong way round. So
-            floats that are traced, or all 0, are refused too. Of torch only floats are checked, on
-            the host.
+        ValueError: Values other than 0 and 1, because an additive mask of floats would be read the
+            wrong way round. Traced floats, and floats that are all 0, are therefore refused too.
+            For torch only floats are checked, on the host.
     """
     if isinstance(mask, str):
         raise ValueError(f"{name}={mask!r} is not an array: use config.replace(mask={mask!r})")
@@ -225,8 +227,8 @@ def match_framework(x: AnyArray, mask: AnyArray) -> tuple[AnyArray, AnyArray]:
     """Convert two arrays to one framework on one device.
 
     Args:
-        x: Decides the framework, unless the mask is JAX's.
-        mask: Another array.
+        x: Array that decides the framework, unless the mask is a JAX array.
+        mask: The second array.
 
     Returns:
         (x, mask).
@@ -252,10 +254,10 @@ def broadcast_mask(
         x: An array of any framework.
         mask: Booleans whose axes are the last of `shape`.
         shape: [..., n].
-        subject: What the message calls x.
+        subject: Name of x in the message.
 
     Returns:
-        (x, mask as Bool of that shape), of one framework, see `match_framework`.
+        (x, mask as Bool of that shape) in one framework, see `match_framework`.
 
     Raises:
         ValueError: A mask of other axes.
@@ -280,7 +282,8 @@ def host_values_or_none(x: AnyArray) -> AnyArray:
 
 
 def on_host(x: AnyArray) -> AnyArray:
-    """Convert a torch tensor to NumPy's array, float32 of what NumPy has not; others stay."""
+    """Convert a torch tensor to a NumPy array (float32 for dtypes that NumPy does not have); others
+    are returned unchanged."""
     if not is_torch_array(x):
         return x
     x = x.detach().cpu()

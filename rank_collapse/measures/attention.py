@@ -3,12 +3,12 @@
 Where one weight p of a row is near 1, nothing flows back to the scores: the softmax's Jacobian
 diag(P) − PPᵀ has entries of at most 1 − p.
 
-Every measure takes weights [..., n, m] of NumPy, JAX or torch, each row a distribution. Means are
-taken over the queries that exist, by a mask; NaN where there is none. A mask is Bool [n], or
-[b, n] of weights [..., b, h, n, m], or has all leading axes, those of heads or not. Rows that are
-negative or do not sum to 1, as logits, raise an error where the values are known (not inside jit
-and vmap). NaN stays NaN. Keys that a mask leaves out have weight 0 and add nothing.
-`attention_rows` is for models whose fused attention never has the weights.
+Every measure takes weights [..., n, m] in NumPy, JAX or torch, where each row is a distribution.
+Means are taken over the queries that exist, by a mask; NaN if there are none. A mask is Bool [n],
+or [b, n] for weights [..., b, h, n, m], or has all leading axes, with or without the axis of heads.
+Rows that are negative or do not sum to 1, such as logits, raise an error where the values are known
+(not inside jit and vmap). NaN stays NaN. Keys that a mask leaves out have weight 0 and add nothing.
+`attention_rows` is for models whose fused attention does not return the weights.
 """
 
 import numpy as np
@@ -40,14 +40,14 @@ def attention_entropy(
     Args:
         attention: Weights [..., n, m]; `trace.attention` is [L, h, n, n].
         mask: Bool [n] or [b, n], the queries that exist; None for all.
-        missing_key: Whether what a row lacks to 1 is the weight of a further key: of a learned
-            sink (gpt-oss), or of a softmax with 1 added to its sum.
+        missing_key: Whether a row that sums to less than 1 gives the remainder to a further key: a
+            learned sink (gpt-oss), or a softmax with 1 added to its sum.
 
     Returns:
         One value per matrix, [...].
 
     Raises:
-        ValueError: Not matrices of weights, or a mask of another shape.
+        ValueError: Arrays that are not matrices of weights, or a mask of another shape.
     """
     p, mask = _check_weights(attention, mask, missing_key)
     entropy = _entropy_terms(p).sum(axis=-1)
@@ -119,9 +119,9 @@ def first_column(
 
     Args:
         attention, mask: See `attention_entropy`.
-        key_mask: Bool [m] or [b, m], the keys that exist; None for all. With None, padding on the
-            left is still seen: of as many keys as queries those before the first query that
-            exists do not count where no query attends to them.
+        key_mask: Bool [m] or [b, m], the keys that exist; None for all. Without it, padding on the
+            left is still recognised: if there are as many keys as queries, the keys before the
+            first existing query do not count where no query attends to them.
 
     Returns:
         One value per matrix, [...].
@@ -151,7 +151,7 @@ def sink_rate(
         One value per layer, [...].
 
     Raises:
-        ValueError: No axis of heads, or as `first_column`.
+        ValueError: No axis of heads, or the cases of `first_column`.
     """
     check_numbers("[0, 1]", arrays=True, sink=sink)
     p, mask = _check_weights(attention, mask)
@@ -190,7 +190,7 @@ def largest_logit(scores: AnyArray, *, mask: AnyArray | None = None) -> Float[An
 
 
 def _check_weights(attention, mask, missing_key=False):
-    """Convert attention to floats, with its mask, and refuse what is no distribution.
+    """Convert attention to floats, with its mask, and refuse rows that are not distributions.
 
     Args:
         attention: Weights [..., n, m].
@@ -229,7 +229,7 @@ def _broadcast_row_mask(mask, shape, name, subject):
     Args:
         mask: Mask of the rows that exist.
         shape: [..., b, h, n].
-        name, subject: What the message calls the mask and its rows.
+        name, subject: Names of the mask and of its rows in the message.
     """
     mask, shape = as_bools(mask, name), tuple(shape)
     length = shape[-1]
@@ -256,7 +256,7 @@ def _column_means(p, mask):
 
 
 def _first_column_share(p, mask, key_mask):
-    """Compute `first_column` of what `_check_weights` gives, [...]."""
+    """Compute `first_column` of the results of `_check_weights`, [...]."""
     columns = _column_means(p, mask)
     share = columns[..., 0]
     if key_mask is not None:

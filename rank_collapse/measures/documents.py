@@ -1,4 +1,4 @@
-"""Documents in packed rows: several texts in one example, none of which attends to another."""
+"""Documents in packed rows: several texts in one example that do not attend to each other."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -20,12 +20,12 @@ from rank_collapse.struct import check_whole, refuse_if
 
 
 class Documents(NamedTuple):
-    """Where the tokens of each document stand; k documents, n tokens of the longest.
+    """Positions of the tokens of each document: k documents, n tokens in the longest.
 
     Attributes:
         row: Int [k, 1], the example.
         place: Int [k, n], the tokens in it.
-        exists: Bool [k, n]; shorter documents are filled up at the end.
+        exists: Bool [k, n]; shorter documents are padded at the end.
     """
 
     row: np.ndarray
@@ -60,9 +60,10 @@ def split_documents(segments: AnyArray, mask: AnyArray, shape: tuple[int, int]) 
     """Split a batch into its documents, in the order in which they begin.
 
     Args:
-        segments: Int [n] or [b, n]: tokens of an example with one number are a document, of number
-            0 too, by which other libraries mark padding: mask=segments > 0 leaves it out. Known
-            values, since the number of documents is a shape; see `number_documents`.
+        segments: Int [n] or [b, n]: tokens of an example with the same number form a document.
+            Number 0 is a document, too; other libraries mark padding by it, which mask=segments > 0
+            leaves out. The values must be known, since the number of documents is a shape; see
+            `number_documents`.
         mask: Bool [n] or [b, n], with any leading axes for b, the tokens that exist; None for all.
         shape: (b, n).
 
@@ -98,17 +99,17 @@ def number_documents(
     """Number the documents of each row in the order in which they begin, traced or not.
 
     Args:
-        x: Decides the framework.
+        x: Array that decides the framework.
         segments, mask, shape: See `split_documents`.
-        num_segments: The most documents of a row.
+        num_segments: The largest number of documents in a row.
 
     Returns:
-        (the document of each token, Int [b, n], −1 of tokens that do not exist; whether a row has
-        more documents than `num_segments`, Bool []; `num_segments` as Python's).
+        (the document of each token, Int [b, n], −1 for tokens that do not exist; whether a row has
+        more documents than `num_segments`, Bool []; `num_segments` as a Python integer).
 
     Raises:
-        ValueError: As `split_documents`, but for traced numbers; more documents, where the values
-            are known.
+        ValueError: In the cases of `split_documents`, except for traced numbers; also more
+            documents, where the values are known.
     """
     num_segments = check_whole("num_segments", num_segments, 1)
     segments = as_array(segments)
@@ -123,11 +124,11 @@ def number_documents(
     starts = xp.astype(exists & (first == places[None]), xp.int32)
     numbers = xp.take_along_axis(xp.cumulative_sum(starts, axis=-1) - 1, first, axis=-1)
     counts = xp.sum(starts, axis=-1)
-    known = np.asarray(counts) if is_jax_array(counts) and not is_traced(counts) else None
-    known = host_values_or_none(counts) if known is None else known
+    on_host = np.asarray(counts) if is_jax_array(counts) and not is_traced(counts) else None
+    on_host = host_values_or_none(counts) if on_host is None else on_host
     refuse_if(
-        known is not None and known.max() > num_segments,
-        f"num_segments={num_segments} is below the {known if known is None else known.max()} "
+        on_host is not None and on_host.max() > num_segments,
+        f"num_segments={num_segments} is below the {on_host if on_host is None else on_host.max()} "
         "documents of a row",
     )
     return xp.where(exists, numbers, -1), xp.any(counts > num_segments), num_segments
@@ -145,12 +146,13 @@ def _check_segments(segments, shape):
 def measure_documents(
     measure: Callable[[Any], dict[str, Any]], x: AnyArray, num_segments: int
 ) -> dict[str, AnyArray]:
-    """Measure one document of every row after the other, which takes no more memory than one.
+    """Measure one document of every row after the other, which takes only the memory of one
+    document.
 
     Args:
         measure: measure(i) of the documents i: {name: [..., b, ...]}.
-        x: Decides the framework.
-        num_segments: How many.
+        x: Array that decides the framework.
+        num_segments: Number of segments.
 
     Returns:
         {name: [documents, ...]}, a first axis for the documents.

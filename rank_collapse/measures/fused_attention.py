@@ -41,42 +41,43 @@ def attention_rows(
     soft_cap: AnyArray | None = None,
     sink: float = 0.3,
 ) -> dict[str, Float[AnyArray, "..."]]:
-    """Measure the weights softmax(scale · q_i·k_j) of some queries i, exact for these.
+    """Measure the weights softmax(scale · q_i·k_j) of some queries i; for these queries the
+    measures are exact.
 
     With a soft cap c, as in Gemma 2, softmax(c tanh(scale · q_i·k_j / c)).
 
-    In O(r m k) operations and O(h r m) memory for r queries and m keys. Means over those of the
-    queries that exist and may attend to a key.
+    Takes O(r m k) operations and O(h r m) memory for r queries and m keys. Means are over the
+    measured queries that exist and may attend to a key.
 
     Args:
         q: Queries [..., h, n, k] as they enter the product, after rotation and norms.
         k: Keys [..., g, m, k]; g divides h, heads share keys in groups of neighbours.
-        rows: Int [r], which of the queries to measure; None for all.
+        rows: Int [r], the queries to measure; None for all.
         layout: "nhk" for q [..., n, h, k] and k [..., m, g, k]; None for "hnk", as above, where
             shapes do not suggest the other.
         mask: Bool [m] or [b, m], the keys that exist, and where m = n the queries; None for all.
-        segments: Int [n] or [..., n] of packed rows, where m = n: tokens of one number are a
-            document and attend to it alone. An example is then a document. Number 0 is one as any
-            other: where it marks padding, as in MaxText, say mask=segments > 0.
-        num_segments: The most documents of a row that exist. Needed where segments are traced: then
-            each row has so many examples, NaN where it has fewer documents, and all are NaN where
-            one has more.
-        causal: Whether query i attends to the keys j ≤ p_i alone.
+        segments: Int [n] or [..., n] of packed rows, where m = n: tokens with the same number form
+            a document and attend to it alone; an example is then a document. Number 0 is a document
+            like any other. If it marks padding, as in MaxText, pass mask=segments > 0.
+        num_segments: The largest number of documents that exist in a row. It is needed where
+            segments are traced: each row then has this many examples, NaN where it has fewer
+            documents, and all are NaN where a row has more.
+        causal: Whether query i attends only to the keys j ≤ p_i.
         positions: Int [n], p_i, the places of the queries among the keys; 0 to n − 1 where m = n.
-            With a cache, m > n, None takes the last n keys that the mask lets exist.
-        window: Only keys less than so many places from p_i; None for all.
+            With a cache, m > n, None means the last n keys that the mask marks as existing.
+        window: Queries attend only to keys less than this many places from p_i; None for all.
         scale: 1/√k by default.
         soft_cap: c above 0; None for none.
-        sink: Weight of the first key that exists above which a head counts in sink_rate.
+        sink: Weight on the first existing key above which a head counts in sink_rate.
 
     Returns:
-        "attention_entropy", "largest_weight" and "first_column" [..., h], "sink_rate" [...], of
+        "attention_entropy", "largest_weight" and "first_column" [..., h], "sink_rate" [...], as in
         `MEASURES`; [documents, h] and [documents] with segments.
 
     Raises:
-        ValueError: Shapes that do not fit each other; rows that are not among the queries; no
-            layout for as many keys as queries and more heads; causal queries on a cache whose
-            places are not known.
+        ValueError: Shapes that do not fit each other; rows outside the queries; no `layout` where
+            there are as many keys as queries and more heads; causal queries on a cache whose
+            positions are unknown.
     """
     if window is not None:
         window = check_whole("window", window, 1)
@@ -175,7 +176,8 @@ def _measure_rows(p, counted, keys, sink):
 
 
 def _split_by_document(q, k, segments, mask):
-    """Split (queries, keys [documents, heads, tokens, width], which tokens exist)."""
+    """Split (queries, keys [documents, heads, tokens, width], mask of existing tokens) by
+    document."""
     q, k = q.reshape((-1, *q.shape[-3:])), k.reshape((-1, *k.shape[-3:]))
     packed = documents.split_documents(segments, mask, (len(q), q.shape[-2]))
     return packed.split_heads(q), packed.split_heads(k), match_framework(q, packed.exists)[1]
@@ -223,10 +225,10 @@ def _measure_by_document(q, k, segments, exists, num_segments, sink, options):
 
 
 def _query_positions(q, positions, n, m, exists):
-    """Find where the queries stand among the keys, Int [n] or [..., n].
+    """Find the places of the queries among the keys, Int [n] or [..., n].
 
     Args:
-        q: Decides the framework.
+        q: Queries, which decide the framework.
         positions: The places, if they are known.
         n, m: Numbers of queries and keys.
         exists: Bool [..., m], the keys that exist; None for all.

@@ -14,7 +14,7 @@ KINDS = {"tokens": ("hidden states", "nd"), "attention": ("attention weights", "
 
 
 def is_attention(hidden, batch_axis):
-    """Return whether something has one axis more than hidden states: that of heads."""
+    """Return whether an array has one axis more than hidden states, the axis of heads."""
     if isinstance(hidden, list | tuple):
         return any(getattr(layer, "ndim", 0) == 4 for layer in hidden)
     shape = tuple(getattr(hidden, "shape", ()))

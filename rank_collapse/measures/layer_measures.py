@@ -25,10 +25,10 @@ def measure_states(
     """Measure tokens [..., n, d]: NaN where they are not finite, or too few exist.
 
     Args:
-        names: Out of `MEASURES`.
+        names: Names from `MEASURES`.
         x: The tokens.
         mask: Bool [..., n]; None for all.
-        read, choice: Results of `spikes.choose_tokens`.
+        read, choice: Further arguments of `spikes.choose_tokens`, which chooses the tokens.
 
     Returns:
         {name: measure}. Also "left_out" and, with residual_ratio, "spiked", see `Profile`.
@@ -72,7 +72,7 @@ def measure_weights(
     """Measure attention [..., h, n, m], means over heads.
 
     Args:
-        names: Out of `MEASURES`.
+        names: Names from `MEASURES`.
         p: Weights.
         mask: Bool [..., n], the queries that exist; None for all.
         key_mask: Bool [..., m], the keys that exist; None for all.

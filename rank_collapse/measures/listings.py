@@ -38,15 +38,16 @@ def spikes(
         trace: One example's pass, from `apply`, or its states [L + 1, n, d] of any framework, or a
             list or tuple of states [n, d] or [1, n, d], such as `hidden_states` of transformers.
         mask: Bool [n] or [1, n], True for tokens that are not padding; None for all.
-        threshold: In medians of the layer.
-        layer_share: In [0, 1]; 0 lists what stands out in a single layer.
+        threshold: Threshold in medians of the layer.
+        layer_share: Share of the layers, in [0, 1]; 0 lists entries that stand out in a single
+            layer.
 
     Returns:
         Spikes by falling ratio.
 
     Raises:
-        ValueError: States of other axes or of several examples, or that are not finite, a mask that
-            does not fit, or a threshold or share that is no such number.
+        ValueError: States with other axes, of several examples, or not finite; a mask that does not
+            fit; or a threshold or share outside its range.
 
     Source: Sun et al. 2024, Massive activations in large language models, section 2.
     """
@@ -57,7 +58,7 @@ def spikes(
         states = states[:, 0]
     refuse_if(
         states.ndim == 4,
-        f"states of shape {states.shape} are of several examples: pass one, such as "
+        f"states of shape {states.shape} hold several examples: pass one, such as "
         "[layer[0] for layer in states]",
     )
     if states.ndim != 3:

@@ -49,9 +49,9 @@ def monitor(
 ) -> dict[str, Float[AnyArray, ""]]:
     """Measure one layer's tokens and attention weights: scalars, means over leading axes and heads.
 
-    `MEASURES` says what they mean: "residual_ratio", "token_cosine", "participation_ratio",
-    "stable_rank_bound" and "bulk_ratio"; with attention also "attention_entropy", "largest_weight",
-    "largest_column" and "sink_rate". Further scalars:
+    `MEASURES` explains "residual_ratio", "token_cosine", "participation_ratio", "stable_rank_bound"
+    and "bulk_ratio", and, with attention, "attention_entropy", "largest_weight", "largest_column"
+    and "sink_rate". Further scalars:
 
     attention_entropy_least, attention_entropy_largest   over heads, of means over examples
     batch_residual_ratio, batch_effective_rank           of two examples or more, each pooled by the
@@ -59,23 +59,23 @@ def monitor(
     spiked     the share of examples whose residual ratio is of one token, see `Profile`
     left_out   with `exclude`, how many tokens
 
-    Computed in float32 (float64 stays), where the arrays are, without singular values but those of
-    the pooled examples. A pure function: it works inside jit, scan, remat and vmap. Values that are
-    not finite give NaN, not an error. Means leave out examples without a token, and residual ratio
-    and cosine also those of one token; NaN where all are left out.
+    Computed in float32 (float64 stays), on the device of the arrays, without singular values except
+    for the pooled examples. A pure function: it works inside jit, scan, remat and vmap. Values that
+    are not finite give NaN, not an error. Means leave out examples without a token; residual ratio
+    and cosine also leave out examples with one token. They are NaN where all examples are left out.
     Cost: 2 n d min(n, d) operations for G, and n m per head for the attention.
 
     Args:
         x: Tokens [..., n, d] of any framework.
         attention: Weights [..., h, n, m] with the same leading axes; None for none.
-        mask: Bool [n] or [..., n], the tokens that exist; None for all. Where m = n they are the
-            keys too, and the first key is the first that exists; elsewhere it is key 0.
-        segments: Int [n] or [..., n] of packed rows: tokens of one number are a document, and an
-            example is a document. Number 0 is one as any other: where it marks padding, as in
-            MaxText, say mask=segments > 0.
-        num_segments: The most documents of a row that exist. Needed where segments are traced, in a
-            step that is compiled; all scalars are NaN where a row has more. The cost is that of so
-            many rows, one after the other.
+        mask: Bool [n] or [..., n], the tokens that exist; None for all. Where m = n these are the
+            keys, too, and the first key is the first one that exists; elsewhere it is key 0.
+        segments: Int [n] or [..., n] of packed rows: tokens with the same number form a document,
+            and an example is a document. Number 0 is a document like any other. If it marks
+            padding, as in MaxText, pass mask=segments > 0.
+        num_segments: The largest number of documents that a row holds. A compiled step, in which
+            segments are traced, needs it; all scalars are NaN where a row has more. The cost is
+            that of so many rows, one after the other.
         sink: Weight of the first key above which a head counts as a sink.
         tokens: "raw", as they are; "unit", x_i/|x_i|; "read", what attention reads, N(x).
         norm: N of "read", a function of x.
@@ -159,7 +159,7 @@ def _measure_by_document(arrays, segments, num_segments, sink, choice):
 
     Args:
         arrays: "x" [b, n, d]; "mask" [b, n] or None; "p" [b, h, n, n] if there is attention;
-            "read", what is read, if that is measured.
+            "read", the input of the attention, if it is measured.
         segments, num_segments: See `monitor`.
         sink: See `monitor`.
         choice: Result of `spikes.choose_tokens`.
@@ -171,6 +171,7 @@ def _measure_by_document(arrays, segments, num_segments, sink, choice):
     xp = namespace(x)
 
     def measure_document(number):
+        """Measures the documents with this number in all rows."""
         mask = numbers == number
         chosen, counted, left_out = spikes.choose_tokens(x, mask, read, **choice)
         pieces = {"x": chosen, "mask": mask, "counted": counted}
@@ -222,7 +223,7 @@ def _measure_examples(arrays, sink):
 
 
 def _average_examples(values):
-    """Average what `_measure_examples` gives, and measure the examples among each other."""
+    """Average the results of `_measure_examples`, and measure the examples among each other."""
     pooled, num_counted, num_existing = (
         values.pop(name) for name in ("pooled", "num_counted", "num_tokens")
     )
@@ -245,12 +246,12 @@ def _average_examples(values):
 
 
 def _mean_over_examples(values, count, least=1):
-    """Average values [b, ...] over the examples of enough tokens; NaN where there is none.
+    """Average values [b, ...] over the examples with enough tokens; NaN if there are none.
 
     Args:
-        values: One for each example, and more axes.
-        count: How many tokens each has, [b].
-        least: How many are enough.
+        values: One value for each example, with further axes.
+        count: Number of tokens of each, [b].
+        least: Smallest number of examples that is enough.
     """
     xp = namespace(values)
     is_enough = (count >= least).reshape((-1,) + (1,) * (values.ndim - 1))

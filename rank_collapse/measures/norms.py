@@ -28,16 +28,17 @@ def as_tokens(
 ) -> tuple[AnyArray, AnyArray]:
     """Convert x to floats [..., n, d], and its mask to Bool [..., n].
 
-    Masked rows become zeros. NumPy's arrays, see `where_it_lives`, are also checked for values that
-    are not finite; elsewhere these propagate instead.
+    Masked rows become zeros. NumPy arrays, see `where_it_lives`, are also checked for values that
+    are not finite; in other frameworks such values propagate instead.
 
     Args:
         x: An array of any framework.
         mask: Bool [n] or [..., n]; None for all.
-        empty: Whether a mask may leave no token, of which measures are NaN; traced masks may.
+        empty: Whether a mask may leave no token, which gives NaN; traced masks may.
 
     Raises:
-        ValueError: Not matrices, no token, not finite, or a mask of another shape.
+        ValueError: The array is not a matrix, has no token or is not finite, or the mask has
+            another shape.
     """
     x = as_array(x)
     shape = tuple(x.shape)
@@ -68,7 +69,7 @@ def safe_sqrt(x: AnyArray) -> AnyArray:
 def safe_divide(
     numerator: AnyArray, denominator: AnyArray, otherwise: AnyArray = np.nan
 ) -> AnyArray:
-    """Divide, where a denominator of 0 gives another value and finite derivatives.
+    """Divide; a denominator of 0 gives another value, with finite derivatives.
 
     Args:
         numerator, denominator: Arrays that broadcast.
@@ -94,7 +95,7 @@ def masked_mean(values: AnyArray, mask: AnyArray | None = None) -> AnyArray:
 
     Args:
         values: [..., n].
-        mask: Bool of the same shape, which of them count; None for all.
+        mask: Bool of the same shape, True for entries that count; None for all.
 
     Returns:
         [...]; NaN where none counts.
@@ -117,13 +118,14 @@ def num_tokens(x: AnyArray, mask: AnyArray | None = None) -> AnyArray:
 def composite_norm(x: AnyArray, *, mask: AnyArray | None = None) -> Float[AnyArray, "*b"]:
     """Compute ‖X‖_{1,∞} = √(‖X‖_1 ‖X‖_∞) (Dong et al. 2021, section 2).
 
-    Not a norm: the triangle inequality fails, as the authors say.
+    This is not a norm: the triangle inequality fails, as the authors say.
 
     Args:
-        x, mask: Tokens [..., n, d]; Bool [n] or [..., n], which of them exist, None for all.
+        x, mask: Tokens [..., n, d]; Bool [n] or [..., n], True for tokens that exist, None for all.
 
     Raises:
-        ValueError: Not a matrix, no token, not finite (where x is known), or a wrong mask.
+        ValueError: The array is not a matrix, has no token or is not finite (where x is known), or
+            the mask is wrong.
     """
     return compute_norm(as_tokens(x, mask)[0], "composite")
 
@@ -152,7 +154,7 @@ norm_inf = functools.partial(matrix_norm, norm="inf")
 
 
 def compute_norm(x: AnyArray, norm: Norm) -> AnyArray:
-    """Compute `matrix_norm` of what `as_tokens` made."""
+    """Compute `matrix_norm` of the result of `as_tokens`."""
     check_choice(f"norm={norm!r}", norm, NORMS)
     if norm == "composite":  # the product of the two itself could overflow
         return safe_sqrt(compute_norm(x, "one")) * safe_sqrt(compute_norm(x, "inf"))
@@ -170,9 +172,9 @@ def compute_norm(x: AnyArray, norm: Norm) -> AnyArray:
 def compute_singular_values(x: AnyArray) -> AnyArray:
     """Compute singular values [..., r], largest first, of tokens that `as_tokens` made.
 
-    For float32, square roots of the eigenvalues, in float64, of the smaller of XXᵀ and XᵀX: more
-    digits than an SVD in float32 gives, in a tenth of the time. For float64, and for JAX in jit or
-    on an accelerator, an SVD. Masked rows are zeros, which only add zeros.
+    For float32: square roots of the eigenvalues, in float64, of the smaller of XXᵀ and XᵀX. This
+    gives more digits than an SVD in float32, in a tenth of the time. For float64, and for JAX in
+    jit or on an accelerator: an SVD. Masked rows are zeros, which only add zeros.
     """
     xp = namespace(x)
     scaled, scale = scale_to_unit(x)
@@ -201,7 +203,7 @@ def scale_to_unit(x: AnyArray, axis: object = (-2, -1)) -> tuple[AnyArray, AnyAr
 
     Args:
         x: Floats.
-        axis: The axes along which the largest |entry| comes into [1, 4).
+        axis: The axes along which the largest |entry| is scaled into [1, 4).
 
     Returns:
         (x 4^−k, 4^k), the second without these axes.

@@ -1,4 +1,4 @@
-"""What measures need of JAX alone: compilation, derivatives, and arrays sharded over devices."""
+"""Parts of measures that need JAX: compilation, derivatives, and arrays sharded over devices."""
 
 import functools
 from collections.abc import Callable, Mapping
@@ -17,14 +17,15 @@ from rank_collapse.annotations import AnyArray, Leaf
 def run_on_host(
     measure: Callable[..., Any], args: tuple, options: Mapping[str, object]
 ) -> AnyArray:
-    """Call measure(*args, **options) in full precision; on NumPy if all is in the host's memory.
+    """Call measure(*args, **options) in full precision; with NumPy if all arrays are in the host's
+    memory.
 
-    Arrays are passed without a copy, and the results become JAX's again. Accelerators round the
-    factors of a product to TF32 or bfloat16 by default, which a residual does not survive.
+    Arrays are passed without a copy, and the results become JAX arrays again. By default
+    accelerators round the factors of a product to TF32 or bfloat16, which destroys a residual.
 
     Args:
         measure: A function of arrays.
-        args, options: Its arguments, pytrees of arrays.
+        args, options: Arguments of the measure, pytrees of arrays.
     """
     leaves, structure = jax.tree.flatten((args, dict(options)))
     has_values = not any(isinstance(a, jax.core.Tracer) for a in leaves)
@@ -62,23 +63,23 @@ def repeat_step(step: Callable[[Array], Array], v: Array, times: int, x: Array) 
     Args:
         step: v → v.
         v: The first value.
-        times: How often.
-        x: v varies over devices as x does, inside `shard_map`.
+        times: Number of repetitions.
+        x: v varies over devices in the same way as x, inside `shard_map`.
     """
     v = v + 0 * (x == 0).astype(v.dtype)
     return jax.lax.scan(lambda v, _: (step(v), None), v, None, length=times)[0]
 
 
 def map_numbers(function: Callable[[Array], Any], count: int) -> AnyArray:
-    """Call a function of 0 to count − 1, one after the other, and stack what it gives."""
+    """Call a function of 0 to count − 1, one after the other, and stack the results."""
     return jax.lax.map(function, jnp.arange(count))
 
 
 def retry_unless_finite(first: Callable, second: Callable) -> Callable:
     """Return `first` of a finite array, and on a CPU `second` where the result has a NaN.
 
-    LAPACK's divide and conquer does not converge for one matrix in some ten thousand, and JAX then
-    returns NaN; of the transposed matrix it is another computation.
+    LAPACK's divide and conquer does not converge for about one matrix in ten thousand, and JAX then
+    returns NaN. The computation for the transposed matrix is different.
 
     Args:
         first, second: Functions of one matrix [n, d] with results of the same shapes.
@@ -99,9 +100,9 @@ def _loop_on_cpu(plain: Callable, second: Callable) -> Callable:
     Where `plain` returns NaN on a CPU, `second` is called, but not in a derivative.
 
     jaxlib's LAPACK calls for several matrices split them over the thread pool that already runs the
-    call, and wait for it. With as many CPU devices as threads all of them wait, for ever (jaxlib
-    0.10.2, seeds shared by two devices on two cores). A call for one matrix does not wait, so vmap
-    becomes a loop on a CPU; elsewhere it stays the batched call.
+    call, and wait for it. If there are as many CPU devices as threads, all of them wait for ever
+    (jaxlib 0.10.2, seeds shared by two devices on two cores). A call for one matrix does not wait,
+    so vmap becomes a loop on a CPU; elsewhere it stays the batched call.
 
     Args:
         plain, second: Functions of one matrix [n, d] with results of the same shapes.
@@ -138,7 +139,7 @@ def _decompose(x):
 
 
 def _decompose_transposed(x):
-    """Return (U, σ, Vᵀ) of a matrix by those of its transposed."""
+    """Return (U, σ, Vᵀ) of a matrix from the decomposition of its transpose."""
     v, s, ut = jnp.linalg.svd(x.T, full_matrices=False)
     return ut.T, s, v.T
 

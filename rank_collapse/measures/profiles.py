@@ -26,19 +26,21 @@ from rank_collapse.struct import refuse, refuse_if
 class Profile(NamedTuple):
     """Measures by layer, as `profile` gives them; `rc.plot` draws it.
 
-    `profile["residual_ratio"]` is that of `profile.measures`. A pytree of JAX: layers are the first
-    axis, so that `jax.vmap(rc.profile, out_axes=1)` gives [l, b] as `batch_axis` does.
+    `profile["residual_ratio"]` equals `profile.measures["residual_ratio"]`. A pytree of JAX: layers
+    are the first axis, so that `jax.vmap(rc.profile, out_axes=1)` gives [l, b] as `batch_axis`
+    does.
 
     Attributes:
         measures: {name: [l] or [l, b]}.
         rounding: Bool [l] or [l, b], True where residual_ratio is at most `rounding_limit` of the
-            dtype that the states came in (9.5e-7 of float32, 2⁻⁷ of bfloat16). Tokens then differ
-            by no more than the rounding of the layer that made them, which decides measures of
-            what they differ by. None where residual_ratio is not among the measures.
+            dtype in which the states came (9.5e-7 for float32, 2⁻⁷ for bfloat16). Tokens then
+            differ by no more than the rounding of the layer that made them, so measures of their
+            differences show rounding. None where residual_ratio is not among the measures.
         spiked: Bool [l] or [l, b], True where one token holds more than half of ‖res(X)‖_F²
-            (`residual_spike`): residual_ratio is then of that token, and says little of the others.
-            False where `rounding` is True. None where residual_ratio is not among the measures.
-        left_out: [l] or [l, b], how many tokens `exclude` left out; None without it.
+            (`residual_spike`); residual_ratio then describes that token, and says little about the
+            others. False where `rounding` is True. None where residual_ratio is not among the
+            measures.
+        left_out: [l] or [l, b], the number of tokens that `exclude` left out; None without it.
     """
 
     measures: Mapping[str, Float[AnyArray, "l *b"]]
@@ -47,7 +49,7 @@ class Profile(NamedTuple):
     left_out: Float[AnyArray, "l *b"] | None = None
 
     def __getitem__(self, name: object) -> AnyArray:
-        """Return a measure by name; a field by number, as of every tuple."""
+        """Return a measure by name; a field by number, as in every tuple."""
         return self.measures[name] if isinstance(name, str) else tuple.__getitem__(self, name)
 
     if not TYPE_CHECKING:  # a type checker knows the attributes
@@ -60,7 +62,7 @@ class Profile(NamedTuple):
 
     @property
     def notes(self) -> dict[str, AnyArray]:
-        """Return what stands beside the measures, by name."""
+        """Return the notes that accompany the measures, by name."""
         notes = {name: getattr(self, name) for name in self._fields[1:]}
         return {name: a for name, a in notes.items() if a is not None}
 
@@ -111,25 +113,26 @@ def profile(
 ) -> Profile:
     """Measure hidden states by layer, of one example or of a batch, from any framework.
 
-    Or of attention weights, where the measures are of those: means over heads.
+    Also measures attention weights, if the measures are measures of attention: means over heads.
 
     Args:
-        hidden: A `Trace`, of one example or a batch, whose last state is measured before the final
+        hidden: A `Trace` of one example or a batch, whose last state is measured before the final
             norm; an array [l, n, d]; a list or tuple of layers [n, d] or [b, n, d], such as
             `hidden_states` of a transformers model; or an array of four axes, with `batch_axis`.
-            Of attention: a `Trace`; [l, h, n, m]; layers [h, n, m] or [b, h, n, m], such as
-            `attentions` of a transformers model; or an array of five axes, with `batch_axis`.
-        measures: One name out of `MEASURES`, or several, all of tokens or all of attention. None
-            for "residual_ratio", or "attention_entropy" of what has the axes of attention.
+            For measures of attention: a `Trace`; [l, h, n, m]; layers [h, n, m] or [b, h, n, m],
+            such as `attentions` of a transformers model; or an array of five axes, with
+            `batch_axis`.
+        measures: One name from `MEASURES`, or several, all of tokens or all of attention. None for
+            "residual_ratio", or for "attention_entropy" if the array has the axes of attention.
         mask: Bool [n], or [b, n] with a batch: the tokens that exist.
-        key_mask: Of attention, Bool [m], or [b, m] with a batch: the keys that exist, as
+        key_mask: Key mask of attention, Bool [m], or [b, m] with a batch: the keys that exist, as
             `rc.measures.first_column` and `rc.sink_rate` take it.
-        segments: Int [n], or [b, n] with a batch, of packed rows: tokens of one number are a
-            document, and an example is a document. Number 0 is one as any other: where it marks
-            padding, as in MaxText, say mask=segments > 0.
-        num_segments: The most documents of a row that exist. Needed where segments are traced: then
-            each row has so many examples, NaN where it has fewer documents, and all are NaN where
-            one has more.
+        segments: Int [n], or [b, n] with a batch, of packed rows: tokens with the same number form
+            a document, and an example is a document. Number 0 is a document like any other. If it
+            marks padding, as in MaxText, pass mask=segments > 0.
+        num_segments: The largest number of documents that exist in a row. It is needed where
+            segments are traced: each row then has this many examples, NaN where it has fewer
+            documents, and all are NaN where a row has more.
         batch_axis: Axis of the batch in an array: 1 for [l, b, ...], 0 for [b, l, ...].
         tokens: "raw", as they are; "unit", x_i/|x_i|; "read", what attention reads, N(x).
         norm: N of "read": a function of one layer's tokens, or a sequence of one per state.
@@ -140,8 +143,8 @@ def profile(
         the measure needs.
 
     Raises:
-        ValueError: An unknown measure, layers of different shapes, a batch whose axis is not
-            known, or a mask that does not fit.
+        ValueError: An unknown measure, layers of different shapes, a batch whose axis is unknown,
+            or a mask that does not fit.
 
     Source: Dong et al. 2021, figure 2 for the residual ratio.
     """
@@ -181,6 +184,7 @@ def profile(
         return measure_states(names, x, x_mask, x_read, **choice)
 
     def measure_layers(hidden, mask):
+        """Measures all layers: JAX arrays in one program, others layer by layer to save memory."""
         if is_jax_array(hidden):  # one program; others layer by layer, for less memory
             return measure_layer(hidden, mask, read)
         layers = [[None] * len(hidden) if a is None else a for a in (hidden, mask, read)]
@@ -224,7 +228,8 @@ def _split_by_document(hidden, mask, segments, kind):
         kind: "tokens" or "attention".
 
     Returns:
-        (layers [l, documents, ...], the tokens that exist [l, documents, n], those as keys).
+        (layers [l, documents, ...], a mask of existing tokens [l, documents, n], the same mask for
+        keys).
     """
     packed = documents.split_documents(segments, mask, (hidden.shape[1], hidden.shape[-2]))
     take = packed.split_tokens if kind == "tokens" else packed.split_weights
@@ -253,6 +258,7 @@ def _measure_by_document(measure_layers, hidden, mask, segments, num_segments, k
     )
 
     def measure_document(number):
+        """Measures the documents with this number in all rows."""
         is_token = numbers == number
         layers = hidden
         if kind == "attention":
@@ -270,7 +276,7 @@ def _measure_by_document(measure_layers, hidden, mask, segments, num_segments, k
 
 
 def _apply_norms(norm, hidden):
-    """Apply to each layer's tokens its norm, or the one norm of all."""
+    """Apply its norm to each layer's tokens, or one norm to all layers."""
     norms = norm if isinstance(norm, Sequence) else [norm] * len(hidden)
     refuse_if(
         None in norms or len(norms) != len(hidden),

@@ -1,10 +1,10 @@
 """How far an array of tokens is from rank one: residuals, ratios, ranks and cosines.
 
-Everything takes an array [n, d] of NumPy, JAX or torch, and an optional Bool [n] mask of the tokens
-that exist. It gives an array of that framework on the same device (`arrays.where_it_lives`). A
-quantity with a mask equals that of the array without the masked rows, and is NaN where the mask
-leaves too few tokens for it. Leading axes are a batch: [..., n, d] with a mask [n] or [..., n]
-gives one value per example, [...]. Computed in float64 where x is, else in float32.
+Everything takes an array [n, d] in NumPy, JAX or torch, and an optional Bool [n] mask of the tokens
+that exist. It returns an array of the same framework on the same device (`arrays.where_it_lives`).
+A quantity with a mask equals the quantity of the array without the masked rows, and is NaN where
+the mask leaves too few tokens. Leading axes are a batch: [..., n, d] with a mask [n] or [..., n]
+gives one value per example, [...]. Computed in float64 if x is float64, else in float32.
 """
 
 import numpy as np
@@ -64,7 +64,7 @@ def scale_tokens(x: AnyArray, mask: AnyArray) -> tuple[AnyArray, AnyArray]:
 
 
 def compute_residual(x: AnyArray, mask: AnyArray) -> AnyArray:
-    """Compute `residual` of what `as_tokens` made."""
+    """Compute `residual` of the result of `as_tokens`."""
     mean = safe_divide(exact_sum(x, -2), num_tokens(x, mask)[..., None])
     residuals = x - mean[..., None, :]
     return residuals if mask is None else namespace(x).where(mask[..., None], residuals, 0)
@@ -76,7 +76,7 @@ def residual_ratio(
 ) -> Float[AnyArray, "*b"]:
     """Compute ‖res(X)‖ / ‖X‖, at most 1 in the Frobenius norm; 0 where X = 0.
 
-    NaN for fewer than two tokens, of which it says nothing, here as in `rc.profile`.
+    NaN for fewer than two tokens, where the ratio has no meaning; `rc.profile` does the same.
 
     Args:
         x: Tokens [..., n, d].
@@ -99,7 +99,7 @@ def rank_one_ratio(
 ) -> Float[AnyArray, "*b"]:
     """Compute ‖X − σ_1 u_1 v_1ᵀ‖ / ‖X‖; 0 where X = 0.
 
-    Unlike in res(X), the common token may come with another weight in each row.
+    Unlike in res(X), each row may have its own multiple of the common token.
 
     Args:
         x: Tokens [..., n, d].
@@ -159,7 +159,7 @@ def stable_rank(x: AnyArray, *, mask: AnyArray | None = None) -> Float[AnyArray,
     """Compute ‖X‖_F² / ‖X‖_2², at most the rank; 0 where X = 0 (Rudelson and Vershynin 2007).
 
     Args:
-        x, mask: Tokens [..., n, d]; Bool [n] or [..., n], which of them exist, None for all.
+        x, mask: Tokens [..., n, d]; Bool [n] or [..., n], True for tokens that exist, None for all.
     """
     x, mask = scale_tokens(x, mask)
     s = compute_singular_values(x)
@@ -171,7 +171,7 @@ def effective_rank(x: AnyArray, *, mask: AnyArray | None = None) -> Float[AnyArr
     """Compute exp(−Σ_i p_i log p_i), p_i = σ_i / Σ_j σ_j; 0 where X = 0 (Roy and Vetterli 2007).
 
     Args:
-        x, mask: Tokens [..., n, d]; Bool [n] or [..., n], which of them exist, None for all.
+        x, mask: Tokens [..., n, d]; Bool [n] or [..., n], True for tokens that exist, None for all.
     """
     x, mask = scale_tokens(x, mask)
     return nan_if_empty(_effective_rank(x), mask)
@@ -196,12 +196,12 @@ def _share_entropy(values):
 
 @where_it_lives
 def effective_rank_share(x: AnyArray, *, mask: AnyArray | None = None) -> Float[AnyArray, "*b"]:
-    """Compute `effective_rank` of X − 1x̄ᵀ over min(n − 1, d), the most it can be.
+    """Compute `effective_rank` of X − 1x̄ᵀ divided by its largest possible value, min(n − 1, d).
 
     NaN for fewer than two tokens.
 
     Args:
-        x, mask: Tokens [..., n, d]; Bool [n] or [..., n], which of them exist, None for all.
+        x, mask: Tokens [..., n, d]; Bool [n] or [..., n], True for tokens that exist, None for all.
     """
     x, mask = scale_tokens(x, mask)
     full_rank = namespace(x).clip(num_tokens(x, mask) - 1, 0, x.shape[-1])
@@ -212,11 +212,11 @@ def effective_rank_share(x: AnyArray, *, mask: AnyArray | None = None) -> Float[
 def matrix_entropy(x: AnyArray, *, mask: AnyArray | None = None) -> Float[AnyArray, "*b"]:
     """Compute −Σ_i p_i log p_i in nats, p_i = σ_i²/Σ_j σ_j²: von Neumann's entropy of XXᵀ.
 
-    0 for rank one and where X = 0, log min(n, d) where all singular values are equal. Of the tokens
-    of one prompt in one layer it is the prompt entropy.
+    0 for rank one and where X = 0, log min(n, d) where all singular values are equal. For the
+    tokens of one prompt in one layer it is the prompt entropy.
 
     Args:
-        x, mask: Tokens [..., n, d]; Bool [n] or [..., n], which of them exist, None for all.
+        x, mask: Tokens [..., n, d]; Bool [n] or [..., n], True for tokens that exist, None for all.
 
     Source: Giraldo et al. 2014; Skean et al. 2025, section 3, at α → 1.
     """
@@ -229,7 +229,7 @@ def token_cosine(x: AnyArray, *, mask: AnyArray | None = None) -> Float[AnyArray
     """Compute the mean of cos(x_i, x_j) over the pairs i ≠ j; a zero token has cosine 0.
 
     Args:
-        x, mask: Tokens [..., n, d]; Bool [n] or [..., n], which of them exist, None for all.
+        x, mask: Tokens [..., n, d]; Bool [n] or [..., n], True for tokens that exist, None for all.
 
     Raises:
         ValueError: Fewer than two tokens (NaN where only a mask leaves fewer).
@@ -246,7 +246,7 @@ def token_cosine(x: AnyArray, *, mask: AnyArray | None = None) -> Float[AnyArray
 
 
 def normalize_tokens(x: AnyArray) -> tuple[AnyArray, AnyArray]:
-    """Compute x̂_i = x_i/|x_i| [..., n, d] and |x̂_i|² [..., n] of what `as_tokens` made."""
+    """Compute x̂_i = x_i/|x_i| [..., n, d] and |x̂_i|² [..., n] of the result of `as_tokens`."""
     xp = namespace(x)
     x, _ = scale_to_unit(x, axis=-1)
     squares = xp.sum(xp.square(x), axis=-1)
@@ -256,12 +256,13 @@ def normalize_tokens(x: AnyArray) -> tuple[AnyArray, AnyArray]:
 
 @where_it_lives
 def participation_ratio(x: AnyArray, *, mask: AnyArray | None = None) -> Float[AnyArray, "*b"]:
-    """Compute tr(G)²/‖G‖_F² = (Σ σ_i²)² / Σ σ_i⁴ of G = XXᵀ: how many directions carry the squares.
+    """Compute tr(G)²/‖G‖_F² = (Σ σ_i²)² / Σ σ_i⁴ of G = XXᵀ: the number of directions that carry
+    the squares.
 
     1 for rank one, min(n, d) where all singular values are equal, 0 where X = 0.
 
     Args:
-        x, mask: Tokens [..., n, d]; Bool [n] or [..., n], which of them exist, None for all.
+        x, mask: Tokens [..., n, d]; Bool [n] or [..., n], True for tokens that exist, None for all.
 
     Raises:
         ValueError: In the same cases as `composite_norm`.
@@ -274,13 +275,14 @@ def participation_ratio(x: AnyArray, *, mask: AnyArray | None = None) -> Float[A
 
 @where_it_lives
 def stable_rank_bound(x: AnyArray, *, mask: AnyArray | None = None) -> Float[AnyArray, "*b"]:
-    """Compute ‖X‖_F²/σ², σ ≤ σ_1 by 20 power steps on G = XXᵀ: at least `stable_rank`.
+    """Compute ‖X‖_F²/σ², where σ ≤ σ_1 comes from 20 power steps on G = XXᵀ; it is at least
+    `stable_rank`.
 
-    It needs no singular values, so that it may be computed at every step of a training. Where
-    σ_2/σ_1 is 0.9 it is up to 1 % above, where all are of one size some percent.
+    It needs no singular values, so it may be computed at every training step. It is up to 1 % too
+    large where σ_2/σ_1 is 0.9, and a few percent where all singular values are of one size.
 
     Args:
-        x, mask: Tokens [..., n, d]; Bool [n] or [..., n], which of them exist, None for all.
+        x, mask: Tokens [..., n, d]; Bool [n] or [..., n], True for tokens that exist, None for all.
 
     Raises:
         ValueError: In the same cases as `composite_norm`.

@@ -1,4 +1,4 @@
-"""How equal tokens are when nothing but rounding tells them apart."""
+"""Equal tokens up to rounding: the residual ratio that rounding alone leaves."""
 
 import numpy as np
 
@@ -19,7 +19,7 @@ _ROUNDINGS = 8
 
 
 def rounding_limit(dtype: DType) -> float:
-    """Return the residual ratio of tokens that differ by nothing but a layer's rounding.
+    """Return the residual ratio of tokens that differ only by a layer's rounding.
 
     A layer that has made all tokens equal still rounds them one by one: bias, sum with the skip,
     and in a norm the mean, its subtraction, the variance, the division, scale and shift. These are
@@ -41,7 +41,7 @@ def rounding_limit(dtype: DType) -> float:
 
 
 def layer_limits(hidden, batch_axis):
-    """Return the limit of the states' dtype; of a list one per layer [l]."""
+    """Return the limit of the states' dtype; for a list, one limit per layer [l]."""
 
     def read_limit(states):
         array = getattr(states, "hidden", states)  # of a Trace

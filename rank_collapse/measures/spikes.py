@@ -1,7 +1,8 @@
 """Tokens that hold most of the norm (massive activations), and which tokens are measured.
 
-In a trained pre-norm network one token may carry nearly all of ‖X‖². Ratios of norms then say
-nothing of the others: measured are unit tokens, what the layer reads, or tokens without spikes.
+In a trained pre-norm network one token may carry nearly all of ‖X‖². Ratios of norms then show
+nothing about the other tokens. One can measure unit tokens, the input of the layer, or tokens
+without spikes instead.
 """
 
 from typing import Literal, get_args
@@ -40,17 +41,17 @@ def choose_tokens(
 
     Args:
         x, mask: Floats [..., n, d]; Bool [..., n] of the same framework, or None.
-        read: What the layer's attention reads of them, N(x) with its own norm, for "read".
+        read: The input of the layer's attention, N(x) with the layer's own norm, for "read".
         tokens: "raw", as they are; "unit", x_i/|x_i|; or "read".
         exclude: "spikes" leaves out the tokens i with |x_i| > threshold · median_j |x_j|.
         threshold: Norm above which a token is a spike, in median norms of the raw tokens.
 
     Returns:
-        (tokens [..., n, d], a mask of those that exist or None for all, how many were left out
-        [...] or None where nothing is excluded).
+        (tokens [..., n, d], a mask of the existing tokens or None for all, the number of tokens
+        left out [...] or None where nothing is excluded).
 
     Raises:
-        ValueError: An unknown name; "read" without what is read, or that without "read".
+        ValueError: An unknown name; "read" without `read`, or `read` without "read".
     """
     check_numbers("[0, inf]", threshold=threshold)
     refuse(
@@ -83,7 +84,7 @@ def spike_entry(x: AnyArray, *, mask: AnyArray | None = None) -> Float[AnyArray,
     """Compute max|x_ij| / median|x_ij| over the tokens that exist; NaN where the median is 0.
 
     Args:
-        x, mask: Tokens [..., n, d]; Bool [n] or [..., n], which of them exist, None for all.
+        x, mask: Tokens [..., n, d]; Bool [n] or [..., n], True for tokens that exist, None for all.
 
     Raises:
         ValueError: In the same cases as `composite_norm`.
@@ -125,8 +126,8 @@ def spike_share(x: AnyArray, *, mask: AnyArray | None = None) -> Float[AnyArray,
 def residual_spike(x: AnyArray, *, mask: AnyArray | None = None) -> Float[AnyArray, "*b"]:
     """Compute max_i |r_i|² / ‖R‖_F² of R = res(X), the tokens less their mean.
 
-    Above 1/2 a residual ratio says little of the other tokens. NaN for fewer than three, and where
-    all are equal.
+    Above 1/2 a residual ratio says little about the other tokens. NaN for fewer than three tokens,
+    and where all are equal.
 
     Args:
         x, mask: See `spike_entry`.
@@ -140,10 +141,10 @@ def residual_spike(x: AnyArray, *, mask: AnyArray | None = None) -> Float[AnyArr
 def bulk_ratio(x: AnyArray, *, mask: AnyArray | None = None) -> Float[AnyArray, "*b"]:
     """Compute ‖res(X)‖ / ‖X‖ in ‖·‖_{1,∞} of the bulk: without a few tokens far from the others.
 
-    With m the median token, by feature, a token is far where |x_i − m| > 5 median_j |x_j − m|. The
-    farthest are left out, an eighth of the tokens at most, or one; of as far tokens all or none. It
-    is near 0 where nearly all tokens are equal, whatever the others are: with a single long token
-    `residual_ratio` is about 1 there.
+    With the median token m, by feature, a token is far if |x_i − m| > 5 median_j |x_j − m|. The
+    farthest tokens are left out: at most an eighth of the tokens, or one. Tokens at the same
+    distance are all left out, or none of them. The ratio is near 0 where nearly all tokens are
+    equal, whatever the others are; with a single long token `residual_ratio` is about 1 there.
 
     Args:
         x, mask: See `spike_entry`.
@@ -153,19 +154,20 @@ def bulk_ratio(x: AnyArray, *, mask: AnyArray | None = None) -> Float[AnyArray, 
 
 
 def choose_ratio(ratio: AnyArray, bulk: AnyArray) -> np.ndarray:
-    """Choose the ratio that a verdict on all tokens rests on.
+    """Choose the ratio on which a verdict about all tokens is based.
 
-    It is `residual_ratio`; where a few tokens make more than half of it, `bulk_ratio`.
+    It is `residual_ratio`; or `bulk_ratio`, where a few tokens make more than half of the residual.
 
     Args:
-        ratio, bulk: Both measures of the same tokens, of any shape; NaN of bulk decides nothing.
+        ratio, bulk: Both measures of the same tokens, of any shape; where bulk is NaN, `ratio` is
+            chosen.
     """
     ratio, bulk = np.asarray(ratio, float), np.asarray(bulk, float)
     return np.where(2 * bulk < ratio, bulk, ratio)
 
 
 def _select_bulk(x, mask):
-    """Select the tokens that `bulk_ratio` is of: Bool [..., n]."""
+    """Select the tokens of `bulk_ratio`: Bool [..., n]."""
     xp, count = namespace(x), num_tokens(x, mask)[..., None]
     exists = xp.ones_like(x[..., 0], dtype=xp.bool) if mask is None else mask
     exists = xp.broadcast_to(exists, x.shape[:-1])
@@ -177,8 +179,8 @@ def _select_bulk(x, mask):
     middle = masked_median(sorts_last, count)[..., 0]
     count = xp.astype(count, xp.arange(0).dtype)
     most = xp.maximum(count // 8, xp.ones_like(count))
-    kept = xp.maximum(count - 1 - most, xp.zeros_like(count))[..., None]
-    cutoff = xp.take_along_axis(xp.sort(sorts_last, axis=-2), kept, axis=-2)[..., 0]
+    num_kept = xp.maximum(count - 1 - most, xp.zeros_like(count))[..., None]
+    cutoff = xp.take_along_axis(xp.sort(sorts_last, axis=-2), num_kept, axis=-2)[..., 0]
     return exists & ~((distances > SPIKE * middle) & (distances > cutoff))
 
 
@@ -235,7 +237,7 @@ def masked_median(x: AnyArray, count: AnyArray) -> AnyArray:
 
     Args:
         x: Values [..., n, d]; those that do not exist are infinite.
-        count: How many exist, [..., 1].
+        count: Number of entries that exist, [..., 1].
     """
     xp = namespace(x)
     rows = xp.sort(x, axis=-2)

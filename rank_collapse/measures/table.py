@@ -41,7 +41,7 @@ MeasureName = Literal[
 
 
 class Threshold(NamedTuple):
-    """A bound that a metric should not pass."""
+    """A bound that a metric should not cross."""
 
     name: str  # The metric, also of a part of a network: "loss", and "decoder.loss"
     value: float  # The bound
@@ -53,7 +53,7 @@ class Threshold(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Measure:
-    """One measure; called as its function is.
+    """One measure, which can be called like its function.
 
     Attributes:
         of: measure(x, mask=...), pure, of one array.
@@ -62,7 +62,7 @@ class Measure:
         cost: Operations, up to a factor; h heads.
         meaning: One line.
         source: Paper.
-        alarm: The value from which on the run should be checked; None for no such place.
+        alarm: The value from which the run should be checked; None for measures without an alarm.
     """
 
     of: Callable[..., Any]
@@ -259,11 +259,11 @@ def check_measure_names(measures: Any, needs: str = "tokens") -> tuple[str, ...]
     """Return names of measures as a tuple, after a check.
 
     Args:
-        measures: One name out of `MEASURES`, or several.
-        needs: What they are to be measured on, "tokens", "attention" or "scores".
+        measures: One name from `MEASURES`, or several.
+        needs: The required input, "tokens", "attention" or "scores".
 
     Raises:
-        ValueError: An unknown one, or one that needs something else.
+        ValueError: An unknown measure, or one that needs another input.
     """
     names = (measures,) if isinstance(measures, str) else tuple(measures)
     choices = tuple(name for name, measure in MEASURES.items() if measure.needs == needs)

@@ -1,4 +1,4 @@
-"""The one network: its parts, its configuration, its parameters, and `apply`."""
+"""The network: its parts, its configuration, its parameters, and `apply`."""
 
 import lazy_loader
 

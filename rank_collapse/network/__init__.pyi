@@ -1,6 +1,7 @@
 """Names of `rank_collapse.network`."""
 
 from . import encoder_decoder as encoder_decoder, surgery as surgery
+from .added_branches import compute_added_branches as compute_added_branches
 from .admin import admin_profile as admin_profile
 from .attention import (
     AttentionParams as AttentionParams,

@@ -39,7 +39,7 @@ def admin_profile(
 
     Args:
         params: The network's parameters, as they are before training.
-        x: Token ids [b, n], or states [b, n, d], as `apply` takes one example of.
+        x: Token ids [b, n], or states [b, n, d]: a batch of inputs of `apply`.
         config: A Post-LN network, with a skip around every sublayer.
         **inputs: mask, bias, memory, memory_mask, segments and positions of `apply`, each with the
             leading axis b; with a mask [b, n] other tokens count in no variance.
@@ -127,7 +127,7 @@ def _check_batch(x, inputs, config):
         config: The network.
 
     Raises:
-        ValueError: They are not, or token ids are not in the table.
+        ValueError: The inputs are not a batch of one size, or token ids are not in the table.
     """
     x = jnp.asarray(x)
     is_ids = jnp.issubdtype(x.dtype, jnp.integer)
@@ -147,7 +147,7 @@ def _check_roots(roots, config):
     """Check that every r [l, kinds] can be a gain.
 
     Raises:
-        ValueError: With the first sublayer after which it is not finite, or 0.
+        ValueError: An r is not finite or is 0; the message names the first such sublayer.
     """
     faults = np.argwhere(~np.isfinite(roots) | (roots <= 0))
     if len(faults):

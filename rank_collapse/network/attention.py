@@ -151,10 +151,10 @@ def attention_scores(
         norm_eps: ε in the norm of queries and keys, where the parameters have one.
         temperature: Further divisor of the scores.
         context: Bias, cap and position terms.
-        edit: (name, value) -> value of the queries "q" and keys "k" [h, n, k] in the product.
+        edit: (name, value) -> value, for the queries "q" and keys "k" [h, n, k] in the product.
 
     Raises:
-        ValueError: On an unknown score.
+        ValueError: An unknown score.
     """
     context = AttentionContext() if context is None else context
     struct.check_choice(f"score={score!r}", score, SCORES)
@@ -213,7 +213,7 @@ def multi_head_attention(
 ) -> tuple[Float[Array, "n d"], Float[Array, "h n m"]]:
     """Compute SA(x) = Σ_h P_h y W_h + 1bᵀ with W_h = W_v W_o (Dong et al. 2021, section 2).
 
-    Self-attention takes the same tokens twice, cross-attention queries x and memory y.
+    Self-attention takes the same tokens twice; cross-attention takes queries x and memory y.
 
     Args:
         params: Parameters of the attention.
@@ -222,7 +222,7 @@ def multi_head_attention(
         score, scale, norm_eps, temperature, context: See `attention_scores`; the context holds
             the mask.
         normalise: Replaces softmax: see `AttentionConfig`.
-        mixing: What replaces the weights: `mixing_matrix`.
+        mixing: Replaces the weights by a mixture: `mixing_matrix`.
         mix: Replaces scores and weights: see `AttentionConfig`.
         dropout_key: Key for dropout on the weights; None for none.
         dropout_rate: Probability that a weight is dropped.
@@ -231,7 +231,8 @@ def multi_head_attention(
             Weights that the mask excludes stay 0.
 
     Returns:
-        The output [n, d] and what mixes the values [h, n, m], before dropout: the weights P, or M.
+        The output [n, d], and the matrix that mixes the values [h, n, m], before dropout: the
+        weights P, or M.
 
     Raises:
         ValueError: More than one example; or weights that are edited or dropped where `mix` gives
@@ -297,7 +298,7 @@ def apply_mix(
         context: Passed on to mix.
 
     Raises:
-        ValueError: It gave other shapes.
+        ValueError: The function returned arrays of other shapes.
     """
     results = mix(q, k, v, context)
     weights, output = results if isinstance(results, tuple) else (results, None)

@@ -1,4 +1,4 @@
-"""How tokens attend, as fields of a configuration: masks, scores and changes of the weights."""
+"""The configuration of attention: masks, scores and changes of the weights."""
 
 from typing import Literal, get_args
 
@@ -14,20 +14,20 @@ SCORES, QK_NORMS, MASKS = get_args(Score), get_args(QKNorm), get_args(MaskKind)
 
 
 class AttentionConfig(struct.Struct, kw_only=True):
-    """How tokens attend: masks, scores, and changes of the weights.
+    """Configuration of attention: masks, scores, and changes of the weights.
 
     Attributes:
         mask, window: "none", "causal", "local" with |i − j| ≤ window.
-        windows: How far each layer attends, |i − j| ≤ its entry, on top of the mask; an entry of 0
-            for any distance, () for all layers so (Gemma, ModernBERT).
+        windows: The distance that each layer attends to, |i − j| ≤ its entry, on top of the mask.
+            An entry of 0 means any distance; () means this for all layers (Gemma, ModernBERT).
         score, scale_scores: "dot" or "additive"; dot products divided by √d_qk.
         qk_norm: RMSNorm with a gain on queries and keys before positions: "none", of each "head"
             (Qwen3, Gemma 3), or over the "width" of all heads (OLMo 2); with norm_eps.
         score_cap: c of c·tanh(scores/c) before biases and mask (Gemma 2); 0 for none.
         temperature: Divides the scores; scalar or [L].
         normalise: The caller's function instead of softmax, normalise(scores, context) -> P, both
-            [h, n, m], for one example: scores after temperature, cap and bias; it has to apply the
-            context's mask. Traced as `mix` is. None for softmax.
+            [h, n, m], for one example. The scores already have temperature, cap and bias; the
+            function must apply the context's mask. It is traced like `mix`. None for softmax.
         mixing: `Mixing` of the weights with the identity and the mean; None for the weights alone.
         mix: The caller's self-attention, mix(q, k, v, context) -> (M, out), for one example:
             q and k [h, n, k] after norms and rotary positions, v [h, n, v], context an
@@ -62,10 +62,10 @@ class AttentionConfig(struct.Struct, kw_only=True):
 class Mixing(struct.Struct):
     """M = α I + β P + γ C instead of P, with C the weights of equal scores.
 
-    Each a number, [L] or [L, H]. C is 11ᵀ/n without a mask, row i is 1/i on the prefix under a
-    causal one. (1, β, 0) is Value-SkipInit (He et al. 2023), (α, β, −γ) shaped attention (Noci et
-    al. 2023), (0, 1 + λ, −λ) AttnScale (Wang et al. 2022), (0, 1, −1) centred attention (Ali et al.
-    2023).
+    Each is a number, [L] or [L, H]. C is 11ᵀ/n without a mask; under a causal mask row i of C is
+    1/i on the prefix. (1, β, 0) is Value-SkipInit (He et al. 2023), (α, β, −γ) shaped attention
+    (Noci et al. 2023), (0, 1 + λ, −λ) AttnScale (Wang et al. 2022), (0, 1, −1) centred attention
+    (Ali et al. 2023).
     """
 
     identity: Number = 0.0  # α

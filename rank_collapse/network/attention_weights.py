@@ -1,4 +1,5 @@
-"""From scores to the weights that mix values: what all layers share, softmax under a mask, mixing.
+"""From scores to the weights that mix values: the context of all layers, softmax under a mask,
+mixing.
 
 Axis letters: n queries, m keys, h heads.
 """
@@ -18,7 +19,8 @@ ANY_DISTANCE = 2**30  # the window of a layer that has none
 
 
 class AttentionContext(struct.Struct):
-    """What every layer of a stack shares: mask, additive bias, positions and the cap of scores.
+    """Inputs that every layer of a stack shares: mask, additive bias, positions and the cap of
+    scores.
 
     Attributes:
         mask: Bool [n, m] or [h, n, m], True where a query may attend to a key; None for all.
@@ -27,10 +29,11 @@ class AttentionContext(struct.Struct):
         relative: Float [n + m - 1, d] encodings of the distances n-1 .. -(m-1); None for none.
         segments: Int [n] segment of each token, for the segment term; None for none.
         cap: c of c·tanh(scores/c); None for none.
-        distance: Int [n, m] |i − j|, where layers look different distances; None elsewhere.
-        local_rotary: The rotary positions of layers with a window; None for the same.
-        layer: Index of the layer, where `normalise` or `mix` are the caller's functions.
-        head: Index of the head, where it is alone; None for all.
+        distance: Int [n, m] |i − j|, where layers attend to different distances; None elsewhere.
+        local_rotary: The rotary positions of layers with a window; None if all layers have the
+            same.
+        layer: Index of the layer, where `normalise` or `mix` is the caller's function.
+        head: Index of the head, where a single head is computed; None for all.
         sizes: (L, H) of the network, where `layer` is an index; None elsewhere.
     """
 
@@ -54,7 +57,8 @@ class AttentionContext(struct.Struct):
             num_heads: h.
 
         Raises:
-            ValueError: An array of another shape, whose missing layers would be the last one.
+            ValueError: An array of another shape, whose missing layers JAX would read as the last
+                one.
         """
         value = jnp.asarray(value)
         if self.sizes is not None and value.shape not in ((), self.sizes[:1], self.sizes):
@@ -71,9 +75,9 @@ class AttentionContext(struct.Struct):
         """Return the context of one layer.
 
         Args:
-            window: Int, how far its attention reaches, `ANY_DISTANCE` for any; traced. None where
-                no layer has a window.
-            rotated: Bool, whether the layer has the rotary positions; None where all have them.
+            window: Int, the distance that the layer's attention reaches, `ANY_DISTANCE` for any;
+                traced. None where no layer has a window.
+            rotated: Bool, whether the layer has rotary positions; None where all layers have them.
         """
         mask, rotary = self.mask, self.rotary
         if window is not None:
@@ -114,10 +118,10 @@ def softmax(scores: Float[Array, "*s m"], mask: ArrayLike | None = None) -> Floa
 def equal_weights(context: AttentionContext, n: int, m: int, dtype: DType) -> Float[Array, "h n m"]:
     """Compute the softmax weights [h or 1, n, m] of equal tokens without position terms.
 
-    All products are one number there, so that the bias and the mask alone decide.
+    All products are then one number, so the bias and the mask alone decide.
 
     Args:
-        context: Its bias and mask.
+        context: Context with the bias and the mask.
         n, m: Queries and keys.
         dtype: Number format of the weights where there is no bias.
     """
@@ -131,8 +135,8 @@ def attention_weights(
     """Compute P of scores: their softmax, or the result of `AttentionConfig.normalise`.
 
     Args:
-        scores: Before the mask.
-        context: Its mask.
+        scores: Scores before the mask.
+        context: Context with the mask.
         normalise: The caller's function, None for softmax.
 
     Raises:
@@ -158,13 +162,15 @@ def mixing_matrix(
         mask: Mask of the weights, for C.
 
     Raises:
-        ValueError: Queries and keys that are not the same tokens.
+        ValueError: Queries and keys that are different tokens.
     """
     if mixing is None:
         return weights
     h, n, m = weights.shape
     if n != m:
-        raise ValueError(f"mixing needs as many keys as queries, not weights of {weights.shape}")
+        raise ValueError(
+            f"mixing needs equal numbers of keys and queries, not weights of shape {weights.shape}"
+        )
     uniform = softmax(jnp.zeros((1, n, m), weights.dtype), mask)
 
     def per_head(gain):

@@ -22,13 +22,13 @@ PARTS = (AttentionConfig, PositionConfig, ResidualConfig, MLPConfig)
 
 
 class TransformerConfig(AttentionConfig, PositionConfig, ResidualConfig, MLPConfig):
-    """One attention network; every architecture and ablation is a choice of these fields.
+    """A network of attention and MLPs; every architecture and ablation is a choice of these fields.
 
         config = TransformerConfig(depth=12, num_heads=12, d_model=768, mlp="gelu", mask="causal")
         config = config.replace(attention_skip=True)
 
     It also has the fields of `AttentionConfig`, `PositionConfig`, `ResidualConfig` and `MLPConfig`,
-    each of which is defined with the code that reads it.
+    which are defined with the code that reads them.
 
     A pytree: the floats `skip_gain`, `branch_gain`, `temperature`, ... are leaves. A jitted
     function that takes a config as an ordinary argument does not recompile when one of them
@@ -46,8 +46,8 @@ class TransformerConfig(AttentionConfig, PositionConfig, ResidualConfig, MLPConf
         init: "lecun" (variance 1/fan-in), "xavier" (2/(fan-in + fan-out)), "bert" (normal 0.02) or
             "reference" (normal 0.02, value and output projection uniform(±1/√fan-in)).
         unroll: Layers unrolled in the scan over depth: compile time against run time.
-        family: The `model_type` of the checkpoint that it describes, None for another network;
-            `surgery` alone reads it.
+        family: The `model_type` of the checkpoint that it describes, None for another network; only
+            `surgery` reads it.
         init_gain: Multiplies the initial values of V, O and MLP; a number. Only `init` reads it.
     """
 
@@ -78,6 +78,10 @@ class TransformerConfig(AttentionConfig, PositionConfig, ResidualConfig, MLPConf
         for part in PARTS:
             part.__post_init__(self)
         struct.check_choices(self, init=INITS)
+        struct.refuse_if(
+            not isinstance(self.embedding, EmbeddingConfig | None),
+            f"embedding={self.embedding!r} is not an EmbeddingConfig",
+        )
         h, groups, depth = self.num_heads, self.num_kv_heads, self.depth
         if groups and h % groups:
             raise ValueError(f"num_kv_heads={groups} does not divide num_heads={h}")
@@ -105,12 +109,12 @@ class TransformerConfig(AttentionConfig, PositionConfig, ResidualConfig, MLPConf
 
     @property
     def rotated_width(self) -> int:
-        """Features of each head's queries and keys that rotary positions rotate."""
+        """Number of features of each head's queries and keys that rotary positions rotate."""
         return self.rotary_width if self.rotary_width is not None else self.qk_width
 
     @property
     def routing(self) -> Routing | None:
-        """How the MLP's units are chosen token by token; None where all are used."""
+        """How the router chooses the MLP's units for each token; None where all are used."""
         if not self.num_experts:
             return None
         return Routing(self.num_experts, self.experts_per_token, self.router, self.d_shared)
@@ -127,7 +131,7 @@ class TransformerConfig(AttentionConfig, PositionConfig, ResidualConfig, MLPConf
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """The sublayers of a layer, in the order in which they are passed."""
+        """The kinds of sublayers in a layer, in order."""
         exists = {"attention": True, "cross": self.cross_attention, "mlp": self.mlp != "none"}
         return tuple(kind for kind in exists if exists[kind])
 
@@ -138,20 +142,21 @@ class TransformerConfig(AttentionConfig, PositionConfig, ResidualConfig, MLPConf
 
     @property
     def first_layer_of_rows(self) -> tuple[int, ...]:
-        """The first layer that has each row of the parameters."""
+        """The first layer that uses each row of the parameters."""
         rows = self.layer_map or tuple(range(self.depth))
         return tuple(rows.index(row) for row in range(self.num_rows))
 
 
 def check_config(config: object, name: str = "config") -> None:
-    """Check that a network is one, where arguments may be in another order.
+    """Check that an argument is a network's configuration, since arguments may be in the wrong
+    order.
 
     Args:
         config: The network.
         name: Name of the argument, for the message.
 
     Raises:
-        ValueError: It is something else, or one of its numbers or functions is none.
+        ValueError: It is not a configuration, or one of its numbers or functions is invalid.
     """
     kind = type(config).__name__
     struct.refuse_if(

@@ -1,7 +1,7 @@
-"""The networks that a pass covers, as lists of allowed values; any other raises an error.
+"""The networks that a pass supports, as lists of allowed values; any other value raises an error.
 
-A field that no list names is covered only at its default value. So every pass refuses a new field
-until somebody has thought about it.
+A field that no list names is covered only at its default value, so every pass refuses a new field
+until somebody lists it.
 """
 
 import dataclasses
@@ -86,7 +86,7 @@ class Covers:
     edits: object = ()  # names of the edit points whose edits are carried, or `ANY`
 
     def refusal(self, config: TransformerConfig) -> str | None:
-        """Tell why a network is not covered; None where it is.
+        """Return why a network is not covered; None where it is.
 
         Args:
             config: The network.
@@ -109,7 +109,7 @@ class Covers:
             edit: {name: `edits.Edit`}, or None.
 
         Raises:
-            ValueError: A field's value, or an edit, is not.
+            ValueError: A value of a field, or an edit, is not covered.
         """
         reason = self.refusal(config)
         if reason:
@@ -127,5 +127,5 @@ EVERYTHING = Covers(
 
 
 def all_fields_but(*names: str) -> dict[str, object]:
-    """List what `EVERYTHING` covers, without these fields."""
+    """List the fields of `EVERYTHING` without these fields."""
     return {name: allowed for name, allowed in EVERYTHING.fields.items() if name not in names}

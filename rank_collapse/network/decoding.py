@@ -24,9 +24,9 @@ class Decoded(struct.Struct):
     """A sequence that a decoder wrote.
 
     Attributes:
-        tokens: Int [n], without the begin mark; the end mark from where it was first chosen.
-        exists: Bool [n], the tokens up to the first end mark, with it.
-        logits: [n, c], from which each token was chosen; those after the end mean nothing.
+        tokens: Int [n], without the begin mark; after the end mark all tokens are end marks.
+        exists: Bool [n], True up to and including the first end mark.
+        logits: [n, c], from which each token was chosen; the logits after the end have no meaning.
     """
 
     tokens: struct.Leaf
@@ -49,16 +49,16 @@ def greedy_decode(
     The source is encoded once; every token costs a pass of the decoder over all of them.
 
     Args:
-        params: From `init`.
-        source: What the encoder reads, as in `apply`; one example.
+        params: Parameters from `init`.
+        source: Input of the encoder, as in `apply`; one example.
         config: Configuration of both halves.
         begin, end: Token ids of the marks; may be traced.
-        max_len: Tokens written, the end mark included; static.
+        max_len: Number of tokens to write, including the end mark; static.
         source_mask: Bool [m], which source tokens exist; None for all.
 
     Raises:
-        ValueError: A length that leaves no token, more tokens than positions, or a mark that is no
-            token.
+        ValueError: A length that leaves no token, more tokens than positions, or a mark that is not
+            a token.
     """
     max_len = struct.check_whole("max_len", max_len, 1)
     for name, mark in (("begin", begin), ("end", end)):
@@ -71,7 +71,7 @@ def greedy_decode(
 
 @functools.partial(jax.jit, static_argnames="max_len")
 def _write(params, memory, source_mask, marks, config, max_len):
-    """Scan over the positions; carry the next token, whether the end came, and all tokens.
+    """Scan over the positions; carry the next token, whether the end was reached, and all tokens.
 
     Args:
         params, source_mask, config, max_len: See `greedy_decode`.
@@ -82,6 +82,7 @@ def _write(params, memory, source_mask, marks, config, max_len):
     decoder = decoder_params(params, config)
 
     def step(carry, t):
+        """Writes token t, and chooses the next one from the decoder's logits."""
         token, ended, tokens = carry
         tokens = tokens.at[t].set(token)
         output = transformer.apply(

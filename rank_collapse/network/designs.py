@@ -40,7 +40,7 @@ Network = TypeVar("Network")  # a `TransformerConfig` or an `EncoderDecoderConfi
 
 
 class Stack(NamedTuple):
-    """What the constants of a design may depend on."""
+    """Properties of a network on which the constants of a design may depend."""
 
     config: TransformerConfig
     branches: int  # N
@@ -49,7 +49,7 @@ class Stack(NamedTuple):
 
 
 class Design(NamedTuple):
-    """A residual design: what differs from a plain residual network x' = N(x + f(x))."""
+    """A residual design: its differences from a plain residual network x' = N(x + f(x))."""
 
     placements: tuple[str, ...]  # values of `norm_placement` it is made for, the paper's first
     constants: dict[str, object] | Callable[[Stack], dict[str, object]]  # fields of the config
@@ -57,7 +57,7 @@ class Design(NamedTuple):
 
 
 def count_branches(config: TransformerConfig) -> int:
-    """Count N, the sublayers of all layers, each of which has a residual branch."""
+    """Count N, the number of residual branches: one for each sublayer of each layer."""
     return config.depth * len(config.kinds)
 
 
@@ -188,16 +188,16 @@ def design(
 ) -> Network:
     """Make a network one of a residual design; then draw the parameters: `init(key, design(...))`.
 
-    Sets skips, gains, `init_gain`, `qk_norm` and the norms (a final one too, where the stream is
-    not normalised); `init` where the paper names one. Everything else stays; gains of an earlier
-    design do not.
+    Sets skips, gains, `init_gain`, `qk_norm` and the norms (including a final one, where the stream
+    is not normalised), and `init` where the paper names one. Other fields do not change, but gains
+    of an earlier design are removed.
 
     Args:
         config: The network, a `TransformerConfig` or an `EncoderDecoderConfig`.
         name: One of `DESIGNS`.
-        norm_placement: Another placement than the paper's, where the design allows it.
-        learned: Whether gains that the paper trains are parameters; if not, they stay where they
-            start.
+        norm_placement: A placement that differs from the paper's, if the design allows it.
+        learned: Whether gains that the paper trains are parameters; if not, they stay at their
+            initial values.
 
     Raises:
         ValueError: An unknown name, or a placement that the design is not made for.
@@ -241,7 +241,8 @@ def _design_stack(stack, name, norm_placement, learned):
 
 
 def _freeze_gains(config):
-    """Multiply the config's gains by the starts of the learned ones, which are then none."""
+    """Multiply the config's gains by the initial values of the learned ones, which are then
+    removed."""
     fields = {"learned_skip_gain": None, "learned_branch_gain": None, "learned_per_feature": False}
     for name in ("skip_gain", "branch_gain"):
         start, gain = getattr(config, f"learned_{name}"), getattr(config, name)

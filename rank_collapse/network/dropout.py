@@ -19,7 +19,7 @@ def dropout(key: Key, x: Float[Array, "*s"], rate: Number) -> Float[Array, "*s"]
 
     Args:
         key: Random key, or the words of one from `dropout_words` or `dropout_branches`.
-        x: Any array.
+        x: The array.
         rate: Probability in [0, 1]; may be traced.
     """
     counter = jax.lax.iota(jnp.uint32, math.prod(x.shape)).reshape(x.shape)
@@ -30,7 +30,7 @@ def dropout(key: Key, x: Float[Array, "*s"], rate: Number) -> Float[Array, "*s"]
 
 
 def dropout_words(key: Key) -> UInt32[Array, "2"]:
-    """Draw the two words that dropout hashes with from a key; words are returned as they are.
+    """Draw the two words for the hash of dropout from a key; words are returned unchanged.
 
     Raises:
         ValueError: Neither of them.
@@ -45,8 +45,8 @@ def dropout_words(key: Key) -> UInt32[Array, "2"]:
 def dropout_branches(key: Key, count: int) -> UInt32[Array, "count 2"]:
     """Derive words for each of `count` uses of one key: examples, layers or places in a layer.
 
-    As `jax.random.split`, at the cost of a few integer operations. A part's words do not depend on
-    the count.
+    This does the same as `jax.random.split` at the cost of a few integer operations. The words of
+    one use do not depend on the count.
 
     Args:
         key: Random key, or words.
@@ -60,10 +60,10 @@ def dropout_branches(key: Key, count: int) -> UInt32[Array, "count 2"]:
 def _hash(counter: UInt32[Array, "*s"], words: UInt32[Array, "2"]) -> UInt32[Array, "*s"]:
     """Hash each counter to 32 bits, by three rounds of multiply-xorshift keyed by two words.
 
-    Two rounds leave neighbouring entries correlated by 2e-3, which a test of it shows.
+    After two rounds neighbouring entries are still correlated by 2e-3, which a test shows.
 
     Args:
-        counter: Any integers.
+        counter: Integers to hash.
         words: The key.
     """
     h = counter * jnp.uint32(0x9E3779B9) + words[0]

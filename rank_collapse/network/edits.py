@@ -1,10 +1,10 @@
 """Edits: the caller's functions, which change values of the layers at named edit points.
 
-An edit is {name: function(value, layer) -> value}; names are checked. Layers are scanned, so that
+An edit is {name: function(value, layer) -> value}; names are checked. Layers are scanned, so
 `layer` is a traced number: a function chooses with `jnp.where(layer == 3, changed, value)`. Edits
 are traced again at every call of a pass, and arrays that they refer to are arguments of the
-compiled program: other values of them do not compile again. In a sum of paths, where everything is
-frozen, an edit is its linear part at the value; its constant part joins the offset.
+compiled program, so other values of them do not compile again. In a sum of paths, where everything
+is frozen, an edit becomes its linear part at the value; its constant part joins the offset.
 
 Axis letters: n queries, m keys, h heads, k and v their widths, d width, f MLP width, g channels.
 """
@@ -24,7 +24,7 @@ from rank_collapse.annotations import AnyArray, DType, Leaf, Number, Tree
 
 @dataclasses.dataclass(frozen=True)
 class EditPoints:
-    """The edit points of one layer while it is computed: values are edited and saved there."""
+    """The edit points of one layer during its computation: values are edited and saved there."""
 
     edits: Mapping[str, Callable] | None = None
     layer: Number = 0
@@ -35,19 +35,20 @@ class EditPoints:
     saved: dict[str, Array] = dataclasses.field(default_factory=dict)
 
     def has_edit(self, name: str) -> bool:
-        """Tell whether there is an edit of the point."""
+        """Return whether there is an edit of the point."""
         return self.edits is not None and self.prefix + name in self.edits
 
     def is_used(self, name: str) -> bool:
-        """Tell whether the value of the point is edited or saved, and so computed separately."""
+        """Return whether the value of the point is edited or saved, and so must be computed
+        separately."""
         return self.has_edit(name) or self.prefix + name in self.save
 
     def __call__(self, name: str, value: AnyArray) -> AnyArray:
-        """Return the value after the edit of this point, and save it where that is asked for.
+        """Return the value after the edit of this point, and save it if `save` lists the point.
 
         Args:
             name: Name of the point, without the prefix.
-            value: What the layer computed there.
+            value: Value that the layer computed.
         """
         full_name = self.prefix + name
         if self.has_edit(name):
@@ -61,11 +62,11 @@ class EditPoints:
 def edit_point_shapes(config: Any, n: int = 1, m: int = 1) -> dict[str, tuple[int, ...]]:
     """List the edit points of a network by name, with the shapes of the values there.
 
-    In attention the queries and keys as their product takes them, the values, the scores before
-    the mask, the weights, and what each head adds to the branch; "cross_" before those of the
-    attention to a memory. The hidden units of the MLP after their nonlinearity. Each branch's
-    input after its norm and its output, the stream after each attention, and the stream after
-    the layer, "residual".
+    In attention: the queries and keys as they enter their product, the values, the scores before
+    the mask, the weights, and the output of each head; with the prefix "cross_" in the attention to
+    a memory. In the MLP: the hidden units after their nonlinearity. In each branch: its input after
+    its norm, and its output. In the stream: the state after each attention, and after the layer,
+    "residual".
 
     Args:
         config: The network.
@@ -100,7 +101,7 @@ def check_names(names: Sequence[str], config: Any) -> None:
         config: The network.
 
     Raises:
-        ValueError: It has none of one of them.
+        ValueError: The network does not have one of them.
     """
     places = edit_point_shapes(config)
     for name in names:
@@ -108,7 +109,8 @@ def check_names(names: Sequence[str], config: Any) -> None:
 
 
 class _Code:
-    """The program of an edit; equal where the text is, so that it is compiled once."""
+    """The program of an edit; programs with the same text are equal, so that each is compiled
+    once."""
 
     def __init__(self, jaxpr: object):
         self.jaxpr, self.text = jaxpr, str(jaxpr)
@@ -148,8 +150,8 @@ def trace_edits(
         {name: `Edit`}, or None.
 
     Raises:
-        ValueError: Not such a dictionary, an unknown name, a function that reads the value of a
-            traced array, or one that does not return an array of the same shape.
+        ValueError: It is not such a dictionary, a name is unknown, or a function reads the value of
+            a traced array or does not return an array of the same shape.
     """
     if edit is None:
         return None
@@ -208,14 +210,14 @@ def carry_channels(
 ) -> Float[Array, "g *s"]:
     """Compute J c + ones·(edit(v) − J v) for channels c that sum to v, J the derivative at v.
 
-    The channels then sum to edit(v), whatever the edit: an ablation empties them, a constant put
-    instead of v belongs to the offset, a factor multiplies all of them.
+    The channels then sum to edit(v), whatever the edit is: an ablation empties them, a constant
+    that replaces v joins the offset, and a factor multiplies all of them.
 
     Args:
         edit: Function that edits a value.
-        value: v, what is edited.
+        value: The edited array, v.
         c: Channels.
-        ones: [g] or [1], the share of constants that each channel takes.
+        ones: [g] or [1], each channel's share of constants.
     """
     edited, push = jax.linearize(edit, value)
     constant = edited - push(value)

@@ -35,8 +35,9 @@ class EmbeddingConfig(struct.Struct):
         positions, num_positions: "none", "learned" (rows of the table) or "sinusoidal".
         num_segments: Rows of the segment table, 0 for none.
         class_token: A learned vector put in front of the sequence (ViT).
-        num_registers, place_registers: Learned vectors after the class token, put there before
-            positions are added, which counts them (DeiT's distillation token), or after (DINOv2).
+        num_registers, place_registers: Number of learned vectors after the class token. They are
+            put there before positions are added, which count them (DeiT's distillation token), or
+            after (DINOv2).
         projection: Dense map to the model's width: "none", "before_norm", "after_norm" (ALBERT).
         norm, norm_eps: Whether a LayerNorm is applied, and its eps.
         scale: Multiplies the looked-up embeddings.
@@ -68,7 +69,7 @@ class EmbeddingConfig(struct.Struct):
 
 
 class EmbeddingParams(struct.Struct):
-    """Tables and maps of an embedding; None for what the config leaves out."""
+    """Tables and maps of an embedding; None for tables and maps that the config does not have."""
 
     tokens: Leaf | None = None  # [vocab, e]
     w_in: Leaf | None = None  # [i, e]; [3, i, e] of a convolution
@@ -104,7 +105,7 @@ def init_embedding(
 
     Args:
         key: Random key.
-        config: Which of them there are.
+        config: Configuration, which decides which tables and maps exist.
         d_model: Width d of the network.
         std: Standard deviation.
 
@@ -156,7 +157,7 @@ def embed(
     Args:
         params: Embedding parameters.
         inputs: Token ids [n], or vectors [n, d_input] (image patches, points).
-        config: Which steps there are.
+        config: Configuration, which decides which steps exist.
         positions: Position of each token; 0..n-1 by default.
         segments: Segment of each token; 0 by default.
 
@@ -210,7 +211,7 @@ def embed(
 
 
 def check_per_token(name: str, values: ArrayLike, num_tokens: int) -> None:
-    """Check that an argument has a value for each token; None is none.
+    """Check that an argument has a value for each token; None passes.
 
     Args:
         name: Name of the argument.
@@ -218,7 +219,7 @@ def check_per_token(name: str, values: ArrayLike, num_tokens: int) -> None:
         num_tokens: n.
 
     Raises:
-        ValueError: It has another shape.
+        ValueError: The argument has another shape.
     """
     if values is not None and jnp.shape(values) != (num_tokens,):
         shape = jnp.shape(values)

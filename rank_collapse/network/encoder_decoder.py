@@ -1,8 +1,8 @@
 """Encoder and decoder from the one network: apply(params, source, target, config) and its parts.
 
 The encoder reads the source; the decoder, causal, reads the target so far and attends to the
-encoder's output (Vaswani et al. 2017, figure 1). Each half is a network as `rank_collapse.apply`
-computes it, with everything its config can say. Greedy decoding is in `decoding`.
+encoder's output (Vaswani et al. 2017, figure 1). `rank_collapse.apply` computes each of the two
+networks, with every field of its config. Greedy decoding is in `decoding`.
 
 Axis letters: m source tokens, n target tokens, d model width, c target vocabulary.
 """
@@ -25,9 +25,9 @@ from rank_collapse.network.trace import Trace
 
 
 class EncoderDecoderConfig(struct.Struct):
-    """The two halves of an encoder-decoder and the weights that they share.
+    """The networks of an encoder-decoder and the weights that they share.
 
-    A pytree, as its halves are: gains and temperatures may be swept. The decoder has
+    A pytree, like its two networks: gains and temperatures may be swept. The decoder has
     cross_attention=True, mask="causal" and token ids as inputs; the encoder is any network of the
     same width.
 
@@ -78,8 +78,8 @@ class EncoderDecoderParams(struct.Struct):
     """Parameters of both halves and of the output; shared weights are stored once.
 
     Attributes:
-        encoder, decoder: Of the halves; with a shared embedding the decoder's token table is None.
-            `decoder_params` puts it back.
+        encoder, decoder: Parameters of the encoder and of the decoder. With a shared embedding the
+            decoder's token table is None; `decoder_params` puts it back.
         w_output: [d, c]; None where the output is tied.
         b_output: [c]; None for none, as where the output is tied.
     """
@@ -95,7 +95,7 @@ class EncoderDecoderTrace(struct.Struct):
 
     Attributes:
         encoder, decoder: Traces of the halves; `decoder.cross_attention` [L, h, n, m].
-        logits: [n, c]; row t is about target token t + 1.
+        logits: [n, c]; row t predicts target token t + 1.
     """
 
     encoder: Trace
@@ -106,12 +106,14 @@ class EncoderDecoderTrace(struct.Struct):
 def init(
     key: Key, config: EncoderDecoderConfig, weight_scale: Number = 1.0, bias_scale: Number = 0.0
 ) -> EncoderDecoderParams:
-    """Draw parameters as each half's `init` does; the output normal(0, 0.02) without bias.
+    """Draw parameters as `rank_collapse.init` does for each network; the output is normal(0, 0.02)
+    without bias.
 
     Args:
         key: Random key.
         config: Configuration of both halves.
-        weight_scale, bias_scale: See `rank_collapse.init`, of both halves' layers.
+        weight_scale, bias_scale: See `rank_collapse.init`; they apply to the layers of both
+            networks.
     """
     key_encoder, key_decoder, key_output = jax.random.split(key, 3)
     encoder = init_network(key_encoder, config.encoder, weight_scale, bias_scale)
@@ -126,7 +128,8 @@ def init(
 
 
 def decoder_params(params: EncoderDecoderParams, config: EncoderDecoderConfig) -> TransformerParams:
-    """Return the decoder's parameters with the shared table, as `apply` and path measures need.
+    """Return the decoder's parameters with the shared table, as `apply` and path measures need
+    them.
 
     `rc.path_contributions(decoder_params(params, config), target, config.decoder,
     memory=trace.encoder.output)` splits the decoder's output by path length, for example.
@@ -187,12 +190,14 @@ def apply(
     """Run encoder and decoder on one pair of sequences, under teacher forcing.
 
     Args:
-        params: From `init`.
-        source: What the encoder reads: token ids Int [m], or whatever its embedding takes.
-        target: Int [n], what the decoder reads, the begin mark first: see `shift_target`.
+        params: Parameters from `init`.
+        source: Input of the encoder: token ids Int [m], or any input of its embedding.
+        target: Int [n], the input of the decoder, which begins with the begin mark: see
+            `shift_target`.
         config: Configuration of both halves.
-        source_mask: Bool [m], which source tokens exist, for both halves; None for all.
-        target_mask: Bool [n], which target tokens exist, or [n, n], which may be attended to.
+        source_mask: Bool [m], the source tokens that exist, for both networks; None for all.
+        target_mask: Bool [n], the target tokens that exist, or [n, n], the tokens to which each may
+            attend.
         dropout_key, dropout_rate: Dropout on embeddings, attention weights and branches; None for
             none.
 
@@ -232,7 +237,7 @@ def encode(
 
     Args:
         params: Parameters of both halves.
-        source: What the encoder reads.
+        source: Input of the encoder.
         config: Configuration of both halves.
         source_mask: Bool [m], which source tokens exist; None for all.
     """
@@ -253,7 +258,7 @@ def admin_profile(
 
     Args:
         params: Parameters before training.
-        source, target: Batches [b, m] and [b, n] of what `apply` takes.
+        source, target: Batches [b, m] and [b, n] of the inputs of `apply`.
         config: Both halves Post-LN.
         source_mask, target_mask: Bool [b, m] and [b, n], which tokens exist.
 
@@ -275,10 +280,11 @@ def admin_profile(
 
 
 def _apply_half(params, x, config, key, rate, **options):
-    """Run one half; with a key, dropout is on its embedding too.
+    """Run the encoder or the decoder; with a key, its embedding has dropout, too.
 
     Args:
-        params, x, config: Of the half, as in `rank_collapse.apply`.
+        params, x, config: Parameters, input and configuration of the encoder or decoder, as in
+            `rank_collapse.apply`.
         key, rate: Key and rate of dropout; None switches dropout off.
         **options: Further inputs of `rank_collapse.apply`.
     """
@@ -294,7 +300,7 @@ def _check_source_mask(mask):
     """Convert a source mask to Bool [m]; None stays.
 
     Raises:
-        ValueError: Another shape.
+        ValueError: A mask of another shape.
     """
     if mask is None:
         return None

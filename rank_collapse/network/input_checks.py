@@ -15,7 +15,7 @@ from rank_collapse.printed import format_one_line
 
 
 def is_embedded(x: ArrayLike, config: TransformerConfig) -> bool:
-    """Tell whether x goes through the embedding: ids, or vectors that are no hidden states."""
+    """Return whether x goes through the embedding: ids, or vectors that are not hidden states."""
     embedding, x = config.embedding, jnp.asarray(x)
     if embedding is None:
         return False
@@ -26,14 +26,14 @@ def is_embedded(x: ArrayLike, config: TransformerConfig) -> bool:
 def check_inputs_used(
     x: ArrayLike, config: TransformerConfig, segments: ArrayLike, positions: ArrayLike
 ) -> None:
-    """Check that the network uses segments and positions where they are given.
+    """Check that the network uses segments and positions if they are passed.
 
     Args:
         x, config: See `prepare_inputs`.
-        segments, positions: None where they are not given.
+        segments, positions: None where they are absent.
 
     Raises:
-        ValueError: It does not.
+        ValueError: The network does not use them.
     """
     embedding = config.embedding if is_embedded(x, config) else None
     embeds_positions = embedding is not None and embedding.positions != "none"
@@ -93,7 +93,7 @@ def check_mask(mask: ArrayLike, shape: tuple[int, int, int], name: str) -> Leaf 
         name: Name of the argument, for the message.
 
     Raises:
-        ValueError: Another shape, or no mask: see `as_mask`.
+        ValueError: A mask of another shape, or with invalid values: see `as_mask`.
     """
     if mask is None:
         return None
@@ -114,7 +114,7 @@ def check_bias(bias: ArrayLike, shape: tuple[int, int, int]) -> Leaf | None:
         shape: (h, n, m).
 
     Raises:
-        ValueError: Another shape, or booleans.
+        ValueError: A bias of another shape, or of booleans.
     """
     if bias is None:
         return None
@@ -127,7 +127,7 @@ def check_bias(bias: ArrayLike, shape: tuple[int, int, int]) -> Leaf | None:
 
 
 def _broadcasts_to(array, shape):
-    """Tell whether an array can be broadcast to a shape, without more axes or longer ones."""
+    """Return whether an array can be broadcast to a shape without more axes or longer ones."""
     sizes = zip(reversed(array.shape), reversed(shape), strict=False)
     return array.ndim <= len(shape) and all(size in (1, full) for size, full in sizes)
 
@@ -158,6 +158,6 @@ def as_mask(mask: ArrayLike, name: str = "mask") -> Bool[Array, "*s"]:
         name: Name of the argument, for the message.
 
     Raises:
-        ValueError: Other values, see `measures.arrays.as_bools`.
+        ValueError: Invalid values, see `measures.arrays.as_bools`.
     """
     return as_jax(as_bools(mask, name))

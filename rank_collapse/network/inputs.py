@@ -58,7 +58,7 @@ def at_least_float32(
     """Convert parameters and inputs to the dtype they share, at least float32.
 
     Args:
-        params, prepared: From `prepare_inputs`.
+        params, prepared: Parameters and inputs from `prepare_inputs`.
     """
     dtype = jnp.promote_types(prepared.x.dtype, jnp.float32)
     params = jax.tree.map(lambda a: a.astype(dtype), params)
@@ -86,13 +86,13 @@ def prepare_inputs(
     parameters share.
 
     Args:
-        params, x, config: See `rank_collapse.apply`, and the keyword arguments too.
-        covers: What the pass that asks covers; None to check nothing.
+        params, x, config: See `rank_collapse.apply`, also for the keyword arguments.
+        covers: Networks that the calling pass covers; None to check nothing.
 
     Raises:
-        ValueError: A network or an edit that the pass with these `covers` does not cover;
-            parameters that contradict the config, inputs of the wrong shape or kind, a memory that
-            is missing or of no use.
+        ValueError: A network or an edit that the calling pass does not cover; parameters that
+            contradict the config; inputs of the wrong shape or kind; a memory that is missing or
+            unused.
     """
     check_config(config)
     if covers is not None:
@@ -143,14 +143,14 @@ def prepare_inputs(
 def as_batch(inputs: Mapping[str, object]) -> dict[str, np.ndarray]:
     """Convert inputs to arrays [b, ...] by argument name of `apply`, without those that are None.
 
-    Lists of examples of different lengths are padded with zeros; where no mask is given, one is
-    added that says which tokens of x exist.
+    Lists of examples of different lengths are padded with zeros; if there is no mask, one is added
+    that marks the existing tokens of x.
 
     Args:
-        inputs: x among them; None for one that is absent.
+        inputs: Inputs with x; None for an absent one.
 
     Raises:
-        ValueError: Arrays of different lengths, of none, or without x.
+        ValueError: Arrays of different lengths, of length 0, or without x.
     """
     inputs = {name: values for name, values in inputs.items() if values is not None}
     if _is_ragged(inputs.get("x")) and "mask" not in inputs:
@@ -164,7 +164,7 @@ def as_batch(inputs: Mapping[str, object]) -> dict[str, np.ndarray]:
 
 
 def _is_ragged(values):
-    """Tell whether values are a list of examples of different lengths."""
+    """Return whether values are a list of examples of different lengths."""
     return isinstance(values, list | tuple) and len({np.shape(a)[:1] for a in values}) > 1
 
 
@@ -179,7 +179,7 @@ def batch_size(arrays: Mapping[str, object]) -> int:
     """Count the examples b of arrays [b, ...] by argument name, x among them.
 
     Raises:
-        ValueError: Arrays of different lengths, of none, or without x.
+        ValueError: Arrays of different lengths, of length 0, or without x.
     """
     lengths = {k: len(v) if np.ndim(v) else None for k, v in arrays.items()}
     if len(set(lengths.values())) != 1 or not lengths.get("x"):
@@ -195,7 +195,8 @@ def input_states(
     segments: ArrayLike | None = None,
     positions: ArrayLike | None = None,
 ) -> Float[Array, "n d"]:
-    """Compute X^0: embed x where it fits the embedding (ids, vectors [n, d_input]), else take x.
+    """Compute X^0: embed x if it fits the embedding (ids, vectors [n, d_input]), else take x
+    itself.
 
     Where d_input = d, as in ViT-B/16, vectors are embedded; `config.replace(embedding=None)`
     takes hidden states.
@@ -207,7 +208,7 @@ def input_states(
         segments, positions: Int [n], of tokens that are embedded; None for the defaults.
 
     Raises:
-        ValueError: A shape that is neither, or ids that are not integers or not in their tables.
+        ValueError: Another shape, or ids that are not integers or not in their tables.
     """
     x = jnp.asarray(x)
     is_ids = jnp.issubdtype(x.dtype, jnp.integer)

@@ -47,23 +47,24 @@ class ResidualConfig(struct.Struct, kw_only=True):
     `memory`.
 
     Attributes:
-        attention_skip, mlp_skip, cross_skip: Which sublayers have a skip.
-        norm_placement: Where norms are, see above: "none", "pre", "post", "sandwich", "branch",
-            "both".
-        norm, norm_eps: "layer" or "rms"; what is added to variances. Or the caller's norm, a
-            function of tokens [n, d] that gives what they are multiplied by, [n, 1] or [n, d].
+        attention_skip, mlp_skip, cross_skip: Whether the sublayers of each kind have a skip.
+        norm_placement: Position of the norms, see above: "none", "pre", "post", "sandwich",
+            "branch", "both".
+        norm, norm_eps: "layer" or "rms"; the number that is added to variances. Or the caller's
+            norm, a function of tokens [n, d] that returns the factor for them, [n, 1] or [n, d].
         final_norm: A norm after the last layer; the trace's `output`, not its hidden states.
-        first_norm: Whether attention of the first layer reads normed tokens, as others do under
-            "pre" and "sandwich"; False where the embedding's norm replaces it (ModernBERT).
-        parallel: The MLP reads what the layer's attention reads, and one skip carries both:
-            x' = λ (λ x·[attention_skip] + γ SA(N(x))) + γ MLP(N(x)) (GPT-NeoX).
-        skip_gain, branch_gain: λ and γ of every sublayer, or `Gains` of each kind; a number, one
-            per layer [L], or per layer and feature [L or 1, d]. A skip_gain of `Unprofiled()` is
-            for `admin_profile` to find.
-        norm_gain: The same for the output of a sublayer's norm; None for none.
-        learned_skip_gain, learned_branch_gain: Where gains start that are trained: parameters,
-            which multiply λ and γ. The same shapes; None for none.
-        learned_per_feature: Whether they are [d] in each layer or one number.
+        first_norm: Whether attention of the first layer reads normalised tokens, as the other
+            layers do under "pre" and "sandwich"; False where the embedding's norm replaces it
+            (ModernBERT).
+        parallel: The MLP and the attention of a layer read the same input, and one skip carries
+            both: x' = λ (λ x·[attention_skip] + γ SA(N(x))) + γ MLP(N(x)) (GPT-NeoX).
+        skip_gain, branch_gain: λ and γ of every sublayer, or `Gains` of each kind: a number, one
+            per layer [L], or one per layer and feature [L or 1, d]. `admin_profile` computes a
+            skip_gain of `Unprofiled()`.
+        norm_gain: A gain, in the same forms, for the output of a sublayer's norm; None for none.
+        learned_skip_gain, learned_branch_gain: Initial values of trained gains: parameters, which
+            multiply λ and γ. They have the same shapes; None for no trained gains.
+        learned_per_feature: Whether learned gains are [d] in each layer or one number.
     """
 
     attention_skip: bool = struct.static(False)
@@ -99,12 +100,12 @@ class MLPConfig(struct.Struct, kw_only=True):
         mlp: "none" or a kind of `MLP_KINDS`; or the caller's activation, a function φ of arrays,
             entry by entry, with φ(0) = 0.
         d_ff: Width f; None for 4 d.
-        num_experts: Equal groups of the hidden units, of which a router takes `experts_per_token`
-            for each token; 0 for all units always. All are computed.
-        experts_per_token, router: How many, and whether their shares are the softmax over those
-            "chosen" (Mixtral) or over "all" experts.
-        d_shared: Hidden units after those of the experts that every token uses, times a second,
-            sigmoid gate (Qwen2-MoE).
+        num_experts: Number of equal groups of hidden units; a router chooses `experts_per_token` of
+            them for each token. 0 for all units always. All groups are computed.
+        experts_per_token, router: Number of experts for each token, and whether their shares are
+            the softmax over the "chosen" experts (Mixtral) or over "all" experts.
+        d_shared: Number of hidden units that every token uses, after those of the experts,
+            multiplied by a second, sigmoid gate (Qwen2-MoE).
     """
 
     mlp: MLPKind | Callable = struct.static("none")
@@ -123,7 +124,7 @@ class MLPConfig(struct.Struct, kw_only=True):
         """Check that experts divide the hidden units.
 
         Raises:
-            ValueError: They do not, or there are fewer than a token uses.
+            ValueError: They do not divide them, or there are fewer experts than a token uses.
         """
         units = d_ff - self.d_shared
         if self.mlp == "none" or units < 1 or units % self.num_experts:
@@ -135,7 +136,7 @@ class MLPConfig(struct.Struct, kw_only=True):
 
 
 class NormParams(struct.Struct):
-    """Gain and offset of a norm; RMSNorm has bias None."""
+    """Gain and offset of a norm; RMSNorm has the bias None."""
 
     gain: Leaf  # [d]
     bias: Leaf | None = None  # [d] or None
@@ -155,7 +156,7 @@ class MLPParams(struct.Struct):
 
 
 class Routing(NamedTuple):
-    """Which hidden units a token uses: see `TransformerConfig.num_experts` and `unit_shares`."""
+    """The hidden units that a token uses: see `TransformerConfig.num_experts` and `unit_shares`."""
 
     num_experts: int
     per_token: int
@@ -201,13 +202,13 @@ GATED = {"reglu": "relu", "geglu": "gelu", "geglu_tanh": "gelu_tanh", "swiglu": 
 
 
 def get_activation(kind: str | Callable) -> Activation:
-    """Return the activation of an MLP kind: of the gate where the MLP is gated.
+    """Return the activation of an MLP kind; for a gated MLP, the activation of the gate.
 
     Args:
         kind: See `MLPConfig.mlp`.
 
     Raises:
-        ValueError: On an unknown kind, or "none".
+        ValueError: An unknown kind, or "none".
     """
     if callable(kind):
         return Activation(kind, lambda z: _quotient_gate(kind, z))
@@ -220,8 +221,8 @@ def norm_statistics(
 ) -> tuple[Float[Array, "n 1"], Float[Array, "n #d"]]:
     """Compute (mean, 1/σ) of each token, in at least float32.
 
-    σ² = variance + eps; RMSNorm: mean 0 and σ² = mean square + eps. The caller's norm: mean 0 and
-    what it returns.
+    σ² = variance + eps; for RMSNorm the mean is 0 and σ² = mean square + eps. For the caller's norm
+    the mean is 0 and σ is what it returns.
 
     Args:
         x: Tokens.
@@ -278,8 +279,9 @@ def apply_mlp(
         params: Parameters; `w_gate` and `b_gate` for gated kinds only.
         x: Tokens [n, d].
         kind: One of `MLP_KINDS` but "none".
-        routing: Of a mixture of experts, whose hidden units are multiplied by `unit_shares`.
-        edit: (name, value) -> value of the "mlp_hidden" units [n, f] before W_out.
+        routing: Routing weights of a mixture of experts; hidden units are multiplied by
+            `unit_shares`.
+        edit: (name, value) -> value for the "mlp_hidden" units [n, f] before W_out.
     """
     z = _affine(x, params.w_in, params.b_in)
     hidden = compute_gate(params, x, kind) * z if kind in GATED else get_activation(kind).fn(z)
@@ -294,7 +296,7 @@ def compute_gate(params: MLPParams, x: Float[Array, "n d"], kind: str) -> Float[
     """Compute φ(x W_gate + b_gate), which multiplies the units of a gated MLP.
 
     Args:
-        params: With `w_gate` [d, f].
+        params: Parameters with `w_gate` [d, f].
         x: Tokens.
         kind: Kind of a gated MLP.
     """
@@ -304,13 +306,14 @@ def compute_gate(params: MLPParams, x: Float[Array, "n d"], kind: str) -> Float[
 def unit_shares(params: MLPParams, x: Float[Array, "n d"], routing: Routing) -> Float[Array, "n f"]:
     """Compute the factor of each hidden unit in a mixture of experts, Σ_e p_e MLP_e as one MLP.
 
-    p is the softmax of x W_router over the experts, 0 but for the `per_token` largest,
-    and divided by their sum where the kind is "chosen". Shared units come last, with σ(x w_shared).
+    p is the softmax of x W_router over the experts. It is 0 except for the `per_token` largest
+    entries, which are divided by their sum if the kind is "chosen". Shared units come last, with
+    σ(x w_shared).
 
     Args:
-        params: With `w_router` [d, experts], and `w_shared` where units are shared.
+        params: Parameters with `w_router` [d, experts], and with `w_shared` where units are shared.
         x: Tokens [n, d].
-        routing: How many experts a token uses, and how.
+        routing: Number of experts that a token uses, and how they are chosen.
 
     Returns:
         [n, f], 0 for the units of experts that a token does not use.

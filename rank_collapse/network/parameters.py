@@ -1,6 +1,6 @@
 """Parameters of the one network, and their initialisation.
 
-Every function is for one seed; vmap over keys adds a seed axis.
+Every function handles one seed; vmap over keys adds a seed axis.
 """
 
 import functools
@@ -51,7 +51,7 @@ def init(
 ) -> TransformerParams:
     """Draw the parameters of a network, by the rule `config.init`.
 
-    Layer l draws from fold_in(key, l): a deeper network begins with the same layers.
+    Layer l draws from fold_in(key, l), so a deeper network begins with the same layers.
 
     Args:
         key: Random key.
@@ -82,7 +82,7 @@ def init(
 def init_block(
     key: Key, config: TransformerConfig, weight_scale: Number = 1.0, bias_scale: Number = 0.0
 ) -> BlockParams:
-    """Draw the parameters of one layer but for learned gains; see `init`.
+    """Draw the parameters of one layer, except for learned gains; see `init`.
 
     Args:
         key: Random key of the layer.
@@ -104,7 +104,7 @@ def init_block(
 
 
 def _split_key(key):
-    """Split a layer's key into 13; the first of them do not depend on how many there are."""
+    """Split a layer's key into 13; the first ones do not depend on the number."""
     return jax.random.split(key, 13)
 
 
@@ -136,12 +136,13 @@ def _draw_weights(key, shape, fans, config, scale, uniform=False):
 
 
 def _draw_biases(key, shape, scale):
-    """Draw biases; without a scale nothing is drawn, since random bits cost most of compiling.
+    """Draw biases; without a scale nothing is drawn, because random bits take most of the
+    compilation time.
 
     Args:
         key: Random key.
         shape: Shape of the biases.
-        scale: Their standard deviation.
+        scale: Standard deviation of the biases.
     """
     if isinstance(scale, (int, float)) and scale == 0:
         return jnp.zeros(shape)
@@ -225,7 +226,7 @@ def layer_params(
         layer: Index of the layer.
 
     Raises:
-        ValueError: An index, where it is not traced, that is not of a layer.
+        ValueError: An index outside of the layers, if it is not traced.
     """
     is_traced = isinstance(layer, jax.core.Tracer)
     if not is_traced and not -config.depth <= layer < config.depth:
@@ -240,9 +241,8 @@ _OPTIONAL = ("b_q", "b_k", "b_v", "b_o", "b_in", "b_out", "b_gate", "bias")
 def check_params(params: TransformerParams, config: TransformerConfig) -> None:
     """Check parameters against the config, by their shapes alone.
 
-    Parts that the config does not use (an MLP under mlp="none", norms under
-    norm_placement="none") may exist, but no learned gains that it does not know; biases may be
-    None, keys and values grouped.
+    Parts that the config does not use (an MLP under mlp="none", norms under norm_placement="none")
+    may exist, except for learned gains. Biases may be None, keys and values grouped.
 
     Args:
         params, config: The network.
@@ -276,7 +276,7 @@ def _grouped_shapes(expected, shapes, part, num_heads):
     """List the shapes that replace the expected ones where a part has grouped keys and values.
 
     Args:
-        expected, shapes: {name: shape} as the config implies them, and of the parameters.
+        expected, shapes: {name: shape} that the config implies, and those of the parameters.
         part: "layers.attention" or "layers.cross".
         num_heads: H, which the number of groups has to divide.
     """
@@ -318,7 +318,7 @@ def complete_params(params: TransformerParams, config: TransformerConfig) -> Tra
 
 
 def _hashable(config):
-    """Set all that may be swept to 1, since no shape depends on it; None stays."""
+    """Set all values that may be swept to 1, because no shape depends on them; None stays."""
     return config.replace(**{n: 1.0 for n in SWEPT if getattr(config, n) is not None})
 
 

@@ -1,9 +1,9 @@
 """Measurements that go through a network once, one layer after the other.
 
-A pass sees one layer at a time: its input, what the layer computed, and what the pass itself
-carries along. `run_pass` scans it over a network in memory; `rank_collapse.pretrained.stream` calls
-the same functions with one layer's weights after the other, so that a model may be larger than
-memory.
+A pass sees one layer at a time: the layer's input, the values that the layer computed, and the
+carry of the pass itself. `run_pass` scans it over a network in memory;
+`rank_collapse.pretrained.stream` calls the same functions with one layer's weights after the other,
+so that a model may be larger than memory.
 
 Axis letters: n tokens, d width, l layers.
 """
@@ -34,7 +34,7 @@ from rank_collapse.network.walk import (
 
 
 class WalkResult(NamedTuple):
-    """What a pass has after the last layer."""
+    """The result of a pass after the last layer."""
 
     params: TransformerParams  # only those outside of the layers may be read
     last_state: Leaf  # X^L [n, d]
@@ -45,20 +45,20 @@ class WalkResult(NamedTuple):
 
     @property
     def output(self) -> Float[Array, "n d"]:
-        """X^L after the final norm where there is one."""
+        """X^L after the final norm, if there is one."""
         return apply_final_norm(
             TokenAlgebra(), self.last_state, self.params, self.prepared, self.config
         )
 
 
 class LayerPass:
-    """A measurement of one example; hashable, since programs are compiled for it."""
+    """A measurement of one example; hashable, because programs are compiled for it."""
 
     reads_layer_values: ClassVar[bool] = True  # False: it carries another state than tokens
     covers: ClassVar[Covers] = EVERYTHING
 
     def on_host(self, results: Tree) -> Tree:
-        """Convert streamed results [b, ...], of one layer or in the end, from NumPy's arrays."""
+        """Convert streamed results [b, ...], of one layer or at the end, from NumPy arrays."""
         return results
 
     def init_carry(self, prepared: PreparedInputs, config: TransformerConfig) -> Tree:
@@ -72,12 +72,13 @@ class LayerPass:
 
         Args:
             layer: The layer.
-            x: Its input; X^0 in every layer where `reads_layer_values` is False.
-            layer_values: What it computed from x; None where `reads_layer_values` is False.
-            carry: From the layer before.
+            x: Input of the layer; X^0 in every layer where `reads_layer_values` is False.
+            layer_values: Values that the layer computed from x; None where `reads_layer_values` is
+                False.
+            carry: The carry from the layer before.
 
         Returns:
-            The next carry, and this layer's result.
+            The next carry, and the result of this layer.
         """
         raise NotImplementedError
 
@@ -107,7 +108,8 @@ class States(LayerPass):
     covers: ClassVar[Covers] = EVERYTHING
 
     def measure(self, x: Float[Array, "n d"], mask: ArrayLike | None = None) -> Tree:
-        """Measure one state; the mask Bool [n] says which tokens exist. Here: the state itself."""
+        """Measure one state; the mask Bool [n] marks the tokens that exist. The default returns the
+        state itself."""
         return x
 
     def init_carry(self, prepared: PreparedInputs, config: TransformerConfig) -> Tree:
@@ -143,7 +145,7 @@ class OutputPass(LayerPass):
 def step_passes(
     passes: Sequence[LayerPass], layer: Layer, x: Float[Array, "*s n d"], carries: tuple
 ) -> tuple[Float[Array, "*s n d"], tuple, tuple]:
-    """Pass one layer with several passes, which share what the layer itself computes.
+    """Pass one layer with several passes, which share the values that the layer computed.
 
     Args:
         passes: The passes.
@@ -174,11 +176,11 @@ def run_pass(
 ) -> Tree:
     """Run a pass over a network in memory, as a scan.
 
-    Compiled once for a pass, a shape and what of a config is static.
+    Compiled once for each pass, shape and static part of a config.
 
     Args:
         layer_pass: The pass.
-        params, prepared: From `prepare_inputs`.
+        params, prepared: Parameters and inputs from `prepare_inputs`.
         config: The network.
 
     Raises:
@@ -197,7 +199,7 @@ def run_pass(
 
 
 class RecordedTokens(TokenAlgebra):
-    """Tokens as a trace has them: `Layer.extra` is the layer's `LayerTrace`."""
+    """Tokens from a trace: `Layer.extra` is the layer's `LayerTrace`."""
 
     def apply_branch(self, layer, kind, branch_input):
         return getattr(layer.extra, f"{kind}_branch"), None
@@ -217,7 +219,7 @@ def replay(
     Args:
         measure: (layer, {kind: `SublayerValues`}) → arrays.
         params: Parameters of the network; norms and learned gains are read.
-        trace: From `apply`, of one example.
+        trace: The trace of one example, from `apply`.
         config: The network.
 
     Returns:

@@ -25,13 +25,15 @@ class PositionConfig(struct.Struct, kw_only=True):
     Attributes:
         position: "none", "rotary", "relative_bias" (T5), "relative_key" (XLNet).
         rotary_theta, rotary_scaling, rotary_tables: See `rotary_angles`.
-        rotary_width: Features of queries and keys that are rotated, the first; None for all.
+        rotary_width: Number of features of queries and keys that are rotated, from the first; None
+            for all.
         rotary_factor: Multiplies the rotated features of queries and keys (YaRN, LongRoPE).
-        rotary_layers: Which layers have rotary positions, the others none; () for all (SmolLM3).
+        rotary_layers: Whether each layer has rotary positions; () for all layers (SmolLM3).
         local_theta: Base of the unscaled rotary frequencies in layers with a window; 0 for the same
             positions in all layers.
-        num_buckets, max_distance: Of the position bias of "relative_bias".
-        clamp_distance: Distances of "relative_key" are cut to ± this; 0 for not.
+        num_buckets, max_distance: Size of the position bias "relative_bias": its buckets, and the
+            distance at which the last one begins.
+        clamp_distance: Distances of "relative_key" are cut to ± this number; 0 for no cut.
     """
 
     position: Position = struct.static("none")
@@ -53,7 +55,7 @@ class PositionConfig(struct.Struct, kw_only=True):
         """Check that rotary positions fit the width of queries and keys.
 
         Raises:
-            ValueError: They do not.
+            ValueError: Rotary positions do not fit the width.
         """
         width = qk_width if self.rotary_width is None else self.rotary_width
         if qk_width % 2:
@@ -62,7 +64,12 @@ class PositionConfig(struct.Struct, kw_only=True):
             raise ValueError(f"rotary_width={width} is not even and between 2 and {qk_width}")
         if len(self.rotary_scaling) not in (0, 1, 2, 4):
             raise ValueError(f"rotary_scaling={self.rotary_scaling} has not 0, 1, 2 or 4 entries")
-        for _, frequencies in self.rotary_tables:
+        for table in self.rotary_tables:
+            if not (isinstance(table, tuple) and len(table) == 2):
+                raise ValueError(
+                    f"rotary_tables={self.rotary_tables!r} are not pairs (tokens, frequencies)"
+                )
+            _, frequencies = table
             if len(frequencies) != width // 2:
                 raise ValueError(
                     f"rotary_tables has {len(frequencies)} frequencies for {width // 2} pairs"
@@ -82,13 +89,13 @@ def rotary_angles(
         positions: Positions of the tokens [n].
         width: Per-head width k.
         theta: Base of the frequencies.
-        scaling: () for none. (factor,) divides every frequency. (factor, length) lets the base
-            grow with the n tokens beyond length, theta (factor n/length − factor + 1)^p with
-            p = k/(k − 2) ("dynamic NTK"). (factor, low, high, length) as in Llama 3.1: waves longer
-            than length/low are divided, those shorter than length/high are not, and between the
-            two the share changes linearly.
-        tables: Frequencies instead of theta and scaling (LongRoPE, YaRN), each with the number of
-            tokens up to which it serves, the smallest first; the last serves beyond.
+        scaling: () for none. (factor,) divides every frequency. (factor, length) lets the base grow
+            with the n tokens beyond length, theta (factor n/length − factor + 1)^p with p = k/(k −
+            2) ("dynamic NTK"). (factor, low, high, length) as in Llama 3.1: the frequencies of
+            waves longer than length/low are divided, those of waves shorter than length/high are
+            not, and between the two the share changes linearly.
+        tables: Frequencies that replace theta and scaling (LongRoPE, YaRN), each with the largest
+            number of tokens for which it is used, the smallest first; the last is used beyond.
     """
     if len(scaling) == 2:
         factor, length = scaling
@@ -116,13 +123,13 @@ def relative_buckets(
 ) -> Int[Array, "n m"]:
     """Compute the bucket of each (query, key) distance for T5's position bias.
 
-    Half of the buckets are one distance each; the others grow with its logarithm.
+    Half of the buckets hold one distance each; the others grow with its logarithm.
 
     Args:
         num_queries, num_keys: n and m.
         num_buckets: Number of buckets in both directions together.
-        max_distance: From which on all distances have the last bucket.
-        bidirectional: Whether keys after the query have other buckets than keys before it.
+        max_distance: Distance from which all distances share the last bucket.
+        bidirectional: Whether keys after the query have different buckets from keys before it.
 
     Returns:
         [n, m].
@@ -166,7 +173,7 @@ def combine_masks(*masks: object) -> Leaf | None:
     The result has the largest rank of the masks, at least 2.
 
     Args:
-        *masks: Bool [m] (padding: which keys exist), [n, m] or [h, n, m]; or None.
+        *masks: Bool [m] (padding: the keys that exist), [n, m] or [h, n, m]; or None.
     """
     masks = [m[None, :] if m.ndim == 1 else m for m in masks if m is not None]
     if not masks:
@@ -193,7 +200,7 @@ class RelativeParams(struct.Struct):
 def rotate(x: Float[Array, "h n k"], rotary: tuple[Array, Array]) -> Float[Array, "h n k"]:
     """Apply rotary positions in the half-split layout (Su et al. 2021; as in Llama).
 
-    Angles for fewer than k features leave those after them as they are (GPT-NeoX).
+    If the angles cover fewer than k features, later features do not change (GPT-NeoX).
 
     Args:
         x: Queries or keys.

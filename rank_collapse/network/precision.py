@@ -13,9 +13,9 @@ R = TypeVar("R")
 def full_precision(measure: Callable[P, R]) -> Callable[P, R]:
     """Decorate a function so that its float32 matrix products have full float32 precision.
 
-    Accelerators round the factors of a product to TF32 or bfloat16 by default. A sum over path
-    lengths or a residual does not survive that error of 1e-3 to 1e-2. Full precision holds under an
-    outer jit too; the forward pass (`apply`) keeps the caller's default, as in training.
+    By default accelerators round the factors of a product to TF32 or bfloat16, with an error of
+    1e-3 to 1e-2 that destroys a sum over path lengths or a residual. Full precision also holds
+    under an outer jit; the forward pass (`apply`) keeps the caller's default, as in training.
     """
 
     @functools.wraps(measure)

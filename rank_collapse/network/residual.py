@@ -1,7 +1,7 @@
 """Where a branch joins the residual stream: norms, skips and gains of a sublayer.
 
 The residual stream is X itself, to which branches add (Elhage et al. 2021). The residual res(X) of
-Dong et al. 2021 is another thing: X less what all tokens have in common (`measures.residuals`).
+Dong et al. 2021 is different: X minus the part that all tokens share (`measures.residuals`).
 
 Gains are one value for all sublayers, or one for each kind and layer. Post-norm with gains
 reads N(λ x + γ branch(x)). Admin's ω (λ = ω), DeepNet's α (λ = α), LayerScale (γ [L, d]), ReZero
@@ -28,7 +28,7 @@ from rank_collapse.network.layers import NormKind, NormParams
 class Gains(struct.Struct):
     """A gain of each kind of sublayer: a number, [L] or [L or 1, d]; after `layer_gains` [L(, d)].
 
-    As `skip_gain` or `branch_gain` of a config it gives each kind of sublayer its own:
+    As `skip_gain` or `branch_gain` of a config it gives each kind of sublayer its own gain:
     `config.replace(skip_gain=Gains(attention=2.0, mlp=1.0))`.
     """
 
@@ -38,7 +38,7 @@ class Gains(struct.Struct):
 
 
 class Unprofiled(struct.Struct):
-    """Stands for skip gains that `admin_profile` has still to find."""
+    """Placeholder for skip gains that `admin_profile` will compute."""
 
 
 class LearnedGains(struct.Struct):
@@ -49,7 +49,7 @@ class LearnedGains(struct.Struct):
 
 
 class LayerGains(struct.Struct):
-    """Values of one layer, or of a stack, that may be swept or that differ between layers."""
+    """Values of one layer, or of a stack, that may be swept or may differ between layers."""
 
     skip: Gains  # λ
     branch: Gains  # γ
@@ -96,7 +96,7 @@ class ResidualSpec(struct.Struct):
 
     @property
     def at_branch(self) -> "ResidualSpec":
-        """This spec with the norm N' of the branch's output in the place of the norm N."""
+        """This spec, with the norm N' of the branch's output in place of the norm N."""
         return self.replace(norm=self.branch_norm, after_branch=True)
 
 
@@ -143,7 +143,7 @@ def lone_norm(norm: NormParams | None, kind: NormKind | Callable, eps: float) ->
     """Make the spec of a norm that belongs to no sublayer.
 
     Args:
-        norm: `NormParams`, or None for no gain and bias.
+        norm: `NormParams`, or None for a norm without gain and bias.
         kind, eps: See `layers.apply_norm`.
     """
     return ResidualSpec(norm, None, 1.0, 1.0, "final", False, "post", kind, eps)
@@ -153,7 +153,7 @@ def scale_norm(norm: layers.NormParams | None, gain: Number, width: int) -> laye
     """Multiply a norm's output, its gain and bias, by a scalar or [d].
 
     Args:
-        norm: `NormParams`; None for no gain and bias.
+        norm: `NormParams`; None for a norm without gain and bias.
         gain: A scalar or [d].
         width: d.
     """
@@ -176,7 +176,7 @@ def add_to_stream(
     Args:
         spec: Specification of the sublayer, for γ, λ and its skip.
         x: The stream.
-        branch_output: What joins it.
+        branch_output: Output of the branch.
     """
     total = apply_gain(spec.branch_gain, branch_output)
     return total + apply_gain(spec.skip_gain, x) if spec.skip else total
@@ -189,8 +189,8 @@ def scale_summands(
 
     Args:
         spec: Specification of the sublayer.
-        x: The stream before it; returned as it is where there is no skip.
-        branch_output: Before N', as a trace keeps it.
+        x: The stream before the branch; returned unchanged where there is no skip.
+        branch_output: The output before N', as a trace keeps it.
     """
     if spec.norms_branch:
         branch_output = normalize_tokens(spec.at_branch, branch_output)
@@ -199,7 +199,7 @@ def scale_summands(
 
 
 def layer_gains(config: TransformerConfig, dtype: DType, params: Any = None) -> LayerGains:
-    """Compute what may be swept or differs between layers: gains, temperature, windows.
+    """Compute the values that may be swept or differ between layers: gains, temperature, windows.
 
     Args:
         config: The network.
@@ -211,7 +211,7 @@ def layer_gains(config: TransformerConfig, dtype: DType, params: Any = None) -> 
 
     Raises:
         ValueError: A gain of another shape, learned gains without the parameters, or gains that
-            are to be profiled first.
+            `admin_profile` has to compute first.
     """
     if isinstance(config.skip_gain, Unprofiled):
         raise ValueError(
@@ -237,11 +237,11 @@ def init_gains(config: TransformerConfig) -> dict[str, LearnedGains]:
         config: The network.
 
     Returns:
-        {"attention_gains": `LearnedGains`, ...} for `BlockParams`, with a leading axis of the rows
+        {"attention_gains": `LearnedGains`, ...} for `BlockParams`, with a leading axis for the rows
         of the parameters; only sublayers that have learned gains.
 
     Raises:
-        ValueError: A start of another shape, or per feature without `learned_per_feature`.
+        ValueError: Initial gains of another shape, or per feature without `learned_per_feature`.
     """
     starts = {kind: {} for kind in config.kinds}
     for gain_kind in ("skip", "branch"):
@@ -277,7 +277,7 @@ def _gains_by_kind(config, name, dtype):
 
 
 def _effective_gains(gain_kind, config, dtype, params):
-    """Multiply the config's gains by the learned ones, where there are any.
+    """Multiply the config's gains by the learned ones, if there are any.
 
     Args:
         gain_kind: "skip" or "branch".
@@ -319,7 +319,7 @@ def _broadcast_to_layers(name: str, value: object, config: TransformerConfig, dt
         dtype: Number format of the arithmetic.
 
     Raises:
-        ValueError: Another shape.
+        ValueError: A number of another shape.
     """
     value = jnp.asarray(value, dtype)
     depth, d = config.depth, config.d_model
@@ -339,7 +339,7 @@ def _broadcast_to_heads(value, config, dtype):
     """Broadcast a number, [L] or [L, H] to [L, H].
 
     Raises:
-        ValueError: Another shape.
+        ValueError: A number of another shape.
     """
     value, shape = jnp.asarray(value, dtype), (config.depth, config.num_heads)
     if value.shape not in ((), shape[:1], shape):

@@ -1,9 +1,9 @@
 """Ablations of one network: parts removed from the same weights.
 
-Each has two readings. "published" is what the published curves measured: SAN+MLP keeps the
-skip around the MLP, and ALBERT without MLP keeps the MLP's activation, skip and norm and loses
-only its two linear maps. "text" is what the paper's text says: SAN+MLP has no skip at all, and
-without MLP the sublayer is gone. Attention keeps its norm in all of them.
+Each has two readings. "published" is the version that the published curves measured: SAN+MLP keeps
+the skip around the MLP, and ALBERT without MLP keeps the MLP's activation, skip and norm and loses
+only its two linear maps. "text" follows the text of the paper: SAN+MLP has no skip at all, and
+without MLP the whole sublayer is removed. Attention keeps its norm in all of them.
 """
 
 from typing import Literal, get_args
@@ -24,7 +24,7 @@ ABLATIONS, READINGS = get_args(Ablation), get_args(Reading)
 def list_ablations(family: str | None) -> list[tuple[str, str]]:
     """List all ablations of a network, as (ablation, reading) pairs that differ.
 
-    A paper's text and its published curves disagree on some ablations: these come twice.
+    A paper's text and its published curves disagree on some ablations; these are listed twice.
 
     Args:
         family: The `model_type` of a checkpoint, or None.
@@ -36,7 +36,7 @@ def list_ablations(family: str | None) -> list[tuple[str, str]]:
 
 
 def skips_left(name: str, reading: str) -> Gains:
-    """Tell for each kind of sublayer whether an ablation keeps its skip.
+    """Return for each kind of sublayer whether an ablation keeps its skip.
 
     Args:
         name, reading: See `ablate`.
@@ -54,12 +54,12 @@ def ablate(
     """Make one of the four curves of a network with skips and MLPs; the weights are shared.
 
     SAN: x' = N(SA(x)); SAN+skip: x' = N(x + SA(x)); SAN+MLP: a = N(SA(x)), x' = N(a + MLP(a)) as
-    published and N(MLP(a)) as in the text; Transformer: unchanged. Pre-norm networks: the same
-    with the norms inside the branches. A cross-attention loses its skip with the attention.
+    published and N(MLP(a)) as in the text; Transformer: unchanged. Pre-norm networks: the same with
+    the norms inside the branches. A cross-attention loses its skip together with the attention.
 
     Args:
-        config, params: The full network, as `rank_collapse.pretrained.load` returns it. "albert"
-            as its family has another published ablation.
+        config, params: The full network, as `rank_collapse.pretrained.load` returns it. With the
+            family "albert" the published ablation differs.
         name: One of `ABLATIONS`.
         reading: One of `READINGS`.
 
@@ -67,7 +67,7 @@ def ablate(
         (config, params) of the ablated network.
 
     Raises:
-        ValueError: An unknown ablation or reading, or a network without MLP or skips to cut.
+        ValueError: An unknown ablation or reading, or a network without an MLP or skips to remove.
 
     Source: Dong et al. 2021, section 4 and its figures of BERT, ALBERT and XLNet.
     """

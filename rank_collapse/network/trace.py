@@ -1,4 +1,4 @@
-"""What a forward pass returns: the arrays of every layer, as `apply` saves them.
+"""The result of a forward pass: the arrays of every layer, as `apply` saves them.
 
 Axis letters: l layers, h heads, n tokens, m memory tokens, d width.
 """
@@ -39,8 +39,8 @@ else:  # as of `struct.Leaf`: in `out_axes` of a vmap these are integers
 class Trace(struct.Struct):
     """Everything that a forward pass computed.
 
-    A batch is after the layers where `apply_batch` made it, [L + 1, b, n, d], and before them
-    where `jax.vmap(apply)` did, [b, L + 1, n, d]; `layer_axis` says which.
+    In a batch from `apply_batch` the examples come after the layers, [L + 1, b, n, d]; from
+    `jax.vmap(apply)` they come first, [b, L + 1, n, d]. `layer_axis` tells which.
 
     Attributes:
         hidden: [L + 1, n, d], X^0 (the input) to X^L, all of them before the final norm.
@@ -61,10 +61,11 @@ class Trace(struct.Struct):
 
     @property
     def layer_axis(self) -> int:
-        """Find the axis of layers: the only one along which states and branches differ in number.
+        """Find the axis of layers: the only axis on which states and branches have different
+        lengths.
 
         Raises:
-            ValueError: The arrays are not of one pass.
+            ValueError: The arrays are not from one pass.
         """
         shapes = jnp.shape(self.hidden), jnp.shape(self.layers.attention_branch)
         axes = [i for i, (a, b) in enumerate(zip(*shapes, strict=False)) if a != b]

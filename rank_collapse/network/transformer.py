@@ -45,7 +45,7 @@ from rank_collapse.network.walk import (
 
 
 class BranchAux(NamedTuple):
-    """What a branch of the forward pass returns besides its summand."""
+    """Further results of a branch in the forward pass, besides its summand."""
 
     output: Leaf  # [n, d], before dropout
     weights: Leaf | None = None  # [h, n, m]; None of the MLP
@@ -122,7 +122,8 @@ _BRANCH_NUMBER = {"attention": 0, "cross": 1, "mlp": 2}
 
 
 class LayerValues(NamedTuple):
-    """Everything that one layer of a forward pass computed; under jit only what is read."""
+    """Everything that one layer of a forward pass computed; under jit only the values that are
+    read."""
 
     trace: LayerTrace
     sublayers: dict[str, SublayerValues]
@@ -142,7 +143,8 @@ def compute_layer(
     Args:
         layer: The layer.
         x: The tokens before it.
-        dropout_key, dropout_rate: For dropout on attention weights and branches; None for none.
+        dropout_key, dropout_rate: Random key and rate of dropout on attention weights and branches;
+            None for no dropout.
         keep: Names of edit points whose values the trace keeps.
     """
     config = layer.config
@@ -181,38 +183,39 @@ def apply(
 ) -> Trace:
     """Run the network on one example.
 
-    What goes wrong most: a mask is True where a token exists, as 1 in `transformers` and unlike
-    torch's key_padding_mask. Tokens that do not exist still have states, which measures leave out
-    only with `mask=`. States in `hidden` are raw, before the norm that reads them.
+    The most common mistake: a mask is True where a token exists, like 1 in `transformers` and
+    unlike torch's key_padding_mask. Tokens that do not exist still have states; measures leave them
+    out only with `mask=`. States in `hidden` are raw, before the norm that reads them.
 
     Args:
-        params: From `init` or `rank_collapse.pretrained.load`.
+        params: Parameters from `init` or `rank_collapse.pretrained.load`.
         x: Hidden states Float [n, d]; or token ids Int [n] where the config has an embedding.
         config: The network.
-        mask: Bool [n] (which tokens exist), [n, n] or [h, n, n]; True may be attended to.
+        mask: Bool [n] (the tokens that exist), [n, n] or [h, n, n]; True for keys that may be
+            attended to.
         bias: Float [h, n, n] added to the attention scores.
         memory: Float [m, d], the encoder's output, with `config.cross_attention`.
         memory_mask: Bool [m], [n, m] or [h, n, m].
         segments: Int [n], segments of tokens (embedding or relative attention).
         positions: Int [n], positions of tokens; 0..n-1 by default.
         dropout_key: Key for dropout on attention weights and branches; None for none.
-        dropout_rate: Its rate; may be traced.
+        dropout_rate: Rate of dropout; may be traced.
         keep: Names of edit points whose values `trace.kept` holds by name; static.
-        edit: {name: function(value, layer) -> value}, pure functions that change what is computed
-            in every layer: "q", "k" [h, n, k] as they enter the scores, "v" [h, n, v], "scores"
-            [h, n, n] before the mask, "weights" (what the mask excludes stays 0), "head_output"
-            [h, n, d], "attention_branch", "after_attention", "mlp_hidden" [n, f], "mlp_branch" and
-            "residual", the stream after the layer; "attention_input" and "mlp_input", what
-            branches read after their norms; "cross_q", ..., "cross_branch" and "after_cross".
-            `layer` is traced: choose with jnp.where(layer == 3, changed, value). Arrays that a
-            function refers to are traced, see `rank_collapse.network.edits`.
+        edit: {name: function(value, layer) -> value}, pure functions that change values in every
+            layer: "q", "k" [h, n, k] as they enter the scores, "v" [h, n, v], "scores" [h, n, n]
+            before the mask, "weights" (weights that the mask excludes stay 0), "head_output" [h, n,
+            d], "attention_branch", "after_attention", "mlp_hidden" [n, f], "mlp_branch" and
+            "residual", the stream after the layer; "attention_input" and "mlp_input", the inputs of
+            branches after their norms; "cross_q", ..., "cross_branch" and "after_cross". `layer` is
+            traced: choose with jnp.where(layer == 3, changed, value). Arrays that a function refers
+            to are traced, see `rank_collapse.network.edits`.
 
     Returns:
         A `Trace`.
 
     Raises:
-        ValueError: Inputs of the wrong shape or kind; a memory that is missing or of no use; a
-            dropout rate without a key; an unknown edit point; an edit that changes a shape.
+        ValueError: Inputs of the wrong shape or kind; a memory that is missing or unused; a dropout
+            rate without a key; an unknown edit point; an edit that changes a shape.
     """
     struct.check_numbers("[0, 1]", dropout_rate=dropout_rate)
     struct.refuse_if(
@@ -265,7 +268,7 @@ def apply_batch(
     Args:
         params, config: See `apply`.
         x: [b, n, d], or token ids Int [b, n].
-        dropout_key: Split into a key for each example.
+        dropout_key: Random key, which is split into a key for each example.
         **options: See `apply`: dropout_rate, keep and edit for all examples, and arrays with the
             batch first, mask Bool [b, n], ...
 

@@ -43,11 +43,11 @@ VariantName = Literal[
 
 
 def allowed_keys(scores: ArrayLike, context: AttentionContext) -> Leaf:
-    """Compute which keys a query may attend to, Bool [1 or h, n, m].
+    """Compute the keys that a query may attend to, Bool [1 or h, n, m].
 
     Args:
         scores: [h, n, m].
-        context: Its mask.
+        context: Context with the mask.
     """
     mask = jnp.ones(scores.shape[-2:], bool) if context.mask is None else context.mask
     return mask.reshape((1,) * (3 - mask.ndim) + mask.shape)
@@ -96,11 +96,13 @@ def retention(decay, scores, context):
         scores, context: See `AttentionConfig.normalise`.
 
     Raises:
-        ValueError: Queries and keys that are not the same tokens.
+        ValueError: Queries and keys that are different tokens.
     """
     h, n, m = scores.shape
     if n != m:
-        raise ValueError(f"retention needs as many keys as queries, not scores of {scores.shape}")
+        raise ValueError(
+            f"retention needs equal numbers of keys and queries, not scores of shape {scores.shape}"
+        )
     distance = jnp.abs(jnp.arange(n)[:, None] - jnp.arange(n)[None, :])
     powers = context.broadcast_to_heads(decay, h) ** distance[None]
     d = jnp.where(allowed_keys(scores, context), powers, 0)
@@ -146,7 +148,7 @@ def _retention_values(config):
 
 
 def _zero_queries(attention):
-    """Set W_Q = 0: P = C at first, so that M = α I."""
+    """Set W_Q = 0, so that P = C at first and M = α I."""
     return attention.replace(w_q=jnp.zeros_like(attention.w_q))
 
 
@@ -216,14 +218,14 @@ def variant(config: TransformerConfig, name: VariantName, **values: object) -> T
     Args:
         config: The network, of softmax attention.
         name: One of `VARIANTS`.
-        **values: Instead of the authors', by name: numbers, [L] or [L, H]; may be traced.
+        **values: Values that replace the authors', by name: numbers, [L] or [L, H]; may be traced.
 
     Returns:
         The config of the variant.
 
     Raises:
-        ValueError: An unknown name or value, or a config whose attention is replaced already, or
-            has scores that the variant does not support.
+        ValueError: An unknown name or value, or a config whose attention is already replaced, or
+            whose scores the variant does not support.
     """
     check_config(config)
     spec = _find_variant(name)
@@ -243,11 +245,12 @@ def init_variant(
     weight_scale: Number = 1.0,
     bias_scale: Number = 0.0,
 ) -> TransformerParams:
-    """Draw parameters of a network, its attention as a variant's authors start it; see `init`.
+    """Draw parameters of a network, with the attention initialised as by the variant's authors; see
+    `init`.
 
     Args:
         key: Random key.
-        config: From `variant`.
+        config: Configuration from `variant`.
         name: One of `VARIANTS`.
         weight_scale, bias_scale: See `init`.
 

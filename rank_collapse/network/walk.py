@@ -5,9 +5,9 @@
                        N(λ x + γ N'(branch(N(x)))) with skip λ, gain γ and norms N, N'
     apply_final_norm   the norm after the last layer
 
-An `Algebra` says what a state is, how it is normalised, added, attended to and sent through an MLP,
-and which networks that covers: tokens (`transformer.TokenAlgebra`), sums of paths by length, a mean
-with a logarithmic residual, a kernel of tokens under random weights.
+An `Algebra` defines a kind of state and how it is normalised, added, attended to and passed through
+an MLP, and lists the networks that it covers. States are tokens (`transformer.TokenAlgebra`), sums
+of paths by length, a mean with a logarithmic residual, or a kernel of tokens under random weights.
 
 Everything is written for one example; `jax.vmap` adds axes of batches and seeds. Axis letters:
 l layers, h heads, n tokens, m memory tokens, d width.
@@ -71,7 +71,7 @@ class Layer(struct.Struct):
 
 
 class SublayerValues(NamedTuple):
-    """Everything that one sublayer computed; under jit what nobody reads is not computed."""
+    """Everything that one sublayer computed; under jit unused values are not computed."""
 
     spec: ResidualSpec
     state: State  # before the sublayer
@@ -83,7 +83,7 @@ class SublayerValues(NamedTuple):
 
 
 class Algebra:
-    """How one kind of state passes the operations of a layer, of the networks that it covers."""
+    """How one kind of state passes the operations of a layer, and the networks that this covers."""
 
     covers: ClassVar[Covers] = EVERYTHING
 
@@ -127,15 +127,16 @@ def walk_layer(
 ) -> tuple[State, dict[str, SublayerValues]]:
     """Pass a state through one layer: attention, cross-attention and MLP in turn.
 
-    Each sublayer is x ← N(λ x + γ N'(branch(N(x)))); its spec says which of the norms there are.
+    Each sublayer is x ← N(λ x + γ N'(branch(N(x)))); its spec chooses the norms that exist.
 
     Args:
-        algebra: How states of this kind are normalised, added and passed through branches.
+        algebra: Rules by which states of this kind are normalised, added and passed through
+            branches.
         layer: The layer.
-        state: Before it.
+        state: State before the layer.
 
     Returns:
-        The state after the layer, and what each sublayer computed, by kind.
+        The state after the layer, and the values that each sublayer computed, by kind.
     """
     specs = residual_specs(layer.params, layer.config, layer.gains)
     layer_input, sublayers = state, {}
@@ -163,12 +164,12 @@ def walk_layer(
 
 
 def _normalize_branch_input(algebra, layer, spec, stream):
-    """Normalise what the branch reads, where the spec says so and this layer is not exempt.
+    """Normalise the input of the branch, where the spec asks for it and this layer is not exempt.
 
     Args:
         algebra, layer: See `walk_layer`.
         spec: Specification of the sublayer.
-        stream: What the branch reads.
+        stream: Stream that the branch reads.
     """
     if not spec.norms_input:
         return stream
@@ -193,8 +194,8 @@ def walk_layers(
 
     Args:
         step: (layer, state) → (state, layer result), such as a call of `walk_layer`.
-        state: Before the first layer.
-        params, inputs: From `prepare_inputs`.
+        state: State before the first layer.
+        params, inputs: Parameters and inputs from `prepare_inputs`.
         extra: `Layer.extra` of all layers, leaves [L, ...].
 
     Returns:
@@ -206,6 +207,7 @@ def walk_layers(
     blocks_or_rows = jnp.asarray(config.layer_map) if config.layer_map else params.layers
 
     def body(state, layer_fields):
+        """Calls `step` on one layer, with its row of the parameters."""
         block, index, layer_gain, layer_extra = layer_fields
         if config.layer_map:
             row = block
@@ -222,11 +224,11 @@ def walk_network(
     inputs: PreparedInputs,
     config: TransformerConfig,
 ) -> State:
-    """Pass a state through all layers and the final norm, keeping nothing of the layers.
+    """Pass a state through all layers and the final norm, without keeping results of the layers.
 
     Args:
-        algebra: How states of this kind pass a layer.
-        state: Before the first layer.
+        algebra: Rules by which states of this kind pass a layer.
+        state: State before the first layer.
         params, inputs, config: See `walk_layers`.
     """
 
@@ -245,10 +247,10 @@ def apply_final_norm(
     config: TransformerConfig,
     extra: Tree = None,
 ) -> State:
-    """Normalise the state after the last layer, where the network does.
+    """Normalise the state after the last layer, if the network does so.
 
     Args:
-        state: After the last layer.
+        state: State after the last layer.
         extra: `Layer.extra` that the algebra's norm reads.
     """
     if not config.final_norm:

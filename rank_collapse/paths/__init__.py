@@ -1,4 +1,4 @@
-"""Paths through a network: counted, sampled, evaluated one by one, and all summed by length."""
+"""Paths through a network: counted, sampled, evaluated one by one, and summed by length."""
 
 import lazy_loader
 

@@ -39,8 +39,9 @@ class Channels(struct.Struct):
         """Apply fn(c [g, n, d], ones [g]) to all channels.
 
         Args:
-            fn: With ones 1 for the channel of the offset and 0 for others.
-            num_lengths, num_counts: Only the first slots of each axis; None for all.
+            fn: Function of a channel c and of `ones`, which is 1 for the channel of the offset and
+                0 for others.
+            num_lengths, num_counts: Number of first slots to use on each axis; None for all.
         """
         groups = [g for g in (self.start, self.memory) if g is not None]
         groups = [g[:num_lengths, :num_counts] for g in groups]
@@ -55,7 +56,7 @@ class Channels(struct.Struct):
         return self.replace(start=sums[0], memory=memory, offset=out[-1])
 
     def _apply_to_live(self, fn, groups):
-        """Apply fn to the lengths that exist, one after the other; the others stay 0.
+        """Apply fn to the lengths that exist, one after the other; the other lengths stay 0.
 
         Args:
             fn: See `apply_to_all`.
@@ -65,6 +66,7 @@ class Channels(struct.Struct):
         slots = jnp.stack(groups, axis=1)  # [a, groups, m, n, d]
 
         def apply_to_length(_, slot):
+            """Applies fn to one length if it exists; other lengths stay 0."""
             is_live, c = slot
             flat = c.reshape(-1, n, d)
             zeros = jnp.zeros(len(flat), flat.dtype)
@@ -103,7 +105,7 @@ def pad_slots(group: Tree, sizes: Sequence[int], before: Sequence[int] = (0, 0))
     Args:
         group: The slots.
         sizes: Sizes of the two slot axes afterwards.
-        before: How many of the new slots are put in front.
+        before: Number of the new slots that are put in front.
     """
     if group is None:
         return None
@@ -128,6 +130,8 @@ class ByLength(Algebra):
         return channels.apply_to_all(lambda c, ones: Frozen(ones).apply_norm(layer, spec, c))
 
     def add_branch(self, layer, spec, channels, branch_output):
+        """Adds a branch to each sum of paths."""
+
         def add(c, branch):
             return add_to_stream(spec, c, branch)
 

@@ -33,17 +33,18 @@ from rank_collapse.paths.frozen import freeze_final, freeze_layer
 class PathContributions(struct.Struct):
     """The output of a network, split by the length of the paths that carry it.
 
-    `by_length, offset = contributions` unpacks the two that sum to the output. All arrays may have
-    further leading axes: from `vmap`, from stacking, from `truncated` at several lengths, or of the
-    examples of `pretrained.stream`.
+    `by_length, offset = contributions` unpacks the two arrays that sum to the output. All arrays
+    may have further leading axes: from `vmap`, from stacking, from `truncated` at several lengths,
+    or from the examples of `pretrained.stream`.
 
     Attributes:
         by_length: [L + 1, n, d] or, by attention length and number of MLPs, [L + 1, L + 1, n, d].
-        offset: [n, d], what the biases contribute.
+        offset: [n, d], the contribution of the biases.
         from_memory: The part of by_length whose paths start at the memory; None without one.
         output: [n, d], the network's own output, from the same pass.
         count_mlps: Whether by_length has the axis of MLPs; static.
-        longer: [n, d], the sum of all paths longer than by_length has; None where it has all.
+        longer: [n, d], the sum of all paths that are longer than those in by_length; None where it
+            has all.
         num_state_axes: Axes of the output: 2 of [n, d]; static.
     """
 
@@ -70,7 +71,7 @@ class PathContributions(struct.Struct):
 
     @property
     def by_attention_length(self) -> struct.Leaf:
-        """[L + 1, n, d], summed over the number of MLPs where they are counted apart."""
+        """[L + 1, n, d], summed over the number of MLPs where these are counted."""
         return self.by_length.sum(axis=self._length_axis) if self.count_mlps else self.by_length
 
     def up_to(self) -> struct.Leaf:
@@ -95,22 +96,22 @@ def path_contributions(
 ) -> PathContributions:
     """Sum all frozen paths of each length, exactly: Σ_k C_k + offset = output.
 
-    Frozen: attention weights, norm statistics and MLP gates are those of the full forward pass.
-    A path takes one head or the skip at each layer; its length counts the heads. A path from the
-    memory begins with a head of a cross-attention, which counts too. MLPs are passed entirely,
-    skip and branch, unless `count_mlps` counts the branches.
+    Frozen: attention weights, norm statistics and MLP gates come from the full forward pass. A path
+    takes one head or the skip at each layer; its length counts the heads. A path from the memory
+    begins with a head of a cross-attention, which counts too. Paths pass MLPs as a whole, skip and
+    branch, unless `count_mlps` counts the branches.
 
     A frozen path is a term of the output, not a network: the attention of later layers has already
-    seen all other paths. What a network of short paths alone would compute is `truncated`, and a
-    single path with attention from its own state is `path_state`.
+    seen all other paths. `truncated` computes the output of a network of short paths alone, and
+    `path_state` a single path with attention from its own state.
 
-    `head_gain` multiplies heads and changes nothing that is frozen: 0 leaves a head out, and the
-    derivative with respect to one is the sum of all paths through that head.
-    Differentiable; memory O(L n d), or O(L² n d) with `count_mlps`.
+    `head_gain` multiplies heads and does not change the frozen values. 0 leaves a head out, and the
+    derivative with respect to a gain is the sum of all paths through that head. Differentiable;
+    memory O(L n d), or O(L² n d) with `count_mlps`.
 
     Args:
         params, x, config: See `apply`.
-        count_mlps: Also split by the number of MLP branches on the path.
+        count_mlps: Whether to split also by the number of MLP branches on the path.
         head_gain: [L, h] multiplies self-attention heads, their value biases included.
         **inputs: mask, bias, memory, memory_mask, segments, positions and edit of `apply`. What an
             edit makes of scores and weights is frozen with them; of a state, every length passes
@@ -144,7 +145,7 @@ def _contributions(params, prepared, config, head_gain, count_mlps):
     """Carry the channels through the layers together with the forward pass.
 
     Args:
-        params, prepared: From `prepare_inputs`.
+        params, prepared: Parameters and inputs from `prepare_inputs`.
         config: The network.
         head_gain, count_mlps: See `path_contributions`.
     """
@@ -167,9 +168,9 @@ def _contributions(params, prepared, config, head_gain, count_mlps):
 class LengthPass(LayerPass):
     """`path_contributions` layer by layer, in one program for all layers.
 
-    All L + 1 lengths have their slots from the start, and the lengths that exist are passed one
-    after the other: Σ_l (l + 1) uses of the value, output and MLP matrices, and no more memory
-    than the channels and one branch of one length.
+    All L + 1 lengths have their slots from the start. The lengths that exist are passed one after
+    the other: this takes Σ_l (l + 1) uses of the value, output and MLP matrices, and only the
+    memory of the channels and of one branch of one length.
     """
 
     covers: ClassVar[Covers] = ByLength.covers
@@ -196,12 +197,12 @@ class LengthPass(LayerPass):
         channels: Channels,
         head_gain: Number | None = None,
     ) -> Channels:
-        """Carry channels through a layer, with the constants of what it computed.
+        """Carry channels through a layer, with the constants of its forward pass.
 
         Args:
             layer: The layer.
-            layer_values: What it computed in the forward pass.
-            channels: Before the layer.
+            layer_values: Values of the layer in the forward pass.
+            channels: Channels before the layer.
             head_gain: [h], multiplies the heads of self-attention; None for 1.
         """
         constants = freeze_layer(layer, layer_values)

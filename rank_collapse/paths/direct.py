@@ -1,7 +1,7 @@
 """The output as a sum of direct contributions: of the input, heads, MLPs and biases.
 
-Unlike paths, which pass what comes after them, a part here reaches the output by skips and frozen
-norms alone. `logit_attribution` reads logits from such parts, or from sums of paths.
+Unlike paths, which pass all later layers, a part here reaches the output by skips and frozen norms
+alone. `logit_attribution` reads logits from such parts, or from sums of paths.
 """
 
 import jax
@@ -48,7 +48,7 @@ def direct_contributions(
 ) -> DirectContributions:
     """Split the output into the direct contribution of each part, norm statistics fixed.
 
-    With post-norms a part passes every norm after it; with pre-norms the final norm alone.
+    With post-norms a part passes every norm after it; with pre-norms only the final norm.
 
     Args:
         params, x, config: See `apply`.
@@ -75,7 +75,7 @@ def direct_contributions(
 
 
 class _WrittenRows(Frozen):
-    """Rows [r, n, d]: the input, what each head, cross-attention and MLP wrote, and the offset.
+    """Rows [r, n, d]: the input, the outputs of each head, cross-attention and MLP, and the offset.
 
     Output biases of attention are in the offset.
     """
@@ -87,7 +87,8 @@ class _WrittenRows(Frozen):
         self.first_row = {"attention": 1, "cross": cross_row, "mlp": mlp_row}
 
     def apply_branch(self, layer, kind, branch_input):
-        """Put what each head, or the other branch, wrote into its row, and a bias into the last."""
+        """Put the output of each head, or of the other branch, into its row, and a bias into the
+        last row."""
         trace, rows = layer.extra.trace, jnp.zeros_like(branch_input)
         if kind == "attention":
             bias = jnp.broadcast_to(layer.params.attention.b_o, (1, *branch_input.shape[1:]))
@@ -103,10 +104,11 @@ class _WrittenRows(Frozen):
 
 @jax.jit
 def _written_rows(params, prepared, config):
-    """Carry what every part wrote to the output: the rows of `_WrittenRows` there.
+    """Carry the outputs of all parts to the output of the network: the rows of `_WrittenRows`
+    there.
 
     Args:
-        params, prepared: From `prepare_inputs`.
+        params, prepared: Parameters and inputs from `prepare_inputs`.
         config: The network.
     """
     constants, final_constants = freeze(params, prepared, config, keep=("head_output",))
@@ -125,14 +127,14 @@ def _written_rows(params, prepared, config):
 def logit_attribution(contributions: ArrayLike, unembedding: ArrayLike) -> AnyArray:
     """Compute each part's share of the logits x W + b: its product with W; b joins the offset.
 
-    The final norm is frozen in the contributions already, so that the shares of a sum that equals
-    the output sum to the logits: `direct_contributions` by head and MLP, `path_contributions` by
-    length. `head_contributions` count a path for every head on it and do not sum.
+    The final norm is already frozen in the contributions. So if they sum to the output
+    (`direct_contributions` by head and MLP, `path_contributions` by length), their shares sum to
+    the logits. `head_contributions` count a path for every head on it and do not sum.
 
     Args:
         contributions: `DirectContributions`, `PathContributions`, or an array [..., n, d].
-        unembedding: (w [d, c], b [c]) as of `Classifier`, or w alone (GPT-2: the embedding's
-            transpose). Of the difference of two logits, w[:, a] − w[:, b], [d, 1].
+        unembedding: (w [d, c], b [c]) as in `Classifier`, or w alone (GPT-2: the embedding's
+            transpose). For the difference of two logits, w[:, a] − w[:, b], [d, 1].
 
     Returns:
         The same structure with [..., n, c] instead of [..., n, d].

@@ -1,12 +1,12 @@
-"""Paths through a network: their counts, their lengths, and what is one.
+"""Paths through a network: their counts, their lengths, and their definition.
 
 A path is one integer per layer: 0 .. H−1 a head, H the skip, −1 all heads at once. Its length is
 the number of layers it does not skip. The two meanings of a path, always named:
 
-* *frozen*: attention weights, norm statistics and MLP gates are those of the full forward pass;
-  the terms of all paths sum to the output (Dong et al. 2021, Theorem 2.1);
-* *recomputed*: a path is a separate network, whose attention is computed from the path's own
-  hidden state (what the paper's experiments evaluate).
+* *frozen*: attention weights, norm statistics and MLP gates come from the full forward pass; the
+terms of all paths sum to the output (Dong et al. 2021, Theorem 2.1); * *recomputed*: a path is a
+separate network, whose attention is computed from the path's own hidden state (as in the paper's
+experiments).
 """
 
 import math
@@ -50,7 +50,7 @@ def check_lengths(lengths: ArrayLike, depth: int) -> None:
     """Check that a length, or each of several, is in 0 .. L; traced ones are not checked.
 
     Raises:
-        ValueError: It would need more skips than layers, or fewer than none.
+        ValueError: The length is above L or below 0.
     """
     if not isinstance(lengths, jax.core.Tracer):
         for length in np.atleast_1d(lengths).tolist():
@@ -68,8 +68,8 @@ def check_paths(
         all_heads: Whether −1, all heads, is a choice.
 
     Raises:
-        ValueError: A path of the wrong length, of non-integers, or with a head that does not exist;
-            the values of traced paths are not checked.
+        ValueError: A path of the wrong length, with entries that are not integers, or with a head
+            that does not exist; the values of traced paths are not checked.
     """
     paths = paths if isinstance(paths, jax.Array) else np.asarray(paths)
     if not paths.shape or paths.shape[-1] != depth:

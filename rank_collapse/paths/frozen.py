@@ -1,10 +1,10 @@
 """A network with attention weights, norm statistics and MLP gates held fixed: an affine map.
 
-At a given input, P_h, 1/σ of each norm, φ(z)/z of each MLP and the shares that a router gives are
-constants; with them frozen every sublayer is linear plus a bias, so that its input may be split
-into channels that pass it one by one. Channels are [g, n, d] with `ones` [g], the share of each
-constant (biases, and the memory of cross-attention) a channel takes: 1 for the channel of the
-offset, 0 for all others; [1] where all take the same.
+At a given input, P_h, 1/σ of each norm, φ(z)/z of each MLP and the shares of a router are
+constants. With these frozen, every sublayer is linear plus a bias, so its input may be split into
+channels that pass it one by one. Channels are [g, n, d] with `ones` [g], each channel's share of
+the constants (biases, and the memory of cross-attention): 1 for the channel of the offset and 0 for
+all others; [1] where all have the same share.
 
 Axis letters: g channels, n queries, m keys, h heads, v value width, d and e widths, f MLP width.
 """
@@ -42,11 +42,11 @@ class FrozenLayer(struct.Struct):
 
 
 def freeze_layer(layer: Layer, layer_values: LayerValues) -> FrozenLayer:
-    """Collect the constants of one layer from what it computed in the forward pass.
+    """Collect the constants of one layer from its values in the forward pass.
 
     Args:
         layer: The layer.
-        layer_values: What it computed.
+        layer_values: Values that the layer computed.
     """
     config = layer.config
     scales, gate, mix_inputs = {}, None, None
@@ -80,12 +80,12 @@ def freeze(
     """Run the forward pass and collect its constants.
 
     Args:
-        params, prepared: From `prepare_inputs`.
+        params, prepared: Parameters and inputs from `prepare_inputs`.
         config: The network.
         keep: Names of edit points whose values the layers' traces keep.
 
     Returns:
-        The constants of all layers, with a leading axis, and those of the final norm.
+        The constants of all layers, with a leading axis, and the constants of the final norm.
     """
 
     def step(layer, x):
@@ -149,7 +149,7 @@ def carry_edit(
     """Carry channels of a value through its edit, frozen to its linear part: `carry_channels`.
 
     Args:
-        layer: With its constants in `Layer.extra`.
+        layer: The layer, with its constants in `Layer.extra`.
         name: Name of the edit point.
         c, ones: The channels and their shares of constants.
     """
@@ -167,10 +167,10 @@ def attend_channels(
     The value and output projections are one matrix product over all channels and heads.
 
     Args:
-        layer: With its constants in `Layer.extra`.
+        layer: The layer, with its constants in `Layer.extra`.
         kind: "attention", or "cross" for the attention to the memory.
         c: Channels of the keys' tokens.
-        ones: Their shares of the biases.
+        ones: Shares of the biases in the channels.
     """
     constants, params = layer.extra, getattr(layer.params, kind)
     is_cross = kind == "cross"
@@ -217,7 +217,7 @@ def mlp_gate(
 
     Args:
         params: Parameters of the MLP.
-        x: What the MLP reads.
+        x: Input of the MLP.
         config: The network.
     """
     if config.mlp in layers.GATED:

@@ -32,25 +32,28 @@ def record_function(
     seed: int = 0,
     **arrays: object,
 ) -> None:
-    """Record the residual stream and the branches of a JAX function, which is not changed for it.
+    """Record the residual stream and the branches of a JAX function, without changing the function.
 
     The function is computed once, equation by equation and not fused, in its own dtypes. A branch
-    is what leaves a scope (of `jax.named_scope`; Equinox and Flax Linen set one for each module) or
-    what has a name (of `jax.ad_checkpoint.checkpoint_name`), and is added to a state of its shape.
+    is a value that leaves a scope (of `jax.named_scope`; Equinox and Flax Linen set one for each
+    module) or that has a name (of `jax.ad_checkpoint.checkpoint_name`), and that is added to a
+    state of its shape.
 
     Args:
-        fn: Of one array, embeddings or token ids [n] or [b, n], which returns arrays; the first is
-            the output. Its states have the shape [n, d] or [b, n, d].
+        fn: Function of one array (embeddings, or token ids [n] or [b, n]) that returns arrays, the
+            output first. Its states have the shape [n, d] or [b, n, d].
         x: The input.
         path: An .npz or .safetensors file; with inputs=, a .safetensors file.
         branches: See `function_contributions`. {"attention": …, "mlp": …} records both. A model
-            with MLPs needs both: the state after its last layer is the sum with the last branch.
-        inputs: The recording of another run of the same tokens. Every branch takes in the stream
-            of that run, so that what it adds is measured without the errors before it. The
-            function is computed twice, first on its own stream.
-        noise: Relative size of what is added to these inputs: how much a branch amplifies it.
+            with MLPs needs both, because the state after its last layer is the sum with the last
+            branch.
+        inputs: The recording of another run of the same tokens. Every branch takes in the stream of
+            that run, so that its own error is measured without the errors before it. The function
+            is computed twice, first on its own stream.
+        noise: Relative size of the noise that is added to these inputs; it shows how much a branch
+            amplifies errors.
         seed: Seed of the noise.
-        arrays: mask=, token_ids=, logits= to be written beside.
+        arrays: mask=, token_ids= and logits=, which are also written.
 
     Raises:
         ValueError: A pattern without a match, with the nearest scopes; branches that are not added
@@ -98,14 +101,14 @@ def _read_layers(program, x, branches):
 
 
 def _replay_layers(program, x, branches, layers, other_inputs):
-    """Return the layers of a function, each of which took in the stream of the other run.
+    """Return the layers of a function in which each layer took in the stream of the other run.
 
     Args:
-        program: Of the function.
-        x: Its input.
-        branches: What is a branch.
-        layers: On its own stream.
-        other_inputs: The other run.
+        program: The traced program of the function.
+        x: Input of the function.
+        branches: Patterns of the branches.
+        layers: Layers of the function on its own stream.
+        other_inputs: Stream of the other run.
     """
     other_inputs.begin_call()
     states = {number: layer for layer, number in enumerate(layers.numbers)}
@@ -120,5 +123,5 @@ def _replay_layers(program, x, branches, layers, other_inputs):
 
 
 def _read_mask(mask, other_inputs):
-    """Return a mask as the other run has its own, or None."""
+    """Return a mask in the other run's form, or None."""
     return None if mask is None else np.asarray(mask).astype(bool).reshape(other_inputs.mask.shape)

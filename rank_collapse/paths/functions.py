@@ -1,11 +1,11 @@
-"""Paths by length through any JAX function, which is not changed for it.
+"""Paths by length through any JAX function, without changing the function.
 
     contributions = rc.function_contributions(model, x, branches="attention")
     contributions.by_length  # [longest + 1, n, d]
 
 Softmax weights, norm statistics, gates and choices are constants of the pass at x, as in
-`path_contributions`; the function is then affine, and its paths are counted by the branches that
-they take. `branches` names scopes of `jax.named_scope`, which Equinox and Flax Linen set for each
+`path_contributions`. The function is then affine, and its paths are counted by the branches on
+them. `branches` names scopes of `jax.named_scope`, which Equinox and Flax Linen set for each
 module, or names of `jax.ad_checkpoint.checkpoint_name`.
 """
 
@@ -40,38 +40,40 @@ def function_contributions(
     """Sum all paths of each length through a function, exactly: Σ_k C_k + offset = fn(x).
 
     Frozen at x: softmax weights, norm statistics, gates, maxima, choices of experts. An elementwise
-    function f of a state h is a gate f(h)/h times h, however it is spelled; a gate times another
-    value is frozen whole. Of two gates, as in sigmoid(a) tanh(b), the one with f(0) ≠ 0 is frozen;
-    two with f(0) = 0 are a product of two states. What is linear passes. A product of two states,
-    and what is not known, is refused with its scope and line; `jax.lax.stop_gradient` freezes what
-    is to be frozen.
+    function f of a state h is a gate f(h)/h times h, however it is written; a gate times another
+    value is frozen as a whole. If two gates are multiplied, as in sigmoid(a) tanh(b), the gate with
+    f(0) ≠ 0 is frozen; two gates with f(0) = 0 are a product of two states. Linear operations pass.
+    A product of two states, and an unknown operation, are refused with their scope and line;
+    `jax.lax.stop_gradient` freezes a value.
 
-    A path takes or skips each branch: each entry into a scope that matches, or each value of a name
-    that matches. Its length counts them. A scope has to hold the branch without the skip. Branches
-    inside of branches count once, as the outermost.
+    A path takes or skips each branch: each entry into a scope that matches, or each value whose
+    name matches. Its length counts the branches that it takes. A scope must contain the branch
+    without the skip. Nested branches count once, as the outermost.
 
     Runs under jit, vmap and grad, and through scan, remat, jit, cond and custom derivatives. It
     traces fn again at every call: `jax.jit(lambda x: rc.function_contributions(fn, x, ...))`.
 
     Args:
-        fn: Of one array, returns one array. Functions of token ids are given as functions of their
-            embeddings.
+        fn: Function of one array that returns one array. A function of token ids has to be written
+            as a function of their embeddings.
         x: Where paths start and where fn is frozen: the residual stream or the embedding, floats
             of any shape.
-        branches: A regular expression for whole parts of scopes, "LB_0/att" for several, or for
-            names; or {"attention": …, "mlp": …} to count both, by_length [a, m, ...].
-        longest: The longest length apart, `longer` the sum of those beyond; None for all. For two
-            kinds a number, or one for each.
-        direction: What the paths carry, of the shape of x; None for x. The offset is output − Σ_k
-            C_k, which is the constant part of fn where the direction is x.
+        branches: A regular expression that matches whole parts of scopes ("LB_0/att" matches two
+            parts) or names; or {"attention": …, "mlp": …} to count both, with by_length [a, m,
+            ...].
+        longest: The longest length with its own entry; `longer` is the sum of the others. None for
+            all. For two kinds of branches, a number or one for each.
+        direction: The vector that the paths carry, of the shape of x; None for x itself. The offset
+            is output − Σ_k C_k, the constant part of fn if the direction is x.
         freeze: False for the exact derivative at x, Σ_k C_k = jvp(fn, x, direction), instead.
 
     Returns:
         `PathContributions`: by_length [longest + 1, ...], offset, output and longer.
 
     Raises:
-        ValueError: What cannot be frozen, with its place; a pattern without a match, with the
-            nearest scopes; whole numbers for x; several outputs; another shape of the direction.
+        ValueError: An operation that cannot be frozen, with its place; a pattern without a match,
+            with the nearest scopes; whole numbers for x; several outputs; a direction of another
+            shape.
 
     Source: Theorem 2.1 of Dong et al. 2021, summed by length as in its section 2.1.
     """
@@ -95,8 +97,8 @@ def sum_paths(
     Args:
         fn, x, branches, longest, freeze: See `function_contributions`; x may be whole numbers
             where there is a start.
-        direction: At the input; None where paths start inside.
-        start: Where they do; None where they start at the input.
+        direction: Direction at the input; None where paths start inside.
+        start: The state where paths start; None where they start at the input.
 
     Raises:
         ValueError: In the same cases as `function_contributions`.
@@ -120,12 +122,12 @@ def _build_result(out: Value, slots: Slots, counted: Branches) -> PathContributi
     """Return the contributions, once the output is known to be a state.
 
     Raises:
-        ValueError: It is not.
+        ValueError: The output is not a state.
     """
     counted.check_matched()
     if out.kind in (Kind.FACTOR, Kind.PRODUCT):
         cure = CURE if out.kind == Kind.PRODUCT else "take jax.lax.stop_gradient of it"
-        raise ValueError(f"the output is no sum of paths, because of {out.reason}: {cure}")
+        raise ValueError(f"the output is not a sum of paths, because of {out.reason}: {cure}")
     if out.kind != Kind.STATE:
         raise ValueError(
             "the output depends on the input only through what is frozen (softmax weights, "
@@ -142,7 +144,7 @@ def _build_result(out: Value, slots: Slots, counted: Branches) -> PathContributi
     ]
     by_length = slots.resize(sums, sizes)
     longer = None
-    if any(size > kept for size, kept in zip(slots.sizes(sums), sizes, strict=True)):
+    if any(size > num_slots for size, num_slots in zip(slots.sizes(sums), sizes, strict=True)):
         longer = (total - by_length.astype(wide).sum(axes)).astype(output.dtype)
     return PathContributions(
         by_length, offset, None, output, slots.num_axes == 2, longer, output.ndim
@@ -150,7 +152,7 @@ def _build_result(out: Value, slots: Slots, counted: Branches) -> PathContributi
 
 
 def _check_state(x):
-    """Return what paths start from as an array.
+    """Return the starting point of the paths as an array.
 
     Raises:
         ValueError: Several arrays, whole numbers, or an array that was donated.
@@ -176,7 +178,7 @@ def _to_array(name, value):
     """Return a value as an array.
 
     Raises:
-        ValueError: It is none.
+        ValueError: The value is not an array.
     """
     try:
         return jnp.asarray(value)
@@ -185,10 +187,10 @@ def _to_array(name, value):
 
 
 def _check_direction(direction, x):
-    """Return the direction in the numbers of x.
+    """Return the direction with the dtype of x.
 
     Raises:
-        ValueError: Another shape.
+        ValueError: A direction of another shape.
     """
     direction = _to_array("direction", direction)
     if direction.shape != x.shape or not jnp.issubdtype(direction.dtype, jnp.floating):
@@ -203,7 +205,7 @@ def _check_longest(longest, kinds):
     """Return the limit of each kind of branch.
 
     Raises:
-        ValueError: Not a whole number, or one for another kind.
+        ValueError: Not a whole number, or a limit for another kind.
     """
     by_kind = longest if isinstance(longest, Mapping) else dict.fromkeys(kinds, longest)
     if set(by_kind) - set(kinds):
@@ -238,7 +240,7 @@ def _trace(fn, x):
 
 
 def _describe_failure(error, x):
-    """Say in one line how a function fails, and what to change."""
+    """Describe in one line how a function fails, and what to change."""
     name, shape = type(error).__name__, list(x.shape)
     message = " ".join(str(error).split())
     cure = "it has to be a function of one array, in JAX"

@@ -32,7 +32,7 @@ def head_contributions(
     chunk: int = 12,
     **inputs: ArrayLike | None,
 ) -> Float[Array, "l h n d"]:
-    """Sum all paths through each head of each layer, of whatever length, biases included.
+    """Sum all paths through each head of each layer, of any length, including biases.
 
     The derivative of the sum of all paths with respect to `head_gain` of `path_contributions`.
     Paths that pass two heads count for both. Cost: L H uses of the frozen network.
@@ -61,7 +61,7 @@ def _head_derivatives(params, prepared, config, chunk):
     """Differentiate the frozen output with respect to the gain of each head, at gains of 1.
 
     Args:
-        params, prepared: From `prepare_inputs`.
+        params, prepared: Parameters and inputs from `prepare_inputs`.
         config: The network.
         chunk: See `head_contributions`.
     """

@@ -1,8 +1,8 @@
-"""Lengths of paths weighted by what each layer adds: branch shares, their law, rollouts.
+"""Lengths of paths weighted by the output of each layer: branch shares, their law, rollouts.
 
-Dong et al. 2021 count paths: most have length L H/(1 + H). Here each path has a weight.
-A layer's attention branch counts with its share λ_l, the skip with 1 − λ_l. So the length of
-a path is a sum of L independent coins (Poisson-binomial).
+Dong et al. 2021 count paths; most have length L H/(1 + H). Here each path has a weight. A layer's
+attention branch has its share λ_l as weight, the skip 1 − λ_l, so the length of a path is a sum of
+L independent coins (Poisson-binomial).
 """
 
 from typing import NamedTuple
@@ -36,7 +36,7 @@ class BranchShares(NamedTuple):
 
     Attributes:
         attention: [L], λ_l of the attention branches.
-        mlp: [L], the same of the MLPs; None without MLPs.
+        mlp: [L], the shares of the MLPs; None without MLPs.
     """
 
     attention: Array
@@ -52,14 +52,14 @@ def branch_shares(
 ) -> BranchShares:
     """Compute the share of each branch in its sum, λ_l = E ‖a_l‖ / (‖x_l‖ + ‖a_l‖).
 
-    x_l is the stream before the branch with the skip's gain, a_l what the branch adds with its gain
-    and its norm; E is the mean over tokens. A layer without a skip has the share 1.
+    x_l is the stream before the branch with the skip's gain, a_l is the output of the branch with
+    its gain and its norm, and E is the mean over tokens. A layer without a skip has the share 1.
 
     Args:
         trace: One example's forward pass, from `apply`.
         params, config: The network of the trace.
         mask: Bool [n], True for tokens that count; None for all. In language models the norm of
-            token 0 is often far above the others, and its share far below.
+            token 0 is often far above the norms of the others, and its share far below.
 
     Raises:
         ValueError: A mask of another length, or a trace of another depth.
@@ -107,8 +107,8 @@ def _measure_shares(params, trace, config, is_counted):
 def path_length_law(shares: ArrayLike) -> Float[AnyArray, "... lengths"]:
     """Compute the probability of each path length, given each layer's attention share.
 
-    The law of a sum of independent coins: p ← (1 − λ_l) p + λ_l · (p moved by one), layer by layer.
-    λ_l = H/(1 + H) in all layers is the count of Dong et al. 2021.
+    The law is that of a sum of independent coins: p ← (1 − λ_l) p + λ_l · (p moved by one), layer
+    by layer. λ_l = H/(1 + H) in all layers gives the count of Dong et al. 2021.
 
     Args:
         shares: λ [..., L] in [0, 1], of NumPy, JAX or torch.
@@ -185,7 +185,7 @@ def rollout(attention: ArrayLike, shares: ArrayLike = 0.5, *, by_length: bool = 
 
 
 def _as_shares(shares):
-    """Return shares as an array, and check the values of those that are known on the host.
+    """Return shares as an array, and check values that are known on the host.
 
     Raises:
         ValueError: A share outside [0, 1].

@@ -1,4 +1,4 @@
-"""Looped networks: the same layers passed again and again, and where their states go.
+"""Looped networks: the same layers applied again and again, and how their states change.
 
     config = rc.transformer(depth=64, num_heads=4, d_model=64, layer_map=(0,) * 64)
     report = rc.loop_report(rc.init(key, config), x, config)
@@ -34,7 +34,8 @@ class LoopReport(NamedTuple):
         rms: [r + 1], root of the mean square of X_r.
         fixed_point: [r], ‖X_{r+1} − X_r‖_F/‖X_r‖_F: 0 at a fixed point of the loop.
         token_cosine, residual_ratio: [r + 1], of X_r.
-        transverse: [r], log10 of how much a loop stretches differences of nearly equal tokens.
+        transverse: [r], log10 of the factor by which a loop stretches differences between nearly
+            equal tokens.
         path_size: [r + 1, k], ‖C_k‖_F of the sum over all paths through k heads, k = 0 .. depth.
     """
 
@@ -74,11 +75,11 @@ def loop_report(
 
     Args:
         params, x: See `rc.apply`.
-        config: With a `layer_map` that repeats its layers, (0, 1, 0, 1, ...).
+        config: A configuration whose `layer_map` repeats its layers: (0, 1, 0, 1, ...).
         **inputs: mask, bias, segments and positions of `rc.apply`.
 
     Raises:
-        ValueError: A network that is not looped; what `rc.transverse_exponents` refuses.
+        ValueError: A network that is not looped, or that `rc.transverse_exponents` does not accept.
 
     Source: Wang et al. 2026 (arXiv 2606.18524) for the growth.
     """

@@ -1,7 +1,7 @@
-"""Predictions of the next token from parts of an output: loss and token of some paths alone.
+"""Predictions of the next token from parts of an output: loss and token for some paths alone.
 
-Logits are linear in the output of a network, hence a sum over its parts; their softmax is not.
-Vocabularies are read in pieces, so that no full table of logits [n, vocab] is ever in memory.
+Logits are linear in the output of a network, hence a sum over its parts, but their softmax is not.
+Vocabularies are read in pieces, so no full table of logits [n, vocab] is ever in memory.
 
 Axis letters: p parts, s sums of parts, n tokens, d width, v words of a piece of the vocabulary.
 """
@@ -80,7 +80,7 @@ def add_words(
     """Add a further piece of the vocabulary to the partial results.
 
     Args:
-        next_token: Before; `empty_next_token` at first.
+        next_token: Partial results so far; `empty_next_token` at first.
         words: Rows of the unembedding W for words first, first + 1, ...
         first: Index of the first of them; may be traced.
         parts: Parts of the output, the final norm frozen in them.
@@ -88,7 +88,7 @@ def add_words(
         targets: The true next token of each token.
         bias: [v], of these words; None for none.
         softcap: c of c tanh(logit/c); None for none.
-        word_mask: Bool [v], words that exist, where a piece is filled up; None for all.
+        word_mask: Bool [v], True for words that exist, where a piece is padded; None for all.
     """
     logits = jnp.einsum("sp,pnv->snv", sums, jnp.einsum("pnd,vd->pnv", parts, words))
     if bias is not None:
@@ -118,10 +118,11 @@ def add_words(
 def measure_agreement(
     next_token: NextToken, token_mask: ArrayLike
 ) -> tuple[Float[Array, "s"], Float[Array, "s"]]:
-    """Measure every sum's mean loss, and how often its next token is that of the first sum.
+    """Measure every sum's mean loss, and how often it predicts the same next token as the first
+    sum.
 
     Args:
-        next_token: After all pieces of the vocabulary.
+        next_token: Results after all pieces of the vocabulary.
         token_mask: Bool [n], positions that have a next token.
     """
     count = jnp.sum(token_mask)
@@ -144,10 +145,11 @@ def measure_next_token_by_length(
     same_up_to     share of positions with the full network's next token, [L + 1]
     same_without   the same of all lengths but k, [L + 1]
 
-    The sums are frozen: attention, norms (the final one too) and gates are the full network's.
+    The sums are frozen: attention, norms (including the final one) and gates come from the full
+    network.
 
     Args:
-        next_token: Of the sums of `list_sums_by_length`.
+        next_token: Loss and agreement of each sum from `list_sums_by_length`.
         token_mask: Bool [n], positions that have a next token.
     """
     loss, same = measure_agreement(next_token, token_mask)

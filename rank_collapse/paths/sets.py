@@ -1,9 +1,9 @@
 """Sampled sets of paths: drawing them and evaluating many at once, frozen or recomputed.
 
-Sets are Int [*sets, p, L], p paths each, with choices as in `enumeration`. They are data,
-not structure: heads are gathered by index, so that other paths never recompile. Paths that begin
-alike are computed once: they are visited in lexicographic order, each from the layer where it
-parts from the one before.
+Sets are Int [*sets, p, L], p paths each, with choices as in `enumeration`. They are data, not
+structure: heads are gathered by index, so other paths never recompile. A common beginning of
+several paths is computed once: paths are visited in lexicographic order, and each is computed from
+the first layer in which it differs from the path before.
 """
 
 import functools
@@ -99,9 +99,9 @@ def path_state(
 ) -> Float[Array, "n d"]:
     """Compute the state at the end of one path; differentiable.
 
-    The two meanings of a path give different numbers; say which one a figure shows.
-    Recomputed: see `steps.recomputed_step`. Frozen: the path's term of the decomposition,
-    without the offset; over all paths these terms and the offset sum to the output.
+    The two meanings of a path give different numbers, so a figure must name its meaning.
+    Recomputed: see `steps.recomputed_step`. Frozen: the path's term of the decomposition, without
+    the offset; over all paths these terms and the offset sum to the output.
 
     Args:
         params, x, config: See `apply`.
@@ -132,14 +132,15 @@ def path_set_states(
 ) -> Float[Array, "*sets n d"]:
     """Sum the final states of the paths of each set.
 
-    Every beginning that several paths share is computed once, whatever set they are in. Vmap
-    over examples or seeds with the same paths keeps that. Differentiable both ways; the reverse
+    A beginning that several paths share is computed once, in whatever sets they are. Vmap over
+    examples or seeds with the same paths keeps this. Differentiable in both modes; the reverse mode
     holds O(p L²) states.
 
     Args:
         paths: Sets of paths, Int [*sets, p, L]; may be traced.
-        keep: Bool, broadcast to [*sets, p], which paths are members, so that sets of several sizes
-            are one array; None for all. The others take no time where they repeat a member.
+        keep: Bool, broadcast to [*sets, p], True for paths that are members, so that sets of
+            several sizes fit into one array; None for all. Other paths take no time if they repeat
+            a member.
         params, x, config, semantics, no_sub_path, **inputs: See `path_state`.
 
     Raises:
@@ -169,9 +170,10 @@ def _sum_paths(params, prepared, config, paths, semantics, no_sub_path, keep):
         keep = jnp.broadcast_to(keep, paths.shape[:-1]).ravel()
         members = jnp.where(keep[order], members, flat.shape[0])
 
-    def visit(carry, item):
+    def visit(carry, numbered_path):
+        """Computes the states of one path from `first_new` on, and adds the last to its set."""
         states, sums = carry
-        path, first_new, member = item
+        path, first_new, member = numbered_path
 
         def advance(l, states):
             pass_layer = functools.partial(step, states[l], l, path[l])

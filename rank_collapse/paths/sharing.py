@@ -20,17 +20,17 @@ MAX_PARTS = 20  # 2^20 coalitions
 
 
 def coalition_values(value: Callable[[Float[Array, "p"]], Any], num_parts: int) -> Tree:
-    """Compute v of all 2^p coalitions of p parts, one after the other, storing values alone.
+    """Compute v of all 2^p coalitions of p parts, one after the other, keeping only the values.
 
-    Call it under jit where it is called more than once: outside, every call compiles.
+    Call it under jit if you call it more than once; outside of jit every call compiles.
 
     Args:
-        value: v, of the parts that are present [p] (1 or 0); any pytree of arrays.
+        value: v, a function of the present parts [p] (1 or 0); returns any pytree of arrays.
         num_parts: p.
 
     Returns:
-        The pytree of `value` with a leading axis [2^p]: part k is in coalition i where bit k of i
-        is set, so that 0 is no part, 2^k part k by itself and 2^p − 1 all.
+        The pytree of `value` with a leading axis [2^p]. Part k is in coalition i if bit k of i is
+        set, so coalition 0 is empty, 2^k is part k alone, and 2^p − 1 has all parts.
 
     Raises:
         ValueError: p below 1 or above `MAX_PARTS`.
@@ -52,8 +52,8 @@ def _membership(num_parts):
 def shapley_values(values: ArrayLike, num_parts: int) -> Tree:
     """Compute φ_k = Σ_{S ∌ k} |S|! (p − |S| − 1)!/p! (v(S ∪ k) − v(S)), exactly.
 
-    The mean, over all orders in which the parts may join, of what part k changes when it joins.
-    Σ_k φ_k = v(all) − v(none).
+    It is the mean, over all orders in which the parts may join, of the change of v when part k
+    joins. Σ_k φ_k = v(all) − v(none).
 
     Args:
         values: v of all coalitions [2^p, ...], from `coalition_values`; any pytree.
@@ -63,7 +63,7 @@ def shapley_values(values: ArrayLike, num_parts: int) -> Tree:
         The pytree with [p] instead of [2^p].
 
     Raises:
-        ValueError: As `coalition_values`, or values of another number of coalitions.
+        ValueError: In the cases of `coalition_values`; or values of another number of coalitions.
 
     Source: Shapley 1953, "A value for n-person games".
 
@@ -95,8 +95,8 @@ def covariance_shares(
 ) -> Float[Array, "p"]:
     """Compute Cov(z_k, z)/Var z of each part z_k of a sum z, over tokens, summed over classes.
 
-    The shares of all parts sum to 1. Where one is below 0 or above 1, parts cancel, and the
-    others are no fractions.
+    The shares of all parts sum to 1. A share below 0 or above 1 means that parts cancel; the other
+    shares are then not fractions either.
 
     Args:
         parts: z_k.

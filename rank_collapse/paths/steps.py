@@ -1,6 +1,6 @@
-"""One layer of one path, frozen or recomputed: the maps that path sets are made of.
+"""One layer of one path, frozen or recomputed: the maps from which path sets are computed.
 
-Choices are those of `enumeration`; heads are gathered by index, so that a path is data.
+Choices are indexed as in `enumeration`; heads are gathered by index, so that a path is data.
 """
 
 from collections.abc import Callable
@@ -45,7 +45,7 @@ def make_steps(
     """Make the functions that pass a path through a layer and finish a sum of paths.
 
     Args:
-        params, prepared: From `prepare_inputs`.
+        params, prepared: Parameters and inputs from `prepare_inputs`.
         config: The network.
         semantics: "frozen" or "recomputed".
         no_sub_path: Option for recomputed paths, see `recomputed_step`.
@@ -78,16 +78,16 @@ def recomputed_step(
 ) -> Float[Array, "n d"]:
     """Pass one layer of a recomputed path: a single head that attends from the path's own state.
 
-    The head adds its slice of the output projection and the full output bias. Then, with
-    a = P_h x W_h + b: N(λ x·[attention_skip] + γ a), the layer's sublayer, or with
-    `no_sub_path` γ a alone, normalised without gain and bias where the network is post-norm.
-    Then the MLP sublayer, if there is one. A skip leaves out the layer, MLP included.
+    The head adds its slice of the output projection and the full output bias. With a = P_h x W_h +
+    b, the layer's sublayer gives N(λ x·[attention_skip] + γ a); with `no_sub_path` it gives γ a
+    alone, normalised without gain and bias if the network is post-norm. Then comes the MLP
+    sublayer, if there is one. A skip leaves out the whole layer, including the MLP.
 
     Args:
         params, config: The network.
         x: The path's state before this layer.
         gains: Gains of all layers.
-        prepared: From `prepare_inputs`.
+        prepared: Inputs from `prepare_inputs`.
         layer: Index of the layer; may be traced.
         choice: 0..H−1 a head, H skip, −1 all heads; may be traced.
         no_sub_path: Leave the layer's input out of the attention sublayer's sum.
@@ -102,6 +102,7 @@ def recomputed_step(
         config = config.replace(attention_skip=False)
 
     def run_layer(attention, context, gains):
+        """Computes the layer with the attention parameters of one head."""
         block = jax.tree.map(lambda a: a[row], params.layers.replace(attention=None))
         block = block.replace(attention=attention)
         if no_sub_path and config.norm_placement in ("post", "both"):
@@ -183,7 +184,7 @@ def _head_params(stack: AttentionParams, row: Number, head: Number) -> Attention
     Args:
         stack: Parameters of all layers.
         row: Index of a row of the parameters; may be traced.
-        head: May be traced.
+        head: Index of the head; may be traced.
     """
     by_head = ("w_q", "b_q", "w_k", "b_k", "w_v", "b_v", "w_o", "v_score")
     fields = _pick_head(stack, by_head, row, head)

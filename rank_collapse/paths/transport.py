@@ -1,12 +1,13 @@
-"""What a state inside a network does to the last one: the Jacobian J_l, exact and by path length.
+"""How a state inside a network changes the last state: the Jacobian J_l, exact and by path length.
 
     fn = rc.paths.name_states(params, config)  # or any function with names
     moved = rc.paths.transport(fn, ids, direction, layer=4, branches="attention")
     moved.by_length  # [longest + 1, d]: J_l · direction, split by the attentions passed
 
-J_l is the mean Jacobian of the Jacobian lens: of the last state at all positions with respect to
-the state after layer l at one, summed over the later ones and averaged over the sources, without
-the first 16 positions, whose states are those of attention sinks.
+J_l is the mean Jacobian of the Jacobian lens: the derivative of the last state at all positions
+with respect to the state after layer l at one position, summed over the later positions and
+averaged over the sources. The first 16 positions are left out, because their states are those of
+attention sinks.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -36,9 +37,9 @@ class Transport(NamedTuple):
 
     Attributes:
         by_length: [k, d], mean over sources of the sum over positions, by path length.
-        by_position: [k, n, d], what arrives at each position from all sources together.
-        total: [d], of all lengths, those beyond the longest included: J_l · direction.
-        longer: [n, d], what paths beyond the longest bring to each position; None where there are
+        by_position: [k, n, d], the change at each position from all sources together.
+        total: [d], the sum over all lengths, including those beyond the longest: J_l · direction.
+        longer: [n, d], the change at each position by paths beyond the longest; None if there are
             none.
     """
 
@@ -90,19 +91,21 @@ def transport(
 ) -> Transport:
     """Compute J_l · direction from the state after layer l to the last state, by path length.
 
-    Exact by default: Σ_k by_length is the derivative. With freeze=True its frozen part, the path
-    sums of Dong et al. 2021, which is another vector.
+    Exact by default: Σ_k by_length is the derivative. With freeze=True it is the frozen part, the
+    path sums of Dong et al. 2021, which is a different vector.
 
     Args:
-        fn: From x to the last state [n, d], each layer's state with a `checkpoint_name`.
-        x: Its input; token ids too.
+        fn: Function that takes x and returns the last state [n, d]; each layer's state has a
+            `checkpoint_name`.
+        x: Input of the function, such as token ids.
         direction: [d], or [n, d] to use it as it is, without sources.
-        layer: Which state of the name, from 0.
+        layer: Index of the state among those of the name, from 0.
         branches, longest, freeze: See `function_contributions`, of one kind of branch.
         states: The name of the states: a regular expression.
-        sources: Positions that the direction is added to, whose mean is taken; None for all from
-            `skip` on.
-        skip: Positions from the start whose outputs are left out; where sources are given, too.
+        sources: Positions to which the direction is added, one at a time; the result is the mean
+            over them. None for all positions from `skip` on.
+        skip: Number of positions at the start whose outputs are left out; also used together with
+            `sources`.
 
     Returns:
         `Transport`.
@@ -141,7 +144,7 @@ def _place(direction, state, sources, skip):
     """Return the direction at its sources [n, d], and the number of these.
 
     Raises:
-        ValueError: Another shape, or no positions.
+        ValueError: A direction of another shape, or no positions.
     """
     if state.ndim != 2 or direction.shape not in (state.shape, state.shape[1:]):
         raise ValueError(
@@ -181,13 +184,13 @@ def transport_ranks(
     It runs the derivative along all d unit vectors of the source's state, `UNITS` at a time.
 
     Args:
-        fn, x, layer, states, branches, freeze, longest: See `transport`; longest=0 is the
-            cheapest where only the rank of all lengths together is needed.
+        fn, x, layer, states, branches, freeze, longest: See `transport`; longest=0 is the cheapest
+            if only the rank of all lengths together is needed.
         source: s.
         distances: m; None for all from 0 to the last position.
 
     Returns:
-        [longest + 2, distances]: of the part of each length, and last of all lengths together.
+        [longest + 2, distances]: for the part of each length, and last for all lengths together.
 
     Raises:
         ValueError: In the same cases as `transport`; distances beyond the last position.

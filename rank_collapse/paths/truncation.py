@@ -1,7 +1,7 @@
 """Self-consistent truncation: the output of a network without paths longer than K.
 
-Frozen sums keep the attention, norm statistics and gates of the full network, long paths included.
-Here every sublayer takes them from the state that paths of length at most K make, so that longer
+Frozen sums keep the attention, norm statistics and gates of the full network, which includes long
+paths. Here every sublayer computes them from the state of the paths of length at most K, so longer
 paths have no influence at all.
 """
 
@@ -74,12 +74,13 @@ class Truncated(ByLength):
         self.length_exists = length_exists[:, None, None, None]  # Bool [a, 1, 1, 1]
 
     def apply_norm(self, layer, spec, channels):
-        """Divide each channel by the σ of the sum of all that exist."""
+        """Divide each channel by the σ that the norm computes for the sum of all channels."""
         scale = frozen_scale(sum_channels(channels), layer.config)
         extra = FrozenLayer({(spec.kind, spec.after_branch): scale})
         return super().apply_norm(layer.replace(extra=extra), spec, channels)
 
     def apply_attention(self, layer, branch_input):
+        """Applies attention with the weights that the sum of the kept paths gives."""
         x, params, context = sum_channels(branch_input), layer.params.attention, layer.context
         scores = attn.attention_scores(params, x, x, context=context, **layer.score_options)
         weights = attention_weights(scores, context, layer.config.normalise)
@@ -98,7 +99,7 @@ def _run_truncated(params, prepared, config, length):
     """Pass the channels of lengths up to K through the network.
 
     Args:
-        params, prepared: From `prepare_inputs`.
+        params, prepared: Parameters and inputs from `prepare_inputs`.
         config: The network.
         length: K, or several [k].
     """

@@ -1,6 +1,6 @@
-"""Pretrained architectures as configurations of the one network.
+"""Pretrained architectures as configurations of the network.
 
-`load` reads a checkpoint folder as Hugging Face saves it, or a model in memory; `random_like`
+`load` reads a checkpoint folder in the format of Hugging Face, or a model in memory; `random_like`
 gives the same architecture at its own initialisation. `open_checkpoint` leaves the layers in the
 file until `stream` measures them, one by one. A family is a table of entries and names, in
 `families`.

@@ -1,6 +1,6 @@
 """The files of a checkpoint: its config.json, and its tensors by name.
 
-Tensors are of a safetensors file, of a `torch.save` file, or of a model in memory.
+Tensors come from a safetensors file, from a `torch.save` file, or from a model in memory.
 """
 
 import contextlib
@@ -53,7 +53,7 @@ class Tensors:
     """The tensors of a model by name, each read when asked for.
 
     Args:
-        folder, file: Where they are, for messages.
+        folder, file: Folder and file of the tensors, for messages.
         entries: {name: `Stored`}.
     """
 
@@ -104,16 +104,16 @@ def list_tensors(path: Path) -> dict[str, Stored]:
 def _read_unchanged(path, opened, read, rows):
     """Read rows of a tensor, if nothing was written to its file since it was opened.
 
-    The file is mapped: to read what was cut off would end the process. Another file that took its
-    place leaves the mapped one as it is.
+    The file is mapped, so reading a part that was cut off would end the process. Another file that
+    took its place does not change the mapped one.
 
     Args:
         path: Path of the file.
-        opened: Its `os.stat` when it was opened.
+        opened: Result of `os.stat` when the file was opened.
         read, rows: See `Stored`.
 
     Raises:
-        ValueError: It is cut short, or has changed.
+        ValueError: The file is cut short, or has changed.
     """
     with contextlib.suppress(FileNotFoundError):
         now = os.stat(path)
@@ -146,7 +146,8 @@ def _read_safetensors(path):
 
 
 def _torch_file(path):
-    """Load the tensors of a `torch.save` file by name, of a training state those of its model."""
+    """Load the tensors of a `torch.save` file by name; from a training state, load those of its
+    model."""
     try:
         import torch
     except ImportError:
@@ -177,8 +178,8 @@ def wrap_torch_tensors(path: Path, tensors: Mapping[str, object]) -> dict[str, S
         tensors: {name: tensor}.
 
     Raises:
-        ValueError: One whose values are no array in memory: nested, sparse, quantised, or on the
-            device "meta".
+        ValueError: A tensor whose values are not an array in memory: nested, sparse, quantised, or
+            on the device "meta".
     """
     return {name: _wrap_tensor(path, name, tensor) for name, tensor in tensors.items()}
 
@@ -193,7 +194,7 @@ def _wrap_tensor(path, name, tensor):
 
 
 def _find_fault(tensor):
-    """Returns why the values of a tensor of torch are no array in memory; "" where they are."""
+    """Returns why the values of a torch tensor are not an array in memory; "" where they are."""
     kind, layout = (str(value).removeprefix("torch.") for value in (tensor.dtype, tensor.layout))
     if getattr(tensor, "is_nested", False):
         return "nested"

@@ -1,4 +1,4 @@
-"""Entries of a config.json: defaults, allowed values, and what they say of rotary positions."""
+"""Entries of a config.json: defaults, allowed values, and rotary positions."""
 
 import functools
 import math
@@ -54,7 +54,7 @@ def check_entry(name: str, value: object, entry: Entry) -> None:
     Args:
         name: Name of the entry, for the message.
         value: See config.json.
-        entry: What is allowed.
+        entry: Allowed types and limits.
     """
     kinds = entry.kinds
     if type(value) not in kinds and not (float in kinds and type(value) is int):
@@ -73,7 +73,7 @@ def check_allowed(settings: Mapping[str, object], name: str, allowed: tuple[obje
     Args:
         settings: Settings of the model.
         name: Name of the entry.
-        allowed: Its supported values.
+        allowed: Supported values of the entry.
     """
     if settings[name] not in allowed:
         values, value = " or ".join(map(repr, allowed)), quote_value(settings[name])
@@ -90,7 +90,8 @@ ANY_LENGTH = 2**31
 def rotary_entry(settings: Mapping[str, object], kind: str | None = None) -> Settings:
     """Select the entry on rotary positions, of one kind of layers.
 
-    With both the old one counts, as in transformers: users add it to extend the context.
+    If both entries exist, the old one counts, as in transformers: users add it to extend the
+    context.
 
     Args:
         settings: `rope_scaling` and `rope_parameters` among them.
@@ -112,14 +113,14 @@ def rotary_fields(
     """Compute the fields of `TransformerConfig` for rotary positions.
 
     Args:
-        entry: From `rotary_entry`.
-        settings: For `rope_theta` and `max_position_embeddings`; and, where a family has it,
-            `original_max_position_embeddings`, which comes before the entry's own.
+        entry: Entry from `rotary_entry`.
+        settings: Settings with `rope_theta` and `max_position_embeddings`. If a family has
+            `original_max_position_embeddings`, this takes precedence over the entry's own value.
         width: Width of a head.
         share: Share of the width that is rotated, where the entry does not say.
 
     Raises:
-        ValueError: A kind of scaling that is not known, or one of its numbers missing.
+        ValueError: An unknown kind of scaling, or a missing number.
 
     Source: Chen et al. 2023 (linear), bloc97 2023 (dynamic NTK), Peng et al. 2023 (YaRN), Ding et
     al. 2024 (LongRoPE), Dubey et al. 2024 (Llama 3.1).
@@ -159,10 +160,10 @@ def local_theta(settings: Mapping[str, object], theta: float) -> float:
 
     Args:
         settings: Settings of the model.
-        theta: Where the config does not say.
+        theta: Default, if the config does not have it.
 
     Raises:
-        ValueError: A scaling of these, or a share of the width of their own.
+        ValueError: These positions have a scaling, or their own share of the width.
     """
     name = "sliding_attention"
     entry = {"rope_theta": theta}
@@ -183,7 +184,7 @@ def _yarn_fields(entry, number, powers, theta, original, positions):
     In between the change is linear.
 
     Args:
-        entry: From `rotary_entry`.
+        entry: Entry from `rotary_entry`.
         number: Reads a number of it.
         powers: Wavelengths of the pairs over 2 π.
         theta, original, positions: Base, positions of the first training, positions of the model.
@@ -239,9 +240,9 @@ def _positive_number(entry, name, default=None):
     """Returns a number of an entry on rotary positions, which must be positive.
 
     Args:
-        entry: From `rotary_entry`.
+        entry: Entry from `rotary_entry`.
         name: Name of the number.
-        default: Where it is absent.
+        default: Value if the entry is absent.
     """
     value = default if entry.get(name) is None else entry[name]
     check_entry(name, value, Entry(None, (float,)))
@@ -254,10 +255,10 @@ def _as_floats(values):
 
 
 def num_positions(entry: Mapping[str, object], settings: Mapping[str, object]) -> int:
-    """Returns the positions that the model is made for: more where the scaling reaches further.
+    """Returns the number of positions for which the model is made; more if the scaling extends it.
 
     Args:
-        entry: From `rotary_entry`.
+        entry: Entry from `rotary_entry`.
         settings: Settings of the model.
     """
     positions, kind = settings["max_position_embeddings"], entry.get("rope_type", entry.get("type"))

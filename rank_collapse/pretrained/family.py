@@ -1,6 +1,6 @@
 """A family of models as a table: the entries of its config.json, and where its tensors lie.
 
-What such a table is written with is imported from here, wherever it is defined.
+The names that such a table uses are imported from here, wherever they are defined.
 """
 
 import dataclasses
@@ -83,24 +83,25 @@ class Family:
         entries: The entries of config.json that are read: their defaults, or `Entry`s.
         reads: {field of `TransformerConfig` or, if it has none of that name, of
             `EmbeddingConfig`: the entry it is}; "depth", "num_heads" and "d_model" among them.
-        names: Where tensors lie; a function of (weights, settings) where that differs.
-        anchors: Ends of tensor names, one of which is in every checkpoint: what stands before it
-            is the prefix of all names.
-        fields, embedding: Of `TransformerConfig` and `EmbeddingConfig`, the same in all models.
+        names: Names of the tensors; a function of (weights, settings) if they differ.
+        anchors: Ends of tensor names, one of which is in every checkpoint; the text before it is
+            the prefix of all names.
+        fields, embedding: Fields of `TransformerConfig` and `EmbeddingConfig` that are the same in
+            all models.
         computed: settings → fields that follow from several entries, "embedding" a dictionary.
         allowed: {entry: its values for which there is a network}.
         gated: Whether the MLP has a gate, whose activation the entry of `reads["mlp"]` names.
         interleaved: Whether rotary positions turn neighbouring features; ours turn two halves.
-        biases: {kind of map, as in `mapping`: whether it has a bias, or the entry that says it};
-            "" for all others. Of norms by default those of a LayerNorm, and no head's ("head").
-        gain_offset: What is added to the stored gains of norms.
+        biases: {kind of map, as in `mapping`: whether it has a bias, or the entry that decides it};
+            "" for all others. By default LayerNorms have biases, and heads ("head") do not.
+        gain_offset: Number to add to the stored gains of norms.
         init: (tensor name, settings, layers) → how the tensor is drawn at initialisation.
-        head: The table of a causal language model where it is not that of the tokens; None where
-            there is no such head, or one that is not linear.
-        masked_head: Of a masked language model: the stem of its head's transform, and the name of
+        head: The table of a causal language model where it differs from the table of the tokens;
+            None where there is no such head, or one that is not linear.
+        masked_head: For a masked language model: the stem of the head's transform, and the name of
             the bias of its logits; None where there is none.
-        sizes: settings → sizes of axes of its own.
-        rows: settings → what stands in the stem's braces, row by row; None for 0 .. depth − 1.
+        sizes: settings → sizes of the family's own axes.
+        rows: settings → the text in the stem's braces, row by row; None for 0 .. depth − 1.
         counted: {stem: the entry that counts it}, where this is not the depth.
         parts: The networks of one checkpoint, where there are several; the first is the default.
     """
@@ -156,7 +157,7 @@ class Family:
         """Complete the entries of a config.json by the defaults and, of several parts, the part.
 
         Args:
-            config_json: Its content.
+            config_json: Content of config.json.
             part: One of `parts`; None for the first.
 
         Raises:
@@ -220,8 +221,8 @@ class Family:
 
         Args:
             weights: The model's tensors.
-            settings: Its entries, of `complete_settings`.
-            config: Its network, of `make_config`.
+            settings: Settings from `complete_settings`.
+            config: Configuration from `make_config`.
 
         Raises:
             ValueError: A tensor that is missing or of another shape than the config implies, or
@@ -243,7 +244,7 @@ class Family:
     def read_unembedding(
         self, weights: Weights, settings: Settings, config: TransformerConfig
     ) -> Unembedding | None:
-        """Read a causal language model's head: a table of its own, or that of the tokens.
+        """Read a causal language model's head: its own table, or the table of the tokens.
 
         Args:
             weights, settings, config: See `read_params`.

@@ -37,10 +37,10 @@ def settings_of(source: object, part: str | None = None) -> Settings:
     """Read the entries of a config.json, completed by the family's defaults.
 
     Args:
-        source: One of: a checkpoint folder; "hf:" and a name on the hub, see `hub`; "random:" and
-            the name of one of `PUBLISHED`, a folder or a name on the hub, of whose architecture
-            weights are then drawn; a dictionary with the entries of a config.json, `model_type`
-            among them.
+        source: A checkpoint folder; "hf:" and a name on the hub, see `hub`; "random:" and the name
+            of one of `PUBLISHED`, of a folder or of a model on the hub, whose architecture then
+            gets random weights; or a dictionary with the entries of a config.json, including
+            `model_type`.
         part: "encoder" or "decoder" of a model that has both (T5); its encoder by default.
 
     Raises:
@@ -87,7 +87,7 @@ def load(
 ) -> tuple[TransformerConfig, TransformerParams]:
     """Load the network of a checkpoint folder, or of a model of `transformers`, with its weights.
 
-    Heads and poolers are not read. Weights are read once; the folder is only read.
+    Heads and poolers are not read. Weights are read once; the folder is not changed.
 
     Args:
         folder: Holds config.json and model.safetensors, pytorch_model.bin, or shards of either.
@@ -115,14 +115,14 @@ def open_checkpoint(
 ) -> OpenCheckpoint:
     """Open a checkpoint whose layers are read one by one, for models larger than memory.
 
-    Weights outside of the layers are read here; those of a layer are checked and read when
+    Weights outside of the layers are read here. The weights of a layer are checked and read when
     `stream`, or `OpenCheckpoint.layer`, asks for them.
 
     Args:
         folder, part, dtype: See `load`.
 
     Raises:
-        FileNotFoundError, ValueError: In the same cases as `load`; of a layer when it is read.
+        FileNotFoundError, ValueError: In the same cases as `load`; for a layer, when it is read.
     """
     return OpenCheckpoint(*_read_checkpoint(folder, part, dtype, lazy=True))
 

@@ -1,9 +1,9 @@
 """From named tensors to the parameters of the network, as a family's table of names says.
 
-A table goes from a place in the parameters to a name in the file. Axes are written as in einops,
-"(h k) d -> h d k": those of the file and, after the arrow, those of the network, where they
-differ. Letters: d width, h heads, g groups of keys and values, k and v their widths, f MLP, e
-embedding, i input, p positions, s segments, r registers, b buckets; other words are a family's own.
+A table maps a place in the parameters to a name in the file. Axes are written as in einops, "(h k)
+d -> h d k": the axes of the file and, after the arrow, those of the network, where they differ.
+Letters: d width, h heads, g groups of keys and values, k and v their widths, f MLP, e embedding, i
+input, p positions, s segments, r registers, b buckets; other letters belong to one family.
 """
 
 import dataclasses
@@ -34,7 +34,8 @@ class Leaf(NamedTuple):
 
 
 class Map(NamedTuple):
-    """A map with weight and bias whose axes are others than `_MAPS` has, or several in one."""
+    """A map with weight and bias whose axes differ from those in `_MAPS`, or several maps in
+    one."""
 
     name: str
     weight: str
@@ -120,7 +121,7 @@ def take_tensor(weights: Weights, name: str, axes: str, sizes: Mapping[str, int]
 
 @dataclasses.dataclass(frozen=True)
 class Reader:
-    """What reads the tensors of one model."""
+    """Reads the tensors of one model."""
 
     weights: Weights  # Its tensors
     config: TransformerConfig  # The network
@@ -155,7 +156,7 @@ class Reader:
 
         Args:
             names: A table of `Names`.
-            stem: What stands before the names of tensors.
+            stem: Prefix of the names of tensors.
         """
         nested: dict[str, Tree] = {}
         for place, entry in names.items():
@@ -176,7 +177,7 @@ class Reader:
 
         Args:
             names: The family's.
-            row: What stands in the stem's braces.
+            row: Text in the stem's braces.
         """
         table = dict(names.layer)
         first = row[0] == 0 and not self.config.first_norm
@@ -190,7 +191,7 @@ class Reader:
         return BlockParams(**fields)
 
     def read_outside(self, names: Names) -> dict[str, Tree]:
-        """Read what `TransformerParams` has besides its layers."""
+        """Read the fields of `TransformerParams` other than its layers."""
         table, tables = dict(names.outside), self.config.embedding
         tokens = table.pop("embedding.tokens", None)
         fields = {"embedding": EmbeddingParams()} | self.read_fields(table)
@@ -207,9 +208,9 @@ class Reader:
         """Yields (path in the parameters, array) of one line of a table.
 
         Args:
-            place: In the parameters.
-            entry: What the table has for it.
-            stem: What stands before the names of tensors.
+            place: Path in the parameters.
+            entry: Entry of the table.
+            stem: Prefix of the names of tensors.
         """
         is_norm = place.endswith("norm")
         if callable(entry):
@@ -243,6 +244,7 @@ class Reader:
         return array[..., np.r_[0:width:2, 1:width:2, width:total]]
 
     def _take_array(self, name, axes, norm):
+        """Returns a tensor of the checkpoint with these axes; zeros where it has no name."""
         if name is None:
             return np.zeros([self._axis_sizes[a] for a in axes.split()], self.weights.dtype)
         array = take_tensor(self.weights, name, axes, self._axis_sizes)

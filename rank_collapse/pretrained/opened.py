@@ -56,7 +56,8 @@ def read_head(
         weights, family, settings, config: Weights, family, settings and configuration of the model.
 
     Raises:
-        ValueError: A head whose table is not that of the tokens, or tensors of a wrong shape.
+        ValueError: A head whose table differs from the table of the tokens, or tensors of a wrong
+            shape.
     """
     if family.masked_head is None or not weights.has_tensor(
         f"{family.masked_head[0]}.dense.weight"
@@ -129,7 +130,7 @@ class OpenCheckpoint:
         return stored_values(self.layers.get(row_index(self.config, index)))
 
     def stored_layer(self, index: int, coming: int | None = None) -> Tree:
-        """Read `layer` as a tree of `Stored`; a thread begins to read the layer `coming`.
+        """Read the layer as a tree of `Stored`; a thread begins to read the next layer, `coming`.
 
         Args:
             index: Index of the layer.
@@ -180,7 +181,7 @@ class InMemory:
         self.layers = _HeldLayers(params.layers)
 
     def stored_layer(self, index: int, coming: int | None = None) -> Tree:
-        """Returns one layer's parameters from memory, where nothing is `coming` to be read."""
+        """Returns one layer's parameters from memory; nothing is read ahead."""
         return self.layers.get(row_index(self.config, index))
 
     def prepare_batch(
@@ -203,7 +204,7 @@ class _HeldLayers:
         return jax.tree.map(lambda a: Stored(a[row], tuple(range(a.ndim - 1))), self.stack)
 
     def drop(self) -> None:
-        """Keeps the stack: it is the caller's."""
+        """Keeps the stack, which belongs to the caller."""
 
 
 Source = OpenCheckpoint | InMemory

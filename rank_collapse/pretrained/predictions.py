@@ -1,9 +1,9 @@
-"""What a language model predicts: the next token, and the logit lens of every layer.
+"""Predictions of a language model: the next token, and the logit lens of every layer.
 
 The head's table is read in pieces. Lens: the state X^l goes through the final norm and the
 unembedding. *Recomputed*: with the norm's statistics of X^l itself (nostalgebraist 2020). *Frozen*:
-with those of the last state, so that the lens is linear and the differences of two layers are what
-a layer adds to the logits.
+with the statistics of the last state, so that the lens is linear and the difference of two layers
+is the layer's contribution to the logits.
 
 Axis letters: b examples, p parts, s sums or states, l layers, n tokens, d width, v words of a
 piece, k top words.
@@ -38,7 +38,8 @@ WORDS = 2048  # of the vocabulary at once: bounds the memory of the logits of al
 def targets_of(
     ids: ArrayLike, mask: ArrayLike | None = None
 ) -> tuple[Int[np.ndarray, "b n"], Bool[np.ndarray, "b n"]]:
-    """Returns (the token after each, whether there is one): the last token of each text has none.
+    """Returns (the token after each token, whether there is one); the last token of each text has
+    none.
 
     Args:
         ids: Tokens [b, n].
@@ -86,8 +87,8 @@ def next_tokens(
     Args:
         unembedding: The head; its table is read once.
         parts: Parts of the output of each example [b, p, n, d], the final norm in them.
-        sums: Which parts make each sum, [s, p].
-        targets: From `targets_of`, [b, n].
+        sums: Weights of the parts in each sum, [s, p].
+        targets: Targets from `targets_of`, [b, n].
     """
     parts = jnp.asarray(parts)
     partial = jax.vmap(lambda _: empty_next_token(len(sums), parts.shape[2], parts.dtype))(targets)
@@ -121,12 +122,12 @@ def token_losses(
 
     Args:
         unembedding: The head; its table is read once.
-        states: What it is applied to, [b, s, n, d].
+        states: Outputs to which the head is applied, [b, s, n, d].
         targets: The true tokens, [b, n]: the next ones (`targets_of`), or those that were masked.
-        chosen: Bool [b, n], of which tokens the means are; at least one of each example.
+        chosen: Bool [b, n], the tokens to average over; at least one in each example.
 
     Raises:
-        ValueError: An example of which none is chosen.
+        ValueError: An example without a chosen token.
     """
     chosen, targets = jnp.asarray(chosen), jnp.asarray(targets)
     count = chosen.sum(axis=-1)
@@ -163,8 +164,8 @@ def _add_words(partial, first, words, bias, word_mask, parts, sums, targets, sof
     """Add a piece of the vocabulary, of `read_pieces`, to the partial results of all examples."""
     options = {"bias": bias, "softcap": softcap, "word_mask": word_mask}
 
-    def add_example(item):
-        partial, parts, targets = item
+    def add_example(example):
+        partial, parts, targets = example
         return add_words(partial, words, first, parts, sums, targets, **options)
 
     # One example after the other: the logits of all sums of all of them would be much memory.
@@ -207,7 +208,7 @@ def lens_measures(
     output: Float[AnyArray, "b n d"],
     keep: ArrayLike,
 ) -> dict[str, Float[np.ndarray, "b s"]]:
-    """Compare the prediction of each state with that of the output, means over tokens.
+    """Compare the prediction of each state with the prediction of the output, means over tokens.
 
     kl       KL(p_s ‖ p) = Σ_v p_s(v) (log p_s(v) − log p(v)) in nats, p_s of the state, p of the
              output
@@ -215,7 +216,7 @@ def lens_measures(
 
     Args:
         unembedding: The head; its table is read once, in pieces.
-        states, output: After the final norm.
+        states, output: States and output after the final norm.
         keep: Bool [b, n], the tokens that exist.
 
     Source: Csordás et al. 2025, Do language models use their depth efficiently?
@@ -242,12 +243,13 @@ def _add_lens_words(partial, first, words, bias, word_mask, states, softcap):
     Args:
         partial: `_Words` so far, leaves [b, ...].
         first, words, bias, word_mask: Results of `read_pieces`.
-        states: [b, s, n, d], the last of which is the output.
+        states: [b, s, n, d]; the last one is the output.
         softcap: See `Unembedding`.
     """
 
-    def add_example(item):
-        partial, states = item
+    def add_example(example):
+        """Adds a piece of the vocabulary to the partial sums of one example."""
+        partial, states = example
         logits = jnp.einsum("snd,vd->snv", states, words) + bias[None, None]
         if softcap is not None:
             logits = softcap * jnp.tanh(logits / softcap)

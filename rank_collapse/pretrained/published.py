@@ -1,7 +1,7 @@
 """The three models whose residual curves were published (Dong et al. 2021): sizes and curves.
 
-A name such as "random:bert-base-cased" is that architecture with random weights; a plain name is
-that of a folder, everywhere.
+A name such as "random:bert-base-cased" means that architecture with random weights; a plain name
+always means a folder.
 """
 
 import json
@@ -42,19 +42,19 @@ def is_random_name(source: object) -> bool:
 
 
 def suggest_names(folder: str | os.PathLike) -> str:
-    """Says what a name that is no folder could have meant.
+    """Suggests names for a name that is not a folder.
 
     Args:
-        folder: That does not exist; a path of several folders could have meant nothing else.
+        folder: Path that does not exist; a path of several folders gets no suggestion.
     """
     name = str(folder)
     if not name or name.startswith((".", "/", "~")) or name.count("/") > 1:
         return ""
-    drawn = name if name in PUBLISHED else "NAME"
+    architecture = name if name in PUBLISHED else "NAME"
     names = "" if name in PUBLISHED else f" (NAME: {', '.join(PUBLISHED)})"
     return (
-        f"; hf:{name} is the model of that name on the Hugging Face hub, {RANDOM}{drawn} random "
-        f"weights of an architecture{names}"
+        f"; hf:{name} is the model of that name on the Hugging Face hub, {RANDOM}{architecture} "
+        f"random weights of an architecture{names}"
     )
 
 
@@ -64,7 +64,7 @@ def published_curves(
     """Returns {"init" or "pretrained": {variant: residual ratio by layer}} of a model of this size.
 
     Args:
-        settings: From `rank_collapse.pretrained.settings_of`.
+        settings: Settings from `rank_collapse.pretrained.settings_of`.
         depth: Number of layers.
 
     Returns:

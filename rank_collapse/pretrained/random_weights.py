@@ -29,7 +29,7 @@ class Draw(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Initialisation:
-    """Normal(0, std), biases of zero and unit gains, but for names with these ends."""
+    """Normal(0, std), biases of zero and unit gains, except for names with these ends."""
 
     std: str = "initializer_range"  # The entry of config.json that is the standard deviation
     gain: float = 1.0  # Of norms, whose names have "norm" or "ln_" in them
@@ -45,7 +45,7 @@ class Initialisation:
         Args:
             name: Name of the tensor.
             settings: Settings of the model.
-            depth: Its layers.
+            depth: Number of layers.
         """
         for end, value in {".bias": 0.0, **self.values}.items():
             if name.endswith(end):
@@ -77,7 +77,7 @@ class RandomWeights(Weights):
         self.draw = draw
 
     def has_tensor(self, name: str) -> bool:
-        """Returns True: what the config asks for, the model has."""
+        """Returns True: the model has every tensor that the config asks for."""
         return not name.endswith(".")
 
     def check_depth(self, layer: str, depth: int) -> None:

@@ -69,7 +69,7 @@ class CheckpointReport:
     def collapsed_at(self, ablation: str = WHOLE) -> int | None:
         """Returns the first layer whose mean residual ratio is below the alarm of `rc.MEASURES`.
 
-        None where no layer is; the mean is over examples, of `decisive_ratios`.
+        None if no layer is below it; the mean is over examples, of `decisive_ratios`.
 
         Args:
             ablation: "Transformer" for the full model, "SAN" for its attention alone.
@@ -79,7 +79,8 @@ class CheckpointReport:
         return int(np.argmax(is_below)) if is_below.any() else None
 
     def decisive_ratios(self, ablation: str = WHOLE) -> np.ndarray:
-        """Returns the residual ratios [b, L + 1]; without a few tokens where these decide them.
+        """Returns the residual ratios [b, L + 1]; where a few tokens decide them, without these
+        tokens.
 
         Args:
             ablation: See `collapsed_at`.
@@ -105,7 +106,7 @@ def checkpoint_report(
         source: An open checkpoint, read layer by layer, or a network in memory.
         inputs: See `pretrained.stream`: x and a mask [b, n].
         chunk: Examples at once.
-        done: Called after each layer with the state of the stream.
+        done: Function that is called after each layer with the state of the stream.
 
     Returns:
         `CheckpointReport` of the full model, with the states of its attention alone ("SAN").
@@ -150,10 +151,11 @@ COUNTED, ROLLOUT, BY_NORM = "counted", "rollout", "exact sums by norm"
 def compute_length_laws(
     num_heads: int, attention_share: Float[AnyArray, "b l"], path_size: Float[AnyArray, "b k"]
 ) -> dict[str, Float[np.ndarray, "b k"]]:
-    """Compute three distributions of the path length, which answer "how long?" very differently.
+    """Compute three distributions of the path length, which give very different answers.
 
-    Counted, each of the (1 + H)^L paths weighs the same. In the rollout a layer's attention counts
-    with its share λ_l of the stream. The exact sum over the paths of length k counts with its norm.
+    In the count, each of the (1 + H)^L paths has the same weight. In the rollout, a layer's
+    attention has its share λ_l of the stream as weight. In the exact sum, the paths of length k
+    together have the norm of their sum as weight.
 
     Args:
         num_heads: H.
@@ -161,8 +163,8 @@ def compute_length_laws(
         path_size: ‖C_k‖ [b, L + 1], of `rc.path_contributions`.
 
     Returns:
-        {weighting: probabilities [b, L + 1] of the lengths 0 .. L}; NaN where all sizes are 0, as
-        of weights so small that products of them are.
+        {weighting: probabilities [b, L + 1] of the lengths 0 .. L}; NaN where all sizes are 0,
+        which happens if products of very small weights underflow.
 
     Source: Dong et al. 2021; arXiv 2602.16837 for the shares.
     """
@@ -188,7 +190,7 @@ def mean_lengths(laws: Mapping[str, Float[np.ndarray, "b k"]]) -> dict[str, floa
 def tabulate_lengths(laws: Mapping[str, Float[np.ndarray, "b k"]]) -> list[dict[str, object]]:
     """Tabulate mean, median and 99 % quantile of the path length by each law, a row for each.
 
-    A law that is NaN, of some text, has None.
+    A law that is NaN in some text gives None.
 
     Args:
         laws: Result of `compute_length_laws`.

@@ -1,9 +1,12 @@
 """Measurements on a checkpoint, layer by layer: each layer's weights are read, used and dropped.
 
-All measurements that are asked for go through a layer while its weights are there; the next layer
-is read meanwhile. What is kept is one layer, the next as it lies in the file, and what passes
-carry from layer to layer. One program is compiled for the layers of each variant; variants of which
-only states are measured, and which differ in nothing but skips, share one.
+A group is a set of passes over some examples of one variant (ablation) of the network; a part is a
+chunk of the examples of a group.
+
+All requested measurements go through a layer while its weights are in memory; the next layer is
+read meanwhile. Memory holds one layer, the next one as it lies in the file, and the carries of the
+passes. One program is compiled for the layers of each variant; variants that measure only states,
+and that differ only in skips, share one program.
 
 Axis letters: b examples, l layers, n tokens, d width.
 """
@@ -75,21 +78,21 @@ def stream(
 
     Args:
         source: An open checkpoint, or a network in memory.
-        inputs: Arrays [b, ...] by argument name of `rank_collapse.apply`, x among them; None for
-            one that is absent. Lists of texts of different lengths are filled up and masked: what
-            results say of tokens beyond a text's end means nothing.
+        inputs: Arrays [b, ...] by argument name of `rank_collapse.apply`, including x; None for an
+            absent one. Lists of texts of different lengths are padded and masked; results for
+            tokens beyond a text's end have no meaning.
         groups: The passes by name; a group shares a forward pass.
-        chunk: Examples at once: bounds the memory of what a layer computes. All examples go
-            through a layer while it is there.
-        done: Called after each layer with the state.
+        chunk: Number of examples computed at once, which bounds the memory of a layer. All examples
+            go through a layer while its weights are in memory.
+        done: Function that is called after each layer with the state.
 
     Returns:
         {group: {pass: its result}}, arrays [b, ...].
 
     Raises:
-        ValueError: Inputs of different lengths, chunk below 1, a group of no example; tokens
-            outside of the vocabulary or positions; weights that are not finite, or so large that
-            hidden states are not, or that make them all 0; a network that a pass does not cover.
+        ValueError: Inputs of different lengths, a chunk below 1, or a group without examples;
+            tokens outside of the vocabulary or positions; weights that are not finite, or that make
+            hidden states infinite or all 0; a network that a pass does not cover.
         OSError: A file that cannot be read any more.
     """
     config, outside, batch = source.prepare_batch(inputs)
@@ -125,8 +128,8 @@ def stream(
             )
             state.carries[i], state.layer_results[i] = None, []
             for name, result in zip(part.names, _on_host(part, part_results), strict=True):
-                kept = jax.tree.map(lambda a, n=part.count: a[:n], result)
-                results.setdefault(part.group, {}).setdefault(name, []).append(kept)
+                unpadded = jax.tree.map(lambda a, n=part.count: a[:n], result)
+                results.setdefault(part.group, {}).setdefault(name, []).append(unpadded)
     finally:
         source.layers.drop()
     return {
@@ -139,7 +142,7 @@ def stream(
 
 
 def _on_host(part, results):
-    """Convert what the passes of a part keep to NumPy's arrays."""
+    """Convert the results of the passes to NumPy arrays."""
     passes, _ = part.measured
     host_results = jax.tree.map(np.asarray, results)
     return tuple(p.on_host(result) for p, result in zip(passes, host_results, strict=True))
@@ -216,8 +219,8 @@ def _split_groups(source, groups, total, chunk):
 def _shared_program(group, config):
     """Find the ablation whose program measures a group, and the skips that are then left.
 
-    States are the same with a skip of gain 0 and without one. The skips are None for those of the
-    ablation.
+    A skip with gain 0 gives the same states as no skip, so ablations that differ only in skips can
+    share one compiled program.
 
     Args:
         group: One of the groups of `stream`.
@@ -247,10 +250,11 @@ def assemble_layer(
 
     Args:
         stored: A tree of `Stored`.
-        outside, example, config: Of `prepare_batch`; one example of its inputs.
+        outside, example, config: The parameters outside of the layers, one example of the inputs,
+            and the configuration, from `prepare_batch`.
         index: Index of the layer; may be traced.
         ablation: The parts to remove.
-        passes: That must cover the network.
+        passes: Passes that must cover the network.
     """
     config = config.replace(layer_map=(0,) * config.depth)  # all layers are the one row
     params = outside.replace(layers=jax.tree.map(lambda a: a[None], stored_values(stored)))
@@ -290,9 +294,9 @@ def _step_part(measured, stored, outside, examples, config, index, hidden, carri
     """Pass a part through one layer: (states, carries, each pass's result of the layer).
 
     Args:
-        measured: `_Part.measured`; the others as of `_begin_part`.
+        measured: `_Part.measured`; for the others see `_begin_part`.
         index: Index of the layer.
-        hidden, carries: Before the layer.
+        hidden, carries: States and carries before the layer.
     """
     passes, ablation = measured
 
@@ -308,7 +312,7 @@ def _finish_part(measured, stored, outside, examples, config, hidden, carries, l
     """Build the result of each pass of a part, [b, ...].
 
     Args:
-        measured: `_Part.measured`; the others as of `_step_part`.
+        measured: `_Part.measured`; for the others see `_step_part`.
         layer_results: Results of each pass for all layers, [b, l, ...].
     """
     passes, ablation = measured

@@ -6,8 +6,8 @@
     report.figure().savefig("depth.png")
 
 The literature has several definitions of "depth used", which disagree on the same network. The
-report gives all of them with their sources, and the exact sums over paths beside them. Lens and
-cosine are those of the code of Hu et al. 2025; what differs from the authors': docs/related.md.
+report gives all of them with their sources, and also the exact sums over paths. Lens and cosine
+follow the code of Hu et al. 2025; docs/related.md lists the differences.
 
 Axis letters: b examples, l layers, n tokens.
 """
@@ -63,7 +63,7 @@ class DepthUsed(NamedTuple):
 
     Attributes:
         layers: How many of the L layers are used; None where the definition gives no number.
-        definition: In words.
+        definition: The definition in words.
         source: Paper.
     """
 
@@ -77,7 +77,7 @@ class PathLength(NamedTuple):
 
     Attributes:
         length: At most L.
-        definition: In words.
+        definition: The definition in words.
         source: Paper.
     """
 
@@ -202,12 +202,13 @@ def depth_report(
         ids: Tokens [n] of one text, [b, n], or a list of texts of different lengths.
         config: Configuration of the network in memory.
         mask: Bool [b, n], the tokens that exist; None for all.
-        unembedding: Of the network in memory; by default the table of its token embedding.
+        unembedding: Unembedding of the network in memory; by default the table of its token
+            embedding.
         chunk: Examples at once.
-        done: Called after each layer with the state of the stream.
+        done: Function that is called after each layer with the state of the stream.
 
     Raises:
-        ValueError: No language model, or what `pretrained.stream` refuses.
+        ValueError: The model is not a language model, or `pretrained.stream` raises an error.
 
     Source: Csordás et al. 2025, Do language models use their depth efficiently?, with the
     thresholds of Hu et al. 2025 (arXiv 2512.14064); Gromov et al. 2024; Men et al. 2024; for sums
@@ -254,7 +255,7 @@ def depth_used(
 
     Args:
         measures: Names of measures, see `depth_report`.
-        loss: Loss of the whole network [b], nats a token.
+        loss: Loss of the full model [b], in nats per token.
     """
     mean = {name: values.mean(axis=0, dtype=np.float64) for name, values in measures.items()}
     depth, loss = len(mean["error"]), float(np.mean(loss))
@@ -264,7 +265,8 @@ def depth_used(
     kl, overlap = mean["lens_kl"][:depth], mean["lens_overlap"]
 
     def first_layer(reached):
-        """Returns the first layer reached; as the authors' code, of all layers but the last."""
+        """Returns the first layer reached; like the authors' code, among all layers but the
+        last."""
         places = np.flatnonzero(reached[: depth - 1])
         return int(places[0]) if len(places) else None
 

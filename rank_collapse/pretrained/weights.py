@@ -49,7 +49,7 @@ class Weights:
 
         Args:
             name: Name of the tensor.
-            rows, width: Its shape.
+            rows, width: Shape of the table.
         """
         return self._lazy_table(name, rows, width) if self.lazy else self.take(name, rows, width)
 
@@ -61,7 +61,7 @@ class Weights:
         """Stack layer(row) of every row: one leading layer axis, no second copy in memory.
 
         Args:
-            rows: What `layer` is called with.
+            rows: Arguments for `layer`.
             layer: row → a tree of arrays.
 
         Returns:
@@ -84,6 +84,7 @@ class Weights:
         """Move the leaves of a tree that is not stacked to JAX, in the weights' dtype."""
 
         def move_leaf(a):
+            """Copies one array to the device in the weights' dtype; a `Table` stays."""
             if isinstance(a, Table):
                 return a
             copy = _allocate_aligned(a.shape, self.dtype)
@@ -108,7 +109,7 @@ class CheckpointWeights(Weights):
         lazy: bool = False,
         tied: bool = False,
     ):
-        """Finds the prefix of all names: what stands before one of the `anchors`.
+        """Finds the prefix of all names: the text before one of the `anchors`.
 
         Args:
             checkpoint: `Tensors` of the model.
@@ -152,7 +153,7 @@ class CheckpointWeights(Weights):
         """Check whether the checkpoint has the tensor; for a name that ends in ".", any below it.
 
         Args:
-            name: Without the prefix.
+            name: Name without the prefix.
         """
         if name.endswith("."):
             return any(n.startswith(self.prefix + name) for n in self.names)
@@ -162,8 +163,8 @@ class CheckpointWeights(Weights):
         """Read one tensor.
 
         Args:
-            name: Without the prefix.
-            *shape: That the config implies.
+            name: Name without the prefix.
+            *shape: Shape that the config implies.
 
         Raises:
             ValueError: Missing, of another shape than the config implies, or of whole numbers.
@@ -175,11 +176,11 @@ class CheckpointWeights(Weights):
         return Table(lambda a, b: self.checkpoint.read(stored, slice(a, b)), (rows, width))
 
     def _find_tensor(self, name, shape):
-        """Returns the name in the file of a tensor that is there in this shape.
+        """Returns the name in the file of a tensor that exists in this shape.
 
         Args:
-            name: Without the prefix.
-            shape: That the config implies.
+            name: Name without the prefix.
+            shape: Shape that the config implies.
 
         Raises:
             ValueError: Missing, of another shape, or of whole numbers.
@@ -280,7 +281,7 @@ class Table:
         self.read, self.shape = read, shape
 
     def rows(self, indices: ArrayLike) -> np.ndarray:
-        """Read some of the rows, each by itself."""
+        """Read some of the rows, one by one."""
         return np.concatenate([self.read(int(i), int(i) + 1) for i in indices])
 
     def chunks(self, size: int) -> Iterable[tuple[int, np.ndarray]]:

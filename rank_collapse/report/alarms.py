@@ -45,9 +45,9 @@ def find_alarms(
     """Find the first alarm of every metric, threshold and seed, in order of steps.
 
     Args:
-        rows: From `runs.metrics.read`; NaN passes no threshold but one that is `finite`.
-        thresholds: What to look for, such as `measures.COLLAPSE`; metrics that are not there are
-            not looked for.
+        rows: Rows from `runs.metrics.read`. NaN exceeds no threshold except one that is `finite`.
+        thresholds: Thresholds to look for, such as `measures.COLLAPSE`; metrics that do not exist
+            are ignored.
     """
     rows = sorted(rows, key=lambda row: row["step"])
     names = dict.fromkeys(name for row in rows for name in row)
@@ -74,21 +74,22 @@ def find_alarms(
                         float(np.atleast_1d(value_at_step)[worst]),
                     )
                     row = seed_rows[index]
-                    of_all = np.atleast_1d(np.asarray(row[name], float))[worst]
-                    of_bulk = bool(np.isfinite(value) and value != of_all)
-                    spiked = not of_bulk and _is_spiked(row, name, worst)
+                    full_value = np.atleast_1d(np.asarray(row[name], float))[worst]
+                    is_bulk = bool(np.isfinite(value) and value != full_value)
+                    spiked = not is_bulk and _is_spiked(row, name, worst)
                     raised.append(
-                        Alarm(name, threshold, row["step"], value, layer, seed, spiked, of_bulk)
+                        Alarm(name, threshold, row["step"], value, layer, seed, spiked, is_bulk)
                     )
                     break
     return sorted(raised, key=lambda alarm: alarm.step)
 
 
 def _decisive_value(row, name):
-    """Returns a value of a row; of a residual ratio that of the bulk where a few tokens decide it.
+    """Returns a value of a row; for a residual ratio that a few tokens decide, the ratio of the
+    bulk.
 
     Args:
-        row: From `runs.metrics.read`.
+        row: Row from `runs.metrics.read`.
         name: Name of the metric, such as "encoder.residual_ratio".
     """
     value, bulk_name = row[name], name.removesuffix(_RATIO) + "bulk_ratio"
@@ -103,15 +104,15 @@ def metric_thresholds(name: str, thresholds: Sequence[Threshold]) -> list[Thresh
     """Returns the thresholds of a metric: of its full name, else of the name after the dot.
 
     Args:
-        name: Such as "encoder.residual_ratio".
-        thresholds: All there are.
+        name: Name of the metric, such as "encoder.residual_ratio".
+        thresholds: All thresholds.
     """
     by_name = [threshold for threshold in thresholds if threshold.name == name]
     return by_name or [t for t in thresholds if t.name == name.rpartition(".")[2]]
 
 
 def _passing_indices(values, threshold):
-    """Returns which of the values, numbers or arrays [l], may pass a threshold; in order.
+    """Returns the values, numbers or arrays [l], that may exceed a threshold; in order.
 
     Args:
         values: Values of one metric, in order of steps.

@@ -1,4 +1,4 @@
-"""The figure of a depth report: what each layer of a language model is used for."""
+"""The figure of a depth report: the use of each layer of a language model."""
 
 from collections.abc import Mapping
 
@@ -63,7 +63,7 @@ def depth_figure(
     length_laws: Mapping[str, np.ndarray],
     needed_length: float | int,
 ) -> Figure:
-    """Plot what each layer of a language model is used for, and how long its paths are.
+    """Plot the use of each layer of a language model, and the lengths of its paths.
 
     Args:
         measures: {name: [b, L] or [b, L + 1]}, `DepthReport.measures`.

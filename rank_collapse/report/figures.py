@@ -53,7 +53,8 @@ R = TypeVar("R")
 
 
 def styled(draw: Callable[P, R]) -> Callable[P, R]:
-    """Wrap a function that draws, so that it does so in this package's style, legends included."""
+    """Wrap a function that draws a figure, so that it uses this package's style, legends
+    included."""
 
     @functools.wraps(draw)
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -72,7 +73,7 @@ def figure(rows: int = 1, columns: int = 1, width: float = 4.2, height: float = 
     Args:
         rows, columns: Rows and columns of panels.
         width, height: Inches of one panel.
-        options: For `Figure.subplots`, such as sharey=True.
+        options: Options of `Figure.subplots`, such as sharey=True.
     """
     from matplotlib.figure import Figure
 
@@ -112,9 +113,9 @@ def band(
         ax: Axes to draw on.
         x: Positions [k].
         values: [s, k]; NaN is left out.
-        label: Of the legend, in the words of `WORDS`.
-        index: Picks colour and marker.
-        options: For `Axes.plot`.
+        label: Label in the legend, in the words of `WORDS`.
+        index: Index of the colour and marker.
+        options: Options of `Axes.plot`.
     """
     with np.errstate(invalid="ignore"):
         values = np.ma.masked_invalid(np.asarray(values, float))
@@ -152,7 +153,8 @@ def log_band(
 ) -> None:
     """Plot the geometric mean over seeds as a line, a deviation of the logarithm as a band.
 
-    A gap where a seed has no number above 0, unlike `band`'s mean of those that have.
+    Leaves a gap where a seed has no number above 0; `band` takes the mean of the seeds that have
+    one.
 
     Args:
         ax, x, values, label, index, options: See `band`.

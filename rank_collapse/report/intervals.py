@@ -12,7 +12,7 @@ from rank_collapse.struct import check_numbers
 
 
 class Interval(NamedTuple):
-    """Both ends of an interval; that of a value of which nothing is known is (−∞, ∞)."""
+    """Both ends of an interval; an unknown value has the interval (−∞, ∞)."""
 
     low: float = -math.inf
     high: float = math.inf
@@ -26,20 +26,20 @@ class Interval(NamedTuple):
 def mean_interval(values: Iterable[float], level: float = 0.95) -> Interval:
     """Compute Student's interval of a mean: x̄ ± t s/√n, t the quantile of n − 1 degrees of freedom.
 
-    Of paired differences, one of two treatments of the same seeds is ahead where the interval lies
-    on one side of 0. It presumes draws that are near normal: of a statistic that is bounded or
-    takes few values it may leave the range of these.
+    For paired differences, one of two treatments of the same seeds is ahead where the interval lies
+    on one side of 0. The method presumes draws that are nearly normal: for a statistic that is
+    bounded or takes few values, the interval may leave the range.
 
     Args:
         values: One per seed.
-        level: Share of such intervals that hold the mean of all seeds there could be.
+        level: Share of such intervals that contain the mean over all possible seeds.
 
     Raises:
-        ValueError: A level that is no share.
+        ValueError: A level outside (0, 1).
 
     Returns:
-        (−∞, ∞) of fewer than two seeds, of seeds that are all equal, which say nothing about their
-        spread, and where a value is not finite.
+        (−∞, ∞) for fewer than two seeds, for seeds that are all equal (they show nothing about
+        their spread), and where a value is not finite.
 
     Source: Student 1908, "The probable error of a mean".
     """

@@ -24,7 +24,7 @@ def metrics_figure(
 
     Args:
         rows: Rows of metrics, from `runs.metrics.read`.
-        thresholds: Drawn as lines.
+        thresholds: Thresholds, which are drawn as lines.
     """
     names = metric_names(rows, thresholds)[:MOST_PANELS]
     fig, axes = figures.panels(len(names), COLUMNS, width=3.4, height=2.5)
@@ -63,7 +63,7 @@ def metric_names(
 
     Args:
         rows: Rows of a file with metrics.
-        thresholds: Which may be passed.
+        thresholds: Thresholds that may be crossed.
     """
     names = dict.fromkeys(name for row in rows for name in row)
     names = [name for name in names if name not in ("step", "seed")]

@@ -5,6 +5,7 @@ No script: what unfolds is a `details` element.
 
 import base64
 import html
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,10 +22,10 @@ class Section:
         title: Heading.
         command: How the numbers were made.
         status: Beside the heading, HTML.
-        body: Under the heading, HTML.
+        body: HTML under the heading.
         figures: (PNG, caption) pairs; the first is shown, the others unfold.
         table: Rows of numbers by column.
-        folded: (title, HTML) of what unfolds.
+        folded: (title, HTML) of the folded parts.
         details: Small print below the command.
     """
 
@@ -52,10 +53,10 @@ def render(
 
     Args:
         title, intro: At the top.
-        sections: In order.
+        sections: The sections in order.
         footer: Small print at the end.
         opening: HTML before the first section.
-        style: A style sheet beside `STYLE`.
+        style: A style sheet in addition to `STYLE`.
     """
     contents = "".join(
         f'<a href="#{escape_html(s.name)}">{escape_html(s.title)}{s.status}</a>' for s in sections
@@ -105,6 +106,24 @@ def escape_html(value: object) -> str:
     return html.escape(str(value))
 
 
+def render_inline(text: str) -> str:
+    """Render a paragraph of Markdown as HTML: code, bold text, powers; a link leaves its words.
+
+    Args:
+        text: Text without blocks (tables, lists, headings).
+    """
+    escaped = escape_html(re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", text))
+    # Code comes apart first, so that nothing within it is taken for bold text or a power.
+    parts = re.split(r"`([^`]*)`", escaped)
+    for place, part in enumerate(parts):
+        if place % 2:
+            parts[place] = f"<code>{part}</code>"
+        else:
+            bold = re.sub(r"\*\*(.+?)\*\*", r"<b>\1</b>", part)
+            parts[place] = re.sub(r"(?<=\w)\^(\w+)", r"<sup>\1</sup>", bold)
+    return "".join(parts)
+
+
 def wrap_wide(content: str) -> str:
     """Wrap HTML so that it scrolls sideways where the screen is narrower."""
     return f'<div class="wide">{content}</div>'
@@ -128,6 +147,7 @@ def _render_figure(figure):
 
 
 def _render_section(section):
+    """Renders one section: heading, text, first figure, table, and folded parts."""
     heading = (
         f'<h2 id="{escape_html(section.name)}">{escape_html(section.title)}{section.status}</h2>'
     )

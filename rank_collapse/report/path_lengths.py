@@ -28,7 +28,7 @@ def plot_length_laws(
 
 @figures.styled
 def path_length_figure(laws: Mapping[str, np.ndarray]) -> Figure:
-    """Plot `plot_length_laws` as a figure of its own."""
+    """Plot `plot_length_laws` as a separate figure."""
     fig, axes = figures.figure(width=6.5, height=3.0)
     plot_length_laws(axes[0, 0], laws)
     return fig

@@ -14,14 +14,16 @@ from rank_collapse.struct import refuse_if
 def plot(
     profile: Profile | Mapping[str, Any] | Sequence[Profile | Mapping[str, Any]],
 ) -> figures.Figure:
-    """Plot a panel per measure, its value by layer; of a batch mean and deviation.
+    """Plot a panel for each measure, with its value by layer; for a batch, its mean and deviation.
 
     `rc.plot(rc.profile(trace)).savefig("profile.png")`. Several profiles share the panels:
-    `rc.plot({"trained": p, "random": q})`. Logarithmic where values span more than a decade;
-    layers whose residual is decided by rounding (`Profile.rounding`) in any of them are shaded.
+    `rc.plot({"trained": p, "random": q})`. Axes are logarithmic where values span more than a
+    decade. Layers in which rounding decides the residual of any profile (`Profile.rounding`) are
+    shaded.
 
     Args:
-        profile: From `rc.profile`, or {measure: [l] or [l, b]}; or several, as a list or by label.
+        profile: Profile from `rc.profile`, or {measure: [l] or [l, b]}; or several profiles, as a
+            list or by label.
 
     Raises:
         ValueError: No measure, or arrays that are not [l] or [l, b].

@@ -36,8 +36,8 @@ def check_drawing(purpose: str, instead: str = "") -> None:
     """Check that figures can be drawn here.
 
     Args:
-        purpose: What needs them, for the message.
-        instead: What works without them.
+        purpose: Name of the feature that needs figures, for the message.
+        instead: Description of an alternative without figures.
 
     Raises:
         MissingPackage: Without matplotlib.

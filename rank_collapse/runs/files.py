@@ -1,7 +1,7 @@
 """Files of a run: written whole, and locked; every error is one line.
 
-All that is written into a folder of the user is written here: under a temporary name that nobody
-can foresee, or in place (`open_log`), and through no link.
+This module writes everything that goes into a user's folder: under a temporary name that nobody can
+foresee, or in place (`open_log`), and never through a link.
 """
 
 import contextlib
@@ -52,7 +52,7 @@ def make_folder(path: str | os.PathLike) -> None:
     """Makes a folder and its parents; the folder that the user names may be a link to one.
 
     Raises:
-        RunError: It cannot be made or written to.
+        RunError: The folder cannot be made or written to.
     """
     with name_write_errors(path):
         Path(path).mkdir(parents=True, exist_ok=True)
@@ -61,7 +61,7 @@ def make_folder(path: str | os.PathLike) -> None:
 
 
 def make_subfolder(path: str | os.PathLike) -> None:
-    """Makes a folder inside of the one that the user names, which is no link.
+    """Makes a folder inside the folder that the user names; it must not be a link.
 
     Raises:
         RunError: It is a link, which may lead out of the folder; or it cannot be made.
@@ -71,14 +71,14 @@ def make_subfolder(path: str | os.PathLike) -> None:
 
 
 def check_no_links(folder: str | os.PathLike, names: Iterable[str]) -> None:
-    """Check that some folders of a folder, and all that are inside of them, are no links.
+    """Check that some folders of a folder, and all folders inside them, are not links.
 
     Args:
-        folder: That the user names.
-        names: Names of folders in it, which need not be there.
+        folder: Folder that the user names.
+        names: Names of folders in it, which need not exist.
 
     Raises:
-        RunError: One is a link: what is written into it would be outside.
+        RunError: One is a link, so files would be written outside of the folder.
     """
     for name in names:
         path = Path(folder) / name
@@ -92,7 +92,7 @@ def write_atomically(path: str | os.PathLike, data: bytes) -> None:
 
     Args:
         path: The file.
-        data: All of it.
+        data: Bytes of the whole file.
 
     Raises:
         RunError: The file cannot be written.
@@ -130,7 +130,7 @@ def delete_temporary(folder: str | os.PathLike) -> None:
     """Delete what processes that were killed have left of `open_replacement`; the caller locks.
 
     Args:
-        folder: With all folders inside of it.
+        folder: The folder, with all folders inside it.
     """
     with name_write_errors(folder):
         for path in Path(folder).rglob(f"{_TEMPORARY}*.tmp"):
@@ -141,7 +141,7 @@ def delete_temporary(folder: str | os.PathLike) -> None:
 def open_log(path: str | os.PathLike) -> Iterator[BinaryIO]:
     """Open a file to append lines to it; made if absent.
 
-    Of a file with a second name (a hard link) only this one gets the lines.
+    If the file has a second name (a hard link), only this name gets the lines.
 
     Args:
         path: Path of the file.
@@ -161,10 +161,10 @@ def open_log(path: str | os.PathLike) -> Iterator[BinaryIO]:
 
 
 def delete_files(folder: str | os.PathLike, names: Iterable[str]) -> None:
-    """Delete files and folders of a folder, those that are there; of links the link alone.
+    """Delete those files and folders of a folder that exist; of a link, delete only the link.
 
     Args:
-        folder: It.
+        folder: Folder that holds them.
         names: Names of the files and folders.
 
     Raises:
@@ -182,7 +182,7 @@ def delete_files(folder: str | os.PathLike, names: Iterable[str]) -> None:
 def lock_folder(path: Path) -> BinaryIO:
     """Lock a folder until the returned file is closed or the process ends.
 
-    Where the file system has no locks there is none.
+    If the file system has no locks, the folder is not locked.
 
     Args:
         path: The folder.
@@ -215,7 +215,7 @@ def write_arrays(
 
     Args:
         path: The file.
-        arrays: By name.
+        arrays: Arrays by name.
         compressed: Whether they are compressed.
 
     Raises:
@@ -229,7 +229,7 @@ def load_arrays(path: str | os.PathLike) -> dict[str, np.ndarray]:
     """Load the arrays of an .npz file, all of them, which checks their checksums.
 
     Raises:
-        RunError: It cannot be read, or is not as it was written.
+        RunError: The file cannot be read, or differs from what was written.
     """
     try:
         with open_regular(path) as file, np.load(file) as saved:
@@ -248,7 +248,7 @@ def read_object(path: str | os.PathLike) -> dict[str, Any]:
     """Read a JSON object.
 
     Raises:
-        RunError: It cannot be read, or is no JSON object.
+        RunError: The file cannot be read, or is not a JSON object.
     """
     try:
         content = json.loads(read_regular(path))
@@ -260,11 +260,11 @@ def read_object(path: str | os.PathLike) -> dict[str, Any]:
 
 
 def damaged_file_error(path: str | os.PathLike, reason: object) -> RunError:
-    """Make the error of a file that is not as it was written, and what helps.
+    """Make the error of a damaged file, with advice.
 
     Args:
         path: The file.
-        reason: What reading it said.
+        reason: Message of the error from reading it.
     """
     remade = "delete this file, and the same command makes it again"
     remedy = _REMEDIES.get(Path(path).name, remade)

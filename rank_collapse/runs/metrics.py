@@ -35,7 +35,7 @@ def append(
         step: Number of the step, epoch or token, as the run counts.
         values: Numbers by name, or arrays [l] with one for each layer. NaN is written as null and
             infinity as "Infinity" or "-Infinity", since JSON has no numbers for them.
-        seed: Which run of an ensemble.
+        seed: Seed of the run in an ensemble.
 
     Raises:
         ValueError: A value that is neither a number nor a list of them; or a step between whole
@@ -63,7 +63,7 @@ def drop(path: str | os.PathLike, seeds: Iterable[int], after: int = -1) -> None
 
     Args:
         path: The file; nothing is done where there is none.
-        seeds: Which runs of an ensemble.
+        seeds: Seeds of the runs in an ensemble.
         after: The last step whose lines stay.
 
     Raises:
@@ -81,6 +81,7 @@ def drop(path: str | os.PathLike, seeds: Iterable[int], after: int = -1) -> None
 
 
 def _is_later(line, seeds, after):
+    """Returns whether a line belongs to one of the seeds and a later step, or is cut off."""
     try:
         row = json.loads(line)
     except (ValueError, RecursionError):
@@ -90,6 +91,7 @@ def _is_later(line, seeds, after):
 
 
 def _append_line(path, line):
+    """Appends a JSON line, after the end of a line that was cut off."""
     make_folder(Path(path).parent)
     with open_log(path) as file:
         file.seek(0, os.SEEK_END)
@@ -109,11 +111,12 @@ def _last_byte(file):
 
 
 def read(path: str | os.PathLike) -> list[dict[str, Any]]:
-    """Read the lines of a file in order of (seed, step); of a step written twice the last.
+    """Read the lines of a file in order of (seed, step); if a step was written twice, the last line
+    counts.
 
-    A run that resumes from a checkpoint writes some steps again. Lines that are cut off, as by a
-    process that was killed while it wrote, or without a whole number "step", and values that are
-    no metric's, such as text, are left out. null is read as NaN.
+    A run that resumes from a checkpoint writes some steps again. The function leaves out lines that
+    are cut off (by a process that was killed while it wrote), lines without a whole number "step",
+    and values that are not metrics, such as text. null is read as NaN.
 
     Args:
         path: The file.
@@ -123,7 +126,7 @@ def read(path: str | os.PathLike) -> list[dict[str, Any]]:
         name.
 
     Raises:
-        RunError: The file cannot be read, or has lines, but none of a metric.
+        RunError: The file cannot be read, or none of its lines has metrics.
     """
     try:
         lines = read_regular(path).split(b"\n")
@@ -157,7 +160,7 @@ def _read_integer(value):
 
 
 def _read_metric(value):
-    """Read a number, or an array of them; None for what is neither."""
+    """Read a number, or an array of numbers; None for any other value."""
     try:
         return (
             np.array([_read_float(v) for v in value])
@@ -169,7 +172,7 @@ def _read_metric(value):
 
 
 def _read_float(value):
-    """Read a number of JSON; what is a bool, another text or an object is a TypeError."""
+    """Read a JSON number; a bool, a text or an object raises a TypeError."""
     if value is None:
         return math.nan
     if value not in ("Infinity", "-Infinity") and type(value) not in (int, float):

@@ -3,7 +3,7 @@
 import contextlib
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from rank_collapse.printed import escape_text, print_lines
 
@@ -13,9 +13,9 @@ class Progress:
 
     Args:
         total: Number that the count reaches at the end.
-        label: What is computed.
+        label: Name of the computation.
         quiet: Whether nothing is shown.
-        stream: Where it is shown.
+        stream: Stream that shows the line.
         interval: Seconds between two lines, by default a fifth in a terminal and 5 elsewhere.
     """
 
@@ -41,18 +41,19 @@ class Progress:
         self._done += count
         self._skipped += count
 
-    def advance(self, count: int, values: str = "") -> None:
-        """Count what is done, and show values after it.
+    def advance(self, count: int, describe: Callable[[], str] = str) -> None:
+        """Count a finished step, and show values after it.
 
         Args:
             count: Done since the last time.
-            values: Such as "loss 0.31".
+            describe: Returns the values, such as "loss 0.31"; called only where they are shown.
         """
         self._done += count
         now = time.monotonic()
         if now - self._shown >= self._interval or self._done >= self._total:
             self._shown = now
-            self._show(self._describe(now, values))
+            if not self._quiet:
+                self._show(self._describe(now, describe()))
 
     def say(self, message: str) -> None:
         """Write a line that stays."""
@@ -62,7 +63,8 @@ class Progress:
 
     @contextlib.contextmanager
     def time_activity(self, activity: str) -> Iterator[None]:
-        """Say how long took what is no progress, such as compiling; it does not enter the speed."""
+        """Report how long an activity without steps took, such as compiling; it does not enter the
+        speed."""
         begun = time.monotonic()
         yield
         seconds = time.monotonic() - begun
@@ -79,16 +81,16 @@ class Progress:
             self._width = 0
 
     def _describe(self, now, values):
+        """Returns the share that is done, the values, the time taken and the time left."""
         elapsed, fresh = now - self._begun, self._done - self._skipped
         share = self._done / max(self._total, 1)
-        left = elapsed * (self._total - self._done) / max(fresh, 1)
+        seconds_left = elapsed * (self._total - self._done) / max(fresh, 1)
         parts = [f"{share:4.0%}", values, format_seconds(elapsed)]
-        parts += [f"{format_seconds(left)} left"] if self._done < self._total else []
+        parts += [f"{format_seconds(seconds_left)} left"] if self._done < self._total else []
         return ", ".join(filter(None, parts))
 
     def _show(self, line):
-        if self._quiet:
-            return
+        """Prints a line; in a terminal it replaces the last one."""
         line = escape_text(f"{self._label}: {line}")
         if self._in_terminal:
             self._stream.write(f"\r{line:<{self._width}}")

@@ -33,7 +33,7 @@ def seed_keys(base_seed: int, num_seeds: int, first: int = 0) -> Key:
 
     Args:
         base_seed: Seed from which the run derives all its seeds.
-        num_seeds, first: How many, and the first of them.
+        num_seeds, first: Number of the seeds, and the first of them.
     """
     numbers = np.arange(check_whole("num_seeds", num_seeds, 1))
     return fold_seeds(base_seed, check_whole("first", first, 0) + numbers)
@@ -74,7 +74,7 @@ def shard_seeds(tree: Tree, mesh: Mesh, size: int | None = None) -> Tree:
 
     Args:
         tree: The leaves.
-        mesh: From `seed_mesh`.
+        mesh: Mesh from `seed_mesh`.
         size: Seeds and repeats; None for the next multiple of the number of devices.
 
     Raises:
@@ -98,13 +98,14 @@ def to_host(tree: Tree, num_seeds: int | None = None) -> Tree:
 
     Args:
         tree: Arrays, with leading seed axes where `num_seeds` is given.
-        num_seeds: Cut to that many, since what is laid out is padded.
+        num_seeds: Number of seeds to keep, because laid-out arrays are padded.
 
     Returns:
         Numpy arrays; random keys stay keys, on one device.
     """
 
     def copy_leaf(leaf):
+        """Copies one array to the host; random keys stay keys."""
         if is_key(leaf):
             data = copy_leaf(jax.random.key_data(leaf))
             return jax.random.wrap_key_data(data, impl=jax.random.key_impl(leaf))
@@ -137,23 +138,24 @@ def run_seeds(
 ) -> Callable:
     """Return fn(*one seed's pytrees, shared) as one jitted call for all seeds on all devices.
 
-    Nothing is communicated. Call the result with leaves [s, ...] in all arguments but the last (s a
-    multiple of the mesh: `shard_seeds`), and any pytree, the same for every seed, in the last; it
-    returns fn's outputs with a leading seed axis, laid out over the mesh.
+    Nothing is communicated. Call the result with leaves [s, ...] in all arguments but the last (s
+    is a multiple of the mesh: `shard_seeds`), and with any pytree in the last, which is the same
+    for every seed. It returns fn's outputs with a leading seed axis, laid out over the mesh.
 
     Args:
         fn: Function of one seed.
-        mesh: From `seed_mesh`.
-        at_once: Seeds that a device vmaps over; it runs such groups one after the other. None for
-            all its seeds. Changes no result beyond rounding.
+        mesh: Mesh from `seed_mesh`.
+        at_once: Number of seeds over which a device vmaps; it runs such groups one after the other.
+            None for all its seeds. It changes results only by rounding.
         donate: Positions of arguments whose memory the result may reuse.
-        level: How hard XLA optimises on a CPU: at 1 it takes two thirds of its default's time, for
-            programs as fast; 0 is for what runs once, such as random draws. JAX's own setting,
-            JAX_DISABLE_MOST_OPTIMIZATIONS=1, wins.
+        level: How hard XLA optimises on a CPU. Level 1 compiles in two thirds of the default's
+            time, and the programs are as fast; level 0 is for programs that run once, such as
+            random draws. JAX's own setting, JAX_DISABLE_MOST_OPTIMIZATIONS=1, takes precedence.
     """
     at_once = None if at_once is None else check_whole("at_once", at_once, 1)
 
     def on_device(*arguments):
+        """Computes the seeds of one device, vmapped or one after the other."""
         *by_seed, shared = arguments
         count = jax.tree.leaves(by_seed)[0].shape[0]
         if at_once == 1:

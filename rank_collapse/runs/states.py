@@ -1,7 +1,7 @@
-"""Saving and restoring a pytree of arrays by step, each in a file of its own.
+"""Saving and restoring a pytree of arrays by step, each step in its own file.
 
-Leaves are stored under their path in the tree, on the host, so that a state saved under one
-number of devices is restored under another.
+Leaves are stored under their path in the tree, on the host, so a state saved with one number of
+devices can be restored with another.
 """
 
 import os
@@ -81,10 +81,10 @@ def unflatten_state(saved: Mapping[str, object], like: Tree, subject: str) -> An
         saved: Arrays by path.
         like: Arrays, or jax.ShapeDtypeStruct, with the structure, dtypes and shardings of the
             result.
-        subject: Whose arrays these are, for the message.
+        subject: Owner of the arrays, for the message.
 
     Raises:
-        ValueError: Other names or shapes than those of `like`.
+        ValueError: Names or shapes that differ from those of `like`.
     """
     leaves = jax.tree_util.tree_leaves_with_path(like)
     expected = {_leaf_name(path): leaf for path, leaf in leaves}

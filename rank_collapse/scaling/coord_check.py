@@ -1,4 +1,4 @@
-"""A coordinate check over depth: do a network's quantities stay of one size when it gets deeper?
+"""A coordinate check over depth: do a network's quantities keep their size when it gets deeper?
 
     check = rc.coord_check(build, depths=(2, 8, 32))     # build(depth, seed=s) → step function
     print(check)
@@ -54,8 +54,9 @@ class Slope(NamedTuple):
 
     Attributes:
         quantity, over: Its name; "depth" or "width".
-        slope, low, high: Mean over seeds and its 95 % interval, infinite of one seed, and the slope
-            itself where several seeds agree exactly; NaN where a size has no positive number.
+        slope, low, high: Mean over seeds and its 95 % interval, which is infinite for one seed, and
+            the slope itself where several seeds agree exactly; NaN where a size has no positive
+            number.
         ratio: Largest over smallest geometric mean over seeds, between all depths or widths.
         reason: Why there is no number, or "".
     """
@@ -85,7 +86,7 @@ class CoordCheck:
     def __post_init__(self):
         for name, sizes in (("depths", self.depths), ("widths", self.widths or (1, 2))):
             few = len({*sizes}) < max(len(sizes), 2)
-            refuse_if(few, f"{name}={sizes} are not two different {name} or more")
+            refuse_if(few, f"{name}={sizes} must have at least two different values")
             check_numbers("(0, inf)", arrays=True, **{name: np.asarray(sizes)})
 
     def slopes(self, step: int = -1) -> list[Slope]:
@@ -162,7 +163,7 @@ def _fit_slope(name, over, sizes, logs):
     """Fit the slope of logarithms.
 
     Args:
-        name, over: Of the `Slope`.
+        name, over: Name and abscissa of the `Slope`.
         sizes: Depths or widths.
         logs: Logarithms of the quantity, [sizes, seeds].
     """
@@ -192,20 +193,21 @@ def coord_check(
 
     Args:
         build: build(depth, seed=s), or build(depth, width=w, seed=s) with widths, → a function
-            without arguments that takes one training step and returns what it measured before it:
-            "hidden" [..., n, d], the states after the last block, of the same tokens at every step;
-            where there are any, "before", those before the last block; "logits" [..., n, v];
+            without arguments that takes one training step and returns measurements from before it:
+            "hidden" [..., n, d], the states after the last block, for the same tokens at every
+            step; optionally "before", the states before the last block; "logits" [..., n, v];
             "query_gradient", an array; and other numbers by name. Arrays of any framework.
         depths, widths: At least two of each that is given, all different.
-        steps, seeds: Training steps, and networks of each size: of one a slope has no interval.
+        steps, seeds: Number of training steps, and number of networks of each size; with one
+            network a slope has no interval.
 
     Raises:
-        ValueError: Too few sizes, or not all above 0; a step without "hidden"; arrays of another
-            shape; a number with the name of a measured one.
+        ValueError: Too few sizes, or sizes that are not above 0; a step without "hidden"; arrays of
+            another shape; a number with the name of a measured quantity.
     """
     refuse(
         (not callable(build), f"build is a {type(build).__name__}, not a function of the depth"),
-        (np.ndim(depths) != 1, f"depths={depths!r} are not two different depths or more"),
+        (np.ndim(depths) != 1, f"depths={depths!r} must have at least two different values"),
     )
     steps, seeds = check_whole("steps", steps, 1), check_whole("seeds", seeds, 1)
     values: dict[str, np.ndarray] = {}
@@ -234,7 +236,7 @@ def coord_check(
 
 
 def coordinates(result: Mapping[str, object], last: ArrayLike | None = None) -> dict[str, Any]:
-    """Compute {quantity: number} of what a step measured, see `coord_check`; traced or not.
+    """Compute {quantity: number} from the measurements of a step, see `coord_check`; traced or not.
 
     Args:
         last: "hidden" of the step before, for the change; None for none.
@@ -258,9 +260,10 @@ def coordinates(result: Mapping[str, object], last: ArrayLike | None = None) -> 
     if "before" in arrays:
         branch = _subtract_states(hidden, arrays["before"], "those before the last block")
         quantities["branch"] = _frobenius_norm(branch) / _frobenius_norm(hidden)
-    of_tokens = measure_states(("residual_ratio", "token_cosine"), hidden)  # NaN where not finite
-    quantities["residual_ratio"] = xp.mean(of_tokens["residual_ratio"])
-    quantities["cosine_distance"] = 1 - xp.mean(of_tokens["token_cosine"])
+    # NaN where a state is not finite.
+    token_measures = measure_states(("residual_ratio", "token_cosine"), hidden)
+    quantities["residual_ratio"] = xp.mean(token_measures["residual_ratio"])
+    quantities["cosine_distance"] = 1 - xp.mean(token_measures["token_cosine"])
     if "query_gradient" in arrays:
         quantities["query_gradient"] = _frobenius_norm(arrays["query_gradient"])
     return quantities | numbers
@@ -287,7 +290,7 @@ def coordinates_figure(
 ) -> figures.Figure:
     """Plot a panel for each quantity over depth: dotted at the first step, solid at the last.
 
-    Over seeds the geometric mean and a deviation of the logarithm.
+    Lines are geometric means over seeds; bands are one standard deviation of the logarithm.
 
     Args:
         curves: {label: {quantity: [depths, seeds, steps]}}, a colour for each label.

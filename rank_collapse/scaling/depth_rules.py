@@ -15,8 +15,8 @@ where these are passed R times; α is the power of the depth:
     vector      biases and gains in blocks     σ²        η m_L^(α−1)       0      ε m_N⁻¹ m_L^−α
     final       those outside of blocks        σ²        η                 0      ε
 
-Branches are multiplied by (m_L m_R)^−α, scores by √(k₀/k) beside their own 1/√k, logits by 1/m_N.
-At the base's shape every rule is the plain network with the plain optimizer.
+Branches are multiplied by (m_L m_R)^−α, scores by √(k₀/k) in addition to their own 1/√k, and logits
+by 1/m_N. At the base's shape every rule gives the plain network with the plain optimizer.
 
 Source: CompleteP, Dey et al. 2025 (arXiv 2505.01618), table 1.
 """
@@ -37,7 +37,7 @@ GROUPS = ("embedding", "matrix", "vector", "final")
 
 
 class Factors(NamedTuple):
-    """What a rule multiplies for one group of parameters."""
+    """Factors of a rule for one group of parameters."""
 
     init: Number  # the initial values
     rate: Number
@@ -46,7 +46,7 @@ class Factors(NamedTuple):
 
 
 class DepthRule(struct.Struct):
-    """A depth parametrisation; its floats may be traced, so that a program serves all rules.
+    """A depth parametrisation; its floats may be traced, so one program serves all rules.
 
     Attributes:
         base: The network whose hyperparameters are known.
@@ -101,10 +101,10 @@ class DepthRule(struct.Struct):
         """Draw `rc.init` with the variance σ²/m_N of matrices in blocks.
 
         Args:
-            key, config, **scales: As of `rc.init`.
+            key, config, **scales: See `rc.init`.
 
         Raises:
-            ValueError: init="reference", of which some matrices have a variance of 1/fan-in.
+            ValueError: init="reference", where some matrices have a variance of 1/fan-in.
         """
         struct.refuse_if(
             config.init == "reference",
@@ -133,7 +133,7 @@ class DepthRule(struct.Struct):
             weight_decay, b1, b2, eps: λ, β₁, β₂ and ε of the base.
 
         Raises:
-            ValueError: A rate, decay or ε that is no number from 0 on, or a β not below 1.
+            ValueError: A rate, decay or ε below 0 or not finite, or a β not below 1.
         """
         import optax  # here: it takes half a second, which `--help` need not
 
@@ -142,6 +142,8 @@ class DepthRule(struct.Struct):
         struct.check_numbers("[0, 1)", b1=b1, b2=b2)
 
         def group_optimizer(factors):
+            """Makes the AdamW of one group from its factors."""
+
             def schedule(step):
                 return factors.rate * rate(step)
 
@@ -168,8 +170,8 @@ class DepthRule(struct.Struct):
 
         Args:
             module: The model.
-            blocks: Its list of blocks, a module.
-            rate, weight_decay, eps: Of the base.
+            blocks: The module's list of blocks, itself a module.
+            rate, weight_decay, eps: Rate, decay and ε of the base optimizer.
             config: The shape of the model: depth, d_model.
 
         Returns:
@@ -179,13 +181,13 @@ class DepthRule(struct.Struct):
             for "lecun" and "xavier", whose variance falls with the width.
 
         Raises:
-            ValueError: A rate, decay or ε that is no number from 0 on, or blocks of another model.
+            ValueError: A rate, decay or ε below 0 or not finite, or blocks of another model.
         """
         struct.check_numbers("[0, inf)", rate=rate, weight_decay=weight_decay, eps=eps)
         inside = {id(p) for p in blocks.parameters()}
         struct.refuse_if(
             not inside or not inside <= {id(p) for p in module.parameters()},
-            "blocks are not those of this module: their parameters are not all among its own",
+            "blocks do not belong to this module: some of their parameters are not among its own",
         )
         parameters = {name: [] for name in GROUPS}
         for p in module.parameters():
@@ -220,12 +222,12 @@ def depth_rule(name: RuleName, base: TransformerConfig) -> DepthRule:
     Args:
         name: "sp", standard: nothing is scaled. "mup": by width alone (Yang et al. 2022). "half"
             and "completep": by width, and by depth with α = ½ (Yang et al. 2024; Bordelon et al.
-            2024) and α = 1 (Dey et al. 2025). "looped": α = ½ in the layers that have weights of
-            their own, 1 in how often these are passed (Wang et al. 2026).
+            2024) and α = 1 (Dey et al. 2025). "looped": α = ½ in the number of layers that have
+            their own weights, 1 in the number of times that these are applied (Wang et al. 2026).
         base: The network whose hyperparameters are known.
 
     Raises:
-        ValueError: An unknown name, or a base that is no network.
+        ValueError: An unknown name, or a base that is not a network.
     """
     check_config(base, "base")
     struct.check_choice(f"depth rule {name!r}", name, RULES)

@@ -26,7 +26,7 @@ class VocabularyEncoder:
 
     Attributes:
         ids: text → token ids.
-        unknown: The id of what the vocabulary does not have; None where it has none.
+        unknown: The id of words outside of the vocabulary; None where there is none.
     """
 
     ids: Encoder
@@ -43,12 +43,13 @@ FILES = f"tokenizer.json, vocab.json with merges.txt, vocab.txt, {', '.join(SENT
 def load_tokenizer(folder: str | os.PathLike, settings: dict[str, Any]) -> VocabularyEncoder | None:
     """Load a tokenizer by the files in a folder: text → token ids, special tokens included.
 
-    None where there are no such files. They are looked for in the order of `FILES`: tokenizer.json,
-    vocab.json with merges.txt (byte-level BPE), vocab.txt (WordPiece), a sentencepiece model.
+    Returns None if there are no such files. They are looked for in the order of `FILES`:
+    tokenizer.json, vocab.json with merges.txt (byte-level BPE), vocab.txt (WordPiece), a
+    sentencepiece model.
 
     Args:
         folder: The checkpoint folder.
-        settings: From `pretrained.settings_of`; the family decides on the special tokens.
+        settings: Settings from `pretrained.settings_of`; the family decides on the special tokens.
 
     Raises:
         ValueError: A file that is damaged, or whose package is not installed.
@@ -73,7 +74,7 @@ def trained_tokenizer(texts: Sequence[str], vocab_size: int) -> Encoder:
     vocabulary gives. Texts are framed by [CLS] and [SEP].
 
     Args:
-        texts: To learn from.
+        texts: Texts to learn from.
         vocab_size: Words at most.
     """
     tokenizer = train_wordpiece(texts, vocab_size, lowercase=False)
@@ -82,6 +83,7 @@ def trained_tokenizer(texts: Sequence[str], vocab_size: int) -> Encoder:
 
 
 def _encode_with(path, tokenizer):
+    """Makes an encoder from a `tokenizers.Tokenizer`."""
     names = [getattr(getattr(tokenizer, "model", None), "unk_token", None), "[UNK]", "<unk>"]
     unknown = [tokenizer.token_to_id(name) for name in names if name]
 
@@ -94,6 +96,7 @@ def _encode_with(path, tokenizer):
 
 
 def _byte_level(folder, settings):
+    """Makes the encoder of a byte-level BPE, with <s> and </s> where the family has them."""
     tokenizer = read_byte_level(folder / "vocab.json", folder / "merges.txt")
     first, last = tokenizer.token_to_id("<s>"), tokenizer.token_to_id("</s>")
     ids = _encode_with(folder / "vocab.json", tokenizer)
@@ -103,6 +106,7 @@ def _byte_level(folder, settings):
 
 
 def _read_sentencepiece(path, settings):
+    """Makes the encoder of a sentencepiece model, with the special tokens of the family."""
     sentencepiece = import_package("sentencepiece", str(path), "pretrained")
     try:
         model = sentencepiece.SentencePieceProcessor(model_file=str(path))

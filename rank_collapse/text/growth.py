@@ -17,20 +17,20 @@ _GROWTH |= {"BertNormalizer": 12, "ByteLevel": 4, "Lowercase": 3}
 
 
 def check_growth(tokenizer: object, text: str) -> None:
-    """Check that the normalizers of a tokenizer make no giant of a text.
+    """Check that the normalizers of a tokenizer do not make a text too long.
 
     Args:
         tokenizer: Tokenizer of the package `tokenizers`.
-        text: That it is to encode.
+        text: Text to encode.
 
     Raises:
-        ValueError: They may make more than `MOST_LETTERS` of it.
+        ValueError: They may make more than `MOST_LETTERS` letters of it.
     """
     normalizer = getattr(tokenizer, "normalizer", None)
     if normalizer is None or not hasattr(normalizer, "__getstate__"):
         return
     steps = list(_list_steps(json.loads(normalizer.__getstate__())))
-    given = length = len(text)
+    original_length = length = len(text)
     for step in steps:
         length = _bound_length(step, length, None)
     if length <= MOST_LETTERS:
@@ -40,7 +40,7 @@ def check_growth(tokenizer: object, text: str) -> None:
         length = _bound_length(step, len(text), text)
         refuse_if(
             length > MOST_LETTERS,
-            f"its normalizers may make {length} letters of a text of {given}, more than "
+            f"its normalizers may make {length} letters of a text of {original_length}, more than "
             f"{MOST_LETTERS}",
         )
         step_normalizer.__setstate__(json.dumps(step).encode())
@@ -48,7 +48,7 @@ def check_growth(tokenizer: object, text: str) -> None:
 
 
 def _list_steps(normalizer: Mapping[str, object]) -> Iterator[Mapping[str, Any]]:
-    """Yields the normalizers of a sequence, those of sequences in it too."""
+    """Yields the normalizers of a sequence, and those of sequences inside it."""
     if normalizer.get("type") != "Sequence":
         yield normalizer
         return
@@ -60,9 +60,9 @@ def _bound_length(step, length, text):
     """Returns how many letters a normalizer makes at most of so many.
 
     Args:
-        step: As tokenizer.json has it.
+        step: Normalizer, as in tokenizer.json.
         length: Length of the text.
-        text: Where it is known, for the number of its matches.
+        text: The text if known, for the number of its matches.
     """
     kind = step.get("type")
     if kind == "Prepend":

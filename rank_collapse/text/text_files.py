@@ -14,7 +14,7 @@ def read_utf8(path: str | os.PathLike, *, max_bytes: int | None = None) -> str:
 
     Args:
         path: Path of the file.
-        max_bytes: Its largest size; None for any.
+        max_bytes: Largest size of the file; None for any.
 
     Raises:
         FileNotFoundError: No such file.

@@ -38,8 +38,8 @@ def read_texts(
     Args:
         path: A .tsv with a header, or plain text whose paragraphs (separated by empty lines, or
             else lines) are the texts.
-        columns: Columns of the table whose contents are joined; those of `TEXT_COLUMNS` that it
-            has by default.
+        columns: Columns of the table whose contents are joined; by default those of `TEXT_COLUMNS`
+            that the table has.
         limit: Number of texts at most.
 
     Raises:
@@ -83,11 +83,12 @@ def parse_ids(texts: Iterable[str], where: str) -> list[list[int]]:
     """Parse token ids that are separated by spaces or commas, of each text.
 
     Args:
-        texts: Such as "5, 8, 13".
-        where: Names the texts in the message.
+        texts: Texts of token ids, such as "5, 8, 13".
+        where: Name of the texts in the message.
 
     Raises:
-        ValueError: Anything but integers, as between two commas; it names where they stand.
+        ValueError: Entries that are not integers, such as between two commas; the message names
+            their position.
     """
     try:
         return [[int(t) for t in re.split(r"\s*,\s*|\s+", text.strip())] for text in texts]
@@ -100,7 +101,7 @@ def pad_sequences(sequences: Iterable[Sequence[int]], *, vocab_size: int = 2**31
 
     Args:
         sequences: Sequences of token ids.
-        vocab_size: Above every id.
+        vocab_size: Number that is larger than every id.
 
     Raises:
         ValueError: No sequence, an empty one, or an id outside of the vocabulary.
@@ -122,5 +123,6 @@ def pad_sequences(sequences: Iterable[Sequence[int]], *, vocab_size: int = 2**31
 
 
 def cut_text(ids: Sequence[int], max_tokens: int) -> Sequence[int]:
-    """Cuts a text to a number of tokens, its last token kept: it closes a text in most models."""
+    """Cuts a text to a number of tokens and keeps its last token, which closes a text in most
+    models."""
     return ids if len(ids) <= max_tokens else [*ids[: max_tokens - 1], ids[-1]]

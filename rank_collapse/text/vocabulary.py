@@ -22,7 +22,7 @@ def train_wordpiece(texts: Sequence[str], vocab_size: int, *, lowercase: bool) -
     [SEP] and [MASK]; encoding adds none of them.
 
     Args:
-        texts: To learn from.
+        texts: Texts to learn from.
         vocab_size: Words at most.
         lowercase: Whether letters lose their case, and their accents with it.
 
@@ -58,7 +58,8 @@ def train_wordpiece(texts: Sequence[str], vocab_size: int, *, lowercase: bool) -
 
 
 def read_wordpiece(path: str | os.PathLike) -> Any:
-    """Read the tokenizer of a vocab.txt; what is beside it in tokenizer_config.json counts.
+    """Read the tokenizer of a vocab.txt, with the settings of tokenizer_config.json in the same
+    folder.
 
     Encoding frames a text by [CLS] and [SEP].
     """
@@ -106,11 +107,12 @@ def call_tokenizers(message: str, function: Callable, *arguments: object, **opti
     """Call a function of the package `tokenizers`, which raises errors without a class.
 
     Args:
-        message: Its beginning, where that fails.
-        function: Called with the other arguments.
+        message: Beginning of the error message.
+        function: Function that is called with the other arguments.
 
     Raises:
-        ValueError: Whatever the package refuses; also a panic of its Rust, which is no `Exception`.
+        ValueError: Any error of the package, including a panic of its Rust code, which is not an
+            `Exception`.
     """
     try:
         return function(*arguments, **options)

@@ -14,7 +14,7 @@ def cut_windows(text: str, count: int, words: int) -> list[str]:
     """Cut pieces of `words` words, their beginnings spread evenly over the text; they may overlap.
 
     Args:
-        text: Any.
+        text: The text.
         count: Pieces at most.
         words: Words of each.
     """

@@ -28,7 +28,7 @@ def head_weights(
 
     Args:
         params: `AttentionParams` of the layer.
-        temperature: What divides its scores.
+        temperature: Divisor of the scores.
     """
     params = repeat_groups(params)
     w_qk = jnp.einsum("hdk,hek->hde", params.w_q, params.w_k) / temperature
@@ -76,7 +76,8 @@ def sublayer_lipschitz(
     """Compute the Lipschitz constants of the MLP sublayer, skip included, in each norm; 1 without
     MLP.
 
-    The sublayer is λ x·[mlp_skip] + γ MLP(x); that of the MLP is from `lipschitz_constants`.
+    The sublayer is λ x·[mlp_skip] + γ MLP(x); the constant of the MLP is from
+    `lipschitz_constants`.
 
     Args:
         params, gains: Parameters and gains of the layer.
@@ -91,8 +92,8 @@ def sublayer_lipschitz(
 
 
 class LayerConstants(struct.Struct):
-    """What the bounds take from a layer; see `BoundReport`. The input's residual is
-    10^(log10_mantissa + log10_scale); log10_c is that of the attention alone."""
+    """The constants of a layer that the bounds use; see `BoundReport`. The input's residual is
+    10^(log10_mantissa + log10_scale); log10_c belongs to the attention alone."""
 
     beta: struct.Leaf
     gamma: struct.Leaf
@@ -110,13 +111,13 @@ def score_spread(
     allowed: Bool[Array, "#h #n m"],
     keep: Bool[Array, "n"],
 ) -> Float[Array, "h n"]:
-    """Compute D_ii e^{−2s}, how far the scores R W_QK Rᵀ/√k of a row lie apart; 0 in masked rows.
+    """Compute D_ii e^{−2s}, the spread of the scores R W_QK Rᵀ/√k in a row; 0 in masked rows.
 
     Args:
         w_qk: Matrices W_QK, from `head_weights`.
-        state: What the layer's attention reads.
+        state: Input of the layer's attention.
         config: Configuration of the network.
-        allowed: Which keys each row may see.
+        allowed: Bool, the keys that each row may see.
         keep: Bool [n], the tokens that exist.
     """
     deviation = jnp.einsum("nd,hde,me->hnm", state.residual, w_qk, state.residual)
@@ -140,7 +141,7 @@ def layer_constants(
 
     Args:
         params, gains: Parameters and gains of the layer.
-        state: What its attention reads.
+        state: Input of the layer's attention.
         config: Configuration of the network.
         spread: Result of `score_spread`.
     """

@@ -67,7 +67,7 @@ def log10_theorem(
     """Compute log10 of the right side of theorems 2.2 and 2.3, (4γβH/√k)^{(3^L−1)/2}
     ‖res(X)‖^{3^L}.
 
-    Equal to c^{−1/2} (c^{1/2} r)^{3^L} with c = 4γβH/√k, r = ‖res(X)‖.
+    Equals c^{−1/2} (c^{1/2} r)^{3^L} with c = 4γβH/√k, r = ‖res(X)‖.
 
     Args:
         log10_input: log10 ‖res(X)‖_{1,∞}.
@@ -97,7 +97,8 @@ def log10_power_law(log10_input: Number, log10_c: Number, depth: Number) -> Numb
 def not_covered(
     config: TransformerConfig, *, mask: ArrayLike | None = None, bias: ArrayLike | None = None
 ) -> tuple[str, ...]:
-    """List the parts of a network that the theorems do not cover; () for a SAN, also with MLPs.
+    """List the parts of a network that the theorems do not cover; () for attention alone, also with
+    MLPs.
 
     Reasons that begin with "rows" concern the bound of a layer, the others only that of the stack.
 
@@ -107,11 +108,11 @@ def not_covered(
     """
     masks_by_row = mask is not None and jnp.ndim(mask) > 1
     reasons = {
-        "rows see different keys: P̃ has not equal rows": (
+        "rows see different keys: the rows of P̃ are not equal": (
             config.mask != "none" or config.windows or masks_by_row
         ),
         "rows are mixed with the identity: they differ": config.mixing is not None,
-        "rows have different biases: P̃ has not equal rows": (
+        "rows have different biases: the rows of P̃ are not equal": (
             config.position != "none" or bias is not None
         ),
         "skips: no upper bound of this form holds": (
@@ -183,7 +184,7 @@ def published_sides(
     Args:
         log10_lhs: log10 of the residual.
         log10_input, beta, gamma, num_heads, width, depth: See `log10_theorem`.
-        log10_scale: What the logarithms of both sides lack.
+        log10_scale: The scale to add to the logarithms of both sides.
     """
     rhs = log10_theorem(log10_input, beta, gamma, num_heads, width, depth)
     rhs_first = log10_theorem(log10_input, beta, 1.0, num_heads, width, depth)
@@ -231,7 +232,7 @@ def lemma_excess(params: AttentionParams, x: Float[Array, "n d"]) -> Float[Array
 
     Args:
         params: `AttentionParams` of the layer.
-        x: What its attention reads, [n, d].
+        x: Input of the layer's attention, [n, d].
 
     Source: the technical lemma in the appendix of Dong et al. 2021.
     """

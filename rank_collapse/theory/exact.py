@@ -1,8 +1,8 @@
 """Residual profiles with every digit proved: the equations of a network in ball arithmetic.
 
-A number is a ball of python-flint's `arb`: a midpoint, and a radius that holds what rounding can
-have done. For networks whose `log_residual_profile` is NaN because rounding errors decide, and
-wherever a proof is needed. Needs python-flint, the extra `exact`.
+A number is a ball of python-flint's `arb`: a midpoint, and a radius that bounds the rounding
+errors. Use it for networks whose `log_residual_profile` is NaN because rounding errors decide, and
+wherever a proof is needed. It needs python-flint, the extra `exact`.
 
 Arrays hold balls as objects. Axis letters: h heads, n tokens, m keys, d width, k head width.
 """
@@ -38,7 +38,7 @@ class ExactProfile:
 
     Attributes:
         profile: float64 [L + 1]; NaN from the layer on that the digits did not suffice for.
-        radius: [L + 1], what the exact value differs from it by at the most; NaN where it is NaN.
+        radius: [L + 1], the largest possible error of the exact value; NaN where the value is NaN.
         digits: Decimal digits of the arithmetic.
     """
 
@@ -73,13 +73,15 @@ def exact_profile(
     Args:
         params, x, config: See `rank_collapse.apply`.
         digits, max_digits: Decimal digits of the first attempt, and the largest number tried.
-        max_seconds: No attempt is begun that would take longer, by three times the one before.
-        **inputs: mask, bias, segments and positions of `apply`; tokens that a mask [n] leaves out
-            are left out of the residual.
+        max_seconds: No attempt begins that would take longer; the estimate is three times the
+            previous attempt.
+        **inputs: mask, bias, segments and positions of `apply`; tokens outside a mask [n] are left
+            out of the residual.
 
     Raises:
         ValueError: Traced arrays, numbers that are not finite, cross-attention, a mixture of
-            experts, relative-key positions, digits that are no range, or inputs of the wrong shape.
+            experts, relative-key positions, an invalid range of digits, or inputs of the wrong
+            shape.
     """
     refuse_if(
         any(isinstance(a, jax.core.Tracer) for a in jax.tree.leaves((params, x, config))),

@@ -129,7 +129,7 @@ def expected_pass(
 
     Args:
         params, x, config: See `apply`; of parameters mean squares are read, of x the kernel.
-        sizes: Squared relative sizes of updates, as of `update_sizes`; None for none.
+        sizes: Squared relative sizes of updates, as in `update_sizes`; None for no updates.
         **inputs: mask, bias, memory, memory_mask, segments and positions of `apply`. Tokens that
             do not exist get no attention, but are counted in the trace's means.
 
@@ -274,7 +274,7 @@ def collapse_law(
             gains of W_Q and W_K (1 each at `lecun`) over the squared temperature.
 
     Raises:
-        ValueError: Another placement, no token, or a variance below 0.
+        ValueError: An unknown placement, no token, or a variance below 0.
     """
     struct.check_numbers("[1, inf)", arrays=True, num_tokens=num_tokens)
     struct.check_numbers("[0, inf]", arrays=True, score_variance=score_variance)
@@ -296,6 +296,7 @@ def _iterate_collapse(start, gains, count, score_variance, norm_placement):
     other_share = 1 - 1 / count
 
     def step(carry, gains):
+        """Passes one sublayer: (ln(1 − ρ), variance of the stream), and the share β_ii²."""
         log_apart, stream = carry
         skip, branch = jnp.square(gains[0]), jnp.square(gains[1])
         one_minus_cosine = jnp.exp(log_apart)  # 1 − ρ

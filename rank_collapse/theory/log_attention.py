@@ -20,7 +20,7 @@ from rank_collapse.theory.log_operations import LogParts, normalise_around
 
 
 class Scores(struct.Struct):
-    """Scores as base + ε² delta, up to what is constant along a row."""
+    """Scores as base + ε² delta, up to a constant along each row."""
 
     base: Leaf  # [h, 1, m] where all rows share it, else [h, n, m]
     delta: Leaf  # [h, n, m], 0 in the row of the first token that exists
@@ -73,7 +73,7 @@ def attention_parts(params, state, config, context, gains, keep) -> tuple[LogPar
     Args:
         params: `AttentionParams` of the layer.
         state: `LogState` that the attention reads.
-        config, context, gains: Of the layer, as `walk.Layer` has them.
+        config, context, gains: Configuration, context and gains of the layer, as in `walk.Layer`.
         keep: Bool [n], the tokens that exist.
     """
     temperature = gains.temperature
@@ -106,7 +106,7 @@ def compute_scores(params, state, eps, config, context, temperature, keep) -> Sc
     """Compute the scores of every head, with the bias and without the mask.
 
     Args:
-        eps: ε = e^s of the state; the others as of `attention_parts`.
+        eps: ε = e^s of the state; for the others see `attention_parts`.
     """
     factor = jnp.ones((), eps.dtype) / temperature
     if config.scale_scores:
@@ -219,12 +219,15 @@ def compute_values(params, state, eps, weights: Weights):
 
 
 def rounding_noise(params, values, scores: Scores, weights: Weights, other_parts, log_scale, keep):
-    """Compute the logarithm of what rounding may add: entries of values times their weights.
+    """Compute the logarithm of the largest error that rounding may add to the attention branch.
+
+    The error is bounded by the largest entries of the values and of W_O, times the machine epsilon
+    and the largest row sum of the weights.
 
     Args:
         values: R̂ W_V [h, m, v], of `compute_values`.
         other_parts: (weights, power, top) of the parts besides E, where rows differ by themselves.
-        log_scale: s of the state; the others as of `split_weights`.
+        log_scale: s of the state; for the others see `split_weights`.
     """
     size = jnp.max(jnp.abs(values), axis=(1, 2)) * jnp.max(jnp.abs(params.w_o), axis=(1, 2))
     size = size * jnp.finfo(values.dtype).eps
@@ -271,7 +274,7 @@ def _normalise_heads(gain, mean, residual, eps, norm_eps):
 
 
 def _dot_scores(params, state, eps, context, factor, norm_eps):
-    """Compute scores as base + ε² delta without what is constant along a row; and ε² delta itself.
+    """Compute scores as base + ε² delta, without the constant along each row; and ε² delta itself.
 
     base is [h, 1, m] where all rows share it, else [h, n, m]; delta is [h, n, m]. Every factor is
     applied before the products. A compiler may fuse a later factor into the softmax, once with the

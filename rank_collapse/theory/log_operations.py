@@ -97,7 +97,7 @@ def add_branch(spec, state, part, keep) -> LogState:
     Args:
         spec: Specification of the sublayer.
         state: The stream before it.
-        part: What its branch adds, `LogParts`.
+        part: Output of the branch, `LogParts`.
         keep: Bool [n], the tokens that exist.
     """
     mean, parts = apply_gain(spec.branch_gain, part.mean), apply_gain(spec.branch_gain, part.parts)
@@ -123,7 +123,7 @@ def apply_norm(spec, state, keep):
 
     Args:
         spec: Specification of the norm.
-        state: What it reads.
+        state: Input of the norm.
         keep: Bool [n], the tokens that exist.
     """
     u, r = state.mean, state.residual
@@ -160,7 +160,7 @@ def normalise_around(u, r, eps, norm_eps):
 
 
 def normalise_branch(spec, part, keep) -> LogParts:
-    """Apply the norm to what a branch adds; NaN where a tenth of it is noise."""
+    """Apply the norm to the output of a branch; NaN where a tenth of it is noise."""
     state = _mask_noise(renormalise_parts(part.mean, part.parts, part.scales, keep), part.noise)
     state = apply_norm(spec, state, keep)
     return LogParts(state.mean, state.residual[None], state.log_scale[None])
@@ -171,7 +171,7 @@ def mlp_parts(params, state, kind) -> LogParts:
 
     Args:
         params: Parameters of the MLP.
-        state: What it reads.
+        state: Input of the MLP.
         kind: `TransformerConfig.mlp`.
     """
     eps = jnp.exp(state.log_scale)

@@ -38,7 +38,7 @@ REPLICAS = 4
 
 
 class LogTrace(struct.Struct):
-    """The values of every layer that the bounds need; residuals as log10 ‖.‖_{1,∞}."""
+    """The values of every layer that the bounds need; residuals are log10 ‖.‖_{1,∞}."""
 
     profile: struct.Leaf  # Of X^0 .. X^L, [L + 1]
     inputs: ops.LogState  # Of the input of each layer's attention, with a leading layer axis
@@ -99,7 +99,7 @@ def log_residual_profile(
         ValueError: Cross-attention, additive or capped scores, a mixture of experts, an attention
             of the caller's own (`mix`), edits, or inputs of the wrong shape.
 
-    Source: the rate is that of Dong et al. 2021, theorems 2.2 and 2.3.
+    Source: the rate follows theorems 2.2 and 2.3 of Dong et al. 2021.
     """
     return log_trace(params, x, config, replicas=replicas, **inputs).profile
 
@@ -171,7 +171,7 @@ class LogScaled(Algebra):
 
 @dataclasses.dataclass(frozen=True)
 class LogPass(LayerPass):
-    """`log_trace` layer by layer; its profile is NaN where that of a noisy copy is another."""
+    """`log_trace` layer by layer; its profile is NaN where the profile of a noisy copy differs."""
 
     replicas: int = REPLICAS  # Noisy copies beside the pass itself
     reads_layer_values: ClassVar[bool] = False
@@ -189,6 +189,7 @@ class LogPass(LayerPass):
         keep = layer.inputs.existing_tokens
 
         def run_copy(copy):
+            """Passes one noisy copy through the layer, and collects its `LogTrace` fields."""
             word, ulps, state = copy
             noise = Noise(word, ulps).at(layer.index) if self.replicas else None
             state, sublayers = walk_layer(LogScaled(keep, noise), layer, state)
@@ -244,7 +245,7 @@ def local_rate(profile: ArrayLike) -> Float[AnyArray, "*s k"]:
 
 
 def _attention_residuals(values, keep):
-    """Compute what a `LogTrace` has of an attention sublayer, from its `SublayerValues`.
+    """Compute the fields of a `LogTrace` for an attention sublayer, from its `SublayerValues`.
 
     Returns:
         (its input, log10 residuals of heads over e^{3s} [h], the branch's state over e^{3s}).

@@ -42,7 +42,7 @@ class DiameterSides(Sides):
 
 
 class MeanConstants(struct.Struct):
-    """What these bounds take from a layer; natural logarithms."""
+    """Constants of a layer that these bounds use; natural logarithms."""
 
     # Bound of a head over e^{3s}, s the log scale of the input of its attention, [h]
     head: struct.Leaf
@@ -60,7 +60,7 @@ def mean_constants(
     spread: Float[Array, "h n"],
     keep: Bool[Array, "n"],
 ) -> MeanConstants:
-    """Compute the bounds of one layer's heads and branch, and what its diameter bound needs.
+    """Compute the bounds of one layer's heads and branch, and the constants of its diameter bound.
 
     Args:
         params, state, gains, config, spread: See `bound_constants.layer_constants`.
@@ -90,7 +90,7 @@ def attention_norms(
 
     Args:
         params: `AttentionParams` of the layer.
-        temperature: What divides scores.
+        temperature: Divisor of the scores.
         config: Configuration of the network.
     """
     params = repeat_groups(params)
@@ -180,7 +180,7 @@ def mean_sides(
     Args:
         constants: Constants of all layers.
         trace: Trace of the network.
-        log_scale: s of what each layer's attention reads, [L].
+        log_scale: s of the input to each layer's attention, [L].
     """
     cube = 3 * log_scale / LOG_10
 
@@ -232,7 +232,8 @@ def diameter_sides(
     skip = gain_size(gains.skip.attention) * float(config.attention_skip)
     steps = (constants, _safe_log(gain_size(gains.branch.attention)), _safe_log(skip))
 
-    def carry_diameter(log_diameter, step):  # [2]: the bound with tanh, and the cubic one
+    def carry_diameter(log_diameter, step):
+        """Bounds the diameter after one layer, as natural logarithms [2]: with tanh, and cubic."""
         layer, branch, skip = step
         scores = layer.scores[:, None] + 2 * log_diameter[None, :]
         saturation = jnp.stack([_log_tanh_over(scores[:, 0]), jnp.zeros_like(scores[:, 1])], axis=1)
@@ -246,7 +247,7 @@ def diameter_sides(
 
 
 def refuse_sides(sides: Tree) -> Tree:
-    """Replace the sides of a bound that does not cover the network by NaN; the residual stays."""
+    """Replace the sides of a bound that does not cover the network by NaN; the residual is kept."""
     return jax.tree.map(lambda a: jnp.full_like(a, jnp.nan), sides).replace(
         log10_lhs=sides.log10_lhs
     )

@@ -1,7 +1,7 @@
 """Tests for rounding errors: copies of a computation with perturbed last digits of operands.
 
-What survives in all copies did not hang on rounding. The pass over a network in logarithms
-(`logdomain`) runs beside such copies and says NaN where these disagree.
+A value that is the same in all copies did not depend on rounding. The pass over a network in
+logarithms (`logdomain`) runs together with such copies and returns NaN where they disagree.
 """
 
 import itertools

@@ -62,8 +62,8 @@ class BoundReport(struct.Struct):
         stack_beta: max β λ |branch gain| over layers and heads, of the published form.
         stack_gamma: max γ*, of the published form.
         shrinks: Whether √c ‖res(X)‖ < 1, c = max c_l: below it the stack's bound falls with L.
-        stack_admissible: All of `admissible`.
-        not_covered: Why the theorems do not cover this network; () where they do.
+        stack_admissible: Whether `admissible` holds for all heads and layers.
+        not_covered: Reasons why the theorems do not cover this network; () if they do.
     """
 
     beta: struct.Leaf
@@ -144,7 +144,7 @@ def report_of_log(
 
     Args:
         params, x, config: See `bound_report`.
-        log: What `log_trace` gives of them.
+        log: Result of `log_trace` for these arguments.
     """
     params, prepared = prepare_inputs(params, x, config, covers=bounds.COVERS)
     params, prepared = at_least_float32(params, prepared)

@@ -1,7 +1,8 @@
 """Equal tokens 1x̄ᵀ and a direction e^s R̂ across them: a network to first order in the residual.
 
-What both laws of the small residual share: the cubic one (`cubic_law`) and the exponential one
-(`transverse`) differ in the attention term alone. Norms and MLPs multiply by their Jacobian at x̄.
+The common part of both laws of the small residual: the cubic law (`cubic_law`) and the exponential
+law (`transverse`) differ only in the attention term. Norms and MLPs multiply by their Jacobian at
+x̄.
 """
 
 import jax
@@ -41,7 +42,7 @@ def attend_equal_tokens(params: AttentionParams, mean: ArrayLike, row_sum: Numbe
     Args:
         params: `AttentionParams` of the layer.
         mean: x̄ [d].
-        row_sum: s_h, what the rows of each head's weights sum to; a number or [h].
+        row_sum: s_h, the sum of each row in the weights of head h; a number or [h].
     """
     values = jnp.einsum("d,hdv->hv", mean, params.w_v) + params.b_v
     return jnp.einsum("hv,hvd->d", jnp.reshape(row_sum, (-1, 1)) * values, params.w_o) + params.b_o
@@ -73,6 +74,7 @@ class Tangents(Algebra):
         return _push_through(apply_to_token, branch_input), None
 
     def edit_state(self, layer, name, state):
+        """Renormalises the residual after each sublayer that changes it."""
         config = layer.config
         if name == "residual" and config.mlp == "none":
             return state

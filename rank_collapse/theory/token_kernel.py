@@ -69,7 +69,7 @@ def from_covariance(k: Float[Array, "n n"], change: Float[Array, "n n"]) -> Toke
 
 
 def weight_gain(w: Float[Array, "..."], fan_in: int) -> Array:
-    """Compute fan-in · mean square of a matrix: what it multiplies the kernel by."""
+    """Compute fan-in · mean square of a matrix, the factor by which it multiplies the kernel."""
     return fan_in * jnp.mean(jnp.square(w))
 
 
@@ -81,7 +81,7 @@ def normalise_kernel(spec: ResidualSpec, state: TokenKernel) -> TokenKernel:
 
     Args:
         spec: Specification of the norm.
-        state: Kernel of what it reads.
+        state: Kernel of the input.
     """
     s = jnp.sqrt(state.variance + spec.eps)
     pair = s[:, None] * s[None, :]  # [n, n]
@@ -159,6 +159,7 @@ def attention_kernel(
     u, key_change, query_covariance = keys.distance, keys.change, queries.covariance
 
     def head_kernel(p):
+        """Computes one head's kernel, with the spread of scores and the response to updates."""
         mixed_distance = p @ u @ p.T  # [n, n]: p is [n, m], u [m, m]
         diagonal = jnp.diag(mixed_distance)  # [n]
         key_spread = 2 * p @ u - diagonal[:, None]  # K̃_jj of row i, [n, m]
@@ -254,7 +255,7 @@ def mlp_kernel(
 
     Args:
         params: Parameters of the MLP; only mean squares of matrices are read.
-        branch_input: Kernel of what it reads.
+        branch_input: Kernel of the input.
         kind: `TransformerConfig.mlp`.
         sizes: Squared relative sizes of updates of its matrices.
     """

@@ -1,7 +1,7 @@
 """How fast a network moves nearly equal tokens together or apart: its transverse exponents.
 
-Equal tokens stay equal, so that directions across the diagonal {1xᵀ} have a linear map of their
-own. Where it is 0 the residual falls by the cubic law (`cubic_law`); elsewhere, with skips and with
+Equal tokens stay equal, so directions across the diagonal {1xᵀ} have a separate linear map. Where
+this map is 0, the residual falls by the cubic law (`cubic_law`); elsewhere, with skips and with
 rows that see different keys, its Lyapunov exponent is the rate.
 
 Axis letters: n tokens, d width, h heads, v value width, l layers, p directions.
@@ -39,11 +39,11 @@ def transverse_exponents(
 
     Args:
         params, x, config, **inputs: See `transverse_growth`.
-        count: How many exponents.
+        count: Number of exponents.
 
     Raises:
-        ValueError: As `transverse_growth`, whose first layers turn the directions towards the
-            growing ones.
+        ValueError: In the cases of `transverse_growth`, whose first layers turn the directions
+            towards the growing ones.
     """
     return jnp.mean(transverse_growth(params, x, config, count=count, **inputs), axis=0)
 
@@ -99,6 +99,7 @@ def _measure_growth(params, prepared, config, count):
     directions, _ = orthonormalise_directions(directions)
 
     def step(layer, carry):
+        """Passes mean and directions through a layer, and measures how it stretches them."""
         mean, directions = carry
         zero = jnp.zeros((), mean.dtype)
 
@@ -116,7 +117,7 @@ def orthonormalise_directions(directions: Float[Array, "p n d"]) -> tuple[Array,
     """Orthonormalise directions by Gram and Schmidt.
 
     Args:
-        directions: [p, n, d], the first of which keeps its direction.
+        directions: [p, n, d]; the first one keeps its direction.
 
     Returns:
         The orthonormal directions, and the length of each before it was normalised [p].
@@ -157,6 +158,7 @@ class LinearAttention(tangent.Tangents):
     )
 
     def apply_attention(self, layer, branch_input):
+        """Applies the linearisation of attention at equal tokens to the residual."""
         params, context, keep = layer.params.attention, layer.context, layer.inputs.existing_tokens
         n, dtype = branch_input.residual.shape[0], branch_input.residual.dtype
         mixing = layer.gains.mixing

@@ -5,9 +5,10 @@
     watched = watch(model, every=100, log="run/metrics.jsonl")   # or log=wandb.log
     paths = path_lengths(model, x, branches=r"layers\\.\\d+\\.self_attn")
 
-`watch` measures on the device, as scalars alone: the tokens that each layer's attention reads, the
-weights of some of its queries, and the gradients of queries, keys and values. Training is the same
-to the bit. `rank-collapse watch` draws the file. `path_lengths` splits one forward pass.
+`watch` measures on the device and keeps only scalars: for the tokens that each layer's attention
+reads, for the weights of some of its queries, and for the gradients of queries, keys and values.
+Training stays bit-identical. `rank-collapse watch` draws the file. `path_lengths` splits one
+forward pass.
 """
 
 from rank_collapse.torch.path_lengths import (

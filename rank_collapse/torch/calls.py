@@ -1,4 +1,8 @@
-"""One operator of a model's graph with its arguments, and how to run it on path sums."""
+"""One operator of a model's graph with its arguments, and how to run it on path sums.
+
+Values have degree 0 (constant or frozen), 1 (paths pass them) or 2 (a product of two values of
+degree 1), see `values`.
+"""
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,9 +23,9 @@ _WITHOUT_STRIDES = {
 def map_nested(fn: Callable[[Tensor], Tree], tree: Tree) -> Tree:
     """Apply a function to what lists, tuples, dicts and slices hold, and keep their structure."""
     if isinstance(tree, list | tuple):
-        return type(tree)(map_nested(fn, item) for item in tree)
+        return type(tree)(map_nested(fn, element) for element in tree)
     if isinstance(tree, dict):
-        return {key: map_nested(fn, item) for key, item in tree.items()}
+        return {key: map_nested(fn, element) for key, element in tree.items()}
     if isinstance(tree, slice):
         return slice(*(map_nested(fn, part) for part in (tree.start, tree.stop, tree.step)))
     return fn(tree)
@@ -30,7 +34,7 @@ def map_nested(fn: Callable[[Tensor], Tree], tree: Tree) -> Tree:
 def list_values(tree: Tree) -> list[Value]:
     """List the values that lists, tuples and dicts hold."""
     values: list[Value] = []
-    map_nested(lambda item: values.append(item) if isinstance(item, Value) else None, tree)
+    map_nested(lambda leaf: values.append(leaf) if isinstance(leaf, Value) else None, tree)
     return values
 
 
@@ -40,8 +44,8 @@ class Call:
 
     Attributes:
         name: Name of the operator, without overload: "mul"; with its namespace unless it is aten's.
-        target: What computes it.
-        args: In the order of its schema; `Value`s, lists of them, numbers.
+        target: Function that computes the operator.
+        args: Arguments in the order of the operator's schema: `Value`s, lists of them, numbers.
         kwargs: The others.
         place: The module and the line of code that call it, for messages.
         bases: Bases of the whole graph.
@@ -73,7 +77,7 @@ class Call:
         return default if value is None else value.array if isinstance(value, Value) else value
 
     def compute(self) -> Tree:
-        """Compute what the model computes."""
+        """Compute the operator as the model does."""
         return self.target(*_arrays(self.args), **_arrays(self.kwargs))
 
     def compute_with(self, arguments: Mapping[int, Tensor | Sequence[Tensor]]) -> Tree:
@@ -89,14 +93,15 @@ class Call:
         Args:
             positions: Positions of these arguments.
             sources: The values among them that depend on the state; all else in them is 0 here.
-            tangents: In place of the sources.
+            tangents: Tangents that replace the sources.
         """
         arrays = {id(value): tangent for value, tangent in zip(sources, tangents, strict=True)}
 
-        def replace(item):
-            array = item.array if isinstance(item, Value) else item
-            if id(item) in arrays:
-                return arrays[id(item)]
+        def replace(leaf):
+            """Replaces the sources by tangents, and other tensors and numbers by 0."""
+            array = leaf.array if isinstance(leaf, Value) else leaf
+            if id(leaf) in arrays:
+                return arrays[id(leaf)]
             if isinstance(array, Tensor):
                 return torch.zeros_like(array)
             return array if array is None or isinstance(array, bool | str) else 0
@@ -108,8 +113,8 @@ class Call:
         """Compute the operator with other arrays for some values, wherever they stand."""
         replacement = {id(value): array for value, array in zip(values, arrays, strict=True)}
 
-        def replace(item):
-            return replacement.get(id(item), item)
+        def replace(leaf):
+            return replacement.get(id(leaf), leaf)
 
         args, kwargs = map_nested(replace, self.args), map_nested(replace, self.kwargs)
         return _WITHOUT_STRIDES.get(self.target, self.target)(*_arrays(args), **_arrays(kwargs))
@@ -117,23 +122,23 @@ class Call:
     def move_key(self) -> tuple[object, ...]:
         """Return what identifies a move of entries, apart from the values that it moves."""
 
-        def identify(item):
-            if isinstance(item, Value):
-                return "value" if item.degree or item.base is not None else id(item.array)
-            return repr(item)
+        def identify(leaf):
+            if isinstance(leaf, Value):
+                return "value" if leaf.degree or leaf.base is not None else id(leaf.array)
+            return repr(leaf)
 
         return (str(self.target), str(map_nested(identify, [self.args, self.kwargs])))
 
     def constant(self, result: object, base: int | None = None, product: str | None = None) -> Tree:
-        """Return the result as a value of degree 0; a list of values for several results.
+        """Return the result as a value of degree 0, which no path passes; a list for several.
 
         Args:
-            result: What the model computes.
-            base: Base of the value of which this is a frozen function.
-            product: Of a frozen function of a product, where that was computed.
+            result: Result of the model's own computation.
+            base: Base of the value; this value is a frozen function of it.
+            product: Product behind a frozen function, where that product was computed.
         """
         if isinstance(result, list | tuple):
-            return [self.constant(item, base, product) for item in result]
+            return [self.constant(element, base, product) for element in result]
         product = product if is_floating(result) else None
         from_inputs = any(v.from_inputs for v in self.values)
         return Value(result, from_inputs=from_inputs, base=base, product=product)
@@ -158,4 +163,4 @@ def has_floating(result: object) -> bool:
 
 
 def _arrays(tree: Tree) -> Tree:
-    return map_nested(lambda item: item.array if isinstance(item, Value) else item, tree)
+    return map_nested(lambda leaf: leaf.array if isinstance(leaf, Value) else leaf, tree)

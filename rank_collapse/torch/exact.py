@@ -1,4 +1,4 @@
-"""What one operator makes of values in the exact derivative, in which nothing is frozen."""
+"""How one operator acts on values in the exact derivative, in which nothing is frozen."""
 
 import warnings
 from typing import Any
@@ -17,7 +17,7 @@ def differentiate_call(call: Call, result: object) -> Any:
 
     Args:
         call: The operator.
-        result: What the model computes.
+        result: Result of the model's own computation.
 
     Raises:
         ValueError: An operator without a derivative reads a value that depends on the state.
@@ -47,6 +47,7 @@ def differentiate_call(call: Call, result: object) -> Any:
 
 
 def _differentiate_linear(call, positions, index):
+    """Returns the sources of a linear operator, and the function that applies it to tangents."""
     sources = list_sources(call, positions)
 
     def push(*tangents):
@@ -66,6 +67,7 @@ def _differentiate_product(call):
     no_bias = {rule.added: torch.zeros_like(added.array)} if isinstance(added, Value) else {}
 
     def push(*tangents):
+        """Sums the derivatives with respect to each argument, by the product rule."""
         terms = []
         for position, tangent in zip(depends, tangents, strict=True):
             if position == rule.added:
@@ -83,6 +85,8 @@ def _differentiate_any(call, index):
     sources = tuple(v for v in call.dependent if is_floating(v.array))
 
     def push(*tangents):
+        """Applies the operator's Jacobian to tangents, by forward mode."""
+
         def function(*arrays):
             result = call.compute_replacing(sources, arrays)
             return result if index is None else result[index]

@@ -26,11 +26,11 @@ class Exported:
     """A model's graph and the tensors that enter it.
 
     Attributes:
-        program: From `torch.export`, decomposed into core ATen operators.
+        program: Program from `torch.export`, decomposed into core ATen operators.
         weights: Parameters, buffers and constants, by the name of their node.
         inputs: The tensors among the arguments, by the name of their node.
         arguments: The tensors among the arguments, by their name: "hidden_states", "masks.0".
-        output: Which of the model's results the graph returns, in words.
+        output: Name of the model's result that the graph returns.
     """
 
     program: ExportedProgram
@@ -58,7 +58,7 @@ def export_model(
     """Export a model's forward pass at some inputs.
 
     Args:
-        model: In evaluation mode.
+        model: Model in evaluation mode.
         inputs, kwargs: Inputs and kwargs of its forward pass.
         output: The name or number of the result; None for `last_hidden_state` or the first
             floating-point tensor.
@@ -72,8 +72,10 @@ def export_model(
     described: list[str] = []
 
     def compute(model, traced):
-        def replace(item):
-            return traced[places[id(item)]] if id(item) in places else item
+        """Calls the model with traced tensors, and returns the selected result."""
+
+        def replace(leaf):
+            return traced[places[id(leaf)]] if id(leaf) in places else leaf
 
         args, keywords = map_nested(replace, (inputs, kwargs))
         name, result = select_result(model(*args, **keywords), output)
@@ -124,14 +126,15 @@ def name_arguments(
 
 
 def _leaves(name: str, tree: Tree) -> Iterator[tuple[str, Tensor]]:
+    """Yields (name, tensor) of the tensors in nested lists, tuples and dictionaries."""
     if isinstance(tree, Tensor):
         yield name, tree
     elif isinstance(tree, list | tuple):
-        for i, item in enumerate(tree):
-            yield from _leaves(f"{name}.{i}", item)
+        for i, element in enumerate(tree):
+            yield from _leaves(f"{name}.{i}", element)
     elif isinstance(tree, dict):
-        for key, item in tree.items():
-            yield from _leaves(f"{name}.{key}", item)
+        for key, element in tree.items():
+            yield from _leaves(f"{name}.{key}", element)
 
 
 class _WrongResult(ValueError):
@@ -142,7 +145,7 @@ def select_result(results: Any, output: str | int | None) -> tuple[str, Tensor]:
     """Return one tensor of a model's results, with its name.
 
     Raises:
-        ValueError: No such result, or none that is a floating-point tensor.
+        ValueError: The result does not exist, or is not a floating-point tensor.
     """
     if isinstance(results, Tensor):
         if output is not None:
@@ -237,7 +240,7 @@ def _attributes_kept(model: nn.Module) -> Iterator[None]:
 
 
 def _describe_failure(error: Exception, model: nn.Module) -> str:
-    """Say in one line where a model cannot be exported, and what to change."""
+    """Describe in one line where a model cannot be exported, and what to change."""
     names = {id(module): name for name, module in model.named_modules()}
     place = "the model"
     for frame, line in traceback.walk_tb(error.__traceback__):

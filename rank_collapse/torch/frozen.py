@@ -1,8 +1,8 @@
-"""What one operator makes of values once the choices of the pass are frozen.
+"""How one operator acts on values when the choices of the pass are frozen.
 
 Softmax weights, norm statistics and denominators are constants. A non-linear entrywise function is
-the frozen gate f(h)/h times h, and f'(0) times h where h is 0. Of a gate times another value, entry
-by entry, the gate is frozen. Other products of two values have degree 2.
+the frozen gate f(h)/h times h, and f'(0) times h where h is 0. If a gate is multiplied with another
+value, entry by entry, the gate is frozen. Other products of two values have degree 2.
 """
 
 from typing import Any
@@ -36,7 +36,7 @@ def freeze_call(call: Call, result: object) -> Any:
 
     Args:
         call: The operator; at least one of its arguments or results is a tensor.
-        result: What the model computes.
+        result: Result of the model's own computation.
 
     Raises:
         ValueError: An operator that is in no table reads a value that depends on the state.

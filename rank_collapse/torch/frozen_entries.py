@@ -1,4 +1,8 @@
-"""Entries in other places: views, slices, `where`, and choices by value, which are frozen."""
+"""Entries in other places: views, slices, `where`, and choices by value, which are frozen.
+
+Values have degree 0 (constant or frozen), 1 (paths pass them) or 2 (a product of two values of
+degree 1), see `values`.
+"""
 
 import torch
 from torch import Tensor
@@ -46,7 +50,7 @@ def move_entries(call, result):
 
 
 def _move_roots(call, positions, dependent, count):
-    """Move the values that gates are gates of, for each result; None where one is no gate."""
+    """Move, for each result, the value of which it is a gate; None where a result is not a gate."""
     if not all(v.is_gate for v in dependent):
         return None
     gates = tuple(dependent)
@@ -67,7 +71,12 @@ def _move_roots(call, positions, dependent, count):
 
 
 def _piecewise(call, result, base):
-    """Return `where` whose condition and branches are functions of the same value."""
+    """Return the result of `where` whose condition and branches are functions of the same value.
+
+    If one branch depends on the value and the other is a scalar other than 0, the result is a gate:
+    a frozen quotient times the value. Otherwise the condition is frozen, and paths pass the
+    branches.
+    """
     condition, *branches = (call.get(i) for i in range(3))
     depends = [v for v in branches if isinstance(v, Value) and v.degree == 1]
     if len(depends) != len(call.dependent):
@@ -107,6 +116,7 @@ def choose_entries(call, result):
     chosen, indices = result
 
     def pick(tangent):
+        """Picks the entries of a tangent at the chosen indices."""
         if call.name == "max_pool2d_with_indices":
             return tangent.flatten(-2).gather(-1, indices.flatten(-2)).view(indices.shape)
         position = {"topk": 2, "kthvalue": 2}.get(call.name, 1)

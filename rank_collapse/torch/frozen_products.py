@@ -1,4 +1,8 @@
-"""Sums, products and quotients of two values: which of both carries paths, which is frozen."""
+"""Sums, products and quotients of two values: which one carries paths, and which one is frozen.
+
+Values have degree 0 (constant or frozen), 1 (paths pass them) or 2 (a product of two values of
+degree 1), see `values`.
+"""
 
 from typing import Any
 
@@ -109,6 +113,7 @@ def _carry(call, result, rule, position, **fields):
     sources = tuple(v for v in (carrier, added) if isinstance(v, Value) and v.degree)
 
     def push(*tangents):
+        """Applies the product to the tangents of the carrier and of the summand."""
         arrays = {position: torch.zeros_like(carrier.array)}
         if rule.added is not None and isinstance(added, Value):
             arrays[rule.added] = torch.zeros_like(added.array)

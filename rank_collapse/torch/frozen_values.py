@@ -1,4 +1,8 @@
-"""Values that carry paths: of linear operators, entrywise functions as frozen gates, and scores."""
+"""Values that carry paths: of linear operators, entrywise functions as frozen gates, and scores.
+
+Values have degree 0 (constant or frozen), 1 (paths pass them) or 2 (a product of two values of
+degree 1), see `values`.
+"""
 
 import torch
 from torch import Tensor
@@ -9,7 +13,7 @@ from rank_collapse.torch.values import Value, is_floating
 
 
 def make_value(call, array, degree=1, **fields):
-    """Make a value that depends on the state, with a base of its own unless one is named."""
+    """Make a value that depends on the state, with a new base unless one is named."""
     fields.setdefault("base", call.bases.new())
     return Value(array, degree, any(v.from_inputs for v in call.values), **fields)
 
@@ -24,7 +28,7 @@ def push_through(call, result, positions, *, summed=False, bases=None, roots=Non
 
     Args:
         summed: Whether it is a sum over entries.
-        bases, roots: For each result the base and the value that it is a gate of, or None.
+        bases, roots: For each result the base, and the value of which it is a gate, or None.
     """
     sources = list_sources(call, positions)
     values = []

@@ -1,4 +1,8 @@
-"""Evaluation of a model's graph on its own inputs, with what each value depends on."""
+"""Evaluation of a model's graph on its own inputs; each value records its dependencies.
+
+Values have degree 0 (constant or frozen), 1 (paths pass them) or 2 (a product of two values of
+degree 1), see `values`.
+"""
 
 import operator
 from typing import Any
@@ -37,12 +41,12 @@ class Evaluation:
 
         Args:
             exported: The model.
-            branches: What counts as a branch.
+            branches: Patterns of the branches.
             start_nodes: Nodes of the state that paths start from; each holds the same tensor.
             freeze: Whether to freeze weights, statistics and gates; False for the exact derivative.
 
         Raises:
-            ValueError: What cannot be frozen, with its module and line.
+            ValueError: An operation that cannot be frozen, with its module and line.
         """
         self._branches, self._start_nodes, self._freeze = branches, start_nodes, freeze
         self._bases = Bases()
@@ -62,10 +66,10 @@ class Evaluation:
         for node in module.graph.nodes:
             branch = caller or self._branches.find(node)
 
-            def read(item, branch=branch):
-                if not isinstance(item, fx.Node):
-                    return item
-                return map_nested(lambda v: self._enter(v, branch), values[item])
+            def read(leaf, branch=branch):
+                if not isinstance(leaf, fx.Node):
+                    return leaf
+                return map_nested(lambda v: self._enter(v, branch), values[leaf])
 
             if node.op == "output":
                 return map_nested(read, node.args[0])

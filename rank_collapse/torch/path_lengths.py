@@ -23,12 +23,12 @@ class PathLengths:
     Attributes:
         by_length: [longest + 1, *output]; with several axes of branches [K_1 + 1, K_2 + 1, …,
             *output], in the order of `branches`.
-        offset: [*output], output − Σ_k by_length − longer: what biases contribute, where the sums
-            are those of the state itself.
+        offset: [*output], output − Σ_k by_length − longer: the contribution of the biases, where
+            the sums are those of the state itself.
         output: [*output], the model's own output.
         longer: [*output], the sum of all paths longer than `longest`; None where there are none.
         start: The name of the argument or module that paths start from.
-        output_name: Which of the model's results this is.
+        output_name: Name of this result of the model.
     """
 
     by_length: Tensor
@@ -62,23 +62,24 @@ def path_lengths(
     `freeze=False` the same splits the exact Jacobian at this input.
 
     The graph is that of `torch.export`, in which attention is written out; the model is neither
-    changed nor run. Entrywise functions are gates f(h)/h times h, however they are written. Of a
-    gate times another value the gate is frozen, and of two gates, as in sigmoid(a) tanh(b), the one
-    with f(0) ≠ 0. Denominators, the choice of a maximum and of experts, and what is detached are
-    frozen too.
+    changed nor run. Entrywise functions are gates f(h)/h times h, however they are written. If a
+    gate is multiplied with another value, the gate is frozen; of two gates, as in sigmoid(a)
+    tanh(b), the one with f(0) ≠ 0. Denominators, the choices of a maximum and of experts, and
+    detached values are frozen too.
 
     Args:
-        model: In evaluation mode, on any device.
+        model: Model in evaluation mode, on any device.
         *inputs, **kwargs: Inputs and kwargs of its forward pass.
-        branches: A regular expression that is matched in full against the paths of modules, such as
-            r"layers\\.\\d+\\.(self_attn|mlp)"; or one for each axis of lengths,
-            {"attention": ..., "mlp": ...}. Of modules within each other the outermost counts. Each
-            call of a module is a branch of its own.
+        branches: A regular expression that must match the full path of a module, such as
+            r"layers\\.\\d+\\.(self_attn|mlp)"; or one for each axis of lengths, {"attention": ...,
+            "mlp": ...}. If matching modules are nested, only the outermost counts. Each call of a
+            module is a separate branch.
         start: The state that paths start from: the name of an argument of floating point, or of a
             module for its output, such as "embed_tokens". None for the only argument of floating
             point.
-        longest: The longest path that is counted apart; None for all.
-        direction: What the sums are applied to, of the state's shape; None for the state itself.
+        longest: The longest path with its own entry; None for all.
+        direction: Vector to which the sums are applied, of the state's shape; None for the state
+            itself.
         freeze: False for the exact Jacobian.
         output: The name or number of the model's result; None for `last_hidden_state`, or else the
             first tensor of floating point.
@@ -87,8 +88,8 @@ def path_lengths(
         `PathLengths`: for the state itself Σ_k by_length + longer + offset = output.
 
     Raises:
-        ValueError: What cannot be exported or frozen, with its module and line; dropout that is on;
-            a pattern, start, output or direction that does not fit.
+        ValueError: A model that cannot be exported or frozen, with its module and line; active
+            dropout; a pattern, start, output or direction that does not fit.
 
     Source: Theorem 2.1 of Dong et al. 2021, summed by length as in its section 2.1.
     """
@@ -148,7 +149,8 @@ def _check_direction(direction, state):
 
 
 def _split_longer(sums, num_axes, longest):
-    """Split sums by length into those up to `longest`, zeros where there are none, and the others.
+    """Split sums by length into those up to `longest` (zeros where there are none) and the
+    remaining ones.
 
     Args:
         sums: [*lengths, *output].
@@ -162,6 +164,6 @@ def _split_longer(sums, num_axes, longest):
     for axis in range(num_axes):
         size = sums.shape[axis]
         missing = (*sums.shape[:axis], max(longest + 1 - size, 0), *sums.shape[axis + 1 :])
-        kept = sums.narrow(axis, 0, min(size, longest + 1))
-        sums = torch.cat([kept, sums.new_zeros(missing)], axis)
+        shorter = sums.narrow(axis, 0, min(size, longest + 1))
+        sums = torch.cat([shorter, sums.new_zeros(missing)], axis)
     return sums, total - sums.sum(tuple(range(num_axes))) if is_longer else None

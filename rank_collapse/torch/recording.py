@@ -50,34 +50,35 @@ def record(
     noise: float = 0.0,
     seed: int = 0,
 ) -> Iterator[None]:
-    """Record what the model computes inside the block, and write it at the end.
+    """Record the forward passes inside the block, and write the recording at the end.
 
     Several calls, such as steps with a cache of keys and values, are joined along the tokens. The
-    model computes the same numbers; its hooks are removed.
+    model computes the same numbers, and its hooks are removed at the end.
 
     Args:
         model: Any model whose layers take the stream [b, n, d] as their first argument and return
             it, alone or first.
         path: An .npz or .safetensors file; with inputs=, a .safetensors file.
         layers: The layers in their order, or a pattern of their names; by default the elements of
-            the longest list of modules that is in no other list. Of an encoder and a decoder only
-            one is recorded.
-        attention, mlp: Patterns of the names, within a layer, of the modules whose output is the
-            branch. Where none matches, the branch is not recorded.
+            the longest list of modules that is not inside another list. In an encoder-decoder only
+            one stack is recorded.
+        attention, mlp: Patterns for the names, within a layer, of the modules whose output is the
+            branch. If none matches, the branch is not recorded.
         inputs: The recording of another run of the same tokens. Every sublayer takes in the stream
-            of that run, so that what it adds is measured without the errors before it; the model's
+            of that run, so that its own error is measured without the errors before it; the model's
             output has no meaning then.
-        noise: Relative size of what is added to these inputs: how much a sublayer amplifies it.
+        noise: Relative size of the noise that is added to these inputs; it shows how much a
+            sublayer amplifies errors.
         seed: Seed of the noise.
 
     Raises:
-        ValueError: No layers, what they take and return is no stream, the model is compiled, or
-            the inputs are of other tokens or layers.
+        ValueError: There are no layers, they do not take and return the stream, the model is
+            compiled, or the inputs have other tokens or layers.
     """
     _refuse_compiled(model)
     blocks = find_layers(model, layers)
-    others = None if inputs is None else OtherInputs(inputs, noise, seed, out=path)
-    tape = _Tape({module: name for name, module in model.named_modules()}, others)
+    other_inputs = None if inputs is None else OtherInputs(inputs, noise, seed, out=path)
+    tape = _Tape({module: name for name, module in model.named_modules()}, other_inputs)
     handles = [
         model.register_forward_pre_hook(tape.begin_call, with_kwargs=True),
         model.register_forward_hook(tape.keep_logits),
@@ -99,8 +100,8 @@ def record(
         "model": type(model).__name__,
         "layers": ",".join(tape.layer_names),
     }
-    if others is not None:
-        metadata |= others.describe()
+    if other_inputs is not None:
+        metadata |= other_inputs.describe()
     write_tensors(path, arrays, metadata)
 
 
@@ -153,7 +154,7 @@ def _list_stacks(model):
     """List the lists of modules that may be a model's layers, the outermost ones alone.
 
     Experts, heads or the parts of an MLP are lists within a layer. A Sequential of modules of
-    several kinds is no stack of layers, unless there is no other list.
+    several kinds is not a stack of layers, unless there is no other list.
     """
     lists = {
         name: list(module)
@@ -243,7 +244,7 @@ class _LayerCall:
 class _Tape:
     """What the calls of a model showed: the calls of its layers, in their order.
 
-    A layer that is called several times in a call of the model, as ALBERT's, is as many layers.
+    A layer that the model calls several times, as in ALBERT, counts as several layers.
 
     Args:
         names: Names of modules.

@@ -1,4 +1,4 @@
-"""The lines that say what cannot be frozen, where it stands, and what to change."""
+"""One-line messages about operations that cannot be frozen: their place, and what to change."""
 
 from typing import NoReturn
 

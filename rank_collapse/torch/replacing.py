@@ -30,7 +30,7 @@ def convert_array(array: np.ndarray, like: torch.Tensor) -> torch.Tensor:
     """Convert an array to a tensor of the shape, dtype and device of another.
 
     Args:
-        array: Of any float dtype.
+        array: Array of any float dtype.
         like: The tensor.
     """
     return torch.from_numpy(np.ascontiguousarray(array)).reshape(like.shape).to(like)

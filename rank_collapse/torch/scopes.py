@@ -33,7 +33,7 @@ class Branches:
         """Find the modules that match.
 
         Args:
-            model: Whose module paths are matched in full.
+            model: Model whose module paths are matched in full.
             branches: A regular expression, or several by the name of their axis.
 
         Raises:
@@ -66,7 +66,7 @@ class Branches:
         """Check that along every axis some branch computes something in this pass.
 
         Raises:
-            ValueError: Only modules match whose forward is not called.
+            ValueError: The only matching modules are never called.
         """
         branches = [self.find(node) for node in exported.program.graph.nodes]
         used = {branch.axis for branch in branches if branch is not None}
@@ -97,6 +97,7 @@ def list_paths(model: nn.Module) -> dict[str, list[str]]:
 
 
 def _compile(name, pattern):
+    """Compiles a pattern of `branches`; a wrong one raises a ValueError."""
     label = f"branches[{name!r}]" if name else "branches"
     if not isinstance(pattern, str):
         raise ValueError(f"{label}={pattern!r} is not a regular expression in a string")
@@ -122,7 +123,7 @@ def find_start(model: nn.Module, exported: Exported, start: str | None) -> tuple
 
     Args:
         model: The model.
-        exported: Its graph.
+        exported: Graph of the model.
         start: The name of an argument, or of a module for its output; None for the only argument
             of floating point.
 
@@ -174,7 +175,7 @@ def _candidates(model, arguments):
 
 
 def _module_output(exported, start, paths):
-    """Return the node of a module's output: what is computed in it and read outside of it."""
+    """Return the node of a module's output: it is computed inside the module and read outside."""
     calls: dict[str, list[fx.Node]] = {}
     for node in exported.program.graph.nodes:
         for call, path in module_calls(node):

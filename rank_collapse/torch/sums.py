@@ -45,13 +45,13 @@ def carry_sums(
 
 def sort_sources(output: Value) -> list[Value]:
     """List all values that an output's path sums need, each after its sources."""
-    order, seen, stack = [], set(), [(output, False)]
+    order, visited, stack = [], set(), [(output, False)]
     while stack:
         value, is_done = stack.pop()
         if is_done:
             order.append(value)
-        elif id(value) not in seen:
-            seen.add(id(value))
+        elif id(value) not in visited:
+            visited.add(id(value))
             stack.append((value, True))
             stack.extend((source, False) for source in value.sources)
     return order
@@ -64,6 +64,7 @@ def _align(sums, num_axes):
 
 
 def _pad(sums, sizes):
+    """Pads the axes of path lengths with zeros to these sizes."""
     for axis, size in enumerate(sizes):
         missing = size - sums.shape[axis]
         if missing:

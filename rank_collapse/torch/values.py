@@ -26,18 +26,18 @@ class Value:
     """A tensor or number of the graph.
 
     Attributes:
-        array: What the model computes, a Tensor or a Python number.
+        array: Tensor or Python number that the model computes.
         degree: 0, 1 or 2, as above.
         from_inputs: Whether it depends on an argument of the model, and not on weights alone.
         base: A number shared by values that are entrywise functions of the same value, or None.
         gate_of: The value of degree 1 that this is a non-linear entrywise function of, or None.
         at_zero: The number f(0) for a gate f(h), or None where it is not known.
         summed_base: The base of the summands, for a sum over entries.
-        product: Of degree 2, where the product was computed. Of degree 0 it says that this is a
-            frozen function of a product, such as exp of scores, which may weigh values of degree 1
-            but not be added to them.
+        product: In a value of degree 2, the product that was computed. In a value of degree 0 it
+            means that this is a frozen function of a product, such as exp of scores, which may
+            weigh values of degree 1 but may not be added to them.
         sources: The values of degree 1 that `push` needs the path sums of.
-        push: Maps the path sums of one length of `sources` to those of this value.
+        push: Maps the path sums of one length in `sources` to the path sums of this value.
         batched: Whether `push` may run under `torch.func.vmap`.
         axis: Axis of a value that leaves a branch: which axis of path lengths this moves by one.
         branch: The call of a branch in which this was computed, or None.

@@ -49,11 +49,11 @@ class Trained:
 class Ensemble:
     """One recipe, trained by the engine of `sweep` for any seeds and hyperparameters.
 
-    Beside `sweep`, a seed that diverges goes on, its losses NaN, and each seed may have values of
-    its own.
+    Unlike in `sweep`, a seed that diverges continues with losses of NaN, and each seed may have its
+    own values.
 
     Args:
-        recipe, mesh: What is trained, on which devices; all by default.
+        recipe, mesh: The recipe to train, and the devices to train on; by default all.
         make_data: key → dictionary whose "train" is the training data of one seed, so that all
             data are made where they are used. Its key is independent of the model's.
         epochs_per_chunk: Epochs in one jitted call; progress, checkpoints and the check for
@@ -98,14 +98,14 @@ class Ensemble:
         return (train_state, data), {"loss": loss}
 
     def look(self, state: tuple[TrainState, Any], hyper: Hyper, key: Any) -> Any:
-        """Computes what is watched of one seed."""
+        """Computes the watched metrics of one seed."""
         return self.watch(state[0].model, state[1], hyper, key)
 
     def begin(self, keys: Any, hyper: Hyper) -> tuple[Program, Runs]:
         """Draws data and weights of all seeds.
 
         Args:
-            keys, hyper: As of `train`, all arrays [s, ...].
+            keys, hyper: See `train`; all arrays are [s, ...].
 
         Returns:
             (the engine's program for so many seeds, their runs on the devices).
@@ -143,10 +143,10 @@ class Ensemble:
             fn: (model, data, hyper, key) of one seed → pytree of arrays.
 
         Returns:
-            A function of (states, data, hyper, keys, num_seeds=s) of all seeds, which gives host
-            arrays [s, ...]; compiled at the first call. Its further arguments are `activity`, as
-            of `train`, and `on_seeds`, called with the number of seeds that are done; on a CPU
-            they are then computed some at a time.
+            A function of (states, data, hyper, keys, num_seeds=s) of all seeds, which returns host
+            arrays [s, ...]; compiled at the first call. Its further arguments are `activity`, as in
+            `train`, and `on_seeds`, which is called with the number of finished seeds; on a CPU a
+            few seeds are then computed at a time.
         """
         spread = seeds.run_seeds(
             lambda state, data, hyper, key, _: fn(state.model, data, hyper, key),
@@ -155,6 +155,7 @@ class Ensemble:
         )
 
         def call(*laid_out, num_seeds, activity=_no_activity, on_seeds=None):
+            """Computes the function for all seeds, some at a time where progress is reported."""
             size = jax.tree.leaves(laid_out)[0].shape[0]
             part = size if on_seeds is None else self._seeds_of_a_part(size)
             on_host, parts = seeds.to_host(laid_out) if part < size else None, []
@@ -174,10 +175,10 @@ class Ensemble:
         return call
 
     def _seeds_of_a_part(self, size: int) -> int:
-        """Returns how many of so many seeds are computed in a call that reports when it is done.
+        """Returns how many seeds are computed in one call, which reports when it is done.
 
-        A device that runs seeds one after the other takes two or more in each call, since XLA
-        compiles a single one without the loop, and then rounds otherwise. Calls are filled up by
+        A device that runs seeds one after the other takes at least two in each call, because XLA
+        compiles a single seed without the loop, which rounds differently. Calls are filled up by
         repeated seeds, which take at most a sixth of the time.
         """
         if self.at_once != 1:
@@ -203,22 +204,22 @@ class Ensemble:
         Args:
             keys: Keys [s], from `seeds.seed_keys`.
             hyper: Floats, or arrays [s, ...], one per run.
-            resume: Called with a pytree like what a snapshot is; returns (epochs done, saved
-                snapshot) or None.
+            resume: Called with a pytree like a snapshot; returns (epochs done, saved snapshot) or
+                None.
             on_chunk: Called between chunks with (epochs done, snapshot, losses [s, epochs done]).
-                snapshot() gives "state", "losses" and, where anything is, what is watched of all
-                seeds on the host, from which training resumes on any mesh; where there are several
-                processes, all must call it or none.
+                snapshot() gives "state", "losses" and, if metrics are watched, these of all seeds
+                on the host; training resumes from it on any mesh. If there are several processes,
+                all must call it or none.
             on_watched: Called with (epochs done, what `watch` gives [s, ...], losses [s, epochs
                 done]) where training begins, and then before each `on_chunk`.
-            activity: Name of what is no training, such as "compiling" → a context in which it is
-                done.
+            activity: Name of an activity other than training, such as "compiling" → a context in
+                which it runs.
 
         Returns:
             `Trained`.
 
         Raises:
-            ValueError: Floats that mean nothing (see `recipe.check_hyper`), values for another
+            ValueError: Floats that are invalid (see `recipe.check_hyper`), values for another
                 number of runs, or a snapshot of other runs or epochs.
         """
         check_hyper(hyper, self.recipe)
@@ -277,7 +278,7 @@ class Ensemble:
 
 
 def _collect_results(program, runs, num_epochs):
-    """Collects losses and what is watched, with room for all epochs: of `Trained`."""
+    """Collects losses and watched metrics, with room for all epochs: see `Trained`."""
     losses = np.full((len(runs), num_epochs), np.nan, np.float32)
     losses[:, : runs.step] = join_pieces(runs.metrics[0])
     if program.functions.look is None:
@@ -298,6 +299,7 @@ def _as_runs(hyper: Hyper, count: int) -> Hyper:
     """Convert every value to float32 [s, ...]."""
 
     def as_run_array(path, value):
+        """Converts one value to float32 [s, ...], and checks its shape."""
         name = jax.tree_util.keystr(path, simple=True, separator=".")
         check_numbers("[-inf, inf]", arrays=True, **{name: value})
         has_axes = name.startswith(("network", "start"))  # beside that of the runs

@@ -21,15 +21,17 @@ import safetensors.numpy
 from rank_collapse.network.attention_config import Mixing
 from rank_collapse.network.config import SWEPT, TransformerConfig, flat
 from rank_collapse.network.embedding import EmbeddingConfig
-from rank_collapse.network.encoder_decoder import EncoderDecoderConfig
+from rank_collapse.network.encoder_decoder import EncoderDecoderConfig, EncoderDecoderParams
 from rank_collapse.network.residual import Gains
 from rank_collapse.printed import format_one_line
 from rank_collapse.runs.states import flatten_state, unflatten_state
-from rank_collapse.training.models import init_model
+from rank_collapse.training.models import Model, init_model
 from rank_collapse.training.recipe import Recipe
 
 
-def dump_models(config: TransformerConfig | EncoderDecoderConfig, models: Any) -> bytes:
+def dump_models(
+    config: TransformerConfig | EncoderDecoderConfig, models: Model | EncoderDecoderParams
+) -> bytes:
     """Save an ensemble of one network as a file that other frameworks read as well.
 
     Its tensors are named by their path, as "network.layers.attention.w_q"; its metadata have the
@@ -46,7 +48,9 @@ def dump_models(config: TransformerConfig | EncoderDecoderConfig, models: Any) -
     return safetensors.numpy.save(flatten_state(models), metadata={"config": text})
 
 
-def load_models(path: str | os.PathLike) -> tuple[Any, Any]:
+def load_models(
+    path: str | os.PathLike,
+) -> tuple[TransformerConfig | EncoderDecoderConfig, Model | EncoderDecoderParams]:
     """Load (config, models [s, ...]) from a file of `dump_models`.
 
     Raises:
@@ -94,6 +98,7 @@ def _restore_config(fields: dict[str, Any]) -> TransformerConfig | EncoderDecode
         return EncoderDecoderConfig(**halves, **fields)
 
     def restore_value(name, value):
+        """Converts a JSON value of a field back to gains, arrays or tuples."""
         if isinstance(value, dict):
             kind = Mixing if name == "mixing" else Gains
             return kind(**{part: restore_value(name, gain) for part, gain in value.items()})

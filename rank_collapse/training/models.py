@@ -1,42 +1,43 @@
 """Trainable models: a network with a linear classifier of each token, or an encoder-decoder.
 
-The first answers with logits (`forward`), the second also with what it writes (`decode_pairs`).
+The first answers with logits (`forward`), the second also with the sequence that it writes
+(`decode_pairs`).
 
 Axis letters: b examples, n tokens, i input width, c classes or outputs.
 """
-
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from rank_collapse import struct
+from rank_collapse.annotations import ArrayLike, Key, Number
 from rank_collapse.network import encoder_decoder, parameters, transformer
 from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.decoding import Decoded, greedy_decode
 from rank_collapse.network.dropout import dropout, dropout_branches
 from rank_collapse.network.encoder_decoder import EncoderDecoderConfig, EncoderDecoderParams
 from rank_collapse.network.inputs import input_states
+from rank_collapse.network.parameters import TransformerParams
 from rank_collapse.paths.sets import Classifier
 from rank_collapse.training.recipe import Recipe
-from rank_collapse.training.tasks.examples import in_batches, part_mask, part_positions
+from rank_collapse.training.tasks.examples import Examples, in_batches, part_mask, part_positions
 from rank_collapse.training.tasks.sequences import BEGIN, END, SequencePairs
 
 
 class Model(struct.Struct):
     """A network and the classifier that reads each token of its output."""
 
-    network: Any  # parameters.TransformerParams
-    classifier: Any  # paths.sets.Classifier
+    network: TransformerParams
+    classifier: Classifier
 
 
-def init_model(key: Any, recipe: Recipe, init_scale: Any = 1.0) -> Any:
+def init_model(key: Key, recipe: Recipe, init_scale: Number = 1.0) -> Model | EncoderDecoderParams:
     """Draw initial weights: the network by its config, the classifier normal(0, 0.02), bias 0.
 
     Args:
-        key: Of all weights.
-        recipe: With the network.
+        key: Random key for all weights.
+        recipe: Recipe that holds the network.
         init_scale: Multiplies the layers' weights.
 
     Returns:
@@ -52,26 +53,26 @@ def init_model(key: Any, recipe: Recipe, init_scale: Any = 1.0) -> Any:
 
 def forward(
     model: Model,
-    inputs: Any,
+    inputs: ArrayLike,
     config: TransformerConfig,
     *,
-    mask: Any = None,
-    positions: Any = None,
-    dropout_key: Any = None,
-    dropout_rate: Any = 0.0,
-    output_dropout: Any = False,
+    mask: ArrayLike | None = None,
+    positions: ArrayLike | None = None,
+    dropout_key: Key | None = None,
+    dropout_rate: Number = 0.0,
+    output_dropout: Number | bool = False,
 ) -> Float[Array, "n c"]:
     """Compute logits of one example; with a key, dropout on embedding, attention weights, branches.
 
     Args:
         model: Network and classifier.
         inputs: Token ids [n] or vectors [n, i].
-        config: Of the network.
+        config: Configuration of the network.
         mask: Bool [n], which tokens exist, or [n, n], which tokens a token may attend to.
         positions: Int [n], positions of the tokens; 0..n-1 by default.
         dropout_key, dropout_rate: None for none.
-        output_dropout: With a key, dropout on the network's output too: False for none, True for
-            the same rate, or what multiplies the rate there, which may be traced.
+        output_dropout: Used only with a key: dropout on the network's output too. False for none,
+            True for the same rate, or a factor on the rate, which may be traced.
     """
     states = input_states(model.network, inputs, config, positions=positions)
     if dropout_key is not None:
@@ -95,28 +96,28 @@ def forward(
 
 
 def batch_forward(
-    model: Any,
-    examples: Any,
-    config: Any,
+    model: Model | EncoderDecoderParams,
+    examples: Examples | SequencePairs,
+    config: TransformerConfig | EncoderDecoderConfig,
     *,
-    dropout_key: Any = None,
-    dropout_rate: Any = 0.0,
-    output_dropout: Any = False,
+    dropout_key: Key | None = None,
+    dropout_rate: Number = 0.0,
+    output_dropout: Number | bool = False,
     batch_size: int | None = None,
 ) -> Float[Array, "b n c"]:
     """Compute logits of every example; `batch_size` at a time where that is given.
 
     Args:
         model: A `Model` with Examples; EncoderDecoderParams with SequencePairs, whose targets are
-            then forced on the decoder.
-        examples, config: What goes with it.
-        dropout_key, dropout_rate, output_dropout: As in `forward`.
+            fed to the decoder.
+        examples, config: Examples and configuration of the model.
+        dropout_key, dropout_rate, output_dropout: See `forward`.
         batch_size: Examples at a time; None for all.
     """
     keys = None if dropout_key is None else dropout_branches(dropout_key, len(examples))
 
-    def single_pair(item):
-        source, source_mask, target, target_mask, key = item
+    def single_pair(example):
+        source, source_mask, target, target_mask, key = example
         return encoder_decoder.apply(
             model,
             source,
@@ -128,8 +129,9 @@ def batch_forward(
             dropout_rate=0.0 if key is None else dropout_rate,
         ).logits
 
-    def single(item):
-        inputs, mask, parts, key = item
+    def single(example):
+        """Computes the logits of one example, packed or not."""
+        inputs, mask, parts, key = example
         positions = None
         if parts is not None:
             mask, positions = part_mask(parts), part_positions(parts)
@@ -157,7 +159,7 @@ def decode_pairs(
 ) -> Decoded:
     """Decode each source, as long as the longest target; leaves [b, n, ...]."""
 
-    def single(source: Any, mask: Any) -> Decoded:
+    def single(source: Array, mask: Array) -> Decoded:
         return greedy_decode(
             model,
             source,

@@ -3,13 +3,15 @@
 import dataclasses
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import numpy as np
 
 from rank_collapse import struct
+from rank_collapse.annotations import Number, Tree
 from rank_collapse.network.config import TransformerConfig, check_config
 from rank_collapse.network.encoder_decoder import EncoderDecoderConfig
+from rank_collapse.network.parameters import TransformerParams
 from rank_collapse.training.tasks.examples import LOSSES
 
 Loss = Literal["cross_entropy", "squared_error"]
@@ -23,8 +25,8 @@ class Recipe:
     """The static part of a training run, which is compiled in.
 
     Attributes:
-        config: The network, with an embedding; or an `EncoderDecoderConfig`, whose decoder is then
-            trained to continue targets that are forced on it.
+        config: The network, with an embedding; or an `EncoderDecoderConfig`, whose decoder is
+            trained by teacher forcing.
         num_outputs: Classes, or width of the targets; of an encoder-decoder the vocabulary.
         batch_size, num_epochs: Examples per step, passes over the data.
         loss: A name of `tasks.examples.LOSSES`.
@@ -32,7 +34,7 @@ class Recipe:
         schedule: "constant"; "milestones": learning rate · decay^(milestones passed), by epoch;
             "linear": to 0 at the last step; "inverse_sqrt": √(warmup / step) after the warm-up
             (Vaswani et al. 2017, section 5.3). All begin with the warm-up of `Hyper`.
-        milestones, decay: Of the milestones.
+        milestones, decay: Steps at which the rate falls, and the factor by which it falls.
         clip_norm: Largest global norm of a gradient; None for any.
         output_dropout: Dropout of the network's output too, before the classifier.
         unroll: Layers computed per step of the loop over the depth: more take longer to compile
@@ -40,9 +42,10 @@ class Recipe:
             the evaluation keeps. Does not change results.
         optimizer: "adam" (Kingma and Ba 2015) or "radam" (Liu et al. 2020: no adaptive step until
             the variance of its scale is tractable).
-        b1, b2, eps: Of the optimizer: decay of the two moments, and what is added to the root.
-        start: (the network's parameters as drawn, `Hyper.start`) → as training starts from them;
-            None for as they are drawn.
+        b1, b2, eps: Parameters of the optimizer: decay of the two moments, and the number that is
+            added to the root.
+        start: (the network's drawn parameters, `Hyper.start`) → the parameters at which training
+            starts; None for the drawn ones.
     """
 
     config: TransformerConfig | EncoderDecoderConfig
@@ -61,7 +64,7 @@ class Recipe:
     b1: float = 0.9
     b2: float = 0.999
     eps: float = 1e-8
-    start: Callable[[Any, Any], Any] | None = None
+    start: Callable[[TransformerParams, Tree], TransformerParams] | None = None
 
     def __post_init__(self):
         struct.check_static_fields(self, num_outputs=1, batch_size=1, unroll=1, num_epochs=0)
@@ -97,34 +100,34 @@ class Recipe:
 class Hyper(struct.Struct):
     """The values that may differ between the runs of an ensemble, all traced scalars.
 
-    `weight_decay` is added to the gradient (L2, as in Adam with decay), `init_scale` multiplies
-    the initial weights of the layers. The learning rate rises linearly over the first `warmup`
-    steps (0: at once); `label_smoothing` ε trains on labels (1 − ε) onehot + ε / c. `network` holds
-    floats of the configuration by name ("skip_gain", "init_gain", "temperature", ...), each as it
-    may stand there, in place of the recipe's; None for none. Of an encoder-decoder, those of each
-    half: {"encoder": {"skip_gain": ...}, "decoder": {...}}. `start` is given to `Recipe.start`.
-    A `dropout` of None is compiled as none at all, a tenth faster than a rate of 0. On the output,
-    where the recipe has dropout there, its rate is multiplied by `output_dropout`.
+    `weight_decay` is added to the gradient (L2, as in Adam with decay), `init_scale` multiplies the
+    initial weights of the layers. The learning rate rises linearly over the first `warmup` steps
+    (0: at once); `label_smoothing` ε trains on labels (1 − ε) onehot + ε / c. `network` holds
+    floats of the configuration by name ("skip_gain", "init_gain", "temperature", ...), which
+    replace those of the recipe's network; None for none. For an encoder-decoder it has a dictionary
+    for each: {"encoder": {"skip_gain": ...}, "decoder": {...}}. `start` is passed to
+    `Recipe.start`. A `dropout` of None compiles no dropout at all, which is a tenth faster than a
+    rate of 0. If the recipe has dropout on the output, its rate is multiplied by `output_dropout`.
     """
 
-    learning_rate: Any = 1e-3
-    weight_decay: Any = 0.0
-    dropout: Any = 0.1
-    output_dropout: Any = 1.0
-    init_scale: Any = 1.0
-    warmup: Any = 0.0
-    label_smoothing: Any = 0.0
-    network: Any = None
-    start: Any = None
+    learning_rate: Number = 1e-3
+    weight_decay: Number = 0.0
+    dropout: Number | None = 0.1
+    output_dropout: Number = 1.0
+    init_scale: Number = 1.0
+    warmup: Number = 0.0
+    label_smoothing: Number = 0.0
+    network: Mapping[str, Tree] | None = None
+    start: Tree = None
 
 
 def run_config(
-    recipe: Recipe, hyper: Hyper, **fields: Any
+    recipe: Recipe, hyper: Hyper, **fields: Tree
 ) -> TransformerConfig | EncoderDecoderConfig:
     """Returns the recipe's network with the floats of one run.
 
     Args:
-        recipe, hyper: Of the run.
+        recipe, hyper: Recipe and traced values of the run.
         **fields: Replaced too, in both halves of an encoder-decoder alike.
     """
     config, floats = recipe.config, hyper.network or {}

@@ -3,7 +3,7 @@
     result = sweep(init, step, steps=2000, seeds=64, hyper={"learning_rate": [1e-4, 1e-3]})
     result.metrics["loss"].mean("seed")
 
-docs/seeds.md has examples, and what the functions must be.
+docs/seeds.md has examples, and the rules for the functions.
 """
 
 import contextlib
@@ -54,7 +54,7 @@ def sweep(
     The functions are pure functions of one run, whose arrays may be any pytree. They are traced and
     compiled once for each point of `static`; seeds and values of `hyper` are one axis, which is
     spread over the devices. Results do not depend on the devices, on `every`, on `at_once` or on
-    the other seeds, but for rounding where XLA compiles other loops.
+    the other seeds, except for rounding where XLA compiles other loops.
 
     Args:
         init: (key, hyper, **static) → state, a pytree of arrays.
@@ -69,25 +69,25 @@ def sweep(
         folder: Keeps snapshots. The same call resumes; more seeds or more steps extend.
         first_seed: Number of the first seed.
         look: (state, hyper, key) → pytree of arrays, before training and at each snapshot; `key`
-            is one of the run, the same at each look, and independent of that of `init`. Those of
-            `static` that it takes are given as keywords.
-        at_once: Runs that a device vmaps over; None for one after the other on a CPU, and on an
-            accelerator as many as fit into memory.
+            belongs to the run, is the same at each look, and is independent of the key of `init`.
+            Values of `static` that it takes are passed as keywords.
+        at_once: Number of runs over which a device vmaps. By default a CPU computes one run after
+            the other, and an accelerator as many at once as fit into memory.
         until: (metrics Dataset of the seeds so far) → whether they are enough; asked after each
-            round of seeds, of which `seeds` is then the most.
+            round of seeds. `seeds` is then the largest number of seeds.
         round_seeds: Seeds of one round, with `until`.
         finite: Names of the metrics that must be finite; None for all. A run with another value
-            keeps its last finite state, and has the metrics NaN from there on.
+            keeps its last finite state, and its later metrics are NaN.
         key: Base key of the seeds, or a whole number for `jax.random.key`.
-        mesh: Of the devices, from `runs.seeds.seed_mesh`; all of this process by default.
-        quiet: Whether neither progress nor runs that are no longer finite are printed.
+        mesh: Mesh of the devices, from `runs.seeds.seed_mesh`; all of this process by default.
+        quiet: If true, neither progress nor runs that are no longer finite are printed.
 
     Returns:
         `Swept`: metrics, states, looks.
 
     Raises:
-        ValueError: Functions or values that mean nothing.
-        RunError: The folder is of another sweep, in use, or cannot be written.
+        ValueError: Invalid functions or values.
+        RunError: The folder belongs to another sweep, is in use, or cannot be written.
     """
     steps, every = check_whole("steps", steps, 0), check_whole("every", every, 1)
     count = check_whole("seeds", seeds, 1, 2**31 - 1)
@@ -161,7 +161,7 @@ def _make_base_key(key):
 
 
 def _describe_sweep(functions, axes, base_key, every, finite):
-    """Describes what determines the results, as JSON stores it."""
+    """Describes the settings that determine the results, as JSON stores them."""
     config = {
         "hyper": {name: array.tolist() for name, array in axes.hyper.items()},
         "static": {
@@ -179,7 +179,7 @@ def _describe_sweep(functions, axes, base_key, every, finite):
 
 
 def _say_notes(functions, axes, base_key, mesh, count, progress):
-    """Says what is no mistake for sure, but often one."""
+    """Reports settings that are often mistakes, but not always."""
     values = [leaf[0] for leaf in axes.hyper_leaves(np.zeros(1, int))]
     if tracing.reuses_key(functions.init, functions.step, base_key, values):
         progress.say(

@@ -1,8 +1,9 @@
 """Training a network on a task of tokens: one seed, as pure functions.
 
-What is static is a `Recipe`; what may be swept is a `Hyper` and is traced. Several seeds, learning
-rates or dropout rates are one more axis: see `rank_collapse.training.ensemble`. What is trained,
-a network with a classifier or an encoder-decoder, and how it makes logits is in `models`.
+Static settings are a `Recipe`; values that may be swept are a `Hyper` and are traced. Several
+seeds, learning rates or dropout rates are one more axis: see `rank_collapse.training.ensemble`.
+`models` defines the trained models, a network with a classifier or an encoder-decoder, and their
+logits.
 """
 
 import dataclasses
@@ -13,6 +14,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from rank_collapse import struct
+from rank_collapse.annotations import Key, Number, Tree
+from rank_collapse.network.encoder_decoder import EncoderDecoderParams
 from rank_collapse.training.models import (
     Model as Model,
     batch_forward as batch_forward,
@@ -20,15 +23,16 @@ from rank_collapse.training.models import (
     init_model as init_model,
 )
 from rank_collapse.training.recipe import Hyper as Hyper, Recipe as Recipe, run_config
-from rank_collapse.training.tasks.examples import LOSSES, token_mask
+from rank_collapse.training.tasks.examples import LOSSES, Examples, token_mask
+from rank_collapse.training.tasks.sequences import SequencePairs
 
 
 class TrainState(struct.Struct):
     """Everything the next epoch needs apart from the data."""
 
-    model: Any  # Model or EncoderDecoderParams
-    optimizer: Any
-    key: Any  # of dropout and of the order of the examples
+    model: Model | EncoderDecoderParams
+    optimizer: Tree  # state of `make_optimizer`
+    key: Key  # of dropout and of the order of the examples
 
 
 def num_batches(num_examples: int, batch_size: int) -> int:
@@ -37,16 +41,16 @@ def num_batches(num_examples: int, batch_size: int) -> int:
 
 
 def schedule_factor(
-    recipe: Recipe, epoch: Any, step: Any, steps_per_epoch: int, warmup: Any = 0.0
-) -> Any:
-    """Compute what multiplies the learning rate at a step; see `Recipe.schedule`.
+    recipe: Recipe, epoch: Number, step: Number, steps_per_epoch: int, warmup: Number = 0.0
+) -> Number:
+    """Compute the factor on the learning rate at a step; see `Recipe.schedule`.
 
     Every schedule is multiplied by min(1, s / warmup), s = step + 1; inverse_sqrt is then
     min(s / warmup, √(warmup / s)) (Vaswani et al. 2017, equation 3, whose d^-½ warmup^-½ is the
     learning rate here, the largest that is reached).
 
     Args:
-        recipe: With the schedule.
+        recipe: Recipe that holds the schedule.
         epoch, step: Numbers since the start; may be traced.
         steps_per_epoch: Static.
         warmup: Steps of the warm-up; 0 for none; may be traced.
@@ -80,12 +84,13 @@ def make_optimizer(hyper: Hyper, recipe: Recipe) -> Any:
     return optax.chain(*clip, decay, scale(b1=recipe.b1, b2=recipe.b2, eps=recipe.eps))
 
 
-def init_state(key: Any, hyper: Hyper, recipe: Recipe) -> TrainState:
+def init_state(key: Key, hyper: Hyper, recipe: Recipe) -> TrainState:
     """Initialise the state before the first step.
 
     Args:
-        key: Split for weights, and for dropout and the order of the examples.
-        hyper, recipe: Of the run.
+        key: Random key, which is split for the weights, and for dropout and the order of the
+            examples.
+        hyper, recipe: Traced values and recipe of the run.
     """
     key_model, key_train = jax.random.split(key)
     run_recipe = dataclasses.replace(recipe, config=run_config(recipe, hyper))
@@ -98,22 +103,22 @@ def init_state(key: Any, hyper: Hyper, recipe: Recipe) -> TrainState:
 
 def train_step(
     state: TrainState,
-    batch: Any,
+    batch: Examples | SequencePairs,
     weights: Bool[Array, "b"],
-    step: Any,
-    factor: Any,
+    step: Number,
+    factor: Number,
     hyper: Hyper,
     recipe: Recipe,
 ) -> tuple[TrainState, Float[Array, ""]]:
     """Makes one Adam step on one batch.
 
     Args:
-        state: Before the step.
+        state: State before the step.
         batch: Examples, or SequencePairs of an encoder-decoder.
-        weights: Which of them count: the last batch of an epoch may be short.
+        weights: Whether each example counts, since the last batch of an epoch may be short.
         step: Number of the step since the start, which picks the dropout.
-        factor: Of the schedule, multiplies the learning rate.
-        hyper, recipe: Of the run.
+        factor: Factor from the schedule, which multiplies the learning rate.
+        hyper, recipe: Traced values and recipe of the run.
 
     Returns:
         The state after the step and the loss before it.
@@ -146,15 +151,19 @@ def train_step(
 
 
 def train_epoch(
-    state: TrainState, examples: Any, epoch: Any, hyper: Hyper, recipe: Recipe
+    state: TrainState,
+    examples: Examples | SequencePairs,
+    epoch: Number,
+    hyper: Hyper,
+    recipe: Recipe,
 ) -> tuple[TrainState, Float[Array, ""]]:
     """Train for one epoch: (state after it, mean loss).
 
     Args:
-        state: Before the epoch.
+        state: State before the epoch.
         examples: The training data.
         epoch: Number of the epoch since the start.
-        hyper, recipe: Of the run.
+        hyper, recipe: Traced values and recipe of the run.
     """
     count, size = len(examples), recipe.batch_size
     steps = num_batches(count, size)
@@ -166,8 +175,9 @@ def train_epoch(
     order = order[jnp.arange(steps * size) % count].reshape(steps, size)
     weights = (jnp.arange(steps * size) < count).reshape(steps, size)
 
-    def run_step(state, item):
-        index, indices, weights = item
+    def run_step(state, step_inputs):
+        """Trains on one batch of the epoch."""
+        index, indices, weights = step_inputs
         batch = jax.tree.map(lambda a: a[indices], examples)
         step = epoch * steps + index
         factor = schedule_factor(recipe, epoch, step, steps, hyper.warmup)

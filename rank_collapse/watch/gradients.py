@@ -32,16 +32,17 @@ def monitor_gradients(
     vanishes. At rank collapse the first two vanish (Noci et al. 2022).
 
     Args:
-        gradients: Of a pytree of parameters: ours, Flax's, boxed or not, Equinox's, or a dictionary
-            by names such as "layers.0.attention.q_proj.weight".
-        layer_axis: Of every such leaf, where layers are stacked: then norms are by layer, [l].
-        by_layer: Where layers are modules of their own, as in lists of Flax NNX and Equinox: norms
-            are by layer, [l], in natural order of the paths before these names, such as
+        gradients: Gradients of a pytree of parameters: ours, Flax's (boxed or not), Equinox's, or a
+            dictionary by names such as "layers.0.attention.q_proj.weight".
+        layer_axis: Axis of the layers in every such leaf, where layers are stacked; norms are then
+            by layer, [l].
+        by_layer: Whether layers are separate modules, as in lists of Flax NNX and Equinox: norms
+            are then by layer, [l], in natural order of the paths before these names, such as
             "layers.0.attention"; NaN where a layer has no such part.
-        parts: Further names beside `PARTS`: {part of a leaf's path: what the leaf holds}. A leaf
-            may hold one part, {"w_query": "query"}, equal shares, {"c_attn": ("query", "key",
-            "value")}, or shares of these widths, {"c_attn": {"query": 512, "key": 128, "value":
-            128}}.
+        parts: Names in addition to `PARTS`: {part of a leaf's path: the parameters that the leaf
+            holds}. A leaf may hold one part, {"w_query": "query"}, equal shares, {"c_attn":
+            ("query", "key", "value")}, or shares of these widths, {"c_attn": {"query": 512, "key":
+            128, "value": 128}}.
         axis: The axis along which `parts` splits a leaf. None takes the only axis that fits: its
             length is divisible by the number of shares, or is the sum of the widths. With an axis,
             widths may have another unit, such as heads.
@@ -51,8 +52,8 @@ def monitor_gradients(
 
     Raises:
         ValueError: No leaf is named after queries, keys or values; `by_layer` and `layer_axis`
-            together; an axis of layers that is not there or not of one length; a leaf that cannot
-            be split as its part says, or along more than one axis.
+            together; an axis of layers that does not exist or has several lengths; a leaf that
+            cannot be split as its part says, or along more than one axis.
     """
     refuse_if(by_layer and layer_axis is not None, "by_layer= and layer_axis= exclude each other")
     table = {name: part for part, names in PARTS.items() for name in names} | dict(parts or {})
@@ -69,13 +70,13 @@ def monitor_gradients(
             continue
         layer = path[: places[name]] if by_layer else ""
         for part, piece in _split_leaf(path, leaf, table[name], layer_axis, axis):
-            others = pieces.setdefault(part, {}).setdefault(layer, [])
-            if layer_axis is not None and others and len(others[0]) != len(piece):
+            earlier = pieces.setdefault(part, {}).setdefault(layer, [])
+            if layer_axis is not None and earlier and len(earlier[0]) != len(piece):
                 raise ValueError(
-                    f"{path} of shape {leaf.shape} does not have {len(others[0])} layers along "
+                    f"{path} of shape {leaf.shape} does not have {len(earlier[0])} layers along "
                     f"layer_axis={layer_axis}, as the other leaves have"
                 )
-            others.append(piece)
+            earlier.append(piece)
     if not pieces:
         examples = ", ".join(path for path, _ in leaves[:3])
         raise ValueError(
@@ -108,8 +109,8 @@ def _split_leaf(path, leaf, held, layer_axis, axis):
     """Split a leaf into (part, its array [l, ...] or [...]).
 
     Args:
-        path, leaf: Its name and array.
-        held: What it holds, as `parts` of `monitor_gradients` say it.
+        path, leaf: Name and array of the leaf.
+        held: Parameters that the leaf holds, in the form of `parts` in `monitor_gradients`.
         layer_axis, axis: See `monitor_gradients`.
     """
     leaf = jnp.asarray(on_host(as_floats(leaf)))

@@ -1,4 +1,4 @@
-"""The rows of what is watched: their alarms, their way to a log, and why something is left out.
+"""The rows of a watch: their alarms, their way to a log, and the reasons for missing metrics.
 
 A row is {"step": .., name: a number, or a list with one for each layer}.
 """
@@ -21,11 +21,11 @@ _log = logging.getLogger("rank_collapse")
 
 
 class LeftOut(ValueError):
-    """What is not measured here; the text says why."""
+    """Raised for a metric that cannot be measured here; the text gives the reason."""
 
 
 class Notes:
-    """Reasons by the dotted name of a module, or None, and by what is left out.
+    """Reasons by the dotted name of a module, or None, and by the metric that is left out.
 
     Attributes:
         reasons: {(name, subject): a sentence}, the last of each.
@@ -42,8 +42,8 @@ class Notes:
 
         Args:
             name: Dotted name of the module, or None.
-            subject: What is measured, for the message.
-            measure, *args: What is called.
+            subject: Name of the measurement, for the message.
+            measure, *args: Function and its arguments.
         """
         try:
             result = measure(*args)
@@ -55,7 +55,7 @@ class Notes:
         return result
 
     def leave_out(self, name: str | None, subject: str, reason: str) -> None:
-        """Keeps a reason; the first of its kind, which is said before a colon, is also a warning.
+        """Keeps a reason; the first of its kind (the text before a colon) is also a warning.
 
         Args:
             name, subject: See `attempt`.
@@ -65,7 +65,7 @@ class Notes:
         self._say(reason, f"no {subject}{f' of {name}' if name else ''}: {reason}")
 
     def remark(self, name: str | None, subject: str, text: str) -> None:
-        """Keeps a sentence about what is measured; the first of its kind is also a warning.
+        """Keeps a sentence about the measurement; the first of its kind is also a warning.
 
         Args:
             name, subject: See `attempt`.
@@ -92,10 +92,10 @@ class Recorder:
     Args:
         log: A path of JSON lines, or its folder; a function log({name: number}, step=...); an
             object with `add_scalar`, as TensorBoard's writers; None for `rows` alone.
-        notes: Where what fails is kept.
+        notes: Notes that keep the reasons of failures.
 
     Raises:
-        ValueError: Another log, or a path that cannot be one.
+        ValueError: An invalid log, or an invalid path.
     """
 
     def __init__(self, log: object, notes: Notes):
@@ -111,7 +111,7 @@ class Recorder:
         Args:
             step: Number of the training step.
             scalars: {name: {number of a layer, or -1 for all of them: value}}.
-            count: How many layers there are.
+            count: Number of layers.
             writes: Whether this process warns and writes.
         """
         row: dict[str, Any] = {"step": step}
@@ -134,6 +134,7 @@ class Recorder:
         self._notes.attempt(None, "line of the log", self._write, step, values)
 
     def _write(self, step, values):
+        """Writes the values of a step to the file, the writer, wandb or the function."""
         log = self._log
         if isinstance(log, Path):
             metrics.append(log, step, values)
@@ -178,7 +179,7 @@ def summarise_layers(row: Mapping[str, object]) -> dict[str, float]:
     """Computes the mean over layers and the worst layer of the metrics that a Trainer prints.
 
     Args:
-        row: Of a watch. All its metrics have their worst layer where they are least.
+        row: Row of a watch. Each of its metrics is worst where it is smallest.
 
     Returns:
         {"name_mean_of_layers": .., "name_worst_layer": its number, "name_of_worst_layer": ..}.
@@ -209,7 +210,7 @@ def make_transformers_callback(watched: object) -> Any:
             watched.step = state.global_step + 1
 
         def on_log(self, args, state, control, logs=None, **kwargs):
-            """Adds the last row to the history, and a few numbers to what is printed and logged."""
+            """Adds the last row to the history, and a few of its numbers to the printed log."""
             if not watched.rows:
                 return
             row = watched.rows[-1]

@@ -1,10 +1,10 @@
 """Arrays that a JAX program measures inside its own transformations: vmap, scan, checkpoint, jit.
 
-A Python list that collects what a layer computes would keep tracers that a transformation has left
-behind. Here `tap` marks the arrays in the program by a primitive that does nothing, and
-`measure_taps` traces the program, measures the arrays where they are marked, and lets the scalars
-out of every program inside. Axes of a vmap stand in front, as of a batch; steps of a scan are
-layers. It is the "harvest" of functional programs, by JAX's documented primitives and interpreters.
+A Python list that collects a layer's values would keep tracers of a finished transformation. Here
+`tap` marks the arrays in the program by a primitive that does nothing. `measure_taps` traces the
+program, measures the arrays where they are marked, and returns the scalars from every inner
+program. Axes of a vmap come first, like a batch; steps of a scan are layers. This is the "harvest"
+of functional programs, with JAX's documented primitives and interpreters.
 """
 
 from collections.abc import Callable, Iterator
@@ -44,7 +44,7 @@ batching.primitive_batchers[_tap] = _batch_tap
 
 
 def tap(x: Array, weights: Array | None = None) -> None:
-    """Mark a layer's tokens, and attention weights, to be measured; does nothing by itself.
+    """Mark a layer's tokens, and attention weights, to be measured; has no other effect.
 
     Args:
         x: Tokens [..., n, d].
@@ -59,33 +59,35 @@ def measure_taps(
     """Call a function and measure the arrays that are marked in it by `tap`.
 
     Args:
-        function: Function of JAX; traced once. What it closes over may be traced outside.
+        function: A JAX function, which is traced once. Values that it closes over may be traced
+            outside.
         measure: measure(x, weights), weights None where there are none; a pure function.
-        *args: Its arguments, pytrees of arrays.
+        *args: Arguments of the function, pytrees of arrays.
 
     Returns:
-        (its output, scalars), the scalars stacked in the order of the calls, [layers, ...], NaN
-        where a layer has none of a name; {} without a tap.
+        (its output, scalars). The scalars are stacked in the order of the calls, [layers, ...], NaN
+        where a layer does not have a name; {} without a tap.
 
     Raises:
-        ValueError: A tap inside a loop of unknown length, or inside a program that gives nothing
-            out, such as `shard_map` or a custom derivative.
+        ValueError: A tap inside a loop of unknown length, or inside a program that returns no
+            further outputs, such as `shard_map` or a custom derivative.
     """
     box = []
 
     def list_arrays(*args):
+        """Calls the function, and separates the arrays of its result from other leaves."""
         leaves, structure = jax.tree.flatten(function(*args))
         is_array = [isinstance(leaf, jax.Array) for leaf in leaves]
-        others = [None if array else leaf for leaf, array in zip(leaves, is_array, strict=True)]
-        box[:] = structure, is_array, others
+        statics = [None if array else leaf for leaf, array in zip(leaves, is_array, strict=True)]
+        box[:] = structure, is_array, statics
         return [leaf for leaf, array in zip(leaves, is_array, strict=True) if array]
 
     closed = jax.make_jaxpr(list_arrays)(*args)
     arrays, scalars = _run(closed.jaxpr, closed.consts, jax.tree.leaves(args), measure)
-    structure, is_array, others = box
+    structure, is_array, statics = box
     remaining = iter(arrays)
     leaves = [
-        next(remaining) if array else leaf for leaf, array in zip(others, is_array, strict=True)
+        next(remaining) if array else leaf for leaf, array in zip(statics, is_array, strict=True)
     ]
     return jax.tree.unflatten(structure, leaves), scalars
 
@@ -110,9 +112,9 @@ def _run(jaxpr, consts, args, measure):
             layers.append(scalars)
         else:
             variables = [a for a in eqn.invars if isinstance(a, core.Var)]
-            alone = jaxpr.replace(constvars=(), invars=variables, outvars=eqn.outvars, eqns=[eqn])
+            program = jaxpr.replace(constvars=(), invars=variables, outvars=eqn.outvars, eqns=[eqn])
             arrays = [values[a] for a in variables]
-            outputs = core.jaxpr_as_fun(core.ClosedJaxpr(alone, ()))(*arrays)
+            outputs = core.jaxpr_as_fun(core.ClosedJaxpr(program, ()))(*arrays)
         values.update(zip(eqn.outvars, outputs, strict=True))
     outputs = [a.val if isinstance(a, core.Literal) else values[a] for a in jaxpr.outvars]
     return outputs, concatenate_layers(layers)
@@ -179,6 +181,8 @@ def _run_cond(branches, inputs, measure):
     size = max(a.shape[0] for a in longest.values())
 
     def run_branch(program):
+        """Makes the function of one branch, with NaN for layers and names that it does not have."""
+
         def run(*arrays):
             outputs, scalars = _run(*program, arrays, measure)
             filled = {

@@ -25,13 +25,14 @@ def keep_follower(tensor: Tensor) -> Follower:
 
 
 def intersect_masks(first: Follower | None, second: Follower, shape: Sequence[int]) -> Tensor:
-    """Joins Bool followers of a shape, of which the first may be missing."""
+    """Joins Bool followers of a shape; the first may be missing."""
     allowed = second().bool().expand(shape)
     return allowed if first is None else first() & allowed
 
 
 def join_tags(tags: Sequence[Tag]) -> Tag:
-    """Returns the tag of what comes from several tensors, without what depends on shapes."""
+    """Returns the tag of a value that comes from several tensors, without the parts that depend on
+    shapes."""
     maps = frozenset().union(*(tag.maps for tag in tags))
     behind = frozenset().union(*(tag.behind for tag in tags))
     is_content = any(tag.is_content for tag in tags)
@@ -39,7 +40,14 @@ def join_tags(tags: Sequence[Tag]) -> Tag:
 
 
 def join_followers(tags: Sequence[Tag]) -> dict[str, Follower]:
-    """Joins the followers of tensors of one shape; the entries of further summands stay apart."""
+    """Joins the followers of summands of one shape: tensors that follow their shape and places.
+
+    A mask follows several summands as the intersection of their masks. Numbers of entries that
+    another summand brings are added under names of their own, such as "entries 2".
+
+    Args:
+        tags: Tags of the summands.
+    """
     followers: dict[str, Follower] = {}
     for tag in tags:
         for name, follower in tag.followers.items():
@@ -65,7 +73,7 @@ def move_followers(function: Callable, arguments: object, i: int) -> Tensor:
     Args:
         function: Function of `MOVES`.
         arguments: (args, kwargs) of its call, with functions that give followers.
-        i: Which of several results.
+        i: Index among several results.
     """
     args, kwargs = pytree.tree_map(lambda a: a() if callable(a) else a, arguments)
     if function is Tensor.contiguous:
@@ -83,7 +91,7 @@ def find_changes(tag: Tag, axes: Sequence[int]) -> tuple[bool, bool] | None:
     """Finds whether the query, and whether the key, changes along axes of scores; None if unknown.
 
     Args:
-        tag: Of the scores.
+        tag: Tag of the scores.
         axes: Numbers of the axes.
     """
     if "pairs" not in tag.followers:
@@ -128,7 +136,7 @@ def find_features(tag: Tag, linear_map: Map) -> Tensor | None:
     """Finds Bool [width], the features of a map's output in a tensor; None if unknown.
 
     Args:
-        tag: Of the tensor.
+        tag: Tag of the tensor.
         linear_map: The map.
     """
     width, parts = linear_map.width, []

@@ -1,4 +1,4 @@
-"""Functions of torch by what they do: they multiply, move entries, or make weights of scores."""
+"""Functions of torch by their effect: they multiply, move entries, or make weights of scores."""
 
 import string
 from typing import NamedTuple
@@ -72,17 +72,17 @@ class Product(NamedTuple):
         return Product(self.second, self.first, (second, first, result))
 
     def is_elementwise(self) -> bool:
-        """Returns whether it is that of entries in the same places, without a sum."""
+        """Returns whether the product is entry by entry, without a sum."""
         first, second, result = self.letters
         return result in (first, second) and set(first + second) == set(result)
 
 
 def read_product(function: object, args: object, kwargs: object) -> Product | None:
-    """Reads which two tensors a function multiplies; None where they are no matrices.
+    """Reads which two tensors a function multiplies; None where they are not matrices.
 
     Args:
         function: One of `MAPS`.
-        args, kwargs: Args and kwargs of its call.
+        args, kwargs: Arguments of the call.
     """
     tensors = tensors_in([args, kwargs])
     if function in EINSUM:

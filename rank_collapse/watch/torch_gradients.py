@@ -1,4 +1,4 @@
-"""Norms of the gradients of what makes queries, keys and values of tokens."""
+"""Norms of the gradients of the parameters that make queries, keys and values of tokens."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -55,10 +55,10 @@ def choose_shares(
 
 
 def _find_maps(tag, sources, frame):
-    """Finds {linear map: tags of what it gave} of the maps between tokens and a tensor.
+    """Finds {linear map: tags of its outputs} for the maps between tokens and a tensor.
 
     Args:
-        tag: Of the tensor.
+        tag: Tag of the tensor.
         sources, frame: See `choose_shares`.
     """
     maps: dict[Map, list[Tag]] = {}
@@ -98,11 +98,11 @@ def _square_gradient(parameter, shares):
     """Computes Σ g² of a parameter, or of the parts of it that any share has.
 
     Args:
-        parameter: It.
+        parameter: The parameter.
         shares: Shares of it.
 
     Raises:
-        LeftOut: It is not known which part counts.
+        LeftOut: It is unknown which part counts.
     """
     gradient, axis = parameter.grad.float(), shares[0].axis
     parts = [share.features for share in shares]

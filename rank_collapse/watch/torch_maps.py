@@ -1,4 +1,7 @@
-"""Linear maps as they run: what each read, with which parameters, and the numbers of its entries.
+"""Linear maps as they run: the input of each, its parameters, and the numbers of its entries.
+
+The `Tag` of a tensor describes where it comes from (`torch_tags`). A product has one letter for
+each axis of its factors and of its result.
 
 Axis letters: n queries, m keys, k width; others as in an equation of `einsum`.
 """
@@ -18,13 +21,13 @@ from rank_collapse.watch.torch_tags import Map, Source, Tag
 def see_map(
     table: TagTable, product: Product, parameters: Sequence[Tensor], output: Tensor
 ) -> None:
-    """Records a linear map, and keeps what it read.
+    """Records a linear map, and keeps its input.
 
     Args:
         table: Tags of the pass.
-        product: Of its input and its weight.
-        parameters: Tensors of its call but for the input.
-        output: Its result.
+        product: The product of an input and a weight.
+        parameters: Tensors of its call except for the input.
+        output: Result of the map.
     """
     (read, weight, result), x = product.letters, product.first
     nested = output if output.is_nested else None
@@ -57,12 +60,12 @@ def see_map(
 
 
 def _read_source(table: TagTable, x, axes):
-    """Returns what a map reads: a tensor as a matrix.
+    """Returns the input of a map: a tensor as a matrix.
 
     Args:
         table: Tags of the pass.
         x: The tensor.
-        axes: Those of rows.
+        axes: Axes of the rows.
     """
     tag, order = table.tag(x), axes + [i for i in range(x.ndim) if i not in axes]
     count = math.prod(x.shape[i] for i in axes)

@@ -1,7 +1,7 @@
 """The masks that meet scores: which keys they hide, whatever the content is.
 
-A mask counts where content does not decide it: of keys that are hidden because their scores are
-small, as in top-k attention, nothing is said about which tokens exist.
+A mask counts where content does not decide it. Keys that are hidden because their scores are small,
+as in top-k attention, show nothing about which tokens exist.
 """
 
 import math
@@ -136,7 +136,7 @@ def _read_assignment(scores, index, value, result):
 
 
 def _is_hiding(value, result):
-    """Returns whether a value hides what has it: far below 0, or 0 among weights."""
+    """Returns whether an entry with this value is hidden: far below 0, or 0 among weights."""
     if isinstance(value, Tensor):
         value = float(value.max()) if value.numel() and not value.is_complex() else math.nan
     if not isinstance(value, int | float) or isinstance(value, bool):

@@ -1,9 +1,9 @@
 """Where tensors come from: the linear maps behind queries and keys, and the tokens that maps read.
 
 While a measured pass runs, each tensor has a `Tag`. It names the linear maps that made the tensor.
-Its followers are moved through the same views as the tensor, once somebody asks: the numbers of the
-entries that a map gave, or the softmax behind weights. So no shape is guessed, and no tensor is
-changed.
+Its followers are the numbers of the entries that a map returned, or the softmax behind weights;
+they are moved through the same views as the tensor when they are needed. So no shape is guessed,
+and no tensor is changed.
 """
 
 import functools
@@ -56,7 +56,7 @@ class Origins(TagTable):
 
         Args:
             function: Function of torch.
-            product: What it multiplies, as `read_product` reads it.
+            product: Product that it computes, as `read_product` reads it.
             args, kwargs, result: Args, kwargs and result of its call.
         """
         is_assignment = function is Tensor.__setitem__
@@ -92,7 +92,7 @@ class Origins(TagTable):
             see_softmax(self, function, floats[0], outputs[0])
 
     def _see_write(self, args, is_assignment):
-        """Records what is written into a tensor by an index, or into a view of it.
+        """Records a write into a tensor by an index, or into a view of it.
 
         Args:
             args: Args of the call.
@@ -128,9 +128,10 @@ class Origins(TagTable):
         """Makes followers of a tensor into which others were written.
 
         Args:
-            tensor, tag: It, and its tag.
-            written: Tag of what was written.
-            write: write(numbers of the tensor, name of the follower), which writes those of a part.
+            tensor, tag: The tensor, and its tag.
+            written: Tag of the written values.
+            write: write(numbers of the tensor, name of the follower), which writes the numbers of a
+                part.
         """
         shape, stride, device = tensor.shape, tensor.stride(), tensor.device
         names = [n for n in {**tag.followers, **written.followers} if n not in (*SIDES, "softmax")]
@@ -149,9 +150,9 @@ class Origins(TagTable):
         """Records a module whose code torch does not show: a linear map, if it can be one.
 
         Args:
-            module: It.
-            inputs: All arguments of its call.
-            output: Its first tensor.
+            module: The module.
+            inputs: All arguments of the module's call.
+            output: First tensor of the output.
         """
         tensors, parameters = floats_in(inputs), list(module.parameters())
         if not tensors:
@@ -169,7 +170,7 @@ class Origins(TagTable):
 
         Args:
             function, arguments: The call, with (args, kwargs).
-            inputs, outputs: Its tensors of floats.
+            inputs, outputs: Tensors of floats that the function reads and returns.
         """
         tagged = [(self.tag(a), a) for a in inputs if self.has(a) or self.is_constant(a)]
         pairs = [(tag, a) for tag, a in tagged if not tag.is_constant]
@@ -212,6 +213,7 @@ class Origins(TagTable):
         """
 
         def find(argument):
+            """Returns the follower of one argument, or −1 in all entries."""
             if not floats_in(argument):
                 return argument
             options = {"size": argument.shape, "fill_value": -1, "device": argument.device}
@@ -222,7 +224,7 @@ class Origins(TagTable):
 
 
 def _select_makers(function, pairs, output):
-    """Selects those of the arguments whose maps make the result: no gates and no divisors.
+    """Selects the arguments whose maps make the result, without gates and divisors.
 
     Args:
         function: The function.
@@ -250,7 +252,7 @@ def _looks_up(function, arguments):
 def _merge_terms(pairs, output):
     """Returns the terms that a result still has, and whether it comes from a softmax.
 
-    Of the arguments those count that have its size, or its queries.
+    Merges the terms of the arguments that have the size of the result, or its queries.
 
     Args:
         pairs: (tag, tensor) of each argument.

@@ -1,7 +1,7 @@
 """What runs in a measured step: which modules, and which products of weights and values in them.
 
-In measured steps alone `torch_watch` calls modules by `Pass.call`, which sees the functions of
-torch. A model has no hook: it is copied, saved and compiled as one that is not watched.
+Only in measured steps `torch_watch` calls modules by `Pass.call`, which sees the functions of
+torch. The model has no hooks, so it can be copied, saved and compiled as usual.
 """
 
 import contextlib
@@ -45,18 +45,18 @@ _SHOWN_HEADS.__kwdefaults__, _SHOWN_HEADS.__defaults__ = _HEADS.__kwdefaults__, 
 
 
 class Pass(TorchFunctionMode):
-    """The forward pass of one step that is measured, as a mode; others of the step are not.
+    """The measured forward pass of one step, as a mode; other passes of the step are not measured.
 
     Args:
-        model: A weak reference to what is watched.
+        model: A weak reference to the watched model.
         select: Whether an attention counts, by its dotted name and the module.
         tokens: "read", "raw" or "unit".
         mask: mask(args, kwargs) of the watched call, Bool [b, n], which tokens exist; or None.
-        notes: Notes of what is left out.
+        notes: Notes about metrics that are left out.
 
     Attributes:
         runs: The attentions.
-        loss: What the pass returned, if it did.
+        loss: Loss that the pass returned, if any.
         reason: Why nothing was measured.
     """
 
@@ -82,11 +82,11 @@ class Pass(TorchFunctionMode):
     def call(
         self, call: Callable[..., Any], module: nn.Module, *args: object, **kwargs: object
     ) -> Any:
-        """Calls a module, and measures what runs in it.
+        """Calls a module, and measures the attentions that run in it.
 
         Args:
             call: call(module, *args, **kwargs).
-            module, *args, **kwargs: What is called.
+            module, *args, **kwargs: The module and its arguments.
         """
         is_other = self._frames and self._thread != threading.get_ident()
         if not self._frames and module in self._names:
@@ -138,6 +138,8 @@ class Pass(TorchFunctionMode):
         return Origins(self._frames, () if model is None else model.buffers())
 
     def _is_measurable(self):
+        """Returns whether this pass is measured, and notes the reason to give if nothing is
+        seen."""
         if self._model() is None or not self._model().training:
             self.reason = "the model was in eval mode"
         elif torch.is_grad_enabled():
@@ -151,7 +153,7 @@ class Pass(TorchFunctionMode):
         """Calls a method in a measured pass; its own exception ends the measuring of this step.
 
         Args:
-            measure, *args: What is called.
+            measure, *args: Method and its arguments.
         """
         if not self._is_measured or self._is_broken or _is_traced():
             return
@@ -163,7 +165,7 @@ class Pass(TorchFunctionMode):
             self._notes.leave_out(None, "everything", f"{type(error).__name__}: {error}")
 
     def _end_call(self, frame, output):
-        """Measures what a module's call gives; that of a layer is a new beginning.
+        """Measures the output of a module's call; the output of a layer begins a new layer.
 
         Args:
             frame: Frame of the call.
@@ -183,6 +185,7 @@ class Pass(TorchFunctionMode):
             self._origins.see_module(frame.module, (frame.args, frame.kwargs), tensors[0])
 
     def _see_call(self, function, args, kwargs, result):
+        """Measures a call that is an attention; notes the origin of any other result."""
         if function is functional.scaled_dot_product_attention:
             self._measure_product(self._see_dot, args, kwargs, result)
             return
@@ -204,7 +207,7 @@ class Pass(TorchFunctionMode):
 
         Args:
             see: The method that measures it.
-            *args: Its arguments, last the result of the product.
+            *args: Arguments of see, last the result of the product.
         """
         result = args[-1]
         if result.numel():
@@ -213,6 +216,7 @@ class Pass(TorchFunctionMode):
             self._origins.begin(result)
 
     def _see_dot(self, args, kwargs, result):
+        """Measures a call of `scaled_dot_product_attention`, row by row for nested tensors."""
         names = ("query", "key", "value")[len(args) :]
         q, k, v = *args[:3], *(kwargs[name] for name in names)
         mask = args[3] if len(args) > 3 else kwargs.get("attn_mask")
@@ -231,7 +235,7 @@ class Pass(TorchFunctionMode):
         Args:
             tensors, tags: Queries, keys and values.
             options: Other arguments of `compute_dot_weights`.
-            result: What the call gave.
+            result: Result of the call.
         """
         q, k, _ = tensors
         axes = string.ascii_lowercase[: q.ndim - 2]
@@ -248,7 +252,7 @@ class Pass(TorchFunctionMode):
         Args:
             term: Term of its queries and keys.
             value: Tag of the values.
-            result: What the product of queries and Σ_j k_j v_jᵀ gives.
+            result: Product of queries and Σ_j k_j v_jᵀ.
         """
         n, m = (term.sizes[c] for c in term.letters[2][-2:])
         weights = products.allow_all(n, m, result.device)
@@ -260,7 +264,7 @@ class Pass(TorchFunctionMode):
 
         Args:
             factors: The product with weights as first factor; twice, where both may be weights.
-            result: What it gives.
+            result: Result of the product.
         """
         factors = [p for p in factors if self._origins.tag(p.first).is_softmax] or factors
         product = factors[0]

@@ -32,8 +32,8 @@ def join_documents(pieces: Sequence[Piece]) -> list[Piece]:
     """Joins products for one document each, whose tokens become one row [1, n] in their order.
 
     Args:
-        pieces: Of one call. They stay as they are where a token of one attends to one of another,
-            or is in two.
+        pieces: Pieces of one call. They stay as they are where a token of one piece attends to a
+            token of another, or belongs to two.
     """
     places, order = torch.cat([piece.tokens.index.flatten() for piece in pieces]).sort()
     is_apart = all(piece.tokens.has_own_keys() for piece in pieces)
@@ -58,14 +58,15 @@ class Run:
         is_cross: Whether keys are of other tokens.
         frames: Numbers of the modules around it, and its own.
         turn: How often its module had run before.
-        key: What its products have in common.
+        key: Identity that all its products share.
         tokens: (index, documents) of its tokens, as `Piece` has them; None where products are of
             different tokens.
         scalars: Measures of its tokens, and norms of gradients.
-        pieces: Of the products of a call that has not ended.
-        products: [(number of a frame, {name: by head [h]}), ...], of each product; of those of a
-            call that are documents their means.
-        shares: What made queries, keys and values, of each product; of the first turn alone.
+        pieces: Pieces of the products in a call that has not ended.
+        products: [(number of a frame, {name: by head [h]}), ...] of each product; for a call with
+            one product for each document, their means.
+        shares: Parameters that made queries, keys and values, for each product; only in the first
+            turn.
     """
 
     name: str

@@ -23,11 +23,11 @@ SUM = 0.02  # how far from 1 the sum of weights may be, rounded to bfloat16
 
 
 class Weights(NamedTuple):
-    """Of one product of weights and values.
+    """Weights of attention in one product of weights and values.
 
     Attributes:
         p: Weights of some queries, [g, r, m].
-        rows: Which, [r].
+        rows: Int [r], the measured queries.
         allowed: Bool [g, n, m], [b, n, m] or [1, n, m], the keys of each query.
     """
 
@@ -46,7 +46,7 @@ def leave_autocast() -> Iterator[None]:
 
 
 def choose_rows(n: int, device: object) -> Tensor:
-    """Chooses which of n queries are measured."""
+    """Chooses which of n queries to measure."""
     return torch.linspace(0, n - 1, min(n, ROWS), device=device).long()
 
 
@@ -67,8 +67,10 @@ def compute_dot_weights(
     """Computes the weights of `scaled_dot_product_attention`, of some queries.
 
     Args:
-        query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa: Of the call.
-        static: Makes Bool like `attn_mask`, what it leaves that content does not decide.
+        query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa: Arguments of the
+            call.
+        static: Makes a Bool like `attn_mask`: the keys that remain after masks that do not depend
+            on content.
         is_chosen: Whether content decides some of `attn_mask`; then `static` alone hides keys.
     """
     n, m = query.shape[-2], key.shape[-2]
@@ -108,11 +110,11 @@ def read_weights(
     """Reads the weights that met the values, before dropout.
 
     Args:
-        used: What met the values, of any layout.
+        used: The tensor that met the values, of any layout.
         allowed: Bool like it, which keys a query may attend to; None for all.
-        softmax: Like it, what the last softmax gave, if that is known.
-        letters: Of the axes of weights, values and their product.
-        queries: Those of queries in weights.
+        softmax: Same shape, the output of the last softmax, if known.
+        letters: Letters of the axes of weights, values and their product.
+        queries: Letters of the axes of queries in the weights.
     """
     axes, _, result = letters
     summed = [c for c in axes if c not in result]
@@ -129,7 +131,7 @@ def read_weights(
 
 
 def allow_all(n: int, m: int, device: object) -> Weights:
-    """Returns that each of n queries may attend to m keys, without weights."""
+    """Returns `Weights` without weights, in which each of n queries may attend to all m keys."""
     allowed = torch.ones(1, 1, 1, dtype=torch.bool, device=device).expand(1, n, m)
     return Weights(torch.empty(0, 0, m, device=device), choose_rows(n, device), allowed)
 
@@ -139,7 +141,7 @@ def sort_examples(weights: Weights, order: Tensor, num_examples: int) -> Weights
 
     Args:
         weights: Weights of g examples and heads.
-        order: Of these, so that they are [e, h].
+        order: Order in which these become [e, h].
         num_examples: e.
 
     Returns:
@@ -157,7 +159,7 @@ def join_heads(weights: Weights, order: Tensor, num_examples: int) -> Weights:
 
     Args:
         weights: Weights of g others, `allowed` [g or 1, n, m].
-        order: Of examples and heads of the queries, so that they are [e, h].
+        order: Order in which examples and heads of the queries become [e, h].
         num_examples: e.
 
     Returns:
@@ -178,7 +180,7 @@ def compute_crossing(tokens: Any, weights: Weights, exists: Tensor) -> float:
 
     Args:
         tokens: Tokens of the queries, with `has_own_keys`.
-        weights: In the order of examples.
+        weights: Weights in the order of examples.
         exists: Bool [e, n].
     """
     if not tokens.has_own_keys() or not len(weights.p):
@@ -239,7 +241,7 @@ def find_repeated(index: Tensor) -> Tensor:
 
 
 def fits_mask(mask: Tensor, allowed: Tensor) -> bool:
-    """Returns whether a mask can be that of the tokens which exist.
+    """Returns whether a mask can be the mask of the tokens that exist.
 
     No token of it attends to one outside, and each attends to some token.
 
@@ -303,11 +305,11 @@ def measure_weights(weights: Weights, documents: Tensor) -> dict[str, Tensor]:
     """Measures weights by document and head [k, h], of documents that have a measured query.
 
     Args:
-        weights: In the order of examples, `p` [e · h, r, m].
+        weights: Weights in the order of examples, `p` [e · h, r, m].
         documents: Int [e, n], as `measure_tokens` takes them.
 
     Raises:
-        LeftOut: They are of no distribution.
+        LeftOut: The weights are not a distribution.
     """
     e, rows = len(documents), weights.rows
     p = weights.p.unflatten(0, (e, -1))

@@ -38,11 +38,11 @@ class Runs:
     Args:
         select: Whether an attention counts, by its dotted name and the module.
         tokens: "read", "raw" or "unit".
-        has_mask: Whether the watch has a mask of its own.
-        notes: Notes of what is left out.
+        has_mask: Whether the watch has its own mask.
+        notes: Notes about metrics that are left out.
 
     Attributes:
-        attentions: In order.
+        attentions: Attentions in order.
         mask: Mask of the watch's own, which tokens exist, or None.
     """
 
@@ -80,9 +80,9 @@ class Runs:
             origins: Origins of the pass.
             term: The product of queries and keys.
             weights: Weights of queries and heads.
-            refusal: Why they are no weights of attention; "" if they are.
+            refusal: Why they are not weights of attention; "" if they are.
             value: Tag of the values.
-            result: What the product gave.
+            result: Result of the product.
             parts: All products of the same map's queries that weights are made of, such as one for
                 each example; () for `term` alone.
 
@@ -158,11 +158,12 @@ class Runs:
                 self._end_pieces(run, pieces)
 
     def _end_pieces(self, run, pieces):
-        """Measures the tokens of the first call of a run; those of others have to be the same.
+        """Measures the tokens of the first call of a run; the other calls must have the same
+        tokens.
 
         Args:
-            run: It.
-            pieces: Of all products of the call.
+            run: The run.
+            pieces: Pieces of all products in the call.
         """
         if len(pieces) > 1:
             pieces = join_documents(pieces)
@@ -193,9 +194,9 @@ class Runs:
         Args:
             name: Name of the attention.
             around: Numbers of the modules around it, and its own.
-            sources: What was read to make its queries.
+            sources: Tensors from which its queries were made.
             is_cross: Whether keys are of other tokens.
-            past: Names of the attentions that the queries come from.
+            past: Names of the attentions from which the queries come.
         """
         key = sources, is_cross, re.sub(r"\d+", "*", name), around[-2:-1]
         turn = sum(run.name == name for run in self.attentions)
@@ -211,8 +212,8 @@ class Runs:
         Args:
             frames: The modules that run.
             tokens: Tokens of the queries.
-            weights: In the order of examples.
-            names: Names of the attentions that the tokens come from, and of this one.
+            weights: Weights in the order of examples.
+            names: Names of the attentions from which the tokens come, and of this one.
         """
         shape, among = tokens.index.shape, find_allowed_tokens(tokens, weights.allowed)
         if tokens.is_cross:
@@ -226,8 +227,8 @@ class Runs:
                 fits = torch.all if weights.allowed.all() else torch.any
             exists = self._find_mask(frames, tokens, weights, fits, names)
         if exists is None:
-            every = torch.ones(shape, dtype=torch.bool, device=tokens.index.device)
-            exists = every if among is None else products.find_tokens(among)
+            all_exist = torch.ones(shape, dtype=torch.bool, device=tokens.index.device)
+            exists = all_exist if among is None else products.find_tokens(among)
         return products.number_documents(exists.expand(shape), among, tokens.index)
 
     def _find_mask(self, frames, tokens, weights, fits, names):
@@ -238,8 +239,8 @@ class Runs:
         Args:
             frames: The modules that run.
             tokens, weights: Tokens and weights of the product.
-            fits: Whether a mask can be that of these tokens.
-            names: Names of the attentions that the tokens come from, and of this one.
+            fits: Whether a mask can be the mask of these tokens.
+            names: Names of the attentions from which the tokens come, and of this one.
         """
         shape, stream = tokens.index.shape, names[0]
         if self._has_mask:
@@ -268,11 +269,12 @@ class Runs:
         return None
 
     def measure_output(self, frame: Frame, output: Any) -> None:
-        """Measures what a module with one attention puts out; of several around it the outermost.
+        """Measures the output of a module with one attention; of several nested ones, the
+        outermost.
 
         Args:
             frame: The module.
-            output: What it put out.
+            output: Output of the module.
         """
         runs = [run for run in self.list_inside(frame) if not run.is_cross]
         if self._kind == "read" or len(runs) != 1 or runs[0].tokens is None:
@@ -289,7 +291,7 @@ class Runs:
             raise LeftOut(f"a result of shapes {shapes} has other tokens than it reads")
         x, places = states[0], torch.arange(index.numel(), device=index.device)
         if x.shape[0] == x.shape[1] and not torch.equal(index.flatten(), places):
-            raise LeftOut("with as many examples as tokens it is not known which axis is which")
+            raise LeftOut("with equal numbers of examples and tokens the axes cannot be told apart")
         if x.shape[:2] != index.shape:
             x = x.reshape(-1, x.shape[-1])[index]
         return measure_tokens(x, documents, self._kind)

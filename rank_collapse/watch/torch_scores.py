@@ -1,5 +1,9 @@
 """Products of queries and keys: scores, their softmax, and the masks that meet them.
 
+The `Tag` of a tensor describes where it comes from; its rows are the axes along which tokens
+differ, its features the others (`torch_tags`). A product has one letter for each axis of its
+factors and of its result.
+
 Axis letters: n queries, m keys, k width; others as in an equation of `einsum`.
 """
 
@@ -92,8 +96,9 @@ def _find_token_axes(table: TagTable, tag, letters, other_letters, result):
 
     Args:
         table: Tags of the pass.
-        tag: Of the factor.
-        letters, other_letters, result: Of the factor, of the other one and of scores.
+        tag: Tag of the factor.
+        letters, other_letters, result: Letters of the axes of this factor, of the other factor, and
+            of the scores.
     """
     free = [c for c in result if c in letters and c not in other_letters]
     tokens = [c for c in free if not has_same_rows(tag, [letters.index(c)])]
@@ -114,7 +119,7 @@ def _mixes_heads(table: TagTable, function, product):
 def _is_mixture(table: TagTable, product):
     """Returns whether the first factor has a matrix for each token, and both axes are features.
 
-    So it is with what mixes experts, or streams of a token.
+    Products that mix experts, or the streams of a token, have this form.
     """
     tag = table.tag(product.first)
     letters, other, result = product.letters
@@ -130,7 +135,7 @@ def see_softmax(table: TagTable, function: Callable, x: Tensor, result: Tensor) 
     Args:
         table: Tags of the pass.
         function: Function of `SOFTMAX` or `EXPONENTIALS`.
-        x, result: Scores, and what it makes of them.
+        x, result: Scores, and their softmax.
     """
     scores, tag = table.tag(x), table.tag(result)
     if function in SOFTMAX:
@@ -159,7 +164,7 @@ def see_masks(
     Args:
         table: Tags of the pass.
         function, args, kwargs: The call.
-        result, tag: Scores, and their tag; or a mask that content decides, and its tag.
+        result, tag: Scores and their tag; or a mask that content decides, and its tag.
     """
     operands = [(table.tags[a], a) for a in tensors_in([args, kwargs]) if table.has(a)]
     tag.is_chosen |= any(t.is_chosen for t, _ in operands)

@@ -20,24 +20,25 @@ _TORCH_CALL = nn.Module.__call__
 
 
 class StepTimes:
-    """How long measured steps and others took, the last of each."""
+    """Durations of measured steps and of others, the last of each."""
 
     def __init__(self):
         self._seconds = {kind: collections.deque[float](maxlen=50) for kind in (False, True)}
         self._last: float | None = None
 
     def end_step(self, is_measured: bool) -> None:
-        """Takes the time of a step that ends now; the first has no beginning."""
+        """Records the time of a step that ends now; the first step has no beginning."""
         now = time.perf_counter()
         if self._last is not None:
             self._seconds[is_measured].append(now - self._last)
         self._last = now
 
     def describe(self, every: int) -> str:
-        """Says how many plain steps a measured one took, and which part of the training time.
+        """Reports the duration of a measured step in plain steps, and its part of the training
+        time.
 
         Args:
-            every: Steps from one measured to the next.
+            every: Number of steps from one measured step to the next.
         """
         if not all(self._seconds.values()):
             return "known after the second measured step and a plain one"
@@ -50,8 +51,8 @@ class StepTimes:
 class OpenWatches:
     """The open watches, for optimizers and for the calls of modules.
 
-    They are replaced as one tuple, since other threads read it. `call` is how modules are called
-    beside the watches, by torch or by whoever has replaced that before.
+    They are replaced as one tuple, since other threads read it. `call` is the function that calls
+    modules, torch's own or another program's replacement.
     """
 
     lock, open, stance = threading.RLock(), (), None
@@ -60,7 +61,7 @@ class OpenWatches:
 
     @classmethod
     def change(cls, opened, closed):
-        """Opens and closes watches; while one measures, compiled code runs as it is written.
+        """Opens and closes watches; while one measures, compiled code runs without compilation.
 
         Args:
             opened, closed: Watches.
@@ -82,11 +83,11 @@ class OpenWatches:
 
     @classmethod
     def see_step(cls, method, args):
-        """Calls a method of each, whose errors stay here.
+        """Calls a method of each watch; its errors do not reach the training.
 
         Args:
-            method: Its name.
-            args: Its arguments.
+            method: Name of the method.
+            args: Arguments of the call.
         """
         if torch.compiler.is_compiling():
             return
@@ -117,13 +118,13 @@ class OpenWatches:
 
     @classmethod
     def say_removed(cls):
-        """Warns where torch calls the watches no longer, since others removed its hooks."""
+        """Warns if torch no longer calls the watches because others removed its hooks."""
         for watched in cls.open if not cls.has_hooks() else ():
             watched.notes.leave_out(None, "steps", REMOVED)
 
 
 class _StepHook:
-    """A hook that torch alone refers to, so that it ends when others remove it."""
+    """A hook to which only torch refers, so it is deleted when others remove it."""
 
     def __init__(self, method: str):
         self.method = method

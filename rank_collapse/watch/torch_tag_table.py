@@ -1,4 +1,4 @@
-"""The tags of a pass: one for each tensor, and which of them are constant or of the content."""
+"""The tags of a pass: one for each tensor, and which of them are constant or depend on content."""
 
 from collections.abc import Iterable, MutableMapping, Sequence
 
@@ -22,7 +22,7 @@ class TagTable:
     Attributes:
         tags: {tensor: tag}.
         recent: The tags of the layer that runs.
-        num_entries: How many entries of maps have a number.
+        num_entries: Number of map entries that have a number.
         sums: {tensor: term} of means by a softmax over tokens.
     """
 
@@ -37,7 +37,8 @@ class TagTable:
             self.tags[buffer] = Tag(is_constant=True)
 
     def tag(self, tensor: Tensor) -> Tag:
-        """Returns the tag of a tensor, made where it has none: of a parameter, or of a root."""
+        """Returns the tag of a tensor, and makes one if it has none: that of a parameter or of a
+        root."""
         if tensor not in self.tags:
             if isinstance(tensor, nn.Parameter):
                 self.record(tensor, Tag(is_constant=True, parameters=(tensor,)))
@@ -51,12 +52,12 @@ class TagTable:
         self.recent.append(tag)
 
     def begin(self, tensor: Tensor, tags: Iterable[Tag] = (), past: tuple[str, ...] = ()) -> None:
-        """Makes a tensor one that no map made, such as the result of an attention.
+        """Marks a tensor as one that no map made, such as the result of an attention.
 
         Args:
-            tensor: It.
+            tensor: The tensor.
             tags: Tags of tensors that have its rows.
-            past: Names of the attentions that it comes from, before those of the tags.
+            past: Names of the attentions before the tags.
         """
         tags, root = list(tags), object()
         stream = join_streams(tags) or frozenset([root])
@@ -73,12 +74,12 @@ class TagTable:
         return tensor in self.tags
 
     def comes_from_attention(self, tensor: Tensor) -> bool:
-        """Returns whether the result of an attention is behind a tensor, or no map."""
+        """Returns whether a tensor comes from the result of an attention, or from no map."""
         tag = self.tag(tensor)
         return not tag.maps or not self._results.isdisjoint(tag.behind)
 
     def is_content(self, tensor: Tensor) -> bool:
-        """Returns whether a map made a tensor, or something that a map made decided it."""
+        """Returns whether a map made a tensor, or the result of a map decided it."""
         return self.has(tensor) and self.tags[tensor].is_content
 
     def is_constant(self, tensor: Tensor) -> bool:
@@ -87,9 +88,10 @@ class TagTable:
         return is_parameter or (self.has(tensor) and self.tags[tensor].is_constant)
 
     def forget_layer(self) -> None:
-        """Drops what a layer's maps read, masks, numbers; a checkpointed layer holds none either.
+        """Drops the inputs of a layer's maps, its masks and its numbers; a checkpointed layer holds
+        none either.
 
-        The numbers are made again where a later layer uses the same keys.
+        The numbers are computed again if a later layer uses the same keys.
         """
         for tag in self.recent:
             for name in (*SIDES, "softmax"):

@@ -1,4 +1,4 @@
-"""What is said of a tensor in a measured pass: the maps behind it, its stream, its masks.
+"""The description of a tensor in a measured pass: the maps behind it, its stream, its masks.
 
 Axis letters: n queries, m keys, d width.
 """
@@ -17,8 +17,8 @@ class Source:
     """A tensor as linear maps read it: a matrix.
 
     Attributes:
-        tag: Of the tensor.
-        order: Of its axes, those of rows first.
+        tag: Tag of the tensor.
+        order: Order of the tensor's axes, with the axes of rows first.
         count: How many rows there are.
         matrix: [count, d]; None after the layer that read it.
     """
@@ -29,7 +29,7 @@ class Source:
     matrix: Tensor | None = None
 
     def read_entries(self) -> Tensor | None:
-        """Reads the numbers of the first and of the last entry of each row [count, 2]."""
+        """Reads the numbers of the first and the last entry of each row [count, 2]."""
         if "entries" not in self.tag.followers or not self.tag.maps:
             return None
         numbers = self.tag.followers["entries"]().permute(self.order).reshape(self.count, -1)
@@ -41,13 +41,13 @@ class Map:
     """A linear map that ran.
 
     Attributes:
-        source: What it read.
-        parameters: ((parameter, axis of its outputs or −1, the first of them), ...); None for a
-            part of one.
-        frames: Numbers of the modules that ran then.
-        start, count: The number of its first entry, and how many there are, row by row.
-        width: How many of them are of one row.
-        has_rows: Whether its rows are those of its source.
+        source: Input of the map.
+        parameters: ((parameter, axis of its outputs or −1, its first output), ...); None for a part
+            of a parameter.
+        frames: Numbers of the modules that were running.
+        start, count: Number of its first entry, and number of entries, row by row.
+        width: Number of entries in one row.
+        has_rows: Whether it has the same rows as its source.
     """
 
     source: Source
@@ -59,7 +59,7 @@ class Map:
     has_rows: bool
 
     def find_rows(self, entries: Tensor) -> Tensor:
-        """Finds the row of the source of each entry; −1 for those of other maps."""
+        """Finds the row of the source for each entry; −1 for entries of other maps."""
         is_inside = (entries >= self.start) & (entries < self.start + self.count) & self.has_rows
         return torch.where(is_inside, (entries - self.start) // self.width, -1)
 
@@ -69,7 +69,7 @@ class Term:
     """A product of queries and keys, if a product with values uses it.
 
     Attributes:
-        letters: Of the axes of queries, of keys and of their product.
+        letters: Letters of the axes of queries, keys and their product.
         sizes: Sizes of the letters.
         query, key: Tags of both.
     """
@@ -85,24 +85,25 @@ class Tag:
     """What is said of one tensor.
 
     Attributes:
-        maps: Those that made it, without those behind them, and without those of gates.
-        behind: What all maps behind it read, and its roots: what no map made.
-        past: Names of the attentions that it comes from, the first that ran first.
-        stream: The roots of the whole pass whose rows its rows stand for; an attention's result
+        maps: The maps that made it, without earlier maps and without the maps of gates.
+        behind: The inputs of all maps behind it, and its roots, which no map made.
+        past: Names of the attentions from which it comes, in the order in which they ran.
+        stream: The roots of the whole pass whose rows correspond to its rows; an attention's result
             has the rows of its queries.
         is_constant: Whether it comes from parameters, buffers and numbers alone.
-        parameters: If it is constant, which parameters it comes from.
-        is_gate: Whether it is what multiplies others, between bounds.
-        is_content: Whether a map made it, or something made by one decided it.
-        terms: The products of queries and keys whose sum it is, or comes from.
+        parameters: If it is constant, the parameters from which it comes.
+        is_gate: Whether it is a bounded factor that multiplies other values.
+        is_content: Whether a map made it, or the result of a map decided it.
+        terms: The products of queries and keys from whose sum it comes.
         is_softmax: Whether a softmax came after them.
-        is_exponential: Whether an exponential is in it, as in a softmax that is computed by hand.
+        is_exponential: Whether it contains an exponential, as in a softmax that is computed by
+            hand.
         is_chosen: Whether content decided which of its scores are hidden.
-        is_unread: Whether something met its scores that may be a mask, in an unknown way.
-        followers: {name: a function that gives a tensor of the same shape}: numbers of "entries",
-            −1 for no map's, and of further summands, "entries 2"; "pairs" of query and key;
-            "allowed", Bool, what masks leave of the keys of a query; "softmax".
-        source: It, if a map read it.
+        is_unread: Whether its scores met a possible mask in an unknown way.
+        followers: {name: a function that returns a tensor of the same shape}: numbers of "entries"
+            (−1 for entries of no map), and of further summands, "entries 2"; "pairs" of query and
+            key; "allowed", Bool, the keys that masks leave to a query; "softmax".
+        source: The tensor itself, if a map read it.
     """
 
     maps: frozenset[Map] = frozenset()

@@ -1,5 +1,9 @@
 """The tokens that the queries of a product are made of, example by example.
 
+The `Tag` of a tensor describes where it comes from; its rows are the axes along which tokens
+differ, its features the others (`torch_tags`). A product has one letter for each axis of its
+factors and of its result.
+
 Axis letters: g examples and heads as one, e examples, h heads, n queries, m keys, d width.
 """
 
@@ -14,15 +18,15 @@ from rank_collapse.watch.torch_tags import Map, Source, Tag, Term
 
 
 class Tokens(NamedTuple):
-    """What was read to make queries, and where each token stands.
+    """The tensors from which queries were made, and the place of each token in them.
 
     Attributes:
-        matrix: All rows that were read, [rows, d].
-        index: Which row query i of example e is, [e, n].
-        keys: Which row each key is, [e, m], −1 for none of them; None if unknown.
-        order: Of [g], so that it is [e, h].
-        is_cross: Whether keys are of other tokens.
-        sources: What was read.
+        matrix: All rows of these tensors, [rows, d].
+        index: Row of query i in example e, [e, n].
+        keys: Row of each key, [e, m], −1 for none of them; None if unknown.
+        order: Order in which [g] becomes [e, h].
+        is_cross: Whether the keys come from other tokens.
+        sources: The tensors themselves.
     """
 
     matrix: Tensor
@@ -40,7 +44,7 @@ class Tokens(NamedTuple):
 def choose_term(terms: Sequence[Term]) -> Term:
     """Chooses the first product with keys of the same tokens, or the first.
 
-    Those with the latest queries come first: scores may have those of an earlier layer in them.
+    Terms with the latest queries come first, because scores may contain terms of an earlier layer.
     """
     latest = sorted(terms, key=lambda term: -max((m.start for m in term.query.maps), default=-1))
     for term in latest:
@@ -56,7 +60,7 @@ def read_tokens(term: Term) -> Tokens:
         term: The product of queries and keys.
 
     Raises:
-        LeftOut: It cannot be said which tokens queries are of.
+        LeftOut: The tokens of the queries cannot be identified.
     """
     first, _, result = term.letters
     maker, queries = term.query, _read_entries(term.query, first, result[:-1], term.sizes)
@@ -96,11 +100,11 @@ def join_tokens(tokens: Tokens, parts: Sequence[Term], allowed: Tensor) -> Token
 
     Args:
         tokens: Tokens of one of them.
-        parts: All.
+        parts: Tokens of each product.
         allowed: Bool [g or 1, n, m], which key a query may attend to.
 
     Raises:
-        LeftOut: They are of different tensors, or which example has which keys is not known.
+        LeftOut: The products use different tensors, or it is unknown which example has which keys.
     """
     joined = [read_tokens(part) for part in parts]
     index = torch.cat([part.index for part in joined]).unique(dim=0)
@@ -123,14 +127,14 @@ def _read_entries(tag, letters, wanted, sizes):
     """Reads the numbers of the entries that a factor of a product of queries and keys is made of.
 
     Args:
-        tag: Of the factor.
-        letters: Of its axes.
-        wanted: Of the axes of the result: of batches, and of queries or keys.
+        tag: Tag of the factor.
+        letters: Letters of the axes of the factor.
+        wanted: Letters in the result: of batches, and of queries or keys.
         sizes: Sizes of the letters.
 
     Returns:
-        Numbers [wanted, 2] of the first and of the last feature, −1 for what no map made; None if
-        unknown.
+        Numbers [wanted, 2] of the first and the last feature, −1 for entries that no map made; None
+        if unknown.
     """
     if "entries" not in tag.followers or not tag.maps:
         return None
@@ -149,18 +153,18 @@ def _list_maps(tag, entries):
 
 
 def _find_places(entries, used, sources):
-    """Finds which rows of several sources entries are of; these are put one after the other.
+    """Finds the rows, in several sources one after the other, to which entries belong.
 
     Args:
-        entries: Of the first and of the last feature [..., n, 2].
+        entries: Entries of the first and the last feature [..., n, 2].
         used: The maps that gave them.
-        sources: Those that are put one after the other.
+        sources: The sources, one after the other.
 
     Returns:
-        Places [g, n], −1 for none; None if one of those used reads none of them.
+        Places [g, n], −1 for none; None if a map that is used reads none of them.
 
     Raises:
-        LeftOut: A row of weights is of several tokens, as in attention among features.
+        LeftOut: A row of weights belongs to several tokens, as in attention among features.
     """
     offsets, total = {}, 0
     for source in sources:
@@ -179,9 +183,9 @@ def _trace_entries(entries, maps, offsets, total):
 
     Args:
         entries: Numbers of any shape.
-        maps: Those that may have given them.
-        offsets: {source: how many rows stand before its own}.
-        total: How many rows there are.
+        maps: Maps that may have made them.
+        offsets: {source: number of rows before its own}.
+        total: Number of rows.
 
     Returns:
         Places of that shape, −1 for none; None if a map reads none of the sources.
@@ -200,7 +204,7 @@ def _trace_entries(entries, maps, offsets, total):
 
 
 def _trace_source(source, offsets, total):
-    """Traces the rows of a source to those of others: places [rows], or None if unknown."""
+    """Traces the rows of a source to the rows of others: places [rows], or None if unknown."""
     entries = source.read_entries()
     if entries is not None:
         places = _trace_entries(entries, source.tag.list_maps(), offsets, total)
@@ -232,16 +236,16 @@ def find_allowed_tokens(tokens: Tokens, allowed: Tensor) -> Tensor | None:
 
 
 def find_shared_sources(maps: Sequence[Map], query: Tag, key: Tag) -> list[Source] | None:
-    """Finds what queries and keys are both made of.
+    """Finds the tensors from which both queries and keys are made.
 
     Args:
         maps: Linear maps that gave the queries.
         query, key: Tags of both.
 
     Returns:
-        What stands behind the fewest maps; [] if both have the same roots by ways of their own,
-        such as two norms, or keys are of the same rows of the stream in an earlier layer; None if
-        keys are of other tokens.
+        The tensors behind the fewest maps. [] if both have the same roots but separate ways from
+        them, such as two norms, or if keys come from the same rows of the stream in an earlier
+        layer. None if keys come from other tokens.
     """
     read, read_by_keys = ([m.source for m in used] for used in (maps, key.list_maps()))
     is_same_rows = {source.count for source in read} == {source.count for source in read_by_keys}
@@ -262,10 +266,10 @@ def find_shared_sources(maps: Sequence[Map], query: Tag, key: Tag) -> list[Sourc
 
 
 def _list_makers(sources):
-    """Lists the maps and roots that sources come from, without those behind other maps."""
+    """List the maps and roots from which sources come, without those behind other maps."""
     return {a for source in sources for a in source.tag.maps | source.tag.behind}
 
 
 def _list_roots(tag):
-    """Lists what no map made, behind a tensor."""
+    """Lists the tensors behind a tensor that no map made."""
     return {tensor for tensor in tag.behind if not isinstance(tensor, Source)}

@@ -35,35 +35,37 @@ def watch(
     layers: int | str | Sequence[int | str] | Callable[[str, nn.Module], bool] | None = None,
     mask: Callable[[Any, Any], Tensor] | None = None,
 ) -> "Watch":
-    """Measures a model at every so many steps of its optimizer, until `close` or the model's end.
+    """Measures a model at regular steps of its optimizer, until `close` or the model's end.
 
-    A layer is an attention, wherever weights are multiplied with values. Layers are numbered in the
-    order in which they first run. A step is one of the optimizer that has parameters of the model,
-    of several the first that steps. Of the forward passes of a step (accumulated gradients) the
-    first is measured. What cannot be measured is left out with a reason, in `Watch.describe()` and
-    once as a warning. Training is the same to the bit, and no error of measuring or writing reaches
-    it. Of several processes the first writes what it measures of its own texts. Measured steps of a
-    compiled model run without compilation (`torch.compiler.set_stance`).
+    A layer is an attention: any place where weights are multiplied with values. Layers are numbered
+    in the order in which they first run. The steps are those of the first optimizer that steps and
+    has parameters of the model. If a step has several forward passes (accumulated gradients), the
+    first one is measured. A metric that cannot be measured is left out with a reason, in
+    `Watch.describe()` and once as a warning. Training stays bit-identical, and an error in a
+    measurement or a log never stops it. If there are several processes, the first one writes the
+    measurements of its own texts. Measured steps of a compiled model run without compilation
+    (`torch.compiler.set_stance`).
 
     Args:
-        model: Before or after `torch.compile` and `DistributedDataParallel`.
+        model: The model, before or after `torch.compile` and `DistributedDataParallel`.
         every: Steps.
-        log: log({name: number}, step=...), such as `trackio.log`, or `wandb.log`; a writer of
-            TensorBoard; a path of JSON lines of this watch alone, as `rank_collapse.runs.metrics`
-            has them, or its folder; None for `Watch.rows` alone.
-        tokens: "read", what each layer's attention reads; "raw", the output of each layer; "unit",
-            that with every token divided by its norm.
-        layers: Numbers of layers; or dotted names of modules, whose attentions alone are numbered;
-            or a function of (name, module of an attention). None for all.
-        mask: mask(args, kwargs) of the model's call, Bool [b, n], which tokens exist. None for a
-            mask among the arguments, else what attention itself leaves out.
+        log: log({name: number}, step=...), such as `trackio.log` or `wandb.log`; a TensorBoard
+            writer; the path of a JSON Lines file for this watch alone, in the format of
+            `rank_collapse.runs.metrics`, or its folder; None to fill only `Watch.rows`.
+        tokens: "read", the input of each layer's attention; "raw", the output of each layer;
+            "unit", that output with every token divided by its norm.
+        layers: Numbers of layers; or dotted names of modules, so that only attentions inside them
+            are numbered; or a function of (name, module of an attention). None for all.
+        mask: mask(args, kwargs) of the model's call, which returns Bool [b, n], the tokens that
+            exist. None takes a mask among the arguments, or else the keys that attention itself
+            excludes.
 
     Returns:
-        What watches: `rows`, `alarms`, `describe()`, `close()`, and the callback `hf()`.
+        The watch: `rows`, `alarms`, `describe()`, `close()`, and the callback `hf()`.
 
     Raises:
-        ValueError: An argument that is not as above, or a model under tensor parallelism or the
-            first FSDP.
+        ValueError: An invalid argument, or a model under tensor parallelism or
+            `FullyShardedDataParallel`.
     """
     return Watch(model, every, log, tokens, layers, mask)
 
@@ -72,10 +74,10 @@ class Watch:
     """What measures a model; see `watch`.
 
     Attributes:
-        rows: {"step": .., name: a number, or a list with one for each layer} of each measured step;
-            NaN of a layer that was not measured. Names are those of `rc.monitor`; attention to
-            other tokens is "cross.name".
-        alarms: The thresholds of `MEASURES` that were passed, each once.
+        rows: {"step": .., name: a number, or a list with one number for each layer} of each
+            measured step; NaN for a layer that was not measured. Names are those of `rc.monitor`;
+            attention to other tokens has the prefix "cross.".
+        alarms: The thresholds of `MEASURES` that were crossed, each once.
     """
 
     def __init__(self, model, every, log, tokens, layers, mask):
@@ -102,7 +104,7 @@ class Watch:
         self._prepare()
 
     def close(self) -> None:
-        """Ends the watch; says so where the model ran but no optimizer stepped."""
+        """Ends the watch; warns if the model ran but no optimizer stepped."""
         self._end.detach()
         if self._step == 0 and self.measured and self.measured.runs.attentions:
             self.notes.leave_out(
@@ -113,11 +115,13 @@ class Watch:
 
     @property
     def step(self) -> int:
-        """Returns the steps of the optimizer so far. Set it where torch sees none."""
+        """Returns the number of steps of the optimizer so far. Set it if torch does not see
+        them."""
         return self._step
 
     @step.setter
     def step(self, value: int) -> None:
+        """Sets the step; writes the measures of the step before."""
         value = check_whole("step", value, 0)
         if value != self._step:
             if self.measured and self.measured.runs.attentions:
@@ -128,7 +132,8 @@ class Watch:
         self._prepare()
 
     def describe(self) -> str:
-        """Lists what was last measured in each layer, and what is left out and why."""
+        """Lists the last measurements of each layer, and the metrics that are left out, with
+        reasons."""
         model, row = self._model(), self.rows[-1] if self.rows else {}
         title = "a model that is gone" if model is None else type(model).__name__
         cost = self._times.describe(self._every)
@@ -157,7 +162,8 @@ class Watch:
     __repr__ = describe
 
     def hf(self) -> Any:
-        """Returns a `transformers.TrainerCallback`: the Trainer's steps and log; it closes."""
+        """Returns a `transformers.TrainerCallback`, which follows the Trainer's steps, logs, and
+        closes the watch."""
         return make_transformers_callback(self)
 
     def _prepare(self):
@@ -174,7 +180,8 @@ class Watch:
             OpenWatches.change([], [])
 
     def before_step(self, optimizer, args, kwargs):
-        """Takes the gradients, which some optimizers change; not where a closure makes them.
+        """Measures the gradients before the step, because some optimizers change them; not if a
+        closure computes them.
 
         Args:
             optimizer, args, kwargs: Optimizer, args and kwargs of the call of its `step`.
@@ -207,10 +214,11 @@ class Watch:
     def _is_counted(self, optimizer):
         """Returns whether an optimizer is the one whose steps are counted.
 
-        It is the first with a parameter of the model, or another if that has not stepped for long.
+        This is the first optimizer with a parameter of the model, or another one if the first has
+        not stepped for long.
 
         Args:
-            optimizer: Which steps.
+            optimizer: Optimizer that steps.
         """
         if self._optimizer() is None or self._num_skipped > NUM_SKIPPED:
             parameters = {id(p) for p in self._model().parameters()}
@@ -253,7 +261,7 @@ class Watch:
             step: Number of the step of the row.
 
         Raises:
-            LeftOut: No layer was measured, and no other reason is known.
+            LeftOut: No layer was measured, for an unknown reason.
         """
         self._measure_gradients()
         scalars = self._collect(self.measured.runs.attentions)
@@ -302,7 +310,7 @@ def _check_model(model):
     """Refuses a model that cannot be watched.
 
     Raises:
-        ValueError: No module, or a model under FSDP or tensor parallelism.
+        ValueError: The model is not a module, or is under FSDP or tensor parallelism.
     """
     if not isinstance(model, nn.Module):
         raise ValueError(f"model={model!r} is not a torch.nn.Module")
@@ -328,10 +336,11 @@ def _read_layers(model, layers):
         model, layers: See `watch`.
 
     Returns:
-        (select(name, module), whether an attention is numbered; the numbers measured, () for all).
+        (select(name, module), which returns whether an attention is numbered; the numbers to
+        measure, () for all).
 
     Raises:
-        ValueError: Another choice.
+        ValueError: An invalid choice of layers.
     """
     if callable(layers):
         return lambda name, module: bool(layers(name, module)), ()
@@ -359,11 +368,11 @@ def _read_layers(model, layers):
 
 
 def _find_layer(run, runs):
-    """Finds (name, turn) of a run's layer: attention to other tokens has that of its block.
+    """Finds (name, turn) of a run's layer; attention to other tokens takes them from its block.
 
     Args:
-        run: It.
-        runs: All of the step.
+        run: The run.
+        runs: All runs of the step.
     """
     if run.is_cross:
         for frame in reversed(run.frames[1:]):

@@ -1,4 +1,8 @@
-"""Weights of attention where they meet values: from which scores, under which masks.
+"""Weights of attention where they meet values: their scores and their masks.
+
+The `Tag` of a tensor describes where it comes from; its rows are the axes along which tokens
+differ, its features the others (`torch_tags`). A product has one letter for each axis of its
+factors and of its result.
 
 Axis letters: n queries, m keys, k width; others as in an equation of `einsum`.
 """
@@ -31,7 +35,7 @@ def is_weights(table: TagTable, product: Product) -> bool:
 
     Args:
         table: Tags of the pass.
-        product: It.
+        product: The product.
     """
     tag = table.tag(product.first)
     if tag.is_constant or not (tag.terms or tag.is_softmax):
@@ -51,8 +55,8 @@ def read_terms(table: TagTable, product: Product) -> tuple[Term, ...]:
 
     Args:
         table: Tags of the pass.
-        product: Of weights and values. If it sums over what came first in scores, these are
-            keys, and what came second are queries.
+        product: Product of weights and values. If it sums over the axis that came first in the
+            scores, these are keys, and the second axis has the queries.
     """
     tag, (letters, _, result) = table.tag(product.first), product.letters
     axes = [i for i, c in enumerate(letters) if c not in result]
@@ -66,7 +70,7 @@ def read_terms(table: TagTable, product: Product) -> tuple[Term, ...]:
 
 
 def read_weights(table: TagTable, product: Product) -> products.Weights:
-    """Reads the weights that meet values, and which keys masks leave them.
+    """Reads the weights that meet values, and the keys that masks leave to them.
 
     Args:
         table: Tags of the pass.
@@ -86,14 +90,14 @@ def read_weights(table: TagTable, product: Product) -> products.Weights:
 
 
 def read_linear_attention(table: TagTable, product: Product) -> tuple[Term, Tag] | None:
-    """Reads which queries and keys a product has whose second factor is Σ_j k_j v_jᵀ.
+    """Reads the queries and keys of a product whose second factor is Σ_j k_j v_jᵀ.
 
     Args:
         table: Tags of the pass.
         product: Product of two tensors.
 
     Returns:
-        The product of queries and keys that nobody computes, and the tag of the values; None if
+        The product of queries and keys, which is never computed, and the tag of the values; None if
         it is another product.
     """
     tag, inner = table.tag(product.second), table.sums.get(product.second)
@@ -124,25 +128,25 @@ def read_linear_attention(table: TagTable, product: Product) -> tuple[Term, Tag]
 
 
 def begin_mean(table: TagTable, product: Product, result: Tensor) -> None:
-    """Makes a mean of values, by a softmax over tokens, one that no map made.
+    """Marks a mean of values, by a softmax over tokens, as a tensor that no map made.
 
-    It may be Σ_j k_j v_jᵀ of linear attention, whose keys have gone through the softmax.
+    It may be Σ_j k_j v_jᵀ in linear attention whose keys passed a softmax.
 
     Args:
         table: Tags of the pass.
-        product: Of what the softmax gave and values.
-        result: What it gives.
+        product: Product of the output of the softmax and values.
+        result: Result of the mean.
     """
     table.begin(result, [table.tag(product.second)])
     table.sums[result] = make_term(table, product, result)
 
 
 def split_nested(table: TagTable, tensor: Tensor) -> list[tuple[Tensor, Tag]]:
-    """Splits a jagged tensor into those of its rows [1, ...], each with its tag.
+    """Splits a jagged tensor into its rows [1, ...], each with its tag.
 
     Args:
         table: Tags of the pass.
-        tensor: It.
+        tensor: The tensor.
     """
     tag = table.tag(tensor)
     follower = tag.followers.get("entries", lambda: -torch.ones_like(tensor, dtype=torch.long))
@@ -154,7 +158,7 @@ def split_nested(table: TagTable, tensor: Tensor) -> list[tuple[Tensor, Tag]]:
 
 
 def read_choice(table: TagTable, mask: Tensor) -> dict[str, Any]:
-    """Reads whether content decides a mask, and what it leaves whatever the content is.
+    """Reads whether content decides a mask, and the keys that remain for any content.
 
     Args:
         table: Tags of the pass.

@@ -335,3 +335,57 @@ def test_other_inputs_are_refused(compare):
     is_refused("layers", compare, arrays, less_deep)
     narrow = {name: a[..., :-1] for name, a in arrays.items()}
     is_refused("the width is", compare, arrays, narrow)
+
+
+def test_repeated_tokens_in_another_order_are_named(compare):
+    """Equal embeddings: the states after the first layer say which token is which."""
+    model, rng = draw_model(3, causal=True, post_norm=False)
+    tokens = model.tokens.copy()
+    tokens[4], tokens[6] = tokens[1], tokens[2]
+    model = replace(model, tokens=tokens)
+    order = rng.permutation(len(tokens))
+    second = {name: a[:, order] for name, a in run(model, "bfloat16").items()}
+    answer = compare(run(model), second)
+    assert answer.kind == "the tokens stand in another order" and answer.first is None
+    assert compare(run(model), run(model, "bfloat16")).agree
+
+
+def make_alike(seed, spread):
+    """Return branches of tokens that differ by a share of their size, of two layers."""
+    rng = np.random.default_rng(seed)
+    common, own = rng.normal(size=(2, 1, 24)), rng.normal(size=(2, 12, 24))
+    return rng, (common + spread * own).astype("float32")
+
+
+def compare_branches(compare, first, second):
+    x = np.random.default_rng(1).normal(size=(12, 24)).astype("float32")
+
+    def make(branches):
+        states = np.concatenate([x[None], x + np.cumsum(branches, axis=0)])
+        return {"residual": states.astype("float32"), "attention_branch": branches}
+
+    return compare(make(first), make(second))
+
+
+@pytest.mark.parametrize("spread", [0.05, 1.0])
+def test_a_bias_needs_tokens_that_are_unlike(compare, spread):
+    """Where all tokens are alike, another matrix changes them alike, too."""
+    rng, first = make_alike(2, spread)
+    wrong, biased = first.copy(), first.copy()
+    wrong[1] = first[1] @ (rng.normal(size=(24, 24)) / 5)
+    biased[1] = first[1] + 0.5 * rng.normal(size=24)
+    for second in (wrong, biased):
+        answer = compare_branches(compare, first, second)
+        assert answer.first == {"layer": 1, "part": "attention"}
+        says_bias = (answer.kind or "").endswith("to all tokens: a bias")
+        if second is wrong or spread == 1.0:
+            assert says_bias == (second is biased)
+
+
+def test_a_window_and_positions_are_told_apart_or_both_are_named(compare):
+    """Seed 33: theta was once called a window, seed 33's window was called positions."""
+    for seed in (3, 31, 33, 41):
+        model, _ = draw_model(seed, post_norm=False, causal=True)
+        for kind, size, wanted in (("theta", 0.1, "positions"), ("window", 4, "window")):
+            answer = compare(run(model), run(model, "bfloat16", None, Fault(kind, 1, size)))
+            assert wanted in (answer.kind or wanted)

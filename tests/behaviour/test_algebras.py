@@ -75,6 +75,10 @@ def test_every_field_is_in_a_case():
     assert changed | (SIZES.keys() - INERT.keys()) == DEFAULTS.keys()
 
 
+def test_every_field_is_covered_by_the_forward_pass():
+    assert EVERYTHING.fields.keys() == DEFAULTS.keys()
+
+
 def close(actual, expected, tolerance=1e-9):
     actual, expected = np.asarray(actual), np.asarray(expected)
     assert actual.shape == expected.shape

@@ -59,6 +59,9 @@ def test_json_writes_no_file(recordings, capsys):
         (["a.npz", "folder", "--dtype=int8"], "--dtype=int8 is not one of float32"),
         (["a.npz", "folder", "--dtype=float32,float32,float32"], "more than two"),
         (["a.npz", "folder", "--attention=fast"], "--attention=fast is not one of"),
+        (["a.npz", "a.npz", "--dtype=float32,bfloat16"], "--dtype is for checkpoint folders"),
+        (["a.npz", "a.npz", "--with=torch,jax"], "--with is for checkpoint folders"),
+        (["a.npz", "a.npz", "--ids=1,2"], "--ids is for checkpoint folders"),
         (["a.npz", "folder", "--with=tf"], "--with=tf is not one of torch, jax"),
     ],
 )

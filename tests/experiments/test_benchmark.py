@@ -12,89 +12,16 @@ import pytest
 
 from experiments import benchmark
 from experiments.benchmarks import (
-    path_benchmarks,
-    profile_benchmarks,
-    seed_benchmarks,
     torch_processes,
     training_benchmarks,
 )
 from experiments.benchmarks.timing import (
     Report,
     Timing,
-    median_ratio,
     print_report,
 )
-from experiments.lab import cli, devices
+from experiments.lab import cli
 from rank_collapse.training.training import Hyper, init_model
-from tests.support.closeness import assert_close
-
-
-@pytest.fixture
-def options():
-    return cli.parse_flags(benchmark.FLAGS, ["--rounds=2"])
-
-
-def find_figure(report, words):
-    return next(v for name, (v, _) in report.figures.items() if words in name)
-
-
-@pytest.mark.full
-def test_path_benchmarks_compare_what_is_equal(options):
-    report = path_benchmarks.time_exact_paths(options, **benchmark.TINY["exact_paths"])
-    assert all(len(t.seconds) == 2 and t.compile_seconds > 0 for t in report.timings)
-    assert 0 <= find_figure(report, "Frobenius") < 1e-5
-    report = path_benchmarks.time_head_contributions(
-        options, **benchmark.TINY["head_contributions"]
-    )
-    assert report.timings[0].output.shape == (2, 2, 4, 8)
-    report = path_benchmarks.time_recomputed_paths(options, depth=2, num_sequences=3)
-    assert find_figure(report, "difference") < 1e-5
-
-
-@pytest.mark.full
-def test_profile_benchmarks_compare_what_is_equal(options):
-    tiny = benchmark.TINY["collapse_sweep"]
-    report = profile_benchmarks.time_collapse_sweep(options, num_seeds=3, **tiny)
-    assert find_figure(report, "difference") < 1e-5
-    single, vmapped, _ = report.timings
-    for single_output, vmapped_output in zip(single.output[2], vmapped.output, strict=True):
-        assert_close(single_output, vmapped_output[2], atol=1e-5)
-    report = profile_benchmarks.time_log_profile(options, **tiny)
-    assert find_figure(report, "forward passes") > 0
-    report = profile_benchmarks.time_exact_profile(options, **tiny)
-    assert find_figure(report, "difference") < 1e-2
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("name", training_benchmarks.CASES)
-def test_training_benchmarks_take_the_published_commands(options, name):
-    (ours,) = (
-        report := training_benchmarks.time_training(name, options, training_benchmarks.TINY)
-    ).timings
-    assert ours.compile_seconds > 0 and len(ours.seconds) == 2
-    assert find_figure(report, "ms per seed") == 1e3 * min(ours.seconds)
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("name", seed_benchmarks.SIZES)
-def test_every_way_trains_the_same_seeds(options, name):
-    """Tiny networks; a process for each seed gives the losses of its seed too."""
-    sizes = {name: seed_benchmarks.TINY["sizes"][name]}
-    report = seed_benchmarks.time_seeds(options, **seed_benchmarks.TINY | {"sizes": sizes})
-    ways = {timing.name.rpartition(", ")[2]: timing for timing in report.timings}
-    assert list(ways) == list(seed_benchmarks.WAYS) and all(
-        len(t.seconds) == 2 for t in ways.values()
-    )
-    expected = ways["one by one"].output
-    assert expected.shape == (3, 4) and len(np.unique(expected[:, 0])) == 3
-    assert 0 < find_figure(report, "share of the large product's rate") < 1
-    for timing in ways.values():
-        rows = len(timing.output)
-        np.testing.assert_allclose(timing.output, expected[:rows], rtol=1e-3)
-    for kind in ("wall", "CPU"):
-        (ratio,) = [v for n, (v, _) in report.figures.items() if f"by hand, {kind} time" in n]
-        assert ratio > 0
-    assert find_figure(report, "seeds from which vmap is faster") in (3, np.inf)
 
 
 @pytest.mark.full
@@ -135,22 +62,6 @@ def test_pytorch_trains_the_same_network_by_a_loop_and_stacked(name):
             stacked_slope = stacked.weights[parameter_name].grad[1]
             torch.testing.assert_close(stacked_slope, slope, rtol=1e-3, atol=1e-5)
     assert np.mean(losses[-5:]) < np.mean(losses[:5])
-
-
-@pytest.mark.full
-def test_every_way_of_pytorch_is_timed_in_the_same_rounds(capsys):
-    pytest.importorskip("torch")
-    options = cli.parse_flags(benchmark.FLAGS, ["--rounds=2", "--baseline=torch"])
-    report = training_benchmarks.time_training(
-        "sort", options, training_benchmarks.TINY, num_seeds=3
-    )
-    names = [way.name for way in torch_processes.list_ways(devices.count_cores(), 3)]
-    assert [timing.name for timing in report.timings[:-1]] == names
-    assert all(len(timing.seconds) == 2 and timing.best > 0 for timing in report.timings)
-    *baselines, ours = report.timings
-    times_faster = find_figure(report, "times faster than the best of PyTorch")
-    assert times_faster == min(1 / median_ratio(ours, timing) for timing in baselines)
-    assert 0 < find_figure(report, "share of that rate") < 1
 
 
 def test_a_figure_above_its_limit_is_exit_1(monkeypatch, capsys):

@@ -9,13 +9,12 @@ import tarfile
 import time
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from experiments import on_device
-from experiments.benchmarks import device_pages
 from experiments.lab import cli
 from experiments.on_device import Step, read_lines, run_steps
+from tests.oracles.device_lines import make_line
 from tests.support.folders import REPOSITORY
 
 
@@ -96,89 +95,6 @@ def wait_until_ended(pid, seconds=20):
         while "zombie" not in Path(f"/proc/{pid}/status").read_text():
             assert time.monotonic() < end
             time.sleep(0.1)
-
-
-def write_run(folder, rows="a,b\n1,x\n,y\n", **arrays):
-    folder.mkdir(parents=True)
-    np.savez(folder / "arrays.npz", **arrays)
-    (folder / "results.csv").write_text(rows)
-    return folder
-
-
-def test_the_largest_difference_is_named(tmp_path):
-    same = np.array([1.0, np.nan, np.inf])
-    cpu = write_run(tmp_path / "cpu", same=same, other=np.array([1.0, 4.0]), count=np.arange(3))
-    device = write_run(
-        tmp_path / "device", same=same, other=np.array([1.5, 4.0]), count=np.arange(3)
-    )
-    assert device_pages.compare_runs("x", device, cpu) == ("x", 4, 3, "other", 0.125)
-    nan = write_run(tmp_path / "nan", same=same, other=np.array([np.nan, 4.0]), count=np.arange(3))
-    assert device_pages.compare_runs("x", nan, cpu).largest == np.inf
-    table = write_run(
-        tmp_path / "table",
-        "a,b\n3,x\n,y\n",
-        same=same,
-        other=np.array([1.0, 4.0]),
-        count=np.arange(3),
-    )
-    assert device_pages.compare_runs("x", table, cpu)[3:] == ("results.csv: a", 2.0)
-    fewer = write_run(tmp_path / "fewer", same=same)
-    with pytest.raises(ValueError, match="has count"):
-        device_pages.compare_runs("x", fewer, cpu)
-
-
-def make_line(name, device="gpu NVIDIA H200 x 1", gigabytes=0, **fields):
-    machine = {"date": "2030-01-02", "device": device, "cores": 16, "load": 0.1, "jax": "0.11.0"}
-    case = {
-        "case": "vmapped",
-        "compile_seconds": 1.25,
-        "seconds": [0.004, 0.002],
-        "gigabytes": gigabytes,
-    }
-    figures = {
-        "TFLOP/s": 51.234,
-        "products": 5981.2,
-        "CPU ms, vmapped": 3.0,
-        "seeds from which": None,
-    }
-    return {"machine": machine, "benchmark": name, "timings": [case], "figures": figures} | fields
-
-
-def test_the_page_of_the_device_gets_the_tables(tmp_path):
-    for name, kind in (("accelerators", "accelerator"), ("benchmarks", "cpu")):
-        text = f"before\n<!-- measured: {kind} -->\nold\n<!-- end -->\nafter\n<!-- end -->\n"
-        (tmp_path / f"{name}.md").write_text(text)
-    step = {"step": "tests", "code": 0, "last_line": "9 passed in 3 s", "driver": "H200, 580.1"}
-    lines = [make_line("products"), make_line("seeds", gigabytes=1.5), step]
-    differences = [device_pages.Difference("run_sort", 12, 3, "loss", 1.2e-5)]
-    (page,) = device_pages.write_pages(tmp_path, lines, differences)
-    assert page.name == "accelerators.md"
-    assert page.read_text() == (
-        "before\n<!-- measured: accelerator -->\n"
-        "Measured on 2030-01-02: gpu NVIDIA H200 x 1 (H200, 580.1), 16 cores, JAX 0.11.0.\n\n"
-        + "\n\n".join(
-            f"| {name} | ms, fastest round | compiling, s |{head}\n|---|---|---|{line}\n"
-            f"| vmapped | 2 | 1.25 |{value}\n\n"
-            f"| {name} | |\n|---|---|\n| TFLOP/s | 51.2 |\n| products | 5,981 |\n"
-            "| seeds from which | none |"
-            for name, head, line, value in (
-                ("products", "", "", ""),
-                ("seeds", " GB |", "---|", " 1.5 |"),
-            )
-        )
-        + "\n\nTests on the device: 9 passed in 3 s.\n\n"
-        "| experiment | arrays, columns | equal to the bit | largest difference from a CPU |\n"
-        "|---|---|---|---|\n| run_sort | 12 | 3 | 1.2e-05, loss |\n"
-        "<!-- end -->\nafter\n<!-- end -->\n"
-    )
-    (page,) = device_pages.write_pages(tmp_path, [make_line("products", "cpu cpu x 2")], [])
-    assert page.name == "benchmarks.md" and "old" not in page.read_text()
-
-
-def test_the_pages_have_a_place_for_the_numbers():
-    for name, kind in (("accelerators", "accelerator"), ("benchmarks", "cpu")):
-        text = (REPOSITORY / f"docs/{name}.md").read_text("utf-8")
-        assert text.count(f"<!-- measured: {kind} -->\n") == 1
 
 
 def test_wrong_uses_are_one_line(tmp_path, capsys):

@@ -11,7 +11,7 @@ import pytest
 
 import rank_collapse as rc
 from experiments import run_architectures
-from experiments.architectures import published_models, published_targets
+from experiments.architectures import published_targets
 from experiments.lab import cli
 from experiments.verdicts.claims import FAILS, HOLDS, NOT_REJECTED
 from rank_collapse.network import surgery
@@ -30,14 +30,6 @@ def ids(tmp_path):
     path = tmp_path / "ids.txt"
     path.write_text("3 4 5 6 7 3 4\n8 9 10 11 12\n")
     return path
-
-
-def test_the_first_seed_chooses_the_initialisations():
-    options = cli.parse_flags(run_architectures.FLAGS, ["--first_seed=3", "--num_seeds=2"])
-    weights = published_models.list_weights(
-        options, [published_models.Model("a", "a", {}, False, {})]
-    )
-    assert [w.name for w in weights] == ["a/init3", "a/init4"]
 
 
 def test_residuals_are_the_librarys_of_each_text(tmp_path, ids):

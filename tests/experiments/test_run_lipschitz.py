@@ -1,89 +1,12 @@
 """Lipschitz constants of attention: power iteration against singular values, powers, bad input."""
 
-import jax
-import jax.numpy as jnp
-import numpy as np
 import pytest
 
-import rank_collapse as rc
 from experiments import run_lipschitz
-from experiments.trained import smoothness
 from experiments.trained.opened_networks import UNTRAINED
 from experiments.trained.packages import PACKAGES
 from experiments.verdicts import STATEMENTS
-from rank_collapse import pretrained
-from tests.support.closeness import assert_close
 from tests.support.runs import check_mistake, result_of, rows, run
-
-
-def test_power_iteration_finds_the_largest_singular_value():
-    matrix = jax.random.normal(jax.random.key(0), (12, 20))
-    x = jax.random.normal(jax.random.key(1), (5, 4))
-
-    def fn(x):
-        return jnp.sin(matrix @ x.ravel()) + 0.1 * x.sum()
-
-    exact = np.linalg.norm(np.asarray(jax.jacfwd(fn)(x)).reshape(12, 20), ord=2)
-    largest, change = smoothness.largest_singular_value(fn, x, 200)
-    assert largest == pytest.approx(exact, rel=1e-5) and abs(change) < 1e-5
-    early, change = smoothness.largest_singular_value(fn, x, 3)
-    assert early < exact and change > 0
-
-
-def attend(weights, z, causal):
-    """Attention of one layer in NumPy-like code, without skip, norm and biases."""
-    w_q, w_k, w_v, w_o = weights
-    scores = jnp.einsum("nd,hdk,hek,me->hnm", z, w_q, w_k, z) / np.sqrt(w_q.shape[-1])
-    mask = np.tri(len(z), dtype=bool) if causal else np.ones((len(z),) * 2, bool)
-    rows = jax.nn.softmax(jnp.where(mask, scores, -jnp.inf), axis=-1)
-    return jnp.einsum("hnm,md,hdv,hvf->nf", rows, z, w_v, w_o)
-
-
-@pytest.mark.parametrize("mask", ["none", "causal"])
-def test_the_constant_is_that_of_attention_alone(mask):
-    """At the input of each layer after the norm, against the singular values of the Jacobian."""
-    config = rc.transformer(2, 2, 8, norm_placement="pre", mask=mask, mlp="gelu")
-    params = rc.init(jax.random.key(0), config)
-    x = jax.random.normal(jax.random.key(1), (3, 6, 8))
-    source = pretrained.InMemory(params, config)
-    texts = {"x": np.asarray(x), "mask": np.ones((3, 6), bool)}
-    measured = smoothness.measure_texts(source, texts, 6)
-    for text in range(3):
-        hidden = rc.apply(params, x[text], config).hidden
-        for layer in range(2):
-            attention = params.layers.attention
-            weights = [getattr(attention, f"w_{name}")[layer] for name in "qkvo"]
-            state = hidden[layer]
-            spread = jnp.sqrt(state.var(axis=1, keepdims=True) + config.norm_eps)
-            normed = (state - state.mean(axis=1, keepdims=True)) / spread
-            jacobian = jax.jacfwd(lambda z, w=weights: attend(w, z, mask == "causal"))(normed)
-            exact = np.linalg.norm(np.asarray(jacobian).reshape(48, 48), ord=2)
-            assert measured["largest"][text, layer] == pytest.approx(exact, rel=0.01)
-            assert measured["largest"][text, layer] <= exact * 1.00001
-
-
-def test_texts_are_cut_and_short_ones_have_no_number():
-    config = rc.transformer(2, 2, 8, mask="causal")
-    source = pretrained.InMemory(rc.init(jax.random.key(0), config), config)
-    x = np.asarray(jax.random.normal(jax.random.key(1), (2, 6, 8)))
-    mask = np.arange(6) < np.array([[6], [3]])
-    cut = smoothness.measure_texts(source, {"x": x, "mask": mask}, 4)["largest"]
-    assert np.isfinite(cut[0]).all() and np.isnan(cut[1]).all()
-    alone = smoothness.measure_texts(source, {"x": x[:1, :4], "mask": mask[:1, :4]}, 4)["largest"]
-    np.testing.assert_allclose(cut[0], alone[0], rtol=1e-5)
-    assert np.isnan(smoothness.measure_texts(source, {"x": x, "mask": mask}, 7)["largest"]).all()
-
-
-def test_powers_are_slopes_of_logarithms():
-    tokens = np.array([8, 16, 32, 64])
-    largest = np.stack([3 * tokens**0.25, tokens**0.5, tokens**0.5, tokens**0.5], axis=1)
-    largest[3, 2], largest[2:, 3] = np.nan, np.nan
-    powers = smoothness.fit_powers(largest, tokens)
-    assert_close(powers[:3], [0.25, 0.5, 0.5], rtol=1e-12)
-    assert np.isnan(powers[3])  # two numbers
-    noisy = largest[:, 0] * np.array([1, 1.1, 0.9, 1.05])
-    expected = np.polyfit(np.log(tokens), np.log(noisy), 1)[0]
-    assert smoothness.fit_powers(noisy, tokens) == pytest.approx(expected)
 
 
 def test_tables_have_what_was_measured(tmp_path):

@@ -11,8 +11,7 @@ import pytest
 import rank_collapse as rc
 from experiments import run_trainability as binary
 from experiments.lab.folder import RunFolder
-from experiments.train import design_cells, trained_tasks
-from experiments.train.trained_tasks import Training
+from experiments.train import design_cells, train_networks
 from experiments.verdicts.claims import judge_rows
 from experiments.verdicts.share_intervals import wilson_interval
 from experiments.verdicts.statements import STATEMENTS
@@ -89,7 +88,7 @@ def test_a_folder_grows_by_what_it_lacks(folder, tmp_path, monkeypatch):
     """Fewer cells are read without training, and the table has only these. Others are trained."""
     path = tmp_path / "copy"
     shutil.copytree(folder, path)
-    monkeypatch.setattr(Training, "train", None)
+    monkeypatch.setattr(design_cells, "train_chunk", None)
     fewer = [*SIZES, "--depths=2", "--designs=depth_scaled", "--warmup=5"]
     assert run(binary, fewer, path) == 0
     results, _ = result_of(binary, path)
@@ -110,9 +109,8 @@ def test_an_interrupted_chunk_goes_on_behind_its_last_look(folder, tmp_path, mon
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(
-            trained_tasks, "stop_requested", lambda: True
-        )  # to end: what there is, is saved
+        # To end: what there is, is saved.
+        patch.setattr(train_networks, "stop_requested", lambda: True)
         patch.setattr(RunFolder, "save_checkpoint", save_and_interrupt)
         assert run(binary, arguments, tmp_path) == 130
     assert run(binary, arguments, tmp_path) == 0
@@ -289,24 +287,6 @@ def test_losses_and_shares_drawn_are_those_of_the_arrays():
     (ax,) = binary.share_figure(cells).axes
     shares = [float(container.lines[0].get_ydata()[0]) for container in ax.containers]
     assert_close(shares, [1 / 3, 1 / 3])
-
-
-@pytest.mark.parametrize("keep", [None, False, True])
-def test_weights_are_in_the_results_only_where_they_are_asked_for(keep, tmp_path, monkeypatch):
-    model = {"w": np.ones((3, 4))}
-    trained = SimpleNamespace(
-        watched={"loss": np.zeros(3)},
-        losses=np.zeros((3, 5)),
-        diverged_at=np.full(3, -1),
-        state=SimpleNamespace(model=model),
-    )
-    monkeypatch.setattr(Training, "train", lambda *_: trained)
-    ensemble = SimpleNamespace(lay_out=lambda tree: tree)
-    run_folder = SimpleNamespace(log=lambda message: None)
-    options = {} if keep is None else {"keep": keep}
-    chunk = SimpleNamespace(seeds=range(3), cells=["a"] * 3, keys=np.arange(3), floats=np.ones(3))
-    results = Training(ensemble, run_folder, **options)(chunk)
-    assert results.keys() == {"loss", "losses", "diverged_at"} | ({"model"} if keep else set())
 
 
 def test_the_published_outcomes_are_those_of_the_papers_table():

@@ -52,17 +52,3 @@ def test_a_folder_that_is_not_there_is_a_mistake(tmp_path, capsys):
     flags = [f"--site={tmp_path / 'nowhere'}"]
     assert cli.execute(trained_weights.main, trained_weights.FLAGS, flags) == 2
     assert "nowhere" in capsys.readouterr().err
-
-
-def test_an_interrupt_leaves_the_folder_of_before(tmp_path):
-    def make(weights, folder):
-        (folder / "config.json").write_text(weights)
-        if weights == "new":
-            raise KeyboardInterrupt
-
-    package = packages.Package("a==1", "MIT", "w", "0", make)
-    packages.make_folder(package, "old", tmp_path / "made")
-    with pytest.raises(KeyboardInterrupt):
-        packages.make_folder(package, "new", tmp_path / "made")
-    assert [path.name for path in tmp_path.iterdir()] == ["made"]
-    assert (tmp_path / "made" / "config.json").read_text() == "old"

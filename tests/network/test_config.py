@@ -1,11 +1,14 @@
 """The config: widths that follow, sublayers, rows, what it refuses, what it prints."""
 
+import re
+
 import jax
 import numpy as np
 import pytest
 
 import rank_collapse as rc
-from rank_collapse.network.config import check_config
+from rank_collapse.network.attention_weights import AttentionContext
+from rank_collapse.network.config import DEFAULTS, PARTS, check_config
 from tests.oracles.attention_forms import FORM
 from tests.support.refusals import is_refused, parametrize_refusals
 
@@ -68,25 +71,48 @@ def test_each_preset_has_its_skips_and_mlp_and_fields_replace_them():
         assert (other.mlp, other.attention_skip) == ("tanh", not attention_skip)
 
 
+# One head of scaled dot products with softmax, no positions, norms, MLP, gains or skips.
+PLAIN = (
+    {"depth": 1, "num_heads": 1, "d_model": 64, "init": "lecun", "unroll": 1, "init_gain": 1}
+    | {"d_qk": None, "d_v": None, "num_kv_heads": None, "embedding": None, "layer_map": ()}
+    | {"mask": "none", "window": 2, "windows": (), "score": "dot", "scale_scores": True}
+    | {"qk_norm": "none", "score_cap": 0, "temperature": 1, "cross_attention": False}
+    | {"normalise": None, "mixing": None, "mix": None, "family": None, "position": "none"}
+    | {"rotary_theta": 1e4, "rotary_scaling": (), "rotary_tables": (), "rotary_width": None}
+    | {"rotary_factor": 1, "rotary_layers": (), "local_theta": 0, "num_buckets": 32}
+    | {"max_distance": 128, "clamp_distance": 0, "mlp": "none", "d_ff": None, "d_shared": 0}
+    | {"num_experts": 0, "experts_per_token": 1, "router": "chosen", "norm": "layer"}
+    | {"attention_skip": False, "mlp_skip": False, "cross_skip": True, "norm_eps": 1e-12}
+    | {"norm_placement": "none", "final_norm": False, "first_norm": True, "parallel": False}
+    | {"learned_per_feature": False, "skip_gain": 1, "branch_gain": 1, "norm_gain": None}
+    | {"learned_skip_gain": None, "learned_branch_gain": None}
+)
+
+
 def test_what_is_not_given_is_plain_attention():
-    """One head of scaled dot products with softmax, no positions, norms, MLP, gains or skips."""
     config = rc.TransformerConfig()
-    for fields in (
-        {"depth": 1, "num_heads": 1, "d_model": 64, "init": "lecun", "unroll": 1, "init_gain": 1},
-        {"d_qk": None, "d_v": None, "num_kv_heads": None, "embedding": None, "layer_map": ()},
-        {"mask": "none", "window": 2, "windows": (), "score": "dot", "scale_scores": True},
-        {"qk_norm": "none", "score_cap": 0, "temperature": 1, "cross_attention": False},
-        {"normalise": None, "mixing": None, "mix": None, "family": None, "position": "none"},
-        {"rotary_theta": 1e4, "rotary_scaling": (), "rotary_tables": (), "rotary_width": None},
-        {"rotary_factor": 1, "rotary_layers": (), "local_theta": 0, "num_buckets": 32},
-        {"max_distance": 128, "clamp_distance": 0, "mlp": "none", "d_ff": None, "d_shared": 0},
-        {"num_experts": 0, "experts_per_token": 1, "router": "chosen", "norm": "layer"},
-        {"attention_skip": False, "mlp_skip": False, "cross_skip": True, "norm_eps": 1e-12},
-        {"norm_placement": "none", "final_norm": False, "first_norm": True, "parallel": False},
-        {"learned_per_feature": False, "skip_gain": 1, "branch_gain": 1, "norm_gain": None},
-        {"learned_skip_gain": None, "learned_branch_gain": None},
-    ):
-        assert {name: getattr(config, name) for name in fields} == fields
+    assert {name: getattr(config, name) for name in PLAIN} == PLAIN
+
+
+def test_every_default_is_in_the_table():
+    assert PLAIN.keys() == DEFAULTS.keys()
+
+
+@pytest.mark.parametrize(
+    "part", [*PARTS, rc.TransformerConfig, rc.EmbeddingConfig, AttentionContext]
+)
+def test_every_field_is_described(part):
+    described = part.__doc__.partition("Attributes:")[2]
+    names = [name for name in part.__annotations__ if not re.search(rf"\b{name}\b", described)]
+    assert not names, f"{part.__name__} does not describe {names}"
+
+
+@pytest.mark.parametrize("name", sorted(DEFAULTS.keys() - {"family"}))  # which has any name
+def test_every_field_refuses_a_wrong_value(name):
+    """Where the config is made or, of what may be swept, where it is used."""
+    config = rc.transformer(depth=1, num_heads=1, d_model=4, position="rotary")
+    with pytest.raises(ValueError, match=name):
+        check_config(config.replace(**{name: "nonsense"}))
 
 
 def test_what_is_printed_is_what_was_changed():

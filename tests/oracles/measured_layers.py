@@ -15,6 +15,12 @@ RIGHT = (torch.arange(N) < torch.tensor([9, 4, 6])[:, None]).long()
 LEFT = RIGHT.flip(1)
 
 
+def make_maps(*sizes, count=3):
+    """Makes linear maps of the same sizes, by one seed."""
+    torch.manual_seed(0)
+    return [nn.Linear(*sizes) for _ in range(count)]
+
+
 def pad(mask):
     """Returns tokens whose padding is all the same, and far from the others."""
     return X.masked_fill(mask[..., None] == 0, 4.0)

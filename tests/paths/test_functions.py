@@ -8,32 +8,22 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.ad_checkpoint import checkpoint_name
-from jax.experimental import pallas as pl
 
 import rank_collapse as rc
 from rank_collapse.paths.channels import ByLength
 from tests.oracles.field_cases import NETWORKS, covered_parts
 from tests.oracles.frozen_paths import frozen_lengths
+from tests.oracles.function_paths import (
+    W8,
+    attn,
+    contributions,
+    ranks_of_others as ranks_of_others,
+)
 from tests.oracles.jax_models import MODELS, D, N, draw, draw_layers, plain_attention, tokens
 from tests.oracles.path_examples import config_of, example, relative
 from tests.support.closeness import assert_close
-from tests.support.refusals import is_refused, parametrize_refusals
 
 FAST = ("equinox_attention_alone", "squared_relu_alibi", "linen_scan_of_remat")
-
-
-@pytest.fixture(autouse=True)
-def ranks_of_others(request):
-    """Other people's code adds arrays of different ranks; the library's own networks do not."""
-    if "networks_of_the_library" in request.node.name:
-        yield
-    else:
-        with jax.numpy_rank_promotion("allow"):
-            yield
-
-
-def contributions(fn, x, branches, **options):
-    return jax.jit(lambda x: rc.function_contributions(fn, x, branches=branches, **options))(x)
 
 
 @pytest.mark.parametrize(
@@ -134,101 +124,6 @@ def named(name, branch, layer):
 
 
 # Gates, however they are spelled. The branch is a linear map, so that every path has a closed form.
-
-W, B = np.random.default_rng(0).normal(size=(2, 4, 4))
-GATES = {
-    "relu by max": lambda u: jnp.maximum(u, 0),
-    "relu by max, turned round": lambda u: jnp.maximum(0, u),
-    "relu by where": lambda u: jnp.where(u > 0, u, 0),
-    "relu by a mask": lambda u: u * (u > 0),
-    "relu by abs": lambda u: (u + jnp.abs(u)) / 2,
-    "relu of jax": jax.nn.relu,
-    "relu squared": lambda u: jax.nn.relu(u) ** 2,
-    "relu times relu": lambda u: jax.nn.relu(u) * jax.nn.relu(u),
-    "square": lambda u: u * u,
-    "cube": lambda u: u**3,
-    "product of three": lambda u: u * u * u,
-    "float power": lambda u: jnp.abs(u) ** 2.5,
-    "float power of 1": lambda u: u ** jnp.float32(1.0),
-    "integer power of 1": lambda u: jax.lax.integer_pow(u, 1),
-    "silu": jax.nn.silu,
-    "silu by division": lambda u: u / (1 + jnp.exp(-u)),
-    "silu by logistic": lambda u: u * jax.lax.logistic(u),
-    "silu by a quotient": lambda u: u * (1 / (1 + jnp.exp(-u))),
-    "silu by tanh": lambda u: 0.5 * u * (1 + jnp.tanh(u / 2)),
-    "silu by reshapes": lambda u: (u.ravel() * jax.nn.sigmoid(u).ravel()).reshape(u.shape),
-    "gelu": functools.partial(jax.nn.gelu, approximate=False),
-    "gelu by tanh": jax.nn.gelu,
-    "gelu by hand": lambda u: 0.5 * u * (1 + jnp.tanh(0.79788456 * (u + 0.044715 * u**3))),
-    "gelu by Horner": lambda u: 0.5 * u * (1 + jnp.tanh(u * (0.7978 + 0.0356 * u * u))),
-    "gelu by erf": lambda u: 0.5 * u * (1 + jax.lax.erf(u / 2**0.5)),
-    "quick gelu": lambda u: u * jax.nn.sigmoid(1.702 * u),
-    "elu": jax.nn.elu,
-    "selu": jax.nn.selu,
-    "celu": jax.nn.celu,
-    "mish": jax.nn.mish,
-    "softplus": jax.nn.softplus,
-    "shifted softplus": lambda u: jax.nn.softplus(u) - jnp.log(2.0),
-    "softsign": jax.nn.soft_sign,
-    "hard swish": jax.nn.hard_swish,
-    "hard sigmoid": jax.nn.hard_sigmoid,
-    "hard tanh": jax.nn.hard_tanh,
-    "relu6": jax.nn.relu6,
-    "leaky relu": jax.nn.leaky_relu,
-    "prelu": lambda u: jnp.where(u > 0, u, jnp.abs(B[0]) * u),
-    "tanh": jnp.tanh,
-    "tanh by exponentials": lambda u: (jnp.exp(u) - jnp.exp(-u)) / (jnp.exp(u) + jnp.exp(-u)),
-    "sigmoid": jax.nn.sigmoid,
-    "log sigmoid": jax.nn.log_sigmoid,
-    "squareplus": jax.nn.squareplus,
-    "expm1": jnp.expm1,
-    "exp minus 1": lambda u: jnp.exp(u) - 1,
-    "sine": jnp.sin,
-    "snake": lambda u: u + jnp.sin(u) ** 2,
-    "bump": lambda u: u * jnp.exp(-jnp.square(u)),
-    "arctan": jnp.arctan,
-    "abs": jnp.abs,
-    "u (u + 1)": lambda u: u * (u + 1),
-    "polynomial": lambda u: u + 0.3 * u**2 - 0.1 * u**4,
-    "clip": lambda u: jnp.clip(u, -0.5, 0.7),
-    "select": lambda u: jnp.select([u < -1, u < 1], [0 * u, u], 2 * u),
-    "root with a sign": lambda u: jnp.sign(u) * jnp.sqrt(jnp.abs(u)),
-    "log cosh": lambda u: jnp.log(jnp.cosh(u)),
-    "two scales": lambda u: jnp.tanh(2 * u) * jax.nn.sigmoid(u) + jax.nn.relu(2 * u) * u,
-    "u times rsqrt": lambda u: u * jax.lax.rsqrt(1 + u * u),
-    "rounded": lambda u: jnp.round(4 * u) / 4,
-    "under jit and remat": jax.jit(jax.checkpoint(lambda u: u / (1 + jnp.exp(-u)))),
-}
-
-
-@pytest.mark.parametrize("name", GATES)
-def test_a_gate_is_its_quotient_times_its_argument(x64, name):
-    act, x = GATES[name], np.random.default_rng(3).normal(size=(3, 4))
-
-    def fn(x):
-        with jax.named_scope("branch"):
-            a = x @ B
-        return act((x + a) @ W + B[1]) @ W
-
-    result = rc.function_contributions(fn, x, branches="branch")
-    h = (x + x @ B) @ W + B[1]
-    gate = np.asarray(act(h)) / h
-    want = np.stack([(gate * (c @ W)) @ W for c in (x, x @ B)])
-    assert_close(result.by_length, want, rtol=1e-9, atol=1e-9)
-
-
-def test_a_gate_at_zero_is_its_slope(x64):
-    x = np.asarray([[0.0, 1.0, -2.0, 0.0]])
-
-    def fn(act, x):
-        return act(x) + checkpoint_name(x @ W, "b")
-
-    for act, slope in ((jnp.tanh, 1.0), (jax.nn.relu, 0.0), (jnp.expm1, 1.0), (jnp.square, 0.0)):
-        result = rc.function_contributions(
-            functools.partial(fn, act), x, branches="b", direction=np.ones_like(x)
-        )
-        assert np.all(np.isfinite(result.by_length))
-        assert_close(result.by_length[0][0, [0, 3]], slope)
 
 
 # What else is asked of it
@@ -446,75 +341,6 @@ def test_numbers_of_less_precision(dtype, tolerance):
     assert relative(result.by_length.astype(jnp.float32), want.by_length) < tolerance
 
 
-def test_a_value_is_a_gate_and_a_state_at_once(x64):
-    """Here silu(x W) multiplies one value and is added to another."""
-    x = np.random.default_rng(5).normal(size=(3, 4))
-
-    def fn(x):
-        gate = jax.nn.silu(x @ W)
-        return gate * (x @ B) + checkpoint_name(gate, "b") @ W
-
-    result = rc.function_contributions(fn, x, branches="b")
-    frozen = np.asarray(jax.nn.silu(x @ W))
-    assert_close(result.by_length[0], frozen * (x @ B), atol=1e-12)
-    assert_close(result.by_length[1], frozen @ W, atol=1e-12)
-
-
-OTHER = np.random.default_rng(11).normal(size=(3, 4))
-TWO_GATES = {  # the factor that is frozen, the gate that passes
-    "sigmoid times tanh": (lambda u: jax.nn.sigmoid(u @ B), jnp.tanh),
-    "1 + tanh times tanh": (lambda u: 1 + jnp.tanh(u @ B), jnp.tanh),
-    "cosine times squared relu": (lambda u: jnp.cos(u @ B), lambda u: jax.nn.relu(u) ** 2),
-    "sigmoid times a constant": (lambda u: OTHER, jax.nn.sigmoid),
-    "1 - sigmoid times a constant": (lambda u: OTHER, lambda u: 1 - jax.nn.sigmoid(u)),
-    "sigmoid times weights": (jax.nn.softmax, jax.nn.sigmoid),
-}
-
-
-@pytest.mark.parametrize("name", TWO_GATES)
-def test_of_two_gates_the_one_that_is_not_0_at_0_is_frozen(x64, name):
-    """`tests/torch/test_path_lengths_written_out.py` has the same rule."""
-    scale, act = TWO_GATES[name]
-    x = np.random.default_rng(3).normal(size=(3, 4))
-
-    def fn(x):
-        h = x + checkpoint_name(x @ B, "branch")
-        return (scale(h) * act(h)) @ W
-
-    result = rc.function_contributions(fn, x, branches="branch")
-    h = x + x @ B
-    frozen = np.asarray(scale(h) * act(h)) / h
-    want = np.stack([(frozen * c) @ W for c in (x, x @ B)])
-    assert_close(result.by_length, want, rtol=1e-9, atol=1e-9)
-
-
-@pytest.mark.parametrize("branches", ["attn", {"attention": "attn", "mlp": "mlp"}])
-@pytest.mark.parametrize("freeze", [True, False])
-def test_experts_by_a_grouped_product(x64, branches, freeze):
-    """`ragged_dot` has no rule for two axes of `jax.vmap`; tokens are sorted by their expert."""
-    x, up, router = tokens(), draw(20, 2, D, 7), draw(21, D, 2)
-    up, down = jnp.asarray(up), jnp.asarray(draw(22, 2, 7, D))
-
-    def grouped(x):
-        x = x + checkpoint_name(x @ W8, "attn")
-        expert = jnp.argmax(x @ router, -1)
-        order = jnp.argsort(expert)
-        sizes = jnp.bincount(expert, length=2).astype(jnp.int32)
-        h = jax.nn.gelu(jax.lax.ragged_dot(x[order], up, sizes))
-        out = jax.lax.ragged_dot(h, down, sizes)
-        return x + checkpoint_name(jnp.zeros_like(x).at[order].set(out), "mlp")
-
-    def gathered(x):
-        x = x + checkpoint_name(x @ W8, "attn")
-        expert = jnp.argmax(x @ router, -1)
-        h = jax.nn.gelu(jnp.einsum("nd,ndf->nf", x, up[expert]))
-        return x + checkpoint_name(jnp.einsum("nf,nfd->nd", h, down[expert]), "mlp")
-
-    result, want = (contributions(f, x, branches, freeze=freeze) for f in (grouped, gathered))
-    assert_close(result.by_length, want.by_length, atol=1e-12)
-    assert_close(result.total, gathered(x), atol=1e-12)
-
-
 def test_memory_that_is_constant_belongs_to_the_offset(x64):
     """Queries alone depend on the input: their weights are frozen, the values constant."""
     memory, layers = draw(77, 6, D), draw_layers(2)
@@ -539,191 +365,7 @@ def test_memory_that_is_constant_belongs_to_the_offset(x64):
         assert_close(result.by_length[1], tokens() @ W8, atol=1e-12)
 
 
-W8 = draw(9, D, D)
-
-
 # Wrong uses
-
-
-def wrong(fn, message, *, x=None, branches="attn", **options):
-    x = tokens() if x is None else x
-    return fn, x, branches, options, message
-
-
-def measure(fn, x, branches, options):
-    return rc.function_contributions(fn, x, branches=branches, **options)
-
-
-def attn(x):
-    with jax.named_scope("attn"):
-        return x @ W8
-
-
-def linear_attention(x):
-    with jax.named_scope("attn"):
-        return (x @ x.T) @ x
-
-
-def kernel(x):
-    def double(x_ref, o_ref):
-        o_ref[...] = x_ref[...] * 2
-
-    return pl.pallas_call(double, out_shape=jax.ShapeDtypeStruct(x.shape, x.dtype))(x)
-
-
-def feature_attention(order):
-    def fn(x):
-        phi_q, phi_k = jax.nn.elu(x @ W8) + 1, jax.nn.elu(x) + 1
-        with jax.named_scope("attn"):
-            a = (phi_q @ phi_k.T) @ x if order == "weights first" else phi_q @ (phi_k.T @ x)
-        return x + a
-
-    return fn
-
-
-def nested_kinds(x):
-    with jax.named_scope("attn"), jax.named_scope("mlp"):
-        a = x @ W8
-    return x + a
-
-
-def in_parts(x):
-    with jax.named_scope("attn"):
-        q, v = x @ W8, x @ W8.T
-    with jax.named_scope("attn"):
-        a = q + jnp.flip(v)
-    return x + a
-
-
-def donated(x=None):
-    x = tokens() + 0
-    x.delete()
-    return x
-
-
-def near_names(x):
-    with jax.named_scope("self_attention"):
-        return x + x @ W8
-
-
-BOTH = {"attention": "attn", "mlp": "mlp"}
-COMPLEX = np.ones((N, D)) * 1j
-WRONG = [
-    wrong(
-        near_names, "'atention' matches no scope or name; nearest: 'self_att", branches="atention"
-    ),
-    wrong(near_names, "'Q' matches no scope or name; there are: 'self_att", branches="Q"),
-    wrong(lambda x: x + x @ W8, "matches no scope or name: the function has none; put `with"),
-    wrong(attn, "branches='\\(' is not a regular expression: ", branches="("),
-    wrong(attn, "branches='' is not a regular expression", branches=""),
-    wrong(attn, "branches=3 is not a regular expression", branches=3),
-    wrong(attn, "branches={} has to name 'attention'", branches={}),
-    wrong(attn, "branches={'mlp': 'm'} has to name 'attention'", branches={"mlp": "m"}),
-    wrong(attn, "'heads'.* has to name 'attention'", branches={"attention": "a", "heads": "h"}),
-    wrong(attn, "'m' matches no scope", branches={"attention": "attn", "mlp": "m"}),
-    wrong(nested_kinds, "scope 'attn/mlp' is a branch both", branches=BOTH),
-    wrong(
-        lambda x: x + checkpoint_name(x @ W8, "b"),
-        "name 'b' is one of both",
-        branches={"attention": "b", "mlp": ".*"},
-    ),
-    wrong(in_parts, "several values go from one entry of the scope 'attn' directly into another"),
-    wrong(
-        lambda x: x + checkpoint_name(jax.nn.softmax(x @ x.T), "attn") @ x,
-        "matches 'attn', which no state leaves: the output of the attention branch",
-    ),
-    wrong(
-        linear_attention,
-        r"a product of two values .* at attn \(.*test_functions.py:\d+.*stop_gradient",
-    ),
-    wrong(feature_attention("weights first"), "a product of two values .* at attn"),
-    wrong(feature_attention("states first"), "a product of two values .* at attn"),
-    wrong(lambda x: attn(x) * (x @ W8), "a product of two values .* at the top level"),
-    wrong(lambda x: attn(jax.nn.relu(x) * jax.nn.relu(x @ W8)), "a product of two values"),
-    wrong(lambda x: attn(x) + x.max(0), "reduce_max of values .* at the top level.*stop_gradient"),
-    wrong(lambda x: attn(jnp.sort(x, 0)), "sort of values that depend on the input"),
-    wrong(lambda x: attn(jax.lax.top_k(x, D)[0]), "top_k of values that depend on the input"),
-    wrong(lambda x: attn(jnp.cumprod(x, 0)), "cumprod of values that depend on the input"),
-    wrong(lambda x: attn(jnp.exp(x)), "exp of a state at the top level"),
-    wrong(lambda x: attn(kernel(x)), 'pallas_call at .* implementation="xla"'),
-    wrong(
-        lambda x: attn(jax.lax.while_loop(lambda x: x.sum() > 9, lambda x: x / 2, x)),
-        "while at .* use jax.lax.scan",
-    ),
-    wrong(lambda x: attn(jnp.linalg.qr(x.T @ x)[0][:N]), "qr at .* is not known to be linear"),
-    wrong(lambda x: attn(jnp.linalg.inv(x @ x.T) @ x), "is not known to be linear"),
-    wrong(
-        lambda x: attn(jax.pure_callback(np.sin, jax.ShapeDtypeStruct(x.shape, x.dtype), x)),
-        "pure_callback at .* is not known to be linear",
-    ),
-    wrong(attn, "x is int32: paths start from a state; give the embedding", x=jnp.arange(5)),
-    wrong(attn, "x is bool: paths start", x=jnp.ones(3, bool)),
-    wrong(attn, "x is complex(64|128): paths start", x=COMPLEX),
-    wrong(attn, "x is dict, not one array", x={"x": np.ones(3)}),
-    wrong(attn, "x is list, not one array", x=[1.0, 2.0]),
-    wrong(attn, "x is tuple, not one array", x=()),
-    wrong(attn, "x was deleted: it was donated", x=donated),
-    wrong(lambda x: (attn(x), x), r"fn returns 2 arrays, .* lambda x: fn\(x\)\[0\]"),
-    wrong(lambda x: None, "fn returns 0 arrays"),
-    wrong(lambda x: attn(x).argmax(), "fn returns int32, not a state"),
-    wrong("attn", "fn is str, not a function of x"),
-    wrong(attn, "longest=-1", longest=-1),
-    wrong(attn, "longest=1.5", longest=1.5),
-    wrong(attn, "longest=True", longest=True),
-    wrong(attn, "longest={'mlp': 1} names others than the branches", longest={"mlp": 1}),
-    wrong(attn, r"direction float(32|64)\[2\] is not of floats like x", direction=np.ones(2)),
-    wrong(attn, "direction is str, not one array", direction="x"),
-    wrong(attn, "direction is dict, not one array", direction={"x": np.ones(2)}),
-    wrong(attn, "direction is list, not one array", direction=[[1.0], [1.0, 2.0]]),
-    wrong(attn, "x is str, not one array of floats", x="x"),
-    wrong(
-        attn,
-        "x is ShapeDtypeStruct, not one array of floats",
-        x=jax.ShapeDtypeStruct((N, D), jnp.float32),
-    ),
-    wrong(
-        lambda x: attn(x) if x.sum() > 0 else x,
-        r"fn fails at x float(32|64)\[.*: TracerBoolConversionError: .*; its Python code reads",
-    ),
-    wrong(lambda x: attn(np.asarray(x)), "fn fails at x .*: TracerArrayConversionError: .*jnp in"),
-    wrong(lambda x: attn(x) * float(x.sum()), "fn fails at x .*; its Python code reads values"),
-    wrong(lambda x: attn(x @ W8[:3]), "fn fails at x .*: TypeError: dot_general .*one array, in"),
-    wrong(lambda x, y: attn(x), "fn fails at x .*: TypeError: .*missing 1 required .*'y'; it has"),
-    wrong(
-        lambda x: attn(jnp.tanh(x) * jnp.tanh(x @ W8)),
-        "a product of two values .* at the top level",
-    ),
-    wrong(
-        lambda x: attn(jax.nn.relu(x) * jnp.tanh(x @ W8)),
-        "a product of two values .* at the top level",
-    ),
-    wrong(attn, "freeze='no' is not True or False", freeze="no"),
-    wrong(
-        lambda x: attn(jax.lax.stop_gradient(x)),
-        "depends on the input only through what is frozen",
-    ),
-    wrong(lambda x: attn(np.ones((N, D))), "depends on the input only through|or not at all"),
-]
-
-
-def measure_wrong(fn, x, branches, options):
-    x = x() if callable(x) else x
-    return rc.function_contributions(fn, x, branches=branches, **options)
-
-
-@parametrize_refusals(WRONG)
-def test_a_wrong_use_is_refused(arguments, message):
-    is_refused(message, measure_wrong, *arguments)
-
-
-def test_what_was_refused_as_a_product_is_right_with_one_stop_gradient(x64):
-    x = tokens()
-
-    def fn(x):
-        return x + checkpoint_name(jax.lax.stop_gradient(x @ x.T) @ x, "attn")
-
-    result = rc.function_contributions(fn, x, branches="attn")
-    assert_close(result.by_length, [x, x @ x.T @ x], atol=1e-12)
 
 
 def test_dropout_with_a_key_is_the_network_of_that_draw(x64):

@@ -6,6 +6,7 @@ import warnings
 import pytest
 
 from rank_collapse import pretrained
+from tests.oracles.architecture_cases import CASES, FORMS
 from tests.support.refusals import is_refused, parametrize_refusals
 
 # Entries of transformers' configs that change no hidden state, by words in their names: training,
@@ -112,6 +113,21 @@ def test_entries_are_those_of_transformers_and_absent_ones_its_defaults(name):
         assert (config.rotary_width or config.qk_width) == width
         assert config.rotary_theta == full["rope_theta"]
         assert (config.local_theta or config.rotary_theta) == local["rope_theta"]
+
+
+# Other names of a family that has a case.
+RENAMED = {"xlm-roberta": "roberta", "camembert": "roberta", "mt5": "t5"}
+
+
+def test_every_family_has_a_case():
+    """A case of test_family_forms or test_loading: "qwen2" or "qwen2-yarn" is of qwen2."""
+    cases = [*CASES, *FORMS]
+    missing = [
+        name
+        for name in pretrained.FAMILIES
+        if not any(f"{case}-".startswith(f"{RENAMED.get(name, name)}-") for case in cases)
+    ]
+    assert missing == []
 
 
 def test_null_means_the_default_and_parts_are_checked():
@@ -242,6 +258,29 @@ REFUSED = {
     "dinov2": ({"patch_size": 5}, "patch_size=5 does not tile image_size=224"),
     "whisper": ({"activation_function": "relu"}, "activation_function='relu' of a whisper"),
 }
+
+
+# Families from before there was this table; a new one is not added.
+WITHOUT_REFUSAL = {
+    "albert",
+    "bert",
+    "camembert",
+    "deit",
+    "dinov2_with_registers",
+    "distilbert",
+    "gpt2",
+    "mt5",
+    "roberta",
+    "t5",
+    "vit",
+    "xlm-roberta",
+    "xlnet",
+}
+
+
+def test_every_family_refuses_something():
+    """Every model has an activation, a norm or a form of attention that we do not have."""
+    assert pretrained.FAMILIES.keys() - REFUSED.keys() == WITHOUT_REFUSAL
 
 
 @parametrize_refusals(

@@ -3,7 +3,7 @@
 import base64
 import re
 
-from rank_collapse.report.page import Section, format_number, render, render_table
+from rank_collapse.report.page import Section, format_number, render, render_inline, render_table
 
 PNG = [(b"first", "one"), (b"second", "two & three"), (b"third", "four")]
 
@@ -66,3 +66,11 @@ def test_a_table_has_the_columns_of_all_rows_in_the_order_of_their_first():
 def test_numbers_have_four_digits_and_whole_numbers_all():
     values = (123456.0, 0.00001234567, 123456, False, "a")
     assert [*map(format_number, values)] == ["1.235e+05", "1.235e-05", "123456", "no", "a"]
+
+
+def test_a_paragraph_of_markdown_becomes_code_bold_text_powers_and_words_without_links():
+    text = "**No** a < b with `--x^2 **` and d' ~ d^p, n^14; see [the page](a.md) of `y`, 2 ^ 3"
+    assert render_inline(text) == (
+        "<b>No</b> a &lt; b with <code>--x^2 **</code> and d&#x27; ~ d<sup>p</sup>, "
+        "n<sup>14</sup>; see the page of <code>y</code>, 2 ^ 3"
+    )

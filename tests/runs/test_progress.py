@@ -26,7 +26,7 @@ def test_a_log_has_a_line_from_time_to_time(clock):
     with Progress(100, "it", stream=stream) as bar:
         for _ in range(4):
             clock[0] += 2
-            bar.advance(10, "loss 0.3")
+            bar.advance(10, lambda: "loss 0.3")
         bar.say("note")
         clock[0] += 2
         bar.advance(60)
@@ -55,7 +55,7 @@ def test_a_terminal_has_one_line(clock):
     stream = Terminal()
     with Progress(2, "it", stream=stream) as bar:
         clock[0] += 1
-        bar.advance(1, "loss 0.25")
+        bar.advance(1, lambda: "loss 0.25")
         bar.say("a note")
         clock[0] += 1
         bar.advance(1)
@@ -68,7 +68,7 @@ def test_quiet_is_quiet(clock):
     stream = Terminal()
     with Progress(2, "it", stream=stream, quiet=True) as bar:
         clock[0] += 9
-        bar.advance(2)
+        bar.advance(2, lambda: pytest.fail("it describes what nobody sees"))
         bar.say("note")
     assert stream.getvalue() == ""
 

@@ -1,17 +1,21 @@
-"""Figures of runs in tests: each kind is laid out once, and files are digests of the data.
+"""Figures of runs in tests: each kind is laid out once, and files say what the figure shows.
 
 Drawing is most of a tiny run's time, and says nothing new about equal axes with other numbers.
 So only the first figure of a kind (titles, labels, legends, kinds of artists) is laid out, which
-sets its texts. The files of every figure are the digest of all that it shows: equal figures have
-equal files, and others do not. A test of the full suite draws all figures as users see them.
+sets its texts. The PNG of a figure is the text of all that it shows, which golden files keep, and
+its PDF is the digest of the same numbers to the bit: equal figures have equal files, and others do
+not. A test of the full suite draws all figures as users see them.
 """
 
 import hashlib
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+from matplotlib.colors import to_hex
 
 from rank_collapse.runs.drawn import OPTIONS
+from tests.support.golden import format_numbers
 
 
 def _words(figure: Any) -> list[str]:
@@ -25,31 +29,69 @@ def _words(figure: Any) -> list[str]:
     return words
 
 
-def _numbers(figure: Any) -> Any:
-    """Yields every array that the figure shows."""
-    for ax in figure.axes:
-        yield from (ax.get_xlim(), ax.get_ylim())
-        for line in ax.lines:
-            yield line.get_xydata()
-        for collection in ax.collections:
-            yield collection.get_offsets()
-            yield from (path.vertices for path in collection.get_paths())
-            if collection.get_array() is not None:
-                yield collection.get_array()
-        for patch in ax.patches:
-            yield patch.get_transform().transform(patch.get_path().vertices)
-        yield from (image.get_array() for image in ax.images)
-        yield from (text.get_position() for text in ax.texts)
+def _artists(ax: Any) -> Iterator[tuple[str, Any]]:
+    """Yields (style in words, array) of every artist that shows numbers."""
+    yield "limits x", ax.get_xlim()
+    yield "limits y", ax.get_ylim()
+    for line in ax.lines:
+        style = f"{to_hex(line.get_color())} {line.get_linestyle()} {line.get_marker()}"
+        label = line.get_label()
+        yield f"line {'' if label.startswith('_') else label!r} {style}", line.get_xydata()
+    for collection in ax.collections:
+        is_mapped = collection.get_array() is not None  # then colours are set when it is drawn
+        colors = " ".join(map(to_hex, [] if is_mapped else collection.get_facecolor()[:1]))
+        kind = f"{type(collection).__name__} {colors}".strip()
+        yield f"{kind} offsets", collection.get_offsets()
+        paths = [path.vertices for path in collection.get_paths()]
+        yield f"{kind} {len(paths)} paths", np.concatenate([*paths, np.empty((0, 2))])
+        if is_mapped:
+            yield f"{kind} array", collection.get_array()
+    for patch in ax.patches:
+        vertices = patch.get_transform().transform(patch.get_path().vertices)
+        if patch.get_transform().contains_branch(ax.transData):
+            vertices = ax.transData.inverted().transform(vertices)
+        yield f"{type(patch).__name__} {to_hex(patch.get_facecolor())}", vertices
+    for image in ax.images:
+        yield f"image {image.get_cmap().name} limits", image.get_clim()
+        yield "image", image.get_array()
+    for text in ax.texts:
+        yield f"text {text.get_text()!r}", text.get_position()
+
+
+def _as_floats(values: Any) -> np.ndarray:
+    return np.ma.filled(np.ma.asarray(values, float), np.nan)
 
 
 def digest(figure: Any) -> bytes:
     """Computes the SHA-256 of all that a figure shows."""
     checksum = hashlib.sha256("\n".join(_words(figure)).encode())
     for ax in figure.axes:
-        checksum.update("\n".join(t.get_text() for t in ax.texts).encode())
-    for values in _numbers(figure):
-        checksum.update(np.ma.filled(np.ma.asarray(values, float), np.nan).tobytes())
+        for style, values in _artists(ax):
+            checksum.update(style.encode() + _as_floats(values).tobytes())
     return checksum.digest()
+
+
+def describe(figure: Any) -> str:
+    """Writes all that a figure shows as text: titles, axes, legends, and the data of artists."""
+    lines = [f"figure {figure.get_suptitle()!r}"]
+    for ax in figure.axes:
+        if not ax.get_visible():
+            continue
+        lines.append(f"axes {ax.get_title()!r}")
+        lines.append(f"x {ax.get_xscale()} {ax.get_xlabel()!r}")
+        lines.append(f"y {ax.get_yscale()} {ax.get_ylabel()!r}")
+        for name, axis in (("x", ax.xaxis), ("y", ax.yaxis)):
+            if type(axis.get_major_formatter()).__name__ in ("FixedFormatter", "FuncFormatter"):
+                ticks = [t.get_text() for t in axis.get_ticklabels()]
+                lines.append(f"ticks {name} {ticks}")
+        if legend := ax.get_legend():
+            entries = [text.get_text() for text in legend.get_texts()]
+            lines.append(f"legend {legend.get_title().get_text()!r} {entries}")
+        for style, values in _artists(ax):
+            lines.append(f"{style}: {format_numbers(_as_floats(values))}")
+    for legend in figure.legends:
+        lines.append(f"legend {[text.get_text() for text in legend.get_texts()]}")
+    return "\n".join(lines) + "\n"
 
 
 LAID_OUT = set()
@@ -61,4 +103,5 @@ def as_data(figure: Any) -> dict[str, bytes]:
     if words not in LAID_OUT:
         figure.draw_without_rendering()
     LAID_OUT.add(words)
-    return {suffix: suffix.encode() + content for suffix in OPTIONS}
+    files = {".png": describe(figure).encode(), ".pdf": b".pdf" + content}
+    return {suffix: files[suffix] for suffix in OPTIONS}

@@ -12,7 +12,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 
-from experiments.lab.folder import table_bytes
+from experiments.lab.folder_files import table_bytes
 from rank_collapse.runs.drawn import draw_files
 from tests.support.data_dictionary import check_columns
 from tests.support.figures_as_data import as_data

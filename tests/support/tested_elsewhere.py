@@ -1,58 +1,68 @@
-"""Modules of the library without a test file of their name, and the file that tests them.
+"""Modules without a test file of their name, the file that tests them, and why.
 
-A module gets a test file of its name as soon as a test calls it alone. The modules below are steps
-of one computation, and their tests call the whole of it. `BUILD.md` has the command that lists the
-tests that run a line.
+A module gets a test file of its name as soon as a test calls it alone, and then leaves this list.
+The list only becomes shorter: `test_architecture.py` compares its length with `MOST_LISTED`.
+`BUILD.md` has the command that lists the tests that run a line.
 """
 
-TESTED_IN = {  # {test file: modules, or packages that end in a slash, in rank_collapse/}
+MOST_LISTED = 58
+
+# Folders of tables. Every family has a case that compares states, weights and logits with
+# transformers, which `test_every_family_has_a_case` in pretrained/test_family.py demands.
+TABLES = {"pretrained/families/": "pretrained/test_family_forms.py"}
+# {test file: modules}; those of the library without "rank_collapse/"
+TESTED_IN = {
     # One comparison of two recordings; each step is named in its answer.
     "agree/test_comparison.py": (
         "agree/alignment agree/differences agree/kinds agree/outputs agree/sentence agree/verdict"
     ),
-    "command/test_check.py": "command/checkpoint command/progress",
-    "command/test_agree.py": "command/recorded report/agreement",
-    "runs/test_drawn.py": "extras",
+    "agree/test_recording.py": "agree/other_inputs",
+    "command/test_check.py": "command/checkpoint",
+    "command/test_agree.py": "command/recorded",
     "behaviour/test_public_arrays.py": "annotations",  # names of types alone
-    "measures/test_profiles.py": "measures/layer_arrays measures/layer_measures",
-    # Fields and parameters of attention, by name, by shape and by what they compute.
+    # Fields of attention, by name and by what they compute.
     "network/test_config.py": "network/attention_config",
-    "network/test_parameters.py": "network/attention_weights",
     "network/measured/test_influence.py": "network/measured/heads",
     # Every field of the configuration with every algebra and pass.
-    "behaviour/test_algebras.py": "network/covers network/passes network/walk",
-    "network/test_transformer.py": "network/trace",
+    "behaviour/test_algebras.py": "network/passes network/walk",
     "paths/test_sets.py": "paths/frozen paths/steps",
     # The interpreter of functions and its rules, by the sums of the paths that they trace.
-    "paths/test_functions.py": "paths/traced/",
-    # Every family: states, attention weights and logits of transformers.
-    "pretrained/test_family_forms.py": "pretrained/families/ pretrained/entries",
+    "paths/test_functions.py": (
+        "paths/traced/branches paths/traced/channels paths/traced/equation "
+        "paths/traced/function_rules paths/traced/interpreter paths/traced/layers "
+        "paths/traced/linear_rules paths/traced/loops paths/traced/primitives "
+        "paths/traced/programs paths/traced/replaying "
+        "paths/traced/rules paths/traced/stream paths/traced/values"
+    ),
     "pretrained/test_streaming.py": "pretrained/opened",
-    "report/test_figures.py": "report/style",
-    "theory/test_bounds.py": "theory/bound_constants theory/reports",
+    "report/test_figures.py": "report/style",  # a table of colours and sizes
     "theory/test_transverse.py": "theory/tangent",
     # The export of a model and the rules of its operators, alone and in whole models.
     "torch/test_frozen.py": (
         "torch/frozen_entries torch/frozen_norms torch/frozen_products torch/frozen_values"
     ),
     "torch/test_operators.py": "torch/calls torch/refusals torch/values",
-    "torch/test_path_lengths.py": (
-        "torch/exporting torch/graph torch/inner_skips torch/scopes torch/sums"
+    "torch/test_path_lengths.py": "torch/exporting torch/graph torch/scopes torch/sums",
+    "watch/test_gradients.py": "watch/names",  # a table of names
+    "watch/test_torch_watch_own.py": "watch/torch_tag_table",
+    # Figures, whose data the contract of a run compares, and what whole runs measure.
+    "behaviour/test_contract.py": (
+        "experiments/lens/lens_figures experiments/stability/stability_figures"
     ),
-    "torch/test_recording.py": "agree/other_inputs torch/replacing",
-    # A sweep: whole, interrupted, resumed, on any devices.
-    "training/test_sweep.py": "training/engine/",
-    "watch/test_gradients.py": "watch/names",
-    # A watched model: its scalars are compared with formulas on the same arrays.
-    "watch/test_torch_watch_loops.py": "watch/recorder",
-    "watch/test_torch_watch_own.py": (
-        "watch/torch_frames watch/torch_maps watch/torch_pieces "
-        "watch/torch_runs watch/torch_scores watch/torch_tag_table watch/torch_tags "
-        "watch/torch_weights"
+    "experiments/test_run_sort.py": (
+        "experiments/path_accuracy/accuracy_figures experiments/train/arguments "
+        "experiments/train/trained_tasks experiments/train/watched"
     ),
+    "experiments/test_run_trained.py": (
+        "experiments/trained/chains experiments/trained/text_measures "
+        "experiments/trained/trained_figures"
+    ),
+    "experiments/test_benchmark.py": "experiments/benchmarks/monitoring",
+    # Scripts that answer a wrong command.
+    "experiments/lab/test_suggestions.py": "experiments/experiments experiments/rank_collapse",
 }
 
 
 def list_modules() -> dict[str, str]:
-    """Returns {module or package: the file in tests/ that tests it}."""
+    """Returns {module: the file in tests/ that tests it}."""
     return {name: file for file, names in TESTED_IN.items() for name in names.split()}

@@ -1,7 +1,6 @@
-"""`path_lengths` of PyTorch's own modules: results, what stays untouched, and wrong uses."""
+"""`path_lengths` of PyTorch's own modules: results, and what stays untouched."""
 
 import copy
-import math
 import subprocess
 import sys
 import warnings
@@ -14,49 +13,16 @@ from torch import nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 
 from rank_collapse.torch import path_lengths  # noqa: E402
-
-D, N = 8, 5
-
-
-class Attention(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.q, self.k, self.v = (nn.Linear(D, D) for _ in range(3))
-
-    def weigh(self, scores):
-        return (scores / math.sqrt(D)).softmax(-1)
-
-    def forward(self, x):
-        return self.weigh(self.q(x) @ self.k(x).transpose(-1, -2)) @ self.v(x)
-
-
-class Model(nn.Module):
-    """Token ids or embeddings, two residual layers, a dict of results."""
-
-    def __init__(self, attention=Attention):
-        super().__init__()
-        self.embed, self.drop = nn.Embedding(11, D), nn.Dropout(0.1)
-        self.layers = nn.ModuleList(attention() for _ in range(2))
-        self.norm, self.unused = nn.LayerNorm(D), nn.Linear(D, D)
-        self.double().eval()
-
-    def forward(self, ids=None, hidden=None, *, scale=None):
-        x = self.drop(self.embed(ids) if hidden is None else hidden)
-        x = x if scale is None else x * scale
-        for layer in self.layers:
-            x = x + layer(x)
-        return {"count": torch.tensor(2), "first": x[:, 0], "last_hidden_state": self.norm(x)}
-
-
-IDS = torch.tensor([[1, 2, 3, 4, 5]])
-HIDDEN = torch.randn(1, N, D, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-LAYERS = r"layers\.\d+"
-
-
-@pytest.fixture
-def model():
-    torch.manual_seed(0)
-    return Model()
+from tests.oracles.small_torch_stack import (  # noqa: E402
+    HIDDEN,
+    IDS,
+    LAYERS,
+    Attention,
+    D,
+    Linear,
+    Model,
+    N,
+)
 
 
 def split_exactly(model, x, branches):
@@ -211,11 +177,6 @@ def test_jax_is_not_imported():
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-class Linear(Attention):
-    def weigh(self, scores):
-        return scores
-
-
 class Detached(Linear):
     def weigh(self, scores):
         return scores.detach()
@@ -254,179 +215,3 @@ def test_attention_without_a_softmax():
     path = linear[1](linear[0](HIDDEN))
     torch.testing.assert_close(frozen.by_length[2], (path - path.mean(-1, keepdim=True)) * scale)
     assert path_lengths(Model(Detached), hidden=HIDDEN, branches=LAYERS).longer is None
-
-
-class Branching(Attention):
-    def forward(self, x):
-        return super().forward(x) if x.sum() > 0 else x
-
-
-class Unfrozen(Attention):
-    def forward(self, x):
-        return x.cumprod(1)
-
-
-class Bilinear(Attention):
-    def forward(self, x):
-        return self.q(x) * self.v(x)
-
-
-class Rectified(Attention):
-    """A product of two states behind a non-linear function, which is no attention weight."""
-
-    def forward(self, x):
-        return self.k(F.relu(self.q(x) * self.v(x)))
-
-
-class Batched(Attention):
-    def __init__(self):
-        super().__init__()
-        self.norm = nn.BatchNorm1d(N)
-
-    def forward(self, x):
-        return self.norm(super().forward(x))
-
-
-class Residual(Attention):
-    """Adds its input itself, after a projection, and normalises the sum."""
-
-    def __init__(self):
-        super().__init__()
-        self.out, self.norm = nn.Linear(D, D), nn.LayerNorm(D)
-
-    def forward(self, x):
-        return self.norm(x + self.out(super().forward(x)))
-
-
-class Plain(nn.Sequential):
-    """Branches with their skips and none around them, or branches without any skip."""
-
-    def __init__(self, attention):
-        super().__init__(attention(), attention())
-        self.double().eval()
-
-
-def test_branches_without_any_skip_are_on_every_path():
-    split = path_lengths(Plain(Attention), HIDDEN, branches=r"\d")
-    assert not split.by_length[:2].any() and split.by_length[2].any()
-    inside = path_lengths(Plain(Residual), HIDDEN, branches=r"\d\.out")
-    assert all(part.any() for part in inside.by_length)
-
-
-WRONG = {
-    "skip inside": (
-        {"model": Plain(Residual), "inputs": (HIDDEN,), "kwargs": {}, "branches": r"\d"},
-        "'0' contains its own skip, .* in module '0' .*; name what is .*, such as '0.out'",
-    ),
-    "no module": ({"model": lambda x: x}, "model is a function, not a torch.nn.Module"),
-    "no match": (
-        {"branches": "layer"},
-        r"='layer' matches .* nearest are layers, layers\\",
-    ),
-    "no pattern": ({"branches": "(["}, r"branches='\(\[' is not a regular expression: "),
-    "no dict": ({"branches": 3}, r"branches=3 is neither a regular expression .* nor a dict"),
-    "empty": ({"branches": {}}, "branches={} is neither"),
-    "number in dict": ({"branches": {"mlp": 3}}, r"branches\['mlp'\]=3 is not a regular"),
-    "two axes": (
-        {"branches": {"a": LAYERS, "b": r"layers\.1"}},
-        r"branches: module 'layers.1' matches several patterns",
-    ),
-    "no start": ({"start": "embedding"}, r"start='embedding' is neither .* near it: embed"),
-    "unused module": ({"start": "unused"}, "start='unused': this module computes nothing"),
-    "ids": (
-        {"inputs": (IDS,), "kwargs": {}, "start": "ids"},
-        r"start='ids' is an argument of torch.int64, .* such as 'embed'",
-    ),
-    "ids alone": (
-        {"inputs": (IDS,), "kwargs": {}},
-        "start=None: no argument of floating point; name one with start=, such as 'embed'",
-    ),
-    "two states": (
-        {"kwargs": {"hidden": HIDDEN, "scale": HIDDEN + 1}},
-        "start=None: several arguments of floating point; .* 'hidden', 'scale'",
-    ),
-    "unknown argument": (
-        {"kwargs": {"hidden": HIDDEN, "mask": None}},
-        "Model.forward: got an unexpected keyword argument 'mask'",
-    ),
-    "no output": ({"output": "logits"}, r"output='logits' is not one .*'last_hidden_state'"),
-    "integer output": ({"output": "count"}, r"output='count' is not one of the tensors it returns"),
-    "longest": ({"longest": -1}, "longest=-1"),
-    "direction": ({"direction": HIDDEN[:, :2]}, r"direction of shape \(1, 2, 8\) is not \(1, 5,"),
-    "direction in words": ({"direction": "x"}, "direction is str, not a tensor of floats"),
-    "whole direction": (
-        {"direction": torch.ones(1, 5, 8, dtype=torch.int64)},
-        "direction is torch.int64, not a tensor of floats",
-    ),
-    "freeze": ({"freeze": "no"}, "freeze='no' is not True or False"),
-    "other numbers": (
-        {"model": nn.Sequential(nn.Linear(D, D)), "inputs": (HIDDEN,), "kwargs": {}}
-        | {"branches": "0"},
-        r"aten.\w+ in module '0' .* fails on these inputs: .* same dtype, .* Double and Float",
-    ),
-    "frozen alone": (
-        {"model": Model().layers[0], "kwargs": {"x": HIDDEN}, "branches": "k", "start": "k"},
-        "depends on start='k' at most through what is frozen",
-    ),
-    "dropout": (
-        {"model": Model().train()},
-        r"in module 'drop' .* draws random numbers, .*model.eval\(\)",
-    ),
-    "batch statistics": (
-        {
-            "model": nn.Sequential(Batched().double().train()),
-            "inputs": (HIDDEN,),
-            "kwargs": {},
-            "branches": "0",
-        },
-        r"in module '0.norm' .*model.eval\(\)",
-    ),
-    "wrong width": (
-        {"kwargs": {"hidden": HIDDEN[..., :3]}},
-        r"torch.export fails in layers.0.q \(linear.py:\d+\): RuntimeError: .*",
-    ),
-    "branching": (
-        {"model": Model(Branching)},
-        r"torch.export fails in layers.0 .*branches on values of a tensor",
-    ),
-    "linear attention": (
-        {"model": Model(Linear)},
-        r"aten.bmm in module 'layers.0' .* multiplies two values .*\.detach\(\)",
-    ),
-    "bilinear": (
-        {"model": Model(Bilinear)},
-        r"aten.mul in module 'layers.0' \(test_path_lengths.py:\d+: return self.q",
-    ),
-    "bilinear, rectified": (
-        {"model": Model(Rectified)},
-        r"aten.mul in module 'layers.0' .* multiplies two values .*\.detach\(\)",
-    ),
-    "no rule": (
-        {"model": Model(Unfrozen)},
-        r"aten.cumprod in module 'layers.0' .* no rule says how to freeze it",
-    ),
-    "identity": (
-        {"model": nn.Sequential(nn.Identity(), nn.Linear(D, D)), "branches": "0"},
-        "branches matches '0', an nn.Identity",
-    ),
-    "no tensor": (
-        {"model": nn.Flatten(), "inputs": (IDS,), "kwargs": {}, "branches": "x"},
-        "branches='x' matches no module's path in full; .* the model has no modules",
-    ),
-}
-
-
-@pytest.mark.parametrize("name", WRONG)
-def test_wrong_uses_get_one_line(name, model, capfd):
-    changes, line = WRONG[name]
-    arguments = {
-        "model": model,
-        "inputs": (),
-        "kwargs": {"hidden": HIDDEN},
-        "branches": LAYERS,
-    } | changes
-    inputs, kwargs = arguments.pop("inputs"), arguments.pop("kwargs")
-    model = arguments.pop("model")
-    with pytest.raises(ValueError, match=line) as error:
-        path_lengths(model, *inputs, **arguments, **kwargs)
-    assert "\n" not in str(error.value) and not any(capfd.readouterr())

@@ -1,5 +1,7 @@
 """Schedules, optimisers, label smoothing and learned gains: closed forms, torch and optax."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,7 +15,9 @@ from rank_collapse.paths.sets import Classifier
 from rank_collapse.training import Ensemble
 from rank_collapse.training.recipe import Hyper, Recipe, check_hyper
 from rank_collapse.training.tasks import sequences
-from rank_collapse.training.tasks.examples import Examples
+from rank_collapse.training.tasks.examples import (
+    Examples,
+)
 from rank_collapse.training.training import (
     Model,
     TrainState,
@@ -22,6 +26,7 @@ from rank_collapse.training.training import (
     train_step,
 )
 from tests.oracles import draws
+from tests.oracles.trained_networks import config, recipe
 from tests.support.refusals import each_is_refused, is_refused, parametrize_refusals
 
 CONFIG = TransformerConfig(
@@ -173,3 +178,54 @@ def test_a_step_moves_them():
             )
             assert old.shape == (2, 6) and np.all(old == start)
             np.testing.assert_allclose(np.abs(new - old), 1e-3, rtol=0.02)  # Adam's first step
+
+
+def test_what_is_not_given_is_as_in_the_paper():
+    assert dataclasses.asdict(Hyper()) == {
+        "learning_rate": 1e-3,
+        "weight_decay": 0,
+        "dropout": 0.1,
+        "output_dropout": 1,
+        "init_scale": 1,
+        "warmup": 0,
+        "label_smoothing": 0,
+        "network": None,
+        "start": None,
+    }
+    given = {"config": config(), "num_outputs": 5, "batch_size": 4, "num_epochs": 3}
+    fields = vars(Recipe(**given))
+    assert {name: fields[name] for name in fields.keys() - given} == {
+        "loss": "cross_entropy",
+        "shuffle": False,
+        "schedule": "constant",
+        "milestones": (15, 30, 40, 50, 60),
+        "decay": 0.91,
+        "clip_norm": None,
+        "output_dropout": False,
+        "unroll": 6,
+        "optimizer": "adam",
+        "b1": 0.9,
+        "b2": 0.999,
+        "eps": 1e-8,
+        "start": None,
+    }
+
+
+@parametrize_refusals(
+    [
+        ({"b1": 1.0}, r"b1=1.0 is not in \[0, 1\)"),
+        ({"clip_norm": 0.0}, r"clip_norm=0.0 is not in \(0, inf\]"),
+        ({"num_outputs": 0}, "num_outputs=0"),
+        ({"batch_size": 0}, "batch_size=0"),
+        ({"num_epochs": -1}, "num_epochs=-1"),
+        ({"num_epochs": 2.5}, "num_epochs=2.5"),
+        ({"unroll": 0}, "unroll=0"),
+        ({"loss": "hinge"}, "loss='hinge'"),
+        ({"schedule": "cosine"}, "schedule='cosine'"),
+        ({"config": TransformerConfig()}, "embedding=None"),
+        ({"config": None}, "config is a NoneType"),
+    ]
+)
+def test_bad_recipes_are_named(arguments, message):
+    (fields,) = arguments
+    is_refused(message, lambda: recipe(**fields))

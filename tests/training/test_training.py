@@ -8,9 +8,7 @@ import numpy as np
 import pytest
 
 from experiments import run_memorization as memorization
-from experiments.train import sorting
 from rank_collapse.network import transformer
-from rank_collapse.network.config import TransformerConfig
 from rank_collapse.network.embedding import EmbeddingConfig
 from rank_collapse.network.encoder_decoder import EncoderDecoderConfig
 from rank_collapse.training import models, training
@@ -23,7 +21,6 @@ from rank_collapse.training.tasks.examples import (
 )
 from rank_collapse.training.training import (
     Hyper,
-    Recipe,
     TrainState,
     batch_forward,
     forward,
@@ -34,49 +31,14 @@ from rank_collapse.training.training import (
     train_step,
 )
 from tests.oracles import draws
+from tests.oracles.trained_networks import begin, config, data, hyper, recipe
 from tests.support.closeness import assert_close, near
-from tests.support.refusals import is_refused, parametrize_refusals
-
-
-def config(**fields):
-    embedding = EmbeddingConfig(
-        vocab_size=5, d_embed=8, positions="learned", num_positions=4, projection="before_norm"
-    )
-    defaults = {
-        "depth": 1,
-        "num_heads": 2,
-        "d_model": 8,
-        "attention_skip": True,
-        "norm_placement": "post",
-        "init": "reference",
-        "embedding": embedding,
-    }
-    return TransformerConfig(**(defaults | fields))
-
-
-def recipe(**fields):
-    return Recipe(
-        **({"config": config(), "num_outputs": 5, "batch_size": 4, "num_epochs": 3} | fields)
-    )
-
-
-def data(count=10):
-    return jax.jit(lambda key: sorting.make_examples(key, count, 4, 5))(jax.random.key(1))
-
-
-def begin(values, chosen):
-    return jax.jit(lambda key: init_state(key, values, chosen))(jax.random.key(0))
 
 
 def test_the_classifier_begins_small():
     classifier = begin(Hyper(), recipe(num_outputs=500)).model.classifier
     np.testing.assert_allclose(np.std(classifier.w), 0.02, rtol=0.05)  # of 4000 draws
     assert not classifier.b.any()
-
-
-def hyper(**values):
-    fields = dataclasses.asdict(Hyper()) | values
-    return Hyper(**jax.tree.map(jnp.float32, fields))
 
 
 class NumpyAdam:
@@ -243,66 +205,6 @@ def test_floats_of_a_run_reach_the_half_that_they_are_for():
     assert changed.decoder == decoder.replace(skip_gain=2.0, unroll=2)
 
 
-@pytest.mark.full
-def test_no_dropout_is_a_dropout_of_nothing():
-    losses = {}
-    for rate in (None, 0.0, 0.5):
-        run = hyper(learning_rate=0.01, dropout=rate)
-        state = init_state(jax.random.key(1), run, recipe())
-        epoch = jax.jit(lambda s, h: train_epoch(s, data(), 0, h, recipe()))
-        state, first = epoch(state, run)
-        losses[rate] = [float(first), float(epoch(state, run)[1])]
-    assert losses[None] == pytest.approx(losses[0.0], rel=1e-5)
-    assert abs(losses[0.5][0] - losses[None][0]) > 1e-3
-
-
-def test_every_step_has_a_dropout_of_its_own():
-    chosen, run = recipe(), hyper(learning_rate=0.01, dropout=0.5)
-    state, batch = init_state(jax.random.key(0), run, chosen), data(4)
-    one_step = jax.jit(
-        lambda step: train_step(state, batch, jnp.ones(4, bool), step, 1.0, run, chosen)[1]
-    )
-    first, second, again = (float(one_step(step)) for step in (0, 1, 0))
-    assert first == again and abs(first - second) > 1e-3
-
-
-def test_dropout_of_the_output_falls_on_what_the_classifier_reads():
-    """A classifier of ones on the diagonal shows the output: each entry is 0 or 1/(1 − p)."""
-    chosen = recipe(num_outputs=8)
-    model = begin(hyper(), chosen).model
-    model = model.replace(classifier=(jnp.eye(8), jnp.zeros(8)))
-    batch = data()
-    key, rate = jax.random.key(5), jnp.float32(0.25)
-
-    def compute_states(output_dropout):
-        output = batch_forward(
-            model,
-            batch,
-            chosen.config,
-            dropout_key=key,
-            dropout_rate=rate,
-            output_dropout=output_dropout,
-        )
-        return np.asarray(output)
-
-    before, after = compute_states(False), compute_states(True)
-    nonzero = after != 0
-    np.testing.assert_allclose(after[nonzero], before[nonzero] / 0.75, rtol=1e-6)
-    assert np.all(np.any(nonzero[1:] != nonzero[0], axis=(1, 2)))  # each example has its own
-    share = 1 - nonzero.mean()
-    assert abs(share - 0.25) < 4 * np.sqrt(0.25 * 0.75 / nonzero.size)
-    share = 1 - np.mean(compute_states(2.0) != 0)  # what multiplies the rate
-    assert abs(share - 0.5) < 4 * np.sqrt(0.5 * 0.5 / nonzero.size)
-    state = init_state(jax.random.key(0), hyper(), recipe())
-
-    def count(chosen):
-        """Counts the random words that a training step hashes."""
-        step = jax.make_jaxpr(lambda s: train_epoch(s, batch, 0, hyper(), chosen))(state)
-        return str(step).count("shift_right_logical")
-
-    assert count(recipe(output_dropout=True)) > count(recipe())  # the recipe passes it on
-
-
 def test_a_step_passes_its_options_on(monkeypatch):
     """To the forward pass: floats of the run, dropout by the number of the step, and weights."""
     calls = []
@@ -389,54 +291,3 @@ def test_packed_sequences_train_as_padded_ones():
     ]
     np.testing.assert_allclose(after[0][1], after[1][1], rtol=1e-5)
     near(after[0][0].optimizer, after[1][0].optimizer, atol=1e-5)
-
-
-def test_what_is_not_given_is_as_in_the_paper():
-    assert dataclasses.asdict(Hyper()) == {
-        "learning_rate": 1e-3,
-        "weight_decay": 0,
-        "dropout": 0.1,
-        "output_dropout": 1,
-        "init_scale": 1,
-        "warmup": 0,
-        "label_smoothing": 0,
-        "network": None,
-        "start": None,
-    }
-    given = {"config": config(), "num_outputs": 5, "batch_size": 4, "num_epochs": 3}
-    fields = vars(Recipe(**given))
-    assert {name: fields[name] for name in fields.keys() - given} == {
-        "loss": "cross_entropy",
-        "shuffle": False,
-        "schedule": "constant",
-        "milestones": (15, 30, 40, 50, 60),
-        "decay": 0.91,
-        "clip_norm": None,
-        "output_dropout": False,
-        "unroll": 6,
-        "optimizer": "adam",
-        "b1": 0.9,
-        "b2": 0.999,
-        "eps": 1e-8,
-        "start": None,
-    }
-
-
-@parametrize_refusals(
-    [
-        ({"b1": 1.0}, r"b1=1.0 is not in \[0, 1\)"),
-        ({"clip_norm": 0.0}, r"clip_norm=0.0 is not in \(0, inf\]"),
-        ({"num_outputs": 0}, "num_outputs=0"),
-        ({"batch_size": 0}, "batch_size=0"),
-        ({"num_epochs": -1}, "num_epochs=-1"),
-        ({"num_epochs": 2.5}, "num_epochs=2.5"),
-        ({"unroll": 0}, "unroll=0"),
-        ({"loss": "hinge"}, "loss='hinge'"),
-        ({"schedule": "cosine"}, "schedule='cosine'"),
-        ({"config": TransformerConfig()}, "embedding=None"),
-        ({"config": None}, "config is a NoneType"),
-    ]
-)
-def test_bad_recipes_are_named(arguments, message):
-    (fields,) = arguments
-    is_refused(message, lambda: recipe(**fields))

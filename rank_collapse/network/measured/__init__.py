@@ -1,1 +1,1 @@
-"""What is measured of a network layer by layer, in one pass over it."""
+"""Measures of a network layer by layer, in one pass over it."""

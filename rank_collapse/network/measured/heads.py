@@ -26,8 +26,8 @@ def measure_heads(
 
     Args:
         layer: The layer.
-        x: Its input, which is not read.
-        layer_values: What it computed.
+        x: Input of the layer, which is not read.
+        layer_values: Values that the layer computed.
     """
     weights, mask = layer_values.trace.attention, layer.inputs.token_mask
     return {

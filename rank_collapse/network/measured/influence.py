@@ -1,6 +1,6 @@
 """How much each layer changes the hidden states, and how the output changes without layers.
 
-Axis letters: n tokens, d width, l layers, s layers that are skipped.
+Axis letters: n tokens, d width, l layers, s removed layers.
 """
 
 import dataclasses
@@ -52,7 +52,7 @@ def layer_influence(
     stream            ‖X^l_i‖, [L + 1]
 
     Args:
-        params, x, config, **inputs: See `rc.apply`; a mask [n] says which tokens exist.
+        params, x, config, **inputs: See `rc.apply`; a mask [n] marks the tokens that exist.
     """
     params, prepared = prepare_inputs(params, x, config, **inputs)
     return run_pass(InfluencePass(), params, prepared, config)
@@ -82,11 +82,11 @@ def layer_removal(
     Cost: L/2 forward passes.
 
     Args:
-        params, x, config, **inputs: See `rc.apply`; a mask [n] says which tokens exist.
+        params, x, config, **inputs: See `rc.apply`; a mask [n] marks the tokens that exist.
         size: Adjacent layers that are removed together, s to s + size − 1 (Gromov et al. 2024);
             the leading axes are then of L − size + 1 blocks.
-        spare: First tokens whose states stay those of the full network after the layers that are
-            removed. Otherwise an attention sink is lost with the layer that writes it.
+        spare: Number of first tokens whose states stay those of the full network after the removed
+            layers. Otherwise an attention sink is lost with the layer that writes it.
 
     Raises:
         ValueError: A size that is not between 1 and L.
@@ -99,7 +99,7 @@ def layer_removal(
 def find_settling_index(is_enough: Any) -> Int[Array, "*s"]:
     """Find the smallest k such that `is_enough` [..., k] holds for k and all larger ones.
 
-    Of sums of paths of lengths up to k it may be "the same next token on 99 % of positions" or "a
+    For sums of paths of lengths up to k it may be "the same next token on 99 % of positions" or "a
     loss within 1 %"; the last entry, the full network, is enough by definition.
 
     Args:
@@ -153,13 +153,15 @@ class InfluencePass(States):
         return carry, (layer_values.trace.hidden, measures)
 
     def build_result(self, walk_result: WalkResult) -> dict[str, Float[Array, "..."]]:
+        """Computes cosines, angles and block influence, as means over tokens, from all states."""
         (states, layer_measures), mask = walk_result.layer_results, walk_result.prepared.token_mask
         states = super().build_result(walk_result._replace(layer_results=states))
         length = jnp.linalg.norm(states, axis=-1, keepdims=True)
         unit = states / jnp.where(length == 0, 1, length)
 
         def half_angle(u, v):
-            """Kahan's formula: arccos loses half the digits where directions are nearly equal."""
+            """Uses Kahan's formula: arccos loses half the digits where directions are nearly
+            equal."""
             return jnp.arctan2(jnp.linalg.norm(u - v, axis=-1), jnp.linalg.norm(u + v, axis=-1))
 
         half_angles = jax.lax.map(lambda u: half_angle(unit, u[None]), unit)
@@ -179,8 +181,8 @@ class InfluencePass(States):
 class RemovalPass(LayerPass):
     """`layer_removal` layer by layer, which carries the states of networks without a block.
 
-    Slot s is the network without the block that begins with layer s; it exists from that layer on,
-    and empty slots cost nothing.
+    Slot s holds the network without the block that begins with layer s. It exists from that layer
+    on; empty slots cost nothing.
     """
 
     size: int = 1  # layers of a block
@@ -192,7 +194,7 @@ class RemovalPass(LayerPass):
         """Make empty slots for the states.
 
         Raises:
-            ValueError: A block of no layer, or of more than there are.
+            ValueError: A block of 0 layers, or of more layers than there are.
         """
         check_whole("size", self.size, 1, config.depth)
         return jnp.zeros((config.depth - self.size + 1, *prepared.x.shape), prepared.x.dtype)
@@ -200,11 +202,12 @@ class RemovalPass(LayerPass):
     def measure_layer(
         self, layer: Layer, x: Array, layer_values: LayerValues, carry: Tree
     ) -> tuple[Any, Float[Array, "s 2"]]:
-        """Apply the layer in every network that has it, and compare its change with the full one's.
+        """Apply the layer in every network that has it, and compare its change with the change in
+        the full network.
 
         Returns:
-            The states of all slots; of each the relative difference of the layer's change, over
-            all tokens and the largest of one token.
+            The states of all slots; and for each the relative difference of the layer's change,
+            over all tokens and the largest of one token.
         """
         mask = layer.inputs.token_mask
         full_state = layer_values.trace.hidden
@@ -213,6 +216,7 @@ class RemovalPass(LayerPass):
         is_spared = exists & (jnp.cumsum(exists) <= self.spare)
 
         def apply_layer(x):
+            """Applies the layer to a slot, and compares the change with the full network's."""
             state = compute_layer(layer, x).trace.hidden
             difference = zero_padding(state - x, mask) - change
             length = jnp.linalg.norm(change, axis=-1)
@@ -221,6 +225,12 @@ class RemovalPass(LayerPass):
             return state, total, jnp.max(by_token)
 
         def advance_slot(_, slot):
+            """Advances the network of one slot by this layer.
+
+            Before its removed block the slot has no state. At the block's first layer it takes the
+            state of the full network, inside the block it keeps it (spared tokens follow the full
+            network), and behind it the layer is applied.
+            """
             first_removed, slot_state = slot
             is_behind = layer.index >= first_removed + self.size
             is_first = layer.index == first_removed
@@ -237,6 +247,7 @@ class RemovalPass(LayerPass):
         return carry, differences
 
     def build_result(self, walk_result: WalkResult) -> dict[str, Float[Array, "..."]]:
+        """Compares the outputs without each layer with the output of the full model."""
         output, mask = walk_result.output, walk_result.prepared.token_mask
         outputs = jax.vmap(lambda x: walk_result._replace(last_state=x).output)(walk_result.carry)
         full, without = zero_padding(output, mask), zero_padding(outputs, mask)

@@ -27,14 +27,14 @@ def monitored(
 ) -> tuple[Float[Array, "n d"], dict[str, Float[Array, "l"]]]:
     """Run the forward pass, and `monitor` each layer's states and attention.
 
-    The scalars are computed inside the scan over the layers, so that no layer's attention weights
-    are stored for them, and carry no gradient. Their dictionary is what `jax.value_and_grad(...,
-    has_aux=True)` takes.
+    The scalars are computed inside the scan over the layers, so no layer's attention weights are
+    stored for them. They carry no gradient. Their dictionary fits `jax.value_and_grad(...,
+    has_aux=True)`.
 
     Args:
         params, x, config: See `rank_collapse.apply`.
         attention: Whether to measure the attention weights too.
-        **inputs: Other inputs of `apply`; of a mask [n], which tokens exist, these are measured.
+        **inputs: Other inputs of `apply`; a mask [n] marks the tokens to measure.
 
     Returns:
         The output [n, d], and scalars [L] by name.

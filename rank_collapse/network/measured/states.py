@@ -20,16 +20,16 @@ from rank_collapse.network.walk import Layer
 
 @dataclasses.dataclass(frozen=True)
 class ProfilePass(States):
-    """Measures of X^0 .. X^L for `pretrained.stream`, as `rc.profile` of the states has them.
+    """Measures of X^0 .. X^L for `pretrained.stream`, as `rc.profile` computes them from states.
 
-    The compiled program returns each layer's tokens, which NumPy measures: programs of all measures
-    take longer to compile than to measure.
+    The compiled program returns each layer's tokens, which NumPy measures, because programs with
+    all measures take longer to compile than to run.
 
     Attributes:
-        measures: Names out of `MEASURES`.
-        tokens: "raw" for the stream; "read" for what attention reads in each layer, and after the
-            last for the output, after the final norm where there is one. In a pre-norm network a
-            token of large norm decides the raw measures alone, and few of the others.
+        measures: Names from `MEASURES`.
+        tokens: "raw" for the stream; "read" for the input of attention in each layer, and after the
+            last layer for the output, after the final norm if there is one. In a pre-norm network a
+            single token of large norm decides the raw measures.
     """
 
     measures: tuple[str, ...] = ("residual_ratio",)
@@ -41,7 +41,7 @@ class ProfilePass(States):
     def measure_layer(
         self, layer: Layer, x: Array, layer_values: LayerValues, carry: Tree
     ) -> tuple[Tree, Tree]:
-        """Return the tokens to measure of what the layer takes in."""
+        """Return the tokens to measure in the input of the layer."""
         attention_input = layer_values.sublayers["attention"].branch_input
         tokens = self._select_tokens(carry, layer.inputs.token_mask, attention_input)
         return layer_values.trace.hidden, tokens
@@ -54,7 +54,7 @@ class ProfilePass(States):
         return {"layers": walk_result.layer_results, "last": last}
 
     def on_host(self, results: Tree) -> Tree:
-        """Measure tokens of one layer [b], or in the end make the profile [b, L + 1]."""
+        """Measure tokens of one layer [b], or at the end make the profile [b, L + 1]."""
         if "last" not in results:
             return self._measure_tokens(results)
         last = self._measure_tokens(results["last"])
@@ -68,7 +68,7 @@ class ProfilePass(States):
         return {"x": x, "mask": mask, "read": read if self.tokens == "read" else None}
 
     def _measure_tokens(self, tokens):
-        """Measure NumPy's arrays, of which those in 16 bits are converted to float32."""
+        """Measure NumPy arrays; 16-bit arrays are converted to float32."""
         arrays = {
             name: a if a is None or a.dtype == bool else as_floats(a) for name, a in tokens.items()
         }

@@ -30,8 +30,8 @@ def output_change(
 ) -> Float[Array, "l"]:
     """Compute |x̂_l − x̂*_l|²/d of two sets of weights after every layer, a mean over tokens.
 
-    States are normalised before they are compared, as by the norm that reads a pre-norm stream; the
-    first l layers are the network of l layers where the gains do not depend on the depth.
+    States are normalised before they are compared, as the norm that reads a pre-norm stream does.
+    The first l layers are the network of l layers, if the gains do not depend on the depth.
 
     Args:
         params, other: The weights, before and after an update.

@@ -1,1 +1,1 @@
-"""Traced programs of anyone's functions, run again with sums of paths by length."""
+"""Traced programs of users' functions, run again with sums of paths by length."""

@@ -25,7 +25,7 @@ class Entry(NamedTuple):
 
 
 class Branches:
-    """The patterns of the branches, and what was seen of them in a program.
+    """The patterns of the branches, and the matches found in a program.
 
     Args:
         patterns: A regular expression, or one for each of "attention" and "mlp". It is compared
@@ -54,7 +54,7 @@ class Branches:
         """Return the outermost scope that is a branch; None where there is none.
 
         Args:
-            scopes: From the outermost to the innermost.
+            scopes: Names of the scopes, from the outermost to the innermost.
 
         Raises:
             ValueError: A branch of one kind inside a branch of the other.
@@ -108,7 +108,7 @@ class Branches:
         """Check that states left branches of every kind.
 
         Raises:
-            ValueError: No state left what matched.
+            ValueError: No state left the matching branches.
         """
         for kind, pattern, places, count in zip(
             self.kinds, self.patterns, self.places, self.num_shifts, strict=True
@@ -134,6 +134,7 @@ class Branches:
 
 
 def _compile(pattern: object) -> re.Pattern:
+    """Compiles a pattern of `branches`; a wrong one raises a ValueError."""
     if not isinstance(pattern, str | re.Pattern) or not pattern:
         raise ValueError(f"branches={pattern!r} is not a regular expression")
     try:

@@ -50,8 +50,8 @@ class Slots:
     """The slot axes in front of all sums: one for each kind of branch that is counted.
 
     Attributes:
-        limits: The longest length of each axis that has a slot of its own; None for no limit.
-            Longer paths share one more slot at the end.
+        limits: For each axis the longest length that has its own slot; None for no limit. Longer
+            paths share one more slot at the end.
     """
 
     limits: tuple[int | None, ...]
@@ -69,7 +69,7 @@ class Slots:
         """Map a function of arrays over the slots of sums, padded to equal numbers.
 
         Args:
-            fn: From one array for each of the sums to an array, or several.
+            fn: Function that takes one array for each of the sums and returns one array or several.
             is_batched: False for a function that `jax.vmap` cannot map: one slot after the other.
         """
         mapped = fn

@@ -1,4 +1,8 @@
-"""One equation of a traced program, with what its rule needs: forms, sums, kinds of results."""
+"""One equation of a traced program, with what its rule needs: forms, sums, kinds of results.
+
+The kinds and forms of values (constant, frozen, state, gate, factor, product; functions of a root)
+are defined in `values`.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -31,7 +35,7 @@ def move_entries(value: Value, move: Callable, key: Any, slots: Slots) -> Value:
         value: The value.
         move: The operation, of an array.
         key: Equal for equal operations, so that h and f(h) keep one root.
-        slots: Of the sums.
+        slots: The slots of the sums.
     """
     move_sums, shape = slots.map(move), value.array.shape
     forms = tuple(
@@ -52,7 +56,7 @@ class Equation:
 
     Attributes:
         slots: Slots of the sums by length.
-        place: Where it stands in the caller's code.
+        place: Position of the equation in the caller's code.
         eqn: The equation as JAX has it; `name` is the name of its primitive.
     """
 
@@ -83,20 +87,20 @@ class Equation:
             ]
             return np.asarray(bind(self.eqn, arguments)[0])
 
-    def describe(self, what):
-        """Say what is at the place of the equation, for the message of a refusal."""
-        return f"{what} at {self.place}"
+    def describe(self, reason):
+        """Describe the source line of the equation, for the message of a refusal."""
+        return f"{reason} at {self.place}"
 
-    def make_product(self, array, values=(), what=None):
+    def make_product(self, array, values=(), reason=None):
         """Make a product of two values that both carry paths, with the reason for its refusal."""
         reasons = [v.reason for v in values if v.reason]
-        if what is not None:
-            reasons = [self.describe(what)]
+        if reason is not None:
+            reasons = [self.describe(reason)]
         return Value(array, Kind.PRODUCT, reason=(reasons or [self.describe(self.name)])[0])
 
-    def make_factor(self, array, what):
+    def make_factor(self, array, reason):
         """Make a value that may only weigh others, with the reason for its refusal."""
-        return Value(array, Kind.FACTOR, reason=self.describe(what))
+        return Value(array, Kind.FACTOR, reason=self.describe(reason))
 
     def broadcast(self, values):
         """Give every argument that depends on the input the shape of the result."""
@@ -111,10 +115,13 @@ class Equation:
     def make_forms(self, values, quotient=None):
         """Return the result as a function of every root that all arguments share.
 
+        A root is a state h; each function f(h) is a `Form` with f(0), its slope f′(h) and
+        a quotient g with g h = f(h).
+
         Args:
             values: The arguments.
-            quotient: From the arguments' forms (None for a constant) to the quotient of the result,
-                or None for f(h)/h.
+            quotient: Function that takes the arguments' forms (None for a constant) and returns the
+                quotient of the result, or None for f(h)/h.
         """
         dependent = [v for v in values if v.depends]
         shared = set.intersection(*({f.root for f in v.forms} for v in dependent))
@@ -141,8 +148,8 @@ class Equation:
                     return jnp.zeros_like(arrays[0])
                 return push_tangents(self.eqn, arrays, tangents)[0]
 
-            made = None if quotient is None else quotient(parts)
-            forms.append(Form(root, at_zero, slope, made))
+            result_quotient = None if quotient is None else quotient(parts)
+            forms.append(Form(root, at_zero, slope, result_quotient))
         return tuple(forms)
 
     def compute_lazily(self, fn, values, parts):
@@ -174,8 +181,8 @@ class Equation:
         arrays = [v.array for v in values]
 
         def push(*tangents):
-            rest = iter(tangents)
-            all_tangents = [None if v.sums is None else next(rest) for v in values]
+            remaining = iter(tangents)
+            all_tangents = [None if v.sums is None else next(remaining) for v in values]
             return push_tangents(self.eqn, arrays, all_tangents)[index]
 
         return LazySums(self.slots.map(push), [v.sums for v in states])

@@ -1,4 +1,8 @@
-"""Rules of functions of each entry, choices between two values, and statistics."""
+"""Rules of functions of each entry, choices between two values, and statistics.
+
+The kinds and forms of values (constant, frozen, state, gate, factor, product; functions of a root)
+are defined in `values`.
+"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -83,6 +87,7 @@ def take_larger(equation: Equation, values: Sequence[Value]) -> Value:
     takes_other = order(values[1 - constant].array, values[constant].array)
 
     def choose_quotient(parts):
+        """Returns the quotient of the larger value, or None if it is not f(h)/h of one root."""
         for value, part in zip(values, parts, strict=True):
             if part is None and not _equals(value.fill, 0):
                 return None
@@ -111,9 +116,9 @@ def _select_sums(equation, takes_second, first, second):
     sources = [v.sums for v in (first, second) if v.sums is not None]
 
     def choose(*tangents):
-        rest = iter(tangents)
+        remaining = iter(tangents)
         zero = jnp.zeros((), tangents[0].dtype)
-        cases = [zero if v.sums is None else next(rest) for v in (first, second)]
+        cases = [zero if v.sums is None else next(remaining) for v in (first, second)]
         return jnp.where(takes_second, cases[1], cases[0])
 
     return LazySums(equation.slots.map(choose), sources)
@@ -128,6 +133,7 @@ def select(equation: Equation, values: Sequence[Value]) -> Value:
         return join(equation, array, [make_frozen(predicate.array), *cases])
 
     def select_quotient(parts):
+        """Returns the quotient of the selected values, or None if one is not f(h)/h of the root."""
         for value, part in zip(cases, parts[1:], strict=True):
             if part is None and not _equals(value.fill, 0):
                 return None
@@ -176,13 +182,13 @@ def compare(equation: Equation, values: Sequence[Value]) -> list[Value]:
 
 
 def measure(equation: Equation, values: Sequence[Value]) -> list[Value]:
-    """Compute a statistic or a choice. Whole numbers are frozen; so are those of products."""
+    """Compute a statistic or a choice. Whole numbers are frozen, and so are their products."""
     arrays = bind(equation.eqn, [v.array for v in values])
     kinds = {v.kind for v in values if v.depends}
     if kinds <= {Kind.PRODUCT, Kind.FACTOR}:
         return [make_frozen(a) for a in arrays]
-    what = f"{equation.name} of values that depend on the input"
-    return [equation.make_factor(a, what) if is_inexact(a) else make_frozen(a) for a in arrays]
+    reason = f"{equation.name} of values that depend on the input"
+    return [equation.make_factor(a, reason) if is_inexact(a) else make_frozen(a) for a in arrays]
 
 
 def _equals(fill: Any, number: float | int) -> bool:

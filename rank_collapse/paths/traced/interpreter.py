@@ -1,4 +1,4 @@
-"""A traced program run again, with sums of paths by length beside its values.
+"""A traced program run again, with sums of paths by length for each of its values.
 
 `run` goes through the equations. Programs inside the program (jit, remat, custom derivatives) are
 run in place; loops and conditions are built again around the values and their sums (`loops.py`).
@@ -44,8 +44,9 @@ class Start:
 
     Args:
         pattern: A regular expression for the whole name.
-        number: Which of the states of that name, from 0.
-        place: From the state to the direction there, an array of its shape.
+        number: Index of the state among those of that name, from 0.
+        place: Function that takes the state and returns the direction there, an array of the same
+            shape.
     """
 
     def __init__(self, pattern: str, number: int, place: Callable[[JaxprEqn], str]):
@@ -97,7 +98,7 @@ class Interpreter:
 
     Args:
         slots: Number of places in the sums by length.
-        branches: What counts as a branch.
+        branches: Patterns of the branches.
         freeze: Whether weights, statistics and gates are constants; False for the exact derivative.
         start: Where paths start inside the program; None where only arguments have sums.
     """
@@ -117,7 +118,7 @@ class Interpreter:
 
         Args:
             jaxpr, constants: The program.
-            arguments: Its inputs.
+            arguments: Inputs of the program.
             scopes: Around the program.
             entry: The branch that the whole program is inside of; None for none.
         """
@@ -143,9 +144,11 @@ class Interpreter:
         if axis is None or inside is not None:
             values = [frame.read(eqn.invars[0], inside)]
             return inside, self.compute(eqn, values, (), inside)
-        left = frame.entry_of(eqn.invars[0])
-        if left is not None and left.axis == axis:
-            return left, self.compute(eqn, [frame.read(eqn.invars[0], left)], (), left)
+        left_entry = frame.entry_of(eqn.invars[0])
+        if left_entry is not None and left_entry.axis == axis:
+            return left_entry, self.compute(
+                eqn, [frame.read(eqn.invars[0], left_entry)], (), left_entry
+            )
         values = self.compute(eqn, [frame.read(eqn.invars[0], None)], (), None)
         return None, [self.shift(v, axis) for v in values]
 
@@ -156,11 +159,11 @@ class Interpreter:
 
         Args:
             eqn: The equation.
-            values: Its arguments.
+            values: Arguments of the equation.
             scopes, entry: See `run`.
 
         Raises:
-            ValueError: It cannot be frozen.
+            ValueError: The equation cannot be frozen.
         """
         name = eqn.primitive.name
         if name in primitives.CALLS and self._runs_in_place(eqn):
@@ -198,8 +201,10 @@ class Interpreter:
             return [make_frozen(a) for a in outs]
 
         def push(*tangents):
-            rest = iter(tangents)
-            return push_tangents(eqn, arrays, [None if s is None else next(rest) for s in states])
+            remaining = iter(tangents)
+            return push_tangents(
+                eqn, arrays, [None if s is None else next(remaining) for s in states]
+            )
 
         try:
             is_batched = eqn.primitive.name not in primitives.UNBATCHED
@@ -278,7 +283,7 @@ class _Frame:
         """Check that not several values go from one entry of a scope into the next.
 
         Raises:
-            ValueError: They do: one branch may have been entered in several parts.
+            ValueError: Several values do: one branch may have been entered in several parts.
         """
         if not self.values[variable].depends:
             return

@@ -14,7 +14,7 @@ class LayerArrays(NamedTuple):
     Attributes:
         residual: The state before each layer, and the one after the last.
         branches: {axis: L arrays} of the kinds that all layers have.
-        numbers: Of the L states before the layers, see `stream.Tagged`.
+        numbers: Numbers of the L states before the layers, see `stream.Tagged`.
         places: (layer, axis) of each sum, in the order of the program.
         is_output: Whether the last state is the program's output, not a sum.
     """
@@ -30,7 +30,7 @@ def group_layers(sums: Sequence[Sum], output: Any, is_output: bool | None = None
     """Group the branches of a program by layer: attention first, then an MLP where there is one.
 
     Args:
-        sums: In their order.
+        sums: The sums in order.
         output: Output of the program.
         is_output: See `LayerArrays`; None where the states say so: a norm follows the last sum of
             a layer, and the last state is known from the output alone.

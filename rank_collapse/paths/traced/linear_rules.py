@@ -1,4 +1,8 @@
-"""Rules of linear operations: entries in other places, joins, and sums."""
+"""Rules of linear operations: entries in other places, joins, and sums.
+
+The kinds and forms of values (constant, frozen, state, gate, factor, product; functions of a root)
+are defined in `values`.
+"""
 
 from collections.abc import Sequence
 
@@ -83,7 +87,12 @@ def _join_output(equation, values, arrays, index):
 
 
 def add(equation: Equation, values: Sequence[Value]) -> Value:
-    """Add two values; a sum of functions of one root is a function of it."""
+    """Add two values.
+
+    A sum of functions of one root is a function of that root. A state plus a frozen value is a
+    new state; a state plus a number stays a function of its root. Other sums of dependent values
+    are gates if they have forms, else they are joined linearly. A product or a factor stays one.
+    """
     array = bind(equation.eqn, [v.array for v in values])[0]
     dependent = [v for v in values if v.depends]
     if any(v.kind in (Kind.FACTOR, Kind.PRODUCT) for v in dependent):
@@ -107,7 +116,10 @@ def add(equation: Equation, values: Sequence[Value]) -> Value:
 
 
 def _add_quotients(equation, values, parts):
-    """Return the quotient of a sum; a constant that is added stays out of it."""
+    """Return the quotient g of a sum of functions f(h), the sum of their quotients.
+
+    An added constant is left out of it. None stands for f(h)/h, where a quotient is unknown.
+    """
     present = [(v, p) for v, p in zip(values, parts, strict=True) if p is not None]
     if not all(p.is_exact or p.quotient is not None for _, p in present):
         return None

@@ -1,5 +1,7 @@
 """Loops and conditions, built again around values and their sums.
 
+The kinds of values are defined in `values`; a slot of sums holds one path length (`channels`).
+
 A loop's state has the same number of slots at every step. The steps of a scan are taken in parts,
 whose numbers of slots grow with the lengths that exist by then.
 """
@@ -120,14 +122,14 @@ def run_scan(
     Args:
         run: The interpreter.
         eqn: The scan.
-        values: Its arguments.
+        values: Arguments of the equation.
         scopes, entry: See `Interpreter.run`.
     """
     return _Scan(run, eqn, values, scopes, entry).compute()
 
 
 class _Scan:
-    """A scan: what is the same in all steps, the carry, and what each step takes."""
+    """A scan: its constants, its carry, and the inputs of each step."""
 
     def __init__(self, run, eqn, values, scopes, entry):
         self.run, self.params, self.scopes, self.entry = run, eqn.params, scopes, entry
@@ -177,7 +179,7 @@ class _Scan:
         return [(a, None if s is None else s.array) for _, a, s in packed]
 
     def trace_step(self, labels, sizes):
-        """Return the shapes of what a step returns, for a carry of these labels and slots."""
+        """Return the shapes of a step's results, for a carry of these labels and slots."""
         first, carried = self.num_fixed, self.num_fixed + self.num_carry
         slices = jax.tree.map(
             lambda a: jax.ShapeDtypeStruct(jnp.shape(a)[1:], jnp.result_type(a)),
@@ -235,7 +237,7 @@ class _Scan:
         return sums + [jax.ShapeDtypeStruct(s.shape[1:], s.dtype) for s in stacked]
 
     def run_parts(self, labels, sizes, growth):
-        """Run the scan, with as many slots in each part as there are lengths at its end.
+        """Run the scan in parts, each with as many slots as there are path lengths at its end.
 
         It stays one scan, with a case for each part: several scans would copy what they read.
         """
@@ -291,7 +293,7 @@ class _Scan:
         return [unpack(*value) for value in values]
 
     def find_stacked_sizes(self, labels, sizes):
-        """Return the most slots that the stacked results can have; None for those without sums."""
+        """Return the largest numbers of slots of the stacked results; None for one without sums."""
         if all(growth is None for growth in self.stacked_growth):
             return self.stacked_growth
         outs = self.trace_step(labels, sizes)[self.num_carry :]
@@ -299,14 +301,14 @@ class _Scan:
 
     def drop_empty_slots(self, stacked_sums, before_last):
         """Drop slots of stacked results for lengths that no path can have by the last step."""
-        slots, kept = self.run.slots, []
-        for s, more in zip(stacked_sums, self.stacked_growth, strict=True):
+        slots, nonempty = self.run.slots, []
+        for s, growth in zip(stacked_sums, self.stacked_growth, strict=True):
             if s is not None:
                 s = jnp.moveaxis(s, 0, slots.num_axes)
-                most = [b + m for b, m in zip(before_last, more, strict=True)]
+                most = [b + m for b, m in zip(before_last, growth, strict=True)]
                 s = slots.resize(s, [min(*pair) for pair in zip(slots.sizes(s), most, strict=True)])
-            kept.append(s)
-        return kept
+            nonempty.append(s)
+        return nonempty
 
 
 def _branch_programs(eqn):
@@ -334,9 +336,11 @@ def run_cond(
     out_labels = {}
 
     def make_branch(number, program):
+        """Makes the function of one branch on arrays and sums; it also notes result labels."""
         jaxpr, constants = open_program(program)
 
         def compute(arrays, sums):
+            """Runs the body once, and keeps the labels of its outputs."""
             arguments = [
                 v if label.kind < Kind.STATE and v.fill is not None else unpack(label, a, s)
                 for v, label, a, s in zip(operands, labels, arrays, sums, strict=True)
@@ -358,6 +362,8 @@ def run_cond(
     sizes = run.slots.largest([s for shape in shapes for _, s in shape if s is not None])
 
     def pad(branch):
+        """Wraps a branch so that its sums have the slots of both branches."""
+
         def compute(arrays, sums):
             outs = branch(arrays, sums)
             filled = [

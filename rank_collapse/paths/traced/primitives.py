@@ -87,7 +87,7 @@ def find_cure(primitive: str) -> str:
     """Say what to do about a primitive that is refused.
 
     Args:
-        primitive: Its name.
+        primitive: Name of the primitive.
     """
     if any(kernel in primitive for kernel in KERNELS):
         return CURES["kernel"]

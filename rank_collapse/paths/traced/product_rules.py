@@ -1,4 +1,8 @@
-"""Rules of products, quotients and contractions: which factor carries paths, which is fixed."""
+"""Rules of products, quotients and contractions: which factor carries paths, which is fixed.
+
+The kinds and forms of values (constant, frozen, state, gate, factor, product; functions of a root)
+are defined in `values`.
+"""
 
 from collections.abc import Sequence
 
@@ -23,17 +27,18 @@ def negate(equation: Equation, values: Sequence[Value]) -> Value:
 
 
 def scale(equation: Equation, values: Sequence[Value], position: int) -> Value:
-    """Multiply or divide the argument at a position by what is constant."""
+    """Multiply or divide the argument at a position by a constant."""
     array = bind(equation.eqn, [v.array for v in values])[0]
     value = values[position]
-    others = [v for i, v in enumerate(values) if i != position]
-    is_frozen = any(v.kind != Kind.CONSTANT for v in others)
+    other_values = [v for i, v in enumerate(values) if i != position]
+    is_frozen = any(v.kind != Kind.CONSTANT for v in other_values)
     if value.kind in (Kind.FACTOR, Kind.PRODUCT):
         return value.replace(array=array)
     if value.kind == Kind.GATE and value.is_exponential and is_frozen:
         return make_frozen(array)
 
     def scale_quotient(parts):
+        """Returns the scaled quotient of the argument at the position, or None for f(h)/h."""
         part = parts[position]
         if part.quotient is None and not part.is_exact:
             return None
@@ -85,12 +90,12 @@ def multiply(equation: Equation, values: Sequence[Value]) -> Value:
     if state is None:
         return equation.make_factor(array, "a product of two gates")
     if state < 0:
-        return equation.make_product(array, what=PRODUCT)
+        return equation.make_product(array, reason=PRODUCT)
     return _weigh(equation, values, state)
 
 
 def _find_state(equation, values, is_frozen):
-    """Return which of two factors passes paths, the other being a gate; −1 where both could.
+    """Return which of two factors passes paths, where the other is a gate; −1 where both could.
 
     Args:
         values: The factors.
@@ -171,7 +176,7 @@ def contract(equation: Equation, values: Sequence[Value]) -> Value:
     if state >= 0 and _is_weight(equation, values, 1 - state):
         return _weigh(equation, values, state)
     return equation.make_product(
-        array, what=f"a product of two values that depend on the input: {equation.name}"
+        array, reason=f"a product of two values that depend on the input: {equation.name}"
     )
 
 

@@ -31,7 +31,7 @@ def read_scopes(eqn: JaxprEqn) -> tuple[Scope, ...]:
 
 
 def has_scopes(jaxpr: Jaxpr) -> bool:
-    """Whether a program has scopes or names of its own."""
+    """Return whether a program has scopes or names of its own."""
     return any(
         eqn.primitive.name == "name"
         or read_scopes(eqn)
@@ -51,7 +51,7 @@ def bind(eqn: JaxprEqn, arrays: Sequence[object]) -> list[Any]:
 
     Args:
         eqn: The equation.
-        arrays: Its arguments.
+        arrays: Arguments of the equation.
     """
     with eqn.ctx.manager:  # the precision and number types of its place
         out = eqn.primitive.bind(*arrays, **eqn.primitive.get_bind_params(eqn.params))

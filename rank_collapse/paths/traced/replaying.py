@@ -1,8 +1,11 @@
 """A traced program whose sublayers take in the stream of another run.
 
-The program is computed twice. The first time its states are found: what each layer's branches are
-added to. The second time the state before each layer is replaced by the other run's, and each
-branch, once it was kept, by the other run's branch, before it is added.
+A value has a level: OUTSIDE if it does not come from the stream, REPLACED if it comes from a
+replaced state, ITS_OWN if it comes from a state of this run.
+
+The program is computed twice. The first time finds its states, to which each layer's branches are
+added. The second time replaces the state before each layer, and each branch that was kept, by the
+state and the branch of the other run.
 """
 
 from collections.abc import Sequence
@@ -35,10 +38,10 @@ class Replacement:
         self._roots: list[Any] = []  # of the branches that were added, in their order
 
     def place_state(self, number: int, array: Any) -> Any | None:
-        """Returns the other run's state in the place of a value; None where it is no state.
+        """Returns the other run's state in the place of a value; None if the value is not a state.
 
         Args:
-            number: Of the value.
+            number: Number of the value.
             array: The value.
         """
         layer = self.states.get(number)
@@ -51,13 +54,13 @@ class Replacement:
         """Return the other run's branches in the place of those that are added to a state.
 
         Args:
-            branch: What is added, a `stream.Tagged` with its parts.
+            branch: Added value, a `stream.Tagged` with its parts.
 
         Returns:
             What is added instead, and whether the layer ends with this sum.
 
         Raises:
-            ValueError: It was not computed from a state of the other run.
+            ValueError: The branch was not computed from a state of the other run.
         """
         refuse_if(
             branch.level != REPLACED,
@@ -92,7 +95,8 @@ class Replacement:
             places: (layer, name of the branch) of its sums.
 
         Raises:
-            ValueError: It had others, as where a loop or a choice depends on the states.
+            ValueError: States or sums differ, for example if a loop or a choice depends on the
+                states.
         """
         refuse_if(
             list(places) != list(self.places) or len(self.replaced) < len(self.states),
@@ -105,8 +109,8 @@ def refuse_own_state(levels: Sequence[int], scope: str) -> None:
     """Raise a ValueError where a branch reads a state of its own run.
 
     Args:
-        levels: Of the values that enter an equation of the branch.
-        scope: Of the branch.
+        levels: Levels of the values that enter an equation of the branch.
+        scope: Scope of the branch.
     """
     refuse_if(
         ITS_OWN in levels,

@@ -26,9 +26,9 @@ class Part(NamedTuple):
     """The output of a branch on its way to the stream.
 
     Attributes:
-        axis: Which kind of branch, as in `Branches.kinds`.
-        array: What became of it.
-        root: What left the branch.
+        axis: Index of the kind of branch, as in `Branches.kinds`.
+        array: The output after later operations.
+        root: Output of the branch.
     """
 
     axis: int
@@ -42,10 +42,11 @@ class Tagged(NamedTuple):
     Attributes:
         array: The value.
         depends: Whether it depends on the input.
-        entry: The branch inside of which it was computed, with the steps of loops; or None.
+        entry: The branch inside which the value was computed, with the steps of loops; or None.
         pending: Outputs of branches that it is the sum of, not yet in the stream.
-        number: Of the equation that made it, in the order of the computation; a copy in another
-            dtype, or times 1 as a skip without a gain is, keeps it. 0 for the input.
+        number: Number of the equation that made the value, in the order of the computation; 0 for
+            the input. A copy in another dtype, or a copy times 1 (a skip without a gain), keeps the
+            number.
         level: Whether it comes from a replaced state, see `replaying`.
     """
 
@@ -61,10 +62,11 @@ class Sum(NamedTuple):
     """One branch that was added to the stream.
 
     Attributes:
-        axis: Which kind of branch, as in `Branches.kinds`.
+        axis: Index of the kind of branch, as in `Branches.kinds`.
         root: What left the branch; the same branch may be added several times, for several readers.
         before, branch, after: Arrays of one shape.
-        number: Of the state before, see `Tagged`; None behind another branch of the same sum.
+        number: Number of the state before the branch, see `Tagged`; None behind another branch of
+            the same sum.
     """
 
     axis: int
@@ -79,7 +81,7 @@ class StreamReader:
     """Computes a program, and keeps where branches are added to a stream.
 
     Args:
-        branches: What is a branch.
+        branches: Patterns of the branches.
         replacement: The other run whose stream the branches take in; None for their own.
     """
 
@@ -109,7 +111,7 @@ class StreamReader:
 
         Args:
             jaxpr, constants: The program.
-            arguments: Its inputs.
+            arguments: Inputs of the program.
             scopes: Around it.
             inside: The branch that the whole program is in.
             steps: Steps of the loops around it.
@@ -187,7 +189,7 @@ class StreamReader:
     def _follow(self, eqn, values, depends, level):
         """Return the outputs of an equation outside of the branches, and their level.
 
-        Of a sum that adds branches to a state, the branches are kept.
+        Follow a sum that adds branches to a state; the branches are kept.
         """
         arrays = [v.array for v in values]
         pending = [v for v in values if v.pending]
@@ -208,7 +210,7 @@ class StreamReader:
         return [Tagged(out, depends)], level
 
     def _list_pending(self, eqn, values, out):
-        """List what of an output is not yet in the stream."""
+        """List the parts of an output that are not yet in the stream."""
         pending = [v for v in values if v.pending]
         if not pending:
             return ()

@@ -1,6 +1,6 @@
 """Values of a traced program with what paths make of them.
 
-The kinds, from what passes nothing to what is refused:
+The kinds, from a value that passes no path to a value that is refused:
 
 CONSTANT  does not depend on the input
 FROZEN    depends on it, and is a constant of the pass: softmax weights, norm statistics, choices
@@ -40,7 +40,7 @@ _ages = itertools.count()
 
 
 class Root:
-    """A state h of which other values are functions f(h), entry by entry."""
+    """A state h. Other values are functions f(h) of it, entry by entry."""
 
     def __init__(self, compute: Callable[[], AnyArray], sums: LazySums, age: int | None = None):
         self._compute, self.sums = compute, sums
@@ -89,13 +89,14 @@ class Value:
 
     Attributes:
         array: Value that the function computes.
-        kind: What paths make of it.
-        sums: By length, of a state; of a gate without forms, as a state. None where none pass.
+        kind: Kind of the value, see above.
+        sums: Sums by path length, for a state and for a gate without forms; None where no paths
+            pass.
         forms: The value as a function of roots, the nearest root first.
         fill: The number that fills a constant; None where it is not known.
-        is_weight: Of a gate: whether transcendental functions made it, so that it may weigh what
-            it is contracted with.
-        is_exponential: Whether a gate is an exponential, which is no state.
+        is_weight: Whether transcendental functions made this gate, so that it may weigh the values
+            with which it is contracted.
+        is_exponential: Whether a gate is an exponential, which cannot be a state.
         is_step: Whether a gate is piecewise constant, and a constant as a state.
         is_shifted: Whether a statistic of the pass was added.
         passes_whole: Whether a gate can be a state unchanged, f(0) = 0.
@@ -139,8 +140,10 @@ def make_state(
     array: AnyArray, sums: LazySums, forms: tuple[Form, ...] = (), **flags: object
 ) -> Value:
     """Return a state, which is a function of itself before all."""
-    own = Form(Root(lambda: array, sums), np.float32(0), *2 * (lambda: jnp.ones_like(array),))
-    return Value(array, Kind.STATE, sums, (own, *forms[:3]), **flags)
+    identity_form = Form(
+        Root(lambda: array, sums), np.float32(0), *2 * (lambda: jnp.ones_like(array),)
+    )
+    return Value(array, Kind.STATE, sums, (identity_form, *forms[:3]), **flags)
 
 
 def make_gate(array: AnyArray, forms: tuple[Form, ...], **flags: object) -> Value:
@@ -173,8 +176,8 @@ def resolve_state(value: Value, slots: Slots) -> Value:
     """Return a value as later sums take it: a gate becomes a state, a step or an exponential not.
 
     Args:
-        value: Any value.
-        slots: Of the sums.
+        value: The value.
+        slots: The slots of the sums.
     """
     if value.kind != Kind.GATE:
         return value
@@ -186,7 +189,7 @@ def resolve_state(value: Value, slots: Slots) -> Value:
 
 
 def gate_sums(value: Value, slots: Slots) -> LazySums:
-    """Compute the sums of a gate as a state: f(h)/h times those of h."""
+    """Compute the sums of a gate as a state: f(h)/h times the sums of h."""
     if value.sums is not None or not value.forms:
         return value.sums
     form, lead = value.forms[0], (None,) * slots.num_axes

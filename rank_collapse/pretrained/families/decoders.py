@@ -34,12 +34,12 @@ def layer_windows(
 ) -> tuple[int, ...]:
     """Compute the field `windows`: `distance` in layers that are local, 0 in the others.
 
-    `layer_types` of the settings, where it is there, says which are local.
+    `layer_types` of the settings, if present, says which layers are local.
 
     Args:
         settings: Settings of the model.
         local: Bool of each layer.
-        distance: How far a local layer attends; None for no window.
+        distance: Distance to which a local layer attends; None for no window.
     """
     kinds = settings.get("layer_types")
     if kinds is not None:
@@ -69,7 +69,7 @@ def decoder_fields(
     Args:
         settings: Settings of the model.
         local: Whether a layer has the window, where `layer_types` does not say.
-        entry: On rotary positions, in the place of the config's.
+        entry: Entry on rotary positions, instead of the config's.
     """
     width = settings.get("head_dim") or settings["hidden_size"] // settings["num_attention_heads"]
     entry = rotary_entry(settings, "full_attention") | (entry or {})

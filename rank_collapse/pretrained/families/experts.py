@@ -53,7 +53,7 @@ def read_experts(weights: Weights, name: str, config: TransformerConfig) -> MLPP
 
     Args:
         weights: The model's tensors.
-        name: What stands before those of the layer.
+        name: Prefix of the names of the layer's tensors.
         config: Configuration of the network.
     """
     d, number = config.d_model, config.num_experts

@@ -26,6 +26,7 @@ def mlp_kind(feed_forward: str) -> str:
 
 
 def _t5_fields(settings):
+    """Returns the fields that differ between encoder and decoder."""
     decoder = settings["part"] == "decoder"
     fields = {"mask": "causal" if decoder else "none", "cross_attention": decoder}
     if decoder and settings["num_decoder_layers"] is not None:
@@ -34,6 +35,7 @@ def _t5_fields(settings):
 
 
 def _t5_names(weights, settings):
+    """Returns the names of the tensors of the encoder or decoder."""
     part = settings["part"]
     mlp = "2.DenseReluDense" if part == "decoder" else "1.DenseReluDense"
     tokens_name = f"{part}.embed_tokens.weight"
@@ -60,7 +62,7 @@ def _t5_names(weights, settings):
 
 
 def _t5_law(name: str, settings: Settings, depth: int) -> Draw:
-    """Draw T5's own scales, which stand in for the missing 1/√d_qk of the scores."""
+    """Draw with T5's own scales, which replace the missing 1/√d_qk of the scores."""
     factor, d, k = settings["initializer_factor"], settings["d_model"], settings["d_kv"]
     if "layer_norm" in name:
         return Draw(value=factor)

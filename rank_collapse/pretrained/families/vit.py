@@ -44,6 +44,7 @@ _VIT_NEW = _NEW | {"mlp.in": "mlp.fc1", "mlp.out": "mlp.fc2"} | _VIT_NORMS
 
 
 def _vit_names(weights, settings):
+    """Returns the names of the tensors, in the old or the new naming of ViT and DeiT."""
     old = weights.has_tensor("encoder.layer.")
     outside = dict(_OUTSIDE)
     if settings["model_type"] == "deit":
@@ -53,7 +54,7 @@ def _vit_names(weights, settings):
 
 
 def _patch_fields(settings, registers=0):
-    """Compute what patches, class token and registers make of the embedding."""
+    """Compute the fields of the embedding from patches, class token and registers."""
     patches, size = num_patches(settings)
     return {
         "d_input": settings["num_channels"] * size * size,
@@ -107,6 +108,7 @@ DEIT = VIT.derive(
 
 
 def _dinov2_fields(settings):
+    """Returns the fields of the MLP, of LayerScale and of the patches."""
     wide = int(settings["hidden_size"] * settings["mlp_ratio"])
     fields = {"d_ff": wide, "learned_branch_gain": settings["layerscale_value"]}
     if settings["use_swiglu_ffn"]:
@@ -117,6 +119,7 @@ def _dinov2_fields(settings):
 
 
 def _dinov2_names(weights, settings):
+    """Returns the names of the tensors, in the old or the new naming of DINOv2."""
     attention = (
         _OLD if weights.has_tensor(f"encoder.layer.0.{_OLD['attention.q']}.weight") else _NEW
     )

@@ -59,8 +59,8 @@ class Axes:
     def examples(self) -> dict[str, Any]:
         """Returns one value of each traced one, of the type that the functions see.
 
-        Python's numbers adapt to the dtype of what they meet, as they do in code: float32 weights
-        times a rate stay float32, bfloat16 ones bfloat16.
+        Python numbers adapt to the dtype of the arrays they are combined with, as in ordinary code:
+        float32 weights times a rate stay float32, bfloat16 ones bfloat16.
         """
         return {name: _example(array) for name, array in self.hyper.items()}
 
@@ -147,38 +147,38 @@ def _as_mapping(name, value):
 
 def _as_numbers(name, value):
     """Converts a number or a list of them to an array."""
-    shown = f"{name}={quote_value(value)}"
+    label = f"{name}={quote_value(value)}"
     if isinstance(value, range | tuple):
         value = list(value)
-    refuse_if(isinstance(value, list) and not value, f"{name} is empty: list a value at least")
+    refuse_if(isinstance(value, list) and not value, f"{name} is empty: list at least one value")
     try:
         array = np.asarray(value)
     except (ValueError, TypeError) as error:  # of different lengths, traced
-        raise ValueError(f"{shown} is neither a number nor a list of numbers") from error
+        raise ValueError(f"{label} is neither a number nor a list of numbers") from error
     refuse(
-        (not array.size, f"{name} is empty: list a value at least"),
+        (not array.size, f"{name} is empty: list at least one value"),
         (
             array.dtype.kind in "OSUMm",
-            f"{shown} is neither a number nor a list of numbers; other values go to static=",
+            f"{label} is neither a number nor a list of numbers; other values go to static=",
         ),
-        (array.ndim > 1, f"{shown} has {array.ndim} axes: a swept value is a list of numbers"),
+        (array.ndim > 1, f"{label} has {array.ndim} axes: a swept value is a list of numbers"),
     )
-    refuse_if(array.dtype.kind in "fc" and np.isnan(array).any(), f"{shown} has a NaN")
+    refuse_if(array.dtype.kind in "fc" and np.isnan(array).any(), f"{label} has a NaN")
     dtype = jax.dtypes.canonicalize_dtype(np.int64)
     is_long = array.dtype.kind in "iu" and array.dtype.itemsize == 8
     array = array.astype(np.int64) if is_long and array.max() < 2**63 else array
-    refuse_if(not fits_into_jax(array), f"{shown} does not fit into {dtype}")
+    refuse_if(not fits_into_jax(array), f"{label} does not fit into {dtype}")
     return array
 
 
 def _label_values(name, values):
     """Returns the coordinates of the values of a static axis: numbers and text as they are."""
-    refuse_if(not values, f"{name} is empty: list a value at least")
+    refuse_if(not values, f"{name} is empty: list at least one value")
     plain = all(isinstance(value, str | int | float) for value in values)
     same = len({isinstance(value, str) for value in values}) == 1
     is_plain = plain and same
     labels = list(values) if is_plain else [name_value(value) for value in values]
-    advice = "" if is_plain else ": each needs a name (def, __name__) or a __repr__ of its own"
+    advice = "" if is_plain else ": each needs a name (def, __name__) or its own __repr__"
     _refuse_repeats(name, labels, labels, advice)
     return labels
 
@@ -192,8 +192,8 @@ def name_value(value: Any) -> str:
     return name if isinstance(name, str) else _ADDRESS.sub("", str(value))
 
 
-def _refuse_repeats(name, shown, values, advice=""):
-    seen = set()
-    for text, value in zip(shown, list(values), strict=True):
-        refuse_if(value in seen, f"{name} has {text!r} twice{advice}")
-        seen.add(value)
+def _refuse_repeats(name, labels, values, advice=""):
+    earlier = set()
+    for text, value in zip(labels, list(values), strict=True):
+        refuse_if(value in earlier, f"{name} has {text!r} twice{advice}")
+        earlier.add(value)

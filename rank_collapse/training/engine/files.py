@@ -1,4 +1,4 @@
-"""The folder of a sweep: what it is of, and its runs at the last snapshot.
+"""The folder of a sweep: its description, and its runs at the last snapshot.
 
 sweep.json          fingerprints of the functions, axes
 runs/<point>-….npz  states and metrics of runs at one step; a newer file replaces those whose
@@ -30,10 +30,10 @@ class SweepFolder:
 
     Args:
         path: Made if absent.
-        config: What the sweep is of, as JSON stores it, {part: value}.
+        config: Description of the sweep as JSON stores it, {part: value}.
 
     Raises:
-        RunError: It is of another sweep or in use, or cannot be written.
+        RunError: The folder belongs to another sweep, is in use, or cannot be written.
     """
 
     def __init__(self, path: Any, config: Mapping[str, Any]):
@@ -60,6 +60,7 @@ class SweepFolder:
         self._lock.close()
 
     def _check(self, config):
+        """Writes the description of the sweep, or compares it with the one in the folder."""
         path = self.path / NAME
         if not path.exists():
             if any(self._runs.glob("*.npz")):
@@ -77,9 +78,9 @@ class SweepFolder:
         version = f" (made by JAX {saved.get('jax')})" if "jax" in parts else ""
         changes = [_describe_change(k, saved.get(k), config.get(k)) for k in parts if k != "jax"]
         if changes:
-            what = "; ".join(changes)
+            differences = "; ".join(changes)
             raise files.RunError(
-                f"{self.path} is of another sweep{version}: {what}; use another folder"
+                f"{self.path} is of another sweep{version}: {differences}; use another folder"
             )
 
     def load(self, functions: Functions, point: int) -> list[Runs]:
@@ -104,14 +105,15 @@ class SweepFolder:
         return parts
 
     def is_due(self) -> bool:
-        """Returns whether a snapshot takes little beside what was computed since the last one."""
+        """Returns whether writing a snapshot takes little time compared with the computation since
+        the last one."""
         return time.monotonic() >= self._next_save
 
     def save(self, point: int, runs: Runs) -> None:
         """Saves runs, whose state is on the host, and deletes the files that these replace.
 
         Raises:
-            RunError: They cannot be written; earlier files stay.
+            RunError: The runs cannot be written; earlier files stay.
         """
         begun = time.monotonic()
         names = runs.names()
@@ -131,6 +133,7 @@ class SweepFolder:
 
 
 def _describe_change(name, old, new):
+    """Describes how one part of the sweep differs from the folder's."""
     if name in ("init", "step", "look"):
         if old and new:
             return f"{name} is another function"
@@ -143,6 +146,7 @@ def _describe_change(name, old, new):
 
 
 def _pack(runs: Runs) -> dict[str, np.ndarray]:
+    """Converts runs to named arrays for a file."""
     arrays = {
         "points": runs.points,
         "seeds": runs.seeds,
@@ -158,6 +162,7 @@ def _pack(runs: Runs) -> dict[str, np.ndarray]:
 
 
 def _unpack(path: Path, arrays: dict[str, np.ndarray], functions: Functions) -> Runs:
+    """Converts the arrays of a file back to runs."""
     try:
         count, step = len(arrays["seeds"]), int(arrays["step"])
         looks = len(arrays["look_steps"])
@@ -177,6 +182,7 @@ def _unpack(path: Path, arrays: dict[str, np.ndarray], functions: Functions) -> 
 
 
 def _read_leaves(arrays: Mapping[str, np.ndarray], name: str, shapes: Sequence[Any], axes: tuple):
+    """Reads the leaves of one name, and checks their shapes and dtypes."""
     leaves = []
     for i, shape in enumerate(shapes):
         array, dtype, expected = arrays[f"{name}/{i}"], shape.dtype, shape.shape

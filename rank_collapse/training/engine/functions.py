@@ -24,9 +24,9 @@ class Functions:
         look: (state, hyper, key) → arrays, or None.
 
     Attributes:
-        init, step, look: As given.
+        init, step, look: The traced functions.
         state_shapes, metric_shapes, look_shapes: Their leaves, in order.
-        metric_names, look_names: Of the leaves.
+        metric_names, look_names: Names of the leaves of metrics and looks.
         unchanged: Which leaves of the state step returns as they are: data, which are not copied.
     """
 
@@ -58,7 +58,7 @@ def trace_functions(
         key_type: Dtype of the keys of the seeds.
 
     Raises:
-        ValueError: One of the functions is none, or does what it must not.
+        ValueError: One of the functions is not a function, or breaks a rule of `sweep`.
     """
     tracing.check_callable("init", init, "init(key, hyper)", static)
     tracing.check_callable("step", step, "step(state, hyper, index)", static)
@@ -81,12 +81,12 @@ def check_names(functions: Sequence[Functions], axes: Axes, finite: Sequence[str
     """Checks that metrics and looks have names of their own, the same at all points.
 
     Args:
-        functions: Of each point of the static values.
-        axes: Of the sweep.
+        functions: Functions at each point of the static values.
+        axes: Axes of the sweep.
         finite: Names of metrics that must be finite, or None.
 
     Raises:
-        ValueError: A name is an axis, or is missing at a point.
+        ValueError: A name is also an axis, or is missing at a point.
     """
     first, axis_names = functions[0], {*axes.hyper_axes, *axes.static_axes, "seed", "step"}
     for attribute in ("metric", "look"):

@@ -30,7 +30,7 @@ def gather(runs: Runs, num_seeds: int) -> Runs:
     """Joins the runs of all processes, on each of them.
 
     Args:
-        runs: Of this process, all done, their state on the host.
+        runs: Runs of this process, all done, with their state on the host.
         num_seeds: Seeds of all processes.
     """
     if jax.process_count() == 1:
@@ -49,11 +49,12 @@ def gather(runs: Runs, num_seeds: int) -> Runs:
     }
 
     def exchange(array: np.ndarray) -> Any:
+        """Joins the arrays of all processes, padded to one size."""
         padded = np.concatenate([array, np.repeat(array[-1:], size - len(array), axis=0)])
         # As bytes: what is gathered keeps its dtype, 64 bits too.
         raw = np.frombuffer(np.ascontiguousarray(padded).tobytes(), np.uint8)
         everyone = np.asarray(multihost_utils.process_allgather(raw))
-        whole = np.frombuffer(everyone.tobytes(), array.dtype)
-        return whole.reshape(-1, *array.shape[1:])
+        gathered = np.frombuffer(everyone.tobytes(), array.dtype)
+        return gathered.reshape(-1, *array.shape[1:])
 
     return dataclasses.replace(runs, **jax.tree.map(exchange, fields))

@@ -1,8 +1,12 @@
-"""Runs of one program on the devices: a group of them at a time, so many steps in one call.
+"""Runs of one program on the devices: a group of them at a time, several steps in one call.
 
-A run is a seed at a point of the swept floats. Those of a group are at the same step. The loop over
-the steps has a traced number of turns: one program serves all chunks, the last and shorter one too,
-and the repetition that looks for the last finite state.
+A group of runs is padded to `size` runs. Leaves are the arrays of the state in order; those that
+`step` returns unchanged (data) are neither carried nor checked. Inputs are the keys and the traced
+values of the runs.
+
+A run is a seed at a point of the swept floats. All runs of a group are at the same step. The loop
+over the steps has a traced length, so one program serves all chunks, including the shorter last one
+and the repetition that finds the last finite state.
 """
 
 import dataclasses
@@ -26,7 +30,7 @@ class Program:
     """The compiled functions of one point of the static values.
 
     Args:
-        functions: Of one run.
+        functions: Traced functions of one run.
         hyper: Shapes of the leaves of its traced values.
         key: Shape and dtype of its key.
         mesh: The devices.
@@ -35,10 +39,10 @@ class Program:
         size: Runs at a time, a multiple of the devices.
         finite: Names of the metrics that must be finite; None for all.
         freezes: Whether a run that is no longer finite keeps its last finite state; if not, it
-            goes on, and the states' memory is reused.
+            continues, and the states' memory is reused.
 
     Attributes:
-        functions, every: As given.
+        functions, every: The functions, and the largest number of steps in one call.
         size: Runs at a time; `compile` makes it fewer where memory does not hold them.
     """
 
@@ -81,11 +85,13 @@ class Program:
         return leaves, _are_finite(leaves)
 
     def _advance_run(self, changing, unchanged, hyper, active, shared):
+        """Makes the steps from start to stop of one run; an inactive run keeps its state."""
         start, stop, consts = shared
         is_looped = self._at_once == 1
         turns_end = jnp.where(active, stop, start) if is_looped else stop
 
         def body(index, carry):
+            """Makes one step, and writes its metrics at its index."""
             changing, metrics = carry
             state = self._join(changing, unchanged)
             outputs = self.functions.step(consts, *state, *hyper, index)
@@ -123,7 +129,7 @@ class Program:
         ]
 
     def compile(self, least: int) -> None:
-        """Compiles everything that is not yet, for as many runs as fit into memory.
+        """Compiles every program that is not compiled yet, for as many runs as fit into memory.
 
         Args:
             least: The fewest runs, a multiple of the devices.
@@ -153,7 +159,7 @@ class Program:
         """Makes runs before training, whose state stays on the devices.
 
         Args:
-            points, numbers: Their names, [r] each.
+            points, numbers: Indices of the points and numbers of the seeds, [r] each.
             make_inputs: (points, numbers) → their keys, and the leaves of their traced values.
         """
         count, functions = len(numbers), self.functions
@@ -182,8 +188,8 @@ class Program:
         """Puts runs on the devices.
 
         Args:
-            runs: On the host.
-            make_inputs: As of `begin`.
+            runs: Runs on the host.
+            make_inputs: See `begin`.
         """
         leaves = map(wrap_keys, runs.state, self.functions.state_shapes)
         state = seeds.shard_seeds(list(leaves), self._mesh, self.size)
@@ -219,11 +225,11 @@ class Program:
         """Makes the steps up to a number, and looks after each call.
 
         Args:
-            runs: On the devices.
-            steps: Of each run.
+            runs: Runs on the devices.
+            steps: Steps of each run.
 
         Yields:
-            After each call (runs, [(position, what happened)] of those that are no longer finite).
+            After each call (runs, [(position, message)] for the runs that are no longer finite).
         """
         while runs.step < steps:
             stop = min(steps, (runs.step // self.every + 1) * self.every)
@@ -232,14 +238,15 @@ class Program:
             yield runs, stopped
 
     def advance(self, runs: Runs, stop: int) -> tuple[Runs, list[tuple[int, str]]]:
-        """Makes the steps up to a number; a run that is no longer finite keeps its last state.
+        """Makes the steps up to a number; a run that is no longer finite keeps its last finite
+        state.
 
         Args:
-            runs: On the devices.
+            runs: Runs on the devices.
             stop: At most `every` steps from where they are.
 
         Returns:
-            (runs, [(position, what happened)] of those that are no longer finite).
+            (runs, [(position, message)] for the runs that are no longer finite).
         """
         active = runs.finite_steps < 0
         end = stop if active.any() else runs.step  # no turn where no run makes it
@@ -249,9 +256,10 @@ class Program:
         advanced = dataclasses.replace(runs, step=stop, state=state, metrics=pieces)
         if not self._freezes:
             return advanced, []
+        if finite.all() and all(np.isfinite(new[i]).all() for i in self._must):
+            return advanced, []  # as most calls do, with no further search
         wrong_step, wrong = self._find_wrong(new, len(runs), runs.step, stop)
-        wrong_state = ~(finite | runs.exempt).all(axis=1)
-        is_wrong = active & ((wrong_step < stop) | wrong_state)
+        is_wrong = active & ((wrong_step < stop) | ~self._has_finite(runs, finite))
         if not is_wrong.any():
             return advanced, []
         first = np.where(is_wrong, wrong_step, -1)
@@ -267,7 +275,8 @@ class Program:
         return dataclasses.replace(advanced, state=state, finite_steps=finite_steps), stopped
 
     def _call(self, runs, state, active, start, stop):
-        """Calls the program; returns (state, metrics, which leaves are finite [r, leaves])."""
+        """Call the compiled steps; returns (state, metrics, which leaves are finite [r, changing];
+        unchanged leaves count as finite)."""
         flags = self._lay_out_flags(active)
         changing, unchanged = self._split(state)
         shared = np.int32(start), np.int32(stop), self._consts[1]
@@ -275,13 +284,16 @@ class Program:
             changing, unchanged, runs.inputs[1], flags, shared
         )
         if self._freezes:
-            changed = ~np.array(self.functions.unchanged)
-            finite_leaves = np.ones((len(active), len(changed)), bool)
-            finite_leaves[:, changed] = np.asarray(finite)[: len(active)]
-            finite = finite_leaves
+            finite = np.asarray(finite)[: len(active)]
         return self._join(changing, unchanged), metrics, finite
 
+    def _has_finite(self, runs, finite):
+        """Returns which runs have a finite state [r], of what `_call` says of its leaves."""
+        exempt = runs.exempt[:, ~np.array(self.functions.unchanged)]
+        return (finite | exempt).all(axis=1)
+
     def _lay_out_flags(self, flags):
+        """Puts a flag for each run on the devices, padded with False."""
         padded = np.zeros(self.size, bool)
         padded[: len(flags)] = flags
         if padded.tobytes() != self._flags[0]:  # most calls have those of the last one
@@ -289,24 +301,25 @@ class Program:
         return self._flags[1]
 
     def _find_wrong(self, metrics, count, start, stop):
-        """Finds the first step whose metrics are not finite [r], `stop` for none, and which."""
-        first, which = np.full(count, stop), np.full(count, -1)
+        """Finds the first step whose metrics are not finite [r], or `stop`, and the metric."""
+        first, wrong_metric = np.full(count, stop), np.full(count, -1)
         for i in self._must:
             bad = ~np.isfinite(metrics[i])
             bad = bad.reshape(*bad.shape[:2], -1).any(axis=2)
             at = np.where(bad.any(axis=1), start + bad.argmax(axis=1), stop)
-            which, first = np.where(at < first, i, which), np.minimum(at, first)
-        return first, which
+            wrong_metric, first = np.where(at < first, i, wrong_metric), np.minimum(at, first)
+        return first, wrong_metric
 
     def _find_last_finite(self, runs, state, first, stop):
-        """Finds, of runs that are no longer finite, the last finite state before that.
+        """Finds the last finite state of each run that is no longer finite.
 
         Args:
-            first: The first step with a metric that is not [r], `stop` where the state alone is
-                not, -1 of runs that are finite.
+            first: The first step with a metric that is not finite [r]; `stop` where only the state
+                is not finite, −1 for finite runs.
 
         Returns:
-            (how many steps are done there [r], the states, with these in their places).
+            (number of steps done there [r], the states, with these states in place of the later
+            ones).
         """
         active, last = first >= 0, np.full(len(first), -1)
         # Of most it is the state that the step with the first wrong metric began with, or the one
@@ -315,9 +328,9 @@ class Program:
         current, step = runs.state, runs.step
         for target in sorted(s for s in wanted if runs.step <= s <= stop):
             current, _, finite = self._call(runs, current, active, step, target)
-            is_finite = (finite | runs.exempt).all(axis=1)
             step = target
-            hit = active & is_finite & ((first == target) | (first - 1 == target))
+            is_near = (first == target) | (first - 1 == target)
+            hit = active & is_near & self._has_finite(runs, finite)
             last = np.where(hit, target, last)
             state = self._put(hit, current, state)
         for i in np.flatnonzero(active & (last < 0)):
@@ -326,7 +339,7 @@ class Program:
             while high - low > 1:
                 middle = (low + high) // 2
                 new, _, finite = self._call(runs, runs.state, row, runs.step, middle)
-                if (finite | runs.exempt)[i].all():
+                if self._has_finite(runs, finite)[i]:
                     low, best = middle, new
                 else:
                     high = middle

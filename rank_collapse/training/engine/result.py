@@ -22,14 +22,14 @@ class Swept:
 
     Attributes:
         metrics: xarray.Dataset; each metric has the axes (static lists, hyper lists, "seed",
-            "step", further ones of its own). NaN after the step at which a run was not finite.
+            "step", then its own axes). NaN after the step at which a run was not finite.
         states: The pytree that `init` made, as NumPy arrays [seed, hyper lists, ...]; random keys
-            stay keys. With lists in static it is {value: such a pytree}, or {(value, ...): it}
-            with several lists, since their shapes may differ.
+            stay keys. With a list in static it is {value: such a pytree}, with several lists
+            {(value, ...): such a pytree}, since shapes may differ.
         looks: xarray.Dataset of what `look` gave, with the axes of the metrics; its "step" is the
             number of steps done, 0 before training. None without `look`.
         diverged_at: xarray.DataArray (static lists, hyper lists, "seed"): the step at which a run
-            was no longer finite, -1 for none. Its state is the one that this step began with.
+            was no longer finite, −1 for none. The kept state is the one before this step.
         seconds: {"compiling", "running"}.
     """
 
@@ -47,8 +47,8 @@ class Swept:
         """Returns the pytree of one run.
 
         Args:
-            seed: Its number.
-            **values: One of each list of hyper and static, by name.
+            seed: Number of the seed.
+            **values: One value from each list of hyper and static, by name.
 
         Raises:
             ValueError: The sweep has no such run, or several.
@@ -85,9 +85,9 @@ class Points:
     """All runs of a sweep, by point of the static values.
 
     Args:
-        axes: Of the sweep.
-        functions, runs: Of each point; all runs are done.
-        numbers: Of the seeds.
+        axes: Axes of the sweep.
+        functions, runs: Functions and runs at each point; all runs are done.
+        numbers: Numbers of the seeds.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class Points:
         return self._make_dataset(self._functions[0].metric_names, leaves, np.arange(steps))
 
     def looks(self, look_steps: Sequence[int]) -> Any:
-        """Makes the dataset of what `look` returned after some numbers of steps."""
+        """Makes the dataset of the results of `look` after some numbers of steps."""
         if not self._functions[0].look_names:
             return None
         leaves = [
@@ -150,19 +150,19 @@ class Points:
         longest = tuple(map(max, zip(*(v.shape[1:] for v in values), strict=True)))
         is_ragged = any(v.shape[1:] != longest for v in values)
         dtype = np.result_type(*(v.dtype for v in values), *([np.float32] if is_ragged else []))
-        whole = np.zeros((len(values), axes.num_hyper, count, *longest), dtype)
+        combined = np.zeros((len(values), axes.num_hyper, count, *longest), dtype)
         if is_ragged:
-            whole[...] = np.nan
+            combined[...] = np.nan
         for i, (value, runs) in enumerate(zip(values, self._runs, strict=True)):
             rows = runs.seeds - self._numbers[0]
-            whole[(i, runs.points, rows, *(slice(size) for size in value.shape[1:]))] = value
-        return whole.reshape(*axes.static_shape, *axes.hyper_shape, count, *longest)
+            combined[(i, runs.points, rows, *(slice(size) for size in value.shape[1:]))] = value
+        return combined.reshape(*axes.static_shape, *axes.hyper_shape, count, *longest)
 
     def states(self, trees: Sequence[Any]) -> Any:
         """Makes the pytrees of all states: see `Swept`.
 
         Args:
-            trees: What `init` returns at each point of the static values.
+            trees: Results of `init` at each point of the static values.
         """
         axes, states = self._axes, {}
         for label, runs, functions, tree in zip(
@@ -170,10 +170,12 @@ class Points:
         ):
             leaves = []
             for leaf, shape in zip(runs.state, functions.state_shapes, strict=True):
-                whole = np.empty((len(self._numbers), axes.num_hyper, *leaf.shape[1:]), leaf.dtype)
-                whole[runs.seeds - self._numbers[0], runs.points] = leaf
-                whole = whole.reshape(len(self._numbers), *axes.hyper_shape, *leaf.shape[1:])
-                leaves.append(wrap_keys(whole, shape))
+                combined = np.empty(
+                    (len(self._numbers), axes.num_hyper, *leaf.shape[1:]), leaf.dtype
+                )
+                combined[runs.seeds - self._numbers[0], runs.points] = leaf
+                combined = combined.reshape(len(self._numbers), *axes.hyper_shape, *leaf.shape[1:])
+                leaves.append(wrap_keys(combined, shape))
             states[label] = jax.tree.unflatten(jax.tree.structure(tree), leaves)
         return states if axes.static_axes else next(iter(states.values()))
 
@@ -185,10 +187,10 @@ def _list_labels(axes: Axes) -> Iterator[Any]:
 
 
 def _mask(values, runs, steps):
-    """Replaces by NaN what comes after a run was finite: values [r, steps, ...].
+    """Replaces the values after a run's last finite step by NaN: values [r, steps, ...].
 
-    The step that made it not finite began with a finite state: its metrics stay as they are. A look
-    after k steps sees the state that step k begins with.
+    A step that made the state infinite began with a finite state, so its metrics are kept. A look
+    after k steps sees the state with which step k begins.
     """
     if values.dtype.kind == "V" or values.dtype.name == "float16":
         values = values.astype(np.float32)  # which xarray computes with

@@ -11,7 +11,7 @@ import numpy as np
 
 @dataclasses.dataclass(frozen=True)
 class Runs:
-    """Runs at one step, on the host or, their state alone, on the devices.
+    """Runs at one step. All their arrays are on the host, or their state alone is on the devices.
 
     Attributes:
         points: Position among the points of the swept floats [r].
@@ -21,7 +21,8 @@ class Runs:
         metrics: Each leaf in pieces [r, steps, ...] that follow each other.
         looks: Each leaf in pieces [r, looks, ...].
         look_steps: At which steps.
-        finite_steps: How many steps a run was finite [r], -1 for all: its state is of then.
+        finite_steps: Number of steps for which a run was finite [r], −1 for all; the state is the
+            state at that step.
         exempt: Leaves of the state that were not finite before training [r, leaves].
         inputs: (keys, leaves of the traced values) [padded runs] of runs that are on the devices.
     """
@@ -90,7 +91,8 @@ def join_runs(parts: Sequence[Runs]) -> Runs:
 
 
 def wrap_keys(leaf: Any, shape: Any) -> Any:
-    """Converts the data of random keys to keys, where a leaf of such a shape and dtype is keys."""
+    """Converts the data of random keys to keys, where a leaf of such a shape and dtype holds
+    keys."""
     if not jnp.issubdtype(shape.dtype, jax.dtypes.prng_key):
         return leaf
     return jax.random.wrap_key_data(leaf, impl=jax.random.key_impl(jnp.zeros((), shape.dtype)))

@@ -1,7 +1,7 @@
-"""What a user's init, step and look compute, traced once: checked, named, with their data apart.
+"""The user's init, step and look, traced once: checked, named, with their data separate.
 
-Arrays that a function closes over, such as training data, are arguments of what is compiled, so
-that they are held once for all seeds.
+Arrays that a function closes over, such as training data, become arguments of the compiled program,
+so that they are held once for all seeds.
 """
 
 import hashlib
@@ -55,19 +55,18 @@ class Traced(Operations):
     """A function that a user wrote, checked.
 
     Args:
-        name: Of the function, for messages.
-        fn: It; one that is jitted is taken without its jit.
-        arguments: As of `Operations`.
+        name: Name of the function, for messages.
+        fn: The function; a jitted one is used without its jit.
+        arguments: See `Operations`.
         static: Keyword arguments.
-        check: Checks and converts what it returns to a pytree of arrays.
+        check: Checks the return value and converts it to a pytree of arrays.
 
     Attributes:
-        fingerprint: Hash of what it computes, without the values of the arrays.
+        fingerprint: Hash of the computation, without the values of the arrays.
         data: Hash of these.
 
     Raises:
-        ValueError: It cannot be traced, is not the same when it is traced again, or has side
-            effects.
+        ValueError: It cannot be traced, differs when it is traced again, or has side effects.
     """
 
     def __init__(
@@ -92,7 +91,7 @@ class Traced(Operations):
         refuse_if(
             effects,
             f"{name} has side effects ({', '.join(effects)}), such as a print or a callback: "
-            "return as metrics what you want to see",
+            "return the values to print as metrics",
         )
         refuse_if(
             _explain_errors(name, trace) != (self.fingerprint, self.data),
@@ -102,7 +101,7 @@ class Traced(Operations):
 
 
 def _explain_errors(name, trace):
-    """Returns what a trace gives; an error is one of the user's function."""
+    """Returns the result of a trace; an error is reported as an error of the user's function."""
     try:
         return trace()
     except Refused as error:
@@ -112,7 +111,7 @@ def _explain_errors(name, trace):
 
 
 class Refused(Exception):
-    """What a function returned is refused; the message is complete."""
+    """A return value of a function is refused; the message is complete."""
 
 
 _TRACED_VALUE = (
@@ -122,6 +121,7 @@ _TRACED_VALUE = (
 
 
 def _explain(error):
+    """Explains in one line why the user's function cannot be traced."""
     if isinstance(error, jax.errors.UnexpectedTracerError):
         return "uses a value that an earlier trace left in a global or a list"
     if isinstance(
@@ -148,12 +148,12 @@ def _locate(error):
 
 
 def check_callable(name: str, fn: Any, like: str, static: Mapping[str, Any]) -> None:
-    """Checks that a function can be called so.
+    """Checks that a function can be called with these arguments.
 
     Args:
-        name: Of the argument.
+        name: Name of the argument.
         fn: The function.
-        like: How it is called, such as "init(key, hyper)".
+        like: Form of the call, such as "init(key, hyper)".
         static: Keyword arguments.
 
     Raises:
@@ -161,7 +161,7 @@ def check_callable(name: str, fn: Any, like: str, static: Mapping[str, Any]) -> 
     """
     refuse_if(not callable(fn), f"{name}={quote_value(fn)} is not a function {like}")
     is_later = inspect.isgeneratorfunction(fn) or inspect.iscoroutinefunction(fn)
-    refuse_if(is_later, f"{name} yields or is async: it returns what it computes")
+    refuse_if(is_later, f"{name} yields or is async: it must return its results")
     try:
         signature = inspect.signature(fn)
     except (TypeError, ValueError):  # of C
@@ -185,9 +185,9 @@ def as_arrays(what: str, tree: Any, advice: str = "", keys: bool = True) -> Any:
     """Converts numbers of a pytree to arrays, and checks that every leaf is one.
 
     Args:
-        what: What the pytree is, for messages.
-        tree: It.
-        advice: What helps, for messages.
+        what: Description of the pytree, for messages.
+        tree: The pytree.
+        advice: Advice for messages.
         keys: Whether random keys are allowed.
 
     Raises:
@@ -220,7 +220,7 @@ def check_state(state: Any) -> Any:
     """Converts what init returns to a pytree of arrays.
 
     Raises:
-        Refused: It has none, or others.
+        Refused: The state has no arrays, or a leaf is not an array.
     """
     if not jax.tree.leaves(state):
         raise Refused(f"init returns {quote_value(state)}, which has no arrays")
@@ -232,11 +232,12 @@ def check_step(output: Any, like: Any) -> Any:
     """Converts what step returns to (state, {name: metric}).
 
     Args:
-        output: It.
+        output: Result of step.
         like: The shapes of the state.
 
     Raises:
-        Refused: Another state than it was given, or metrics that are no arrays.
+        Refuses a new state that differs in structure, shapes or dtypes from the old one, and
+        metrics that are not arrays.
     """
     if not (isinstance(output, tuple) and len(output) == 2):
         size = f" of {len(output)}" if isinstance(output, tuple) else ""
@@ -262,7 +263,7 @@ def check_metrics(name: str, metrics: Any) -> dict[str, Any]:
     """Converts a pytree of arrays to {name: array}, with "/" between the names of its levels.
 
     Args:
-        name: Of the function that returns it.
+        name: Name of the function that returns it.
         metrics: The pytree; a single array is named "metric".
 
     Raises:
@@ -296,9 +297,9 @@ def reuses_key(init: Traced, step: Traced, key: Any, hyper: Sequence[Any]) -> bo
     """Returns whether the first two steps use a random key again that was used before.
 
     Args:
-        init, step: Of one run.
-        key: Of a seed.
-        hyper: Its traced values.
+        init, step: The functions of one run.
+        key: Random key of a seed.
+        hyper: Traced values of the run.
     """
     size = len(jax.tree.leaves(init.out))
 
@@ -327,6 +328,7 @@ def _print(closed):
 
 
 def _hash(*parts):
+    """Returns a short hash of texts and bytes."""
     digest = hashlib.sha256()
     for part in parts:
         digest.update(part if isinstance(part, bytes) else str(part).encode())
@@ -335,7 +337,7 @@ def _hash(*parts):
 
 
 def _list_data(program):
-    """Lists the bytes of all arrays of a program, those of inner ones included."""
+    """Lists the bytes of all arrays in a program, including those of inner programs."""
     for const in getattr(program, "consts", ()):
         yield _as_bytes(const)
     for equation in getattr(program, "jaxpr", program).eqns:
@@ -352,6 +354,7 @@ def _is_program(value):
 
 
 def _as_bytes(array):
+    """Converts an array to bytes that identify its dtype, shape and values."""
     if isinstance(array, jax.core.Tracer):
         raise jax.errors.UnexpectedTracerError("of an earlier trace")
     if isinstance(array, jax.Array) and jnp.issubdtype(array.dtype, jax.dtypes.prng_key):

@@ -4,6 +4,7 @@ import dataclasses
 import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -29,13 +30,13 @@ class Trainer:
     """Trains runs, and keeps those that are done.
 
     Attributes:
-        functions: Of each point of the static values.
-        axes, base_key, finite: Of the sweep.
-        mesh, at_once: Where runs are computed, and how many a device vmaps over.
-        steps, every: Of each run, and in one call.
+        functions: Functions of each point of the static values.
+        axes, base_key, finite: Axes, base key and finite metrics of the sweep.
+        mesh, at_once: Devices of the runs, and number of runs over which a device vmaps.
+        steps, every: Steps of each run, and steps in one call.
         store: The folder, or None.
         progress: Counts steps of all runs.
-        programs: Compiled ones by point, of another trainer of the same runs.
+        programs: Compiled programs by point, from another trainer of the same runs.
     """
 
     functions: Sequence[Functions]
@@ -59,8 +60,8 @@ class Trainer:
         """Trains some seeds at all points.
 
         Args:
-            numbers: Of the seeds.
-            most: The most seeds of any such call, whose programs this one uses.
+            numbers: Numbers of the seeds.
+            most: The largest number of seeds in any such call, whose programs this call uses.
 
         Raises:
             ValueError: The folder has runs of more steps.
@@ -97,13 +98,13 @@ class Trainer:
         """Returns all runs of the seeds that were trained.
 
         Args:
-            numbers: Of the seeds.
+            numbers: Numbers of the seeds.
         """
         runs = [join_runs(self._gathered[point]) for point in range(len(self.functions))]
         return Points(self.axes, self.functions, runs, numbers)
 
     def _load(self, point, share):
-        """Loads what the folder has of some seeds."""
+        """Loads the saved runs of some seeds from the folder."""
         if self.store is None:
             return []
         if point not in self._saved:
@@ -123,6 +124,7 @@ class Trainer:
         )
 
     def _program(self, point, functions, most):
+        """Returns the program of a point, compiled at its first use."""
         if point not in self.programs:
             # Two runs at least on a device: a loop of one turn would be no loop, with other
             # rounding.
@@ -158,7 +160,8 @@ class Trainer:
                 if self.store is not None and self.store.is_due() and runs.step < self.steps:
                     self.store.save(point, program.to_host(runs))
                     is_saved = True
-                self.progress.advance(len(runs) * (runs.step - done), self._describe_metric(runs))
+                made = len(runs) * (runs.step - done)
+                self.progress.advance(made, partial(self._describe_metric, runs))
                 done = runs.step
             runs = program.to_host(runs)
             if self.store is not None:
@@ -175,12 +178,13 @@ class Trainer:
         return runs
 
     def _name_stopped(self, point, runs, stopped):
-        for position, what in stopped[:MOST_NAMED]:
+        """Reports the first runs that stopped, with their reasons, and the number of the others."""
+        for position, reason in stopped[:MOST_NAMED]:
             name = self.axes.describe_run(
                 point, int(runs.points[position]), int(runs.seeds[position])
             )
             last = runs.finite_steps[position]
-            self.progress.say(f"{name}: {what}; it keeps its state after {last} steps")
+            self.progress.say(f"{name}: {reason}; it keeps its state after {last} steps")
         if len(stopped) > MOST_NAMED:
             self.progress.say(f"and {len(stopped) - MOST_NAMED} more runs")
 

@@ -12,15 +12,17 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from rank_collapse import struct
+from rank_collapse.annotations import Key, Leaf, Number, Tree
 
 
 class Examples(struct.Struct):
     """A data set: every token of every example has a label."""
 
-    inputs: Any  # Int [b, n] token ids, or Float [b, n, i] vectors
-    labels: Any  # Int [b, n] classes, or Float [b, n, c] targets
-    mask: Any = None  # Bool [b, n], which tokens exist; None for all
-    parts: Any = None  # Int [b, n], which sequence of a packed row a token is from; -1 for none
+    inputs: Leaf  # Int [b, n] token ids, or Float [b, n, i] vectors
+    labels: Leaf  # Int [b, n] classes, or Float [b, n, c] targets
+    mask: Leaf | None = None  # Bool [b, n], which tokens exist; None for all
+    # Int [b, n], which sequence of a packed row a token is from; -1 for none
+    parts: Leaf | None = None
 
     def __len__(self) -> int:
         return self.inputs.shape[0]
@@ -30,11 +32,11 @@ class Examples(struct.Struct):
         return jax.tree.map(lambda a: a[:count], self)
 
 
-def in_batches(fn: Callable[[Any], Any], items: Any, batch_size: int | None = None) -> Any:
+def in_batches(fn: Callable[[Tree], Tree], items: Tree, batch_size: int | None = None) -> Tree:
     """Map fn over the examples of `items`, leaves [b, ...]; `batch_size` at a time, None for all.
 
     Args:
-        fn: Of one example.
+        fn: Function of one example.
         items: Tree of arrays [b, ...].
         batch_size: Examples at a time; None for all.
     """
@@ -51,7 +53,8 @@ def token_mask(examples: Any) -> Bool[Array, "b n"]:
 
 
 def part_mask(parts: Int[Array, "n"]) -> Bool[Array, "n n"]:
-    """Compute which tokens a token of a packed row may attend to: those of its own sequence."""
+    """Compute the tokens to which each token of a packed row may attend: those of its own
+    sequence."""
     return (parts[:, None] == parts[None, :]) & (parts >= 0)[None, :]
 
 
@@ -68,7 +71,7 @@ def packed_rows(lengths: Int[np.ndarray, "b"], width: int) -> Int[np.ndarray, "r
     The longest sequences come first, each into the first row with enough free places.
 
     Args:
-        lengths: Of the sequences.
+        lengths: Lengths of the sequences.
         width: Places of a row.
 
     Returns:
@@ -93,12 +96,13 @@ def packed_rows(lengths: Int[np.ndarray, "b"], width: int) -> Int[np.ndarray, "r
 def pack_examples(examples: Examples, rows: Int[np.ndarray, "r width 2"]) -> Examples:
     """Pack padded sequences into the rows of `packed_rows`, so that padding costs nothing.
 
-    A network computes the same for every token as on the padded sequences: tokens attend to their
-    own sequence only (`part_mask`) and count from its beginning (`part_positions`).
+    A network computes the same for every token as on the padded sequences: tokens attend only to
+    their own sequence (`part_mask`), and their positions count from its beginning
+    (`part_positions`).
 
     Args:
         examples: Padded sequences.
-        rows: Of `packed_rows`.
+        rows: Rows from `packed_rows`.
     """
     parts, places = rows[..., 0], rows[..., 1]
     return Examples(
@@ -109,22 +113,27 @@ def pack_examples(examples: Examples, rows: Int[np.ndarray, "r width 2"]) -> Exa
     )
 
 
-def weighted_mean(values: Float[Array, "b n"], weights: Any) -> Float[Array, ""]:
+def weighted_mean(
+    values: Float[Array, "b n"], weights: Float[Array, "b n"] | Bool[Array, "b n"]
+) -> Float[Array, ""]:
     """Compute Σ w v / Σ w; entries of weight 0 do not count even where they are not finite."""
     weights = weights.astype(values.dtype)
     return jnp.sum(jnp.where(weights > 0, values, 0) * weights) / jnp.sum(weights)
 
 
 def cross_entropy(
-    logits: Float[Array, "b n c"], labels: Int[Array, "b n"], weights: Any, smoothing: Any = 0.0
+    logits: Float[Array, "b n c"],
+    labels: Int[Array, "b n"],
+    weights: Float[Array, "b n"] | Bool[Array, "b n"],
+    smoothing: Number = 0.0,
 ) -> Float[Array, ""]:
     """Compute the mean over tokens of −Σ_k q_k log softmax(logits)_k.
 
     q = (1 − ε) onehot(label) + ε / c.
 
     Args:
-        logits, labels: Of all tokens.
-        weights: Of the tokens, [b, n].
+        logits, labels: Logits and labels of all tokens.
+        weights: Weights of the tokens, [b, n].
         smoothing: ε (Szegedy et al. 2016, section 7); 0 for −log softmax(logits)[label].
     """
     import optax
@@ -136,7 +145,10 @@ def cross_entropy(
 
 
 def squared_error(
-    outputs: Float[Array, "b n c"], targets: Float[Array, "b n c"], weights: Any, _: Any = None
+    outputs: Float[Array, "b n c"],
+    targets: Float[Array, "b n c"],
+    weights: Float[Array, "b n"] | Bool[Array, "b n"],
+    _: Number = 0.0,
 ) -> Float[Array, ""]:
     """Compute Σ ‖output − target‖² over tokens: a sum, as in Dong et al. 2021's code."""
     errors = jnp.sum(jnp.square(outputs - targets), axis=-1)
@@ -169,8 +181,8 @@ def area_under_curve(logits: Float[Array, "b n 2"], examples: Examples) -> Float
     Mann and Whitney's statistic with average ranks for ties; NaN where a class is absent.
 
     Args:
-        logits: Of the two classes.
-        examples: With labels 0 and 1.
+        logits: Logits of the two classes.
+        examples: Examples with labels 0 and 1.
     """
     score = (logits[..., 1] - logits[..., 0]).ravel()
     exists = token_mask(examples).ravel()
@@ -189,7 +201,7 @@ def majority_baseline(train: Examples, held_out: Examples, num_classes: int) -> 
 
     Args:
         train, held_out: Data sets.
-        num_classes: Of the labels.
+        num_classes: Number of classes.
     """
     weights = token_mask(train).ravel().astype(jnp.float32)
     counts = jnp.zeros(num_classes).at[train.labels.ravel()].add(weights)
@@ -197,13 +209,13 @@ def majority_baseline(train: Examples, held_out: Examples, num_classes: int) -> 
     return weighted_mean(right, token_mask(held_out))
 
 
-def random_baseline(key: Any, held_out: Examples, num_classes: int) -> Float[Array, ""]:
+def random_baseline(key: Key, held_out: Examples, num_classes: int) -> Float[Array, ""]:
     """Compute the accuracy on `held_out` of one uniformly random answer per token.
 
     Args:
-        key: Of the answers.
+        key: Random key for the answers.
         held_out: Data set.
-        num_classes: Of the labels.
+        num_classes: Number of classes.
     """
     guess = jax.random.randint(key, held_out.labels.shape, 0, num_classes)
     right = (held_out.labels == guess).astype(jnp.float32)

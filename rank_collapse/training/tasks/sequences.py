@@ -7,13 +7,12 @@ of the copied, reversed or sorted sequence. From source to target, for an encode
 Axis letters: b examples, n target tokens, m source tokens.
 """
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
 from rank_collapse import struct
+from rank_collapse.annotations import Key, Leaf
 from rank_collapse.training.tasks.examples import Examples
 
 PAD, BEGIN, END = 0, 1, 2
@@ -24,10 +23,10 @@ TASKS = ("copy", "reverse", "sort")
 class SequencePairs(struct.Struct):
     """Pairs of sequences, padded; a decoder should answer the token after each that it reads."""
 
-    source: Any  # Int [b, m]
-    source_mask: Any  # Bool [b, m], which tokens exist
-    target: Any  # Int [b, n], from the begin to the end mark
-    target_mask: Any  # Bool [b, n]
+    source: Leaf  # Int [b, m]
+    source_mask: Leaf  # Bool [b, m], which tokens exist
+    target: Leaf  # Int [b, n], from the begin to the end mark
+    target_mask: Leaf  # Bool [b, n]
 
     def __len__(self) -> int:
         return self.source.shape[-2]
@@ -37,19 +36,17 @@ class SequencePairs(struct.Struct):
         return jax.tree.map(lambda a: a[..., :count, :], self)
 
     @property
-    def inputs(self) -> Any:
-        """Returns what the decoder reads under teacher forcing [b, n − 1], without the last
-        token.
-        """
+    def inputs(self) -> Leaf:
+        """Returns the decoder's input under teacher forcing [b, n − 1], without the last token."""
         return self.target[..., :-1]
 
     @property
-    def labels(self) -> Any:
-        """Returns what it should answer [b, n − 1]: all but the begin mark."""
+    def labels(self) -> Leaf:
+        """Returns the tokens that the decoder should answer [b, n − 1]: all but the begin mark."""
         return self.target[..., 1:]
 
     @property
-    def mask(self) -> Any:
+    def mask(self) -> Leaf:
         """Returns Bool [b, n − 1], which labels exist."""
         return self.target_mask[..., 1:]
 
@@ -61,8 +58,8 @@ def transform_letters(
 
     Args:
         task: One of `TASKS`.
-        letters: Of each sequence.
-        mask: Which of them exist.
+        letters: Number of letters in each sequence.
+        mask: Bool, True for letters that exist.
     """
     if task == "copy":
         return letters
@@ -76,12 +73,12 @@ def transform_letters(
 
 
 def make_examples(
-    key: Any, num_examples: int, seq_len: int, num_letters: int, task: str = "reverse"
+    key: Key, num_examples: int, seq_len: int, num_letters: int, task: str = "reverse"
 ) -> Examples:
     """Draw random letters, each position labelled with its letter of the transformed sequence.
 
     Args:
-        key: Of the letters.
+        key: Random key for the letters.
         num_examples, seq_len, num_letters: Sizes.
         task: One of `TASKS`.
     """
@@ -92,7 +89,7 @@ def make_examples(
 
 
 def make_pairs(
-    key: Any,
+    key: Key,
     num_examples: int,
     seq_len: int,
     num_letters: int,
@@ -104,10 +101,10 @@ def make_pairs(
     Token ids are 0 padding, 1 begin, 2 end, 3 .. num_letters + 2 letters, in both sequences.
 
     Args:
-        key: Of letters and lengths.
+        key: Random key for letters and lengths.
         num_examples: Pairs.
         seq_len: Letters of the longest source; targets have two tokens more.
-        num_letters: Of the alphabet.
+        num_letters: Number of letters in the alphabet.
         task: One of `TASKS`.
         min_len: Letters of the shortest source, lengths being uniform between the two; None for
             all of seq_len.
@@ -135,7 +132,7 @@ def between_marks(
 
     Args:
         source, target: Token ids.
-        source_mask, target_mask: Which of them exist.
+        source_mask, target_mask: Bool, True for tokens that exist.
     """
     count, one_more = len(target), ((0, 0), (0, 1))
     begin = jnp.full((count, 1), BEGIN)

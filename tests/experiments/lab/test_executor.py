@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from experiments.lab import cli, folder, list_points, shared_flags
-from experiments.lab.executor import Executor, Mapped, make_chunk, name_leaves
+from experiments.lab.executor import Executor, Mapped, make_chunk, name_leaves, nest_arrays
 from experiments.lab.folder import RunFolder
 from experiments.lab.progress import Progress
 from rank_collapse.runs import memory, seeds
@@ -49,8 +49,10 @@ def run_cells(path, options, stop_at=None, cells=CELLS, **about):
     """Returns the results of all seeds of all cells, and the chunks that were computed."""
     chunks = []
     with RunFolder(path, {}) as run, Executor(options, run) as executor:
-        results = executor.map(lambda: Noted(executor.mesh, chunks, stop_at), cells, **about)
-    return results, chunks
+        program = Noted(executor.mesh, chunks, stop_at)
+        for chunk in executor.chunks(cells, program, **about):
+            executor.save(chunk, program(chunk))
+        return executor.read(cells), chunks
 
 
 def check(results, times=1):
@@ -63,7 +65,6 @@ def check(results, times=1):
 
 
 def test_all_cells_are_one_list_of_seeds_and_what_is_there_is_read(tmp_path):
-    """No program is made where no seed is left to compute."""
     all_seeds = [[(cell, seed) for cell in CELLS for seed in range(5)]]
     for expected in (all_seeds, []):
         results, chunks = run_cells(tmp_path, parse_options())
@@ -108,6 +109,9 @@ class FakeRun:
         return self
 
     def log(self, message):
+        pass
+
+    def flush_arrays(self):
         pass
 
 
@@ -158,6 +162,32 @@ def test_traced_axes_are_cells_of_one_list_and_a_point_without_cells_is_left_out
 def test_nested_results_are_named_by_their_paths():
     part = name_leaves({"a": np.zeros((2, 3)), "b": {"c": np.zeros((2, 3))}})
     assert list(part) == ["a", "b/c"]
+
+
+def test_arrays_are_nested_at_each_slash_of_their_names():
+    arrays = {"a": np.zeros(1), "b/c": np.zeros(2), "b/d/e": np.zeros(3)}
+    nested = nest_arrays(arrays)
+    assert nested.keys() == {"a", "b"} and nested["b"].keys() == {"c", "d"}
+    assert name_leaves(nested).keys() == arrays.keys()
+    assert [len(array) for array in name_leaves(nested).values()] == [1, 2, 3]
+
+
+def test_a_chunk_without_its_padding_has_the_keys_and_floats_of_its_seeds():
+    chunk = make_chunk(CELLS, KEYS, [("low", 1), ("high", 0)], 4)
+    keys, floats = chunk.unpadded
+    assert floats.tolist() == [0.5, 2.0]
+    assert (jax.random.key_data(keys) == jax.random.key_data(KEYS)[np.array([1, 0])]).all()
+
+
+def test_chunks_that_are_done_are_kept_where_a_later_one_fails(tmp_path):
+    options = parse_options()
+    failing = pytest.raises(ZeroDivisionError)
+    with RunFolder(tmp_path, {}) as run, failing, Executor(options, run) as executor:
+        for chunk in executor.chunks(CELLS, most=2):
+            executor.save(chunk, {"seed": np.array(chunk.seeds)})
+            assert 1 / (3 - chunk.seeds[-1])
+    with RunFolder(tmp_path, {}) as run:
+        assert run.part("low")["seed"].tolist() == [0, 1, 2, 3] and run.part("high") is None
 
 
 @pytest.mark.parametrize("bits", [np.zeros((1, 2)), np.zeros((6, 2)), np.array(0.0)])

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from experiments.lab.folder import RunFolder, read_summary
+from experiments.lab.folder import RunFolder
+from experiments.lab.folder_files import read_summary
 from rank_collapse.runs.files import RunError
 from tests.support.refusals import each_is_refused, is_refused
 

@@ -8,7 +8,8 @@ import pytest
 
 from experiments import run_loops, run_sinks
 from experiments.lab import cli, experiment, rounds
-from experiments.lab.folder import RunFolder, read_config, read_summary
+from experiments.lab.folder import RunFolder
+from experiments.lab.folder_files import read_config, read_summary
 from experiments.lab.progress import Stopped
 from experiments.reproducing.sections import until_decided
 from experiments.verdicts import PROTOCOL, STATEMENTS, make_row

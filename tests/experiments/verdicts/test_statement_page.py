@@ -50,7 +50,10 @@ class Seen(HTMLParser):
 
 def render_hostile_page():
     statements = {HOSTILE: verdicts.Statement(HOSTILE, HOSTILE, HOSTILE, (0.0, 1.0))}
-    hostile = [rows.median_row(HOSTILE, HOSTILE, [0.1, 0.2, 0.3], (0.0, 1.0), note=HOSTILE)]
+    hostile = [
+        rows.median_row(HOSTILE, HOSTILE, values, (0.0, 1.0), note=HOSTILE)
+        for values in ([0.1, 0.2, 0.3], [])
+    ]
     section = verdicts.Section(
         name=HOSTILE,
         title=HOSTILE,
@@ -83,20 +86,24 @@ def test_hostile_names_stay_text():
 @pytest.mark.full
 @pytest.mark.skipif(not shutil.which("chromium"), reason="no chromium")
 def test_in_a_browser_nothing_is_cut_off_at_any_width(tmp_path):
-    """The unfolded page is no wider than frames of three widths, and runs no script."""
+    """The unfolded page is no wider than frames of three widths, no answer of a statement is wider
+    than its column, and no script runs."""
     text = html.escape(render_hostile_page().replace("<details", "<details open"))
     frames = "".join(f'<iframe width="{w}" height="900" srcdoc="{text}"></iframe>' for w in WIDTHS)
     script = """<script>window.alert = () => { document.title += " alert" }; onload = () => {
         for (const frame of document.querySelectorAll("iframe")) {
             const root = frame.contentDocument.documentElement;
-            document.title += ` ${root.clientWidth}:${root.scrollWidth}` } }</script>"""
+            document.title += ` ${root.clientWidth}:${root.scrollWidth}`;
+            for (const answer of root.querySelectorAll(".statement .answer"))
+                document.title += ` ${answer.clientWidth}:${answer.scrollWidth}` } }</script>"""
     path = tmp_path / "frames.html"
     path.write_text(f'<meta charset="utf-8"><title>seen</title>{script}{frames}', "utf-8")
     command = ["chromium", "--headless=new", "--no-sandbox", "--disable-gpu", "--dump-dom"]
     done = subprocess.run([*command, path.as_uri()], capture_output=True, text=True, timeout=60)
     (title,) = re.findall(r"<title>(seen.*?)</title>", done.stdout)[:1]
     sizes = [tuple(map(int, pair.split(":"))) for pair in title.split()[1:]]
-    assert len(sizes) == 3 and all(inner <= outer for outer, inner in sizes), title
+    # The page shows its answer twice: in the section and in the list.
+    assert len(sizes) == 3 * 3 and all(0 < inner <= outer for outer, inner in sizes), title
 
 
 def test_a_statement_has_its_settings_with_intervals_and_verdicts():
@@ -105,7 +112,8 @@ def test_a_statement_has_its_settings_with_intervals_and_verdicts():
     rendered = statement_page.render_statement(answer)
     shown = re.findall(r"<tr>.*?</tr>", rendered)
     assert len(shown) == 4 and "refuted by: ≤ 2.5 or ≥ 3.5" in rendered
-    assert "in some settings 1/1/1, 1 not measured<" in rendered
+    assert re.search(r">in some settings <.*>1/1/1, 1 not measured<", rendered)
+    assert 'title="settings within the range / outside it / undecided"' in rendered
     seen = [re.search(r'<td class="([a-z-]+)">([a-z ]+)</td>', row) for row in shown]
     assert [match[2] for match in seen] == ["within", "outside", "undecided", "not measured"]
     assert all(match[1] == match[2].replace(" ", "-") for match in seen)

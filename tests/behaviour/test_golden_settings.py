@@ -1,0 +1,135 @@
+"""Flags, options, presets, defaults and constants are kept as texts: none changes unseen.
+
+A default that changes, or a published number, changes results without an error.
+"""
+
+import argparse
+import importlib
+import inspect
+import pkgutil
+from types import ModuleType
+
+import numpy as np
+import pytest
+
+from experiments import reproduce
+from experiments.lab.experiment import describe_experiment, import_experiment
+from rank_collapse import command
+
+BINARIES = (*reproduce.EXPERIMENTS, "benchmark", "join", "on_device", "reproduce")
+PACKAGES = ("rank_collapse", "experiments")
+PLAIN = (int, float, str, list, tuple, dict, type(None))
+
+
+def describe_flags(values):
+    """Lists {flag: what it takes} of absl's flags."""
+    lines = []
+    for name in sorted(values):
+        flag = values[name]
+        if flag.name != name:
+            lines.append(f"--{name}: --{flag.name}")
+            continue
+        parser = {k: v for k, v in vars(flag.parser).items() if isinstance(v, PLAIN)}
+        limits = {k: v for k, v in parser.items() if v not in (None, "", [])}
+        default = "…" if isinstance(flag.default, str) and "/" in flag.default else flag.default
+        lines.append(f"--{name}={default!r} {flag.flag_type()} {limits}: {flag.help}")
+    return lines
+
+
+def describe_group(group):
+    names = ("experiment", "shows", "traced", "execution", "selecting", "counts")
+    values = {name: getattr(group, name) for name in names if hasattr(group, name)}
+    return [f"{n}: {sorted(v) if isinstance(v, set | frozenset) else v}" for n, v in values.items()]
+
+
+@pytest.mark.parametrize("name", BINARIES)
+def test_golden_flags(name, golden):
+    module = importlib.import_module(f"experiments.{name}")
+    lines = [*describe_group(module.FLAGS), *describe_flags(module.FLAGS)]
+    if hasattr(module, "EXPERIMENT"):
+        lines += [f"{k}: {v}" for k, v in vars(describe_experiment(name)).items()]
+        assert import_experiment(name) is module
+    golden(f"flags/{name}.txt", "\n".join(lines))
+
+
+def list_options(name):
+    """Lists the options of one of the commands of `rank-collapse`."""
+    parser = argparse.ArgumentParser(add_help=False)
+    importlib.import_module(f"rank_collapse.command.{name}").add_arguments(parser)
+    for action in parser._actions:
+        names = " ".join(action.option_strings) or action.dest
+        kind = getattr(action.type, "__name__", action.type)
+        limits = f"{kind} {action.nargs} {action.choices} {action.metavar} {action.const}"
+        yield f"{name} {names} = {action.default!r} ({limits}): {action.help}"
+
+
+def test_golden_options_of_the_command(golden):
+    lines = [f"{name}: {text}" for name, text in command.COMMANDS.items()]
+    for name in command.COMMANDS:
+        lines += list_options(name)
+    golden("flags/rank-collapse.txt", "\n".join(lines))
+
+
+def list_subpackages():
+    names = []
+    for package in PACKAGES:
+        path = importlib.import_module(package).__path__
+        names += [package]
+        names += [f"{package}.{m.name}" for m in pkgutil.iter_modules(path) if m.ispkg]
+    return names
+
+
+def list_modules(package):
+    """Imports the modules of a package; of the two outermost, those that lie in them alone."""
+    path, prefix = importlib.import_module(package).__path__, f"{package}."
+    if package in PACKAGES:
+        found = [m for m in pkgutil.iter_modules(path, prefix) if not m.ispkg]
+    else:
+        found = pkgutil.walk_packages(path, prefix)
+    names = [module.name for module in found]
+    skipped = ("__main__", "experiments.experiments", "experiments.rank_collapse")
+    for name in sorted(names):
+        if not name.endswith(skipped):
+            yield importlib.import_module(name)
+
+
+def is_setting(value):
+    """Returns whether a constant is made of numbers and words alone."""
+    if isinstance(value, dict):
+        return all(is_setting(part) for pair in value.items() for part in pair)
+    if isinstance(value, list | tuple):
+        return all(map(is_setting, value))
+    return value is None or isinstance(value, int | float | str | np.number)
+
+
+def write_value(value):
+    return getattr(value, "__name__", None) or repr(value)
+
+
+def list_settings(module: ModuleType):
+    """Yields a line for each constant of a module, and for each default of its functions."""
+    for name, value in sorted(vars(module).items()):
+        if name.isupper() and is_setting(value) and len(repr(value)) < 1500:
+            yield f"{name} = {value!r}"
+        if getattr(value, "__module__", None) != module.__name__ or not callable(value):
+            continue
+        inner = vars(value).items() if inspect.isclass(value) else ()
+        functions = [(name, value), *((f"{name}.{n}", f) for n, f in inner if callable(f))]
+        for place, function in functions:
+            try:
+                parameters = inspect.signature(function).parameters.values()
+            except (ValueError, TypeError):
+                continue
+            for p in parameters:
+                if p.default is not p.empty:
+                    yield f"{place}({p.name}={write_value(p.default)})"
+
+
+@pytest.mark.parametrize("package", list_subpackages())
+def test_golden_settings(package, golden):
+    lines = []
+    for module in list_modules(package):
+        lines += [f"== {module.__name__}", *list_settings(module)]
+    text = "\n".join(lines)
+    assert " at 0x" not in text
+    golden(f"settings/{package}.txt", text)

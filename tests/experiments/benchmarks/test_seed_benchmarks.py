@@ -1,0 +1,31 @@
+"""Benchmarks of seeds at tiny size: what they time agrees."""
+
+import numpy as np
+import pytest
+
+from experiments.benchmarks import (
+    seed_benchmarks,
+)
+from tests.oracles.benchmark_reports import find_figure, parse_two_rounds
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", seed_benchmarks.SIZES)
+def test_every_way_trains_the_same_seeds(name):
+    """Tiny networks; a process for each seed gives the losses of its seed too."""
+    sizes = {"sizes": {name: seed_benchmarks.TINY["sizes"][name]}}
+    report = seed_benchmarks.time_seeds(parse_two_rounds(), **seed_benchmarks.TINY | sizes)
+    ways = {timing.name.rpartition(", ")[2]: timing for timing in report.timings}
+    assert list(ways) == list(seed_benchmarks.WAYS) and all(
+        len(t.seconds) == 2 for t in ways.values()
+    )
+    expected = ways["one by one"].output
+    assert expected.shape == (3, 4) and len(np.unique(expected[:, 0])) == 3
+    assert 0 < find_figure(report, "share of the large product's rate") < 1
+    for timing in ways.values():
+        rows = len(timing.output)
+        np.testing.assert_allclose(timing.output, expected[:rows], rtol=1e-3)
+    for kind in ("wall", "CPU"):
+        (ratio,) = [v for n, (v, _) in report.figures.items() if f"by hand, {kind} time" in n]
+        assert ratio > 0
+    assert find_figure(report, "seeds from which vmap is faster") in (3, np.inf)

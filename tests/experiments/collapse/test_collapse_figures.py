@@ -1,0 +1,49 @@
+"""Figures of run_collapse show what the arrays have."""
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from experiments import run_collapse
+from experiments.collapse import (
+    collapse_figures,
+)
+from experiments.lab import labelled
+from experiments.lab.labelled import join_datasets
+from tests.oracles.collapse_results import make_gains
+from tests.support.closeness import assert_close
+
+
+def test_the_first_picture_shows_what_the_arrays_have():
+    """On a logarithmic axis, at the gain of 1 whichever comes first; the title names the point."""
+    results = join_datasets(make_gains(0.5, 1.0), run_collapse.AXES)
+    (ax,) = collapse_figures.depth_figure(results).axes
+    assert ax.get_yscale() == "log" and ax.get_title() == "skip gain 1"
+    lines = {line.get_label(): line.get_ydata() for line in ax.lines}
+    chosen = results.sel(norm_placement="post", weight_scale=0.5, skip_gain=1)
+    for variant, name in (("san", "attention alone"), ("san_skip", "attention and skips")):
+        network = chosen.sel(variant=variant).mean("seed")
+        expected = 10.0 ** (network.log10_residual - network.log10_size)
+        np.testing.assert_allclose(lines[name], expected, rtol=1e-3)
+
+
+def test_every_point_of_a_grid_has_a_panel():
+    results = join_datasets(make_gains(0.0, 0.5, 1.0), run_collapse.AXES)
+    for draw in (collapse_figures.residual_ratio_figure, collapse_figures.log_residual_figure):
+        titles = [ax.get_title() for ax in draw(results).axes]
+        assert titles == [f"Post-LN, skip gain {gain:g}" for gain in (0.0, 0.5, 1.0)]
+    panel = collapse_figures.residual_ratio_figure(results).axes[1]
+    lines = {line.get_label(): line.get_ydata() for line in panel.lines}
+    expected = results.ratio.sel(skip_gain=0.5, variant="san_skip").mean("seed").squeeze()
+    assert_close(lines["attention and skips"], expected)
+    many = make_gains(*np.linspace(0.0, 1.0, 1 + labelled.MOST_PANELS).tolist())
+    assert collapse_figures.log_residual_figure(join_datasets(many, run_collapse.AXES)) is None
+
+
+def test_the_cubic_line_ends_at_the_last_point_and_triples():
+    """From the first layer that has lost more than three powers of ten."""
+    ax = Figure().subplots()
+    collapse_figures.draw_cubic_line(ax, np.array([0.1, 1.0, 4.0, 11.0, 32.0]))
+    (line,) = ax.lines
+    assert_close(line.get_xydata(), [(2, 32 / 9), (3, 32 / 3), (4, 32)])
+    collapse_figures.draw_cubic_line(ax, np.array([0.1, 1.0, 4.0, 6.0, 8.0]))  # it does not triple
+    assert len(ax.lines) == 1

@@ -1,0 +1,81 @@
+"""Residuals of one network: rates, published bounds, and what float32 cannot decide."""
+
+from contextlib import nullcontext
+from types import SimpleNamespace
+
+import jax
+import numpy as np
+import xarray as xr
+
+import rank_collapse as rc
+from experiments.collapse import (
+    layer_residuals,
+)
+from experiments.lab.executor import Chunk
+from tests.oracles import draws
+from tests.support.closeness import assert_close
+
+
+def test_rates_are_only_given_where_they_mean_something():
+    profile = xr.DataArray([2.0, 0.5, -2.0, -6.0, -18.0, -54.0, -np.inf], dims="layer")
+    expected = [np.nan, np.nan, np.nan, 4 / 2.5, 3.0, 3.0, np.nan]
+    assert_close(layer_residuals.local_rates(profile), expected)
+
+
+def test_the_published_bound_of_a_layer_has_one_gamma_and_one_beta_for_all_heads():
+    config = rc.san_mlp(2, 2, 6)
+    params = draws.parameters(config, bias_scale=0.0)
+    w_v = np.asarray(params.layers.attention.w_v) * np.float32([0.1, 3.0])[:, None, None]
+    params = draws.changed(params, attention={"w_v": w_v})
+    report = jax.device_get(rc.bound_report(params, draws.normal(5, 6), config))
+    c = 4 * 2 / np.sqrt(3) * report.gamma.max(1) * report.beta.max(1) * report.lipschitz
+    assert np.any(report.gamma.argmax(1) != report.beta.argmax(1))
+    log10_bound = layer_residuals.bound_profiles(report)["log10_published_bound"][1:]
+    np.testing.assert_allclose(log10_bound, np.log10(c) + 3 * report.log10_input, rtol=1e-5)
+
+
+def decide(config, profile, ratio, gains):
+    """Decides profiles [s, L + 1] of drawn networks; returns them, and the draws of the seeds."""
+    seed_draws = [(draws.tokens(4, 8, s), draws.parameters(config, s)) for s in range(3)]
+    stacked = jax.tree.map(lambda *a: np.stack(a), *seed_draws)
+
+    class Measured:
+        def __call__(self, chunk):
+            return {"log10_residual": {"san": profile}, "ratio": {"san": ratio}}
+
+        def laid_out(self, chunk):
+            return stacked, chunk.floats
+
+    progress = SimpleNamespace(time_activity=lambda activity: nullcontext())
+    chunk = Chunk(("a",) * 3, (4, 5, 6), None, (np.ones(3), np.asarray(gains)))
+    results = layer_residuals.measure_chunk(Measured(), chunk, {"san": config}, "none", progress)
+    return results["log10_residual"]["san"], seed_draws
+
+
+def test_what_float32_cannot_decide_comes_from_float64():
+    """Seeds without a number are computed again, except those whose states overflow."""
+    config = rc.san(2, 2, 8)
+    profile = np.array([[1, 2, 3], [1, np.nan, np.nan], [1, np.nan, np.nan]], np.float32)
+    ratio = np.array([[1, 1, 1], [1, 1, 1], [1, np.inf, np.nan]])
+    profiles, seed_draws = decide(config, profile, ratio, np.ones(3))
+    x, params = seed_draws[1]
+    expected = rc.log_residual_profile(params, x, config, replicas=0)
+    assert_close(profiles[1], expected, atol=1e-4)
+    np.testing.assert_array_equal(profiles[[0, 2]], profile[[0, 2]])
+    assert np.isnan(profile[1, 1])  # what was given stays as it was
+
+
+def test_float64_has_the_gain_of_each_seed_and_infinities_are_not_decided():
+    """Seeds of a sweep differ in the gain of their skips: each residual is of its own network."""
+    config, gains = rc.san_skip(2, 2, 8), (0.25, 0.5, 1.0)
+    profile = np.array([[1, 2, 3], [1, np.nan, np.nan], [1, np.inf, np.inf]], np.float32)
+    profiles, seed_draws = decide(config, profile, np.ones((3, 3)), gains)
+    for seed in (1, 2):
+        x, params = seed_draws[seed]
+        expected, other = (
+            rc.log_residual_profile(params, x, config.replace(skip_gain=gain), replicas=0)
+            for gain in (gains[seed], gains[seed - 1])
+        )
+        assert abs(expected[-1] - other[-1]) > 0.05  # another gain is another number
+        assert_close(profiles[seed], expected, atol=1e-4)
+    np.testing.assert_array_equal(profiles[0], profile[0])

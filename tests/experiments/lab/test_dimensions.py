@@ -1,0 +1,36 @@
+"""Names of the dimensions of arrays: the table, axes of any number, and arrays without a row."""
+
+import json
+
+import numpy as np
+import pytest
+
+from experiments.lab.dimensions import describe_array, dump_descriptions
+
+
+def test_the_first_row_that_fits_counts():
+    described = describe_array("run_collapse", "a/swept/1", 2)
+    assert described["dimensions"] == ["seed", "layer"]
+    assert "gain of the MLPs" in described["meaning"]
+    assert describe_array("collapse", "a/swept/1", 2) == described  # name of a folder of runs
+
+
+def test_weights_have_any_number_of_axes():
+    dimensions = describe_array("run_sort", "a/model/w_q", 4)["dimensions"]
+    assert dimensions == ["seed", "axis_1", "axis_2", "axis_3"]
+
+
+@pytest.mark.parametrize(
+    ("experiment", "name", "ndim"),
+    [("run_collapse", "a/swept/1", 3), ("run_lipschitz", "a/other", 2), ("run_none", "x", 1)],
+)
+def test_arrays_without_a_row_are_named(experiment, name, ndim):
+    with pytest.raises(LookupError, match=f"no array '{name}' of {experiment} with {ndim} axes"):
+        describe_array(experiment, name, ndim)
+
+
+def test_arrays_without_a_row_are_left_out_of_the_file():
+    arrays = {"a/largest": np.ones((2, 3)), "b": np.ones(2)}
+    described = json.loads(dump_descriptions("run_lipschitz", arrays))
+    assert list(described) == ["a/largest"]
+    assert described["a/largest"]["dimensions"] == ["text", "layer"]

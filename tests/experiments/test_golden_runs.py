@@ -1,0 +1,48 @@
+"""Every experiment at its tiny size: what it measures, and what it makes of that, are kept.
+
+tests/golden/texts/runs has two files of each experiment: its arrays, and all that a reader sees of
+them (lines, table, summary, figures, finding, claims). The second is made of the first, in a second
+and without compiling, so that it is compared on every machine to rounding.
+"""
+
+import pytest
+
+from experiments import reproduce
+from experiments.lab.experiment import import_experiment
+from tests.support.golden import list_other_arrays, read_arrays, write_arrays
+from tests.support.golden_runs import arrays_path, describe_folder, list_arguments, make_folder
+from tests.support.marks import full_but
+from tests.support.runs import arrays, run
+
+# Those that no other test of the quick suite measures, and those whose programs it has compiled.
+QUICK = (
+    "check_bounds",
+    "run_architectures",
+    "run_attention_forms",
+    "run_lens",
+    "run_lipschitz",
+    "run_loops",
+    "run_path_chains",
+    "run_sinks",
+    "run_sort",
+    "run_theorems",
+)
+
+
+@pytest.mark.parametrize("name", full_but(reproduce.EXPERIMENTS, *QUICK))
+def test_golden_measurements(name, tmp_path, request):
+    module, path = import_experiment(name), arrays_path(name)
+    assert run(module, list_arguments(module), tmp_path) == 0
+    saved = arrays(tmp_path) if (tmp_path / "arrays.npz").exists() else {}
+    if request.config.option.rewrite_golden:
+        path.write_text(write_arrays(saved), "utf-8")
+    differences = list_other_arrays(saved, read_arrays(path.read_text("utf-8")))
+    assert not differences, "\n".join(differences[:20])
+
+
+@pytest.mark.parametrize("name", reproduce.EXPERIMENTS)
+def test_golden_pictures_and_tables(name, tmp_path, capsys, golden):
+    make_folder(name, tmp_path)
+    parts = {"printed": capsys.readouterr().out} | describe_folder(name, tmp_path)
+    text = "\n".join(f"== {part}\n{content}" for part, content in sorted(parts.items()))
+    golden(f"runs/{name}.txt", text.replace(str(tmp_path), "FOLDER"))

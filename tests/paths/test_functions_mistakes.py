@@ -1,0 +1,182 @@
+"""Paths through other people's functions: every wrong use is refused with a line."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.ad_checkpoint import checkpoint_name
+from jax.experimental import pallas as pl
+
+import rank_collapse as rc
+from tests.oracles.function_paths import (
+    W8,
+    attn,
+    ranks_of_others as ranks_of_others,
+)
+from tests.oracles.jax_models import D, N, tokens
+from tests.support.refusals import is_refused, parametrize_refusals
+
+
+def wrong(fn, message, *, x=None, branches="attn", **options):
+    x = tokens() if x is None else x
+    return fn, x, branches, options, message
+
+
+def linear_attention(x):
+    with jax.named_scope("attn"):
+        return (x @ x.T) @ x
+
+
+def kernel(x):
+    def double(x_ref, o_ref):
+        o_ref[...] = x_ref[...] * 2
+
+    return pl.pallas_call(double, out_shape=jax.ShapeDtypeStruct(x.shape, x.dtype))(x)
+
+
+def feature_attention(order):
+    def fn(x):
+        phi_q, phi_k = jax.nn.elu(x @ W8) + 1, jax.nn.elu(x) + 1
+        with jax.named_scope("attn"):
+            a = (phi_q @ phi_k.T) @ x if order == "weights first" else phi_q @ (phi_k.T @ x)
+        return x + a
+
+    return fn
+
+
+def nested_kinds(x):
+    with jax.named_scope("attn"), jax.named_scope("mlp"):
+        a = x @ W8
+    return x + a
+
+
+def in_parts(x):
+    with jax.named_scope("attn"):
+        q, v = x @ W8, x @ W8.T
+    with jax.named_scope("attn"):
+        a = q + jnp.flip(v)
+    return x + a
+
+
+def donated(x=None):
+    x = tokens() + 0
+    x.delete()
+    return x
+
+
+def near_names(x):
+    with jax.named_scope("self_attention"):
+        return x + x @ W8
+
+
+BOTH = {"attention": "attn", "mlp": "mlp"}
+
+
+COMPLEX = np.ones((N, D)) * 1j
+
+
+WRONG = [
+    wrong(
+        near_names, "'atention' matches no scope or name; nearest: 'self_att", branches="atention"
+    ),
+    wrong(near_names, "'Q' matches no scope or name; there are: 'self_att", branches="Q"),
+    wrong(lambda x: x + x @ W8, "matches no scope or name: the function has none; put `with"),
+    wrong(attn, "branches='\\(' is not a regular expression: ", branches="("),
+    wrong(attn, "branches='' is not a regular expression", branches=""),
+    wrong(attn, "branches=3 is not a regular expression", branches=3),
+    wrong(attn, "branches={} has to name 'attention'", branches={}),
+    wrong(attn, "branches={'mlp': 'm'} has to name 'attention'", branches={"mlp": "m"}),
+    wrong(attn, "'heads'.* has to name 'attention'", branches={"attention": "a", "heads": "h"}),
+    wrong(attn, "'m' matches no scope", branches={"attention": "attn", "mlp": "m"}),
+    wrong(nested_kinds, "scope 'attn/mlp' is a branch both", branches=BOTH),
+    wrong(
+        lambda x: x + checkpoint_name(x @ W8, "b"),
+        "name 'b' is one of both",
+        branches={"attention": "b", "mlp": ".*"},
+    ),
+    wrong(in_parts, "several values go from one entry of the scope 'attn' directly into another"),
+    wrong(
+        lambda x: x + checkpoint_name(jax.nn.softmax(x @ x.T), "attn") @ x,
+        "matches 'attn', which no state leaves: the output of the attention branch",
+    ),
+    wrong(
+        linear_attention,
+        r"a product of two values .* at attn \(.*test_functions.py:\d+.*stop_gradient",
+    ),
+    wrong(feature_attention("weights first"), "a product of two values .* at attn"),
+    wrong(feature_attention("states first"), "a product of two values .* at attn"),
+    wrong(lambda x: attn(x) * (x @ W8), "a product of two values .* at the top level"),
+    wrong(lambda x: attn(jax.nn.relu(x) * jax.nn.relu(x @ W8)), "a product of two values"),
+    wrong(lambda x: attn(x) + x.max(0), "reduce_max of values .* at the top level.*stop_gradient"),
+    wrong(lambda x: attn(jnp.sort(x, 0)), "sort of values that depend on the input"),
+    wrong(lambda x: attn(jax.lax.top_k(x, D)[0]), "top_k of values that depend on the input"),
+    wrong(lambda x: attn(jnp.cumprod(x, 0)), "cumprod of values that depend on the input"),
+    wrong(lambda x: attn(jnp.exp(x)), "exp of a state at the top level"),
+    wrong(lambda x: attn(kernel(x)), 'pallas_call at .* implementation="xla"'),
+    wrong(
+        lambda x: attn(jax.lax.while_loop(lambda x: x.sum() > 9, lambda x: x / 2, x)),
+        "while at .* use jax.lax.scan",
+    ),
+    wrong(lambda x: attn(jnp.linalg.qr(x.T @ x)[0][:N]), "qr at .* is not known to be linear"),
+    wrong(lambda x: attn(jnp.linalg.inv(x @ x.T) @ x), "is not known to be linear"),
+    wrong(
+        lambda x: attn(jax.pure_callback(np.sin, jax.ShapeDtypeStruct(x.shape, x.dtype), x)),
+        "pure_callback at .* is not known to be linear",
+    ),
+    wrong(attn, "x is int32: paths start from a state; give the embedding", x=jnp.arange(5)),
+    wrong(attn, "x is bool: paths start", x=jnp.ones(3, bool)),
+    wrong(attn, "x is complex(64|128): paths start", x=COMPLEX),
+    wrong(attn, "x is dict, not one array", x={"x": np.ones(3)}),
+    wrong(attn, "x is list, not one array", x=[1.0, 2.0]),
+    wrong(attn, "x is tuple, not one array", x=()),
+    wrong(attn, "x was deleted: it was donated", x=donated),
+    wrong(lambda x: (attn(x), x), r"fn returns 2 arrays, .* lambda x: fn\(x\)\[0\]"),
+    wrong(lambda x: None, "fn returns 0 arrays"),
+    wrong(lambda x: attn(x).argmax(), "fn returns int32, not a state"),
+    wrong("attn", "fn is str, not a function of x"),
+    wrong(attn, "longest=-1", longest=-1),
+    wrong(attn, "longest=1.5", longest=1.5),
+    wrong(attn, "longest=True", longest=True),
+    wrong(attn, "longest={'mlp': 1} names others than the branches", longest={"mlp": 1}),
+    wrong(attn, r"direction float(32|64)\[2\] is not of floats like x", direction=np.ones(2)),
+    wrong(attn, "direction is str, not one array", direction="x"),
+    wrong(attn, "direction is dict, not one array", direction={"x": np.ones(2)}),
+    wrong(attn, "direction is list, not one array", direction=[[1.0], [1.0, 2.0]]),
+    wrong(attn, "x is str, not one array of floats", x="x"),
+    wrong(
+        attn,
+        "x is ShapeDtypeStruct, not one array of floats",
+        x=jax.ShapeDtypeStruct((N, D), jnp.float32),
+    ),
+    wrong(
+        lambda x: attn(x) if x.sum() > 0 else x,
+        r"fn fails at x float(32|64)\[.*: TracerBoolConversionError: .*; its Python code reads",
+    ),
+    wrong(lambda x: attn(np.asarray(x)), "fn fails at x .*: TracerArrayConversionError: .*jnp in"),
+    wrong(lambda x: attn(x) * float(x.sum()), "fn fails at x .*; its Python code reads values"),
+    wrong(lambda x: attn(x @ W8[:3]), "fn fails at x .*: TypeError: dot_general .*one array, in"),
+    wrong(lambda x, y: attn(x), "fn fails at x .*: TypeError: .*missing 1 required .*'y'; it has"),
+    wrong(
+        lambda x: attn(jnp.tanh(x) * jnp.tanh(x @ W8)),
+        "a product of two values .* at the top level",
+    ),
+    wrong(
+        lambda x: attn(jax.nn.relu(x) * jnp.tanh(x @ W8)),
+        "a product of two values .* at the top level",
+    ),
+    wrong(attn, "freeze='no' is not True or False", freeze="no"),
+    wrong(
+        lambda x: attn(jax.lax.stop_gradient(x)),
+        "depends on the input only through what is frozen",
+    ),
+    wrong(lambda x: attn(np.ones((N, D))), "depends on the input only through|or not at all"),
+]
+
+
+def measure_wrong(fn, x, branches, options):
+    x = x() if callable(x) else x
+    return rc.function_contributions(fn, x, branches=branches, **options)
+
+
+@parametrize_refusals(WRONG)
+def test_a_wrong_use_is_refused(arguments, message):
+    is_refused(message, measure_wrong, *arguments)

@@ -1,0 +1,135 @@
+"""Entries of a config.json: short forms, types and limits, rotary scalings by their formulas."""
+
+import math
+
+import numpy as np
+import pytest
+
+from rank_collapse.pretrained.entries import (
+    ANY_LENGTH,
+    Entry,
+    as_entry,
+    check_allowed,
+    check_entry,
+    count_entry,
+    local_theta,
+    num_positions,
+    rotary_entry,
+    rotary_fields,
+)
+from tests.support.refusals import is_refused
+
+SETTINGS = {"rope_theta": None, "max_position_embeddings": 64, "model_type": "llama"}
+NONE = {"rope_scaling": None, "rope_parameters": None}
+
+
+def test_short_forms_are_a_default_or_a_type():
+    assert as_entry(3) == Entry(3, (int,)) and as_entry(list) == Entry(None, (list,))
+    entry = count_entry(4, most=9)
+    assert as_entry(entry) is entry and (entry.least, entry.most) == (1, 9)
+
+
+@pytest.mark.parametrize(
+    ("value", "entry", "message"),
+    [
+        ("3", Entry(1, (int,)), "a='3' is not a whole number"),
+        (True, Entry(1, (int,)), "a=True is not a whole number"),
+        (1.5, Entry(1, (int, list)), "a=1.5 is not a whole number or a list"),
+        (0, count_entry(), "a=0 is not between 1 and"),
+        (10, count_entry(most=9), "a=10 is not between 1 and 9"),
+        (float("inf"), Entry(1.0, (float,)), "a=inf is not between"),
+        (2**31, Entry(1, (int,)), "a=2147483648 is not between"),
+    ],
+)
+def test_a_value_of_another_type_or_size_is_named(value, entry, message):
+    is_refused(message, check_entry, "a", value, entry)
+
+
+def test_a_whole_number_is_a_number():
+    check_entry("a", 3, Entry(1.0, (float,)))
+    check_allowed({"act": "gelu"}, "act", ("gelu", "relu"))
+    is_refused(
+        "act='tanh' of a bert model is not supported, only 'gelu' or 'relu'",
+        check_allowed,
+        {"act": "tanh", "model_type": "bert"},
+        "act",
+        ("gelu", "relu"),
+    )
+
+
+def test_the_older_entry_counts_and_layers_may_have_their_own():
+    older, newer = {"type": "linear"}, {"full_attention": {"rope_type": "yarn"}}
+    both = {"rope_scaling": older, "rope_parameters": newer}
+    assert rotary_entry(both, "full_attention") == older
+    assert rotary_entry(both | {"rope_scaling": None}, "full_attention") == {"rope_type": "yarn"}
+    assert rotary_entry(NONE) == {}
+    wrong = {"rope_scaling": None, "rope_parameters": {"full_attention": 3}}
+    is_refused(
+        "rope_parameters.full_attention=3 is not an object", rotary_entry, wrong, "full_attention"
+    )
+
+
+@pytest.mark.parametrize(
+    ("entry", "expected"),
+    [
+        ({}, {}),
+        ({"rope_theta": 50, "partial_rotary_factor": 0.5}, {"rotary_theta": 50, "rotary_width": 4}),
+        ({"type": "linear", "factor": 4}, {"rotary_scaling": (4.0,)}),
+        ({"rope_type": "dynamic", "factor": 2.0}, {"rotary_scaling": (2.0, 64.0)}),
+        (
+            {"rope_type": "llama3", "factor": 8, "low_freq_factor": 1, "high_freq_factor": 4}
+            | {"original_max_position_embeddings": 16},
+            {"rotary_scaling": (8.0, 1.0, 4.0, 16.0)},
+        ),
+    ],
+)
+def test_scalings_that_are_numbers(entry, expected):
+    usual = {"position": "rotary", "rotary_theta": 1e4}
+    assert rotary_fields(entry, SETTINGS, 8) == usual | expected
+
+
+def test_longrope_divides_each_wave_by_its_own_number():
+    entry = {"rope_type": "longrope", "short_factor": [1, 2], "long_factor": [4, 8]}
+    settings = SETTINGS | {"original_max_position_embeddings": 16, "rope_theta": 100.0}
+    fields = rotary_fields(entry, settings, 4)
+    (short, near), (long, far) = fields["rotary_tables"]
+    assert (short, long) == (16, ANY_LENGTH)
+    np.testing.assert_allclose(near, [1, 1 / 20])
+    np.testing.assert_allclose(far, [1 / 4, 1 / 80])
+    assert fields["rotary_factor"] == pytest.approx(math.sqrt(1 + math.log(4) / math.log(16)))
+
+
+def test_positions_reach_as_far_as_the_scaling():
+    for entry, expected in (
+        ({}, 64),
+        ({"rope_type": "linear", "factor": 4.0}, 64),
+        ({"rope_type": "dynamic", "factor": 1.5}, 96),
+        ({"type": "yarn", "factor": 8.0, "original_max_position_embeddings": 16}, 128),
+        ({"type": "yarn", "factor": 2.0, "original_max_position_embeddings": 16}, 64),
+    ):
+        assert num_positions(entry, SETTINGS) == expected
+
+
+def test_layers_with_a_window_have_a_base_without_scaling():
+    assert local_theta(SETTINGS | NONE, 500.0) == 500
+    own = {"rope_parameters": {"sliding_attention": {"rope_theta": 700.0}}}
+    assert local_theta(SETTINGS | NONE | own, 500.0) == 700
+    own["rope_parameters"]["sliding_attention"]["rope_type"] = "yarn"
+    message = "sliding_attention.rope_type='yarn' of a llama model is not supported"
+    is_refused(message, local_theta, SETTINGS | NONE | own, 500.0)
+
+
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        ({"rope_type": "spiral"}, "rope_type='spiral' is not one of"),
+        ({"rope_type": "linear", "factor": -1}, "factor=-1 .*is not (positive|between)"),
+        ({"rope_theta": 0}, "rope_theta=0 of the rotary positions is not positive"),
+        (
+            {"rope_type": "longrope", "short_factor": [1], "long_factor": [1]},
+            "short_factor is not a",
+        ),
+    ],
+)
+def test_scalings_that_mean_nothing_are_named(entry, message):
+    is_refused(message, rotary_fields, entry, SETTINGS, 8)

@@ -1,0 +1,31 @@
+"""The figure of two runs: a panel for each part, gaps where numbers are the same, the fault."""
+
+import numpy as np
+
+from rank_collapse.report.agreement import agreement_figure
+
+COLUMNS = {
+    "layer": np.array([0, 0, 1, 1]),
+    "part": np.array(["attention", "mlp"] * 2),
+    "error_in": np.array([0.0, 1e-7, 2e-7, 3e-7]),
+    "predicted": np.array([1e-7, 1e-7, 2e-7, 2e-7]),
+    "added": np.array([1e-7, 2e-7, 3e-3, 4e-7]),
+}
+
+
+def read_lines(ax):
+    return {line.get_label(): np.asarray(line.get_ydata()) for line in ax.lines}
+
+
+def test_each_part_has_a_panel_with_its_rows():
+    attention, mlp = agreement_figure(COLUMNS, (1, "attention")).axes[:2]
+    assert (attention.get_title(), mlp.get_title()) == ("attention", "MLP")
+    np.testing.assert_array_equal(read_lines(mlp)["comes in"], [1e-7, 3e-7])
+    np.testing.assert_array_equal(read_lines(attention)["comes in"], [np.nan, 2e-7])
+    np.testing.assert_array_equal(read_lines(attention)["the sublayer adds"], [1e-7, 3e-3])
+    assert "the runs part" in read_lines(attention) and "the runs part" not in read_lines(mlp)
+    assert attention.get_yscale() == "log"
+
+
+def test_without_a_fault_nothing_is_marked():
+    assert all("the runs part" not in read_lines(ax) for ax in agreement_figure(COLUMNS).axes)

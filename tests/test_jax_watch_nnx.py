@@ -1,0 +1,126 @@
+"""One call for NNX: the scalars are those of rc.monitor on the same arrays."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+import rank_collapse as rc
+from rank_collapse import jax_watch
+from tests.oracles.flax_layers import (
+    CAUSAL,
+    B,
+    D,
+    H,
+    L,
+    Layer,
+    N,
+    X,
+    check_scalars,
+    compute_weights,
+    monitor_layers,
+)
+
+
+class Model(nnx.Module):
+    def __init__(self, rngs):
+        self.layers = nnx.List([Layer(rngs) for _ in range(L)])
+
+    def __call__(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+@pytest.mark.parametrize("jit", [False, pytest.param(True, marks=pytest.mark.full)])
+def test_nnx(jit):
+    model, other = Model(nnx.Rngs(0)), Model(nnx.Rngs(0))
+    states, reads, weights = [X], [], []
+    for layer in other.layers:
+        reads.append(layer.norm(states[-1]))
+        parameters = nnx.to_pure_dict(nnx.state(layer.attention, nnx.Param))
+        weights.append(compute_weights(parameters, reads[-1], CAUSAL))
+        states.append(layer(states[-1]))
+
+    def monitor_model(model):
+        return jax_watch.nnx_monitored(model, X)
+
+    before = nnx.MultiHeadAttention.__call__
+    out, scalars = (nnx.jit(monitor_model) if jit else monitor_model)(model)
+    assert nnx.MultiHeadAttention.__call__ is before
+    assert model.layers[0].attention.attention_fn is other.layers[0].attention.attention_fn
+    np.testing.assert_allclose(out, states[-1], rtol=1e-6, atol=1e-6)
+    check_scalars(scalars, monitor_layers(reads, weights))
+    with pytest.raises(ValueError, match="no attention was measured"):
+        jax_watch.nnx_monitored(model, X, select=lambda _: False)
+
+
+class VmappedModel(Model):
+    def __call__(self, x):
+        for layer in self.layers:
+            x = nnx.vmap(lambda layer, x: layer(x), in_axes=(None, 0))(layer, x)
+        return x
+
+
+class ExampleLayer(nnx.Module):
+    def __init__(self, rngs):
+        self.norm = nnx.LayerNorm(D, rngs=rngs)
+        self.attention = nnx.MultiHeadAttention(H, D, decode=False, rngs=rngs)
+
+    def __call__(self, x):
+        return x + self.attention(self.norm(x))
+
+
+def build_examples(rngs):
+    model = VmappedModel(rngs)
+    model.layers = nnx.List([ExampleLayer(rngs) for _ in range(L)])
+    return model
+
+
+def test_nnx_inner_and_outer_vmap_and_frames():
+    model = build_examples(nnx.Rngs(0))
+    _, scalars = jax_watch.nnx_monitored(model, X)
+    x, reads, weights = X, [], []
+    for layer in model.layers:
+        reads.append(layer.norm(x))
+        parameters = nnx.to_pure_dict(nnx.state(layer.attention, nnx.Param))
+        weights.append(compute_weights(parameters, reads[-1], jnp.ones((1, 1, N, N))))
+        x = layer(x)
+    check_scalars(scalars, monitor_layers(reads, weights))
+    frames = jnp.stack([X, 2 * X[::-1]])  # tokens [2, b, n, d]
+    _, scalars = jax_watch.nnx_monitored(model.layers[0].attention, frames)
+    want = rc.monitor(frames)["residual_ratio"]
+    np.testing.assert_allclose(scalars["residual_ratio"], [want], rtol=1e-5)
+    seeds = nnx.vmap(build_examples)(nnx.Rngs(0).split(2))
+    unit = functools.partial(rc.monitor, tokens="unit")
+    monitored = functools.partial(jax_watch.nnx_monitored, measure=unit)
+    _, scalars = nnx.vmap(monitored, in_axes=(0, None))(seeds, X)
+    assert scalars["residual_ratio"].shape == (2, L)
+
+
+def test_variables_of_nnx_change_as_without_a_measurement():
+    model, other = Model(nnx.Rngs(0)), Model(nnx.Rngs(0))
+    for _ in range(2):  # keys of dropout are counted
+        out, _ = jax_watch.nnx_monitored(model, X)
+        np.testing.assert_array_equal(out, other(X))
+    states = [nnx.to_pure_dict(nnx.state(m, nnx.RngCount)) for m in (model, other)]
+    assert jax.tree.leaves(states[0]) == jax.tree.leaves(states[1])
+
+
+def test_weights_of_nnx_are_causal_where_the_call_says_so_and_of_flax_alone():
+    q = jax.random.normal(jax.random.key(0), (B, N, H, D // H))
+    from flax.nnx.nn import attention as library
+
+    record = jax_watch._Record()
+    attend = record.keep_weights(library.dot_product_attention, library)
+    attend(q, q, q, is_causal=True)
+    masked = library.dot_product_attention_weights(q, q, mask=CAUSAL)
+    np.testing.assert_allclose(record.weights, masked, rtol=1e-6)
+    model = nnx.MultiHeadAttention(
+        H, D, decode=False, rngs=nnx.Rngs(0), attention_fn=lambda q, k, v, **_: v
+    )
+    _, scalars = jax_watch.nnx_monitored(model, X)
+    assert "attention_entropy" not in scalars and "residual_ratio" in scalars

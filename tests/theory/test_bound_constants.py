@@ -1,0 +1,95 @@
+"""Constants of the bounds: γ*, power laws, Lipschitz constants, spreads of scores."""
+
+import itertools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import rank_collapse as rc
+from rank_collapse.network import layers
+from rank_collapse.network.residual import LayerGains
+from rank_collapse.theory import bound_constants, bounds
+from rank_collapse.theory.log_operations import LogState
+from tests.oracles import draws
+from tests.support.closeness import assert_close
+from tests.support.marks import full_but
+
+
+def test_threshold_is_the_root():
+    x = bounds.LEMMA_THRESHOLD
+    assert x > 0.5  # 0 is a root too
+    assert_close(math.exp(x), 1 + 2 * x, rtol=1e-14)
+
+
+def test_a_power_law_of_a_constant_of_0_and_beyond_float_range():
+    for c, depth, expected in ((-np.inf, 3, -np.inf), (-1.0, 90, -np.inf), (0.5, 2, 9 * 0.2 + 2.0)):
+        law = bounds.log10_power_law(np.float32(0.2), np.float32(c), depth)
+        np.testing.assert_allclose(law, expected, rtol=1e-6)  # c^{(3^L − 1)/2} r^{3^L}
+
+
+@pytest.mark.parametrize(
+    "kind", full_but(["relu", "gelu", "gelu_tanh", "silu", "tanh", "identity"], "gelu")
+)
+def test_lipschitz_constant_bounds_every_residual(kind, x64):
+    config = rc.san_mlp(1, 1, 6, mlp=kind, d_ff=9)
+    params = draws.parameters(config, 0, 2.0, 1.0).layers.mlp
+    params = jax.tree.map(lambda a: a[0], params)
+    one, inf = jax.jit(bound_constants.lipschitz_constants, static_argnums=1)(params, kind)
+    rng = np.random.default_rng(0)
+    center = rng.standard_normal((30, 1, 6))
+    noise = 10 ** rng.uniform(-3, 1, (30, 1, 1)) * rng.standard_normal((30, 4, 6))
+    noise *= np.arange(4)[:, None] < rng.integers(1, 5, (30, 1, 1))  # of one to four tokens
+
+    @jax.jit
+    @jax.vmap
+    def measure_shares(center, noise):
+        at_center, at_x = (layers.apply_mlp(params, a, kind) for a in (center, center + noise))
+        residual = at_x - at_center
+        norms = (bound_constants.norm_1, one), (bound_constants.norm_inf, inf)
+        return jnp.array([norm(residual) / (constant * norm(noise)) for norm, constant in norms])
+
+    shares = measure_shares(np.tile(center, (1, 4, 1)), noise)
+    assert np.all(shares <= 1 + 1e-9) and shares.max() > 0.05
+    slope = float(
+        one / (bound_constants.norm_1(params.w_in) * bound_constants.norm_1(params.w_out))
+    )
+    expected_slope = {"gelu": 1.128904, "gelu_tanh": 1.129, "silu": 1.099839}.get(kind, 1.0)
+    np.testing.assert_allclose(slope, expected_slope, rtol=1e-4)
+
+
+def test_the_spread_of_scores_is_over_the_keys_that_a_row_sees():
+    rng, keep = np.random.default_rng(0), np.array([True, True, False, True])
+    residual, w_qk = (
+        rng.standard_normal(shape).astype(np.float32) for shape in ((4, 3), (2, 3, 3))
+    )
+    allowed = np.stack([np.tri(4, k=-1, dtype=bool), np.tri(4, dtype=bool)])
+    state, config = LogState(None, residual, 0.0), rc.san(1, 2, 8)  # d_qk = 4
+    expected = np.zeros((2, 4))  # 0 in rows that do not exist or see nothing
+    for h, i in itertools.product(range(2), (0, 1, 3)):
+        row = residual[i] @ w_qk[h] @ residual.T / 2
+        expected[h, i] = np.ptp(row[allowed[h, i]]) if allowed[h, i].any() else 0
+    spread = bound_constants.score_spread(w_qk, state, config, allowed, keep)
+    assert_close(spread, expected, atol=1e-6)
+
+
+def test_the_skip_of_an_mlp_adds_its_largest_gain():
+    config = rc.san_mlp(1, 1, 3, mlp="relu", d_ff=2, mlp_skip=True)
+    params = jax.tree.map(lambda a: a[0], draws.parameters(config).layers)
+    skip, branch = (np.float32(gains) for gains in ([0.5, -2, 1], [-3, 1, 2]))
+    gains = LayerGains(rc.Gains(9.0, 9.0, skip), rc.Gains(9.0, 9.0, branch), np.float32(1))
+    matrices = [np.asarray(w) for w in (params.mlp.w_in, params.mlp.w_out)]
+    expected = [2 + 3 * np.prod([abs(w).sum(axis).max() for w in matrices]) for axis in (0, 1)]
+    for changes, constants in (
+        ({}, expected),
+        ({"mlp_skip": False}, np.array(expected) - 2),
+        ({"mlp": "none"}, [1, 1]),
+        ({"mlp": "swiglu"}, [np.inf, np.inf]),
+    ):
+        network = params, gains, config.replace(**changes)
+        ours = bound_constants.sublayer_lipschitz(
+            *network, bound_constants.norm_1, bound_constants.norm_inf
+        )
+        np.testing.assert_allclose(ours, constants, rtol=3e-6)

@@ -1,0 +1,61 @@
+"""Axes of a sweep: shapes, order of points, examples, and names of runs."""
+
+import jax
+import numpy as np
+import pytest
+
+from rank_collapse.training.engine.axes import make_axes, name_value
+from tests.support.refusals import is_refused
+
+AXES = make_axes(
+    {"rate": [0.1, 0.2, 0.3], "scale": 0.5, "on": [True, False]},
+    {"depth": [2, 4], "act": np.tanh},
+)
+
+
+def test_only_lists_are_axes():
+    assert (AXES.hyper_shape, AXES.static_shape, AXES.num_hyper) == ((3, 2), (2,), 6)
+    assert AXES.static_points() == [{"depth": 2, "act": np.tanh}, {"depth": 4, "act": np.tanh}]
+    assert make_axes(None, None).num_hyper == 1 and make_axes(None, None).static_points() == [{}]
+
+
+def test_points_are_counted_with_the_last_axis_first_and_leaves_are_in_the_order_of_names():
+    on, rate, scale = AXES.hyper_leaves(np.array([0, 1, 5]))
+    assert on.tolist() == [True, False, False]
+    np.testing.assert_array_equal(rate, np.float32([0.1, 0.1, 0.3]))
+    np.testing.assert_array_equal(scale, np.float32([0.5, 0.5, 0.5]))
+    assert rate.dtype == jax.dtypes.canonicalize_dtype(np.float64)
+
+
+def test_examples_are_python_numbers_unless_their_dtype_is_chosen():
+    examples = make_axes({"a": [1, 2], "b": np.float32([1.5]), "c": 0.5}, None).examples()
+    assert {name: type(value) for name, value in examples.items()} == {
+        "a": int,
+        "b": np.float32,
+        "c": float,
+    }
+
+
+def test_a_run_is_named_by_what_is_swept():
+    assert AXES.describe_static(1) == "depth=4"
+    assert AXES.describe_run(0, 5, 3) == "seed 3 (depth=2, rate=0.3, on=False)"
+    assert make_axes({"rate": 0.1}, None).describe_run(0, 0, 3) == "seed 3"
+
+
+def test_names_of_values_have_no_address():
+    assert name_value(np.tanh) == "tanh" and name_value([1]) == "[1]"
+    assert name_value(object()) == "<object object>"
+
+
+@pytest.mark.parametrize(
+    ("hyper", "static", "message"),
+    [
+        ({"a": 1.0}, {"a": 1}, "'a' is in hyper and in static"),
+        ({"seed": 1.0}, None, "hyper has the name 'seed', which is an axis of every sweep"),
+        ({"a": [0.1, 0.1 + 1e-12]}, None, "has 0.1.* twice"),  # in float32
+        (None, {"a": [1, 1]}, "has 1 twice"),
+        ({"a": []}, None, "is empty"),
+    ],
+)
+def test_what_means_nothing_is_refused(hyper, static, message):
+    is_refused(message, make_axes, hyper, static)

@@ -1,0 +1,181 @@
+"""The folder of a sweep: of another sweep, damaged, in use, on a full disk, interrupted."""
+
+import resource
+import shutil
+import signal
+from pathlib import Path
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from rank_collapse.runs import files
+from rank_collapse.training.engine.files import SweepFolder
+from rank_collapse.training.engine.program import Program
+from tests.oracles.small_sweeps import list_files, run, step, with_static
+from tests.support.refusals import is_refused
+
+
+def faster(state, hyper, index):
+    return step(state, {"rate": 2 * hyper["rate"]}, index)
+
+
+def shifted(state, hyper, index):
+    """Computes what `step` does, with other data."""
+    loss = jnp.sum(state["w"] ** 2)
+    return {"w": (1 - hyper["rate"]) * state["w"] + np.ones(3)}, {"loss": loss}
+
+
+def find_snapshot(folder):
+    return next(folder.glob("runs/*.npz"))
+
+
+def write_over(name, content):
+    """Returns what writes other bytes into a file of a folder, None for its snapshot."""
+
+    def write(folder):
+        path = find_snapshot(folder) if name is None else folder / name
+        path.write_bytes(content(path.read_bytes()))
+
+    return write
+
+
+def drop_losses(folder):
+    path = find_snapshot(folder)
+    arrays = dict(np.load(path))
+    arrays["metrics/0"] = arrays["metrics/0"][:, :1]
+    np.savez(path, **arrays)
+
+
+def flip_a_loss(folder):
+    """Flips a bit of a number in a snapshot, which is not compressed."""
+    path = find_snapshot(folder)
+    content, losses = bytearray(path.read_bytes()), np.load(path)["metrics/0"].tobytes()
+    content[content.index(losses)] ^= 1
+    path.write_bytes(content)
+
+
+OTHER, DAMAGED = "^[^ ]* is of another sweep: .*", "delete this file, and the same"
+
+
+# {misuse: (message, changes, what was done to the folder)}
+FOLDERS = {
+    "another init": (
+        f"{OTHER}init is another function",
+        {"init": lambda k, h: {"w": jnp.ones(3)}},
+        None,
+    ),
+    "another step": (
+        f"{OTHER}step is another function; use another folder",
+        {"step": faster},
+        None,
+    ),
+    "other data": (f"{OTHER}close over other arrays", {"step": shifted}, None),
+    "other values": (
+        OTHER + r"of hyper rate is \[0.1, 0.2\] there, \[0.1, 0.3\] here;",
+        {"hyper": {"rate": [0.1, 0.3]}},
+        None,
+    ),
+    "another key": (OTHER + r"key is \[0, 0\] there, \[0, 1\] here", {"key": 1}, None),
+    "a look": (
+        f"{OTHER}look= is given here, not there; use",
+        {"look": lambda s, h, k: s["w"]},
+        None,
+    ),
+    "other finite metrics": (f"{OTHER}finite is None there", {"finite": []}, None),
+    "static values": (
+        f"{OTHER}of static size is 'absent' there, .* here; use another folder",
+        with_static(size=[1, 2]),
+        None,
+    ),
+    "sweep.json is cut": (
+        "sweep.json cannot be read .* use another",
+        {},
+        write_over("sweep.json", lambda content: content[:1]),
+    ),
+    "sweep.json is a list": (
+        "sweep.json .*use another",
+        {},
+        write_over("sweep.json", lambda content: b"[]"),
+    ),
+    "sweep.json is missing": (
+        "has runs and no sweep.json",
+        {},
+        lambda folder: (folder / "sweep.json").unlink(),
+    ),
+    "a snapshot is cut": (DAMAGED, {}, write_over(None, lambda content: content[:300])),
+    "a snapshot is empty": (DAMAGED, {}, write_over(None, lambda content: b"")),
+    "a bit of a snapshot is flipped": (DAMAGED, {}, flip_a_loss),
+    "a snapshot has fewer losses": (DAMAGED, {}, drop_losses),
+}
+
+
+@pytest.mark.parametrize("misuse", FOLDERS)
+def test_a_folder_of_another_sweep_or_damaged_is_refused_and_stays(misuse, used_folder, tmp_path):
+    message, changes, spoil = FOLDERS[misuse]
+    folder = tmp_path / "copy"
+    shutil.copytree(used_folder, folder)
+    if spoil is not None:
+        spoil(folder)
+    saved = list_files(folder)
+    is_refused(message, run, error=files.RunError, folder=folder, **changes)
+    assert list_files(folder) == saved
+
+
+def test_a_folder_that_is_used_or_cannot_be_written_is_refused(used_folder):
+    saved = list_files(used_folder)
+    with files.lock_folder(used_folder):
+        is_refused("is in use by another process", run, error=files.RunError, folder=used_folder)
+    is_refused(
+        "steps=3, but .* has 4 steps: a sweep can be extended", run, folder=used_folder, steps=3
+    )
+    for path in ("/dev/null/x", "/proc/self/x"):
+        is_refused("cannot write to", run, error=files.RunError, folder=path)
+    assert list_files(used_folder) == saved
+    again, whole = (run(folder=folder).metrics["loss"] for folder in (used_folder, None))
+    np.testing.assert_array_equal(again, whole)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError])
+def test_an_interruption_saves_what_is_done(error, tmp_path, monkeypatch):
+    advance, calls = Program.advance, []
+
+    def interrupt(self, *arguments):
+        calls.append(1)
+        if len(calls) == 2:
+            raise error
+        return advance(self, *arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Program, "advance", interrupt)
+        patch.setattr(SweepFolder, "is_due", lambda self: False)
+        with pytest.raises(error):
+            run(folder=tmp_path)
+    assert int(np.load(find_snapshot(tmp_path))["step"]) == 2
+    np.testing.assert_array_equal(run(folder=tmp_path).metrics["loss"], run().metrics["loss"])
+
+
+def test_a_full_disk_loses_nothing(tmp_path):
+    """No file may have more than 1000 bytes for a while."""
+    options = {"folder": tmp_path, "seeds": 3}
+    run(**options)
+    saved = {p: p.read_bytes() for p in Path(tmp_path).glob("runs/*.npz")}
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
+        is_refused(
+            "cannot write to .*npz: File too large", run, error=files.RunError, steps=20, **options
+        )
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, handler)
+    assert {p: p.read_bytes() for p in Path(tmp_path).glob("runs/*.npz")} == saved
+    extended = run(steps=20, **options)
+    np.testing.assert_array_equal(extended.metrics["loss"], run(steps=20, seeds=3).metrics["loss"])
+    path = next(Path(tmp_path).glob("runs/*.npz"))
+    path.write_bytes(path.read_bytes()[:300])
+    is_refused("delete this file, and the same", run, error=files.RunError, steps=20, **options)
+    path.unlink()
+    again = run(steps=20, **options)
+    np.testing.assert_array_equal(again.metrics["loss"], extended.metrics["loss"])

@@ -1,0 +1,80 @@
+"""Sweeps that are interrupted or killed anywhere, and resumed, are whole."""
+
+import signal
+import time
+
+import jax
+import numpy as np
+import pytest
+
+from rank_collapse.runs.seeds import seed_mesh
+from rank_collapse.training import sweep
+from rank_collapse.training.engine.program import Program
+from tests.oracles.swept_networks import (
+    PROGRAM,
+    WHOLE,
+    assert_same_bits,
+    assert_same_files,
+    init,
+    start,
+    step,
+)
+from tests.support.processes import LIMIT
+
+
+class Interrupted(BaseException):
+    pass
+
+
+def test_interrupted_anywhere_and_resumed_is_whole(whole, tmp_path, monkeypatch):
+    """After each chunk of each group, on one and two devices in turn."""
+    advance, calls = Program.advance, []
+
+    def interrupt(self, *arguments):
+        if calls:
+            raise Interrupted
+        calls.append(1)
+        return advance(self, *arguments)
+
+    monkeypatch.setattr(Program, "advance", interrupt)
+    for turn in range(12):
+        calls.clear()
+        mesh = seed_mesh(jax.devices()[: 1 + turn % 2])
+        try:
+            resumed = sweep(init, step, **WHOLE | {"folder": tmp_path, "mesh": mesh})
+        except Interrupted:
+            continue
+        break
+    assert turn == 5  # two groups of three chunks
+    assert_same_bits(resumed, whole)
+    assert [p.suffix for p in tmp_path.glob("runs/*")] == [".npz"] * 2
+
+
+@pytest.mark.full
+def test_killed_twenty_times_it_is_whole(tmp_path):
+    """By SIGKILL and Ctrl-C, at random moments, on one and two devices in turn."""
+    folder, kills, rng = tmp_path / "run", 0, np.random.default_rng(0)
+
+    def list_files():
+        return {(p, p.stat().st_mtime_ns) for p in folder.glob("runs/*.npz") if p.exists()}
+
+    with open(tmp_path / "errors", "w+") as errors:
+        assert start(errors, PROGRAM, 2, "", tmp_path / "whole").wait(LIMIT) == 0
+        while True:
+            before = list_files()
+            process = start(errors, PROGRAM, 1 + kills % 2, folder, tmp_path / "parts")
+            # One in four while it starts, compiles or computes; others around a snapshot.
+            end = time.monotonic() + (rng.uniform(0, 6) if kills % 4 == 3 else LIMIT)
+            while process.poll() is None and (
+                kills >= 20 or (time.monotonic() < end and list_files() <= before)
+            ):
+                time.sleep(0.002)
+            time.sleep(rng.uniform(0, 0.02))
+            if process.poll() is None:
+                process.send_signal((signal.SIGKILL, signal.SIGINT)[kills % 4 // 2])
+            if process.wait(LIMIT) == 0:
+                break
+            kills += 1
+            assert kills <= 20, (tmp_path / "errors").read_text()[-2000:]
+    assert kills >= 10
+    assert_same_files(tmp_path / "whole", tmp_path / "parts")

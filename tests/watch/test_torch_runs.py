@@ -1,0 +1,136 @@
+"""The attentions of a pass: which layers are measured, and what is left out."""
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+from rank_collapse.torch import watch
+from rank_collapse.watch import torch_products
+from tests.oracles.torch_models import torch
+from tests.oracles.watched_stack import Attention, D, Layers, X, measure_row, nn, ratio
+
+
+class Towers(nn.Module):
+    """One network for two inputs."""
+
+    def __init__(self):
+        super().__init__()
+        self.tower = Layers()
+
+    def forward(self, x):
+        return self.tower(x) * self.tower(x.flip(0, 1)[:1])
+
+
+def test_of_two_inputs_of_one_network_the_first_is_measured():
+    model = Towers()
+    watched = watch(model, 1)
+    model(X).sum().backward()
+    torch.optim.SGD(model.parameters(), 0.0).step()
+    reason = "of calls on different tokens the first is measured"
+    assert watched.describe().count(reason) == 2
+    assert watched.rows[0]["residual_ratio"][0] == pytest.approx(ratio(*X), 1e-4)
+    assert len(watched.rows[0]["residual_ratio"]) == 2
+
+
+def test_texts_of_one_token_are_left_out():
+    model = Layers()
+    watched = watch(model, 1)
+    model(X[:, :1]).sum().backward()
+    torch.optim.SGD(model.parameters(), 0.0).step()
+    assert watched.describe().count("no tokens: 2 examples of 1 tokens") == 2
+    assert watched.describe().count("no weights: 2 examples of 1 keys") == 2
+    assert watched.rows[0].keys() == {"step", *(f"{p}_gradient" for p in ("query", "key", "value"))}
+
+
+@pytest.mark.parametrize(
+    "layers, numbers",
+    [(0, [0]), ([0, 2], [0, 2]), ("h.1", [1]), (lambda name, module: name.endswith("2"), [2])],
+)
+def test_layers_are_chosen_by_number_name_or_function(layers, numbers):
+    ratios = measure_row(Layers(3), X)["residual_ratio"]
+    chosen = measure_row(Layers(3), X, layers=layers)["residual_ratio"]
+    assert [v for v in chosen if v == v] == [ratios[i] for i in numbers]
+
+
+def test_an_empty_batch_stops_no_measure():
+    model = Layers()
+    watched, optimizer = watch(model, 1), torch.optim.SGD(model.parameters(), 0.0)
+    for batch in (X, X[:0], X):
+        model(batch).sum().backward()
+        optimizer.step()
+    watched.close()
+    first, last = watched.rows[0], watched.rows[-1]
+    assert last["step"] == 2 and last["residual_ratio"] == first["residual_ratio"]
+
+
+class Loop(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.attention = Attention()
+
+    def forward(self, x):
+        for _ in range(3):
+            x = x + self.attention(x)
+        return x
+
+
+def test_a_failure_is_tried_again(monkeypatch, caplog):
+    """The warning comes once, whatever its text is."""
+    choose_rows = torch_products.choose_rows
+    is_broken = (True, True, False, True, True, True, True, False)
+
+    def choose_or_raise(*args):
+        if is_broken[watched.step]:
+            raise MemoryError(f"no memory is left at step {watched.step}")
+        return choose_rows(*args)
+
+    monkeypatch.setattr(torch_products, "choose_rows", choose_or_raise)
+    model = Loop()
+    watched, optimizer = watch(model, 1), torch.optim.SGD(model.parameters(), 0.0)
+    for step, fails in enumerate(is_broken):
+        model(X).sum().backward()
+        optimizer.step()
+        assert (f"left at step {step}" in watched.describe()) == fails
+    measured = [row["step"] for row in watched.rows if "attention_entropy" in row]
+    assert measured == [2, 7] and np.isfinite(watched.rows[0]["attention_entropy"]).all()
+    assert caplog.text.count("no memory is left") == 1
+
+
+class Swapped(Attention):
+    """Every product has its factors in the other order."""
+
+    def forward(self, x):
+        q = torch.einsum("dk,bnk->bnd", self.a.weight, x)
+        scores = torch.einsum("bmd,bnd->bnm", self.b(x), q) / 4
+        return torch.einsum("bmd,bnm->bnd", self.c(x), scores.softmax(-1))
+
+
+def test_products_in_the_other_order():
+    model = Swapped()
+    row = measure_row(model, X)
+    scores = (X @ model.a.weight.T) @ model.b(X).mT / 4
+    p = scores.detach().softmax(-1)
+    assert row["residual_ratio"] == pytest.approx([ratio(*X)], 1e-4)
+    assert row["attention_entropy"][0] == pytest.approx(-(p * p.log()).sum(-1).mean().item(), 1e-4)
+    assert row["query_gradient"][0] == pytest.approx(model.a.weight.grad.norm().item(), 1e-4)
+
+
+class Features(nn.Module):
+    """Attention among features, as in XCiT."""
+
+    def __init__(self):
+        super().__init__()
+        self.qkv = nn.Linear(D, 3 * D)
+
+    def forward(self, x):
+        q, k, v = self.qkv(x).chunk(3, dim=-1)
+        return (q.mT @ k).softmax(-1) @ v.mT
+
+
+def test_attention_among_features_is_left_out():
+    model = Features()
+    watched = watch(model, 1)
+    model(X).sum().backward()
+    torch.optim.SGD(model.parameters(), 0.0).step()
+    assert "softmax is over something else" in watched.describe()
+    assert not any("entropy" in name or "ratio" in name for row in watched.rows for name in row)
