@@ -61,8 +61,16 @@ def test_the_module_inside_has_the_paths():
     assert all(part.any() for part in split.by_length)
 
 
-def test_branches_without_any_skip_are_on_every_path():
-    split = path_lengths(two(Attention), HIDDEN, branches=r"\d")
+class Sum(Attention):
+    """Adds two maps of its input, which is no skip."""
+
+    def forward(self, x):
+        return super().forward(x) + self.v(x)
+
+
+@pytest.mark.parametrize("branch", [Attention, Sum])
+def test_branches_without_any_skip_are_on_every_path(branch):
+    split = path_lengths(two(branch), HIDDEN, branches=r"\d")
     assert not split.by_length[:2].any() and split.by_length[2].any()
 
 
