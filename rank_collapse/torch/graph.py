@@ -84,6 +84,8 @@ class Evaluation:
                 value = self._call(node, args, kwargs, branch)
                 for result in list_values(value):
                     result.branch = branch
+                    if result.node is None:
+                        result.operator, result.node = _name_of(node), node
             if node in self._start_nodes:
                 value = self._start_at(value)
             values[node] = value

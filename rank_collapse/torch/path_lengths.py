@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from rank_collapse.struct import check_whole
 from rank_collapse.torch.exporting import export_model, without_compilation
 from rank_collapse.torch.graph import Evaluation
+from rank_collapse.torch.inner_skips import check_skips
 from rank_collapse.torch.refusals import refuse_product
 from rank_collapse.torch.scopes import Branches, find_start
 from rank_collapse.torch.sums import carry_sums
@@ -112,6 +113,7 @@ def path_lengths(
         )
     if result.degree == 2:
         refuse_product(str(result.product))
+    check_skips(result, matched.axes)
     state = evaluation.start.array
     if direction is not None:
         _check_direction(direction, state)

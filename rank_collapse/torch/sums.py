@@ -24,7 +24,7 @@ def carry_sums(
         [lengths of axis 0, …, *output]; an axis has as many entries as there are lengths, at most
         longest + 2.
     """
-    order = _sort_sources(output)
+    order = sort_sources(output)
     readers = Counter(id(source) for value in order for source in value.sources)
     lengths = (1,) * num_axes
     sums = {id(start): direction.reshape(*lengths, *direction.shape)}
@@ -43,7 +43,7 @@ def carry_sums(
     return sums[id(output)]
 
 
-def _sort_sources(output):
+def sort_sources(output: Value) -> list[Value]:
     """List all values that an output's path sums need, each after its sources."""
     order, visited, stack = [], set(), [(output, False)]
     while stack:

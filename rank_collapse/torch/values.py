@@ -41,6 +41,8 @@ class Value:
         batched: Whether `push` may run under `torch.func.vmap`.
         axis: Axis of a value that leaves a branch: which axis of path lengths this moves by one.
         branch: The call of a branch in which this was computed, or None.
+        operator: The name of the operator that computed this.
+        node: The node of that operator in the graph.
     """
 
     array: Any
@@ -56,6 +58,8 @@ class Value:
     batched: bool = True
     axis: int | None = None
     branch: Any = None
+    operator: str = ""
+    node: Any = None
 
     @property
     def is_gate(self) -> bool:

@@ -262,6 +262,43 @@ def test_a_scan_is_the_loop_of_its_steps(x64, reverse):
     assert_close(slopes[0](weights), slopes[1](weights), rtol=1e-9, atol=1e-9)
 
 
+def test_a_scan_starts_from_a_constant_and_weighs_it_by_exponentials(x64):
+    """As a selective state space does: s ← exp(−Δ) s + Δ x with Δ a softplus."""
+    x = tokens()
+
+    def frozen(x):
+        steps = jax.nn.softplus(x @ W8)
+        return jnp.exp(-steps), steps
+
+    def fn(x):
+        decay, steps = frozen(x)
+
+        def step(state, inputs):
+            state = inputs[0] * state + inputs[1]
+            return state, state
+
+        states = jax.lax.scan(step, jnp.zeros(D), (decay, steps * x))[1]
+        return x + checkpoint_name(states, "attn")
+
+    state, states = np.zeros(D), []
+    for decay, step, token in zip(*frozen(x), x, strict=True):
+        state = decay * state + step * token
+        states.append(state)
+    assert_close(contributions(fn, x, "attn").by_length, [x, states], atol=1e-12)
+
+
+def test_a_sum_over_one_entry_leaves_a_gate_a_weight(x64):
+    """`jnp.einsum` sums the axis x of its first argument before the product."""
+    x, w = tokens(), draw(32, D, 1)
+
+    def fn(x):
+        weight = jnp.tanh(x[None] @ w)
+        return x + checkpoint_name(jnp.einsum("snx,snd->nd", weight, x[None]), "attn")
+
+    want = [x, np.tanh(x @ w) * x]
+    assert_close(contributions(fn, x, "attn").by_length, want, atol=1e-12)
+
+
 SCALES = draw(31, 7, 1, 1)
 
 

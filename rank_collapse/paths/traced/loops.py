@@ -92,6 +92,17 @@ def merge_labels(first: Label, second: Label) -> Label:
     )
 
 
+def _merge_carry(before, after):
+    """Return the label of a carry before and after a step.
+
+    What starts as a constant and seems to become a product is tried as a state without sums: there
+    it can be weighed by what may multiply nothing but states.
+    """
+    if before.kind < Kind.STATE and after.kind == Kind.PRODUCT:
+        return Label(Kind.STATE)
+    return merge_labels(before, after)
+
+
 def fill_sums(
     label: Label, array: AnyArray, sums: AnyArray, sizes: Sequence[int], run: object
 ) -> Any:
@@ -198,7 +209,7 @@ class _Scan:
         while True:
             outs = self.trace_step(labels, sizes)
             pairs = zip(labels, self.out_labels[:num_carry], strict=True)
-            merged = [merge_labels(*pair) for pair in pairs]
+            merged = [_merge_carry(*pair) for pair in pairs]
             if merged == labels:
                 break
             labels = merged

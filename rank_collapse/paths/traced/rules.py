@@ -28,7 +28,7 @@ def apply_rule(equation: Equation, values: Sequence[Value]) -> list[Value]:
     if name == "optimization_barrier":
         pairs = zip(values, bind(equation.eqn, arrays), strict=True)
         return [v.replace(array=a) for v, a in pairs]
-    if name in primitives.STRUCTURAL:
+    if name in primitives.STRUCTURAL or _sums_single_entries(equation, values[0]):
         return move(equation, values[0])
     if name in primitives.STATISTICS:
         return measure(equation, values)
@@ -60,3 +60,10 @@ def apply_rule(equation: Equation, values: Sequence[Value]) -> list[Value]:
         f"{name} at {equation.place} is not known to be linear, a gate or a statistic, and a value "
         f"that depends on the input enters it: {primitives.find_cure(name)}"
     )
+
+
+def _sums_single_entries(equation, value):
+    """Whether a sum is over axes of one entry, as `jnp.einsum` sums an axis of one argument."""
+    if equation.name != "reduce_sum":
+        return False
+    return all(value.array.shape[axis] == 1 for axis in equation.eqn.params["axes"])
