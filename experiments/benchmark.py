@@ -76,7 +76,7 @@ CPU_SECONDS = {
     "monitor": 120,
     "products": 2,
     "seeds": 600,
-    "sweep_overhead": 20,
+    "sweep_overhead": 50,
     "train_sort": 20,
     "train_convex_hull": 40,
     "train_memorization": 60,
@@ -98,7 +98,7 @@ TINY = {
     "monitor": {"depth": 2, "num_heads": 2, "d_model": 8, "tokens": 4},
     "products": {"width": 64},
     "seeds": seed_benchmarks.TINY,
-    "sweep_overhead": {"num_seeds": 2, "num_steps": 6, "every": 2},
+    "sweep_overhead": {"num_seeds": 2, "lengths": (6, 8), "calls": (2,)},
 } | {
     name: {"arguments": training_benchmarks.TINY}
     for name in BENCHMARKS

@@ -29,6 +29,7 @@ from rank_collapse.runs.progress import Progress
 from rank_collapse.runs.seeds import group_size, is_on_cpu, seed_keys, seed_mesh
 from rank_collapse.training.engine.axes import make_axes
 from rank_collapse.training.engine.functions import trace_functions
+from rank_collapse.training.engine.program import Program
 from rank_collapse.training.engine.trainer import Trainer
 from rank_collapse.training.recipe import Hyper
 from rank_collapse.training.training import init_state, train_step
@@ -147,18 +148,26 @@ def make_way(way: str, name: str, num_seeds: int, num_steps: int, **sizes: Any) 
 
 
 def make_sweep(
-    init: Callable, step: Callable, num_seeds: int, num_steps: int, every: int
+    init: Callable,
+    step: Callable,
+    num_seeds: int,
+    num_steps: int,
+    every: int,
+    programs: dict[int, Program] | None = None,
 ) -> Callable[[], np.ndarray]:
     """Makes a function that trains as `sweep` does, with what it compiled in its first call.
 
     Args:
         init, step, num_seeds, num_steps: What is trained.
         every: Steps in one call.
+        programs: Compiled programs of another such function with the same `every`, at most its
+            steps; the first call adds those that are missing.
 
     Returns:
         A function that returns losses [s, steps].
     """
-    base_key, mesh, programs = jax.random.key(0), seed_mesh(), {}
+    base_key, mesh = jax.random.key(0), seed_mesh()
+    compiled = {} if programs is None else programs
     axes, numbers = make_axes(None, None), np.arange(num_seeds)
     functions = [trace_functions(init, step, None, axes.examples(), {}, base_key.dtype)]
 
@@ -174,7 +183,7 @@ def make_sweep(
             every=every,
             store=None,
             progress=Progress(0, "", quiet=True),
-            programs=programs,
+            programs=compiled,
         )
         trainer.train(numbers, num_seeds)
         return trainer.points(numbers).metrics(num_steps)["loss"].values

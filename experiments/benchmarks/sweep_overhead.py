@@ -1,88 +1,143 @@
 """Benchmark of `training.sweep` beside `jax.lax.map` of `jax.lax.scan` written by hand.
 
-The network is the small MLP, whose step takes microseconds, so that all that is no step shows. Both
-ways make all steps in one call, or in calls of a hundred steps, which is the default of `every`.
-The figure is CPU time, which other work on the machine changes least.
+The network is the small MLP, whose step takes microseconds, so that all work beside the steps
+shows. Both ways make all steps in one call, or in calls of some steps. The figures are CPU times,
+which other work on the machine changes least, and ratios of times of the same round.
 """
 
+import functools
 import time
-from collections.abc import Callable
-from functools import partial
+from collections import defaultdict
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from absl.flags import FlagValues
 
 from experiments.benchmarks import seed_benchmarks
 from experiments.benchmarks.timing import Report, Timing, describe_round, median_ratio, say
 from rank_collapse.runs.seeds import seed_keys
 
-LIMIT = 1.03  # of the time by hand
+LIMIT = 1.03  # of the time of one call by hand
+DEFAULT_EVERY = 100  # steps in one call of `sweep`
 
 
 def time_overhead(
-    options: Any, num_seeds: int = 16, num_steps: int = 2000, every: int = 100
+    options: FlagValues,
+    num_seeds: int = 16,
+    lengths: Sequence[int] = (200, 1000, 4000),
+    calls: Sequence[int] = (20, DEFAULT_EVERY),
 ) -> Report:
     """Measures CPU seconds of training by `sweep` and by hand.
 
+    The limit holds for the longest training, in one call and in calls of at least `DEFAULT_EVERY`
+    steps.
+
     Args:
         options: The flags of `experiments.benchmark`.
-        num_seeds, num_steps: What is trained.
-        every: Steps in one call, where there are several.
+        num_seeds: Number of seeds.
+        lengths: Numbers of steps.
+        calls: Numbers of steps in one call, in addition to all steps in one.
     """
-    init, step = seed_benchmarks.make_network("mlp")
-    calls, timings = [], []
-    for size in (num_steps, every):
-        for name, make in (("by hand", make_loop), ("sweep", seed_benchmarks.make_sweep)):
-            timing = Timing(f"{name}, calls of {size} steps", 0.0)
-            begun = time.perf_counter()
-            calls.append(make(init, step, num_seeds, num_steps, size))
-            timing.output = calls[-1]()
-            timing.compile_seconds = time.perf_counter() - begun
-            timings.append(timing)
+    ways = make_ways(*seed_benchmarks.make_network("mlp"), num_seeds)
+    cases = [(0, 0), *((n, size) for n in lengths for size in (n, *calls) if size <= n)]
+    timings, runs = {}, {}
+    for num_steps, size in dict.fromkeys(cases):
+        for way, make in ways.items():
+            begun, name = time.process_time(), describe_case(num_steps, size)
+            runs[num_steps, size, way] = call = make(num_steps, size)
+            timing = Timing(f"{name}, {way}", 0.0, output=call())
+            timing.compile_seconds = time.process_time() - begun
+            timings[num_steps, size, way] = timing
     for number in range(options.rounds):
-        for i in range(len(calls))[:: -1 if number % 2 else 1]:
+        for case in list(runs)[:: -1 if number % 2 else 1]:
             begun = time.process_time()
-            calls[i]()
-            timings[i].seconds.append(time.process_time() - begun)
-        say(f"{describe_round(timings, number, options.rounds)} of CPU")
-    pairs = zip(timings[::2], timings[1::2], strict=True)
-    ratios = {f"{b.name}, over by hand": (median_ratio(b, a), LIMIT) for a, b in pairs}
-    return Report(timings, ratios)
+            runs[case]()
+            timings[case].seconds.append(time.process_time() - begun)
+        say(f"{describe_round(list(timings.values()), number, options.rounds)} of CPU")
+    figures, longest = {}, max(lengths)
+    for num_steps, size in dict.fromkeys(cases[1:]):
+        ratio = median_ratio(
+            timings[num_steps, size, "sweep"], timings[num_steps, num_steps, "by hand"]
+        )
+        is_limited = num_steps == longest and size >= min(DEFAULT_EVERY, longest)
+        name = f"sweep over one call by hand, {describe_case(num_steps, size)}"
+        figures[name] = (ratio, LIMIT if is_limited else None)
+    for way in ways:
+        figures[f"CPU ms to draw the initial states, {way}"] = (
+            1e3 * float(np.median(timings[0, 0, way].seconds)),
+            None,
+        )
+        shortest = min(calls)
+        many, one = (timings[longest, size, way].seconds for size in (shortest, longest))
+        extra_calls = -(-longest // shortest) - 1
+        figures[f"CPU µs of a further call, {way}"] = (
+            1e6 * float(np.median(np.subtract(many, one))) / extra_calls,
+            None,
+        )
+    return Report(list(timings.values()), figures)
 
 
-def make_loop(
-    init: Callable, step: Callable, num_seeds: int, num_steps: int, every: int
-) -> Callable[[], np.ndarray]:
-    """Makes a function that trains seeds one after the other and returns losses [s, steps].
+def describe_case(num_steps: int, size: int) -> str:
+    """Describes a case: "1000 steps in calls of 100".
 
     Args:
-        init, step, num_seeds, num_steps: What is trained.
-        every: Steps in one call.
+        num_steps: Steps of each seed.
+        size: Steps in one call.
+    """
+    return f"{num_steps} steps" + (f" in calls of {size}" if size < num_steps else " in one call")
+
+
+def make_ways(init: Callable, step: Callable, num_seeds: int) -> dict[str, Callable]:
+    """Makes {way: (steps, steps in one call) → a function that trains and returns losses}.
+
+    The functions of one way share programs where the number of steps in one call is the same.
+
+    Args:
+        init, step, num_seeds: Functions and number of the seeds, which are trained one after the
+            other.
     """
     keys = seed_keys(0, num_seeds)
-    if every >= num_steps:
-        one = partial(seed_benchmarks.train_one, init, step, num_steps)
-        together = jax.jit(partial(jax.lax.map, one)).lower(keys).compile()
-        return lambda: np.asarray(together(keys)[1]["loss"])
+    begin = jax.jit(functools.partial(jax.lax.map, lambda key: init(key, {}))).lower(keys).compile()
+    programs: defaultdict[int, dict] = defaultdict(dict)
 
-    def train_chunk(states: Any, start: Any) -> Any:
-        def train(state: Any) -> Any:
-            steps = start + jnp.arange(every)
-            return jax.lax.scan(lambda state, index: step(state, {}, index), state, steps)
+    @functools.cache
+    def compile_chunk(size: int) -> Callable:
+        """Compiles the training of all seeds for some steps from a traced one on."""
 
-        return jax.lax.map(train, states)
+        def train_chunk(states: Any, start: Any) -> Any:
+            def train(state: Any) -> Any:
+                steps = start + jnp.arange(size)
+                return jax.lax.scan(lambda state, index: step(state, {}, index), state, steps)
 
-    begin = jax.jit(partial(jax.lax.map, lambda key: init(key, {}))).lower(keys).compile()
-    start = np.int32(0)
-    advance = jax.jit(train_chunk, donate_argnums=0).lower(begin(keys), start).compile()
+            return jax.lax.map(train, states)
 
-    def call() -> np.ndarray:
-        states, losses = begin(keys), []
-        for start in range(0, num_steps, every):
-            states, metrics = advance(states, np.int32(start))
-            losses.append(np.asarray(metrics["loss"]))
-        return np.concatenate(losses, axis=1)
+        advance = jax.jit(train_chunk, donate_argnums=0)
+        return advance.lower(begin(keys), np.int32(0)).compile()
 
-    return call
+    def make_loop(num_steps: int, size: int) -> Callable[[], np.ndarray]:
+        if not num_steps:
+            return lambda: np.zeros((len(jax.block_until_ready(begin(keys))[0]), 0))
+        if size == num_steps:
+            one = functools.partial(seed_benchmarks.train_one, init, step, num_steps)
+            together = jax.jit(functools.partial(jax.lax.map, one)).lower(keys).compile()
+            return lambda: np.asarray(together(keys)[1]["loss"])
+        advance = compile_chunk(size)
+
+        def call() -> np.ndarray:
+            states, losses = begin(keys), []
+            for start in range(0, num_steps, size):
+                states, metrics = advance(states, np.int32(start))
+                losses.append(np.asarray(metrics["loss"]))
+            return np.concatenate(losses, axis=1)[:, :num_steps]
+
+        return call
+
+    def make_sweep(num_steps: int, size: int) -> Callable[[], np.ndarray]:
+        # A shorter training compiles another program: its metrics are shorter.
+        shared = programs[size] if size < num_steps else {}
+        return seed_benchmarks.make_sweep(init, step, num_seeds, num_steps, max(size, 1), shared)
+
+    return {"by hand": make_loop, "sweep": make_sweep}

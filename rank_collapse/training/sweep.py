@@ -23,6 +23,7 @@ from rank_collapse.runs.progress import Progress
 from rank_collapse.struct import check_whole, refuse_if
 from rank_collapse.training.engine import processes, tracing
 from rank_collapse.training.engine.axes import make_axes, name_value
+from rank_collapse.training.engine.constant_draws import repeats_draws
 from rank_collapse.training.engine.files import SweepFolder
 from rank_collapse.training.engine.functions import check_names, trace_functions
 from rank_collapse.training.engine.result import Swept
@@ -190,6 +191,11 @@ def _say_notes(functions, axes, base_key, mesh, count, progress):
         progress.say(
             "note: a random key that was used is used again in the first two steps, which then "
             "draw the same numbers; jax.random.split it, or fold_in the index"
+        )
+    if any(repeats_draws(f.step, len(f.state_shapes)) for f in functions):
+        progress.say(
+            "note: step draws random numbers from a constant key, the same at each step and for "
+            "each seed; draw from a key in the state, by fold_in of the index, if this is not meant"
         )
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     if run_seeds.is_on_cpu(mesh) and mesh.size == 1 < min(cores, count * axes.num_hyper):

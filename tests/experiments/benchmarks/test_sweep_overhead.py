@@ -4,14 +4,28 @@ import numpy as np
 
 from experiments import benchmark
 from experiments.benchmarks import sweep_overhead
-from tests.oracles.benchmark_reports import parse_two_rounds
+from tests.oracles.benchmark_reports import find_figure, parse_two_rounds
 
 
 def test_sweep_and_the_loops_by_hand_train_the_same_seeds():
-    tiny = benchmark.TINY["sweep_overhead"]
-    report = sweep_overhead.time_overhead(parse_two_rounds(), **tiny)
-    whole, swept, in_chunks, swept_in_chunks = (timing.output for timing in report.timings)
-    assert whole.shape == (2, 6) and len(np.unique(whole)) == 12
-    for output in (swept, in_chunks, swept_in_chunks):
-        np.testing.assert_allclose(output, whole, rtol=1e-4)
-    assert [limit for _, limit in report.figures.values()] == 2 * [sweep_overhead.LIMIT]
+    """In one call, in several, and in several of which the last is shorter."""
+    report = sweep_overhead.time_overhead(
+        parse_two_rounds(), **benchmark.TINY["sweep_overhead"] | {"calls": (2, 5)}
+    )
+    losses = {timing.name: timing.output for timing in report.timings}
+    whole = losses["8 steps in one call, by hand"]
+    assert whole.shape == (2, 8) and len(np.unique(whole)) == 16
+    assert len(losses) == 2 * (1 + 3 + 3)
+    for name, output in losses.items():
+        num_steps = int(name.partition(" ")[0])
+        np.testing.assert_allclose(output, whole[:, :num_steps], rtol=1e-4, err_msg=name)
+
+
+def test_the_limit_is_that_of_the_longest_training():
+    report = sweep_overhead.time_overhead(parse_two_rounds(), **benchmark.TINY["sweep_overhead"])
+    limits = {name: limit for name, (_, limit) in report.figures.items() if limit}
+    assert limits == {"sweep over one call by hand, 8 steps in one call": sweep_overhead.LIMIT}
+    median = {timing.name: np.median(timing.seconds) for timing in report.timings}
+    for way in ("by hand", "sweep"):
+        drawing = find_figure(report, f"CPU ms to draw the initial states, {way}")
+        assert drawing == 1e3 * median[f"0 steps in one call, {way}"] > 0
