@@ -36,7 +36,7 @@ def test_ranges_under_masks_are_those_of_numpy():
             least, x = min(least, weights[allowed[name] > 0].min()), weights @ x
             ranges.append(np.ptp(x, axis=0))
         pairs = zip(ranges[radius:], ranges[:-radius], strict=True)
-        worst = max((b / a)[a > 1e-10].max(initial=0) for b, a in pairs)
+        worst = max((b[a > 1e-10] / a[a > 1e-10]).max(initial=0) for b, a in pairs)
         assert_close(factors.measured[index], worst, rtol=1e-6)
         assert_close(factors.predicted[index], 1 - least**radius, rtol=1e-9)
         assert_close(halving.measured[index], radius * np.log(0.5) / np.log(worst), rtol=1e-6)
