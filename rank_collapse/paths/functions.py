@@ -20,6 +20,7 @@ from rank_collapse.network.precision import full_precision
 from rank_collapse.paths.contributions import PathContributions
 from rank_collapse.paths.traced.branches import Branches
 from rank_collapse.paths.traced.channels import LazySums, Slots
+from rank_collapse.paths.traced.inner_skips import check_inner_skips
 from rank_collapse.paths.traced.interpreter import Interpreter, Start
 from rank_collapse.paths.traced.programs import trace
 from rank_collapse.paths.traced.values import Kind, Value, is_inexact, make_constant, make_state
@@ -115,6 +116,7 @@ def sum_paths(
     (out,) = interpreter.run(program.jaxpr, program.consts, [value])
     if start is not None:
         start.check_reached()
+    check_inner_skips(program, counted, start)
     return _build_result(interpreter.resolve(out), slots, counted)
 
 
