@@ -59,7 +59,7 @@ class Content(NamedTuple):
     """
 
     node: Node | None = None
-    shares: dict[Node, Share] = {}  # noqa: RUF012, never written to
+    shares: dict[Node, Share] = {}
     residuals: tuple[Residual, ...] = ()
     is_bent: bool = False
     made_in: tuple[str, ...] = ()

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from jax.extend import core as jax_core
-from jax.extend.core import Jaxpr, JaxprEqn
+from jax.extend.core import Jaxpr
 
 from rank_collapse.paths.traced import primitives
 from rank_collapse.paths.traced.branches import Branches, Entry
@@ -98,7 +98,7 @@ def _refuse(suspect, branches):
     while same < min(len(inside), len(residual.scopes)) and inside[same] == residual.scopes[same]:
         same += 1
     if len(inside) > same and same >= len(suspect.path):
-        cure = f"give the scope of what is added, such as {inside[same]!r}"
+        cure = f"give the scope or name of what is added, such as {inside[same]!r}"
     elif suspect.path:
         cure = "put a scope inside it around what is added alone"
     else:
@@ -168,6 +168,8 @@ class _Finder:
         starts = self.start is not None and self.start.pattern.fullmatch(name)
         if starts and value.node is None and is_inexact(variable.aval):
             value = _make_start(Node(self.root, inside), scopes)
+        elif value.node is not None:
+            value = value._replace(made_in=(*_names(scopes), name))
         return inside, [value]
 
     def _follow(self, eqn, values, scopes, branch):
