@@ -35,6 +35,7 @@ class Residual(NamedTuple):
     Attributes:
         stream: x.
         eqn: The sum.
+        calls: The calls around it, from the outermost.
         scopes: Names of the scopes of the sum.
         added_in: Names of the scopes in which f(x) was computed.
         branch: The branch that the sum is inside of; None for none.
@@ -42,6 +43,7 @@ class Residual(NamedTuple):
 
     stream: Node
     eqn: JaxprEqn
+    calls: tuple[JaxprEqn, ...]
     scopes: tuple[str, ...]
     added_in: tuple[str, ...]
     branch: object
@@ -66,11 +68,12 @@ class Content(NamedTuple):
 
 
 class Place(NamedTuple):
-    """An equation, the names of its scopes, and the branch it is inside of."""
+    """An equation, the names of its scopes, the branch and the calls it is inside of."""
 
     eqn: JaxprEqn
     scopes: tuple[str, ...]
     branch: object
+    calls: tuple[JaxprEqn, ...] = ()
 
 
 def make_content(
@@ -174,7 +177,7 @@ def _add(place, values):
         elif Share.IN_PLACE in levels or None not in present:
             shares[node] = min(levels)
     additions = [
-        Residual(node, place.eqn, place.scopes, other.made_in, place.branch)
+        Residual(node, place.eqn, place.calls, place.scopes, other.made_in, place.branch)
         for part in parts
         for node, share in part.shares.items()
         if share == Share.IN_PLACE and (place.branch is None or node.branch is not place.branch)

@@ -9,7 +9,7 @@ A branch that some paths go past may contain its input, as in x + (pool(x) − x
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from jax.extend import core as jax_core
+from jax.extend import core as jax_core, source_info_util
 from jax.extend.core import Jaxpr
 
 from rank_collapse.paths.traced import primitives
@@ -24,7 +24,7 @@ from rank_collapse.paths.traced.identity_rules import (
     join_residuals,
     make_content,
 )
-from rank_collapse.paths.traced.programs import Scope, describe_place, open_program, read_scopes
+from rank_collapse.paths.traced.programs import Scope, open_program, read_scopes
 from rank_collapse.paths.traced.values import is_inexact
 
 _MOST_ROUNDS = 4  # through a loop, until its carry contains what it contains after all steps
@@ -93,7 +93,11 @@ def _refuse(suspect, branches):
     """
     axis, residual = suspect.axis, suspect.residual
     argument = "branches" if len(branches.kinds) == 1 else f"branches[{branches.kinds[axis]!r}]"
-    place = describe_place(residual.eqn, [Scope(name, 0) for name in residual.scopes])
+    # Equations inside a function of JAX, such as `jnp.where`, have no line of the user's.
+    lines = [
+        source_info_util.summarize(e.source_info) for e in (residual.eqn, *residual.calls[::-1])
+    ]
+    place = f"{'/'.join(residual.scopes) or 'the top level'} ({next(filter(None, lines), '')})"
     inside, same = residual.added_in, 0
     while same < min(len(inside), len(residual.scopes)) and inside[same] == residual.scopes[same]:
         same += 1
@@ -115,6 +119,7 @@ class _Finder:
     def __init__(self, branches, start, root):
         self.branches, self.start, self.root = branches, start, root
         self.suspects: list[_Suspect] = []
+        self.calls: list[Any] = []  # around the equation
 
     def run(
         self,
@@ -177,7 +182,10 @@ class _Finder:
         name = eqn.primitive.name
         if name in primitives.CALLS:
             jaxpr, _ = open_program(eqn.params[primitives.CALLS[name]])
-            return self.run(jaxpr, values, scopes, branch)
+            self.calls.append(eqn)
+            outs = self.run(jaxpr, values, scopes, branch)
+            self.calls.pop()
+            return outs
         if name == "scan":
             return self._scan(eqn, values, scopes, branch)
         if name == "cond":
@@ -187,7 +195,7 @@ class _Finder:
             ]
             place = Place(eqn, _names(scopes), branch)
             return [_choose(place, outs) for outs in zip(*cases, strict=True)]
-        return follow(Place(eqn, _names(scopes), branch), values)
+        return follow(Place(eqn, _names(scopes), branch, tuple(self.calls)), values)
 
     def _scan(self, eqn, values, scopes, branch):
         """Follow a loop until its carry contains the same after one more step."""
