@@ -1,6 +1,10 @@
-"""The examples of docs/agree.md record what they say."""
+"""The examples of docs/agree.md record what they say, and its commands run."""
 
+import copy
 import re
+import runpy
+import sys
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -9,7 +13,9 @@ import pytest
 import rank_collapse as rc
 from rank_collapse.agree.comparison import compare_files
 from rank_collapse.agree.recording import open_recording
+from rank_collapse.command import main
 from tests.support.folders import REPOSITORY
+from tests_docs.test_commands import read_commands
 
 PAGE = (REPOSITORY / "docs" / "agree.md").read_text("utf-8")
 BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
@@ -108,3 +114,68 @@ def test_a_loop_of_layers_is_recorded_by_numpy(run):
     )
     run("np.savez(", hidden=torch.randn(5, 8), model=model, np=np)
     assert open_recording("b.npz").num_layers == 3
+
+
+# Sizes of the commands here; a page of published shapes takes minutes.
+SMALLER = {"400": "2", "20": "1", "16": "1", "pythia-410m": None, "qwen2.5-0.5b": None}
+
+
+def save_checkpoint(folder):
+    """Write a small random Llama with a tokenizer of bytes, and return the model."""
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3, "vocab_size": 256}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "initializer_range": 0.1}
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, **heads)).eval()
+    model.set_attn_implementation("eager")
+    model.save_pretrained(folder)
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE({letter: i for i, letter in enumerate(alphabet)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return model
+
+
+def run_command(words, monkeypatch):
+    """Run a command of the page at smaller sizes, and return its exit code."""
+    words = [w for w in words if w.startswith("--") or "=" not in w]
+    words = [SMALLER.get(word, word) for word in words]
+    program, *arguments = [word for word in words if word is not None]
+    if program == "rank-collapse":
+        return main(arguments)
+    assert (program, arguments[0]) == ("python", "-m")
+    monkeypatch.setattr(sys, "argv", arguments[1:])
+    runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
+    return 0
+
+
+@pytest.mark.full
+def test_the_commands_run_in_a_folder_with_a_checkpoint(run, capsys, monkeypatch):
+    """In the order of the page. The files of its examples are of the checkpoint."""
+    torch = pytest.importorskip("torch")
+    model = save_checkpoint(Path("FOLDER"))
+    from rank_collapse.torch import record
+    from tests_docs.agree_trained import BFLOAT16, read_shipped, record_folder
+
+    tokens = read_shipped(Path("FOLDER"))
+    ids, mask = map(torch.as_tensor, tokens)
+    batch = {"input_ids": ids.long(), "attention_mask": mask.long()}
+    run('with record(model, "a.safetensors"):', model=model, batch=batch)
+    for name in ("b.safetensors", "b.npz"):
+        record_folder(Path("FOLDER"), Path(name), tokens, BFLOAT16)
+    scope = {"model": copy.deepcopy(model), "batch": batch, "record": record}
+    run('with record(model, "c.safetensors"', **scope)
+    commands = [words for words in read_commands(REPOSITORY / "docs" / "agree.md") if words]
+    assert sum(words[0] == "rank-collapse" for words in commands) >= 5
+    for words in commands:
+        assert run_command(words, monkeypatch) == 0, words
+        printed = capsys.readouterr().out
+        if words[0] == "rank-collapse":
+            assert printed.startswith("agree to "), (words, printed)
+            assert all(Path(f"agree.{suffix}").exists() for suffix in ("html", "csv", "json"))
+            for suffix in ("html", "csv", "json"):
+                Path(f"agree.{suffix}").unlink()
+    assert (Path("Q4_FOLDER") / "model.safetensors").exists()

@@ -175,21 +175,25 @@ def least_increment(energies: jax.Array) -> jax.Array:
 
 
 def energy_curves(seed: int, *, draws: int = 8) -> list[Curve]:
-    """Measures the energy along layers, and its least increment by draw, for both weights."""
+    """Measures the energy along layers, and its least increment by draw, for both weights.
+
+    With softmax some draws fall and others do not, so that eight draws decide nothing: these curves
+    are only shown, and the statement "softmax energy" has the statistic over many draws.
+    """
     keys = [jax.random.fold_in(jax.random.key(seed), draw) for draw in range(draws)]
     x, curves = np.arange(draws), []
     for name, normalise in NORMALISATIONS.items():
         energies = [pass_energies(key, normalise=normalise) for key in keys]
         least = [float(least_increment(values)) for values in energies]
-        beyond = normalise is None
-        name = f"all heads, {name}"
-        curves.append(Curve(name, x, 0, least, "≥", 1e-12, beyond=beyond, panel=1))
+        is_stated = normalise is not None
+        name, relation = f"all heads, {name}", "≥" if is_stated else "none"
+        curves.append(Curve(name, x, 0, least, relation, 1e-12, panel=1))
         # The draw whose energy grows least.
         worst = energies[int(np.argmin(least))]
         times, total = np.arange(0, len(worst), 25), worst.sum(axis=-1)
         label = f"{name}, worst of {draws} draws"
         curves.append(Curve(label, ENERGY_GAIN * times, np.nan, (total / total[0])[times], "none"))
-        if not beyond:
+        if is_stated:
             single = [jnp.min(jnp.diff(e, axis=0)) / e[0].sum() for e in energies]
             name = "a single head, no softmax"
             curves.append(Curve(name, x, np.nan, np.array(single), "none", panel=1))

@@ -21,7 +21,7 @@ from experiments.lab import (
     report_activity,
     shared_flags,
 )
-from experiments.train.train_networks import describe_cells, train_chunk
+from experiments.train.train_networks import describe_cells, keep_states
 from experiments.train.trained_tasks import train_and_eval
 from experiments.train.weight_matrices import compute_matrix_norms, get_weight_matrices
 from rank_collapse.network.inputs import input_states
@@ -172,7 +172,8 @@ def train_cells(
             for chunk in executor.chunks(select_floats, most=max(16, options.num_seeds)):
                 if is_profiled:
                     chunk = profile_gains(ensemble, profile, chunk, executor.run)
-                trained = train_chunk(ensemble, chunk, executor.run)
+                with keep_states(ensemble, chunk, executor.run) as calls:
+                    trained = ensemble.train(*chunk.unpadded, **calls)
                 losses = {"losses": trained.losses, "diverged_at": trained.diverged_at}
                 executor.save(chunk, trained.watched | losses)
             results |= executor.read(select_floats)

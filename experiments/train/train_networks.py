@@ -6,12 +6,14 @@
 A training that was stopped goes on from its last saved state.
 """
 
+import contextlib
 import dataclasses
 import functools
 import json
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import jax
 import numpy as np
@@ -98,7 +100,8 @@ def train_networks(
             measure_seeds = ensemble.of_models(functools.partial(measure_run, task, measure))
             name = "" if task.program else task.name
             for chunk in executor.chunks(make_cells):
-                trained = train_chunk(ensemble, chunk, executor.run, name, is_monitored)
+                with keep_states(ensemble, chunk, executor.run, name, is_monitored) as calls:
+                    trained = ensemble.train(*chunk.unpadded, **calls)
                 results = measure_chunk(measure_seeds, chunk, trained, executor, name)
                 if keeps:
                     model = seeds.to_host(trained.state.model, len(chunk.seeds))
@@ -135,21 +138,28 @@ def make_watch(task: TrainedTask, is_monitored: bool) -> Callable | None:
     return watch
 
 
-def train_chunk(
+@contextlib.contextmanager
+def keep_states(
     ensemble: Ensemble,
     chunk: Chunk,
     folder: RunFolder,
     name: str = "",
     is_monitored: bool = False,
-) -> Trained:
-    """Trains the runs of a chunk, from their last saved state, if there is one.
+) -> Iterator[dict[str, Any]]:
+    """Shows the progress of the training of a chunk, and keeps its states in the run folder.
+
+    The runs go on from their last saved state, if there is one.
 
     Args:
-        ensemble: What trains them.
+        ensemble: The ensemble that trains them.
         chunk: Runs that differ in seeds and floats alone.
         folder: The run folder; it keeps the states of a chunk that is not done.
-        name: Of what is trained, for progress; the cells by default.
+        name: Name of what is trained, for progress; the cells by default.
         is_monitored: Whether the folder gets lines of the "layers" that are watched.
+
+    Yields:
+        The functions that `ensemble.train` calls while it trains the chunk, by the names of its
+        arguments.
     """
     num_epochs, runs = ensemble.recipe.num_epochs, list(zip(chunk.cells, chunk.seeds, strict=True))
     text = json.dumps([chunk.cells, [int(seed) for seed in chunk.seeds]])
@@ -192,13 +202,12 @@ def train_chunk(
 
     label = f"training {name or describe_cells(chunk)}"
     with Progress(num_epochs, label, log=folder.log) as progress:
-        return ensemble.train(
-            *chunk.unpadded,
-            resume=resume,
-            on_chunk=on_chunk,
-            on_watched=on_watched if is_monitored else None,
-            activity=progress.time_activity,
-        )
+        yield {
+            "resume": resume,
+            "on_chunk": on_chunk,
+            "on_watched": on_watched if is_monitored else None,
+            "activity": progress.time_activity,
+        }
 
 
 def measure_chunk(
@@ -211,7 +220,7 @@ def measure_chunk(
         chunk: The runs.
         trained: States of the trained runs.
         executor: Executor with the devices of the ensemble.
-        name: As of `train_chunk`.
+        name: See `keep_states`.
     """
     keys, hyper = seeds.shard_seeds(chunk.unpadded, executor.mesh)
     label, count = f"measuring {name or describe_cells(chunk)}", len(chunk.seeds)

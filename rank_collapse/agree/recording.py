@@ -15,6 +15,7 @@ NumPy alone writes a recording: `np.savez("a.npz", residual=...)`.
 
 import contextlib
 import io
+import json
 import math
 import os
 import zipfile
@@ -318,22 +319,46 @@ def _name_damage(path):
 
 
 def _open_safetensors(path):
-    """Return ({name: stored array}, metadata, other names) of a safetensors file."""
+    """Return ({name: stored array}, metadata, other names) of a safetensors file.
+
+    Parts are read from the file, not from the memory map of `safe_open`, whose pages would count as
+    memory of the process.
+    """
     import safetensors
 
-    file = safetensors.safe_open(path, framework="numpy")
+    with safetensors.safe_open(path, framework="numpy") as file:
+        names, metadata = set(file.keys()), file.metadata() or {}
+        shapes = {n: tuple(file.get_slice(n).get_shape()) for n in names.intersection(NAMES)}
+        dtypes = {
+            name: file.get_slice(name)[:0].dtype if shape else np.dtype(float)
+            for name, shape in shapes.items()
+        }
+    with open(path, "rb") as stream:
+        size = int.from_bytes(stream.read(8), "little")
+        header = json.loads(stream.read(size))
     arrays = {}
-    for name in set(file.keys()).intersection(NAMES):
-        rows = file.get_slice(name)
-        shape = tuple(rows.get_shape())
-        dtype = rows[:0].dtype if shape else np.dtype(float)
-        arrays[name] = StoredArray(shape, dtype, partial(_slice_rows, rows, shape))
-    return arrays, file.metadata() or {}, sorted(set(file.keys()).difference(NAMES))
+    for name, shape in shapes.items():
+        start = 8 + size + header[name]["data_offsets"][0]
+        read = partial(_read_rows, path, name, start, shape, dtypes[name])
+        arrays[name] = StoredArray(shape, dtypes[name], read)
+    return arrays, metadata, sorted(names.difference(NAMES))
 
 
-def _slice_rows(rows, shape):
-    """Yield the parts of a slice of safetensors."""
-    yield from (rows[i] for i in range(shape[0]))
+def _read_rows(path, name, start, shape, dtype):
+    """Yield the parts of an array that lies in a file from a byte on."""
+    with open(path, "rb") as stream:
+        stream.seek(start)
+        yield from _cut_rows(stream, path, name, shape, dtype)
+
+
+def _cut_rows(stream, path, name, shape, dtype):
+    """Yield the parts of an array that a stream continues with."""
+    size = math.prod(shape[1:]) * dtype.itemsize
+    for _ in range(shape[0]):
+        data = stream.read(size)
+        if len(data) < size:
+            raise ValueError(f"{path} is damaged: {name} ends early")
+        yield np.frombuffer(data, dtype).reshape(shape[1:])
 
 
 def _open_npz(path):
@@ -364,12 +389,7 @@ def _stream_rows(path, member):
     """Yield the parts of an array in an .npz file, which is read once from its start."""
     with zipfile.ZipFile(path) as archive, archive.open(member) as stream:
         shape, _, dtype = _read_header(stream)
-        size = math.prod(shape[1:]) * dtype.itemsize
-        for _ in range(shape[0]):
-            data = stream.read(size)
-            if len(data) < size:
-                raise ValueError(f"{path} is damaged: {member} ends early")
-            yield np.frombuffer(data, dtype).reshape(shape[1:])
+        yield from _cut_rows(stream, path, member, shape, dtype)
 
 
 def _read_header(stream):

@@ -116,11 +116,12 @@ class Ensemble:
         name = len(keys), key, structure, shapes
         if name not in self._programs:
             one = jax.tree.unflatten(structure, shapes)
-            init = Operations(self.init, (key, one))
-            step = Operations(self.step, (init.out, one, jax.ShapeDtypeStruct((), jnp.int32)))
-            look = None if self.watch is None else Operations(self.look, (init.out, one, key))
+            index = jax.ShapeDtypeStruct((), jnp.int32)
+            init = Operations(*jax.make_jaxpr(self.init, return_shape=True)(key, one))
+            step = Operations(*jax.make_jaxpr(self.step, return_shape=True)(init.out, one, index))
+            look = None if self.watch is None else jax.make_jaxpr(self.look, return_shape=True)
             self._programs[name] = Program(
-                Functions(init, step, look),
+                Functions(init, step, look and Operations(*look(init.out, one, key))),
                 hyper=shapes,
                 key=key,
                 mesh=self.mesh,

@@ -16,6 +16,7 @@ import pytest
 from experiments import reproduce
 from experiments.lab.experiment import describe_experiment, import_experiment
 from rank_collapse import command
+from rank_collapse.measures.table import COLLAPSE, MEASURES
 
 BINARIES = (*reproduce.EXPERIMENTS, "benchmark", "join", "on_device", "reproduce")
 PACKAGES = ("rank_collapse", "experiments")
@@ -133,3 +134,11 @@ def test_golden_settings(package, golden):
         lines += [f"== {module.__name__}", *list_settings(module)]
     text = "\n".join(lines)
     golden(f"settings/{package}.txt", text)
+
+
+def test_golden_measures(golden):
+    lines = []
+    for name, measure in MEASURES.items():
+        fields = {key: value for key, value in vars(measure).items() if not callable(value)}
+        lines.append(f"{name}: {fields}")
+    golden("settings/measures.txt", "\n".join([*lines, *map(str, COLLAPSE)]))

@@ -88,7 +88,7 @@ def test_a_folder_grows_by_what_it_lacks(folder, tmp_path, monkeypatch):
     """Fewer cells are read without training, and the table has only these. Others are trained."""
     path = tmp_path / "copy"
     shutil.copytree(folder, path)
-    monkeypatch.setattr(design_cells, "train_chunk", None)
+    monkeypatch.setattr(design_cells.Ensemble, "train", None)
     fewer = [*SIZES, "--depths=2", "--designs=depth_scaled", "--warmup=5"]
     assert run(binary, fewer, path) == 0
     results, _ = result_of(binary, path)

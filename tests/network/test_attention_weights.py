@@ -59,7 +59,7 @@ def test_mixing_is_its_formula_with_gains_of_each_head():
         expected = alpha * np.eye(3) + 0.7 * np.asarray(p[head]) + gamma * prefix
         np.testing.assert_allclose(m[head], expected, rtol=1e-6, atol=1e-7)
     assert mixing_matrix(p, None, mask) is p
-    is_refused("mixing needs as many keys as queries", mixing_matrix, p[:, :2], mixing)
+    is_refused("mixing needs equal numbers of keys and queries", mixing_matrix, p[:, :2], mixing)
 
 
 def test_a_value_is_that_of_the_layer_and_of_the_head():

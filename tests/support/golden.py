@@ -19,6 +19,11 @@ from tests.support.folders import GOLDEN
 TEXTS = GOLDEN / "texts"
 RTOL = 1e-4  # of a number of a text, which has six digits
 MEASURED = 2e-3  # of a measured number, as a share of the largest of its array
+# Shares of right answers: at the tiny size one answer of a trained network, which another processor
+# turns, is 2 of 255 pairs.
+COUNTED = ("accuracy", "auc")
+ONE_ANSWER = 0.02
+CONVERGED = "/change"  # the last step of an iteration: rounding, other on each processor
 MOST = 48  # numbers of an array that a text shows
 NUMBER = re.compile(r"(?<![\w.])[-+−]?(?:\d+(?:\.\d+)?(?:e[-+]?\d+)?|inf|nan)(?![\w])")
 
@@ -106,7 +111,7 @@ def list_other_arrays(actual: Mapping[str, Any], expected: Mapping[str, Any]) ->
         values, kept = np.asarray(actual[name]), expected[name]
         if (values.dtype, values.shape) != (kept.dtype, kept.shape):
             differences.append(f"{name}: {values.dtype} {values.shape}, not {kept.dtype}")
-        elif "seconds" in name:
+        elif "seconds" in name or name.endswith(CONVERGED):
             continue
         elif kept.dtype.kind != "f":
             if not np.array_equal(values, kept):
@@ -114,6 +119,8 @@ def list_other_arrays(actual: Mapping[str, Any], expected: Mapping[str, Any]) ->
         else:
             scale = np.abs(kept[np.isfinite(kept)]).max(initial=0)
             near = max(MEASURED * scale, 1e-12)  # below it all is rounding
+            if name.rpartition("/")[2] in COUNTED:
+                near = ONE_ANSWER
             close = np.isclose(values, kept, MEASURED, near, equal_nan=True)
             if not close.all():
                 differences.append(f"{name}: {values[~close][:5]}, not {kept[~close][:5]}")

@@ -1,5 +1,6 @@
 """Run folders made of the arrays that tests/golden/texts/runs has: nothing is compiled."""
 
+import math
 from pathlib import Path
 from types import ModuleType
 
@@ -10,6 +11,7 @@ from experiments.lab.experiment import import_experiment, read_run
 from experiments.lab.flags import Mode
 from tests.support.golden import TEXTS, read_arrays
 
+MOST_ROWS = 60  # of a table that a text shows, at equal distances
 ENVIRONMENT = {
     "python": "3.11.2",
     "platform": "Linux",
@@ -46,8 +48,10 @@ def make_folder(name: str, folder: Path) -> None:
 
 def describe_folder(name: str, folder: Path) -> dict[str, str]:
     """Writes all that a reader sees of a run folder, by its place."""
-    parts = {}
-    for path in [folder / "results.csv", folder / "summary.json", *folder.glob("figures/*.png")]:
+    head, *rows = (folder / "results.csv").read_text("utf-8").splitlines()
+    shown = rows[:: math.ceil(len(rows) / MOST_ROWS) or 1]
+    parts = {"results.csv": "\n".join([f"{len(rows)} rows", head, *shown])}
+    for path in [folder / "summary.json", *folder.glob("figures/*.png")]:
         parts[path.relative_to(folder).as_posix()] = path.read_text("utf-8")
     finished = read_run(import_experiment(name), folder)
     parts["claims"] = "\n".join(f"{c.key} | {c.setting} | {c.estimate}" for c in finished.claims)

@@ -2,7 +2,9 @@
 
 The program is computed equation by equation with its numbers. What leaves a branch may be scaled,
 converted or normed; where it is added to a state of its shape, that is the stream before the branch
-and the sum the stream after it. Loops are computed step by step if their bodies have branches.
+and the sum the stream after it. A skip may have a factor: a branch may be computed from a state and
+added to a multiple of the state that nothing else reads. Loops are computed step by step if their
+bodies have branches.
 """
 
 from collections.abc import Sequence
@@ -48,6 +50,7 @@ class Tagged(NamedTuple):
             the input. A copy in another dtype, or a copy times 1 (a skip without a gain), keeps the
             number.
         level: Whether it comes from a replaced state, see `replaying`.
+        source: The value outside of the branches that constants multiply to make this one; or None.
     """
 
     array: AnyArray
@@ -56,6 +59,7 @@ class Tagged(NamedTuple):
     pending: tuple[Part, ...] = ()
     number: int = -1
     level: int = 0
+    source: "Tagged | None" = None
 
 
 class Sum(NamedTuple):
@@ -89,6 +93,7 @@ class StreamReader:
         self.branches, self.replacement = branches, replacement
         self.sums: list[Sum] = []
         self._count = 0
+        self._read: set[int] = set()  # numbers of values that more than copies and factors read
 
     def start(self, array: AnyArray) -> Tagged:
         """Returns the input of the program.
@@ -169,10 +174,31 @@ class StreamReader:
             outs = [Tagged(out, depends, None, (Part(axis, out, out),))]
         else:
             outs, level = self._follow(eqn, values, depends, level)
-        copied = _find_copied(name, values)
+        copied, scaled = _find_copied(name, values), _find_scaled(name, values)
+        if within is not None or (copied is None and scaled is None):
+            self._mark_read(values)
         if copied is not None and copied.array.shape == outs[0].array.shape:
-            return [outs[0]._replace(level=level, number=copied.number)]
+            return [outs[0]._replace(level=level, number=copied.number, source=copied.source)]
+        is_source = within is None and scaled is not None and not outs[0].pending
+        if is_source and scaled.array.shape == outs[0].array.shape:
+            outs = [outs[0]._replace(source=scaled)]
         return [self._place(v._replace(level=level, number=self._take_number())) for v in outs]
+
+    def _mark_read(self, values):
+        """Keep the numbers of the values that an equation reads, and of those they are multiples
+        of."""
+        for value in values:
+            while value is not None:
+                self._read.add(value.number)
+                value = value.source
+
+    def _find_state(self, value):
+        """Return the state to which a branch is added: the value, or the state with a factor that
+        makes it, where the branch was computed from that state and not from the value."""
+        state = value
+        while state is not None and state.number not in self._read:
+            state = state.source
+        return value if state is None else state
 
     def _take_number(self):
         """Return the number of the next value."""
@@ -232,11 +258,12 @@ class StreamReader:
         """Keep the sum of a state and of branches, unless they were added before."""
         if any(part.root is earlier.root for part in parts for earlier in self.sums):
             return
-        before, number = state.array, state.number
+        stream = self._find_state(state)
+        before, number, skip = stream.array, stream.number, state.array
         for part in sorted(parts, key=lambda part: part.axis):
-            after = out if part.axis == max(p.axis for p in parts) else before + part.array
+            after = out if part.axis == max(p.axis for p in parts) else skip + part.array
             self.sums.append(Sum(part.axis, part.root, before, part.array, after, number))
-            before, number = after, None
+            before, number, skip = after, None, after
 
     def _scan(self, eqn, values, scopes, within, steps):
         """Compute a loop step by step."""
@@ -249,7 +276,7 @@ class StreamReader:
         outputs: dict[int, list[Tagged]] = {}
         for step in order:
             now = [
-                v._replace(array=v.array[step], pending=(), number=self._take_number())
+                v._replace(array=v.array[step], pending=(), number=self._take_number(), source=None)
                 for v in stacked
             ]
             outs = self.run(
@@ -282,11 +309,19 @@ def _find_copied(name, values):
     """Return the value of the input that an equation copies, or multiplies by ones; or None."""
     if name in COPIES and values[0].depends:
         return values[0]
-    moving = [v for v in values if v.depends]
-    if name != "mul" or len(moving) != 1 or len(values) != 2:
+    scaled = _find_scaled(name, values)
+    if scaled is None:
         return None
     (factor,) = (v for v in values if not v.depends)
-    return moving[0] if bool(jax.numpy.all(factor.array == 1)) else None
+    return scaled if bool(jax.numpy.all(factor.array == 1)) else None
+
+
+def _find_scaled(name, values):
+    """Return the value of the input that an equation multiplies or divides by constants; or
+    None."""
+    moving = [v for v in values if v.depends]
+    is_factor = name in ("mul", "div") and len(values) == 2 and len(moving) == 1
+    return moving[0] if is_factor and (name == "mul" or values[0].depends) else None
 
 
 def has_scopes_within(eqn: JaxprEqn) -> bool:

@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import Literal
+from jax.extend.core import ClosedJaxpr, Literal
 from jax.interpreters.partial_eval import dce_jaxpr
 from jax.tree_util import tree_leaves_with_path
 
@@ -28,20 +28,21 @@ _PACKAGES = ("/jax/", "/jaxlib/", "/rank_collapse/training/")  # whose lines no 
 
 
 class Operations:
-    """A function of one run, as operations on flat lists of arrays.
+    """A traced function of one run, as operations on flat lists of arrays.
 
     Args:
-        fn: The function.
-        arguments: Examples of its arguments: arrays, keys, numbers, jax.ShapeDtypeStruct.
+        closed, out: The two results of `jax.make_jaxpr(fn, return_shape=True)`: the operations, and
+            the pytree of shapes that the function returns.
 
     Attributes:
-        out: The pytree of shapes that it returns.
-        consts: The arrays that it closes over.
+        consts: The arrays that the function closes over.
     """
 
-    def __init__(self, fn: Callable, arguments: Sequence[Any]):
-        self.closed, self.out = jax.make_jaxpr(fn, return_shape=True)(*arguments)
-        self.consts = [_as_array(c) for c in self.closed.consts]
+    def __init__(self, closed: ClosedJaxpr, out: Any):
+        self.closed, self.out = closed, out
+        self.consts = [
+            c if isinstance(c, jax.Array) else jnp.asarray(np.asarray(c)) for c in closed.consts
+        ]
 
     def __call__(self, consts: Sequence[Any], *leaves: Any) -> list[Any]:
         """Computes the leaves of the result."""
@@ -63,7 +64,7 @@ class Traced(Operations):
     Args:
         name: Name of the function, for messages.
         fn: The function; a jitted one is used without its jit.
-        arguments: See `Operations`.
+        arguments: Examples of its arguments: arrays, keys, numbers, jax.ShapeDtypeStruct.
         static: Keyword arguments.
         check: Checks the return value and converts it to a pytree of arrays.
 
@@ -88,9 +89,11 @@ class Traced(Operations):
 
         def trace():
             # A function of its own each time: none is cached.
-            super(Traced, self).__init__(lambda *leaves: check(fn(*leaves, **static)), arguments)
+            program = jax.make_jaxpr(lambda *a: check(fn(*a, **static)), return_shape=True)
+            super(Traced, self).__init__(*program(*arguments))
             paths = [jax.tree_util.keystr(path) for path, _ in tree_leaves_with_path(self.out)]
-            return _hash(_print(self.closed), *paths), _hash(*_list_data(self.closed))
+            text = _ADDRESS.sub("", str(self.closed))
+            return _hash(text, *paths), _hash(*_list_data(self.closed))
 
         self.fingerprint, self.data = _explain_errors(name, trace)
         effects = sorted({str(effect) for effect in self.closed.effects})
@@ -323,14 +326,6 @@ def reuses_key(init: Traced, step: Traced, key: Any, hyper: Sequence[Any]) -> bo
         except Exception:  # the check of JAX does not know every program
             return False
     return False
-
-
-def _as_array(const):
-    return const if isinstance(const, jax.Array) else jnp.asarray(np.asarray(const))
-
-
-def _print(closed):
-    return _ADDRESS.sub("", str(closed))
 
 
 def _hash(*parts):

@@ -75,7 +75,11 @@ class Trainer:
             missing = np.array([name for name in missing if name not in names], int).reshape(-1, 2)
             by_step: Mapping[int, list[Runs]] = defaultdict(list)
             for runs in parts:
-                self._check_steps(runs)
+                refuse_if(
+                    runs.step > self.steps,
+                    f"steps={self.steps}, but {self.store and self.store.path} has {runs.step} "
+                    "steps: a sweep can be extended, not shortened",
+                )
                 by_step[runs.step].append(runs)
                 self.progress.skip(runs.step * len(runs))
             done = by_step.pop(self.steps, [])
@@ -115,13 +119,6 @@ class Trainer:
             if len(chosen):
                 parts.append(runs.take(chosen))
         return parts
-
-    def _check_steps(self, runs):
-        refuse_if(
-            runs.step > self.steps,
-            f"steps={self.steps}, but {self.store and self.store.path} has {runs.step} steps: a "
-            "sweep can be extended, not shortened",
-        )
 
     def _program(self, point, functions, most):
         """Returns the program of a point, compiled at its first use."""

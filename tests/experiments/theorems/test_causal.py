@@ -42,3 +42,29 @@ def test_the_repeated_token_counts_with_its_number():
         return out
 
     assert_close(distance, np.linalg.norm(last_state(3) - last_state(4)), rtol=1e-5)
+
+
+@pytest.mark.full
+def test_tokens_meet_at_the_first_only_under_a_causal_mask():
+    curves = {curve.name: curve for curve in causal.first_token_curves(2)}
+    assert curves["causal, worst of the draws"].measured[-1] > 1 - 1e-6
+    assert curves["no mask, worst of the draws"].measured[-1] < 0.9
+
+
+@pytest.mark.full
+def test_repeated_tokens_come_together_almost_by_their_law():
+    (slopes,) = (c for c in causal.repeated_curves(2) if c.name == "power of k from 32 to 256")
+    assert (np.abs(slopes.measured + 1.9) < 0.15).all()
+
+
+@pytest.mark.full
+def test_the_exact_jacobian_exceeds_path_products_more_at_larger_weights():
+    exact = causal.jacobian_curves(2)[1].measured
+    assert 1 < exact[2] < exact[3]
+
+
+@pytest.mark.full
+def test_the_bound_on_the_first_token_says_nothing_and_skips_keep_the_others():
+    off, shared, _ = causal.first_mass_curves(2)
+    assert (off.predicted == 1).all() and off.measured[-1] < 0.01
+    assert 0.92 < shared.measured[-1] < 0.96

@@ -16,7 +16,7 @@ def train_without_computing(options, path, monkeypatch):
     """Returns the arrays of `train_networks`, of two seeds with weights [4] of ones."""
     trained = SimpleNamespace(state=SimpleNamespace(model={"w": np.ones((3, 4))}))  # one is padding
     measured = {"loss": {"last": np.zeros(2)}, "diverged_at": np.full(2, -1)}
-    monkeypatch.setattr(module, "train_chunk", lambda *_: trained)
+    monkeypatch.setattr(module.Ensemble, "train", lambda *_, **__: trained)
     monkeypatch.setattr(module, "measure_chunk", lambda *_: dict(measured))
     with RunFolder(path, {}) as run:
         task = run_sort.make_task(options)
