@@ -18,7 +18,7 @@ from tests.support import (
     kept_messages,
     type_checks,  # noqa: F401, the import hook looks it up
 )
-from tests.support.folders import SHARED_DATA
+from tests.support.folders import REPOSITORY, SHARED_DATA
 from tests.support.golden import TEXTS, list_differences, shorten
 from tests.support.untouched import root_stays_as_it_is  # noqa: F401
 
@@ -120,7 +120,7 @@ def golden(request):
     """Compares a text with the one that tests/golden/texts has: golden("runs/sort.txt", text)."""
 
     def check(name: str, text: str) -> None:
-        path, text = TEXTS / name, shorten(text)
+        path, text = TEXTS / name, shorten(text.replace(str(REPOSITORY), "REPOSITORY"))
         if request.config.option.rewrite_golden:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text, "utf-8")
