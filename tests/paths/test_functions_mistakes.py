@@ -100,7 +100,7 @@ WRONG = [
     ),
     wrong(
         linear_attention,
-        r"a product of two values .* at attn \(.*test_functions.py:\d+.*stop_gradient",
+        r"a product of two values .* at attn \(.*test_functions_mistakes.py:\d+.*stop_gradient",
     ),
     wrong(feature_attention("weights first"), "a product of two values .* at attn"),
     wrong(feature_attention("states first"), "a product of two values .* at attn"),
