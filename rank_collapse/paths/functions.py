@@ -20,7 +20,6 @@ from rank_collapse.network.precision import full_precision
 from rank_collapse.paths.contributions import PathContributions
 from rank_collapse.paths.traced.branches import Branches
 from rank_collapse.paths.traced.channels import LazySums, Slots
-from rank_collapse.paths.traced.inner_skips import check_inner_skips
 from rank_collapse.paths.traced.interpreter import Interpreter, Start
 from rank_collapse.paths.traced.programs import trace
 from rank_collapse.paths.traced.values import Kind, Value, is_inexact, make_constant, make_state
@@ -49,8 +48,7 @@ def function_contributions(
 
     A path takes or skips each branch: each entry into a scope that matches, or each value whose
     name matches. Its length counts the branches that it takes. A scope must contain the branch
-    without the skip; one that all paths go through is refused if it adds its input. Nested branches
-    count once, as the outermost.
+    without the skip. Nested branches count once, as the outermost.
 
     Runs under jit, vmap and grad, and through scan, remat, jit, cond and custom derivatives. It
     traces fn again at every call: `jax.jit(lambda x: rc.function_contributions(fn, x, ...))`.
@@ -74,8 +72,8 @@ def function_contributions(
 
     Raises:
         ValueError: An operation that cannot be frozen, with its place; a pattern without a match,
-            with the nearest scopes; a branch that contains its own skip, with a scope inside that
-            does not; whole numbers for x; several outputs; a direction of another shape.
+            with the nearest scopes; whole numbers for x; several outputs; a direction of another
+            shape.
 
     Source: Theorem 2.1 of Dong et al. 2021, summed by length as in its section 2.1.
     """
@@ -117,7 +115,6 @@ def sum_paths(
     (out,) = interpreter.run(program.jaxpr, program.consts, [value])
     if start is not None:
         start.check_reached()
-    check_inner_skips(program, counted, start)
     return _build_result(interpreter.resolve(out), slots, counted)
 
 

@@ -34,7 +34,6 @@ TESTED_IN = {
         "paths/traced/programs paths/traced/replaying "
         "paths/traced/rules paths/traced/stream paths/traced/values"
     ),
-    "paths/traced/test_inner_skips.py": "paths/traced/dominators paths/traced/identity_rules",
     "pretrained/test_streaming.py": "pretrained/opened",
     "report/test_figures.py": "report/style",  # a table of colours and sizes
     "theory/test_transverse.py": "theory/tangent",
