@@ -41,3 +41,26 @@ def test_residuals_of_tied_weights_are_those_of_numpy():
                 x /= np.linalg.norm(x)
             expected.append(np.linalg.norm(x - x.mean(axis=0)))
         assert_close(curves[f"{name}: residual ratio"].measured, expected, rtol=1e-6, atol=1e-9)
+
+
+def test_ranges_under_masks_are_those_of_numpy():
+    """The same draws: factors of the range over r layers, and what the bound allows."""
+    n, d, seed = 6, 3, 4
+    factors, halving = mixing.mask_curves(seed, n=n, d=d)
+    allowed = {"full": np.ones((n, n)), "causal": np.tri(n)}
+    allowed["causal, window 3"] = np.tri(n) * (1 - np.tri(n, k=-4))  # at most 3 tokens away
+    for index, (name, (_, radius)) in enumerate(mixing.MASKS.items()):
+        key_m, key_x = jax.random.split(jax.random.key(seed))
+        matrices = np.asarray(jax.random.normal(key_m, (10 * radius, 1, d, d))) / np.sqrt(d)
+        x, least = np.asarray(jax.random.normal(key_x, (n, d))), 1.0
+        ranges = [np.ptp(x, axis=0)]
+        for (matrix,) in matrices:
+            weights = np.exp(x @ matrix @ x.T) * allowed[name]
+            weights /= weights.sum(axis=1, keepdims=True)
+            least, x = min(least, weights[allowed[name] > 0].min()), weights @ x
+            ranges.append(np.ptp(x, axis=0))
+        pairs = zip(ranges[radius:], ranges[:-radius], strict=True)
+        worst = max((b[a > 1e-10] / a[a > 1e-10]).max(initial=0) for b, a in pairs)
+        assert_close(factors.measured[index], worst, rtol=1e-6)
+        assert_close(factors.predicted[index], 1 - least**radius, rtol=1e-9)
+        assert_close(halving.measured[index], radius * np.log(0.5) / np.log(worst), rtol=1e-6)
