@@ -8,6 +8,7 @@ import xarray as xr
 
 import rank_collapse as rc
 from experiments import run_loops
+from tests.support.closeness import assert_close
 from tests.support.runs import parsed, result_of, run
 
 
@@ -43,7 +44,7 @@ def test_a_loop_adds_the_branch_of_its_normalised_state(results, tied, power):
 @pytest.mark.full
 def test_path_lengths_are_between_none_and_all_loops(results):
     lengths = results.path_length.sel(tied=True)
-    np.testing.assert_allclose(lengths.sel(loop=0), 0, atol=1e-6)
+    assert_close(lengths.sel(loop=0), 0, atol=1e-6)
     assert np.all(lengths.sel(loop=3) > 0) and np.all(lengths.sel(loop=3) < 3)
     assert np.isnan(results.path_length.sel(tied=False)).all()
 

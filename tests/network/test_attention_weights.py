@@ -13,6 +13,7 @@ from rank_collapse.network.attention_weights import (
     mixing_matrix,
     softmax,
 )
+from tests.support.closeness import assert_close
 from tests.support.refusals import is_refused
 
 SCORES = np.random.default_rng(0).normal(size=(2, 3, 3)).astype(np.float32)
@@ -36,9 +37,7 @@ def test_low_precision_is_summed_in_float32():
 def test_equal_tokens_attend_by_bias_and_mask_alone():
     bias = jnp.asarray(SCORES)
     context = AttentionContext(bias=bias, mask=jnp.asarray(MASK))
-    np.testing.assert_allclose(
-        equal_weights(context, 3, 3, jnp.float32), softmax(bias, jnp.asarray(MASK))
-    )
+    assert_close(equal_weights(context, 3, 3, jnp.float32), softmax(bias, jnp.asarray(MASK)))
     assert equal_weights(AttentionContext(), 3, 4, jnp.float32).shape == (1, 3, 4)
 
 

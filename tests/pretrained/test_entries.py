@@ -2,7 +2,6 @@
 
 import math
 
-import numpy as np
 import pytest
 
 from rank_collapse.pretrained.entries import (
@@ -17,6 +16,7 @@ from rank_collapse.pretrained.entries import (
     rotary_entry,
     rotary_fields,
 )
+from tests.support.closeness import assert_close
 from tests.support.refusals import is_refused
 
 SETTINGS = {"rope_theta": None, "max_position_embeddings": 64, "model_type": "llama"}
@@ -94,8 +94,8 @@ def test_longrope_divides_each_wave_by_its_own_number():
     fields = rotary_fields(entry, settings, 4)
     (short, near), (long, far) = fields["rotary_tables"]
     assert (short, long) == (16, ANY_LENGTH)
-    np.testing.assert_allclose(near, [1, 1 / 20])
-    np.testing.assert_allclose(far, [1 / 4, 1 / 80])
+    assert_close(near, [1, 1 / 20])
+    assert_close(far, [1 / 4, 1 / 80])
     assert fields["rotary_factor"] == pytest.approx(math.sqrt(1 + math.log(4) / math.log(16)))
 
 

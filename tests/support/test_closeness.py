@@ -33,6 +33,7 @@ def test_float64_values_and_equal_ones_are_compared_as_asked():
 
 
 FLOAT64 = {  # files where `pytest.approx` below 1e-6 compares float64 or Python's numbers
+    "experiments/architectures/test_published_targets.py",
     "experiments/attention_forms/test_score_functions.py",
     "experiments/test_run_path_counts.py",
     "experiments/verdicts/test_statistics.py",

@@ -38,7 +38,7 @@ def test_a_text_is_normalised_and_equal_words_differ_by_their_position(tmp_path,
     assert_close(drawn["none"][0], drawn["none"][2], rtol=0)
     assert not np.allclose(drawn["sinusoidal"][0], drawn["sinusoidal"][2], atol=0.1)
     for x in drawn.values():
-        np.testing.assert_allclose(x.mean(axis=1), 0, atol=1e-5)
+        assert_close(x.mean(axis=1), 0, atol=1e-5)
         np.testing.assert_allclose(x.std(axis=1), 1, rtol=1e-3)
 
 

@@ -54,7 +54,7 @@ def test_tokens_meet_at_the_first_only_under_a_causal_mask():
 @pytest.mark.full
 def test_repeated_tokens_come_together_almost_by_their_law():
     (slopes,) = (c for c in causal.repeated_curves(2) if c.name == "power of k from 32 to 256")
-    assert (np.abs(slopes.measured + 1.9) < 0.15).all()
+    assert (np.abs(np.asarray(slopes.measured) + 1.9) < 0.15).all()
 
 
 @pytest.mark.full

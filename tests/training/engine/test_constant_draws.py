@@ -110,7 +110,8 @@ DIFFERENT = {
 
 
 def find(function, num_results=1):
-    return repeats_draws(Operations(function, (ONES, jnp.int32(0))), num_results)
+    traced = jax.make_jaxpr(function, return_shape=True)(ONES, jnp.int32(0))
+    return repeats_draws(Operations(*traced), num_results)
 
 
 @pytest.mark.parametrize("name", REPEATED)
