@@ -13,15 +13,11 @@ With b examples each array has one more axis before the axis of tokens: [L + 1, 
 NumPy alone writes a recording: `np.savez("a.npz", residual=...)`.
 """
 
-import contextlib
 import io
-import json
-import math
 import os
-import zipfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -29,7 +25,12 @@ import ml_dtypes
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from rank_collapse.printed import format_one_line
+from rank_collapse.agree.stored_arrays import (
+    StoredArray,
+    name_damage,
+    open_npz,
+    open_safetensors,
+)
 from rank_collapse.struct import refuse, refuse_if
 
 Branch = Literal["attention_branch", "mlp_branch"]
@@ -38,19 +39,6 @@ NAMES = ("residual", *BRANCHES, "mask", "token_ids", "logits")
 SUFFIXES = (".npz", ".safetensors")
 # What a dtype rounds to: the largest relative error of one rounding.
 ROUNDING = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
-
-
-class StoredArray(NamedTuple):
-    """An array of a file.
-
-    Attributes:
-        shape, dtype: Shape and dtype of the array.
-        read_rows: Yields its parts along the first axis in order.
-    """
-
-    shape: tuple[int, ...]
-    dtype: np.dtype
-    read_rows: Callable[[], Iterator[np.ndarray]]
 
 
 class Layer(NamedTuple):
@@ -106,7 +94,7 @@ class Recording:
         Raises:
             ValueError: The file is damaged, or a state is not finite.
         """
-        with _name_damage(self.path):
+        with name_damage(self.path):
             streams = {name: self.arrays[name].read_rows() for name in self.branches}
             states = self.arrays["residual"].read_rows()
             before = self._convert("residual", 0, next(states))
@@ -148,7 +136,7 @@ class Recording:
         return logits
 
     def _read(self, name):
-        with _name_damage(self.path):
+        with name_damage(self.path):
             return np.stack(list(self.arrays[name].read_rows()))
 
     def _convert(self, name, index, rows):
@@ -183,9 +171,9 @@ def open_recording(path: str | os.PathLike) -> Recording:
         (not path.is_file(), f"{path} is not a file"),
         (path.suffix not in SUFFIXES, f"{path} is neither .npz nor .safetensors"),
     )
-    with _name_damage(path):
-        opened = (_open_npz if path.suffix == ".npz" else _open_safetensors)(path)
-    arrays, metadata, ignored = opened
+    with name_damage(path):
+        open_file = open_npz if path.suffix == ".npz" else open_safetensors
+        arrays, metadata, ignored = open_file(path, NAMES)
     _check_arrays(path, arrays, ignored)
     return Recording(path, arrays, metadata, tuple(ignored))
 
@@ -301,108 +289,3 @@ def _check_arrays(path: Path, arrays: dict[str, StoredArray], ignored: Sequence[
         is_float = stored.dtype.kind == "f" or stored.dtype == ml_dtypes.bfloat16
         if name in ("residual", "logits", *BRANCHES) and not is_float:
             raise ValueError(f"{path}: {name} is {stored.dtype}, not of floats")
-
-
-@contextlib.contextmanager
-def _name_damage(path):
-    """Raise a ValueError that names the file, if it cannot be read."""
-    try:
-        yield
-    except ValueError as error:
-        if str(error).startswith(str(path)):
-            raise
-        raise ValueError(f"{path} is damaged: {format_one_line(error, 200)}") from None
-    except StopIteration:
-        raise ValueError(f"{path} is damaged: an array ends early") from None
-    except Exception as error:
-        raise ValueError(f"{path} is damaged: {format_one_line(error, 200)}") from None
-
-
-def _open_safetensors(path):
-    """Return ({name: stored array}, metadata, other names) of a safetensors file.
-
-    Parts are read from the file, not from the memory map of `safe_open`, whose pages would count as
-    memory of the process.
-    """
-    import safetensors
-
-    with safetensors.safe_open(path, framework="numpy") as file:
-        names, metadata = set(file.keys()), file.metadata() or {}
-        shapes = {n: tuple(file.get_slice(n).get_shape()) for n in names.intersection(NAMES)}
-        dtypes = {
-            name: file.get_slice(name)[:0].dtype if shape else np.dtype(float)
-            for name, shape in shapes.items()
-        }
-    with open(path, "rb") as stream:
-        size = int.from_bytes(stream.read(8), "little")
-        header = json.loads(stream.read(size))
-    arrays = {}
-    for name, shape in shapes.items():
-        start = 8 + size + header[name]["data_offsets"][0]
-        read = partial(_read_rows, path, name, start, shape, dtypes[name])
-        arrays[name] = StoredArray(shape, dtypes[name], read)
-    return arrays, metadata, sorted(names.difference(NAMES))
-
-
-def _read_rows(path, name, start, shape, dtype):
-    """Yield the parts of an array that lies in a file from a byte on."""
-    with open(path, "rb") as stream:
-        stream.seek(start)
-        yield from _cut_rows(stream, path, name, shape, dtype)
-
-
-def _cut_rows(stream, path, name, shape, dtype):
-    """Yield the parts of an array that a stream continues with."""
-    size = math.prod(shape[1:]) * dtype.itemsize
-    for _ in range(shape[0]):
-        data = stream.read(size)
-        if len(data) < size:
-            raise ValueError(f"{path} is damaged: {name} ends early")
-        yield np.frombuffer(data, dtype).reshape(shape[1:])
-
-
-def _open_npz(path):
-    """Return ({name: stored array}, metadata, other names) of an .npz file."""
-    arrays, ignored = {}, []
-    with zipfile.ZipFile(path) as archive:
-        for member in archive.namelist():
-            name = member.removesuffix(".npy")
-            if name not in NAMES:
-                ignored.append(name)
-                continue
-            with archive.open(member) as stream:
-                shape, is_fortran, dtype = _read_header(stream)
-            refuse_if(dtype.hasobject, f"{path}: {name} is not of numbers")
-            read = _load_rows if is_fortran else _stream_rows
-            arrays[name] = StoredArray(shape, dtype, partial(read, path, member))
-    return arrays, {}, ignored
-
-
-def _load_rows(path, member):
-    """Yield the parts of an array in Fortran order, which is read as a whole."""
-    with zipfile.ZipFile(path) as archive, archive.open(member) as stream:
-        array = np.lib.format.read_array(stream, allow_pickle=False)
-    yield from array.view(ml_dtypes.bfloat16) if array.dtype == np.dtype("V2") else array
-
-
-def _stream_rows(path, member):
-    """Yield the parts of an array in an .npz file, which is read once from its start."""
-    with zipfile.ZipFile(path) as archive, archive.open(member) as stream:
-        shape, _, dtype = _read_header(stream)
-        yield from _cut_rows(stream, path, member, shape, dtype)
-
-
-def _read_header(stream):
-    """Return (shape, whether in Fortran's order, dtype) of an .npy stream.
-
-    NumPy writes bfloat16, which it does not know, as two bytes without a type.
-    """
-    version = np.lib.format.read_magic(stream)
-    read = {
-        (1, 0): np.lib.format.read_array_header_1_0,
-        (2, 0): np.lib.format.read_array_header_2_0,
-    }.get(version)
-    if read is None:
-        raise ValueError(f"version {version} of NumPy's format")
-    shape, is_fortran, dtype = read(stream)
-    return shape, is_fortran, np.dtype(ml_dtypes.bfloat16) if dtype == np.dtype("V2") else dtype

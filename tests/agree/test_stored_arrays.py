@@ -1,0 +1,80 @@
+"""Arrays that are read part by part: both formats, orders in memory, and files that end early."""
+
+import ml_dtypes
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from rank_collapse.agree.stored_arrays import name_damage, open_npz, open_safetensors
+from tests.support.refusals import is_refused
+
+RNG = np.random.default_rng(5)
+ARRAYS = {
+    "a": RNG.normal(size=(3, 2, 4)),
+    "half": RNG.normal(size=(2, 3)).astype(np.float16),
+    "brain": RNG.normal(size=(4, 5)).astype(ml_dtypes.bfloat16),
+    "columns": np.asfortranarray(RNG.normal(size=(3, 7))),
+    "numbers": np.arange(6).reshape(3, 2),
+    "other": np.zeros(2),
+}
+WANTED = [name for name in ARRAYS if name != "other"]
+
+
+def write_npz(path):
+    np.savez(path, **ARRAYS)
+    return open_npz(path, WANTED)
+
+
+def write_safetensors(path):
+    save_file({name: np.ascontiguousarray(a) for name, a in ARRAYS.items()}, path, {"from": "me"})
+    return open_safetensors(path, WANTED)
+
+
+@pytest.mark.parametrize("write", [write_npz, write_safetensors])
+def test_parts_along_the_first_axis_are_those_that_were_written(write, tmp_path):
+    arrays, metadata, others = write(tmp_path / "file.npz")  # the name decides nothing
+    assert arrays.keys() == set(WANTED) and others == ["other"]
+    assert metadata == ({"from": "me"} if write is write_safetensors else {})
+    for name, stored in arrays.items():
+        assert (stored.shape, stored.dtype) == (ARRAYS[name].shape, ARRAYS[name].dtype)
+        for _ in range(2):  # a second reading begins at the start again
+            parts = list(stored.read_rows())
+            assert [part.shape for part in parts] == [stored.shape[1:]] * stored.shape[0]
+            np.testing.assert_array_equal(np.stack(parts), ARRAYS[name])
+
+
+def test_a_file_that_ends_early_is_named(tmp_path):
+    path = tmp_path / "cut.safetensors"
+    arrays, _, _ = write_safetensors(path)
+    path.write_bytes(path.read_bytes()[:-200])
+    names = [name for name in WANTED if _ends_early(arrays[name])]
+    assert names  # at least the last array of the file
+
+    def read():
+        with name_damage(path):
+            list(arrays[names[0]].read_rows())
+
+    is_refused(f"{path.name} is damaged: {names[0]} ends early", read)
+
+
+def _ends_early(stored):
+    try:
+        list(stored.read_rows())
+    except ValueError:
+        return True
+    return False
+
+
+def test_any_error_of_reading_becomes_one_line_with_the_file(tmp_path):
+    for error in (KeyError("x"), StopIteration(), OSError("disk"), ValueError("bad\nvalue")):
+
+        def read(error=error):
+            with name_damage(tmp_path / "f.npz"):
+                raise error
+
+        is_refused(r"f\.npz is damaged: [^\n]+$", read)
+
+
+def test_objects_are_refused(tmp_path):
+    np.savez(tmp_path / "o.npz", a=np.array([None, {}], object))
+    is_refused("a is not of numbers", open_npz, tmp_path / "o.npz", ["a"])
