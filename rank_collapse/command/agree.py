@@ -56,10 +56,8 @@ DTYPES = ("float32", "bfloat16", "float16", "float64")
 ATTENTION = ("eager", "sdpa", "flash_attention_2", "flex_attention")
 BACKENDS = ("torch", "jax")
 NUM_TEXTS, MAX_TOKENS = 4, 64
-_OF_FOLDERS = (
-    "dtype", "attention", "backend", "text", "tokenizer", "token_ids", "ids", "num_texts",
-    "max_tokens",
-)  # fmt: skip
+_PAIRED = ("dtype", "attention", "backend")  # one value for both folders, or one for each
+_OF_FOLDERS = (*_PAIRED, "text", "tokenizer", "token_ids", "ids", "num_texts", "max_tokens")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -130,6 +128,8 @@ def run(flags: argparse.Namespace, command: Sequence[str]) -> int:
     about = agreement.to_dict() | {
         "first_source": flags.first,
         "second_source": flags.second,
+        "first_settings": _name_settings(flags, 0),
+        "second_settings": _name_settings(flags, 1),
         "command": line,
         "rank_collapse": __version__,
     }
@@ -202,9 +202,18 @@ def render_page(agreement: Agreement, about: dict[str, Any]) -> str:
         table=table,
         details=f"rank_collapse {__version__}",
     )
-    names = f"{about['first_source']} and {about['second_source']}"
+    names = " and ".join(
+        f"{about[f'{order}_source']} ({about[f'{order}_settings']})".removesuffix(" ()")
+        for order in ("first", "second")
+    )
     intro = " ".join([agreement.sentence, *describe(agreement)])
     return report.render(f"Do {names} agree?", intro, [section])
+
+
+def _name_settings(flags, index):
+    """Return what flags with two values ask of one of the folders: "bfloat16, sdpa"."""
+    texts = (getattr(flags, name) or "" for name in _PAIRED)
+    return ", ".join(text.split(",")[index] for text in texts if "," in text)
 
 
 def _format(value):

@@ -114,6 +114,11 @@ def test_a_checkpoint_takes_in_the_stream_of_the_other_implementation(tmp_path, 
     assert main(["agree", str(folder), faulty, *flags]) == 1
     about = json.loads(capsys.readouterr().out)
     assert about["first"] == {"layer": 1, "part": "mlp"} and "multiplied by" in about["kind"]
+    page = tmp_path / "page.html"
+    pair = [str(folder), str(folder), *flags[:2], "--with=torch,jax", f"--out={page}"]
+    assert main(["agree", *pair]) == 0
+    title = f"Do {folder} (torch) and {folder} (jax) agree?"
+    assert title in page.read_text("utf-8")
 
 
 def to_npz(path, factor):
