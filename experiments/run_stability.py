@@ -21,7 +21,8 @@ import numpy as np
 import rank_collapse as rc
 from experiments.lab import Experiment, Flags, Run, cli, describe_figures, open_run, shared_flags
 from experiments.stability import stability_results as summary
-from experiments.stability.design_measures import DESIGNS, LAW_OF, make_configs, measure_all
+from experiments.stability.design_measures import measure_all
+from experiments.stability.padded_designs import DESIGNS, LAW_OF, make_configs
 from experiments.stability.stability_figures import (
     dependency_figure,
     one_law_figure,

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
-from experiments.stability.design_measures import Case
+from experiments.stability.padded_designs import Case
 from experiments.verdicts import TableRow
 from experiments.verdicts.share_intervals import slope
 

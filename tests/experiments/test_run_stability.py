@@ -9,7 +9,7 @@ import pytest
 import rank_collapse as rc
 from experiments import run_stability
 from experiments.stability import design_measures
-from experiments.stability.design_measures import Case, base_config, make_configs
+from experiments.stability.padded_designs import Case, base_config, make_configs
 from tests.support.closeness import assert_close
 from tests.support.runs import parsed, result_of, rows, run
 
@@ -73,18 +73,6 @@ def test_writes_rows_figures_and_answers(tmp_path):
     # what a step along the gradient does is at least the bound, and not far above it
     over = [values["change.gradient"] / values["gradient_bound"] for values in by_cell.values()]
     assert np.all(np.exp(np.log(over).mean(axis=1)) > 0.99) and np.min(over) < 1e4
-
-
-def test_layers_past_a_networks_own_change_nothing():
-    """A network of 2 layers is computed inside one of 4, whose last branch gains are 0."""
-    configs = make_configs(
-        parse_options("--designs=pre,depth_scaled", "--mlp=relu", "--depths=2,4")
-    )
-    assert [case.branches for case in configs] == 2 * [4, 8]
-    for case, config in configs.items():
-        np.testing.assert_array_equal(config.skip_gain.mlp, [1, 1, 1, 1])
-        branch = config.branch_gain.mlp
-        assert np.all(branch[: case.depth] > 0) and not branch[case.depth :].any()
 
 
 def test_omega_is_profiled_on_the_seeds_own_batch():
