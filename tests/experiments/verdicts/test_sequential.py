@@ -112,7 +112,7 @@ def draw_statistic(law):
     ],
 )
 def test_at_the_border_a_run_that_may_stop_at_any_draw_is_wrong_in_2_5_percent_a_side(law):
-    """A median, or a share of one half, of six settings, looked at after each of 200 draws."""
+    """A median, or a share of one half, of six settings, evaluated after each of 200 draws."""
 
     def evidence(rng):
         values = draw_statistic(law)(rng)
