@@ -291,7 +291,7 @@ class Runs:
             raise LeftOut(f"a result of shapes {shapes} has other tokens than it reads")
         x, places = states[0], torch.arange(index.numel(), device=index.device)
         if x.shape[0] == x.shape[1] and not torch.equal(index.flatten(), places):
-            raise LeftOut("with equal numbers of examples and tokens nothing distinguishes the axes")
+            raise LeftOut("equal numbers of examples and tokens leave the axes ambiguous")
         if x.shape[:2] != index.shape:
             x = x.reshape(-1, x.shape[-1])[index]
         return measure_tokens(x, documents, self._kind)
