@@ -84,7 +84,6 @@ def whole_messages_are_kept():
     from rank_collapse import command
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pytest, "raises", kept_messages.raises_and_keeps)
         for module in (cli, command):
             patch.setattr(module, "print_lines", kept_messages.prints_and_keeps(module.print_lines))
         yield

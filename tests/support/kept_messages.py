@@ -1,17 +1,14 @@
 """The whole text of every refusal that tests provoke is kept in tests/golden/texts/messages.
 
 A test names the words that matter; the other words of the message, a value left out or two names
-exchanged, would change unseen. Kept are errors that `pytest.raises(..., match=…)` meets, where the
+exchanged, would change unseen. Kept are the errors that `tests.support.refusals` meets, where the
 library or an experiment raised them, and lines "error: …" of commands. A file belongs to a module
 of tests. What a test without an entry provokes is not compared: `--rewrite-golden` adds it.
 """
 
-import contextlib
 import os
 import re
-from collections.abc import Iterator
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import pytest
@@ -23,7 +20,6 @@ from tests.support.golden import TEXTS, list_differences
 SOURCES = tuple(str(REPOSITORY / name) for name in ("rank_collapse", "experiments"))
 TEMPORARY = re.compile(r"/[^\s'\":,;]*pytest-\d+/(?:popen-gw\d+/)?[^\s/'\":,;]*|/tmp/\w+")
 ADDRESS = re.compile(r"0x[0-9a-f]{6,}")
-raises = pytest.raises
 new_messages: dict[str, dict[str, set[str]]] = {}  # {test module: {test: messages}}, to be written
 _kept: dict[str, dict[str, set[str]]] = {}
 
@@ -79,26 +75,10 @@ def write_messages() -> None:
         _path(module).write_text("".join(f"{line}\n" for line in lines), "utf-8")
 
 
-def _is_ours(trace: TracebackType | None) -> bool:
-    """Returns whether an error was raised by this repository's code."""
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    return trace is not None and trace.tb_frame.f_code.co_filename.startswith(SOURCES)
-
-
-@contextlib.contextmanager
-def raises_kept(*arguments: Any, **options: Any) -> Iterator[Any]:
-    """Stands in for `pytest.raises` as a context with a pattern."""
-    with raises(*arguments, **options) as caught:
-        yield caught
-    if isinstance(caught.value, Exception) and _is_ours(caught.tb):
+def check_error(caught: pytest.ExceptionInfo) -> None:
+    """Checks the message of an error, if code of this repository raised it; see `check_message`."""
+    if str(caught.traceback[-1].path).startswith(SOURCES):
         check_message(str(caught.value))
-
-
-def raises_and_keeps(*arguments: Any, **options: Any) -> Any:
-    """Stands in for `pytest.raises`."""
-    is_pattern = "match" in options and len(arguments) == 1
-    return (raises_kept if is_pattern else raises)(*arguments, **options)
 
 
 def prints_and_keeps(print_lines: Any) -> Any:

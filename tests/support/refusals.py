@@ -4,13 +4,19 @@ from functools import partial
 
 import pytest
 
+from tests.support.kept_messages import check_error
+
 
 def each_is_refused(*cases, error=ValueError):
-    """Checks for each (call, pattern) that the call raises the error with that message."""
+    """Checks for each (call, pattern) that the call raises the error with that message.
+
+    The whole message is compared with the one that tests/golden/texts/messages has.
+    """
     for call, message in cases:
         with pytest.raises(error, match=message) as caught:
             call()
         assert "\n" not in str(caught.value)
+        check_error(caught)
 
 
 def is_refused(message, call, *arguments, error=ValueError, **options):
