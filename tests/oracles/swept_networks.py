@@ -69,11 +69,15 @@ def assert_same_bits(a, b):
         np.testing.assert_array_equal(x, y)
 
 
+# Arguments: number of devices, folder, file of the leaves, seconds that each call waits first.
 PROGRAM = """
-import sys, pickle, jax
+import sys, pickle, time, jax
 jax.config.update("jax_num_cpu_devices", int(sys.argv[1]))
 from rank_collapse.training import sweep
+from rank_collapse.training.engine.program import Program
 from tests.oracles.swept_networks import WHOLE, init, list_leaves, step
+advance = Program.advance
+Program.advance = lambda *arguments: time.sleep(float(sys.argv[4])) or advance(*arguments)
 options = WHOLE | {"steps": 6000, "seeds": 5, "folder": sys.argv[2] or None}
 result = sweep(init, step, **options)
 pickle.dump(list_leaves(result), open(sys.argv[3], "wb"))

@@ -29,7 +29,7 @@ def test_a_static_value_changes_no_name():
 
 def test_a_function_is_the_same_in_another_process(tmp_path):
     """The fingerprint of a folder holds no address and no order of a set."""
-    options = (1, tmp_path / "run", tmp_path / "out")
+    options = (1, tmp_path / "run", tmp_path / "out", 0)
     for _ in range(2):
         process = python("-c", PROGRAM.replace("6000", "3"), *map(str, options))
         assert process.returncode == 0, process.stderr

@@ -59,10 +59,11 @@ def test_killed_twenty_times_it_is_whole(tmp_path):
         return {(p, p.stat().st_mtime_ns) for p in folder.glob("runs/*.npz") if p.exists()}
 
     with open(tmp_path / "errors", "w+") as errors:
-        assert start(errors, PROGRAM, 2, "", tmp_path / "whole").wait(LIMIT) == 0
+        assert start(errors, PROGRAM, 2, "", tmp_path / "whole", 0).wait(LIMIT) == 0
         while True:
             before = list_files()
-            process = start(errors, PROGRAM, 1 + kills % 2, folder, tmp_path / "parts")
+            pause = 0.05 if kills < 20 else 0  # a busy machine, too, kills before the end
+            process = start(errors, PROGRAM, 1 + kills % 2, folder, tmp_path / "parts", pause)
             # One in four while it starts, compiles or computes; others around a snapshot.
             end = time.monotonic() + (rng.uniform(0, 6) if kills % 4 == 3 else LIMIT)
             while process.poll() is None and (
@@ -76,5 +77,5 @@ def test_killed_twenty_times_it_is_whole(tmp_path):
                 break
             kills += 1
             assert kills <= 20, (tmp_path / "errors").read_text()[-2000:]
-    assert kills >= 10
+    assert kills == 20
     assert_same_files(tmp_path / "whole", tmp_path / "parts")
