@@ -114,7 +114,7 @@ def test_what_flax_cannot_hold_is_refused():
     wider = nnx.MultiHeadAttention(num_heads=H, in_features=24, decode=False, rngs=nnx.Rngs(0))
     to_linen, from_linen = adapters.attention_to_linen, adapters.attention_from_linen
     each_is_refused(
-        (lambda: to_linen(heads(d_qk=2, d_v=4)), "d_qk=2 is not d_v=4"),
+        (lambda: to_linen(heads(d_qk=2, d_v=4)), "d_qk=2 must equal d_v=4"),
         (lambda: to_linen(heads(), use_bias=False), "b_q is not zero"),
         (lambda: from_linen({"Dense_0": {}}), "not those of multi-head attention"),
         (lambda: adapters.attention_to_nnx(heads(), wider), "other shapes"),

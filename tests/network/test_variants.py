@@ -67,7 +67,7 @@ def test_variants_start_as_their_authors_start_them():
     [
         ("shapd", {}, {}, "variant 'shapd' is not one of"),
         *(
-            (name, {}, {}, rf"'{name}' is a network, .*: rc.{name}\(")
+            (name, {}, {}, rf"'{name}' is a network, .*: use rc.{name}\(")
             for name in ("san", "san_mlp", "san_skip", "transformer")
         ),
         ("shaped", {}, {"delta": 1}, "no value 'delta', only"),
@@ -189,10 +189,13 @@ def run_with_edit(place):
 
 @parametrize_refusals(
     [
-        (lambda: run_network(rc.san(1, H, D, normalise=lambda s, context: s[0])), "normalise gave"),
+        (
+            lambda: run_network(rc.san(1, H, D, normalise=lambda s, context: s[0])),
+            "normalise returned",
+        ),
         (
             lambda: run_network(rc.san_skip(2, H, D, mix=lambda q, k, v, context: v)),
-            r"mix gave \(\(.*\), None\), which are not the shapes",
+            r"mix returned the shapes \(\(.*\), None\), but \(M, out\) must have",
         ),
         (lambda: run_with_edit("cross_input"), "place 'cross_input' is not one of"),
         (lambda: run_sinks((3, H)), r"value of shape \(3, 2\) is not a number"),  # 2 layers

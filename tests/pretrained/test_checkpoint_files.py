@@ -99,7 +99,7 @@ def list_kinds():
         "not dense .sparse_csr": x.to_sparse_csr(),
         "nested": torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]),
         "on the device 'meta'": x.to("meta"),
-        "of the unsupported dtype float8_e4m3fn": x.to(torch.float8_e4m3fn),
+        "of dtype float8_e4m3fn": x.to(torch.float8_e4m3fn),
     }
 
 

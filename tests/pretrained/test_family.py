@@ -249,7 +249,7 @@ REFUSED = {
     "cohere2": ({"layer_types": ["chunked"] * 40}, "layer_types has 'chunked'"),
     "gemma": ({"hidden_act": "relu"}, "hidden_act='relu' of a gemma model is not supported"),
     "granite": ({"attention_multiplier": 0.0}, "attention_multiplier=0.0 is not between"),
-    "smollm3": ({"no_rope_layers": [1, 2]}, r"no_rope_layers=\[1, 2\] are not 36 of 0 or 1"),
+    "smollm3": ({"no_rope_layers": [1, 2]}, r"no_rope_layers=\[1, 2\] is not a list of 36"),
     "olmo3": (
         {"rope_parameters": {"sliding_attention": {"rope_type": "yarn", "factor": 2.0}}},
         "rope_parameters.sliding_attention.rope_type='yarn' of a olmo3 model",

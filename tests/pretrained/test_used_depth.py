@@ -199,7 +199,7 @@ def test_texts_of_different_lengths_are_measured_as_each_alone(depth_case):
     near(first, want, atol=2e-5)
     config = rc.transformer(2, 2, 8)
     each_is_refused(
-        (lambda: rc.depth_report(source, []), "ids have no text"),
+        (lambda: rc.depth_report(source, []), "ids hold no text"),
         (lambda: rc.depth_report(source, [short, [5]]), "text 1 has fewer than 2 tokens"),
         (
             lambda: rc.depth_report(draws.parameters(config), np.zeros((1, 4)), config),
