@@ -121,7 +121,7 @@ def read_weights(
     batch = [c for c in axes if c not in (*summed, *queries)]
     order = [axes.index(c) for c in batch + queries + summed]
     used, allowed, softmax = (
-        a if a is None else a.detach().permute(order).flatten(0, -3)
+        a if a is None else a.detach().permute(order)[None].flatten(0, -3)
         for a in (used, torch.ones_like(used) > 0 if allowed is None else allowed, softmax)
     )
     rows = choose_rows(used.shape[1], used.device)
