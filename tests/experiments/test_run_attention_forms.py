@@ -160,7 +160,6 @@ def test_networks_are_trained_at_the_temperature_of_their_form():
 
 
 def test_numbers_stand_at_their_width_whatever_the_order_of_the_flag(unsorted_results):
-    results, options = unsorted_results
     table = list(forms.make_rows(*unsorted_results))
     assert [r["d_k"] for r in table if r["form"] == "dot"][::3] == [4, 16, 64, 2, 8]
     for row in table:
@@ -220,7 +219,7 @@ def test_curves_of_the_figures_are_those_of_the_arrays(unsorted_results):
             mean = np.exp(mean) if name == "variance" or "grad" in name else mean
             assert_close(line.get_ydata(), mean, rtol=1e-6)
     fig = forms.trained_figure(results)
-    accuracy, less = fig.axes
+    accuracy, _ = fig.axes
     assert [t.get_text() for t in accuracy.get_xticklabels()] == ["2", "8"]
     for index, form in enumerate(measured.FORMS):
         values = results["trained"][form]["accuracy"]
