@@ -122,18 +122,13 @@ def read_weights(
     order = [axes.index(c) for c in batch + queries + summed]
     allowed = torch.ones_like(used) > 0 if allowed is None else allowed
     used, allowed, softmax = (
-        a if a is None else _flatten_batch(a.detach().permute(order))
+        a if a is None else a.detach().permute(order)[None].flatten(0, -3)
         for a in (used, allowed, softmax)
     )
     rows = choose_rows(used.shape[1], used.device)
     p = used[:, rows].float()
     before = p if softmax is None else softmax[:, rows].float() * allowed[:, rows]
     return Weights(before if _is_dropped(before, p) else p, rows, allowed)
-
-
-def _flatten_batch(a):
-    """Joins all axes before the last two, [g, n, m]; a call without a batch has one example."""
-    return a.reshape(-1, *a.shape[-2:])
 
 
 def allow_all(n: int, m: int, device: object) -> Weights:
