@@ -47,6 +47,9 @@ MADE = {
     "spectral norm": divide_by_norm,
     "standardised": lambda self, weight: (weight - weight.mean(0)) / weight.std(0) / 4,
     "merged LoRA": lambda self, weight: weight + self.a @ self.b,
+    "in another order": lambda self, weight: weight.index_select(0, torch.arange(D).flip(0)),
+    "pruned": lambda self, weight: weight.masked_fill(torch.eye(D) > 0, 0.0),
+    "rounded": lambda self, weight: weight + ((4 * weight).round() / 4 - weight).detach(),
 }
 
 
