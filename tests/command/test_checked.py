@@ -44,7 +44,7 @@ def test_a_token_that_holds_the_residual_is_named(tmp_path):
     texts = ("--ids=5,8,13,7,21,34,55,2", "--ids=3,1,4,9,15,16,7,25", "--ids=3,1,4,9,15,16,25,8")
     assert main([str(tmp_path / "gpt2"), *texts, "--out", str(out)]) == 0
     one_token = json.loads(out.with_suffix(".json").read_text())["one_token"]
-    row = "Layers whose residual ratio is of one token, whole network"
+    row = "Layers whose residual ratio is of one token, full model"
     where = "0, 1, 2; largest entry at position 3, 6, in 2 of 3 texts"
     assert one_token == {row: where} and f"{row}: {where}." in out.read_text("utf-8")
     rows = list(csv.DictReader(out.with_suffix(".csv").read_text().splitlines()))
