@@ -494,6 +494,15 @@ def test_a_stream_may_be_an_entry_of_what_a_layer_returns(tmp_path):
     np.testing.assert_array_equal(layer.after, 3 * X)
 
 
+def test_layers_that_change_the_stream_in_place_are_recorded_before_and_after(tmp_path):
+    model = Odd(Returns(lambda x: x.add_(1)), Returns(lambda x: x.mul_(3)))
+    with record(model, tmp_path / "a.npz"):
+        model(X.clone())
+    first, second = open_recording(tmp_path / "a.npz").read_layers()
+    states = (first.before, first.after, second.before, second.after)
+    assert [state[0, 0, 0] for state in states] == [1, 2, 2, 6]
+
+
 def test_a_branch_of_other_size_is_not_recorded(tmp_path):
     """OPT computes its MLP of [b · n, d]: as large, and in the stream's shape afterwards."""
 
