@@ -63,9 +63,7 @@ def test_golden_pictures_and_tables(name, tmp_path, capsys, golden):
 
 
 @pytest.mark.parametrize("name", WIDE)
-def test_golden_pictures_and_tables_of_several_settings(
-    name, tmp_path, capsys, golden, monkeypatch
-):
+def test_golden_pictures_of_several_settings(name, tmp_path, capsys, golden, monkeypatch):
     """Lists in no order, several points, networks and seeds: other branches than one setting."""
     monkeypatch.setattr(figures_as_data, "LAID_OUT", Everything())  # the tiny size lays out its own
     golden(f"runs/{name}.wide.txt", describe_run(name, tmp_path, capsys, is_wide=True))

@@ -50,8 +50,7 @@ TESTED_IN = {
         "experiments/lens/lens_figures experiments/stability/stability_figures"
     ),
     "experiments/test_run_sort.py": (
-        "experiments/path_accuracy/accuracy_figures experiments/train/arguments "
-        "experiments/train/trained_tasks experiments/train/watched"
+        "experiments/path_accuracy/accuracy_figures experiments/train/arguments"
     ),
     "experiments/test_run_trained.py": (
         "experiments/trained/chains experiments/trained/text_measures "

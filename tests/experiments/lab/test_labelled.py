@@ -27,7 +27,7 @@ def test_many_curves_have_a_short_legend(count):
 
 
 def make_results():
-    """Results over seeds, a swept gain in no order, variants and layers; each number is its place."""
+    """Makes results over seeds, gains in no order, variants and layers; a number is its place."""
     axes = {"gain": [4.0, 0.5], "variant": ["post", "san"], "seed": [0, 1, 2], "layer": [0, 1]}
     shape = [len(values) for values in axes.values()]
     values = np.arange(24, dtype=float).reshape(shape)
@@ -175,7 +175,7 @@ def test_rows_of_a_product_repeat_what_lacks_the_first_axes():
 
 def test_panels_are_points_and_curves_are_the_values_of_the_hue():
     results = make_results()
-    fig, axes = labelled.plot_facets(
+    _, axes = labelled.plot_facets(
         results.ratio, hue="gain", ylabel="ratio", columns=1, style=lambda i, n: {"lw": i + n}
     )
     assert axes.shape == (2, 1) and labelled.count_panels(results.ratio, hue="gain") == 2
