@@ -273,7 +273,9 @@ def compare_curve(
     (variant, reading), depth = ablation, model.config.depth
     published = published_curves(model.settings, depth).get(kind)
     ratios = mean_curves(curves, variant, reading)
-    text = f"{model.label}, {NAMES[kind]}, {variant}" + ", as the text says" * (reading == "text")
+    text = f"{model.label}, {NAMES[kind]}, {words(variant)}" + ", as the text says" * (
+        reading == "text"
+    )
     by_layer = {t.layer: t for t in targets if (t.variant, "published") == ablation}
     for layer in by_layer or (1, depth):
         low, high = ratios[:, layer].min(), ratios[:, layer].max()

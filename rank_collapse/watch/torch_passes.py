@@ -21,7 +21,7 @@ from torch.overrides import TorchFunctionMode
 from rank_collapse.watch import torch_products as products
 from rank_collapse.watch.recorder import LeftOut, Notes
 from rank_collapse.watch.torch_frames import Frame
-from rank_collapse.watch.torch_functions import MAPS, PRODUCTS, floats_in, read_product, tensors_in
+from rank_collapse.watch.torch_functions import MAPS, floats_in, read_product, tensors_in
 from rank_collapse.watch.torch_origins import Origins
 from rank_collapse.watch.torch_runs import Runs, Select
 from rank_collapse.watch.torch_tags import Term
@@ -190,7 +190,7 @@ class Pass(TorchFunctionMode):
             self._measure_product(self._see_dot, args, kwargs, result)
             return
         product = read_product(function, args, kwargs) if function in MAPS else None
-        if product is not None and function in PRODUCTS:
+        if product is not None:
             factors = [p for p in (product, product.swap()) if is_weights(self._origins, p)]
             if factors and not any(map(self._origins.is_constant, product[:2])):
                 self._measure_product(self._see_weighted, factors, result)

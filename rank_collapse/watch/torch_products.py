@@ -120,9 +120,10 @@ def read_weights(
     summed = [c for c in axes if c not in result]
     batch = [c for c in axes if c not in (*summed, *queries)]
     order = [axes.index(c) for c in batch + queries + summed]
+    allowed = torch.ones_like(used) > 0 if allowed is None else allowed
     used, allowed, softmax = (
-        a if a is None else a.detach().permute(order).flatten(0, -3)
-        for a in (used, torch.ones_like(used) > 0 if allowed is None else allowed, softmax)
+        a if a is None else a.detach().permute(order)[None].flatten(0, -3)
+        for a in (used, allowed, softmax)
     )
     rows = choose_rows(used.shape[1], used.device)
     p = used[:, rows].float()

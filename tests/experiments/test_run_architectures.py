@@ -86,7 +86,7 @@ def test_a_folder_stands_beside_the_published_curves_or_says_why_not(tmp_path, i
     different = [
         row.quantity for row in layer_rows if row.note.startswith("differs; other texts explain ± ")
     ]
-    assert different == ["bert, pretrained, SAN: residual ratio, layer 2"]
+    assert different == ["bert, pretrained, attention alone: residual ratio, layer 2"]
 
 
 def test_what_rounding_left_of_attention_alone_is_a_bound():

@@ -67,7 +67,7 @@ def test_an_albert_is_judged_in_both_readings_each_with_its_own_skips(tmp_path):
             network.label, residuals, network.source.config.mask == "causal"
         )
     settings = {row.setting for row in claims if row.key == "trained skips stop"}
-    assert settings == {"albert, as the text has it", "albert, as published", "llama"}
+    assert settings == {"albert, as the text says", "albert, as published", "llama"}
     source, inputs = opened[0].source, opened[0].inputs
     for name, reading in (("skips", "text"), ("skips, as published", "published")):
         ablation = pretrained.AblationSpec("SAN+skip", reading)

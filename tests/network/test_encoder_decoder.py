@@ -67,6 +67,16 @@ def test_equal_to_torchs_transformer_with_the_same_weights(placement, source):
     assert np.abs(full - logits).max() > 1e-2
 
 
+def test_a_transformation_may_put_anything_in_the_place_of_the_halves():
+    """As vmap's in_axes does: a pytree of axes has the structure of the configuration."""
+    leaves, structure = jax.tree.flatten(config())
+    axes = jax.tree.unflatten(structure, [0] * len(leaves))
+    assert jax.tree.leaves(axes) == [0] * len(leaves)
+    halves = jax.tree.structure(config(), is_leaf=lambda a: a is not None and hasattr(a, "mask"))
+    assert halves.num_leaves == 2
+    assert halves.unflatten([None, 3]).decoder == 3
+
+
 @pytest.mark.full
 def test_tied_weights_are_one_array_that_all_uses_train():
     model_config = config(shared_embedding=True, tied_output=True)

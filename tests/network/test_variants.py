@@ -187,8 +187,24 @@ def run_with_edit(place):
     return rc.apply(draws.parameters(config), jnp.asarray(DRAWN), config, edit={place: abs})
 
 
+def edit_full_output():
+    config = rc.san(1, H, D, mix=lambda q, k, v, context: (q @ k.swapaxes(1, 2), 0 * q))
+    edit = {"weights": lambda weights, layer: weights}
+    return rc.apply(draws.parameters(config), jnp.asarray(DRAWN), config, edit=edit)
+
+
+def attend_to_other_tokens():
+    scores = jnp.zeros((H, 3, 4))
+    return variants.retention(0.5, scores, AttentionContext())
+
+
 @parametrize_refusals(
     [
+        (edit_full_output, "its weights cannot be edited or dropped"),
+        (
+            attend_to_other_tokens,
+            r"equal numbers of keys and queries, not scores of shape \(2, 3, 4\)",
+        ),
         (lambda: run_network(rc.san(1, H, D, normalise=lambda s, context: s[0])), "normalise gave"),
         (
             lambda: run_network(rc.san_skip(2, H, D, mix=lambda q, k, v, context: v)),

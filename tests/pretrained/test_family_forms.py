@@ -24,22 +24,11 @@ from tests.oracles.checkpoint_arrays import example_inputs, hidden_states, large
 from tests.support.marks import full_but, full_if
 
 TOLERANCE = 1e-5
-SLOW = [name for name in architectures.FORMS if "-" in name] + [
-    "qwen3_moe",
-    "olmo3",
-    "granite",
-    "stablelm",
-    "cohere",
-    "phi",
-    "gemma",
-]
-pytestmark = [
-    pytest.mark.full,
-    pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning"),
-]
+OTHER_FORMS = [name for name in architectures.FORMS if "-" in name]  # of families that have one
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
 
 
-@pytest.mark.parametrize("name", full_if(architectures.FORMS, *SLOW))
+@pytest.mark.parametrize("name", full_if(architectures.FORMS, *OTHER_FORMS))
 def test_states_attentions_and_logits(name, tmp_path):
     case = architectures.FORMS[name]
     model = architectures.build(case)

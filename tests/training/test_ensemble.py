@@ -250,7 +250,8 @@ def measure_models(count, **options):
 
 
 @pytest.mark.parametrize(
-    ("count", "reached"), [(3, [2]), (4, [2, 3]), (8, [2, 4, 6, 7]), (5, [4]), (7, [2, 4, 6])]
+    ("count", "reached"),
+    [(2, [1]), (3, [2]), (4, [2, 3]), (8, [2, 4, 6, 7]), (5, [4]), (7, [2, 4, 6])],
 )
 def test_seeds_that_are_measured_some_at_a_time_are_those_of_one_call(count, reached):
     """Two or more at a time, so that XLA compiles a loop, and few that are repeated."""

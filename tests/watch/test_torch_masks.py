@@ -151,6 +151,31 @@ def test_padding_beside_keys_that_content_hides(attend, is_named):
     assert row["residual_ratio"] == pytest.approx([compute_ratio(pad(mask), mask)], 1e-4), watched
 
 
+def fill_some(scores, some):
+    drops = (scores < scores.mean(-1, keepdim=True)) & some
+    return scores.masked_fill(drops, -torch.inf).softmax(-1)
+
+
+def keep_others(scores, some):
+    keeps = (scores >= scores.mean(-1, keepdim=True)) | ~some
+    return torch.where(keeps, scores, -torch.inf).softmax(-1)
+
+
+def assign_some(scores, some):
+    scores = scores.clone()
+    scores[(scores < scores.mean(-1, keepdim=True)) & some] = -torch.inf
+    return scores.softmax(-1)
+
+
+@pytest.mark.parametrize("weigh", [fill_some, keep_others, assign_some])
+def test_a_mask_that_limits_which_keys_content_may_hide_hides_none(weigh):
+    """Of some keys content drops those with small scores; every key remains a token."""
+    torch.manual_seed(0)
+    some = (RIGHT == 0)[:, None, None]
+    attentions = [Attention(lambda scores, _: weigh(scores, some)) for _ in range(2)]
+    check_layers(Stack(add_in_turn, *attentions))
+
+
 def small_bias(size):
     return lambda scores, mask: (scores - size * (1 - mask[:, None, None])).softmax(-1)
 
