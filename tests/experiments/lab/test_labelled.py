@@ -100,8 +100,8 @@ def test_points_in_words():
     assert labelled.describe_point({"norm_placement": "post", "weight_scale": 0.55}) == (
         "Post-LN, weight scale 0.55"
     )
-    assert labelled.describe_point({"depth": 12, "variant": "san", "tied": True}) == (
-        "depth 12, attention alone, tied True"
+    assert labelled.describe_point({"depth": 12, "variant": "san", "causal": True}) == (
+        "depth 12, attention alone, causal True"
     )
 
 
