@@ -193,5 +193,5 @@ def test_a_part_whose_features_are_not_known_is_left_out():
     row, watched = watch_step(Gated(project, **SINGLE | {"q": (D, 2 * D)}), X)
     assert "query_gradient" not in row and "value_gradient" in row
     assert (
-        "no query gradient: which part of a parameter it is of is not known" in watched.describe()
+        "no query gradient: the part of a parameter that made it is unknown" in watched.describe()
     )
