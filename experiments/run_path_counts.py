@@ -78,7 +78,7 @@ def make_sizes(options: Options) -> Sizes:
     """
     heads, layers = options.heads, options.layers
     if len(heads) != len(layers):
-        raise ValueError(f"--heads has {len(heads)} values and --layers {len(layers)}")
+        raise ValueError(f"--heads has {len(heads)} values, but --layers has {len(layers)}")
     if max(layers, default=0) > MAX_DEPTH:
         raise ValueError(f"--layers={max(layers)} is above {MAX_DEPTH}")
     pairs = zip(heads, layers, strict=True)
