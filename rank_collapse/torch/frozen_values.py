@@ -15,7 +15,7 @@ from rank_collapse.torch.values import Value, is_floating
 def make_value(call, array, degree=1, **fields):
     """Make a value that depends on the state, with a new base unless one is named."""
     fields.setdefault("base", call.bases.new())
-    return Value(array, degree, any(v.from_inputs for v in call.values), **fields)
+    return Value(array, degree, **fields)
 
 
 def make_scores(call, array, product=None):

@@ -80,8 +80,19 @@ def project_low_rank(self, x):
     return *(self.fused(x) + self.up(self.down(x))).chunk(3, -1), 1.0
 
 
+def project_after_a_map(self, x):
+    """The tokens come from a map of the same module, which is none of queries."""
+    y = self.before(x).relu()
+    return self.q(y), self.k(y), self.v(y), 1.0
+
+
 SINGLE = {"q": (D, D), "k": (D, D), "v": (D, D), "gate": (D, 1)}
 LAYOUTS = {
+    "after a map": (
+        project_after_a_map,
+        SINGLE | {"before": (D, D)},
+        {"query": {"q": SIDES[0]}, "key": {"k": SIDES[0]}, "value": {"v": SIDES[0]}},
+    ),
     "side by side": (
         project_side_by_side,
         {"fused": (D, 4 * D)},

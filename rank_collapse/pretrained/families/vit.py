@@ -96,7 +96,7 @@ VIT = Family(
     embedding={"positions": "learned", "class_token": True, "norm": False},
     computed=lambda settings: {"embedding": _patch_fields(settings)},
     biases=dict.fromkeys("qkv", "qkv_bias"),
-    init=Initialisation(truncated=("cls_token", "position_embeddings")),
+    init=Initialisation(),
     sizes=_patch_sizes,
 )
 DEIT = VIT.derive(
@@ -155,9 +155,7 @@ DINOV2 = VIT.derive(
     names=_dinov2_names,
     fields={"learned_per_feature": True},
     computed=_dinov2_fields,
-    init=Initialisation(
-        values={"register_tokens": 0.0, "lambda1": "layerscale_value"}, truncated=("",)
-    ),
+    init=Initialisation(values={"register_tokens": 0.0, "lambda1": "layerscale_value"}),
 )
 DINOV2_REGISTERS = DINOV2.derive(
     "dinov2_with_registers",

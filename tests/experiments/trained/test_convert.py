@@ -8,8 +8,6 @@ import pytest
 
 from experiments.trained import convert
 
-pytestmark = pytest.mark.full
-
 
 @pytest.mark.parametrize("zipped", [True, False])
 def test_tensors_of_torch_are_read_without_torch(zipped, tmp_path):

@@ -122,6 +122,17 @@ def test_a_folder_of_another_sweep_or_damaged_is_refused_and_stays(misuse, used_
     assert list_files(folder) == saved
 
 
+def test_looks_of_a_folder_are_at_its_own_steps(tmp_path):
+    """Where nothing is looked at, other chunks resume."""
+    look = {"look": lambda state, hyper, key: state["w"], "folder": tmp_path}
+    run(**look)
+    is_refused("every is 2 there, 1 here; use another", run, error=files.RunError, every=1, **look)
+    plain = tmp_path / "plain"
+    run(folder=plain)
+    extended = run(folder=plain, every=1, steps=5).metrics["loss"]
+    np.testing.assert_array_equal(extended, run(steps=5).metrics["loss"])
+
+
 def test_a_folder_that_is_used_or_cannot_be_written_is_refused(used_folder):
     saved = list_files(used_folder)
     with files.lock_folder(used_folder):
