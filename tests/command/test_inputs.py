@@ -153,7 +153,10 @@ def test_ids_are_padded_and_described(tmp_path):
     for flags, message in (
         (["--ids=1"], "text 0 has fewer than 2 tokens"),
         (["--ids=1,2,3", "--ids=4"], "text 1 has fewer than 2 tokens"),
-        (["--ids=1,2", f"--ids={','.join('123456789')}"], "text 1 has 9 tokens, but the model has 8 pos"),
+        (
+            ["--ids=1,2", f"--ids={','.join('123456789')}"],
+            "text 1 has 9 tokens, but the model has 8 pos",
+        ),
         (["--ids=1,2", "--tokenizer=x"], "--ids excludes --text and --tokenizer"),
         (["--ids=1,2", "--token_ids=x"], "and so does --token_ids"),
         (["--ids=1,2", "--inputs=x"], "--inputs=x does not fit made-up, which reads tokens"),
