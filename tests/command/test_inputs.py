@@ -155,7 +155,7 @@ def test_ids_are_padded_and_described(tmp_path):
         (["--ids=1,2,3", "--ids=4"], "text 1 has fewer than 2 tokens"),
         (
             ["--ids=1,2", f"--ids={','.join('123456789')}"],
-            "has 9 tokens, but the model has has 8 positions",
+            "text 1 has 9 tokens, but the model has 8 pos",
         ),
         (["--ids=1,2", "--tokenizer=x"], "--ids excludes --text and --tokenizer"),
         (["--ids=1,2", "--token_ids=x"], "and so does --token_ids"),
