@@ -175,7 +175,7 @@ def list_benchmarks(
     """
     for text in options.num_seeds:
         if not (text.isascii() and text.isdigit() and int(text)):
-            raise ValueError(f"--num_seeds={text}: seeds are whole numbers from 1")
+            raise ValueError(f"--num_seeds={text} is not a whole number of at least 1")
     counts = list(map(int, options.num_seeds))
     for name in options.benchmark:
         measure = partial(BENCHMARKS[name], **(TINY.get(name, {}) if options.tiny else {}))

@@ -302,7 +302,7 @@ def collapsed_layer(ratios: np.ndarray) -> int | None:
 
 
 def find_targets(model: Model, kind: str, curves: Curves) -> tuple[list[Target], str]:
-    """Finds the published values that pretrained weights are compared with.
+    """Finds the published values that pretrained weights are compared with, layer by layer.
 
     Args:
         model: The model.
@@ -321,8 +321,8 @@ def find_targets(model: Model, kind: str, curves: Curves) -> tuple[list[Target],
     except ValueError as error:
         return [], str(error)
     return targets, (
-        "one is a failure: by chance 5 % of models with the published weights have one, if 32 "
-        "texts of wiki_bio differ from the mean of these as one more of these does"
+        "a single such value refutes agreement at the 5 % level: the tolerance takes the published "
+        "32 texts of wiki_bio to vary around their mean as these texts do"
     )
 
 

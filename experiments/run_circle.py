@@ -165,7 +165,9 @@ def make_cases(options: Options) -> Cases:
         ValueError: Flags that do not fit each other.
     """
     if options.num_labels != 2:
-        raise ValueError(f"num_labels={options.num_labels}: a point of the plane has 2 coordinates")
+        raise ValueError(
+            f"num_labels={options.num_labels} is not 2, the number of coordinates of a point"
+        )
     if options.n_train_data < 4:
         raise ValueError(f"n_train_data={options.n_train_data} points are too few for two walks")
     chosen = {"circle_skip": options.circle_skip, "mlp": options.do_mlp}

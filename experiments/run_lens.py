@@ -181,7 +181,7 @@ def write_lenses(options: Options, networks: list[Network]) -> None:
     for network in networks:
         path = folder / f"{network.label}.pt"
         if not network.source.is_causal_lm:
-            print(f"no lens of {network.label}: it is no causal language model")
+            print(f"no lens of {network.label}: it is not a causal language model")
         elif path.exists():
             print(f"the lens of {network.label} is there: {path}")
         else:

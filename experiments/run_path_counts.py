@@ -78,11 +78,16 @@ def make_sizes(options: Options) -> Sizes:
     """
     heads, layers = options.heads, options.layers
     if len(heads) != len(layers):
-        raise ValueError(f"--heads has {len(heads)} values and --layers {len(layers)}")
+        raise ValueError(f"--heads has {len(heads)} values, but --layers has {len(layers)}")
     if max(layers, default=0) > MAX_DEPTH:
         raise ValueError(f"--layers={max(layers)} is above {MAX_DEPTH}")
     pairs = zip(heads, layers, strict=True)
-    return {f"{h} heads, {l} layers": (h, l) for h, l in pairs} or ARCHITECTURES
+    return {describe_size(h, l): (h, l) for h, l in pairs} or ARCHITECTURES
+
+
+def describe_size(heads: int, layers: int) -> str:
+    """Names an architecture by its size: "1 head, 5 layers"."""
+    return f"{heads} head{'s' * (heads != 1)}, {layers} layer{'s' * (layers != 1)}"
 
 
 def measure(options: Options, sizes: Sizes, folder: RunFolder) -> Tables:

@@ -112,7 +112,7 @@ def test_what_flax_cannot_hold_is_refused():
     wider = nnx.MultiHeadAttention(num_heads=H, in_features=24, decode=False, rngs=nnx.Rngs(0))
     to_linen, from_linen = adapters.attention_to_linen, adapters.attention_from_linen
     each_is_refused(
-        (lambda: to_linen(heads(d_qk=2, d_v=4)), "d_qk=2 is not d_v=4"),
+        (lambda: to_linen(heads(d_qk=2, d_v=4)), "d_qk=2 must equal d_v=4"),
         (lambda: to_linen(heads(), use_bias=False), "b_q is not zero"),
         (lambda: to_linen(heads(score="additive")), "additive or relative attention has no"),
         (lambda: to_linen(heads(position="relative_key")), "additive or relative attention has no"),

@@ -139,6 +139,7 @@ class Origins(TagTable):
             earlier = tag.followers.get(name)
 
             def make_numbers(name=name, earlier=earlier):
+                """Writes the numbers into those of the tensor before; −1 where nothing is known."""
                 numbers = torch.empty_strided(shape, stride, dtype=torch.long, device=device)
                 numbers.copy_(earlier()) if earlier else numbers.fill_(-1)
                 write(numbers, name)

@@ -316,7 +316,7 @@ def measure_weights(weights: Weights, documents: Tensor) -> dict[str, Tensor]:
     p = weights.p.unflatten(0, (e, -1))
     r, m = p.shape[-2:]
     if not is_distribution(p):
-        raise LeftOut("its weights are no distribution over keys")
+        raise LeftOut("its weights are not a distribution over keys")
     numbers = documents[:, rows]
     packed = split_documents(numbers, (numbers >= 0) & (p.sum(dim=(1, 3)) != 0), (e, r))
     p, is_query = packed.split_heads(p), torch.as_tensor(packed.exists, device=p.device)

@@ -111,23 +111,13 @@ def list_lines(place, value):
         yield f"{place} = {value!r}"
 
 
+MAKERS = ("make_task", "make_setups", "make_setup", "make_config", "make_configs")
+MAKERS += ("make_cases", "make_cells", "make_sizes", "select_theorems")
+
+
 def make_setup(module, options):
     """Makes the set-up of an experiment; of cells that are trained, their networks too."""
-    make = next(
-        getattr(module, name)
-        for name in [
-            "make_task",
-            "make_setups",
-            "make_setup",
-            "make_config",
-            "make_configs",
-            "make_cases",
-            "make_cells",
-            "make_sizes",
-            "select_theorems",
-        ]
-        if hasattr(module, name)
-    )
+    make = next(getattr(module, name) for name in MAKERS if hasattr(module, name))
     setup = make(options)
     if make.__name__ == "make_cells":
         networks = [design_cells.make_network(options, cell) for cell in setup]

@@ -9,6 +9,7 @@ import tarfile
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from experiments import on_device
@@ -16,6 +17,7 @@ from experiments.lab import cli
 from experiments.on_device import Step, read_lines, run_steps
 from tests.oracles.device_lines import make_line
 from tests.support.folders import REPOSITORY
+from tests.support.refusals import is_refused
 
 
 def execute(*arguments):
@@ -117,3 +119,91 @@ def test_wrong_uses_are_one_line(tmp_path, capsys):
     for docs, words in (("empty", "cannot be read"), (".", "has no line <!-- measured")):
         assert execute("--pages", f"--folder={tmp_path}", f"--docs={tmp_path / docs}") == 2
         assert words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("is_tiny", [False, True])
+def test_golden_steps_of_a_session(is_tiny, golden, monkeypatch):
+    monkeypatch.setattr(on_device.os, "cpu_count", lambda: 16)
+    lines = []
+    for part in on_device.LIMITS:
+        groups = on_device.list_steps(part, Path("FOLDER"), Path("RUNS"), is_tiny)
+        lines += [f"{part} {number}: {step}" for number, g in enumerate(groups) for step in g]
+    golden(f"benchmarks/steps{'_tiny' * is_tiny}.txt", "\n".join(lines))
+
+
+@pytest.mark.parametrize("cores, processes", [(None, 1), (4, 1), (12, 7), (64, 9)])
+def test_tests_leave_cores_to_the_experiments(cores, processes, monkeypatch):
+    monkeypatch.setattr(on_device.os, "cpu_count", lambda: cores)
+    (_, (_, tests)) = on_device.list_steps("right", Path("a"), Path("b"), False)
+    assert f"-n{processes}" in tests.command
+
+
+def test_a_session_runs_all_groups_and_packs_what_it_has(tmp_path, monkeypatch, capsys):
+    seen, codes = [], iter([[0], [0, 3]])
+
+    def run_group(steps, folder, end):
+        names = [step.name for step in steps]
+        seen.append(names)
+        left = on_device.LIMITS["right"] - on_device.RESERVE
+        assert folder == tmp_path / "made" and 0 < end - time.monotonic() <= left
+        if "reproduce" in names:
+            (runs,) = (a for a in steps[0].command if a.startswith("--output_dir="))
+            make_run(Path(runs.removeprefix("--output_dir=")) / "quick" / "run_x")
+        return next(codes)
+
+    monkeypatch.setattr(on_device, "run_steps", run_group)
+    assert execute("--part=right", f"--folder={tmp_path / 'made'}") == 1
+    assert seen == [["products"], ["reproduce", "tests"]]
+    with tarfile.open(tmp_path / "made" / "arrays.tar.gz") as archive:
+        names = archive.getnames()
+    kept = ("arrays.npz", "results.csv", "summary.json")
+    assert names == [f"quick/run_x/{name}" for name in kept]
+    capsys.readouterr()
+
+
+def make_run(folder, value=1.0, is_complete=True):
+    """Writes a run folder of one array, and a file that is not packed."""
+    folder.mkdir(parents=True)
+    np.savez(folder / "arrays.npz", a=np.array([value, 2.0]))
+    (folder / "results.csv").write_text(f"a\n{value}\n")
+    (folder / "log.txt").write_text("log")
+    if is_complete:
+        (folder / "summary.json").write_text("{}")
+
+
+def test_complete_runs_of_a_device_are_compared_with_those_of_a_cpu(tmp_path):
+    device, cpu = tmp_path / "device", tmp_path / "cpu"
+    make_run(device / "quick" / "run_b" / "part", 1.5)
+    make_run(device / "quick" / "run_a")
+    make_run(device / "quick" / "run_c", is_complete=False)
+    make_run(device / "quick" / "run_d")
+    for name in ("run_a", "run_b/part", "run_c"):
+        make_run(cpu / name)
+    make_run(cpu / "run_d", is_complete=False)
+    on_device.pack_arrays(device, tmp_path / "arrays.tar.gz")
+    first, second = on_device.compare_arrays(tmp_path / "arrays.tar.gz", cpu)
+    assert (first.run, second.run) == ("run_a", "run_b/part")
+    assert (first.arrays, first.equal) == (2, 2) and second.equal == 0
+    for name, folder in (("none.gz", cpu), ("arrays.tar.gz", tmp_path / "nowhere")):
+        message, archive = "the comparison needs this folder", tmp_path / name
+        is_refused(message, on_device.compare_arrays, archive, folder)
+
+
+def test_the_driver_is_that_of_nvidia_or_none(monkeypatch):
+    monkeypatch.setattr(on_device.shutil, "which", lambda program: None)
+    assert on_device.read_driver() is None
+    monkeypatch.setattr(on_device.shutil, "which", lambda program: f"/bin/{program}")
+    calls = []
+
+    def answer(output):
+        def run(command, **options):
+            calls.append(command)
+            return subprocess.CompletedProcess(command, 0, stdout=output)
+
+        return run
+
+    monkeypatch.setattr(on_device.subprocess, "run", answer("H200, 580.1\n"))
+    assert on_device.read_driver() == "H200, 580.1"
+    assert calls[0][0] == "/bin/nvidia-smi" and "--query-gpu=name,driver_version" in calls[0]
+    monkeypatch.setattr(on_device.subprocess, "run", answer(" \n"))
+    assert on_device.read_driver() is None

@@ -21,15 +21,15 @@ SHORT = K[:, :, :4]
         (lambda: rc.measures.largest_logit(SCORES, mask=np.ones((1, 4, 4), bool)), r"\(1, 4, 4\)"),
         (lambda: rc.measures.largest_logit(SCORES[0]), r"\(4,\) are not"),
         (lambda: rc.measures.largest_logit(SCORES[:, :3], mask=np.ones(3, bool)), r"\(3, 3\)"),
-        (lambda: rc.attention_rows(Q, K, rows=[0, -1]), "not all among the 4 queries"),
+        (lambda: rc.attention_rows(Q, K, rows=[0, -1]), "not all from 0 to 3"),
         (lambda: rc.attention_rows(Q, K, mask=np.ones(4, bool)), r"mask of shape \(4,\) is not"),
         (
             lambda: rc.attention_rows(Q, SHORT, segments=[0, 0, 1, 1], positions=[0, 1, 2, 3]),
-            "without rows=, positions=",
+            "excludes rows=, positions=",
         ),
-        (lambda: rc.attention_rows(Q, K, segments=[0, 0, 1, 1]), "segments= is of all tokens"),
+        (lambda: rc.attention_rows(Q, K, segments=[0, 0, 1, 1]), "segments= covers all tokens"),
         (lambda: rc.attention_rows(Q, K, causal=True, positions=[0, 1, 2]), r"\(3,\) are not"),
-        (lambda: rc.attention_rows(Q, K, window=3), "4 queries of 6 keys: say positions="),
+        (lambda: rc.attention_rows(Q, K, window=3), "4 queries have 6 keys: pass positions="),
         (lambda: rc.attention_rows(Q, K[..., :4]), "does not fit"),
         (lambda: rc.attention_rows(Q, K[:1]), "does not fit"),
         (lambda: rc.attention_rows(Q, SHORT, sink=1.5), "sink=1.5"),
@@ -82,7 +82,7 @@ def test_rows_of_low_precision_are_of_float32_and_masks_of_numbers_are_masks():
         near(rows, want, rtol=0)
         assert {a.dtype for a in rows.values()} == {np.dtype(np.float32)}
     added = np.where(mask, 0, -np.inf)
-    is_refused("additive masks go to bias=", rc.attention_rows, Q, K, mask=added)
+    is_refused("pass an additive mask as bias=", rc.attention_rows, Q, K, mask=added)
 
 
 def test_as_many_heads_as_tokens_need_no_layout():

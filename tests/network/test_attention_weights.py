@@ -45,7 +45,7 @@ def test_weights_of_the_callers_function_have_the_shape_of_scores():
     context = AttentionContext()
     halves = attention_weights(jnp.asarray(SCORES), context, lambda s, c: 0 * s + 0.5)
     np.testing.assert_array_equal(halves, np.full((2, 3, 3), 0.5))
-    message = r"normalise gave \(3, 3\) for scores of shape \(2, 3, 3\)"
+    message = r"normalise returned shape \(3, 3\) for scores of shape \(2, 3, 3\)"
     is_refused(message, attention_weights, jnp.asarray(SCORES), context, lambda s, c: s[0])
 
 

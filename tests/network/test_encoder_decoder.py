@@ -248,7 +248,7 @@ MARKS = {"begin": BEGIN, "end": END}
         ),
         (
             lambda p: encoder_decoder.apply(p.replace(w_output=None), SOURCES, TARGETS, UNTIED),
-            r"params\.w_output is missing, tied_output=False",
+            r"params\.w_output is missing, but tied_output=False",
         ),
         (
             lambda p: rc.network.greedy_decode(p, SOURCES, UNTIED, begin=BEGIN, end="2", max_len=3),
@@ -260,7 +260,7 @@ MARKS = {"begin": BEGIN, "end": END}
         ),
         (
             lambda p: encoder_decoder.apply(p, SOURCES, TARGETS, TIED),
-            r"params\.w_output is there, tied_output=True",
+            r"params\.w_output is set, but tied_output=True",
         ),
         (
             lambda p: encoder_decoder.apply(p, jnp.stack([SOURCES] * 2), TARGETS, UNTIED),

@@ -44,4 +44,4 @@ def test_absent_parts_are_none():
 def test_states_of_another_pass_are_refused():
     trace = compute(X[0])
     other = trace.replace(hidden=trace.hidden[:3])
-    is_refused("are not of one pass", lambda: other.layer_axis)
+    is_refused("do not belong to one pass", lambda: other.layer_axis)

@@ -215,7 +215,7 @@ def test_images_are_cut_into_patches_row_by_row():
     is_refused("patch size 3 does not divide an image of 4 x 6", cut_patches, images[0], 3)
     for sizes in ([8], [8, 2.0], [8, 0], [8, 2**31]):
         entries = {"model_type": "vit", "image_size": sizes}
-        message = "is neither a whole number nor two"
+        message = "is neither one whole number nor two"
         is_refused(message, pretrained.config_of, entries)
 
 
@@ -297,7 +297,7 @@ REFUSED = {
     "cohere2": ({"layer_types": ["chunked"] * 40}, "layer_types has 'chunked'"),
     "gemma": ({"hidden_act": "relu"}, "hidden_act='relu' of a gemma model is not supported"),
     "granite": ({"attention_multiplier": 0.0}, "attention_multiplier=0.0 is not between"),
-    "smollm3": ({"no_rope_layers": [1, 2]}, r"no_rope_layers=\[1, 2\] are not 36 of 0 or 1"),
+    "smollm3": ({"no_rope_layers": [1, 2]}, r"no_rope_layers=\[1, 2\] is not a list of 36"),
     "olmo3": (
         {"rope_parameters": {"sliding_attention": {"rope_type": "yarn", "factor": 2.0}}},
         "rope_parameters.sliding_attention.rope_type='yarn' of a olmo3 model",

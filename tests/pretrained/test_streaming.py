@@ -266,8 +266,8 @@ def test_values_that_are_not_finite_are_named_when_their_layer_comes(tmp_path):
 @pytest.mark.parametrize(
     ("names", "value", "message"),
     [
-        ("layers.1.mlp.down_proj", 3e38, "layer 1: hidden states are not finite: weights or inp"),
-        ("", 0.0, "layer 0: hidden states are all 0; check the weights"),
+        ("layers.1.mlp.down_proj", 3e38, "hidden states of layer 1 are not finite: weights or inp"),
+        ("", 0.0, "hidden states of layer 0 are all 0: check the weights"),
     ],
 )
 def test_weights_that_make_the_states_mean_nothing_are_said(names, value, message, tmp_path):

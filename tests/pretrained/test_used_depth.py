@@ -163,7 +163,7 @@ def test_what_is_read_of_a_network_in_memory():
     is_refused(message, _open_source, draws.parameters(plain), plain, None)
     ids = [[3, 1], [4]]
     is_refused("text 1 has fewer than 2 tokens", rc.depth_report, params, ids, config)
-    is_refused("ids have no text", rc.depth_report, params, [], config)
+    is_refused("ids hold no text", rc.depth_report, params, [], config)
 
 
 def test_a_report_in_words_says_where_its_definitions_disagree():
@@ -252,7 +252,7 @@ def test_texts_of_different_lengths_are_measured_as_each_alone(depth_case):
     near(first, want, atol=2e-5)
     config = rc.transformer(2, 2, 8)
     each_is_refused(
-        (lambda: rc.depth_report(source, []), "ids have no text"),
+        (lambda: rc.depth_report(source, []), "ids hold no text"),
         (lambda: rc.depth_report(source, [short, [5]]), "text 1 has fewer than 2 tokens"),
         (
             lambda: rc.depth_report(draws.parameters(config), np.zeros((1, 4)), config),

@@ -74,7 +74,7 @@ def test_a_layer_that_is_not_finite_is_refused_on_every_device(backend, monkeypa
     stored = layers.get(0, coming=2)
     np.testing.assert_array_equal(stored["a"].value, weights.read(0)["a"])
     assert stored["b"].value.dtype == jnp.float32 and layers.get(0) is stored
-    is_refused("layer 1: values that are not finite", layers.get, 1)
+    is_refused("layer 1 has values that are not finite", layers.get, 1)
     assert weights.checks
     np.testing.assert_array_equal(layers.get(2)["b"].value, [1, 2])
     layers.drop()

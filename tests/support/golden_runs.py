@@ -16,9 +16,9 @@ from tests.support.golden import TEXTS, read_arrays
 WIDE = {
     "check_bounds": "--cases=8x16x2-padding,3x4x2 --sizes=1024,256",
     "run_architectures": "--models=xlnet-base-cased,albert-base-v2 --num_seeds=2",
-    "run_circle": "--compare=theory --widths=6,4 --num_seeds=3",
-    "run_collapse": "--variants=transformer,san_mlp,san --depth=4 --norm_placement=post,none "
-    "--weight_scale=1,0.5 --skip_gain=1,0.5 --mlp_gain=2,1 --num_seeds=3",
+    "run_circle": "--compare=theory --widths=6 --num_seeds=2",
+    "run_collapse": "--variants=san_mlp,san --depth=3 --norm_placement=post,none "
+    "--weight_scale=1,0.5 --skip_gain=1,0.5 --mlp_gain=2,1",
     "run_depth_check": "--rule=completep,sp --depth=4,1,2 --num_seeds=3 --steps=3",
     "run_lens": "--networks=llama,albert --start=0.5,0.13 --num_ranked=2",
     "run_lipschitz": "--networks=llama,albert --tokens=8,4,6",

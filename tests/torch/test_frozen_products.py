@@ -20,7 +20,7 @@ class Trace:
 
     def __init__(self):
         self.bases = Bases()
-        self.h = Value(H, 1, True, base=self.bases.new())
+        self.h = Value(H, 1, base=self.bases.new())
         self.k = self("mm", self.h, Value(W))  # another value of degree 1
 
     def __call__(self, name, *args, **kwargs):

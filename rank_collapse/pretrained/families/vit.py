@@ -222,6 +222,6 @@ def _as_pair(value):
     pair = [value, value] if isinstance(value, int) else value
     refuse_if(
         len(pair) != 2 or any(type(n) is not int or not 1 <= n < 2**31 for n in pair),
-        f"image or patch size {value!r} is neither a whole number nor two",
+        f"image or patch size {value!r} is neither one whole number nor two",
     )
     return tuple(pair)

@@ -112,5 +112,5 @@ def test_an_experiment_of_several_runs_is_one_section(tmp_path, monkeypatch, cap
 def test_a_damaged_config_of_a_run_is_named(content, tmp_path):
     (tmp_path / "run_sort").mkdir()
     (tmp_path / "run_sort" / "config.json").write_text(content)
-    with pytest.raises(RunError, match=r"run_sort/config\.json cannot be read .*of no run"):
+    with pytest.raises(RunError, match=r"run_sort/config\.json cannot be read .*not a run folder"):
         results_page.describe_run(tmp_path, "run_sort")

@@ -78,7 +78,6 @@ def test_curves_of_heads_are_logarithms_of_means_over_draws(monkeypatch):
     assert set(calls) == {(1, 5, True), (4, 5, True), (16, 5, True)}
 
 
-@pytest.mark.full
 def test_shares_of_differences_by_depth_are_those_of_numpy(monkeypatch):
     """Attention of equal weights and one head: every state gets the mean of all."""
     seed, n, d, draws = 3, 4, 6, 2

@@ -140,16 +140,16 @@ def test_what_does_not_fit_a_task_is_refused():
         return lambda: run_transformer.make_task(parsed(run_transformer, *flags))
 
     each_is_refused(
-        (make("convex hull", "--num_labels=3"), "num_labels=3: on the hull or not are 2 labels"),
+        (make("convex hull", "--num_labels=3"), "num_labels=3 is not 2: a point is on the hull"),
         (make("convex hull", "--path_len=7"), "path_len=7"),
         (make("sorting", "--path_len=7"), "path_len=7"),
         (make("memorization", "--path_len=7"), "path_len=7"),
         (
             make("sorting", "--num_tokens=5", "--num_labels=4", "--no_repeat"),
-            "--no_repeat: num_tokens=5 out of num_labels=4 letters",
+            "--no_repeat needs num_tokens=5 to be at most num_labels=4",
         ),
         *(
-            (translate(flag), f"--{flag}=5: a translation's sentences")
+            (translate(flag), f"--{flag}=5 has no effect: the grammar decides it")
             for flag in ("num_tokens", "num_labels", "min_len")
         ),
     )

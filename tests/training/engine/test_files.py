@@ -55,7 +55,7 @@ def flip_a_loss(folder):
     path.write_bytes(content)
 
 
-OTHER, DAMAGED = "^[^ ]* is of another sweep: .*", "delete this file, and the same"
+OTHER, DAMAGED = "^[^ ]* belongs to another sweep: .*", "delete this file, and the same"
 
 
 # {misuse: (message, changes, what was done to the folder)}
@@ -72,7 +72,7 @@ FOLDERS = {
     ),
     "other data": (f"{OTHER}close over other arrays", {"step": shifted}, None),
     "other values": (
-        OTHER + r"of hyper rate is \[0.1, 0.2\] there, \[0.1, 0.3\] here;",
+        OTHER + r"in hyper rate is \[0.1, 0.2\] there, \[0.1, 0.3\] here;",
         {"hyper": {"rate": [0.1, 0.3]}},
         None,
     ),
@@ -84,7 +84,7 @@ FOLDERS = {
     ),
     "other finite metrics": (f"{OTHER}finite is None there", {"finite": []}, None),
     "static values": (
-        f"{OTHER}of static size is 'absent' there, .* here; use another folder",
+        f"{OTHER}in static size is 'absent' there, .* here; use another folder",
         with_static(size=[1, 2]),
         None,
     ),
@@ -99,7 +99,7 @@ FOLDERS = {
         write_over("sweep.json", lambda content: b"[]"),
     ),
     "sweep.json is missing": (
-        "has runs and no sweep.json",
+        "has runs, but no sweep.json",
         {},
         lambda folder: (folder / "sweep.json").unlink(),
     ),
