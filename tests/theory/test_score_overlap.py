@@ -64,3 +64,9 @@ def test_overlaps_of_one_key_and_of_equal_weights():
     np.testing.assert_array_equal(overlap_ratios(1, 2.0, 0.5), 1.0)
     for variance in (0.0, 1e-12):
         np.testing.assert_allclose(overlap_ratios(9, variance, 0.5), 1.0, rtol=2e-3)
+
+
+@pytest.mark.parametrize("count", [1.0, 1 - 1e-7, 1 + 1e-6, 1.0009])
+def test_a_row_of_one_key_has_no_overlap_to_lose(count):
+    """Its number of keys is 1 but for rounding, where it is 1/Σ_j p_j²."""
+    assert tuple(map(float, overlap_ratios(count, 4.0, 0.5))) == (1, 1)
