@@ -185,7 +185,9 @@ def test_complete_runs_of_a_device_are_compared_with_those_of_a_cpu(tmp_path):
     assert (first.run, second.run) == ("run_a", "run_b/part")
     assert (first.arrays, first.equal) == (2, 2) and second.equal == 0
     for archive, folder in (("none.gz", cpu), ("arrays.tar.gz", tmp_path / "nowhere")):
-        is_refused("the comparison needs this folder", on_device.compare_arrays, tmp_path / archive, folder)
+        is_refused(
+            "the comparison needs this folder", on_device.compare_arrays, tmp_path / archive, folder
+        )
 
 
 def test_the_driver_is_that_of_nvidia_or_none(monkeypatch):
