@@ -82,7 +82,12 @@ def make_sizes(options: Options) -> Sizes:
     if max(layers, default=0) > MAX_DEPTH:
         raise ValueError(f"--layers={max(layers)} is above {MAX_DEPTH}")
     pairs = zip(heads, layers, strict=True)
-    return {f"{h} heads, {l} layers": (h, l) for h, l in pairs} or ARCHITECTURES
+    return {describe_size(h, l): (h, l) for h, l in pairs} or ARCHITECTURES
+
+
+def describe_size(heads: int, layers: int) -> str:
+    """Names an architecture by its size: "1 head, 5 layers"."""
+    return f"{heads} head{'s' * (heads != 1)}, {layers} layer{'s' * (layers != 1)}"
 
 
 def measure(options: Options, sizes: Sizes, folder: RunFolder) -> Tables:

@@ -23,6 +23,7 @@ from tests.oracles.flax_layers import (
     monitor_layers,
 )
 from tests.support.closeness import assert_close
+from tests.support.refusals import is_refused
 
 MASK = jnp.arange(N)[None] < jnp.array([N, 4])[:, None]
 
@@ -178,5 +179,4 @@ def test_blocks_that_are_none_are_refused():
         (lambda m: m.layers[0].query_proj.weight, "not a list of layers"),
         (lambda m: [m.layers[0].query_proj], "no attention was measured"),
     ):
-        with pytest.raises(ValueError, match=message):
-            jax_watch.equinox_monitored(model, X[0], blocks=blocks)
+        is_refused(message, jax_watch.equinox_monitored, model, X[0], blocks=blocks)

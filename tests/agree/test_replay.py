@@ -2,11 +2,13 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
+from rank_collapse.agree.alignment import align_tokens
 from rank_collapse.agree.comparison import compare_recordings
 from rank_collapse.agree.recording import open_recording, write_recording
-from rank_collapse.agree.replay import Replay
+from rank_collapse.agree.replay import Replay, find_replay, pair_layers
 from tests.oracles.rounded_transformer import Fault, draw_model, run
 from tests.support.closeness import assert_close
 from tests.support.refusals import is_refused
@@ -135,3 +137,66 @@ def test_rounding_of_few_tokens_is_no_fault(compare, seed):
     if num_tokens:
         model = replace(model, tokens=model.tokens[:num_tokens], spike=False)
     assert all(compare(model, dtype).agree for dtype in ("bfloat16", "float16"))
+
+
+@pytest.mark.parametrize("run_again", [0, 1])
+def test_layers_are_paired_with_what_noise_makes_of_each_branch(tmp_path, run_again):
+    """By token: the root mean square over probes, padded on the left in one run alone."""
+    rng, n, d, layers, noises = np.random.default_rng(0), 5, 4, 2, (0.5, 0.25)
+    mask = np.arange(n) < np.array([[5], [3]])
+
+    def draw(name, place, **metadata):
+        branches = {f"{part}_branch": layers for part in ("attention", "mlp")}
+        sizes = {"residual": layers + 1} | branches
+        arrays = {key: rng.normal(size=(size, 2, n, d)) for key, size in sizes.items()}
+        shifted = {key: a.copy() for key, a in arrays.items()}
+        for a in shifted.values():
+            a[:, 1] = np.roll(a[:, 1], 2 * place, axis=1)
+        shifted["mask"] = np.stack([mask[0], np.roll(mask[1], 2 * place)]).astype("uint8")
+        write_recording(tmp_path / f"{name}.safetensors", shifted, metadata)
+        return arrays, open_recording(tmp_path / f"{name}.safetensors")
+
+    pairs = [draw("a", 0), draw("b", 1)]
+    own = run_again  # the recordings of the replay lie as those of the run that it computes again
+    replayed, *probed = (
+        draw(f"r{i}", own, **({"noise": str(noise)} if noise else {}))
+        for i, noise in enumerate((0, 0, *noises))
+    )
+    replay = Replay(run_again, replayed[1], tuple(recording for _, recording in probed))
+    recordings = [recording for _, recording in pairs]
+    alignment = align_tokens(*recordings)
+    paired = list(pair_layers(*recordings, alignment, replay))
+    arrays = [arrays for arrays, _ in pairs]
+    arrays[run_again] = replayed[0]
+    still, *noisy = (a for a, _ in probed)
+    for index, pair in enumerate(paired):
+        taken = pairs[1 - run_again][0]["residual"][index]
+        for side, layer in enumerate(pair[:2]):
+            for b, token in zip(*np.nonzero(mask), strict=True):
+                before = taken if side == run_again else arrays[side]["residual"][index]
+                assert_close(layer.before[b, token], before[b, token])
+                assert_close(layer.after[b, token], arrays[side]["residual"][index + 1][b, token])
+                for name in ("attention_branch", "mlp_branch"):
+                    branch = arrays[side][name][index][b, token]
+                    assert_close(layer.branches[name][b, token], branch)
+        assert pair.inputs is not pair[run_again] and pair.inputs is pair[1 - run_again]
+        for name, gains in pair.gains.items():
+            for b, token in zip(*np.nonzero(mask), strict=True):
+                squares = [
+                    (np.linalg.norm((a[name] - still[name])[index, b, token]) / noise) ** 2
+                    for a, noise in zip(noisy, noises, strict=True)
+                ]
+                assert_close(gains[b, token], np.sqrt(np.mean(squares)))
+    plain = next(pair_layers(*recordings, alignment, None))
+    assert plain.inputs is None and plain.gains == {}
+    assert_close(plain.second.before[0], pairs[1][0]["residual"][0, 0])
+
+
+def test_a_replay_is_found_by_its_metadata(tmp_path):
+    arrays = run(draw_model(3)[0])
+    for name, metadata in (("a", {}), ("b", {"inputs": "a"})):
+        write_recording(tmp_path / f"{name}.safetensors", arrays, metadata)
+    plain, replay = (open_recording(tmp_path / f"{name}.safetensors") for name in "ab")
+    assert find_replay(plain, plain) is None
+    assert find_replay(plain, replay) == Replay(1, replay)
+    assert find_replay(replay, plain) == Replay(0, replay)

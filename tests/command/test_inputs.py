@@ -153,10 +153,13 @@ def test_ids_are_padded_and_described(tmp_path):
     for flags, message in (
         (["--ids=1"], "text 0 has fewer than 2 tokens"),
         (["--ids=1,2,3", "--ids=4"], "text 1 has fewer than 2 tokens"),
-        (["--ids=1,2", f"--ids={','.join('123456789')}"], "text 1 has 9 tokens, the model 8 pos"),
+        (
+            ["--ids=1,2", f"--ids={','.join('123456789')}"],
+            "text 1 has 9 tokens, but the model has 8 pos",
+        ),
         (["--ids=1,2", "--tokenizer=x"], "--ids excludes --text and --tokenizer"),
         (["--ids=1,2", "--token_ids=x"], "and so does --token_ids"),
-        (["--ids=1,2", "--inputs=x"], "--inputs=x: made-up takes in tokens"),
+        (["--ids=1,2", "--inputs=x"], "--inputs=x does not fit made-up, which reads tokens"),
     ):
         is_refused(message, read, opened, *flags)
     read(open_made_up(), f"--ids={','.join('123456789')}")  # any number of positions

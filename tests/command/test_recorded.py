@@ -208,5 +208,5 @@ def test_tokens_are_those_of_the_folder(monkeypatch):
     assert tokens.ids is IDS and tokens.mask is TOKENS.mask
     assert opened == ["a/folder"] and flags.inputs is None
     batch = batch._replace(mask=None)  # of images
-    message = "a/folder takes in no tokens: record it in your own code"
+    message = "a/folder reads no tokens: record it in your own code"
     is_refused(message, recorded.read_tokens, flags, Path("a/folder"))

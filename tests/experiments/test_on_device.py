@@ -184,10 +184,9 @@ def test_complete_runs_of_a_device_are_compared_with_those_of_a_cpu(tmp_path):
     first, second = on_device.compare_arrays(tmp_path / "arrays.tar.gz", cpu)
     assert (first.run, second.run) == ("run_a", "run_b/part")
     assert (first.arrays, first.equal) == (2, 2) and second.equal == 0
-    for archive, folder in (("none.gz", cpu), ("arrays.tar.gz", tmp_path / "nowhere")):
-        is_refused(
-            "the comparison needs this folder", on_device.compare_arrays, tmp_path / archive, folder
-        )
+    for name, folder in (("none.gz", cpu), ("arrays.tar.gz", tmp_path / "nowhere")):
+        message, archive = "the comparison needs this folder", tmp_path / name
+        is_refused(message, on_device.compare_arrays, archive, folder)
 
 
 def test_the_driver_is_that_of_nvidia_or_none(monkeypatch):

@@ -214,7 +214,11 @@ def test_rows_are_those_of_loops_over_heads_queries_and_keys(options, m):
 
 
 @pytest.mark.parametrize("num_segments", [None, 3])
-@pytest.mark.parametrize("options", [{"window": 2}, {"window": 2, "causal": True}], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [{"window": 2}, {"causal": True, "window": 2, "soft_cap": 0.8, "scale": 0.6, "sink": 0.4}],
+    ids=str,
+)
 def test_a_window_counts_the_tokens_of_a_document(options, num_segments):
     """Documents may lie inside of each other; a window is of places in the document."""
     n, segments = 7, np.array([4, 0, 4, 4, 0, 4, 0])
@@ -226,8 +230,8 @@ def test_a_window_counts_the_tokens_of_a_document(options, num_segments):
     for column, number in enumerate((4, 0)):
         tokens = np.flatnonzero((segments == number) & exists)
         count = len(tokens)
-        by_hand = USUAL | options | {"rows": range(count), "places": range(count), "cap": None}
-        del by_hand["soft_cap"]
+        by_hand = USUAL | options | {"rows": range(count), "places": range(count)}
+        by_hand["cap"] = by_hand.pop("soft_cap")
         example = q[:, tokens], k[:, tokens], np.zeros(count), np.ones(count, bool)
         want = measure_by_hand(*example, **by_hand)
         near({name: a[column] for name, a in ours.items()}, want, rtol=1e-9)

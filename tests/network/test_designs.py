@@ -261,7 +261,7 @@ OF_LEARNED = lambda config: rc.apply(*draw(LEARNED), config)  # noqa: E731
         ),
         (
             lambda: OF_LEARNED(network()),
-            r"layers.\w+_gains.branch of shape \(3,\) is not in the config",
+            r"layers.\w+_gains.branch of shape \(3,\) has no place in the config",
         ),
         (
             lambda: OF_LEARNED(LEARNED.replace(learned_per_feature=True)),

@@ -31,8 +31,8 @@ def test_a_prefix_is_of_whole_names(names, prefix):
 
 def test_the_end_of_a_longer_name_is_not_the_tensor():
     checkpoint = SimpleNamespace(names=["unshared.weight"], folder=Path("folder"), file="a.bin")
-    with pytest.raises(ValueError, match=r"folder/a\.bin: tensor 'shared\.weight' is missing"):
-        CheckpointWeights(checkpoint, ("shared.weight",))
+    message = r"folder/a\.bin: tensor 'shared\.weight' is missing"
+    is_refused(message, CheckpointWeights, checkpoint, ("shared.weight",))
 
 
 def test_old_files_call_weight_and_bias_of_a_norm_gamma_and_beta():

@@ -19,11 +19,13 @@ from tests.oracles.torch_operators import (
     X,
     aten,
     derive,
+    draw,
     draw_tangents,
     make_call,
     positive,
     push,
     torch,
+    x,
 )
 
 # Of what torch itself imports for forward mode.
@@ -61,3 +63,47 @@ def test_a_product_of_two_states_has_degree_2_and_an_exact_derivative(name):
     tangents = draw_tangents(values)
     value = differentiate_call(call, result)
     torch.testing.assert_close(push(value, values, tangents), derive(call, values, tangents, None))
+
+
+@pytest.mark.parametrize("differentiate", [differentiate_call, freeze_call])
+def test_what_depends_on_nothing_is_a_constant(differentiate):
+    for name, args in {"unbind": (draw(2, 3), 0), "tanh": (draw(2, 3),)}.items():
+        target = aten.unbind.int if name == "unbind" else aten.tanh.default
+        call, _ = make_call(name, target, *args)
+        result = call.compute()
+        values = differentiate(call, result)
+        values = values if isinstance(values, list) else [values]
+        arrays = [array for _, array in split_results(result)]
+        for value, array in zip(values, arrays, strict=True):
+            assert value.degree == 0 and value.array is array and not value.sources
+
+
+@pytest.mark.parametrize("differentiate", [differentiate_call, freeze_call])
+@pytest.mark.parametrize(
+    ("name", "target", "args"),
+    [
+        ("index_select", aten.index_select.default, (x, 1, X(3))),
+        ("sum", aten.sum.dim_IntList, (draw(4, 6), X(1))),
+        ("scatter_add", aten.scatter_add.default, (x, 0, X(4, 6), x)),
+    ],
+)
+def test_what_depends_through_another_argument_is_refused(differentiate, name, target, args):
+    """No operator of torch does: it is computed with whole numbers there."""
+    call, _ = make_call(name, target, *args)
+    text = rf"aten\.{name} in a test depends on the start through several arguments or an unusual"
+    with pytest.raises(ValueError, match=text):
+        differentiate(call, draw(4, 6))
+
+
+def test_a_kernel_is_refused_in_the_exact_derivative_too():
+    name = "_scaled_dot_product_flash_attention_for_cpu"
+    call, _ = make_call(name, getattr(aten, name).default, X(1, 2, 3, 4), *[draw(1, 2, 3, 4)] * 2)
+    for differentiate in (differentiate_call, freeze_call):
+        with pytest.raises(ValueError, match="computes attention in one kernel"):
+            differentiate(call, call.compute())
+
+
+def test_an_operator_of_another_library_has_no_derivative():
+    call, _ = make_call("library::function", aten.tanh.default, x)
+    with pytest.raises(ValueError, match="library::function in a test reads a value that depends"):
+        differentiate_call(call, call.compute())

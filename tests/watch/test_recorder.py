@@ -8,8 +8,16 @@ import numpy as np
 import pytest
 
 pytest.importorskip("torch")
+from rank_collapse.measures.table import MEASURES
 from rank_collapse.runs import metrics
 from rank_collapse.torch import watch
+from rank_collapse.watch.recorder import (
+    LeftOut,
+    Notes,
+    Recorder,
+    flatten_row,
+    summarise_layers,
+)
 from tests.oracles.watched_gpt2 import (
     IDS,
     QUIET,
@@ -104,3 +112,85 @@ def test_silence_has_a_reason(mode, caplog):
     assert not watched.rows and len(caplog.records) == 1
     words = {"eval": "eval mode", "no gradients": "without gradients", "another class": "ran"}
     assert words[mode] in watched.describe()
+
+
+def fail(error):
+    raise error
+
+
+def test_a_reason_is_kept_until_it_is_measured_again(caplog):
+    notes = Notes()
+    assert notes.attempt("h.0", "weights", fail, LeftOut("no keys")) is None
+    assert notes.attempt("h.1", "weights", fail, LeftOut("no keys")) is None
+    assert notes.attempt(None, "loss", fail, KeyError("x")) is None
+    notes.remark("h.2", "padding", "reads padding")
+    notes.remark(None, "other", "reads padding")
+    assert notes.reasons == {
+        ("h.0", "weights"): "no weights: no keys",
+        ("h.1", "weights"): "no weights: no keys",
+        (None, "loss"): "no loss: KeyError: 'x'",
+        ("h.2", "padding"): "reads padding",
+        (None, "other"): "reads padding",
+    }
+    assert caplog.messages == [  # the first of each kind
+        "watch: no weights of h.0: no keys",
+        "watch: no loss: KeyError: 'x'",
+        "watch: h.2: reads padding",
+    ]
+    assert notes.attempt("h.0", "weights", lambda a, b: a + b, 1, 2) == 3
+    assert ("h.0", "weights") not in notes.reasons and ("h.1", "weights") in notes.reasons
+    notes.leave_out(None, "memory", "MemoryError: 3 bytes")
+    notes.leave_out(None, "memory", "MemoryError: 4 bytes")
+    assert notes.reasons[None, "memory"] == "no memory: MemoryError: 4 bytes"
+    assert [text for text in caplog.messages if "MemoryError" in text] == [
+        "watch: no memory: MemoryError: 3 bytes"
+    ]
+
+
+def test_an_error_of_a_handler_of_warnings_is_no_error(monkeypatch):
+    monkeypatch.setattr(logging.getLogger("rank_collapse"), "warning", lambda *_: fail(OSError()))
+    Notes().warn("text")
+
+
+def test_a_row_has_a_value_for_each_layer_or_one_for_all(caplog):
+    lines = []
+    recorder = Recorder(lambda row, step: lines.append((step, row)), Notes())
+    nan = float("nan")
+    scalars = {"residual_ratio": {0: 0.5, 2: 0.001}, "loss": {-1: 2.0}}
+    recorder.add(7, scalars, 3)
+    recorder.add(8, scalars | {"loss": {-1: nan}}, 3)
+    recorder.add(9, scalars, 3, writes=False)
+    np.testing.assert_equal(
+        recorder.rows[0], {"step": 7, "residual_ratio": [0.5, nan, 0.001], "loss": 2.0}
+    )
+    assert len(recorder.rows) == 3 and [step for step, _ in lines] == [7, 8]
+    assert lines[0][1] == {
+        "residual_ratio/layer_0": 0.5,
+        "residual_ratio/layer_2": 0.001,
+        "loss": 2.0,
+    }
+    ratio, loss = recorder.alarms  # each once
+    assert (ratio.step, ratio.layer, ratio.threshold) == (7, 2, MEASURES["residual_ratio"].alarm)
+    assert (loss.step, loss.metric) == (8, "loss")
+    assert caplog.messages == [str(ratio), str(loss)]
+
+
+def test_a_row_is_written_to_a_folder_or_a_file(tmp_path):
+    for log in (tmp_path, tmp_path / "a.jsonl", str(tmp_path / "b.jsonl")):
+        recorder = Recorder(log, Notes())
+        recorder.add(3, {"a": {0: 1.0, 1: 2.0}}, 2)
+        (row,) = metrics.read(tmp_path / metrics.NAME if log == tmp_path else log)
+        assert row["step"] == 3 and row["a"].tolist() == [1.0, 2.0]
+
+
+def test_what_the_trainer_prints_is_of_the_layers_that_were_measured():
+    nan = float("nan")
+    row = {"residual_ratio": [nan, 0.5, 0.25, 0.75], "attention_entropy": [nan, nan], "loss": [1.0]}
+    assert summarise_layers(row) == {
+        "residual_ratio_mean_of_layers": 0.5,
+        "residual_ratio_of_worst_layer": 0.25,
+        "residual_ratio_worst_layer": 2,
+    }
+    assert summarise_layers({}) == {}
+    flat = [*flatten_row({"a": [nan, 1.0], "b": 2.0, "c": []})]
+    assert flat == [("a/layer_1", 1.0), ("b", 2.0)]

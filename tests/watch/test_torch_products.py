@@ -276,7 +276,7 @@ def test_weights_are_measured_by_document_and_head():
     torch.testing.assert_close(half["missing_mass"], torch.full((3, 2), 0.5))
     sums = 0.5 * expected + math.log(2)
     torch.testing.assert_close(half["attention_entropy"], sums)
-    with pytest.raises(LeftOut, match="no distribution over keys"):
+    with pytest.raises(LeftOut, match="not a distribution over keys"):
         products.measure_weights(weights._replace(p=2 * p), documents)
 
 

@@ -31,6 +31,7 @@ def test_results_have_the_axes_and_coordinates_of_what_is_swept(whole):
     assert whole.looks["norm"].dims == ("width", "rate", "seed", "step", "norm_0")
     assert whole.looks["step"].values.tolist() == [0, 10, 20, 25]
     assert list(whole.states) == [2, 4]
+    assert set(whole.seconds) == {"compiling", "running"} and min(whole.seconds.values()) > 0
     assert whole.states[4]["weights"]["in"].shape == (3, 2, 3, 4)  # seeds first, then rates
     narrow = whole.looks["norm"].sel(width=2, rate=0.01)
     assert np.isfinite(narrow[..., :2]).all() and np.isnan(narrow[..., 2:]).all()
