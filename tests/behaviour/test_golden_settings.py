@@ -99,7 +99,7 @@ def is_setting(value):
     """Returns whether a constant is made of numbers and words alone."""
     if isinstance(value, dict):
         return all(is_setting(part) for pair in value.items() for part in pair)
-    if isinstance(value, list | tuple):
+    if isinstance(value, list | tuple | set | frozenset):
         return all(map(is_setting, value))
     return value is None or isinstance(value, int | float | str | np.number)
 
@@ -112,7 +112,8 @@ def list_settings(module: ModuleType):
     """Yields a line for each constant of a module, and for each default of its functions."""
     for name, value in sorted(vars(module).items()):
         if name.isupper() and is_setting(value) and len(repr(value)) < 1500:
-            yield f"{name} = {value!r}"
+            is_set = isinstance(value, set | frozenset)
+            yield f"{name} = {sorted(map(str, value)) if is_set else value!r}"
         if getattr(value, "__module__", None) != module.__name__ or not callable(value):
             continue
         inner = vars(value).items() if inspect.isclass(value) else ()

@@ -1,5 +1,7 @@
 """Lenses and path sums, against the Jacobian by jax.jacfwd."""
 
+from types import SimpleNamespace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,6 +13,7 @@ from experiments.trained import opened_networks
 from rank_collapse import pretrained
 from tests.oracles.jacobians import jacobian_by_hand
 from tests.support.closeness import assert_close
+from tests.support.refusals import is_refused
 
 N, LAYER = 6, 0
 
@@ -127,3 +130,22 @@ def test_a_layer_follows_the_state(depth, start, layer):
     assert influence.choose_layer(depth, start) == layer
     with pytest.raises(ValueError, match="one layer"):
         influence.choose_layer(1, start)
+
+
+def test_the_layer_of_a_share_has_a_later_reader():
+    layers = [influence.choose_layer(12, share) for share in (0.0, 0.13, 0.5, 0.79, 0.9, 1.0)]
+    assert layers == [0, 2, 6, 9, 10, 10] and influence.choose_layer(2, 1.0) == 0
+    is_refused("a network of one layer", influence.choose_layer, 1, 0.5)
+
+
+def test_texts_have_as_many_states_as_tokens_that_exist(monkeypatch):
+    mask = np.array([[True, True, False], [True, True, True]])
+    counts = influence.count_tokens(None, None, {"x": np.zeros((2, 3)), "mask": mask})
+    assert counts.tolist() == [2, 3]
+    monkeypatch.setattr(
+        influence.rc,
+        "apply",
+        lambda params, x, config: SimpleNamespace(output=x[:: params["stride"]] * config),
+    )
+    spectra = {"x": np.zeros((4, 6, 5), np.float32), "mask": None}
+    assert influence.count_tokens({"stride": 2}, 3.0, spectra).tolist() == [3] * 4

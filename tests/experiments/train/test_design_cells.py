@@ -1,9 +1,17 @@
 """Designs that are trained: who fails, and what a guess reaches."""
 
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
 import numpy as np
 from scipy import stats
 
 from experiments.train import design_cells
+from rank_collapse.training import Hyper
+from rank_collapse.training.models import Model
+from rank_collapse.training.tasks.examples import Examples
+from tests.support.closeness import assert_close
 
 
 def test_a_guess_stays_below_the_limit():
@@ -17,3 +25,87 @@ def test_who_fails():
         "accuracy": np.array([[0.1, 0.9], [0.9, 0.12], [0.1, 0.13], [0.1, np.nan]]),
     }
     np.testing.assert_array_equal(design_cells.has_failed(results, 0.12), [True, True, False, True])
+
+
+def test_what_is_measured_of_a_run_is_of_held_out_examples(monkeypatch):
+    """A model of one number, whose logits it multiplies: the loss and its gradient by hand."""
+    count, n, classes = design_cells.NUM_MEASURED + 3, 4, 3
+    rng = np.random.default_rng(2)
+    features = jnp.asarray(rng.normal(size=(count, n, classes)), jnp.float32)
+    labels = jnp.asarray(rng.integers(0, classes, (count, n)))
+    inputs = jnp.asarray(rng.integers(0, 9, (count, n)))
+    data = {"eval": Examples(inputs, labels), "train": None}
+    model = Model(jnp.float32(1.5), jnp.float32(0.0))
+
+    def forward(model, examples, config):
+        assert examples is data["eval"] and config == "config"
+        return model.network * features
+
+    def norms_of(matrices):
+        names = dict(enumerate(design_cells.GRADIENTS))
+        norms = {name: jnp.stack([matrices, matrices * (i + 2)]) for i, name in names.items()}
+        attention = {name: norms[name] for name in ("w_o", "w_v", "w_k", "w_q")}
+        return {"attention": attention, "mlp": {"w_out": norms["w_out"], "w_in": norms["w_in"]}}
+
+    def apply(network, states, config):
+        return SimpleNamespace(hidden=states[None, :, None] * jnp.array([1.0, 2, 3])[:, None, None])
+
+    def profile(hidden, *, measures):
+        assert measures == design_cells.MEASURES
+        total = hidden.sum(axis=(1, 2))
+        return {"token_cosine": total, "residual_ratio": 10 * total}
+
+    for name, fake in {
+        "run_config": lambda recipe, hyper: "config" if (recipe, hyper) == ("r", "h") else None,
+        "batch_forward": forward,
+        "get_weight_matrices": lambda network: network,
+        "compute_matrix_norms": norms_of,
+        "input_states": lambda network, ids, config: ids.astype(jnp.float32),
+    }.items():
+        monkeypatch.setattr(design_cells, name, fake)
+    monkeypatch.setattr(design_cells.rc, "apply", apply)
+    monkeypatch.setattr(design_cells.rc, "profile", profile)
+    measured = design_cells.make_measure("r")(model, data, "h", None)
+
+    def compute_loss(scale):
+        scores = scale * np.asarray(features, float)
+        logs = scores - np.log(np.exp(scores).sum(axis=-1, keepdims=True))
+        return -np.take_along_axis(logs, np.asarray(labels)[..., None], axis=-1).mean()
+
+    assert_close(measured["loss"], compute_loss(1.5), rtol=1e-5)
+    assert_close(measured["accuracy"], (features.argmax(axis=-1) == labels).mean())
+    slope = (compute_loss(1.5 + 1e-5) - compute_loss(1.5 - 1e-5)) / 2e-5
+    expected = [[slope, slope * (i + 2)] for i in range(6)]  # in the order of GRADIENTS
+    assert_close(measured["gradients"], expected, rtol=1e-4)
+    sums = np.asarray(inputs)[: design_cells.NUM_MEASURED].sum(axis=1).mean()
+    assert_close(measured["token_cosine"], sums * np.array([1, 2, 3]), rtol=1e-5)
+    assert_close(measured["residual_ratio"], 10 * sums * np.array([1, 2, 3]), rtol=1e-5)
+    results = {"gradients": np.arange(36.0).reshape(2, 3, 6, 1)}
+    assert design_cells.gradient_norms(results, "w_v").ravel().tolist() == [2, 8, 14, 20, 26, 32]
+
+
+def test_gains_of_admin_are_those_of_the_first_batch(monkeypatch):
+    seen = []
+
+    def profile(network, batch, config):
+        seen.append((network, batch.tolist(), config))
+        return SimpleNamespace(skip_gain="ω")
+
+    config = SimpleNamespace(replace=lambda **fields: fields)
+    monkeypatch.setattr(design_cells.rc.network, "admin_profile", profile)
+    hyper = Hyper(1e-3, dropout=None, network={"skip_gain": 5.0, "branch_gain": 2.0})
+    data = {"train": Examples(jnp.arange(10).reshape(5, 2), None), "eval": None}
+    recipe = SimpleNamespace(config=config, batch_size=2)
+    gains = design_cells.admin_gains(recipe, SimpleNamespace(network="net"), data, hyper)
+    assert seen == [("net", [[0, 1], [2, 3]], {"skip_gain": 1.0, "branch_gain": 2.0})]
+    assert gains.network == {"skip_gain": "ω", "branch_gain": 2.0}
+    assert gains.learning_rate == 1e-3
+
+
+def test_data_of_a_seed_are_an_epoch_and_what_is_held_out():
+    options = SimpleNamespace(num_tokens=3, num_labels=5, task="sort", n_eval_data=7)
+    data = design_cells.make_data(options, 2, jax.random.key(1))
+    assert len(data["train"]) == 2 * design_cells.STEPS_PER_EPOCH and len(data["eval"]) == 7
+    for part in data.values():
+        np.testing.assert_array_equal(part.labels, np.sort(part.inputs, axis=1))
+        assert part.inputs.shape[1] == 3 and part.inputs.max() == 4
