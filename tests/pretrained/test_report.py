@@ -69,9 +69,11 @@ def test_a_batch_without_a_mask_is_one_whose_tokens_all_exist():
     config = rc.transformer(2, 2, 8)
     params, x = draws.parameters(config), np.asarray(draws.normal(2, 5, 8))
     source = rc.pretrained.InMemory(params, config)
-    plain, none = (
-        rc.pretrained.checkpoint_report(source, {"x": x} | mask) for mask in ({}, {"mask": None})
-    )
+    done = []
+    options = {"chunk": 1, "done": lambda state: done.append((state.layers, len(state.hidden)))}
+    plain = rc.pretrained.checkpoint_report(source, {"x": x}, **options)
+    none = rc.pretrained.checkpoint_report(source, {"x": x, "mask": None})
+    assert done == [(1, 4), (2, 4)]  # after each layer: the full model and SAN, two texts of each
     for text in range(2):
         by_length = rc.path_contributions(params, x[text], config).by_length
         norms = [rc.composite_norm(part) for part in by_length]

@@ -80,7 +80,10 @@ def depth_case(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp(request.param)
     by_hand = ByHand(request.param, folder)
     ids = np.random.default_rng(0).integers(3, V, (2, 9))
-    report = rc.depth_report(rc.pretrained.open_checkpoint(folder), ids)
+    done = []
+    options = {"chunk": 1, "done": lambda state: done.append((state.layers, len(state.hidden)))}
+    report = rc.depth_report(rc.pretrained.open_checkpoint(folder), ids, **options)
+    assert done == [(1, 2), (2, 2), (3, 2)]  # after each layer, of two texts
     with torch.no_grad():
         yield report, by_hand, torch.tensor(ids), folder
 
