@@ -4,6 +4,8 @@ import pytest
 
 pytest.importorskip("torch")
 
+from rank_collapse.watch.recorder import LeftOut
+from rank_collapse.watch.torch_gradients import UNKNOWN, Share, measure_gradient
 from tests.oracles.measured_layers import D, F, H, X, heads, join, nn, torch, watch_step
 
 SIDES = [torch.arange(i * D, (i + 1) * D) for i in range(4)]
@@ -195,3 +197,45 @@ def test_a_part_whose_features_are_not_known_is_left_out():
     assert (
         "no query gradient: the part of a parameter that made it is unknown" in watched.describe()
     )
+
+
+def make_parameter(*shape):
+    parameter = nn.Parameter(torch.zeros(shape))
+    parameter.grad = torch.randn(shape, generator=torch.Generator().manual_seed(len(shape)))
+    return parameter
+
+
+def select(*outputs, width):
+    return torch.tensor([i in outputs for i in range(width)])
+
+
+def test_the_norm_is_of_the_outputs_that_any_share_has():
+    """Of one parameter each output counts once; a map may begin at a later output."""
+    matrix, vector, none = make_parameter(6, 4), make_parameter(6), nn.Parameter(torch.ones(2))
+    shares = [
+        Share(matrix, 0, 0, select(0, 2, width=3)),
+        Share(matrix, 0, 2, select(0, 1, width=3)),  # outputs 2 and 3
+        Share(vector, 0, 0, select(5, width=6)),
+        Share(none, 0, 0, select(0, width=2)),  # without a gradient
+    ]
+    rows = matrix.grad[[0, 2, 3]].square().sum() + vector.grad[5].square()
+    assert measure_gradient(shares).item() == pytest.approx(rows.sqrt().item())
+    columns = [Share(matrix, 1, 1, select(0, 2, width=3))]
+    expected = matrix.grad[:, [1, 3]].norm().item()
+    assert measure_gradient(columns).item() == pytest.approx(expected)
+    whole = [Share(matrix, -1, 0, select(0, 1, width=2)), Share(matrix, -1, 0, select(0, width=2))]
+    assert measure_gradient(whole).item() == pytest.approx(matrix.grad.norm().item())
+
+
+def test_what_is_not_known_of_a_parameter_is_left_out():
+    matrix, none = make_parameter(6, 4), nn.Parameter(torch.ones(2))
+    for shares in (
+        [Share(None, -1, 0, select(0, width=2))],
+        [Share(matrix, 0, 0, select(0, width=2)), Share(None, 0, 0, select(0, width=2))],
+        [Share(matrix, -1, 0, select(0, width=2))],  # a part, along an unknown axis
+        [Share(matrix, 0, 5, select(0, 1, width=2))],  # beyond the last output
+    ):
+        with pytest.raises(LeftOut, match=UNKNOWN):
+            measure_gradient(shares)
+    with pytest.raises(LeftOut, match="no parameter of it has one"):
+        measure_gradient([Share(none, 0, 0, select(0, width=2))])
