@@ -230,7 +230,9 @@ def _trace(fn, x):
         raise ValueError(f"fn is {type(fn).__name__}, not a function of x")
     try:
         program, outputs = trace(fn, x)
-    except (TypeError, IndexError, KeyError, AttributeError, NotImplementedError) as error:
+    except Exception as error:  # of anyone's code
+        if isinstance(error, ValueError) and "\n" not in str(error):
+            raise
         raise ValueError(_describe_failure(error, x)) from error
     leaves = jax.tree.leaves(outputs)
     if len(leaves) != 1:
@@ -254,4 +256,11 @@ def _describe_failure(error, x):
             "its Python code reads values of x, which is traced: write it with jnp.where, "
             "jax.lax.cond and jnp in place of if, float and numpy"
         )
+    elif any(word in message.lower() for word in ("dropout", "rng")):
+        cure = (
+            "dropout needs random numbers: switch it off by deterministic=True, by "
+            "eqx.nn.inference_mode or by model.eval()"
+        )
+    elif "trace level" in message:
+        cure = "call nnx.clone(model) inside of fn"
     return f"fn fails at x {x.dtype}{shape}: {name}: {message[:200]}; {cure}"
