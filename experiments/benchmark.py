@@ -22,6 +22,7 @@ import jax
 from absl import flags
 
 from experiments.benchmarks import (
+    experiment_parts,
     limits,
     monitoring,
     path_benchmarks,
@@ -53,6 +54,7 @@ BENCHMARKS = (
         "products": limits.time_products,
         "seeds": seed_benchmarks.time_seeds,
         "sweep_overhead": sweep_overhead.time_overhead,
+        "experiments": experiment_parts.time_experiments,
     }
     | {
         f"train_{name}": partial(training_benchmarks.time_training, name)
@@ -77,6 +79,7 @@ CPU_SECONDS = {
     "products": 2,
     "seeds": 600,
     "sweep_overhead": 50,
+    "experiments": 580,
     "train_sort": 20,
     "train_convex_hull": 40,
     "train_memorization": 60,
@@ -99,6 +102,7 @@ TINY = {
     "products": {"width": 64},
     "seeds": seed_benchmarks.TINY,
     "sweep_overhead": {"num_seeds": 2, "lengths": (6, 8), "calls": (2,)},
+    "experiments": {"names": ["run_path_counts"], "arguments": ["--heads=2", "--layers=3"]},
 } | {
     name: {"arguments": training_benchmarks.TINY}
     for name in BENCHMARKS
@@ -171,7 +175,7 @@ def list_benchmarks(
     """
     for text in options.num_seeds:
         if not (text.isascii() and text.isdigit() and int(text)):
-            raise ValueError(f"--num_seeds={text}: seeds are whole numbers from 1")
+            raise ValueError(f"--num_seeds={text} is not a whole number of at least 1")
     counts = list(map(int, options.num_seeds))
     for name in options.benchmark:
         measure = partial(BENCHMARKS[name], **(TINY.get(name, {}) if options.tiny else {}))

@@ -61,7 +61,7 @@ def main(options: Flags) -> Run:
         RunError: A folder that is not complete, damaged, or of another version.
     """
     if len(options.folders) < 2 or not options.output_dir:
-        raise ValueError("join takes two folders or more, and --output_dir for the whole")
+        raise ValueError("join needs two folders or more, and --output_dir for the joined run")
     folders = [Path(folder) for folder in options.folders]
     if Path(options.output_dir).resolve() in [folder.resolve() for folder in folders]:
         raise ValueError(f"--output_dir={options.output_dir} is one of the folders")
@@ -104,12 +104,14 @@ def common_module(folders: Sequence[Path]) -> ModuleType:
     """
     for folder, other in itertools.combinations(folders, 2):
         if folder.resolve() == other.resolve():
-            raise ValueError(f"{other} is there twice")
+            raise ValueError(f"{other} is given twice")
     names = {folder: read_config(folder).get("experiment") for folder in folders}
     first = names[folders[0]]
     for folder, name in names.items():
         if name != first:
-            raise ValueError(f"{folder} is of {name!r}, {folders[0]} of {first!r}")
+            raise ValueError(
+                f"{folder} holds a run of {name!r}, but {folders[0]} holds a run of {first!r}"
+            )
     return importlib.import_module(pool.module_name(first))
 
 
@@ -127,7 +129,8 @@ def read_parts(flag_values: Flags, folder: Path) -> list[Part]:
     config = read_config(folder)
     if config.get("until"):
         raise ValueError(
-            f"{folder} is of --until={config['until']}: a larger --max_seeds adds seeds"
+            f"{folder} was measured with --until={config['until']} and cannot be joined: a larger "
+            "--max_seeds adds seeds to it"
         )
     run = RunFolder(folder, config, read_only=True)
     parts = []
@@ -158,14 +161,16 @@ def join_seeds(parts: Sequence[Part]) -> Part:
     for config, arrays in parts:
         expected = first.config["first_seed"] + total
         if config["first_seed"] != expected:
-            raise ValueError(f"seed {expected} is in none, or in two of the folders")
+            raise ValueError(f"seed {expected} is in none of the folders, or in two of them")
         total += config["num_seeds"]
         if arrays.keys() != first.arrays.keys():
             name = min(arrays.keys() ^ first.arrays.keys())
             raise ValueError(f"{name} is not among the arrays of all folders")
         for name, values in arrays.items():
             if np.shape(values)[:1] != (config["num_seeds"],):
-                raise ValueError(f"{name} of shape {np.shape(values)} is not of the seeds")
+                raise ValueError(
+                    f"{name} of shape {np.shape(values)} does not have the seeds as its first axis"
+                )
     joined = {name: np.concatenate([part.arrays[name] for part in parts]) for name in first.arrays}
     return Part({**first.config, "num_seeds": total}, joined)
 
@@ -187,7 +192,9 @@ def find_axes(configs: Sequence[JsonObject], options: Flags) -> dict[str, list[s
         differences = [f"{name}: {' and '.join(texts)}" for name, texts in axes.items()]
         raise ValueError(f"the folders differ in {'; '.join(differences)}")
     if math.prod(map(len, axes.values())) != len(configs):
-        raise ValueError(f"{len(configs)} points are not all of the grid of {', '.join(axes)}")
+        raise ValueError(
+            f"the folders hold {len(configs)} points, which do not fill a grid of {', '.join(axes)}"
+        )
     return {name: [str(json.loads(text)) for text in texts] for name, texts in axes.items()}
 
 

@@ -68,7 +68,7 @@ class Step:
 def main(options: flags.FlagValues) -> int:
     """Measures a part, or writes the pages; returns 1 if a step failed or was stopped."""
     if not options.folder or options.pages == bool(options.part):
-        raise ValueError("--folder= and either --part=right, --part=speed or --pages are needed")
+        raise ValueError("--folder= is needed, and one of --part=right, --part=speed and --pages")
     folder = Path(options.folder).resolve()
     if options.pages:
         lines = read_lines(folder / "speed.jsonl") + read_lines(folder / STEPS)
@@ -228,7 +228,7 @@ def compare_arrays(archive: Path, cpu: Path) -> list[device_pages.Difference]:
         ValueError: The folder does not exist, or has other arrays.
     """
     if not cpu.is_dir() or not archive.exists():
-        raise ValueError(f"--cpu={cpu}: it and {archive} are needed to compare")
+        raise ValueError(f"--cpu={cpu}: the comparison needs this folder and {archive}")
     differences = []
     with tempfile.TemporaryDirectory() as folder, tarfile.open(archive) as packed:
         packed.extractall(folder, filter="data")

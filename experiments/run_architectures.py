@@ -273,7 +273,9 @@ def compare_curve(
     (variant, reading), depth = ablation, model.config.depth
     published = published_curves(model.settings, depth).get(kind)
     ratios = mean_curves(curves, variant, reading)
-    text = f"{model.label}, {NAMES[kind]}, {variant}" + ", as the text says" * (reading == "text")
+    text = f"{model.label}, {NAMES[kind]}, {words(variant)}" + ", as the text says" * (
+        reading == "text"
+    )
     by_layer = {t.layer: t for t in targets if (t.variant, "published") == ablation}
     for layer in by_layer or (1, depth):
         low, high = ratios[:, layer].min(), ratios[:, layer].max()
@@ -300,7 +302,7 @@ def collapsed_layer(ratios: np.ndarray) -> int | None:
 
 
 def find_targets(model: Model, kind: str, curves: Curves) -> tuple[list[Target], str]:
-    """Finds the published values that pretrained weights are compared with.
+    """Finds the published values that pretrained weights are compared with, layer by layer.
 
     Args:
         model: The model.
@@ -319,8 +321,8 @@ def find_targets(model: Model, kind: str, curves: Curves) -> tuple[list[Target],
     except ValueError as error:
         return [], str(error)
     return targets, (
-        "one is a failure: by chance 5 % of models with the published weights have one, if 32 "
-        "texts of wiki_bio differ from the mean of these as one more of these does"
+        "a single such value refutes agreement at the 5 % level: the tolerance takes the published "
+        "32 texts of wiki_bio to vary around their mean as these texts do"
     )
 
 

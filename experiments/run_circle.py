@@ -78,8 +78,13 @@ COMPARED = {
 }
 WIDTHS = (32, 64, 128)
 
-WHOLE = {"base": "published network", "attention": "attention alone"}
-PARTS = {"circle_skip": "skip around recurrence", "mlp": "MLP"}
+IN_WORDS = {
+    "base": "published network",
+    "circle_skip": "published network, skip around recurrence",
+    "mlp": "published network, MLP",
+    "attention": "attention alone",
+}
+PARTS = {"mlp": "MLP"}  # of other variants
 
 # How often the published code itself lets the two walkers fall nearer than `TOGETHER`: its three
 # commands at three widths, with --seed 1 to 8.
@@ -160,7 +165,9 @@ def make_cases(options: Options) -> Cases:
         ValueError: Flags that do not fit each other.
     """
     if options.num_labels != 2:
-        raise ValueError(f"num_labels={options.num_labels}: a point of the plane has 2 coordinates")
+        raise ValueError(
+            f"num_labels={options.num_labels} is not 2, the number of coordinates of a point"
+        )
     if options.n_train_data < 4:
         raise ValueError(f"n_train_data={options.n_train_data} points are too few for two walks")
     chosen = {"circle_skip": options.circle_skip, "mlp": options.do_mlp}
@@ -196,7 +203,12 @@ def make_rows(results: ByCase) -> Iterator[TableRow]:
 def in_words(variant: str) -> str:
     """Puts a variant in words: "attention and MLP"."""
     parts = [PARTS.get(part, part) for part in variant.split("+")]
-    return WHOLE.get(variant, " and ".join(parts))
+    return IN_WORDS.get(variant, " and ".join(parts))
+
+
+def describe_network(variant: str, width: int) -> str:
+    """Puts a variant and its width in words: "attention and MLP, width 32"."""
+    return f"{in_words(variant)}, width {width}"
 
 
 @figures.styled
@@ -261,7 +273,7 @@ def steps_figure(results: ByCase):
             ls="none",
             alpha=0.7,
             markersize=5,
-            label=f"{in_words(variant)}, width {width}",
+            label=describe_network(variant, width),
             color=figures.color(variants.index(variant)),
             marker=figures.MARKERS[widths.index(width)],
         )
@@ -310,7 +322,7 @@ def trajectories_figure(results: ByCase):
             for place, marker, text in ((0, "o", "start"), (-1, "s", "end")):
                 shape = {"marker": marker, "markersize": 6, "linestyle": "none"}
                 ax.plot(*path[place], color=color, label=text if walker else None, **shape)
-        network = f"{in_words(variant)}, width {width}"
+        network = describe_network(variant, width)
         seed, count = case["seed"][first], f"{fell.sum()} of {len(fell)} fell"
         ax.set_title(f"{network}\nseed {seed}; {count}", fontsize=9)
         ax.set(xlim=(-0.56, 0.56), ylim=(-0.56, 0.56), xlabel="x", ylabel="y", aspect="equal")
@@ -331,7 +343,7 @@ def distance_figure(results: ByCase):
         for has_fallen, index in ((False, 7), (True, 0)):
             lines = np.maximum(case["distance"][case["fell"] == has_fallen], 1e-9)
             ax.plot(lines.T, color=figures.color(index), linewidth=0.7, alpha=0.6)
-        ax.set_title(f"{in_words(variant)}, width {width}", fontsize=9)
+        ax.set_title(describe_network(variant, width), fontsize=9)
         ax.set(yscale="log")
     plots.outer_labels(axes, "step", "distance of the walkers")
     return fig
@@ -349,16 +361,17 @@ def judge_claims(results: ByCase) -> Iterator[Row]:
     for (variant, width), case in measured.items():
         key, baseline = APART.get(variant, ("", ""))
         end, other = ends[case["name"]], measured.get((baseline, width))
+        network = describe_network(variant, width)
         if variant in ("base", "attention"):
-            yield make_row("circle", case["name"], end)
+            yield make_row("circle", network, end)
         if other is not None:
             both = np.intersect1d(case["seed"], other["seed"])
             fell, stayed = end[both] < limit, ends[other["name"]][both] >= limit
             note = f"those of {len(both)} seeds that fall without; "
             note += f"{np.sum(fell & stayed)} fall only with"
-            yield make_row(key, case["name"], end[both][~stayed], note=note)
+            yield make_row(key, network, end[both][~stayed], note=note)
         if variant in ORDERS:
-            yield mean_row(ORDERS[variant], f"recurrent, {case['name']}", case["orders"])
+            yield mean_row(ORDERS[variant], f"recurrent, {network}", case["orders"])
 
 
 def compare_results(results: ByCase) -> Iterator[Comparison]:
@@ -368,7 +381,7 @@ def compare_results(results: ByCase) -> Iterator[Comparison]:
         results: {case: arrays of all seeds [s, ...]}.
     """
     for cell, case in walks.fine_cases(results).items():
-        fell, name, published, note = case["fell"], case["name"], None, ""
+        fell, name, published, note = case["fell"], describe_network(*cell), None, ""
         count, total = int(fell.sum()), len(fell)
         if cell in PUBLISHED_FELL:
             counts = PUBLISHED_FELL[cell], PUBLISHED_SEEDS

@@ -98,7 +98,9 @@ def make_task(options: Options) -> TrainedTask:
     """
     sampled_lengths(options)  # refuses --path_len above --depth
     if options.num_labels != 2:
-        raise ValueError(f"num_labels={options.num_labels}: on the hull or not are 2 labels")
+        raise ValueError(
+            f"num_labels={options.num_labels} is not 2: a point is on the hull, or it is not"
+        )
     embedding = rc.EmbeddingConfig(d_input=2, d_embed=options.d_model, hidden_layer=options.ffn2)
     make = functools.partial(make_examples, num_points=options.num_tokens)
     return TrainedTask(

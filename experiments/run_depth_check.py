@@ -46,6 +46,7 @@ from experiments.train.byte_networks import byte_model, text_bytes, train_networ
 from experiments.verdicts import Comparison, Row, TableRow
 from experiments.verdicts.share_intervals import slope
 from rank_collapse.report import figures
+from rank_collapse.report.wording import describe_value
 from rank_collapse.scaling.coord_check import MEANING, coordinates_figure
 from rank_collapse.scaling.depth_rules import RULES, DepthRule
 from rank_collapse.text.tokens import read_texts
@@ -169,7 +170,7 @@ def quantities_figure(results: xr.Dataset):
     wide = wide.sel(learning_rate=rate, d_model=width, drop=True).sortby("depth")
     wide = wide.transpose("rule", "depth", "seed", "step")
     curves = {
-        rule: {name: values.values for name, values in wide.sel(rule=rule).items()}
+        describe_value("rule", rule): {n: v.values for n, v in wide.sel(rule=rule).items()}
         for rule in wide.rule.values
     }
     fig = coordinates_figure(curves, wide.depth.values.tolist(), MEANING)

@@ -181,7 +181,7 @@ def write_lenses(options: Options, networks: list[Network]) -> None:
     for network in networks:
         path = folder / f"{network.label}.pt"
         if not network.source.is_causal_lm:
-            print(f"no lens of {network.label}: it is no causal language model")
+            print(f"no lens of {network.label}: it is not a causal language model")
         elif path.exists():
             print(f"the lens of {network.label} is there: {path}")
         else:
@@ -195,7 +195,7 @@ EXPERIMENT = Experiment(
     title="The exact Jacobian by path length",
     brief="trained networks and BERT, ALBERT and XLNet at init: influence between tokens by path "
     "length, exact and frozen",
-    claim="Path sums freeze the attention of the whole network (Dong, Cordonnier and Loukas 2021, "
+    claim="Path sums freeze the attention of the full model (Dong, Cordonnier and Loukas 2021, "
     "section 2.1). No paper says whether the exact influence of a token on later ones takes short "
     "paths too, and whether frozen sums point where it does.",
     needs="trained",

@@ -34,6 +34,7 @@ from experiments.lab import (
 )
 from experiments.verdicts import Row, TableRow
 from rank_collapse.report import figures
+from rank_collapse.report.wording import name_axis
 
 AXES = ("tied", "gain_power", "depth")
 COLUMNS = ("rms", "token_cosine", "residual_ratio", "fixed_point", "transverse", "path_length")
@@ -121,7 +122,7 @@ def plot_by_loop(results: xr.Dataset, name: str, ylabel: str, **options: Any):
     deep = results[name].sel(depth=largest, drop=True).sel(loop=slice(0, largest))
     options |= {"ylabel": ylabel, "sharey": True, "style": lambda *_: {"marker": ""}}
     fig, axes = labelled.plot_facets(deep, "loop", "gain_power", **options)
-    axes[0, 0].legend(title="gain 1/N to the power of")
+    axes[0, 0].legend(title=name_axis("gain_power"))
     return fig
 
 

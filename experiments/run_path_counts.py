@@ -78,11 +78,11 @@ def make_sizes(options: Options) -> Sizes:
     """
     heads, layers = options.heads, options.layers
     if len(heads) != len(layers):
-        raise ValueError(f"--heads has {len(heads)} values and --layers {len(layers)}")
+        raise ValueError(f"--heads has {len(heads)} values, but --layers has {len(layers)}")
     if max(layers, default=0) > MAX_DEPTH:
         raise ValueError(f"--layers={max(layers)} is above {MAX_DEPTH}")
     pairs = zip(heads, layers, strict=True)
-    return {f"H={h}, L={l}": (h, l) for h, l in pairs} or ARCHITECTURES
+    return {f"{h} heads, {l} layers": (h, l) for h, l in pairs} or ARCHITECTURES
 
 
 def measure(options: Options, sizes: Sizes, folder: RunFolder) -> Tables:
@@ -194,8 +194,9 @@ def compare_results(tables: Tables, sizes: Sizes) -> Iterator[Comparison]:
     yield Comparison(text, float(max(differences)), 0, source="identity")
     for name, (heads, layers) in sizes.items():
         shares = select_column(tables[name], "share")
+        size = f" (H={heads}, L={layers})" * (name in ARCHITECTURES)
         yield Comparison(
-            f"{name} (H={heads}, L={layers}): mean path length",
+            f"{name}{size}: mean path length",
             float(shares @ np.arange(layers + 1)),
             layers * heads / (1 + heads),
             f"published: L H/(1+H); 10^{layers * math.log10(1 + heads):.1f} paths, "
@@ -207,7 +208,7 @@ def compare_results(tables: Tables, sizes: Sizes) -> Iterator[Comparison]:
             f"{name} (H={heads}, L={depth}): mean path length by weight",
             float(law @ np.arange(depth + 1)),
             depth * heads / (1 + heads),
-            f"beside it by count; median {np.argmax(reached >= 0.5)}, "
+            f"compared with the mean by count; median {np.argmax(reached >= 0.5)}, "
             f"{reached[3]:.2g} of the weight at most 3 long, "
             f"99 % at most {np.argmax(reached >= 0.99)}",
             source="length by count",

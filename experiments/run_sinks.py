@@ -134,10 +134,10 @@ def measure(options: Options, networks: list[Network], folder: RunFolder) -> xr.
     with Progress(len(kinds), "networks, trained and at random", log=folder.log) as progress:
         for network, weights in kinds:
             label = f"{network.label}, {weights} weights"
-            measure_texts = partial(measure_network, options, network, weights)
+            measure_from = partial(measure_network, options, network, weights)
             count = len(network.inputs["x"])
             with report_activity(f"measuring {label}", folder.log):
-                arrays = extend_part(folder, label, count, measure_texts)
+                arrays = extend_part(folder, label, count, measure_from)
             parts |= {f"{name}/{label}": values for name, values in arrays.items()}
             progress.advance()
     deepest = max(network.source.config.depth for network in networks) + 1
@@ -181,22 +181,39 @@ def measure_network(
     keys = np.array([draw.choice(candidates) for _ in network.inputs["x"]])[first_text:]
     hidden, thinned = (jnp.full(len(ids), options.how == mode) for mode in ("hidden", "thinned"))
 
-    @jax.jit
-    def measure_texts(params, condition):
-        return jax.lax.map(
-            lambda text: measure_text(params, config, replaced, *text), (ids, changed, condition)
-        )
-
     arrays = {}
     for prefix, start in {"": round(options.start * config.depth), "whole_": config.depth}.items():
         condition = Condition(jnp.asarray(keys), jnp.full(len(ids), start), hidden, thinned)
-        values = jax.tree.map(np.asarray, measure_texts(params, condition))
+        texts = measure_texts(params, config, replaced, ids, changed, condition)
+        values = jax.tree.map(np.asarray, texts)
         output = values.pop("output")[:, None]
         targets, counted = pretrained.targets_of(ids, network.inputs["mask"][first_text:])
         losses, *_ = pretrained.token_losses(source.unembedding, output, targets, counted)
         values["loss"] = np.asarray(losses)[:, 0]
         arrays |= {f"{prefix}{name}": a for name, a in values.items()}
     return arrays
+
+
+@partial(jax.jit, static_argnums=(1, 2))
+def measure_texts(
+    params: rc.network.TransformerParams,
+    config: rc.TransformerConfig,
+    replaced: int,
+    ids: jax.Array,
+    changed: jax.Array,
+    condition: Condition,
+) -> dict[str, jax.Array]:
+    """Measures texts one after the other, arrays [texts, L + 1].
+
+    Args:
+        params, config: The network.
+        replaced: Position at which `changed` has another token.
+        ids, changed: Int [texts, n].
+        condition: The keys to exclude, [texts].
+    """
+    return jax.lax.map(
+        lambda text: measure_text(params, config, replaced, *text), (ids, changed, condition)
+    )
 
 
 def measure_text(

@@ -31,6 +31,7 @@ from experiments.stability.stability_figures import (
 from experiments.stability.stability_results import ByCase
 from experiments.verdicts import Comparison, Row, finite_or_none, make_row, mean_row
 from experiments.verdicts.share_intervals import geometric_mean
+from rank_collapse.report.wording import words
 
 FLAGS = cli.make_flags(
     "stability", num_seeds=8, can_grow=True, shows="apart,layer=last", traced=("update_size",)
@@ -72,25 +73,26 @@ def design_claims(design: str, cases: ByCase) -> Iterator[Row]:
         design: Name of the design.
         cases: Networks of the design, shallow first.
     """
+    name = words(design)
     branches = summary.branch_counts(cases)
     place = partial(summary.place_between, laws=summary.law_exponents(branches))
-    names = (*summary.UPDATES, "sgd")
-    changes = {name: summary.depth_curve(cases, f"change.{name}") for name in names}
-    slopes = {name: summary.fit_exponents(branches, change) for name, change in changes.items()}
+    updates = (*summary.UPDATES, "sgd")
+    changes = {update: summary.depth_curve(cases, f"change.{update}") for update in updates}
+    slopes = {u: summary.fit_exponents(branches, change) for u, change in changes.items()}
     if design in LAW_OF:
         exponents = summary.fit_exponents(branches, summary.sum_shares(cases))
         note = f"Σ β_ii² with the exponent {exponents.mean():.2f}"
-        yield mean_row(LAW_OF[design], design, exponents, scale=place, note=note)
-    notes = {name: f"exponent {slope.mean():.2f}" for name, slope in slopes.items()}
+        yield mean_row(LAW_OF[design], name, exponents, scale=place, note=note)
+    notes = {update: f"exponent {slope.mean():.2f}" for update, slope in slopes.items()}
     expected = summary.fit_exponents(branches, summary.depth_curve(cases, "expected_change"))
     note = f"{notes['random']}; the one law expects {expected.mean():.2f}"
-    yield mean_row("independent updates", design, slopes["random"], scale=place, note=note)
+    yield mean_row("independent updates", name, slopes["random"], scale=place, note=note)
     if design == "deepnorm":
-        yield make_row(design, design, slopes["sgd"], scale=place, note=notes["sgd"])
+        yield make_row(design, name, slopes["sgd"], scale=place, note=notes["sgd"])
     bound = summary.depth_curve(cases, "gradient_bound")
     ratios = summary.geometric_ratios(changes["gradient"], bound)
     note = f"{notes['gradient']}, {ratios.min():.3g} to {ratios.max():.3g} times the bound"
-    yield mean_row("gradient steps", design, slopes["gradient"] - slopes["random"], note=note)
+    yield mean_row("gradient steps", name, slopes["gradient"] - slopes["random"], note=note)
 
 
 def compare_results(results: ByCase) -> Iterator[Comparison]:
@@ -116,7 +118,7 @@ def compare_collapse(design: str, measures: Mapping[str, np.ndarray]) -> Iterato
         design: Design of the network.
         measures: Measures of the network, [s, ...].
     """
-    measured = measures["apart"]
+    name, measured = words(design), measures["apart"]
     expected = np.exp(measures["expected_log_apart"].astype(float))
     is_visible = (measured > summary.VISIBLE).all(axis=0)
     last = int(np.flatnonzero(is_visible)[-1])
@@ -125,19 +127,19 @@ def compare_collapse(design: str, measures: Mapping[str, np.ndarray]) -> Iterato
     with np.errstate(divide="ignore", invalid="ignore"):
         log_errors = np.abs(np.log(measured[:, is_visible]) - np.log(expected[:, is_visible]))
     worst, layers = np.exp(log_errors.max(axis=1)), np.flatnonzero(is_visible)
-    note = "geometric mean; beside it the one law's"
-    quantity = f"{design}: 1 − token cosine after {last} layers"
+    note = "geometric mean, compared with the one law"
+    quantity = f"{name}: 1 − token cosine after {last} layers"
     law = finite_or_none(geometric_mean(expected[:, last]))
     mean = float(geometric_mean(measured[:, last]))
     yield Comparison(quantity, mean, law, note, source="the one law")
     yield Comparison(
-        f"{design}: mean over networks beside the law, largest ratio",
+        f"{name}: mean over networks over the law, largest ratio",
         float(np.exp(off.max())),
         note=f"geometric mean of {len(measured)} networks, of all layers to {last}; at layer "
         f"{layers[off.argmax()]}",
     )
     yield Comparison(
-        f"{design}: single networks beside the law, largest ratio",
+        f"{name}: single networks over the law, largest ratio",
         float(worst.max()),
         note=f"of {len(worst)} networks; the least of a network is {worst.min():.3g}",
     )
@@ -147,7 +149,7 @@ def compare_dependency(*designs: ByCase) -> Comparison:
     """Reports how much the outputs of the shallowest networks depend on their last branches."""
     shallow = [summary.first_and_last(cases)[0] for cases in designs]
     return Comparison(
-        "last branch's share β_NN² of the output, post and pre",
+        "last branch's share β_NN² of the output, Post-LN and Pre-LN",
         "{:.3f}, {:.3f}".format(*(measures["shares"][:, -1].mean() for measures in shallow)),
         "Post-LN leans on its last branches, Pre-LN spreads",
         f"Liu et al. 2020; {next(iter(designs[0])).depth} layers",

@@ -51,6 +51,13 @@ THEOREMS = {
 }
 
 # Each compiles several programs.
+# {relation of a curve: the claim about its point}
+CLAIMED = {
+    "=": "; claim: equal",
+    "≤": "; claim: at most",
+    "≥": "; claim: at least",
+    "none": "",
+}
 LONG = ("path_products", "heads", "depth_gains", "noise", "parking", "repeated")
 
 FLAGS = cli.make_flags(
@@ -155,13 +162,14 @@ def compare_results(results: Results, theorems: dict[str, Theorem]) -> Iterator[
         outcome = judge(curves)
         note = f"{outcome.verdict} {outcome.factor:.3g}" if outcome.verdict == LOOSE else ""
         note = note or ": ".join(filter(None, (outcome.verdict, outcome.failed)))
-        yield Comparison(f"{name}: outcome", outcome.verdict, None, note)
+        theorem = name.replace("_", " ")
+        yield Comparison(f"{theorem}: outcome", outcome.verdict, None, note)
         for curve in curves:
             x, predicted, measured = curve.as_array()[find_shown(curve)]
             claim = None if np.isnan(predicted) else predicted
             panel = theorems[name].panels[curve.panel]
-            where = f"{panel.y} at {x:.4g} of {panel.x}, relation {curve.relation}"
-            yield Comparison(f"{name}, {curve.name}", measured, claim, where, source="theorem")
+            where = f"{panel.y} where {panel.x} is {x:.4g}{CLAIMED[curve.relation]}"
+            yield Comparison(f"{theorem}, {curve.name}", measured, claim, where, source="theorem")
 
 
 def find_shown(curve: Curve) -> int:

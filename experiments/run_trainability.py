@@ -213,7 +213,7 @@ def judge_claims(results: ByCell) -> Iterator[Row]:
             accuracy, pre_accuracy = (
                 results[c]["accuracy"][:, -1].astype(float) for c in (cell, pre)
             )
-            setting = f"{cell.design}, {cell.depth} layers, warm-up {cell.warmup}"
+            setting = f"{words(cell.design)}, {cell.depth} layers, warm-up {cell.warmup}"
             key = "post behind" if published_result == FAILED else "others train"
             yield make_row(key, setting, accuracy if cell == pre else accuracy / pre_accuracy)
 
@@ -235,7 +235,7 @@ def compare_results(results: ByCell) -> Iterator[Comparison]:
         note += f"last residual ratio {columns['residual_ratio_before'].mean():.1g} before training"
         note += f" and {np.nanmean(columns['residual_ratio_after']):.1g} after it; gradient of W_Q"
         yield Comparison(
-            f"{cell.design}, {cell.depth} layers, rate {cell.learning_rate:g}, warm-up "
+            f"{words(cell.design)}, {cell.depth} layers, rate {cell.learning_rate:g}, warm-up "
             f"{cell.warmup}, batch {cell.batch_size}: seeds that learn nothing",
             f"{count} of {seeds} ({interval}), accuracy {columns['accuracy'].mean():.3f}",
             published_result,

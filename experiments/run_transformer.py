@@ -119,7 +119,7 @@ def make_task(options: Options) -> TrainedTask:
         for name in ("num_tokens", "num_labels", "min_len"):
             if options[name] != FLAGS[name].default:
                 flag = f"--{name}={options[name]}"
-                raise ValueError(f"{flag}: a translation's sentences are as its grammar says")
+                raise ValueError(f"{flag} has no effect: the grammar decides it")
     half = rc.TransformerConfig(
         options.depth,
         options.num_heads,

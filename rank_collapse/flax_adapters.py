@@ -70,7 +70,7 @@ def attention_to_linen(params: AttentionParams, use_bias: bool = True) -> dict[s
         raise ValueError("additive or relative attention has no counterpart in Flax's module")
     if params.w_q.shape[-1] != params.w_v.shape[-1]:
         raise ValueError(
-            f"d_qk={params.w_q.shape[-1]} is not d_v={params.w_v.shape[-1]}, as the module wants"
+            f"d_qk={params.w_q.shape[-1]} must equal d_v={params.w_v.shape[-1]} in the module"
         )
     params, theirs = repeat_groups(params), {}
     for name, (weight, bias) in _OURS.items():
@@ -110,7 +110,7 @@ def attention_to_nnx(params: AttentionParams, module: object) -> None:
     new = attention_to_linen(params, use_bias="bias" in old["query"])
     if jax.tree.map(jnp.shape, old) != jax.tree.map(jnp.shape, new):
         shapes = jax.tree.map(jnp.shape, old)
-        raise ValueError(f"the module holds {shapes}, the parameters are of other shapes")
+        raise ValueError(f"the module holds {shapes}, but the parameters have other shapes")
     nnx.replace_by_pure_dict(state, new)
     nnx.update(module, state)
 

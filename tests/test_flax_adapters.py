@@ -104,19 +104,24 @@ def test_parameters_of_nnx_blocks_made_together():
         assert_close(mine, single(x), atol=2e-6)
 
 
-@pytest.mark.full
 def test_what_flax_cannot_hold_is_refused():
     def heads(**fields):
         config = rc.san(1, H, D, **fields)
-        params = rc.init(jax.random.key(0), config, bias_scale=1.0)
-        return rc.network.layer_params(params, config, 0).attention
+        return rc.network.layer_params(draws.parameters(config), config, 0).attention
 
     wider = nnx.MultiHeadAttention(num_heads=H, in_features=24, decode=False, rngs=nnx.Rngs(0))
     to_linen, from_linen = adapters.attention_to_linen, adapters.attention_from_linen
     each_is_refused(
-        (lambda: to_linen(heads(d_qk=2, d_v=4)), "d_qk=2 is not d_v=4"),
+        (lambda: to_linen(heads(d_qk=2, d_v=4)), "d_qk=2 must equal d_v=4"),
         (lambda: to_linen(heads(), use_bias=False), "b_q is not zero"),
+        (lambda: to_linen(heads(score="additive")), "additive or relative attention has no"),
+        (lambda: to_linen(heads(position="relative_key")), "additive or relative attention has no"),
         (lambda: from_linen({"Dense_0": {}}), "not those of multi-head attention"),
+        (lambda: from_linen({**to_linen(heads()), "query": {}}), "not those of multi-head"),
+        *[
+            (lambda name=name: from_linen({**to_linen(heads()), name: {}}), "normalize_qk=True")
+            for name in ("query_ln", "key_ln")
+        ],
         (lambda: adapters.attention_to_nnx(heads(), wider), "other shapes"),
     )
 

@@ -159,11 +159,6 @@ def test_linen_examples_of_an_inner_vmap_are_a_batch_and_so_are_frames():
     np.testing.assert_allclose(scalars["attention_entropy"], entropy, rtol=1e-5)
 
 
-jax.tree_util.register_pytree_node(
-    Sequence, lambda m: ((m.layers,), None), lambda _, children: Sequence(*children)
-)
-
-
 def test_gradients_of_the_scalars_are_zero():
     model = nnx.MultiHeadAttention(H, D, decode=False, rngs=nnx.Rngs(0))
 

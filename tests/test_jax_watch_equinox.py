@@ -140,3 +140,22 @@ def test_equinox_batches_and_losses_by_a_call():
         reads.append(x)
         x = jax.vmap(lambda x, layer=layer: layer(x, x, x))(x)
     check_scalars(scalars, monitor_layers(reads, [None] * L))
+
+
+def test_functions_among_blocks_are_measured_by_the_tokens_they_read():
+    """Each by its first argument that is tokens; what reads none is not measured."""
+    pytest.importorskip("equinox")
+    model = Sequence(
+        [
+            lambda x, y, z: 2.0 * x + 1.0,
+            functools.partial(lambda scale, x, y, z: scale * x, 3.0),
+            lambda x, y, z: x - y.mean(axis=-2, keepdims=True),
+        ]
+    )
+    out, scalars = jax_watch.equinox_monitored(model, X, blocks=lambda m: m.layers)
+    reads = [X, 2 * X + 1, 6 * X + 3]
+    np.testing.assert_array_equal(out, model(X))
+    check_scalars(scalars, monitor_layers(reads, [None] * L))
+    single = Sequence([lambda x, y, z: x[0], lambda x, y, z: x])
+    one, few = jax_watch.equinox_monitored(single, X[0], blocks=lambda m: m.layers)
+    assert one.shape == (D,) and few["residual_ratio"].shape == (1,)

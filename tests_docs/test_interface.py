@@ -105,7 +105,7 @@ def test_a_wrong_attribute_is_answered_with_the_right_one(guess, answer):
     ("guess", "answer"),
     [
         (lambda: rc.profile(HIDDEN, measures="residual"), "nearest: 'residual_ratio'"),
-        (lambda: rc.variant(CONFIG, "san"), r"'san' is a network, .*: rc.san\("),
+        (lambda: rc.variant(CONFIG, "san"), r"'san' is a network, .*: use rc.san\("),
         (lambda: rc.variant(CONFIG, "SAN+skip"), r"variant 'SAN\+skip' is not one of"),
         (lambda: rc.variant(CONFIG, "shapd"), "nearest: 'shaped'"),
         (lambda: rc.design(CONFIG, "postt"), "nearest: 'post'"),

@@ -54,11 +54,13 @@ def published_targets(
     published = published_curves(settings, depth - 1).get("pretrained")
     if published is None:
         raise ValueError(
-            f"no curve of {settings.get('model_type')} with {depth - 1} layers of this width was "
-            f"published; of {', '.join(PUBLISHED)} there are some"
+            f"no curve was published for {settings.get('model_type')} with {depth - 1} layers of "
+            f"this width, only for {', '.join(PUBLISHED)}"
         )
     if count < 2:
-        raise ValueError("one text has no spread: the tolerance of the published curves needs two")
+        raise ValueError(
+            "one text has no spread; the tolerance of the published curves needs two texts"
+        )
     # Here: it takes a second, which `--help` need not.
     from scipy import special
 

@@ -49,7 +49,9 @@ def compare_runs(run: str, device: Path, cpu: Path) -> Difference:
     for name, values in ours.items():
         reference = theirs[name]
         if values.shape != reference.shape:
-            raise ValueError(f"{run}: {name} is {values.shape} and {reference.shape}")
+            raise ValueError(
+                f"{run}: {name} has shape {values.shape} in {device} and {reference.shape} in {cpu}"
+            )
         difference = largest_difference(values, reference)
         equal += difference == 0
         if not difference <= worst:  # NaN too

@@ -18,7 +18,7 @@ from experiments.collapse.cubic_law import measured_constant
 from experiments.lab import Finding, labelled
 from experiments.verdicts import Comparison, Row, cases_row, power_law_wins, show_ratio
 from rank_collapse.pretrained.published import PUBLISHED, published_curves
-from rank_collapse.report.wording import power_of_ten
+from rank_collapse.report.wording import power_of_ten, words
 
 PUBLISHED_NAMES = {
     "san": "SAN",
@@ -121,7 +121,7 @@ def bound_claims(key: str, variant: str, results: xr.Dataset) -> Iterator[Row]:
     is_covered = results.admissible.notnull().any(["seed", "layer"])
     for point, count in labelled.iterate_points(count_above(admissible, "log10_published_bound")):
         if is_covered.sel(point):
-            text = f"layers of {variant}, {labelled.describe_point(point)}"
+            text = f"layers of {words(variant)}, {labelled.describe_point(point)}"
             total = int(cases.sel(point))
             yield cases_row(key, text, int(count), total, results.sizes["seed"])
 
@@ -191,7 +191,9 @@ def compare_results(results: xr.Dataset) -> Iterator[Comparison]:
         f"residual ratio after {depth} layers", end.ratio, published, note, show
     )
     yield from labelled.compare_means("log10 of the residual at the last layer", end.log10_residual)
-    yield from labelled.compare_means("the same in plain arithmetic", end.plain_log10_residual)
+    yield from labelled.compare_means(
+        "log10 of the residual at the last layer, in plain arithmetic", end.plain_log10_residual
+    )
     # What follows is of networks without skips.
     results = without_skips(results)
     if "admissible" in results:
@@ -208,8 +210,9 @@ def compare_results(results: xr.Dataset) -> Iterator[Comparison]:
         free = free.where(tightness.notnull().any(["bound", "layer"]))
         text = "layers above a bound that needs no condition (derived here)"
         yield from labelled.compare_means(text, free, 0, source="bound")
-        text = "powers of ten above what is bounded, median over layers"
-        yield from labelled.compare_means(text, tightness.median("layer"))
+        text = "powers of ten above the bounded quantity, median over layers"
+        in_words = tightness.assign_coords(bound=[*TIGHTNESS.values()])
+        yield from labelled.compare_means(text, in_words.median("layer"))
     if "log10_c" not in results:
         return
     # The law is that of networks without skips, its closed form that of attention alone.
@@ -224,7 +227,7 @@ def compare_results(results: xr.Dataset) -> Iterator[Comparison]:
                 lambda p: measured_constant(p).log10_c_eff, network[profile], "layer"
             )
             theorem = network.log10_c.isel(layer=-1).mean("seed")
-            text = f"log10 c_eff of the 3^L law of {name}, beside the theorem's"
+            text = f"log10 of the constant of the 3^L law, {name}"
             yield from labelled.compare_means(text, c, theorem, source="theorem")
 
 

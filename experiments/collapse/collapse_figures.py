@@ -8,6 +8,7 @@ import xarray as xr
 from experiments.lab import labelled
 from rank_collapse.measures.rounding import rounding_limit
 from rank_collapse.report import figures
+from rank_collapse.report.wording import name_axis
 
 # {measure: what it is the tightness of}
 TIGHTNESS = {
@@ -205,7 +206,7 @@ def bounds_and_constant_figure(results: xr.Dataset) -> figures.Figure | None:
             constant_ax.axhline(theorem, linestyle=":", **style)
     name = networks[0][0] if len(networks) > 1 else ""
     title = ": ".join(filter(None, ("bounds of one layer", name)))
-    bounds_ax.set(ylabel="powers of ten above what is bounded")
+    bounds_ax.set(ylabel="powers of ten above the bounded quantity")
     bounds_ax.set_title(title, fontsize=8 if name else None)
     constant_ax.set(
         ylabel=r"$\Lambda_l = \log_{10}\|\mathrm{res}(X^l)\| \,/\, 3^l$", title=r"$3^l$ law"
@@ -251,7 +252,7 @@ def sweep_figure(results: xr.Dataset, swept: str) -> figures.Figure | None:
     for ax in axes.flat:
         ax.set_title(ax.get_title(), fontsize=8)
     handles = axes[0, -1].get_legend_handles_labels()
-    fig.legend(*handles, title=swept.replace("_", " "), loc="outside right center")
+    fig.legend(*handles, title=name_axis(swept), loc="outside right center")
     return fig
 
 
@@ -269,6 +270,5 @@ def mlp_gain_figure(results: xr.Dataset) -> figures.Figure | None:
         ax.axhline(0, color="#555555", lw=0.9, ls="--")
         ax.set_xscale("log", base=2)
         ax.set_xticks(raised.mlp_gain.values, [f"{gain:g}" for gain in raised.mlp_gain.values])
-        ax.set_xlabel("gain of the MLPs")
     axes[0, 0].set_ylabel("Λ with MLPs − Λ of attention alone\n(above 0: slower, below: faster)")
     return fig

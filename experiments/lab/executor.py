@@ -224,7 +224,7 @@ class Executor(contextlib.ExitStack):
             is_beyond = saved > count and not self._options.flags.grows
             if any(shape[:1] != (saved,) for shape in shapes) or is_beyond:
                 raise damaged_file_error(
-                    self.run.path / "arrays.npz", f"{cell} is not of {count} seeds"
+                    self.run.path / "arrays.npz", f"{cell} does not have {count} seeds"
                 )
             missing += [(cell, seed) for seed in range(saved, count)]
         return missing

@@ -46,7 +46,7 @@ class Options(Mapping[str, FlagValue]):
 
     def __setattr__(self, name: str, value: object) -> None:
         """Refuses any change."""
-        raise AttributeError(f"options do not change: {name}={value!r}")
+        raise AttributeError(f"options cannot be changed: {name}={value!r}")
 
     def __getitem__(self, name: str) -> FlagValue:
         return self._values[name]

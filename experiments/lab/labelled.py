@@ -21,7 +21,7 @@ from experiments.lab.flags import FlagValue
 from experiments.verdicts import Comparison, Row, TableRow, finite_or_none, make_row
 from rank_collapse.report import figures
 from rank_collapse.report.intervals import mean_interval
-from rank_collapse.report.wording import WORDS
+from rank_collapse.report.wording import describe_value, name_axis
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -145,12 +145,7 @@ def drop_single_axes(values: Labelled, but: Sequence[str] = ()) -> Labelled:
 
 def describe_point(point: Mapping[str, FlagValue]) -> str:
     """Describes a point {axis: value} in words: "Post-LN, weight scale 0.55"."""
-    words = []
-    for flag, value in point.items():
-        text = f"{value:g}" if isinstance(value, float) else str(value)
-        text = f"{flag.replace('_', ' ')} {text}"
-        words.append(WORDS.get(text, WORDS.get(value, text)))
-    return ", ".join(words)
+    return ", ".join(describe_value(axis, value) for axis, value in point.items())
 
 
 def statement_rows(
@@ -272,13 +267,13 @@ def plot_facets(
     for ax, (point, panel) in zip(axes.flat, iterate_points(values, "seed", hue, x), strict=False):
         curves = list(iterate_points(panel, "seed", x))
         label_step = -(-len(curves) // MOST_LABELS)
-        for index, (label, curve) in enumerate(curves):
+        for index, (coordinates, curve) in enumerate(curves):
             if curve.notnull().any():
-                name = "".join(describe_point({"": v}).strip() for v in label.values())
+                name = "".join(describe_value("", v) for v in coordinates.values())
                 name = "" if index % label_step else name
                 seeds = curve.transpose("seed", x)
                 draw(ax, curve[x].values, seeds.values, name, index, **style(index, len(curves)))
-        ax.set(xlabel=x, title=describe_point(point))
+        ax.set(xlabel=name_axis(x), title=describe_point(point))
         figures.integer_ticks(ax)
     for row in axes if ylabel else ():
         row[0].set_ylabel(ylabel)
@@ -318,4 +313,4 @@ def plot_axes(rows: Sequence[TableRow], axes: Sequence[str], column: str):
         values = values.expand_dims("seed")
     if count_panels(values, x, hue) > MOST_PANELS:
         return None
-    return plot_facets(values, x, hue, ylabel=column, sharey=True)[0]
+    return plot_facets(values, x, hue, ylabel=name_axis(column), sharey=True)[0]

@@ -62,18 +62,37 @@ def start_workers(jobs: int, scheduler: str | None = None) -> Iterator[futures.E
             raise RunError(f"--scheduler={scheduler}: {reason}") from error
         return
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # threads of several processes spin
+    start_resource_tracker()
     spawn = multiprocessing.get_context("spawn")
     pool = futures.ProcessPoolExecutor(jobs, spawn, begin_worker)
     try:
         yield pool
     except BrokenProcessPool as error:
         progress.raise_if_stopped()
-        raise RunError("a worker was ended (out of memory?): fewer --jobs take less") from error
+        raise RunError(
+            "a worker process was killed, perhaps for lack of memory; fewer --jobs need less"
+        ) from error
     finally:
         if progress.stop_requested():
             for process in multiprocessing.active_children():
                 process.terminate()
         pool.shutdown(cancel_futures=True)
+
+
+def start_resource_tracker() -> None:
+    """Starts the process of Python that removes the semaphores of a process that ends at once.
+
+    It removes them without a warning: a second signal ends this process before it can.
+    """
+    earlier = os.environ.get("PYTHONWARNINGS")
+    silent = "ignore:resource_tracker:UserWarning"
+    os.environ["PYTHONWARNINGS"] = f"{earlier},{silent}" if earlier else silent
+    try:
+        resource_tracker.ensure_running()
+    finally:
+        del os.environ["PYTHONWARNINGS"]
+        if earlier is not None:
+            os.environ["PYTHONWARNINGS"] = earlier
 
 
 def submit_work(pool: futures.Executor, work: Callable, *arguments: Any) -> futures.Future:
@@ -196,7 +215,7 @@ def module_name(experiment: object) -> str:
     for name in (f"run_{experiment}", str(experiment)):
         if name in modules and name.startswith(("run_", "check_")):
             return f"experiments.{name}"
-    raise ValueError(f"{experiment!r} is the name of no experiment")
+    raise ValueError(f"{experiment!r} is not the name of an experiment")
 
 
 def measure_points(

@@ -72,7 +72,7 @@ def run_until_decided(main: Callable[[Flags], Run], options: Flags) -> Run:
     """
     budget = options.counts.replace("num_", "max_")
     if options[options.counts].present:
-        raise ValueError(f"--until=decided takes --{budget} in place of --{options.counts}")
+        raise ValueError(f"--until=decided needs --{budget} instead of --{options.counts}")
     noun, arrays = options.counts.removeprefix("num_"), run_path(options) / "arrays.npz"
     previous = 0
     for num_draws in verdicts.list_rounds(verdicts.PROTOCOL.rounds, options[budget].value):
@@ -123,7 +123,7 @@ def judge(num_draws: int, rows: Sequence[verdicts.Row], options: Flags) -> Round
         num_joint[key] = len(settings)
         judged[key] = verdicts.judge_rows(group, statement, num_joint[key])
     if not judged:
-        raise ValueError("--until=decided: with these flags no statement is tested")
+        raise ValueError("--until=decided needs a statement, but these flags test none")
     return Round(num_draws, judged, num_joint)
 
 
@@ -173,7 +173,9 @@ def extend_part(
     saved = run.part(part) or {}
     sizes = {len(values) for values in saved.values()} or {0}
     if len(sizes) > 1:
-        raise damaged_file_error(run.path / "arrays.npz", f"{part} is not of one number of draws")
+        raise damaged_file_error(
+            run.path / "arrays.npz", f"the arrays of {part} differ in the number of draws"
+        )
     (start,) = sizes
     if start < count:
         run.check_writable(part)

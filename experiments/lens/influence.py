@@ -83,7 +83,9 @@ def draw_probe(
         ValueError: A text of one token.
     """
     if min(counts) < 2:
-        raise ValueError(f"text {int(np.argmin(counts))} has fewer than 2 tokens: none is later")
+        raise ValueError(
+            f"text {int(np.argmin(counts))} has fewer than 2 tokens, so none is later than another"
+        )
     draws = [np.random.default_rng([seed, i]) for i in range(len(counts))]
     bounds = [(count // 4, max(count // 4 + 1, count // 2)) for count in counts]
     position = np.array([draw.integers(*pair) for draw, pair in zip(draws, bounds, strict=True)])

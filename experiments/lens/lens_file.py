@@ -32,7 +32,7 @@ def check_possible(max_tokens: int) -> None:
     if max_tokens < FIRST + 2:
         raise ValueError(f"--lens_folder needs --max_tokens={FIRST + 2} or more, not {max_tokens}")
     if importlib.util.find_spec("torch") is None:
-        raise ValueError("--lens_folder needs PyTorch, whose format the files have")
+        raise ValueError("--lens_folder needs PyTorch, because the files are in its format")
 
 
 def sum_jacobians(
@@ -90,7 +90,7 @@ def mean_jacobians(
         if is_valid.any():
             total, count = total + np.asarray(compute(params, ids, is_valid), np.float64), count + 1
     if not count:
-        raise ValueError(f"no text has {FIRST + 2} tokens, the fewest that a lens can be made of")
+        raise ValueError(f"no text has {FIRST + 2} tokens, which a lens needs")
     return total / count, count
 
 

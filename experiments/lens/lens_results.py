@@ -19,6 +19,11 @@ EARLY = 0.13  # share of the layers after whose state the paths of statements st
 MOST = 3  # attentions; a network must have more after that state, or nothing could be longer
 PLACE = {"direction": "random", "position": "later"}  # of statements
 AXES = ("start", "network", "seed", "direction", "position")
+DIRECTIONS = {
+    "random": "random direction",
+    "state": "direction of the state",
+    "next": "direction of the next token",
+}
 SUMMARIES = {
     "mean_length_frozen": "mean length, frozen",
     "mean_length_exact": "mean length, exact",
@@ -116,7 +121,7 @@ def compare_results(results: xr.Dataset, networks: Sequence[Network]) -> Iterato
             is_early = point["start"] == EARLY
             names = SUMMARIES if is_random and is_early else ("cosine",)
             place = f"{network.label}, from {point['start']:.0%} of the layers, "
-            place += f"{point['position']} tokens, {point['direction']}"
+            place += f"{point['position']} tokens, {DIRECTIONS[point['direction']]}"
             for name in names if is_random or is_early else ():
                 draws = values[name].dropna("seed").values
                 if not draws.size:

@@ -21,7 +21,7 @@ def short_paths_figure(results: xr.Dataset, task: TrainedTask):
     sets = largest_sets(shares).dropna("path_length", how="all").transpose("seed", ...)
     label = f"{int(sets.num_paths)} sampled paths of length k"
     figures.band(ax, sets.path_length, sets, label, 1)
-    levels = ((shares.whole, "whole network", "-"), (shares.baseline, "guess", "--"))
+    levels = ((shares.whole, "full model", "-"), (shares.baseline, "guess", "--"))
     for value, text, dashes in levels:
         ax.axhline(float(value.mean()), label=text, color="#555555", linestyle=dashes, lw=1)
     ax.set(xlabel="path length k, in layers", ylabel="accuracy", ylim=(0, 1.02), title=task.title)
@@ -52,10 +52,10 @@ def paths_figure(results: xr.Dataset, task: TrainedTask):
             linewidth=1.0,
         )
     curves = (
-        (sampled_ax, shares.exact, "all paths of length k, attention of the whole"),
+        (sampled_ax, shares.exact, "all paths of length k, attention of the full model"),
         (lengths_ax, shares.truncated, "paths up to k, attention recomputed"),
-        (lengths_ax, shares.up_to, "lengths 0 to k, attention of the whole"),
-        (lengths_ax, shares["from"][:, ::-1], "lengths L−k to L, attention of the whole"),
+        (lengths_ax, shares.up_to, "lengths 0 to k, attention of the full model"),
+        (lengths_ax, shares["from"][:, ::-1], "lengths L−k to L, attention of the full model"),
     )
     lengths = shares.path_length.values
     for index, (ax, values, label) in enumerate(curves, sets.sizes["num_paths"]):
@@ -64,13 +64,13 @@ def paths_figure(results: xr.Dataset, task: TrainedTask):
     best = max(BASELINES, key=lambda name: float(shares[name].mean()))
     baseline = float(shares[best].mean())
     measured = [
-        (whole_accuracy, f"whole model ({whole_accuracy:.2f})", "black", "-"),
+        (whole_accuracy, f"full model ({whole_accuracy:.2f})", "black", "-"),
         (baseline, f"{best} ({baseline:.2f})", "dimgray", "--"),
         (offset, f"no path: biases alone ({offset:.2f})", "firebrick", "-."),
     ]
     published = [
         (task.published[key], f"{label}, published ({task.published[key]:g})", "tab:gray", ":")
-        for key, label in (("whole", "whole model"), ("baseline", "baseline"))
+        for key, label in (("whole", "full model"), ("baseline", "baseline"))
     ]
     for ax, levels in ((sampled_ax, measured + published), (lengths_ax, measured)):
         for value, label, color, style in levels:
@@ -97,7 +97,7 @@ def shares_figure(results: xr.Dataset, task: TrainedTask):
     panels = (
         (
             np.stack([shares.baseline, shares.offset, shares.whole], axis=1),
-            ["best\nbaseline", "offset:\nno path", "whole\nmodel"],
+            ["best\nbaseline", "offset:\nno path", "full\nmodel"],
             "token accuracy",
         ),
         (shares.shapley.values, lengths, "Shapley value of the accuracy"),
@@ -119,7 +119,7 @@ def shares_figure(results: xr.Dataset, task: TrainedTask):
     ratio = float(shares.cancellation.mean())
     total = float(shares.shapley.sum("path_length").mean())
     axes[0, 2].set_title(rf"$\Sigma\,\|C_k\| \,/\, \|Y\|$ = {ratio:.2f}")
-    axes[0, 1].set_title(f"sum {total:.2f}: whole model less offset")
+    axes[0, 1].set_title(f"sum {total:.2f}: full model minus offset")
     axes[0, 0].set_title("what the biases carry")
     fig.suptitle(f"{task.title}, {count_seeds(shares)}")
     return fig

@@ -23,7 +23,7 @@ CLAIM = (
     "In a network with 6 layers and skips, short paths alone nearly reach the accuracy of the full "
     "model. The accuracy of a path falls with its length (section 4.2)."
 )
-# Whose attention, norms and gates: the whole model's ("frozen"), or the truncated network's own.
+# Whose attention, norms and gates: the full model's ("frozen"), or the truncated network's own.
 SEMANTICS = dict.fromkeys(("offset", "exact", "up_to", "from", "shapley"), "frozen")
 SEMANTICS |= {"truncated": "self-consistent", "sampled": "recomputed"}
 PLACES = ("num_paths", "path_length", "repeat")  # axes of an evaluation but seeds and metrics
@@ -162,20 +162,20 @@ def compare_results(results: xr.Dataset, task: TrainedTask) -> Iterator[Comparis
         format_interval(mean_with_interval(shares[n], share=True)) for n in ("whole", "offset")
     )
     yield Comparison(
-        "token accuracy of the whole model",
+        "token accuracy of the full model",
         whole_accuracy,
         task.published["whole"],
         "published: a constant in the plotting code, of the paper's data and epochs",
     )
     best = max(float(shares[name].mean()) for name in BASELINES)
     yield Comparison("best baseline, measured on the data", best, task.published["baseline"])
-    yield from labelled.compare_means("without longer paths, self-consistent", shares.truncated)
-    note = "biases divided by the whole model's σ carry this much of the answer: whether short "
-    note += "paths suffice is what the lines without longer paths test"
+    yield from labelled.compare_means("accuracy without longer paths", shares.truncated)
+    note = "the biases divided by the full model's σ give this accuracy; the rows without longer "
+    note += "paths test whether short paths suffice"
     yield Comparison("frozen biases alone, without a path", offset, note=note)
     by_length = shares.sampled.mean(["seed", "repeat"])
     yield from labelled.compare_means(
-        "best length", by_length.idxmax("path_length").expand_dims("seed")
+        "path length of the highest accuracy", by_length.idxmax("path_length").expand_dims("seed")
     )
 
 

@@ -64,9 +64,9 @@ def make_configs(options: Options) -> dict[Case, rc.TransformerConfig]:
     check_names(options, "designs", rc.network.DESIGNS)
     depths = sorted(set(options.depths))
     if len(depths) < 2:
-        raise ValueError(f"--depths={','.join(map(str, depths))} is fewer than two depths")
+        raise ValueError(f"--depths={','.join(map(str, depths))} has fewer than two depths")
     if not options.update_size > 0:
-        raise ValueError(f"--update_size={options.update_size} is no update of the weights")
+        raise ValueError(f"--update_size={options.update_size} does not change the weights")
     configs = {}
     for name, depth in itertools.product(options.designs, depths):
         config = rc.design(base_config(options, depth), name, learned=False)

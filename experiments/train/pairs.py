@@ -39,8 +39,8 @@ def read_pairs(task: str, data_dir: str, count: int) -> list[tuple[str, str]]:
     path = Path(data_dir) / "train.tsv"
     if not path.exists():
         raise FileNotFoundError(
-            f"{path} does not exist: GLUE's RTE task has one (index, sentence1, sentence2, label; "
-            "tab separated)"
+            f"{path} does not exist: take it from GLUE's RTE task (index, sentence1, sentence2, "
+            "label; tab separated)"
         )
     table = read_table(path)
     missing = [c for c in ("sentence1", "sentence2") if c not in table]

@@ -31,7 +31,7 @@ def make_examples(
     Source: Dong et al. 2021, section 4.2.
     """
     if not repeats and seq_len > num_letters:
-        raise ValueError(f"seq_len={seq_len} distinct letters do not exist among {num_letters}")
+        raise ValueError(f"seq_len={seq_len} is more than the {num_letters} distinct letters")
     if repeats:
         letters = jax.random.randint(key, (num_examples, seq_len), 0, num_letters)
     else:
@@ -63,7 +63,9 @@ def make_sorting_task(options: Options) -> TrainedTask:
     """
     letters, tokens, repeats = options.num_labels, options.num_tokens, not options.no_repeat
     if not repeats and tokens > letters:
-        raise ValueError(f"--no_repeat: num_tokens={tokens} out of num_labels={letters} letters")
+        raise ValueError(
+            f"--no_repeat needs num_tokens={tokens} to be at most num_labels={letters}"
+        )
     embedding = rc.EmbeddingConfig(
         vocab_size=letters,
         d_embed=options.d_model,

@@ -60,7 +60,7 @@ class _TensorUnpickler(pickle.Unpickler):
             return lambda *arguments: _Tensor(*arguments[:4])
         if module == "torch" and name in _STORAGES:
             return _STORAGES[name]
-        raise pickle.UnpicklingError(f"{module}.{name} is no tensor")
+        raise pickle.UnpicklingError(f"{module}.{name} is not a tensor")
 
     def persistent_load(self, entry: tuple[str, ...]) -> _Stored:
         """Returns the place of a storage: its dtype, key and number of values."""

@@ -112,7 +112,7 @@ def read_sizes(path: str | os.PathLike, entries: JsonObject) -> JsonObject:
         ValueError: Another architecture; a size that is missing or not a size.
     """
     architecture = entries.get("general.architecture")
-    text = f"{path}: general.architecture={quote_value(architecture)} is not read, only"
+    text = f"{path}: general.architecture={quote_value(architecture)} is not supported, only"
     refuse_if(architecture != ARCHITECTURE, f"{text} {ARCHITECTURE!r}")
     words = entries.get("tokenizer.ggml.tokens")
     refuse_if(not words, f"{path} has no tokenizer.ggml.tokens")
@@ -124,14 +124,16 @@ def read_sizes(path: str | os.PathLike, entries: JsonObject) -> JsonObject:
         value = entries.get(full, defaults.get(key))
         refuse_if(value is None and key not in _WIDTHS, f"{path} has no {full}")
         is_size = value is None or (isinstance(value, int | float) and value > 0)
-        refuse_if(not is_size, f"{path}: {full}={quote_value(value)} is not read, only one number")
+        refuse_if(
+            not is_size,
+            f"{path}: {full}={quote_value(value)} is not supported, only one number above 0",
+        )
         sizes[name] = value
     width = sizes["attention.key_length"] or sizes["hidden_size"] // sizes["num_attention_heads"]
     for key in _WIDTHS:
         value = sizes.pop(key)
-        text = (
-            f"{path}: {ARCHITECTURE}.{key}={value} is not read, only {width}, the width of a head"
-        )
+        only = f"only {width}, the width of a head"
+        text = f"{path}: {ARCHITECTURE}.{key}={value} is not supported, {only}"
         refuse_if(value not in (None, width), text)
     return sizes | {"head_dim": width}
 
@@ -149,13 +151,13 @@ def check_entries(path: str | os.PathLike, entries: JsonObject, config: JsonObje
     """
     read = {f"{ARCHITECTURE}.{key}" for key in (*_SIZES.values(), *_WIDTHS)}
     for name in ("tokenizer.ggml.model", "tokenizer.ggml.pre", "tokenizer.ggml.merges"):
-        refuse_if(name not in entries, f"{path} has no {name}: its tokenizer is not known")
+        refuse_if(name not in entries, f"{path} has no {name}: its tokenizer is unknown")
     for name, value in entries.items():
         if name in read or name == "general.architecture" or _IGNORED.fullmatch(name):
             continue
         only = f", only {_NEUTRAL[name]!r}" if name in _NEUTRAL else ""
         is_neutral = name in _NEUTRAL and value == _NEUTRAL[name]
-        refuse_if(not is_neutral, f"{path}: {name}={quote_value(value)} is not read{only}")
+        refuse_if(not is_neutral, f"{path}: {name}={quote_value(value)} is not supported{only}")
 
 
 def _name_tensor(path, name):
@@ -168,7 +170,7 @@ def _name_tensor(path, name):
     match = _TENSOR.fullmatch(name)
     layer, kind = match.groups() if match else (None, "")
     names = _OUTSIDE if layer is None else _LAYER
-    refuse_if(kind not in names, f"{path}: tensor {quote_value(name)} is not read")
+    refuse_if(kind not in names, f"{path}: tensor {quote_value(name)} is not supported")
     place = "" if layer is None else f"model.layers.{layer}."
     return f"{place}{names[kind]}.weight", kind
 

@@ -53,7 +53,9 @@ def load_networks(options: Options, num_texts: int) -> list[Network]:
             read.
     """
     if options.flags.grows and not options.text:
-        raise ValueError("--until=decided needs --text: the shipped one has few texts")
+        raise ValueError(
+            "--until=decided needs --text: the file that comes with the package has too few texts"
+        )
     folder = Path(options.folder)
     if not folder.is_dir():
         advice = "python -m experiments.trained_weights makes it"

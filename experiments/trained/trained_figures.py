@@ -11,14 +11,9 @@ from experiments.trained.trained_results import Arrays, length_laws, needed_leng
 from rank_collapse.pretrained import PUBLISHED, published_curves
 from rank_collapse.report import figures
 from rank_collapse.report.path_lengths import plot_length_laws
+from rank_collapse.report.wording import words
 
-TITLES = dict(
-    zip(
-        ABLATED,
-        ("attention alone", "attention and MLPs", "attention and skips", "whole network"),
-        strict=True,
-    )
-)
+TITLES = {name: words(variant) for name, variant in ABLATED.items()}
 
 LOGARITHMIC = dict.fromkeys(("alone", "mlps"), lambda logs: logs)
 
@@ -55,11 +50,11 @@ def trained_figure(results: Mapping[str, Arrays], networks: list[Network]) -> fi
         if "paths/loss" in arrays:
             excess = arrays["paths/loss_recomputed"] - arrays["paths/loss"][:, None]
             figures.band(loss_ax, arrays["paths/lengths"][0], excess, network.label, index)
-    logarithmic(residual_ax, title="attention alone (solid), whole network (dashed)")
+    logarithmic(residual_ax, title="attention alone (solid), full model (dashed)")
     loss_ax.set(
         title="loss without longer paths",
         xlabel="longest path: at most k heads",
-        ylabel="loss above the whole network's, nats",
+        ylabel="loss above the full model's, nats",
     )
     figures.integer_ticks(loss_ax)
     for ax in (residual_ax, loss_ax):

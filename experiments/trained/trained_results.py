@@ -7,11 +7,12 @@ import numpy as np
 import rank_collapse as rc
 from experiments.lab import Finding
 from experiments.trained.opened_networks import Network
-from experiments.trained.text_measures import AS_PUBLISHED
+from experiments.trained.text_measures import ABLATED, AS_PUBLISHED
 from experiments.verdicts import Comparison, Row, TableRow, cases_row, make_row
 from experiments.verdicts.share_intervals import share_interval
 from rank_collapse.pretrained.report import compute_length_laws
 from rank_collapse.report.intervals import Interval, mean_interval
+from rank_collapse.report.wording import words
 
 LOSS, RIGHT = 0.05, 0.02  # nats, share of tokens: within which short paths suffice
 LARGE, TIMES, SINK = 100, 1000, 0.3  # Sun et al. 2024; Gu et al. 2025
@@ -42,8 +43,8 @@ def text_measures(arrays: Arrays, config: rc.TransformerConfig) -> dict[str, np.
         config: The network.
     """
     numbers = {
-        f"log10 residual ratio, {name}, last layer over input": change
-        for name, change in ratio_changes(arrays).items()
+        f"log10 residual ratio, {name_ablation(ablation)}, last layer over input": change
+        for ablation, change in ratio_changes(arrays).items()
     }
     numbers["rate of attention alone"] = final_rate(arrays["log10_residual/alone"])
     numbers["rate with MLPs"] = final_rate(arrays["log10_residual/mlps"])
@@ -58,8 +59,8 @@ def text_measures(arrays: Arrays, config: rc.TransformerConfig) -> dict[str, np.
         "share of heads with a sink anywhere": (most_attended > SINK).mean(axis=(1, 2)),
         "largest entry": arrays["spikes/largest"].max(axis=1),
         "largest entry over the median": over_median.max(axis=1),
-        "layer of it": over_median.argmax(axis=1),
-        "token of it": arrays["spikes/spike_token"][
+        "layer of the largest ratio of entry to median": over_median.argmax(axis=1),
+        "token of the largest ratio of entry to median": arrays["spikes/spike_token"][
             range(len(over_median)), over_median.argmax(axis=1)
         ],
     }
@@ -73,12 +74,18 @@ def text_measures(arrays: Arrays, config: rc.TransformerConfig) -> dict[str, np.
     numbers["length of most paths"] = np.full(len(over_median), counts.argmax())
     numbers["length of the largest residual"] = arrays["paths/log10_residual"].argmax(axis=1)
     for name, text in {"loss": "loss, nats", "right": "share of right tokens"}.items():
-        numbers[f"{text}, whole network"] = arrays[f"paths/{name}"]
+        numbers[f"{text}, full model"] = arrays[f"paths/{name}"]
         for kind in ("frozen", "recomputed"):
             values = arrays[f"paths/{name}_{kind}"].T
             for k, measure in zip(arrays["paths/lengths"][0], values, strict=True):
                 numbers[f"{text}, up to {k} heads, {kind}"] = measure
     return numbers
+
+
+def name_ablation(ablation: str) -> str:
+    """Puts an ablation in words: "attention and MLPs, as published"."""
+    name, *reading = ablation.split(", ")
+    return ", ".join([words(ABLATED[name]), *reading])
 
 
 def ratio_changes(arrays: Arrays) -> dict[str, np.ndarray]:
@@ -176,7 +183,7 @@ def judge_claims(results: Mapping[str, Arrays], networks: Sequence[Network]) -> 
         if "paths/loss" in arrays:
             short = f"up to {config.depth // 4} heads, recomputed"
             name, unit = ("loss, nats", LOSS) if causal else ("share of right tokens", -RIGHT)
-            excess = measures[f"{name}, {short}"] - measures[f"{name}, whole network"]
+            excess = measures[f"{name}, {short}"] - measures[f"{name}, full model"]
             draws["trained short suffice"] = excess / unit
             largest = measures["length of the largest residual"]
             draws["trained short at first"] = largest - measures["length of most paths"]
@@ -210,7 +217,7 @@ def judge_ablations(label: str, arrays: Arrays, causal: bool) -> list[Row]:
     changes, rows = ratio_changes(arrays), []
     readings = {"": label}
     if "skips" + AS_PUBLISHED in changes:
-        readings = {"": f"{label}, as the text has it", AS_PUBLISHED: f"{label}{AS_PUBLISHED}"}
+        readings = {"": f"{label}, as the text says", AS_PUBLISHED: f"{label}{AS_PUBLISHED}"}
     for reading, setting in readings.items():
         attention_alone, skips = changes["alone" + reading], changes["skips" + reading]
         draws = {

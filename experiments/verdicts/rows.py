@@ -44,7 +44,11 @@ class Evidence(NamedTuple):
     outside: tuple[np.ndarray, ...]
 
     def log_p(self) -> tuple[float, float]:
-        """Computes ln p of "not within" and of "not outside" after all draws."""
+        """Computes ln p of "not within" and of "not outside" after all draws.
+
+        "Within" needs all its conditions, so its p is the largest of theirs. "Outside" needs one,
+        so its p is the least of theirs times their number (Bonferroni).
+        """
         within, outside = ([_last(log_p_values(a)) for a in side] for side in self)
         return max(within), min(0.0, min(outside) + math.log(len(outside)))
 

@@ -36,7 +36,9 @@ def share_interval(values: Iterable[float | int], level: float = 0.95) -> Interv
     numbers = [float(v) for v in values]
     values = [min(max(v, 0.0), 1.0) for v in numbers]
     for number, share in zip(numbers, values, strict=True):
-        refuse_if(not abs(number - share) < 1e-5, f"{number:g} is not in [0, 1], as a share is")
+        refuse_if(
+            not abs(number - share) < 1e-5, f"{number:g} is not a share, a number from 0 to 1"
+        )
     if not values:
         return Interval(0.0, 1.0)
     if all_equal(values) or {*values} <= {0.0, 1.0}:

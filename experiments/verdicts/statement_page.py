@@ -119,8 +119,8 @@ def render(
 
 
 def comparison_line(row: Comparison) -> str:
-    """Writes "whole model: 0.98, beside 0.9; note"."""
-    published = "" if row.published is None else f", beside {format_number(row.published)}"
+    """Writes "full model: 0.98, compared with 0.9; note"."""
+    published = "" if row.published is None else f", compared with {format_number(row.published)}"
     note = f"; {row.note}" if row.note else ""
     return f"{row.quantity}: {format_number(row.measured)}{published}{note}"
 
@@ -172,7 +172,7 @@ def _comparison_table(comparisons):
         table += f'<tr><td>{escape_html(c.quantity)}</td><td class="number">'
         table += f"{escape_html(format_number(c.measured))}</td>{published}"
         table += f"<td>{escape_html(c.note)}</td></tr>"
-    title = "Numbers" + ", beside published ones" * has_published
+    title = "Numbers" + ", with published ones" * has_published
     return title, wrap_wide(f"<table>{table}</table>")
 
 

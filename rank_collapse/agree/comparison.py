@@ -121,7 +121,7 @@ def compare_recordings(
     for recording in (first, second):
         if recording.ignored:
             names = ", ".join(map(str, recording.ignored[:8]))
-            remarks.append(f"{recording.path.name} has other arrays, which are not read: {names}")
+            remarks.append(f"other arrays of {recording.path.name} are not read: {names}")
     if (faults or embedding_kind) and rounding.products < min(_PRODUCTS.values()):
         coarser = _find_products(first, second, alignment, rounding, replay)
         if coarser is not None:

@@ -214,16 +214,12 @@ def _compare(pair, part, inputs, branches, mask, rounding, *, mixes=None, ends=N
     error_in = np.linalg.norm(y - x, axis=-1) / input_size
     added = np.linalg.norm(b - a, axis=-1) / branch_size
     comes_in = error_in
-    if part == "attention" if mixes is None else mixes:
+    has_mixing = part == "attention" if mixes is None else mixes
+    if has_mixing:
         comes_in = np.maximum(error_in, np.sqrt(np.mean(error_in[usual] ** 2)))
-    unit = rounding.compute_unit(x.shape[-1])
     gain = pair.gains.get(f"{part}_branch")
-    if gain is None:
-        floor = _FLOOR[part] * unit
-    else:
-        floor = (
-            _PROBED[part] * np.sqrt(1.0 + rounding.both) * unit * np.hypot(gain / branch_size, 1)
-        )
+    relative_gain = None if gain is None else gain / branch_size
+    floor = _predict_rounding(part, relative_gain, rounding, x.shape[-1])
     squares = (_GAIN * comes_in) ** 2 + floor**2
     if ends is not None:
         squares = squares + (_STREAM * rounding.stream * ends / branch_size) ** 2
@@ -243,6 +239,21 @@ def _compare(pair, part, inputs, branches, mask, rounding, *, mixes=None, ends=N
         b,
         (pair.first.after, pair.second.after),
     )
+
+
+def _predict_rounding(part, gain, rounding, width):
+    """Predict the relative error that a sublayer adds to an exact input.
+
+    Args:
+        part: Name of the sublayer.
+        gain: g by which noise of its input changes its branch, [b, n]; None if not measured.
+        rounding: Rounding of the coarser run.
+        width: Features of a state.
+    """
+    unit = rounding.compute_unit(width)
+    if gain is None:
+        return _FLOOR[part] * unit
+    return _PROBED[part] * np.sqrt(1.0 + rounding.both) * unit * np.hypot(gain, 1)
 
 
 def bound_sizes(

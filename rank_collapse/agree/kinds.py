@@ -169,63 +169,92 @@ def _measure_spread(vectors):
 
 
 def _test_tokens(difference, mask):
-    """Test whether some tokens differ and others do not."""
+    """Test whether some tokens differ and others do not, and name the mistake by which they are."""
     excess = np.where(mask, difference.excess, np.nan)
     differs = excess > MEDIAN
     if difference.part == "mlp":
-        differing = excess[differs]
-        if 0 < differs[mask].mean() < 0.2 and np.median(differing) > _JUMP * MEDIAN:
-            yield (
-                "few tokens differ, by much: if the layer has experts, others were chosen, as "
-                "rounding does where two are nearly equal"
-            )
-        return
-    agrees = mask & ~differs
-    if not differs.any():
-        return
-    if not agrees.any():
-        if difference.part == "attention":
-            yield (
-                "all tokens differ, the first too: where it attends to itself alone, more differs "
-                "than positions or masks: what the attention reads (a norm before it), values or "
-                "the output projection (the order of the key-value heads, a transposed matrix, an "
-                "absent bias, a head); in bidirectional attention also positions or masks"
-            )
-        return
+        yield from _test_experts(excess[differs], differs[mask])
+    elif differs.any() and (differs | ~mask).all():
+        yield from _test_all_tokens(difference)
+    elif differs.any():
+        yield from _test_padding(mask, differs)
+        yield from _test_later_tokens(mask, differs, excess)
+        yield from _test_all_but_last(mask, differs)
+        yield from _test_all_but_first(difference, mask, differs, excess)
+
+
+def _test_experts(differing, differs):
+    """Test whether few tokens of an MLP differ, and by much.
+
+    Args:
+        differing: Excess of the tokens that differ.
+        differs: Which of the tokens that exist differ.
+    """
+    if 0 < differs.mean() < 0.2 and np.median(differing) > _JUMP * MEDIAN:
+        yield (
+            "few tokens differ, by much: if the layer has experts, others were chosen, as "
+            "rounding does where two are nearly equal"
+        )
+
+
+def _test_all_tokens(difference):
+    """Name what makes all tokens of an attention differ."""
+    if difference.part == "attention":
+        yield (
+            "all tokens differ, the first too: where it attends to itself alone, more differs "
+            "than positions or masks: what the attention reads (a norm before it), values or "
+            "the output projection (the order of the key-value heads, a transposed matrix, an "
+            "absent bias, a head); in bidirectional attention also positions or masks"
+        )
+
+
+def _test_padding(mask, differs):
+    """Test whether only examples differ that are shorter than the longest."""
     lengths = mask.sum(axis=1)
-    if len(set(lengths)) > 1:
-        longest = lengths == lengths.max()
-        if not differs[longest].any() and differs[~longest].any():
-            yield "only examples with padding differ: attention to padding"
-            return
+    longest = lengths == lengths.max()
+    if not longest.all() and not differs[longest].any() and differs[~longest].any():
+        yield "only examples with padding differ: attention to padding"
+
+
+def _test_later_tokens(mask, differs, excess):
+    """Test whether most tokens differ from one position on, which is not the first or second."""
     positions = np.broadcast_to(np.arange(mask.shape[1]), mask.shape)
     start = int(positions[differs].min())
-    if start > 1 and np.mean(differs[mask & (positions >= start)]) > 0.7:
-        by_position = np.nanmedian(excess, axis=0)
-        before = by_position[:start]
-        jump = _JUMP if start > 2 else 4 * _JUMP  # two tokens that agree show no trend
-        if by_position[start] > jump * max(before.max(), 1.0):
-            yield f"only tokens from position {start} on differ: a window, or another mask"
-        elif before[-1] > _GROWTH * max(before[0], 0.7):
-            yield (
-                "the difference grows with the position: positions differ (the theta of rotary "
-                "positions, their scale, or slopes)"
-            )
-        else:
-            yield (
-                f"tokens from position {start} on differ most: positions differ (the theta of "
-                "rotary positions, their scale, or slopes), a window or another mask"
-            )
+    if start < 2 or np.mean(differs[mask & (positions >= start)]) <= 0.7:
         return
-    last = positions == (lengths - 1)[:, None]
-    if agrees[last & mask].all() and differs[mask & ~last].mean() > 0.7:
+    by_position = np.nanmedian(excess, axis=0)
+    before = by_position[:start]
+    jump = _JUMP if start > 2 else 4 * _JUMP  # two tokens that agree show no trend
+    if by_position[start] > jump * max(before.max(), 1.0):
+        yield f"only tokens from position {start} on differ: a window, or another mask"
+    elif before[-1] > _GROWTH * max(before[0], 0.7):
+        yield (
+            "the difference grows with the position: positions differ (the theta of rotary "
+            "positions, their scale, or slopes)"
+        )
+    else:
+        yield (
+            f"tokens from position {start} on differ most: positions differ (the theta of "
+            "rotary positions, their scale, or slopes), a window or another mask"
+        )
+
+
+def _test_all_but_last(mask, differs):
+    """Test whether all tokens differ but the last, which sees all tokens even under a causal
+    mask."""
+    last = np.arange(mask.shape[1]) == mask.sum(axis=1)[:, None] - 1
+    if not differs[last & mask].any() and differs[mask & ~last].mean() > 0.7:
         yield "all tokens but the last differ: a causal mask in one run alone"
-        return
+
+
+def _test_all_but_first(difference, mask, differs, excess):
+    """Test whether the first token agrees, which attends to itself alone under a causal mask."""
+    positions = np.broadcast_to(np.arange(mask.shape[1]), mask.shape)
     first, later = mask & (positions == 0), mask & (positions > 0)
     # In a whole layer the MLP may differ, and a spike hides what is added to it.
     is_layer = difference.part == "layer"
     compared = first & difference.measured if is_layer else first
-    if not compared.any() or not agrees[first].all():
+    if not compared.any() or differs[first].any():
         return
     jump = _JUMP if is_layer else 2.0
     is_clear = np.median(excess[differs]) > jump * max(excess[compared].max(), 0.5)

@@ -35,7 +35,7 @@ class OtherInputs:
         refuse_if(
             Path(out).suffix != ".safetensors",
             f"{out} has to be a .safetensors file, because inputs= was given: an .npz file cannot "
-            "say that its sublayers took in the stream of another run",
+            "say that its sublayers read the stream of another run",
         )
         recording = open_recording(path)
         self.name = recording.path.name

@@ -259,7 +259,10 @@ def write_tensors(path: str | os.PathLike, tensors: Mapping[str, object], metada
 def _check_arrays(path: Path, arrays: dict[str, StoredArray], ignored: Sequence[str] = ()) -> None:
     """Raises a ValueError for arrays that do not make a recording."""
     unknown = sorted((arrays.keys() - set(NAMES)).union(ignored))
-    refuse_if("residual" not in arrays, f"{path} has no array residual, but {unknown or 'none'}")
+    refuse_if(
+        "residual" not in arrays,
+        f"{path} has no array 'residual'; its arrays are {unknown or 'none'}",
+    )
     shape = arrays["residual"].shape
     refuse(
         (
@@ -288,4 +291,6 @@ def _check_arrays(path: Path, arrays: dict[str, StoredArray], ignored: Sequence[
             )
         is_float = stored.dtype.kind == "f" or stored.dtype == ml_dtypes.bfloat16
         if name in ("residual", "logits", *BRANCHES) and not is_float:
-            raise ValueError(f"{path}: {name} is {stored.dtype}, not of floats")
+            raise ValueError(
+                f"{path}: {name} has dtype {stored.dtype}, which is not a floating-point type"
+            )

@@ -109,7 +109,7 @@ def open_npz(
                 continue
             with archive.open(member) as stream:
                 shape, is_fortran, dtype = _read_header(stream)
-            refuse_if(dtype.hasobject, f"{path}: {name} is not of numbers")
+            refuse_if(dtype.hasobject, f"{path}: {name} is not an array of numbers")
             read = _load_rows if is_fortran else _stream_rows
             arrays[name] = StoredArray(shape, dtype, partial(read, path, member))
     return arrays, {}, ignored

@@ -39,9 +39,19 @@ _LEAST_SCALE = 0.5  # of what rounding explains
 
 
 class Row(NamedTuple):
-    """One sublayer of the table.
+    """One sublayer of the table, over tokens that exist and are not spikes.
 
-    A sublayer is judged if its input is close enough to the other run's that its own error shows.
+    Attributes:
+        layer, part: Index of the layer; "attention", "mlp" or "layer".
+        error_in, added, predicted, excess: Medians over tokens, see `Difference`.
+        added_most, excess_most: 95 % quantiles.
+        excess_few: Quantile above which only the share `FEW` of the tokens is.
+        excess_worst, worst_token: The largest excess; example and position of its token.
+        scale, coherence, distinct_tokens: See `Difference`.
+        tokens, width: Number of tokens that count; features of a state.
+        spikes, spikes_added: Number of spikes, and the largest error that one of them adds.
+        judged: Whether the input is close enough to the other run's that the sublayer's own error
+            shows.
     """
 
     layer: int

@@ -20,7 +20,7 @@ OF_ATTENTION = {
     "first_column": "attention on the first token",
     "largest_column": "attention on the token with most",
 }
-WHOLE, ALONE = "whole network", "attention alone"  # SAN in the paper
+WHOLE, ALONE = "full model", "attention alone"  # SAN in the paper
 READ = "what attention reads"  # N(x), after the last layer the output
 NETWORKS = (WHOLE, READ, ALONE)
 OF_STATES = (

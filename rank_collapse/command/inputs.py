@@ -105,7 +105,9 @@ def read_inputs(flags: argparse.Namespace, checkpoint: Opened) -> Inputs:
     source, embedding = checkpoint.source, checkpoint.source.config.embedding
     if embedding.d_input:
         return _read_arrays(flags, source.settings, embedding)
-    refuse_if(flags.inputs, f"--inputs={flags.inputs}: {checkpoint.name} takes in tokens")
+    refuse_if(
+        flags.inputs, f"--inputs={flags.inputs} does not fit {checkpoint.name}, which reads tokens"
+    )
     read = _read_ids if flags.ids or flags.token_ids else _read_texts
     rows, description, kind = read(flags, checkpoint)
     batch = tokens.pad_sequences(rows, vocab_size=embedding.vocab_size)
@@ -114,7 +116,8 @@ def read_inputs(flags: argparse.Namespace, checkpoint: Opened) -> Inputs:
     limit, length = embedding.num_positions, batch.lengths[longest]
     refuse_if(
         limit and length > limit,
-        f"text {longest} has {length} tokens, the model {limit} positions: --max_tokens={limit}",
+        f"text {longest} has {length} tokens, but the model has {limit} positions: give "
+        f"--max_tokens={limit}",
     )
     return Inputs(batch.ids, batch.mask, escape_text(description), kind)
 

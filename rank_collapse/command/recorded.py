@@ -47,7 +47,7 @@ def read_tokens(flags: argparse.Namespace, folder: Path) -> Tokens:
     opened = inputs.open_source(str(folder))
     flags.inputs = None
     batch = inputs.read_inputs(flags, opened)
-    refuse_if(batch.mask is None, f"{folder} takes in no tokens: record it in your own code")
+    refuse_if(batch.mask is None, f"{folder} reads no tokens: record it in your own code")
     return Tokens(np.asarray(batch.x), np.asarray(batch.mask))
 
 

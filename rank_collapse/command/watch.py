@@ -92,7 +92,7 @@ def _check_metrics(rows, flag_thresholds):
     missing = sorted({threshold.name for threshold in flag_thresholds} - guarded)
     if missing:
         available = ", ".join(sorted(names - {"step", "seed"})) or "none"
-        raise RunError(f"no metric {missing[0]!r} for its threshold; the run has {available}")
+        raise RunError(f"a threshold names {missing[0]!r}, but the run has the metrics {available}")
 
 
 def parse_thresholds(flags: argparse.Namespace) -> list[Threshold]:

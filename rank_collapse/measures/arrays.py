@@ -83,8 +83,8 @@ def refuse_unreadable(x: AnyArray) -> None:
     if is_torch_array(x):
         refuse_if(
             x.is_nested,
-            "a nested tensor has rows of different lengths: torch.nested.to_padded_tensor, "
-            "with mask=",
+            "a nested tensor has rows of different lengths: pad it by "
+            "torch.nested.to_padded_tensor, and pass mask=",
         )  # before its shape is read, which it may not have
         layout = str(x.layout).rpartition(".")[2]
         refuse(
@@ -111,7 +111,9 @@ def refuse_unreadable(x: AnyArray) -> None:
         )
     elif isinstance(x, np.ndarray | np.generic):
         is_long = x.dtype.kind == "f" and x.dtype.itemsize > 8
-        refuse_if(is_long, f"x of dtype {x.dtype} has more digits than float64: astype(np.float64)")
+        refuse_if(
+            is_long, f"x of dtype {x.dtype} has more digits than float64: pass x.astype(np.float64)"
+        )
 
 
 def as_array(x: AnyArray) -> AnyArray:
@@ -127,7 +129,8 @@ def as_array(x: AnyArray) -> AnyArray:
         x = x.__jax_array__()
     kind = type(x).__name__
     refuse_if(
-        isinstance(x, np.ma.MaskedArray), f"a {kind} has its own mask: pass x.data, and mask="
+        isinstance(x, np.ma.MaskedArray),
+        f"a {kind} has its own mask: pass x.data, and the mask as mask=",
     )
     if not (is_jax_array(x) or is_torch_array(x)):
         framework = _is_framework_of(x)
@@ -136,7 +139,9 @@ def as_array(x: AnyArray) -> AnyArray:
         try:
             x = np.asarray(x)
         except ValueError as error:
-            raise ValueError(f"a {kind} of rows of different lengths: pad, with mask=") from error
+            raise ValueError(
+                f"a {kind} has rows of different lengths: pad them, and pass mask="
+            ) from error
         refuse_if(
             x.dtype.kind in "OSUMm",
             f"a {kind} is not an array of numbers: pass hidden states or weights",
@@ -163,7 +168,8 @@ def _stack_arrays(x, is_array):
     elements = [match_framework(first, element)[1] for element in elements]
     shapes = {tuple(element.shape) for element in elements}
     refuse_if(
-        len(shapes) > 1, f"a {type(x).__name__} of arrays of shapes {shapes}: pad, with mask="
+        len(shapes) > 1,
+        f"a {type(x).__name__} has arrays of different shapes {shapes}: pad them, and pass mask=",
     )
     return namespace(first).stack(elements)
 
@@ -212,8 +218,8 @@ def as_bools(mask: AnyArray, name: str = "mask") -> AnyArray:
     refuse(
         (
             not is_integer and not (is_binary and mask.any()),
-            f"{name} of dtype {mask.dtype}: a mask is boolean or of 0 and 1, which is where a "
-            "query may attend; additive masks go to bias=",
+            f"{name} has dtype {mask.dtype}, but a mask is boolean or has 1 where a query may "
+            "attend and 0 elsewhere; pass an additive mask as bias=",
         ),
         (
             has_values and not is_binary,

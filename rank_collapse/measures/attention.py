@@ -213,11 +213,13 @@ def _check_weights(attention, mask, missing_key=False):
     excess = excess if missing_key else np.abs(excess)
     error = excess.max(initial=0, where=~np.isnan(excess))
     fault = (
-        f"the weight {smallest:.3g}" if smallest < 0 else f"a row whose sum is {error:.3g} off 1"
+        f"the weight {smallest:.3g}"
+        if smallest < 0
+        else f"a row whose sum differs from 1 by {error:.3g}"
     )
     refuse_if(
         smallest < 0 or error > 0.02,  # bfloat16 rounds weights to 2⁻⁹
-        f"attention of shape {tuple(p.shape)} has {fault}: expected weights after the softmax; "
+        f"attention of shape {tuple(p.shape)} has {fault}: pass weights after the softmax; "
         "exclude rows that do not exist with mask=, and see missing_key= of attention_entropy",
     )
     return p, mask

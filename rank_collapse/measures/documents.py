@@ -72,8 +72,8 @@ def split_documents(segments: AnyArray, mask: AnyArray, shape: tuple[int, int]) 
     """
     refuse_if(
         is_traced(segments) or is_traced(mask),
-        "segments or their mask are traced, and their values say how many documents there are: say "
-        "num_segments=, the most documents of a row",
+        "segments or their mask are traced, so the number of documents is unknown: pass "
+        "num_segments=, the largest number of documents in a row",
     )
     segments = np.asarray(on_host(as_array(segments)))
     _check_segments(segments, shape)
@@ -128,8 +128,8 @@ def number_documents(
     on_host = host_values_or_none(counts) if on_host is None else on_host
     refuse_if(
         on_host is not None and on_host.max() > num_segments,
-        f"num_segments={num_segments} is below the {on_host if on_host is None else on_host.max()} "
-        "documents of a row",
+        f"num_segments={num_segments} is less than the "
+        f"{on_host if on_host is None else on_host.max()} documents in a row",
     )
     return xp.where(exists, numbers, -1), xp.any(counts > num_segments), num_segments
 
@@ -139,7 +139,7 @@ def _check_segments(segments, shape):
     refuse_if(
         not is_whole or tuple(segments.shape) not in (shape, shape[1:]),
         f"segments of dtype {segments.dtype} and shape {tuple(segments.shape)} are not integers of "
-        f"{shape[1:]} or {shape}",
+        f"shape {shape[1:]} or {shape}",
     )
 
 

@@ -90,7 +90,7 @@ def attention_rows(
         (layout not in (None, "hnk", "nhk"), f"layout={layout!r} is not 'hnk' or 'nhk'"),
         (
             layout is None and q.shape[-3] > q.shape[-2] and q.shape[-2] == k.shape[-2],
-            f"q of shape {tuple(q.shape)} has more heads than tokens: say layout='hnk' for "
+            f"q of shape {tuple(q.shape)} has more heads than tokens: pass layout='hnk' for "
             "[..., h, n, k] or 'nhk' for [..., n, h, k]",
         ),
     )
@@ -105,13 +105,13 @@ def attention_rows(
     exists = None if mask is None else match_framework(q, as_bools(mask))[1]
     refuse_if(
         exists is not None and tuple(exists.shape) not in ((m,), (*leading, m)),
-        f"mask of shape {np.shape(mask)} is not one of keys, ({m},) or {(*leading, m)}; which keys "
-        "a query may attend to say causal=, window= and segments=",
+        f"mask of shape {np.shape(mask)} is not of shape ({m},) or {(*leading, m)}: it marks the "
+        "keys that exist; causal=, window= and segments= restrict which keys a query attends to",
     )
     if segments is not None:
         refuse_if(
             m != n or rows is not None or positions is not None,
-            "segments= is of all tokens: without rows=, positions= and a cache",
+            "segments= covers all tokens and excludes rows=, positions= and a cache",
         )
         if np.ndim(segments) > 1:
             segments = segments.reshape((-1, n))
@@ -126,11 +126,12 @@ def attention_rows(
     rows = np.arange(n) if rows is None else as_array(rows)
     refuse_if(
         rows.ndim != 1 or "int" not in str(rows.dtype),
-        f"rows of shape {tuple(rows.shape)} and dtype {rows.dtype} are not numbers of queries [r]",
+        f"rows of shape {tuple(rows.shape)} and dtype {rows.dtype} are not indices of queries [r]",
     )
     if isinstance(rows, np.ndarray):
         refuse_if(
-            not ((rows >= 0) & (rows < n)).all(), f"rows={rows} are not all among the {n} queries"
+            not ((rows >= 0) & (rows < n)).all(),
+            f"rows={rows} are not all from 0 to {n - 1}, the last query",
         )
     q, rows = match_framework(q, rows)
     xp = namespace(q)
@@ -237,14 +238,15 @@ def _query_positions(q, positions, n, m, exists):
     if positions is not None:
         refuse_if(
             np.shape(positions)[-1:] != (n,) or "int" not in str(as_array(positions).dtype),
-            f"positions of shape {np.shape(positions)} are not whole numbers of {n} queries",
+            f"positions of shape {np.shape(positions)} are not {n} whole numbers, one for each "
+            "query",
         )
         return match_framework(q, as_array(positions))[1]
     if m == n:
         return match_framework(q, np.arange(n))[1]
     refuse_if(
         exists is None,
-        f"{n} queries of {m} keys: say positions=, the places of the queries among the keys, or "
+        f"{n} queries have {m} keys: pass positions=, the places of the queries among the keys, or "
         "mask=, the keys that exist",
     )
     # A key's ordinal is the number of keys that exist up to it. Of c keys the last n have the

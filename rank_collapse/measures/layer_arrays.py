@@ -40,8 +40,8 @@ def stack_layers(hidden, batch_axis, kind):
         )
     refuse_if(
         hidden is None or (isinstance(hidden, list | tuple) and any(h is None for h in hidden)),
-        f"{subject} are None: a model of transformers gives its attention weights where it is "
-        'loaded with attn_implementation="eager"; of fused attention see rc.attention_rows',
+        f"{subject} are None: a model of transformers returns its attention weights only if it is "
+        'loaded with attn_implementation="eager"; for fused attention see rc.attention_rows',
     )
     if isinstance(hidden, list | tuple):
         layers = [as_floats(h) for h in hidden]
@@ -60,8 +60,8 @@ def stack_layers(hidden, batch_axis, kind):
         ),
         (
             batch_axis not in batch_axes,
-            f"batch_axis={batch_axis} of {subject} of shape {shape}: 1 for "
-            f"[l, b, {letters}], 0 for [b, l, {letters}] as jax.vmap gives it, "
+            f"batch_axis={batch_axis} does not fit {subject} of shape {shape}: it is 1 for "
+            f"[l, b, {letters}], 0 for [b, l, {letters}] as jax.vmap returns it, and "
             f"None for [l, {letters}]",
         ),
     )

@@ -130,10 +130,12 @@ def _reshape_weights(x, p):
     shape, expected = tuple(p.shape), tuple(x.shape)
     refuse_if(
         p.ndim < 3 or shape[:-3] != expected[:-2],
-        f"attention of shape {shape} is not [..., h, n, m] beside x of {expected}",
+        f"attention of shape {shape} is not [..., h, n, m] with the leading axes of x "
+        f"of {expected}",
     )
     refuse_if(
-        shape[-2] != expected[-2], f"attention of shape {shape} has not {expected[-2]} queries"
+        shape[-2] != expected[-2],
+        f"attention of shape {shape} has {shape[-2]} queries, but x has {expected[-2]} tokens",
     )
     return match_framework(x, p.reshape((-1, *shape[-3:])))[1]
 

@@ -86,6 +86,7 @@ def retry_unless_finite(first: Callable, second: Callable) -> Callable:
     """
 
     def check_first(x):
+        """Calls `second` where `first` gives no finite results of a finite matrix."""
         results = first(x)
         is_finite = [jnp.isfinite(a).all() for a in jax.tree.leaves(results)]
         must_retry = jnp.isfinite(x).all() & ~jnp.stack(is_finite).all()

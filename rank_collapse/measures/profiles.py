@@ -163,7 +163,7 @@ def profile(
     refuse(
         (
             key_mask is not None and kind != "attention",
-            f"key_mask is of attention, not of {subject}",
+            f"key_mask= applies to attention, not to {subject}",
         ),
         (
             segments is not None and key_mask is not None,
@@ -178,6 +178,7 @@ def profile(
     read = None if tokens != "read" and norm is None else _apply_norms(norm, hidden)
 
     def measure_layer(x, x_mask, x_read):
+        """Measures one layer, or all layers at once."""
         if kind == "attention":
             return measure_weights(names, x, x_mask, key_mask)
         choice = {"tokens": tokens, "exclude": exclude, "threshold": threshold}

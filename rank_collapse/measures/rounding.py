@@ -36,7 +36,10 @@ def rounding_limit(dtype: DType) -> float:
     name = getattr(dtype, "name", getattr(dtype, "__name__", dtype))  # np.float32 has the latter
     name = str(name).rpartition(".")[2]
     epsilon = next((e for start, e in _EPSILONS.items() if name.startswith(start)), None)
-    refuse_if(epsilon is None, f"dtype={name!r} is not one of floats: {', '.join(_EPSILONS)}")
+    refuse_if(
+        epsilon is None,
+        f"dtype={name!r} is not one of the floating-point types {', '.join(_EPSILONS)}",
+    )
     return (_ROUNDINGS if name in ("float32", "float64") else 1) * epsilon
 
 

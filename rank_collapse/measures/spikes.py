@@ -218,6 +218,7 @@ def _largest_position(x, mask, read_index):
 
 
 def _largest_share(x):
+    """Compute the share of Σ_i ‖x_i‖² that the largest token has, [...]."""
     xp = namespace(x)
     squares = xp.sum(xp.square(x), axis=-1)
     return safe_divide(xp.max(squares, axis=-1), xp.sum(squares, axis=-1))

@@ -268,5 +268,7 @@ def check_measure_names(measures: Any, needs: str = "tokens") -> tuple[str, ...]
     names = (measures,) if isinstance(measures, str) else tuple(measures)
     choices = tuple(name for name, measure in MEASURES.items() if measure.needs == needs)
     for name in names:
-        struct.check_choice(f"measure {name!r}", name, choices, f", which are of {needs}")
+        struct.check_choice(
+            f"measure {name!r}", name, choices, f", which are the measures of {needs}"
+        )
     return names

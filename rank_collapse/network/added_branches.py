@@ -36,6 +36,7 @@ def compute_added_branches(
     rows = jnp.asarray(config.layer_map or range(config.depth))
 
     def add_layer(fields):
+        """Scales the branches of one layer by their gains and norms."""
         row, gain, layer_branches = fields
         block = jax.tree.map(lambda a: a[row], params.layers)
         specs = residual_specs(block, config, gain)

@@ -154,5 +154,7 @@ def _check_roots(roots, config):
         layer, place = faults[0]
         sublayer = f"the {_NAMES[config.kinds[place]]} sublayer of layer {layer}"
         if not np.isfinite(roots[layer, place]):
-            raise ValueError(f"profiling: an activation that is not finite in {sublayer}")
-        raise ValueError(f"profiling: ω = 0 is not positive: nothing varies in {sublayer}")
+            raise ValueError(f"profiling met an activation in {sublayer} that is not finite")
+        raise ValueError(
+            f"profiling gave ω = 0 in {sublayer}, where nothing varies; ω must be positive"
+        )

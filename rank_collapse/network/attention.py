@@ -115,6 +115,7 @@ def matrix_product(a: Float[Array, "h n k"], b: Float[Array, "h k m"]) -> Float[
 
 @matrix_product.defjvp
 def _differentiate_product(primals, tangents):
+    """Compute the derivative of a b; the barrier keeps the transposed factor as a copy."""
     (a, b), (da, db) = primals, tangents
     transposed = jax.lax.optimization_barrier(_transpose(db) @ _transpose(a))
     return a @ b, da @ b + _transpose(transposed)
@@ -305,5 +306,7 @@ def apply_mix(
     expected = ((*q.shape[:2], k.shape[1]), (*q.shape[:2], v.shape[2]))
     shapes = getattr(weights, "shape", None), getattr(output, "shape", None)
     if shapes not in (expected, (expected[0], None)):
-        raise ValueError(f"mix gave {shapes}, which are not the shapes {expected} of (M, out)")
+        raise ValueError(
+            f"mix returned the shapes {shapes}, but (M, out) must have the shapes {expected}"
+        )
     return weights.astype(v.dtype), None if output is None else output.astype(v.dtype)

@@ -147,7 +147,7 @@ def attention_weights(
     weights = normalise(scores, context)
     shape = getattr(weights, "shape", type(weights).__name__)
     if shape != scores.shape:
-        raise ValueError(f"normalise gave {shape} for scores of shape {scores.shape}")
+        raise ValueError(f"normalise returned shape {shape} for scores of shape {scores.shape}")
     return weights.astype(scores.dtype)
 
 

@@ -196,8 +196,8 @@ def _trace_edit(name, fn, shape, dtype):
     result_shape = getattr(result, "shape", type(result).__name__)
     if result_shape != shape or jnp.issubdtype(result.dtype, jnp.complexfloating):
         raise ValueError(
-            f"edit of {name!r} gave {result_shape} for a value of shape {shape}: it must return "
-            "an array of that shape, of real numbers"
+            f"edit of {name!r} returned {result_shape} for a value of shape {shape}: it must "
+            "return an array of that shape, of real numbers"
         )
     return Edit([jnp.asarray(a) for a in closed.consts], _Code(closed.jaxpr))
 

@@ -114,7 +114,9 @@ def init_embedding(
     """
     e = config.d_embed
     if config.projection == "none" and e != d_model:
-        raise ValueError(f"d_embed={e} is not d_model={d_model} and there is no projection")
+        raise ValueError(
+            f"d_embed={e} is not d_model={d_model}, and the embedding has no projection"
+        )
     keys = jax.random.split(key, 7)
 
     def draw_normal(key, *shape):
@@ -167,9 +169,9 @@ def embed(
     expected = (1, ()) if config.vocab_size else (2, (config.d_input,))
     if (inputs.ndim, inputs.shape[1:]) != expected:
         raise ValueError(
-            f"inputs of shape {inputs.shape} given to an embedding with "
-            f"vocab_size={config.vocab_size}, d_input={config.d_input}: token ids [n] or vectors "
-            "[n, d_input]; of an image its patches, see pretrained.image_patches"
+            f"inputs of shape {inputs.shape} do not fit the embedding (vocab_size="
+            f"{config.vocab_size}, d_input={config.d_input}), which takes token ids [n] or vectors "
+            "[n, d_input]; for an image pass its patches, see pretrained.image_patches"
         )
     if config.vocab_size:
         x = params.tokens[inputs]
@@ -223,7 +225,9 @@ def check_per_token(name: str, values: ArrayLike, num_tokens: int) -> None:
     """
     if values is not None and jnp.shape(values) != (num_tokens,):
         shape = jnp.shape(values)
-        raise ValueError(f"{name} of shape {shape} are not one for each of {num_tokens} tokens")
+        raise ValueError(
+            f"{name} of shape {shape} does not have one entry for each of {num_tokens} tokens"
+        )
 
 
 def _insert_registers(params, x, config):

@@ -155,7 +155,7 @@ def compute_logits(
     """
     if (params.w_output is None) != config.tied_output:
         raise ValueError(
-            f"params.w_output is {'missing' if params.w_output is None else 'there'}, "
+            f"params.w_output is {'missing' if params.w_output is None else 'set'}, but "
             f"tied_output={config.tied_output}"
         )
     w = params.w_output

@@ -120,8 +120,8 @@ def check_bias(bias: ArrayLike, shape: tuple[int, int, int]) -> Leaf | None:
         return None
     if bias.dtype == bool or not _broadcasts_to(bias, shape):
         raise ValueError(
-            f"bias of shape {bias.shape} and dtype {bias.dtype} is not numbers of {shape}, added "
-            "to the scores; which keys a query may attend to says mask="
+            f"bias of shape {bias.shape} and dtype {bias.dtype} does not have numbers of "
+            f"shape {shape}, which are added to the scores; use mask= to restrict keys"
         )
     return bias.reshape((1,) * (3 - bias.ndim) + bias.shape)
 

@@ -183,7 +183,7 @@ def batch_size(arrays: Mapping[str, object]) -> int:
     """
     lengths = {k: len(v) if np.ndim(v) else None for k, v in arrays.items()}
     if len(set(lengths.values())) != 1 or not lengths.get("x"):
-        raise ValueError(f"inputs have different lengths, or none: {lengths}")
+        raise ValueError(f"inputs have different lengths, or there are none: {lengths}")
     return lengths["x"]
 
 

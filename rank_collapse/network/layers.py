@@ -172,10 +172,12 @@ class Activation(NamedTuple):
 
 
 def _gelu_tanh_gate(z):
+    """Compute gelu(z)/z in the approximation by tanh."""
     return 0.5 * (1 + jnp.tanh(jnp.sqrt(2 / jnp.pi).astype(z.dtype) * (z + 0.044715 * z**3)))
 
 
 def _tanh_gate(z):
+    """Compute tanh(z)/z, which is 1 at 0; the gradient there is not NaN either."""
     safe = jnp.where(z == 0, 1.0, z)
     return jnp.where(z == 0, 1.0, jnp.tanh(safe) / safe)
 

@@ -230,7 +230,7 @@ def layer_params(
     """
     is_traced = isinstance(layer, jax.core.Tracer)
     if not is_traced and not -config.depth <= layer < config.depth:
-        raise ValueError(f"layer={layer} of a network of depth={config.depth}")
+        raise ValueError(f"layer={layer} does not exist in a network of depth={config.depth}")
     row = jnp.asarray(config.layer_map)[layer] if config.layer_map else layer
     return jax.tree.map(lambda a: a[row], params.layers)
 
@@ -269,7 +269,7 @@ def check_params(params: TransformerParams, config: TransformerConfig) -> None:
         part = name.split(".")[1] if name.startswith("layers.") else ""
         part = part.removesuffix("_gains")
         if name not in expected and part in used_parts and not name.endswith(".bias"):
-            raise ValueError(f"params.{name} of shape {shape} is not in the config ({sizes})")
+            raise ValueError(f"params.{name} of shape {shape} has no place in the config ({sizes})")
 
 
 def _grouped_shapes(expected, shapes, part, num_heads):

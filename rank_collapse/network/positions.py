@@ -63,7 +63,7 @@ class PositionConfig(struct.Struct, kw_only=True):
         if width % 2 or not 0 < width <= qk_width:
             raise ValueError(f"rotary_width={width} is not even and between 2 and {qk_width}")
         if len(self.rotary_scaling) not in (0, 1, 2, 4):
-            raise ValueError(f"rotary_scaling={self.rotary_scaling} has not 0, 1, 2 or 4 entries")
+            raise ValueError(f"rotary_scaling={self.rotary_scaling} must have 0, 1, 2 or 4 entries")
         for table in self.rotary_tables:
             if not (isinstance(table, tuple) and len(table) == 2):
                 raise ValueError(

@@ -215,7 +215,8 @@ def layer_gains(config: TransformerConfig, dtype: DType, params: Any = None) -> 
     """
     if isinstance(config.skip_gain, Unprofiled):
         raise ValueError(
-            "skip_gain=Unprofiled(): rc.network.admin_profile(params, batch, config) has the gains"
+            "skip_gain=Unprofiled() has no values; rc.network.admin_profile(params, batch, config) "
+            "computes them"
         )
     windows = [window or ANY_DISTANCE for window in config.windows]
     return LayerGains(

@@ -70,7 +70,9 @@ class Trace(struct.Struct):
         shapes = jnp.shape(self.hidden), jnp.shape(self.layers.attention_branch)
         axes = [i for i, (a, b) in enumerate(zip(*shapes, strict=False)) if a != b]
         if len(axes) != 1 or len(shapes[0]) != len(shapes[1]):
-            raise ValueError(f"hidden states and branches of shapes {shapes} are not of one pass")
+            raise ValueError(
+                f"hidden states and branches of shapes {shapes} do not belong to one pass"
+            )
         return axes[0]
 
     @property

@@ -207,7 +207,9 @@ def _find_variant(name):
         ValueError: There is none.
     """
     if name in ("san", "san_mlp", "san_skip", "transformer"):
-        raise ValueError(f"{name!r} is a network, no variant of attention: rc.{name}(depth, ...)")
+        raise ValueError(
+            f"{name!r} is a network, not a variant of attention: use rc.{name}(depth, ...)"
+        )
     struct.check_choice(f"variant {name!r}", name, VARIANTS)
     return VARIANTS[name]
 

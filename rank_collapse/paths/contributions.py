@@ -67,6 +67,7 @@ class PathContributions(struct.Struct):
 
     @property
     def _length_axis(self) -> int:
+        """Axis of the attention lengths in `by_attention_length`, before the axes of a state."""
         return -1 - self.num_state_axes
 
     @property

@@ -76,7 +76,7 @@ def branch_shares(
         )
     struct.refuse_if(
         len(trace.attention) != config.depth,
-        f"trace has {len(trace.attention)} layers, config has depth={config.depth}",
+        f"trace has {len(trace.attention)} layers, but config has depth={config.depth}",
     )
     num_tokens = trace.hidden.shape[-2]
     is_counted = jnp.ones(num_tokens, bool) if mask is None else as_mask(mask)
@@ -121,7 +121,7 @@ def path_length_law(shares: ArrayLike) -> Float[AnyArray, "... lengths"]:
     """
     shares = as_floats(_as_shares(shares))
     if not shares.ndim:
-        raise ValueError(f"shares {shares} are a number, not [..., L]")
+        raise ValueError(f"shares {shares} is a single number, not [..., L]")
     xp = namespace(shares)
     law = xp.ones_like(xp.sum(shares, axis=-1, keepdims=True))  # of 0 layers too
     zero = xp.zeros_like(law)

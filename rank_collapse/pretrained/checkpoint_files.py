@@ -119,7 +119,7 @@ def _read_unchanged(path, opened, read, rows):
         now = os.stat(path)
         is_same = (now.st_size, now.st_mtime_ns) == (opened.st_size, opened.st_mtime_ns)
         if now.st_ino == opened.st_ino and not is_same:
-            raise ValueError(f"{path}: cut short, or changed since it was opened")
+            raise ValueError(f"{path} is cut short, or was changed after it was opened")
     return read(rows)
 
 
@@ -130,13 +130,13 @@ def _read_safetensors(path):
         file = safetensors.safe_open(path, "numpy")
     except safetensors.SafetensorError as error:
         reason = format_one_line(error, 300)
-        raise ValueError(f"{path}: cut short, or not a safetensors file: {reason}") from None
+        raise ValueError(f"{path} is cut short, or is not a safetensors file: {reason}") from None
     tensors = {}
     for name in file.keys():  # noqa: SIM118
         part = file.get_slice(name)
         kind = part.get_dtype()
         if kind not in _DTYPES:
-            quantised = ": a quantised checkpoint" if kind.startswith(("F8", "F6", "F4")) else ""
+            quantised = ", of a quantised checkpoint" if kind.startswith(("F8", "F6", "F4")) else ""
             fault = f"tensor {quote_value(name)} has the unsupported dtype {kind}"
             raise ValueError(f"{path}: {fault}{quantised}")
         tensors[name] = Stored(
@@ -152,21 +152,21 @@ def _torch_file(path):
         import torch
     except ImportError:
         raise ValueError(
-            f"{path}: .bin files are read by torch, which is not installed (pip install torch); "
-            f"where it is, {_CONVERT.format(path.name)}"
+            f"{path} needs torch, which is not installed (pip install torch); where it is "
+            f"installed, {_CONVERT.format(path.name)}"
         ) from None
     mapped = zipfile.is_zipfile(path)
     try:
         content = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
     except Exception as error:  # of pickle, zipfile or torch
         raise ValueError(
-            f"{path}: not a readable torch file: {format_one_line(error, 300)}"
+            f"{path} is not a readable torch file: {format_one_line(error, 300)}"
         ) from None
     for inside in ("state_dict", "model_state_dict"):  # of Lightning, of torch's tutorials
         if isinstance(content, dict) and isinstance(content.get(inside), dict):
             content = content[inside]
     if not isinstance(content, dict):
-        raise ValueError(f"{path}: holds a {type(content).__name__}, not a dictionary of tensors")
+        raise ValueError(f"{path} holds a {type(content).__name__}, not a dictionary of tensors")
     return {k: v for k, v in content.items() if isinstance(k, str) and torch.is_tensor(v)}
 
 
@@ -185,9 +185,10 @@ def wrap_torch_tensors(path: Path, tensors: Mapping[str, object]) -> dict[str, S
 
 
 def _wrap_tensor(path, name, tensor):
+    """Return a torch tensor as `Stored`; raise a ValueError if its values cannot be read."""
     fault = _find_fault(tensor)
     if fault:
-        raise ValueError(f"{path}: tensor {quote_value(name)} is {fault}, which is not read")
+        raise ValueError(f"{path}: tensor {quote_value(name)} is {fault}, which is not supported")
     return Stored(
         path, numpy_dtype(tensor), tuple(tensor.shape), lambda rows: as_array(tensor[rows])
     )
@@ -203,7 +204,7 @@ def _find_fault(tensor):
     if tensor.device.type == "meta":
         return "on the device 'meta', without values"
     if getattr(tensor, "is_quantized", False) or not (kind == "bfloat16" or hasattr(np, kind)):
-        return f"of the unsupported dtype {kind}: a quantised checkpoint"
+        return f"of dtype {kind}, as in a quantised checkpoint"
     return ""
 
 
@@ -213,14 +214,15 @@ def numpy_dtype(tensor: object) -> np.dtype:
     if kind == "bfloat16":
         return np.dtype(ml_dtypes.bfloat16)
     refuse_if(
-        not hasattr(np, kind), f"a tensor of the unsupported dtype {kind}: a quantised checkpoint"
+        not hasattr(np, kind),
+        f"a tensor has the unsupported dtype {kind}, as in a quantised checkpoint",
     )
     return np.dtype(kind)
 
 
 def as_array(tensor: object) -> np.ndarray:
     """Convert a tensor to NumPy, on the CPU in the same memory."""
-    refuse_if(tensor.device.type == "meta", "a tensor is on the device 'meta'")
+    refuse_if(tensor.device.type == "meta", "a tensor is on the device 'meta', without values")
     tensor, dtype = tensor.detach().cpu(), numpy_dtype(tensor)
     if dtype == ml_dtypes.bfloat16:
         import torch
@@ -301,7 +303,7 @@ def open_weights(folder: str | os.PathLike) -> Tensors:
     has_names = isinstance(weight_map, dict) and all(
         isinstance(shard, str) for shard in weight_map.values()
     )
-    refuse_if(not has_names, f"{first} has no weight_map of names of files")
+    refuse_if(not has_names, f"{first} has no weight_map with file names")
     for shard in sorted(set(weight_map.values())):
         place = Path(shard)
         refuse_if(

@@ -286,6 +286,7 @@ class Family:
         return self.names(weights, settings) if callable(self.names) else self.names
 
     def _mlp_kind(self, settings, name):
+        """Return the MLP kind of the activation that an entry of config.json names."""
         if self.gated:
             check_allowed(settings, name, tuple(GATES))
             return GATES[settings[name]]

@@ -132,6 +132,7 @@ class Reader:
 
     @functools.cached_property
     def _axis_sizes(self):
+        """Sizes of the axis letters in the tables of tensor names."""
         c, e = self.config, self.config.embedding
         h, g = c.num_heads, self.sizes.get("g", c.num_heads)
         return {
@@ -173,7 +174,8 @@ class Reader:
     def read_layer(self, names: Names, row: tuple[int, ...]) -> BlockParams:
         """Read one layer.
 
-        The first norm of all, where the network has none, leaves its input as it is.
+        In a network without a first norm, the first layer has no tensors of an attention norm: it
+        gets a norm with gain 1 and bias 0.
 
         Args:
             names: The family's.

@@ -162,10 +162,10 @@ def _check_states(index, hidden, mask, rows):
     refuse(
         (
             not is_valid.all(),
-            f"layer {index}: hidden states are not finite: weights or inputs too large for "
+            f"hidden states of layer {index} are not finite: weights or inputs are too large for "
             f"{hidden.dtype}",
         ),
-        (not np.any(hidden), f"layer {index}: hidden states are all 0; check the weights"),
+        (not np.any(hidden), f"hidden states of layer {index} are all 0: check the weights"),
     )
 
 
@@ -193,7 +193,9 @@ class _Part(NamedTuple):
 
 
 def _split_groups(source, groups, total, chunk):
-    """List the chunks of every group.
+    """List the chunks of every group: the examples that a program computes at once.
+
+    The last chunk repeats its last example so that all chunks have one size.
 
     Args:
         source, groups, chunk: See `stream`.

@@ -215,7 +215,7 @@ def depth_report(
     over paths, theorem 2.1 of Dong et al. 2021.
     """
     source, unembedding = _open_source(params, config, unembedding)
-    refuse_if(ids is None or not len(ids), "ids have no text")
+    refuse_if(ids is None or not len(ids), "ids hold no text")
     batch = as_batch({"x": [ids] if np.ndim(ids[0]) == 0 else ids, "mask": mask})
     ids, mask = batch["x"], batch.get("mask")
     has_next = targets_of(ids, mask)[1].any(axis=1)

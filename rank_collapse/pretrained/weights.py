@@ -195,7 +195,7 @@ class CheckpointWeights(Weights):
         )
         refuse_if(
             dtype.kind not in "fV",
-            f"{where}: tensor {stored!r} is of {dtype}: a quantised checkpoint is not "
+            f"{where}: tensor {stored!r} has dtype {dtype}; a quantised checkpoint is not "
             "supported; save it in bfloat16 or float32",
         )
         return stored
@@ -269,6 +269,7 @@ def _finite_on_device(tree):
 
 
 def _is_finite(tree):
+    """Return whether all numbers of a tree are finite."""
     if jax.default_backend() == "cpu":  # by NumPy in the same memory, which compiles nothing
         return all(np.isfinite(a).all() for a in jax.tree.leaves(tree))
     return _finite_on_device(tree)
@@ -354,5 +355,5 @@ class LazyLayers:
         if not (self.weights.is_random or _is_finite(device_tree)):
             self.weights.checks = True
             self.layer(self.rows[index])  # names the tensor
-            raise ValueError(f"layer {self.rows[index]}: values that are not finite")
+            raise ValueError(f"layer {self.rows[index]} has values that are not finite")
         return device_tree

@@ -58,6 +58,7 @@ def styled(draw: Callable[P, R]) -> Callable[P, R]:
 
     @functools.wraps(draw)
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
+        """Draws in the style of this package."""
         import matplotlib as mpl
 
         with mpl.rc_context(STYLE):

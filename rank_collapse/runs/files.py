@@ -23,7 +23,7 @@ from rank_collapse.regular import open_in_place, open_regular, read_regular
 
 # {file: what helps where it is damaged}; others are made again.
 _REMEDIES = {
-    "config.json": "use another folder, this one is of no run or damaged",
+    "config.json": "use another folder: this one is damaged, or it is not a run folder",
     "sweep.json": "use another folder, this one is damaged",
     "trainer_state.json": "transformers writes it anew at the next checkpoint",
 }

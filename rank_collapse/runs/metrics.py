@@ -45,7 +45,10 @@ def append(
     for name, number in (("step", step), ("seed", 0 if seed is None else seed)):
         is_whole = not isinstance(number, str | None) and float(number).is_integer()
         refuse_if(not is_whole, f"{name}={number!r} is not a whole number")
-    refuse_if(not isinstance(values, Mapping), f"values={values!r:.80} are not a mapping of names")
+    refuse_if(
+        not isinstance(values, Mapping),
+        f"values={values!r:.80} is not a mapping from names to values",
+    )
     line = {"step": int(step)} | ({} if seed is None else {"seed": int(seed)})
     for name, value in values.items():
         try:
@@ -148,7 +151,7 @@ def read(path: str | os.PathLike) -> list[dict[str, Any]]:
         numbers = {name: value for name, value in metrics.items() if value is not None}
         rows[seed, step] = {"step": step} | ({"seed": seed} if "seed" in row else {}) | numbers
     if skipped and not rows:
-        raise RunError(f"{path}: no JSON object with a whole number 'step'")
+        raise RunError(f"{path} has no JSON object with a whole number 'step'")
     return [rows[key] for key in sorted(rows)]
 
 

@@ -85,6 +85,7 @@ def shard_seeds(tree: Tree, mesh: Mesh, size: int | None = None) -> Tree:
     refuse_if(num_repeats < 0, f"{count} seeds do not fit into {size}")
 
     def shard_leaf(a):
+        """Pads one array by its last seed, and lays it out."""
         if num_repeats:
             module = np if isinstance(a, np.ndarray) else jnp  # compiles nothing on the host
             a = module.concatenate([a, module.repeat(a[-1:], num_repeats, axis=0)])

@@ -217,13 +217,14 @@ def coord_check(
     for place in itertools.product(*map(range, shape[:3])):
         step, last = build(check.depths[place[1]], seed=place[2], **sizes[place[0]]), None
         kind = type(step).__name__
-        refuse_if(not callable(step), f"build gave a {kind}, not a function that takes a step")
+        refuse_if(not callable(step), f"build returned a {kind}, not a function that takes a step")
         for number in range(steps):
             result = step()
             kind = type(result).__name__
-            refuse_if(not isinstance(result, Mapping), f"a step gave a {kind}, not a dictionary")
+            is_dictionary = isinstance(result, Mapping)
+            refuse_if(not is_dictionary, f"a step returned a {kind}, not a dictionary")
             has_hidden = result.get("hidden") is not None
-            refuse_if(not has_hidden, f"a step gave {', '.join(result)}, but no 'hidden'")
+            refuse_if(not has_hidden, f"a step returned {', '.join(result)}, but no 'hidden'")
             measured = coordinates(result, last)
             hidden = as_floats(result["hidden"])
             last = namespace(hidden).asarray(hidden, copy=True)  # the step may use its buffer again
@@ -246,7 +247,10 @@ def coordinates(result: Mapping[str, object], last: ArrayLike | None = None) -> 
     """
     numbers = {name: value for name, value in result.items() if name not in ARRAYS}
     taken = [name for name in numbers if name in MEASURED]
-    refuse_if(taken, f"{', '.join(taken)}: measured here, give other numbers another name")
+    refuse_if(
+        taken,
+        f"{', '.join(taken)}: coord_check measures this itself; give your numbers another name",
+    )
     arrays = {name: as_floats(result[name]) for name in ARRAYS if result.get(name) is not None}
     hidden = arrays["hidden"]
     xp, quantities = namespace(hidden), {}
@@ -270,6 +274,7 @@ def coordinates(result: Mapping[str, object], last: ArrayLike | None = None) -> 
 
 
 def _subtract_states(hidden, other, subject):
+    """Subtract other states of the same shape; `subject` names them in the message."""
     shapes = tuple(hidden.shape), tuple(other.shape)
     refuse_if(
         shapes[0] != shapes[1], f"states of shape {shapes[0]} and {subject} of {shapes[1]} differ"

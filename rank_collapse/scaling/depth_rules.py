@@ -108,7 +108,7 @@ class DepthRule(struct.Struct):
         """
         struct.refuse_if(
             config.init == "reference",
-            "init='reference' draws matrices by two laws: give init='bert' or 'lecun'",
+            "init='reference' draws matrices from two distributions: use init='bert' or 'lecun'",
         )
         factors, params = self.factors(config), parameters.init(key, config, **scales)
         return jax.tree_util.tree_map_with_path(

@@ -26,7 +26,7 @@ def read_utf8(path: str | os.PathLike, *, max_bytes: int | None = None) -> str:
     except FileNotFoundError:
         raise FileNotFoundError(f"{path} does not exist") from None
     except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is not UTF-8: byte {error.start} of it") from None
+        raise ValueError(f"{path} is not UTF-8: byte {error.start} is not a character") from None
     except OSError as error:
         raise ValueError(f"{path} cannot be read: {error.strerror}") from None
 

@@ -292,7 +292,15 @@ def collapse_law(
 
 @functools.partial(jax.jit, static_argnames="norm_placement")
 def _iterate_collapse(start, gains, count, score_variance, norm_placement):
-    """Compute ln(1 − ρ) and β_ii² after every sublayer, of `count` tokens."""
+    """Compute ln(1 − ρ) and the share β_ii² of the branch after every sublayer, [i] each.
+
+    Args:
+        start: ln(1 − ρ) of the input.
+        gains: Gains of the skip and of the branch of every sublayer, [i, 2].
+        count: Number of tokens, as a float.
+        score_variance: Variance of a score of two independent tokens of variance 1.
+        norm_placement: "post" or "pre".
+    """
     other_share = 1 - 1 / count
 
     def step(carry, gains):

@@ -233,6 +233,7 @@ def rounding_noise(params, values, scores: Scores, weights: Weights, other_parts
     size = size * jnp.finfo(values.dtype).eps
 
     def rounding(attention_rows):
+        """Bounds the logarithm of the rounding error that these rows of weights pass on."""
         attention_rows = jnp.where(keep[None, :, None], attention_rows, 0)
         heaviest_row = jnp.max(jnp.sum(jnp.abs(attention_rows), axis=-1), axis=-1)
         return jnp.log(size) + jnp.log(heaviest_row)

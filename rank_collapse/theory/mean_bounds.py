@@ -152,6 +152,7 @@ def spectral_radius(m: Float[Array, "k k"]) -> Float[Array, ""]:
         return (p < dtype.nmant + 4) & (jnp.abs(change) > dtype.eps / 2)
 
     def square(state):
+        """Squares the matrix M^(2^p) once more, and adds 2^−p times the logarithm of its size."""
         p, m, log_norm, _ = state
         m, log_size = normalise(m @ m)
         change = log_size * jnp.exp2(-p.astype(m.dtype))

@@ -73,6 +73,7 @@ class Noise:
 
 
 def _hash_bits(h):
+    """Mix the bits of uint32 numbers (the finaliser of MurmurHash3, other constants)."""
     h = (h ^ (h >> 16)) * jnp.uint32(0x21F0AAAD)
     h = (h ^ (h >> 15)) * jnp.uint32(0x735A2D97)
     return h ^ (h >> 15)

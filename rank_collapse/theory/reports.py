@@ -153,6 +153,8 @@ def report_of_log(
 
 @jax.jit
 def _report_from_trace(params, prepared, config, log):
+    """Walk the layers for the constants of their bounds, and build the report."""
+
     def step(layer, _):
         return (), _bound_constants(layer, layer.extra)
 

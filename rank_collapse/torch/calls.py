@@ -140,8 +140,7 @@ class Call:
         if isinstance(result, list | tuple):
             return [self.constant(element, base, product) for element in result]
         product = product if is_floating(result) else None
-        from_inputs = any(v.from_inputs for v in self.values)
-        return Value(result, from_inputs=from_inputs, base=base, product=product)
+        return Value(result, base=base, product=product)
 
     @property
     def product(self) -> str | None:

@@ -42,7 +42,7 @@ def differentiate_call(call: Call, result: object) -> Any:
             refuse_operator(call)
         else:
             sources, push = _differentiate_any(call, index)
-        values.append(Value(array, 1, True, sources=sources, push=push, batched=batched))
+        values.append(Value(array, 1, sources=sources, push=push, batched=batched))
     return values if isinstance(result, list | tuple) else values[0]
 
 

@@ -143,6 +143,9 @@ def _expand_dims(array, dims, ndim):
 def _larger(call, result):
     """Return the entrywise maximum or minimum of two arguments; which one is frozen."""
     left, right = call.get(0), call.get(1)
+    if left is right:
+        fields = {"base": left.base, "gate_of": left.gate_of, "at_zero": left.at_zero}
+        return make_value(call, result, sources=(left,), push=lambda t: t, **fields)
     if len(call.dependent) == 1:
         return apply_entrywise(call, result, 0 if call.dependent[0] is left else 1)
     takes_left = left.array == result
@@ -150,8 +153,6 @@ def _larger(call, result):
     def push(left_tangent, right_tangent):
         return torch.where(takes_left, left_tangent, right_tangent)
 
-    if left is right:
-        return make_value(call, result, sources=(left,), push=lambda t: t, base=left.base)
     fields = {}
     if left.base == right.base and left.shape == right.shape:
         root = next((v.gate_of for v in (left, right) if v.is_gate), left)

@@ -15,7 +15,7 @@ from rank_collapse.torch.values import Value, is_floating
 def make_value(call, array, degree=1, **fields):
     """Make a value that depends on the state, with a new base unless one is named."""
     fields.setdefault("base", call.bases.new())
-    return Value(array, degree, any(v.from_inputs for v in call.values), **fields)
+    return Value(array, degree, **fields)
 
 
 def make_scores(call, array, product=None):
@@ -99,7 +99,11 @@ def evaluate_at_zero(call):
 
 
 def apply_entrywise(call, result, position):
-    """Return a non-linear entrywise function of the argument at `position`."""
+    """Return f(h), a non-linear entrywise function of the argument h at `position`.
+
+    It is the frozen gate f(h)/h times h, see `frozen`; `slope` computes f'(h) for entries where h
+    is 0. Of a product of two values (scores) it is a constant.
+    """
     dependent = call.dependent
     value = call.get(position)
     if len(dependent) != 1 or dependent[0] is not value:
@@ -121,7 +125,10 @@ def apply_entrywise(call, result, position):
 
 
 def apply_power(call, result):
-    """Return a power: linear for exponent 1, a constant for 0, else a gate."""
+    """Return a power: linear for exponent 1, a constant for 0, else a gate.
+
+    A gate multiplies h by the frozen quotient f(h)/h, see `apply_entrywise`.
+    """
     exponent = call.argument(1, None)
     if isinstance(call.get(1), Value) and call.get(1).degree:
         if isinstance(call.get(0), Value) and call.get(0).degree:

@@ -53,7 +53,7 @@ class Evaluation:
         self._moved: dict[int, Value] = {}
         self.start: Value | None = None
         entering = {name: Value(array) for name, array in exported.weights.items()}
-        entering |= {name: Value(a, from_inputs=True) for name, a in exported.inputs.items()}
+        entering |= {name: Value(array) for name, array in exported.inputs.items()}
         module = exported.program.graph_module
         order = [n for n in module.graph.nodes if n.op == "placeholder"]
         arguments = [entering.get(n.name, Value(None)) for n in order]
@@ -93,7 +93,7 @@ class Evaluation:
 
     def _start_at(self, value: Value) -> Value:
         if self.start is None:
-            self.start = Value(value.array, 1, True, base=self._bases.new())
+            self.start = Value(value.array, 1, base=self._bases.new())
         return self.start
 
     def _enter(self, value: object, branch: Branch | None) -> Tree:
@@ -107,7 +107,6 @@ class Evaluation:
             self._moved[id(value)] = Value(
                 value.array,
                 value.degree,
-                value.from_inputs,
                 base=self._bases.after(("leaves", axis), value.base),
                 gate_of=None if value.gate_of is None else self._leave(value.gate_of, axis),
                 summed_base=self._bases.after(("leaves", axis), value.summed_base),

@@ -166,6 +166,7 @@ def find_start(model: nn.Module, exported: Exported, start: str | None) -> tuple
 
 
 def _candidates(model, arguments):
+    """List arguments and embeddings that start= may name, as the end of a message."""
     floating = [name for name, tensor in arguments.items() if is_floating(tensor)]
     embeddings = [
         n for n, module in model.named_modules() if isinstance(module, nn.Embedding) and n

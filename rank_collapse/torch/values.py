@@ -28,7 +28,6 @@ class Value:
     Attributes:
         array: Tensor or Python number that the model computes.
         degree: 0, 1 or 2, as above.
-        from_inputs: Whether it depends on an argument of the model, and not on weights alone.
         base: A number shared by values that are entrywise functions of the same value, or None.
         gate_of: The value of degree 1 that this is a non-linear entrywise function of, or None.
         at_zero: The number f(0) for a gate f(h), or None where it is not known.
@@ -47,7 +46,6 @@ class Value:
 
     array: Any
     degree: int = 0
-    from_inputs: bool = False
     base: int | None = None
     gate_of: "Value | None" = None
     at_zero: float | None = None

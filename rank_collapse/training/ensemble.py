@@ -88,7 +88,7 @@ class Ensemble:
         key_data, key_state = jax.random.split(key)
         data = self.make_data(key_data)
         has_examples = isinstance(data, Mapping) and len(data.get("train", ()))
-        refuse_if(not has_examples, "make_data gives no examples as 'train'")
+        refuse_if(not has_examples, "make_data returned no examples named 'train'")
         return init_state(key_state, hyper, self.recipe), data
 
     def step(self, state: tuple[TrainState, Any], hyper: Hyper, epoch: Any) -> Any:
@@ -249,7 +249,9 @@ class Ensemble:
         if checkpoint is not None:
             epoch, saved = checkpoint
             fits = _list_shapes(saved) == _list_shapes(template) and 0 <= epoch <= total
-            refuse_if(not fits, f"resume gave a snapshot of epoch {epoch} that is of other runs")
+            refuse_if(
+                not fits, f"resume returned a snapshot of epoch {epoch} that belongs to other runs"
+            )
             runs = self._restore(runs, epoch, saved)
         if runs.step < max(total, 1):
             with activity("compiling"):
@@ -306,7 +308,7 @@ def _as_runs(hyper: Hyper, count: int) -> Hyper:
         has_axes = name.startswith(("network", "start"))  # beside that of the runs
         value = np.asarray(value, np.float32)
         fits = value.shape[:1] in ((), (count,)) and (has_axes or value.ndim < 2)
-        refuse_if(not fits, f"hyper.{name} of shape {value.shape} is not of {count} runs")
+        refuse_if(not fits, f"hyper.{name} of shape {value.shape} does not fit {count} runs")
         return value if value.ndim else np.full(count, value)
 
     return jax.tree_util.tree_map_with_path(as_run_array, hyper)

@@ -91,7 +91,9 @@ class Recipe:
             f"num_outputs={self.num_outputs} is not the decoder's vocab_size={outputs}": (
                 self.num_outputs != outputs
             ),
-            "output_dropout=True: an encoder-decoder has none": is_pair and self.output_dropout,
+            "output_dropout=True does not apply to an encoder-decoder": (
+                is_pair and self.output_dropout
+            ),
         }
         for message, is_fault in faults.items():
             struct.refuse_if(is_fault, message)
@@ -169,6 +171,6 @@ def check_hyper(hyper: Hyper, recipe: Recipe) -> None:
     struct.check_numbers("[0, 1)", arrays=True, **product)
     struct.refuse_if(
         recipe.loss != "cross_entropy" and np.any(hyper.label_smoothing),
-        f"label_smoothing={hyper.label_smoothing} smooths classes, and loss={recipe.loss!r} has "
+        f"label_smoothing={hyper.label_smoothing} smooths classes, but loss={recipe.loss!r} has "
         "none",
     )

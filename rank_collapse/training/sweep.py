@@ -99,9 +99,9 @@ def sweep(
         f"until={quote_value(until)} is not a function of the metrics",
     )
     is_path = folder is None or (isinstance(folder, str | os.PathLike) and os.fspath(folder))
-    refuse_if(not is_path, f"folder={quote_value(folder)} is no path")
+    refuse_if(not is_path, f"folder={quote_value(folder)} is not a path")
     is_mesh = mesh is None or (isinstance(mesh, Mesh) and mesh.axis_names == (run_seeds.AXIS,))
-    refuse_if(not is_mesh, f"mesh={quote_value(mesh)} is no mesh of runs.seeds.seed_mesh")
+    refuse_if(not is_mesh, f"mesh={quote_value(mesh)} is not a mesh made by runs.seeds.seed_mesh")
     import_package("xarray", "training.sweep", "training")  # before anything is trained
     axes, base_key = make_axes(hyper, static), _make_base_key(key)
     mesh = run_seeds.seed_mesh(jax.local_devices()) if mesh is None else mesh
@@ -142,6 +142,7 @@ def sweep(
 
 
 def _is_enough(answer):
+    """Reads what `until` returned: one truth value."""
     is_one = not isinstance(answer, Mapping | str | None) and np.ndim(answer) == 0
     refuse_if(not is_one, f"until returns {type(answer).__name__}, which is not true or false")
     return bool(answer)

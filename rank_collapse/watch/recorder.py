@@ -75,6 +75,7 @@ class Notes:
         self._say(text, f"{name}: {text}" if name else text)
 
     def _say(self, reason, text):
+        """Warns once for each kind of reason, which is the text before a colon."""
         kind = reason.partition(":")[0]  # texts of one error may differ, as those of no memory do
         if kind not in self._said:
             self._said.add(kind)

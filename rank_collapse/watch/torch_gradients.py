@@ -11,7 +11,7 @@ from rank_collapse.watch.recorder import LeftOut
 from rank_collapse.watch.torch_followers import find_features
 from rank_collapse.watch.torch_tags import Map, Source, Tag
 
-UNKNOWN = "which part of a parameter it is of is not known"
+UNKNOWN = "the part of a parameter that made it is unknown"
 
 
 class Share(NamedTuple):

@@ -50,6 +50,7 @@ def see_map(
     tag.stream, tag.is_content = source.tag.stream, True
 
     def number_entries():
+        """Numbers the entries of the output, in its layout."""
         numbers = torch.arange(linear_map.count, device=output.device).reshape(shape)
         order = [(axes + features).index(c) for c in result]
         numbers = (numbers + linear_map.start).permute(order)

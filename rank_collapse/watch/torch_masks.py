@@ -91,12 +91,11 @@ def read_masks(function: object, args: object, kwargs: object, result: Tensor) -
     elif name == "__setitem__":
         yield from _read_assignment(*args, result)
     elif name in _SUMS or name in ("__rsub__", "baddbmm"):
-        addends = [(1 if name == "baddbmm" else _SUMS.get(name, 1), args[0])]
-        addends += [] if name == "baddbmm" else [(_SUMS.get(name, -1), a) for a in values[1:2]]
-        first_sign = -1 if name == "__rsub__" else 1
-        for i, (sign, addend) in enumerate(addends):
+        addends = [(-1 if name == "__rsub__" else 1, args[0])]
+        addends += [] if name == "baddbmm" else [(_SUMS.get(name, 1), a) for a in values[1:2]]
+        for sign, addend in addends:
             if isinstance(addend, Tensor) and addend.is_floating_point():
-                yield from _read_addend(addend, sign if i else first_sign)
+                yield from _read_addend(addend, sign)
     elif name in _FACTORS:
         for factor in tensors_in(values):
             if factor.numel() < result.numel() and factor.ndim > 1 and _is_positive(result):

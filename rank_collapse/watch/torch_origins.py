@@ -88,7 +88,7 @@ class Origins(TagTable):
                 tag.is_content, tag.is_constant = True, False
                 if tag.terms or not (tag.maps or tag.stream):
                     see_masks(self, function, args, kwargs, output, tag)
-        if function in SOFTMAX | EXPONENTIALS and outputs[0].ndim > 2:
+        if function in SOFTMAX | EXPONENTIALS and outputs[0].ndim > 1:
             see_softmax(self, function, floats[0], outputs[0])
 
     def _see_write(self, args, is_assignment):
@@ -139,6 +139,7 @@ class Origins(TagTable):
             earlier = tag.followers.get(name)
 
             def make_numbers(name=name, earlier=earlier):
+                """Writes the numbers into those of the tensor before; −1 where nothing is known."""
                 numbers = torch.empty_strided(shape, stride, dtype=torch.long, device=device)
                 numbers.copy_(earlier()) if earlier else numbers.fill_(-1)
                 write(numbers, name)

@@ -21,7 +21,7 @@ from torch.overrides import TorchFunctionMode
 from rank_collapse.watch import torch_products as products
 from rank_collapse.watch.recorder import LeftOut, Notes
 from rank_collapse.watch.torch_frames import Frame
-from rank_collapse.watch.torch_functions import MAPS, PRODUCTS, floats_in, read_product, tensors_in
+from rank_collapse.watch.torch_functions import MAPS, floats_in, read_product, tensors_in
 from rank_collapse.watch.torch_origins import Origins
 from rank_collapse.watch.torch_runs import Runs, Select
 from rank_collapse.watch.torch_tags import Term
@@ -128,6 +128,7 @@ class Pass(TorchFunctionMode):
         return result
 
     def _read_names(self):
+        """Reads the dotted name of every module of the model."""
         model = self._model()
         if model is not None:
             for name, module in model.named_modules():
@@ -190,7 +191,7 @@ class Pass(TorchFunctionMode):
             self._measure_product(self._see_dot, args, kwargs, result)
             return
         product = read_product(function, args, kwargs) if function in MAPS else None
-        if product is not None and function in PRODUCTS:
+        if product is not None:
             factors = [p for p in (product, product.swap()) if is_weights(self._origins, p)]
             if factors and not any(map(self._origins.is_constant, product[:2])):
                 self._measure_product(self._see_weighted, factors, result)
@@ -271,14 +272,14 @@ class Pass(TorchFunctionMode):
         tag, value = (self._origins.tag(factor) for factor in product[:2])
         if not tag.terms:
             begin_mean(self._origins, product, result)
-            raise LeftOut("its softmax is over something else than products of queries and keys")
+            raise LeftOut("its softmax is not taken over products of queries and keys")
         if len(factors) > 1:
             raise LeftOut("several products of queries and keys are multiplied")
         weights = read_weights(self._origins, product)
         refusal = ""
         is_normed = tag.is_softmax or tag.is_exponential or products.sums_to_one(weights.p)
         if not tag.is_softmax and not (is_normed and products.is_distribution(weights.p)):
-            refusal = "its weights are no distribution over keys"
+            refusal = "its weights are not a distribution over keys"
             if "pairs" not in tag.followers:
                 raise LeftOut(refusal)
         terms = read_terms(self._origins, product)

@@ -120,9 +120,10 @@ def read_weights(
     summed = [c for c in axes if c not in result]
     batch = [c for c in axes if c not in (*summed, *queries)]
     order = [axes.index(c) for c in batch + queries + summed]
+    allowed = torch.ones_like(used) > 0 if allowed is None else allowed
     used, allowed, softmax = (
-        a if a is None else a.detach().permute(order).flatten(0, -3)
-        for a in (used, torch.ones_like(used) > 0 if allowed is None else allowed, softmax)
+        a if a is None else a.detach().permute(order)[None].flatten(0, -3)
+        for a in (used, allowed, softmax)
     )
     rows = choose_rows(used.shape[1], used.device)
     p = used[:, rows].float()
@@ -315,7 +316,7 @@ def measure_weights(weights: Weights, documents: Tensor) -> dict[str, Tensor]:
     p = weights.p.unflatten(0, (e, -1))
     r, m = p.shape[-2:]
     if not is_distribution(p):
-        raise LeftOut("its weights are no distribution over keys")
+        raise LeftOut("its weights are not a distribution over keys")
     numbers = documents[:, rows]
     packed = split_documents(numbers, (numbers >= 0) & (p.sum(dim=(1, 3)) != 0), (e, r))
     p, is_query = packed.split_heads(p), torch.as_tensor(packed.exists, device=p.device)

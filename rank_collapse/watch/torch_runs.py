@@ -118,24 +118,10 @@ class Runs:
             )
             return
         if run.turn == 0:
-            for part in parts or [term]:
-                shared = find_shared_sources(part.query.list_maps(), part.query, part.key)
-                if (shared is None) == is_cross:  # keys of positions are others
-                    tags = part.query, part.key, value
-                    run.shares.append(choose_shares(tags, sources, owner.number))
+            run.shares += _list_shares(parts or [term], value, sources, is_cross, owner)
         if tokens is None:
             raise LeftOut(refusal)
-        n, m = (term.sizes[c] for c in term.letters[2][-2:])
-        shape = weights.allowed.shape[-2:]
-        if shape[0] != n or (shape[1] != m and tokens.has_own_keys()):
-            refusal = refusal or f"weights of {shape[0]} × {shape[1]} for {n} queries and {m} keys"
-            weights = products.allow_all(n, m, weights.p.device)
-        if len(weights.p) == len(tokens.order):
-            weights = products.sort_examples(weights, tokens.order, len(tokens.index))
-        else:
-            counts = f"{len(weights.p)} matrices of weights for {len(tokens.order)} of queries"
-            weights = products.join_heads(weights, tokens.order, len(tokens.index))
-            refusal = refusal or counts
+        weights, refusal = _match_weights(weights, tokens, term, refusal)
         documents = self._find_documents(frames, tokens, weights, names)
         if not run.pieces and owner.number == run.frames[-1]:
             run.tokens = tokens.index, documents  # for attention to other tokens in this call
@@ -174,7 +160,7 @@ class Runs:
         indices = [piece.tokens.index for piece in pieces]
         if not run.tokens or not all(torch.equal(run.tokens[0], index) for index in indices):
             run.tokens, run.scalars = None, {}
-            self._notes.leave_out(run.name, "tokens", "its products are of different tokens")
+            self._notes.leave_out(run.name, "tokens", "its products have different tokens")
         elif is_first and self._kind == "read" and not run.is_cross:
             x, index = first.tokens.matrix[first.tokens.index], first.tokens.index
             documents = first.documents.masked_fill(products.find_repeated(index), -1)
@@ -288,13 +274,57 @@ class Runs:
         index, documents = run.tokens
         if not states or states[0][..., 0].numel() != index.numel():
             shapes = [tuple(a.shape) for a in states[:1]]
-            raise LeftOut(f"a result of shapes {shapes} has other tokens than it reads")
+            raise LeftOut(f"its results of shapes {shapes} do not have the tokens that it reads")
         x, places = states[0], torch.arange(index.numel(), device=index.device)
         if x.shape[0] == x.shape[1] and not torch.equal(index.flatten(), places):
             raise LeftOut("equal numbers of examples and tokens leave the axes ambiguous")
         if x.shape[:2] != index.shape:
             x = x.reshape(-1, x.shape[-1])[index]
         return measure_tokens(x, documents, self._kind)
+
+
+def _list_shares(parts, value, sources, is_cross, owner):
+    """Lists the parameters of queries, keys and values of each product, for their gradients.
+
+    Args:
+        parts: The products.
+        value: Tag of the values.
+        sources: Tensors from which the queries were made.
+        is_cross: Whether keys are of other tokens.
+        owner: Frame of the attention.
+    """
+    shares = []
+    for part in parts:
+        shared = find_shared_sources(part.query.list_maps(), part.query, part.key)
+        if (shared is None) == is_cross:  # keys of positions are others
+            tags = part.query, part.key, value
+            shares.append(choose_shares(tags, sources, owner.number))
+    return shares
+
+
+def _match_weights(weights, tokens, term, refusal):
+    """Orders weights by the examples of the tokens.
+
+    Args:
+        weights: Weights in the order of the product.
+        tokens: Tokens of the queries.
+        term: The product of queries and keys.
+        refusal: Why they are not weights of attention; "" if they are.
+
+    Returns:
+        The weights, which are empty where they do not fit the queries and keys; and the refusal,
+        which then says so.
+    """
+    n, m = (term.sizes[c] for c in term.letters[2][-2:])
+    shape = weights.allowed.shape[-2:]
+    if shape[0] != n or (shape[1] != m and tokens.has_own_keys()):
+        refusal = refusal or f"weights of {shape[0]} × {shape[1]} for {n} queries and {m} keys"
+        weights = products.allow_all(n, m, weights.p.device)
+    if len(weights.p) == len(tokens.order):
+        return products.sort_examples(weights, tokens.order, len(tokens.index)), refusal
+    counts = f"{len(weights.p)} matrices of weights for {len(tokens.order)} of queries"
+    weights = products.join_heads(weights, tokens.order, len(tokens.index))
+    return weights, refusal or counts
 
 
 def _find_owner(frames, term):

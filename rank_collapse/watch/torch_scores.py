@@ -66,6 +66,7 @@ def see_product(
     order = [result.index(c) for c in product.letters[2]]
 
     def number_pairs():
+        """Numbers the (query, key) pair of every score, in the layout of the scores."""
         numbers = torch.arange(n, device=output.device)[:, None] * PAIR
         numbers = numbers + torch.arange(m, device=output.device)
         return numbers.expand([sizes[c] for c in result]).permute(order)

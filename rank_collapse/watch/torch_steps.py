@@ -106,7 +106,11 @@ class OpenWatches:
 
     @classmethod
     def add_hooks(cls):
-        """Asks torch to call the open watches at each step of an optimizer."""
+        """Asks torch to call the open watches at each step of an optimizer.
+
+        Only torch refers to the hooks: where others clear its hooks, they are deleted, and
+        `say_removed` warns.
+        """
         for _, handle in cls.hooks:
             handle.remove()
         before, after = _StepHook("before_step"), _StepHook("after_step")
@@ -134,6 +138,7 @@ class _StepHook:
 
 
 def _call_module(module, *args, **kwargs):
+    """Calls a module through every watch that measures, in place of `Module.__call__`."""
     call = OpenWatches.call
     for measured in [watched.measured for watched in OpenWatches.open]:
         call = call if measured is None else functools.partial(measured.call, call)

@@ -62,37 +62,70 @@ def read_tokens(term: Term) -> Tokens:
     Raises:
         LeftOut: The tokens of the queries cannot be identified.
     """
-    first, _, result = term.letters
-    maker, queries = term.query, _read_entries(term.query, first, result[:-1], term.sizes)
-    if queries is not None and not _list_maps(maker, queries):
-        queries = None
-    if queries is None and not term.query.stream.isdisjoint(term.key.stream):
-        maker, queries = term.key, _read_keys(term)
-        if queries is not None and queries.shape[-2] != term.sizes[result[-2]]:
-            queries = None
-    if queries is None:
-        raise LeftOut("which linear map made its queries is not known")
-    used = _list_maps(maker, queries)
+    maker, entries = _find_maker(term)
+    used = _list_maps(maker, entries)
     shared = find_shared_sources(used, term.query, term.key)
     sources = shared or list(dict.fromkeys(linear_map.source for linear_map in used))
     if any(source.matrix is None for source in sources):
-        raise LeftOut("what made its queries ran in another layer")
+        raise LeftOut("its queries were made in another layer")
     if len({source.matrix.shape[1] for source in sources}) != 1:
-        raise LeftOut("its queries are of tensors of several widths")
-    rows = _find_places(queries, used, sources)
+        raise LeftOut("its queries were made from tensors of several widths")
+    rows = _find_places(entries, used, sources)
     if rows is None or (rows < 0).any():
-        raise LeftOut("which tokens its queries are of is not known")
-    _, example = rows[:, 0].unique(return_inverse=True)
-    e, order = int(example.max()) + 1, example.argsort(stable=True)
-    heads, index = len(rows) // e, rows[order][:: len(rows) // e]
-    if len(rows) % e or not torch.equal(rows[order], index.repeat_interleave(heads, 0)):
-        raise LeftOut("its heads have different tokens")
+        raise LeftOut("the tokens of its queries are unknown")
+    index, order, heads = _split_heads(rows)
     keys = _read_keys(term)
     if keys is not None:
         keys = _find_places(keys, _list_maps(term.key, keys), sources)
     keys = None if keys is None or shared is None else keys[order][::heads]
     matrix = torch.cat([source.matrix for source in sources])
     return Tokens(matrix, index, keys, order, shared is None, tuple(sources))
+
+
+def _find_maker(term):
+    """Finds the factor of a product whose entries a linear map made: the queries, or else the keys.
+
+    Queries may be tokens as they are. If keys come from the same tokens, the map of the keys then
+    tells which.
+
+    Args:
+        term: The product of queries and keys.
+
+    Returns:
+        (tag of the factor, numbers of its entries, see `_read_entries`).
+
+    Raises:
+        LeftOut: No map is known.
+    """
+    first, _, result = term.letters
+    queries = _read_entries(term.query, first, result[:-1], term.sizes)
+    if queries is not None and _list_maps(term.query, queries):
+        return term.query, queries
+    if not term.query.stream.isdisjoint(term.key.stream):
+        keys = _read_keys(term)
+        if keys is not None and keys.shape[-2] == term.sizes[result[-2]]:
+            return term.key, keys
+    raise LeftOut("the linear map that made its queries is unknown")
+
+
+def _split_heads(rows):
+    """Splits the rows of examples and heads into examples, each with its heads.
+
+    Args:
+        rows: Row of every query [g, n].
+
+    Returns:
+        Rows of each example's queries [e, n], the order in which [g] becomes [e, h], and h.
+
+    Raises:
+        LeftOut: The heads of an example have different tokens.
+    """
+    _, example = rows[:, 0].unique(return_inverse=True)
+    e, order = int(example.max()) + 1, example.argsort(stable=True)
+    heads, index = len(rows) // e, rows[order][:: len(rows) // e]
+    if len(rows) % e or not torch.equal(rows[order], index.repeat_interleave(heads, 0)):
+        raise LeftOut("its heads have different tokens")
+    return index, order, heads
 
 
 def join_tokens(tokens: Tokens, parts: Sequence[Term], allowed: Tensor) -> Tokens:
@@ -112,7 +145,7 @@ def join_tokens(tokens: Tokens, parts: Sequence[Term], allowed: Tensor) -> Token
         return tokens
     is_alike = all(part.sources == tokens.sources and part.has_own_keys() for part in joined)
     if not is_alike or not (allowed == allowed[:1]).all():
-        raise LeftOut("its products are of different tokens")
+        raise LeftOut("its products have different tokens")
     order = torch.arange(len(index), device=index.device)
     return tokens._replace(index=index, keys=index, order=order)
 
@@ -174,7 +207,7 @@ def _find_places(entries, used, sources):
         return None
     first, last = places.unbind(dim=-1)
     if ((first != last) & (first >= 0) & (last >= 0)).any():
-        raise LeftOut("its softmax is over something else than the keys of tokens")
+        raise LeftOut("its softmax is not taken over the keys of tokens")
     return places.amax(dim=-1).reshape(-1, places.shape[-2])
 
 

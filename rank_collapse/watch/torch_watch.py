@@ -352,7 +352,8 @@ def _read_layers(model, layers):
     is_negative = kinds == {int} and min(chosen) < 0
     if kinds not in ({int}, {str}) or is_negative:
         raise ValueError(
-            f"layers={layers!r} is not numbers, names of modules, or a function of (name, module)"
+            f"layers={layers!r} is neither a list of numbers or names of modules nor a function of "
+            "(name, module)"
         )
     if kinds == {int}:
         return lambda name, module: True, chosen
@@ -387,7 +388,7 @@ def _combine_products(run):
     """Computes {name: mean over heads, and the least and the largest} of the products of a run."""
     frames = [frame for frame, _ in run.products]
     if len(set(frames)) < len(frames):
-        raise LeftOut(f"{len(frames)} products in one run of it")
+        raise LeftOut(f"{len(frames)} products of queries and keys in one run of it")
     scalars = {}
     for name in dict.fromkeys(name for _, product in run.products for name in product):
         heads = [product[name].reshape(-1) for _, product in run.products if name in product]

@@ -122,7 +122,7 @@ def with_nan(name, index):
 
 
 WRONG = {
-    "no array residual": with_arrays(residual=None),
+    "no array 'residual'": with_arrays(residual=None),
     r"residual has shape \[5, 6\]": with_arrays(residual=ARRAYS["residual"][0]),
     "residual has no layer": with_arrays(
         residual=ARRAYS["residual"][:1], attention_branch=None, mlp_branch=None
@@ -136,12 +136,12 @@ WRONG = {
     "mask has no token": with_arrays(mask=np.zeros(5)),
     r"token_ids has shape": with_arrays(token_ids=np.arange(6)),
     r"logits has shape": with_arrays(logits=np.ones((4, 7))),
-    "residual is int64": with_arrays(residual=np.ones((4, 5, 6), int)),
-    "residual is complex128": with_arrays(residual=np.ones((4, 5, 6), complex)),
+    "residual has dtype int64": with_arrays(residual=np.ones((4, 5, 6), int)),
+    "residual has dtype complex128": with_arrays(residual=np.ones((4, 5, 6), complex)),
     "residual before layer 0 has a NaN": with_nan("residual", (0, 1, 2)),
     "residual after layer 1 has a NaN": with_nan("residual", (2, 1, 2)),
     "mlp_branch of layer 2 has a NaN": with_nan("mlp_branch", (2, 0, 0)),
-    "residual is not of numbers": with_arrays(residual=np.full((4, 5, 6), None)),
+    "residual is not an array of numbers": with_arrays(residual=np.full((4, 5, 6), None)),
 }
 
 

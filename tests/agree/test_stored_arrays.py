@@ -77,4 +77,4 @@ def test_any_error_of_reading_becomes_one_line_with_the_file(tmp_path):
 
 def test_objects_are_refused(tmp_path):
     np.savez(tmp_path / "o.npz", a=np.array([None, {}], object))
-    is_refused("a is not of numbers", open_npz, tmp_path / "o.npz", ["a"])
+    is_refused("a is not an array of numbers", open_npz, tmp_path / "o.npz", ["a"])

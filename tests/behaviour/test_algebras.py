@@ -210,7 +210,8 @@ def compare_expectation(params, x, config, extra, trace):
     rotary_width = (
         4 if config.rotary_tables else None
     )  # two pairs, of which the table has frequencies
-    wide = config.replace(d_model=48, d_qk=None, d_v=None, d_ff=96, rotary_width=rotary_width)
+    wide = jax.tree.map(lambda a: np.tile(a, 6) if np.shape(a)[1:] == (8,) else a, config)
+    wide = wide.replace(d_model=48, d_qk=None, d_v=None, d_ff=96, rotary_width=rotary_width)
     x = draws.normal(len(x), 48)
     extra = {k: np.tile(v, (1, 6)) if k == "memory" else v for k, v in extra.items()}
     params = draws.parameters(wide, bias_scale=0.0, gain_scale=0.0)

@@ -71,7 +71,7 @@ def test_json_and_csv_of_every_command_agree(run, capsys):
     check_schema(first, CHECK), check_schema(last, CHECK)
     assert first["one_token"] == last["one_token"] == {}
     assert [first["source"], last["source"]] == folders[::2]
-    ratio, entropy = "residual ratio, whole network", "attention entropy, nats"
+    ratio, entropy = "residual ratio, full model", "attention entropy, nats"
     assert first["layers"][entropy][0] is None and None not in first["layers"][ratio]
 
     rows = run_command(capsys, "check", *folders[::2], *IDS, "--csv").splitlines()

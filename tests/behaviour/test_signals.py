@@ -12,11 +12,13 @@ import pytest
 
 from experiments.lab import cli, pool, progress
 from experiments.lab.progress import Progress
+from tests.support.folders import REPOSITORY
 from tests.support.processes import python
 
 pytestmark = pytest.mark.full
 
 FLAGS = cli.make_flags("example")
+PATHS = os.environ | {"PYTHONPATH": str(REPOSITORY)}
 CODES = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129}
 
 
@@ -114,6 +116,29 @@ def test_the_second_signal_ends_a_computation_that_never_returns_to_python():
             run.kill()
 
 
+def test_two_signals_print_what_to_do_and_nothing_else(tmp_path):
+    """Python's resource tracker removes the semaphores of the process that ended at once."""
+    script = tmp_path / "waiting.py"
+    script.write_text("""
+import time
+from experiments.lab import pool, progress
+if __name__ == "__main__":
+    with progress.handle_signals(), pool.start_workers(2) as workers:
+        futures = [pool.submit_work(workers, time.sleep, 60) for _ in range(2)]
+        print("ready", flush=True)
+        time.sleep(60)
+""")
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen([sys.executable, script], env=PATHS, **pipes) as process:
+        assert process.stdout.readline() == "ready\n"
+        for _ in range(2):
+            time.sleep(0.5)
+            process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=60)  # the tracker closes its pipe when it ends
+    assert process.returncode == 130
+    assert err == "\nstopping after this chunk; again to stop at once\n"
+
+
 def list_children(pid):
     """Lists the workers that a process has started, without multiprocessing's own processes."""
     numbers = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
@@ -146,7 +171,7 @@ def test_ctrl_c_while_workers_start_or_compile_ends_the_run(work, delay, tmp_pat
         os.killpg(process.pid, signal.SIGINT)
         _, err = process.communicate(timeout=200)
     assert process.returncode == 130, err
-    assert "Traceback" not in err and "a worker was ended" not in err
+    assert "Traceback" not in err and "a worker process was killed" not in err
     assert err.count("interrupted") == 1
     assert not (tmp_path / "summary.json").exists()
 

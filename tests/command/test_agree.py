@@ -7,8 +7,10 @@ import re
 import numpy as np
 import pytest
 
+from rank_collapse import __version__
 from rank_collapse.agree.recording import open_recording, record
-from rank_collapse.command import main
+from rank_collapse.command import agree, main, parse_flags
+from rank_collapse.command.agree import COLUMNS
 from tests.oracles.rounded_transformer import Fault, draw_model, run
 
 
@@ -25,8 +27,9 @@ def recordings(tmp_path, monkeypatch):
 
 def test_runs_that_agree(recordings, capsys):
     assert main(["agree", "a.npz", "rounded.npz"]) == 0
-    printed = capsys.readouterr().out
-    assert printed.startswith("agree to bfloat16 rounding") and "agree.html" in printed
+    sentence, written = capsys.readouterr().out.splitlines()
+    assert sentence.startswith("agree to bfloat16 rounding")
+    assert written == "written to agree.html, agree.csv, agree.json"
 
 
 def test_runs_that_differ(recordings, capsys):
@@ -35,12 +38,72 @@ def test_runs_that_differ(recordings, capsys):
     assert sentence.startswith("layer 2's attention adds") and "rotary form" in sentence
     about = json.loads((recordings / "b.json").read_text())
     assert about["first"] == {"layer": 2, "part": "attention"} and about["agree"] is False
+    assert (about["first_source"], about["second_source"]) == ("a.npz", "faulty.npz")
+    assert about["first_settings"] == about["second_settings"] == ""
+    assert about["command"] == "rank-collapse agree a.npz faulty.npz --out b.html"
+    assert about["rank_collapse"] == __version__ and about["sentence"] == sentence
     html = (recordings / "b.html").read_text()
+    assert '<h2 id="agree">Sublayers</h2>' in html
+    assert "Relative errors by layer, medians over tokens without spikes." in html
+    assert f"rank_collapse {__version__}</p>" in html
     assert "rotary form" in html and "data:image/png" in html
     rows = list(csv.DictReader((recordings / "b.csv").read_text().splitlines()))
     assert len(rows) == len(about["sublayers"])
     assert [r["part"] for r in rows[:3]] == ["attention", "mlp", "layer"]
-    assert float(rows[6]["added"]) == about["sublayers"][6]["added"]
+    for row, sublayer in zip(rows, about["sublayers"], strict=True):
+        assert row.keys() == COLUMNS.keys() and row["part"] == sublayer["part"]
+        for name in row.keys() - {"part", "worst_token", "spikes_added"}:
+            assert float(row[name]) == sublayer[name]
+        assert row["worst_token"] == " ".join(map(str, sublayer["worst_token"]))
+
+
+def test_what_is_said_of_outputs_and_of_other_arrays(recordings, capsys):
+    """A remark is a sentence of its own; the outputs follow."""
+    arrays = dict(np.load("a.npz"))
+    n = arrays["residual"].shape[1]
+    arrays["logits"] = np.random.default_rng(0).normal(size=(n, 7)).astype("float32")
+    changed = arrays | {"logits": arrays["logits"] * np.float32(1.5)}
+    np.savez("c.npz", **arrays, other=np.ones(3))
+    np.savez("d.npz", **changed)
+    assert main(["agree", "c.npz", "d.npz"]) == 0
+    sentence, remark, outputs, _ = capsys.readouterr().out.splitlines()
+    assert sentence == "the same numbers in all layers."
+    assert remark == "Other arrays of c.npz are not read: other."
+    logits = (arrays["logits"].astype(float), changed["logits"].astype(float))
+    log_p = [a - np.log(np.exp(a).sum(axis=-1, keepdims=True)) for a in logits]
+    tokens = arrays["logits"].argmax(axis=-1)
+    change = abs(log_p[1] - log_p[0])[np.arange(n), tokens]
+    assert outputs == (
+        f"Of the outputs: share of next tokens that differ: 0; mean change of their "
+        f"log-probability: {change.mean():.3g}; largest change of their log-probability: "
+        f"{change.max():.3g}."
+    )
+    page = (recordings / "agree.html").read_text()
+    assert f"{sentence} {remark} {outputs}</p>" in page
+
+
+@pytest.mark.parametrize(
+    ("flags", "first", "second"),
+    [
+        (
+            ["--dtype=float32,bfloat16", "--attention=eager,sdpa"],
+            "float32, eager",
+            "bfloat16, sdpa",
+        ),
+        (["--with=torch,jax", "--dtype=float32"], "torch", "jax"),
+        (["--dtype=bfloat16"], "", ""),
+    ],
+)
+def test_settings_of_two_folders_are_named_where_they_differ(flags, first, second):
+    parsed = parse_flags(["agree", "a", "b", *flags])
+    assert [agree._name_settings(parsed, i) for i in (0, 1)] == [first, second]
+
+
+def test_one_value_is_for_both_runs():
+    assert agree._split(None, "dtype", agree.DTYPES, "float32") == ["float32", "float32"]
+    assert agree._split("float16", "dtype", agree.DTYPES, "float32") == ["float16"] * 2
+    split = agree._split("float16,float64", "dtype", agree.DTYPES, "float32")
+    assert split == ["float16", "float64"]
 
 
 def test_json_writes_no_file(recordings, capsys):

@@ -241,6 +241,13 @@ def test_a_folder_with_an_odd_name_is_escaped_everywhere(tmp_path, monkeypatch, 
         shutil.copytree(GOLDEN, tmp_path / folder)
     assert main(["check", ODD, "+A1", "--ids=5,8,13,7", "--out=page.html"]) == 0
     captured = capsys.readouterr()
+    first, second, tokens, written = captured.out.splitlines()  # what both read is said once
+    assert first.startswith("=HYPERLINK(1)\\x1b]0;") and ": tokens stay apart: " in first
+    assert second.startswith("+A1: tokens stay apart: ")
+    assert tokens == "The ids of --ids."
+    assert written == "written to page.html, page.json and page.csv"
+    begun = [line.partition(": ")[2] for line in captured.err.splitlines()]
+    assert begun == ["2 layers, 1 text of 4 tokens"] * 2
     texts = [captured.out, captured.err]
     texts += [(tmp_path / f"page.{end}").read_text("utf-8") for end in ("html", "csv", "json")]
     for text in texts:

@@ -14,6 +14,12 @@ from rank_collapse.command.folders import check_folder
 from tests.support.folders import REPOSITORY
 
 GOLDEN = REPOSITORY / "tests" / "golden" / "bert"
+KINDS = {
+    "zero_to_fp32.py": "a checkpoint of DeepSpeed, in parts",
+    "ckpt.pt": "a checkpoint of nanoGPT",
+    "flax_model.msgpack": "a checkpoint of Flax",
+    "tf_model.h5": "a checkpoint of TensorFlow",
+}
 FILES = {
     "zero_to_fp32.py": "{0}/zero_to_fp32.py {0} {0} --safe_serialization",
     "ckpt.pt": "save_pretrained('{0}/converted')",
@@ -26,7 +32,14 @@ FILES = {
 def test_another_programs_folder_names_the_command_that_converts_it(name, tmp_path, capsys):
     (tmp_path / name).write_text("")
     assert main(["check", str(tmp_path)]) == 2
-    assert FILES[name].format(tmp_path) in capsys.readouterr().err
+    err = capsys.readouterr().err
+    assert FILES[name].format(tmp_path) in err
+    assert err.startswith(f"error: {tmp_path} is {KINDS[name]}; convert it: ")
+    file = tmp_path / name  # the file itself
+    assert main(["check", str(file)]) == 2
+    err = capsys.readouterr().err
+    assert FILES[name].format(tmp_path) in err
+    assert err.startswith(f"error: {file} is {KINDS[name]}; convert it: ")
 
 
 def test_the_checkpoint_in_a_folder_is_named(tmp_path, capsys):
@@ -38,12 +51,18 @@ def test_the_checkpoint_in_a_folder_is_named(tmp_path, capsys):
     pooling = tmp_path / "sentences" / "1_Pooling"
     pooling.mkdir()
     (pooling / "config.json").write_text(json.dumps({"word_embedding_dimension": 8}))
-    named = {"run": "run/checkpoint-1000", "sentences": "sentences/0_Transformer"}
-    named["sentences/1_Pooling"] = "sentences"
-    for folder, checkpoint in named.items():
+    named = {
+        "run": ("the run of a Trainer", "run/checkpoint-1000"),
+        "sentences": ("a model of sentence-transformers", "sentences/0_Transformer"),
+        "sentences/1_Pooling": (
+            "a layer of sentence-transformers without attention",
+            "sentences",
+        ),
+    }
+    for folder, (kind, checkpoint) in named.items():
         assert main(["check", str(tmp_path / folder)]) == 2
-        err = capsys.readouterr().err
-        assert err.rstrip().endswith(f"rank-collapse check {tmp_path / checkpoint}")
+        err, path = capsys.readouterr().err, tmp_path / folder
+        assert err == f"error: {path} is {kind}: rank-collapse check {tmp_path / checkpoint}\n"
 
 
 def test_a_checkpoint_that_a_trainer_saved_at_the_top_is_read(tmp_path):

@@ -1,5 +1,7 @@
 """Inputs of the commands: images and features, token ids, and what is refused."""
 
+from types import SimpleNamespace
+
 import jax
 import numpy as np
 import pytest
@@ -8,7 +10,7 @@ import rank_collapse as rc
 from rank_collapse.command import inputs, main, parse_flags
 from rank_collapse.command.checked import WHOLE
 from rank_collapse.command.checkpoint import measure_checkpoint
-from rank_collapse.command.inputs import Opened, open_source, read_inputs
+from rank_collapse.command.inputs import Inputs, Opened, open_source, read_inputs
 from tests.support.folders import REPOSITORY
 from tests.support.refusals import is_refused
 
@@ -75,3 +77,144 @@ def test_random_ids_beside_texts_are_refused():
     message = "second would be measured on random token ids, first on texts: give --tokenizer"
     is_refused(message, inputs.check_comparable, sources, [texts, drawn])
     inputs.check_comparable(sources, [drawn, drawn])
+
+
+def open_made_up(settings=None, *, is_random=False, **embedding):
+    """Opens a checkpoint that has nothing but settings and an embedding."""
+    fields = {"d_input": None, "convolutions": None, "num_positions": 0, "vocab_size": 40}
+    config = SimpleNamespace(embedding=SimpleNamespace(**fields | embedding))
+    source = SimpleNamespace(config=config, settings=settings or {}, has_random_weights=is_random)
+    return Opened("made-up", source, None)
+
+
+def read(opened, *flags):
+    return read_inputs(parse_flags(["check", "x", *flags]), opened)
+
+
+@pytest.mark.parametrize("image_size", [4, (4, 6)])
+def test_images_are_cut_into_patches(image_size, tmp_path):
+    """Row by row, each with its channels last or first as the model reads them."""
+    settings = {"image_size": image_size, "num_channels": 3, "patch_size": 2}
+    opened = open_made_up(settings, d_input=12)
+    height, width = (4, 4) if image_size == 4 else image_size
+    drawn = read(opened)
+    assert drawn.x.shape == (4, height * width // 4, 12) and drawn.mask is None
+    assert drawn.description == (
+        "Drawn inputs, standard normal: no image; --inputs=FILE.npy measures real ones."
+    )
+    assert abs(drawn.x.mean()) < 0.2 and abs(drawn.x.std() - 1) < 0.2 and drawn.kind == "arrays"
+    np.testing.assert_array_equal(drawn.x, read(opened).x)
+    images = np.random.default_rng(1).normal(size=(3, 3, height, width))
+    np.save(tmp_path / "x.npy", images)
+    for flags, count in (((), 3), (("--num_texts=2",), 2)):
+        given = read(opened, f"--inputs={tmp_path / 'x.npy'}", *flags)
+        assert given.description == f"The first {count} of {tmp_path / 'x.npy'}."
+        assert given.x.shape == (count, height * width // 4, 12)
+        second = images[0, :, :2, 2:4].astype("float32")  # the patch to the right of the first
+        np.testing.assert_array_equal(np.sort(given.x[0, 1]), np.sort(second.ravel()))
+    np.save(tmp_path / "y.npy", images[:, :, 1:])
+    is_refused("are not", read, opened, f"--inputs={tmp_path / 'y.npy'}")
+
+
+def test_features_are_read_in_both_orders(tmp_path):
+    """[b, frames, bins], or [b, bins, frames] of the model's whole length."""
+    opened = open_made_up(d_input=5, convolutions=(3, 3), num_positions=6)
+    drawn = read(opened, "--num_texts=2")
+    assert drawn.x.shape == (2, 12, 5) and "no spectrogram;" in drawn.description
+    array = np.random.default_rng(1).normal(size=(2, 12, 5)).astype("float32")
+    shapes = {"frames": array, "bins": array.swapaxes(1, 2), "short": array[:, :7]}
+    for name, features in shapes.items():
+        np.save(tmp_path / "x.npy", features)
+        given = read(opened, f"--inputs={tmp_path / 'x.npy'}")
+        np.testing.assert_array_equal(given.x, array[:, :7] if name == "short" else array)
+        assert given.mask is None and given.description.startswith("The first 2 of ")
+    for wrong in (array[:, :7].swapaxes(1, 2), array[0], array[..., None]):
+        np.save(tmp_path / "x.npy", wrong)
+        is_refused(r"is not \[b, \*, 5\]", read, opened, f"--inputs={tmp_path / 'x.npy'}")
+    with pytest.raises(OSError, match="none"):
+        read(opened, f"--inputs={tmp_path / 'none.npy'}")
+
+
+def test_ids_are_padded_and_described(tmp_path):
+    opened = open_made_up(num_positions=8)
+    given = read(opened, "--ids=5,8,13", "--ids=7 6")
+    assert given.x.tolist() == [[5, 8, 13], [7, 6, 0]] and given.kind == "ids"
+    assert given.mask.tolist() == [[1, 1, 1], [1, 1, 0]]
+    assert given.description == "The ids of --ids." and given.lengths.tolist() == [3, 2]
+    assert given.counts == "2 texts of 2 to 3 tokens"
+    cut = read(opened, "--ids=5,8,13", "--ids=7 6", "--ids=1,2", "--max_tokens=2", "--num_texts=2")
+    assert cut.x.tolist() == [[5, 8], [7, 6]] and cut.counts == "2 texts of 2 tokens"
+    first = "The ids of --ids, the first 2 of 3 texts"
+    assert cut.description == f"{first}, 1 of 2 cut to 2 tokens."
+    (tmp_path / "ids.txt").write_text("1 2 3")
+    alone = read(opened, f"--token_ids={tmp_path / 'ids.txt'}", "--num_texts=1")
+    assert alone.description == f"The ids of {tmp_path / 'ids.txt'}."
+    assert alone.counts == "1 text of 3 tokens"
+    for flags, message in (
+        (["--ids=1"], "text 0 has fewer than 2 tokens"),
+        (["--ids=1,2,3", "--ids=4"], "text 1 has fewer than 2 tokens"),
+        (["--ids=1,2", f"--ids={','.join('123456789')}"], "text 1 has 9 tokens, the model 8 pos"),
+        (["--ids=1,2", "--tokenizer=x"], "--ids excludes --text and --tokenizer"),
+        (["--ids=1,2", "--token_ids=x"], "and so does --token_ids"),
+        (["--ids=1,2", "--inputs=x"], "--inputs=x: made-up takes in tokens"),
+    ):
+        is_refused(message, read, opened, *flags)
+    read(open_made_up(), f"--ids={','.join('123456789')}")  # any number of positions
+
+
+def test_without_a_tokenizer_ids_are_random_and_of_the_models_length(tmp_path):
+    opened = open_made_up(num_positions=8)._replace(folder=tmp_path)
+    drawn = read(opened)
+    assert drawn.x.shape == (4, 8) and drawn.kind == "random" and drawn.mask.all()
+    assert set(drawn.x.ravel()) <= set(range(40)) and len(set(drawn.x.ravel())) > 15
+    assert drawn.description.startswith(f"Random token ids, since {tmp_path} has none of ")
+    assert drawn.description.endswith("; --tokenizer=FOLDER or --ids=5,8,13.")
+    assert read(opened, "--max_tokens=5", "--num_texts=3").x.shape == (3, 5)
+    assert read(open_made_up()._replace(folder=tmp_path)).x.shape == (4, 64)
+    (tmp_path / "text.txt").write_text("a b")
+    for flag in (f"--text={tmp_path / 'text.txt'}", f"--tokenizer={tmp_path}"):
+        is_refused("give --tokenizer=FOLDER or --ids=5,8,13", read, opened, flag)
+
+
+def test_texts_of_a_drawn_checkpoint_have_a_vocabulary_of_their_own(tmp_path):
+    opened = open_made_up(num_positions=6, vocab_size=400)
+    shipped = read(opened, "--num_texts=2")
+    assert shipped.x.shape == (2, 6) and shipped.kind == "texts"
+    assert shipped.description.startswith("The shipped English text, “")
+    assert "…”, by a vocabulary of the texts" in shipped.description
+    (tmp_path / "text.txt").write_text("one two three\n\nfour five six seven eight\n\nnine ten")
+    given = read(opened, f"--text={tmp_path / 'text.txt'}", "--num_texts=2")
+    about = f"{tmp_path / 'text.txt'}, the first 2 of 3 texts, “one two three …”, by a vocabulary"
+    assert given.description.startswith(about) and len(given.x) == 2
+
+
+def test_what_is_said_of_a_checkpoint_and_its_inputs():
+    opened = open_made_up()
+    assert (opened.half, opened.weights, opened.about) == ("", "of the checkpoint", "")
+    both = open_made_up({"part": "decoder"}, is_random=True)
+    assert both.half == "its decoder" and both.weights == "random weights"
+    assert both.about == "random weights: its decoder: "
+    assert open_made_up({"part": "encoder"}).about == "its encoder: "
+    vectors = Inputs(np.zeros((1, 7, 3)), None, "", "arrays")
+    assert vectors.lengths.tolist() == [7] and vectors.counts == "1 input of 7 vectors"
+    assert vectors._replace(x=np.zeros((3, 7, 3))).counts == "3 inputs of 7 vectors"
+
+
+@pytest.mark.parametrize(
+    ("ids", "share", "ending", "warns"),
+    [
+        ([[3, 4, 5], [1, 6]], "20%", " The numbers describe the unknown token: give a", True),
+        ([[3] * 9 + [1]], "10%", "", False),
+        ([[3, 4]], "0%", "", False),
+    ],
+)
+def test_unknown_tokens_are_a_share_of_all(ids, share, ending, warns, capsys):
+    encoder = SimpleNamespace(unknown=1)
+    text = inputs._describe_unknown(encoder, ids)
+    assert text.startswith(f", {share} of them unknown to it.{ending}")
+    assert text.endswith("it." if not warns else "that it knows, or --token_ids.")
+    err = capsys.readouterr().err
+    warning = f"warning: {share} of the tokens are unknown to the tokenizer\n"
+    assert err == (warning if warns else "")
+    assert inputs._describe_unknown(SimpleNamespace(unknown=None), ids) == "."
+    assert inputs._describe_unknown(object(), ids) == "."

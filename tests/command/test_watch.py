@@ -140,7 +140,7 @@ def test_a_threshold_on_a_metric_that_never_came_is_a_mistake(tmp_path, capsys):
     write(tmp_path, 0.5)
     metrics.append(tmp_path / metrics.NAME, 9, {"decoder.loss": 1.0})
     assert run_watch(str(tmp_path), "--below=resid=0.9", "--above=loss=9") == 2
-    message = "no metric 'resid' for its threshold; the run has decoder.loss, residual_ratio"
+    message = "a threshold names 'resid', but the run has the metrics decoder.loss, residual_ratio"
     assert message in capsys.readouterr().err
     assert run_watch(str(tmp_path), "--above=loss=9") == 0  # of a part of the network
 

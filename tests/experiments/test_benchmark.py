@@ -107,7 +107,7 @@ def test_each_number_of_seeds_is_a_line_of_json(tmp_path, capsys):
 def test_seeds_are_whole_numbers(capsys):
     for text in ("0", "-1", "1.5", "many", "3,,4"):
         assert cli.execute(benchmark.main, benchmark.FLAGS, [f"--num_seeds={text}"]) == 2
-        assert "whole numbers from 1" in capsys.readouterr().err
+        assert "not a whole number of at least 1" in capsys.readouterr().err
 
 
 def test_the_loss_of_pytorch_is_that_of_the_recipe():

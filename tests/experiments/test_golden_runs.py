@@ -9,8 +9,15 @@ import pytest
 
 from experiments import reproduce
 from experiments.lab.experiment import import_experiment
+from tests.support import figures_as_data
 from tests.support.golden import list_other_arrays, read_arrays, write_arrays
-from tests.support.golden_runs import arrays_path, describe_folder, list_arguments, make_folder
+from tests.support.golden_runs import (
+    WIDE,
+    arrays_path,
+    describe_folder,
+    list_arguments,
+    make_folder,
+)
 from tests.support.marks import full_but
 from tests.support.runs import arrays, run
 
@@ -31,9 +38,19 @@ QUICK = (
 
 @pytest.mark.parametrize("name", full_but(reproduce.EXPERIMENTS, *QUICK))
 def test_golden_measurements(name, tmp_path, request):
-    module, path = import_experiment(name), arrays_path(name)
-    assert run(module, list_arguments(module), tmp_path) == 0
-    saved = arrays(tmp_path) if (tmp_path / "arrays.npz").exists() else {}
+    check_measurements(name, tmp_path, request)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", WIDE)
+def test_golden_measurements_of_several_settings(name, tmp_path, request):
+    check_measurements(name, tmp_path, request, is_wide=True)
+
+
+def check_measurements(name, folder, request, *, is_wide=False):
+    module, path = import_experiment(name), arrays_path(name, is_wide=is_wide)
+    assert run(module, list_arguments(module, is_wide=is_wide), folder) == 0
+    saved = arrays(folder) if (folder / "arrays.npz").exists() else {}
     if request.config.option.rewrite_golden:
         path.write_text(write_arrays(saved), "utf-8")
     differences = list_other_arrays(saved, read_arrays(path.read_text("utf-8")))
@@ -42,7 +59,26 @@ def test_golden_measurements(name, tmp_path, request):
 
 @pytest.mark.parametrize("name", reproduce.EXPERIMENTS)
 def test_golden_pictures_and_tables(name, tmp_path, capsys, golden):
-    make_folder(name, tmp_path)
-    parts = {"printed": capsys.readouterr().out} | describe_folder(name, tmp_path)
+    golden(f"runs/{name}.txt", describe_run(name, tmp_path, capsys))
+
+
+@pytest.mark.parametrize("name", WIDE)
+def test_golden_pictures_of_several_settings(name, tmp_path, capsys, golden, monkeypatch):
+    """Lists in no order, several points, networks and seeds: other branches than one setting."""
+    monkeypatch.setattr(figures_as_data, "LAID_OUT", Everything())  # the tiny size lays out its own
+    golden(f"runs/{name}.wide.txt", describe_run(name, tmp_path, capsys, is_wide=True))
+
+
+class Everything(set):
+    """Holds all figures."""
+
+    def __contains__(self, _):
+        return True
+
+
+def describe_run(name, folder, capsys, *, is_wide=False):
+    """Writes all that a reader sees of a run that is made of the arrays that are kept."""
+    make_folder(name, folder, is_wide=is_wide)
+    parts = {"printed": capsys.readouterr().out} | describe_folder(name, folder)
     text = "\n".join(f"== {part}\n{content}" for part, content in sorted(parts.items()))
-    golden(f"runs/{name}.txt", text.replace(str(tmp_path), "FOLDER"))
+    return text.replace(str(folder), "FOLDER")

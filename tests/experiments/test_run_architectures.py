@@ -82,11 +82,11 @@ def test_a_folder_stands_beside_the_published_curves_or_says_why_not(tmp_path, i
     for module in (published_targets, run_architectures):
         monkeypatch.setattr(module, "published_curves", lambda *_: {"pretrained": curves})
     layer_rows, last = compare_layers()
-    assert last.measured == "1 of 12" and "one is a failure" in last.note
+    assert last.measured == "1 of 12" and "a single such value refutes" in last.note
     different = [
         row.quantity for row in layer_rows if row.note.startswith("differs; other texts explain ± ")
     ]
-    assert different == ["bert, pretrained, SAN: residual ratio, layer 2"]
+    assert different == ["bert, pretrained, attention alone: residual ratio, layer 2"]
 
 
 def test_what_rounding_left_of_attention_alone_is_a_bound():

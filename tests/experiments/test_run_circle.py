@@ -224,9 +224,12 @@ def test_statements_of_the_paper_can_come_out_otherwise():
             key: [n for k, n in answers if k == key] for key, _ in answers if "rate" not in key
         }
         assert settings == {
-            "circle": ["base, d=32", "attention, d=32"],
-            "circle skip": ["attention+skip, d=32", "circle_skip, d=32"],
-            "circle mlp": ["attention+mlp, d=32", "mlp, d=32"],
+            "circle": ["published network, width 32", "attention alone, width 32"],
+            "circle skip": [
+                "attention and skip, width 32",
+                "published network, skip around recurrence, width 32",
+            ],
+            "circle mlp": ["attention and MLP, width 32", "published network, MLP, width 32"],
         }
         return [[answers[key, name] for name in names] for key, names in settings.items()]
 
@@ -234,7 +237,7 @@ def test_statements_of_the_paper_can_come_out_otherwise():
     assert judge_counts(10, 40) == [["outside"] * 2] * 3  # those that fall without it fall with it
     assert judge_counts(32, 16) == [["undecided"] * 2] * 3
     two = verdicts(make_results({"base, d=32": 2}, 2))
-    assert two["circle", "base, d=32"] == "undecided"  # two seeds say nothing
+    assert two["circle", "published network, width 32"] == "undecided"  # two seeds say nothing
 
 
 def test_who_is_kept_apart_is_said_seed_by_seed():

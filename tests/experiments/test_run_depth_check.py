@@ -5,6 +5,7 @@ import pytest
 import xarray as xr
 
 from experiments import run_depth_check
+from rank_collapse.report.wording import describe_value
 
 SETUP = run_depth_check.Setup(None, np.zeros(1, np.uint8), "a text")
 RATES = (1e-4, 1e-3, 3e-3)
@@ -61,9 +62,10 @@ def test_the_figure_shows_the_largest_width_at_the_rate_of_its_title():
     assert fig.get_suptitle() == "width 128, learning rate 0.001"
     lines = {line.get_label(): line for line in fig.axes[0].lines}
     for rule in SLOPES:
+        name = describe_value("rule", rule)
         values = results.stream.sel(rule=rule, learning_rate=1e-3, d_model=128, step=10)
         expected = np.exp(np.log(values.sortby("depth")).mean("seed"))
-        line = next(line for label, line in lines.items() if label == f"{rule} last step")
+        line = next(line for label, line in lines.items() if label == f"{name} last step")
         np.testing.assert_array_equal(line.get_xdata(), sorted(run_depth_check.DEPTHS))
         np.testing.assert_allclose(line.get_ydata(), expected, rtol=1e-6)
 

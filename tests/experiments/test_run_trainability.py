@@ -15,6 +15,7 @@ from experiments.train import design_cells, train_networks
 from experiments.verdicts.claims import judge_rows
 from experiments.verdicts.share_intervals import wilson_interval
 from experiments.verdicts.statements import STATEMENTS
+from rank_collapse.report.wording import words
 from rank_collapse.runs.seeds import seed_keys
 from rank_collapse.training.recipe import Hyper, Recipe, run_config
 from rank_collapse.training.tasks.examples import Examples
@@ -219,7 +220,7 @@ def judge(results):
 def test_verdicts_against_the_published_table(design, depth, accuracy, key, verdict):
     """Relative to Pre-LN after the same steps, .6 here. Pre-LN itself counts as not trained."""
     pre, design_cell = make_cell("pre", depth, 0.6), make_cell(design, depth, accuracy)
-    rows = [row for row in judge(pre | design_cell) if row.setting.startswith(design)]
+    rows = [row for row in judge(pre | design_cell) if row.setting.startswith(words(design))]
     assert [row.key for row in rows] == [key] * (key is not None)
     if rows:
         (judged,) = judge_rows(rows, STATEMENTS[key])

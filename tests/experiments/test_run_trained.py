@@ -25,11 +25,10 @@ from rank_collapse.text import tokens
 from tests.support.closeness import assert_close
 from tests.support.runs import parsed, result_of, rows, run
 
-pytestmark = pytest.mark.full
-
 ALBERT = "albert-reactions"
 
 
+@pytest.mark.full
 def test_all_lengths_are_the_whole_network_and_rows_have_intervals(tmp_path):
     tiny = [*run_trained.EXPERIMENT.presets["tiny"], "--networks=llama"]
     assert run(run_trained, tiny, tmp_path) == 0
@@ -54,6 +53,7 @@ def test_all_lengths_are_the_whole_network_and_rows_have_intervals(tmp_path):
     assert all(float(r["low"]) <= float(r["mean"]) <= float(r["high"]) for r in table if r["low"])
 
 
+@pytest.mark.full
 def test_an_albert_is_judged_in_both_readings_each_with_its_own_skips(tmp_path):
     """Two readings of an ALBERT, each with arrays of its ablation; one of other networks."""
     flags = [*run_trained.EXPERIMENT.presets["tiny"], "--networks=albert,llama"]
@@ -67,7 +67,7 @@ def test_an_albert_is_judged_in_both_readings_each_with_its_own_skips(tmp_path):
             network.label, residuals, network.source.config.mask == "causal"
         )
     settings = {row.setting for row in claims if row.key == "trained skips stop"}
-    assert settings == {"albert, as the text has it", "albert, as published", "llama"}
+    assert settings == {"albert, as the text says", "albert, as published", "llama"}
     source, inputs = opened[0].source, opened[0].inputs
     for name, reading in (("skips", "text"), ("skips, as published", "published")):
         ablation = pretrained.AblationSpec("SAN+skip", reading)
@@ -77,6 +77,7 @@ def test_an_albert_is_judged_in_both_readings_each_with_its_own_skips(tmp_path):
     assert "log10_ratio/skips, as published" not in arrays["llama"]
 
 
+@pytest.mark.full
 def test_the_lemma_is_asked_of_the_attention_and_of_the_mean_token():
     """The first layer against numpy, where P̃ is one row: the softmax of the mean token's scores."""
     settings = run_trained.UNTRAINED["albert"] | {"initializer_range": 0.5}
@@ -155,6 +156,7 @@ def albert(tmp_path_factory):
     return folder
 
 
+@pytest.mark.full
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
 def test_a_trained_albert_in_transformers_and_its_numbers(albert):
     """Its rate of collapse is 3; its accuracy and loss are those of transformers."""

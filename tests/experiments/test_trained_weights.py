@@ -8,9 +8,6 @@ from experiments import trained_weights
 from experiments.lab import cli
 from experiments.trained import packages
 
-pytestmark = pytest.mark.full
-
-
 ALBERT = "albert-reactions"
 
 

@@ -50,7 +50,7 @@ def test_a_variable_is_its_value():
         (np.zeros((2, 2), "m8[s]"), "not an array of numbers"),
         (np.zeros((2, 2), "M8[s]"), "not an array of numbers"),
         (np.zeros((2, 2), complex), "x of dtype complex128 is not real"),
-        (((1.0, 2.0), (3.0,)), "a tuple of rows of different lengths: pad, with mask="),
+        (((1.0, 2.0), (3.0,)), "a tuple has rows of different lengths: pad them, and pass mask="),
     ]
 )
 def test_what_are_no_numbers_is_refused(arguments, message):
@@ -66,7 +66,7 @@ def test_masks_are_booleans_or_0_and_1():
     for wrong in ([2, 0], [-1, 0]):
         is_refused("m of dtype int64 has values other than 0 and 1", arrays.as_bools, wrong, "m")
     for wrong in ([0.5, 1.0], [0.0, 0.0], [-np.inf, 1.0], [np.nan, 1.0]):
-        is_refused("m of dtype float64: a mask is boolean", arrays.as_bools, wrong, "m")
+        is_refused("m has dtype float64, but a mask is boolean", arrays.as_bools, wrong, "m")
     is_refused(r"mask='causal' is not an array: use config.replace", arrays.as_bools, "causal")
     for shape in ((2,), (3, 2), (1, 2, 5), ()):
         is_refused("does not fit tokens of", rc.residual_ratio, X, mask=np.ones(shape, bool))

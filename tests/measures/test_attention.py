@@ -40,8 +40,8 @@ def test_a_sink_beside_the_keys_is_one_key_more(framework):
     convert = convert or pytest.importorskip("torch").tensor
     entropy = rc.attention_entropy(convert(p[..., :5].astype(np.float32)), missing_key=True)
     np.testing.assert_allclose(entropy, rc.attention_entropy(p), rtol=1e-5)
-    is_refused("off 1", rc.attention_entropy, p[..., :5])
-    is_refused("off 1", rc.attention_entropy, 1.5 * p, missing_key=True)
+    is_refused("a row whose sum differs from 1", rc.attention_entropy, p[..., :5])
+    is_refused("a row whose sum differs from 1", rc.attention_entropy, 1.5 * p, missing_key=True)
 
 
 def test_the_places_of_queries_on_a_static_cache():
@@ -119,7 +119,7 @@ def test_what_is_not_weights_is_refused_and_nan_stays(name):
     measure, p = rc.MEASURES[name], np.full((2, 3, 4), 0.25, np.float32)
     wrong = (
         (p - 0.5, {}, "has the weight -0.25"),
-        (2 * p, {}, "has a row whose sum is 1 off 1"),
+        (2 * p, {}, "has a row whose sum differs from 1 by 1"),
         (p[0, 0], {}, r"shape \(4,\) is not \[..., n, m\]"),
         (p, {"mask": [True, False]}, r"mask of shape \(2,\) does not fit 3 queries"),
     )
@@ -236,9 +236,9 @@ def test_masks_of_floats():
     )
     for wrong in ([0.0, 0, -1e9, -np.inf, 0], [0.5] * N, [0.0] * N, [np.nan, 1, 1, 1, 1]):
         call = partial(rc.measures.first_column, p, mask=wrong)
-        is_refused(r"a mask is boolean or of 0 and 1, .* additive masks", call)
+        is_refused(r"a mask is boolean or has 1 .* additive mask", call)
     traced = jax.jit(lambda mask: rc.measures.first_column(p, mask=mask))
-    is_refused("additive masks go to bias=", traced, np.ones(N, np.float32))
+    is_refused("pass an additive mask as bias=", traced, np.ones(N, np.float32))
 
 
 SCORES = np.zeros((2, 3, 4, 4))
@@ -256,15 +256,15 @@ SCORES = np.zeros((2, 3, 4, 4))
         ),
         (
             lambda: rc.profile(BATCH, measures="sink_rate"),
-            r"batch_axis=None of attention weights of shape \(3, 2, 4, 5, 6\): 1 for \[l, b, h",
+            r"batch_axis=None does not fit attention weights of shape \(3, 2, 4, 5, 6\): it is 1",
         ),
         (
             lambda: rc.attention_rows(Q, KEYS, rows=[0, 6]),
-            r"rows=\[0 6\] are not all among the 6 queries",
+            r"rows=\[0 6\] are not all from 0 to 5",
         ),
         (
             lambda: rc.attention_rows(Q, KEYS, rows=np.arange(6) > 3),
-            r"rows of shape \(6,\) and dtype bool are not numbers",
+            r"rows of shape \(6,\) and dtype bool are not indices",
         ),
         (lambda: rc.attention_rows(Q[0, 0], KEYS[0, 0]), r"q of shape \(6, 5\)"),
         (lambda: rc.attention_rows(Q, KEYS, window=0), "window=0"),
@@ -279,7 +279,7 @@ SCORES = np.zeros((2, 3, 4, 4))
         (lambda: rc.attention_rows(Q, KEYS, scale="1"), "scale='1'"),
         (
             lambda: rc.attention_rows(Q, KEYS, causal=True, positions=np.arange(6) + 0.5),
-            "positions of shape .* are not whole numbers",
+            "positions of shape .* whole numbers, one for each",
         ),
         (lambda: rc.attention_rows(Q, KEYS, window=2.5), "window=2.5 is not a whole number"),
         (lambda: rc.measures.saturated_share(np.eye(4), np.nan), "threshold=nan"),

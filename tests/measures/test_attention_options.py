@@ -1,4 +1,4 @@
-"""Options of the measures of attention: thresholds, masks of each shape, rows off 1."""
+"""Options of the measures of attention: thresholds, masks of each shape, wrong sums."""
 
 import itertools
 
@@ -36,15 +36,15 @@ def test_rows_may_be_off_1_by_what_bfloat16_rounds(total):
     assert_close(rc.measures.largest_weight(p), 0.5 * total)
 
 
-OFF = "off 1: expected weights after the softmax"
+OFF = ": pass weights after the softmax"
 
 
 @parametrize_refusals(
     [
-        (sums_to(0.97), {}, rf"a row whose sum is 0\.03 {OFF}"),
-        (sums_to(1.03), {}, rf"a row whose sum is 0\.03 {OFF}"),
-        (sums_to(1.04), {"missing_key": True}, rf"a row whose sum is 0\.04 {OFF}"),
-        ([[0.5, 0.5], [1.5, -0.5]], {}, "has the weight -0.5: expected weights"),
+        (sums_to(0.97), {}, rf"a row whose sum differs from 1 by 0\.03{OFF}"),
+        (sums_to(1.03), {}, rf"a row whose sum differs from 1 by 0\.03{OFF}"),
+        (sums_to(1.04), {"missing_key": True}, rf"a row whose sum differs from 1 by 0\.04{OFF}"),
+        ([[0.5, 0.5], [1.5, -0.5]], {}, "has the weight -0.5: pass weights"),
     ]
 )
 def test_rows_further_off_are_refused(arguments, message):
@@ -64,7 +64,7 @@ def test_rows_with_a_nan_hide_no_wrong_row():
     p[0, 0] = np.nan
     assert np.isnan(rc.attention_entropy(p))
     p[1] *= 2
-    is_refused("a row whose sum is 1 off 1", rc.attention_entropy, p)
+    is_refused("a row whose sum differs from 1 by 1", rc.attention_entropy, p)
 
 
 def test_a_row_is_saturated_above_099_and_a_head_a_sink_above_03():

@@ -229,12 +229,12 @@ profile = functools.partial(rc.profile, X, batch_axis=1)
         (lambda: profile(segments=SEGMENTS[:, :3]), r"\(2, 3\)"),
         (lambda: profile(segments=SEGMENTS, mask=0 * MASK), "no document"),
         (lambda: rc.attention_rows(Q, K_ROWS, segments=SEGMENTS, rows=[0]), "rows="),
-        (lambda: profile(segments=SEGMENTS, num_segments=2), "num_segments=2 is below the 3"),
+        (lambda: profile(segments=SEGMENTS, num_segments=2), "num_segments=2 is less than the 3"),
         (lambda: profile(num_segments=2), "needs segments="),
         (lambda: rc.monitor(X[0], num_segments=2), "needs segments="),
         (lambda: rc.attention_rows(Q, Q, num_segments=2), "needs segments="),
         (lambda: rc.monitor(X[0], segments=SEGMENTS, num_segments=0), "num_segments=0"),
-        (lambda: jax.jit(lambda s: profile(segments=s))(SEGMENTS), "say num_segments="),
+        (lambda: jax.jit(lambda s: profile(segments=s))(SEGMENTS), "pass num_segments="),
     ]
 )
 def test_what_is_no_segment_is_refused(arguments, message):

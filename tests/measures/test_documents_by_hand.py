@@ -68,12 +68,12 @@ def test_attention_of_one_packed_example_is_that_of_its_documents():
 
 @parametrize_refusals(
     [
-        (lambda: split_traced(np.ones(5, bool)), "say num_segments="),
+        (lambda: split_traced(np.ones(5, bool)), "pass num_segments="),
         (lambda: rc.profile(X, segments=["a"] * 5), "not an array of numbers"),
         (lambda: documents.split_documents([0.0, 1], None, (1, 2)), "dtype float64 and shape"),
         (
             lambda: documents.split_documents([0, 1, 1], None, (1, 2)),
-            r"integers of \(2,\) or \(1, ",
+            r"integers of shape \(2,\) or \(1, ",
         ),
     ]
 )

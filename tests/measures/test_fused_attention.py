@@ -21,15 +21,15 @@ SHORT = K[:, :, :4]
         (lambda: rc.measures.largest_logit(SCORES, mask=np.ones((1, 4, 4), bool)), r"\(1, 4, 4\)"),
         (lambda: rc.measures.largest_logit(SCORES[0]), r"\(4,\) are not"),
         (lambda: rc.measures.largest_logit(SCORES[:, :3], mask=np.ones(3, bool)), r"\(3, 3\)"),
-        (lambda: rc.attention_rows(Q, K, rows=[0, -1]), "not all among the 4 queries"),
+        (lambda: rc.attention_rows(Q, K, rows=[0, -1]), "not all from 0 to 3"),
         (lambda: rc.attention_rows(Q, K, mask=np.ones(4, bool)), r"mask of shape \(4,\) is not"),
         (
             lambda: rc.attention_rows(Q, SHORT, segments=[0, 0, 1, 1], positions=[0, 1, 2, 3]),
-            "without rows=, positions=",
+            "excludes rows=, positions=",
         ),
-        (lambda: rc.attention_rows(Q, K, segments=[0, 0, 1, 1]), "segments= is of all tokens"),
+        (lambda: rc.attention_rows(Q, K, segments=[0, 0, 1, 1]), "segments= covers all tokens"),
         (lambda: rc.attention_rows(Q, K, causal=True, positions=[0, 1, 2]), r"\(3,\) are not"),
-        (lambda: rc.attention_rows(Q, K, window=3), "4 queries of 6 keys: say positions="),
+        (lambda: rc.attention_rows(Q, K, window=3), "4 queries have 6 keys: pass positions="),
         (lambda: rc.attention_rows(Q, K[..., :4]), "does not fit"),
         (lambda: rc.attention_rows(Q, K[:1]), "does not fit"),
         (lambda: rc.attention_rows(Q, SHORT, sink=1.5), "sink=1.5"),
@@ -82,7 +82,7 @@ def test_rows_of_low_precision_are_of_float32_and_masks_of_numbers_are_masks():
         near(rows, want, rtol=0)
         assert {a.dtype for a in rows.values()} == {np.dtype(np.float32)}
     added = np.where(mask, 0, -np.inf)
-    is_refused("additive masks go to bias=", rc.attention_rows, Q, K, mask=added)
+    is_refused("pass an additive mask as bias=", rc.attention_rows, Q, K, mask=added)
 
 
 def test_as_many_heads_as_tokens_need_no_layout():
@@ -137,3 +137,99 @@ def test_queries_whose_axes_may_be_swapped_need_a_layout():
     near(one, other, rtol=1e-12)
     cached = rc.attention_rows(q[:, :, :1], q)  # one query of six heads, with a cache of 4 keys
     assert cached["largest_weight"].shape == (2, 6)
+
+
+def weigh_by_hand(q, k, i, keys, scale, cap):
+    """Computes the weights of one query over some keys."""
+    scores = np.array([scale * q[i] @ k[j] for j in keys])
+    scores = scores if cap is None else cap * np.tanh(scores / cap)
+    e = np.exp(scores - scores.max())
+    return e / e.sum()
+
+
+def measure_by_hand(q, k, documents, keys_exist, *, rows, places, causal, window, scale, cap, sink):
+    """Computes the measures of one example [h, n, k] as loops over heads, queries and keys."""
+    (h, n, d), (g, m, _) = q.shape, k.shape
+    values = {name: np.zeros(h) for name in ("attention_entropy", "largest_weight", "first_column")}
+    scale = d**-0.5 if scale is None else scale
+    first = int(np.flatnonzero(keys_exist)[0])
+    for head in range(h):
+        sums, count = np.zeros(3), 0
+        for i in rows:
+            if m == n and not keys_exist[i]:
+                continue
+            keys = [j for j in range(m) if keys_exist[j] and documents[j] == documents[i]]
+            if causal:
+                keys = [j for j in keys if j <= places[i]]
+            if window is not None:
+                keys = [j for j in keys if abs(j - places[i]) < window]
+            if not keys:
+                continue
+            p = weigh_by_hand(q[head], k[head * g // h], i, keys, scale, cap)
+            count += 1
+            sums += -(p * np.log(p)).sum(), p.max(), dict(zip(keys, p, strict=True)).get(first, 0)
+        for name, total in zip(values, sums, strict=True):
+            values[name][head] = total / count
+    return values | {"sink_rate": (values["first_column"] > sink).mean()}
+
+
+USUAL = {"causal": False, "window": None, "scale": None, "soft_cap": None, "sink": 0.3}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"window": 2},
+        {"window": 1, "sink": 0.1},
+        {"window": 3, "causal": True, "scale": 0.7, "rows": [5, 2, 3]},
+        {"rows": [4, 1], "soft_cap": 0.8},
+        {"causal": True, "sink": 0.45, "soft_cap": 1.5, "scale": -0.4},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("m", [6, 8])
+def test_rows_are_those_of_loops_over_heads_queries_and_keys(options, m):
+    """Of padding between tokens, groups of heads, and more keys than queries at known places."""
+    options = {"rows": None} | USUAL | options
+    n = 6
+    q, k = RNG.normal(size=(2, 4, n, 5)), RNG.normal(size=(2, 2, m, 5))
+    exists = np.ones((2, m), bool)
+    exists[0, [0, 3]], exists[1, m - 2 :] = False, False
+    places = np.arange(n) if m == n else np.array([3, 0, 7, 5, 2, 4])
+    positions = {} if m == n else {"positions": places}
+    rows = options.pop("rows")
+    listed = range(n) if rows is None else rows
+    by_hand = options | {"rows": listed, "places": places, "cap": options["soft_cap"]}
+    del by_hand["soft_cap"]
+    want = [
+        measure_by_hand(*example, np.zeros(m), keys, **by_hand)
+        for *example, keys in zip(q, k, exists, strict=True)
+    ]
+    ours = rc.attention_rows(q, k, mask=exists, rows=rows, **positions, **options)
+    for b in range(2):
+        near({name: a[b] for name, a in ours.items()}, want[b], rtol=1e-9)
+    swapped = [np.moveaxis(a, -2, -3) for a in (q, k)]
+    options |= {"layout": "nhk", "rows": rows, "mask": exists} | positions
+    near(rc.attention_rows(*swapped, **options), ours, rtol=1e-12)
+
+
+@pytest.mark.parametrize("num_segments", [None, 3])
+@pytest.mark.parametrize("options", [{"window": 2}, {"window": 2, "causal": True}], ids=str)
+def test_a_window_counts_the_tokens_of_a_document(options, num_segments):
+    """Documents may lie inside of each other; a window is of places in the document."""
+    n, segments = 7, np.array([4, 0, 4, 4, 0, 4, 0])
+    q, k = RNG.normal(size=(2, n, 5)), RNG.normal(size=(1, n, 5))
+    exists = np.arange(n) != 2
+    ours = rc.attention_rows(
+        q, k, segments=segments, mask=exists, num_segments=num_segments, layout="hnk", **options
+    )
+    for column, number in enumerate((4, 0)):
+        tokens = np.flatnonzero((segments == number) & exists)
+        count = len(tokens)
+        by_hand = USUAL | options | {"rows": range(count), "places": range(count), "cap": None}
+        del by_hand["soft_cap"]
+        example = q[:, tokens], k[:, tokens], np.zeros(count), np.ones(count, bool)
+        want = measure_by_hand(*example, **by_hand)
+        near({name: a[column] for name, a in ours.items()}, want, rtol=1e-9)
+    if num_segments:
+        assert all(np.isnan(a[2]).all() for a in ours.values())

@@ -109,4 +109,4 @@ def test_other_axes_are_refused():
         is_refused("does not fit 6 tokens", rc.duplicates, STATES[0], mask=mask)
     added = np.array([0, 0, 0, 0, -np.inf, -np.inf])  # which would be read the wrong way round
     for call, states in ((rc.spikes, STATES), (rc.duplicates, STATES[0])):
-        is_refused("additive masks", call, states, mask=added)
+        is_refused("additive mask", call, states, mask=added)

@@ -107,7 +107,7 @@ def test_low_precision_is_measured_in_float32_and_what_is_not_finite_is_nan():
         ((np.ones((1, 3)),), {}, "two tokens or more"),
         ((np.ones((2, 4, 3)),), {"mask": np.ones(3, bool)}, r"mask of shape \(3,\)"),
         ((np.ones((2, 4, 3)), np.ones((4, 4))), {}, r"attention of shape \(4, 4\)"),
-        ((np.ones((4, 3)), np.ones((1, 5, 4))), {}, "has not 4 queries"),
+        ((np.ones((4, 3)), np.ones((1, 5, 4))), {}, "has 5 queries, but x has 4 tokens"),
         ((np.ones((4, 3)),), {"sink": np.nan}, "sink=nan"),
     ]
 )

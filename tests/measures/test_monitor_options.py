@@ -134,6 +134,6 @@ def test_leading_axes_and_documents_are_examples():
     cosines = [rc.token_cosine(document) for document in documents]
     assert_close(statistics["token_cosine"], np.mean(cosines))
     is_refused("is not .*two tokens", rc.monitor, X[0, :1])
-    is_refused("has not 6 queries", rc.monitor, X[0], P[0][:, :5])
-    is_refused("beside x of", rc.monitor, X, P[:2])
+    is_refused("has 5 queries, but x has 6 tokens", rc.monitor, X[0], P[0][:, :5])
+    is_refused("with the leading axes of x of", rc.monitor, X, P[:2])
     is_refused("sink=-0.1", rc.monitor, X, sink=-0.1)

@@ -66,7 +66,7 @@ WEIGHTS = np.random.default_rng(0).dirichlet(np.ones(N), (L, B, 3, N)).astype(np
         (lambda: rc.profile(HIDDEN[:, 0] + 1j), "complex64 is not real"),
         (lambda: rc.profile(np.ma.array(HIDDEN[:, 0], mask=HIDDEN[:, 0] > 0)), "MaskedArray"),
         (lambda: rc.profile((None,) * 3, measures="sink_rate"), "attn_implementation"),
-        (lambda: rc.profile(HIDDEN[:, 0], key_mask=KEEP[1]), "key_mask is of attention"),
+        (lambda: rc.profile(HIDDEN[:, 0], key_mask=KEEP[1]), "key_mask= applies to attention"),
     ]
 )
 def test_what_is_no_array_of_its_kind_is_refused(arguments, message):
@@ -87,7 +87,7 @@ def test_the_first_key_is_the_first_that_exists():
 def test_weights_of_torch_that_are_no_distributions_are_refused():
     torch = pytest.importorskip("torch")
     dropped = torch.nn.functional.dropout(torch.tensor(WEIGHTS[0]), 0.5)
-    is_refused("expected weights after the softmax", rc.attention_entropy, dropped)
+    is_refused("pass weights after the softmax", rc.attention_entropy, dropped)
     vmapped = torch.func.vmap(rc.attention_entropy)(torch.tensor(WEIGHTS[0]))
     np.testing.assert_allclose(vmapped, rc.attention_entropy(WEIGHTS[0]), rtol=1e-5)
 
@@ -111,10 +111,18 @@ def test_leading_axes_are_a_batch():
         (HIDDEN[:0, 0], {}, r"\(0, 5, 4\) are not \[l, n, d\]"),
         (np.zeros((3, 5, 4), "datetime64[s]"), {}, "is not an array of numbers"),
         ([HIDDEN[0, 0], HIDDEN[0, 0, :3]], {}, "different shapes"),
-        ([*HIDDEN], {"mask": np.full((2, 4), 0.5)}, "additive masks go to bias="),
+        ([*HIDDEN], {"mask": np.full((2, 4), 0.5)}, "pass an additive mask as bias="),
         ([*HIDDEN], {"mask": np.ones((2, 4), int)}, r"mask of shape \(2, 4\) does not fit"),
-        (HIDDEN, {}, r"batch_axis=None of hidden states of shape \(3, 2, 5, 4\): 1 for"),
-        (HIDDEN[0], {"batch_axis": 0}, r"batch_axis=0 of hidden states of shape \(2, 5, 4\)"),
+        (
+            HIDDEN,
+            {},
+            r"batch_axis=None does not fit hidden states of shape \(3, 2, 5, 4\): it is 1 for",
+        ),
+        (
+            HIDDEN[0],
+            {"batch_axis": 0},
+            r"batch_axis=0 does not fit hidden states of shape \(2, 5, 4\)",
+        ),
         ({"logits": 0}, {}, "hidden states are a dict with logits: pass"),
         (np.mean, {}, "a _ArrayFunctionDispatcher is not an array of numbers: pass hidden states"),
         ("gpt2", {}, "a str is not an array of numbers: pass hidden states"),

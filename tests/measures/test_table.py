@@ -39,7 +39,7 @@ def test_every_row_says_what_it_is():
     weights = INPUTS["attention"]
     assert {t.name for t in COLLAPSE} - {"loss"} <= rc.monitor(X[:2], weights).keys()
     is_refused(
-        r"'sink_rate' is not one of .* which are of tokens",
+        r"'sink_rate' is not one of .* which are the measures of tokens",
         rc.profile,
         X,
         measures=("residual_ratio", "sink_rate"),

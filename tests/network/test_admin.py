@@ -77,7 +77,7 @@ def test_until_it_is_profiled_every_pass_names_the_profile(learned):
     config = rc.design(rc.transformer(L, 2, D), "admin", learned=learned)
     params, x = rc.init(jax.random.key(0), config), draws.tokens(N, D)
     for call in (rc.apply, rc.path_contributions, rc.head_contributions):
-        is_refused(r"Unprofiled\(\): .*admin_profile\(", call, params, x, config)
+        is_refused(r"Unprofiled\(\) .*admin_profile\(", call, params, x, config)
     profiled = rc.network.admin_profile(params, x[None], config)
     assert np.isfinite(rc.apply(params, x, profiled).output).all()
 
@@ -127,13 +127,21 @@ def test_bad_batches_and_networks_are_refused_in_one_line():
     broken_attention = draws.changed(params, attention={"b_o": jnp.full((L, D), jnp.nan)})
     ids = np.full((B, N), 7)
     for call, mask, message in (
-        ((broken_mlp, x, config), MASK, "not finite in the MLP sublayer of layer 1"),
-        ((broken_attention, x, config), MASK, "not finite in the attention sublayer of layer 0"),
-        ((params, x.at[1, 2, 3].set(jnp.nan), config), MASK, "not finite in the attention subl"),
+        ((broken_mlp, x, config), MASK, "in the MLP sublayer of layer 1 that is not finite"),
+        (
+            (broken_attention, x, config),
+            MASK,
+            "the attention sublayer of layer 0 that is not",
+        ),
+        (
+            (params, x.at[1, 2, 3].set(jnp.nan), config),
+            MASK,
+            "in the attention sublayer of layer 0 that is",
+        ),
         (
             (zero_params, 0 * x, config),
             MASK,
-            "ω = 0 is not positive: nothing varies in the attention",
+            "profiling gave ω = 0 in the attention",
         ),
         ((params, x, config.replace(norm_placement="pre")), MASK, "'post', not 'pre'"),
         ((params, x, config.replace(mlp_skip=False)), MASK, "skips, but mlp_skip=False"),

@@ -61,10 +61,18 @@ def test_attention_written_out_number_by_number(score, scale):
         (
             lambda: attn.attention_scores(one_layer()[1], tokens(3), tokens(3), score="cosine"),
             "score='cosine'",
-        )
+        ),
+        (
+            lambda: attn.multi_head_attention(one_layer()[1], tokens(3)[None], tokens(3)),
+            r"x of shape \(1, 3, 12\) is not \[tokens, d\]; use jax.vmap for a batch",
+        ),
+        (
+            lambda: attn.multi_head_attention(one_layer()[1], tokens(3), tokens(3)[0]),
+            r"y of shape \(12,\) is not \[tokens, d\]",
+        ),
     ]
 )
-def test_unknown_score(arguments, message):
+def test_what_is_no_attention_of_one_example(arguments, message):
     is_refused(message, *arguments)
 
 

@@ -45,7 +45,7 @@ def test_weights_of_the_callers_function_have_the_shape_of_scores():
     context = AttentionContext()
     halves = attention_weights(jnp.asarray(SCORES), context, lambda s, c: 0 * s + 0.5)
     np.testing.assert_array_equal(halves, np.full((2, 3, 3), 0.5))
-    message = r"normalise gave \(3, 3\) for scores of shape \(2, 3, 3\)"
+    message = r"normalise returned shape \(3, 3\) for scores of shape \(2, 3, 3\)"
     is_refused(message, attention_weights, jnp.asarray(SCORES), context, lambda s, c: s[0])
 
 
@@ -85,6 +85,9 @@ def test_a_local_layer_sees_near_keys_and_has_its_own_rotation():
     assert near.mask.tolist() == (np.tri(3) * (np.asarray(distance) <= 1)).astype(bool).tolist()
     np.testing.assert_array_equal(near.rotary[0], local[0])
     np.testing.assert_array_equal(context.for_layer(2**30).rotary[0], rotary[0])
+    of_heads = np.stack([np.tri(3, dtype=bool), np.eye(3, dtype=bool)])
+    near = context.replace(mask=jnp.asarray(of_heads)).for_layer(1)
+    np.testing.assert_array_equal(near.mask, of_heads & (np.asarray(distance) <= 1))
     cos, sin = context.for_layer(None, False).rotary
     assert np.all(cos == 1) and np.all(sin == 0)
     assert jax.tree.structure(context.for_layer(None)) == jax.tree.structure(context)

@@ -153,7 +153,7 @@ def test_floats_are_leaves_and_all_else_is_static():
         ({"layer_map": (1, 1, 1, 1)}, "leaves out a row"),
         ({"rotary_layers": [True] * 4}, "is not a tuple of depth=4 entries"),
         ({"position": "rotary", "d_qk": 4, "rotary_width": 6}, "between 2 and 4"),
-        ({"position": "rotary", "rotary_scaling": (1.0, 2.0, 3.0)}, "has not 0, 1, 2 or 4"),
+        ({"position": "rotary", "rotary_scaling": (1.0, 2.0, 3.0)}, "must have 0, 1, 2 or 4"),
         (
             {"position": "rotary", "rotary_tables": ((9, (1.0, 2.0)),)},
             "rotary_tables has 2 frequencies for 1 pairs",

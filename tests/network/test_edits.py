@@ -254,9 +254,9 @@ def test_what_is_refused():
         ({"cross_q": make_edit("")}, "place 'cross_q' is not one of"),
         (
             {"scores": lambda value, layer: None},
-            r"'scores' gave NoneType for a value of shape \(2,",
+            r"'scores' returned NoneType for a value of shape \(2,",
         ),
-        ({"residual": lambda v, l: v[:, 0]}, r"gave \(5,\) for a value of shape \(5, 8\)"),
+        ({"residual": lambda v, l: v[:, 0]}, r"returned \(5,\) for a value of shape \(5, 8\)"),
         ({"q": lambda v, layer: 0 * v if layer == 3 else v}, r"use jnp.where\(layer == 3"),
         ({"q": lambda v, layer: np.tanh(v)}, "a function of numpy"),
         ({"q": lambda v, layer: [1.0, 2.0][layer] * v}, r"use jnp.where\(layer == 3"),

@@ -67,6 +67,16 @@ def test_equal_to_torchs_transformer_with_the_same_weights(placement, source):
     assert np.abs(full - logits).max() > 1e-2
 
 
+def test_a_transformation_may_put_anything_in_the_place_of_the_halves():
+    """As vmap's in_axes does: a pytree of axes has the structure of the configuration."""
+    leaves, structure = jax.tree.flatten(config())
+    axes = jax.tree.unflatten(structure, [0] * len(leaves))
+    assert jax.tree.leaves(axes) == [0] * len(leaves)
+    halves = jax.tree.structure(config(), is_leaf=lambda a: a is not None and hasattr(a, "mask"))
+    assert halves.num_leaves == 2
+    assert halves.unflatten([None, 3]).decoder == 3
+
+
 @pytest.mark.full
 def test_tied_weights_are_one_array_that_all_uses_train():
     model_config = config(shared_embedding=True, tied_output=True)
@@ -238,7 +248,7 @@ MARKS = {"begin": BEGIN, "end": END}
         ),
         (
             lambda p: encoder_decoder.apply(p.replace(w_output=None), SOURCES, TARGETS, UNTIED),
-            r"params\.w_output is missing, tied_output=False",
+            r"params\.w_output is missing, but tied_output=False",
         ),
         (
             lambda p: rc.network.greedy_decode(p, SOURCES, UNTIED, begin=BEGIN, end="2", max_len=3),
@@ -250,7 +260,7 @@ MARKS = {"begin": BEGIN, "end": END}
         ),
         (
             lambda p: encoder_decoder.apply(p, SOURCES, TARGETS, TIED),
-            r"params\.w_output is there, tied_output=True",
+            r"params\.w_output is set, but tied_output=True",
         ),
         (
             lambda p: encoder_decoder.apply(p, jnp.stack([SOURCES] * 2), TARGETS, UNTIED),

@@ -31,7 +31,7 @@ def test_what_contradicts():
     without = params.replace(layers=params.layers.replace(mlp_norm=None))
     grouped = draws.changed(params, attention={"w_k": params.layers.attention.w_k[:, :1]})
     for changed, fields, message in (
-        (params, {"mlp": "relu"}, r"w_gate of shape .* is not in the config .*mlp='relu'"),
+        (params, {"mlp": "relu"}, r"w_gate of shape .* has no place in the config .*mlp='relu'"),
         (params, {"d_ff": 999}, "d_ff=999"),
         (without, {}, "mlp_norm.gain is missing"),
         (grouped, {}, r"w_k is of shape"),

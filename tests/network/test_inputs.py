@@ -41,7 +41,7 @@ def test_additive_masks_are_refused_and_other_forms_agree(name):
     each_is_refused(
         (
             lambda: PASSES[name](params, X, config, mask=np.where(causal, 0.0, -1e9)),
-            "additive masks go to bias=",
+            "pass an additive mask as bias=",
         ),
         (
             lambda: PASSES[name](params, X, config, mask=causal.astype(int) * 3),
@@ -127,10 +127,13 @@ def test_lists_of_examples_are_padded_with_zeros_and_a_mask_says_which_tokens_ex
 
 @parametrize_refusals(
     [
-        ({"x": [[1, 2]], "mask": np.ones((2, 2))}, "different lengths, or none: .*'mask': 2"),
-        ({"segments": np.ones((2, 2))}, "or none: {'segments': 2}"),
-        ({"x": np.ones((0, 2))}, "or none: {'x': 0}"),
-        ({"x": 3}, "or none: {'x': None}"),
+        (
+            {"x": [[1, 2]], "mask": np.ones((2, 2))},
+            "different lengths, or there are none: .*'mask': 2",
+        ),
+        ({"segments": np.ones((2, 2))}, "or there are none: {'segments': 2}"),
+        ({"x": np.ones((0, 2))}, "or there are none: {'x': 0}"),
+        ({"x": 3}, "or there are none: {'x': None}"),
     ]
 )
 def test_batches_that_are_none_are_refused(arguments, message):

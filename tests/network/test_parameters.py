@@ -239,8 +239,8 @@ def test_layers_that_share_parameters_are_read_through_the_map():
     params = jax.tree.map(lambda a: jnp.arange(2.0).reshape(-1, *[1] * (a.ndim - 1)), params)
     rows = [rc.network.layer_params(params, config, l).attention.w_q.item() for l in range(-4, 4)]
     assert rows == [1, 0, 0, 1] * 2
-    is_refused("layer=4 of", rc.network.layer_params, params, config, 4)
-    is_refused("layer=-5 of", rc.network.layer_params, params, config, -5)
+    is_refused("layer=4 does not exist", rc.network.layer_params, params, config, 4)
+    is_refused("layer=-5 does not exist", rc.network.layer_params, params, config, -5)
 
 
 def test_no_two_parameters_of_a_layer_are_drawn_alike():
@@ -255,8 +255,14 @@ def test_a_layer_that_is_not_there_has_no_parameters():
     config = rc.san(3, 2, 4)
     params = draws.parameters(config)
     each_is_refused(
-        (lambda: rc.network.layer_params(params, config, 3), "layer=3 of a network of depth=3"),
-        (lambda: rc.network.layer_params(params, config, -4), "layer=-4 of a network of depth=3"),
+        (
+            lambda: rc.network.layer_params(params, config, 3),
+            "layer=3 does not exist in a network of depth=3",
+        ),
+        (
+            lambda: rc.network.layer_params(params, config, -4),
+            "layer=-4 does not exist in a network of depth=3",
+        ),
     )
     last = rc.network.layer_params(params, config, -1)
     np.testing.assert_array_equal(last.attention.w_q, params.layers.attention.w_q[2])

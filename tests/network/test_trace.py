@@ -43,5 +43,5 @@ def test_absent_parts_are_none():
 
 def test_states_of_another_pass_are_refused():
     trace = compute(X[0])
-    with pytest.raises(ValueError, match="are not of one pass"):
+    with pytest.raises(ValueError, match="do not belong to one pass"):
         trace.replace(hidden=trace.hidden[:3]).layer_axis  # noqa: B018

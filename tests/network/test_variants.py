@@ -67,7 +67,7 @@ def test_variants_start_as_their_authors_start_them():
     [
         ("shapd", {}, {}, "variant 'shapd' is not one of"),
         *(
-            (name, {}, {}, rf"'{name}' is a network, .*: rc.{name}\(")
+            (name, {}, {}, rf"'{name}' is a network, .*: use rc.{name}\(")
             for name in ("san", "san_mlp", "san_skip", "transformer")
         ),
         ("shaped", {}, {"delta": 1}, "no value 'delta', only"),
@@ -187,12 +187,31 @@ def run_with_edit(place):
     return rc.apply(draws.parameters(config), jnp.asarray(DRAWN), config, edit={place: abs})
 
 
+def edit_full_output():
+    config = rc.san(1, H, D, mix=lambda q, k, v, context: (q @ k.swapaxes(1, 2), 0 * q))
+    edit = {"weights": lambda weights, layer: weights}
+    return rc.apply(draws.parameters(config), jnp.asarray(DRAWN), config, edit=edit)
+
+
+def attend_to_other_tokens():
+    scores = jnp.zeros((H, 3, 4))
+    return variants.retention(0.5, scores, AttentionContext())
+
+
 @parametrize_refusals(
     [
-        (lambda: run_network(rc.san(1, H, D, normalise=lambda s, context: s[0])), "normalise gave"),
+        (edit_full_output, "its weights cannot be edited or dropped"),
+        (
+            attend_to_other_tokens,
+            r"equal numbers of keys and queries, not scores of shape \(2, 3, 4\)",
+        ),
+        (
+            lambda: run_network(rc.san(1, H, D, normalise=lambda s, context: s[0])),
+            "normalise returned",
+        ),
         (
             lambda: run_network(rc.san_skip(2, H, D, mix=lambda q, k, v, context: v)),
-            r"mix gave \(\(.*\), None\), which are not the shapes",
+            r"mix returned the shapes \(\(.*\), None\), but \(M, out\) must have",
         ),
         (lambda: run_with_edit("cross_input"), "place 'cross_input' is not one of"),
         (lambda: run_sinks((3, H)), r"value of shape \(3, 2\) is not a number"),  # 2 layers

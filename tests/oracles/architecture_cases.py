@@ -151,7 +151,7 @@ LONG = {
     "long_factor": [2.0, 5.0],
 }
 
-# One of each kind of network beyond the plain ones: the first of a name is in the usual run.
+# One of each kind of network beyond the plain ones. The usual run has those without a "-".
 FORMS = {
     "qwen3": Case("Qwen3ForCausalLM", LLAMA | {"num_key_value_heads": 2, "head_dim": 6}, "sharded"),
     "qwen3-windows, dynamic": Case(

@@ -8,7 +8,7 @@ import numpy as np
 
 import rank_collapse as rc
 from rank_collapse.network.residual import Gains
-from tests.oracles.path_examples import config_of
+from tests.oracles.path_examples import D, config_of
 
 
 def mix_by_tanh(q, k, v, context):
@@ -81,9 +81,16 @@ CASES: dict[str, dict[str, Any]] = {
     "cross_skip": POST | {"cross_attention": True, "cross_skip": False},
 }
 
-GAINS = Gains(attention=np.array([1.3, 0.8]), cross=np.array([0.9, 1.2]), mlp=np.array([0.6, 1.1]))
+BY_FEATURE = np.linspace(-0.3, 0.4, D)  # what gains of features differ by
+GAINS = Gains(
+    attention=np.array([1.3, 0.8]),
+    cross=np.array([0.9, 1.2]),
+    mlp=np.array([[0.6], [1.1]]) + BY_FEATURE,
+)
 OTHER_GAINS = Gains(
-    attention=np.array([0.8, 1.4]), cross=np.array([1.2, 0.6]), mlp=np.array([1.1, 0.7])
+    attention=np.array([[0.8], [1.4]]) - BY_FEATURE,
+    cross=np.array([[1.2]]) - BY_FEATURE,
+    mlp=np.array([1.1, 0.7]),
 )
 ALL_GAINS = {"skip_gain": OTHER_GAINS, "branch_gain": GAINS, "norm_gain": OTHER_GAINS}
 ROTARY = {"position": "rotary", "rotary_theta": 50.0, "rotary_width": 2, "rotary_factor": 1.5}

@@ -58,3 +58,8 @@ class Sequence:
         for layer in self.layers:
             x = layer(x, x, x)
         return x
+
+
+jax.tree_util.register_pytree_node(
+    Sequence, lambda m: ((m.layers,), None), lambda _, children: Sequence(*children)
+)

@@ -89,7 +89,7 @@ def compute_gains(config, p, l):
         for kind in KINDS:
             value = np.asarray(1.0 if gain is None else getattr(gain, kind, gain), np.float64)
             learned = getattr(getattr(p, f"{kind}_gains"), name, None)
-            value = value[l] if value.ndim else value  # [L], [L, d] or a number
+            value = value[l % len(value)] if value.ndim else value  # [L], [L or 1, d] or a number
             setattr(by_kind, kind, value if learned is None else value * learned)
         return by_kind
 

@@ -287,7 +287,7 @@ def make_call(name, target, *args):
 
     def make(item):
         if isinstance(item, X):
-            new = Value(item.array, 1, True, base=bases.new())
+            new = Value(item.array, 1, base=bases.new())
             return values.setdefault(id(item), new)
         return Value(item) if isinstance(item, torch.Tensor) else item
 

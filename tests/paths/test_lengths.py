@@ -168,7 +168,7 @@ def test_wrong_shapes_and_values_are_named():
     np.testing.assert_array_equal(rc.path_length_law(np.zeros((2, 0))), [[1], [1]])
     is_refused(r"\(2, 3, 4\)", rc.rollout, np.ones((2, 3, 4)))
     is_refused(r"1\.2", rc.path_length_law, jnp.array([0.2, 1.2]))
-    is_refused("0.5 are a number", rc.path_length_law, 0.5)
+    is_refused("0.5 is a single number", rc.path_length_law, 0.5)
     for shape in ((3,), (2, 1)):
         shares = np.full(shape, 0.5)
         is_refused("shares of shape", rc.rollout, causal_weights(2, 1, 3), shares)
@@ -176,6 +176,6 @@ def test_wrong_shapes_and_values_are_named():
     params, x = draws.parameters(config), draws.tokens(5, 8)
     trace = rc.apply(params, x, config)
     is_refused("5 tokens", lambda: rc.branch_shares(trace, params, config, mask=np.ones(4, bool)))
-    is_refused("2 layers, config has depth=3", rc.branch_shares, trace, params, rc.san(3, 2, 8))
+    is_refused("2 layers, but config has depth=3", rc.branch_shares, trace, params, rc.san(3, 2, 8))
     is_refused("trace is a TransformerParams, not a", rc.branch_shares, params, trace, config)
     is_refused("params is a TransformerConfig", rc.branch_shares, trace, config, config)

@@ -158,4 +158,15 @@ def test_what_truncation_refuses():
             "length=4 is not a whole number from 0 to 3",
         ),
         (lambda: rc.truncated(params, x, config, 1.0), "length=1.0 is not a whole number"),
+        (
+            lambda: rc.truncated(params, x, config, [[1]]),
+            r"length=\[1\] is not a whole number from 0 to 3",
+        ),
+        *[
+            (
+                lambda traced=traced: jax.jit(lambda k: rc.truncated(params, x, config, k))(traced),
+                rf"length of shape \({shape}\) and dtype {traced.dtype} is not K or \[k\]",
+            )
+            for traced, shape in ((np.ones((1, 1), np.int32), "1, 1"), (np.float32(1), ""))
+        ],
     )

@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import pickle
+import sys
 import zipfile
 
 import ml_dtypes
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 
 from rank_collapse.pretrained.checkpoint_files import open_weights, wrap_torch_tensors
+from tests.support.refusals import is_refused
 
 with_torch = pytest.mark.skipif(
     importlib.util.find_spec("torch") is None, reason="torch is not installed"
@@ -99,7 +101,7 @@ def list_kinds():
         "not dense .sparse_csr": x.to_sparse_csr(),
         "nested": torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]),
         "on the device 'meta'": x.to("meta"),
-        "of the unsupported dtype float8_e4m3fn": x.to(torch.float8_e4m3fn),
+        "of dtype float8_e4m3fn": x.to(torch.float8_e4m3fn),
     }
 
 
@@ -118,6 +120,38 @@ def test_a_tensor_without_an_array_is_named(tmp_path, kind, in_memory):
         else:
             torch.save({"plain": torch.ones(2), "odd": tensor}, path)
             open_weights(tmp_path)
+
+
+@with_torch
+def test_a_training_state_holds_the_tensors_of_its_model(tmp_path):
+    """Of Lightning, or of torch's tutorials; what is no tensor, or has no name, is left out."""
+    import torch
+
+    tensors = {"a": torch.arange(3.0), "step": 7, 5: torch.ones(2)}
+    path = tmp_path / "pytorch_model.bin"
+    for content in (
+        tensors,
+        {"state_dict": tensors, "optimizer": {"b": torch.ones(4)}},
+        {"model_state_dict": tensors, "b": torch.ones(4)},
+        {"state_dict": {"model_state_dict": tensors}},
+    ):
+        torch.save(content, path)
+        weights = open_weights(tmp_path)
+        assert list(weights.entries) == ["a"]
+        np.testing.assert_array_equal(weights.read("a"), [0, 1, 2])
+    torch.save({"a": torch.ones(2), "state_dict": 3}, path)
+    assert list(open_weights(tmp_path).entries) == ["a"]
+    torch.save([torch.ones(2)], path)
+    is_refused(
+        "pytorch_model.bin holds a list, not a dictionary of tensors", open_weights, tmp_path
+    )
+
+
+def test_a_torch_file_needs_torch(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", None)
+    (tmp_path / "pytorch_model.bin").write_bytes(b"")
+    message = r"needs torch, which is not installed \(pip install torch\)"
+    is_refused(message, open_weights, tmp_path)
 
 
 def test_a_dtype_that_numpy_lacks_is_named(tmp_path):

@@ -99,6 +99,23 @@ def test_longrope_divides_each_wave_by_its_own_number():
     assert fields["rotary_factor"] == pytest.approx(math.sqrt(1 + math.log(4) / math.log(16)))
 
 
+def test_yarn_takes_its_size_from_the_first_entry_that_says_it():
+    """attention_factor, then both of mscale, then 0.1 ln(factor) + 1; 1 where nothing is scaled."""
+    entry = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
+    scales = {"mscale": 2.0, "mscale_all_dim": 0.5}
+    grown = 0.1 * math.log(4)
+    for more, expected in (
+        ({}, grown + 1),
+        ({"attention_factor": 0.7} | scales, 0.7),
+        (scales, (2 * grown + 1) / (0.5 * grown + 1)),
+        ({"mscale": 2.0}, grown + 1),
+        ({"mscale_all_dim": 0.5}, grown + 1),
+        ({"factor": 1.0}, 1.0),
+        ({"factor": 0.5}, 1.0),
+    ):
+        assert_close(rotary_fields(entry | more, SETTINGS, 8)["rotary_factor"], expected)
+
+
 def test_positions_reach_as_far_as_the_scaling():
     for entry, expected in (
         ({}, 64),

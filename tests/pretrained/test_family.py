@@ -3,9 +3,11 @@
 import math
 import warnings
 
+import numpy as np
 import pytest
 
 from rank_collapse import pretrained
+from rank_collapse.pretrained.families.vit import cut_patches, image_patches
 from tests.oracles.architecture_cases import CASES, FORMS
 from tests.support.refusals import is_refused, parametrize_refusals
 
@@ -130,6 +132,26 @@ def test_every_family_has_a_case():
     assert missing == []
 
 
+def test_depth_and_mlp_of_t5_are_those_of_the_part():
+    """A decoder without a depth of its own has that of the encoder."""
+    for entries, depths in (({}, (6, 6)), ({"num_layers": 4}, (4, 4))):
+        for decoder, layers in ((None, depths), (3, (depths[0], 3))):
+            settings = {"model_type": "t5", "num_decoder_layers": decoder} | entries
+            parts = [pretrained.config_of(settings, part) for part in ("encoder", "decoder")]
+            assert tuple(part.depth for part in parts) == layers
+            assert [part.mask for part in parts] == ["none", "causal"]
+            assert [part.cross_attention for part in parts] == [False, True]
+    for name, kind in (
+        ("relu", "relu"),
+        ("gelu", "gelu"),
+        ("gated-gelu", "geglu_tanh"),
+        ("gated-silu", "swiglu"),
+        ("gated-relu", "reglu"),
+    ):
+        settings = {"model_type": "t5", "feed_forward_proj": name}
+        assert pretrained.config_of(settings).mlp == kind
+
+
 def test_null_means_the_default_and_parts_are_checked():
     settings = pretrained.settings_of({"model_type": "bert", "hidden_size": None, "other": None})
     assert settings["hidden_size"] == 768 and settings["other"] is None
@@ -169,6 +191,32 @@ def test_yarn_keeps_fast_waves_and_divides_slow_ones():
     ((_, frequencies),) = config.rotary_tables
     assert frequencies == pytest.approx([1, 0.1, 0.01 * (1 + 1 / 4) / 2, 0.001 / 4])
     assert config.rotary_factor == pytest.approx(0.1 * math.log(4) + 1)
+
+
+def test_images_are_cut_into_patches_row_by_row():
+    settings = pretrained.settings_of(
+        {"model_type": "vit", "image_size": [4, 6], "patch_size": 2, "num_channels": 3}
+    )
+    images = np.arange(2 * 3 * 4 * 6.0).reshape(2, 3, 4, 6)
+    patches = image_patches(images, settings)
+    assert patches.shape == (2, 6, 12)
+    for place, (y, x) in enumerate((y, x) for y in (0, 2) for x in (0, 2, 4)):
+        expected = images[:, :, y : y + 2, x : x + 2].reshape(2, -1)  # channel, y, x
+        np.testing.assert_array_equal(patches[:, place], expected)
+    bad = images.copy()
+    bad[1, 2, 3, 4] = np.inf
+    for wrong, message in (
+        (images[0], r"images of shape \(3, 4, 6\) are not \[b, \(3, 4, 6\)\]"),
+        (images[:, :2], r"images of shape \(2, 2, 4, 6\) are not"),
+        (images[:0], r"images of shape \(0, 3, 4, 6\) are not"),
+        (bad, "images hold values that are not finite"),
+    ):
+        is_refused(message, image_patches, wrong, settings)
+    is_refused("patch size 3 does not divide an image of 4 x 6", cut_patches, images[0], 3)
+    for sizes in ([8], [8, 2.0], [8, 0], [8, 2**31]):
+        entries = {"model_type": "vit", "image_size": sizes}
+        message = "is neither one whole number nor two"
+        is_refused(message, pretrained.config_of, entries)
 
 
 def test_gpt2_divides_scores_by_the_number_of_the_layer():
@@ -249,7 +297,7 @@ REFUSED = {
     "cohere2": ({"layer_types": ["chunked"] * 40}, "layer_types has 'chunked'"),
     "gemma": ({"hidden_act": "relu"}, "hidden_act='relu' of a gemma model is not supported"),
     "granite": ({"attention_multiplier": 0.0}, "attention_multiplier=0.0 is not between"),
-    "smollm3": ({"no_rope_layers": [1, 2]}, r"no_rope_layers=\[1, 2\] are not 36 of 0 or 1"),
+    "smollm3": ({"no_rope_layers": [1, 2]}, r"no_rope_layers=\[1, 2\] is not a list of 36"),
     "olmo3": (
         {"rope_parameters": {"sliding_attention": {"rope_type": "yarn", "factor": 2.0}}},
         "rope_parameters.sliding_attention.rope_type='yarn' of a olmo3 model",
@@ -286,6 +334,16 @@ def test_every_family_refuses_something():
 @parametrize_refusals(
     [(name, *row) for name, row in REFUSED.items()]
     + [("llama", {"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor=0.5")]
+    + [("mistral", {"sliding_window": 1}, "sliding_window=1 leaves no other token")]
+    + [("t5", {"feed_forward_proj": "gated-tanh"}, "feed_forward_proj='gated-tanh' is not support")]
+    + [("t5", {"feed_forward_proj": "sine"}, "activation 'sine' is not one of")]
+    + [
+        (
+            "albert",
+            {"num_hidden_layers": 6000, "inner_group_num": 2},
+            "num_hidden_layers=6000 times inner_group_num=2 is more than 10000 layers",
+        )
+    ]
     # which was the usual base
     + [(name, {"rope_theta": 0}, "rope_theta=0.0 of") for name in ("llama", "gemma3_text")]
 )

@@ -4,6 +4,7 @@ Skips where torch or transformers is not installed.
 """
 
 import json
+import re
 import warnings
 
 import jax
@@ -20,26 +21,16 @@ with warnings.catch_warnings():
 
 import rank_collapse as rc
 from rank_collapse import pretrained
+from rank_collapse.pretrained.weights import CheckpointWeights
 from tests.oracles.checkpoint_arrays import example_inputs, hidden_states, largest_difference
 from tests.support.marks import full_but, full_if
 
 TOLERANCE = 1e-5
-SLOW = [name for name in architectures.FORMS if "-" in name] + [
-    "qwen3_moe",
-    "olmo3",
-    "granite",
-    "stablelm",
-    "cohere",
-    "phi",
-    "gemma",
-]
-pytestmark = [
-    pytest.mark.full,
-    pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning"),
-]
+OTHER_FORMS = [name for name in architectures.FORMS if "-" in name]  # of families that have one
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
 
 
-@pytest.mark.parametrize("name", full_if(architectures.FORMS, *SLOW))
+@pytest.mark.parametrize("name", full_if(architectures.FORMS, *OTHER_FORMS))
 def test_states_attentions_and_logits(name, tmp_path):
     case = architectures.FORMS[name]
     model = architectures.build(case)
@@ -60,6 +51,33 @@ def test_states_attentions_and_logits(name, tmp_path):
         expected["logits"] = logits[:, None]
     worst = largest_difference(results, expected, arguments)
     assert max(worst.values()) < TOLERANCE, worst
+
+
+# Ends and parts of names of heads, poolers, tied tables and Whisper's decoder.
+UNREAD = r"pooler|classifier|^cls\.|lm_head|^predictions|mask_emb|mask_token|lm_loss|^vocab_|"
+UNREAD += r"^shared\.weight|^head\.(norm|dense)|^decoder\.(weight|bias)"
+
+
+@pytest.mark.parametrize("name", [*architectures.CASES, *architectures.FORMS])
+def test_every_tensor_of_a_model_is_read(name, monkeypatch):
+    """Biases, gates and norms of every form; what is left unread are heads and poolers."""
+    model = architectures.build((architectures.CASES | architectures.FORMS)[name])
+    find, found = CheckpointWeights._find_tensor, set()
+
+    def record(self, *arguments):
+        stored = find(self, *arguments)
+        found.add(stored)
+        return stored
+
+    monkeypatch.setattr(CheckpointWeights, "_find_tensor", record)
+    family = model.config.model_type
+    for part in pretrained.FAMILIES[family].parts or (None,):
+        pretrained.load(model, part=part)
+    head = pretrained.open_checkpoint(model).unembedding
+    unread = r"decoder\.|^proj_out" if family == "whisper" else UNREAD
+    assert [n for n in model.state_dict().keys() - found if not re.search(unread, n)] == []
+    if head is not None:
+        assert (head.bias is None) == (family not in ("gptj", "phi"))
 
 
 def compute_logits(model, trace):

@@ -123,7 +123,7 @@ def test_a_file_that_changes_while_it_is_read_is_one_line(folder):
     path.write_bytes(content)
     weights = open_weights(folder)
     os.truncate(path, len(content) // 2)
-    is_refused("model.safetensors: cut short, or changed", weights.read, second)
+    is_refused("model.safetensors is cut short, or was changed", weights.read, second)
 
 
 @pytest.mark.parametrize("name", ["bert-untied", "bert-legacy"])
@@ -150,7 +150,7 @@ def test_missing_tensor_and_shard(folder):
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     unreadable(folder, "model-00001-of-00002.safetensors", "missing", error=FileNotFoundError)
     (folder / "model.safetensors.index.json").write_text('{"weight_map": {"a": 3}}')
-    unreadable(folder, "model.safetensors.index.json", "no weight_map of names")
+    unreadable(folder, "model.safetensors.index.json", "no weight_map with file names")
 
 
 def test_no_tensor_of_the_family(tmp_path):
@@ -219,7 +219,7 @@ def test_weights_of_whole_numbers_are_said_to_be_quantised(folder):
     header[name]["dtype"] = "I32"
     text = json.dumps(header).encode()
     path.write_bytes(len(text).to_bytes(8, "little") + text + raw[8 + length :])
-    is_refused(r"is of int32: a quantised checkpoint", read_layers, folder)
+    is_refused(r"has dtype int32; a quantised checkpoint", read_layers, folder)
 
 
 @pytest.mark.full

@@ -5,15 +5,18 @@ import numpy as np
 import pytest
 
 import rank_collapse as rc
+from rank_collapse.measures.profiles import Profile
 from rank_collapse.pretrained.report import (
     BY_NORM,
     COUNTED,
     ROLLOUT,
+    CheckpointReport,
     compute_length_laws,
     mean_lengths,
     tabulate_lengths,
 )
 from rank_collapse.report.path_lengths import path_length_figure
+from tests.oracles import draws
 from tests.support.closeness import assert_close
 
 
@@ -27,6 +30,54 @@ def test_three_weightings_of_two_layers_by_hand():
     assert [row["99 % at most"] for row in tabulate_lengths(laws)] == [2, 1, 2]
     (ax,) = path_length_figure(laws).axes
     assert [line.get_label() for line in ax.lines] == [COUNTED, ROLLOUT, BY_NORM]
+
+
+def test_a_collapse_begins_where_the_mean_of_the_decisive_ratios_is_below_the_alarm():
+    """Texts are averaged; a ratio that a few tokens make gives way to that of the others."""
+    full = np.array([[1.0, 0.5, 0.004, 0.004], [1.0, 0.5, 0.018, 0.001]])
+    alone = np.array([[1.0, 0.03, 0.02, 0.02], [1.0, 0.01, 0.02, 0.02]])
+    profiles = {
+        "Transformer": Profile({"residual_ratio": full, "bulk_ratio": full}),
+        "SAN": Profile({"residual_ratio": alone, "bulk_ratio": np.array([1, 0.1, 0.6, 1]) * alone}),
+    }
+    report = CheckpointReport(profiles, None, {}, np.ones((2, 4)), np.ones((2, 3)), [])
+    assert report.collapsed_at() == 3  # 0.011 on average in the layer before
+    decisive = alone * np.array([1, 0.1, 1, 1])
+    np.testing.assert_array_equal(report.decisive_ratios("SAN"), decisive)
+    np.testing.assert_array_equal(report.decisive_ratios(), full)
+    assert report.collapsed_at("SAN") == 1
+    profiles["SAN"] = Profile({"residual_ratio": alone, "bulk_ratio": alone})
+    assert report.collapsed_at("SAN") is None
+    assert_close(report.length_laws(3)[BY_NORM], np.full((2, 4), 0.25))
+
+
+def test_laws_that_a_text_lacks_are_absent_from_the_table():
+    laws = compute_length_laws(2, np.array([[0.5], [2.0]]), np.array([[1.0, 1.0], [0.0, 0.0]]))
+    assert_close(laws[ROLLOUT], [[0.5, 0.5], [0.0, 1.0]])  # shares are at most 1
+    assert np.isnan(laws[BY_NORM][1]).all()
+    counted, _, by_norm = tabulate_lengths(laws)
+    assert counted == {
+        "paths weighted": COUNTED,
+        "mean length": pytest.approx(2 / 3),
+        "median": 1,
+        "99 % at most": 1,
+    }
+    assert by_norm.pop("paths weighted") == BY_NORM and set(by_norm.values()) == {None}
+
+
+def test_a_batch_without_a_mask_is_one_whose_tokens_all_exist():
+    config = rc.transformer(2, 2, 8)
+    params, x = draws.parameters(config), np.asarray(draws.normal(2, 5, 8))
+    source = rc.pretrained.InMemory(params, config)
+    plain, none = (
+        rc.pretrained.checkpoint_report(source, {"x": x} | mask) for mask in ({}, {"mask": None})
+    )
+    for text in range(2):
+        by_length = rc.path_contributions(params, x[text], config).by_length
+        norms = [rc.composite_norm(part) for part in by_length]
+        for report in (plain, none):
+            np.testing.assert_allclose(report.path_size[text], norms, rtol=1e-4)
+    assert len(plain.spikes) == 2
 
 
 def test_a_checkpoint_has_the_shares_and_spikes_of_each_text():

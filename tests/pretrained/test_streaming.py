@@ -204,25 +204,24 @@ def test_one_program_serves_all_layers(monkeypatch):
     assert counts[0] >= len(groups) and len(set(counts)) == 1
 
 
-@pytest.mark.full
-def test_an_ablation_is_the_one_published_for_the_family():
+@pytest.mark.parametrize("family", full_but(["bert", "albert"], "albert"))
+def test_an_ablation_is_the_one_published_for_the_family(family):
     config = rc.TransformerConfig(
         depth=2, num_heads=1, d_model=4, attention_skip=True, mlp="gelu", mlp_skip=True
     )
     params = draws.parameters(config, bias_scale=0.0)
     inputs = {"x": np.random.default_rng(0).normal(size=(1, 3, 4)).astype(np.float32)}
     profile = (("profile", ProfilePass(MEASURES)),)
-    for family in ("bert", "albert"):
-        of_family = config.replace(family=family, skip_gain=0.7)
-        variants = surgery.list_ablations(family)
-        groups = {"/".join(variant): Group(profile, AblationSpec(*variant)) for variant in variants}
-        streamed = pretrained.stream(InMemory(params, of_family), inputs, groups)
-        for name, reading in variants:  # several of them share a program
-            cut_config, cut = surgery.ablate(of_family, params, name, reading)
-            with jax.disable_jit():  # few operations, which all variants share
-                single = profile_in_memory(cut, inputs["x"][0], cut_config, measures=MEASURES)
-            expected = jax.tree.map(lambda a: a[None], single)
-            assert largest_gap(streamed[f"{name}/{reading}"]["profile"], expected) < TOLERANCE
+    of_family = config.replace(family=family, skip_gain=0.7)
+    variants = surgery.list_ablations(family)
+    groups = {"/".join(variant): Group(profile, AblationSpec(*variant)) for variant in variants}
+    streamed = pretrained.stream(InMemory(params, of_family), inputs, groups)
+    for name, reading in variants:  # several of them share a program
+        cut_config, cut = surgery.ablate(of_family, params, name, reading)
+        with jax.disable_jit():  # few operations, which all variants share
+            single = profile_in_memory(cut, inputs["x"][0], cut_config, measures=MEASURES)
+        expected = jax.tree.map(lambda a: a[None], single)
+        assert largest_gap(streamed[f"{name}/{reading}"]["profile"], expected) < TOLERANCE
 
 
 # What a stream refuses: weights, files, texts and groups that mean nothing, each in one line.
@@ -267,8 +266,8 @@ def test_values_that_are_not_finite_are_named_when_their_layer_comes(tmp_path):
 @pytest.mark.parametrize(
     ("names", "value", "message"),
     [
-        ("layers.1.mlp.down_proj", 3e38, "layer 1: hidden states are not finite: weights or inp"),
-        ("", 0.0, "layer 0: hidden states are all 0; check the weights"),
+        ("layers.1.mlp.down_proj", 3e38, "hidden states of layer 1 are not finite: weights or inp"),
+        ("", 0.0, "hidden states of layer 0 are all 0: check the weights"),
     ],
 )
 def test_weights_that_make_the_states_mean_nothing_are_said(names, value, message, tmp_path):
@@ -307,5 +306,10 @@ def test_inputs_and_groups_that_do_not_fit():
     check_refused("different lengths.*'x': 3, 'mask': 4", rows=4)
     check_refused("different lengths.*'x': 3, 'mask': 2", rows=2)
     check_refused("chunk=0 is not a whole number from 1 on", chunk=0)
+    for spec, words in (
+        (("SAN", "unheard"), "reading 'unheard' is not one of"),
+        (("RNN", "published"), "ablation 'RNN' is not one of"),
+    ):
+        check_refused(words, ablation=AblationSpec(*spec))
     check_refused("group 'some' has none of 3 examples: first=3, last=None", first=3)
     check_refused("group 'some' has none of 3 examples: first=2, last=2", first=2, last=2)

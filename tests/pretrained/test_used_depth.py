@@ -5,11 +5,17 @@ import numpy as np
 import pytest
 
 import rank_collapse as rc
-from rank_collapse.pretrained.used_depth import depth_used
+from rank_collapse.pretrained.used_depth import (
+    DepthReport,
+    DepthUsed,
+    PathLength,
+    _open_source,
+    depth_used,
+)
 from tests.oracles import draws
 from tests.support.closeness import assert_close, near
 from tests.support.marks import full_but
-from tests.support.refusals import each_is_refused
+from tests.support.refusals import each_is_refused, is_refused
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -140,6 +146,50 @@ def test_a_frozen_lens_divides_by_the_last_state(depth_case):
     assert_close(report.measures["frozen_kl"], kl, atol=2e-4)
 
 
+def test_what_is_read_of_a_network_in_memory():
+    """Its own table of tokens, unless another is given; a network without tokens has none."""
+    config = rc.transformer(2, 2, 8, embedding=rc.EmbeddingConfig(vocab_size=7, d_embed=8))
+    params = draws.parameters(config)
+    source, head = _open_source(params, config, None)
+    assert source.config is config and head.table is params.embedding.tokens
+    assert (head.bias, head.softcap, head.scale) == (None, None, 1.0)
+    other = rc.pretrained.Unembedding(np.ones((7, 8)))
+    assert _open_source(params, config, other)[1] is other
+    plain = rc.transformer(2, 2, 8)
+    message = "the network has no unembedding: it is not a language model"
+    is_refused(message, _open_source, draws.parameters(plain), plain, None)
+    ids = [[3, 1], [4]]
+    is_refused("text 1 has fewer than 2 tokens", rc.depth_report, params, ids, config)
+    is_refused("ids hold no text", rc.depth_report, params, [], config)
+
+
+def test_a_report_in_words_says_where_its_definitions_disagree():
+    def make_report(layers):
+        used = {
+            name: DepthUsed(number, f"what {name} is", "someone")
+            for name, number in zip(("one", "second"), layers, strict=True)
+        }
+        lengths = {"paths, loss": PathLength(2, "least k", "someone else")}
+        measures = {"error": np.array([[0.5, 1.0], [0.25, 0.0]]), "angle": np.zeros((2, 3, 3))}
+        laws = {"counted": np.array([[0.0, 1.0, 0.0], [0.0, 0.0, 1.0]])}
+        return DepthReport(measures, used, lengths, laws)
+
+    assert str(make_report((2, 1))).split("\n") == [
+        "depth used, of 2 layers:",
+        "  one             2  what one is (someone)",
+        "  second          1  what second is (someone)",
+        "heads on a path, of 2 at most:",
+        "  paths, loss     2  least k (someone else)",
+        "  mean length: counted 1.5",
+        "The definitions disagree: 1 by “second”, 2 by “one”.",
+    ]
+    single = str(make_report((None, 1)))
+    assert "  one          none  what one is" in single and "disagree" not in single
+    columns = make_report((1, 1)).by_layer()
+    assert list(columns) == ["error"]
+    np.testing.assert_array_equal(columns["error"], [np.nan, 0.375, 0.5])
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("depth_case", full_but(MODELS, "Gemma2"), indirect=True)
 def test_a_network_in_memory_gives_the_same(depth_case):
@@ -199,7 +249,7 @@ def test_texts_of_different_lengths_are_measured_as_each_alone(depth_case):
     near(first, want, atol=2e-5)
     config = rc.transformer(2, 2, 8)
     each_is_refused(
-        (lambda: rc.depth_report(source, []), "ids have no text"),
+        (lambda: rc.depth_report(source, []), "ids hold no text"),
         (lambda: rc.depth_report(source, [short, [5]]), "text 1 has fewer than 2 tokens"),
         (
             lambda: rc.depth_report(draws.parameters(config), np.zeros((1, 4)), config),

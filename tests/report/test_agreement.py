@@ -24,8 +24,23 @@ def test_each_part_has_a_panel_with_its_rows():
     np.testing.assert_array_equal(read_lines(attention)["comes in"], [np.nan, 2e-7])
     np.testing.assert_array_equal(read_lines(attention)["the sublayer adds"], [1e-7, 3e-3])
     assert "the runs part" in read_lines(attention) and "the runs part" not in read_lines(mlp)
-    assert attention.get_yscale() == "log"
+    assert attention.get_yscale() == mlp.get_yscale() == "log"
+    assert attention.get_xlabel() == mlp.get_xlabel() == "layer"
+    assert attention.get_ylabel() == "relative error, median over tokens" and not mlp.get_ylabel()
+    for ax, layers in ((attention, [0, 1]), (mlp, [0, 1])):
+        assert all(list(line.get_xdata()) == layers for line in ax.lines[:3])
+    legend = [text.get_text() for text in attention.get_legend().get_texts()]
+    assert legend == ["comes in", "rounding explains", "the sublayer adds", "the runs part"]
+    styles = [line.get_linestyle() for line in attention.lines]
+    assert styles == [":", "--", "-", "-."] and list(attention.lines[3].get_xdata()) == [1, 1]
+    assert len({line.get_color() for line in attention.lines}) == 4
 
 
 def test_without_a_fault_nothing_is_marked():
     assert all("the runs part" not in read_lines(ax) for ax in agreement_figure(COLUMNS).axes)
+
+
+def test_states_alone_have_one_panel():
+    columns = {name: array[:2] for name, array in COLUMNS.items()} | {"part": ["layer"] * 2}
+    (ax,) = agreement_figure(columns, (0, "layer")).axes
+    assert ax.get_title() == "state after the layer" and "the runs part" in read_lines(ax)

@@ -53,6 +53,12 @@ def test_lines_that_are_written_again_are_dropped_before(tmp_path):
     assert path.read_bytes().count(b"\n") == len(places)
 
 
+def test_a_file_of_metrics_that_is_none_is_named(path):
+    path.mkdir()
+    for call in (lambda: metrics.drop(path, [0]), lambda: metrics.read(path)):
+        is_refused("m.jsonl cannot be read: it is not a regular file", call, error=RunError)
+
+
 def test_lines_are_dropped_of_the_seeds_and_steps_that_are_named(path):
     """A line without a seed is of seed 0; what is no line of a step stays."""
     lines = (

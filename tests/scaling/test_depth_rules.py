@@ -160,6 +160,10 @@ def test_layers_that_are_passed_again_count_as_loops():
     for name, gain in (("completep", 1 / 8), ("half", 8**-0.5), ("mup", 1), ("sp", 1)):
         # m_L = 2 and m_R = 4, each to the power of the depth
         assert np.isclose(rc.depth_rule(name, BASE).network(looped).branch_gain, gain)
+    # a base that is looped, too: of the same rows and loops, or of twice as many rows
+    assert rc.depth_rule("looped", looped).multipliers(looped) == (1, 1, 1)
+    wide = NETWORK.replace(d_model=16, layer_map=(0, 1, 2, 3) * 2)
+    assert rc.depth_rule("looped", looped).multipliers(wide) == (1 / 2, 2, 1 / 2)
     gains = rc.Gains(attention=2.0, mlp=jnp.ones(L))
     scaled = rc.depth_rule("half", BASE).network(NETWORK.replace(branch_gain=gains)).branch_gain
     assert_close([scaled.attention, scaled.mlp[3]], [2 / SQRT, 1 / SQRT])

@@ -11,6 +11,30 @@ from experiments.lab.experiment import import_experiment, read_run
 from experiments.lab.flags import Mode
 from tests.support.golden import TEXTS, read_arrays
 
+# {experiment: arguments after those of the tiny size}: lists in no order, several points and
+# networks, further layers and seeds, other branches.
+WIDE = {
+    "check_bounds": "--cases=8x16x2-padding,3x4x2 --sizes=1024,256",
+    "run_architectures": "--models=xlnet-base-cased,albert-base-v2 --num_seeds=2",
+    "run_circle": "--compare=theory --widths=6 --num_seeds=2",
+    "run_collapse": "--variants=san_mlp,san --depth=3 --norm_placement=post,none "
+    "--weight_scale=1,0.5 --skip_gain=1,0.5 --mlp_gain=2,1",
+    "run_depth_check": "--rule=completep,sp --depth=4,1,2 --num_seeds=3 --steps=3",
+    "run_lens": "--networks=llama,albert --start=0.5,0.13 --num_ranked=2",
+    "run_lipschitz": "--networks=llama,albert --tokens=8,4,6",
+    "run_loops": "--tied=false,true --gain_power=1,0.5 --depth=4,2 --num_seeds=3",
+    "run_path_chains": "--depth=3 --skip_gain=1,0.5 --num_seeds=3 --num_paths=3 --num_repeats=2",
+    "run_path_counts": "--heads=3,1,12 --layers=4,2,3",
+    "run_sinks": "--start=0.4,0 --how=dropped,hidden --key=random,first --num_texts=4",
+    "run_sort": "--depth=3 --path_len=1 --n_repeat=2 --num_seeds=3 --n_epochs=2",
+    "run_stability": "--designs=pre,admin,post --depths=4,1,2 --num_seeds=3",
+    "run_theorems": "--theorems=width,tied,first_mass,multi_head_energy",
+    "run_trainability": "--depths=3,2 --designs=pre,admin,post --warmup=2,0 --n_steps=50 "
+    "--num_seeds=3",
+    "run_trained": "--networks=llama,albert",
+    "run_transformer": "--depth=6 --num_seeds=3 --n_epochs=3 --min_len=2",
+    "run_width": "--depths=4,1,2 --num_seeds=3",
+}
 MOST_ROWS = 60  # of a table that a text shows, at equal distances
 ENVIRONMENT = {
     "python": "3.11.2",
@@ -25,21 +49,25 @@ ENVIRONMENT = {
 }
 
 
-def arrays_path(name: str) -> Path:
+def arrays_path(name: str, *, is_wide: bool = False) -> Path:
     """Returns the file with the arrays of an experiment."""
-    return TEXTS / "runs" / f"{name}.arrays"
+    return TEXTS / "runs" / f"{name}{'.wide' * is_wide}.arrays"
 
 
-def list_arguments(module: ModuleType) -> list[str]:
-    """Lists the arguments of an experiment's tiny size, in one process."""
-    return [*module.EXPERIMENT.presets["tiny"], *["--jobs=1"] * ("jobs" in module.FLAGS)]
+def list_arguments(module: ModuleType, *, is_wide: bool = False) -> list[str]:
+    """Lists the arguments of an experiment's tiny size, or those of `WIDE`, in one process."""
+    further = WIDE[module.__name__.rpartition(".")[2]].split() if is_wide else []
+    jobs = ["--jobs=1"] * ("jobs" in module.FLAGS)
+    return [*module.EXPERIMENT.presets["tiny"], *further, *jobs]
 
 
-def make_folder(name: str, folder: Path) -> None:
+def make_folder(name: str, folder: Path, *, is_wide: bool = False) -> None:
     """Makes the run folder of an experiment from the arrays that are kept, as of one machine."""
     module = import_experiment(name)
-    options = cli.parse_flags(module.FLAGS, [*list_arguments(module), f"--output_dir={folder}"])
-    options.mode = Mode(begin_with=read_arrays(arrays_path(name).read_text("utf-8")))
+    arguments = list_arguments(module, is_wide=is_wide)
+    options = cli.parse_flags(module.FLAGS, [*arguments, f"--output_dir={folder}"])
+    arrays = read_arrays(arrays_path(name, is_wide=is_wide).read_text("utf-8"))
+    options.mode = Mode(begin_with=arrays)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(provenance, "environment", lambda: dict(ENVIRONMENT))
         patch.setattr(run, "command_line", lambda: f"python -m experiments.{name}")

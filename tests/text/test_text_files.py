@@ -15,7 +15,7 @@ def test_line_ends_and_byte_order_mark(tmp_path):
 
 def test_what_cannot_be_read_is_named(tmp_path):
     (tmp_path / "latin").write_bytes("naïve".encode("latin-1"))
-    is_refused(r"latin is not UTF-8: byte 2 of it$", text_files.read_utf8, tmp_path / "latin")
+    is_refused(r"latin is not UTF-8: byte 2 is not", text_files.read_utf8, tmp_path / "latin")
     is_refused(
         r"none does not exist$", text_files.read_utf8, tmp_path / "none", error=FileNotFoundError
     )

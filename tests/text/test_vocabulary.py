@@ -16,6 +16,13 @@ def test_what_the_package_refuses_is_one_line():
     message = r"^it fails: \(1,\) \{'a': 2\}x{286}…$"
     is_refused(message, vocabulary.call_tokenizers, "it fails", fail, 1, a=2)
     assert vocabulary.call_tokenizers("", max, 1, 3) == 3
+    for interruption in (KeyboardInterrupt, SystemExit):
+
+        def interrupt(interruption=interruption):
+            raise interruption
+
+        with pytest.raises(interruption):
+            vocabulary.call_tokenizers("it fails", interrupt)
 
 
 def test_a_trained_vocabulary_keeps_case_and_accents_unless_it_is_lowercase():

@@ -118,13 +118,18 @@ def test_closed_forms_of_the_shares():
 
 
 def test_the_share_of_a_branch_has_the_gain_of_its_own_norm():
-    """Tokens of variance 1 after the norm of the branch, and of variance 4 beside it."""
-    config = rc.san_skip(1, 2, 8, norm_placement="sandwich", norm="rms")
+    """Tokens of variance 1 after the norm of the branch, and of variance 4 beside it, times the
+    mean squares of gains that differ between features."""
+    skip, branch = np.float32([[1, -1, 2, 0] * 2]), np.float32([[3, 1, -1, 1] * 2])
+    gains = {"skip_gain": skip, "branch_gain": branch}
+    config = rc.san_skip(1, 2, 8, norm_placement="sandwich", norm="rms", **gains)
     params = draws.parameters(config, gain_scale=0.0)
-    params = draws.changed(params, attention_branch_norm={"gain": np.full((1, 8), 3.0)})
+    norm_gain = np.float32([[4, 2**0.5, 4, 2**0.5] * 2])  # of mean square 9
+    params = draws.changed(params, attention_branch_norm={"gain": norm_gain})
     x = 2 * np.float32(np.sign(draws.normal(4, 8)))
     trace = expectation.expected_pass(params, x, config)
-    np.testing.assert_allclose(trace.shares, [9 / (9 + 4)], rtol=1e-5)
+    np.testing.assert_allclose(trace.shares, [9 * 3 / (9 * 3 + 4 * 1.5)], rtol=1e-5)
+    np.testing.assert_allclose(trace.hidden.variance[1], 9 * 3 + 4 * 1.5, rtol=1e-5)
     np.testing.assert_array_equal(trace.output_change, [0, 0])  # without sizes nothing moves
 
 

@@ -2,10 +2,12 @@
 
 import types
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import rank_collapse as rc
 from rank_collapse.theory import log_attention
 from tests.support.closeness import assert_close
 
@@ -51,3 +53,36 @@ def test_rounding_is_a_unit_of_the_largest_value_times_the_heaviest_row(sees, dt
             largest = max(largest, of_e, of_other)
     assert computed.dtype == dtype
     assert_close(computed, largest, rtol=1e-5 if dtype == "float32" else 1e-12)
+
+
+@pytest.mark.parametrize("mask", [None, "keys", "pairs"])
+def test_mixed_weights_differ_by_rows_as_their_parts_do(mask, x64):
+    """Of α I + β P + γ C, C uniform over allowed keys: one row where all see the same."""
+    rng = np.random.default_rng(1)
+    keep = np.array([False, True, True, True])
+    masks = {None: None, "keys": keep[None, None], "pairs": (np.tri(4, dtype=bool) & keep)[None]}
+    reference = rng.dirichlet(np.ones(4), H)
+    q, p, e = rng.random((3, H, 4, 4))
+    top, large = rng.normal(size=H), rng.random((H, 4, 1)) > 0.5
+    weights = log_attention.Weights(reference, np.zeros(H, int), top, q, p, e, large)
+    alpha, beta, gamma = np.array([[0.4, 0.1], [0.7, 1.2], [-0.2, 0.3]])
+    mixing = rc.network.Mixing(alpha, beta, gamma)
+    allowed = masks[mask] if mask is None else jnp.asarray(masks[mask])
+    mixed, parts = log_attention.mix_weights(
+        jax.tree.map(jnp.asarray, weights), mixing, allowed, jnp.asarray(keep)
+    )
+    exists = np.ones((4, 4), bool) if mask is None else np.broadcast_to(masks[mask][0], (4, 4))
+    exists = np.where(exists.any(axis=1, keepdims=True), exists, True)
+    uniform = exists / exists.sum(axis=1, keepdims=True)
+    first = int(np.argmax(keep))
+    for h in range(H):
+        row = beta[h] * reference[h] + alpha[h] * np.eye(4)[first] + gamma[h] * uniform[first]
+        assert_close(mixed.reference[h], row, rtol=1e-12)
+        for name, values in (("q", q), ("p", p), ("e", e)):
+            assert_close(getattr(mixed, name)[h], beta[h] * values[h], rtol=1e-12)
+        assert_close(parts[0][h], alpha[h] * (np.eye(4) - np.eye(4)[first]), atol=1e-15)
+        if mask == "pairs":
+            assert_close(parts[1][h], gamma[h] * (uniform - uniform[first]), atol=1e-15)
+    assert len(parts) == (2 if mask == "pairs" else 1)
+    assert_close(np.ravel(mixed.row_sum), alpha + beta + gamma, rtol=1e-12)
+    np.testing.assert_array_equal(mixed.top, top)

@@ -250,7 +250,8 @@ def measure_models(count, **options):
 
 
 @pytest.mark.parametrize(
-    ("count", "reached"), [(3, [2]), (4, [2, 3]), (8, [2, 4, 6, 7]), (5, [4]), (7, [2, 4, 6])]
+    ("count", "reached"),
+    [(2, [1]), (3, [2]), (4, [2, 3]), (8, [2, 4, 6, 7]), (5, [4]), (7, [2, 4, 6])],
 )
 def test_seeds_that_are_measured_some_at_a_time_are_those_of_one_call(count, reached):
     """Two or more at a time, so that XLA compiles a loop, and few that are repeated."""
@@ -312,7 +313,7 @@ def test_values_for_another_number_of_runs_are_named(two_devices):
     is_refused("devices= has no", seed_mesh, [])
     for data in ({"eval": make_data(jax.random.key(0))["train"]}, {"train": ()}):
         ensemble = Ensemble(RECIPE, lambda key, data=data: data)
-        is_refused("as 'train'", ensemble.train, seed_keys(0, 2), Hyper())
+        is_refused("named 'train'", ensemble.train, seed_keys(0, 2), Hyper())
     is_refused(
         r"hyper.network.skip_gain of shape \(2, 1\) .* 3 runs",
         two_devices.train,
@@ -338,7 +339,7 @@ def test_values_for_another_number_of_runs_are_named(two_devices):
 )
 def test_a_snapshot_of_other_runs_is_refused(two_devices, change):
     train = two_devices.train
-    is_refused("resume gave", train, seed_keys(0, 2), Hyper(learning_rate=0.01), resume=change)
+    is_refused("resume returned", train, seed_keys(0, 2), Hyper(learning_rate=0.01), resume=change)
 
 
 @pytest.mark.full

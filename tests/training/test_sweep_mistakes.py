@@ -154,7 +154,7 @@ WRONG = {
         {"step": becomes(lambda s: [s["w"]])},
     ),
     "step makes a tuple of a list": (
-        "step returns a state of another structure",
+        "step returns a state whose structure differs",
         {"init": lambda k, h: [jnp.ones(3)], "step": becomes(lambda s: tuple(s))},
     ),
     "step returns the state alone": (
@@ -319,13 +319,16 @@ WRONG = {
         {"key": jax.random.split(jax.random.key(0))},
     ),
     "a key of fractions": ("key of float64\\[2\\] is not a random key", {"key": np.ones(2)}),
-    "a mesh that is text": ("mesh='cpu' is no mesh of runs.seeds.seed_mesh", {"mesh": "cpu"}),
+    "a mesh that is text": (
+        "mesh='cpu' is not a mesh made by runs.seeds.seed_mesh",
+        {"mesh": "cpu"},
+    ),
     "a mesh of other axes": (
-        "is no mesh of runs.seeds.seed_mesh",
+        "is not a mesh made by runs.seeds.seed_mesh",
         {"mesh": jax.sharding.Mesh(np.array(jax.devices()[:1]), ("data",))},
     ),
-    "a folder that is a number": ("folder=3 is no path", {"folder": 3}),
-    "a folder without a name": ("folder='' is no path", {"folder": ""}),
+    "a folder that is a number": ("folder=3 is not a path", {"folder": 3}),
+    "a folder without a name": ("folder='' is not a path", {"folder": ""}),
     "no value": ("hyper\\['rate'\\] is empty", {"hyper": {"rate": []}}),
     "a swept text": ("hyper\\['rate'\\]='a' is neither a number nor", {"hyper": {"rate": "a"}}),
     "a swept text among numbers": ("\\[1, 'a'\\] is neither", {"hyper": {"rate": [1, "a"]}}),
@@ -360,7 +363,7 @@ WRONG = {
     "a swept seed": ("hyper has the name 'seed', which is an axis", {"hyper": {"seed": [1]}}),
     "an empty name": ("hyper has a value without a name", {"hyper": {"": [1], "rate": 0.1}}),
     "a name that is a number": ("hyper has the name 1, which is not a string", {"hyper": {1: 2}}),
-    "a name in hyper and static": ("'rate' is in hyper and in static", {"static": {"rate": [1]}}),
+    "a name in hyper and static": ("'rate' is in both hyper and static", {"static": {"rate": [1]}}),
     "static is text": ("static='depth' is not a dictionary", {"static": "depth"}),
     "no static value": ("static\\['depth'\\] is empty", {"static": {"depth": []}}),
     "a static value twice": ("static\\['depth'\\] has 2 twice", {"static": {"depth": [2, 2]}}),

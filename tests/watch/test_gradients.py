@@ -35,6 +35,35 @@ def test_gradients_of_boxed_and_plain_trees_are_the_same():
         near(norms, want, rtol=1e-6)
 
 
+LIBRARIES = {  # names of the projections, and parts of their paths
+    "rank_collapse": ("w_q", "w_k", "w_v"),
+    "nanodo": ("wq", "wk", "wv"),
+    "one letter": ("q", "k", "v"),
+    "BERT": ("query", "key", "value"),
+    "Llama": ("q_proj", "k_proj", "v_proj"),
+    "DistilBERT": ("q_lin", "k_lin", "v_lin"),
+    "diffusers": ("to_q", "to_k", "to_v"),
+    "Equinox": ("query_proj", "key_proj", "value_proj"),
+    "ESPnet": ("linear_q", "linear_k", "linear_v"),
+    "annotated": ("q_linear", "k_linear", "v_linear"),
+}
+ALONE = ("q_a_proj", "q_b_proj", "q_attn", "in_proj_q")  # of queries
+
+
+def test_every_name_of_a_projection_is_known():
+    names = {part: [n[i] for n in LIBRARIES.values()] for i, part in enumerate(PARTS)}
+    names["query"] += ALONE
+    assert {part: set(named) for part, named in PARTS.items()} == {
+        part: set(named) for part, named in names.items()
+    }
+    for names in LIBRARIES.values():
+        tree = {f"layers.0.{name}.weight": np.full(4, i + 1.0) for i, name in enumerate(names)}
+        norms = rc.monitor_gradients(tree | {"layers.0.o_proj.weight": np.full(4, 9.0)})
+        want = {f"{part}_gradient": 2 * (i + 1.0) for i, part in enumerate(PARTS)}
+        assert norms.keys() == want.keys()
+        near(norms, want, rtol=1e-6)
+
+
 def test_gradients_of_modules_are_by_layer():
     """In natural order of the paths; NaN where a layer has no such part."""
     trees = [{"attention": {n: draw_normal(4, 4, seed=i) for n in "qkv"}} for i in range(11)]

@@ -80,8 +80,19 @@ def project_low_rank(self, x):
     return *(self.fused(x) + self.up(self.down(x))).chunk(3, -1), 1.0
 
 
+def project_after_a_map(self, x):
+    """The tokens come from a map of the same module, which is none of queries."""
+    y = self.before(x).relu()
+    return self.q(y), self.k(y), self.v(y), 1.0
+
+
 SINGLE = {"q": (D, D), "k": (D, D), "v": (D, D), "gate": (D, 1)}
 LAYOUTS = {
+    "after a map": (
+        project_after_a_map,
+        SINGLE | {"before": (D, D)},
+        {"query": {"q": SIDES[0]}, "key": {"k": SIDES[0]}, "value": {"v": SIDES[0]}},
+    ),
     "side by side": (
         project_side_by_side,
         {"fused": (D, 4 * D)},
@@ -182,5 +193,5 @@ def test_a_part_whose_features_are_not_known_is_left_out():
     row, watched = watch_step(Gated(project, **SINGLE | {"q": (D, 2 * D)}), X)
     assert "query_gradient" not in row and "value_gradient" in row
     assert (
-        "no query gradient: which part of a parameter it is of is not known" in watched.describe()
+        "no query gradient: the part of a parameter that made it is unknown" in watched.describe()
     )

@@ -122,8 +122,8 @@ def test_chunks_of_queries_are_left_out(keys, tokens):
     watched = watch(model, 1, tokens=tokens)
     model(X).square().mean().backward()
     torch.optim.SGD(model.parameters(), 0.0).step()
-    assert "no tokens: its products are of different tokens" in watched.describe()
-    assert "no weights: 4 products in one run" in watched.describe()
+    assert "no tokens: its products have different tokens" in watched.describe()
+    assert "no weights: 4 products of queries and keys in one run" in watched.describe()
     (row,) = watched.rows
     assert not any("ratio" in name or "entropy" in name for name in row)
     norms = [row[f"{part}_gradient"][0] for part in ("query", "key", "value")]

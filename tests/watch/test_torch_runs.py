@@ -132,5 +132,5 @@ def test_attention_among_features_is_left_out():
     watched = watch(model, 1)
     model(X).sum().backward()
     torch.optim.SGD(model.parameters(), 0.0).step()
-    assert "softmax is over something else" in watched.describe()
+    assert "softmax is not taken over the keys of tokens" in watched.describe()
     assert not any("entropy" in name or "ratio" in name for row in watched.rows for name in row)

@@ -207,3 +207,33 @@ def test_gradients_of_attention_of_torch_to_other_tokens():
     norms = [part.norm().item() for part in torch.cat(gradients, dim=1).chunk(3)]
     names = [f"cross.{part}_gradient" for part in ("query", "key", "value")]
     assert [row[name][1] for name in names] == pytest.approx(norms, 1e-4)
+
+
+class WrittenOut(Attention):
+    """Causal attention of one head, written with matrix products."""
+
+    def forward(self, x):
+        scores = self.a(x) @ self.b(x).mT / 4
+        hidden = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
+        return scores.masked_fill(hidden, -torch.inf).softmax(-1) @ self.c(x)
+
+
+class InOneKernel(Attention):
+    """Causal attention of one head, in one call of torch."""
+
+    def forward(self, x):
+        q, k, v = self.a(x), self.b(x), self.c(x)
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+
+@pytest.mark.parametrize("tokens", ["read", "raw", "unit"])
+@pytest.mark.parametrize("attention", [WrittenOut, InOneKernel])
+def test_a_call_without_a_batch_axis_is_measured_as_one_example(attention, tokens):
+    model = Layers()
+    model.h = nn.ModuleList([attention(), attention()])
+    single = measure_row(model, X[0], tokens=tokens)
+    model.zero_grad()
+    batch = measure_row(model, X[:1], tokens=tokens)
+    assert single.keys() == batch.keys() and "attention_entropy" in single
+    for name, values in batch.items():
+        assert single[name] == pytest.approx(values, rel=1e-5), name

@@ -279,7 +279,7 @@ def test_a_watched_model_is_copied_and_saved_as_another():
 
 
 def test_weights_are_those_that_meet_the_values():
-    """Heads may be mixed after the softmax; a difference of weights is no distribution."""
+    """Heads may be mixed after the softmax; a difference of weights is not a distribution."""
 
     class Mixed(Attention):
         def forward(self, x, mask):
@@ -301,4 +301,4 @@ def test_weights_are_those_that_meet_the_values():
     (row,) = watched.rows
     assert np.isfinite(row["attention_entropy"]).tolist() == [True, True, False]
     assert np.isfinite(row["residual_ratio"]).all()
-    assert "no distribution" in watched.describe()
+    assert "not a distribution" in watched.describe()

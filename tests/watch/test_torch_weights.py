@@ -206,6 +206,37 @@ def test_tokens_are_measured_where_weights_are_not(attend):
     assert watched.describe().count("no weights: ") == 2
 
 
+class Single(Attention):
+    """Attention of one example and one head, by matrices without further axes."""
+
+    def __init__(self, multiply):
+        super().__init__()
+        self.multiply = multiply
+
+    def forward(self, x, mask=None):
+        q, k, v = (part(x[0]) for part in (self.q, self.k, self.v))
+        p = (q @ k.T / 4).masked_fill(torch.ones(N, N).triu(1) > 0, -torch.inf).softmax(-1)
+        self.kept = x.detach(), p.detach()[None, None]
+        return self.o(self.multiply(F.dropout(p, 0.5), v))[None]
+
+
+OF_MATRICES = {
+    "matmul": lambda p, v: p @ v,
+    "mm": torch.mm,
+    "linear": lambda p, v: F.linear(p, v.T),
+    "addmm": lambda p, v: torch.addmm(torch.zeros(N, D), p, v),
+    "method addmm": lambda p, v: torch.zeros(N, D).addmm(p, v),
+    "convolution": lambda p, v: F.conv1d(p.T[None], v.T[..., None])[0].T,
+    "einsum": lambda p, v: torch.einsum("nm,md->nd", p, v),
+}
+
+
+@pytest.mark.parametrize("multiply", OF_MATRICES.values(), ids=OF_MATRICES)
+def test_weights_and_values_are_matrices_of_one_example(multiply):
+    torch.manual_seed(0)
+    check_layers(Stack(add_in_turn, Single(multiply), Single(multiply)), X[:1])
+
+
 def test_padding_of_sigmoid_attention_does_not_count():
     torch.manual_seed(0)
 

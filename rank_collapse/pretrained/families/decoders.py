@@ -120,7 +120,7 @@ def _smollm3_fields(settings):
     if uses_rotary is None:
         uses_rotary = [int((i + 1) % settings["no_rope_layer_interval"] != 0) for i in range(depth)]
     if len(uses_rotary) < depth or any(rotated not in (0, 1) for rotated in uses_rotary):
-        raise ValueError(f"no_rope_layers={uses_rotary} are not {depth} of 0 or 1")
+        raise ValueError(f"no_rope_layers={uses_rotary} is not a list of {depth} entries 0 or 1")
     fields = decoder_fields(
         settings, lambda i: settings["use_sliding_window"] and not uses_rotary[i]
     )

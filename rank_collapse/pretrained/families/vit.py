@@ -96,7 +96,7 @@ VIT = Family(
     embedding={"positions": "learned", "class_token": True, "norm": False},
     computed=lambda settings: {"embedding": _patch_fields(settings)},
     biases=dict.fromkeys("qkv", "qkv_bias"),
-    init=Initialisation(truncated=("cls_token", "position_embeddings")),
+    init=Initialisation(),
     sizes=_patch_sizes,
 )
 DEIT = VIT.derive(
@@ -155,9 +155,7 @@ DINOV2 = VIT.derive(
     names=_dinov2_names,
     fields={"learned_per_feature": True},
     computed=_dinov2_fields,
-    init=Initialisation(
-        values={"register_tokens": 0.0, "lambda1": "layerscale_value"}, truncated=("",)
-    ),
+    init=Initialisation(values={"register_tokens": 0.0, "lambda1": "layerscale_value"}),
 )
 DINOV2_REGISTERS = DINOV2.derive(
     "dinov2_with_registers",
@@ -224,6 +222,6 @@ def _as_pair(value):
     pair = [value, value] if isinstance(value, int) else value
     refuse_if(
         len(pair) != 2 or any(type(n) is not int or not 1 <= n < 2**31 for n in pair),
-        f"image or patch size {value!r} is neither a whole number nor two",
+        f"image or patch size {value!r} is neither one whole number nor two",
     )
     return tuple(pair)

@@ -3,8 +3,24 @@
 The network's input is the spectrogram, [frames, mel bins].
 """
 
+import numpy as np
+
 from rank_collapse.pretrained.families.decoders import ATTENTION
-from rank_collapse.pretrained.family import Family, Initialisation, Leaf, Names, count_entry
+from rank_collapse.pretrained.family import Draw, Family, Initialisation, Leaf, Names, count_entry
+
+
+def _whisper_draw(name, settings, depth):
+    if name.endswith("embed_positions.weight"):
+        return Draw(value=_sinusoids)
+    return Initialisation(std="init_std")(name, settings, depth)
+
+
+def _sinusoids(rows, width):
+    """Compute the sines of all waves, then their cosines; wavelengths from 2π to 10000 · 2π."""
+    frequencies = 10000.0 ** (-np.arange(width // 2) / (width // 2 - 1))
+    angles = np.arange(rows)[:, None] * frequencies[None, :]
+    return np.concatenate([np.sin(angles), np.cos(angles)], axis=1)
+
 
 WHISPER = Family(
     "whisper",
@@ -52,5 +68,5 @@ WHISPER = Family(
     embedding={"convolutions": True, "positions": "learned", "norm": False},
     allowed={"activation_function": ("gelu",)},  # the convolutions' too
     biases={"k": False},
-    init=Initialisation(std="init_std"),
+    init=_whisper_draw,
 )

@@ -112,7 +112,7 @@ def make_axes(hyper: Mapping[str, Any] | None, static: Mapping[str, Any] | None)
     """
     hyper, static = _as_mapping("hyper", hyper), _as_mapping("static", static)
     for name in hyper.keys() & static.keys():
-        raise ValueError(f"{name!r} is in hyper and in static: one of them is enough")
+        raise ValueError(f"{name!r} is in both hyper and static: remove one of them")
     arrays = {name: _as_numbers(f"hyper[{name!r}]", value) for name, value in hyper.items()}
     lists = {name: value if isinstance(value, list) else [value] for name, value in static.items()}
     coordinates = {

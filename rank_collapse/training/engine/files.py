@@ -64,7 +64,7 @@ class SweepFolder:
         path = self.path / NAME
         if not path.exists():
             if any(self._runs.glob("*.npz")):
-                raise files.RunError(f"{self.path} has runs and no {NAME}: use another folder")
+                raise files.RunError(f"{self.path} has runs, but no {NAME}: use another folder")
             files.write_atomically(path, json.dumps(config, indent=1).encode())
             return
         saved = files.read_object(path)
@@ -80,7 +80,7 @@ class SweepFolder:
         if changes:
             differences = "; ".join(changes)
             raise files.RunError(
-                f"{self.path} is of another sweep{version}: {differences}; use another folder"
+                f"{self.path} belongs to another sweep{version}: {differences}; use another folder"
             )
 
     def load(self, functions: Functions, point: int) -> list[Runs]:
@@ -141,7 +141,7 @@ def _describe_change(name, old, new):
     if name == "data":
         return "init or step close over other arrays"
     if isinstance(old, Mapping) and isinstance(new, Mapping):
-        return f"of {name} {files.describe_difference(old, new)}"
+        return f"in {name} {files.describe_difference(old, new)}"
     return files.describe_difference({name: old}, {name: new})
 
 
@@ -192,6 +192,6 @@ def _read_leaves(arrays: Mapping[str, np.ndarray], name: str, shapes: Sequence[A
         if array.dtype.kind == "V":  # NumPy has no name for bfloat16 and stores its bytes
             array = array.view(dtype)
         if array.shape != (*axes, *expected) or array.dtype != dtype:
-            raise ValueError(f"{name}/{i} is of {array.dtype}{list(array.shape)}")
+            raise ValueError(f"{name}/{i} has dtype and shape {array.dtype}{list(array.shape)}")
         leaves.append(array)
     return leaves

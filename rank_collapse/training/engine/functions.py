@@ -118,8 +118,8 @@ def check_names(functions: Sequence[Functions], axes: Axes, finite: Sequence[str
             others = getattr(other, f"{attribute}_names")
             refuse_if(
                 others != names,
-                f"{attribute}s are {names}, and with {axes.describe_static(point)} {others}: they "
-                "have the same names at all values of static",
+                f"the {attribute}s are {names}, but with {axes.describe_static(point)} they are "
+                f"{others}: use the same names at all values of static",
             )
             for name, a, b in zip(
                 names,
@@ -129,7 +129,7 @@ def check_names(functions: Sequence[Functions], axes: Axes, finite: Sequence[str
             ):
                 refuse_if(
                     a.ndim != b.ndim,
-                    f"the {attribute} {name!r} has {a.ndim} axes, and {b.ndim} with "
+                    f"the {attribute} {name!r} has {a.ndim} axes, but it has {b.ndim} with "
                     f"{axes.describe_static(point)}",
                 )
     is_list = finite is None or isinstance(finite, list | tuple | set)

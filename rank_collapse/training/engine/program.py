@@ -141,6 +141,7 @@ class Program:
         flag, number = jax.ShapeDtypeStruct((), bool), jax.ShapeDtypeStruct((), jnp.int32)
 
         def compile_size(size):
+            """Compiles the steps between two looks for a number of runs."""
             parts = *self._split(functions.state_shapes), self._hyper, [flag]
             *arguments, flags = (self._by_run(shapes, size) for shapes in parts)
             shared = number, number, self._consts[1]
@@ -179,6 +180,7 @@ class Program:
         )
 
     def _lay_out_inputs(self, points, numbers, make_inputs):
+        """Makes the keys and values of runs, and puts them on the devices."""
         # Padded before: groups of any size compile the same small programs that make keys.
         repeats = 0, self.size - len(numbers)
         inputs = make_inputs(*(np.pad(names, repeats, "edge") for names in (points, numbers)))

@@ -56,7 +56,7 @@ class Swept:
         names = [str(name) for name in self.diverged_at.dims]
         refuse_if(
             {*values, "seed"} != set(names),
-            f"state() is given values of {sorted(values)}; this sweep has {names[:-1]}",
+            f"state() got values of {sorted(values)}, but this sweep has {names[:-1]}",
         )
         index = {}
         for name, value in (*values.items(), ("seed", seed)):

@@ -264,7 +264,9 @@ def check_step(output: Any, like: Any) -> Any:
                 "shape and dtype"
             )
     if jax.tree.structure(state) != jax.tree.structure(like):
-        raise Refused("step returns a state of another structure than init made")
+        raise Refused(
+            "step returns a state whose structure differs from the structure that init made"
+        )
     return state, check_metrics("step", output[1])
 
 
@@ -313,6 +315,7 @@ def reuses_key(init: Traced, step: Traced, key: Any, hyper: Sequence[Any]) -> bo
     size = len(jax.tree.leaves(init.out))
 
     def make_steps(key, hyper):
+        """Makes two steps, so that a key that the state keeps is used twice."""
         leaves = init(init.consts, key, *hyper)
         for index in range(2):
             leaves = step(step.consts, *leaves, *hyper, jnp.int32(index))[:size]

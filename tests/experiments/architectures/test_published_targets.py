@@ -42,5 +42,5 @@ def test_one_text_and_other_models_are_not_compared(published, monkeypatch):
     one = {"SAN": np.ones((1, 3))}
     is_refused("one text has no spread", published_targets.published_targets, {}, one)
     monkeypatch.setattr(published_targets, "published_curves", lambda *_: {})
-    message = "no curve of gpt2 with 2 layers of this width was published"
+    message = "no curve was published for gpt2 with 2 layers of this width"
     is_refused(message, published_targets.published_targets, {"model_type": "gpt2"}, one)

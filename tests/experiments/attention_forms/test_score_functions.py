@@ -64,7 +64,6 @@ def test_scores_of_many_draws_have_the_variance_of_the_law(d_k, options):
         assert abs(values.mean() - expected) < 4 * error
 
 
-@pytest.mark.full
 def test_gradients_are_those_of_the_definition_written_out(x64):
     """∂L/∂s = P ∘ (A − Σ_j P A), A = G Vᵀ, and ∂L/∂q by the chain rule of each score."""
     key = jax.random.key(1)
@@ -97,6 +96,10 @@ def test_gradients_are_those_of_the_definition_written_out(x64):
         assert float(form_measures["variance"]) == pytest.approx(scores.var(), rel=1e-4)
         assert float(form_measures["variance_within_rows"]) == pytest.approx(within, rel=1e-4)
         assert float(form_measures["saturated"]) == np.mean(p.max(axis=1) > 0.5)
+        assert float(form_measures["largest_weight"]) == pytest.approx(p.max(axis=1).mean())
+        entropy = -(p * np.log(p)).sum(axis=1).mean()
+        assert float(form_measures["entropy"]) == pytest.approx(entropy, rel=1e-4)
+        assert set(form_measures) == set(measured.MEASURES)
 
 
 @pytest.mark.full

@@ -169,7 +169,11 @@ def test_layers_above_a_bound_are_counted_where_the_condition_holds():
         points = make_point(san=san | bounded)
         (row,) = (row for row in judge_points(points) if row.key == "heads bound")
         assert row.estimate == count
-        (check,) = (c for c in compare_points(points) if "sums over heads" in c.quantity)
+        (check,) = (
+            c
+            for c in compare_points(points)
+            if "above the bound with sums over heads" in c.quantity
+        )
         assert check.measured == 2 * seeds * covered  # of two layers
 
 

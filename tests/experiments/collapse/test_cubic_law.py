@@ -15,6 +15,7 @@ from rank_collapse.network.residual import lone_norm, normalize_tokens
 from tests.oracles import draws
 from tests.support.closeness import assert_close
 from tests.support.marks import full_but
+from tests.support.refusals import is_refused
 
 
 def closed_constant(*network, **inputs):
@@ -81,6 +82,30 @@ def test_small_residuals_fall_as_the_closed_recursion_has_it(fields, x64):
     measured = cubic_law.measured_constant(profile)
     closed = closed_constant(params, x, config, mask=keep)
     assert_close(closed.log10_lambda, measured.log10_lambda, atol=2e-4)
+
+
+REFUSED = {
+    "a mask by row": ({}, {"mask": np.tri(5, dtype=bool)}, "rows see different keys"),
+    "a mask by head and row": ({}, {"mask": np.ones((2, 5, 5), bool)}, "rows see different keys"),
+    "a bias": ({}, {"bias": np.zeros((5, 5), np.float32)}, "rows have different biases"),
+    "a causal mask": ({"mask": "causal"}, {}, "mask='causal'"),
+    "a window": ({"mask": "local", "window": 2}, {}, "mask='local'"),
+    "mixing": ({"mixing": rc.network.Mixing(0.5, 0.5, 0.0)}, {}, "mixing="),
+    "a skip": ({"attention_skip": True}, {}, "attention_skip=True"),
+    "positions": ({"position": "rotary"}, {}, "position='rotary'"),
+    "capped scores": ({"score_cap": 2.0}, {}, "score_cap=2.0"),
+    "additive scores": ({"score": "additive"}, {}, "score='additive'"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+@pytest.mark.parametrize("compute", [cubic_law.cubic_profile, cubic_law.closed_profile])
+def test_rows_that_differ_are_refused(case, compute):
+    fields, inputs, message = REFUSED[case]
+    config = rc.san(2, 2, 8).replace(**fields)
+    params = rc.init(jax.random.key(0), config)
+    x = draws.normal(5, 8)
+    is_refused(f"the cubic law does not cover .*{message}", compute, params, x, config, **inputs)
 
 
 def measure_from_start(params, x, config):

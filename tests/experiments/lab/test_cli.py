@@ -1,9 +1,11 @@
 """What every binary shares: flags, help, one-line errors, names of run folders, progress."""
 
 import importlib
+import runpy
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from absl import flags
@@ -170,6 +172,25 @@ def test_a_package_that_is_missing_is_one_line(monkeypatch, capsys):
         importlib.reload(experiments)
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("error: ") and "absl" in line
+
+
+MODULES = sorted(
+    path.stem
+    for path in Path(experiments.__path__[0]).glob("*.py")
+    if not path.stem.startswith("__") and path.stem not in ("experiments", "rank_collapse")
+)
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_every_command_runs_as_a_module(name, monkeypatch, capsys):
+    """`python -m experiments.NAME --help`, which otherwise would end at once without a word."""
+    monkeypatch.setattr(sys, "argv", [name, "--help"])
+    monkeypatch.delitem(sys.modules, f"experiments.{name}", raising=False)
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_module(f"experiments.{name}", run_name="__main__", alter_sys=True)
+    out = capsys.readouterr().out
+    purpose = importlib.import_module(f"experiments.{name}").__doc__.strip()
+    assert ended.value.code in (0, None) and purpose.split("\n")[0].split(":")[0] in out
 
 
 def test_nothing_slow_is_imported_before_the_flags_are_read():

@@ -195,7 +195,7 @@ def test_chunks_that_are_done_are_kept_where_a_later_one_fails(tmp_path):
 def test_cut_arrays_and_more_seeds_than_asked_for_are_refused(bits, tmp_path):
     with RunFolder(tmp_path, {}) as run:
         run.save_arrays({"low/of/bits": bits, "low/of/scaled": np.zeros((6, 2))})
-    with pytest.raises(RunError, match="low is not of 5 seeds"):
+    with pytest.raises(RunError, match="low does not have 5 seeds"):
         run_cells(tmp_path, parse_options())
 
 

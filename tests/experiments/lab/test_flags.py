@@ -55,7 +55,7 @@ MISTAKES = {
     "run_transformer": {
         "--task=copy --seq_len=4 --min_len=0": "min_len=0 is not a whole number from 1 to 4",
         "--task=copy --seq_len=4 --min_len=5": "min_len=5 is not a whole number from 1 to 4",
-        "--task=translation": "--num_tokens=3: a translation's sentences are as its grammar says",
+        "--task=translation": "--num_tokens=3 has no effect: the grammar decides it",
         "--warmup=-1": "warmup=-1",
         "--label_smoothing=1": "label_smoothing=1",
         "--width=3": "width=3 does not divide d_model=4",
@@ -63,10 +63,10 @@ MISTAKES = {
     "run_stability": {
         "--designs=nowhere": "--designs=nowhere is not one of",
         "--designs=": "--designs is empty",
-        "--depths=6": "--depths=6 is fewer than two depths",
+        "--depths=6": "--depths=6 has fewer than two depths",
         "--designs=branch_norm": "does not cover norm_placement='branch'",
         "--num_heads=3": "num_heads=3 does not divide d_model=4",
-        "--update_size=0": "--update_size=0.0 is no update of the weights",
+        "--update_size=0": "--update_size=0.0 does not change the weights",
         "--d_model=2": "d_model=2",
     },
     "run_trainability": {

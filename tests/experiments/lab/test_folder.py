@@ -185,7 +185,7 @@ def test_a_folder_that_cannot_be_written_is_one_error(tmp_path):
 
 def test_results_without_a_config_are_not_taken_over(tmp_path):
     (tmp_path / "results.csv").write_text("a\n")
-    is_refused("of no run", RunFolder, tmp_path, CONFIG, error=RunError)
+    is_refused("not a run folder", RunFolder, tmp_path, CONFIG, error=RunError)
 
 
 @pytest.mark.parametrize("overwrite", [False, True])
@@ -195,7 +195,7 @@ def test_the_files_of_others_stay(overwrite, tmp_path):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("{}")
     options = {"overwrite": overwrite, "error": RunError}
-    is_refused("of no run", RunFolder, tmp_path, CONFIG, **options)
+    is_refused("not a run folder", RunFolder, tmp_path, CONFIG, **options)
     for name in ("config.json", "models/a.pt", "figures/.a.tmp"):
         (tmp_path / name).unlink()
     (tmp_path / "models").rmdir()

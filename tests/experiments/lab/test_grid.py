@@ -40,7 +40,7 @@ def test_points_do_not_follow_the_flags_and_cannot_be_changed():
     (options,) = list_points(flags)
     flags.depth = 5
     assert options.depth == 3
-    with pytest.raises(AttributeError, match="do not change: depth=4"):
+    with pytest.raises(AttributeError, match="cannot be changed: depth=4"):
         options.depth = 4
     other = options.replace(depth=4)
     assert (other.depth, options.depth, other.gain) == (4, 3, 1.0)

@@ -54,7 +54,7 @@ def test_a_worker_that_fails_gives_its_error_to_the_parent():
 
 
 def test_workers_that_are_killed_are_said_to_be():
-    with pytest.raises(RunError, match="a worker was ended"), pool.start_workers(1):
+    with pytest.raises(RunError, match="a worker process was killed"), pool.start_workers(1):
         raise futures.process.BrokenProcessPool
 
 
@@ -62,4 +62,4 @@ def test_the_module_of_an_experiment_has_its_name():
     assert pool.module_name("sort") == "experiments.run_sort"
     assert pool.module_name("check_bounds") == "experiments.check_bounds"
     for name in ("none", "reproduce", "lab"):
-        is_refused(f"'{name}' is the name of no experiment", pool.module_name, name)
+        is_refused(f"'{name}' is not the name of an experiment", pool.module_name, name)

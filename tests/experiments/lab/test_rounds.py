@@ -71,9 +71,9 @@ def test_rounds_go_on_until_all_rows_are_decided_or_the_budget_is_spent(
 def test_what_more_seeds_cannot_do_is_refused(tmp_path):
     drawn, place = Drawn("falls"), f"--output_dir={tmp_path}"
     options = make_options("--until=decided", "--num_seeds=5", place)
-    is_refused("takes --max_seeds", rounds.run_until_decided, drawn.main, options)
+    is_refused("needs --max_seeds", rounds.run_until_decided, drawn.main, options)
     options = make_options("--until=decided", place)
-    is_refused("no statement is tested", rounds.run_until_decided, Drawn().main, options)
+    is_refused("these flags test none", rounds.run_until_decided, Drawn().main, options)
 
 
 def test_on_registered_seeds_rows_of_other_runs_count():

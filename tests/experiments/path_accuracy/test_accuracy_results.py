@@ -93,13 +93,13 @@ def test_no_seed_is_left_out_but_of_findings_on_what_was_learned():
 
 def test_what_is_shown_beside_published_values():
     comparisons = {c.quantity: c for c in accuracy_results.compare_results(make_results(), SETUP)}
-    whole_model = comparisons["token accuracy of the whole model"]
+    whole_model = comparisons["token accuracy of the full model"]
     assert whole_model.measured.startswith("0.950") and whole_model.published == 0.98
-    text = "path length {}: without longer paths, self-consistent"
+    text = "path length {}: accuracy without longer paths"
     truncated = [comparisons[text.format(k)].measured for k in range(4)]  # .95 − .35 · 1.035/3
     assert truncated == pytest.approx([0.829, 0.829, 0.829, 0.950], abs=5e-4)
     assert comparisons["frozen biases alone, without a path"].measured.startswith("0.700")
-    (best,) = (c.measured for q, c in comparisons.items() if "best length" in q)
+    (best,) = (c.measured for q, c in comparisons.items() if "highest accuracy" in q)
     assert best == 1
 
 

@@ -17,7 +17,7 @@ from experiments.reproducing.running import ProcessResult
 from rank_collapse.runs import RunError
 
 FEW_TEXTS = {
-    "run_path_counts": Texts("{many: of H=4|.0f} and {H=2, L=3 (H=2, L=3): mean path length|.1f}.")
+    "run_path_counts": Texts("{many: of H=4|.0f} and {2 heads, 3 layers: mean path length|.1f}.")
 }
 
 
@@ -35,7 +35,7 @@ def test_results_as_markdown_are_of_one_preset(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="no table has: run_path_counts: many: of H=4"):
         results_page.write_markdown(paper, "reported", docs)
     assert not docs.exists()
-    mean = "{H=2, L=3 (H=2, L=3): mean path length|.1f}"
+    mean = "{2 heads, 3 layers: mean path length|.1f}"
     texts = Texts(f"{mean} of 3.", f"| {mean} |")
     monkeypatch.setattr(results_page, "read_texts", lambda: {"run_path_counts": texts})
     page = docs / "experiments" / "run_path_counts.md"
@@ -45,7 +45,7 @@ def test_results_as_markdown_are_of_one_preset(tmp_path, monkeypatch):
     (docs / "results" / "run_path_counts_7.png").write_text("of an earlier run")
     text = results_page.write_markdown(paper, "reported", docs).read_text()
     table = docs / "results" / "run_path_counts.csv"
-    assert "H=2, L=3" in table.read_text() and "H=2, L=2" not in table.read_text()
+    assert "2 heads, 3 layers" in table.read_text() and "2 heads, 2 layers" not in table.read_text()
     assert ", 12 s, " in text and "sizes “reported”" in text and f"JAX {jax.__version__}" in text
     assert "**Result.** 2.0 of 3.\n\n| 2.0 |\n" in text and "Not run: run_lens, run_trained" in text
     filled = "**Result.** 2.0 of 3.\n\n<!-- filled -->\n| 2.0 |\n<!-- end -->\nrest\n"
@@ -61,7 +61,7 @@ def test_results_as_markdown_are_of_one_preset(tmp_path, monkeypatch):
     assert run["run"] == "run_path_counts" and run["seconds"] == "12.3"
     assert f"commit {run['commit'] or 'unknown'}." in text
     text = results_page.write_markdown(quick, "quick", docs).read_text()
-    assert "H=2, L=2" in table.read_text() and "**Result.** – of 3." in text
+    assert "2 heads, 2 layers" in table.read_text() and "**Result.** – of 3." in text
     assert page.read_text() == filled and "sizes “quick”" in text
 
 
@@ -79,7 +79,7 @@ def test_an_experiment_of_several_runs_is_one_section(tmp_path, monkeypatch, cap
             assert cli.execute(run_path_counts.main, run_path_counts.FLAGS, command_line) == 0
     capsys.readouterr()
     texts = {
-        "run_path_counts": Texts("{many: H=4, L=3 (H=4, L=3): mean path length|.1f} of 3 layers.")
+        "run_path_counts": Texts("{many: 4 heads, 3 layers: mean path length|.1f} of 3 layers.")
     }
     monkeypatch.setattr(results_page, "read_texts", lambda: texts)
     for preset in sections.PRESETS:
@@ -88,7 +88,7 @@ def test_an_experiment_of_several_runs_is_one_section(tmp_path, monkeypatch, cap
         assert "**Result.** 2.4 of 3 layers." in text
         assert text.count(f"## {experiment.title}\n") == 1 and text.count("png)") == 4
         numbers = (tmp_path / "docs" / "results" / "run_path_counts.csv").read_text()
-        assert "H=2, L=3" in numbers and "H=4, L=3" in numbers
+        assert "2 heads, 3 layers" in numbers and "4 heads, 3 layers" in numbers
         assert "*few: " in text and "- [many: " in text
         assert text.count(f"; sizes “{preset}”") == len(several)
     (tmp_path / "reported/run_path_counts/many/summary.json").unlink()
@@ -103,12 +103,14 @@ def test_an_experiment_of_several_runs_is_one_section(tmp_path, monkeypatch, cap
     ]
     section = sections.make_section("run_path_counts", records)
     assert section.error.startswith("few: ")
-    assert section.figures[0][1].startswith("many: ") and "H=4" in section.comparisons[1].quantity
+    assert (
+        section.figures[0][1].startswith("many: ") and "4 heads" in section.comparisons[1].quantity
+    )
 
 
 @pytest.mark.parametrize("content", ["[]", "{", "{}", '{"environment": []}'])
 def test_a_damaged_config_of_a_run_is_named(content, tmp_path):
     (tmp_path / "run_sort").mkdir()
     (tmp_path / "run_sort" / "config.json").write_text(content)
-    with pytest.raises(RunError, match=r"run_sort/config\.json cannot be read .*of no run"):
+    with pytest.raises(RunError, match=r"run_sort/config\.json cannot be read .*not a run folder"):
         results_page.describe_run(tmp_path, "run_sort")

@@ -20,12 +20,15 @@ def test_a_line_has_name_time_and_a_number_beside_the_published_one():
     comparisons = [
         Comparison("error", 1e-15, 0, "a note"),
         Comparison("order", 2.9, "falls"),
-        Comparison("whole model", 0.98, 0.9, "a note"),
+        Comparison("full model", 0.98, 0.9, "a note"),
         Comparison("best length", 3),
     ]
     line = terminal.describe_ended("3/16", make_section(comparisons=comparisons), 12.4)
-    assert line == " 3/16 run_sort                12 s CPU  whole model: 0.98, beside 0.9"
-    for count, text in ((2, "order: 2.9, beside falls"), (1, "error: 1e-15, beside 0")):
+    assert line == " 3/16 run_sort                12 s CPU  full model: 0.98, compared with 0.9"
+    for count, text in (
+        (2, "order: 2.9, compared with falls"),
+        (1, "error: 1e-15, compared with 0"),
+    ):
         assert terminal.describe_number(make_section(comparisons=comparisons[:count])) == text
     row = mean_row("loops grow", "16 loops", [0.25, 0.35])
     number = terminal.describe_number(make_section(claims=[row]))

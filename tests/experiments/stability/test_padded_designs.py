@@ -40,8 +40,8 @@ def test_networks_that_differ_in_numbers_share_a_program():
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--depths=4,4"], "--depths=4 is fewer than two depths"),
-        (["--update_size=0"], "--update_size=0.0 is no update of the weights"),
+        (["--depths=4,4"], "--depths=4 has fewer than two depths"),
+        (["--update_size=0"], "--update_size=0.0 does not change the weights"),
         (["--designs=post,posts"], "posts"),
     ],
 )

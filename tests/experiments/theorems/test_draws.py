@@ -1,10 +1,14 @@
 """Settings of the theorems that are registered."""
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from experiments.run_theorems import THEOREMS
-from experiments.theorems import draws
+from experiments.theorems import causal, draws, mixing, one_layer, sphere
 from experiments.verdicts import STATEMENTS
+from tests.support.closeness import assert_close
 
 pytestmark = pytest.mark.usefixtures("x64")
 
@@ -16,3 +20,37 @@ def test_registered_settings_are_those_that_are_measured():
         assert statement.experiments == ("run_theorems",) and statistic.theorem in THEOREMS
     listed = {key for key, *_ in draws.list_draws({"width": 0, "noise": 0})}
     assert listed == {"width law", "noise apart"}
+
+
+def test_statistics_of_a_draw_are_those_of_the_parts(monkeypatch):
+    """Each is a number of the functions of its theorem, whose tests have their values."""
+    key = jax.random.key(3)
+    computed = {k: s.compute for k, s in draws.STATISTICS.items()}
+    energies = [
+        np.array([[1.0, 2], [2, 1 + drop], [3, 3]])
+        for drop in np.asarray(jax.vmap(jax.random.uniform)(jax.random.split(key, draws.NETWORKS)))
+    ]
+
+    def fake_energies(one, *, normalise, beta):
+        assert normalise is None and beta == 4.0
+        return jnp.array([[1, 2], [2, 1 + jax.random.uniform(one)], [3, 3]])
+
+    monkeypatch.setattr(sphere, "pass_energies", fake_energies)
+    least = min(np.diff(e.sum(axis=1)).min() / e[0].sum() for e in energies)
+    assert_close(draws.least_energy_increment(key, beta=4.0), least)
+
+    def fake_distances(one, numbers, *, depth):
+        assert numbers == (512, 1024) and depth == 2
+        return jnp.array([3.0, 0.5])
+
+    monkeypatch.setattr(causal, "repeated_distances", fake_distances)
+    assert_close(computed["repeated power"](key, depth=2), np.log2(0.5 / 3.0))
+
+    row = jnp.array([4.0, 1, 2, 0.5, 1, 1, 1, 3])
+    monkeypatch.setattr(one_layer, "last_row", lambda one, *, depth: row * depth)
+    compute = computed["position ends"]
+    assert_close([compute(key, end=end, depth=5) for end in (0, 1)], [2.0, 1.5])
+
+    monkeypatch.setattr(mixing, "pass_markov", lambda one, n: jnp.array([7.0, 5.0, 3.0]) / n)
+    values = [computed["width law"](key, layer=layer) for layer in (1, 2, 3)]
+    assert_close(values, [7 / 256 / (2 / 256), 5 / 256 / (3 / 256**3), 3 / 256 / (4 / 256**5)])

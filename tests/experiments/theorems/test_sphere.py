@@ -3,6 +3,7 @@
 import jax
 import numpy as np
 import pytest
+from scipy import special
 
 from experiments.theorems import prescribed_networks, sphere
 from experiments.theorems.outcomes import HOLDS, judge
@@ -64,3 +65,86 @@ def test_draws_with_softmax_do_not_decide_the_outcome():
         (softmax,) = (c for c in curves if c.name == "all heads, softmax")
         assert (np.min(softmax.measured) < 0) == falls
         assert judge(curves).verdict == HOLDS
+
+
+def test_curves_of_equiangular_tokens_are_beside_the_flow(monkeypatch):
+    passed = []
+
+    def fake_pass(n, beta, gain):
+        passed.append((n, beta, gain))
+        return n + beta / 8 + gain * np.arange(1.0, 7)
+
+    monkeypatch.setattr(sphere, "pass_equiangular", fake_pass)
+    *curves, error = sphere.equiangular_curves(0)
+    settings = [(8, 1.0), (32, 1.0), (32, 4.0), (64, 9.0)]
+    for curve, (n, beta) in zip(curves, settings, strict=True):
+        assert curve.name == f"{n} tokens, β {beta:g}" and curve.tolerance == 0.02
+        assert_close(curve.predicted, sphere.equiangular_flow(np.arange(1, 7), n, beta))
+        assert_close(curve.measured, n + beta / 8 + 0.005 * np.arange(1, 7))
+        assert [*curve.x] == [1, 2, 3, 4, 5, 6] and (curve.relation, curve.panel) == ("=", 0)
+    flow = sphere.equiangular_flow(np.arange(1, 7), 8, 1.0)[0]
+    gains = np.array([0.08, 0.04, 0.02])
+    assert_close(error.measured, [8.125 + gain - flow for gain in gains])
+    assert_close(error.predicted, (8.125 + 0.02 - flow) * gains / 0.02)
+    assert [*error.x] == [*gains] and (error.tolerance, error.panel) == (0.1, 1)
+    assert passed[4:] == [(8, 1.0, gain) for gain in gains]
+
+
+def test_curves_of_modes_are_beside_their_formula(monkeypatch):
+    monkeypatch.setattr(sphere, "pass_modes", lambda beta: -abs(np.arange(1, 25) - beta % 7) + 0.5)
+    low, high, fastest, root = sphere.metastable_curves(0)
+    for curve, beta in ((low, 4), (high, 16)):
+        modes = np.arange(1, 11)
+        bessel = special.ive(np.arange(11), beta)
+        assert_close(curve.predicted, modes**2 * bessel[1:] / (beta * bessel[0]), rtol=1e-9)
+        assert_close(curve.measured, -abs(modes - beta % 7) + 0.5)
+        assert curve.name == f"β {beta}" and [*curve.x] == [*modes]
+    betas = (4, 9, 16, 25, 36, 49, 64, 100)
+    modes = np.arange(1, 25)[:, None]
+    rates = modes**2 * special.ive(modes, betas)
+    assert [*fastest.predicted] == [*(1 + rates.argmax(axis=0))]
+    assert [*fastest.measured] == [*root.measured] == [max(b % 7, 1) for b in betas]
+    assert_close(root.predicted, [(2 * b) ** 0.5 for b in betas])
+    assert fastest.x == root.x == betas and (fastest.tolerance, root.tolerance) == (0, 0.15)
+    assert [c.panel for c in (low, high, fastest, root)] == [0, 0, 1, 1]
+
+
+def test_curves_of_the_energy_are_of_the_draw_that_grows_least(monkeypatch):
+    """Energies of two heads by draw; draw 1 falls with softmax, draw 2 grows least without."""
+    steps = np.linspace(0, 1, 51)
+    ends = {False: [(2, 1), (3, -1), (1.5, 0.5)], True: [(3, 2), (4, -1), (1, 0.125)]}
+    keys = [jax.random.fold_in(jax.random.key(9), draw) for draw in range(3)]
+    seeds = [tuple(jax.random.key_data(key).tolist()) for key in keys]
+
+    def fake_energies(key, *, normalise):
+        draw = seeds.index(tuple(jax.random.key_data(key).tolist()))
+        kind = normalise is not None
+        slopes = np.array(ends[kind][draw])
+        if not kind and draw == 1:
+            slopes = np.array([-2.0, -1.0])
+        return np.array([4.0, 5.0]) + slopes * steps[:, None] ** 2
+
+    monkeypatch.setattr(sphere, "pass_energies", fake_energies)
+    curves = {c.name: c for c in sphere.energy_curves(9, draws=3)}
+    smallest = np.diff(steps**2)[0]
+
+    def least(sums):
+        return [s * (smallest if s > 0 else np.diff(steps**2)[-1]) / 9 for s in sums]
+
+    stated, softmax = curves["all heads, no softmax"], curves["all heads, softmax"]
+    assert_close(stated.measured, least([5, 3, 1.125]), rtol=1e-6)
+    assert_close(softmax.measured, least([3, -3, 2]), rtol=1e-6)
+    assert (stated.relation, stated.predicted, stated.tolerance) == ("≥", 0, 1e-12)
+    assert softmax.relation == "none" and stated.panel == softmax.panel == 1
+    times = np.array([0, 25, 50])
+    for name, total in (("no softmax", 1.125), ("softmax", -3)):
+        worst = curves[f"all heads, {name}, worst of 3 draws"]
+        assert_close(worst.measured, 1 + total * steps[times] ** 2 / 9)
+        assert_close(worst.x, [0, 0.25, 0.5])
+        assert (worst.relation, worst.panel) == ("none", 0)
+    single = curves["a single head, no softmax"]
+    fall = np.diff(steps**2)[-1]
+    assert_close(single.measured, [2 * smallest / 9, -fall / 9, 0.125 * smallest / 9], rtol=1e-6)
+    head = curves["a single head of it, no softmax"]
+    assert_close(head.measured, 1 + 0.125 * steps[times] ** 2 / 5)
+    assert len(curves) == 6 and head.panel == 0 and single.panel == 1

@@ -37,7 +37,7 @@ def test_reading(tmp_path):
     path.write_text("sentence1\tsentence2\n")
     is_refused(r"train\.tsv has no rows", pairs.read_pairs, "RTE", str(tmp_path), 9)
     is_refused(
-        r"none/train\.tsv does not exist: GLUE's RTE",
+        r"none/train\.tsv does not exist: take it from GLUE's RTE",
         pairs.read_pairs,
         "RTE",
         str(tmp_path / "none"),

@@ -173,7 +173,7 @@ ABSENT = ["llama.embedding_length", "llama.attention.layer_norm_rms_epsilon", "t
 def test_what_a_gguf_file_says_and_is_not_read_is_named(name, tmp_path):
     gguf = pytest.importorskip("gguf")
     write_gguf(gguf, tmp_path / "model.gguf", draw_tensors(), **{name: REFUSED.get(name)})
-    value = f"{re.escape(repr(REFUSED[name]))} is not read" if name in REFUSED else ""
+    value = f"{re.escape(repr(REFUSED[name]))} is not supported" if name in REFUSED else ""
     message = rf"{re.escape(name)}={value}" if value else rf"model\.gguf has no {re.escape(name)}"
     is_refused(message, gguf_file.from_gguf, tmp_path / "model.gguf", tmp_path)
     assert not (tmp_path / "config.json").exists()
@@ -186,5 +186,5 @@ def test_a_tensor_of_a_gguf_file_that_is_not_read_is_named(name, tmp_path):
     gguf = pytest.importorskip("gguf")
     tensors = draw_tensors() | {name: np.ones(8, np.float32)}
     write_gguf(gguf, tmp_path / "model.gguf", tensors)
-    message = rf"tensor '{re.escape(name)}' is not read"
+    message = rf"tensor '{re.escape(name)}' is not supported"
     is_refused(message, gguf_file.from_gguf, tmp_path / "model.gguf", tmp_path)

@@ -4,8 +4,6 @@ import pytest
 
 from experiments.trained import packages
 
-pytestmark = pytest.mark.full
-
 
 def test_an_interrupt_leaves_the_folder_of_before(tmp_path):
     def make(weights, folder):

@@ -1,12 +1,9 @@
 """The rate of a fall, whatever its unit."""
 
 import numpy as np
-import pytest
 
 from experiments.trained import trained_results
 from tests.support.closeness import assert_close
-
-pytestmark = pytest.mark.full
 
 
 def test_rate_is_that_of_a_cubic_fall_whatever_the_unit():

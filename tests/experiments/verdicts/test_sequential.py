@@ -181,9 +181,22 @@ def test_intervals_of_medians_are_order_statistics_that_the_test_cannot_refuse()
     assert not sequential.median_interval_at_any_stop(values[:7]).is_finite
     assert sequential.median_interval_at_any_stop([2.0] * 8) == (2, 2)
     assert not sequential.median_interval_at_any_stop([]).is_finite
-    unknown = [math.nan] * 5
-    wider = sequential.median_interval_at_any_stop([*values, *unknown])
-    assert wider.low <= low and wider.high >= high
+    assert sequential.median_interval_at_any_stop(values, 0.8).low > low
+
+
+@pytest.mark.parametrize("present", [40, 14, 3])
+def test_intervals_of_medians_hold_wherever_draws_without_a_number_lie(present):
+    """A NaN counts as a draw, above every m or below it: the ends are those of both cases."""
+    values = np.random.default_rng(present).lognormal(size=present)
+    for unknown in (1, 5):
+        numbers = np.insert(values, 2, [math.nan] * unknown)
+        ends = [
+            sequential.median_interval_at_any_stop([*values, *[side] * unknown])
+            for side in (-math.inf, math.inf)
+        ]
+        interval = sequential.median_interval_at_any_stop(numbers)
+        assert interval == (ends[0].low, ends[1].high)
+        assert interval.is_finite == (present > 11 + unknown)
 
 
 def test_rounds_double_up_to_the_budget():

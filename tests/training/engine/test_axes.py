@@ -50,7 +50,7 @@ def test_names_of_values_have_no_address():
 @pytest.mark.parametrize(
     ("hyper", "static", "message"),
     [
-        ({"a": 1.0}, {"a": 1}, "'a' is in hyper and in static"),
+        ({"a": 1.0}, {"a": 1}, "'a' is in both hyper and static"),
         ({"seed": 1.0}, None, "hyper has the name 'seed', which is an axis of every sweep"),
         ({"a": [0.1, 0.1 + 1e-12]}, None, "has 0.1.* twice"),  # in float32
         (None, {"a": [1, 1]}, "has 1 twice"),

@@ -55,7 +55,7 @@ def flip_a_loss(folder):
     path.write_bytes(content)
 
 
-OTHER, DAMAGED = "^[^ ]* is of another sweep: .*", "delete this file, and the same"
+OTHER, DAMAGED = "^[^ ]* belongs to another sweep: .*", "delete this file, and the same"
 
 
 # {misuse: (message, changes, what was done to the folder)}
@@ -72,7 +72,7 @@ FOLDERS = {
     ),
     "other data": (f"{OTHER}close over other arrays", {"step": shifted}, None),
     "other values": (
-        OTHER + r"of hyper rate is \[0.1, 0.2\] there, \[0.1, 0.3\] here;",
+        OTHER + r"in hyper rate is \[0.1, 0.2\] there, \[0.1, 0.3\] here;",
         {"hyper": {"rate": [0.1, 0.3]}},
         None,
     ),
@@ -84,7 +84,7 @@ FOLDERS = {
     ),
     "other finite metrics": (f"{OTHER}finite is None there", {"finite": []}, None),
     "static values": (
-        f"{OTHER}of static size is 'absent' there, .* here; use another folder",
+        f"{OTHER}in static size is 'absent' there, .* here; use another folder",
         with_static(size=[1, 2]),
         None,
     ),
@@ -99,7 +99,7 @@ FOLDERS = {
         write_over("sweep.json", lambda content: b"[]"),
     ),
     "sweep.json is missing": (
-        "has runs and no sweep.json",
+        "has runs, but no sweep.json",
         {},
         lambda folder: (folder / "sweep.json").unlink(),
     ),
@@ -120,6 +120,17 @@ def test_a_folder_of_another_sweep_or_damaged_is_refused_and_stays(misuse, used_
     saved = list_files(folder)
     is_refused(message, run, error=files.RunError, folder=folder, **changes)
     assert list_files(folder) == saved
+
+
+def test_looks_of_a_folder_are_at_its_own_steps(tmp_path):
+    """Where nothing is looked at, other chunks resume."""
+    look = {"look": lambda state, hyper, key: state["w"], "folder": tmp_path}
+    run(**look)
+    is_refused("every is 2 there, 1 here; use another", run, error=files.RunError, every=1, **look)
+    plain = tmp_path / "plain"
+    run(folder=plain)
+    extended = run(folder=plain, every=1, steps=5).metrics["loss"]
+    np.testing.assert_array_equal(extended, run(steps=5).metrics["loss"])
 
 
 def test_a_folder_that_is_used_or_cannot_be_written_is_refused(used_folder):

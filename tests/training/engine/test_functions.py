@@ -22,8 +22,14 @@ def test_a_static_value_changes_no_name():
         return jnp.ones(3)
 
     each_is_refused(
-        (lambda: run(init=begin, step=named, static={"name": ["a", "b"]}), "with name=b \\['b'\\]"),
-        (lambda: run(init=begin, step=shaped, static={"size": [0, 1]}), "'a' has 0 axes, and 1 wi"),
+        (
+            lambda: run(init=begin, step=named, static={"name": ["a", "b"]}),
+            "with name=b they are \\['b'\\]",
+        ),
+        (
+            lambda: run(init=begin, step=shaped, static={"size": [0, 1]}),
+            "'a' has 0 axes, but it has 1",
+        ),
     )
 
 

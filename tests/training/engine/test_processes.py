@@ -9,6 +9,7 @@ import pytest
 
 from rank_collapse.training import sweep
 from rank_collapse.training.engine import processes
+from rank_collapse.training.engine.runs import Runs, join_pieces
 from tests.oracles.swept_networks import (
     WHOLE,
     assert_same_files,
@@ -49,6 +50,55 @@ def test_processes_share_the_seeds(tmp_path):
         pickle.dump(list_leaves(sweep(init, step, **WHOLE | {"seeds": 6})), file)
     for i in range(2):
         assert_same_files(tmp_path / f"out{i}", tmp_path / "out")
+
+
+def test_runs_are_gathered_from_all_processes_with_their_dtypes(monkeypatch):
+    """Those of a smaller share are repeated to one size; runs of one process are as they are."""
+    from jax.experimental import multihost_utils
+
+    def make_runs(seeds):
+        """Two runs of each seed, in pieces of metrics; 64 bits and flags among the arrays."""
+        seeds = np.repeat(seeds, 2)
+        points = np.tile([0, 1], len(seeds) // 2)
+        metrics = [[seeds[:, None] + np.array([0.25]), seeds[:, None] + np.array([0.5, 0.75])]]
+        looks = [[np.stack([seeds, points], axis=1)[:, None].astype(np.float16)]]
+        state = [seeds.astype(np.int64) * 2**40, np.stack([seeds, points], 1).astype(np.float32)]
+        return Runs(points, seeds, 3, state, metrics, looks, [], seeds - 11, seeds[:, None] > 11)
+
+    alone = make_runs(np.array([10, 11, 12]))
+    assert processes.gather(alone, 3) is alone
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    shares = [make_runs(np.array([10, 12])), make_runs(np.array([11]))]
+    sent = [[], []]
+
+    def send(raw, to):
+        to.append(np.array(raw))
+        return np.stack([raw, raw])
+
+    for runs, arrays in zip(shares, sent, strict=True):
+        monkeypatch.setattr(
+            multihost_utils, "process_allgather", lambda raw, arrays=arrays: send(raw, arrays)
+        )
+        processes.gather(runs, 3)
+    assert {a.dtype for arrays in sent for a in arrays} == {np.dtype(np.uint8)}
+    both = [np.stack(pair) for pair in zip(*sent, strict=True)]  # of one size
+    for runs in shares:
+        answers = iter(both)
+        monkeypatch.setattr(
+            multihost_utils, "process_allgather", lambda raw, answers=answers: next(answers)
+        )
+        gathered = processes.gather(runs, 3)
+        expected = make_runs(np.array([10, 12, 11]))
+        assert gathered.step == 3 and gathered.names()[:6] == expected.names()
+        assert {*gathered.names()[6:]} <= {*expected.names()}
+        assert [len(pieces) for pieces in (*gathered.metrics, *gathered.looks)] == [1, 1]
+        for name in ("points", "seeds", "finite_steps", "exempt", "state", "metrics", "looks"):
+            ours, theirs = (getattr(r, name) for r in (gathered, expected))
+            if name in ("metrics", "looks"):
+                ours, theirs = ([join_pieces(p) for p in a] for a in (ours, theirs))
+            for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
+                assert a.dtype == b.dtype
+                np.testing.assert_array_equal(a[: len(b)], b)
 
 
 def test_every_seed_is_in_one_share_and_shares_have_one_size(monkeypatch):

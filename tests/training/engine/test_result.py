@@ -19,7 +19,7 @@ def test_a_run_that_is_none_is_named():
     each_is_refused(
         (lambda: result.state(5, rate=0.1), "seed=5 is not one of \\[0, 1\\]"),
         (lambda: result.state(0, rate=0.3), "rate=0.3 is not one of"),
-        (lambda: result.state(0), "values of \\[\\]; this sweep has \\['rate'\\]"),
+        (lambda: result.state(0), "values of \\[\\], but this sweep has \\['rate'\\]"),
     )
     assert "Swept(metrics=['loss'], {'rate': 2" in repr(result)
 

@@ -1,7 +1,11 @@
-"""Traced functions: keys that are used twice."""
+"""Traced functions: keys that are used twice, data in programs, functions without a signature."""
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 
+from rank_collapse.training.engine import tracing
+from rank_collapse.training.engine.tracing import Traced, check_callable
 from tests.oracles.small_sweeps import run
 
 
@@ -19,3 +23,45 @@ def test_a_key_that_is_used_twice_is_said(capsys):
     for function, is_said in ((draw, True), (fold, False)):
         run(init=keep, step=function, quiet=False)
         assert ("a random key that was used is used again" in capsys.readouterr().err) is is_said
+
+
+def test_the_hash_of_data_is_of_every_array_that_a_program_holds():
+    """Also inside of loops, of keys, and of other dtypes or shapes of the same bytes."""
+
+    def trace(array):
+        def loop(x):
+            return jax.lax.fori_loop(0, 2, lambda i, x: x + jnp.sum(jnp.sin(array)), x)
+
+        return Traced("f", loop, (1.0,), {})
+
+    arrays = [
+        np.float32([1, 2, 3, 4]),
+        np.float32([1, 2, 3, 5]),
+        np.float32([[1, 2], [3, 4]]),
+        np.float32([1, 2, 3, 4]).view(np.int32),
+    ]
+    traced = [trace(a) for a in arrays]
+    assert len({t.data for t in traced}) == len(arrays)
+    again = trace(np.float32([1, 2, 3, 4]))
+    assert (again.data, again.fingerprint) == (traced[0].data, traced[0].fingerprint)
+    assert traced[1].fingerprint == traced[0].fingerprint
+
+    def draw(seed):
+        key = jax.random.key(seed)
+        return Traced("f", lambda x: x + jax.random.normal(key), (1.0,), {})
+
+    data = [draw(seed).data for seed in (0, 1, 0)]
+    assert data[0] == data[2] != data[1]
+
+
+def test_functions_without_a_signature_are_not_checked():
+    check_callable("step", max, "step(state, hyper, index)", {"a": 1})  # of C
+
+
+def test_a_program_that_jax_cannot_check_for_reused_keys_is_taken_as_it_is(monkeypatch):
+    def fail(*_):
+        raise NotImplementedError
+
+    init, step = Traced("init", lambda key: key, (jax.random.key(0),), {}), None
+    monkeypatch.setattr(jax, "make_jaxpr", fail)
+    assert tracing.reuses_key(init, step, jax.random.key(0), []) is False

@@ -1,9 +1,11 @@
 """Sweeps that are interrupted or killed anywhere, and resumed, are whole."""
 
+import functools
 import signal
 import time
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -48,6 +50,29 @@ def test_interrupted_anywhere_and_resumed_is_whole(whole, tmp_path, monkeypatch)
     assert turn == 5  # two groups of three chunks
     assert_same_bits(resumed, whole)
     assert [p.suffix for p in tmp_path.glob("runs/*")] == [".npz"] * 2
+
+
+def test_progress_shows_the_median_of_a_number_over_finite_runs(capsys):
+    """The loss, or else the first that is one number with a fraction; of counts there is none."""
+
+    def begin(key, hyper):
+        return {"a": hyper["at"]}
+
+    def show(state, hyper, index, name="loss"):
+        a = jnp.where(hyper["at"] > 8, jnp.nan, 10.0 * hyper["at"])
+        metrics = {"by_layer": jnp.ones(2), "count": index, "zz": a + 0.5, name: a}
+        return state, metrics if name != "zz" else {"by_layer": jnp.ones(2), "count": index}
+
+    for name, shown in (("loss", ", loss 30, "), ("b", ", b 30, "), ("zz", " 0.")):
+        values = {"at": [1.0, 3.0, 4.0, 9.0]}
+        fn = functools.partial(show, name=name)
+        sweep(begin, fn, steps=2, seeds=1, hyper=values, finite=[] if name == "zz" else [name])
+        last = capsys.readouterr().err.splitlines()[-1]
+        assert (
+            last.startswith("sweep: 100%")
+            and shown in last
+            and ("loss" in last) is (name == "loss")
+        )
 
 
 @pytest.mark.full

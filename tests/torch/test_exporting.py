@@ -1,0 +1,176 @@
+"""Arguments and results by name, and what a traced pass leaves as it was."""
+
+import dataclasses
+from collections import OrderedDict, namedtuple
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import nn  # noqa: E402
+
+from rank_collapse.torch import path_lengths  # noqa: E402
+from rank_collapse.torch.exporting import (  # noqa: E402
+    _attributes_kept,
+    name_arguments,
+    select_result,
+    without_compilation,
+)
+from tests.support.refusals import is_refused  # noqa: E402
+
+A, B, WHOLE = torch.ones(2), torch.zeros(3), torch.ones(2, dtype=torch.int64)
+Pair = namedtuple("Pair", "first second")
+
+
+@dataclasses.dataclass
+class Fields:
+    count: object
+    state: object
+    last_hidden_state: object = None
+
+
+@pytest.mark.parametrize(
+    ("results", "output", "name", "tensor"),
+    [
+        (A, None, "the model's result", A),
+        ({"ids": WHOLE, "x": A, "y": B}, None, "x", A),
+        ({"x": A, "last_hidden_state": B}, None, "last_hidden_state", B),
+        ({"x": A, "last_hidden_state": WHOLE}, None, "x", A),
+        (OrderedDict(x=A, y=B), "y", "y", B),
+        ((WHOLE, A, B), None, "1", A),
+        ([A, B], 1, "1", B),
+        (Pair(A, B), None, "first", A),
+        (Pair(A, B), "second", "second", B),
+        (Fields(3, A), None, "state", A),
+        (Fields(3, A, B), None, "last_hidden_state", B),
+        (Fields(3, A, B), "state", "state", A),
+        ((A.to(torch.complex64), B), None, "0", None),
+    ],
+)
+def test_a_result_by_its_name_or_number(results, output, name, tensor):
+    found, selected = select_result(results, output)
+    assert found == name and (tensor is None or selected is tensor)
+
+
+@pytest.mark.parametrize(
+    ("results", "output", "message"),
+    [
+        (A, 0, "output=0: the model returns one tensor; leave output out"),
+        (A, "x", "output='x': the model returns one tensor"),
+        ({"x": A, "ids": WHOLE}, "ids", r"output='ids' is not one of the tensors .*: \['x'\]"),
+        ((A, B), 2, r"output=2 is not one of the tensors it returns: \[0, 1\]"),
+        ((A, B), "0", r"output='0' is not one of"),
+        ((WHOLE, 3), None, r"returns no floating-point tensor, but \[0, 1\]"),
+        ({}, None, r"returns no floating-point tensor, but \[\]"),
+        ("text", None, "the model returns a str, not a tensor, tuple, dict or dataclass"),
+        (None, None, "the model returns a NoneType, not a tensor"),
+    ],
+)
+def test_a_result_that_is_none_is_refused(results, output, message):
+    is_refused(message, select_result, results, output)
+
+
+class Model(nn.Module):
+    def forward(self, x, masks=None, *, scale=1, **others):
+        return x
+
+
+def test_arguments_have_the_names_of_the_signature():
+    named = name_arguments(Model(), (A,), {"masks": [B, {"a": WHOLE, "b": 3}], "more": (A, B)})
+    expected = {"x": A, "masks.0": B, "masks.1.a": WHOLE, "more.0": A, "more.1": B}
+    assert named.keys() == expected.keys()
+    assert all(named[name] is tensor for name, tensor in expected.items())
+    assert name_arguments(Model(), (3,), {"scale": B}) == {"scale": B}
+    is_refused("Model.forward: missing a required argument: 'x'", name_arguments, Model(), (), {})
+    too_many = (A, B, A)
+    is_refused("Model.forward: too many positional", name_arguments, Model(), too_many, {})
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_wrappers_of_compilation_are_put_back_after_an_error():
+    inner = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
+    model = nn.Sequential(torch.compile(inner, backend="eager"), nn.Linear(2, 2))
+    wrapper, linear = model[0], model[1]
+    with pytest.raises(KeyError), without_compilation(model) as plain:
+        assert plain is model and plain[0] is inner and plain[1] is linear
+        assert not any("_orig_mod" in name for name, _ in plain.named_modules())
+        raise KeyError
+    assert model[0] is wrapper
+    with without_compilation(torch.compile(model, backend="eager")) as plain:
+        assert plain is model and plain[0] is inner
+    assert model[0] is wrapper
+
+
+def test_what_a_pass_assigns_is_put_back():
+    """Attributes, new ones and others; parameters, buffers and modules."""
+    model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+    model.kept = [1]
+    weight, running = model[0].weight, model[1].running_mean
+    with _attributes_kept(model):
+        model.kept, model.new = 3, 4
+        model[0].weight = nn.Parameter(torch.zeros(2, 2))
+        model[1].running_mean = torch.ones(2)
+        model[1].register_buffer("more", torch.ones(2))
+        del model[0].bias
+        model.add_module("2", nn.ReLU())
+        model[1].eval()
+    assert model.kept == [1] and not hasattr(model, "new") and len(model) == 2
+    assert model[0].weight is weight and model[1].running_mean is running
+    assert model[0].bias is not None and not hasattr(model[1], "more") and model[1].training
+
+
+class Two(nn.Module):
+    def forward(self, x):
+        return 2 * x, x.tanh()
+
+
+class Viewed(nn.Module):
+    """Returns its result in another shape."""
+
+    def __init__(self):
+        super().__init__()
+        self.map = nn.Linear(4, 4)
+
+    def forward(self, x):
+        return self.map(x).unflatten(-1, (2, 2)).transpose(-1, -2)
+
+
+class Whole(nn.Module):
+    def __init__(self, begin, join):
+        super().__init__()
+        self.begin, self.join = begin, join
+        self.branch = nn.Linear(4, 4)
+
+    def forward(self, x):
+        state = self.join(self.begin, x)
+        return state + self.branch(state)
+
+
+def split(model, start):
+    x = torch.randn(3, 4, generator=torch.Generator().manual_seed(0))
+    return path_lengths(model.eval(), x, branches="branch", start=start)
+
+
+def test_a_state_is_the_output_of_a_module_that_is_called_once():
+    twice = Whole(nn.Linear(4, 4), lambda begin, x: begin(x) + begin(2 * x))
+    is_refused(
+        "start='begin': this module is called 2 times; name a module that is called once",
+        split, twice, "begin",
+    )  # fmt: skip
+    two = Whole(Two(), lambda begin, x: sum(begin(x)))
+    is_refused(
+        "start='begin': 2 tensors leave it; name a module with one output that is used",
+        split, two, "begin",
+    )  # fmt: skip
+
+
+@torch.no_grad()
+def test_a_state_in_another_shape_is_the_start():
+    torch.manual_seed(0)
+    model = Whole(Viewed(), lambda begin, x: begin(x).flatten(-2))
+    parts = split(model, "begin")
+    x = torch.randn(3, 4, generator=torch.Generator().manual_seed(0))
+    state = model.begin(x).flatten(-2)
+    torch.testing.assert_close(parts.by_length[0], state)
+    torch.testing.assert_close(parts.by_length[1], state @ model.branch.weight.T)
+    assert parts.start == "begin" and parts.output_name == "the model's result"

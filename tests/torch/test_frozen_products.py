@@ -1,0 +1,220 @@
+"""Sums, products and quotients of two values: what carries paths, and what remains a gate."""
+
+import pytest
+
+pytest.importorskip("torch")
+
+from rank_collapse.torch.calls import Call
+from rank_collapse.torch.frozen import freeze_call
+from rank_collapse.torch.sums import carry_sums
+from rank_collapse.torch.values import Bases, Value
+from tests.oracles.torch_operators import aten, draw, torch
+
+H, W, ROW, ARRAY = draw(3, 4), draw(4, 4), draw(1, 4), draw(3, 4)
+TWO = torch.tensor(2.0, dtype=torch.float64)
+T = draw(3, 4)
+
+
+class Trace:
+    """Freezes operators one after the other: `trace("add.Tensor", a, 1)`."""
+
+    def __init__(self):
+        self.bases = Bases()
+        self.h = Value(H, 1, base=self.bases.new())
+        self.k = self("mm", self.h, Value(W))  # another value of degree 1
+
+    def __call__(self, name, *args, **kwargs):
+        name, _, overload = name.partition(".")
+        target = getattr(getattr(aten, name), overload or "default")
+        args = [Value(a) if isinstance(a, torch.Tensor) else a for a in args]
+        call = Call(name, target, args, kwargs, "a test", self.bases)
+        return freeze_call(call, call.compute())
+
+    def carry(self, value):
+        """Applies the paths from h to a value to T."""
+        return carry_sums(value, self.h, T, 1, None)[0]
+
+
+def exp_sum(t):
+    return t("sum.dim_IntList", t("exp", t.h), [-1], True)
+
+
+K, TK = H @ W, T @ W
+GELU, SIGMOID, TANH, EXP = torch.nn.functional.gelu(H), H.sigmoid(), H.tanh(), H.exp()
+SAME, NEW = "same base", "another base"
+# {what is computed: (its value, what its paths make of T, whether it is a gate, its base, f(0))}
+CASES = {
+    "exp(h) + 1": (lambda t: t("add.Tensor", t("exp", t.h), 1), T * (EXP + 1) / H, True, SAME, 2),
+    "1 - sigmoid(h)": (
+        lambda t: t("rsub.Scalar", t("sigmoid", t.h), 1), T * (1 - SIGMOID) / H, True, SAME, 0.5,
+    ),
+    "exp(h) - 2 of a tensor": (
+        lambda t: t("sub.Tensor", t("exp", t.h), TWO), T * (EXP - 2) / H, True, SAME, -1,
+    ),
+    "gelu(h) + 1, a bias": (
+        lambda t: t("add.Tensor", t("gelu", t.h), 1), T * GELU / H, True, SAME, 1,
+    ),
+    "exp(h) + a row": (
+        lambda t: t("add.Tensor", t("exp", t.h), ROW), T * EXP / H, True, SAME, None,
+    ),
+    "h + 1": (lambda t: t("add.Tensor", t.h, 1), T, False, SAME, None),
+    "h + tanh(h)": (
+        lambda t: t("add.Tensor", t.h, t("tanh", t.h)), T + T * TANH / H, True, SAME, 0,
+    ),
+    "exp(h) - h": (lambda t: t("sub.Tensor", t("exp", t.h), t.h), T * EXP / H - T, True, SAME, 1),
+    "h + k": (lambda t: t("add.Tensor", t.h, t.k), T + TK, False, NEW, None),
+    "h - 3 k": (lambda t: t("sub.Tensor", t.h, t.k, alpha=3), T - 3 * TK, False, NEW, None),
+    "h + h": (lambda t: t("add.Tensor", t.h, t.h), 2 * T, False, SAME, None),
+    "exp(h) with more axes": (
+        lambda t: t("add.Tensor", t("exp", t.h), draw(2, 3, 4)),
+        (T * EXP / H).expand(2, 3, 4), False, NEW, None,
+    ),
+    "- exp(h)": (lambda t: t("neg", t("exp", t.h)), -T * EXP / H, True, SAME, -1),
+    "- h": (lambda t: t("neg", t.h), -T, False, SAME, None),
+    "2 sigmoid(h)": (
+        lambda t: t("mul.Tensor", t("sigmoid", t.h), 2), 2 * T * SIGMOID / H, True, SAME, 1,
+    ),
+    "sigmoid(h) times an array": (
+        lambda t: t("mul.Tensor", ARRAY, t("sigmoid", t.h)), T * SIGMOID / H * ARRAY, True, SAME,
+        0.5,
+    ),
+    "2 h": (lambda t: t("mul.Tensor", t.h, TWO), 2 * T, False, SAME, None),
+    "h (h > 0)": (
+        lambda t: t("mul.Tensor", t.h, t("gt.Scalar", t.h, 0)), T * (H > 0), True, SAME, 0,
+    ),
+    "h in more axes": (
+        lambda t: t("mul.Tensor", t.h, draw(1, 1, 1) * 0 + 3), 3 * T[None], False, NEW, None,
+    ),
+    "h tanh(h)": (lambda t: t("mul.Tensor", t.h, t("tanh", t.h)), T * TANH, True, SAME, 0),
+    "sigmoid(h) exp(h)": (
+        lambda t: t("mul.Tensor", t("sigmoid", t.h), t("exp", t.h)), T * SIGMOID * EXP / H, True,
+        SAME, 0.5,
+    ),
+    "h h": (lambda t: t("mul.Tensor", t.h, t.h), T * H, True, SAME, 0),
+    "gelu(h) k": (lambda t: t("mul.Tensor", t("gelu", t.h), t.k), TK * GELU, False, NEW, None),
+    "k gelu(h)": (lambda t: t("mul.Tensor", t.k, t("gelu", t.h)), TK * GELU, False, NEW, None),
+    "sigmoid(h) tanh(k)": (
+        lambda t: t("mul.Tensor", t("sigmoid", t.h), t("tanh", t.k)), TK * K.tanh() / K * SIGMOID,
+        False, NEW, None,
+    ),
+    "tanh(h) exp(k)": (
+        lambda t: t("mul.Tensor", t("tanh", t.h), t("exp", t.k)), T * TANH / H * K.exp(), False,
+        NEW, None,
+    ),
+    "exp(h) @ k": (
+        lambda t: t("mm", t("exp", t("t", t.h)), t.h), EXP.T @ T, False, NEW, None,
+    ),
+    "k @ exp(h)": (
+        lambda t: t("mm", t.h, t("exp", t("t", t.k))), T @ K.T.exp(), False, NEW, None,
+    ),
+    "h @ W + b": (lambda t: t("addmm", draw(4), t.h, W), TK, False, NEW, None),
+    "h + h @ W": (lambda t: t("addmm", t.h, t.h, W), T + TK, False, NEW, None),
+    "k + A @ B": (lambda t: t("addmm", t.k, draw(3, 2), draw(2, 4)), TK, False, NEW, None),
+    "h / 2": (lambda t: t("div.Tensor", t.h, 2), T / 2, False, SAME, None),
+    "exp(h) / an array": (
+        lambda t: t("div.Tensor", t("exp", t.h), ARRAY), T * EXP / H / ARRAY, True, SAME, 1,
+    ),
+    "h / (1 + (h > 0))": (
+        lambda t: t("div.Tensor", t.h, t("add.Tensor", t("gt.Scalar", t.h, 0), 1)),
+        T / (1 + (H > 0).double()), True, SAME, None,
+    ),
+    "h / (1 + exp(-h))": (
+        lambda t: t("div.Tensor", t.h, t("add.Tensor", t("exp", t("neg", t.h)), 1)), T * SIGMOID,
+        True, SAME, 0,
+    ),
+    "1 / (1 + exp(-h))": (
+        lambda t: t("reciprocal", t("add.Tensor", t("exp", t("neg", t.h)), 1)), T * SIGMOID / H,
+        True, SAME, 0.5,
+    ),
+    "2 / exp(h)": (lambda t: t("div.Tensor", TWO, t("exp", t.h)), T * 2 / EXP / H, True, SAME, 2),
+    "h / k": (lambda t: t("div.Tensor", t.h, t.k), T / K, False, NEW, None),
+    "exp(h) / k": (lambda t: t("div.Tensor", t("exp", t.h), t.k), T * EXP / H / K, True, NEW, None),
+    "h / sum(h)": (
+        lambda t: t("div.Tensor", t.h, t("sum.dim_IntList", t.h, [-1], True)),
+        T / H.sum(-1, keepdim=True), False, NEW, None,
+    ),
+    "floor(h / 2)": (
+        lambda t: t("div.Tensor_mode", t.h, TWO, rounding_mode="floor"), T * (H / 2).floor() / H,
+        True, SAME, 0,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_carries_paths_and_what_is_a_gate(name):
+    compute, expected, is_gate, base, at_zero = CASES[name]
+    trace = Trace()
+    value = compute(trace)
+    assert value.degree == 1
+    torch.testing.assert_close(trace.carry(value), expected)
+    assert value.is_gate == is_gate and (value.base == trace.h.base) == (base == SAME)
+    assert value.at_zero == pytest.approx(at_zero)
+    if is_gate and base == SAME:
+        torch.testing.assert_close(value.gate_of.array.abs(), H.abs())  # h or −h
+
+
+DEGREE_2 = {
+    "h k": lambda t: t("mul.Tensor", t.h, t.k),
+    "h @ kᵀ": lambda t: t("mm", t.h, t("t", t.k)),
+    "exp(h) @ exp(kᵀ)": lambda t: t("mm", t("exp", t.h), t("exp", t("t", t.k))),
+    "gelu(h) @ k": lambda t: t("mm", t("gelu", t("t", t.h)), t.k),
+    "gelu(h) gelu(k)": lambda t: t("mul.Tensor", t("gelu", t.h), t("gelu", t.k)),
+    "exp(h) exp(k)": lambda t: t("mul.Tensor", t("exp", t.h), t("exp", t.k)),
+    "a row of gates": lambda t: t("mul.Tensor", t("gelu", t.k), t("sum.dim_IntList", t.h, [0])),
+}
+
+
+@pytest.mark.parametrize("name", DEGREE_2)
+def test_what_no_path_passes(name):
+    """Such scores may be scaled, added to and moved, until a softmax freezes them."""
+    trace = Trace()
+    scores = DEGREE_2[name](trace)
+    assert scores.degree == 2 and scores.product.endswith(" in a test")
+    for further in (
+        trace("add.Tensor", scores, 1),
+        trace("add.Tensor", scores, ROW[:, :1]),
+        trace("mul.Tensor", scores, TWO),
+        trace("mul.Tensor", scores, scores),
+        trace("div.Tensor", scores, 2),
+        trace("neg", scores),
+        trace("t", scores),
+        trace("sum.dim_IntList", scores, [1], True),
+        trace("max.dim", scores, 1)[0],
+        trace("amax", scores, [1]),
+    ):
+        assert further.degree == 2 and further.product == scores.product
+    for frozen in (trace("_softmax", scores, -1, False), trace("argmax", scores)):
+        assert frozen.degree == 0 and frozen.product is None
+    exponential = trace("exp", scores)
+    assert exponential.degree == 0 and exponential.product == scores.product
+    total = trace("sum.dim_IntList", exponential, [1], True)
+    weights = trace("div.Tensor", exponential, total)
+    assert weights.degree == 0 and not weights.sources
+
+
+def test_a_frozen_function_of_a_product_may_weigh_and_not_be_added():
+    trace = Trace()
+    weights = trace("exp", trace("mm", trace.h, trace("t", trace.k)))
+    torch.testing.assert_close(trace.carry(trace("mm", weights, trace.h)), (H @ K.T).exp() @ T)
+    square = trace("mm", trace("t", trace.h), trace.k)
+    assert trace("add.Tensor", trace("relu", square), W).degree == 0
+    assert (
+        trace("add.Tensor", trace("exp", trace("mul.Tensor", trace.h, trace.k)), trace.h).degree
+        == 2
+    )
+
+
+@pytest.mark.parametrize("scale", [1, 3.0])
+@pytest.mark.parametrize("shift", [0, 1e-6])
+def test_exponentials_over_their_sum_are_a_softmax(scale, shift):
+    """Also where the sum is scaled, or a number is added to it."""
+    trace = Trace()
+    total = exp_sum(trace)
+    assert total.summed_base == trace.h.base
+    total = trace("mul.Tensor", total, scale) if scale != 1 else total
+    total = trace("add.Tensor", total, shift) if shift else total
+    total = trace("div.Tensor", total, TWO)
+    assert trace("div.Tensor", trace("exp", trace.h), total).degree == 0
+    other = trace("exp", trace.k)  # a sum over another value's entries
+    assert trace("div.Tensor", other, total).degree == 1
+    assert trace("div.Tensor", trace("exp", trace.h), trace("mul.Tensor", total, ROW)).degree == 1
