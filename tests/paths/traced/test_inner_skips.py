@@ -428,6 +428,10 @@ ALLOWED = {
         lambda x: x + in_scope(lambda h: h + attend(h))(x),
         lambda x: (same, lambda h: h + frozen_attention(x)(h)),
     ),
+    "a skip inside, and outside after it": (
+        lambda x: in_scope(lambda h: h + attend(h))(x) + x,
+        lambda x: (same, lambda h: h + frozen_attention(x)(h)),
+    ),
     "norm after the sum": (post_norm, frozen_post_norm),
     "a name of values before their projection": (
         named_values,
