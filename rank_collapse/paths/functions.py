@@ -20,6 +20,7 @@ from rank_collapse.network.precision import full_precision
 from rank_collapse.paths.contributions import PathContributions
 from rank_collapse.paths.traced.branches import Branches
 from rank_collapse.paths.traced.channels import LazySums, Slots
+from rank_collapse.paths.traced.inner_skips import check_skips, start_trail
 from rank_collapse.paths.traced.interpreter import Interpreter, Start
 from rank_collapse.paths.traced.programs import trace
 from rank_collapse.paths.traced.values import Kind, Value, is_inexact, make_constant, make_state
@@ -48,7 +49,8 @@ def function_contributions(
 
     A path takes or skips each branch: each entry into a scope that matches, or each value whose
     name matches. Its length counts the branches that it takes. A scope must contain the branch
-    without the skip. Nested branches count once, as the outermost.
+    without the skip; one that contains it is refused if all paths go through it. Nested branches
+    count once, as the outermost.
 
     Runs under jit, vmap and grad, and through scan, remat, jit, cond and custom derivatives. It
     traces fn again at every call: `jax.jit(lambda x: rc.function_contributions(fn, x, ...))`.
@@ -72,8 +74,8 @@ def function_contributions(
 
     Raises:
         ValueError: An operation that cannot be frozen, with its place; a pattern without a match,
-            with the nearest scopes; whole numbers for x; several outputs; a direction of another
-            shape.
+            with the nearest scopes; a branch that contains its own skip, with its line; whole
+            numbers for x; several outputs; a direction of another shape.
 
     Source: Theorem 2.1 of Dong et al. 2021, summed by length as in its section 2.1.
     """
@@ -110,7 +112,7 @@ def sum_paths(
     program = _trace(fn, x)
     value = make_constant(x)
     if start is None:
-        value = make_state(x, LazySums(lambda: slots.start(direction)))
+        value = make_state(x, LazySums(lambda: slots.start(direction), trail=start_trail()))
     interpreter = Interpreter(slots, counted, freeze, start)
     (out,) = interpreter.run(program.jaxpr, program.consts, [value])
     if start is not None:
@@ -134,6 +136,7 @@ def _build_result(out: Value, slots: Slots, counted: Branches) -> PathContributi
             "statistics, choices), or not at all"
         )
     counted.check_counted()
+    check_skips(out.trail, counted.kinds)
     sums, output, axes = out.sums.array, out.array, tuple(range(slots.num_axes))
     wide = jnp.promote_types(output.dtype, jnp.float32)
     total = sums.astype(wide).sum(axes)
@@ -227,7 +230,9 @@ def _trace(fn, x):
         raise ValueError(f"fn is {type(fn).__name__}, not a function of x")
     try:
         program, outputs = trace(fn, x)
-    except (TypeError, IndexError, KeyError, AttributeError, NotImplementedError) as error:
+    except Exception as error:  # of anyone's code
+        if isinstance(error, ValueError) and "\n" not in str(error):
+            raise
         raise ValueError(_describe_failure(error, x)) from error
     leaves = jax.tree.leaves(outputs)
     if len(leaves) != 1:
@@ -251,4 +256,11 @@ def _describe_failure(error, x):
             "its Python code reads values of x, which is traced: write it with jnp.where, "
             "jax.lax.cond and jnp in place of if, float and numpy"
         )
+    elif any(word in message.lower() for word in ("dropout", "rng")):
+        cure = (
+            "dropout needs random numbers: switch it off by deterministic=True, by "
+            "eqx.nn.inference_mode or by model.eval()"
+        )
+    elif "trace level" in message:
+        cure = "call nnx.clone(model) inside of fn"
     return f"fn fails at x {x.dtype}{shape}: {name}: {message[:200]}; {cure}"

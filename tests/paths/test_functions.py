@@ -20,20 +20,29 @@ from tests.oracles.function_paths import (
     ranks_of_others as ranks_of_others,
 )
 from tests.oracles.jax_models import MODELS, D, N, draw, draw_layers, plain_attention, tokens
+from tests.oracles.library_models import LIBRARY_MODELS
 from tests.oracles.path_examples import config_of, example, relative
 from tests.support.closeness import assert_close
 
-FAST = ("equinox_attention_alone", "squared_relu_alibi", "linen_scan_of_remat")
+EVERY_MODEL = MODELS | LIBRARY_MODELS
+FAST = (
+    "equinox_attention_alone",
+    "squared_relu_alibi",
+    "linen_scan_of_remat",
+    "linen_sandwich",
+    "nnx_scan_of_remat",
+)
 
 
 @pytest.mark.parametrize(
-    "name", [n if n in FAST else pytest.param(n, marks=pytest.mark.full) for n in MODELS]
+    "name", [n if n in FAST else pytest.param(n, marks=pytest.mark.full) for n in EVERY_MODEL]
 )
 def test_every_model_equals_the_enumeration_of_its_paths(x64, name):
-    model, x = MODELS[name](), tokens()
+    model, x = EVERY_MODEL[name](), tokens()
     sums, output = frozen_lengths(jax.tree.map(np.asarray, model.layers), x, **model.options)
     result = contributions(model.fn, x, model.branches)
-    tolerance = 1e-6 if name in ("nnx_blocks", "maxtext_like") else 1e-12  # their softmax: float32
+    is_narrow = name in ("nnx_blocks", "nnx_scan_of_remat", "maxtext_like")
+    tolerance = 1e-6 if is_narrow else 1e-12  # their softmax: float32
     assert relative(result.by_length, sums) < tolerance
     assert_close(result.output, output, atol=2 * tolerance)
     assert_close(result.total, model.fn(x), atol=1e-12)

@@ -1,8 +1,11 @@
 """Paths through other people's functions: every wrong use is refused with a line."""
 
+import equinox as eqx
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 from jax.experimental import pallas as pl
 
@@ -68,6 +71,29 @@ def near_names(x):
         return x + x @ W8
 
 
+class LinenDropout(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        return x + nn.Dropout(0.5, deterministic=False)(nn.Dense(D, name="attn")(x))
+
+
+@nnx.scan(in_axes=(nnx.Carry, 0), out_axes=nnx.Carry)
+def run_stack(x, linear):
+    return x + linear(x)
+
+
+def make_stack():
+    return nnx.vmap(lambda key: nnx.Linear(D, D, rngs=nnx.Rngs(key)))(jax.random.split(KEY, 2))
+
+
+def nnx_dropout(x):
+    return attn(NNX_DROPOUT(x))
+
+
+KEY = jax.random.key(0)
+NNX_DROPOUT = nnx.Dropout(0.5, rngs=nnx.Rngs(0))
+STACK = make_stack()
+LINEN_PARAMS = {"params": {"attn": {"kernel": W8, "bias": jnp.zeros(D)}}}
 BOTH = {"attention": "attn", "mlp": "mlp"}
 
 
@@ -154,6 +180,10 @@ WRONG = [
     wrong(lambda x: attn(np.asarray(x)), "fn fails at x .*: TracerArrayConversionError: .*jnp in"),
     wrong(lambda x: attn(x) * float(x.sum()), "fn fails at x .*; its Python code reads values"),
     wrong(lambda x: attn(x @ W8[:3]), "fn fails at x .*: TypeError: dot_general .*one array, in"),
+    wrong(lambda x: LinenDropout().apply(LINEN_PARAMS, x), "InvalidRngError.*deterministic=True"),
+    wrong(lambda x: attn(eqx.nn.Dropout(0.5)(x)), "fn fails .*RuntimeError.*eqx.nn.inference_mode"),
+    wrong(nnx_dropout, r"fn fails at x .*RngCount.*model\.eval\(\)"),
+    wrong(lambda x: run_stack(x, STACK), r"trace level.*; call nnx.clone\(model\) inside of fn"),
     wrong(lambda x, y: attn(x), "fn fails at x .*: TypeError: .*missing 1 required .*'y'; it has"),
     wrong(
         lambda x: attn(jnp.tanh(x) * jnp.tanh(x @ W8)),

@@ -16,12 +16,18 @@ class Entry(NamedTuple):
     Attributes:
         axis: Axis of the sums: which kind of branch.
         path: The names of the scopes up to it.
-        number: Tells entries into scopes of one name apart.
+        number: Tells entries into scopes of one name apart; None for a value that has the name of
+            a branch.
     """
 
     axis: int
     path: tuple[str, ...]
-    number: int
+    number: int | None
+
+    @property
+    def is_name(self) -> bool:
+        """Whether it is a name and no scope."""
+        return self.number is None
 
 
 class Branches:

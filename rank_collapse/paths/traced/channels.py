@@ -12,15 +12,28 @@ import jax
 import jax.numpy as jnp
 
 from rank_collapse.annotations import AnyArray
+from rank_collapse.paths.traced.inner_skips import Trail, join_trails
 
 
 class LazySums:
-    """Sums by length that are computed at their first use."""
+    """Sums by length that are computed at their first use.
 
-    __slots__ = ("_array", "_compute", "_sources")
+    Args:
+        compute: Function of the arrays of the sources.
+        sources: The sums from which these are computed.
+        trail: What the paths went through; None where only the sources say it.
+    """
 
-    def __init__(self, compute: Callable[..., AnyArray], sources: Sequence["LazySums"] = ()):
+    __slots__ = ("_array", "_compute", "_sources", "trail")
+
+    def __init__(
+        self,
+        compute: Callable[..., AnyArray],
+        sources: Sequence["LazySums"] = (),
+        trail: Trail | None = None,
+    ):
         self._compute, self._sources, self._array = compute, tuple(sources), None
+        self.trail = trail or join_trails(s.trail for s in sources)
 
     @property
     def array(self) -> AnyArray:

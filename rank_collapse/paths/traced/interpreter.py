@@ -5,6 +5,7 @@ run in place; loops and conditions are built again around the values and their s
 A value that leaves a branch moves to one length more.
 """
 
+import dataclasses
 import re
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -17,6 +18,7 @@ from rank_collapse.paths.traced import loops, primitives
 from rank_collapse.paths.traced.branches import Branches, Entry
 from rank_collapse.paths.traced.channels import LazySums, Slots
 from rank_collapse.paths.traced.equation import Equation
+from rank_collapse.paths.traced.inner_skips import follow, leave_branch, start_trail
 from rank_collapse.paths.traced.programs import (
     Scope,
     bind,
@@ -28,7 +30,6 @@ from rank_collapse.paths.traced.programs import (
 )
 from rank_collapse.paths.traced.rules import apply_rule
 from rank_collapse.paths.traced.values import (
-    Form,
     Kind,
     Value,
     is_inexact,
@@ -64,7 +65,7 @@ class Start:
         begun = slots.start(self.place(value.array))
         begun = begun * jnp.asarray(is_here, begun.dtype)
         if value.kind != Kind.STATE:
-            return make_state(value.array, LazySums(lambda: begun))
+            return make_state(value.array, LazySums(lambda: begun, trail=start_trail()))
 
         def join(sums):
             return sum(slots.pad_alike(sums, begun))
@@ -105,6 +106,7 @@ class Interpreter:
 
     def __init__(self, slots: Slots, branches: Branches, freeze: bool, start: Start | None = None):
         self.slots, self.branches, self.freeze, self.start = slots, branches, freeze, start
+        self.calls: list[JaxprEqn] = []  # around the equation
 
     def run(
         self,
@@ -129,7 +131,7 @@ class Interpreter:
             inner_scopes = scopes + read_scopes(eqn)
             inside = entry or self.branches.find_entry(inner_scopes)
             if eqn.primitive.name == "name":
-                inside, values = self._name(eqn, frame, inside)
+                inside, values = self._name(eqn, frame, inside, inner_scopes)
                 if self.start is not None and self.start.pattern.fullmatch(eqn.params["name"]):
                     values = [self.start.add(v, self.slots) for v in values]
             else:
@@ -138,19 +140,20 @@ class Interpreter:
             frame.define(eqn.outvars, values, inside)
         return [frame.read(v, entry) for v in jaxpr.outvars]
 
-    def _name(self, eqn, frame, inside):
+    def _name(self, eqn, frame, inside, scopes):
         """Compute a `checkpoint_name`: the name of what leaves a branch, or a branch itself."""
         axis = self.branches.find_name(eqn.params["name"])
         if axis is None or inside is not None:
             values = [frame.read(eqn.invars[0], inside)]
-            return inside, self.compute(eqn, values, (), inside)
+            return inside, self.compute(eqn, values, scopes, inside)
         left_entry = frame.entry_of(eqn.invars[0])
         if left_entry is not None and left_entry.axis == axis:
             return left_entry, self.compute(
-                eqn, [frame.read(eqn.invars[0], left_entry)], (), left_entry
+                eqn, [frame.read(eqn.invars[0], left_entry)], scopes, left_entry
             )
-        values = self.compute(eqn, [frame.read(eqn.invars[0], None)], (), None)
-        return None, [self.shift(v, axis) for v in values]
+        values = self.compute(eqn, [frame.read(eqn.invars[0], None)], scopes, None)
+        entry = Entry(axis, (eqn.params["name"],), None)
+        return None, [self.shift(v, entry) for v in values]
 
     def compute(
         self, eqn: JaxprEqn, values: Sequence[Value], scopes: tuple[Scope, ...], entry: Entry | None
@@ -169,15 +172,37 @@ class Interpreter:
         if name in primitives.CALLS and self._runs_in_place(eqn):
             program = eqn.params[primitives.CALLS[name]]
             jaxpr, constants = open_program(program)
-            return self.run(jaxpr, constants, values, scopes, entry)
+            self.calls.append(eqn)
+            outs = self.run(jaxpr, constants, values, scopes, entry)
+            self.calls.pop()
+            return outs
         depends = any(v.depends for v in values)
         if name in ("scan", "cond") and (depends or self._starts_in(eqn)):
             build = {"scan": loops.run_scan, "cond": loops.run_cond}[name]
             return build(self, eqn, values, scopes, entry)
-        place = describe_place(eqn, scopes)
+        place = describe_place(eqn, scopes, self.calls)
         if self.freeze or not depends:
-            return apply_rule(Equation(self.slots, place, eqn), values)
-        return self._differentiate(eqn, values, place)
+            outs = apply_rule(Equation(self.slots, place, eqn), values)
+        else:
+            outs = self._differentiate(eqn, values, place)
+        self._follow(eqn, values, outs, scopes, entry, place)
+        return outs
+
+    def _follow(self, eqn, values, outs, scopes, entry, place):
+        """Give the sums of new values their trails."""
+        parts = [v.trail for v in values]
+        if eqn.primitive.name == "select_n":
+            parts[0] = None
+        if self.freeze and eqn.primitive.name in primitives.SCALING:
+            has_state = any(v.kind == Kind.STATE for v in values)
+            parts = [
+                None if has_state and v.kind != Kind.STATE else part
+                for v, part in zip(values, parts, strict=True)
+            ]
+        for out in outs:
+            is_new = all(out.sums is not v.sums for v in values)
+            if is_new and out.sums is not None and out.sums.trail is not None:
+                out.sums.trail = follow(eqn, parts, out.sums.trail, scopes, entry, place)
 
     def _starts_in(self, eqn):
         """Whether paths can start inside a loop or a condition."""
@@ -221,26 +246,29 @@ class Interpreter:
             for i, a in enumerate(outs)
         ]
 
-    def shift(self, value: Value, axis: int) -> Value:
+    def shift(self, value: Value, entry: Entry) -> Value:
         """Return a value after it left a branch: its sums belong to paths of one length more.
 
         Args:
             value: Inside of the branch.
-            axis: The kind of branch.
+            entry: The branch.
         """
         if value.kind not in (Kind.STATE, Kind.GATE):
             return value
+        axis, trail = entry.axis, leave_branch(value.trail, entry)
         self.branches.num_shifts[axis] += 1
 
         def move(sums):
             return self.slots.shift(sums, axis)
 
-        sums = None if value.sums is None else LazySums(move, [value.sums])
-        forms = tuple(
-            Form(f.root.derive(("shift", axis), lambda a: a, move), f.at_zero, f.slope, f.quotient)
-            for f in value.forms
-        )
         # `derive` gives the root's array unchanged.
+        roots = [f.root.derive(("shift", axis), lambda a: a, move, trail) for f in value.forms]
+        forms = tuple(
+            dataclasses.replace(f, root=root) for f, root in zip(value.forms, roots, strict=True)
+        )
+        if forms and value.sums is value.forms[0].root.sums:
+            return value.replace(sums=forms[0].root.sums, forms=forms)
+        sums = None if value.sums is None else LazySums(move, [value.sums], trail)
         return value.replace(sums=sums, forms=forms)
 
     def resolve(self, value: Value) -> Value:
@@ -274,7 +302,7 @@ class _Frame:
         if made_in is None or made_in == inside:
             return self.values[variable]
         if variable not in self.shifted:
-            self.shifted[variable] = self.interpreter.shift(self.values[variable], made_in.axis)
+            self.shifted[variable] = self.interpreter.shift(self.values[variable], made_in)
         if inside is not None and inside.path == made_in.path:
             self._check_crossing(variable, made_in, inside)
         return self.shifted[variable]

@@ -16,6 +16,7 @@ from jax.extend.core import JaxprEqn
 
 from rank_collapse.annotations import AnyArray
 from rank_collapse.paths.traced.channels import LazySums
+from rank_collapse.paths.traced.inner_skips import Trail, carry_trail, choose_trail
 from rank_collapse.paths.traced.programs import open_program
 from rank_collapse.paths.traced.values import (
     Kind,
@@ -36,6 +37,7 @@ class Label:
     is_weight: bool = False
     passes_whole: bool = False
     reason: str = dataclasses.field(default="", compare=False)
+    trail: Trail | None = None
 
     @property
     def has_sums(self) -> bool:
@@ -53,11 +55,11 @@ def pack(value: Value, run: object) -> tuple[Label, Any, LazySums | None]:
     if value.kind == Kind.GATE:
         resolved = run.resolve(value)
         if resolved.kind == Kind.STATE:
-            label = Label(Kind.GATE, value.is_weight, value.passes_whole)
+            label = Label(Kind.GATE, value.is_weight, value.passes_whole, trail=value.trail)
             return label, value.array, gate_sums(value, run.slots)
         value = resolved
     sums = value.sums if value.kind == Kind.STATE else None
-    return Label(value.kind, reason=value.reason), value.array, sums
+    return Label(value.kind, reason=value.reason, trail=value.trail), value.array, sums
 
 
 def unpack(label: Label, array: AnyArray, sums: AnyArray) -> Value:
@@ -68,20 +70,20 @@ def unpack(label: Label, array: AnyArray, sums: AnyArray) -> Value:
         sums: An array; None where the label has none.
     """
     if label.kind == Kind.STATE:
-        return make_state(array, LazySums(lambda: sums))
+        return make_state(array, LazySums(lambda: sums, trail=label.trail))
     if label.kind == Kind.GATE:
         return Value(
             array,
             Kind.GATE,
-            LazySums(lambda: sums),
+            LazySums(lambda: sums, trail=label.trail),
             is_weight=label.is_weight,
             passes_whole=label.passes_whole,
         )
     return Value(array, label.kind, reason=label.reason)
 
 
-def merge_labels(first: Label, second: Label) -> Label:
-    """Return the label of a value that is one of two."""
+def merge_labels(first: Label, second: Label, trail: Trail | None) -> Label:
+    """Return the label of a value that is one of two, with the trail."""
     kind = merge_kinds(Value(None, first.kind), Value(None, second.kind))
     gates = [label for label in (first, second) if label.kind == Kind.GATE]
     return Label(
@@ -89,10 +91,11 @@ def merge_labels(first: Label, second: Label) -> Label:
         kind == Kind.GATE and all(g.is_weight for g in gates),
         kind == Kind.GATE and any(g.passes_whole for g in gates),
         first.reason or second.reason,
+        trail,
     )
 
 
-def _merge_carry(before, after):
+def _merge_carry(before, after, entry):
     """Return the label of a carry before and after a step.
 
     What starts as a constant and seems to become a product is tried as a state without sums: there
@@ -100,7 +103,7 @@ def _merge_carry(before, after):
     """
     if before.kind < Kind.STATE and after.kind == Kind.PRODUCT:
         return Label(Kind.STATE)
-    return merge_labels(before, after)
+    return merge_labels(before, after, carry_trail(before.trail, after.trail, entry))
 
 
 def fill_sums(
@@ -204,12 +207,15 @@ class _Scan:
         """Find the carry's labels and the slots that a step adds, then run the scan in parts."""
         run, num_carry = self.run, self.num_carry
         num_shifts = list(run.branches.num_shifts)
-        labels = self.labels[self.num_fixed : self.num_fixed + num_carry]
+        labels = [
+            dataclasses.replace(label, trail=carry_trail(label.trail, None, self.entry))
+            for label in self.labels[self.num_fixed : self.num_fixed + num_carry]
+        ]
         sizes = run.slots.largest(self.first_sums())
         while True:
             outs = self.trace_step(labels, sizes)
             pairs = zip(labels, self.out_labels[:num_carry], strict=True)
-            merged = [_merge_carry(*pair) for pair in pairs]
+            merged = [_merge_carry(*pair, self.entry) for pair in pairs]
             if merged == labels:
                 break
             labels = merged
@@ -289,6 +295,10 @@ class _Scan:
         before_last = [s + g * (length - 1) for s, g in zip(sizes, growth, strict=True)]
         stacked_sums = self.drop_empty_slots(stacked_sums, before_last)
         stacked = self.out_labels[num_carry:], stacked_arrays, stacked_sums
+        labels = [  # all paths of the last step passed
+            dataclasses.replace(label, trail=out.trail)
+            for label, out in zip(labels, self.out_labels[:num_carry], strict=True)
+        ]
         values = [*zip(labels, arrays, sums, strict=True), *zip(*stacked, strict=True)]
         return [unpack(*value) for value in values]
 
@@ -356,7 +366,9 @@ def run_cond(
     shapes = [jax.eval_shape(b, arrays, sums) for b in branches]
     merged = out_labels[0]
     for i in range(1, len(branches)):
-        merged = [merge_labels(*pair) for pair in zip(merged, out_labels[i], strict=True)]
+        pairs = list(zip(merged, out_labels[i], strict=True))
+        trails = [choose_trail(one.trail, other.trail, entry) for one, other in pairs]
+        merged = [merge_labels(*pair, trail) for pair, trail in zip(pairs, trails, strict=True)]
     if values[0].kind != Kind.CONSTANT:
         merged = [dataclasses.replace(label, kind=max(label.kind, Kind.FROZEN)) for label in merged]
     sizes = run.slots.largest([s for shape in shapes for _, s in shape if s is not None])

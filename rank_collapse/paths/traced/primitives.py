@@ -28,6 +28,8 @@ LINEAR = _names(
 )
 # Linear in each of the first two arguments.
 BILINEAR = _names("mul dot_general conv_general_dilated ragged_dot ragged_dot_general")
+# Those of two arguments of which a rule may fix one, and quotients.
+SCALING = _names("mul div dot_general")
 # Those of them that `jax.vmap` has no full rule for.
 UNBATCHED = _names("ragged_dot ragged_dot_general")
 # Functions of one entry. As a state, f(h) passes as f(h)/h times h.

@@ -40,10 +40,18 @@ def has_scopes(jaxpr: Jaxpr) -> bool:
     )
 
 
-def describe_place(eqn: JaxprEqn, scopes: Sequence[Scope]) -> str:
-    """Say where an equation stands: its scope, its file and its line."""
+def describe_place(eqn: JaxprEqn, scopes: Sequence[Scope], calls: Sequence[JaxprEqn] = ()) -> str:
+    """Say where an equation stands: its scope, its file and its line.
+
+    Args:
+        eqn: The equation.
+        scopes: Around it.
+        calls: The calls around it, from the outermost. An equation inside a function of JAX such as
+            `jnp.where` has no line of its own.
+    """
     scope = "/".join(scope.name for scope in scopes) or "the top level"
-    return f"{scope} ({source_info_util.summarize(eqn.source_info)})"
+    lines = (source_info_util.summarize(e.source_info) for e in (eqn, *reversed(calls)))
+    return f"{scope} ({next(filter(None, lines), '')})"
 
 
 def bind(eqn: JaxprEqn, arrays: Sequence[object]) -> list[Any]:

@@ -23,6 +23,7 @@ import numpy as np
 
 from rank_collapse.annotations import AnyArray
 from rank_collapse.paths.traced.channels import LazySums, Slots
+from rank_collapse.paths.traced.inner_skips import Trail, bend_trail
 
 
 class Kind(enum.IntEnum):
@@ -52,10 +53,12 @@ class Root:
         """The value h."""
         return self._compute()
 
-    def derive(self, key: Hashable, change: Callable, change_sums: Callable) -> "Root":
+    def derive(
+        self, key: Hashable, change: Callable, change_sums: Callable, trail: Trail | None = None
+    ) -> "Root":
         """Return the root after an operation that moves entries; the same one for the same key."""
         if key not in self._derived:
-            sums = LazySums(change_sums, [self.sums])
+            sums = LazySums(change_sums, [self.sums], trail or self.sums.trail)
             self._derived[key] = Root(lambda: change(self.array), sums, self.age)
         return self._derived[key]
 
@@ -123,6 +126,13 @@ class Value:
     def depends(self) -> bool:
         """Whether it is neither a constant nor frozen."""
         return self.kind >= Kind.STATE
+
+    @property
+    def trail(self) -> Trail | None:
+        """The trail of the paths that pass; None where none do."""
+        if self.sums is not None:
+            return self.sums.trail
+        return bend_trail(self.forms[0].root.sums.trail) if self.forms else None
 
 
 def make_constant(array: AnyArray) -> Value:
@@ -198,7 +208,7 @@ def gate_sums(value: Value, slots: Slots) -> LazySums:
         quotient = compute_quotient(value, form)
         return (quotient[lead] * sums).astype(value.array.dtype)
 
-    return LazySums(multiply, [form.root.sums])
+    return LazySums(multiply, [form.root.sums], value.trail)
 
 
 def merge_kinds(first: Value, second: Value) -> Kind:
