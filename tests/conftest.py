@@ -43,6 +43,8 @@ def pytest_configure(config):
     """Keeps compiled programs; checks annotations in a run of the full tests."""
     compiling.pytest_configure(config)
     if config.option.rewrite_golden:
+        if getattr(config.option, "numprocesses", None):
+            raise pytest.UsageError("--rewrite-golden needs -n 0: processes overwrite each other")
         os.environ["REWRITE_GOLDEN"] = "1"
     if config.option.markexpr == "full":
         from tests.support import type_checks  # noqa: F401, which the hook looks up in its package

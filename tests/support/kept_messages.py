@@ -19,6 +19,7 @@ from tests.support.golden import TEXTS, list_differences
 
 SOURCES = tuple(str(REPOSITORY / name) for name in ("rank_collapse", "experiments"))
 TEMPORARY = re.compile(r"/[^\s'\":,;]*pytest-\d+/(?:popen-gw\d+/)?[^\s/'\":,;]*|/tmp/\w+")
+PROCESS = re.compile(r"pid \d+ on [^\s)]+")
 ADDRESS = re.compile(r"0x[0-9a-f]{6,}")
 new_messages: dict[str, dict[str, set[str]]] = {}  # {test module: {test: messages}}, to be written
 _kept: dict[str, dict[str, set[str]]] = {}
@@ -56,6 +57,7 @@ def check_message(message: str) -> None:
         return
     module, test = place
     text = TEMPORARY.sub("TMP", message).replace(str(REPOSITORY), "REPOSITORY")
+    text = PROCESS.sub("pid N on HOST", text)
     text = ADDRESS.sub("0x…", text).replace("\n", "\\n")
     if os.environ.get("REWRITE_GOLDEN"):
         new_messages.setdefault(module, {}).setdefault(test, set()).add(text)
