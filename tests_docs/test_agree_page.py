@@ -148,6 +148,7 @@ def run_command(words, monkeypatch):
         return main(arguments)
     assert (program, arguments[0]) == ("python", "-m")
     monkeypatch.setattr(sys, "argv", arguments[1:])
+    monkeypatch.delitem(sys.modules, arguments[1], raising=False)
     runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
     return 0
 

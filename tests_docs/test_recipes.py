@@ -18,7 +18,7 @@ RECIPES = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 @pytest.mark.full
 def test_recipes_of_the_page_read_what_a_run_leaves(tmp_path, monkeypatch):
     folder = tmp_path / "results" / "sort" / "mine"
-    assert run(run_sort, run_sort.EXPERIMENT.presets["tiny"], folder) == 0
+    assert run(run_sort, [*run_sort.EXPERIMENT.presets["tiny"], "--n_epochs=2"], folder) == 0
     monkeypatch.chdir(tmp_path)
     table_recipe, array_recipe = RECIPES
     printed = io.StringIO()
