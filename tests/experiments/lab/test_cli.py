@@ -184,12 +184,12 @@ MODULES = sorted(
 @pytest.mark.parametrize("name", MODULES)
 def test_every_command_runs_as_a_module(name, monkeypatch, capsys):
     """`python -m experiments.NAME --help`, which otherwise would end at once without a word."""
+    purpose = importlib.import_module(f"experiments.{name}").__doc__.strip()
     monkeypatch.setattr(sys, "argv", [name, "--help"])
-    monkeypatch.delitem(sys.modules, f"experiments.{name}", raising=False)
+    monkeypatch.delitem(sys.modules, f"experiments.{name}")
     with pytest.raises(SystemExit) as ended:
         runpy.run_module(f"experiments.{name}", run_name="__main__", alter_sys=True)
     out = capsys.readouterr().out
-    purpose = importlib.import_module(f"experiments.{name}").__doc__.strip()
     assert ended.value.code in (0, None) and purpose.split("\n")[0].split(":")[0] in out
 
 
