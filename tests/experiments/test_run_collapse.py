@@ -134,7 +134,7 @@ def test_the_constant_of_the_law_is_that_of_networks_without_skips(base, tmp_pat
     comparisons = list(run_collapse.compare_results(results))
     laws = {c.quantity: c for c in comparisons if "3^L law" in c.quantity}
     assert len(laws) == 2
-    assert all("law of attention alone" in quantity for quantity in laws)
+    assert all("law, attention alone" in quantity for quantity in laws)
     assert all(np.isfinite([c.measured, c.published]).all() for c in laws.values())
     assert run(run_collapse, [*SIZE, "--variants=san_mlp", "--mlp_gain=1,2"], tmp_path) == 0
     assert (tmp_path / "figures" / "log_residual.png").exists()

@@ -64,10 +64,10 @@ def test_writes_rows_figures_and_answers(tmp_path):
     last = [r for r in rows(folder) if r["design"] == "post" and r["layer"] == r["depth"] == "4"]
     changes = [float(r["change.random"]) for r in last]
     np.testing.assert_allclose(changes, by_cell["post", 4]["change.random"], rtol=1e-5)
-    assert comparisons["post: 1 − token cosine after 4 layers"].published > 0
+    assert comparisons["Post-LN: 1 − token cosine after 4 layers"].published > 0
     assert [(c.key, c.setting, c.draws) for c in claims] == [
         (key, design, 2)
-        for design, law in (("post", "O(N)"), ("admin", "O(log N)"))
+        for design, law in (("Post-LN", "O(N)"), ("Admin", "O(log N)"))
         for key in (law, "independent updates", "gradient steps")
     ]
     # what a step along the gradient does is at least the bound, and not far above it
