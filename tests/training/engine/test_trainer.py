@@ -101,7 +101,7 @@ def test_killed_twenty_times_it_is_whole(tmp_path):
                 process.send_signal((signal.SIGKILL, signal.SIGINT)[kills % 4 // 2])
             try:
                 code = process.wait(10)
-            except subprocess.TimeoutExpired:  # Ctrl-C is lost in a callback of Python's collector
+            except subprocess.TimeoutExpired:  # an import can lose a Ctrl-C
                 process.kill()
                 code = process.wait(LIMIT)
             if code == 0:
