@@ -184,8 +184,8 @@ def measure_network(
     arrays = {}
     for prefix, start in {"": round(options.start * config.depth), "whole_": config.depth}.items():
         condition = Condition(jnp.asarray(keys), jnp.full(len(ids), start), hidden, thinned)
-        texts = measure_texts(params, config, replaced, ids, changed, condition)
-        values = jax.tree.map(np.asarray, texts)
+        results = measure_texts(params, config, replaced, (ids, changed, condition))
+        values = jax.tree.map(np.asarray, results)
         output = values.pop("output")[:, None]
         targets, counted = pretrained.targets_of(ids, network.inputs["mask"][first_text:])
         losses, *_ = pretrained.token_losses(source.unembedding, output, targets, counted)
@@ -199,21 +199,16 @@ def measure_texts(
     params: rc.network.TransformerParams,
     config: rc.TransformerConfig,
     replaced: int,
-    ids: jax.Array,
-    changed: jax.Array,
-    condition: Condition,
+    texts: tuple[jax.Array, jax.Array, Condition],
 ) -> dict[str, jax.Array]:
     """Measures texts one after the other, arrays [texts, L + 1].
 
     Args:
         params, config: The network.
-        replaced: Position at which `changed` has another token.
-        ids, changed: Int [texts, n].
-        condition: The keys to exclude, [texts].
+        replaced: Position of the changed token.
+        texts: Ids [texts, n], ids with the changed token, and the keys to exclude [texts].
     """
-    return jax.lax.map(
-        lambda text: measure_text(params, config, replaced, *text), (ids, changed, condition)
-    )
+    return jax.lax.map(lambda text: measure_text(params, config, replaced, *text), texts)
 
 
 def measure_text(
