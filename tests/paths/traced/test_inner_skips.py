@@ -399,6 +399,14 @@ ALLOWED = {
         in_scope(lambda h: h * jax.nn.sigmoid(h) + h @ W),
         alone(lambda x: lambda h: sigmoid(x) * h + h @ W),
     ),
+    "two functions of each entry": (
+        in_scope(lambda h: jnp.tanh(h) + h * jax.nn.sigmoid(h)),
+        alone(lambda x: lambda h: (np.tanh(x) / x + sigmoid(x)) * h),
+    ),
+    "a function of each entry, and the state": (
+        in_scope(lambda h: jnp.tanh(h) + 0.5 * h),
+        alone(lambda x: lambda h: (np.tanh(x) / x + 0.5) * h),
+    ),
     "a norm": (in_scope(norm), alone(frozen_norm)),
     "token shift": (
         in_scope(lambda h: 0.3 * h + 0.7 * shift(h, jnp)),
