@@ -78,7 +78,7 @@ def test_a_layer_that_is_not_finite_is_refused_on_every_device(backend, monkeypa
     assert weights.checks
     np.testing.assert_array_equal(layers.get(2)["b"].value, [1, 2])
     layers.drop()
-    weights.is_random = True  # what is drawn is finite, and is not looked at
+    weights.is_random = True  # random weights are finite and are not checked
     weights.checks = False
     assert np.isinf(LazyLayers(weights, [1], weights.read).get(0)["b"].value).any()
 

@@ -123,7 +123,7 @@ def test_a_folder_of_another_sweep_or_damaged_is_refused_and_stays(misuse, used_
 
 
 def test_looks_of_a_folder_are_at_its_own_steps(tmp_path):
-    """Where nothing is looked at, other chunks resume."""
+    """Without `look`, a sweep resumes with chunks of another size."""
     look = {"look": lambda state, hyper, key: state["w"], "folder": tmp_path}
     run(**look)
     is_refused("every is 2 there, 1 here; use another", run, error=files.RunError, every=1, **look)
