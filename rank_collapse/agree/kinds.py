@@ -169,7 +169,7 @@ def _measure_spread(vectors):
 
 
 def _test_tokens(difference, mask):
-    """Test whether some tokens differ and others do not, and name the mistake by which they are."""
+    """Test which tokens differ, and name the mistake that makes these tokens differ."""
     excess = np.where(mask, difference.excess, np.nan)
     differs = excess > MEDIAN
     if difference.part == "mlp":
