@@ -193,6 +193,30 @@ def test_every_command_runs_as_a_module(name, monkeypatch, capsys):
     assert ended.value.code in (0, None) and purpose.split("\n")[0].split(":")[0] in out
 
 
+@pytest.mark.parametrize("code", [0, 2, 130])
+def test_a_binary_hands_on_its_command_line_and_prints_all_before_it_ends(code, monkeypatch):
+    """A signal ends the process at once, with what was printed, while threads compile."""
+    events = []
+
+    def execute(main, flag_values, arguments, **options):
+        events.append((main, flag_values, arguments, options))
+        return code
+
+    def end(code):
+        events.append("end")
+        raise SystemExit(code)
+
+    monkeypatch.setattr(sys, "argv", ["binary", "folder", "--seed=1"])
+    monkeypatch.setattr(cli, "execute", execute)
+    monkeypatch.setattr(cli.os, "_exit", end)
+    monkeypatch.setattr(sys.stdout, "flush", lambda: events.append("flush"))
+    with pytest.raises(SystemExit) as ended:
+        cli.run(print, run_sort.FLAGS, positional="folders")
+    assert ended.value.code == code
+    arguments = (print, run_sort.FLAGS, ["folder", "--seed=1"], {"positional": "folders"})
+    assert events == [arguments, "flush", *["end"] * (code > 128)]
+
+
 def test_nothing_slow_is_imported_before_the_flags_are_read():
     """--help and a mistaken flag took half a second longer for each of them."""
     code = "import os, sys; os.environ.pop('MPLBACKEND', 0); sys.argv[0] = '-m'; "
