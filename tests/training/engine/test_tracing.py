@@ -21,8 +21,19 @@ def test_a_key_that_is_used_twice_is_said(capsys):
         key = jax.random.fold_in(state["key"], index)
         return state | {"w": jax.random.normal(key, (3,))}, {"loss": 0.0}
 
-    for function, is_said in ((draw, True), (fold, False)):
-        run(init=keep, step=function, quiet=False)
+    def keep_another(key, hyper):  # which the second step uses again
+        key, other = jax.random.split(key)
+        return {
+            "w": jax.random.normal(key, (3,)),
+            "key": other,
+        }
+
+    for begin, function, is_said in (
+        (keep, draw, True),
+        (keep_another, draw, True),
+        (keep, fold, False),
+    ):
+        run(init=begin, step=function, quiet=False)
         assert ("a random key that was used is used again" in capsys.readouterr().err) is is_said
 
 
