@@ -83,7 +83,7 @@ def test_the_finding_has_paired_changes_after_the_last_layer():
 
 
 def make_network(label, lengths, is_causal_lm=True):
-    mask = np.arange(4) < np.array(lengths)[:, None]
+    mask = np.arange(6) < np.array(lengths)[:, None]
     ids = np.where(mask, np.arange(len(lengths))[:, None] + 1, 0)
     source = SimpleNamespace(is_causal_lm=is_causal_lm)
     return Network(label, source, {"x": ids, "mask": mask}, None)
@@ -91,21 +91,21 @@ def make_network(label, lengths, is_causal_lm=True):
 
 def test_texts_are_whole_ones_after_those_that_are_skipped(monkeypatch):
     """Skipped texts are whole ones too; short texts and masked models are left out."""
-    networks, asked = [make_network("masked", [4] * 9, False)], []
+    networks, asked = [make_network("masked", [6] * 9, False)], []
     monkeypatch.setattr(
         run_sinks, "load_networks", lambda options, count: asked.append(count) or networks
     )
-    flags = ("--num_texts=2", "--skip_texts=1", "--max_tokens=4", "--folder=here")
+    flags = ("--num_texts=2", "--skip_texts=1", "--max_tokens=6", "--folder=here")
     options = parsed(run_sinks, *flags)
     with pytest.raises(ValueError, match="--folder=here has no causal language model"):
         run_sinks.open_networks(options)
-    networks.append(make_network("causal", [3, 4, 4, 2, 4, 4]))
+    networks.append(make_network("causal", [3, 6, 6, 5, 6, 6]))
     (network,) = run_sinks.open_networks(options)
     assert asked == [3 * run_sinks.READ] * 2 and network.label == "causal"
-    assert network.inputs["x"].tolist() == [[3] * 4, [5] * 4]
-    assert network.inputs["mask"].shape == (2, 4) and network.inputs["mask"].all()
-    networks[1] = make_network("causal", [4, 4, 3, 3])
-    with pytest.raises(ValueError, match="causal: 1 texts have 4 tokens"):
+    assert network.inputs["x"].tolist() == [[3] * 6, [5] * 6]
+    assert network.inputs["mask"].shape == (2, 6) and network.inputs["mask"].all()
+    networks[1] = make_network("causal", [6, 6, 5, 5])
+    with pytest.raises(ValueError, match="causal: 1 texts have 6 tokens"):
         run_sinks.open_networks(options)
 
 
