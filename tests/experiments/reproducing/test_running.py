@@ -207,7 +207,7 @@ def test_flags_of_all_runs_and_runs_that_a_signal_ended(tmp_path, monkeypatch):
 
 def test_the_machine_is_that_of_the_newest_run(tmp_path):
     assert running.describe_machine(tmp_path) == ""
-    for i, (name, started) in enumerate([("b", "second"), ("a", "first")]):
+    for i, (name, started) in enumerate([("a", "second"), ("b", "first")]):
         environment = {
             "started": started,
             "device": "cpu",
@@ -222,7 +222,7 @@ def test_the_machine_is_that_of_the_newest_run(tmp_path):
     assert running.describe_machine(tmp_path) == (
         "Made second on cpu (2 devices), Python 3.12, jax 1, numpy 2, git none."
     )
-    (tmp_path / "b" / "config.json").write_text("{}")
+    (tmp_path / "a" / "config.json").write_text("{}")
     assert running.describe_machine(tmp_path) == ""
 
 
