@@ -25,7 +25,7 @@ from rank_collapse.paths.traced.values import (
     make_frozen,
 )
 
-PRODUCT = "a product of two values that depend on the input"
+PRODUCT = "a product of two values that depend on x"
 
 
 def move_entries(value: Value, move: Callable, key: Any, slots: Slots) -> Value:
@@ -88,7 +88,7 @@ class Equation:
             return np.asarray(bind(self.eqn, arguments)[0])
 
     def describe(self, reason):
-        """Describe the source line of the equation, for the message of a refusal."""
+        """Describe what the equation computes and where, for the message of a refusal."""
         return f"{reason} at {self.place}"
 
     def make_product(self, array, values=(), reason=None):

@@ -46,10 +46,12 @@ def bend(equation: Equation, values: Sequence[Value]) -> Value:
         return make_frozen(array)
     forms = equation.make_forms(values, lambda parts: _bend_quotient(equation, values, parts))
     if not forms:
-        return equation.make_factor(array, f"{equation.name} of values that depend on the input")
+        return equation.make_factor(array, f"{equation.name} of values that depend on x")
     is_weight = equation.name in primitives.TRANSCENDENTAL or exponent_depends
     is_weight |= equation.name in primitives.POLYNOMIAL and all(v.is_weight for v in dependent)
-    reason = equation.describe(f"{equation.name} of a state") if is_exponential else ""
+    reason = (
+        equation.describe(f"{equation.name} of a value that depends on x") if is_exponential else ""
+    )
     return make_gate(
         array,
         forms,
@@ -80,7 +82,7 @@ def take_larger(equation: Equation, values: Sequence[Value]) -> Value:
     if any(v.kind == Kind.PRODUCT for v in dependent):
         return make_frozen(array)
     if any(v.kind == Kind.FACTOR for v in dependent):
-        return equation.make_factor(array, f"{equation.name} of a factor")
+        return equation.make_factor(array, f"{equation.name} of a statistic of x")
     order = jnp.greater if equation.name == "max" else jnp.less
     # A tie is the constant's.
     constant = next((i for i, v in enumerate(values) if not v.depends), 1)
@@ -105,7 +107,7 @@ def take_larger(equation: Equation, values: Sequence[Value]) -> Value:
         return make_gate(array, forms, **equation.shared_flags(values) | {"is_weight": False})
     cases = [resolve_state(v, equation.slots) for v in values]
     if not all(v.kind in (Kind.STATE, Kind.FROZEN) for v in cases):
-        return equation.make_factor(array, f"{equation.name} of two values")
+        return equation.make_factor(array, f"{equation.name} of two values that depend on x")
     return make_state(
         array, _select_sums(equation, takes_other, cases[constant], cases[1 - constant])
     )
@@ -187,7 +189,7 @@ def measure(equation: Equation, values: Sequence[Value]) -> list[Value]:
     kinds = {v.kind for v in values if v.depends}
     if kinds <= {Kind.PRODUCT, Kind.FACTOR}:
         return [make_frozen(a) for a in arrays]
-    reason = f"{equation.name} of values that depend on the input"
+    reason = f"{equation.name} of values that depend on x"
     return [equation.make_factor(a, reason) if is_inexact(a) else make_frozen(a) for a in arrays]
 
 

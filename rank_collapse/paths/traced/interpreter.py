@@ -78,11 +78,16 @@ class Start:
         Raises:
             ValueError: There was none.
         """
+        pattern = self.pattern.pattern
+        if not self.count:
+            raise ValueError(
+                f"states={pattern!r} matches no name in fn; name the state after each layer with "
+                "jax.ad_checkpoint.checkpoint_name(state, 'residual')"
+            )
         if self.number >= self.count:
             raise ValueError(
-                f"layer={self.number} is not one of the {self.count} states of the name "
-                f"{self.pattern.pattern!r}: name each layer's state by "
-                "jax.ad_checkpoint.checkpoint_name(x, name)"
+                f"layer={self.number} must be from 0 to {self.count - 1}, because fn names "
+                f"{self.count} states that match states={pattern!r}"
             )
 
     def is_in(self, jaxpr: Jaxpr) -> bool:
@@ -237,7 +242,8 @@ class Interpreter:
             _ = pushed.array
         except NotImplementedError as error:
             raise ValueError(
-                f"{eqn.primitive.name} at {place} has no derivative along a direction: {error}"
+                f"fn computes {eqn.primitive.name} at {place}, which JAX cannot differentiate: "
+                f"{error}"
             ) from None
         return [
             make_state(a, LazySums(lambda p, i=i: p[i], [pushed]))
@@ -319,7 +325,8 @@ class _Frame:
         crossing.add(variable)
         if len(crossing) > 1:
             raise ValueError(
-                f"branches: several values go from one entry of the scope "
-                f"{'/'.join(made_in.path)!r} directly into another, which would count twice: put "
-                "the branch into one scope, or name its output by checkpoint_name"
+                f"branches: fn enters the scope {'/'.join(made_in.path)!r} twice and passes "
+                "several values from the first entry to the second, so that one branch would count "
+                "twice; put the branch into one scope, or name its output with "
+                "jax.ad_checkpoint.checkpoint_name"
             )

@@ -337,7 +337,10 @@ def run_cond(
         scopes, entry: See `Interpreter.run`.
     """
     if run.start is not None and any(map(run.start.is_in, _branch_programs(eqn))):
-        raise ValueError("states: the name stands inside a condition, where it cannot be counted")
+        raise ValueError(
+            f"states={run.start.pattern.pattern!r} matches a name inside jax.lax.cond, where the "
+            "states cannot be counted; name the state outside of it"
+        )
     index, operands = values[0].array, values[1:]
     packed = [pack(v, run) for v in operands]
     labels = [label for label, _, _ in packed]

@@ -88,7 +88,7 @@ def multiply(equation: Equation, values: Sequence[Value]) -> Value:
         return make_gate(array, forms, **equation.shared_flags(values) | {"is_exponential": False})
     state = _find_state(equation, values, _is_scale)
     if state is None:
-        return equation.make_factor(array, "a product of two gates")
+        return equation.make_factor(array, "a product of two functions of x")
     if state < 0:
         return equation.make_product(array, reason=PRODUCT)
     return _weigh(equation, values, state)
@@ -172,12 +172,10 @@ def contract(equation: Equation, values: Sequence[Value]) -> Value:
         return equation.make_product(array, values)
     state = _find_state(equation, values[:2], lambda value: value.is_weight)
     if state is None:
-        return equation.make_factor(array, "a product of two gates")
+        return equation.make_factor(array, "a product of two functions of x")
     if state >= 0 and _is_weight(equation, values, 1 - state):
         return _weigh(equation, values, state)
-    return equation.make_product(
-        array, reason=f"a product of two values that depend on the input: {equation.name}"
-    )
+    return equation.make_product(array, reason=f"{PRODUCT} ({equation.name})")
 
 
 def _is_weight(equation, values, position):

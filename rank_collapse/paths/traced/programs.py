@@ -41,7 +41,7 @@ def has_scopes(jaxpr: Jaxpr) -> bool:
 
 
 def describe_place(eqn: JaxprEqn, scopes: Sequence[Scope], calls: Sequence[JaxprEqn] = ()) -> str:
-    """Say where an equation stands: its scope, its file and its line.
+    """Describe where an equation is: its file, line and scope.
 
     Args:
         eqn: The equation.
@@ -49,9 +49,10 @@ def describe_place(eqn: JaxprEqn, scopes: Sequence[Scope], calls: Sequence[Jaxpr
         calls: The calls around it, from the outermost. An equation inside a function of JAX such as
             `jnp.where` has no line of its own.
     """
-    scope = "/".join(scope.name for scope in scopes) or "the top level"
+    path = "/".join(scope.name for scope in scopes)
     lines = (source_info_util.summarize(e.source_info) for e in (eqn, *reversed(calls)))
-    return f"{scope} ({next(filter(None, lines), '')})"
+    line = next(filter(None, lines), "an unknown line")
+    return f"{line} in the scope {path!r}" if path else line
 
 
 def bind(eqn: JaxprEqn, arrays: Sequence[object]) -> list[Any]:
