@@ -386,7 +386,7 @@ def compare_results(results: ByCase) -> Iterator[Comparison]:
         if cell in PUBLISHED_FELL:
             counts = PUBLISHED_FELL[cell], PUBLISHED_SEEDS
             published = "{} of {}".format(*counts)
-            note = "published: the published code, run with seeds 1 to 8; Fisher's exact p = "
+            note = "published is a run of the published code with seeds 1 to 8; Fisher's exact p = "
             note += f"{fisher_exact(count, total, *counts):.2g}"
         text = f"{name}: seeds that fell together"
         yield Comparison(text, f"{count} of {total}", published, note)
