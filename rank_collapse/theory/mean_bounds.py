@@ -203,14 +203,23 @@ def diameter_layer_sides(
     Args:
         constants, trace, log_scale: See `mean_sides`.
     """
-    delta = trace.input_diameters * LOG_10
-    scores = constants.scores + 2 * delta[:, None]
-    cubic = scores + constants.values
-    saturated = cubic + _log_tanh_over(scores + 2 * log_scale[:, None])
+    # ln of Δ [L], of ‖W_QK,h‖₂ Δ²/(4√k), and of the terms of the two sums over heads [L, h]. The
+    # trace divides the input of each layer by its scale, and Δ³ by the scale's cube.
+    log_diameter = trace.input_diameters * LOG_10
+    log_scores = constants.scores + 2 * log_diameter[:, None]
+    log_cubic = log_scores + constants.values
+    log_saturated = log_cubic + _log_tanh_over(log_scores + 2 * log_scale[:, None])
+    # log10 of both sides, without and with the cube of the scale.
     lhs, cube = trace.branch_diameters, 3 * log_scale / LOG_10
-    rhs = (jax.nn.logsumexp(saturated, axis=-1) + delta) / LOG_10
-    rhs_cubic = (jax.nn.logsumexp(cubic, axis=-1) + delta) / LOG_10
-    return DiameterSides(cube + lhs, cube + rhs, rhs - lhs, cube + rhs_cubic, rhs_cubic - lhs)
+    rhs = (jax.nn.logsumexp(log_saturated, axis=-1) + log_diameter) / LOG_10
+    rhs_cubic = (jax.nn.logsumexp(log_cubic, axis=-1) + log_diameter) / LOG_10
+    return DiameterSides(
+        log10_lhs=cube + lhs,
+        log10_rhs=cube + rhs,
+        tightness=rhs - lhs,
+        log10_rhs_cubic=cube + rhs_cubic,
+        tightness_cubic=rhs_cubic - lhs,
+    )
 
 
 def diameter_sides(

@@ -115,15 +115,20 @@ def choose_entries(call, result):
         )
     chosen, indices = result
 
+    # `dim` is the third argument of topk(x, k, dim) and kthvalue(x, k, dim), else the second.
+    position_of_dim = 2 if call.name in ("topk", "kthvalue") else 1
+
     def pick(tangent):
         """Picks the entries of a tangent at the chosen indices."""
-        if call.name == "max_pool2d_with_indices":
-            return tangent.flatten(-2).gather(-1, indices.flatten(-2)).view(indices.shape)
-        position = {"topk": 2, "kthvalue": 2}.get(call.name, 1)
-        dim = call.argument(position, call.kwargs.get("dim", -1))
-        if indices.ndim < tangent.ndim:
+        if call.name == "max_pool2d_with_indices":  # indices [..., h, w] into flattened images
+            picked = tangent.flatten(-2).gather(-1, indices.flatten(-2))
+            return picked.view(indices.shape)
+        if not tangent.ndim:
+            return tangent
+        dim = call.argument(position_of_dim, call.kwargs.get("dim", -1))
+        if indices.ndim < tangent.ndim:  # keepdim=False
             return tangent.gather(dim, indices.unsqueeze(dim)).squeeze(dim)
-        return tangent.gather(dim, indices) if tangent.ndim else tangent
+        return tangent.gather(dim, indices)
 
     base = call.bases.after(("chosen", id(indices)), value.base)
     root = value.gate_of

@@ -226,7 +226,7 @@ def _first_tensor(values: Any, name: str) -> torch.Tensor:
     if isinstance(values, torch.Tensor):
         return values
     candidates = values.values() if isinstance(values, Mapping) else values
-    for value in candidates if isinstance(candidates, (list, tuple)) else list(candidates or ()):
+    for value in list(candidates or ()):
         if isinstance(value, torch.Tensor) and value.is_floating_point():
             return value
     raise ValueError(f"{name} has no tensor of floats")

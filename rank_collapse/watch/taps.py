@@ -178,25 +178,25 @@ def _run_cond(branches, inputs, measure):
     for scalars in shapes:
         for name, a in scalars.items():
             longest[name] = max(longest.get(name, a), a, key=lambda a: a.shape[0])
-    size = max(a.shape[0] for a in longest.values())
+    num_layers = max(a.shape[0] for a in longest.values())
 
-    def run_branch(program):
+    def make_branch(program):
         """Makes the function of one branch, with NaN for layers and names that it does not have."""
 
         def run(*arrays):
             outputs, scalars = _run(*program, arrays, measure)
-            filled = {
-                name: jnp.full((size, *a.shape[1:]), jnp.nan, a.dtype)
-                for name, a in longest.items()
-            }
-            return outputs, {
-                name: a.at[: len(scalars[name])].set(scalars[name]) if name in scalars else a
-                for name, a in filled.items()
-            }
+            padded = {}  # {name: [num_layers, ...]}, of the same shapes in every branch
+            for name, example in longest.items():
+                padded[name] = jnp.full((num_layers, *example.shape[1:]), jnp.nan, example.dtype)
+                if name in scalars:
+                    num_measured = len(scalars[name])
+                    padded[name] = padded[name].at[:num_measured].set(scalars[name])
+            return outputs, padded
 
         return run
 
-    return jax.lax.switch(inputs[0], [run_branch(program) for program in programs], *inputs[1:])
+    index, *arguments = inputs
+    return jax.lax.switch(index, [make_branch(program) for program in programs], *arguments)
 
 
 def concatenate_layers(layers: list[Scalars]) -> Scalars:

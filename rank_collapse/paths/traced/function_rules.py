@@ -114,16 +114,30 @@ def take_larger(equation: Equation, values: Sequence[Value]) -> Value:
 
 
 def _select_sums(equation, takes_second, first, second):
-    """Return the sums of a choice between two values by a mask that is fixed."""
-    sources = [v.sums for v in (first, second) if v.sums is not None]
+    """Return the sums of a choice between two values by a mask that is fixed.
 
-    def choose(*tangents):
-        remaining = iter(tangents)
-        zero = jnp.zeros((), tangents[0].dtype)
-        cases = [zero if v.sums is None else next(remaining) for v in (first, second)]
-        return jnp.where(takes_second, cases[1], cases[0])
+    Args:
+        equation: The choice.
+        takes_second: Bool, of the shape of the values.
+        first, second: The values; at least one has sums, and the sums of the other are 0.
+    """
+    if second.sums is None:
 
-    return LazySums(equation.slots.map(choose), sources)
+        def keep_first(tangent):
+            return jnp.where(takes_second, jnp.zeros((), tangent.dtype), tangent)
+
+        return LazySums(equation.slots.map(keep_first), [first.sums])
+    if first.sums is None:
+
+        def keep_second(tangent):
+            return jnp.where(takes_second, tangent, jnp.zeros((), tangent.dtype))
+
+        return LazySums(equation.slots.map(keep_second), [second.sums])
+
+    def choose(first_tangent, second_tangent):
+        return jnp.where(takes_second, second_tangent, first_tangent)
+
+    return LazySums(equation.slots.map(choose), [first.sums, second.sums])
 
 
 def select(equation: Equation, values: Sequence[Value]) -> Value:

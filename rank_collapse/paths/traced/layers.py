@@ -68,7 +68,10 @@ def group_layers(sums: Sequence[Sum], output: Any, is_output: bool | None = None
 
 
 def _split_layers(sums):
-    """Return the sums of each layer, and (layer, axis) of each sum."""
+    """Return the sums of each layer, and (layer, axis) of each sum.
+
+    A layer begins with each attention, and with an MLP that follows an MLP.
+    """
     layers: list[list[Sum]] = []
     places = []
     shape = sums[0].before.shape
@@ -78,7 +81,9 @@ def _split_layers(sums):
             f"branches: fn adds branches to states of the shapes {list(shape)} and "
             f"{list(entry.before.shape)}, but the states of one network must have one shape",
         )
-        if not layers or entry.axis in {e.axis for e in layers[-1]} or entry.axis == 0:
+        kinds_so_far = {e.axis for e in layers[-1]} if layers else set()
+        is_attention = entry.axis == 0
+        if not layers or is_attention or entry.axis in kinds_so_far:
             layers.append([])
         layers[-1].append(entry)
         places.append((len(layers) - 1, entry.axis))

@@ -27,11 +27,18 @@ def negate(equation: Equation, values: Sequence[Value]) -> Value:
 
 
 def scale(equation: Equation, values: Sequence[Value], position: int) -> Value:
-    """Multiply or divide the argument at a position by a constant."""
-    array = bind(equation.eqn, [v.array for v in values])[0]
+    """Multiply or divide the argument at a position by the others, which are fixed.
+
+    Args:
+        equation: The product or quotient.
+        values: The arguments.
+        position: Index of the argument that passes paths.
+    """
+    arrays = [v.array for v in values]
+    array = bind(equation.eqn, arrays)[0]
     value = values[position]
-    other_values = [v for i, v in enumerate(values) if i != position]
-    is_frozen = any(v.kind != Kind.CONSTANT for v in other_values)
+    factors = [v for i, v in enumerate(values) if i != position]
+    is_frozen = any(v.kind != Kind.CONSTANT for v in factors)
     if value.kind in (Kind.FACTOR, Kind.PRODUCT):
         return value.replace(array=array)
     if value.kind == Kind.GATE and value.is_exponential and is_frozen:
@@ -43,17 +50,15 @@ def scale(equation: Equation, values: Sequence[Value], position: int) -> Value:
         if part.quotient is None and not part.is_exact:
             return None
 
-        def scale_array():
-            quotient = compute_quotient(value, part)
-            return bind(
-                equation.eqn, [quotient if i == position else v.array for i, v in enumerate(values)]
-            )[0]
+        def compute():
+            arguments = list(arrays)
+            arguments[position] = compute_quotient(value, part)
+            return bind(equation.eqn, arguments)[0]
 
-        return scale_array
+        return compute
 
-    # Only the value itself counts as dependent: what multiplies it is fixed.
-    fixed = [v if i == position else make_frozen(v.array) for i, v in enumerate(values)]
-    fixed = [v.replace(fill=w.fill) for v, w in zip(fixed, values, strict=True)]
+    fixed = [make_frozen(v.array).replace(fill=v.fill) for v in values]
+    fixed[position] = value
     forms = equation.make_forms(fixed, scale_quotient) if value.forms else ()
     if value.kind == Kind.GATE:
         if forms:
