@@ -8,6 +8,7 @@ input, p positions, s segments, r registers, b buckets; other letters belong to 
 
 import dataclasses
 import functools
+import itertools
 import math
 import re
 from collections.abc import Callable, Mapping
@@ -109,13 +110,17 @@ def take_tensor(weights: Weights, name: str, axes: str, sizes: Mapping[str, int]
     def group_sizes(groups):
         return [math.prod(map(axis_size, group)) for group in groups]
 
-    file_axes, network_axes = _parse_axes(axes)
-    array = weights.take(name, *group_sizes(file_axes))
-    split = [axis for group in file_axes for axis in group if axis != "1"]
-    order = [split.index(axis) for group in network_axes for axis in group if axis != "1"]
-    array = array.reshape([axis_size(axis) for axis in split]).transpose(order)
-    if any(len(group) > 1 for group in network_axes):
-        array = array.reshape(group_sizes(network_axes))
+    def list_axes(groups):
+        """Lists the axes of all groups, without those of length 1."""
+        return [axis for axis in itertools.chain.from_iterable(groups) if axis != "1"]
+
+    file_groups, network_groups = _parse_axes(axes)
+    array = weights.take(name, *group_sizes(file_groups))
+    file_axes = list_axes(file_groups)
+    order = [file_axes.index(axis) for axis in list_axes(network_groups)]
+    array = array.reshape([axis_size(axis) for axis in file_axes]).transpose(order)
+    if any(len(group) > 1 for group in network_groups):
+        array = array.reshape(group_sizes(network_groups))
     return array
 
 

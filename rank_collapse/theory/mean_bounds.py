@@ -244,11 +244,14 @@ def diameter_sides(
 
     def carry_diameter(log_diameter, step):
         """Bounds the diameter after one layer, as natural logarithms [2]: with tanh, and cubic."""
-        layer, branch, skip = step
-        scores = layer.scores[:, None] + 2 * log_diameter[None, :]
-        saturation = jnp.stack([_log_tanh_over(scores[:, 0]), jnp.zeros_like(scores[:, 1])], axis=1)
-        heads = jax.nn.logsumexp(scores + saturation + layer.values[:, None], axis=0)
-        log_diameter = jnp.logaddexp(branch + heads + log_diameter, skip + log_diameter) + layer.mlp
+        layer, log_branch_gain, log_skip_gain = step
+        scores = layer.scores[:, None] + 2 * log_diameter[None, :]  # [h, 2]
+        with_tanh, cubic = scores[:, 0], scores[:, 1]
+        saturation = jnp.stack([_log_tanh_over(with_tanh), jnp.zeros_like(cubic)], axis=1)
+        heads = jax.nn.logsumexp(scores + saturation + layer.values[:, None], axis=0)  # [2]
+        branch = log_branch_gain + heads + log_diameter
+        skip = log_skip_gain + log_diameter
+        log_diameter = jnp.logaddexp(branch, skip) + layer.mlp
         return log_diameter, log_diameter
 
     _, log_diameters = jax.lax.scan(carry_diameter, jnp.full(2, diameters[0] * LOG_10), steps)

@@ -72,23 +72,21 @@ def measure_taps(
         ValueError: A tap inside a loop of unknown length, or inside a program that returns no
             further outputs, such as `shard_map` or a custom derivative.
     """
-    box = []
+    traced_result = []  # the structure of the result, and its leaves without the arrays' values
 
     def list_arrays(*args):
-        """Calls the function, and separates the arrays of its result from other leaves."""
+        """Calls the function, and returns the arrays of its result."""
         leaves, structure = jax.tree.flatten(function(*args))
-        is_array = [isinstance(leaf, jax.Array) for leaf in leaves]
-        statics = [None if array else leaf for leaf, array in zip(leaves, is_array, strict=True)]
-        box[:] = structure, is_array, statics
-        return [leaf for leaf, array in zip(leaves, is_array, strict=True) if array]
+        arrays = {i: leaf for i, leaf in enumerate(leaves) if isinstance(leaf, jax.Array)}
+        statics = [None if i in arrays else leaf for i, leaf in enumerate(leaves)]
+        traced_result[:] = structure, statics, list(arrays)
+        return list(arrays.values())
 
     closed = jax.make_jaxpr(list_arrays)(*args)
     arrays, scalars = _run(closed.jaxpr, closed.consts, jax.tree.leaves(args), measure)
-    structure, is_array, statics = box
-    remaining = iter(arrays)
-    leaves = [
-        next(remaining) if array else leaf for leaf, array in zip(statics, is_array, strict=True)
-    ]
+    structure, leaves, positions = traced_result
+    for position, array in zip(positions, arrays, strict=True):
+        leaves[position] = array
     return jax.tree.unflatten(structure, leaves), scalars
 
 

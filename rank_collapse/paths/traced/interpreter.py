@@ -25,6 +25,7 @@ from rank_collapse.paths.traced.programs import (
     describe_place,
     has_scopes,
     open_program,
+    place_tangents,
     push_tangents,
     read_scopes,
 )
@@ -225,16 +226,13 @@ class Interpreter:
         """Compute an equation and its exact derivative."""
         arrays = [v.array for v in values]
         outs = bind(eqn, arrays)
-        states = [v.sums if v.depends and is_inexact(v.array) else None for v in values]
-        sources = [s for s in states if s is not None]
+        has_sums = [v.depends and is_inexact(v.array) and v.sums is not None for v in values]
+        sources = [v.sums for v, has in zip(values, has_sums, strict=True) if has]
         if eqn.primitive.name == "stop_gradient" or not sources:
             return [make_frozen(a) for a in outs]
 
         def push(*tangents):
-            remaining = iter(tangents)
-            return push_tangents(
-                eqn, arrays, [None if s is None else next(remaining) for s in states]
-            )
+            return push_tangents(eqn, arrays, place_tangents(tangents, has_sums))
 
         try:
             is_batched = eqn.primitive.name not in primitives.UNBATCHED
@@ -245,12 +243,13 @@ class Interpreter:
                 f"fn computes {eqn.primitive.name} at {place}, which JAX cannot differentiate: "
                 f"{error}"
             ) from None
-        return [
-            make_state(a, LazySums(lambda p, i=i: p[i], [pushed]))
-            if is_inexact(a)
-            else make_frozen(a)
-            for i, a in enumerate(outs)
-        ]
+
+        def make_result(index, array):
+            if not is_inexact(array):
+                return make_frozen(array)
+            return make_state(array, LazySums(lambda sums: sums[index], [pushed]))
+
+        return [make_result(index, array) for index, array in enumerate(outs)]
 
     def shift(self, value: Value, entry: Entry) -> Value:
         """Return a value after it left a branch: its sums belong to paths of one length more.

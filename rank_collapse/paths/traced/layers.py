@@ -59,10 +59,10 @@ def group_layers(sums: Sequence[Sum], output: Any, is_output: bool | None = None
         "match the MLP as well, or let fn return the state after the last layer",
     )
     residual = [*(layer[0].before for layer in layers), output if is_output else last]
-    branches = {
-        kind: [next(e.branch for e in layer if e.axis == kind) for layer in layers]
-        for kind in kinds
-    }
+    branches: dict[int, list[Any]] = {kind: [] for kind in kinds}
+    for layer in layers:
+        for entry in layer:
+            branches[entry.axis].append(entry.branch)
     numbers = [layer[0].number for layer in layers]
     return LayerArrays(residual, branches, numbers, places, is_output)
 

@@ -81,12 +81,16 @@ def multiply(equation: Equation, values: Sequence[Value]) -> Value:
         return equation.make_product(array, values)
 
     def multiply_quotients(parts):
-        for one, other in ((0, 1), (1, 0)):
-            if parts[one].is_exact and not values[one].is_step:
-                return lambda one=one, other=other: (
-                    compute_quotient(values[one], parts[one]) * values[other].array
-                )
-        return None
+        """Returns the quotient of one factor times the other factor."""
+        exact = [i for i in (0, 1) if parts[i].is_exact and not values[i].is_step]
+        if not exact:
+            return None
+        one, other = exact[0], 1 - exact[0]
+
+        def compute():
+            return compute_quotient(values[one], parts[one]) * values[other].array
+
+        return compute
 
     forms = equation.make_forms(values, multiply_quotients)
     if forms:
