@@ -1,5 +1,6 @@
 """Values of loops are taken apart, joined and put together again."""
 
+import itertools
 from types import SimpleNamespace
 
 import jax.numpy as jnp
@@ -9,6 +10,7 @@ import pytest
 from rank_collapse.paths.traced import packing
 from rank_collapse.paths.traced.channels import LazySums, Slots
 from rank_collapse.paths.traced.inner_skips import start_trail
+from rank_collapse.paths.traced.packing import Label, merge_labels
 from rank_collapse.paths.traced.values import (
     Kind,
     make_constant,
@@ -68,3 +70,24 @@ def test_sums_are_filled_with_zeros():
 def test_a_carry_that_begins_as_a_constant_is_tried_as_a_state():
     merged = packing.merge_carry(packing.Label(Kind.CONSTANT), packing.Label(Kind.PRODUCT), None)
     assert merged == packing.Label(Kind.STATE)
+
+
+def test_what_is_one_of_two_values_is_no_more_than_both():
+    """It weighs where both do, and passes whole where one does: it is a state then."""
+    for one, other in itertools.product(itertools.product([False, True], repeat=2), repeat=2):
+        both = merge_labels(Label(Kind.GATE, *one), Label(Kind.GATE, *other), None)
+        assert both == Label(Kind.GATE, one[0] and other[0], one[1] or other[1])
+    gate = Label(Kind.GATE, is_weight=True, passes_whole=True)
+    for kind, merged in [
+        (Kind.CONSTANT, Kind.GATE),
+        (Kind.FROZEN, Kind.GATE),
+        (Kind.STATE, Kind.STATE),
+        (Kind.FACTOR, Kind.PRODUCT),
+        (Kind.PRODUCT, Kind.PRODUCT),
+    ]:
+        other = Label(kind, reason="why")
+        for pair in ((gate, other), (other, gate)):
+            label = merge_labels(*pair, None)
+            assert (label.kind, label.reason) == (merged, "why")
+            flags = merged == Kind.GATE
+            assert (label.is_weight, label.passes_whole) == (flags, flags)
