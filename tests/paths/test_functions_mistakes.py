@@ -97,6 +97,7 @@ LINEN_PARAMS = {"params": {"attn": {"kernel": W8, "bias": jnp.zeros(D)}}}
 BOTH = {"attention": "attn", "mlp": "mlp"}
 
 
+frozen = jax.lax.stop_gradient
 COMPLEX = np.ones((N, D)) * 1j
 
 
@@ -192,6 +193,19 @@ WRONG = [
     wrong(
         lambda x: attn(jax.nn.relu(x) * jnp.tanh(x @ W8)),
         "a product of two values .* at the top level",
+    ),
+    wrong(lambda x: rc.residual(x[0]) + attn(x), r"^x of shape \(8,\) is not \[\.\.\., n, d\]$"),
+    wrong(
+        lambda x: attn(jax.lax.while_loop(lambda x: x.sum() > 9, lambda x: x / 2, x)),
+        "while at .* has no derivative along a direction|while at .* use jax.lax.scan",
+        freeze=False,
+    ),
+    wrong(
+        lambda x: (
+            jax.lax.cond(x[0, 0] > 0, lambda x: 0 * x, lambda x: 0 * x + 1, frozen(x))
+            + 0 * frozen(attn(x))
+        ),
+        "through what is frozen|which no state leaves",
     ),
     wrong(attn, "freeze='no' is not True or False", freeze="no"),
     wrong(
