@@ -174,6 +174,20 @@ def test_measures_are_in_float32_at_least_and_a_mask_of_pairs_leaves_all_tokens(
         assert (inputs[1].token_mask is None) == (tokens is None)
 
 
+def test_states_have_the_wider_dtype_of_their_own_and_the_weights(x64):
+    config, params = san()
+    for states, weights, wider in (
+        (jnp.float32, jnp.float64, "float64"),
+        (jnp.float64, jnp.float32, "float64"),
+        (jnp.bfloat16, jnp.float32, "float32"),
+        (jnp.float32, jnp.bfloat16, "float32"),
+        (jnp.float16, jnp.float16, "float16"),
+    ):
+        cast = jax.tree.map(lambda a, dtype=weights: a.astype(dtype), params)
+        _, prepared = prepare_inputs(cast, jnp.asarray(X, states), config)
+        assert prepared.x.dtype == wider
+
+
 def list_dtypes(*trees):
     return {a.dtype.type for a in jax.tree.leaves(trees)}
 
