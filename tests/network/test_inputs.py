@@ -118,6 +118,7 @@ def test_lists_of_examples_are_padded_with_zeros_and_a_mask_says_which_tokens_ex
         "segments": [[1, 1, 1], [1, 0, 0]],
         "mask": [[True] * 3, [True, False, False]],
     }
+    assert as_batch({"x": tuple(ids)})["mask"].tolist() == batch["mask"].tolist()
     given = as_batch({"x": ids, "mask": [[True, False, True], [True]]})
     assert given["mask"].tolist() == [[True, False, True], [True, False, False]]
     states = as_batch({"x": [np.ones((2, 3)), np.ones((1, 3))]})["x"]
