@@ -95,3 +95,12 @@ def test_a_checkpoint_has_the_shares_and_spikes_of_each_text():
         np.testing.assert_allclose(report.attention_share[text], share, rtol=1e-4)
         listed = [spike[:3] for spike in rc.spikes(trace, mask=mask[text])]
         assert [spike[:3] for spike in report.spikes[text]] == listed
+
+
+def test_spikes_of_a_report_are_of_tokens_that_exist():
+    config = rc.san_skip(1, 1, 4)
+    params, x = draws.parameters(config), np.asarray(draws.normal(1, 5, 4)).astype(np.float32)
+    x[0, 1, 3], x[0, 4, 2] = 1e5, -1e6
+    inputs = {"x": x, "mask": np.arange(5)[None] < 4}
+    report = rc.pretrained.checkpoint_report(rc.pretrained.InMemory(params, config), inputs)
+    assert {spike[1:3] for spike in report.spikes[0]} == {(1, 3)}
