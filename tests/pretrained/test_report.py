@@ -98,7 +98,7 @@ def test_a_checkpoint_has_the_shares_and_spikes_of_each_text():
 
 
 def test_spikes_of_a_report_are_of_tokens_that_exist():
-    config = rc.san_skip(1, 1, 4)
+    config = rc.transformer(1, 1, 4, norm_placement="pre")
     params, x = draws.parameters(config), np.asarray(draws.normal(1, 5, 4)).astype(np.float32)
     x[0, 1, 3], x[0, 4, 2] = 1e5, -1e6
     inputs = {"x": x, "mask": np.arange(5)[None] < 4}
