@@ -28,6 +28,7 @@ def test_three_weightings_of_two_layers_by_hand():
     assert_close(laws[BY_NORM], [[0.25, 0.5, 0.25]])
     assert mean_lengths(laws) == pytest.approx({COUNTED: 1.0, ROLLOUT: 0.5, BY_NORM: 1.0})
     assert [row["99 % at most"] for row in tabulate_lengths(laws)] == [2, 1, 2]
+    assert [row["median"] for row in tabulate_lengths(laws)] == [1, 0, 1]  # half of them and more
     (ax,) = path_length_figure(laws).axes
     assert [line.get_label() for line in ax.lines] == [COUNTED, ROLLOUT, BY_NORM]
 
