@@ -97,6 +97,7 @@ LINEN_PARAMS = {"params": {"attn": {"kernel": W8, "bias": jnp.zeros(D)}}}
 BOTH = {"attention": "attn", "mlp": "mlp"}
 
 
+frozen = jax.lax.stop_gradient
 COMPLEX = np.ones((N, D)) * 1j
 
 
@@ -233,6 +234,14 @@ WRONG = [
     wrong(
         lambda x: attn(jax.nn.relu(x) * jnp.tanh(x @ W8)),
         r"a product of two values .* at .*\.py:\d+:\d+ \(<lambda>\), so",
+    ),
+    wrong(lambda x: rc.residual(x[0]) + attn(x), r"^x of shape \(8,\) is not \[\.\.\., n, d\]"),
+    wrong(
+        lambda x: (
+            jax.lax.cond(x[0, 0] > 0, lambda x: 0 * x, lambda x: 0 * x + 1, frozen(x))
+            + 0 * frozen(attn(x))
+        ),
+        "through what is frozen|which no state leaves",
     ),
     wrong(attn, "freeze='no' is not True or False", freeze="no"),
     wrong(

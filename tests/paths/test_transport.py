@@ -1,5 +1,7 @@
 """The Jacobian from a state to the last one: against jacfwd, in three kinds of functions."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -127,6 +129,10 @@ def call(**changes):
         ({"skip": 6}, "skip=6 leaves out all 6 positions, but must be below 6"),
         ({"sources": 6}, r"sources=\[6\] must be positions from 0 to 5"),
         ({"branches": {"attention": "a"}}, "transport counts one kind"),
+        ({"sources": [True, False]}, r"sources=\[True, False\] are not positions from 0 to 5"),
+        ({"sources": [-1]}, r"sources=\[-1\] are not positions"),
+        ({"sources": []}, r"sources=\[\] are not positions"),
+        ({"direction": np.ones((5, D))}, r"direction of shape \[5, 8\] does not fit states"),
         (
             {"branches": "attn"},
             "branches='attn' matches no scope or name; the nearest are 'attention'",
@@ -136,6 +142,19 @@ def call(**changes):
 def test_a_wrong_use_is_refused(arguments, message):
     (changes,) = arguments
     is_refused(message, lambda: call(**changes))
+
+
+def test_what_is_no_stack_of_states_and_distances_beyond_it_are_refused():
+    x, options = np.ones((N, D), np.float32), {"layer": 0, "branches": "attention"}
+
+    def fn(x):
+        return x + checkpoint_name(2 * checkpoint_name(x, "residual"), "attention")
+
+    message = r"fn returns \[8\], not states \[n, d\]"
+    is_refused(message, transport, lambda x: fn(x).sum(0), x, np.ones(D), skip=0, **options)
+    for distances in ([0, 4], [-1]):
+        message = rf"distances={re.escape(str(distances))} leave the 6 positions from 2 on"
+        is_refused(message, transport_ranks, fn, x, source=2, distances=distances, **options)
 
 
 def test_a_name_in_a_condition_is_refused():

@@ -220,6 +220,13 @@ def test_images_are_cut_into_patches_row_by_row():
         is_refused(message, pretrained.config_of, entries)
 
 
+def test_the_hidden_width_of_dinov2_is_rounded_up_to_eights_where_it_is_gated():
+    sizes = {"model_type": "dinov2", "hidden_size": 20, "num_attention_heads": 2}
+    for ratio, gated, width in ((4, False, 80), (3, False, 60), (4, True, 56), (3, True, 40)):
+        entries = sizes | {"mlp_ratio": ratio, "use_swiglu_ffn": gated}
+        assert pretrained.config_of(entries).d_ff == width  # int(width * 2 / 3) is 53 and 40
+
+
 def test_gpt2_divides_scores_by_the_number_of_the_layer():
     settings = {"model_type": "gpt2", "n_layer": 4, "n_head": 3, "n_embd": 24}
     assert pretrained.config_of(settings).temperature == 1
