@@ -369,8 +369,8 @@ def test_what_cannot_be_watched_is_refused():
 
 def test_a_step_that_cannot_be_followed_stops_no_training(monkeypatch, caplog):
     """What a hook of the optimizer raises becomes a reason of each watch that is open."""
-    model = Stack(add_in_turn, Attention())
-    watched, other = watch(model, 1), watch(Stack(add_in_turn, Attention()), 1)
+    model, another = Stack(add_in_turn, Attention()), Stack(add_in_turn, Attention())
+    watched, other = watch(model, 1), watch(another, 1)
     monkeypatch.setattr(type(watched), "_is_counted", lambda *_: 1 / 0)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     before = model.attentions[0].q.weight.detach().clone()
