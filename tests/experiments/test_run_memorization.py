@@ -24,6 +24,10 @@ def test_the_published_command_has_the_published_names():
     assert options.output_dir == "snap/RTE" and options.overwrite and options.no_sub_path
     assert (options.n_train_data, options.per_device_eval_batch_size) == (500, 32)
     assert (options.learning_rate, options.task_name) == (3e-4, "RTE")
+    others = ("--max_seq_length=9", "--num_train_epochs=7", "--per_device_train_batch_size=3")
+    options = cli.parse_flags(memorization.FLAGS, [*others, "--overwrite_output_dir"])
+    assert (options.num_tokens, options.n_epochs, options.batch_size) == (9, 7, 3)
+    assert options.overwrite and not cli.parse_flags(memorization.FLAGS, []).overwrite
 
 
 def make_options(*arguments):
