@@ -24,10 +24,10 @@ def test_a_line_has_name_time_and_a_number_beside_the_published_one():
         Comparison("best length", 3),
     ]
     line = terminal.describe_ended("3/16", make_section(comparisons=comparisons), 12.4)
-    assert line == " 3/16 run_sort                12 s CPU  full model: 0.98, compared with 0.9"
+    assert line == " 3/16 run_sort                12 s CPU  full model: 0.98 (published 0.9)"
     for count, text in (
-        (2, "order: 2.9, compared with falls"),
-        (1, "error: 1e-15, compared with 0"),
+        (2, "order: 2.9 (published: falls)"),
+        (1, "error: 1e-15 (published 0)"),
     ):
         assert terminal.describe_number(make_section(comparisons=comparisons[:count])) == text
     row = mean_row("loops grow", "16 loops", [0.25, 0.35])
