@@ -273,10 +273,10 @@ def test_a_closed_pipe_ends_with_the_code_of_its_signal(monkeypatch):
         opened.append((path, mode))
         return 77
 
-    monkeypatch.setattr(cli.os, "open", open_null)
-    monkeypatch.setattr(cli.os, "dup2", lambda *files: closed.append(files))
     streams = [types.SimpleNamespace(fileno=lambda i=i: i) for i in (101, 102)]
     with monkeypatch.context() as context:
+        context.setattr(cli.os, "open", open_null)
+        context.setattr(cli.os, "dup2", lambda *files: closed.append(files))
         context.setattr(cli.sys, "stdout", streams[0])
         context.setattr(cli.sys, "stderr", streams[1])
 

@@ -75,8 +75,8 @@ def test_a_binary_runs_as_its_command_would(monkeypatch):
     clocks = {"monotonic": [10.0], "process_time": [3.0]}
     for name, clock in clocks.items():
         monkeypatch.setattr(running.time, name, lambda clock=clock: clock[0])
-    for name in ("argv", "modules"):
-        monkeypatch.setattr(sys, name, getattr(sys, name).copy())
+    monkeypatch.setattr(sys, "argv", sys.argv)
+    monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])
     binary = SimpleNamespace(__file__="/a/run_sort.py", main="main", FLAGS="flags")
     monkeypatch.setattr(importlib, "import_module", {"experiments.run_sort": binary}.__getitem__)
 
