@@ -114,9 +114,10 @@ def _read_einsum(args, tensors):
         return None
     inputs, result = args[0].replace(" ", "").split("->")
     unused = "".join(c for c in string.ascii_uppercase if c not in args[0])
-    letters, longest = inputs.split(","), ""
-    for i, tensor in enumerate(tensors):
-        dots = unused[: tensor.ndim - len(letters[i].replace("...", ""))][::-1]
-        letters[i] = letters[i].replace("...", dots)
+    letters, longest = [], ""  # of each tensor; the letters of the longest "..."
+    for tensor, axes in zip(tensors, inputs.split(","), strict=True):
+        num_named = len(axes.replace("...", ""))
+        dots = unused[: tensor.ndim - num_named][::-1]  # reversed: "..." is aligned at its end
+        letters.append(axes.replace("...", dots))
         longest = max(longest, dots, key=len)
     return Product(*tensors, (*letters, result.replace("...", longest)))

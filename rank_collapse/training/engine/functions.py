@@ -106,9 +106,12 @@ def check_names(functions: Sequence[Functions], axes: Axes, finite: Sequence[str
         ValueError: A name is also an axis, or is missing at a point.
     """
     first, axis_names = functions[0], {*axes.hyper_axes, *axes.static_axes, "seed", "step"}
-    for attribute in ("metric", "look"):
-        names, shapes = (getattr(first, f"{attribute}_{part}") for part in ("names", "shapes"))
-        further = {f"{n}_{k}" for n, a in zip(names, shapes, strict=True) for k in range(a.ndim)}
+    results = {
+        "metric": dict(zip(first.metric_names, first.metric_shapes, strict=True)),
+        "look": dict(zip(first.look_names, first.look_shapes, strict=True)),
+    }
+    for attribute, names in results.items():
+        further = {f"{name}_{k}" for name, shape in names.items() for k in range(shape.ndim)}
         for name in axis_names.union(further).intersection(names):
             raise ValueError(f"the {attribute} {name!r} has the name of an axis of the sweep")
         for name in further & axis_names:
