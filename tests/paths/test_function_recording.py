@@ -117,7 +117,27 @@ def loop_model(x):
     return jax.lax.fori_loop(0, jnp.asarray(L), step, x)
 
 
-@pytest.mark.parametrize("model", [scan_model, loop_model, jax.jit(run_plain)])
+def reversed_model(x):
+    """The last weights first; each step returns its state as well, and the first state is read."""
+
+    def step(h, w):
+        return compute_layer(w, h)[0], h
+
+    last, states = jax.lax.scan(step, x, WEIGHTS[::-1], reverse=True)
+    return norm(last) + 0 * states.sum(0)
+
+
+def choosing_model(x):
+    """The layer is the one that is chosen: of two, and of three by an index beyond them."""
+    layers = [lambda h, w=w: compute_layer(w, h)[0] for w in WEIGHTS]
+    x = jax.lax.cond(x[0, 0] < 99, layers[0], layers[2], x)
+    x = jax.lax.switch(jnp.asarray(1) + 0 * jnp.int32(x[0, 0]), layers, x)
+    return norm(jax.lax.switch(jnp.asarray(7) + 0 * jnp.int32(x[0, 0]), layers, x))
+
+
+@pytest.mark.parametrize(
+    "model", [scan_model, loop_model, reversed_model, choosing_model, jax.jit(run_plain)]
+)
 def test_loops_and_jit_are_gone_through(tmp_path, model):
     rc.record_function(model, X, tmp_path / "a.safetensors", branches=BOTH)
     check(tmp_path / "a.safetensors", *expect(X))
