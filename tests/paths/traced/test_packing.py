@@ -5,10 +5,12 @@ from types import SimpleNamespace
 
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from rank_collapse.paths.traced import packing
 from rank_collapse.paths.traced.channels import LazySums, Slots
 from rank_collapse.paths.traced.inner_skips import start_trail
+from rank_collapse.paths.traced.packing import Label, merge_labels
 from rank_collapse.paths.traced.values import (
     Kind,
     make_constant,
@@ -40,27 +42,20 @@ def test_a_value_is_the_same_after_packing():
     assert constant.sums is None and frozen.sums is None
 
 
-def test_what_is_one_of_two_values_is_no_more_than_both():
-    """It weighs where both do, and passes whole where one does: it is a state then."""
-    for one, other in itertools.product(itertools.product([False, True], repeat=2), repeat=2):
-        both = packing.merge_labels(
-            packing.Label(Kind.GATE, *one), packing.Label(Kind.GATE, *other), None
-        )
-        assert both == packing.Label(Kind.GATE, one[0] and other[0], one[1] or other[1])
-    gate = packing.Label(Kind.GATE, is_weight=True, passes_whole=True)
-    for kind, merged in [
-        (Kind.CONSTANT, Kind.GATE),
-        (Kind.FROZEN, Kind.GATE),
-        (Kind.STATE, Kind.STATE),
-        (Kind.FACTOR, Kind.PRODUCT),
-        (Kind.PRODUCT, Kind.PRODUCT),
-    ]:
-        other = packing.Label(kind, reason="why")
-        for pair in ((gate, other), (other, gate)):
-            label = packing.merge_labels(*pair, None)
-            assert (label.kind, label.reason) == (merged, "why")
-            flags = merged == Kind.GATE
-            assert (label.is_weight, label.passes_whole) == (flags, flags)
+@pytest.mark.parametrize(
+    ("first", "second", "kind"),
+    [
+        (Kind.CONSTANT, Kind.STATE, Kind.STATE),
+        (Kind.STATE, Kind.GATE, Kind.STATE),
+        (Kind.GATE, Kind.GATE, Kind.GATE),
+        (Kind.STATE, Kind.FACTOR, Kind.PRODUCT),
+    ],
+)
+def test_a_label_of_two_values(first, second, kind):
+    gate = {"is_weight": True, "passes_whole": True}
+    labels = [packing.Label(k, **gate if k == Kind.GATE else {}) for k in (first, second)]
+    merged = packing.merge_labels(*labels, None)
+    assert merged == packing.Label(kind, **gate if kind == Kind.GATE else {})
 
 
 def test_sums_are_filled_with_zeros():
@@ -75,3 +70,24 @@ def test_sums_are_filled_with_zeros():
 def test_a_carry_that_begins_as_a_constant_is_tried_as_a_state():
     merged = packing.merge_carry(packing.Label(Kind.CONSTANT), packing.Label(Kind.PRODUCT), None)
     assert merged == packing.Label(Kind.STATE)
+
+
+def test_what_is_one_of_two_values_is_no_more_than_both():
+    """It weighs where both do, and passes whole where one does: it is a state then."""
+    for one, other in itertools.product(itertools.product([False, True], repeat=2), repeat=2):
+        both = merge_labels(Label(Kind.GATE, *one), Label(Kind.GATE, *other), None)
+        assert both == Label(Kind.GATE, one[0] and other[0], one[1] or other[1])
+    gate = Label(Kind.GATE, is_weight=True, passes_whole=True)
+    for kind, merged in [
+        (Kind.CONSTANT, Kind.GATE),
+        (Kind.FROZEN, Kind.GATE),
+        (Kind.STATE, Kind.STATE),
+        (Kind.FACTOR, Kind.PRODUCT),
+        (Kind.PRODUCT, Kind.PRODUCT),
+    ]:
+        other = Label(kind, reason="why")
+        for pair in ((gate, other), (other, gate)):
+            label = merge_labels(*pair, None)
+            assert (label.kind, label.reason) == (merged, "why")
+            flags = merged == Kind.GATE
+            assert (label.is_weight, label.passes_whole) == (flags, flags)
