@@ -289,11 +289,12 @@ def judge_claims(results: FormResults) -> Iterator[Row]:
     Args:
         results: Results of `measure`.
     """
-    dot, scaled = (results["random"][form] for form in ("dot", "scaled_dot"))
-    gradients = (clipped_log10(form["median_score_gradient"][:, -1]) for form in (dot, scaled))
+    dot, scaled = results["random"]["dot"], results["random"]["scaled_dot"]
+    dot_gradients = clipped_log10(dot["median_score_gradient"][:, -1])  # at the largest width, [s]
+    scaled_gradients = clipped_log10(scaled["median_score_gradient"][:, -1])
     text, widths = f"d_k = {dot['d_k'][-1]}", results["trained"]["dot"]["d_k"]
     yield make_row("saturation", text, (dot["saturated"] - scaled["saturated"])[:, -1])
-    yield make_row("small gradients", text, np.subtract(*gradients))
+    yield make_row("small gradients", text, dot_gradients - scaled_gradients)
     smallest = [("additive small", "additive", 0)] if len(widths) > 1 else []
     largest = [("additive", "additive", -1), ("additive form", "additive_matched", -1)]
     for key, form, place in smallest + largest:

@@ -342,9 +342,9 @@ def make_finding(results: xr.Dataset, networks: list[Network]) -> Finding | None
     label = networks[0].label
     trained = results.sel(point, drop=True).sel(network=f"{label}, trained weights", drop=True)
     change = compute_change(trained, "token_cosine").mean("seed")
-    hidden, dropped = (float(change.sel(how=mode)) for mode in ("hidden", "dropped"))
+    hidden, dropped = float(change.sel(how="hidden")), float(change.sel(how="dropped"))
     spread = compute_change(trained, "spread").mean("seed")
-    wider, lost = (float(spread.sel(how=mode)) for mode in ("hidden", "dropped"))
+    wider, lost = float(spread.sel(how="hidden")), float(spread.sel(how="dropped"))
     return Finding(
         "cosine",
         f"In {label} the mean cosine of two tokens changes by {hidden:+.3f} where the first key is "

@@ -96,7 +96,8 @@ def claims_by_variant(results: xr.Dataset, distinct: list[str]) -> Iterator[Row]
     last = last.sel(norm_placement=distinct)
     for key, variant in (("skips", "san_skip"), ("mlps slow", "san_mlp")):
         if {"san", variant} <= variants:
-            variant_last, san_last = (last.sel(variant=v, drop=True) for v in (variant, "san"))
+            variant_last = last.sel(variant=variant, drop=True)
+            san_last = last.sel(variant="san", drop=True)
             gained = drop_gains(variant_last, variant) - drop_gains(san_last, "san")
             yield from labelled.statement_rows(key, gained)
 

@@ -172,8 +172,9 @@ class Executor(contextlib.ExitStack):
         for cell, count in collections.Counter(chunk.cells).items():  # the seeds of a cell adjoin
             new = {name: values[start : start + count] for name, values in arrays.items()}
             saved = self.run.part(cell) or {name: values[:0] for name, values in new.items()}
-            shapes = ({name: a.shape[1:] for name, a in x.items()} for x in (saved, new))
-            if damage := describe_difference(*shapes):
+            saved_shapes = {name: values.shape[1:] for name, values in saved.items()}
+            new_shapes = {name: values.shape[1:] for name, values in new.items()}
+            if damage := describe_difference(saved_shapes, new_shapes):
                 raise damaged_file_error(self.run.path / "arrays.npz", f"of {cell} {damage}")
             longer |= {f"{cell}/{n}": np.concatenate([saved[n], new[n]]) for n in new}
             start += count

@@ -131,7 +131,8 @@ def loss_figure(results: xr.Dataset, task: TrainedTask):
     """Training loss: mean and standard deviation over the seeds that did not diverge. Seeds that
     diverged are drawn until they diverge."""
     fig, ((ax,),) = figures.figure(1, 1)
-    fine, diverged = (results.losses.sel(seed=seeds) for seeds in (results.fine, ~results.fine))
+    fine = results.losses.sel(seed=results.fine)
+    diverged = results.losses.sel(seed=~results.fine)
     epochs = fine.epoch + 1
     figures.band(ax, epochs, fine, label=count_seeds(fine), marker="")
     lines = ax.plot(epochs, diverged.T, color=figures.color(1), linewidth=0.8)

@@ -49,7 +49,8 @@ class Evidence(NamedTuple):
         "Within" needs all its conditions, so its p is the largest of theirs. "Outside" needs one,
         so its p is the least of theirs times their number (Bonferroni).
         """
-        within, outside = ([_last(log_p_values(a)) for a in side] for side in self)
+        within = [_last(log_p_values(draws)) for draws in self.within]
+        outside = [_last(log_p_values(draws)) for draws in self.outside]
         return max(within), min(0.0, min(outside) + math.log(len(outside)))
 
     def draws_needed(self, error: float) -> int | None:
@@ -60,10 +61,13 @@ class Evidence(NamedTuple):
         """
         if not len(self.within[0]):
             return None
-        within = [draws_to_decide(a.mean(), error) for a in self.within]
-        outside = [draws_to_decide(a.mean(), error / len(self.outside)) for a in self.outside]
-        sides = [None if None in within else max(within), *outside]
-        return min((n for n in sides if n is not None), default=None)
+        within = [draws_to_decide(draws.mean(), error) for draws in self.within]
+        error_of_one = error / len(self.outside)
+        outside = [draws_to_decide(draws.mean(), error_of_one) for draws in self.outside]
+        numbers = [number for number in outside if number is not None]
+        if None not in within:  # "within" needs all its conditions
+            numbers.append(max(within))
+        return min(numbers, default=None)
 
 
 @dataclass(frozen=True)

@@ -80,7 +80,8 @@ def read_weights(table: TagTable, product: Product) -> products.Weights:
         product: Product of weights and values.
     """
     tag = table.tag(product.first)
-    allowed, softmax = (tag.followers.get(name, lambda: None)() for name in ("allowed", "softmax"))
+    allowed = tag.followers["allowed"]() if "allowed" in tag.followers else None
+    softmax = tag.followers["softmax"]() if "softmax" in tag.followers else None
     if allowed is None and tag.is_unread and not tag.is_chosen:
         allowed = product.first > 0
     axes, values, result = product.letters

@@ -15,7 +15,7 @@ from tests.oracles.function_paths import (
     attn,
     ranks_of_others as ranks_of_others,
 )
-from tests.oracles.jax_models import D, N, tokens
+from tests.oracles.jax_layers import D, N, tokens
 from tests.support.refusals import is_refused, parametrize_refusals
 
 

@@ -106,8 +106,12 @@ def check_names(functions: Sequence[Functions], axes: Axes, finite: Sequence[str
         ValueError: A name is also an axis, or is missing at a point.
     """
     first, axis_names = functions[0], {*axes.hyper_axes, *axes.static_axes, "seed", "step"}
-    for attribute in ("metric", "look"):
-        names, shapes = (getattr(first, f"{attribute}_{part}") for part in ("names", "shapes"))
+    results = {  # {attribute: (names, shapes) at each point}
+        "metric": [(fns.metric_names, fns.metric_shapes) for fns in functions],
+        "look": [(fns.look_names, fns.look_shapes) for fns in functions],
+    }
+    for attribute, by_point in results.items():
+        names, shapes = by_point[0]
         further = {f"{n}_{k}" for n, a in zip(names, shapes, strict=True) for k in range(a.ndim)}
         for name in axis_names.union(further).intersection(names):
             raise ValueError(f"the {attribute} {name!r} has the name of an axis of the sweep")
@@ -116,19 +120,13 @@ def check_names(functions: Sequence[Functions], axes: Axes, finite: Sequence[str
                 f"{name!r} is a swept value and an axis of the {attribute} "
                 f"{name.rpartition('_')[0]!r}: rename one of them"
             )
-        for point, other in enumerate(functions):
-            others = getattr(other, f"{attribute}_names")
+        for point, (other_names, other_shapes) in enumerate(by_point):
             refuse_if(
-                others != names,
+                other_names != names,
                 f"the {attribute}s are {names}, but with {axes.describe_static(point)} they are "
-                f"{others}: use the same names at all values of static",
+                f"{other_names}: use the same names at all values of static",
             )
-            for name, a, b in zip(
-                names,
-                getattr(first, f"{attribute}_shapes"),
-                getattr(other, f"{attribute}_shapes"),
-                strict=True,
-            ):
+            for name, a, b in zip(names, shapes, other_shapes, strict=True):
                 refuse_if(
                     a.ndim != b.ndim,
                     f"the {attribute} {name!r} has {a.ndim} axes, but it has {b.ndim} with "

@@ -7,7 +7,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 import rank_collapse as rc
 from tests.oracles.function_paths import contributions, ranks_of_others as ranks_of_others
-from tests.oracles.jax_models import D, N, draw, tokens
+from tests.oracles.jax_layers import D, N, draw, tokens
 from tests.support.closeness import assert_close
 from tests.support.refusals import is_refused, parametrize_refusals
 
