@@ -117,7 +117,27 @@ def loop_model(x):
     return jax.lax.fori_loop(0, jnp.asarray(L), step, x)
 
 
-@pytest.mark.parametrize("model", [scan_model, loop_model, jax.jit(run_plain)])
+def reversed_model(x):
+    """The last weights first; each step returns its state as well, and the first state is read."""
+
+    def step(h, w):
+        return compute_layer(w, h)[0], h
+
+    last, states = jax.lax.scan(step, x, WEIGHTS[::-1], reverse=True)
+    return norm(last) + 0 * states.sum(0)
+
+
+def choosing_model(x):
+    """The layer is the one that is chosen: of two, and of three by an index beyond them."""
+    layers = [lambda h, w=w: compute_layer(w, h)[0] for w in WEIGHTS]
+    x = jax.lax.cond(x[0, 0] < 99, layers[0], layers[2], x)
+    x = jax.lax.switch(jnp.asarray(1) + 0 * jnp.int32(x[0, 0]), layers, x)
+    return norm(jax.lax.switch(jnp.asarray(7) + 0 * jnp.int32(x[0, 0]), layers, x))
+
+
+@pytest.mark.parametrize(
+    "model", [scan_model, loop_model, reversed_model, choosing_model, jax.jit(run_plain)]
+)
 def test_loops_and_jit_are_gone_through(tmp_path, model):
     rc.record_function(model, X, tmp_path / "a.safetensors", branches=BOTH)
     check(tmp_path / "a.safetensors", *expect(X))
@@ -238,16 +258,16 @@ def test_what_cannot_be_recorded_is_one_line(tmp_path):
         rc.record_function(model, x, path, branches=branches)
 
     is_refused("matches no scope or name", record, branches={"attention": "atten", "mlp": "mlp"})
-    is_refused("a branch without a name", record, lambda x: run_plain(x).sum(), "att")
+    is_refused("an MLP; match the MLP as well", record, lambda x: run_plain(x).sum(), "att")
     is_refused("fn is int", record, 3)
 
     def with_skip(x):
         with jax.named_scope("att"):
             return x + attend(WEIGHTS[0], x)
 
-    is_refused("is the skip in its scope", record, with_skip, "att")
+    is_refused("the scope of a branch must not contain its skip", record, with_skip, "att")
     batched = jax.vmap(jax.vmap(run_plain))
-    is_refused(r"not \[tokens, width\]", record, batched, BOTH, X[None, None])
+    is_refused(r"must be \[tokens, width\]", record, batched, BOTH, X[None, None])
     with pytest.raises(ValueError, match="outside of jit"):
         jax.jit(lambda x: record(x=x))(X)
     assert not path.exists()
@@ -435,4 +455,4 @@ def test_what_cannot_take_in_other_inputs_is_one_line(replay, tmp_path):
     )
     is_refused("was recorded on another run's inputs", record, inputs=path)
     is_refused("reads another state", record, shift_skips)
-    is_refused("reads the stream beside the state", record, lambda x: shift_skips(x, 1))
+    is_refused("reads another state besides", record, lambda x: shift_skips(x, 1))

@@ -114,14 +114,23 @@ def call(**changes):
 
 @parametrize_refusals(
     [
-        ({"layer": 3}, "layer=3 is not one of the 3 states of the name 'residual'"),
-        ({"states": "stream"}, "layer=0 is not one of the 0 states of the name 'stream'"),
+        (
+            {"layer": 3},
+            "layer=3 must be from 0 to 2, because fn names 3 states that match states='residual'",
+        ),
+        ({"states": "stream"}, "states='stream' matches no name in fn; name the state"),
         ({"layer": -1}, "layer=-1"),
-        ({"direction": np.ones(3)}, r"direction of shape \[3\] does not fit states \[6, 8\]"),
-        ({"skip": 6}, "skip=6 leaves none of 6 positions"),
-        ({"sources": 6}, r"sources=\[6\] are not positions from 0 to 5"),
+        (
+            {"direction": np.ones(3)},
+            r"direction has the shape \[3\], but must have the shape \[8\] or \[6, 8\]",
+        ),
+        ({"skip": 6}, "skip=6 leaves out all 6 positions, but must be below 6"),
+        ({"sources": 6}, r"sources=\[6\] must be positions from 0 to 5"),
         ({"branches": {"attention": "a"}}, "transport counts one kind"),
-        ({"branches": "attn"}, "branches='attn' matches no scope or name; nearest: 'attention'"),
+        (
+            {"branches": "attn"},
+            "branches='attn' matches no scope or name; the nearest are 'attention'",
+        ),
     ]
 )
 def test_a_wrong_use_is_refused(arguments, message):
@@ -135,5 +144,5 @@ def test_a_name_in_a_condition_is_refused():
             x.sum() > 0, lambda x: checkpoint_name(x, "residual"), lambda x: 2 * x, x
         )
 
-    with pytest.raises(ValueError, match="the name stands inside a condition"):
+    with pytest.raises(ValueError, match="matches a name inside jax"):
         transport(fn, np.ones((4, 3)), np.ones(3), layer=0, branches="a", skip=0)

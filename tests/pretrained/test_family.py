@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from rank_collapse import pretrained
+from rank_collapse.network.config import DEFAULTS, flat
 from rank_collapse.pretrained.families.vit import cut_patches, image_patches
 from tests.oracles.architecture_cases import CASES, FORMS
 from tests.support.refusals import is_refused, parametrize_refusals
@@ -374,3 +375,20 @@ def test_the_number_of_experts_has_two_names(family, name):
     config = pretrained.config_of(entries)
     assert (config.num_experts, config.experts_per_token) == (6, 2)
     assert (config.d_ff, config.d_shared) == (6 * 10 + shared, shared)
+
+
+def test_golden_configs(golden):
+    """The network of every small model: fields that are not the default, and biases by map."""
+    lines = []
+    for name, case in (CASES | FORMS).items():
+        entries = {"model_type": name.partition("-")[0]} | case.config
+        family = pretrained.FAMILIES[entries["model_type"]]
+        for part in family.parts or (None,):
+            config = pretrained.config_of(entries, part)
+            changed = {k: v for k, v in flat(config).items() if repr(v) != repr(DEFAULTS[k])}
+            lines.append(f"{name} {part or ''}: {changed}")
+            settings = pretrained.settings_of(entries, part)
+            kinds = ("q", "k", "v", "qkv", "o", "in", "gate", "gate_in", "out", "norm", "head")
+            biased = [kind for kind in kinds if family._has_bias(settings, config, kind)]
+            lines.append(f"{name} has biases of {' '.join(biased)}")
+    golden("settings/pretrained_families.txt", "\n".join(lines))
