@@ -228,13 +228,12 @@ def first_mass_curves(seed: int, *, n: int = 32, depth: int = 64) -> list[Curve]
         depth, 8, num_heads=1, mask="causal", attention_skip=False
     )
 
-    @jax.jit
-    def pass_tokens(key):
+    def pass_tokens(seed):
         """Computes the attention weights of all layers."""
-        x = prescribed_networks.draw_sphere(key, n, 8)
+        x = prescribed_networks.draw_sphere(jax.random.key(seed), n, 8)
         return rc.apply(prescribed_networks.make_params(config), x, config).attention
 
-    weights = np.asarray(pass_tokens(jax.random.key(seed)))
+    (weights,) = compute_cases(pass_tokens, [seed])
     depths, lower = np.array([1, 2, 4, 8, 16, 32, 64]), np.tril(np.ones((n, n), bool))
     least = weights[..., lower].min()
     without_skips = [1 - rc.rollout(weights[:k], 1.0)[-1, 0] for k in depths]

@@ -101,16 +101,15 @@ def mask_curves(seed: int, *, n: int = 16, d: int = 8) -> list[Curve]:
             depth, d, attention_skip=False, layer_map=(), **fields
         )
 
-        @jax.jit
-        def pass_tokens(key, config=config):
+        def pass_tokens(seed, config=config):
             """Computes the attention weights and the states of all layers."""
-            key_m, key_x = jax.random.split(key)
+            key_m, key_x = jax.random.split(jax.random.key(seed))
             m = jax.random.normal(key_m, (config.depth, 1, d, d)) / jnp.sqrt(d)
             x = jax.random.normal(key_x, (n, d))
             trace = rc.apply(prescribed_networks.make_params(config, m), x, config)
             return trace.attention, trace.hidden
 
-        weights, states = map(np.asarray, pass_tokens(jax.random.key(seed)))
+        (weights,), (states,) = compute_cases(pass_tokens, [seed])
         epsilon = weights[weights > 0].min()
         ranges = np.ptp(states, axis=1)
         is_number = ranges[:-radius] > 1e-10  # below it rounding decides

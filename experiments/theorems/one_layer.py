@@ -14,7 +14,6 @@ import rank_collapse as rc
 from experiments.theorems import prescribed_networks
 from experiments.theorems.cases import compute_cases
 from experiments.theorems.outcomes import Curve, Panel, Theorem
-from rank_collapse.runs import seeds
 
 # Three tokens on a line, whose normalised images are three points of a circle.
 COLLINEAR = np.array([[1.0, 0, 0], [1, 1, 0], [1, 2, 0]])
@@ -48,27 +47,27 @@ def affine_rank_curves(seed: int, *, n: int = 10, d: int = 16) -> list[Curve]:
     """Counts affine ranks before and after LayerNorm, matrix ranks under RMSNorm, and the span."""
     ranks, tokens = (1, 2, 3), (2, 4, 6, 8)
 
-    @jax.jit
-    def normalise_draws(keys):
+    def normalise_draws(seed):
         """Draws tokens of each rank; returns them and their LayerNorm and RMSNorm, [rank, n, d]."""
+        keys = [jax.random.fold_in(jax.random.key(seed), rank) for rank in ranks]
         drawn = [draw_rank(key, rank, n, d) for key, rank in zip(keys, ranks, strict=True)]
         norms = [jax.vmap(partial(normalise_tokens, kind=kind)) for kind in ("layer", "rms")]
         x = jnp.stack(drawn)
         return x, *(norm(x) for norm in norms), normalise_tokens(COLLINEAR, "layer")
 
-    def attend(key, count):
+    def attend(count):
         """Draws 8 tokens; returns them and the attention of the first ones to each other."""
-        keys, config = jax.random.split(key), rc.san(1, 1, d)
+        key, config = jax.random.fold_in(jax.random.key(seed), count), rc.san(1, 1, d)
+        keys = jax.random.split(key)
         x = jax.random.normal(keys[0], (tokens[-1], d))
         exists = jnp.arange(tokens[-1]) < count
         return x, rc.apply(rc.init(keys[1], config), x, config, mask=exists).hidden[1]
 
-    drawn = normalise_draws(seeds.fold_seeds(seed, np.array(ranks)))
-    x, layer, rms, collinear = map(np.asarray, drawn)
+    (x,), (layer,), (rms,), (collinear,) = compute_cases(normalise_draws, [seed])
     before, after = ([affine_rank(one) for one in stack] for stack in (x, layer))
     matrix_before = [np.linalg.matrix_rank(one) for one in x]
     matrix_after = [np.linalg.matrix_rank(one, tol=1e-9) for one in rms]
-    attended = compute_cases(attend, seeds.fold_seeds(seed, np.array(tokens)), tokens)
+    attended = compute_cases(attend, tokens)
     spans = [
         np.linalg.matrix_rank(np.concatenate([x[:count], branch[:count]]))
         for count, x, branch in zip(tokens, *attended, strict=True)
@@ -190,7 +189,7 @@ def published_row(name: str, n: int) -> np.ndarray:
 
 def position_curves(seed: int, *, n: int = 64) -> list[Curve]:
     """Measures the rollout's last row by position, of random and of published causal networks."""
-    row = np.asarray(jax.jit(partial(last_row, n=n))(jax.random.key(seed)))
+    (row,) = compute_cases(lambda seed: last_row(jax.random.key(seed), n=n), [seed])
     ends, middle = [row[0], row[-1]], row[n // 4 : 3 * n // 4].max()
     curves = [
         Curve("random network, iid tokens", np.arange(n), np.nan, row, "none"),

@@ -1,25 +1,35 @@
-"""Cases of a theorem share one program and equal the same function of each case alone."""
+"""Cases of a theorem in one program."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from experiments.theorems.cases import compute_cases
+from rank_collapse.runs import seeds
 from tests.support.closeness import assert_close
 
+pytestmark = pytest.mark.usefixtures("x64")
 
-def test_cases_equal_the_function_of_each_case_in_one_program():
-    num_traces = []
+
+def test_cases_are_those_of_the_function_alone_traced_once():
+    """Of keys and numbers; the leaves of its values are NumPy arrays, cases first."""
+    traces = []
 
     def compute(key, scale):
-        num_traces.append(1)
-        noise = jax.random.normal(key, (3,))
-        return {"noise": scale * noise, "half": scale / 2}
+        traces.append(scale.dtype)
+        x = jax.random.normal(key, (3,))
+        return {"scaled": scale * x, "size": jnp.linalg.norm(x)}
 
-    keys, scales = jax.random.split(jax.random.key(0), 4), [1.0, -2.0, 0.0, 0.5]
-    results = compute_cases(compute, keys, scales)
-    assert len(num_traces) == 1
-    assert all(isinstance(leaf, np.ndarray) for leaf in results.values())
-    alone = [compute(key, jnp.float32(scale)) for key, scale in zip(keys, scales, strict=True)]
-    for name, values in results.items():
-        assert_close(values, np.stack([case[name] for case in alone]), rtol=1e-6)
+    keys, scales = seeds.seed_keys(5, 4), (0.5, 1.0, -2.0, 3.0)
+    values = compute_cases(compute, keys, scales)
+    drawn = np.array([jax.random.normal(key, (3,)) for key in keys])
+    assert set(traces) == {np.dtype("float64")} and len(traces) == 1
+    assert all(type(value) is np.ndarray for value in values.values())
+    assert_close(values["scaled"], np.array(scales)[:, None] * drawn, rtol=1e-14)
+    assert_close(values["size"], np.linalg.norm(drawn, axis=1), rtol=1e-14)
+
+
+def test_a_single_case_has_its_axis():
+    (value,) = compute_cases(lambda x: 2 * x, [1.25])
+    assert value == 2.5
