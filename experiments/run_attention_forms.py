@@ -166,15 +166,15 @@ def measure_widths(options: Options, executor: Executor) -> dict[str, dict[str, 
     Returns:
         {form: {"d_k" [w], measure: [s, w], its law: [w]}}.
     """
-    by_width, widths = [], ascending(options.d_k)
+    by_width, widths = [], ascending(options.d_k)  # {"form/measure": [s]} of each width
     for d_k in widths:
         measure = make_measure(d_k, options.num_queries, options.saturation)
         by_width += executor.measure(measure, {f"random d_k={d_k}": None}).values()
-    return {
-        name: form.laws(widths)
-        | stack_widths(widths, [{m: a[f"{name}/{m}"] for m in MEASURES} for a in by_width])
-        for name, form in FORMS.items()
-    }
+    results = {}
+    for name, form in FORMS.items():
+        measured = [{m: arrays[f"{name}/{m}"] for m in MEASURES} for arrays in by_width]
+        results[name] = form.laws(widths) | stack_widths(widths, measured)
+    return results
 
 
 def measure_accuracy(

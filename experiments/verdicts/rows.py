@@ -188,10 +188,12 @@ def share_within_row(
 
     @cache
     def interval(level):
-        counts = (np.cumsum(draws).tolist() for draws in (is_inside, is_known, ~is_known))
+        # The counts after each draw; the interval holds after all of them.
+        num_inside, num_known = np.cumsum(is_inside).tolist(), np.cumsum(is_known).tolist()
+        num_unknown = np.cumsum(~is_known).tolist()
         return _intersect(
-            share_interval_at_any_stop(k, n, level, unknown=m)
-            for k, n, m in zip(*counts, strict=True)
+            share_interval_at_any_stop(inside, known, level, unknown=unknown)
+            for inside, known, unknown in zip(num_inside, num_known, num_unknown, strict=True)
         )
 
     notes = f"{count} of {total}" * (total > 0), _spread_note(numbers[is_known]), note

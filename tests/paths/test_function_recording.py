@@ -258,16 +258,16 @@ def test_what_cannot_be_recorded_is_one_line(tmp_path):
         rc.record_function(model, x, path, branches=branches)
 
     is_refused("matches no scope or name", record, branches={"attention": "atten", "mlp": "mlp"})
-    is_refused("a branch without a name", record, lambda x: run_plain(x).sum(), "att")
+    is_refused("an MLP; match the MLP as well", record, lambda x: run_plain(x).sum(), "att")
     is_refused("fn is int", record, 3)
 
     def with_skip(x):
         with jax.named_scope("att"):
             return x + attend(WEIGHTS[0], x)
 
-    is_refused("is the skip in its scope", record, with_skip, "att")
+    is_refused("the scope of a branch must not contain its skip", record, with_skip, "att")
     batched = jax.vmap(jax.vmap(run_plain))
-    is_refused(r"not \[tokens, width\]", record, batched, BOTH, X[None, None])
+    is_refused(r"must be \[tokens, width\]", record, batched, BOTH, X[None, None])
     with pytest.raises(ValueError, match="outside of jit"):
         jax.jit(lambda x: record(x=x))(X)
     assert not path.exists()
@@ -455,4 +455,4 @@ def test_what_cannot_take_in_other_inputs_is_one_line(replay, tmp_path):
     )
     is_refused("was recorded on another run's inputs", record, inputs=path)
     is_refused("reads another state", record, shift_skips)
-    is_refused("reads the stream beside the state", record, lambda x: shift_skips(x, 1))
+    is_refused("reads another state besides", record, lambda x: shift_skips(x, 1))

@@ -50,10 +50,12 @@ class Functions:
         Args:
             names: Of all traced values, in the order of their leaves.
         """
-        size = len(self.state_shapes)
-        parts = [self.init.list_used()[1:], self.step.list_used()[size:-1]]
-        parts += [] if self.look is None else [self.look.list_used()[size:-1]]
-        return [n for n, used in zip(names, zip(*parts, strict=True), strict=True) if not any(used)]
+        size = len(self.state_shapes)  # the arguments of `step` and `look`: state, hyper, key
+        is_used_by = [self.init.list_used()[1:], self.step.list_used()[size:-1]]
+        if self.look is not None:
+            is_used_by.append(self.look.list_used()[size:-1])
+        is_used = [any(flags) for flags in zip(*is_used_by, strict=True)]
+        return [name for name, used in zip(names, is_used, strict=True) if not used]
 
 
 def trace_functions(

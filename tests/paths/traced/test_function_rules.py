@@ -135,7 +135,7 @@ def test_a_function_of_two_states_passes_the_paths_of_each(x64):
         assert_close(result, passed + of_g * (parts @ U), atol=1e-12, err_msg=name)
 
 
-PRODUCT = "a product of two values that depend on the input"
+PRODUCT = "a product of two values that depend on x"
 
 
 @parametrize_refusals(
@@ -148,16 +148,16 @@ PRODUCT = "a product of two values that depend on the input"
         (lambda h, g: jnp.where(KEEP, h, h * g), PRODUCT),
         (lambda h, g: -(h * g).T, PRODUCT),
         (lambda h, g: jnp.maximum(sigmoid(h), sigmoid(g)) * h, PRODUCT),
-        (lambda h, g: sigmoid(h) * sigmoid(g), "because of a product of two gates"),
-        (lambda h, g: sigmoid(h) @ sigmoid(g).T, "because of a product of two gates"),
-        (lambda h, g: h + sigmoid(h) * sigmoid(g), "because of a product of two gates"),
-        (lambda h, g: h @ relu(g).T, f"{PRODUCT}: dot_general"),
-        (lambda h, g: jnp.arctan2(h, g), "atan2 of values that depend on the input"),
+        (lambda h, g: sigmoid(h) * sigmoid(g), "a product of two functions of x"),
+        (lambda h, g: sigmoid(h) @ sigmoid(g).T, "a product of two functions of x"),
+        (lambda h, g: h + sigmoid(h) * sigmoid(g), "a product of two functions of x"),
+        (lambda h, g: h @ relu(g).T, PRODUCT + r" \(dot_general\)"),
+        (lambda h, g: jnp.arctan2(h, g), "atan2 of values that depend on x"),
         (lambda h, g: jnp.maximum(h, jnp.exp(g)), "max of two values"),
-        (lambda h, g: jnp.max(h, -1), "reduce_max of values that depend on the input"),
-        (lambda h, g: jnp.exp(g), "exp of a state"),
-        (lambda h, g: jnp.where(h > g, 1.0, 2.0), "only through what is frozen"),
-        (lambda h, g: jnp.exp(h) * frozen(g), "only through what is frozen"),
+        (lambda h, g: jnp.max(h, -1), "reduce_max of values that depend on x"),
+        (lambda h, g: jnp.exp(g), "exp of a value that depends on x"),
+        (lambda h, g: jnp.where(h > g, 1.0, 2.0), "only through frozen values"),
+        (lambda h, g: jnp.exp(h) * frozen(g), "only through frozen values"),
     ]
 )
 def test_what_is_no_sum_of_paths_is_refused_with_its_cause(arguments, message):

@@ -1,7 +1,6 @@
 """Loops and conditions around branches, gates and weights, against the sums written out."""
 
 import functools
-import itertools
 
 import jax
 import jax.numpy as jnp
@@ -10,8 +9,6 @@ import pytest
 from jax.ad_checkpoint import checkpoint_name
 
 import rank_collapse as rc
-from rank_collapse.paths.traced.loops import Label, merge_labels
-from rank_collapse.paths.traced.values import Kind
 from tests.oracles.function_paths import contributions, ranks_of_others as ranks_of_others
 from tests.oracles.jax_models import D, N, draw, tokens
 from tests.support.closeness import assert_close
@@ -98,27 +95,6 @@ def test_only_transcendental_gates_weigh_tokens_inside_a_loop(x64, loop):
     weighed = np.tanh(x @ W[:, :N]) @ x
     for fn in (without_loop, functools.partial(attend, jnp.tanh, loop)):
         assert_close(contributions(fn, x, "attn").by_length, [x, weighed], atol=1e-12)
-    message = "a product of two values that depend on the input"
+    message = "a product of two values that depend on x"
     rectified = functools.partial(attend, jax.nn.relu, loop)
     is_refused(message, rc.function_contributions, rectified, x, branches="attn")
-
-
-def test_what_is_one_of_two_values_is_no_more_than_both():
-    """It weighs where both do, and passes whole where one does: it is a state then."""
-    for one, other in itertools.product(itertools.product([False, True], repeat=2), repeat=2):
-        both = merge_labels(Label(Kind.GATE, *one), Label(Kind.GATE, *other), None)
-        assert both == Label(Kind.GATE, one[0] and other[0], one[1] or other[1])
-    gate = Label(Kind.GATE, is_weight=True, passes_whole=True)
-    for kind, merged in [
-        (Kind.CONSTANT, Kind.GATE),
-        (Kind.FROZEN, Kind.GATE),
-        (Kind.STATE, Kind.STATE),
-        (Kind.FACTOR, Kind.PRODUCT),
-        (Kind.PRODUCT, Kind.PRODUCT),
-    ]:
-        other = Label(kind, reason="why")
-        for pair in ((gate, other), (other, gate)):
-            label = merge_labels(*pair, None)
-            assert (label.kind, label.reason) == (merged, "why")
-            flags = merged == Kind.GATE
-            assert (label.is_weight, label.passes_whole) == (flags, flags)
