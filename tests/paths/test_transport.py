@@ -100,8 +100,9 @@ def test_the_rank_of_the_jacobian_by_distance(inputs):
 def test_longest_leaves_the_total_whole(inputs):
     params, x = inputs
     fn, v = name_states(params, CONFIG), np.ones(D)
-    whole = transport(fn, x, v, layer=0, branches="attention", skip=1)
-    cut = transport(fn, x, v, layer=0, branches="attention", skip=1, longest=1)
+    options = {"layer": 0, "branches": "attention", "sources": 0, "skip": 2}
+    whole = transport(fn, x, v, **options)
+    cut = transport(fn, x, v, longest=1, **options)  # two positions after the source are left out
     assert cut.by_length.shape == (2, D)
     assert_close(cut.total, whole.total, atol=1e-10)
     assert_close(cut.arriving, whole.by_position.sum(0), atol=1e-10)
@@ -129,10 +130,10 @@ def call(**changes):
         ({"skip": 6}, "skip=6 leaves out all 6 positions, but must be below 6"),
         ({"sources": 6}, r"sources=\[6\] must be positions from 0 to 5"),
         ({"branches": {"attention": "a"}}, "transport counts one kind"),
-        ({"sources": [True, False]}, r"sources=\[True, False\] are not positions from 0 to 5"),
-        ({"sources": [-1]}, r"sources=\[-1\] are not positions"),
-        ({"sources": []}, r"sources=\[\] are not positions"),
-        ({"direction": np.ones((5, D))}, r"direction of shape \[5, 8\] does not fit states"),
+        ({"sources": [True, False]}, r"sources=\[True, False\] must be positions from 0 to 5"),
+        ({"sources": [-1]}, r"sources=\[-1\] must be positions"),
+        ({"sources": []}, r"sources=\[\] must be positions"),
+        ({"direction": np.ones((5, D))}, r"direction has the shape \[5, 8\], but must have"),
         (
             {"branches": "attn"},
             "branches='attn' matches no scope or name; the nearest are 'attention'",
@@ -150,10 +151,10 @@ def test_what_is_no_stack_of_states_and_distances_beyond_it_are_refused():
     def fn(x):
         return x + checkpoint_name(2 * checkpoint_name(x, "residual"), "attention")
 
-    message = r"fn returns \[8\], not states \[n, d\]"
+    message = r"fn returns the shape \[8\], but must return states \[n, d\]"
     is_refused(message, transport, lambda x: fn(x).sum(0), x, np.ones(D), skip=0, **options)
     for distances in ([0, 4], [-1]):
-        message = rf"distances={re.escape(str(distances))} leave the 6 positions from 2 on"
+        message = rf"distances={re.escape(str(distances))} must be from 0 to 3, because source=2 is"
         is_refused(message, transport_ranks, fn, x, source=2, distances=distances, **options)
 
 

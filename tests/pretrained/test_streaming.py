@@ -252,6 +252,19 @@ def test_what_differs_between_layers_is_that_of_each_layer():
         assert largest_gap(streamed["states"][i][:, exists], hidden[:, exists]) < TOLERANCE
 
 
+def test_an_ablation_may_be_0_or_infinite_where_the_network_is_not():
+    """Attention alone loses what tiny weights make of it, and the full network does not."""
+    config = rc.transformer(1, 1, 4, norm_placement="none")
+    params = draws.parameters(config, bias_scale=0.0)
+    tiny = params.layers.attention.replace(w_v=1e-30 * params.layers.attention.w_v)
+    tiny = tiny.replace(w_o=1e-30 * tiny.w_o)
+    params = params.replace(layers=params.layers.replace(attention=tiny))
+    inputs = {"x": np.random.default_rng(0).normal(size=(1, 3, 4)).astype(np.float32)}
+    groups = STATES | {"alone": Group((("states", States()),), SAN)}
+    streamed = pretrained.stream(InMemory(params, config), inputs, groups)
+    assert not streamed["alone"]["states"][0, 1].any() and streamed["whole"]["states"].all()
+
+
 # What a stream refuses: weights, files, texts and groups that mean nothing, each in one line.
 
 
