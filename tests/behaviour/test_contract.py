@@ -58,7 +58,7 @@ def other_process():
         yield pool
 
 
-TWICE = ("run_sort", "run_collapse", "run_architectures", "run_attention_forms")
+TWICE = ("run_collapse", "run_architectures", "run_attention_forms")
 FEWER = {"run_stability": ["--designs=post"]}  # compiles fewer programs than the tiny size
 
 
