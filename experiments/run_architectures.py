@@ -167,8 +167,9 @@ def residuals_figure(results: Results, model: Model) -> figures.Figure:
         ax.set(title=words(variant), xlabel="layer")
         figures.integer_ticks(ax)
     axes[0, 0].set(ylim=(-0.03, None), ylabel="residual ratio ‖res(X)‖ / ‖X‖")
-    handles = dict(zip(*axes[0, 0].get_legend_handles_labels()[::-1], strict=True))
-    fig.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=3)
+    handles, labels = axes[0, 0].get_legend_handles_labels()
+    by_label = dict(zip(labels, handles, strict=True))  # each once
+    fig.legend(by_label.values(), by_label.keys(), loc="outside lower center", ncols=3)
     return fig
 
 

@@ -166,15 +166,15 @@ def measure_widths(options: Options, executor: Executor) -> dict[str, dict[str, 
     Returns:
         {form: {"d_k" [w], measure: [s, w], its law: [w]}}.
     """
-    by_width, widths = [], ascending(options.d_k)
+    by_width, widths = [], ascending(options.d_k)  # {"form/measure": [s]} of each width
     for d_k in widths:
         measure = make_measure(d_k, options.num_queries, options.saturation)
         by_width += executor.measure(measure, {f"random d_k={d_k}": None}).values()
-    return {
-        name: form.laws(widths)
-        | stack_widths(widths, [{m: a[f"{name}/{m}"] for m in MEASURES} for a in by_width])
-        for name, form in FORMS.items()
-    }
+    results = {}
+    for name, form in FORMS.items():
+        measured = [{m: arrays[f"{name}/{m}"] for m in MEASURES} for arrays in by_width]
+        results[name] = form.laws(widths) | stack_widths(widths, measured)
+    return results
 
 
 def measure_accuracy(
@@ -289,11 +289,12 @@ def judge_claims(results: FormResults) -> Iterator[Row]:
     Args:
         results: Results of `measure`.
     """
-    dot, scaled = (results["random"][form] for form in ("dot", "scaled_dot"))
-    gradients = (clipped_log10(form["median_score_gradient"][:, -1]) for form in (dot, scaled))
+    dot, scaled = results["random"]["dot"], results["random"]["scaled_dot"]
+    dot_gradients = clipped_log10(dot["median_score_gradient"][:, -1])  # at the largest width, [s]
+    scaled_gradients = clipped_log10(scaled["median_score_gradient"][:, -1])
     text, widths = f"d_k = {dot['d_k'][-1]}", results["trained"]["dot"]["d_k"]
     yield make_row("saturation", text, (dot["saturated"] - scaled["saturated"])[:, -1])
-    yield make_row("small gradients", text, np.subtract(*gradients))
+    yield make_row("small gradients", text, dot_gradients - scaled_gradients)
     smallest = [("additive small", "additive", 0)] if len(widths) > 1 else []
     largest = [("additive", "additive", -1), ("additive form", "additive_matched", -1)]
     for key, form, place in smallest + largest:

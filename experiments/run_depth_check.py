@@ -237,7 +237,7 @@ def compare_results(results: xr.Dataset) -> Iterator[Comparison]:
     """
     stream, published = align_published(results)
     if stream.size:
-        note = "published: width 256, digitised to 5 %"
+        note = "the published value is of width 256, digitised to 5 %"
         yield from labelled.compare_means("mean |x_L|", stream, published, note)
     if results.sizes["depth"] > 1:
         last, text = results.isel(step=-1, drop=True), f"at step {int(results.step[-1])}"

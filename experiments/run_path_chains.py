@@ -348,7 +348,7 @@ def compare_results(
             float(results["sum_error"].max()),
             0.0,
             f"theorem 2.1, an identity; rounding is of the order L d eps = {rounding:.1g}",
-            source="identity",
+            source="expected",
         ),
         Comparison(
             f"median residual of chains, length 1 and {depth}",

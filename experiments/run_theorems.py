@@ -118,15 +118,17 @@ def measure_draws(
     Args:
         options, theorems, folder: See `measure`.
     """
-    cells, values = [*draws.list_draws(theorems)], {}
-    with Executor(options, folder, "draws", len(cells) * options.num_seeds) as executor:
-        for key, setting, compute in cells:
+    programs, values = [*draws.list_draws(theorems)], {}
+    total = options.num_seeds * sum(len(settings) for *_, settings in programs)
+    with Executor(options, folder, "draws", total) as executor:
+        for key, compute, settings in programs:
 
-            def measure_one(seed, _, compute=compute):
-                return {"value": compute(seed)}
+            def measure_one(seed, traced, compute=compute):
+                return {"value": compute(seed, **traced)}
 
-            cell = f"{key}, {setting}"
-            values[key, setting] = executor.measure(measure_one, {cell: None})[cell]["value"]
+            cells = {f"{key}, {setting}": traced for setting, traced in settings.items()}
+            measured = executor.measure(measure_one, cells)
+            values |= {(key, s): measured[f"{key}, {s}"]["value"] for s in settings}
     return values
 
 

@@ -141,9 +141,14 @@ def make_way(way: str, name: str, num_seeds: int, num_steps: int, **sizes: Any) 
         return partial(_train_processes, name, num_seeds, num_steps, sizes)
     if way == "one by one":
         single = jax.jit(one).lower(keys[0]).compile()
-        return lambda: (np.stack([np.asarray(single(key)[1]["loss"]) for key in keys]), None)
-    spread = jax.vmap if way == "vmap" else partial(partial, jax.lax.map)
-    together = jax.jit(spread(one)).lower(keys).compile()
+
+        def train_one_by_one():
+            losses = [np.asarray(single(key)[1]["loss"]) for key in keys]
+            return np.stack(losses), None
+
+        return train_one_by_one
+    train_all = jax.vmap(one) if way == "vmap" else partial(jax.lax.map, one)
+    together = jax.jit(train_all).lower(keys).compile()
     return lambda: (np.asarray(together(keys)[1]["loss"]), None)
 
 

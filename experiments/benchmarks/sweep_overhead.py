@@ -71,7 +71,8 @@ def time_overhead(
             None,
         )
         shortest = min(calls)
-        many, one = (timings[longest, size, way].seconds for size in (shortest, longest))
+        many = timings[longest, shortest, way].seconds  # in many short calls
+        one = timings[longest, longest, way].seconds  # in one call
         extra_calls = -(-longest // shortest) - 1
         figures[f"CPU µs of a further call, {way}"] = (
             1e6 * float(np.median(np.subtract(many, one))) / extra_calls,

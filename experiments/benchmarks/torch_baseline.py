@@ -132,8 +132,8 @@ class StackedTraining:
                 scale = (self.task.clip_norm / (norms + 1e-6)).clamp(max=1)
                 for slope in slopes.values():
                     slope.mul_(scale.view(-1, *(1,) * (slope.ndim - 1)))
-        for name, slope in slopes.items():
-            self.weights[name].grad = slope
+        for name, slope in slopes.items():  # the fused Adam takes both in the order of memory
+            self.weights[name].grad = slope.contiguous()
         self.optimizer.step()
         self.loss = losses.mean()
 

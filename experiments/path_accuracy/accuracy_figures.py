@@ -32,10 +32,11 @@ def short_paths_figure(results: xr.Dataset, task: TrainedTask):
 
 @figures.styled
 def paths_figure(results: xr.Dataset, task: TrainedTask):
-    """Accuracy by path length. Left: sets of sampled paths, which compute attention from their own
-    states, and the exact sum over all paths of the length, which uses the attention weights of the
-    full model. Right: the network without paths longer than k, and the sums of the k + 1 shortest
-    and of the k + 1 longest lengths. Bars and bands show the standard deviation over seeds."""
+    """Accuracy by path length. Left: sets of sampled paths and the exact sum over all paths of a
+    length. Sampled paths compute attention from their own states; the exact sum uses the attention
+    weights of the full model. Right: the network without paths longer than k, and the sums of the k
+    + 1 shortest and of the k + 1 longest lengths. Bars and bands show the standard deviation over
+    seeds."""
     fig, axes = figures.figure(1, 2, width=4.0, height=4.2, sharey=True)
     (sampled_ax, lengths_ax), shares = axes[0], accuracies(results)
     sets = shares.sampled.mean("repeat")
@@ -130,7 +131,8 @@ def loss_figure(results: xr.Dataset, task: TrainedTask):
     """Training loss: mean and standard deviation over the seeds that did not diverge. Seeds that
     diverged are drawn until they diverge."""
     fig, ((ax,),) = figures.figure(1, 1)
-    fine, diverged = (results.losses.sel(seed=seeds) for seeds in (results.fine, ~results.fine))
+    fine = results.losses.sel(seed=results.fine)
+    diverged = results.losses.sel(seed=~results.fine)
     epochs = fine.epoch + 1
     figures.band(ax, epochs, fine, label=count_seeds(fine), marker="")
     lines = ax.plot(epochs, diverged.T, color=figures.color(1), linewidth=0.8)

@@ -64,10 +64,10 @@ def trained_figure(results: Mapping[str, Arrays], networks: list[Network]) -> fi
 
 @figures.styled
 def path_lengths_figure(results: Mapping[str, Arrays], networks: list[Network]) -> figures.Figure:
-    """Path lengths in trained networks. Each path counts once; or it is weighted by the share of
-    each layer's attention branch in the stream (rollout); or the lengths are weighted by the norm
-    of the exact sum over all paths of that length. The dashed line is the length that the loss
-    needs in the median text. Bands are one standard deviation over texts."""
+    """Path lengths in trained networks. Three curves weight the paths: each path counts once; a
+    path counts by the share that the attention branch has in the stream of each layer (rollout); a
+    length counts by the norm of the exact sum over all its paths. The dashed line is the length
+    that the loss needs in the median text. Bands are one standard deviation over texts."""
     networks = [n for n in networks if "paths/loss" in results[n.label]] or networks[:1]
     fig, axes = figures.panels(len(networks), 2, width=4.6, height=3.0)
     for ax, network in zip(axes.flat, networks, strict=False):

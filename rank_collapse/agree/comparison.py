@@ -61,6 +61,13 @@ class Agreement:
 
     def to_dict(self) -> dict[str, Any]:
         """Returns all numbers as a JSON object."""
+        sublayers = []
+        for row in self.rows:
+            fields = row._asdict()
+            for name, value in fields.items():
+                is_nan = value != value
+                fields[name] = None if is_nan else value
+            sublayers.append(fields)
         return {
             "agree": bool(self.agree),
             "first": self.first,
@@ -71,9 +78,7 @@ class Agreement:
             "embedding_error": self.embedding,
             "outputs": self.outputs,
             "remarks": list(self.remarks),
-            "sublayers": [
-                {k: None if v != v else v for k, v in row._asdict().items()} for row in self.rows
-            ],
+            "sublayers": sublayers,
         }
 
 

@@ -138,7 +138,8 @@ def _test_norm(difference, mask):
 
 def _test_features(difference, mask):
     """Test whether each feature was multiplied by its own factor."""
-    first, second = (run[difference.measured] for run in (difference.first, difference.second))
+    first = difference.first[difference.measured]
+    second = difference.second[difference.measured]
     if len(first) < 4:
         return
     gain = (first * second).sum(axis=0) / np.maximum((first * first).sum(axis=0), 1e-300)

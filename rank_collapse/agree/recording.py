@@ -276,16 +276,16 @@ def _check_arrays(path: Path, arrays: dict[str, StoredArray], ignored: Sequence[
             f"{min(shape, default=1)}",
         ),
     )
-    depth, *tokens, _ = shape[0] - 1, *shape[1:]
+    depth, tokens = shape[0] - 1, shape[1:-1]  # tokens [n] or [b, n]
     wanted = dict.fromkeys(BRANCHES, (depth, *shape[1:]))
-    wanted |= {"mask": tuple(tokens), "token_ids": tuple(tokens)}
+    wanted |= {"mask": tokens, "token_ids": tokens}
     for name, stored in arrays.items():
         if name in wanted and stored.shape != wanted[name]:
             raise ValueError(
                 f"{path}: {name} has shape {list(stored.shape)}, not {list(wanted[name])} as "
                 "residual needs it"
             )
-        if name == "logits" and stored.shape[:-1] != tuple(tokens):
+        if name == "logits" and stored.shape[:-1] != tokens:
             raise ValueError(
                 f"{path}: logits has shape {list(stored.shape)}, not {[*tokens, 'vocabulary']}"
             )

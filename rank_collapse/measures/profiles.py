@@ -186,10 +186,13 @@ def profile(
 
     def measure_layers(hidden, mask):
         """Measures all layers: JAX arrays in one program, others layer by layer to save memory."""
-        if is_jax_array(hidden):  # one program; others layer by layer, for less memory
+        if is_jax_array(hidden):
             return measure_layer(hidden, mask, read)
-        layers = [[None] * len(hidden) if a is None else a for a in (hidden, mask, read)]
-        results = [measure_layer(*layer) for layer in zip(*layers, strict=True)]
+        results = []
+        for i, layer in enumerate(hidden):
+            layer_mask = None if mask is None else mask[i]
+            layer_read = None if read is None else read[i]
+            results.append(measure_layer(layer, layer_mask, layer_read))
         stack = namespace(hidden).stack
         return {name: stack([result[name] for result in results]) for name in results[0]}
 

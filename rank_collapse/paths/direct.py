@@ -151,12 +151,16 @@ def logit_attribution(contributions: ArrayLike, unembedding: ArrayLike) -> AnyAr
     w = jnp.asarray(w)
     b = jnp.zeros(w.shape[-1:], w.dtype) if b is None else jnp.asarray(b)
     if b.shape != w.shape[-1:]:
-        raise ValueError(f"unembedding has w of shape {w.shape}, but b of shape {b.shape}")
+        raise ValueError(
+            f"unembedding has w of shape {w.shape} and b of shape {b.shape}, but must be w [d, c] "
+            "and b [c]"
+        )
     leaves = jax.tree.leaves(contributions)
     if w.ndim != 2 or any(a.shape[-1] != w.shape[0] for a in leaves):
         widths = sorted({a.shape[-1] for a in leaves})
         raise ValueError(
-            f"unembedding of shape {w.shape} is not [d, c] for contributions of d={widths}"
+            f"unembedding has the shape {w.shape}, but must be [d, c], and the contributions have "
+            f"the width d={', '.join(map(str, widths))}"
         )
     logits = jax.tree.map(lambda a: jnp.einsum("...d,dc->...c", a, w), contributions)
     if isinstance(contributions, PathContributions | DirectContributions):

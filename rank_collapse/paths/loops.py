@@ -87,8 +87,8 @@ def loop_report(
     looped_map = tuple(range(rows)) * (config.depth // rows)
     if config.layer_map != looped_map:
         raise ValueError(
-            f"layer_map={config.layer_map} of depth={config.depth} does not repeat its rows in "
-            "order, each time all of them"
+            f"layer_map={config.layer_map} must repeat all layers in the same order in each loop, "
+            f"such as {looped_map}"
         )
     states = apply(params, x, config, **inputs).hidden[::rows]
     mask = inputs.get("mask")

@@ -59,7 +59,10 @@ def truncated(
     check_lengths(length, config.depth)
     length = jnp.asarray(length)
     if length.ndim > 1 or not jnp.issubdtype(length.dtype, jnp.integer):
-        raise ValueError(f"length of shape {length.shape} and dtype {length.dtype} is not K or [k]")
+        raise ValueError(
+            f"length is {length.dtype} of shape {length.shape}, but must be an integer, or several "
+            "in an array [k]"
+        )
     params, prepared = prepare_inputs(params, x, config, covers=Truncated.covers, **inputs)
     return _run_truncated(params, prepared, config, length)
 

@@ -132,11 +132,12 @@ def stream(
                 results.setdefault(part.group, {}).setdefault(name, []).append(unpadded)
     finally:
         source.layers.drop()
+
+    def join_chunks(chunks):
+        return jax.tree.map(lambda *arrays: np.concatenate(arrays), *chunks)
+
     return {
-        group: {
-            name: jax.tree.map(lambda *a: np.concatenate(a), *chunks)
-            for name, chunks in by_name.items()
-        }
+        group: {name: join_chunks(chunks) for name, chunks in by_name.items()}
         for group, by_name in results.items()
     }
 

@@ -140,9 +140,13 @@ def _prove_profile(network: list[Layer]) -> Iterator[tuple[float, float]]:
 
 def _log10_residual(x: np.ndarray) -> tuple[float, float] | None:
     """Compute (log10 ‖res‖_{1,∞}, its radius) of tokens; None where the ball is wide."""
-    distances = abs(x - x.sum(axis=0) / len(x))
-    norm_1 = functools.reduce(arb.max, distances.sum(axis=0))
-    norm_inf = functools.reduce(arb.max, distances.sum(axis=1))
+    distances = abs(x - x.sum(axis=0) / len(x))  # |res| [n, d]
+
+    def find_largest(sums):
+        return functools.reduce(arb.max, sums)
+
+    norm_1 = find_largest(distances.sum(axis=0))
+    norm_inf = find_largest(distances.sum(axis=1))
     square = norm_1 * norm_inf  # ‖res‖²_{1,∞}
     if square == 0:
         return -np.inf, 0.0

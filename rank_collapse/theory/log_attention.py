@@ -210,12 +210,13 @@ def compute_values(params, state, eps, weights: Weights):
         weights: Result of `split_weights`.
     """
     total = weights.row_sum
-    common = eps * jnp.einsum("hm,md->hd", weights.reference, state.residual)
-    common = total * state.mean[None, :] + common
-    values = jnp.einsum("hd,hdv->hv", common, params.w_v) + total * params.b_v
-    mean = jnp.einsum("hv,hvd->d", values, params.w_o) + params.b_o
+    residual_part = eps * jnp.einsum("hm,md->hd", weights.reference, state.residual)
+    mixed_mean = total * state.mean[None, :] + residual_part  # [h, d]
+    mean_values = jnp.einsum("hd,hdv->hv", mixed_mean, params.w_v) + total * params.b_v
+    mean = jnp.einsum("hv,hvd->d", mean_values, params.w_o) + params.b_o
     values = jnp.einsum("md,hdv->hmv", state.residual, params.w_v)
-    return mean, values - jnp.take_along_axis(values, weights.heaviest[:, None, None], axis=1)
+    heaviest = jnp.take_along_axis(values, weights.heaviest[:, None, None], axis=1)  # [h, 1, v]
+    return mean, values - heaviest
 
 
 def rounding_noise(params, values, scores: Scores, weights: Weights, other_parts, log_scale, keep):

@@ -263,18 +263,18 @@ def mlp_kernel(
     gated = kind in layers.GATED
     act = layers.GATED.get(kind, kind)
 
-    def hidden(name):
+    def map_input(name):
+        """Computes the kernel of x W + b, [n, n]."""
         w, b = getattr(params, f"w_{name}"), getattr(params, f"b_{name}")
-        z = branch_input.replace(
-            change=branch_input.change + sizes[f"w_{name}"] * branch_input.covariance
-        )
-        return z.scaled(weight_gain(w, d)).plus(jnp.mean(jnp.square(b)))
+        update = sizes[f"w_{name}"] * branch_input.covariance
+        moved = branch_input.replace(change=branch_input.change + update)
+        return moved.scaled(weight_gain(w, d)).plus(jnp.mean(jnp.square(b)))
 
-    z = hidden("gate" if gated else "in")
+    z = map_input("gate" if gated else "in")
     out, slope = activation_kernel(act, z)
     out = out.replace(change=slope * z.change)
     if gated:
-        out = _multiply_kernels(out, hidden("in"))
+        out = _multiply_kernels(out, map_input("in"))
     out = out.replace(change=out.change + sizes["w_out"] * out.covariance)
     out = out.scaled(weight_gain(params.w_out, f))
     return out.plus(jnp.mean(jnp.square(params.b_out)))

@@ -88,8 +88,15 @@ def multiply(call, result):
 
 
 def _scaled(call, result, rule, position):
-    """Return a product with a constant."""
-    value, factor = call.get(position), call.get(rule.left + rule.right - position)
+    """Return a product with a constant.
+
+    Args:
+        call, result: The product.
+        rule: Positions of its arguments.
+        position: Position of the factor that paths pass; the other one is the constant.
+    """
+    other_position = rule.right if position == rule.left else rule.left
+    value, factor = call.get(position), call.get(other_position)
     if not rule.entrywise or not (isinstance(value, Value) and value.degree):
         return _carry(call, result, rule, position)
     is_scalar = not isinstance(factor, Value) or factor.shape == ()

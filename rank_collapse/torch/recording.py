@@ -157,22 +157,24 @@ def _list_stacks(model):
     several kinds is not a stack of layers, unless there is no other list.
     """
     lists = {
-        name: list(module)
+        name: module
         for name, module in model.named_modules()
         if isinstance(module, (nn.ModuleList, nn.Sequential)) and len(module) > 0
     }
-    stacks = {
-        name: modules
-        for name, modules in lists.items()
-        if isinstance(model.get_submodule(name), nn.ModuleList)
-        or (len(modules) > 1 and len({type(m) for m in modules}) == 1)
-    } or lists
+
+    def is_stack(modules):
+        has_one_kind = len(modules) > 1 and len({type(m) for m in modules}) == 1
+        return isinstance(modules, nn.ModuleList) or has_one_kind
+
+    stacks = {name: modules for name, modules in lists.items() if is_stack(modules)} or lists
+
+    def is_inside(name, outer):
+        return name != outer and (not outer or name.startswith(f"{outer}."))
+
     return [
-        modules
+        list(modules)
         for name, modules in stacks.items()
-        if not any(
-            outer != name and (not outer or name.startswith(f"{outer}.")) for outer in stacks
-        )
+        if not any(is_inside(name, outer) for outer in stacks)
     ]
 
 
@@ -226,7 +228,7 @@ def _first_tensor(values: Any, name: str) -> torch.Tensor:
     if isinstance(values, torch.Tensor):
         return values
     candidates = values.values() if isinstance(values, Mapping) else values
-    for value in candidates if isinstance(candidates, (list, tuple)) else list(candidates or ()):
+    for value in list(candidates or ()):
         if isinstance(value, torch.Tensor) and value.is_floating_point():
             return value
     raise ValueError(f"{name} has no tensor of floats")
@@ -340,14 +342,20 @@ class _Tape:
                 f"{', '.join(layer.name for layer in layers)}",
             )
             self._check_stream(layers)
-        states = [[layers[0].before, *(layer.after for layer in layers)] for layers in self.calls]
-        residual = [torch.cat(parts, dim=-2) for parts in zip(*states, strict=True)]
+        by_layer = list(zip(*self.calls, strict=True))  # for each layer, its calls
+
+        def join_tokens(parts):
+            return torch.cat(list(parts), dim=-2)
+
+        residual = [join_tokens(layer.before for layer in by_layer[0])]
+        residual += [join_tokens(layer.after for layer in calls) for calls in by_layer]
         arrays = {"residual": torch.stack(residual)}
         for name in BRANCHES:
-            if all(name in layer.branches for layers in self.calls for layer in layers):
-                by_call = [[layer.branches[name] for layer in layers] for layers in self.calls]
-                parts = zip(*by_call, strict=True)
-                arrays[name] = torch.stack([torch.cat(part, dim=-2) for part in parts])
+            if all(name in layer.branches for calls in by_layer for layer in calls):
+                branches = [
+                    join_tokens(layer.branches[name] for layer in calls) for calls in by_layer
+                ]
+                arrays[name] = torch.stack(branches)
         tokens = residual[0].shape[:-1]
         for name, values in (("token_ids", self.token_ids), ("logits", self.logits)):
             axis = -1 if name == "token_ids" else -2

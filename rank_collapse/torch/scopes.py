@@ -191,7 +191,12 @@ def _module_output(exported, start, paths):
         )
     inside = set(next(iter(calls.values())))
     leaving = [n for n in inside if _is_floating_node(n) and set(n.users) - inside]
-    first = [n for n in leaving if not any(m is not n and _is_moved(n, m) for m in leaving)]
+
+    def is_copy(node):
+        """Whether a node holds the entries of another one that leaves the module."""
+        return any(other is not node and _is_moved(node, other) for other in leaving)
+
+    first = [node for node in leaving if not is_copy(node)]
     if len(first) != 1:
         count = f"{len(first)} tensors leave it" if first else "nothing that it computes is used"
         raise ValueError(f"start={start!r}: {count}; name a module with one output that is used")

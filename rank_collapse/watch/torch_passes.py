@@ -225,8 +225,10 @@ class Pass(TorchFunctionMode):
         options |= dict(zip(_DOT_OPTIONS, args[3:], strict=False))
         options |= {name: a for name, a in kwargs.items() if name not in ("query", "key", "value")}
         if q.is_nested:
-            for row in zip(*(split_nested(self._origins, a) for a in (q, k, v)), strict=True):
-                self._add_dot(*zip(*row, strict=True), options, result)
+            rows = zip(*(split_nested(self._origins, a) for a in (q, k, v)), strict=True)
+            for row in rows:  # (tensor, tag) of the queries, keys and values of one example
+                tensors, tags = zip(*row, strict=True)
+                self._add_dot(tensors, tags, options, result)
         else:
             self._add_dot((q, k, v), [self._origins.tag(a) for a in (q, k, v)], options, result)
 

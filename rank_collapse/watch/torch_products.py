@@ -268,16 +268,20 @@ def number_documents(exists: Tensor, allowed: Tensor | None, index: Tensor) -> T
     Returns:
         Int [b, n], the number of the document of each token; −1 for tokens that do not exist.
     """
-    starts, place = torch.zeros_like(exists), torch.arange(exists.shape[1], device=exists.device)
+    place = torch.arange(exists.shape[1], device=exists.device)  # [n]
+    is_start = torch.zeros_like(exists)  # [b, n]
     if allowed is not None:
-        neighbours = allowed.diagonal(-1, 1, 2) | allowed.diagonal(1, 1, 2)
-        starts[:, 1:] = ~neighbours & exists[:, 1:] & exists[:, :-1]
-    if starts.any():
-        number = starts.cumsum(dim=1)
-        is_across = number[:, :, None] != number[:, None]
-        across = allowed & is_across & exists[:, :, None] & exists[:, None]
-        starts = starts & ~across.any()
-    first = torch.where(starts, place, 0).cummax(dim=1).values
+        looks_back = allowed.diagonal(-1, 1, 2)  # [b, n − 1]: token i attends to i − 1
+        looks_ahead = allowed.diagonal(1, 1, 2)  # [b, n − 1]: token i − 1 attends to i
+        both_exist = exists[:, 1:] & exists[:, :-1]
+        is_start[:, 1:] = ~(looks_back | looks_ahead) & both_exist
+    if is_start.any():
+        document = is_start.cumsum(dim=1)
+        is_across = document[:, :, None] != document[:, None]  # [b, n, n]
+        both_exist = exists[:, :, None] & exists[:, None]
+        attends_across = (allowed & is_across & both_exist).any()
+        is_start = is_start & ~attends_across
+    first = torch.where(is_start, place, 0).cummax(dim=1).values  # of each token's document
     return index.gather(1, first).masked_fill(~exists, -1)
 
 

@@ -280,7 +280,8 @@ def find_shared_sources(maps: Sequence[Map], query: Tag, key: Tag) -> list[Sourc
         them, such as two norms, or if keys come from the same rows of the stream in an earlier
         layer. None if keys come from other tokens.
     """
-    read, read_by_keys = ([m.source for m in used] for used in (maps, key.list_maps()))
+    read = [linear_map.source for linear_map in maps]
+    read_by_keys = [linear_map.source for linear_map in key.list_maps()]
     is_same_rows = {source.count for source in read} == {source.count for source in read_by_keys}
     if is_same_rows and _list_makers(read) == _list_makers(read_by_keys):
         return [source for source in dict.fromkeys(read) if source in read_by_keys]

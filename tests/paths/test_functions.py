@@ -19,7 +19,8 @@ from tests.oracles.function_paths import (
     contributions,
     ranks_of_others as ranks_of_others,
 )
-from tests.oracles.jax_models import MODELS, D, N, draw, draw_layers, plain_attention, tokens
+from tests.oracles.jax_layers import D, N, draw, draw_layers, plain_attention, tokens
+from tests.oracles.jax_models import MODELS
 from tests.oracles.library_models import LIBRARY_MODELS
 from tests.oracles.path_examples import config_of, example, relative
 from tests.support.closeness import assert_close

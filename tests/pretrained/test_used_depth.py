@@ -206,37 +206,55 @@ def test_a_network_in_memory_gives_the_same(depth_case):
     assert sum(ax.get_visible() for ax in other.figure().axes) == 11  # ten panels, a colour bar
 
 
-def test_each_definition_on_layers_of_which_the_second_half_does_nothing():
-    """Eight layers: the last four leave the tokens, the lens and the loss as they are."""
-    used = np.arange(9) < 4
-    angle = np.abs(np.subtract.outer(*[np.minimum(np.arange(9), 4)] * 2)) / 8
-    half = {
-        "error": np.where(used[:8], 1.0, 0.0),
-        "lens_kl": np.where(used, 3.0, 0.01),
-        "lens_overlap": np.where(used, 0.1, 0.9),
-        "attention_cosine": np.where(used[:8], -0.5, 0.5),
-        "layer_cosine": np.where(used[:8], -0.5, 0.5),
-        "loss_without": np.where(used[:8], 3.0, 2.0),
-        "angle": angle,
-        "last_angle": angle,
-        "loss_up_to": np.where(used, 3.0, 2.0),
-        "same_up_to": np.where(used, 0.5, 1.0),
+def test_each_definition_has_a_measure_of_its_own():
+    """Twelve layers; every measure settles at another layer, so that no definition reads a
+    measure of another. The threshold is passed by the mean of two texts, and not by each."""
+
+    def settles(at, before, after, length=13):
+        """[2, length], whose means change at an index."""
+        mean = np.where(np.arange(length) < at, before, after)
+        return np.stack([0.5 * mean, 1.5 * mean])
+
+    def turns(at):
+        """[2, 13, 13] of states that keep their direction from a layer on."""
+        place = np.minimum(np.arange(13), at)
+        angle = 0.11 * np.abs(np.subtract.outer(place, place))  # one layer turns too far
+        return np.stack([angle, angle])
+
+    measures = {
+        "error": np.ones((2, 12)),
+        "lens_kl": settles(1, 3.0, 0.29),  # below 0.1 of the largest
+        "lens_overlap": settles(2, 0.2, 0.21),  # above 0.2
+        "attention_cosine": settles(3, -0.5, 0.9, 12),
+        "mlp_cosine": settles(5, -0.5, 0.1, 12),  # with −0.5 it is above 0 from the fourth on
+        "layer_cosine": settles(3, -0.5, 0.0, 12),
+        "loss_without": settles(4, 2.03, 2.01, 12),  # within 0.01 of 2
+        "last_angle": turns(5),
+        "angle": turns(6),
+        "loss_up_to": settles(7, 1.97, 1.99),
+        "same_up_to": settles(8, 0.98, 0.99),
     }
-    loss = np.array([2.0])
-    used, lengths = depth_used({name: values[None] for name, values in half.items()}, loss)
+    used, lengths = depth_used(measures, np.array([1.0, 3.0]))
     assert {name: one[0] for name, one in (used | lengths).items()} == {
-        "lens, KL": 4,
-        "lens, top 5": 4,
-        "cosine": 4,
+        "lens, KL": 1,
+        "lens, top 5": 2,
+        "cosine": 3,
         "single layers": 4,
-        "blocks, last token": 4,
-        "blocks": 4,
-        "paths, loss": 4,
-        "paths, token": 4,
+        "blocks, last token": 5,
+        "blocks": 6,
+        "paths, loss": 7,
+        "paths, token": 8,
     }
-    late = {"lens_kl": 7.0 - np.arange(9), "lens_overlap": np.arange(9) > 6}
-    used, _ = depth_used({n: v[None] for n, v in (half | late).items()}, loss)
+    # The last layer is none that the lens reaches; a stream that branches never oppose has no turn;
+    # of several turns the last counts, and a layer without an MLP has two cosines.
+    late = {"lens_kl": settles(11, 3.0, 0.1), "lens_overlap": settles(11, 0.1, 0.9)}
+    used, _ = depth_used(measures | late, np.array([2.0]))
     assert (used["lens, KL"].layers, used["lens, top 5"].layers) == (None, None)
+    always = {f"{kind}_cosine": np.ones((2, 12)) for kind in ("attention", "mlp", "layer")}
+    assert depth_used(measures | always, np.array([2.0]))[0]["cosine"].layers is None
+    twice = {"attention_cosine": np.where(np.isin(np.arange(12), [0, 8]), -1.0, 0.2)[None]}
+    attention_alone = {n: v for n, v in measures.items() if not n.endswith("_cosine")} | twice
+    assert depth_used(attention_alone, np.array([2.0]))[0]["cosine"].layers == 9
 
 
 @pytest.mark.full

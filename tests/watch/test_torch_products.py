@@ -106,9 +106,10 @@ def test_weights_of_any_layout_come_by_examples_heads_queries_and_keys():
     assert whole.allowed.all() and whole.allowed.shape == (8, 5, 3)
 
 
-def test_after_dropout_the_weights_before_are_read():
-    softmax = draw(2, 5, 7).softmax(-1)
-    kept = draw_mask(2, 5, 7, share=0.7)
+@pytest.mark.parametrize("num_keys", [7, 64])  # of 64 none has a large weight
+def test_after_dropout_the_weights_before_are_read(num_keys):
+    softmax = draw(2, 5, num_keys).div(num_keys**0.5).softmax(-1)
+    kept = draw_mask(2, 5, num_keys, share=0.7)
     letters = ("bnm", "bmd", "bnd")
 
     def read(used, keep=None):
@@ -117,7 +118,7 @@ def test_after_dropout_the_weights_before_are_read():
     assert torch.equal(read(softmax), softmax)
     torch.testing.assert_close(read(softmax * kept / 0.7), softmax)
     assert torch.equal(read(softmax.flip(-1)), softmax.flip(-1))  # something else met the values
-    keep = draw_mask(2, 5, 7)
+    keep = draw_mask(2, 5, num_keys)
     torch.testing.assert_close(read(softmax * keep, keep), softmax * keep)
     assert torch.equal(read(torch.zeros_like(softmax)), softmax)  # all is dropped
 

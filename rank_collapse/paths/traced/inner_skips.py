@@ -250,6 +250,6 @@ def check_skips(trail: Trail | None, kinds: Sequence[str]) -> None:
     branch = f"the {'name' if entry.is_name else 'scope'} {'/'.join(entry.path)!r}"
     such = f", such as {skip.inside!r}" if skip.inside else ""
     raise ValueError(
-        f"{label}: {branch} contains its own skip, so that every path would go through it: it adds "
-        f"its input at {skip.place}; give the scope or the name of what is added{such}"
+        f"{label}: {branch} contains its own skip at {skip.place}, so every path would go through "
+        f"it; match only what is added to the skip{such}"
     )

@@ -120,12 +120,13 @@ def _add_quotients(equation, values, parts):
 
     An added constant is left out of it. None stands for f(h)/h, where a quotient is unknown.
     """
-    present = [(v, p) for v, p in zip(values, parts, strict=True) if p is not None]
-    if not all(p.is_exact or p.quotient is not None for _, p in present):
+    present = [part for part in parts if part is not None]
+    if not all(part.is_exact or part.quotient is not None for part in present):
         return None
 
     def combine(*quotients):
-        like = next(q for q in quotients if q is not None)
-        return bind(equation.eqn, [jnp.zeros_like(like) if q is None else q for q in quotients])[0]
+        example = next(q for q in quotients if q is not None)
+        terms = [jnp.zeros_like(example) if q is None else q for q in quotients]
+        return bind(equation.eqn, terms)[0]
 
     return equation.compute_lazily(combine, values, parts)

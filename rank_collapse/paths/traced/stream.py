@@ -247,12 +247,15 @@ class StreamReader:
             return (Part(kinds.pop(), out, pending[0].pending[0].root),)
         if len(pending) > 1:
             return ()
-        index = next(i for i, v in enumerate(values) if v.pending)  # a linear map of a sum
-        arrays = [v.array for v in values]
-        return tuple(
-            part._replace(array=bind(eqn, [*arrays[:index], part.array, *arrays[index + 1 :]])[0])
-            for part in pending[0].pending
-        )
+        # A linear map of a sum of branches: the same map of each branch.
+        index = next(i for i, v in enumerate(values) if v.pending)
+
+        def map_part(part):
+            arrays = [v.array for v in values]
+            arrays[index] = part.array
+            return part._replace(array=bind(eqn, arrays)[0])
+
+        return tuple(map(map_part, pending[0].pending))
 
     def _keep(self, parts, state, out):
         """Keep the sum of a state and of branches, unless they were added before."""
@@ -295,12 +298,20 @@ class StreamReader:
     def _while(self, eqn, values, scopes, within, steps):
         """Compute a loop until its condition fails."""
         params = eqn.params
-        first, second = params["cond_nconsts"], params["body_nconsts"]
-        condition, body = (open_program(params[k]) for k in ("cond_jaxpr", "body_jaxpr"))
-        carry, step = values[first + second :], 0
-        while bool(self.run(*condition, [*values[:first], *carry])[0].array):
-            fixed = values[first : first + second]
-            carry = self.run(*body, [*fixed, *carry], scopes, within, (*steps, step))
+        num_in_condition, num_in_body = params["cond_nconsts"], params["body_nconsts"]
+        condition, condition_constants = open_program(params["cond_jaxpr"])
+        body, body_constants = open_program(params["body_jaxpr"])
+        in_condition = values[:num_in_condition]
+        in_body = values[num_in_condition : num_in_condition + num_in_body]
+        carry, step = values[num_in_condition + num_in_body :], 0
+
+        def goes_on():
+            (result,) = self.run(condition, condition_constants, [*in_condition, *carry])
+            return bool(result.array)
+
+        while goes_on():
+            arguments = [*in_body, *carry]
+            carry = self.run(body, body_constants, arguments, scopes, within, (*steps, step))
             step += 1
         return carry
 

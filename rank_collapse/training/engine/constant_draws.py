@@ -66,9 +66,12 @@ def _read_equation(equation, inputs):
         does_length_change = _read(condition, inputs[:split] + carry)[1][0]
         return (False, [True] * count) if does_length_change else (repeats, carry)
     if name == "cond" and not inputs[0]:
-        results = [_read(_open(branch), inputs[1:]) for branch in params["branches"]]
-        flags = [any(column) for column in zip(*(f for _, f in results), strict=True)]
-        return any(repeats for repeats, _ in results), flags
+        does_repeat, flags = False, [False] * count
+        for branch in params["branches"]:
+            branch_repeats, branch_flags = _read(_open(branch), inputs[1:])
+            does_repeat |= branch_repeats
+            flags = [one or other for one, other in zip(flags, branch_flags, strict=True)]
+        return does_repeat, flags
     inner = [_open(params[key]) for key in ("jaxpr", "call_jaxpr") if key in params]
     if name != "cond" and inner and len(inner[0].invars) == len(inputs):
         repeats, outputs = _read(inner[0], inputs)

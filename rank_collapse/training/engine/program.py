@@ -113,15 +113,18 @@ class Program:
 
     def _split(self, leaves):
         """Splits leaves of the state into those that steps change, and the others."""
-        parts = [], []
+        changing, unchanged = [], []
         for leaf, is_unchanged in zip(leaves, self.functions.unchanged, strict=True):
-            parts[is_unchanged].append(leaf)
-        return parts
+            (unchanged if is_unchanged else changing).append(leaf)
+        return changing, unchanged
 
     def _join(self, changing, unchanged):
         """Joins what `_split` split."""
-        parts = iter(changing), iter(unchanged)
-        return [next(parts[is_unchanged]) for is_unchanged in self.functions.unchanged]
+        remaining_changing, remaining_unchanged = iter(changing), iter(unchanged)
+        return [
+            next(remaining_unchanged) if is_unchanged else next(remaining_changing)
+            for is_unchanged in self.functions.unchanged
+        ]
 
     def _by_run(self, shapes, size):
         return [
@@ -268,12 +271,13 @@ class Program:
         last, state = self._find_last_finite(runs, state, first, stop)
         finite_steps, stopped = np.where(is_wrong, last, runs.finite_steps), []
         for i in np.flatnonzero(is_wrong):
-            name, value, at = "its state", "not finite", finite_steps[i]
+            message = f"its state is not finite at step {finite_steps[i]}"
             if wrong[i] >= 0:
-                name, at = self.functions.metric_names[wrong[i]], wrong_step[i]
-                metric = new[wrong[i]][i, at - runs.step]
-                value = value if metric.ndim else f"{metric}"
-            stopped.append((int(i), f"{name} is {value} at step {at}"))
+                name, step = self.functions.metric_names[wrong[i]], wrong_step[i]
+                metric = new[wrong[i]][i, step - runs.step]
+                value = "not finite" if metric.ndim else f"{metric}"
+                message = f"{name} is {value} at step {step}"
+            stopped.append((int(i), message))
         return dataclasses.replace(advanced, state=state, finite_steps=finite_steps), stopped
 
     def _call(self, runs, state, active, start, stop):

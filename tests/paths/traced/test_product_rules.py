@@ -14,7 +14,7 @@ from tests.oracles.function_paths import (
     contributions,
     ranks_of_others as ranks_of_others,
 )
-from tests.oracles.jax_models import D, draw, tokens
+from tests.oracles.jax_layers import D, draw, tokens
 from tests.support.closeness import assert_close
 
 W, B = np.random.default_rng(0).normal(size=(2, 4, 4))

@@ -166,6 +166,26 @@ def test_an_interruption_saves_what_is_done(error, tmp_path, monkeypatch):
     np.testing.assert_array_equal(run(folder=tmp_path).metrics["loss"], run().metrics["loss"])
 
 
+@pytest.mark.parametrize(("few", "many"), [(2, 4), (1, 3)])
+def test_of_two_files_with_a_run_the_later_state_is_taken(few, many, tmp_path, monkeypatch):
+    """Whichever file comes first by its name; only runs that lack steps make them."""
+    run(folder=tmp_path, seeds=many, steps=2)
+    run(folder=tmp_path, seeds=few, steps=4)
+    steps = [int(np.load(path)["step"]) for path in sorted(tmp_path.glob("runs/*.npz"))]
+    assert steps == ([2, 4] if few == 2 else [4, 2])
+    advance, made = Program.advance, []
+
+    def note(self, runs, stop):
+        made.append((sorted(set(runs.seeds.tolist())), len(runs), runs.step, stop))
+        return advance(self, runs, stop)
+
+    monkeypatch.setattr(Program, "advance", note)
+    resumed = run(folder=tmp_path, seeds=many, steps=4)
+    assert made == [(list(range(few, many)), 2 * (many - few), 2, 4)]  # of two rates
+    monkeypatch.undo()
+    np.testing.assert_array_equal(resumed.metrics["loss"], run(seeds=many, steps=4).metrics["loss"])
+
+
 def test_a_full_disk_loses_nothing(tmp_path):
     """No file may have more than 1000 bytes for a while."""
     options = {"folder": tmp_path, "seeds": 3}
