@@ -121,7 +121,19 @@ FOLDER = Path(os.environ.get("RANK_COLLAPSE_REFERENCE_PATHS", DEFAULT))
 FILES = sorted(FOLDER.glob("*.npz"))
 
 
-@pytest.fixture(params=FILES or [None], ids=lambda f: "absent" if f is None else f.stem)
+QUICK = "hull_w3d6_ffn2", "sort_w2d3_mlp"
+
+
+def name_file(file):
+    return "absent" if file is None else file.stem
+
+
+def mark_file(file):
+    is_quick = file is None or file.stem in QUICK
+    return pytest.param(file, marks=() if is_quick else pytest.mark.full)
+
+
+@pytest.fixture(params=map(mark_file, FILES or [None]), ids=name_file)
 def reference(request, x64):
     if request.param is None:
         pytest.skip(f"no .npz in {FOLDER}")
