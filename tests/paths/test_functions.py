@@ -184,14 +184,18 @@ def test_two_kinds_of_branches_and_limits_of_both(x64):
     assert whole.by_length.shape == (4, 4, N, D) and whole.count_mlps
     one = contributions(fn, x, "attn")
     assert_close(whole.by_attention_length, one.by_length, atol=1e-12)
-    cut = contributions(
-        fn, x, {"mlp": "mlp", "attention": "attn"}, longest={"attention": 1, "mlp": 2}
-    )
-    assert_close(cut.by_length, whole.by_length[:2, :3], atol=1e-12)
-    assert_close(cut.offset, whole.offset, atol=1e-12)
-    longer = whole.by_length.sum((0, 1)) - whole.by_length[:2, :3].sum((0, 1))
-    assert_close(cut.longer, longer, atol=1e-12)
-    assert_close(cut.total, fn(x), atol=1e-12)
+    for longest, (num_attentions, num_mlps) in (
+        ({"attention": 1, "mlp": 2}, (2, 3)),
+        ({"mlp": 1}, (4, 2)),
+        (1, (2, 2)),
+    ):
+        cut = contributions(fn, x, {"mlp": "mlp", "attention": "attn"}, longest=longest)
+        kept = whole.by_length[:num_attentions, :num_mlps]
+        assert_close(cut.by_length, kept, atol=1e-12)
+        assert_close(cut.offset, whole.offset, atol=1e-12)
+        longer = whole.by_length.sum((0, 1)) - kept.sum((0, 1))
+        assert_close(cut.longer, longer, atol=1e-12)
+        assert_close(cut.total, fn(x), atol=1e-12)
 
 
 def test_lengths_beyond_all_branches_are_zero_and_lengths_beyond_the_limit_are_said(x64):
