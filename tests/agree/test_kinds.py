@@ -55,14 +55,14 @@ def test_tokens_from_a_position_on():
 
 
 def test_all_tokens_but_the_last():
-    """Each example has its own last token."""
+    """Each example has its own last token, and padding does not count."""
     mask = WHOLE.copy()
-    mask[1, 7:] = False
+    mask[1, 3:] = False
     excess = np.full((B, N), 9.0)
-    excess[0, 9] = excess[1, 6] = 1.0
+    excess[0, 9] = excess[1, 2] = 1.0
     expected = "all tokens but the last differ: a causal mask in one run alone"
     assert name(excess, mask=mask) == expected
-    excess[1, 6], excess[1, 5] = 9.0, 1.0
+    excess[1, 2], excess[1, 1] = 9.0, 1.0
     assert name(excess, mask=mask) != expected
 
 
