@@ -249,13 +249,12 @@ def test_the_newest_history_of_a_trainer_is_read_by_step(tmp_path, capsys):
         {"step": 4, "eval_loss": 2.0, "eval_runtime": 5.0, "eval_steps_per_second": 7.0},
         {"step": 4, "train_runtime": 9.0, "total_flos": 1e9, "eval/loss": 2.0},
     ]
-    for name, step, entries in (("9", 1, []), ("10", 3, history), ("11", 2, [])):
-        file = tmp_path / f"checkpoint-{name}" / watch.STATE
-        file.parent.mkdir()
-        file.write_text(json.dumps({"log_history": entries}))
-        os.utime(file, (step, step))
-    (newest,) = watch.find_files(tmp_path)
-    assert newest == tmp_path / "checkpoint-10" / watch.STATE
+    for time, name in enumerate(("9", "11", "9", "10", "9", "10")):
+        newest = tmp_path / f"checkpoint-{name}" / watch.STATE
+        newest.parent.mkdir(exist_ok=True)
+        newest.write_text(json.dumps({"log_history": history if name == "10" else []}))
+        os.utime(newest, (time, time))
+        assert watch.find_files(tmp_path) == [newest]
     assert watch.read_rows(newest) == [
         {"step": 2, "loss": 3.0},
         {"step": 4, "loss": 1.0, "learning_rate": 0.1, "eval_loss": 2.0, "eval.loss": 2.0},

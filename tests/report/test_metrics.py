@@ -34,19 +34,6 @@ def test_a_metric_is_logarithmic_above_two_decades_where_all_is_above_0():
     assert scales == ["log", "linear", "linear", "linear"]
 
 
-def test_of_many_layers_some_are_drawn_the_last_among_them():
-    """The legend is of the panel with most layers, wherever it stands."""
-    values = np.arange(1.0, 23.0)
-    first, second = metrics_figure([{"step": 0, "loss": 1.0, "deep": values}]).axes
-    assert not first.get_legend_handles_labels()[1] and second.get_title() == "deep"
-    drawn = [line.get_ydata()[0] for line in second.lines]
-    assert drawn == [1, 4, 7, 10, 13, 16, 19, 22]
-    labels = [f"layer {int(value) - 1}" for value in drawn]
-    assert [line.get_label() for line in second.lines] == labels
-    (legend,) = second.figure.legends
-    assert [text.get_text() for text in legend.get_texts()] == labels
-
-
 def test_finite_thresholds_are_lines_on_their_own_panel():
     rows = rows_of("a", [1.0]) + rows_of("b", [1.0])
     thresholds = (Threshold("a", 0.5), Threshold("a", np.inf), Threshold("c", 1.0))
