@@ -199,7 +199,9 @@ def test_padded_texts_are_measured_over_the_tokens_that_exist(monkeypatch):
 
     def stream(source, inputs, groups, *, chunk, done):
         mask = inputs["mask"]
-        calls.append(("stream", inputs["x"].tolist(), mask if mask is None else mask.tolist(), chunk))
+        calls.append(
+            ("stream", inputs["x"].tolist(), mask if mask is None else mask.tolist(), chunk)
+        )
         return {"": measured | {"removal": dict(outputs)}}
 
     of_lengths = {n: rng.uniform(1, 2, (b, depth + 1)) for n in ("loss_up_to", "same_up_to")}
