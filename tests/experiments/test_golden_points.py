@@ -1,4 +1,4 @@
-"""Every experiment over an axis: each of two points has the rows, figures and claims of its own run.
+"""Every experiment over an axis: each of two points has the rows and claims of its own run.
 
 The runs are made of kept arrays, those of the second point with other numbers; nothing is compiled
 or drawn.
@@ -79,10 +79,10 @@ def test_points_of_an_axis_are_their_runs(name, tmp_path, monkeypatch):
     singles, figures = [], []
     for seed, part in parts.items():
         singles.append(make_run(name, module, {seed: part}, tmp_path / str(seed)))
-        figures.append([*drawn])
+        figures += drawn
         drawn.clear()
     both = make_run(name, module, parts, tmp_path / "both")
-    assert sorted(drawn) == sorted(sum(figures, []))
+    assert sorted(drawn) == sorted(figures)
     assert describe(both) == sorted(itertools.chain(*map(describe, singles)))
     assert both.finding == singles[0].finding
     assert singles[0].rows and str(singles[0].rows) != str(singles[1].rows)
