@@ -146,7 +146,9 @@ def measure_network(options: Options, network: Network, first_text: int) -> dict
     """
     params, config, inputs = load_params(options, network), network.source.config, network.inputs
     counts = influence.count_tokens(params, config, inputs)
-    ids = None if inputs["mask"] is None else inputs["x"]
+    reads_tokens = inputs["mask"] is not None  # texts have a mask, arrays of vectors have none
+    ids = inputs["x"] if reads_tokens else None
+    # The draws of a text depend on its index among all texts, so all are drawn and then cut.
     probe = influence.draw_probe(network.source, ids, counts, options.seed)
     inputs = {name: a if a is None else a[first_text:] for name, a in inputs.items()}
     probe = influence.Probe(*(a[first_text:] for a in probe))

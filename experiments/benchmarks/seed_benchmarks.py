@@ -197,7 +197,20 @@ def make_sweep(
 
 
 def _train_processes(name, num_seeds, num_steps, sizes):
-    """Trains one seed in each process, with as many processes at a time as there are cores."""
+    """Trains the first seeds, one process per core, and extrapolates the time to all seeds.
+
+    Only `at_once` seeds are trained: as many as there are cores, and at most `num_seeds`. All seeds
+    would take ceil(num_seeds / at_once) turns of the same length.
+
+    Args:
+        name: A network of `SIZES`.
+        num_seeds: Seeds whose time is estimated.
+        num_steps: Steps of each seed.
+        sizes: Arguments of `make_network`.
+
+    Returns:
+        (losses [at_once, steps], the seconds that all `num_seeds` would take).
+    """
     code = "from experiments.benchmarks import seed_benchmarks; "
     code += f"seed_benchmarks.run_alone({name!r}, {num_steps}, {sizes!r})"
     at_once = min(num_seeds, len(os.sched_getaffinity(0)))
@@ -212,8 +225,9 @@ def _train_processes(name, num_seeds, num_steps, sizes):
         for seed in range(at_once)
     ]
     lines = [process.communicate()[0].split() for process in started]
-    seconds = max(float(line[0]) for line in lines) * -(-num_seeds // at_once)
-    return np.array([[float(v) for v in line[1:]] for line in lines]), seconds
+    slowest = max(float(line[0]) for line in lines)
+    num_turns = -(-num_seeds // at_once)
+    return np.array([[float(v) for v in line[1:]] for line in lines]), slowest * num_turns
 
 
 def run_alone(name: str, num_steps: int, sizes: Mapping[str, Any]) -> None:

@@ -101,7 +101,8 @@ def stream(
     state = State(0, [None] * count, [None] * count, [[] for _ in range(count)])
     try:
         for index in range(config.depth):
-            layer = source.stored_layer(index, min(index + 1, config.depth - 1))
+            next_index = min(index + 1, config.depth - 1)  # the layer to read ahead
+            layer = source.stored_layer(index, next_index)
             for i, part in enumerate(parts):
                 arguments = (layer, outside, part.select_inputs(batch), config)
                 if not index:

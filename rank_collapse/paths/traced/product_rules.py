@@ -81,7 +81,8 @@ def multiply(equation: Equation, values: Sequence[Value]) -> Value:
         return equation.make_product(array, values)
 
     def multiply_quotients(parts):
-        """Returns the quotient of one factor times the other factor."""
+        """Returns a function for the quotient of one factor times the other factor; None if no
+        factor is 0 where the root is."""
         exact = [i for i in (0, 1) if parts[i].is_exact and not values[i].is_step]
         if not exact:
             return None
