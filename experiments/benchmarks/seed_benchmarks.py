@@ -68,6 +68,7 @@ def make_network(
     labels = np.random.default_rng(1).integers(0, 10, shape[0])
 
     def init(key: Array, hyper: Mapping[str, Array]) -> PyTree[Array]:
+        """Draws the weights of two layers: (first, last)."""
         key_first, key_last = jax.random.split(key)
         sizes = ((32, 64), (64, 10)) if name == "mlp" else ((3, 3, 3, 64), (32 * 32 * 64, 10))
         draw = jax.nn.initializers.lecun_normal()
@@ -301,9 +302,21 @@ def time_seeds(
 
 
 def _time_ways(ways, name, count, num_steps, rounds, case, arguments):
-    """Measures ways in turn: {way: (timing, seconds of each round, CPU seconds of each round)}.
+    """Measures ways in turn.
 
     Every other round runs in reverse order. Ways that do not fit into memory are left out.
+
+    Args:
+        ways: The ways, of `WAYS`.
+        name: A network of `SIZES`.
+        count: Number of seeds.
+        num_steps: Steps of each seed.
+        rounds: Number of rounds.
+        case: Text that names the case.
+        arguments: Further arguments of `make_way`.
+
+    Returns:
+        {way: (timing, seconds of each round, CPU seconds of each round)}.
     """
     measured, calls = {}, {}
     for way in ways:

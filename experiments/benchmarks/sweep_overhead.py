@@ -149,6 +149,8 @@ def make_ways(init: Callable, step: Callable, num_seeds: int) -> dict[str, Calla
         """Compiles the training of all seeds for some steps from a traced one on."""
 
         def train_chunk(states: Any, start: Any) -> Any:
+            """Trains all states for `size` steps from a traced one on: (states, metrics)."""
+
             def train(state: Any) -> Any:
                 steps = start + jnp.arange(size)
                 return jax.lax.scan(lambda state, index: step(state, {}, index), state, steps)
@@ -169,6 +171,7 @@ def make_ways(init: Callable, step: Callable, num_seeds: int) -> dict[str, Calla
         advance = compile_chunk(size)
 
         def call() -> np.ndarray:
+            """Trains all seeds in chunks; losses of steps beyond the last are left out."""
             states, losses = begin(keys), []
             for start in range(0, num_steps, size):
                 states, metrics = advance(states, np.int32(start))

@@ -94,7 +94,15 @@ def time_training_parts(name: str, options: Any, arguments: Sequence[str] = ()) 
 def make_variant(
     recipe: Recipe, make_data: Callable, mesh: Mesh, parts: Sequence[str]
 ) -> tuple[Any, Callable]:
-    """Makes the compiled program of training without some parts, and a call of one epoch."""
+    """Makes training without some parts, compiled.
+
+    Args:
+        recipe, make_data, mesh: What is trained, see `Ensemble`.
+        parts: Names of the parts to leave out: "layer norms", "softmax", "dropout" and "Adam".
+
+    Returns:
+        (the program, a function that trains for one more epoch).
+    """
     config = recipe.config
     if "layer norms" in parts:
         embedding = config.embedding.replace(norm=False)
@@ -163,10 +171,20 @@ def _make_products(closed: Any, mesh: Mesh) -> list[Product]:
 
 
 def _make_product(equation: Any, mesh: Mesh) -> tuple[Callable[[], Any], int]:
-    """Makes a call of one product, and how often a device computes it in that call."""
+    """Makes a call that computes one product of a training step many times.
+
+    Args:
+        equation: The equation of the product.
+        mesh: The devices; each computes the same.
+
+    Returns:
+        (the call, how often a device computes the product in it).
+    """
     turns = int(max(1, min(CALL_FLOPS / count_product(equation), MOST_TURNS)))
 
     def repeat(operands, _):
+        """Computes the product `turns` times, and returns one entry of the last."""
+
         def body(_, carry):
             # Barriers: no turn is left out, and of each product all entries are computed.
             first, second = jax.lax.optimization_barrier(carry)[:2]

@@ -75,7 +75,7 @@ def parking_curves(seed: int, *, n: int = 200, beta: float = 64.0, draws: int = 
     config = prescribed_networks.make_sphere(depth, 2, beta, gain, mask="causal")
 
     def measure(key):
-        """Draws the angles of the tokens; returns them, and the states of their network."""
+        """Draws the angles of the tokens: (angles, states of their network)."""
         start = jax.random.uniform(key, (n,), maxval=2 * np.pi)
         tokens = jnp.stack([jnp.cos(start), jnp.sin(start)], axis=-1)
         params = prescribed_networks.make_params(config)

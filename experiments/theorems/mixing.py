@@ -102,7 +102,7 @@ def mask_curves(seed: int, *, n: int = 16, d: int = 8) -> list[Curve]:
         )
 
         def pass_tokens(seed, config=config):
-            """Computes the attention weights and the states of all layers."""
+            """Passes random tokens: (attention weights, states) of all layers."""
             key_m, key_x = jax.random.split(jax.random.key(seed))
             m = jax.random.normal(key_m, (config.depth, 1, d, d)) / jnp.sqrt(d)
             x = jax.random.normal(key_x, (n, d))
@@ -132,7 +132,7 @@ def tied_curves(seed: int, *, n: int = 12, d: int = 6, depth: int = 400) -> list
     keys = seeds.seed_keys(seed, draws)
 
     def pass_tokens(sign, key):
-        """Draws A and W; returns them, and the states of their network."""
+        """Draws A and W: (A, W, states of their network)."""
         keys = jax.random.split(key, 3)
         weights = jax.nn.softmax(jax.random.normal(keys[0], (n, n)), axis=-1)
         root = jax.random.normal(keys[1], (d, d))

@@ -48,7 +48,11 @@ def affine_rank_curves(seed: int, *, n: int = 10, d: int = 16) -> list[Curve]:
     ranks, tokens = (1, 2, 3), (2, 4, 6, 8)
 
     def normalise_draws(seed):
-        """Draws tokens of each rank; returns them and their LayerNorm and RMSNorm, [rank, n, d]."""
+        """Draws tokens of each rank.
+
+        Returns:
+            (tokens [rank, n, d], their LayerNorm, their RMSNorm, the LayerNorm of `COLLINEAR`).
+        """
         keys = [jax.random.fold_in(jax.random.key(seed), rank) for rank in ranks]
         drawn = [draw_rank(key, rank, n, d) for key, rank in zip(keys, ranks, strict=True)]
         norms = [jax.vmap(partial(normalise_tokens, kind=kind)) for kind in ("layer", "rms")]
@@ -117,7 +121,7 @@ def spread_curves(seed: int, *, n: int = 32, d: int = 32, depth: int = 6) -> lis
     )
 
     def measure(spread):
-        """Computes the attention weights of the first layer, and the last state."""
+        """Passes tokens: (attention weights of the first layer, last state)."""
         keys = jax.random.split(jax.random.key(seed), 4)
         x = jax.random.normal(keys[0], (n, d))
         basis, _ = jnp.linalg.qr(jax.random.normal(keys[1], (d, d)))

@@ -195,6 +195,7 @@ def keep_states(
         progress.reach(epoch, loss=loss)
 
     def on_watched(epoch, values, losses):
+        """Appends the losses and scalars of an epoch to the file of each network."""
         for position, (cell, seed) in enumerate(runs):
             row = {"loss": losses[position, -1]} if epoch else {}
             row |= {name: value[position] for name, value in values["layers"].items()}

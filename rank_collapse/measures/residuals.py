@@ -246,7 +246,14 @@ def token_cosine(x: AnyArray, *, mask: AnyArray | None = None) -> Float[AnyArray
 
 
 def normalize_tokens(x: AnyArray) -> tuple[AnyArray, AnyArray]:
-    """Compute x̂_i = x_i/|x_i| [..., n, d] and |x̂_i|² [..., n] of the result of `as_tokens`."""
+    """Divide tokens by their norms.
+
+    Args:
+        x: Result of `as_tokens`, [..., n, d].
+
+    Returns:
+        (x̂_i = x_i/|x_i| [..., n, d], |x̂_i|² [..., n]). The latter is 1, or 0 for a token that is 0.
+    """
     xp = namespace(x)
     x, _ = scale_to_unit(x, axis=-1)
     squares = xp.sum(xp.square(x), axis=-1)

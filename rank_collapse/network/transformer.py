@@ -240,7 +240,14 @@ def apply(
 
 @functools.partial(jax.jit, static_argnames="keep")
 def _apply(params, prepared, config, dropout_key, dropout_rate, keep) -> Trace:
-    """Compile the forward pass once for a shape, also where `apply` is called outside jit."""
+    """Compile the forward pass once for a shape, also where `apply` is called outside jit.
+
+    Args:
+        params, prepared, config: See `prepare_inputs`.
+        dropout_key: Random key of dropout; None for no dropout.
+        dropout_rate: Share of the entries that dropout sets to 0.
+        keep: See `compute_layer`.
+    """
     layer_keys = None if dropout_key is None else dropout_branches(dropout_key, config.depth)
 
     def step(layer, x):

@@ -189,7 +189,11 @@ class LogPass(LayerPass):
         keep = layer.inputs.existing_tokens
 
         def run_copy(copy):
-            """Passes one noisy copy through the layer, and collects its `LogTrace` fields."""
+            """Passes one noisy copy through the layer.
+
+            Returns:
+                (its state, (log10 of the norm of the state, fields of a `LogTrace`)).
+            """
             word, ulps, state = copy
             noise = Noise(word, ulps).at(layer.index) if self.replicas else None
             state, sublayers = walk_layer(LogScaled(keep, noise), layer, state)

@@ -61,6 +61,15 @@ def list_sources(call: Call, positions: tuple[int, ...]) -> tuple[Value, ...]:
 
 
 def push_linear(call, positions, sources, index):
+    """Makes the function that applies a linear operator to tangents.
+
+    Args:
+        call: The call.
+        positions: Positions of the arguments in which the operator is linear.
+        sources: Values whose tangents are passed.
+        index: Which of several results; None for the only one.
+    """
+
     def push(*tangents):
         result = call.compute_linear(positions, sources, tangents)
         return result if index is None else result[index]

@@ -138,6 +138,7 @@ class Equation:
         ]
 
         def compute_slope():
+            """Computes f′ of the result by the chain rule; constants have no slope."""
             tangents = [
                 None if part is None or not is_inexact(a) else part.slope()
                 for part, a in zip(parts, arrays, strict=True)

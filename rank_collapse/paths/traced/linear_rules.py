@@ -110,7 +110,9 @@ def add(equation: Equation, values: Sequence[Value]) -> Value:
     flags["is_shifted"] |= adds_frozen
     forms = equation.make_forms(values, lambda parts: _add_quotients(equation, values, parts))
     if all(v.kind == Kind.STATE for v in dependent):
-        forms, sums = () if adds_frozen else forms, equation.push_sums(values)
+        sums = equation.push_sums(values)
+        if adds_frozen:
+            forms = ()  # the sum is a new state, and no function of a root
         shifted = flags["is_shifted"]
         if forms and all(v.depends or v.fill is not None for v in values):
             # A number is part of the function of a root, not a bias: h + 3 is no new state.

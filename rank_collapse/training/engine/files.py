@@ -182,7 +182,17 @@ def _unpack(path: Path, arrays: dict[str, np.ndarray], functions: Functions) -> 
 
 
 def _read_leaves(arrays: Mapping[str, np.ndarray], name: str, shapes: Sequence[Any], axes: tuple):
-    """Reads the leaves of one name, and checks their shapes and dtypes."""
+    """Reads the leaves of one name, and checks their shapes and dtypes.
+
+    Args:
+        arrays: {"name/number of the leaf": array}.
+        name: The name.
+        shapes: Shape and dtype of each leaf of one run.
+        axes: Sizes of the axes in front, such as that of runs.
+
+    Raises:
+        ValueError: A leaf of another shape or dtype.
+    """
     leaves = []
     for i, shape in enumerate(shapes):
         array, dtype, expected = arrays[f"{name}/{i}"], shape.dtype, shape.shape
