@@ -257,7 +257,8 @@ def trained_figure(results: FormResults):
     fig, ((accuracy, less),) = figures.figure(1, 2, width=4.4)
     widths = list(map(str, results["trained"]["dot"]["d_k"]))
     for i, (index, (name, form)) in itertools.product(range(len(widths)), enumerate(FORMS.items())):
-        values, label = results["trained"][name]["accuracy"][:, i], None if i else form.label
+        values = results["trained"][name]["accuracy"][:, i]
+        label = None if i else form.label  # one entry of the legend for each form
         x = i + 0.18 * (index - 1.5)
         accuracy.plot(
             np.full(len(values), x),

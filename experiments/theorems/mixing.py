@@ -127,7 +127,14 @@ def mask_curves(seed: int, *, n: int = 16, d: int = 8) -> list[Curve]:
 
 
 def tied_curves(seed: int, *, n: int = 12, d: int = 6, depth: int = 400) -> list[Curve]:
-    """Measures the residual after many passes of one layer of fixed weights, by the sign of W."""
+    """Measures the residual after many passes of one layer of fixed weights, by the sign of W.
+
+    Args:
+        seed: Seed of the draws.
+        n: Number of tokens.
+        d: Their width.
+        depth: Number of passes of the layer.
+    """
     draws, steps = 4, np.array([0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 400])
     keys = seeds.seed_keys(seed, draws)
 

@@ -60,7 +60,11 @@ def affine_rank_curves(seed: int, *, n: int = 10, d: int = 16) -> list[Curve]:
         return x, *(norm(x) for norm in norms), normalise_tokens(COLLINEAR, "layer")
 
     def attend(count):
-        """Draws 8 tokens; returns them and the attention of the first ones to each other."""
+        """Draws 8 tokens, and attends from the first `count` of them to each other.
+
+        Returns:
+            (tokens [8, d], their states after attention of the first `count` to each other)
+        """
         key, config = jax.random.fold_in(jax.random.key(seed), count), rc.san(1, 1, d)
         keys = jax.random.split(key)
         x = jax.random.normal(keys[0], (tokens[-1], d))
@@ -115,7 +119,14 @@ def lipschitz_curves(seed: int, *, draws: int = 8) -> list[Curve]:
 
 
 def spread_curves(seed: int, *, n: int = 32, d: int = 32, depth: int = 6) -> list[Curve]:
-    """Measures entropy and cosine by the spread of the eigenvalues of W_QK, at one trace."""
+    """Measures entropy and cosine by the spread of the eigenvalues of W_QK, at one trace.
+
+    Args:
+        seed: Seed of the draws.
+        n: Number of tokens.
+        d: Their width.
+        depth: Number of layers.
+    """
     config = prescribed_networks.make_network(
         depth, d, attention_skip=True, norm_placement="post", norm="rms", temperature=np.sqrt(d)
     )

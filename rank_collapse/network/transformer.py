@@ -94,6 +94,7 @@ class TokenAlgebra(Algebra):
         return self._attend(layer, "cross", x, inputs.memory, context=inputs.memory_context)
 
     def apply_mlp(self, layer, x):
+        """Apply the MLP, with edits and dropout: (its output, the output before dropout)."""
         config = layer.config
         output = layers.apply_mlp(layer.params.mlp, x, config.mlp, config.routing, self.edit_points)
         output = self.edit_points("mlp_branch", output)

@@ -181,7 +181,11 @@ def _sum_paths(params, prepared, config, paths, semantics, no_sub_path, keep):
         members = jnp.where(keep[order], members, flat.shape[0])
 
     def visit(carry, numbered_path):
-        """Computes the states of one path from `first_new` on, and adds the last to its set."""
+        """Computes the states of one path from `first_new` on, and adds the last to its set.
+
+        Returns:
+            ((states of the path, sums of the sets), no result of the path: None).
+        """
         states, sums = carry
         path, first_new, member = numbered_path
 

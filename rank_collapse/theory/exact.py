@@ -196,7 +196,11 @@ class Balls(Algebra):
         return part + state * to_balls(spec.skip_gain) if spec.skip else part
 
     def apply_attention(self, layer: Layer, x: np.ndarray) -> tuple[np.ndarray, None]:
-        """Compute Σ_h P_h X W_h + b_o."""
+        """Compute Σ_h P_h X W_h + b_o.
+
+        Returns:
+            (the branch [n, d], no further results: None).
+        """
         p, context = layer.params.attention, jax.tree.map(np.asarray, layer.context)
         values = [affine_map(x, w, b) for w, b in zip(p.w_v, p.b_v, strict=True)]
         scores = _attention_scores(p, x, layer.config, context, layer.gains.temperature)

@@ -185,7 +185,12 @@ class LogPass(LayerPass):
     def measure_layer(
         self, layer: Layer, x: Array, layer_values: LayerValues | None, carry: Tree
     ) -> tuple[Tree, Tree]:
-        """Compute the states after the layer, its fields of a `LogTrace`, every copy's profile."""
+        """Pass all copies through the layer.
+
+        Returns:
+            (states after the layer, (profile of every copy, fields of a `LogTrace` of the first
+            copy)).
+        """
         keep = layer.inputs.existing_tokens
 
         def run_copy(copy):

@@ -182,6 +182,9 @@ def mean_sides(
         constants: Constants of all layers.
         trace: Trace of the network.
         log_scale: s of the input to each layer's attention, [L].
+
+    Returns:
+        (sides of every head's bound, of every layer's bound).
     """
     cube = 3 * log_scale / LOG_10
 

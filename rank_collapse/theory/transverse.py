@@ -170,7 +170,11 @@ class LinearAttention(tangent.Tangents):
     )
 
     def apply_attention(self, layer, branch_input):
-        """Applies the linearisation of attention at equal tokens to the residual."""
+        """Applies the linearisation of attention at equal tokens to the residual.
+
+        Returns:
+            (the state, no further results: None).
+        """
         params, context, keep = layer.params.attention, layer.context, layer.inputs.existing_tokens
         n, dtype = branch_input.residual.shape[0], branch_input.residual.dtype
         mixing = layer.gains.mixing

@@ -86,6 +86,7 @@ def make_gate(call, result, root, base, slope=None):
     at_zero = evaluate_at_zero(call)
 
     def push(tangent):
+        """Multiplies a tangent of the root by result/root, or by the slope where the root is 0."""
         is_zero = root.array == 0
         quotient = result / torch.where(is_zero, torch.ones_like(root.array), root.array)
         slopes = torch.zeros_like(quotient) if slope is None else slope()
@@ -123,6 +124,8 @@ def apply_entrywise(call, result, position):
     if value.gate_of is None:
 
         def slope():
+            """Computes f'(h) of each entry by reverse mode."""
+
             def function(array):
                 return call.compute_with({position: array})
 

@@ -210,6 +210,11 @@ class _Scan:
             """Makes the function of one step, which computes with the slots of a part alone."""
 
             def compute(carry, slices):
+                """Runs one step with the slots of the part.
+
+                Returns:
+                    (carry, (arrays, sums) of what is stacked), with the slots of the whole scan.
+                """
                 part_carry = self.make_carry(labels, part_sizes, *carry)
                 arrays, sums = self.step(part_carry, slices, labels)
                 new_carry = self.make_carry(
