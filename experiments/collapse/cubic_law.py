@@ -179,7 +179,13 @@ def _prepared(params, x, config, inputs):
 
 @jax.jit
 def _cubic_pass(params, prepared, config, measured=None):
-    """Iterates the law; with `measured` (s, LogStates [L]) attention reads those up to layer s."""
+    """Iterates the law over all layers: log10 of the residual's norm, [L + 1].
+
+    Args:
+        params, prepared, config: See `prepare_inputs`.
+        measured: (s, measured states of all layers); attention then reads the measured states up to
+            layer s. None iterates the law from the input on.
+    """
     start = around_mean(prepared.x, prepared.existing_tokens)
     first, states = (None, None) if measured is None else measured
 

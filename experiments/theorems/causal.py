@@ -236,7 +236,13 @@ def jacobian_curves(seed: int) -> list[Curve]:
 
 
 def first_mass_curves(seed: int, *, n: int = 32, depth: int = 64) -> list[Curve]:
-    """Measures the rollout's weight on the first token by depth, without skips and with them."""
+    """Measures the rollout's weight on the first token by depth, without skips and with them.
+
+    Args:
+        seed: Seed of the draws.
+        n: Number of tokens.
+        depth: Number of layers.
+    """
     config = prescribed_networks.make_network(
         depth, 8, num_heads=1, mask="causal", attention_skip=False
     )

@@ -90,7 +90,13 @@ MASKS = {  # {name: (fields, layers after which every token has seen one common 
 
 
 def mask_curves(seed: int, *, n: int = 16, d: int = 8) -> list[Curve]:
-    """Compares the contraction of tokens over r layers with 1 − ε^r, by the kind of mask."""
+    """Compares the contraction of tokens over r layers with 1 − ε^r, by the kind of mask.
+
+    Args:
+        seed: Seed of the draws.
+        n: Number of tokens.
+        d: Their width.
+    """
     bounds, worst, halving = [], [], []
     for fields, radius in MASKS.values():
         depth = 10 * radius

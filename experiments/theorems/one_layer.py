@@ -44,7 +44,13 @@ def draw_rank(key: jax.Array, rank: int, n: int, d: int) -> jax.Array:
 
 
 def affine_rank_curves(seed: int, *, n: int = 10, d: int = 16) -> list[Curve]:
-    """Counts affine ranks before and after LayerNorm, matrix ranks under RMSNorm, and the span."""
+    """Counts affine ranks before and after LayerNorm, matrix ranks under RMSNorm, and the span.
+
+    Args:
+        seed: Seed of the draws.
+        n: Number of tokens.
+        d: Their width.
+    """
     ranks, tokens = (1, 2, 3), (2, 4, 6, 8)
 
     def normalise_draws(seed):

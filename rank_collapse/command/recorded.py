@@ -178,7 +178,13 @@ def _run_torch(folder, tokens, form, plan):
 
 
 def _record_jax(folder, path, tokens):
-    """Run a checkpoint by `rc.apply`."""
+    """Run a checkpoint by `rc.apply`, and write the recording.
+
+    Args:
+        folder: The checkpoint.
+        path: Path of the recording.
+        tokens: Ids and mask.
+    """
     config, params = pretrained.load(folder)[:2]
 
     def run_example(ids, mask):

@@ -139,6 +139,10 @@ def _first_part_change(u, s, vt, dx):
         du_1 = Σ_j u_j (σ_1 a_j + σ_j b_j)/(σ_1² − σ_j²) + (dX v_1 − U a)/σ_1,
     dv_1 the same of V, b and a. Where σ_1 = σ_j, or σ_1 = 0, the approximation has no derivative;
     their part is left out.
+
+    Args:
+        u, s, vt: Singular value decomposition of X.
+        dx: Direction dX.
     """
     transpose, s = namespace(s).matrix_transpose, s[..., None]
     first, first_u, first_v = s[..., :1, :], u[..., :1], transpose(vt[..., :1, :])

@@ -60,7 +60,13 @@ class Evaluation:
         (self.output,) = list_values(self._run(module, arguments, None))
 
     def _run(self, module: fx.GraphModule, arguments: list[Value], caller: Branch | None) -> Tree:
-        """Evaluate a graph, or one that another calls from within a branch."""
+        """Evaluate a graph, or one that another calls from within a branch.
+
+        Args:
+            module: The graph.
+            arguments: Its inputs.
+            caller: The branch that calls it; None outside of all branches.
+        """
         entering = iter(arguments)
         values: dict[fx.Node, Any] = {}
         for node in module.graph.nodes:

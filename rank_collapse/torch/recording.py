@@ -269,7 +269,12 @@ class _Tape:
         return [layer.name for layer in self.calls[0]]
 
     def begin_call(self, module, arguments, keywords):
-        """Keeps token ids and the mask of a call of the model."""
+        """Keeps token ids and the mask of a call of the model.
+
+        Args:
+            module: The model.
+            arguments, keywords: Arguments of the call.
+        """
         self.calls.append([])
         if self.others is not None:
             self.others.begin_call()

@@ -294,7 +294,17 @@ class Ensemble:
 
 
 def _collect_results(program, runs, num_epochs):
-    """Collects losses and watched metrics, with room for all epochs: see `Trained`."""
+    """Collects losses and watched metrics, with room for all epochs: see `Trained`.
+
+    Args:
+        program: The compiled program.
+        runs: The runs so far.
+        num_epochs: Epochs of the whole training.
+
+    Returns:
+        {"losses": [s, epochs], "watched": [s, looks, ...] if there is a `watch`}, NaN or 0 for what
+        is still to come.
+    """
     losses = np.full((len(runs), num_epochs), np.nan, np.float32)
     losses[:, : runs.step] = join_pieces(runs.metrics[0])
     if program.functions.look is None:

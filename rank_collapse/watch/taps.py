@@ -133,7 +133,16 @@ def _run(jaxpr, consts, args, measure):
 
 
 def _run_equation(eqn, inputs, measure):
-    """Evaluate an equation whose own programs have taps, as `_run` does."""
+    """Evaluate an equation whose own programs have taps.
+
+    Args:
+        eqn: The equation.
+        inputs: Its arguments.
+        measure: See `_run`.
+
+    Returns:
+        (its outputs, scalars [layers, ...] by name).
+    """
     name, params = eqn.primitive.name, eqn.params
 
     def run(program, *arrays):
@@ -190,7 +199,16 @@ def _run_scan(params, inputs, measure):
 
 
 def _run_cond(branches, inputs, measure):
-    """Evaluate a conditional: NaN for the layers that the branch taken does not have."""
+    """Evaluate a conditional: NaN for the layers that the branch taken does not have.
+
+    Args:
+        branches: Programs of the branches.
+        inputs: Number of the branch that is taken, then the arguments.
+        measure: See `_run`.
+
+    Returns:
+        (its outputs, scalars [layers, ...] by name).
+    """
     programs = [_open(branch) for branch in branches]
     shapes = [
         jax.eval_shape(lambda *arrays, p=p: _run(*p, arrays, measure)[1], *inputs[1:])
@@ -206,6 +224,7 @@ def _run_cond(branches, inputs, measure):
         """Makes the function of one branch, with NaN for layers and names that it does not have."""
 
         def run(*arrays):
+            """Runs the branch: (its outputs, its scalars with NaN for layers that it lacks)."""
             outputs, scalars = _run(*program, arrays, measure)
             padded = {}  # {name: [num_layers, ...]}, of the same shapes in every branch
             for name, example in longest.items():

@@ -223,7 +223,12 @@ class Pass(TorchFunctionMode):
             self._origins.begin(result)
 
     def _see_dot(self, args, kwargs, result):
-        """Measures a call of `scaled_dot_product_attention`, row by row for nested tensors."""
+        """Measures a call of `scaled_dot_product_attention`, row by row for nested tensors.
+
+        Args:
+            args, kwargs: Arguments of the call.
+            result: Its result.
+        """
         names = ("query", "key", "value")[len(args) :]
         q, k, v = *args[:3], *(kwargs[name] for name in names)
         mask = args[3] if len(args) > 3 else kwargs.get("attn_mask")

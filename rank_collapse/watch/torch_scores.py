@@ -90,7 +90,13 @@ def see_product(
 
 
 def make_term(table: TagTable, product: Product, output: Tensor) -> Term:
-    """Makes the term of a product, with the axes of queries and keys last in its scores."""
+    """Makes the term of a product, with the axes of queries and keys last in its scores.
+
+    Args:
+        table: Tags of all tensors.
+        product: Queries times keys, with letters of the axes.
+        output: The scores.
+    """
     first, second, result = product.letters
     query, key = table.tag(product.first), table.tag(product.second)
     sizes = dict(zip(first, product.first.shape, strict=True))

@@ -239,7 +239,16 @@ class Interpreter:
         return has_scopes(jaxpr)
 
     def _differentiate(self, eqn, values, place):
-        """Compute an equation and its exact derivative."""
+        """Compute an equation and its exact derivative.
+
+        Args:
+            eqn: The equation.
+            values: Its arguments.
+            place: Its position in the code, for messages.
+
+        Returns:
+            The results: frozen where no paths pass.
+        """
         arrays = [v.array for v in values]
         outs = bind(eqn, arrays)
         has_sums = [v.depends and is_inexact(v.array) and v.sums is not None for v in values]

@@ -133,7 +133,12 @@ class SweepFolder:
 
 
 def _describe_change(name, old, new):
-    """Describes how one part of the sweep differs from the folder's."""
+    """Describes how one part of the sweep differs from the folder's.
+
+    Args:
+        name: The part, such as "step" or "hyper".
+        old, new: The part in the folder, and in this call.
+    """
     if name in ("init", "step", "look"):
         if old and new:
             return f"{name} is another function"

@@ -292,8 +292,18 @@ class Program:
         return dataclasses.replace(advanced, state=state, finite_steps=finite_steps), stopped
 
     def _call(self, runs, state, active, start, stop):
-        """Call the compiled steps; returns (state, metrics, which leaves are finite [r, changing];
-        unchanged leaves count as finite)."""
+        """Call the compiled steps.
+
+        Args:
+            runs: The runs.
+            state: Leaves of their state.
+            active: Bool [r], which runs make steps.
+            start, stop: The first step, and the step after the last.
+
+        Returns:
+            (state, metrics, which leaves are finite [r, changing]). Unchanged leaves count as
+            finite. The third is None if runs that diverge are not stopped.
+        """
         flags = self._lay_out_flags(active)
         changing, unchanged = self._split(state)
         shared = np.int32(start), np.int32(stop), self._consts[1]
