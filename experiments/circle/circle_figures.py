@@ -96,8 +96,9 @@ def select_steps(
 
 @figures.styled
 def steps_figure(results: ByCase):
-    """Steps in which the distance falls from 1e-2 to 1e-6, in the seeds that collapsed, and the
-    number of steps that the multiplier at the collapsed point predicts."""
+    """Steps in which the distance falls from 1e-2 to 1e-6, in the seeds that collapsed. The
+    horizontal axis is the number of steps that the multiplier at the collapsed point predicts.
+    """
     points = select_steps(walks.fine_cases(results))
     if not points:
         return None
