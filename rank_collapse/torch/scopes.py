@@ -79,7 +79,7 @@ class Branches:
                 )
 
     def find(self, node: fx.Node) -> Branch | None:
-        """Return the branch in which a node is computed, the outermost that matches."""
+        """Return the branch in which a node is computed: the outermost that matches, or None."""
         for call, path in module_calls(node):
             for axis, pattern in enumerate(self._patterns):
                 if any(pattern.fullmatch(p) for p in self._paths.get(path, (path,))):

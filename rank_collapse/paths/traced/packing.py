@@ -63,8 +63,11 @@ def pack(value: Value, run: object) -> tuple[Label, Any, LazySums | None]:
 def pack_values(
     values: Sequence[Value], run: object
 ) -> tuple[list[Label], list[AnyArray], list[AnyArray | None]]:
-    """Return three lists of as many entries as there are values: labels, arrays, and sums, which
-    are arrays or None."""
+    """Take values apart, as `pack` does, and compute their sums.
+
+    Returns:
+        (labels, arrays, sums), each with one entry per value; sums are arrays or None.
+    """
     packed = [pack(v, run) for v in values]
     labels = [label for label, _, _ in packed]
     arrays = [array for _, array, _ in packed]

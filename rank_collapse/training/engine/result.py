@@ -107,7 +107,11 @@ class Points:
         return self._make_dataset(self._functions[0].metric_names, leaves, np.arange(steps))
 
     def looks(self, look_steps: Sequence[int]) -> Any:
-        """Makes the dataset of the results of `look` after some numbers of steps."""
+        """Makes the dataset of the results of `look` after some numbers of steps; None without `look`.
+
+        Args:
+            look_steps: The numbers of steps, at which all runs were looked at.
+        """
         if not self._functions[0].look_names:
             return None
         leaves = []
