@@ -200,7 +200,8 @@ def _init_mlp(key, config, scale, bias_scale):
     Args:
         key: Random key of the layer's MLP.
         config: The network.
-        scale, bias_scale: Factors of the standard deviations of weights and biases.
+        scale: Multiplies the weights, in addition to `config.init_gain`.
+        bias_scale: Standard deviation of the biases.
     """
     d, f, scale = config.d_model, config.ff_width, scale * config.init_gain
     keys = _split_key(key)

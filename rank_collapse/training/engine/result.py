@@ -107,10 +107,13 @@ class Points:
         return self._make_dataset(self._functions[0].metric_names, leaves, np.arange(steps))
 
     def looks(self, look_steps: Sequence[int]) -> Any:
-        """Makes the dataset of the results of `look` after some numbers of steps; None without `look`.
+        """Makes the dataset of the results of `look` after some numbers of steps.
 
         Args:
             look_steps: The numbers of steps, at which all runs were looked at.
+
+        Returns:
+            The dataset; None if there is no `look`.
         """
         if not self._functions[0].look_names:
             return None
