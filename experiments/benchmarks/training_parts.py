@@ -74,6 +74,21 @@ def time_training_parts(name: str, options: Any, arguments: Sequence[str] = ()) 
             timings[-2].seconds.append(sum(product.seconds[-1] for product in products))
             timings[-1].seconds.append(flops / large.flops * _time_cpu(large.time))
         say(f"{describe_round(timings, r, options.rounds)} of CPU for a seed and step")
+    shares = _compute_shares(timings, products, flops, steps)
+    shares["share of padding among the tokens"] = 1 - float(jnp.mean(token_mask(examples)))
+    return Report(timings, {figure: (value, None) for figure, value in shares.items()})
+
+
+def _compute_shares(timings, products, flops, steps):
+    """Computes {figure: share of the time of a whole step, or rate of a product}.
+
+    Args:
+        timings: Of the whole step, without each part, without all parts, of its products at their
+            sizes, and of its products at the rate of a large product.
+        products: The products of an epoch.
+        flops: Floating-point operations of a step.
+        steps: Steps of an epoch.
+    """
     whole, *without, at_size, at_rate = timings
     shares = {t.name.replace("without", "share of"): 1 - median_ratio(t, whole) for t in without}
     shares["share of its products at their sizes"] = median_ratio(at_size, whole)
@@ -87,8 +102,7 @@ def time_training_parts(name: str, options: Any, arguments: Sequence[str] = ()) 
         shares[f"share of {product.name}, {product.times / steps:g} times"] = median_ratio(
             product, whole
         )
-    shares["share of padding among the tokens"] = 1 - float(jnp.mean(token_mask(examples)))
-    return Report(timings, {figure: (value, None) for figure, value in shares.items()})
+    return shares
 
 
 def make_variant(
