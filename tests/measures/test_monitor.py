@@ -61,6 +61,14 @@ def test_a_mask_is_as_if_tokens_were_not_there():
     near(masked, removed, rtol=1e-4)
 
 
+def test_the_first_key_is_the_first_that_exists_even_where_padding_is_attended_to():
+    keep, p = np.arange(N) > 1, np.full((H, N, N), 0.1)
+    p[:2, :, 2] = p[2, :, 0] = 0.5  # a sink at the first token in two heads, at padding in one
+    scalars = rc.monitor(draw_normal(N, D), p, mask=keep)
+    assert float(scalars["sink_rate"]) == pytest.approx(2 / 3)
+    assert float(rc.monitor(draw_normal(N, D), p)["sink_rate"]) == pytest.approx(1 / 3)
+
+
 def test_batches_are_means_of_examples_under_any_transformation():
     x, p = draw_normal(2, 4, N, D), draw_weights(2, 4)
     mask = np.arange(N) < np.array([3, 6, 5, 4, 6, 2, 6, 6]).reshape(2, 4, 1)

@@ -72,6 +72,10 @@ def test_slopes_have_intervals_over_seeds():
     half = stats.t.ppf(0.975, 3) * slopes.std(ddof=1) / 2
     ends = by_quantity["stream", "depth"][3:5]
     assert_close(ends, [slopes.mean() - half, slopes.mean() + half], rtol=1e-9)
+    # over width, of the geometric means over all depths
+    logs = np.log(check.values["logits"][..., 0]).mean(axis=1)
+    slopes = np.polyfit(np.log(WIDTHS), logs, 1)[0]
+    assert_close(by_quantity["logits", "width"].slope, slopes.mean(), rtol=1e-9)
     (slope, *_) = rc.coord_check(network(KNOWN), DEPTHS, steps=1, seeds=1).slopes()
     assert (slope.low, slope.high) == (-np.inf, np.inf)
     # seeds that agree exactly decide
