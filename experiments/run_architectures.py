@@ -333,6 +333,9 @@ def make_finding(results: Results, models: Sequence[Model]) -> Finding | None:
     Args:
         results: Curves of each model.
         models: The models.
+
+    Returns:
+        The finding; None if these are not the published models.
     """
     if not are_published(models):
         return None

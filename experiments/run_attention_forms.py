@@ -209,9 +209,11 @@ def make_rows(results: FormResults, options: Options) -> Iterator[TableRow]:
 @figures.styled
 def random_figure(results: FormResults, options: Options):
     """Random queries and keys of unit variance: means and standard deviations over seeds. The loss
-    weights every output equally. The gradient panels show how much the loss changes, to first
-    order, when a query moves by a vector of its own size, and how much it changes with the scores.
-    Solid lines are the root mean square over rows, dashed lines the median row."""
+    weights every output equally. The gradient panels show two changes of the loss, to first
+    order. One is the change when a query moves by a vector of its own size. The other is the
+    change with the scores. Solid lines are the root mean square over rows, and dashed lines are
+    the median row.
+    """
     panels = {
         "variance": ("variance of the scores", "dotted: closed form"),
         "entropy": ("entropy of a row, nats", f"dashed: uniform, log {options.num_queries}"),
@@ -257,7 +259,8 @@ def trained_figure(results: FormResults):
     fig, ((accuracy, less),) = figures.figure(1, 2, width=4.4)
     widths = list(map(str, results["trained"]["dot"]["d_k"]))
     for i, (index, (name, form)) in itertools.product(range(len(widths)), enumerate(FORMS.items())):
-        values, label = results["trained"][name]["accuracy"][:, i], None if i else form.label
+        values = results["trained"][name]["accuracy"][:, i]
+        label = None if i else form.label  # one entry of the legend for each form
         x = i + 0.18 * (index - 1.5)
         accuracy.plot(
             np.full(len(values), x),
@@ -327,8 +330,8 @@ EXPERIMENT = Experiment(
     title="Attention functions against d_k",
     brief="scaled and unscaled dot products and additive attention against d_k: saturation, "
     "gradients, and accuracy after training",
-    claim=f"{SOURCE}: for small d_k additive and dot-product attention perform similarly, for "
-    "large d_k additive attention outperforms dot products without scaling, whose variance d_k "
+    claim=f"{SOURCE}: for small d_k, additive and dot-product attention perform similarly. For "
+    "large d_k, additive attention outperforms dot products without scaling. Their variance d_k "
     "pushes the softmax into regions of extremely small gradients.",
     presets={
         "quick": "--d_k=2,32,1024 --trained_d_k=256 --num_seeds=6 --n_epochs=12 --n_train_data=600",

@@ -227,7 +227,8 @@ def compare_results(results: ByCase) -> Iterator[Comparison]:
         text = f"{name}: seeds that fell together"
         yield Comparison(text, f"{count} of {total}", published, note)
         if case["orders"].size:
-            theory, order = 3 if cell[0] in ORDERS else 1, float(np.median(case["orders"]))
+            theory = 3 if cell[0] in ORDERS else 1
+            order = float(np.median(case["orders"]))
             text = f"{name}: order p of d' ~ d^p, median"
             yield Comparison(text, order, f"theory: {theory}", source="theory")
         # δ' = Σ_h τ_h δ W_h: do heads of opposite sign keep two walkers apart?
@@ -250,6 +251,9 @@ def make_finding(results: ByCase) -> Finding | None:
 
     Args:
         results: {case: arrays of all seeds [s, ...]}.
+
+    Returns:
+        The finding; None if attention alone was not measured.
     """
     measured = walks.fine_cases(results)
     _, width = next(iter(measured))

@@ -334,6 +334,9 @@ def make_finding(results: xr.Dataset, networks: list[Network]) -> Finding | None
     Args:
         results: Over start, how, key, network, seed (texts) and layer.
         networks: The networks and their texts.
+
+    Returns:
+        The finding; None if the first key was not hidden and dropped in the late layers.
     """
     point = {"start": LATE, "key": "first"}
     is_there = all(value in results[axis] for axis, value in point.items())

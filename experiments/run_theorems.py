@@ -198,9 +198,9 @@ EXPERIMENT = Experiment(
     title="Theorems of later papers",
     brief="statements about collapse in papers from 2022 to 2026, predicted and measured",
     claim="Later papers prove how tokens cluster on the sphere, come to rest under a causal mask "
-    "and collapse in wide networks, and how masks, tied weights, norms, heads and gains change "
-    "this (2312.10794, 2410.23228, 2411.04990, 2410.07799, 2406.04267, 2405.18781, 2401.04301, "
-    "2604.23681).",
+    "and collapse in wide networks. They also prove how masks, tied weights, norms, heads and "
+    "gains change the collapse. The papers are 2312.10794, 2410.23228, 2411.04990, 2410.07799, "
+    "2406.04267, 2405.18781, 2401.04301 and 2604.23681.",
     presets={
         "quick": "--theorems=" + ",".join(t for t in THEOREMS if t not in LONG),
         "reported": "--seed=3000 --num_seeds=16",

@@ -194,7 +194,14 @@ def compute_loss(
     labels: torch.Tensor,
     mask: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Computes the loss of a batch."""
+    """Computes the loss of a batch: the sum of squared errors, or the mean cross-entropy.
+
+    Args:
+        network: Function of (inputs, mask).
+        task: The task, with the name of its loss.
+        inputs, labels: The batch.
+        mask: Bool, tokens that exist; None for all. The others do not count in the cross-entropy.
+    """
     logits = network(inputs, mask)
     if task.loss == "squared_error":
         return F.mse_loss(logits, labels, reduction="sum")

@@ -50,8 +50,9 @@ def describe_network(variant: str, width: int) -> str:
 @figures.styled
 def shares_figure(results: ByCase):
     """Share of seeds whose two walkers end together, with 95 % intervals. The result is that the
-    shares are equal: an MLP does not keep walkers apart, and the published network behaves like a
-    network with a skip around its attention."""
+    shares are equal. An MLP does not keep walkers apart. The published network behaves like a
+    network with a skip around its attention.
+    """
     measured = walks.fine_cases(results)
     variants = list(dict.fromkeys(variant for variant, _ in measured))
     widths = list(dict.fromkeys(width for _, width in measured))
@@ -96,8 +97,9 @@ def select_steps(
 
 @figures.styled
 def steps_figure(results: ByCase):
-    """Steps in which the distance falls from 1e-2 to 1e-6, in the seeds that collapsed, and the
-    number of steps that the multiplier at the collapsed point predicts."""
+    """Steps in which the distance falls from 1e-2 to 1e-6, in the seeds that collapsed. The
+    horizontal axis is the number of steps that the multiplier at the collapsed point predicts.
+    """
     points = select_steps(walks.fine_cases(results))
     if not points:
         return None

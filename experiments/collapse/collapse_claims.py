@@ -237,6 +237,9 @@ def make_finding(results: xr.Dataset) -> Finding | None:
 
     Args:
         results: Over norm placement, weight scale, skip gain, variant, seed and layer.
+
+    Returns:
+        The finding; None if the results lack the published point or one of the two variants.
     """
     chosen = choose_published(results)
     if chosen is None or not {"san", "san_skip"} <= {*results.variant.values}:

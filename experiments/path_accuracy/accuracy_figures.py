@@ -86,11 +86,12 @@ def paths_figure(results: xr.Dataset, task: TrainedTask):
 
 @figures.styled
 def shares_figure(results: xr.Dataset, task: TrainedTask):
-    """Left: the accuracy of the best baseline, of the output of the biases alone (the offset,
-    without any path, through the 1/σ of the full model), and of the full model. Middle: the
-    accuracy that each length adds, with the attention weights of the full model, as exact Shapley
-    values. Right: covariance shares of the logits, with the share of the offset first; a share
-    outside 0..1 means that parts cancel."""
+    """Left: the accuracy of the best baseline, of the biases alone, and of the full model. The
+    output of the biases alone is the offset, which has no path, with the 1/σ of the full model.
+    Middle: the accuracy that each length adds, with the attention weights of the full model, as
+    exact Shapley values. Right: covariance shares of the logits, with the share of the offset
+    first; a share outside 0..1 means that parts cancel.
+    """
     fig, axes = figures.figure(1, 3, width=3.5, height=3.0)
     shares = accuracies(results)
     offset_share = 1 - shares.covariance.sum("path_length")  # the shares of all parts sum to 1

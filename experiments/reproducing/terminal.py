@@ -155,6 +155,7 @@ def describe_number(section: verdicts.Section) -> str:
     """
 
     def rank(comparison):
+        """Ranks a comparison: 3 with a published number, 2 with a text, 1 with 0, 0 without."""
         published = comparison.published
         if published is None or published == 0:
             return int(published is not None)

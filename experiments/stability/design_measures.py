@@ -252,6 +252,7 @@ def move_weights(
     """
 
     def move(w, u):
+        """Moves weights w along u, row by row, by `size` times the norm of the row."""
         axes = tuple(range(1, w.ndim))
         norms = [jnp.sqrt(jnp.sum(jnp.square(a), axis=axes, keepdims=True)) for a in (w, u)]
         unit = u / jnp.where(norms[1] == 0, 1, norms[1])

@@ -19,7 +19,14 @@ SCALES = (0.25, 0.5, 1.0, 2.0)  # of the weights, for the bound on the Jacobian
 
 
 def first_token_curves(seed: int, *, n: int = 16, d: int = 8, draws: int = 3) -> list[Curve]:
-    """Measures the least cosine to the first token by time, with random scores and V = I."""
+    """Measures the least cosine to the first token by time, with random scores and V = I.
+
+    Args:
+        seed: Seed of the draws.
+        n: Number of tokens.
+        d: Their width.
+        draws: Number of networks.
+    """
     gain, times = 0.05, np.array([0, 5, 10, 15, 20, 30, 40])
     depth, keys = round(times[-1] / gain), seeds.seed_keys(seed, draws)
     least = {}
@@ -70,12 +77,18 @@ def parking_curves(seed: int, *, n: int = 200, beta: float = 64.0, draws: int = 
     """Counts Rényi centres by the number of tokens, and follows a causal network in time.
 
     By time: number of groups, share of tokens near a centre, and how far centres have moved.
+
+    Args:
+        seed: Seed of the draws.
+        n: Number of tokens on the circle.
+        beta: Inverse temperature β; δ is 4/√β.
+        draws: Number of lists of angles.
     """
     distance, gain, depth, stride = 4 / np.sqrt(beta), 0.05, 100, 20
     config = prescribed_networks.make_sphere(depth, 2, beta, gain, mask="causal")
 
     def measure(key):
-        """Draws the angles of the tokens; returns them, and the states of their network."""
+        """Draws the angles of the tokens: (angles, states of their network)."""
         start = jax.random.uniform(key, (n,), maxval=2 * np.pi)
         tokens = jnp.stack([jnp.cos(start), jnp.sin(start)], axis=-1)
         params = prescribed_networks.make_params(config)
@@ -223,7 +236,13 @@ def jacobian_curves(seed: int) -> list[Curve]:
 
 
 def first_mass_curves(seed: int, *, n: int = 32, depth: int = 64) -> list[Curve]:
-    """Measures the rollout's weight on the first token by depth, without skips and with them."""
+    """Measures the rollout's weight on the first token by depth, without skips and with them.
+
+    Args:
+        seed: Seed of the draws.
+        n: Number of tokens.
+        depth: Number of layers.
+    """
     config = prescribed_networks.make_network(
         depth, 8, num_heads=1, mask="causal", attention_skip=False
     )

@@ -90,7 +90,13 @@ MASKS = {  # {name: (fields, layers after which every token has seen one common 
 
 
 def mask_curves(seed: int, *, n: int = 16, d: int = 8) -> list[Curve]:
-    """Compares the contraction of tokens over r layers with 1 − ε^r, by the kind of mask."""
+    """Compares the contraction of tokens over r layers with 1 − ε^r, by the kind of mask.
+
+    Args:
+        seed: Seed of the draws.
+        n: Number of tokens.
+        d: Their width.
+    """
     bounds, worst, halving = [], [], []
     for fields, radius in MASKS.values():
         depth = 10 * radius
@@ -102,7 +108,7 @@ def mask_curves(seed: int, *, n: int = 16, d: int = 8) -> list[Curve]:
         )
 
         def pass_tokens(seed, config=config):
-            """Computes the attention weights and the states of all layers."""
+            """Passes random tokens: (attention weights, states) of all layers."""
             key_m, key_x = jax.random.split(jax.random.key(seed))
             m = jax.random.normal(key_m, (config.depth, 1, d, d)) / jnp.sqrt(d)
             x = jax.random.normal(key_x, (n, d))
@@ -127,12 +133,19 @@ def mask_curves(seed: int, *, n: int = 16, d: int = 8) -> list[Curve]:
 
 
 def tied_curves(seed: int, *, n: int = 12, d: int = 6, depth: int = 400) -> list[Curve]:
-    """Measures the residual after many passes of one layer of fixed weights, by the sign of W."""
+    """Measures the residual after many passes of one layer of fixed weights, by the sign of W.
+
+    Args:
+        seed: Seed of the draws.
+        n: Number of tokens.
+        d: Their width.
+        depth: Number of passes of the layer.
+    """
     draws, steps = 4, np.array([0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 400])
     keys = seeds.seed_keys(seed, draws)
 
     def pass_tokens(sign, key):
-        """Draws A and W; returns them, and the states of their network."""
+        """Draws A and W: (A, W, states of their network)."""
         keys = jax.random.split(key, 3)
         weights = jax.nn.softmax(jax.random.normal(keys[0], (n, n)), axis=-1)
         root = jax.random.normal(keys[1], (d, d))

@@ -44,11 +44,21 @@ def draw_rank(key: jax.Array, rank: int, n: int, d: int) -> jax.Array:
 
 
 def affine_rank_curves(seed: int, *, n: int = 10, d: int = 16) -> list[Curve]:
-    """Counts affine ranks before and after LayerNorm, matrix ranks under RMSNorm, and the span."""
+    """Counts affine ranks before and after LayerNorm, matrix ranks under RMSNorm, and the span.
+
+    Args:
+        seed: Seed of the draws.
+        n: Number of tokens.
+        d: Their width.
+    """
     ranks, tokens = (1, 2, 3), (2, 4, 6, 8)
 
     def normalise_draws(seed):
-        """Draws tokens of each rank; returns them and their LayerNorm and RMSNorm, [rank, n, d]."""
+        """Draws tokens of each rank.
+
+        Returns:
+            (tokens [rank, n, d], their LayerNorm, their RMSNorm, the LayerNorm of `COLLINEAR`).
+        """
         keys = [jax.random.fold_in(jax.random.key(seed), rank) for rank in ranks]
         drawn = [draw_rank(key, rank, n, d) for key, rank in zip(keys, ranks, strict=True)]
         norms = [jax.vmap(partial(normalise_tokens, kind=kind)) for kind in ("layer", "rms")]
@@ -56,7 +66,11 @@ def affine_rank_curves(seed: int, *, n: int = 10, d: int = 16) -> list[Curve]:
         return x, *(norm(x) for norm in norms), normalise_tokens(COLLINEAR, "layer")
 
     def attend(count):
-        """Draws 8 tokens; returns them and the attention of the first ones to each other."""
+        """Draws 8 tokens, and attends from the first `count` of them to each other.
+
+        Returns:
+            (tokens [8, d], their states after attention of the first `count` to each other)
+        """
         key, config = jax.random.fold_in(jax.random.key(seed), count), rc.san(1, 1, d)
         keys = jax.random.split(key)
         x = jax.random.normal(keys[0], (tokens[-1], d))
@@ -111,13 +125,20 @@ def lipschitz_curves(seed: int, *, draws: int = 8) -> list[Curve]:
 
 
 def spread_curves(seed: int, *, n: int = 32, d: int = 32, depth: int = 6) -> list[Curve]:
-    """Measures entropy and cosine by the spread of the eigenvalues of W_QK, at one trace."""
+    """Measures entropy and cosine by the spread of the eigenvalues of W_QK, at one trace.
+
+    Args:
+        seed: Seed of the draws.
+        n: Number of tokens.
+        d: Their width.
+        depth: Number of layers.
+    """
     config = prescribed_networks.make_network(
         depth, d, attention_skip=True, norm_placement="post", norm="rms", temperature=np.sqrt(d)
     )
 
     def measure(spread):
-        """Computes the attention weights of the first layer, and the last state."""
+        """Passes tokens: (attention weights of the first layer, last state)."""
         keys = jax.random.split(jax.random.key(seed), 4)
         x = jax.random.normal(keys[0], (n, d))
         basis, _ = jnp.linalg.qr(jax.random.normal(keys[1], (d, d)))

@@ -194,7 +194,8 @@ def energy_curves(seed: int, *, draws: int = 8) -> list[Curve]:
         total = energies.sum(axis=-1)
         least = np.diff(total).min(axis=-1) / total[:, 0]
         is_stated = normalise is not None
-        name, relation = f"all heads, {name}", "≥" if is_stated else "none"
+        name = f"all heads, {name}"
+        relation = "≥" if is_stated else "none"
         curves.append(Curve(name, x, 0, least, relation, 1e-12, panel=1))
         worst = np.argmin(least)  # the draw whose energy grows least
         times = np.arange(0, total.shape[1], 25)

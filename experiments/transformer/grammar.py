@@ -77,6 +77,7 @@ def make_pairs(key: jax.Array, num_examples: int, lexicon: Lexicon) -> SequenceP
     source = [*source_phrase(0), (verb + NOUNS, always), *source_phrase(1)]
 
     def target_phrase(i):
+        """Translates phrase i: two pairs of (word, whether it is there), noun and adjective."""
         form = 2 * lexicon.nouns[noun[:, i]] + plural[:, i]
         gender = lexicon.genders[noun[:, i]]
         adjective_form = 2 * (NOUNS + VERBS + lexicon.adjectives[adjective[:, i]]) + gender

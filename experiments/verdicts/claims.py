@@ -91,6 +91,9 @@ def judge_rows(
         num_rows: Number of rows that are judged together, where the rows of other experiments do
             not exist yet.
 
+    Returns:
+        The rows with their verdicts, in their order.
+
     Source: Holm 1979, "A simple sequentially rejective multiple test procedure". At any stop p may
     be 1/max E: Vovk and Wang 2021, "E-values: calibration, combination and applications".
     """

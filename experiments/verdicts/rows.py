@@ -260,6 +260,7 @@ def _last(log_p):
 
 
 def _spread_note(numbers):
+    """Describes numbers by their smallest and largest; "" for none."""
     if not len(numbers):
         return ""
     low, high = numbers.min(), numbers.max()

@@ -29,7 +29,14 @@ class Protocol:
 
 
 def read_statements(path: Path) -> tuple[Protocol, dict[str, Statement]]:
-    """Reads the protocol and the table of statements; ranges and lists become tuples."""
+    """Reads a file of statements; ranges and lists become tuples.
+
+    Args:
+        path: The TOML file.
+
+    Returns:
+        (the protocol, {key: statement}).
+    """
     table = tomllib.loads(path.read_text("utf-8"))
     protocol = Protocol(**table.pop("protocol"))
     statements = {}

@@ -276,8 +276,14 @@ def bound_sizes(
 
 
 def _fit_scale(a, b):
-    """Return c of δ ≈ c a, where each token has the weight 1/‖a‖², and the share of ‖δ‖ that it
-    explains."""
+    """Fit the difference δ = b − a by δ ≈ c a, where each token has the weight 1/‖a‖².
+
+    Args:
+        a, b: Outputs [..., d] of the two runs.
+
+    Returns:
+        (c, the share of ‖δ‖ that the fit explains); (0, 0) if all of a is 0, or if a equals b.
+    """
     norm = np.linalg.norm(a, axis=-1, keepdims=True)
     if not norm.any() or np.array_equal(a, b):
         return 0.0, 0.0

@@ -257,7 +257,13 @@ def write_tensors(path: str | os.PathLike, tensors: Mapping[str, object], metada
 
 
 def _check_arrays(path: Path, arrays: dict[str, StoredArray], ignored: Sequence[str] = ()) -> None:
-    """Raises a ValueError for arrays that do not make a recording."""
+    """Raises a ValueError for arrays that do not make a recording.
+
+    Args:
+        path: Path of the file, for messages.
+        arrays: Its arrays by name.
+        ignored: Names of further arrays in the file.
+    """
     unknown = sorted((arrays.keys() - set(NAMES)).union(ignored))
     refuse_if(
         "residual" not in arrays,

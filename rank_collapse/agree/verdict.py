@@ -156,7 +156,13 @@ def find_faults(rows: Sequence[Row], rounding: Rounding) -> list[Fault]:
 
 
 def _is_factor(row, rounding, scale_limit):
-    """Return whether a sublayer's output is the other run's times one number."""
+    """Return whether a sublayer's output is the other run's times one number.
+
+    Args:
+        row: Errors of the sublayer.
+        rounding: The expected rounding.
+        scale_limit: Relative change of the size from which a clear coherence is enough.
+    """
     chance = _PARALLEL / np.sqrt(row.distinct_tokens)
     least = max(_CLEAR_COHERENCE, min(_COHERENCE, chance))
     if abs(row.scale) >= scale_limit:

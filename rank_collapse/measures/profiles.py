@@ -172,7 +172,8 @@ def profile(
         (num_segments is not None and segments is None, "num_segments= needs segments="),
     )
     if segments is not None and hidden.ndim == len(axes) + 1:  # a batch of one
-        hidden, mask = hidden[:, None], None if mask is None else mask[:, None]
+        hidden = hidden[:, None]
+        mask = None if mask is None else mask[:, None]
     if segments is not None and num_segments is None:
         hidden, mask, key_mask = _split_by_document(hidden, token_mask, segments, kind)
     read = None if tokens != "read" and norm is None else _apply_norms(norm, hidden)

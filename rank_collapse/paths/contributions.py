@@ -155,6 +155,7 @@ def _contributions(params, prepared, config, head_gain, count_mlps):
     lengths = LengthPass(count_mlps=count_mlps)
 
     def step(layer, state):
+        """Pass a layer: ((state, channels of its paths), no result of the layer: None)."""
         x, channels = state
         layer_values = compute_layer(layer, x)
         channels = lengths.carry_channels(layer, layer_values, channels, layer.extra)

@@ -88,7 +88,11 @@ class _WrittenRows(Frozen):
 
     def apply_branch(self, layer, kind, branch_input):
         """Put the output of each head, or of the other branch, into its row, and a bias into the
-        last row."""
+        last row.
+
+        Returns:
+            (the rows of all heads, branches and the bias; no further results: None).
+        """
         trace, rows = layer.extra.trace, jnp.zeros_like(branch_input)
         if kind == "attention":
             bias = jnp.broadcast_to(layer.params.attention.b_o, (1, *branch_input.shape[1:]))

@@ -121,6 +121,11 @@ def sum_paths(
 def _build_result(out: Value, slots: Slots, counted: Branches) -> PathContributions:
     """Return the contributions, once the output is known to be a state.
 
+    Args:
+        out: The output of the function.
+        slots: Axes of the path lengths.
+        counted: The branches that matched.
+
     Raises:
         ValueError: The output is not a state.
     """

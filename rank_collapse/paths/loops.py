@@ -76,7 +76,8 @@ def loop_report(
     Args:
         params, x: See `rc.apply`.
         config: A configuration whose `layer_map` repeats its layers: (0, 1, 0, 1, ...).
-        **inputs: mask, bias, segments and positions of `rc.apply`.
+        **inputs: mask, bias, segments and positions of `rc.apply`. Only a mask [n] leaves tokens
+            out of the measures; a mask of more axes restricts attention alone.
 
     Raises:
         ValueError: A network that is not looped, or that `rc.transverse_exponents` does not accept.
@@ -92,6 +93,8 @@ def loop_report(
         )
     states = apply(params, x, config, **inputs).hidden[::rows]
     mask = inputs.get("mask")
+    # A mask [n] says which tokens exist. A mask [n, n] says who attends to whom: all tokens exist,
+    # and the measures of states count all of them.
     mask = None if mask is None or jnp.ndim(mask) > 1 else mask
     exists = jnp.ones(states.shape[1]) if mask is None else jnp.asarray(mask, states.dtype)
     change = _frobenius_norm(jnp.diff(states, axis=0), exists)

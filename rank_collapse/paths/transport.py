@@ -146,7 +146,17 @@ def transport(
 
 
 def _place(direction, state, sources, skip):
-    """Return the direction at its sources [n, d], and the number of these.
+    """Return the direction at its sources.
+
+    Args:
+        direction: One direction [d] for all sources, or the direction of each position [n, d].
+        state: The state [n, d].
+        sources: Positions that the direction starts from; None for all from `skip` on.
+        skip: Number of first positions that are left out.
+
+    Returns:
+        (direction [n, d], 0 outside of the sources; the number of sources, 1 for a direction [n,
+        d]).
 
     Raises:
         ValueError: A direction of another shape, or no positions.

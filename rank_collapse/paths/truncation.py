@@ -83,7 +83,11 @@ class Truncated(ByLength):
         return super().apply_norm(layer.replace(extra=extra), spec, channels)
 
     def apply_attention(self, layer, branch_input):
-        """Applies attention with the weights that the sum of the kept paths gives."""
+        """Applies attention with the weights that the sum of the kept paths gives.
+
+        Returns:
+            (the channels, no further results: None).
+        """
         x, params, context = sum_channels(branch_input), layer.params.attention, layer.context
         scores = attn.attention_scores(params, x, x, context=context, **layer.score_options)
         weights = attention_weights(scores, context, layer.config.normalise)

@@ -214,6 +214,15 @@ class Reader:
     def _read_arrays(self, place, entry, stem):
         """Yields (path in the parameters, array) of one line of a table.
 
+        The entry is of one of four kinds:
+
+        - A function of (weights, stem, config), which returns the array at `place`.
+        - A `Leaf`: the array at `place`.
+        - A name: the map or norm whose tensors are name.weight and name.bias, with axes of `_MAPS`.
+        - A `Map`: the same with other axes, or several maps in one tensor.
+
+        The last two yield a weight and a bias for each map; None for a bias that is absent.
+
         Args:
             place: Path in the parameters.
             entry: Entry of the table.
@@ -248,7 +257,7 @@ class Reader:
             yield f"{parent}.{bias_name}", bias_part
 
     def _in_halves(self, array):
-        """Reorder rotated features: 0, 2, 4, ... come before 1, 3, 5, ..."""
+        """Reorder rotated features: 0, 2, 4, ... come before 1, 3, 5, ...; None stays None."""
         if array is None:
             return None
         width, total = self.config.rotated_width, array.shape[-1]

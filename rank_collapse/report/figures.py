@@ -136,6 +136,9 @@ def panels(count: int, columns: int, **options: object):
     Args:
         count, columns: Numbers of panels.
         options: See `figure`.
+
+    Returns:
+        (the figure, all its axes [rows, columns]).
     """
     columns = min(columns, count)
     fig, axes = figure(-(-count // columns), columns, **options)

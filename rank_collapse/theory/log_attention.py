@@ -263,7 +263,18 @@ def _log_softmax(scores, mask):
 
 
 def _normalise_heads(gain, mean, residual, eps, norm_eps):
-    """Normalise mean + ε residual as `attention.head_norm`: mean [h, k] and residual [h, n, k]."""
+    """Normalise mean + ε residual as `attention.head_norm`.
+
+    Args:
+        gain: Gain [k] of each head, or [h, k] for a norm over all heads together.
+        mean: [h, k].
+        residual: [h, n, k].
+        eps: ε.
+        norm_eps: The constant in the norm's root.
+
+    Returns:
+        (mean [h, k], residual [h, n, k]) after the norm.
+    """
     heads, n, width = residual.shape
     if gain.ndim == 2:  # over all heads together
         mean = mean.reshape(1, -1)
@@ -276,11 +287,21 @@ def _normalise_heads(gain, mean, residual, eps, norm_eps):
 
 
 def _dot_scores(params, state, eps, context, factor, norm_eps):
-    """Compute scores as base + ε² delta, without the constant along each row; and ε² delta itself.
+    """Compute scores as base + ε² delta, without the constant along each row.
 
-    base is [h, 1, m] where all rows share it, else [h, n, m]; delta is [h, n, m]. Every factor is
-    applied before the products. A compiler may fuse a later factor into the softmax, once with the
-    rounding of a multiply-add and once without: scores of 1e12 then differ from their maximum.
+    Every factor is applied before the products. A compiler may fuse a later factor into the
+    softmax, once with the rounding of a multiply-add and once without: scores of 1e12 then differ
+    from their maximum.
+
+    Args:
+        params, context, norm_eps: See `attention.attention_scores`.
+        state: Mean and residual of the tokens.
+        eps: ε, the size of the residual.
+        factor: Factor of the scores.
+
+    Returns:
+        (base, delta [h, n, m], ε² delta). base is [h, 1, m] where all rows share it, else [h, n,
+        m].
     """
     n = state.residual.shape[0]
     query = factor * jnp.einsum("nd,hdk->hnk", state.residual, params.w_q)

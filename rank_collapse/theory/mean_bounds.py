@@ -182,6 +182,9 @@ def mean_sides(
         constants: Constants of all layers.
         trace: Trace of the network.
         log_scale: s of the input to each layer's attention, [L].
+
+    Returns:
+        (sides of every head's bound, of every layer's bound).
     """
     cube = 3 * log_scale / LOG_10
 
@@ -243,7 +246,11 @@ def diameter_sides(
     steps = (constants, _safe_log(gain_size(gains.branch.attention)), _safe_log(skip))
 
     def carry_diameter(log_diameter, step):
-        """Bounds the diameter after one layer, as natural logarithms [2]: with tanh, and cubic."""
+        """Bounds the diameter after one layer, as natural logarithms [2]: with tanh, and cubic.
+
+        Returns:
+            The bound twice: as the carry of the scan, and as its output.
+        """
         layer, log_branch_gain, log_skip_gain = step
         scores = layer.scores[:, None] + 2 * log_diameter[None, :]  # [h, 2]
         with_tanh, cubic = scores[:, 0], scores[:, 1]

@@ -159,7 +159,12 @@ def attention_kernel(
     u, key_change, query_covariance = keys.distance, keys.change, queries.covariance
 
     def head_kernel(p):
-        """Computes one head's kernel, with the spread of scores and the response to updates."""
+        """Computes one head's kernel for its weights p [n, m].
+
+        Returns:
+            (the kernel, the spread of scores, the response to updates), the last two with their
+            corrections for weights that are not equal.
+        """
         mixed_distance = p @ u @ p.T  # [n, n]: p is [n, m], u [m, m]
         diagonal = jnp.diag(mixed_distance)  # [n]
         key_spread = 2 * p @ u - diagonal[:, None]  # K̃_jj of row i, [n, m]
@@ -320,7 +325,17 @@ def activation_kernel(kind: str, z: TokenKernel) -> tuple[TokenKernel, Float[Arr
 
 
 def _relu_kernel(z, s, pair, one_minus_rho):
-    """Compute `activation_kernel` of ReLU from s_i, s_i s_j and 1 − ρ_ij: the arc-cosine kernel."""
+    """Compute `activation_kernel` of ReLU: the arc-cosine kernel.
+
+    Args:
+        z: Kernel of the activation's input.
+        s: s_i, [n].
+        pair: s_i s_j, [n, n].
+        one_minus_rho: 1 − ρ_ij, [n, n].
+
+    Returns:
+        (kernel of the output, mean of φ'(z_i) φ'(z_j) [n, n]).
+    """
     theta = 2 * jnp.arcsin(jnp.sqrt(0.5 * one_minus_rho))
     # sin θ − θ cos θ cancels for small θ: its series there.
     square = jnp.square(theta)

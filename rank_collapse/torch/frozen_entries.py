@@ -50,7 +50,17 @@ def move_entries(call, result):
 
 
 def _move_roots(call, positions, dependent, count):
-    """Move, for each result, the value of which it is a gate; None where a result is not a gate."""
+    """Move, for each result, the value of which it is a gate.
+
+    Args:
+        call: An operator that moves entries.
+        positions: Positions of the arguments whose entries it moves.
+        dependent: Values among these arguments.
+        count: Number of results.
+
+    Returns:
+        The moved value of each result; None where an argument is not a gate.
+    """
     if not all(v.is_gate for v in dependent):
         return None
     gates = tuple(dependent)

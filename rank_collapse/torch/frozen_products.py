@@ -115,8 +115,17 @@ def _scaled(call, result, rule, position):
 
 
 def _carry(call, result, rule, position, **fields):
-    """Return a product in which the argument at `position` carries paths, the other is frozen."""
-    carrier, added = call.get(position), None if rule.added is None else call.get(rule.added)
+    """Return a product in which the argument at `position` carries paths; the other is frozen.
+
+    Args:
+        call: The product.
+        result: Its result, a tensor.
+        rule: Positions of its factors and of its summand.
+        position: Position of the argument that carries paths.
+        **fields: Further fields of the value.
+    """
+    carrier = call.get(position)
+    added = None if rule.added is None else call.get(rule.added)
     sources = tuple(v for v in (carrier, added) if isinstance(v, Value) and v.degree)
 
     def push(*tangents):

@@ -80,7 +80,8 @@ def _refuse_skip(axis, output, addition, branch):
         addition: The sum.
         branch: What is added to the branch's input.
     """
-    label, place = f"branches[{axis!r}]" if axis else "branches", describe_place(addition.node)
+    label = f"branches[{axis!r}]" if axis else "branches"
+    place = describe_place(addition.node)
     path = dict(module_calls(output.node))[output.branch.call]
     while branch.operator in MOVES and branch.sources[0].branch == output.branch:
         branch = branch.sources[0]

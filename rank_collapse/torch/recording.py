@@ -184,6 +184,9 @@ def find_part(block: nn.Module, patterns: Sequence[str]) -> nn.Module | None:
     Args:
         block: The layer.
         patterns: Patterns of names within the layer.
+
+    Returns:
+        The module; None if no name matches.
     """
     modules = dict(block.named_modules())
     for pattern in patterns:
@@ -266,7 +269,12 @@ class _Tape:
         return [layer.name for layer in self.calls[0]]
 
     def begin_call(self, module, arguments, keywords):
-        """Keeps token ids and the mask of a call of the model."""
+        """Keeps token ids and the mask of a call of the model.
+
+        Args:
+            module: The model.
+            arguments, keywords: Arguments of the call.
+        """
         self.calls.append([])
         if self.others is not None:
             self.others.begin_call()
@@ -294,7 +302,15 @@ class _Tape:
             self.logits.append(_keep(logits))
 
     def begin_layer(self, module, arguments, keywords):
-        """Keeps the stream before a layer; returns other arguments where it takes in others."""
+        """Keeps the stream before a layer.
+
+        Args:
+            module: The layer.
+            arguments, keywords: The arguments of its call.
+
+        Returns:
+            (arguments, keywords) with the stream of another run; None if the layer reads its own.
+        """
         if not self.calls:
             self.calls.append([])  # a part of the model is called, not the model
         name = self.names[module]
@@ -312,7 +328,17 @@ class _Tape:
         self.calls[-1][-1].after = _keep(_first_tensor(output, f"the output of layer {name}"))
 
     def keep_branch(self, branch, module, arguments, output):
-        """Keeps a branch of the layer; returns another output where the other run's is taken."""
+        """Keeps a branch of the current layer.
+
+        Args:
+            branch: Name of the branch.
+            module: The module that makes it.
+            arguments: Arguments of its call.
+            output: Its output.
+
+        Returns:
+            The output with the branch of another run; None if the output stays as it is.
+        """
         if not (self.calls and self.calls[-1]):
             return None
         state = self.calls[-1][-1].before

@@ -30,7 +30,15 @@ ad.primitive_jvps[_tap] = lambda primals, tangents: (_tap.bind(*primals), [])
 
 
 def _batch_tap(arrays, axes):
-    """Put the axis of a vmap in front, of every array."""
+    """Put the axis of a vmap in front, of every array.
+
+    Args:
+        arrays: Arguments of the tap.
+        axes: The mapped axis of each; None for one that is the same for all.
+
+    Returns:
+        As a batching rule: (results of the tap: none, their axes: none).
+    """
     pairs = list(zip(arrays, axes, strict=True))
     size = next(a.shape[axis] for a, axis in pairs if axis is not None)
     in_front = [
@@ -93,6 +101,12 @@ def measure_taps(
 def _run(jaxpr, consts, args, measure):
     """Evaluate a program, and measure its taps.
 
+    Args:
+        jaxpr, consts: The program and its constants.
+        args: Its arguments.
+        measure: Function of (states, attention weights or None) of a tap, which returns scalars by
+            name.
+
     Returns:
         (its outputs, scalars [layers, ...] by name).
     """
@@ -119,7 +133,16 @@ def _run(jaxpr, consts, args, measure):
 
 
 def _run_equation(eqn, inputs, measure):
-    """Evaluate an equation whose own programs have taps, as `_run` does."""
+    """Evaluate an equation whose own programs have taps.
+
+    Args:
+        eqn: The equation.
+        inputs: Its arguments.
+        measure: See `_run`.
+
+    Returns:
+        (its outputs, scalars [layers, ...] by name).
+    """
     name, params = eqn.primitive.name, eqn.params
 
     def run(program, *arrays):
@@ -142,7 +165,17 @@ def _run_equation(eqn, inputs, measure):
 
 
 def _run_scan(params, inputs, measure):
-    """Evaluate a scan: the layers of its steps follow each other."""
+    """Evaluate a scan: the layers of its steps follow each other.
+
+    Args:
+        params: Parameters of the equation.
+        inputs: Its arguments.
+        measure: See `_run`.
+
+    Returns:
+        (its outputs: the carry, then what is stacked; scalars [steps · layers of a step, ...] by
+        name).
+    """
     num_consts, num_carry = params["num_consts"], params["num_carry"]
     jaxpr, consts = _open(params["jaxpr"])
     fixed, carry, stacked = (
@@ -166,7 +199,16 @@ def _run_scan(params, inputs, measure):
 
 
 def _run_cond(branches, inputs, measure):
-    """Evaluate a conditional: NaN for the layers that the branch taken does not have."""
+    """Evaluate a conditional: NaN for the layers that the branch taken does not have.
+
+    Args:
+        branches: Programs of the branches.
+        inputs: Number of the branch that is taken, then the arguments.
+        measure: See `_run`.
+
+    Returns:
+        (its outputs, scalars [layers, ...] by name).
+    """
     programs = [_open(branch) for branch in branches]
     shapes = [
         jax.eval_shape(lambda *arrays, p=p: _run(*p, arrays, measure)[1], *inputs[1:])
@@ -182,6 +224,7 @@ def _run_cond(branches, inputs, measure):
         """Makes the function of one branch, with NaN for layers and names that it does not have."""
 
         def run(*arrays):
+            """Runs the branch: (its outputs, its scalars with NaN for layers that it lacks)."""
             outputs, scalars = _run(*program, arrays, measure)
             padded = {}  # {name: [num_layers, ...]}, of the same shapes in every branch
             for name, example in longest.items():

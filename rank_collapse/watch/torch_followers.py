@@ -88,11 +88,14 @@ def move_followers(function: Callable, arguments: object, i: int) -> Tensor:
 
 
 def find_changes(tag: Tag, axes: Sequence[int]) -> tuple[bool, bool] | None:
-    """Finds whether the query, and whether the key, changes along axes of scores; None if unknown.
+    """Finds whether scores change along some axes by their query, and by their key.
 
     Args:
         tag: Tag of the scores.
         axes: Numbers of the axes.
+
+    Returns:
+        (whether the query changes, whether the key changes); None if the pairs are not known.
     """
     if "pairs" not in tag.followers:
         return None

@@ -111,7 +111,16 @@ def read_product(function: object, args: object, kwargs: object) -> Product | No
 
 
 def _read_einsum(args, tensors):
-    """Reads the letters of an equation of two tensors, and gives letters to its dots."""
+    """Reads the letters of an equation of two tensors, and gives letters to its dots.
+
+    Args:
+        args: Arguments of einsum.
+        tensors: The tensors among them.
+
+    Returns:
+        The product with its letters; None if the first argument is no equation with "->", or if
+        there are not two tensors.
+    """
     if not isinstance(args[0], str) or "->" not in args[0] or len(tensors) != 2:
         return None
     inputs, result = args[0].replace(" ", "").split("->")

@@ -264,13 +264,14 @@ def _looks_up(function, arguments):
 
 
 def _merge_terms(pairs, output):
-    """Returns the terms that a result still has, and whether it comes from a softmax.
-
-    Merges the terms of the arguments that have the size of the result, or its queries.
+    """Merges the terms of the arguments that have the size of the result, or its queries.
 
     Args:
         pairs: (tag, tensor) of each argument.
         output: The result.
+
+    Returns:
+        (the terms that the result still has, whether it comes from a softmax).
     """
     tags = []
     for tag, x in pairs:

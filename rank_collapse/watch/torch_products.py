@@ -155,21 +155,24 @@ def sort_examples(weights: Weights, order: Tensor, num_examples: int) -> Weights
     return weights._replace(p=weights.p[order], allowed=allowed)
 
 
-def join_heads(weights: Weights, order: Tensor, num_examples: int) -> Weights:
-    """Returns weights of another number of heads than that of queries: of examples alone.
+def keep_allowed(weights: Weights, order: Tensor, num_examples: int) -> Weights:
+    """Drops all weights, and keeps which keys each example allows.
+
+    It serves weights that cannot be matched with the queries, because their numbers of matrices
+    differ.
 
     Args:
-        weights: Weights of g others, `allowed` [g or 1, n, m].
+        weights: Weights of g matrices, `allowed` [g or 1, n, m].
         order: Order in which examples and heads of the queries become [e, h].
         num_examples: e.
 
     Returns:
-        Weights with `allowed` [e or 1, n, m]: the keys of any head, all where examples are not
-        first.
+        `Weights` without weights, with `allowed` [e or 1, n, m]: the keys that any head of an
+        example allows. If the matrices cannot be assigned to examples, all keys are allowed.
     """
     allowed = weights.allowed
-    is_first = torch.equal(order, torch.arange(len(order), device=order.device))
-    if len(allowed) > 1 and (not is_first or len(allowed) % num_examples):
+    are_examples_first = torch.equal(order, torch.arange(len(order), device=order.device))
+    if len(allowed) > 1 and (not are_examples_first or len(allowed) % num_examples):
         allowed = torch.ones_like(allowed[:1])
     elif len(allowed) > 1:
         allowed = allowed.unflatten(0, (num_examples, -1)).any(dim=1)

@@ -326,7 +326,7 @@ def _match_weights(weights, tokens, term, refusal):
     if len(weights.p) == len(tokens.order):
         return products.sort_examples(weights, tokens.order, len(tokens.index)), refusal
     counts = f"{len(weights.p)} matrices of weights for {len(tokens.order)} of queries"
-    weights = products.join_heads(weights, tokens.order, len(tokens.index))
+    weights = products.keep_allowed(weights, tokens.order, len(tokens.index))
     return weights, refusal or counts
 
 

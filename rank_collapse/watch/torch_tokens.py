@@ -237,7 +237,16 @@ def _trace_entries(entries, maps, offsets, total):
 
 
 def _trace_source(source, offsets, total):
-    """Traces the rows of a source to the rows of others: places [rows], or None if unknown."""
+    """Traces the rows of a source to the rows of others.
+
+    Args:
+        source: Tensor of tokens, row by row.
+        offsets: {one of the others: number of rows before its own in the joined rows}.
+        total: Number of joined rows.
+
+    Returns:
+        Places of the rows of the source among the joined rows; None if they are unknown.
+    """
     entries = source.read_entries()
     if entries is not None:
         places = _trace_entries(entries, source.tag.list_maps(), offsets, total)

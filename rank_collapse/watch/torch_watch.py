@@ -134,7 +134,8 @@ class Watch:
     def describe(self) -> str:
         """Lists the last measurements of each layer, and the metrics that are left out, with
         reasons."""
-        model, row = self._model(), self.rows[-1] if self.rows else {}
+        model = self._model()
+        row = self.rows[-1] if self.rows else {}
         title = "a model that is gone" if model is None else type(model).__name__
         cost = self._times.describe(self._every)
         lines = [f"{title}, every {self._every} steps, {len(self.rows)} rows; cost: {cost}"]

@@ -241,7 +241,7 @@ WRONG = [
             jax.lax.cond(x[0, 0] > 0, lambda x: 0 * x, lambda x: 0 * x + 1, frozen(x))
             + 0 * frozen(attn(x))
         ),
-        "through what is frozen|which no state leaves",
+        "depends on it only through frozen values",
     ),
     wrong(attn, "freeze='no' is not True or False", freeze="no"),
     wrong(

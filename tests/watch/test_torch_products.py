@@ -140,15 +140,15 @@ def test_examples_are_sorted_and_their_heads_joined():
 
 def test_weights_of_another_number_of_heads_have_the_keys_of_any():
     weights = Weights(draw(6, 5, 7), torch.arange(5), draw_mask(6, 5, 7))
-    joined = products.join_heads(weights, torch.arange(9), 3)
+    joined = products.keep_allowed(weights, torch.arange(9), 3)
     assert joined.p.shape == (0, 5, 7)
     for e in range(3):
         assert torch.equal(joined.allowed[e], weights.allowed[2 * e] | weights.allowed[2 * e + 1])
     for order, count in ((torch.tensor([1, 0, 2]), 3), (torch.arange(4), 4)):
-        unknown = products.join_heads(weights, order, count).allowed
+        unknown = products.keep_allowed(weights, order, count).allowed
         assert unknown.shape == (1, 5, 7) and unknown.all()
     one = weights._replace(allowed=draw_mask(1, 5, 7))
-    assert torch.equal(products.join_heads(one, torch.arange(9), 3).allowed, one.allowed)
+    assert torch.equal(products.keep_allowed(one, torch.arange(9), 3).allowed, one.allowed)
 
 
 class OwnKeys:

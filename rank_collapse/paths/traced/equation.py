@@ -130,7 +130,13 @@ class Equation:
         return tuple(self._make_form(root, values, quotient) for root in shared_roots)
 
     def _make_form(self, root, values, quotient):
-        """Return the result as a function of one root; see `make_forms`."""
+        """Return the result as a function of one root; see `make_forms`.
+
+        Args:
+            root: The root.
+            values: Arguments of the equation, functions of the root or constants.
+            quotient: See `make_forms`; None for f(h)/h.
+        """
         arrays = [v.array for v in values]
         parts = [  # the form of each argument; None for a constant
             next(form for form in v.forms if form.root is root) if v.depends else None
@@ -138,6 +144,7 @@ class Equation:
         ]
 
         def compute_slope():
+            """Computes f′ of the result by the chain rule; constants have no slope."""
             tangents = [
                 None if part is None or not is_inexact(a) else part.slope()
                 for part, a in zip(parts, arrays, strict=True)

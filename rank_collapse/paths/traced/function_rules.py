@@ -63,7 +63,15 @@ def bend(equation: Equation, values: Sequence[Value]) -> Value:
 
 
 def _bend_quotient(equation, values, parts):
-    """Return the quotient of a power or of |h|, without a division."""
+    """Return a function that computes the quotient of a power or of |h| without a division.
+
+    None for other functions, for constants, and where the argument is not 0 at h = 0.
+
+    Args:
+        equation: The function.
+        values: Its arguments; the first is the base.
+        parts: The arguments as functions of a root, `Form`s; None for a constant.
+    """
     part, value = parts[0], values[0]
     power = {"square": 2}.get(equation.name, equation.eqn.params.get("y", 0))
     if part is None or not part.is_exact:

@@ -147,7 +147,17 @@ class Interpreter:
         return [frame.read(v, entry) for v in jaxpr.outvars]
 
     def _name(self, eqn, frame, inside, scopes):
-        """Compute a `checkpoint_name`: the name of what leaves a branch, or a branch itself."""
+        """Compute a `checkpoint_name`: the name of what leaves a branch, or a branch itself.
+
+        Args:
+            eqn: The equation.
+            frame: Values of the program so far.
+            inside: The branch that the equation is inside of; None for none.
+            scopes: Its scopes.
+
+        Returns:
+            (the branch that the results are inside of or None, the results).
+        """
         axis = self.branches.find_name(eqn.params["name"])
         if axis is None or inside is not None:
             values = [frame.read(eqn.invars[0], inside)]
@@ -195,7 +205,13 @@ class Interpreter:
         return outs
 
     def _follow(self, eqn, values, outs, scopes, entry, place):
-        """Give the sums of new values their trails."""
+        """Give the sums of new values their trails.
+
+        Args:
+            eqn: The equation.
+            values, outs: Its arguments and results.
+            scopes, entry, place: Its scopes, its branch and its position in the caller's code.
+        """
         parts = [v.trail for v in values]
         if eqn.primitive.name == "select_n":
             parts[0] = None
@@ -223,7 +239,16 @@ class Interpreter:
         return has_scopes(jaxpr)
 
     def _differentiate(self, eqn, values, place):
-        """Compute an equation and its exact derivative."""
+        """Compute an equation and its exact derivative.
+
+        Args:
+            eqn: The equation.
+            values: Its arguments.
+            place: Its position in the code, for messages.
+
+        Returns:
+            The results: frozen where no paths pass.
+        """
         arrays = [v.array for v in values]
         outs = bind(eqn, arrays)
         has_sums = [v.depends and is_inexact(v.array) and v.sums is not None for v in values]
@@ -290,6 +315,7 @@ class _Frame:
         self.crossings = {}
 
     def define(self, variables, values, entry=None):
+        """Stores values, and the branch in which they were made (None: that of the frame)."""
         for variable, value in zip(variables, values, strict=True):
             self.values[variable] = value
             if entry is not None and entry != self.entry:

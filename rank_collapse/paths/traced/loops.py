@@ -60,7 +60,7 @@ class _Scan:
         self.states_per_step = 0
 
     def step(self, carry, slices, labels):
-        """Run the body once on arrays and sums.
+        """Run the body once on arrays and sums; notes the results' labels in `out_labels`.
 
         Args:
             carry: (arrays, sums) of the carry.
@@ -95,7 +95,12 @@ class _Scan:
         return arrays, sums
 
     def trace_step(self, labels, sizes):
-        """Return the shapes of a step's results, for a carry of these labels and slots."""
+        """Return the shapes of a step's results, (arrays, sums), and note its `out_labels`.
+
+        Args:
+            labels: Labels of the carry.
+            sizes: Numbers of slots of the carry.
+        """
         first, carried = self.num_fixed, self.num_fixed + self.num_carry
         slices = jax.tree.map(
             lambda a: jax.ShapeDtypeStruct(jnp.shape(a)[1:], jnp.result_type(a)),
@@ -117,25 +122,18 @@ class _Scan:
         return arrays, filled
 
     def compute(self):
-        """Find the carry's labels and the slots that a step adds, then run the scan in parts."""
+        """Run the scan: find the carry's labels, then the slots that a step adds, then run parts.
+
+        Returns:
+            The values of the scan's results: the carry after the last step, then what is stacked.
+        """
         run, num_carry = self.run, self.num_carry
         num_shifts = list(run.branches.num_shifts)
-        labels = [
-            dataclasses.replace(label, trail=carry_trail(label.trail, None, self.entry))
-            for label in self.labels[self.num_fixed : self.num_fixed + num_carry]
-        ]
         sizes = run.slots.largest(self.first_sums())
-        while True:
-            _, sums = self.trace_step(labels, sizes)
-            merged = [
-                merge_carry(before, after, self.entry)
-                for before, after in zip(labels, self.out_labels[:num_carry], strict=True)
-            ]
-            if merged == labels:
-                break
-            labels = merged
+        labels, sums = self.settle_labels(sizes)
         grown = run.slots.largest([s for s in sums[:num_carry] if s is not None])
         growth = [max(after - before, 0) for after, before in zip(grown, sizes, strict=True)]
+        # Tracing a step counted its branches; the scan counts them again when it runs.
         run.branches.num_shifts = num_shifts
         # How many slots more than the carry before the step each stacked result can have.
         self.stacked_growth = []
@@ -151,6 +149,32 @@ class _Scan:
             run.start.num_seen += num_states
         return values
 
+    def settle_labels(self, sizes):
+        """Trace steps until the labels of the carry are the same before and after a step.
+
+        Each step is traced with the labels merged from all steps before it.
+
+        Args:
+            sizes: Numbers of slots of the carry.
+
+        Returns:
+            (labels of the carry, shapes of the sums of a step's results).
+        """
+        num_carry = self.num_carry
+        labels = [
+            dataclasses.replace(label, trail=carry_trail(label.trail, None, self.entry))
+            for label in self.labels[self.num_fixed : self.num_fixed + num_carry]
+        ]
+        while True:
+            _, sums = self.trace_step(labels, sizes)
+            merged = [
+                merge_carry(before, after, self.entry)
+                for before, after in zip(labels, self.out_labels[:num_carry], strict=True)
+            ]
+            if merged == labels:
+                return labels, sums
+            labels = merged
+
     def first_sums(self):
         """Return the shapes of all sums that the first step takes."""
         last = self.num_fixed + self.num_carry
@@ -162,6 +186,14 @@ class _Scan:
         """Run the scan in parts, each with as many slots as there are path lengths at its end.
 
         It stays one scan, with a case for each part: several scans would copy what they read.
+
+        Args:
+            labels: Labels of the carry.
+            sizes: Numbers of slots of the carry before the first step.
+            growth: Numbers of slots that a step adds.
+
+        Returns:
+            The values of the scan's results: the carry after the last step, then what is stacked.
         """
         slots, length, num_carry = self.run.slots, self.params["length"], self.num_carry
         num_parts = max(min(PARTS, length), 1) if any(growth) else 1
@@ -178,6 +210,11 @@ class _Scan:
             """Makes the function of one step, which computes with the slots of a part alone."""
 
             def compute(carry, slices):
+                """Runs one step with the slots of the part.
+
+                Returns:
+                    (carry, (arrays, sums) of what is stacked), with the slots of the whole scan.
+                """
                 part_carry = self.make_carry(labels, part_sizes, *carry)
                 arrays, sums = self.step(part_carry, slices, labels)
                 new_carry = self.make_carry(
@@ -269,7 +306,7 @@ def run_cond(
         jaxpr, constants = open_program(program)
 
         def compute(arrays, sums):
-            """Runs the body once, and keeps the labels of its outputs."""
+            """Runs the body once: (arrays, sums) of its results, whose labels it keeps."""
             arguments = []
             for i, operand in enumerate(operands):
                 is_known_number = labels[i].kind < Kind.STATE and operand.fill is not None
@@ -307,6 +344,7 @@ def run_cond(
 
         return compute
 
+    # The shapes above counted what leaves branches inside; the switch would count it again.
     num_shifts = list(run.branches.num_shifts)
     out_arrays, out_sums = jax.lax.switch(index, [pad(b) for b in branches], arrays, sums)
     run.branches.num_shifts = num_shifts

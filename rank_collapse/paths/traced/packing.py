@@ -38,11 +38,17 @@ class Label:
 
 
 def pack(value: Value, run: object) -> tuple[Label, Any, LazySums | None]:
-    """Take a value apart: its label, its array and its sums.
+    """Take a value apart.
+
+    A gate that is also a state keeps the sums of the state. All other values except states lose
+    their sums.
 
     Args:
         value: The value.
         run: The interpreter.
+
+    Returns:
+        (its label, its array, its sums or None).
     """
     if value.kind == Kind.GATE:
         resolved = run.resolve(value)
@@ -57,8 +63,11 @@ def pack(value: Value, run: object) -> tuple[Label, Any, LazySums | None]:
 def pack_values(
     values: Sequence[Value], run: object
 ) -> tuple[list[Label], list[AnyArray], list[AnyArray | None]]:
-    """Return three lists of as many entries as there are values: labels, arrays, and sums, which
-    are arrays or None."""
+    """Take values apart, as `pack` does, and compute their sums.
+
+    Returns:
+        (labels, arrays, sums), each with one entry per value; sums are arrays or None.
+    """
     packed = [pack(v, run) for v in values]
     labels = [label for label, _, _ in packed]
     arrays = [array for _, array, _ in packed]
@@ -113,7 +122,15 @@ def merge_carry(before: Label, after: Label, entry: object) -> Label:
 def fill_sums(
     label: Label, array: AnyArray, sums: AnyArray, sizes: Sequence[int], run: object
 ) -> Any:
-    """Return sums with the given numbers of slots; zeros where a constant becomes a state."""
+    """Return sums with the given numbers of slots.
+
+    Args:
+        label: Label of the value; None is returned if such values have no sums.
+        array: Array of the value.
+        sums: Its sums; None for a constant that becomes a state, whose sums are 0.
+        sizes: Numbers of slots.
+        run: The interpreter.
+    """
     if not label.has_sums:
         return None
     if sums is None:

@@ -81,7 +81,8 @@ def multiply(equation: Equation, values: Sequence[Value]) -> Value:
         return equation.make_product(array, values)
 
     def multiply_quotients(parts):
-        """Returns the quotient of one factor times the other factor."""
+        """Returns a function for the quotient of one factor times the other factor; None if no
+        factor is 0 where the root is."""
         exact = [i for i in (0, 1) if parts[i].is_exact and not values[i].is_step]
         if not exact:
             return None
@@ -104,11 +105,16 @@ def multiply(equation: Equation, values: Sequence[Value]) -> Value:
 
 
 def _find_state(equation, values, is_frozen):
-    """Return which of two factors passes paths, where the other is a gate; −1 where both could.
+    """Return which of two factors passes paths, while the other factor is a gate.
 
     Args:
+        equation: The product.
         values: The factors.
-        is_frozen: Whether a gate is frozen where the other factor is a gate as well.
+        is_frozen: Function of a gate: whether it is frozen where the other factor is a gate as
+            well.
+
+    Returns:
+        0 or 1; −1 if both factors could pass paths; None if neither can.
     """
     kinds = [v.kind for v in values]
     if kinds.count(Kind.STATE) == 2:

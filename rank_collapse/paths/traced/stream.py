@@ -149,7 +149,15 @@ class StreamReader:
         )
 
     def _compute(self, eqn, values, scopes, within, steps):
-        """Compute one equation."""
+        """Compute one equation.
+
+        Args:
+            eqn: The equation.
+            values: Its arguments.
+            scopes: Its scopes.
+            within: The branch that it is inside of; None for none.
+            steps: Numbers of the steps of the loops around it.
+        """
         name, arrays = eqn.primitive.name, [v.array for v in values]
         if has_scopes_within(eqn):
             if name in primitives.CALLS:
@@ -213,9 +221,16 @@ class StreamReader:
         return value if array is None else value._replace(array=array, level=REPLACED)
 
     def _follow(self, eqn, values, depends, level):
-        """Return the outputs of an equation outside of the branches, and their level.
+        """Compute an equation outside of the branches, and keep the branches that a sum adds.
 
-        Follow a sum that adds branches to a state; the branches are kept.
+        Args:
+            eqn: The equation.
+            values: Its arguments.
+            depends: Whether an argument depends on the input.
+            level: The largest level of the arguments.
+
+        Returns:
+            (the outputs, their level).
         """
         arrays = [v.array for v in values]
         pending = [v for v in values if v.pending]
@@ -236,7 +251,18 @@ class StreamReader:
         return [Tagged(out, depends)], level
 
     def _list_pending(self, eqn, values, out):
-        """List the parts of an output that are not yet in the stream."""
+        """List the parts of an output that are not yet in the stream.
+
+        Args:
+            eqn: The equation.
+            values: Its arguments.
+            out: Its output, an array.
+
+        Returns:
+            A tuple of `Part`: for a sum of two, the parts of both; for branches of one kind, one
+            part, the output; for a linear map of several kinds, the same map of each part;
+            otherwise ().
+        """
         pending = [v for v in values if v.pending]
         if not pending:
             return ()
@@ -269,7 +295,11 @@ class StreamReader:
             before, number, skip = after, None, after
 
     def _scan(self, eqn, values, scopes, within, steps):
-        """Compute a loop step by step."""
+        """Compute a loop step by step; arguments as in `_compute`.
+
+        Returns:
+            The carry after the last step, then the stacked outputs.
+        """
         params = eqn.params
         num_consts, num_carry, length = (params[k] for k in ("num_consts", "num_carry", "length"))
         jaxpr, constants = open_program(params["jaxpr"])
@@ -296,7 +326,11 @@ class StreamReader:
         return [*carry, *joined]
 
     def _while(self, eqn, values, scopes, within, steps):
-        """Compute a loop until its condition fails."""
+        """Compute a loop until its condition fails; arguments as in `_compute`.
+
+        Returns:
+            The carry after the last step.
+        """
         params = eqn.params
         num_in_condition, num_in_body = params["cond_nconsts"], params["body_nconsts"]
         condition, condition_constants = open_program(params["cond_jaxpr"])

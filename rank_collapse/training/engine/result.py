@@ -107,7 +107,14 @@ class Points:
         return self._make_dataset(self._functions[0].metric_names, leaves, np.arange(steps))
 
     def looks(self, look_steps: Sequence[int]) -> Any:
-        """Makes the dataset of the results of `look` after some numbers of steps."""
+        """Makes the dataset of the results of `look` after some numbers of steps.
+
+        Args:
+            look_steps: The numbers of steps, at which all runs were looked at.
+
+        Returns:
+            The dataset; None if there is no `look`.
+        """
         if not self._functions[0].look_names:
             return None
         leaves = []
@@ -127,7 +134,13 @@ class Points:
         return import_package("xarray", "training.sweep", "training")
 
     def _make_dataset(self, listing, leaves, steps):
-        """Makes a dataset of leaves [r, steps, ...] of each point, which begin with `steps`."""
+        """Makes a dataset of leaves [r, steps, ...] of each point, which begin with `steps`.
+
+        Args:
+            listing: Names of the variables.
+            leaves: For each point, the arrays of all variables, [r, steps, ...].
+            steps: Numbers of the steps.
+        """
         axes, variables = self._axes, {}
         for i, name in enumerate(listing):
             values = self._gather(
@@ -195,6 +208,11 @@ def _mask(values, runs, steps):
 
     A step that made the state infinite began with a finite state, so its metrics are kept. A look
     after k steps sees the state with which step k begins.
+
+    Args:
+        values: Float or int [r, steps, ...].
+        runs: The runs, with their last finite steps; −1 for runs that stayed finite.
+        steps: Numbers of the steps.
     """
     if values.dtype.kind == "V" or values.dtype.name == "float16":
         values = values.astype(np.float32)  # which xarray computes with

@@ -88,6 +88,11 @@ class Traced(Operations):
             fn = fn.__wrapped__
 
         def trace():
+            """Traces fn.
+
+            Returns:
+                (hash of its program and of the paths of its results, hashes of its constants).
+            """
             # A function of its own each time: none is cached.
             program = jax.make_jaxpr(lambda *a: check(fn(*a, **static)), return_shape=True)
             super(Traced, self).__init__(*program(*arguments))

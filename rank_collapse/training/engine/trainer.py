@@ -97,7 +97,13 @@ class Trainer:
         return np.array(missing, int).reshape(-1, 2)
 
     def _iterate_groups(self, program, unfinished, missing):
-        """Yields the runs that are to be trained, on the devices, as many as a program takes."""
+        """Yields the runs that are to be trained, on the devices, as many as a program takes.
+
+        Args:
+            program: The compiled program.
+            unfinished: Saved runs that are to be continued.
+            missing: (point, seed) of each run that is to be begun.
+        """
         size = program.size
         for runs in unfinished:
             for start in range(0, len(runs), size):
@@ -131,7 +137,13 @@ class Trainer:
         return parts
 
     def _program(self, point, functions, most):
-        """Returns the program of a point, compiled at its first use."""
+        """Returns the program of a point, compiled at its first use.
+
+        Args:
+            point: Number of the static settings.
+            functions: Traced functions of the point.
+            most: The largest number of seeds.
+        """
         if point not in self.programs:
             # Two runs at least on a device: a loop of one turn would be no loop, with other
             # rounding.
@@ -158,7 +170,13 @@ class Trainer:
         return fold_key(self.base_key, numbers), self.axes.hyper_leaves(points)
 
     def _train_group(self, point, program, initial):
-        """Trains runs that are on the devices; returns them on the host."""
+        """Trains runs that are on the devices to the last step; returns them on the host.
+
+        Args:
+            point: Number of the static settings.
+            program: The compiled program.
+            initial: The runs.
+        """
         begun, runs, done, is_saved = time.monotonic(), initial, initial.step, False
         try:
             for runs, stopped in program.train(initial, self.steps):
