@@ -150,8 +150,9 @@ def test_a_folder_is_of_what_its_functions_close_over_and_of_no_order_of_names(t
     options = {"folder": tmp_path, "steps": 2, "seeds": 1, "hyper": {"rate": 0.1}}
     options |= {"init": begin_at(np.zeros(3)), "look": look_from(np.zeros(3)), "step": measure_two}
     first = run(finite=["loss", "also"], **options)
-    again = run(finite={"also", "loss"}, **options)
-    np.testing.assert_array_equal(first.metrics["also"], again.metrics["also"])
+    for names in (("also", "loss"), {"also", "loss"}):
+        again = run(finite=names, **options)
+        np.testing.assert_array_equal(first.metrics["also"], again.metrics["also"])
     for changes in ({"init": begin_at(np.ones(3))}, {"look": look_from(np.ones(3))}):
         changed = options | {"finite": ["also", "loss"]} | changes
         is_refused("belongs to another sweep", run, error=files.RunError, **changed)
