@@ -149,6 +149,11 @@ def test_the_closed_form_starts_where_the_diameter_bound_certifies_it(x64):
     last = int(start) + 1  # up to the input of the first certified layer it is measured
     assert_close(closed[:last], profile[:last], rtol=1e-9)
     np.testing.assert_array_equal(growth < 0, np.arange(8) >= start)
+    # a layer whose input has no logarithm is not certified, and the other ones are as before
+    log = cubic_law.log_trace(params, x, config)
+    log = log.replace(profile=jnp.asarray(log.profile).at[6].set(-jnp.inf))
+    cut_growth = cubic_law.closed_profile(params, x, config, log=log)[2]
+    assert_close(cut_growth, np.where(np.arange(8) == 6, np.nan, growth), rtol=1e-12)
     # no layer of large scores: tokens stay apart, and there is nothing that could be certified
     sharp_params = jax.tree.map(lambda a: 4 * np.asarray(a), params)
     closed, start, growth = cubic_law.closed_profile(sharp_params, x, config)
