@@ -1,6 +1,7 @@
 """`rank-collapse agree`: exit codes, what is printed, the files."""
 
 import csv
+import html
 import json
 import re
 
@@ -33,21 +34,22 @@ def test_runs_that_agree(recordings, capsys):
 
 
 def test_runs_that_differ(recordings, capsys):
-    assert main(["agree", "a.npz", "faulty.npz", "--out", "b.html"]) == 1
+    assert main(["agree", "a.npz", "faulty.npz", "--out", "b c.html"]) == 1
     sentence = capsys.readouterr().out.splitlines()[0]
     assert sentence.startswith("layer 2's attention adds") and "rotary form" in sentence
-    about = json.loads((recordings / "b.json").read_text())
+    about = json.loads((recordings / "b c.json").read_text())
     assert about["first"] == {"layer": 2, "part": "attention"} and about["agree"] is False
     assert (about["first_source"], about["second_source"]) == ("a.npz", "faulty.npz")
     assert about["first_settings"] == about["second_settings"] == ""
-    assert about["command"] == "rank-collapse agree a.npz faulty.npz --out b.html"
+    assert about["command"] == "rank-collapse agree a.npz faulty.npz --out 'b c.html'"
     assert about["rank_collapse"] == __version__ and about["sentence"] == sentence
-    html = (recordings / "b.html").read_text()
-    assert '<h2 id="agree">Sublayers</h2>' in html
-    assert "Relative errors by layer, medians over tokens without spikes." in html
-    assert f"rank_collapse {__version__}</p>" in html
-    assert "rotary form" in html and "data:image/png" in html
-    rows = list(csv.DictReader((recordings / "b.csv").read_text().splitlines()))
+    page = (recordings / "b c.html").read_text()
+    assert f"<pre>{html.escape(about['command'])}</pre>" in page
+    assert '<h2 id="agree">Sublayers</h2>' in page
+    assert "Relative errors by layer, medians over tokens without spikes." in page
+    assert f"rank_collapse {__version__}</p>" in page
+    assert "rotary form" in page and "data:image/png" in page
+    rows = list(csv.DictReader((recordings / "b c.csv").read_text().splitlines()))
     assert len(rows) == len(about["sublayers"])
     assert [r["part"] for r in rows[:3]] == ["attention", "mlp", "layer"]
     for row, sublayer in zip(rows, about["sublayers"], strict=True):

@@ -57,6 +57,46 @@ def test_a_key_is_excluded_as_the_flag_says(how):
             )
 
 
+def test_further_texts_are_measured_as_in_one_run(monkeypatch):
+    """Texts from the second on have the same keys as before, and the networks of --seed."""
+    arguments = ["--untrained", "--num_texts=4", "--max_tokens=16", "--key=random", "--seed=3"]
+    options, measured = parsed(run_sinks, *arguments, "--start=0.4"), []
+    network = make_untrained("llama", options)
+
+    def measure_texts(params, config, replaced, texts):
+        ids, changed, (keys, start, *_) = texts
+        measured.append((params, replaced))
+        values = {"keys": keys[:, None] + start[:, None], "change": changed != ids, "ids": ids}
+        return values | {"output": ids[..., None]}
+
+    def token_losses(unembedding, output, targets, counted):
+        read.append(unembedding)
+        return output[..., 0].sum(axis=-1) + targets.sum(axis=-1)[:, None], counted
+
+    def open_random(settings, key):
+        assert settings == network.source.settings
+        return SimpleNamespace(unembedding=jax.random.key_data(key).tolist())
+
+    read = []
+    monkeypatch.setattr(run_sinks, "measure_texts", measure_texts)
+    monkeypatch.setattr(run_sinks.pretrained, "open_random", open_random)
+    monkeypatch.setattr(run_sinks.pretrained, "token_losses", token_losses)
+    for weights in ("trained", "random"):  # no folder: both at random
+        whole = run_sinks.measure_network(options, network, weights, 0)
+        rest = run_sinks.measure_network(options, network, weights, 1)
+        assert whole.keys() == rest.keys() and len({*whole["keys"].ravel()}) > 1
+        for name, values in whole.items():
+            np.testing.assert_array_equal(rest[name], values[1:], err_msg=name)
+        np.testing.assert_array_equal(whole["change"].any(axis=0), np.arange(16) == 2)
+        assert whole["loss"].shape == (4,) and len({*whole["loss"]}) > 1
+    key = jax.random.key(3)
+    _, expected = pretrained.random_like(network.source.settings, key)
+    for params, replaced in measured:
+        jax.tree.map(np.testing.assert_array_equal, params, expected)
+        assert replaced == 2
+    assert read == [jax.random.key_data(key).tolist()] * 8
+
+
 def test_the_finding_has_paired_changes_after_the_last_layer():
     """Of the first network's trained weights, its first key and late layers."""
     labels = ["small, trained weights", "small, random weights"]

@@ -101,9 +101,9 @@ def test_the_rank_of_the_jacobian_by_distance(inputs):
 def test_longest_leaves_the_total_whole(inputs):
     params, x = inputs
     fn, v = name_states(params, CONFIG), np.ones(D)
-    options = {"layer": 0, "branches": "attention", "sources": 0, "skip": 2}
+    options = {"layer": 0, "branches": "attention", "sources": [0, 3], "skip": 2}
     whole = transport(fn, x, v, **options)
-    cut = transport(fn, x, v, longest=1, **options)  # two positions after the source are left out
+    cut = transport(fn, x, v, longest=1, **options)  # two positions after a source are left out
     assert cut.by_length.shape == (2, D)
     assert_close(cut.total, whole.total, atol=1e-10)
     assert_close(cut.arriving, whole.by_position.sum(0), atol=1e-10)

@@ -1,10 +1,14 @@
 """The depth report against the same measures by hand in PyTorch, on models of transformers."""
 
+import types
+
 import jax
 import numpy as np
 import pytest
 
 import rank_collapse as rc
+from rank_collapse.pretrained import used_depth
+from rank_collapse.pretrained.report import compute_length_laws
 from rank_collapse.pretrained.used_depth import (
     DepthReport,
     DepthUsed,
@@ -164,6 +168,85 @@ def test_what_is_read_of_a_network_in_memory():
     ids = [[3, 1], [4]]
     is_refused("text 1 has fewer than 2 tokens", rc.depth_report, params, ids, config)
     is_refused("ids hold no text", rc.depth_report, params, [], config)
+
+
+def test_padded_texts_are_measured_over_the_tokens_that_exist(monkeypatch):
+    """Every measure gets the mask; the lenses come in the order in which `LensPass` stacks them."""
+    rng, (b, depth, n, d, heads) = np.random.default_rng(0), (2, 2, 4, 6, 2)
+    config = rc.transformer(depth, heads, d, embedding=rc.EmbeddingConfig(vocab_size=7, d_embed=d))
+    head = rc.pretrained.Unembedding(np.ones((7, d)))
+    sums = types.SimpleNamespace(by_length=rng.normal(size=(b, depth + 1, n, d)))
+    names = ("residual_ratio", "token_cosine", "effective_rank")
+    by_layer = {name: rng.uniform(0.1, 1, (b, depth)) for name in ("error", "attention_share")}
+    angles = {n: np.ones((b, depth + 1, depth + 1)) - np.eye(3) for n in ("angle", "last_angle")}
+    outputs = {"output": rng.normal(size=(b, n, d)), "outputs": rng.normal(size=(b, depth, n, d))}
+    measured = {
+        "states": types.SimpleNamespace(measures={"spike_norm": rng.normal(size=(b, depth + 1))}),
+        "read": {name: rng.normal(size=(b, depth + 1)) for name in names},
+        "attention": {k: rng.normal(size=(b, depth, heads)) for k in ("first_column", "entropy")},
+        "influence": by_layer | angles | {"attention_cosine": np.ones((b, depth))},
+        "lens": rng.normal(size=(b, 2, depth + 1, n, d)),
+        "sums": sums,
+    }
+    calls = []
+
+    def note(name, result):
+        def measure(*arguments):
+            calls.append((name, *arguments))
+            return result(*arguments)
+
+        monkeypatch.setattr(used_depth, name, measure)
+
+    def stream(source, inputs, groups, *, chunk, done):
+        mask = inputs["mask"]
+        calls.append(
+            ("stream", inputs["x"].tolist(), mask if mask is None else mask.tolist(), chunk)
+        )
+        return {"": measured | {"removal": dict(outputs)}}
+
+    of_lengths = {n: rng.uniform(1, 2, (b, depth + 1)) for n in ("loss_up_to", "same_up_to")}
+    monkeypatch.setattr(used_depth, "stream", stream)
+    note("losses_by_length", lambda *_: of_lengths | {"loss": np.ones(b)})
+    note("mean_losses", lambda *_: (np.full((b, depth), 2.0), np.full((b, depth), 3.0)))
+    kl = np.arange(3.0) * np.ones((b, 1))
+    note("lens_measures", lambda _, states, *__: {"kl": kl + states[0, 0, 0, 0], "overlap": kl})
+    ids, padded = [[3, 1, 4, 1], [5, 2]], [[3, 1, 4, 1], [5, 2, 0, 0]]
+    mask = [[True] * 4, [True, True, False, False]]
+    params = draws.parameters(config)
+    report = rc.depth_report(params, ids, config, unembedding=head, chunk=3)
+
+    assert calls[0] == ("stream", padded, mask, 3)
+    by_name = {name: [call[1:] for call in calls if call[0] == name] for name, *_ in calls[1:]}
+    ((table, got_sums, x, exists),) = by_name["losses_by_length"]
+    assert (table, got_sums, x.tolist(), exists.tolist()) == (head, sums, padded, mask)
+    ((table, states, x, exists),) = by_name["mean_losses"]
+    assert table is head and states is outputs["outputs"]
+    assert (x.tolist(), exists.tolist()) == (padded, mask)
+    for index, (table, states, output, exists) in enumerate(by_name["lens_measures"]):
+        np.testing.assert_array_equal(states, measured["lens"][:, index])
+        assert table is head and output is outputs["output"] and exists.tolist() == mask
+
+    measures = report.measures
+    for index, name in enumerate(("lens_kl", "frozen_kl")):
+        assert_close(measures[name], kl + measured["lens"][0, index, 0, 0, 0])
+    for text, length in enumerate((4, 2)):
+        for k in range(depth + 1):
+            size = np.sqrt((sums.by_length[text, k, :length] ** 2).sum())
+            assert measures["path_size"][text, k] == pytest.approx(size)
+    for name, values in measured["attention"].items():
+        assert_close(measures[name], values.sum(axis=2) / heads)
+    for name in names:
+        np.testing.assert_array_equal(measures[f"read_{name}"], measured["read"][name])
+    assert_close(measures["loss_without"], np.full((b, depth), 2.0))
+    assert not {"output", "outputs"} & measures.keys()
+    laws = compute_length_laws(heads, by_layer["attention_share"], measures["path_size"])
+    assert report.length_laws.keys() == laws.keys()
+    for name, law in laws.items():
+        assert_close(report.length_laws[name], law)
+    calls.clear()
+    rc.depth_report(params, ids[0], config, unembedding=head)
+    assert calls[0] == ("stream", [ids[0]], None, 8)  # one text, all of whose tokens exist
+    assert calls[-1][-1].tolist() == [[True] * 4]
 
 
 def test_a_report_in_words_says_where_its_definitions_disagree():

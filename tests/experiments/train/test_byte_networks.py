@@ -76,6 +76,10 @@ def test_quantities_of_a_step_are_of_its_own_batch_and_of_the_weights_before_it(
         "linearisation_distance",
         lambda start, end, x, _: (start.embedding.tokens[0, 0] + jnp.sum(x))[None],
     )
+    draw = DepthRule.init  # with larger weights, or the gradients of the scores are all rounding
+    monkeypatch.setattr(
+        DepthRule, "init", lambda *args: jax.tree.map(lambda a: 20 * a, draw(*args))
+    )
     text, key = np.arange(60, 110, dtype=np.uint8), jax.random.key(3)
 
     @jax.jit
@@ -99,6 +103,16 @@ def test_quantities_of_a_step_are_of_its_own_batch_and_of_the_weights_before_it(
     np.testing.assert_allclose(still["logits"], size, rtol=1e-4)
     stream = np.abs(np.asarray(trace.hidden)[:, -1]).reshape(steps, -1).mean(axis=1)
     np.testing.assert_allclose(still["stream"], stream, rtol=1e-4)
+
+    @jax.jit
+    def compute_loss(params, batch):
+        output = jax.vmap(lambda x: rc.apply(params, x, network).output)(batch[:, :-1])
+        shares = jax.nn.log_softmax(rule.logit_gain(config) * output @ params.embedding.tokens.T)
+        return -jnp.take_along_axis(shares, batch[:, 1:, None], axis=-1).mean()
+
+    tree = jax.grad(compute_loss)(jax.tree.map(jnp.asarray, params), batches[:batch])
+    size = np.linalg.norm(tree.layers.attention.w_q[-1])
+    np.testing.assert_allclose(still["query_gradient"][0], size, rtol=1e-4)
     assert np.isnan([still["change"][0], moved["change"][0]]).all()
     assert (still["change"][1:] == 0).all() and (moved["change"][1:] > 1e-3).all()
     for name, values in moved.items():

@@ -98,6 +98,7 @@ REFUSED = {
     "norm outside, after the sum": repeat(lambda x: norm(in_scope(pre_norm)(x))),
     "relu after the sum": repeat(in_scope(lambda x: jax.nn.relu(x + attend(x)))),
     "relu outside, after the sum": repeat(lambda x: jax.nn.relu(in_scope(pre_norm)(x))),
+    "no scope inside": repeat(in_scope(lambda x: x + weights(x) @ x @ V)),
     "a whole layer": repeat(in_scope(two_sublayers)),
     "parallel layers": repeat(in_scope(lambda x: x + attend(norm(x)) + mlp(x))),
     "the residual is an argument": repeat(residual_enters),
@@ -142,7 +143,7 @@ REFUSED = {
 }
 
 
-QUICK = ("plain", "a gated skip", "scan of remat", "cond outside", "a name")
+QUICK = ("plain", "no scope inside", "a gated skip", "scan of remat", "cond outside", "a name")
 
 
 @pytest.mark.parametrize("freeze", [True, pytest.param(False, marks=pytest.mark.full)])
@@ -152,7 +153,9 @@ QUICK = ("plain", "a gated skip", "scan of remat", "cond outside", "a name")
 def test_a_branch_that_contains_its_skip_is_refused(x64, name, freeze):
     kind = "name" if "name" in name.split() else "scope"
     message = rf"branches: the {kind} 'layer' contains its own skip at .*\.py:\d+.*, so every path"
-    if name != "the addition alone":
+    if name == "no scope inside":
+        message += ".*; match only what is added to the skip$"
+    elif name != "the addition alone":
         message += ".*such as 'attn'"
     run = functools.partial(rc.function_contributions, branches="layer", freeze=freeze)
     is_refused(message, run, REFUSED[name], tokens())

@@ -5,6 +5,7 @@ import shutil
 import signal
 from pathlib import Path
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -131,6 +132,29 @@ def test_looks_of_a_folder_are_at_its_own_steps(tmp_path):
     run(folder=plain)
     extended = run(folder=plain, every=1, steps=5).metrics["loss"]
     np.testing.assert_array_equal(extended, run(steps=5).metrics["loss"])
+
+
+def test_a_folder_is_of_what_its_functions_close_over_and_of_no_order_of_names(tmp_path):
+    """Arrays of init and of a look count as those of step do."""
+
+    def begin_at(shift):
+        return lambda key, hyper: {"w": jax.random.normal(key, (3,)) + shift}
+
+    def look_from(shift):
+        return lambda state, hyper, key: state["w"] + shift
+
+    def measure_two(state, hyper, index):
+        state, metrics = step(state, hyper, index)
+        return state, metrics | {"also": state["w"][0]}
+
+    options = {"folder": tmp_path, "steps": 2, "seeds": 1, "hyper": {"rate": 0.1}}
+    options |= {"init": begin_at(np.zeros(3)), "look": look_from(np.zeros(3)), "step": measure_two}
+    first = run(finite=["loss", "also"], **options)
+    again = run(finite={"also", "loss"}, **options)
+    np.testing.assert_array_equal(first.metrics["also"], again.metrics["also"])
+    for changes in ({"init": begin_at(np.ones(3))}, {"look": look_from(np.ones(3))}):
+        changed = options | {"finite": ["also", "loss"]} | changes
+        is_refused("belongs to another sweep", run, error=files.RunError, **changed)
 
 
 def test_a_folder_that_is_used_or_cannot_be_written_is_refused(used_folder):

@@ -74,6 +74,12 @@ def test_seeds_or_values_that_change_nothing_are_said(capsys):
         ),
     }
     looked_at = {"look": lambda state, hyper, key: hyper["scale"]}
+    begun_with = {"init": lambda key, hyper: {"w": hyper["scale"] * init(key, hyper)["w"]}}
+    drawn_at_one_size = {
+        "static": {"size": [1, 2]},
+        "init": lambda key, hyper, size: init(key, hyper) if size > 1 else {"w": jnp.ones(3)},
+        "step": lambda state, hyper, index, size: step(state, hyper, index),
+    }
     cases = [
         ({}, ()),
         (fixed, (seeds_note,)),
@@ -83,6 +89,8 @@ def test_seeds_or_values_that_change_nothing_are_said(capsys):
         (scales | fixed, (seeds_note, value_note)),
         (scales | at_one_size, ()),
         (scales | looked_at, ()),
+        (scales | begun_with, ()),
+        (drawn_at_one_size, ()),
         ({"hyper": {"rate": 0.1, "scale": 2.0}}, ()),
         ({"hyper": {"rate": 0.1, "key": [1.0, 2.0]}}, ("no function uses hyper['key']",)),
     ]
