@@ -86,6 +86,7 @@ def test_the_first_key_is_the_first_that_exists():
 
 def test_weights_of_torch_that_are_no_distributions_are_refused():
     torch = pytest.importorskip("torch")
+    torch.manual_seed(1)  # drops all weights of a row, so that its sum differs from 1 by 1
     dropped = torch.nn.functional.dropout(torch.tensor(WEIGHTS[0]), 0.5)
     is_refused("pass weights after the softmax", rc.attention_entropy, dropped)
     vmapped = torch.func.vmap(rc.attention_entropy)(torch.tensor(WEIGHTS[0]))
