@@ -267,7 +267,7 @@ def compare_results(results: Results) -> Iterator[Comparison]:
             0,
             f"derived here; of {total[f'{name}_cases']} cases, no number in "
             f"{total[f'{name}_refused']}: rows that see different keys, or a residual of NaN",
-            source="bound",
+            source="expected",
         )
     for built in results["built"]:
         yield Comparison(

@@ -186,7 +186,12 @@ def find_axes(configs: Sequence[JsonObject], options: Flags) -> dict[str, list[s
         ValueError: They differ in a flag that is not an axis, or do not form a grid.
     """
     names = dict.fromkeys([*options.axes, *configs[0]])  # axes in the order of the first folder
-    values = {n: list(dict.fromkeys(json.dumps(c.get(n)) for c in configs)) for n in names}
+
+    def list_values(name):
+        """Lists the different values of a flag, as JSON."""
+        return list(dict.fromkeys(json.dumps(config.get(name)) for config in configs))
+
+    values = {name: list_values(name) for name in names}
     axes = {name: texts for name, texts in values.items() if len(texts) > 1}
     if any(name in ONE_VALUE or not options.takes_several(name) for name in axes):
         differences = [f"{name}: {' and '.join(texts)}" for name, texts in axes.items()]

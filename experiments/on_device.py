@@ -41,7 +41,7 @@ ARRAYS, STEPS = "arrays.tar.gz", "steps.jsonl"
 
 FLAGS = cli.bare_flags()
 FLAGS.define("enum", "part", None, "What is measured.", list(LIMITS))
-FLAGS.define("string", "folder", None, "Seed of all measurements.")
+FLAGS.define("string", "folder", None, "Folder of all measurements.")
 FLAGS.define("boolean", "tiny", False, "Small sizes, which show nothing but that everything works.")
 FLAGS.define("boolean", "pages", False, "Write what a folder has into the tables of the pages.")
 FLAGS.define("string", "docs", "docs", "Folder of the pages.")

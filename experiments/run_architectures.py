@@ -167,8 +167,9 @@ def residuals_figure(results: Results, model: Model) -> figures.Figure:
         ax.set(title=words(variant), xlabel="layer")
         figures.integer_ticks(ax)
     axes[0, 0].set(ylim=(-0.03, None), ylabel="residual ratio ‖res(X)‖ / ‖X‖")
-    handles = dict(zip(*axes[0, 0].get_legend_handles_labels()[::-1], strict=True))
-    fig.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=3)
+    handles, labels = axes[0, 0].get_legend_handles_labels()
+    by_label = dict(zip(labels, handles, strict=True))  # each once
+    fig.legend(by_label.values(), by_label.keys(), loc="outside lower center", ncols=3)
     return fig
 
 
@@ -332,6 +333,9 @@ def make_finding(results: Results, models: Sequence[Model]) -> Finding | None:
     Args:
         results: Curves of each model.
         models: The models.
+
+    Returns:
+        The finding; None if these are not the published models.
     """
     if not are_published(models):
         return None

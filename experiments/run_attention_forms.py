@@ -166,15 +166,15 @@ def measure_widths(options: Options, executor: Executor) -> dict[str, dict[str, 
     Returns:
         {form: {"d_k" [w], measure: [s, w], its law: [w]}}.
     """
-    by_width, widths = [], ascending(options.d_k)
+    by_width, widths = [], ascending(options.d_k)  # {"form/measure": [s]} of each width
     for d_k in widths:
         measure = make_measure(d_k, options.num_queries, options.saturation)
         by_width += executor.measure(measure, {f"random d_k={d_k}": None}).values()
-    return {
-        name: form.laws(widths)
-        | stack_widths(widths, [{m: a[f"{name}/{m}"] for m in MEASURES} for a in by_width])
-        for name, form in FORMS.items()
-    }
+    results = {}
+    for name, form in FORMS.items():
+        measured = [{m: arrays[f"{name}/{m}"] for m in MEASURES} for arrays in by_width]
+        results[name] = form.laws(widths) | stack_widths(widths, measured)
+    return results
 
 
 def measure_accuracy(
@@ -209,9 +209,11 @@ def make_rows(results: FormResults, options: Options) -> Iterator[TableRow]:
 @figures.styled
 def random_figure(results: FormResults, options: Options):
     """Random queries and keys of unit variance: means and standard deviations over seeds. The loss
-    weights every output equally. The gradient panels show how much the loss changes, to first
-    order, when a query moves by a vector of its own size, and how much it changes with the scores.
-    Solid lines are the root mean square over rows, dashed lines the median row."""
+    weights every output equally. The gradient panels show two changes of the loss, to first
+    order. One is the change when a query moves by a vector of its own size. The other is the
+    change with the scores. Solid lines are the root mean square over rows, and dashed lines are
+    the median row.
+    """
     panels = {
         "variance": ("variance of the scores", "dotted: closed form"),
         "entropy": ("entropy of a row, nats", f"dashed: uniform, log {options.num_queries}"),
@@ -257,7 +259,8 @@ def trained_figure(results: FormResults):
     fig, ((accuracy, less),) = figures.figure(1, 2, width=4.4)
     widths = list(map(str, results["trained"]["dot"]["d_k"]))
     for i, (index, (name, form)) in itertools.product(range(len(widths)), enumerate(FORMS.items())):
-        values, label = results["trained"][name]["accuracy"][:, i], None if i else form.label
+        values = results["trained"][name]["accuracy"][:, i]
+        label = None if i else form.label  # one entry of the legend for each form
         x = i + 0.18 * (index - 1.5)
         accuracy.plot(
             np.full(len(values), x),
@@ -289,11 +292,12 @@ def judge_claims(results: FormResults) -> Iterator[Row]:
     Args:
         results: Results of `measure`.
     """
-    dot, scaled = (results["random"][form] for form in ("dot", "scaled_dot"))
-    gradients = (clipped_log10(form["median_score_gradient"][:, -1]) for form in (dot, scaled))
+    dot, scaled = results["random"]["dot"], results["random"]["scaled_dot"]
+    dot_gradients = clipped_log10(dot["median_score_gradient"][:, -1])  # at the largest width, [s]
+    scaled_gradients = clipped_log10(scaled["median_score_gradient"][:, -1])
     text, widths = f"d_k = {dot['d_k'][-1]}", results["trained"]["dot"]["d_k"]
     yield make_row("saturation", text, (dot["saturated"] - scaled["saturated"])[:, -1])
-    yield make_row("small gradients", text, np.subtract(*gradients))
+    yield make_row("small gradients", text, dot_gradients - scaled_gradients)
     smallest = [("additive small", "additive", 0)] if len(widths) > 1 else []
     largest = [("additive", "additive", -1), ("additive form", "additive_matched", -1)]
     for key, form, place in smallest + largest:
@@ -326,8 +330,8 @@ EXPERIMENT = Experiment(
     title="Attention functions against d_k",
     brief="scaled and unscaled dot products and additive attention against d_k: saturation, "
     "gradients, and accuracy after training",
-    claim=f"{SOURCE}: for small d_k additive and dot-product attention perform similarly, for "
-    "large d_k additive attention outperforms dot products without scaling, whose variance d_k "
+    claim=f"{SOURCE}: for small d_k, additive and dot-product attention perform similarly. For "
+    "large d_k, additive attention outperforms dot products without scaling. Their variance d_k "
     "pushes the softmax into regions of extremely small gradients.",
     presets={
         "quick": "--d_k=2,32,1024 --trained_d_k=256 --num_seeds=6 --n_epochs=12 --n_train_data=600",

@@ -233,6 +233,9 @@ def draw(
         setup: The networks.
         key: Random key of the seed.
         floats: Scale of the weights, and gain of the skips.
+
+    Returns:
+        (tokens, parameters of the network that has all parts).
     """
     key_tokens, key_params = jax.random.split(key)
     configs = list(make_configs(options, "sandwich", options.variants).values())
@@ -271,6 +274,11 @@ def measure_seed(
         network = next(iter(group.values())).replace(attention_skip=True, mlp_skip=True)
 
         def measure_gains(gains, network=network):
+            """Measures one network with gains of the skips of attention and MLPs, and of the MLPs.
+
+            Returns:
+                (the measurement in plain numbers, the trace in logarithms).
+            """
             skip, branch = Gains(attention=gains[0], mlp=gains[1]), Gains(mlp=gains[2])
             config = network.replace(skip_gain=skip, branch_gain=branch)
             plain = measure_plain(params, x, config, initial_tokens.DTYPES[options.dtype])

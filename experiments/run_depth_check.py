@@ -163,8 +163,9 @@ def choose_rate(results: xr.Dataset) -> float:
 @figures.styled
 def quantities_figure(results: xr.Dataset):
     """Quantities by depth for each rule, at the largest width, and at a rate of 1e-3 where it was
-    measured: at the first step (dotted) and at the last (solid). Lines are geometric means over
-    seeds; bands are one standard deviation of the logarithm."""
+    measured. Dotted: at the first step. Solid: at the last step. Lines are geometric means over
+    seeds. Bands are one standard deviation of the logarithm.
+    """
     rate, width = choose_rate(results), int(results.d_model.max())
     wide = results[[name for name in MEANING if name in results]]
     wide = wide.sel(learning_rate=rate, d_model=width, drop=True).sortby("depth")
@@ -237,7 +238,7 @@ def compare_results(results: xr.Dataset) -> Iterator[Comparison]:
     """
     stream, published = align_published(results)
     if stream.size:
-        note = "published: width 256, digitised to 5 %"
+        note = "the published value is of width 256, digitised to 5 %"
         yield from labelled.compare_means("mean |x_L|", stream, published, note)
     if results.sizes["depth"] > 1:
         last, text = results.isel(step=-1, drop=True), f"at step {int(results.step[-1])}"
@@ -252,8 +253,8 @@ EXPERIMENT = Experiment(
     title="Depth parametrisations",
     brief="ten steps of training with 2 to 64 layers: sizes, tokens and gradients under each "
     "depth rule",
-    claim="With CompleteP mean |x_L| is the same at every depth for ten steps; with scaling by "
-    "width alone it grows with depth (Dey et al. 2025, figure 7). With α = 1 blocks do "
+    claim="With CompleteP, mean |x_L| is the same at every depth for ten steps. With scaling by "
+    "width alone, mean |x_L| grows with depth (Dey et al. 2025, figure 7). With α = 1 blocks do "
     "not become linear in their weights (figure 6). No paper says what happens to the "
     "tokens.",
     presets={

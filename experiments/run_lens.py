@@ -146,7 +146,9 @@ def measure_network(options: Options, network: Network, first_text: int) -> dict
     """
     params, config, inputs = load_params(options, network), network.source.config, network.inputs
     counts = influence.count_tokens(params, config, inputs)
-    ids = None if inputs["mask"] is None else inputs["x"]
+    reads_tokens = inputs["mask"] is not None  # texts have a mask, arrays of vectors have none
+    ids = inputs["x"] if reads_tokens else None
+    # The draws of a text depend on its index among all texts, so all are drawn and then cut.
     probe = influence.draw_probe(network.source, ids, counts, options.seed)
     inputs = {name: a if a is None else a[first_text:] for name, a in inputs.items()}
     probe = influence.Probe(*(a[first_text:] for a in probe))
@@ -197,7 +199,8 @@ EXPERIMENT = Experiment(
     "length, exact and frozen",
     claim="Path sums freeze the attention of the full model (Dong, Cordonnier and Loukas 2021, "
     "section 2.1). No paper says whether the exact influence of a token on later ones takes short "
-    "paths too, and whether frozen sums point where it does.",
+    "paths too. Nor does one say whether frozen sums point in the direction of the exact "
+    "influence.",
     needs="trained",
     presets={
         "quick": "--networks=albert-reactions --num_texts=4 --max_tokens=24",

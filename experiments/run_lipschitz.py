@@ -195,8 +195,8 @@ EXPERIMENT = Experiment(
     order=890,
     title="Lipschitz constants of trained attention",
     brief="trained networks: the largest singular value of a layer's attention Jacobian by tokens",
-    claim="The Lipschitz constant of self-attention grows at most like √n with the number of "
-    "tokens; on real texts it grows about like n^¼ in trained BERT and GPT-2 (Castin et al. 2024, "
+    claim="The Lipschitz constant of self-attention grows at most like √n with the number n of "
+    "tokens. In trained BERT and GPT-2 it grows about like n^¼ on real texts (Castin et al. 2024, "
     "2312.14820).",
     needs="trained",
     presets={

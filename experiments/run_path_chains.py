@@ -348,7 +348,7 @@ def compare_results(
             float(results["sum_error"].max()),
             0.0,
             f"theorem 2.1, an identity; rounding is of the order L d eps = {rounding:.1g}",
-            source="identity",
+            source="expected",
         ),
         Comparison(
             f"median residual of chains, length 1 and {depth}",
@@ -370,9 +370,8 @@ EXPERIMENT = Experiment(
     brief="products of attention matrices along paths, the skip's share α by layer, and the "
     "size of paths by length",
     claim="Products of attention matrices along a path approach rank one as the path gets "
-    "longer, and the network works mainly through short paths although most paths are "
-    "long (published box plots of chained attention; section 4 on the effectiveness of "
-    "paths).",
+    "longer (published box plots of chained attention). Most paths are long, but the network "
+    "works mainly through short paths (section 4 on the effectiveness of paths).",
     presets={
         "quick": "--num_seeds=6 --depth=6 --num_tokens=32 --num_paths=30 --num_repeats=2",
         "reported": "--seed=3000 --num_seeds=4 --depth=12 --num_heads=12 --d_model=192 "

@@ -196,7 +196,7 @@ def compare_results(tables: Tables, sizes: Sizes) -> Iterator[Comparison]:
         for rows in tables.values()
     ]
     text = "largest difference of a share of paths from the binomial law"
-    yield Comparison(text, float(max(differences)), 0, source="identity")
+    yield Comparison(text, float(max(differences)), 0, source="expected")
     for name, (heads, layers) in sizes.items():
         shares = select_column(tables[name], "share")
         size = f" (H={heads}, L={layers})" * (name in ARCHITECTURES)
@@ -204,7 +204,7 @@ def compare_results(tables: Tables, sizes: Sizes) -> Iterator[Comparison]:
             f"{name}{size}: mean path length",
             float(shares @ np.arange(layers + 1)),
             layers * heads / (1 + heads),
-            f"published: L H/(1+H); 10^{layers * math.log10(1 + heads):.1f} paths, "
+            f"the published law is L H/(1+H); 10^{layers * math.log10(1 + heads):.1f} paths, "
             f"{shares[: layers // 2 + 1].sum():.2g} of them at most L/2 long",
         )
     for name, (heads, law) in weigh_lengths().items():
@@ -213,10 +213,10 @@ def compare_results(tables: Tables, sizes: Sizes) -> Iterator[Comparison]:
             f"{name} (H={heads}, L={depth}): mean path length by weight",
             float(law @ np.arange(depth + 1)),
             depth * heads / (1 + heads),
-            f"compared with the mean by count; median {np.argmax(reached >= 0.5)}, "
+            f"median {np.argmax(reached >= 0.5)}, "
             f"{reached[3]:.2g} of the weight at most 3 long, "
             f"99 % at most {np.argmax(reached >= 0.99)}",
-            source="length by count",
+            source="mean by count",
         )
 
 

@@ -255,8 +255,8 @@ def make_rows(results: xr.Dataset) -> Iterator[TableRow]:
 @figures.styled
 def cosine_figure(results: xr.Dataset):
     """Mean cosine between two tokens by layer, from the third token on; bands show the spread over
-    texts. The lines show the unchanged network, and the network whose first key is hidden from
-    later tokens or whose first weight is dropped, by the share of layers that stay unchanged."""
+    texts. One line shows the unchanged network. The others show networks whose first key is hidden
+    from later tokens, or whose first weight is dropped, after some share of the layers."""
     first = results.sel(key="first", drop=True) if "first" in results.key else results
     labels = [str(label) for label in first.network.values]
     fig, axes = figures.panels(len(labels), 2, width=4.6, height=3.4)
@@ -334,6 +334,9 @@ def make_finding(results: xr.Dataset, networks: list[Network]) -> Finding | None
     Args:
         results: Over start, how, key, network, seed (texts) and layer.
         networks: The networks and their texts.
+
+    Returns:
+        The finding; None if the first key was not hidden and dropped in the late layers.
     """
     point = {"start": LATE, "key": "first"}
     is_there = all(value in results[axis] for axis, value in point.items())
@@ -342,9 +345,9 @@ def make_finding(results: xr.Dataset, networks: list[Network]) -> Finding | None
     label = networks[0].label
     trained = results.sel(point, drop=True).sel(network=f"{label}, trained weights", drop=True)
     change = compute_change(trained, "token_cosine").mean("seed")
-    hidden, dropped = (float(change.sel(how=mode)) for mode in ("hidden", "dropped"))
+    hidden, dropped = float(change.sel(how="hidden")), float(change.sel(how="dropped"))
     spread = compute_change(trained, "spread").mean("seed")
-    wider, lost = (float(spread.sel(how=mode)) for mode in ("hidden", "dropped"))
+    wider, lost = float(spread.sel(how="hidden")), float(spread.sel(how="dropped"))
     return Finding(
         "cosine",
         f"In {label} the mean cosine of two tokens changes by {hidden:+.3f} where the first key is "

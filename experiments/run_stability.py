@@ -127,7 +127,7 @@ def compare_collapse(design: str, measures: Mapping[str, np.ndarray]) -> Iterato
     with np.errstate(divide="ignore", invalid="ignore"):
         log_errors = np.abs(np.log(measured[:, is_visible]) - np.log(expected[:, is_visible]))
     worst, layers = np.exp(log_errors.max(axis=1)), np.flatnonzero(is_visible)
-    note = "geometric mean, compared with the one law"
+    note = "geometric mean"
     quantity = f"{name}: 1 − token cosine after {last} layers"
     law = finite_or_none(geometric_mean(expected[:, last]))
     mean = float(geometric_mean(measured[:, last]))

@@ -118,15 +118,17 @@ def measure_draws(
     Args:
         options, theorems, folder: See `measure`.
     """
-    cells, values = [*draws.list_draws(theorems)], {}
-    with Executor(options, folder, "draws", len(cells) * options.num_seeds) as executor:
-        for key, setting, compute in cells:
+    programs, values = [*draws.list_draws(theorems)], {}
+    total = options.num_seeds * sum(len(settings) for *_, settings in programs)
+    with Executor(options, folder, "draws", total) as executor:
+        for key, compute, settings in programs:
 
-            def measure_one(seed, _, compute=compute):
-                return {"value": compute(seed)}
+            def measure_one(seed, traced, compute=compute):
+                return {"value": compute(seed, **traced)}
 
-            cell = f"{key}, {setting}"
-            values[key, setting] = executor.measure(measure_one, {cell: None})[cell]["value"]
+            cells = {f"{key}, {setting}": traced for setting, traced in settings.items()}
+            measured = executor.measure(measure_one, cells)
+            values |= {(key, s): measured[f"{key}, {s}"]["value"] for s in settings}
     return values
 
 
@@ -196,9 +198,9 @@ EXPERIMENT = Experiment(
     title="Theorems of later papers",
     brief="statements about collapse in papers from 2022 to 2026, predicted and measured",
     claim="Later papers prove how tokens cluster on the sphere, come to rest under a causal mask "
-    "and collapse in wide networks, and how masks, tied weights, norms, heads and gains change "
-    "this (2312.10794, 2410.23228, 2411.04990, 2410.07799, 2406.04267, 2405.18781, 2401.04301, "
-    "2604.23681).",
+    "and collapse in wide networks. They also prove how masks, tied weights, norms, heads and "
+    "gains change the collapse. The papers are 2312.10794, 2410.23228, 2411.04990, 2410.07799, "
+    "2406.04267, 2405.18781, 2401.04301 and 2604.23681.",
     presets={
         "quick": "--theorems=" + ",".join(t for t in THEOREMS if t not in LONG),
         "reported": "--seed=3000 --num_seeds=16",

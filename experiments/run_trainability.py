@@ -169,9 +169,10 @@ LAYER_MEASURES = {
 
 @figures.styled
 def inside_figure(cells: ByCell):
-    """Residual ratio of the hidden states and gradient norms by layer: before training (solid, with
-    bands over seeds) and after training (dashed, medians), in the same networks with the shortest
-    warm-up. A network that has learned has small gradients too, but its tokens differ."""
+    """Residual ratio of the hidden states and gradient norms by layer, in the same networks with
+    the shortest warm-up. Solid, with bands over seeds: before training. Dashed, medians: after
+    training. A network that has learned has small gradients too, but its tokens differ.
+    """
     shortest, names = min(cell.warmup for cell in cells), distinct(cells, "design")
     shown_cells = [cell for cell in cells if cell.warmup == shortest]
     places = [(cell.depth, label) for cell in shown_cells for label in LAYER_MEASURES]
@@ -274,8 +275,8 @@ EXPERIMENT = Experiment(
     order=130,
     title="Trainability of deep networks",
     brief="which residual designs train at which depth, and what happens inside the same networks",
-    claim="Post-LN Transformers with 12 and 18 layers diverge on WMT'14 English-German, while "
-    "Pre-LN and Admin train (Liu et al. 2020, table 1). When the tokens have collapsed to"
+    claim="On WMT'14 English-German, Transformers with 12 and 18 layers diverge with Post-LN, and "
+    "train with Pre-LN and Admin (Liu et al. 2020, table 1). When the tokens have collapsed to"
     " rank one, the gradients of queries and keys vanish (Noci et al. 2022).",
     presets={
         "quick": "--depths=18 --designs=post,pre,admin --warmup=0 --num_seeds=3 "

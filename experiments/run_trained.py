@@ -107,8 +107,11 @@ def open_networks(options: Options) -> list[Network]:
 def measure(
     options: Options, networks: list[Network], folder: RunFolder
 ) -> dict[str, dict[str, np.ndarray]]:
-    """Measures every network, {network: arrays by name}; finished measurements are not computed
-    again."""
+    """Measures every network; finished measurements are not computed again.
+
+    Returns:
+        {network: its arrays by name}.
+    """
     results = {}
     with Progress(len(networks), "trained networks", log=folder.log) as progress:
         for network in networks:

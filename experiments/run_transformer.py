@@ -205,7 +205,11 @@ def measure_seed(
     written = models.decode_pairs(model, held_out, config)
 
     def measure_pair(example):
-        """Measures the residuals and the attention weights of one pair."""
+        """Measures one pair of sentences.
+
+        Returns:
+            ({half: residual ratios by layer}, {half or "cross": attention weights}).
+        """
         source, source_mask, inputs, input_mask = example
         trace = rc.network.encoder_decoder.apply(
             model, source, inputs, config, source_mask=source_mask, target_mask=input_mask

@@ -108,6 +108,7 @@ def resize(recipe: Recipe, depth: int, target: int) -> Recipe:
     """
 
     def set_width(multiple):
+        """Makes the recipe with `multiple` features in each head."""
         width = multiple * recipe.config.num_heads
         embedding = recipe.config.embedding.replace(d_embed=width)
         fields = {"depth": depth, "d_model": width, "d_ff": width, "embedding": embedding}

@@ -23,6 +23,7 @@ def escape_text(text: str) -> str:
 
 
 def _escape(match):
+    """Returns a control character or an end of a line as its escape; others as they are."""
     character = match[0]
     category = unicodedata.category(character)
     is_escaped = category[0] == "C" or category in ("Zl", "Zp")  # control, format; ends of lines

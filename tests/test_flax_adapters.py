@@ -104,6 +104,17 @@ def test_parameters_of_nnx_blocks_made_together():
         assert_close(mine, single(x), atol=2e-6)
 
 
+def test_keys_and_values_of_groups_are_written_for_each_head():
+    config = rc.san(1, 4, D, num_kv_heads=2)
+    grouped = rc.network.layer_params(draws.parameters(config), config, 0).attention
+    assert grouped.w_k.shape[0] == grouped.b_v.shape[0] == 2
+    ours = adapters.attention_from_linen(adapters.attention_to_linen(grouped))
+    expected, _ = rc.network.multi_head_attention(grouped, X, X)
+    assert_close(rc.network.multi_head_attention(ours, X, X)[0], expected, atol=2e-6)
+    np.testing.assert_array_equal(ours.w_k, np.asarray(grouped.w_k)[[0, 0, 1, 1]])
+    np.testing.assert_array_equal(ours.b_v, np.asarray(grouped.b_v)[[0, 0, 1, 1]])
+
+
 def test_what_flax_cannot_hold_is_refused():
     def heads(**fields):
         config = rc.san(1, H, D, **fields)

@@ -45,3 +45,11 @@ def test_no_cell_is_a_formula(cell):
 def test_numbers_and_names_stay(cell):
     assert printed.escape_cell(cell) == cell
     assert printed.escape_cell(-1.5) == -1.5 and printed.escape_cell(None) is None
+
+
+def test_a_value_is_quoted_in_one_line_that_says_how_much_is_left_out():
+    for length, expected in ((98, f"'{98 * 'x'}'"), (99, f"'{79 * 'x'}… (101 characters)")):
+        assert printed.quote_value(length * "x") == expected
+    assert printed.quote_value("xyz" * 9, 25) == "'xyzx… (29 characters)"
+    assert printed.format_one_line(ValueError("a\n b"), 3) == "a b"
+    assert printed.format_one_line(ValueError(" "), 3) == "Va…"

@@ -173,16 +173,19 @@ def measure(options: Options, models: Sequence[Model], folder: RunFolder) -> Res
             arrays = folder.cached(weights.name, partial(measure_weights, options, weights))
             by_label[weights.model.label].setdefault(weights.kind, []).append(arrays)
             progress.advance()
-    return {
-        model.label: {
-            kind: {
-                ablation: np.stack([a[f"{ablation_name(ablation)}/residual_ratio"] for a in arrays])
-                for ablation in model.ablations
-            }
+
+    def stack_weights(arrays, ablation):
+        """Stacks the residual ratios of several sets of weights."""
+        name = f"{ablation_name(ablation)}/residual_ratio"
+        return np.stack([weights[name] for weights in arrays])
+
+    results: Results = {}
+    for model in models:
+        results[model.label] = {
+            kind: {ablation: stack_weights(arrays, ablation) for ablation in model.ablations}
             for kind, arrays in by_label[model.label].items()
         }
-        for model in models
-    }
+    return results
 
 
 def ablation_name(ablation: tuple[str, str]) -> str:

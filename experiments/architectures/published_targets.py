@@ -65,14 +65,11 @@ def published_targets(
     from scipy import special
 
     t = special.stdtrit(count - 1, 1 - ERROR / (2 * depth * len(curves)))
-    return [
-        Target(
-            variant,
-            layer,
-            published[variant][layer],
-            float(values.mean()),
-            float(t * values.std(ddof=1) * math.sqrt(1 + 1 / count) + READ_OFF),
-        )
-        for variant, ratios in curves.items()
-        for layer, values in enumerate(np.asarray(ratios, np.float64).T)
-    ]
+    targets = []
+    for variant, ratios in curves.items():
+        by_layer = np.asarray(ratios, np.float64).T  # [L + 1, b]
+        for layer, values in enumerate(by_layer):
+            tolerance = t * values.std(ddof=1) * math.sqrt(1 + 1 / count) + READ_OFF
+            value, measured = published[variant][layer], float(values.mean())
+            targets.append(Target(variant, layer, value, measured, float(tolerance)))
+    return targets

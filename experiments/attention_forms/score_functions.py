@@ -124,7 +124,7 @@ def make_measure(d_k: int, num_tokens: int, threshold: float) -> Callable:
 def draw(
     key: jax.Array, d_k: int, num_tokens: int
 ) -> tuple[jax.Array, jax.Array, jax.Array, rc.network.AttentionParams]:
-    """Draws queries, keys and G [n, d_k], and one head that takes queries and keys as they are.
+    """Draws queries, keys, a goal G, and one head that takes queries and keys as they are.
 
     W_V and the v of additive scores have the variance 1/d_k that the library draws them with.
 
@@ -132,6 +132,9 @@ def draw(
         key: Random key of the seed.
         d_k: Width of queries and keys.
         num_tokens: Number of queries, and of keys.
+
+    Returns:
+        (queries, keys, G, parameters of the head); the first three are [n, d_k].
     """
     # One draw, since random numbers take longest to compile.
     normals = jax.random.normal(key, (3 * num_tokens + d_k + 1, d_k))

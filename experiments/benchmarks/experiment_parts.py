@@ -137,7 +137,10 @@ def sum_parts(parts: Mapping[str, Parts]) -> dict[str, tuple[float, float | None
     Args:
         parts: {name: times of the experiment}.
     """
-    cpu, tracing, compiling, programs = map(sum, zip(*parts.values(), strict=True))
+    cpu = sum(times.cpu_seconds for times in parts.values())
+    tracing = sum(times.tracing_seconds for times in parts.values())
+    compiling = sum(times.compiling_seconds for times in parts.values())
+    programs = sum(times.programs for times in parts.values())
     return {
         "CPU s of all": (cpu, None),
         "share of compiling": (compiling / cpu, None),

@@ -52,7 +52,7 @@ def list_products(program: ClosedJaxpr | Jaxpr) -> list[tuple[JaxprEqn, int]]:
         if name == "while" and any(inner):
             raise ValueError("the turns of a while loop with products cannot be counted")
         if name == "cond":
-            inner = [max(inner, key=lambda branch: sum(n * count_product(e) for e, n in branch))]
+            inner = [max(inner, key=_count_products)]
         elif name == "scan":
             times = parameters["length"]
         elif name == "shard_map":
@@ -62,12 +62,19 @@ def list_products(program: ClosedJaxpr | Jaxpr) -> list[tuple[JaxprEqn, int]]:
 
 
 def count_product(equation: JaxprEqn) -> float:
-    """Counts the operations of one product or convolution."""
+    """Counts the operations of one product or convolution: two for each term of each result."""
     first, second, output = (v.aval.shape for v in (*equation.invars, *equation.outvars))
     numbers = equation.params["dimension_numbers"]
     if equation.primitive.name == "dot_general":
-        return 2.0 * math.prod(output) * math.prod(first[i] for i in numbers[0][0])
-    return 2.0 * math.prod(output) * math.prod(second) / second[numbers.rhs_spec[0]]
+        (contracted, _), _ = numbers  # axes of the first array over which the product sums
+        return 2.0 * math.prod(output) * math.prod(first[axis] for axis in contracted)
+    output_channels = second[numbers.rhs_spec[0]]
+    return 2.0 * math.prod(output) * math.prod(second) / output_channels
+
+
+def _count_products(products):
+    """Counts the operations of the products of a branch."""
+    return sum(times * count_product(equation) for equation, times in products)
 
 
 def _list_programs(parameters: Mapping[str, object]) -> Iterator[ClosedJaxpr | Jaxpr]:

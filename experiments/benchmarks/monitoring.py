@@ -26,9 +26,14 @@ def time_monitor(
     x, target = jax.random.normal(jax.random.key(1), (2, tokens, d_model))
 
     def step(params, monitored):
-        """Makes one training step, with or without scalars."""
+        """Makes one training step, with or without scalars.
+
+        Returns:
+            (parameters after the step, loss, scalars; {} where they are not measured).
+        """
 
         def loss(params):
+            """Computes the squared error, and the scalars: {} where they are not measured."""
             if monitored:
                 output, scalars = rc.monitored(params, x, config, attention=monitored == "all")
             else:

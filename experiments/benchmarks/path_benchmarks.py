@@ -49,6 +49,7 @@ def time_exact_paths(
 
     @jax.jit
     def function(params, x, config):
+        """Sums the paths of `rc.apply` by `function_contributions`; its branches have names."""
         edit = {"attention_branch": lambda branch, layer: checkpoint_name(branch, "attention")}
 
         def compute_output(x):

@@ -34,6 +34,7 @@ def time_collapse_sweep(
     config = rc.san(depth, 4, d_model)
 
     def profile_seed(key):
+        """Computes two profiles of one seed: residual ratios by layer, and their logarithms."""
         x = jax.random.normal(jax.random.fold_in(key, 1), (num_tokens, d_model))
         params = rc.init(key, config)
         hidden = rc.apply(params, x, config).hidden

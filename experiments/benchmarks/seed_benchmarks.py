@@ -68,6 +68,7 @@ def make_network(
     labels = np.random.default_rng(1).integers(0, 10, shape[0])
 
     def init(key: Array, hyper: Mapping[str, Array]) -> PyTree[Array]:
+        """Draws the weights of two layers: (first, last)."""
         key_first, key_last = jax.random.split(key)
         sizes = ((32, 64), (64, 10)) if name == "mlp" else ((3, 3, 3, 64), (32 * 32 * 64, 10))
         draw = jax.nn.initializers.lecun_normal()
@@ -141,9 +142,14 @@ def make_way(way: str, name: str, num_seeds: int, num_steps: int, **sizes: Any) 
         return partial(_train_processes, name, num_seeds, num_steps, sizes)
     if way == "one by one":
         single = jax.jit(one).lower(keys[0]).compile()
-        return lambda: (np.stack([np.asarray(single(key)[1]["loss"]) for key in keys]), None)
-    spread = jax.vmap if way == "vmap" else partial(partial, jax.lax.map)
-    together = jax.jit(spread(one)).lower(keys).compile()
+
+        def train_one_by_one():
+            losses = [np.asarray(single(key)[1]["loss"]) for key in keys]
+            return np.stack(losses), None
+
+        return train_one_by_one
+    train_all = jax.vmap(one) if way == "vmap" else partial(jax.lax.map, one)
+    together = jax.jit(train_all).lower(keys).compile()
     return lambda: (np.asarray(together(keys)[1]["loss"]), None)
 
 
@@ -192,7 +198,20 @@ def make_sweep(
 
 
 def _train_processes(name, num_seeds, num_steps, sizes):
-    """Trains one seed in each process, with as many processes at a time as there are cores."""
+    """Trains the first seeds, one process per core, and extrapolates the time to all seeds.
+
+    Only `at_once` seeds are trained: as many as there are cores, and at most `num_seeds`. All seeds
+    would take ceil(num_seeds / at_once) turns of the same length.
+
+    Args:
+        name: A network of `SIZES`.
+        num_seeds: Seeds whose time is estimated.
+        num_steps: Steps of each seed.
+        sizes: Arguments of `make_network`.
+
+    Returns:
+        (losses [at_once, steps], the seconds that all `num_seeds` would take).
+    """
     code = "from experiments.benchmarks import seed_benchmarks; "
     code += f"seed_benchmarks.run_alone({name!r}, {num_steps}, {sizes!r})"
     at_once = min(num_seeds, len(os.sched_getaffinity(0)))
@@ -207,8 +226,9 @@ def _train_processes(name, num_seeds, num_steps, sizes):
         for seed in range(at_once)
     ]
     lines = [process.communicate()[0].split() for process in started]
-    seconds = max(float(line[0]) for line in lines) * -(-num_seeds // at_once)
-    return np.array([[float(v) for v in line[1:]] for line in lines]), seconds
+    slowest = max(float(line[0]) for line in lines)
+    num_turns = -(-num_seeds // at_once)
+    return np.array([[float(v) for v in line[1:]] for line in lines]), slowest * num_turns
 
 
 def run_alone(name: str, num_steps: int, sizes: Mapping[str, Any]) -> None:
@@ -282,9 +302,21 @@ def time_seeds(
 
 
 def _time_ways(ways, name, count, num_steps, rounds, case, arguments):
-    """Measures ways in turn: {way: (timing, seconds of each round, CPU seconds of each round)}.
+    """Measures ways in turn.
 
     Every other round runs in reverse order. Ways that do not fit into memory are left out.
+
+    Args:
+        ways: The ways, of `WAYS`.
+        name: A network of `SIZES`.
+        count: Number of seeds.
+        num_steps: Steps of each seed.
+        rounds: Number of rounds.
+        case: Text that names the case.
+        arguments: Further arguments of `make_way`.
+
+    Returns:
+        {way: (timing, seconds of each round, CPU seconds of each round)}.
     """
     measured, calls = {}, {}
     for way in ways:

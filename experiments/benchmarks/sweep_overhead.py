@@ -22,6 +22,7 @@ from rank_collapse.runs.seeds import seed_keys
 
 LIMIT = 1.03  # of the time of one call by hand
 DEFAULT_EVERY = 100  # steps in one call of `sweep`
+DRAW_ONLY = (0, 0)  # the case without steps, which draws the initial states alone
 
 
 def time_overhead(
@@ -42,42 +43,82 @@ def time_overhead(
         calls: Numbers of steps in one call, in addition to all steps in one.
     """
     ways = make_ways(*seed_benchmarks.make_network("mlp"), num_seeds)
-    cases = [(0, 0), *((n, size) for n in lengths for size in (n, *calls) if size <= n)]
+    cases = [(n, size) for n in lengths for size in (n, *calls) if size <= n]
+    cases = list(dict.fromkeys(cases))  # the same case may come from `lengths` and from `calls`
+    timings = _time_cases(ways, [DRAW_ONLY, *cases], options.rounds)
+    figures = _compare_ways(timings, cases) | _separate_costs(timings, max(lengths), min(calls))
+    return Report(list(timings.values()), figures)
+
+
+def _time_cases(ways, cases, num_rounds):
+    """Compiles every way of every case, then measures all of them in each round.
+
+    Every other round runs in reverse order.
+
+    Args:
+        ways: See `make_ways`.
+        cases: (steps, steps in one call).
+        num_rounds: Number of rounds.
+
+    Returns:
+        {(steps, steps in one call, way): its timing in CPU seconds}.
+    """
     timings, runs = {}, {}
-    for num_steps, size in dict.fromkeys(cases):
+    for num_steps, size in cases:
         for way, make in ways.items():
             begun, name = time.process_time(), describe_case(num_steps, size)
             runs[num_steps, size, way] = call = make(num_steps, size)
             timing = Timing(f"{name}, {way}", 0.0, output=call())
             timing.compile_seconds = time.process_time() - begun
             timings[num_steps, size, way] = timing
-    for number in range(options.rounds):
+    for number in range(num_rounds):
         for case in list(runs)[:: -1 if number % 2 else 1]:
             begun = time.process_time()
             runs[case]()
             timings[case].seconds.append(time.process_time() - begun)
-        say(f"{describe_round(list(timings.values()), number, options.rounds)} of CPU")
-    figures, longest = {}, max(lengths)
-    for num_steps, size in dict.fromkeys(cases[1:]):
+        say(f"{describe_round(list(timings.values()), number, num_rounds)} of CPU")
+    return timings
+
+
+def _compare_ways(timings, cases):
+    """Computes {figure: (time of `sweep` over the time of one call by hand, limit or None)}.
+
+    Args:
+        timings: See `_time_cases`.
+        cases: (steps, steps in one call), without `DRAW_ONLY`.
+    """
+    figures, longest = {}, max(num_steps for num_steps, _ in cases)
+    for num_steps, size in cases:
         ratio = median_ratio(
             timings[num_steps, size, "sweep"], timings[num_steps, num_steps, "by hand"]
         )
         is_limited = num_steps == longest and size >= min(DEFAULT_EVERY, longest)
         name = f"sweep over one call by hand, {describe_case(num_steps, size)}"
         figures[name] = (ratio, LIMIT if is_limited else None)
-    for way in ways:
+    return figures
+
+
+def _separate_costs(timings, longest, shortest):
+    """Computes {figure: (CPU time of the initial states or of a further call, no limit: None)}.
+
+    Args:
+        timings: See `_time_cases`.
+        longest: Steps of the longest training.
+        shortest: The smallest number of steps in one call.
+    """
+    figures, extra_calls = {}, -(-longest // shortest) - 1
+    for way in dict.fromkeys(way for _, _, way in timings):
         figures[f"CPU ms to draw the initial states, {way}"] = (
-            1e3 * float(np.median(timings[0, 0, way].seconds)),
+            1e3 * float(np.median(timings[*DRAW_ONLY, way].seconds)),
             None,
         )
-        shortest = min(calls)
-        many, one = (timings[longest, size, way].seconds for size in (shortest, longest))
-        extra_calls = -(-longest // shortest) - 1
+        many = timings[longest, shortest, way].seconds  # in many short calls
+        one = timings[longest, longest, way].seconds  # in one call
         figures[f"CPU µs of a further call, {way}"] = (
             1e6 * float(np.median(np.subtract(many, one))) / extra_calls,
             None,
         )
-    return Report(list(timings.values()), figures)
+    return figures
 
 
 def describe_case(num_steps: int, size: int) -> str:
@@ -108,6 +149,8 @@ def make_ways(init: Callable, step: Callable, num_seeds: int) -> dict[str, Calla
         """Compiles the training of all seeds for some steps from a traced one on."""
 
         def train_chunk(states: Any, start: Any) -> Any:
+            """Trains all states for `size` steps from a traced one on: (states, metrics)."""
+
             def train(state: Any) -> Any:
                 steps = start + jnp.arange(size)
                 return jax.lax.scan(lambda state, index: step(state, {}, index), state, steps)
@@ -118,7 +161,8 @@ def make_ways(init: Callable, step: Callable, num_seeds: int) -> dict[str, Calla
         return advance.lower(begin(keys), np.int32(0)).compile()
 
     def make_loop(num_steps: int, size: int) -> Callable[[], np.ndarray]:
-        if not num_steps:
+        """Makes the function that trains with `jax.lax.scan` and returns losses [s, steps]."""
+        if (num_steps, size) == DRAW_ONLY:
             return lambda: np.zeros((len(jax.block_until_ready(begin(keys))[0]), 0))
         if size == num_steps:
             one = functools.partial(seed_benchmarks.train_one, init, step, num_steps)
@@ -127,6 +171,7 @@ def make_ways(init: Callable, step: Callable, num_seeds: int) -> dict[str, Calla
         advance = compile_chunk(size)
 
         def call() -> np.ndarray:
+            """Trains all seeds in chunks; losses of steps beyond the last are left out."""
             states, losses = begin(keys), []
             for start in range(0, num_steps, size):
                 states, metrics = advance(states, np.int32(start))
@@ -136,6 +181,7 @@ def make_ways(init: Callable, step: Callable, num_seeds: int) -> dict[str, Calla
         return call
 
     def make_sweep(num_steps: int, size: int) -> Callable[[], np.ndarray]:
+        """Makes the function that trains as `sweep` does and returns losses [s, steps]."""
         # A shorter training compiles another program: its metrics are shorter.
         shared = programs[size] if size < num_steps else {}
         return seed_benchmarks.make_sweep(init, step, num_seeds, num_steps, max(size, 1), shared)

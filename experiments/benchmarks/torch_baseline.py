@@ -132,8 +132,8 @@ class StackedTraining:
                 scale = (self.task.clip_norm / (norms + 1e-6)).clamp(max=1)
                 for slope in slopes.values():
                     slope.mul_(scale.view(-1, *(1,) * (slope.ndim - 1)))
-        for name, slope in slopes.items():
-            self.weights[name].grad = slope
+        for name, slope in slopes.items():  # the fused Adam takes both in the order of memory
+            self.weights[name].grad = slope.contiguous()
         self.optimizer.step()
         self.loss = losses.mean()
 
@@ -194,7 +194,14 @@ def compute_loss(
     labels: torch.Tensor,
     mask: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Computes the loss of a batch."""
+    """Computes the loss of a batch: the sum of squared errors, or the mean cross-entropy.
+
+    Args:
+        network: Function of (inputs, mask).
+        task: The task, with the name of its loss.
+        inputs, labels: The batch.
+        mask: Bool, tokens that exist; None for all. The others do not count in the cross-entropy.
+    """
     logits = network(inputs, mask)
     if task.loss == "squared_error":
         return F.mse_loss(logits, labels, reduction="sum")

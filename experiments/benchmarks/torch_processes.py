@@ -165,6 +165,11 @@ class Processes(contextlib.ExitStack):
 
 
 def _write(process, data):
+    """Sends bytes to a process.
+
+    Raises:
+        RuntimeError: The process has ended.
+    """
     try:
         process.stdin.write(data)
         process.stdin.flush()

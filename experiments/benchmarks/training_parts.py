@@ -74,6 +74,21 @@ def time_training_parts(name: str, options: Any, arguments: Sequence[str] = ()) 
             timings[-2].seconds.append(sum(product.seconds[-1] for product in products))
             timings[-1].seconds.append(flops / large.flops * _time_cpu(large.time))
         say(f"{describe_round(timings, r, options.rounds)} of CPU for a seed and step")
+    shares = _compute_shares(timings, products, flops, steps)
+    shares["share of padding among the tokens"] = 1 - float(jnp.mean(token_mask(examples)))
+    return Report(timings, {figure: (value, None) for figure, value in shares.items()})
+
+
+def _compute_shares(timings, products, flops, steps):
+    """Computes {figure: share of the time of a whole step, or rate of a product}.
+
+    Args:
+        timings: Of the whole step, without each part, without all parts, of its products at their
+            sizes, and of its products at the rate of a large product.
+        products: The products of an epoch.
+        flops: Floating-point operations of a step.
+        steps: Steps of an epoch.
+    """
     whole, *without, at_size, at_rate = timings
     shares = {t.name.replace("without", "share of"): 1 - median_ratio(t, whole) for t in without}
     shares["share of its products at their sizes"] = median_ratio(at_size, whole)
@@ -87,14 +102,21 @@ def time_training_parts(name: str, options: Any, arguments: Sequence[str] = ()) 
         shares[f"share of {product.name}, {product.times / steps:g} times"] = median_ratio(
             product, whole
         )
-    shares["share of padding among the tokens"] = 1 - float(jnp.mean(token_mask(examples)))
-    return Report(timings, {figure: (value, None) for figure, value in shares.items()})
+    return shares
 
 
 def make_variant(
     recipe: Recipe, make_data: Callable, mesh: Mesh, parts: Sequence[str]
 ) -> tuple[Any, Callable]:
-    """Makes the compiled program of training without some parts, and a call of one epoch."""
+    """Makes training without some parts, compiled.
+
+    Args:
+        recipe, make_data, mesh: What is trained, see `Ensemble`.
+        parts: Names of the parts to leave out: "layer norms", "softmax", "dropout" and "Adam".
+
+    Returns:
+        (the program, a function that trains for one more epoch).
+    """
     config = recipe.config
     if "layer norms" in parts:
         embedding = config.embedding.replace(norm=False)
@@ -163,10 +185,20 @@ def _make_products(closed: Any, mesh: Mesh) -> list[Product]:
 
 
 def _make_product(equation: Any, mesh: Mesh) -> tuple[Callable[[], Any], int]:
-    """Makes a call of one product, and how often a device computes it in that call."""
+    """Makes a call that computes one product of a training step many times.
+
+    Args:
+        equation: The equation of the product.
+        mesh: The devices; each computes the same.
+
+    Returns:
+        (the call, how often a device computes the product in it).
+    """
     turns = int(max(1, min(CALL_FLOPS / count_product(equation), MOST_TURNS)))
 
     def repeat(operands, _):
+        """Computes the product `turns` times, and returns one entry of the last."""
+
         def body(_, carry):
             # Barriers: no turn is left out, and of each product all entries are computed.
             first, second = jax.lax.optimization_barrier(carry)[:2]

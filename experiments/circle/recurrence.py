@@ -151,7 +151,11 @@ def log_roll_out(
         return apply_linear(walk_network(algebra, state, params, prepared, config), *classifier)
 
     def advance(state, _):
-        """Makes one step of the recurrence, with the skip around it if there is one."""
+        """Makes one step of the recurrence, with the skip around it if there is one.
+
+        Returns:
+            (the next input, log10 of the distance of the walkers in the output).
+        """
         output = apply_network(state)
         next_input = output
         if skip:

@@ -96,7 +96,8 @@ def claims_by_variant(results: xr.Dataset, distinct: list[str]) -> Iterator[Row]
     last = last.sel(norm_placement=distinct)
     for key, variant in (("skips", "san_skip"), ("mlps slow", "san_mlp")):
         if {"san", variant} <= variants:
-            variant_last, san_last = (last.sel(variant=v, drop=True) for v in (variant, "san"))
+            variant_last = last.sel(variant=variant, drop=True)
+            san_last = last.sel(variant="san", drop=True)
             gained = drop_gains(variant_last, variant) - drop_gains(san_last, "san")
             yield from labelled.statement_rows(key, gained)
 
@@ -185,7 +186,7 @@ def compare_results(results: xr.Dataset) -> Iterator[Comparison]:
     published = xr.DataArray(ends, {"variant": [*curves]})
     is_alike = (results.skip_gain == 1) | published.variant.isin(WITHOUT_SKIPS)
     published = published.where(is_alike)
-    note = "published: BERT at initialisation (768 wide, 12 heads, post-norm)"
+    note = "the published network is BERT at initialisation (768 wide, 12 heads, post-norm)"
     show = partial(show_ratio, dtype=end.ratio.dtype)
     yield from labelled.compare_means(
         f"residual ratio after {depth} layers", end.ratio, published, note, show
@@ -204,12 +205,12 @@ def compare_results(results: xr.Dataset) -> Iterator[Comparison]:
         broken = broken + count_above(admissible.where(is_so_far), "log10_bound")
         broken = broken.where(results.admissible.notnull().any(["seed", "layer"]))
         text = "layers and depths above the bound with sums over heads (derived here)"
-        yield from labelled.compare_means(text, broken.expand_dims("seed"), 0, source="bound")
+        yield from labelled.compare_means(text, broken.expand_dims("seed"), 0, source="expected")
         tightness = results[list(TIGHTNESS)].isel(layer=slice(1, None)).to_dataarray("bound")
         free = (tightness.drop_sel(bound="tightness_paper") < -1e-3).sum(["bound", "layer"])
         free = free.where(tightness.notnull().any(["bound", "layer"]))
         text = "layers above a bound that needs no condition (derived here)"
-        yield from labelled.compare_means(text, free, 0, source="bound")
+        yield from labelled.compare_means(text, free, 0, source="expected")
         text = "powers of ten above the bounded quantity, median over layers"
         in_words = tightness.assign_coords(bound=[*TIGHTNESS.values()])
         yield from labelled.compare_means(text, in_words.median("layer"))
@@ -236,6 +237,9 @@ def make_finding(results: xr.Dataset) -> Finding | None:
 
     Args:
         results: Over norm placement, weight scale, skip gain, variant, seed and layer.
+
+    Returns:
+        The finding; None if the results lack the published point or one of the two variants.
     """
     chosen = choose_published(results)
     if chosen is None or not {"san", "san_skip"} <= {*results.variant.values}:

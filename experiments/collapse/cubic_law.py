@@ -105,7 +105,19 @@ def closed_profile(
 
 @jax.jit
 def _closed_pass(params, prepared, config, log, trace):
-    """Computes the profile from the first certified layer on, that layer, and the growth."""
+    """Computes the profile: measured up to the first certified layer, and by the law behind it.
+
+    A layer is certified if the logarithm of its growth is below 0.
+
+    Args:
+        params, prepared, config: See `prepare_inputs`.
+        log: Measured trace in logarithms.
+        trace: Trace of the network.
+
+    Returns:
+        (the profile [L + 1], NaN if no layer is certified; the first certified layer, L for none;
+        log10 of the growth by layer [L]).
+    """
     diameters = log.input_diameters + log.inputs.log_scale / math.log(10)
     growth = log10_growth(params, trace, diameters, config, prepared.existing_tokens)
     growth = jnp.where(jnp.isfinite(log.profile[:-1]), growth, jnp.nan)
@@ -148,7 +160,15 @@ def cubic_profile(
 
 
 def _prepared(params, x, config, inputs):
-    """Prepares the inputs, and refuses inputs that the law does not cover."""
+    """Prepares the inputs: (parameters, prepared inputs), both at least float32.
+
+    Args:
+        params, x, config: The network and its input.
+        inputs: Further arguments of `prepare_inputs`.
+
+    Raises:
+        ValueError: Inputs that the law does not cover.
+    """
     reasons = bounds.not_covered(config, mask=inputs.get("mask"), bias=inputs.get("bias"))
     params, prepared = at_least_float32(*prepare_inputs(params, x, config, covers=COVERS, **inputs))
     rows = [reason for reason in reasons if reason.startswith("rows")]
@@ -159,7 +179,13 @@ def _prepared(params, x, config, inputs):
 
 @jax.jit
 def _cubic_pass(params, prepared, config, measured=None):
-    """Iterates the law; with `measured` (s, LogStates [L]) attention reads those up to layer s."""
+    """Iterates the law over all layers: log10 of the residual's norm, [L + 1].
+
+    Args:
+        params, prepared, config: See `prepare_inputs`.
+        measured: (s, measured states of all layers); attention then reads the measured states up to
+            layer s. None iterates the law from the input on.
+    """
     start = around_mean(prepared.x, prepared.existing_tokens)
     first, states = (None, None) if measured is None else measured
 
@@ -249,6 +275,7 @@ def log10_growth(
         """Computes the largest growth if the bound starts at layer `first`."""
 
         def body(diameter, layer):
+            """Advances the diameter by one layer: (diameter after it, change by it)."""
             index, growth, measured = layer
             diameter = jnp.where(index <= first, measured, diameter)
             now = jnp.where(index < first, -jnp.inf, growth + 2 * diameter)

@@ -172,8 +172,9 @@ class Executor(contextlib.ExitStack):
         for cell, count in collections.Counter(chunk.cells).items():  # the seeds of a cell adjoin
             new = {name: values[start : start + count] for name, values in arrays.items()}
             saved = self.run.part(cell) or {name: values[:0] for name, values in new.items()}
-            shapes = ({name: a.shape[1:] for name, a in x.items()} for x in (saved, new))
-            if damage := describe_difference(*shapes):
+            saved_shapes = {name: values.shape[1:] for name, values in saved.items()}
+            new_shapes = {name: values.shape[1:] for name, values in new.items()}
+            if damage := describe_difference(saved_shapes, new_shapes):
                 raise damaged_file_error(self.run.path / "arrays.npz", f"of {cell} {damage}")
             longer |= {f"{cell}/{n}": np.concatenate([saved[n], new[n]]) for n in new}
             start += count
@@ -251,13 +252,16 @@ def make_chunk(
         pairs: At most `size` pairs.
         size: Size of the chunk.
     """
-    padded = [*pairs, *pairs[-1:] * (size - len(pairs))]
-    values = jax.tree.map(lambda *a: np.stack(a), *(floats[cell] for cell, _ in padded))
+    num_missing = size - len(pairs)
+    padded = [*pairs, *[pairs[-1]] * num_missing]
+    floats_of_pairs = [floats[cell] for cell, _ in padded]
+    values = jax.tree.map(lambda *leaves: np.stack(leaves), *floats_of_pairs)
     numbers = np.array([seed for _, seed in padded])
     # On the host: eager indexing compiles six programs for each size.
     chosen = np.asarray(jax.random.key_data(keys))[numbers]
     chunk_keys = jax.random.wrap_key_data(chosen, impl=jax.random.key_impl(keys))
-    return Chunk(*zip(*pairs, strict=True), chunk_keys, values)
+    cells, chunk_seeds = zip(*pairs, strict=True)
+    return Chunk(cells, chunk_seeds, chunk_keys, values)
 
 
 class Mapped:
@@ -296,8 +300,11 @@ class Mapped:
 
     def laid_out(self, chunk: Chunk) -> tuple[PyTree[Array], PyTree[Array]]:
         """Returns (keys, or the arrays drawn from them; floats) of a chunk on the devices."""
-        arguments = seeds.shard_seeds((chunk.keys, chunk.floats), self._mesh)
-        return arguments if self._draw is None else (self._draw(arguments, None), arguments[1])
+        keys, floats = seeds.shard_seeds((chunk.keys, chunk.floats), self._mesh)
+        if self._draw is None:
+            return keys, floats
+        drawn = self._draw((keys, floats), None)
+        return drawn, floats
 
     def fit_memory(self, chunk: Chunk, size: int) -> int:
         """Compiles for as many seeds of a chunk as fit into memory; returns their number.

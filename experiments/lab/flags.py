@@ -324,9 +324,10 @@ def run_path(options: Flags) -> Path:
 
 
 def default_run_name(options: Flags) -> str:
-    """Names a run by the flags that are not at their defaults, shortened, and a hash of all.
+    """Names a run by the changed flags, shortened, and a hash of these flags and their values.
 
-    "default" if there are none. Equal flags give the same folder, different flags another.
+    A flag is changed if it is not at its default. Without changed flags the name is "default".
+    Equal flags give the same folder, different flags another.
     """
     config = make_config(options)
     changed = {n: v for n, v in config.items() if n in options and v != options[n].default}

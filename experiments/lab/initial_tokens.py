@@ -35,11 +35,14 @@ def define_flags(flag_values: Flags) -> None:
 
 
 def read_tokens(options: Options) -> tuple[np.ndarray | None, dict[str, str]]:
-    """Reads the token ids of the text, None for Gaussian tokens; also the identity of the input for
-    config.json.
+    """Reads the token ids of the text.
 
     Args:
         options: The flags.
+
+    Returns:
+        (the ids, {the name of an entry of config.json: the hash of the text}). For Gaussian tokens
+        the ids are None, and there is no entry.
 
     Raises:
         ValueError: Flags that exclude each other, or fewer than two tokens.

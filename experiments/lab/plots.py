@@ -20,7 +20,8 @@ def place_grid(places: Sequence[tuple[Hashable, Hashable]], **options: float | b
     Returns:
         The figure, its axes [rows, columns], and the axes of each place.
     """
-    rows, columns = (list(dict.fromkeys(values)) for values in zip(*places, strict=True))
+    rows = list(dict.fromkeys(row for row, _ in places))
+    columns = list(dict.fromkeys(column for _, column in places))
     fig, axes = figure(len(rows), len(columns), **options)
     return fig, axes, [axes[rows.index(row), columns.index(column)] for row, column in places]
 

@@ -164,6 +164,7 @@ class _Lines(io.TextIOBase):
         self.last = time.monotonic()
 
     def write(self, text: str) -> int:
+        """Prints a line of the bar and returns the number of characters, as files do."""
         if line := text.strip():
             print_line(line, self._log)
             self.last = time.monotonic()

@@ -75,7 +75,8 @@ def draw_probe(
 
     Args:
         source: The open checkpoint, for its head.
-        ids: Tokens [b, n]; None of a network that reads none.
+        ids: Tokens [b, n]; None for a network that reads no tokens. The probe then has rows of 0 in
+            place of the rows of the head.
         counts: Tokens of each text.
         seed: Seed of the draws.
 
@@ -89,7 +90,8 @@ def draw_probe(
     draws = [np.random.default_rng([seed, i]) for i in range(len(counts))]
     bounds = [(count // 4, max(count // 4 + 1, count // 2)) for count in counts]
     position = np.array([draw.integers(*pair) for draw, pair in zip(draws, bounds, strict=True)])
-    d, head = source.config.d_model, None if ids is None else read_head(source)
+    d = source.config.d_model
+    head = None if ids is None else read_head(source)
     rows = np.zeros((len(counts), d), np.float32)
     if head is not None:
         rows = head.table.rows(np.asarray(ids)[np.arange(len(counts)), position + 1])

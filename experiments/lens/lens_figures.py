@@ -70,8 +70,10 @@ def cosine_figure(results: xr.Dataset, networks: Sequence[Network]):
         ax.axhline(0, color="gray", linewidth=0.5)
         ax.set(title=network.label, xlabel="layer", ylabel="cosine", ylim=(-1.05, 1.05))
         figures.integer_ticks(ax)
-    curves = [dict(zip(*ax.get_legend_handles_labels()[::-1], strict=True)) for ax in axes.flat]
-    curves = {label: handle for panel in curves for label, handle in panel.items()}
+    curves = {}  # {label: handle}, each once
+    for ax in axes.flat:
+        handles, labels = ax.get_legend_handles_labels()
+        curves |= dict(zip(labels, handles, strict=True))
     fig.legend(curves.values(), curves, loc="outside lower center", ncols=3)
     return fig
 

@@ -73,11 +73,14 @@ def mean_jacobians(
     config: rc.TransformerConfig,
     inputs: Mapping[str, np.ndarray],
 ) -> tuple[np.ndarray, int]:
-    """Compute the mean over texts of `sum_jacobians`, and the number of texts that are long enough.
+    """Compute the mean over texts of `sum_jacobians`.
 
     Args:
         params, config: The network.
         inputs: x and mask [b, n].
+
+    Returns:
+        (the mean, the number of texts that are long enough, over which it is taken).
 
     Raises:
         ValueError: All texts are too short.

@@ -165,6 +165,9 @@ def make_finding(results: xr.Dataset, networks: Sequence[Network]) -> Finding | 
     Args:
         results: The results.
         networks: The networks and their texts.
+
+    Returns:
+        The finding; None if there is no early state, or no trained network.
     """
     early = select_early(results)
     labels = [network.label for network in networks if not network.is_initialised]

@@ -32,10 +32,11 @@ def short_paths_figure(results: xr.Dataset, task: TrainedTask):
 
 @figures.styled
 def paths_figure(results: xr.Dataset, task: TrainedTask):
-    """Accuracy by path length. Left: sets of sampled paths, which compute attention from their own
-    states, and the exact sum over all paths of the length, which uses the attention weights of the
-    full model. Right: the network without paths longer than k, and the sums of the k + 1 shortest
-    and of the k + 1 longest lengths. Bars and bands show the standard deviation over seeds."""
+    """Accuracy by path length. Left: sets of sampled paths and the exact sum over all paths of a
+    length. Sampled paths compute attention from their own states; the exact sum uses the attention
+    weights of the full model. Right: the network without paths longer than k, and the sums of the k
+    + 1 shortest and of the k + 1 longest lengths. Bars and bands show the standard deviation over
+    seeds."""
     fig, axes = figures.figure(1, 2, width=4.0, height=4.2, sharey=True)
     (sampled_ax, lengths_ax), shares = axes[0], accuracies(results)
     sets = shares.sampled.mean("repeat")
@@ -85,11 +86,12 @@ def paths_figure(results: xr.Dataset, task: TrainedTask):
 
 @figures.styled
 def shares_figure(results: xr.Dataset, task: TrainedTask):
-    """Left: the accuracy of the best baseline, of the output of the biases alone (the offset,
-    without any path, through the 1/σ of the full model), and of the full model. Middle: the
-    accuracy that each length adds, with the attention weights of the full model, as exact Shapley
-    values. Right: covariance shares of the logits, with the share of the offset first; a share
-    outside 0..1 means that parts cancel."""
+    """Left: the accuracy of the best baseline, of the biases alone, and of the full model. The
+    output of the biases alone is the offset, which has no path, with the 1/σ of the full model.
+    Middle: the accuracy that each length adds, with the attention weights of the full model, as
+    exact Shapley values. Right: covariance shares of the logits, with the share of the offset
+    first; a share outside 0..1 means that parts cancel.
+    """
     fig, axes = figures.figure(1, 3, width=3.5, height=3.0)
     shares = accuracies(results)
     offset_share = 1 - shares.covariance.sum("path_length")  # the shares of all parts sum to 1
@@ -130,7 +132,8 @@ def loss_figure(results: xr.Dataset, task: TrainedTask):
     """Training loss: mean and standard deviation over the seeds that did not diverge. Seeds that
     diverged are drawn until they diverge."""
     fig, ((ax,),) = figures.figure(1, 1)
-    fine, diverged = (results.losses.sel(seed=seeds) for seeds in (results.fine, ~results.fine))
+    fine = results.losses.sel(seed=results.fine)
+    diverged = results.losses.sel(seed=~results.fine)
     epochs = fine.epoch + 1
     figures.band(ax, epochs, fine, label=count_seeds(fine), marker="")
     lines = ax.plot(epochs, diverged.T, color=figures.color(1), linewidth=0.8)

@@ -165,7 +165,7 @@ def compare_results(results: xr.Dataset, task: TrainedTask) -> Iterator[Comparis
         "token accuracy of the full model",
         whole_accuracy,
         task.published["whole"],
-        "published: a constant in the plotting code, of the paper's data and epochs",
+        "the published value is a constant in the plotting code, for the paper's data and epochs",
     )
     best = max(float(shares[name].mean()) for name in BASELINES)
     yield Comparison("best baseline, measured on the data", best, task.published["baseline"])

@@ -139,7 +139,10 @@ def _fill_one(placeholder: str, numbers: Numbers) -> str | None:
 
 
 def split_placeholder(text: str) -> tuple[str, str, str]:
-    """Splits "QUANTITY|COLUMN|FORMAT" into its three parts; the column may be left out."""
+    """Splits "QUANTITY|COLUMN|FORMAT" into its three parts.
+
+    Without a column it is the first of `COLUMNS`, and without a format the format is "".
+    """
     quantity, _, form = text.rpartition("|")
     if not quantity:
         return form, COLUMNS[0], ""

@@ -148,6 +148,7 @@ def run_experiments(
     sections: dict[str, verdicts.Section] = {}
 
     def make_record(name: str, run: str) -> RunRecord:
+        """Describes one finished run: its folder, command, seconds, exit code and output."""
         folder, result = parent / run, results[run]
         details = f"{result.seconds:.1f} s this time; all numbers: {folder}/results.csv"
         command, label = run_command(run, arguments[name][run], folder), run.partition("/")[2]

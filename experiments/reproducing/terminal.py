@@ -88,18 +88,19 @@ class Screen(contextlib.ExitStack):
 
     def seconds_left(self) -> float:
         """Estimates the seconds until all runs have ended."""
-        ended = [(self._seconds[run], self._expected[run]) for run in self._computed]
-        seconds, expected = (USUAL_SECONDS + sum(t[i] for t in ended) for i in (0, 1))
-        slowdown, total, longest = seconds / expected, 0.0, 0.0
-        for run, expected in self._expected.items():
-            if run not in self._seconds:
-                seconds = expected * slowdown
-                begun = self._begun.get(run)
-                if begun is not None:
-                    elapsed = time.monotonic() - begun
-                    seconds = max(seconds - elapsed, LEAST_LEFT * elapsed)
-                total, longest = total + seconds, max(longest, seconds)
-        return max(total / self._jobs, longest)
+        taken = USUAL_SECONDS + sum(self._seconds[run] for run in self._computed)
+        expected = USUAL_SECONDS + sum(self._expected[run] for run in self._computed)
+        slowdown = taken / expected
+        remaining = [0.0]  # seconds of each run that has not ended
+        for run, cpu_seconds in self._expected.items():
+            if run in self._seconds:
+                continue
+            seconds = cpu_seconds * slowdown
+            if run in self._begun:
+                elapsed = time.monotonic() - self._begun[run]
+                seconds = max(seconds - elapsed, LEAST_LEFT * elapsed)
+            remaining.append(seconds)
+        return max(sum(remaining) / self._jobs, max(remaining))
 
     def _list_running(self):
         """Lists the runs at work: as many of the first unfinished ones as there are jobs."""
@@ -154,6 +155,7 @@ def describe_number(section: verdicts.Section) -> str:
     """
 
     def rank(comparison):
+        """Ranks a comparison: 3 with a published number, 2 with a text, 1 with 0, 0 without."""
         published = comparison.published
         if published is None or published == 0:
             return int(published is not None)

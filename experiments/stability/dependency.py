@@ -42,6 +42,7 @@ def branch_shares(
 
 
 def _branch_share(passage):
+    """Computes β_ii² of a sublayer: the variance of its branch over that of the sum after it."""
     stream, part = scale_summands(passage.spec, passage.state, passage.branch_output)
     # over the features, as LayerNorm takes it, averaged over tokens
     branch, before = (jnp.mean(jnp.var(x, axis=-1)) for x in (part, stream))

@@ -118,7 +118,8 @@ def draw(
     key_params, key_tokens, key_target, key_direction = jax.random.split(key, 4)
     # Gaussian weights of their own as the direction; only directions count.
     both = jax.vmap(lambda k: rc.init(k, config))(jnp.stack([key_params, key_direction]))
-    params, direction = (jax.tree.map(lambda a, i=i: a[i], both) for i in (0, 1))
+    params = jax.tree.map(lambda a: a[0], both)
+    direction = jax.tree.map(lambda a: a[1], both)
     shape = options.num_tokens, options.d_model
     draw_tokens = jax.vmap(lambda key: layers.apply_norm(None, jax.random.normal(key, shape)))
     batch_keys = jax.random.split(jax.random.fold_in(key_tokens, 1), NUM_PROFILED)
@@ -251,6 +252,7 @@ def move_weights(
     """
 
     def move(w, u):
+        """Moves weights w along u, row by row, by `size` times the norm of the row."""
         axes = tuple(range(1, w.ndim))
         norms = [jnp.sqrt(jnp.sum(jnp.square(a), axis=axes, keepdims=True)) for a in (w, u)]
         unit = u / jnp.where(norms[1] == 0, 1, norms[1])

@@ -1,6 +1,7 @@
 """Causal attention: tokens move to the first one, stop near early ones, and forget their past."""
 
 from collections.abc import Sequence
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -8,7 +9,9 @@ import numpy as np
 
 import rank_collapse as rc
 from experiments.theorems import prescribed_networks
+from experiments.theorems.cases import compute_cases
 from experiments.theorems.outcomes import Curve, Panel, Theorem
+from rank_collapse.runs import seeds
 
 RENYI = 0.7475979202534114  # share of a long street that cars parked at random leave full
 COUNTS = (8, 16, 32, 64, 128, 256)  # of repeated tokens
@@ -16,27 +19,34 @@ SCALES = (0.25, 0.5, 1.0, 2.0)  # of the weights, for the bound on the Jacobian
 
 
 def first_token_curves(seed: int, *, n: int = 16, d: int = 8, draws: int = 3) -> list[Curve]:
-    """Measures the least cosine to the first token by time, with random scores and V = I."""
+    """Measures the least cosine to the first token by time, with random scores and V = I.
+
+    Args:
+        seed: Seed of the draws.
+        n: Number of tokens.
+        d: Their width.
+        draws: Number of networks.
+    """
     gain, times = 0.05, np.array([0, 5, 10, 15, 20, 30, 40])
-    curves = []
+    depth, keys = round(times[-1] / gain), seeds.seed_keys(seed, draws)
+    least = {}
     for mask in ("causal", "none"):
-        cosines = []
-        for draw in range(draws):
-            key_m, key_x = jax.random.split(jax.random.fold_in(jax.random.key(seed), draw))
+        config = prescribed_networks.make_sphere(depth, d, 1.0, gain, mask=mask)
+
+        def measure(key, config=config):
+            """Measures the least cosine of one draw at the times."""
+            key_m, key_x = jax.random.split(key)
             x = prescribed_networks.draw_sphere(key_x, n, d)
-            config = prescribed_networks.make_sphere(
-                round(times[-1] / gain), d, 1.0, gain, mask=mask
-            )
             params = prescribed_networks.make_params(config, jax.random.normal(key_m, (d, d)))
             states = prescribed_networks.pass_states(params, x, config, round(5 / gain))
-            cosines.append(jnp.min(states @ x[0], axis=-1)[times // 5])
-        least = np.min(cosines, axis=0)
-        if mask == "causal":
-            curves.append(Curve("causal, worst of the draws", times, np.nan, least, "none"))
-            curves.append(Curve("the same, last time", times[-1:], 1, least[-1:]))
-        else:
-            curves.append(Curve("no mask, worst of the draws", times, np.nan, least, "none"))
-    return curves
+            return jnp.min(states @ x[0], axis=-1)[times // 5]
+
+        least[mask] = compute_cases(measure, keys).min(axis=0)
+    return [
+        Curve("causal, worst of the draws", times, np.nan, least["causal"], "none"),
+        Curve("the same, last time", times[-1:], 1, least["causal"][-1:]),
+        Curve("no mask, worst of the draws", times, np.nan, least["none"], "none"),
+    ]
 
 
 def park(angles: np.ndarray, distance: float) -> np.ndarray:
@@ -67,20 +77,29 @@ def parking_curves(seed: int, *, n: int = 200, beta: float = 64.0, draws: int = 
     """Counts Rényi centres by the number of tokens, and follows a causal network in time.
 
     By time: number of groups, share of tokens near a centre, and how far centres have moved.
+
+    Args:
+        seed: Seed of the draws.
+        n: Number of tokens on the circle.
+        beta: Inverse temperature β; δ is 4/√β.
+        draws: Number of lists of angles.
     """
     distance, gain, depth, stride = 4 / np.sqrt(beta), 0.05, 100, 20
     config = prescribed_networks.make_sphere(depth, 2, beta, gain, mask="causal")
-    params = prescribed_networks.make_params(config)
-    near, moved, clusters = [], [], []
-    for draw in range(draws):
-        key = jax.random.fold_in(jax.random.key(seed), draw)
-        start = np.asarray(jax.random.uniform(key, (n,), maxval=2 * np.pi))
-        centres = park(start, distance)
+
+    def measure(key):
+        """Draws the angles of the tokens: (angles, states of their network)."""
+        start = jax.random.uniform(key, (n,), maxval=2 * np.pi)
         tokens = jnp.stack([jnp.cos(start), jnp.sin(start)], axis=-1)
-        states = np.asarray(prescribed_networks.pass_states(params, tokens, config, stride))
-        cosine = states @ np.asarray(tokens)[centres].T
+        params = prescribed_networks.make_params(config)
+        return start, prescribed_networks.pass_states(params, tokens, config, stride)
+
+    near, moved, clusters = [], [], []
+    for start, states in zip(*compute_cases(measure, seeds.seed_keys(seed, draws)), strict=True):
+        centres, tokens = park(start, distance), states[0]
+        cosine = states @ tokens[centres].T
         near.append(np.mean(np.arccos(np.clip(cosine.max(axis=-1), -1, 1)) < distance, axis=-1))
-        travelled = np.arccos(np.clip(np.sum(states * np.asarray(tokens), axis=-1), -1, 1))
+        travelled = np.arccos(np.clip(np.sum(states * tokens, axis=-1), -1, 1))
         moved.append(travelled[:, centres].mean(axis=-1))
         angles = np.arctan2(states[..., 1], states[..., 0])
         clusters.append([count_clusters(one, distance / 4) for one in angles])
@@ -142,9 +161,8 @@ def repeated_distances(
 
 def repeated_curves(seed: int, *, draws: int = 4) -> list[Curve]:
     """Measures the distance of two last states by the number of ones, and how fast it falls."""
-    keys = [jax.random.fold_in(jax.random.key(seed), draw) for draw in range(draws)]
-    measure = jax.jit(lambda key: repeated_distances(key, COUNTS))
-    distances, counts = np.array([measure(key) for key in keys]), np.array(COUNTS)
+    keys, counts = seeds.seed_keys(seed, draws), np.array(COUNTS)
+    distances = compute_cases(lambda key: repeated_distances(key, COUNTS), keys)
     mean = np.exp(np.mean(np.log(distances), axis=0))
     ratios, powers = mean[1:] / mean[:-1], np.diff(np.log2(distances), axis=1)
     law = mean[-1] * (counts / counts[-1]) ** -2.0
@@ -209,8 +227,8 @@ def jacobian_curves(seed: int) -> list[Curve]:
     """Compares the bound by path products with the Jacobian, exact and at fixed weights."""
     key, scales, ratios = jax.random.key(seed), np.array(SCALES), {}
     for freeze in (True, False):
-        measure = jax.jit(lambda scale, freeze=freeze: bound_ratio(key, scale, freeze=freeze))
-        ratios[freeze] = [float(measure(scale)) for scale in SCALES]
+        measure = partial(bound_ratio, key, freeze=freeze)
+        ratios[freeze] = compute_cases(measure, scales)
     return [
         Curve("weights of attention fixed", scales, 1, ratios[True], "≤", 1e-9),
         Curve("exact Jacobian", scales, 1, ratios[False], "≤", 1e-9, beyond=True),
@@ -218,21 +236,31 @@ def jacobian_curves(seed: int) -> list[Curve]:
 
 
 def first_mass_curves(seed: int, *, n: int = 32, depth: int = 64) -> list[Curve]:
-    """Measures the rollout's weight on the first token by depth, without skips and with them."""
+    """Measures the rollout's weight on the first token by depth, without skips and with them.
+
+    Args:
+        seed: Seed of the draws.
+        n: Number of tokens.
+        depth: Number of layers.
+    """
     config = prescribed_networks.make_network(
         depth, 8, num_heads=1, mask="causal", attention_skip=False
     )
-    x = prescribed_networks.draw_sphere(jax.random.key(seed), n, 8)
-    trace = rc.apply(prescribed_networks.make_params(config), x, config)
-    depths = np.array([1, 2, 4, 8, 16, 32, 64])
-    weights = trace.attention
-    least = float(jnp.min(jnp.where(np.tril(np.ones((n, n), bool)), weights, 1)))
-    without_skips = [1 - float(rc.rollout(weights[:k], 1.0)[-1, 0]) for k in depths]
-    shared = [1 - float(rc.rollout(weights[:k], 1 / depth)[-1, 0]) for k in depths]
+
+    def pass_tokens(seed):
+        """Computes the attention weights of all layers."""
+        x = prescribed_networks.draw_sphere(jax.random.key(seed), n, 8)
+        return rc.apply(prescribed_networks.make_params(config), x, config).attention
+
+    (weights,) = compute_cases(pass_tokens, [seed])
+    depths, lower = np.array([1, 2, 4, 8, 16, 32, 64]), np.tril(np.ones((n, n), bool))
+    least = weights[..., lower].min()
+    without_skips = [1 - rc.rollout(weights[:k], 1.0)[-1, 0] for k in depths]
+    shared = [1 - rc.rollout(weights[:k], 1 / depth)[-1, 0] for k in depths]
     bound = np.minimum(1, n * (1 - least) ** depths)
-    uniform = np.tril(np.ones((n, n))) / np.arange(1, n + 1)[:, None]
-    stack = jnp.broadcast_to(uniform, (depth, n, n))
-    second = [float(rc.rollout(stack[:k], 0.5)[1, 1]) for k in depths]
+    uniform = lower / np.arange(1, n + 1)[:, None]
+    stack = np.broadcast_to(uniform, (depth, n, n))
+    second = [rc.rollout(stack[:k], 0.5)[1, 1] for k in depths]
     return [
         Curve("weight off the first token, no skips", depths, bound, without_skips, "≤", 1e-9),
         Curve("the same, share 1/L of attention", depths, np.nan, shared, "none"),

@@ -25,11 +25,14 @@ class Statistic(NamedTuple):
         theorem: The statistic is measured if this theorem is selected.
         compute: (key, **sizes) → its value in one draw.
         settings: {setting: sizes}.
+        traced: Names of the sizes that are arguments of a compiled program, which settings that
+            differ in them alone share.
     """
 
     theorem: str
     compute: Callable[..., jax.Array]
     settings: Mapping[str, Mapping[str, float]]
+    traced: tuple[str, ...] = ()
 
 
 def least_energy_increment(key: jax.Array, **sizes: float) -> jax.Array:
@@ -78,7 +81,11 @@ STATISTICS = {
     "softmax energy": Statistic(
         "multi_head_energy",
         least_energy_increment,
-        {"1 head, β 1": {"heads": 1}, "4 heads, β 1": {}, "4 heads, β 4": {"beta": 4.0}},
+        {
+            f"{heads} head{'s' * (heads > 1)}, β {beta:g}": {"heads": heads, "beta": beta}
+            for heads, beta in ((1, 1.0), (4, 1.0), (4, 4.0))
+        },
+        traced=("beta",),
     ),
     "repeated power": Statistic(
         "repeated",
@@ -93,6 +100,7 @@ STATISTICS = {
             for depth in (8, 24)
             for end, name in enumerate(("first", "last"))
         },
+        traced=("end",),
     ),
     "noise apart": Statistic(
         "noise",
@@ -103,13 +111,29 @@ STATISTICS = {
         "width",
         partial(excess_over_law, n=256),
         {f"layer {i}": {"layer": i} for i in (1, 2, 3)},
+        traced=("layer",),
     ),
 }
 
 
-def list_draws(theorems: Mapping[str, Theorem]) -> Iterator[tuple[str, str, Callable]]:
-    """Lists (statement, setting, function of a key) of the statements of some theorems."""
+def list_draws(
+    theorems: Mapping[str, Theorem],
+) -> Iterator[tuple[str, Callable, dict[str, dict[str, float]]]]:
+    """Lists the programs of the statements of some theorems.
+
+    Args:
+        theorems: Theorems by name.
+
+    Yields:
+        (statement, function of a key and of traced sizes, {setting: its traced sizes}).
+    """
     for key, statistic in STATISTICS.items():
-        if statistic.theorem in theorems:
-            for setting, sizes in statistic.settings.items():
-                yield key, setting, partial(statistic.compute, **sizes)
+        if statistic.theorem not in theorems:
+            continue
+        programs: dict[tuple, dict[str, dict[str, float]]] = {}
+        for setting, sizes in statistic.settings.items():
+            traced = {name: sizes[name] for name in statistic.traced}
+            fixed = tuple((name, size) for name, size in sizes.items() if name not in traced)
+            programs.setdefault(fixed, {})[setting] = traced
+        for fixed, settings in programs.items():
+            yield key, partial(statistic.compute, **dict(fixed)), settings

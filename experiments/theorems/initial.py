@@ -61,7 +61,14 @@ def compare_heads(
 
 def head_curves(seed: int, *, n: int = 16, depth: int = 12, draws: int = 12) -> list[Curve]:
     """Compares the token cosine of networks with 1 to 16 heads with one law that does not contain
-    H."""
+    H.
+
+    Args:
+        seed: Seed of the draws.
+        n: Number of tokens.
+        depth: Number of layers.
+        draws: Number of networks.
+    """
     gains, layers = jnp.ones(depth), np.arange(depth + 1)
     keys = jax.random.split(jax.random.key(seed), draws)
     apart, start = {}, []
@@ -79,7 +86,14 @@ def head_curves(seed: int, *, n: int = 16, depth: int = 12, draws: int = 12) -> 
 
 
 def gain_curves(seed: int, *, n: int = 16, d: int = 64, draws: int = 6) -> list[Curve]:
-    """Compares the share of differences by depth with the closed law, for gains 1 and 1/√L."""
+    """Compares the share of differences by depth with the closed law, for gains 1 and 1/√L.
+
+    Args:
+        seed: Seed of the draws.
+        n: Number of tokens.
+        d: Their width.
+        draws: Number of networks for each gain and depth.
+    """
     depths, curves = (4, 16, 64), []
     keys = jax.random.split(jax.random.key(seed), draws)
     for power in (0.5, 0.0):

@@ -1,12 +1,16 @@
 """Collapse by mixing: random matrices in width, masks, one fixed matrix in all layers."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 import rank_collapse as rc
 from experiments.theorems import prescribed_networks
+from experiments.theorems.cases import compute_cases
 from experiments.theorems.outcomes import Curve, Panel, Theorem
+from rank_collapse.runs import seeds
 
 WIDTHS = (64, 128, 256)
 
@@ -56,11 +60,16 @@ def width_law(layer: int, width: float | np.ndarray) -> float | np.ndarray:
 
 def width_curves(seed: int) -> list[Curve]:
     """Compares the stable rank by width with its law, and removes the gap."""
-    key, widths, layers = jax.random.key(seed), np.array(WIDTHS), (1, 2, 3)
-    centred = rc.network.Mixing(identity=0.0, weights=1.0, uniform=-1.0)
-    keys = [jax.random.fold_in(key, n) for n in WIDTHS]
-    excess = np.array([pass_markov(*pair) for pair in zip(keys, WIDTHS, strict=True)])
-    without = np.array([pass_markov(*pair, centred) for pair in zip(keys, WIDTHS, strict=True)])
+    widths, layers, measured = np.array(WIDTHS), (1, 2, 3), []
+    for n in WIDTHS:
+
+        def measure(uniform, n=n):
+            """Measures the excess with weights plus a multiple of 11ᵀ/T: 0, or −1 for centred."""
+            key = jax.random.fold_in(jax.random.key(seed), n)
+            return pass_markov(key, n, rc.network.Mixing(uniform=uniform))
+
+        measured.append(compute_cases(measure, (0.0, -1.0)))
+    excess, without = np.stack(measured, axis=1)
     curves = [
         Curve(f"layer {i}", widths, width_law(i, widths), excess[:, i - 1], tolerance=0.3)
         for i in layers
@@ -81,7 +90,13 @@ MASKS = {  # {name: (fields, layers after which every token has seen one common 
 
 
 def mask_curves(seed: int, *, n: int = 16, d: int = 8) -> list[Curve]:
-    """Compares the contraction of tokens over r layers with 1 − ε^r, by the kind of mask."""
+    """Compares the contraction of tokens over r layers with 1 − ε^r, by the kind of mask.
+
+    Args:
+        seed: Seed of the draws.
+        n: Number of tokens.
+        d: Their width.
+    """
     bounds, worst, halving = [], [], []
     for fields, radius in MASKS.values():
         depth = 10 * radius
@@ -91,15 +106,18 @@ def mask_curves(seed: int, *, n: int = 16, d: int = 8) -> list[Curve]:
         config = prescribed_networks.make_network(
             depth, d, attention_skip=False, layer_map=(), **fields
         )
-        key_m, key_x = jax.random.split(jax.random.key(seed))
-        m = jax.random.normal(key_m, (depth, 1, d, d)) / jnp.sqrt(d)
-        trace = rc.apply(
-            prescribed_networks.make_params(config, m), jax.random.normal(key_x, (n, d)), config
-        )
-        weights = np.asarray(trace.attention)
-        allowed = weights > 0
-        epsilon = weights[allowed].min()
-        ranges = np.ptp(np.asarray(trace.hidden), axis=1)
+
+        def pass_tokens(seed, config=config):
+            """Passes random tokens: (attention weights, states) of all layers."""
+            key_m, key_x = jax.random.split(jax.random.key(seed))
+            m = jax.random.normal(key_m, (config.depth, 1, d, d)) / jnp.sqrt(d)
+            x = jax.random.normal(key_x, (n, d))
+            trace = rc.apply(prescribed_networks.make_params(config, m), x, config)
+            return trace.attention, trace.hidden
+
+        (weights,), (states,) = compute_cases(pass_tokens, [seed])
+        epsilon = weights[weights > 0].min()
+        ranges = np.ptp(states, axis=1)
         is_number = ranges[:-radius] > 1e-10  # below it rounding decides
         factors = ranges[radius:] / np.where(is_number, ranges[:-radius], np.inf)
         bounds.append(1 - epsilon**radius)
@@ -115,31 +133,47 @@ def mask_curves(seed: int, *, n: int = 16, d: int = 8) -> list[Curve]:
 
 
 def tied_curves(seed: int, *, n: int = 12, d: int = 6, depth: int = 400) -> list[Curve]:
-    """Measures the residual after many passes of one layer of fixed weights, by the sign of W."""
-    curves, draws, steps = [], 4, np.array([0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 400])
-    for name, sign in (("W ⪰ 0", 1), ("W ⪯ 0", -1)):
-        predicted, ratios = [], []
-        for draw in range(draws):
-            keys = jax.random.split(jax.random.fold_in(jax.random.key(seed), draw), 3)
-            weights = jax.nn.softmax(jax.random.normal(keys[0], (n, n)), axis=-1)
-            root = jax.random.normal(keys[1], (d, d))
-            w = root @ root.T
-            w = sign * w / jnp.linalg.norm(w, ord=2)
-            config = prescribed_networks.make_network(
-                depth,
-                d,
-                attention_skip=True,
-                normalise=prescribed_networks.fix_attention(weights[None, None]),
-            )
-            params = prescribed_networks.make_params(config, value=w)
-            x = jax.random.normal(keys[2], (n, d))
-            states = prescribed_networks.pass_states(params, x, config)
-            ratios.append(rc.residual_ratio(states, norm="frobenius"))
-            token_values, token_vectors = np.linalg.eig(np.asarray(weights))
-            sizes = np.abs(1 + np.outer(token_values, np.linalg.eigvalsh(np.asarray(w))))
-            vector = token_vectors[:, np.unravel_index(sizes.argmax(), sizes.shape)[0]]
-            predicted.append(float(np.std(vector) < 1e-9))
-        ratios, x = np.array(ratios), np.arange(draws)
+    """Measures the residual after many passes of one layer of fixed weights, by the sign of W.
+
+    Args:
+        seed: Seed of the draws.
+        n: Number of tokens.
+        d: Their width.
+        depth: Number of passes of the layer.
+    """
+    draws, steps = 4, np.array([0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 400])
+    keys = seeds.seed_keys(seed, draws)
+
+    def pass_tokens(sign, key):
+        """Draws A and W: (A, W, states of their network)."""
+        keys = jax.random.split(key, 3)
+        weights = jax.nn.softmax(jax.random.normal(keys[0], (n, n)), axis=-1)
+        root = jax.random.normal(keys[1], (d, d))
+        w = root @ root.T
+        w = sign * w / jnp.linalg.norm(w, ord=2)
+        normalise = prescribed_networks.fix_attention(weights[None, None])
+        config = prescribed_networks.make_network(
+            depth, d, attention_skip=True, normalise=normalise
+        )
+        params = prescribed_networks.make_params(config, value=w)
+        x = jax.random.normal(keys[2], (n, d))
+        return weights, w, prescribed_networks.pass_states(params, x, config)
+
+    def pass_draws(sign):
+        return jax.lax.map(partial(pass_tokens, sign), keys)
+
+    def predict(weights, w):
+        """Tests whether the dominant eigenvector of A is 1."""
+        values, vectors = np.linalg.eig(weights)
+        sizes = np.abs(1 + np.outer(values, np.linalg.eigvalsh(w)))
+        vector = vectors[:, np.unravel_index(sizes.argmax(), sizes.shape)[0]]
+        return float(np.std(vector) < 1e-9)
+
+    curves, x = [], np.arange(draws)
+    by_sign = zip(*compute_cases(pass_draws, (1.0, -1.0)), strict=True)
+    for name, (weights, w, states) in zip(("W ⪰ 0", "W ⪯ 0"), by_sign, strict=True):
+        ratios = rc.residual_ratio(states, norm="frobenius")
+        predicted = [predict(*pair) for pair in zip(weights, w, strict=True)]
         equal = (ratios[:, -1] < 1e-6).astype(float)
         first = np.maximum(ratios[0, steps], 1e-17)  # an exact 0 has no logarithm
         curves += [

@@ -2,14 +2,17 @@
 
 import tomllib
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 
 import rank_collapse as rc
 from experiments.theorems import prescribed_networks
+from experiments.theorems.cases import compute_cases
 from experiments.theorems.outcomes import Curve, Panel, Theorem
 
 # Three tokens on a line, whose normalised images are three points of a circle.
@@ -24,36 +27,66 @@ def affine_rank(x: np.ndarray) -> int:
     return int(np.linalg.matrix_rank(np.asarray(rc.measures.residual(x)), tol=1e-9))
 
 
-def normalise_tokens(x: np.ndarray, kind: str) -> np.ndarray:
+def normalise_tokens(x: ArrayLike, kind: str) -> jax.Array:
     """Passes tokens through a norm alone: a post-norm layer whose branch has the gain 0."""
     config = prescribed_networks.make_network(
         1, x.shape[1], attention_skip=True, norm_placement="post", norm=kind, branch_gain=0.0
     )
-    x = jnp.asarray(x)
-    return np.asarray(
-        prescribed_networks.pass_states(prescribed_networks.make_params(config), x, config)[1]
-    )
+    params = prescribed_networks.make_params(config)
+    return prescribed_networks.pass_states(params, jnp.asarray(x), config)[1]
+
+
+def draw_rank(key: jax.Array, rank: int, n: int, d: int) -> jax.Array:
+    """Draws tokens [n, d] of an affine rank."""
+    keys = jax.random.split(key, 3)
+    spread = jax.random.normal(keys[0], (n, rank)) @ jax.random.normal(keys[1], (rank, d))
+    return jax.random.normal(keys[2], (1, d)) + spread
 
 
 def affine_rank_curves(seed: int, *, n: int = 10, d: int = 16) -> list[Curve]:
-    """Counts affine ranks before and after LayerNorm, matrix ranks under RMSNorm, and the span."""
-    ranks, before, after, matrix_before, matrix_after = (1, 2, 3), [], [], [], []
-    for rank in ranks:
-        keys = jax.random.split(jax.random.fold_in(jax.random.key(seed), rank), 3)
-        spread = jax.random.normal(keys[0], (n, rank)) @ jax.random.normal(keys[1], (rank, d))
-        x = np.asarray(jax.random.normal(keys[2], (1, d)) + spread)
-        before.append(affine_rank(x))
-        after.append(affine_rank(normalise_tokens(x, "layer")))
-        matrix_before.append(np.linalg.matrix_rank(x))
-        matrix_after.append(np.linalg.matrix_rank(normalise_tokens(x, "rms"), tol=1e-9))
-    small = affine_rank(normalise_tokens(COLLINEAR, "layer"))
-    tokens, config, spans = (2, 4, 6, 8), rc.san(1, 1, d), []
-    for count in tokens:
-        keys = jax.random.split(jax.random.fold_in(jax.random.key(seed), count))
-        x = jax.random.normal(keys[0], (count, d))
-        branch = rc.apply(rc.init(keys[1], config), x, config).hidden[1]
-        spans.append(np.linalg.matrix_rank(np.concatenate([x, branch])))
-    line = affine_rank(COLLINEAR)
+    """Counts affine ranks before and after LayerNorm, matrix ranks under RMSNorm, and the span.
+
+    Args:
+        seed: Seed of the draws.
+        n: Number of tokens.
+        d: Their width.
+    """
+    ranks, tokens = (1, 2, 3), (2, 4, 6, 8)
+
+    def normalise_draws(seed):
+        """Draws tokens of each rank.
+
+        Returns:
+            (tokens [rank, n, d], their LayerNorm, their RMSNorm, the LayerNorm of `COLLINEAR`).
+        """
+        keys = [jax.random.fold_in(jax.random.key(seed), rank) for rank in ranks]
+        drawn = [draw_rank(key, rank, n, d) for key, rank in zip(keys, ranks, strict=True)]
+        norms = [jax.vmap(partial(normalise_tokens, kind=kind)) for kind in ("layer", "rms")]
+        x = jnp.stack(drawn)
+        return x, *(norm(x) for norm in norms), normalise_tokens(COLLINEAR, "layer")
+
+    def attend(count):
+        """Draws 8 tokens, and attends from the first `count` of them to each other.
+
+        Returns:
+            (tokens [8, d], their states after attention of the first `count` to each other)
+        """
+        key, config = jax.random.fold_in(jax.random.key(seed), count), rc.san(1, 1, d)
+        keys = jax.random.split(key)
+        x = jax.random.normal(keys[0], (tokens[-1], d))
+        exists = jnp.arange(tokens[-1]) < count
+        return x, rc.apply(rc.init(keys[1], config), x, config, mask=exists).hidden[1]
+
+    (x,), (layer,), (rms,), (collinear,) = compute_cases(normalise_draws, [seed])
+    before, after = ([affine_rank(one) for one in stack] for stack in (x, layer))
+    matrix_before = [np.linalg.matrix_rank(one) for one in x]
+    matrix_after = [np.linalg.matrix_rank(one, tol=1e-9) for one in rms]
+    attended = compute_cases(attend, tokens)
+    spans = [
+        np.linalg.matrix_rank(np.concatenate([x[:count], branch[:count]]))
+        for count, x, branch in zip(tokens, *attended, strict=True)
+    ]
+    line, small = affine_rank(COLLINEAR), affine_rank(collinear)
     name = "10 tokens, d 16, RMSNorm"
     return [
         Curve("3 tokens on a line, d 3", [line], line, [small], tolerance=0),
@@ -65,46 +98,62 @@ def affine_rank_curves(seed: int, *, n: int = 10, d: int = 16) -> list[Curve]:
 
 def lipschitz_curves(seed: int, *, draws: int = 8) -> list[Curve]:
     """Compares the norm of the Jacobian of an attention layer with the bound, by tokens."""
-    d, radius, bounds, largest = 2, 2.0, [], []
-    for n in NUMBERS:
-        config = prescribed_networks.make_network(1, d)
+    d, radius, most = 2, 2.0, max(NUMBERS)
+    config, key = prescribed_networks.make_network(1, d), jax.random.key(seed)
 
-        def measure(key, config=config, n=n):
-            """Measures the norm of the attention's Jacobian for one draw."""
-            key_a, key_x = jax.random.split(key)
-            a = jax.random.normal(key_a, (d, d))
-            a = a / jnp.linalg.norm(a, ord=2)
-            x = radius * prescribed_networks.draw_sphere(key_x, n, d)
-            params = prescribed_networks.make_params(config, a)
-            branch = jax.jacfwd(lambda x: rc.apply(params, x, config).attention_branch[0])
-            return jnp.linalg.norm(branch(x).reshape(n * d, n * d), ord=2)
+    def measure(count, key):
+        """Measures the norm of the attention's Jacobian for one draw of some tokens."""
+        key_a, key_x = jax.random.split(key)
+        a = jax.random.normal(key_a, (d, d))
+        params = prescribed_networks.make_params(config, a / jnp.linalg.norm(a, ord=2))
+        # The same first tokens for every number; the others do not exist.
+        x = radius * prescribed_networks.draw_sphere(key_x, most, d)
+        exists = jnp.arange(most) < count
 
-        norms = jax.jit(jax.vmap(measure))(jax.random.split(jax.random.key(seed), draws))
-        bounds.append(np.sqrt(3 * (radius**4 * (4 * n + 1) + n)))
-        largest.append(float(norms.max()))
+        def attend(x):
+            branch = rc.apply(params, x, config, mask=exists).attention_branch[0]
+            return jnp.where(exists[:, None], branch, 0)
+
+        return jnp.linalg.norm(jax.jacfwd(attend)(x).reshape(most * d, most * d), ord=2)
+
+    def measure_draws(count):
+        return jax.lax.map(partial(measure, count), jax.random.split(key, draws))
+
+    largest, n = compute_cases(measure_draws, NUMBERS).max(axis=1), np.array(NUMBERS)
+    bounds = np.sqrt(3 * (radius**4 * (4 * n + 1) + n))
     return [Curve(f"largest of {draws} draws", NUMBERS, bounds, largest, "≤", 1e-9)]
 
 
 def spread_curves(seed: int, *, n: int = 32, d: int = 32, depth: int = 6) -> list[Curve]:
-    """Measures entropy and cosine by the spread of the eigenvalues of W_QK, at one trace."""
-    entropies, cosines = [], []
+    """Measures entropy and cosine by the spread of the eigenvalues of W_QK, at one trace.
+
+    Args:
+        seed: Seed of the draws.
+        n: Number of tokens.
+        d: Their width.
+        depth: Number of layers.
+    """
     config = prescribed_networks.make_network(
         depth, d, attention_skip=True, norm_placement="post", norm="rms", temperature=np.sqrt(d)
     )
-    keys = jax.random.split(jax.random.key(seed), 4)
-    x = jax.random.normal(keys[0], (n, d))
-    basis, _ = jnp.linalg.qr(jax.random.normal(keys[1], (d, d)))
-    deviations = jax.random.normal(keys[2], (d,))
-    deviations = (deviations - deviations.mean()) / deviations.std()
-    value = jax.random.normal(keys[3], (d, d)) / jnp.sqrt(d)
-    for spread in SPREADS:
+
+    def measure(spread):
+        """Passes tokens: (attention weights of the first layer, last state)."""
+        keys = jax.random.split(jax.random.key(seed), 4)
+        x = jax.random.normal(keys[0], (n, d))
+        basis, _ = jnp.linalg.qr(jax.random.normal(keys[1], (d, d)))
+        deviations = jax.random.normal(keys[2], (d,))
+        deviations = (deviations - deviations.mean()) / deviations.std()
+        value = jax.random.normal(keys[3], (d, d)) / jnp.sqrt(d)
         scores = basis * (1 + spread * deviations)[None] @ basis.T
         trace = rc.apply(prescribed_networks.make_params(config, scores, value), x, config)
-        entropies.append(jnp.mean(rc.attention_entropy(trace.attention[0])))
-        cosines.append(rc.token_cosine(trace.hidden[-1]))
+        return trace.attention[0], trace.hidden[-1]
+
+    weights, states = compute_cases(measure, SPREADS)
+    entropies = rc.attention_entropy(weights).mean(axis=1)
     return [
         Curve("first layer", SPREADS, np.nan, entropies, "none"),
-        Curve("after 6 layers", SPREADS, np.nan, cosines, "none", panel=1),
+        Curve("after 6 layers", SPREADS, np.nan, rc.token_cosine(states), "none", panel=1),
     ]
 
 
@@ -142,10 +191,10 @@ def rollout_row(shares: Sequence[float], heads: int, n: int) -> np.ndarray:
     """
     places, slopes = np.arange(n), 2.0 ** (-8 * np.arange(1, heads + 1) / heads)
     distances = places[:, None] - places
-    scores = np.where(distances < 0, -np.inf, -slopes[:, None, None] * distances)
-    weights = jnp.mean(jax.nn.softmax(jnp.asarray(scores), axis=-1), axis=0)
-    stack = jnp.broadcast_to(weights, (len(shares), n, n))
-    return np.asarray(rc.rollout(stack, jnp.asarray(shares))[-1])
+    weights = np.where(distances < 0, 0, np.exp(-slopes[:, None, None] * abs(distances)))
+    weights /= weights.sum(axis=-1, keepdims=True)
+    stack = np.broadcast_to(weights.mean(axis=0), (len(shares), n, n))
+    return rc.rollout(stack, np.array(shares))[-1]
 
 
 def published_row(name: str, n: int) -> np.ndarray:
@@ -161,7 +210,7 @@ def published_row(name: str, n: int) -> np.ndarray:
 
 def position_curves(seed: int, *, n: int = 64) -> list[Curve]:
     """Measures the rollout's last row by position, of random and of published causal networks."""
-    row = np.asarray(last_row(jax.random.key(seed), n=n))
+    (row,) = compute_cases(lambda seed: last_row(jax.random.key(seed), n=n), [seed])
     ends, middle = [row[0], row[-1]], row[n // 4 : 3 * n // 4].max()
     curves = [
         Curve("random network, iid tokens", np.arange(n), np.nan, row, "none"),

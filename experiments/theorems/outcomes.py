@@ -185,8 +185,23 @@ def load_curves(arrays: Mapping[str, np.ndarray]) -> list[Curve]:
     curves = []
     for key, values in arrays.items():
         name, _, part = key.rpartition("/")
-        if part == "values":
-            relation, tolerance, *flags, panel = arrays[f"{name}/judged"].tolist()
-            relation, flags = RELATIONS[int(relation)], map(bool, flags)
-            curves.append(Curve(name, *values.T, relation, tolerance, *flags, int(panel)))
+        if part != "values":
+            continue
+        x, predicted, measured = values.T  # [k] each
+        judged = arrays[f"{name}/judged"].tolist()
+        relation, tolerance, beyond, instead, ordering, panel = judged
+        curves.append(
+            Curve(
+                name,
+                x,
+                predicted,
+                measured,
+                RELATIONS[int(relation)],
+                tolerance,
+                bool(beyond),
+                bool(instead),
+                bool(ordering),
+                int(panel),
+            )
+        )
     return curves

@@ -8,10 +8,13 @@ import numpy as np
 
 import rank_collapse as rc
 from experiments.theorems import prescribed_networks
+from experiments.theorems.cases import compute_cases
 from experiments.theorems.outcomes import Curve, Panel, Theorem
+from rank_collapse.runs import seeds
 
-EQUIANGULAR = ((8, 1.0), (32, 1.0), (32, 4.0), (64, 9.0))  # (tokens, β)
+EQUIANGULAR = {8: (1.0,), 32: (1.0, 4.0), 64: (9.0,)}  # {tokens: β}
 TIMES = np.arange(1, 7)
+SMALL_GAIN = 0.005
 GAINS = (0.08, 0.04, 0.02)
 BETAS = (4, 9, 16, 25, 36, 49, 64, 100)
 
@@ -45,31 +48,34 @@ def equiangular_flow(times: np.ndarray, n: int, beta: float, steps: int = 400) -
     return np.array(values)
 
 
-def pass_equiangular(n: int, beta: float, gain: float) -> np.ndarray:
-    """Measures the mean token cosine at `TIMES` of n orthonormal tokens."""
-    num_layers = round(1 / gain)
-    config = prescribed_networks.make_sphere(num_layers * int(TIMES[-1]), n, beta, 1 / num_layers)
-    states = prescribed_networks.pass_states(
-        prescribed_networks.make_params(config), jnp.eye(n), config, num_layers
-    )
-    return np.asarray(rc.profile(states, measures="token_cosine")["token_cosine"])[TIMES]
+def pass_equiangular(beta: float, gain: float, *, n: int) -> jax.Array:
+    """Measures the mean token cosine at `TIMES` of n orthonormal tokens, [t].
+
+    Args:
+        beta: Inverse temperature.
+        gain: Gain of a layer, `SMALL_GAIN` or more.
+        n: Tokens.
+    """
+    layers_per_time = jnp.round(1 / gain).astype(int)
+    # As many layers as the smallest gain needs, so that one program serves all gains.
+    depth = round(TIMES[-1] / SMALL_GAIN)
+    config = prescribed_networks.make_sphere(depth, n, beta, 1 / layers_per_time)
+    params = prescribed_networks.make_params(config)
+    states = prescribed_networks.pass_states(params, jnp.eye(n), config)[layers_per_time * TIMES]
+    return rc.profile(states, measures="token_cosine")["token_cosine"]
 
 
 def equiangular_curves(seed: int) -> list[Curve]:
     """Compares the common cosine of orthonormal tokens with the flow, and its error by the gain."""
-    curves = [
-        Curve(
-            f"{n} tokens, β {beta:g}",
-            TIMES,
-            equiangular_flow(TIMES, n, beta),
-            pass_equiangular(n, beta, 0.005),
-            tolerance=0.02,
-        )
-        for n, beta in EQUIANGULAR
-    ]
-    flow = equiangular_flow(TIMES, 8, 1.0)[0]
+    curves = []
+    for n, betas in EQUIANGULAR.items():
+        measured = compute_cases(lambda beta, n=n: pass_equiangular(beta, SMALL_GAIN, n=n), betas)
+        for beta, cosines in zip(betas, measured, strict=True):
+            flow = equiangular_flow(TIMES, n, beta)
+            curves.append(Curve(f"{n} tokens, β {beta:g}", TIMES, flow, cosines, tolerance=0.02))
     gains = np.array(GAINS)
-    errors = np.array([abs(pass_equiangular(8, 1.0, gain)[0] - flow) for gain in GAINS])
+    cosines = compute_cases(lambda gain: pass_equiangular(1.0, gain, n=8), gains)
+    errors = np.abs(cosines[:, 0] - equiangular_flow(TIMES, 8, 1.0)[0])
     first_order = errors[-1] * gains / gains[-1]
     name = "8 tokens, β 1: error, first order in a"
     curves.append(Curve(name, gains, first_order, errors, tolerance=0.1, panel=1))
@@ -84,7 +90,9 @@ def mode_growth(beta: float, most: int = 24) -> np.ndarray:
     return modes**2 * bessel[1 : most + 1] / (beta * bessel[0])
 
 
-def pass_modes(beta: float, *, n: int = 256, time: float = 1.0, depth: int = 200, most: int = 24):
+def pass_modes(
+    beta: float, *, n: int = 256, time: float = 1.0, depth: int = 200, most: int = 24
+) -> jax.Array:
     """Measures the rates of all modes at once, from small waves on uniform tokens.
 
     Args:
@@ -103,15 +111,15 @@ def pass_modes(beta: float, *, n: int = 256, time: float = 1.0, depth: int = 200
     states = prescribed_networks.pass_states(
         prescribed_networks.make_params(config), tokens, config, depth
     )
-    moved = np.asarray(jnp.arctan2(states[..., 1], states[..., 0])) - angles
+    moved = jnp.arctan2(states[..., 1], states[..., 0]) - angles[None]
     moved = (moved + np.pi) % (2 * np.pi) - np.pi
-    sizes = np.abs(np.fft.rfft(moved, axis=-1))[:, 1 : most + 1]
-    return np.log(sizes[1] / sizes[0]) / time
+    sizes = jnp.abs(jnp.fft.rfft(moved, axis=-1))[:, 1 : most + 1]
+    return jnp.log(sizes[1] / sizes[0]) / time
 
 
 def metastable_curves(seed: int) -> list[Curve]:
     """Compares growth of modes with its formula, and the fastest mode with √(2β)."""
-    rates = {beta: pass_modes(beta) for beta in BETAS}
+    rates = dict(zip(BETAS, compute_cases(pass_modes, BETAS), strict=True))
     modes = np.arange(1, 25)
     curves = [Curve(f"β {b}", modes[:10], mode_growth(b)[:10], rates[b][:10]) for b in (4, 16)]
     fastest = [1 + np.argmax(rates[beta]) for beta in BETAS]
@@ -180,27 +188,27 @@ def energy_curves(seed: int, *, draws: int = 8) -> list[Curve]:
     With softmax some draws fall and others do not, so that eight draws decide nothing: these curves
     are only shown, and the statement "softmax energy" has the statistic over many draws.
     """
-    keys = [jax.random.fold_in(jax.random.key(seed), draw) for draw in range(draws)]
-    x, curves = np.arange(draws), []
+    x, keys, curves = np.arange(draws), seeds.seed_keys(seed, draws), []
     for name, normalise in NORMALISATIONS.items():
-        energies = [pass_energies(key, normalise=normalise) for key in keys]
-        least = [float(least_increment(values)) for values in energies]
+        energies = compute_cases(lambda key, fn=normalise: pass_energies(key, normalise=fn), keys)
+        total = energies.sum(axis=-1)
+        least = np.diff(total).min(axis=-1) / total[:, 0]
         is_stated = normalise is not None
-        name, relation = f"all heads, {name}", "≥" if is_stated else "none"
+        name = f"all heads, {name}"
+        relation = "≥" if is_stated else "none"
         curves.append(Curve(name, x, 0, least, relation, 1e-12, panel=1))
-        # The draw whose energy grows least.
-        worst = energies[int(np.argmin(least))]
-        times, total = np.arange(0, len(worst), 25), worst.sum(axis=-1)
-        label = f"{name}, worst of {draws} draws"
-        curves.append(Curve(label, ENERGY_GAIN * times, np.nan, (total / total[0])[times], "none"))
+        worst = np.argmin(least)  # the draw whose energy grows least
+        times = np.arange(0, total.shape[1], 25)
+        label, shown = f"{name}, worst of {draws} draws", (total[worst] / total[worst, 0])[times]
+        curves.append(Curve(label, ENERGY_GAIN * times, np.nan, shown, "none"))
         if is_stated:
-            single = [jnp.min(jnp.diff(e, axis=0)) / e[0].sum() for e in energies]
+            single = np.diff(energies, axis=1).min(axis=(1, 2)) / total[:, 0]
             name = "a single head, no softmax"
-            curves.append(Curve(name, x, np.nan, np.array(single), "none", panel=1))
-            falling = int(np.argmin(worst[-1] / worst[0]))
-            head = worst[:, falling] / worst[0, falling]
+            curves.append(Curve(name, x, np.nan, single, "none", panel=1))
+            heads = energies[worst] / energies[worst, 0]
+            falling = np.argmin(heads[-1])
             name = "a single head of it, no softmax"
-            curves.append(Curve(name, ENERGY_GAIN * times, np.nan, head[times], "none"))
+            curves.append(Curve(name, ENERGY_GAIN * times, np.nan, heads[times, falling], "none"))
     return curves
 
 

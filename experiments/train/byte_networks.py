@@ -113,7 +113,7 @@ def train_network(
     probe = data[0, :1, :-1]
 
     def loss(params, batch):
-        """Computes the mean loss of a batch, and the states to measure."""
+        """Computes the mean loss of a batch: (loss, {name: states to measure})."""
         trace = apply_batch(params, batch[:, :-1], network)
         logits = rule.logit_gain(config) * trace.output @ params.embedding.tokens.T
         losses = optax.softmax_cross_entropy_with_integer_labels(logits, batch[:, 1:])
@@ -121,7 +121,15 @@ def train_network(
         return jnp.mean(losses), states
 
     def step(carry, batch):
-        """Makes one training step, and measures the states before it."""
+        """Makes one training step, and measures the states before it.
+
+        Args:
+            carry: (parameters, state of the optimiser, states of the probe at the step before).
+            batch: Texts.
+
+        Returns:
+            (the new carry, {name: quantity}).
+        """
         params, state, last = carry
         (value, measured), gradient = jax.value_and_grad(loss, has_aux=True)(params, batch)
         quantities = coordinates(measured | {"query_gradient": gradient.layers.attention.w_q[-1]})

@@ -105,7 +105,14 @@ def make_measure(
     """
 
     def measure(model, data, hyper, _):
-        """Measures one run on held-out examples."""
+        """Measures one run on held-out examples.
+
+        Args:
+            model, data, hyper: The run's network, examples and values.
+
+        Returns:
+            {name: accuracy, loss, norms of gradients, or a measure of states by layer}.
+        """
         config, held_out = run_config(recipe, hyper), data["eval"]
 
         def compute_loss(model):

@@ -54,12 +54,15 @@ def read_pairs(task: str, data_dir: str, count: int) -> list[tuple[str, str]]:
 
 
 def load_tokenizer(name_or_path: str, pairs: list[tuple[str, str]]) -> tuple["Tokenizer", str]:
-    """Loads a tokenizer, or trains one on the data; also returns a line that names it.
+    """Loads a tokenizer, or trains one on the data.
 
     Args:
         name_or_path: A folder with tokenizer.json or vocab.txt, or such a file. For any other name
             a lower-case WordPiece vocabulary is trained on the data, since nothing is downloaded.
         pairs: The data.
+
+    Returns:
+        (the tokenizer, a line that says where it comes from).
 
     Raises:
         ValueError: `tokenizers` is not installed, or a path that holds no vocabulary.

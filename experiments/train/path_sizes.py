@@ -122,7 +122,7 @@ def _multiply_chain(attention, path, token_mask):
 def chain_residual_ratios(
     chain: Chain, token_mask: Bool[Array, "n"], norm: Norm = "composite"
 ) -> tuple[Float[Array, ""], Float[Array, ""]]:
-    """Compute what `chained_residual` returns, of a finished product.
+    """Compute the two ratios of `chained_residual` of a finished product.
 
     If R is small, the best rank one leaves R(1 − vvᵀ) with v = p/‖p‖, up to a term of the order
     ‖R‖². Below the square root of the rounding error this is closer than a decomposition.
@@ -131,6 +131,9 @@ def chain_residual_ratios(
         chain: The product.
         token_mask: Bool, True for tokens that exist.
         norm: Norm of matrices.
+
+    Returns:
+        (the ratio to the mean row, the ratio to the best matrix of rank one).
     """
     size = matrix_norm(jnp.where(token_mask[:, None], chain.product, 0), norm)
     length = matrix_norm(chain.mean[None], "frobenius")  # squares of p underflow, too

@@ -44,7 +44,9 @@ def make_examples(
 def misordered_pairs(predicted: Int[Array, "b n"], repeats: bool = True) -> Float[Array, ""]:
     """Counts the pairs i < j predicted with p_i > p_j, mean over sequences.
 
-    Tokens do not repeat, so a tie is out of order too: p_i ≥ p_j.
+    Args:
+        predicted: Predicted letters.
+        repeats: Whether a letter may occur twice; if not, a tie is out of order too: p_i ≥ p_j.
     """
     first, second = predicted[:, :, None], predicted[:, None, :]
     is_wrong = first > second if repeats else first >= second

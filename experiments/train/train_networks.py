@@ -181,7 +181,13 @@ def keep_states(
         return checkpoint
 
     def on_chunk(epoch, snapshot, losses):
-        """Reports the loss and the runs that diverged; saves a checkpoint when one is due."""
+        """Reports the loss and the runs that diverged; saves a checkpoint when one is due.
+
+        Args:
+            epoch: Epochs that are done.
+            snapshot: Function that returns the states to save.
+            losses: Float [runs, epochs done].
+        """
         nonlocal saved
         is_finite = np.isfinite(losses).all(axis=1)
         for position in set(np.flatnonzero(~is_finite).tolist()) - diverged:
@@ -195,6 +201,7 @@ def keep_states(
         progress.reach(epoch, loss=loss)
 
     def on_watched(epoch, values, losses):
+        """Appends the losses and scalars of an epoch to the file of each network."""
         for position, (cell, seed) in enumerate(runs):
             row = {"loss": losses[position, -1]} if epoch else {}
             row |= {name: value[position] for name, value in values["layers"].items()}

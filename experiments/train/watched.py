@@ -36,6 +36,7 @@ def layer_scalars(
         return monitored(model.network, states, config, mask=example.mask)[1]
 
     def measure_pair(pair):
+        """Measures one pair of sentences: {"encoder.NAME" or "decoder.NAME": scalars}."""
         memory, encoder = monitored(
             model.encoder, pair.source, config.encoder, mask=pair.source_mask
         )

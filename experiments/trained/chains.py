@@ -33,7 +33,7 @@ class ChainPass(LayerPass):
     def init_carry(
         self, prepared: PreparedInputs, config: TransformerConfig
     ) -> tuple[Array, path_sizes.Chain]:
-        """Draws the paths, and makes the empty product of each."""
+        """Draws the paths: (paths [p, L], the empty product of each)."""
         lengths = jnp.arange(1, config.depth + 1)
         sizes = (lengths, 1, self.num_paths, config.depth, config.num_heads)
         paths = sample_path_sets(jax.random.key(self.seed), *sizes).reshape(-1, config.depth)
@@ -47,7 +47,11 @@ class ChainPass(LayerPass):
         layer_values: LayerValues,
         carry: tuple[Array, path_sizes.Chain],
     ) -> tuple[tuple[Array, path_sizes.Chain], None]:
-        """Extends the products with the heads that the paths take here."""
+        """Extends the products with the heads that the paths take in this layer.
+
+        Returns:
+            ((paths, products), no result of the layer: None).
+        """
         paths, products = carry
         weights, token_mask = layer_values.trace.attention, layer.inputs.existing_tokens
         products = jax.lax.map(

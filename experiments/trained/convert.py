@@ -92,7 +92,11 @@ def _read_zip(file):
 
 
 def _read_old(file):
-    """Reads the same from the older format: pickles, then every storage after its size."""
+    """Reads a file of the older format: pickles, then every storage after its size.
+
+    Returns:
+        ({name: tensor}, {key of a storage: its bytes}).
+    """
     for _ in ("magic number", "version", "system"):
         _TensorUnpickler(file).load()
     state, keys = _TensorUnpickler(file).load(), _TensorUnpickler(file).load()

@@ -92,8 +92,11 @@ def write_ids(kind: str, vocabulary: Sequence[str], count: int = COUNT, seed: in
         seed: Seed of the draws.
     """
     draw, numbers = random.Random(seed), {word: i for i, word in enumerate(vocabulary)}
-    texts = [["[CLS]", *KINDS[kind](draw), "[SEP]"] for _ in range(count)]
-    return "\n".join(" ".join(str(numbers[word]) for word in text) for text in texts) + "\n"
+    lines = []
+    for _ in range(count):
+        words = ["[CLS]", *KINDS[kind](draw), "[SEP]"]
+        lines.append(" ".join(str(numbers[word]) for word in words) + "\n")
+    return "".join(lines)
 
 
 def draw_spectrograms(

@@ -88,8 +88,11 @@ def measure_texts(
         "largest" and "change" [b, l].
     """
     x, mask = inputs["x"], inputs["mask"]
-    counts = np.full(len(x), x.shape[1] // 2) if mask is None else np.asarray(mask).sum(axis=1)
-    is_long, width = counts >= num_tokens, num_tokens * (2 if mask is None else 1)
+    if mask is None:  # spectrograms
+        counts, width = np.full(len(x), x.shape[1] // 2), 2 * num_tokens
+    else:
+        counts, width = np.asarray(mask).sum(axis=1), num_tokens
+    is_long = counts >= num_tokens
     shape = len(x), source.config.depth
     results = {name: np.full(shape, np.nan, np.float32) for name in ("largest", "change")}
     if is_long.any():

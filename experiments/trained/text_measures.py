@@ -110,6 +110,10 @@ def masked_copies(
         token: The id that replaces a masked token.
         copies: Number of copies of each text, which follow one another: c = b · copies.
         share: Share of a text's tokens to mask in each copy (at least one token); BERT masks 15 %.
+        seed: Seed of the draws.
+
+    Returns:
+        (ids of the copies, which of their tokens are masked).
 
     Source: Devlin et al. 2019, task 1, with the token in all of the places.
     """

@@ -64,10 +64,12 @@ def trained_figure(results: Mapping[str, Arrays], networks: list[Network]) -> fi
 
 @figures.styled
 def path_lengths_figure(results: Mapping[str, Arrays], networks: list[Network]) -> figures.Figure:
-    """Path lengths in trained networks. Each path counts once; or it is weighted by the share of
-    each layer's attention branch in the stream (rollout); or the lengths are weighted by the norm
-    of the exact sum over all paths of that length. The dashed line is the length that the loss
-    needs in the median text. Bands are one standard deviation over texts."""
+    """Path lengths in trained networks. Three curves weight the paths. In the first, each path
+    counts once. In the second (rollout), a path counts by the share of the attention branch in
+    the stream of each layer. In the third, a length counts by the norm of the exact sum over all
+    its paths. The dashed line is the length that the loss needs in the median text. Bands are
+    one standard deviation over texts.
+    """
     networks = [n for n in networks if "paths/loss" in results[n.label]] or networks[:1]
     fig, axes = figures.panels(len(networks), 2, width=4.6, height=3.0)
     for ax, network in zip(axes.flat, networks, strict=False):
@@ -81,10 +83,11 @@ def path_lengths_figure(results: Mapping[str, Arrays], networks: list[Network]) 
 
 @figures.styled
 def residuals_figure(results: Mapping[str, Arrays], networks: list[Network]) -> figures.Figure:
-    """The residual ratio by layer in four variants of the same weights, means over texts: trained
-    weights (solid), random weights of the same shape (dotted), and for ALBERT also the version of
-    the published code (dashed). The upper panels, without skips, have logarithmic axes. Grey: the
-    published curves of pretrained BERT and ALBERT (base), where they are above 0."""
+    """The residual ratio by layer in four variants of the same weights; means over texts. Solid:
+    trained weights. Dotted: random weights of the same shape. Dashed: the version of the
+    published code, for ALBERT alone. The upper panels, without skips, have logarithmic axes.
+    Grey: the published curves of pretrained BERT and ALBERT (base), where they are above 0.
+    """
     fig, axes = figures.panels(len(ABLATED), 2, width=4.4, height=3.2)
     for ax, (name, variant) in zip(axes.flat, ABLATED.items(), strict=True):
         show = LOGARITHMIC.get(name, lambda logs: 10**logs)

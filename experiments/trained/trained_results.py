@@ -237,6 +237,9 @@ def make_finding(results: Mapping[str, Arrays], networks: Sequence[Network]) -> 
     Args:
         results: Arrays by network.
         networks: The networks.
+
+    Returns:
+        The finding; None if no encoder, or no loss of paths, was measured.
     """
     encoders = [n.label for n in networks if n.source.config.mask == "none"]
     rates = [np.median(final_rate(results[label]["log10_residual/alone"])) for label in encoders]

@@ -77,6 +77,7 @@ def make_pairs(key: jax.Array, num_examples: int, lexicon: Lexicon) -> SequenceP
     source = [*source_phrase(0), (verb + NOUNS, always), *source_phrase(1)]
 
     def target_phrase(i):
+        """Translates phrase i: two pairs of (word, whether it is there), noun and adjective."""
         form = 2 * lexicon.nouns[noun[:, i]] + plural[:, i]
         gender = lexicon.genders[noun[:, i]]
         adjective_form = 2 * (NOUNS + VERBS + lexicon.adjectives[adjective[:, i]]) + gender
@@ -89,7 +90,9 @@ def make_pairs(key: jax.Array, num_examples: int, lexicon: Lexicon) -> SequenceP
 
 def _sentence(words) -> tuple[Int[Array, "b n"], Bool[Array, "b n"]]:
     """Joins (word, whether it occurs) by place to token ids and which exist, without gaps."""
-    ids, occurs = (jnp.stack(a, axis=1) for a in zip(*words, strict=True))
-    order = jnp.argsort(~occurs, axis=1, stable=True)
-    ids, occurs = (jnp.take_along_axis(a, order, axis=1) for a in (ids, occurs))
+    ids = jnp.stack([word for word, _ in words], axis=1)  # [b, n]
+    occurs = jnp.stack([does_occur for _, does_occur in words], axis=1)
+    order = jnp.argsort(~occurs, axis=1, stable=True)  # the words that occur first
+    ids = jnp.take_along_axis(ids, order, axis=1)
+    occurs = jnp.take_along_axis(occurs, order, axis=1)
     return ids + FIRST_WORD, occurs

@@ -91,6 +91,9 @@ def judge_rows(
         num_rows: Number of rows that are judged together, where the rows of other experiments do
             not exist yet.
 
+    Returns:
+        The rows with their verdicts, in their order.
+
     Source: Holm 1979, "A simple sequentially rejective multiple test procedure". At any stop p may
     be 1/max E: Vovk and Wang 2021, "E-values: calibration, combination and applications".
     """
@@ -99,21 +102,22 @@ def judge_rows(
         return ()
     if statement.tests_claim:
         return tuple(_judge_tests(rows, count))
-    log_p = [
-        (0.0, 0.0) if row.evidence is None or statement.claimed is None else row.evidence.log_p()
-        for row in rows
-    ]
-    sides = zip(
-        *(reject_jointly(side, ERROR / 2, count) for side in zip(*log_p, strict=True)), strict=True
-    )
-    (is_within, is_outside), compared = sides
+    log_p_within, log_p_outside = [], []  # of the tests that show each side
+    for row in rows:
+        is_tested = row.evidence is not None and statement.claimed is not None
+        within, outside = row.evidence.log_p() if is_tested else (0.0, 0.0)
+        log_p_within.append(within)
+        log_p_outside.append(outside)
+    is_within, errors_within = reject_jointly(log_p_within, ERROR / 2, count)
+    is_outside, errors_outside = reject_jointly(log_p_outside, ERROR / 2, count)
     judged = []
     for i, row in enumerate(rows):
         verdict, error = UNDECIDED, ERROR / 2 / count
-        if is_within[i] and (log_p[i][0] <= log_p[i][1] or not is_outside[i]):
-            verdict, error = WITHIN, compared[0][i]
+        within_is_likelier = log_p_within[i] <= log_p_outside[i]
+        if is_within[i] and (within_is_likelier or not is_outside[i]):
+            verdict, error = WITHIN, errors_within[i]
         elif is_outside[i]:
-            verdict, error = OUTSIDE, compared[1][i]
+            verdict, error = OUTSIDE, errors_outside[i]
         judged.append(_judge(row, verdict, error))
     return tuple(judged)
 
@@ -130,7 +134,10 @@ def _judge_tests(rows, count):
     is_rejected, _ = reject_jointly(log_p, ERROR, count)
     for row, rejected in zip(rows, is_rejected, strict=True):
         can_reject = (row.draws + 1) * ERROR >= count - 1e-9
-        verdict = OUTSIDE if rejected else NOT_REJECTED if can_reject else UNDECIDED
+        if rejected:
+            verdict = OUTSIDE
+        else:
+            verdict = NOT_REJECTED if can_reject else UNDECIDED
         yield _judge(row, verdict, ERROR / 2 / count)
 
 

@@ -49,7 +49,8 @@ class Evidence(NamedTuple):
         "Within" needs all its conditions, so its p is the largest of theirs. "Outside" needs one,
         so its p is the least of theirs times their number (Bonferroni).
         """
-        within, outside = ([_last(log_p_values(a)) for a in side] for side in self)
+        within = [_last(log_p_values(draws)) for draws in self.within]
+        outside = [_last(log_p_values(draws)) for draws in self.outside]
         return max(within), min(0.0, min(outside) + math.log(len(outside)))
 
     def draws_needed(self, error: float) -> int | None:
@@ -60,10 +61,13 @@ class Evidence(NamedTuple):
         """
         if not len(self.within[0]):
             return None
-        within = [draws_to_decide(a.mean(), error) for a in self.within]
-        outside = [draws_to_decide(a.mean(), error / len(self.outside)) for a in self.outside]
-        sides = [None if None in within else max(within), *outside]
-        return min((n for n in sides if n is not None), default=None)
+        within = [draws_to_decide(draws.mean(), error) for draws in self.within]
+        error_of_one = error / len(self.outside)
+        outside = [draws_to_decide(draws.mean(), error_of_one) for draws in self.outside]
+        numbers = [number for number in outside if number is not None]
+        if None not in within:  # "within" needs all its conditions
+            numbers.append(max(within))
+        return min(numbers, default=None)
 
 
 @dataclass(frozen=True)
@@ -188,10 +192,12 @@ def share_within_row(
 
     @cache
     def interval(level):
-        counts = (np.cumsum(draws).tolist() for draws in (is_inside, is_known, ~is_known))
+        # The counts after each draw; the interval holds after all of them.
+        num_inside, num_known = np.cumsum(is_inside).tolist(), np.cumsum(is_known).tolist()
+        num_unknown = np.cumsum(~is_known).tolist()
         return _intersect(
-            share_interval_at_any_stop(k, n, level, unknown=m)
-            for k, n, m in zip(*counts, strict=True)
+            share_interval_at_any_stop(inside, known, level, unknown=unknown)
+            for inside, known, unknown in zip(num_inside, num_known, num_unknown, strict=True)
         )
 
     notes = f"{count} of {total}" * (total > 0), _spread_note(numbers[is_known]), note
@@ -254,6 +260,7 @@ def _last(log_p):
 
 
 def _spread_note(numbers):
+    """Describes numbers by their smallest and largest; "" for none."""
     if not len(numbers):
         return ""
     low, high = numbers.min(), numbers.max()

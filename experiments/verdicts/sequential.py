@@ -57,7 +57,9 @@ def log_p_values(draws: ArrayLike) -> np.ndarray:
     """
     counts = np.cumsum(np.asarray(draws, bool), axis=-1)
     evidence = log_evidence(counts, np.arange(1, counts.shape[-1] + 1))
-    return -np.maximum.accumulate(evidence, axis=-1) if counts.shape[-1] else evidence
+    if not counts.shape[-1]:
+        return evidence
+    return -np.maximum.accumulate(evidence, axis=-1)
 
 
 def reject_jointly(
@@ -75,11 +77,13 @@ def reject_jointly(
     """
     log_p = np.asarray(log_p, float)
     k = log_p.shape[-1]
-    order = np.argsort(log_p, axis=-1, kind="stable")
-    errors = error / (max(k, total or 0) - np.arange(k))
+    order = np.argsort(log_p, axis=-1, kind="stable")  # the smallest p first
+    num_hypotheses = max(k, total or 0)
+    errors = error / (num_hypotheses - np.arange(k))  # for each place in the order
     is_small = np.take_along_axis(log_p, order, -1) <= np.log(errors)
+    is_rejected = np.logical_and.accumulate(is_small, axis=-1)  # none behind one that is not small
     rejected, compared = np.zeros(log_p.shape, bool), np.zeros(log_p.shape)
-    np.put_along_axis(rejected, order, np.logical_and.accumulate(is_small, axis=-1), -1)
+    np.put_along_axis(rejected, order, is_rejected, -1)
     np.put_along_axis(compared, order, np.broadcast_to(errors, log_p.shape), -1)
     return rejected, compared
 
@@ -140,10 +144,11 @@ def median_interval_at_any_stop(values: Iterable[float], level: float = 0.95) ->
     numbers = np.asarray([*values], float)
     present = np.sort(numbers[~np.isnan(numbers)])
     n, error = len(numbers), 1 - upper_tail(level)
-    count = least_count(n, error) if n else 1
+    count = least_count(n, error) if n else 1  # draws on one side that refuse a median
     if count > len(present):
         return Interval()
-    return Interval(float(present[len(present) - count]), float(present[count - 1]))
+    low, high = present[len(present) - count], present[count - 1]
+    return Interval(float(low), float(high))
 
 
 def draws_to_decide(share: float, error: float) -> int | None:

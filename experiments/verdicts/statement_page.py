@@ -119,10 +119,13 @@ def render(
 
 
 def comparison_line(row: Comparison) -> str:
-    """Writes "full model: 0.98, compared with 0.9; note"."""
-    published = "" if row.published is None else f", compared with {format_number(row.published)}"
-    note = f"; {row.note}" if row.note else ""
-    return f"{row.quantity}: {format_number(row.measured)}{published}{note}"
+    """Writes "full model: 0.98 (published 0.9); note"."""
+    line = f"{row.quantity}: {format_number(row.measured)}"
+    if isinstance(row.published, str):
+        line += f" ({row.source}: {row.published.removeprefix(f'{row.source}: ')})"
+    elif row.published is not None:
+        line += f" ({row.source} {format_number(row.published)})"
+    return f"{line}; {row.note}" if row.note else line
 
 
 def _report_section(section, answers):

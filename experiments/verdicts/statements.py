@@ -29,13 +29,21 @@ class Protocol:
 
 
 def read_statements(path: Path) -> tuple[Protocol, dict[str, Statement]]:
-    """Reads the protocol and the table of statements; ranges and lists become tuples."""
+    """Reads a file of statements; ranges and lists become tuples.
+
+    Args:
+        path: The TOML file.
+
+    Returns:
+        (the protocol, {key: statement}).
+    """
     table = tomllib.loads(path.read_text("utf-8"))
     protocol = Protocol(**table.pop("protocol"))
-    return protocol, {
-        key: Statement(**{n: tuple(v) if isinstance(v, list) else v for n, v in row.items()})
-        for key, row in table.items()
-    }
+    statements = {}
+    for key, row in table.items():
+        fields = {n: tuple(v) if isinstance(v, list) else v for n, v in row.items()}
+        statements[key] = Statement(**fields)
+    return protocol, statements
 
 
 PROTOCOL, STATEMENTS = read_statements(PATH)

@@ -36,10 +36,11 @@ def seed_rows(columns: Mapping[str, ArrayLike]) -> list[TableRow]:
     Args:
         columns: Values [s] by the name of the column.
     """
-    lists = [np.asarray(column).tolist() for column in columns.values()]
-    names = ("seed", *columns)
+    lists = {name: np.asarray(column).tolist() for name, column in columns.items()}
+    num_seeds = len(next(iter(lists.values())))
     return [
-        dict(zip(names, row, strict=True)) for row in zip(range(len(lists[0])), *lists, strict=True)
+        {"seed": seed} | {name: numbers[seed] for name, numbers in lists.items()}
+        for seed in range(num_seeds)
     ]
 
 

@@ -47,8 +47,11 @@ def count_text(answers: Sequence[Answer]) -> str:
 
 
 def count_line(answers: Sequence[Answer]) -> str:
-    """Writes "Statements tested: 3, in settings: 9. Answers: holds 2, … by chance."."""
+    """Writes "Statements tested: 3, in settings: 9. Answers: holds 2, … by chance.", or that none
+    is tested."""
     tested = [a for a in answers if a.statement.claimed is not None]
+    if not tested:
+        return "These experiments test no statement."
     num_settings = sum(len(a.rows) for a in tested)
     return (
         f"Statements tested: {len(tested)}, in settings: {num_settings}. Answers: "

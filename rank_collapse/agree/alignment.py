@@ -72,15 +72,22 @@ def align_tokens(first: Recording, second: Recording) -> Alignment:
     if masks[0].shape != masks[1].shape or not np.array_equal(*masks):
         remarks.append("padding lies elsewhere; tokens are compared in their order")
     states = [_take_states(r, p) for r, p in zip((first, second), positions, strict=True)]
-    order = [_match_rows(*rows, int(n)) for *rows, n in zip(*states, counts[0], strict=True)]
+    order = [  # for each example, the permutation of its tokens; None for none
+        _match_rows(first_rows, second_rows, int(count))
+        for first_rows, second_rows, count in zip(*states, counts[0], strict=True)
+    ]
+
+    def changes_order(permutation):
+        return (permutation != np.arange(len(permutation))).any()
+
     kind = ""
-    if all(o is not None for o in order) and any((o != np.arange(len(o))).any() for o in order):
+    if all(o is not None for o in order) and any(map(changes_order, order)):
         kind = "the tokens stand in another order"
         for example, permutation in enumerate(order):
             n = len(permutation)
             positions[1][example, :n] = positions[1][example, permutation]
     ids = [recording.read_token_ids() for recording in (first, second)]
-    if None not in (ids[0] is None and None, ids[1] is None and None):
+    if all(i is not None for i in ids):
         aligned = [np.take_along_axis(i, p, axis=1) for i, p in zip(ids, positions, strict=True)]
         differs = (aligned[0] != aligned[1]) & exists
         if differs.any():

@@ -61,6 +61,13 @@ class Agreement:
 
     def to_dict(self) -> dict[str, Any]:
         """Returns all numbers as a JSON object."""
+        sublayers = []
+        for row in self.rows:
+            fields = row._asdict()
+            for name, value in fields.items():
+                is_nan = value != value
+                fields[name] = None if is_nan else value
+            sublayers.append(fields)
         return {
             "agree": bool(self.agree),
             "first": self.first,
@@ -71,9 +78,7 @@ class Agreement:
             "embedding_error": self.embedding,
             "outputs": self.outputs,
             "remarks": list(self.remarks),
-            "sublayers": [
-                {k: None if v != v else v for k, v in row._asdict().items()} for row in self.rows
-            ],
+            "sublayers": sublayers,
         }
 
 
@@ -192,8 +197,17 @@ def _find_difference(first, second, alignment, rounding, replay, row) -> Differe
 
 
 def _compare_embeddings(first, second, alignment, rounding):
-    """Return the median relative error before the first layer, and the kind of mistake if it is a
-    fault."""
+    """Compare the states before the first layer.
+
+    Args:
+        first, second: The recordings.
+        alignment: Which tokens of the two are compared.
+        rounding: The expected rounding.
+
+    Returns:
+        (the median over tokens of the relative error, the kind of mistake). The kind is None if the
+        error is no larger than rounding explains.
+    """
     a, b = next(pair_layers(first, second, alignment, None))[:2]
     x, y, mask = a.before, b.before, alignment.mask
     size = bound_sizes(*(np.linalg.norm(z, axis=-1) for z in (x, y)), mask)
@@ -204,10 +218,18 @@ def _compare_embeddings(first, second, alignment, rounding):
 
 
 def _find_products(first, second, alignment, rounding, replay):
-    """Return (rounding, rows) if products of a coarser dtype explain all differences.
+    """Test whether products of a coarser dtype explain all differences.
 
     Errors of such products reach all tokens and both branches from the first layer on; no mistake
     does this.
+
+    Args:
+        first, second, alignment, replay: See `_tabulate`.
+        rounding: The expected rounding of the states.
+
+    Returns:
+        (the rounding with the coarser products, the rows of the table for this rounding); None if
+        no dtype explains the differences.
     """
     for name, products in _PRODUCTS.items():
         coarser = Rounding(products, rounding.stream, name, True)

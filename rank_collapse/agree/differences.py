@@ -276,8 +276,14 @@ def bound_sizes(
 
 
 def _fit_scale(a, b):
-    """Return c of δ ≈ c a, where each token has the weight 1/‖a‖², and the share of ‖δ‖ that it
-    explains."""
+    """Fit the difference δ = b − a by δ ≈ c a, where each token has the weight 1/‖a‖².
+
+    Args:
+        a, b: Outputs [..., d] of the two runs.
+
+    Returns:
+        (c, the share of ‖δ‖ that the fit explains); (0, 0) if all of a is 0, or if a equals b.
+    """
     norm = np.linalg.norm(a, axis=-1, keepdims=True)
     if not norm.any() or np.array_equal(a, b):
         return 0.0, 0.0
@@ -312,17 +318,23 @@ def find_rounding(first: Recording, second: Recording) -> Rounding:
     Args:
         first, second: The recordings; their first layer is read.
     """
-    coarsest, states = [], []
+
+    def find_coarsest(dtypes):
+        return max(dtypes, key=ROUNDING.__getitem__)
+
+    of_products, of_states = [], []  # one name of a dtype for each recording
     for recording in (first, second):
         layer = next(recording.read_layers())
-        states.append(find_dtype(layer.after))
-        names = [find_dtype(array) for array in layer.branches.values()] or [states[-1]]
+        state_dtype = find_dtype(layer.after)
+        dtypes = [find_dtype(branch) for branch in layer.branches.values()] or [state_dtype]
         declared = recording.metadata.get("dtype")
-        names += [declared] if declared in ROUNDING else []
-        coarsest.append(max(names, key=ROUNDING.__getitem__))
-    products, stream = (max(names, key=ROUNDING.__getitem__) for names in (coarsest, states))
-    both = len(set(coarsest)) == 1
-    return Rounding(ROUNDING[products], ROUNDING[stream], products, both)
+        if declared in ROUNDING:
+            dtypes.append(declared)
+        of_products.append(find_coarsest(dtypes))
+        of_states.append(state_dtype)
+    products, stream = find_coarsest(of_products), find_coarsest(of_states)
+    is_same = of_products[0] == of_products[1]
+    return Rounding(ROUNDING[products], ROUNDING[stream], products, is_same)
 
 
 def find_dtype(array: Float[np.ndarray, "..."]) -> str:

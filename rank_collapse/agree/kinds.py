@@ -138,7 +138,8 @@ def _test_norm(difference, mask):
 
 def _test_features(difference, mask):
     """Test whether each feature was multiplied by its own factor."""
-    first, second = (run[difference.measured] for run in (difference.first, difference.second))
+    first = difference.first[difference.measured]
+    second = difference.second[difference.measured]
     if len(first) < 4:
         return
     gain = (first * second).sum(axis=0) / np.maximum((first * first).sum(axis=0), 1e-300)
@@ -217,7 +218,16 @@ def _test_padding(mask, differs):
 
 
 def _test_later_tokens(mask, differs, excess):
-    """Test whether most tokens differ from one position on, which is not the first or second."""
+    """Test whether most tokens differ from one position on, which is not the first or second.
+
+    Args:
+        mask: Bool [b, n], the tokens that exist.
+        differs: Bool [b, n], the tokens whose outputs differ.
+        excess: Float [b, n], the errors over the expected errors.
+
+    Yields:
+        The text of the kind of mistake, once; nothing if the test fails.
+    """
     positions = np.broadcast_to(np.arange(mask.shape[1]), mask.shape)
     start = int(positions[differs].min())
     if start < 2 or np.mean(differs[mask & (positions >= start)]) <= 0.7:
@@ -248,7 +258,17 @@ def _test_all_but_last(mask, differs):
 
 
 def _test_all_but_first(difference, mask, differs, excess):
-    """Test whether the first token agrees, which attends to itself alone under a causal mask."""
+    """Test whether the first token agrees, which attends to itself alone under a causal mask.
+
+    Args:
+        difference: The outputs of the sublayer in both runs.
+        mask: Bool [b, n], the tokens that exist.
+        differs: Bool [b, n], the tokens whose outputs differ.
+        excess: Float [b, n], the errors over the expected errors.
+
+    Yields:
+        The text of the kind of mistake, once; nothing if the test fails.
+    """
     positions = np.broadcast_to(np.arange(mask.shape[1]), mask.shape)
     first, later = mask & (positions == 0), mask & (positions > 0)
     # In a whole layer the MLP may differ, and a spike hides what is added to it.

@@ -257,7 +257,13 @@ def write_tensors(path: str | os.PathLike, tensors: Mapping[str, object], metada
 
 
 def _check_arrays(path: Path, arrays: dict[str, StoredArray], ignored: Sequence[str] = ()) -> None:
-    """Raises a ValueError for arrays that do not make a recording."""
+    """Raises a ValueError for arrays that do not make a recording.
+
+    Args:
+        path: Path of the file, for messages.
+        arrays: Its arrays by name.
+        ignored: Names of further arrays in the file.
+    """
     unknown = sorted((arrays.keys() - set(NAMES)).union(ignored))
     refuse_if(
         "residual" not in arrays,
@@ -276,16 +282,16 @@ def _check_arrays(path: Path, arrays: dict[str, StoredArray], ignored: Sequence[
             f"{min(shape, default=1)}",
         ),
     )
-    depth, *tokens, _ = shape[0] - 1, *shape[1:]
+    depth, tokens = shape[0] - 1, shape[1:-1]  # tokens [n] or [b, n]
     wanted = dict.fromkeys(BRANCHES, (depth, *shape[1:]))
-    wanted |= {"mask": tuple(tokens), "token_ids": tuple(tokens)}
+    wanted |= {"mask": tokens, "token_ids": tokens}
     for name, stored in arrays.items():
         if name in wanted and stored.shape != wanted[name]:
             raise ValueError(
                 f"{path}: {name} has shape {list(stored.shape)}, not {list(wanted[name])} as "
                 "residual needs it"
             )
-        if name == "logits" and stored.shape[:-1] != tuple(tokens):
+        if name == "logits" and stored.shape[:-1] != tokens:
             raise ValueError(
                 f"{path}: logits has shape {list(stored.shape)}, not {[*tokens, 'vocabulary']}"
             )

@@ -95,15 +95,12 @@ def pair_layers(
 def _measure_gains(layers, replay):
     """Return the root mean square change of each branch over the noisy probes, over the noise."""
     noises = [float(probe.metadata["noise"]) for probe in replay.probes[1:]]
-    return {
-        name: np.sqrt(
-            np.mean(
-                [
-                    (np.linalg.norm(noisy.branches[name] - branch, axis=-1) / noise) ** 2
-                    for noisy, noise in zip(layers[1:], noises, strict=True)
-                ],
-                axis=0,
-            )
-        )
-        for name, branch in layers[0].branches.items()
-    }
+    quiet_layer, *noisy_layers = layers
+    gains = {}
+    for name, branch in quiet_layer.branches.items():
+        squares = []  # for each noisy probe, [b, n]
+        for noisy, noise in zip(noisy_layers, noises, strict=True):
+            change = np.linalg.norm(noisy.branches[name] - branch, axis=-1)
+            squares.append((change / noise) ** 2)
+        gains[name] = np.sqrt(np.mean(squares, axis=0))
+    return gains

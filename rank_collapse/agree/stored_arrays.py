@@ -99,7 +99,15 @@ def _cut_rows(stream, path, name, shape, dtype):
 def open_npz(
     path: Path, wanted: Collection[str]
 ) -> tuple[dict[str, StoredArray], dict[str, str], list[str]]:
-    """Opens the arrays of an .npz file, which has no metadata; see `open_safetensors`."""
+    """Opens the arrays of an .npz file, which has no metadata.
+
+    Args:
+        path: Path of the file.
+        wanted: Names of the arrays to open.
+
+    Returns:
+        ({name: array}, no metadata: {}, the names of the other arrays), as `open_safetensors`.
+    """
     arrays, ignored = {}, []
     with zipfile.ZipFile(path) as archive:
         for member in archive.namelist():

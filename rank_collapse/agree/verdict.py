@@ -130,23 +130,23 @@ def find_faults(rows: Sequence[Row], rounding: Rounding) -> list[Fault]:
         (index of the row, reason) in order.
     """
     faults = []
-    judged = [row for row in rows if row.judged]
-    usual = {
-        part: _usual_excess([row for row in judged if row.part == part])
-        for part in {row.part for row in judged}
-    }
-    scale_limit = {part: _limit_scale([r for r in judged if r.part == part]) for part in usual}
+    by_part: dict[str, list[Row]] = {}
+    for row in rows:
+        if row.judged:
+            by_part.setdefault(row.part, []).append(row)
+    usual = {part: _usual_excess(judged) for part, judged in by_part.items()}
+    scale_limit = {part: _limit_scale(judged) for part, judged in by_part.items()}
     for index, row in enumerate(rows):
         if not row.judged:
             continue
         center, spread = usual[row.part]
         few = _limit_few(row)
-        logarithm = np.log(max(row.excess, 1e-12))
+        deviation = (np.log(max(row.excess, 1e-12)) - center) / spread
+        is_outlier = deviation > _OUTLIER * few
         reasons = {
             "all tokens": row.excess > MEDIANS[row.part] * few,
             "some tokens": row.excess_most > MOST or row.excess_few > WORST,
-            "unlike other layers": (logarithm - center) / spread > _OUTLIER * few
-            and row.excess > _LEAST_UNLIKE,
+            "unlike other layers": is_outlier and row.excess > _LEAST_UNLIKE,
             "one factor": _is_factor(row, rounding, scale_limit[row.part]),
         }
         why = next((name for name, holds in reasons.items() if holds), None)
@@ -156,7 +156,13 @@ def find_faults(rows: Sequence[Row], rounding: Rounding) -> list[Fault]:
 
 
 def _is_factor(row, rounding, scale_limit):
-    """Return whether a sublayer's output is the other run's times one number."""
+    """Return whether a sublayer's output is the other run's times one number.
+
+    Args:
+        row: Errors of the sublayer.
+        rounding: The expected rounding.
+        scale_limit: Relative change of the size from which a clear coherence is enough.
+    """
     chance = _PARALLEL / np.sqrt(row.distinct_tokens)
     least = max(_CLEAR_COHERENCE, min(_COHERENCE, chance))
     if abs(row.scale) >= scale_limit:

@@ -222,9 +222,16 @@ def _format(value):
 
 
 def _record_folders(flags, sources, scratch):
-    """Return the recordings of both sources, and one run on the inputs of the other, or None.
+    """Record checkpoint folders in temporary files; recordings stay as they are.
 
-    Recordings of folders are made in a temporary folder.
+    Args:
+        flags: Parsed flags.
+        sources: Two paths, each of a recording or of a checkpoint folder.
+        scratch: Folder for the temporary files.
+
+    Returns:
+        (paths of both recordings, path of a recording of one run on the inputs of the other). The
+        second is None if there is no such recording.
     """
     if not any(source.is_dir() for source in sources):
         for name in _OF_FOLDERS:

@@ -91,17 +91,25 @@ def yield_rows(checks: Sequence[Checked]) -> Iterator[tuple[Any, ...]]:
     head = ("weights", "network", "measure", "text", "layer_or_length", "value")
     yield ("source", *head) if has_sources else head
     for check in checks:
-        measures: dict[tuple[str, str], np.ndarray] = {}
-        for network, profile in check.networks.items():
-            for measure, array in {**profile.measures, **profile.notes}.items():
-                measures[network, measure] = array
-        measures |= {(WHOLE, f"attention_{m}"): check.mean_attention(m) for m in OF_ATTENTION}
-        measures[WHOLE, "path_size"] = check.report.path_size
+        measures = _list_measures(check)
+        num_states = check.report.path_size.shape[1]
         for (network, measure), values in measures.items():
-            first = check.report.path_size.shape[1] - values.shape[1]  # 1 for a layer's attention
+            first = num_states - values.shape[1]  # 1 for a layer's attention
             for (text, index), value in np.ndenumerate(values):
                 row = (check.opened.weights, network, measure, text, first + index, float(value))
                 yield (check.opened.name, *row) if has_sources else row
+
+
+def _list_measures(check):
+    """Lists {(network, measure): values by text and layer [b, l] or length}."""
+    measures: dict[tuple[str, str], np.ndarray] = {}
+    for network, profile in check.networks.items():
+        for measure, array in {**profile.measures, **profile.notes}.items():
+            measures[network, measure] = array
+    for name in OF_ATTENTION:
+        measures[WHOLE, f"attention_{name}"] = check.mean_attention(name)
+    measures[WHOLE, "path_size"] = check.report.path_size
+    return measures
 
 
 def render_page(checks: Sequence[Checked], command: str) -> str:

@@ -118,16 +118,23 @@ class Checked(NamedTuple):
             entry stands out, and its value at the layer where its ratio to the median is largest.
         """
         rows: dict[tuple[int, int, int], dict[str, object]] = {}
+        layers: dict[tuple[int, int, int], list[int]] = {}
         for text, text_spikes in enumerate(self.report.spikes):
             for spike in text_spikes:  # by falling ratio: the first of an entry is its largest
-                place = {"text": text, "token": spike.token, "feature": spike.feature}
-                row = rows.setdefault(tuple(place.values()), place | {"layers": []})
-                row["layers"].append(spike.layer)
-                row.setdefault("value", spike.value)
-                row.setdefault("times the median", spike.ratio)
-        largest = sorted(rows.values(), key=lambda row: -row["times the median"])[:MAX_SPIKES]
-        layers = [f"{min(row['layers'])} to {max(row['layers'])}" for row in largest]
-        return [row | {"layers": text} for row, text in zip(largest, layers, strict=True)]
+                place = (text, spike.token, spike.feature)
+                layers.setdefault(place, []).append(spike.layer)
+                if place not in rows:
+                    rows[place] = {
+                        "text": text,
+                        "token": spike.token,
+                        "feature": spike.feature,
+                        "layers": "",
+                        "value": spike.value,
+                        "times the median": spike.ratio,
+                    }
+        for place, row in rows.items():
+            row["layers"] = f"{min(layers[place])} to {max(layers[place])}"
+        return sorted(rows.values(), key=lambda row: -row["times the median"])[:MAX_SPIKES]
 
     def mean_attention(self, measure: str) -> np.ndarray:
         """Returns a measure of attention [b, L], means over heads."""

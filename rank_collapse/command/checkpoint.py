@@ -131,7 +131,7 @@ def write_outputs(
 
 
 def to_json(value: object) -> Any:
-    """Convert a value to JSON: null for a number that is not finite."""
+    """Convert a value to JSON: arrays to lists, and numbers that are not finite to None (null)."""
     if isinstance(value, Mapping):
         return {name: to_json(part) for name, part in value.items()}
     if isinstance(value, np.ndarray | list | tuple):

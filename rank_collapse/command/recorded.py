@@ -86,7 +86,14 @@ def record_folder(folder: Path, path: Path, tokens: Tokens, form: Form) -> None:
 
 
 def _replay(folder, tokens, form, plan):
-    """Run a checkpoint on other inputs, once for each (path, options of `torch.record`)."""
+    """Run a checkpoint on other inputs, once for each entry of a plan.
+
+    Args:
+        folder: The checkpoint.
+        tokens: Ids and mask.
+        form: Backend, dtype and attention of the run.
+        plan: (path of the recording, options of `torch.record`) of each run.
+    """
     if form.backend == "torch":
         _run_torch(folder, tokens, form, plan)
         return
@@ -142,7 +149,11 @@ def record_replay(
 
 
 def _run_torch(folder, tokens, form, plan):
-    """Run a checkpoint by transformers, once for each (path, options of `torch.record`)."""
+    """Run a checkpoint by transformers, once for each entry of a plan; arguments as in `_replay`.
+
+    Raises:
+        ValueError: transformers or torch is not installed.
+    """
     try:
         torch, transformers = map(importlib.import_module, ("torch", "transformers"))
     except ImportError as error:
@@ -167,7 +178,13 @@ def _run_torch(folder, tokens, form, plan):
 
 
 def _record_jax(folder, path, tokens):
-    """Run a checkpoint by `rc.apply`."""
+    """Run a checkpoint by `rc.apply`, and write the recording.
+
+    Args:
+        folder: The checkpoint.
+        path: Path of the recording.
+        tokens: Ids and mask.
+    """
     config, params = pretrained.load(folder)[:2]
 
     def run_example(ids, mask):

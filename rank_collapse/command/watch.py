@@ -163,8 +163,12 @@ def network_name(file: Path) -> str:
 
 
 def picture_name(file: Path) -> str:
-    """Returns the name of a file's picture: its own name, without .jsonl where no other file has
-    that name.
+    """Returns the name of a file's picture, without its ending, unique in the run's folder.
+
+    - Metrics of a network in a run of several: metrics-NETWORK.
+    - State of a Trainer: the file's name without .json.
+    - Any other file: its name without .jsonl. If another file's picture would take this name, or
+      nothing would remain, it is the file's whole name.
 
     Args:
         file: Path of a file with metrics.
@@ -175,11 +179,12 @@ def picture_name(file: Path) -> str:
     if file.name == STATE:
         return file.stem
     name = file.name.removesuffix(".jsonl")
-    siblings = [file.with_name(name)]
-    if name.startswith(f"{metrics.FOLDER}-"):  # as the picture of a network
-        siblings.append(file.parent / metrics.FOLDER / file.name.removeprefix(f"{metrics.FOLDER}-"))
-    is_alone = not any(other != file and other.is_file() for other in siblings)
-    return name if is_alone and name else file.name
+    same_named = [file.with_name(name)]  # files whose pictures would take this name
+    prefix = f"{metrics.FOLDER}-"
+    if name.startswith(prefix):  # as the picture of a network
+        same_named.append(file.parent / metrics.FOLDER / file.name.removeprefix(prefix))
+    is_taken = any(other != file and other.is_file() for other in same_named)
+    return name if name and not is_taken else file.name
 
 
 def draw_picture(

@@ -258,7 +258,11 @@ def _column_means(p, mask):
 
 
 def _first_column_share(p, mask, key_mask):
-    """Compute `first_column` of the results of `_check_weights`, [...]."""
+    """Compute `first_column`: the mean weight of the first key that exists, [...].
+
+    Args:
+        p, mask, key_mask: Weights and masks, as `_check_weights` returns them.
+    """
     columns = _column_means(p, mask)
     share = columns[..., 0]
     if key_mask is not None:

@@ -36,6 +36,9 @@ def as_tokens(
         mask: Bool [n] or [..., n]; None for all.
         empty: Whether a mask may leave no token, which gives NaN; traced masks may.
 
+    Returns:
+        (x, mask); the mask is None if none was passed.
+
     Raises:
         ValueError: The array is not a matrix, has no token or is not finite, or the mask has
             another shape.

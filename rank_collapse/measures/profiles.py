@@ -172,7 +172,8 @@ def profile(
         (num_segments is not None and segments is None, "num_segments= needs segments="),
     )
     if segments is not None and hidden.ndim == len(axes) + 1:  # a batch of one
-        hidden, mask = hidden[:, None], None if mask is None else mask[:, None]
+        hidden = hidden[:, None]
+        mask = None if mask is None else mask[:, None]
     if segments is not None and num_segments is None:
         hidden, mask, key_mask = _split_by_document(hidden, token_mask, segments, kind)
     read = None if tokens != "read" and norm is None else _apply_norms(norm, hidden)
@@ -186,10 +187,13 @@ def profile(
 
     def measure_layers(hidden, mask):
         """Measures all layers: JAX arrays in one program, others layer by layer to save memory."""
-        if is_jax_array(hidden):  # one program; others layer by layer, for less memory
+        if is_jax_array(hidden):
             return measure_layer(hidden, mask, read)
-        layers = [[None] * len(hidden) if a is None else a for a in (hidden, mask, read)]
-        results = [measure_layer(*layer) for layer in zip(*layers, strict=True)]
+        results = []
+        for i, layer in enumerate(hidden):
+            layer_mask = None if mask is None else mask[i]
+            layer_read = None if read is None else read[i]
+            results.append(measure_layer(layer, layer_mask, layer_read))
         stack = namespace(hidden).stack
         return {name: stack([result[name] for result in results]) for name in results[0]}
 

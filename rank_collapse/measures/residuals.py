@@ -139,6 +139,10 @@ def _first_part_change(u, s, vt, dx):
         du_1 = Σ_j u_j (σ_1 a_j + σ_j b_j)/(σ_1² − σ_j²) + (dX v_1 − U a)/σ_1,
     dv_1 the same of V, b and a. Where σ_1 = σ_j, or σ_1 = 0, the approximation has no derivative;
     their part is left out.
+
+    Args:
+        u, s, vt: Singular value decomposition of X.
+        dx: Direction dX.
     """
     transpose, s = namespace(s).matrix_transpose, s[..., None]
     first, first_u, first_v = s[..., :1, :], u[..., :1], transpose(vt[..., :1, :])
@@ -246,7 +250,14 @@ def token_cosine(x: AnyArray, *, mask: AnyArray | None = None) -> Float[AnyArray
 
 
 def normalize_tokens(x: AnyArray) -> tuple[AnyArray, AnyArray]:
-    """Compute x̂_i = x_i/|x_i| [..., n, d] and |x̂_i|² [..., n] of the result of `as_tokens`."""
+    """Divide tokens by their norms.
+
+    Args:
+        x: Result of `as_tokens`, [..., n, d].
+
+    Returns:
+        (x̂_i = x_i/|x_i| [..., n, d], |x̂_i|² [..., n]). The latter is 1, or 0 for a token that is 0.
+    """
     xp = namespace(x)
     x, _ = scale_to_unit(x, axis=-1)
     squares = xp.sum(xp.square(x), axis=-1)

@@ -44,7 +44,16 @@ def rounding_limit(dtype: DType) -> float:
 
 
 def layer_limits(hidden, batch_axis):
-    """Return the limit of the states' dtype; for a list, one limit per layer [l]."""
+    """Return the `rounding_limit` of hidden states: one number, or one per layer [l].
+
+    A list has one limit per layer, since its arrays may differ in dtype. If its entries are
+    examples, the layers are an axis of each array, so that all layers share the largest limit.
+
+    Args:
+        hidden: Array of all states, or a list of arrays, or a `Trace` or a list of them.
+        batch_axis: Axis of the examples once a list is stacked: 0 if each entry is an example; None
+            or 1 if each entry is a layer.
+    """
 
     def read_limit(states):
         array = getattr(states, "hidden", states)  # of a Trace

@@ -205,7 +205,14 @@ def spike_feature(x: AnyArray, *, mask: AnyArray | None = None) -> Float[AnyArra
 
 
 def _largest_position(x, mask, read_index):
-    """Compute read_index(i, d) of the largest |x_ij|, i its index in the flattened tokens."""
+    """Compute where |x_ij| is largest; NaN where tokens are not finite or none exists.
+
+    Args:
+        x: Tokens [..., n, d].
+        mask: Bool [..., n]; None for all.
+        read_index: Function of (index in the flattened tokens, d), which returns the token or the
+            feature.
+    """
     x, mask = scale_tokens(x, mask)
     xp = namespace(x)
     size = xp.abs(x)

@@ -82,6 +82,7 @@ class Profiling(Algebra):
         return jax.vmap(lambda x: normalize_tokens(spec, x))(x), r
 
     def add_branch(self, layer, spec, state, branch_output):
+        """Add a branch to the stream: (the sum, the root of the sum of both variances)."""
         x, r = state
         stream = r * apply_gain(spec.skip_gain, x)
         branch = apply_gain(spec.branch_gain, branch_output)
@@ -109,6 +110,7 @@ def _profile_layers(params, prepared: PreparedInputs, config):
     algebra = Profiling(prepared.existing_tokens)
 
     def step(layer, state):
+        """Pass a layer: (the state, (ω of each sublayer, the roots after all sublayers))."""
         state, sublayers = walk_layer(algebra, layer, state)
         omegas = {kind: values.state[1] for kind, values in sublayers.items()}
         roots = jnp.stack([values.output_state[1] for values in sublayers.values()])
@@ -125,6 +127,9 @@ def _check_batch(x, inputs, config):
         x: Token ids or states.
         inputs: Further inputs by argument name; None for one that is absent.
         config: The network.
+
+    Returns:
+        (x as an array, {argument name: array} of the inputs that are not absent).
 
     Raises:
         ValueError: The inputs are not a batch of one size, or token ids are not in the table.

@@ -183,6 +183,9 @@ def _queries_keys(params, x, y, context, norm_eps, edit):
 
     Args:
         params, x, y, context, norm_eps, edit: See `attention_scores`.
+
+    Returns:
+        (queries, keys, x W_q), each [h, tokens, k]; the last has neither bias nor norm.
     """
     raw_q = project_heads(x, params.w_q, None)  # [h, n, k]
     q = raw_q if params.b_q is None else raw_q + params.b_q[:, None, :]

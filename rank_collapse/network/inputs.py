@@ -264,7 +264,8 @@ def make_context(
     rotary = local_rotary = relative = None
     if config.position == "rotary":
         check_per_token("positions", positions, n)
-        index, width = jnp.arange(n) if positions is None else positions, config.rotated_width
+        index = jnp.arange(n) if positions is None else positions
+        width = config.rotated_width
         rotary = rotary_angles(
             index, width, config.rotary_theta, config.rotary_scaling, config.rotary_tables
         )

@@ -195,7 +195,14 @@ def _init_attention(key, config, scale, bias_scale):
 
 
 def _init_mlp(key, config, scale, bias_scale):
-    """Draw the parameters of one MLP; arguments as in `_init_attention`."""
+    """Draw the parameters of one MLP.
+
+    Args:
+        key: Random key of the layer's MLP.
+        config: The network.
+        scale: Multiplies the weights, in addition to `config.init_gain`.
+        bias_scale: Standard deviation of the biases.
+    """
     d, f, scale = config.d_model, config.ff_width, scale * config.init_gain
     keys = _split_key(key)
     gate = {}

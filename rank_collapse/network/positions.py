@@ -5,8 +5,6 @@ Rotary positions, the buckets of T5's bias, the relative terms of XLNet's scores
 Axis letters: h heads, n queries, m keys, d model width, k per-head query/key width.
 """
 
-import functools
-import operator
 from typing import Any, Literal, get_args
 
 import jax.numpy as jnp
@@ -179,9 +177,11 @@ def combine_masks(*masks: object) -> Leaf | None:
     if not masks:
         return None
     rank = max(m.ndim for m in masks)
-    return functools.reduce(
-        operator.and_, (m.reshape((1,) * (rank - m.ndim) + m.shape) for m in masks)
-    )
+    combined = None
+    for m in masks:
+        m = m.reshape((1,) * (rank - m.ndim) + m.shape)
+        combined = m if combined is None else combined & m
+    return combined
 
 
 class RelativeParams(struct.Struct):

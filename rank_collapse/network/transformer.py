@@ -94,6 +94,7 @@ class TokenAlgebra(Algebra):
         return self._attend(layer, "cross", x, inputs.memory, context=inputs.memory_context)
 
     def apply_mlp(self, layer, x):
+        """Apply the MLP, with edits and dropout: (its output, the output before dropout)."""
         config = layer.config
         output = layers.apply_mlp(layer.params.mlp, x, config.mlp, config.routing, self.edit_points)
         output = self.edit_points("mlp_branch", output)
@@ -240,7 +241,14 @@ def apply(
 
 @functools.partial(jax.jit, static_argnames="keep")
 def _apply(params, prepared, config, dropout_key, dropout_rate, keep) -> Trace:
-    """Compile the forward pass once for a shape, also where `apply` is called outside jit."""
+    """Compile the forward pass once for a shape, also where `apply` is called outside jit.
+
+    Args:
+        params, prepared, config: See `prepare_inputs`.
+        dropout_key: Random key of dropout; None for no dropout.
+        dropout_rate: Share of the entries that dropout sets to 0.
+        keep: See `compute_layer`.
+    """
     layer_keys = None if dropout_key is None else dropout_branches(dropout_key, config.depth)
 
     def step(layer, x):

@@ -66,7 +66,11 @@ class Channels(struct.Struct):
         slots = jnp.stack(groups, axis=1)  # [a, groups, m, n, d]
 
         def apply_to_length(_, slot):
-            """Applies fn to one length if it exists; other lengths stay 0."""
+            """Applies fn to one length if it exists; other lengths stay 0.
+
+            Returns:
+                No carry, None, and the channels of the length.
+            """
             is_live, c = slot
             flat = c.reshape(-1, n, d)
             zeros = jnp.zeros(len(flat), flat.dtype)
@@ -159,7 +163,11 @@ class ByLength(Algebra):
         return branch_input.apply_to_all(attend, num_lengths=-1).shift(0), None
 
     def apply_cross(self, layer, branch_input):
-        """Let paths from the memory enter with length 1; biases join the offset."""
+        """Let paths from the memory enter with length 1; biases join the offset.
+
+        Returns:
+            (the channels, no further results: None).
+        """
         memory = layer.inputs.memory
         ones = jnp.asarray([0, 1], memory.dtype)
         output = attend_channels(layer, "cross", jnp.stack([memory, jnp.zeros_like(memory)]), ones)
@@ -172,6 +180,9 @@ class ByLength(Algebra):
         """Pass every channel through the frozen MLP.
 
         Where MLPs are counted, paths move to the slot of one MLP more; the last slot was empty.
+
+        Returns:
+            (the channels, no further results: None).
         """
 
         def pass_mlp(c, ones):

@@ -129,15 +129,17 @@ def path_contributions(
     """
     if isinstance(count_mlps, jax.core.Tracer):
         raise ValueError(
-            "count_mlps changes the result's shape and cannot be traced: "
+            "count_mlps cannot be traced, because it changes the shape of the result; use "
             "jax.jit(path_contributions, static_argnames='count_mlps')"
         )
     params, prepared = prepare_inputs(params, x, config, covers=ByLength.covers, **inputs)
     if head_gain is not None:
         head_gain = as_numbers("head_gain", head_gain, prepared.x.dtype)
         if head_gain.shape != (config.depth, config.num_heads):
-            shape = (config.depth, config.num_heads)
-            raise ValueError(f"head_gain of shape {head_gain.shape} is not {shape}")
+            raise ValueError(
+                f"head_gain has the shape {head_gain.shape}, but must have the shape (depth, "
+                f"num_heads) = {(config.depth, config.num_heads)}"
+            )
     return _contributions(params, prepared, config, head_gain, count_mlps)
 
 
@@ -153,6 +155,7 @@ def _contributions(params, prepared, config, head_gain, count_mlps):
     lengths = LengthPass(count_mlps=count_mlps)
 
     def step(layer, state):
+        """Pass a layer: ((state, channels of its paths), no result of the layer: None)."""
         x, channels = state
         layer_values = compute_layer(layer, x)
         channels = lengths.carry_channels(layer, layer_values, channels, layer.extra)

@@ -88,7 +88,11 @@ class _WrittenRows(Frozen):
 
     def apply_branch(self, layer, kind, branch_input):
         """Put the output of each head, or of the other branch, into its row, and a bias into the
-        last row."""
+        last row.
+
+        Returns:
+            (the rows of all heads, branches and the bias; no further results: None).
+        """
         trace, rows = layer.extra.trace, jnp.zeros_like(branch_input)
         if kind == "attention":
             bias = jnp.broadcast_to(layer.params.attention.b_o, (1, *branch_input.shape[1:]))
@@ -151,12 +155,16 @@ def logit_attribution(contributions: ArrayLike, unembedding: ArrayLike) -> AnyAr
     w = jnp.asarray(w)
     b = jnp.zeros(w.shape[-1:], w.dtype) if b is None else jnp.asarray(b)
     if b.shape != w.shape[-1:]:
-        raise ValueError(f"unembedding has w of shape {w.shape}, but b of shape {b.shape}")
+        raise ValueError(
+            f"unembedding has w of shape {w.shape} and b of shape {b.shape}, but must be w [d, c] "
+            "and b [c]"
+        )
     leaves = jax.tree.leaves(contributions)
     if w.ndim != 2 or any(a.shape[-1] != w.shape[0] for a in leaves):
         widths = sorted({a.shape[-1] for a in leaves})
         raise ValueError(
-            f"unembedding of shape {w.shape} is not [d, c] for contributions of d={widths}"
+            f"unembedding has the shape {w.shape}, but must be [d, c], and the contributions have "
+            f"the width d={', '.join(map(str, widths))}"
         )
     logits = jax.tree.map(lambda a: jnp.einsum("...d,dc->...c", a, w), contributions)
     if isinstance(contributions, PathContributions | DirectContributions):

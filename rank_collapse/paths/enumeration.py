@@ -73,18 +73,21 @@ def check_paths(
     """
     paths = paths if isinstance(paths, jax.Array) else np.asarray(paths)
     if not paths.shape or paths.shape[-1] != depth:
-        raise ValueError(f"paths of shape {paths.shape} do not have depth={depth} choices each")
+        raise ValueError(
+            f"paths have the shape {paths.shape}, but must have one choice for each of the "
+            f"depth={depth} layers, [..., {depth}]"
+        )
     if not jnp.issubdtype(paths.dtype, jnp.integer):
-        raise ValueError(f"paths of dtype {paths.dtype} are not integers")
+        raise ValueError(f"paths are {paths.dtype}, but must be integers")
     if isinstance(paths, jax.core.Tracer):
         return paths
     values = np.asarray(paths)
     smallest = ALL_HEADS if all_heads else 0
     invalid = values[(values < smallest) | (values > num_heads)]
     if invalid.size:
-        all_choice = f" or {ALL_HEADS} (all heads)" if all_heads else ""
+        all_choice = f" or {ALL_HEADS} for all heads" if all_heads else ""
         raise ValueError(
-            f"path choice {invalid.flat[0]} is not a head 0..{num_heads - 1}, "
-            f"{num_heads} (skip){all_choice}"
+            f"paths contain the choice {invalid.flat[0]}, but a choice must be a head from 0 to "
+            f"{num_heads - 1}, or {num_heads} for the skip{all_choice}"
         )
     return paths

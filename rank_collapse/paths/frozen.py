@@ -129,6 +129,7 @@ class Frozen(Algebra):
         return carry_edit(layer, "attention_branch", output, self.ones), None
 
     def apply_cross(self, layer, branch_input):
+        """Attend to the memory with frozen weights: (the output, no further results: None)."""
         memory = layer.inputs.memory[None]
         output = attend_channels(layer, "cross", memory, jnp.ones(1, memory.dtype))
         output = jnp.broadcast_to(self.ones[:, None, None] * output, branch_input.shape)

@@ -64,7 +64,10 @@ def record_function(
     counted = Branches(branches)
     refuse(
         (not callable(fn), f"fn is {type(fn).__name__}, not a function of x"),
-        (isinstance(x, jax.core.Tracer), "record_function writes a file: call it outside of jit"),
+        (
+            isinstance(x, jax.core.Tracer),
+            "record_function writes a file, so it must be called outside of jit",
+        ),
     )
     other_inputs = None if inputs is None else OtherInputs(inputs, noise, seed, out=path)
     program, _ = trace(fn, jnp.asarray(x))
@@ -80,8 +83,8 @@ def record_function(
     refuse(
         (
             stacked["residual"].ndim not in (3, 4),
-            f"the stream has shape {list(stacked['residual'].shape[1:])}, not [tokens, width] or "
-            "[examples, tokens, width]",
+            f"fn has states of the shape {list(stacked['residual'].shape[1:])}, but they must be "
+            "[tokens, width] or [examples, tokens, width]",
         ),
     )
     stacked |= {name: np.asarray(array) for name, array in arrays.items() if array is not None}

@@ -25,8 +25,6 @@ from rank_collapse.paths.traced.interpreter import Interpreter, Start
 from rank_collapse.paths.traced.programs import trace
 from rank_collapse.paths.traced.values import Kind, Value, is_inexact, make_constant, make_state
 
-CURE = "take jax.lax.stop_gradient of the one that is to be frozen"
-
 
 @full_precision
 def function_contributions(
@@ -123,17 +121,25 @@ def sum_paths(
 def _build_result(out: Value, slots: Slots, counted: Branches) -> PathContributions:
     """Return the contributions, once the output is known to be a state.
 
+    Args:
+        out: The output of the function.
+        slots: Axes of the path lengths.
+        counted: The branches that matched.
+
     Raises:
         ValueError: The output is not a state.
     """
     counted.check_matched()
     if out.kind in (Kind.FACTOR, Kind.PRODUCT):
-        cure = CURE if out.kind == Kind.PRODUCT else "take jax.lax.stop_gradient of it"
-        raise ValueError(f"the output is not a sum of paths, because of {out.reason}: {cure}")
+        frozen = "one of the two" if out.reason.startswith("a product of two") else "it"
+        raise ValueError(
+            f"fn computes {out.reason}, so its output is not a sum of paths; freeze {frozen} with "
+            "jax.lax.stop_gradient"
+        )
     if out.kind != Kind.STATE:
         raise ValueError(
-            "the output depends on the input only through what is frozen (softmax weights, "
-            "statistics, choices), or not at all"
+            "no path leads from x to the output of fn, because fn does not depend on x or depends "
+            "on it only through frozen values (softmax weights, statistics, choices)"
         )
     counted.check_counted()
     check_skips(out.trail, counted.kinds)
@@ -161,18 +167,18 @@ def _check_state(x):
         ValueError: Several arrays, whole numbers, or an array that was donated.
     """
     if isinstance(x, jax.Array) and not isinstance(x, jax.core.Tracer) and x.is_deleted():
-        raise ValueError("x was deleted: it was donated to another function; give a copy")
+        raise ValueError("x was deleted, because it was donated to another function; pass a copy")
     leaves = jax.tree.leaves(x)
     if len(leaves) != 1 or leaves[0] is not x:
         raise ValueError(
-            f"x is {type(x).__name__}, not one array: give the state that paths start from, and "
-            "the others by a function of it, lambda h: fn(h, others)"
+            f"x is {type(x).__name__}, not one array; pass the array from which paths start, and "
+            "fix the other arguments of fn, as in lambda h: fn(h, others)"
         )
     x = _to_array("x", x)
     if not jnp.issubdtype(x.dtype, jnp.floating):
         raise ValueError(
-            f"x is {x.dtype}: paths start from a state; give the embedding of token ids, and fn as "
-            "a function of it"
+            f"x is {x.dtype}, but must be real floats; for token ids, pass their embeddings as x, "
+            "and as fn a function of the embeddings"
         )
     return x
 
@@ -198,8 +204,8 @@ def _check_direction(direction, x):
     direction = _to_array("direction", direction)
     if direction.shape != x.shape or not jnp.issubdtype(direction.dtype, jnp.floating):
         raise ValueError(
-            f"direction {direction.dtype}{list(direction.shape)} is not of floats like x "
-            f"{x.dtype}{list(x.shape)}"
+            f"direction is {direction.dtype}{list(direction.shape)}, but must be floats of the "
+            f"shape of x, {list(x.shape)}"
         )
     return direction.astype(x.dtype)
 
@@ -211,8 +217,12 @@ def _check_longest(longest, kinds):
         ValueError: Not a whole number, or a limit for another kind.
     """
     by_kind = longest if isinstance(longest, Mapping) else dict.fromkeys(kinds, longest)
-    if set(by_kind) - set(kinds):
-        raise ValueError(f"longest={longest!r} names others than the branches {kinds}")
+    unknown = [kind for kind in by_kind if kind not in kinds]
+    if unknown:
+        raise ValueError(
+            f"longest={longest!r} has the key {unknown[0]!r}, but branches has only "
+            f"{' and '.join(map(repr, kinds))}"
+        )
     limits = tuple(by_kind.get(kind) for kind in kinds)
     for limit in limits:
         if limit is not None:
@@ -236,11 +246,10 @@ def _trace(fn, x):
         raise ValueError(_describe_failure(error, x)) from error
     leaves = jax.tree.leaves(outputs)
     if len(leaves) != 1:
-        raise ValueError(
-            f"fn returns {len(leaves)} arrays, not one state: choose it, lambda x: fn(x)[0]"
-        )
+        choice = "; choose it, as in lambda x: fn(x)[0]" if leaves else ""
+        raise ValueError(f"fn returns {len(leaves)} arrays, but must return one{choice}")
     if not is_inexact(leaves[0]) or jnp.issubdtype(leaves[0].dtype, jnp.complexfloating):
-        raise ValueError(f"fn returns {leaves[0].dtype}, not a state of floats")
+        raise ValueError(f"fn returns {leaves[0].dtype}, but must return real floats")
     return program
 
 
@@ -248,19 +257,19 @@ def _describe_failure(error, x):
     """Describe in one line how a function fails, and what to change."""
     name, shape = type(error).__name__, list(x.shape)
     message = " ".join(str(error).split())
-    cure = "it has to be a function of one array, in JAX"
+    cure = "fn must be a JAX function of one array"
     if isinstance(
         error, jax.errors.ConcretizationTypeError | jax.errors.TracerArrayConversionError
     ):
         cure = (
-            "its Python code reads values of x, which is traced: write it with jnp.where, "
-            "jax.lax.cond and jnp in place of if, float and numpy"
+            "fn reads values of x in Python, but JAX traces fn before x has values; replace if, "
+            "float and numpy by jnp.where, jax.lax.cond and jax.numpy"
         )
     elif any(word in message.lower() for word in ("dropout", "rng")):
         cure = (
-            "dropout needs random numbers: switch it off by deterministic=True, by "
-            "eqx.nn.inference_mode or by model.eval()"
+            "dropout needs random numbers; switch it off with deterministic=True, "
+            "eqx.nn.inference_mode or model.eval()"
         )
     elif "trace level" in message:
         cure = "call nnx.clone(model) inside of fn"
-    return f"fn fails at x {x.dtype}{shape}: {name}: {message[:200]}; {cure}"
+    return f"fn fails for x of {x.dtype}{shape} with {name}: {message[:200]}; {cure}"

@@ -121,7 +121,9 @@ def path_length_law(shares: ArrayLike) -> Float[AnyArray, "... lengths"]:
     """
     shares = as_floats(_as_shares(shares))
     if not shares.ndim:
-        raise ValueError(f"shares {shares} is a single number, not [..., L]")
+        raise ValueError(
+            f"shares={shares} is a single number, but there must be one for each layer, [..., L]"
+        )
     xp = namespace(shares)
     law = xp.ones_like(xp.sum(shares, axis=-1, keepdims=True))  # of 0 layers too
     zero = xp.zeros_like(law)
@@ -160,7 +162,7 @@ def rollout(attention: ArrayLike, shares: ArrayLike = 0.5, *, by_length: bool = 
     xp = namespace(attention)
     if attention.ndim not in (3, 4) or attention.shape[-1] != attention.shape[-2]:
         shape = tuple(attention.shape)
-        raise ValueError(f"attention of shape {shape} is not [L, h, n, n] or [L, n, n]")
+        raise ValueError(f"attention has the shape {shape}, but must be [L, h, n, n] or [L, n, n]")
     if attention.ndim == 4:
         attention = xp.mean(attention, axis=1)
     depth, num_tokens, _ = attention.shape
@@ -169,7 +171,9 @@ def rollout(attention: ArrayLike, shares: ArrayLike = 0.5, *, by_length: bool = 
     shares = xp.astype(shares, attention.dtype)
     if tuple(shares.shape) not in ((), (depth,)):
         shape = tuple(shares.shape)
-        raise ValueError(f"shares of shape {shape} do not fit {depth} layers of attention")
+        raise ValueError(
+            f"shares have the shape {shape}, but must be a number or have the shape ({depth},)"
+        )
     zero = attention[:1] * 0
     identity = match_framework(attention, np.eye(num_tokens, dtype=bool))[1]
     terms = zero + xp.astype(identity, attention.dtype)[None]
@@ -194,5 +198,5 @@ def _as_shares(shares):
     is_known = is_jax_array(shares) and not is_traced(shares)
     values = np.asarray(shares) if is_known else host_values_or_none(shares)
     if values is not None and not np.all((values >= 0) & (values <= 1)):
-        raise ValueError(f"shares {values} are not all in [0, 1]")
+        raise ValueError(f"shares={values} must all be from 0 to 1")
     return shares

@@ -76,7 +76,8 @@ def loop_report(
     Args:
         params, x: See `rc.apply`.
         config: A configuration whose `layer_map` repeats its layers: (0, 1, 0, 1, ...).
-        **inputs: mask, bias, segments and positions of `rc.apply`.
+        **inputs: mask, bias, segments and positions of `rc.apply`. Only a mask [n] leaves tokens
+            out of the measures; a mask of more axes restricts attention alone.
 
     Raises:
         ValueError: A network that is not looped, or that `rc.transverse_exponents` does not accept.
@@ -87,11 +88,13 @@ def loop_report(
     looped_map = tuple(range(rows)) * (config.depth // rows)
     if config.layer_map != looped_map:
         raise ValueError(
-            f"layer_map={config.layer_map} of depth={config.depth} does not repeat its rows in "
-            "order, each time all of them"
+            f"layer_map={config.layer_map} must repeat all layers in the same order in each loop, "
+            f"such as {looped_map}"
         )
     states = apply(params, x, config, **inputs).hidden[::rows]
     mask = inputs.get("mask")
+    # A mask [n] says which tokens exist. A mask [n, n] says who attends to whom: all tokens exist,
+    # and the measures of states count all of them.
     mask = None if mask is None or jnp.ndim(mask) > 1 else mask
     exists = jnp.ones(states.shape[1]) if mask is None else jnp.asarray(mask, states.dtype)
     change = _frobenius_norm(jnp.diff(states, axis=0), exists)

@@ -118,12 +118,15 @@ def add_words(
 def measure_agreement(
     next_token: NextToken, token_mask: ArrayLike
 ) -> tuple[Float[Array, "s"], Float[Array, "s"]]:
-    """Measure every sum's mean loss, and how often it predicts the same next token as the first
-    sum.
+    """Measure how well every sum of paths predicts the next token.
 
     Args:
         next_token: Results after all pieces of the vocabulary.
         token_mask: Bool [n], positions that have a next token.
+
+    Returns:
+        (mean loss [s], share of positions where a sum predicts the same token as the first sum
+        [s]).
     """
     count = jnp.sum(token_mask)
 

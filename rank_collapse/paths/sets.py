@@ -75,6 +75,7 @@ def sample_path_sets(
         struct.check_whole(name, count, 1)
 
     def draw(length, repeat, member):
+        """Draws one path, from a key that no other path has."""
         path_key = key
         for index in (length, repeat, member):
             path_key = jax.random.fold_in(path_key, index)
@@ -158,7 +159,16 @@ def path_set_states(
 
 @functools.partial(jax.jit, static_argnums=(4, 5))
 def _sum_paths(params, prepared, config, paths, semantics, no_sub_path, keep):
-    """Visit all paths in lexicographic order, and add the state of each to the sum of its set."""
+    """Visit all paths in lexicographic order, and add the state of each to the sum of its set.
+
+    Args:
+        params, prepared, config, semantics, no_sub_path: See `make_steps`.
+        paths: Int [..., paths of a set, depth].
+        keep: Bool that broadcasts to the paths, which of them to add; None for all.
+
+    Returns:
+        The sums of the sets, [..., n, d].
+    """
     step, finish = make_steps(params, prepared, config, semantics, no_sub_path)
     x = prepared.x
     *sets, num_paths, depth = paths.shape
@@ -171,7 +181,11 @@ def _sum_paths(params, prepared, config, paths, semantics, no_sub_path, keep):
         members = jnp.where(keep[order], members, flat.shape[0])
 
     def visit(carry, numbered_path):
-        """Computes the states of one path from `first_new` on, and adds the last to its set."""
+        """Computes the states of one path from `first_new` on, and adds the last to its set.
+
+        Returns:
+            ((states of the path, sums of the sets), no result of the path: None).
+        """
         states, sums = carry
         path, first_new, member = numbered_path
 

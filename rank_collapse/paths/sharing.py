@@ -75,7 +75,8 @@ def shapley_values(values: ArrayLike, num_parts: int) -> Tree:
     for v in jax.tree.leaves(values):
         if jnp.shape(v)[:1] != (2**p,):
             raise ValueError(
-                f"values of shape {jnp.shape(v)} do not fit the {2**p} subsets of {p} parts"
+                f"values have the shape {jnp.shape(v)}, but must have one entry for each of the "
+                f"{2**p} subsets of {p} parts"
             )
     size = is_member.sum(axis=1)
     # The fraction of orders in which a part joins a certain coalition of s others.

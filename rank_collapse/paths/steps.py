@@ -129,6 +129,7 @@ class OnePath(Frozen):
         self.choice = choice
 
     def apply_attention(self, layer, branch_input):
+        """Applies the chosen head of the layer, or all heads for `ALL_HEADS`."""
         heads = jnp.arange(layer.config.num_heads)
         is_on_path = (heads == self.choice) | (self.choice == ALL_HEADS)
         extra = layer.extra.replace(head_gain=is_on_path.astype(branch_input.dtype))
@@ -157,6 +158,10 @@ def _make_frozen_steps(params, config, gains, prepared):
     Args:
         params, config, prepared: See `make_steps`.
         gains: Gains of all layers.
+
+    Returns:
+        (step, finish): step(state, layer, choice) passes a state through one layer of a path, and
+        finish(state) applies the final norm.
     """
     constants, final_constants = freeze(params, prepared, config)
 

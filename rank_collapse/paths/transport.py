@@ -117,7 +117,10 @@ def transport(
     Source: the mean over sources of the Jacobian lens, its cotangent on all later positions.
     """
     if isinstance(branches, Mapping):
-        raise ValueError(f"branches={branches!r}: transport counts one kind")
+        raise ValueError(
+            f"branches={branches!r} is a dict, but transport counts one kind of branch; pass its "
+            "pattern as a string"
+        )
     layer, skip = struct.check_whole("layer", layer, 0), struct.check_whole("skip", skip, 0)
     direction = jnp.asarray(direction)
     num_sources = []
@@ -131,7 +134,9 @@ def transport(
     contributions = sum_paths(fn, jnp.asarray(x), branches, longest, freeze, start=start)
     by_position = contributions.by_length
     if by_position.ndim != 3:
-        raise ValueError(f"fn returns {list(by_position.shape[1:])}, not states [n, d]")
+        raise ValueError(
+            f"fn returns the shape {list(by_position.shape[1:])}, but must return states [n, d]"
+        )
     counted = jnp.arange(by_position.shape[1]) >= skip
     by_length = jnp.sum(by_position * counted[None, :, None], axis=1) / num_sources[0]
     total = by_length.sum(0)
@@ -141,18 +146,33 @@ def transport(
 
 
 def _place(direction, state, sources, skip):
-    """Return the direction at its sources [n, d], and the number of these.
+    """Return the direction at its sources.
+
+    Args:
+        direction: One direction [d] for all sources, or the direction of each position [n, d].
+        state: The state [n, d].
+        sources: Positions that the direction starts from; None for all from `skip` on.
+        skip: Number of first positions that are left out.
+
+    Returns:
+        (direction [n, d], 0 outside of the sources; the number of sources, 1 for a direction [n,
+        d]).
 
     Raises:
         ValueError: A direction of another shape, or no positions.
     """
-    if state.ndim != 2 or direction.shape not in (state.shape, state.shape[1:]):
+    if state.ndim != 2:
         raise ValueError(
-            f"direction of shape {list(direction.shape)} does not fit states {list(state.shape)}"
+            f"fn has states of the shape {list(state.shape)}, but transport needs [n, d]"
+        )
+    if direction.shape not in (state.shape, state.shape[1:]):
+        raise ValueError(
+            f"direction has the shape {list(direction.shape)}, but must have the shape "
+            f"{list(state.shape[1:])} or {list(state.shape)}"
         )
     n = state.shape[0]
     if skip >= n:
-        raise ValueError(f"skip={skip} leaves none of {n} positions")
+        raise ValueError(f"skip={skip} leaves out all {n} positions, but must be below {n}")
     if direction.ndim == 2:
         return direction, 1
     sources = np.arange(skip, n) if sources is None else np.atleast_1d(np.asarray(sources))
@@ -162,7 +182,7 @@ def _place(direction, state, sources, skip):
         or sources.min() < 0
         or sources.max() >= n
     ):
-        raise ValueError(f"sources={sources.tolist()} are not positions from 0 to {n - 1}")
+        raise ValueError(f"sources={sources.tolist()} must be positions from 0 to {n - 1}")
     return jnp.zeros_like(state).at[sources].set(direction), sources.size
 
 
@@ -199,7 +219,10 @@ def transport_ranks(
     n, d = shape.shape
     distances = np.arange(n - source) if distances is None else np.asarray(distances)
     if distances.min() < 0 or source + distances.max() >= n:
-        raise ValueError(f"distances={distances.tolist()} leave the {n} positions from {source} on")
+        raise ValueError(
+            f"distances={distances.tolist()} must be from 0 to {n - 1 - source}, because "
+            f"source={source} is one of {n} positions"
+        )
 
     def run(unit):
         moved = transport(

@@ -59,7 +59,10 @@ def truncated(
     check_lengths(length, config.depth)
     length = jnp.asarray(length)
     if length.ndim > 1 or not jnp.issubdtype(length.dtype, jnp.integer):
-        raise ValueError(f"length of shape {length.shape} and dtype {length.dtype} is not K or [k]")
+        raise ValueError(
+            f"length is {length.dtype} of shape {length.shape}, but must be an integer, or several "
+            "in an array [k]"
+        )
     params, prepared = prepare_inputs(params, x, config, covers=Truncated.covers, **inputs)
     return _run_truncated(params, prepared, config, length)
 
@@ -80,7 +83,11 @@ class Truncated(ByLength):
         return super().apply_norm(layer.replace(extra=extra), spec, channels)
 
     def apply_attention(self, layer, branch_input):
-        """Applies attention with the weights that the sum of the kept paths gives."""
+        """Applies attention with the weights that the sum of the kept paths gives.
+
+        Returns:
+            (the channels, no further results: None).
+        """
         x, params, context = sum_channels(branch_input), layer.params.attention, layer.context
         scores = attn.attention_scores(params, x, x, context=context, **layer.score_options)
         weights = attention_weights(scores, context, layer.config.normalise)

@@ -196,11 +196,11 @@ def _wrap_tensor(path, name, tensor):
 
 def _find_fault(tensor):
     """Returns why the values of a torch tensor are not an array in memory; "" where they are."""
-    kind, layout = (str(value).removeprefix("torch.") for value in (tensor.dtype, tensor.layout))
+    kind, layout = str(tensor.dtype).removeprefix("torch."), str(tensor.layout)
     if getattr(tensor, "is_nested", False):
         return "nested"
-    if layout != "strided":
-        return f"not dense ({layout})"
+    if layout != "torch.strided":
+        return f"not dense ({layout.removeprefix('torch.')})"
     if tensor.device.type == "meta":
         return "on the device 'meta', without values"
     if getattr(tensor, "is_quantized", False) or not (kind == "bfloat16" or hasattr(np, kind)):

@@ -8,6 +8,7 @@ input, p positions, s segments, r registers, b buckets; other letters belong to 
 
 import dataclasses
 import functools
+import itertools
 import math
 import re
 from collections.abc import Callable, Mapping
@@ -109,13 +110,17 @@ def take_tensor(weights: Weights, name: str, axes: str, sizes: Mapping[str, int]
     def group_sizes(groups):
         return [math.prod(map(axis_size, group)) for group in groups]
 
-    file_axes, network_axes = _parse_axes(axes)
-    array = weights.take(name, *group_sizes(file_axes))
-    split = [axis for group in file_axes for axis in group if axis != "1"]
-    order = [split.index(axis) for group in network_axes for axis in group if axis != "1"]
-    array = array.reshape([axis_size(axis) for axis in split]).transpose(order)
-    if any(len(group) > 1 for group in network_axes):
-        array = array.reshape(group_sizes(network_axes))
+    def list_axes(groups):
+        """Lists the axes of all groups, without those of length 1."""
+        return [axis for axis in itertools.chain.from_iterable(groups) if axis != "1"]
+
+    file_groups, network_groups = _parse_axes(axes)
+    array = weights.take(name, *group_sizes(file_groups))
+    file_axes = list_axes(file_groups)
+    order = [file_axes.index(axis) for axis in list_axes(network_groups)]
+    array = array.reshape([axis_size(axis) for axis in file_axes]).transpose(order)
+    if any(len(group) > 1 for group in network_groups):
+        array = array.reshape(group_sizes(network_groups))
     return array
 
 
@@ -209,6 +214,15 @@ class Reader:
     def _read_arrays(self, place, entry, stem):
         """Yields (path in the parameters, array) of one line of a table.
 
+        The entry is of one of four kinds:
+
+        - A function of (weights, stem, config), which returns the array at `place`.
+        - A `Leaf`: the array at `place`.
+        - A name: the map or norm whose tensors are name.weight and name.bias, with axes of `_MAPS`.
+        - A `Map`: the same with other axes, or several maps in one tensor.
+
+        The last two yield a weight and a bias for each map; None for a bias that is absent.
+
         Args:
             place: Path in the parameters.
             entry: Entry of the table.
@@ -226,20 +240,24 @@ class Reader:
         if is_norm:
             parent, kind = place, "norm"
         fields, weight_axes, bias_axes = _MAPS[place] if place in _MAPS else _MAPS[kind]
-        given_map = entry if isinstance(entry, Map) else Map(entry, weight_axes, bias_axes)
-        weight = self._take_array(f"{stem}{given_map.name}.weight", given_map.weight, is_norm)
+        if not isinstance(entry, Map):
+            entry = Map(entry, weight_axes, bias_axes)
+        weight = self._take_array(f"{stem}{entry.name}.weight", entry.weight, is_norm)
         bias = None
         if self.biased(kind):
-            bias = self._take_array(f"{stem}{given_map.name}.bias", given_map.bias, False)
+            bias = self._take_array(f"{stem}{entry.name}.bias", entry.bias, False)
         if self.interleaved and kind in ("q", "k"):
             weight, bias = self._in_halves(weight), self._in_halves(bias)
-        cut = functools.partial(_split_maps, count=len(fields), heads=self._axis_sizes["h"])
-        for (w, b), w_part, b_part in zip(fields, cut(weight), cut(bias), strict=True):
-            yield f"{parent}.{w}", w_part
-            yield f"{parent}.{b}", b_part
+        num_heads = self._axis_sizes["h"]
+        weights = _split_maps(weight, len(fields), num_heads)
+        biases = _split_maps(bias, len(fields), num_heads)
+        for names, weight_part, bias_part in zip(fields, weights, biases, strict=True):
+            weight_name, bias_name = names
+            yield f"{parent}.{weight_name}", weight_part
+            yield f"{parent}.{bias_name}", bias_part
 
     def _in_halves(self, array):
-        """Reorder rotated features: 0, 2, 4, ... come before 1, 3, 5, ..."""
+        """Reorder rotated features: 0, 2, 4, ... come before 1, 3, 5, ...; None stays None."""
         if array is None:
             return None
         width, total = self.config.rotated_width, array.shape[-1]

@@ -130,11 +130,11 @@ class OpenCheckpoint:
         return stored_values(self.layers.get(row_index(self.config, index)))
 
     def stored_layer(self, index: int, coming: int | None = None) -> Tree:
-        """Read the layer as a tree of `Stored`; a thread begins to read the next layer, `coming`.
+        """Read the layer as a tree of `Stored`; a thread begins to read the next layer.
 
         Args:
             index: Index of the layer.
-            coming: Arrays of the next layer, or None.
+            coming: Index of the next layer; None to read nothing ahead.
         """
         coming = None if coming is None else row_index(self.config, coming)
         return self.layers.get(row_index(self.config, index), coming)

@@ -111,6 +111,7 @@ class RandomWeights(Weights):
         needs_all_rows = self.draw(name).truncate  # what is cut is drawn again, after the last row
 
         def read_rows(first, last):
+            """Draws rows of the table from first to last, and more of the table if needed."""
             nonlocal table
             if last > len(table):
                 table = self.take(name, rows if needs_all_rows else min(rows, 2 * last), width)

@@ -101,7 +101,8 @@ def stream(
     state = State(0, [None] * count, [None] * count, [[] for _ in range(count)])
     try:
         for index in range(config.depth):
-            layer = source.stored_layer(index, min(index + 1, config.depth - 1))
+            next_index = min(index + 1, config.depth - 1)  # the layer to read ahead
+            layer = source.stored_layer(index, next_index)
             for i, part in enumerate(parts):
                 arguments = (layer, outside, part.select_inputs(batch), config)
                 if not index:
@@ -132,11 +133,12 @@ def stream(
                 results.setdefault(part.group, {}).setdefault(name, []).append(unpadded)
     finally:
         source.layers.drop()
+
+    def join_chunks(chunks):
+        return jax.tree.map(lambda *arrays: np.concatenate(arrays), *chunks)
+
     return {
-        group: {
-            name: jax.tree.map(lambda *a: np.concatenate(a), *chunks)
-            for name, chunks in by_name.items()
-        }
+        group: {name: join_chunks(chunks) for name, chunks in by_name.items()}
         for group, by_name in results.items()
     }
 
@@ -219,7 +221,7 @@ def _split_groups(source, groups, total, chunk):
 
 
 def _shared_program(group, config):
-    """Find the ablation whose program measures a group, and the skips that are then left.
+    """Find the ablation whose program measures a group.
 
     A skip with gain 0 gives the same states as no skip, so ablations that differ only in skips can
     share one compiled program.
@@ -227,6 +229,10 @@ def _shared_program(group, config):
     Args:
         group: One of the groups of `stream`.
         config: The network.
+
+    Returns:
+        (the ablation of the program, the skips that are left). The skips are None if the program is
+        of the group's own ablation.
     """
     name, reading = group.ablation.name, group.ablation.reading
     states_alone = all(isinstance(layer_pass, States) for _, layer_pass in group.passes)

@@ -251,11 +251,14 @@ def depth_report(
 def depth_used(
     measures: Mapping[str, np.ndarray], loss: ArrayLike
 ) -> tuple[dict[str, DepthUsed], dict[str, PathLength]]:
-    """Compute each definition of the depth that is used, in layers and in heads on a path.
+    """Compute each definition of the depth that is used.
 
     Args:
         measures: Names of measures, see `depth_report`.
         loss: Loss of the full model [b], in nats per token.
+
+    Returns:
+        ({definition: the depth in layers}, {definition: the number of heads on a path}).
     """
     mean = {name: values.mean(axis=0, dtype=np.float64) for name, values in measures.items()}
     depth, loss = len(mean["error"]), float(np.mean(loss))

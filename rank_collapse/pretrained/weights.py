@@ -7,6 +7,7 @@ device, where the conversion costs least.
 """
 
 import concurrent.futures
+import itertools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -121,12 +122,12 @@ class CheckpointWeights(Weights):
         self.checkpoint = checkpoint
         self.names = set(checkpoint.names)
         anchors = tuple(anchors)
-        prefixes = [
-            name[: -len(anchor)]
-            for anchor in anchors
-            for name in self.names
-            if name.endswith(anchor) and (name == anchor or name[: -len(anchor)].endswith("."))
-        ]
+        prefixes = []
+        for anchor, name in itertools.product(anchors, self.names):
+            prefix = name.removesuffix(anchor)
+            is_whole_part = not prefix or prefix.endswith(".")
+            if name.endswith(anchor) and is_whole_part:
+                prefixes.append(prefix)
         self.where = checkpoint.folder / checkpoint.file
         self.tied = anchors[0] if tied and not prefixes and _HEAD in self.names else None
         if self.tied:
@@ -253,9 +254,10 @@ class Stored(struct.Struct):
 
 def as_stored(view: np.ndarray) -> Stored:
     """Convert a view to its memory in one piece and the order of its axes."""
-    order = sorted(range(view.ndim), key=lambda i: -abs(view.strides[i]))
-    data = np.ascontiguousarray(view.transpose(order))
-    return Stored(data, tuple(order.index(i) for i in range(view.ndim)))
+    order_in_memory = sorted(range(view.ndim), key=lambda axis: -abs(view.strides[axis]))
+    data = np.ascontiguousarray(view.transpose(order_in_memory))
+    order_of_view = tuple(order_in_memory.index(axis) for axis in range(view.ndim))
+    return Stored(data, order_of_view)
 
 
 def stored_values(tree: Tree) -> Tree:

@@ -69,10 +69,8 @@ def find_alarms(
                 value_at_step = np.asarray(values[index], float)
                 worst = _worst_layer(np.atleast_1d(value_at_step), threshold)
                 if worst is not None:
-                    layer, value = (
-                        worst if value_at_step.ndim else None,
-                        float(np.atleast_1d(value_at_step)[worst]),
-                    )
+                    layer = worst if value_at_step.ndim else None  # None for a metric of the model
+                    value = float(np.atleast_1d(value_at_step)[worst])
                     row = seed_rows[index]
                     full_value = np.atleast_1d(np.asarray(row[name], float))[worst]
                     is_bulk = bool(np.isfinite(value) and value != full_value)

@@ -6,7 +6,7 @@ marker or dash.
 """
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import numpy as np
@@ -136,6 +136,9 @@ def panels(count: int, columns: int, **options: object):
     Args:
         count, columns: Numbers of panels.
         options: See `figure`.
+
+    Returns:
+        (the figure, all its axes [rows, columns]).
     """
     columns = min(columns, count)
     fig, axes = figure(-(-count // columns), columns, **options)
@@ -184,7 +187,7 @@ def legend_below(ax: Axes, points: float = 32) -> None:
     ax.legend(handles, labels, bbox_transform=below, **place)
 
 
-def finish_axes(axes: Sequence[Axes], xlabel: str) -> None:
+def finish_axes(axes: Iterable[Axes], xlabel: str) -> None:
     """Set the label, ticks and legend of panels over layers or path lengths."""
     integer_ticks(*axes)
     for ax in axes:

@@ -82,11 +82,11 @@ def by_step(rows: Sequence[Mapping[str, object]], name: str) -> tuple[np.ndarray
     seeds = sorted({row.get("seed", 0) for row in rows if name in row})
     width = max(np.size(row[name]) for row in rows if name in row)
     values = np.full((len(seeds), len(steps), width), np.nan)
-    column, place = ({v: i for i, v in enumerate(axis_values)} for axis_values in (steps, seeds))
+    index_of_step = {step: i for i, step in enumerate(steps)}
+    index_of_seed = {seed: i for i, seed in enumerate(seeds)}
     for row in rows:
         if name in row:
             layer_values = np.atleast_1d(row[name])
-            values[place[row.get("seed", 0)], column[row["step"]], : layer_values.size] = (
-                layer_values
-            )
+            place = index_of_seed[row.get("seed", 0)], index_of_step[row["step"]]
+            values[place][: layer_values.size] = layer_values
     return np.array(steps), values

@@ -83,14 +83,11 @@ def render_table(rows: Sequence[Mapping[str, object]]) -> str:
     """
     columns = list(dict.fromkeys(name for row in rows for name in row))
     head = "".join(f"<th>{escape_html(name)}</th>" for name in columns)
-    body = "".join(
-        "<tr>"
-        + "".join(
-            f'<td class="number">{escape_html(format_number(row.get(c)))}</td>' for c in columns
-        )
-        + "</tr>"
-        for row in rows
-    )
+    body = ""
+    for row in rows:
+        numbers = [escape_html(format_number(row.get(name))) for name in columns]
+        cells = "".join(f'<td class="number">{number}</td>' for number in numbers)
+        body += f"<tr>{cells}</tr>"
     return wrap_wide(f"<table><tr>{head}</tr>{body}</table>")
 
 

@@ -153,8 +153,8 @@ class CoordCheck:
                     one.reason or f"{one.ratio:.3g}",
                 )
             )
-        sizes = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        lines = ("  ".join(map(str.ljust, row, sizes)).rstrip() for row in rows)
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
         steps = next(iter(self.values.values())).shape[-1]
         return "\n".join([f"after {steps} steps:", *lines])
 

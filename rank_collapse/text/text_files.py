@@ -39,10 +39,11 @@ def read_table(path: str | os.PathLike) -> dict[str, list[str]]:
     """
     header, *lines = read_utf8(path).split("\n")
     rows = [line.split("\t") for line in lines if line]
-    return {
-        name: [row[place] if place < len(row) else "" for row in rows]
-        for place, name in enumerate(header.split("\t"))
-    }
+
+    def read_column(place):
+        return [row[place] if place < len(row) else "" for row in rows]
+
+    return {name: read_column(place) for place, name in enumerate(header.split("\t"))}
 
 
 def read_json(path: str | os.PathLike) -> dict[str, Any]:

@@ -140,6 +140,9 @@ def layer_sides(
     follow, and wide layers of two heads are above it (`experiments.bounds`). Both sides
     hold the cube of the input's scale: tightness does without it.
 
+    Returns:
+        (sides of every head's bound, of every layer's bound, of the published bound).
+
     Source: Dong et al. 2021, theorems 2.2 and 2.3; the layer's form is derived here from the
     technical lemma of their appendix.
     """

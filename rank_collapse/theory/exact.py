@@ -103,7 +103,15 @@ def exact_profile(
 
 
 def _list_layers(params, x, config, inputs) -> list[Layer]:
-    """List the layers of a network, after a check that all numbers are finite."""
+    """List the layers of a network, after a check that all numbers are finite.
+
+    Args:
+        params, x, config: See `exact_profile`.
+        inputs: Further arguments of `prepare_inputs`.
+
+    Raises:
+        ValueError: A number that is not finite, or a mask that leaves out every token.
+    """
     params, prepared = prepare_inputs(params, x, config, covers=Balls.covers, **inputs)
     gains = layer_gains(config, prepared.x.dtype, params)
     prepared, gains, stack = jax.tree.map(np.asarray, (prepared, gains, params.layers))
@@ -140,9 +148,13 @@ def _prove_profile(network: list[Layer]) -> Iterator[tuple[float, float]]:
 
 def _log10_residual(x: np.ndarray) -> tuple[float, float] | None:
     """Compute (log10 ‖res‖_{1,∞}, its radius) of tokens; None where the ball is wide."""
-    distances = abs(x - x.sum(axis=0) / len(x))
-    norm_1 = functools.reduce(arb.max, distances.sum(axis=0))
-    norm_inf = functools.reduce(arb.max, distances.sum(axis=1))
+    distances = abs(x - x.sum(axis=0) / len(x))  # |res| [n, d]
+
+    def find_largest(sums):
+        return functools.reduce(arb.max, sums)
+
+    norm_1 = find_largest(distances.sum(axis=0))
+    norm_inf = find_largest(distances.sum(axis=1))
     square = norm_1 * norm_inf  # ‖res‖²_{1,∞}
     if square == 0:
         return -np.inf, 0.0
@@ -184,7 +196,11 @@ class Balls(Algebra):
         return part + state * to_balls(spec.skip_gain) if spec.skip else part
 
     def apply_attention(self, layer: Layer, x: np.ndarray) -> tuple[np.ndarray, None]:
-        """Compute Σ_h P_h X W_h + b_o."""
+        """Compute Σ_h P_h X W_h + b_o.
+
+        Returns:
+            (the branch [n, d], no further results: None).
+        """
         p, context = layer.params.attention, jax.tree.map(np.asarray, layer.context)
         values = [affine_map(x, w, b) for w, b in zip(p.w_v, p.b_v, strict=True)]
         scores = _attention_scores(p, x, layer.config, context, layer.gains.temperature)
@@ -206,7 +222,15 @@ class Balls(Algebra):
 
 
 def _attention_scores(p, x, config, context, temperature):
-    """Compute scores [h, n, n] after the cap, with biases."""
+    """Compute scores [h, n, n] after the cap, with biases.
+
+    Args:
+        p: Parameters of the attention.
+        x: Tokens [n, d], balls.
+        config: The network.
+        context: Masks, biases and positions.
+        temperature: The temperature of the layer.
+    """
     content = [affine_map(x, w) for w in p.w_q]
     q = np.stack(content) + to_balls(p.b_q)[:, None]
     k = np.stack([affine_map(x, w, b) for w, b in zip(p.w_k, p.b_k, strict=True)])

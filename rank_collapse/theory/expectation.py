@@ -206,7 +206,12 @@ class Expected(Algebra):
 
 @jax.jit
 def _walk_kernels(params, prepared, config, sizes) -> ExpectedTrace:
-    """Pass the kernel of the input through all layers, compiled; see `expected_pass`."""
+    """Pass the kernel of the input through all layers, compiled.
+
+    Args:
+        params, prepared, config: See `prepare_inputs`.
+        sizes: Expected sizes of the parameters of all layers, see `expected_pass`.
+    """
     n, dtype = prepared.x.shape[0], prepared.x.dtype
     memory, cross_weights = None, None
     if config.cross_attention:

@@ -210,12 +210,13 @@ def compute_values(params, state, eps, weights: Weights):
         weights: Result of `split_weights`.
     """
     total = weights.row_sum
-    common = eps * jnp.einsum("hm,md->hd", weights.reference, state.residual)
-    common = total * state.mean[None, :] + common
-    values = jnp.einsum("hd,hdv->hv", common, params.w_v) + total * params.b_v
-    mean = jnp.einsum("hv,hvd->d", values, params.w_o) + params.b_o
+    residual_part = eps * jnp.einsum("hm,md->hd", weights.reference, state.residual)
+    mixed_mean = total * state.mean[None, :] + residual_part  # [h, d]
+    mean_values = jnp.einsum("hd,hdv->hv", mixed_mean, params.w_v) + total * params.b_v
+    mean = jnp.einsum("hv,hvd->d", mean_values, params.w_o) + params.b_o
     values = jnp.einsum("md,hdv->hmv", state.residual, params.w_v)
-    return mean, values - jnp.take_along_axis(values, weights.heaviest[:, None, None], axis=1)
+    heaviest = jnp.take_along_axis(values, weights.heaviest[:, None, None], axis=1)  # [h, 1, v]
+    return mean, values - heaviest
 
 
 def rounding_noise(params, values, scores: Scores, weights: Weights, other_parts, log_scale, keep):
@@ -262,7 +263,18 @@ def _log_softmax(scores, mask):
 
 
 def _normalise_heads(gain, mean, residual, eps, norm_eps):
-    """Normalise mean + ε residual as `attention.head_norm`: mean [h, k] and residual [h, n, k]."""
+    """Normalise mean + ε residual as `attention.head_norm`.
+
+    Args:
+        gain: Gain [k] of each head, or [h, k] for a norm over all heads together.
+        mean: [h, k].
+        residual: [h, n, k].
+        eps: ε.
+        norm_eps: The constant in the norm's root.
+
+    Returns:
+        (mean [h, k], residual [h, n, k]) after the norm.
+    """
     heads, n, width = residual.shape
     if gain.ndim == 2:  # over all heads together
         mean = mean.reshape(1, -1)
@@ -275,11 +287,21 @@ def _normalise_heads(gain, mean, residual, eps, norm_eps):
 
 
 def _dot_scores(params, state, eps, context, factor, norm_eps):
-    """Compute scores as base + ε² delta, without the constant along each row; and ε² delta itself.
+    """Compute scores as base + ε² delta, without the constant along each row.
 
-    base is [h, 1, m] where all rows share it, else [h, n, m]; delta is [h, n, m]. Every factor is
-    applied before the products. A compiler may fuse a later factor into the softmax, once with the
-    rounding of a multiply-add and once without: scores of 1e12 then differ from their maximum.
+    Every factor is applied before the products. A compiler may fuse a later factor into the
+    softmax, once with the rounding of a multiply-add and once without: scores of 1e12 then differ
+    from their maximum.
+
+    Args:
+        params, context, norm_eps: See `attention.attention_scores`.
+        state: Mean and residual of the tokens.
+        eps: ε, the size of the residual.
+        factor: Factor of the scores.
+
+    Returns:
+        (base, delta [h, n, m], ε² delta). base is [h, 1, m] where all rows share it, else [h, n,
+        m].
     """
     n = state.residual.shape[0]
     query = factor * jnp.einsum("nd,hdk->hnk", state.residual, params.w_q)

@@ -209,6 +209,12 @@ def _divided_difference(kind, z, u, eps):
 
     tanh: sinh(εu)/(ε cosh(z + εu) cosh z). Others are φ(z) = z g(z): over long steps
     u g(z + εu) + z (g(z + εu) − g(z))/ε, over short ones u times a mean of φ'.
+
+    Args:
+        kind: Name of the activation φ.
+        z: [f], the same for all tokens.
+        u: [n, f].
+        eps: ε.
     """
     name = layers.GATED.get(kind, kind)
     z = z[None, :]

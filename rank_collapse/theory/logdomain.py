@@ -185,11 +185,20 @@ class LogPass(LayerPass):
     def measure_layer(
         self, layer: Layer, x: Array, layer_values: LayerValues | None, carry: Tree
     ) -> tuple[Tree, Tree]:
-        """Compute the states after the layer, its fields of a `LogTrace`, every copy's profile."""
+        """Pass all copies through the layer.
+
+        Returns:
+            (states after the layer, (profile of every copy, fields of a `LogTrace` of the first
+            copy)).
+        """
         keep = layer.inputs.existing_tokens
 
         def run_copy(copy):
-            """Passes one noisy copy through the layer, and collects its `LogTrace` fields."""
+            """Passes one noisy copy through the layer.
+
+            Returns:
+                (its state, (log10 of the norm of the state, fields of a `LogTrace`)).
+            """
             word, ulps, state = copy
             noise = Noise(word, ulps).at(layer.index) if self.replicas else None
             state, sublayers = walk_layer(LogScaled(keep, noise), layer, state)

@@ -182,6 +182,9 @@ def mean_sides(
         constants: Constants of all layers.
         trace: Trace of the network.
         log_scale: s of the input to each layer's attention, [L].
+
+    Returns:
+        (sides of every head's bound, of every layer's bound).
     """
     cube = 3 * log_scale / LOG_10
 
@@ -203,14 +206,23 @@ def diameter_layer_sides(
     Args:
         constants, trace, log_scale: See `mean_sides`.
     """
-    delta = trace.input_diameters * LOG_10
-    scores = constants.scores + 2 * delta[:, None]
-    cubic = scores + constants.values
-    saturated = cubic + _log_tanh_over(scores + 2 * log_scale[:, None])
+    # ln of Δ [L], of ‖W_QK,h‖₂ Δ²/(4√k), and of the terms of the two sums over heads [L, h]. The
+    # trace divides the input of each layer by its scale, and Δ³ by the scale's cube.
+    log_diameter = trace.input_diameters * LOG_10
+    log_scores = constants.scores + 2 * log_diameter[:, None]
+    log_cubic = log_scores + constants.values
+    log_saturated = log_cubic + _log_tanh_over(log_scores + 2 * log_scale[:, None])
+    # log10 of both sides, without and with the cube of the scale.
     lhs, cube = trace.branch_diameters, 3 * log_scale / LOG_10
-    rhs = (jax.nn.logsumexp(saturated, axis=-1) + delta) / LOG_10
-    rhs_cubic = (jax.nn.logsumexp(cubic, axis=-1) + delta) / LOG_10
-    return DiameterSides(cube + lhs, cube + rhs, rhs - lhs, cube + rhs_cubic, rhs_cubic - lhs)
+    rhs = (jax.nn.logsumexp(log_saturated, axis=-1) + log_diameter) / LOG_10
+    rhs_cubic = (jax.nn.logsumexp(log_cubic, axis=-1) + log_diameter) / LOG_10
+    return DiameterSides(
+        log10_lhs=cube + lhs,
+        log10_rhs=cube + rhs,
+        tightness=rhs - lhs,
+        log10_rhs_cubic=cube + rhs_cubic,
+        tightness_cubic=rhs_cubic - lhs,
+    )
 
 
 def diameter_sides(
@@ -234,12 +246,19 @@ def diameter_sides(
     steps = (constants, _safe_log(gain_size(gains.branch.attention)), _safe_log(skip))
 
     def carry_diameter(log_diameter, step):
-        """Bounds the diameter after one layer, as natural logarithms [2]: with tanh, and cubic."""
-        layer, branch, skip = step
-        scores = layer.scores[:, None] + 2 * log_diameter[None, :]
-        saturation = jnp.stack([_log_tanh_over(scores[:, 0]), jnp.zeros_like(scores[:, 1])], axis=1)
-        heads = jax.nn.logsumexp(scores + saturation + layer.values[:, None], axis=0)
-        log_diameter = jnp.logaddexp(branch + heads + log_diameter, skip + log_diameter) + layer.mlp
+        """Bounds the diameter after one layer, as natural logarithms [2]: with tanh, and cubic.
+
+        Returns:
+            The bound twice: as the carry of the scan, and as its output.
+        """
+        layer, log_branch_gain, log_skip_gain = step
+        scores = layer.scores[:, None] + 2 * log_diameter[None, :]  # [h, 2]
+        with_tanh, cubic = scores[:, 0], scores[:, 1]
+        saturation = jnp.stack([_log_tanh_over(with_tanh), jnp.zeros_like(cubic)], axis=1)
+        heads = jax.nn.logsumexp(scores + saturation + layer.values[:, None], axis=0)  # [2]
+        branch = log_branch_gain + heads + log_diameter
+        skip = log_skip_gain + log_diameter
+        log_diameter = jnp.logaddexp(branch, skip) + layer.mlp
         return log_diameter, log_diameter
 
     _, log_diameters = jax.lax.scan(carry_diameter, jnp.full(2, diameters[0] * LOG_10), steps)

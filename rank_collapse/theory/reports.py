@@ -183,7 +183,16 @@ class BoundPass(LogPass):
 
 
 def _bound_constants(layer, state):
-    """Compute the constants of all bounds of a layer that reads `state`; and its gains."""
+    """Compute the constants of all bounds of a layer.
+
+    Args:
+        layer: The layer.
+        state: The state that its attention reads.
+
+    Returns:
+        (constants of the paper's bounds, constants of the bounds around the mean token, the layer's
+        gains).
+    """
     mask, keep = three_axes(layer.inputs.context.mask), layer.inputs.existing_tokens
     arguments = layer.params, state, layer.gains, layer.config
     allowed = keep[None, None, :] if mask is None else mask
@@ -195,7 +204,13 @@ def _bound_constants(layer, state):
 
 
 def _build_report(trace, constants, prepared, config):
-    """Build the report from the trace and `_bound_constants` of all layers."""
+    """Build the report; bounds that the network is not covered by are NaN.
+
+    Args:
+        trace: Trace of the network in logarithms.
+        constants: `_bound_constants` of all layers.
+        prepared, config: See `prepare_inputs`.
+    """
     layer_constants, around_mean, gains = constants
     # A mask of tokens stands in the context with an axis of rows, as others do.
     mask = prepared.context.mask if prepared.token_mask is None else prepared.token_mask

@@ -65,7 +65,11 @@ class Tangents(Algebra):
         return LogState(mean, residual, branch_output.log_scale)
 
     def apply_mlp(self, layer, branch_input):
-        """Apply the MLP and its Jacobian at x̄."""
+        """Apply the MLP and its Jacobian at x̄.
+
+        Returns:
+            (the state, no further results: None).
+        """
         params, config = layer.params.mlp, layer.config
 
         def apply_to_token(x):

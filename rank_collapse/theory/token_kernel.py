@@ -159,7 +159,12 @@ def attention_kernel(
     u, key_change, query_covariance = keys.distance, keys.change, queries.covariance
 
     def head_kernel(p):
-        """Computes one head's kernel, with the spread of scores and the response to updates."""
+        """Computes one head's kernel for its weights p [n, m].
+
+        Returns:
+            (the kernel, the spread of scores, the response to updates), the last two with their
+            corrections for weights that are not equal.
+        """
         mixed_distance = p @ u @ p.T  # [n, n]: p is [n, m], u [m, m]
         diagonal = jnp.diag(mixed_distance)  # [n]
         key_spread = 2 * p @ u - diagonal[:, None]  # K̃_jj of row i, [n, m]
@@ -263,18 +268,18 @@ def mlp_kernel(
     gated = kind in layers.GATED
     act = layers.GATED.get(kind, kind)
 
-    def hidden(name):
+    def map_input(name):
+        """Computes the kernel of x W + b, [n, n]."""
         w, b = getattr(params, f"w_{name}"), getattr(params, f"b_{name}")
-        z = branch_input.replace(
-            change=branch_input.change + sizes[f"w_{name}"] * branch_input.covariance
-        )
-        return z.scaled(weight_gain(w, d)).plus(jnp.mean(jnp.square(b)))
+        update = sizes[f"w_{name}"] * branch_input.covariance
+        moved = branch_input.replace(change=branch_input.change + update)
+        return moved.scaled(weight_gain(w, d)).plus(jnp.mean(jnp.square(b)))
 
-    z = hidden("gate" if gated else "in")
+    z = map_input("gate" if gated else "in")
     out, slope = activation_kernel(act, z)
     out = out.replace(change=slope * z.change)
     if gated:
-        out = _multiply_kernels(out, hidden("in"))
+        out = _multiply_kernels(out, map_input("in"))
     out = out.replace(change=out.change + sizes["w_out"] * out.covariance)
     out = out.scaled(weight_gain(params.w_out, f))
     return out.plus(jnp.mean(jnp.square(params.b_out)))
@@ -320,7 +325,17 @@ def activation_kernel(kind: str, z: TokenKernel) -> tuple[TokenKernel, Float[Arr
 
 
 def _relu_kernel(z, s, pair, one_minus_rho):
-    """Compute `activation_kernel` of ReLU from s_i, s_i s_j and 1 − ρ_ij: the arc-cosine kernel."""
+    """Compute `activation_kernel` of ReLU: the arc-cosine kernel.
+
+    Args:
+        z: Kernel of the activation's input.
+        s: s_i, [n].
+        pair: s_i s_j, [n, n].
+        one_minus_rho: 1 − ρ_ij, [n, n].
+
+    Returns:
+        (kernel of the output, mean of φ'(z_i) φ'(z_j) [n, n]).
+    """
     theta = 2 * jnp.arcsin(jnp.sqrt(0.5 * one_minus_rho))
     # sin θ − θ cos θ cancels for small θ: its series there.
     square = jnp.square(theta)

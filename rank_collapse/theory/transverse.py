@@ -87,7 +87,15 @@ def transverse_growth(
 
 @functools.partial(jax.jit, static_argnames="count")
 def _measure_growth(params, prepared, config, count):
-    """Compute `transverse_growth`, as one program."""
+    """Compute `transverse_growth`, as one program.
+
+    Args:
+        params, prepared, config: See `prepare_inputs`.
+        count: Number of directions: the residual of the input, and count − 1 random ones.
+
+    Returns:
+        log10 of the growth of each direction in each layer, [L, count].
+    """
     keep = prepared.existing_tokens
     start = around_mean(prepared.x, keep)
     shape = (count - 1, *prepared.x.shape)
@@ -99,7 +107,11 @@ def _measure_growth(params, prepared, config, count):
     directions, _ = orthonormalise_directions(directions)
 
     def step(layer, carry):
-        """Passes mean and directions through a layer, and measures how it stretches them."""
+        """Passes mean and directions through a layer.
+
+        Returns:
+            ((mean, directions), log10 of the growth of each direction).
+        """
         mean, directions = carry
         zero = jnp.zeros((), mean.dtype)
 
@@ -158,7 +170,11 @@ class LinearAttention(tangent.Tangents):
     )
 
     def apply_attention(self, layer, branch_input):
-        """Applies the linearisation of attention at equal tokens to the residual."""
+        """Applies the linearisation of attention at equal tokens to the residual.
+
+        Returns:
+            (the state, no further results: None).
+        """
         params, context, keep = layer.params.attention, layer.context, layer.inputs.existing_tokens
         n, dtype = branch_input.residual.shape[0], branch_input.residual.dtype
         mixing = layer.gains.mixing

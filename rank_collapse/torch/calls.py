@@ -120,7 +120,11 @@ class Call:
         return _WITHOUT_STRIDES.get(self.target, self.target)(*_arrays(args), **_arrays(kwargs))
 
     def move_key(self) -> tuple[object, ...]:
-        """Return what identifies a move of entries, apart from the values that it moves."""
+        """Return what identifies a move of entries, apart from the values that it moves.
+
+        Returns:
+            (text of the operator, text of its arguments).
+        """
 
         def identify(leaf):
             if isinstance(leaf, Value):

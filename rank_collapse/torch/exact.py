@@ -47,7 +47,17 @@ def differentiate_call(call: Call, result: object) -> Any:
 
 
 def _differentiate_linear(call, positions, index):
-    """Returns the sources of a linear operator, and the function that applies it to tangents."""
+    """Differentiate a linear operator.
+
+    Args:
+        call: The call.
+        positions: Positions of the arguments in which the operator is linear.
+        index: Which of several results; None for the only one.
+
+    Returns:
+        (sources, push): the arguments that depend on the input, and the function that applies the
+        operator to their tangents.
+    """
     sources = list_sources(call, positions)
 
     def push(*tangents):
@@ -58,7 +68,12 @@ def _differentiate_linear(call, positions, index):
 
 
 def _differentiate_product(call):
-    """Differentiate left · right + added: each argument in turn, the others held."""
+    """Differentiate left · right + added: each argument in turn, the others held.
+
+    Returns:
+        (sources, push): the arguments that depend on the input, and the function that applies the
+        derivative to their tangents.
+    """
     rule = PRODUCTS[call.name]
     positions = [p for p in (rule.left, rule.right, rule.added) if p is not None]
     depends = [p for p in positions if isinstance(call.get(p), Value) and call.get(p).degree]
@@ -81,7 +96,16 @@ def _differentiate_product(call):
 
 
 def _differentiate_any(call, index):
-    """Differentiate an operator by its forward-mode rule."""
+    """Differentiate an operator by its forward-mode rule.
+
+    Args:
+        call: The call.
+        index: Which of several results; None for the only one.
+
+    Returns:
+        (sources, push): the arguments that depend on the input, and the function that applies the
+        derivative to their tangents.
+    """
     sources = tuple(v for v in call.dependent if is_floating(v.array))
 
     def push(*tangents):

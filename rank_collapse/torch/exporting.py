@@ -142,7 +142,15 @@ class _WrongResult(ValueError):
 
 
 def select_result(results: Any, output: str | int | None) -> tuple[str, Tensor]:
-    """Return one tensor of a model's results, with its name.
+    """Return one tensor of a model's results.
+
+    Args:
+        results: What the model returns.
+        output: Name or number of the tensor; None for the only one, for "last_hidden_state", or
+            else for the first floating-point tensor.
+
+    Returns:
+        (name, tensor).
 
     Raises:
         ValueError: The result does not exist, or is not a floating-point tensor.

@@ -50,24 +50,30 @@ def move_entries(call, result):
 
 
 def _move_roots(call, positions, dependent, count):
-    """Move, for each result, the value of which it is a gate; None where a result is not a gate."""
+    """Move, for each result, the value of which it is a gate.
+
+    Args:
+        call: An operator that moves entries.
+        positions: Positions of the arguments whose entries it moves.
+        dependent: Values among these arguments.
+        count: Number of results.
+
+    Returns:
+        The moved value of each result; None where an argument is not a gate.
+    """
     if not all(v.is_gate for v in dependent):
         return None
     gates = tuple(dependent)
-    moved = call.compute_linear(positions, gates, tuple(v.gate_of.array for v in gates))
-    has_many = isinstance(moved, list | tuple)
-    arrays = moved if has_many else [moved]
-    return [
-        make_value(
-            call,
-            array,
-            sources=tuple(v.gate_of for v in gates),
-            push=push_linear(
-                call, positions, gates, index if isinstance(moved, list | tuple) else None
-            ),
-        )
-        for index, array in enumerate(arrays)
-    ]
+    roots = tuple(gate.gate_of for gate in gates)
+    moved = call.compute_linear(positions, gates, tuple(root.array for root in roots))
+
+    def make_root(array, index):
+        push = push_linear(call, positions, gates, index)
+        return make_value(call, array, sources=roots, push=push)
+
+    if not isinstance(moved, list | tuple):
+        return [make_root(moved, None)]
+    return [make_root(array, index) for index, array in enumerate(moved)]
 
 
 def _piecewise(call, result, base):
@@ -82,10 +88,15 @@ def _piecewise(call, result, base):
     if len(depends) != len(call.dependent):
         return push_through(call, result, (1, 2))
     is_function = isinstance(condition, Value) and condition.base == base
-    gate = next((v.gate_of for v in depends if v.is_gate), depends[0].root if is_function else None)
-    if gate is not None and len(depends) == 1:
-        other = next(v for v in branches if v is not depends[0])
-        if is_function and other.shape == () and call.argument(branches.index(other) + 1, 0) != 0:
+    gate = depends[0].root if is_function else None
+    for value in depends:
+        if value.is_gate:
+            gate = value.gate_of
+            break
+    if gate is not None and is_function and len(depends) == 1:
+        position = 2 if branches[0] is depends[0] else 1  # of the branch that is a constant
+        is_scalar = call.get(position).shape == ()
+        if is_scalar and call.argument(position, 0) != 0:
             return make_gate(call, result, gate, base)
     return push_through(call, result, (1, 2), bases=[base], roots=[gate])
 
@@ -115,15 +126,20 @@ def choose_entries(call, result):
         )
     chosen, indices = result
 
+    # `dim` is the third argument of topk(x, k, dim) and kthvalue(x, k, dim), else the second.
+    position_of_dim = 2 if call.name in ("topk", "kthvalue") else 1
+
     def pick(tangent):
         """Picks the entries of a tangent at the chosen indices."""
-        if call.name == "max_pool2d_with_indices":
-            return tangent.flatten(-2).gather(-1, indices.flatten(-2)).view(indices.shape)
-        position = {"topk": 2, "kthvalue": 2}.get(call.name, 1)
-        dim = call.argument(position, call.kwargs.get("dim", -1))
-        if indices.ndim < tangent.ndim:
+        if call.name == "max_pool2d_with_indices":  # indices [..., h, w] into flattened images
+            picked = tangent.flatten(-2).gather(-1, indices.flatten(-2))
+            return picked.view(indices.shape)
+        if not tangent.ndim:
+            return tangent
+        dim = call.argument(position_of_dim, call.kwargs.get("dim", -1))
+        if indices.ndim < tangent.ndim:  # keepdim=False
             return tangent.gather(dim, indices.unsqueeze(dim)).squeeze(dim)
-        return tangent.gather(dim, indices) if tangent.ndim else tangent
+        return tangent.gather(dim, indices)
 
     base = call.bases.after(("chosen", id(indices)), value.base)
     root = value.gate_of

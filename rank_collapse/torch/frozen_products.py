@@ -88,8 +88,15 @@ def multiply(call, result):
 
 
 def _scaled(call, result, rule, position):
-    """Return a product with a constant."""
-    value, factor = call.get(position), call.get(rule.left + rule.right - position)
+    """Return a product with a constant.
+
+    Args:
+        call, result: The product.
+        rule: Positions of its arguments.
+        position: Position of the factor that paths pass; the other one is the constant.
+    """
+    other_position = rule.right if position == rule.left else rule.left
+    value, factor = call.get(position), call.get(other_position)
     if not rule.entrywise or not (isinstance(value, Value) and value.degree):
         return _carry(call, result, rule, position)
     is_scalar = not isinstance(factor, Value) or factor.shape == ()
@@ -108,8 +115,17 @@ def _scaled(call, result, rule, position):
 
 
 def _carry(call, result, rule, position, **fields):
-    """Return a product in which the argument at `position` carries paths, the other is frozen."""
-    carrier, added = call.get(position), None if rule.added is None else call.get(rule.added)
+    """Return a product in which the argument at `position` carries paths; the other is frozen.
+
+    Args:
+        call: The product.
+        result: Its result, a tensor.
+        rule: Positions of its factors and of its summand.
+        position: Position of the argument that carries paths.
+        **fields: Further fields of the value.
+    """
+    carrier = call.get(position)
+    added = None if rule.added is None else call.get(rule.added)
     sources = tuple(v for v in (carrier, added) if isinstance(v, Value) and v.degree)
 
     def push(*tangents):

@@ -61,6 +61,15 @@ def list_sources(call: Call, positions: tuple[int, ...]) -> tuple[Value, ...]:
 
 
 def push_linear(call, positions, sources, index):
+    """Makes the function that applies a linear operator to tangents.
+
+    Args:
+        call: The call.
+        positions: Positions of the arguments in which the operator is linear.
+        sources: Values whose tangents are passed.
+        index: Which of several results; None for the only one.
+    """
+
     def push(*tangents):
         result = call.compute_linear(positions, sources, tangents)
         return result if index is None else result[index]
@@ -77,6 +86,7 @@ def make_gate(call, result, root, base, slope=None):
     at_zero = evaluate_at_zero(call)
 
     def push(tangent):
+        """Multiplies a tangent of the root by result/root, or by the slope where the root is 0."""
         is_zero = root.array == 0
         quotient = result / torch.where(is_zero, torch.ones_like(root.array), root.array)
         slopes = torch.zeros_like(quotient) if slope is None else slope()
@@ -114,6 +124,8 @@ def apply_entrywise(call, result, position):
     if value.gate_of is None:
 
         def slope():
+            """Computes f'(h) of each entry by reverse mode."""
+
             def function(array):
                 return call.compute_with({position: array})
 

@@ -60,7 +60,13 @@ class Evaluation:
         (self.output,) = list_values(self._run(module, arguments, None))
 
     def _run(self, module: fx.GraphModule, arguments: list[Value], caller: Branch | None) -> Tree:
-        """Evaluate a graph, or one that another calls from within a branch."""
+        """Evaluate a graph, or one that another calls from within a branch.
+
+        Args:
+            module: The graph.
+            arguments: Its inputs.
+            caller: The branch that calls it; None outside of all branches.
+        """
         entering = iter(arguments)
         values: dict[fx.Node, Any] = {}
         for node in module.graph.nodes:
@@ -118,7 +124,17 @@ class Evaluation:
         return self._moved[id(value)]
 
     def _call(self, node: fx.Node, args: object, kwargs: object, branch: Branch | None) -> Tree:
-        """Evaluate one operator."""
+        """Evaluate one operator.
+
+        Args:
+            node: The node of the graph.
+            args, kwargs: Its arguments, values or constants.
+            branch: The branch that it is inside of; None for none.
+
+        Returns:
+            Its result as a value, or values; numbers of sizes as they are; None if the operator
+            returns nothing.
+        """
         target, place = node.target, describe_place(node)
         if target is operator.getitem and not isinstance(args[0], Value):
             return args[0][args[1]]
@@ -169,7 +185,11 @@ def _name_of(node: fx.Node) -> str:
 
 
 def _by_position(target: Any, args: list[Any], kwargs: dict[str, Any]) -> Tree:
-    """Put arguments in the order of the operator's schema; those by keyword alone stay apart."""
+    """Put arguments in the order of the operator's schema; those by keyword alone stay apart.
+
+    Returns:
+        (positional arguments, keyword arguments).
+    """
     if not isinstance(target, torch._ops.OpOverload):
         return args, kwargs
     positional = [a for a in target._schema.arguments if not a.kwarg_only]

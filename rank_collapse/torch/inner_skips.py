@@ -81,12 +81,13 @@ def _refuse_skip(axis, output, addition, branch):
         branch: What is added to the branch's input.
     """
     label = f"branches[{axis!r}]" if axis else "branches"
+    place = describe_place(addition.node)
     path = dict(module_calls(output.node))[output.branch.call]
     while branch.operator in MOVES and branch.sources[0].branch == output.branch:
         branch = branch.sources[0]
     inside = [p for _, p in module_calls(branch.node)]
     cure = f", such as {inside[-1]!r}" if inside and inside[-1] != path else ""
     raise ValueError(
-        f"{label}: {path!r} contains its own skip, so that every path would go through it: it adds "
-        f"its input in {describe_place(addition.node)}; name what is inside the skip{cure}"
+        f"{label}: {path!r} contains its own skip in {place}, so every path would go "
+        f"through it; match only what is added to the skip{cure}"
     )

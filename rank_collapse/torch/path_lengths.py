@@ -108,8 +108,9 @@ def path_lengths(
     result = evaluation.output
     if evaluation.start is None or not result.degree:
         raise ValueError(
-            f"{exported.output} depends on start={start!r} at most through what is frozen (softmax "
-            "weights, statistics, choices)"
+            f"no path leads from start={start!r} to {exported.output}, because it does not depend "
+            "on it or depends on it only through frozen values (softmax weights, statistics, "
+            "choices)"
         )
     if result.degree == 2:
         refuse_product(str(result.product))
@@ -143,9 +144,12 @@ def _check_direction(direction, state):
     """
     if not is_floating(direction):
         kind = direction.dtype if isinstance(direction, Tensor) else type(direction).__name__
-        raise ValueError(f"direction is {kind}, not a tensor of floats like the state")
+        raise ValueError(f"direction is {kind}, but must be a tensor of floats")
     if direction.shape != state.shape:
-        raise ValueError(f"direction of shape {tuple(direction.shape)} is not {tuple(state.shape)}")
+        raise ValueError(
+            f"direction has the shape {tuple(direction.shape)}, but must have the shape "
+            f"{tuple(state.shape)} of the state"
+        )
 
 
 def _split_longer(sums, num_axes, longest):

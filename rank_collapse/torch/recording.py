@@ -157,22 +157,24 @@ def _list_stacks(model):
     several kinds is not a stack of layers, unless there is no other list.
     """
     lists = {
-        name: list(module)
+        name: module
         for name, module in model.named_modules()
         if isinstance(module, (nn.ModuleList, nn.Sequential)) and len(module) > 0
     }
-    stacks = {
-        name: modules
-        for name, modules in lists.items()
-        if isinstance(model.get_submodule(name), nn.ModuleList)
-        or (len(modules) > 1 and len({type(m) for m in modules}) == 1)
-    } or lists
+
+    def is_stack(modules):
+        has_one_kind = len(modules) > 1 and len({type(m) for m in modules}) == 1
+        return isinstance(modules, nn.ModuleList) or has_one_kind
+
+    stacks = {name: modules for name, modules in lists.items() if is_stack(modules)} or lists
+
+    def is_inside(name, outer):
+        return name != outer and (not outer or name.startswith(f"{outer}."))
+
     return [
-        modules
+        list(modules)
         for name, modules in stacks.items()
-        if not any(
-            outer != name and (not outer or name.startswith(f"{outer}.")) for outer in stacks
-        )
+        if not any(is_inside(name, outer) for outer in stacks)
     ]
 
 
@@ -182,6 +184,9 @@ def find_part(block: nn.Module, patterns: Sequence[str]) -> nn.Module | None:
     Args:
         block: The layer.
         patterns: Patterns of names within the layer.
+
+    Returns:
+        The module; None if no name matches.
     """
     modules = dict(block.named_modules())
     for pattern in patterns:
@@ -226,7 +231,7 @@ def _first_tensor(values: Any, name: str) -> torch.Tensor:
     if isinstance(values, torch.Tensor):
         return values
     candidates = values.values() if isinstance(values, Mapping) else values
-    for value in candidates if isinstance(candidates, (list, tuple)) else list(candidates or ()):
+    for value in list(candidates or ()):
         if isinstance(value, torch.Tensor) and value.is_floating_point():
             return value
     raise ValueError(f"{name} has no tensor of floats")
@@ -264,7 +269,12 @@ class _Tape:
         return [layer.name for layer in self.calls[0]]
 
     def begin_call(self, module, arguments, keywords):
-        """Keeps token ids and the mask of a call of the model."""
+        """Keeps token ids and the mask of a call of the model.
+
+        Args:
+            module: The model.
+            arguments, keywords: Arguments of the call.
+        """
         self.calls.append([])
         if self.others is not None:
             self.others.begin_call()
@@ -292,7 +302,15 @@ class _Tape:
             self.logits.append(_keep(logits))
 
     def begin_layer(self, module, arguments, keywords):
-        """Keeps the stream before a layer; returns other arguments where it takes in others."""
+        """Keeps the stream before a layer.
+
+        Args:
+            module: The layer.
+            arguments, keywords: The arguments of its call.
+
+        Returns:
+            (arguments, keywords) with the stream of another run; None if the layer reads its own.
+        """
         if not self.calls:
             self.calls.append([])  # a part of the model is called, not the model
         name = self.names[module]
@@ -310,7 +328,17 @@ class _Tape:
         self.calls[-1][-1].after = _keep(_first_tensor(output, f"the output of layer {name}"))
 
     def keep_branch(self, branch, module, arguments, output):
-        """Keeps a branch of the layer; returns another output where the other run's is taken."""
+        """Keeps a branch of the current layer.
+
+        Args:
+            branch: Name of the branch.
+            module: The module that makes it.
+            arguments: Arguments of its call.
+            output: Its output.
+
+        Returns:
+            The output with the branch of another run; None if the output stays as it is.
+        """
         if not (self.calls and self.calls[-1]):
             return None
         state = self.calls[-1][-1].before
@@ -340,14 +368,20 @@ class _Tape:
                 f"{', '.join(layer.name for layer in layers)}",
             )
             self._check_stream(layers)
-        states = [[layers[0].before, *(layer.after for layer in layers)] for layers in self.calls]
-        residual = [torch.cat(parts, dim=-2) for parts in zip(*states, strict=True)]
+        by_layer = list(zip(*self.calls, strict=True))  # for each layer, its calls
+
+        def join_tokens(parts):
+            return torch.cat(list(parts), dim=-2)
+
+        residual = [join_tokens(layer.before for layer in by_layer[0])]
+        residual += [join_tokens(layer.after for layer in calls) for calls in by_layer]
         arrays = {"residual": torch.stack(residual)}
         for name in BRANCHES:
-            if all(name in layer.branches for layers in self.calls for layer in layers):
-                by_call = [[layer.branches[name] for layer in layers] for layers in self.calls]
-                parts = zip(*by_call, strict=True)
-                arrays[name] = torch.stack([torch.cat(part, dim=-2) for part in parts])
+            if all(name in layer.branches for calls in by_layer for layer in calls):
+                branches = [
+                    join_tokens(layer.branches[name] for layer in calls) for calls in by_layer
+                ]
+                arrays[name] = torch.stack(branches)
         tokens = residual[0].shape[:-1]
         for name, values in (("token_ids", self.token_ids), ("logits", self.logits)):
             axis = -1 if name == "token_ids" else -2

@@ -79,7 +79,7 @@ class Branches:
                 )
 
     def find(self, node: fx.Node) -> Branch | None:
-        """Return the branch in which a node is computed, the outermost that matches."""
+        """Return the branch in which a node is computed: the outermost that matches, or None."""
         for call, path in module_calls(node):
             for axis, pattern in enumerate(self._patterns):
                 if any(pattern.fullmatch(p) for p in self._paths.get(path, (path,))):
@@ -176,7 +176,16 @@ def _candidates(model, arguments):
 
 
 def _module_output(exported, start, paths):
-    """Return the node of a module's output: it is computed inside the module and read outside."""
+    """Return the node of a module's output: it is computed inside the module and read outside.
+
+    Args:
+        exported: The exported model.
+        start: The name that the user wrote, for messages.
+        paths: Paths of the module; several if it is shared.
+
+    Returns:
+        The node.
+    """
     calls: dict[str, list[fx.Node]] = {}
     for node in exported.program.graph.nodes:
         for call, path in module_calls(node):
@@ -191,7 +200,12 @@ def _module_output(exported, start, paths):
         )
     inside = set(next(iter(calls.values())))
     leaving = [n for n in inside if _is_floating_node(n) and set(n.users) - inside]
-    first = [n for n in leaving if not any(m is not n and _is_moved(n, m) for m in leaving)]
+
+    def is_copy(node):
+        """Whether a node holds the entries of another one that leaves the module."""
+        return any(other is not node and _is_moved(node, other) for other in leaving)
+
+    first = [node for node in leaving if not is_copy(node)]
     if len(first) != 1:
         count = f"{len(first)} tensors leave it" if first else "nothing that it computes is used"
         raise ValueError(f"start={start!r}: {count}; name a module with one output that is used")

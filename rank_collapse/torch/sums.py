@@ -74,12 +74,21 @@ def _pad(sums, sizes):
 
 
 def _move_lengths(sums, axis, longest):
-    """Count one branch more along an axis."""
-    moved = torch.cat([torch.zeros_like(sums.narrow(axis, 0, 1)), sums], axis)
+    """Count one branch more along an axis: the sums of length k become those of length k + 1.
+
+    Args:
+        sums: [*lengths, ...].
+        axis: The axis of lengths.
+        longest: Lengths above it share one entry, which has the index longest + 1; None for no
+            limit.
+    """
+    no_paths = torch.zeros_like(sums.narrow(axis, 0, 1))  # of length 0
+    moved = torch.cat([no_paths, sums], axis)
     if longest is None or moved.shape[axis] <= longest + 2:
         return moved
+    by_length = moved.narrow(axis, 0, longest + 1)
     longer = moved.narrow(axis, longest + 1, 2).sum(axis, keepdim=True)
-    return torch.cat([moved.narrow(axis, 0, longest + 1), longer], axis)
+    return torch.cat([by_length, longer], axis)
 
 
 def _push(value, sources, num_axes):

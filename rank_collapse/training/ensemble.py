@@ -104,6 +104,8 @@ class Ensemble:
     def begin(self, keys: Any, hyper: Hyper) -> tuple[Program, Runs]:
         """Draws data and weights of all seeds.
 
+        Traces `init` and `step` (with its gradient) once; `Program` then runs these operations.
+
         Args:
             keys, hyper: See `train`; all arrays are [s, ...].
 
@@ -156,21 +158,32 @@ class Ensemble:
         )
 
         def call(*laid_out, num_seeds, activity=_no_activity, on_seeds=None):
-            """Computes the function for all seeds, some at a time where progress is reported."""
+            """Computes the function for all seeds, some at a time where progress is reported.
+
+            Args:
+                *laid_out: (states, data, hyper, keys), padded to the mesh.
+                num_seeds: Seeds without the padding.
+                activity: See `train`; the context of compilation.
+                on_seeds: Called with the number of finished seeds after each part; None computes
+                    all seeds in one call.
+            """
             size = jax.tree.leaves(laid_out)[0].shape[0]
-            part = size if on_seeds is None else self._seeds_of_a_part(size)
-            on_host, parts = seeds.to_host(laid_out) if part < size else None, []
-            for start in range(0, num_seeds, part):
+            part_size = size if on_seeds is None else self._seeds_of_a_part(size)
+            is_split = part_size < size
+            on_host = seeds.to_host(laid_out) if is_split else None
+            parts = []
+            for start in range(0, num_seeds, part_size):
                 arguments = laid_out
-                if part < size:
-                    rows = jax.tree.map(lambda a, i=start: a[i : i + part], on_host)
-                    arguments = seeds.shard_seeds(rows, self.mesh, part)
+                if is_split:
+                    rows = jax.tree.map(lambda a, i=start: a[i : i + part_size], on_host)
+                    arguments = seeds.shard_seeds(rows, self.mesh, part_size)
                 if not parts:
                     with activity("compiling what is measured"):
                         spread.lower(*arguments, None).compile()
-                parts.append(seeds.to_host(spread(*arguments, None), min(part, num_seeds - start)))
+                count = min(part_size, num_seeds - start)
+                parts.append(seeds.to_host(spread(*arguments, None), count))
                 if on_seeds is not None:
-                    on_seeds(min(start + part, num_seeds))
+                    on_seeds(start + count)
             return jax.tree.map(lambda *a: a[0] if len(a) == 1 else np.concatenate(a), *parts)
 
         return call
@@ -281,7 +294,17 @@ class Ensemble:
 
 
 def _collect_results(program, runs, num_epochs):
-    """Collects losses and watched metrics, with room for all epochs: see `Trained`."""
+    """Collects losses and watched metrics, with room for all epochs: see `Trained`.
+
+    Args:
+        program: The compiled program.
+        runs: The runs so far.
+        num_epochs: Epochs of the whole training.
+
+    Returns:
+        {"losses": [s, epochs], "watched": [s, looks, ...] if there is a `watch`}, NaN or 0 for what
+        is still to come.
+    """
     losses = np.full((len(runs), num_epochs), np.nan, np.float32)
     losses[:, : runs.step] = join_pieces(runs.metrics[0])
     if program.functions.look is None:

@@ -181,7 +181,16 @@ def _describe_sweep(functions, axes, base_key, every, finite):
 
 
 def _say_notes(functions, axes, base_key, mesh, count, progress):
-    """Reports settings that are often mistakes, but not always."""
+    """Reports settings that are often mistakes, but not always.
+
+    Args:
+        functions: Traced functions of each static setting.
+        axes: The axes of the sweep.
+        base_key: Key that the keys of seeds are made of.
+        mesh: The devices.
+        count: Number of seeds.
+        progress: Where the notes are reported.
+    """
     if count > 1 and not any(f.uses_key() for f in functions):
         progress.say("note: init does not use its key, so that all seeds are the same run")
     unused = [set(f.list_unused(sorted(axes.hyper))) for f in functions]

@@ -63,7 +63,14 @@ def schedule_factor(
 
 
 def _schedule_shape(recipe, epoch, step, steps_per_epoch, warmup):
-    """Compute the factor of a schedule without the linear warm-up; see `schedule_factor`."""
+    """Compute the factor of a schedule without the linear warm-up; see `schedule_factor`.
+
+    Args:
+        recipe: The recipe, which names the schedule.
+        epoch, step: The epoch, and the step counted from the beginning of the training.
+        steps_per_epoch: Steps of one epoch.
+        warmup: Steps of the warm-up.
+    """
     if recipe.schedule == "milestones":
         num_passed = sum(jnp.asarray(epoch >= m, jnp.float32) for m in recipe.milestones)
         return jnp.asarray(recipe.decay, jnp.float32) ** num_passed

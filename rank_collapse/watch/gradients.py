@@ -56,7 +56,8 @@ def monitor_gradients(
             cannot be split as its part says, or along more than one axis.
     """
     refuse_if(by_layer and layer_axis is not None, "by_layer= and layer_axis= exclude each other")
-    table = {name: part for part, names in PARTS.items() for name in names} | dict(parts or {})
+    table = {name: part for part, names in PARTS.items() for name in names}
+    table |= dict(parts or {})
     boxed = jax.tree_util.tree_leaves_with_path(  # a box of Flax has a path that ends in "value"
         gradients, is_leaf=lambda node: hasattr(node, "add_axis")
     )
@@ -82,26 +83,29 @@ def monitor_gradients(
         raise ValueError(
             f"no leaf is named after queries, keys or values: {examples}, ...; parts= may name them"
         )
-    names = sorted({name for layers in pieces.values() for name in layers}, key=split_numbers)
+    layer_names = set().union(*pieces.values())
+    layer_names = sorted(layer_names, key=split_numbers)
     norms = {}
     for part in PARTS:
         if part in pieces:
-            by_name = {
+            by_name = {  # {name of the layer: norm}
                 name: _compute_norm(arrays, layer_axis is not None)
                 for name, arrays in pieces[part].items()
             }
-            values = [by_name.get(name, jnp.float32(jnp.nan)) for name in names]
+            values = [by_name.get(name, jnp.float32(jnp.nan)) for name in layer_names]
             norms[f"{part}_gradient"] = jnp.stack(values) if by_layer else values[0]
     return norms
 
 
 def _compute_norm(pieces, has_layers):
     """Compute √(Σ g²) of several arrays [...], or of each of their layers [l, ...]."""
-    flat = [a.reshape((len(a), -1) if has_layers else (-1,)) for a in pieces]
-    sizes = [jnp.max(jnp.abs(a), axis=-1, initial=0) for a in flat]
+    flat = [a.reshape((len(a), -1) if has_layers else (-1,)) for a in pieces]  # [g] or [l, g]
     dtype = jnp.result_type(*(a.dtype for a in flat))
-    scale, inverse = powers_of_four(functools.reduce(jnp.maximum, [s.astype(dtype) for s in sizes]))
-    squares = [jnp.sum(jnp.square(a.astype(dtype) * inverse[..., None]), axis=-1) for a in flat]
+    sizes = [jnp.max(jnp.abs(a), axis=-1, initial=0).astype(dtype) for a in flat]
+    largest = functools.reduce(jnp.maximum, sizes)  # [] or [l]
+    scale, inverse = powers_of_four(largest)
+    scaled = [a.astype(dtype) * inverse[..., None] for a in flat]
+    squares = [jnp.sum(jnp.square(a), axis=-1) for a in scaled]
     return scale * jnp.sqrt(sum(squares))
 
 

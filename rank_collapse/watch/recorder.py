@@ -211,7 +211,7 @@ def make_transformers_callback(watched: object) -> Any:
             watched.step = state.global_step + 1
 
         def on_log(self, args, state, control, logs=None, **kwargs):
-            """Adds the last row to the history, and a few of its numbers to the printed log."""
+            """Adds the last row to the Trainer's history, and a few of its numbers to `logs`."""
             if not watched.rows:
                 return
             row = watched.rows[-1]

@@ -30,7 +30,15 @@ ad.primitive_jvps[_tap] = lambda primals, tangents: (_tap.bind(*primals), [])
 
 
 def _batch_tap(arrays, axes):
-    """Put the axis of a vmap in front, of every array."""
+    """Put the axis of a vmap in front, of every array.
+
+    Args:
+        arrays: Arguments of the tap.
+        axes: The mapped axis of each; None for one that is the same for all.
+
+    Returns:
+        As a batching rule: (results of the tap: none, their axes: none).
+    """
     pairs = list(zip(arrays, axes, strict=True))
     size = next(a.shape[axis] for a, axis in pairs if axis is not None)
     in_front = [
@@ -72,28 +80,32 @@ def measure_taps(
         ValueError: A tap inside a loop of unknown length, or inside a program that returns no
             further outputs, such as `shard_map` or a custom derivative.
     """
-    box = []
+    traced_result = []  # the structure of the result, and its leaves without the arrays' values
 
     def list_arrays(*args):
-        """Calls the function, and separates the arrays of its result from other leaves."""
+        """Calls the function, and returns the arrays of its result."""
         leaves, structure = jax.tree.flatten(function(*args))
-        is_array = [isinstance(leaf, jax.Array) for leaf in leaves]
-        statics = [None if array else leaf for leaf, array in zip(leaves, is_array, strict=True)]
-        box[:] = structure, is_array, statics
-        return [leaf for leaf, array in zip(leaves, is_array, strict=True) if array]
+        arrays = {i: leaf for i, leaf in enumerate(leaves) if isinstance(leaf, jax.Array)}
+        statics = [None if i in arrays else leaf for i, leaf in enumerate(leaves)]
+        traced_result[:] = structure, statics, list(arrays)
+        return list(arrays.values())
 
     closed = jax.make_jaxpr(list_arrays)(*args)
     arrays, scalars = _run(closed.jaxpr, closed.consts, jax.tree.leaves(args), measure)
-    structure, is_array, statics = box
-    remaining = iter(arrays)
-    leaves = [
-        next(remaining) if array else leaf for leaf, array in zip(statics, is_array, strict=True)
-    ]
+    structure, leaves, positions = traced_result
+    for position, array in zip(positions, arrays, strict=True):
+        leaves[position] = array
     return jax.tree.unflatten(structure, leaves), scalars
 
 
 def _run(jaxpr, consts, args, measure):
     """Evaluate a program, and measure its taps.
+
+    Args:
+        jaxpr, consts: The program and its constants.
+        args: Its arguments.
+        measure: Function of (states, attention weights or None) of a tap, which returns scalars by
+            name.
 
     Returns:
         (its outputs, scalars [layers, ...] by name).
@@ -121,7 +133,16 @@ def _run(jaxpr, consts, args, measure):
 
 
 def _run_equation(eqn, inputs, measure):
-    """Evaluate an equation whose own programs have taps, as `_run` does."""
+    """Evaluate an equation whose own programs have taps.
+
+    Args:
+        eqn: The equation.
+        inputs: Its arguments.
+        measure: See `_run`.
+
+    Returns:
+        (its outputs, scalars [layers, ...] by name).
+    """
     name, params = eqn.primitive.name, eqn.params
 
     def run(program, *arrays):
@@ -144,7 +165,17 @@ def _run_equation(eqn, inputs, measure):
 
 
 def _run_scan(params, inputs, measure):
-    """Evaluate a scan: the layers of its steps follow each other."""
+    """Evaluate a scan: the layers of its steps follow each other.
+
+    Args:
+        params: Parameters of the equation.
+        inputs: Its arguments.
+        measure: See `_run`.
+
+    Returns:
+        (its outputs: the carry, then what is stacked; scalars [steps · layers of a step, ...] by
+        name).
+    """
     num_consts, num_carry = params["num_consts"], params["num_carry"]
     jaxpr, consts = _open(params["jaxpr"])
     fixed, carry, stacked = (
@@ -168,7 +199,16 @@ def _run_scan(params, inputs, measure):
 
 
 def _run_cond(branches, inputs, measure):
-    """Evaluate a conditional: NaN for the layers that the branch taken does not have."""
+    """Evaluate a conditional: NaN for the layers that the branch taken does not have.
+
+    Args:
+        branches: Programs of the branches.
+        inputs: Number of the branch that is taken, then the arguments.
+        measure: See `_run`.
+
+    Returns:
+        (its outputs, scalars [layers, ...] by name).
+    """
     programs = [_open(branch) for branch in branches]
     shapes = [
         jax.eval_shape(lambda *arrays, p=p: _run(*p, arrays, measure)[1], *inputs[1:])
@@ -178,25 +218,26 @@ def _run_cond(branches, inputs, measure):
     for scalars in shapes:
         for name, a in scalars.items():
             longest[name] = max(longest.get(name, a), a, key=lambda a: a.shape[0])
-    size = max(a.shape[0] for a in longest.values())
+    num_layers = max(a.shape[0] for a in longest.values())
 
-    def run_branch(program):
+    def make_branch(program):
         """Makes the function of one branch, with NaN for layers and names that it does not have."""
 
         def run(*arrays):
+            """Runs the branch: (its outputs, its scalars with NaN for layers that it lacks)."""
             outputs, scalars = _run(*program, arrays, measure)
-            filled = {
-                name: jnp.full((size, *a.shape[1:]), jnp.nan, a.dtype)
-                for name, a in longest.items()
-            }
-            return outputs, {
-                name: a.at[: len(scalars[name])].set(scalars[name]) if name in scalars else a
-                for name, a in filled.items()
-            }
+            padded = {}  # {name: [num_layers, ...]}, of the same shapes in every branch
+            for name, example in longest.items():
+                padded[name] = jnp.full((num_layers, *example.shape[1:]), jnp.nan, example.dtype)
+                if name in scalars:
+                    num_measured = len(scalars[name])
+                    padded[name] = padded[name].at[:num_measured].set(scalars[name])
+            return outputs, padded
 
         return run
 
-    return jax.lax.switch(inputs[0], [run_branch(program) for program in programs], *inputs[1:])
+    index, *arguments = inputs
+    return jax.lax.switch(index, [make_branch(program) for program in programs], *arguments)
 
 
 def concatenate_layers(layers: list[Scalars]) -> Scalars:

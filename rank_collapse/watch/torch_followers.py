@@ -88,24 +88,27 @@ def move_followers(function: Callable, arguments: object, i: int) -> Tensor:
 
 
 def find_changes(tag: Tag, axes: Sequence[int]) -> tuple[bool, bool] | None:
-    """Finds whether the query, and whether the key, changes along axes of scores; None if unknown.
+    """Finds whether scores change along some axes by their query, and by their key.
 
     Args:
         tag: Tag of the scores.
         axes: Numbers of the axes.
+
+    Returns:
+        (whether the query changes, whether the key changes); None if the pairs are not known.
     """
     if "pairs" not in tag.followers:
         return None
     pairs = tag.followers["pairs"]()
     if not pairs.numel():
         return None
+    # One entry along the axes of stride 0, along which all entries are the same.
     pairs = pairs[tuple(slice(0, None if step else 1) for step in pairs.stride())]
     largest = pairs.amax(dim=axes, keepdim=True) if axes else pairs
-    query, key = (
-        ((change(pairs) != change(largest)) & (pairs >= 0)).any().item()
-        for change in (lambda a: a // PAIR, lambda a: a % PAIR)
-    )
-    return query, key
+    is_known = pairs >= 0
+    query_changes = (pairs // PAIR != largest // PAIR) & is_known
+    key_changes = (pairs % PAIR != largest % PAIR) & is_known
+    return query_changes.any().item(), key_changes.any().item()
 
 
 def sums_tokens(term: Term, letter: str) -> bool:

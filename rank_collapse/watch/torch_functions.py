@@ -98,25 +98,37 @@ def read_product(function: object, args: object, kwargs: object) -> Product | No
     a, b = tensors[-2:] if len(tensors) > 1 else (tensors[0], tensors[0])
     if min(a.ndim, b.ndim) < 2:
         return None
-    axes = string.ascii_lowercase[: max(a.ndim, b.ndim) - 2]
-    first, second = (axes[len(axes) - tensor.ndim + 2 :] for tensor in (a, b))
+    batch_axes = string.ascii_lowercase[: max(a.ndim, b.ndim) - 2]  # broadcast from the last on
+    first = batch_axes[len(batch_axes) - (a.ndim - 2) :]
+    second = batch_axes[len(batch_axes) - (b.ndim - 2) :]
     sizes = dict(zip(first, a.shape, strict=False))
-    second = "".join(  # an axis of one that is used again and again is none of the first factor's
-        c.upper() if size == 1 < sizes.get(c, 1) else c
-        for c, size in zip(second, b.shape, strict=False)
-    )
-    return Product(a, b, (f"{first}xy", f"{second}yz", f"{axes}xz"))
+    second_letters = ""
+    for letter, size in zip(second, b.shape, strict=False):
+        is_repeated = size == 1 and sizes.get(letter, 1) > 1
+        # An axis of one that is used again and again is none of the first factor's.
+        second_letters += letter.upper() if is_repeated else letter
+    return Product(a, b, (f"{first}xy", f"{second_letters}yz", f"{batch_axes}xz"))
 
 
 def _read_einsum(args, tensors):
-    """Reads the letters of an equation of two tensors, and gives letters to its dots."""
+    """Reads the letters of an equation of two tensors, and gives letters to its dots.
+
+    Args:
+        args: Arguments of einsum.
+        tensors: The tensors among them.
+
+    Returns:
+        The product with its letters; None if the first argument is no equation with "->", or if
+        there are not two tensors.
+    """
     if not isinstance(args[0], str) or "->" not in args[0] or len(tensors) != 2:
         return None
     inputs, result = args[0].replace(" ", "").split("->")
     unused = "".join(c for c in string.ascii_uppercase if c not in args[0])
-    letters, longest = inputs.split(","), ""
-    for i, tensor in enumerate(tensors):
-        dots = unused[: tensor.ndim - len(letters[i].replace("...", ""))][::-1]
-        letters[i] = letters[i].replace("...", dots)
+    letters, longest = [], ""  # of each tensor; the letters of the longest "..."
+    for tensor, axes in zip(tensors, inputs.split(","), strict=True):
+        num_named = len(axes.replace("...", ""))
+        dots = unused[: tensor.ndim - num_named][::-1]  # reversed: "..." is aligned at its end
+        letters.append(axes.replace("...", dots))
         longest = max(longest, dots, key=len)
     return Product(*tensors, (*letters, result.replace("...", longest)))

@@ -123,7 +123,12 @@ def _read_addend(addend, sign):
 
 
 def _read_assignment(scores, index, value, result):
-    """Yields what `scores[index] = value` hides."""
+    """Yields what `scores[index] = value` hides.
+
+    Args:
+        scores, index, value: The parts of the assignment.
+        result: The scores after it.
+    """
     if not _is_hiding(value, result):
         return
     if isinstance(index, Tensor) and index.dtype == torch.bool:

@@ -7,6 +7,7 @@ and no tensor is changed.
 """
 
 import functools
+import itertools
 import string
 from typing import Any
 
@@ -173,31 +174,27 @@ class Origins(TagTable):
             function, arguments: The call, with (args, kwargs).
             inputs, outputs: Tensors of floats that the function reads and returns.
         """
-        tagged = [(self.tag(a), a) for a in inputs if self.has(a) or self.is_constant(a)]
-        pairs = [(tag, a) for tag, a in tagged if not tag.is_constant]
-        if not pairs and len(tagged) == len(inputs):
-            if _looks_up(function, arguments):
-                for output in outputs:
-                    self.begin(output)
-                return
-            parameters = tuple(dict.fromkeys(p for tag, _ in tagged for p in tag.parameters))
-            for output in outputs:
-                self.record(output, Tag(is_constant=True, parameters=parameters))
+        known = [a for a in inputs if self.has(a) or self.is_constant(a)]
+        pairs = [(self.tag(a), a) for a in known]  # (tag, tensor)
+        moving = [(tag, a) for tag, a in pairs if not tag.is_constant]
+        if not moving and len(known) == len(inputs):
+            self._record_constants(function, arguments, [tag for tag, _ in pairs], outputs)
             return
-        pairs = pairs or [(self.tag(a), a) for a in inputs if not self.is_constant(a)]
+        pairs = moving or [(self.tag(a), a) for a in inputs if not self.is_constant(a)]
+        tags = [tag for tag, _ in pairs]
         is_move = function in MOVES and (len(pairs) == 1 or function in JOINS)
         for i, output in enumerate(outputs):
             makers = _select_makers(function, pairs, output)
-            tag = join_tags([tag for tag, _ in pairs])
+            tag = join_tags(tags)
             tag.maps = frozenset().union(*(maker.maps for maker, _ in makers))
-            alike = [t for t, a in pairs if a.numel() == output.numel()]
-            tag.stream = join_streams(alike or [t for t, _ in pairs])
+            of_its_size = [t for t, a in pairs if a.numel() == output.numel()]
+            tag.stream = join_streams(of_its_size or tags)
             if function not in PRODUCTS or len(pairs) == 1:  # a mixture has no weights
                 tag.terms, tag.is_softmax = _merge_terms(pairs, output)
-            tag.is_exponential = function in EXPONENTIALS or any(t.is_exponential for t, _ in pairs)
-            tag.is_gate = function in GATES or all(t.is_gate for t, _ in pairs)
+            tag.is_exponential = function in EXPONENTIALS or any(t.is_exponential for t in tags)
+            tag.is_gate = function in GATES or all(t.is_gate for t in tags)
             if is_move:
-                names = dict.fromkeys(name for t, _ in pairs for name in t.followers)
+                names = dict.fromkeys(itertools.chain.from_iterable(t.followers for t in tags))
                 for name in names:
                     followers = pytree.tree_map(self._find_follower(name), arguments)
                     move = functools.partial(move_followers, function, followers, i)
@@ -205,6 +202,22 @@ class Origins(TagTable):
             elif not reorders(function):
                 tag.followers = join_followers([t for t, a in makers if a.shape == output.shape])
             self.record(output, tag)
+
+    def _record_constants(self, function, arguments, tags, outputs):
+        """Records the results of a function of constants: constants, or the beginning of a stream
+        where it looks tokens up.
+
+        Args:
+            function, arguments, outputs: See `_derive_tags`.
+            tags: Tags of the constants.
+        """
+        if _looks_up(function, arguments):
+            for output in outputs:
+                self.begin(output)
+            return
+        parameters = dict.fromkeys(itertools.chain.from_iterable(t.parameters for t in tags))
+        for output in outputs:
+            self.record(output, Tag(is_constant=True, parameters=tuple(parameters)))
 
     def _find_follower(self, name):
         """Returns a function that gives the follower of a tensor, and other arguments as they are.
@@ -251,13 +264,14 @@ def _looks_up(function, arguments):
 
 
 def _merge_terms(pairs, output):
-    """Returns the terms that a result still has, and whether it comes from a softmax.
-
-    Merges the terms of the arguments that have the size of the result, or its queries.
+    """Merges the terms of the arguments that have the size of the result, or its queries.
 
     Args:
         pairs: (tag, tensor) of each argument.
         output: The result.
+
+    Returns:
+        (the terms that the result still has, whether it comes from a softmax).
     """
     tags = []
     for tag, x in pairs:

@@ -186,7 +186,13 @@ class Pass(TorchFunctionMode):
             self._origins.see_module(frame.module, (frame.args, frame.kwargs), tensors[0])
 
     def _see_call(self, function, args, kwargs, result):
-        """Measures a call that is an attention; notes the origin of any other result."""
+        """Measures a call that is an attention; notes the origin of any other result.
+
+        Args:
+            function: The function of torch.
+            args, kwargs: Its arguments.
+            result: Its result.
+        """
         if function is functional.scaled_dot_product_attention:
             self._measure_product(self._see_dot, args, kwargs, result)
             return
@@ -217,7 +223,12 @@ class Pass(TorchFunctionMode):
             self._origins.begin(result)
 
     def _see_dot(self, args, kwargs, result):
-        """Measures a call of `scaled_dot_product_attention`, row by row for nested tensors."""
+        """Measures a call of `scaled_dot_product_attention`, row by row for nested tensors.
+
+        Args:
+            args, kwargs: Arguments of the call.
+            result: Its result.
+        """
         names = ("query", "key", "value")[len(args) :]
         q, k, v = *args[:3], *(kwargs[name] for name in names)
         mask = args[3] if len(args) > 3 else kwargs.get("attn_mask")
@@ -225,8 +236,10 @@ class Pass(TorchFunctionMode):
         options |= dict(zip(_DOT_OPTIONS, args[3:], strict=False))
         options |= {name: a for name, a in kwargs.items() if name not in ("query", "key", "value")}
         if q.is_nested:
-            for row in zip(*(split_nested(self._origins, a) for a in (q, k, v)), strict=True):
-                self._add_dot(*zip(*row, strict=True), options, result)
+            rows = zip(*(split_nested(self._origins, a) for a in (q, k, v)), strict=True)
+            for row in rows:  # (tensor, tag) of the queries, keys and values of one example
+                tensors, tags = zip(*row, strict=True)
+                self._add_dot(tensors, tags, options, result)
         else:
             self._add_dot((q, k, v), [self._origins.tag(a) for a in (q, k, v)], options, result)
 
@@ -302,7 +315,11 @@ def plain_name(name: str) -> str:
 
 
 def read_loss(output: Any) -> Tensor | None:
-    """Reads the loss that a model returns: "loss" of it, the tensor itself, or its one number."""
+    """Reads the loss that a model returns: "loss" of it, the tensor itself, or its one number.
+
+    Returns:
+        The loss, a tensor of shape []; None if there is none or more than one.
+    """
     named = output.get("loss") if isinstance(output, dict) else getattr(output, "loss", None)
     numbers = [a for a in tensors_in(output) if a.ndim == 0 and a.is_floating_point()]
     if isinstance(named, Tensor):

@@ -155,21 +155,24 @@ def sort_examples(weights: Weights, order: Tensor, num_examples: int) -> Weights
     return weights._replace(p=weights.p[order], allowed=allowed)
 
 
-def join_heads(weights: Weights, order: Tensor, num_examples: int) -> Weights:
-    """Returns weights of another number of heads than that of queries: of examples alone.
+def keep_allowed(weights: Weights, order: Tensor, num_examples: int) -> Weights:
+    """Drops all weights, and keeps which keys each example allows.
+
+    It serves weights that cannot be matched with the queries, because their numbers of matrices
+    differ.
 
     Args:
-        weights: Weights of g others, `allowed` [g or 1, n, m].
+        weights: Weights of g matrices, `allowed` [g or 1, n, m].
         order: Order in which examples and heads of the queries become [e, h].
         num_examples: e.
 
     Returns:
-        Weights with `allowed` [e or 1, n, m]: the keys of any head, all where examples are not
-        first.
+        `Weights` without weights, with `allowed` [e or 1, n, m]: the keys that any head of an
+        example allows. If the matrices cannot be assigned to examples, all keys are allowed.
     """
     allowed = weights.allowed
-    is_first = torch.equal(order, torch.arange(len(order), device=order.device))
-    if len(allowed) > 1 and (not is_first or len(allowed) % num_examples):
+    are_examples_first = torch.equal(order, torch.arange(len(order), device=order.device))
+    if len(allowed) > 1 and (not are_examples_first or len(allowed) % num_examples):
         allowed = torch.ones_like(allowed[:1])
     elif len(allowed) > 1:
         allowed = allowed.unflatten(0, (num_examples, -1)).any(dim=1)
@@ -268,16 +271,20 @@ def number_documents(exists: Tensor, allowed: Tensor | None, index: Tensor) -> T
     Returns:
         Int [b, n], the number of the document of each token; −1 for tokens that do not exist.
     """
-    starts, place = torch.zeros_like(exists), torch.arange(exists.shape[1], device=exists.device)
+    place = torch.arange(exists.shape[1], device=exists.device)  # [n]
+    is_start = torch.zeros_like(exists)  # [b, n]
     if allowed is not None:
-        neighbours = allowed.diagonal(-1, 1, 2) | allowed.diagonal(1, 1, 2)
-        starts[:, 1:] = ~neighbours & exists[:, 1:] & exists[:, :-1]
-    if starts.any():
-        number = starts.cumsum(dim=1)
-        is_across = number[:, :, None] != number[:, None]
-        across = allowed & is_across & exists[:, :, None] & exists[:, None]
-        starts = starts & ~across.any()
-    first = torch.where(starts, place, 0).cummax(dim=1).values
+        looks_back = allowed.diagonal(-1, 1, 2)  # [b, n − 1]: token i attends to i − 1
+        looks_ahead = allowed.diagonal(1, 1, 2)  # [b, n − 1]: token i − 1 attends to i
+        both_exist = exists[:, 1:] & exists[:, :-1]
+        is_start[:, 1:] = ~(looks_back | looks_ahead) & both_exist
+    if is_start.any():
+        document = is_start.cumsum(dim=1)
+        is_across = document[:, :, None] != document[:, None]  # [b, n, n]
+        both_exist = exists[:, :, None] & exists[:, None]
+        attends_across = (allowed & is_across & both_exist).any()
+        is_start = is_start & ~attends_across
+    first = torch.where(is_start, place, 0).cummax(dim=1).values  # of each token's document
     return index.gather(1, first).masked_fill(~exists, -1)
 
 

@@ -278,6 +278,9 @@ class Runs:
         x, places = states[0], torch.arange(index.numel(), device=index.device)
         if x.shape[0] == x.shape[1] and not torch.equal(index.flatten(), places):
             raise LeftOut("equal numbers of examples and tokens leave the axes ambiguous")
+        is_other_order = x.shape[:2] == index.shape[::-1] != index.shape
+        if is_other_order and torch.equal(index.flatten(), places):
+            raise LeftOut("its results have tokens first, and its attention reads examples first")
         if x.shape[:2] != index.shape:
             x = x.reshape(-1, x.shape[-1])[index]
         return measure_tokens(x, documents, self._kind)
@@ -323,7 +326,7 @@ def _match_weights(weights, tokens, term, refusal):
     if len(weights.p) == len(tokens.order):
         return products.sort_examples(weights, tokens.order, len(tokens.index)), refusal
     counts = f"{len(weights.p)} matrices of weights for {len(tokens.order)} of queries"
-    weights = products.join_heads(weights, tokens.order, len(tokens.index))
+    weights = products.keep_allowed(weights, tokens.order, len(tokens.index))
     return weights, refusal or counts
 
 

@@ -42,7 +42,18 @@ from rank_collapse.watch.torch_tags import PAIR, Tag, Term
 def see_product(
     table: TagTable, function: Callable, product: Product, inputs: Sequence[Tensor], output: Tensor
 ) -> bool:
-    """Records a linear map, or a product of queries and keys; returns whether it is one."""
+    """Records a linear map, or a product of queries and keys.
+
+    Args:
+        table: Tags of all tensors.
+        function: The function of torch.
+        product: Its two factors, with letters of the axes.
+        inputs: All tensors among its arguments.
+        output: Its result.
+
+    Returns:
+        Whether it is one of the two, and is recorded.
+    """
     is_weight = [table.is_constant(factor) for factor in product[:2]]
     if function not in PRODUCTS or any(is_weight):
         if all(is_weight) and function in PRODUCTS and product.first.ndim < 3:
@@ -79,7 +90,13 @@ def see_product(
 
 
 def make_term(table: TagTable, product: Product, output: Tensor) -> Term:
-    """Makes the term of a product, with the axes of queries and keys last in its scores."""
+    """Makes the term of a product, with the axes of queries and keys last in its scores.
+
+    Args:
+        table: Tags of all tensors.
+        product: Queries times keys, with letters of the axes.
+        output: The scores.
+    """
     first, second, result = product.letters
     query, key = table.tag(product.first), table.tag(product.second)
     sizes = dict(zip(first, product.first.shape, strict=True))

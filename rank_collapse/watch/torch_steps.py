@@ -42,7 +42,8 @@ class StepTimes:
         """
         if not all(self._seconds.values()):
             return "known after the second measured step and a plain one"
-        plain, measured = (statistics.median(self._seconds[kind]) for kind in (False, True))
+        plain = statistics.median(self._seconds[False])
+        measured = statistics.median(self._seconds[True])
         ratio = measured / max(plain, 1e-9)
         share = (ratio - 1) / (ratio - 1 + every) if ratio > 1 else 0.0
         return f"a measured step took as long as {ratio:.1f} others, {share:.1%} of the time"

@@ -29,7 +29,11 @@ class Source:
     matrix: Tensor | None = None
 
     def read_entries(self) -> Tensor | None:
-        """Reads the numbers of the first and the last entry of each row [count, 2]."""
+        """Reads the numbers of the first and the last entry of each row.
+
+        Returns:
+            Int [count, 2]; None if the numbers are unknown.
+        """
         if "entries" not in self.tag.followers or not self.tag.maps:
             return None
         numbers = self.tag.followers["entries"]().permute(self.order).reshape(self.count, -1)

@@ -237,7 +237,16 @@ def _trace_entries(entries, maps, offsets, total):
 
 
 def _trace_source(source, offsets, total):
-    """Traces the rows of a source to the rows of others: places [rows], or None if unknown."""
+    """Traces the rows of a source to the rows of others.
+
+    Args:
+        source: Tensor of tokens, row by row.
+        offsets: {one of the others: number of rows before its own in the joined rows}.
+        total: Number of joined rows.
+
+    Returns:
+        Places of the rows of the source among the joined rows; None if they are unknown.
+    """
     entries = source.read_entries()
     if entries is not None:
         places = _trace_entries(entries, source.tag.list_maps(), offsets, total)
@@ -280,7 +289,8 @@ def find_shared_sources(maps: Sequence[Map], query: Tag, key: Tag) -> list[Sourc
         them, such as two norms, or if keys come from the same rows of the stream in an earlier
         layer. None if keys come from other tokens.
     """
-    read, read_by_keys = ([m.source for m in used] for used in (maps, key.list_maps()))
+    read = [linear_map.source for linear_map in maps]
+    read_by_keys = [linear_map.source for linear_map in key.list_maps()]
     is_same_rows = {source.count for source in read} == {source.count for source in read_by_keys}
     if is_same_rows and _list_makers(read) == _list_makers(read_by_keys):
         return [source for source in dict.fromkeys(read) if source in read_by_keys]

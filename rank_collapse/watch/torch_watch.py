@@ -134,7 +134,8 @@ class Watch:
     def describe(self) -> str:
         """Lists the last measurements of each layer, and the metrics that are left out, with
         reasons."""
-        model, row = self._model(), self.rows[-1] if self.rows else {}
+        model = self._model()
+        row = self.rows[-1] if self.rows else {}
         title = "a model that is gone" if model is None else type(model).__name__
         cost = self._times.describe(self._every)
         lines = [f"{title}, every {self._every} steps, {len(self.rows)} rows; cost: {cost}"]
@@ -269,9 +270,12 @@ class Watch:
         if self.measured.loss is not None:
             columns["loss"] = {-1: self.measured.loss}
         if columns:
-            tensors = [tensor for column in columns.values() for tensor in column.values()]
-            numbers = iter(torch.stack([a.float().to("cpu") for a in tensors]).tolist())
-            row = {name: {i: next(numbers) for i in column} for name, column in columns.items()}
+            # All scalars go to the host in one transfer, {(name, layer): tensor}.
+            tensors = {(name, i): a for name, column in columns.items() for i, a in column.items()}
+            numbers = torch.stack([a.float().to("cpu") for a in tensors.values()]).tolist()
+            row: dict[str, dict[int, float]] = {name: {} for name in columns}
+            for (name, layer), number in zip(tensors, numbers, strict=True):
+                row[name][layer] = number
             has_ranks = distributed.is_available() and distributed.is_initialized()
             is_writing = not has_ranks or distributed.get_rank() == 0  # of several processes
             self._recorder.add(step, row, len(self._layers), is_writing)
@@ -365,7 +369,12 @@ def _read_layers(model, layers):
                 f"layers={layer!r} is not one of the {len(names)} modules of the model, such as "
                 f"{nearest}"
             )
-    return lambda name, module: any(f"{name}.".startswith(f"{layer}.") for layer in chosen), ()
+
+    def select(name, module):
+        """Whether an attention is one of the chosen modules, or inside of one."""
+        return any(f"{name}.".startswith(f"{layer}.") for layer in chosen)
+
+    return select, ()
 
 
 def _find_layer(run, runs):

@@ -62,11 +62,14 @@ def read_terms(table: TagTable, product: Product) -> tuple[Term, ...]:
     axes = [i for i, c in enumerate(letters) if c not in result]
     if find_changes(tag, axes) != (True, False):
         return tag.terms
-    return tuple(
-        Term((second, first, scores[:-2] + scores[-1] + scores[-2]), t.sizes, t.key, t.query)
-        for t in tag.terms
-        for first, second, scores in (t.letters,)
-    )
+
+    def exchange(term):
+        """Returns a term with its keys as queries and its queries as keys."""
+        query_letters, key_letters, scores = term.letters
+        transposed = scores[:-2] + scores[-1] + scores[-2]
+        return Term((key_letters, query_letters, transposed), term.sizes, term.key, term.query)
+
+    return tuple(map(exchange, tag.terms))
 
 
 def read_weights(table: TagTable, product: Product) -> products.Weights:
@@ -77,7 +80,8 @@ def read_weights(table: TagTable, product: Product) -> products.Weights:
         product: Product of weights and values.
     """
     tag = table.tag(product.first)
-    allowed, softmax = (tag.followers.get(name, lambda: None)() for name in ("allowed", "softmax"))
+    allowed = tag.followers["allowed"]() if "allowed" in tag.followers else None
+    softmax = tag.followers["softmax"]() if "softmax" in tag.followers else None
     if allowed is None and tag.is_unread and not tag.is_chosen:
         allowed = product.first > 0
     axes, values, result = product.letters

@@ -167,9 +167,15 @@ def test_a_fault_of_all_layers_begins_in_the_first(compare):
 
 def test_embeddings_that_differ_have_no_layer(compare):
     model, _ = draw_model(3)
-    answer = compare(run(model), run(model, "bfloat16", None, Fault("embedding", None)))
+    fault = Fault("embedding", None)
+    answer = compare(run(model), run(model, "bfloat16", None, fault))
     width = model.tokens.shape[1]
     assert answer.first is None and not answer.agree
+    x, y = (run(model, *form)["residual"][0] for form in ((), ("bfloat16", None, fault)))
+    errors = np.linalg.norm(y.astype(float) - x, axis=-1) / np.linalg.norm(x, axis=-1)
+    written = answer.to_dict()
+    assert written["embedding_error"] == pytest.approx(np.median(errors), rel=1e-5)
+    assert (written["agree"], written["cannot_tell"]) == (False, False)
     assert f"{np.sqrt(width):.4g}, the root of the width {width}" in answer.kind
 
 
@@ -177,8 +183,14 @@ def test_states_off_by_one_layer(compare):
     model, _ = draw_model(4)
     states = run(model)["residual"]
     late = np.concatenate([states[1:], states[-1:]])
-    answer = compare({"residual": states}, {"residual": late})
-    assert "off by one layer" in answer.kind and answer.exit_code == 1
+    names = "first.npz", "second.safetensors"
+    for runs, (off, other) in (((states, late), names[::-1]), ((late, states), names)):
+        answer = compare(*({"residual": run} for run in runs))
+        kind = f"the states of {off} are off by one layer"
+        assert answer.kind == kind and answer.exit_code == 1
+        assert answer.sentence.startswith(
+            f"{kind}: its first state is the one after layer 0 of {other}"
+        )
 
 
 def test_the_last_state_after_the_final_norm(compare):
@@ -243,6 +255,15 @@ def test_what_only_some_arrays_have_is_said(compare, tmp_path):
     np.savez(tmp_path / "a.npz", residual=arrays["residual"], attention_out=arrays["mlp_branch"])
     answer = compare_files(tmp_path / "a.npz", tmp_path / "a.npz")
     assert "attention_out" in answer.remarks[0]
+    several = {f"other{i}": np.ones(2) for i in range(10)}
+    np.savez(tmp_path / "b.npz", residual=arrays["residual"], **several)
+    np.savez(tmp_path / "c.npz", residual=arrays["residual"], mine=np.ones(2))
+    names = ", ".join(sorted(several)[:8])
+    for pair in ("bc", "cb"):
+        remarks = compare_files(*(tmp_path / f"{name}.npz" for name in pair)).remarks
+        expected = {"b": names, "c": "mine"}
+        texts = [f"other arrays of {n}.npz are not read: {expected[n]}" for n in pair]
+        assert [*remarks] == texts
 
 
 @pytest.mark.filterwarnings("error")

@@ -131,6 +131,26 @@ def test_beside_one_branch_the_remainder_of_the_layer_is_compared():
     assert compare_sums(pair, MASK, COARSE) is None
 
 
+@pytest.mark.parametrize("name", ["attention_branch", "mlp_branch"])
+@pytest.mark.parametrize("run", [0, 1])
+def test_a_branch_of_one_run_alone_is_not_compared(name, run):
+    """Then the remainder of the layer is, as where neither run has the branch."""
+    pair = make_pair("attention_branch", "mlp_branch")
+
+    def drop(layer):
+        return layer._replace(branches={n: a for n, a in layer.branches.items() if n != name})
+
+    runs = [drop(layer) if index == run else layer for index, layer in enumerate(pair[:2])]
+    some = [*compare_layer(pair._replace(first=runs[0], second=runs[1]), MASK, COARSE)]
+    neither = [
+        *compare_layer(pair._replace(first=drop(pair[0]), second=drop(pair[1])), MASK, COARSE)
+    ]
+    assert [one.part for one in some] == [one.part for one in neither]
+    for one, other in zip(some, neither, strict=True):
+        check(one, other.part, (other.error_in, other.added, other.predicted))
+    assert compare_sums(pair._replace(first=runs[0], second=runs[1]), MASK, COARSE) is None
+
+
 @pytest.mark.parametrize("both", [False, True])
 def test_measured_gains_say_how_much_rounding_is_amplified(both):
     gains = {f"{part}_branch": RNG.uniform(1, 9, (B, N)) for part in ("attention", "mlp")}
@@ -181,6 +201,21 @@ def test_large_tokens_are_spikes_and_count_apart():
     usual = difference.added[difference.measured]
     assert [difference.quantile("added", s) for s in shares] == pytest.approx(
         np.quantile(usual, shares)
+    )
+    tokens = [k for k in np.ndindex(B, N) if difference.measured[k]]
+    a, c = (layer.branches["attention_branch"] for layer in pair[:2])
+    errors = [
+        length(pair.second.before[k] - pair.first.before[k]) / length(before[k]) for k in tokens
+    ]
+    mixed = math.sqrt(sum(e**2 for e in errors) / len(errors))  # what comes in from usual tokens
+    for k, error in zip(tokens, errors, strict=True):
+        square = (1.5 * max(error, mixed)) ** 2 + (2 * COARSE.products) ** 2
+        assert difference.predicted[k] == pytest.approx(math.sqrt(square), rel=1e-6)
+    units = [(a[k] / length(a[k]), (c[k] - a[k]) / length(a[k])) for k in tokens]
+    assert difference.scale == pytest.approx(sum(u @ d for u, d in units) / len(tokens))
+    cosines = [u @ v for u, _ in units for v, _ in units]
+    assert difference.distinct_tokens == pytest.approx(
+        len(tokens) ** 2 / sum(v**2 for v in cosines)
     )
     ratio = (difference.added / difference.predicted)[difference.measured]
     assert difference.quantile("excess", 0.5) == pytest.approx(np.median(ratio))
@@ -260,3 +295,12 @@ def test_the_rounding_of_the_coarser_run(tmp_path, stream, branch, declared, pro
     expected = Rounding(SIZES[products], SIZES[stream], products, products == "float64")
     assert find_rounding(run, fine) == find_rounding(fine, run) == expected
     assert find_rounding(run, run) == expected._replace(both=True)
+
+
+def test_the_dtype_of_a_stream_is_that_after_a_layer(tmp_path):
+    """Embeddings may be exact in fewer bits."""
+    states = RNG.normal(size=(3, N, D)).astype("float32")
+    states[0] = states[0].astype(ml_dtypes.bfloat16)
+    write_recording(tmp_path / "a.npz", {"residual": states})
+    run = open_recording(tmp_path / "a.npz")
+    assert find_rounding(run, run).name == "float32"

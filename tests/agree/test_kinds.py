@@ -50,19 +50,25 @@ def test_tokens_from_a_position_on():
     two = np.r_[np.full(2, 0.5), np.full(8, 9.0)]  # two tokens that agree show no trend
     assert name(two).startswith("tokens from position 2 on differ most")
     assert name(np.r_[np.full(2, 0.5), np.full(8, 21.0)]).startswith("only tokens from position 2")
+    mask = WHOLE.copy()
+    mask[1, 3:] = False  # padding neither agrees nor differs
+    assert (
+        name(FROM_4, mask=mask)
+        == "only tokens from position 4 on differ: a window, or another mask"
+    )
     few = FROM_4 * np.r_[np.ones(7), np.zeros(3)] + 0.5  # the last ones agree
     assert "from position" not in name(few)
 
 
 def test_all_tokens_but_the_last():
-    """Each example has its own last token."""
+    """Each example has its own last token, and padding does not count."""
     mask = WHOLE.copy()
-    mask[1, 7:] = False
+    mask[1, 3:] = False
     excess = np.full((B, N), 9.0)
-    excess[0, 9] = excess[1, 6] = 1.0
+    excess[0, 9] = excess[1, 2] = 1.0
     expected = "all tokens but the last differ: a causal mask in one run alone"
     assert name(excess, mask=mask) == expected
-    excess[1, 6], excess[1, 5] = 9.0, 1.0
+    excess[1, 2], excess[1, 1] = 9.0, 1.0
     assert name(excess, mask=mask) != expected
 
 
@@ -84,6 +90,9 @@ def test_the_first_token_agrees():
     one = excess * np.ones((B, 1))
     one[1, 0] = 9.0
     assert name(one) is None
+    mask = WHOLE.copy()
+    mask[:, 4:] = False  # two of three later tokens differ, or of nine with the padding
+    assert name(excess, mask=mask).startswith(words)
 
 
 def test_only_examples_with_padding():
@@ -102,8 +111,40 @@ def test_of_an_mlp_few_tokens_by_much_are_experts():
     excess[0, 2] = excess[1, 7] = 14.0
     assert name(excess, part="mlp").startswith("few tokens differ, by much: if the layer has exp")
     assert name(excess.clip(max=12.9), part="mlp") is None
+    mask = WHOLE.copy()
+    mask[1, 5:] = False  # two of fifteen tokens are few, two of ten are not
+    excess[1, 7], excess[1, 2] = 1.0, 14.0
+    assert name(excess, part="mlp", mask=mask) is not None
+    mask[0, 5:] = False
+    assert name(excess, part="mlp", mask=mask) is None
     excess[:, :2] = 14.0
     assert name(excess, part="mlp") is None
+
+
+@pytest.mark.parametrize("part", ["attention", "mlp"])
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda a: a + np.arange(D) / 3.0, "one vector is added to all tokens: a bias"),
+        (lambda a: a * np.linspace(0.2, 2.0, D), "each feature has its own factor"),
+        (
+            lambda a: a * (np.random.default_rng(1).uniform(size=a.shape) > 0.3) / 0.7,
+            "dropout is on in the second run",
+        ),
+    ],
+)
+def test_a_spike_decides_no_kind(part, change, words):
+    """One token of a thousandfold size differs in another way than all others."""
+    spikes = np.zeros((B, N), bool)
+    spikes[0, 3] = True
+
+    def change_most(a):
+        return np.where(
+            spikes[..., None], 1000 * np.random.default_rng(5).normal(size=D), change(a)
+        )
+
+    assert name(9.0, part, change=change_most, spikes=spikes).startswith(words)
+    assert not (name(9.0, part, change=change_most) or "").startswith(words)
 
 
 @pytest.mark.parametrize(("run", "other"), [("first", "second"), ("second", "first")])

@@ -26,6 +26,8 @@ from experiments.verdicts.statements import STATEMENTS
 from rank_collapse.runs.drawn import draw_files
 from tests.support.data_dictionary import check_columns
 from tests.support.figures_as_data import as_data
+from tests.support.golden import list_other_arrays, read_arrays
+from tests.support.golden_runs import arrays_path
 from tests.support.marks import full_but
 from tests.support.runs import (
     arrays,
@@ -56,7 +58,7 @@ def other_process():
         yield pool
 
 
-TWICE = ("run_sort", "run_collapse", "run_architectures", "run_attention_forms")
+TWICE = ("run_collapse", "run_architectures", "run_attention_forms")
 FEWER = {"run_stability": ["--designs=post"]}  # compiles fewer programs than the tiny size
 
 
@@ -82,6 +84,14 @@ def check_dimensions(name, folder):
             assert len(described[array]["dimensions"]) == values.ndim
             assert described[array]["meaning"]
         (folder / "arrays.json").unlink()
+
+
+def check_golden(name, folder):
+    """The arrays of a tiny run are those that are kept."""
+    if name not in FEWER and (folder / "arrays.npz").exists():
+        kept = arrays_path(name).read_text("utf-8")
+        differences = list_other_arrays(arrays(folder), read_arrays(kept))
+        assert not differences, "\n".join(differences[:20])
 
 
 # Those that measure all at once, in less than a second: the signal is read behind that.
@@ -126,8 +136,8 @@ SIGNALS = itertools.cycle((signal.SIGTERM, signal.SIGINT))
 ENDED_BY = dict(zip(sorted(reproduce.EXPERIMENTS), SIGNALS, strict=False))
 
 
-# One that trains, and those that take few seconds.
-SHORT = ("run_sort", "run_path_counts", "check_bounds")
+# One that trains, and one that measures all at once.
+SHORT = ("run_sort", "run_path_counts")
 
 
 @pytest.mark.parametrize("name", full_but(reproduce.EXPERIMENTS, *SHORT))
@@ -142,6 +152,7 @@ def test_an_experiment_keeps_to_the_contract(name, request, tmp_path, monkeypatc
         )
     check_columns(rows(run_folder))
     check_dimensions(name, run_folder)
+    check_golden(name, run_folder)
 
     monkeypatch.setattr(RunFolder, "save_arrays", lambda *_: pytest.fail("computed again"))
     check_second_run(lambda: run(module, tiny, run_folder), run_folder, capsys)

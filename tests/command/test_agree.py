@@ -1,6 +1,7 @@
 """`rank-collapse agree`: exit codes, what is printed, the files."""
 
 import csv
+import html
 import json
 import re
 
@@ -33,21 +34,22 @@ def test_runs_that_agree(recordings, capsys):
 
 
 def test_runs_that_differ(recordings, capsys):
-    assert main(["agree", "a.npz", "faulty.npz", "--out", "b.html"]) == 1
+    assert main(["agree", "a.npz", "faulty.npz", "--out", "b c.html"]) == 1
     sentence = capsys.readouterr().out.splitlines()[0]
     assert sentence.startswith("layer 2's attention adds") and "rotary form" in sentence
-    about = json.loads((recordings / "b.json").read_text())
+    about = json.loads((recordings / "b c.json").read_text())
     assert about["first"] == {"layer": 2, "part": "attention"} and about["agree"] is False
     assert (about["first_source"], about["second_source"]) == ("a.npz", "faulty.npz")
     assert about["first_settings"] == about["second_settings"] == ""
-    assert about["command"] == "rank-collapse agree a.npz faulty.npz --out b.html"
+    assert about["command"] == "rank-collapse agree a.npz faulty.npz --out 'b c.html'"
     assert about["rank_collapse"] == __version__ and about["sentence"] == sentence
-    html = (recordings / "b.html").read_text()
-    assert '<h2 id="agree">Sublayers</h2>' in html
-    assert "Relative errors by layer, medians over tokens without spikes." in html
-    assert f"rank_collapse {__version__}</p>" in html
-    assert "rotary form" in html and "data:image/png" in html
-    rows = list(csv.DictReader((recordings / "b.csv").read_text().splitlines()))
+    page = (recordings / "b c.html").read_text()
+    assert f"<pre>{html.escape(about['command'])}</pre>" in page
+    assert '<h2 id="agree">Sublayers</h2>' in page
+    assert "Relative errors by layer, medians over tokens without spikes." in page
+    assert f"rank_collapse {__version__}</p>" in page
+    assert "rotary form" in page and "data:image/png" in page
+    rows = list(csv.DictReader((recordings / "b c.csv").read_text().splitlines()))
     assert len(rows) == len(about["sublayers"])
     assert [r["part"] for r in rows[:3]] == ["attention", "mlp", "layer"]
     for row, sublayer in zip(rows, about["sublayers"], strict=True):
@@ -224,3 +226,34 @@ def test_the_table_of_the_page_has_the_heads_in_words(recordings, capsys):
         assert row[8] == " ".join(map(str, sublayer["worst_token"]))
     assert "Do a.npz and rounded.npz agree?" in page
     assert "rank-collapse agree a.npz rounded.npz" in page
+
+
+@pytest.mark.parametrize("first_is_folder", [True, False])
+def test_each_folder_is_recorded_in_its_own_form(first_is_folder, tmp_path, monkeypatch, capsys):
+    """A recording beside a folder has no form; its place among both stays."""
+    from rank_collapse.command import recorded
+
+    folder, other, file = tmp_path / "one", tmp_path / "two", tmp_path / "file.npz"
+    folder.mkdir()
+    other.mkdir()
+    calls = []
+    monkeypatch.setattr(recorded, "read_tokens", lambda flags, source: ("tokens", source))
+    monkeypatch.setattr(recorded, "record_folder", lambda *arguments: calls.append(arguments))
+    monkeypatch.setattr(recorded, "record_replay", lambda *arguments: arguments)
+    words = ["agree", "a", "b", "--dtype=bfloat16,float32", "--with=torch,jax"]
+    flags = parse_flags(words)
+    sources = [folder, file] if first_is_folder else [file, folder]
+    paths, replay = agree._record_folders(flags, sources, tmp_path)
+    place = 0 if first_is_folder else 1
+    form = [("bfloat16", "eager", "torch"), ("float32", "eager", "jax")][place]
+    recording = tmp_path / ("a.safetensors" if first_is_folder else "b.safetensors")
+    assert calls == [(folder, recording, ("tokens", folder), form)]
+    assert paths[place] == recording and paths[1 - place] == file
+    forms = [form, None] if first_is_folder else [None, form]
+    assert replay == (sources, paths, ("tokens", folder), forms)
+    assert capsys.readouterr().err == f"{folder}: {', '.join(form)}\n"
+    calls.clear()
+    paths, (_, _, tokens, forms) = agree._record_folders(flags, [other, folder], tmp_path)
+    assert [call[0] for call in calls] == [other, folder] and tokens == ("tokens", other)
+    assert paths == [tmp_path / "a.safetensors", tmp_path / "b.safetensors"]
+    assert forms == [("bfloat16", "eager", "torch"), ("float32", "eager", "jax")]

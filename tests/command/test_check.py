@@ -12,8 +12,9 @@ from safetensors.numpy import load_file, save_file
 import rank_collapse as rc
 from rank_collapse.command import check, checked, inputs, main, parse_flags
 from rank_collapse.command.checked import WHOLE
-from rank_collapse.command.checkpoint import measure_checkpoint
+from rank_collapse.command.checkpoint import measure_checkpoint, to_json
 from rank_collapse.command.inputs import open_source, read_inputs
+from tests.oracles.made_up_checks import make_check
 from tests.support.folders import REPOSITORY
 from tests.support.marks import full_but
 
@@ -272,6 +273,55 @@ def test_no_file_is_written_through_a_link(tmp_path, monkeypatch, capsys):
     capsys.readouterr()
     assert (tmp_path / "mine").read_text() == "mine"
     assert all((folder / f"rank_collapse.{end}").stat().st_size > 100 for end in ("csv", "json"))
+
+
+@pytest.fixture
+def made_up(monkeypatch):
+    """Returns made-up checks by name, and the list of those that were measured."""
+    checks, measured = {"a/model": make_check(), "b c": make_check("b c", seed=1)}, []
+    checks["b c"] = checks["b c"]._replace(inputs=checks["b c"].inputs._replace(description="No."))
+
+    def measure(opened, batch):
+        measured.append(opened.name)
+        assert batch is checks[opened.name].inputs
+        return checks[opened.name]
+
+    monkeypatch.setattr(inputs, "open_source", lambda name: checks[name].opened)
+    monkeypatch.setattr(inputs, "read_inputs", lambda flags, opened: checks[opened.name].inputs)
+    monkeypatch.setattr(check.checkpoint, "measure_checkpoint", measure)
+    monkeypatch.setattr(check, "draw_files", lambda figure: {".png": b"a picture"})
+    return checks, measured
+
+
+def test_of_several_checkpoints_each_is_measured_once_and_has_its_own_numbers(
+    made_up, tmp_path, capsys
+):
+    (checks, measured), out = made_up, tmp_path / "two.html"
+    command = ["check", "a/model", "b c", "a/model", f"--out={out}"]
+    assert main(command) == 0 and measured == ["a/model", "b c"]
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[:-1] == [
+        *(f"{name}: {one.write_verdict()}" for name, one in checks.items()),
+        *("What they are.", "No."),
+    ]
+    written = json.loads(out.with_suffix(".json").read_text())
+    assert written == [to_json(one.describe(command)) for one in checks.values()]
+    assert f"check a/model &#x27;b c&#x27; a/model --out={out}</pre>" in out.read_text("utf-8")
+    assert main([*command, "--json"]) == 0
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    for line, one in zip(lines, checks.values(), strict=True):
+        layers = line.pop("layers")
+        assert line == to_json(one.describe([*command, "--json"]))
+        assert layers == to_json(one.layer_means())
+    assert main(["check", "b c", f"--out={out}"]) == 0
+    assert json.loads(out.with_suffix(".json").read_text())["source"] == "b c"
+
+
+def test_checkpoints_that_cannot_be_compared_are_not_measured(made_up, capsys):
+    checks, measured = made_up
+    checks["b c"] = checks["b c"]._replace(inputs=checks["b c"].inputs._replace(kind="random"))
+    assert main(["check", "a/model", "b c", "--json"]) == 2 and not measured
+    assert "b c would be measured on random token ids" in capsys.readouterr().err
 
 
 def test_weights_of_almost_nothing_are_measured_without_a_warning(tmp_path, capsys):

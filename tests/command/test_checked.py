@@ -270,7 +270,11 @@ def test_a_page_has_a_row_for_each_layer_and_a_section_for_each_checkpoint(monke
     spiked = np.zeros((TEXTS, DEPTH + 1), bool)
     spiked[1, 2] = True
     first = make_check(
-        spikes=SPIKES, states={"read": {"spiked": spiked, "spike_token": 3 + 0 * LOW}}
+        spikes=SPIKES,
+        states={
+            "Transformer": {"spiked": spiked, "spike_token": 1 + 0 * LOW},
+            "read": {"spiked": spiked, "spike_token": 3 + 0 * LOW},
+        },
     )
     second = make_check("b/other", seed=1)
     rows, means = check.layer_rows(first), first.layer_means()
@@ -283,8 +287,9 @@ def test_a_page_has_a_row_for_each_layer_and_a_section_for_each_checkpoint(monke
     page = check.render_page([first, second], "the command")
     assert "<h1>Rank collapse in model, other</h1>" in page
     one_token = (
-        "Layers whose residual ratio is of one token, what attention reads: 2; largest entry at "
-        "position 3, in 1 of 3 texts."
+        "Layers whose residual ratio is of one token, full model: 2; largest entry at position 1, "
+        "in 1 of 3 texts. Layers whose residual ratio is of one token, what attention reads: 2; "
+        "largest entry at position 3, in 1 of 3 texts."
     )
     texts = "3 texts of 3 to 5 tokens: What they are."
     introduction = f"a/model: {first.write_verdict()} {texts} {one_token} b/other: "

@@ -1,36 +1,99 @@
 """`rank-collapse depth`: its page and its files."""
 
+import csv
+import dataclasses
+import html
 import json
+import re
+import shlex
 
 import numpy as np
 import pytest
 
 import rank_collapse as rc
-from rank_collapse.command import depth
+from rank_collapse.command import checkpoint, depth
+from rank_collapse.pretrained.report import tabulate_lengths
+from rank_collapse.pretrained.used_depth import DepthUsed
 from tests.oracles.depth_reports import DEPTH
 from tests.support.commands import run_command
 from tests.support.folders import REPOSITORY
 
-GOLDEN = REPOSITORY / "tests" / "golden" / "bert"
+GPT2 = REPOSITORY / "tests" / "golden" / "gpt2-head"
 
 
 IDS = ("--ids=5,8,13,7", "--ids=7,6,1")
 
 
-def test_a_page_of_depth_counts_layers_and_heads(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(depth, "depth_report", lambda *_, **__: DEPTH)
+@pytest.mark.parametrize("is_random", [False, True])
+def test_what_depth_measures_and_writes(is_random, tmp_path, capsys, monkeypatch):
+    """Both texts with their mask; the page, the table and the JSON file have the same numbers."""
+    used = {
+        "of layers": DepthUsed(2, "a definition", "a paper"),
+        "of none": DepthUsed(None, "no number", "a paper"),
+        "of more": DepthUsed(3, "most of it", "a paper"),
+    }
+    report, measured = dataclasses.replace(DEPTH, used=used), []
+
+    def measure(source, ids, *, mask, unembedding, done):
+        measured.append((source, ids.tolist(), mask.tolist(), unembedding.table.shape))
+        return report
+
+    monkeypatch.setattr(depth, "depth_report", measure)
     monkeypatch.setattr(depth, "draw_files", lambda figure: {".png": b"a picture"})
-    out = tmp_path / "depth.html"
-    run_command(capsys, "depth", str(GOLDEN.parent / "gpt2-head"), *IDS, "--out", str(out))
+    out = tmp_path / "the depth.html"
+    name = f"random:{GPT2}" if is_random else str(GPT2)
+    printed = run_command(capsys, "depth", name, *IDS, "--out", str(out)).splitlines()
+    ((source, ids, mask, shape),) = measured
+    assert ids == [[5, 8, 13, 7], [7, 6, 1, 0]] and mask == [[True] * 4, [True] * 3 + [False]]
+    assert shape == (source.config.embedding.vocab_size, source.config.d_model)
+    about = "random weights: " if is_random else ""
+    weights = "random weights" if is_random else "of the checkpoint"
+    verdict = (
+        f"{about}Of 3 layers the definitions count from 2 (“of layers”) to 3 (“of more”); of heads "
+        "on a path: paths, loss 1."
+    )
+    written = f"written to {out}, {out.with_suffix('.json')} and {out.with_suffix('.csv')}"
+    assert printed == [*f"{about}{report}".split("\n"), "The ids of --ids.", written]
+
+    numbers = json.loads(out.with_suffix(".json").read_text())
+    layers = {name: checkpoint.to_json(a) for name, a in report.by_layer().items()}
+    command = shlex.join(["python", "-m", "rank_collapse", "depth", name, *IDS, "--out", str(out)])
+    assert numbers == {
+        "source": name,
+        "weights": weights,
+        "command": command,
+        "tokens": "The ids of --ids.",
+        "rank_collapse": rc.__version__,
+        "verdict": verdict,
+        "used": {name: one._asdict() for name, one in used.items()},
+        "lengths": {name: one._asdict() for name, one in report.lengths.items()},
+        "path_lengths": tabulate_lengths(report.length_laws),
+        "layers": layers,
+    }
     page = out.read_text("utf-8")
-    assert "2 layers" in page and "1 heads on a path" in page and "2 heads" not in page
+    assert f"<h1>Depth used by {name}</h1><p>{verdict} 2 texts of 3 to 4 tokens: The ids" in page
+    assert f'<h2 id="depth">{about}{name}</h2>' in page
+    assert f"<pre>{html.escape(command)}</pre>" in page and "By layer; bands over texts." in page
+    cells = re.findall("<td[^>]*>(.*?)</td>", page)
+    assert [cells[start : start + 4] for start in range(0, 16, 4)] == [
+        ["of layers", "2 layers", "a definition", "a paper"],
+        ["of none", "none", "no number", "a paper"],
+        ["of more", "3 layers", "most of it", "a paper"],
+        ["paths, loss", "1 heads on a path", "another", "a paper"],
+    ]
+    head, *rows = csv.reader(out.with_suffix(".csv").read_text().splitlines())
+    assert head == ["weights", "layer", *layers]
+    assert [row[:2] for row in rows] == [[weights, str(layer)] for layer in range(4)]
+    columns = zip(*(row[2:] for row in rows), strict=True)
+    for column, values in zip(columns, report.by_layer().values(), strict=True):
+        np.testing.assert_array_equal([float(cell) for cell in column], values)
 
 
 @pytest.mark.full
 def test_depth_writes_what_the_report_has(tmp_path, capsys):
-    folder, out = GOLDEN.parent / "gpt2-head", tmp_path / "depth.html"
-    run_command(capsys, "depth", str(folder), *IDS, "--out", str(out))
-    source = rc.pretrained.open_checkpoint(folder)
+    out = tmp_path / "depth.html"
+    run_command(capsys, "depth", str(GPT2), *IDS, "--out", str(out))
+    source = rc.pretrained.open_checkpoint(GPT2)
     report = rc.depth_report(source, [[5, 8, 13, 7], [7, 6, 1]])
     written = json.loads(out.with_suffix(".json").read_text())
     for field in ("used", "lengths"):

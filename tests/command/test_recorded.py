@@ -3,6 +3,7 @@
 import types
 from pathlib import Path
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -210,3 +211,62 @@ def test_tokens_are_those_of_the_folder(monkeypatch):
     batch = batch._replace(mask=None)  # of images
     message = "a/folder reads no tokens: record it in your own code"
     is_refused(message, recorded.read_tokens, flags, Path("a/folder"))
+
+
+def test_a_recording_of_jax_has_layers_before_examples_and_its_inputs(tmp_path, monkeypatch):
+    """Every example has its own mask; names and numbers are those of the trace."""
+
+    def apply(params, ids, config, *, mask):
+        assert (params, config) == ("params", "config")
+        return jnp.where(mask, 2.0 * ids, -1.0)
+
+    def collect(trace):
+        return {"residual": jnp.stack([trace, 10 * trace, 100 * trace])}
+
+    def add(trace, params, config):
+        assert (params, config) == ("params", "config")
+        return {"mlp_branch": trace[None]}
+
+    written = {}
+    monkeypatch.setattr(recorded.pretrained, "load", lambda folder: ("config", "params", folder))
+    monkeypatch.setattr(recorded, "apply", apply)
+    monkeypatch.setattr(recorded, "collect_trace", collect)
+    monkeypatch.setattr(recorded, "compute_added_branches", add)
+    monkeypatch.setattr(
+        recorded, "write_recording", lambda path, arrays: written.update(arrays | {"path": path})
+    )
+    recorded.record_folder(Path("folder"), "file", TOKENS, JAX)
+    trace = np.where(TOKENS.mask, 2.0 * IDS, -1.0)
+    assert written.pop("path") == "file"
+    assert written.keys() == {"residual", "mlp_branch", "mask", "token_ids"}
+    np.testing.assert_array_equal(written["residual"], [trace, 10 * trace, 100 * trace])
+    np.testing.assert_array_equal(written["mlp_branch"], [trace])
+    assert written["mask"].dtype == np.uint8 and written["token_ids"] is IDS
+    np.testing.assert_array_equal(written["mask"], TOKENS.mask)
+
+
+def test_a_replay_of_jax_runs_each_example_with_its_mask(monkeypatch):
+    calls = []
+
+    def name_states(params, config, *, mask):
+        assert params == "params" and config.kinds == ("attention", "mlp")
+        return lambda x: jnp.where(mask, x, -x)
+
+    def record(function, ids, path, *, branches, mask, token_ids, **options):
+        assert ids is IDS and token_ids is IDS and mask.dtype == np.uint8
+        assert branches == {"attention": "attention", "mlp": "mlp"}
+        np.testing.assert_array_equal(mask, TOKENS.mask)
+        calls.append((path, np.asarray(function(ids)).tolist(), options))
+
+    config = types.SimpleNamespace(kinds=("attention", "mlp"))
+    monkeypatch.setattr(recorded.pretrained, "load", lambda folder: (config, "params"))
+    monkeypatch.setattr(recorded, "name_states", name_states)
+    monkeypatch.setattr(recorded, "record_function", record)
+    plan = [("a", {"inputs": "other"}), ("b", {"noise": NOISE, "seed": 1})]
+    recorded._replay("folder", TOKENS, JAX, plan)
+    states = np.where(TOKENS.mask, IDS, -IDS).tolist()
+    assert calls == [(path, states, options) for path, options in plan]
+    calls.clear()
+    monkeypatch.setattr(recorded, "_run_torch", lambda *arguments: calls.append(arguments))
+    recorded._replay("folder", TOKENS, HALF, plan)
+    assert calls == [("folder", TOKENS, HALF, plan)]

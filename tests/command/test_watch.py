@@ -11,6 +11,7 @@ import pytest
 from experiments.lab import folder
 from rank_collapse.command import main, watch
 from rank_collapse.runs import drawn, metrics
+from tests.support.marks import full_but
 
 
 @pytest.fixture(autouse=True)
@@ -49,7 +50,10 @@ def test_control_characters_of_a_name_are_not_printed(tmp_path, capsys):
     assert "x.residual_ratio 0.0001 below" in out and "\x1b" not in out
 
 
-@pytest.mark.parametrize("control", ["\x1b]0;owned\x07", "\u202egnp", "a\rb", "a\nb"])
+CONTROLS = ["\x1b]0;owned\x07", "\u202egnp", "a\rb", "a\nb"]
+
+
+@pytest.mark.parametrize("control", full_but(CONTROLS, "\u202egnp", "a\nb"))
 def test_control_characters_of_a_file_are_not_printed(control, tmp_path, capsys):
     """Of a network's file, of the folder, of the picture, of a list of metrics that is cut."""
     folder = tmp_path / f"run{control}"
@@ -87,11 +91,27 @@ def test_each_network_of_several_has_its_picture_and_its_alarms(tmp_path, capsys
         metrics.append(path, 3, {"residual_ratio": [0.9, ratio]}, seed=0)
     out = read_output(capsys, str(tmp_path), code=watch.PASSED).out
     assert out.startswith("deep: step 3: residual_ratio 1e-05") and "1 thresholds" in out
+    places = [out.find(f"metrics-{name}.png") for name in ("deep", "flat")]
+    assert 0 < places[0] < places[1]  # in the order of the names
     pictures = {path.name for path in (tmp_path / "figures").iterdir()}
     assert pictures == {"metrics-deep.png", "metrics-flat.png"}
     assert (
         str(tmp_path / "figures" / "metrics-flat.png") in read_output(capsys, str(path)).out
     )  # the file alone, in the same run
+    # Every alarm counts, a flag keeps the alarm of a loss that is no number, and a threshold may be
+    # on a metric of one network alone.
+    metrics.append(path, 4, {"loss": float("nan"), "top": 2.0}, seed=0)
+    flags = ("--above=top=1", "--above=loss=9")
+    out = read_output(capsys, str(tmp_path), *flags, code=watch.PASSED).out
+    assert out.splitlines()[:3] == [
+        "deep: step 3: residual_ratio 1e-05 below 0.01 at layer 1 of seed 0 (rank collapse)",
+        "flat: step 4: loss nan is not finite of seed 0 (divergence)",
+        "flat: step 4: top 2 above 1 of seed 0",
+    ]
+    assert out.splitlines()[3].startswith("3 thresholds passed; ")
+    assert run_watch(str(tmp_path), "--above=tops=1") == 2
+    available = "but the run has the metrics loss, residual_ratio, top\n"  # no step and no seed
+    assert capsys.readouterr().err.endswith(available)
 
 
 def test_logs_of_one_folder_have_pictures_of_their_own(tmp_path, capsys):
@@ -219,6 +239,30 @@ def test_layers_of_a_trainer_are_one_curve_in_their_order(tmp_path):
     assert row.keys() == {"step", "loss", "residual_ratio", "decoder.entropy"}
     expected = [*range(10), np.nan, 11]
     np.testing.assert_array_equal(row["residual_ratio"], expected)
+
+
+def test_the_newest_history_of_a_trainer_is_read_by_step(tmp_path, capsys):
+    """Entries of a step are one row, whatever their order; times and counts are no metrics."""
+    history = [
+        {"step": 4, "loss": 1.0, "epoch": 2.0, "learning_rate": 0.1},
+        {"step": 2, "loss": 3.0, "epoch": 1.0, "best": True, "name": "a"},
+        {"step": 4, "eval_loss": 2.0, "eval_runtime": 5.0, "eval_steps_per_second": 7.0},
+        {"step": 4, "train_runtime": 9.0, "total_flos": 1e9, "eval/loss": 2.0},
+    ]
+    for time, name in enumerate(("9", "11", "9", "10", "9", "10")):
+        newest = tmp_path / f"checkpoint-{name}" / watch.STATE
+        newest.parent.mkdir(exist_ok=True)
+        newest.write_text(json.dumps({"log_history": history if name == "10" else []}))
+        os.utime(newest, (time, time))
+        assert watch.find_files(tmp_path) == [newest]
+    assert watch.read_rows(newest) == [
+        {"step": 2, "loss": 3.0},
+        {"step": 4, "loss": 1.0, "learning_rate": 0.1, "eval_loss": 2.0, "eval.loss": 2.0},
+    ]
+    picture = tmp_path / "figures" / "trainer_state.png"  # of the run, not of the checkpoint
+    assert read_output(capsys, str(newest)).out == f"0 thresholds passed; {picture}\n"
+    metrics.append(tmp_path / metrics.NAME, 1, {"loss": 1.0})
+    assert watch.find_files(tmp_path) == [tmp_path / metrics.NAME]  # ours before a Trainer's
 
 
 def make_layer_scalars(*ratios):

@@ -161,3 +161,58 @@ def test_the_machine_is_described_before_what_it_measures(monkeypatch, capsys, t
     assert machine.pop("load") >= 0 and machine == expected
     printed = capsys.readouterr().out.splitlines()[0].split(", ")
     assert {f"{name} {value}" for name, value in expected.items()} <= {*printed}
+
+
+def test_each_number_of_seeds_is_a_benchmark_of_those_that_train_seeds(monkeypatch):
+    """`seeds` gets all numbers, for each of its networks; what has no seeds runs once."""
+    calls = []
+
+    def make_stub(name):
+        return lambda options, **given: calls.append((name, options, given))
+
+    names = ["seeds", "train_sort", "collapse_sweep", "products"]
+    monkeypatch.setattr(benchmark, "BENCHMARKS", {name: make_stub(name) for name in names})
+    sizes = {"mlp": ((1, 2), 3), "sort": ((4,), 5)}
+    monkeypatch.setattr(benchmark.seed_benchmarks, "SIZES", sizes)
+    tiny = {"seeds": {"batch_size": 2}, "products": {"width": 8}}
+    monkeypatch.setattr(benchmark, "TINY", tiny)
+    for is_tiny in (False, True):
+        options = SimpleNamespace(num_seeds=["2", "16"], benchmark=names, tiny=is_tiny)
+        calls.clear()
+        listed = list(benchmark.list_benchmarks(options))
+        for _, _, measure in listed:
+            measure("options")
+        assert [label for _, label, _ in listed] == [
+            *("seeds, mlp", "seeds, sort", "train_sort, 2 seeds", "train_sort, 16 seeds"),
+            *("collapse_sweep, 2 seeds", "collapse_sweep, 16 seeds", "products"),
+        ]
+        assert [name for name, _, _ in listed] == [name for name, _, _ in calls]
+        extra = tiny if is_tiny else {}
+        networks = {n: benchmark.seed_benchmarks.TINY_SIZE if is_tiny else sizes[n] for n in sizes}
+        assert calls == [
+            *(
+                (
+                    "seeds",
+                    "options",
+                    {"sizes": {n: size}, "num_seeds": [2, 16]} | extra.get("seeds", {}),
+                )
+                for n, size in networks.items()
+            ),
+            *((name, "options", {"num_seeds": count}) for name in names[1:3] for count in (2, 16)),
+            ("products", "options", extra.get("products", {})),
+        ]
+    options = SimpleNamespace(num_seeds=[], benchmark=names[1:], tiny=False)
+    assert [label for _, label, _ in benchmark.list_benchmarks(options)] == names[1:]
+
+
+def test_the_time_of_pytorch_is_not_in_the_time_that_is_said(monkeypatch):
+    monkeypatch.setattr(benchmark, "CPU_SECONDS", {"train_sort": 20, "products": 2})
+    options = SimpleNamespace(tiny=False, baseline="torch")
+    about = ", about 20 s of CPU with five rounds"
+    assert benchmark.describe_time("train_sort", options) == f"{about}, and PyTorch's"
+    assert benchmark.describe_time("products", options) == about.replace("20", "2")
+    assert benchmark.describe_time("new", options) == ""
+    options = SimpleNamespace(tiny=False, baseline="none")
+    assert benchmark.describe_time("train_sort", options) == about
+    options.tiny = True
+    assert benchmark.describe_time("train_sort", options) == ""

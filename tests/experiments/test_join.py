@@ -189,3 +189,48 @@ def test_points_of_workers_are_gone_when_the_run_is_complete(point, tmp_path):
     (folder / "points" / "0").mkdir(parents=True)
     assert run(path_chains, TINY, folder) == 0
     assert not (folder / "points").exists()
+
+
+def make_part(first_seed, num_seeds, **arrays):
+    named = {name: np.asarray(values) for name, values in arrays.items()}
+    return join.Part({"first_seed": first_seed, "num_seeds": num_seeds, "depth": 2}, named)
+
+
+def test_seeds_are_joined_in_their_order_whatever_that_of_the_folders():
+    parts = [make_part(5, 1, a=[5.0]), make_part(2, 2, a=[2.0, 3.0]), make_part(4, 1, a=[4.0])]
+    config, arrays = join.join_seeds(parts)
+    assert config == {"first_seed": 2, "num_seeds": 4, "depth": 2}
+    assert arrays["a"].tolist() == [2, 3, 4, 5]
+    assert join.join_seeds(parts[:1]) is parts[0]
+
+
+@pytest.mark.parametrize(
+    ("second", "message"),
+    [
+        (make_part(3, 1, a=[1.0]), "seed 2 is in none of the folders, or in two of them"),
+        (make_part(1, 1, a=[1.0]), "seed 2 is in none of the folders, or in two of them"),
+        (make_part(2, 1, a=[1.0], b=[1.0]), "b is not among the arrays of all folders"),
+        (make_part(2, 1), "a is not among the arrays of all folders"),
+        (make_part(2, 1, a=[1.0, 2.0]), r"a of shape \(2,\) does not have the seeds as its first"),
+        (make_part(2, 1, a=1.0), r"a of shape \(\) does not have the seeds as its first axis"),
+    ],
+)
+def test_parts_that_make_no_whole_are_named(second, message):
+    with pytest.raises(ValueError, match=message):
+        join.join_seeds([second, make_part(0, 2, a=[1.0, 2.0])])
+
+
+def test_two_folders_and_a_place_are_needed(tmp_path, capsys):
+    for arguments in ([str(tmp_path)], [str(tmp_path), str(tmp_path / "b")]):
+        place = [] if len(arguments) > 1 else [f"--output_dir={tmp_path / 'joined'}"]
+        folders = f"--folders={','.join(arguments)}"
+        assert cli.execute(join.main, join.FLAGS, [folders, *place]) == 2
+        message = "error: join needs two folders or more, and --output_dir for the joined run\n"
+        assert capsys.readouterr().err == message
+
+
+def test_a_run_until_decided_is_not_joined(tmp_path, monkeypatch):
+    monkeypatch.setattr(join, "read_summary", lambda folder: {})
+    monkeypatch.setattr(join, "read_config", lambda folder: {"until": "decided"})
+    with pytest.raises(ValueError, match="was measured with --until=decided and cannot be joined"):
+        join.read_parts(path_chains.FLAGS, tmp_path)

@@ -139,3 +139,11 @@ def test_the_constant_of_the_law_is_that_of_networks_without_skips(base, tmp_pat
     assert run(run_collapse, [*SIZE, "--variants=san_mlp", "--mlp_gain=1,2"], tmp_path) == 0
     assert (tmp_path / "figures" / "log_residual.png").exists()
     assert not (tmp_path / "figures" / "mlp_gain.png").exists()
+
+
+def test_gains_of_mlps_are_those_that_the_norm_leaves():
+    """Post-norm undoes all but 1, pre-norm has none."""
+    gains = [0.5, 1.0, 2.0]
+    for norm, chosen in (("none", gains), ("post", [1.0]), ("sandwich", [1.0]), ("pre", [])):
+        assert run_collapse.choose_gains(gains, norm) == chosen
+    assert run_collapse.choose_gains([0.5], "post") == []

@@ -6,7 +6,7 @@ from experiments import run_lipschitz
 from experiments.trained.opened_networks import UNTRAINED
 from experiments.trained.packages import PACKAGES
 from experiments.verdicts import STATEMENTS
-from tests.support.runs import check_mistake, result_of, rows, run
+from tests.support.runs import check_mistake, parsed, result_of, rows, run
 
 
 def test_tables_have_what_was_measured(tmp_path):
@@ -34,3 +34,21 @@ def test_registered_networks_are_those_of_the_packages():
 )
 def test_what_is_refused(flags, message, tmp_path, capsys):
     check_mistake(run_lipschitz, ["--untrained", *flags], message, tmp_path, capsys)
+
+
+def test_texts_are_as_long_as_the_longest_and_skipped_ones_are_loaded_first(monkeypatch):
+    asked = []
+
+    def load_networks(options, num_texts):
+        asked.append((options.max_tokens, num_texts))
+        return ["a", "b"]
+
+    monkeypatch.setattr(run_lipschitz, "load_networks", load_networks)
+    monkeypatch.setattr(run_lipschitz, "skip_texts", lambda network, count: (network, count))
+    flags = ("--num_texts=3", "--skip_texts=2", "--tokens=16,64,8")
+    opened = run_lipschitz.open_networks(parsed(run_lipschitz, *flags))
+    assert asked == [(64, 5)] and opened == [("a", 2), ("b", 2)]
+    for tokens in ("8,16", "8,16,16"):
+        options = parsed(run_lipschitz, f"--tokens={tokens}")
+        with pytest.raises(ValueError, match="--tokens needs three numbers or more"):
+            run_lipschitz.open_networks(options)

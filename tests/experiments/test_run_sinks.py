@@ -10,7 +10,7 @@ import xarray as xr
 
 import rank_collapse as rc
 from experiments import run_sinks
-from experiments.trained.opened_networks import make_untrained
+from experiments.trained.opened_networks import Network, make_untrained
 from rank_collapse import pretrained
 from tests.support.runs import parsed
 
@@ -57,6 +57,46 @@ def test_a_key_is_excluded_as_the_flag_says(how):
             )
 
 
+def test_further_texts_are_measured_as_in_one_run(monkeypatch):
+    """Texts from the second on have the same keys as before, and the networks of --seed."""
+    arguments = ["--untrained", "--num_texts=4", "--max_tokens=16", "--key=random", "--seed=3"]
+    options, measured = parsed(run_sinks, *arguments, "--start=0.4"), []
+    network = make_untrained("llama", options)
+
+    def measure_texts(params, config, replaced, texts):
+        ids, changed, (keys, start, *_) = texts
+        measured.append((params, replaced))
+        values = {"keys": keys[:, None] + start[:, None], "change": changed != ids, "ids": ids}
+        return values | {"output": ids[..., None]}
+
+    def token_losses(unembedding, output, targets, counted):
+        read.append(unembedding)
+        return output[..., 0].sum(axis=-1) + targets.sum(axis=-1)[:, None], counted
+
+    def open_random(settings, key):
+        assert settings == network.source.settings
+        return SimpleNamespace(unembedding=jax.random.key_data(key).tolist())
+
+    read = []
+    monkeypatch.setattr(run_sinks, "measure_texts", measure_texts)
+    monkeypatch.setattr(run_sinks.pretrained, "open_random", open_random)
+    monkeypatch.setattr(run_sinks.pretrained, "token_losses", token_losses)
+    for weights in ("trained", "random"):  # no folder: both at random
+        whole = run_sinks.measure_network(options, network, weights, 0)
+        rest = run_sinks.measure_network(options, network, weights, 1)
+        assert whole.keys() == rest.keys() and len({*whole["keys"].ravel()}) > 1
+        for name, values in whole.items():
+            np.testing.assert_array_equal(rest[name], values[1:], err_msg=name)
+        np.testing.assert_array_equal(whole["change"].any(axis=0), np.arange(16) == 2)
+        assert whole["loss"].shape == (4,) and len({*whole["loss"]}) > 1
+    key = jax.random.key(3)
+    _, expected = pretrained.random_like(network.source.settings, key)
+    for params, replaced in measured:
+        jax.tree.map(np.testing.assert_array_equal, params, expected)
+        assert replaced == 2
+    assert read == [jax.random.key_data(key).tolist()] * 8
+
+
 def test_the_finding_has_paired_changes_after_the_last_layer():
     """Of the first network's trained weights, its first key and late layers."""
     labels = ["small, trained weights", "small, random weights"]
@@ -80,3 +120,38 @@ def test_the_finding_has_paired_changes_after_the_last_layer():
         f"token by {wider} and {lost}."
     )
     assert run_sinks.make_finding(results.sel(how=["hidden"]), [SimpleNamespace(label="a")]) is None
+
+
+def make_network(label, lengths, is_causal_lm=True):
+    mask = np.arange(6) < np.array(lengths)[:, None]
+    ids = np.where(mask, np.arange(len(lengths))[:, None] + 1, 0)
+    source = SimpleNamespace(is_causal_lm=is_causal_lm)
+    return Network(label, source, {"x": ids, "mask": mask}, None)
+
+
+def test_texts_are_whole_ones_after_those_that_are_skipped(monkeypatch):
+    """Skipped texts are whole ones too; short texts and masked models are left out."""
+    networks, asked = [make_network("masked", [6] * 9, False)], []
+    monkeypatch.setattr(
+        run_sinks, "load_networks", lambda options, count: asked.append(count) or networks
+    )
+    flags = ("--num_texts=2", "--skip_texts=1", "--max_tokens=6", "--folder=here")
+    options = parsed(run_sinks, *flags)
+    with pytest.raises(ValueError, match="--folder=here has no causal language model"):
+        run_sinks.open_networks(options)
+    networks.append(make_network("causal", [3, 6, 6, 5, 6, 6]))
+    (network,) = run_sinks.open_networks(options)
+    assert asked == [3 * run_sinks.READ] * 2 and network.label == "causal"
+    assert network.inputs["x"].tolist() == [[3] * 6, [5] * 6]
+    assert network.inputs["mask"].shape == (2, 6) and network.inputs["mask"].all()
+    networks[1] = make_network("causal", [6, 6, 5, 5])
+    with pytest.raises(ValueError, match="causal: 1 texts have 6 tokens"):
+        run_sinks.open_networks(options)
+
+
+def test_layers_of_a_shallow_network_are_followed_by_gaps():
+    values = np.arange(6.0).reshape(2, 3)
+    padded = run_sinks.pad_layers(values, 5)
+    np.testing.assert_array_equal(padded[:, :3], values)
+    assert np.isnan(padded[:, 3:]).all() and padded.shape == (2, 5)
+    np.testing.assert_array_equal(run_sinks.pad_layers(values[0], 5), values[0])  # one a text

@@ -20,17 +20,12 @@ from tests.support.runs import rows, run
 pytestmark = pytest.mark.usefixtures("x64")
 
 
-def test_every_panel_has_a_curve_and_every_curve_a_panel():
-    """Of the theorems that are quickest; the full tests have all."""
-    for name in ("masks", "affine_rank", "position"):
-        check_panels(run_theorems.THEOREMS[name], run_theorems.THEOREMS[name].curves(5))
-
-
 def check_panels(theorem, curves):
     assert {curve.panel for curve in curves} == set(range(len(theorem.panels)))
     assert len({curve.name for curve in curves}) == len(curves)
 
 
+@pytest.mark.full
 def test_statements_are_judged_by_their_draws(tmp_path):
     flags = ["--theorems=width", "--num_seeds=2", "--seed=5"]
     assert run(run_theorems, flags, tmp_path) == 0

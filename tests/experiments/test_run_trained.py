@@ -6,6 +6,7 @@
 import json
 import random
 import warnings
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -186,3 +187,78 @@ def test_a_trained_albert_in_transformers_and_its_numbers(albert):
     nats = -np.take_along_axis(log_p, task.targets[..., None], axis=-1)[..., 0]
     loss = [row[chosen].mean() for row, chosen in zip(nats, task.chosen, strict=True)]
     np.testing.assert_allclose(measures["paths/loss"], loss, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("depth", "lengths"),
+    [(1, [0, 1]), (3, [0, 1, 2, 3]), (12, [0, 1, 2, 3, 4, 6]), (40, [0, 1, 2, 3, 4, 6, 10])],
+)
+def test_what_is_measured_of_the_texts_from_a_number_on(depth, lengths, monkeypatch):
+    """Paths of a task that is made of all texts; spectrograms have residuals alone."""
+    x, calls = np.arange(12.0).reshape(6, 2), []
+
+    def record(name, result):
+        def measure(*arguments):
+            calls.append((name, arguments))
+            return {name: result}
+
+        return measure
+
+    class Task:
+        def __init__(self, *arguments):
+            self.arguments = arguments
+
+        def leave_out(self, start):
+            return (*self.arguments[1:], start)
+
+    for name in ("residuals", "states", "paths"):
+        monkeypatch.setattr(text_measures, f"measure_{name}", record(name, [1.0]))
+    monkeypatch.setattr(text_measures, "make_task", Task)
+    source = SimpleNamespace(config=SimpleNamespace(depth=depth))
+    options = SimpleNamespace(chunk=3, num_paths=2, num_copies=5)
+    network = opened_networks.Network("a", source, {"x": x, "mask": x > -1}, 9)
+    arrays = run_trained.measure_network(options, network, 4)
+    assert list(arrays) == ["residuals", "states", "paths"]
+    assert all(values.tolist() == [1.0] for values in arrays.values())
+    (_, residuals), (_, states), (_, paths) = calls
+    for given, inputs, *others in (residuals, states):
+        assert given is source and inputs["x"].tolist() == x[4:].tolist()
+        assert inputs["mask"].shape == (2, 2) and others in ([3], [3, 2])
+    given, (inputs, mask_id, num_copies, start), measured, chunk = paths
+    assert given is source and inputs is network.inputs and measured == lengths
+    assert (mask_id, num_copies, start, chunk) == (9, 5, 4, 3)
+    calls.clear()
+    monkeypatch.setattr(text_measures, "make_task", lambda *_: None)
+    assert list(run_trained.measure_network(options, network, 0)) == ["residuals", "states"]
+    spectrograms = network._replace(inputs={"x": x, "mask": None})
+    assert list(run_trained.measure_network(options, spectrograms, 0)) == ["residuals"]
+
+
+def test_few_texts_have_random_weights_and_bounds_of_their_shortest_length(monkeypatch):
+    x = np.arange(15).reshape(3, 5)
+    mask = np.arange(5) < np.array([4, 3, 1])[:, None]
+    calls = {}
+
+    def record(name, result):
+        def measure(*arguments):
+            calls[name] = arguments
+            return result
+
+        return measure
+
+    monkeypatch.setattr(run_trained.pretrained, "open_random", record("random", "drawn"))
+    monkeypatch.setattr(text_measures, "measure_residuals", record("residuals", {"ratio": [2.0]}))
+    monkeypatch.setattr(text_measures, "measure_bounds", record("bounds", {"bounds/c": [3.0]}))
+    source = SimpleNamespace(settings="settings")
+    network = opened_networks.Network("a", source, {"x": x, "mask": mask}, None)
+    options = SimpleNamespace(num_few=2, seed=11, chunk=4)
+    arrays = run_trained.measure_few(options, network)
+    values = {name: a.tolist() for name, a in arrays.items()}
+    assert values == {"random/ratio": [2.0], "bounds/c": [3.0]}
+    assert calls["random"] == ("settings", jax.random.key(11))
+    drawn, few, chunk = calls["residuals"]
+    assert (drawn, chunk) == ("drawn", 4) and few["x"].tolist() == x[:2].tolist()
+    given, ids, chunk = calls["bounds"]
+    assert given is source and ids.tolist() == x[:2, :3].tolist() and chunk == 4
+    spectrograms = network._replace(inputs={"x": x, "mask": None})
+    assert list(run_trained.measure_few(options, spectrograms)) == ["random/ratio"]

@@ -49,3 +49,32 @@ def test_a_folder_that_is_not_there_is_a_mistake(tmp_path, capsys):
     flags = [f"--site={tmp_path / 'nowhere'}"]
     assert cli.execute(trained_weights.main, trained_weights.FLAGS, flags) == 2
     assert "nowhere" in capsys.readouterr().err
+
+
+def test_a_folder_that_is_made_is_said_with_its_size(tmp_path, monkeypatch, capsys):
+    """One package is made, one is not installed, one cannot be read: the exit code is 0."""
+
+    def make(weights, folder):
+        (folder / "config.json").write_bytes(bytes(600_000))
+        (folder / "model.safetensors").write_bytes(bytes(2_600_000))
+
+    def find(package, site):
+        assert site == str(tmp_path)
+        if package.requirement == "broken==1":
+            raise ValueError("no\nluck")
+        return None if package.requirement == "absent==1" else tmp_path
+
+    requirements = {"a": "made==1", "b": "absent==1", "c": "broken==1"}
+    monkeypatch.setattr(
+        trained_weights,
+        "PACKAGES",
+        {n: packages.Package(text, "MIT", "w", "", make) for n, text in requirements.items()},
+    )
+    monkeypatch.setattr(trained_weights, "find_weights", find)
+    flags = [f"--site={tmp_path}", f"--folder={tmp_path / 'made'}"]
+    assert cli.execute(trained_weights.main, trained_weights.FLAGS, flags) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        f"a: made==1, MIT, 3 MB in {tmp_path / 'made' / 'a'}",
+        "b: absent==1 is not installed, skipped",
+        "c: skipped: ValueError: no luck",
+    ]

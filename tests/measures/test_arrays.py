@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
+import pytest
 
 import rank_collapse as rc
 from rank_collapse.measures import arrays
@@ -73,3 +74,25 @@ def test_masks_are_booleans_or_0_and_1():
     for traced in ([True, False], [1, 0]):
         booleans = jax.eval_shape(arrays.as_bools, jnp.asarray(traced))
         assert booleans.dtype == bool
+
+
+def test_tensors_of_torch_on_the_host_have_their_values():
+    """NumPy has no name for bfloat16 and the formats of eight bits, which become float32."""
+    torch = pytest.importorskip("torch")
+    for name in ("bfloat16", "float8_e5m2", "float8_e4m3fn", "float16", "float64", "int8", "bool"):
+        tensor = torch.tensor([0.0, 1.0, 1.0]).to(getattr(torch, name)).requires_grad_(False)
+        array = arrays.on_host(tensor)
+        narrow = name.startswith(("bfloat", "float8"))
+        assert array.dtype == ("float32" if narrow else name) and array.tolist() == [0, 1, 1]
+        if name.startswith("float"):
+            continue
+        mask = arrays.as_bools(tensor)
+        assert mask.dtype == torch.bool and mask.tolist() == [False, True, True]
+    kept = torch.ones(2, requires_grad=True)
+    assert arrays.on_host(kept).tolist() == [1, 1] and arrays.on_host(SMALL) is SMALL
+    large = torch.tensor([0, 2, -1], dtype=torch.int64)  # as a mask any number but 0 exists
+    assert arrays.as_bools(large).tolist() == [False, True, True]
+    message = "m of dtype float32 has values other than 0 and 1|m has dtype float32, but a mask is"
+    is_refused(message, arrays.as_bools, torch.tensor([0.5, 1.0]), "m")
+    fitted = arrays.match_framework(torch.ones(2), np.array([True, False]))[1]
+    assert isinstance(fitted, torch.Tensor) and fitted.tolist() == [True, False]

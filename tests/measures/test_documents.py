@@ -239,3 +239,20 @@ profile = functools.partial(rc.profile, X, batch_axis=1)
 )
 def test_what_is_no_segment_is_refused(arguments, message):
     is_refused(message, *arguments)
+
+
+@pytest.mark.parametrize("convert", ["numpy", "torch"])
+def test_documents_of_one_token_each_are_measured_by_what_one_token_has(convert):
+    """NaN for what takes two tokens; the documents among each other have their ratio."""
+    x, convert = X[0], get_converter(convert)
+    segments = np.stack([np.arange(N), np.arange(N)[::-1]])
+    scalars = rc.monitor(convert(x), convert(np.tile(np.eye(N), (B, H, 1, 1))), segments=segments)
+    for name in ("residual_ratio", "token_cosine", "bulk_ratio", "spiked"):
+        assert np.isnan(float(scalars[name])), name
+    for name, value in (("participation_ratio", 1), ("attention_entropy", 0), ("sink_rate", 1)):
+        assert_close(float(scalars[name]), value, atol=1e-12, err_msg=name)
+    pooled = x.reshape(-1, D)
+    assert_close(float(scalars["batch_residual_ratio"]), rc.residual_ratio(pooled), rtol=1e-12)
+    profile = rc.profile(convert(X), measures=("token_cosine",), batch_axis=1, segments=segments)
+    assert profile["token_cosine"].shape == (3, B * N)
+    assert np.isnan(np.asarray(profile["token_cosine"])).all()

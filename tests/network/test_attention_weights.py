@@ -45,6 +45,9 @@ def test_weights_of_the_callers_function_have_the_shape_of_scores():
     context = AttentionContext()
     halves = attention_weights(jnp.asarray(SCORES), context, lambda s, c: 0 * s + 0.5)
     np.testing.assert_array_equal(halves, np.full((2, 3, 3), 0.5))
+    low = jnp.asarray(SCORES[..., :1], jnp.bfloat16)  # one key, and weights of another type
+    half = attention_weights(low, context, lambda s, c: jnp.full(s.shape, 0.5, jnp.float32))
+    assert half.dtype == jnp.bfloat16 and np.all(half == 0.5)
     message = r"normalise returned shape \(3, 3\) for scores of shape \(2, 3, 3\)"
     is_refused(message, attention_weights, jnp.asarray(SCORES), context, lambda s, c: s[0])
 

@@ -118,6 +118,7 @@ def test_lists_of_examples_are_padded_with_zeros_and_a_mask_says_which_tokens_ex
         "segments": [[1, 1, 1], [1, 0, 0]],
         "mask": [[True] * 3, [True, False, False]],
     }
+    assert as_batch({"x": tuple(ids)})["mask"].tolist() == batch["mask"].tolist()
     given = as_batch({"x": ids, "mask": [[True, False, True], [True]]})
     assert given["mask"].tolist() == [[True, False, True], [True, False, False]]
     states = as_batch({"x": [np.ones((2, 3)), np.ones((1, 3))]})["x"]
@@ -172,6 +173,20 @@ def test_measures_are_in_float32_at_least_and_a_mask_of_pairs_leaves_all_tokens(
         expected = np.ones(N, bool) if tokens is None else tokens
         np.testing.assert_array_equal(inputs[1].existing_tokens, expected)
         assert (inputs[1].token_mask is None) == (tokens is None)
+
+
+def test_states_have_the_wider_dtype_of_their_own_and_the_weights(x64):
+    config, params = san()
+    for states, weights, wider in (
+        (jnp.float32, jnp.float64, "float64"),
+        (jnp.float64, jnp.float32, "float64"),
+        (jnp.bfloat16, jnp.float32, "float32"),
+        (jnp.float32, jnp.bfloat16, "float32"),
+        (jnp.float16, jnp.float16, "float16"),
+    ):
+        cast = jax.tree.map(lambda a, dtype=weights: a.astype(dtype), params)
+        _, prepared = prepare_inputs(cast, jnp.asarray(X, states), config)
+        assert prepared.x.dtype == wider
 
 
 def list_dtypes(*trees):

@@ -99,7 +99,9 @@ def test_values_start_where_the_authors_have_them():
         ("centred", {}, mixing(0.0, 1.0, -1.0)),
         ("shaped", {}, mixing(1.0, 1.0, -1.0)),
         ("shaped", {"alpha": 2.0, "gamma": 0.5}, mixing(2.0, 1.0, -0.5)),
+        ("shaped", {"beta": 0.25}, mixing(1.0, 0.25, -1.0)),
         ("attn_scale", {}, mixing(0.0, 1.0, 0.0)),
+        ("attn_scale", {"excess": 0.5}, mixing(0.0, 1.5, -0.5)),
     ):
         assert rc.variant(config, name, **values) == config.replace(mixing=expected)
     assert not np.any(rc.variant(config, "sinks").normalise.args[0])
@@ -158,7 +160,19 @@ def test_masks_of_queries_and_of_heads_leave_out_their_keys():
             ),
         ):
             assert_close(weights, expected, atol=1e-12)
-    assert variants.allowed_keys(scores, AttentionContext()).shape == (1, 3, 3)
+    # of two queries, which are fewer than the keys
+    allowed, exp = mask[:, :2], exp_plus_one(s)
+    context, scores = AttentionContext(mask=jnp.asarray(allowed)), scores[:, :2]
+    weights = variants.sigmoid(None, scores, context)
+    assert_close(weights, allowed / (1 + 3 * np.exp(-s[:, :2])), atol=1e-12)
+    sums = np.exp(s[:, :2]) * allowed
+    weights = variants.with_sink(0.0, scores, context)
+    assert_close(weights, sums / (1 + sums.sum(-1, keepdims=True)), atol=1e-12)
+    products = exp[:, :2] @ exp.swapaxes(1, 2) * allowed
+    weights = variants.linear(scores, s, s, context)[0]
+    total = products.sum(-1, keepdims=True)
+    assert_close(weights, products / np.where(total == 0, 1, total), atol=1e-12)
+    assert variants.allowed_keys(scores, AttentionContext()).shape == (1, 2, 3)
 
 
 def exp_plus_one(a):

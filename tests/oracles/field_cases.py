@@ -14,7 +14,7 @@ from tests.oracles.path_examples import D, config_of
 def mix_by_tanh(q, k, v, context):
     """A user's attention, far from a softmax; its output is gate · (M v), not (gate · M) v."""
     m = jnp.tanh(jnp.einsum("hnk,hmk->hnm", q, k)) / 3 + jnp.eye(q.shape[1])[None]
-    m = m if context.mask is None else m * context.mask
+    m = m if context.mask is None else m * context.mask.reshape(-1, *m.shape[1:])
     gate = jax.nn.sigmoid(q.sum(axis=-1, keepdims=True))
     return gate * m, gate * jnp.einsum("hnm,hmv->hnv", m, v)
 
@@ -172,6 +172,7 @@ NETWORKS: dict[str, tuple[dict[str, Any], ...]] = {
         {"score_cap": 0.5},
         BIAS,
         {"cross_skip": False},
+        {"mix": mix_by_tanh},  # of the attention to the tokens, not of that to the memory
     ),
 }
 

@@ -4,7 +4,7 @@ import jax
 import pytest
 
 import rank_collapse as rc
-from tests.oracles.jax_models import D, draw
+from tests.oracles.jax_layers import D, draw
 
 W8 = draw(9, D, D)
 

@@ -13,7 +13,8 @@ import numpy as np
 from flax import nnx
 
 from tests.oracles.frozen_paths import silu
-from tests.oracles.jax_models import DEPTH, D, E, H, Model, N, NNXBlock, linen_for_numpy, tokens
+from tests.oracles.jax_layers import DEPTH, D, E, H, Model, N, tokens
+from tests.oracles.library_blocks import NNXBlock, linen_for_numpy
 
 
 def nnx_scan_of_remat():

@@ -116,11 +116,11 @@ SHORT = config_of(attention_skip=True, mlp="none")
     [
         (
             lambda p, x: rc.logit_attribution(jnp.zeros((2, 3, 4)), jnp.zeros((5, 2))),
-            r"shape \(5, 2\) is not \[d, c\] .* d=\[4\]",
+            r"shape \(5, 2\), but must be \[d, c\], .* d=4",
         ),
         (
             lambda p, x: rc.logit_attribution(jnp.zeros((2, 3, 4)), (jnp.zeros((4, 2)), x[0, :3])),
-            r"w of shape \(4, 2\), but b of shape \(3,\)",
+            r"w of shape \(4, 2\) and b of shape \(3,\)",
         ),
         (
             lambda p, x: rc.head_contributions(p, x, SHORT, chunk=0),

@@ -19,10 +19,12 @@ from tests.oracles.function_paths import (
     contributions,
     ranks_of_others as ranks_of_others,
 )
-from tests.oracles.jax_models import MODELS, D, N, draw, draw_layers, plain_attention, tokens
+from tests.oracles.jax_layers import D, N, draw, draw_layers, plain_attention, tokens
+from tests.oracles.jax_models import MODELS
 from tests.oracles.library_models import LIBRARY_MODELS
 from tests.oracles.path_examples import config_of, example, relative
 from tests.support.closeness import assert_close
+from tests.support.marks import full_but
 
 EVERY_MODEL = MODELS | LIBRARY_MODELS
 FAST = (
@@ -34,9 +36,7 @@ FAST = (
 )
 
 
-@pytest.mark.parametrize(
-    "name", [n if n in FAST else pytest.param(n, marks=pytest.mark.full) for n in EVERY_MODEL]
-)
+@pytest.mark.parametrize("name", full_but(EVERY_MODEL, *FAST))
 def test_every_model_equals_the_enumeration_of_its_paths(x64, name):
     model, x = EVERY_MODEL[name](), tokens()
     sums, output = frozen_lengths(jax.tree.map(np.asarray, model.layers), x, **model.options)
@@ -49,14 +49,10 @@ def test_every_model_equals_the_enumeration_of_its_paths(x64, name):
     assert result.longer is None
 
 
-QUICK_NETWORKS = ("both norms", "skips of MLPs alone")
 TOLERANCES = {jnp.float64: 1e-13, jnp.float32: 2e-6}
 
 
-@pytest.mark.parametrize(
-    "name",
-    [n if n in QUICK_NETWORKS else pytest.param(n, marks=pytest.mark.full) for n in NETWORKS],
-)
+@pytest.mark.parametrize("name", full_but(NETWORKS, "both norms"))
 def test_the_networks_of_the_library_have_the_sums_of_their_own_pass(x64, name):
     fields = {}
     for part in covered_parts(name, ByLength.covers):
@@ -214,12 +210,13 @@ def test_lengths_beyond_all_branches_are_zero_and_lengths_beyond_the_limit_are_s
 def test_it_runs_under_vmap_and_grad_and_leaves_the_function_alone(x64):
     fn, layers = small()
     x = jnp.stack([tokens(), tokens(1)])
-    batch = jax.vmap(lambda x: rc.function_contributions(fn, x, branches="attn"))(x)
+    batch = jax.jit(jax.vmap(lambda x: rc.function_contributions(fn, x, branches="attn")))(x)
     for i in (0, 1):
         one = contributions(fn, x[i], "attn")
         assert_close(batch.by_length[i], one.by_length, atol=1e-12)
         assert_close(batch.total[i], fn(x[i]), atol=1e-12)
 
+    @jax.jit
     def loss(scale):
         scaled = [w | {"v": scale * w["v"]} for w in layers]
         sums, _ = rc.function_contributions(
@@ -232,7 +229,7 @@ def test_it_runs_under_vmap_and_grad_and_leaves_the_function_alone(x64):
     np.testing.assert_allclose(jax.grad(loss)(1.0), slope, rtol=1e-6)
 
 
-@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("reverse", full_but([False, True], True))
 def test_a_scan_is_the_loop_of_its_steps(x64, reverse):
     """It has more steps than parts; what each step returns is read as well."""
     weights, x = draw(30, 7, D, D, scale=0.3), tokens()

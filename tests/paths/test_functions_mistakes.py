@@ -15,7 +15,7 @@ from tests.oracles.function_paths import (
     attn,
     ranks_of_others as ranks_of_others,
 )
-from tests.oracles.jax_models import D, N, tokens
+from tests.oracles.jax_layers import D, N, tokens
 from tests.support.refusals import is_refused, parametrize_refusals
 
 
@@ -97,73 +97,106 @@ LINEN_PARAMS = {"params": {"attn": {"kernel": W8, "bias": jnp.zeros(D)}}}
 BOTH = {"attention": "attn", "mlp": "mlp"}
 
 
+frozen = jax.lax.stop_gradient
 COMPLEX = np.ones((N, D)) * 1j
 
 
 WRONG = [
     wrong(
-        near_names, "'atention' matches no scope or name; nearest: 'self_att", branches="atention"
+        near_names,
+        "'atention' matches no scope or name; the nearest are 'self_att",
+        branches="atention",
     ),
-    wrong(near_names, "'Q' matches no scope or name; there are: 'self_att", branches="Q"),
-    wrong(lambda x: x + x @ W8, "matches no scope or name: the function has none; put `with"),
+    wrong(near_names, "'Q' matches no scope or name; fn has 'self_att", branches="Q"),
+    wrong(
+        lambda x: x + x @ W8,
+        "matches no scope or name, because fn has none; put the branch into `with",
+    ),
     wrong(attn, "branches='\\(' is not a regular expression: ", branches="("),
     wrong(attn, "branches='' is not a regular expression", branches=""),
     wrong(attn, "branches=3 is not a regular expression", branches=3),
-    wrong(attn, "branches={} has to name 'attention'", branches={}),
-    wrong(attn, "branches={'mlp': 'm'} has to name 'attention'", branches={"mlp": "m"}),
-    wrong(attn, "'heads'.* has to name 'attention'", branches={"attention": "a", "heads": "h"}),
+    wrong(attn, "branches={} must have the key 'attention'", branches={}),
+    wrong(attn, "branches={'mlp': 'm'} must have the key 'attention'", branches={"mlp": "m"}),
+    wrong(
+        attn, "'heads'.* must have the key 'attention'", branches={"attention": "a", "heads": "h"}
+    ),
     wrong(attn, "'m' matches no scope", branches={"attention": "attn", "mlp": "m"}),
-    wrong(nested_kinds, "scope 'attn/mlp' is a branch both", branches=BOTH),
+    wrong(nested_kinds, "scope 'attn/mlp' matches the patterns of both", branches=BOTH),
     wrong(
         lambda x: x + checkpoint_name(x @ W8, "b"),
-        "name 'b' is one of both",
+        "name 'b' matches the patterns of both",
         branches={"attention": "b", "mlp": ".*"},
     ),
-    wrong(in_parts, "several values go from one entry of the scope 'attn' directly into another"),
+    wrong(in_parts, "fn enters the scope 'attn' twice and passes several values"),
     wrong(
         lambda x: x + checkpoint_name(jax.nn.softmax(x @ x.T), "attn") @ x,
-        "matches 'attn', which no state leaves: the output of the attention branch",
+        "matches 'attn', but no path passes through it; .* output of the attention branch",
     ),
     wrong(
         linear_attention,
-        r"a product of two values .* at attn \(.*test_functions_mistakes.py:\d+.*stop_gradient",
+        r"fn computes a product of two values .* at .*test_functions_mistakes.py:\d+.*in the scope "
+        "'attn', so its output is not a sum of paths; freeze one of the two.*stop_gradient",
     ),
-    wrong(feature_attention("weights first"), "a product of two values .* at attn"),
-    wrong(feature_attention("states first"), "a product of two values .* at attn"),
-    wrong(lambda x: attn(x) * (x @ W8), "a product of two values .* at the top level"),
+    wrong(feature_attention("weights first"), "a product of two values .* in the scope 'attn'"),
+    wrong(feature_attention("states first"), "a product of two values .* in the scope 'attn'"),
+    wrong(
+        lambda x: attn(x) * (x @ W8),
+        r"a product of two values .* at .*\.py:\d+:\d+ \(<lambda>\), so",
+    ),
     wrong(lambda x: attn(jax.nn.relu(x) * jax.nn.relu(x @ W8)), "a product of two values"),
-    wrong(lambda x: attn(x) + x.max(0), "reduce_max of values .* at the top level.*stop_gradient"),
-    wrong(lambda x: attn(jnp.sort(x, 0)), "sort of values that depend on the input"),
-    wrong(lambda x: attn(jax.lax.top_k(x, D)[0]), "top_k of values that depend on the input"),
-    wrong(lambda x: attn(jnp.cumprod(x, 0)), "cumprod of values that depend on the input"),
-    wrong(lambda x: attn(jnp.exp(x)), "exp of a state at the top level"),
-    wrong(lambda x: attn(kernel(x)), 'pallas_call at .* implementation="xla"'),
+    wrong(
+        lambda x: attn(x) + x.max(0),
+        "reduce_max of values .*; freeze it with jax.lax.stop_gradient",
+    ),
+    wrong(lambda x: attn(jnp.sort(x, 0)), "sort of values that depend on x"),
+    wrong(lambda x: attn(jax.lax.top_k(x, D)[0]), "top_k of values that depend on x"),
+    wrong(lambda x: attn(jnp.cumprod(x, 0)), "cumprod of values that depend on x"),
+    wrong(lambda x: attn(jnp.exp(x)), "exp of a value that depends on x"),
+    wrong(lambda x: attn(kernel(x)), 'pallas_call of .* implementation="xla"'),
     wrong(
         lambda x: attn(jax.lax.while_loop(lambda x: x.sum() > 9, lambda x: x / 2, x)),
-        "while at .* use jax.lax.scan",
+        "while of .* use jax.lax.scan",
     ),
-    wrong(lambda x: attn(jnp.linalg.qr(x.T @ x)[0][:N]), "qr at .* is not known to be linear"),
-    wrong(lambda x: attn(jnp.linalg.inv(x @ x.T) @ x), "is not known to be linear"),
+    wrong(
+        lambda x: attn(jnp.linalg.qr(x.T @ x)[0][:N]),
+        "fn computes qr of a value .* no rule for paths through qr",
+    ),
+    wrong(lambda x: attn(jnp.linalg.inv(x @ x.T) @ x), "there is no rule for paths through"),
     wrong(
         lambda x: attn(jax.pure_callback(np.sin, jax.ShapeDtypeStruct(x.shape, x.dtype), x)),
-        "pure_callback at .* is not known to be linear",
+        "there is no rule for paths through pure_callback; freeze its arguments",
     ),
-    wrong(attn, "x is int32: paths start from a state; give the embedding", x=jnp.arange(5)),
-    wrong(attn, "x is bool: paths start", x=jnp.ones(3, bool)),
-    wrong(attn, "x is complex(64|128): paths start", x=COMPLEX),
+    wrong(
+        attn,
+        "x is int32, but must be real floats; for token ids, pass their embeddings",
+        x=jnp.arange(5),
+    ),
+    wrong(attn, "x is bool, but must be real floats", x=jnp.ones(3, bool)),
+    wrong(attn, "x is complex(64|128), but must be real floats", x=COMPLEX),
     wrong(attn, "x is dict, not one array", x={"x": np.ones(3)}),
     wrong(attn, "x is list, not one array", x=[1.0, 2.0]),
     wrong(attn, "x is tuple, not one array", x=()),
-    wrong(attn, "x was deleted: it was donated", x=donated),
-    wrong(lambda x: (attn(x), x), r"fn returns 2 arrays, .* lambda x: fn\(x\)\[0\]"),
-    wrong(lambda x: None, "fn returns 0 arrays"),
-    wrong(lambda x: attn(x).argmax(), "fn returns int32, not a state"),
+    wrong(attn, "x was deleted, because it was donated", x=donated),
+    wrong(
+        lambda x: (attn(x), x),
+        r"fn returns 2 arrays, but must return one; .* lambda x: fn\(x\)\[0\]",
+    ),
+    wrong(lambda x: None, "fn returns 0 arrays, but must return one$"),
+    wrong(lambda x: attn(x).argmax(), "fn returns int32, but must return real floats"),
     wrong("attn", "fn is str, not a function of x"),
     wrong(attn, "longest=-1", longest=-1),
     wrong(attn, "longest=1.5", longest=1.5),
     wrong(attn, "longest=True", longest=True),
-    wrong(attn, "longest={'mlp': 1} names others than the branches", longest={"mlp": 1}),
-    wrong(attn, r"direction float(32|64)\[2\] is not of floats like x", direction=np.ones(2)),
+    wrong(
+        attn,
+        "longest={'mlp': 1} has the key 'mlp', but branches has only 'attention'",
+        longest={"mlp": 1},
+    ),
+    wrong(
+        attn,
+        r"direction is float(32|64)\[2\], but must be floats of the shape of x, \[5, 8\]",
+        direction=np.ones(2),
+    ),
     wrong(attn, "direction is str, not one array", direction="x"),
     wrong(attn, "direction is dict, not one array", direction={"x": np.ones(2)}),
     wrong(attn, "direction is list, not one array", direction=[[1.0], [1.0, 2.0]]),
@@ -175,30 +208,50 @@ WRONG = [
     ),
     wrong(
         lambda x: attn(x) if x.sum() > 0 else x,
-        r"fn fails at x float(32|64)\[.*: TracerBoolConversionError: .*; its Python code reads",
+        r"fn fails for x of float(32|64)\[.* with TracerBoolConversionError: .*; fn reads",
     ),
-    wrong(lambda x: attn(np.asarray(x)), "fn fails at x .*: TracerArrayConversionError: .*jnp in"),
-    wrong(lambda x: attn(x) * float(x.sum()), "fn fails at x .*; its Python code reads values"),
-    wrong(lambda x: attn(x @ W8[:3]), "fn fails at x .*: TypeError: dot_general .*one array, in"),
+    wrong(
+        lambda x: attn(np.asarray(x)),
+        "fn fails for x of .* with TracerArrayConversionError: .*jax.numpy",
+    ),
+    wrong(lambda x: attn(x) * float(x.sum()), "fn fails for x of .*; fn reads values"),
+    wrong(
+        lambda x: attn(x @ W8[:3]),
+        "fn fails for x of .* with TypeError: dot_general .*JAX function of one array",
+    ),
     wrong(lambda x: LinenDropout().apply(LINEN_PARAMS, x), "InvalidRngError.*deterministic=True"),
     wrong(lambda x: attn(eqx.nn.Dropout(0.5)(x)), "fn fails .*RuntimeError.*eqx.nn.inference_mode"),
-    wrong(nnx_dropout, r"fn fails at x .*RngCount.*model\.eval\(\)"),
+    wrong(nnx_dropout, r"fn fails for x of .*RngCount.*model\.eval\(\)"),
     wrong(lambda x: run_stack(x, STACK), r"trace level.*; call nnx.clone\(model\) inside of fn"),
-    wrong(lambda x, y: attn(x), "fn fails at x .*: TypeError: .*missing 1 required .*'y'; it has"),
+    wrong(
+        lambda x, y: attn(x),
+        "fn fails for x of .* with TypeError: .*missing 1 required .*'y'; fn must",
+    ),
     wrong(
         lambda x: attn(jnp.tanh(x) * jnp.tanh(x @ W8)),
-        "a product of two values .* at the top level",
+        r"a product of two values .* at .*\.py:\d+:\d+ \(<lambda>\), so",
     ),
     wrong(
         lambda x: attn(jax.nn.relu(x) * jnp.tanh(x @ W8)),
-        "a product of two values .* at the top level",
+        r"a product of two values .* at .*\.py:\d+:\d+ \(<lambda>\), so",
+    ),
+    wrong(lambda x: rc.residual(x[0]) + attn(x), r"^x of shape \(8,\) is not \[\.\.\., n, d\]"),
+    wrong(
+        lambda x: (
+            jax.lax.cond(x[0, 0] > 0, lambda x: 0 * x, lambda x: 0 * x + 1, frozen(x))
+            + 0 * frozen(attn(x))
+        ),
+        "depends on it only through frozen values",
     ),
     wrong(attn, "freeze='no' is not True or False", freeze="no"),
     wrong(
         lambda x: attn(jax.lax.stop_gradient(x)),
-        "depends on the input only through what is frozen",
+        "no path leads from x to the output of fn, because",
     ),
-    wrong(lambda x: attn(np.ones((N, D))), "depends on the input only through|or not at all"),
+    wrong(
+        lambda x: attn(np.ones((N, D))),
+        "because fn does not depend on x or depends on it only through frozen values",
+    ),
 ]
 
 

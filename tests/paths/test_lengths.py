@@ -168,10 +168,10 @@ def test_wrong_shapes_and_values_are_named():
     np.testing.assert_array_equal(rc.path_length_law(np.zeros((2, 0))), [[1], [1]])
     is_refused(r"\(2, 3, 4\)", rc.rollout, np.ones((2, 3, 4)))
     is_refused(r"1\.2", rc.path_length_law, jnp.array([0.2, 1.2]))
-    is_refused("0.5 is a single number", rc.path_length_law, 0.5)
+    is_refused("shares=0.5 is a single number", rc.path_length_law, 0.5)
     for shape in ((3,), (2, 1)):
         shares = np.full(shape, 0.5)
-        is_refused("shares of shape", rc.rollout, causal_weights(2, 1, 3), shares)
+        is_refused("shares have the shape", rc.rollout, causal_weights(2, 1, 3), shares)
     config = rc.san(2, 2, 8)
     params, x = draws.parameters(config), draws.tokens(5, 8)
     trace = rc.apply(params, x, config)

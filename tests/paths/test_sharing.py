@@ -58,7 +58,12 @@ def test_shapley_axioms_and_pytrees():
     assert_close(rc.shapley_values(jnp.array([2.0, 7.0]), 1), [5.0])
     for wrong in (0, 21):
         is_refused(f"num_parts={wrong}", rc.paths.coalition_values, lambda p: p.sum(), wrong)
-    is_refused(r"shape \(4,\) do not fit the 8", rc.shapley_values, jnp.zeros(4), 3)
+    is_refused(
+        r"for each of the 8 subsets",
+        rc.shapley_values,
+        jnp.zeros(4),
+        3,
+    )
     parts, mask = jnp.ones((2, 5, 3)), np.ones(1, bool)  # would be taken for all tokens
     is_refused(r"mask of shape \(1,\)", rc.paths.covariance_shares, parts, parts[0], mask)
 

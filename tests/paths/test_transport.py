@@ -1,5 +1,7 @@
 """The Jacobian from a state to the last one: against jacfwd, in three kinds of functions."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,6 +11,7 @@ from jax.ad_checkpoint import checkpoint_name
 import rank_collapse as rc
 from rank_collapse.paths import name_states, transport, transport_ranks
 from tests.support.closeness import assert_close
+from tests.support.marks import full_but
 from tests.support.refusals import is_refused, parametrize_refusals
 
 DEPTH, N, D = 3, 6, 8
@@ -50,7 +53,7 @@ def inputs(x64):
     return draw_params(), jax.random.normal(jax.random.key(1), (N, D), jnp.float64)
 
 
-@pytest.mark.parametrize("layer", [0, 1, 2])
+@pytest.mark.parametrize("layer", full_but([0, 1, 2], 1))
 def test_transport_is_the_jacobian_in_a_scan_and_in_a_loop(inputs, layer):
     params, x = inputs
     v = np.random.default_rng(2).normal(size=D)
@@ -98,8 +101,9 @@ def test_the_rank_of_the_jacobian_by_distance(inputs):
 def test_longest_leaves_the_total_whole(inputs):
     params, x = inputs
     fn, v = name_states(params, CONFIG), np.ones(D)
-    whole = transport(fn, x, v, layer=0, branches="attention", skip=1)
-    cut = transport(fn, x, v, layer=0, branches="attention", skip=1, longest=1)
+    options = {"layer": 0, "branches": "attention", "sources": [0, 3], "skip": 2}
+    whole = transport(fn, x, v, **options)
+    cut = transport(fn, x, v, longest=1, **options)  # two positions after a source are left out
     assert cut.by_length.shape == (2, D)
     assert_close(cut.total, whole.total, atol=1e-10)
     assert_close(cut.arriving, whole.by_position.sum(0), atol=1e-10)
@@ -114,19 +118,45 @@ def call(**changes):
 
 @parametrize_refusals(
     [
-        ({"layer": 3}, "layer=3 is not one of the 3 states of the name 'residual'"),
-        ({"states": "stream"}, "layer=0 is not one of the 0 states of the name 'stream'"),
+        (
+            {"layer": 3},
+            "layer=3 must be from 0 to 2, because fn names 3 states that match states='residual'",
+        ),
+        ({"states": "stream"}, "states='stream' matches no name in fn; name the state"),
         ({"layer": -1}, "layer=-1"),
-        ({"direction": np.ones(3)}, r"direction of shape \[3\] does not fit states \[6, 8\]"),
-        ({"skip": 6}, "skip=6 leaves none of 6 positions"),
-        ({"sources": 6}, r"sources=\[6\] are not positions from 0 to 5"),
+        (
+            {"direction": np.ones(3)},
+            r"direction has the shape \[3\], but must have the shape \[8\] or \[6, 8\]",
+        ),
+        ({"skip": 6}, "skip=6 leaves out all 6 positions, but must be below 6"),
+        ({"sources": 6}, r"sources=\[6\] must be positions from 0 to 5"),
         ({"branches": {"attention": "a"}}, "transport counts one kind"),
-        ({"branches": "attn"}, "branches='attn' matches no scope or name; nearest: 'attention'"),
+        ({"sources": [True, False]}, r"sources=\[True, False\] must be positions from 0 to 5"),
+        ({"sources": [-1]}, r"sources=\[-1\] must be positions"),
+        ({"sources": []}, r"sources=\[\] must be positions"),
+        ({"direction": np.ones((5, D))}, r"direction has the shape \[5, 8\], but must have"),
+        (
+            {"branches": "attn"},
+            "branches='attn' matches no scope or name; the nearest are 'attention'",
+        ),
     ]
 )
 def test_a_wrong_use_is_refused(arguments, message):
     (changes,) = arguments
     is_refused(message, lambda: call(**changes))
+
+
+def test_what_is_no_stack_of_states_and_distances_beyond_it_are_refused():
+    x, options = np.ones((N, D), np.float32), {"layer": 0, "branches": "attention"}
+
+    def fn(x):
+        return x + checkpoint_name(2 * checkpoint_name(x, "residual"), "attention")
+
+    message = r"fn returns the shape \[8\], but must return states \[n, d\]"
+    is_refused(message, transport, lambda x: fn(x).sum(0), x, np.ones(D), skip=0, **options)
+    for distances in ([0, 4], [-1]):
+        message = rf"distances={re.escape(str(distances))} must be from 0 to 3, because source=2 is"
+        is_refused(message, transport_ranks, fn, x, source=2, distances=distances, **options)
 
 
 def test_a_name_in_a_condition_is_refused():
@@ -135,5 +165,5 @@ def test_a_name_in_a_condition_is_refused():
             x.sum() > 0, lambda x: checkpoint_name(x, "residual"), lambda x: 2 * x, x
         )
 
-    with pytest.raises(ValueError, match="the name stands inside a condition"):
+    with pytest.raises(ValueError, match="matches a name inside jax"):
         transport(fn, np.ones((4, 3)), np.ones(3), layer=0, branches="a", skip=0)

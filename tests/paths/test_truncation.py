@@ -165,7 +165,7 @@ def test_what_truncation_refuses():
         *[
             (
                 lambda traced=traced: jax.jit(lambda k: rc.truncated(params, x, config, k))(traced),
-                rf"length of shape \({shape}\) and dtype {traced.dtype} is not K or \[k\]",
+                rf"length is {traced.dtype} of shape \({shape}\), but must be an integer",
             )
             for traced, shape in ((np.ones((1, 1), np.int32), "1, 1"), (np.float32(1), ""))
         ],

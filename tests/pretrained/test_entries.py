@@ -88,6 +88,42 @@ def test_scalings_that_are_numbers(entry, expected):
     assert rotary_fields(entry, SETTINGS, 8) == usual | expected
 
 
+def test_a_dynamic_scaling_begins_at_all_positions_whatever_a_model_was_trained_on():
+    settings = SETTINGS | {"original_max_position_embeddings": 16}
+    fields = rotary_fields({"rope_type": "dynamic", "factor": 2.0}, settings, 8)
+    assert fields["rotary_scaling"] == (2.0, 64.0)
+    llama = {"rope_type": "llama3", "factor": 8, "low_freq_factor": 1, "high_freq_factor": 4}
+    assert rotary_fields(llama, settings, 8)["rotary_scaling"][3] == 16.0
+    own = llama | {"original_max_position_embeddings": 32}  # the family's comes before it
+    assert rotary_fields(own, settings, 8)["rotary_scaling"][3] == 16.0
+
+
+@pytest.mark.parametrize(
+    "more", [{}, {"truncate": False}, {"beta_fast": 2.0, "beta_slow": 0.5}, {"factor": 1.0}]
+)
+def test_yarn_divides_slow_waves_and_keeps_fast_ones(more):
+    """Equations 20 to 23 of Peng et al. 2023, wave by wave; its bounds are rounded outwards."""
+    theta, width, original = 100.0, 16, 256
+    entry = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": original}
+    entry |= more
+    fields = rotary_fields(entry, SETTINGS | {"rope_theta": theta}, width)
+    ((length, frequencies),) = fields["rotary_tables"]
+    assert length == ANY_LENGTH and len(frequencies) == width // 2
+
+    def find_pair(turns):
+        """The pair d of 2 π turns = original · theta^(−2 d/width)."""
+        return width / 2 * math.log(original / (2 * math.pi * turns), theta)
+
+    low, high = find_pair(entry.get("beta_fast", 32.0)), find_pair(entry.get("beta_slow", 1.0))
+    if entry.get("truncate", True):
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, width - 1)
+    for pair, frequency in enumerate(frequencies):
+        plain, slow = theta ** (-2 * pair / width), min(max((pair - low) / (high - low), 0), 1)
+        assert_close(frequency, plain * (1 - slow) + plain / entry["factor"] * slow)
+    assert 0 < high - low < width // 2
+
+
 def test_longrope_divides_each_wave_by_its_own_number():
     entry = {"rope_type": "longrope", "short_factor": [1, 2], "long_factor": [4, 8]}
     settings = SETTINGS | {"original_max_position_embeddings": 16, "rope_theta": 100.0}
@@ -97,6 +133,9 @@ def test_longrope_divides_each_wave_by_its_own_number():
     assert_close(near, [1, 1 / 20])
     assert_close(far, [1 / 4, 1 / 80])
     assert fields["rotary_factor"] == pytest.approx(math.sqrt(1 + math.log(4) / math.log(16)))
+    for factor, expected in ((0.5, 1.0), (1.0, 1.0), (2.0, math.sqrt(1 + 1 / 4))):
+        fields = rotary_fields(entry | {"factor": factor}, settings, 4)
+        assert fields["rotary_factor"] == pytest.approx(expected)
 
 
 def test_yarn_takes_its_size_from_the_first_entry_that_says_it():
@@ -131,6 +170,8 @@ def test_layers_with_a_window_have_a_base_without_scaling():
     assert local_theta(SETTINGS | NONE, 500.0) == 500
     own = {"rope_parameters": {"sliding_attention": {"rope_theta": 700.0}}}
     assert local_theta(SETTINGS | NONE | own, 500.0) == 700
+    scaled = {"rope_scaling": {"type": "linear", "factor": 4.0}}  # of the layers without a window
+    assert local_theta(SETTINGS | own | scaled, 500.0) == 700
     own["rope_parameters"]["sliding_attention"]["rope_type"] = "yarn"
     message = "sliding_attention.rope_type='yarn' of a llama model is not supported"
     is_refused(message, local_theta, SETTINGS | NONE | own, 500.0)

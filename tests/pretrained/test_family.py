@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from rank_collapse import pretrained
+from rank_collapse.network.config import DEFAULTS, flat
 from rank_collapse.pretrained.families.vit import cut_patches, image_patches
 from tests.oracles.architecture_cases import CASES, FORMS
 from tests.support.refusals import is_refused, parametrize_refusals
@@ -219,6 +220,13 @@ def test_images_are_cut_into_patches_row_by_row():
         is_refused(message, pretrained.config_of, entries)
 
 
+def test_the_hidden_width_of_dinov2_is_rounded_up_to_eights_where_it_is_gated():
+    sizes = {"model_type": "dinov2", "hidden_size": 20, "num_attention_heads": 2}
+    for ratio, gated, width in ((4, False, 80), (3, False, 60), (4, True, 56), (3, True, 40)):
+        entries = sizes | {"mlp_ratio": ratio, "use_swiglu_ffn": gated}
+        assert pretrained.config_of(entries).d_ff == width  # int(width * 2 / 3) is 53 and 40
+
+
 def test_gpt2_divides_scores_by_the_number_of_the_layer():
     settings = {"model_type": "gpt2", "n_layer": 4, "n_head": 3, "n_embd": 24}
     assert pretrained.config_of(settings).temperature == 1
@@ -374,3 +382,20 @@ def test_the_number_of_experts_has_two_names(family, name):
     config = pretrained.config_of(entries)
     assert (config.num_experts, config.experts_per_token) == (6, 2)
     assert (config.d_ff, config.d_shared) == (6 * 10 + shared, shared)
+
+
+def test_golden_configs(golden):
+    """The network of every small model: fields that are not the default, and biases by map."""
+    lines = []
+    for name, case in (CASES | FORMS).items():
+        entries = {"model_type": name.partition("-")[0]} | case.config
+        family = pretrained.FAMILIES[entries["model_type"]]
+        for part in family.parts or (None,):
+            config = pretrained.config_of(entries, part)
+            changed = {k: v for k, v in flat(config).items() if repr(v) != repr(DEFAULTS[k])}
+            lines.append(f"{name} {part or ''}: {changed}")
+            settings = pretrained.settings_of(entries, part)
+            kinds = ("q", "k", "v", "qkv", "o", "in", "gate", "gate_in", "out", "norm", "head")
+            biased = [kind for kind in kinds if family._has_bias(settings, config, kind)]
+            lines.append(f"{name} has biases of {' '.join(biased)}")
+    golden("settings/pretrained_families.txt", "\n".join(lines))

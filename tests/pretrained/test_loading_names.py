@@ -6,6 +6,7 @@ import types
 from fnmatch import fnmatch
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -79,7 +80,16 @@ def test_random_weights_of_a_folder_or_a_name():
     expected_config, expected = pretrained.random_like(folder, jax.random.key(0))
     assert config == expected_config
     jax.tree.map(np.testing.assert_array_equal, params, expected)
-    assert pretrained.open_checkpoint(source).has_random_weights
+    opened = pretrained.open_checkpoint(source)
+    assert opened.has_random_weights
+    np.testing.assert_array_equal(opened.layer(1).mlp.w_in, expected.layers.mlp.w_in[1])
+    for name in (folder, source):
+        half = pretrained.open_checkpoint(name, dtype=jnp.bfloat16)
+        assert {a.dtype for a in jax.tree.leaves(half.layer(0))} == {jnp.dtype("bfloat16")}
+    drawn = pretrained.open_random(folder, jax.random.key(0), dtype=jnp.bfloat16)
+    assert drawn.layer(0).mlp.w_in.dtype == jnp.bfloat16
+    t5 = f"random:{GOLDEN / 't5-gated'}"
+    assert pretrained.open_checkpoint(t5, part="decoder").settings["part"] == "decoder"
     assert not pretrained.open_checkpoint(folder).has_random_weights
     is_refused("random: has no name", pretrained.load, "random:")
     is_refused(r"none does not exist", pretrained.load, "random:none", error=FileNotFoundError)
@@ -133,3 +143,7 @@ def test_weights_in_the_safer_format_where_there_are_some(monkeypatch, tmp_path,
         assert hub_folder("hf:gpt2") == tmp_path
     assert all(a[:2] == ("gpt2", None) and "config.json" in a[2] for a in requests)
     assert len(requests) == (1 if file == "model.safetensors" else 2)
+    requests.clear()
+    if file != "README.md":
+        assert hub_folder("hf:a/gpt2@v1") == tmp_path
+        assert {a[:2] for a in requests} == {("a/gpt2", "v1")}

@@ -28,6 +28,7 @@ def test_three_weightings_of_two_layers_by_hand():
     assert_close(laws[BY_NORM], [[0.25, 0.5, 0.25]])
     assert mean_lengths(laws) == pytest.approx({COUNTED: 1.0, ROLLOUT: 0.5, BY_NORM: 1.0})
     assert [row["99 % at most"] for row in tabulate_lengths(laws)] == [2, 1, 2]
+    assert [row["median"] for row in tabulate_lengths(laws)] == [1, 0, 1]  # half of them and more
     (ax,) = path_length_figure(laws).axes
     assert [line.get_label() for line in ax.lines] == [COUNTED, ROLLOUT, BY_NORM]
 
@@ -95,3 +96,12 @@ def test_a_checkpoint_has_the_shares_and_spikes_of_each_text():
         np.testing.assert_allclose(report.attention_share[text], share, rtol=1e-4)
         listed = [spike[:3] for spike in rc.spikes(trace, mask=mask[text])]
         assert [spike[:3] for spike in report.spikes[text]] == listed
+
+
+def test_spikes_of_a_report_are_of_tokens_that_exist():
+    config = rc.transformer(1, 1, 4, norm_placement="pre")
+    params, x = draws.parameters(config), np.asarray(draws.normal(1, 5, 4)).astype(np.float32)
+    x[0, 1, 3], x[0, 4, 2] = 1e5, -1e6
+    inputs = {"x": x, "mask": np.arange(5)[None] < 4}
+    report = rc.pretrained.checkpoint_report(rc.pretrained.InMemory(params, config), inputs)
+    assert {spike[1:3] for spike in report.spikes[0]} == {(1, 3)}

@@ -224,6 +224,47 @@ def test_an_ablation_is_the_one_published_for_the_family(family):
         assert largest_gap(streamed[f"{name}/{reading}"]["profile"], expected) < TOLERANCE
 
 
+def test_what_differs_between_layers_is_that_of_each_layer():
+    """Gains, learned and given, temperatures, windows, positions, and rows that layers share."""
+    config = rc.transformer(
+        3,
+        2,
+        8,
+        norm_placement="pre",
+        layer_map=(0, 1, 0),
+        learned_branch_gain=(0.5, 1.5, 2.0),
+        learned_per_feature=True,
+        skip_gain=(1.0, 0.7, 0.9),
+        temperature=(1.0, 2.0, 0.5),
+        position="rotary",
+        rotary_layers=(True, False, True),
+        windows=(0, 1, 2),
+        local_theta=7.0,
+        first_norm=False,
+    )
+    params = draws.parameters(config)
+    x = np.random.default_rng(1).normal(size=(3, 5, 8)).astype(np.float32)
+    inputs = {"x": x, "mask": np.arange(5) < np.array([[5], [3], [4]])}
+    streamed = pretrained.stream(InMemory(params, config), inputs, STATES, chunk=2)["whole"]
+    for i in range(3):
+        hidden = rc.apply(params, x[i], config, mask=inputs["mask"][i]).hidden
+        exists = inputs["mask"][i]
+        assert largest_gap(streamed["states"][i][:, exists], hidden[:, exists]) < TOLERANCE
+
+
+def test_an_ablation_may_be_0_or_infinite_where_the_network_is_not():
+    """Attention alone loses what tiny weights make of it, and the full network does not."""
+    config = rc.transformer(1, 1, 4, norm_placement="none")
+    params = draws.parameters(config, bias_scale=0.0)
+    tiny = params.layers.attention.replace(w_v=1e-30 * params.layers.attention.w_v)
+    tiny = tiny.replace(w_o=1e-30 * tiny.w_o)
+    params = params.replace(layers=params.layers.replace(attention=tiny))
+    inputs = {"x": np.random.default_rng(0).normal(size=(1, 3, 4)).astype(np.float32)}
+    groups = STATES | {"alone": Group((("states", States()),), SAN)}
+    streamed = pretrained.stream(InMemory(params, config), inputs, groups)
+    assert not streamed["alone"]["states"][0, 1].any() and streamed["whole"]["states"].all()
+
+
 # What a stream refuses: weights, files, texts and groups that mean nothing, each in one line.
 
 

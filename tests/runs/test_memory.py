@@ -55,6 +55,15 @@ def test_what_is_free_is_the_devices_or_a_share_of_the_hosts():
     assert one // 2 == two > 10**7
 
 
+def test_a_container_may_have_less_than_its_host(monkeypatch, tmp_path):
+    mesh, limit = seed_mesh(jax.devices()[:1]), tmp_path / "memory.max"
+    monkeypatch.setattr(memory, "_LIMIT_FILE", limit)
+    host = memory.free_bytes(mesh)
+    for text, expected in (("1000001\n", 500_000), ("max\n", host), (f"{2**60}\n", host)):
+        limit.write_text(text)
+        assert memory.free_bytes(mesh) == expected
+
+
 def test_what_xla_does_not_say_is_no_limit():
     assert memory.program_bytes(SimpleNamespace(memory_analysis=lambda: None)) == 0
     usage = memory.program_bytes(jax.jit(lambda x: 2 * x).lower(jax.numpy.ones(1000)).compile())

@@ -103,8 +103,10 @@ def test_the_folder_of_metrics_is_made_and_names_of_places_are_refused(path):
     for name in ("step", "seed"):
         is_refused(f"'{name}' of shape", metrics.append, path, 1, {name: 1.0})
     below = path.parent / "metrics" / "a.jsonl"
-    metrics.append(below, np.int64(3), {"a": True, "b": np.float32(0.25)}, seed=2.0)
-    assert below.read_text() == '{"step": 3, "seed": 2, "a": 1.0, "b": 0.25}\n'
+    values = {"a": True, "b": np.float32(0.25), "c": [0.1, 1e300]}
+    metrics.append(below, np.int64(3), values, seed=2.0)
+    text = '{"step": 3, "seed": 2, "a": 1.0, "b": 0.25, "c": [0.1, 1e+300]}\n'
+    assert below.read_text() == text
 
 
 def test_values_are_read_as_they_were_written(path):

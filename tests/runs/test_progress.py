@@ -64,6 +64,19 @@ def test_a_terminal_has_one_line(clock):
     assert text.endswith("it: a note\n\rit: 100%, 2.0 s\n")
 
 
+def test_a_shorter_line_covers_the_one_before(clock):
+    stream = Terminal()
+    with Progress(3, "it", stream=stream) as bar:
+        for value in ("loss 0.25", ""):
+            clock[0] += 1
+            bar.advance(1, lambda value=value: value)
+        with bar.time_activity("drawing"):  # of less than a second, not worth a line
+            clock[0] += 0.9
+    first, second = stream.getvalue().removesuffix("\n").split("\r")[1:]
+    assert first == "it:  33%, loss 0.25, 1.0 s, 2.0 s left"
+    assert second == "it:  67%, 2.0 s, 1.0 s left".ljust(len(first))
+
+
 def test_quiet_is_quiet(clock):
     stream = Terminal()
     with Progress(2, "it", stream=stream, quiet=True) as bar:

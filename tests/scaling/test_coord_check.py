@@ -91,6 +91,35 @@ def test_a_bump_that_no_slope_shows_is_the_largest_ratio():
     assert "94.6" in str(check)
 
 
+def test_sizes_stand_in_the_order_in_which_they_are_given():
+    """The text shows the first and the last depth after the last step; a slope of no number names
+    the depth where it is 0."""
+    sizes = {8: 4.0, 2: 1.0, 4: 0.0}
+
+    def build(depth, seed):
+        number = iter(range(1, 4))
+
+        def run_step():
+            factor = next(number)
+            return {"hidden": factor * depth * np.eye(3, 4)[None], "own": factor * sizes[depth]}
+
+        return run_step
+
+    check = rc.coord_check(build, (8, 4, 2), steps=2, seeds=1)
+    own = check.slopes()[-1]
+    assert own.reason == "not a positive number at depth 4" and np.isnan(own.ratio)
+    header, *rows = [line.split() for line in str(check).splitlines()[1:]]
+    assert header[2:4] == ["L=8", "L=2"]
+    assert rows[-1] == ["own", "depth", "8", "2", "nan", *own.reason.split()]
+    (stream,) = (one for one in check.slopes() if one.quantity == "stream")
+    assert stream.slope == pytest.approx(1) and stream.ratio == pytest.approx(4)
+    columns = rc.coord_check(build, (8, 4, 2), steps=2, seeds=1).columns()
+    assert (
+        columns["depth"].tolist() == [8, 8, 4, 4, 2, 2] and columns["step"].tolist() == [1, 2] * 3
+    )
+    assert columns["own"].tolist() == [4, 8, 0, 0, 1, 2]
+
+
 def test_change_is_between_steps():
     check = rc.coord_check(network(KNOWN), DEPTHS, steps=3)
     (change,) = (one for one in check.slopes() if one.quantity == "change")

@@ -63,6 +63,7 @@ USUAL = {
             n.Replace(Regex(" {2,}"), " "),
         ]
     ),
+    "Unicode's forms": n.Sequence([n.NFC(), n.NFD(), n.NFKC(), n.ByteLevel(), n.Lowercase()]),
     "much, of what this text has not": n.Replace("@", MOST_LETTERS * "b"),
 }
 
@@ -81,7 +82,9 @@ def test_the_bound_is_a_bound(name):
     for step in list_steps(json.loads(normalizer.__getstate__())):
         single = n.NFC()
         single.__setstate__(json.dumps(step).encode())
-        for text in ("", "a", 'aa``  é@ \ufdfa\u0644"x'):
+        # Of one letter each, NFC makes 3, NFD 4, NFKC 18, bytes 4, small letters 2.
+        letters = ("\U0001d160", "\u1f82", "\ufdfa", "\U00010000", "\u0130")
+        for text in ("", "a", 'aa``  é@ \ufdfa\u0644"x', *letters):
             length = len(single.normalize_str(text))
             assert length <= _bound_length(step, len(text), text)
             assert _bound_length(step, len(text), text) <= _bound_length(step, len(text), None)

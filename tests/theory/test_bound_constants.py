@@ -73,6 +73,9 @@ def test_the_spread_of_scores_is_over_the_keys_that_a_row_sees():
         expected[h, i] = np.ptp(row[allowed[h, i]]) if allowed[h, i].any() else 0
     spread = bound_constants.score_spread(w_qk, state, config, allowed, keep)
     assert_close(spread, expected, atol=1e-6)
+    undivided = config.replace(scale_scores=False)
+    spread = bound_constants.score_spread(w_qk, state, undivided, allowed, keep)
+    assert_close(spread, 2 * expected, atol=2e-6)
 
 
 def test_the_skip_of_an_mlp_adds_its_largest_gain():

@@ -8,7 +8,11 @@ import numpy as np
 import pytest
 
 import rank_collapse as rc
+from rank_collapse.network.attention import attention_scores, repeat_groups
+from rank_collapse.network.inputs import prepare_inputs
 from rank_collapse.theory import log_attention
+from rank_collapse.theory.log_operations import LogState
+from tests.oracles import draws
 from tests.support.closeness import assert_close
 
 H, N, M, V, D = 2, 5, 5, 3, 4
@@ -86,3 +90,40 @@ def test_mixed_weights_differ_by_rows_as_their_parts_do(mask, x64):
     assert len(parts) == (2 if mask == "pairs" else 1)
     assert_close(np.ravel(mixed.row_sum), alpha + beta + gamma, rtol=1e-12)
     np.testing.assert_array_equal(mixed.top, top)
+
+
+FORMS = {
+    "qk-norm of heads, rotary": {"qk_norm": "head", "position": "rotary"},
+    "qk-norm of all heads, relative keys": {"qk_norm": "width", "position": "relative_key"},
+    "grouped keys, unscaled": {"num_kv_heads": 2, "scale_scores": False},
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_scores_of_split_tokens_are_those_of_the_tokens(form, x64):
+    """Up to a constant along each row: base + ε² δ of 1x̄ᵀ + ε R, and ε² δ by itself."""
+    fields = {"num_heads": 4, "d_model": 8, "depth": 1, "temperature": 1.7} | FORMS[form]
+    config = rc.TransformerConfig(**fields)
+    params = draws.parameters(config)
+    residual, mean, scale = draws.tokens(5, 8), draws.normal(8), jnp.asarray(0.7)
+    x = mean[None] + scale * residual
+    params, prepared = prepare_inputs(params, x, config)
+    row = repeat_groups(jax.tree.map(lambda a: a[0], params.layers.attention))
+    state = LogState(mean, residual, jnp.log(scale))
+    split = log_attention.compute_scores(
+        row, state, scale, config, prepared.context, 1.7, jnp.arange(5) > 0
+    )
+    want = attention_scores(
+        row,
+        x,
+        x,
+        scale=config.scale_scores,
+        norm_eps=config.norm_eps,
+        temperature=1.7,
+        context=prepared.context,
+    )
+    for change in (split.change, scale**2 * split.delta):
+        differences = [a - a[..., :1] for a in map(np.asarray, (split.base + change, want))]
+        assert_close(*differences, atol=1e-13)
+    first = np.asarray(split.delta)[:, 1]  # of the first token that exists
+    assert np.all(first == 0) and np.abs(split.delta).max() > 0.1

@@ -98,6 +98,26 @@ def test_divided_differences_on_both_sides_of_zero(name, x64):
     assert_close(compute_both(z, u, 0.0)[0], slope, atol=1e-10)
 
 
+@pytest.mark.parametrize("kind", ["identity", "relu", "reglu", "swiglu"])
+def test_an_mlp_of_split_tokens_has_noise_where_its_features_may_underflow(kind, x64):
+    rng = np.random.default_rng(3)
+    shapes = {"w_in": (3, 7), "b_in": (7,), "w_out": (7, 3), "b_out": (3,)}
+    gates = {"w_gate": (3, 7), "b_gate": (7,)} if kind in layers.GATED else {}
+    params = layers.MLPParams(**{n: 2 * rng.normal(size=s) for n, s in (shapes | gates).items()})
+    mean, residual, scale = rng.normal(size=3), rng.normal(size=(5, 3)), 0.4
+    state = ops.LogState(*map(jnp.asarray, (mean, residual, np.log(scale))))
+    part = ops.mlp_parts(params, state, kind)
+    (tokens,) = np.asarray(part.mean) + scale * np.asarray(part.parts)
+    assert_close(tokens, layers.apply_mlp(params, mean + scale * residual, kind), atol=1e-9)
+    assert_close(part.scales, [np.log(scale)])
+    expected = -np.inf
+    if kind == "swiglu":
+        units = np.abs(residual @ params.w_in).max()
+        smallest = np.finfo(float).tiny * np.abs(params.w_out).max() * max(1, units)
+        expected = np.log(scale) + np.log(smallest)
+    assert_close(part.noise, expected)
+
+
 @pytest.mark.full
 def test_the_one_scale_pass_keeps_the_digits_of_saturated_features():
     """Both ends in one tail, where φ(z + εu) and φ(z) agree in most digits or are all but 0."""

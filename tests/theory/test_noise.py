@@ -166,6 +166,12 @@ def test_copies_that_differ_end_the_profile():
     copies[2, 1] += 0.01
     copies[3, 2] = np.nan
     np.testing.assert_array_equal(np.isnan(noise.mask_uncertain(copies)), [0, 0, 1, 1])
+    copies[3, 2] = copies[0, 2]
+    for place, value in (((1, 3), -9e4), ((0, 3), -9e4), ((2, 1), -np.inf), ((0, 1), -np.inf)):
+        differs = copies.copy()  # tokens are equal in some copies alone
+        differs[place] = value
+        from_there = np.arange(4) >= place[1]
+        np.testing.assert_array_equal(np.isnan(noise.mask_uncertain(differs)), from_there)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])

@@ -51,7 +51,7 @@ def two(make):
 @pytest.mark.parametrize("branches", [r"\d", {"layer": r"\d"}])
 def test_a_branch_that_adds_its_input_is_refused_with_the_module_inside(branches):
     label = "branches" if isinstance(branches, str) else r"branches\['layer'\]"
-    line = f"{label}: '0' contains its own skip, .* in module '0' .*; name what .* as '0.out'"
+    line = f"{label}: '0' contains its own skip in module '0' .*; match only what .* as '0.out'"
     with pytest.raises(ValueError, match=line):
         path_lengths(two(Residual), HIDDEN, branches=branches)
 

@@ -312,6 +312,10 @@ WRONG = {
     "negative steps": ("steps=-1 is not", {"steps": -1}),
     "every of 0": ("every=0", {"every": 0}),
     "at_once of 0": ("at_once=0", {"at_once": 0}),
+    "a first seed too large": (
+        "first_seed=2147483646 is not a whole number from 0 to 2147483645",
+        {"first_seed": 2**31 - 2, "seeds": 2},
+    ),
     "round_seeds of 0": ("round_seeds=0", {"round_seeds": 0}),
     "a negative key": ("key=-1", {"key": -1}),
     "two keys": (

@@ -9,6 +9,7 @@ import pytest
 
 import rank_collapse as rc
 from rank_collapse.watch.taps import measure_taps, tap
+from tests.support.marks import full_but
 from tests.support.refusals import is_refused, parametrize_refusals
 
 L, B, N, D = 3, 2, 5, 4
@@ -69,11 +70,13 @@ def call_branches(w, x):
 
 PROGRAMS = [
     call_vmapped,
-    *(pytest.param(p, marks=pytest.mark.full) for p in (call_transposed, call_checkpointed_scan)),
+    call_transposed,
+    call_checkpointed_scan,
     call_vmapped_scan,
     call_two_layers_a_step,
     call_branches,
 ]
+QUICK = call_vmapped, call_vmapped_scan, call_branches
 
 
 def compute_ratio(x):
@@ -91,7 +94,7 @@ def compute_layers(x):
     return reads
 
 
-@pytest.mark.parametrize("program", PROGRAMS)
+@pytest.mark.parametrize("program", full_but(PROGRAMS, *QUICK))
 def test_scalars_outputs_and_gradients(program):
     reads = compute_layers(X)
     want = [np.mean([compute_ratio(example) for example in x]) for x in reads]

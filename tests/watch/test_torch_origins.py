@@ -9,6 +9,7 @@ from tests.oracles.measured_layers import (
     Attention,
     D,
     Stack,
+    X,
     check_layers,
     heads,
     make_maps,
@@ -74,3 +75,51 @@ def test_an_encoder_of_the_same_input_has_other_tokens():
 
     row, _ = watch_step(Both(), torch.randn(2, 5, 8))
     assert len(row["residual_ratio"]) == 2 and "cross.attention_entropy" in row
+
+
+class Hidden(nn.Module):
+    """A module whose functions torch does not show, as those of compiled extensions.
+
+    Args:
+        function: function(module, x) that it computes.
+        *parameters: Its parameters.
+    """
+
+    def __init__(self, function, *parameters):
+        super().__init__()
+        self.function = function
+        for i, parameter in enumerate(parameters):
+            self.register_parameter(f"part_{i}", parameter)
+
+    def forward(self, x):
+        with torch._C.DisableTorchFunction():
+            return self.function(x, *self.parameters())
+
+
+def hide_map(linear):
+    return Hidden(torch.nn.functional.linear, linear.weight, linear.bias)
+
+
+def test_hidden_maps_are_maps_and_other_hidden_modules_pass_tokens_on():
+    """Queries, keys, values and norms of a compiled extension: measured as those that are shown."""
+
+    def normalise_first(self, x, mask):
+        for attention in self.attentions:
+            x = x + attention(self.norm(x), mask)
+        return x
+
+    def make(is_hidden):
+        torch.manual_seed(3)
+        attentions = [Attention() for _ in range(2)]
+        for attention in attentions if is_hidden else ():
+            for name in "qkvo":
+                setattr(attention, name, hide_map(getattr(attention, name)))
+        part = Hidden(norm) if is_hidden else nn.RMSNorm(D, 1e-6)
+        return Stack(normalise_first, *attentions, norm=part)
+
+    check_layers(make(True))
+    expected, _ = watch_step(make(False), X)
+    row, watched = watch_step(make(True), X)
+    assert row.keys() == expected.keys(), watched
+    for name in row:
+        assert row[name] == pytest.approx(expected[name], rel=1e-4, abs=1e-6), name

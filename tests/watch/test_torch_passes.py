@@ -10,11 +10,14 @@ from tests.oracles.measured_layers import (
     Attention,
     D,
     F,
+    H,
     Stack,
     X,
     add_in_turn,
     compute_entropy,
     compute_ratio,
+    heads,
+    join,
     nn,
     torch,
     watch_step,
@@ -107,3 +110,61 @@ def test_tensor_parallelism_is_refused():
     model.weight.__class__ = DTensor
     with pytest.raises(ValueError, match="tensor parallelism"):
         watch(model)
+
+
+class Block(Attention):
+    """A layer whose stream is one of several results.
+
+    Args:
+        extra: extra(x) gives the other results.
+        place: Place of the stream among them.
+        as_dict: Whether the results have names.
+        is_plain: Whether queries are the tokens as they are, which the map of the keys then gives.
+    """
+
+    def __init__(self, extra, place, as_dict, is_plain):
+        super().__init__()
+        self.extra, self.place, self.as_dict, self.is_plain = extra, place, as_dict, is_plain
+
+    def forward(self, x, mask):
+        queries = x if self.is_plain else self.q(x)
+        p = (heads(queries) @ heads(self.k(x)).mT * (D // H) ** -0.5).softmax(-1)
+        self.kept = x.detach(), p.detach()
+        results = list(self.extra(x))
+        results.insert(self.place, x + self.o(join(p @ heads(self.v(x)))))
+        return dict(enumerate(results)) if self.as_dict else tuple(results)
+
+
+def pass_streams(self, x, mask):
+    for block in self.blocks:
+        x = block(x, mask)[block.place]
+    return x
+
+
+@pytest.mark.parametrize(
+    ("extra", "place", "as_dict"),
+    [
+        (lambda x: (), 0, False),
+        (lambda x: (x.square().mean(),), 1, False),  # a loss of the layer before its stream
+        (lambda x: (torch.zeros(2), x.detach().mean()), 2, True),
+        (lambda x: (x[:, :1], x[:1]), 1, False),
+    ],
+)
+def test_a_layer_may_return_several_tensors_and_its_stream_not_first(extra, place, as_dict):
+    """The layer after it reads that stream, as it does where the stream is the only result."""
+    plain, several = (
+        Stack(pass_streams, blocks=[Block(*arguments, is_plain) for is_plain in (0, 1, 0)])
+        for arguments in ((lambda x: (), 0, False), (extra, place, as_dict))
+    )
+    several.load_state_dict(plain.state_dict())
+    (expected, _), (row, watched) = (watch_step(model, X) for model in (plain, several))
+    assert row.keys() == expected.keys(), watched
+    for name in expected:
+        assert row[name] == pytest.approx(expected[name], rel=1e-5, nan_ok=True), (name, watched)
+    reads, weights = zip(*(block.kept for block in several.blocks), strict=True)
+    assert row["residual_ratio"] == pytest.approx([compute_ratio(x) for x in reads], rel=1e-4)
+    entropies = [compute_entropy(p) for p in weights]
+    assert row["attention_entropy"] == pytest.approx(entropies, rel=1e-4)
+    assert [line.split(":")[0] for line in watched.describe().splitlines()[1:]] == [
+        f"  {i} blocks.{i}" for i in range(3)
+    ]

@@ -106,9 +106,10 @@ def test_weights_of_any_layout_come_by_examples_heads_queries_and_keys():
     assert whole.allowed.all() and whole.allowed.shape == (8, 5, 3)
 
 
-def test_after_dropout_the_weights_before_are_read():
-    softmax = draw(2, 5, 7).softmax(-1)
-    kept = draw_mask(2, 5, 7, share=0.7)
+@pytest.mark.parametrize("num_keys", [7, 64])  # of 64 none has a large weight
+def test_after_dropout_the_weights_before_are_read(num_keys):
+    softmax = draw(2, 5, num_keys).div(num_keys**0.5).softmax(-1)
+    kept = draw_mask(2, 5, num_keys, share=0.7)
     letters = ("bnm", "bmd", "bnd")
 
     def read(used, keep=None):
@@ -117,7 +118,7 @@ def test_after_dropout_the_weights_before_are_read():
     assert torch.equal(read(softmax), softmax)
     torch.testing.assert_close(read(softmax * kept / 0.7), softmax)
     assert torch.equal(read(softmax.flip(-1)), softmax.flip(-1))  # something else met the values
-    keep = draw_mask(2, 5, 7)
+    keep = draw_mask(2, 5, num_keys)
     torch.testing.assert_close(read(softmax * keep, keep), softmax * keep)
     assert torch.equal(read(torch.zeros_like(softmax)), softmax)  # all is dropped
 
@@ -139,15 +140,15 @@ def test_examples_are_sorted_and_their_heads_joined():
 
 def test_weights_of_another_number_of_heads_have_the_keys_of_any():
     weights = Weights(draw(6, 5, 7), torch.arange(5), draw_mask(6, 5, 7))
-    joined = products.join_heads(weights, torch.arange(9), 3)
+    joined = products.keep_allowed(weights, torch.arange(9), 3)
     assert joined.p.shape == (0, 5, 7)
     for e in range(3):
         assert torch.equal(joined.allowed[e], weights.allowed[2 * e] | weights.allowed[2 * e + 1])
     for order, count in ((torch.tensor([1, 0, 2]), 3), (torch.arange(4), 4)):
-        unknown = products.join_heads(weights, order, count).allowed
+        unknown = products.keep_allowed(weights, order, count).allowed
         assert unknown.shape == (1, 5, 7) and unknown.all()
     one = weights._replace(allowed=draw_mask(1, 5, 7))
-    assert torch.equal(products.join_heads(one, torch.arange(9), 3).allowed, one.allowed)
+    assert torch.equal(products.keep_allowed(one, torch.arange(9), 3).allowed, one.allowed)
 
 
 class OwnKeys:

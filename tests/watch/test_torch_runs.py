@@ -7,7 +7,7 @@ pytest.importorskip("torch")
 from rank_collapse.torch import watch
 from rank_collapse.watch import torch_products
 from tests.oracles.torch_models import torch
-from tests.oracles.watched_stack import Attention, D, Layers, X, measure_row, nn, ratio
+from tests.oracles.watched_stack import Attention, D, F, Layers, X, measure_row, nn, ratio
 
 
 class Towers(nn.Module):
@@ -134,3 +134,87 @@ def test_attention_among_features_is_left_out():
     torch.optim.SGD(model.parameters(), 0.0).step()
     assert "softmax is not taken over the keys of tokens" in watched.describe()
     assert not any("entropy" in name or "ratio" in name for row in watched.rows for name in row)
+
+
+class Output(nn.Module):
+    """A layer whose result has its tokens in another layout than its attention reads.
+
+    Args:
+        lay_out: lay_out(x) of the result [b, n, d].
+        restore: Its inverse, for the layers that follow.
+    """
+
+    def __init__(self, lay_out, restore):
+        super().__init__()
+        self.attention, self.lay_out, self.restore = Attention(), lay_out, restore
+
+    def forward(self, x):
+        self.kept = x + self.attention(x)
+        return self.lay_out(self.kept)
+
+
+class Outputs(nn.Module):
+    def __init__(self, lay_out, restore):
+        super().__init__()
+        self.layers = nn.ModuleList(Output(lay_out, restore) for _ in range(2))
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer.restore(layer(x))
+        return x
+
+
+FLAT = lambda x: x.flatten(0, 1), lambda x: x.unflatten(0, X.shape[:2])
+POOLED = lambda x: x.mean(1, keepdim=True), lambda x: x + X
+TOKENS_FIRST = lambda x: x.transpose(0, 1), lambda x: x.transpose(0, 1)
+
+
+@pytest.mark.parametrize(
+    ("form", "count", "reason"),
+    [
+        (FLAT, None, ""),
+        (POOLED, None, "do not have the tokens that it reads"),
+        (
+            TOKENS_FIRST,
+            None,
+            "its results have tokens first, and its attention reads examples first",
+        ),
+    ],
+)
+def test_raw_tokens_of_a_layer_are_those_of_its_result_in_any_layout(form, count, reason):
+    model, x = Outputs(*form), X[:, :count]
+    watched = watch(model, 1, tokens="raw")
+    model(x).sum().backward()
+    torch.optim.SGD(model.parameters(), 0.0).step()
+    watched.close()
+    (row,) = watched.rows
+    assert not reason or watched.describe().count(reason) == 2
+    if reason:
+        assert "residual_ratio" not in row and np.isfinite(row["attention_entropy"]).all()
+    else:
+        expected = [ratio(*layer.kept.detach()) for layer in model.layers]
+        assert row["residual_ratio"] == pytest.approx(expected, rel=1e-4)
+
+
+class TokensFirst(Attention):
+    def forward(self, x):
+        q, k, v = (f(x).transpose(0, 1)[:, None] for f in (self.a, self.b, self.c))
+        self.kept = x + F.scaled_dot_product_attention(q, k, v)[:, 0].transpose(0, 1)
+        return self.kept
+
+
+@pytest.mark.parametrize(("count", "is_measured"), [(10, True), (3, True), (2, False)])
+def test_raw_tokens_of_layers_that_have_the_tokens_first(count, is_measured):
+    """As many examples as tokens leave open which axis is which."""
+    model, x = nn.Sequential(TokensFirst(), TokensFirst()), X[:, :count].transpose(0, 1)
+    watched = watch(model, 1, tokens="raw")
+    model(x.contiguous()).sum().backward()
+    torch.optim.SGD(model.parameters(), 0.0).step()
+    watched.close()
+    (row,), text = watched.rows, watched.describe()
+    reason = "equal numbers of examples and tokens leave the axes ambiguous"
+    assert text.count(reason) == (0 if is_measured else 2)
+    assert ("residual_ratio" in row) == is_measured, text
+    if is_measured:
+        expected = [ratio(*layer.kept.detach().transpose(0, 1)) for layer in model]
+        assert row["residual_ratio"] == pytest.approx(expected, rel=1e-4)

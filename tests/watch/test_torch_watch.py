@@ -16,6 +16,7 @@ import rank_collapse as rc
 from rank_collapse.torch import watch
 from rank_collapse.watch.torch_products import ROWS
 from rank_collapse.watch.torch_watch import _combine_products
+from tests.oracles.measured_layers import Attention, Stack, X, add_in_turn, watch_step
 from tests.oracles.watched_gpt2 import (
     IDS,
     QUIET,
@@ -287,3 +288,96 @@ def test_what_one_product_of_a_run_has_alone_is_kept():
     expected = {"attention_entropy": 3.0, "missing_mass": 0.2}
     expected |= {"attention_entropy_least": 1.0, "attention_entropy_largest": 6.0}
     assert scalars == pytest.approx(expected)
+
+
+WEIGHTS = ["attention_entropy", "attention_entropy_largest", "attention_entropy_least"]
+
+
+def read_description(watched):
+    """Reads {(number, title of a layer): (names of its metrics, remarks)}, and the other lines."""
+    layers, others = {}, []
+    for line in watched.describe().splitlines()[1:]:
+        title, colon, text = line.partition(": ")
+        number, _, name = title.strip().partition(" ")
+        if not (colon and number.isdigit()):
+            others.append(line.strip())
+            continue
+        names, _, remarks = text.partition(" (")
+        layers[int(number), name] = sorted(names.split(", ")), remarks.removesuffix(")")
+    return layers, others
+
+
+def test_a_description_lists_what_each_layer_has_and_lacks():
+    """Scores that are not a distribution have no entropy; the layers around them do."""
+    layers = Attention(), Attention(weigh=lambda scores, mask: scores), Attention()
+    row, watched = watch_step(Stack(add_in_turn, *layers), X)
+    described, others = read_description(watched)
+    titles = [(i, f"attentions.{i}") for i in range(3)]
+    assert list(described) == titles and not others
+    names = {title: names for title, (names, _) in described.items()}
+    assert names[titles[0]] == names[titles[2]] == sorted(row.keys() - {"step", "loss"})
+    assert set(WEIGHTS) < set(names[titles[0]])
+    assert not {*WEIGHTS} & {*names[titles[1]]}
+    assert [remarks for _, remarks in described.values()][::2] == ["", ""]
+    assert "no weights: " in described[titles[1]][1]
+    for i, title in enumerate(titles):
+        assert names[title] == sorted(
+            name for name in row if name not in ("step", "loss") and np.isfinite(row[name][i])
+        )
+
+
+def test_a_description_of_some_layers_gives_the_others_none():
+    row, watched = watch_step(
+        Stack(add_in_turn, *(Attention() for _ in range(3))), X, layers=[1, 5]
+    )
+    described, others = read_description(watched)
+    names = {number: names for (number, _), (names, _) in described.items()}
+    assert names == {0: ["not measured"], 1: sorted(row.keys() - {"step", "loss"}), 2: names[0]}
+    assert others == ["no layer 5: attention ran in layers 0 to 2"]
+    first = watched.describe().splitlines()[0]
+    assert first.startswith("a model that is gone, every 1 steps, 1 rows; cost: ")
+
+
+def test_a_layer_that_runs_twice_has_two_lines():
+    def run_twice(self, x, mask):
+        for _ in range(2):
+            for attention in self.attentions:
+                x = x + attention(x, mask)
+        return x
+
+    row, watched = watch_step(Stack(run_twice, Attention(), Attention()), X)
+    described, _ = read_description(watched)
+    assert list(described) == [
+        *((0, "attentions.0"), (1, "attentions.1")),
+        *((2, "attentions.0, run 2"), (3, "attentions.1, run 2")),
+    ]
+    assert len(row["residual_ratio"]) == 4
+
+
+def test_what_cannot_be_watched_is_refused():
+    class FullyShardedDataParallel(torch.nn.Module):
+        pass
+
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), FullyShardedDataParallel())
+    with pytest.raises(ValueError, match="a model under FullyShardedDataParallel is not measured"):
+        watch(model)
+    with pytest.raises(ValueError, match=r"model='gpt2' is not a torch\.nn\.Module"):
+        watch("gpt2")
+    with pytest.raises(ValueError, match=r"mask=3 is not a function of \(args, kwargs\)"):
+        watch(torch.nn.Linear(2, 2), mask=3)
+
+
+def test_a_step_that_cannot_be_followed_stops_no_training(monkeypatch, caplog):
+    """What a hook of the optimizer raises becomes a reason of each watch that is open."""
+    model, another = Stack(add_in_turn, Attention()), Stack(add_in_turn, Attention())
+    watched, other = watch(model, 1), watch(another, 1)
+    monkeypatch.setattr(type(watched), "_is_counted", lambda *_: 1 / 0)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    before = model.attentions[0].q.weight.detach().clone()
+    model(X).backward()
+    optimizer.step()
+    assert not torch.equal(before, model.attentions[0].q.weight)
+    for one in (watched, other):
+        assert "no steps: ZeroDivisionError: division by zero" in one.describe()
+        one.close()
+    assert caplog.text.count("ZeroDivisionError") == 2

@@ -174,6 +174,12 @@ def attend_by_examples_and_heads(q, k, v, mask):
     return torch.stack(p).unflatten(0, (B, H)) @ v
 
 
+def attend_by_examples(q, k, v, mask):
+    """One product for each example, put together before they meet the values."""
+    p = [(a @ b.mT).softmax(-1) for a, b in zip(q, k, strict=True)]
+    return torch.stack(p) @ v
+
+
 NO_WEIGHTS = {
     "sigmoid": lambda q, k, v, mask: (q @ k.mT / 3 - 2).sigmoid() @ v,
     "squared relu": lambda q, k, v, mask: (q @ k.mT / 3).relu().square() / N @ v,
@@ -184,6 +190,7 @@ NO_WEIGHTS = {
     "efficient": attend_efficiently,
     "gathered values": attend_to_gathered_values,
     "stacked products": attend_by_examples_and_heads,
+    "stacked examples": attend_by_examples,
 }
 
 

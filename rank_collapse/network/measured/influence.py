@@ -216,7 +216,12 @@ class RemovalPass(LayerPass):
         is_spared = exists & (jnp.cumsum(exists) <= self.spare)
 
         def apply_layer(x):
-            """Applies the layer to a slot, and compares the change with the full network's."""
+            """Applies the layer to a slot, and compares the change with the full network's.
+
+            Returns:
+                (state after the layer, relative difference of its change, the largest difference of
+                a token).
+            """
             state = compute_layer(layer, x).trace.hidden
             difference = zero_padding(state - x, mask) - change
             length = jnp.linalg.norm(change, axis=-1)
@@ -230,6 +235,10 @@ class RemovalPass(LayerPass):
             Before its removed block the slot has no state. At the block's first layer it takes the
             state of the full network, inside the block it keeps it (spared tokens follow the full
             network), and behind it the layer is applied.
+
+            Returns:
+                No carry, None, and (state of the slot, its two differences; 0 inside the removed
+                block).
             """
             first_removed, slot_state = slot
             is_behind = layer.index >= first_removed + self.size

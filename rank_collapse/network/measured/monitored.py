@@ -57,6 +57,7 @@ class MonitorPass(LayerPass):
     def measure_layer(
         self, layer: Layer, x: Array, layer_values: LayerValues, carry: Tree
     ) -> tuple[Tree, Tree]:
+        """Keep the carry, and compute the scalars of `monitor` from states without gradients."""
         trace = layer_values.trace
         hidden, weights = jax.lax.stop_gradient((trace.hidden, trace.attention))
         weights = weights if self.attention else None

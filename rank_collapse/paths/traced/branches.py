@@ -45,7 +45,8 @@ class Branches:
         if isinstance(patterns, Mapping):
             if not patterns or not set(patterns) <= set(KINDS) or "attention" not in patterns:
                 raise ValueError(
-                    f"branches={patterns!r} has to name 'attention', or 'attention' and 'mlp'"
+                    f"branches={patterns!r} must have the key 'attention', and may have the key "
+                    "'mlp', but no other"
                 )
             patterns = {kind: patterns[kind] for kind in KINDS if kind in patterns}
         else:
@@ -75,8 +76,8 @@ class Branches:
                     break
         if len(entries) > 1:
             raise ValueError(
-                f"branches: the scope {'/'.join(path)!r} is a branch both of "
-                f"{self.kinds[0]!r} and of {self.kinds[1]!r}"
+                f"branches: the scope {'/'.join(path)!r} matches the patterns of both "
+                f"{self.kinds[0]!r} and {self.kinds[1]!r}, but may match only one"
             )
         for entry in entries:
             self.places[entry.axis].add("/".join(entry.path))
@@ -94,7 +95,10 @@ class Branches:
         self.names.add(name)
         axes = [axis for axis, p in enumerate(self.patterns) if p.fullmatch(name)]
         if len(axes) > 1:
-            raise ValueError(f"branches: the name {name!r} is one of both 'attention' and 'mlp'")
+            raise ValueError(
+                f"branches: the name {name!r} matches the patterns of both {self.kinds[0]!r} and "
+                f"{self.kinds[1]!r}, but may match only one"
+            )
         for axis in axes:
             self.places[axis].add(name)
         return axes[0] if axes else None
@@ -108,7 +112,7 @@ class Branches:
         for pattern, places in zip(self.patterns, self.places, strict=True):
             if not places:
                 text = pattern.pattern
-                raise ValueError(f"branches={text!r} matches no scope or name{self._nearest(text)}")
+                raise ValueError(f"branches={text!r} matches no scope or name{self._suggest(text)}")
 
     def check_counted(self) -> None:
         """Check that states left branches of every kind.
@@ -121,22 +125,25 @@ class Branches:
         ):
             if not count:
                 raise ValueError(
-                    f"branches={pattern.pattern!r} matches {_list(places)}, which no state leaves: "
-                    f"the output of the {kind} branch has to be in the scope, or to have the name"
+                    f"branches={pattern.pattern!r} matches {_list(places)}, but no path passes "
+                    f"through it; match the scope that computes the output of the {kind} branch, "
+                    "or the name of that output"
                 )
 
-    def _nearest(self, text):
-        """List the names that are nearest to a pattern."""
+    def _suggest(self, text):
+        """Return the end of the message: the names that are nearest to a pattern, or how to give
+        names."""
         names = sorted(self.names)
         if not names:
             return (
-                ": the function has none; put `with jax.named_scope('attention'):` around the "
-                "branch, or jax.ad_checkpoint.checkpoint_name(output, 'attention')"
+                ", because fn has none; put the branch into `with jax.named_scope('attention'):`, "
+                "or name its output with jax.ad_checkpoint.checkpoint_name(output, 'attention')"
             )
         lower = {name.lower(): name for name in names}
         close = difflib.get_close_matches(text.lower(), lower, 5, cutoff=0.4)
         listed = [lower[name] for name in close] or names[:12]
-        return f"; {'nearest' if close else 'there are'}: {', '.join(map(repr, listed))}"
+        beginning = "the nearest are" if close else "fn has"
+        return f"; {beginning} {', '.join(map(repr, listed))}"
 
 
 def _compile(pattern: object) -> re.Pattern:

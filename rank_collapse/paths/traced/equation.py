@@ -14,7 +14,7 @@ from jax.extend.core import JaxprEqn
 
 from rank_collapse.paths.traced import primitives
 from rank_collapse.paths.traced.channels import LazySums, Slots
-from rank_collapse.paths.traced.programs import bind, push_tangents
+from rank_collapse.paths.traced.programs import bind, place_tangents, push_tangents
 from rank_collapse.paths.traced.values import (
     Form,
     Kind,
@@ -25,7 +25,7 @@ from rank_collapse.paths.traced.values import (
     make_frozen,
 )
 
-PRODUCT = "a product of two values that depend on the input"
+PRODUCT = "a product of two values that depend on x"
 
 
 def move_entries(value: Value, move: Callable, key: Any, slots: Slots) -> Value:
@@ -38,15 +38,17 @@ def move_entries(value: Value, move: Callable, key: Any, slots: Slots) -> Value:
         slots: The slots of the sums.
     """
     move_sums, shape = slots.map(move), value.array.shape
-    forms = tuple(
-        Form(
-            f.root.derive(key, move, move_sums),
-            f.at_zero,
-            lambda f=f: move(jnp.broadcast_to(f.slope(), shape)),
-            None if f.quotient is None else lambda f=f: move(jnp.broadcast_to(f.quotient(), shape)),
-        )
-        for f in value.forms
-    )
+
+    def move_computed(compute):
+        """Returns a function that computes an array of the value's shape and moves it."""
+        return lambda: move(jnp.broadcast_to(compute(), shape))
+
+    def move_form(form):
+        root = form.root.derive(key, move, move_sums)
+        quotient = None if form.quotient is None else move_computed(form.quotient)
+        return Form(root, form.at_zero, move_computed(form.slope), quotient)
+
+    forms = tuple(map(move_form, value.forms))
     sums = None if value.sums is None else LazySums(move_sums, [value.sums])
     return value.replace(array=move(value.array), sums=sums, forms=forms)
 
@@ -88,7 +90,7 @@ class Equation:
             return np.asarray(bind(self.eqn, arguments)[0])
 
     def describe(self, reason):
-        """Describe the source line of the equation, for the message of a refusal."""
+        """Describe what the equation computes and where, for the message of a refusal."""
         return f"{reason} at {self.place}"
 
     def make_product(self, array, values=(), reason=None):
@@ -123,34 +125,48 @@ class Equation:
             quotient: Function that takes the arguments' forms (None for a constant) and returns the
                 quotient of the result, or None for f(h)/h.
         """
-        dependent = [v for v in values if v.depends]
-        shared = set.intersection(*({f.root for f in v.forms} for v in dependent))
-        arrays, forms = [v.array for v in values], []
-        for root in sorted(shared, key=lambda root: -root.age):
-            parts = [
-                next(f for f in v.forms if f.root is root) if v.depends else None for v in values
-            ]
-            numbers = [
-                v.fill if p is None else p.at_zero for v, p in zip(values, parts, strict=True)
-            ]
-            at_zero = self.evaluate(numbers, values)
-            if self.name == "mul" and any(p is not None and p.is_exact for p in parts):
-                at_zero = np.float32(0)
-            if self.name == "div" and parts[0] is not None and parts[0].is_exact:
-                at_zero = np.float32(0) if parts[1] is None else at_zero
+        roots = [{form.root for form in v.forms} for v in values if v.depends]
+        shared_roots = sorted(set.intersection(*roots), key=lambda root: -root.age)
+        return tuple(self._make_form(root, values, quotient) for root in shared_roots)
 
-            def slope(parts=parts):
-                tangents = [
-                    None if p is None or not is_inexact(a) else p.slope()
-                    for p, a in zip(parts, arrays, strict=True)
-                ]
-                if all(t is None for t in tangents):
-                    return jnp.zeros_like(arrays[0])
-                return push_tangents(self.eqn, arrays, tangents)[0]
+    def _make_form(self, root, values, quotient):
+        """Return the result as a function of one root; see `make_forms`.
 
-            result_quotient = None if quotient is None else quotient(parts)
-            forms.append(Form(root, at_zero, slope, result_quotient))
-        return tuple(forms)
+        Args:
+            root: The root.
+            values: Arguments of the equation, functions of the root or constants.
+            quotient: See `make_forms`; None for f(h)/h.
+        """
+        arrays = [v.array for v in values]
+        parts = [  # the form of each argument; None for a constant
+            next(form for form in v.forms if form.root is root) if v.depends else None
+            for v in values
+        ]
+
+        def compute_slope():
+            """Computes f′ of the result by the chain rule; constants have no slope."""
+            tangents = [
+                None if part is None or not is_inexact(a) else part.slope()
+                for part, a in zip(parts, arrays, strict=True)
+            ]
+            if all(t is None for t in tangents):
+                return jnp.zeros_like(arrays[0])
+            return push_tangents(self.eqn, arrays, tangents)[0]
+
+        result_quotient = None if quotient is None else quotient(parts)
+        return Form(root, self._evaluate_at_zero(values, parts), compute_slope, result_quotient)
+
+    def _evaluate_at_zero(self, values, parts):
+        """Return the result where the root is 0, if it is one known number; else None."""
+        is_zero = [part is not None and part.is_exact for part in parts]
+        if self.name == "mul" and any(is_zero):
+            return np.float32(0)
+        if self.name == "div" and is_zero[0] and parts[1] is None:
+            return np.float32(0)
+        numbers = [
+            v.fill if part is None else part.at_zero for v, part in zip(values, parts, strict=True)
+        ]
+        return self.evaluate(numbers, values)
 
     def compute_lazily(self, fn, values, parts):
         """Return fn of the quotients of the arguments, computed when it is asked for."""
@@ -177,15 +193,13 @@ class Equation:
 
     def push_sums(self, values, index=0):
         """Return the sums of a result that is linear in the states among the arguments together."""
-        states = [v for v in values if v.sums is not None]
         arrays = [v.array for v in values]
+        has_sums = [v.sums is not None for v in values]
 
         def push(*tangents):
-            remaining = iter(tangents)
-            all_tangents = [None if v.sums is None else next(remaining) for v in values]
-            return push_tangents(self.eqn, arrays, all_tangents)[index]
+            return push_tangents(self.eqn, arrays, place_tangents(tangents, has_sums))[index]
 
-        return LazySums(self.slots.map(push), [v.sums for v in states])
+        return LazySums(self.slots.map(push), [v.sums for v in values if v.sums is not None])
 
     def pass_through(self, values, position):
         """Return the sums of a result that is linear in one argument, the others fixed."""

@@ -46,10 +46,12 @@ def bend(equation: Equation, values: Sequence[Value]) -> Value:
         return make_frozen(array)
     forms = equation.make_forms(values, lambda parts: _bend_quotient(equation, values, parts))
     if not forms:
-        return equation.make_factor(array, f"{equation.name} of values that depend on the input")
+        return equation.make_factor(array, f"{equation.name} of values that depend on x")
     is_weight = equation.name in primitives.TRANSCENDENTAL or exponent_depends
     is_weight |= equation.name in primitives.POLYNOMIAL and all(v.is_weight for v in dependent)
-    reason = equation.describe(f"{equation.name} of a state") if is_exponential else ""
+    reason = (
+        equation.describe(f"{equation.name} of a value that depends on x") if is_exponential else ""
+    )
     return make_gate(
         array,
         forms,
@@ -61,7 +63,15 @@ def bend(equation: Equation, values: Sequence[Value]) -> Value:
 
 
 def _bend_quotient(equation, values, parts):
-    """Return the quotient of a power or of |h|, without a division."""
+    """Return a function that computes the quotient of a power or of |h| without a division.
+
+    None for other functions, for constants, and where the argument is not 0 at h = 0.
+
+    Args:
+        equation: The function.
+        values: Its arguments; the first is the base.
+        parts: The arguments as functions of a root, `Form`s; None for a constant.
+    """
     part, value = parts[0], values[0]
     power = {"square": 2}.get(equation.name, equation.eqn.params.get("y", 0))
     if part is None or not part.is_exact:
@@ -80,7 +90,7 @@ def take_larger(equation: Equation, values: Sequence[Value]) -> Value:
     if any(v.kind == Kind.PRODUCT for v in dependent):
         return make_frozen(array)
     if any(v.kind == Kind.FACTOR for v in dependent):
-        return equation.make_factor(array, f"{equation.name} of a factor")
+        return equation.make_factor(array, f"{equation.name} of a statistic of x")
     order = jnp.greater if equation.name == "max" else jnp.less
     # A tie is the constant's.
     constant = next((i for i, v in enumerate(values) if not v.depends), 1)
@@ -105,23 +115,37 @@ def take_larger(equation: Equation, values: Sequence[Value]) -> Value:
         return make_gate(array, forms, **equation.shared_flags(values) | {"is_weight": False})
     cases = [resolve_state(v, equation.slots) for v in values]
     if not all(v.kind in (Kind.STATE, Kind.FROZEN) for v in cases):
-        return equation.make_factor(array, f"{equation.name} of two values")
+        return equation.make_factor(array, f"{equation.name} of two values that depend on x")
     return make_state(
         array, _select_sums(equation, takes_other, cases[constant], cases[1 - constant])
     )
 
 
 def _select_sums(equation, takes_second, first, second):
-    """Return the sums of a choice between two values by a mask that is fixed."""
-    sources = [v.sums for v in (first, second) if v.sums is not None]
+    """Return the sums of a choice between two values by a mask that is fixed.
 
-    def choose(*tangents):
-        remaining = iter(tangents)
-        zero = jnp.zeros((), tangents[0].dtype)
-        cases = [zero if v.sums is None else next(remaining) for v in (first, second)]
-        return jnp.where(takes_second, cases[1], cases[0])
+    Args:
+        equation: The choice.
+        takes_second: Bool, of the shape of the values.
+        first, second: The values; at least one has sums, and the sums of the other are 0.
+    """
+    if second.sums is None:
 
-    return LazySums(equation.slots.map(choose), sources)
+        def keep_first(tangent):
+            return jnp.where(takes_second, jnp.zeros((), tangent.dtype), tangent)
+
+        return LazySums(equation.slots.map(keep_first), [first.sums])
+    if first.sums is None:
+
+        def keep_second(tangent):
+            return jnp.where(takes_second, tangent, jnp.zeros((), tangent.dtype))
+
+        return LazySums(equation.slots.map(keep_second), [second.sums])
+
+    def choose(first_tangent, second_tangent):
+        return jnp.where(takes_second, second_tangent, first_tangent)
+
+    return LazySums(equation.slots.map(choose), [first.sums, second.sums])
 
 
 def select(equation: Equation, values: Sequence[Value]) -> Value:
@@ -187,7 +211,7 @@ def measure(equation: Equation, values: Sequence[Value]) -> list[Value]:
     kinds = {v.kind for v in values if v.depends}
     if kinds <= {Kind.PRODUCT, Kind.FACTOR}:
         return [make_frozen(a) for a in arrays]
-    reason = f"{equation.name} of values that depend on the input"
+    reason = f"{equation.name} of values that depend on x"
     return [equation.make_factor(a, reason) if is_inexact(a) else make_frozen(a) for a in arrays]
 
 

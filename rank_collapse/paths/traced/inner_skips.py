@@ -86,7 +86,7 @@ def join_trails(trails: Iterable[Trail | None]) -> Trail | None:
 
 
 def bend_trail(trail: Trail | None) -> Trail | None:
-    """Return the trail after a function of each entry."""
+    """Return the trail after a function of each entry; None where no paths pass."""
     if trail is None:
         return None
     bent = frozenset(map(_bend, trail.in_place))
@@ -132,16 +132,25 @@ def choose_trail(first: Trail | None, second: Trail | None, branch: Any) -> Trai
 
 
 def leave_branch(trail: Trail | None, entry: Any) -> Trail | None:
-    """Return the trail of what leaves a branch.
+    """Return the trail of a value after it left a branch: that of a new state of the stream.
+
+    If the value is a sum with a skip of this branch, the branch is noted as one that contains its
+    skip (`Trail.inner`).
 
     Args:
-        trail: Inside of the branch.
+        trail: The trail inside of the branch; None where no paths pass.
         entry: The branch, an `Entry`.
+
+    Returns:
+        The new trail; None where no paths pass.
     """
     if trail is None:
         return None
     inner = trail.inner
-    if trail.skip is not None and trail.skip.branch == (None if entry.is_name else entry):
+    # A name marks a value, not a scope: its sum stands outside of all branches.
+    skip_branch = None if entry.is_name else entry
+    contains_skip = trail.skip is not None and trail.skip.branch == skip_branch
+    if contains_skip:
         inner = (entry, trail.skip)
     return start_trail(before=trail.sources, made_in=entry.path, inner=inner)
 
@@ -199,7 +208,14 @@ def _make_new(joined, names, branch):
 
 
 def _add(parts, joined, names, branch, place):
-    """Return the trail of a sum, or of another value that has entries of several."""
+    """Return the trail of a sum, or of another value that has entries of several.
+
+    Args:
+        parts: Trails of those that pass paths.
+        joined: See `join_trails`.
+        names: Names of the scopes of the equation.
+        branch, place: See `follow`.
+    """
     in_place = frozenset().union(*(p.in_place for p in parts))
     residuals = [(m, p) for p in parts for m in in_place if _is_residual(m, p, branch)]
     skip = next((p.skip for p in parts if p.skip and p.skip.branch == branch), None)
@@ -250,6 +266,6 @@ def check_skips(trail: Trail | None, kinds: Sequence[str]) -> None:
     branch = f"the {'name' if entry.is_name else 'scope'} {'/'.join(entry.path)!r}"
     such = f", such as {skip.inside!r}" if skip.inside else ""
     raise ValueError(
-        f"{label}: {branch} contains its own skip, so that every path would go through it: it adds "
-        f"its input at {skip.place}; give the scope or the name of what is added{such}"
+        f"{label}: {branch} contains its own skip at {skip.place}, so every path would go through "
+        f"it; match only what is added to the skip{such}"
     )

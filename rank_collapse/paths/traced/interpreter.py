@@ -25,6 +25,7 @@ from rank_collapse.paths.traced.programs import (
     describe_place,
     has_scopes,
     open_program,
+    place_tangents,
     push_tangents,
     read_scopes,
 )
@@ -78,11 +79,16 @@ class Start:
         Raises:
             ValueError: There was none.
         """
+        pattern = self.pattern.pattern
+        if not self.count:
+            raise ValueError(
+                f"states={pattern!r} matches no name in fn; name the state after each layer with "
+                "jax.ad_checkpoint.checkpoint_name(state, 'residual')"
+            )
         if self.number >= self.count:
             raise ValueError(
-                f"layer={self.number} is not one of the {self.count} states of the name "
-                f"{self.pattern.pattern!r}: name each layer's state by "
-                "jax.ad_checkpoint.checkpoint_name(x, name)"
+                f"layer={self.number} must be from 0 to {self.count - 1}, because fn names "
+                f"{self.count} states that match states={pattern!r}"
             )
 
     def is_in(self, jaxpr: Jaxpr) -> bool:
@@ -141,7 +147,17 @@ class Interpreter:
         return [frame.read(v, entry) for v in jaxpr.outvars]
 
     def _name(self, eqn, frame, inside, scopes):
-        """Compute a `checkpoint_name`: the name of what leaves a branch, or a branch itself."""
+        """Compute a `checkpoint_name`: the name of what leaves a branch, or a branch itself.
+
+        Args:
+            eqn: The equation.
+            frame: Values of the program so far.
+            inside: The branch that the equation is inside of; None for none.
+            scopes: Its scopes.
+
+        Returns:
+            (the branch that the results are inside of or None, the results).
+        """
         axis = self.branches.find_name(eqn.params["name"])
         if axis is None or inside is not None:
             values = [frame.read(eqn.invars[0], inside)]
@@ -189,7 +205,13 @@ class Interpreter:
         return outs
 
     def _follow(self, eqn, values, outs, scopes, entry, place):
-        """Give the sums of new values their trails."""
+        """Give the sums of new values their trails.
+
+        Args:
+            eqn: The equation.
+            values, outs: Its arguments and results.
+            scopes, entry, place: Its scopes, its branch and its position in the caller's code.
+        """
         parts = [v.trail for v in values]
         if eqn.primitive.name == "select_n":
             parts[0] = None
@@ -217,19 +239,25 @@ class Interpreter:
         return has_scopes(jaxpr)
 
     def _differentiate(self, eqn, values, place):
-        """Compute an equation and its exact derivative."""
+        """Compute an equation and its exact derivative.
+
+        Args:
+            eqn: The equation.
+            values: Its arguments.
+            place: Its position in the code, for messages.
+
+        Returns:
+            The results: frozen where no paths pass.
+        """
         arrays = [v.array for v in values]
         outs = bind(eqn, arrays)
-        states = [v.sums if v.depends and is_inexact(v.array) else None for v in values]
-        sources = [s for s in states if s is not None]
+        has_sums = [v.depends and is_inexact(v.array) and v.sums is not None for v in values]
+        sources = [v.sums for v, has in zip(values, has_sums, strict=True) if has]
         if eqn.primitive.name == "stop_gradient" or not sources:
             return [make_frozen(a) for a in outs]
 
         def push(*tangents):
-            remaining = iter(tangents)
-            return push_tangents(
-                eqn, arrays, [None if s is None else next(remaining) for s in states]
-            )
+            return push_tangents(eqn, arrays, place_tangents(tangents, has_sums))
 
         try:
             is_batched = eqn.primitive.name not in primitives.UNBATCHED
@@ -237,14 +265,16 @@ class Interpreter:
             _ = pushed.array
         except NotImplementedError as error:
             raise ValueError(
-                f"{eqn.primitive.name} at {place} has no derivative along a direction: {error}"
+                f"fn computes {eqn.primitive.name} at {place}, which JAX cannot differentiate: "
+                f"{error}"
             ) from None
-        return [
-            make_state(a, LazySums(lambda p, i=i: p[i], [pushed]))
-            if is_inexact(a)
-            else make_frozen(a)
-            for i, a in enumerate(outs)
-        ]
+
+        def make_result(index, array):
+            if not is_inexact(array):
+                return make_frozen(array)
+            return make_state(array, LazySums(lambda sums: sums[index], [pushed]))
+
+        return [make_result(index, array) for index, array in enumerate(outs)]
 
     def shift(self, value: Value, entry: Entry) -> Value:
         """Return a value after it left a branch: its sums belong to paths of one length more.
@@ -285,6 +315,7 @@ class _Frame:
         self.crossings = {}
 
     def define(self, variables, values, entry=None):
+        """Stores values, and the branch in which they were made (None: that of the frame)."""
         for variable, value in zip(variables, values, strict=True):
             self.values[variable] = value
             if entry is not None and entry != self.entry:
@@ -319,7 +350,8 @@ class _Frame:
         crossing.add(variable)
         if len(crossing) > 1:
             raise ValueError(
-                f"branches: several values go from one entry of the scope "
-                f"{'/'.join(made_in.path)!r} directly into another, which would count twice: put "
-                "the branch into one scope, or name its output by checkpoint_name"
+                f"branches: fn enters the scope {'/'.join(made_in.path)!r} twice and passes "
+                "several values from the first entry to the second, so that one branch would count "
+                "twice; put the branch into one scope, or name its output with "
+                "jax.ad_checkpoint.checkpoint_name"
             )

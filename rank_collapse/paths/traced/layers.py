@@ -38,43 +38,52 @@ def group_layers(sums: Sequence[Sum], output: Any, is_output: bool | None = None
     Raises:
         ValueError: There are none, they are not of one stream, or the last state is not known.
     """
-    refuse_if(not sums, "no branch is added to a state of its shape: is the skip in its scope?")
+    refuse_if(
+        not sums,
+        "branches: no branch is added to a state of its shape; the scope of a branch must not "
+        "contain its skip",
+    )
     layers, places = _split_layers(sums)
     kinds = {e.axis for e in layers[0]}
     for index, layer in enumerate(layers):
         refuse_if(
             {e.axis for e in layer} != kinds,
-            f"layer {index} has {len(layer)} branches, layer 0 has {len(kinds)}",
+            f"branches: layer {index} has {len(layer)} branches, but layer 0 has {len(kinds)}",
         )
     last = layers[-1][-1].after
     if is_output is None:
         is_output = any(_differ(a[-1].after, b[0].before) for a, b in itertools.pairwise(layers))
     refuse_if(
         is_output and output.shape != last.shape,
-        "something follows the last sum of each layer, a norm or a branch without a name: name "
-        "the MLP, too, or let fn return the state after the last layer",
+        "branches: fn computes more after the last branch of each layer, such as a norm or an MLP; "
+        "match the MLP as well, or let fn return the state after the last layer",
     )
     residual = [*(layer[0].before for layer in layers), output if is_output else last]
-    branches = {
-        kind: [next(e.branch for e in layer if e.axis == kind) for layer in layers]
-        for kind in kinds
-    }
+    branches: dict[int, list[Any]] = {kind: [] for kind in kinds}
+    for layer in layers:
+        for entry in layer:
+            branches[entry.axis].append(entry.branch)
     numbers = [layer[0].number for layer in layers]
     return LayerArrays(residual, branches, numbers, places, is_output)
 
 
 def _split_layers(sums):
-    """Return the sums of each layer, and (layer, axis) of each sum."""
+    """Return the sums of each layer, and (layer, axis) of each sum.
+
+    A layer begins with each attention, and with an MLP that follows an MLP.
+    """
     layers: list[list[Sum]] = []
     places = []
     shape = sums[0].before.shape
     for entry in sums:
         refuse_if(
             entry.before.shape != shape,
-            f"branches are added to states of shapes {list(shape)} and {list(entry.before.shape)}: "
-            "not one stream",
+            f"branches: fn adds branches to states of the shapes {list(shape)} and "
+            f"{list(entry.before.shape)}, but the states of one network must have one shape",
         )
-        if not layers or entry.axis in {e.axis for e in layers[-1]} or entry.axis == 0:
+        kinds_so_far = {e.axis for e in layers[-1]} if layers else set()
+        is_attention = entry.axis == 0
+        if not layers or is_attention or entry.axis in kinds_so_far:
             layers.append([])
         layers[-1].append(entry)
         places.append((len(layers) - 1, entry.axis))

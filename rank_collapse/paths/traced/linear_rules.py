@@ -49,7 +49,15 @@ def choose(equation: Equation, values: Sequence[Value]) -> Value:
 def join(
     equation: Equation, array: Array, values: Sequence[Value], *, keep_gates: bool = False
 ) -> Value:
-    """Return a result that is linear in all states together."""
+    """Return a result that is linear in all states together.
+
+    Args:
+        equation: The operation.
+        array: Its result.
+        values: Its arguments.
+        keep_gates: Whether the result is a gate if all dependent arguments are; otherwise it is a
+            state.
+    """
     dependent = [v for v in values if v.depends]
     if any(v.kind == Kind.PRODUCT for v in dependent):
         return equation.make_product(array, [v for v in dependent if v.kind == Kind.PRODUCT])
@@ -102,7 +110,9 @@ def add(equation: Equation, values: Sequence[Value]) -> Value:
     flags["is_shifted"] |= adds_frozen
     forms = equation.make_forms(values, lambda parts: _add_quotients(equation, values, parts))
     if all(v.kind == Kind.STATE for v in dependent):
-        forms, sums = () if adds_frozen else forms, equation.push_sums(values)
+        sums = equation.push_sums(values)
+        if adds_frozen:
+            forms = ()  # the sum is a new state, and no function of a root
         shifted = flags["is_shifted"]
         if forms and all(v.depends or v.fill is not None for v in values):
             # A number is part of the function of a root, not a bias: h + 3 is no new state.
@@ -116,16 +126,27 @@ def add(equation: Equation, values: Sequence[Value]) -> Value:
 
 
 def _add_quotients(equation, values, parts):
-    """Return the quotient g of a sum of functions f(h), the sum of their quotients.
+    """Return the quotient g of a sum of functions f(h): the sum of their quotients.
 
-    An added constant is left out of it. None stands for f(h)/h, where a quotient is unknown.
+    An added constant has no quotient, and adds 0 to the sum.
+
+    Args:
+        equation: The sum.
+        values: Its arguments.
+        parts: The arguments as functions of one root, `Form`s; None for a constant.
+
+    Returns:
+        A function that computes g; None if the quotient of an argument is only known as f(h)/h. The
+        quotient of the sum is then f(h)/h too (`Form.quotient`).
     """
-    present = [(v, p) for v, p in zip(values, parts, strict=True) if p is not None]
-    if not all(p.is_exact or p.quotient is not None for _, p in present):
+    functions = [part for part in parts if part is not None]
+    if not all(part.is_exact or part.quotient is not None for part in functions):
         return None
 
     def combine(*quotients):
-        like = next(q for q in quotients if q is not None)
-        return bind(equation.eqn, [jnp.zeros_like(like) if q is None else q for q in quotients])[0]
+        """Adds the quotients of the arguments; that of a constant is None."""
+        example = next(q for q in quotients if q is not None)
+        terms = [jnp.zeros_like(example) if q is None else q for q in quotients]
+        return bind(equation.eqn, terms)[0]
 
     return equation.compute_lazily(combine, values, parts)

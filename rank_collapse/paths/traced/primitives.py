@@ -78,10 +78,9 @@ KERNELS = ("pallas", "dot_product_attention", "cudnn", "triton", "mosaic", "ffi"
 CURES = {
     "kernel": "use an implementation in plain JAX, such as jax.nn.dot_product_attention(..., "
     'implementation="xla")',
-    "while": "use jax.lax.scan or a fori_loop with constant bounds, or take stop_gradient of what "
-    "enters",
-    "default": "take jax.lax.stop_gradient of what enters if it is to be frozen, or write it with "
-    "other operations",
+    "while": "use jax.lax.scan or a fori_loop with constant bounds, or freeze its arguments with "
+    "jax.lax.stop_gradient",
+    "default": "freeze its arguments with jax.lax.stop_gradient, or use other operations",
 }
 
 

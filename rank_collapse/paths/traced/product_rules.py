@@ -27,11 +27,18 @@ def negate(equation: Equation, values: Sequence[Value]) -> Value:
 
 
 def scale(equation: Equation, values: Sequence[Value], position: int) -> Value:
-    """Multiply or divide the argument at a position by a constant."""
-    array = bind(equation.eqn, [v.array for v in values])[0]
+    """Multiply or divide the argument at a position by the others, which are fixed.
+
+    Args:
+        equation: The product or quotient.
+        values: The arguments.
+        position: Index of the argument that passes paths.
+    """
+    arrays = [v.array for v in values]
+    array = bind(equation.eqn, arrays)[0]
     value = values[position]
-    other_values = [v for i, v in enumerate(values) if i != position]
-    is_frozen = any(v.kind != Kind.CONSTANT for v in other_values)
+    factors = [v for i, v in enumerate(values) if i != position]
+    is_frozen = any(v.kind != Kind.CONSTANT for v in factors)
     if value.kind in (Kind.FACTOR, Kind.PRODUCT):
         return value.replace(array=array)
     if value.kind == Kind.GATE and value.is_exponential and is_frozen:
@@ -43,17 +50,15 @@ def scale(equation: Equation, values: Sequence[Value], position: int) -> Value:
         if part.quotient is None and not part.is_exact:
             return None
 
-        def scale_array():
-            quotient = compute_quotient(value, part)
-            return bind(
-                equation.eqn, [quotient if i == position else v.array for i, v in enumerate(values)]
-            )[0]
+        def compute():
+            arguments = list(arrays)
+            arguments[position] = compute_quotient(value, part)
+            return bind(equation.eqn, arguments)[0]
 
-        return scale_array
+        return compute
 
-    # Only the value itself counts as dependent: what multiplies it is fixed.
-    fixed = [v if i == position else make_frozen(v.array) for i, v in enumerate(values)]
-    fixed = [v.replace(fill=w.fill) for v, w in zip(fixed, values, strict=True)]
+    fixed = [make_frozen(v.array).replace(fill=v.fill) for v in values]
+    fixed[position] = value
     forms = equation.make_forms(fixed, scale_quotient) if value.forms else ()
     if value.kind == Kind.GATE:
         if forms:
@@ -76,30 +81,40 @@ def multiply(equation: Equation, values: Sequence[Value]) -> Value:
         return equation.make_product(array, values)
 
     def multiply_quotients(parts):
-        for one, other in ((0, 1), (1, 0)):
-            if parts[one].is_exact and not values[one].is_step:
-                return lambda one=one, other=other: (
-                    compute_quotient(values[one], parts[one]) * values[other].array
-                )
-        return None
+        """Returns a function for the quotient of one factor times the other factor; None if no
+        factor is 0 where the root is."""
+        exact = [i for i in (0, 1) if parts[i].is_exact and not values[i].is_step]
+        if not exact:
+            return None
+        one, other = exact[0], 1 - exact[0]
+
+        def compute():
+            return compute_quotient(values[one], parts[one]) * values[other].array
+
+        return compute
 
     forms = equation.make_forms(values, multiply_quotients)
     if forms:
         return make_gate(array, forms, **equation.shared_flags(values) | {"is_exponential": False})
     state = _find_state(equation, values, _is_scale)
     if state is None:
-        return equation.make_factor(array, "a product of two gates")
+        return equation.make_factor(array, "a product of two functions of x")
     if state < 0:
         return equation.make_product(array, reason=PRODUCT)
     return _weigh(equation, values, state)
 
 
 def _find_state(equation, values, is_frozen):
-    """Return which of two factors passes paths, where the other is a gate; −1 where both could.
+    """Return which of two factors passes paths, while the other factor is a gate.
 
     Args:
+        equation: The product.
         values: The factors.
-        is_frozen: Whether a gate is frozen where the other factor is a gate as well.
+        is_frozen: Function of a gate: whether it is frozen where the other factor is a gate as
+            well.
+
+    Returns:
+        0 or 1; −1 if both factors could pass paths; None if neither can.
     """
     kinds = [v.kind for v in values]
     if kinds.count(Kind.STATE) == 2:
@@ -172,12 +187,10 @@ def contract(equation: Equation, values: Sequence[Value]) -> Value:
         return equation.make_product(array, values)
     state = _find_state(equation, values[:2], lambda value: value.is_weight)
     if state is None:
-        return equation.make_factor(array, "a product of two gates")
+        return equation.make_factor(array, "a product of two functions of x")
     if state >= 0 and _is_weight(equation, values, 1 - state):
         return _weigh(equation, values, state)
-    return equation.make_product(
-        array, reason=f"a product of two values that depend on the input: {equation.name}"
-    )
+    return equation.make_product(array, reason=f"{PRODUCT} ({equation.name})")
 
 
 def _is_weight(equation, values, position):

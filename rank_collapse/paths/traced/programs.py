@@ -41,7 +41,7 @@ def has_scopes(jaxpr: Jaxpr) -> bool:
 
 
 def describe_place(eqn: JaxprEqn, scopes: Sequence[Scope], calls: Sequence[JaxprEqn] = ()) -> str:
-    """Say where an equation stands: its scope, its file and its line.
+    """Describe where an equation is: its file, line and scope.
 
     Args:
         eqn: The equation.
@@ -49,9 +49,10 @@ def describe_place(eqn: JaxprEqn, scopes: Sequence[Scope], calls: Sequence[Jaxpr
         calls: The calls around it, from the outermost. An equation inside a function of JAX such as
             `jnp.where` has no line of its own.
     """
-    scope = "/".join(scope.name for scope in scopes) or "the top level"
+    path = "/".join(scope.name for scope in scopes)
     lines = (source_info_util.summarize(e.source_info) for e in (eqn, *reversed(calls)))
-    return f"{scope} ({next(filter(None, lines), '')})"
+    line = next(filter(None, lines), "a line that JAX does not name")
+    return f"{line} in the scope {path!r}" if path else line
 
 
 def bind(eqn: JaxprEqn, arrays: Sequence[object]) -> list[Any]:
@@ -73,17 +74,29 @@ def push_tangents(eqn: JaxprEqn, arrays: Sequence[object], tangents: Sequence[ob
         eqn, arrays: See `bind`.
         tangents: Tangents of the arguments.
     """
-    is_moving = [t is not None for t in tangents]
-    moving = tuple(a for a, moves in zip(arrays, is_moving, strict=True) if moves)
+    positions = [i for i, tangent in enumerate(tangents) if tangent is not None]
 
     def compute(*moving):
-        arguments = iter(moving)
-        return bind(
-            eqn,
-            [next(arguments) if moves else a for a, moves in zip(arrays, is_moving, strict=True)],
-        )
+        arguments = list(arrays)
+        for i, array in zip(positions, moving, strict=True):
+            arguments[i] = array
+        return bind(eqn, arguments)
 
-    return jax.jvp(compute, moving, tuple(t for t in tangents if t is not None))[1]
+    moving = tuple(arrays[i] for i in positions)
+    return jax.jvp(compute, moving, tuple(tangents[i] for i in positions))[1]
+
+
+def place_tangents(
+    tangents: Sequence[AnyArray], has_tangent: Sequence[bool]
+) -> list[AnyArray | None]:
+    """Return a tangent for each argument: None, which is 0, for those that have none.
+
+    Args:
+        tangents: Those of the arguments that have one, in order.
+        has_tangent: For each argument, whether it has one.
+    """
+    remaining = iter(tangents)
+    return [next(remaining) if has else None for has in has_tangent]
 
 
 def trace(fn: Callable[[Tree], Tree], x: AnyArray) -> tuple[Any, Any]:

@@ -64,8 +64,8 @@ class Replacement:
         """
         refuse_if(
             branch.level != REPLACED,
-            f"inputs={self.others.name}: a branch reads another state than the one to which it is "
-            "added, so it cannot take in the other run's",
+            f"inputs={self.others.name} cannot replace the states of fn, because a branch reads "
+            "another state than the one to which it is added",
         )
         array = branch.array
         parts = sorted(branch.pending, key=lambda part: part.axis)
@@ -100,8 +100,8 @@ class Replacement:
         """
         refuse_if(
             list(places) != list(self.places) or len(self.replaced) < len(self.states),
-            f"inputs={self.others.name}: on these states the function adds other branches, because "
-            "a loop or a choice of it depends on them",
+            f"with the states of inputs={self.others.name}, fn adds other branches than before, "
+            "because a loop or a condition depends on the states",
         )
 
 
@@ -114,8 +114,8 @@ def refuse_own_state(levels: Sequence[int], scope: str) -> None:
     """
     refuse_if(
         ITS_OWN in levels,
-        f"inputs=: the branch {scope!r} reads the stream beside the state to which it is added, so "
-        "it cannot take in the other run's",
+        f"inputs= cannot replace the states of fn, because the branch {scope!r} reads another "
+        "state besides the one to which it is added",
     )
 
 

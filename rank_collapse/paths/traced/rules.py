@@ -57,8 +57,8 @@ def apply_rule(equation: Equation, values: Sequence[Value]) -> list[Value]:
         bind(equation.eqn, arrays)  # such as a print
         return []
     raise ValueError(
-        f"{name} at {equation.place} is not known to be linear, a gate or a statistic, and a value "
-        f"that depends on the input enters it: {primitives.find_cure(name)}"
+        f"fn computes {name} of a value that depends on x, at {equation.place}, and there is no "
+        f"rule for paths through {name}; {primitives.find_cure(name)}"
     )
 
 

@@ -149,7 +149,15 @@ class StreamReader:
         )
 
     def _compute(self, eqn, values, scopes, within, steps):
-        """Compute one equation."""
+        """Compute one equation.
+
+        Args:
+            eqn: The equation.
+            values: Its arguments.
+            scopes: Its scopes.
+            within: The branch that it is inside of; None for none.
+            steps: Numbers of the steps of the loops around it.
+        """
         name, arrays = eqn.primitive.name, [v.array for v in values]
         if has_scopes_within(eqn):
             if name in primitives.CALLS:
@@ -213,9 +221,16 @@ class StreamReader:
         return value if array is None else value._replace(array=array, level=REPLACED)
 
     def _follow(self, eqn, values, depends, level):
-        """Return the outputs of an equation outside of the branches, and their level.
+        """Compute an equation outside of the branches, and keep the branches that a sum adds.
 
-        Follow a sum that adds branches to a state; the branches are kept.
+        Args:
+            eqn: The equation.
+            values: Its arguments.
+            depends: Whether an argument depends on the input.
+            level: The largest level of the arguments.
+
+        Returns:
+            (the outputs, their level).
         """
         arrays = [v.array for v in values]
         pending = [v for v in values if v.pending]
@@ -236,7 +251,18 @@ class StreamReader:
         return [Tagged(out, depends)], level
 
     def _list_pending(self, eqn, values, out):
-        """List the parts of an output that are not yet in the stream."""
+        """List the parts of an output that are not yet in the stream.
+
+        Args:
+            eqn: The equation.
+            values: Its arguments.
+            out: Its output, an array.
+
+        Returns:
+            A tuple of `Part`: for a sum of two, the parts of both; for branches of one kind, one
+            part, the output; for a linear map of several kinds, the same map of each part;
+            otherwise ().
+        """
         pending = [v for v in values if v.pending]
         if not pending:
             return ()
@@ -247,12 +273,15 @@ class StreamReader:
             return (Part(kinds.pop(), out, pending[0].pending[0].root),)
         if len(pending) > 1:
             return ()
-        index = next(i for i, v in enumerate(values) if v.pending)  # a linear map of a sum
-        arrays = [v.array for v in values]
-        return tuple(
-            part._replace(array=bind(eqn, [*arrays[:index], part.array, *arrays[index + 1 :]])[0])
-            for part in pending[0].pending
-        )
+        # A linear map of a sum of branches: the same map of each branch.
+        index = next(i for i, v in enumerate(values) if v.pending)
+
+        def map_part(part):
+            arrays = [v.array for v in values]
+            arrays[index] = part.array
+            return part._replace(array=bind(eqn, arrays)[0])
+
+        return tuple(map(map_part, pending[0].pending))
 
     def _keep(self, parts, state, out):
         """Keep the sum of a state and of branches, unless they were added before."""
@@ -266,7 +295,11 @@ class StreamReader:
             before, number, skip = after, None, after
 
     def _scan(self, eqn, values, scopes, within, steps):
-        """Compute a loop step by step."""
+        """Compute a loop step by step; arguments as in `_compute`.
+
+        Returns:
+            The carry after the last step, then the stacked outputs.
+        """
         params = eqn.params
         num_consts, num_carry, length = (params[k] for k in ("num_consts", "num_carry", "length"))
         jaxpr, constants = open_program(params["jaxpr"])
@@ -293,14 +326,26 @@ class StreamReader:
         return [*carry, *joined]
 
     def _while(self, eqn, values, scopes, within, steps):
-        """Compute a loop until its condition fails."""
+        """Compute a loop until its condition fails; arguments as in `_compute`.
+
+        Returns:
+            The carry after the last step.
+        """
         params = eqn.params
-        first, second = params["cond_nconsts"], params["body_nconsts"]
-        condition, body = (open_program(params[k]) for k in ("cond_jaxpr", "body_jaxpr"))
-        carry, step = values[first + second :], 0
-        while bool(self.run(*condition, [*values[:first], *carry])[0].array):
-            fixed = values[first : first + second]
-            carry = self.run(*body, [*fixed, *carry], scopes, within, (*steps, step))
+        num_in_condition, num_in_body = params["cond_nconsts"], params["body_nconsts"]
+        condition, condition_constants = open_program(params["cond_jaxpr"])
+        body, body_constants = open_program(params["body_jaxpr"])
+        in_condition = values[:num_in_condition]
+        in_body = values[num_in_condition : num_in_condition + num_in_body]
+        carry, step = values[num_in_condition + num_in_body :], 0
+
+        def goes_on():
+            (result,) = self.run(condition, condition_constants, [*in_condition, *carry])
+            return bool(result.array)
+
+        while goes_on():
+            arguments = [*in_body, *carry]
+            carry = self.run(body, body_constants, arguments, scopes, within, (*steps, step))
             step += 1
         return carry
 

@@ -39,6 +39,7 @@ _EMBEDDING = {
 
 
 def _bert_names(weights, settings):
+    """Names the tensors of BERT; segments only if the settings have types of tokens."""
     outside = dict(_EMBEDDING)
     if settings["type_vocab_size"]:
         outside["embedding.segments"] = Leaf("embeddings.token_type_embeddings.weight", "s e")
@@ -128,6 +129,7 @@ def _albert_fields(settings):
 
 
 def _albert_names(weights, settings):
+    """Names the tensors of ALBERT, whose embedding is projected to the width."""
     outside = _bert_names(weights, settings).outside
     outside["embedding.project"] = "encoder.embedding_hidden_mapping_in"
     layer = {

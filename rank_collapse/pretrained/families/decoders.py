@@ -40,6 +40,9 @@ def layer_windows(
         settings: Settings of the model.
         local: Bool of each layer.
         distance: Distance to which a local layer attends; None for no window.
+
+    Returns:
+        One number for each layer; () if no layer has a window.
     """
     kinds = settings.get("layer_types")
     if kinds is not None:

@@ -129,6 +129,15 @@ def make_axes(hyper: Mapping[str, Any] | None, static: Mapping[str, Any] | None)
 
 
 def _as_mapping(name, value):
+    """Returns a dictionary of values by name as a copy; {} for None.
+
+    Args:
+        name: The argument's name, for messages.
+        value: The argument.
+
+    Raises:
+        ValueError: No dictionary, or a name that cannot be an axis or a keyword argument.
+    """
     refuse_if(
         not isinstance(value or {}, Mapping),
         f"{name}={quote_value(value)} is not a dictionary of values by name",
@@ -194,6 +203,17 @@ def name_value(value: Any) -> str:
 
 
 def _refuse_repeats(name, labels, values, advice=""):
+    """Checks that no value comes twice.
+
+    Args:
+        name: Name of the values, for messages.
+        labels: Texts of the values, for messages.
+        values: The values.
+        advice: End of the message.
+
+    Raises:
+        ValueError: A value comes twice.
+    """
     earlier = set()
     for text, value in zip(labels, list(values), strict=True):
         refuse_if(value in earlier, f"{name} has {text!r} twice{advice}")

@@ -52,23 +52,32 @@ def _read(program: Jaxpr, flags: Sequence[bool]) -> tuple[bool, list[bool]]:
 
 
 def _read_equation(equation, inputs):
-    """Returns (whether one of its draws repeats, the flags of its results)."""
+    """Returns (whether one of its draws repeats, the flags of its results).
+
+    Args:
+        equation: The equation.
+        inputs: Of each argument, whether steps change it.
+    """
     name, params, count = equation.primitive.name, equation.params, len(equation.outvars)
     if name == "scan":
-        start = params["num_consts"]
-        return _read_loop(_open(params["jaxpr"]), inputs, start, params["num_carry"])
+        first_carried = params["num_consts"]
+        return _read_loop(_open(params["jaxpr"]), inputs, first_carried, params["num_carry"])
     if name == "while":
-        split = params["cond_nconsts"]
-        start = split + params["body_nconsts"]
-        body, carry = _open(params["body_jaxpr"]), inputs[start:]
-        repeats, carry = _read_loop(body, inputs[split:], start - split, len(carry))
+        # The arguments are constants of the condition, constants of the body, and the carry.
+        num_condition, num_body = params["cond_nconsts"], params["body_nconsts"]
+        num_carry = len(inputs) - num_condition - num_body
+        body_inputs, body = inputs[num_condition:], _open(params["body_jaxpr"])
+        repeats, carry = _read_loop(body, body_inputs, num_body, num_carry)
         condition = _open(params["cond_jaxpr"])
-        does_length_change = _read(condition, inputs[:split] + carry)[1][0]
+        does_length_change = _read(condition, inputs[:num_condition] + carry)[1][0]
         return (False, [True] * count) if does_length_change else (repeats, carry)
     if name == "cond" and not inputs[0]:
-        results = [_read(_open(branch), inputs[1:]) for branch in params["branches"]]
-        flags = [any(column) for column in zip(*(f for _, f in results), strict=True)]
-        return any(repeats for repeats, _ in results), flags
+        does_repeat, flags = False, [False] * count
+        for branch in params["branches"]:
+            branch_repeats, branch_flags = _read(_open(branch), inputs[1:])
+            does_repeat |= branch_repeats
+            flags = [one or other for one, other in zip(flags, branch_flags, strict=True)]
+        return does_repeat, flags
     inner = [_open(params[key]) for key in ("jaxpr", "call_jaxpr") if key in params]
     if name != "cond" and inner and len(inner[0].invars) == len(inputs):
         repeats, outputs = _read(inner[0], inputs)
@@ -77,10 +86,23 @@ def _read_equation(equation, inputs):
     return name in DRAWS and not any(inputs), [any(inputs)] * count
 
 
-def _read_loop(body, inputs, start, num_carry):
-    """Reads the body of a loop until the flags of what it carries stay the same."""
+def _read_loop(body, inputs, first_carried, num_carry):
+    """Reads the body of a loop until the flags of what it carries stay the same.
+
+    A carried value counts as changed by steps if it is so before the loop or after any pass.
+
+    Args:
+        body: The program of one pass.
+        inputs: Of each argument of the body, whether steps change it.
+        first_carried: Position of the first argument that the loop carries.
+        num_carry: Number of carried values; they are the first results of the body.
+
+    Returns:
+        (whether one of the draws repeats, the flags of the loop's results: the carried values, then
+        what is stacked).
+    """
     inputs = list(inputs)
-    carried = slice(start, start + num_carry)
+    carried = slice(first_carried, first_carried + num_carry)
     while True:
         repeats, outputs = _read(body, inputs)
         new = [a or b for a, b in zip(inputs[carried], outputs, strict=False)]

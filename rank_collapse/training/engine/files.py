@@ -133,7 +133,12 @@ class SweepFolder:
 
 
 def _describe_change(name, old, new):
-    """Describes how one part of the sweep differs from the folder's."""
+    """Describes how one part of the sweep differs from the folder's.
+
+    Args:
+        name: The part, such as "step" or "hyper".
+        old, new: The part in the folder, and in this call.
+    """
     if name in ("init", "step", "look"):
         if old and new:
             return f"{name} is another function"
@@ -182,7 +187,17 @@ def _unpack(path: Path, arrays: dict[str, np.ndarray], functions: Functions) -> 
 
 
 def _read_leaves(arrays: Mapping[str, np.ndarray], name: str, shapes: Sequence[Any], axes: tuple):
-    """Reads the leaves of one name, and checks their shapes and dtypes."""
+    """Reads the leaves of one name, and checks their shapes and dtypes.
+
+    Args:
+        arrays: {"name/number of the leaf": array}.
+        name: The name.
+        shapes: Shape and dtype of each leaf of one run.
+        axes: Sizes of the axes in front, such as that of runs.
+
+    Raises:
+        ValueError: A leaf of another shape or dtype.
+    """
     leaves = []
     for i, shape in enumerate(shapes):
         array, dtype, expected = arrays[f"{name}/{i}"], shape.dtype, shape.shape

@@ -50,10 +50,12 @@ class Functions:
         Args:
             names: Of all traced values, in the order of their leaves.
         """
-        size = len(self.state_shapes)
-        parts = [self.init.list_used()[1:], self.step.list_used()[size:-1]]
-        parts += [] if self.look is None else [self.look.list_used()[size:-1]]
-        return [n for n, used in zip(names, zip(*parts, strict=True), strict=True) if not any(used)]
+        size = len(self.state_shapes)  # the arguments of `step` and `look`: state, hyper, key
+        is_used_by = [self.init.list_used()[1:], self.step.list_used()[size:-1]]
+        if self.look is not None:
+            is_used_by.append(self.look.list_used()[size:-1])
+        is_used = [any(flags) for flags in zip(*is_used_by, strict=True)]
+        return [name for name, used in zip(names, is_used, strict=True) if not used]
 
 
 def trace_functions(
@@ -104,8 +106,12 @@ def check_names(functions: Sequence[Functions], axes: Axes, finite: Sequence[str
         ValueError: A name is also an axis, or is missing at a point.
     """
     first, axis_names = functions[0], {*axes.hyper_axes, *axes.static_axes, "seed", "step"}
-    for attribute in ("metric", "look"):
-        names, shapes = (getattr(first, f"{attribute}_{part}") for part in ("names", "shapes"))
+    results = {  # {attribute: (names, shapes) at each point}
+        "metric": [(fns.metric_names, fns.metric_shapes) for fns in functions],
+        "look": [(fns.look_names, fns.look_shapes) for fns in functions],
+    }
+    for attribute, by_point in results.items():
+        names, shapes = by_point[0]
         further = {f"{n}_{k}" for n, a in zip(names, shapes, strict=True) for k in range(a.ndim)}
         for name in axis_names.union(further).intersection(names):
             raise ValueError(f"the {attribute} {name!r} has the name of an axis of the sweep")
@@ -114,19 +120,13 @@ def check_names(functions: Sequence[Functions], axes: Axes, finite: Sequence[str
                 f"{name!r} is a swept value and an axis of the {attribute} "
                 f"{name.rpartition('_')[0]!r}: rename one of them"
             )
-        for point, other in enumerate(functions):
-            others = getattr(other, f"{attribute}_names")
+        for point, (other_names, other_shapes) in enumerate(by_point):
             refuse_if(
-                others != names,
+                other_names != names,
                 f"the {attribute}s are {names}, but with {axes.describe_static(point)} they are "
-                f"{others}: use the same names at all values of static",
+                f"{other_names}: use the same names at all values of static",
             )
-            for name, a, b in zip(
-                names,
-                getattr(first, f"{attribute}_shapes"),
-                getattr(other, f"{attribute}_shapes"),
-                strict=True,
-            ):
+            for name, a, b in zip(names, shapes, other_shapes, strict=True):
                 refuse_if(
                     a.ndim != b.ndim,
                     f"the {attribute} {name!r} has {a.ndim} axes, but it has {b.ndim} with "

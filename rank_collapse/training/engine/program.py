@@ -85,13 +85,24 @@ class Program:
         return leaves, _are_finite(leaves)
 
     def _advance_run(self, changing, unchanged, hyper, active, shared):
-        """Makes the steps from start to stop of one run; an inactive run keeps its state."""
+        """Makes the steps from start to stop of one run; an inactive run keeps its state.
+
+        Args:
+            changing, unchanged: Leaves of the state that steps change, and the others.
+            hyper: Values of the run.
+            active: Whether the run makes steps.
+            shared: (start, stop, constants of the programs), the same for all runs.
+
+        Returns:
+            (the changed leaves, metrics [steps, ...], whether the state is finite; None if runs
+            that diverge are not stopped).
+        """
         start, stop, consts = shared
         is_looped = self._at_once == 1
         turns_end = jnp.where(active, stop, start) if is_looped else stop
 
         def body(index, carry):
-            """Makes one step, and writes its metrics at its index."""
+            """Makes one step: (changed leaves, metrics with those of this step at its index)."""
             changing, metrics = carry
             state = self._join(changing, unchanged)
             outputs = self.functions.step(consts, *state, *hyper, index)
@@ -112,16 +123,19 @@ class Program:
         return self.functions.look(consts, *leaves, *hyper, jax.random.fold_in(key, LOOK))
 
     def _split(self, leaves):
-        """Splits leaves of the state into those that steps change, and the others."""
-        parts = [], []
+        """Splits leaves of the state: (those that steps change, the others)."""
+        changing, unchanged = [], []
         for leaf, is_unchanged in zip(leaves, self.functions.unchanged, strict=True):
-            parts[is_unchanged].append(leaf)
-        return parts
+            (unchanged if is_unchanged else changing).append(leaf)
+        return changing, unchanged
 
     def _join(self, changing, unchanged):
         """Joins what `_split` split."""
-        parts = iter(changing), iter(unchanged)
-        return [next(parts[is_unchanged]) for is_unchanged in self.functions.unchanged]
+        remaining_changing, remaining_unchanged = iter(changing), iter(unchanged)
+        return [
+            next(remaining_unchanged) if is_unchanged else next(remaining_changing)
+            for is_unchanged in self.functions.unchanged
+        ]
 
     def _by_run(self, shapes, size):
         return [
@@ -268,17 +282,28 @@ class Program:
         last, state = self._find_last_finite(runs, state, first, stop)
         finite_steps, stopped = np.where(is_wrong, last, runs.finite_steps), []
         for i in np.flatnonzero(is_wrong):
-            name, value, at = "its state", "not finite", finite_steps[i]
+            message = f"its state is not finite at step {finite_steps[i]}"
             if wrong[i] >= 0:
-                name, at = self.functions.metric_names[wrong[i]], wrong_step[i]
-                metric = new[wrong[i]][i, at - runs.step]
-                value = value if metric.ndim else f"{metric}"
-            stopped.append((int(i), f"{name} is {value} at step {at}"))
+                name, step = self.functions.metric_names[wrong[i]], wrong_step[i]
+                metric = new[wrong[i]][i, step - runs.step]
+                value = "not finite" if metric.ndim else f"{metric}"
+                message = f"{name} is {value} at step {step}"
+            stopped.append((int(i), message))
         return dataclasses.replace(advanced, state=state, finite_steps=finite_steps), stopped
 
     def _call(self, runs, state, active, start, stop):
-        """Call the compiled steps; returns (state, metrics, which leaves are finite [r, changing];
-        unchanged leaves count as finite)."""
+        """Call the compiled steps.
+
+        Args:
+            runs: The runs.
+            state: Leaves of their state.
+            active: Bool [r], which runs make steps.
+            start, stop: The first step, and the step after the last.
+
+        Returns:
+            (state, metrics, which leaves are finite [r, changing]). Unchanged leaves count as
+            finite. The third is None if runs that diverge are not stopped.
+        """
         flags = self._lay_out_flags(active)
         changing, unchanged = self._split(state)
         shared = np.int32(start), np.int32(stop), self._consts[1]
@@ -303,7 +328,17 @@ class Program:
         return self._flags[1]
 
     def _find_wrong(self, metrics, count, start, stop):
-        """Finds the first step whose metrics are not finite [r], or `stop`, and the metric."""
+        """Finds the first step of each run whose metrics are not finite.
+
+        Args:
+            metrics: Arrays [runs, steps, ...].
+            count: Number of runs.
+            start, stop: The first step, and the step after the last.
+
+        Returns:
+            (the step [r], `stop` if there is none; the number of the metric [r], −1 if there is
+            none).
+        """
         first, wrong_metric = np.full(count, stop), np.full(count, -1)
         for i in self._must:
             bad = ~np.isfinite(metrics[i])

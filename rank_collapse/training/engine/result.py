@@ -107,13 +107,20 @@ class Points:
         return self._make_dataset(self._functions[0].metric_names, leaves, np.arange(steps))
 
     def looks(self, look_steps: Sequence[int]) -> Any:
-        """Makes the dataset of the results of `look` after some numbers of steps."""
+        """Makes the dataset of the results of `look` after some numbers of steps.
+
+        Args:
+            look_steps: The numbers of steps, at which all runs were looked at.
+
+        Returns:
+            The dataset; None if there is no `look`.
+        """
         if not self._functions[0].look_names:
             return None
-        leaves = [
-            [join_pieces(p)[:, [runs.look_steps.index(s) for s in look_steps]] for p in runs.looks]
-            for runs in self._runs
-        ]
+        leaves = []
+        for runs in self._runs:
+            columns = [runs.look_steps.index(step) for step in look_steps]
+            leaves.append([join_pieces(pieces)[:, columns] for pieces in runs.looks])
         return self._make_dataset(self._functions[0].look_names, leaves, np.array(look_steps))
 
     def diverged_at(self) -> Any:
@@ -127,7 +134,13 @@ class Points:
         return import_package("xarray", "training.sweep", "training")
 
     def _make_dataset(self, listing, leaves, steps):
-        """Makes a dataset of leaves [r, steps, ...] of each point, which begin with `steps`."""
+        """Makes a dataset of leaves [r, steps, ...] of each point, which begin with `steps`.
+
+        Args:
+            listing: Names of the variables.
+            leaves: For each point, the arrays of all variables, [r, steps, ...].
+            steps: Numbers of the steps.
+        """
         axes, variables = self._axes, {}
         for i, name in enumerate(listing):
             values = self._gather(
@@ -147,9 +160,13 @@ class Points:
     def _gather(self, values):
         """Joins values [r, ...] of each point over all axes; shorter ones are filled with NaN."""
         axes, count = self._axes, len(self._numbers)
-        longest = tuple(map(max, zip(*(v.shape[1:] for v in values), strict=True)))
-        is_ragged = any(v.shape[1:] != longest for v in values)
-        dtype = np.result_type(*(v.dtype for v in values), *([np.float32] if is_ragged else []))
+        shapes = [v.shape[1:] for v in values]
+        longest = tuple(map(max, *shapes)) if len(shapes) > 1 else shapes[0]
+        is_ragged = any(shape != longest for shape in shapes)
+        dtypes = [v.dtype for v in values]
+        if is_ragged:
+            dtypes.append(np.dtype(np.float32))  # which can be NaN
+        dtype = np.result_type(*dtypes)
         combined = np.zeros((len(values), axes.num_hyper, count, *longest), dtype)
         if is_ragged:
             combined[...] = np.nan
@@ -191,12 +208,19 @@ def _mask(values, runs, steps):
 
     A step that made the state infinite began with a finite state, so its metrics are kept. A look
     after k steps sees the state with which step k begins.
+
+    Args:
+        values: Float or int [r, steps, ...].
+        runs: The runs, with their last finite steps; −1 for runs that stayed finite.
+        steps: Numbers of the steps.
     """
     if values.dtype.kind == "V" or values.dtype.name == "float16":
         values = values.astype(np.float32)  # which xarray computes with
     stopped = runs.finite_steps >= 0
     if not stopped.any():
         return values
-    values = values.astype(values.dtype if values.dtype.kind in "fc" else np.float64)
-    values[stopped[:, None] & (steps[None] > runs.finite_steps[:, None])] = np.nan
+    can_be_nan = values.dtype.kind in "fc"
+    values = values.astype(values.dtype if can_be_nan else np.float64)  # a copy
+    is_later = steps[None, :] > runs.finite_steps[:, None]  # [r, steps]
+    values[stopped[:, None] & is_later] = np.nan
     return values

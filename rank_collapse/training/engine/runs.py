@@ -74,19 +74,26 @@ def join_runs(parts: Sequence[Runs]) -> Runs:
     if len(parts) == 1:
         return first
 
-    def stack(name):
-        trees = [getattr(part, name) for part in parts]
-        return [[np.concatenate([join_pieces(t[i]) for t in trees])] for i in range(len(trees[0]))]
-
     def join(name):
+        """Joins an array [r, ...] of every part."""
         return np.concatenate([getattr(part, name) for part in parts])
 
-    state = [np.concatenate(leaves) for leaves in zip(*(p.state for p in parts), strict=True)]
+    def join_lists(name):
+        """Joins a list of leaves of every part; each leaf is in pieces along the steps."""
+        joined = []
+        for leaves in zip(*(getattr(part, name) for part in parts), strict=True):
+            joined.append([np.concatenate([join_pieces(pieces) for pieces in leaves])])
+        return joined
+
     return dataclasses.replace(
         first,
-        **{name: join(name) for name in ("points", "seeds", "finite_steps", "exempt")},
-        **{name: stack(name) for name in ("metrics", "looks")},
-        state=state,
+        points=join("points"),
+        seeds=join("seeds"),
+        finite_steps=join("finite_steps"),
+        exempt=join("exempt"),
+        metrics=join_lists("metrics"),
+        looks=join_lists("looks"),
+        state=[np.concatenate(leaves) for leaves in zip(*(p.state for p in parts), strict=True)],
     )
 
 

@@ -88,6 +88,11 @@ class Traced(Operations):
             fn = fn.__wrapped__
 
         def trace():
+            """Traces fn.
+
+            Returns:
+                (hash of its program and of the paths of its results, hashes of its constants).
+            """
             # A function of its own each time: none is cached.
             program = jax.make_jaxpr(lambda *a: check(fn(*a, **static)), return_shape=True)
             super(Traced, self).__init__(*program(*arguments))
@@ -252,7 +257,7 @@ def check_step(output: Any, like: Any) -> Any:
         size = f" of {len(output)}" if isinstance(output, tuple) else ""
         raise Refused(f"step returns {type(output).__name__}{size}, not (state, metrics)")
     state = as_arrays("the state that step returns", output[0])
-    old, new = (dict(_name_leaves(tree)) for tree in (like, state))
+    old, new = dict(_name_leaves(like)), dict(_name_leaves(state))
     for name in sorted(old.keys() ^ new.keys()):
         change = "loses" if name in old else "adds"
         raise Refused(f"step {change} {name} of the state; it keeps the structure that init made")

@@ -1,6 +1,7 @@
 """Trains the runs of a sweep: groups that fit into memory, chunk by chunk, with snapshots."""
 
 import dataclasses
+import itertools
 import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -69,12 +70,10 @@ class Trainer:
         """
         share = processes.take_share(numbers)
         for point, functions in enumerate(self.functions):
-            parts = self._load(point, share)
-            names = {name for runs in parts for name in runs.names()}
-            missing = [(p, s) for s in share.tolist() for p in range(self.axes.num_hyper)]
-            missing = np.array([name for name in missing if name not in names], int).reshape(-1, 2)
+            saved = self._load(point, share)
+            missing = self._list_missing(saved, share)
             by_step: Mapping[int, list[Runs]] = defaultdict(list)
-            for runs in parts:
+            for runs in saved:
                 refuse_if(
                     runs.step > self.steps,
                     f"steps={self.steps}, but {self.store and self.store.path} has {runs.step} "
@@ -86,17 +85,34 @@ class Trainer:
             unfinished = [join_runs(by_step[step]) for step in sorted(by_step, reverse=True)]
             if unfinished or len(missing):
                 program = self._program(point, functions, most)
-                size = program.size
-                for runs in unfinished:
-                    for start in range(0, len(runs), size):
-                        group = runs.take(np.arange(start, min(start + size, len(runs))))
-                        laid_out = program.lay_out(group, self._make_inputs)
-                        done.append(self._train_group(point, program, laid_out))
-                for start in range(0, len(missing), size):
-                    points, seeds = missing[start : start + size].T
-                    begun = program.begin(points, seeds, self._make_inputs)
-                    done.append(self._train_group(point, program, program.look_at(begun)))
+                for group in self._iterate_groups(program, unfinished, missing):
+                    done.append(self._train_group(point, program, group))
             self._gathered[point].append(processes.gather(join_runs(done), len(numbers)))
+
+    def _list_missing(self, saved, share):
+        """Lists the runs that are not saved: (index of the swept values, seed) [r, 2]."""
+        names = {name for runs in saved for name in runs.names()}
+        wanted = itertools.product(share.tolist(), range(self.axes.num_hyper))
+        missing = [(point, seed) for seed, point in wanted if (point, seed) not in names]
+        return np.array(missing, int).reshape(-1, 2)
+
+    def _iterate_groups(self, program, unfinished, missing):
+        """Yields the runs that are to be trained, on the devices, as many as a program takes.
+
+        Args:
+            program: The compiled program.
+            unfinished: Saved runs that are to be continued.
+            missing: (point, seed) of each run that is to be begun.
+        """
+        size = program.size
+        for runs in unfinished:
+            for start in range(0, len(runs), size):
+                group = runs.take(np.arange(start, min(start + size, len(runs))))
+                yield program.lay_out(group, self._make_inputs)
+        for start in range(0, len(missing), size):
+            points, seeds = missing[start : start + size].T
+            begun = program.begin(points, seeds, self._make_inputs)
+            yield program.look_at(begun)
 
     def points(self, numbers: np.ndarray) -> Points:
         """Returns all runs of the seeds that were trained.
@@ -121,7 +137,13 @@ class Trainer:
         return parts
 
     def _program(self, point, functions, most):
-        """Returns the program of a point, compiled at its first use."""
+        """Returns the program of a point, compiled at its first use.
+
+        Args:
+            point: Number of the static settings.
+            functions: Traced functions of the point.
+            most: The largest number of seeds.
+        """
         if point not in self.programs:
             # Two runs at least on a device: a loop of one turn would be no loop, with other
             # rounding.
@@ -148,7 +170,13 @@ class Trainer:
         return fold_key(self.base_key, numbers), self.axes.hyper_leaves(points)
 
     def _train_group(self, point, program, initial):
-        """Trains runs that are on the devices; returns them on the host."""
+        """Trains runs that are on the devices to the last step; returns them on the host.
+
+        Args:
+            point: Number of the static settings.
+            program: The compiled program.
+            initial: The runs.
+        """
         begun, runs, done, is_saved = time.monotonic(), initial, initial.step, False
         try:
             for runs, stopped in program.train(initial, self.steps):

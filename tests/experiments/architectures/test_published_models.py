@@ -1,13 +1,139 @@
 """Models of run_architectures: their weights, inputs and names."""
 
+import json
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
 from experiments import run_architectures
 from experiments.architectures import published_models
+from experiments.architectures.published_models import Model, ablation_name
 from experiments.lab import cli
+from rank_collapse.text import encoders
+from tests.support.folders import GOLDEN
+
+
+def read_flags(*arguments):
+    return cli.parse_flags(run_architectures.FLAGS, list(arguments))
+
+
+def make_model(label, has_weights, family="bert"):
+    return Model(label, label, {"model_type": family}, has_weights, {})
 
 
 def test_the_first_seed_chooses_the_initialisations():
-    options = cli.parse_flags(run_architectures.FLAGS, ["--first_seed=3", "--num_seeds=2"])
-    weights = published_models.list_weights(
-        options, [published_models.Model("a", "a", {}, False, {})]
-    )
+    options = read_flags("--first_seed=3", "--num_seeds=2")
+    weights = published_models.list_weights(options, [make_model("a", False)])
     assert [w.name for w in weights] == ["a/init3", "a/init4"]
+    models = [make_model("a", True), make_model("b", False)]
+    options = read_flags("--num_seeds=1", "--initialisation=false")
+    names = [w.name for w in published_models.list_weights(options, models)]
+    assert names == ["a/pretrained0", "b/init0"]
+    options = read_flags("--num_seeds=1", "--initialisation=true")
+    names = [w.name for w in published_models.list_weights(options, models)]
+    assert names == ["a/pretrained0", "a/init0", "b/init0"]
+
+
+def test_measured_weights_are_counted_and_stacked_by_model_kind_and_seed(monkeypatch):
+    """ALBERT has more ablations than BERT; each set of weights is one step, also a stored one."""
+    models = [make_model("a", True), make_model("b", False, "albert")]
+    options = read_flags("--num_seeds=2", "--initialisation=true")
+    sets = published_models.list_weights(options, models)
+
+    def measure_weights(options, weights):
+        number = sets.index(weights)
+        return {
+            f"{ablation_name(pair)}/residual_ratio": np.full((3, 4), 100 * number + i)
+            for i, pair in enumerate(weights.model.ablations)
+        }
+
+    stored, computed = {sets[1].name: measure_weights(options, sets[1])}, []
+
+    def read_or_compute(part, compute):
+        if part not in stored:
+            computed.append(part)
+        return stored.get(part) or compute()
+
+    reports = []
+
+    class Reports(published_models.Progress):
+        def advance(self, *args, **values):
+            super().advance(*args, **values)
+            reports.append((self.n, self.total))
+
+        def say(self, message):
+            reports.append(message)
+
+    monkeypatch.setattr(published_models, "measure_weights", measure_weights)
+    monkeypatch.setattr(published_models, "Progress", Reports)
+    folder = SimpleNamespace(part=stored.get, cached=read_or_compute, log=lambda line: None)
+    results = published_models.measure(options, models, folder)
+    names = [weights.name for weights in sets]
+    assert names == ["a/pretrained0", "a/init0", "a/init1", "b/init0", "b/init1"]
+    assert computed == [name for name in names if name != "a/init0"]
+    assert reports == [
+        *(names[0], (1, 5), (2, 5), names[2], (3, 5), names[3], (4, 5), names[4], (5, 5))
+    ]
+    assert {label: list(kinds) for label, kinds in results.items()} == {
+        "a": ["pretrained", "init"],
+        "b": ["init"],
+    }
+    for label, kind, first in (("a", "pretrained", 0), ("a", "init", 1), ("b", "init", 3)):
+        model = models[label == "b"]
+        curves = results[label][kind]
+        assert list(curves) == model.ablations
+        for i, pair in enumerate(model.ablations):
+            numbers = 100 * np.arange(first, first + (kind == "init") + 1) + i
+            assert curves[pair].shape == (len(numbers), 3, 4)
+            np.testing.assert_array_equal(curves[pair][:, 0, 0], numbers)
+
+
+def test_texts_need_a_tokenizer_or_token_ids():
+    folder = GOLDEN / "bert"
+    with pytest.raises(ValueError, match=f"{folder} has none of .*; pass --token_ids"):
+        published_models.make_models(read_flags(f"--checkpoints={folder}"))
+
+
+def test_token_ids_are_cut_to_the_positions_and_refused_beyond_the_vocabulary(tmp_path):
+    folder = GOLDEN / "bert"
+    limits = json.loads((folder / "config.json").read_text())
+    positions, vocab_size = limits["max_position_embeddings"], limits["vocab_size"]
+    path = tmp_path / "ids.txt"
+    path.write_text(" ".join(["1"] * (positions + 5)) + "\n3 4 5\n6 7\n")
+    common = (f"--checkpoints={folder},{folder}", f"--token_ids={path}", "--num_texts=2")
+    first, second = published_models.make_models(read_flags(*common, "--max_tokens=1000"))
+    assert [first.label, second.label] == ["bert", "bert+"]
+    assert first.has_weights and first.source == str(folder)
+    assert first.inputs["x"].shape == (2, positions)
+    np.testing.assert_array_equal(first.inputs["x"][1], [3, 4, 5] + [0] * (positions - 3))
+    np.testing.assert_array_equal(first.inputs["mask"].sum(axis=1), [positions, 3])
+    (few,) = published_models.make_models(
+        read_flags(f"--checkpoints={folder}", f"--token_ids={path}", "--max_tokens=2")
+    )
+    assert few.inputs["x"].tolist() == [[1, 1], [3, 4], [6, 7]]
+    for text, reason in (
+        (f"1 2\n{vocab_size} 1", f"token id {vocab_size} of text 1 is not below"),
+        ("1 2\n5\n", "text 1 has fewer than 2 tokens"),
+    ):
+        path.write_text(text)
+        with pytest.raises(ValueError, match=reason):
+            published_models.make_models(read_flags(*common))
+
+
+def test_texts_are_joined_and_cut_by_the_tokenizer_of_the_model(tmp_path, monkeypatch):
+    path = tmp_path / "texts.txt"
+    path.write_text("a bb\nccc d\ne ff g h\ni j\n")
+    read = []
+
+    def load_tokenizer(source, settings):
+        read.append((source, settings["model_type"]))
+        return lambda text: [len(word) for word in text.split()]
+
+    monkeypatch.setattr(encoders, "load_tokenizer", load_tokenizer)
+    common = (f"--checkpoints={GOLDEN / 'bert'}", f"--text={path}", "--max_tokens=3")
+    (model,) = published_models.make_models(read_flags(*common, "--num_texts=2", "--join=false"))
+    assert model.inputs["x"].tolist() == [[1, 2], [3, 1]]
+    (model,) = published_models.make_models(read_flags(*common, "--num_texts=2", "--join"))
+    assert model.inputs["x"].tolist() == [[1, 2, 1], [1, 2, 1]]  # the last token of each stays
+    assert read == [(str(GOLDEN / "bert"), "bert")] * 2

@@ -1,11 +1,17 @@
 """The CPU time of experiments is divided among tracing, compiling and all else."""
 
+import contextlib
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
 import jax
 import jax.numpy as jnp
 import pytest
 
 from experiments.benchmarks import experiment_parts
 from experiments.benchmarks.experiment_parts import COMPILING, TRACING, Parts
+from experiments.reproducing.running import ProcessResult
 from rank_collapse.runs.files import RunError
 
 
@@ -49,3 +55,63 @@ def test_an_experiment_is_timed_in_its_own_process():
     assert parts.cpu_seconds > parts.compiling_seconds >= 0
     with pytest.raises(RunError, match=r"run_path_counts failed: .*layers"):
         experiment_parts.time_experiment("run_path_counts", ["--layers=no"])
+
+
+def test_a_process_times_all_runs_of_an_experiment_with_further_flags(monkeypatch, capsys):
+    """Each run has its folder and one device; a failed one ends the process with its output."""
+    calls, codes = [], iter([0, 0, 0, 3])
+
+    def run_binary(module, *flags):
+        calls.append((module, flags[:-2], Path(flags[-2]).name, flags[-1]))
+        return ProcessResult(next(codes), "its output", 0.0, 0.0)
+
+    def list_runs(name, preset):
+        assert preset == "quick"
+        return {f"{name}/a": ["--depth=1"], f"{name}/b": ["--depth=2"]}
+
+    monkeypatch.setattr(experiment_parts, "list_runs", list_runs)
+    monkeypatch.setattr(experiment_parts, "run_binary", run_binary)
+    monkeypatch.setattr(experiment_parts.time, "process_time", lambda: 7.5)
+    monkeypatch.setattr(
+        experiment_parts, "record_events", lambda: contextlib.nullcontext([(COMPILING, 2.0)])
+    )
+    experiment_parts.main("run_sort", "--width=3")
+    assert calls == [
+        ("experiments.run_sort", (f"--depth={i}", "--width=3"), label, "--num_devices=1")
+        for i, label in ((1, "a"), (2, "b"))
+    ]
+    assert json.loads(capsys.readouterr().out) == [7.5, 0.0, 2.0, 1]
+    with pytest.raises(SystemExit) as ended:
+        experiment_parts.main("run_sort")
+    assert ended.value.code == "its output"
+
+
+def test_experiments_are_timed_one_after_the_other(monkeypatch, capsys, tmp_path):
+    """Without names those whose data are there; the times are the last line of a process."""
+    asked = []
+
+    def run(command, env, capture_output, text):
+        asked.append(command[1:])
+        assert env["JAX_PLATFORMS"] == "cpu" and env["JAX_ENABLE_COMPILATION_CACHE"] == "false"
+        is_fine = command[3] != "broken"
+        lines = f"a line\n[{len(asked)}.0, 0.5, 0.25, 2]\n"
+        return SimpleNamespace(returncode=not is_fine, stdout=lines, stderr="no luck\n")
+
+    monkeypatch.setattr(experiment_parts.subprocess, "run", run)
+    report = experiment_parts.time_experiments(None, ["a", "b"], ["--depth=2"])
+    module = experiment_parts.__name__
+    assert asked == [["-m", module, name, "--depth=2"] for name in "ab"]
+    assert [(t.name, t.compile_seconds, t.seconds) for t in report.timings] == [
+        *(("a", 0.25, [1.0]), ("b", 0.25, [2.0]))
+    ]
+    assert report.figures["CPU s of all"] == (3.0, None)
+    assert [line.split(":")[0].strip() for line in capsys.readouterr().out.splitlines()] == [*"ab"]
+    with pytest.raises(RunError, match="broken failed: no luck"):
+        experiment_parts.time_experiment("broken")
+    needs = {"here": tmp_path, "away": tmp_path / "none"}
+    monkeypatch.setattr(experiment_parts, "list_experiments", lambda: list(needs))
+    monkeypatch.setattr(
+        experiment_parts, "describe_experiment", lambda name: SimpleNamespace(needs=needs[name])
+    )
+    report = experiment_parts.time_experiments(None)
+    assert [timing.name for timing in report.timings] == ["here"]

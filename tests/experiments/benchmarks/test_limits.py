@@ -6,6 +6,7 @@ import pytest
 
 from experiments.benchmarks import limits
 from rank_collapse.runs.seeds import run_seeds, seed_mesh
+from tests.oracles.benchmark_reports import parse_two_rounds
 
 
 def test_flops_of_products_are_those_of_the_formula():
@@ -40,3 +41,47 @@ def test_the_rate_of_a_large_product_is_of_all_devices():
     product = limits.LargeProduct(mesh, width=64)
     assert product.flops == 2 * 64**3 * mesh.size and product.measure_rate() > 0
     assert limits.compute_share(6.0, [1.0, 2.0, 3.0], [2.0, 3.0, 1.0]) == 2.0
+
+
+def test_the_rate_of_each_dtype_is_that_of_its_best_round(monkeypatch, capsys):
+    """Both take turns; making a product is compiling, which enters no rate."""
+    clock, seconds = [0.0], {"float32": [4.0, 2.0], "bfloat16": [1.0, 3.0]}
+    monkeypatch.setattr(limits.time, "perf_counter", lambda: clock[0])
+    order = []
+
+    class Product:
+        def __init__(self, mesh, width, dtype):
+            assert width == 8
+            self.name, self.flops = (
+                dtype.__name__,
+                {"float32": 8e12, "bfloat16": 6e12}[dtype.__name__],
+            )
+            clock[0] += 5.0 if self.name == "float32" else 7.0
+
+        def time(self):
+            order.append(self.name)
+            return seconds[self.name][len(order) // 2 - (len(order) % 2 == 0)]
+
+    monkeypatch.setattr(limits, "LargeProduct", Product)
+    report = limits.time_products(parse_two_rounds(), 8)
+    assert order == ["float32", "bfloat16"] * 2
+    assert [timing.seconds for timing in report.timings] == list(seconds.values())
+    assert [timing.compile_seconds for timing in report.timings] == [5.0, 7.0]
+    assert report.figures == {
+        "TFLOP/s, float32": (4.0, None),
+        "TFLOP/s, bfloat16": (6.0, None),
+    }
+    lines = [line.strip() for line in capsys.readouterr().out.splitlines()]
+    assert lines == ["round 1 of 2: 4 s, 1 s", "round 2 of 2: 2 s, 3 s"]
+
+
+def test_a_product_is_as_large_as_its_device_needs(monkeypatch):
+    mesh = seed_mesh(jax.devices()[:1])
+    monkeypatch.setattr(limits, "CPU_WIDTH", 4)
+    monkeypatch.setattr(limits, "ACCELERATOR_WIDTH", 8)
+    for is_on_cpu, width in ((True, 4), (False, 8)):
+        monkeypatch.setattr(limits.seeds, "is_on_cpu", lambda mesh, answer=is_on_cpu: answer)
+        assert limits.LargeProduct(mesh).flops == 2 * width**3
+    product = limits.LargeProduct(mesh, 2)
+    monkeypatch.setattr(product, "time", lambda: 0.5)
+    assert product.measure_rate() == 2 * 2**3 / 0.5

@@ -1,5 +1,7 @@
 """Parts of a training step: products counted as often as a step has them, shares of all parts."""
 
+from types import SimpleNamespace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -57,3 +59,90 @@ def test_a_step_without_a_part_is_timed_beside_the_whole_step():
     assert find_figure(report, "padding") == 0  # all sequences have one length
     values = [find_figure(report, f"share of {name}") for name in ("all", "its products at their")]
     assert find_figure(report, "remainder") == pytest.approx(1 - np.sum(values))
+
+
+def test_shares_of_parts_follow_from_the_cpu_seconds_of_all_rounds(monkeypatch, capsys):
+    """Each share is a median over rounds of ratios to the whole step, per seed, step and device."""
+    variants = [(), ("dropout",), ("Adam",), ("layer norms",), ("softmax",), training_parts.PARTS]
+    seconds = {parts: [8.0 - i, 16.0 - 2 * i] for i, parts in enumerate(variants)}
+    made, numbers = [], {}
+    timed = {"small": [0.5, 1.0], "large": [2.0, 1.0]}
+
+    def advance_variant(recipe, make_data, mesh, parts):
+        made.append(parts)
+        closed = SimpleNamespace(step=SimpleNamespace(closed=f"program {len(made)}"))
+        return SimpleNamespace(functions=closed), ("advance", parts)
+
+    def time_call(call):
+        kind, key = call
+        rounds = {"advance": seconds.get(key), "product": timed.get(key), "large": [4.0, 2.0]}[kind]
+        numbers[call] = numbers.get(call, -1) + 1
+        return rounds[numbers[call]]
+
+    def count(program):
+        assert program == "program 1"  # the whole step
+        return 240.0
+
+    products = [
+        training_parts.Product(
+            name, 0.0, flops=flops, times=times, call=("product", name), turns=turns
+        )
+        for name, flops, times, turns in (("small", 10.0, 6, 2), ("large", 30.0, 3, 4))
+    ]
+    mask = np.array([[1, 1, 1, 0], [1, 1, 0, 0], [1, 1, 1, 1]], bool)
+    mesh = SimpleNamespace(size=2)
+    for name, stub in (
+        ("make_case", lambda *_: (SimpleNamespace(batch_size=2), lambda key: {"train": mask}, 0)),
+        ("make_variant", advance_variant),
+        ("count_flops", count),
+        ("LargeProduct", lambda mesh: SimpleNamespace(flops=60.0, time=("large", ""))),
+        ("_make_products", lambda closed, mesh: products),
+        ("_time_cpu", time_call),
+        ("token_mask", lambda examples: examples),
+    ):
+        monkeypatch.setattr(training_parts, name, stub)
+    monkeypatch.setattr(training_parts.cli, "device_mesh", lambda options: mesh)
+    report = training_parts.time_training_parts("sort", parse_two_rounds())
+    steps, per_step = 2, 2 * training_parts.SEEDS * 2  # two steps, seeds on two devices
+    assert made == variants
+    times = {timing.name: timing.seconds for timing in report.timings}
+    names = ["whole step", *(f"without {p}" for p in training_parts.PARTS), "without all of these"]
+    assert list(times)[:6] == names
+    for name, parts in zip(names, variants, strict=True):
+        assert times[name] == [s / per_step for s in seconds[parts]]
+    small = [6 * s / 2 / steps / mesh.size for s in timed["small"]]
+    large = [3 * s / 4 / steps / mesh.size for s in timed["large"]]
+    at_size = [a + b for a, b in zip(small, large, strict=True)]
+    at_rate = [240.0 / steps / 60.0 * s for s in (4.0, 2.0)]
+    assert times["its products alone, at their sizes"] == pytest.approx(at_size)
+    assert times["its products at the rate of a large product"] == pytest.approx(at_rate)
+    whole = np.array(times["whole step"])
+    median = lambda values: np.median(np.array(values) / whole)  # noqa: E731
+    expected = {
+        f"share of {name.removeprefix('without ')}": 1 - median(times[name]) for name in names[1:]
+    }
+    expected["share of its products at their sizes"] = median(at_size)
+    expected["share of its products at the rate of a large product"] = median(at_rate)
+    expected["share of the remainder: copies, sums and activations"] = (
+        1 - expected["share of all of these"] - median(at_size)
+    )
+    for name, product, times_in_epoch, flops in (
+        ("small", small, 6, 10.0),  # its best round took longer
+        ("large", large, 3, 30.0),
+    ):
+        limit = times_in_epoch * flops / steps / (240.0 / steps) * min(at_rate)
+        expected[f"rate of {name}, over that of a large product"] = limit / min(product)
+        expected[f"share of {name}, {times_in_epoch / steps:g} times"] = median(product)
+    expected["share of padding among the tokens"] = 1 - 9 / 12
+    assert {name for name, (_, limit) in report.figures.items() if limit is not None} == set()
+    figures = {name: value for name, (value, _) in report.figures.items()}
+    assert figures == pytest.approx(expected) and list(figures) == list(expected)
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split(":")[0].strip() for line in lines] == ["round 1 of 2", "round 2 of 2"]
+    assert all(line.endswith(" s of CPU for a seed and step") for line in lines)
+
+
+def test_the_seconds_of_a_call_are_those_of_the_processor(monkeypatch):
+    clock = [5.0]
+    monkeypatch.setattr(training_parts.time, "process_time", lambda: clock[0])
+    assert training_parts._time_cpu(lambda: clock.__setitem__(0, 7.5)) == 2.5

@@ -117,7 +117,8 @@ def test_what_is_measured_of_a_walk_is_of_the_inputs_of_the_network(is_summed, m
 def make_walks():
     """Makes results of a case of three seeds, of which the second diverged."""
     distances = np.array([[1.0, 0.3, 1e-4], [1, 1, 1], [1.0, 0.5, 0.4]])
-    gaps = np.array([[[[0.5, -0.25]]], [[[0.5, 0.5]]], [[[0.25, 0.5]]]])
+    gaps = np.array([[[0.5, -0.25], [0.5, 0.25]], [[0.5, 0.5]] * 2, [[0.25, 0.5], [-0.5, -0.25]]])
+    gaps = gaps[:, None]  # of two layers; the signs differ in the first layer of the first seed
     return {
         "distance": distances,
         "log10_distance": np.log10(distances) - 8 * np.array([[0, 0, 1], [0, 0, 0], [0, 0, 0]]),

@@ -2,6 +2,7 @@
 
 import math
 from functools import partial
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -34,6 +35,9 @@ def test_measured_constant_is_the_sum_of_kappas(x64):
     constant = cubic_law.measured_constant(pair)
     np.testing.assert_allclose(constant.log10_lambda, [total, -1 / 9], rtol=1e-5)
     assert np.isnan(cubic_law.measured_constant(np.full(3, np.nan)).log10_lambda)
+    # numbers after a layer without one do not count
+    constant = cubic_law.measured_constant(np.array([0.5, -0.1, np.nan, -3.2]))
+    np.testing.assert_allclose(constant, [-0.1 / 3, 2 * (-0.1 / 3 - 0.5)], rtol=1e-6)
 
 
 def test_two_tokens_by_hand(x64):
@@ -142,6 +146,8 @@ def test_the_closed_form_starts_where_the_diameter_bound_certifies_it(x64):
     assert float(measure_from_start(params, x, config).log10_lambda) > 0.1
     np.testing.assert_allclose(constant.log10_lambda, profile[-1] / 3**8, rtol=1e-3)
     assert 0 < int(start) < 8
+    last = int(start) + 1  # up to the input of the first certified layer it is measured
+    assert_close(closed[:last], profile[:last], rtol=1e-9)
     np.testing.assert_array_equal(growth < 0, np.arange(8) >= start)
     # no layer of large scores: tokens stay apart, and there is nothing that could be certified
     sharp_params = jax.tree.map(lambda a: 4 * np.asarray(a), params)
@@ -188,3 +194,27 @@ def test_the_factor_of_a_norm_is_met_by_tokens_of_one_length(x64):
         # of both tokens together it is the larger factor
         both = cubic_law._norm_factor(spec, x, jnp.ones(2, bool))
         assert_close(both, max(logs))
+    gains = SimpleNamespace(gain=jnp.array([0.5, -3.0, 1.0]))
+    fields = {"norm": gains, "norm_kind": "rms", "eps": 0.01}
+    factor = cubic_law._norm_factor(SimpleNamespace(**fields), x, jnp.array([True, False]))
+    root = np.sqrt(np.mean(np.square(x[0])) + 0.01)
+    assert_close(factor, np.log(3.0 / root))  # the largest gain without its sign
+
+
+def test_growth_from_a_layer_on_is_that_of_a_loop(monkeypatch):
+    """Δ_m² times the constant of a layer, its norms after it and the norm before the next one; the
+    first layer has the measured diameter, the others have what the bound makes of it."""
+    rng = np.random.default_rng(0)
+    before, cubic, after, measured = rng.normal(size=(4, 5))
+    growths = cubic_law.LayerGrowth(*map(jnp.asarray, (before, cubic, after)))
+    monkeypatch.setattr(cubic_law, "replay", lambda *_: growths)
+    growth = cubic_law.log10_growth(None, None, jnp.asarray(measured), None, None)
+    expected = []
+    for first in range(5):
+        diameter, largest = measured[first] * math.log(10), -math.inf
+        for layer in range(first, 5):
+            step = cubic[layer] + after[layer] + (before[layer + 1] if layer < 4 else 0)
+            largest = max(largest, step + 2 * diameter)
+            diameter = 3 * diameter + step
+        expected.append(largest / math.log(10))
+    np.testing.assert_allclose(growth, expected, rtol=1e-4)

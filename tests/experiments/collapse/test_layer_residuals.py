@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import jax
 import numpy as np
+import pytest
 import xarray as xr
 
 import rank_collapse as rc
@@ -79,3 +80,65 @@ def test_float64_has_the_gain_of_each_seed_and_infinities_are_not_decided():
         assert abs(expected[-1] - other[-1]) > 0.05  # another gain is another number
         assert_close(profiles[seed], expected, atol=1e-4)
     np.testing.assert_array_equal(profiles[0], profile[0])
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_float64_is_taken_where_it_has_at_least_as_many_layers(monkeypatch, dtype):
+    """+inf is an overflow of the logarithm, so no number; −inf is a residual of exactly 0."""
+    profile = np.array([1.0, -np.inf, np.inf, np.nan], dtype)
+    read = []
+
+    def give(wide):
+        def log_profile(params, x, config):
+            read.append((params.dtype, x.dtype, config))
+            return np.array(wide)
+
+        monkeypatch.setattr(layer_residuals, "_log_profile", log_profile)
+        arrays = np.ones(2, np.float32), np.ones(3, np.float32), np.int32(7)
+        return layer_residuals.measure_in_float64(profile, *arrays)
+
+    nan = np.nan
+    fewer, as_many, more = [nan, nan, nan, 4.0], [5.0, nan, nan, 4.0], [5.0, 6.0, nan, 7.0]
+    for wide, expected in (
+        (fewer, [1.0, -np.inf, nan, nan]),
+        (as_many, as_many),
+        (more, more),
+    ):
+        values = give(wide)
+        assert values.dtype == dtype
+        np.testing.assert_array_equal(values, profile if dtype == np.float64 else expected)
+    assert read == [] if dtype == np.float64 else [(np.float64, np.float64, 7)] * 3
+
+
+def test_gaps_are_named_by_variant_seed_layer_and_reason():
+    """Seeds are counted by rows, the layer is the first without a number in the first such seed."""
+    nan = np.nan
+    residual = [
+        [[0, 1, 2], [0, nan, nan], [nan, 1, nan]],
+        [[0, 1, 2], [0, 1, 2], [0, 1, 2]],
+    ]
+    ratio = np.ones((2, 3, 3))
+    ratio[1, 2, 2] = nan
+    dims = ("variant", "seed", "layer")
+    results = xr.Dataset(
+        {"ratio": (dims, ratio), "log10_residual": (dims, residual)},
+        coords={"variant": ["san", "san_skip"]},
+    )
+    lines = list(layer_residuals.describe_gaps(results))
+    assert len(lines) == 2
+    assert lines[0] == (
+        "attention and skips: no ratio in 1 of 3 seeds, first in seed 2 from layer 2: "
+        "the hidden states overflow"
+    )
+    assert not lines[1].startswith("attention and skips") and lines[1].endswith(
+        ": no log10_residual in 2 of 3 seeds, first in seed 1 from layer 1: "
+        "rounding decides it in float64 too, or states overflow"
+    )
+
+
+def test_seeds_are_undecided_by_rounding_only_where_all_states_are_finite():
+    nan, inf = np.nan, np.inf
+    profile = np.array([[0, 1, 2], [0, nan, 2], [0, 1, inf], [0, nan, 2], [0, 1, -inf]])
+    ratio = np.ones((5, 3))
+    ratio[3, 2] = inf
+    assert layer_residuals.find_undecided(profile, ratio).tolist() == [1, 2]

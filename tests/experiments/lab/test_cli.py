@@ -1,12 +1,15 @@
 """What every binary shares: flags, help, one-line errors, names of run folders, progress."""
 
 import importlib
+import os
 import runpy
 import signal
 import subprocess
 import sys
+import types
 from pathlib import Path
 
+import jax
 import pytest
 from absl import flags
 
@@ -241,3 +244,45 @@ def test_an_interrupt_says_what_to_type(capsys):
     for arguments, advice in (([], "again"), (["--overwrite_output_dir"], "without --overwrite")):
         assert cli.execute(interrupt, run_memorization.FLAGS, arguments) == 130
         assert f"the same command {advice}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("RESOURCE_EXHAUSTED: out of 3 GB", "out of memory: fewer seeds at a time need less"),
+        ("INTERNAL: a bug", None),
+    ],
+)
+def test_too_little_memory_is_one_line_and_another_error_of_xla_is_a_bug(text, message, capsys):
+    def fail(options):
+        raise jax.errors.JaxRuntimeError(text)
+
+    if message is None:
+        with pytest.raises(jax.errors.JaxRuntimeError, match=text):
+            run(fail)
+    else:
+        assert run(fail) == 2
+        assert capsys.readouterr().err == f"error: {message}\n"
+
+
+def test_a_closed_pipe_ends_with_the_code_of_its_signal(monkeypatch):
+    """Nothing can be said any more: both streams go to nowhere."""
+    opened, closed = [], []
+
+    def open_null(path, mode):
+        opened.append((path, mode))
+        return 77
+
+    streams = [types.SimpleNamespace(fileno=lambda i=i: i) for i in (101, 102)]
+    with monkeypatch.context() as context:
+        context.setattr(cli.os, "open", open_null)
+        context.setattr(cli.os, "dup2", lambda *files: closed.append(files))
+        context.setattr(cli.sys, "stdout", streams[0])
+        context.setattr(cli.sys, "stderr", streams[1])
+
+        def fail(options):
+            raise BrokenPipeError
+
+        assert run(fail) == 128 + signal.SIGPIPE
+    assert opened == [(os.devnull, os.O_WRONLY)] * 2
+    assert closed == [(77, 101), (77, 102)]

@@ -159,6 +159,40 @@ def test_traced_axes_are_cells_of_one_list_and_a_point_without_cells_is_left_out
         run_cells(tmp_path, points[1], cells=make_cells)
 
 
+@pytest.mark.parametrize("stop_at", [None, 1])
+def test_progress_counts_the_seeds_of_all_points_of_a_group(stop_at, tmp_path):
+    """Also those that the run has, and without the seeds that pad the last chunk."""
+    points = parse_options("--skip_gain=0,1,2").group
+
+    def run_point(options, stop_at=None):
+        with (
+            RunFolder(tmp_path, {}) as run,
+            Executor(options, run, "cells", total=2 * options.num_seeds) as executor,
+        ):
+            program = Noted(executor.mesh, [], stop_at)
+            for chunk in executor.chunks(make_cells, program, most=4):
+                executor.save(chunk, program(chunk))
+            return executor.progress
+
+    def make_cells(options):
+        return {name: options.skip_gain + factor for name, factor in CELLS.items()}
+
+    if stop_at:
+        with pytest.raises(KeyboardInterrupt):
+            run_point(points[0], stop_at)
+    for options in points[:2]:  # the second one finds all of its seeds
+        progress = run_point(options)
+        assert progress.total == progress.n == 3 * 2 * 5
+
+
+def test_seeds_begin_with_the_first_one_of_the_flags(tmp_path):
+    options = parse_options("--seed=7", "--first_seed=3")
+    results, _ = run_cells(tmp_path, options)
+    for number, bits in enumerate(results["high"]["of/bits"]):
+        key = jax.random.fold_in(jax.random.key(7), 3 + number)
+        np.testing.assert_array_equal(bits, jax.random.bits(key, (2,)))
+
+
 def test_nested_results_are_named_by_their_paths():
     part = name_leaves({"a": np.zeros((2, 3)), "b": {"c": np.zeros((2, 3))}})
     assert list(part) == ["a", "b/c"]

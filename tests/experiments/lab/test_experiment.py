@@ -156,7 +156,7 @@ def test_a_run_shows_what_there_is_and_computes_it_once(tmp_path, capsys):
             (tmp_path / name).unlink()
         assert doubled.run(tmp_path) == 0
         printed = capsys.readouterr().out
-        assert "first: 2, compared with 1" in printed and "3 draws" in printed
+        assert "first: 2 (published 1)" in printed and "3 draws" in printed
         assert {path.stem for path in (tmp_path / "figures").iterdir()} == {"shown"}
         assert (tmp_path / "results.csv").exists() and (tmp_path / "report.html").exists()
     assert doubled.computed == [2]

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
+from experiments.lab import folder
 from experiments.lab.folder import RunFolder
 from experiments.lab.folder_files import LAYOUT, read_summary
 from rank_collapse.runs.files import RunError, describe_difference, make_folder
@@ -292,6 +293,64 @@ def test_checkpoints_resume_and_are_dropped_at_the_end(tmp_path):
         )
         run.finish({})
         assert not (tmp_path / "checkpoints").exists()
+
+
+def test_checkpoints_of_several_computations_are_kept_apart(tmp_path):
+    states = {name: {"w": np.full(2, number)} for number, name in enumerate("abc")}
+    with RunFolder(tmp_path, CONFIG) as run:
+        for step, (name, state) in enumerate(states.items()):
+            run.save_checkpoint(step + 1, state, name)
+        for number, (name, state) in enumerate(states.items()):
+            step, restored = run.restore_checkpoint(state, name)
+            assert step == number + 1 and restored["w"].tolist() == [number] * 2
+        run.drop_checkpoints(but_of="b")
+        kept = [name for name, state in states.items() if run.restore_checkpoint(state, name)]
+        assert kept == ["b"]
+
+
+def test_environments_of_later_processes_are_added_once(tmp_path, monkeypatch):
+    """The first one is that of the process that began the run; one that only reads adds none."""
+    machine = {"name": "first"}
+    monkeypatch.setattr(folder.provenance, "environment", lambda: dict(machine))
+    for name in ("first", "second", "first", "third", "unused"):
+        machine["name"] = name
+        with RunFolder(tmp_path, CONFIG) as run:
+            if name != "unused":
+                run.save_arrays({"a": 1})
+    saved = json.loads((tmp_path / "config.json").read_text())
+    assert saved["environment"] == {"name": "first"}
+    assert saved["later"] == [{"name": "second"}, {"name": "third"}]
+    with RunFolder(tmp_path, CONFIG) as run:
+        assert [e["name"] for e in run.environments] == ["first", "second", "third"]
+
+
+@pytest.mark.parametrize(("seconds", "pause"), [(0.01, 2.0), (3.0, 30.0)])
+def test_writing_takes_a_tenth_of_the_time_at_most(seconds, pause, tmp_path, monkeypatch):
+    """Nor are there two writes within two seconds."""
+    clock, writes = [100.0], []
+
+    def write(path, arrays):
+        writes.append(clock[0])
+        clock[0] += seconds
+
+    monkeypatch.setattr(folder.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(folder, "write_arrays", write)
+    with RunFolder(tmp_path, CONFIG) as run:
+        run.save_arrays({"a": 0})
+        for number in range(100):
+            clock[0] += 1.0
+            run.keep_arrays({"a": number})
+    gaps = np.diff(writes) - seconds
+    np.testing.assert_allclose(gaps, pause + 1)  # at the next second
+
+
+def test_a_message_of_several_lines_is_one_line_of_the_log(tmp_path):
+    with RunFolder(tmp_path, CONFIG) as run:
+        run.log("two\nlines\x1b[31m")
+    with RunFolder(tmp_path, CONFIG, read_only=True) as run:
+        run.log("not written")
+    (line,) = (tmp_path / "log.txt").read_text().splitlines()
+    assert line.endswith("lines\\x1b[31m") and "not written" not in line
 
 
 # A run that is killed at any of its files and run again leaves the files of an undisturbed run.

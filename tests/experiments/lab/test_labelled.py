@@ -131,6 +131,8 @@ def test_comparisons_are_means_beside_the_published_number_of_their_point():
         ("gain 0.5, Post-LN: rank", 30.0, 0.25, "a note", "here"),
         ("gain 0.5, attention alone: rank", 42.0, 0.25, "a note", "here"),
     ]
+    (first, *_) = labelled.compare_means("rank", values.where(values != 1), note="of two seeds")
+    assert (first.measured, first.note) == (4, "of two seeds")  # a draw without a number
     (first, *_) = labelled.compare_means("rank", values, "alike", interval=True)
     ends = stats.t.interval(0.95, 2, 3.0, stats.sem([1.0, 3.0, 5.0]))
     assert (first.published, first.source) == ("alike", "published")
@@ -193,6 +195,16 @@ def test_panels_are_points_and_curves_are_the_values_of_the_hue():
             assert line.get_linewidth() == 2 + (gain == 0.5)
 
 
+def test_panels_stand_four_in_a_row_and_curves_may_have_gaps():
+    values = xr.DataArray(np.arange(24.0).reshape(2, 6, 2), dims=("seed", "depth", "layer"))
+    values = values.assign_coords(depth=np.arange(6), layer=[0, 1])
+    values = values.where((values.depth > 1) | ((values.depth == 1) & (values.layer == 1)))
+    _, axes = labelled.plot_facets(values)
+    shown = [ax for ax in axes.flat if ax.get_visible()]
+    assert axes.shape == (2, 4) and len(shown) == 6
+    assert [len(ax.lines) > 0 for ax in shown] == [False, *[True] * 5]
+
+
 def test_a_column_over_the_axes_is_of_the_rows_that_it_names():
     rows = [
         {"depth": depth, "tied": tied, "seed": seed, "layer": layer, "size": size}
@@ -211,6 +223,8 @@ def test_a_column_over_the_axes_is_of_the_rows_that_it_names():
     # "last" is the last value of the table
     (ax,) = labelled.plot_axes(rows[-2:], ("depth",), "size,layer=last").axes
     assert [line.get_ydata().tolist() for line in ax.lines] == [[1112.0]]
+    (ax,) = labelled.plot_axes(rows[::-1], ("depth",), "size,layer=last").axes
+    assert [line.get_ydata().tolist() for line in ax.lines] == [[507.0, 513.0]]  # of layer 0
     many = [{"a": 0, "b": 0, "c": c, "seed": 0, "size": 1.0} for c in range(25)]
     assert labelled.plot_axes(many, ("a", "b", "c"), "size") is None
     assert labelled.plot_axes(many[1:], ("a", "b", "c"), "size") is not None

@@ -1,12 +1,19 @@
 """Work of several processes: order, limits, signals, and names of experiments."""
 
+import contextlib
+import importlib
+import io
+import os
+import sys
 import threading
 import time
 from concurrent import futures
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
-from experiments.lab import pool, progress
+from experiments.lab import cli, pool, progress
 from rank_collapse.runs.files import RunError
 from tests.support.refusals import is_refused
 
@@ -63,3 +70,204 @@ def test_the_module_of_an_experiment_has_its_name():
     assert pool.module_name("check_bounds") == "experiments.check_bounds"
     for name in ("none", "reproduce", "lab"):
         is_refused(f"'{name}' is not the name of an experiment", pool.module_name, name)
+
+
+class Run(SimpleNamespace):
+    """A run folder that lists what it gets."""
+
+    def __init__(self, path, done=()):
+        super().__init__(path=path, writable=True, summary={}, done=done, calls=[])
+
+    def part(self, name):
+        return {"a": 1} if name in self.done else None
+
+    def log(self, line):
+        pass
+
+    def add_environments(self, environments):
+        self.calls.append(environments)
+
+    def keep_arrays(self, arrays):
+        self.calls.append(arrays)
+
+    def flush_arrays(self):
+        self.calls.append("flushed")
+
+
+POINTS = [
+    SimpleNamespace(number=number, prefix=prefix)
+    for number, prefix in ((0, "depth=2/"), (0, "depth=4/"), (1, "depth=6/"), (2, "depth=8/"))
+]
+
+
+class Flags(SimpleNamespace):
+    """Flags of a run over an axis, on four cores."""
+
+    def __init__(self, **changes):
+        flags = {
+            "axes": {"depth": ["2", "4", "6", "8"]},
+            "grows": False,
+            "jobs": 0,
+            "scheduler": None,
+            "num_devices": 0,
+            "experiment": "sort",
+            "typed": ["--depth=2,4,6,8"],
+        }
+        super().__init__(**flags | changes)
+
+    def __contains__(self, name):
+        return name in vars(self)
+
+
+@pytest.fixture
+def begun(monkeypatch):
+    """Returns the list of (jobs, scheduler), and of the (largest number of tasks, work) of each."""
+    started = []
+
+    @contextlib.contextmanager
+    def start_workers(jobs, scheduler):
+        started.append((jobs, scheduler))
+        yield "pool"
+
+    def iterate_ended(executor, work, limit, running):
+        assert executor == "pool" and running == {}
+        started.append((limit, work))
+        for number in reversed(work):  # the last ends first
+            folder = work[number][3]
+            (folder / "metrics").mkdir(parents=True)
+            (folder / f"metrics/{number}.jsonl").write_text(f"lines {number}")
+            future = futures.Future()
+            future.set_result(({f"arrays {number}": number}, [f"machine {number}"]))
+            yield number, future
+
+    monkeypatch.setattr(pool, "start_workers", start_workers)
+    monkeypatch.setattr(pool, "iterate_ended", iterate_ended)
+    monkeypatch.setattr(pool.devices, "count_cores", lambda: 4)
+    monkeypatch.setattr(pool.devices, "has_accelerator", lambda: False)
+    return started
+
+
+@pytest.mark.parametrize(
+    ("flags", "done", "jobs", "limit", "devices", "missing"),
+    [
+        ({}, (), 3, 3, 1, [0, 1, 2]),
+        ({}, ("depth=2",), 3, 3, 1, [0, 1, 2]),  # a group with a point that is missing
+        ({}, ("depth=2", "depth=4"), 2, 3, 1, [1, 2]),  # the devices of a run that is resumed stay
+        ({"jobs": 2}, (), 2, 2, 2, [0, 1, 2]),
+        ({"jobs": 2, "num_devices": 3}, (), 2, 2, 3, [0, 1, 2]),
+        ({"scheduler": "tcp://here"}, (), 3, 3, 1, [0, 1, 2]),
+        ({"scheduler": "tcp://here", "jobs": 1}, ("depth=8",), 1, 2, 4, [0, 1]),
+    ],
+)
+def test_groups_that_are_missing_are_measured_side_by_side(
+    flags, done, jobs, limit, devices, missing, begun, tmp_path
+):
+    flags, run = Flags(**flags), Run(tmp_path, done)
+    pool.measure_side_by_side(flags, POINTS, run)
+    (workers, scheduler), (most, work) = begun
+    assert (workers, scheduler, most) == (jobs, flags.scheduler, limit)
+    assert work == {
+        number: (
+            pool.measure_points,
+            "experiments.run_sort",
+            flags.typed,
+            tmp_path / "points" / str(number),
+            devices,
+            number,
+        )
+        for number in missing
+    }
+    expected = []
+    for number in reversed(missing):
+        expected += [[f"machine {number}"], {f"arrays {number}": number}]
+    assert run.calls == [*expected, "flushed"]
+    lines = {path.name: path.read_text() for path in (tmp_path / "metrics").iterdir()}
+    assert lines == {f"{number}.jsonl": f"lines {number}" for number in missing}
+
+
+@pytest.mark.parametrize(
+    ("flags", "run"),
+    [
+        ({"axes": {}}, {}),
+        ({"grows": True}, {}),
+        ({"jobs": 1}, {}),
+        ({}, {"writable": False}),
+        ({}, {"summary": {"done": 1}}),
+        ({}, {"done": [point.prefix.rstrip("/") for point in POINTS]}),
+    ],
+)
+def test_what_needs_no_workers_has_none(flags, run, begun, tmp_path):
+    folder = Run(tmp_path)
+    vars(folder).update(run)
+    pool.measure_side_by_side(Flags(**flags), POINTS, folder)
+    assert begun == [] and folder.calls == []
+
+
+def test_an_accelerator_has_one_worker_and_a_point_alone_no_scheduler(
+    begun, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setattr(pool.devices, "has_accelerator", lambda: True)
+    pool.measure_side_by_side(Flags(), POINTS, Run(tmp_path))
+    assert begun == [] and capsys.readouterr().err == ""
+    pool.measure_side_by_side(Flags(jobs=2), POINTS, Run(tmp_path))  # asked for by hand
+    assert begun[0] == (2, None)
+    begun.clear()
+    pool.measure_side_by_side(Flags(axes={}, scheduler="tcp://here"), POINTS[:1], Run(tmp_path))
+    message = "--scheduler=tcp://here is not used: a single point is measured here\n"
+    assert begun == [] and capsys.readouterr().err.endswith(message)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_worker_measures_one_group_in_its_own_folder(fails, tmp_path, monkeypatch):
+    """A mistake is said by the parent, which finds no arrays of the group."""
+    measured, started = [], []
+
+    def main(options):
+        measured.append(
+            (
+                options.depth,
+                options.output_dir,
+                options.run_name,
+                options.overwrite,
+                options.num_devices,
+                options.mode.worker_group,
+            )
+        )
+        print("a line of progress", file=sys.stderr)
+        if fails:
+            raise ValueError("no luck")
+        folder.mkdir()
+        np.savez(folder / "arrays.npz", loss=np.ones(2))
+        (folder / "config.json").write_text('{"environment": {"device": "cpu"}}')
+
+    flags, folder = cli.make_flags("example"), tmp_path / "group"
+    flags.define("integer", "depth", 3, "Layers.")
+    module = SimpleNamespace(FLAGS=flags, main=main)
+    monkeypatch.setattr(importlib, "import_module", {"experiments.run_x": module}.__getitem__)
+    monkeypatch.setattr(pool.devices, "start_devices", started.append)
+    stream = io.StringIO()
+    arguments = ["--depth=5", "--output_dir=elsewhere", "--run_name=a", "--overwrite"]
+    with contextlib.redirect_stderr(stream):
+        arrays, environments = pool.measure_points("experiments.run_x", arguments, folder, 2, 7)
+    assert measured == [(5, str(folder), None, False, 2, 7)] and started == [2]
+    assert stream.getvalue() == ""
+    if fails:
+        assert (arrays, environments) == ({}, [])
+    else:
+        assert arrays["loss"].tolist() == [1, 1] and environments == [{"device": "cpu"}]
+    assert not flags["depth"].present  # the flags of the module stay as they are
+
+
+@pytest.mark.parametrize("earlier", [None, "error"])
+def test_the_resource_tracker_starts_without_warnings(earlier, monkeypatch):
+    seen = []
+    monkeypatch.delenv("PYTHONWARNINGS", raising=False)
+    if earlier is not None:
+        monkeypatch.setenv("PYTHONWARNINGS", earlier)
+    monkeypatch.setattr(
+        pool.resource_tracker, "ensure_running", lambda: seen.append(os.environ["PYTHONWARNINGS"])
+    )
+    pool.start_resource_tracker()
+    silent = "ignore:resource_tracker:UserWarning"
+    assert seen == [silent if earlier is None else f"error,{silent}"]
+    assert os.environ.get("PYTHONWARNINGS") == earlier

@@ -1,5 +1,6 @@
 """Runs that add seeds or texts until the statements are decided: rounds, resuming, budgets."""
 
+import os
 import re
 from types import SimpleNamespace
 
@@ -13,7 +14,7 @@ from experiments.lab.folder_files import read_config, read_summary
 from experiments.lab.progress import Stopped
 from experiments.reproducing.sections import until_decided
 from experiments.verdicts import PROTOCOL, STATEMENTS, make_row
-from rank_collapse.runs.files import load_arrays
+from rank_collapse.runs.files import RunError, load_arrays
 from tests.support.refusals import is_refused
 from tests.support.runs import run
 
@@ -205,3 +206,54 @@ def test_every_setting_that_is_registered_is_once():
         if statement.claimed is not None:
             assert statement.settings, key
             assert len({*statement.settings}) == len(statement.settings), key
+
+
+def test_the_time_that_is_left_is_that_of_the_draws_of_the_last_round(
+    monkeypatch, capsys, tmp_path
+):
+    """A round takes 3 s a draw; where the folder has the draws already, no time is said."""
+    clock, drawn = [0.0], Drawn("circle skip")
+    monkeypatch.setattr(rounds.time, "monotonic", lambda: clock[0])
+    options = make_options("--until=decided", "--max_seeds=32", f"--output_dir={tmp_path}")
+    options.overwrite = True
+    overwritten, counts = [], [0]
+
+    def main(options):
+        overwritten.append(options.overwrite)
+        clock[0] += 3.0 * (options.num_seeds - counts[-1])
+        counts.append(options.num_seeds)
+        if options.num_seeds != 8:  # of which the folder has the arrays
+            path = rounds.run_path(options) / "arrays.npz"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(b"")
+            os.utime(path, (options.num_seeds, options.num_seeds))
+        return drawn.main(options)
+
+    rounds.run_until_decided(main, options)
+    lines = capsys.readouterr().err.splitlines()
+    assert counts == [0, 8, 16, 32, 32] and overwritten == [True, False, False, False]
+    needed = [re.search(r"about ([\d,]+) more seeds(?:, (.*))?$", line) for line in lines]
+    (_, unknown), (count, interval) = (match.groups() for match in needed[:2])
+    minutes, seconds = divmod(3 * int(count), 60)
+    assert interval == f"{minutes:02d}:{seconds:02d}" and unknown is None
+    assert lines[2].endswith("open after 32 seeds, the budget")
+
+
+def test_rows_that_are_open_are_named_three_at_most():
+    settings = [f"setting {i}" for i in range(5)]
+    for count in (1, 3, 5):
+        rows = [make_row("circle", name, [-6.0, 0.0] * 4) for name in settings[:count]]
+        state = rounds.judge(8, rows, make_options())
+        line = rounds.describe_round(state, "texts", 64, 2.0)
+        names = ", ".join(f"circle: {name}" for name in settings[: min(count, 3)])
+        ends = ", …" if count > 3 else ""
+        opened = f"{count} row{'s' if count > 1 else ''} open ({names}{ends})"
+        assert line.startswith(f"n = 8: 0 of 1 statements decided, {opened}; ")
+        assert line.endswith("a share near one half, which more texts will hardly decide")
+
+
+def test_parts_that_differ_in_their_draws_are_damaged(tmp_path):
+    with RunFolder(tmp_path, {}) as folder:
+        folder.save_arrays({"part/a": np.ones(3), "part/b": np.ones(2)})
+        with pytest.raises(RunError, match="the arrays of part differ in the number of draws"):
+            rounds.extend_part(folder, "part", 4, lambda start: {})

@@ -45,3 +45,13 @@ def test_the_file_is_one_of_the_jacobian_lens(llama, tmp_path):
     np.testing.assert_allclose(content["J"][1].float(), jacobians[1], rtol=1e-2, atol=1e-3)
     with pytest.raises(ValueError, match="no text has 18 tokens"):
         lens_file.mean_jacobians(params, config, {n: a[:, :17] for n, a in inputs.items()})
+
+
+def test_a_lens_needs_positions_after_its_first_and_pytorch(monkeypatch):
+    monkeypatch.setattr(lens_file.importlib.util, "find_spec", lambda name: name)
+    lens_file.check_possible(lens_file.FIRST + 2)
+    with pytest.raises(ValueError, match=r"--lens_folder needs --max_tokens=18 or more, not 17"):
+        lens_file.check_possible(lens_file.FIRST + 1)
+    monkeypatch.setattr(lens_file.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ValueError, match="--lens_folder needs PyTorch"):
+        lens_file.check_possible(64)

@@ -24,10 +24,10 @@ def test_a_line_has_name_time_and_a_number_beside_the_published_one():
         Comparison("best length", 3),
     ]
     line = terminal.describe_ended("3/16", make_section(comparisons=comparisons), 12.4)
-    assert line == " 3/16 run_sort                12 s CPU  full model: 0.98, compared with 0.9"
+    assert line == " 3/16 run_sort                12 s CPU  full model: 0.98 (published 0.9)"
     for count, text in (
-        (2, "order: 2.9, compared with falls"),
-        (1, "error: 1e-15, compared with 0"),
+        (2, "order: 2.9 (published: falls)"),
+        (1, "error: 1e-15 (published 0)"),
     ):
         assert terminal.describe_number(make_section(comparisons=comparisons[:count])) == text
     row = mean_row("loops grow", "16 loops", [0.25, 0.35])
@@ -39,6 +39,9 @@ def test_a_line_has_name_time_and_a_number_beside_the_published_one():
 def test_a_failed_experiment_says_so_in_its_line():
     section = make_section(error="RunError: exit code 2\nmore", comparisons=[])
     assert terminal.describe_ended("1/2", section, 0.0).endswith("failed: RunError: exit code 2")
+    printed = make_section(error="RunError: exit code 2\nerror: first\n  x\nerror: no \x1b disk\ny")
+    line = terminal.describe_ended("12/16", printed, 3.6)
+    assert line == "12/16 run_sort                 4 s CPU  failed: no \\x1b disk"
 
 
 def test_the_remaining_time_follows_from_what_has_ended(tmp_path, capsys):
@@ -52,6 +55,34 @@ def test_the_remaining_time_follows_from_what_has_ended(tmp_path, capsys):
     assert screen.seconds_left() == 0
     two = terminal.Screen(expected, 2, tmp_path)
     assert two.seconds_left() == pytest.approx(60, abs=1)
+
+
+def test_runs_that_are_read_or_have_no_time_teach_nothing_about_the_others(tmp_path, monkeypatch):
+    """Only computed runs enter the slowdown; a running one has what it took already off."""
+    clock = [100.0]
+    monkeypatch.setattr(terminal.time, "monotonic", lambda: clock[0])
+    expected = {"read": terminal.SECONDS_TO_READ, "lost": 40.0, "done": 10.0, "a": 60.0, "b": 20.0}
+    with terminal.Screen(expected, 2, tmp_path) as screen:
+        for run, seconds in (("read", 50.0), ("lost", 0.0), ("done", 30.0)):
+            screen.end(run, seconds)
+        slowdown = (terminal.USUAL_SECONDS + 30.0) / (terminal.USUAL_SECONDS + 10.0)
+        for elapsed in (0.0, 24.0, 200.0):
+            clock[0] = 100.0 + elapsed
+            left = [
+                max(seconds * slowdown - elapsed, terminal.LEAST_LEFT * elapsed)
+                for seconds in (60.0, 20.0)
+            ]
+            assert screen.seconds_left() == pytest.approx(max(sum(left) / 2, *left))
+        assert screen._describe_total() == "3 of 5 runs in 03:20, about 00:40 left"
+        assert screen._list_running() == ["a", "b"]
+
+
+def test_the_times_are_those_of_the_preset(tmp_path, monkeypatch):
+    table = tmp_path / "times.csv"
+    table.write_text("preset,run,cpu_seconds\nquick,run_sort,2.5\nreported,run_sort,30\n")
+    monkeypatch.setattr(terminal, "TIMES", table)
+    assert terminal.read_times("quick") == {"run_sort": 2.5}
+    assert terminal.read_times("reported") == {"run_sort": 30.0}
 
 
 def test_what_runs_is_the_last_line_of_its_log(tmp_path):

@@ -1,8 +1,11 @@
 """Measures of run_stability: Admin's profile, updates and gradient steps."""
 
+from types import SimpleNamespace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 import rank_collapse as rc
 from experiments.stability import design_measures
@@ -65,3 +68,77 @@ def test_an_sgd_step_and_its_bound_are_those_of_a_step_taken():
     # a step of relative size e along each gradient lowers the loss by e Σ‖W‖‖∂W‖
     fall, target = np.sum(target * (before - later)), np.asarray(target)
     np.testing.assert_allclose(bound, fall**2 / np.sum(target**2) / target.size, rtol=0.05)
+
+
+@pytest.mark.parametrize("is_profiled", [False, True])
+def test_measures_of_a_seed_are_of_its_own_draws(is_profiled, monkeypatch):
+    """Which network, which directions and which target each measure gets; the numbers are stubs."""
+    target = np.arange(6.0).reshape(3, 2)
+    drawn = {"params": 2.0, "x": np.ones((3, 2)), "batch": "batch", "target": target}
+    gradients, calls = {"w": np.array([1.0, -2.0])}, {}
+    config = "profiled" if is_profiled else "config"
+
+    def make_stub(name, result):
+        def stub(*arguments):
+            calls[name] = arguments
+            return result
+
+        return stub
+
+    def differentiate(loss, params):
+        value, trace = loss(params)
+        assert value == pytest.approx(2.0 * target.sum())
+        return gradients, trace
+
+    trace = SimpleNamespace(output=np.full((3, 2), 2.0))
+    law = make_stub("law", "law")
+    monkeypatch.setattr(design_measures.rc, "apply", make_stub("apply", trace))
+    monkeypatch.setattr(design_measures.expectation, "update_sizes", make_stub("sizes", "sizes"))
+    monkeypatch.setattr(
+        design_measures.expectation, "expected_pass", lambda *a, sizes: law(*a, sizes)
+    )
+    for name, stub in (
+        ("draw", make_stub("draw", drawn | {"direction": {"w": np.array([3.0, 4.0])}})),
+        ("profile_omega", make_stub("profile", "profiled")),
+        ("matrix_gradients", differentiate),
+        ("measure_network", make_stub("network", {"shares": 5, "change": {"random": 6}})),
+        ("sgd_change", make_stub("sgd", 7)),
+        ("gradient_bound", make_stub("bound", 8)),
+    ):
+        monkeypatch.setattr(design_measures, name, stub)
+    results = design_measures.measure_seed("options", is_profiled, "key", ("config", 0.25))
+    assert results == {"shares": 5, "change": {"random": 6, "sgd": 7}, "gradient_bound": 8}
+    assert calls["draw"] == ("options", "key", "config")
+    assert calls.get("profile") == ((2.0, "batch", "config") if is_profiled else None)
+    x = drawn["x"]
+    for name, expected in (
+        ("apply", (2.0, x, config)),
+        ("sizes", (config, 0.25)),
+        ("law", (2.0, x, config, "sizes")),
+        ("sgd", (2.0, x, config, gradients)),
+        ("bound", (2.0, gradients, target, 0.25)),
+    ):
+        assert len(calls[name]) == len(expected)
+        assert all(a is b or a == b for a, b in zip(calls[name], expected, strict=True)), name
+    *first, moves, size = calls["network"]
+    assert all(a is b for a, b in zip(first, (2.0, x, config, trace, "law"), strict=True))
+    assert size == 0.25 and list(moves) == ["random", "gradient"]
+    np.testing.assert_array_equal(moves["random"]["w"], [3.0, 4.0])
+    np.testing.assert_array_equal(moves["gradient"]["w"], [-1.0, 2.0])
+
+
+def test_padding_is_cut_by_layer_and_not_by_seed():
+    """Of a network of depth 2 in a program of depth 3: [s, L], [s, 2L], [s, L + 1] and [s]."""
+    arrays = {
+        "apart": np.arange(8.0).reshape(2, 4),
+        "shares/random": np.arange(12.0).reshape(2, 6),
+        "layers": np.arange(6.0).reshape(2, 3),
+        "change/sgd": np.arange(2.0),
+    }
+    cut = design_measures.cut_padding(arrays, 2)
+    assert {name: values.tolist() for name, values in cut.items()} == {
+        "apart": [[0, 1, 2], [4, 5, 6]],
+        "shares.random": [[0, 1, 2, 3], [6, 7, 8, 9]],
+        "layers": [[0, 1], [3, 4]],
+        "change.sgd": [0, 1],
+    }

@@ -18,8 +18,29 @@ def test_registered_settings_are_those_that_are_measured():
         statement = STATEMENTS[key]
         assert [*statistic.settings] == [*statement.settings], key
         assert statement.experiments == ("run_theorems",) and statistic.theorem in THEOREMS
-    listed = {key for key, *_ in draws.list_draws({"width": 0, "noise": 0})}
-    assert listed == {"width law", "noise apart"}
+    listed = [(key, [*s]) for key, _, s in draws.list_draws({"width": 0, "noise": 0})]
+    widths = [("noise apart", [f"width {d}"]) for d in (2, 4)]
+    assert listed == [*widths, ("width law", ["layer 1", "layer 2", "layer 3"])]
+
+
+def test_settings_that_differ_in_a_traced_size_share_a_program():
+    """Together they have all sizes of their setting, each program others than the next."""
+    for key, statistic in draws.STATISTICS.items():
+        programs = [p for p in draws.list_draws({statistic.theorem: 0}) if p[0] == key]
+        sizes = {
+            setting: compute.keywords | traced
+            for _, compute, settings in programs
+            for setting, traced in settings.items()
+        }
+        fixed = getattr(statistic.compute, "keywords", {})
+        assert sizes == {s: fixed | one for s, one in statistic.settings.items()}, key
+        assert [*sizes] == [*statistic.settings], key
+    (energy, more), (ends, deep) = (
+        [*draws.list_draws({name: 0})] for name in ("multi_head_energy", "position")
+    )
+    assert energy[2] == {"1 head, β 1": {"beta": 1.0}}
+    assert more[2] == {"4 heads, β 1": {"beta": 1.0}, "4 heads, β 4": {"beta": 4.0}}
+    assert [*ends[2].values()] == [*deep[2].values()] == [{"end": 0}, {"end": 1}]
 
 
 def test_statistics_of_a_draw_are_those_of_the_parts(monkeypatch):

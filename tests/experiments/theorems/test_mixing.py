@@ -70,11 +70,10 @@ def test_ranges_under_masks_are_those_of_numpy():
 def test_curves_of_the_width_are_beside_their_law(monkeypatch):
     """The excess by layer and width; centred weights have half of the first as their bound."""
 
-    def fake_pass(key, n, mixing=None):
-        if mixing is not None:
-            assert (mixing.identity, mixing.weights, mixing.uniform) == (0, 1, -1)
-        drawn = float(jax.random.uniform(key))
-        return np.array([1.0, 2.0, 3.0]) * n + drawn + (mixing is not None) * 1000
+    def fake_pass(key, n, weights):
+        assert (weights.identity, weights.weights) == (0, 1)
+        drawn = jax.random.uniform(key)
+        return np.array([1.0, 2.0, 3.0]) * n + drawn - weights.uniform * 1000
 
     monkeypatch.setattr(mixing, "pass_markov", fake_pass)
     curves = mixing.width_curves(5)

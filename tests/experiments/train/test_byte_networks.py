@@ -1,11 +1,19 @@
 """Language models over bytes: distance from linear, scores of a head, texts that are too short."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import rank_collapse as rc
-from experiments.train.byte_networks import byte_model, linearisation_distance, text_bytes
+from experiments.train import byte_networks
+from experiments.train.byte_networks import (
+    byte_model,
+    linearisation_distance,
+    text_bytes,
+    train_network,
+)
+from rank_collapse.scaling.depth_rules import DepthRule
 from tests.oracles import draws
 from tests.support.refusals import is_refused
 
@@ -56,3 +64,63 @@ def test_a_head_has_a_width_of_64_and_scores_over_64(width):
     config = byte_model(2, width)
     assert config.num_heads == max(1, width // 64) and config.embedding.vocab_size == 256
     assert np.sqrt(64) * config.temperature == 64
+
+
+def test_quantities_of_a_step_are_of_its_own_batch_and_of_the_weights_before_it(monkeypatch):
+    """With a rate of 0 all steps have the first weights, and NumPy gives their losses; with another
+    rate the first step is the same, and the next ones are of other weights."""
+    tokens, steps, batch = 4, 3, 2
+    config, rule = byte_model(2, 4, tokens), DepthRule(byte_model(1, 2, tokens), gain=-0.5)
+    monkeypatch.setattr(  # of the first weights, and of the first text of the first batch
+        byte_networks,
+        "linearisation_distance",
+        lambda start, end, x, _: (start.embedding.tokens[0, 0] + jnp.sum(x))[None],
+    )
+    draw = DepthRule.init  # with larger weights, or the gradients of the scores are all rounding
+    monkeypatch.setattr(
+        DepthRule, "init", lambda *args: jax.tree.map(lambda a: 20 * a, draw(*args))
+    )
+    text, key = np.arange(60, 110, dtype=np.uint8), jax.random.key(3)
+
+    @jax.jit
+    def train(rate):
+        options = {"weight_decay": 0.0, "steps": steps, "batch_size": batch}
+        return train_network(key, text, config, rule, rate=rate, **options)
+
+    still, moved = jax.device_get((train(0.0), train(0.5)))
+    key_weights, key_data = jax.random.split(key)
+    params, network = rule.init(key_weights, config), rule.network(config)
+    first = np.asarray(jax.random.randint(key_data, (steps, batch, 1), 0, len(text) - tokens))
+    data = text[first + np.arange(tokens + 1)].astype(int)
+    batches = data.reshape(steps * batch, tokens + 1)
+    trace = jax.jit(jax.vmap(lambda x: rc.apply(params, x, network)))(batches[:, :-1])
+    table = np.asarray(params.embedding.tokens, float)
+    logits = rule.logit_gain(config) * np.asarray(trace.output, float) @ table.T
+    log_shares = logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
+    losses = -np.take_along_axis(log_shares, batches[:, 1:, None], axis=-1)[..., 0]
+    np.testing.assert_allclose(still["loss"], losses.reshape(steps, -1).mean(axis=1), rtol=1e-4)
+    size = np.abs(logits).reshape(steps, -1).mean(axis=1)
+    np.testing.assert_allclose(still["logits"], size, rtol=1e-4)
+    stream = np.abs(np.asarray(trace.hidden)[:, -1]).reshape(steps, -1).mean(axis=1)
+    np.testing.assert_allclose(still["stream"], stream, rtol=1e-4)
+
+    @jax.jit
+    def compute_loss(params, batch):
+        output = jax.vmap(lambda x: rc.apply(params, x, network).output)(batch[:, :-1])
+        shares = jax.nn.log_softmax(rule.logit_gain(config) * output @ params.embedding.tokens.T)
+        return -jnp.take_along_axis(shares, batch[:, 1:, None], axis=-1).mean()
+
+    tree = jax.grad(compute_loss)(jax.tree.map(jnp.asarray, params), batches[:batch])
+    size = np.linalg.norm(tree.layers.attention.w_q[-1])
+    np.testing.assert_allclose(still["query_gradient"][0], size, rtol=1e-4)
+    assert np.isnan([still["change"][0], moved["change"][0]]).all()
+    assert (still["change"][1:] == 0).all() and (moved["change"][1:] > 1e-3).all()
+    for name, values in moved.items():
+        assert values.shape == (steps,)
+        if name == "linearisation":
+            assert np.isnan(values[:-1]).all()
+            of_start = params.embedding.tokens[0, 0] + data[0, 0, :-1].sum()
+            np.testing.assert_allclose([values[-1], still[name][-1]], of_start, atol=1e-3)
+        elif name != "change":
+            np.testing.assert_allclose(values[0], still[name][0], rtol=1e-5)
+            assert (np.abs(values[1:] / still[name][1:] - 1) > 1e-5).all(), name

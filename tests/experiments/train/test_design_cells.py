@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from scipy import stats
 
+from experiments.lab import Chunk
 from experiments.train import design_cells
 from rank_collapse.training import Hyper
 from rank_collapse.training.models import Model
@@ -109,3 +110,47 @@ def test_data_of_a_seed_are_an_epoch_and_what_is_held_out():
     for part in data.values():
         np.testing.assert_array_equal(part.labels, np.sort(part.inputs, axis=1))
         assert part.inputs.shape[1] == 3 and part.inputs.max() == 4
+
+
+def test_cells_of_one_program_are_trained_together_with_their_own_gains(monkeypatch):
+    """The ensemble has one look at each part of training; gains come from the runs' own start."""
+    options = SimpleNamespace(
+        n_steps=10 * design_cells.STEPS_PER_EPOCH + 1, num_labels=4, num_tokens=3
+    )
+    made = []
+    monkeypatch.setattr(design_cells, "make_measure", lambda recipe: ("measure", recipe))
+    monkeypatch.setattr(design_cells, "Ensemble", lambda *a, **options: made.append((a, options)))
+    config = design_cells.rc.transformer(
+        1, 1, 4, embedding=design_cells.rc.EmbeddingConfig(vocab_size=4, d_embed=4)
+    )
+    for n_steps, num_epochs in ((options.n_steps, 10), (1, 1)):
+        options.n_steps = n_steps
+        design_cells.make_ensemble(options, config, 6, "mesh")
+        (recipe, make_data), settings = made.pop()
+        assert (recipe.num_outputs, recipe.batch_size, recipe.num_epochs) == (4, 6, num_epochs)
+        assert recipe.config is config and recipe.shuffle and recipe.unroll == 1
+        assert make_data.func is design_cells.make_data and make_data.args == (options, 6)
+        assert settings == {
+            "mesh": "mesh",
+            "epochs_per_chunk": -(-num_epochs // design_cells.LOOKS),
+            "watch": ("measure", recipe),
+        }
+
+    program = SimpleNamespace(unflatten=lambda runs: (f"model of {runs}", f"data of {runs}"))
+    ensemble = SimpleNamespace(
+        begin=lambda keys, hyper: (program, f"runs {keys} {hyper}"),
+        lay_out=lambda values: tuple(f"laid out {value}" for value in values),
+    )
+    chunk = Chunk(("a", "b"), (0, 1), "keys", "hyper")
+    monkeypatch.setattr(type(chunk), "unpadded", property(lambda self: (self.keys, self.floats)))
+    profiled = design_cells.profile_gains(
+        ensemble,
+        lambda *arguments, num_seeds: (*arguments, num_seeds),
+        chunk,
+        SimpleNamespace(log=lambda line: None),
+    )
+    runs = "runs keys hyper"
+    assert profiled[:3] == chunk[:3] and profiled.floats == (
+        *(f"model of {runs}", f"data of {runs}", "laid out hyper", "laid out keys"),
+        2,
+    )

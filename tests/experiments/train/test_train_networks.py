@@ -53,3 +53,172 @@ def test_a_run_is_named_by_its_seed_and_its_cell_where_there_are_several():
     assert module.describe_run(ALONE, 3) == "seed 3"
     assert module.describe_run(f"{ALONE}/rate=0.1", 3) == "seed 3 of rate=0.1"
     assert module.describe_run("depth 4", 0) == "seed 0 of depth 4"
+
+
+class Folder(SimpleNamespace):
+    """A run folder that keeps one state, and lists what it is asked for."""
+
+    def __init__(self, path, checkpoint=None):
+        super().__init__(path=path, checkpoint=checkpoint, lines=[], calls=[])
+
+    def log(self, line):
+        self.lines.append(line)
+
+    def drop_checkpoints(self, but_of):
+        self.calls.append(("drop", but_of))
+
+    def restore_checkpoint(self, like, states):
+        self.calls.append(("restore", like, states))
+        return self.checkpoint
+
+    def save_checkpoint(self, epoch, state, states):
+        self.calls.append(("save", epoch, state, states))
+
+
+def make_reports(monkeypatch):
+    """Returns the list of what progress shows: lines, and (step, loss)."""
+    reports = []
+
+    class Reports(module.Progress):
+        def say(self, message):
+            reports.append(message)
+
+        def reach(self, steps, **values):
+            super().reach(steps, **values)
+            reports.append((self.n, self.initial, values["loss"]))
+
+    monkeypatch.setattr(module, "Progress", Reports)
+    return reports
+
+
+CHUNK = Chunk(("a", "a", "b"), (3, 4, 3), None, None)
+ENSEMBLE = SimpleNamespace(recipe=SimpleNamespace(num_epochs=8))
+
+
+def test_progress_of_a_training_is_of_the_runs_that_do_not_diverge(tmp_path, monkeypatch):
+    """A run that diverges is said once; states are saved when they are due, or to be stopped."""
+    clock, folder, reports = [0.0], Folder(tmp_path), make_reports(monkeypatch)
+    monkeypatch.setattr(module.time, "monotonic", lambda: clock[0])
+    stopped = []
+    monkeypatch.setattr(module, "stop_requested", lambda: bool(stopped))
+    nan, inf = np.nan, np.inf
+    with module.keep_states(ENSEMBLE, CHUNK, folder) as calls:
+        assert calls.keys() == {"resume", "on_chunk", "on_watched", "activity"}
+        assert calls["on_watched"] is None and calls["resume"]("like") is None
+        calls["on_chunk"](2, lambda: "early", np.array([[1.0, 4], [2, 6], [3, 5]]))
+        clock[0] = module.CHECKPOINT_SECONDS + 1
+        calls["on_chunk"](4, lambda: "due", np.array([[4.0, 3], [6, nan], [5, 4]]))
+        clock[0] += module.CHECKPOINT_SECONDS - 1
+        calls["on_chunk"](5, lambda: "not due", np.array([[3.0], [nan], [2.0]]))
+        stopped.append(15)
+        calls["on_chunk"](6, lambda: "stop", np.array([[inf], [nan], [nan]]))
+    (_, states), *saved = [call for call in folder.calls if call[0] != "restore"]
+    assert saved == [("save", 4, "due", states), ("save", 6, "stop", states)]
+    assert folder.calls[1] == ("restore", "like", states)
+    assert folder.lines[0] == "seed 3 of a to seed 3 of b"
+    losses = [report for report in reports if isinstance(report, tuple)]
+    assert [loss[:2] for loss in losses] == [(2, 0), (4, 0), (5, 0), (6, 0)]
+    np.testing.assert_array_equal([loss[2] for loss in losses], [5.0, 3.5, 2.5, nan])
+    assert [report for report in reports if isinstance(report, str)] == [
+        "seed 4 of a diverged by epoch 4; it is kept apart",
+        "seed 3 of a diverged by epoch 6; it is kept apart",
+        "seed 3 of b diverged by epoch 6; it is kept apart",
+    ]
+    other = Folder(tmp_path)
+    with module.keep_states(ENSEMBLE, CHUNK._replace(seeds=(3, 4, 4)), other):
+        assert other.calls[0][1] != states  # of other runs
+
+
+def test_a_training_goes_on_from_its_last_state_and_its_lines_too(tmp_path, monkeypatch):
+    """Lines of later epochs are dropped, each cell's from its own file, of its own seeds."""
+    folder, reports = Folder(tmp_path, (5, "state")), make_reports(monkeypatch)
+    dropped, lines = [], []
+    monkeypatch.setattr(module.metrics, "drop", lambda *arguments: dropped.append(arguments))
+    monkeypatch.setattr(
+        module.metrics, "append", lambda path, *row, seed: lines.append((path, *row, seed))
+    )
+    values = {"layers": {"residual_ratio": np.array([[0.1, 0.2], [0.3, 0.4], [0.5, 0.6]])}}
+    with module.keep_states(ENSEMBLE, CHUNK, folder, "networks", is_monitored=True) as calls:
+        assert calls["resume"]("like") == (5, "state")
+        calls["on_chunk"](6, lambda: "", np.ones((3, 1)))
+        calls["on_watched"](0, values, None)
+        calls["on_watched"](6, values, np.array([[9.0, 1.0], [9.0, 2.0], [9.0, 3.0]]))
+    a, b = (tmp_path / f"metrics/{cell}.jsonl" for cell in "ab")
+    assert dropped == [(a, [3, 4], 5), (b, [3], 5)]
+    assert reports == ["resumed after epoch 5", (6, 5, 1.0)]
+    rows = [
+        (path, epoch, row.get("loss"), row["residual_ratio"].tolist(), seed)
+        for path, epoch, row, seed in lines
+    ]
+    assert rows == [
+        (a, 0, None, [0.1, 0.2], 3),
+        (a, 0, None, [0.3, 0.4], 4),
+        (b, 0, None, [0.5, 0.6], 3),
+        (a, 6, 1.0, [0.1, 0.2], 3),
+        (a, 6, 2.0, [0.3, 0.4], 4),
+        (b, 6, 3.0, [0.5, 0.6], 3),
+    ]
+    folder.checkpoint = None
+    dropped.clear()
+    with module.keep_states(ENSEMBLE, CHUNK, folder, is_monitored=True) as calls:
+        calls["resume"]("like")
+    assert [epoch for _, _, epoch in dropped] == [-1, -1]
+
+
+@pytest.mark.parametrize("has_curves", [False, True])
+@pytest.mark.parametrize("is_monitored", [False, True])
+def test_what_is_watched_is_what_the_task_and_the_flag_ask_for(
+    has_curves, is_monitored, monkeypatch
+):
+    task = SimpleNamespace(recipe="recipe", curves=has_curves, metrics="metrics")
+    data = {"eval": "held out", "train": "training"}
+    monkeypatch.setattr(module, "run_config", lambda *arguments: ("config", *arguments))
+    monkeypatch.setattr(module, "whole_metrics", lambda *arguments: ("curves", *arguments))
+    monkeypatch.setattr(module, "layer_scalars", lambda *arguments: ("layers", *arguments))
+    watch = module.make_watch(task, is_monitored)
+    if not has_curves and not is_monitored:
+        assert watch is None
+        return
+    config = ("config", "recipe", "hyper")
+    expected = {}
+    if has_curves:
+        expected["curves"] = ("curves", "model", "held out", config, "metrics")
+    if is_monitored:
+        expected["layers"] = ("layers", "model", data, config)
+    assert watch("model", data, "hyper", None) == expected
+
+
+def test_curves_begin_after_the_first_epoch_and_end_with_the_whole(monkeypatch):
+    """Of 2 runs, and a watched value before training and after each of 3 epochs."""
+    asked = {}
+
+    def measure(state, data, hyper, keys, *, num_seeds, activity, on_seeds):
+        asked.update(state=state, data=data, hyper=hyper, keys=keys, count=num_seeds)
+        on_seeds(num_seeds)
+        return {"accuracy": np.ones(2)}
+
+    monkeypatch.setattr(
+        module.seeds, "shard_seeds", lambda unpadded, mesh: (*unpadded, asked.update(mesh=mesh))[:2]
+    )
+    chunk = SimpleNamespace(cells=("a", "a"), seeds=(0, 1), unpadded=("keys", "hyper"))
+    executor = SimpleNamespace(mesh="mesh", run=SimpleNamespace(log=lambda line: None))
+    curve = np.arange(8.0).reshape(2, 4)
+    trained = SimpleNamespace(
+        state="state",
+        data="data",
+        watched={"curves": {"error": curve}, "layers": 0},
+        losses=np.zeros((2, 3)),
+        diverged_at=np.array([-1, 2]),
+    )
+    results = module.measure_chunk(measure, chunk, trained, executor)
+    assert asked == {
+        **{"state": "state", "data": "data", "hyper": "hyper", "keys": "keys"},
+        **{"count": 2, "mesh": "mesh"},
+    }
+    assert results.keys() == {*("accuracy", "curves/error", "whole/error", "losses", "diverged_at")}
+    assert results["curves/error"].tolist() == [[1, 2, 3], [5, 6, 7]]
+    assert results["whole/error"].tolist() == [3, 7]
+    assert results["losses"] is trained.losses and results["diverged_at"] is trained.diverged_at
+    trained.watched = None
+    results = module.measure_chunk(measure, chunk, trained, executor)
+    assert results.keys() == {"accuracy", "losses", "diverged_at"}

@@ -1,5 +1,7 @@
 """Lipschitz constants of attention layers, against exact Jacobians."""
 
+from types import SimpleNamespace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -79,3 +81,21 @@ def test_powers_are_slopes_of_logarithms():
     noisy = largest[:, 0] * np.array([1, 1.1, 0.9, 1.05])
     expected = np.polyfit(np.log(tokens), np.log(noisy), 1)[0]
     assert smoothness.fit_powers(noisy, tokens) == pytest.approx(expected)
+
+
+def test_two_frames_of_a_spectrogram_are_a_token(monkeypatch):
+    """Spectrograms of 9 frames have 4 tokens: of 4 tokens 8 frames are read, of 5 none is."""
+    read = []
+
+    def stream(source, inputs, groups, *, chunk):
+        assert chunk == 4 and inputs["mask"] is None
+        read.append(inputs["x"].shape)
+        return {"": {"": {"largest": np.ones((2, 3)), "change": np.zeros((2, 3))}}}
+
+    monkeypatch.setattr(smoothness.pretrained, "stream", stream)
+    source = SimpleNamespace(config=SimpleNamespace(depth=3))
+    inputs = {"x": np.zeros((2, 9, 5)), "mask": None}
+    measured = smoothness.measure_texts(source, inputs, 4)
+    assert read == [(2, 8, 5)] and (measured["largest"] == 1).all()
+    measured = smoothness.measure_texts(source, inputs, 5)
+    assert len(read) == 1 and all(np.isnan(values).all() for values in measured.values())

@@ -22,7 +22,9 @@ def test_a_mean_has_its_interval_where_seeds_tell_it():
     assert statistics.mean_with_interval(shares)[1].high > 1
     assert statistics.mean_with_interval(shares, share=True)[1] == share_interval(shares)
     for values, share in (([2.0], False), ([2.0, 2.0], False), ([1.0], True), ([1, np.nan], True)):
-        assert not statistics.mean_with_interval(values, share=share)[1].is_finite
+        mean, ends = statistics.mean_with_interval(values, share=share)
+        assert not ends.is_finite
+        np.testing.assert_equal(mean, np.mean(values))  # NaN where a seed has none
     assert statistics.format_interval(statistics.mean_with_interval([2.0])) == "2.000"
     assert statistics.format_interval((0.1, Interval(0.05, 0.2)), 2) == "0.10 (0.05 to 0.20)"
 

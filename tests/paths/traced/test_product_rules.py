@@ -14,7 +14,7 @@ from tests.oracles.function_paths import (
     contributions,
     ranks_of_others as ranks_of_others,
 )
-from tests.oracles.jax_models import D, draw, tokens
+from tests.oracles.jax_layers import D, draw, tokens
 from tests.support.closeness import assert_close
 
 W, B = np.random.default_rng(0).normal(size=(2, 4, 4))
@@ -157,6 +157,20 @@ def test_of_two_gates_the_one_that_is_not_0_at_0_is_frozen(x64, name):
     frozen = np.asarray(scale(h) * act(h)) / h
     want = np.stack([(frozen * c) @ W for c in (x, x @ B)])
     assert_close(result.by_length, want, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("pool", [lambda g, h: g.T @ h, lambda g, h: (h.T @ g).T])
+def test_a_gate_of_one_entry_for_each_token_weighs_the_tokens(x64, pool):
+    """Its other axis has one entry, before or behind the shared one."""
+    x = np.random.default_rng(3).normal(size=(3, 4))
+
+    def fn(x):
+        h = x + checkpoint_name(x @ B, "branch")
+        return pool(jax.nn.relu(h @ W[:, :1]), h)
+
+    result = rc.function_contributions(fn, x, branches="branch")
+    gate = np.maximum((x + x @ B) @ W[:, :1], 0)
+    assert_close(result.by_length, [gate.T @ c for c in (x, x @ B)], atol=1e-12)
 
 
 @pytest.mark.parametrize("branches", ["attn", {"attention": "attn", "mlp": "mlp"}])

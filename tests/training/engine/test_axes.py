@@ -28,12 +28,31 @@ def test_points_are_counted_with_the_last_axis_first_and_leaves_are_in_the_order
 
 
 def test_examples_are_python_numbers_unless_their_dtype_is_chosen():
-    examples = make_axes({"a": [1, 2], "b": np.float32([1.5]), "c": 0.5}, None).examples()
+    values = {"a": [1, 2], "b": np.float32([1.5]), "c": 0.5, "d": [True, False]}
+    values |= {"e": range(3), "f": (0.5, 1), "g": np.array([1, 2], np.int32)}
+    axes = make_axes(values, None)
+    examples = axes.examples()
     assert {name: type(value) for name, value in examples.items()} == {
         "a": int,
         "b": np.float32,
         "c": float,
+        "d": bool,
+        "e": int,
+        "f": float,
+        "g": np.int32,
     }
+    swept = {
+        "a": [1, 2],
+        "b": [1.5],
+        "d": [True, False],
+        "e": [0, 1, 2],
+        "f": [0.5, 1],
+        "g": [1, 2],
+    }
+    assert list(axes.hyper_axes.items()) == list(swept.items())  # in the order of the caller
+    leaves = axes.hyper_leaves(np.array([0]))
+    kinds = [np.int64, np.float32, np.float64, bool, np.int64, np.float64, np.int32]
+    assert [leaf.dtype for leaf in leaves] == [jax.dtypes.canonicalize_dtype(k) for k in kinds]
 
 
 def test_a_run_is_named_by_what_is_swept():

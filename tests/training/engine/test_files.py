@@ -5,6 +5,7 @@ import shutil
 import signal
 from pathlib import Path
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -133,6 +134,29 @@ def test_looks_of_a_folder_are_at_its_own_steps(tmp_path):
     np.testing.assert_array_equal(extended, run(steps=5).metrics["loss"])
 
 
+def test_a_folder_is_of_what_its_functions_close_over_and_of_no_order_of_names(tmp_path):
+    """Arrays of init and of a look count as those of step do."""
+
+    def begin_at(shift):
+        return lambda key, hyper: {"w": jax.random.normal(key, (3,)) + shift}
+
+    def look_from(shift):
+        return lambda state, hyper, key: state["w"] + shift
+
+    def measure_two(state, hyper, index):
+        state, metrics = step(state, hyper, index)
+        return state, metrics | {"also": state["w"][0]}
+
+    options = {"folder": tmp_path, "steps": 2, "seeds": 1, "hyper": {"rate": 0.1}}
+    options |= {"init": begin_at(np.zeros(3)), "look": look_from(np.zeros(3)), "step": measure_two}
+    first = run(finite=["loss", "also"], **options)
+    again = run(finite={"also", "loss"}, **options)
+    np.testing.assert_array_equal(first.metrics["also"], again.metrics["also"])
+    for changes in ({"init": begin_at(np.ones(3))}, {"look": look_from(np.ones(3))}):
+        changed = options | {"finite": ["also", "loss"]} | changes
+        is_refused("belongs to another sweep", run, error=files.RunError, **changed)
+
+
 def test_a_folder_that_is_used_or_cannot_be_written_is_refused(used_folder):
     saved = list_files(used_folder)
     with files.lock_folder(used_folder):
@@ -164,6 +188,26 @@ def test_an_interruption_saves_what_is_done(error, tmp_path, monkeypatch):
             run(folder=tmp_path)
     assert int(np.load(find_snapshot(tmp_path))["step"]) == 2
     np.testing.assert_array_equal(run(folder=tmp_path).metrics["loss"], run().metrics["loss"])
+
+
+@pytest.mark.parametrize(("few", "many"), [(2, 4), (1, 3)])
+def test_of_two_files_with_a_run_the_later_state_is_taken(few, many, tmp_path, monkeypatch):
+    """Whichever file comes first by its name; only runs that lack steps make them."""
+    run(folder=tmp_path, seeds=many, steps=2)
+    run(folder=tmp_path, seeds=few, steps=4)
+    steps = [int(np.load(path)["step"]) for path in sorted(tmp_path.glob("runs/*.npz"))]
+    assert steps == ([2, 4] if few == 2 else [4, 2])
+    advance, made = Program.advance, []
+
+    def note(self, runs, stop):
+        made.append((sorted(set(runs.seeds.tolist())), len(runs), runs.step, stop))
+        return advance(self, runs, stop)
+
+    monkeypatch.setattr(Program, "advance", note)
+    resumed = run(folder=tmp_path, seeds=many, steps=4)
+    assert made == [(list(range(few, many)), 2 * (many - few), 2, 4)]  # of two rates
+    monkeypatch.undo()
+    np.testing.assert_array_equal(resumed.metrics["loss"], run(seeds=many, steps=4).metrics["loss"])
 
 
 def test_a_full_disk_loses_nothing(tmp_path):

@@ -33,14 +33,6 @@ def test_a_static_value_changes_no_name():
     )
 
 
-def test_a_function_is_the_same_in_another_process(tmp_path):
-    """The fingerprint of a folder holds no address and no order of a set."""
-    options = (1, tmp_path / "run", tmp_path / "out", 0)
-    for _ in range(2):
-        process = python("-c", PROGRAM.replace("6000", "3"), *map(str, options))
-        assert process.returncode == 0, process.stderr
-
-
 CALLABLES = """
 import functools, sys, jax, jax.numpy as jnp
 from rank_collapse.training import sweep
@@ -51,7 +43,7 @@ result = sweep(
     lambda key, hyper, act, gate: jax.random.normal(key, (3,)),
     lambda state, hyper, index, act, gate: (act(state), {"sum": gate(state).sum()}),
     steps=2, seeds=2, static={"act": [cube, jnp.tanh, jax.nn.relu, leaky], "gate": jax.nn.silu},
-    folder=sys.argv[1], quiet=True,
+    folder=sys.argv[2] + " of callables", quiet=True,
 )
 assert result.metrics.act.values.tolist()[:3] == ["cube", "tanh", "relu"], result.metrics
 assert "0x" not in str(result.metrics) and result.metrics.attrs["gate"] == "silu"
@@ -59,9 +51,12 @@ assert result.state(1, act=leaky).shape == result.state(0, act=cube).shape == (3
 """
 
 
-def test_callables_as_static_values_resume_in_another_process(tmp_path):
+def test_functions_and_callables_are_the_same_in_another_process(tmp_path):
+    """The fingerprint of a folder holds no address and no order of a set: it resumes."""
+    program = PROGRAM.replace("6000", "3") + CALLABLES
+    options = (1, tmp_path / "run", tmp_path / "out", 0)
     for _ in range(2):
-        process = python("-c", CALLABLES, str(tmp_path / "run"))
+        process = python("-c", program, *map(str, options))
         assert process.returncode == 0, process.stderr
 
 
@@ -79,6 +74,12 @@ def test_seeds_or_values_that_change_nothing_are_said(capsys):
         ),
     }
     looked_at = {"look": lambda state, hyper, key: hyper["scale"]}
+    begun_with = {"init": lambda key, hyper: {"w": hyper["scale"] * init(key, hyper)["w"]}}
+    drawn_at_one_size = {
+        "static": {"size": [1, 2]},
+        "init": lambda key, hyper, size: init(key, hyper) if size > 1 else {"w": jnp.ones(3)},
+        "step": lambda state, hyper, index, size: step(state, hyper, index),
+    }
     cases = [
         ({}, ()),
         (fixed, (seeds_note,)),
@@ -88,6 +89,8 @@ def test_seeds_or_values_that_change_nothing_are_said(capsys):
         (scales | fixed, (seeds_note, value_note)),
         (scales | at_one_size, ()),
         (scales | looked_at, ()),
+        (scales | begun_with, ()),
+        (drawn_at_one_size, ()),
         ({"hyper": {"rate": 0.1, "scale": 2.0}}, ()),
         ({"hyper": {"rate": 0.1, "key": [1.0, 2.0]}}, ("no function uses hyper['key']",)),
     ]

@@ -7,6 +7,7 @@ import pytest
 
 from rank_collapse.training import sweep
 from rank_collapse.training.engine.functions import trace_functions
+from rank_collapse.training.engine.program import LOOK
 from tests.oracles.swept_networks import (
     init,
     step,
@@ -108,3 +109,52 @@ def test_the_last_finite_state_is_kept_whatever_shows_it(every, at_once):
     np.testing.assert_array_equal(result.states["data"][0, ..., 0], expected)
     finite = np.isfinite(result.metrics["shown"].values).sum(axis=-1)[..., 0]
     np.testing.assert_array_equal(finite, expected + (np.array(delay) > 0))
+
+
+def test_looks_come_at_multiples_of_every_and_draw_from_a_key_of_their_own(tmp_path):
+    """Also in a sweep that goes on after a last step between two multiples."""
+
+    def begin(key, hyper):
+        return {"x": 0.0, "own": jax.random.key_data(key)}
+
+    def advance(state, hyper, index):
+        return state | {"x": state["x"] + 1}, {}
+
+    def look(state, hyper, key):
+        return {"x": state["x"], "key": jax.random.key_data(key)}
+
+    options = {"seeds": 2, "every": 4, "look": look, "quiet": True}
+    sweep(begin, advance, steps=6, folder=tmp_path, **options)
+    result = sweep(begin, advance, steps=11, folder=tmp_path, **options)
+    assert result.looks["step"].values.tolist() == [0, 4, 8, 11]
+    assert result.looks["x"].values.tolist() == [[0, 4, 8, 11]] * 2
+    for seed in range(2):
+        key = jax.random.fold_in(jax.random.key(0), seed)
+        np.testing.assert_array_equal(result.states["own"][seed], jax.random.key_data(key))
+        own = jax.random.key_data(jax.random.fold_in(key, LOOK))
+        np.testing.assert_array_equal(result.looks["key"][seed], np.tile(own, (4, 1)))
+
+
+def test_a_run_that_stops_is_told_by_what_is_not_finite_first(capsys):
+    """A number with its value, an array without, the state where no metric shows it."""
+
+    def begin(key, hyper):
+        return {"x": 0.0}
+
+    def advance(state, hyper, index):
+        x = jnp.where(index == 3, jnp.nan, state["x"] + 1)
+        late = jnp.where(index >= 2 + hyper["a"], -jnp.inf, 1.0)
+        vector = jnp.where((index >= 1 + hyper["b"]) & (jnp.arange(2) > 0), jnp.nan, 0.0)
+        return {"x": x}, {"vector": vector, "late": late}
+
+    hyper = {"a": [0, 100], "b": [0, 100]}
+    sweep(begin, advance, steps=6, seeds=1, every=6, hyper=hyper)
+    lines = [line for line in capsys.readouterr().err.splitlines() if "keeps" in line]
+    causes = [line.partition("): ")[2].partition(";")[0] for line in lines]
+    assert causes == [
+        "vector is not finite at step 1",
+        "late is -inf at step 2",
+        "vector is not finite at step 1",
+        "its state is not finite at step 3",
+    ]
+    assert ["seed 0 (a=0, b=0)" in lines[0], "seed 0 (a=0, b=100)" in lines[1]] == [True] * 2

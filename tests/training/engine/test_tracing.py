@@ -5,8 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from rank_collapse.training.engine import tracing
-from rank_collapse.training.engine.tracing import Traced, check_callable
+from rank_collapse.training.engine.tracing import Traced, as_arrays, check_callable
 from tests.oracles.small_sweeps import run
+from tests.support.refusals import is_refused
 
 
 def test_a_key_that_is_used_twice_is_said(capsys):
@@ -20,8 +21,19 @@ def test_a_key_that_is_used_twice_is_said(capsys):
         key = jax.random.fold_in(state["key"], index)
         return state | {"w": jax.random.normal(key, (3,))}, {"loss": 0.0}
 
-    for function, is_said in ((draw, True), (fold, False)):
-        run(init=keep, step=function, quiet=False)
+    def keep_another(key, hyper):  # which the second step uses again
+        key, other = jax.random.split(key)
+        return {
+            "w": jax.random.normal(key, (3,)),
+            "key": other,
+        }
+
+    for begin, function, is_said in (
+        (keep, draw, True),
+        (keep_another, draw, True),
+        (keep, fold, False),
+    ):
+        run(init=begin, step=function, quiet=False)
         assert ("a random key that was used is used again" in capsys.readouterr().err) is is_said
 
 
@@ -52,6 +64,38 @@ def test_the_hash_of_data_is_of_every_array_that_a_program_holds():
 
     data = [draw(seed).data for seed in (0, 1, 0)]
     assert data[0] == data[2] != data[1]
+
+
+def test_leaves_are_arrays_of_numbers_that_jax_can_hold():
+    """What is refused is named with its place; Python's numbers and NumPy's become arrays."""
+    tree = {"a": 1, "b": [True, 2.5, 1j], "c": np.int8(3), "d": np.ones(2, np.float32)}
+    arrays = jax.tree.leaves(as_arrays("the state", tree))
+    assert [a.dtype for a in arrays] == ["int32", "bool", "float32", "complex64", "int8", "float32"]
+    assert all(isinstance(a, jax.Array) for a in arrays)
+    for leaf, kind in (
+        ("text", "str"),
+        (np.array(["text"]), "ndarray"),
+        (np.array([None]), "ndarray"),
+        (np.array([b"text"]), "ndarray"),
+        (np.datetime64("2020-01-01"), "datetime64"),
+        (np.array([1, 2], "m8[s]"), "ndarray"),
+        (len, "builtin_function_or_method"),
+    ):
+        message = rf"the state holds {kind} at \['x'\], which is not an array; advice"
+        is_refused(message, as_arrays, "the state", {"x": leaf}, "; advice", error=tracing.Refused)
+    for number in (
+        2**31,
+        -(2**31) - 1,
+        np.uint32(2**32 - 1).astype(np.int64),
+        np.array([0, 2**40]),
+    ):
+        message = r"the state has a whole number at \['x'\] that does not fit into 32 bits"
+        is_refused(message, as_arrays, "the state", {"x": number}, error=tracing.Refused)
+    assert as_arrays("the state", 2**31 - 1) == 2**31 - 1
+    key = {"x": jax.random.key(0)}
+    assert as_arrays("the state", key)["x"] is key["x"]
+    message = r"the state has random keys at \['x'\]: return numbers"
+    is_refused(message, as_arrays, "the state", key, keys=False, error=tracing.Refused)
 
 
 def test_functions_without_a_signature_are_not_checked():

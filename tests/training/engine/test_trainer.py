@@ -13,6 +13,7 @@ import pytest
 from rank_collapse.runs.seeds import seed_mesh
 from rank_collapse.training import sweep
 from rank_collapse.training.engine.program import Program
+from rank_collapse.training.engine.trainer import MOST_NAMED
 from tests.oracles.swept_networks import (
     PROGRAM,
     WHOLE,
@@ -62,6 +63,7 @@ def test_progress_shows_the_median_of_a_number_over_finite_runs(capsys):
     def show(state, hyper, index, name="loss"):
         a = jnp.where(hyper["at"] > 8, jnp.nan, 10.0 * hyper["at"])
         metrics = {"by_layer": jnp.ones(2), "count": index, "zz": a + 0.5, name: a}
+        metrics |= {"accuracy": a / 50} if name == "loss" else {}
         return state, metrics if name != "zz" else {"by_layer": jnp.ones(2), "count": index}
 
     for name, shown in (("loss", ", loss 30, "), ("b", ", b 30, "), ("zz", " 0.")):
@@ -74,6 +76,26 @@ def test_progress_shows_the_median_of_a_number_over_finite_runs(capsys):
             and shown in last
             and ("loss" in last) is (name == "loss")
         )
+
+
+@pytest.mark.parametrize("more", [0, 2])
+def test_of_many_runs_that_stop_the_first_are_named(more, capsys):
+    """Runs that are not finite any more; the others are counted."""
+
+    def begin(key, hyper):
+        return {"x": hyper["x"]}
+
+    def advance(state, hyper, index):
+        return state, {"x_now": jnp.where(state["x"] < 0.0, jnp.nan, 1.0)}
+
+    values = [1.0, *range(-MOST_NAMED - more, 0)]
+    sweep(begin, advance, steps=1, seeds=1, hyper={"x": values})
+    lines = capsys.readouterr().err.splitlines()
+    named = [line for line in lines if "keeps its state" in line]
+    assert len(named) == MOST_NAMED and f"(x={float(values[1])})" in named[0]
+    assert [line for line in lines if " more runs" in line] == [f"sweep: and {more} more runs"][
+        :more
+    ]
 
 
 @pytest.mark.full

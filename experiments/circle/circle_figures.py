@@ -1,0 +1,189 @@
+"""Figures of run_circle: shares of seeds that fall together, numbers of steps, walks, distances."""
+
+import textwrap
+from collections.abc import Mapping
+
+import numpy as np
+
+from experiments.circle import walks
+from experiments.lab import plots
+from experiments.verdicts.share_intervals import wilson_interval
+from rank_collapse.report import figures
+
+IN_WORDS = {
+    "base": "published network",
+    "circle_skip": "published network, skip around recurrence",
+    "mlp": "published network, MLP",
+    "attention": "attention alone",
+}
+PARTS = {"mlp": "MLP"}  # of other variants
+
+# How often the published code itself lets the two walkers fall nearer than `TOGETHER`: its three
+# commands at three widths, with --seed 1 to 8.
+PUBLISHED_SEEDS = 8
+PUBLISHED_FELL = {
+    ("base", 32): 1,
+    ("base", 64): 3,
+    ("base", 128): 1,
+    ("circle_skip", 32): 0,
+    ("circle_skip", 64): 0,
+    ("circle_skip", 128): 0,
+    ("mlp", 32): 2,
+    ("mlp", 64): 1,
+    ("mlp", 128): 2,
+}
+
+ByCase = Mapping[str, dict[str, np.ndarray]]  # {case: as `train_networks`}
+
+
+def in_words(variant: str) -> str:
+    """Puts a variant in words: "attention and MLP"."""
+    parts = [PARTS.get(part, part) for part in variant.split("+")]
+    return IN_WORDS.get(variant, " and ".join(parts))
+
+
+def describe_network(variant: str, width: int) -> str:
+    """Puts a variant and its width in words: "attention and MLP, width 32"."""
+    return f"{in_words(variant)}, width {width}"
+
+
+@figures.styled
+def shares_figure(results: ByCase):
+    """Share of seeds whose two walkers end together, with 95 % intervals. The result is that the
+    shares are equal. An MLP does not keep walkers apart. The published network behaves like a
+    network with a skip around its attention.
+    """
+    measured = walks.fine_cases(results)
+    variants = list(dict.fromkeys(variant for variant, _ in measured))
+    widths = list(dict.fromkeys(width for _, width in measured))
+    width = max(4.2, 0.75 * len(variants))  # of a panel: names stand side by side
+    fig, axes = figures.figure(1, len(widths), width=width, height=3.1, sharey=True)
+    for (variant, width), case in measured.items():
+        i, ax, fell = variants.index(variant), axes[0, widths.index(width)], case["fell"]
+        counts = {"here": (int(fell.sum()), len(fell))}
+        if (variant, width) in PUBLISHED_FELL:
+            counts["published code"] = PUBLISHED_FELL[variant, width], PUBLISHED_SEEDS
+        for index, (source, (count, total)) in enumerate(counts.items()):
+            label = None if i else f"{source}, {total} seeds"
+            interval = wilson_interval(count, total)
+            plots.draw_interval(ax, i + 0.16 * index, count / total, interval, label, index)
+        labels = [textwrap.fill(in_words(name), 11) for name in variants]
+        ax.set_xticks(range(len(variants)), labels, fontsize=8)
+        ax.set(title=f"width {width}", ylim=(-0.04, 1.04), xlim=(-0.5, len(variants) - 0.4))
+    axes.flat[0].set_ylabel("share of seeds whose walkers fall together")
+    fig.legend(*axes.flat[0].get_legend_handles_labels(), loc="outside upper center", ncols=2)
+    return fig
+
+
+def select_steps(
+    cases: Mapping[tuple[str, int], Mapping[str, np.ndarray]],
+) -> dict[tuple[str, int], np.ndarray]:
+    """Selects the numbers of steps to collapse, predicted and measured, [2, k], for the k seeds
+    that collapsed.
+
+    A multiplier of 0, as in pure attention, predicts no number of steps, because the law is cubic.
+
+    Args:
+        cases: Measures of the seeds by (variant, width).
+    """
+    points = {}
+    for key, case in cases.items():
+        steps = np.stack([case["predicted_steps"], case["measured_steps"]])
+        is_predicted = case["fell"] & np.isfinite(steps).all(axis=0) & (steps[0] >= 0.5)
+        if is_predicted.any():
+            points[key] = steps[:, is_predicted]
+    return points
+
+
+@figures.styled
+def steps_figure(results: ByCase):
+    """Steps in which the distance falls from 1e-2 to 1e-6, in the seeds that collapsed. The
+    horizontal axis is the number of steps that the multiplier at the collapsed point predicts.
+    """
+    points = select_steps(walks.fine_cases(results))
+    if not points:
+        return None
+    variants = list(dict.fromkeys(variant for variant, _ in points))
+    widths = list(dict.fromkeys(width for _, width in points))
+    fig, ((ax,),) = figures.figure(1, 1, width=6.6, height=3.8)
+    for (variant, width), (predicted, measured) in points.items():
+        ax.plot(
+            predicted,
+            measured,
+            ls="none",
+            alpha=0.7,
+            markersize=5,
+            label=describe_network(variant, width),
+            color=figures.color(variants.index(variant)),
+            marker=figures.MARKERS[widths.index(width)],
+        )
+    steps = np.concatenate([*points.values()], axis=1)
+    limits = [steps.min() / 1.2, steps.max() * 1.2]
+    ax.plot(limits, limits, color="gray", linewidth=0.8, label="equal")
+    ax.set(
+        xscale="log",
+        yscale="log",
+        xlim=limits,
+        ylim=limits,
+        xlabel="steps predicted, ln(1e-4) / ln μ",
+        ylabel="steps measured",
+        title="From a distance of 1e-2 to 1e-6",
+    )
+    for axis in (ax.xaxis, ax.yaxis):  # 1, 2, 5, 10: those of a log axis overlap within a decade
+        axis.get_major_locator().set_params(subs=(1, 2, 5))
+        axis.set_major_formatter("{x:g}")
+        axis.set_minor_formatter("")
+    fig.legend(*ax.get_legend_handles_labels(), loc="outside right upper")
+    return fig
+
+
+@figures.styled
+def trajectories_figure(results: ByCase):
+    """The two sequences of one seed, which continue from their own outputs. The seed is the first
+    that collapsed, if any did. Where two panels look alike, the MLP or the published network
+    changes nothing."""
+    measured = walks.fine_cases(results)
+    places = [(width, variant) for variant, width in measured]
+    fig, axes, panels = plots.place_grid(places, width=2.8, height=2.9)
+    angle = np.linspace(0, 2 * np.pi, 200)
+    for ax, ((variant, width), case) in zip(panels, measured.items(), strict=True):
+        fell = case["fell"]
+        first = np.argmax(fell)
+        ax.plot(
+            walks.RADIUS * np.cos(angle),
+            walks.RADIUS * np.sin(angle),
+            color="lightgray",
+            linewidth=4,
+        )
+        for walker, path in enumerate(case["trajectory"][first].swapaxes(0, 1)):
+            color = figures.color(walker)
+            line = {"marker": ".", "markersize": 3, "linewidth": 0.5}
+            ax.plot(*path.T, color=color, label=f"sequence {walker + 1}", **line)
+            for place, marker, text in ((0, "o", "start"), (-1, "s", "end")):
+                shape = {"marker": marker, "markersize": 6, "linestyle": "none"}
+                ax.plot(*path[place], color=color, label=text if walker else None, **shape)
+        network = describe_network(variant, width)
+        seed, count = case["seed"][first], f"{fell.sum()} of {len(fell)} fell"
+        ax.set_title(f"{network}\nseed {seed}; {count}", fontsize=9)
+        ax.set(xlim=(-0.56, 0.56), ylim=(-0.56, 0.56), xlabel="x", ylabel="y", aspect="equal")
+    handles = axes.flat[0].get_legend_handles_labels()
+    fig.legend(*handles, loc="outside lower center", ncols=4 if len(places) > 1 else 2)
+    return fig
+
+
+@figures.styled
+def distance_figure(results: ByCase):
+    """Distance between the two sequences by step, one line for each seed; blue lines collapsed.
+    Distances below 1e-9 are drawn at 1e-9. Pure attention collapses within about ten steps; with a
+    skip the distance falls exponentially."""
+    measured = walks.fine_cases(results)
+    places = [(width, variant) for variant, width in measured]
+    fig, axes, panels = plots.place_grid(places, width=2.8, height=2.2, sharex=True, sharey=True)
+    for ax, ((variant, width), case) in zip(panels, measured.items(), strict=True):
+        for has_fallen, index in ((False, 7), (True, 0)):
+            lines = np.maximum(case["distance"][case["fell"] == has_fallen], 1e-9)
+            ax.plot(lines.T, color=figures.color(index), linewidth=0.7, alpha=0.6)
+        ax.set_title(describe_network(variant, width), fontsize=9)
+        ax.set(yscale="log")
+    plots.outer_labels(axes, "step", "distance of the walkers")
+    return fig

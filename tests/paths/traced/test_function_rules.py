@@ -1,0 +1,170 @@
+"""Choices, products and functions of two states, against their quotients written out."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.ad_checkpoint import checkpoint_name
+
+import rank_collapse as rc
+from tests.oracles.function_paths import contributions, ranks_of_others as ranks_of_others
+from tests.oracles.jax_layers import D, N, draw, tokens
+from tests.support.closeness import assert_close
+from tests.support.refusals import is_refused, parametrize_refusals
+
+B, U, V = draw(70, D, D), draw(71, D, D), draw(72, D, D)
+KEEP = np.random.default_rng(7).random((N, D)) < 0.5
+silu, sigmoid, relu = jax.nn.silu, jax.nn.sigmoid, jax.nn.relu
+frozen = jax.lax.stop_gradient
+
+
+def states(x):
+    """Three states, whose paths take the branch or skip it."""
+    h = x + checkpoint_name(x @ B, "attn")
+    return h, h @ U, h @ V
+
+
+# What multiplies a third state is a constant of the pass, whatever it is made of.
+WEIGHTS = {
+    "a comparison": lambda h, g: h > g,
+    "two comparisons": lambda h, g: (h > 0) & (g < 0),
+    "gates of two states": lambda h, g: jnp.tanh(h) + silu(g),
+    "a product of two gates": lambda h, g: sigmoid(h) * sigmoid(g),
+    "a choice of two gates": lambda h, g: jnp.where(KEEP, sigmoid(h), sigmoid(g)),
+    "twice a choice of two gates": lambda h, g: jnp.where(KEEP, sigmoid(h), sigmoid(g)) * 2,
+    "a choice by the other": lambda h, g: jnp.where(g > h, sigmoid(h), 0),
+    "numbers by a comparison": lambda h, g: jnp.where(h > g, 2.0, 3.0),
+    "a power": lambda h, g: (1 + h * h) ** sigmoid(g),
+    "an angle": jnp.arctan2,
+    "an exponential by a constant": lambda h, g: jnp.exp(h) * frozen(g),
+    "a gate by what is not 0": lambda h, g: sigmoid(h) / (1 + g * g),
+    "a constant by a state": lambda h, g: 1 / (2 + jnp.tanh(g)),
+    "what a product was cut to": lambda h, g: jnp.maximum(h * g, 0),
+    "a function of a product": lambda h, g: jnp.tanh(h * g),
+    "a statistic of two": lambda h, g: jnp.max(h * g, -1, keepdims=True),
+    "joined gates": lambda h, g: jnp.concatenate([sigmoid(h), sigmoid(g)])[1 : N + 1],
+    "a rounded state": lambda h, g: jnp.round(h) + jnp.sign(g),
+}
+
+
+def quotient(fn, h):
+    return fn(h) / h
+
+
+# (The function, its paths as weights of the paths of h and of those of g)
+STATES = {
+    "the larger": (jnp.maximum, lambda h, g: (h > g, h <= g)),
+    "the smaller": (jnp.minimum, lambda h, g: (h < g, h >= g)),
+    "the larger of a state and a gate": (
+        lambda h, g: jnp.maximum(h, jnp.tanh(g)),
+        lambda h, g: (h > jnp.tanh(g), (h <= jnp.tanh(g)) * quotient(jnp.tanh, g)),
+    ),
+    "a choice": (lambda h, g: jnp.where(KEEP, h, g), lambda h, g: (KEEP, ~KEEP)),
+    "a choice of gates": (
+        lambda h, g: jnp.where(KEEP, jnp.tanh(h), silu(g)),
+        lambda h, g: (KEEP * quotient(jnp.tanh, h), ~KEEP * sigmoid(g)),
+    ),
+    "three times a choice of gates": (
+        lambda h, g: 3 * jnp.where(KEEP, jnp.tanh(h), silu(g)),
+        lambda h, g: (3 * KEEP * quotient(jnp.tanh, h), 3 * ~KEEP * sigmoid(g)),
+    ),
+    "a state where the other is positive": (
+        lambda h, g: jnp.where(g > 0, h, 0),
+        lambda h, g: (g > 0, 0),
+    ),
+    "a gate where the other is positive, by a gate": (
+        lambda h, g: jnp.where(g > 0, jnp.tanh(h), 0) * sigmoid(g),
+        lambda h, g: ((g > 0) * quotient(jnp.tanh, h) * sigmoid(g), 0),
+    ),
+    "a gate where it is kept, by a gate": (
+        lambda h, g: sigmoid(g) * jnp.where(KEEP, jnp.tanh(h), 0),
+        lambda h, g: (KEEP * quotient(jnp.tanh, h) * sigmoid(g), 0),
+    ),
+    "gates of two states": (
+        lambda h, g: jnp.tanh(h) - silu(g),
+        lambda h, g: (quotient(jnp.tanh, h), -sigmoid(g)),
+    ),
+    "a gate by a gate that is not 0": (
+        lambda h, g: jnp.tanh(h) / (1 + sigmoid(g)),
+        lambda h, g: (quotient(jnp.tanh, h) / (1 + sigmoid(g)), 0),
+    ),
+    "a state by a statistic": (
+        lambda h, g: h / jnp.max(jnp.abs(g), -1, keepdims=True),
+        lambda h, g: (1 / jnp.max(jnp.abs(g), -1, keepdims=True), 0),
+    ),
+    "a frozen factor": (lambda h, g: frozen(g) * h, lambda h, g: (g, 0)),
+    "a function of what has a frozen factor": (
+        lambda h, g: jnp.tanh(frozen(g) * h),
+        lambda h, g: (jnp.tanh(g * h) / h, 0),
+    ),
+    "a barrier": (lambda h, g: sum(jax.lax.optimization_barrier((h, 2 * g))), lambda h, g: (1, 2)),
+    "sums of entries": (
+        lambda h, g: jnp.cumsum(h, -1)[:, -1:] - g,
+        lambda h, g: (jnp.ones((D, D)), -1),
+    ),
+}
+
+
+def test_what_multiplies_a_state_is_a_constant_of_the_pass(x64):
+    """All at once, in one program."""
+    x = tokens()
+
+    def fn(x):
+        h, g, v = states(x)
+        return jnp.stack([weight(h, g) * v for weight in WEIGHTS.values()])
+
+    h, g, _ = states(x)
+    sums = contributions(fn, x, "attn").by_length
+    for name, weight, result in zip(WEIGHTS, WEIGHTS.values(), sums.swapaxes(0, 1), strict=True):
+        want = np.asarray(weight(h, g)) * np.stack([x @ V, x @ B @ V])
+        assert_close(result, want, atol=1e-12, err_msg=name)
+
+
+def test_a_function_of_two_states_passes_the_paths_of_each(x64):
+    x = tokens()
+
+    def fn(x):
+        h, g, _ = states(x)
+        return jnp.stack([fn(h, g) for fn, _ in STATES.values()])
+
+    h, g, _ = map(np.asarray, states(x))
+    parts = np.stack([x, x @ B])
+    sums = contributions(fn, x, "attn").by_length
+    for name, (_, weigh), result in zip(STATES, STATES.values(), sums.swapaxes(0, 1), strict=True):
+        of_h, of_g = (np.asarray(a) for a in weigh(h, g))
+        passed = parts @ of_h if of_h.shape == (D, D) else of_h * parts
+        assert_close(result, passed + of_g * (parts @ U), atol=1e-12, err_msg=name)
+
+
+PRODUCT = "a product of two values that depend on x"
+
+
+@parametrize_refusals(
+    [
+        (lambda h, g: h * g, PRODUCT),
+        (lambda h, g: jnp.tanh(h) * silu(g), PRODUCT),
+        (lambda h, g: (h * g) / (1 + h * h), PRODUCT),
+        (lambda h, g: (h * g) * h, PRODUCT),
+        (lambda h, g: h + h * g, PRODUCT),
+        (lambda h, g: jnp.where(KEEP, h, h * g), PRODUCT),
+        (lambda h, g: -(h * g).T, PRODUCT),
+        (lambda h, g: jnp.maximum(sigmoid(h), sigmoid(g)) * h, PRODUCT),
+        (lambda h, g: sigmoid(h) * sigmoid(g), "a product of two functions of x"),
+        (lambda h, g: sigmoid(h) @ sigmoid(g).T, "a product of two functions of x"),
+        (lambda h, g: h + sigmoid(h) * sigmoid(g), "a product of two functions of x"),
+        (lambda h, g: h @ relu(g).T, PRODUCT + r" \(dot_general\)"),
+        (lambda h, g: jnp.arctan2(h, g), "atan2 of values that depend on x"),
+        (lambda h, g: jnp.maximum(h, jnp.exp(g)), "max of two values"),
+        (lambda h, g: jnp.max(h, -1), "reduce_max of values that depend on x"),
+        (lambda h, g: jnp.exp(g), "exp of a value that depends on x"),
+        (lambda h, g: jnp.where(h > g, 1.0, 2.0), "only through frozen values"),
+        (lambda h, g: jnp.exp(h) * frozen(g), "only through frozen values"),
+    ]
+)
+def test_what_is_no_sum_of_paths_is_refused_with_its_cause(arguments, message):
+    (fn,) = arguments
+
+    def last(x):
+        h, g, _ = states(x)
+        return fn(h, g)
+
+    is_refused(message, rc.function_contributions, last, tokens(), branches="attn")
