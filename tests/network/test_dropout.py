@@ -102,3 +102,44 @@ def test_branches_are_independent_of_each_other_and_of_their_trunk():
     assert abs(totals.var() / (0.25 * KEYS) - 1) < 5 * np.sqrt(2 / len(totals))
     trunk_drops = np.asarray(dropout.dropout(trunk, jnp.ones(SHAPE), 0.5) == 0).ravel() - 0.5
     assert abs((centred * trunk_drops / 0.25).mean()) < 4.5 / np.sqrt(centred.size)
+
+
+def hash_in_numpy(counter, words):
+    """Computes the bits of dropout, in one statement for each round."""
+    first, second = words
+    h = counter * np.uint32(0x9E3779B9) + first
+    h = (h ^ (h >> 16)) * np.uint32(0x21F0AAAD) ^ second
+    h = (h ^ (h >> 15)) * np.uint32(0x735A2D97)
+    h = (h ^ (h >> 15)) * np.uint32(0xED5AD4BB)
+    return h ^ (h >> 14)
+
+
+def test_bits_are_those_of_the_hash_as_a_loop_and_written_out():
+    words = np.array([0x12345678, 0x9ABCDEF0], np.uint32)
+    bits = hash_in_numpy(np.arange(1000, dtype=np.uint32), words)
+    kept = np.asarray(dropout.dropout(jnp.array(words), jnp.ones(1000), 0.25)) != 0
+    assert np.array_equal(kept, (bits >> 8) >= 2**22)
+    h, second = jnp.arange(1000, dtype=jnp.uint32), jnp.uint32(words[1])
+    loop, written_out = (dropout._mix(h, second, unroll) for unroll in (1, len(dropout.ROUNDS)))
+    assert np.array_equal(loop, written_out)
+
+
+@pytest.mark.skipif(jax.default_backend() != "cpu", reason="only CPUs have the loop")
+def test_the_hash_is_a_loop_of_its_own_which_xla_does_not_fuse():
+    words = jnp.zeros(2, jnp.uint32)
+    program = jax.jit(lambda x: dropout.dropout(words + x.astype(jnp.uint32)[:2], x, 0.1))
+    assert " while(" in program.lower(jnp.ones(4000)).compile().as_text()
+
+
+def test_dropout_has_derivatives_of_both_modes_and_of_second_order():
+    x, words = jnp.linspace(0.5, 2.0, 50), jnp.array([3, 4], jnp.uint32)
+
+    def total(x):
+        return jnp.sum(dropout.dropout(words, x, 0.5) ** 3)
+
+    kept = np.asarray(dropout.dropout(words, x, 0.5)) != 0
+    expected = np.where(kept, 3 * 8 * np.asarray(x) ** 2, 0)
+    for gradient in (jax.jacfwd(total)(x), jax.grad(total)(x)):
+        assert np.allclose(gradient, expected, rtol=1e-6)
+    second = np.diag(np.where(kept, 6 * 8 * np.asarray(x), 0))
+    assert np.allclose(jax.hessian(total)(x), second, rtol=1e-6)
