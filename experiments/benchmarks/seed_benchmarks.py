@@ -124,13 +124,20 @@ def train_one(init: Callable, step: Callable, num_steps: int, key: Array) -> tup
 
 
 def make_way(way: str, name: str, num_seeds: int, num_steps: int, **sizes: Any) -> Callable:
-    """Makes a function that trains so many seeds in one of `WAYS` and returns (losses [s, steps],
-    seconds, or None where the call itself is timed).
+    """Makes a function that trains seeds in one of `WAYS`.
+
+    All programs are compiled here, except for "sweep", which compiles in its first call, and
+    "processes".
 
     Args:
         way, name: Names in `WAYS` and `SIZES`.
         num_seeds, num_steps: Number of seeds and steps.
         **sizes: See `make_network`.
+
+    Returns:
+        A function that returns (losses [s, steps], seconds). The seconds are None where the caller
+        times the call. "processes" trains only as many seeds as there are cores, with losses of
+        these alone, and extrapolates the seconds to all seeds.
     """
     init, step = make_network(name, **sizes)
     one = partial(train_one, init, step, num_steps)
@@ -148,7 +155,7 @@ def make_way(way: str, name: str, num_seeds: int, num_steps: int, **sizes: Any) 
             return np.stack(losses), None
 
         return train_one_by_one
-    train_all = jax.vmap(one) if way == "vmap" else partial(jax.lax.map, one)
+    train_all = {"vmap": jax.vmap(one), "map": partial(jax.lax.map, one)}[way]
     together = jax.jit(train_all).lower(keys).compile()
     return lambda: (np.asarray(together(keys)[1]["loss"]), None)
 

@@ -110,14 +110,17 @@ def drop_gains(values: xr.DataArray, variant: str) -> xr.DataArray:
 
 
 def bound_claims(key: str, variant: str, results: xr.Dataset) -> Iterator[Row]:
-    """Tests the published bound of a layer, where the lemma's condition holds.
+    """Counts the layers above the published bound, where the lemma's condition holds.
+
+    A case is one layer of one seed. Each row has the number of cases above the bound, out of all.
 
     Args:
         key: Key of the statement.
         variant: Variant whose layers are tested.
         results: Results of this variant.
     """
-    admissible = results.where(results.admissible > 0).isel(layer=slice(1, None))
+    has_bound = {"layer": slice(1, None)}  # layer 0 is the input
+    admissible = results.where(results.admissible > 0).isel(has_bound)
     cases = admissible.admissible.count(["seed", "layer"])
     is_covered = results.admissible.notnull().any(["seed", "layer"])
     for point, count in labelled.iterate_points(count_above(admissible, "log10_published_bound")):

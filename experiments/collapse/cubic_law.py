@@ -274,12 +274,15 @@ def log10_growth(
     def iterated(first):
         """Computes the largest growth if the bound starts at layer `first`."""
 
-        def body(diameter, layer):
-            """Advances the diameter by one layer: (diameter after it, change by it)."""
-            index, growth, measured = layer
-            diameter = jnp.where(index <= first, measured, diameter)
-            now = jnp.where(index < first, -jnp.inf, growth + 2 * diameter)
-            return diameter + now, now
+        def body(log_diameter, layer):
+            """Advances the diameter by one layer: (ln of the diameter after it, ln of its growth).
+
+            Up to layer `first` the diameter is the measured one; the layers before have growth 0.
+            """
+            index, log_factor, measured = layer
+            log_diameter = jnp.where(index <= first, measured, log_diameter)
+            log_growth = jnp.where(index < first, -jnp.inf, log_factor + 2 * log_diameter)
+            return log_diameter + log_growth, log_growth
 
         _, measured_growths = jax.lax.scan(body, start[0], (jnp.arange(len(step)), step, start))
         return jnp.max(measured_growths)

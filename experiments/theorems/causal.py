@@ -104,13 +104,13 @@ def parking_curves(seed: int, *, n: int = 200, beta: float = 64.0, draws: int = 
         angles = np.arctan2(states[..., 1], states[..., 0])
         clusters.append([count_clusters(one, distance / 4) for one in angles])
     near, moved, clusters = (np.array(values) for values in (near, moved, clusters))
-    predicted, tokens = RENYI * 2 * np.pi / distance, np.array([25, 50, 100, 200, 1000, 5000])
-    numbers = np.array([count_centres(seed, count, distance, draws) for count in tokens])
+    predicted, token_counts = RENYI * 2 * np.pi / distance, np.array([25, 50, 100, 200, 1000, 5000])
+    numbers = np.array([count_centres(seed, count, distance, draws) for count in token_counts])
     mean, error = numbers.mean(axis=1), numbers[-1].std() / np.sqrt(draws)
     within, times = 3 * error / predicted, gain * np.arange(0, depth + 1, stride)
     return [
-        Curve("5000 tokens", tokens[-1:], predicted, mean[-1:], tolerance=within),
-        Curve("fewer tokens", tokens[:-1], np.nan, mean[:-1], "none"),
+        Curve("5000 tokens", token_counts[-1:], predicted, mean[-1:], tolerance=within),
+        Curve("fewer tokens", token_counts[:-1], np.nan, mean[:-1], "none"),
         Curve("groups of tokens", times[1:], np.nan, clusters.mean(0)[1:], "none", panel=1),
         Curve("tokens within δ of a centre", times, np.nan, near.mean(0), "none", panel=2),
         Curve("centres", times, np.nan, moved.mean(0) / distance, "none", panel=3),

@@ -164,10 +164,12 @@ def answer_statement(
 def decide_answer(statement: Statement, verdicts: Sequence[str]) -> str:
     """Returns the answer that follows from the verdicts of a statement's rows.
 
-    It holds if every row is within its range, and does not hold if every row is outside. It holds
-    in some settings if some rows are within and others outside. Otherwise it does not hold in all
-    settings if some rows are outside, and is open if a row is undecided or not measured. A
-    statement that can only be rejected is "not rejected" if no row is rejected.
+    - every row is within its range: it holds
+    - every row is outside: it does not hold
+    - some rows are within, others outside: it holds in some settings
+    - some rows are outside, and none is within: it does not hold in all settings
+    - no row is rejected, of a statement that can only be rejected: it is not rejected
+    - otherwise, a row is undecided or not measured: it is open
 
     Args:
         statement: The statement.

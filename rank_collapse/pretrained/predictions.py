@@ -160,13 +160,23 @@ def losses_by_length(
 
 
 @functools.partial(jax.jit, donate_argnames="partial")
-def _add_words(partial, first, words, bias, word_mask, parts, sums, targets, softcap):
-    """Add a piece of the vocabulary, of `read_pieces`, to the partial results of all examples."""
+def _add_words(partial, first, words, bias, word_mask, parts, weights, targets, softcap):
+    """Add a piece of the vocabulary, of `read_pieces`, to the partial results of all examples.
+
+    Args:
+        partial: Partial results of each example.
+        first: Number of the piece's first word.
+        words, bias, word_mask: Rows of the head's table, their bias, and which words exist.
+        parts: Parts of the output [b, p, n, d].
+        weights: Weight of each part in each sum [s, p], the same for all examples.
+        targets: The true tokens [b, n].
+        softcap: See `add_words`.
+    """
     options = {"bias": bias, "softcap": softcap, "word_mask": word_mask}
 
     def add_example(example):
         partial, parts, targets = example
-        return add_words(partial, words, first, parts, sums, targets, **options)
+        return add_words(partial, words, first, parts, weights, targets, **options)
 
     # One example after the other: the logits of all sums of all of them would be much memory.
     return jax.lax.map(add_example, (partial, parts, targets))

@@ -224,15 +224,16 @@ def _shared_program(group, config):
     """Find the ablation whose program measures a group.
 
     A skip with gain 0 gives the same states as no skip, so ablations that differ only in skips can
-    share one compiled program.
+    share one compiled program. Passes that measure more than states may depend on the ablation in
+    other ways, and share none.
 
     Args:
         group: One of the groups of `stream`.
         config: The network.
 
     Returns:
-        (the ablation of the program, the skips that are left). The skips are None if the program is
-        of the group's own ablation.
+        (the ablation to compile, the gains, 0 or 1, of its skips that make it the group's
+        ablation). The gains are None if the group's own ablation is compiled.
     """
     name, reading = group.ablation.name, group.ablation.reading
     states_alone = all(isinstance(layer_pass, States) for _, layer_pass in group.passes)

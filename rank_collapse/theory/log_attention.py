@@ -225,10 +225,17 @@ def rounding_noise(params, values, scores: Scores, weights: Weights, other_parts
     The error is bounded by the largest entries of the values and of W_O, times the machine epsilon
     and the largest row sum of the weights.
 
+    The weights are mantissas times the powers of `weights.top` and of the state's scale: E, which
+    has power 3, and the other parts.
+
     Args:
         values: R̂ W_V [h, m, v], of `compute_values`.
-        other_parts: (weights, power, top) of the parts besides E, where rows differ by themselves.
+        other_parts: (mantissas [h, n, m], power of the scale, natural log of a factor) of the parts
+            besides E, where rows differ by themselves.
         log_scale: s of the state; for the others see `split_weights`.
+
+    Returns:
+        Natural logarithm, a number.
     """
     size = jnp.max(jnp.abs(values), axis=(1, 2)) * jnp.max(jnp.abs(params.w_o), axis=(1, 2))
     size = size * jnp.finfo(values.dtype).eps
@@ -243,7 +250,8 @@ def rounding_noise(params, values, scores: Scores, weights: Weights, other_parts
     uncertain = jnp.abs(weights.q) + jnp.where(weights.large, jnp.abs(weights.p), 0)
     unsure = jnp.abs(weights.e) + scores.noise[:, None, None] * uncertain
     parts = [(unsure, 3, weights.top), *other_parts]
-    return jnp.max(jnp.stack([rounding(rows) + p * log_scale + top for rows, p, top in parts]))
+    noise = [rounding(rows) + power * log_scale + log_factor for rows, power, log_factor in parts]
+    return jnp.max(jnp.stack(noise))
 
 
 def three_axes(mask):

@@ -102,8 +102,12 @@ def _piecewise(call, result, base):
 
 
 def choose_entries(call, result):
-    """Return entries picked by their own values, such as a maximum; the choice is frozen."""
-    if any(v.degree == 2 for v in call.dependent):
+    """Return entries picked by their own values, such as a maximum; the choice is frozen.
+
+    The call is one of: a maximum of two arguments; the extreme of a tensor or of its axes, which
+    equal entries share; or entries with their indices (topk, sort, pooling).
+    """
+    if any(v.degree == 2 for v in call.dependent):  # scores: only their softmax may be used
         arrays = [
             make_scores(call, array) if is_floating(array) else call.constant(array)
             for _, array in split_results(result)

@@ -198,8 +198,9 @@ def summarise_layers(row: Mapping[str, object]) -> dict[str, float]:
 
 
 def make_transformers_callback(watched: object) -> Any:
-    """Makes a `transformers.TrainerCallback` that gives a watch the Trainer's steps, and its log
-    the watch's rows.
+    """Makes a `transformers.TrainerCallback` that joins a watch and the Trainer.
+
+    It sets the watch's step from the Trainer, and adds the watch's rows to the Trainer's log.
 
     Args:
         watched: The watch, which it closes at the end.

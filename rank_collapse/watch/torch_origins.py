@@ -161,6 +161,7 @@ class Origins(TagTable):
             return
         x, matrices = tensors[0], [parameter for parameter in parameters if parameter.ndim > 1]
         if matrices and x.shape[:-1] == output.shape[:-1] and not [*module.children()]:
+            # The layout of the matrix is hidden: its first axis is taken for the outputs, z.
             axes = string.ascii_lowercase[: x.ndim - 1]
             product = Product(x, matrices[0], (f"{axes}y", "z", f"{axes}z"))
             see_map(self, product, parameters, output)
@@ -220,14 +221,17 @@ class Origins(TagTable):
             self.record(output, Tag(is_constant=True, parameters=tuple(parameters)))
 
     def _find_follower(self, name):
-        """Returns a function that gives the follower of a tensor, and other arguments as they are.
+        """Returns a function that finds the follower of a tensor: what makes numbers of its shape.
+
+        A tensor without this follower gets a function that makes −1 in all entries. Other arguments
+        stay as they are.
 
         Args:
             name: Name of the followers.
         """
 
         def find(argument):
-            """Returns the follower of one argument, or −1 in all entries."""
+            """Returns the function that makes the numbers of one argument."""
             if not floats_in(argument):
                 return argument
             options = {"size": argument.shape, "fill_value": -1, "device": argument.device}

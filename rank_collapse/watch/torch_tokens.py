@@ -186,12 +186,13 @@ def _list_maps(tag, entries):
 
 
 def _find_places(entries, used, sources):
-    """Finds the rows, in several sources one after the other, to which entries belong.
+    """Finds for each token the row that it comes from, counted over all sources together.
 
     Args:
-        entries: Entries of the first and the last feature [..., n, 2].
+        entries: Numbers of entries of the maps' outputs, for the first and the last feature of each
+            token [..., n, 2].
         used: The maps that gave them.
-        sources: The sources, one after the other.
+        sources: The sources; the rows of the second are counted after those of the first.
 
     Returns:
         Places [g, n], −1 for none; None if a map that is used reads none of them.

@@ -87,10 +87,10 @@ def check_dimensions(name, folder):
 
 
 def check_golden(name, folder):
-    """The arrays of a tiny run are those that are kept."""
-    if name not in FEWER and (folder / "arrays.npz").exists():
-        kept = arrays_path(name).read_text("utf-8")
-        differences = list_other_arrays(arrays(folder), read_arrays(kept))
+    """The arrays of a tiny run are those that are kept, if there are any: see test_golden_runs."""
+    path = arrays_path(name)
+    if name not in FEWER and (folder / "arrays.npz").exists() and path.exists():
+        differences = list_other_arrays(arrays(folder), read_arrays(path.read_text("utf-8")))
         assert not differences, "\n".join(differences[:20])
 
 

@@ -67,7 +67,11 @@ class Equation:
         self.name = eqn.primitive.name
 
     def apply_to_constants(self, values):
-        """Compute the results of arguments that do not depend on the input."""
+        """Compute the results of arguments that do not depend on the input.
+
+        A constant with the same number in all entries keeps this number as `fill`: operations that
+        change the shape pass it on, and pointwise ones compute it. Otherwise `fill` is None.
+        """
         arrays = bind(self.eqn, [v.array for v in values])
         if any(v.kind == Kind.FROZEN for v in values):
             return [make_frozen(a) for a in arrays]
