@@ -56,7 +56,7 @@ def check_message(message: str) -> None:
     if place is None:
         return
     module, test = place
-    text = TEMPORARY.sub("TMP", message).replace(str(REPOSITORY), "REPOSITORY")
+    text = TEMPORARY.sub("TMP", message.replace(str(REPOSITORY), "REPOSITORY"))
     text = PROCESS.sub("pid N on HOST", text)
     text = ADDRESS.sub("0x…", text).replace("\n", "\\n")
     if os.environ.get("REWRITE_GOLDEN"):
