@@ -1,7 +1,6 @@
 """Dropout from an integer hash: the same entries alone, under vmap and on any device."""
 
 import math
-from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -9,15 +8,14 @@ from jaxtyping import Array, Float, UInt32
 
 from rank_collapse.annotations import Key, Number
 
-ROUNDS = (16, 0x21F0AAAD), (15, 0x735A2D97), (15, 0xED5AD4BB)  # shift and factor of each
-
 
 def dropout(key: Key, x: Float[Array, "*s"], rate: Number) -> Float[Array, "*s"]:
     """Set each entry to 0 with probability `rate`, and divide the others by 1 − rate.
 
-    Entry i is dropped where hash(key, i) < rate, an integer hash. (On a CPU the random bits of
-    threefry cost as much as the matrix products of a small network.) It depends on nothing but the
-    key and i, so that a seed is dropped alike alone and under vmap. Resolution of the rate: 2⁻²⁴.
+    Entry i is dropped where hash(key, i) < rate, an integer hash that fuses into the
+    multiplication. (On a CPU the random bits of threefry cost as much as the matrix products of a
+    small network.) It depends on nothing but the key and i, so that a seed is dropped alike alone
+    and under vmap. Resolution of the rate: 2⁻²⁴.
 
     Args:
         key: Random key, or the words of one from `dropout_words` or `dropout_branches`.
@@ -69,20 +67,7 @@ def _hash(counter: UInt32[Array, "*s"], words: UInt32[Array, "2"]) -> UInt32[Arr
         words: The key.
     """
     h = counter * jnp.uint32(0x9E3779B9) + words[0]
-    h = jax.lax.platform_dependent(h, words[1], cpu=_mix, default=partial(_mix, unroll=len(ROUNDS)))
+    h = (h ^ (h >> 16)) * jnp.uint32(0x21F0AAAD) ^ words[1]
+    h = (h ^ (h >> 15)) * jnp.uint32(0x735A2D97)
+    h = (h ^ (h >> 15)) * jnp.uint32(0xED5AD4BB)
     return h ^ (h >> 14)
-
-
-def _mix(h, word, unroll=1):
-    """Applies the rounds of `_hash`.
-
-    On a CPU they are a loop. XLA would fuse them, with the hashes of the key, into the loops that
-    read the bits, compute them anew in the gradient, and split such long loops over threads that
-    have other seeds to compute.
-    """
-    shifts, factors = jnp.array(ROUNDS, jnp.uint32).T
-
-    def mix(i, h):
-        return (h ^ (h >> shifts[i])) * factors[i] ^ jnp.where(i == 0, word, 0)
-
-    return jax.lax.fori_loop(0, len(ROUNDS), mix, h, unroll=unroll)
