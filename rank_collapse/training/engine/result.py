@@ -110,7 +110,7 @@ class Points:
         """Makes the dataset of the results of `look` after some numbers of steps.
 
         Args:
-            look_steps: The numbers of steps, at which all runs were looked at.
+            look_steps: The numbers of steps after which `look` measured all runs.
 
         Returns:
             The dataset; None if there is no `look`.
