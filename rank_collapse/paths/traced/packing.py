@@ -95,6 +95,13 @@ def unpack(label: Label, array: AnyArray, sums: AnyArray) -> Value:
     return Value(array, label.kind, reason=label.reason)
 
 
+def unpack_values(
+    labels: Sequence[Label], arrays: Sequence[AnyArray], sums: Sequence[AnyArray | None]
+) -> list[Value]:
+    """Put values together again, from what `pack_values` returns."""
+    return [unpack(*parts) for parts in zip(labels, arrays, sums, strict=True)]
+
+
 def merge_labels(first: Label, second: Label, trail: Trail | None) -> Label:
     """Return the label of a value that is one of two, with the trail."""
     kind = merge_kinds(Value(None, first.kind), Value(None, second.kind))
