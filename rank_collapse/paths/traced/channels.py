@@ -37,7 +37,11 @@ class LazySums:
 
     @property
     def array(self) -> AnyArray:
-        """The sums. Sources are computed without recursion: a network may be deep."""
+        """Computes the sums at the first call, [lengths, ...], and returns them.
+
+        The sums of a value are computed from those of its sources. A stack takes the place of
+        recursion, because a deep network would exceed Python's limit.
+        """
         waiting = [self]
         while waiting:
             node = waiting[-1]
@@ -49,12 +53,14 @@ class LazySums:
         return self._array
 
     def _finish(self):
+        """Computes the sums from those of the sources, and lets go of the sources."""
         if self._array is None:
             self._array = self._compute(*(s._array for s in self._sources))
             self._compute, self._sources = None, ()
 
 
 def _map_in_turn(fn):
+    """Return a function that applies fn to each slot of its arguments, one slot after the other."""
     return lambda *sums: jax.lax.map(lambda slot: fn(*slot), sums)
 
 
@@ -100,12 +106,18 @@ class Slots:
         return tuple(self.resize(s, sizes) for s in sums)
 
     def largest(self, sums: Sequence[object]) -> tuple[int, ...]:
-        """Return the largest number of slots on each axis; 1 where there are no sums."""
+        """Return the largest number of slots (path lengths) among several sums, for each axis; 1
+        without sums."""
         sizes = [self.sizes(s) for s in sums] or [(1,) * self.num_axes]
         return tuple(map(max, zip(*sizes, strict=True)))
 
     def resize(self, sums: AnyArray, sizes: Sequence[int]) -> AnyArray:
-        """Add empty slots at the end of each axis, or drop slots that are known to be empty."""
+        """Add empty slots at the end of each axis, or drop slots that are known to be empty.
+
+        Args:
+            sums: Sums [*slots, ...], with one slot for each path length.
+            sizes: The new number of slots on each axis.
+        """
         for axis, size in enumerate(sizes):
             missing = size - sums.shape[axis]
             if missing < 0:
@@ -116,7 +128,15 @@ class Slots:
         return sums
 
     def shift(self, sums: AnyArray, axis: int) -> AnyArray:
-        """Move sums to one length more. The last slot keeps all that is longer than the limit."""
+        """Move sums to paths of one length more, as when they leave a branch.
+
+        Args:
+            sums: Sums [*slots, ...], with one slot for each path length.
+            axis: The axis of the kind of branch.
+
+        Returns:
+            Sums with one slot more. If there is a limit, its last slot adds up all longer paths.
+        """
         limit, size = self.limits[axis], sums.shape[axis]
         pads = [(int(i == axis), 0) for i in range(sums.ndim)]
         moved = jnp.pad(sums, pads)
