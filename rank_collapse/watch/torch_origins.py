@@ -103,6 +103,8 @@ class Origins(TagTable):
         if is_assignment and isinstance(args[2], Tensor) and self.has(target) and self.has(args[2]):
 
             def write(numbers, name):
+                """Writes the numbers of the assigned tensor, by name, at the index of the
+                assignment."""
                 numbers[args[1]] = self.number(args[2], name)
 
             self._write_followers(target, self.tags[target], self.tags[args[2]], write)
@@ -119,6 +121,7 @@ class Origins(TagTable):
         place = target.storage_offset() - base.storage_offset()
 
         def write_view(numbers, name):
+            """Writes the numbers of the view, by name, at its place in the numbers of the base."""
             part = numbers.as_strided(target.shape, target.stride(), place)
             part.copy_(self.number(target, name, view))
 

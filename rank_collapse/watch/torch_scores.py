@@ -125,7 +125,16 @@ def _find_token_axes(table: TagTable, tag, letters, other_letters, result):
 
 
 def _mixes_heads(table: TagTable, function, product):
-    """Returns whether a linear map mixes heads of weights or scores, and no features."""
+    """Returns whether a linear map mixes heads of weights or scores, instead of features.
+
+    Along the axes over which it sums, the entries of its input then belong to one query and one
+    key.
+
+    Args:
+        table: Tags of the pass, {tensor: its origin}.
+        function: The function of torch.
+        product: The product of the input (first) and a constant weight, with letters of the axes.
+    """
     tag = table.tag(product.first)
     letters, _, result = product.letters
     changes = find_changes(tag, [i for i, c in enumerate(letters) if c not in result])
@@ -138,6 +147,10 @@ def _is_mixture(table: TagTable, product):
     """Returns whether the first factor has a matrix for each token, and both axes are features.
 
     Products that mix experts, or the streams of a token, have this form.
+
+    Args:
+        table: Tags of the pass, {tensor: its origin}.
+        product: The product of two tensors, with letters of the axes.
     """
     tag = table.tag(product.first)
     letters, other, result = product.letters

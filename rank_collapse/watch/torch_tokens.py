@@ -129,12 +129,17 @@ def _split_heads(rows):
 
 
 def join_tokens(tokens: Tokens, parts: Sequence[Term], allowed: Tensor) -> Tokens:
-    """Joins the tokens of several products whose weights are put together, each example once.
+    """Joins the tokens of several products of queries and keys whose weights stand in one tensor,
+    such as one product for each document; each example appears once.
 
     Args:
-        tokens: Tokens of one of them.
-        parts: Tokens of each product.
+        tokens: Tokens of one of the products.
+        parts: All products.
         allowed: Bool [g or 1, n, m], which key a query may attend to.
+
+    Returns:
+        `tokens` if it has the tokens of all products. Otherwise the tokens of all examples, where
+        keys are the tokens of the queries.
 
     Raises:
         LeftOut: The products use different tensors, or it is unknown which example has which keys.
@@ -151,23 +156,32 @@ def join_tokens(tokens: Tokens, parts: Sequence[Term], allowed: Tensor) -> Token
 
 
 def _read_keys(term):
-    """Reads the numbers of entries that keys are made of, as `_read_entries` does."""
+    """Reads which outputs of linear maps the keys of a product are made of, as `_read_entries`
+    does.
+
+    Args:
+        term: The product of queries and keys.
+
+    Returns:
+        Int [batches, m, 2], numbers for the first and the last feature of each key; None if
+        unknown.
+    """
     _, second, result = term.letters
     return _read_entries(term.key, second, result[:-2] + result[-1], term.sizes)
 
 
 def _read_entries(tag, letters, wanted, sizes):
-    """Reads the numbers of the entries that a factor of a product of queries and keys is made of.
+    """Reads which outputs of linear maps a factor of a product of queries and keys is made of.
 
     Args:
-        tag: Tag of the factor.
+        tag: Tag of the factor, the record of its origin.
         letters: Letters of the axes of the factor.
-        wanted: Letters in the result: of batches, and of queries or keys.
-        sizes: Sizes of the letters.
+        wanted: Letters of the axes that the result has: of batches, and of queries or keys.
+        sizes: Sizes of the axes by letter.
 
     Returns:
-        Numbers [wanted, 2] of the first and the last feature, −1 for entries that no map made; None
-        if unknown.
+        Numbers [*sizes of `wanted`, 2] of the map outputs in the first and the last feature, −1 for
+        entries that no map made; None if unknown.
     """
     if "entries" not in tag.followers or not tag.maps:
         return None
@@ -181,7 +195,12 @@ def _read_entries(tag, letters, wanted, sizes):
 
 
 def _list_maps(tag, entries):
-    """Lists the maps of a tensor that gave it one of these entries."""
+    """Lists the linear maps of which a tensor contains one of these outputs.
+
+    Args:
+        tag: Tag of the tensor, the record of its origin.
+        entries: Numbers of the outputs, Int of any shape; −1 for none.
+    """
     return [m for m in tag.list_maps() if (m.find_rows(entries) >= 0).any()]
 
 
@@ -315,5 +334,5 @@ def _list_makers(sources):
 
 
 def _list_roots(tag):
-    """Lists the tensors behind a tensor that no map made."""
+    """Lists the tensors that no linear map made, such as embedded tokens, behind a tensor."""
     return {tensor for tensor in tag.behind if not isinstance(tensor, Source)}
