@@ -242,13 +242,18 @@ def _compare(pair, part, inputs, branches, mask, rounding, *, mixes=None, ends=N
 
 
 def _predict_rounding(part, gain, rounding, width):
-    """Predict the relative error that a sublayer adds to an exact input.
+    """Predict the relative error ‖δ‖/‖b‖ that rounding adds to a sublayer's output b if its input
+    is exact.
 
     Args:
-        part: Name of the sublayer.
-        gain: g by which noise of its input changes its branch, [b, n]; None if not measured.
+        part: Name of the sublayer: "attention", "mlp" or "layer".
+        gain: g [b, n]: noise of relative size 1 in the sublayer's input changes its output by g
+            ‖b‖; None where it was not measured.
         rounding: Rounding of the coarser run.
         width: Features of a state.
+
+    Returns:
+        An array [b, n]; one number where the gain is None.
     """
     unit = rounding.compute_unit(width)
     if gain is None:
@@ -320,6 +325,7 @@ def find_rounding(first: Recording, second: Recording) -> Rounding:
     """
 
     def find_coarsest(dtypes):
+        """Returns the dtype of these names that has the largest rounding error."""
         return max(dtypes, key=ROUNDING.__getitem__)
 
     product_dtypes, state_dtypes = [], []  # one name of a dtype for each recording
