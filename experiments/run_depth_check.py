@@ -131,6 +131,8 @@ def measure(options: Options, setup: Setup, folder: RunFolder) -> xr.Dataset:
     def measure_seed(
         key: jax.Array, floats: tuple[DepthRule, jax.Array, jax.Array]
     ) -> dict[str, jax.Array]:
+        """Trains one seed with a depth rule, a learning rate and a weight decay, and measures its
+        steps."""
         rule, rate, decay = floats
         return train_network(
             key,

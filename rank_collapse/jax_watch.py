@@ -266,6 +266,18 @@ def _are_tokens(a):
 
 
 def _measure_model(call, measure):
+    """Run a model, and measure the attentions in it.
+
+    Args:
+        call: Function without arguments that calls the model.
+        measure: Function that measures an attention's input and weights.
+
+    Returns:
+        (result of the call, the measurements).
+
+    Raises:
+        ValueError: No attention was measured.
+    """
     out, scalars = measure_taps(call, measure)
     refuse_if(
         not scalars,

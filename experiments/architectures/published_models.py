@@ -194,11 +194,15 @@ def ablation_name(ablation: tuple[str, str]) -> str:
 
 
 def measure_weights(options: Options, weights: Weights) -> dict[str, np.ndarray]:
-    """Measures one set of weights, {"residuals/variant/reading/residual_ratio": [texts, L + 1]}.
+    """Measures one model with one set of weights, whole and without some of its parts (ablations).
 
     Args:
         options: The flags.
-        weights: The set of weights.
+        weights: The model, and its weights: pretrained, or drawn from a seed.
+
+    Returns:
+        {"residuals/variant/reading/residual_ratio": [texts, L + 1]}; the reading says how the
+        weights of a removed part are used.
     """
     model = weights.model
     if weights.kind == "pretrained":

@@ -323,6 +323,14 @@ def _around(passage, keep):
 
 
 def _norm_factor(spec, tokens, keep):
+    """Compute the logarithm of the largest factor by which a norm multiplies a direction, max
+    |gain| / σ.
+
+    Args:
+        spec: The norm: its kind, epsilon and gain.
+        tokens: Tokens [n, d] that it normalises; σ is the scale by which it divides each.
+        keep: Bool [n], True for tokens that are not padding.
+    """
     _, inverse = layers.norm_statistics(tokens, spec.norm_kind, spec.eps)
     gain = 1.0 if spec.norm is None else jnp.max(jnp.abs(spec.norm.gain))
     return jnp.log(gain * jnp.max(jnp.where(keep[:, None], inverse, 0)))

@@ -116,6 +116,7 @@ def evaluate_samples(
     paths = jnp.where(is_kept[..., None], paths, paths[..., :1, :])
 
     def single_logits(example):
+        """Computes the logits of all sampled sets of paths for one example, (inputs, mask)."""
         inputs, mask = example
         return path_set_logits(
             model.network,

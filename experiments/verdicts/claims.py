@@ -123,6 +123,14 @@ def judge_rows(
 
 
 def _judge(row, verdict, error):
+    """Make a row's verdict: undecided becomes "not measured" if the row has no draws.
+
+    Args:
+        row: The row.
+        verdict: Verdict of the joint test of all rows.
+        error: Error of one side at which the row was tested, which sets the level 1 − 2 · error of
+            its interval.
+    """
     if verdict == UNDECIDED and not row.num_made:
         verdict = NOT_MEASURED
     return Judged(row, row.interval(1 - 2 * error), verdict)

@@ -110,6 +110,8 @@ def share_interval_at_any_stop(
             return float(end)
 
         def excess(p):
+            """Computes how far the logarithm of the evidence against the share p is above −ln(1 −
+            level)."""
             return (
                 special.betaln(k + 1, n - k + 1)
                 - special.xlogy(k, p)

@@ -116,6 +116,7 @@ def _loop_on_cpu(plain: Callable, second: Callable) -> Callable:
 
     @call_batch.def_vmap
     def vmap_batch(size, in_batched, x):
+        """Calls it for a batch: one matrix after the other on a CPU, all at once elsewhere."""
         loop, at_once = partial(jax.lax.map, call_batch), jax.vmap(plain)
         out = jax.lax.platform_dependent(x, cpu=loop, default=at_once)
         return out, jax.tree.map(lambda _: True, out)

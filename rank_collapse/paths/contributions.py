@@ -192,6 +192,8 @@ class LengthPass(LayerPass):
     def measure_layer(
         self, layer: Layer, x: Array, layer_values: LayerValues, carry: Channels
     ) -> tuple[Channels, Tree]:
+        """Passes the sums of paths through the layer, frozen at its values; nothing is measured by
+        layer."""
         return self.carry_channels(layer, layer_values, carry), None
 
     def carry_channels(

@@ -310,6 +310,8 @@ def _step_part(measured, stored, outside, examples, config, index, hidden, carri
     passes, ablation = measured
 
     def step_example(x, carry, example):
+        """Passes one example through the layer: (its state, the carries and the results of the
+        passes)."""
         layer, _ = assemble_layer(stored, outside, example, config, index, ablation)
         return step_passes(passes, layer, x, carry)
 
@@ -327,6 +329,7 @@ def _finish_part(measured, stored, outside, examples, config, hidden, carries, l
     passes, ablation = measured
 
     def finish_example(x, carry, layer_results, example):
+        """Makes the results of all passes for one example, after the last layer."""
         layer, params = assemble_layer(stored, outside, example, config, 0, ablation)
         return tuple(
             p.build_result(WalkResult(params, x, c, f, layer.inputs, layer.config))

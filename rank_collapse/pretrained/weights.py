@@ -55,6 +55,8 @@ class Weights:
         return self._lazy_table(name, rows, width) if self.lazy else self.take(name, rows, width)
 
     def _lazy_table(self, name, rows, width):
+        """Returns a table [rows, width] whose rows are read when they are asked for; here from the
+        whole tensor."""
         table = self.take(name, rows, width)
         return Table(lambda first, last: table[first:last], (rows, width))
 
@@ -173,6 +175,8 @@ class CheckpointWeights(Weights):
         return self.checkpoint.read(self._find_tensor(name, shape), finite=self.checks)
 
     def _lazy_table(self, name, rows, width):
+        """Returns a table [rows, width] whose rows are read from the file when they are asked
+        for."""
         stored = self._find_tensor(name, (rows, width))
         return Table(lambda a, b: self.checkpoint.read(stored, slice(a, b)), (rows, width))
 

@@ -191,7 +191,15 @@ class Balls(Algebra):
     def add_branch(
         self, layer: Layer, spec: ResidualSpec, state: np.ndarray, part: np.ndarray
     ) -> np.ndarray:
-        """Compute γ branch + λ state·[skip]."""
+        """Compute γ part + λ state·[skip] in exact intervals (balls), with gains γ and λ of the
+        branch and of the skip.
+
+        Args:
+            layer: The layer.
+            spec: Its gains, and whether it has a skip.
+            state: Stream before the branch [n, d].
+            part: Output of the branch [n, d].
+        """
         part = part * to_balls(spec.branch_gain)
         return part + state * to_balls(spec.skip_gain) if spec.skip else part
 

@@ -174,12 +174,15 @@ class Expected(Algebra):
         self.self_weights, self.cross_weights, self.memory = self_weights, cross_weights, memory
 
     def apply_norm(self, layer, spec, state):
+        """Normalise a kernel, so that each token's mean square is that after the norm."""
         return token_kernel.normalise_kernel(spec, state)
 
     def add_branch(self, layer, spec, state, part):
+        """Add the kernels of stream and branch, which are independent under random weights."""
         return token_kernel.add_kernels(spec, state, part)
 
     def apply_attention(self, layer, branch_input):
+        """Compute the kernel of the output of self-attention; no further results: None."""
         return self._attend(layer, "attention", branch_input, branch_input, self.self_weights)
 
     def apply_cross(self, layer, branch_input):
@@ -192,6 +195,17 @@ class Expected(Algebra):
         ), None
 
     def _attend(self, layer, kind, branch_input, keys, weights):
+        """Compute the kernel of an attention's output, in expectation over its weights.
+
+        Args:
+            layer: The layer; its `extra` are the squared relative sizes of updates, by kind.
+            kind: "attention" or "cross".
+            branch_input, keys: Kernels of the tokens that give queries, and keys and values.
+            weights: Attention weights of equal tokens, [h, n, m].
+
+        Returns:
+            (the kernel, no further results: None).
+        """
         out = token_kernel.attention_kernel(
             getattr(layer.params, kind),
             branch_input,

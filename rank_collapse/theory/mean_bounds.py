@@ -189,6 +189,8 @@ def mean_sides(
     cube = 3 * log_scale / LOG_10
 
     def sides(lhs, rhs, cube):
+        """Makes the sides of a bound from logarithms that were both divided by the cube of the
+        input's norm."""
         return Sides(cube + lhs, cube + rhs, rhs - lhs)
 
     head = sides(trace.heads, constants.head / LOG_10, cube[:, None])

@@ -55,11 +55,15 @@ def choose_shares(
 
 
 def _find_maps(tag, sources, frame):
-    """Finds {linear map: tags of its outputs} for the maps between tokens and a tensor.
+    """Finds the linear maps between tokens and a tensor, going back from the tensor map by map.
 
     Args:
-        tag: Tag of the tensor.
-        sources, frame: See `choose_shares`.
+        tag: Tag of the tensor, the record of its origin.
+        sources: Tensors of tokens, at which the search ends.
+        frame: Number of the module that a map has to run in.
+
+    Returns:
+        {linear map: tags of the tensors that contain its outputs}.
     """
     maps: dict[Map, list[Tag]] = {}
     pending = [(tag, linear_map) for linear_map in tag.maps]

@@ -29,6 +29,14 @@ def _gemma_fields(settings, *arguments):
 
 
 def _gemma2_fields(settings: Settings, interval: int = 2, entry: object = None) -> dict[str, Any]:
+    """Compute the fields of `TransformerConfig` that Gemma 2 adds to Gemma's: caps of scores, and
+    the window of every layer but each `interval`-th.
+
+    Args:
+        settings: Settings of the model.
+        interval: Every `interval`-th layer attends to all tokens.
+        entry: See `_gemma_fields`.
+    """
     return _gemma_fields(settings, lambda i: (i + 1) % interval, entry) | {
         "score_cap": float(settings["attn_logit_softcapping"] or 0.0),
         "temperature": math.sqrt(settings["query_pre_attn_scalar"] / settings["head_dim"]),

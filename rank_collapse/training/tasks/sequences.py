@@ -148,6 +148,7 @@ def between_marks(
 
 
 def _check_sizes(num_examples, seq_len, num_letters):
+    """Check that all sizes of a task are whole numbers of at least 1."""
     sizes = {"num_examples": num_examples, "seq_len": seq_len, "num_letters": num_letters}
     for name, value in sizes.items():
         struct.check_whole(name, value, 1)
