@@ -201,12 +201,16 @@ def measure_texts(
     replaced: int,
     texts: tuple[jax.Array, jax.Array, Condition],
 ) -> dict[str, jax.Array]:
-    """Measures texts one after the other, arrays [texts, L + 1].
+    """Measures texts one after the other.
 
     Args:
         params, config: The network.
         replaced: Position of the changed token.
-        texts: Ids [texts, n], ids with the changed token, and the keys to exclude [texts].
+        texts: Token ids [texts, n], ids with the changed token, and the keys that attention leaves
+            out [texts].
+
+    Returns:
+        {name: [texts, ...]} of the measures of `measure_text`.
     """
     return jax.lax.map(lambda text: measure_text(params, config, replaced, *text), texts)
 

@@ -201,8 +201,8 @@ def measure_weights(options: Options, weights: Weights) -> dict[str, np.ndarray]
         weights: The model, and its weights: pretrained, or drawn from a seed.
 
     Returns:
-        {"residuals/variant/reading/residual_ratio": [texts, L + 1]}; the reading says how the
-        weights of a removed part are used.
+        {"residuals/ablation/reading/residual_ratio": [texts, L + 1]}. An ablation has two readings:
+        as the published code computes it, or as the paper's text says.
     """
     model = weights.model
     if weights.kind == "pretrained":

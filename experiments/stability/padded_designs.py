@@ -104,13 +104,16 @@ def pad_layers(config: rc.TransformerConfig, size: int) -> rc.TransformerConfig:
 def group_by_program(
     configs: Mapping[str, rc.TransformerConfig],
 ) -> list[dict[str, rc.TransformerConfig]]:
-    """Groups networks that differ only in numbers, which are arguments of one program.
+    """Groups networks that one compiled program computes, because they differ in numbers alone.
+
+    A configuration is a tree of arrays: networks whose trees have the same structure and shapes get
+    their numbers, as float32, as arguments of the program.
 
     Args:
         configs: The networks by case or name.
 
     Returns:
-        [{name: config of float32 numbers}].
+        [{name: configuration whose numbers are float32}], one dictionary for each program.
     """
     groups: dict[Hashable, dict[str, rc.TransformerConfig]] = {}
     for name, config in configs.items():

@@ -141,12 +141,15 @@ def _reshape_weights(x, p):
 
 
 def _split_by_document(arrays, segments, mask):
-    """Split the arrays, an example for each document.
+    """Split packed rows into documents: each becomes an example, padded to the longest.
 
     Args:
         arrays: "x" [b, n, d], and "p" [b, h, n, n] if there is attention.
-        segments: Int [n] or [b, n].
+        segments: Int [n] or [b, n], the number of each token's document.
         mask: See `monitor`.
+
+    Returns:
+        {"x": [documents, n, d], "mask": Bool [documents, n], and "p" if there is attention}.
     """
     x = arrays["x"]
     packed = documents.split_documents(segments, mask, tuple(x.shape[:2]))

@@ -178,9 +178,10 @@ def run_pass(
     prepared: PreparedInputs,
     config: TransformerConfig,
 ) -> Tree:
-    """Run a pass over a network in memory, as a scan.
+    """Run a measurement over a network in memory: layer by layer, in one `jax.lax.scan`.
 
-    Compiled once for each pass, shape and static part of a config.
+    A pass keeps a carry from layer to layer, and a result of each layer. It is compiled once for
+    each pass, shape and static part of a config.
 
     Args:
         layer_pass: The pass.
@@ -188,7 +189,8 @@ def run_pass(
         config: The network.
 
     Raises:
-        ValueError: The pass does not cover the network or an edit of it.
+        ValueError: The network has a part, or the inputs an edit, for which the pass is not
+            defined.
     """
     layer_pass.covers.check(config, prepared.edit)
 

@@ -255,15 +255,19 @@ def assemble_layer(
     ablation: AblationSpec = AblationSpec(),
     passes: Sequence[LayerPass] = (),
 ) -> tuple[Layer, TransformerParams]:
-    """Returns (one layer on one example, parameters outside of the layers) of a network on disk.
+    """Returns one layer on one example, and the parameters outside of the layers, of a network on
+    disk.
+
+    Only this layer's parameters are in memory: the network is described as if all its layers were
+    this one.
 
     Args:
-        stored: A tree of `Stored`.
+        stored: The layer's parameters, a tree of `Stored`: tensors with the axes as in the file.
         outside, example, config: The parameters outside of the layers, one example of the inputs,
             and the configuration, from `prepare_batch`.
         index: Index of the layer; may be traced.
         ablation: The parts to remove.
-        passes: Passes that must cover the network.
+        passes: Passes (measurements) that must be defined for the network.
     """
     config = config.replace(layer_map=(0,) * config.depth)  # all layers are the one row
     params = outside.replace(layers=jax.tree.map(lambda a: a[None], stored_values(stored)))

@@ -174,7 +174,7 @@ class Expected(Algebra):
         self.self_weights, self.cross_weights, self.memory = self_weights, cross_weights, memory
 
     def apply_norm(self, layer, spec, state):
-        """Normalise a kernel, so that each token's mean square is that after the norm."""
+        """Normalise a kernel: divide tokens by the root of their expected mean square."""
         return token_kernel.normalise_kernel(spec, state)
 
     def add_branch(self, layer, spec, state, part):

@@ -134,11 +134,12 @@ class Points:
         return import_package("xarray", "training.sweep", "training")
 
     def _make_dataset(self, listing, leaves, steps):
-        """Makes a dataset of leaves [r, steps, ...] of each point, which begin with `steps`.
+        """Makes a dataset of what runs recorded at some steps, over the swept axes.
 
         Args:
             listing: Names of the variables.
-            leaves: For each point, the arrays of all variables, [r, steps, ...].
+            leaves: For each point (one compiled configuration), the arrays of all variables, [runs,
+                steps, ...].
             steps: Numbers of the steps.
         """
         axes, variables = self._axes, {}
