@@ -207,8 +207,19 @@ class CubicAttention(tangent.Tangents):
         self.first = first
 
     def apply_attention(self, layer, branch_input):
-        """Computes the cubic term of attention on the residual, at three times the logarithmic
-        scale."""
+        """Compute the leading order of attention in a small residual: R ↦ R Σ_h W_QK,h C W_h/√k
+        with C = RᵀR/n.
+
+        The residual is e^s R̂; the result has the scale e^{3s}, hence three times the logarithmic
+        scale. The mean token is that of attention on equal tokens.
+
+        Args:
+            layer: The layer. If it has measured states, attention reads these up to layer `first`.
+            branch_input: `LogState` of mean token, R̂ [n, d] and s.
+
+        Returns:
+            (the state, no further results: None).
+        """
         params = layer.params.attention
         if layer.extra is not None:
             is_measured = layer.index <= self.first

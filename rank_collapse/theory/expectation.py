@@ -245,7 +245,12 @@ def _walk_kernels(params, prepared, config, sizes) -> ExpectedTrace:
 
 
 def _branch_share(values):
-    """Compute a branch's share of the variance of the sum it joins, from its `SublayerValues`."""
+    """Compute the share of a branch in the variance of the sum of branch and skip, each with its
+    gain; 1 without a skip.
+
+    Args:
+        values: `SublayerValues`, whose states are kernels: expected products of tokens.
+    """
     spec, part = values.spec, values.branch_output
     if spec.norms_branch:
         part = token_kernel.normalise_kernel(spec.at_branch, part)

@@ -32,7 +32,10 @@ _KEEPS_ENTRIES = COMPARISONS | {"mul", "add", "sub", "div", "where", "_to_copy",
 
 
 def freeze_call(call: Call, result: object) -> Any:
-    """Return the values of an operator's results.
+    """Return the values of an operator's results, by the rule of its kind.
+
+    A value has degree 1 if paths pass it. The rules freeze the other factors: softmax weights, norm
+    statistics, and the quotients f(h)/h of nonlinear functions.
 
     Args:
         call: The operator; at least one of its arguments or results is a tensor.

@@ -289,11 +289,17 @@ class Pass(TorchFunctionMode):
         self.runs.add_product(self._frames, self._origins, term, weights, reason, value, result)
 
     def _see_weighted(self, factors, result):
-        """Measures a product of weights and values.
+        """Measures a product of attention weights and values, if the weights come from queries and
+        keys.
 
         Args:
-            factors: The product with weights as first factor; twice, where both may be weights.
+            factors: The product with weights as first factor; twice, in both orders, where both may
+                be weights.
             result: Result of the product.
+
+        Raises:
+            LeftOut: The weights do not come from one product of queries and keys, or are no
+                distribution and the pairs of query and key are unknown.
         """
         factors = [p for p in factors if self._origins.tag(p.first).is_softmax] or factors
         product = factors[0]

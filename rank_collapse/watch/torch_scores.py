@@ -190,11 +190,14 @@ def see_masks(
     result: Tensor,
     tag: Tag,
 ) -> None:
-    """Records which scores masks leave that content does not decide.
+    """Records which keys masks leave to each query, in the tag of the scores ("allowed").
+
+    A mask that content decides, as in top-k attention, does not show which tokens exist: it only
+    marks the scores as chosen. A mask that cannot be read marks them as unread.
 
     Args:
-        table: Tags of the pass.
-        function, args, kwargs: The call.
+        table: Tags of the pass, {tensor: its origin}.
+        function, args, kwargs: The call; no function if only the marks of the arguments are joined.
         result, tag: Scores and their tag; or a mask that content decides, and its tag.
     """
     operands = [(table.tags[a], a) for a in tensors_in([args, kwargs]) if table.has(a)]

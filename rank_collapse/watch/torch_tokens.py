@@ -54,10 +54,13 @@ def choose_term(terms: Sequence[Term]) -> Term:
 
 
 def read_tokens(term: Term) -> Tokens:
-    """Reads the tokens of queries: the input of the linear maps that made them.
+    """Reads the tokens of queries: the rows of the input of the linear maps that made the queries.
+
+    The maps may follow each other; the tokens are then the tensors from which both queries and keys
+    come. Keys from other tensors make it cross-attention.
 
     Args:
-        term: The product of queries and keys.
+        term: The product of queries and keys, with the origins of both.
 
     Raises:
         LeftOut: The tokens of the queries cannot be identified.

@@ -94,11 +94,15 @@ def read_weights(table: TagTable, product: Product) -> products.Weights:
 
 
 def read_linear_attention(table: TagTable, product: Product) -> tuple[Term, Tag] | None:
-    """Reads the queries and keys of a product whose second factor is Σ_j k_j v_jᵀ.
+    """Reads the queries and keys of linear attention, q_i (Σ_j k_j v_jᵀ), where no weights are
+    computed.
+
+    A product is recognised if its second factor is itself a product that sums over tokens, such as
+    Σ_j k_j v_jᵀ, and its first factor is multiplied with the features of the keys.
 
     Args:
-        table: Tags of the pass.
-        product: Product of two tensors.
+        table: Tags of the pass, {tensor: its origin}.
+        product: Product of two tensors, with letters of the axes.
 
     Returns:
         The product of queries and keys, which is never computed, and the tag of the values; None if
