@@ -199,8 +199,7 @@ EXPERIMENT = Experiment(
     "length, exact and frozen",
     claim="Path sums freeze the attention of the full model (Dong, Cordonnier and Loukas 2021, "
     "section 2.1). No paper says whether the exact influence of a token on later ones takes short "
-    "paths too. Nor does one say whether frozen sums point in the direction of the exact "
-    "influence.",
+    "paths too, or whether frozen sums point in the direction of the exact influence.",
     needs="trained",
     presets={
         "quick": "--networks=albert-reactions --num_texts=4 --max_tokens=24",
