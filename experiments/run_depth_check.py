@@ -165,9 +165,8 @@ def choose_rate(results: xr.Dataset) -> float:
 @figures.styled
 def quantities_figure(results: xr.Dataset):
     """Quantities by depth for each rule, at the largest width, and at a rate of 1e-3 where it was
-    measured. Dotted: at the first step. Solid: at the last step. Lines are geometric means over
-    seeds. Bands are one standard deviation of the logarithm.
-    """
+    measured. Dotted lines show the first step, and solid lines the last step. Lines are geometric
+    means over seeds. Bands are one standard deviation of the logarithm."""
     rate, width = choose_rate(results), int(results.d_model.max())
     wide = results[[name for name in MEANING if name in results]]
     wide = wide.sel(learning_rate=rate, d_model=width, drop=True).sortby("depth")

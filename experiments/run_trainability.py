@@ -170,9 +170,9 @@ LAYER_MEASURES = {
 @figures.styled
 def inside_figure(cells: ByCell):
     """Residual ratio of the hidden states and gradient norms by layer, in the same networks with
-    the shortest warm-up. Solid, with bands over seeds: before training. Dashed, medians: after
-    training. A network that has learned has small gradients too, but its tokens differ.
-    """
+    the shortest warm-up. Solid lines with bands over seeds show the networks before training, and
+    dashed lines the medians after training. A network that has learned has small gradients too, but
+    its tokens differ."""
     shortest, names = min(cell.warmup for cell in cells), distinct(cells, "design")
     shown_cells = [cell for cell in cells if cell.warmup == shortest]
     places = [(cell.depth, label) for cell in shown_cells for label in LAYER_MEASURES]
