@@ -70,7 +70,8 @@ ByCell = dict[Cell, dict[str, np.ndarray]]
 
 
 def make_cells(options: Options) -> list[Cell]:
-    """Makes all cells of the flags, the shallow ones without warm-up first.
+    """Makes all cells (a network with its training) of the flags, each once, in the order of the
+    flags' values: by warm-up, then by depth, then by design.
 
     Args:
         options: The flags.

@@ -189,7 +189,8 @@ def _select(name, pair):
 
 
 def _compare(pair, part, inputs, branches, mask, rounding, *, mixes=None, ends=None):
-    """Compare one sublayer.
+    """Compare one sublayer of both runs: the error that it adds to each token, and the error that
+    rounding explains.
 
     Args:
         pair: Layer of the sublayer, in both runs.
@@ -198,7 +199,9 @@ def _compare(pair, part, inputs, branches, mask, rounding, *, mixes=None, ends=N
         mask: Tokens that exist.
         rounding: Rounding of the coarser run.
         mixes: Whether the sublayer mixes tokens; the error of other tokens then comes in, too.
-        ends: Norms of the states whose difference is the branch.
+            None: only attention does.
+        ends: Norms of the states whose difference is the branch, which bring their own rounding;
+            None where the branch itself was recorded.
     """
     (x, y), (a, b) = inputs, branches
     input_norm, branch_norm = (np.linalg.norm(z, axis=-1) for z in (x, a))

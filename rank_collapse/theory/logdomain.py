@@ -231,7 +231,8 @@ class LogPass(LayerPass):
         return states, (profiles, jax.tree.map(lambda a: a[0], layer_traces))
 
     def build_result(self, walk_result: WalkResult) -> LogTrace:
-        """Returns the first copy's trace; its profile where the others agree."""
+        """Return the trace of the first copy; its profile is NaN where noisy copies differ, because
+        rounding decides the value there."""
         start = ops.around_mean(walk_result.prepared.x, walk_result.prepared.existing_tokens)
         profiles, layer_traces = walk_result.layer_results
         inputs, heads, branches, diameters, input_diameters, branch_diameters = layer_traces

@@ -56,7 +56,10 @@ class Tangents(Algebra):
         return _push_through(lambda x: normalize_tokens(spec, x[None])[0], state)
 
     def add_branch(self, layer, spec, state, branch_output):
-        """Compute γ branch + λ state·[skip]; with a skip the two have one scale."""
+        """Compute γ branch + λ state·[skip] of mean token and residual.
+
+        With a skip, state and branch have one scale e^s, so the residuals can be added as they are.
+        """
         mean = apply_gain(spec.branch_gain, branch_output.mean)
         residual = apply_gain(spec.branch_gain, branch_output.residual)
         if spec.skip:

@@ -74,7 +74,10 @@ def weight_gain(w: Float[Array, "..."], fan_in: int) -> Array:
 
 
 def normalise_kernel(spec: ResidualSpec, state: TokenKernel) -> TokenKernel:
-    """Divide tokens by √v_i: distances fall by what tokens differ in length.
+    """Divide tokens by the roots s_i of their mean squares v_i + eps, in a kernel of expected
+    products.
+
+    Tokens that differ in length only become equal, so distances u between tokens fall by this part:
 
     u' = u/(s_i s_j) + ½ (1/s_i − 1/s_j)(v_i/s_i − v_j/s_j), s² = v + eps. The mean over features,
     which LayerNorm takes away, and a change along x_i itself are 1/d of the whole and left out.

@@ -112,10 +112,13 @@ def multiply(call, result):
 
 
 def _scaled(call, result, rule, position):
-    """Return a product with a constant.
+    """Return a product with a constant, which scales the path sums of the other factor.
+
+    An entrywise function f(h) times a number is another function of h (`gate_of`), with its own
+    f(0).
 
     Args:
-        call, result: The product.
+        call, result: The product and its result.
         rule: Positions of its arguments.
         position: Position of the factor that paths pass; the other one is the constant.
     """
@@ -139,14 +142,18 @@ def _scaled(call, result, rule, position):
 
 
 def _carry(call, result, rule, position, **fields):
-    """Return a product in which the argument at `position` carries paths; the other is frozen.
+    """Return a product in which the argument at `position` carries paths, while the other is
+    frozen.
+
+    The path sums of the argument are multiplied by the other factor; those of a summand (as in
+    addmm) are added.
 
     Args:
-        call: The product.
+        call: The product, with its arguments.
         result: Its result, a tensor.
         rule: Positions of its factors and of its summand.
         position: Position of the argument that carries paths.
-        **fields: Further fields of the value.
+        **fields: Further attributes of the resulting `Value`.
     """
     carrier = call.get(position)
     added = None if rule.added is None else call.get(rule.added)

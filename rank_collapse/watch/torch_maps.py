@@ -85,16 +85,16 @@ def _read_source(table: TagTable, x, axes):
 
 
 def _read_parameters(table: TagTable, tensor, axis):
-    """Reads which parameters a weight is, or is made of.
+    """Reads which parameters a weight is, or is made of, and which outputs of a parameter it has.
 
     Args:
-        table: Tags of the pass.
-        tensor: The weight.
+        table: Tags of the pass, {tensor: its origin}.
+        tensor: The weight, such as a slice of a joint matrix of queries, keys and values.
         axis: Axis of the outputs in it.
 
     Returns:
-        [(the parameter, axis of the outputs or −1, the first of them), ...]; None for the
-        parameter if it is unknown; [] of a buffer.
+        [(the parameter, axis of the outputs or −1, the first of them), ...]; None for the parameter
+        if it is unknown; [] of a buffer.
     """
     axis = 0 if tensor.ndim == 1 else axis
     if isinstance(tensor, nn.Parameter):

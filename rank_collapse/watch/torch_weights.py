@@ -31,11 +31,15 @@ from rank_collapse.watch.torch_tags import Tag, Term
 
 
 def is_weights(table: TagTable, product: Product) -> bool:
-    """Returns whether the first factor of a product has weights of keys, which it sums over.
+    """Returns whether the first factor of a product consists of attention weights, and the product
+    sums over their keys.
+
+    The pairs of query and key of its entries show this: along the axes over which it sums, the keys
+    change and the queries do not. Queries may take the part of keys if the scores were transposed.
 
     Args:
-        table: Tags of the pass.
-        product: The product.
+        table: Tags of the pass, {tensor: its origin}.
+        product: The product, with letters of the axes.
     """
     tag = table.tag(product.first)
     if tag.is_constant or not (tag.terms or tag.is_softmax):
@@ -73,11 +77,17 @@ def read_terms(table: TagTable, product: Product) -> tuple[Term, ...]:
 
 
 def read_weights(table: TagTable, product: Product) -> products.Weights:
-    """Reads the weights that meet values, and the keys that masks leave to them.
+    """Reads attention weights where they are multiplied with values, and the keys that masks leave
+    to each query.
+
+    The softmax's result and the masks have followed the weights through all views. If a mask could
+    not be read, the keys with a weight above 0 count as those that it leaves. Axes that the values
+    do not have are queries; if heads share the values, the axes along which the pair of query and
+    key changes are.
 
     Args:
-        table: Tags of the pass.
-        product: Product of weights and values.
+        table: Tags of the pass, {tensor: its origin}.
+        product: Product of weights and values, with letters of the axes.
     """
     tag = table.tag(product.first)
     allowed = tag.followers["allowed"]() if "allowed" in tag.followers else None
@@ -136,12 +146,12 @@ def read_linear_attention(table: TagTable, product: Product) -> tuple[Term, Tag]
 
 
 def begin_mean(table: TagTable, product: Product, result: Tensor) -> None:
-    """Marks a mean of values, by a softmax over tokens, as a tensor that no map made.
+    """Marks a mean of values by a softmax over tokens as a tensor that no linear map made.
 
-    It may be Σ_j k_j v_jᵀ in linear attention whose keys passed a softmax.
+    It may be Σ_j k_j v_jᵀ in linear attention whose keys passed a softmax; so the product is kept.
 
     Args:
-        table: Tags of the pass.
+        table: Tags of the pass, {tensor: its origin}.
         product: Product of the output of the softmax and values.
         result: Result of the mean.
     """

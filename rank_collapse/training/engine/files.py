@@ -187,11 +187,12 @@ def _unpack(path: Path, arrays: dict[str, np.ndarray], functions: Functions) -> 
 
 
 def _read_leaves(arrays: Mapping[str, np.ndarray], name: str, shapes: Sequence[Any], axes: tuple):
-    """Reads the leaves of one name, and checks their shapes and dtypes.
+    """Reads the saved arrays of one pytree, such as the state of runs, and checks their shapes and
+    dtypes.
 
     Args:
         arrays: {"name/number of the leaf": array}.
-        name: The name.
+        name: Name of the pytree.
         shapes: Shape and dtype of each leaf of one run.
         axes: Sizes of the axes in front, such as that of runs.
 

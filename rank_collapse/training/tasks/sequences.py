@@ -58,8 +58,11 @@ def transform_letters(
 
     Args:
         task: One of `TASKS`.
-        letters: Number of letters in each sequence.
+        letters: Numbers of the letters in each sequence.
         mask: Bool, True for letters that exist.
+
+    Raises:
+        ValueError: Another task.
     """
     if task == "copy":
         return letters
