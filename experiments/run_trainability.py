@@ -89,7 +89,8 @@ def make_cells(options: Options) -> list[Cell]:
 
 
 def measure(options: Options, cells: list[Cell], folder: RunFolder) -> ByCell:
-    """Trains every cell, and measures its networks while they train."""
+    """Trains the network of every cell (design, depth and training settings), and measures it
+    during training."""
     return design_cells.train_cells(options, make_cells, folder)
 
 
@@ -111,7 +112,7 @@ def seed_columns(results: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 
 def make_rows(results: ByCell) -> Iterator[TableRow]:
-    """Makes a row for each cell and seed."""
+    """Makes a row for each cell (design, depth and training settings) and seed."""
     for cell, cell_results in results.items():
         for row in seed_rows(seed_columns(cell_results)):
             yield vars(cell) | row
@@ -292,7 +293,8 @@ EXPERIMENT = Experiment(
 
 
 def main(options: Flags) -> Run:
-    """Measures the missing points, and saves the table, figures and claims."""
+    """Measures the points, the combinations of flag values, that the run folder lacks; saves the
+    table, figures and claims."""
     with open_run(options, make_cells) as run:
         for point in run.measure(measure):
             results = point.results

@@ -64,7 +64,7 @@ class Options(Mapping[str, FlagValue]):
         return self is other
 
     def replace(self, **values: FlagValue) -> "Options":
-        """Returns options of the same point with other values."""
+        """Returns options of the same point (combination of flag values) with other values."""
         return Options(self.flags, self.axes, {**self._values, **values})
 
     @property

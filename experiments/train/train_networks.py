@@ -275,7 +275,8 @@ def describe_run(cell: str, seed: int) -> str:
 
 
 def describe_cells(chunk: Chunk) -> str:
-    """Names the first of the cells of a chunk, and how many more there are."""
+    """Names the first of the cells (networks with their settings) that a chunk of runs trains, and
+    how many more there are."""
     first, *further = dict.fromkeys(chunk.cells)
     return first + (f" and {len(further)} more" if further else "")
 

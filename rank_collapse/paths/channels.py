@@ -90,10 +90,10 @@ class Channels(struct.Struct):
         return self.replace(start=out[:, 0], memory=memory, offset=offset)
 
     def shift(self, axis: int) -> "Channels":
-        """Put one empty slot in front of a slot axis.
+        """Move all sums to paths of one length more: put one empty slot in front of an axis.
 
         Args:
-            axis: 0 for lengths, 1 for numbers of MLPs.
+            axis: 0 for attention lengths, 1 for numbers of MLPs.
         """
         live = self.live
         if axis == 0 and live is not None:
@@ -109,12 +109,12 @@ class Channels(struct.Struct):
 
 
 def pad_slots(group: Tree, sizes: Sequence[int], before: Sequence[int] = (0, 0)) -> Leaf | None:
-    """Pad a group [..., a, m, n, d] with empty slots, up to `sizes`; None stays None.
+    """Pad sums over paths with 0 for further lengths; None stays None.
 
     Args:
-        group: The slots.
-        sizes: Sizes of the two slot axes afterwards.
-        before: Number of the new slots that are put in front.
+        group: Sums [..., a, m, n, d] by attention length and number of MLPs.
+        sizes: Sizes of these two axes afterwards.
+        before: Number of the new entries that are put in front.
     """
     if group is None:
         return None

@@ -138,7 +138,8 @@ class OnePath(Frozen):
         return super().apply_attention(layer.replace(extra=extra), branch_input)
 
     def add_branch(self, layer, spec, c, branch_output):
-        """Take the one term of the attention that is on the path: the branch or the skip."""
+        """Take the one summand of the attention that is on the path: the branch or the skip, each
+        with its gain."""
         if spec.kind != "attention":
             return super().add_branch(layer, spec, c, branch_output)
         skip = apply_gain(spec.skip_gain, c) * layer.config.attention_skip

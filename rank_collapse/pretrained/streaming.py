@@ -187,7 +187,7 @@ class _Part(NamedTuple):
         return self.measured if self.skips is None else (self.measured[0], AblationSpec())
 
     def select_inputs(self, batch):
-        """Select the part's inputs [b, ...]."""
+        """Select the inputs [b, ...] of this chunk of examples."""
         rows = {name: values[self.rows] for name, values in batch.items()}
         if self.skips is None:
             return rows
@@ -285,7 +285,7 @@ def assemble_layer(
 
 @functools.partial(jax.jit, static_argnums=0)
 def _begin_part(measured, stored, outside, examples, config):
-    """Compute a part's states and carries before the first layer.
+    """Compute the states and the carries of passes before the first layer, for a chunk of examples.
 
     Args:
         measured: `_Part.start_program`.
@@ -324,7 +324,7 @@ def _step_part(measured, stored, outside, examples, config, index, hidden, carri
 
 @functools.partial(jax.jit, static_argnums=0)
 def _finish_part(measured, stored, outside, examples, config, hidden, carries, layer_results):
-    """Build the result of each pass of a part, [b, ...].
+    """Build the result of each pass [b, ...] for a chunk of examples, after the last layer.
 
     Args:
         measured: `_Part.measured`; for the others see `_step_part`.

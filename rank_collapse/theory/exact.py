@@ -179,7 +179,7 @@ class Balls(Algebra):
     )
 
     def apply_norm(self, layer: Layer, spec: ResidualSpec, state: np.ndarray) -> np.ndarray:
-        """Normalise tokens as the spec says."""
+        """Normalise tokens [n, d] of intervals (balls) as the spec says."""
         if spec.norm_kind == "layer":
             state = state - state.sum(axis=1, keepdims=True) / state.shape[1]
         state = divide_by_rms(state, spec.eps)
@@ -279,7 +279,14 @@ def _rotate_pairs(a, cos, sin):
 
 
 def _relative_scores(p, content, context):
-    """Compute position and segment terms of scores [h, n, n]: `positions.relative_scores`."""
+    """Compute position and segment terms of scores [h, n, n] in intervals:
+    `positions.relative_scores`.
+
+    Args:
+        p: Parameters of relative attention.
+        content: Queries of each head [n, k], before their bias.
+        context: Relative positions and segments of the layer.
+    """
     i, j = np.indices((len(content[0]), len(content[0])))
     encodings, segments = to_balls(context.relative), context.segments
     head_scores = []

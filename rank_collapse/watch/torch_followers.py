@@ -20,7 +20,8 @@ Follower = Callable[[], Tensor]  # a tensor of numbers, of the shape of the one 
 
 
 def keep_follower(tensor: Tensor) -> Follower:
-    """Returns a follower that gives a tensor."""
+    """Returns a function without arguments that gives a tensor, as followers of tensors are
+    kept."""
     return functools.cache(lambda: tensor)
 
 
@@ -36,8 +37,10 @@ def intersect_masks(first: Follower | None, second: Follower, shape: Sequence[in
 
 
 def join_tags(tags: Sequence[Tag]) -> Tag:
-    """Returns the tag of a value that comes from several tensors, without the parts that depend on
-    shapes."""
+    """Joins the records of the origin of several tensors, for a value that is made of them.
+
+    What depends on shapes, such as numbers of entries and masks, is left out.
+    """
     maps = frozenset().union(*(tag.maps for tag in tags))
     behind = frozenset().union(*(tag.behind for tag in tags))
     is_content = any(tag.is_content for tag in tags)

@@ -99,11 +99,12 @@ def measure_gradient(shares: Sequence[Share]) -> Tensor:
 
 
 def _square_gradient(parameter, shares):
-    """Computes Σ g² of a parameter, or of the parts of it that any share has.
+    """Computes Σ g² over the entries of a parameter's gradient that belong to queries, to keys or
+    to values.
 
     Args:
         parameter: The parameter.
-        shares: Shares of it.
+        shares: Which outputs of it count, for each product of the attention.
 
     Raises:
         LeftOut: It is unknown which part counts.

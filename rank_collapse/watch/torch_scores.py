@@ -90,10 +90,11 @@ def see_product(
 
 
 def make_term(table: TagTable, product: Product, output: Tensor) -> Term:
-    """Makes the term of a product, with the axes of queries and keys last in its scores.
+    """Describes a product of queries and keys: origins of both, and letters of the axes, with those
+    of queries and keys last in its scores.
 
     Args:
-        table: Tags of all tensors.
+        table: Tags of all tensors, {tensor: its origin}.
         product: Queries times keys, with letters of the axes.
         output: The scores.
     """

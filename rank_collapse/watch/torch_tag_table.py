@@ -50,7 +50,7 @@ class TagTable:
         return self.tags[tensor]
 
     def record(self, tensor: Tensor, tag: Tag) -> None:
-        """Gives a tensor a tag, one of the layer that runs."""
+        """Gives a tensor the record of its origin, as one of the layer that runs."""
         self.tags[tensor] = tag
         self.recent.append(tag)
 
@@ -73,7 +73,7 @@ class TagTable:
         )
 
     def has(self, tensor: Tensor) -> bool:
-        """Returns whether a tensor has a tag."""
+        """Returns whether the origin of a tensor is recorded."""
         return tensor in self.tags
 
     def comes_from_attention(self, tensor: Tensor) -> bool:

@@ -332,7 +332,8 @@ def find_shared_sources(maps: Sequence[Map], query: Tag, key: Tag) -> list[Sourc
 
 
 def _list_makers(sources):
-    """List the maps and roots from which sources come, without those behind other maps."""
+    """List the linear maps, and the tensors that no map made, from which tensors of tokens directly
+    come."""
     return {a for source in sources for a in source.tag.maps | source.tag.behind}
 
 

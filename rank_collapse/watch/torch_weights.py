@@ -68,7 +68,7 @@ def read_terms(table: TagTable, product: Product) -> tuple[Term, ...]:
         return tag.terms
 
     def exchange(term):
-        """Returns a term with its keys as queries and its queries as keys."""
+        """Returns the product with its keys as queries and its queries as keys."""
         query_letters, key_letters, scores = term.letters
         transposed = scores[:-2] + scores[-1] + scores[-2]
         return Term((key_letters, query_letters, transposed), term.sizes, term.key, term.query)
@@ -160,10 +160,10 @@ def begin_mean(table: TagTable, product: Product, result: Tensor) -> None:
 
 
 def split_nested(table: TagTable, tensor: Tensor) -> list[tuple[Tensor, Tag]]:
-    """Splits a jagged tensor into its rows [1, ...], each with its tag.
+    """Splits a jagged tensor into its rows [1, ...], each with its record of origin.
 
     Args:
-        table: Tags of the pass.
+        table: Tags of the pass, {tensor: its origin}.
         tensor: The tensor.
     """
     tag = table.tag(tensor)

@@ -203,7 +203,8 @@ class RemovalPass(LayerPass):
     def init_carry(
         self, prepared: PreparedInputs, config: TransformerConfig
     ) -> Float[Array, "s n d"]:
-        """Make empty slots for the states.
+        """Make the states of the networks without a block, all 0 until their block begins: [s, n,
+        d].
 
         Raises:
             ValueError: A block of 0 layers, or of more layers than there are.
@@ -228,7 +229,8 @@ class RemovalPass(LayerPass):
         is_spared = exists & (jnp.cumsum(exists) <= self.spare)
 
         def apply_layer(x):
-            """Applies the layer to a slot, and compares the change with the full network's.
+            """Applies the layer in one network without a block, and compares its change with the
+            full network's.
 
             Returns:
                 (state after the layer, relative difference of its change, the largest difference of

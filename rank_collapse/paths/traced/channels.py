@@ -81,7 +81,8 @@ class Slots:
         return len(self.limits)
 
     def start(self, direction: AnyArray) -> AnyArray:
-        """Return the sums of the input: the direction in the slot of length 0."""
+        """Return the sums over paths at their start: the direction, as the sum of the paths of
+        length 0."""
         return direction[(None,) * self.num_axes]
 
     def map(self, fn: Callable[..., AnyArray], is_batched: bool = True) -> Callable[..., AnyArray]:
@@ -97,11 +98,11 @@ class Slots:
         return lambda *sums: mapped(*self.pad_alike(*sums))
 
     def sizes(self, sums: AnyArray) -> tuple[int, ...]:
-        """Return the number of slots on each axis."""
+        """Return the number of slots (path lengths) on each axis of sums [*slots, ...]."""
         return sums.shape[: self.num_axes]
 
     def pad_alike(self, *sums: object) -> tuple[AnyArray, ...]:
-        """Pad sums with empty slots up to the largest numbers among them."""
+        """Pad sums with 0 for further path lengths, up to the largest numbers among them."""
         sizes = self.largest(sums)
         return tuple(self.resize(s, sizes) for s in sums)
 
@@ -149,7 +150,8 @@ class Slots:
         return moved.at[tuple(index)].add(last)
 
     def cap(self, sizes: Sequence[int]) -> tuple[int, ...]:
-        """Return numbers of slots, no larger than the limits with their last slot."""
+        """Return numbers of slots (path lengths), no larger than the limits with one slot for all
+        longer paths."""
         return tuple(
             size if limit is None else min(size, limit + 2)
             for size, limit in zip(sizes, self.limits, strict=True)

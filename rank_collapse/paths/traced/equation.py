@@ -167,11 +167,11 @@ class Equation:
         return tuple(self._make_form(root, values, quotient) for root in shared_roots)
 
     def _make_form(self, root, values, quotient):
-        """Return the result as a function of one root; see `make_forms`.
+        """Return the result as a function of one state h: f(0), f′(h) and f(h)/h; see `make_forms`.
 
         Args:
-            root: The root.
-            values: Arguments of the equation, functions of the root or constants.
+            root: h.
+            values: Arguments of the equation, functions of h or constants.
             quotient: See `make_forms`; None for f(h)/h.
         """
         arrays = [v.array for v in values]

@@ -115,7 +115,8 @@ def take_larger(equation: Equation, values: Sequence[Value]) -> Value:
     takes_other = order(values[1 - constant].array, values[constant].array)
 
     def choose_quotient(parts):
-        """Returns the quotient of the larger value, or None if it is not f(h)/h of one root."""
+        """Finds the function for the quotient g of the larger value, g h; None if one of the two is
+        not known in this form."""
         for value, part in zip(values, parts, strict=True):
             if part is None and not _equals(value.fill, 0):
                 return None
@@ -180,7 +181,8 @@ def select(equation: Equation, values: Sequence[Value]) -> Value:
         return join(equation, array, [make_frozen(predicate.array), *cases])
 
     def select_quotient(parts):
-        """Returns the quotient of the selected values, or None if one is not f(h)/h of the root."""
+        """Finds the function for the quotient g of the selected values, g h; None if one of them is
+        not known in this form."""
         for value, part in zip(cases, parts[1:], strict=True):
             if part is None and not _equals(value.fill, 0):
                 return None

@@ -70,7 +70,8 @@ class Trail:
 
 
 def start_trail(**attributes: Any) -> Trail:
-    """Return the trail of a new state of the residual stream."""
+    """Return the trail of a new state of the residual stream: it contains itself in its place, and
+    comes from itself."""
     mark = Mark(True, attributes.pop("before", frozenset()))
     return Trail(frozenset((mark,)), frozenset((mark,)), **attributes)
 
@@ -107,11 +108,14 @@ def _bend(mark):
 
 
 def carry_trail(before: Trail | None, after: Trail | None, branch: Any) -> Trail | None:
-    """Return the trail of a loop's state, which is a new state outside of branches.
+    """Return the trail of a loop's state: which states it contains in their place, and which it
+    comes from.
+
+    Outside of branches it counts as a new state of the stream.
 
     Args:
         before, after: The trails before and after a step.
-        branch: The branch around the loop.
+        branch: The branch around the loop; None for none.
     """
     if before is None or after is None:
         first = before or after
@@ -125,11 +129,11 @@ def carry_trail(before: Trail | None, after: Trail | None, branch: Any) -> Trail
 
 
 def choose_trail(first: Trail | None, second: Trail | None, branch: Any) -> Trail | None:
-    """Return the trail of a value of a condition, from two of its cases.
+    """Return the trail of a result of a condition: what it contains in place in both of two cases.
 
     Args:
-        first, second: The trails.
-        branch: The branch around the condition.
+        first, second: The trails of the cases.
+        branch: The branch around the condition; None for none.
     """
     if first is None or second is None:
         return first or second
@@ -272,7 +276,8 @@ def _is_residual(mark, part, branch):
 
 
 def _only_scales(eqn):
-    """Whether an equation multiplies or divides each entry."""
+    """Return whether an equation multiplies or divides each entry, so that states stay in their
+    place."""
     if eqn.primitive.name == "dot_general":
         return not eqn.params["dimension_numbers"][0][0]
     return eqn.primitive.name in ("mul", "div")

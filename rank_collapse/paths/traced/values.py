@@ -146,7 +146,7 @@ class Value:
 
 
 def make_constant(array: AnyArray) -> Value:
-    """Return a constant, with its number where it has one entry."""
+    """Return a constant; if it has one entry, it is kept as a known number, too."""
     is_known = np.size(array) == 1 and not isinstance(array, jax.core.Tracer)
     return Value(array, fill=np.asarray(array).reshape(()) if is_known else None)
 
@@ -159,7 +159,14 @@ def make_frozen(array: AnyArray) -> Value:
 def make_state(
     array: AnyArray, sums: LazySums, forms: tuple[Form, ...] = (), **flags: object
 ) -> Value:
-    """Return a state, which is a function of itself before all."""
+    """Return a state: a value that passes paths, affine in the input once all gates are frozen.
+
+    Args:
+        array: Its value.
+        sums: Its sums over paths, by length.
+        forms: The state as a function of earlier states; it is a function of itself before all.
+        **flags: Further attributes of `Value`.
+    """
     identity_form = Form(
         Root(lambda: array, sums), np.float32(0), *2 * (lambda: jnp.ones_like(array),)
     )
@@ -167,7 +174,13 @@ def make_state(
 
 
 def make_gate(array: AnyArray, forms: tuple[Form, ...], **flags: object) -> Value:
-    """Return a gate of the given forms."""
+    """Return a gate: a function f(h) of the entries of a state h.
+
+    Args:
+        array: Its value.
+        forms: The gate as a function of one or several states, the nearest first.
+        **flags: Further attributes of `Value`.
+    """
     nearest = forms[0]
     passes_whole = nearest.quotient is not None or nearest.is_exact
     passes_whole &= not flags.get("is_step", False)

@@ -84,7 +84,15 @@ class SweepFolder:
             )
 
     def load(self, functions: Functions, point: int) -> list[Runs]:
-        """Loads the runs of a point of the static values, each once, in its furthest state.
+        """Loads the saved runs of one combination of static values, each once, in its furthest
+        state.
+
+        Args:
+            functions: The traced functions, which give the shapes of the arrays.
+            point: Index of the combination.
+
+        Returns:
+            Runs, in groups that are at the same step.
 
         Raises:
             RunError: A file is damaged.

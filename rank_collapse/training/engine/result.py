@@ -159,7 +159,12 @@ class Points:
         return self._xarray.Dataset(variables, {**self._coordinates, "step": steps}, constants)
 
     def _gather(self, values):
-        """Joins values [r, ...] of each point over all axes; shorter ones are filled with NaN."""
+        """Joins arrays of all runs to one array over all swept axes.
+
+        Args:
+            values: For each combination of static values an array [r, ...]; shorter ones are filled
+                with NaN.
+        """
         axes, count = self._axes, len(self._numbers)
         shapes = [v.shape[1:] for v in values]
         longest = tuple(max(sizes) for sizes in zip(*shapes, strict=True))

@@ -156,11 +156,11 @@ class Trainer:
         return parts
 
     def _program(self, point, functions, most):
-        """Returns the program of a point, compiled at its first use.
+        """Returns the program for a combination of static values, compiled at its first use.
 
         Args:
-            point: Number of the static settings.
-            functions: Traced functions of the point.
+            point: Index of the combination.
+            functions: Traced functions of the combination.
             most: The largest number of seeds.
         """
         if point not in self.programs:
