@@ -143,7 +143,13 @@ def identity(models: Sequence[Model]) -> dict[str, str]:
 
 
 def list_weights(options: Options, models: Sequence[Model]) -> list[Weights]:
-    """Lists for each model its checkpoint, then its initialisations."""
+    """Lists the sets of weights to measure: for each model its checkpoint, if it has one, then a
+    random initialisation for each seed.
+
+    Args:
+        options: The flags.
+        models: The models.
+    """
     weights = []
     seeds = range(options.first_seed, options.first_seed + options.num_seeds)
     for model in models:

@@ -318,7 +318,12 @@ def layer_growth(
 
 
 def _around(passage, keep):
-    """Computes the logarithms of the factors around the attention of a sublayer.
+    """Compute the logarithms of the largest factors by which norms and gains around an attention
+    multiply directions.
+
+    Args:
+        passage: `SublayerValues` of the attention in the forward pass.
+        keep: Bool [n], True for tokens that are not padding.
 
     Returns:
         (factor of the norm before the branch, factor of the branch's gain and norm, factor of the

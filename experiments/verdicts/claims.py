@@ -137,7 +137,16 @@ def _judge(row, verdict, error):
 
 
 def _judge_tests(rows, count):
-    """Judges rows that test a claim: rejected, not rejected, or too few draws for it."""
+    """Judge rows that test a claim by a p-value: rejected, not rejected, or undecided because no p
+    of so few draws could be small enough.
+
+    Args:
+        rows: The rows.
+        count: Number of rows that are judged together.
+
+    Yields:
+        The rows with their verdicts.
+    """
     log_p = [0.0 if row.p is None else math.log(row.p) for row in rows]
     is_rejected, _ = reject_jointly(log_p, ERROR, count)
     for row, rejected in zip(rows, is_rejected, strict=True):

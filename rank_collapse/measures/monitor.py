@@ -126,7 +126,15 @@ def monitor(
 
 
 def _reshape_weights(x, p):
-    """Reshape attention to weights [b, h, n, m] of tokens [..., n, d]."""
+    """Check that attention fits tokens x [..., n, d], and reshape it to weights [b, h, n, m].
+
+    Args:
+        x: The tokens.
+        p: Attention [..., h, n, m].
+
+    Raises:
+        ValueError: Other leading axes, or another number of queries than tokens.
+    """
     shape, expected = tuple(p.shape), tuple(x.shape)
     refuse_if(
         p.ndim < 3 or shape[:-3] != expected[:-2],

@@ -351,7 +351,19 @@ class LazyLayers:
         return jax.tree.map(as_stored, self.layer(self.rows[index]))
 
     def _move_to_device(self, index, stored):
-        """Move a row to the device in the weights' dtype, and check that it is finite."""
+        """Move the parameters of a layer to the device in the weights' dtype, and check that they
+        are finite.
+
+        If they are not, the layer is read again with a check of each tensor, so that the error
+        names the tensor.
+
+        Args:
+            index: Index of the layer's row.
+            stored: The parameters as they are in the file.
+
+        Raises:
+            ValueError: A value is not finite.
+        """
         # One tensor after another, so that the file's copy of each goes before the next one's.
         leaves, treedef = jax.tree.flatten(stored)
         del stored

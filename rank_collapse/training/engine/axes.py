@@ -198,7 +198,16 @@ def _as_numbers(name, value):
 
 
 def _label_values(name, values):
-    """Returns the coordinates of the values of a static axis: numbers and text as they are."""
+    """Return the coordinates of a static axis: numbers and text as they are, other values by their
+    names.
+
+    Args:
+        name: Name of the axis, for messages.
+        values: Its values.
+
+    Raises:
+        ValueError: No values, or two with one name.
+    """
     refuse_if(not values, f"{name} is empty: list at least one value")
     plain = all(isinstance(value, str | int | float) for value in values)
     same = len({isinstance(value, str) for value in values}) == 1

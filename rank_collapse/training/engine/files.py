@@ -120,6 +120,10 @@ class SweepFolder:
     def save(self, point: int, runs: Runs) -> None:
         """Saves runs, whose state is on the host, and deletes the files that these replace.
 
+        Args:
+            point: Index of the combination of static values.
+            runs: The runs, all at one step.
+
         Raises:
             RunError: The runs cannot be written; earlier files stay.
         """
