@@ -76,9 +76,11 @@ def make_configs(options: Options) -> dict[Case, rc.TransformerConfig]:
 
 
 def pad_layers(config: rc.TransformerConfig, size: int) -> rc.TransformerConfig:
-    """Gives a network `size` layers; the layers after its own change nothing.
+    """Gives a network `size` layers, so that networks of different depths share one compiled
+    program.
 
-    Initial weights are comparable: they follow one rule, with the design's own gain.
+    Layers after its own have branch gain 0 and skip gain 1: they change nothing. Initial weights
+    are comparable: they follow one rule, with the design's own gain.
 
     Args:
         config: The network.

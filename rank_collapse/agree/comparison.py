@@ -159,7 +159,14 @@ def compare_recordings(
 
 
 def _list_differences(pair, mask, rounding):
-    """Yield the differences of a layer, including that of its sum."""
+    """Yield the differences of a layer's sublayers, and that of the sum that the layer makes of
+    them.
+
+    Args:
+        pair: The layer in both runs.
+        mask: Tokens that exist.
+        rounding: The expected rounding.
+    """
     yield from compare_layer(pair, mask, rounding)
     total = compare_sums(pair, mask, rounding)
     if total is not None:

@@ -270,7 +270,15 @@ def _test_experts(differing, differs):
 
 
 def _test_all_tokens(difference):
-    """Name what makes all tokens of an attention differ."""
+    """Name what makes all tokens of an attention differ, even the first, which attends to itself
+    alone under a causal mask.
+
+    Args:
+        difference: The outputs of the sublayer in both runs.
+
+    Yields:
+        The text of the kinds of mistake, once; nothing for other sublayers.
+    """
     if difference.part == "attention":
         yield (
             "all tokens differ, the first too: where it attends to itself alone, more differs "

@@ -173,7 +173,10 @@ class ByLength(Algebra):
         return branch_input.apply_to_all(attend, num_lengths=-1).shift(0), None
 
     def apply_cross(self, layer, branch_input):
-        """Let paths from the memory enter with length 1; biases join the offset.
+        """Attend to the memory: its tokens begin new paths, of length 1, and biases join the
+        offset.
+
+        The queries only decide the frozen weights, so no path from the input passes this branch.
 
         Returns:
             (the channels, no further results: None).

@@ -83,7 +83,8 @@ class Truncated(ByLength):
         return super().apply_norm(layer.replace(extra=extra), spec, channels)
 
     def apply_attention(self, layer, branch_input):
-        """Applies attention with the weights that the sum of the kept paths gives.
+        """Apply attention with the weights that the sum of the kept paths gives; longer paths are
+        set to 0.
 
         Returns:
             (the channels, no further results: None).

@@ -95,6 +95,10 @@ class Origins(TagTable):
     def _see_write(self, args, is_assignment):
         """Records a write into a tensor by an index, or into a view of it.
 
+        The numbers that follow the written values (of map outputs, or of query-key pairs) replace
+        those at the same places of the tensor. If the tensor is a view, its base gets the records
+        of both.
+
         Args:
             args: Args of the call.
             is_assignment: Whether by an index.
@@ -129,12 +133,12 @@ class Origins(TagTable):
         self.record(base, tag)
 
     def _write_followers(self, tensor, tag, written, write):
-        """Makes followers of a tensor into which others were written.
+        """Writes the numbers that follow written values into the numbers that follow a tensor.
 
         Args:
-            tensor, tag: The tensor, and its tag.
+            tensor, tag: The tensor, and its tag, the record of its origin.
             written: Tag of the written values.
-            write: write(numbers of the tensor, name of the follower), which writes the numbers of a
+            write: write(numbers of the tensor, name of the numbers), which writes the numbers of a
                 part.
         """
         shape, stride, device = tensor.shape, tensor.stride(), tensor.device
@@ -175,7 +179,8 @@ class Origins(TagTable):
         """Records another function: its results come from where its arguments come from.
 
         Args:
-            function, arguments: The call, with (args, kwargs).
+            function, arguments: The call, with (args, kwargs); no function for code that torch does
+                not show.
             inputs, outputs: Tensors of floats that the function reads and returns.
         """
         tagged = [a for a in inputs if self.has(a) or self.is_constant(a)]

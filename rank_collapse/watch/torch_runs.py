@@ -193,13 +193,21 @@ class Runs:
         return run
 
     def _find_documents(self, frames, tokens, weights, names):
-        """Finds the document of each token, see `number_documents`.
+        """Finds the document of each token, in packed rows with several documents as in others, see
+        `number_documents`.
+
+        Which tokens exist comes from a mask of the call that fits attention, or else from the keys
+        that attention itself leaves out. Cross-attention takes the documents of the attention
+        before it.
 
         Args:
             frames: The modules that run.
             tokens: Tokens of the queries.
             weights: Weights in the order of examples.
             names: Names of the attentions from which the tokens come, and of this one.
+
+        Returns:
+            Int [e, n]; −1 for tokens that do not exist.
         """
         shape, among = tokens.index.shape, find_allowed_tokens(tokens, weights.allowed)
         if tokens.is_cross:

@@ -111,13 +111,19 @@ def make_term(table: TagTable, product: Product, output: Tensor) -> Term:
 
 
 def _find_token_axes(table: TagTable, tag, letters, other_letters, result):
-    """Finds the letters of tokens, and none of heads, in one factor of scores; [] if several.
+    """Finds the axis of tokens, among axes of tokens and of heads, in one factor of scores.
+
+    Entries along an axis of heads are features of one token; along an axis of tokens they come from
+    different rows.
 
     Args:
-        table: Tags of the pass.
+        table: Tags of the pass, {tensor: its origin}.
         tag: Tag of the factor.
         letters, other_letters, result: Letters of the axes of this factor, of the other factor, and
             of the scores.
+
+    Returns:
+        [letter]; [] if there are several such axes.
     """
     free = [c for c in result if c in letters and c not in other_letters]
     tokens = [c for c in free if not has_same_rows(tag, [letters.index(c)])]

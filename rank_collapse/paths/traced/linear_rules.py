@@ -69,7 +69,11 @@ def choose(equation: Equation, values: Sequence[Value]) -> Value:
 def join(
     equation: Equation, array: Array, values: Sequence[Value], *, keep_gates: bool = False
 ) -> Value:
-    """Return a result that is linear in all states together.
+    """Return a result that is linear in all its arguments that pass paths (states) together.
+
+    Gates, functions f(h) of the entries of a state h, are taken as states: f(h)/h times h. Frozen
+    arguments add nothing to the sums over paths. What may only multiply or weigh others (a factor)
+    cannot be added to a state: the result is then a product, which later rules refuse.
 
     Args:
         equation: The operation.
