@@ -37,7 +37,7 @@ class Label:
         return self.kind in (Kind.STATE, Kind.GATE)
 
 
-def pack(value: Value, run: object) -> tuple[Label, Any, LazySums | None]:
+def _pack(value: Value, run: object) -> tuple[Label, Any, LazySums | None]:
     """Take a value apart.
 
     A gate that is also a state keeps the sums of the state. All other values except states lose
@@ -76,7 +76,7 @@ def pack_values(
         (labels, arrays, sums), each with one entry per value; sums are arrays [*slots, ...] or
         None.
     """
-    packed = [pack(v, run) for v in values]
+    packed = [_pack(v, run) for v in values]
     labels = [label for label, _, _ in packed]
     arrays = [array for _, array, _ in packed]
     sums = [None if lazy is None else lazy.array for _, _, lazy in packed]
