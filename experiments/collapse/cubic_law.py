@@ -105,9 +105,11 @@ def closed_profile(
 
 @jax.jit
 def _closed_pass(params, prepared, config, log, trace):
-    """Computes the profile: measured up to the first certified layer, and by the law behind it.
+    """Computes the profile: as measured up to the first certified layer, and by the cubic law after
+    it.
 
-    A layer is certified if the logarithm of its growth is below 0.
+    A layer is certified if no layer from there on can let distances between tokens grow: the
+    logarithm of the largest growth that the diameter bound allows is below 0.
 
     Args:
         params, prepared, config: See `prepare_inputs`.

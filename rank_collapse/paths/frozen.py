@@ -182,15 +182,16 @@ def carry_edit(
 def attend_channels(
     layer: Layer, kind: str, c: Float[Array, "g m e"], ones: Float[Array, "#g"]
 ) -> Float[Array, "g n d"]:
-    """Compute Σ_h P_h (c W_V + ones·b_V) W_O + ones·b_O with P_h frozen.
+    """Compute Σ_h P_h (c W_V + ones·b_V) W_O + ones·b_O with the weights P_h of the forward pass.
 
-    The value and output projections are one matrix product over all channels and heads.
+    Channels c are summands of the tokens, such as the sums over paths of one length; the value and
+    output projections are one matrix product over all channels and heads.
 
     Args:
         layer: The layer, with its constants in `Layer.extra`.
         kind: "attention", or "cross" for the attention to the memory.
         c: Channels of the keys' tokens.
-        ones: Shares of the biases in the channels.
+        ones: Share of the biases in each channel.
     """
     constants, params = layer.extra, getattr(layer.params, kind)
     is_cross = kind == "cross"

@@ -289,7 +289,12 @@ def mlp_kernel(
 
 
 def _multiply_kernels(a: TokenKernel, b: TokenKernel) -> TokenKernel:
-    """Multiply independent features: kernels multiply, changes one at a time."""
+    """Compute the kernel of products a_i b_i of independent features, such as a gate and the hidden
+    units.
+
+    Expected products multiply. They are kept as mean squares and distances between tokens, so that
+    small distances keep their digits; to first order, an update changes one factor at a time.
+    """
     mean_variance = [0.5 * (s.variance[:, None] + s.variance[None, :]) for s in (a, b)]
     variance_gap = [s.variance[:, None] - s.variance[None, :] for s in (a, b)]  # [n, n] each
     distance = 0.25 * variance_gap[0] * variance_gap[1] + mean_variance[0] * b.distance

@@ -282,11 +282,15 @@ def _trace_source(source, offsets, total):
 
 
 def find_allowed_tokens(tokens: Tokens, allowed: Tensor) -> Tensor | None:
-    """Finds Bool [e or 1, n, n], which token a token may attend to; None if unknown.
+    """Finds which token a token may attend to, where the keys may stand in another order than the
+    queries.
 
     Args:
-        tokens: Tokens of the queries.
+        tokens: Tokens of the queries, and which of them each key is.
         allowed: Bool [e or 1, n, m], which key a query may attend to.
+
+    Returns:
+        Bool [e or 1, n, n]; None for cross-attention, or if a token has no key or keys are unknown.
     """
     if tokens.is_cross or tokens.keys is None:
         return None
