@@ -166,7 +166,13 @@ class Checked(NamedTuple):
         return {name for name, network in networks.items() if self.is_bound(network, -1)}
 
     def find_references(self) -> dict[str, str]:
-        """Returns the references to compare a headline number with."""
+        """Returns texts to compare each headline number with: published models, and equal
+        attention.
+
+        Returns:
+            {name of the number: text}. Inputs that are arrays have no reference for attention,
+            because the embedding may add tokens to them.
+        """
         config = self.opened.source.config
         ratios, alone_ratios, layers = [], [], []
         kind = "init" if self.opened.source.has_random_weights else "pretrained"

@@ -58,10 +58,11 @@ class Transport(NamedTuple):
 def name_states(
     params: TransformerParams, config: TransformerConfig, **inputs: ArrayLike | None
 ) -> Callable[[Tree], Tree]:
-    """Return a network as a function from its input to its last state, with names for `transport`.
+    """Return one of our networks as a function x → last state, with the names that `transport`
+    looks for.
 
-    The names are "attention", "cross" and "mlp" of the branches, and "residual" of the state after
-    each layer.
+    The names, by `jax.ad_checkpoint.checkpoint_name`, are "attention", "cross" and "mlp" of the
+    branches, and "residual" of the state after each layer.
 
     Args:
         params, config: The network, as `rc.pretrained.load` returns them.
@@ -226,6 +227,8 @@ def transport_ranks(
         )
 
     def run(unit):
+        """Computes the derivative along one unit vector of the source's state, [k + 1, m, d]: by
+        path length, and of all lengths together."""
         moved = transport(
             fn,
             x,
