@@ -121,9 +121,7 @@ def render(
 def comparison_line(row: Comparison) -> str:
     """Writes "full model: 0.98 (published 0.9); note"."""
     line = f"{row.quantity}: {format_number(row.measured)}"
-    if isinstance(row.published, str):
-        line += f" ({row.source}: {row.published.removeprefix(f'{row.source}: ')})"
-    elif row.published is not None:
+    if row.published is not None:
         line += f" ({row.source} {format_number(row.published)})"
     return f"{line}; {row.note}" if row.note else line
 
@@ -169,9 +167,10 @@ def _comparison_table(comparisons):
     column = "<th>published</th>" * has_published
     table = f"<tr><th>quantity</th><th>measured</th>{column}<th></th></tr>"
     for c in comparisons:
-        published = (
-            f'<td class="number">{escape_html(format_number(c.published))}</td>' * has_published
-        )
+        number = format_number(c.published)
+        if c.published is not None and c.source != "published":
+            number = f"{c.source} {number}"
+        published = f'<td class="number">{escape_html(number)}</td>' * has_published
         table += f'<tr><td>{escape_html(c.quantity)}</td><td class="number">'
         table += f"{escape_html(format_number(c.measured))}</td>{published}"
         table += f"<td>{escape_html(c.note)}</td></tr>"
