@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from jax.ad_checkpoint import checkpoint_name
 
+from tests.oracles.frozen_paths import softmax
 from tests.oracles.function_paths import contributions, ranks_of_others as ranks_of_others
 from tests.oracles.jax_layers import tokens
 from tests.oracles.skip_layers import (
@@ -33,11 +34,6 @@ from tests.oracles.skip_layers import (
     weights,
 )
 from tests.support.closeness import assert_close
-
-
-def softmax(s):
-    e = np.exp(s - s.max(-1, keepdims=True))
-    return e / e.sum(-1, keepdims=True)
 
 
 def frozen_attention(x):
