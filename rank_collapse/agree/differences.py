@@ -322,7 +322,7 @@ def find_rounding(first: Recording, second: Recording) -> Rounding:
     def find_coarsest(dtypes):
         return max(dtypes, key=ROUNDING.__getitem__)
 
-    of_products, of_states = [], []  # one name of a dtype for each recording
+    product_dtypes, state_dtypes = [], []  # one name of a dtype for each recording
     for recording in (first, second):
         layer = next(recording.read_layers())
         state_dtype = find_dtype(layer.after)
@@ -330,10 +330,10 @@ def find_rounding(first: Recording, second: Recording) -> Rounding:
         declared = recording.metadata.get("dtype")
         if declared in ROUNDING:
             dtypes.append(declared)
-        of_products.append(find_coarsest(dtypes))
-        of_states.append(state_dtype)
-    products, stream = find_coarsest(of_products), find_coarsest(of_states)
-    is_same = of_products[0] == of_products[1]
+        product_dtypes.append(find_coarsest(dtypes))
+        state_dtypes.append(state_dtype)
+    products, stream = find_coarsest(product_dtypes), find_coarsest(state_dtypes)
+    is_same = product_dtypes[0] == product_dtypes[1]
     return Rounding(ROUNDING[products], ROUNDING[stream], products, is_same)
 
 

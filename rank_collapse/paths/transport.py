@@ -155,8 +155,8 @@ def _place(direction, state, sources, skip):
         skip: Number of first positions that are left out.
 
     Returns:
-        (direction [n, d], 0 outside of the sources; the number of sources, 1 for a direction [n,
-        d]).
+        (direction [n, d], number of sources). A direction [d] stands at every source, with 0 at
+        the other positions. A direction [n, d] stays as it is, and counts as one source.
 
     Raises:
         ValueError: A direction of another shape, or no positions.
@@ -217,6 +217,7 @@ def transport_ranks(
     """
     shape = jax.eval_shape(fn, jnp.asarray(x))
     n, d = shape.shape
+    source = struct.check_whole("source", source, 0, n - 1)
     distances = np.arange(n - source) if distances is None else np.asarray(distances)
     if distances.min() < 0 or source + distances.max() >= n:
         raise ValueError(

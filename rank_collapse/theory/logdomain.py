@@ -188,8 +188,8 @@ class LogPass(LayerPass):
         """Pass all copies through the layer.
 
         Returns:
-            (states after the layer, (profile of every copy, fields of a `LogTrace` of the first
-            copy)).
+            (states after the layer, (log10 of the norm of the state of every copy, fields of a
+            `LogTrace` of the first copy)).
         """
         keep = layer.inputs.existing_tokens
 

@@ -80,7 +80,7 @@ def measure_taps(
         ValueError: A tap inside a loop of unknown length, or inside a program that returns no
             further outputs, such as `shard_map` or a custom derivative.
     """
-    traced_result = []  # the structure of the result, and its leaves without the arrays' values
+    traced_result = []  # structure of the result, leaves (None for an array), positions of arrays
 
     def list_arrays(*args):
         """Calls the function, and returns the arrays of its result."""

@@ -175,10 +175,10 @@ class Origins(TagTable):
             function, arguments: The call, with (args, kwargs).
             inputs, outputs: Tensors of floats that the function reads and returns.
         """
-        known = [a for a in inputs if self.has(a) or self.is_constant(a)]
-        pairs = [(self.tag(a), a) for a in known]  # (tag, tensor)
+        tagged = [a for a in inputs if self.has(a) or self.is_constant(a)]
+        pairs = [(self.tag(a), a) for a in tagged]  # (tag, tensor)
         moving = [(tag, a) for tag, a in pairs if not tag.is_constant]
-        if not moving and len(known) == len(inputs):
+        if not moving and len(tagged) == len(inputs):
             self._record_constants(function, arguments, [tag for tag, _ in pairs], outputs)
             return
         pairs = moving or [(self.tag(a), a) for a in inputs if not self.is_constant(a)]
@@ -188,8 +188,8 @@ class Origins(TagTable):
             makers = _select_makers(function, pairs, output)
             tag = join_tags(tags)
             tag.maps = frozenset().union(*(maker.maps for maker, _ in makers))
-            of_its_size = [t for t, a in pairs if a.numel() == output.numel()]
-            tag.stream = join_streams(of_its_size or tags)
+            same_size = [t for t, a in pairs if a.numel() == output.numel()]
+            tag.stream = join_streams(same_size or tags)
             if function not in PRODUCTS or len(pairs) == 1:  # a mixture has no weights
                 tag.terms, tag.is_softmax = _merge_terms(pairs, output)
             tag.is_exponential = function in EXPONENTIALS or any(t.is_exponential for t in tags)
@@ -205,8 +205,9 @@ class Origins(TagTable):
             self.record(output, tag)
 
     def _record_constants(self, function, arguments, tags, outputs):
-        """Records the results of a function of constants: constants, or the beginning of a stream
-        where it looks tokens up.
+        """Records the results of a function of constants.
+
+        They begin a stream if the function looks tokens up; otherwise they are constants.
 
         Args:
             function, arguments, outputs: See `_derive_tags`.

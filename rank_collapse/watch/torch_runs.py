@@ -276,10 +276,12 @@ class Runs:
             shapes = [tuple(a.shape) for a in states[:1]]
             raise LeftOut(f"its results of shapes {shapes} do not have the tokens that it reads")
         x, places = states[0], torch.arange(index.numel(), device=index.device)
-        if x.shape[0] == x.shape[1] and not torch.equal(index.flatten(), places):
+        order_matters = min(index.shape) > 1
+        is_square = order_matters and x.shape[0] == x.shape[1]
+        if is_square and not torch.equal(index.flatten(), places):
             raise LeftOut("equal numbers of examples and tokens leave the axes ambiguous")
-        is_other_order = x.shape[:2] == index.shape[::-1] != index.shape
-        if is_other_order and torch.equal(index.flatten(), places):
+        is_swapped = order_matters and x.shape[:2] == index.shape[::-1] != index.shape
+        if is_swapped and torch.equal(index.flatten(), places):
             raise LeftOut("its results have tokens first, and its attention reads examples first")
         if x.shape[:2] != index.shape:
             x = x.reshape(-1, x.shape[-1])[index]

@@ -203,10 +203,14 @@ class TokensFirst(Attention):
         return self.kept
 
 
-@pytest.mark.parametrize(("count", "is_measured"), [(10, True), (3, True), (2, False)])
-def test_raw_tokens_of_layers_that_have_the_tokens_first(count, is_measured):
+@pytest.mark.parametrize(
+    ("examples", "count", "is_measured"),
+    [(2, 10, True), (2, 3, True), (2, 2, False), (1, 10, True)],
+)
+def test_raw_tokens_of_layers_that_have_the_tokens_first(examples, count, is_measured):
     """As many examples as tokens leave open which axis is which."""
-    model, x = nn.Sequential(TokensFirst(), TokensFirst()), X[:, :count].transpose(0, 1)
+    x = X[:examples, :count].transpose(0, 1)
+    model = nn.Sequential(TokensFirst(), TokensFirst())
     watched = watch(model, 1, tokens="raw")
     model(x.contiguous()).sum().backward()
     torch.optim.SGD(model.parameters(), 0.0).step()

@@ -15,7 +15,7 @@ from rank_collapse.paths.traced.equation import Equation
 from rank_collapse.paths.traced.linear_rules import (
     join,
 )
-from rank_collapse.paths.traced.programs import bind
+from rank_collapse.paths.traced.programs import bind, place_tangents
 from rank_collapse.paths.traced.values import (
     Kind,
     Value,
@@ -114,6 +114,8 @@ def take_larger(equation: Equation, values: Sequence[Value]) -> Value:
     if forms:
         return make_gate(array, forms, **equation.shared_flags(values) | {"is_weight": False})
     cases = [resolve_state(v, equation.slots) for v in values]
+    if not any(v.depends for v in cases):  # steps, which pass no paths
+        return make_frozen(array)
     if not all(v.kind in (Kind.STATE, Kind.FROZEN) for v in cases):
         return equation.make_factor(array, f"{equation.name} of two values that depend on x")
     return make_state(
@@ -129,23 +131,15 @@ def _select_sums(equation, takes_second, first, second):
         takes_second: Bool, of the shape of the values.
         first, second: The values; at least one has sums, and the sums of the other are 0.
     """
-    if second.sums is None:
+    has_sums = [value.sums is not None for value in (first, second)]
 
-        def keep_first(tangent):
-            return jnp.where(takes_second, jnp.zeros((), tangent.dtype), tangent)
+    def choose(*tangents):
+        zero = jnp.zeros((), tangents[0].dtype)
+        pair = [zero if t is None else t for t in place_tangents(tangents, has_sums)]
+        return jnp.where(takes_second, pair[1], pair[0])
 
-        return LazySums(equation.slots.map(keep_first), [first.sums])
-    if first.sums is None:
-
-        def keep_second(tangent):
-            return jnp.where(takes_second, tangent, jnp.zeros((), tangent.dtype))
-
-        return LazySums(equation.slots.map(keep_second), [second.sums])
-
-    def choose(first_tangent, second_tangent):
-        return jnp.where(takes_second, second_tangent, first_tangent)
-
-    return LazySums(equation.slots.map(choose), [first.sums, second.sums])
+    sums = [value.sums for value in (first, second) if value.sums is not None]
+    return LazySums(equation.slots.map(choose), sums)
 
 
 def select(equation: Equation, values: Sequence[Value]) -> Value:

@@ -87,8 +87,8 @@ class Start:
             )
         if self.number >= self.count:
             raise ValueError(
-                f"layer={self.number} must be from 0 to {self.count - 1}, because fn names "
-                f"{self.count} states that match states={pattern!r}"
+                f"layer={self.number} must be from 0 to {self.count - 1}: the number of states in "
+                f"fn that match states={pattern!r} is {self.count}"
             )
 
     def is_in(self, jaxpr: Jaxpr) -> bool:

@@ -48,7 +48,7 @@ def group_layers(sums: Sequence[Sum], output: Any, is_output: bool | None = None
     for index, layer in enumerate(layers):
         refuse_if(
             {e.axis for e in layer} != kinds,
-            f"branches: layer {index} has {len(layer)} branches, but layer 0 has {len(kinds)}",
+            f"branches: layer {index} does not have the same kinds of branches as layer 0",
         )
     last = layers[-1][-1].after
     if is_output is None:

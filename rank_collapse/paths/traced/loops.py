@@ -20,6 +20,7 @@ from rank_collapse.paths.traced.packing import (
     merge_labels,
     pack_values,
     unpack,
+    unpack_values,
 )
 from rank_collapse.paths.traced.programs import open_program
 from rank_collapse.paths.traced.values import Kind, Value
@@ -77,11 +78,10 @@ class _Scan:
             if has_paths:
                 value = unpack(self.labels[i], self.arrays[i], self.sums[i])
             fixed.append(value)
-        carry_arrays, carry_sums = carry
-        carried = list(map(unpack, labels, carry_arrays, carry_sums))
+        carried = unpack_values(labels, *carry)
         slice_arrays, slice_sums, number = slices
         slice_labels = self.labels[self.num_fixed + self.num_carry :]
-        sliced = list(map(unpack, slice_labels, slice_arrays, slice_sums))
+        sliced = unpack_values(slice_labels, slice_arrays, slice_sums)
         if start is not None:
             start.count = self.first_state + number * self.states_per_step
             num_seen = start.num_seen
@@ -136,12 +136,10 @@ class _Scan:
         # Tracing a step counted its branches; the scan counts them again when it runs.
         run.branches.num_shifts = num_shifts
         # How many slots more than the carry before the step each stacked result can have.
-        self.stacked_growth = []
-        for s in sums[num_carry:]:
-            after = None if s is None else run.slots.sizes(s)
-            self.stacked_growth.append(
-                None if s is None else [a - b for a, b in zip(after, sizes, strict=True)]
-            )
+        self.stacked_growth = [
+            None if s is None else [a - b for a, b in zip(run.slots.sizes(s), sizes, strict=True)]
+            for s in sums[num_carry:]
+        ]
         values = self.run_parts(labels, sizes, growth)
         if run.start is not None:
             num_states = self.params["length"] * self.states_per_step
@@ -254,8 +252,8 @@ class _Scan:
         ]
         stacked_labels = self.out_labels[num_carry:]
         return [
-            *map(unpack, labels, arrays, sums),
-            *map(unpack, stacked_labels, stacked_arrays, stacked_sums),
+            *unpack_values(labels, arrays, sums),
+            *unpack_values(stacked_labels, stacked_arrays, stacked_sums),
         ]
 
     def find_stacked_sizes(self, labels, sizes):
@@ -348,4 +346,4 @@ def run_cond(
     num_shifts = list(run.branches.num_shifts)
     out_arrays, out_sums = jax.lax.switch(index, [pad(b) for b in branches], arrays, sums)
     run.branches.num_shifts = num_shifts
-    return [unpack(*part) for part in zip(merged, out_arrays, out_sums, strict=True)]
+    return unpack_values(merged, out_arrays, out_sums)

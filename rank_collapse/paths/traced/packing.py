@@ -37,7 +37,7 @@ class Label:
         return self.kind in (Kind.STATE, Kind.GATE)
 
 
-def pack(value: Value, run: object) -> tuple[Label, Any, LazySums | None]:
+def _pack(value: Value, run: object) -> tuple[Label, Any, LazySums | None]:
     """Take a value apart.
 
     A gate that is also a state keeps the sums of the state. All other values except states lose
@@ -63,12 +63,12 @@ def pack(value: Value, run: object) -> tuple[Label, Any, LazySums | None]:
 def pack_values(
     values: Sequence[Value], run: object
 ) -> tuple[list[Label], list[AnyArray], list[AnyArray | None]]:
-    """Take values apart, as `pack` does, and compute their sums.
+    """Take values apart, as `_pack` does, and compute their sums.
 
     Returns:
         (labels, arrays, sums), each with one entry per value; sums are arrays or None.
     """
-    packed = [pack(v, run) for v in values]
+    packed = [_pack(v, run) for v in values]
     labels = [label for label, _, _ in packed]
     arrays = [array for _, array, _ in packed]
     sums = [None if lazy is None else lazy.array for _, _, lazy in packed]
@@ -93,6 +93,13 @@ def unpack(label: Label, array: AnyArray, sums: AnyArray) -> Value:
             passes_whole=label.passes_whole,
         )
     return Value(array, label.kind, reason=label.reason)
+
+
+def unpack_values(
+    labels: Sequence[Label], arrays: Sequence[AnyArray], sums: Sequence[AnyArray | None]
+) -> list[Value]:
+    """Put values together again, from what `pack_values` returns."""
+    return [unpack(*parts) for parts in zip(labels, arrays, sums, strict=True)]
 
 
 def merge_labels(first: Label, second: Label, trail: Trail | None) -> Label:

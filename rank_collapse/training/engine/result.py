@@ -161,7 +161,7 @@ class Points:
         """Joins values [r, ...] of each point over all axes; shorter ones are filled with NaN."""
         axes, count = self._axes, len(self._numbers)
         shapes = [v.shape[1:] for v in values]
-        longest = tuple(map(max, *shapes)) if len(shapes) > 1 else shapes[0]
+        longest = tuple(max(sizes) for sizes in zip(*shapes, strict=True))
         is_ragged = any(shape != longest for shape in shapes)
         dtypes = [v.dtype for v in values]
         if is_ragged:

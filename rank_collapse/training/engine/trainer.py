@@ -93,7 +93,7 @@ class Trainer:
         """Lists the runs that are not saved: (index of the swept values, seed) [r, 2]."""
         names = {name for runs in saved for name in runs.names()}
         wanted = itertools.product(share.tolist(), range(self.axes.num_hyper))
-        missing = [(point, seed) for seed, point in wanted if (point, seed) not in names]
+        missing = [(index, seed) for seed, index in wanted if (index, seed) not in names]
         return np.array(missing, int).reshape(-1, 2)
 
     def _iterate_groups(self, program, unfinished, missing):
@@ -102,7 +102,7 @@ class Trainer:
         Args:
             program: The compiled program.
             unfinished: Saved runs that are to be continued.
-            missing: (point, seed) of each run that is to be begun.
+            missing: (index of the swept values, seed) of each run that is to be begun.
         """
         size = program.size
         for runs in unfinished:
@@ -110,8 +110,8 @@ class Trainer:
                 group = runs.take(np.arange(start, min(start + size, len(runs))))
                 yield program.lay_out(group, self._make_inputs)
         for start in range(0, len(missing), size):
-            points, seeds = missing[start : start + size].T
-            begun = program.begin(points, seeds, self._make_inputs)
+            indices, seeds = missing[start : start + size].T
+            begun = program.begin(indices, seeds, self._make_inputs)
             yield program.look_at(begun)
 
     def points(self, numbers: np.ndarray) -> Points:
@@ -166,8 +166,9 @@ class Trainer:
             self.programs[point] = program
         return self.programs[point]
 
-    def _make_inputs(self, points, numbers):
-        return fold_key(self.base_key, numbers), self.axes.hyper_leaves(points)
+    def _make_inputs(self, indices, numbers):
+        """Makes the keys and the swept values of some runs from their indices and seeds."""
+        return fold_key(self.base_key, numbers), self.axes.hyper_leaves(indices)
 
     def _train_group(self, point, program, initial):
         """Trains runs that are on the devices to the last step; returns them on the host.

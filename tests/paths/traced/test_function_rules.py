@@ -33,6 +33,8 @@ WEIGHTS = {
     "twice a choice of two gates": lambda h, g: jnp.where(KEEP, sigmoid(h), sigmoid(g)) * 2,
     "a choice by the other": lambda h, g: jnp.where(g > h, sigmoid(h), 0),
     "numbers by a comparison": lambda h, g: jnp.where(h > g, 2.0, 3.0),
+    "the larger of two steps": lambda h, g: jnp.maximum((h > 0) * 1.0, (g > 0) * 1.0),
+    "the larger of a step and a constant": lambda h, g: jnp.maximum((h > 0) * 1.0, 0.5),
     "a power": lambda h, g: (1 + h * h) ** sigmoid(g),
     "an angle": jnp.arctan2,
     "an exponential by a constant": lambda h, g: jnp.exp(h) * frozen(g),
@@ -53,6 +55,10 @@ def quotient(fn, h):
 # (The function, its paths as weights of the paths of h and of those of g)
 STATES = {
     "the larger": (jnp.maximum, lambda h, g: (h > g, h <= g)),
+    "the larger of a state and a step": (
+        lambda h, g: jnp.maximum(h, (g > 0) * 1.0),
+        lambda h, g: (h > (g > 0), 0),
+    ),
     "the smaller": (jnp.minimum, lambda h, g: (h < g, h >= g)),
     "the larger of a state and a gate": (
         lambda h, g: jnp.maximum(h, jnp.tanh(g)),
