@@ -26,12 +26,18 @@ def test_a_line_has_name_time_and_a_number_beside_the_published_one():
     line = terminal.describe_ended("3/16", make_section(comparisons=comparisons), 12.4)
     assert line == " 3/16 run_sort                12 s CPU  full model: 0.98 (published 0.9)"
     for count, text in (
-        (2, "order: 2.9 (published falls)"),
+        (2, "order: 2.9 (published: falls)"),
         (1, "error: 1e-15 (published 0)"),
     ):
         assert terminal.describe_number(make_section(comparisons=comparisons[:count])) == text
-    theory = Comparison("order", 3.0, 3, source="theory")
-    assert terminal.describe_number(make_section(comparisons=[theory])) == "order: 3 (theory 3)"
+    for published, written in (
+        (3, "theory 3"),
+        ("1 of 8", "theory 1 of 8"),
+        ("fewer", "theory: fewer"),
+    ):
+        theory = Comparison("order", 3.0, published, source="theory")
+        line = terminal.describe_number(make_section(comparisons=[theory]))
+        assert line == f"order: 3 ({written})"
     row = mean_row("loops grow", "16 loops", [0.25, 0.35])
     number = terminal.describe_number(make_section(claims=[row]))
     assert number.endswith(", 16 loops: 0.3")

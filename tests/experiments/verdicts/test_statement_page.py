@@ -86,7 +86,7 @@ def test_a_number_beside_another_names_what_is_not_published():
     assert cells == [
         ("accuracy", "0.9"),
         ("order", "theory 3"),
-        ("ratio", "bound at most 1"),
+        ("ratio", "bound: at most 1"),
         ("length", "—"),
     ]
 
