@@ -36,7 +36,14 @@ NUMBERS = read_numbers(
         ("{log|10^.2f}, {log|10^.0%}", "0.10, 10 %"),
         ("{rate: no norm, scale 1|interval|.1f}", "3.0 (0.5 to 5.5)"),
         ("{rate: no norm, scale 1|draws|.0f}", "3"),
+        ("{log; mean |x_L|; accuracy|range|.1f}", "−503600.0 to 1.0"),
+        (
+            "{accuracy; log; small|range|10^.1f}, {small; log|range|}",
+            "0.1 to 9.9, −1.0 to −3.2e−07",
+        ),
+        ("{accuracy|range|.1f}, {log; rate: no norm, scale 1|range|.0f}", "1.0 to 1.0, −1 to 3"),
         ("{no row|.2f}, {log|low|.2f}, {empty|.2f}", "–, –, –"),
+        ("{log; no row|range|.2f}, {log; empty|range|.2f}, {log; empty|range|}", "–, –, –"),
     ],
 )
 def test_placeholders(text, filled):
