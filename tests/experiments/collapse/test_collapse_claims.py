@@ -14,7 +14,7 @@ from experiments.collapse.collapse_figures import raised_constant
 from experiments.lab import labelled
 from experiments.lab.labelled import join_datasets
 from tests.oracles import draws
-from tests.oracles.collapse_results import make_gains, make_point, make_variant
+from tests.oracles.collapse_results import draw_points, make_gains, make_point, make_variant
 from tests.support.closeness import assert_close
 from tests.support.runs import verdicts
 
@@ -202,3 +202,19 @@ def test_points_of_a_grid_have_their_own_verdicts_with_their_labels():
     rows = {row.setting: row for row in judge_points(points) if row.key == "skips stop"}
     shares = {setting.rpartition("skip gain ")[2]: row.estimate for setting, row in rows.items()}
     assert shares == {"0.5": 0.0, "1": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("name", "grid"), [("gains", {}), ("scales", {"scales": (2.0, 0.55), "gains": (1.0,)})]
+)
+def test_golden_claims_of_all_variants(name, grid, golden):
+    """Rows, numbers and finding of drawn results: norms in no order, gaps, and layers on either
+    side of each bound."""
+    results = join_datasets(draw_points(0, **grid), run_collapse.AXES)
+    lines = [
+        f"{row.key} | {row.setting} | {row.draws} of {row.num_made} | {row.estimate} | {row.note}"
+        for row in collapse_claims.judge_claims(results)
+    ]
+    lines += map(str, collapse_claims.compare_results(results))
+    lines.append(str(collapse_claims.make_finding(results)))
+    golden(f"collapse_claims.{name}.txt", "\n".join(lines))

@@ -1,15 +1,17 @@
-"""Chained attention of random paths, text by text, against products of matrices in NumPy."""
+"""Chained attention of random paths, layer by layer, against products of matrices in NumPy."""
+
+from types import SimpleNamespace
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+import pytest
 
-import rank_collapse as rc
 from experiments.trained.chains import ChainPass
-from rank_collapse import pretrained
 from rank_collapse.paths.sets import sample_path_sets
 from tests.support.closeness import assert_close
 
-DEPTH, HEADS, PATHS, SEED = 3, 2, 4, 7
+DEPTH, HEADS, TOKENS, PATHS, SEED = 3, 2, 5, 4, 7
 
 
 def composite(matrix):
@@ -18,27 +20,38 @@ def composite(matrix):
     return np.sqrt(sizes.sum(axis=0).max() * sizes.sum(axis=1).max())
 
 
-def test_paths_of_each_length_have_the_ratios_of_their_products():
-    """Of one text all tokens exist, of the other four: rows of the others do not count."""
-    config = rc.transformer(DEPTH, HEADS, 8, norm_placement="post")
-    params = rc.init(jax.random.key(0), config, 2.0)
-    x = np.asarray(jax.random.normal(jax.random.key(1), (2, 6, 8)))
-    mask = np.arange(6) < np.array([[6], [4]])
-    group = pretrained.Group((("chains", ChainPass(PATHS, seed=SEED)),))
-    source = pretrained.InMemory(params, config)
-    measured = pretrained.stream(source, {"x": x, "mask": mask}, {"": group})[""]["chains"]
+@jax.jit
+def walk_layers(attention, exists):
+    """Passes a `ChainPass` through the attention weights [l, h, n, n] of a network."""
+    chains = ChainPass(PATHS, seed=SEED)
+    inputs = SimpleNamespace(existing_tokens=exists, x=jnp.zeros((TOKENS, 1)))
+    config = SimpleNamespace(depth=DEPTH, num_heads=HEADS)
+    carry = chains.init_carry(inputs, config)
+    for index in range(DEPTH):
+        values = SimpleNamespace(trace=SimpleNamespace(attention=attention[index]))
+        layer = SimpleNamespace(index=index, inputs=inputs)
+        carry, result = chains.measure_layer(layer, None, values, carry)
+        assert result is None
+    return chains.build_result(SimpleNamespace(prepared=inputs, carry=carry, config=config))
+
+
+@pytest.mark.parametrize("count", [TOKENS, 3])
+def test_paths_of_each_length_have_the_ratios_of_their_products(count):
+    """Rows of tokens that do not exist do not count, and no token attends to them."""
+    exists = np.arange(TOKENS) < count
+    weights = np.random.default_rng(0).dirichlet(np.ones(TOKENS), (DEPTH, HEADS, TOKENS)) * exists
+    weights /= weights.sum(axis=-1, keepdims=True)
     lengths = np.arange(1, DEPTH + 1)
     paths = sample_path_sets(jax.random.key(SEED), lengths, 1, PATHS, DEPTH, HEADS)
     paths = np.asarray(paths).reshape(DEPTH, PATHS, DEPTH)
     assert ((paths < HEADS).sum(axis=-1) == lengths[:, None]).all()
-    expected = np.zeros((2, DEPTH, PATHS))
-    for text, exists in enumerate(mask):
-        attention = np.asarray(rc.apply(params, x[text], config, mask=exists).attention, np.float64)
-        for place in np.ndindex(DEPTH, PATHS):
-            product = np.eye(6)
-            for weights, head in zip(attention, paths[place], strict=True):
-                product = product if head == HEADS else weights[head] @ product
-            rows = product[exists]
-            expected[text][place] = composite(rows - rows.mean(axis=0)) / composite(rows)
+    expected = np.zeros((DEPTH, PATHS))
+    for place in np.ndindex(*expected.shape):
+        product = np.eye(TOKENS)
+        for layer, head in zip(weights, paths[place], strict=True):
+            product = product if head == HEADS else layer[head] @ product
+        rows = product[exists]
+        expected[place] = composite(rows - rows.mean(axis=0)) / composite(rows)
+    measured = walk_layers(jnp.asarray(weights, jnp.float32), exists)
     assert_close(measured, expected, rtol=1e-3)
-    assert len(np.unique(measured.round(7))) > DEPTH * PATHS  # another path has another ratio
+    assert len(np.unique(expected.round(9))) > 2 * DEPTH  # other paths have other ratios
