@@ -58,11 +58,11 @@ def draw_variant(draw, variant, norm):
     shape = SEEDS, LAYERS
     fall = {"san": 3.0, "san_mlp": 2.0}.get(variant, 1.1) ** np.arange(LAYERS)
     profile = -fall * draw.uniform(0.9, 1.6, shape)
-    size = draw.normal(size=shape)
+    size = draw.normal(4, 2, shape)
     measures = {
         "log10_residual": profile,
         "log10_size": size,
-        "ratio": np.minimum(1.0, 10 ** (profile - size)),
+        "ratio": np.minimum(1.0, 10 ** (profile / 4)).astype(np.float32),
         "plain_log10_residual": np.maximum(profile, -7 + size) + draw.normal(0, 0.1, shape),
     }
     if variant in ("san", "san_mlp"):
@@ -89,6 +89,7 @@ def draw_points(seed, norms=NORMS, scales=(1.0,), gains=(0.5, 1.0)):
                 variants = {name: draw_variant(draw, name, norm) for name in names}
                 gains_of_mlps = {"none": (0.5, 1, 2, 4), "post": (1,)}.get(norm, ())
                 san = variants["san"]["log10_residual"]
-                swept = {f"{g:g}": san * draw.uniform(0.5, 1.5, san.shape) for g in gains_of_mlps}
+                falls = san if norm == "none" else -np.cumsum(np.full(san.shape, 0.2), axis=1)
+                swept = {f"{g:g}": falls * draw.uniform(0.5, 1.5, san.shape) for g in gains_of_mlps}
                 points |= make_point(norm, scale, gain, swept, **variants)
     return points
