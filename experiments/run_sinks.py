@@ -201,12 +201,16 @@ def measure_texts(
     replaced: int,
     texts: tuple[jax.Array, jax.Array, Condition],
 ) -> dict[str, jax.Array]:
-    """Measures texts one after the other, arrays [texts, L + 1].
+    """Measures texts one after the other.
 
     Args:
         params, config: The network.
         replaced: Position of the changed token.
-        texts: Ids [texts, n], ids with the changed token, and the keys to exclude [texts].
+        texts: Token ids [texts, n], ids with the changed token, and the keys that attention leaves
+            out [texts].
+
+    Returns:
+        {name: [texts, ...]} of the measures of `measure_text`.
     """
     return jax.lax.map(lambda text: measure_text(params, config, replaced, *text), texts)
 
@@ -377,7 +381,8 @@ EXPERIMENT = Experiment(
 
 
 def main(options: Flags) -> Run:
-    """Measures the missing points, and saves the table, figures and claims."""
+    """Measures the points, the combinations of flag values, that the run folder lacks; saves the
+    table, figures and claims."""
     count = PROTOCOL.rounds[0] if options.grows else None
     with open_run(options, open_networks, partial(identify_texts, count=count)) as run:
         for point in run.measure(measure, over=AXES):

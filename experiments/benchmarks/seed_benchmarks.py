@@ -90,6 +90,7 @@ def make_network(
         return -jnp.take_along_axis(logits, jnp.asarray(labels)[:, None], axis=1).mean()
 
     def step(state: PyTree[Array], hyper: Mapping[str, Array], index: Array) -> tuple:
+        """Makes one step of gradient descent: (the new weights, {"loss": the loss before it})."""
         loss, slope = jax.value_and_grad(compute_loss)(state)
         return jax.tree.map(lambda w, g: w - RATE * g, state, slope), {"loss": loss}
 
@@ -186,6 +187,7 @@ def make_sweep(
     functions = [trace_functions(init, step, None, axes.examples(), {}, base_key.dtype)]
 
     def call() -> np.ndarray:
+        """Trains all runs, and returns their losses by step."""
         trainer = Trainer(
             functions,
             axes=axes,

@@ -71,11 +71,13 @@ def split_name(name: str) -> tuple[str, int]:
 
 
 def make_case(options: Options, name: str) -> TrainedTask:
-    """Makes one case: its network, and the walk it is trained on.
+    """Makes one case of the circle task: its network, and the walk that it is trained on.
 
-    Post-norm layers on linearly embedded points, no positions. A network without a skip around its
-    attention has a skip of gain 0, and a network without dropout on its output multiplies the rate
-    there by 0, so cases that differ only in these share one program.
+    The network has post-norm layers on linearly embedded points, and no positions. A network
+    without a skip around its attention has a skip of gain 0, and a network without dropout on its
+    output multiplies the rate there by 0, so cases that differ only in these share one compiled
+    program. Names that begin with "attention" are our variants; the others are those of the
+    published code, and "circle_skip" is trained on sums of two batches (`add_batch_before`).
 
     Args:
         options: The flags.
@@ -106,6 +108,7 @@ def make_case(options: Options, name: str) -> TrainedTask:
     )
 
     def make_data(_):
+        """Makes the examples of a seed: the walk, and what the network is trained on."""
         walk = make_examples(options.n_train_data)
         summed = add_batch_before(walk, options.batch_size)
         return {"train": summed if is_summed else walk, "walk": walk}

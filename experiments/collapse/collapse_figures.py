@@ -180,9 +180,9 @@ def local_rate_figure(results: xr.Dataset) -> figures.Figure | None:
 def bounds_and_constant_figure(results: xr.Dataset) -> figures.Figure | None:
     """Left: how many powers of ten the bounds for one layer of attention alone lie above the
     residual. Only the bound of the paper needs a condition. Right: the constant of the 3^l law.
-    Markers: measured at each depth. Dashed: computed by the closed recursion of the covariance.
-    Dotted: given by the theorem, which does not cover norms.
-    """
+    Markers show the constant measured at each depth, and dashed lines the one that the closed
+    recursion of the covariance gives. Dotted lines show the constant of the theorem, which does not
+    cover norms."""
     if "log10_cubic" not in results:
         return None
     san = without_skips(results)

@@ -225,10 +225,13 @@ class RunFolder(contextlib.ExitStack):
         return dict(self._arrays.get(self._prefix, {}))
 
     def part(self, part: str) -> dict[str, np.ndarray] | None:
-        """Returns the arrays named "part/name", by name, or None where there is none.
+        """Returns the arrays of one part of the run, such as the measures of one network.
 
         Args:
-            part: See `cached`.
+            part: Name of the part; its arrays are stored as "part/name".
+
+        Returns:
+            {name: array}; None if there are none.
         """
         return dict(self._arrays.get(f"{self._prefix}{part}/", {})) or None
 

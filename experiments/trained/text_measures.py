@@ -139,7 +139,7 @@ class LogNorm(States):
     """log10 ‖X^l‖_{1,∞} of all states."""
 
     def measure(self, x: Array, mask: Array | None = None) -> Array:
-        """Measures one state [n, d]."""
+        """Computes log10 of the composite norm of one state [n, d]."""
         return jnp.log10(composite_norm(x, mask=mask))
 
 
@@ -148,7 +148,7 @@ class LargestEntry(States):
     """max |x_ij| of all states."""
 
     def measure(self, x: Array, mask: Array | None = None) -> Array:
-        """Measures one state [n, d]."""
+        """Computes the largest absolute entry of one state [n, d], over tokens that exist."""
         return jnp.max(jnp.abs(x if mask is None else jnp.where(mask[:, None], x, 0)))
 
 

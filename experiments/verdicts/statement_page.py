@@ -100,12 +100,15 @@ def render(
     footer: str = "",
     answers: Sequence[Answer] = (),
 ) -> str:
-    """Renders the page as HTML without outside files.
+    """Renders the page of statements as HTML that needs no other files.
+
+    Sections with a picture on the first screen come first, so that the menu has the pictures'
+    order.
 
     Args:
         title: Title of the page.
         intro: First paragraph of the page.
-        sections: The experiments; those with a picture on the first screen come first.
+        sections: The experiments.
         footer: Last line of the page.
         answers: Answers to the statements that the sections test.
     """

@@ -218,7 +218,7 @@ def find_branches(
 
 
 def _count_parameters(modules):
-    """Return how many numbers the modules hold."""
+    """Return how many numbers the parameters of some modules have together."""
     return sum(p.numel() for module in modules for p in module.parameters())
 
 

@@ -94,8 +94,8 @@ class Program:
             shared: (start, stop, constants of the programs), the same for all runs.
 
         Returns:
-            (the changed leaves, metrics [steps, ...], whether the state is finite; None if runs
-            that diverge are not stopped).
+            (the changed leaves, metrics [steps, ...], for each changed leaf whether it is finite;
+            None if runs that diverge are not stopped).
         """
         start, stop, consts = shared
         is_looped = self._at_once == 1
