@@ -44,7 +44,14 @@ def test_texts_of_one_token_are_left_out():
 
 @pytest.mark.parametrize(
     "layers, numbers",
-    [(0, [0]), ([0, 2], [0, 2]), ("h.1", [1]), (lambda name, module: name.endswith("2"), [2])],
+    [
+        (0, [0]),
+        ([0, 2], [0, 2]),
+        (range(1, 3), [1, 2]),
+        ("h.1", [1]),
+        (("h.0", "h.2"), [0, 2]),
+        (lambda name, module: name.endswith("2"), [2]),
+    ],
 )
 def test_layers_are_chosen_by_number_name_or_function(layers, numbers):
     ratios = measure_row(Layers(3), X)["residual_ratio"]
