@@ -17,7 +17,7 @@ EQUATIONS = [
     ("n...d,m...d->...nm", (5, 3, 4), (6, 2, 3, 4)),
     ("...nd,md->...nm", (2, 3, 5, 4), (6, 4)),
     ("...nm,...mA->A...n", (2, 5, 6), (3, 2, 6, 4)),
-    ("...nZ,...mZ->...nm", (2, 3, 5, 4), (2, 3, 6, 4)),  # a letter that the result lacks
+    ("...nA,...mA->...nm", (2, 3, 5, 4), (2, 3, 6, 4)),  # a letter that the result lacks
     ("b h n d, b h m d -> b h n m", (2, 3, 5, 4), (2, 3, 6, 4)),
 ]
 

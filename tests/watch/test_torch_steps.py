@@ -160,6 +160,7 @@ def test_gradients_are_those_before_the_step_unless_the_step_makes_them(form):
         (model(X) * (form != "zero")).backward()
 
     if "closure" in form:
+        model(X)  # to report its loss
         optimizer.step(**{"closure": compute_gradients}) if "named" in form else optimizer.step(
             compute_gradients
         )
@@ -185,6 +186,16 @@ def test_the_cost_of_a_measured_step(monkeypatch):
         times.end_step(is_measured)
     assert times.describe(3) == "a measured step took as long as 10.0 others, 75.0% of the time"
     assert times.describe(100) == "a measured step took as long as 10.0 others, 8.3% of the time"
+
+
+def test_the_cost_of_steps_that_are_set_by_hand_is_known():
+    model = Stack(add_in_turn, Attention())
+    watched = watch(model, 2)
+    for number in range(6):
+        watched.step = number
+        model(X).backward()
+    assert "cost: a measured step took as long as" in watched.describe()
+    watched.close()
 
 
 def test_a_watch_says_its_cost():

@@ -4,7 +4,13 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from rank_collapse.watch.torch_tokens import Tokens, find_allowed_tokens  # noqa: E402
+from rank_collapse.watch import torch_tokens  # noqa: E402
+from rank_collapse.watch.recorder import LeftOut  # noqa: E402
+from rank_collapse.watch.torch_tokens import (  # noqa: E402
+    Tokens,
+    find_allowed_tokens,
+    join_tokens,
+)
 from tests.oracles.measured_layers import (  # noqa: E402
     RIGHT,
     Attention,
@@ -44,6 +50,26 @@ def test_keys_of_other_tokens_and_unknown_ones_are_unknown():
 
 def test_own_keys_are_as_they_are():
     assert find_allowed_tokens(make_tokens([4, 5, 6], [4, 5, 6]), ALLOWED) is ALLOWED
+
+
+def test_the_tokens_of_a_product_for_each_example_are_joined(monkeypatch):
+    """Each example once; where masks or sources differ, which example has which is unknown."""
+    monkeypatch.setattr(torch_tokens, "read_tokens", lambda part: part)
+    first, second = (make_tokens(index, index) for index in ([0, 1], [2, 3]))
+    allowed = torch.ones(1, 2, 2, dtype=torch.bool)
+    for parts in ([first, second], [second, first, second]):
+        joined = join_tokens(first, parts, allowed)
+        assert joined.index.tolist() == joined.keys.tolist() == [[0, 1], [2, 3]]
+        assert joined.order.tolist() == [0, 1]
+    assert join_tokens(first, [first, first], allowed) is first
+    causal = torch.cat([allowed, allowed.tril()])
+    for other, mask in (
+        (second, causal),
+        (second._replace(sources=(1,)), allowed),
+        (second._replace(keys=first.keys), allowed),
+    ):
+        with pytest.raises(LeftOut, match="its products have different tokens"):
+            join_tokens(first, [first, other], mask)
 
 
 class HeadsFirst(Attention):
