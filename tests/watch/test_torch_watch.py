@@ -328,12 +328,12 @@ def test_a_description_lists_what_each_layer_has_and_lacks():
 
 def test_a_description_of_some_layers_gives_the_others_none():
     row, watched = watch_step(
-        Stack(add_in_turn, *(Attention() for _ in range(3))), X, layers=[1, 5]
+        Stack(add_in_turn, *(Attention() for _ in range(3))), X, layers=[1, 3]
     )
     described, others = read_description(watched)
     names = {number: names for (number, _), (names, _) in described.items()}
     assert names == {0: ["not measured"], 1: sorted(row.keys() - {"step", "loss"}), 2: names[0]}
-    assert others == ["no layer 5: attention ran in layers 0 to 2"]
+    assert others == ["no layer 3: attention ran in layers 0 to 2"]
     first = watched.describe().splitlines()[0]
     assert first.startswith("a model that is gone, every 1 steps, 1 rows; cost: ")
 
