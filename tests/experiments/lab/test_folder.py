@@ -339,7 +339,7 @@ def test_writing_takes_a_tenth_of_the_time_at_most(seconds, pause, tmp_path, mon
             run.keep_arrays({"a": number})
     gaps = np.diff(writes) - seconds
     # At the next second; the clock, a sum of 100 floats, is rounded.
-    np.testing.assert_allclose(gaps, pause + 1, rtol=1e-12)
+    assert gaps == pytest.approx(pause + 1, rel=1e-6)
 
 
 def test_a_message_of_several_lines_is_one_line_of_the_log(tmp_path):
