@@ -193,7 +193,11 @@ def test_the_cost_of_steps_that_are_set_by_hand_is_known():
     watched = watch(model, 2)
     for number in range(6):
         watched.step = number
-        model(X).backward()
+        loss = model(X)
+        watched.step = number  # again
+        loss.backward()
+    assert [row["step"] for row in watched.rows] == [0, 2, 4]
+    assert all(row["residual_ratio"] == watched.rows[0]["residual_ratio"] for row in watched.rows)
     assert "cost: a measured step took as long as" in watched.describe()
     watched.close()
 
