@@ -224,8 +224,9 @@ def test_the_last_chunk_is_watched_where_chunks_do_not_divide_the_epochs():
     assert ensemble.train(seed_keys(0, 3), hyper).losses.shape == (3, 4)
     assert Ensemble(RECIPE, make_data).epochs_per_chunk == 5
     assert Ensemble(RECIPE, make_data, at_once=3).at_once == 3
-    ensemble.recipe = dataclasses.replace(RECIPE, num_epochs=0)
-    nothing = ensemble.train(keys, hyper)
+    empty = make_counting_ensemble()
+    empty.recipe = dataclasses.replace(RECIPE, num_epochs=0)
+    nothing = empty.train(keys, hyper)
     assert nothing.losses.shape == (2, 0) and nothing.watched.tolist() == [[0], [0]]
 
 

@@ -172,7 +172,7 @@ def test_evaluation_and_other_optimizers_are_not_counted():
         (gpt2, {"layers": -1}, "layers=-1"),
         (gpt2, {"layers": True}, "layers=True"),
         (gpt2, {"mask": 3}, "mask=3"),
-        (gpt2, {"log": "x" * 300}, "log='xxx"),
+        (gpt2, {"log": "x" * 300}, r"^log='x{40}'\.\.\. is not a path: "),
         (gpt2, {"tokens": "all"}, "tokens='all' is not one of"),
         (gpt2, {"every": 0}, "every=0"),
         (gpt2, {"every": 1.5}, "every=1.5"),
