@@ -354,19 +354,6 @@ def test_a_layer_that_runs_twice_has_two_lines():
     assert len(row["residual_ratio"]) == 4
 
 
-def test_what_cannot_be_watched_is_refused():
-    class FullyShardedDataParallel(torch.nn.Module):
-        pass
-
-    model = torch.nn.Sequential(torch.nn.Linear(2, 2), FullyShardedDataParallel())
-    with pytest.raises(ValueError, match="a model under FullyShardedDataParallel is not measured"):
-        watch(model)
-    with pytest.raises(ValueError, match=r"model='gpt2' is not a torch\.nn\.Module"):
-        watch("gpt2")
-    with pytest.raises(ValueError, match=r"mask=3 is not a function of \(args, kwargs\)"):
-        watch(torch.nn.Linear(2, 2), mask=3)
-
-
 def test_a_step_that_cannot_be_followed_stops_no_training(monkeypatch, caplog):
     """What a hook of the optimizer raises becomes a reason of each watch that is open."""
     model, another = Stack(add_in_turn, Attention()), Stack(add_in_turn, Attention())
