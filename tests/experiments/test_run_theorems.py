@@ -10,11 +10,13 @@ from experiments import run_theorems
 from experiments.lab.experiment import read_run
 from experiments.theorems import mixing
 from experiments.theorems.outcomes import (
+    DRAW,
     FAILS,
     HOLDS,
     LOOSE,
     OPEN,
     Curve,
+    Panel,
     judge,
 )
 from tests.support.closeness import assert_close
@@ -54,6 +56,24 @@ def test_one_failure_is_in_the_table(tmp_path):
     assert all(r["predicted"] == r["measured"] for r in ranks)
     spans = [r for r in table if r["curve"].startswith("tokens and their attention")]
     assert [(float(r["x"]), float(r["measured"])) for r in spans][2] == (6, 12)
+
+
+def test_a_curve_is_compared_at_its_worst_point_and_draws_without_a_claim_by_their_median():
+    """The last point of other curves without a claim, such as the last layer."""
+    draws, layers = Panel(DRAW, "y"), Panel("x", "y")
+
+    def compare(panel, relation, predicted):
+        curve = Curve("c", [0, 1, 2, 3], predicted, [5.0, 1.0, 4.0, 2.0], relation)
+        row = run_theorems.compare_curve("t", curve, panel)
+        assert (row.quantity, row.source) == ("t, c", "theorem")
+        return row.measured, row.published, row.note
+
+    median = "y, median of 4 draws; values 1 to 5"
+    assert compare(draws, "none", 0.0) == (3, 0, median)
+    assert compare(draws, "none", np.nan) == (3, None, median)
+    assert compare(draws, "≥", 2.0) == (1, 2, "y where draw is 1; claim: at least")
+    assert compare(layers, "none", np.nan) == (2, None, "y where x is 3")
+    assert compare(layers, "≤", 2.0) == (5, 2, "y where x is 0; claim: at most")
 
 
 @pytest.mark.full

@@ -24,6 +24,7 @@ from experiments.trained import (
 from experiments.verdicts import PROTOCOL
 from rank_collapse import pretrained
 from rank_collapse.text import tokens
+from tests.oracles.frozen_paths import softmax
 from tests.support.closeness import assert_close
 from tests.support.runs import parsed, result_of, rows, run
 
@@ -91,9 +92,6 @@ def test_the_lemma_is_asked_of_the_attention_and_of_the_mean_token():
         jax.tree.map(np.asarray, rc.network.layer_params(params, config, 0).attention),
         x.mean(axis=0),
     )
-
-    def softmax(scores):
-        return np.exp(scores) / np.exp(scores).sum(axis=-1, keepdims=True)
 
     for head in range(config.num_heads):
         w_q, w_k = attention.w_q[head], attention.w_k[head] / np.sqrt(attention.w_k.shape[-1])

@@ -30,6 +30,14 @@ def test_a_line_has_name_time_and_a_number_beside_the_published_one():
         (1, "error: 1e-15 (published 0)"),
     ):
         assert terminal.describe_number(make_section(comparisons=comparisons[:count])) == text
+    for published, written in (
+        (3, "theory 3"),
+        ("1 of 8", "theory 1 of 8"),
+        ("fewer", "theory: fewer"),
+    ):
+        theory = Comparison("order", 3.0, published, source="theory")
+        line = terminal.describe_number(make_section(comparisons=[theory]))
+        assert line == f"order: 3 ({written})"
     row = mean_row("loops grow", "16 loops", [0.25, 0.35])
     number = terminal.describe_number(make_section(claims=[row]))
     assert number.endswith(", 16 loops: 0.3")

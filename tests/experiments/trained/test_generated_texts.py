@@ -5,6 +5,7 @@ import random
 import numpy as np
 
 from experiments.trained import generated_texts
+from tests.support.closeness import assert_close
 
 
 def test_a_reaction_has_one_arrow_and_a_product_that_begins_as_its_reactant():
@@ -62,7 +63,7 @@ def test_a_spectrum_is_of_one_tone_and_three_overtones_each_softer():
         level = np.interp(39 * time, np.arange(40), levels)
         tones = [level - 0.2 * n - (np.arange(90) - n * pitch) ** 2 / 8 for n in (1, 2, 3, 4)]
         expected = np.clip(np.max(tones, axis=0), -1, 1)
-        np.testing.assert_allclose(spectrum[:, frame], expected, atol=1e-6)
+        assert_close(spectrum[:, frame], expected, atol=1e-6)
 
 
 def _skip_one():

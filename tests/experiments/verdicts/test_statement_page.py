@@ -72,6 +72,25 @@ def render_hostile_page():
     return verdicts.render(HOSTILE, HOSTILE, [section], HOSTILE, answers)
 
 
+def test_a_number_beside_another_names_what_is_not_published():
+    """The column is that of published values; a law or a theory is named in it."""
+    rows = [
+        verdicts.Comparison("accuracy", 0.98, 0.9),
+        verdicts.Comparison("order", 2.9, 3, source="theory"),
+        verdicts.Comparison("ratio", 1.2, "at most 1", source="bound"),
+        verdicts.Comparison("length", 4),
+    ]
+    section = verdicts.Section("name", "title", "", "command", comparisons=rows)
+    page = verdicts.render("title", "intro", [section])
+    cells = re.findall(r'<td>(\w+)</td><td class="number">[\d.]+</td><td[^>]*>(.*?)</td>', page)
+    assert cells == [
+        ("accuracy", "0.9"),
+        ("order", "theory 3"),
+        ("ratio", "bound: at most 1"),
+        ("length", "—"),
+    ]
+
+
 def test_hostile_names_stay_text():
     parser = Seen(render_hostile_page())
     assert not {tag for tag, _ in parser.tags} & FORBIDDEN and not parser.open
