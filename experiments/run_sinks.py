@@ -366,8 +366,8 @@ EXPERIMENT = Experiment(
     title="Sinks and mixing",
     brief="a causal network whose first key is hidden: whether its tokens become more similar",
     claim="Attention sinks prevent over-mixing: heads that attend to the first token mix the "
-    "other tokens less (Barbero et al. 2025). We measure the cosine of two tokens and the"
-    " spread of a replaced token.",
+    "other tokens less (Barbero et al. 2025). We measure the cosine of two "
+    "tokens, and the spread: how much the later tokens change if one token is replaced.",
     presets={
         "quick": "--start=0,0.4 --how=hidden,dropped --num_texts=4 --max_tokens=32",
         "reported": "--start=0,0.4 --how=hidden,dropped,thinned --key=first,random "
