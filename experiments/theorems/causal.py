@@ -291,7 +291,7 @@ THEOREMS = (
         "parking",
         "Karagodin et al. 2024 (2411.04990), Rényi centres",
         "memory",
-        "Tokens gather at centres far from all earlier tokens, as many as cars that park at random.",
+        "Tokens gather at centres far from all earlier tokens, as many as cars parked at random.",
         "0.7476 · 2π/δ centres of distance δ = 4/√β",
         "Circle, causal, Q = K = V = I, many uniform tokens, large β; a long time, not for ever",
         "`rc.apply` (post-norm, unit norm, causal), positions of its states",
