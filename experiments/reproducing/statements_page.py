@@ -82,7 +82,7 @@ each of them on small random networks.
 {{checked}}"""
 PROTOCOL_TEXT = """\
 A run adds seeds in rounds, until a setting has {rounds} draws. It stops when all settings of the
-statement are decided or a budget is spent: “open after 64” means undecided after 64 draws. The test
+statement are decided or a budget is spent. “Open after 64” means undecided after 64 draws. The test
 is an e-process: it accumulates evidence about the share of draws in the range, or about the share
 on each side of the median. An answer is therefore wrong with a probability of at most 5 %,
 whenever a run stops (p = 1/max E, with Holm's correction at 2.5 % on each side).
