@@ -16,8 +16,8 @@ from rank_collapse.report import figures
 def shares_figure(results: xr.Dataset, networks: Sequence[Network]):
     """Influence of the earliest state on later tokens, along a random direction, by the number of
     attentions on the path. Each number of attentions has a part of the influence. Each part is
-    projected on the sum of all parts, so the shares add up to 1. Bands show the spread over texts.
-    """
+    projected on the sum of all parts, so the shares add up to 1. Bands are one standard deviation
+    over texts."""
     return plot_lengths(results, networks, "share", "share of the sum")
 
 
@@ -55,8 +55,8 @@ def plot_lengths(results: xr.Dataset, networks: Sequence[Network], name: str, yl
 @figures.styled
 def cosine_figure(results: xr.Dataset, networks: Sequence[Network]):
     """Cosine between the frozen sum and the exact Jacobian, by the layer after which the paths
-    start: at the changed position (dashed) and at all later positions (solid). Bands show the
-    spread over texts."""
+    start: at the changed position (dashed) and at all later positions (solid). Bands are one
+    standard deviation over texts."""
     fig, axes = figures.panels(len(networks), 3, width=4.0, height=3.0)
     for ax, network in zip(axes.flat, networks, strict=False):
         values = results.sel(network=network.label)
