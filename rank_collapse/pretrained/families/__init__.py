@@ -1,4 +1,4 @@
-"""The table of checkpoint families, by `model_type` in config.json. Add a `Family` for a new one."""
+"""The table of checkpoint families, by `model_type` in config.json. Each of them is a `Family`."""
 
 from typing import Any
 
