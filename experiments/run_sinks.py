@@ -259,8 +259,9 @@ def make_rows(results: xr.Dataset) -> Iterator[TableRow]:
 @figures.styled
 def cosine_figure(results: xr.Dataset):
     """Mean cosine between two tokens by layer, from the third token on; bands show the spread over
-    texts. One line shows the unchanged network. The others show networks whose first key is hidden
-    from later tokens, or whose first weight is dropped, after some share of the layers."""
+    texts. One line shows the unchanged network. The others show a change after some share of the
+    layers: the first key is hidden from later tokens, its weight is dropped, or, as a control, all
+    keys lose the same weight in proportion (“thinned”)."""
     first = results.sel(key="first", drop=True) if "first" in results.key else results
     labels = [str(label) for label in first.network.values]
     fig, axes = figures.panels(len(labels), 2, width=4.6, height=3.4)

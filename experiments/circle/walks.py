@@ -28,6 +28,21 @@ HIGH, LOW = 1e-2, 1e-6  # distances between which the steps of a fall are counte
 SUMS = ", sums"  # in the name of a program that is fed with sums
 AT_REST = 1e-5  # equal points that move less in a step are at a fixed point
 
+# How often the published code itself lets the two walkers fall nearer than `TOGETHER`: its three
+# commands at three widths, with --seed 1 to 8.
+PUBLISHED_SEEDS = 8
+PUBLISHED_FELL = {
+    ("base", 32): 1,
+    ("base", 64): 3,
+    ("base", 128): 1,
+    ("circle_skip", 32): 0,
+    ("circle_skip", 64): 0,
+    ("circle_skip", 128): 0,
+    ("mlp", 32): 2,
+    ("mlp", 64): 1,
+    ("mlp", 128): 2,
+}
+
 
 def make_examples(num_points: int, radius: float = RADIUS) -> Examples:
     """Makes (points t of both halves → points t + 1), t = 0 .. num_points/2 − 2, anticlockwise.

@@ -79,7 +79,7 @@ def compute_dot_weights(
     """
     n, m = query.shape[-2], key.shape[-2]
     rows = choose_rows(n, query.device)
-    if query.ndim > 3:
+    if enable_gqa:
         key = key.repeat_interleave(query.shape[-3] // key.shape[-3], dim=-3)
     scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
     scores = scale * query[..., rows, :].float() @ key.float().mT

@@ -210,6 +210,8 @@ def see_masks(
     operands = [(table.tags[a], a) for a in tensors_in([args, kwargs]) if table.has(a)]
     tag.is_chosen |= any(t.is_chosen for t, _ in operands)
     tag.is_unread |= any(t.is_unread for t, _ in operands)
+    if tag.terms and "allowed" not in tag.followers:  # masks of scores that were put elsewhere
+        tag.is_unread |= any(t.terms and "allowed" in t.followers for t, _ in operands)
     if function is None:
         return
     if not result.is_floating_point():

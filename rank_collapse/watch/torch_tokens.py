@@ -42,15 +42,21 @@ class Tokens(NamedTuple):
 
 
 def choose_term(terms: Sequence[Term]) -> Term:
-    """Chooses the first product with keys of the same tokens, or the first.
+    """Chooses the first product with keys of the same tokens, or the first of the latest layer.
 
     Terms with the latest queries come first, because scores may contain terms of an earlier layer.
+    If all keys are of other tokens, queries of the latest layer come from the most attentions.
     """
     latest = sorted(terms, key=lambda term: -max((m.start for m in term.query.maps), default=-1))
     for term in latest:
         if find_shared_sources(term.query.list_maps(), term.query, term.key) is not None:
             return term
-    return terms[0]
+
+    def rank_layer(term):
+        is_held = all(m.source.matrix is not None for m in term.query.maps)
+        return is_held, len(term.query.past)
+
+    return max(terms, key=rank_layer)
 
 
 def read_tokens(term: Term) -> Tokens:
