@@ -392,7 +392,7 @@ def test_memory_that_is_constant_belongs_to_the_offset(x64):
     for softmax in (jax.nn.softmax, by_hand, lambda s: jnp.exp(jax.nn.log_softmax(s))):
         fn = weights_by(softmax)
         both = lambda x, fn=fn: fn(x) + checkpoint_name(x @ W8, "cross")  # noqa: E731
-        result = rc.function_contributions(both, tokens(), branches="cross")
+        result = contributions(both, tokens(), "cross")
         assert_close(result.by_length[0], tokens(), atol=1e-12)
         assert_close(result.by_length[1], tokens() @ W8, atol=1e-12)
 
@@ -419,5 +419,5 @@ def test_branches_inside_of_branches_and_names_of_scopes_count_once(x64):
             a = checkpoint_name(x @ W8, "attn_out")
         return x + checkpoint_name(a, "attn_after")
 
-    result = rc.function_contributions(fn, x, branches="attn.*")
+    result = contributions(fn, x, "attn.*")
     assert_close(result.by_length, [x, x @ W8], atol=1e-12)
