@@ -18,21 +18,6 @@ IN_WORDS = {
 }
 PARTS = {"mlp": "MLP"}  # of other variants
 
-# How often the published code itself lets the two walkers fall nearer than `TOGETHER`: its three
-# commands at three widths, with --seed 1 to 8.
-PUBLISHED_SEEDS = 8
-PUBLISHED_FELL = {
-    ("base", 32): 1,
-    ("base", 64): 3,
-    ("base", 128): 1,
-    ("circle_skip", 32): 0,
-    ("circle_skip", 64): 0,
-    ("circle_skip", 128): 0,
-    ("mlp", 32): 2,
-    ("mlp", 64): 1,
-    ("mlp", 128): 2,
-}
-
 ByCase = Mapping[str, dict[str, np.ndarray]]  # {case: as `train_networks`}
 
 
@@ -61,8 +46,8 @@ def shares_figure(results: ByCase):
     for (variant, width), case in measured.items():
         i, ax, fell = variants.index(variant), axes[0, widths.index(width)], case["fell"]
         counts = {"here": (int(fell.sum()), len(fell))}
-        if (variant, width) in PUBLISHED_FELL:
-            counts["published code"] = PUBLISHED_FELL[variant, width], PUBLISHED_SEEDS
+        if (variant, width) in walks.PUBLISHED_FELL:
+            counts["published code"] = walks.PUBLISHED_FELL[variant, width], walks.PUBLISHED_SEEDS
         for index, (source, (count, total)) in enumerate(counts.items()):
             label = None if i else f"{source}, {total} seeds"
             interval = wilson_interval(count, total)

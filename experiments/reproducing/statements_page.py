@@ -80,7 +80,7 @@ each of them on small random networks.
 | --- | --- | --- |
 {{checked}}"""
 PROTOCOL_TEXT = """\
-A run adds seeds in rounds until a setting has {rounds} draws. It stops when all settings of the
+A run adds seeds in rounds, to {rounds} draws of a setting. It stops when all settings of the
 statement are decided or a budget is spent: “open after 64” means undecided after 64 draws. The test
 is an e-process: it accumulates evidence about the share of draws in the range, or about the share
 on each side of the median. A statement is therefore wrong with a probability of at most 5 %,

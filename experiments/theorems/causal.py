@@ -10,7 +10,7 @@ import numpy as np
 import rank_collapse as rc
 from experiments.theorems import prescribed_networks
 from experiments.theorems.cases import compute_cases
-from experiments.theorems.outcomes import Curve, Panel, Theorem
+from experiments.theorems.outcomes import DRAW, Curve, Panel, Theorem
 from rank_collapse.runs import seeds
 
 RENYI = 0.7475979202534114  # share of a long street that cars parked at random leave full
@@ -187,7 +187,13 @@ def path_bound(attention: jax.Array, sizes: jax.Array) -> jax.Array:
 
 
 def bound_ratio(
-    key: jax.Array, scale: float, *, freeze: bool, depth: int = 3, n: int = 10, d: int = 8
+    key: jax.Array,
+    scale: float | jax.Array,
+    *,
+    freeze: bool,
+    depth: int = 3,
+    n: int = 10,
+    d: int = 8,
 ) -> jax.Array:
     """Measures the largest ‖∂y_i/∂x_j‖ over its bound by path products, of a causal network.
 
@@ -311,7 +317,7 @@ THEOREMS = (
             Panel("number k of repeated tokens", "distance of the last states", "xy"),
             Panel("number k of repeated tokens", "distance at k over that at k/2", "x"),
             Panel("number k of repeated tokens", "power of k", "x"),
-            Panel("draw", "fitted power of k"),
+            Panel(DRAW, "fitted power of k"),
         ),
         repeated_curves,
     ),

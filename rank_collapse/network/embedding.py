@@ -240,11 +240,14 @@ def _insert_registers(params, x, config):
 
 
 def _convolve(x, w, b, stride):
-    """Compute gelu(Σ_j x_{s t + j − 1} w_j + b), zeros beyond the ends; w [3, in, out].
+    """Compute gelu(Σ_j x_{s t + j − 1} w_j + b) for outputs t: a convolution of width 3 with stride
+    s.
+
+    Beyond the ends, x is 0.
 
     Args:
         x: Frames [n, in].
-        w, b: Kernel and bias.
+        w, b: Kernel [3, in, out] and bias [out].
         stride: s, frames from one output to the next.
     """
     padded = jnp.pad(x, ((1, 1), (0, 0)))

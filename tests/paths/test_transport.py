@@ -131,7 +131,8 @@ def call(**changes):
     [
         (
             {"layer": 3},
-            "layer=3 must be from 0 to 2, because fn names 3 states that match states='residual'",
+            "layer=3 must be from 0 to 2: the number of states in fn that match states='residual' "
+            "is 3",
         ),
         ({"states": "stream"}, "states='stream' matches no name in fn; name the state"),
         ({"layer": -1}, "layer=-1"),

@@ -9,6 +9,7 @@ import pytest
 from experiments.trained import text_measures
 from rank_collapse import pretrained
 from tests.support.closeness import assert_close
+from tests.support.refusals import is_refused
 
 
 def make_texts():
@@ -37,6 +38,16 @@ def test_masked_tokens_are_of_the_text_and_others_in_each_copy():
     assert (other != masked).any()
     _, usual = text_measures.masked_copies(np.ones((1, 42), int), np.ones((1, 42), bool), 9, 1)
     assert usual.sum() == 6  # 15 % of 40
+
+
+def test_a_text_without_inner_tokens_is_named():
+    """Two tokens close a text in most models, and one is both."""
+    for count in (0, 1, 2):
+        mask = np.arange(4) < np.array([[4], [count]])
+        message = f"text 1 has {count} tokens: fewer than 3 have none to mask"
+        is_refused(message, text_measures.masked_copies, np.ones((2, 4), int), mask, 9, 2)
+    _, chosen = text_measures.masked_copies(np.ones((1, 4), int), np.arange(4)[None] < 3, 9, 2)
+    assert chosen.tolist() == [[False, True, False, False]] * 2
 
 
 def make_source(**fields):

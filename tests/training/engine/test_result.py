@@ -1,17 +1,30 @@
 """The result of a sweep: its axes, its runs by values, and runs that are none."""
 
+import itertools
+
+import jax.numpy as jnp
 import numpy as np
 
-from tests.oracles.small_sweeps import run, with_static
+from tests.oracles.small_sweeps import run
 from tests.support.refusals import each_is_refused, is_refused
 
 
-def test_a_run_at_an_array_is_that_run():
-    result = run(
-        **with_static(array=[np.zeros(2), np.ones(2)], size=[[1], [2]]), hyper={"rate": 0.1}
-    )
-    assert result.state(1, array=np.ones(2), size=[2])["w"].shape == (3,)
-    is_refused("array=array", result.state, 0, array=np.full(2, 3.0), size=[1])
+def test_a_run_at_its_values_of_several_lists_is_that_run():
+    """Arrays and lists among them; each state is made of its values."""
+
+    def begin(key, hyper, array, size):
+        return jnp.array([array[0], size[0], hyper["a"], hyper["b"]])
+
+    def stay(state, hyper, index, **_):
+        return state, {"loss": state[2]}
+
+    lists = {"array": [np.zeros(2), np.ones(2)], "size": [[1], [2]]}
+    swept = {"a": [0.5, 0.25, 0.125], "b": [4, 5]}
+    result = run(init=begin, step=stay, steps=1, static=lists, hyper=swept, first_seed=5)
+    for array, size, a, b in itertools.product((0, 1), (1, 2), *swept.values()):
+        place = {"array": np.full(2, float(array)), "size": [size], "a": a, "b": b}
+        assert result.state(6, **place).tolist() == [array, size, a, b]
+    is_refused("array=array", result.state, 5, **place | {"array": np.full(2, 3.0)})
 
 
 def test_a_run_that_is_none_is_named():
