@@ -1,5 +1,6 @@
 """What branches add to the stream, as `agree` compares it with another recording."""
 
+import jax
 import numpy as np
 import pytest
 
@@ -21,7 +22,8 @@ FORMS = {
 def make_network(form):
     options = {"norm_placement": "pre", "norm": "rms"} | FORMS[form]
     config = rc.transformer(depth=3, num_heads=2, d_model=8, **options)
-    return config, draws.parameters(config, gain_scale=0.3)
+    # parameters of NumPy, as those of files are
+    return config, jax.tree.map(np.asarray, draws.parameters(config, gain_scale=0.3))
 
 
 @pytest.mark.parametrize("form", FORMS)

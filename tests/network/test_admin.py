@@ -90,6 +90,7 @@ def test_encoder_decoders_are_profiled_half_by_half():
     )
     config = rc.design(both, "admin")
     parts = [draws.parameters(c, gain_scale=0.2) for c in (config.encoder, config.decoder)]
+    parts = jax.tree.map(np.asarray, parts)  # of NumPy, as those of files are
     parts[1] = parts[1].replace(embedding=parts[1].embedding.replace(tokens=None))
     w = jnp.asarray(np.random.default_rng(3).standard_normal((D, 7)), float)
     params = rc.network.EncoderDecoderParams(*parts, w_output=w)

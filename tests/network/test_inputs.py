@@ -65,7 +65,7 @@ TABLES = rc.EmbeddingConfig(
 
 @parametrize_refusals(
     [
-        (lambda: rc.apply(san()[1], san()[0], jax.device_put(X)), "config is a .*rray"),
+        (lambda: rc.apply(san()[1], san()[0], X), "config is a .*rray"),
         (lambda: rc.surgery.ablate(*san()[::-1], "SAN"), "config is a TransformerParams"),
         (lambda: rc.design(san()[1], "pre"), "config is a TransformerParams"),
         (lambda: rc.variant(san()[1], "sinks"), "config is a TransformerParams"),

@@ -1,10 +1,10 @@
-"""Parameters and inputs drawn by NumPy, as NumPy's arrays in the precision that JAX has.
+"""Parameters and inputs drawn by numpy: nothing to compile, where JAX's draws take seconds.
 
-Nothing is compiled, neither for a draw nor for a slice, a sum or a product of draws in a test: of
-JAX's arrays each such operation is a program for every shape.
+`jax.device_put` compiles nothing either; `jnp.asarray` has a program for every shape.
 """
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 import rank_collapse as rc
@@ -28,7 +28,7 @@ def parameters(config, seed=0, weight_scale=1.0, bias_scale=0.3, gain_scale=0.1)
             z = bias_scale * z
         else:
             z = weight_scale * z / np.sqrt(leaf.shape[-2])
-        return z.astype(leaf.dtype)
+        return jax.device_put(z.astype(leaf.dtype))
 
     return jax.tree.map_with_path(draw, initial.eval_shape(config))
 
@@ -42,30 +42,25 @@ def redrawn(params, count, seed=2):
 
     def draw(leaf):
         if np.ptp(leaf) == 0:
-            return np.broadcast_to(leaf, (count, *leaf.shape))
+            return jnp.broadcast_to(leaf, (count, *leaf.shape))
         z = rng.standard_normal((count, *leaf.shape))
-        return (z * np.sqrt(np.mean(np.square(leaf)))).astype(leaf.dtype)
+        return jax.device_put((z * np.sqrt(np.mean(np.square(leaf)))).astype(leaf.dtype))
 
     return jax.tree.map(draw, params)
 
 
-def in_precision(a):
-    """Rounds float64 to float32 where JAX does, which is everywhere but in `jax.enable_x64`."""
-    return a.astype(jax.dtypes.canonicalize_dtype(a.dtype))
-
-
 def normal(*shape, seed=1):
     """Draws standard normal numbers."""
-    return in_precision(np.random.default_rng(seed).standard_normal(shape))
+    return jax.device_put(np.random.default_rng(seed).standard_normal(shape))
 
 
 def tokens(n, d, seed=1, shift=0.3):
     """Draws inputs [n, d], normal around a common token."""
-    return in_precision(np.random.default_rng(seed).standard_normal((n, d)) + shift)
+    return jax.device_put(np.random.default_rng(seed).standard_normal((n, d)) + shift)
 
 
 def with_value(array, index, value):
-    """Copies an array and sets what an index selects, as `array.at[index].set(value)` does."""
+    """Copies an array, as NumPy's, and sets what an index selects."""
     copy = np.array(array)
     copy[index] = value
     return copy

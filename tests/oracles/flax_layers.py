@@ -11,7 +11,7 @@ from tests.oracles import draws
 B, N, D, H, L = 2, 6, 8, 2, 3
 
 
-X = jax.device_put(draws.normal(B, N, D))
+X = draws.normal(B, N, D)
 
 
 CAUSAL = nn.make_causal_mask(jnp.ones((B, N)))

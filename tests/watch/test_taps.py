@@ -14,8 +14,8 @@ from tests.support.marks import full_but
 from tests.support.refusals import is_refused, parametrize_refusals
 
 L, B, N, D = 3, 2, 5, 4
-X = jax.device_put(draws.normal(B, N, D))
-W = jax.device_put(draws.normal(L, D, D, seed=2))
+X = draws.normal(B, N, D)
+W = draws.normal(L, D, D, seed=2)
 
 
 def call_layer(x, w):
