@@ -198,8 +198,8 @@ EXPERIMENT = Experiment(
     brief="trained networks and BERT, ALBERT and XLNet at init: influence between tokens by path "
     "length, exact and frozen",
     claim="Path sums freeze the attention of the full model (Dong, Cordonnier and Loukas 2021, "
-    "section 2.1). No paper says whether the exact influence of a token on later ones takes short "
-    "paths too, or whether frozen sums point in the direction of the exact influence.",
+    "section 2.1). No paper says whether the exact influence of a token on later tokens takes "
+    "short paths, too, or whether frozen sums point in the direction of the exact influence.",
     needs="trained",
     presets={
         "quick": "--networks=albert-reactions --num_texts=4 --max_tokens=24",

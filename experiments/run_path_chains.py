@@ -293,7 +293,7 @@ def path_lengths_figure(results: dict[str, np.ndarray]):
     """Exact sums C_k over all paths of each length k. Left: their norms; the predicted residual
     falls doubly exponentially. Middle: the share of each length in these norms, and its share in
     the number of paths. Right: the error of estimates from a few sampled paths; above the dashed
-    line an estimate is worse than zero."""
+    line an estimate is worse than the estimate zero."""
     k, counts = results["length"], np.array([float(count) for count in results["paths"]])
     fig, ((sizes, shares, errors),) = figures.figure(1, 3, width=3.9, height=3.3)
     shares.bar(k, counts / counts.sum(), width=0.85, color=figures.color(5), label="share of paths")

@@ -258,10 +258,10 @@ def make_rows(results: xr.Dataset) -> Iterator[TableRow]:
 
 @figures.styled
 def cosine_figure(results: xr.Dataset):
-    """Mean cosine between two tokens by layer, from the third token on; bands show the spread over
-    texts. One line shows the unchanged network. The others show a change after some share of the
-    layers: the first key is hidden from later tokens, its weight is dropped, or, as a control, all
-    keys lose the same weight in proportion (“thinned”)."""
+    """Mean cosine between two tokens by layer, from the third token on; bands are one standard
+    deviation over texts. One line shows the unchanged network. The others show a change after some
+    share of the layers: the first key is hidden from later tokens, its weight is dropped, or, as a
+    control, all keys lose the same weight in proportion (“thinned”)."""
     first = results.sel(key="first", drop=True) if "first" in results.key else results
     labels = [str(label) for label in first.network.values]
     fig, axes = figures.panels(len(labels), 2, width=4.6, height=3.4)
@@ -366,8 +366,8 @@ EXPERIMENT = Experiment(
     title="Sinks and mixing",
     brief="a causal network whose first key is hidden: whether its tokens become more similar",
     claim="Attention sinks prevent over-mixing: heads that attend to the first token mix the "
-    "other tokens less (Barbero et al. 2025). We measure the cosine of two tokens and the"
-    " spread of a replaced token.",
+    "other tokens less (Barbero et al. 2025). We measure the cosine of two "
+    "tokens, and the spread: how much the later tokens change if one token is replaced.",
     presets={
         "quick": "--start=0,0.4 --how=hidden,dropped --num_texts=4 --max_tokens=32",
         "reported": "--start=0,0.4 --how=hidden,dropped,thinned --key=first,random "

@@ -298,8 +298,8 @@ def attention_figure(results: dict[str, PyTree[np.ndarray]], task: TrainedTask):
 
 @figures.styled
 def residual_figure(results: dict[str, PyTree[np.ndarray]], task: TrainedTask):
-    """Residual of the tokens by layer in the trained encoder and decoder; bands show the spread
-    over seeds."""
+    """Residual of the tokens by layer in the trained encoder and decoder; bands are one standard
+    deviation over seeds."""
     halves = sorted(results["residual"].items(), reverse=True)
     fig, ((ax,),) = figures.figure()
     for index, (half, values) in enumerate(halves):

@@ -34,10 +34,9 @@ def describe_network(variant: str, width: int) -> str:
 
 @figures.styled
 def shares_figure(results: ByCase):
-    """Share of seeds whose two walkers end together, with 95 % intervals. The result is that the
-    shares are equal. An MLP does not keep walkers apart. The published network behaves like a
-    network with a skip around its attention.
-    """
+    """Share of seeds whose two walkers end together, with 95 % intervals. Some shares are equal,
+    for two reasons. An MLP does not keep walkers apart. The published network behaves like a
+    network with a skip around its attention."""
     measured = walks.fine_cases(results)
     variants = list(dict.fromkeys(variant for variant, _ in measured))
     widths = list(dict.fromkeys(width for _, width in measured))
@@ -82,9 +81,10 @@ def select_steps(
 
 @figures.styled
 def steps_figure(results: ByCase):
-    """Steps in which the distance falls from 1e-2 to 1e-6, in the seeds that collapsed. The
-    horizontal axis is the number of steps that the multiplier at the collapsed point predicts.
-    """
+    """Number of steps in which the distance falls from 1e-2 to 1e-6, in the seeds that collapsed.
+    The horizontal axis shows the number of steps that the multiplier predicts. The multiplier is
+    the factor by which a step changes a small distance near the point where the walkers have
+    collapsed."""
     points = select_steps(walks.fine_cases(results))
     if not points:
         return None
@@ -125,8 +125,8 @@ def steps_figure(results: ByCase):
 @figures.styled
 def trajectories_figure(results: ByCase):
     """The two sequences of one seed, which continue from their own outputs. The seed is the first
-    that collapsed, if any did. Where two panels look alike, the MLP or the published network
-    changes nothing."""
+    that collapsed, if any did. If two panels look alike, the MLP or the published network makes no
+    difference."""
     measured = walks.fine_cases(results)
     places = [(width, variant) for variant, width in measured]
     fig, axes, panels = plots.place_grid(places, width=2.8, height=2.9)

@@ -123,9 +123,9 @@ def residual_ratio_figure(results: xr.Dataset) -> figures.Figure | None:
 
 @figures.styled
 def log_residual_figure(results: xr.Dataset) -> figures.Figure | None:
-    """How many powers of ten the residual ratio falls by, at any depth; geometric means over seeds.
-    The black dashed line triples with each layer. The dotted line is an ordinary float32 forward
-    pass of attention alone."""
+    """Number of powers of ten by which the residual ratio falls up to each layer; geometric means
+    over seeds. The black dashed line triples with each layer. The dotted line is an ordinary
+    float32 forward pass of attention alone."""
     if not can_show(results):
         return None
     results, label = name_networks(results), "powers of ten that the residual ratio has lost"
@@ -180,9 +180,9 @@ def local_rate_figure(results: xr.Dataset) -> figures.Figure | None:
 def bounds_and_constant_figure(results: xr.Dataset) -> figures.Figure | None:
     """Left: how many powers of ten the bounds for one layer of attention alone lie above the
     residual. Only the bound of the paper needs a condition. Right: the constant of the 3^l law.
-    Markers show the constant measured at each depth, and dashed lines the one that the closed
-    recursion of the covariance gives. Dotted lines show the constant of the theorem, which does not
-    cover norms."""
+    Markers show the constant measured at each depth, and dashed lines the constant by the closed
+    recursion of the covariance. Dotted lines show the constant of the theorem, which does not cover
+    norms."""
     if "log10_cubic" not in results:
         return None
     san = without_skips(results)
@@ -266,8 +266,8 @@ def sweep_figure(results: xr.Dataset, swept: str) -> figures.Figure | None:
 
 @figures.styled
 def mlp_gain_figure(results: xr.Dataset) -> figures.Figure | None:
-    """How much MLPs raise the constant Λ above that constant in pure attention, by the gain of the
-    MLPs: above 0 they slow the collapse."""
+    """The constant Λ with MLPs minus the constant Λ of attention alone, by the gain of the MLPs.
+    Where this difference is above 0, MLPs slow the collapse."""
     if "swept" not in results or "san" not in results.variant:
         return None
     raised = raised_constant(name_networks(without_skips(results)))

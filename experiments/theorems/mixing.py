@@ -196,7 +196,7 @@ THEOREMS = (
         "width",
         "Nait Saada et al. 2024 (2410.07799)",
         "memory",
-        "With random attention tokens collapse in width, in one layer; A − 11ᵀ/T does not.",
+        "Many tokens collapse in one layer of random attention A, but not with A − 11ᵀ/T.",
         "stable rank of X_ℓ X_ℓᵀ minus 1 = O(T^{1−2ℓ}); (ℓ + 1) T^{1−2ℓ} (derived here)",
         "Random Markov matrices, orthonormal input, V = I, T tokens of width T",
         "`rc.apply` with `normalise=` and `mixing=`, `rc.stable_rank`",
