@@ -109,20 +109,11 @@ def optimized():
 
     def disable(value):
         jax.config.update("jax_disable_most_optimizations", value)
-        compiling.copy_by_numpy(value)
         jax.clear_caches()
 
     disable(False)
     yield
     disable(usual)
-
-
-@pytest.fixture
-def jax_copies():
-    """Lets JAX copy arrays outside of `jit`, as users have it, where a test counts programs."""
-    compiling.copy_by_numpy(False)
-    yield
-    compiling.copy_by_numpy(jax.config.read("jax_disable_most_optimizations"))
 
 
 @pytest.fixture

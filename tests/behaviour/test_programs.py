@@ -53,7 +53,6 @@ CALLS = {
 }
 
 
-@pytest.mark.usefixtures("jax_copies")
 @pytest.mark.parametrize("name", full_but(CALLS, "branch_shares", "monitored"))
 def test_a_second_call_compiles_nothing(name, caplog):
     jax.block_until_ready(CALLS[name](0))

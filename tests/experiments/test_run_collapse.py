@@ -61,7 +61,7 @@ def test_rows_figures_and_statements_are_of_the_arrays(base):
 
 
 @pytest.fixture
-def compilations(jax_copies):
+def compilations():
     """The programs that XLA compiles."""
     events, event = [], "/jax/core/compile/backend_compile_duration"
     jax.monitoring.register_event_duration_secs_listener(

@@ -220,7 +220,6 @@ def test_tokens_of_all_sizes_beside_each_other():
     np.testing.assert_allclose(residual, rc.residual(tokens.astype(np.float64)), rtol=1e-6)
 
 
-@pytest.mark.usefixtures("jax_copies")
 def test_another_number_of_tokens_compiles_nothing(caplog):
     p = np.full((2, 9, 9), 1 / 9, np.float32)
 

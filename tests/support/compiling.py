@@ -1,8 +1,8 @@
 """Compiles the tests' programs fast: with XLA's older generator of small loops, in one module.
 
 The older generator is three times as fast. A program that is split into 32 modules, for as many
-cores, takes a sixth longer on one core. What copies numbers is no program at all: see `copying`.
-This file is imported before JAX starts. Compiled programs stay in pytest's cache for the next run.
+cores, takes a sixth longer on one core. This file is imported before JAX starts. Compiled programs
+stay in pytest's cache for the next run.
 The options belong to jaxlib 0.10, which the tests were timed with. They are left out for others:
 a jaxlib refuses to start with an option that it does not know.
 """
@@ -35,17 +35,6 @@ if _KNOWN:  # a context of MLIR takes as long as all else of a small program bef
     from jax._src.interpreters import mlir
 
     mlir.make_ir_context = functools.cache(mlir.make_ir_context)
-
-
-def copy_by_numpy(on: bool) -> None:
-    """Lets NumPy copy numbers outside of `jit`, or JAX, as it does for users."""
-    if _KNOWN:
-        from tests.support import copying
-
-        copying.copy_by_numpy(on)
-
-
-copy_by_numpy(jax.config.read("jax_disable_most_optimizations"))
 
 MOST_BYTES = 10**9  # of programs kept between runs; one whole run has about a fifth of it
 

@@ -258,7 +258,6 @@ def test_seeds_at_a_time_are_those_that_fit_into_memory(tmp_path, monkeypatch):
     check(results)
 
 
-@pytest.mark.usefixtures("jax_copies")
 def test_a_chunk_of_another_size_compiles_nothing(caplog):
     pairs = [("low", 1), ("low", 3), ("high", 0)]
     with jax.log_compiles():

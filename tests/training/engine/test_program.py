@@ -14,7 +14,6 @@ from tests.oracles.swept_networks import (
 )
 
 
-@pytest.mark.usefixtures("jax_copies")
 def test_sixty_four_rates_compile_once():
     traces, compiled = [], []
 
