@@ -3,7 +3,6 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
 from rank_collapse.training import sweep
 from rank_collapse.training.engine.functions import trace_functions
