@@ -80,13 +80,13 @@ def test_an_experiment_of_several_runs_is_one_section(tmp_path, monkeypatch, cap
             assert cli.execute(run_path_counts.main, run_path_counts.FLAGS, command_line) == 0
     capsys.readouterr()
     texts = {
-        "run_path_counts": Texts("{many: 4 heads, 3 layers: mean path length|.1f} of 3 layers.")
+        "run_path_counts": Texts("{many: 4 heads, 3 layers: mean path length|.1f} of [3](../a.md).")
     }
     monkeypatch.setattr(results_page, "read_texts", lambda: texts)
     for preset in sections.PRESETS:
         parent, docs = tmp_path / preset, tmp_path / "docs"
         text = results_page.write_markdown(parent, preset, docs).read_text()
-        assert "**Result.** 2.4 of 3 layers." in text
+        assert "**Result.** 2.4 of [3](a.md)." in text  # from one folder higher
         assert text.count(f"## {experiment.title}\n") == 1 and text.count("png)") == 4
         numbers = (tmp_path / "docs" / "results" / "run_path_counts.csv").read_text()
         assert "2 heads, 3 layers" in numbers and "4 heads, 3 layers" in numbers
