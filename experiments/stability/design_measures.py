@@ -306,12 +306,18 @@ def gradient_bound(
 def profile_omega(
     params: TransformerParams, batch: Array, config: rc.TransformerConfig
 ) -> rc.TransformerConfig:
-    """Profiles Admin's ω on a batch of states, where the skips of the network are NaN.
+    """Profiles Admin's ω, the gain of each skip, on a batch of states.
+
+    A gain of NaN means that the network is not profiled yet; `padded_designs` sets it. Gains that
+    are numbers stay as they are.
 
     Args:
         params: Parameters of the network.
         batch: States [b, n, d].
         config: The network.
+
+    Returns:
+        The network with the profiled gains as its `skip_gain`, or with its own gains.
     """
 
     def profile():

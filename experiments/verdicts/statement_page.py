@@ -112,7 +112,6 @@ def render(
         footer: Last line of the page.
         answers: Answers to the statements that the sections test.
     """
-    # Those with a picture on the first screen go first, so that the menu has the pictures' order.
     sections = sorted(sections, key=lambda section: not (section.finding and section.picture))
     parts = [_report_section(section, answers) for section in sections]
     if answers:

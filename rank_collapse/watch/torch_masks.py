@@ -154,12 +154,14 @@ def _read_assignment(scores, index, value, result):
 
 
 def _is_hiding(value, result):
-    """Returns whether an entry of the result with this value is hidden: far below 0 among scores,
-    or 0 where all entries are weights, at least 0.
+    """Returns whether writing this value into `result` masks a key.
+
+    A value far below 0 masks a key in a tensor of scores. The value 0 masks a key in a tensor of
+    weights, which has no entry below 0.
 
     Args:
-        value: A number, or a tensor, whose largest entry counts.
-        result: The tensor in which the value stands.
+        value: The written value: a number, or a tensor, of which the largest entry decides.
+        result: The scores or weights after the value was written.
     """
     if isinstance(value, Tensor):
         value = float(value.max()) if value.numel() and not value.is_complex() else math.nan

@@ -276,7 +276,10 @@ class Pass(TorchFunctionMode):
         self.runs.add_product(self._frames, self._origins, term, weights, "", tags[2], result)
 
     def _see_linear(self, term, value, result):
-        """Measures the tokens of linear attention, which has no weights.
+        """Measures the tokens of linear attention.
+
+        Linear attention never computes weights. The measurement gets an empty stand-in for them,
+        which only says that every query may attend to every key.
 
         Args:
             term: Term of its queries and keys.

@@ -15,8 +15,8 @@ LENGTHS = [0, 1, 2, 4]
 CURVES = ("alone", "mlps", "skips", "whole")
 
 
-def make_network(label, mask):
-    config = rc.transformer(DEPTH, HEADS, 8, mask=mask)
+def make_network(label, mask, num_heads=HEADS):
+    config = rc.transformer(DEPTH, num_heads, 8, mask=mask)
     return Network(label, SimpleNamespace(config=config), {}, None)
 
 

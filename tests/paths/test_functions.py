@@ -45,7 +45,7 @@ def test_every_model_equals_the_enumeration_of_its_paths(x64, name):
     tolerance = 1e-6 if is_narrow else 1e-12  # their softmax: float32
     assert relative(result.by_length, sums) < tolerance
     assert_close(result.output, output, atol=2 * tolerance)
-    assert_close(result.total, model.fn(x), atol=1e-12)
+    assert_close(result.total, jax.jit(model.fn)(x), atol=1e-12)
     assert result.longer is None
 
 
@@ -64,11 +64,15 @@ def test_the_networks_of_the_library_have_the_sums_of_their_own_pass(x64, name):
         compare_with_own_pass(config, dtype, TOLERANCES[dtype])
 
 
-def compare_with_own_pass(config, dtype, tolerance):
-    """Compares all that both give: lengths, MLPs, heads, paths from the memory, the offset."""
-    params, x, extra = jax.tree.map(lambda a: as_floats(a, dtype), example(config))
-    memory = extra.pop("memory", jnp.zeros((0, config.d_model), dtype))
-    head_gain = 0.5 + jnp.arange(4, dtype=dtype).reshape(2, 2)
+@jax.jit
+def sum_paths_both_ways(params, x, memory, extra, config):
+    """Sums paths of the network as a function, and in its own pass, in one program.
+
+    Returns {what is summed: (of the function, of the own pass)}, and the sums of the function from
+    the memory alone, None without one.
+    """
+    head_gain = 0.5 + jnp.arange(4, dtype=x.dtype).reshape(2, 2)
+    inputs = extra | ({"memory": memory} if config.cross_attention else {})
 
     def sum_paths(direction=None, count_mlps=False, head_gain=None):
         def fn(rows):
@@ -79,27 +83,39 @@ def compare_with_own_pass(config, dtype, tolerance):
         branches = {"attention": "attention", "mlp": "mlp"} if count_mlps else "attention"
         rows = jnp.concatenate([memory, x])
         options = {"branches": branches, "longest": config.depth, "direction": direction}
-        return contributions(fn, rows, **options)
+        return rc.function_contributions(fn, rows, **options)
 
-    inputs = extra | ({"memory": memory} if config.cross_attention else {})
-    want = rc.path_contributions(params, x, config, **inputs)
-    result = sum_paths()
+    def sum_both(**options):
+        return sum_paths(**options), rc.path_contributions(params, x, config, **options, **inputs)
+
+    sums = {"all": sum_both(), "gained": sum_both(head_gain=head_gain)}
+    if config.mlp != "none":
+        sums["MLPs apart"] = sum_both(count_mlps=True)
+    from_memory = None
+    if config.cross_attention:
+        from_memory = sum_paths(jnp.concatenate([memory, jnp.zeros_like(x)])).by_length
+    return sums, from_memory
+
+
+def compare_with_own_pass(config, dtype, tolerance):
+    """Compares all that both give: lengths, MLPs, heads, paths from the memory, the offset."""
+    params, x, extra = jax.tree.map(lambda a: as_floats(a, dtype), example(config))
+    memory = extra.pop("memory", np.zeros((0, config.d_model), dtype))
+    sums, from_memory = jax.device_get(sum_paths_both_ways(params, x, memory, extra, config))
+    result, want = sums["all"]
     assert result.by_length.dtype == result.offset.dtype == dtype
     assert result.longer is None
     for name in ("by_length", "offset", "output"):
         assert relative(getattr(result, name), getattr(want, name)) < tolerance, name
     if config.cross_attention:
-        from_memory = sum_paths(jnp.concatenate([memory, jnp.zeros_like(x)])).by_length
         assert relative(from_memory, want.from_memory) < tolerance
-        assert jnp.abs(from_memory).max() > 0.1
+        assert np.abs(from_memory).max() > 0.1
     if config.mlp != "none":
-        apart = sum_paths(count_mlps=True)
-        want = rc.path_contributions(params, x, config, count_mlps=True, **inputs)
+        apart, want_apart = sums["MLPs apart"]
         assert apart.count_mlps
-        assert relative(apart.by_length, want.by_length) < tolerance
-    gained = sum_paths(head_gain=head_gain).by_length
-    want = rc.path_contributions(params, x, config, head_gain=head_gain, **inputs).by_length
-    assert relative(gained, want) < tolerance
+        assert relative(apart.by_length, want_apart.by_length) < tolerance
+    gained, want_gained = (sums.by_length for sums in sums["gained"])
+    assert relative(gained, want_gained) < tolerance
     assert not config.cross_skip or relative(gained, result.by_length) > 0.05
 
 
@@ -120,7 +136,7 @@ def name_branches(config, head_gain=None):
 
 
 def as_floats(a, dtype):
-    a = jnp.asarray(a)
+    a = np.asarray(a)
     return a.astype(dtype) if jnp.issubdtype(a.dtype, jnp.floating) else a
 
 
@@ -159,16 +175,17 @@ def test_the_exact_parts_are_those_of_finite_differences_and_sum_to_the_derivati
         return x
 
     times = np.asarray([-1.0, 0.0, 1.0, 2.0])
-    slopes = [jax.jvp(functools.partial(scaled, t), (x,), (v,))[1] for t in times]
+    slope = jax.jit(lambda t: jax.jvp(functools.partial(scaled, t), (x,), (v,))[1])
+    slopes = [slope(t) for t in times]
     powers = np.vander(times, increasing=True)
     want = np.einsum("kt,tnd->knd", np.linalg.inv(powers), np.asarray(slopes))
     result = contributions(fn, x, "attn", direction=v, freeze=False)
     assert_close(result.by_length, want, atol=1e-10)
-    step = 1e-6
-    difference = (fn(x + step * v) - fn(x - step * v)) / (2 * step)
-    assert_close(result.by_length.sum(0), difference, atol=1e-6)
-    jacobian = jax.jacfwd(fn)(x)
-    assert_close(result.by_length.sum(0), jnp.einsum("ndme,me->nd", jacobian, v), atol=1e-10)
+    step, total, fn = 1e-6, np.asarray(result.by_length).sum(0), jax.jit(fn)
+    ends = [np.asarray(fn(np.asarray(x) + a * step * v)) for a in (1, -1)]
+    assert_close(total, (ends[0] - ends[1]) / (2 * step), atol=1e-6)
+    jacobian = np.asarray(jax.jit(jax.jacfwd(fn))(x))
+    assert_close(total, np.einsum("ndme,me->nd", jacobian, v), atol=1e-10)
 
 
 def test_two_kinds_of_branches_and_limits_of_both(x64):
@@ -270,7 +287,7 @@ def test_memory_that_is_constant_belongs_to_the_offset(x64):
     for softmax in (jax.nn.softmax, by_hand, lambda s: jnp.exp(jax.nn.log_softmax(s))):
         fn = weights_by(softmax)
         both = lambda x, fn=fn: fn(x) + checkpoint_name(x @ W8, "cross")  # noqa: E731
-        result = rc.function_contributions(both, tokens(), branches="cross")
+        result = contributions(both, tokens(), "cross")
         assert_close(result.by_length[0], tokens(), atol=1e-12)
         assert_close(result.by_length[1], tokens() @ W8, atol=1e-12)
 
@@ -294,5 +311,5 @@ def test_branches_inside_of_branches_and_names_of_scopes_count_once(x64):
             a = checkpoint_name(x @ W8, "attn_out")
         return x + checkpoint_name(a, "attn_after")
 
-    result = rc.function_contributions(fn, x, branches="attn.*")
+    result = contributions(fn, x, "attn.*")
     assert_close(result.by_length, [x, x @ W8], atol=1e-12)

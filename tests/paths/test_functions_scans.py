@@ -1,6 +1,7 @@
 """Paths through scans: their steps count as those of a loop, at the cost of a scan."""
 
 import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -40,23 +41,28 @@ def test_a_scan_is_the_loop_of_its_steps(x64, reverse):
             x, readings[i] = step(x, weights[i])
         return x.at[:2].add((SCALES * jnp.stack(readings)).sum(0))
 
-    for branches in ("attn", {"attention": "attn", "mlp": "mlp"}):
-        for longest in (None, 2):
-            results = [
-                contributions(functools.partial(f, weights), x, branches, longest=longest)
-                for f in (scanned, looped)
+    kinds = itertools.product(("attn", {"attention": "attn", "mlp": "mlp"}), (None, 2))
+    kinds = [{"branches": branches, "longest": longest} for branches, longest in kinds]
+    results = [
+        jax.jit(
+            lambda x, f=f: [
+                rc.function_contributions(functools.partial(f, weights), x, **kind)
+                for kind in kinds
             ]
-            for scan_sums, loop_sums in zip(*map(jax.tree.leaves, results), strict=True):
-                assert_close(scan_sums, loop_sums, atol=1e-11)
-    empty = contributions(functools.partial(scanned_alone, step), x, "attn", longest=1)
-    assert_close(empty.by_length, [x, x @ W8], atol=1e-12)
-    slopes = [
-        jax.grad(
-            lambda w, f=f: jnp.sum(contributions(lambda x: f(w, x), x, "attn").by_length[3] ** 2)
-        )
+        )(x)
         for f in (scanned, looped)
     ]
-    assert_close(slopes[0](weights), slopes[1](weights), rtol=1e-9, atol=1e-9)
+    for scan_sums, loop_sums in zip(*map(jax.tree.leaves, results), strict=True):
+        assert_close(scan_sums, loop_sums, atol=1e-11)
+    empty = contributions(functools.partial(scanned_alone, step), x, "attn", longest=1)
+    assert_close(empty.by_length, [x, x @ W8], atol=1e-12)
+
+    def compute_size(weights, f):
+        sums = rc.function_contributions(functools.partial(f, weights), x, branches="attn")
+        return jnp.sum(sums.by_length[3] ** 2)
+
+    slope = jax.jit(jax.grad(compute_size), static_argnums=1)
+    assert_close(slope(weights, scanned), slope(weights, looped), rtol=1e-9, atol=1e-9)
 
 
 def test_a_scan_starts_from_a_constant_and_weighs_it_by_exponentials(x64):

@@ -90,3 +90,5 @@ def test_of_lists_of_one_length_the_larger_one_has_the_layers():
     model.long = torch.nn.Sequential(torch.nn.Linear(9, 9), *[torch.nn.ReLU() for _ in range(9)])
     assert find_layers(model) == list(model.large)
     assert find_layers(model.long) == list(model.long)  # no other list
+    model.large_too = torch.nn.ModuleList(torch.nn.Linear(2, 2) for _ in range(4))
+    assert find_layers(model) == list(model.large_too)  # beside `large`, not inside it

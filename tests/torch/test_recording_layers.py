@@ -134,8 +134,8 @@ def test_a_branch_of_other_size_is_not_recorded(tmp_path):
         def forward(self, x):
             return x + self.mlp(x).sum()
 
-    for cut, names in ((0, ("mlp_branch",)), (1, ())):
-        model = Odd(Layer(cut), Layer(cut))
+    for cuts, names in (((0, 0), ("mlp_branch",)), ((1, 1), ()), ((0, 1), ())):
+        model = Odd(*map(Layer, cuts))
         with record(model, tmp_path / "a.npz"):
             model(X)
         recording = open_recording(tmp_path / "a.npz")

@@ -148,6 +148,15 @@ def test_keys_are_hidden_where_masked_scores_are_written_elsewhere(move):
     assert row["attention_entropy"] == pytest.approx([entropy], 1e-4), watched.describe()
 
 
+@pytest.mark.parametrize("move", [write_heads, write_views, join_parts])
+def test_keys_that_content_hides_are_tokens_where_scores_are_written_elsewhere(move):
+    attention = make_similar()
+    attention.weigh = lambda scores, mask: move(
+        scores.masked_fill(scores < scores.topk(2).values[..., -1:], -1e9)
+    ).softmax(-1)
+    check_layers(Stack(lambda self, x, mask: self.attentions[0](x), attention), CLUSTERS)
+
+
 def dot_by_index(q, k, v, mask):
     places = (q @ k.mT).topk(2, -1).indices
     chosen = torch.zeros(*q.shape[:2], N, N, dtype=torch.bool).scatter_(-1, places, True)

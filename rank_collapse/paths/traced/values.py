@@ -235,13 +235,20 @@ def resolve_state(value: Value, slots: Slots) -> Value:
     return make_state(value.array, gate_sums(value, slots), is_shifted=value.is_shifted)
 
 
-def gate_sums(value: Value, slots: Slots) -> LazySums:
-    """Compute the sums over paths of a gate f(h) in the place of a state: f(h)/h times the sums of
-    h.
+def gate_sums(value: Value, slots: Slots) -> LazySums | None:
+    """Compute the sums over paths of a gate f(h) that is used as a state: f(h)/h times the sums of
+    the state h.
+
+    A gate may be a function of several states, and `value.forms` has one form for each of them.
+    The first form belongs to the nearest state, and this function uses only this form.
 
     Args:
-        value: The gate; one that has sums of its own keeps them.
+        value: The gate. If it has sums already, these are returned.
         slots: The axes of path lengths in front of all sums.
+
+    Returns:
+        The sums of the gate; None where no paths pass, because the value has neither sums nor
+        forms.
     """
     if value.sums is not None or not value.forms:
         return value.sums

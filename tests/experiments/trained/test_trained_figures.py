@@ -8,7 +8,11 @@ from tests.support.figures_as_data import describe
 
 def test_golden_figures_of_trained_networks(golden):
     """An ALBERT, a causal network, and one that predicts nothing; some texts need all lengths."""
-    networks = [make_network("x", "none"), make_network("a", "none"), make_network("b", "causal")]
+    networks = [
+        make_network("x", "none"),
+        make_network("a", "none"),
+        make_network("b", "causal", 4),
+    ]
     results = {
         "b": make_arrays(1),
         "a": make_arrays(2, is_albert=True),

@@ -192,7 +192,7 @@ def test_numbers_stand_beside_published_ones_where_there_are_any():
     line = statement_page.comparison_line
     assert line(published[0]) == "with: 0.5 (published 0); a note"
     assert line(published[1]) == "without: 2"
-    law = verdicts.Comparison("a", 3.0, "law: falls", source="law")
+    law = verdicts.Comparison("a", 3.0, "falls", source="law")
     assert line(law) == "a: 3 (law: falls)"
 
 

@@ -56,23 +56,31 @@ def test_leaves_that_are_not_finite():
     assert are_finite(leaves).tolist() == [True, False, False, False, True, True, True]
 
 
-def test_what_was_never_finite_is_no_divergence():
-    """A mask of -inf, a best loss of inf and a metric that is measured at some steps alone."""
+def test_what_was_never_finite_is_no_divergence(tmp_path):
+    """A mask of -inf, a best loss of inf and a metric that is measured at some steps alone.
+
+    Also of a sweep that goes on; a leaf beside them that is infinite later is one.
+    """
 
     def begin(key, hyper):
-        return {"mask": jnp.array([0, -jnp.inf]), "best": jnp.inf, "x": 1.0}
+        return {"mask": jnp.array([0, -jnp.inf]), "best": jnp.inf, "far": jnp.inf, "x": 1.0}
 
     def improve(state, hyper, index):
         sometimes = jnp.where(index % 2 == 0, state["x"], jnp.nan)
         best = jnp.minimum(state["best"], state["x"])
-        return state | {"x": state["x"] / 2, "best": best}, {"x": state["x"], "some": sometimes}
+        x = jnp.where(index == hyper["at"], jnp.inf, state["x"] / 2)
+        changed = {"x": x, "best": best, "far": state["far"] + 1}
+        return state | changed, {"x": state["x"], "some": sometimes}
 
-    options = {"steps": 4, "seeds": 1, "every": 2, "quiet": True}
-    result = sweep(begin, improve, finite=["x"], **options)
-    assert result.diverged_at.values.tolist() == [-1] and result.states["best"].tolist() == [0.125]
-    assert np.isnan(result.metrics["some"]).values.tolist() == [[False, True] * 2]
-    strict = sweep(begin, improve, **options)
-    assert strict.diverged_at.values.tolist() == [1] and strict.states["x"].tolist() == [0.5]
+    options = {"seeds": 1, "every": 2, "quiet": True, "hyper": {"at": [9, 2]}}
+    sweep(begin, improve, finite=["x"], steps=2, folder=tmp_path, **options)
+    result = sweep(begin, improve, finite=["x"], steps=4, folder=tmp_path, **options)
+    assert result.diverged_at.values.tolist() == [[-1], [2]]
+    assert result.states["best"].tolist() == [[0.125, 0.5]]
+    assert np.isnan(result.metrics["some"][0]).values.tolist() == [[False, True] * 2]
+    strict = sweep(begin, improve, steps=4, **options)
+    assert strict.diverged_at.values.tolist() == [[1], [1]]
+    assert strict.states["x"].tolist() == [[0.5, 0.5]]
 
 
 @pytest.mark.parametrize("every", [1, 4, 9, 32])
@@ -117,11 +125,13 @@ def test_a_run_that_stops_is_told_by_what_is_not_finite_first(capsys):
     def advance(state, hyper, index):
         x = jnp.where(index == 3, jnp.nan, state["x"] + 1)
         late = jnp.where(index >= 2 + hyper["a"], -jnp.inf, 1.0)
-        vector = jnp.where((index >= 1 + hyper["b"]) & (jnp.arange(2) > 0), jnp.nan, 0.0)
+        vector = jnp.where((index >= 1 + hyper["b"]) & (jnp.arange(2) > 0), jnp.nan, 0j)
         return {"x": x}, {"vector": vector, "late": late}
 
     hyper = {"a": [0, 100], "b": [0, 100]}
-    sweep(begin, advance, steps=6, seeds=1, every=6, hyper=hyper)
+    finite = ["late", "vector"]
+    result = sweep(begin, advance, steps=6, seeds=1, every=6, hyper=hyper, finite=finite)
+    assert result.metrics["vector"].dtype == np.complex64
     lines = [line for line in capsys.readouterr().err.splitlines() if "keeps" in line]
     causes = [line.partition("): ")[2].partition(";")[0] for line in lines]
     assert causes == [

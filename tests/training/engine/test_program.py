@@ -68,13 +68,14 @@ def test_looks_come_at_multiples_of_every_and_draw_from_a_key_of_their_own(tmp_p
         return state | {"x": state["x"] + 1}, {}
 
     def look(state, hyper, key):
-        return {"x": state["x"], "key": jax.random.key_data(key)}
+        return {"x": state["x"], "key": jax.random.key_data(key), "b": hyper["b"]}
 
-    options = {"seeds": 2, "every": 4, "look": look, "quiet": True}
+    options = {"seeds": 2, "every": 4, "look": look, "quiet": True, "hyper": {"a": 3.0, "b": 5.0}}
     sweep(begin, advance, steps=6, folder=tmp_path, **options)
     result = sweep(begin, advance, steps=11, folder=tmp_path, **options)
     assert result.looks["step"].values.tolist() == [0, 4, 8, 11]
     assert result.looks["x"].values.tolist() == [[0, 4, 8, 11]] * 2
+    assert (result.looks["b"] == 5).all()
     for seed in range(2):
         key = jax.random.fold_in(jax.random.key(0), seed)
         np.testing.assert_array_equal(result.states["own"][seed], jax.random.key_data(key))

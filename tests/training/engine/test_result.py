@@ -33,6 +33,7 @@ def test_a_run_that_is_none_is_named():
         (lambda: result.state(5, rate=0.1), "seed=5 is not one of \\[0, 1\\]"),
         (lambda: result.state(0, rate=0.3), "rate=0.3 is not one of"),
         (lambda: result.state(0), "values of \\[\\], but this sweep has \\['rate'\\]"),
+        (lambda: result.state(0, rate=0.1, size=2), "values of \\['rate', 'size'\\], but this"),
     )
     assert "Swept(metrics=['loss'], {'rate': 2" in repr(result)
 
@@ -42,6 +43,7 @@ def test_results_have_the_axes_and_coordinates_of_what_is_swept(whole):
     assert whole.metrics["loss"].shape == (2, 2, 3, 25) and whole.metrics.attrs == {"scale": 0.5}
     assert whole.metrics["rate"].values.tolist() == [0.01, 6.0]
     assert whole.looks["norm"].dims == ("width", "rate", "seed", "step", "norm_0")
+    assert whole.looks["norm"].dtype == np.float32
     assert whole.looks["step"].values.tolist() == [0, 10, 20, 25]
     assert list(whole.states) == [2, 4]
     assert set(whole.seconds) == {"compiling", "running"} and min(whole.seconds.values()) > 0
