@@ -49,6 +49,12 @@ def escape_cell(value: object) -> Any:
     return text
 
 
+def unescape_cell(text: str) -> str:
+    """Remove the apostrophe that `escape_cell` writes before the beginning of a formula."""
+    is_escaped = text.startswith("'") and text[1:].lstrip().startswith(_FORMULA)
+    return text[1:] if is_escaped else text
+
+
 def print_lines(*lines: object, file: object = None, flush: bool = False) -> None:
     """Print lines, each escaped: the text of one argument stays in one line.
 

@@ -38,12 +38,14 @@ def test_a_warning_is_one_line_without_its_source(capsys):
     "cell", ["=HYPERLINK(1)", "+A1", "-A1", "@SUM(A1)", " =1+1", "-", "=1", "\t=1"]
 )
 def test_no_cell_is_a_formula(cell):
-    assert printed.escape_cell(cell)[0] == "'" or "\\t" in printed.escape_cell(cell)
+    escaped = printed.escape_cell(cell)
+    assert escaped[0] == "'" or "\\t" in escaped
+    assert printed.unescape_cell(escaped) == printed.escape_text(cell)
 
 
-@pytest.mark.parametrize("cell", ["-1.5", "+2", "-inf", "SAN", "a=1", "", "1e-3"])
+@pytest.mark.parametrize("cell", ["-1.5", "+2", "-inf", "SAN", "a=1", "", "1e-3", "'a'"])
 def test_numbers_and_names_stay(cell):
-    assert printed.escape_cell(cell) == cell
+    assert printed.escape_cell(cell) == printed.unescape_cell(cell) == cell
     assert printed.escape_cell(-1.5) == -1.5 and printed.escape_cell(None) is None
 
 

@@ -20,6 +20,7 @@ from typing import NamedTuple
 from experiments.lab import FlagValue
 from experiments.lab.folder_files import table_bytes
 from experiments.verdicts import Comparison, Row
+from rank_collapse.printed import unescape_cell
 
 TEXTS = Path(__file__).with_name("results.toml")
 PLACEHOLDER = re.compile(r"\{([^{}]+)\}")
@@ -91,7 +92,10 @@ def write_numbers(comparisons: Sequence[Comparison], claims: Sequence[Row]) -> b
 def read_numbers(table: bytes) -> Numbers:
     """Reads the table of an experiment; if several rows name the same quantity, the first
     counts."""
-    rows = list(csv.DictReader(io.StringIO(table.decode())))
+    rows = [
+        {name: unescape_cell(cell) for name, cell in row.items()}
+        for row in csv.DictReader(io.StringIO(table.decode()))
+    ]
     return {row["quantity"]: row for row in reversed(rows)}
 
 

@@ -23,6 +23,7 @@ NUMBERS = read_numbers(
             Comparison("empty", float("nan")),
             Comparison("log", 7.0, note="a second row of the name"),
             Comparison("low", 1234567.0, "falls", source="theorem"),
+            Comparison("change", "-0.002 (-0.016 to 0.011)"),
         ],
         [rows.mean_row("rate", "no norm, scale 1", [2.0, 3.0, 4.0], note="of three seeds")],
     )
@@ -48,6 +49,7 @@ NUMBERS = read_numbers(
         ("{no row|.2f}, {log|low|.2f}, {empty|.2f}", "–, –, –"),
         ("{log; no row|range|.2f}, {log; empty|range|.2f}, {log; empty|range|}", "–, –, –"),
         ("{low|.1e}, {low|.0f}", "1.2e6, 1234567"),
+        ("{change}", "−0.002 (−0.016 to 0.011)"),
         ("{rate: no norm, scale 1|high|.2f}", "5.48"),
     ],
 )
