@@ -357,7 +357,8 @@ EXPERIMENT = Experiment(
     brief="residual by layer in BERT, ALBERT and XLNet, at initialisation or from a checkpoint "
     "folder, with the published curves",
     claim="In all three architectures attention without skips and MLPs loses rank within a few "
-    "layers. Skips prevent this, and MLPs alone at most slow it (published figures of the"
+    "layers. Skips prevent this. MLPs without skips may slow the collapse but do not prevent it "
+    "(published figures of the"
     " relative residual by layer, from unseeded initialisations and other texts).",
     presets={
         # The fewest draws of which a share can be decided beside the rows of run_collapse, and as
