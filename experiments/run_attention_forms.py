@@ -209,10 +209,10 @@ def make_rows(results: FormResults, options: Options) -> Iterator[TableRow]:
 @figures.styled
 def random_figure(results: FormResults, options: Options):
     """Random queries and keys of unit variance: means and standard deviations over seeds. The loss
-    weights every output equally. The gradient panels show two changes of the loss, to first
-    order. One is the change when a query moves by a vector of its own size. The other is the
-    change with the scores. Solid lines are the root mean square over rows, and dashed lines are
-    the median row.
+    weights every output equally. One gradient panel shows how much the loss changes, to first
+    order, if a query moves by a vector of its own size. The other gradient panel shows the norm of
+    the derivative of the loss with respect to the scores of a row. Solid lines are the root mean
+    square over rows, and dashed lines are the median row.
     """
     panels = {
         "variance": ("variance of the scores", "dotted: closed form"),

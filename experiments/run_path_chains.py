@@ -290,7 +290,8 @@ def draw_boxes(ax: figures.Axes, x: np.ndarray, values: np.ndarray) -> None:
 
 @figures.styled
 def path_lengths_figure(results: dict[str, np.ndarray]):
-    """Exact sums C_k over all paths of each length k. Left: their norms; the predicted residual
+    """Exact sums C_k over all paths of each length k. Left: the norm of C_k and the norm of its
+    residual, measured (with bands) and predicted for the residual (dashed line). The prediction
     falls doubly exponentially. Middle: the share of each length in these norms, and its share in
     the number of paths. Right: the error of estimates from a few sampled paths; above the dashed
     line an estimate is worse than the estimate zero."""

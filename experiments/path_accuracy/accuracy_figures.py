@@ -87,11 +87,11 @@ def paths_figure(results: xr.Dataset, task: TrainedTask):
 @figures.styled
 def shares_figure(results: xr.Dataset, task: TrainedTask):
     """Left: the accuracy of the best baseline, of the biases alone, and of the full model. The
-    biases alone give an output without any path, which is called the offset; its final norm divides
-    by the σ of the full model. Middle: the accuracy that each path length adds, as exact Shapley
-    values, with the attention weights of the full model. Right: the share of the offset and of each
-    path length in the covariance of the logits. A share below 0 or above 1 means that contributions
-    cancel."""
+    biases alone give an output without any path, which is called the offset. The final norm of the
+    offset divides by the standard deviation of the full model's states. Middle: the accuracy that
+    each path length adds, as exact Shapley values, with the attention weights of the full model.
+    Right: the share of the offset and of each path length in the covariance of the logits. A share
+    below 0 or above 1 means that contributions cancel."""
     fig, axes = figures.figure(1, 3, width=3.5, height=3.0)
     shares = accuracies(results)
     offset_share = 1 - shares.covariance.sum("path_length")  # the shares of all parts sum to 1

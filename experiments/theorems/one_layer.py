@@ -270,7 +270,8 @@ THEOREMS = (
         "position",
         "2605.09213 (2026)",
         "abstract",
-        "The first and last of independent tokens count more in the last state than the middle.",
+        "The first and last of independent tokens count more in the last state than every token in "
+        "the middle half.",
         "rollout of the last row at both ends ≥ its largest value in the middle half",
         "Random causal network without positions, iid tokens",
         "`rc.rollout` with `rc.branch_shares`",
