@@ -331,8 +331,8 @@ EXPERIMENT = Experiment(
     brief="scaled and unscaled dot products and additive attention against d_k: saturation, "
     "gradients, and accuracy after training",
     claim=f"{SOURCE}: for small d_k, additive and dot-product attention perform similarly. For "
-    "large d_k, additive attention outperforms dot products without scaling. Their variance d_k "
-    "pushes the softmax into regions of extremely small gradients.",
+    "large d_k, additive attention outperforms dot products without scaling. The variance "
+    "d_k of these dot products pushes the softmax into regions of extremely small gradients.",
     presets={
         "quick": "--d_k=2,32,1024 --trained_d_k=256 --num_seeds=6 --n_epochs=12 --n_train_data=600",
         "reported": "--seed=3000 --num_seeds=6",
