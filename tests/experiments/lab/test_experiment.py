@@ -138,8 +138,8 @@ class Doubled:
             for point in run.measure(self.measure):
                 results, factor = point.results, point.setup
                 point.save_table(self.table(results, factor))
-                point.save_figure("shown", self.shown_figure())
-                point.save_figure("none", None)
+                point.save_figure("shown", self.shown_figure)
+                point.save_figure("none", lambda: None)
                 point.save_claims(self.claims(results, factor))
                 point.save_comparisons(self.compare(results, factor))
                 point.save_file("report.html", b"<p>")
