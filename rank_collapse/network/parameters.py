@@ -5,7 +5,6 @@ Every function handles one seed; vmap over keys adds a seed axis.
 
 import functools
 import math
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -115,44 +114,25 @@ def _init_norm(config):
     return layers.NormParams(gain=jnp.ones(config.d_model), bias=bias)
 
 
-class _Matrix(NamedTuple):
-    """A weight matrix to draw."""
-
-    key: Key
-    shape: tuple[int, ...]  # with the heads
-    fans: tuple[int, int]  # inputs and outputs of the linear map
-    scale: Number  # multiplies the values
-    uniform: bool = False  # whether init="reference" draws it uniformly
-
-
-def _draw_weights(matrices: dict[str, _Matrix], config: TransformerConfig) -> dict[str, Leaf]:
-    """Draw weight matrices by the rule `config.init`; those of one size in one call.
-
-    Random bits take most of the compilation time, which depends on the number of calls. A matrix is
-    drawn as a vector, which has the same values.
+def _draw_weights(key, shape, fans, config, scale, uniform=False):
+    """Draw one weight matrix by the rule `config.init`.
 
     Args:
-        matrices: {name: matrix}.
+        key: Random key.
+        shape: Shape of the matrix, heads included.
+        fans: (inputs, outputs) of the linear map.
         config: The network.
+        scale: Multiplies the values.
+        uniform: Whether init="reference" draws it uniformly.
     """
-    groups: dict[tuple[int, bool], list[str]] = {}
-    for name, matrix in matrices.items():
-        is_uniform = config.init == "reference" and matrix.uniform
-        groups.setdefault((math.prod(matrix.shape), is_uniform), []).append(name)
-    weights = {}
-    for (count, is_uniform), names in groups.items():
-        uniform = functools.partial(jax.random.uniform, minval=-1.0, maxval=1.0)
-        draw = functools.partial(uniform if is_uniform else jax.random.normal, shape=(count,))
-        vectors = jax.vmap(draw)(jnp.stack([matrices[name].key for name in names]))
-        for name, vector in zip(names, vectors, strict=True):
-            _, shape, (fan_in, fan_out), scale, _ = matrices[name]
-            if is_uniform:
-                vector = vector / jnp.sqrt(fan_in)
-            else:
-                stds = {"lecun": 1 / jnp.sqrt(fan_in), "xavier": jnp.sqrt(2 / (fan_in + fan_out))}
-                vector = stds.get(config.init, 0.02) * vector
-            weights[name] = (scale * vector).reshape(shape)
-    return weights
+    # Drawn as vectors, which have the same values: one program serves all shapes of one size.
+    (fan_in, fan_out), count = fans, math.prod(shape)
+    if config.init == "reference" and uniform:
+        w = jax.random.uniform(key, (count,), minval=-1.0, maxval=1.0) / jnp.sqrt(fan_in)
+    else:
+        stds = {"lecun": 1 / jnp.sqrt(fan_in), "xavier": jnp.sqrt(2 / (fan_in + fan_out))}
+        w = stds.get(config.init, 0.02) * jax.random.normal(key, (count,))
+    return (scale * w).reshape(shape)
 
 
 def _draw_biases(key, shape, scale):
@@ -184,40 +164,30 @@ def _init_attention(key, config, scale, bias_scale):
     def bias(key, *shape):
         return _draw_biases(key, shape, bias_scale)
 
-    matrices = {
-        "w_q": _Matrix(keys[0], (h, d, k), (d, h * k), scale),
-        "w_k": _Matrix(keys[2], (g, d, k), (d, g * k), scale),
-        "w_v": _Matrix(keys[4], (g, d, v), (d, g * v), scale * gain, uniform=True),
-        "w_o": _Matrix(keys[6], (h, v, d), (h * v, d), scale * gain, uniform=True),
-    }
-    if config.score == "additive":
-        matrices["v_score"] = _Matrix(keys[8], (h, k), (k, 1), 1.0)
-    if config.position == "relative_key":
-        matrices["w_r"] = _Matrix(keys[9], (h, d, k), (d, h * k), scale)
-        matrices["segment"] = _Matrix(keys[12], (2, h, k), (k, k), scale)
-    weights = _draw_weights(matrices, config)
-    relative = q_norm = k_norm = None
-    if config.position == "relative_key":
-        relative = RelativeParams(
-            w_r=weights["w_r"],
-            b_r=bias(keys[10], h, k),
-            b_s=bias(keys[11], h, k),
-            segment=weights["segment"],
-        )
+    v_score = relative = q_norm = k_norm = None
     if config.qk_norm == "head":
         q_norm, k_norm = jnp.ones(k), jnp.ones(k)
     elif config.qk_norm == "width":
         q_norm, k_norm = jnp.ones((h, k)), jnp.ones((g, k))
+    if config.score == "additive":
+        v_score = _draw_weights(keys[8], (h, k), (k, 1), config, 1.0)
+    if config.position == "relative_key":
+        relative = RelativeParams(
+            w_r=_draw_weights(keys[9], (h, d, k), (d, h * k), config, scale),
+            b_r=bias(keys[10], h, k),
+            b_s=bias(keys[11], h, k),
+            segment=_draw_weights(keys[12], (2, h, k), (k, k), config, scale),
+        )
     return AttentionParams(
-        w_q=weights["w_q"],
+        w_q=_draw_weights(keys[0], (h, d, k), (d, h * k), config, scale),
         b_q=bias(keys[1], h, k),
-        w_k=weights["w_k"],
+        w_k=_draw_weights(keys[2], (g, d, k), (d, g * k), config, scale),
         b_k=bias(keys[3], g, k),
-        w_v=weights["w_v"],
+        w_v=_draw_weights(keys[4], (g, d, v), (d, g * v), config, scale * gain, uniform=True),
         b_v=bias(keys[5], g, v),
-        w_o=weights["w_o"],
+        w_o=_draw_weights(keys[6], (h, v, d), (h * v, d), config, scale * gain, uniform=True),
         b_o=bias(keys[7], d),
-        v_score=weights.get("v_score"),
+        v_score=v_score,
         relative=relative,
         q_norm=q_norm,
         k_norm=k_norm,
@@ -235,24 +205,21 @@ def _init_mlp(key, config, scale, bias_scale):
     """
     d, f, scale = config.d_model, config.ff_width, scale * config.init_gain
     keys = _split_key(key)
-    matrices = {
-        "w_in": _Matrix(keys[0], (d, f), (d, f), scale),
-        "w_out": _Matrix(keys[2], (f, d), (f, d), scale),
-    }
-    gate_bias = {}
+    gate = {}
     if config.mlp in layers.GATED:
-        matrices["w_gate"] = _Matrix(keys[4], (d, f), (d, f), scale)
-        gate_bias["b_gate"] = _draw_biases(keys[5], (f,), bias_scale)
+        gate["w_gate"] = _draw_weights(keys[4], (d, f), (d, f), config, scale)
+        gate["b_gate"] = _draw_biases(keys[5], (f,), bias_scale)
     if config.num_experts:  # `fold_in(key, i)` would be keys[i], which others draw from
         shape = d, config.num_experts
-        matrices["w_router"] = _Matrix(keys[6], shape, shape, scale)
+        gate["w_router"] = _draw_weights(keys[6], shape, shape, config, scale)
         if config.d_shared:
-            matrices["w_shared"] = _Matrix(keys[7], (d, 1), (d, 1), scale)
+            gate["w_shared"] = _draw_weights(keys[7], (d, 1), (d, 1), config, scale)
     return layers.MLPParams(
+        w_in=_draw_weights(keys[0], (d, f), (d, f), config, scale),
         b_in=_draw_biases(keys[1], (f,), bias_scale),
+        w_out=_draw_weights(keys[2], (f, d), (f, d), config, scale),
         b_out=_draw_biases(keys[3], (d,), bias_scale),
-        **_draw_weights(matrices, config),
-        **gate_bias,
+        **gate,
     )
 
 

@@ -82,18 +82,13 @@ def _schedule_shape(recipe, epoch, step, steps_per_epoch, warmup):
 
 
 def make_optimizer(hyper: Hyper, recipe: Recipe) -> Any:
-    """Makes everything of the optimizer but the learning rate: clipping, decay, Adam or RAdam.
-
-    Adam's moments are one vector of all parameters, since XLA compiles each array's operations
-    apart.
-    """
+    """Makes everything of the optimizer but the learning rate: clipping, decay, Adam or RAdam."""
     import optax  # here: it takes half a second, which `--help` need not
 
     clip = [] if recipe.clip_norm is None else [optax.clip_by_global_norm(recipe.clip_norm)]
     decay = optax.add_decayed_weights(hyper.weight_decay)
     scale = {"adam": optax.scale_by_adam, "radam": optax.scale_by_radam}[recipe.optimizer]
-    adam = scale(b1=recipe.b1, b2=recipe.b2, eps=recipe.eps)
-    return optax.chain(*clip, decay, optax.flatten(adam))
+    return optax.chain(*clip, decay, scale(b1=recipe.b1, b2=recipe.b2, eps=recipe.eps))
 
 
 def init_state(key: Key, hyper: Hyper, recipe: Recipe) -> TrainState:
