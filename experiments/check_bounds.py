@@ -286,9 +286,9 @@ EXPERIMENT = Experiment(
     title="The lemma and the bounds on random draws",
     brief="how often random networks violate the technical lemma and the bounds",
     claim="The technical lemma and Theorems 2.2 and 2.3 hold wherever max D_ii ≤ 1.256 "
-    "(appendix). The paper has no table of random networks and gives no γ. Each head here"
-    " gets the least γ that its lemma admits, and each layer and network the largest γ of"
-    " its heads.",
+    "(appendix). The paper has no table of random networks and gives no γ. Here each head"
+    " gets the least γ that its lemma admits. Each layer and each network gets the largest γ"
+    " of its heads.",
     presets={
         # Rows that see different keys, as under a mask, are no case of a statement.
         "quick": "--num_draws=500 --cases=8x16x4",
@@ -300,7 +300,8 @@ EXPERIMENT = Experiment(
 
 
 def main(options: Flags) -> Run:
-    """Measures the missing points, and saves the table, figures and claims."""
+    """Measures the points, the combinations of flag values, that the run folder lacks; saves the
+    table, figures and claims."""
     with open_run(options, make_cases) as run:
         for point in run.measure(measure):
             results = point.results

@@ -99,6 +99,14 @@ def list_steps(part: str, folder: Path, runs: Path, tiny: bool) -> list[list[Ste
     """
 
     def benchmark(name: str, names: str, seconds: float, *arguments: str) -> list[Step]:
+        """Lists the step that runs benchmarks, as a list of one.
+
+        Args:
+            name: Name of the step.
+            names: Names of the benchmarks, with commas between them.
+            seconds: Expected time.
+            *arguments: Further flags.
+        """
         command = ["-m", "experiments.benchmark", f"--benchmark={names}"]
         command += [f"--json={folder / 'speed.jsonl'}", *arguments]
         return [Step(name, command + ["--tiny", "--rounds=1"] * tiny, seconds)]

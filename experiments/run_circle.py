@@ -20,8 +20,8 @@ around the attention, and dropout 0.1 on points, attention weights, branches and
     python -m experiments.run_circle --compare=published --num_seeds=64
 
 On two cores, 64 seeds of the three variants at width 128 take 260 s of CPU time, and 32 seeds with
---compare=pure at width 32 take 55 s. Expect a share of seeds, not one picture; `PUBLISHED_FELL` has
-the share for eight seeds of the published code.
+--compare=pure at width 32 take 55 s. Expect a share of seeds, not one picture;
+`walks.PUBLISHED_FELL` has the share for eight seeds of the published code.
 
 results.csv has a row for each seed. For the difference of the two points it has the multiplier at
 the collapsed point, the number of steps that this multiplier predicts, and the order of the law. It
@@ -36,8 +36,6 @@ import numpy as np
 
 from experiments.circle import walks
 from experiments.circle.circle_figures import (
-    PUBLISHED_FELL,
-    PUBLISHED_SEEDS,
     ByCase,
     describe_network,
     distance_figure,
@@ -219,8 +217,8 @@ def compare_results(results: ByCase) -> Iterator[Comparison]:
     for cell, case in walks.fine_cases(results).items():
         fell, name, published, note = case["fell"], describe_network(*cell), None, ""
         count, total = int(fell.sum()), len(fell)
-        if cell in PUBLISHED_FELL:
-            counts = PUBLISHED_FELL[cell], PUBLISHED_SEEDS
+        if cell in walks.PUBLISHED_FELL:
+            counts = walks.PUBLISHED_FELL[cell], walks.PUBLISHED_SEEDS
             published = "{} of {}".format(*counts)
             note = "published is a run of the published code with seeds 1 to 8; Fisher's exact p = "
             note += f"{fisher_exact(count, total, *counts):.2g}"
@@ -230,7 +228,7 @@ def compare_results(results: ByCase) -> Iterator[Comparison]:
             theory = 3 if cell[0] in ORDERS else 1
             order = float(np.median(case["orders"]))
             text = f"{name}: order p of d' ~ d^p, median"
-            yield Comparison(text, order, f"theory: {theory}", source="theory")
+            yield Comparison(text, order, theory, source="theory")
         # δ' = Σ_h τ_h δ W_h: do heads of opposite sign keep two walkers apart?
         opposite = case["opposite_at_start"]
         opposite_fell, num_opposite = int(fell[opposite].sum()), int(opposite.sum())
@@ -240,7 +238,7 @@ def compare_results(results: ByCase) -> Iterator[Comparison]:
             yield Comparison(
                 f"{name}: fell, of those whose heads' τ begin with opposite signs",
                 f"{opposite_fell} of {num_opposite}",
-                "theory: fewer",
+                "fewer",
                 note=f"of the same sign {same_fell} of {num_same}; Fisher's exact p = {p:.2g}",
                 source="theory",
             )
@@ -281,12 +279,12 @@ def describe_limit(options: Flags) -> str:
     """
     if options.compare or options.num_seeds >= PROTOCOL.rounds[0]:
         return ""
-    fell = [count for (variant, _), count in PUBLISHED_FELL.items() if variant == "base"]
+    fell = [count for (variant, _), count in walks.PUBLISHED_FELL.items() if variant == "base"]
     return (
         f"{options.num_seeds} seeds cannot show whether walkers fall together: of the published "
-        f"network {min(fell)} to {max(fell)} of {PUBLISHED_SEEDS} do, with --circle_skip none. "
-        "Pure attention falls in most seeds:\n    python -m experiments.run_circle --compare=pure "
-        "--widths=32 --num_seeds=32 --n_epochs=7 --learning_rate=1e-4"
+        f"network {min(fell)} to {max(fell)} of {walks.PUBLISHED_SEEDS} do, with --circle_skip "
+        "none. Pure attention falls in most seeds:\n    python -m experiments.run_circle "
+        "--compare=pure --widths=32 --num_seeds=32 --n_epochs=7 --learning_rate=1e-4"
     )
 
 
@@ -309,7 +307,8 @@ EXPERIMENT = Experiment(
 
 
 def main(options: Flags) -> Run:
-    """Measures the missing points, and saves the table, figures and claims."""
+    """Measures the points, the combinations of flag values, that the run folder lacks; saves the
+    table, figures and claims."""
     with open_run(options, make_cases) as run:
         for point in run.measure(measure):
             results = point.results

@@ -226,7 +226,10 @@ Draws = tuple[jax.Array, TransformerParams]  # tokens [n, d] and weights
 def draw(
     options: Options, setup: Networks, key: jax.Array, floats: tuple[ArrayLike, ArrayLike]
 ) -> Draws:
-    """Draws one seed: tokens, and parameters for every variant and norm placement.
+    """Draws one seed: tokens, and one set of parameters for every variant and norm placement.
+
+    The parameters are those of a network with all norms ("sandwich") and, if a variant has one, the
+    MLP; each variant reads those that it needs, so all have the same weights.
 
     Args:
         options: The flags.
@@ -235,7 +238,7 @@ def draw(
         floats: Scale of the weights, and gain of the skips.
 
     Returns:
-        (tokens, parameters of the network that has all parts).
+        (tokens [n, d], parameters).
     """
     key_tokens, key_params = jax.random.split(key)
     configs = list(make_configs(options, "sandwich", options.variants).values())
@@ -349,7 +352,8 @@ EXPERIMENT = Experiment(
 
 
 def main(options: Flags) -> Run:
-    """Measures the missing points, and saves the table, figures and claims."""
+    """Measures the points, the combinations of flag values, that the run folder lacks; saves the
+    table, figures and claims."""
     with open_run(options, make_setup, lambda setup: setup.source) as run:
         for point in run.measure(measure, over=AXES):
             results = point.results

@@ -131,6 +131,8 @@ def measure(options: Options, setup: Setup, folder: RunFolder) -> xr.Dataset:
     def measure_seed(
         key: jax.Array, floats: tuple[DepthRule, jax.Array, jax.Array]
     ) -> dict[str, jax.Array]:
+        """Trains one seed with a depth rule, a learning rate and a weight decay, and measures its
+        steps."""
         rule, rate, decay = floats
         return train_network(
             key,
@@ -163,9 +165,8 @@ def choose_rate(results: xr.Dataset) -> float:
 @figures.styled
 def quantities_figure(results: xr.Dataset):
     """Quantities by depth for each rule, at the largest width, and at a rate of 1e-3 where it was
-    measured. Dotted: at the first step. Solid: at the last step. Lines are geometric means over
-    seeds. Bands are one standard deviation of the logarithm.
-    """
+    measured. Dotted lines show the first step, and solid lines the last step. Lines are geometric
+    means over seeds. Bands are one standard deviation of the logarithm."""
     rate, width = choose_rate(results), int(results.d_model.max())
     wide = results[[name for name in MEANING if name in results]]
     wide = wide.sel(learning_rate=rate, d_model=width, drop=True).sortby("depth")
@@ -272,7 +273,8 @@ EXPERIMENT = Experiment(
 
 
 def main(options: Flags) -> Run:
-    """Measures the missing points, and saves the table, figures and claims."""
+    """Measures the points, the combinations of flag values, that the run folder lacks; saves the
+    table, figures and claims."""
     with open_run(options, make_setup, identity) as run:
         for point in run.measure(measure, over=AXES):
             results, setup = point.results, point.setup

@@ -198,9 +198,8 @@ EXPERIMENT = Experiment(
     brief="trained networks and BERT, ALBERT and XLNet at init: influence between tokens by path "
     "length, exact and frozen",
     claim="Path sums freeze the attention of the full model (Dong, Cordonnier and Loukas 2021, "
-    "section 2.1). No paper says whether the exact influence of a token on later ones takes short "
-    "paths too. Nor does one say whether frozen sums point in the direction of the exact "
-    "influence.",
+    "section 2.1). No paper says whether the exact influence of a token on later tokens takes "
+    "short paths, too, or whether frozen sums point in the direction of the exact influence.",
     needs="trained",
     presets={
         "quick": "--networks=albert-reactions --num_texts=4 --max_tokens=24",
@@ -215,7 +214,8 @@ EXPERIMENT = Experiment(
 
 
 def main(options: Flags) -> Run:
-    """Measures the missing points, and saves the table, figures and claims."""
+    """Measures the points, the combinations of flag values, that the run folder lacks; saves the
+    table, figures and claims."""
     count = PROTOCOL.rounds[0] if options.grows else None
     with open_run(options, open_networks, partial(identify_texts, count=count)) as run:
         for point in run.measure(measure, over=AXES):

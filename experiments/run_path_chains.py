@@ -173,12 +173,21 @@ def draw(options: Options, setup: initial_tokens.TokenNetwork, key: jax.Array) -
 
 
 def measure_seed(setup: initial_tokens.TokenNetwork, draws: Draws) -> dict[str, jax.Array]:
-    """Measures one seed: residuals of products along paths [L, p], sizes by length [L + 1], and
-    errors of sums estimated from few paths [number, L, repeats].
+    """Measures one seed: products of attention matrices along paths, and sums over all paths by
+    length.
 
     Args:
         setup: The network.
-        draws: Draws from `draw`.
+        draws: Tokens [n, d]; parameters; p random paths of each length 1 to L, one head or skip for
+            each layer [L, p, L]; sets of paths of each length [L, repeats, p, L], from `draw`.
+
+    Returns:
+        "chain_mean" and "chain_rank_one" [L, p]: the relative distance of the product along each
+        path from equal rows, and from rank one; "log10_norm", "log10_residual" [L + 1]: sizes of
+        the exact sums of each length; "skip_size", "branch_size" [L]: sizes of both summands in
+        each layer; "estimate_error" [number, L, repeats]: relative error of a sum estimated from
+        few paths; "initial_residual", and "sum_error", the relative error of the sum over all
+        lengths.
     """
     config, depth = setup.config, setup.config.depth
     x, params, paths, sets = draws
@@ -194,6 +203,8 @@ def measure_seed(setup: initial_tokens.TokenNetwork, draws: Draws) -> dict[str, 
     counts = jnp.asarray(rc.count_paths(depth, config.num_heads)[1:], x.dtype)[:, None, None, None]
 
     def estimate_error(number):
+        """Computes the relative error of sums that are estimated from the first `number` paths, [L,
+        repeats]."""
         exact, estimate = sums.by_length[1:, None], counts * terms[:, :, :number].mean(axis=2)
         error, size = (jnp.linalg.norm(a, axis=(2, 3)) for a in (estimate - exact, exact))
         return error / size
@@ -280,9 +291,9 @@ def draw_boxes(ax: figures.Axes, x: np.ndarray, values: np.ndarray) -> None:
 @figures.styled
 def path_lengths_figure(results: dict[str, np.ndarray]):
     """Exact sums C_k over all paths of each length k. Left: their norms; the predicted residual
-    falls doubly exponentially. Middle: their shares and the shares by binomial counting. Right: the
-    error of estimates from a few sampled paths; above the dashed line an estimate is worse than
-    zero."""
+    falls doubly exponentially. Middle: the share of each length in these norms, and its share in
+    the number of paths. Right: the error of estimates from a few sampled paths; above the dashed
+    line an estimate is worse than the estimate zero."""
     k, counts = results["length"], np.array([float(count) for count in results["paths"]])
     fig, ((sizes, shares, errors),) = figures.figure(1, 3, width=3.9, height=3.3)
     shares.bar(k, counts / counts.sum(), width=0.85, color=figures.color(5), label="share of paths")
@@ -384,7 +395,8 @@ EXPERIMENT = Experiment(
 
 
 def main(options: Flags) -> Run:
-    """Measures the missing points, and saves the table, figures and claims."""
+    """Measures the points, the combinations of flag values, that the run folder lacks; saves the
+    table, figures and claims."""
     with open_run(options, make_setup, lambda setup: setup.source) as run:
         for point in run.measure(measure):
             results, setup = point.results, point.setup

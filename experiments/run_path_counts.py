@@ -166,8 +166,8 @@ def weigh_lengths() -> dict[str, tuple[int, np.ndarray]]:
 
 @figures.styled
 def weighted_lengths_figure():
-    """Share of paths by length in five language models. Grey: each path counts once, as in the
-    paper. Colour: each path is weighted by the published share of each layer's attention branch.
+    """Share of paths by length in five language models. In grey, each path counts once, as in the
+    paper. In colour, each path is weighted by the published share of each layer's attention branch.
     The weighted mean is about four layers at any depth."""
     models = weigh_lengths()
     fig, axes = figures.panels(len(models), COLUMNS, width=3.3, height=2.1)
@@ -233,7 +233,8 @@ EXPERIMENT = Experiment(
 
 
 def main(options: Flags) -> Run:
-    """Measures the missing points, and saves the table, figures and claims."""
+    """Measures the points, the combinations of flag values, that the run folder lacks; saves the
+    table, figures and claims."""
     with open_run(options, make_sizes) as run:
         for point in run.measure(measure):
             tables, sizes = point.results, point.setup

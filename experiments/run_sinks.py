@@ -201,12 +201,16 @@ def measure_texts(
     replaced: int,
     texts: tuple[jax.Array, jax.Array, Condition],
 ) -> dict[str, jax.Array]:
-    """Measures texts one after the other, arrays [texts, L + 1].
+    """Measures texts one after the other.
 
     Args:
         params, config: The network.
         replaced: Position of the changed token.
-        texts: Ids [texts, n], ids with the changed token, and the keys to exclude [texts].
+        texts: Token ids [texts, n], ids with the changed token, and the keys that attention leaves
+            out [texts].
+
+    Returns:
+        {name: [texts, ...]} of the measures of `measure_text`.
     """
     return jax.lax.map(lambda text: measure_text(params, config, replaced, *text), texts)
 
@@ -254,9 +258,10 @@ def make_rows(results: xr.Dataset) -> Iterator[TableRow]:
 
 @figures.styled
 def cosine_figure(results: xr.Dataset):
-    """Mean cosine between two tokens by layer, from the third token on; bands show the spread over
-    texts. One line shows the unchanged network. The others show networks whose first key is hidden
-    from later tokens, or whose first weight is dropped, after some share of the layers."""
+    """Mean cosine between two tokens by layer, from the third token on; bands are one standard
+    deviation over texts. One line shows the unchanged network. The others show a change after some
+    share of the layers: the first key is hidden from later tokens, its weight is dropped, or, as a
+    control, all keys lose the same weight in proportion (“thinned”)."""
     first = results.sel(key="first", drop=True) if "first" in results.key else results
     labels = [str(label) for label in first.network.values]
     fig, axes = figures.panels(len(labels), 2, width=4.6, height=3.4)
@@ -361,8 +366,8 @@ EXPERIMENT = Experiment(
     title="Sinks and mixing",
     brief="a causal network whose first key is hidden: whether its tokens become more similar",
     claim="Attention sinks prevent over-mixing: heads that attend to the first token mix the "
-    "other tokens less (Barbero et al. 2025). We measure the cosine of two tokens and the"
-    " spread of a replaced token.",
+    "other tokens less (Barbero et al. 2025). We measure the cosine of two "
+    "tokens, and the spread: how much the later tokens change if one token is replaced.",
     presets={
         "quick": "--start=0,0.4 --how=hidden,dropped --num_texts=4 --max_tokens=32",
         "reported": "--start=0,0.4 --how=hidden,dropped,thinned --key=first,random "
@@ -377,7 +382,8 @@ EXPERIMENT = Experiment(
 
 
 def main(options: Flags) -> Run:
-    """Measures the missing points, and saves the table, figures and claims."""
+    """Measures the points, the combinations of flag values, that the run folder lacks; saves the
+    table, figures and claims."""
     count = PROTOCOL.rounds[0] if options.grows else None
     with open_run(options, open_networks, partial(identify_texts, count=count)) as run:
         for point in run.measure(measure, over=AXES):

@@ -163,7 +163,7 @@ EXPERIMENT = Experiment(
     "change of the output by updates, gradients, token cosines, and the one law that "
     "predicts them",
     claim="Independent updates change the output by C Σ_i β_ii², where β_ii² is the share of "
-    "branch i in the sum after it. This sum is O(N) in Post-LN, O(log N) in Pre-LN, and "
+    "branch i in the sum that it joins. Σ_i β_ii² is O(N) in Post-LN, O(log N) in Pre-LN, and "
     "O(log N) or O(1) in Admin (Liu et al. 2020, theorem 2). In Post-LN tokens become "
     "equal, and the gradients of queries and keys vanish (Noci et al. 2022).",
     presets={
@@ -181,7 +181,8 @@ EXPERIMENT = Experiment(
 
 
 def main(options: Flags) -> Run:
-    """Measures the missing points, and saves the table, figures and claims."""
+    """Measures the points, the combinations of flag values, that the run folder lacks; saves the
+    table, figures and claims."""
     with open_run(options, make_configs) as run:
         for point in run.measure(measure_all):
             results = point.results

@@ -3,8 +3,9 @@
 Each theorem is one line with its formula and conditions. Its networks have the weights that it asks
 for, `rc.apply` passes them, and the experiment compares measured and predicted values. The outcome
 follows from these numbers: the theorem holds as stated; holds, with a bound loose by a factor;
-holds under further conditions; or fails as worded, with the first point against it. Seven
-statements that could go either way are also measured in --num_seeds independent draws.
+holds under further conditions; fails as worded, with the first point against it; or is measured
+without a claim to judge. Seven statements that could go either way are also measured in --num_seeds
+independent draws.
 
     python -m experiments.run_theorems
     python -m experiments.run_theorems --theorems=equiangular,width
@@ -35,8 +36,10 @@ from experiments.lab import (
 from experiments.theorems import causal, draws, initial, mixing, one_layer, sphere
 from experiments.theorems.drawing import plot_theorem
 from experiments.theorems.outcomes import (
+    DRAW,
     LOOSE,
     Curve,
+    Panel,
     Theorem,
     judge,
     load_curves,
@@ -50,7 +53,6 @@ THEOREMS = {
     for theorem in subject.THEOREMS
 }
 
-# Each compiles several programs.
 # {relation of a curve: the claim about its point}
 CLAIMED = {
     "=": "; claim: equal",
@@ -58,6 +60,7 @@ CLAIMED = {
     "≥": "; claim: at least",
     "none": "",
 }
+# Left out of the quick size: each takes long.
 LONG = ("path_products", "heads", "depth_gains", "noise", "parking", "repeated")
 
 FLAGS = cli.make_flags(
@@ -159,7 +162,7 @@ def make_rows(results: Results) -> Iterator[TableRow]:
 
 
 def compare_results(results: Results, theorems: dict[str, Theorem]) -> Iterator[Comparison]:
-    """Compares the point of each curve that is farthest from its prediction, and names outcomes."""
+    """Compares each curve with its prediction, and names outcomes."""
     for name, curves in results.curves.items():
         outcome = judge(curves)
         note = f"{outcome.verdict} {outcome.factor:.3g}" if outcome.verdict == LOOSE else ""
@@ -167,11 +170,29 @@ def compare_results(results: Results, theorems: dict[str, Theorem]) -> Iterator[
         theorem = name.replace("_", " ")
         yield Comparison(f"{theorem}: outcome", outcome.verdict, None, note)
         for curve in curves:
-            x, predicted, measured = curve.as_array()[find_shown(curve)]
-            claim = None if np.isnan(predicted) else predicted
-            panel = theorems[name].panels[curve.panel]
-            where = f"{panel.y} where {panel.x} is {x:.4g}{CLAIMED[curve.relation]}"
-            yield Comparison(f"{theorem}, {curve.name}", measured, claim, where, source="theorem")
+            yield compare_curve(theorem, curve, theorems[name].panels[curve.panel])
+
+
+def compare_curve(theorem: str, curve: Curve, panel: Panel) -> Comparison:
+    """Compares a curve at the point that is farthest from its prediction.
+
+    Of draws without a claim no draw stands for the others: their median is compared.
+
+    Args:
+        theorem: Name of the theorem.
+        curve: The curve.
+        panel: Its quantity.
+    """
+    values = curve.as_array()
+    x, predicted, measured = values[find_shown(curve)]
+    where = f"{panel.y} where {panel.x} is {x:.4g}{CLAIMED[curve.relation]}"
+    if panel.x == DRAW and curve.relation == "none":
+        by_draw = values[:, 2]
+        measured = np.median(by_draw)
+        where = f"{panel.y}, median of {len(by_draw)} draws; "
+        where += f"values {by_draw.min():.3g} to {by_draw.max():.3g}"
+    claim = None if np.isnan(predicted) else predicted
+    return Comparison(f"{theorem}, {curve.name}", measured, claim, where, source="theorem")
 
 
 def find_shown(curve: Curve) -> int:

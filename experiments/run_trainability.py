@@ -70,7 +70,8 @@ ByCell = dict[Cell, dict[str, np.ndarray]]
 
 
 def make_cells(options: Options) -> list[Cell]:
-    """Makes all cells of the flags, the shallow ones without warm-up first.
+    """Makes all cells (a network with its training) of the flags, each once, in the order of the
+    flags' values: by warm-up, then by depth, then by design.
 
     Args:
         options: The flags.
@@ -88,7 +89,8 @@ def make_cells(options: Options) -> list[Cell]:
 
 
 def measure(options: Options, cells: list[Cell], folder: RunFolder) -> ByCell:
-    """Trains every cell, and measures its networks while they train."""
+    """Trains the network of every cell (design, depth and training settings), and measures it
+    during training."""
     return design_cells.train_cells(options, make_cells, folder)
 
 
@@ -110,7 +112,7 @@ def seed_columns(results: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 
 def make_rows(results: ByCell) -> Iterator[TableRow]:
-    """Makes a row for each cell and seed."""
+    """Makes a row for each cell (design, depth and training settings) and seed."""
     for cell, cell_results in results.items():
         for row in seed_rows(seed_columns(cell_results)):
             yield vars(cell) | row
@@ -170,9 +172,9 @@ LAYER_MEASURES = {
 @figures.styled
 def inside_figure(cells: ByCell):
     """Residual ratio of the hidden states and gradient norms by layer, in the same networks with
-    the shortest warm-up. Solid, with bands over seeds: before training. Dashed, medians: after
-    training. A network that has learned has small gradients too, but its tokens differ.
-    """
+    the shortest warm-up. Solid lines with bands over seeds show the networks before training, and
+    dashed lines the medians after training. A network that has learned has small gradients too, but
+    its tokens differ."""
     shortest, names = min(cell.warmup for cell in cells), distinct(cells, "design")
     shown_cells = [cell for cell in cells if cell.warmup == shortest]
     places = [(cell.depth, label) for cell in shown_cells for label in LAYER_MEASURES]
@@ -291,7 +293,8 @@ EXPERIMENT = Experiment(
 
 
 def main(options: Flags) -> Run:
-    """Measures the missing points, and saves the table, figures and claims."""
+    """Measures the points, the combinations of flag values, that the run folder lacks; saves the
+    table, figures and claims."""
     with open_run(options, make_cells) as run:
         for point in run.measure(measure):
             results = point.results

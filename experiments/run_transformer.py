@@ -298,8 +298,8 @@ def attention_figure(results: dict[str, PyTree[np.ndarray]], task: TrainedTask):
 
 @figures.styled
 def residual_figure(results: dict[str, PyTree[np.ndarray]], task: TrainedTask):
-    """Residual of the tokens by layer in the trained encoder and decoder; bands show the spread
-    over seeds."""
+    """Residual of the tokens by layer in the trained encoder and decoder; bands are one standard
+    deviation over seeds."""
     halves = sorted(results["residual"].items(), reverse=True)
     fig, ((ax,),) = figures.figure()
     for index, (half, values) in enumerate(halves):
@@ -357,7 +357,8 @@ EXPERIMENT = Experiment(
 
 
 def main(options: Flags) -> Run:
-    """Measures the missing points, and saves the table, figures and claims."""
+    """Measures the points, the combinations of flag values, that the run folder lacks; saves the
+    table, figures and claims."""
     with open_run(options, make_task) as run:
         for point in run.measure(measure):
             results, task = point.results, point.setup

@@ -191,13 +191,18 @@ def equinox_monitored(
 
 
 def _tap_block(block):
-    """Return a block whose tokens are tapped when it is called; its fields do not change."""
+    """Return a block that marks its input tokens to be measured (`tap`) when it is called; its
+    fields do not change.
+
+    A block of Equinox is copied as an object of a derived class, so that it is the same pytree.
+    """
     import equinox as eqx
 
     if not isinstance(block, eqx.Module):
 
         @functools.wraps(block)
         def call_block(*args, **kwargs):
+            """Calls the block, and marks its tokens."""
             with _Record().record_call(args, kwargs):
                 return block(*args, **kwargs)
 
@@ -209,9 +214,10 @@ def _tap_block(block):
 
 @functools.cache  # one class for each, or a function that was compiled would be compiled again
 def _tap_class(kind):
-    """Derive a class of blocks whose call taps its tokens."""
+    """Derive a class of blocks whose call marks its input tokens to be measured."""
 
     def call_block(self, *args, **kwargs):
+        """Calls the block, and marks its tokens."""
         with _Record().record_call(args, kwargs):
             return kind.__call__(self, *args, **kwargs)
 
@@ -228,8 +234,15 @@ class _Record:
 
     @contextlib.contextmanager
     def record_call(self, args, kwargs) -> Iterator["_Record"]:
-        """Record a call: its tokens are tapped, unless a nested call was tapped or the module reads
-        no tokens."""
+        """Record a module's call: its tokens, the first argument of floats [..., n, d], are marked
+        to be measured, unless a nested call was measured or the module reads no tokens.
+
+        Args:
+            args, kwargs: Arguments of the call.
+
+        Yields:
+            The record of calls inside of this one, which may keep attention weights.
+        """
         x = next((a for a in (*args, *kwargs.values()) if _are_tokens(a)), None)
         inside, before = _Record(), self._calls
         yield inside
@@ -261,11 +274,24 @@ class _Record:
 
 
 def _are_tokens(a):
+    """Return whether an argument is an array of floats [..., n, d] with at least two tokens."""
     is_matrix = isinstance(a, jax.Array) and a.ndim > 1 and a.shape[-2] > 1
     return is_matrix and jnp.issubdtype(a.dtype, jnp.floating)
 
 
 def _measure_model(call, measure):
+    """Run a model, and measure the attentions in it.
+
+    Args:
+        call: Function without arguments that calls the model.
+        measure: Function that measures an attention's input and weights.
+
+    Returns:
+        (result of the call, the measurements).
+
+    Raises:
+        ValueError: No attention was measured.
+    """
     out, scalars = measure_taps(call, measure)
     refuse_if(
         not scalars,

@@ -120,11 +120,14 @@ def test_what_flax_cannot_hold_is_refused():
         config = rc.san(1, H, D, **fields)
         return rc.network.layer_params(draws.parameters(config), config, 0).attention
 
+    one = jnp.eye(D)[0]  # all other entries are 0
+    biased = heads().replace(b_q=None, b_k=None, b_v=None, b_o=one)
     wider = nnx.MultiHeadAttention(num_heads=H, in_features=24, decode=False, rngs=nnx.Rngs(0))
     to_linen, from_linen = adapters.attention_to_linen, adapters.attention_from_linen
     each_is_refused(
         (lambda: to_linen(heads(d_qk=2, d_v=4)), "d_qk=2 must equal d_v=4"),
         (lambda: to_linen(heads(), use_bias=False), "b_q is not zero"),
+        (lambda: to_linen(biased, use_bias=False), "b_o is not zero"),
         (lambda: to_linen(heads(score="additive")), "additive or relative attention has no"),
         (lambda: to_linen(heads(position="relative_key")), "additive or relative attention has no"),
         (lambda: from_linen({"Dense_0": {}}), "not those of multi-head attention"),

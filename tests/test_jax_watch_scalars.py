@@ -7,8 +7,9 @@ import pytest
 from flax import nnx
 
 from rank_collapse import jax_watch
+from tests.oracles import draws
 
-X = jax.random.normal(jax.random.key(1), (2, 5, 8))
+X = draws.normal(2, 5, 8)
 
 
 class Model(nnx.Module):

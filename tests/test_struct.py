@@ -8,6 +8,7 @@ import pytest
 
 import rank_collapse as rc
 from rank_collapse.struct import check_numbers, check_whole
+from tests.oracles import draws
 from tests.support.refusals import is_refused
 
 
@@ -86,7 +87,7 @@ def test_sizes_and_scales_are_named():
         is_refused(f"{name}=.* is not", lambda fields=fields: rc.EmbeddingConfig(**fields))
     for name, value in (("weight_scale", "2"), ("bias_scale", None), ("weight_scale", np.nan)):
         is_refused(f"{name}=", rc.init, jax.random.key(0), config, **{name: value})
-    call = (rc.init(jax.random.key(0), config), np.ones((3, 4)), config)
+    call = (draws.parameters(config), np.ones((3, 4)), config)
     for value in (-1, 1.5):
         is_refused(f"replicas={value}", rc.log_residual_profile, *call, replicas=value)
 
@@ -94,7 +95,7 @@ def test_sizes_and_scales_are_named():
 @pytest.mark.parametrize("value", ["1", None, [1.0, None]])
 def test_numbers_of_a_network_are_named(value):
     config = rc.san(2, 1, 4)
-    call = (rc.init(jax.random.key(0), config), np.ones((3, 4)))
+    call = (draws.parameters(config), np.ones((3, 4)))
     is_refused(
         "config.*temperature.* is not a number", rc.apply, *call, config.replace(temperature=value)
     )

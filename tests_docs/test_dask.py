@@ -12,7 +12,7 @@ import pytest
 from experiments import run_sort
 from experiments.lab.experiment import describe_experiment
 from tests.support.folders import REPOSITORY
-from tests.support.runs import run
+from tests.support.runs import arrays, run
 
 pytest.importorskip("distributed")
 PAGE = (REPOSITORY / "docs" / "sweeps.md").read_text("utf-8")
@@ -58,7 +58,7 @@ def test_a_grid_on_two_workers_is_that_of_one_process(tmp_path, start):
     assert words == ["python", "-m", "experiments.run_sort", "--depth=2,4,8"]
     for name, flag in (("dask", on_dask), ("one", "--jobs=1")):
         assert run(run_sort, [*TINY, flag], tmp_path / name) == 0
-    one, dask = (np.load(tmp_path / name / "arrays.npz") for name in ("one", "dask"))
-    assert set(one.files) == set(dask.files)
-    for name in (name for name in one.files if "/seconds/" not in name):
+    one, dask = (arrays(tmp_path / name) for name in ("one", "dask"))
+    assert set(one) == set(dask)
+    for name in (name for name in one if "/seconds/" not in name):
         np.testing.assert_allclose(dask[name], one[name], rtol=1e-5, atol=1e-6, err_msg=name)

@@ -13,6 +13,7 @@ from experiments.reproducing.filling import (
     COLUMNS,
     INTERVAL,
     PLACEHOLDER,
+    RANGE,
     Texts,
     fill,
     find_missing,
@@ -46,7 +47,7 @@ def test_a_number_is_a_placeholder_or_a_setting(name):
     assert literals <= {*texts.settings}
     for placeholder in PLACEHOLDER.findall(texts.result + texts.table):
         _, column, form = split_placeholder(placeholder)
-        assert column in (*COLUMNS, INTERVAL)
+        assert column in (*COLUMNS, INTERVAL, RANGE)
         format(1.5, form.removeprefix("10^"))
     page = (DOCS / "experiments" / f"{name}.md").read_text("utf-8")
     assert page.count("**Result.**") == 1

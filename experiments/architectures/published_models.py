@@ -143,7 +143,13 @@ def identity(models: Sequence[Model]) -> dict[str, str]:
 
 
 def list_weights(options: Options, models: Sequence[Model]) -> list[Weights]:
-    """Lists for each model its checkpoint, then its initialisations."""
+    """Lists the sets of weights to measure: for each model its checkpoint, if it has one, then a
+    random initialisation for each seed.
+
+    Args:
+        options: The flags.
+        models: The models.
+    """
     weights = []
     seeds = range(options.first_seed, options.first_seed + options.num_seeds)
     for model in models:
@@ -194,11 +200,15 @@ def ablation_name(ablation: tuple[str, str]) -> str:
 
 
 def measure_weights(options: Options, weights: Weights) -> dict[str, np.ndarray]:
-    """Measures one set of weights, {"residuals/variant/reading/residual_ratio": [texts, L + 1]}.
+    """Measures one model with one set of weights, whole and without some of its parts (ablations).
 
     Args:
         options: The flags.
-        weights: The set of weights.
+        weights: The model, and its weights: pretrained, or drawn from a seed.
+
+    Returns:
+        {"residuals/ablation/reading/residual_ratio": [texts, L + 1]}. An ablation has two readings:
+        as the published code computes it, or as the paper's text says.
     """
     model = weights.model
     if weights.kind == "pretrained":

@@ -63,7 +63,14 @@ class Form:
     matched: bool = False  # Whether they vary within a row as dot products without scaling do
 
     def options(self, d_k: int) -> dict[str, str | bool | float]:
-        """Returns keyword arguments of `attention_scores` at a width."""
+        """Returns keyword arguments of `attention_scores` at a width.
+
+        "temperature" divides the scores: by √d_k for scaled scores; for matched ones by the factor
+        that gives additive scores the variance of unscaled dot products within a row.
+
+        Args:
+            d_k: Width of queries and keys.
+        """
         temperature = math.sqrt(d_k) if self.scaled else 1.0
         if self.matched:
             additive, dot = (

@@ -64,6 +64,12 @@ def time_exact_paths(
     }
 
     def make_figures(forward, sums, function):
+        """Computes the figures of the benchmark, {name: (value, limit or None)}.
+
+        Args:
+            forward, sums, function: Times and outputs of the forward pass, of the sums over paths
+                of our network, and of those of any function.
+        """
         output, total = forward.output, sums.output.total
         error = jnp.linalg.norm(total - output) / jnp.linalg.norm(output)
         return {
@@ -130,6 +136,8 @@ def time_recomputed_paths(options: FlagValues, depth: int = 6, num_sequences: in
     paths = rc.paths.sample_path_sets(keys[3], range(depth + 1), 5, 5, depth, 2)
 
     def evaluate_sets(params, classifier, inputs, paths):
+        """Computes the logits of sets of paths, for each of the inputs."""
+
         def logits(x):
             return rc.paths.path_set_logits(params, classifier, x, config, paths, no_sub_path=True)
 

@@ -25,6 +25,7 @@ from jaxtyping import Array, PyTree
 from experiments.benchmarks.limits import LargeProduct, count_flops
 from experiments.benchmarks.timing import Report, Timing, say
 from experiments.benchmarks.training_benchmarks import TINY as TINY_ARGUMENTS, make_case
+from experiments.lab.devices import count_cores
 from rank_collapse.runs.progress import Progress
 from rank_collapse.runs.seeds import group_size, is_on_cpu, seed_keys, seed_mesh
 from rank_collapse.training.engine.axes import make_axes
@@ -89,6 +90,7 @@ def make_network(
         return -jnp.take_along_axis(logits, jnp.asarray(labels)[:, None], axis=1).mean()
 
     def step(state: PyTree[Array], hyper: Mapping[str, Array], index: Array) -> tuple:
+        """Makes one step of gradient descent: (the new weights, {"loss": the loss before it})."""
         loss, slope = jax.value_and_grad(compute_loss)(state)
         return jax.tree.map(lambda w, g: w - RATE * g, state, slope), {"loss": loss}
 
@@ -185,6 +187,7 @@ def make_sweep(
     functions = [trace_functions(init, step, None, axes.examples(), {}, base_key.dtype)]
 
     def call() -> np.ndarray:
+        """Trains all runs, and returns their losses by step."""
         trainer = Trainer(
             functions,
             axes=axes,
@@ -221,7 +224,7 @@ def _train_processes(name, num_seeds, num_steps, sizes):
     """
     code = "from experiments.benchmarks import seed_benchmarks; "
     code += f"seed_benchmarks.run_alone({name!r}, {num_steps}, {sizes!r})"
-    at_once = min(num_seeds, len(os.sched_getaffinity(0)))
+    at_once = min(num_seeds, count_cores())
     flags = os.environ.get("XLA_FLAGS", "") + " --xla_cpu_multi_thread_eigen=false"
     started = [
         subprocess.Popen(

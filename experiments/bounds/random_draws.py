@@ -91,6 +91,7 @@ def single_draw(key: jax.Array, case: Case) -> dict[str, PyTree[jax.Array]]:
     key_params, key_weights, key_size, key_tokens, key_mean = jax.random.split(key, 5)
 
     def draw_size(key, low, high):
+        """Draws a size, log-uniformly between 10^low and 10^high."""
         return 10 ** jax.random.uniform(key, (), minval=low, maxval=high)
 
     params = rc.init(key_params, config, draw_size(key_weights, -1, 0.4), 0.3)

@@ -18,21 +18,6 @@ IN_WORDS = {
 }
 PARTS = {"mlp": "MLP"}  # of other variants
 
-# How often the published code itself lets the two walkers fall nearer than `TOGETHER`: its three
-# commands at three widths, with --seed 1 to 8.
-PUBLISHED_SEEDS = 8
-PUBLISHED_FELL = {
-    ("base", 32): 1,
-    ("base", 64): 3,
-    ("base", 128): 1,
-    ("circle_skip", 32): 0,
-    ("circle_skip", 64): 0,
-    ("circle_skip", 128): 0,
-    ("mlp", 32): 2,
-    ("mlp", 64): 1,
-    ("mlp", 128): 2,
-}
-
 ByCase = Mapping[str, dict[str, np.ndarray]]  # {case: as `train_networks`}
 
 
@@ -49,10 +34,9 @@ def describe_network(variant: str, width: int) -> str:
 
 @figures.styled
 def shares_figure(results: ByCase):
-    """Share of seeds whose two walkers end together, with 95 % intervals. The result is that the
-    shares are equal. An MLP does not keep walkers apart. The published network behaves like a
-    network with a skip around its attention.
-    """
+    """Share of seeds whose two walkers end together, with 95 % intervals. Some shares are equal,
+    for two reasons. An MLP does not keep walkers apart. The published network behaves like a
+    network with a skip around its attention."""
     measured = walks.fine_cases(results)
     variants = list(dict.fromkeys(variant for variant, _ in measured))
     widths = list(dict.fromkeys(width for _, width in measured))
@@ -61,8 +45,8 @@ def shares_figure(results: ByCase):
     for (variant, width), case in measured.items():
         i, ax, fell = variants.index(variant), axes[0, widths.index(width)], case["fell"]
         counts = {"here": (int(fell.sum()), len(fell))}
-        if (variant, width) in PUBLISHED_FELL:
-            counts["published code"] = PUBLISHED_FELL[variant, width], PUBLISHED_SEEDS
+        if (variant, width) in walks.PUBLISHED_FELL:
+            counts["published code"] = walks.PUBLISHED_FELL[variant, width], walks.PUBLISHED_SEEDS
         for index, (source, (count, total)) in enumerate(counts.items()):
             label = None if i else f"{source}, {total} seeds"
             interval = wilson_interval(count, total)
@@ -97,9 +81,10 @@ def select_steps(
 
 @figures.styled
 def steps_figure(results: ByCase):
-    """Steps in which the distance falls from 1e-2 to 1e-6, in the seeds that collapsed. The
-    horizontal axis is the number of steps that the multiplier at the collapsed point predicts.
-    """
+    """Number of steps in which the distance falls from 1e-2 to 1e-6, in the seeds that collapsed.
+    The horizontal axis shows the number of steps that the multiplier predicts. The multiplier is
+    the factor by which a step changes a small distance near the point where the walkers have
+    collapsed."""
     points = select_steps(walks.fine_cases(results))
     if not points:
         return None
@@ -140,8 +125,8 @@ def steps_figure(results: ByCase):
 @figures.styled
 def trajectories_figure(results: ByCase):
     """The two sequences of one seed, which continue from their own outputs. The seed is the first
-    that collapsed, if any did. Where two panels look alike, the MLP or the published network
-    changes nothing."""
+    that collapsed, if any did. If two panels look alike, the MLP or the published network makes no
+    difference."""
     measured = walks.fine_cases(results)
     places = [(width, variant) for variant, width in measured]
     fig, axes, panels = plots.place_grid(places, width=2.8, height=2.9)

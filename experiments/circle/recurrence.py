@@ -140,6 +140,8 @@ def log_roll_out(
     first_norm = lone_norm(params.embedding.norm, "layer", config.embedding.norm_eps)
 
     def apply_linear(state, w, b):
+        """Applies x ↦ x w + b to tokens that are kept as a mean and a residual with the logarithm
+        of its scale."""
         residual = (state.residual @ w)[None]
         return ops.renormalise_parts(
             state.mean @ w + b, residual, state.log_scale[None], token_mask

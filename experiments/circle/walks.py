@@ -28,6 +28,21 @@ HIGH, LOW = 1e-2, 1e-6  # distances between which the steps of a fall are counte
 SUMS = ", sums"  # in the name of a program that is fed with sums
 AT_REST = 1e-5  # equal points that move less in a step are at a fixed point
 
+# How often the published code itself lets the two walkers fall nearer than `TOGETHER`: its three
+# commands at three widths, with --seed 1 to 8.
+PUBLISHED_SEEDS = 8
+PUBLISHED_FELL = {
+    ("base", 32): 1,
+    ("base", 64): 3,
+    ("base", 128): 1,
+    ("circle_skip", 32): 0,
+    ("circle_skip", 64): 0,
+    ("circle_skip", 128): 0,
+    ("mlp", 32): 2,
+    ("mlp", 64): 1,
+    ("mlp", 128): 2,
+}
+
 
 def make_examples(num_points: int, radius: float = RADIUS) -> Examples:
     """Makes (points t of both halves → points t + 1), t = 0 .. num_points/2 − 2, anticlockwise.
@@ -71,11 +86,13 @@ def split_name(name: str) -> tuple[str, int]:
 
 
 def make_case(options: Options, name: str) -> TrainedTask:
-    """Makes one case: its network, and the walk it is trained on.
+    """Makes one case of the circle task: its network, and the walk that it is trained on.
 
-    Post-norm layers on linearly embedded points, no positions. A network without a skip around its
-    attention has a skip of gain 0, and a network without dropout on its output multiplies the rate
-    there by 0, so cases that differ only in these share one program.
+    The network has post-norm layers on linearly embedded points, and no positions. A network
+    without a skip around its attention has a skip of gain 0, and a network without dropout on its
+    output multiplies the rate there by 0, so cases that differ only in these share one compiled
+    program. Names that begin with "attention" are our variants; the others are those of the
+    published code, and "circle_skip" is trained on sums of two batches (`add_batch_before`).
 
     Args:
         options: The flags.
@@ -106,6 +123,7 @@ def make_case(options: Options, name: str) -> TrainedTask:
     )
 
     def make_data(_):
+        """Makes the examples of a seed: the walk, and what the network is trained on."""
         walk = make_examples(options.n_train_data)
         summed = add_batch_before(walk, options.batch_size)
         return {"train": summed if is_summed else walk, "walk": walk}

@@ -123,9 +123,9 @@ def residual_ratio_figure(results: xr.Dataset) -> figures.Figure | None:
 
 @figures.styled
 def log_residual_figure(results: xr.Dataset) -> figures.Figure | None:
-    """How many powers of ten the residual ratio falls by, at any depth; geometric means over seeds.
-    The black dashed line triples with each layer. The dotted line is an ordinary float32 forward
-    pass of attention alone."""
+    """Number of powers of ten by which the residual ratio falls up to each layer; geometric means
+    over seeds. The black dashed line triples with each layer. The dotted line is an ordinary
+    float32 forward pass of attention alone."""
     if not can_show(results):
         return None
     results, label = name_networks(results), "powers of ten that the residual ratio has lost"
@@ -180,9 +180,9 @@ def local_rate_figure(results: xr.Dataset) -> figures.Figure | None:
 def bounds_and_constant_figure(results: xr.Dataset) -> figures.Figure | None:
     """Left: how many powers of ten the bounds for one layer of attention alone lie above the
     residual. Only the bound of the paper needs a condition. Right: the constant of the 3^l law.
-    Markers: measured at each depth. Dashed: computed by the closed recursion of the covariance.
-    Dotted: given by the theorem, which does not cover norms.
-    """
+    Markers show the constant measured at each depth, and dashed lines the constant by the closed
+    recursion of the covariance. Dotted lines show the constant of the theorem, which does not cover
+    norms."""
     if "log10_cubic" not in results:
         return None
     san = without_skips(results)
@@ -195,9 +195,11 @@ def bounds_and_constant_figure(results: xr.Dataset) -> figures.Figure | None:
         return None
     fig, ((bounds_ax, constant_ax),) = figures.figure(1, 2, width=4.2, height=3.1)
     layers = np.arange(results.sizes["layer"])
+    # The theorems do not cover norms: the first of the networks that have a bound.
+    shown, bounded = next(filter(has_bound, networks), networks[0])
     for index, (name, text) in enumerate(TIGHTNESS.items()):
-        if name in results and networks[0][1][name].notnull().any():
-            figures.band(bounds_ax, layers[1:], networks[0][1][name][:, 1:], text, index)
+        if name in results and bounded[name].notnull().any():
+            figures.band(bounds_ax, layers[1:], bounded[name][:, 1:], text, index)
     for index, (title, network) in enumerate(networks):
         style = {"color": figures.color(index)}
         figures.band(constant_ax, layers, network.log10_residual / 3.0**layers, title, index)
@@ -205,7 +207,7 @@ def bounds_and_constant_figure(results: xr.Dataset) -> figures.Figure | None:
         if "log10_c" in network and network.log10_c.notnull().any():
             theorem = float((network.log10_residual[:, 0] + network.log10_c[:, 0] / 2).mean())
             constant_ax.axhline(theorem, linestyle=":", **style)
-    name = networks[0][0] if len(networks) > 1 else ""
+    name = shown if len(networks) > 1 else ""
     title = ": ".join(filter(None, ("bounds of one layer", name)))
     bounds_ax.set(ylabel="powers of ten above the bounded quantity")
     bounds_ax.set_title(title, fontsize=8 if name else None)
@@ -214,6 +216,11 @@ def bounds_and_constant_figure(results: xr.Dataset) -> figures.Figure | None:
     )
     figures.finish_axes([bounds_ax, constant_ax], "layer")
     return fig
+
+
+def has_bound(network: tuple[str, xr.Dataset]) -> bool:
+    """Returns whether a network, with its title, has a bound at any layer."""
+    return any(name in network[1] and network[1][name].notnull().any() for name in TIGHTNESS)
 
 
 @figures.styled
@@ -259,8 +266,8 @@ def sweep_figure(results: xr.Dataset, swept: str) -> figures.Figure | None:
 
 @figures.styled
 def mlp_gain_figure(results: xr.Dataset) -> figures.Figure | None:
-    """How much MLPs raise the constant Λ above that constant in pure attention, by the gain of the
-    MLPs: above 0 they slow the collapse."""
+    """The constant Λ with MLPs minus the constant Λ of attention alone, by the gain of the MLPs.
+    Where this difference is above 0, MLPs slow the collapse."""
     if "swept" not in results or "san" not in results.variant:
         return None
     raised = raised_constant(name_networks(without_skips(results)))

@@ -105,9 +105,11 @@ def closed_profile(
 
 @jax.jit
 def _closed_pass(params, prepared, config, log, trace):
-    """Computes the profile: measured up to the first certified layer, and by the law behind it.
+    """Computes the profile: as measured up to the first certified layer, and by the cubic law after
+    it.
 
-    A layer is certified if the logarithm of its growth is below 0.
+    A layer is certified if no layer from there on can let distances between tokens grow: the
+    logarithm of the largest growth that the diameter bound allows is below 0.
 
     Args:
         params, prepared, config: See `prepare_inputs`.
@@ -207,8 +209,19 @@ class CubicAttention(tangent.Tangents):
         self.first = first
 
     def apply_attention(self, layer, branch_input):
-        """Computes the cubic term of attention on the residual, at three times the logarithmic
-        scale."""
+        """Compute the leading order of attention in a small residual: R ↦ R Σ_h W_QK,h C W_h/√k
+        with C = RᵀR/n.
+
+        The residual is e^s R̂; the result has the scale e^{3s}, hence three times the logarithmic
+        scale. The mean token is that of attention on equal tokens.
+
+        Args:
+            layer: The layer. If it has measured states, attention reads these up to layer `first`.
+            branch_input: `LogState` of mean token, R̂ [n, d] and s.
+
+        Returns:
+            (the state, no further results: None).
+        """
         params = layer.params.attention
         if layer.extra is not None:
             is_measured = layer.index <= self.first
@@ -307,7 +320,12 @@ def layer_growth(
 
 
 def _around(passage, keep):
-    """Computes the logarithms of the factors around the attention of a sublayer.
+    """Compute the logarithms of the largest factors by which norms and gains around an attention
+    multiply directions.
+
+    Args:
+        passage: `SublayerValues` of the attention in the forward pass.
+        keep: Bool [n], True for tokens that are not padding.
 
     Returns:
         (factor of the norm before the branch, factor of the branch's gain and norm, factor of the
@@ -323,6 +341,14 @@ def _around(passage, keep):
 
 
 def _norm_factor(spec, tokens, keep):
+    """Compute the logarithm of the largest factor by which a norm multiplies a direction, max
+    |gain| / σ.
+
+    Args:
+        spec: The norm: its kind, epsilon and gain.
+        tokens: Tokens [n, d] that it normalises; σ is the scale by which it divides each.
+        keep: Bool [n], True for tokens that are not padding.
+    """
     _, inverse = layers.norm_statistics(tokens, spec.norm_kind, spec.eps)
     gain = 1.0 if spec.norm is None else jnp.max(jnp.abs(spec.norm.gain))
     return jnp.log(gain * jnp.max(jnp.where(keep[:, None], inverse, 0)))

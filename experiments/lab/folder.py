@@ -32,7 +32,7 @@ from experiments.lab.folder_files import (
     read_config,
     table_bytes,
 )
-from experiments.lab.provenance import JsonObject
+from experiments.lab.provenance import LATER, REDRAWN, JsonObject
 from experiments.verdicts import TableRow
 from rank_collapse.printed import escape_text
 from rank_collapse.regular import read_regular
@@ -96,7 +96,7 @@ class RunFolder(contextlib.ExitStack):
         # Shared by all views: names that config.json lists, and environments that it has.
         self._listed: set[str] = set()
         self._environments: list[JsonObject] = []
-        self._has_noted: list[bool] = []  # not empty when the environment of this process is there
+        self._noted: set[str] = set()  # lists of config.json that this process has been added to
         self.writable = not read_only
         try:
             if self.writable:
@@ -113,7 +113,7 @@ class RunFolder(contextlib.ExitStack):
                 content = {"config": config, "execution": execution or {}, "layout": LAYOUT}
                 content |= {"environment": provenance.environment()}
                 self._write_json("config.json", content)
-                self._has_noted.append(True)
+                self._noted |= {LATER, REDRAWN}
             saved = read_object(self.path / "config.json")
             self._environments += provenance.list_environments(saved)
             if (self.path / "arrays.npz").exists():
@@ -133,28 +133,36 @@ class RunFolder(contextlib.ExitStack):
 
     # Where the results come from.
 
-    def _note_environment(self):
-        """Adds the environment of this process before its first write, if it is new."""
-        if not self._has_noted:
-            self._has_noted.append(True)
-            self.add_environments([provenance.environment()])
+    def _note_environment(self, name):
+        """Adds the environment of this process to a list before its first write, if it is new.
+
+        Args:
+            name: `LATER` before it writes measurements, `REDRAWN` before files made of them.
+        """
+        if name not in self._noted:
+            self._noted.add(name)
+            self.add_environments([provenance.environment()], name)
 
     @property
     def environments(self) -> list[JsonObject]:
-        """The environments of all processes whose results are in the folder, first that of the
+        """The environments of all processes that measured what is in the folder, first that of the
         process that began it."""
         return list(self._environments)
 
-    def add_environments(self, environments: Iterable[JsonObject]) -> None:
+    def add_environments(self, environments: Iterable[JsonObject], name: str = LATER) -> None:
         """Adds the new ones among the environments in which results of this folder were made.
 
         Args:
             environments: Environments from `provenance.environment`.
+            name: `LATER`, or `REDRAWN` for those that only made files of the measurements.
         """
-        if new := provenance.find_new(environments, self._environments):
-            self._environments += new
-            saved = read_object(self.path / "config.json")
-            self._write_json("config.json", saved | {"later": self._environments[1:]})
+        saved = read_object(self.path / "config.json")
+        listed = provenance.read_environments(saved, name)
+        others = self._environments if name == LATER else [*self._environments, *listed]
+        if new := provenance.find_new(environments, others):
+            if name == LATER:
+                self._environments += new
+            self._write_json("config.json", saved | {name: [*listed, *new]})
 
     # Tables, figures and the summary.
 
@@ -225,10 +233,13 @@ class RunFolder(contextlib.ExitStack):
         return dict(self._arrays.get(self._prefix, {}))
 
     def part(self, part: str) -> dict[str, np.ndarray] | None:
-        """Returns the arrays named "part/name", by name, or None where there is none.
+        """Returns the arrays of one part of the run, such as the measures of one network.
 
         Args:
-            part: See `cached`.
+            part: Name of the part; its arrays are stored as "part/name".
+
+        Returns:
+            {name: array}; None if there are none.
         """
         return dict(self._arrays.get(f"{self._prefix}{part}/", {})) or None
 
@@ -287,7 +298,7 @@ class RunFolder(contextlib.ExitStack):
         """Adds (or replaces) named arrays, and writes arrays.npz."""
         started = time.monotonic()
         self._add_arrays(arrays)
-        self._note_environment()
+        self._note_environment(LATER)
         delete_files(self._check_place(), ("summary.json",))  # of fewer arrays: no longer complete
         write_arrays(self._check_place() / "arrays.npz", self._arrays[""])
         if not self._listed >= self._arrays[""].keys():  # after the arrays: none is listed too soon
@@ -316,7 +327,7 @@ class RunFolder(contextlib.ExitStack):
             step, state: See `states.save_state`.
             name: Name of the computation, where a run has several.
         """
-        self._note_environment()
+        self._note_environment(LATER)
         states.save_state(self._check_place() / "checkpoints" / name, step, state)
 
     def restore_checkpoint(
@@ -400,7 +411,7 @@ class RunFolder(contextlib.ExitStack):
     def _write(self, name, content):
         """Writes a file of the run, and first notes the environment of this process."""
         if name != "config.json":
-            self._note_environment()
+            self._note_environment(REDRAWN)
         path = self._check_place() / name
         if path.parent != self.path:
             make_subfolder(path.parent)

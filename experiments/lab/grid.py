@@ -64,7 +64,7 @@ class Options(Mapping[str, FlagValue]):
         return self is other
 
     def replace(self, **values: FlagValue) -> "Options":
-        """Returns options of the same point with other values."""
+        """Returns options of the same point (combination of flag values) with other values."""
         return Options(self.flags, self.axes, {**self._values, **values})
 
     @property
@@ -74,7 +74,14 @@ class Options(Mapping[str, FlagValue]):
 
 
 def list_points(flags: Flags) -> list[Options]:
-    """Lists the points of the axes of a command, the points of a group one after another.
+    """Lists the points of the axes of a command: all combinations of the values of flags that have
+    several.
+
+    Points that differ only in flags that are traced, such as learning rates, form a group, which
+    one compiled program measures; they follow one another in the list.
+
+    Args:
+        flags: The parsed flags.
 
     Raises:
         flags.Error, ValueError: A value that a flag does not accept.

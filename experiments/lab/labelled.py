@@ -103,7 +103,8 @@ def apply_along(
 
 
 def iterate_points(values: Labelled, *but: str) -> Iterator[tuple[dict[str, FlagValue], Labelled]]:
-    """Yields (coordinates, values) of each point of all axes but the named ones.
+    """Yields (coordinates, values) for each combination of coordinates of all axes but the named
+    ones.
 
     Args:
         values: DataArray or Dataset.

@@ -1,7 +1,9 @@
 """The origin of a result: versions, machine, devices, git revision.
 
-A folder into which several commits, versions or machines have written lists all of them: the one
-that began it as "environment" in its config.json, the others as "later" (`list_environments`).
+A folder into which several commits, versions or machines have written lists all of them in its
+config.json: the one that began it as "environment", others that measured as "later"
+(`list_environments`), and those that only made tables, figures or the summary of the measurements
+as "redrawn".
 """
 
 import os
@@ -15,6 +17,7 @@ from pathlib import Path
 import jax
 
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "numpy", "matplotlib")
+LATER, REDRAWN = "later", "redrawn"  # lists of environments in config.json
 _NO_ORIGIN = ("started", "num_devices")  # in which two environments of one origin may differ
 
 
@@ -60,18 +63,32 @@ def git_revision() -> str | None:
     return run.stdout.strip()
 
 
+def read_environments(content: JsonObject, name: str) -> list[JsonObject]:
+    """Reads a list of environments.
+
+    Args:
+        content: Content of a folder's config.json.
+        name: `LATER` or `REDRAWN`.
+    """
+    return [environment for environment in content.get(name) or [] if _is_object(environment)]
+
+
 def list_environments(content: JsonObject) -> list[JsonObject]:
-    """Lists the environments of a folder's results, first the one that began it.
+    """Lists the environments of a folder's measurements, first the one that began it.
 
     Args:
         content: Content of the folder's config.json.
     """
-    environments = [content.get("environment"), *(content.get("later") or [])]
-    return [environment for environment in environments if isinstance(environment, Mapping)]
+    first = content.get("environment")
+    return [first] * _is_object(first) + read_environments(content, LATER)
+
+
+def _is_object(value):
+    return isinstance(value, Mapping)
 
 
 def list_commits(content: JsonObject) -> str:
-    """Lists the commits that a folder's results come from: "3f2c… and 9eb0…"; "" for unknown.
+    """Lists the commits that measured a folder's results: "3f2c… and 9eb0…"; "" for unknown.
 
     Args:
         content: Content of the folder's config.json.

@@ -106,7 +106,8 @@ class Point:
             self.run.comparisons.append(replace(row, quantity=": ".join(quantity)))
 
     def save_finding(self, finding: Finding | None) -> None:
-        """Saves the sentence and the picture on the report's first screen, of the first point."""
+        """Saves the sentence and the picture for the report's first screen; only the first point of
+        a run does."""
         if self is not self.run.points[0] or finding is None:
             return
         sentence = ": ".join(filter(None, (self.describe(), finding.sentence)))
@@ -311,11 +312,14 @@ def open_folder(options: Flags, extra: JsonObject | None = None) -> RunFolder:
 
 
 def join_points(points: Sequence[Point], over: Sequence[str]) -> Sequence[Point]:
-    """Joins the points that differ in some axes alone to one Dataset each.
+    """Joins the results of points (combinations of flag values) that differ in some axes alone.
 
     Args:
         points: Points with results.
         over: The axes that become dimensions of the Datasets.
+
+    Returns:
+        Points with one Dataset for each combination of the other axes.
     """
     if not over:
         return points

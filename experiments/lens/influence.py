@@ -132,6 +132,7 @@ def measure_texts(
 
     @jax.jit
     def measure(params, text, probe):
+        """Measures one text."""
         return measure_text(params, config, text, probe, layer)
 
     texts = []
@@ -170,6 +171,9 @@ def measure_text(
     fn = name_states(params, config, mask=mask)
 
     def move(direction, freeze):
+        """Computes how a change of the source token's state along a direction moves the output
+        tokens, by path length [k, n, d]; with the weights of the pass frozen, or by the exact
+        Jacobian."""
         placed = jnp.zeros_like(states).at[probe.source].set(direction)
         return transport(
             fn,
@@ -195,7 +199,12 @@ def measure_text(
 def compare_kinds(
     frozen: Float[Array, "v m k n d"], exact: Float[Array, "v m k n d"]
 ) -> dict[str, Array]:
-    """Compares parts by path length: those of the frozen sum, and those of the exact Jacobian.
+    """Compares parts of an influence by path length: those of the sum with frozen weights, and
+    those of the exact Jacobian.
+
+    Args:
+        frozen, exact: Parts [v, m, k, n, d] for directions v, sets of output positions m and path
+            lengths k.
 
     Returns:
         For each kind "share" [v, m, k], the projections of the parts on their sum, which add up to
@@ -240,6 +249,8 @@ def measure_ranks(
 
         @jax.jit
         def measure(params, x, mask, source=int(source), distances=distances):
+            """Computes the effective ranks of the Jacobian from one source position,
+            [distances]."""
             fn, options = name_states(params, config, mask=mask), {"branches": BRANCHES}
             return transport_ranks(
                 fn, x, layer=layer, source=source, distances=distances, longest=0, **options

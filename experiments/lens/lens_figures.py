@@ -14,16 +14,18 @@ from rank_collapse.report import figures
 
 @figures.styled
 def shares_figure(results: xr.Dataset, networks: Sequence[Network]):
-    """Influence on later tokens by the number of attentions on the path, along a random direction,
-    from the earliest state. Each part is projected on the sum of all parts, so the shares add up to
-    1. Bands show the spread over texts."""
+    """Influence of the earliest state on later tokens, along a random direction, by the number of
+    attentions on the path. Each number of attentions has a part of the influence. Each part is
+    projected on the sum of all parts, so the shares add up to 1. Bands are one standard deviation
+    over texts."""
     return plot_lengths(results, networks, "share", "share of the sum")
 
 
 @figures.styled
 def sizes_figure(results: xr.Dataset, networks: Sequence[Network]):
-    """Norms of the same parts, divided by the norm of their sum. Together they exceed 1 where parts
-    of different lengths cancel. Each network has its own axis."""
+    """Norm of the part of each path length, divided by the norm of the sum of all parts. These
+    quotients add up to more than 1 where parts of different lengths cancel. Each network has its
+    own axis."""
     return plot_lengths(results, networks, "size", "size over that of the sum")
 
 
@@ -53,8 +55,8 @@ def plot_lengths(results: xr.Dataset, networks: Sequence[Network], name: str, yl
 @figures.styled
 def cosine_figure(results: xr.Dataset, networks: Sequence[Network]):
     """Cosine between the frozen sum and the exact Jacobian, by the layer after which the paths
-    start: at the changed position (dashed) and at all later positions (solid). Bands show the
-    spread over texts."""
+    start: at the changed position (dashed) and at all later positions (solid). Bands are one
+    standard deviation over texts."""
     fig, axes = figures.panels(len(networks), 3, width=4.0, height=3.0)
     for ax, network in zip(axes.flat, networks, strict=False):
         values = results.sel(network=network.label)
@@ -81,7 +83,7 @@ def cosine_figure(results: xr.Dataset, networks: Sequence[Network]):
 @figures.styled
 def ranks_figure(results: xr.Dataset, networks: Sequence[Network]):
     """Effective rank of the exact Jacobian divided by the width of the states, by the distance in
-    tokens."""
+    tokens between the changed token and the token that is read."""
     ranks = list_ranks(results).dropna("start", how="all")
     if not ranks.size:
         return None

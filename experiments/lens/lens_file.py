@@ -41,12 +41,19 @@ def sum_jacobians(
     ids: Int[np.ndarray, "n"],
     is_valid: Bool[np.ndarray, "n"],
 ) -> Float[Array, "l d d"]:
-    """Compute J_l of one text for all layers: [layer, entry of the last state, entry of the state].
+    """Compute the mean Jacobian J_l of one text from the state after each layer l to the last
+    state.
+
+    A state at one position moves the last state at all valid positions; these effects are added up,
+    and averaged over the positions of the state.
 
     Args:
         params, config: The network.
         ids: The text.
         is_valid: The positions that count as sources and as targets.
+
+    Returns:
+        [layer, entry of the last state, entry of the state].
     """
     mask = jnp.asarray(is_valid)[:, None]
 

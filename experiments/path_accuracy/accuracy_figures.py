@@ -34,9 +34,9 @@ def short_paths_figure(results: xr.Dataset, task: TrainedTask):
 def paths_figure(results: xr.Dataset, task: TrainedTask):
     """Accuracy by path length. Left: sets of sampled paths and the exact sum over all paths of a
     length. Sampled paths compute attention from their own states; the exact sum uses the attention
-    weights of the full model. Right: the network without paths longer than k, and the sums of the k
-    + 1 shortest and of the k + 1 longest lengths. Bars and bands show the standard deviation over
-    seeds."""
+    weights of the full model. Right: the network without paths longer than k, the sum over the k +
+    1 shortest path lengths, and the sum over the k + 1 longest path lengths. Bars and bands show
+    the standard deviation over seeds."""
     fig, axes = figures.figure(1, 2, width=4.0, height=4.2, sharey=True)
     (sampled_ax, lengths_ax), shares = axes[0], accuracies(results)
     sets = shares.sampled.mean("repeat")
@@ -87,11 +87,11 @@ def paths_figure(results: xr.Dataset, task: TrainedTask):
 @figures.styled
 def shares_figure(results: xr.Dataset, task: TrainedTask):
     """Left: the accuracy of the best baseline, of the biases alone, and of the full model. The
-    output of the biases alone is the offset, which has no path, with the 1/σ of the full model.
-    Middle: the accuracy that each length adds, with the attention weights of the full model, as
-    exact Shapley values. Right: covariance shares of the logits, with the share of the offset
-    first; a share outside 0..1 means that parts cancel.
-    """
+    biases alone give an output without any path, which is called the offset; its final norm divides
+    by the σ of the full model. Middle: the accuracy that each path length adds, as exact Shapley
+    values, with the attention weights of the full model. Right: the share of the offset and of each
+    path length in the covariance of the logits. A share below 0 or above 1 means that contributions
+    cancel."""
     fig, axes = figures.figure(1, 3, width=3.5, height=3.0)
     shares = accuracies(results)
     offset_share = 1 - shares.covariance.sum("path_length")  # the shares of all parts sum to 1
@@ -129,8 +129,8 @@ def shares_figure(results: xr.Dataset, task: TrainedTask):
 
 @figures.styled
 def loss_figure(results: xr.Dataset, task: TrainedTask):
-    """Training loss: mean and standard deviation over the seeds that did not diverge. Seeds that
-    diverged are drawn until they diverge."""
+    """Training loss: mean and standard deviation over the seeds that did not diverge. The line of a
+    seed that diverged ends where it diverged."""
     fig, ((ax,),) = figures.figure(1, 1)
     fine = results.losses.sel(seed=results.fine)
     diverged = results.losses.sel(seed=~results.fine)

@@ -116,6 +116,7 @@ def evaluate_samples(
     paths = jnp.where(is_kept[..., None], paths, paths[..., :1, :])
 
     def single_logits(example):
+        """Computes the logits of all sampled sets of paths for one example, (inputs, mask)."""
         inputs, mask = example
         return path_set_logits(
             model.network,
@@ -173,7 +174,9 @@ def length_sums(
     size = config.depth + 1
 
     def single_example(example):
-        """Computes the logits of all sums of one example."""
+        """Computes for one example the logits of the sum of each path length, of the offset
+        (biases, without a path) and of the network truncated at each length, and the squared sizes
+        of the sums, the offset and the output."""
         inputs, mask = example
         sums = path_contributions(model.network, inputs, config, mask=mask)
         short = truncated(model.network, inputs, config, jnp.arange(size), mask=mask).output

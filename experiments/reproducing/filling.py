@@ -2,9 +2,10 @@
 
 `results.toml` has them by experiment. A placeholder names a row of docs/results/NAME.csv:
 `{residual ratio after 12 layers|.2f}`. A column may stand between the two: `{rate: BERT|low|.2f}`;
-"interval" writes the number with its interval. Without a format the cell is copied. A format that
-begins with "10^" applies to the power of ten. `{--n_epochs}` is a flag of the run, or of the last
-run if there are several.
+"interval" writes the number with its interval. "range" writes the least and the largest number of
+several rows: `{rate: BERT; rate: ALBERT; rate: XLNet|range|.2f}`. Without a format the cell is
+copied. A format that begins with "10^" applies to the power of ten. `{--n_epochs}` is a flag of the
+run, or of the last run if there are several.
 """
 
 import csv
@@ -26,6 +27,8 @@ NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*(?:e[-+]?\d+)?|inf)")
 MINUS = re.compile(r"(?<![\w.])-(?=\d)|(?<=\de)-(?=\d)")
 COLUMNS = ("measured", "low", "high", "draws", "published")
 INTERVAL = "interval"
+RANGE = "range"
+BETWEEN = "; "  # between the quantities of a range
 Numbers = Mapping[str, Mapping[str, str]]  # {quantity: its row of the table}
 
 
@@ -127,19 +130,24 @@ def fill(text: str, numbers: Numbers, absent: str = "–") -> str:
 
 def _fill_one(placeholder: str, numbers: Numbers) -> str | None:
     """Writes the value of a placeholder; None where there is no such row, or no number in it."""
-    quantity, column, form = split_placeholder(placeholder)
-    if quantity not in numbers:
+    text, column, form = split_placeholder(placeholder)
+    quantities = text.split(BETWEEN) if column == RANGE else [text]
+    if not all(quantity in numbers for quantity in quantities):
         return None
-    columns = COLUMNS[:3] if column == INTERVAL else (column,)
-    cells = [numbers[quantity][name] for name in columns]
+    columns = {INTERVAL: COLUMNS[:3], RANGE: COLUMNS[:1]}.get(column, (column,))
+    cells = [numbers[quantity][name] for quantity in quantities for name in columns]
+    if column == RANGE:
+        if any(read_number(cell) is None for cell in cells):
+            return None
+        cells = [min(cells, key=read_number), max(cells, key=read_number)]
     written = [format_cell(cell, form) for cell in cells]
     if None in written:
         return None
-    return "{} ({} to {})".format(*written) if column == INTERVAL else written[0]
+    return {INTERVAL: "{} ({} to {})", RANGE: "{} to {}"}.get(column, "{}").format(*written)
 
 
 def split_placeholder(text: str) -> tuple[str, str, str]:
-    """Splits "QUANTITY|COLUMN|FORMAT" into its three parts.
+    """Splits "QUANTITY|COLUMN|FORMAT" into its three parts; a range has several quantities.
 
     Without a column it is the first of `COLUMNS`, and without a format the format is "".
     """
@@ -147,7 +155,7 @@ def split_placeholder(text: str) -> tuple[str, str, str]:
     if not quantity:
         return form, COLUMNS[0], ""
     start, _, column = quantity.rpartition("|")
-    if start and column in (*COLUMNS, INTERVAL):
+    if start and column in (*COLUMNS, INTERVAL, RANGE):
         return start, column, form
     return quantity, COLUMNS[0], form
 
@@ -164,15 +172,20 @@ def format_cell(cell: str, form: str) -> str | None:
     """
     if not form:
         return write_minus(cell) or None
-    number = NUMBER.search(cell)
-    if number is None:
+    value = read_number(cell)
+    if value is None:
         return None
-    value = float(number[0])
     if form.startswith("10^"):
         value = math.pow(10, value)
     text = format(value, form.removeprefix("10^"))
     text = re.sub(r"e([-+])0*(\d)", lambda e: "e" + e[1].replace("+", "") + e[2], text)
     return write_minus(text).replace("%", " %")
+
+
+def read_number(cell: str) -> float | None:
+    """Reads the first number of a cell; None where it has none."""
+    number = NUMBER.search(cell)
+    return None if number is None else float(number[0])
 
 
 def write_minus(text: str) -> str:

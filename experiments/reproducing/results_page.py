@@ -46,8 +46,9 @@ TABLE = re.compile(r"(?<=<!-- filled -->\n).*?(?=<!-- end -->)", re.DOTALL)
 def write_markdown(parent: Path, preset: str, docs: Path) -> Path:
     """Writes all pages with results from the complete runs of a preset.
 
-    With the preset "reported" each number that a text names must exist, and the experiments' own
-    pages are written, too.
+    For each experiment the numbers of its runs fill the places of its texts (results.toml). With
+    the preset "reported" each number that a text names must exist, and the experiments' own pages
+    are written, too. Pictures of earlier runs are removed.
 
     Args:
         parent: Folder that holds the run folders.

@@ -49,13 +49,14 @@ This page says which claims of papers hold. {{counts}}
 
 A **statement** is one claim with one statistic. It is measured in several **settings**, that is
 combinations of flags. A draw is a seed, or a text for trained networks. After each answer, three
-numbers count the settings that are within the claimed range, outside it, and undecided:
+numbers count the settings that are within the claimed range, outside it, and undecided. The answers
+are:
 
 - **holds**: all settings are within the range
 - **does not hold**: all settings are outside
 - **in some settings**: some are within and some outside
 - **not in all settings**: some are outside, none is within, and the others are undecided
-- **open after n**: the remaining cases, with the draws so far
+- **open after n**: none of the cases above, after n draws
 - **not rejected**: the test can reject the statement, but cannot prove it
 
 “In half” means in at least half of the draws. Without these words the median over draws decides.
@@ -80,10 +81,10 @@ each of them on small random networks.
 | --- | --- | --- |
 {{checked}}"""
 PROTOCOL_TEXT = """\
-A run adds seeds in rounds until a setting has {rounds} draws. It stops when all settings of the
-statement are decided or a budget is spent: “open after 64” means undecided after 64 draws. The test
+A run adds seeds in rounds, until a setting has {rounds} draws. It stops when all settings of the
+statement are decided or a budget is spent. “Open after 64” means undecided after 64 draws. The test
 is an e-process: it accumulates evidence about the share of draws in the range, or about the share
-on each side of the median. A statement is therefore wrong with a probability of at most 5 %,
+on each side of the median. An answer is therefore wrong with a probability of at most 5 %,
 whenever a run stops (p = 1/max E, with Holm's correction at 2.5 % on each side).
 
 Before the run we fixed statistics, ranges, settings, rounds and budgets in
@@ -192,13 +193,13 @@ def answer_rows(rows: TableRows) -> dict[str, str]:
 
 
 def count_sentence(answers: Mapping[str, str]) -> str:
-    """Writes "Of 28 statements: holds 20, … not run 2. At most 1.3 … by chance."."""
+    """Writes "The answers to the 28 statements are: 20 “holds”, … 2 “not run”. At most 1.3 …"."""
     counts = Counter(answers.values())
-    texts = [f"{answer} {counts[answer]}" for answer in (*ANSWERS, NOT_RUN) if counts[answer]]
+    texts = [f"{counts[answer]} “{answer}”" for answer in (*ANSWERS, NOT_RUN) if counts[answer]]
     expected = ERROR * (len(answers) - counts[NOT_RUN])
     return (
-        f"Of {len(answers)} statements: {', '.join(texts)}. At most {expected:.1f} of these "
-        "answers are expected to be wrong by chance."
+        f"The answers to the {len(answers)} statements are: {', '.join(texts)}. At most "
+        f"{expected:.1f} of these answers are expected to be wrong by chance."
     )
 
 

@@ -87,7 +87,11 @@ class Screen(contextlib.ExitStack):
                 self._draw()
 
     def seconds_left(self) -> float:
-        """Estimates the seconds until all runs have ended."""
+        """Estimates the seconds until all runs have ended.
+
+        Expected CPU times are multiplied by how much slower the ended runs were than expected, and
+        divided by the number of runs side by side.
+        """
         taken = USUAL_SECONDS + sum(self._seconds[run] for run in self._computed)
         expected = USUAL_SECONDS + sum(self._expected[run] for run in self._computed)
         slowdown = taken / expected

@@ -1,1 +1,1 @@
-"""Residual designs against depth, dependency, updates and collapse: run_stability."""
+"""Residual designs at several depths: branch shares, updates and collapse: run_stability."""

@@ -286,11 +286,17 @@ def sgd_change(
 def gradient_bound(
     params: TransformerParams, gradients: Matrices, target: Array, size: ArrayLike
 ) -> Array:
-    """Computes e² (Σ‖W‖‖∂W‖)²/‖u‖², the smallest possible change of the output by a gradient step,
-    per entry.
+    """Compute e² (Σ‖W‖‖∂W‖)²/‖u‖² per entry, the smallest possible squared change of the output by
+    a gradient step.
 
-    A step of relative size e along every matrix's gradient changes the loss u·x̂ by e Σ‖W‖‖∂W‖,
-    where u is the target [n, d].
+    A step of relative size e along the gradient of every matrix changes the loss u·x̂ by e
+    Σ‖W‖‖∂W‖; the output x̂ cannot change less than this change over ‖u‖.
+
+    Args:
+        params: Parameters of the network.
+        gradients: ∂loss/∂W of every matrix.
+        target: u [n, d].
+        size: e.
     """
     norms = map(compute_matrix_norms, (get_weight_matrices(params), gradients))
     total = jax.tree.reduce(jnp.add, jax.tree.map(lambda w, g: jnp.sum(w * g), *norms))
@@ -300,12 +306,18 @@ def gradient_bound(
 def profile_omega(
     params: TransformerParams, batch: Array, config: rc.TransformerConfig
 ) -> rc.TransformerConfig:
-    """Profiles Admin's ω on a batch of states, where the skips of the network are NaN.
+    """Profiles Admin's ω, the gain of each skip, on a batch of states.
+
+    A gain of NaN means that the network is not profiled yet; `padded_designs` sets it. Gains that
+    are numbers stay as they are.
 
     Args:
         params: Parameters of the network.
         batch: States [b, n, d].
         config: The network.
+
+    Returns:
+        The network with the profiled gains as its `skip_gain`, or with its own gains.
     """
 
     def profile():

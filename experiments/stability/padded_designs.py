@@ -76,9 +76,11 @@ def make_configs(options: Options) -> dict[Case, rc.TransformerConfig]:
 
 
 def pad_layers(config: rc.TransformerConfig, size: int) -> rc.TransformerConfig:
-    """Gives a network `size` layers; the layers after its own change nothing.
+    """Gives a network `size` layers, so that networks of different depths share one compiled
+    program.
 
-    Initial weights are comparable: they follow one rule, with the design's own gain.
+    Layers after its own have branch gain 0 and skip gain 1: they change nothing. Initial weights
+    are comparable: they follow one rule, with the design's own gain.
 
     Args:
         config: The network.
@@ -104,13 +106,16 @@ def pad_layers(config: rc.TransformerConfig, size: int) -> rc.TransformerConfig:
 def group_by_program(
     configs: Mapping[str, rc.TransformerConfig],
 ) -> list[dict[str, rc.TransformerConfig]]:
-    """Groups networks that differ only in numbers, which are arguments of one program.
+    """Groups networks that one compiled program computes, because they differ in numbers alone.
+
+    A configuration is a tree of arrays: networks whose trees have the same structure and shapes get
+    their numbers, as float32, as arguments of the program.
 
     Args:
         configs: The networks by case or name.
 
     Returns:
-        [{name: config of float32 numbers}].
+        [{name: configuration whose numbers are float32}], one dictionary for each program.
     """
     groups: dict[Hashable, dict[str, rc.TransformerConfig]] = {}
     for name, config in configs.items():

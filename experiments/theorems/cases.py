@@ -6,6 +6,7 @@ import jax
 import numpy as np
 from jaxtyping import Array, PyTree
 
+from experiments.lab.executor import spread_function
 from rank_collapse.runs import seeds
 
 
@@ -25,5 +26,4 @@ def compute_cases(
     """
     arrays = tuple(a if isinstance(a, jax.Array) else np.asarray(a) for a in cases)
     device = seeds.seed_mesh(jax.devices()[:1])
-    compute_all = seeds.run_seeds(lambda case, _: compute(*case), device, at_once=1)
-    return seeds.to_host(compute_all(arrays, None))
+    return seeds.to_host(spread_function(compute, device, at_once=1)(arrays, None))

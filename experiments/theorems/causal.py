@@ -10,7 +10,7 @@ import numpy as np
 import rank_collapse as rc
 from experiments.theorems import prescribed_networks
 from experiments.theorems.cases import compute_cases
-from experiments.theorems.outcomes import Curve, Panel, Theorem
+from experiments.theorems.outcomes import DRAW, Curve, Panel, Theorem
 from rank_collapse.runs import seeds
 
 RENYI = 0.7475979202534114  # share of a long street that cars parked at random leave full
@@ -187,7 +187,13 @@ def path_bound(attention: jax.Array, sizes: jax.Array) -> jax.Array:
 
 
 def bound_ratio(
-    key: jax.Array, scale: float, *, freeze: bool, depth: int = 3, n: int = 10, d: int = 8
+    key: jax.Array,
+    scale: float | jax.Array,
+    *,
+    freeze: bool,
+    depth: int = 3,
+    n: int = 10,
+    d: int = 8,
 ) -> jax.Array:
     """Measures the largest ‖∂y_i/∂x_j‖ over its bound by path products, of a causal network.
 
@@ -273,7 +279,7 @@ THEOREMS = (
         "first_token",
         "Karagodin et al. 2024 (2411.04990), V = I",
         "memory",
-        "With a causal mask and V = I all tokens go to the first, whatever Q and K.",
+        "With a causal mask and V = I all tokens go to the first token, for any Q and K.",
         "cos(x_i(t), x_1(0)) → 1 for almost all starts",
         "Causal mask, V = I, any Q and K, unit norm, small gain",
         "`rc.apply` (post-norm, unit norm, causal)",
@@ -285,7 +291,7 @@ THEOREMS = (
         "parking",
         "Karagodin et al. 2024 (2411.04990), Rényi centres",
         "memory",
-        "Tokens gather at those that are far from all earlier ones, as many as parked cars.",
+        "Tokens gather at centres far from all earlier tokens, as many as cars parked at random.",
         "0.7476 · 2π/δ centres of distance δ = 4/√β",
         "Circle, causal, Q = K = V = I, many uniform tokens, large β; a long time, not for ever",
         "`rc.apply` (post-norm, unit norm, causal), positions of its states",
@@ -302,7 +308,7 @@ THEOREMS = (
         "repeated",
         "Barbero et al. 2024 (2406.04267), theorem 4.2",
         "abstract",
-        "The last states of 1…1 0 with k and with k + 1 ones become one state.",
+        "The last states of the texts 1…1 0 with k and with k + 1 ones become equal as k grows.",
         "distance → 0; k⁻² at large k (derived here)",
         "Causal, no positions, fixed weights",
         "`rc.apply` (pre-norm, causal, no positions)",
@@ -311,7 +317,7 @@ THEOREMS = (
             Panel("number k of repeated tokens", "distance of the last states", "xy"),
             Panel("number k of repeated tokens", "distance at k over that at k/2", "x"),
             Panel("number k of repeated tokens", "power of k", "x"),
-            Panel("draw", "fitted power of k"),
+            Panel(DRAW, "fitted power of k"),
         ),
         repeated_curves,
     ),
@@ -319,7 +325,7 @@ THEOREMS = (
         "path_products",
         "Barbero et al. 2024 (2406.04267), theorem 5.1",
         "memory",
-        "The Jacobian from token i to the last is below the sum over paths of attention weights.",
+        "The Jacobian from token i to the last is at most a sum over paths of attention weights.",
         "‖∂y_n/∂x_i‖ ≤ Π_l (I + w_l P_l)_{ni} = Π_l (1 + w_l) · rollout, w_l = ‖W_V W_O‖",
         "The weights of attention do not depend on the tokens (stated as an assumption)",
         "`rc.rollout`, `rc.paths.transport` with freeze=True and without",
@@ -331,7 +337,7 @@ THEOREMS = (
         "first_mass",
         "Wu et al. 2025 (2502.01951); Herasimchyk et al. 2026 (2602.16837)",
         "abstract",
-        "Products of causal attention go to the first token exponentially; skips slow that.",
+        "Products of causal attention move to the first token exponentially; skips slow this down.",
         "1 − (P_L ⋯ P_1)_{n1} ≤ n (1 − ε)^L, ε the least weight; with uniform weights exact",
         "Causal mask, all weights at least ε",
         "`rc.rollout` of the attention of `rc.apply`",

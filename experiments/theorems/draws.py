@@ -35,7 +35,7 @@ class Statistic(NamedTuple):
     traced: tuple[str, ...] = ()
 
 
-def least_energy_increment(key: jax.Array, **sizes: float) -> jax.Array:
+def least_energy_increment(key: jax.Array, **sizes: float | jax.Array) -> jax.Array:
     """Computes the least increment of a layer over E(0) in 16 networks with softmax."""
     measure = partial(sphere.pass_energies, normalise=None, **sizes)
     keys = jax.random.split(key, NETWORKS)
@@ -48,15 +48,15 @@ def repeated_power(key: jax.Array, **sizes: float) -> jax.Array:
     return jnp.log(far / near) / jnp.log(LARGE[1] / LARGE[0])
 
 
-def end_over_middle(key: jax.Array, *, end: int, **sizes: float) -> jax.Array:
+def end_over_middle(key: jax.Array, *, end: int | jax.Array, **sizes: float) -> jax.Array:
     """Computes the weight of the first (end 0) or last (end 1) position divided by the largest in
     the middle."""
     return one_layer.ends_over_middle(one_layer.last_row(key, **sizes))[end]
 
 
-def excess_over_law(key: jax.Array, *, layer: int, n: int) -> jax.Array:
+def excess_over_law(key: jax.Array, *, layer: int | jax.Array, n: int) -> jax.Array:
     """Computes the stable rank minus 1 after a layer, divided by the law of the width."""
-    return mixing.pass_markov(key, n)[layer - 1] / mixing.width_law(layer, n)
+    return mixing.pass_markov(key, n, layer=layer) / mixing.width_law(layer, n)
 
 
 STATISTICS = {

@@ -94,33 +94,36 @@ def gain_curves(seed: int, *, n: int = 16, d: int = 64, draws: int = 6) -> list[
         d: Their width.
         draws: Number of networks for each gain and depth.
     """
-    depths, curves = (4, 16, 64), []
+    depths, powers, laws, measured = (4, 16, 64), np.array([0.5, 0.0]), [], []
     keys = jax.random.split(jax.random.key(seed), draws)
-    for power in (0.5, 0.0):
-        law, measured = [], []
-        for depth in depths:
-            config = rc.san_skip(depth, 1, d, branch_gain=depth**-power)
+    for depth in depths:
 
-            def measure(key, config=config):
-                """Measures mean |x_i − x̄|² and mean |x_i|² of one draw after the last layer."""
-                key_p, key_x = jax.random.split(key)
-                params = make_uniform(rc.init(key_p, config))
-                last = rc.apply(params, jax.random.normal(key_x, (n, d)), config).hidden[-1]
-                parts = rc.measures.residual(last), last
-                return jnp.stack([jnp.mean(jnp.sum(part**2, axis=-1)) for part in parts])
+        def measure(key, gain, depth=depth):
+            """Measures mean |x_i − x̄|² and mean |x_i|² of one draw after the last layer."""
+            config = rc.san_skip(depth, 1, d, branch_gain=gain)
+            key_p, key_x = jax.random.split(key)
+            params = make_uniform(rc.init(key_p, config))
+            last = rc.apply(params, jax.random.normal(key_x, (n, d)), config).hidden[-1]
+            parts = rc.measures.residual(last), last
+            return jnp.stack([jnp.mean(jnp.sum(part**2, axis=-1)) for part in parts])
 
-            spread, size = jnp.mean(jax.jit(jax.vmap(measure))(keys), axis=0)
-            measured.append(float(jnp.log10(spread / size)))
-            # Sums of squares: differences stay, the mean token grows by 1 + a² in each layer.
-            growth = (1 + depth ** (-2 * power)) ** depth
-            law.append(np.log10((1 - 1 / n) / (1 - 1 / n + growth / n)))
-        name = "gain 1/√L" if power else "gain 1"
-        curves.append(Curve(name, depths, law, measured, tolerance=0.3))
-    return curves
+        measure_draws = jax.jit(jax.vmap(measure, in_axes=(0, None)))
+        parts = [jnp.mean(measure_draws(keys, depth**-power), axis=0) for power in powers]
+        measured.append([float(jnp.log10(spread / size)) for spread, size in parts])
+        # Sums of squares: differences stay, the mean token grows by 1 + a² in each layer.
+        growth = (1 + depth ** (-2 * powers)) ** depth
+        laws.append(np.log10((1 - 1 / n) / (1 - 1 / n + growth / n)))
+    lines = zip(("gain 1/√L", "gain 1"), np.transpose(laws), np.transpose(measured), strict=True)
+    return [Curve(name, depths, law, shares, tolerance=0.3) for name, law, shares in lines]
 
 
 def pass_pair(
-    key: jax.Array, time: float, *, d: int = 2, depth: int = 400, random: bool = True
+    key: jax.Array,
+    time: float | jax.Array,
+    *,
+    d: int = 2,
+    depth: int = 400,
+    random: bool = True,
 ) -> jax.Array:
     """Measures the cosine of two tokens on the sphere after a time.
 
@@ -144,7 +147,9 @@ def pass_pair(
     return rc.token_cosine(rc.apply(params, x, config).hidden[-1])
 
 
-def opposite_share(key: jax.Array, time: float, *, pairs: int = 256, **fields: Any) -> jax.Array:
+def opposite_share(
+    key: jax.Array, time: float | jax.Array, *, pairs: int = 256, **fields: Any
+) -> jax.Array:
     """Measures the share of pairs of tokens whose cosine after a time is below 0.
 
     Args:
@@ -175,7 +180,7 @@ THEOREMS = (
         "heads",
         "Koubbi et al. 2026 (2604.01978) names the question",
         "abstract",
-        "At one branch variance the number of heads does not enter the law of collapse.",
+        "At a fixed branch variance the law of collapse does not depend on the number of heads.",
         "1 − ρ' = (1 − ρ)/(1 + ρ + (1 − ρ)/n), `rc.collapse_law`",
         "Uniform attention, independent weights, large width; derived here, not in the paper",
         "`rc.apply` (post-norm), `rc.profile` token_cosine, `rc.collapse_law`",
@@ -190,7 +195,7 @@ THEOREMS = (
         "depth_gains",
         "Noci et al. 2022 (2206.03126)",
         "memory",
-        "A branch gain of 1/√L keeps tokens apart at any depth, a gain of 1 does not.",
+        "A branch gain of 1/√L keeps tokens apart at any depth; a gain of 1 does not.",
         "differences keep their size, the mean token's square grows as (1 + a²)^L",
         "Uniform attention, no norm, independent weights",
         "`rc.apply` without norms, states after the last layer",
@@ -202,7 +207,7 @@ THEOREMS = (
         "noise",
         "Fedorov et al. 2026 (Clustering in deep stochastic Transformers, PMLR 306)",
         "abstract",
-        "Random value matrices in every layer keep two tokens from becoming one.",
+        "Random value matrices in every layer keep two tokens from becoming equal.",
         "two tokens end opposite with a positive probability",
         "Independent values, gain √(t/L), unit norm; small width",
         "`rc.apply` (post-norm, unit norm), `rc.token_cosine`",

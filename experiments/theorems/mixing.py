@@ -9,7 +9,7 @@ import numpy as np
 import rank_collapse as rc
 from experiments.theorems import prescribed_networks
 from experiments.theorems.cases import compute_cases
-from experiments.theorems.outcomes import Curve, Panel, Theorem
+from experiments.theorems.outcomes import DRAW, Curve, Panel, Theorem
 from rank_collapse.runs import seeds
 
 WIDTHS = (64, 128, 256)
@@ -21,16 +21,22 @@ def draw_markov(key: jax.Array, layers: int, n: int) -> jax.Array:
     return entries / entries.sum(axis=-1, keepdims=True)
 
 
-def pass_markov(key: jax.Array, n: int, mixing: rc.network.Mixing | None = None) -> jax.Array:
+def pass_markov(
+    key: jax.Array,
+    n: int,
+    mixing: rc.network.Mixing | None = None,
+    layer: int | jax.Array | None = None,
+) -> jax.Array:
     """Measures the stable rank of XXᵀ minus 1, after 1 to 3 random mixings of orthonormal tokens.
 
     Args:
         key: Random key.
         n: Number of tokens, and of features.
         mixing: `Mixing` of the weights, as in the configuration.
+        layer: Number of mixings; None for each number.
 
     Returns:
-        [3].
+        [3], or [] after one layer.
     """
     normalise = prescribed_networks.fix_attention(draw_markov(key, 3, n))
     fields = {"normalise": normalise, "mixing": mixing, "attention_skip": False}
@@ -41,11 +47,12 @@ def pass_markov(key: jax.Array, n: int, mixing: rc.network.Mixing | None = None)
     identity = jnp.broadcast_to(jnp.eye(n), attention.w_v.shape)
     attention = attention.replace(w_v=identity, w_o=identity)
     params = params.replace(layers=params.layers.replace(attention=attention))
-    states = prescribed_networks.pass_states(params, jnp.eye(n), config)[1:]
-    return rc.stable_rank(states @ jnp.swapaxes(states, 1, 2)) - 1
+    states = prescribed_networks.pass_states(params, jnp.eye(n), config)
+    states = states[1:] if layer is None else states[layer]
+    return rc.stable_rank(states @ jnp.swapaxes(states, -1, -2)) - 1
 
 
-def width_law(layer: int, width: float | np.ndarray) -> float | np.ndarray:
+def width_law(layer: int | jax.Array, width: float | np.ndarray) -> float | np.ndarray | jax.Array:
     """Computes (ℓ + 1) T^{1−2ℓ}, the stable rank of X_ℓ X_ℓᵀ minus 1.
 
     Singular values of a product of ℓ matrices of independent entries of variance 1/T² have the
@@ -189,7 +196,7 @@ THEOREMS = (
         "width",
         "Nait Saada et al. 2024 (2410.07799)",
         "memory",
-        "With random attention tokens collapse in width, in one layer; A − 11ᵀ/T does not.",
+        "Many tokens collapse in one layer of random attention A, but not with A − 11ᵀ/T.",
         "stable rank of X_ℓ X_ℓᵀ minus 1 = O(T^{1−2ℓ}); (ℓ + 1) T^{1−2ℓ} (derived here)",
         "Random Markov matrices, orthonormal input, V = I, T tokens of width T",
         "`rc.apply` with `normalise=` and `mixing=`, `rc.stable_rank`",
@@ -226,8 +233,8 @@ THEOREMS = (
         "Yes, of loops: the sign of W_V W_O along the residual decides; see `rc.loop_report`.",
         (
             Panel("layer, first draw", "residual ratio (Frobenius)", "y"),
-            Panel("draw", "residual ratio after 400 layers"),
-            Panel("draw", "tokens equal: 1 yes, 0 no"),
+            Panel(DRAW, "residual ratio after 400 layers"),
+            Panel(DRAW, "tokens equal: 1 yes, 0 no"),
         ),
         tied_curves,
     ),

@@ -16,6 +16,7 @@ LOOSE = "holds, bound loose by a factor"
 BEYOND = "holds under more than is stated"
 FAILS = "fails as worded"
 OPEN = "measured, no claim to judge"
+DRAW = "draw"  # label of an axis whose points are draws of one quantity
 LOOSE_FACTOR = 1.5  # a bound that lies less far above what it bounds is not called loose
 
 
@@ -123,7 +124,7 @@ class Outcome(NamedTuple):
     """How a theorem came out.
 
     Attributes:
-        verdict: One of the four classes, or `OPEN`.
+        verdict: `HOLDS`, `LOOSE`, `BEYOND`, `FAILS` or `OPEN`.
         factor: Factor by which the tightest of the loose bounds is off in the median; 1 for other
             theorems.
         failed: "curve at x", the first point against it; "" for none.

@@ -1,6 +1,7 @@
 """Tokens as points on the unit sphere: equiangular tokens, metastable clusters, several heads."""
 
 from collections.abc import Callable
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +10,7 @@ import numpy as np
 import rank_collapse as rc
 from experiments.theorems import prescribed_networks
 from experiments.theorems.cases import compute_cases
-from experiments.theorems.outcomes import Curve, Panel, Theorem
+from experiments.theorems.outcomes import DRAW, Curve, Panel, Theorem
 from rank_collapse.runs import seeds
 
 EQUIANGULAR = {8: (1.0,), 32: (1.0, 4.0), 64: (9.0,)}  # {tokens: β}
@@ -48,34 +49,44 @@ def equiangular_flow(times: np.ndarray, n: int, beta: float, steps: int = 400) -
     return np.array(values)
 
 
-def pass_equiangular(beta: float, gain: float, *, n: int) -> jax.Array:
-    """Measures the mean token cosine at `TIMES` of n orthonormal tokens, [t].
+def pass_equiangular(
+    beta: float | jax.Array,
+    gain: float | jax.Array,
+    *,
+    n: int,
+    depth: int,
+    times: np.ndarray = TIMES,
+) -> jax.Array:
+    """Measures the mean token cosine at some times of n orthonormal tokens, [t].
 
     Args:
         beta: Inverse temperature.
-        gain: Gain of a layer, `SMALL_GAIN` or more.
+        gain: Gain of a layer.
         n: Tokens.
+        depth: Layers, as many as the last time needs; with those of the smallest gain one program
+            serves all gains.
+        times: Whole numbers, in units of the flow, ascending.
     """
     layers_per_time = jnp.round(1 / gain).astype(int)
-    # As many layers as the smallest gain needs, so that one program serves all gains.
-    depth = round(TIMES[-1] / SMALL_GAIN)
     config = prescribed_networks.make_sphere(depth, n, beta, 1 / layers_per_time)
     params = prescribed_networks.make_params(config)
-    states = prescribed_networks.pass_states(params, jnp.eye(n), config)[layers_per_time * TIMES]
+    states = prescribed_networks.pass_states(params, jnp.eye(n), config)[layers_per_time * times]
     return rc.profile(states, measures="token_cosine")["token_cosine"]
 
 
 def equiangular_curves(seed: int) -> list[Curve]:
     """Compares the common cosine of orthonormal tokens with the flow, and its error by the gain."""
-    curves = []
+    curves, depth = [], round(TIMES[-1] / SMALL_GAIN)
     for n, betas in EQUIANGULAR.items():
-        measured = compute_cases(lambda beta, n=n: pass_equiangular(beta, SMALL_GAIN, n=n), betas)
+        measure = partial(pass_equiangular, gain=SMALL_GAIN, n=n, depth=depth)
+        measured = compute_cases(measure, betas)
         for beta, cosines in zip(betas, measured, strict=True):
             flow = equiangular_flow(TIMES, n, beta)
             curves.append(Curve(f"{n} tokens, β {beta:g}", TIMES, flow, cosines, tolerance=0.02))
-    gains = np.array(GAINS)
-    cosines = compute_cases(lambda gain: pass_equiangular(1.0, gain, n=8), gains)
-    errors = np.abs(cosines[:, 0] - equiangular_flow(TIMES, 8, 1.0)[0])
+    gains, time = np.array(GAINS), TIMES[:1]
+    depth = round(time[-1] / min(GAINS))
+    measure = partial(pass_equiangular, 1.0, n=8, depth=depth, times=time)
+    errors = np.abs(compute_cases(measure, gains) - equiangular_flow(time, 8, 1.0))[:, 0]
     first_order = errors[-1] * gains / gains[-1]
     name = "8 tokens, β 1: error, first order in a"
     curves.append(Curve(name, gains, first_order, errors, tolerance=0.1, panel=1))
@@ -91,7 +102,7 @@ def mode_growth(beta: float, most: int = 24) -> np.ndarray:
 
 
 def pass_modes(
-    beta: float, *, n: int = 256, time: float = 1.0, depth: int = 200, most: int = 24
+    beta: float | jax.Array, *, n: int = 256, time: float = 1.0, depth: int = 200, most: int = 24
 ) -> jax.Array:
     """Measures the rates of all modes at once, from small waves on uniform tokens.
 
@@ -130,7 +141,7 @@ def metastable_curves(seed: int) -> list[Curve]:
     return curves
 
 
-def multi_head_energy(states: jax.Array, matrices: jax.Array, beta: float) -> jax.Array:
+def multi_head_energy(states: jax.Array, matrices: jax.Array, beta: float | jax.Array) -> jax.Array:
     """Computes Σ_ij exp(β⟨x_i, M_h x_j⟩)/(2βn²) of each head and state, [l, h]."""
     scores = beta * jnp.einsum("lnd,hde,lme->lhnm", states, matrices, states)
     return jnp.mean(jnp.exp(scores), axis=(-2, -1)) / (2 * beta)
@@ -150,7 +161,7 @@ def pass_energies(
     *,
     normalise: Callable | None,
     heads: int = 4,
-    beta: float = 1.0,
+    beta: float | jax.Array = 1.0,
     n: int = 16,
     d: int = 6,
     depth: int = 300,
@@ -176,10 +187,17 @@ def pass_energies(
     return multi_head_energy(states, m, beta)
 
 
-def least_increment(energies: jax.Array) -> jax.Array:
-    """Computes the least increment of a layer over E(0), of the energy of all heads [l, h]."""
+def least_increment(energies: jax.Array | np.ndarray) -> jax.Array | np.ndarray:
+    """Computes the least increment of a layer over E(0), of the energy of all heads.
+
+    Args:
+        energies: By head and state, [..., l, h].
+
+    Returns:
+        [...]; a NumPy array of NumPy arrays.
+    """
     total = energies.sum(axis=-1)
-    return jnp.min(jnp.diff(total)) / total[0]
+    return (total[..., 1:] - total[..., :-1]).min(axis=-1) / total[..., 0]
 
 
 def energy_curves(seed: int, *, draws: int = 8) -> list[Curve]:
@@ -192,7 +210,7 @@ def energy_curves(seed: int, *, draws: int = 8) -> list[Curve]:
     for name, normalise in NORMALISATIONS.items():
         energies = compute_cases(lambda key, fn=normalise: pass_energies(key, normalise=fn), keys)
         total = energies.sum(axis=-1)
-        least = np.diff(total).min(axis=-1) / total[:, 0]
+        least = least_increment(energies)
         is_stated = normalise is not None
         name = f"all heads, {name}"
         relation = "≥" if is_stated else "none"
@@ -232,7 +250,7 @@ THEOREMS = (
         "metastable",
         "Bruno et al. 2024 (2410.23228)",
         "memory",
-        "Uniform tokens first form clusters, as many as the fastest-growing wave has crests.",
+        "Uniform tokens first form clusters, one for each crest of the fastest-growing wave.",
         "mode k grows at the rate k² I_k(β)/(β I_0(β)); the fastest k is about √(2β)",
         "Circle (d = 2), many tokens, Q = K = V = I, small waves on uniform tokens",
         "`rc.apply` (post-norm, unit norm), Fourier modes of the angles",
@@ -247,14 +265,14 @@ THEOREMS = (
         "multi_head_energy",
         "Pendharkar 2026 (2605.04279)",
         "abstract",
-        "The energy of all heads never falls along multi-head attention.",
+        "The energy, a sum over heads and pairs of tokens, never falls along multi-head attention.",
         "E = Σ_h Σ_ij exp(β⟨x_i, M_h x_j⟩)/(2βn²), E(l + 1) ≥ E(l)",
         "Symmetric M_h for scores and values, weights that are not normalised, small gain",
         "`rc.apply` with `normalise=`, energy of its states",
         "Little: no trained network has W_V W_O = W_Q W_Kᵀ.",
         (
             Panel("time t (layers × gain)", "energy E(t)/E(0)"),
-            Panel("draw", "least increment of a layer / E(0)"),
+            Panel(DRAW, "least increment of a layer / E(0)"),
         ),
         energy_curves,
     ),

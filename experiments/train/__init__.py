@@ -1,1 +1,1 @@
-"""What the trained experiments share."""
+"""Code that all experiments with training share."""

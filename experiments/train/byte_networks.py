@@ -26,14 +26,15 @@ BYTES = 256
 
 
 def byte_model(depth: int, width: int, tokens: int = 64) -> TransformerConfig:
-    """Makes a causal pre-norm network over bytes: heads of width 64, GELU, normal(0, 0.02) weights.
+    """Makes a causal pre-norm network over bytes with width // 64 heads, GELU, and normal(0, 0.02)
+    weights.
 
-    Its scores are divided by 8 √k for heads of width k, which is k where k = 64; rules that scale
-    with the width of a head start from there.
+    Its scores are divided by 8 √k for heads of width k. At k = 64 this is k itself, from which
+    rules that scale with the width of a head start.
 
     Args:
         depth, width: Depth and width of the network.
-        tokens: Positions.
+        tokens: Number of positions.
     """
     embedding = EmbeddingConfig(
         vocab_size=BYTES, d_embed=width, positions="learned", num_positions=tokens, norm=False

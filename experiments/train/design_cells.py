@@ -156,7 +156,8 @@ def train_cells(
     """
 
     def group_by_program(point):
-        """Groups cells as {compiled part: {cell: the floats}}."""
+        """Groups cells (a network with its training) by the part of their settings that is
+        compiled: {compiled part: {cell: the other numbers}}."""
         groups: dict[Hashable, dict[str, Hyper]] = {}
         for cell in make_cells(point):
             config, floats = split_floats(make_network(options, cell))
@@ -276,7 +277,8 @@ def make_network(options: Options, cell: Cell) -> rc.TransformerConfig:
 
 
 def split_floats(config: rc.TransformerConfig) -> tuple[rc.TransformerConfig, dict[str, float]]:
-    """Splits a network into the compiled part and the floats that differ between runs."""
+    """Splits a network's configuration into the compiled part and the numbers that differ between
+    runs."""
     return config.replace(**FLOATS), {name: getattr(config, name) for name in FLOATS}
 
 

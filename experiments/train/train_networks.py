@@ -254,7 +254,16 @@ def measure_run(
     hyper: Hyper,
     key: jax.Array,
 ) -> PyTree[Array]:
-    """Measures one seed of a task, with the floats of its run in the network."""
+    """Measures one seed of a task, with the swept numbers of its run put into the network.
+
+    Args:
+        task: The task.
+        measure: Function of (task, model, data, key).
+        model: The trained model.
+        data: Examples of the seed.
+        hyper: Swept numbers of the run, such as gains and temperatures.
+        key: Random key of the measurement.
+    """
     recipe = dataclasses.replace(task.recipe, config=run_config(task.recipe, hyper))
     return measure(dataclasses.replace(task, recipe=recipe), model, data, key)
 
@@ -266,7 +275,8 @@ def describe_run(cell: str, seed: int) -> str:
 
 
 def describe_cells(chunk: Chunk) -> str:
-    """Names the first of the cells of a chunk, and how many more there are."""
+    """Names the first of the cells (networks with their settings) that a chunk of runs trains, and
+    how many more there are."""
     first, *further = dict.fromkeys(chunk.cells)
     return first + (f" and {len(further)} more" if further else "")
 

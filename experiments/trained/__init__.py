@@ -1,1 +1,1 @@
-"""The paper's questions on weights that somebody trained: run_trained and trained_weights."""
+"""The paper's questions, asked of published trained networks: run_trained and trained_weights."""

@@ -102,18 +102,20 @@ def make_untrained(name: str, options: Options) -> Network:
 
 
 def make_initialised(name: str, options: Options) -> Network:
-    """Makes a published architecture at its initialisation, which reads pieces of a shipped text.
+    """Makes a published architecture with random weights, and texts for it: pieces of the text that
+    is shipped with the package.
 
     Args:
         name: Name in `pretrained.PUBLISHED`.
-        options: Flags `num_few`, its texts, `max_tokens` and `seed`.
+        options: Flags `num_few` (number of texts), `max_tokens` (largest number of tokens in each
+            text) and `seed` (of the weights).
     """
     source = pretrained.open_random(f"{RANDOM}{name}", jax.random.key(options.seed))
     texts = words.cut_windows(words.default_text(), options.num_few, options.max_tokens)
     encoder = encoders.trained_tokenizer(texts, source.config.embedding.vocab_size)
     batch = encode_texts(texts, encoder, max_tokens=options.max_tokens)
     inputs = {"x": batch.ids, "mask": batch.mask}
-    return Network(f"{name} at init", source, inputs, None, is_initialised=True)
+    return Network(f"{name} at init", source, inputs, mask_id=None, is_initialised=True)
 
 
 def load_network(
@@ -147,7 +149,7 @@ def load_network(
     if (folder / "features.npy").is_file():
         spectra = np.load(folder / "features.npy")[selection, :, : 2 * max_tokens]
         inputs = {"x": spectra.transpose(0, 2, 1), "mask": None}
-        return Network(folder.name, source, inputs, None, folder)
+        return Network(folder.name, source, inputs, mask_id=None, folder=folder)
     if (folder / "ids.txt").is_file():
         sequences = tokens.read_ids(folder / "ids.txt")
         batch = tokens.pad_sequences(sequences[selection])

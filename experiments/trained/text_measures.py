@@ -26,6 +26,7 @@ from rank_collapse.network.walk import Layer
 from rank_collapse.paths.contributions import LengthPass
 from rank_collapse.paths.truncation import TruncatedPass
 from rank_collapse.pretrained import AblationSpec, Group
+from rank_collapse.struct import refuse_if
 from rank_collapse.theory import bounds
 from rank_collapse.theory.logdomain import LogPass
 from rank_collapse.theory.reports import BoundPass
@@ -115,11 +116,15 @@ def masked_copies(
     Returns:
         (ids of the copies, which of their tokens are masked).
 
+    Raises:
+        ValueError: A text of fewer than 3 tokens.
+
     Source: Devlin et al. 2019, task 1, with the token in all of the places.
     """
     draw = np.random.default_rng(seed)
     chosen = np.zeros((len(ids), copies, ids.shape[1]), bool)
-    for text, count in zip(chosen, mask.sum(axis=1), strict=True):
+    for number, (text, count) in enumerate(zip(chosen, mask.sum(axis=1), strict=True)):
+        refuse_if(count < 3, f"text {number} has {count} tokens: fewer than 3 have none to mask")
         places = draw.permutation(np.arange(1, count - 1))
         size = max(1, round(share * len(places)))
         for copy, is_masked in enumerate(text):
@@ -134,7 +139,7 @@ class LogNorm(States):
     """log10 ‖X^l‖_{1,∞} of all states."""
 
     def measure(self, x: Array, mask: Array | None = None) -> Array:
-        """Measures one state [n, d]."""
+        """Computes log10 of the composite norm of one state [n, d]."""
         return jnp.log10(composite_norm(x, mask=mask))
 
 
@@ -143,7 +148,7 @@ class LargestEntry(States):
     """max |x_ij| of all states."""
 
     def measure(self, x: Array, mask: Array | None = None) -> Array:
-        """Measures one state [n, d]."""
+        """Computes the largest absolute entry of one state [n, d], over tokens that exist."""
         return jnp.max(jnp.abs(x if mask is None else jnp.where(mask[:, None], x, 0)))
 
 

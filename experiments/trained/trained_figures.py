@@ -83,11 +83,11 @@ def path_lengths_figure(results: Mapping[str, Arrays], networks: list[Network]) 
 
 @figures.styled
 def residuals_figure(results: Mapping[str, Arrays], networks: list[Network]) -> figures.Figure:
-    """The residual ratio by layer in four variants of the same weights; means over texts. Solid:
-    trained weights. Dotted: random weights of the same shape. Dashed: the version of the
-    published code, for ALBERT alone. The upper panels, without skips, have logarithmic axes.
-    Grey: the published curves of pretrained BERT and ALBERT (base), where they are above 0.
-    """
+    """The residual ratio by layer in four variants of the same weights; means over texts. Solid
+    lines show trained weights, and dotted lines random weights of the same shape. The dashed line
+    shows the ALBERT variant as the published code computes it. The upper panels, without skips,
+    have logarithmic axes. Grey lines show the published curves of pretrained BERT and ALBERT
+    (base), where they are above 0."""
     fig, axes = figures.panels(len(ABLATED), 2, width=4.4, height=3.2)
     for ax, (name, variant) in zip(axes.flat, ABLATED.items(), strict=True):
         show = LOGARITHMIC.get(name, lambda logs: 10**logs)

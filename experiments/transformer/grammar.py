@@ -67,6 +67,8 @@ def make_pairs(key: jax.Array, num_examples: int, lexicon: Lexicon) -> SequenceP
     always = jnp.ones(num_examples, bool)
 
     def source_phrase(i):
+        """Makes phrase i (0 subject, 1 object) as pairs of (word, whether it is there): adjective,
+        noun and the mark of the plural."""
         words = (
             adjective[:, i] + NOUNS + VERBS,
             noun[:, i],

@@ -1,4 +1,4 @@
-"""Statements of papers and the answers that rows give them: in words, on a board and on a page."""
+"""Judges statements of papers by results, and writes the answers in words and on a page."""
 
 from experiments.verdicts.claims import (
     ANSWERS as ANSWERS,

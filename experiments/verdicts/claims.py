@@ -123,13 +123,30 @@ def judge_rows(
 
 
 def _judge(row, verdict, error):
+    """Make a row's verdict: undecided becomes "not measured" if the row has no draws.
+
+    Args:
+        row: The row.
+        verdict: Verdict of the joint test of all rows.
+        error: Error of one side at which the row was tested, which sets the level 1 − 2 · error of
+            its interval.
+    """
     if verdict == UNDECIDED and not row.num_made:
         verdict = NOT_MEASURED
     return Judged(row, row.interval(1 - 2 * error), verdict)
 
 
 def _judge_tests(rows, count):
-    """Judges rows that test a claim: rejected, not rejected, or too few draws for it."""
+    """Judge rows that test a claim by a p-value: rejected, not rejected, or undecided because no p
+    of so few draws could be small enough.
+
+    Args:
+        rows: The rows.
+        count: Number of rows that are judged together.
+
+    Yields:
+        The rows with their verdicts.
+    """
     log_p = [0.0 if row.p is None else math.log(row.p) for row in rows]
     is_rejected, _ = reject_jointly(log_p, ERROR, count)
     for row, rejected in zip(rows, is_rejected, strict=True):

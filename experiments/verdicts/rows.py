@@ -192,6 +192,8 @@ def share_within_row(
 
     @cache
     def interval(level):
+        """Computes the interval of the share at a level: the intersection of the intervals after
+        each draw, because they hold together for all numbers of draws."""
         # The counts after each draw; the interval holds after all of them.
         num_inside, num_known = np.cumsum(is_inside).tolist(), np.cumsum(is_known).tolist()
         num_unknown = np.cumsum(~is_known).tolist()

@@ -30,9 +30,12 @@ MOST_DRAWS = 10**6  # that `draws_to_decide` looks for
 
 
 def log_evidence(counts: ArrayLike, totals: ArrayLike) -> np.ndarray:
-    """Computes ln E of `counts` of `totals` draws against a share of one half or less.
+    """Computes ln E, the evidence that more than half of all draws would count, if k of n draws
+    count.
 
-    If at most half of the draws count, E is at most 1, and 0 is returned: no evidence.
+    E is an e-value: if the true share is one half or less, E exceeds 1/error with a probability of
+    at most `error`, at all n together. If at most half of the draws count, 0 is returned: no
+    evidence.
 
     Args:
         counts, totals: k and n, arrays that broadcast.
@@ -110,6 +113,8 @@ def share_interval_at_any_stop(
             return float(end)
 
         def excess(p):
+            """Computes how far the logarithm of the evidence against the share p is above −ln(1 −
+            level)."""
             return (
                 special.betaln(k + 1, n - k + 1)
                 - special.xlogy(k, p)

@@ -100,16 +100,18 @@ def render(
     footer: str = "",
     answers: Sequence[Answer] = (),
 ) -> str:
-    """Renders the page as HTML without outside files.
+    """Renders the page of statements as HTML that needs no other files.
+
+    Sections with a picture on the first screen come first, so that the menu has the pictures'
+    order.
 
     Args:
         title: Title of the page.
         intro: First paragraph of the page.
-        sections: The experiments; those with a picture on the first screen come first.
+        sections: The experiments.
         footer: Last line of the page.
         answers: Answers to the statements that the sections test.
     """
-    # Those with a picture on the first screen go first, so that the menu has the pictures' order.
     sections = sorted(sections, key=lambda section: not (section.finding and section.picture))
     parts = [_report_section(section, answers) for section in sections]
     if answers:
@@ -121,11 +123,16 @@ def render(
 def comparison_line(row: Comparison) -> str:
     """Writes "full model: 0.98 (published 0.9); note"."""
     line = f"{row.quantity}: {format_number(row.measured)}"
-    if isinstance(row.published, str):
-        line += f" ({row.source}: {row.published.removeprefix(f'{row.source}: ')})"
-    elif row.published is not None:
-        line += f" ({row.source} {format_number(row.published)})"
+    if row.published is not None:
+        line += f" ({_published_with_source(row)})"
     return f"{line}; {row.note}" if row.note else line
+
+
+def _published_with_source(row):
+    """Writes "published 0.9" and "published 1 of 8", but "published: falls"."""
+    text = format_number(row.published)
+    is_number = not isinstance(row.published, str) or text[:1].isdigit()
+    return f"{row.source} {text}" if is_number else f"{row.source}: {text}"
 
 
 def _report_section(section, answers):
@@ -169,9 +176,9 @@ def _comparison_table(comparisons):
     column = "<th>published</th>" * has_published
     table = f"<tr><th>quantity</th><th>measured</th>{column}<th></th></tr>"
     for c in comparisons:
-        published = (
-            f'<td class="number">{escape_html(format_number(c.published))}</td>' * has_published
-        )
+        is_named = c.published is not None and c.source != "published"
+        text = _published_with_source(c) if is_named else format_number(c.published)
+        published = f'<td class="number">{escape_html(text)}</td>' * has_published
         table += f'<tr><td>{escape_html(c.quantity)}</td><td class="number">'
         table += f"{escape_html(format_number(c.measured))}</td>{published}"
         table += f"<td>{escape_html(c.note)}</td></tr>"

@@ -35,12 +35,14 @@ def seed_rows(columns: Mapping[str, ArrayLike]) -> list[TableRow]:
 
     Args:
         columns: Values [s] by the name of the column.
+
+    Raises:
+        ValueError: Columns of different lengths.
     """
-    lists = {name: np.asarray(column).tolist() for name, column in columns.items()}
-    num_seeds = len(next(iter(lists.values())))
+    lists = [np.asarray(column).tolist() for column in columns.values()]
     return [
-        {"seed": seed} | {name: numbers[seed] for name, numbers in lists.items()}
-        for seed in range(num_seeds)
+        {"seed": seed} | dict(zip(columns, numbers, strict=True))
+        for seed, numbers in enumerate(zip(*lists, strict=True))
     ]
 
 

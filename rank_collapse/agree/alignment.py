@@ -72,7 +72,7 @@ def align_tokens(first: Recording, second: Recording) -> Alignment:
     if masks[0].shape != masks[1].shape or not np.array_equal(*masks):
         remarks.append("padding lies elsewhere; tokens are compared in their order")
     states = [_take_states(r, p) for r, p in zip((first, second), positions, strict=True)]
-    order = [  # for each example, the permutation of its tokens; None for none
+    order = [  # for each example, the permutation of its tokens; None where none is found
         _match_rows(first_rows, second_rows, int(count))
         for first_rows, second_rows, count in zip(*states, counts[0], strict=True)
     ]

@@ -159,7 +159,14 @@ def compare_recordings(
 
 
 def _list_differences(pair, mask, rounding):
-    """Yield the differences of a layer, including that of its sum."""
+    """Yield the differences of a layer's sublayers, and that of the sum that the layer makes of
+    them.
+
+    Args:
+        pair: The layer in both runs.
+        mask: Tokens that exist.
+        rounding: The expected rounding.
+    """
     yield from compare_layer(pair, mask, rounding)
     total = compare_sums(pair, mask, rounding)
     if total is not None:
@@ -167,9 +174,16 @@ def _list_differences(pair, mask, rounding):
 
 
 def _tabulate(first, second, alignment, rounding, replay):
-    """Return the rows of all sublayers in order.
+    """Return the errors of all sublayers in order, each summarized over tokens.
 
-    With a replay, the incoming error is the error of the runs themselves.
+    With a replay (one run's model computed again on the other run's inputs) sublayers show their
+    own errors; the incoming error of a row is still that of the two runs themselves.
+
+    Args:
+        first, second: The recordings.
+        alignment: Which tokens of the two are compared.
+        rounding: The expected rounding.
+        replay: The replay, or None.
     """
     rows = [
         summarize(difference)
@@ -242,18 +256,23 @@ def _find_products(first, second, alignment, rounding, replay):
 
 
 def _find_name(size):
-    """Return the dtype of a relative error of rounding."""
+    """Return the name of the dtype whose relative rounding error is `size`."""
     return next(name for name, value in ROUNDING.items() if value == size)
 
 
 def _find_shift(first, second):
-    """Return 1 if states of the second run begin one layer later, −1 if one layer earlier, else
-    0."""
+    """Find whether the states of one run are recorded one layer later than those of the other.
+
+    Returns:
+        1 if the second run's first state is that after layer 0 of the first run; −1 for the
+        opposite; 0 for neither.
+    """
     if first.shape != second.shape or min(first.num_layers, second.num_layers) < 2:
         return 0
     a, b = next(first.read_layers()), next(second.read_layers())
 
     def distance(x, y):
+        """Computes ‖x − y‖/‖x‖."""
         return np.linalg.norm(x - y) / max(np.linalg.norm(x), 1e-300)
 
     at_place = distance(a.before, b.before)
@@ -264,7 +283,14 @@ def _find_shift(first, second):
 
 
 def _answer_shift(first, second, alignment, rounding, shift):
-    """Return the answer where states are off by one layer."""
+    """Return the answer where the states of one recording are off by one layer.
+
+    Args:
+        first, second: The recordings.
+        alignment: Which tokens of the two are compared.
+        rounding: The expected rounding.
+        shift: 1 if the second recording begins one layer late, −1 if the first does.
+    """
     late, early = (second, first) if shift > 0 else (first, second)
     kind = f"the states of {late.path.name} are off by one layer"
     sentence = (

@@ -189,7 +189,8 @@ def _select(name, pair):
 
 
 def _compare(pair, part, inputs, branches, mask, rounding, *, mixes=None, ends=None):
-    """Compare one sublayer.
+    """Compare one sublayer of both runs: the error that it adds to each token, and the error that
+    rounding explains.
 
     Args:
         pair: Layer of the sublayer, in both runs.
@@ -198,7 +199,9 @@ def _compare(pair, part, inputs, branches, mask, rounding, *, mixes=None, ends=N
         mask: Tokens that exist.
         rounding: Rounding of the coarser run.
         mixes: Whether the sublayer mixes tokens; the error of other tokens then comes in, too.
-        ends: Norms of the states whose difference is the branch.
+            None: only attention does.
+        ends: Norms of the states whose difference is the branch, which bring their own rounding;
+            None where the branch itself was recorded.
     """
     (x, y), (a, b) = inputs, branches
     input_norm, branch_norm = (np.linalg.norm(z, axis=-1) for z in (x, a))
@@ -242,13 +245,18 @@ def _compare(pair, part, inputs, branches, mask, rounding, *, mixes=None, ends=N
 
 
 def _predict_rounding(part, gain, rounding, width):
-    """Predict the relative error that a sublayer adds to an exact input.
+    """Predict the relative error ‖δ‖/‖b‖ that rounding adds to a sublayer's output b if its input
+    is exact.
 
     Args:
-        part: Name of the sublayer.
-        gain: g by which noise of its input changes its branch, [b, n]; None if not measured.
+        part: Name of the sublayer: "attention", "mlp" or "layer".
+        gain: g [b, n]: noise of relative size 1 in the sublayer's input changes its output by g
+            ‖b‖; None where it was not measured.
         rounding: Rounding of the coarser run.
         width: Features of a state.
+
+    Returns:
+        An array [b, n]; one number where the gain is None.
     """
     unit = rounding.compute_unit(width)
     if gain is None:
@@ -320,9 +328,10 @@ def find_rounding(first: Recording, second: Recording) -> Rounding:
     """
 
     def find_coarsest(dtypes):
+        """Returns the dtype of these names that has the largest rounding error."""
         return max(dtypes, key=ROUNDING.__getitem__)
 
-    of_products, of_states = [], []  # one name of a dtype for each recording
+    product_dtypes, state_dtypes = [], []  # one name of a dtype for each recording
     for recording in (first, second):
         layer = next(recording.read_layers())
         state_dtype = find_dtype(layer.after)
@@ -330,10 +339,10 @@ def find_rounding(first: Recording, second: Recording) -> Rounding:
         declared = recording.metadata.get("dtype")
         if declared in ROUNDING:
             dtypes.append(declared)
-        of_products.append(find_coarsest(dtypes))
-        of_states.append(state_dtype)
-    products, stream = find_coarsest(of_products), find_coarsest(of_states)
-    is_same = of_products[0] == of_products[1]
+        product_dtypes.append(find_coarsest(dtypes))
+        state_dtypes.append(state_dtype)
+    products, stream = find_coarsest(product_dtypes), find_coarsest(state_dtypes)
+    is_same = product_dtypes[0] == product_dtypes[1]
     return Rounding(ROUNDING[products], ROUNDING[stream], products, is_same)
 
 

@@ -56,7 +56,12 @@ def name_embedding(first: Float[np.ndarray, "b n d"], second: Float[np.ndarray, 
 
 
 def _as_root(scale, width):
-    """Say that a scale is the root of the width, or its inverse."""
+    """Return ", the root of the width" if a scale is this root or its inverse to 1 %; else "".
+
+    Args:
+        scale: The scale.
+        width: Features of a state.
+    """
     root = np.sqrt(width)
     if abs(scale / root - 1) < 0.01:
         return f", the root of the width {width}"
@@ -64,12 +69,21 @@ def _as_root(scale, width):
 
 
 def _relative(error, size):
-    """Return ‖error‖/‖size‖."""
+    """Return ‖error‖/‖size‖ of two arrays."""
     return float(np.linalg.norm(error) / max(np.linalg.norm(size), 1e-300))
 
 
 def _test_absent(difference, mask):
-    """One run has no such branch."""
+    """Test whether one run's output is 0, or below a thousandth of the other's: it has no such
+    sublayer.
+
+    Args:
+        difference: The outputs of the sublayer in both runs.
+        mask: Bool [b, n], the tokens that exist.
+
+    Yields:
+        The text of the kind of mistake, once; nothing if the test fails.
+    """
     for run, other, name in (
         (difference.first, difference.second, "first"),
         (difference.second, difference.first, "second"),
@@ -80,7 +94,15 @@ def _test_absent(difference, mask):
 
 def _test_dropout(difference, mask):
     """Test whether one run has zeros where the other has none, with all other entries larger by one
-    factor."""
+    factor.
+
+    Args:
+        difference: The outputs of the sublayer in both runs.
+        mask: Bool [b, n], the tokens that exist.
+
+    Yields:
+        The text of the kind of mistake; nothing if the test fails.
+    """
     for run, other, name in (
         (difference.first, difference.second, "first"),
         (difference.second, difference.first, "second"),
@@ -101,7 +123,19 @@ def _test_dropout(difference, mask):
 
 
 def _test_scale(difference, mask):
-    """Test whether the second branch is the first one times one number."""
+    """Test whether the second run's output is the first one's times one number, 1 + c.
+
+    c is the best fit of the difference δ ≈ c · output. It explains the difference if the remainder
+    is no larger than rounding, or if, in a whole layer, it is nearly all of δ.
+
+    Args:
+        difference: The outputs of the sublayer in both runs, with c (`scale`), the share of ‖δ‖
+            that it explains (`coherence`), and each token's error over that of rounding (`excess`).
+        mask: Bool [b, n], the tokens that exist.
+
+    Yields:
+        The text of the kind of mistake, once; nothing if the test fails.
+    """
     # What is left is rounding; a branch unlike the other has the factor 0, which explains .71 of δ.
     left = difference.second - (1 + difference.scale) * difference.first
     size = np.linalg.norm(difference.second - difference.first, axis=-1)
@@ -120,7 +154,15 @@ def _test_scale(difference, mask):
 
 
 def _test_norm(difference, mask):
-    """Test whether one run's states are the other's after a norm."""
+    """Test whether one run's states are the other's after a norm with a gain; only of whole layers.
+
+    Args:
+        difference: The states after the layer in both runs.
+        mask: Bool [b, n], the tokens that exist.
+
+    Yields:
+        The text of the kind of mistake; nothing if the test fails.
+    """
     if difference.part != "layer":
         return
     first, second = (run[difference.measured] for run in difference.states)
@@ -137,7 +179,16 @@ def _test_norm(difference, mask):
 
 
 def _test_features(difference, mask):
-    """Test whether each feature was multiplied by its own factor."""
+    """Test whether each feature was multiplied by a factor of its own, the same for all tokens.
+
+    Args:
+        difference: The outputs [b, n, d] of the sublayer in both runs.
+        mask: Bool [b, n], the tokens that exist.
+
+    Yields:
+        The text of the kind of mistake, once; nothing if the test fails, or of fewer than four
+        tokens.
+    """
     first = difference.first[difference.measured]
     second = difference.second[difference.measured]
     if len(first) < 4:
@@ -149,7 +200,17 @@ def _test_features(difference, mask):
 
 
 def _test_bias(difference, mask):
-    """Test whether one vector is added to all tokens."""
+    """Test whether one vector is added to all tokens: the change varies far less over tokens than
+    the output.
+
+    Args:
+        difference: The outputs [b, n, d] of the sublayer in both runs.
+        mask: Bool [b, n], the tokens that exist.
+
+    Yields:
+        The text of the kind of mistake, once; nothing if the test fails, or of fewer than four
+        tokens.
+    """
     change = (difference.second - difference.first)[difference.measured]
     if len(change) < 4:
         return
@@ -170,7 +231,17 @@ def _measure_spread(vectors):
 
 
 def _test_tokens(difference, mask):
-    """Test which tokens differ, and name the mistake that makes these tokens differ."""
+    """Test which tokens differ by more than rounding, and name the mistake that makes these tokens
+    differ.
+
+    Args:
+        difference: The outputs of the sublayer in both runs, with each token's error over that of
+            rounding (`excess`).
+        mask: Bool [b, n], the tokens that exist.
+
+    Yields:
+        The texts of the kinds of mistake that fit; the first one is reported.
+    """
     excess = np.where(mask, difference.excess, np.nan)
     differs = excess > MEDIAN
     if difference.part == "mlp":
@@ -199,7 +270,15 @@ def _test_experts(differing, differs):
 
 
 def _test_all_tokens(difference):
-    """Name what makes all tokens of an attention differ."""
+    """Name what makes all tokens of an attention differ, even the first, which attends to itself
+    alone under a causal mask.
+
+    Args:
+        difference: The outputs of the sublayer in both runs.
+
+    Yields:
+        The text of the kinds of mistake, once; nothing for other sublayers.
+    """
     if difference.part == "attention":
         yield (
             "all tokens differ, the first too: where it attends to itself alone, more differs "
@@ -210,7 +289,15 @@ def _test_all_tokens(difference):
 
 
 def _test_padding(mask, differs):
-    """Test whether only examples differ that are shorter than the longest."""
+    """Test whether only examples differ that are shorter than the longest.
+
+    Args:
+        mask: Bool [b, n], the tokens that exist.
+        differs: Bool [b, n], the tokens whose outputs differ.
+
+    Yields:
+        The text of the kind of mistake, once; nothing if the test fails.
+    """
     lengths = mask.sum(axis=1)
     longest = lengths == lengths.max()
     if not longest.all() and not differs[longest].any() and differs[~longest].any():
@@ -250,8 +337,15 @@ def _test_later_tokens(mask, differs, excess):
 
 
 def _test_all_but_last(mask, differs):
-    """Test whether all tokens differ but the last, which sees all tokens even under a causal
-    mask."""
+    """Test whether all tokens differ but the last, which sees all tokens even under a causal mask.
+
+    Args:
+        mask: Bool [b, n], the tokens that exist.
+        differs: Bool [b, n], the tokens whose outputs differ.
+
+    Yields:
+        The text of the kind of mistake, once; nothing if the test fails.
+    """
     last = np.arange(mask.shape[1]) == mask.sum(axis=1)[:, None] - 1
     if not differs[last & mask].any() and differs[mask & ~last].mean() > 0.7:
         yield "all tokens but the last differ: a causal mask in one run alone"

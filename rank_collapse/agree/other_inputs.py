@@ -60,11 +60,16 @@ class OtherInputs:
         self.start, self.count = self.start + self.count, 0
 
     def take_state(self, index: int, shape: Sequence[int]) -> Float[np.ndarray, "b n d"]:
-        """Returns the stream before a layer, with its noise.
+        """Returns the recorded state before a layer, which replaces that of the model, with noise
+        added.
+
+        Noise of the relative size `noise` (0 by default) measures how much a layer amplifies
+        rounding.
 
         Args:
             index: Index of the layer.
-            shape: [b, n, d] or [n, d] of the model's own state there.
+            shape: [b, n, d] or [n, d] of the model's own state there; n counts the tokens of this
+                call, which follow those of the calls before.
 
         Raises:
             ValueError: The recording has no such layer or tokens.
@@ -86,13 +91,15 @@ class OtherInputs:
         return states + self._draw_noise(states)
 
     def take_branch(self, index: int, name: str) -> Float[np.ndarray, "b n d"] | None:
-        """Returns a branch of a layer; None if the recording does not have it.
+        """Returns the recorded branch of a layer, with noise; None if the recording does not have
+        it.
 
-        The noise of the input of the MLP is added to the branch of the attention.
+        The MLP reads the state plus the branch of the attention, so the noise of the MLP's input is
+        added to this branch.
 
         Args:
             index: Index of the layer.
-            name: Name of the branch.
+            name: Name of the branch, such as "attention_branch".
         """
         if name not in self.branches[index]:
             return None
@@ -135,7 +142,8 @@ class OtherInputs:
         return array[:, self.start : self.start + self.count]
 
     def _draw_noise(self, states):
-        """Return noise of the relative size of every number."""
+        """Return normal noise of every number of the states, of the relative size `noise`; 0
+        without noise."""
         if not self.noise:
             return 0
         return self.noise * states * self.draw.normal(size=states.shape).astype(states.dtype)

@@ -93,7 +93,16 @@ def pair_layers(
 
 
 def _measure_gains(layers, replay):
-    """Return the root mean square change of each branch over the noisy probes, over the noise."""
+    """Measure how much noise in the input of a layer changes each branch: the root mean square over
+    noisy probes of ‖change‖ over the size of the noise.
+
+    Args:
+        layers: The layer in each probe, first the one without noise.
+        replay: The replay, whose probes give the sizes of the noise.
+
+    Returns:
+        {name of a branch: [b, n]}.
+    """
     noises = [float(probe.metadata["noise"]) for probe in replay.probes[1:]]
     quiet_layer, *noisy_layers = layers
     gains = {}

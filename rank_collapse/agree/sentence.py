@@ -15,12 +15,16 @@ def write_sentence(
     rounding: Rounding,
     embedding: float,
 ) -> str:
-    """Write the answer.
+    """Write the answer of a comparison in words: whether two runs agree, where they first differ
+    and by how much.
 
     Args:
-        agree, place, kind: Fields of `Agreement`.
-        rows: Rows of all sublayers.
-        faults: Sublayers at fault.
+        agree: Whether they agree to rounding; None if the inputs of too many sublayers differ.
+        place: Layer and sublayer of the first fault; None if there is none, or it is before layer
+            0.
+        kind: Name of the mistake that explains the fault; None if none is recognised.
+        rows: Errors of all sublayers, as medians and quantiles over tokens.
+        faults: Sublayers that add more error than rounding explains.
         rounding: Rounding of the coarser run.
         embedding: Median relative error before the first layer.
     """

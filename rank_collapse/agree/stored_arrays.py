@@ -80,7 +80,15 @@ def open_safetensors(
 
 
 def _read_rows(path, name, start, shape, dtype):
-    """Yield the parts of an array that lies in a file from a byte on."""
+    """Yield the parts of an array that lies in a file from a byte on.
+
+    Args:
+        path: The file.
+        name: Name of the array, for messages.
+        start: Number of bytes before the array.
+        shape: Shape of the array; each part is one entry of the first axis.
+        dtype: Dtype of the numbers.
+    """
     with open(path, "rb") as stream:
         stream.seek(start)
         yield from _cut_rows(stream, path, name, shape, dtype)

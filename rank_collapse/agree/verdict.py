@@ -120,14 +120,20 @@ def summarize(difference: Difference) -> Row:
 
 
 def find_faults(rows: Sequence[Row], rounding: Rounding) -> list[Fault]:
-    """Find the sublayers that add more than rounding explains.
+    """Find the sublayers that add more error than rounding explains.
+
+    The excess of a token is its error divided by the error that rounding explains. A sublayer is at
+    fault if the median excess over tokens is too large (all tokens), if a high quantile is (some
+    tokens), if the median is far above that of the same sublayer in the other layers, or if the
+    output is that of the other run times one number. Limits are higher where few tokens count.
+    Sublayers whose inputs already differ too much are not judged.
 
     Args:
-        rows: Rows of all sublayers in order.
+        rows: Errors of all sublayers in order, summarized over tokens.
         rounding: Rounding of the coarser run.
 
     Returns:
-        (index of the row, reason) in order.
+        Faults in order: the index of the row, and the first of these reasons that holds.
     """
     faults = []
     by_part: dict[str, list[Row]] = {}
@@ -156,12 +162,14 @@ def find_faults(rows: Sequence[Row], rounding: Rounding) -> list[Fault]:
 
 
 def _is_factor(row, rounding, scale_limit):
-    """Return whether a sublayer's output is the other run's times one number.
+    """Return whether a sublayer's output b is the other run's times one number: δ ≈ c b.
 
     Args:
-        row: Errors of the sublayer.
+        row: Errors of the sublayer: its `scale` is c, and `coherence` the share of ‖δ‖ that the fit
+            explains.
         rounding: The expected rounding.
-        scale_limit: Relative change of the size from which a clear coherence is enough.
+        scale_limit: |c| from which on it is unlike that of other layers, so that a lower coherence
+            is enough.
     """
     chance = _PARALLEL / np.sqrt(row.distinct_tokens)
     least = max(_CLEAR_COHERENCE, min(_COHERENCE, chance))
@@ -173,18 +181,36 @@ def _is_factor(row, rounding, scale_limit):
 
 
 def _limit_few(row):
-    """Return by how much limits are higher for few tokens."""
+    """Return by what factor limits are higher for few tokens, whose median varies more; 1 for
+    many."""
     return max(1.0, _ALONE / np.sqrt(row.tokens))
 
 
 def _limit_scale(rows):
-    """Return the factor minus 1 from which on a layer counts as unlike the others."""
+    """Return from which size on the fitted number c of δ ≈ c b is unlike that of the other layers.
+
+    Args:
+        rows: Errors of the same sublayer in all layers.
+
+    Returns:
+        About eight standard deviations, estimated by the median of |c|; infinity for fewer than
+        four layers.
+    """
     scales = np.abs([row.scale for row in rows])
     return np.inf if len(rows) < 4 else 8 * 1.4826 * np.median(scales) * (1 + 4 / len(rows))
 
 
 def _usual_excess(rows):
-    """Return the median and the spread of log(excess) over layers."""
+    """Return the median and the spread over layers of log(excess), the error over what rounding
+    explains.
+
+    Args:
+        rows: Errors of the same sublayer in all layers, each a median over tokens.
+
+    Returns:
+        (median, standard deviation, estimated by the median deviation). For fewer than four layers
+        the spread is infinite; for few it is enlarged, because the estimate is rough.
+    """
     logarithms = np.log([max(row.excess, 1e-12) for row in rows])
     center = np.median(logarithms)
     spread = 1.4826 * np.median(np.abs(logarithms - center))

@@ -8,6 +8,7 @@ import numpy as np
 
 from rank_collapse import __version__, pretrained
 from rank_collapse.command.inputs import Inputs, Opened
+from rank_collapse.measures.listings import Spike
 from rank_collapse.measures.profiles import Profile
 from rank_collapse.measures.rounding import rounding_limit
 from rank_collapse.measures.table import MEASURES
@@ -117,24 +118,24 @@ class Checked(NamedTuple):
             At most `MAX_SPIKES` rows, by falling ratio: text, token, feature, the layers where the
             entry stands out, and its value at the layer where its ratio to the median is largest.
         """
-        rows: dict[tuple[int, int, int], dict[str, object]] = {}
-        layers: dict[tuple[int, int, int], list[int]] = {}
+        by_entry: dict[tuple[int, int, int], list[Spike]] = {}  # by falling ratio
         for text, text_spikes in enumerate(self.report.spikes):
-            for spike in text_spikes:  # by falling ratio: the first of an entry is its largest
-                place = (text, spike.token, spike.feature)
-                layers.setdefault(place, []).append(spike.layer)
-                if place not in rows:
-                    rows[place] = {
-                        "text": text,
-                        "token": spike.token,
-                        "feature": spike.feature,
-                        "layers": "",
-                        "value": spike.value,
-                        "times the median": spike.ratio,
-                    }
-        for place, row in rows.items():
-            row["layers"] = f"{min(layers[place])} to {max(layers[place])}"
-        return sorted(rows.values(), key=lambda row: -row["times the median"])[:MAX_SPIKES]
+            for spike in text_spikes:
+                by_entry.setdefault((text, spike.token, spike.feature), []).append(spike)
+        rows = []
+        for (text, token, feature), spikes in by_entry.items():
+            layers = [spike.layer for spike in spikes]
+            rows.append(
+                {
+                    "text": text,
+                    "token": token,
+                    "feature": feature,
+                    "layers": f"{min(layers)} to {max(layers)}",
+                    "value": spikes[0].value,
+                    "times the median": spikes[0].ratio,
+                }
+            )
+        return sorted(rows, key=lambda row: -row["times the median"])[:MAX_SPIKES]
 
     def mean_attention(self, measure: str) -> np.ndarray:
         """Returns a measure of attention [b, L], means over heads."""
@@ -165,7 +166,13 @@ class Checked(NamedTuple):
         return {name for name, network in networks.items() if self.is_bound(network, -1)}
 
     def find_references(self) -> dict[str, str]:
-        """Returns the references to compare a headline number with."""
+        """Returns texts to compare each headline number with: published models, and equal
+        attention.
+
+        Returns:
+            {name of the number: text}. Inputs that are arrays have no reference for attention,
+            because the embedding may add tokens to them.
+        """
         config = self.opened.source.config
         ratios, alone_ratios, layers = [], [], []
         kind = "init" if self.opened.source.has_random_weights else "pretrained"

@@ -51,8 +51,15 @@ def check_folder(folder: Path) -> None:
 
 
 def _look_inside(folder, has_config):
-    """Returns (the kind of the folder, the other folder that is the checkpoint); None for
-    unknown."""
+    """Find what kind of folder this is, and which folder inside or around it holds the checkpoint.
+
+    Args:
+        folder: A folder without a checkpoint that can be opened.
+        has_config: Whether it has a config.json.
+
+    Returns:
+        (description of the folder, the other folder; None if it is unknown).
+    """
     if has_config and "word_embedding_dimension" in read_json(folder / "config.json"):
         return "a layer of sentence-transformers without attention", folder.parent
     if (folder / "modules.json").is_file():

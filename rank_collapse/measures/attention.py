@@ -261,7 +261,8 @@ def _first_column_share(p, mask, key_mask):
     """Compute `first_column`: the mean weight of the first key that exists, [...].
 
     Args:
-        p, mask, key_mask: Weights and masks, as `_check_weights` returns them.
+        p, mask: Weights and mask, as `_check_weights` returns them.
+        key_mask: The keys that exist, see `_broadcast_row_mask`; None for all.
     """
     columns = _column_means(p, mask)
     share = columns[..., 0]

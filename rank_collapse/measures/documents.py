@@ -135,6 +135,15 @@ def number_documents(
 
 
 def _check_segments(segments, shape):
+    """Check that segments, the numbers of the documents of packed tokens, are integers of a shape.
+
+    Args:
+        segments: The array.
+        shape: (examples, tokens); one row (tokens,) for all examples is allowed, too.
+
+    Raises:
+        ValueError: Another dtype or shape.
+    """
     is_whole = str(segments.dtype).rpartition(".")[2].startswith(("int", "uint", "bool"))
     refuse_if(
         not is_whole or tuple(segments.shape) not in (shape, shape[1:]),

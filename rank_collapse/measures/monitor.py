@@ -126,7 +126,15 @@ def monitor(
 
 
 def _reshape_weights(x, p):
-    """Reshape attention to weights [b, h, n, m] of tokens [..., n, d]."""
+    """Check that attention fits tokens x [..., n, d], and reshape it to weights [b, h, n, m].
+
+    Args:
+        x: The tokens.
+        p: Attention [..., h, n, m].
+
+    Raises:
+        ValueError: Other leading axes, or another number of queries than tokens.
+    """
     shape, expected = tuple(p.shape), tuple(x.shape)
     refuse_if(
         p.ndim < 3 or shape[:-3] != expected[:-2],
@@ -141,12 +149,15 @@ def _reshape_weights(x, p):
 
 
 def _split_by_document(arrays, segments, mask):
-    """Split the arrays, an example for each document.
+    """Split packed rows into documents: each becomes an example, padded to the longest.
 
     Args:
         arrays: "x" [b, n, d], and "p" [b, h, n, n] if there is attention.
-        segments: Int [n] or [b, n].
+        segments: Int [n] or [b, n], the number of each token's document.
         mask: See `monitor`.
+
+    Returns:
+        {"x": [documents, n, d], "mask": Bool [documents, n], and "p" if there is attention}.
     """
     x = arrays["x"]
     packed = documents.split_documents(segments, mask, tuple(x.shape[:2]))

@@ -76,10 +76,11 @@ def map_numbers(function: Callable[[Array], Any], count: int) -> AnyArray:
 
 
 def retry_unless_finite(first: Callable, second: Callable) -> Callable:
-    """Return `first` of a finite array, and on a CPU `second` where the result has a NaN.
+    """Return a function that calls `first`, and on a CPU `second` if `first` fails on a finite
+    matrix.
 
     LAPACK's divide and conquer does not converge for about one matrix in ten thousand, and JAX then
-    returns NaN. The computation for the transposed matrix is different.
+    returns NaN. `second` computes the same from the transposed matrix, which takes other steps.
 
     Args:
         first, second: Functions of one matrix [n, d] with results of the same shapes.
@@ -116,6 +117,7 @@ def _loop_on_cpu(plain: Callable, second: Callable) -> Callable:
 
     @call_batch.def_vmap
     def vmap_batch(size, in_batched, x):
+        """Calls it for a batch: one matrix after the other on a CPU, all at once elsewhere."""
         loop, at_once = partial(jax.lax.map, call_batch), jax.vmap(plain)
         out = jax.lax.platform_dependent(x, cpu=loop, default=at_once)
         return out, jax.tree.map(lambda _: True, out)
@@ -153,7 +155,11 @@ svdvals = _loop_on_cpu(jnp.linalg.svdvals, lambda x: jnp.linalg.svdvals(x.T))
 
 @functools.cache
 def from_svd(compute: Callable[..., Array], change: Callable[..., Array]) -> Callable:
-    """Return a function of x [..., n, d] that is computed from its SVD.
+    """Return a function of matrices x [..., n, d] that is computed from their SVD, with a
+    derivative.
+
+    The derivative of the SVD itself is infinite where singular values are equal; that of the
+    result, in closed form, is not.
 
     Args:
         compute: (U, σ, Vᵀ) → its value.

@@ -245,7 +245,10 @@ def _split_by_document(hidden, mask, segments, kind):
 
 
 def _measure_by_document(measure_layers, hidden, mask, segments, num_segments, kind):
-    """Measure packed rows whose documents may be traced.
+    """Measure packed rows, which hold several documents each, where the documents may be traced.
+
+    Under jit the number of documents in a row is unknown, so `num_segments` slots are measured for
+    each row. Slots without a document give NaN; a row with more documents gives NaN in all slots.
 
     Args:
         measure_layers: measure(layers, mask [l, b, n]) → {name: [l, b]}.

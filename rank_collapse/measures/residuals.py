@@ -328,4 +328,5 @@ def nan_if_empty(value: object, mask: AnyArray) -> AnyArray:
 
 
 def _norm_ratio(numerator, denominator, mask):
+    """Divide two norms, with 0/0 = 0; NaN if the mask leaves no token."""
     return nan_if_empty(safe_divide(numerator, denominator, 0), mask)

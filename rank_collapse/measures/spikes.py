@@ -167,7 +167,19 @@ def choose_ratio(ratio: AnyArray, bulk: AnyArray) -> np.ndarray:
 
 
 def _select_bulk(x, mask):
-    """Select the tokens of `bulk_ratio`: Bool [..., n]."""
+    """Select the tokens of `bulk_ratio`: all but those that are far from the median token, at most
+    an eighth of them.
+
+    A token is left out if its distance from the median (of each feature) is more than `SPIKE` times
+    the median distance, and among the largest eighth (at least one).
+
+    Args:
+        x: Tokens [..., n, d].
+        mask: Bool [..., n], the tokens that exist; or None.
+
+    Returns:
+        Bool [..., n].
+    """
     xp, count = namespace(x), num_tokens(x, mask)[..., None]
     exists = xp.ones_like(x[..., 0], dtype=xp.bool) if mask is None else mask
     exists = xp.broadcast_to(exists, x.shape[:-1])

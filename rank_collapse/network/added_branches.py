@@ -38,7 +38,7 @@ def compute_added_branches(
     def add_layer(fields):
         """Scales the branches of one layer by their gains and norms."""
         row, gain, layer_branches = fields
-        block = jax.tree.map(lambda a: a[row], params.layers)
+        block = jax.tree.map(lambda a: jnp.asarray(a)[row], params.layers)
         specs = residual_specs(block, config, gain)
         tokens = {kind: a.reshape(-1, a.shape[-1]) for kind, a in layer_branches.items()}
         summands = {kind: scale_summands(specs[kind], a, a)[1] for kind, a in tokens.items()}

@@ -72,11 +72,12 @@ class AttentionContext(struct.Struct):
         return jnp.broadcast_to(value, (num_heads,))[:, None, None]
 
     def for_layer(self, window: ArrayLike, rotated: ArrayLike | None = None) -> "AttentionContext":
-        """Return the context of one layer.
+        """Return the context of one layer, whose attention may have a window or no rotary
+        positions.
 
         Args:
-            window: Int, the distance that the layer's attention reaches, `ANY_DISTANCE` for any;
-                traced. None where no layer has a window.
+            window: Int, the largest distance between a query and its keys in this layer,
+                `ANY_DISTANCE` for any; traced. None where no layer has a window.
             rotated: Bool, whether the layer has rotary positions; None where all layers have them.
         """
         mask, rotary = self.mask, self.rotary

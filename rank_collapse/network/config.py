@@ -212,6 +212,13 @@ def transformer(depth: int, num_heads: int, d_model: int, **fields: object) -> T
 
 
 def _preset(fields, depth, num_heads, d_model, **defaults) -> TransformerConfig:
+    """Make a configuration from a preset's defaults and the caller's fields, which come first.
+
+    Args:
+        fields: Fields of `TransformerConfig` from the caller; an unknown name is refused.
+        depth, num_heads, d_model: L, H and d.
+        **defaults: Fields of the preset.
+    """
     struct.check_fields(TransformerConfig, fields)
     return TransformerConfig(
         depth=depth, num_heads=num_heads, d_model=d_model, **(defaults | fields)

@@ -174,7 +174,7 @@ def embed(
             "[n, d_input]; for an image pass its patches, see pretrained.image_patches"
         )
     if config.vocab_size:
-        x = params.tokens[inputs]
+        x = jnp.asarray(params.tokens)[inputs]  # a traced index reads no table of NumPy
     elif config.convolutions:
         x = _convolve(inputs, params.w_in, params.b_in, 1)
         x = _convolve(x, params.w_hidden, params.b_hidden, 2)
@@ -193,7 +193,8 @@ def embed(
     if config.positions == "learned":
         if n > config.num_positions:
             raise ValueError(f"{n} tokens are more than num_positions={config.num_positions}")
-        x = x + (params.positions[:n] if positions is None else params.positions[positions])
+        table = jnp.asarray(params.positions)
+        x = x + (table[:n] if positions is None else table[positions])
     elif config.positions == "sinusoidal":
         index = jnp.arange(n) if positions is None else positions
         x = x + sinusoidal_positions(index.astype(x.dtype), x.shape[-1])
@@ -202,7 +203,7 @@ def embed(
     if config.num_segments:
         check_per_token("segments", segments, len(x))
         index = jnp.zeros(len(x), jnp.int32) if segments is None else segments
-        x = x + params.segments[index]
+        x = x + jnp.asarray(params.segments)[index]
     if config.projection == "before_norm":
         x = x @ params.w_project + params.b_project[None, :]
     if config.norm:
@@ -239,11 +240,14 @@ def _insert_registers(params, x, config):
 
 
 def _convolve(x, w, b, stride):
-    """Compute gelu(Σ_j x_{s t + j − 1} w_j + b), zeros beyond the ends; w [3, in, out].
+    """Compute gelu(Σ_j x_{s t + j − 1} w_j + b) for outputs t: a convolution of width 3 with stride
+    s.
+
+    Beyond the ends, x is 0.
 
     Args:
         x: Frames [n, in].
-        w, b: Kernel and bias.
+        w, b: Kernel [3, in, out] and bias [out].
         stride: s, frames from one output to the next.
     """
     padded = jnp.pad(x, ((1, 1), (0, 0)))

@@ -337,5 +337,6 @@ def unit_shares(params: MLPParams, x: Float[Array, "n d"], routing: Routing) -> 
 
 
 def _affine(x, w, b):
+    """Compute x w + b; b may be None."""
     y = x @ w
     return y if b is None else y + b[None, :]

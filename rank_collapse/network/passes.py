@@ -98,6 +98,7 @@ class LayerMeasure(LayerPass):
     def measure_layer(
         self, layer: Layer, x: Array, layer_values: LayerValues, carry: Tree
     ) -> tuple[Tree, Tree]:
+        """Measures one layer; nothing is carried to the next."""
         return carry, self.measure(layer, x, layer_values)
 
 
@@ -113,11 +114,13 @@ class States(LayerPass):
         return x
 
     def init_carry(self, prepared: PreparedInputs, config: TransformerConfig) -> Tree:
+        """Measures the state before the first layer, which is carried to the end."""
         return self.measure(prepared.x, prepared.token_mask)
 
     def measure_layer(
         self, layer: Layer, x: Array, layer_values: LayerValues, carry: Tree
     ) -> tuple[Tree, Tree]:
+        """Measures the state after the layer; the carry stays the measure of the first state."""
         return carry, self.measure(layer_values.trace.hidden, layer.inputs.token_mask)
 
     def build_result(self, walk_result: WalkResult) -> Tree:
@@ -136,6 +139,7 @@ class OutputPass(LayerPass):
     def measure_layer(
         self, layer: Layer, x: Array, layer_values: LayerValues, carry: Tree
     ) -> tuple[Tree, Tree]:
+        """Measures nothing: only the output of the network counts."""
         return carry, ()
 
     def build_result(self, walk_result: WalkResult) -> Tree:
@@ -174,9 +178,10 @@ def run_pass(
     prepared: PreparedInputs,
     config: TransformerConfig,
 ) -> Tree:
-    """Run a pass over a network in memory, as a scan.
+    """Run a measurement over a network in memory: layer by layer, in one `jax.lax.scan`.
 
-    Compiled once for each pass, shape and static part of a config.
+    A pass keeps a carry from layer to layer, and a result of each layer. It is compiled once for
+    each pass, shape and static part of a config.
 
     Args:
         layer_pass: The pass.
@@ -184,7 +189,8 @@ def run_pass(
         config: The network.
 
     Raises:
-        ValueError: The pass does not cover the network or an edit of it.
+        ValueError: The network has a part, or the inputs an edit, for which the pass is not
+            defined.
     """
     layer_pass.covers.check(config, prepared.edit)
 
@@ -202,9 +208,11 @@ class RecordedTokens(TokenAlgebra):
     """Tokens from a trace: `Layer.extra` is the layer's `LayerTrace`."""
 
     def apply_branch(self, layer, kind, branch_input):
+        """Returns the recorded output of the branch in place of computing it."""
         return getattr(layer.extra, f"{kind}_branch"), None
 
     def edit_state(self, layer, name, x):
+        """Returns the recorded state of this name."""
         return getattr(layer.extra, "hidden" if name == "residual" else name)
 
 

@@ -177,10 +177,9 @@ def combine_masks(*masks: object) -> Leaf | None:
     if not masks:
         return None
     rank = max(m.ndim for m in masks)
-    combined = None
-    for m in masks:
-        m = m.reshape((1,) * (rank - m.ndim) + m.shape)
-        combined = m if combined is None else combined & m
+    combined, *others = (m.reshape((1,) * (rank - m.ndim) + m.shape) for m in masks)
+    for m in others:
+        combined = combined & m
     return combined
 
 

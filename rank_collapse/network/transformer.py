@@ -66,18 +66,23 @@ class TokenAlgebra(Algebra):
         self.keys = [None] * 6 if dropout_key is None else dropout_branches(dropout_key, 6)
 
     def apply_norm(self, layer, spec, x):
+        """Normalise tokens [n, d]."""
         return normalize_tokens(spec, x)
 
     def add_branch(self, layer, spec, x, branch_output):
+        """Add a branch to the tokens of the residual stream, with the gains of both."""
         return add_to_stream(spec, x, branch_output)
 
     def edit_branch_input(self, layer, kind, x):
+        """Apply the caller's edit of what a branch reads, if there is one."""
         return self.edit_points(f"{kind}_input", x)
 
     def edit_state(self, layer, name, x):
+        """Apply the caller's edit of a state of this name, such as "residual", if there is one."""
         return self.edit_points(name, x)
 
     def apply_attention(self, layer, x):
+        """Apply self-attention: (its output [n, d], the output before dropout and the weights)."""
         return self._attend(
             layer,
             "attention",
@@ -90,6 +95,8 @@ class TokenAlgebra(Algebra):
         )
 
     def apply_cross(self, layer, x):
+        """Apply the attention to the memory: (its output [n, d], the output before dropout and the
+        weights)."""
         inputs = layer.inputs
         return self._attend(layer, "cross", x, inputs.memory, context=inputs.memory_context)
 
@@ -101,6 +108,18 @@ class TokenAlgebra(Algebra):
         return self._drop_entries("mlp", output), BranchAux(output)
 
     def _attend(self, layer, kind, queries, keys, **options):
+        """Apply attention, with edits and dropout.
+
+        Args:
+            layer: The layer.
+            kind: "attention" or "cross".
+            queries, keys: Tokens [n, d] and [m, d] from which queries, and keys and values are
+                made.
+            **options: Further arguments of `multi_head_attention`.
+
+        Returns:
+            (its output, the output before dropout and the weights).
+        """
         output, weights = attn.multi_head_attention(
             getattr(layer.params, kind),
             queries,
@@ -115,6 +134,7 @@ class TokenAlgebra(Algebra):
         return self._drop_entries(kind, output), BranchAux(output, weights)
 
     def _drop_entries(self, kind, output):
+        """Apply dropout to a branch's output, if there is a key."""
         key = self.keys[_BRANCH_NUMBER[kind]]
         return output if key is None else dropout(key, output, self.dropout_rate)
 

@@ -56,11 +56,16 @@ class Channels(struct.Struct):
         return self.replace(start=sums[0], memory=memory, offset=out[-1])
 
     def _apply_to_live(self, fn, groups):
-        """Apply fn to the lengths that exist, one after the other; the other lengths stay 0.
+        """Apply fn to the sums of lengths that exist, one after the other; the other lengths stay
+        0.
+
+        A length exists in a layer if a path can have it there. fn is linear except for biases, so
+        it is applied to the offset, which holds all biases, apart from the others.
 
         Args:
             fn: See `apply_to_all`.
-            groups: Paths from the input, and those from the memory, [a, m, n, d] each.
+            groups: Paths from the input, and those from the memory, [a, m, n, d] each: attention
+                lengths, numbers of MLPs, tokens, width.
         """
         num_lengths, _, n, d = groups[0].shape
         slots = jnp.stack(groups, axis=1)  # [a, groups, m, n, d]
@@ -85,10 +90,10 @@ class Channels(struct.Struct):
         return self.replace(start=out[:, 0], memory=memory, offset=offset)
 
     def shift(self, axis: int) -> "Channels":
-        """Put one empty slot in front of a slot axis.
+        """Move all sums to paths of one length more: put one empty slot in front of an axis.
 
         Args:
-            axis: 0 for lengths, 1 for numbers of MLPs.
+            axis: 0 for attention lengths, 1 for numbers of MLPs.
         """
         live = self.live
         if axis == 0 and live is not None:
@@ -104,12 +109,12 @@ class Channels(struct.Struct):
 
 
 def pad_slots(group: Tree, sizes: Sequence[int], before: Sequence[int] = (0, 0)) -> Leaf | None:
-    """Pad a group [..., a, m, n, d] with empty slots, up to `sizes`; None stays None.
+    """Pad sums over paths with 0 for further lengths; None stays None.
 
     Args:
-        group: The slots.
-        sizes: Sizes of the two slot axes afterwards.
-        before: Number of the new slots that are put in front.
+        group: Sums [..., a, m, n, d] by attention length and number of MLPs.
+        sizes: Sizes of these two axes afterwards.
+        before: Number of the new entries that are put in front.
     """
     if group is None:
         return None
@@ -131,6 +136,8 @@ class ByLength(Algebra):
         self.counts_mlps = counts_mlps
 
     def apply_norm(self, layer, spec, channels):
+        """Apply the frozen norm, which is affine, to each sum of paths; its bias goes to the
+        offset."""
         return channels.apply_to_all(lambda c, ones: Frozen(ones).apply_norm(layer, spec, c))
 
     def add_branch(self, layer, spec, channels, branch_output):
@@ -144,9 +151,12 @@ class ByLength(Algebra):
         return total.replace(live=live)
 
     def edit_branch_input(self, layer, kind, branch_input):
+        """Apply the caller's edit of what a branch reads to each sum of paths, if there is one."""
         return self.edit_state(layer, f"{kind}_input", branch_input)
 
     def edit_state(self, layer, name, channels):
+        """Apply the caller's edit of a value to each sum of paths; without such an edit they
+        stay."""
         if name not in (layer.inputs.edit or ()):
             return channels
         return channels.apply_to_all(lambda c, ones: carry_edit(layer, name, c, ones))
@@ -163,7 +173,10 @@ class ByLength(Algebra):
         return branch_input.apply_to_all(attend, num_lengths=-1).shift(0), None
 
     def apply_cross(self, layer, branch_input):
-        """Let paths from the memory enter with length 1; biases join the offset.
+        """Attend to the memory: its tokens begin new paths, of length 1, and biases join the
+        offset.
+
+        The queries only decide the frozen weights, so no path from the input passes this branch.
 
         Returns:
             (the channels, no further results: None).

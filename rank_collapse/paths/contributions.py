@@ -182,7 +182,8 @@ class LengthPass(LayerPass):
     count_mlps: bool = False  # whether paths are counted apart by the MLP branches they pass
 
     def init_carry(self, prepared: PreparedInputs, config: TransformerConfig) -> Channels:
-        """Put X^0 into the slot of length 0, and make empty slots for the others."""
+        """Make the sums over paths before the first layer: the input is the path of length 0,
+        others are 0."""
         x, num_slots = prepared.x, config.depth + 1
         sizes = (num_slots, num_slots if self.count_mlps else 1)
         start = pad_slots(x[..., None, None, :, :], sizes)
@@ -192,6 +193,8 @@ class LengthPass(LayerPass):
     def measure_layer(
         self, layer: Layer, x: Array, layer_values: LayerValues, carry: Channels
     ) -> tuple[Channels, Tree]:
+        """Passes the sums of paths through the layer, frozen at its values; nothing is measured by
+        layer."""
         return self.carry_channels(layer, layer_values, carry), None
 
     def carry_channels(

@@ -108,7 +108,12 @@ class Frozen(Algebra):
         self.ones = ones
 
     def apply_norm(self, layer, spec, c):
-        """Compute (c − mean c)/σ · gain + ones · bias with σ frozen; RMSNorm: no mean, no bias."""
+        """Compute (c − mean c)/σ · gain + ones · bias with the σ of the forward pass; RMSNorm has
+        no mean and no bias.
+
+        The channels c [g, n, d] are summands of the state; `ones` [g] says which share of each bias
+        belongs to a channel (1 in all together).
+        """
         scale = layer.extra.scales[spec.kind, spec.after_branch]
         if spec.norm_kind == "layer":
             c = c - c.mean(axis=-1, keepdims=True)
@@ -116,15 +121,20 @@ class Frozen(Algebra):
         return c if spec.norm.bias is None else c + _share_bias(spec.norm.bias, self.ones)
 
     def add_branch(self, layer, spec, c, branch_output):
+        """Add the branch's channels to those of the stream, with the gains of both."""
         return add_to_stream(spec, c, branch_output)
 
     def edit_branch_input(self, layer, kind, c):
+        """Apply the linear part of the caller's edit of what a branch reads, if there is one."""
         return carry_edit(layer, f"{kind}_input", c, self.ones)
 
     def edit_state(self, layer, name, c):
+        """Apply the linear part of the caller's edit of this value, if there is one."""
         return carry_edit(layer, name, c, self.ones)
 
     def apply_attention(self, layer, branch_input):
+        """Attend with the weights of the forward pass: (the output's channels, no further results:
+        None)."""
         output = attend_channels(layer, "attention", branch_input, self.ones)
         return carry_edit(layer, "attention_branch", output, self.ones), None
 
@@ -136,7 +146,16 @@ class Frozen(Algebra):
         return carry_edit(layer, "cross_branch", output, self.ones), None
 
     def apply_mlp(self, layer, branch_input):
-        """Compute (gate ∘ (c W_in + ones·b_in)) W_out + ones·b_out with the gate frozen."""
+        """Compute (gate ∘ (c W_in + ones·b_in)) W_out + ones·b_out with the gate of the forward
+        pass.
+
+        The channels c [g, n, d] are summands of the MLP's input, and the gate φ(z)/z of the sum
+        makes the MLP linear. `ones` [g] says which share of each bias belongs to a channel (1 in
+        all together).
+
+        Returns:
+            (the output's channels, no further results: None).
+        """
         params, ones = layer.params.mlp, self.ones
         units = branch_input @ params.w_in + _share_bias(params.b_in, ones)
         hidden = carry_edit(layer, "mlp_hidden", layer.extra.gate[None] * units, ones)
@@ -163,15 +182,16 @@ def carry_edit(
 def attend_channels(
     layer: Layer, kind: str, c: Float[Array, "g m e"], ones: Float[Array, "#g"]
 ) -> Float[Array, "g n d"]:
-    """Compute Σ_h P_h (c W_V + ones·b_V) W_O + ones·b_O with P_h frozen.
+    """Compute Σ_h P_h (c W_V + ones·b_V) W_O + ones·b_O with the weights P_h of the forward pass.
 
-    The value and output projections are one matrix product over all channels and heads.
+    Channels c are summands of the tokens, such as the sums over paths of one length; the value and
+    output projections are one matrix product over all channels and heads.
 
     Args:
         layer: The layer, with its constants in `Layer.extra`.
         kind: "attention", or "cross" for the attention to the memory.
         c: Channels of the keys' tokens.
-        ones: Shares of the biases in the channels.
+        ones: Share of the biases in each channel.
     """
     constants, params = layer.extra, getattr(layer.params, kind)
     is_cross = kind == "cross"

@@ -131,10 +131,9 @@ def _build_result(out: Value, slots: Slots, counted: Branches) -> PathContributi
     """
     counted.check_matched()
     if out.kind in (Kind.FACTOR, Kind.PRODUCT):
-        frozen = "one of the two" if out.reason.startswith("a product of two") else "it"
         raise ValueError(
-            f"fn computes {out.reason}, so its output is not a sum of paths; freeze {frozen} with "
-            "jax.lax.stop_gradient"
+            f"fn computes {out.reason}, so its output is not a sum of paths; freeze an argument of "
+            "this operation with jax.lax.stop_gradient"
         )
     if out.kind != Kind.STATE:
         raise ValueError(

@@ -88,8 +88,9 @@ def loop_report(
     looped_map = tuple(range(rows)) * (config.depth // rows)
     if config.layer_map != looped_map:
         raise ValueError(
-            f"layer_map={config.layer_map} must repeat all layers in the same order in each loop, "
-            f"such as {looped_map}"
+            f"layer_map={config.layer_map} of depth={config.depth} must contain all rows from 0 to "
+            f"{rows - 1} in order, once for each loop; {tuple(range(rows)) * 2} has two loops of "
+            f"depth={2 * rows}"
         )
     states = apply(params, x, config, **inputs).hidden[::rows]
     mask = inputs.get("mask")

@@ -77,7 +77,11 @@ def add_words(
     softcap: Number | None = None,
     word_mask: ArrayLike | None = None,
 ) -> NextToken:
-    """Add a further piece of the vocabulary to the partial results.
+    """Add a further piece of the vocabulary to the partial results, so that no full table of logits
+    is in memory.
+
+    Each piece updates the largest logit m and Σ exp(logit − m), from which the loss follows after
+    the last piece.
 
     Args:
         next_token: Partial results so far; `empty_next_token` at first.

@@ -58,6 +58,8 @@ def make_steps(
         return _make_frozen_steps(params, config, gains, prepared)
 
     def step(state, layer, choice):
+        """Passes a path's state [n, d] through a layer by the head, or skip, that the path
+        chooses."""
         return recomputed_step(
             params, state, config, gains, prepared, layer, choice, no_sub_path=no_sub_path
         )
@@ -136,7 +138,8 @@ class OnePath(Frozen):
         return super().apply_attention(layer.replace(extra=extra), branch_input)
 
     def add_branch(self, layer, spec, c, branch_output):
-        """Take the one term of the attention that is on the path: the branch or the skip."""
+        """Take the one summand of the attention that is on the path: the branch or the skip, each
+        with its gain."""
         if spec.kind != "attention":
             return super().add_branch(layer, spec, c, branch_output)
         skip = apply_gain(spec.skip_gain, c) * layer.config.attention_skip
@@ -166,6 +169,8 @@ def _make_frozen_steps(params, config, gains, prepared):
     constants, final_constants = freeze(params, prepared, config)
 
     def step(state, l, choice):
+        """Passes a path's state [n, d] through layer l, whose weights and norms are frozen, by the
+        head, or skip, that the path chooses."""
         layer_gain, extra = jax.tree.map(lambda a: a[l], (gains, constants))
         layer = Layer(layer_params(params, config, l), layer_gain, l, config, prepared, extra)
         return walk_layer(OnePath(choice, state.dtype), layer, state[None])[0][0]
@@ -208,7 +213,16 @@ def _head_params(stack: AttentionParams, row: Number, head: Number) -> Attention
 
 
 def _pick_head(stack, names, row, head):
-    """Return fields [l, h, ...] of one layer and head as [1, ...], by name; None stays."""
+    """Select one head of one layer in arrays that have both axes.
+
+    Args:
+        stack: Parameters of attention; each field is [l, h, ...], or None.
+        names: Names of the fields.
+        row, head: Indices of the layer and the head.
+
+    Returns:
+        {name: [1, ...], the head's part with an axis of one head; None for a field that is None}.
+    """
     fields = {name: getattr(stack, name) for name in names}
     return {name: None if a is None else a[row, head][None] for name, a in fields.items()}
 

@@ -58,10 +58,11 @@ class Transport(NamedTuple):
 def name_states(
     params: TransformerParams, config: TransformerConfig, **inputs: ArrayLike | None
 ) -> Callable[[Tree], Tree]:
-    """Return a network as a function from its input to its last state, with names for `transport`.
+    """Return one of our networks as a function x → last state, with the names that `transport`
+    looks for.
 
-    The names are "attention", "cross" and "mlp" of the branches, and "residual" of the state after
-    each layer.
+    The names, by `jax.ad_checkpoint.checkpoint_name`, are "attention", "cross" and "mlp" of the
+    branches, and "residual" of the state after each layer.
 
     Args:
         params, config: The network, as `rc.pretrained.load` returns them.
@@ -155,8 +156,8 @@ def _place(direction, state, sources, skip):
         skip: Number of first positions that are left out.
 
     Returns:
-        (direction [n, d], 0 outside of the sources; the number of sources, 1 for a direction [n,
-        d]).
+        (direction [n, d], number of sources). A direction [d] stands at every source, with 0 at
+        the other positions. A direction [n, d] stays as it is, and counts as one source.
 
     Raises:
         ValueError: A direction of another shape, or no positions.
@@ -217,6 +218,7 @@ def transport_ranks(
     """
     shape = jax.eval_shape(fn, jnp.asarray(x))
     n, d = shape.shape
+    source = struct.check_whole("source", source, 0, n - 1)
     distances = np.arange(n - source) if distances is None else np.asarray(distances)
     if distances.min() < 0 or source + distances.max() >= n:
         raise ValueError(
@@ -225,6 +227,8 @@ def transport_ranks(
         )
 
     def run(unit):
+        """Computes the derivative along one unit vector of the source's state, [k + 1, m, d]: by
+        path length, and of all lengths together."""
         moved = transport(
             fn,
             x,

@@ -237,7 +237,15 @@ def is_model(source: object) -> bool:
 
 
 def live_model(model: object) -> Tensors:
-    """List the tensors of a model of `transformers` in memory."""
+    """List the tensors of a PyTorch model of `transformers` in memory, as if they were read from a
+    file.
+
+    Args:
+        model: The model.
+
+    Raises:
+        ValueError: It has an adapter of peft.
+    """
     folder = Path(type(model).__name__)
     entries = wrap_torch_tensors(folder, model.state_dict())
     refuse_if(

@@ -283,6 +283,7 @@ class Family:
         return {name: settings[name] for name in names if name in settings}
 
     def _tensor_names(self, weights, settings):
+        """Return the names of the tensors, which may depend on the weights and the settings."""
         return self.names(weights, settings) if callable(self.names) else self.names
 
     def _mlp_kind(self, settings, name):
@@ -303,6 +304,15 @@ class Family:
         return groups
 
     def _has_bias(self, settings, config, kind):
+        """Return whether a kind of map or norm has a bias, which an entry of the settings may
+        decide.
+
+        Args:
+            settings: Settings of the model.
+            config: The network.
+            kind: Kind of the map, as in `biases`, or "norm". By default LayerNorms have one,
+                RMSNorms have none, and other maps follow the kind "".
+        """
         usual = config.norm == "layer" if kind == "norm" else self.biases.get("", True)
         bias = self.biases.get(kind, usual)
         return settings[bias] if isinstance(bias, str) else bias

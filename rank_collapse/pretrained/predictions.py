@@ -286,7 +286,16 @@ def _add_lens_words(partial, first, words, bias, word_mask, states, softcap):
 
 @jax.jit
 def _compare_predictions(partial: _Words, keep: Bool[Array, "b n"]) -> tuple[Array, Array]:
-    """Compute (KL, overlap) of each state with the output, the last state: [b, s − 1] each."""
+    """Compare the next token that each state predicts with the prediction of the output, the last
+    state.
+
+    Args:
+        partial: Sums over the vocabulary, and the likeliest words, of each state.
+        keep: Bool [b, n], the tokens that count; results are means over them.
+
+    Returns:
+        (KL divergence in nats, share of the likeliest words in common), [b, s − 1] each.
+    """
     log_total = partial.largest + jnp.log(partial.total)
     kl = partial.weighted / partial.total - (log_total - log_total[:, -1:])
     words, output_words = partial.words[..., :, None], partial.words[:, -1:, :, None, :]

@@ -81,7 +81,11 @@ class RandomWeights(Weights):
         return not name.endswith(".")
 
     def check_depth(self, layer: str, depth: int) -> None:
-        """Checks nothing."""
+        """Checks nothing: random weights exist for any number of layers, while files may lack some.
+
+        Args:
+            layer, depth: As for weights from files.
+        """
 
     def take(self, name: str, *shape: int) -> np.ndarray:
         """Draw one tensor.

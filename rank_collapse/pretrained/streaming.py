@@ -187,7 +187,7 @@ class _Part(NamedTuple):
         return self.measured if self.skips is None else (self.measured[0], AblationSpec())
 
     def select_inputs(self, batch):
-        """Select the part's inputs [b, ...]."""
+        """Select the inputs [b, ...] of this chunk of examples."""
         rows = {name: values[self.rows] for name, values in batch.items()}
         if self.skips is None:
             return rows
@@ -255,15 +255,19 @@ def assemble_layer(
     ablation: AblationSpec = AblationSpec(),
     passes: Sequence[LayerPass] = (),
 ) -> tuple[Layer, TransformerParams]:
-    """Returns (one layer on one example, parameters outside of the layers) of a network on disk.
+    """Returns one layer on one example, and the parameters outside of the layers, of a network on
+    disk.
+
+    Only this layer's parameters are in memory: the network is described as if all its layers were
+    this one.
 
     Args:
-        stored: A tree of `Stored`.
+        stored: The layer's parameters, a tree of `Stored`: tensors with the axes as in the file.
         outside, example, config: The parameters outside of the layers, one example of the inputs,
             and the configuration, from `prepare_batch`.
         index: Index of the layer; may be traced.
         ablation: The parts to remove.
-        passes: Passes that must cover the network.
+        passes: Passes (measurements) that must be defined for the network.
     """
     config = config.replace(layer_map=(0,) * config.depth)  # all layers are the one row
     params = outside.replace(layers=jax.tree.map(lambda a: a[None], stored_values(stored)))
@@ -281,7 +285,7 @@ def assemble_layer(
 
 @functools.partial(jax.jit, static_argnums=0)
 def _begin_part(measured, stored, outside, examples, config):
-    """Compute a part's states and carries before the first layer.
+    """Compute the states and the carries of passes before the first layer, for a chunk of examples.
 
     Args:
         measured: `_Part.start_program`.
@@ -310,6 +314,8 @@ def _step_part(measured, stored, outside, examples, config, index, hidden, carri
     passes, ablation = measured
 
     def step_example(x, carry, example):
+        """Passes one example through the layer: (its state, the carries and the results of the
+        passes)."""
         layer, _ = assemble_layer(stored, outside, example, config, index, ablation)
         return step_passes(passes, layer, x, carry)
 
@@ -318,7 +324,7 @@ def _step_part(measured, stored, outside, examples, config, index, hidden, carri
 
 @functools.partial(jax.jit, static_argnums=0)
 def _finish_part(measured, stored, outside, examples, config, hidden, carries, layer_results):
-    """Build the result of each pass of a part, [b, ...].
+    """Build the result of each pass [b, ...] for a chunk of examples, after the last layer.
 
     Args:
         measured: `_Part.measured`; for the others see `_step_part`.
@@ -327,6 +333,7 @@ def _finish_part(measured, stored, outside, examples, config, hidden, carries, l
     passes, ablation = measured
 
     def finish_example(x, carry, layer_results, example):
+        """Makes the results of all passes for one example, after the last layer."""
         layer, params = assemble_layer(stored, outside, example, config, 0, ablation)
         return tuple(
             p.build_result(WalkResult(params, x, c, f, layer.inputs, layer.config))

@@ -129,6 +129,7 @@ class DepthReport:
         width = max(map(len, [*self.used, *self.lengths]))
 
         def format_line(name, number, estimate):
+            """Writes the line of one definition: its name, its number, and what it counts."""
             text = "none" if number is None else number
             return f"  {name:{width}}  {text:>4}  {estimate.definition} ({estimate.source})"
 

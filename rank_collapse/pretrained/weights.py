@@ -55,6 +55,8 @@ class Weights:
         return self._lazy_table(name, rows, width) if self.lazy else self.take(name, rows, width)
 
     def _lazy_table(self, name, rows, width):
+        """Returns a table [rows, width] whose rows are read when they are asked for; here from the
+        whole tensor."""
         table = self.take(name, rows, width)
         return Table(lambda first, last: table[first:last], (rows, width))
 
@@ -173,6 +175,8 @@ class CheckpointWeights(Weights):
         return self.checkpoint.read(self._find_tensor(name, shape), finite=self.checks)
 
     def _lazy_table(self, name, rows, width):
+        """Returns a table [rows, width] whose rows are read from the file when they are asked
+        for."""
         stored = self._find_tensor(name, (rows, width))
         return Table(lambda a, b: self.checkpoint.read(stored, slice(a, b)), (rows, width))
 
@@ -347,7 +351,19 @@ class LazyLayers:
         return jax.tree.map(as_stored, self.layer(self.rows[index]))
 
     def _move_to_device(self, index, stored):
-        """Move a row to the device in the weights' dtype, and check that it is finite."""
+        """Move the parameters of a layer to the device in the weights' dtype, and check that they
+        are finite.
+
+        If they are not, the layer is read again with a check of each tensor, so that the error
+        names the tensor.
+
+        Args:
+            index: Index of the layer's row.
+            stored: The parameters as they are in the file.
+
+        Raises:
+            ValueError: A value is not finite.
+        """
         # One tensor after another, so that the file's copy of each goes before the next one's.
         leaves, treedef = jax.tree.flatten(stored)
         del stored

@@ -124,7 +124,13 @@ def _passing_indices(values, threshold):
 
 
 def _is_spiked(row, name, layer):
-    """Check whether a residual ratio is mostly of one token there, of most examples."""
+    """Return whether a residual ratio is mostly that of one token (a spike) in most examples.
+
+    Args:
+        row: Row of metrics.
+        name: Name of the ratio; the share of spiked examples has the same prefix.
+        layer: Index of the layer.
+    """
     shares = row.get(name.removesuffix("residual_ratio") + "spiked", 0)
     return np.size(shares) > layer and bool(np.atleast_1d(shares)[layer] > 0.5)
 

@@ -66,7 +66,9 @@ def depth_figure(
     """Plot the use of each layer of a language model, and the lengths of its paths.
 
     Args:
-        measures: {name: [b, L] or [b, L + 1]}, `DepthReport.measures`.
+        measures: {name: array}, `DepthReport.measures` of b texts and L layers. "later" has a
+            matrix over pairs of layers for each text, [b, L, L]: the layer that is left out, then
+            the later layer that changes. The other arrays that are drawn are [b, L] or [b, L + 1].
         length_laws: {weighting: [b, L + 1]}, `DepthReport.length_laws`.
         needed_length: Longest paths that the loss needs.
     """

@@ -42,6 +42,9 @@ def compile_largest(
 ) -> tuple[Any, int]:
     """Compile a program for as many seeds as fit into memory.
 
+    XLA reports the memory that the program needs. If it is too much, the number of seeds is reduced
+    in proportion, and the program is compiled again.
+
     Args:
         compile_size: Number of seeds → compiled program.
         size: The most that are wanted, a multiple of `least`.

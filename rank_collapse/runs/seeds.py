@@ -166,6 +166,7 @@ def run_seeds(
         return jax.lax.map(lambda a: fn(*a, shared), tuple(by_seed), batch_size=at_once)
 
     def call_shards(*arguments):
+        """Runs the seeds of each device on it. All arguments but the last are split by seeds."""
         specs = (PartitionSpec(AXIS),) * (len(arguments) - 1) + (PartitionSpec(),)
         return jax.shard_map(
             on_device,

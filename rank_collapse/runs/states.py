@@ -114,7 +114,12 @@ def _leaf_array(leaf):
 
 
 def _restore_leaf(saved, like):
-    """Convert a saved numpy array to the type, dtype and sharding of `like`."""
+    """Convert a saved NumPy array to the type, dtype and sharding of the leaf that it replaces.
+
+    Args:
+        saved: The array; the data of a random key.
+        like: The leaf: a random key, an array, or a `jax.ShapeDtypeStruct`.
+    """
     if is_key(like):
         return jax.random.wrap_key_data(saved, impl=jax.random.key_impl(like))
     if saved.dtype.kind == "V":  # numpy has no name for bfloat16 and stores its bytes

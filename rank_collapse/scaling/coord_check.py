@@ -237,9 +237,11 @@ def coord_check(
 
 
 def coordinates(result: Mapping[str, object], last: ArrayLike | None = None) -> dict[str, Any]:
-    """Compute {quantity: number} from the measurements of a step, see `coord_check`; traced or not.
+    """Compute {quantity: number} from the measurements of one training step; arrays may be traced.
 
     Args:
+        result: Arrays by name ("hidden", and if measured "before", "logits", "query_gradient"), and
+            further numbers, which are passed on; see `coord_check`.
         last: "hidden" of the step before, for the change; None for none.
 
     Raises:

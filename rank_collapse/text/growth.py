@@ -57,7 +57,7 @@ def _list_steps(normalizer: Mapping[str, object]) -> Iterator[Mapping[str, Any]]
 
 
 def _bound_length(step, length, text):
-    """Returns how many letters a normalizer makes at most of so many.
+    """Return how many letters a normalizer makes at most of a text.
 
     Args:
         step: Normalizer, as in tokenizer.json.

@@ -179,7 +179,7 @@ class Balls(Algebra):
     )
 
     def apply_norm(self, layer: Layer, spec: ResidualSpec, state: np.ndarray) -> np.ndarray:
-        """Normalise tokens as the spec says."""
+        """Normalise tokens [n, d] of intervals (balls) as the spec says."""
         if spec.norm_kind == "layer":
             state = state - state.sum(axis=1, keepdims=True) / state.shape[1]
         state = divide_by_rms(state, spec.eps)
@@ -191,7 +191,15 @@ class Balls(Algebra):
     def add_branch(
         self, layer: Layer, spec: ResidualSpec, state: np.ndarray, part: np.ndarray
     ) -> np.ndarray:
-        """Compute γ branch + λ state·[skip]."""
+        """Compute γ part + λ state·[skip] in exact intervals (balls), with gains γ and λ of the
+        branch and of the skip.
+
+        Args:
+            layer: The layer.
+            spec: Its gains, and whether it has a skip.
+            state: Stream before the branch [n, d].
+            part: Output of the branch [n, d].
+        """
         part = part * to_balls(spec.branch_gain)
         return part + state * to_balls(spec.skip_gain) if spec.skip else part
 
@@ -271,7 +279,14 @@ def _rotate_pairs(a, cos, sin):
 
 
 def _relative_scores(p, content, context):
-    """Compute position and segment terms of scores [h, n, n]: `positions.relative_scores`."""
+    """Compute position and segment terms of scores [h, n, n] in intervals:
+    `positions.relative_scores`.
+
+    Args:
+        p: Parameters of relative attention.
+        content: Queries of each head [n, k], before their bias.
+        context: Relative positions and segments of the layer.
+    """
     i, j = np.indices((len(content[0]), len(content[0])))
     encodings, segments = to_balls(context.relative), context.segments
     head_scores = []

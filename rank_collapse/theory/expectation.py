@@ -174,12 +174,15 @@ class Expected(Algebra):
         self.self_weights, self.cross_weights, self.memory = self_weights, cross_weights, memory
 
     def apply_norm(self, layer, spec, state):
+        """Normalise a kernel: divide tokens by the root of their expected mean square."""
         return token_kernel.normalise_kernel(spec, state)
 
     def add_branch(self, layer, spec, state, part):
+        """Add the kernels of stream and branch, which are independent under random weights."""
         return token_kernel.add_kernels(spec, state, part)
 
     def apply_attention(self, layer, branch_input):
+        """Compute the kernel of the output of self-attention; no further results: None."""
         return self._attend(layer, "attention", branch_input, branch_input, self.self_weights)
 
     def apply_cross(self, layer, branch_input):
@@ -192,6 +195,17 @@ class Expected(Algebra):
         ), None
 
     def _attend(self, layer, kind, branch_input, keys, weights):
+        """Compute the kernel of an attention's output, in expectation over its weights.
+
+        Args:
+            layer: The layer; its `extra` are the squared relative sizes of updates, by kind.
+            kind: "attention" or "cross".
+            branch_input, keys: Kernels of the tokens that give queries, and keys and values.
+            weights: Attention weights of equal tokens, [h, n, m].
+
+        Returns:
+            (the kernel, no further results: None).
+        """
         out = token_kernel.attention_kernel(
             getattr(layer.params, kind),
             branch_input,
@@ -231,7 +245,12 @@ def _walk_kernels(params, prepared, config, sizes) -> ExpectedTrace:
 
 
 def _branch_share(values):
-    """Compute a branch's share of the variance of the sum it joins, from its `SublayerValues`."""
+    """Compute the share of a branch in the variance of the sum of branch and skip, each with its
+    gain; 1 without a skip.
+
+    Args:
+        values: `SublayerValues`, whose states are kernels: expected products of tokens.
+    """
     spec, part = values.spec, values.branch_output
     if spec.norms_branch:
         part = token_kernel.normalise_kernel(spec.at_branch, part)

@@ -65,16 +65,24 @@ class HeadParts(struct.Struct):
 
 
 def attention_parts(params, state, config, context, gains, keep) -> tuple[LogParts, HeadParts]:
-    """Compute SA(X) of a state, before the branch gain, in full and by head.
+    """Compute the output of attention SA(X) for tokens X = 1x̄ᵀ + ε R̂, before the branch gain.
 
-    Of `Mixing` M = α I + β P + γ C in the place of P, whose rows all sum to α + β + γ: Q and E are
-    multiplied by β. The differences of I and C to one of their rows are further parts.
+    With ε = e^s, weights are P = Q + ε² E with equal rows in Q, so the output has a mean token and
+    a residual ε³ E R̂ W, whose digits are kept where ε³ itself would underflow.
+
+    For a `Mixing` M = α I + β P + γ C (identity, weights and uniform weights) in the place of P,
+    whose rows all sum to α + β + γ, Q and E are multiplied by β. The differences of I and C to one
+    of their rows are further parts of the residual.
 
     Args:
         params: `AttentionParams` of the layer.
-        state: `LogState` that the attention reads.
-        config, context, gains: Configuration, context and gains of the layer, as in `walk.Layer`.
+        state: `LogState` that the attention reads: x̄, R̂ [n, d] and s.
+        config, context, gains: Configuration; masks and positions; gains of the layer, as in
+            `walk.Layer`.
         keep: Bool [n], the tokens that exist.
+
+    Returns:
+        (the mean and the parts of the residual, all heads together; the parts of each head).
     """
     temperature = gains.temperature
     eps = jnp.exp(state.log_scale)
@@ -260,6 +268,13 @@ def three_axes(mask):
 
 
 def _carry_values(params, values, weights):
+    """Compute what each head adds to the output, weights · values · W_O, [h, n, d].
+
+    Args:
+        params: Parameters of the attention.
+        values: [h, m, v].
+        weights: [h, n, m].
+    """
     mixed = jnp.einsum("hnm,hmv->hnv", weights, values)
     return jnp.einsum("hnv,hvd->hnd", mixed, params.w_o)
 

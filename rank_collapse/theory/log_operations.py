@@ -205,16 +205,20 @@ def _quadrature_nodes(dtype):
 
 
 def _divided_difference(kind, z, u, eps):
-    """Compute (φ(z + εu) − φ(z))/ε, right where ε is 0, and to its own digits where φ saturates.
+    """Compute (φ(z + εu) − φ(z))/ε without cancellation, also where ε is 0 and where φ saturates.
 
-    tanh: sinh(εu)/(ε cosh(z + εu) cosh z). Others are φ(z) = z g(z): over long steps
-    u g(z + εu) + z (g(z + εu) − g(z))/ε, over short ones u times a mean of φ'.
+    For tanh it is sinh(εu)/(ε cosh(z + εu) cosh z). Other activations are φ(z) = z g(z) with a gate
+    g: over long steps |εu| > 1 the difference is u g(z + εu) + z (g(z + εu) − g(z))/ε, over short
+    ones u times a mean of φ' between z and z + εu, by quadrature.
 
     Args:
         kind: Name of the activation φ.
         z: [f], the same for all tokens.
         u: [n, f].
         eps: ε.
+
+    Returns:
+        [n, f].
     """
     name = layers.GATED.get(kind, kind)
     z = z[None, :]

@@ -144,13 +144,21 @@ class LogScaled(Algebra):
         self.noise = (lambda a: a) if noise is None else noise
 
     def apply_norm(self, layer, spec, state):
+        """Normalise a state, or the parts of a branch's output, written as a mean and e^s times a
+        residual."""
         apply_norm = ops.normalise_branch if spec.after_branch else ops.apply_norm
         return apply_norm(spec, state, self.keep)
 
     def add_branch(self, layer, spec, state, part):
+        """Add the parts of a branch to the state, in logarithms of their scales."""
         return ops.add_branch(spec, state, part, self.keep)
 
     def apply_attention(self, layer, branch_input):
+        """Apply attention: (the parts of its output, (the input, the parts by head, the parts)).
+
+        Noise of rounding's size is added to the input, which shows digits that rounding may have
+        cost.
+        """
         branch_input = jax.tree.map(self.noise, branch_input)
         part, heads = attention_parts(
             layer.params.attention,
@@ -163,6 +171,8 @@ class LogScaled(Algebra):
         return part, (branch_input, heads, part)
 
     def apply_mlp(self, layer, branch_input):
+        """Apply the MLP to an input with noise of rounding's size: (the parts of its output,
+        None)."""
         part = ops.mlp_parts(
             layer.params.mlp, jax.tree.map(self.noise, branch_input), layer.config.mlp
         )
@@ -188,8 +198,8 @@ class LogPass(LayerPass):
         """Pass all copies through the layer.
 
         Returns:
-            (states after the layer, (profile of every copy, fields of a `LogTrace` of the first
-            copy)).
+            (states after the layer, (log10 of the norm of the state of every copy, fields of a
+            `LogTrace` of the first copy)).
         """
         keep = layer.inputs.existing_tokens
 
@@ -221,7 +231,8 @@ class LogPass(LayerPass):
         return states, (profiles, jax.tree.map(lambda a: a[0], layer_traces))
 
     def build_result(self, walk_result: WalkResult) -> LogTrace:
-        """Returns the first copy's trace; its profile where the others agree."""
+        """Return the trace of the first copy; its profile is NaN where noisy copies differ, because
+        rounding decides the value there."""
         start = ops.around_mean(walk_result.prepared.x, walk_result.prepared.existing_tokens)
         profiles, layer_traces = walk_result.layer_results
         inputs, heads, branches, diameters, input_diameters, branch_diameters = layer_traces

@@ -60,10 +60,12 @@ def mean_constants(
     spread: Float[Array, "h n"],
     keep: Bool[Array, "n"],
 ) -> MeanConstants:
-    """Compute the bounds of one layer's heads and branch, and the constants of its diameter bound.
+    """Compute the bounds of one layer's heads and branch, and the constants of its diameter bound,
+    as logarithms.
 
     Args:
-        params, state, gains, config, spread: See `bound_constants.layer_constants`.
+        params, state, gains, config: See `bound_constants.layer_constants`.
+        spread: For each row of scores [h, n], how much its scores differ between keys, see there.
         keep: Bool [n], the tokens that exist.
     """
     _, w = head_weights(params.attention)
@@ -189,6 +191,8 @@ def mean_sides(
     cube = 3 * log_scale / LOG_10
 
     def sides(lhs, rhs, cube):
+        """Makes the sides of a bound from logarithms that were both divided by the cube of the
+        input's norm."""
         return Sides(cube + lhs, cube + rhs, rhs - lhs)
 
     head = sides(trace.heads, constants.head / LOG_10, cube[:, None])

@@ -204,7 +204,7 @@ def _bound_constants(layer, state):
 
 
 def _build_report(trace, constants, prepared, config):
-    """Build the report; bounds that the network is not covered by are NaN.
+    """Build the report; bounds that do not cover the network are NaN.
 
     Args:
         trace: Trace of the network in logarithms.

@@ -87,11 +87,20 @@ class _Rows(NamedTuple):
 
 
 def _hermite_coefficients(count, variance):
-    """Expand a row's weights in Hermite polynomials at nodes of ln t.
+    """Expand functions of one weight w = e^s in Hermite polynomials of its normal score s, at nodes
+    of ln t.
 
-    Integrands vary where t is near 1/S, S the sum of a row's weights. S is at least the weight of
-    the lowest maximum of n scores that is to be expected. It is at most n times that of the highest
-    maximum, or about n e^{σ²/2}, n times the mean weight.
+    The overlap of rows is an integral over t, because 1/S = ∫ e^{−tS} dt for the sum S of a row's
+    weights. Integrands vary where t is near 1/S. S is at least the weight of the lowest maximum of
+    n scores that is to be expected. It is at most n times that of the highest maximum, or about n
+    e^{σ²/2}, n times the mean weight.
+
+    Args:
+        count: n, number of keys in a row.
+        variance: σ² of the scores.
+
+    Returns:
+        The coefficients [nodes of t, degrees], and the distance of the nodes.
     """
     z = np.linspace(-_LARGEST, _LARGEST, SCORES)
     weight = np.exp(-0.5 * z**2) / np.exp(-0.5 * z**2).sum()
@@ -108,7 +117,15 @@ def _hermite_coefficients(count, variance):
 
 
 def _overlap_loss(count, rows, correlation):
-    """Compute (E Σ_j P_ij² − E Σ_j P_ij P_kj)/(1 − c), of terms 1 − c^k = (1 − c) Σ_{j<k} c^j."""
+    """Compute (E Σ_j P_ij² − E Σ_j P_ij P_kj)/(1 − c) of two rows i and k of attention weights.
+
+    The expansion has terms 1 − c^k = (1 − c) Σ_{j<k} c^j, so the division by 1 − c loses no digits.
+
+    Args:
+        count: n, number of keys in a row.
+        rows: Coefficients from `_hermite_coefficients`.
+        correlation: c, of the scores of both rows for one key.
+    """
     power = compute_powers(jnp.asarray(correlation, count.dtype), DEGREES)
     loss = jnp.concatenate([jnp.zeros_like(power[:1]), jnp.cumsum(power)[:-1]])  # Σ_{j<k} c^j
     apart = jnp.maximum(1 - jnp.asarray(correlation, power.dtype), 1e-5)

@@ -52,11 +52,14 @@ class Tangents(Algebra):
     """States are `LogState`; subclasses define attention, to the order that they need."""
 
     def apply_norm(self, layer, spec, state):
-        """Apply the norm and its Jacobian at x̄."""
+        """Apply the norm to the mean token x̄, and its Jacobian there to the residual."""
         return _push_through(lambda x: normalize_tokens(spec, x[None])[0], state)
 
     def add_branch(self, layer, spec, state, branch_output):
-        """Compute γ branch + λ state·[skip]; with a skip the two have one scale."""
+        """Compute γ branch + λ state·[skip] of mean token and residual.
+
+        With a skip, state and branch have one scale e^s, so the residuals can be added as they are.
+        """
         mean = apply_gain(spec.branch_gain, branch_output.mean)
         residual = apply_gain(spec.branch_gain, branch_output.residual)
         if spec.skip:
@@ -65,7 +68,7 @@ class Tangents(Algebra):
         return LogState(mean, residual, branch_output.log_scale)
 
     def apply_mlp(self, layer, branch_input):
-        """Apply the MLP and its Jacobian at x̄.
+        """Apply the MLP to the mean token x̄, and its Jacobian there to each row of the residual.
 
         Returns:
             (the state, no further results: None).
@@ -78,7 +81,11 @@ class Tangents(Algebra):
         return _push_through(apply_to_token, branch_input), None
 
     def edit_state(self, layer, name, state):
-        """Renormalises the residual after each sublayer that changes it."""
+        """Renormalise the residual to max |R̂| = 1 after each sublayer that changes it.
+
+        The walk calls this at the places where a caller's edit would be applied; this algebra takes
+        no edits.
+        """
         config = layer.config
         if name == "residual" and config.mlp == "none":
             return state

@@ -74,7 +74,10 @@ def weight_gain(w: Float[Array, "..."], fan_in: int) -> Array:
 
 
 def normalise_kernel(spec: ResidualSpec, state: TokenKernel) -> TokenKernel:
-    """Divide tokens by √v_i: distances fall by what tokens differ in length.
+    """Divide tokens by the roots s_i of their mean squares v_i + eps, in a kernel of expected
+    products.
+
+    Tokens that differ in length only become equal, so distances u between tokens fall by this part:
 
     u' = u/(s_i s_j) + ½ (1/s_i − 1/s_j)(v_i/s_i − v_j/s_j), s² = v + eps. The mean over features,
     which LayerNorm takes away, and a change along x_i itself are 1/d of the whole and left out.
@@ -286,7 +289,12 @@ def mlp_kernel(
 
 
 def _multiply_kernels(a: TokenKernel, b: TokenKernel) -> TokenKernel:
-    """Multiply independent features: kernels multiply, changes one at a time."""
+    """Compute the kernel of products a_i b_i of independent features, such as a gate and the hidden
+    units.
+
+    Expected products multiply. They are kept as mean squares and distances between tokens, so that
+    small distances keep their digits; to first order, an update changes one factor at a time.
+    """
     mean_variance = [0.5 * (s.variance[:, None] + s.variance[None, :]) for s in (a, b)]
     variance_gap = [s.variance[:, None] - s.variance[None, :] for s in (a, b)]  # [n, n] each
     distance = 0.25 * variance_gap[0] * variance_gap[1] + mean_variance[0] * b.distance

@@ -170,7 +170,11 @@ class LinearAttention(tangent.Tangents):
     )
 
     def apply_attention(self, layer, branch_input):
-        """Applies the linearisation of attention at equal tokens to the residual.
+        """Apply attention to equal tokens 1x̄ᵀ, and its linearisation there to the residual R.
+
+        At equal tokens the weights P do not depend on R to first order, so R becomes Σ_h P_h R W_h.
+        The row of the first token is subtracted from P: what all rows share moves no difference
+        between tokens. `Mixing` replaces P by α I + β P + γ C with uniform weights C.
 
         Returns:
             (the state, no further results: None).

@@ -32,7 +32,10 @@ _KEEPS_ENTRIES = COMPARISONS | {"mul", "add", "sub", "div", "where", "_to_copy",
 
 
 def freeze_call(call: Call, result: object) -> Any:
-    """Return the values of an operator's results.
+    """Return the values of an operator's results, by the rule of its kind.
+
+    A value has degree 1 if paths pass it. The rules freeze the other factors: softmax weights, norm
+    statistics, and the quotients f(h)/h of nonlinear functions.
 
     Args:
         call: The operator; at least one of its arguments or results is a tensor.
@@ -75,7 +78,15 @@ def freeze_call(call: Call, result: object) -> Any:
 
 
 def _base_of_constant(call, result):
-    """Return the base of a frozen function of one value, such as h > 0, or None."""
+    """Return which value h a frozen result is an entrywise function of, such as the mask h > 0.
+
+    Args:
+        call: The operator, with its arguments.
+        result: Its result.
+
+    Returns:
+        The number which all entrywise functions of h share, the base; None if there is no such h.
+    """
     bases = {v.base for v in call.values if v.base is not None}
     if len(bases) != 1 or not isinstance(result, Tensor):
         return None

@@ -24,7 +24,15 @@ from rank_collapse.torch.values import Value, is_floating
 
 
 def move_entries(call, result):
-    """Return entries in other places: gates stay gates, entrywise functions stay entrywise."""
+    """Return the results of an operator that puts entries in other places, such as a view or a
+    slice.
+
+    Path sums move alike. A non-linear entrywise function f(h) stays one: of the moved h.
+
+    Args:
+        call: The operator, with its arguments.
+        result: Its result, a tensor or several.
+    """
     positions = MOVES[call.name]
     accumulates = call.name == "index_put" and call.argument(3, False)
     if accumulates:
@@ -50,7 +58,7 @@ def move_entries(call, result):
 
 
 def _move_roots(call, positions, dependent, count):
-    """Move, for each result, the value of which it is a gate.
+    """For results that are entrywise functions f(h), move the value h.
 
     Args:
         call: An operator that moves entries.
@@ -59,7 +67,7 @@ def _move_roots(call, positions, dependent, count):
         count: Number of results.
 
     Returns:
-        The moved value of each result; None where an argument is not a gate.
+        The moved h of each result; None where an argument is not a non-linear entrywise function.
     """
     if not all(v.is_gate for v in dependent):
         return None
@@ -68,6 +76,7 @@ def _move_roots(call, positions, dependent, count):
     moved = call.compute_linear(positions, gates, tuple(root.array for root in roots))
 
     def make_root(array, index):
+        """Makes the value h of a result."""
         push = push_linear(call, positions, gates, index)
         return make_value(call, array, sources=roots, push=push)
 
@@ -77,11 +86,16 @@ def _move_roots(call, positions, dependent, count):
 
 
 def _piecewise(call, result, base):
-    """Return the result of `where` whose condition and branches are functions of the same value.
+    """Return the result of `where` whose condition and branches are functions of the same value h.
 
-    If one branch depends on the value and the other is a scalar other than 0, the result is a gate:
-    a frozen quotient times the value. Otherwise the condition is frozen, and paths pass the
+    If one branch depends on h and the other is a scalar other than 0, the result is a gate: its
+    quotient by h, which is frozen, times h. Otherwise the condition is frozen, and paths pass the
     branches.
+
+    Args:
+        call: The operator `where`, with its arguments.
+        result: Its result.
+        base: The number which all entrywise functions of h share.
     """
     condition, *branches = (call.get(i) for i in range(3))
     depends = [v for v in branches if isinstance(v, Value) and v.degree == 1]
@@ -104,8 +118,10 @@ def _piecewise(call, result, base):
 def choose_entries(call, result):
     """Return entries picked by their own values, such as a maximum; the choice is frozen.
 
-    The call is one of: a maximum of two arguments; the extreme of a tensor or of its axes, which
-    equal entries share; or entries with their indices (topk, sort, pooling).
+    Args:
+        call: A maximum of two arguments; the extreme of a tensor or of its axes, which equal
+            entries share; or entries with their indices (topk, sort, pooling).
+        result: Its result: a tensor, or the picked entries and their indices.
     """
     if any(v.degree == 2 for v in call.dependent):  # scores: only their softmax may be used
         arrays = [
@@ -154,14 +170,31 @@ def choose_entries(call, result):
 
 
 def _expand_dims(array, dims, ndim):
-    """Put back the dimensions that a reduction removed."""
+    """Put back the dimensions that a reduction removed, each with length 1.
+
+    Args:
+        array: The reduced tensor.
+        dims: The removed dimensions.
+        ndim: Number of dimensions before the reduction.
+    """
     for dim in sorted(dim % ndim for dim in dims):
         array = array.unsqueeze(dim)
     return array
 
 
 def _larger(call, result):
-    """Return the entrywise maximum or minimum of two arguments; which one is frozen."""
+    """Return the entrywise maximum or minimum of two arguments, of which at least one depends on
+    the state.
+
+    Which argument is taken is frozen for each entry, so the result passes the path sums of the
+    taken one. A maximum with a constant is an entrywise function, as ReLU. If both arguments are
+    entrywise functions of one value h, so is the result (`base`, and `gate_of` = h, mark it as
+    such).
+
+    Args:
+        call: The operator, with its two arguments.
+        result: Its result.
+    """
     left, right = call.get(0), call.get(1)
     if left is right:
         fields = {"base": left.base, "gate_of": left.gate_of, "at_zero": left.at_zero}
@@ -171,6 +204,7 @@ def _larger(call, result):
     takes_left = left.array == result
 
     def push(left_tangent, right_tangent):
+        """Takes each entry from the path sums of the argument that was taken."""
         return torch.where(takes_left, left_tangent, right_tangent)
 
     fields = {}

@@ -7,7 +7,14 @@ from rank_collapse.torch.refusals import refuse_argument
 
 
 def apply_norm(call, result):
-    """Return a norm's results: its statistics are frozen, its mean is linear."""
+    """Return a norm's results, with functions that pass path sums: statistics are frozen constants,
+    and the mean is linear, so that centring acts on path sums, too.
+
+    Args:
+        call: var_mean, or a layer, group, RMS or batch norm (of stored statistics), with its
+            arguments.
+        result: Its results: the normed tensor and its statistics, in the operator's order.
+    """
     value = call.get(0)
     if len(call.dependent) != 1 or call.dependent[0] is not value:
         refuse_argument(call)
@@ -63,9 +70,15 @@ def apply_norm(call, result):
 
 
 def _channels(array, shape):
-    """Shape a number per channel, the second axis, for arrays of `shape`."""
+    """Shape a number per channel (the second axis) so that it broadcasts over arrays of `shape`.
+
+    Args:
+        array: [channels]; None stays None.
+        shape: Shape of the arrays.
+    """
     return None if array is None else array.reshape(1, -1, *(1,) * (len(shape) - 2))
 
 
 def _times(array, gain):
+    """Multiply by a gain; None leaves the array as it is."""
     return array if gain is None else array * gain

@@ -24,7 +24,16 @@ from rank_collapse.torch.values import Value
 
 
 def add(call, result):
-    """Return a sum or difference of two arguments."""
+    """Return a sum or difference of two arguments.
+
+    A sum of entrywise functions of one value h, of its shape, is such a function again; a number
+    added to exp(-h) belongs to the function, as in a sigmoid, while a number added to gelu(h) is a
+    bias. A sum with attention scores gives scores.
+
+    Args:
+        call: The operator, with its arguments.
+        result: Its result.
+    """
     dependent, (left, right) = call.dependent, (call.get(0), call.get(1))
     if call.product is not None:
         return make_scores(call, result)
@@ -49,7 +58,12 @@ def add(call, result):
 
 
 def negate(call, result):
-    """Return a value with the opposite sign."""
+    """Return a value with the opposite sign; an entrywise function f(h) becomes −f(h).
+
+    Args:
+        call: The operator, with its argument.
+        result: Its result.
+    """
     value = call.get(0)
     negated = push_through(call, result, (0,), bases=[value.base], roots=[value.gate_of])
     negated.at_zero = None if value.at_zero is None else -value.at_zero
@@ -57,7 +71,17 @@ def negate(call, result):
 
 
 def multiply(call, result):
-    """Return a product of two arguments, plus a third."""
+    """Return a product of two arguments, plus a third for operators such as addmm.
+
+    A constant scales the other factor. Of a gate, a non-linear entrywise function such as sigmoid,
+    and another value, the gate is frozen and the other passes paths; two functions of one value h
+    make a function of h. Other products, such as queries times keys, are scores: no path passes
+    them.
+
+    Args:
+        call: The operator, with its arguments.
+        result: Its result.
+    """
     rule = PRODUCTS[call.name]
     left, right = (call.get(i) for i in (rule.left, rule.right))
     depends = [isinstance(v, Value) and v.degree > 0 for v in (left, right)]
@@ -88,10 +112,13 @@ def multiply(call, result):
 
 
 def _scaled(call, result, rule, position):
-    """Return a product with a constant.
+    """Return a product with a constant, which scales the path sums of the other factor.
+
+    An entrywise function f(h) times a number is another function of h (`gate_of`), with its own
+    f(0).
 
     Args:
-        call, result: The product.
+        call, result: The product and its result.
         rule: Positions of its arguments.
         position: Position of the factor that paths pass; the other one is the constant.
     """
@@ -115,14 +142,18 @@ def _scaled(call, result, rule, position):
 
 
 def _carry(call, result, rule, position, **fields):
-    """Return a product in which the argument at `position` carries paths; the other is frozen.
+    """Return a product in which the argument at `position` carries paths, while the other is
+    frozen.
+
+    The path sums of the argument are multiplied by the other factor; those of a summand (as in
+    addmm) are added.
 
     Args:
-        call: The product.
+        call: The product, with its arguments.
         result: Its result, a tensor.
         rule: Positions of its factors and of its summand.
         position: Position of the argument that carries paths.
-        **fields: Further fields of the value.
+        **fields: Further attributes of the resulting `Value`.
     """
     carrier = call.get(position)
     added = None if rule.added is None else call.get(rule.added)
@@ -142,7 +173,15 @@ def _carry(call, result, rule, position, **fields):
 
 
 def divide(call, result):
-    """Return a quotient; a denominator that depends on the state is frozen."""
+    """Return a quotient; a denominator that depends on the state is frozen.
+
+    exp(h) over its sum, a softmax that is written out, is a constant, and a quotient of two
+    entrywise functions of one value h is such a function.
+
+    Args:
+        call: The operator, with its arguments.
+        result: Its result.
+    """
     above, below = call.get(0), call.get(1)
     if call.kwargs.get("rounding_mode") is not None:
         return apply_entrywise(call, result, 0)
@@ -168,6 +207,7 @@ def divide(call, result):
             fields["summed_base"] = above.summed_base
 
     def push(tangent):
+        """Divides the numerator's path sums by the frozen denominator."""
         return call.compute_with({0: tangent})
 
     return make_value(call, result, sources=(above,), push=push, **fields)

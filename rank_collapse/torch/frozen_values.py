@@ -13,22 +13,43 @@ from rank_collapse.torch.values import Value, is_floating
 
 
 def make_value(call, array, degree=1, **fields):
-    """Make a value that depends on the state, with a new base unless one is named."""
+    """Make a value that depends on the state from which paths start.
+
+    Args:
+        call: The operator that computed it.
+        array: The tensor.
+        degree: 1 for a value that paths pass, 2 for a product of two of them.
+        **fields: Further attributes of `Value`. Without "base", which is one number for all
+            entrywise functions of one value, the value is a function of itself alone.
+    """
     fields.setdefault("base", call.bases.new())
     return Value(array, degree, **fields)
 
 
 def make_scores(call, array, product=None):
-    """Make a value of degree 2."""
+    """Make a product of two values that paths pass, such as attention scores: no path passes it.
+
+    Args:
+        call: The operator that computed it.
+        array: The tensor.
+        product: What was multiplied, for messages; None for the product among the arguments.
+    """
     return make_value(call, array, 2, product=product or call.product)
 
 
 def push_through(call, result, positions, *, summed=False, bases=None, roots=None):
-    """Return the results of an operator that is linear in the arguments at `positions`.
+    """Return the results of an operator that is linear in the arguments at `positions`: it is
+    applied to their path sums, too.
 
     Args:
+        call: The operator, with its arguments.
+        result: Its result, a tensor or several.
+        positions: Positions of the arguments in which it is linear.
         summed: Whether it is a sum over entries.
-        bases, roots: For each result the base, and the value of which it is a gate, or None.
+        bases: For each result that is an entrywise function of a value h, the number that all
+            functions of h share.
+        roots: For each result that is a non-linear entrywise function of a value h, the value h;
+            else None.
     """
     sources = list_sources(call, positions)
     values = []
@@ -50,6 +71,10 @@ def push_through(call, result, positions, *, summed=False, bases=None, roots=Non
 def list_sources(call: Call, positions: tuple[int, ...]) -> tuple[Value, ...]:
     """List the values that an operator depends on, all of them among the arguments at `positions`.
 
+    Args:
+        call: The operator, with its arguments.
+        positions: Positions of the arguments in which it is linear.
+
     Raises:
         ValueError: Another argument depends on the state too.
     """
@@ -61,11 +86,11 @@ def list_sources(call: Call, positions: tuple[int, ...]) -> tuple[Value, ...]:
 
 
 def push_linear(call, positions, sources, index):
-    """Makes the function that applies a linear operator to tangents.
+    """Make the function that applies a linear operator to tangents, the path sums of one length.
 
     Args:
-        call: The call.
-        positions: Positions of the arguments in which the operator is linear.
+        call: The operator, with its arguments.
+        positions: Positions of the arguments in which it is linear.
         sources: Values whose tangents are passed.
         index: Which of several results; None for the only one.
     """
@@ -78,10 +103,14 @@ def push_linear(call, positions, sources, index):
 
 
 def make_gate(call, result, root, base, slope=None):
-    """Return a non-linear entrywise function of `root`: a frozen quotient times it.
+    """Return a non-linear entrywise function f(h): the quotient f(h)/h, which is frozen, times h.
 
     Args:
-        slope: Computes the derivative of the function, for where `root` is 0.
+        call: The operator, with its arguments.
+        result: Its result f(h).
+        root: The value h.
+        base: The number which all entrywise functions of h share.
+        slope: Computes f′(h), the factor where h is 0; None for the factor 0 there.
     """
     at_zero = evaluate_at_zero(call)
 
@@ -97,7 +126,12 @@ def make_gate(call, result, root, base, slope=None):
 
 
 def evaluate_at_zero(call):
-    """Compute an entrywise function of one value h where h is 0; None if that is not known."""
+    """Compute f(0) of an entrywise function f of one value h; None if it is not a known real
+    number.
+
+    Args:
+        call: The operator; its arguments are functions of h, or numbers.
+    """
     dependent = call.dependent
     numbers = [0.0 if v.gate_of is None else v.at_zero for v in dependent]
     if None in numbers or any(v.shape != () for v in call.values if not v.degree):
@@ -111,8 +145,13 @@ def evaluate_at_zero(call):
 def apply_entrywise(call, result, position):
     """Return f(h), a non-linear entrywise function of the argument h at `position`.
 
-    It is the frozen gate f(h)/h times h, see `frozen`; `slope` computes f'(h) for entries where h
-    is 0. Of a product of two values (scores) it is a constant.
+    Its quotient f(h)/h is frozen and multiplies the path sums of h; where h is 0 it is f′(0). If h
+    is a product of two values (scores), f(h) is a constant.
+
+    Args:
+        call: The operator, with its arguments.
+        result: Its result f(h).
+        position: Position of h among the arguments.
     """
     dependent = call.dependent
     value = call.get(position)
@@ -137,9 +176,14 @@ def apply_entrywise(call, result, position):
 
 
 def apply_power(call, result):
-    """Return a power: linear for exponent 1, a constant for 0, else a gate.
+    """Return a power: linear for exponent 1, a constant for 0, else an entrywise function f(h) = g
+    h.
 
-    A gate multiplies h by the frozen quotient f(h)/h, see `apply_entrywise`.
+    The quotient g = f(h)/h is frozen, see `apply_entrywise`.
+
+    Args:
+        call: The operator, with base and exponent.
+        result: Its result.
     """
     exponent = call.argument(1, None)
     if isinstance(call.get(1), Value) and call.get(1).degree:

@@ -98,17 +98,31 @@ class Evaluation:
         raise AssertionError("a graph without an output")
 
     def _start_at(self, value: Value) -> Value:
+        """Return the value from which paths start; its other copies in the graph become this
+        one."""
         if self.start is None:
             self.start = Value(value.array, 1, base=self._bases.new())
         return self.start
 
     def _enter(self, value: object, branch: Branch | None) -> Tree:
-        """Return a value as it is read in `branch`: moved by one length if it leaves its own."""
+        """Return a value as a branch reads it: one path length longer if it leaves another branch.
+
+        Args:
+            value: The value; other objects and constants stay as they are.
+            branch: The branch that reads it; None outside of all branches.
+        """
         if not isinstance(value, Value) or not value.degree or value.branch in (None, branch):
             return value
         return self._leave(value, value.branch.axis)
 
     def _leave(self, value: Value, axis: int) -> Value:
+        """Return a value after it left its branch: its path sums belong to paths of one length
+        more.
+
+        Args:
+            value: The value.
+            axis: The axis of path lengths that counts such branches.
+        """
         if id(value) not in self._moved:
             self._moved[id(value)] = Value(
                 value.array,
@@ -162,7 +176,13 @@ class Evaluation:
         return freeze_call(call, result) if self._freeze else differentiate_call(call, result)
 
     def _call_graph(self, call: Call, branch: Branch | None) -> Tree:
-        """Evaluate an operator that calls graphs, such as `torch.cond`."""
+        """Evaluate an operator that calls graphs, such as `torch.cond`; other such operators are
+        refused.
+
+        Args:
+            call: The operator, with its arguments.
+            branch: The branch that it is inside of; None for none.
+        """
         if call.name == "cond":
             predicate, on_true, on_false, operands = call.args
             chosen = on_true if bool(call.argument(0, predicate)) else on_false
@@ -186,6 +206,10 @@ def _name_of(node: fx.Node) -> str:
 
 def _by_position(target: Any, args: list[Any], kwargs: dict[str, Any]) -> Tree:
     """Put arguments in the order of the operator's schema; those by keyword alone stay apart.
+
+    Args:
+        target: The operator.
+        args, kwargs: Its arguments by position and by keyword; both are changed.
 
     Returns:
         (positional arguments, keyword arguments).

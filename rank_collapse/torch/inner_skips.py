@@ -37,7 +37,12 @@ def check_skips(output: Value, axes: Sequence[str]) -> None:
 
 
 def _all_of_one_length(order, axis):
-    """Whether all paths go through equally many branches of an axis, and through some."""
+    """Return whether all paths go through equally many branches, and through at least one.
+
+    Args:
+        order: The values that the output depends on, each after its sources.
+        axis: The axis of path lengths that counts these branches, such as attentions.
+    """
     fewest: dict[int, int] = {}
     most: dict[int, int] = {}
     for value in order:

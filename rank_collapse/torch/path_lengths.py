@@ -108,9 +108,8 @@ def path_lengths(
     result = evaluation.output
     if evaluation.start is None or not result.degree:
         raise ValueError(
-            f"no path leads from start={start!r} to {exported.output}, because it does not depend "
-            "on it or depends on it only through frozen values (softmax weights, statistics, "
-            "choices)"
+            f"no path leads from start={start!r} to {exported.output}: the output depends on that "
+            "state only through frozen values (softmax weights, statistics, choices), or not at all"
         )
     if result.degree == 2:
         refuse_product(str(result.product))

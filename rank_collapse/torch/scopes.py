@@ -108,7 +108,15 @@ def _compile(name, pattern):
 
 
 def _no_match(name, pattern, paths):
-    """Say that a pattern matches nothing, with the nearest paths as patterns."""
+    """Return the message that a pattern of `branches` matches no module, with the nearest paths.
+
+    Paths that differ in layer numbers alone are one suggestion, with `\\d+` for the number.
+
+    Args:
+        name: Kind of the branches, "" for a single pattern.
+        pattern: The pattern.
+        paths: Paths of the model's modules.
+    """
     label = f"branches[{name!r}]" if name else "branches"
     shapes = list(dict.fromkeys(re.sub(r"(^|\\\.)\d+", r"\1\\d+", re.escape(p)) for p in paths))
     nearest = difflib.get_close_matches(pattern, shapes, n=3, cutoff=0) or shapes[:3]

@@ -58,13 +58,23 @@ def sort_sources(output: Value) -> list[Value]:
 
 
 def _align(sums, num_axes):
-    """Pad path sums with zeros so that all have the same lengths."""
+    """Pad path sums [*lengths, ...] with zeros so that all have the same numbers of lengths.
+
+    Args:
+        sums: The path sums of several values.
+        num_axes: Number of axes of lengths.
+    """
     sizes = [max(s.shape[axis] for s in sums) for axis in range(num_axes)]
     return [_pad(s, sizes) for s in sums]
 
 
 def _pad(sums, sizes):
-    """Pads the axes of path lengths with zeros to these sizes."""
+    """Pad path sums [*lengths, ...] with zeros for lengths that no path has.
+
+    Args:
+        sums: The path sums.
+        sizes: The new size of each axis of lengths, at least the present one.
+    """
     for axis, size in enumerate(sizes):
         missing = size - sums.shape[axis]
         if missing:
@@ -92,7 +102,13 @@ def _move_lengths(sums, axis, longest):
 
 
 def _push(value, sources, num_axes):
-    """Apply a value's linear map to the path sums of its sources, length by length."""
+    """Apply a value's linear map to the path sums of its sources, length by length.
+
+    Args:
+        value: The value, with its map `push`.
+        sources: Path sums [*lengths, ...] of its sources, with the same lengths.
+        num_axes: Number of axes of lengths.
+    """
     lengths = sources[0].shape[:num_axes]
     flat = [s.flatten(0, num_axes - 1) for s in sources]
     if value.batched:

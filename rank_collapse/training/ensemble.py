@@ -280,7 +280,14 @@ class Ensemble:
         return Trained(*program.unflatten(runs), **_collect_results(program, runs, total))
 
     def _restore(self, runs, epoch, saved):
-        """Puts a snapshot in the place of runs that have their data."""
+        """Continues from a snapshot: puts its states and losses in the place of runs that have
+        their data.
+
+        Args:
+            runs: Runs at the beginning.
+            epoch: Epochs that the snapshot has done.
+            saved: The snapshot.
+        """
         state = jax.tree.leaves(self.lay_out(saved["state"]))
         num_looks = -(-epoch // self.epochs_per_chunk) + (epoch > 0)
         looks = jax.tree.leaves(saved.get("watched"))

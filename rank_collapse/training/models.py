@@ -117,6 +117,7 @@ def batch_forward(
     keys = None if dropout_key is None else dropout_branches(dropout_key, len(examples))
 
     def single_pair(example):
+        """Computes the logits of one pair of source and target."""
         source, source_mask, target, target_mask, key = example
         return encoder_decoder.apply(
             model,
@@ -160,6 +161,7 @@ def decode_pairs(
     """Decode each source, as long as the longest target; leaves [b, n, ...]."""
 
     def single(source: Array, mask: Array) -> Decoded:
+        """Decodes the translation of one source."""
         return greedy_decode(
             model,
             source,

@@ -155,7 +155,15 @@ INTERVALS = {
 
 
 def check_hyper(hyper: Hyper, recipe: Recipe) -> None:
-    """Raises an error for invalid floats or arrays of them; traced ones are not checked."""
+    """Check floats, or arrays of them, of a training run; traced ones are not checked.
+
+    Args:
+        hyper: Values of the run.
+        recipe: The recipe, whose loss decides whether labels can be smoothed.
+
+    Raises:
+        ValueError: A value outside of its range, or of the wrong type.
+    """
     kind, network = type(hyper).__name__, getattr(hyper, "network", None)
     struct.refuse(
         (not isinstance(hyper, Hyper), f"hyper is a {kind}, not a Hyper"),

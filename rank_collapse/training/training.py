@@ -138,6 +138,7 @@ def train_step(
     config = run_config(recipe, hyper, unroll=recipe.unroll)
 
     def compute_loss(model):
+        """Computes the loss of the batch for a model, with dropout."""
         logits = batch_forward(
             model,
             batch,

@@ -2,7 +2,8 @@
 
 `rank_collapse.torch.watch` is the public place for PyTorch. Its files, in the order to read them:
 
-- `torch_watch`: which steps are measured, and the row of each.
+- `torch_watch`: which steps are measured, and the row of each; `torch_models`: which models can be
+  watched, and which of their attentions are numbered.
 - `torch_passes`: which modules and which functions of torch run in a measured step.
 - `torch_runs`: the attentions among them, each with the scalars of its tokens and of its weights;
   `torch_frames` has the modules that run, `torch_pieces` the single products of a run.

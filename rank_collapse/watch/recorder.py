@@ -209,6 +209,7 @@ def make_transformers_callback(watched: object) -> Any:
 
     class Callback(TrainerCallback):
         def on_step_begin(self, args, state, control, **kwargs):
+            """Tells the watch the number of the step that begins; the Trainer counts from 0."""
             watched.step = state.global_step + 1
 
         def on_log(self, args, state, control, logs=None, **kwargs):
@@ -221,6 +222,7 @@ def make_transformers_callback(watched: object) -> Any:
             logs.update(summarise_layers(by_layer))
 
         def on_train_end(self, args, state, control, **kwargs):
+            """Closes the watch."""
             watched.close()
 
     return Callback()

@@ -80,7 +80,7 @@ def measure_taps(
         ValueError: A tap inside a loop of unknown length, or inside a program that returns no
             further outputs, such as `shard_map` or a custom derivative.
     """
-    traced_result = []  # the structure of the result, and its leaves without the arrays' values
+    traced_result = []  # structure of the result, leaves (None for an array), positions of arrays
 
     def list_arrays(*args):
         """Calls the function, and returns the arrays of its result."""
@@ -99,13 +99,14 @@ def measure_taps(
 
 
 def _run(jaxpr, consts, args, measure):
-    """Evaluate a program, and measure its taps.
+    """Evaluate a program equation by equation, and measure the arrays that are marked in it by
+    `tap`.
 
     Args:
         jaxpr, consts: The program and its constants.
         args: Its arguments.
-        measure: Function of (states, attention weights or None) of a tap, which returns scalars by
-            name.
+        measure: Function of (tokens, attention weights or None) of a marked layer, which returns
+            scalars by name.
 
     Returns:
         (its outputs, scalars [layers, ...] by name).
@@ -146,6 +147,7 @@ def _run_equation(eqn, inputs, measure):
     name, params = eqn.primitive.name, eqn.params
 
     def run(program, *arrays):
+        """Evaluates a program inside of the equation, and measures its taps."""
         return _run(*_open(program), arrays, measure)
 
     if name == "scan":
@@ -185,6 +187,8 @@ def _run_scan(params, inputs, measure):
     )
 
     def step(carry, x):
+        """Runs the body of the scan once: (its carry, (its stacked outputs, its scalars by
+        name))."""
         outputs, scalars = _run(jaxpr, consts, (*fixed, *carry, *x), measure)
         return outputs[:num_carry], (outputs[num_carry:], scalars)
 
@@ -241,7 +245,11 @@ def _run_cond(branches, inputs, measure):
 
 
 def concatenate_layers(layers: list[Scalars]) -> Scalars:
-    """Concatenate scalars [l, ...] of several layers, NaN where some have none of a name."""
+    """Concatenate scalars of several layers, NaN where a layer has none of a name.
+
+    Args:
+        layers: {name: [l, ...]} of one or several layers each.
+    """
     examples: dict[str, Array] = {}
     for scalars in layers:
         for name, a in scalars.items():
@@ -274,6 +282,8 @@ def _programs(eqn) -> Iterator[Any]:
 
 
 def _has_tap(eqn):
+    """Return whether a program inside of an equation has a tap, the mark of an array to be
+    measured."""
     return any(
         inner.primitive is _tap or _has_tap(inner)
         for program in _programs(eqn)

@@ -20,19 +20,27 @@ Follower = Callable[[], Tensor]  # a tensor of numbers, of the shape of the one 
 
 
 def keep_follower(tensor: Tensor) -> Follower:
-    """Returns a follower that gives a tensor."""
+    """Returns a function without arguments that gives a tensor, as followers of tensors are
+    kept."""
     return functools.cache(lambda: tensor)
 
 
 def intersect_masks(first: Follower | None, second: Follower, shape: Sequence[int]) -> Tensor:
-    """Joins Bool followers of a shape; the first may be missing."""
+    """Returns which keys a query may attend to by both of two masks.
+
+    Args:
+        first, second: Functions without arguments that return a mask, Bool; the first may be None.
+        shape: Shape to which the second is expanded, that of the first.
+    """
     allowed = second().bool().expand(shape)
     return allowed if first is None else first() & allowed
 
 
 def join_tags(tags: Sequence[Tag]) -> Tag:
-    """Returns the tag of a value that comes from several tensors, without the parts that depend on
-    shapes."""
+    """Joins the records of the origin of several tensors, for a value that is made of them.
+
+    What depends on shapes, such as numbers of entries and masks, is left out.
+    """
     maps = frozenset().union(*(tag.maps for tag in tags))
     behind = frozenset().union(*(tag.behind for tag in tags))
     is_content = any(tag.is_content for tag in tags)
@@ -68,11 +76,13 @@ def join_followers(tags: Sequence[Tag]) -> dict[str, Follower]:
 
 
 def move_followers(function: Callable, arguments: object, i: int) -> Tensor:
-    """Applies a function that moves entries to followers.
+    """Moves numbers of entries as a function of torch moves the entries of the tensor they belong
+    to.
 
     Args:
-        function: Function of `MOVES`.
-        arguments: (args, kwargs) of its call, with functions that give followers.
+        function: Function of `MOVES`, such as a view, a slice or a concatenation.
+        arguments: (args, kwargs) of its call, in which each tensor is replaced by a function that
+            returns the numbers of its entries.
         i: Index among several results.
     """
     args, kwargs = pytree.tree_map(lambda a: a() if callable(a) else a, arguments)
@@ -88,11 +98,15 @@ def move_followers(function: Callable, arguments: object, i: int) -> Tensor:
 
 
 def find_changes(tag: Tag, axes: Sequence[int]) -> tuple[bool, bool] | None:
-    """Finds whether scores change along some axes by their query, and by their key.
+    """Finds whether the scores that differ along some axes have different queries, and different
+    keys.
+
+    Each score q_i · k_j has the number i · PAIR + j of its pair, which follows it through views
+    ("pairs" of its tag; −1 where it is not known).
 
     Args:
-        tag: Tag of the scores.
-        axes: Numbers of the axes.
+        tag: Tag of the scores, the record of their origin.
+        axes: Numbers of the axes; the others are held fixed.
 
     Returns:
         (whether the query changes, whether the key changes); None if the pairs are not known.
@@ -112,7 +126,15 @@ def find_changes(tag: Tag, axes: Sequence[int]) -> tuple[bool, bool] | None:
 
 
 def sums_tokens(term: Term, letter: str) -> bool:
-    """Returns whether a product sums over tokens of its first factor, along this letter."""
+    """Returns whether a product sums over tokens of its first factor, along this letter.
+
+    The first and the last entry along the letter's axis are compared: they come from different rows
+    (tokens) of the linear maps' inputs, or from the same one.
+
+    Args:
+        term: The product, with letters of the axes of both factors.
+        letter: Letter of the axis over which it sums.
+    """
     if "entries" not in term.query.followers:
         return False
     numbers, axis = term.query.followers["entries"](), term.letters[0].index(letter)
@@ -122,7 +144,16 @@ def sums_tokens(term: Term, letter: str) -> bool:
 
 
 def has_same_rows(tag: Tag, axes: Sequence[int]) -> bool:
-    """Returns whether entries along axes of a tensor are features of one token, as is known."""
+    """Returns whether the entries along some axes of a tensor are known to be features of one
+    token.
+
+    The first and the last entry along these axes then come from the same row of the input of each
+    linear map. False if the origin of the entries is unknown.
+
+    Args:
+        tag: Tag of the tensor, the record of its origin.
+        axes: Numbers of the axes.
+    """
     if "entries" not in tag.followers or not tag.maps:
         return False
     numbers = tag.followers["entries"]()
@@ -136,11 +167,19 @@ def has_same_rows(tag: Tag, axes: Sequence[int]) -> bool:
 
 
 def find_features(tag: Tag, linear_map: Map) -> Tensor | None:
-    """Finds Bool [width], the features of a map's output in a tensor; None if unknown.
+    """Finds which features (outputs) of a linear map a tensor contains, such as the keys' part of a
+    joint map of queries, keys and values.
+
+    The tag of the tensor has the numbers of the map outputs that it was copied from ("entries", and
+    "entries 2", ... for further summands); output number s + row · width + feature belongs to a map
+    whose numbers begin with s.
 
     Args:
-        tag: Tag of the tensor.
+        tag: Tag of the tensor, the record of its origin.
         linear_map: The map.
+
+    Returns:
+        Bool [width]; None if none of the tensor's entries is known to come from the map.
     """
     width, parts = linear_map.width, []
     for name in [name for name in tag.followers if name.startswith("entries")]:

@@ -44,7 +44,15 @@ def _name_masks(arguments: Mapping[str, object]) -> Iterator[tuple[str, Tensor]]
 
 
 def list_sides(name, mask):
-    """Returns Bool [b, n], which tokens a mask says exist, and its opposite, the likelier first."""
+    """Reads which tokens exist from a mask of a module's call, which may mark them or the padding.
+
+    Args:
+        name: Name of the argument.
+        mask: Tensor [b, n]: Bool, numbers, or floats that are added to scores.
+
+    Returns:
+        Two Bool [b, n], true where a token exists by the likelier and by the other reading.
+    """
     is_added = mask.is_floating_point() and bool((mask <= 0).all())
     exists = is_allowed(mask) if is_added else mask > 0
     is_padding = "pad" in name and mask.dtype == torch.bool

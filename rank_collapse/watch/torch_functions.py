@@ -12,7 +12,7 @@ from rank_collapse.annotations import AnyArray
 
 
 def _find_functions(*names):
-    """Finds the functions of these names, of `torch` and of tensors."""
+    """Finds the functions of these names in `torch` and among the methods of tensors."""
     candidates = [getattr(place, name, None) for name in names for place in (torch, Tensor)]
     return {function for function in candidates if function is not None}
 
@@ -72,7 +72,7 @@ class Product(NamedTuple):
         return Product(self.second, self.first, (second, first, result))
 
     def is_elementwise(self) -> bool:
-        """Returns whether the product is entry by entry, without a sum."""
+        """Returns whether the product is entry by entry, without a sum over an axis."""
         first, second, result = self.letters
         return result in (first, second) and set(first + second) == set(result)
 

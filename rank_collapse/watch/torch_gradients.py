@@ -55,11 +55,15 @@ def choose_shares(
 
 
 def _find_maps(tag, sources, frame):
-    """Finds {linear map: tags of its outputs} for the maps between tokens and a tensor.
+    """Finds the linear maps between tokens and a tensor, going back from the tensor map by map.
 
     Args:
-        tag: Tag of the tensor.
-        sources, frame: See `choose_shares`.
+        tag: Tag of the tensor, the record of its origin.
+        sources: Tensors of tokens, at which the search ends.
+        frame: Number of the module that a map has to run in.
+
+    Returns:
+        {linear map: tags of the tensors that contain its outputs}.
     """
     maps: dict[Map, list[Tag]] = {}
     pending = [(tag, linear_map) for linear_map in tag.maps]
@@ -95,11 +99,12 @@ def measure_gradient(shares: Sequence[Share]) -> Tensor:
 
 
 def _square_gradient(parameter, shares):
-    """Computes Σ g² of a parameter, or of the parts of it that any share has.
+    """Computes Σ g² over the entries of a parameter's gradient that belong to queries, to keys or
+    to values.
 
     Args:
         parameter: The parameter.
-        shares: Shares of it.
+        shares: Which outputs of it count, for each product of the attention.
 
     Raises:
         LeftOut: It is unknown which part counts.

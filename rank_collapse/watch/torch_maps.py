@@ -21,11 +21,17 @@ from rank_collapse.watch.torch_tags import Map, Source, Tag
 def see_map(
     table: TagTable, product: Product, parameters: Sequence[Tensor], output: Tensor
 ) -> None:
-    """Records a linear map, and keeps its input.
+    """Records a linear map: gives its output a tag that names the map, the input and the
+    parameters.
+
+    The entries of the outputs of all maps are numbered through the pass. The numbers ("entries" of
+    the tag) follow the output through later views, so that the rows of the input, the tokens, can
+    be found behind any tensor that is made of it.
 
     Args:
-        table: Tags of the pass.
-        product: The product of an input and a weight.
+        table: Tags of the pass, {tensor: its origin}.
+        product: The product of an input and a weight, with one letter for each axis of the input,
+            the weight and the output. Axes of the input that the output has too are rows.
         parameters: Tensors of its call except for the input.
         output: Result of the map.
     """
@@ -61,12 +67,12 @@ def see_map(
 
 
 def _read_source(table: TagTable, x, axes):
-    """Returns the input of a map: a tensor as a matrix.
+    """Returns the input of a map as a matrix [rows, features].
 
     Args:
-        table: Tags of the pass.
+        table: Tags of the pass, {tensor: its origin}.
         x: The tensor.
-        axes: Axes of the rows.
+        axes: Numbers of the axes of x that are rows; all others are features.
     """
     tag, order = table.tag(x), axes + [i for i in range(x.ndim) if i not in axes]
     count = math.prod(x.shape[i] for i in axes)
@@ -79,16 +85,16 @@ def _read_source(table: TagTable, x, axes):
 
 
 def _read_parameters(table: TagTable, tensor, axis):
-    """Reads which parameters a weight is, or is made of.
+    """Reads which parameters a weight is, or is made of, and which outputs of a parameter it has.
 
     Args:
-        table: Tags of the pass.
-        tensor: The weight.
+        table: Tags of the pass, {tensor: its origin}.
+        tensor: The weight, such as a slice of a joint matrix of queries, keys and values.
         axis: Axis of the outputs in it.
 
     Returns:
-        [(the parameter, axis of the outputs or −1, the first of them), ...]; None for the
-        parameter if it is unknown; [] of a buffer.
+        [(the parameter, axis of the outputs or −1, the first of them), ...]; None for the parameter
+        if it is unknown; [] of a buffer.
     """
     axis = 0 if tensor.ndim == 1 else axis
     if isinstance(tensor, nn.Parameter):
@@ -110,5 +116,10 @@ def _read_parameters(table: TagTable, tensor, axis):
 
 
 def _nest(values, nested):
-    """Returns values [tokens, d] as a jagged tensor with the rows of another."""
+    """Returns values as a jagged tensor, with the row lengths of another one.
+
+    Args:
+        values: [tokens of all rows, d].
+        nested: The other jagged tensor.
+    """
     return torch.nested.nested_tensor_from_jagged(values, nested.offsets(), nested.lengths())

@@ -63,6 +63,7 @@ def inverts(function: object, args: object) -> bool:
 
 
 def _get_name(function):
+    """Returns the name of a function; "" if it has none."""
     return getattr(function, "__name__", "")
 
 
@@ -108,7 +109,15 @@ def read_masks(function: object, args: object, kwargs: object, result: Tensor) -
 
 
 def _read_logic(name, operands):
-    """Yields masks of Bool results: a key is left where both, or hidden where either says so."""
+    """Yields masks that a logical function joins to a Bool result.
+
+    "and" leaves a key where all operands leave it; "or" is used for masks that are true where keys
+    are hidden.
+
+    Args:
+        name: Name of the function.
+        operands: Tensors among its arguments.
+    """
     for operand in operands:
         if operand.dtype == torch.bool and name in _BOTH | _FACTORS:
             yield Mask(operand, lambda operand=operand: operand)
@@ -117,7 +126,12 @@ def _read_logic(name, operands):
 
 
 def _read_addend(addend, sign):
-    """Yields a mask that is added to scores, or subtracted, if it hides any."""
+    """Yields a mask that is added to scores, or subtracted, if it hides any key.
+
+    Args:
+        addend: Floats; a key is hidden where it lowers the score to `HIDDEN` or below.
+        sign: 1 if it is added, −1 if it is subtracted.
+    """
     if addend.numel() and bool((sign * addend <= HIDDEN).any()):
         yield Mask(addend, lambda: is_allowed(sign * addend))
 
@@ -140,7 +154,15 @@ def _read_assignment(scores, index, value, result):
 
 
 def _is_hiding(value, result):
-    """Returns whether an entry with this value is hidden: far below 0, or 0 among weights."""
+    """Returns whether writing this value into `result` masks a key.
+
+    A value far below 0 masks a key in a tensor of scores. The value 0 masks a key in a tensor of
+    weights, which has no entry below 0.
+
+    Args:
+        value: The written value: a number, or a tensor, of which the largest entry decides.
+        result: The scores or weights after the value was written.
+    """
     if isinstance(value, Tensor):
         value = float(value.max()) if value.numel() and not value.is_complex() else math.nan
     if not isinstance(value, int | float) or isinstance(value, bool):
@@ -149,4 +171,5 @@ def _is_hiding(value, result):
 
 
 def _is_positive(tensor):
+    """Returns whether a tensor has entries, and none of them is below 0."""
     return tensor.numel() > 0 and not bool((tensor < 0).any())

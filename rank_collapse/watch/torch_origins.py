@@ -95,6 +95,10 @@ class Origins(TagTable):
     def _see_write(self, args, is_assignment):
         """Records a write into a tensor by an index, or into a view of it.
 
+        The numbers that follow the written values (of map outputs, or of query-key pairs) replace
+        those at the same places of the tensor. If the tensor is a view, its base gets the records
+        of both.
+
         Args:
             args: Args of the call.
             is_assignment: Whether by an index.
@@ -103,6 +107,8 @@ class Origins(TagTable):
         if is_assignment and isinstance(args[2], Tensor) and self.has(target) and self.has(args[2]):
 
             def write(numbers, name):
+                """Writes the numbers of the assigned tensor, by name, at the index of the
+                assignment."""
                 numbers[args[1]] = self.number(args[2], name)
 
             self._write_followers(target, self.tags[target], self.tags[args[2]], write)
@@ -119,6 +125,7 @@ class Origins(TagTable):
         place = target.storage_offset() - base.storage_offset()
 
         def write_view(numbers, name):
+            """Writes the numbers of the view, by name, at its place in the numbers of the base."""
             part = numbers.as_strided(target.shape, target.stride(), place)
             part.copy_(self.number(target, name, view))
 
@@ -126,12 +133,12 @@ class Origins(TagTable):
         self.record(base, tag)
 
     def _write_followers(self, tensor, tag, written, write):
-        """Makes followers of a tensor into which others were written.
+        """Writes the numbers that follow written values into the numbers that follow a tensor.
 
         Args:
-            tensor, tag: The tensor, and its tag.
+            tensor, tag: The tensor, and its tag, the record of its origin.
             written: Tag of the written values.
-            write: write(numbers of the tensor, name of the follower), which writes the numbers of a
+            write: write(numbers of the tensor, name of the numbers), which writes the numbers of a
                 part.
         """
         shape, stride, device = tensor.shape, tensor.stride(), tensor.device
@@ -172,13 +179,14 @@ class Origins(TagTable):
         """Records another function: its results come from where its arguments come from.
 
         Args:
-            function, arguments: The call, with (args, kwargs).
+            function, arguments: The call, with (args, kwargs); no function for code that torch does
+                not show.
             inputs, outputs: Tensors of floats that the function reads and returns.
         """
-        known = [a for a in inputs if self.has(a) or self.is_constant(a)]
-        pairs = [(self.tag(a), a) for a in known]  # (tag, tensor)
+        tagged = [a for a in inputs if self.has(a) or self.is_constant(a)]
+        pairs = [(self.tag(a), a) for a in tagged]  # (tag, tensor)
         moving = [(tag, a) for tag, a in pairs if not tag.is_constant]
-        if not moving and len(known) == len(inputs):
+        if not moving and len(tagged) == len(inputs):
             self._record_constants(function, arguments, [tag for tag, _ in pairs], outputs)
             return
         pairs = moving or [(self.tag(a), a) for a in inputs if not self.is_constant(a)]
@@ -188,8 +196,8 @@ class Origins(TagTable):
             makers = _select_makers(function, pairs, output)
             tag = join_tags(tags)
             tag.maps = frozenset().union(*(maker.maps for maker, _ in makers))
-            of_its_size = [t for t, a in pairs if a.numel() == output.numel()]
-            tag.stream = join_streams(of_its_size or tags)
+            same_size = [t for t, a in pairs if a.numel() == output.numel()]
+            tag.stream = join_streams(same_size or tags)
             if function not in PRODUCTS or len(pairs) == 1:  # a mixture has no weights
                 tag.terms, tag.is_softmax = _merge_terms(pairs, output)
             tag.is_exponential = function in EXPONENTIALS or any(t.is_exponential for t in tags)
@@ -205,8 +213,9 @@ class Origins(TagTable):
             self.record(output, tag)
 
     def _record_constants(self, function, arguments, tags, outputs):
-        """Records the results of a function of constants: constants, or the beginning of a stream
-        where it looks tokens up.
+        """Records the results of a function of constants.
+
+        They begin a stream if the function looks tokens up; otherwise they are constants.
 
         Args:
             function, arguments, outputs: See `_derive_tags`.

@@ -119,6 +119,16 @@ class Pass(TorchFunctionMode):
         return output
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
+        """Runs a function of torch in the measured pass, and records or measures it.
+
+        torch calls this for every function while the mode is on. `multi_head_attention_forward`
+        hides the functions that it calls from modes; its copy, which does not, runs in its place
+        with the same results.
+
+        Args:
+            func, args, kwargs: The function and its arguments.
+            types: Types of the arguments, which are not used.
+        """
         if func is _HEADS:
             with self:
                 return _SHOWN_HEADS(*args, **(kwargs or {}))
@@ -135,6 +145,8 @@ class Pass(TorchFunctionMode):
                 self._names[module] = plain_name(name)
 
     def _begin_origins(self):
+        """Returns an empty record of where tensors come from; the model's buffers count as
+        constants."""
         model = self._model()
         return Origins(self._frames, () if model is None else model.buffers())
 
@@ -244,10 +256,13 @@ class Pass(TorchFunctionMode):
             self._add_dot((q, k, v), [self._origins.tag(a) for a in (q, k, v)], options, result)
 
     def _add_dot(self, tensors, tags, options, result):
-        """Measures a call of `scaled_dot_product_attention`.
+        """Measures a call of `scaled_dot_product_attention`, whose products and weights torch does
+        not show: describes the product of queries and keys by a letter for each axis, and computes
+        its weights.
 
         Args:
-            tensors, tags: Queries, keys and values.
+            tensors: Queries [..., h, n, k], keys [..., h or fewer, m, k] and values.
+            tags: Records of their origin, in the same order.
             options: Other arguments of `compute_dot_weights`.
             result: Result of the call.
         """
@@ -261,7 +276,10 @@ class Pass(TorchFunctionMode):
         self.runs.add_product(self._frames, self._origins, term, weights, "", tags[2], result)
 
     def _see_linear(self, term, value, result):
-        """Measures the tokens of linear attention, which has no weights.
+        """Measures the tokens of linear attention.
+
+        Linear attention never computes weights. The measurement gets an empty stand-in for them,
+        which only says that every query may attend to every key.
 
         Args:
             term: Term of its queries and keys.
@@ -274,11 +292,17 @@ class Pass(TorchFunctionMode):
         self.runs.add_product(self._frames, self._origins, term, weights, reason, value, result)
 
     def _see_weighted(self, factors, result):
-        """Measures a product of weights and values.
+        """Measures a product of attention weights and values, if the weights come from queries and
+        keys.
 
         Args:
-            factors: The product with weights as first factor; twice, where both may be weights.
+            factors: The product with weights as first factor; twice, in both orders, where both may
+                be weights.
             result: Result of the product.
+
+        Raises:
+            LeftOut: The weights do not come from one product of queries and keys, or are no
+                distribution and the pairs of query and key are unknown.
         """
         factors = [p for p in factors if self._origins.tag(p.first).is_softmax] or factors
         product = factors[0]

@@ -46,7 +46,11 @@ def leave_autocast() -> Iterator[None]:
 
 
 def choose_rows(n: int, device: object) -> Tensor:
-    """Chooses which of n queries to measure."""
+    """Chooses which of n queries to measure: `ROWS`, evenly spaced, or all if there are fewer.
+
+    Returns:
+        Int [r], in order.
+    """
     return torch.linspace(0, n - 1, min(n, ROWS), device=device).long()
 
 
@@ -75,7 +79,7 @@ def compute_dot_weights(
     """
     n, m = query.shape[-2], key.shape[-2]
     rows = choose_rows(n, query.device)
-    if query.ndim > 3:
+    if enable_gqa:
         key = key.repeat_interleave(query.shape[-3] // key.shape[-3], dim=-3)
     scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
     scores = scale * query[..., rows, :].float() @ key.float().mT
@@ -206,7 +210,16 @@ def is_distribution(p: Tensor) -> bool:
 
 
 def _is_dropped(weights, used):
-    """Returns whether what met the values is the softmax's result, or that after dropout."""
+    """Returns whether the weights that met the values are the softmax's results, some of them
+    dropped.
+
+    Dropout sets weights to 0 and multiplies all others by one factor. Where the ratio of used
+    weights to the softmax's differs, something else changed them.
+
+    Args:
+        weights: Results of the softmax, [g, r, m].
+        used: The weights that met the values, of this shape.
+    """
     large = (used != 0) & (weights > 0.1 / weights.shape[-1])
     if not large.any():
         return not used.any()

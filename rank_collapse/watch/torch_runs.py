@@ -193,13 +193,21 @@ class Runs:
         return run
 
     def _find_documents(self, frames, tokens, weights, names):
-        """Finds the document of each token, see `number_documents`.
+        """Finds the document of each token, in packed rows with several documents as in others, see
+        `number_documents`.
+
+        Which tokens exist comes from a mask of the call that fits attention, or else from the keys
+        that attention itself leaves out. Cross-attention takes the documents of the attention
+        before it.
 
         Args:
             frames: The modules that run.
             tokens: Tokens of the queries.
             weights: Weights in the order of examples.
             names: Names of the attentions from which the tokens come, and of this one.
+
+        Returns:
+            Int [e, n]; −1 for tokens that do not exist.
         """
         shape, among = tokens.index.shape, find_allowed_tokens(tokens, weights.allowed)
         if tokens.is_cross:
@@ -255,11 +263,11 @@ class Runs:
         return None
 
     def measure_output(self, frame: Frame, output: Any) -> None:
-        """Measures the output of a module with one attention; of several nested ones, the
-        outermost.
+        """Measures the output of a module that contains one attention; of several such modules, one
+        inside the other, the outermost counts.
 
         Args:
-            frame: The module.
+            frame: The module's call.
             output: Output of the module.
         """
         runs = [run for run in self.list_inside(frame) if not run.is_cross]
@@ -269,7 +277,16 @@ class Runs:
         runs[0].scalars = scalars or {}
 
     def _measure_states(self, run, output):
-        """Measures the output of a layer, whose tokens stand as those that its attention reads."""
+        """Measures the output of a layer, whose tokens stand as those that its attention reads.
+
+        Args:
+            run: The attention inside the layer.
+            output: Output of the layer; its first tensor of floats counts, [e, n, d] or [tokens,
+                d].
+
+        Raises:
+            LeftOut: The output has other tokens, or it is ambiguous which axis they are on.
+        """
         states = [a.detach() for a in floats_in(output) if a.ndim > 1 and not a.is_complex()]
         index, documents = run.tokens
         if not states or states[0][..., 0].numel() != index.numel():
@@ -333,7 +350,17 @@ def _match_weights(weights, tokens, term, refusal):
 
 
 def _find_owner(frames, term):
-    """Finds the innermost module with parameters in which the queries of a product were made."""
+    """Finds the innermost module with parameters in which the queries of a product were made.
+
+    If no linear map made the queries, the module that made the keys counts.
+
+    Args:
+        frames: The modules that run now, the outermost first.
+        term: The product of queries and keys.
+
+    Raises:
+        LeftOut: No running module made them.
+    """
     for tag in (term.query, term.key):  # queries may be tokens as they are
         numbers = {number for linear_map in tag.maps for number in linear_map.frames}
         for frame in reversed(frames):

@@ -90,10 +90,11 @@ def see_product(
 
 
 def make_term(table: TagTable, product: Product, output: Tensor) -> Term:
-    """Makes the term of a product, with the axes of queries and keys last in its scores.
+    """Describes a product of queries and keys: origins of both, and letters of the axes, with those
+    of queries and keys last in its scores.
 
     Args:
-        table: Tags of all tensors.
+        table: Tags of all tensors, {tensor: its origin}.
         product: Queries times keys, with letters of the axes.
         output: The scores.
     """
@@ -110,13 +111,19 @@ def make_term(table: TagTable, product: Product, output: Tensor) -> Term:
 
 
 def _find_token_axes(table: TagTable, tag, letters, other_letters, result):
-    """Finds the letters of tokens, and none of heads, in one factor of scores; [] if several.
+    """Finds the axis of tokens, among axes of tokens and of heads, in one factor of scores.
+
+    Entries along an axis of heads are features of one token; along an axis of tokens they come from
+    different rows.
 
     Args:
-        table: Tags of the pass.
+        table: Tags of the pass, {tensor: its origin}.
         tag: Tag of the factor.
         letters, other_letters, result: Letters of the axes of this factor, of the other factor, and
             of the scores.
+
+    Returns:
+        [letter]; [] if there are several such axes.
     """
     free = [c for c in result if c in letters and c not in other_letters]
     tokens = [c for c in free if not has_same_rows(tag, [letters.index(c)])]
@@ -125,7 +132,16 @@ def _find_token_axes(table: TagTable, tag, letters, other_letters, result):
 
 
 def _mixes_heads(table: TagTable, function, product):
-    """Returns whether a linear map mixes heads of weights or scores, and no features."""
+    """Returns whether a linear map mixes heads of weights or scores, instead of features.
+
+    Along the axes over which it sums, the entries of its input then belong to one query and one
+    key.
+
+    Args:
+        table: Tags of the pass, {tensor: its origin}.
+        function: The function of torch.
+        product: The product of the input (first) and a constant weight, with letters of the axes.
+    """
     tag = table.tag(product.first)
     letters, _, result = product.letters
     changes = find_changes(tag, [i for i, c in enumerate(letters) if c not in result])
@@ -138,6 +154,10 @@ def _is_mixture(table: TagTable, product):
     """Returns whether the first factor has a matrix for each token, and both axes are features.
 
     Products that mix experts, or the streams of a token, have this form.
+
+    Args:
+        table: Tags of the pass, {tensor: its origin}.
+        product: The product of two tensors, with letters of the axes.
     """
     tag = table.tag(product.first)
     letters, other, result = product.letters
@@ -177,16 +197,21 @@ def see_masks(
     result: Tensor,
     tag: Tag,
 ) -> None:
-    """Records which scores masks leave that content does not decide.
+    """Records which keys masks leave to each query, in the tag of the scores ("allowed").
+
+    A mask that content decides, as in top-k attention, does not show which tokens exist: it only
+    marks the scores as chosen. A mask that cannot be read marks them as unread.
 
     Args:
-        table: Tags of the pass.
-        function, args, kwargs: The call.
+        table: Tags of the pass, {tensor: its origin}.
+        function, args, kwargs: The call; no function if only the marks of the arguments are joined.
         result, tag: Scores and their tag; or a mask that content decides, and its tag.
     """
     operands = [(table.tags[a], a) for a in tensors_in([args, kwargs]) if table.has(a)]
     tag.is_chosen |= any(t.is_chosen for t, _ in operands)
     tag.is_unread |= any(t.is_unread for t, _ in operands)
+    if tag.terms and "allowed" not in tag.followers:  # masks of scores that were put elsewhere
+        tag.is_unread |= any(t.terms and "allowed" in t.followers for t, _ in operands)
     if function is None:
         return
     if not result.is_floating_point():

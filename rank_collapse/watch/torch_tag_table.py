@@ -37,8 +37,11 @@ class TagTable:
             self.tags[buffer] = Tag(is_constant=True)
 
     def tag(self, tensor: Tensor) -> Tag:
-        """Returns the tag of a tensor, and makes one if it has none: that of a parameter or of a
-        root."""
+        """Returns the tag of a tensor, the record of its origin, and makes one if it has none.
+
+        A parameter's new tag names the parameter. Any other tensor without a tag counts as one that
+        no linear map made (a root), such as the embedded tokens.
+        """
         if tensor not in self.tags:
             if isinstance(tensor, nn.Parameter):
                 self.record(tensor, Tag(is_constant=True, parameters=(tensor,)))
@@ -47,7 +50,7 @@ class TagTable:
         return self.tags[tensor]
 
     def record(self, tensor: Tensor, tag: Tag) -> None:
-        """Gives a tensor a tag, one of the layer that runs."""
+        """Gives a tensor the record of its origin, as one of the layer that runs."""
         self.tags[tensor] = tag
         self.recent.append(tag)
 
@@ -70,11 +73,12 @@ class TagTable:
         )
 
     def has(self, tensor: Tensor) -> bool:
-        """Returns whether a tensor has a tag."""
+        """Returns whether the origin of a tensor is recorded."""
         return tensor in self.tags
 
     def comes_from_attention(self, tensor: Tensor) -> bool:
-        """Returns whether a tensor comes from the result of an attention, or from no map."""
+        """Returns whether a tensor comes from the result of an attention, or from no linear map at
+        all."""
         tag = self.tag(tensor)
         return not tag.maps or not self._results.isdisjoint(tag.behind)
 
@@ -103,6 +107,13 @@ class TagTable:
         self.recent.clear()
 
     def number(self, tensor: Tensor, name: str, tag: Tag | None = None) -> Tensor:
-        """Returns the numbers of a tensor's follower of a name, or −1 where it has none."""
+        """Returns the numbers that follow a tensor, Int of its shape; −1 where there are none.
+
+        Args:
+            tensor: The tensor.
+            name: Which numbers: "entries" (of map outputs that it was copied from) or "pairs" (of
+                query and key).
+            tag: The tag that has them; None for the tensor's present tag.
+        """
         follower = (tag or self.tags[tensor]).followers.get(name)
         return -torch.ones_like(tensor, dtype=torch.long) if follower is None else follower()

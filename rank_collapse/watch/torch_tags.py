@@ -29,7 +29,8 @@ class Source:
     matrix: Tensor | None = None
 
     def read_entries(self) -> Tensor | None:
-        """Reads the numbers of the first and the last entry of each row.
+        """Reads which map outputs the first and the last entry of each row were copied from, by
+        number.
 
         Returns:
             Int [count, 2]; None if the numbers are unknown.
@@ -63,7 +64,14 @@ class Map:
     has_rows: bool
 
     def find_rows(self, entries: Tensor) -> Tensor:
-        """Finds the row of the source for each entry; −1 for entries of other maps."""
+        """Finds the row of the source (the token) from which each output of the map was computed.
+
+        Args:
+            entries: Numbers of outputs, of any map.
+
+        Returns:
+            Int of the same shape; −1 for outputs of other maps.
+        """
         is_inside = (entries >= self.start) & (entries < self.start + self.count) & self.has_rows
         return torch.where(is_inside, (entries - self.start) // self.width, -1)
 

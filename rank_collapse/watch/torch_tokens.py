@@ -42,22 +42,31 @@ class Tokens(NamedTuple):
 
 
 def choose_term(terms: Sequence[Term]) -> Term:
-    """Chooses the first product with keys of the same tokens, or the first.
+    """Chooses the first product with keys of the same tokens, or the first of the latest layer.
 
     Terms with the latest queries come first, because scores may contain terms of an earlier layer.
+    If all keys are of other tokens, queries of the latest layer come from the most attentions.
     """
     latest = sorted(terms, key=lambda term: -max((m.start for m in term.query.maps), default=-1))
     for term in latest:
         if find_shared_sources(term.query.list_maps(), term.query, term.key) is not None:
             return term
-    return terms[0]
+
+    def rank_layer(term):
+        is_held = all(m.source.matrix is not None for m in term.query.maps)
+        return is_held, len(term.query.past)
+
+    return max(terms, key=rank_layer)
 
 
 def read_tokens(term: Term) -> Tokens:
-    """Reads the tokens of queries: the input of the linear maps that made them.
+    """Reads the tokens of queries: the rows of the input of the linear maps that made the queries.
+
+    The maps may follow each other; the tokens are then the tensors from which both queries and keys
+    come. Keys from other tensors make it cross-attention.
 
     Args:
-        term: The product of queries and keys.
+        term: The product of queries and keys, with the origins of both.
 
     Raises:
         LeftOut: The tokens of the queries cannot be identified.
@@ -129,12 +138,17 @@ def _split_heads(rows):
 
 
 def join_tokens(tokens: Tokens, parts: Sequence[Term], allowed: Tensor) -> Tokens:
-    """Joins the tokens of several products whose weights are put together, each example once.
+    """Joins the tokens of several products of queries and keys whose weights stand in one tensor,
+    such as one product for each document; each example appears once.
 
     Args:
-        tokens: Tokens of one of them.
-        parts: Tokens of each product.
+        tokens: Tokens of one of the products.
+        parts: All products.
         allowed: Bool [g or 1, n, m], which key a query may attend to.
+
+    Returns:
+        `tokens` if it has the tokens of all products. Otherwise the tokens of all examples, where
+        keys are the tokens of the queries.
 
     Raises:
         LeftOut: The products use different tensors, or it is unknown which example has which keys.
@@ -151,23 +165,32 @@ def join_tokens(tokens: Tokens, parts: Sequence[Term], allowed: Tensor) -> Token
 
 
 def _read_keys(term):
-    """Reads the numbers of entries that keys are made of, as `_read_entries` does."""
+    """Reads which outputs of linear maps the keys of a product are made of, as `_read_entries`
+    does.
+
+    Args:
+        term: The product of queries and keys.
+
+    Returns:
+        Int [batches, m, 2], numbers for the first and the last feature of each key; None if
+        unknown.
+    """
     _, second, result = term.letters
     return _read_entries(term.key, second, result[:-2] + result[-1], term.sizes)
 
 
 def _read_entries(tag, letters, wanted, sizes):
-    """Reads the numbers of the entries that a factor of a product of queries and keys is made of.
+    """Reads which outputs of linear maps a factor of a product of queries and keys is made of.
 
     Args:
-        tag: Tag of the factor.
+        tag: Tag of the factor, the record of its origin.
         letters: Letters of the axes of the factor.
-        wanted: Letters in the result: of batches, and of queries or keys.
-        sizes: Sizes of the letters.
+        wanted: Letters of the axes that the result has: of batches, and of queries or keys.
+        sizes: Sizes of the axes by letter.
 
     Returns:
-        Numbers [wanted, 2] of the first and the last feature, −1 for entries that no map made; None
-        if unknown.
+        Numbers [*sizes of `wanted`, 2] of the map outputs in the first and the last feature, −1 for
+        entries that no map made; None if unknown.
     """
     if "entries" not in tag.followers or not tag.maps:
         return None
@@ -181,7 +204,12 @@ def _read_entries(tag, letters, wanted, sizes):
 
 
 def _list_maps(tag, entries):
-    """Lists the maps of a tensor that gave it one of these entries."""
+    """Lists the linear maps of which a tensor contains one of these outputs.
+
+    Args:
+        tag: Tag of the tensor, the record of its origin.
+        entries: Numbers of the outputs, Int of any shape; −1 for none.
+    """
     return [m for m in tag.list_maps() if (m.find_rows(entries) >= 0).any()]
 
 
@@ -260,11 +288,15 @@ def _trace_source(source, offsets, total):
 
 
 def find_allowed_tokens(tokens: Tokens, allowed: Tensor) -> Tensor | None:
-    """Finds Bool [e or 1, n, n], which token a token may attend to; None if unknown.
+    """Finds which token a token may attend to, where the keys may stand in another order than the
+    queries.
 
     Args:
-        tokens: Tokens of the queries.
+        tokens: Tokens of the queries, and which of them each key is.
         allowed: Bool [e or 1, n, m], which key a query may attend to.
+
+    Returns:
+        Bool [e or 1, n, n]; None for cross-attention, or if a token has no key or keys are unknown.
     """
     if tokens.is_cross or tokens.keys is None:
         return None
@@ -310,10 +342,11 @@ def find_shared_sources(maps: Sequence[Map], query: Tag, key: Tag) -> list[Sourc
 
 
 def _list_makers(sources):
-    """List the maps and roots from which sources come, without those behind other maps."""
+    """List the linear maps, and the tensors that no map made, from which tensors of tokens directly
+    come."""
     return {a for source in sources for a in source.tag.maps | source.tag.behind}
 
 
 def _list_roots(tag):
-    """Lists the tensors behind a tensor that no map made."""
+    """Lists the tensors that no linear map made, such as embedded tokens, behind a tensor."""
     return {tensor for tensor in tag.behind if not isinstance(tensor, Source)}

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, distributed, nn
 
 from rank_collapse.measures.spikes import TOKENS
-from rank_collapse.struct import check_choice, check_whole, find_nearest
+from rank_collapse.struct import check_choice, check_whole
 from rank_collapse.watch.names import PARTS
 from rank_collapse.watch.recorder import (
     LeftOut,
@@ -21,7 +21,8 @@ from rank_collapse.watch.recorder import (
     make_transformers_callback,
 )
 from rank_collapse.watch.torch_gradients import measure_gradient
-from rank_collapse.watch.torch_passes import Pass, plain_name
+from rank_collapse.watch.torch_models import check_model, is_sharded, read_layers
+from rank_collapse.watch.torch_passes import Pass
 from rank_collapse.watch.torch_steps import REMOVED, OpenWatches, StepTimes
 
 NUM_SKIPPED = 100  # steps of other optimizers, after which one that has not stepped is replaced
@@ -81,14 +82,14 @@ class Watch:
     """
 
     def __init__(self, model, every, log, tokens, layers, mask):
-        _check_model(model)
+        check_model(model)
         check_choice(f"tokens={tokens!r}", tokens, TOKENS)
         if mask is not None and not callable(mask):
             raise ValueError(f"mask={mask!r} is not a function of (args, kwargs)")
         self._model = weakref.ref(model)
         self._every = check_whole("every", every, 1)
         self.notes = Notes()
-        select, self._numbers = _read_layers(model, layers)
+        select, self._numbers = read_layers(model, layers)
         self._recorder = Recorder(log, self.notes)
         self.rows, self.alarms = self._recorder.rows, self._recorder.alarms
         self._begin_pass = functools.partial(Pass, self._model, select, tokens, mask, self.notes)
@@ -234,7 +235,7 @@ class Watch:
         """Measures the gradients of each run, before or after the optimizer's step."""
         if self._has_gradients:
             return
-        if _is_sharded(self._model()):
+        if is_sharded(self._model()):
             self.notes.leave_out(None, "gradients", "under FSDP2 each process has parts of them")
             self._has_gradients = True
             return
@@ -308,73 +309,6 @@ class Watch:
             else:
                 self.notes.leave_out(None, subject, f"attention ran in layers 0 to {count - 1}")
         return scalars
-
-
-def _check_model(model):
-    """Refuses a model that cannot be watched.
-
-    Raises:
-        ValueError: The model is not a module, or is under FSDP or tensor parallelism.
-    """
-    if not isinstance(model, nn.Module):
-        raise ValueError(f"model={model!r} is not a torch.nn.Module")
-    if any(type(module).__name__ == "FullyShardedDataParallel" for module in model.modules()):
-        raise ValueError("a model under FullyShardedDataParallel is not measured")
-    for name, parameter in model.named_parameters():
-        if type(parameter).__name__ == "DTensor" and not _is_sharded(model):
-            raise ValueError(
-                f"{name} is a DTensor: a model under tensor parallelism is not measured"
-            )
-
-
-def _is_sharded(model):
-    """Returns whether a model, or a part of it, is under FSDP2 (`fully_shard`)."""
-    kinds = {kind.__name__ for module in model.modules() for kind in type(module).__mro__}
-    return "FSDPModule" in kinds
-
-
-def _read_layers(model, layers):
-    """Reads `layers=`.
-
-    Args:
-        model, layers: See `watch`.
-
-    Returns:
-        (select(name, module), which returns whether an attention is numbered; the numbers to
-        measure, () for all).
-
-    Raises:
-        ValueError: An invalid choice of layers.
-    """
-    if callable(layers):
-        return lambda name, module: bool(layers(name, module)), ()
-    if layers is None:
-        return lambda name, module: True, ()
-    is_list = isinstance(layers, Sequence) and not isinstance(layers, str)
-    chosen = tuple(layers) if is_list else (layers,)
-    kinds = {type(layer) for layer in chosen}
-    is_negative = kinds == {int} and min(chosen) < 0
-    if kinds not in ({int}, {str}) or is_negative:
-        raise ValueError(
-            f"layers={layers!r} is neither a list of numbers or names of modules nor a function of "
-            "(name, module)"
-        )
-    if kinds == {int}:
-        return lambda name, module: True, chosen
-    names = [plain_name(name) for name, _ in model.named_modules()]
-    for layer in chosen:
-        if layer not in names:
-            nearest = ", ".join(map(repr, find_nearest(layer, names) or names[1:4]))
-            raise ValueError(
-                f"layers={layer!r} is not one of the {len(names)} modules of the model, such as "
-                f"{nearest}"
-            )
-
-    def select(name, module):
-        """Whether an attention is one of the chosen modules, or inside of one."""
-        return any(f"{name}.".startswith(f"{layer}.") for layer in chosen)
-
-    return select, ()
 
 
 def _find_layer(run, runs):

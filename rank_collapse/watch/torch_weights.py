@@ -31,11 +31,15 @@ from rank_collapse.watch.torch_tags import Tag, Term
 
 
 def is_weights(table: TagTable, product: Product) -> bool:
-    """Returns whether the first factor of a product has weights of keys, which it sums over.
+    """Returns whether the first factor of a product consists of attention weights, and the product
+    sums over their keys.
+
+    The pairs of query and key of its entries show this: along the axes over which it sums, the keys
+    change and the queries do not. Queries may take the part of keys if the scores were transposed.
 
     Args:
-        table: Tags of the pass.
-        product: The product.
+        table: Tags of the pass, {tensor: its origin}.
+        product: The product, with letters of the axes.
     """
     tag = table.tag(product.first)
     if tag.is_constant or not (tag.terms or tag.is_softmax):
@@ -64,7 +68,7 @@ def read_terms(table: TagTable, product: Product) -> tuple[Term, ...]:
         return tag.terms
 
     def exchange(term):
-        """Returns a term with its keys as queries and its queries as keys."""
+        """Returns the product with its keys as queries and its queries as keys."""
         query_letters, key_letters, scores = term.letters
         transposed = scores[:-2] + scores[-1] + scores[-2]
         return Term((key_letters, query_letters, transposed), term.sizes, term.key, term.query)
@@ -73,11 +77,17 @@ def read_terms(table: TagTable, product: Product) -> tuple[Term, ...]:
 
 
 def read_weights(table: TagTable, product: Product) -> products.Weights:
-    """Reads the weights that meet values, and the keys that masks leave to them.
+    """Reads attention weights where they are multiplied with values, and the keys that masks leave
+    to each query.
+
+    The softmax's result and the masks have followed the weights through all views. If a mask could
+    not be read, the keys with a weight above 0 count as those that it leaves. Axes that the values
+    do not have are queries; if heads share the values, the axes along which the pair of query and
+    key changes are.
 
     Args:
-        table: Tags of the pass.
-        product: Product of weights and values.
+        table: Tags of the pass, {tensor: its origin}.
+        product: Product of weights and values, with letters of the axes.
     """
     tag = table.tag(product.first)
     allowed = tag.followers["allowed"]() if "allowed" in tag.followers else None
@@ -94,11 +104,15 @@ def read_weights(table: TagTable, product: Product) -> products.Weights:
 
 
 def read_linear_attention(table: TagTable, product: Product) -> tuple[Term, Tag] | None:
-    """Reads the queries and keys of a product whose second factor is Σ_j k_j v_jᵀ.
+    """Reads the queries and keys of linear attention, q_i (Σ_j k_j v_jᵀ), where no weights are
+    computed.
+
+    A product is recognised if its second factor is itself a product that sums over tokens, such as
+    Σ_j k_j v_jᵀ, and its first factor is multiplied with the features of the keys.
 
     Args:
-        table: Tags of the pass.
-        product: Product of two tensors.
+        table: Tags of the pass, {tensor: its origin}.
+        product: Product of two tensors, with letters of the axes.
 
     Returns:
         The product of queries and keys, which is never computed, and the tag of the values; None if
@@ -132,12 +146,12 @@ def read_linear_attention(table: TagTable, product: Product) -> tuple[Term, Tag]
 
 
 def begin_mean(table: TagTable, product: Product, result: Tensor) -> None:
-    """Marks a mean of values, by a softmax over tokens, as a tensor that no map made.
+    """Marks a mean of values by a softmax over tokens as a tensor that no linear map made.
 
-    It may be Σ_j k_j v_jᵀ in linear attention whose keys passed a softmax.
+    It may be Σ_j k_j v_jᵀ in linear attention whose keys passed a softmax; so the product is kept.
 
     Args:
-        table: Tags of the pass.
+        table: Tags of the pass, {tensor: its origin}.
         product: Product of the output of the softmax and values.
         result: Result of the mean.
     """
@@ -146,10 +160,10 @@ def begin_mean(table: TagTable, product: Product, result: Tensor) -> None:
 
 
 def split_nested(table: TagTable, tensor: Tensor) -> list[tuple[Tensor, Tag]]:
-    """Splits a jagged tensor into its rows [1, ...], each with its tag.
+    """Splits a jagged tensor into its rows [1, ...], each with its record of origin.
 
     Args:
-        table: Tags of the pass.
+        table: Tags of the pass, {tensor: its origin}.
         tensor: The tensor.
     """
     tag = table.tag(tensor)

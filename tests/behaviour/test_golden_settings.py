@@ -81,9 +81,19 @@ def list_subpackages():
     return names
 
 
+def import_or_skip(name):
+    """Imports a module; the test is skipped if the module needs torch, which is optional."""
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        pytest.skip("torch is not installed")
+
+
 def list_modules(package):
     """Imports the modules of a package; of the two outermost, those that lie in them alone."""
-    path, prefix = importlib.import_module(package).__path__, f"{package}."
+    path, prefix = import_or_skip(package).__path__, f"{package}."
     if package in PACKAGES:
         found = [m for m in pkgutil.iter_modules(path, prefix) if not m.ispkg]
     else:
@@ -92,7 +102,7 @@ def list_modules(package):
     skipped = ("__main__", "experiments.experiments", "experiments.rank_collapse")
     for name in sorted(names):
         if not name.endswith(skipped):
-            yield importlib.import_module(name)
+            yield import_or_skip(name)
 
 
 def is_setting(value):

@@ -12,8 +12,7 @@ from scipy import stats
 
 from experiments.architectures.published_targets import published_targets
 from experiments.circle import recurrence, walks as circle
-from experiments.circle.walks import TOGETHER
-from experiments.run_circle import PUBLISHED_FELL, PUBLISHED_SEEDS
+from experiments.circle.walks import PUBLISHED_FELL, PUBLISHED_SEEDS, TOGETHER
 from rank_collapse.pretrained import PUBLISHED, published_curves
 from rank_collapse.training.training import Model, forward
 from tests.oracles.published_weights import load_circle

@@ -8,7 +8,7 @@ and without compiling, so that it is compared on every machine to rounding.
 import pytest
 
 from experiments import reproduce
-from experiments.lab.experiment import import_experiment
+from experiments.lab.experiment import import_experiment, read_run
 from tests.support import figures_as_data
 from tests.support.golden import list_other_arrays, read_arrays, write_arrays
 from tests.support.golden_runs import (
@@ -59,6 +59,9 @@ def check_measurements(name, folder, request, *, is_wide=False):
 @pytest.mark.parametrize("name", reproduce.EXPERIMENTS)
 def test_golden_pictures_and_tables(name, tmp_path, capsys, golden):
     golden(f"runs/{name}.txt", describe_run(name, tmp_path, capsys))
+    read_run(import_experiment(name), tmp_path)
+    lines = capsys.readouterr().out.splitlines()
+    assert all("trained a WordPiece vocabulary" in line for line in lines), "only texts are named"
 
 
 @pytest.mark.parametrize("name", WIDE)

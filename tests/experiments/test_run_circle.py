@@ -202,7 +202,7 @@ def test_speed_and_law_of_those_that_fell():
     comparisons = list_comparisons(results)
     assert comparisons["seeds that fell together"] == ("5 of 11", None, "")
     order, published, _ = comparisons["order p of d' ~ d^p, median"]
-    assert order == pytest.approx(1, abs=1e-4) and published == "theory: 3"
+    assert order == pytest.approx(1, abs=1e-4) and published == 3
     assert (row["measured_steps"], row["predicted_steps"]) == (14, pytest.approx(13.3, abs=0.02))
     share, _, note = comparisons["fell, of those whose heads' τ begin with opposite signs"]
     assert share == "2 of 7" and note == "of the same sign 3 of 4; Fisher's exact p = 0.24"

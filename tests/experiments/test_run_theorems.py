@@ -1,5 +1,7 @@
 """Theorems: outcomes follow from curves, and networks are those that the theorems ask for."""
 
+from types import SimpleNamespace
+
 import jax
 import numpy as np
 import pytest
@@ -8,10 +10,13 @@ from experiments import run_theorems
 from experiments.lab.experiment import read_run
 from experiments.theorems import mixing
 from experiments.theorems.outcomes import (
+    DRAW,
     FAILS,
     HOLDS,
     LOOSE,
     OPEN,
+    Curve,
+    Panel,
     judge,
 )
 from tests.support.closeness import assert_close
@@ -53,6 +58,24 @@ def test_one_failure_is_in_the_table(tmp_path):
     assert [(float(r["x"]), float(r["measured"])) for r in spans][2] == (6, 12)
 
 
+def test_a_curve_is_compared_at_its_worst_point_and_draws_without_a_claim_by_their_median():
+    """The last point of other curves without a claim, such as the last layer."""
+    draws, layers = Panel(DRAW, "y"), Panel("x", "y")
+
+    def compare(panel, relation, predicted):
+        curve = Curve("c", [0, 1, 2, 3], predicted, [5.0, 1.0, 4.0, 2.0], relation)
+        row = run_theorems.compare_curve("t", curve, panel)
+        assert (row.quantity, row.source) == ("t, c", "theorem")
+        return row.measured, row.published, row.note
+
+    median = "y, median of 4 draws; values 1 to 5"
+    assert compare(draws, "none", 0.0) == (3, 0, median)
+    assert compare(draws, "none", np.nan) == (3, None, median)
+    assert compare(draws, "≥", 2.0) == (1, 2, "y where draw is 1; claim: at least")
+    assert compare(layers, "none", np.nan) == (2, None, "y where x is 3")
+    assert compare(layers, "≤", 2.0) == (5, 2, "y where x is 0; claim: at most")
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("name", run_theorems.THEOREMS)
 def test_outcomes_are_those_of_the_page(name):
@@ -68,3 +91,42 @@ def test_outcomes_are_those_of_the_page(name):
     outcome = judge(curves)
     assert outcome.verdict == expected.get(name, HOLDS), outcome
     assert outcome.factor >= {"masks": 1e5, "lipschitz": 10}.get(name, 1), outcome
+
+
+@pytest.mark.parametrize(("relation", "place"), [("=", 2), ("≤", 0), ("≥", 2), ("none", 3)])
+def test_the_shown_point_is_the_farthest_on_the_wrong_side(relation, place):
+    """Relative to its prediction; of curves without one it is the last."""
+    curve = Curve("a", range(4), [1.0, 100.0, 10.0, np.nan], [1.5, 120.0, 1.0, 7.0], relation)
+    assert run_theorems.find_shown(curve) == place
+    nothing = curve._replace(predicted=[np.nan] * 4)
+    assert run_theorems.find_shown(nothing) == 3
+    zero = Curve("b", [0, 1], [0.0, 10.0], [0.5, 12.0], "=")
+    assert run_theorems.find_shown(zero) == 0
+
+
+def test_curves_and_draws_are_of_the_seed_and_in_float64(monkeypatch, tmp_path):
+    """Each theorem has its own part of the folder, and statements follow from the same flags."""
+    made, parts = [], []
+
+    def make(name):
+        def curves(seed):
+            made.append((name, seed, jax.numpy.ones(()).dtype))
+            return [Curve(name, [1], [2], [seed])]
+
+        return run_theorems.THEOREMS["masks"]._replace(name=name, curves=curves)
+
+    def cached(name, compute):
+        parts.append(name)
+        return compute()
+
+    monkeypatch.setattr(run_theorems, "measure_draws", lambda *arguments: arguments)
+    options, folder = SimpleNamespace(seed=7), SimpleNamespace(log=None, cached=cached)
+    theorems = {name: make(name) for name in ("width", "masks")}
+    with jax.enable_x64(False):
+        results = run_theorems.measure(options, theorems, folder)
+    assert made == [(name, 7, np.float64) for name in theorems] and parts == [*theorems]
+    assert results.draws == (options, theorems, folder)
+    assert {name: curve.measured.tolist() for name, (curve,) in results.curves.items()} == {
+        "width": [7],
+        "masks": [7],
+    }

@@ -21,8 +21,10 @@ from experiments.trained import (
     text_measures,
     trained_results,
 )
+from experiments.verdicts import PROTOCOL
 from rank_collapse import pretrained
 from rank_collapse.text import tokens
+from tests.oracles.frozen_paths import softmax
 from tests.support.closeness import assert_close
 from tests.support.runs import parsed, result_of, rows, run
 
@@ -90,9 +92,6 @@ def test_the_lemma_is_asked_of_the_attention_and_of_the_mean_token():
         jax.tree.map(np.asarray, rc.network.layer_params(params, config, 0).attention),
         x.mean(axis=0),
     )
-
-    def softmax(scores):
-        return np.exp(scores) / np.exp(scores).sum(axis=-1, keepdims=True)
 
     for head in range(config.num_heads):
         w_q, w_k = attention.w_q[head], attention.w_k[head] / np.sqrt(attention.w_k.shape[-1])
@@ -262,3 +261,69 @@ def test_few_texts_have_random_weights_and_bounds_of_their_shortest_length(monke
     assert given is source and ids.tolist() == x[:2, :3].tolist() and chunk == 4
     spectrograms = network._replace(inputs={"x": x, "mask": None})
     assert list(run_trained.measure_few(options, spectrograms)) == ["random/ratio"]
+
+
+def test_each_network_has_its_own_texts_and_weights_at_random(monkeypatch):
+    options = SimpleNamespace(untrained=False)
+    networks = [
+        opened_networks.Network(label, None, {"x": np.zeros((count, 1))}, None)
+        for label, count in (("a", 2), ("b", 3))
+    ]
+    monkeypatch.setattr(
+        run_trained, "measure_network", lambda o, n, start: {"texts": [n.label, start, o]}
+    )
+    monkeypatch.setattr(run_trained, "measure_few", lambda o, n: {"few": [n.label, o]})
+    monkeypatch.setattr(
+        run_trained,
+        "extend_part",
+        lambda folder, part, count, compute: {"part": part, "count": count} | compute(7),
+    )
+    folder = SimpleNamespace(log=None, cached=lambda part, compute: {"cached": part} | compute())
+    assert run_trained.measure(options, networks, folder) == {
+        label: {
+            "part": f"{label}, texts",
+            "count": count,
+            "texts": [label, 7, options],
+            "cached": f"{label}, few",
+            "few": [label, options],
+        }
+        for label, count in (("a", 2), ("b", 3))
+    }
+
+
+def test_skipped_texts_are_read_beside_those_that_are_measured(monkeypatch):
+    inputs = {"x": np.arange(5)[:, None], "mask": np.ones((5, 1), bool)}
+    opened = [opened_networks.Network(label, None, inputs, None) for label in "ab"]
+    asked = []
+    monkeypatch.setattr(
+        run_trained, "load_networks", lambda options, count: asked.append(count) or opened
+    )
+    options = SimpleNamespace(untrained=False, num_texts=3, skip_texts=2)
+    left = run_trained.open_networks(options)
+    assert asked == [5] and [network.label for network in left] == ["a", "b"]
+    assert all(network.inputs["x"].ravel().tolist() == [2, 3, 4] for network in left)
+    monkeypatch.setattr(run_trained, "make_untrained", lambda name, options: name)
+    for flag, names in (("", ["albert", "llama"]), ("--networks=llama", ["llama"])):
+        parsed_options = parsed(run_trained, "--untrained", *flag.split())
+        assert run_trained.open_networks(parsed_options) == names
+
+
+@pytest.mark.parametrize("grows", [True, False])
+def test_texts_that_may_grow_are_identified_by_those_of_the_first_round(grows, monkeypatch):
+    """Further texts then belong to the same run."""
+    identified = []
+
+    def open_run(options, make_setup, identify):
+        identified.append(identify(networks))
+        raise InterruptedError
+
+    def network_of(x):
+        return opened_networks.Network("a", None, {"x": x, "mask": None}, None)
+
+    monkeypatch.setattr(run_trained, "open_run", open_run)
+    first = PROTOCOL.rounds[0]
+    for count in (first, first + 1):
+        networks = [network_of(np.arange(count))]
+        with pytest.raises(InterruptedError):
+            run_trained.main(SimpleNamespace(grows=grows))
+    assert (identified[0] == identified[1]) is grows

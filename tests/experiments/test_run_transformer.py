@@ -16,9 +16,8 @@ from rank_collapse.training import load_models
 from rank_collapse.training.models import decode_pairs, exact_share
 from rank_collapse.training.tasks.sequences import SequencePairs
 from tests.support.closeness import assert_close
-from tests.support.runs import SMALL, arrays, finished, parsed, result_of, rows, seed_of
+from tests.support.runs import SIZES, arrays, finished, parsed, result_of, rows, seed_of
 
-SIZES = [a for a in SMALL if "n_repeat" not in a and "n_paths" not in a and "depth" not in a]
 ARGUMENTS = (
     *SIZES,
     "--depth=1",

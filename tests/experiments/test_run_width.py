@@ -9,7 +9,7 @@ import safetensors.numpy
 from experiments import run_width
 from experiments.lab.experiment import read_run
 from rank_collapse.runs import metrics
-from tests.support.runs import SMALL, finished, result_of, rows
+from tests.support.runs import SIZES, finished, result_of, rows
 
 
 def test_the_deepest_is_set_beside_the_shallowest_in_any_order():
@@ -29,9 +29,6 @@ def test_the_deepest_is_set_beside_the_shallowest_in_any_order():
     (row,) = run_width.judge_claims(results, cases)
     assert row.setting == "12 layers and 1" and row.draws == 2
     assert row.estimate == pytest.approx(0.5)  # of the two seeds, one is within .05
-
-
-SIZES = [a for a in SMALL if "n_repeat" not in a and "n_paths" not in a and "depth" not in a]
 
 
 WIDTH_ARGUMENTS = (

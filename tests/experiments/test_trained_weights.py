@@ -46,9 +46,11 @@ def test_a_package_with_other_files_than_its_own_is_skipped(config, tmp_path, mo
 
 
 def test_a_folder_that_is_not_there_is_a_mistake(tmp_path, capsys):
-    flags = [f"--site={tmp_path / 'nowhere'}"]
-    assert cli.execute(trained_weights.main, trained_weights.FLAGS, flags) == 2
-    assert "nowhere" in capsys.readouterr().err
+    (tmp_path / "a_file").write_text("")
+    for name in ("nowhere", "a_file"):
+        flags = [f"--site={tmp_path / name}"]
+        assert cli.execute(trained_weights.main, trained_weights.FLAGS, flags) == 2
+        assert f"{name} is not a folder" in capsys.readouterr().err
 
 
 def test_a_folder_that_is_made_is_said_with_its_size(tmp_path, monkeypatch, capsys):

@@ -7,6 +7,7 @@ import pytest
 
 import rank_collapse as rc
 from rank_collapse.measures.layer_arrays import is_attention, stack_layers
+from tests.oracles import draws
 from tests.support.refusals import is_refused
 
 STATES = np.arange(24.0).reshape(3, 2, 4)  # three layers, two tokens
@@ -27,8 +28,7 @@ def test_one_layer_of_jax_makes_all_of_jax():
 
 def test_a_trace_of_a_batch_says_where_its_layers_are():
     config = rc.san(2, 2, 4)
-    params = rc.init(jax.random.key(0), config)
-    x = jax.random.normal(jax.random.key(1), (5, 3, 4))
+    params, x = draws.parameters(config), draws.normal(5, 3, 4)
     trace = jax.vmap(lambda x: rc.apply(params, x, config))(x)
     hidden = stack_layers(trace, None, "tokens")
     np.testing.assert_array_equal(hidden, np.moveaxis(trace.hidden, 0, 1))

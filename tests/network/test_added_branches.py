@@ -1,10 +1,12 @@
 """What branches add to the stream, as `agree` compares it with another recording."""
 
 import jax
+import numpy as np
 import pytest
 
 import rank_collapse as rc
 from rank_collapse.agree.recording import open_recording
+from tests.oracles import draws
 from tests.support.closeness import assert_close
 
 FORMS = {
@@ -20,34 +22,33 @@ FORMS = {
 def make_network(form):
     options = {"norm_placement": "pre", "norm": "rms"} | FORMS[form]
     config = rc.transformer(depth=3, num_heads=2, d_model=8, **options)
-    params = rc.init(jax.random.key(0), config)
-    leaves, tree = jax.tree.flatten(params)
-    keys = jax.random.split(jax.random.key(1), len(leaves))
-    noisy = [a + 0.3 * jax.random.normal(k, a.shape) for a, k in zip(leaves, keys, strict=True)]
-    return config, jax.tree.unflatten(tree, noisy)
+    # parameters of NumPy, as those of files are
+    return config, jax.tree.map(np.asarray, draws.parameters(config, gain_scale=0.3))
 
 
 @pytest.mark.parametrize("form", FORMS)
 def test_the_stream_grows_by_what_is_added(form):
     config, params = make_network(form)
-    trace = rc.apply(params, jax.random.normal(jax.random.key(2), (5, 8)), config)
+    trace = rc.apply(params, draws.normal(5, 8), config)
     added = rc.network.compute_added_branches(trace, params, config)
-    assert_close(sum(added.values()), trace.hidden[1:] - trace.hidden[:-1], atol=2e-6)
+    hidden = np.asarray(trace.hidden)
+    assert_close(sum(map(np.asarray, added.values())), hidden[1:] - hidden[:-1], atol=2e-6)
     changes = {"mlp_branch", "attention_branch"} == added.keys() or form == "attention alone"
     assert changes
 
 
 def test_a_batch_has_the_axes_of_its_trace():
     config, params = make_network("sandwich")
-    x = jax.random.normal(jax.random.key(2), (4, 5, 8))
+    x = draws.normal(4, 5, 8)
     trace = rc.network.apply_batch(params, x, config)
     added = rc.network.compute_added_branches(trace, params, config)
-    assert_close(sum(added.values()), trace.hidden[1:] - trace.hidden[:-1], atol=2e-6)
+    hidden = np.asarray(trace.hidden)
+    assert_close(sum(map(np.asarray, added.values())), hidden[1:] - hidden[:-1], atol=2e-6)
 
 
 def test_a_trace_is_recorded_as_the_function_is(tmp_path):
     config, params = make_network("sandwich")
-    x = jax.random.normal(jax.random.key(2), (5, 8))
+    x = draws.normal(5, 8)
     trace = rc.apply(params, x, config)
     added = rc.network.compute_added_branches(trace, params, config)
     rc.record(trace, tmp_path / "a.npz", **added)

@@ -75,7 +75,7 @@ def test_the_profile_is_as_defined(kind):
 @pytest.mark.parametrize("learned", [True, pytest.param(False, marks=pytest.mark.full)])
 def test_until_it_is_profiled_every_pass_names_the_profile(learned):
     config = rc.design(rc.transformer(L, 2, D), "admin", learned=learned)
-    params, x = rc.init(jax.random.key(0), config), draws.tokens(N, D)
+    params, x = draws.parameters(config), draws.tokens(N, D)
     for call in (rc.apply, rc.path_contributions, rc.head_contributions):
         is_refused(r"Unprofiled\(\) .*admin_profile\(", call, params, x, config)
     profiled = rc.network.admin_profile(params, x[None], config)
@@ -90,6 +90,7 @@ def test_encoder_decoders_are_profiled_half_by_half():
     )
     config = rc.design(both, "admin")
     parts = [draws.parameters(c, gain_scale=0.2) for c in (config.encoder, config.decoder)]
+    parts = jax.tree.map(np.asarray, parts)  # of NumPy, as those of files are
     parts[1] = parts[1].replace(embedding=parts[1].embedding.replace(tokens=None))
     w = jnp.asarray(np.random.default_rng(3).standard_normal((D, 7)), float)
     params = rc.network.EncoderDecoderParams(*parts, w_output=w)
@@ -120,11 +121,11 @@ def test_encoder_decoders_are_profiled_half_by_half():
 def test_bad_batches_and_networks_are_refused_in_one_line():
     config = network()
     params, x, _ = draw(config)
-    zero_params = jax.tree.map(jnp.zeros_like, params)
+    zero_params = jax.tree.map(np.zeros_like, params)
     embedded = network(embedding=rc.EmbeddingConfig(vocab_size=7, d_embed=D))
-    infinite = params.layers.mlp.w_out.at[1, 0, 0].set(jnp.inf)
+    infinite = draws.with_value(params.layers.mlp.w_out, (1, 0, 0), np.inf)
     broken_mlp = draws.changed(params, mlp={"w_out": infinite})
-    broken_attention = draws.changed(params, attention={"b_o": jnp.full((L, D), jnp.nan)})
+    broken_attention = draws.changed(params, attention={"b_o": np.full((L, D), np.nan)})
     ids = np.full((B, N), 7)
     for call, mask, message in (
         ((broken_mlp, x, config), MASK, "in the MLP sublayer of layer 1 that is not finite"),
@@ -134,7 +135,7 @@ def test_bad_batches_and_networks_are_refused_in_one_line():
             "the attention sublayer of layer 0 that is not",
         ),
         (
-            (params, x.at[1, 2, 3].set(jnp.nan), config),
+            (params, draws.with_value(x, (1, 2, 3), np.nan), config),
             MASK,
             "in the attention sublayer of layer 0 that is",
         ),

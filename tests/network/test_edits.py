@@ -14,6 +14,7 @@ from rank_collapse.network.edits import (
     edit_point_shapes,
     trace_edits,
 )
+from tests.oracles import draws
 from tests.oracles.path_examples import DEPTH, HEADS, config_of, example
 from tests.support.closeness import assert_close
 from tests.support.refusals import each_is_refused, is_refused
@@ -107,7 +108,7 @@ def test_an_ablation_is_that_of_the_parameters(x64):
     for layer, part, fields in ABLATED.values():
         part_params = getattr(layers, part)
         part_params = part_params.replace(
-            **{f: getattr(part_params, f).at[layer].set(0) for f in fields}
+            **{f: draws.with_value(getattr(part_params, f), layer, 0) for f in fields}
         )
         layers = layers.replace(**{part: part_params})
     changed = params.replace(layers=layers)

@@ -257,13 +257,15 @@ def test_the_context_has_what_the_config_says():
 
     biased = {"position": "relative_bias", "num_buckets": 4, "max_distance": 3}
     table = SimpleNamespace(position_bias=jnp.arange(8.0).reshape(4, 2))
+    both_sides = np.where(j > i, 2, 0) + (abs(i - j) > 0)
     for mask, buckets in (  # of keys before the query; after it, two more where it sees both
-        ("none", np.where(j > i, 2, 0) + (abs(i - j) > 0)),
+        ("none", both_sides),
+        ("local", both_sides),
         ("causal", np.array([0, 1, 2, 3, 3, 3, 3])[np.maximum(i - j, 0)]),
     ):
         expected = np.asarray(table.position_bias)[buckets].transpose(2, 0, 1)
-        np.testing.assert_array_equal(context(table, mask=mask, **biased).bias, expected)
-        both = context(table, {"bias": jnp.full((1, n, n), 5.0)}, mask=mask, **biased)
+        np.testing.assert_array_equal(context(table, mask=mask, window=1, **biased).bias, expected)
+        both = context(table, {"bias": jnp.full((1, n, n), 5.0)}, mask=mask, window=1, **biased)
         np.testing.assert_array_equal(both.bias, expected + 5)
 
     for clamp in (0, 2):

@@ -3,14 +3,8 @@
 from typing import Any, NamedTuple
 
 VOCAB = 40
-SIZES = {
-    "vocab_size": VOCAB,
-    "num_hidden_layers": 2,
-    "intermediate_size": 28,
-    "hidden_size": 24,
-    "num_attention_heads": 3,
-    "max_position_embeddings": 20,
-}
+SMALL = {"hidden_size": 24, "num_attention_heads": 3, "max_position_embeddings": 20}
+SIZES = SMALL | {"vocab_size": VOCAB, "num_hidden_layers": 2, "intermediate_size": 28}
 LLAMA = SIZES | {"num_attention_heads": 6, "pad_token_id": 0}
 T5 = {
     "vocab_size": VOCAB,

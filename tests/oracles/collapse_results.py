@@ -44,3 +44,52 @@ def make_gains(*gains, rest=(-2.0, -3.0)):
         variants["san_skip"] = make_variant([rest[gain == 1]] * 3)
         points |= make_point("post", 0.5, gain, **variants)
     return points
+
+
+NORMS = ("pre", "none", "post")  # in no order
+LAYERS, SEEDS = 6, 3
+BOUNDS = ("log10_bound", "log10_layer_bound", "log10_published_bound", "tightness_paper")
+BOUNDS += ("tightness_mean", "tightness_diameter", "tightness_cubic_diameter")
+
+
+def draw_variant(draw, variant, norm):
+    """Draws measures of a variant: residuals that fall by a law of its own, with a gap, and bounds
+    on either side of them; a norm has no theorem, and pre-norm no bounds."""
+    shape = SEEDS, LAYERS
+    fall = {"san": 3.0, "san_mlp": 2.0}.get(variant, 1.1) ** np.arange(LAYERS)
+    profile = -fall * draw.uniform(0.9, 1.6, shape)
+    size = draw.normal(4, 2, shape)
+    measures = {
+        "log10_residual": profile,
+        "log10_size": size,
+        "ratio": np.minimum(1.0, 10 ** (profile / 4)).astype(np.float32),
+        "plain_log10_residual": np.maximum(profile, -7 + size) + draw.normal(0, 0.1, shape),
+    }
+    if variant in ("san", "san_mlp"):
+        measures["log10_residual"][0, -1] = np.nan if variant == "san_mlp" else profile[0, -1]
+        if norm != "pre":
+            measures |= {n: draw.uniform(-1, 2, shape) for n in BOUNDS if "log10" not in n}
+            measures |= {n: profile + draw.normal(0.5, 1, shape) for n in BOUNDS if "log10" in n}
+            measures["admissible"] = (draw.random(shape) < 0.6).astype(float)
+    if variant == "san":
+        measures["log10_cubic"] = profile * draw.uniform(0.9, 1.1, shape)
+        if norm == "none":
+            measures["log10_c"] = np.maximum.accumulate(draw.normal(size=shape), axis=1)
+    return measures
+
+
+def draw_points(seed, norms=NORMS, scales=(1.0,), gains=(0.5, 1.0)):
+    """Draws the points of a run of all four variants, with the gains of the MLPs as they are run:
+    all of them without norms, and 1 with post-norm."""
+    draw, points = np.random.default_rng(seed), {}
+    for norm in norms:
+        for scale in scales:
+            for gain in gains:
+                names = ("transformer", "san_skip", "san_mlp", "san")
+                variants = {name: draw_variant(draw, name, norm) for name in names}
+                gains_of_mlps = {"none": (0.5, 1, 2, 4), "post": (1,)}.get(norm, ())
+                san = variants["san"]["log10_residual"]
+                falls = san if norm == "none" else -np.cumsum(np.full(san.shape, 0.2), axis=1)
+                swept = {f"{g:g}": falls * draw.uniform(0.5, 1.5, san.shape) for g in gains_of_mlps}
+                points |= make_point(norm, scale, gain, swept, **variants)
+    return points

@@ -59,6 +59,13 @@ def tokens(n, d, seed=1, shift=0.3):
     return jax.device_put(np.random.default_rng(seed).standard_normal((n, d)) + shift)
 
 
+def with_value(array, index, value):
+    """Copies an array, as NumPy's, and sets what an index selects."""
+    copy = np.array(array)
+    copy[index] = value
+    return copy
+
+
 def changed(params, **parts):
     """Replaces fields in parts of the layers, as in changed(params, attention={"w_q": ...})."""
     layers = params.layers

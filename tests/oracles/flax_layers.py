@@ -6,11 +6,12 @@ import numpy as np
 from flax import linen as nn, nnx
 
 import rank_collapse as rc
+from tests.oracles import draws
 
 B, N, D, H, L = 2, 6, 8, 2, 3
 
 
-X = jax.random.normal(jax.random.key(0), (B, N, D))
+X = draws.normal(B, N, D)
 
 
 CAUSAL = nn.make_causal_mask(jnp.ones((B, N)))

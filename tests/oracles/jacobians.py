@@ -16,4 +16,4 @@ def jacobian_by_hand(params, config, ids, layer):
 
         return rc.apply(params, ids, config, edit={"residual": add}).hidden[-1]
 
-    return np.asarray(jax.jacfwd(last_state)(jnp.zeros((len(ids), config.d_model))))
+    return np.asarray(jax.jit(jax.jacfwd(last_state))(jnp.zeros((len(ids), config.d_model))))

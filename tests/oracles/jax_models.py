@@ -182,6 +182,20 @@ def parallel_vmapped():
     return Model(fn, "Attention", layers, {"order": "parallel"})
 
 
+def with_experts(layers, moe, **options):
+    """Layers whose MLP is a choice of experts, moe(layer, normed state)."""
+
+    def fn(x):
+        for w in layers:
+            with jax.named_scope("attn"):
+                a = plain_attention(w, layer_norm(x, *w["norm1"]))
+            x = x + a
+            x = x + moe(w, layer_norm(x, *w["norm2"]))
+        return x
+
+    return Model(fn, "attn", layers, {"act": silu} | options)
+
+
 def experts_by_one_hot():
     """Two of four experts, softmax over the chosen, dispatched by one-hot products."""
     layers = draw_layers(17, router=(D, 4), **{"in": (4, D, 6), "out": (4, 6, D)})
@@ -192,15 +206,7 @@ def experts_by_one_hot():
         units = jax.nn.silu(jnp.einsum("nd,edf->nef", h, w["in"]))
         return jnp.einsum("ne,nef,efd->nd", shares, units, w["out"])
 
-    def fn(x):
-        for w in layers:
-            with jax.named_scope("attn"):
-                a = plain_attention(w, layer_norm(x, *w["norm1"]))
-            x = x + a
-            x = x + moe(w, layer_norm(x, *w["norm2"]))
-        return x
-
-    return Model(fn, "attn", layers, {"act": silu})
+    return with_experts(layers, moe)
 
 
 def experts_by_gather():
@@ -212,15 +218,7 @@ def experts_by_gather():
         units = jax.nn.silu(jnp.einsum("nd,nkdf->nkf", h, w["in"][index]))
         return (shares[..., None] * jnp.einsum("nkf,nkfd->nkd", units, w["out"][index])).sum(1)
 
-    def fn(x):
-        for w in layers:
-            with jax.named_scope("attn"):
-                a = plain_attention(w, layer_norm(x, *w["norm1"]))
-            x = x + a
-            x = x + moe(w, layer_norm(x, *w["norm2"]))
-        return x
-
-    return Model(fn, "attn", layers, {"act": silu, "sigmoid_router": True})
+    return with_experts(layers, moe, sigmoid_router=True)
 
 
 def blockwise_attention():

@@ -123,10 +123,14 @@ def linen_for_numpy(p):
 
 
 class LinenList(nn.Module):
+    """Blocks of one class, one after the other."""
+
+    block: type[nn.Module] = LinenBlock
+
     @nn.compact
     def __call__(self, x):
         for l in range(DEPTH):
-            x = LinenBlock(name=f"block_{l}")(x)
+            x = self.block(name=f"block_{l}")(x)
         return x
 
 

@@ -14,7 +14,7 @@ from flax import nnx
 
 from tests.oracles.frozen_paths import silu
 from tests.oracles.jax_layers import DEPTH, D, E, H, Model, N, tokens
-from tests.oracles.library_blocks import NNXBlock, linen_for_numpy
+from tests.oracles.library_blocks import LinenList, NNXBlock, linen_for_numpy
 
 
 def nnx_scan_of_remat():
@@ -133,16 +133,8 @@ class SandwichBlock(nn.Module):
         return x + self.norms[3](self.down(h))
 
 
-class SandwichNet(nn.Module):
-    @nn.compact
-    def __call__(self, x):
-        for l in range(DEPTH):
-            x = SandwichBlock(name=f"h_{l}")(x)
-        return x
-
-
 def linen_sandwich():
-    model = SandwichNet()
+    model = LinenList(SandwichBlock)
     params = model.init(jax.random.key(1), tokens())
     # Gains and biases as after training, but for those of the projections, which NumPy leaves out.
     params = jax.tree_util.tree_map_with_path(
@@ -150,7 +142,7 @@ def linen_sandwich():
     )
     layers = []
     for l in range(DEPTH):
-        p = dict(params["params"][f"h_{l}"])
+        p = dict(params["params"][f"block_{l}"])
         norms = [(p[f"norms_{i}"]["scale"], p[f"norms_{i}"]["bias"]) for i in range(4)]
         p |= {"norm1": p["norms_0"], "norm2": p["norms_2"], "in": p["up"], "out": p["down"]}
         layers.append(linen_for_numpy(p) | {"after1": norms[1], "after2": norms[3]})

@@ -166,6 +166,11 @@ def run(
     return {name: np.stack(a).astype(np.float32) for name, a in arrays.items()}
 
 
+def states_alone(arrays):
+    """Returns a recording without its branches."""
+    return {"residual": arrays["residual"]}
+
+
 def x_width(model):
     return model.tokens.shape[1]
 

@@ -6,16 +6,12 @@ import pytest
 
 import rank_collapse as rc
 from tests.oracles import draws
+from tests.oracles.frozen_paths import softmax
 
 L, H, N, D = 2, 2, 5, 8
 K = D // H  # width of queries, keys and values
 RNG = np.random.default_rng(0)
 DECAY, SINK = (RNG.uniform(0.5, 0.9, (L, H)) for _ in range(2))
-
-
-def softmax(s):
-    e = np.exp(s - s.max())
-    return e / e.sum()
 
 
 def row_softmax(s, l, h):

@@ -65,11 +65,13 @@ EDIT = dict.fromkeys(EDITED, square_middle_layer)
 def test_parts_and_lengths_sum_to_the_logits(x64, name, edit):
     config = config_of(**NETWORKS[name])
     params, x, extra = example(config)
-    output = rc.apply(params, x, config, edit=edit, **extra).output
-    direct = rc.direct_contributions(params, x, config, edit=edit, **extra)
-    lengths = rc.path_contributions(params, x, config, edit=edit, **extra)
+    passes = rc.apply, rc.direct_contributions, rc.path_contributions
+    trace, direct, lengths = (
+        jax.device_get(compute(params, x, config, edit=edit, **extra)) for compute in passes
+    )
+    output = trace.output
     assert_close(direct.total, output, atol=1e-10)
-    w, b = draws.tokens(config.d_model, 3, 5), jnp.array([0.5, -1.0, 2.0])
+    w, b = draws.tokens(config.d_model, 3, 5), np.array([0.5, -1.0, 2.0])
     logits = output @ w + b[None]
     for parts in (direct, lengths):
         assert_close(rc.logit_attribution(parts, (w, b)).total, logits, atol=1e-10)
@@ -91,8 +93,8 @@ def test_without_norms_parts_are_what_the_trace_holds(x64):
     skips = {"attention_skip": True, "cross_skip": True, "mlp_skip": True}
     config = config_of(mlp="relu", cross_attention=True, **skips)
     params, x, extra = example(config)
-    trace = rc.apply(params, x, config, keep=("head_output",), **extra)
-    direct = rc.direct_contributions(params, x, config, **extra)
+    trace = jax.device_get(rc.apply(params, x, config, keep=("head_output",), **extra))
+    direct = jax.device_get(rc.direct_contributions(params, x, config, **extra))
     assert_close(direct.heads, trace.kept["head_output"], atol=1e-12)
     assert_close(direct.mlps, trace.mlp_branch, atol=1e-12)
     assert_close(direct.cross, trace.layers.cross_branch, atol=1e-12)
@@ -104,7 +106,7 @@ def test_without_norms_parts_are_what_the_trace_holds(x64):
     )
     assert sorted(trace.kept) == ["head_output"]
     # of a stack of networks the total is one of each
-    stack = jax.tree.map(lambda a: jnp.stack([a, 2 * a]), direct)
+    stack = jax.tree.map(lambda a: np.stack([a, 2 * a]), direct)
     totals = np.stack([direct.total, 2 * direct.total])
     assert_close(stack.total, totals, atol=1e-12)
 

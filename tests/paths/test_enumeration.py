@@ -137,9 +137,10 @@ def mark_file(file):
 def reference(request, x64):
     if request.param is None:
         pytest.skip(f"no .npz in {FOLDER}")
-    data = np.load(request.param)
+    with np.load(request.param) as file:
+        data = dict(file)
     meta = json.loads(data["meta"].tobytes())
-    tensors = {n.removeprefix("param/"): data[n] for n in data.files if n.startswith("param/")}
+    tensors = {n.removeprefix("param/"): data[n] for n in data if n.startswith("param/")}
     loaded = load_reference(tensors, meta["width"], meta.get("layer_norm_eps", 1e-12))
     assert loaded[0].depth == meta["depth"]
     return data, meta, loaded
@@ -183,7 +184,7 @@ def test_every_case_equals_the_published_code(reference, as_users, request):
 
     all_heads = np.full((1, config.depth), -1)
     name = "allheads_nosub/logits"
-    if name in data.files:
+    if name in data:
         differences[name] = compare_logits(compute_path_logits(all_heads, True), data[name])
     for case in meta["cases"]:
         key = case["key"]

@@ -8,6 +8,7 @@ import pytest
 import rank_collapse as rc
 from rank_collapse.agree.comparison import compare_files
 from rank_collapse.agree.recording import open_recording
+from tests.oracles import draws
 from tests.oracles.plain_layers import (
     BOTH,
     FACTORS,
@@ -99,7 +100,7 @@ def test_loops_and_jit_are_gone_through(tmp_path, model):
 
 
 def test_batches_and_token_ids(tmp_path):
-    table, ids = jax.random.normal(jax.random.key(3), (11, D)), np.arange(10).reshape(2, 5)
+    table, ids = draws.normal(11, D), np.arange(10).reshape(2, 5)
     model = jax.vmap(lambda i: run_plain(table[i]))
     rc.record_function(model, ids, tmp_path / "a.npz", branches=BOTH, token_ids=ids)
     assert open_recording(tmp_path / "a.npz").shape == (2, 5, D)

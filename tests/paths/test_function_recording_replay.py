@@ -8,6 +8,7 @@ import pytest
 import rank_collapse as rc
 from rank_collapse.agree.comparison import compare_files
 from rank_collapse.agree.recording import open_recording
+from tests.oracles import draws
 from tests.oracles.plain_layers import (
     BOTH,
     FACTORS,
@@ -23,7 +24,7 @@ from tests.oracles.plain_layers import (
 from tests.support.closeness import assert_close
 from tests.support.refusals import is_refused
 
-OTHER = X + 0.1 * jax.random.normal(jax.random.key(5), X.shape)
+OTHER = X + 0.1 * draws.normal(*X.shape, seed=5)
 
 
 def list_layers(path):
@@ -89,7 +90,7 @@ def test_a_network_with_gains_of_skips_is_replayed(tmp_path, form):
         "learned": {"norm_placement": "pre", "learned_skip_gain": 0.7, "learned_per_feature": True},
     }[form]
     config = rc.transformer(depth=3, num_heads=2, d_model=D, **fields)
-    params = rc.init(jax.random.key(4), config)
+    params = draws.parameters(config, 4)
     fn, branches = rc.paths.name_states(params, config), {"attention": "attention", "mlp": "mlp"}
     rc.record(rc.apply(params, OTHER, config), tmp_path / "b.npz")
     path = tmp_path / "c.safetensors"

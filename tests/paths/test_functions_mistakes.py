@@ -135,7 +135,8 @@ WRONG = [
     wrong(
         linear_attention,
         r"fn computes a product of two values .* at .*test_functions_mistakes.py:\d+.*in the scope "
-        "'attn', so its output is not a sum of paths; freeze one of the two.*stop_gradient",
+        "'attn', so its output is not a sum of paths; freeze an argument of this operation with "
+        "jax.lax.stop_gradient",
     ),
     wrong(feature_attention("weights first"), "a product of two values .* in the scope 'attn'"),
     wrong(feature_attention("states first"), "a product of two values .* in the scope 'attn'"),
@@ -146,7 +147,7 @@ WRONG = [
     wrong(lambda x: attn(jax.nn.relu(x) * jax.nn.relu(x @ W8)), "a product of two values"),
     wrong(
         lambda x: attn(x) + x.max(0),
-        "reduce_max of values .*; freeze it with jax.lax.stop_gradient",
+        "reduce_max of values .*; freeze an argument of this operation with jax.lax.stop_gradient",
     ),
     wrong(lambda x: attn(jnp.sort(x, 0)), "sort of values that depend on x"),
     wrong(lambda x: attn(jax.lax.top_k(x, D)[0]), "top_k of values that depend on x"),

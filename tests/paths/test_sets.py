@@ -88,8 +88,8 @@ def test_lengths_and_heads_have_draws_of_their_own():
 def test_sets_equal_one_path_at_a_time(name):
     """Shared beginnings, sorted visits: the same sums, in the order the sets were given."""
     config, params, x = network(**NETWORKS[name])
-    paths = jax.random.randint(jax.random.key(2), (2, 3, 4, 3), -1, 3)
-    mask = jnp.arange(N) < N - 1
+    paths = np.random.default_rng(2).integers(-1, 3, (2, 3, 4, 3))
+    mask = np.arange(N) < N - 1
     for semantics in SEMANTICS:
         single = jax.jit(
             lambda path, s=semantics: rc.paths.path_state(
@@ -114,7 +114,7 @@ def test_sets_equal_one_path_at_a_time(name):
 
 
 def test_shared_beginnings_are_visited_once():
-    paths = np.asarray(jax.random.randint(jax.random.key(3), (40, 4), -1, 3))
+    paths = np.random.default_rng(3).integers(-1, 3, (40, 4))
     order, first = visiting_order(jnp.asarray(paths))
     beginnings = {tuple(path[: l + 1]) for path in paths for l in range(4)}
     assert int((4 - first).sum()) == len(beginnings) < paths.size
@@ -190,7 +190,7 @@ def test_each_head_has_its_own_mask_bias_and_mixing(semantics, x64):
 def test_a_recomputed_path_is_a_network_of_one_head():
     """A path of all heads 1 is the network with the other head's output projection at zero."""
     config, params, x = network(position="relative_key", qk_norm="head")
-    w_o = params.layers.attention.w_o.at[:, 0].set(0.0)
+    w_o = draws.with_value(params.layers.attention.w_o, np.s_[:, 0], 0.0)
     one_head = draws.changed(params, attention={"w_o": w_o})
     # b_v of the removed head adds nothing once its projection is zero
     segments = np.array([0, 1, 1, 0])
@@ -221,7 +221,7 @@ def test_a_recomputed_path_is_a_network_of_one_head():
 def test_a_path_without_sub_path_is_a_network_without_the_skip_of_attention(placement):
     """After the sum its norm has neither gain nor bias."""
     config, params, x = network(norm_placement=placement)
-    attention = {"w_o": params.layers.attention.w_o.at[:, 0].set(0.0)}
+    attention = {"w_o": draws.with_value(params.layers.attention.w_o, np.s_[:, 0], 0.0)}
     norm = {"gain": np.ones((3, D)), "bias": np.zeros((3, D))} if placement == "both" else {}
     one_head = draws.changed(params, attention=attention, attention_norm=norm)
     bare = rc.paths.path_state(params, x, config, np.full(3, 1), no_sub_path=True)

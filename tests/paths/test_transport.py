@@ -10,6 +10,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 import rank_collapse as rc
 from rank_collapse.paths import name_states, transport, transport_ranks
+from tests.oracles import draws
 from tests.support.closeness import assert_close
 from tests.support.marks import full_but
 from tests.support.refusals import is_refused, parametrize_refusals
@@ -21,8 +22,18 @@ CONFIG = rc.transformer(
 
 
 def draw_params():
-    params = rc.init(jax.random.key(0), CONFIG, 2.0, 0.3)
-    return jax.tree.map(lambda a: a.astype(jnp.float64), params)
+    return draws.parameters(CONFIG, weight_scale=2.0)
+
+
+def in_one_program(measure, fn, *arrays, **options):
+    """Computes measure(fn, *arrays, **options) in one program, where each of its steps is one."""
+    return jax.device_get(jax.jit(lambda *arrays: measure(fn, *arrays, **options))(*arrays))
+
+
+@jax.jit
+def compute_jacobian(params, x, layer):
+    """Computes ∂X^L[t, i] / ∂X^l[s, j] after a layer l."""
+    return jax.jacfwd(lambda delta: last_state(params, x, layer, delta))(jnp.zeros((N, D)))
 
 
 def last_state(params, x, layer, delta):
@@ -50,33 +61,32 @@ def by_hand(params):
 
 @pytest.fixture
 def inputs(x64):
-    return draw_params(), jax.random.normal(jax.random.key(1), (N, D), jnp.float64)
+    return draw_params(), draws.normal(N, D)
 
 
 @pytest.mark.parametrize("layer", full_but([0, 1, 2], 1))
 def test_transport_is_the_jacobian_in_a_scan_and_in_a_loop(inputs, layer):
     params, x = inputs
     v = np.random.default_rng(2).normal(size=D)
-    jacobian = jax.jacfwd(lambda delta: last_state(params, x, layer, delta))(jnp.zeros((N, D)))
-    want = np.einsum("tisj,j->tsi", jacobian, v)
+    want = np.einsum("tisj,j->tsi", compute_jacobian(params, x, layer), v)
+    options = {"layer": layer, "branches": "attention"}
     for fn in (name_states(params, CONFIG), by_hand(params)):
-        moved = jax.jit(
-            lambda x, v, fn=fn: transport(fn, x, v, layer=layer, branches="attention", skip=2)
-        )(x, v)
+        moved = in_one_program(transport, fn, x, v, skip=2, **options)
         assert_close(moved.total, want[2:, 2:].sum(0).mean(0), rtol=1e-9, atol=1e-10)
         assert_close(moved.by_length.sum(0), moved.total, atol=1e-10)
         # no path passes more attentions than there are layers left
         assert np.all(np.abs(moved.by_length[DEPTH - layer :]) < 1e-12)
-        one = transport(fn, x, v, layer=layer, branches="attention", skip=0, sources=3)
+        one = in_one_program(transport, fn, x, v, skip=0, sources=3, **options)
         assert_close(one.by_position.sum(0), want[:, 3], rtol=1e-9, atol=1e-10)
 
 
 def test_frozen_transport_starts_at_the_state_as_path_contributions_do(inputs):
     """With the state itself as the direction, frozen parts are the network's own path sums."""
     params, x = inputs
-    hidden = rc.apply(params, x, CONFIG).hidden
+    hidden = np.asarray(rc.apply(params, x, CONFIG).hidden)
     fn = name_states(params, CONFIG)
-    moved = transport(fn, x, hidden[1], layer=0, branches="attention", skip=0, freeze=True)
+    options = {"layer": 0, "branches": "attention", "skip": 0, "freeze": True}
+    moved = in_one_program(transport, fn, x, hidden[1], **options)
     later = jax.tree.map(lambda a: a[1:], params.layers)
     want = rc.path_contributions(
         params.replace(layers=later), hidden[1], CONFIG.replace(depth=DEPTH - 1)
@@ -87,13 +97,13 @@ def test_frozen_transport_starts_at_the_state_as_path_contributions_do(inputs):
 def test_the_rank_of_the_jacobian_by_distance(inputs):
     params, x = inputs
     fn = name_states(params, CONFIG)
-    jacobian = jax.jacfwd(lambda delta: last_state(params, x, 1, delta))(jnp.zeros((N, D)))
-    want = [rc.effective_rank(np.asarray(jacobian)[2 + m, :, 2]) for m in (0, 1, 3)]
-    ranks = transport_ranks(fn, x, layer=1, source=2, branches="attention", distances=(0, 1, 3))
+    jacobian = np.asarray(compute_jacobian(params, x, 1))
+    want = [rc.effective_rank(jacobian[2 + m, :, 2]) for m in (0, 1, 3)]
+    options = {"layer": 1, "source": 2, "branches": "attention", "distances": (0, 1, 3)}
+    ranks = in_one_program(transport_ranks, fn, x, **options)
     assert_close(ranks[-1], want, rtol=1e-8)
     # the last row is of all lengths, however few of them are kept apart
-    options = {"layer": 1, "source": 2, "branches": "attention", "distances": (0, 1, 3)}
-    short = transport_ranks(fn, x, longest=0, **options)
+    short = in_one_program(transport_ranks, fn, x, longest=0, **options)
     assert short.shape == (2, 3)
     assert_close(short[-1], want, rtol=1e-8)
 
@@ -103,7 +113,8 @@ def test_longest_leaves_the_total_whole(inputs):
     fn, v = name_states(params, CONFIG), np.arange(D)  # ones would not pass a LayerNorm
     options = {"layer": 0, "branches": "attention", "sources": [0, 3], "skip": 2}
     whole = transport(fn, x, v, **options)
-    cut = transport(fn, x, v, longest=1, **options)  # two positions after a source are left out
+    # two positions after a source are left out
+    cut = in_one_program(transport, fn, x, v, longest=1, **options)
     assert cut.by_length.shape == (2, D) and np.abs(cut.longer[2:].sum(0)).max() > 1e-3
     assert_close(cut.total, whole.total, atol=1e-10)
     assert_close(cut.arriving, whole.by_position.sum(0), atol=1e-10)
@@ -112,7 +123,7 @@ def test_longest_leaves_the_total_whole(inputs):
 
 def call(**changes):
     options = {"direction": np.ones(D), "layer": 0, "branches": "attention", "skip": 0} | changes
-    fn = name_states(rc.init(jax.random.key(0), CONFIG), CONFIG)
+    fn = name_states(draws.parameters(CONFIG), CONFIG)
     return transport(fn, np.ones((N, D), np.float32), **options)
 
 
@@ -120,7 +131,8 @@ def call(**changes):
     [
         (
             {"layer": 3},
-            "layer=3 must be from 0 to 2, because fn names 3 states that match states='residual'",
+            "layer=3 must be from 0 to 2: the number of states in fn that match states='residual' "
+            "is 3",
         ),
         ({"states": "stream"}, "states='stream' matches no name in fn; name the state"),
         ({"layer": -1}, "layer=-1"),

@@ -286,7 +286,8 @@ def test_golden_folders_exist():
 def test_hidden_states_and_attentions(name, optimized):
     if list((GOLDEN / name).glob("*.bin")):
         pytest.importorskip("torch")
-    stored = np.load(GOLDEN / name / "expected.npz")
+    with np.load(GOLDEN / name / "expected.npz") as file:
+        stored = dict(file)
     arguments = {k[3:]: v for k, v in stored.items() if k.startswith("in/")}
     expected = {k[4:]: v for k, v in stored.items() if k.startswith("out/")}
     worst = largest_difference(ours(GOLDEN / name, arguments), expected, arguments)

@@ -23,6 +23,8 @@ SMALL = (
     "--n_eval_data=5",
     "--num_seeds=2",
 )
+# For experiments without paths, whose depth the test sets.
+SIZES = [flag for flag in SMALL if not any(w in flag for w in ("n_repeat", "n_paths", "depth"))]
 
 
 def run(module, arguments, folder):

@@ -130,3 +130,21 @@ def test_what_is_in_no_table_is_refused_by_name(name):
     call, _ = make_call(name, *targets[name])
     with pytest.raises(ValueError, match=rf"aten\.{name} in a test .*\.detach\(\)"):
         freeze_call(call, call.compute())
+
+
+@pytest.mark.parametrize(
+    ("name", "target", "args"),
+    [
+        ("clamp", aten.clamp.Tensor, (x, X(4, 6))),
+        ("clamp", aten.clamp.Tensor, (x, None, X(4, 6))),
+        ("_prelu_kernel", aten._prelu_kernel.default, (x, X(4, 6))),
+        ("pow", aten.pow.Tensor_Tensor, (positive, X(4, 6))),
+    ],
+)
+def test_a_function_of_several_values_is_refused(name, target, args):
+    """Also where the first of them is the one whose gate it would be."""
+    call, values = make_call(name, target, *args)
+    assert len(values) == 2
+    message = rf"aten\.{name} in a test depends on the start through several arguments"
+    with pytest.raises(ValueError, match=message):
+        freeze_call(call, call.compute())

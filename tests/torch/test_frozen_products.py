@@ -218,3 +218,13 @@ def test_exponentials_over_their_sum_are_a_softmax(scale, shift):
     other = trace("exp", trace.k)  # a sum over another value's entries
     assert trace("div.Tensor", other, total).degree == 1
     assert trace("div.Tensor", trace("exp", trace.h), trace("mul.Tensor", total, ROW)).degree == 1
+
+
+@pytest.mark.parametrize("is_turned", [False, True])
+def test_an_activation_that_is_written_out_has_its_slope_at_zero(is_turned):
+    """As h · sigmoid(h), whose slope there is 1/2, in either order."""
+    t, zeros = Trace(), H * (torch.arange(12).reshape(3, 4) % 3 > 0)
+    t.h = Value(zeros, 1, base=t.bases.new())
+    factors = [t("sigmoid", t.h), t.h]
+    value = t("mul.Tensor", *(factors[::-1] if is_turned else factors))
+    torch.testing.assert_close(t.carry(value), T * zeros.sigmoid())

@@ -1,4 +1,4 @@
-"""rank_collapse.torch.record: which modules are layers and branches, and models that have none."""
+"""rank_collapse.torch.record: models of many kinds of layers, and models that have no stack."""
 
 import numpy as np
 import pytest
@@ -9,93 +9,8 @@ torch = pytest.importorskip("torch")
 
 from rank_collapse.agree.recording import open_recording  # noqa: E402
 from rank_collapse.torch import record  # noqa: E402
-from rank_collapse.torch.recording import find_branches, find_layers, find_part  # noqa: E402
 from tests.oracles.recorded_torch import IDS, Block, Model  # noqa: E402
 from tests.support.closeness import assert_close  # noqa: E402
-
-
-def make_block(*names):
-    """Makes a layer of modules with these dotted names, in this order."""
-    block = torch.nn.Module()
-    for name in names:
-        *outer, last = name.split(".")
-        place = block
-        for part in outer:
-            if not hasattr(place, part):
-                place.add_module(part, torch.nn.Module())
-            place = getattr(place, part)
-        place.add_module(last, torch.nn.Identity())
-    return block
-
-
-LAYERS_BY_LIBRARY = {
-    "BERT": ("attention.self", "attention.output.dense", "output.dense"),
-    "DistilBERT": ("attention.q_lin", "attention.out_lin", "ffn.lin1", "ffn.lin2"),
-    "Llama": ("self_attn", "mlp"),
-    "Falcon": ("self_attention", "mlp"),
-    "GPT-2": ("attn", "mlp"),
-    "GPT-NeoX": ("attention", "mlp"),
-    "feed_forward": ("attention", "feed_forward"),
-    "XLNet": ("mha", "ff"),
-    "ffn": ("attn", "ffn"),
-    "experts": ("self_attn", "moe"),
-    "torch": ("self_attn", "linear1", "linear2"),
-    "OPT": ("self_attn", "fc1", "fc2"),
-    "ALBERT": ("attention", "ffn", "ffn_output"),
-    "Mixtral": ("self_attn", "block_sparse_moe"),
-    "RecurrentGemma": ("temporal_block", "mlp"),
-    "T5": ("layer.0.SelfAttention", "layer.1.DenseReluDense"),
-    "T5's decoder": ("layer.0.SelfAttention", "layer.1.Enc", "layer.2.DenseReluDense"),
-}
-
-
-BY_BRANCH = {"DistilBERT": (1, 3), "BERT": (1, 2), "ALBERT": (0, 1)}
-
-
-@pytest.mark.parametrize("library", LAYERS_BY_LIBRARY)
-def test_a_branch_is_the_module_of_a_whole_name(library):
-    """Modules whose names only begin or end so, such as norms, come before it and after it."""
-    names = LAYERS_BY_LIBRARY[library]
-    chosen = BY_BRANCH.get(library, (0, -1))
-    others = [f"{name.replace('.', '_')}_norm" for name in names]
-    others += [f"pre_{name.replace('.', '_')}" for name in names]
-    block = make_block(*others, *names, *(f"{name}.norm" for name in names))
-    for branch, index in zip(("attention_branch", "mlp_branch"), chosen, strict=True):
-        assert find_branches(block)[branch] is block.get_submodule(names[index])
-    assert find_branches(make_block(*others)) == dict.fromkeys(("attention_branch", "mlp_branch"))
-
-
-def test_patterns_are_tried_in_their_order():
-    block = make_block("mlp", "attn", "first.attn")
-    assert find_part(block, ["nothing", r"first\.attn", "mlp"]) is block.first.attn
-    parts = find_branches(block, attention=r".*\.attn", mlp=["x", "attn"])
-    assert parts == {"attention_branch": block.first.attn, "mlp_branch": block.attn}
-    normed = ("post_attention_layernorm", "post_feedforward_layernorm")
-    block = make_block("attn", "mlp", *normed)
-    assert list(find_branches(block).values()) == [block.get_submodule(name) for name in normed]
-    assert find_branches(block, attention="attn")["mlp_branch"] is block.mlp  # names that are given
-    one = make_block("attn", "mlp", normed[0])
-    assert find_branches(one) == {"attention_branch": one.attn, "mlp_branch": one.mlp}
-
-
-def test_layers_are_those_of_a_whole_name_in_the_order_of_the_model():
-    model = Model()
-    model.blocks_norm = torch.nn.Identity()
-    assert find_layers(model, r"blocks\.\d") == list(model.blocks)
-    assert find_layers(model, "blocks") == [model.blocks]
-    assert find_layers(model, [model.blocks[2], model.blocks[0]]) == [
-        model.blocks[2],
-        model.blocks[0],
-    ]
-
-
-def test_of_lists_of_one_length_the_larger_one_has_the_layers():
-    model = torch.nn.Module()
-    model.small = torch.nn.ModuleList(torch.nn.Linear(2, 2) for _ in range(3))
-    model.large = torch.nn.ModuleList(torch.nn.Linear(4, 4) for _ in range(3))
-    model.long = torch.nn.Sequential(torch.nn.Linear(9, 9), *[torch.nn.ReLU() for _ in range(9)])
-    assert find_layers(model) == list(model.large)
-    assert find_layers(model.long) == list(model.long)  # no other list
 
 
 def test_layers_and_branches_by_name(tmp_path):
@@ -219,8 +134,8 @@ def test_a_branch_of_other_size_is_not_recorded(tmp_path):
         def forward(self, x):
             return x + self.mlp(x).sum()
 
-    for cut, names in ((0, ("mlp_branch",)), (1, ())):
-        model = Odd(Layer(cut), Layer(cut))
+    for cuts, names in (((0, 0), ("mlp_branch",)), ((1, 1), ()), ((0, 1), ())):
+        model = Odd(*map(Layer, cuts))
         with record(model, tmp_path / "a.npz"):
             model(X)
         recording = open_recording(tmp_path / "a.npz")

@@ -16,7 +16,12 @@ def make_graph(seed, num_axes, batched):
     values, factors = [Value(torch.zeros(3), 1)], {}
 
     def make_push(numbers):
-        return lambda *tangents: sum(n * t for n, t in zip(numbers, tangents, strict=True))
+        def push(*tangents):
+            if not batched:  # `vmap` cannot read numbers
+                tangents = [torch.tensor(t.tolist(), dtype=t.dtype) for t in tangents]
+            return sum(n * t for n, t in zip(numbers, tangents, strict=True))
+
+        return push
 
     for i in range(1, 9):
         count = int(torch.randint(1, 4, (), generator=random))

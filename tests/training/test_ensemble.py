@@ -181,10 +181,10 @@ class Count(NamedTuple):
 
 def make_counting_ensemble():
     """An ensemble whose model is the number of epochs that it was trained."""
-    ensemble = make_ensemble(devices=1, watch=lambda count, *_: count)
-    ensemble.init = lambda key, hyper: (Count(jnp.zeros(())), {})
+    ensemble = make_ensemble(devices=1, watch=lambda count, data, *_: count + data["zero"])
+    ensemble.init = lambda key, hyper: (Count(jnp.zeros(())), {"zero": jnp.zeros(())})
     ensemble.step = lambda state, hyper, epoch: (
-        (Count(state[0].model + 1), {}),
+        (Count(state[0].model + 1), state[1]),
         {"loss": jnp.float32(epoch)},
     )
     return ensemble
@@ -214,12 +214,20 @@ def test_the_last_chunk_is_watched_where_chunks_do_not_divide_the_epochs():
         keys, hyper, resume=lambda _: (3, first), on_watched=lambda *look: looks.append(look[0])
     )
     assert looks == [4]
-    for finished in (resumed, ensemble.train(keys, hyper, resume=lambda _: (4, whole))):
+    again = ensemble.train(keys, hyper, resume=lambda _: (4, whole))
+    begun = ensemble.train(keys, hyper, resume=lambda like: (0, like))
+    for finished in (resumed, again, begun):
         np.testing.assert_array_equal(finished.watched, run.watched)
         np.testing.assert_array_equal(finished.losses, run.losses)
         np.testing.assert_array_equal(finished.state.model, [4, 4])
     np.testing.assert_array_equal(first["watched"], [[0, 3, 0]] * 2)
+    assert ensemble.train(seed_keys(0, 3), hyper).losses.shape == (3, 4)
     assert Ensemble(RECIPE, make_data).epochs_per_chunk == 5
+    assert Ensemble(RECIPE, make_data, at_once=3).at_once == 3
+    empty = make_counting_ensemble()
+    empty.recipe = dataclasses.replace(RECIPE, num_epochs=0)
+    nothing = empty.train(keys, hyper)
+    assert nothing.losses.shape == (2, 0) and nothing.watched.tolist() == [[0], [0]]
 
 
 def test_a_function_of_models_is_of_each_seed_with_its_data_values_and_key():
@@ -322,6 +330,7 @@ def test_values_for_another_number_of_runs_are_named(two_devices):
     )
     for values, message in (
         ({"learning_rate": np.full((2, 2), 0.01)}, r"hyper.learning_rate of shape \(2, 2\)"),
+        ({"learning_rate": np.full(1, 0.01)}, r"hyper.learning_rate of shape \(1,\)"),
         ({"network": {"temperature": "2"}}, "network.temperature='2' is not in"),
     ):
         is_refused(message, two_devices.train, seed_keys(0, 2), Hyper(**values))

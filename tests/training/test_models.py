@@ -189,6 +189,7 @@ def test_weights_are_read_back_with_their_config_and_write_the_same(training_run
 @parametrize_refusals(
     [
         ({"num_outputs": 5}, "num_outputs=5 is not the decoder's vocab_size=6"),
+        ({"num_outputs": 7}, "num_outputs=7 is not the decoder's vocab_size=6"),
         ({"output_dropout": True}, "output_dropout=True"),
         (
             {"config": EncoderDecoderConfig(HALF.replace(embedding=None), CONFIG.decoder)},

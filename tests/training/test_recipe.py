@@ -109,6 +109,7 @@ def test_an_ensemble_sweeps_warm_up_and_smoothing():
         ({"warmup": np.array([3.0, np.nan])}, {}, "warmup=nan"),
         ({"label_smoothing": np.array([0.1, 1.0])}, {}, "label_smoothing=1.0 is not in"),
         ({"label_smoothing": 0.1}, {"loss": "squared_error"}, "has none"),
+        ({"label_smoothing": np.array([0.0, 0.1])}, {"loss": "squared_error"}, "has none"),
         ({"dropout": 1.5}, {}, r"dropout=1.5 is not in \[0, 1\)"),
         ({"dropout": np.array([0.1, -0.5])}, {}, "dropout=-0.5"),
         ({"learning_rate": None}, {}, "learning_rate=None"),
@@ -222,7 +223,7 @@ def test_what_is_not_given_is_as_in_the_paper():
         ({"unroll": 0}, "unroll=0"),
         ({"loss": "hinge"}, "loss='hinge'"),
         ({"schedule": "cosine"}, "schedule='cosine'"),
-        ({"config": TransformerConfig()}, "embedding=None"),
+        ({"config": TransformerConfig()}, "^config.embedding=None: a trained network needs"),
         ({"config": None}, "config is a NoneType"),
     ]
 )

@@ -1,5 +1,7 @@
 """sweep: anyone's init and step over seeds and swept values, whole, resumed, on any devices."""
 
+import inspect
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -160,6 +162,14 @@ def test_rounds_of_seeds_end_when_the_rule_says_so(tmp_path):
     assert seen == [2, 4, 6]
 
 
+def test_what_is_not_given_has_its_default():
+    parameters = inspect.signature(sweep).parameters.values()
+    defaults = {p.name: p.default for p in parameters if p.default is not p.empty}
+    numbers = {"seeds": 8, "every": 100, "first_seed": 0, "round_seeds": 8, "key": 0}
+    nothing = ("hyper", "static", "folder", "look", "at_once", "until", "finite", "mesh")
+    assert defaults == numbers | dict.fromkeys(nothing) | {"quiet": False}
+
+
 def test_metrics_may_be_anything_and_a_state_any_pytree():
     """A tuple as state, whole numbers, flags, vectors and nested names as metrics."""
 
@@ -169,10 +179,12 @@ def test_metrics_may_be_anything_and_a_state_any_pytree():
     def count(state, hyper, index):
         whole, (drawn, number, flag) = state
         metrics = {"a": {"b": drawn, "c": number}, "flag": flag, "half": jnp.bfloat16(index)}
+        metrics["short"] = jnp.float16(index)
         return (whole + 1, [drawn, number + 1, ~flag]), metrics
 
     result = sweep(begin, count, steps=3, seeds=2, quiet=True)
-    assert set(result.metrics) == {"a/b", "a/c", "flag", "half"}
+    assert set(result.metrics) == {"a/b", "a/c", "flag", "half", "short"}
+    assert result.metrics["half"].dtype == result.metrics["short"].dtype == np.float32
     assert result.metrics["a/b"].dims == ("seed", "step", "a/b_0")
     assert result.metrics["a/c"].values.tolist() == [[1, 2, 3]] * 2
     assert result.metrics["a/c"].dtype == np.int32 and result.metrics["flag"].dtype == bool

@@ -131,3 +131,12 @@ UNEVEN = {"a": {"q_proj": np.ones((2, 4))}, "q_proj": np.ones((3, 4))}
 def test_axes_that_are_not_there_or_not_known_are_refused(arguments, message):
     tree, options = arguments
     is_refused(message, lambda: rc.monitor_gradients(tree, **options))
+
+
+def test_a_name_of_the_caller_counts_before_that_of_the_table():
+    gradients = {"layer": {"value": np.full(4, 3.0, np.float32)}}
+    norms = rc.monitor_gradients(gradients, parts={"value": "query"})
+    near(norms, {"query_gradient": 6.0})
+    parts = {"c_attn": ("query", "key", "value")}  # of an axis of length 0 no share is taken
+    norms = rc.monitor_gradients({"c_attn": np.zeros((0, 6), np.float32)}, parts=parts)
+    near(norms, dict.fromkeys(norms, 0.0))

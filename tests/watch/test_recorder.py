@@ -53,18 +53,23 @@ def test_an_alarm_comes_before_the_loss_is_no_number(tmp_path, caplog):
 
 def test_wandb_has_steps_of_its_own(monkeypatch):
     """Otherwise wandb would drop rows that come between those of a trainer."""
-    wandb, lines = types.ModuleType("wandb"), []
+    wandb, lines, defined = types.ModuleType("wandb"), [], []
 
     def log(row, step=None):
         lines.append((row, step))
 
-    log.__module__, wandb.define_metric = "wandb.sdk", lambda name, step_metric: None
+    def define(name, step_metric):
+        defined.append((name, step_metric))
+
+    log.__module__, wandb.define_metric = "wandb.sdk", define
     monkeypatch.setitem(sys.modules, "wandb", wandb)
     model = gpt2(**QUIET)
     watched = watch(model, every=1, log=log)
     train_gpt2(model, 2)
     watched.close()
     assert [(row["watch/step"], step) for row, step in lines] == [(0, None), (1, None)]
+    assert "watch/loss" in lines[0][0] and all(name.startswith("watch/") for name in lines[0][0])
+    assert defined == [("watch/*", "watch/step")] * 2
 
 
 def test_a_writer_gets_every_number_of_a_row():
@@ -123,18 +128,21 @@ def test_a_reason_is_kept_until_it_is_measured_again(caplog):
     assert notes.attempt("h.0", "weights", fail, LeftOut("no keys")) is None
     assert notes.attempt("h.1", "weights", fail, LeftOut("no keys")) is None
     assert notes.attempt(None, "loss", fail, KeyError("x")) is None
+    assert notes.attempt("h.1", "tokens", fail, ValueError("of torch")) is None
     notes.remark("h.2", "padding", "reads padding")
     notes.remark(None, "other", "reads padding")
     assert notes.reasons == {
         ("h.0", "weights"): "no weights: no keys",
         ("h.1", "weights"): "no weights: no keys",
         (None, "loss"): "no loss: KeyError: 'x'",
+        ("h.1", "tokens"): "no tokens: ValueError: of torch",
         ("h.2", "padding"): "reads padding",
         (None, "other"): "reads padding",
     }
     assert caplog.messages == [  # the first of each kind
         "watch: no weights of h.0: no keys",
         "watch: no loss: KeyError: 'x'",
+        "watch: no tokens of h.1: ValueError: of torch",
         "watch: h.2: reads padding",
     ]
     assert notes.attempt("h.0", "weights", lambda a, b: a + b, 1, 2) == 3
@@ -179,8 +187,11 @@ def test_a_row_is_written_to_a_folder_or_a_file(tmp_path):
     for log in (tmp_path, tmp_path / "a.jsonl", str(tmp_path / "b.jsonl")):
         recorder = Recorder(log, Notes())
         recorder.add(3, {"a": {0: 1.0, 1: 2.0}}, 2)
-        (row,) = metrics.read(tmp_path / metrics.NAME if log == tmp_path else log)
+        path = tmp_path / metrics.NAME if log == tmp_path else log
+        (row,) = metrics.read(path)
         assert row["step"] == 3 and row["a"].tolist() == [1.0, 2.0]
+        Recorder(log, Notes()).add(4, {"a": {0: 3.0}}, 1)  # to a file that exists
+        assert [row["step"] for row in metrics.read(path)] == [3, 4]
 
 
 def test_what_the_trainer_prints_is_of_the_layers_that_were_measured():

@@ -56,6 +56,7 @@ def test_followers_of_summands():
         Tag(followers=follow(allowed=[False, True], pairs=[7, 8])),
         Tag(frozenset(maps[:1]), followers=follow(entries=[1, 0], pairs=[9, 9])),
         Tag(frozenset(maps[1:2]), followers=follow(entries=[10, 11])),
+        Tag(frozenset(maps[:1]), followers=follow(entries=[0, 0])),  # of a map that has numbers
         Tag(frozenset(maps[2:]), followers=follow(entries=[20, 21], allowed=[True, False])),
     ]
     joined = torch_followers.join_followers(tags)
@@ -86,6 +87,7 @@ def number_pairs(queries, keys):
         (number_pairs([0, 1], [0, 1])[None].expand(3, 2, 2), [0], (False, False)),
         (torch.full((2, 3), -1), [0, 1], (False, False)),
         (torch.tensor([[-1, PAIR], [-1, PAIR + 1]]), [0], (False, True)),
+        (torch.tensor([[-1], [PAIR + 3]]), [0], (False, False)),  # one pair alone is known
     ],
 )
 def test_which_of_query_and_key_changes_along_axes(pairs, axes, changes):
@@ -106,6 +108,8 @@ def test_a_product_sums_over_tokens_where_the_ends_are_of_other_rows():
     term = Term(("nd", "md", "nm"), {}, query, Tag())
     assert torch_followers.sums_tokens(term, "n") and not torch_followers.sums_tokens(term, "d")
     assert not torch_followers.sums_tokens(Term(("nd", "md", "nm"), {}, Tag(), Tag()), "n")
+    repeated = Tag(query.maps, followers={"entries": lambda: numbers[[0, 0, 1]]})
+    assert torch_followers.sums_tokens(Term(("nd", "md", "nm"), {}, repeated, Tag()), "n")
 
 
 def test_axes_whose_ends_are_of_one_row_are_features():

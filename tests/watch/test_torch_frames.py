@@ -24,7 +24,8 @@ def test_masks_are_found_by_their_name_wherever_they_stand():
     inner = {"key_padding_mask": MASK, "size": 3, "x": x}
     ((name, mask),) = list_masks(x, options=inner)
     assert name == "key_padding_mask" and mask is MASK
-    assert list_masks(x, MASK[None]) == []  # three axes
+    for shape in ((1, 2, 3), (6,)):
+        assert list_masks(x, MASK.reshape(shape)) == []
 
 
 def test_of_a_call_that_does_not_fit_the_keywords_are_read():
@@ -37,9 +38,12 @@ def test_of_a_call_that_does_not_fit_the_keywords_are_read():
         ("mask", MASK),
         ("mask", MASK.bool()),
         ("mask", (MASK - 1) * 1e9),
+        ("mask", MASK.float()),
         ("key_padding_mask", ~MASK.bool()),
+        ("padding_mask", MASK),
+        ("padding_mask", (MASK - 1) * 1e9),
     ],
-    ids=["numbers", "booleans", "added", "padding"],
+    ids=["numbers", "booleans", "added", "floats", "padding", "named padding", "added padding"],
 )
 def test_the_likelier_reading_comes_first(name, mask):
     likely, other = list_sides(name, mask)

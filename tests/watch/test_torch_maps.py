@@ -183,6 +183,17 @@ class Convolved(Attention):
         return self.o(join(p @ heads(self.v(x))))
 
 
+class Extended(Attention):
+    """Queries and keys have a feature before the others that no map made."""
+
+    def forward(self, x, mask=None):
+        q, k, v = (heads(part(x)) for part in (self.q, self.k, self.v))
+        q, k = (torch.cat([torch.ones(B, H, N, 1), a], dim=-1) for a in (q, k))
+        p = (q @ k.mT / 3).softmax(-1)
+        self.kept = x.detach(), p.detach()
+        return self.o(join(p @ v))
+
+
 class Unmapped(Attention):
     """Queries are the tokens themselves."""
 
@@ -223,6 +234,7 @@ def add_with_mlp(self, x, mask):
         Broadcast,
         Flat,
         Convolved,
+        Extended,
         Unmapped,
         Normed,
     ],

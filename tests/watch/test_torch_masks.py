@@ -16,6 +16,7 @@ from tests.oracles.measured_layers import (
     X,
     add_in_turn,
     check_layers,
+    compute_entropy,
     compute_ratio,
     nn,
     pad,
@@ -114,6 +115,46 @@ def test_small_weights_that_are_dropped_are_of_tokens():
     attention.weigh = drop_small
     row, _ = watch_step(Stack(lambda self, x, mask: self.attentions[0](x), attention), CLUSTERS)
     assert row["residual_ratio"] == pytest.approx([compute_ratio(CLUSTERS)], 1e-4)
+
+
+def write_heads(scores):
+    written = torch.empty_like(scores)
+    written[:, 0], written[:, 1] = scores[:, 0], scores[:, 1]
+    return written
+
+
+def write_views(scores):
+    written = torch.zeros_like(scores)
+    written[..., :4].copy_(scores[..., :4])
+    written[..., 4:].copy_(scores[..., 4:])
+    return written
+
+
+def join_parts(scores):
+    return torch.cat([scores[..., :4], scores[..., 4:]], dim=-1)
+
+
+@pytest.mark.parametrize("move", [write_heads, write_views, join_parts])
+def test_keys_are_hidden_where_masked_scores_are_written_elsewhere(move):
+    def weigh(scores, mask):
+        return move(scores.masked_fill(RIGHT[:, None, None] == 0, -torch.inf)).softmax(-1)
+
+    attention = Attention(weigh)
+    model = Stack(lambda self, x, mask: self.attentions[0](x), attention)
+    row, watched = watch_step(model, pad(RIGHT))
+    x, p = attention.kept
+    assert row["residual_ratio"] == pytest.approx([compute_ratio(x, RIGHT)], 1e-4)
+    entropy = compute_entropy(p, RIGHT)
+    assert row["attention_entropy"] == pytest.approx([entropy], 1e-4), watched.describe()
+
+
+@pytest.mark.parametrize("move", [write_heads, write_views, join_parts])
+def test_keys_that_content_hides_are_tokens_where_scores_are_written_elsewhere(move):
+    attention = make_similar()
+    attention.weigh = lambda scores, mask: move(
+        scores.masked_fill(scores < scores.topk(2).values[..., -1:], -1e9)
+    ).softmax(-1)
+    check_layers(Stack(lambda self, x, mask: self.attentions[0](x), attention), CLUSTERS)
 
 
 def dot_by_index(q, k, v, mask):

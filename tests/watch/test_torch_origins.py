@@ -11,6 +11,8 @@ from tests.oracles.measured_layers import (
     Stack,
     X,
     check_layers,
+    compute_entropy,
+    compute_ratio,
     heads,
     make_maps,
     nn,
@@ -75,6 +77,25 @@ def test_an_encoder_of_the_same_input_has_other_tokens():
 
     row, _ = watch_step(Both(), torch.randn(2, 5, 8))
     assert len(row["residual_ratio"]) == 2 and "cross.attention_entropy" in row
+
+
+def test_padding_of_the_keys_is_none_of_the_queries():
+    """An encoder of as many padded tokens ran before; the queries come from other ones."""
+
+    def read_encoder(self, x, others):
+        encoder, across = self.attentions
+        states = others + encoder(others)
+        return across(x, kv=(heads(across.k(states)), heads(across.v(states))))
+
+    def hide(scores, mask):
+        return scores.masked_fill(RIGHT[:, None, None] == 0, -torch.inf).softmax(-1)
+
+    model = Stack(read_encoder, Attention(hide), Attention())
+    row, watched = watch_step(model, X, pad(RIGHT))
+    (encoded, _), (_, p) = (attention.kept for attention in model.attentions)
+    assert row["residual_ratio"][0] == pytest.approx(compute_ratio(encoded, RIGHT), 1e-4)
+    (entropy,) = (v for v in row["cross.attention_entropy"] if v == v)
+    assert entropy == pytest.approx(compute_entropy(p), 1e-4), watched.describe()
 
 
 class Hidden(nn.Module):

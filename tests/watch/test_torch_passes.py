@@ -102,16 +102,6 @@ def test_a_model_under_fsdp2_is_measured_without_gradients(is_before, tmp_path):
     assert "no gradients: under FSDP2 each process has parts of them" in watched.describe()
 
 
-def test_tensor_parallelism_is_refused():
-    class DTensor(nn.Parameter):
-        pass
-
-    model = nn.Linear(2, 2)
-    model.weight.__class__ = DTensor
-    with pytest.raises(ValueError, match="tensor parallelism"):
-        watch(model)
-
-
 class Block(Attention):
     """A layer whose stream is one of several results.
 

@@ -10,6 +10,8 @@ import pytest
 pytest.importorskip("torch")
 import rank_collapse as rc
 from rank_collapse.torch import watch
+from rank_collapse.watch.torch_pieces import Piece, join_documents
+from rank_collapse.watch.torch_tokens import Tokens
 from tests.oracles.torch_models import torch
 from tests.oracles.watched_stack import D, F, N, X, measure_row, nn, ratio
 
@@ -128,3 +130,28 @@ def test_chunks_of_queries_are_left_out(keys, tokens):
     assert not any("ratio" in name or "entropy" in name for name in row)
     norms = [row[f"{part}_gradient"][0] for part in ("query", "key", "value")]
     assert norms == pytest.approx(compute_gradient_norms(model[0]), 1e-4)
+
+
+def make_piece(index, **scalars):
+    """Makes a piece of one document, numbered by its first token, with scalars by head."""
+    index = torch.tensor([index])
+    tokens = Tokens(torch.zeros(8, 2), index, index, torch.zeros(1), False, ())
+    scalars = {name: torch.tensor([values]) for name, values in scalars.items()}
+    return Piece(3, tokens, index[:, :1].expand_as(index), index.numel(), scalars)
+
+
+def test_documents_are_joined_in_the_order_of_their_tokens():
+    """Whichever was computed first; mass that no key has is 0 where there is none."""
+    later = make_piece([4, 5], attention_entropy=[1.0, 2.0], missing_mass=[0.5, 0.25])
+    first = make_piece([0, 1, 2], attention_entropy=[3.0, 4.0])
+    (joined,) = join_documents([later, first])
+    assert joined.tokens.index.tolist() == [[0, 1, 2, 4, 5]]
+    assert joined.documents.tolist() == [[0, 0, 0, 4, 4]]
+    assert (joined.frame, joined.num_keys) == (3, 3)
+    assert {name: a.tolist() for name, a in joined.scalars.items()} == {
+        "attention_entropy": [[1, 2], [3, 4]],
+        "missing_mass": [[0.5, 0.25], [0, 0]],
+    }
+    twice = make_piece([2, 3])  # a token of two documents
+    for pieces in ([first, twice], [twice, first]):
+        assert all(a is b for a, b in zip(join_documents(pieces), pieces, strict=True))

@@ -68,7 +68,8 @@ MASKS = {
 def test_weights_are_those_of_the_kernel(mask, scale, num_groups):
     """Of examples and heads one after the other, keys of a group of heads beside each of them."""
     q, k = draw(2, 4, 5, 3), draw(2, num_groups, 7, 3)
-    weights = compute_dot_weights(q, k, k, mask, scale=scale, enable_gqa=num_groups != 4)
+    values = draw(2, num_groups, 7, 2)  # whose width has no say in the weights
+    weights = compute_dot_weights(q, k, values, mask, scale=scale, enable_gqa=num_groups != 4)
     keys = k.repeat_interleave(4 // num_groups, dim=1)
     scores = (1 / math.sqrt(3) if scale is None else scale) * torch.einsum(
         "bhnd,bhmd->bhnm", q, keys
@@ -83,6 +84,23 @@ def test_weights_are_those_of_the_kernel(mask, scale, num_groups):
     assert weights.rows.tolist() == [0, 1, 2, 3, 4]
     kept = keep.any(dim=1)  # a key of one head is a key
     torch.testing.assert_close(weights.allowed.expand(2, 5, 7), kept)
+
+
+@pytest.mark.parametrize(
+    ("queries", "keys", "is_grouped"),
+    [
+        ((4, 5, 3), (2, 7, 3), True),  # without an axis of examples
+        ((2, 1, 5, 3), (2, 4, 7, 3), False),  # queries that all heads share
+        ((2, 4, 5, 3), (2, 1, 7, 3), False),
+        ((4, 5, 3), (4, 7, 3), False),
+    ],
+)
+def test_weights_of_any_heads_are_those_of_torch(queries, keys, is_grouped):
+    q, k = draw(*queries), draw(*keys)
+    values = torch.eye(7).expand(*keys[:-1], 7)
+    product = torch.nn.functional.scaled_dot_product_attention(q, k, values, enable_gqa=is_grouped)
+    weights = compute_dot_weights(q, k, values, enable_gqa=is_grouped)
+    torch.testing.assert_close(weights.p, product.reshape(-1, 5, 7))
 
 
 def test_masks_that_content_chose_hide_no_key():

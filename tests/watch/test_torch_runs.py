@@ -6,6 +6,8 @@ import pytest
 pytest.importorskip("torch")
 from rank_collapse.torch import watch
 from rank_collapse.watch import torch_products
+from rank_collapse.watch.torch_runs import _TOKEN_MASK
+from tests.oracles import measured_layers
 from tests.oracles.torch_models import torch
 from tests.oracles.watched_stack import Attention, D, F, Layers, X, measure_row, nn, ratio
 
@@ -19,6 +21,21 @@ class Towers(nn.Module):
 
     def forward(self, x):
         return self.tower(x) * self.tower(x.flip(0, 1)[:1])
+
+
+OF_TOKENS = (
+    "attention attn padding pad key_padding src_key_padding input token src source valid key text "
+    "seq sequence x decoder_attention"
+)
+
+
+def test_masks_of_tokens_are_told_by_their_names():
+    for name in OF_TOKENS.split():
+        for mask in (f"{name}_mask", f"{name}mask", f"{name}_masks"):
+            assert _TOKEN_MASK.fullmatch(mask), mask
+    assert _TOKEN_MASK.fullmatch("mask") and _TOKEN_MASK.fullmatch("masks")
+    for other in ("head_mask", "causal_mask", "cross_attention_mask", "mask_ratio", "padding"):
+        assert not _TOKEN_MASK.fullmatch(other), other
 
 
 def test_of_two_inputs_of_one_network_the_first_is_measured():
@@ -44,12 +61,42 @@ def test_texts_of_one_token_are_left_out():
 
 @pytest.mark.parametrize(
     "layers, numbers",
-    [(0, [0]), ([0, 2], [0, 2]), ("h.1", [1]), (lambda name, module: name.endswith("2"), [2])],
+    [
+        (0, [0]),
+        ([0, 2], [0, 2]),
+        (range(1, 3), [1, 2]),
+        ("h.1", [1]),
+        (("h.0", "h.2"), [0, 2]),
+        (lambda name, module: name.endswith("2"), [2]),
+    ],
 )
 def test_layers_are_chosen_by_number_name_or_function(layers, numbers):
     ratios = measure_row(Layers(3), X)["residual_ratio"]
     chosen = measure_row(Layers(3), X, layers=layers)["residual_ratio"]
     assert [v for v in chosen if v == v] == [ratios[i] for i in numbers]
+
+
+class Core(nn.Module):
+    """Attention in a module without parameters, which calls another."""
+
+    def __init__(self, inner=None):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, q, k, v, mask):
+        if self.inner is not None:
+            return self.inner(q, k, v, mask)
+        return F.scaled_dot_product_attention(q, k, v)
+
+
+def test_products_in_modules_without_parameters_are_of_the_module_around_them():
+    layers = [measured_layers.Attention(attend=Core(inner)) for inner in (None, Core(), None)]
+    model = measured_layers.Stack(measured_layers.add_in_turn, *layers)
+    row, watched = measured_layers.watch_step(model, measured_layers.X)
+    ratios = [measured_layers.compute_ratio(layer.kept[0]) for layer in layers]
+    assert row["residual_ratio"] == pytest.approx(ratios, 1e-4)
+    titles = [line.split(":")[0] for line in watched.describe().splitlines()[1:]]
+    assert titles == [f"  {i} attentions.{i}" for i in range(3)]
 
 
 def test_an_empty_batch_stops_no_measure():

@@ -9,6 +9,7 @@ import pytest
 pytest.importorskip("torch")
 
 from rank_collapse.torch import watch
+from rank_collapse.watch import torch_watch
 from rank_collapse.watch.torch_steps import OpenWatches, StepTimes
 from tests.oracles.measured_layers import Attention, Stack, X, add_in_turn, compute_ratio, nn, torch
 
@@ -49,6 +50,17 @@ def test_hooks_that_others_remove_are_said(every, caplog):
     watched.close()
     other.close()
     assert caplog.text.count(reason) == 1
+
+
+def test_a_step_counts_once_where_others_removed_a_part_of_the_hooks():
+    model = Stack(add_in_turn, Attention())
+    step, watched = make_stepper(model), watch(model, 1)
+    sys.modules["torch.optim.optimizer"]._global_optimizer_pre_hooks.clear()
+    other = watch(model, 1)
+    step()
+    assert (watched.step, other.step) == (1, 1)
+    watched.close()
+    other.close()
 
 
 def test_a_fork_writes_no_line(tmp_path, monkeypatch):
@@ -92,8 +104,73 @@ def test_a_module_that_is_not_there_is_answered_with_near_names():
     assert "'layers.3'" in str(error.value) and len(str(error.value)) < 200
 
 
+@pytest.mark.parametrize("rank", [0, 1])
+def test_of_several_processes_the_first_one_writes(rank, monkeypatch, tmp_path):
+    here = {"is_available": True, "is_initialized": True, "get_rank": rank}
+    for name, value in here.items():
+        monkeypatch.setattr(torch_watch.distributed, name, lambda value=value: value)
+    model, path = Stack(add_in_turn, Attention()), tmp_path / "metrics.jsonl"
+    step, watched = make_stepper(model), watch(model, 1, path)
+    step()
+    watched.close()
+    assert len(watched.rows) == 1 and path.exists() == (rank == 0)
+
+
+def test_an_optimizer_that_has_not_stepped_for_long_is_replaced(monkeypatch):
+    """One that steps in between, or has other parameters, does not replace it."""
+    monkeypatch.setattr(torch_watch, "NUM_SKIPPED", 2)
+    model, other = nn.Linear(2, 2), nn.Linear(2, 2)
+    watched = watch(model, 10**6)
+    names = ("first", "second", "other")
+    parts = model.parameters(), model.parameters(), other.parameters()
+    made = {n: torch.optim.SGD(p, 0.0) for n, p in zip(names, parts, strict=True)}
+    steps = []
+    order = ["other", "first", "second", "second", "first", *["other"] * 4]
+    for name in (*order, "second", "second", "first", "second"):
+        made[name].step()
+        steps.append(watched.step)
+    watched.close()
+    assert steps == [0, 1, 1, 1, 2, 2, 2, 2, 2, 3, 4, 4, 5]
+
+
+class Scaled(torch.optim.SGD):
+    """Halves the gradients in its step, as one that unscales them does."""
+
+    def step(self, closure=None):
+        if closure is not None:
+            closure()
+        for parameter in self.param_groups[0]["params"]:
+            parameter.grad.mul_(0.5)
+
+
+@pytest.mark.parametrize("form", ["plain", "zero", "scaled", "closure", "named closure"])
+def test_gradients_are_those_before_the_step_unless_the_step_makes_them(form):
+    """They are made by a closure, or by an optimizer that `GradScaler` leaves the scale to."""
+    model = Stack(add_in_turn, Attention())
+    optimizer, watched = Scaled(model.parameters(), 0.0), watch(model, 1)
+
+    def compute_gradients():
+        (model(X) * (form != "zero")).backward()
+
+    if "closure" in form:
+        model(X)  # to report its loss
+        optimizer.step(**{"closure": compute_gradients}) if "named" in form else optimizer.step(
+            compute_gradients
+        )
+    else:
+        compute_gradients()
+        if form == "scaled":
+            optimizer.grad_scale = torch.tensor(2.0)
+        optimizer.step()
+    watched.close()
+    query = model.attentions[0].q
+    after = torch.cat([query.weight.grad, query.bias.grad[:, None]], dim=1).norm().item()
+    expected = after * (2 if form == "plain" else 1)
+    assert watched.rows[0]["query_gradient"] == pytest.approx([expected], 1e-4)
+
+
 def test_the_cost_of_a_measured_step(monkeypatch):
-    clock = iter([0, 10, 11, 12, 22, 23, 24, 34])  # measured: 10 s, others: 1 s
+    clock = iter([0, 10, 10.5, 11.5, 21.5, 22.5, 25.5, 45.5])  # median: 10 s and 1 s
     monkeypatch.setattr("time.perf_counter", lambda: float(next(clock)))
     times = StepTimes()
     times.end_step(True)
@@ -104,12 +181,26 @@ def test_the_cost_of_a_measured_step(monkeypatch):
     assert times.describe(100) == "a measured step took as long as 10.0 others, 8.3% of the time"
 
 
+def test_the_cost_of_steps_that_are_set_by_hand_is_known():
+    model = Stack(add_in_turn, Attention())
+    watched = watch(model, 2)
+    for number in range(6):
+        watched.step = number
+        loss = model(X)
+        watched.step = number  # again
+        loss.backward()
+    assert [row["step"] for row in watched.rows] == [0, 2, 4]
+    assert all(row["residual_ratio"] == watched.rows[0]["residual_ratio"] for row in watched.rows)
+    assert "cost: a measured step took as long as" in watched.describe()
+    watched.close()
+
+
 def test_a_watch_says_its_cost():
     model = Stack(add_in_turn, Attention())
-    watched, step = watch(model, 2), make_stepper(model)
+    watched, step = watch(model, 3), make_stepper(model)
     for _ in range(2):
         step()
-    assert "cost: known after" in watched.describe()
+    assert watched.describe().startswith("Stack, every 3 steps, 1 rows; cost: known after")
     for _ in range(3):
         step()
     assert "cost: a measured step took as long as" in watched.describe().splitlines()[0]

@@ -166,13 +166,9 @@ def test_evaluation_and_other_optimizers_are_not_counted():
     "build, options, text",
     [
         (lambda: None, {}, "model=None"),
-        (gpt2, {"layers": "transformer.hh"}, "'transformer.hh' .*transformer.h"),
         (gpt2, {"layers": []}, r"layers=\[\]"),
-        (gpt2, {"layers": [0, "transformer"]}, "layers="),
-        (gpt2, {"layers": -1}, "layers=-1"),
-        (gpt2, {"layers": True}, "layers=True"),
-        (gpt2, {"mask": 3}, "mask=3"),
-        (gpt2, {"log": "x" * 300}, "log='xxx"),
+        (gpt2, {"mask": 3}, r"mask=3 is not a function of \(args, kwargs\)"),
+        (gpt2, {"log": "x" * 300}, r"^log='x{40}'\.\.\. is not a path: "),
         (gpt2, {"tokens": "all"}, "tokens='all' is not one of"),
         (gpt2, {"every": 0}, "every=0"),
         (gpt2, {"every": 1.5}, "every=1.5"),
@@ -186,22 +182,14 @@ def test_what_cannot_be_watched_is_refused(build, options, text):
         Watch(build(), **(defaults | options))
 
 
-def test_one_of_two_lists_by_its_name():
-    model = torch.nn.Transformer(8, 2, 1, 2, 16, batch_first=True)
-    watched = watch(model, 1, layers="decoder.layers")
-    x = torch.randn(2, 5, 8)
-    model(x, x).square().mean().backward()
-    torch.optim.SGD(model.parameters(), 0.1).step()
-    watched.close()
-    assert len(watched.rows[0]["residual_ratio"]) == 2
-
-
 def test_a_layer_that_does_not_exist_is_named(caplog):
     model = gpt2(**QUIET)
     watched = watch(model, every=1, layers=[0, 70])
     train_gpt2(model, 2)
     watched.close()
-    assert caplog.messages == [f"watch: no layer 70: attention ran in layers 0 to {L - 1}"]
+    # transformers warns, too, in the first test of a process.
+    lines = [line for line in caplog.messages if line.startswith("watch")]
+    assert lines == [f"watch: no layer 70: attention ran in layers 0 to {L - 1}"]
     assert np.isfinite(watched.rows[0]["residual_ratio"][0]) and len(watched.rows) == 2
     caplog.clear()
     nothing = watch(model, every=1, layers=[70])

@@ -140,7 +140,12 @@ class InfluencePass(States):
     def measure_layer(
         self, layer: Layer, x: Array, layer_values: LayerValues, carry: Tree
     ) -> tuple[Tree, Tree]:
-        """Return the state after the layer, and the ratios of its branches."""
+        """Measure how large a layer's branches are, and keep the state after the layer.
+
+        Returns:
+            (the carry, (the state [n, d], measures as means over tokens: the norm of each branch
+                over that of the stream to which it is added, and the cosine of the two)).
+        """
         mask = layer.inputs.token_mask
         measures = {"attention_share": attention_share(layer, x, layer_values)}
         for kind, values in layer_values.sublayers.items():
@@ -153,15 +158,22 @@ class InfluencePass(States):
         return carry, (layer_values.trace.hidden, measures)
 
     def build_result(self, walk_result: WalkResult) -> dict[str, Float[Array, "..."]]:
-        """Computes cosines, angles and block influence, as means over tokens, from all states."""
+        """Adds to the measures of the layers those that compare the states X^0 .. X^L of all
+        layers.
+
+        All are means over tokens that exist: cosines of a layer's change with the state before it
+        [L]; "block_influence", 1 − cosine of the states before and after a layer [L]; "angle"
+        between each two states, in units of π [L + 1, L + 1], and "last_angle", the same for the
+        last token; "stream", the norm of the states [L + 1].
+        """
         (states, layer_measures), mask = walk_result.layer_results, walk_result.prepared.token_mask
         states = super().build_result(walk_result._replace(layer_results=states))
         length = jnp.linalg.norm(states, axis=-1, keepdims=True)
         unit = states / jnp.where(length == 0, 1, length)
 
         def half_angle(u, v):
-            """Uses Kahan's formula: arccos loses half the digits where directions are nearly
-            equal."""
+            """Computes half the angle of unit vectors by Kahan's formula: arccos loses half the
+            digits where directions are nearly equal."""
             return jnp.arctan2(jnp.linalg.norm(u - v, axis=-1), jnp.linalg.norm(u + v, axis=-1))
 
         half_angles = jax.lax.map(lambda u: half_angle(unit, u[None]), unit)
@@ -191,7 +203,8 @@ class RemovalPass(LayerPass):
     def init_carry(
         self, prepared: PreparedInputs, config: TransformerConfig
     ) -> Float[Array, "s n d"]:
-        """Make empty slots for the states.
+        """Make the states of the networks without a block, all 0 until their block begins: [s, n,
+        d].
 
         Raises:
             ValueError: A block of 0 layers, or of more layers than there are.
@@ -216,7 +229,8 @@ class RemovalPass(LayerPass):
         is_spared = exists & (jnp.cumsum(exists) <= self.spare)
 
         def apply_layer(x):
-            """Applies the layer to a slot, and compares the change with the full network's.
+            """Applies the layer in one network without a block, and compares its change with the
+            full network's.
 
             Returns:
                 (state after the layer, relative difference of its change, the largest difference of

@@ -65,6 +65,14 @@ class ProfilePass(States):
         return make_profile(measures, rounding_limit(results["last"]["x"].dtype))
 
     def _select_tokens(self, x, mask, read):
+        """Collect what is measured on the host.
+
+        Args:
+            x: State [n, d].
+            mask: Bool [n], the tokens that exist; or None.
+            read: The state as the next sublayer reads it, after its norm; kept only if
+                tokens="read".
+        """
         return {"x": x, "mask": mask, "read": read if self.tokens == "read" else None}
 
     def _measure_tokens(self, tokens):

@@ -37,7 +37,11 @@ class LazySums:
 
     @property
     def array(self) -> AnyArray:
-        """The sums. Sources are computed without recursion: a network may be deep."""
+        """Computes the sums at the first call, [lengths, ...], and returns them.
+
+        The sums of a value are computed from those of its sources. A stack takes the place of
+        recursion, because a deep network would exceed Python's limit.
+        """
         waiting = [self]
         while waiting:
             node = waiting[-1]
@@ -49,12 +53,14 @@ class LazySums:
         return self._array
 
     def _finish(self):
+        """Computes the sums from those of the sources, and lets go of the sources."""
         if self._array is None:
             self._array = self._compute(*(s._array for s in self._sources))
             self._compute, self._sources = None, ()
 
 
 def _map_in_turn(fn):
+    """Return a function that applies fn to each slot of its arguments, one slot after the other."""
     return lambda *sums: jax.lax.map(lambda slot: fn(*slot), sums)
 
 
@@ -75,7 +81,8 @@ class Slots:
         return len(self.limits)
 
     def start(self, direction: AnyArray) -> AnyArray:
-        """Return the sums of the input: the direction in the slot of length 0."""
+        """Return the sums over paths at their start: the direction, as the sum of the paths of
+        length 0."""
         return direction[(None,) * self.num_axes]
 
     def map(self, fn: Callable[..., AnyArray], is_batched: bool = True) -> Callable[..., AnyArray]:
@@ -91,21 +98,27 @@ class Slots:
         return lambda *sums: mapped(*self.pad_alike(*sums))
 
     def sizes(self, sums: AnyArray) -> tuple[int, ...]:
-        """Return the number of slots on each axis."""
+        """Return the number of slots (path lengths) on each axis of sums [*slots, ...]."""
         return sums.shape[: self.num_axes]
 
     def pad_alike(self, *sums: object) -> tuple[AnyArray, ...]:
-        """Pad sums with empty slots up to the largest numbers among them."""
+        """Pad sums with 0 for further path lengths, up to the largest numbers among them."""
         sizes = self.largest(sums)
         return tuple(self.resize(s, sizes) for s in sums)
 
     def largest(self, sums: Sequence[object]) -> tuple[int, ...]:
-        """Return the largest number of slots on each axis; 1 where there are no sums."""
+        """Return the largest number of slots (path lengths) among several sums, for each axis; 1
+        without sums."""
         sizes = [self.sizes(s) for s in sums] or [(1,) * self.num_axes]
         return tuple(map(max, zip(*sizes, strict=True)))
 
     def resize(self, sums: AnyArray, sizes: Sequence[int]) -> AnyArray:
-        """Add empty slots at the end of each axis, or drop slots that are known to be empty."""
+        """Add empty slots at the end of each axis, or drop slots that are known to be empty.
+
+        Args:
+            sums: Sums [*slots, ...], with one slot for each path length.
+            sizes: The new number of slots on each axis.
+        """
         for axis, size in enumerate(sizes):
             missing = size - sums.shape[axis]
             if missing < 0:
@@ -116,7 +129,15 @@ class Slots:
         return sums
 
     def shift(self, sums: AnyArray, axis: int) -> AnyArray:
-        """Move sums to one length more. The last slot keeps all that is longer than the limit."""
+        """Move sums to paths of one length more, as when they leave a branch.
+
+        Args:
+            sums: Sums [*slots, ...], with one slot for each path length.
+            axis: The axis of the kind of branch.
+
+        Returns:
+            Sums with one slot more. If there is a limit, its last slot adds up all longer paths.
+        """
         limit, size = self.limits[axis], sums.shape[axis]
         pads = [(int(i == axis), 0) for i in range(sums.ndim)]
         moved = jnp.pad(sums, pads)
@@ -129,7 +150,8 @@ class Slots:
         return moved.at[tuple(index)].add(last)
 
     def cap(self, sizes: Sequence[int]) -> tuple[int, ...]:
-        """Return numbers of slots, no larger than the limits with their last slot."""
+        """Return numbers of slots (path lengths), no larger than the limits with one slot for all
+        longer paths."""
         return tuple(
             size if limit is None else min(size, limit + 2)
             for size, limit in zip(sizes, self.limits, strict=True)

@@ -31,11 +31,15 @@ PRODUCT = "a product of two values that depend on x"
 def move_entries(value: Value, move: Callable, key: Any, slots: Slots) -> Value:
     """Return a value after an operation that reorders or copies its entries.
 
+    The value may be known as a function f(h) of a state h; it is then the same function of the
+    moved h.
+
     Args:
         value: The value.
         move: The operation, of an array.
-        key: Equal for equal operations, so that h and f(h) keep one root.
-        slots: The slots of the sums.
+        key: Identifies the operation, so that h and f(h), which are moved by equal operations, are
+            still functions of one state.
+        slots: The axes of path lengths in front of all sums.
     """
     move_sums, shape = slots.map(move), value.array.shape
 
@@ -44,6 +48,7 @@ def move_entries(value: Value, move: Callable, key: Any, slots: Slots) -> Value:
         return lambda: move(jnp.broadcast_to(compute(), shape))
 
     def move_form(form):
+        """Moves a description of the value as a function f(h): h, f′(h) and f(h)/h."""
         root = form.root.derive(key, move, move_sums)
         quotient = None if form.quotient is None else move_computed(form.quotient)
         return Form(root, form.at_zero, move_computed(form.slope), quotient)
@@ -67,10 +72,16 @@ class Equation:
         self.name = eqn.primitive.name
 
     def apply_to_constants(self, values):
-        """Compute the results of arguments that do not depend on the input.
+        """Compute the results for arguments that do not depend on the input, or are frozen.
 
         A constant with the same number in all entries keeps this number as `fill`: operations that
         change the shape pass it on, and pointwise ones compute it. Otherwise `fill` is None.
+
+        Args:
+            values: The arguments.
+
+        Returns:
+            The results: frozen if an argument is frozen, else constants.
         """
         arrays = bind(self.eqn, [v.array for v in values])
         if any(v.kind == Kind.FROZEN for v in values):
@@ -83,7 +94,15 @@ class Equation:
         return [Value(a, fill=fill) for a in arrays]
 
     def evaluate(self, numbers, values):
-        """Compute the equation on one number for each argument; None where one is not known."""
+        """Compute the equation on one number for each argument.
+
+        Args:
+            numbers: The numbers; None for one that is not known.
+            values: The arguments, which give the dtypes.
+
+        Returns:
+            The resulting number; None if a number is not known.
+        """
         if any(number is None for number in numbers):
             return None
         with jax.ensure_compile_time_eval():
@@ -98,14 +117,28 @@ class Equation:
         return f"{reason} at {self.place}"
 
     def make_product(self, array, values=(), reason=None):
-        """Make a product of two values that both carry paths, with the reason for its refusal."""
+        """Make a value that passes no paths, because both factors of a product would pass them.
+
+        A rule that later needs its paths is refused; the message names what made the product.
+
+        Args:
+            array: The product.
+            values: The arguments; one that is such a product already gives the reason.
+            reason: What the product is, for the message, such as "a product of two functions of x";
+                None for the reason of an argument.
+        """
         reasons = [v.reason for v in values if v.reason]
         if reason is not None:
             reasons = [self.describe(reason)]
         return Value(array, Kind.PRODUCT, reason=(reasons or [self.describe(self.name)])[0])
 
     def make_factor(self, array, reason):
-        """Make a value that may only weigh others, with the reason for its refusal."""
+        """Make a value that passes no paths, but may multiply, divide or weigh a value that does.
+
+        Args:
+            array: The value.
+            reason: What it is, for the message of a rule that refuses it.
+        """
         return Value(array, Kind.FACTOR, reason=self.describe(reason))
 
     def broadcast(self, values):
@@ -134,11 +167,11 @@ class Equation:
         return tuple(self._make_form(root, values, quotient) for root in shared_roots)
 
     def _make_form(self, root, values, quotient):
-        """Return the result as a function of one root; see `make_forms`.
+        """Return the result as a function of one state h: f(0), f′(h) and f(h)/h; see `make_forms`.
 
         Args:
-            root: The root.
-            values: Arguments of the equation, functions of the root or constants.
+            root: h.
+            values: Arguments of the equation, functions of h or constants.
             quotient: See `make_forms`; None for f(h)/h.
         """
         arrays = [v.array for v in values]
@@ -161,7 +194,15 @@ class Equation:
         return Form(root, self._evaluate_at_zero(values, parts), compute_slope, result_quotient)
 
     def _evaluate_at_zero(self, values, parts):
-        """Return the result where the root is 0, if it is one known number; else None."""
+        """Return the result where the state h is 0, for arguments that are functions of h.
+
+        Args:
+            values: The arguments.
+            parts: The arguments as functions of h, `Form`s; None for a constant.
+
+        Returns:
+            The result if it is one known number; else None.
+        """
         is_zero = [part is not None and part.is_exact for part in parts]
         if self.name == "mul" and any(is_zero):
             return np.float32(0)
@@ -173,7 +214,14 @@ class Equation:
         return self.evaluate(numbers, values)
 
     def compute_lazily(self, fn, values, parts):
-        """Return fn of the quotients of the arguments, computed when it is asked for."""
+        """Make a function without arguments that computes fn of the quotients f(h)/h of the
+        arguments.
+
+        Args:
+            fn: Function of one quotient for each argument; None for a constant.
+            values: The arguments.
+            parts: The arguments as functions of one state h, `Form`s; None for a constant.
+        """
 
         def compute():
             quotients = [
@@ -185,7 +233,16 @@ class Equation:
         return compute
 
     def shared_flags(self, values):
-        """Return what all dependent arguments of a pointwise operation have in common."""
+        """Return the attributes of `Value` that the result of a pointwise operation takes from its
+        arguments.
+
+        Args:
+            values: The arguments; those that depend on the input decide.
+
+        Returns:
+            {attribute: value}: a weight or a step function if all are one; an exponential, or
+            shifted by a statistic, if any is.
+        """
         dependent = [v for v in values if v.depends]
         return {
             "is_weight": all(v.is_weight for v in dependent),
@@ -196,7 +253,13 @@ class Equation:
         }
 
     def push_sums(self, values, index=0):
-        """Return the sums of a result that is linear in the states among the arguments together."""
+        """Return the sums over paths of a result that is linear in all states among the arguments
+        together.
+
+        Args:
+            values: The arguments.
+            index: Which of several results.
+        """
         arrays = [v.array for v in values]
         has_sums = [v.sums is not None for v in values]
 
@@ -206,10 +269,17 @@ class Equation:
         return LazySums(self.slots.map(push), [v.sums for v in values if v.sums is not None])
 
     def pass_through(self, values, position):
-        """Return the sums of a result that is linear in one argument, the others fixed."""
+        """Return the sums over paths of a result that is linear in one argument, with the others
+        fixed.
+
+        Args:
+            values: The arguments.
+            position: Index of the argument that passes paths.
+        """
         arrays = [v.array for v in values]
 
         def compute(tangent):
+            """Computes the equation on the argument's sum of one path length."""
             arguments = [tangent if i == position else a for i, a in enumerate(arrays)]
             return bind(self.eqn, arguments)[0]
 
@@ -217,7 +287,8 @@ class Equation:
         return LazySums(self.slots.map(compute, is_batched), [values[position].sums])
 
     def with_sums(self, value):
-        """Return a state, or a gate with its sums as a state."""
+        """Return the value; a gate f(h) without sums over paths gets those of a state, f(h)/h times
+        those of h."""
         if value.kind == Kind.GATE and value.sums is None:
             return value.replace(sums=gate_sums(value, self.slots))
         return value

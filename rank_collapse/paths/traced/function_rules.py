@@ -29,7 +29,16 @@ from rank_collapse.paths.traced.values import (
 
 
 def bend(equation: Equation, values: Sequence[Value]) -> Value:
-    """Apply a nonlinear function of each entry: a gate, or a constant of the pass."""
+    """Apply a nonlinear function to each entry.
+
+    Of a state h, or of a gate (a function of the entries of h), the result is a gate: as a factor
+    it is frozen, and as a state it is f(h)/h times h. An exponential after a statistic was
+    subtracted (a softmax), and a function of values that pass no paths, are frozen.
+
+    Args:
+        equation: The function.
+        values: Its arguments: one, or base and exponent of a power.
+    """
     values = equation.broadcast(values)
     array = bind(equation.eqn, [v.array for v in values])[0]
     dependent = [v for v in values if v.depends]
@@ -84,7 +93,16 @@ def _bend_quotient(equation, values, parts):
 
 
 def take_larger(equation: Equation, values: Sequence[Value]) -> Value:
-    """Take the larger or the smaller of two values: a choice between them."""
+    """Take the larger or the smaller of two values, entry by entry; which one it is, is frozen.
+
+    Of two functions of the entries of one state h the result is a gate, another function of h.
+    Otherwise the sums over paths are taken from the chosen value. Where two values are equal and
+    one is a constant, the constant is chosen.
+
+    Args:
+        equation: "max" or "min".
+        values: The two values, of one shape.
+    """
     array = bind(equation.eqn, [v.array for v in values])[0]
     dependent = [v for v in values if v.depends]
     if any(v.kind == Kind.PRODUCT for v in dependent):
@@ -97,7 +115,8 @@ def take_larger(equation: Equation, values: Sequence[Value]) -> Value:
     takes_other = order(values[1 - constant].array, values[constant].array)
 
     def choose_quotient(parts):
-        """Returns the quotient of the larger value, or None if it is not f(h)/h of one root."""
+        """Finds the function for the quotient g of the larger value, g h; None if one of the two is
+        not known in this form."""
         for value, part in zip(values, parts, strict=True):
             if part is None and not _equals(value.fill, 0):
                 return None
@@ -105,6 +124,7 @@ def take_larger(equation: Equation, values: Sequence[Value]) -> Value:
                 return None
 
         def choose(*quotients):
+            """Returns g of the chosen value, with g h the value; 0 for a constant 0."""
             other, tied = quotients[1 - constant], quotients[constant]
             return jnp.where(takes_other, other, 0 if tied is None else tied)
 
@@ -134,6 +154,7 @@ def _select_sums(equation, takes_second, first, second):
     has_sums = [value.sums is not None for value in (first, second)]
 
     def choose(*tangents):
+        """Chooses between the sums of one path length, entry by entry."""
         zero = jnp.zeros((), tangents[0].dtype)
         pair = [zero if t is None else t for t in place_tangents(tangents, has_sums)]
         return jnp.where(takes_second, pair[1], pair[0])
@@ -143,7 +164,16 @@ def _select_sums(equation, takes_second, first, second):
 
 
 def select(equation: Equation, values: Sequence[Value]) -> Value:
-    """Select by a mask: of functions of the same root as the mask a gate, else a choice."""
+    """Select entries of several values by a mask, as `jnp.where` does; the mask is frozen.
+
+    If the mask and the selected values are functions of the entries of one state h, as in a ReLU
+    that is written out, the result is a gate: a function of h. Otherwise the sums over paths are
+    selected by the same mask.
+
+    Args:
+        equation: The selection.
+        values: The mask, then the values to select from.
+    """
     predicate, *cases = values
     array = bind(equation.eqn, [v.array for v in values])[0]
     dependent = [v for v in cases if v.depends]
@@ -151,7 +181,8 @@ def select(equation: Equation, values: Sequence[Value]) -> Value:
         return join(equation, array, [make_frozen(predicate.array), *cases])
 
     def select_quotient(parts):
-        """Returns the quotient of the selected values, or None if one is not f(h)/h of the root."""
+        """Finds the function for the quotient g of the selected values, g h; None if one of them is
+        not known in this form."""
         for value, part in zip(cases, parts[1:], strict=True):
             if part is None and not _equals(value.fill, 0):
                 return None
@@ -159,6 +190,8 @@ def select(equation: Equation, values: Sequence[Value]) -> Value:
                 return None
 
         def fill(_, *quotients):
+            """Selects between the quotients g of the values, with g h = f(h); 0 for a constant
+            0."""
             shape = array.shape
             filled = [
                 jnp.zeros(shape, array.dtype) if q is None else q.astype(array.dtype)
@@ -189,7 +222,15 @@ def select(equation: Equation, values: Sequence[Value]) -> Value:
 
 
 def compare(equation: Equation, values: Sequence[Value]) -> list[Value]:
-    """Compare: a step of the root, so that a mask of a state's sign can be a gate of it."""
+    """Compare two values: the mask is a gate, a step function of a state h, or frozen.
+
+    It is a gate if both values are functions of the entries of one h, so that a product of h and
+    its mask h > 0 is recognised as a ReLU.
+
+    Args:
+        equation: The comparison.
+        values: The two values.
+    """
     values = equation.broadcast(values)
     arrays = bind(equation.eqn, [v.array for v in values])
     if all(v.kind in (Kind.CONSTANT, Kind.STATE, Kind.GATE) for v in values):
@@ -200,7 +241,15 @@ def compare(equation: Equation, values: Sequence[Value]) -> list[Value]:
 
 
 def measure(equation: Equation, values: Sequence[Value]) -> list[Value]:
-    """Compute a statistic or a choice. Whole numbers are frozen, and so are their products."""
+    """Compute a statistic over entries, such as a maximum, or an index, such as an argmax.
+
+    Its results pass no paths. Whole numbers are frozen, and so are statistics of values that pass
+    no paths. Others are a `Kind.FACTOR`, which may only multiply, divide or weigh a state.
+
+    Args:
+        equation: The statistic.
+        values: Its arguments.
+    """
     arrays = bind(equation.eqn, [v.array for v in values])
     kinds = {v.kind for v in values if v.depends}
     if kinds <= {Kind.PRODUCT, Kind.FACTOR}:

@@ -70,13 +70,18 @@ class Trail:
 
 
 def start_trail(**attributes: Any) -> Trail:
-    """Return the trail of a new state of the residual stream."""
+    """Return the trail of a new state of the residual stream: it contains itself in its place, and
+    comes from itself."""
     mark = Mark(True, attributes.pop("before", frozenset()))
     return Trail(frozenset((mark,)), frozenset((mark,)), **attributes)
 
 
 def join_trails(trails: Iterable[Trail | None]) -> Trail | None:
-    """Return the trail of a value on the paths of several; None where no paths pass."""
+    """Return the trail of a value on the paths of several values; None where no paths pass.
+
+    A trail records which states a value contains unchanged in their place, and which it was
+    computed from. It finds branches that contain their own skip connection.
+    """
     present = [t for t in trails if t is not None]
     if not present:
         return None
@@ -86,7 +91,11 @@ def join_trails(trails: Iterable[Trail | None]) -> Trail | None:
 
 
 def bend_trail(trail: Trail | None) -> Trail | None:
-    """Return the trail after a function of each entry; None where no paths pass."""
+    """Return the trail of f(h), a function of each entry; None where no paths pass.
+
+    A trail records which states the value contains in their place: after f they are there only
+    "bent".
+    """
     if trail is None:
         return None
     bent = frozenset(map(_bend, trail.in_place))
@@ -94,15 +103,19 @@ def bend_trail(trail: Trail | None) -> Trail | None:
 
 
 def _bend(mark):
+    """Return a mark as that of a function of each entry; it stays if it is one already."""
     return mark if isinstance(mark, tuple) else ("bent", mark)
 
 
 def carry_trail(before: Trail | None, after: Trail | None, branch: Any) -> Trail | None:
-    """Return the trail of a loop's state, which is a new state outside of branches.
+    """Return the trail of a loop's state: which states it contains in their place, and which it
+    comes from.
+
+    Outside of branches it counts as a new state of the stream.
 
     Args:
         before, after: The trails before and after a step.
-        branch: The branch around the loop.
+        branch: The branch around the loop; None for none.
     """
     if before is None or after is None:
         first = before or after
@@ -116,11 +129,11 @@ def carry_trail(before: Trail | None, after: Trail | None, branch: Any) -> Trail
 
 
 def choose_trail(first: Trail | None, second: Trail | None, branch: Any) -> Trail | None:
-    """Return the trail of a value of a condition, from two of its cases.
+    """Return the trail of a result of a condition: what it contains in place in both of two cases.
 
     Args:
-        first, second: The trails.
-        branch: The branch around the condition.
+        first, second: The trails of the cases.
+        branch: The branch around the condition; None for none.
     """
     if first is None or second is None:
         return first or second
@@ -200,7 +213,16 @@ def follow(
 
 
 def _make_new(joined, names, branch):
-    """Return the trail of a value that contains nothing in place but, outside, itself."""
+    """Return the trail of a value, such as a matrix product, in which no earlier state is in its
+    place.
+
+    Outside of branches the value is a new state, which is in place in itself.
+
+    Args:
+        joined: What the arguments went through, see `join_trails`.
+        names: Names of the scopes of the equation.
+        branch: The branch that it is inside of; None for none.
+    """
     if branch is not None:
         return dataclasses.replace(joined, made_in=names)
     in_place = frozenset((Mark(),))
@@ -210,8 +232,11 @@ def _make_new(joined, names, branch):
 def _add(parts, joined, names, branch, place):
     """Return the trail of a sum, or of another value that has entries of several.
 
+    The sum is a residual sum, state + f(state), if one summand contains a state in its place and
+    another was computed from it. Inside a branch this means that the branch contains its own skip.
+
     Args:
-        parts: Trails of those that pass paths.
+        parts: Trails of the summands that pass paths: what each contains and comes from.
         joined: See `join_trails`.
         names: Names of the scopes of the equation.
         branch, place: See `follow`.
@@ -231,11 +256,19 @@ def _add(parts, joined, names, branch, place):
 
 
 def _is_stream(mark):
+    """Return whether a mark belongs to a state of the residual stream."""
     return (mark if isinstance(mark, Mark) else mark[1]).is_stream
 
 
 def _is_residual(mark, part, branch):
-    """Whether a part of a sum was computed from a state that another part has in place."""
+    """Return whether a summand was computed from a state that another summand contains in its
+    place.
+
+    Args:
+        mark: The mark of the state.
+        part: Trail of the summand: the states that it contains in place, and those it comes from.
+        branch: The branch that the sum is inside of; None for none.
+    """
     if mark in part.in_place or _bend(mark) in part.in_place:
         return False
     is_behind = branch is None and any(mark in getattr(m, "before", ()) for m in part.sources)
@@ -243,7 +276,8 @@ def _is_residual(mark, part, branch):
 
 
 def _only_scales(eqn):
-    """Whether an equation multiplies or divides each entry."""
+    """Return whether an equation multiplies or divides each entry, so that states stay in their
+    place."""
     if eqn.primitive.name == "dot_general":
         return not eqn.params["dimension_numbers"][0][0]
     return eqn.primitive.name in ("mul", "div")
@@ -253,7 +287,7 @@ def check_skips(trail: Trail | None, kinds: Sequence[str]) -> None:
     """Check that the paths of the output do not all go through branches that contain their skip.
 
     Args:
-        trail: Of the output.
+        trail: What the paths of the output went through; None where no paths pass.
         kinds: The kinds of branches.
 
     Raises:

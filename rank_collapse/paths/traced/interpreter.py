@@ -57,7 +57,15 @@ class Start:
         self.num_seen = 0  # the same without a loop's number of steps, which is known afterwards
 
     def add(self, value: Value, slots: Slots) -> Value:
-        """Let paths start at a state if it is the one, and count it."""
+        """Let paths start at a state if it is the one with the wanted number, and count it.
+
+        The direction joins the sums in the slot of path length 0. In a loop the count is traced, so
+        the direction is multiplied by 1 or 0.
+
+        Args:
+            value: A value with the name of the states.
+            slots: The axes of path lengths in front of all sums.
+        """
         is_here = self.count == self.number
         self.count, self.num_seen = self.count + 1, self.num_seen + 1
         if is_here is False or value.kind > Kind.GATE:
@@ -74,10 +82,10 @@ class Start:
         return make_state(value.array, LazySums(join, [value.sums]))
 
     def check_reached(self) -> None:
-        """Check that there was a state of that number.
+        """Check that the program had a state with the wanted number.
 
         Raises:
-            ValueError: There was none.
+            ValueError: No name matched the pattern, or fewer states than the number did.
         """
         pattern = self.pattern.pattern
         if not self.count:
@@ -87,8 +95,8 @@ class Start:
             )
         if self.number >= self.count:
             raise ValueError(
-                f"layer={self.number} must be from 0 to {self.count - 1}, because fn names "
-                f"{self.count} states that match states={pattern!r}"
+                f"layer={self.number} must be from 0 to {self.count - 1}: the number of states in "
+                f"fn that match states={pattern!r} is {self.count}"
             )
 
     def is_in(self, jaxpr: Jaxpr) -> bool:
@@ -257,6 +265,7 @@ class Interpreter:
             return [make_frozen(a) for a in outs]
 
         def push(*tangents):
+            """Applies the derivative of the equation to the sums of one path length."""
             return push_tangents(eqn, arrays, place_tangents(tangents, has_sums))
 
         try:
@@ -270,6 +279,7 @@ class Interpreter:
             ) from None
 
         def make_result(index, array):
+            """Makes a result of the equation: frozen if it has no derivative."""
             if not is_inexact(array):
                 return make_frozen(array)
             return make_state(array, LazySums(lambda sums: sums[index], [pushed]))
@@ -289,6 +299,7 @@ class Interpreter:
         self.branches.num_shifts[axis] += 1
 
         def move(sums):
+            """Moves the sums to paths of one length more."""
             return self.slots.shift(sums, axis)
 
         # `derive` gives the root's array unchanged.
@@ -302,7 +313,8 @@ class Interpreter:
         return value.replace(sums=sums, forms=forms)
 
     def resolve(self, value: Value) -> Value:
-        """Return a value as later sums take it."""
+        """Return a value as later linear operations take it: a gate f(h) becomes a state, see
+        `resolve_state`."""
         return resolve_state(value, self.slots)
 
 
@@ -322,11 +334,19 @@ class _Frame:
                 self.entries[variable] = entry
 
     def entry_of(self, variable):
-        """The branch that a variable was made in."""
+        """Return the branch that a variable was made in; None outside of all branches."""
         return None if isinstance(variable, jax_core.Literal) else self.entries.get(variable)
 
     def read(self, variable, inside):
-        """Return a variable as it is inside a branch, or outside of all."""
+        """Return a variable as it is inside a branch, or outside of all.
+
+        A value that was made in another branch has left it: its sums belong to paths of one length
+        more.
+
+        Args:
+            variable: The variable.
+            inside: The branch that reads it; None outside of all.
+        """
         if isinstance(variable, jax_core.Literal):
             return make_constant(variable.val)
         made_in = self.entries.get(variable)
@@ -339,7 +359,12 @@ class _Frame:
         return self.shifted[variable]
 
     def _check_crossing(self, variable, made_in, inside):
-        """Check that not several values go from one entry of a scope into the next.
+        """Check that not several values go from one entry into a scope to the next entry into it.
+
+        Args:
+            variable: The variable that is read.
+            made_in: The branch in which it was made.
+            inside: The branch that reads it, another entry into the same scope.
 
         Raises:
             ValueError: Several values do: one branch may have been entered in several parts.

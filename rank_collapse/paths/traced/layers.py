@@ -27,16 +27,19 @@ class LayerArrays(NamedTuple):
 
 
 def group_layers(sums: Sequence[Sum], output: Any, is_output: bool | None = None) -> LayerArrays:
-    """Group the branches of a program by layer: attention first, then an MLP where there is one.
+    """Group the branches of a program by layer: an attention, then an MLP where there is one.
 
     Args:
-        sums: The sums in order.
+        sums: Each addition of a branch to the residual stream, in the order of the program: the
+            states before and after it, the branch, and the branch's kind (axis 0 for attention, 1
+            for an MLP).
         output: Output of the program.
-        is_output: See `LayerArrays`; None where the states say so: a norm follows the last sum of
-            a layer, and the last state is known from the output alone.
+        is_output: Whether the state after the last layer is the output itself. None decides: it is,
+            if a norm or another operation follows the last sum of each layer, so that a sum is not
+            the state which the next layer reads.
 
     Raises:
-        ValueError: There are none, they are not of one stream, or the last state is not known.
+        ValueError: There are no sums, they are not of one stream, or the last state is not known.
     """
     refuse_if(
         not sums,
@@ -48,7 +51,7 @@ def group_layers(sums: Sequence[Sum], output: Any, is_output: bool | None = None
     for index, layer in enumerate(layers):
         refuse_if(
             {e.axis for e in layer} != kinds,
-            f"branches: layer {index} has {len(layer)} branches, but layer 0 has {len(kinds)}",
+            f"branches: layer {index} does not have the same kinds of branches as layer 0",
         )
     last = layers[-1][-1].after
     if is_output is None:
@@ -91,5 +94,5 @@ def _split_layers(sums):
 
 
 def _differ(first, second):
-    """Return whether two states are other numbers."""
+    """Return whether two states have different numbers in any entry."""
     return first is not second and not bool((first == second).all())

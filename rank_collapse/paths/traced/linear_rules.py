@@ -24,7 +24,18 @@ from rank_collapse.paths.traced.values import (
 
 
 def move(equation: Equation, value: Value) -> list[Value]:
-    """Move entries: gates stay gates, functions of a root stay functions of the moved root."""
+    """Move, copy or reshape the entries of a value, together with its sums over paths.
+
+    A gate (a function of the entries of a state h) becomes the same function of the moved h. Values
+    that pass no paths keep their kind.
+
+    Args:
+        equation: The operation.
+        value: Its argument.
+
+    Returns:
+        The results: one, or several for a split.
+    """
     eqn = equation.eqn
     arrays = bind(eqn, [value.array])
     if value.kind in (Kind.FACTOR, Kind.PRODUCT):
@@ -41,7 +52,16 @@ def move(equation: Equation, value: Value) -> list[Value]:
 
 
 def choose(equation: Equation, values: Sequence[Value]) -> Value:
-    """Choose entries of several arrays: gates stay gates, without a root."""
+    """Choose entries of several arrays, such as a concatenation or an update of a slice.
+
+    If all arguments that depend on the input are gates (functions of the entries of a state), the
+    result is a gate, too, but it is no longer known of which state. Otherwise it is a state, whose
+    sums over paths are chosen alike.
+
+    Args:
+        equation: The operation.
+        values: Its arguments.
+    """
     array = bind(equation.eqn, [v.array for v in values])[0]
     return join(equation, array, values, keep_gates=True)
 
@@ -49,7 +69,11 @@ def choose(equation: Equation, values: Sequence[Value]) -> Value:
 def join(
     equation: Equation, array: Array, values: Sequence[Value], *, keep_gates: bool = False
 ) -> Value:
-    """Return a result that is linear in all states together.
+    """Return a result that is linear in all its arguments that pass paths (states) together.
+
+    Gates, functions f(h) of the entries of a state h, are taken as states: f(h)/h times h. Frozen
+    arguments add nothing to the sums over paths. What may only multiply or weigh others (a factor)
+    cannot be added to a state: the result is then a product, which later rules refuse.
 
     Args:
         equation: The operation.
@@ -89,6 +113,14 @@ def add_up(equation: Equation, values: Sequence[Value]) -> list[Value]:
 
 
 def _join_output(equation, values, arrays, index):
+    """Return one of several results of an operation that is linear in all its arguments together.
+
+    Args:
+        equation: The operation.
+        values: Its arguments.
+        arrays: Its results.
+        index: Index of the result.
+    """
     resolved = [resolve_state(v, equation.slots) for v in values]
     out = join(equation, arrays[index], values)
     return make_state(arrays[index], equation.push_sums(resolved, index)) if out.sums else out
@@ -144,7 +176,7 @@ def _add_quotients(equation, values, parts):
         return None
 
     def combine(*quotients):
-        """Adds the quotients of the arguments; that of a constant is None."""
+        """Adds the quotients g of the arguments, with g h = f(h); that of a constant is None."""
         example = next(q for q in quotients if q is not None)
         terms = [jnp.zeros_like(example) if q is None else q for q in quotients]
         return bind(equation.eqn, terms)[0]

@@ -20,6 +20,7 @@ from rank_collapse.paths.traced.packing import (
     merge_labels,
     pack_values,
     unpack,
+    unpack_values,
 )
 from rank_collapse.paths.traced.programs import open_program
 from rank_collapse.paths.traced.values import Kind, Value
@@ -77,11 +78,10 @@ class _Scan:
             if has_paths:
                 value = unpack(self.labels[i], self.arrays[i], self.sums[i])
             fixed.append(value)
-        carry_arrays, carry_sums = carry
-        carried = list(map(unpack, labels, carry_arrays, carry_sums))
+        carried = unpack_values(labels, *carry)
         slice_arrays, slice_sums, number = slices
         slice_labels = self.labels[self.num_fixed + self.num_carry :]
-        sliced = list(map(unpack, slice_labels, slice_arrays, slice_sums))
+        sliced = unpack_values(slice_labels, slice_arrays, slice_sums)
         if start is not None:
             start.count = self.first_state + number * self.states_per_step
             num_seen = start.num_seen
@@ -114,7 +114,19 @@ class _Scan:
         )
 
     def make_carry(self, labels, sizes, arrays, sums):
-        """Return (arrays, sums) of the carry with given numbers of slots."""
+        """Pad a carry's sums to given numbers of slots, because a loop's state has one shape at all
+        steps.
+
+        Args:
+            labels: For each value of the carry what the loop has to know besides its arrays, such
+                as whether paths pass it.
+            sizes: Number of slots (path lengths) on each axis.
+            arrays: The values.
+            sums: Their sums over paths, [*slots, ...]; None for values without.
+
+        Returns:
+            (arrays, sums) of the carry.
+        """
         filled = [
             fill_sums(label, a, s, sizes, self.run)
             for label, a, s in zip(labels, arrays, sums, strict=True)
@@ -136,12 +148,10 @@ class _Scan:
         # Tracing a step counted its branches; the scan counts them again when it runs.
         run.branches.num_shifts = num_shifts
         # How many slots more than the carry before the step each stacked result can have.
-        self.stacked_growth = []
-        for s in sums[num_carry:]:
-            after = None if s is None else run.slots.sizes(s)
-            self.stacked_growth.append(
-                None if s is None else [a - b for a, b in zip(after, sizes, strict=True)]
-            )
+        self.stacked_growth = [
+            None if s is None else [a - b for a, b in zip(run.slots.sizes(s), sizes, strict=True)]
+            for s in sums[num_carry:]
+        ]
         values = self.run_parts(labels, sizes, growth)
         if run.start is not None:
             num_states = self.params["length"] * self.states_per_step
@@ -231,6 +241,7 @@ class _Scan:
         parts = [make_part(part_sizes) for part_sizes in sizes_by_part]
 
         def body(carry, slices):
+            """Runs a step with the slots of the part of the scan that it belongs to."""
             part = jnp.searchsorted(jnp.asarray(stops), slices[-1], side="right")
             return jax.lax.switch(part, parts, carry, slices)
 
@@ -254,19 +265,36 @@ class _Scan:
         ]
         stacked_labels = self.out_labels[num_carry:]
         return [
-            *map(unpack, labels, arrays, sums),
-            *map(unpack, stacked_labels, stacked_arrays, stacked_sums),
+            *unpack_values(labels, arrays, sums),
+            *unpack_values(stacked_labels, stacked_arrays, stacked_sums),
         ]
 
     def find_stacked_sizes(self, labels, sizes):
-        """Return the largest numbers of slots of the stacked results; None for one without sums."""
+        """Return the largest numbers of slots (path lengths) of the results that the scan stacks.
+
+        Args:
+            labels: Labels of the carry.
+            sizes: Numbers of slots of the carry in the last part.
+
+        Returns:
+            For each stacked result its sizes; None for one without sums.
+        """
         if all(growth is None for growth in self.stacked_growth):
             return self.stacked_growth
         _, sums = self.trace_step(labels, sizes)
         return [None if s is None else self.run.slots.sizes(s) for s in sums[self.num_carry :]]
 
     def drop_empty_slots(self, stacked_sums, before_last):
-        """Drop slots of stacked results for lengths that no path can have by the last step."""
+        """Drop the slots for lengths that no path can have by the last step, from the stacked
+        results.
+
+        Args:
+            stacked_sums: Sums [steps, *slots, ...] of each stacked result; None for one without.
+            before_last: Numbers of slots of the carry before the last step.
+
+        Returns:
+            Sums [*slots, steps, ...]; None for a result without.
+        """
         slots, nonempty = self.run.slots, []
         for s, growth in zip(stacked_sums, self.stacked_growth, strict=True):
             if s is not None:
@@ -278,6 +306,7 @@ class _Scan:
 
 
 def _branch_programs(eqn):
+    """Return the programs, jaxprs, of the cases of a condition."""
     return [open_program(program)[0] for program in eqn.params["branches"]]
 
 
@@ -332,9 +361,11 @@ def run_cond(
     sizes = run.slots.largest([s for _, sums in shapes for s in sums if s is not None])
 
     def pad(branch):
-        """Wraps a branch so that its sums have the slots of both branches."""
+        """Makes a case of the condition whose sums have as many slots as those of the largest
+        case."""
 
         def compute(arrays, sums):
+            """Runs the case, and pads the sums of its results."""
             out_arrays, out_sums = branch(arrays, sums)
             filled = [
                 fill_sums(label, a, s, sizes, run)
@@ -348,4 +379,4 @@ def run_cond(
     num_shifts = list(run.branches.num_shifts)
     out_arrays, out_sums = jax.lax.switch(index, [pad(b) for b in branches], arrays, sums)
     run.branches.num_shifts = num_shifts
-    return [unpack(*part) for part in zip(merged, out_arrays, out_sums, strict=True)]
+    return unpack_values(merged, out_arrays, out_sums)

@@ -37,7 +37,7 @@ class Label:
         return self.kind in (Kind.STATE, Kind.GATE)
 
 
-def pack(value: Value, run: object) -> tuple[Label, Any, LazySums | None]:
+def _pack(value: Value, run: object) -> tuple[Label, Any, LazySums | None]:
     """Take a value apart.
 
     A gate that is also a state keeps the sums of the state. All other values except states lose
@@ -63,12 +63,20 @@ def pack(value: Value, run: object) -> tuple[Label, Any, LazySums | None]:
 def pack_values(
     values: Sequence[Value], run: object
 ) -> tuple[list[Label], list[AnyArray], list[AnyArray | None]]:
-    """Take values apart, as `pack` does, and compute their sums.
+    """Take values apart into labels, arrays and sums, as a loop needs them, and compute their sums.
+
+    A loop's state consists of arrays of fixed shapes; a label keeps the properties of a value that
+    stay the same.
+
+    Args:
+        values: The values.
+        run: The interpreter.
 
     Returns:
-        (labels, arrays, sums), each with one entry per value; sums are arrays or None.
+        (labels, arrays, sums), each with one entry per value; sums are arrays [*slots, ...] or
+        None.
     """
-    packed = [pack(v, run) for v in values]
+    packed = [_pack(v, run) for v in values]
     labels = [label for label, _, _ in packed]
     arrays = [array for _, array, _ in packed]
     sums = [None if lazy is None else lazy.array for _, _, lazy in packed]
@@ -95,8 +103,21 @@ def unpack(label: Label, array: AnyArray, sums: AnyArray) -> Value:
     return Value(array, label.kind, reason=label.reason)
 
 
+def unpack_values(
+    labels: Sequence[Label], arrays: Sequence[AnyArray], sums: Sequence[AnyArray | None]
+) -> list[Value]:
+    """Put values together again, from what `pack_values` returns."""
+    return [unpack(*parts) for parts in zip(labels, arrays, sums, strict=True)]
+
+
 def merge_labels(first: Label, second: Label, trail: Trail | None) -> Label:
-    """Return the label of a value that is one of two, with the trail."""
+    """Return the label that covers two values of which one is taken, such as the cases of a
+    condition.
+
+    Args:
+        first, second: Labels of the two: their kinds, and properties of gates.
+        trail: What the paths of either went through.
+    """
     kind = merge_kinds(Value(None, first.kind), Value(None, second.kind))
     gates = [label for label in (first, second) if label.kind == Kind.GATE]
     return Label(
@@ -109,10 +130,14 @@ def merge_labels(first: Label, second: Label, trail: Trail | None) -> Label:
 
 
 def merge_carry(before: Label, after: Label, entry: object) -> Label:
-    """Return the label of a carry before and after a step.
+    """Return the label of a value of a loop's state that covers it before and after a step.
 
-    What starts as a constant and seems to become a product is tried as a state without sums: there
-    it can be weighed by what may multiply nothing but states.
+    A value that starts as a constant may become a product of two values with paths, which no rule
+    could use. It is tried as a state whose sums are 0: a product with a weight then passes paths.
+
+    Args:
+        before, after: Labels of the value before and after the step.
+        entry: The branch around the loop; None for none.
     """
     if before.kind < Kind.STATE and after.kind == Kind.PRODUCT:
         return Label(Kind.STATE)

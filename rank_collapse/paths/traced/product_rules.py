@@ -27,7 +27,11 @@ def negate(equation: Equation, values: Sequence[Value]) -> Value:
 
 
 def scale(equation: Equation, values: Sequence[Value], position: int) -> Value:
-    """Multiply or divide the argument at a position by the others, which are fixed.
+    """Multiply or divide one argument by the others, which are constants on all paths.
+
+    The sums over paths of the argument are multiplied by the same factor. A gate (a function f(h)
+    of the entries of a state h) stays a gate, except that an exponential times a frozen value is
+    frozen.
 
     Args:
         equation: The product or quotient.
@@ -51,6 +55,7 @@ def scale(equation: Equation, values: Sequence[Value], position: int) -> Value:
             return None
 
         def compute():
+            """Computes the quotient g of the result, where g h is the result, at the call."""
             arguments = list(arrays)
             arguments[position] = compute_quotient(value, part)
             return bind(equation.eqn, arguments)[0]
@@ -72,7 +77,17 @@ def scale(equation: Equation, values: Sequence[Value], position: int) -> Value:
 
 
 def multiply(equation: Equation, values: Sequence[Value]) -> Value:
-    """Multiply two values: functions of one root are a gate, else a gate scales a state."""
+    """Multiply two values, entry by entry, at least one of which depends on the input.
+
+    If one is a constant, it scales the other. If both are functions of the entries of one state h,
+    the product is a gate: a function of h as well. If one is a gate and the other a state, which
+    passes paths, the gate is frozen and scales the state's sums over paths. Otherwise the product
+    passes no paths: it is a `Kind.FACTOR`, or a `Kind.PRODUCT`, which later rules refuse or freeze.
+
+    Args:
+        equation: The product.
+        values: Its two factors.
+    """
     dependent = [i for i, v in enumerate(values) if v.depends]
     if len(dependent) == 1:
         return scale(equation, values, dependent[0])
@@ -81,14 +96,24 @@ def multiply(equation: Equation, values: Sequence[Value]) -> Value:
         return equation.make_product(array, values)
 
     def multiply_quotients(parts):
-        """Returns a function for the quotient of one factor times the other factor; None if no
-        factor is 0 where the root is."""
+        """Finds the quotient g of the product p(h) of two functions of one state h, with g h =
+        p(h).
+
+        If a factor f has f(0) = 0, g is f(h)/h times the other factor.
+
+        Args:
+            parts: The factors as functions of h, two `Form`s.
+
+        Returns:
+            A function that computes g; None if neither factor is 0 where h is 0.
+        """
         exact = [i for i in (0, 1) if parts[i].is_exact and not values[i].is_step]
         if not exact:
             return None
         one, other = exact[0], 1 - exact[0]
 
         def compute():
+            """Computes f(h)/h of the first factor f with f(0) = 0, times the other factor."""
             return compute_quotient(values[one], parts[one]) * values[other].array
 
         return compute
@@ -130,7 +155,17 @@ def _find_state(equation, values, is_frozen):
 
 
 def _weigh(equation, values, position):
-    """Multiply a state by a gate that is fixed."""
+    """Multiply the argument at a position by the other one, which is a frozen gate.
+
+    Args:
+        equation: The product.
+        values: Its arguments.
+        position: Index of the argument that passes paths.
+
+    Returns:
+        A state whose sums over paths are multiplied, too; of an argument that cannot be a state,
+        such as a step function, the product without sums.
+    """
     values = list(values)
     values[position] = resolve_state(values[position], equation.slots)
     array = bind(equation.eqn, [v.array for v in values])[0]
@@ -140,7 +175,17 @@ def _weigh(equation, values, position):
 
 
 def divide(equation: Equation, values: Sequence[Value]) -> Value:
-    """Divide two values; without a shared root the denominator is fixed."""
+    """Divide two values, entry by entry, at least one of which depends on the input.
+
+    If both are functions of the entries of one state h, the quotient is a gate: a function of h as
+    well. Otherwise the denominator is frozen, and scales the numerator's sums over paths. What
+    passes no paths itself, such as an exponential (the numerator of a softmax), gives a frozen
+    quotient.
+
+    Args:
+        equation: The quotient.
+        values: Numerator and denominator.
+    """
     numerator, denominator = values
     if not denominator.depends:
         return scale(equation, values, 0)
@@ -153,6 +198,8 @@ def divide(equation: Equation, values: Sequence[Value]) -> Value:
         return make_frozen(array)
 
     def divide_quotients(parts):
+        """Finds the quotient g of f(h)/d, with g h = f(h)/d: f(h)/h over d. None unless f(0) =
+        0."""
         if parts[0] is None or not parts[0].is_exact:
             return None
         return lambda: compute_quotient(numerator, parts[0]) / denominator.array
@@ -172,7 +219,17 @@ def divide(equation: Equation, values: Sequence[Value]) -> Value:
 
 
 def contract(equation: Equation, values: Sequence[Value]) -> Value:
-    """Contract two arrays: what depends on the input in one of them, or weights and a state."""
+    """Contract two arrays, as a matrix product or a convolution does.
+
+    If only one depends on the input, it passes its sums over paths through the contraction. If one
+    is a state, which passes paths, and the other consists of weights, such as softmax weights or a
+    factor for each entry, the weights are frozen. Other products, such as queries times keys, pass
+    no paths: they are a `Kind.FACTOR` or a `Kind.PRODUCT`.
+
+    Args:
+        equation: The contraction.
+        values: The two arrays.
+    """
     dependent = [i for i, v in enumerate(values[:2]) if v.depends]
     arrays = [v.array for v in values]
     array = bind(equation.eqn, arrays)[0]
@@ -194,8 +251,16 @@ def contract(equation: Equation, values: Sequence[Value]) -> Value:
 
 
 def _is_weight(equation, values, position):
-    """Whether an argument may weigh the other: a factor, a transcendental gate, or one that has
-    an entry for each entry of the other, so that it only multiplies."""
+    """Return whether an argument of a contraction may be frozen as the weights of the other.
+
+    It may if it is a factor, a gate made by a transcendental function (such as the exponentials of
+    a softmax), or if it has one entry for each entry of the other, so that it only multiplies.
+
+    Args:
+        equation: The contraction.
+        values: Its arguments.
+        position: Index of the argument.
+    """
     value = values[position]
     if value.kind == Kind.FACTOR or value.is_weight:
         return True
@@ -207,6 +272,7 @@ def _is_weight(equation, values, position):
 
 
 def _is_scale(value: Value) -> bool:
-    """Whether f(0) of a gate is not 0, such as sigmoid's: it scales an activation."""
+    """Return whether f(0) of a gate f(h) is known and not 0, as a sigmoid's: it scales an
+    activation."""
     at_zero = value.forms[0].at_zero if value.forms else None
     return at_zero is not None and bool(np.any(at_zero != 0))

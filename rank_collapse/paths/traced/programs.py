@@ -51,7 +51,7 @@ def describe_place(eqn: JaxprEqn, scopes: Sequence[Scope], calls: Sequence[Jaxpr
     """
     path = "/".join(scope.name for scope in scopes)
     lines = (source_info_util.summarize(e.source_info) for e in (eqn, *reversed(calls)))
-    line = next(filter(None, lines), "a line that JAX does not name")
+    line = next(filter(None, lines), "an unknown line")
     return f"{line} in the scope {path!r}" if path else line
 
 

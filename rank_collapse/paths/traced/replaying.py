@@ -51,13 +51,15 @@ class Replacement:
         return _convert(self.others.take_state(layer, array.shape), array)
 
     def place_branches(self, branch: Any) -> tuple[Any, bool]:
-        """Return the other run's branches in the place of those that are added to a state.
+        """Return the other run's branches in the place of those that the program adds to a state.
 
         Args:
-            branch: Added value, a `stream.Tagged` with its parts.
+            branch: The added value, a `stream.Tagged`, with the outputs of branches that it is the
+                sum of (`pending`).
 
         Returns:
-            What is added instead, and whether the layer ends with this sum.
+            (the array that is added instead, whether the layer ends with this sum). A branch that
+            the other run did not record stays the program's own.
 
         Raises:
             ValueError: The branch was not computed from a state of the other run.
@@ -81,7 +83,11 @@ class Replacement:
         return _convert(sum(branches), array), ends
 
     def _find_index(self, part):
-        """Return which sum adds a branch; the same branch may be added for several readers."""
+        """Return which branch of the program this is, counted in the order in which branches are
+        added.
+
+        The same branch may be added several times, for several readers: it keeps its number.
+        """
         for index, root in enumerate(self._roots):
             if root is part.root:
                 return index

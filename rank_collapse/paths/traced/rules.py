@@ -15,10 +15,18 @@ from rank_collapse.paths.traced.values import (
 
 
 def apply_rule(equation: Equation, values: Sequence[Value]) -> list[Value]:
-    """Apply the rule of the equation's primitive to its arguments.
+    """Apply the rule of the equation's primitive: what becomes of the sums over paths of its
+    arguments.
+
+    Args:
+        equation: The equation, an operation of a jaxpr.
+        values: Its arguments.
+
+    Returns:
+        Its results.
 
     Raises:
-        ValueError: No rule for the primitive.
+        ValueError: There is no rule for the primitive.
     """
     name, arrays = equation.name, [v.array for v in values]
     if not any(v.depends for v in values):
@@ -63,7 +71,14 @@ def apply_rule(equation: Equation, values: Sequence[Value]) -> list[Value]:
 
 
 def _sums_single_entries(equation, value):
-    """Whether a sum is over axes of one entry, as `jnp.einsum` sums an axis of one argument."""
+    """Return whether a sum is over axes of one entry only, so that it moves entries and adds none.
+
+    `jnp.einsum` removes an axis of one argument by such a sum.
+
+    Args:
+        equation: The equation.
+        value: Its argument.
+    """
     if equation.name != "reduce_sum":
         return False
     return all(value.array.shape[axis] == 1 for axis in equation.eqn.params["axes"])

@@ -125,6 +125,7 @@ class StreamReader:
         values |= dict(zip(jaxpr.invars, arguments, strict=True))
 
         def read(variable):
+            """Returns the value of a variable or of a literal."""
             return (
                 Tagged(variable.val) if isinstance(variable, jax_core.Literal) else values[variable]
             )
@@ -139,7 +140,14 @@ class StreamReader:
         return [read(v) for v in jaxpr.outvars]
 
     def _leave(self, value, within):
-        """Return a value as it is outside of the branch in which it was computed."""
+        """Return a value as it is outside of the branch in which it was computed.
+
+        There it is an output of the branch that has not yet been added to the stream (`pending`).
+
+        Args:
+            value: The value.
+            within: The branch that reads it; None outside of all branches.
+        """
         if value.entry is None or value.entry == within:
             return value
         return value._replace(
@@ -209,12 +217,13 @@ class StreamReader:
         return value if state is None else state
 
     def _take_number(self):
-        """Return the number of the next value."""
+        """Return the number of the next value in the order of the computation, from 1; the input
+        has 0."""
         self._count += 1
         return self._count
 
     def _place(self, value):
-        """Return a value, or in its place a state of the other run."""
+        """Return the value; if it is a state that another run replaces, that run's state."""
         if self.replacement is None:
             return value
         array = self.replacement.place_state(value.number, value.array)
@@ -284,7 +293,13 @@ class StreamReader:
         return tuple(map(map_part, pending[0].pending))
 
     def _keep(self, parts, state, out):
-        """Keep the sum of a state and of branches, unless they were added before."""
+        """Keep the sum of a state and of branches, unless the same branches were added before.
+
+        Args:
+            parts: The branches.
+            state: The state to which they are added.
+            out: The sum, an array.
+        """
         if any(part.root is earlier.root for part in parts for earlier in self.sums):
             return
         stream = self._find_state(state)
@@ -340,6 +355,7 @@ class StreamReader:
         carry, step = values[num_in_condition + num_in_body :], 0
 
         def goes_on():
+            """Returns whether the loop's condition holds."""
             (result,) = self.run(condition, condition_constants, [*in_condition, *carry])
             return bool(result.array)
 
@@ -351,7 +367,12 @@ class StreamReader:
 
 
 def _find_copied(name, values):
-    """Return the value of the input that an equation copies, or multiplies by ones; or None."""
+    """Return the argument that an equation copies, or multiplies by ones; None for other equations.
+
+    Args:
+        name: Name of the equation's primitive.
+        values: Its arguments.
+    """
     if name in COPIES and values[0].depends:
         return values[0]
     scaled = _find_scaled(name, values)
@@ -362,8 +383,13 @@ def _find_copied(name, values):
 
 
 def _find_scaled(name, values):
-    """Return the value of the input that an equation multiplies or divides by constants; or
-    None."""
+    """Return the argument that an equation multiplies or divides by constants; None for other
+    equations.
+
+    Args:
+        name: Name of the equation's primitive.
+        values: Its arguments; exactly one may depend on the input.
+    """
     moving = [v for v in values if v.depends]
     is_factor = name in ("mul", "div") and len(values) == 2 and len(moving) == 1
     return moving[0] if is_factor and (name == "mul" or values[0].depends) else None

@@ -56,7 +56,17 @@ class Root:
     def derive(
         self, key: Hashable, change: Callable, change_sums: Callable, trail: Trail | None = None
     ) -> "Root":
-        """Return the root after an operation that moves entries; the same one for the same key."""
+        """Return the state after an operation that moves entries; the same one for the same key.
+
+        Equal operations give one state, so that h and f(h), which are moved apart, are still
+        recognised as functions of one state.
+
+        Args:
+            key: Identifies the operation.
+            change: The operation on an array.
+            change_sums: The operation on the sums over paths.
+            trail: What the paths went through; None for that of this state.
+        """
         if key not in self._derived:
             sums = LazySums(change_sums, [self.sums], trail or self.sums.trail)
             self._derived[key] = Root(lambda: change(self.array), sums, self.age)
@@ -136,7 +146,7 @@ class Value:
 
 
 def make_constant(array: AnyArray) -> Value:
-    """Return a constant, with its number where it has one entry."""
+    """Return a constant; if it has one entry, it is kept as a known number, too."""
     is_known = np.size(array) == 1 and not isinstance(array, jax.core.Tracer)
     return Value(array, fill=np.asarray(array).reshape(()) if is_known else None)
 
@@ -149,7 +159,14 @@ def make_frozen(array: AnyArray) -> Value:
 def make_state(
     array: AnyArray, sums: LazySums, forms: tuple[Form, ...] = (), **flags: object
 ) -> Value:
-    """Return a state, which is a function of itself before all."""
+    """Return a state: a value that passes paths, affine in the input once all gates are frozen.
+
+    Args:
+        array: Its value.
+        sums: Its sums over paths, by length.
+        forms: The state as a function of earlier states; it is a function of itself before all.
+        **flags: Further attributes of `Value`.
+    """
     identity_form = Form(
         Root(lambda: array, sums), np.float32(0), *2 * (lambda: jnp.ones_like(array),)
     )
@@ -157,7 +174,13 @@ def make_state(
 
 
 def make_gate(array: AnyArray, forms: tuple[Form, ...], **flags: object) -> Value:
-    """Return a gate of the given forms."""
+    """Return a gate: a function f(h) of the entries of a state h.
+
+    Args:
+        array: Its value.
+        forms: The gate as a function of one or several states, the nearest first.
+        **flags: Further attributes of `Value`.
+    """
     nearest = forms[0]
     passes_whole = nearest.quotient is not None or nearest.is_exact
     passes_whole &= not flags.get("is_step", False)
@@ -170,7 +193,16 @@ def is_inexact(array: AnyArray) -> bool:
 
 
 def compute_quotient(value: Value, form: Form) -> AnyArray:
-    """Compute f(h)/h; f′(0) where h is 0, and 0 where that is infinite."""
+    """Compute the frozen factor g that makes a gate f(h) of its state h, f(h) = g h.
+
+    Args:
+        value: The gate, or another function of h.
+        form: The value as a function of h.
+
+    Returns:
+        f(h)/h, of the shape of h; where h is 0 it is f′(0), or 0 if f′(0) is infinite. Of f(h) + c
+        with a known constant c, the quotient of f(h) alone.
+    """
     if form.quotient is not None:
         return form.quotient()
     h = form.root.array
@@ -183,11 +215,16 @@ def compute_quotient(value: Value, form: Form) -> AnyArray:
 
 
 def resolve_state(value: Value, slots: Slots) -> Value:
-    """Return a value as later sums take it: a gate becomes a state, a step or an exponential not.
+    """Return a value in the form in which linear operations and loops take it: never as a gate.
+
+    A gate, a function f(h) of the entries of a state h, becomes a state of its own, with f(h)/h
+    times the sums of h. A step function, such as h > 0, becomes a frozen constant. An exponential
+    has no f(h)/h that could carry paths (e^0 is not 0): it becomes a factor, which may only weigh
+    other values. Other kinds stay as they are.
 
     Args:
         value: The value.
-        slots: The slots of the sums.
+        slots: The axes of path lengths in front of all sums.
     """
     if value.kind != Kind.GATE:
         return value
@@ -198,8 +235,21 @@ def resolve_state(value: Value, slots: Slots) -> Value:
     return make_state(value.array, gate_sums(value, slots), is_shifted=value.is_shifted)
 
 
-def gate_sums(value: Value, slots: Slots) -> LazySums:
-    """Compute the sums of a gate as a state: f(h)/h times the sums of h."""
+def gate_sums(value: Value, slots: Slots) -> LazySums | None:
+    """Compute the sums over paths of a gate f(h) that is used as a state: f(h)/h times the sums of
+    the state h.
+
+    A gate may be a function of several states, and `value.forms` has one form for each of them.
+    The first form belongs to the nearest state, and this function uses only this form.
+
+    Args:
+        value: The gate. If it has sums already, these are returned.
+        slots: The axes of path lengths in front of all sums.
+
+    Returns:
+        The sums of the gate; None where no paths pass, because the value has neither sums nor
+        forms.
+    """
     if value.sums is not None or not value.forms:
         return value.sums
     form, lead = value.forms[0], (None,) * slots.num_axes
@@ -212,7 +262,8 @@ def gate_sums(value: Value, slots: Slots) -> LazySums:
 
 
 def merge_kinds(first: Value, second: Value) -> Kind:
-    """Return the kind that covers two values which become one: of branches, or around a loop."""
+    """Return the kind that covers two values of which one is taken: the cases of a condition, or
+    the values before and after a step of a loop."""
     low, high = sorted((first.kind, second.kind))
     if {low, high} == {Kind.STATE, Kind.GATE}:
         return Kind.STATE

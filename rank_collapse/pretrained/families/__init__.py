@@ -1,4 +1,4 @@
-"""The table of families, by the `model_type` of their config.json. A new family is a `Family`."""
+"""The table of checkpoint families, by `model_type` in config.json. Each of them is a `Family`."""
 
 from typing import Any
 

@@ -173,6 +173,14 @@ ALBERT = BERT.derive(
 
 
 def _distilbert_draw(name, settings, depth):
+    """Return how a tensor of DistilBERT is initialised: fixed sinusoids for positions that the
+    settings ask for, else as in BERT.
+
+    Args:
+        name: Name of the tensor.
+        settings: Settings of the model.
+        depth: Number of layers.
+    """
     if settings["sinusoidal_pos_embds"] and name.endswith("position_embeddings.weight"):
         return Draw(value=_interleaved_sinusoids)
     return Initialisation(padded=(_PADDED,))(name, settings, depth)

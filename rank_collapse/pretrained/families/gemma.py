@@ -23,12 +23,26 @@ from rank_collapse.pretrained.family import (
 
 
 def _gemma_fields(settings, *arguments):
+    """Compute the fields of `TransformerConfig` of a decoder, with embeddings multiplied by √d.
+
+    Args:
+        settings: Settings of the model.
+        *arguments: Further arguments of `decoder_fields`.
+    """
     fields = decoder_fields(settings, *arguments)
     fields["embedding"]["scale"] = math.sqrt(settings["hidden_size"])
     return fields
 
 
 def _gemma2_fields(settings: Settings, interval: int = 2, entry: object = None) -> dict[str, Any]:
+    """Compute the fields of `TransformerConfig`: those of Gemma, with the cap and the scale of
+    scores.
+
+    Args:
+        settings: Settings of the model.
+        interval: All layers but each `interval`-th attend within a window alone.
+        entry: Entry for rotary positions, see `decoder_fields`.
+    """
     return _gemma_fields(settings, lambda i: (i + 1) % interval, entry) | {
         "score_cap": float(settings["attn_logit_softcapping"] or 0.0),
         "temperature": math.sqrt(settings["query_pre_attn_scalar"] / settings["head_dim"]),

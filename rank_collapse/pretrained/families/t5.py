@@ -62,7 +62,14 @@ def _t5_names(weights, settings):
 
 
 def _t5_law(name: str, settings: Settings, depth: int) -> Draw:
-    """Draw with T5's own scales, which replace the missing 1/√d_qk of the scores."""
+    """Return how a tensor of T5 is drawn: with T5's own scales, which replace the missing 1/√d_qk
+    of the scores.
+
+    Args:
+        name: Name of the tensor.
+        settings: Settings of the model.
+        depth: Number of layers, on which nothing depends.
+    """
     factor, d, k = settings["initializer_factor"], settings["d_model"], settings["d_kv"]
     if "layer_norm" in name:
         return Draw(value=factor)

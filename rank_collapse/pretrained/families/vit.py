@@ -219,6 +219,11 @@ def num_patches(settings: Settings) -> tuple[int, int]:
 
 
 def _as_pair(value):
+    """Read a size that config.json gives as one number for both axes, or as two: (height, width).
+
+    Raises:
+        ValueError: Neither, or a number that is not positive.
+    """
     pair = [value, value] if isinstance(value, int) else value
     refuse_if(
         len(pair) != 2 or any(type(n) is not int or not 1 <= n < 2**31 for n in pair),

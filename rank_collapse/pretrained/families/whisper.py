@@ -10,6 +10,14 @@ from rank_collapse.pretrained.family import Draw, Family, Initialisation, Leaf, 
 
 
 def _whisper_draw(name, settings, depth):
+    """Return how a tensor of Whisper is initialised: fixed sinusoids for positions, else as in most
+    families.
+
+    Args:
+        name: Name of the tensor.
+        settings: Settings of the model.
+        depth: Number of layers.
+    """
     if name.endswith("embed_positions.weight"):
         return Draw(value=_sinusoids)
     return Initialisation(std="init_std")(name, settings, depth)

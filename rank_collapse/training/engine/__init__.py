@@ -1,1 +1,1 @@
-"""Many runs of one training program: its axes, its trace, groups on devices, files, result."""
+"""The engine that trains many runs of one program: axes, traced functions, devices, files."""

@@ -45,11 +45,12 @@ class Axes:
 
     @property
     def num_hyper(self) -> int:
-        """Returns the number of points of the swept floats."""
+        """Returns the number of combinations of the swept numbers."""
         return math.prod(self.hyper_shape)
 
     def static_points(self) -> list[dict[str, Any]]:
-        """Lists the keyword arguments of each point of the static values."""
+        """Lists the keyword arguments for each combination of the static values, which have a
+        program each."""
         names = list(self.static)
         return [
             dict(zip(names, point, strict=True))
@@ -65,7 +66,12 @@ class Axes:
         return {name: _example(array) for name, array in self.hyper.items()}
 
     def hyper_leaves(self, points: np.ndarray) -> list[np.ndarray]:
-        """Returns the traced values [r] of some points, in the order of a dictionary's leaves."""
+        """Returns the swept numbers of some runs as arrays [r], in the order of a dictionary's
+        leaves.
+
+        Args:
+            points: For each run the index of its combination of swept numbers, [r].
+        """
         axes = np.unravel_index(points, self.hyper_shape) if self.hyper_axes else ()
         index = dict(zip(self.hyper_axes, axes, strict=True))
         with np.errstate(all="ignore"):  # what is too small or large for float32
@@ -78,12 +84,22 @@ class Axes:
             ]
 
     def describe_static(self, point: int) -> str:
-        """Names a point of the static axes, such as "depth=2"; "" where there are none."""
+        """Names a combination of the static values, such as "depth=2"; "" where there are none.
+
+        Args:
+            point: Index of the combination.
+        """
         index = np.unravel_index(point, self.static_shape) if self.static_axes else ()
         return _join(self.static_axes, index)
 
     def describe_run(self, point: int, hyper_point: int, seed: int) -> str:
-        """Names a run, such as "seed 3 (depth=2, learning_rate=0.1)"."""
+        """Names a run, such as "seed 3 (depth=2, learning_rate=0.1)".
+
+        Args:
+            point: Index of the combination of static values.
+            hyper_point: Index of the combination of swept numbers.
+            seed: Number of the seed.
+        """
         index = np.unravel_index(hyper_point, self.hyper_shape) if self.hyper_axes else ()
         parts = [self.describe_static(point), _join(self.hyper_axes, index)]
         values = ", ".join(filter(None, parts))
@@ -182,7 +198,16 @@ def _as_numbers(name, value):
 
 
 def _label_values(name, values):
-    """Returns the coordinates of the values of a static axis: numbers and text as they are."""
+    """Return the coordinates of a static axis: numbers and text as they are, other values by their
+    names.
+
+    Args:
+        name: Name of the axis, for messages.
+        values: Its values.
+
+    Raises:
+        ValueError: No values, or two with one name.
+    """
     refuse_if(not values, f"{name} is empty: list at least one value")
     plain = all(isinstance(value, str | int | float) for value in values)
     same = len({isinstance(value, str) for value in values}) == 1

@@ -84,7 +84,15 @@ class SweepFolder:
             )
 
     def load(self, functions: Functions, point: int) -> list[Runs]:
-        """Loads the runs of a point of the static values, each once, in its furthest state.
+        """Loads the saved runs of one combination of static values, each once, in its furthest
+        state.
+
+        Args:
+            functions: The traced functions, which give the shapes of the arrays.
+            point: Index of the combination.
+
+        Returns:
+            Runs, in groups that are at the same step.
 
         Raises:
             RunError: A file is damaged.
@@ -111,6 +119,10 @@ class SweepFolder:
 
     def save(self, point: int, runs: Runs) -> None:
         """Saves runs, whose state is on the host, and deletes the files that these replace.
+
+        Args:
+            point: Index of the combination of static values.
+            runs: The runs, all at one step.
 
         Raises:
             RunError: The runs cannot be written; earlier files stay.
@@ -187,11 +199,12 @@ def _unpack(path: Path, arrays: dict[str, np.ndarray], functions: Functions) -> 
 
 
 def _read_leaves(arrays: Mapping[str, np.ndarray], name: str, shapes: Sequence[Any], axes: tuple):
-    """Reads the leaves of one name, and checks their shapes and dtypes.
+    """Reads the saved arrays of one pytree, such as the state of runs, and checks their shapes and
+    dtypes.
 
     Args:
         arrays: {"name/number of the leaf": array}.
-        name: The name.
+        name: Name of the pytree.
         shapes: Shape and dtype of each leaf of one run.
         axes: Sizes of the axes in front, such as that of runs.
 

@@ -50,9 +50,10 @@ class Functions:
         Args:
             names: Of all traced values, in the order of their leaves.
         """
-        size = len(self.state_shapes)  # the arguments of `step` and `look`: state, hyper, key
+        size = len(self.state_shapes)  # `step` and `look` take the leaves of the state first
+        # The first argument of `init` is the key, and the last one of `step` is the index.
         is_used_by = [self.init.list_used()[1:], self.step.list_used()[size:-1]]
-        if self.look is not None:
+        if self.look is not None:  # its last argument is a key of its own
             is_used_by.append(self.look.list_used()[size:-1])
         is_used = [any(flags) for flags in zip(*is_used_by, strict=True)]
         return [name for name, used in zip(names, is_used, strict=True) if not used]

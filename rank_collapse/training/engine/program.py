@@ -20,6 +20,12 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from rank_collapse.runs import memory, seeds
 from rank_collapse.runs.states import is_key
+from rank_collapse.training.engine.finite import (
+    are_finite,
+    find_last_finite,
+    find_wrong,
+    select_rows,
+)
 from rank_collapse.training.engine.functions import Functions
 from rank_collapse.training.engine.runs import Runs, wrap_keys
 
@@ -75,14 +81,14 @@ class Program:
         # `begin` runs once: quick compilation counts, not speed. (Many copies of threefry are slow
         # to optimise.)
         self._begin = self._spread(self._begin_run, level=0)
-        self._select = jax.jit(_select_rows)
+        self._select = jax.jit(select_rows)
 
     def _spread(self, fn, **options):
         return seeds.run_seeds(fn, self._mesh, at_once=self._at_once, **options)
 
     def _begin_run(self, key, hyper, consts):
         leaves = self.functions.init(consts, key, *hyper)
-        return leaves, _are_finite(leaves)
+        return leaves, are_finite(leaves)
 
     def _advance_run(self, changing, unchanged, hyper, active, shared):
         """Makes the steps from start to stop of one run; an inactive run keeps its state.
@@ -94,8 +100,8 @@ class Program:
             shared: (start, stop, constants of the programs), the same for all runs.
 
         Returns:
-            (the changed leaves, metrics [steps, ...], whether the state is finite; None if runs
-            that diverge are not stopped).
+            (the changed leaves, metrics [steps, ...], for each changed leaf whether it is finite;
+            None if runs that diverge are not stopped).
         """
         start, stop, consts = shared
         is_looped = self._at_once == 1
@@ -117,7 +123,7 @@ class Program:
         new, metrics = jax.lax.fori_loop(start, turns_end, body, (changing, empty))
         if not is_looped and self._freezes:
             new = [jnp.where(active, a, b) for a, b in zip(new, changing, strict=True)]
-        return new, metrics, _are_finite(new) if self._freezes else None
+        return new, metrics, are_finite(new) if self._freezes else None
 
     def _look_run(self, leaves, hyper, key, consts):
         return self.functions.look(consts, *leaves, *hyper, jax.random.fold_in(key, LOOK))
@@ -274,12 +280,19 @@ class Program:
             return advanced, []
         if finite.all() and all(np.isfinite(new[i]).all() for i in self._must):
             return advanced, []  # as most calls do, with no further search
-        wrong_step, wrong = self._find_wrong(new, len(runs), runs.step, stop)
+        wrong_step, wrong = find_wrong(new, self._must, len(runs), runs.step, stop)
         is_wrong = active & ((wrong_step < stop) | ~self._has_finite(runs, finite))
         if not is_wrong.any():
             return advanced, []
         first = np.where(is_wrong, wrong_step, -1)
-        last, state = self._find_last_finite(runs, state, first, stop)
+
+        def make_steps(state, active, start, stop):
+            state, _, finite = self._call(runs, state, active, start, stop)
+            return state, self._has_finite(runs, finite)
+
+        last, state = find_last_finite(
+            make_steps, self._put, runs.state, state, first, runs.step, stop
+        )
         finite_steps, stopped = np.where(is_wrong, last, runs.finite_steps), []
         for i in np.flatnonzero(is_wrong):
             message = f"its state is not finite at step {finite_steps[i]}"
@@ -327,80 +340,8 @@ class Program:
             self._flags = padded.tobytes(), jax.device_put(padded, self._by_seed)
         return self._flags[1]
 
-    def _find_wrong(self, metrics, count, start, stop):
-        """Finds the first step of each run whose metrics are not finite.
-
-        Args:
-            metrics: Arrays [runs, steps, ...].
-            count: Number of runs.
-            start, stop: The first step, and the step after the last.
-
-        Returns:
-            (the step [r], `stop` if there is none; the number of the metric [r], −1 if there is
-            none).
-        """
-        first, wrong_metric = np.full(count, stop), np.full(count, -1)
-        for i in self._must:
-            bad = ~np.isfinite(metrics[i])
-            bad = bad.reshape(*bad.shape[:2], -1).any(axis=2)
-            at = np.where(bad.any(axis=1), start + bad.argmax(axis=1), stop)
-            wrong_metric, first = np.where(at < first, i, wrong_metric), np.minimum(at, first)
-        return first, wrong_metric
-
-    def _find_last_finite(self, runs, state, first, stop):
-        """Finds the last finite state of each run that is no longer finite.
-
-        Args:
-            first: The first step with a metric that is not finite [r]; `stop` where only the state
-                is not finite, −1 for finite runs.
-
-        Returns:
-            (number of steps done there [r], the states, with these states in place of the later
-            ones).
-        """
-        active, last = first >= 0, np.full(len(first), -1)
-        # Of most it is the state that the step with the first wrong metric began with, or the one
-        # before it. They are reached in one passage through the chunk.
-        wanted = {int(s) for s in first[active]} | {int(s) - 1 for s in first[active]}
-        current, step = runs.state, runs.step
-        for target in sorted(s for s in wanted if runs.step <= s <= stop):
-            current, _, finite = self._call(runs, current, active, step, target)
-            step = target
-            is_near = (first == target) | (first - 1 == target)
-            hit = active & is_near & self._has_finite(runs, finite)
-            last = np.where(hit, target, last)
-            state = self._put(hit, current, state)
-        for i in np.flatnonzero(active & (last < 0)):
-            low, high, row = runs.step, int(first[i]) - 1, np.arange(len(first)) == i
-            best = runs.state
-            while high - low > 1:
-                middle = (low + high) // 2
-                new, _, finite = self._call(runs, runs.state, row, runs.step, middle)
-                if self._has_finite(runs, finite)[i]:
-                    low, best = middle, new
-                else:
-                    high = middle
-            last[i], state = low, self._put(row, best, state)
-        return last, state
-
     def _put(self, rows, new, state):
         """Puts the states of some rows in place of others."""
         if not rows.any():
             return state
         return self._select(self._lay_out_flags(rows), new, state)
-
-
-def _select_rows(rows, new, state):
-    return [
-        jnp.where(rows.reshape(-1, *(1,) * (a.ndim - 1)), a, b)
-        for a, b in zip(new, state, strict=True)
-    ]
-
-
-def _are_finite(leaves):
-    """Returns which leaves of a run are finite [leaves]; numbers that are whole always are."""
-    flags = [
-        jnp.isfinite(a).all() if jnp.issubdtype(a.dtype, jnp.inexact) else jnp.bool_(True)
-        for a in leaves
-    ]
-    return jnp.array(flags, bool)

@@ -134,11 +134,12 @@ class Points:
         return import_package("xarray", "training.sweep", "training")
 
     def _make_dataset(self, listing, leaves, steps):
-        """Makes a dataset of leaves [r, steps, ...] of each point, which begin with `steps`.
+        """Makes a dataset of what runs recorded at some steps, over the swept axes.
 
         Args:
             listing: Names of the variables.
-            leaves: For each point, the arrays of all variables, [r, steps, ...].
+            leaves: For each point (one compiled configuration), the arrays of all variables, [runs,
+                steps, ...].
             steps: Numbers of the steps.
         """
         axes, variables = self._axes, {}
@@ -158,10 +159,15 @@ class Points:
         return self._xarray.Dataset(variables, {**self._coordinates, "step": steps}, constants)
 
     def _gather(self, values):
-        """Joins values [r, ...] of each point over all axes; shorter ones are filled with NaN."""
+        """Joins arrays of all runs to one array over all swept axes.
+
+        Args:
+            values: For each combination of static values an array [r, ...]; shorter ones are filled
+                with NaN.
+        """
         axes, count = self._axes, len(self._numbers)
         shapes = [v.shape[1:] for v in values]
-        longest = tuple(map(max, *shapes)) if len(shapes) > 1 else shapes[0]
+        longest = tuple(max(sizes) for sizes in zip(*shapes, strict=True))
         is_ragged = any(shape != longest for shape in shapes)
         dtypes = [v.dtype for v in values]
         if is_ragged:

@@ -42,7 +42,7 @@ class Runs:
         return len(self.seeds)
 
     def names(self) -> list[tuple[int, int]]:
-        """Lists (point, seed) of each run."""
+        """Lists (index of the combination of swept numbers, seed) of each run."""
         return list(zip(self.points.tolist(), self.seeds.tolist(), strict=True))
 
     def take(self, positions: np.ndarray) -> "Runs":
@@ -64,7 +64,7 @@ class Runs:
 
 
 def join_pieces(pieces: Sequence[np.ndarray]) -> np.ndarray:
-    """Joins pieces [r, k, ...] along their second axis."""
+    """Joins arrays [r, k, ...] of consecutive steps along the axis of steps."""
     return pieces[0] if len(pieces) == 1 else np.concatenate(pieces, axis=1)
 
 

@@ -58,7 +58,10 @@ class Trainer:
         self.seconds = {"compiling": 0.0, "running": 0.0}
 
     def train(self, numbers: np.ndarray, most: int) -> None:
-        """Trains some seeds at all points.
+        """Trains some seeds at all points, the combinations of static settings, each of which has a
+        program.
+
+        Runs that the folder holds are taken from there; unfinished ones are continued.
 
         Args:
             numbers: Numbers of the seeds.
@@ -90,10 +93,18 @@ class Trainer:
             self._gathered[point].append(processes.gather(join_runs(done), len(numbers)))
 
     def _list_missing(self, saved, share):
-        """Lists the runs that are not saved: (index of the swept values, seed) [r, 2]."""
+        """Lists the runs that are not saved.
+
+        Args:
+            saved: Saved runs of one point (static settings).
+            share: Numbers of the seeds that are wanted.
+
+        Returns:
+            Int [r, 2], (index of the swept values, seed) of each.
+        """
         names = {name for runs in saved for name in runs.names()}
         wanted = itertools.product(share.tolist(), range(self.axes.num_hyper))
-        missing = [(point, seed) for seed, point in wanted if (point, seed) not in names]
+        missing = [(index, seed) for seed, index in wanted if (index, seed) not in names]
         return np.array(missing, int).reshape(-1, 2)
 
     def _iterate_groups(self, program, unfinished, missing):
@@ -102,7 +113,7 @@ class Trainer:
         Args:
             program: The compiled program.
             unfinished: Saved runs that are to be continued.
-            missing: (point, seed) of each run that is to be begun.
+            missing: (index of the swept values, seed) of each run that is to be begun.
         """
         size = program.size
         for runs in unfinished:
@@ -110,8 +121,8 @@ class Trainer:
                 group = runs.take(np.arange(start, min(start + size, len(runs))))
                 yield program.lay_out(group, self._make_inputs)
         for start in range(0, len(missing), size):
-            points, seeds = missing[start : start + size].T
-            begun = program.begin(points, seeds, self._make_inputs)
+            indices, seeds = missing[start : start + size].T
+            begun = program.begin(indices, seeds, self._make_inputs)
             yield program.look_at(begun)
 
     def points(self, numbers: np.ndarray) -> Points:
@@ -124,7 +135,15 @@ class Trainer:
         return Points(self.axes, self.functions, runs, numbers)
 
     def _load(self, point, share):
-        """Loads the saved runs of some seeds from the folder."""
+        """Loads the saved runs of some seeds from the folder.
+
+        Args:
+            point: Number of the static settings.
+            share: Numbers of the seeds.
+
+        Returns:
+            Runs, in groups that are at the same step; [] without a folder.
+        """
         if self.store is None:
             return []
         if point not in self._saved:
@@ -137,11 +156,11 @@ class Trainer:
         return parts
 
     def _program(self, point, functions, most):
-        """Returns the program of a point, compiled at its first use.
+        """Returns the program for a combination of static values, compiled at its first use.
 
         Args:
-            point: Number of the static settings.
-            functions: Traced functions of the point.
+            point: Index of the combination.
+            functions: Traced functions of the combination.
             most: The largest number of seeds.
         """
         if point not in self.programs:
@@ -166,14 +185,19 @@ class Trainer:
             self.programs[point] = program
         return self.programs[point]
 
-    def _make_inputs(self, points, numbers):
-        return fold_key(self.base_key, numbers), self.axes.hyper_leaves(points)
+    def _make_inputs(self, indices, numbers):
+        """Makes the keys and the swept values of some runs from their indices and seeds."""
+        return fold_key(self.base_key, numbers), self.axes.hyper_leaves(indices)
 
     def _train_group(self, point, program, initial):
         """Trains runs that are on the devices to the last step; returns them on the host.
 
+        Between chunks of steps it reports runs that stopped, and saves states when the folder's
+        interval has passed. It also saves them before an interruption is passed on, so that the
+        same call resumes there.
+
         Args:
-            point: Number of the static settings.
+            point: Number of the static settings, each of which has a program.
             program: The compiled program.
             initial: The runs.
         """
@@ -203,7 +227,13 @@ class Trainer:
         return runs
 
     def _name_stopped(self, point, runs, stopped):
-        """Reports the first runs that stopped, with their reasons, and the number of the others."""
+        """Reports the first runs that stopped, with their reasons, and the number of the others.
+
+        Args:
+            point: Number of the static settings.
+            runs: The runs on the devices.
+            stopped: (position among these runs, reason) of each that stopped.
+        """
         for position, reason in stopped[:MOST_NAMED]:
             name = self.axes.describe_run(
                 point, int(runs.points[position]), int(runs.seeds[position])

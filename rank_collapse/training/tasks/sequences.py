@@ -58,8 +58,11 @@ def transform_letters(
 
     Args:
         task: One of `TASKS`.
-        letters: Number of letters in each sequence.
+        letters: Numbers of the letters in each sequence.
         mask: Bool, True for letters that exist.
+
+    Raises:
+        ValueError: Another task.
     """
     if task == "copy":
         return letters
@@ -148,6 +151,7 @@ def between_marks(
 
 
 def _check_sizes(num_examples, seq_len, num_letters):
+    """Check that all sizes of a task are whole numbers of at least 1."""
     sizes = {"num_examples": num_examples, "seq_len": seq_len, "num_letters": num_letters}
     for name, value in sizes.items():
         struct.check_whole(name, value, 1)

@@ -1,11 +1,11 @@
 """Benchmarks of seeds at tiny size: what they time agrees."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
-from experiments.benchmarks import (
-    seed_benchmarks,
-)
+from experiments.benchmarks import seed_benchmarks
 from tests.oracles.benchmark_reports import find_figure, parse_two_rounds
 
 
@@ -29,3 +29,17 @@ def test_every_way_trains_the_same_seeds(name):
         (ratio,) = [v for n, (v, _) in report.figures.items() if f"by hand, {kind} time" in n]
         assert ratio > 0
     assert find_figure(report, "seeds from which vmap is faster") in (3, np.inf)
+
+
+def test_seeds_that_find_no_free_core_wait_for_another_turn(monkeypatch):
+    """Five seeds on two cores take three turns, each as long as its slowest process."""
+    seconds = {"0": "2.0 8.5 8.25", "1": "3.0 7.5 7.25"}
+
+    def start(command, env, **_):
+        line = seconds[env["BENCHMARK_SEED"]]
+        return SimpleNamespace(communicate=lambda: (line, None))
+
+    monkeypatch.setattr(seed_benchmarks.os, "sched_getaffinity", lambda _: {0, 1})
+    monkeypatch.setattr(seed_benchmarks.subprocess, "Popen", start)
+    losses, needed = seed_benchmarks._train_processes("mlp", 5, 2, {})
+    assert needed == 9 and losses.tolist() == [[8.5, 8.25], [7.5, 7.25]]

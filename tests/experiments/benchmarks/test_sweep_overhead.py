@@ -4,6 +4,7 @@ import numpy as np
 
 from experiments import benchmark
 from experiments.benchmarks import sweep_overhead
+from experiments.benchmarks.timing import Timing
 from tests.oracles.benchmark_reports import find_figure, parse_two_rounds
 
 
@@ -29,3 +30,32 @@ def test_the_limit_is_that_of_the_longest_training():
     for way in ("by hand", "sweep"):
         drawing = find_figure(report, f"CPU ms to draw the initial states, {way}")
         assert drawing == 1e3 * median[f"0 steps in one call, {way}"] > 0
+
+
+def test_figures_are_medians_of_rounds_beside_one_call_by_hand():
+    """Of three rounds in CPU seconds; a further call costs what many calls take over one."""
+    seconds = {
+        (0, 0): ([0.5, 0.25, 1.0], [2.0, 1.0, 0.75]),
+        (4, 4): ([1.0, 1.0, 1.0], [3.0, 5.0, 4.0]),
+        (8, 8): ([2.0, 4.0, 8.0], [2.0, 8.0, 8.0]),
+        (8, 3): ([8.0, 5.0, 9.0], [3.0, 9.0, 9.5]),
+    }
+    timings = {
+        (*case, way): Timing(way, 0.0, values)
+        for case, pair in seconds.items()
+        for way, values in zip(("by hand", "sweep"), pair, strict=True)
+    }
+    cases = [(4, 4), (8, 8), (8, 3)]
+    figures = sweep_overhead._compare_ways(timings, cases)
+    assert figures == {
+        "sweep over one call by hand, 4 steps in one call": (4.0, None),
+        "sweep over one call by hand, 8 steps in one call": (1.0, sweep_overhead.LIMIT),
+        "sweep over one call by hand, 8 steps in calls of 3": (1.5, None),
+    }
+    figures = sweep_overhead._separate_costs(timings, 8, 3)
+    assert figures == {
+        "CPU ms to draw the initial states, by hand": (500.0, None),
+        "CPU µs of a further call, by hand": (1e6 / 2, None),  # three calls
+        "CPU ms to draw the initial states, sweep": (1000.0, None),
+        "CPU µs of a further call, sweep": (1e6 / 2, None),
+    }

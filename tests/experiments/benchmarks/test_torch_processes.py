@@ -22,6 +22,46 @@ def test_ways_of_pytorch_fill_the_cores(cores, ways):
     assert [way.stacked for way in torch_processes.list_ways(16, 6, "gpu")] == [0, 0, 6]
 
 
+def test_a_way_is_named_by_its_processes_threads_and_seeds():
+    names = {
+        (1, 1, 0): ("1 process of 1 thread", 1),
+        (2, 1, 0): ("2 processes of 1 thread", 2),
+        (1, 4, 6): ("1 process of 4 threads, torch.func of 6 seeds", 6),
+        (3, 2, 2): ("3 processes of 2 threads, torch.func of 2 seeds", 6),
+    }
+    for sizes, (name, count) in names.items():
+        way = torch_processes.Way(*sizes)
+        assert (way.name, way.seeds) == (f"PyTorch, {name}", count)
+
+
+def test_seconds_are_of_the_slowest_process_for_each_of_all_seeds():
+    """Of three processes two are used, and all of them begin before one is waited for."""
+    order, answers = [], [b"6.0\n", b"12.0\n", b""]
+
+    class Pipe:
+        def __init__(self, number):
+            self.number = number
+
+        def write(self, data):
+            order.append((self.number, data))
+
+        def flush(self):
+            pass
+
+        def readline(self):
+            order.append((self.number, "read"))
+            return answers[self.number]
+
+    processes = torch_processes.Processes.__new__(torch_processes.Processes)
+    processes._processes = [SimpleNamespace(stdin=Pipe(i), stdout=Pipe(i)) for i in range(3)]
+    way = torch_processes.Way(2, 1, 3)
+    assert processes.measure(way, 4) == 12.0 / 4 / 6
+    line = b"1 3 4\n"
+    assert order == [(0, line), (1, line), (0, "read"), (1, "read")]
+    with pytest.raises(RuntimeError, match="3 processes of 1 thread failed"):
+        processes.measure(torch_processes.Way(3, 1), 1)
+
+
 def test_a_process_of_pytorch_that_fails_ends_the_benchmark(capfd):
     pytest.importorskip("torch")
     way = torch_processes.Way(1, 1)

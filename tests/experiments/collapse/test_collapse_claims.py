@@ -14,7 +14,7 @@ from experiments.collapse.collapse_figures import raised_constant
 from experiments.lab import labelled
 from experiments.lab.labelled import join_datasets
 from tests.oracles import draws
-from tests.oracles.collapse_results import make_gains, make_point, make_variant
+from tests.oracles.collapse_results import draw_points, make_gains, make_point, make_variant
 from tests.support.closeness import assert_close
 from tests.support.runs import verdicts
 
@@ -63,6 +63,12 @@ def test_of_a_grid_of_gains_each_number_has_its_label():
     assert ratios[texts[0]].published is None and ratios[texts[1]].published > 0.1
     finding = collapse_claims.make_finding(join_datasets(points, run_collapse.AXES))
     assert finding.sentence.startswith("Skip gain 1: after 2 layers")
+    assert finding.sentence.endswith("grows by a factor of 3.00 a layer.")
+    for rate, end in ((0.8, "grows by a factor of 0.80 a layer."), (np.nan, "with skips 0.30.")):
+        variants = {"san": make_variant([-9.0], 3.0), "san_skip": make_variant([-1.0])}
+        results = join_datasets(make_point("post", **variants), run_collapse.AXES)
+        results["local_rate"] = results.local_rate.where(False, rate)
+        assert collapse_claims.make_finding(results).sentence.endswith(end)
 
 
 def test_without_skips_of_gain_1_nothing_is_said_of_them():
@@ -202,3 +208,24 @@ def test_points_of_a_grid_have_their_own_verdicts_with_their_labels():
     rows = {row.setting: row for row in judge_points(points) if row.key == "skips stop"}
     shares = {setting.rpartition("skip gain ")[2]: row.estimate for setting, row in rows.items()}
     assert shares == {"0.5": 0.0, "1": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("name", "grid"),
+    [
+        ("gains", {}),
+        ("scales", {"scales": (2.0, 0.55), "gains": (1.0,)}),
+        ("pre", {"norms": ("pre", "none"), "gains": (1.0,)}),
+    ],
+)
+def test_golden_claims_of_all_variants(name, grid, golden):
+    """Rows, numbers and finding of drawn results: norms in no order, gaps, and layers on either
+    side of each bound."""
+    results = join_datasets(draw_points(0, **grid), run_collapse.AXES)
+    lines = [
+        f"{row.key} | {row.setting} | {row.draws} of {row.num_made} | {row.estimate} | {row.note}"
+        for row in collapse_claims.judge_claims(results)
+    ]
+    lines += map(str, collapse_claims.compare_results(results))
+    lines.append(str(collapse_claims.make_finding(results)))
+    golden(f"collapse_claims.{name}.txt", "\n".join(lines))

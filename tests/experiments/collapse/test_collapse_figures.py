@@ -9,8 +9,9 @@ from experiments.collapse import (
 )
 from experiments.lab import labelled
 from experiments.lab.labelled import join_datasets
-from tests.oracles.collapse_results import make_gains
+from tests.oracles.collapse_results import draw_points, make_gains
 from tests.support.closeness import assert_close
+from tests.support.figures_as_data import describe
 
 
 def test_the_first_picture_shows_what_the_arrays_have():
@@ -47,3 +48,27 @@ def test_the_cubic_line_ends_at_the_last_point_and_triples():
     assert_close(line.get_xydata(), [(2, 32 / 9), (3, 32 / 3), (4, 32)])
     collapse_figures.draw_cubic_line(ax, np.array([0.1, 1.0, 4.0, 6.0, 8.0]))  # it does not triple
     assert len(ax.lines) == 1
+
+
+FIGURES = (
+    collapse_figures.depth_figure,
+    collapse_figures.residual_ratio_figure,
+    collapse_figures.log_residual_figure,
+    collapse_figures.local_rate_figure,
+    collapse_figures.bounds_and_constant_figure,
+    collapse_figures.sweep_weight_scale_figure,
+    collapse_figures.sweep_skip_gain_figure,
+    collapse_figures.mlp_gain_figure,
+)
+
+
+def test_golden_figures_of_all_variants(golden):
+    """Of drawn results; some figures of two scales, and of one norm, differ from those of gains."""
+    gains = join_datasets(draw_points(0), run_collapse.AXES)
+    drawn = {draw.__name__: draw(gains) for draw in FIGURES}
+    scales = {"norms": ("none",), "scales": (2.0, 0.55), "gains": (1.0,)}
+    scaled = join_datasets(draw_points(1, **scales), run_collapse.AXES)
+    for draw in (FIGURES[0], *FIGURES[4:]):
+        drawn[f"{draw.__name__} of two scales"] = draw(scaled)
+    parts = [f"== {name}\n{describe(fig) if fig else fig}" for name, fig in drawn.items()]
+    golden("collapse_figures.txt", "\n".join(parts))

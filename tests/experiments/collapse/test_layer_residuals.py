@@ -4,6 +4,7 @@ from contextlib import nullcontext
 from types import SimpleNamespace
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import xarray as xr
@@ -33,6 +34,99 @@ def test_the_published_bound_of_a_layer_has_one_gamma_and_one_beta_for_all_heads
     assert np.any(report.gamma.argmax(1) != report.beta.argmax(1))
     log10_bound = layer_residuals.bound_profiles(report)["log10_published_bound"][1:]
     np.testing.assert_allclose(log10_bound, np.log10(c) + 3 * report.log10_input, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["float32", "bfloat16", "float64"])
+def test_plain_residuals_are_of_a_pass_in_the_dtype_and_sums_in_float32_at_least(
+    name, monkeypatch, x64
+):
+    """Weights and tokens are rounded to the dtype; norms of a short dtype are not."""
+    dtype = jnp.dtype(name)
+    hidden = (np.random.default_rng(0).normal(size=(3, 5, 4)) + 2).astype(dtype)
+    passed = []
+
+    def apply(params, x, config):
+        passed.append((params["w"].dtype, x.dtype, config))
+        return SimpleNamespace(hidden=jnp.asarray(hidden))
+
+    monkeypatch.setattr(layer_residuals.rc, "apply", apply)
+    weights = {"w": jnp.ones(2, jnp.float64)}
+    measured = layer_residuals.measure_plain(weights, jnp.ones(3, jnp.float64), "config", dtype)
+    assert passed == [(dtype, dtype, "config")]
+
+    def compute_norm(a):
+        return np.sqrt(np.abs(a).sum(axis=1).max(axis=-1) * np.abs(a).sum(axis=2).max(axis=-1))
+
+    states = hidden.astype(np.float64)
+    residual = states - states.mean(axis=1, keepdims=True)
+    rtol = 1e-12 if name == "float64" else 1e-5
+    expected = {
+        "ratio": compute_norm(residual) / compute_norm(states),
+        "plain_log10_residual": np.log10(compute_norm(residual)),
+        "log10_size": np.log10(compute_norm(states)),
+    }
+    assert measured.keys() == expected.keys()
+    for measure, values in expected.items():
+        assert measured[measure].dtype == (jnp.float64 if name == "float64" else jnp.float32)
+        assert_close(measured[measure], values, rtol=rtol)
+
+
+@pytest.mark.parametrize(
+    ("config", "laws"),
+    [
+        (rc.san(2, 2, 6), {"log10_cubic", "bound"}),
+        (rc.san_mlp(2, 2, 6), {"bound"}),
+        (rc.san(2, 2, 6, norm_placement="post"), {"log10_cubic"}),
+        (rc.san_mlp(2, 2, 6, norm_placement="pre"), set()),
+        (rc.san_skip(2, 2, 6), set()),
+        (rc.transformer(2, 2, 6), set()),
+    ],
+)
+def test_laws_and_bounds_are_those_that_cover_the_network(config, laws, monkeypatch):
+    log = SimpleNamespace(profile="profile")
+    modules = layer_residuals.cubic_law, layer_residuals.reports
+    monkeypatch.setattr(modules[0], "closed_profile", lambda *_, log: [f"cubic {log.profile}"])
+    monkeypatch.setattr(modules[1], "report_of_log", lambda *arguments: arguments)
+    monkeypatch.setattr(layer_residuals, "bound_profiles", lambda report: {"bound": report})
+    measured = layer_residuals.measure_laws("params", "x", config, log)
+    values = {"log10_cubic": "cubic profile", "bound": ("params", "x", config, log)}
+    assert measured == {"log10_residual": "profile"} | {name: values[name] for name in laws}
+
+
+def test_bounds_of_a_report_begin_with_its_input():
+    """The constant of a stack is the largest so far; a layer is admissible in all of its heads."""
+    draw = np.random.default_rng(1)
+    log10_c, lipschitz = np.array([0.5, -1.0, 0.75]), np.array([1.0, 10.0, 0.1])
+    profile = np.array([1.0, 0.2, -1.0, -4.0])
+    sides = draw.normal(size=(5, 3))
+    report = SimpleNamespace(
+        log10_residual=profile,
+        log10_c=log10_c,
+        log10_input=profile[:-1] - 0.1,
+        lipschitz=lipschitz,
+        published_layer=SimpleNamespace(log10_rhs=sides[0]),
+        layer=SimpleNamespace(tightness=sides[1]),
+        mean_layer=SimpleNamespace(tightness=sides[2]),
+        diameter_layer=SimpleNamespace(tightness=sides[3], tightness_cubic=sides[4]),
+        admissible=np.array([[True, True], [True, False], [False, False]]),
+    )
+    c = np.array([0.5, 0.5, 0.5, 0.75])
+    powers = 3.0 ** np.arange(4)
+    expected = {
+        "log10_c": c,
+        "log10_bound": c * (powers - 1) / 2 + powers * profile[0],
+        "log10_layer_bound": [1.0, *(log10_c + 3 * (profile[:-1] - 0.1))],
+        "log10_published_bound": [1.0, *(sides[0] + [0, 1, -1])],
+        "tightness_paper": [0.0, *sides[1]],
+        "tightness_mean": [0.0, *sides[2]],
+        "tightness_diameter": [0.0, *sides[3]],
+        "tightness_cubic_diameter": [0.0, *sides[4]],
+        "admissible": [1.0, 1.0, 0.0, 0.0],
+    }
+    measured = layer_residuals.bound_profiles(report)
+    assert measured.keys() == expected.keys()
+    for name, values in expected.items():
+        assert_close(measured[name], values, rtol=1e-5, err_msg=name)
 
 
 def decide(config, profile, ratio, gains):

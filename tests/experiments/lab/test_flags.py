@@ -226,8 +226,8 @@ def test_a_former_name_is_the_flag_with_a_line(name, capsys):
 def test_a_folder_of_a_former_name_resumes(tmp_path, capsys):
     text = tmp_path / "text.txt"
     text.write_text("one two three four one two")
-    arguments = [*describe_experiment("run_collapse").presets["tiny"], f"--text={text}"]
-    arguments += [f"--output_dir={tmp_path / 'run'}", "--num_devices=1"]
+    arguments = [*describe_experiment("run_collapse").presets["tiny"], "--variants=san"]
+    arguments += [f"--text={text}", f"--output_dir={tmp_path / 'run'}", "--num_devices=1"]
     main = run_collapse.main
     assert cli.execute(main, run_collapse.FLAGS, arguments) == 0
     path = tmp_path / "run" / "config.json"

@@ -15,7 +15,10 @@ CONFIG = {"depth": 3, "scales": (0.5, 1.0), "name": "a"}
 
 
 def test_a_folder_names_every_environment_that_wrote_into_it(tmp_path, monkeypatch):
-    """The commit that began it, those that went on, but none that only read or wrote the same."""
+    """The commit that began it and those that measured; apart from them one that only redrew.
+
+    None that only read, or wrote the same, is listed.
+    """
     here = provenance.environment()
 
     def enter(**changes):
@@ -43,10 +46,19 @@ def test_a_folder_names_every_environment_that_wrote_into_it(tmp_path, monkeypat
     found = [(e["git"], e["versions"]["jax"]) for e in provenance.list_environments(saved)]
     assert found == [("a1", jax.__version__), ("b2", jax.__version__), ("b2", "0.11")]
     assert provenance.list_commits({"environment": here | {"git": None}}) == ""
+    for commit in ("c3", "c3", "b2", "d4"):
+        enter(git=commit)
+        with RunFolder(tmp_path, CONFIG) as run:  # which makes a table of the others' arrays
+            run.save_table([{"x": commit}])
+            run.finish({})
+    saved = json.loads((tmp_path / "config.json").read_text())
+    assert provenance.list_commits(saved) == "a1 and b2"
+    redrawn = provenance.read_environments(saved, provenance.REDRAWN)
+    assert [e["git"] for e in redrawn] == ["c3", "d4"]
     enter(git="c3")
-    with RunFolder(tmp_path, CONFIG) as run:  # which makes a table of the others' arrays
-        run.save_table([{"x": 1}])
-        run.finish({})
+    with RunFolder(tmp_path, CONFIG) as run:  # which first draws, then measures
+        run.save_table([{"x": 2}])
+        run.save_checkpoint(1, {"w": np.ones(2)})
     saved = json.loads((tmp_path / "config.json").read_text())
     assert provenance.list_commits(saved) == "a1 and b2 and c3"
 

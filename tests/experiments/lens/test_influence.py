@@ -16,7 +16,7 @@ from tests.support.closeness import assert_close
 from tests.support.refusals import is_refused
 
 N, LAYER = 6, 0
-
+IDS = np.array([3, 7, 1, 12, 5, 9])
 
 SETTINGS = opened_networks.UNTRAINED["llama"] | {"initializer_range": 0.5}
 
@@ -24,6 +24,18 @@ SETTINGS = opened_networks.UNTRAINED["llama"] | {"initializer_range": 0.5}
 @pytest.fixture(scope="module")
 def llama():
     return pretrained.random_like(SETTINGS, jax.random.key(0))
+
+
+@pytest.fixture(scope="module")
+def jacobian(llama):
+    return jacobian_by_hand(llama[1], llama[0], IDS, LAYER)
+
+
+def transport_frozen(params, config, ids, v):
+    """Carries v along the frozen paths of all attentions after a layer, in one program."""
+    fn = influence.name_states(params, config)
+    options = {"layer": LAYER, "branches": "attention", "skip": 0, "freeze": True}
+    return jax.jit(lambda ids, v: influence.transport(fn, ids, v, **options))(ids, v)
 
 
 def test_parts_are_compared_as_vectors():
@@ -49,21 +61,18 @@ def test_a_direction_that_is_missing_has_no_number():
     assert all(np.isnan(a).all() for a in influence.compare_kinds(nothing, nothing).values())
 
 
-def test_exact_parts_are_the_jacobian_and_padding_changes_nothing(llama):
+def test_exact_parts_are_the_jacobian_and_padding_changes_nothing(llama, jacobian):
     """Sizes of frozen over exact, and cosines, against jacfwd and path sums of the layers left."""
     config, params = llama
-    ids, source = np.array([3, 7, 1, 12, 5, 9]), 2
+    ids, source = IDS, 2
     v = np.random.default_rng(1).normal(size=config.d_model).astype(np.float32)
     probe = influence.Probe(np.array([source]), v[None], np.zeros_like(v)[None])
     got = influence.measure_texts(params, config, {"x": ids[None], "mask": None}, probe, LAYER)
-    jacobian = jacobian_by_hand(params, config, ids, LAYER)
     exact = jacobian[:, :, source] @ v
     state = rc.apply(params, ids, config).hidden[LAYER + 1]
-    fn = influence.name_states(params, config)
     placed = np.zeros((N, config.d_model), np.float32)
     placed[source] = v
-    options = {"layer": LAYER, "branches": "attention", "skip": 0, "freeze": True}
-    frozen = np.asarray(influence.transport(fn, ids, placed, **options).by_position.sum(0))
+    frozen = np.asarray(transport_frozen(params, config, ids, placed).by_position).sum(0)
     for position, chosen in {"same": [source], "later": [3, 4, 5]}.items():
         a, b = frozen[chosen].ravel(), exact[chosen].ravel()
         norms = np.linalg.norm(a), np.linalg.norm(b)
@@ -91,19 +100,14 @@ def test_the_frozen_sum_along_the_states_is_the_network(llama):
     config, params = llama
     ids = np.arange(1, 9)
     hidden = rc.apply(params, ids, config).hidden
-    options = {"layer": LAYER, "branches": "attention", "skip": 0, "freeze": True}
-    moved = influence.transport(
-        influence.name_states(params, config), ids, hidden[LAYER + 1], **options
-    )
+    moved = transport_frozen(params, config, ids, hidden[LAYER + 1])
     np.testing.assert_allclose(moved.arriving, hidden[-1], rtol=1e-4, atol=1e-5)
 
 
-def test_ranks_are_those_of_the_jacobian(llama):
+def test_ranks_are_those_of_the_jacobian(llama, jacobian):
     config, params = llama
-    ids = np.array([3, 7, 1, 12, 5, 9])
-    inputs = {"x": ids[None], "mask": np.ones((1, N), bool)}
+    inputs = {"x": IDS[None], "mask": np.ones((1, N), bool)}
     ranks = influence.measure_ranks(params, config, inputs, [1], [N], LAYER)
-    jacobian = jacobian_by_hand(params, config, ids, LAYER)
     want = [rc.effective_rank(jacobian[1 + m, :, 1]) for m in (0, 1, 2, 4)]
     np.testing.assert_allclose(ranks[0, :4], want, rtol=1e-3)
     assert np.isnan(ranks[0, 4:]).all()  # beyond the text

@@ -24,22 +24,24 @@ def data(x64):
     """A model and examples of several lengths."""
     params = draws.parameters(CONFIG, 0, 1.5, 0.4)
     inputs = draws.normal(B, N, D) + 0.5
-    mask = jnp.arange(N)[None, :] < jnp.array(LENGTHS)[:, None]
-    return Model(params, None), Examples(inputs, jnp.zeros((B, N), jnp.int32), mask)
+    mask = np.arange(N)[None, :] < np.array(LENGTHS)[:, None]
+    return Model(params, None), Examples(inputs, np.zeros((B, N), np.int32), mask)
 
 
 def test_sums_of_lengths_have_one_offset_and_one_classifier(data):
     """Every sum by itself, with numpy, and Shapley's efficiency."""
     model, examples = data
     w, b = np.random.default_rng(3).normal(size=(D, 4)), np.arange(4.0)
-    model = model.replace(classifier=Classifier(jnp.asarray(w), jnp.asarray(b)))
-    labels = jax.random.randint(jax.random.key(4), (B, N), 0, 4)
+    model = model.replace(classifier=Classifier(w, b))
+    labels = np.random.default_rng(4).integers(0, 4, (B, N)).astype(np.int32)
     examples = Examples(examples.inputs, labels, examples.mask)
     metrics = {"accuracy": token_accuracy, "logits": lambda z, e: jnp.mean(jnp.sin(z))}
-    results = evaluation.length_sums(model, examples, CONFIG, metrics, batch_size=2)
-    parts = jax.vmap(lambda x, m: rc.path_contributions(model.network, x, CONFIG, mask=m))(
-        examples.inputs, examples.mask
+    sum_lengths = jax.jit(
+        lambda model, examples: evaluation.length_sums(model, examples, CONFIG, metrics, 2)
     )
+    results = jax.device_get(sum_lengths(model, examples))
+    sum_paths = jax.vmap(lambda x, m: rc.path_contributions(model.network, x, CONFIG, mask=m))
+    parts = jax.jit(sum_paths)(examples.inputs, examples.mask)
     c, offset = np.asarray(parts.by_length), np.asarray(parts.offset)
 
     def compute_value(chosen):

@@ -6,6 +6,7 @@ from experiments.reproducing.filling import (
     fill,
     find_missing,
     read_numbers,
+    read_settings,
     write_minus,
     write_numbers,
 )
@@ -20,8 +21,10 @@ NUMBERS = read_numbers(
             Comparison("log", -1.0),
             Comparison("small", -3.2e-7),
             Comparison("empty", float("nan")),
+            Comparison("log", 7.0, note="a second row of the name"),
+            Comparison("low", 1234567.0, "falls", source="theorem"),
         ],
-        [rows.mean_row("rate", "no norm, scale 1", [2.0, 3.0, 4.0])],
+        [rows.mean_row("rate", "no norm, scale 1", [2.0, 3.0, 4.0], note="of three seeds")],
     )
 )
 
@@ -36,11 +39,34 @@ NUMBERS = read_numbers(
         ("{log|10^.2f}, {log|10^.0%}", "0.10, 10 %"),
         ("{rate: no norm, scale 1|interval|.1f}", "3.0 (0.5 to 5.5)"),
         ("{rate: no norm, scale 1|draws|.0f}", "3"),
+        ("{log; mean |x_L|; accuracy|range|.1f}", "−503600.0 to 1.0"),
+        (
+            "{accuracy; log; small|range|10^.1f}, {small; log|range|}",
+            "0.1 to 9.9, −1.0 to −3.2e−07",
+        ),
+        ("{accuracy|range|.1f}, {log; rate: no norm, scale 1|range|.0f}", "1.0 to 1.0, −1 to 3"),
         ("{no row|.2f}, {log|low|.2f}, {empty|.2f}", "–, –, –"),
+        ("{log; no row|range|.2f}, {log; empty|range|.2f}, {log; empty|range|}", "–, –, –"),
+        ("{low|.1e}, {low|.0f}", "1.2e6, 1234567"),
+        ("{rate: no norm, scale 1|high|.2f}", "5.48"),
     ],
 )
 def test_placeholders(text, filled):
     assert fill(text, NUMBERS) == filled
+
+
+def test_a_row_has_its_source_and_its_note():
+    """A number that stands alone has no source."""
+    low, alone, claim = (NUMBERS[n] for n in ("low", "log", "rate: no norm, scale 1"))
+    assert (low["published"], low["source"]) == ("falls", "theorem")
+    assert (alone["published"], alone["source"], alone["note"]) == ("", "", "")
+    assert claim["note"] == "of three seeds"
+
+
+def test_flags_of_a_run_are_numbers_of_texts():
+    """One value as it is, several by commas."""
+    settings = read_settings({"n_epochs": 20, "depth": ["2", "4"], "text": None})
+    assert fill("{--n_epochs|.0f} of {--depth}, {--text}", settings) == "20 of 2, 4, None"
 
 
 def test_what_no_table_has_is_named():

@@ -2,11 +2,13 @@
 
 import csv
 import io
+import re
 
 import pytest
+from PIL import Image
 from scipy import stats
 
-from experiments.reproducing.markdown import render_markdown
+from experiments.reproducing.markdown import render_markdown, shrink_png
 from experiments.verdicts import Row, mean_row
 from experiments.verdicts.statement_page import Comparison, Section
 from rank_collapse.report.intervals import Interval
@@ -59,3 +61,72 @@ def test_every_table_asks_for_an_interval_of_95_percent(monkeypatch):
     section = Section("run_example", "An example", "", "python", claims=[row])
     page, files = render_markdown("Results", "", [section])
     assert "| 0.95 to 2 |" in page and b"0.95,2.0" in files["results/run_example.csv"]
+
+
+def test_a_whole_page():
+    """Of an experiment with everything, and of one that failed and has nothing but its claim."""
+    claims = [mean_row("rate", "a", [1.0, 3.0])]
+    whole = Section(
+        "run_a",
+        "All",
+        command="python -m a",
+        claim="It falls.",
+        came_out="It fell.",
+        claims=claims,
+        figures=[(b"1", "A [b]\nof c"), (b"2", "Two"), (b"3", "Three")],
+        details="2 s.",
+    )
+    failed = Section("run_b", "None", "It stops.", "python -m b", error="it broke", details="1 s.")
+    bare = Section("run_c", "Bare", "It is.", "python -m c", came_out="It was.", details="3 s.")
+    page, files = render_markdown("Results", "Three.", [whole, failed, bare])
+    table = "A [CSV file](results/{}.csv) has all numbers, with published ones."
+    fold = '<details markdown="1"><summary>{}</summary>'
+    paragraphs = [
+        "# Results",
+        "Three.",
+        "## All",
+        "![All](results/run_a_0.png)",
+        r"*A \[b\] of c*",
+        "**The paper.** It falls.",
+        "**Result.** It fell.",
+        table.format("run_a"),
+        fold.format("1 row of statements"),
+        "ROWS",
+        "</details>",
+        fold.format("2 more figures"),
+        "- [Two](results/run_a_1.png)\n- [Three](results/run_a_2.png)",
+        "</details>",
+        "```\npython -m a\n```",
+        "2 s.",
+        "## None",
+        "**failed**",
+        "**The paper.** It stops.",
+        table.format("run_b"),
+        "```\npython -m b\n```",
+        "1 s.",
+        "## Bare",
+        "**The paper.** It is.",
+        "**Result.** It was.",
+        table.format("run_c"),
+        "```\npython -m c\n```",
+        "3 s.",
+    ]
+    page = re.sub(r"The page on \[statements\].*?(?=\n\n</details>)", "ROWS", page, flags=re.DOTALL)
+    assert page == "\n\n".join(paragraphs) + "\n"
+    assert [files[f"results/run_a_{i}.png"] for i in range(3)] == [b"1", b"2", b"3"]
+    two = Section("run_a", "Two", "", "", claims=2 * claims, figures=[(b"", "a"), (b"", "b")])
+    page, _ = render_markdown("Results", "", [two])
+    assert "<summary>2 rows of statements<" in page and "<summary>1 more figure<" in page
+
+
+def test_a_figure_is_shrunk_to_a_palette_unless_that_is_larger():
+    def make_png(image, **options):
+        written = io.BytesIO()
+        image.save(written, "png", **options)
+        return written.getvalue()
+
+    noise = make_png(Image.effect_noise((64, 64), 90).convert("RGB"))
+    smaller = shrink_png(noise)
+    assert len(smaller) < len(noise) and Image.open(io.BytesIO(smaller)).mode == "P"
+    plain = make_png(Image.new("L", (1, 1)), optimize=True)
+    assert shrink_png(plain) == plain and shrink_png(b"no image") == b"no image"

@@ -3,6 +3,7 @@
 import csv
 import dataclasses
 import io
+import json
 import re
 
 import jax
@@ -106,6 +107,63 @@ def test_an_experiment_of_several_runs_is_one_section(tmp_path, monkeypatch, cap
     assert (
         section.figures[0][1].startswith("many: ") and "4 heads" in section.comparisons[1].quantity
     )
+
+
+def write_config(folder, **environment):
+    """Writes the config.json of a run on a machine."""
+    defaults = {"started": "2031-04-17 10:11:12", "backend": "cpu", "device": "a device"}
+    defaults |= {"num_devices": 2, "versions": {"jax": "1.2", "numpy": "3.4"}, "git": "a1" * 20}
+    saved = {
+        "config": {"experiment": "sort", "seed": 5},
+        "execution": {"command": "python -m experiments.run_sort"},
+        "environment": defaults | environment,
+        "layout": 3,
+    }
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(saved))
+
+
+def test_a_run_is_described_by_its_machine_and_its_time(tmp_path):
+    """A CPU has the name of its processor; a time may be a lower bound, or not known."""
+    run, small_print = tmp_path / "run_sort", []
+
+    def describe(*result, **environment):
+        write_config(run, **environment)
+        if result:
+            ended = ProcessResult(0, "", *result[:2])
+            sections.save_time(tmp_path, "run_sort", ended, *result[2:])
+        row = results_page.describe_run(tmp_path, "run_sort")
+        assert row["jax"] == "1.2" and row["commit"] == "a1" * 20 and row["seed"] == 5
+        assert (row["date"], row["command"]) == ("2031-04-17", "python -m experiments.run_sort")
+        small_print.append(results_page.format_run(row, "quick"))
+        return row
+
+    row = describe(processor="A processor")
+    assert (row["machine"], row["seconds"], row["at_least"]) == ("2 × A processor", None, True)
+    assert describe()["machine"] == "2 × CPU"
+    row = describe(12.34, 56.78, 1, True, backend="gpu", processor="A processor", num_devices=4)
+    assert row["machine"] == "4 × a device" and row["at_least"] is True
+    assert (row["seconds"], row["cpu_seconds"], row["jobs"]) == (12.3, 56.8, 1)
+    row = describe(20.0, 30.0, 3, False)
+    assert (row["seconds"], row["jobs"], row["at_least"]) == (20.0, 3, False)
+    ends = "; sizes “quick”, JAX 1.2, commit " + "a1" * 20 + "."
+    another = "compilation included, while another experiment ran"
+    assert small_print == [
+        f"2031-04-17, seed 5, on 2 × A processor{ends}",
+        f"2031-04-17, seed 5, on 2 × CPU{ends}",
+        f"2031-04-17, seed 5, at least 12 s, compilation included, on 4 × a device{ends}",
+        f"2031-04-17, seed 5, 20 s, {another}, on 2 × CPU{ends}",
+    ]
+    assert results_page.format_run(row | {"seed": None, "commit": ""}, "quick").startswith(
+        "2031-04-17, 20 s, "
+    )
+
+
+def test_a_page_has_one_result_and_one_table():
+    page = "**Result.** old\n\n**Result.** of others\n<!-- filled -->\nold\n<!-- end -->\n"
+    filled = results_page.fill_page(2 * page, Texts(r"new \1", "| a |"))
+    new = page.replace("old\n\n", "new \\1\n\n").replace("\nold", "\n| a |")
+    assert filled == new + page
 
 
 @pytest.mark.parametrize("content", ["[]", "{", "{}", '{"environment": []}'])

@@ -25,7 +25,9 @@ def test_rows_say_their_first_seed_and_command(flags, first_seed, tmp_path, monk
     """With `seed` keys are of another stream, with `first_seed` further seeds of the same."""
     config = {
         "config": {"experiment": "collapse", **flags},
-        "execution": {"command": "python -m experiments.run_collapse --depth=2 --output_dir=/x"},
+        "execution": {
+            "command": "python -m experiments.run_collapse --depth=2 --output_dir=/x --run_name=y"
+        },
         "environment": {"git": "a1" * 20},
         "layout": 3,
     }

@@ -30,6 +30,14 @@ def test_a_line_has_name_time_and_a_number_beside_the_published_one():
         (1, "error: 1e-15 (published 0)"),
     ):
         assert terminal.describe_number(make_section(comparisons=comparisons[:count])) == text
+    for published, written in (
+        (3, "theory 3"),
+        ("1 of 8", "theory 1 of 8"),
+        ("fewer", "theory: fewer"),
+    ):
+        theory = Comparison("order", 3.0, published, source="theory")
+        line = terminal.describe_number(make_section(comparisons=[theory]))
+        assert line == f"order: 3 ({written})"
     row = mean_row("loops grow", "16 loops", [0.25, 0.35])
     number = terminal.describe_number(make_section(claims=[row]))
     assert number.endswith(", 16 loops: 0.3")
@@ -55,6 +63,9 @@ def test_the_remaining_time_follows_from_what_has_ended(tmp_path, capsys):
     assert screen.seconds_left() == 0
     two = terminal.Screen(expected, 2, tmp_path)
     assert two.seconds_left() == pytest.approx(60, abs=1)
+    assert two._list_running() == ["a", "b"]
+    long = terminal.Screen({"a": 5.0, "b": 100.0}, 2, tmp_path)
+    assert long.seconds_left() == pytest.approx(100, abs=1)  # no job helps the longest run
 
 
 def test_runs_that_are_read_or_have_no_time_teach_nothing_about_the_others(tmp_path, monkeypatch):
@@ -102,6 +113,16 @@ def test_lines_are_whole_where_nobody_watches(tmp_path, monkeypatch, capsys):
     line = printed.err.splitlines()[0]
     assert line.startswith("  0 of 1 runs in 00:00, about 00:0")
     assert line.endswith("left; run_sort: starting")
+
+
+def test_after_a_line_there_is_a_silence_of_its_own(tmp_path, monkeypatch, capsys):
+    clock = [0.0]
+    monkeypatch.setattr(terminal.time, "monotonic", lambda: clock[0])
+    screen = terminal.Screen({"run_sort": 1.0}, 1, tmp_path)
+    for seconds, is_drawn in ((0.6, False), (0.8, True), (1.4, False), (1.6, True)):
+        clock[0] = seconds * progress.SILENCE
+        screen._draw()
+        assert bool(capsys.readouterr().err) is is_drawn, seconds
 
 
 def test_a_terminal_gets_lines_that_are_redrawn(tmp_path, monkeypatch, capsys):

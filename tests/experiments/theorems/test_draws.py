@@ -72,6 +72,9 @@ def test_statistics_of_a_draw_are_those_of_the_parts(monkeypatch):
     compute = computed["position ends"]
     assert_close([compute(key, end=end, depth=5) for end in (0, 1)], [2.0, 1.5])
 
-    monkeypatch.setattr(mixing, "pass_markov", lambda one, n: jnp.array([7.0, 5.0, 3.0]) / n)
+    def fake_pass(one, n, *, layer):
+        return jnp.array([7.0, 5.0, 3.0])[layer - 1] / n
+
+    monkeypatch.setattr(mixing, "pass_markov", fake_pass)
     values = [computed["width law"](key, layer=layer) for layer in (1, 2, 3)]
     assert_close(values, [7 / 256 / (2 / 256), 5 / 256 / (3 / 256**3), 3 / 256 / (4 / 256**5)])

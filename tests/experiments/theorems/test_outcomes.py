@@ -41,3 +41,52 @@ def test_curves_are_saved_as_they_are():
     for curve, again in zip(curves, load_curves(save_curves(curves)), strict=True):
         assert (again.name, *again[4:]) == (curve.name, *curve[4:])
         np.testing.assert_array_equal(again.as_array(), curve.as_array())
+
+
+@pytest.mark.parametrize(
+    ("relation", "measured", "expected"),
+    [
+        ("=", [9.0, 10.0, 11.0, 11.1, 5.0], [True, True, True, False, True]),
+        ("≤", [2.0, 10.0, 11.0, 11.1, 5.0], [True, True, True, False, True]),
+        ("≥", [9.0, 10.0, 99.0, 8.9, 5.0], [True, True, True, False, True]),
+        ("none", [1.0, 10.0, 99.0, -1.0, 5.0], [True] * 5),
+    ],
+)
+def test_a_relation_is_met_within_a_share_of_the_prediction(relation, measured, expected):
+    """Ends belong to it; where nothing is predicted nothing fails."""
+    predicted = [10.0, 10.0, 10.0, 10.0, np.nan]
+    curve = Curve("a", range(5), predicted, measured, relation, 0.1)
+    assert curve.holds().tolist() == expected
+    negative = Curve(
+        "a", [0], [-10.0], [-measured[3]], {"≤": "≥", "≥": "≤"}.get(relation, relation)
+    )
+    assert negative._replace(tolerance=0.1).holds().tolist() == expected[3:4]
+    exact = curve._replace(x=[0], predicted=[10.0], measured=[10.0], tolerance=0)
+    assert exact.holds().all()
+
+
+def test_a_bound_is_loose_by_the_median_of_its_factors():
+    above = Curve("a", [1, 2, 3], [10.0, 30.0, 8.0], [5.0, 10.0, 1.0], "≤")
+    below = Curve("b", [1, 2, 3], [5.0, 10.0, 1.0], [10.0, 30.0, 8.0], "≥")
+    assert above.looseness() == below.looseness() == 3.0
+    assert above._replace(relation="=").looseness() == 1.0
+    assert above._replace(predicted=[0.0, 30.0, 8.0]).looseness() == 1.0
+    assert above._replace(measured=[-5.0, 10.0, 1.0]).looseness() == 1.0
+
+
+def test_the_tightest_of_loose_bounds_counts_and_all_of_them_must_be_loose():
+    loose = Curve("a", [1], [10.0], [2.0], "≤")
+    tighter, tight = loose._replace(measured=[4.0]), loose._replace(measured=[9.0])
+    assert judge([loose, tighter]) == (LOOSE, 2.5, "")
+    assert judge([loose, tight]) == (HOLDS, 1.0, "")
+    equation = Curve("b", [1], [1.0], [1.0])
+    assert judge([loose, equation]) == (HOLDS, 1.0, "")
+    shown = loose._replace(relation="none", measured=[99.0])
+    assert judge([loose, tighter, shown]) == (LOOSE, 2.5, "")
+    both = [Curve(name, [1], [1.0], [m], beyond=True) for name, m in (("c", 1.0), ("d", 3.0))]
+    assert judge([equation, *both]) == (HOLDS, 1.0, "")
+    assert judge([equation, both[0], both[1]._replace(relation="none")]) == (BEYOND, 1.0, "")
+    first = Curve("e", [1, 2, 3], [1.0, 1.0, 1.0], [1.0, 7.0, 9.0])
+    assert judge([equation, first]).failed == "e, 2: 7, claimed = 1"
+    wrong = both[1]._replace(beyond=False, instead=True)
+    assert judge([equation, wrong]) == (HOLDS, 1.0, "") and judge([wrong]).verdict == OPEN

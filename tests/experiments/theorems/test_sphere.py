@@ -18,7 +18,7 @@ def test_equiangular_flow_has_the_field_report_s_numbers():
     expected = [0.3626, 0.8163, 0.9705, 0.9959, 0.9994, 0.9999]
     flow = sphere.equiangular_flow(np.arange(1, 7), 8, 1.0)
     assert_close(flow, expected, atol=6e-5)
-    small = sphere.pass_equiangular(1.0, 0.1, n=8)  # layers of a = 0.1, by the same NumPy
+    small = sphere.pass_equiangular(1.0, 0.1, n=8, depth=60)  # layers of a = 0.1, by the same NumPy
     assert_close(small[:4], [0.3336, 0.7803, 0.9598, 0.9938], atol=6e-5)
 
 
@@ -69,8 +69,9 @@ def test_draws_with_softmax_do_not_decide_the_outcome():
 
 
 def test_curves_of_equiangular_tokens_are_beside_the_flow(monkeypatch):
-    def fake_pass(beta, gain, *, n):
-        return n + beta / 8 + gain * np.arange(1.0, 7)
+    def fake_pass(beta, gain, *, n, depth, times=sphere.TIMES):
+        assert depth == (50 if [*times] == [1] else 1200)
+        return n + beta / 8 + gain * times
 
     monkeypatch.setattr(sphere, "pass_equiangular", fake_pass)
     *curves, error = sphere.equiangular_curves(0)

@@ -13,6 +13,7 @@ from rank_collapse.paths.sets import Classifier
 from rank_collapse.training import init_model
 from rank_collapse.training.models import Model
 from rank_collapse.training.tasks.examples import Examples
+from tests.oracles import draws
 from tests.support.closeness import assert_close
 from tests.support.runs import parsed
 
@@ -108,7 +109,7 @@ def test_both_halves_of_an_encoder_decoder_are_measured_without_padding():
 def test_an_encoder_is_measured_on_the_first_examples_without_padding(is_padded):
     n, d = 5, 4
     config = rc.san_skip(2, 2, d, embedding=rc.EmbeddingConfig(vocab_size=7, d_embed=d))
-    model = Model(rc.init(jax.random.key(0), config), Classifier(jnp.zeros((d, 2)), jnp.zeros(2)))
+    model = Model(draws.parameters(config), Classifier(jnp.zeros((d, 2)), jnp.zeros(2)))
     rng = np.random.default_rng(1)
     inputs = jnp.asarray(rng.integers(0, 7, (EXAMPLES + 1, n)))
     lengths = rng.integers(2, n + 1, EXAMPLES + 1) if is_padded else np.full(EXAMPLES + 1, n)

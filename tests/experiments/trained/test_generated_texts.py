@@ -5,6 +5,7 @@ import random
 import numpy as np
 
 from experiments.trained import generated_texts
+from tests.support.closeness import assert_close
 
 
 def test_a_reaction_has_one_arrow_and_a_product_that_begins_as_its_reactant():
@@ -13,6 +14,20 @@ def test_a_reaction_has_one_arrow_and_a_product_that_begins_as_its_reactant():
         assert tokens.count(">>") == 1 and "R" not in tokens and "{}" not in "".join(tokens)
         reactants, product = "".join(tokens).split(">>")
         assert product and product[:3] == reactants[:3]
+
+
+def test_a_reaction_is_cut_as_a_vocabulary_of_smiles_has_it():
+    """Atoms of two letters and of brackets are one token; a coupling is of two rings."""
+    tokens = [t for s in range(200) for t in generated_texts.draw_reaction(random.Random(s))]
+    assert {"Cl", "Br", "[Na+]", "[nH]"} <= {*tokens}
+    assert {token for token in tokens if len(token) == 1} <= {*"BCNOFSPcnosn()=#-+.123"}
+    amine, biaryl = ("".join(generated_texts.draw_reaction(random.Random(s))) for s in (6, 1))
+    assert amine == (
+        "Fc1ccc(C=O)cc1.NCCN(C)C.CC(=O)O[BH-](OC(C)=O)OC(C)=O.[Na+].ClCCl>>Fc1ccc(CNCCN(C)C)cc1"
+    )
+    assert biaryl == (
+        "Cc1ccc(Br)nc1.OB(O)c2cccnc2.O=C([O-])[O-].[Na+].[Na+].C1COCCO1.O>>Cc1ccc(-c2cccnc2)nc1"
+    )
 
 
 def test_an_antibody_has_the_frameworks_of_its_chain_and_no_empty_place():
@@ -36,3 +51,22 @@ def test_spectra_are_between_minus_one_and_one_and_tones_move():
     assert spectra.min() == -1 and 0 < spectra.max() <= 1
     np.testing.assert_array_equal(spectra, generated_texts.draw_spectrograms(20, 60, 3, seed=5))
     assert len({int(i) for i in spectra[0].argmax(axis=0)}) > 3
+    assert (spectra != generated_texts.draw_spectrograms(20, 60, 3, seed=6)).any()
+
+
+def test_a_spectrum_is_of_one_tone_and_three_overtones_each_softer():
+    """Against the formula at every bin and frame, of the second of two spectra."""
+    (_, spectrum), draw = generated_texts.draw_spectrograms(90, 7, 2, seed=3), _skip_one()
+    knots, levels = draw.uniform(4, 20, 12), draw.uniform(-0.5, 1, 40)
+    for frame, time in enumerate(np.linspace(0, 1, 7)):
+        pitch = np.interp(11 * time, np.arange(12), knots)
+        level = np.interp(39 * time, np.arange(40), levels)
+        tones = [level - 0.2 * n - (np.arange(90) - n * pitch) ** 2 / 8 for n in (1, 2, 3, 4)]
+        expected = np.clip(np.max(tones, axis=0), -1, 1)
+        assert_close(spectrum[:, frame], expected, atol=1e-6)
+
+
+def _skip_one():
+    draw = np.random.default_rng(3)
+    draw.uniform(size=12 + 40)
+    return draw

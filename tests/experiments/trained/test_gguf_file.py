@@ -5,6 +5,7 @@ import warnings
 
 import numpy as np
 import pytest
+import safetensors.numpy as safetensors_numpy
 
 from tests.support.refusals import is_refused
 
@@ -146,6 +147,62 @@ def test_what_a_gguf_file_says_of_its_heads_is_read(width, changes, theta, tmp_p
         states = model(torch.from_numpy(ids)[None], output_hidden_states=True).hidden_states
     expected = torch.cat(states).numpy()
     assert_close(rc.apply(params, ids, config).hidden_states, expected, atol=2e-5)
+
+
+@pytest.mark.parametrize("has_output", [True, False])
+def test_the_output_matrix_is_that_of_the_file_or_of_the_embedding(has_output, tmp_path):
+    gguf = pytest.importorskip("gguf")
+    tensors = draw_tensors()
+    if has_output:
+        tensors["output.weight"] = 2 * tensors["token_embd.weight"]
+    write_gguf(gguf, tmp_path / "model.gguf", tensors)
+    gguf_file.from_gguf(tmp_path / "model.gguf", tmp_path)
+    config = pretrained.settings_of(tmp_path)
+    assert config["tie_word_embeddings"] is not has_output
+    expected = tensors["output.weight" if has_output else "token_embd.weight"]
+    stored = safetensors_numpy.load_file(tmp_path / "model.safetensors")
+    assert ("lm_head.weight" in stored) is has_output
+    name = "lm_head.weight" if has_output else "model.embed_tokens.weight"
+    np.testing.assert_array_equal(stored[name], expected)
+
+
+def make_entries(**changes):
+    """Makes the header of a file, without the library that writes one."""
+    entries = {f"llama.{name}": value for name, value in SIZES.items()}
+    entries |= {f"tokenizer.ggml.{name}": value for name, value in TOKENIZER.items()}
+    return {"general.architecture": "llama"} | entries | changes
+
+
+def test_sizes_that_a_header_does_not_have_follow_from_others():
+    entries = make_entries()
+    for name in ("attention.head_count_kv", "rope.freq_base"):
+        del entries[f"llama.{name}"]
+    assert gguf_file.read_sizes("a.gguf", entries) == {
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 4,
+        "max_position_embeddings": 16,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 10000.0,
+        "vocab_size": len(WORDS),
+        "head_dim": 16,
+    }
+    assert gguf_file.read_sizes("a.gguf", make_entries())["num_key_value_heads"] == 2
+    refused = {
+        "llama.block_count": (0, "a.gguf: llama.block_count=0 is not supported, only one number"),
+        "llama.rope.dimension_count": (8, "rope.dimension_count=8 is not supported, only 16, the"),
+        "tokenizer.ggml.tokens": ([], "a.gguf has no tokenizer.ggml.tokens"),
+    }
+    for name, (value, message) in refused.items():
+        is_refused(message, gguf_file.read_sizes, "a.gguf", make_entries(**{name: value}))
+    for name in ("model", "pre", "merges"):
+        entries = make_entries()
+        del entries[f"tokenizer.ggml.{name}"]
+        sizes = gguf_file.read_sizes("a.gguf", entries)
+        message = f"a.gguf has no tokenizer.ggml.{name}: its tokenizer is unknown"
+        is_refused(message, gguf_file.check_entries, "a.gguf", entries, sizes)
 
 
 REFUSED = {

@@ -65,15 +65,18 @@ def test_networks_of_a_folder_are_those_of_the_packages_and_then_the_others(
         calls.append((folder.name, text, num_texts, max_tokens, fields))
         if folder.name == "broken":
             raise ValueError("two\nlines")
+        if folder.name == "bare":
+            raise ModuleNotFoundError("no tokenizers")
         return folder.name
 
     monkeypatch.setattr(opened_networks, "load_network", load)
-    write_folders(tmp_path, "zeta", "broken", second, first, "alpha")
+    write_folders(tmp_path, "zeta", "broken", second, first, "alpha", "bare")
     opened = opened_networks.load_networks(make_options(tmp_path), 5)
     assert opened == [first, second, "alpha", "zeta"]
     assert calls[0] == (first, None, 5, 6, {"are_last": False, "is_widened": False})
     skipped = capsys.readouterr().out.splitlines()
     assert sum("its package is" in line for line in skipped) == len(opened_networks.PACKAGES) - 2
+    assert skipped[-2] == "skipped: bare: no tokenizers"
     assert skipped[-1].startswith("skipped: broken: two") and "lines" in skipped[-1]
     path = tmp_path / "text.txt"
     path.write_text("words")

@@ -23,6 +23,9 @@ def test_an_interrupt_leaves_the_folder_of_before(tmp_path):
         packages.make_folder(package, "new", tmp_path / "made")
     assert [path.name for path in tmp_path.iterdir()] == ["made"]
     assert (tmp_path / "made" / "config.json").read_text() == "old"
+    packages.make_folder(package, "newer", tmp_path / "made")
+    assert [path.name for path in tmp_path.iterdir()] == ["made"]
+    assert (tmp_path / "made" / "config.json").read_text() == "newer"
 
 
 def write_checkpoint(folder, suffix):
@@ -57,10 +60,13 @@ def test_a_checkpoint_keeps_its_files_and_gets_what_it_lacks(suffix, tmp_path, m
     monkeypatch.setattr(
         generated_texts, "write_ids", lambda kind, words: f"{kind} {words[:2]} {len(words)}"
     )
-    packages.copy_checkpoint(weights, made, kind="reactions", vocabulary="../vocab.txt")
+    packages.copy_checkpoint(
+        weights, made, kind="reactions", vocabulary="../vocab.txt", vocab_size=9
+    )
     count = len((tmp_path / "package/vocab.txt").read_text().splitlines())
     assert (made / "ids.txt").read_text() == f"reactions ['[CLS]', '[SEP]'] {count}"
-    assert json.loads((made / "config.json").read_text())["model_type"] == "mine"
+    config = json.loads((made / "config.json").read_text())
+    assert config == {"vocab_size": 9, "model_type": "mine"}
 
 
 def test_spectrograms_of_whisper_have_its_bins_and_frames(tmp_path, monkeypatch):
@@ -88,6 +94,15 @@ def test_weights_are_those_of_the_version_that_is_asked_for(tmp_path):
     assert packages.find_weights(package, str(tmp_path)) is None
     install(tmp_path / "a", "networks", "1.2", b"weights")
     assert packages.find_weights(package, str(tmp_path / "a")) == tmp_path / "a" / "w"
-    install(tmp_path / "b", "networks", "1.3", b"weights")
-    with pytest.raises(ValueError, match=r"networks 1\.3 is installed, not networks==1\.2"):
-        packages.find_weights(package, str(tmp_path / "b"))
+    for name, version in (("b", "1.3"), ("c", "1.1")):
+        install(tmp_path / name, "networks", version, b"weights")
+        refusal = rf"networks {version} is installed, not networks==1\.2"
+        with pytest.raises(ValueError, match=refusal):
+            packages.find_weights(package, str(tmp_path / name))
+    install(tmp_path / "d", "networks", "1.2")
+    (tmp_path / "d" / "w").mkdir()  # a folder in the place of the file
+    with pytest.raises(ValueError, match="is installed without its weights"):
+        packages.find_weights(package, str(tmp_path / "d"))
+    prefix = digest[:8] + 56 * "0"
+    with pytest.raises(ValueError, match="another SHA-256"):
+        packages.find_weights(package._replace(sha256=prefix), str(tmp_path / "a"))

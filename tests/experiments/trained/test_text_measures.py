@@ -9,6 +9,7 @@ import pytest
 from experiments.trained import text_measures
 from rank_collapse import pretrained
 from tests.support.closeness import assert_close
+from tests.support.refusals import is_refused
 
 
 def make_texts():
@@ -30,13 +31,26 @@ def test_masked_tokens_are_of_the_text_and_others_in_each_copy():
         assert not row[0] and not row[length - 1 :].any()
     for text in chosen.reshape(3, 3, 8)[:2]:  # six and three places: no token twice
         assert text.sum(axis=0).max() == 1
-    assert chosen[6:].sum() == 3  # two places of three copies: one of them twice
+    assert chosen[6:].sum() == 3  # two places of three copies: the first of them again
+    assert (chosen[6] != chosen[7]).any() and (chosen[6] == chosen[8]).all()
+    _, rounded = text_measures.masked_copies(ids, mask, 99, 1, share=0.3)
+    assert rounded.sum(axis=1).tolist() == [2, 1, 1]  # 1.8, 0.9 and 0.6 of the inner tokens
     same, _ = text_measures.masked_copies(ids[:1], mask[:1], 99, 3, share=0.4, seed=5)
     np.testing.assert_array_equal(same, masked[:3])  # whatever texts follow
     other, _ = text_measures.masked_copies(ids, mask, 99, 3, share=0.4, seed=6)
     assert (other != masked).any()
     _, usual = text_measures.masked_copies(np.ones((1, 42), int), np.ones((1, 42), bool), 9, 1)
     assert usual.sum() == 6  # 15 % of 40
+
+
+def test_a_text_without_inner_tokens_is_named():
+    """Two tokens close a text in most models, and one is both."""
+    for count in (0, 1, 2):
+        mask = np.arange(4) < np.array([[4], [count]])
+        message = f"text 1 has {count} tokens: fewer than 3 have none to mask"
+        is_refused(message, text_measures.masked_copies, np.ones((2, 4), int), mask, 9, 2)
+    _, chosen = text_measures.masked_copies(np.ones((1, 4), int), np.arange(4)[None] < 3, 9, 2)
+    assert chosen.tolist() == [[False, True, False, False]] * 2
 
 
 def make_source(**fields):
@@ -178,11 +192,11 @@ def test_states_are_named_by_what_they_measure(monkeypatch):
 
 
 def test_losses_by_path_length_are_of_the_frozen_and_of_the_recomputed_network(monkeypatch):
-    """Two copies of two texts, three layers, lengths 0, 2 and one above the depth."""
+    """Two copies of two texts, three layers, lengths 0, 3 and one above the depth."""
     rng = np.random.default_rng(3)
     whole = rng.normal(size=(4, 3, 2))
     up_to, by_length = rng.normal(size=(4, 4, 3, 2)), rng.normal(size=(4, 4, 3, 2))
-    recomputed = {f"up to {k}": rng.normal(size=(4, 3, 2)) for k in (0, 2)}
+    recomputed = {f"up to {k}": rng.normal(size=(4, 3, 2)) for k in (0, 3)}
     share, sizes = rng.random((4, 3)), (rng.normal(size=(4, 4)), rng.normal(size=(4, 4)))
     mask = rng.random((4, 3)) < 0.7
 
@@ -203,21 +217,34 @@ def test_losses_by_path_length_are_of_the_frozen_and_of_the_recomputed_network(m
     by_length = jnp.asarray(by_length)
     source = make_source(config=SimpleNamespace(depth=3))
     task = text_measures.Task({"mask": mask}, None, None, 2)
-    results = text_measures.measure_paths(source, task, [0, 2, 5], 5)
+    results = text_measures.measure_paths(source, task, [0, 3, 5], 5)
 
     def mean(values):
         return (values[0::2] + values[1::2]) / 2
 
     for name, (i, j) in {"loss": (0, 0), "right": (1, 1)}.items():
         assert_close(results[f"paths/{name}"], mean(whole[:, i, j]), rtol=1e-5)
-        assert_close(results[f"paths/{name}_frozen"], mean(up_to[:, [0, 2], i, j]), rtol=1e-5)
-        states = np.stack([recomputed[f"up to {k}"][:, i, j] for k in (0, 2)], axis=1)
+        assert_close(results[f"paths/{name}_frozen"], mean(up_to[:, [0, 3], i, j]), rtol=1e-5)
+        states = np.stack([recomputed[f"up to {k}"][:, i, j] for k in (0, 3)], axis=1)
         assert_close(results[f"paths/{name}_recomputed"], mean(states), rtol=1e-5)
-    assert_close(results["paths/lengths"], [[0, 2], [0, 2]])
+    assert_close(results["paths/lengths"], [[0, 3], [0, 3]])
     assert_close(results["paths/attention_share"], mean(share))
     assert_close(results["paths/path_size"], mean(10 ** sizes[0]), rtol=1e-5)
     expected = mean(sizes[1] + mask.sum(axis=1, keepdims=True))
     assert_close(results["paths/log10_residual"], expected, rtol=1e-5)
+
+
+def test_the_lemma_has_a_margin_for_rounding_and_reads_the_input_of_attention(monkeypatch):
+    """What exceeds it by less than rounding is no case against it."""
+    asked = []
+    monkeypatch.setattr(
+        text_measures.bounds, "lemma_excess", lambda *read: asked.append(read) or np.array([0.5, 0])
+    )
+    layer = SimpleNamespace(params=SimpleNamespace(attention="attention"))
+    values = SimpleNamespace(sublayers={"attention": SimpleNamespace(branch_input="read")})
+    measured = text_measures.measure_lemma(layer, "state", values)
+    assert asked == [("attention", "read")]
+    assert_close(measured, [0.5 - 1e-5, -1e-5], rtol=1e-12)
 
 
 def test_bounds_are_measured_where_there_is_one_w_qk(monkeypatch):

@@ -140,6 +140,26 @@ def test_rows_are_judged_jointly_by_holms_procedure():
     assert alone[0].verdict == "undecided"  # the others are judged elsewhere
 
 
+def test_a_decided_row_has_the_interval_of_the_level_of_its_place():
+    """The most certain row is compared at 2.5 %/n, the next one at 2.5 %/(n − 1), on each side."""
+    values = {16: [1.0, 2.0] * 8, 40: [1.0, 3.0] * 20, 24: [-1.0, -2.0] * 12, 12: [0.5, 1.0] * 6}
+    values[3] = [0.5, -0.5, 1.0]
+    made = {count: make_median_row(numbers) for count, numbers in values.items()}
+    judged = dict(zip(made, claims.judge_rows([*made.values()], make_statement()), strict=True))
+    assert [j.verdict for j in judged.values()] == [
+        *("within", "within", "outside", "within"),
+        "undecided",
+    ]
+    for count, left in ((40, 5), (16, 4), (12, 3), (24, 5), (3, 5)):
+        assert judged[count].interval == made[count].interval(1 - 2 * 0.025 / left), count
+
+
+def test_an_open_answer_has_the_draws_of_its_longest_undecided_row():
+    rows_of = [make_median_row([1.0, -1.0] * n, str(n)) for n in (2, 7, 3)]
+    decided = make_median_row([1.0] * 40, "decided")
+    assert compute_answer(*rows_of, decided).in_words == "open after 14"
+
+
 def test_a_row_of_no_statement_is_refused():
     row = make_median_row(UP)
     is_refused("'key' is not one of the statements", claims.answer_statements, {}, [row])

@@ -42,9 +42,45 @@ def test_a_curve_among_draws():
     flat = np.zeros((20, 5))
     assert compute_verdict(make_curve_row(np.full(5, 1e-4), flat)) == "outside"
     assert compute_verdict(make_curve_row(np.zeros(5), flat, 1e-3)) == "not rejected"
+    assert compute_verdict(make_curve_row(np.full(5, 1e-4), flat, 1e-3)) == "not rejected"
+    assert compute_verdict(make_curve_row(np.full(5, -1e-4), flat, 1e-3)) == "not rejected"
+    # 19 draws are the fewest that decide at 5 %
+    assert compute_verdict(make_curve_row(apart, draws[:19])) == "outside"
+    assert compute_verdict(make_curve_row(draws[3], draws[:19])) == "not rejected"
     # draws that are as far as the curve count as farther
     tied = make_curve_row(np.ones(1), np.repeat([-1.0, 1.0], [10, 9])[:, None])
     assert tied.note.startswith("p = 1 with 19 draws")
+
+
+def p_value_of(curve, draws):
+    """Computes the p-value by its definition: the rank of the distance, and Hill's tail."""
+    curves_of = np.vstack([curve, draws])
+    mean = curves_of.sum(axis=0) / len(curves_of)
+    spread = np.sqrt(((curves_of - mean) ** 2).sum(axis=0) / (len(curves_of) - 1))
+    distance, *others = (np.abs(curves_of - mean) / spread).max(axis=1)
+    n, k = len(draws), max(1, len(draws) // 10)
+    p = (1 + sum(other >= distance for other in others)) / (n + 1)
+    farthest = sorted(others, reverse=True)
+    if distance > farthest[k]:
+        total = sum(math.log(d / farthest[k]) for d in farthest[:k])
+        p = max(p, (k + 1) / (n + 1) * (1 + math.log(distance / farthest[k]) / total) ** -k)
+    return p
+
+
+@pytest.mark.parametrize("count", [3, 12, 25, 47])
+def test_the_p_value_and_the_power_are_those_of_their_definitions(count):
+    rng = np.random.default_rng(count)
+    draws = rng.normal(size=(count, 4)) * [1.0, 2.0, 0.5, 1.0]
+    for times in (0.5, 2.0, 4.0, 9.0):
+        curve = draws.mean(axis=0) + times * rng.normal(size=4)
+        assert curves.curve_p_value(curve, draws) == pytest.approx(p_value_of(curve, draws))
+    deviations = np.sqrt(((draws - draws.mean(axis=0)) ** 2).sum(axis=0) / (count - 1))
+    for shift in (1, 3):
+        rejected = [
+            p_value_of(draws[i] + shift * deviations, np.delete(draws, i, axis=0)) <= 0.05
+            for i in range(count)
+        ]
+        assert curves.measure_power(draws, shift) == pytest.approx(np.mean(rejected))
 
 
 def test_curves_that_agree_are_not_rejected_and_do_not_hold():

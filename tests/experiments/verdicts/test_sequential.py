@@ -204,6 +204,7 @@ def test_rounds_double_up_to_the_budget():
     assert list_rounds(sizes, 64) == [8, 16, 32, 64]
     assert list_rounds(sizes, 100) == [8, 16, 32, 64, 100]
     assert list_rounds(sizes, 600) == [*sizes, 256, 512, 600]
+    assert list_rounds(sizes, 512) == [*sizes, 256, 512] and list_rounds((8, 20), 40) == [8, 20, 40]
     assert list_rounds(sizes, 4) == [4] and list_rounds(sizes, 8) == [8]
 
 
@@ -213,3 +214,4 @@ def test_so_many_draws_of_a_share_decide():
         assert log_evidence(share * count, count) >= math.log(40)
         assert log_evidence(share * count * 0.95 - 1, count * 0.95 - 1) < math.log(40)
     assert sequential.draws_to_decide(0.5, 0.025) is None
+    assert sequential.draws_to_decide(1.0, 0.025) == 8  # of the numbers that are tried

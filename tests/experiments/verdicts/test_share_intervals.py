@@ -32,7 +32,9 @@ def test_a_geometric_mean_needs_values_above_zero():
 @pytest.mark.parametrize("level", [0.95, 0.99])
 def test_wilson_interval(count, total, level):
     expected = stats.binomtest(count, total).proportion_ci(level, method="wilson")
-    assert wilson_interval(count, total, level) == pytest.approx(tuple(expected), abs=1e-12)
+    interval = wilson_interval(count, total, level)
+    assert interval == pytest.approx(tuple(expected), abs=1e-12)
+    assert (interval.low == 0.0) is (count == 0) and (interval.high == 1.0) is (count == total)
 
 
 def test_intervals_of_shares_stay_between_0_and_1():
@@ -51,7 +53,10 @@ def test_intervals_of_shares_stay_between_0_and_1():
     assert share_interval([]) == (0.0, 1.0)
     rounded = 1 + 1e-7  # in float32
     assert share_interval([rounded, 1.0]) == share_interval([1.0, 1.0])
-    is_refused(r"1.2 is not a share", share_interval, [0.5, 1.2])
+    assert share_interval([1, 0, 1, 1], 0.8) == wilson_interval(3, 4, 0.8) != wilson_interval(3, 4)
+    assert share_interval([0.3] * 4) == wilson_interval(1.2, 4)  # all equal: as so many 0s and 1s
+    for number in (1.2, 1.0005, -0.0005):
+        is_refused(rf"{number:g} is not a share", share_interval, [0.5, number])
 
 
 @parametrize_refusals(

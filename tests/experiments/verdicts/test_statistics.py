@@ -42,6 +42,12 @@ def test_a_row_for_each_seed():
     ]
 
 
+@pytest.mark.parametrize(("first", "second"), [(2, 3), (3, 2)])
+def test_columns_of_other_lengths_are_refused(first, second):
+    with pytest.raises(ValueError, match=r"is (longer|shorter) than"):
+        statistics.seed_rows({"a": np.zeros(first), "b": np.zeros(second)})
+
+
 @pytest.mark.parametrize(
     "counts",
     [(1, 8, 13, 64), (0, 8, 30, 64), (3, 8, 3, 8), (8, 8, 0, 8), (0, 8, 0, 64), (0, 0, 3, 4)],

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from experiments.verdicts import claims, rows, verdict_wording
+from rank_collapse.measures.rounding import rounding_limit
 
 MORE_THAN_HALF = (0.5, math.inf)
 
@@ -54,3 +55,71 @@ def test_a_ratio_that_rounding_decides_is_a_bound():
     assert verdict_wording.show_ratio(1.4e-7) == "below 1e-06 (rounding)"
     assert verdict_wording.show_ratio(np.float32(0.25)) == 0.25
     assert verdict_wording.show_ratio(1.4e-7, np.float64) == 1.4e-7
+    limit = rounding_limit("float32")
+    assert verdict_wording.show_ratio(limit) == "below 1e-06 (rounding)"  # the limit itself
+    assert verdict_wording.show_ratio(np.nextafter(limit, 1.0)) > limit
+
+
+def make_statement(claimed=None, **fields):
+    return claims.Statement("a paper", "it is so", "a difference", claimed, **fields)
+
+
+def test_what_refutes_a_statement_is_outside_its_range_of_a_draw():
+    inf = math.inf
+    for fields, text in (
+        ({}, ""),
+        ({"claimed": (2.5, 3.5)}, "≤ 2.5 or ≥ 3.5"),
+        ({"claimed": (-inf, 3.5)}, "≥ 3.5"),
+        ({"claimed": MORE_THAN_HALF, "draw_range": (2.0, inf)}, "≤ 2 in half"),
+        ({"claimed": MORE_THAN_HALF, "draw_range": (1.0, 2.0)}, "≤ 1 or ≥ 2 in half"),
+    ):
+        assert verdict_wording.refuting_text(make_statement(**fields)) == text
+
+
+def test_statements_are_counted_with_their_settings_and_the_chance_of_an_error():
+    """Findings have no answer, and are neither tested nor wrong."""
+    held = [make_share_row(30, 30)] * 2
+    finding = claims.answer_statement("f", make_statement(), [rows.mean_row("f", "", [1.0])])
+    answers = [compute_answer(*held), compute_answer(held[0]), finding, compute_answer()]
+    assert verdict_wording.count_line(answers) == (
+        "Statements tested: 3, in settings: 3. Answers: holds 2, open 1. At most 0.15 of the "
+        "answers are expected to be wrong by chance."
+    )
+    assert verdict_wording.count_line([finding]) == "These experiments test no statement."
+    assert verdict_wording.count_text([finding]) == "none gets an answer"
+
+
+def test_the_lines_of_an_answer():
+    """A decided row, one that more draws would decide, one without a number, and a finding."""
+    undecided = rows.share_within_row("key", "some", [1.0, 1.0, 1.0, 0.0, None], MORE_THAN_HALF)
+    answer = compute_answer(make_share_row(30, 30), undecided, rows.missing_row("key", "none"))
+    needed = undecided.evidence.draws_needed(0.025 / 3)
+    first, *lines = verdict_wording.answer_lines(answer).splitlines()
+    assert first == "open after 5 1/0/1, 1 not measured a paper: it is so"
+    assert lines[0].startswith("    within     a network: 1 (0.") and lines[0].endswith(
+        " to 1); 30 draws; 30 of 30; all 1"
+    )
+    assert lines[1].startswith("    undecided  some: 0.75 (")
+    assert lines[1].endswith(
+        "; 4 draws; 3 of 4; values 0 to 1; 1 of 5 draws have no number; "
+        f"about {needed - 5:,} more would decide"
+    )
+    assert lines[2] == "    not measured none: —"
+    row = rows.mean_row("f", "here", [2.0])
+    finding = claims.answer_statement("f", make_statement(), [row])
+    assert verdict_wording.answer_lines(finding).splitlines() == [
+        "finding        a paper: it is so",
+        "               here: 2; 1 draw",
+    ]
+
+
+def test_an_interval_of_one_point_is_of_a_median_or_a_count():
+    """A count of cases has no uncertainty; equal draws of a median have an interval."""
+    count = rows.cases_row("key", "here", 3, 9, 2)
+    median = rows.median_row("key", "here", [2.0] * 30, (0.0, math.inf))
+    statement = make_statement((0.0, math.inf))
+    (judged,) = claims.judge_rows([median], statement)
+    assert verdict_wording.estimate_text(judged) == "2 (2 to 2)"
+    (judged,) = claims.judge_rows([count], make_statement())
+    assert verdict_wording.estimate_text(judged) == "3"
+    assert verdict_wording.row_note(count) == "2 draws; of 9 cases"

@@ -35,7 +35,7 @@ def test_inside_the_layers_as_on_a_trace(keep):
         for layer in zip(trace.hidden[1:], trace.attention, strict=True)
     ]
     near(scalars, jax.tree.map(lambda *a: np.stack(a), *by_layer), rtol=1e-5)
-    states = rc.monitored(params, x, config, attention=False, mask=keep)[1]
+    states = jax.eval_shape(lambda: rc.monitored(params, x, config, attention=False, mask=keep)[1])
     assert states.keys() == rc.monitor(x).keys()
 
 

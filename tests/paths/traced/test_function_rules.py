@@ -147,6 +147,8 @@ PRODUCT = "a product of two values that depend on x"
 @parametrize_refusals(
     [
         (lambda h, g: h * g, PRODUCT),
+        (lambda h, g: jax.lax.integer_pow(h, 1) * g, PRODUCT),
+        (lambda h, g: h ** jnp.float32(1) * g, PRODUCT),
         (lambda h, g: jnp.tanh(h) * silu(g), PRODUCT),
         (lambda h, g: (h * g) / (1 + h * h), PRODUCT),
         (lambda h, g: (h * g) * h, PRODUCT),

@@ -31,6 +31,7 @@ from tests.oracles.skip_layers import (
     scanned,
     weights,
 )
+from tests.support.marks import full_but
 from tests.support.refusals import is_refused
 
 
@@ -147,9 +148,7 @@ QUICK = ("plain", "no scope inside", "a gated skip", "scan of remat", "cond outs
 
 
 @pytest.mark.parametrize("freeze", [True, pytest.param(False, marks=pytest.mark.full)])
-@pytest.mark.parametrize(
-    "name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.full) for n in REFUSED]
-)
+@pytest.mark.parametrize("name", full_but(REFUSED, *QUICK))
 def test_a_branch_that_contains_its_skip_is_refused(x64, name, freeze):
     kind = "name" if "name" in name.split() else "scope"
     message = rf"branches: the {kind} 'layer' contains its own skip at .*\.py:\d+.*, so every path"

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from jax.ad_checkpoint import checkpoint_name
 
+from tests.oracles.frozen_paths import FrozenNorm, softmax
 from tests.oracles.function_paths import contributions, ranks_of_others as ranks_of_others
 from tests.oracles.jax_layers import tokens
 from tests.oracles.skip_layers import (
@@ -33,11 +34,7 @@ from tests.oracles.skip_layers import (
     weights,
 )
 from tests.support.closeness import assert_close
-
-
-def softmax(s):
-    e = np.exp(s - s.max(-1, keepdims=True))
-    return e / e.sum(-1, keepdims=True)
+from tests.support.marks import full_but
 
 
 def frozen_attention(x):
@@ -46,9 +43,7 @@ def frozen_attention(x):
 
 
 def frozen_norm(x):
-    centred = x - x.mean(-1, keepdims=True)
-    scale = GAIN / np.sqrt((centred**2).mean(-1, keepdims=True) + 1e-6)
-    return lambda h: (h - h.mean(-1, keepdims=True)) * scale
+    return FrozenNorm(x, (GAIN, 0.0), "layer", 1e-6).carry
 
 
 def sigmoid(x):
@@ -240,10 +235,7 @@ QUICK_ALLOWED = ("a gate by hand and a map", "the input subtracted", "a recurren
 
 
 @pytest.mark.parametrize("spelling", ["loop", pytest.param("scan", marks=pytest.mark.full)])
-@pytest.mark.parametrize(
-    "name",
-    [n if n in QUICK_ALLOWED else pytest.param(n, marks=pytest.mark.full) for n in ALLOWED],
-)
+@pytest.mark.parametrize("name", full_but(ALLOWED, *QUICK_ALLOWED))
 def test_a_branch_without_its_skip_has_the_sums_of_all_paths(x64, name, spelling):
     layer, freeze = ALLOWED[name]
     x, fn = tokens(), {"loop": repeat, "scan": scanned}[spelling](layer)

@@ -58,6 +58,14 @@ def test_examples_are_python_numbers_unless_their_dtype_is_chosen():
     assert [leaf.dtype for leaf in leaves] == [jax.dtypes.canonicalize_dtype(k) for k in kinds]
 
 
+def test_a_tuple_is_one_static_value_and_values_of_several_kinds_have_names():
+    one = make_axes(None, {"sizes": (1, 2)})
+    assert one.static_shape == () and one.static_points() == [{"sizes": (1, 2)}]
+    mixed = make_axes(None, {"a": ["x", 1], "b": [1, 2.5]})
+    assert mixed.static_axes == {"a": ["x", "1"], "b": [1, 2.5]}
+    assert mixed.static_points()[1] == {"a": "x", "b": 2.5}
+
+
 def test_a_run_is_named_by_what_is_swept():
     assert AXES.describe_static(1) == "depth=4"
     assert AXES.describe_run(0, 5, 3) == "seed 3 (depth=2, rate=0.3, on=False)"

@@ -56,6 +56,14 @@ def flip_a_loss(folder):
     path.write_bytes(content)
 
 
+def change_dtype(folder):
+    """Writes the losses of a snapshot as numbers of another dtype."""
+    path = find_snapshot(folder)
+    arrays = dict(np.load(path))
+    arrays["metrics/0"] = arrays["metrics/0"].astype(np.float64)
+    np.savez(path, **arrays)
+
+
 OTHER, DAMAGED = "^[^ ]* belongs to another sweep: .*", "delete this file, and the same"
 
 
@@ -108,6 +116,7 @@ FOLDERS = {
     "a snapshot is empty": (DAMAGED, {}, write_over(None, lambda content: b"")),
     "a bit of a snapshot is flipped": (DAMAGED, {}, flip_a_loss),
     "a snapshot has fewer losses": (DAMAGED, {}, drop_losses),
+    "a snapshot has losses of another dtype": (DAMAGED, {}, change_dtype),
 }
 
 

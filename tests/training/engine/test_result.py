@@ -1,17 +1,30 @@
 """The result of a sweep: its axes, its runs by values, and runs that are none."""
 
+import itertools
+
+import jax.numpy as jnp
 import numpy as np
 
-from tests.oracles.small_sweeps import run, with_static
+from tests.oracles.small_sweeps import run
 from tests.support.refusals import each_is_refused, is_refused
 
 
-def test_a_run_at_an_array_is_that_run():
-    result = run(
-        **with_static(array=[np.zeros(2), np.ones(2)], size=[[1], [2]]), hyper={"rate": 0.1}
-    )
-    assert result.state(1, array=np.ones(2), size=[2])["w"].shape == (3,)
-    is_refused("array=array", result.state, 0, array=np.full(2, 3.0), size=[1])
+def test_a_run_at_its_values_of_several_lists_is_that_run():
+    """Arrays and lists among them; each state is made of its values."""
+
+    def begin(key, hyper, array, size):
+        return jnp.array([array[0], size[0], hyper["a"], hyper["b"]])
+
+    def stay(state, hyper, index, **_):
+        return state, {"loss": state[2]}
+
+    lists = {"array": [np.zeros(2), np.ones(2)], "size": [[1], [2]]}
+    swept = {"a": [0.5, 0.25, 0.125], "b": [4, 5]}
+    result = run(init=begin, step=stay, steps=1, static=lists, hyper=swept, first_seed=5)
+    for array, size, a, b in itertools.product((0, 1), (1, 2), *swept.values()):
+        place = {"array": np.full(2, float(array)), "size": [size], "a": a, "b": b}
+        assert result.state(6, **place).tolist() == [array, size, a, b]
+    is_refused("array=array", result.state, 5, **place | {"array": np.full(2, 3.0)})
 
 
 def test_a_run_that_is_none_is_named():
@@ -20,6 +33,7 @@ def test_a_run_that_is_none_is_named():
         (lambda: result.state(5, rate=0.1), "seed=5 is not one of \\[0, 1\\]"),
         (lambda: result.state(0, rate=0.3), "rate=0.3 is not one of"),
         (lambda: result.state(0), "values of \\[\\], but this sweep has \\['rate'\\]"),
+        (lambda: result.state(0, rate=0.1, size=2), "values of \\['rate', 'size'\\], but this"),
     )
     assert "Swept(metrics=['loss'], {'rate': 2" in repr(result)
 
@@ -29,6 +43,7 @@ def test_results_have_the_axes_and_coordinates_of_what_is_swept(whole):
     assert whole.metrics["loss"].shape == (2, 2, 3, 25) and whole.metrics.attrs == {"scale": 0.5}
     assert whole.metrics["rate"].values.tolist() == [0.01, 6.0]
     assert whole.looks["norm"].dims == ("width", "rate", "seed", "step", "norm_0")
+    assert whole.looks["norm"].dtype == np.float32
     assert whole.looks["step"].values.tolist() == [0, 10, 20, 25]
     assert list(whole.states) == [2, 4]
     assert set(whole.seconds) == {"compiling", "running"} and min(whole.seconds.values()) > 0

@@ -80,6 +80,9 @@ def test_losses_and_metrics_match_numpy_with_a_mask():
         examples.cross_entropy(logits, data.labels, data.mask), nll[mask].mean(), rtol=1e-5
     )
     np.testing.assert_allclose(examples.loss_metric(logits, data), nll[mask].mean(), rtol=1e-5)
+    parts = np.where(mask, np.linspace(0.1, 2.0, mask.size).reshape(mask.shape), 0)
+    weighted = examples.cross_entropy(logits, data.labels, jnp.asarray(parts, jnp.float32))
+    np.testing.assert_allclose(weighted, np.average(nll, weights=parts), rtol=1e-5)
     right = z.argmax(axis=-1) == labels
     np.testing.assert_allclose(examples.token_accuracy(logits, data), right[mask].mean(), rtol=1e-6)
     exact = np.mean([r[m].all() for r, m in zip(right, mask, strict=True)])

@@ -39,6 +39,8 @@ def test_targets_stand_between_marks_and_padding_behind_them(task):
         assert data.target_mask[i].tolist() == [True] * (n + 2) + [False] * (6 - n)
     np.testing.assert_array_equal(data.inputs[:, 1:], data.labels[:, :-1])
     assert (data.inputs[:, 0] == BEGIN).all() and len(data.first(3)) == 3
+    seeds = jax.tree.map(lambda a: np.stack([a, a]), data)  # with an axis of seeds before
+    assert len(seeds) == 40 and seeds.first(3).target.shape == (2, 3, 8)
     assert (data.mask.sum(axis=1) == lengths + 1).all()  # the letters and the end mark
     assert make_pairs(jax.random.key(1), 40, 6, 4, task).source_mask.all()
 

@@ -1,0 +1,102 @@
+"""The table of families: what is refused."""
+
+from rank_collapse import pretrained
+from tests.oracles.architecture_cases import SMALL
+from tests.support.refusals import is_refused, parametrize_refusals
+
+REFUSED = {
+    "llama": ({"hidden_act": "tanh"}, "hidden_act='tanh' of a llama model is not supported"),
+    "mistral": ({"num_key_value_heads": 2}, "num_key_value_heads=2 does not divide num_att"),
+    "qwen3": ({"layer_types": ["linear_attention"] * 3}, "layer_types has 'linear_attention'"),
+    "qwen2": ({"layer_types": ["full_attention"]}, "layer_types has 1 entries for num_hidden_l"),
+    "phi3": (
+        {"rope_scaling": {"type": "longrope", "short_factor": [1.0], "long_factor": [1.0]}},
+        "short_factor is not a list of 4 numbers",
+    ),
+    "gpt_neox": ({"rope_scaling": {"type": "spiral"}}, "rope_type='spiral' is not one of"),
+    "olmo2": ({"rope_scaling": {"type": "linear"}}, "factor=None is not a number"),
+    "gemma2": (
+        {"use_bidirectional_attention": True},
+        "use_bidirectional_attention=True of a gemma2 model is not supported, only None",
+    ),
+    "gemma3_text": (
+        {"rope_parameters": {"sliding_attention": {"rope_type": "linear", "factor": 2.0}}},
+        "rope_parameters.sliding_attention.rope_type='linear' of a gemma3_text model",
+    ),
+    "mixtral": (
+        {"num_experts_per_tok": 9, "num_key_value_heads": 3},
+        "experts_per_token=9 is not a whole number from 1 to 8",
+    ),
+    "qwen2_moe": ({"decoder_sparse_step": 2}, "decoder_sparse_step=2 of a qwen2_moe model"),
+    "qwen3_moe": ({"mlp_only_layers": [0]}, r"mlp_only_layers=\[0\] of a qwen3_moe model"),
+    "gptj": ({"rotary_dim": 65}, "rotary_width=65 is not even and between"),
+    "phi": ({"qk_layernorm": True}, "qk_layernorm=True of a phi model is not supported"),
+    "stablelm": ({"qk_layernorm": True}, "qk_layernorm=True of a stablelm model"),
+    "cohere": ({"use_qk_norm": True}, "use_qk_norm=True of a cohere model is not supported"),
+    "cohere2": ({"layer_types": ["chunked"] * 40}, "layer_types has 'chunked'"),
+    "gemma": ({"hidden_act": "relu"}, "hidden_act='relu' of a gemma model is not supported"),
+    "granite": ({"attention_multiplier": 0.0}, "attention_multiplier=0.0 is not between"),
+    "smollm3": ({"no_rope_layers": [1, 2]}, r"no_rope_layers=\[1, 2\] is not a list of 36"),
+    "olmo3": (
+        {"rope_parameters": {"sliding_attention": {"rope_type": "yarn", "factor": 2.0}}},
+        "rope_parameters.sliding_attention.rope_type='yarn' of a olmo3 model",
+    ),
+    "modernbert": ({"hidden_activation": "tanh"}, "hidden_activation='tanh' of a modernbert"),
+    "dinov2": ({"patch_size": 5}, "patch_size=5 does not tile image_size=224"),
+    "whisper": ({"activation_function": "relu"}, "activation_function='relu' of a whisper"),
+}
+
+# Families from before there was this table; a new one is not added.
+WITHOUT_REFUSAL = {
+    "albert",
+    "bert",
+    "camembert",
+    "deit",
+    "dinov2_with_registers",
+    "distilbert",
+    "gpt2",
+    "mt5",
+    "roberta",
+    "t5",
+    "vit",
+    "xlm-roberta",
+    "xlnet",
+}
+
+
+def test_every_family_refuses_something():
+    """Every model has an activation, a norm or a form of attention that we do not have."""
+    assert pretrained.FAMILIES.keys() - REFUSED.keys() == WITHOUT_REFUSAL
+
+
+@parametrize_refusals(
+    [(name, *row) for name, row in REFUSED.items()]
+    + [("llama", {"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor=0.5")]
+    + [("mistral", {"sliding_window": 1}, "sliding_window=1 leaves no other token")]
+    + [("t5", {"feed_forward_proj": "gated-tanh"}, "feed_forward_proj='gated-tanh' is not support")]
+    + [("t5", {"feed_forward_proj": "sine"}, "activation 'sine' is not one of")]
+    + [
+        (
+            "albert",
+            {"num_hidden_layers": 6000, "inner_group_num": 2},
+            "num_hidden_layers=6000 times inner_group_num=2 is more than 10000 layers",
+        )
+    ]
+    # which was the usual base
+    + [(name, {"rope_theta": 0}, "rope_theta=0.0 of") for name in ("llama", "gemma3_text")]
+)
+def test_what_is_not_supported_is_named(arguments, message):
+    name, entries = arguments
+    is_refused(message, lambda: pretrained.config_of(SMALL | {"model_type": name} | entries))
+
+
+@parametrize_refusals(
+    [
+        ("t5", "both", r"part='both' of a t5 model is not one of \('encoder'"),
+        ("bert", "encoder", r"part='encoder' of a bert model is not one of \(\)"),
+        ("bart", None, "model_type='bart' is not one of"),
+    ]
+)
+def test_parts_and_kinds_that_there_are_not(arguments, message):
+    name, part = arguments
+    is_refused(message, lambda: pretrained.settings_of({"model_type": name}, part))
