@@ -306,8 +306,8 @@ def main(options: Flags) -> Run:
         for point in run.measure(measure):
             results = point.results
             point.save_table(make_rows(results))
-            point.save_figure("tightness", tightness_figure(results))
-            point.save_figure("construction", construction_figure(results))
+            point.save_figure("tightness", tightness_figure, results)
+            point.save_figure("construction", construction_figure, results)
             point.save_claims(judge_claims(results))
             point.save_comparisons(compare_results(results))
         return run.finish()

@@ -380,9 +380,9 @@ def main(options: Flags) -> Run:
         for point in run.measure(measure):
             results, models = point.results, point.setup
             point.save_table(make_rows(results))
-            point.save_figure("collapse", collapse_figure(results, models))
+            point.save_figure("collapse", collapse_figure, results, models)
             for model in models:
-                point.save_figure(residuals_name(model.label), residuals_figure(results, model))
+                point.save_figure(residuals_name(model.label), residuals_figure, results, model)
             point.save_claims(judge_claims(results, models))
             point.save_comparisons(compare_results(results, models))
             point.save_finding(make_finding(results, models))

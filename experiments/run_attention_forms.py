@@ -350,8 +350,8 @@ def main(options: Flags) -> Run:
         for point in run.measure(measure):
             results = point.results
             point.save_table(make_rows(results, point.options))
-            point.save_figure("random", random_figure(results, point.options))
-            point.save_figure("trained", trained_figure(results))
+            point.save_figure("random", random_figure, results, point.options)
+            point.save_figure("trained", trained_figure, results)
             point.save_claims(judge_claims(results))
             point.save_comparisons(compare_results(results))
             save_models(point, point.setup)

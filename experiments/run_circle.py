@@ -313,10 +313,10 @@ def main(options: Flags) -> Run:
         for point in run.measure(measure):
             results = point.results
             point.save_table(make_rows(results))
-            point.save_figure("shares", shares_figure(results))
-            point.save_figure("steps", steps_figure(results))
-            point.save_figure("trajectories", trajectories_figure(results))
-            point.save_figure("distance", distance_figure(results))
+            point.save_figure("shares", shares_figure, results)
+            point.save_figure("steps", steps_figure, results)
+            point.save_figure("trajectories", trajectories_figure, results)
+            point.save_figure("distance", distance_figure, results)
             point.save_claims(judge_claims(results))
             point.save_comparisons(compare_results(results))
             point.save_finding(make_finding(results))

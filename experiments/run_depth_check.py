@@ -279,7 +279,7 @@ def main(options: Flags) -> Run:
         for point in run.measure(measure, over=AXES):
             results, setup = point.results, point.setup
             point.save_table(make_rows(results))
-            point.save_figure("quantities", quantities_figure(results))
+            point.save_figure("quantities", quantities_figure, results)
             point.save_claims(judge_claims(results, setup))
             point.save_comparisons(compare_results(results))
         return run.finish()

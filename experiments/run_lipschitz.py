@@ -217,8 +217,8 @@ def main(options: Flags) -> Run:
         for point in run.measure(measure):
             results, networks = point.results, point.setup
             point.save_table(make_rows(results))
-            point.save_figure("powers", powers_figure(results, networks))
-            point.save_figure("constants", constants_figure(results, networks))
+            point.save_figure("powers", powers_figure, results, networks)
+            point.save_figure("constants", constants_figure, results, networks)
             point.save_claims(judge_claims(results, networks))
             point.save_comparisons(compare_results(results, networks))
         return run.finish()

@@ -173,8 +173,8 @@ def main(options: Flags) -> Run:
         for point in run.measure(measure, over=AXES):
             results = point.results
             point.save_table(make_rows(results))
-            point.save_figure("states", states_figure(results))
-            point.save_figure("tokens", tokens_figure(results))
+            point.save_figure("states", states_figure, results)
+            point.save_figure("tokens", tokens_figure, results)
             point.save_claims(judge_claims(results))
         return run.finish()
 

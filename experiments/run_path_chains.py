@@ -402,8 +402,8 @@ def main(options: Flags) -> Run:
         for point in run.measure(measure):
             results, setup = point.results, point.setup
             point.save_table(make_rows(results))
-            point.save_figure("path_chains", path_chains_figure(results, setup))
-            point.save_figure("path_lengths", path_lengths_figure(results))
+            point.save_figure("path_chains", path_chains_figure, results, setup)
+            point.save_figure("path_lengths", path_lengths_figure, results)
             point.save_claims(judge_claims(results, setup))
             point.save_comparisons(compare_results(results, setup))
         return run.finish()

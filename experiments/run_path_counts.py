@@ -239,8 +239,8 @@ def main(options: Flags) -> Run:
         for point in run.measure(measure):
             tables, sizes = point.results, point.setup
             point.save_table(make_rows(tables, sizes))
-            point.save_figure("path_counts", path_counts_figure(tables))
-            point.save_figure("weighted_lengths", weighted_lengths_figure())
+            point.save_figure("path_counts", path_counts_figure, tables)
+            point.save_figure("weighted_lengths", weighted_lengths_figure)
             point.save_comparisons(compare_results(tables, sizes))
         return run.finish()
 

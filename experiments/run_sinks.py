@@ -389,7 +389,7 @@ def main(options: Flags) -> Run:
         for point in run.measure(measure, over=AXES):
             results, networks = point.results, point.setup
             point.save_table(make_rows(results))
-            point.save_figure("cosine", cosine_figure(results))
+            point.save_figure("cosine", cosine_figure, results)
             point.save_claims(judge_claims(results, networks))
             point.save_comparisons(compare_results(results))
             point.save_finding(make_finding(results, networks))

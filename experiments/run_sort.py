@@ -103,10 +103,10 @@ def main(options: Flags) -> Run:
         for point in run.measure(measure):
             results, task = point.results, point.setup
             point.save_table(make_rows(results, task))
-            point.save_figure("short_paths", short_paths_figure(results, task))
-            point.save_figure("paths", paths_figure(results, task))
-            point.save_figure("shares", shares_figure(results, task))
-            point.save_figure("loss", loss_figure(results, task))
+            point.save_figure("short_paths", short_paths_figure, results, task)
+            point.save_figure("paths", paths_figure, results, task)
+            point.save_figure("shares", shares_figure, results, task)
+            point.save_figure("loss", loss_figure, results, task)
             point.save_claims(judge_claims(results, task, "sorting"))
             point.save_comparisons(compare_results(results, task))
             point.save_finding(make_finding(results, task, "of the letters are sorted"))

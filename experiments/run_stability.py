@@ -187,9 +187,9 @@ def main(options: Flags) -> Run:
         for point in run.measure(measure_all):
             results = point.results
             point.save_table(summary.make_rows(results))
-            point.save_figure("one_law", one_law_figure(results))
-            point.save_figure("dependency", dependency_figure(results))
-            point.save_figure("output_change", output_change_figure(results))
+            point.save_figure("one_law", one_law_figure, results)
+            point.save_figure("dependency", dependency_figure, results)
+            point.save_figure("output_change", output_change_figure, results)
             point.save_claims(judge_claims(results))
             point.save_comparisons(compare_results(results))
         return run.finish()

@@ -238,7 +238,7 @@ def main(options: Flags) -> Run:
             results, theorems = point.results, point.setup
             point.save_table(make_rows(results))
             for name, theorem in theorems.items():
-                point.save_figure(name, plot_theorem(theorem, results.curves[name]))
+                point.save_figure(name, plot_theorem, theorem, results.curves[name])
             point.save_claims(judge_claims(results))
             point.save_comparisons(compare_results(results, theorems))
         return run.finish()

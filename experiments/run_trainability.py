@@ -299,9 +299,9 @@ def main(options: Flags) -> Run:
         for point in run.measure(measure):
             results = point.results
             point.save_table(make_rows(results))
-            point.save_figure("loss", loss_figure(results))
-            point.save_figure("share", share_figure(results))
-            point.save_figure("inside", inside_figure(results))
+            point.save_figure("loss", loss_figure, results)
+            point.save_figure("share", share_figure, results)
+            point.save_figure("inside", inside_figure, results)
             point.save_claims(judge_claims(results))
             point.save_comparisons(compare_results(results))
             point.save_finding(make_finding(results))

@@ -197,9 +197,9 @@ def main(options: Flags) -> Run:
         for point in run.measure(measure):
             measured, networks = point.results, point.setup
             point.save_table(make_rows(measured, networks))
-            point.save_figure("trained", trained_figure(measured, networks))
-            point.save_figure("residuals", residuals_figure(measured, networks))
-            point.save_figure("path_lengths", path_lengths_figure(measured, networks))
+            point.save_figure("trained", trained_figure, measured, networks)
+            point.save_figure("residuals", residuals_figure, measured, networks)
+            point.save_figure("path_lengths", path_lengths_figure, measured, networks)
             point.save_claims(judge_claims(measured, networks))
             point.save_comparisons(compare_results(measured, networks))
             point.save_finding(make_finding(measured, networks))

@@ -363,9 +363,9 @@ def main(options: Flags) -> Run:
         for point in run.measure(measure):
             results, task = point.results, point.setup
             point.save_table(make_rows(results))
-            point.save_figure("curves", curves_figure(results, task))
-            point.save_figure("attention", attention_figure(results, task))
-            point.save_figure("residual", residual_figure(results, task))
+            point.save_figure("curves", curves_figure, results, task)
+            point.save_figure("attention", attention_figure, results, task)
+            point.save_figure("residual", residual_figure, results, task)
             point.save_comparisons(compare_results(results, task))
             save_models(point, {ALONE: task})
         return run.finish()

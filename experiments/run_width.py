@@ -222,7 +222,7 @@ def main(options: Flags) -> Run:
         for point in run.measure(measure):
             results, cases = point.results, point.setup
             point.save_table(make_rows(results, cases))
-            point.save_figure("width", width_figure(results, cases))
+            point.save_figure("width", width_figure, results, cases)
             point.save_claims(judge_claims(results, cases))
             point.save_comparisons(compare_results(results, cases))
             save_models(point, cases)

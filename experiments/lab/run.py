@@ -4,7 +4,7 @@
         with open_run(options, make_setup) as run:
             for point in run.measure(measure):  # one, or several: --depth=2,4
                 point.save_table(make_rows(point.results))
-                point.save_figure("ranks", ranks_figure(point.results))
+                point.save_figure("ranks", ranks_figure, point.results)
                 point.save_claims(judge_claims(point.results))
             return run.finish()
 
@@ -66,19 +66,26 @@ class Point:
         if self.run.is_writing:
             self.run.rows += [{**self.axes, **row} for row in rows]
 
-    def save_figure(self, name: str, figure: Figure | None) -> None:
-        """Saves a figure, where its files are missing.
+    def save_figure(
+        self, name: str, draw: Callable[..., Figure | None], *arguments: object
+    ) -> None:
+        """Draws and saves a figure, where its files are missing.
 
         Args:
             name: A name that `Experiment.figures` has; with the axes it names the files.
-            figure: None for nothing to draw.
+            draw: Function that draws it, or returns None for nothing to draw.
+            *arguments: Arguments of the function.
         """
-        if figure is None or not self.run.is_writing:
+        name += self.suffix
+        if not (self.run.is_writing and self.run.folder.lacks_figure(name)):
+            return
+        figure = draw(*arguments)
+        if figure is None:
             return
         if self.axes:
             titles = filter(None, (self.describe(), figure.get_suptitle()))
             figure.suptitle(", ".join(titles), fontsize=9)
-        self.run.folder.save_figure(name + self.suffix, figure)
+        self.run.folder.save_figure(name, figure)
 
     def save_claims(self, rows: Iterable[verdicts.Row]) -> None:
         """Adds rows of the statements of `experiments.verdicts.statements`.

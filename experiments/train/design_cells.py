@@ -25,6 +25,7 @@ from experiments.train.train_networks import describe_cells, keep_states
 from experiments.train.trained_tasks import train_and_eval
 from experiments.train.weight_matrices import compute_matrix_norms, get_weight_matrices
 from rank_collapse.network.inputs import input_states
+from rank_collapse.network.residual import Gains
 from rank_collapse.training import Ensemble, Hyper, Model, Recipe
 from rank_collapse.training.recipe import run_config
 from rank_collapse.training.tasks import examples, sequences
@@ -161,6 +162,9 @@ def train_cells(
         groups: dict[Hashable, dict[str, Hyper]] = {}
         for cell in make_cells(point):
             config, floats = split_floats(make_network(options, cell))
+            if cell.design == "admin":  # as `admin_gains` returns it: one program draws all weights
+                ones = np.ones(cell.depth)
+                floats["skip_gain"] = Gains(attention=ones, mlp=ones)
             hyper = Hyper(cell.learning_rate, dropout=None, warmup=cell.warmup, network=floats)
             static = config, cell.batch_size, cell.design == "admin"
             groups.setdefault(static, {})[cell.name] = jax.tree.map(np.float32, hyper)

@@ -138,8 +138,8 @@ class Doubled:
             for point in run.measure(self.measure):
                 results, factor = point.results, point.setup
                 point.save_table(self.table(results, factor))
-                point.save_figure("shown", self.shown_figure())
-                point.save_figure("none", None)
+                point.save_figure("shown", self.shown_figure)
+                point.save_figure("none", lambda: None)
                 point.save_claims(self.claims(results, factor))
                 point.save_comparisons(self.compare(results, factor))
                 point.save_file("report.html", b"<p>")
@@ -161,6 +161,23 @@ def test_a_run_shows_what_there_is_and_computes_it_once(tmp_path, capsys):
         assert (tmp_path / "results.csv").exists() and (tmp_path / "report.html").exists()
     assert doubled.computed == [2]
     assert experiment.describe_figures(doubled.shown_figure) == {"shown": "A caption."}
+
+
+def test_a_figure_is_drawn_only_where_one_of_its_files_is_missing(tmp_path):
+    doubled, drawn = Doubled(), []
+
+    def draw():
+        drawn.append(len(drawn))
+        return Figure()
+
+    doubled.shown_figure = draw
+    assert doubled.run(tmp_path) == 0 and doubled.run(tmp_path) == 0
+    assert drawn == [0]
+    (tmp_path / "figures" / "shown.png").unlink()
+    experiment.read_run(doubled, tmp_path)
+    assert drawn == [0] and not (tmp_path / "figures" / "shown.png").exists()
+    assert doubled.run(tmp_path) == 0
+    assert drawn == [0, 1] and (tmp_path / "figures" / "shown.png").exists()
 
 
 def test_all_points_are_set_up_before_the_first_is_computed(tmp_path, capsys):

@@ -40,7 +40,7 @@ def run_experiment(path, over, *arguments):
             for point in run.measure(measure, over=over):
                 value = point.results.value
                 point.save_table([{"value": float(value.max())}])
-                point.save_figure("shown", shown_figure())
+                point.save_figure("shown", shown_figure)
                 point.save_claims([mean_row("chains", "seeds", value.values.flat)])
                 point.save_comparisons([Comparison("sum", float(value.sum()))])
                 point.save_finding(Finding("shown", f"They sum up to {float(value.sum()):g}."))
