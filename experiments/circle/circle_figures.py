@@ -35,8 +35,8 @@ def describe_network(variant: str, width: int) -> str:
 @figures.styled
 def shares_figure(results: ByCase):
     """Share of seeds whose two walkers end together, with 95 % intervals. An MLP does
-    not change the share: it does not keep walkers apart. The published network has the share of a
-    network with a skip around its attention."""
+    not change the share: it does not keep walkers apart. The published network behaves
+    like our networks with a skip around their attention."""
     measured = walks.fine_cases(results)
     variants = list(dict.fromkeys(variant for variant, _ in measured))
     widths = list(dict.fromkeys(width for _, width in measured))

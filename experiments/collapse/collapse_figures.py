@@ -266,8 +266,9 @@ def sweep_figure(results: xr.Dataset, swept: str) -> figures.Figure | None:
 
 @figures.styled
 def mlp_gain_figure(results: xr.Dataset) -> figures.Figure | None:
-    """The constant Λ with MLPs minus the constant Λ of attention alone, by the gain of the MLPs.
-    Where this difference is above 0, MLPs slow the collapse."""
+    """Λ is the constant in the law log10 of the residual = Λ 3^l. The figure shows Λ with MLPs
+    minus Λ of attention alone, by the gain of the MLPs. Where this difference is above 0, MLPs slow
+    the collapse."""
     if "swept" not in results or "san" not in results.variant:
         return None
     raised = raised_constant(name_networks(without_skips(results)))

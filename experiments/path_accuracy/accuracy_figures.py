@@ -34,9 +34,9 @@ def short_paths_figure(results: xr.Dataset, task: TrainedTask):
 def paths_figure(results: xr.Dataset, task: TrainedTask):
     """Accuracy by path length. Left: sets of sampled paths and the exact sum over all paths of a
     length. Sampled paths compute attention from their own states; the exact sum uses the attention
-    weights of the full model. Right: the network without paths longer than k, the sum over the k +
-    1 shortest path lengths, and the sum over the k + 1 longest path lengths. Bars and bands show
-    the standard deviation over seeds."""
+    weights of the full model. Right: the truncated network, whose attention is computed
+    without paths longer than k; the exact sum over the lengths 0 to k; and the exact sum over the
+    k + 1 longest lengths. Bars and bands show the standard deviation over seeds."""
     fig, axes = figures.figure(1, 2, width=4.0, height=4.2, sharey=True)
     (sampled_ax, lengths_ax), shares = axes[0], accuracies(results)
     sets = shares.sampled.mean("repeat")

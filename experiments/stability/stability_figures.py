@@ -41,8 +41,8 @@ def one_law_figure(results: ByCase) -> figures.Figure:
     """Left: 1 − mean token cosine by layer in the deepest networks. Markers are measured geometric
     means, and bands are one standard deviation over networks. Dotted lines are the smallest and the
     largest value of a network. Solid lines are the prediction of the law from the gains alone.
-    Right: the measured change of the output and the change that the same recursion predicts,
-    geometric means over seeds."""
+    Right: how much a random update of the weights changes the output, measured and predicted by
+    the same law; geometric means over seeds."""
     fig, ((collapse, change),) = figures.figure(1, 2, width=4.4, height=3.5)
     for index, (name, networks) in enumerate(by_design(results).items()):
         _, deep = first_and_last(networks)

@@ -64,11 +64,11 @@ def trained_figure(results: Mapping[str, Arrays], networks: list[Network]) -> fi
 
 @figures.styled
 def path_lengths_figure(results: Mapping[str, Arrays], networks: list[Network]) -> figures.Figure:
-    """Path lengths in trained networks. Three curves weight the paths. In the first, each path
-    counts once. In the second (rollout), a path counts by the share of the attention branch in
-    the stream of each layer. In the third, a length counts by the norm of the exact sum over all
-    its paths. The dashed line is the length that the loss needs in the median text. Bands are
-    one standard deviation over texts.
+    """Path lengths in trained networks. The three curves are distributions of path lengths under
+    three weightings. In the first, each path counts once. In the second (rollout), a path counts
+    by the share of the attention branch in the stream of each layer. In the third, a length counts
+    by the norm of the exact sum over all its paths. The dashed line is the length that the loss
+    needs in the median text. Bands are one standard deviation over texts.
     """
     networks = [n for n in networks if "paths/loss" in results[n.label]] or networks[:1]
     fig, axes = figures.panels(len(networks), 2, width=4.6, height=3.0)
