@@ -1,4 +1,13 @@
-"""The usual mistakes, each tested on the states of the sublayer where two runs part."""
+"""The usual mistakes, each tested on the states of the sublayer where two runs part.
+
+Each `_test_…` yields the text of a mistake if it finds it, and nothing otherwise. The tests take
+some of these arguments:
+
+    difference: The outputs [b, n, d] of the sublayer in both runs, and their errors (`Difference`).
+    mask: Bool [b, n], the tokens that exist.
+    differs: Bool [b, n], the tokens whose outputs differ by more than rounding explains.
+    excess: Float [b, n], the errors over those that rounding explains.
+"""
 
 from collections.abc import Callable, Iterator
 
@@ -56,7 +65,7 @@ def name_embedding(first: Float[np.ndarray, "b n d"], second: Float[np.ndarray, 
 
 
 def _as_root(scale, width):
-    """Return ", the root of the width" if a scale is this root or its inverse to 1 %; else "".
+    """Describe a scale that is the root of the width or its inverse, to 1 %; "" for other scales.
 
     Args:
         scale: The scale.
@@ -75,15 +84,7 @@ def _relative(error, size):
 
 def _test_absent(difference, mask):
     """Test whether one run's output is 0, or below a thousandth of the other's: it has no such
-    sublayer.
-
-    Args:
-        difference: The outputs of the sublayer in both runs.
-        mask: Bool [b, n], the tokens that exist.
-
-    Yields:
-        The text of the kind of mistake, once; nothing if the test fails.
-    """
+    sublayer."""
     for run, other, name in (
         (difference.first, difference.second, "first"),
         (difference.second, difference.first, "second"),
@@ -94,15 +95,7 @@ def _test_absent(difference, mask):
 
 def _test_dropout(difference, mask):
     """Test whether one run has zeros where the other has none, with all other entries larger by one
-    factor.
-
-    Args:
-        difference: The outputs of the sublayer in both runs.
-        mask: Bool [b, n], the tokens that exist.
-
-    Yields:
-        The text of the kind of mistake; nothing if the test fails.
-    """
+    factor."""
     for run, other, name in (
         (difference.first, difference.second, "first"),
         (difference.second, difference.first, "second"),
@@ -125,16 +118,9 @@ def _test_dropout(difference, mask):
 def _test_scale(difference, mask):
     """Test whether the second run's output is the first one's times one number, 1 + c.
 
-    c is the best fit of the difference δ ≈ c · output. It explains the difference if the remainder
-    is no larger than rounding, or if, in a whole layer, it is nearly all of δ.
-
-    Args:
-        difference: The outputs of the sublayer in both runs, with c (`scale`), the share of ‖δ‖
-            that it explains (`coherence`), and each token's error over that of rounding (`excess`).
-        mask: Bool [b, n], the tokens that exist.
-
-    Yields:
-        The text of the kind of mistake, once; nothing if the test fails.
+    c (`scale`) is the best fit of the difference δ ≈ c · output. It explains the difference if the
+    remainder is no larger than rounding, or if, in a whole layer, it is nearly all of δ
+    (`coherence`).
     """
     # What is left is rounding; a branch unlike the other has the factor 0, which explains .71 of δ.
     left = difference.second - (1 + difference.scale) * difference.first
@@ -154,14 +140,9 @@ def _test_scale(difference, mask):
 
 
 def _test_norm(difference, mask):
-    """Test whether one run's states are the other's after a norm with a gain; only of whole layers.
+    """Test whether one run's states are the other's after a norm with a gain.
 
-    Args:
-        difference: The states after the layer in both runs.
-        mask: Bool [b, n], the tokens that exist.
-
-    Yields:
-        The text of the kind of mistake; nothing if the test fails.
+    Only whole layers are tested, by the states after them.
     """
     if difference.part != "layer":
         return
@@ -181,13 +162,7 @@ def _test_norm(difference, mask):
 def _test_features(difference, mask):
     """Test whether each feature was multiplied by a factor of its own, the same for all tokens.
 
-    Args:
-        difference: The outputs [b, n, d] of the sublayer in both runs.
-        mask: Bool [b, n], the tokens that exist.
-
-    Yields:
-        The text of the kind of mistake, once; nothing if the test fails, or of fewer than four
-        tokens.
+    Fewer than four tokens do not show it.
     """
     first = difference.first[difference.measured]
     second = difference.second[difference.measured]
@@ -203,13 +178,7 @@ def _test_bias(difference, mask):
     """Test whether one vector is added to all tokens: the change varies far less over tokens than
     the output.
 
-    Args:
-        difference: The outputs [b, n, d] of the sublayer in both runs.
-        mask: Bool [b, n], the tokens that exist.
-
-    Yields:
-        The text of the kind of mistake, once; nothing if the test fails, or of fewer than four
-        tokens.
+    Fewer than four tokens do not show it.
     """
     change = (difference.second - difference.first)[difference.measured]
     if len(change) < 4:
@@ -234,13 +203,7 @@ def _test_tokens(difference, mask):
     """Test which tokens differ by more than rounding, and name the mistake that makes these tokens
     differ.
 
-    Args:
-        difference: The outputs of the sublayer in both runs, with each token's error over that of
-            rounding (`excess`).
-        mask: Bool [b, n], the tokens that exist.
-
-    Yields:
-        The texts of the kinds of mistake that fit; the first one is reported.
+    Several mistakes may fit; the first one is reported.
     """
     excess = np.where(mask, difference.excess, np.nan)
     differs = excess > MEDIAN
@@ -271,14 +234,7 @@ def _test_experts(differing, differs):
 
 def _test_all_tokens(difference):
     """Name what makes all tokens of an attention differ, even the first, which attends to itself
-    alone under a causal mask.
-
-    Args:
-        difference: The outputs of the sublayer in both runs.
-
-    Yields:
-        The text of the kinds of mistake, once; nothing for other sublayers.
-    """
+    alone under a causal mask."""
     if difference.part == "attention":
         yield (
             "all tokens differ, the first too: where it attends to itself alone, more differs "
@@ -289,15 +245,7 @@ def _test_all_tokens(difference):
 
 
 def _test_padding(mask, differs):
-    """Test whether only examples differ that are shorter than the longest.
-
-    Args:
-        mask: Bool [b, n], the tokens that exist.
-        differs: Bool [b, n], the tokens whose outputs differ.
-
-    Yields:
-        The text of the kind of mistake, once; nothing if the test fails.
-    """
+    """Test whether only examples differ that are shorter than the longest."""
     lengths = mask.sum(axis=1)
     longest = lengths == lengths.max()
     if not longest.all() and not differs[longest].any() and differs[~longest].any():
@@ -305,16 +253,7 @@ def _test_padding(mask, differs):
 
 
 def _test_later_tokens(mask, differs, excess):
-    """Test whether most tokens differ from one position on, which is not the first or second.
-
-    Args:
-        mask: Bool [b, n], the tokens that exist.
-        differs: Bool [b, n], the tokens whose outputs differ.
-        excess: Float [b, n], the errors over the expected errors.
-
-    Yields:
-        The text of the kind of mistake, once; nothing if the test fails.
-    """
+    """Test whether most tokens differ from one position on, which is not the first or second."""
     positions = np.broadcast_to(np.arange(mask.shape[1]), mask.shape)
     start = int(positions[differs].min())
     if start < 2 or np.mean(differs[mask & (positions >= start)]) <= 0.7:
@@ -337,32 +276,15 @@ def _test_later_tokens(mask, differs, excess):
 
 
 def _test_all_but_last(mask, differs):
-    """Test whether all tokens differ but the last, which sees all tokens even under a causal mask.
-
-    Args:
-        mask: Bool [b, n], the tokens that exist.
-        differs: Bool [b, n], the tokens whose outputs differ.
-
-    Yields:
-        The text of the kind of mistake, once; nothing if the test fails.
-    """
+    """Test whether all tokens differ but the last, which sees all tokens even under a causal
+    mask."""
     last = np.arange(mask.shape[1]) == mask.sum(axis=1)[:, None] - 1
     if not differs[last & mask].any() and differs[mask & ~last].mean() > 0.7:
         yield "all tokens but the last differ: a causal mask in one run alone"
 
 
 def _test_all_but_first(difference, mask, differs, excess):
-    """Test whether the first token agrees, which attends to itself alone under a causal mask.
-
-    Args:
-        difference: The outputs of the sublayer in both runs.
-        mask: Bool [b, n], the tokens that exist.
-        differs: Bool [b, n], the tokens whose outputs differ.
-        excess: Float [b, n], the errors over the expected errors.
-
-    Yields:
-        The text of the kind of mistake, once; nothing if the test fails.
-    """
+    """Test whether the first token agrees, which attends to itself alone under a causal mask."""
     positions = np.broadcast_to(np.arange(mask.shape[1]), mask.shape)
     first, later = mask & (positions == 0), mask & (positions > 0)
     # In a whole layer the MLP may differ, and a spike hides what is added to it.

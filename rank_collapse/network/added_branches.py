@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 
 from rank_collapse.network.config import TransformerConfig
-from rank_collapse.network.parameters import TransformerParams
+from rank_collapse.network.parameters import TransformerParams, layer_params
 from rank_collapse.network.residual import layer_gains, residual_specs, scale_summands
 from rank_collapse.network.trace import Trace
 
@@ -33,12 +33,11 @@ def compute_added_branches(
         if kind != "cross"
     }
     gains = layer_gains(config, trace.hidden.dtype, params)
-    rows = jnp.asarray(config.layer_map or range(config.depth))
 
     def add_layer(fields):
         """Scales the branches of one layer by their gains and norms."""
-        row, gain, layer_branches = fields
-        block = jax.tree.map(lambda a: jnp.asarray(a)[row], params.layers)
+        index, gain, layer_branches = fields
+        block = layer_params(params, config, index)
         specs = residual_specs(block, config, gain)
         tokens = {kind: a.reshape(-1, a.shape[-1]) for kind, a in layer_branches.items()}
         summands = {kind: scale_summands(specs[kind], a, a)[1] for kind, a in tokens.items()}
@@ -46,5 +45,5 @@ def compute_added_branches(
             f"{kind}_branch": a.reshape(layer_branches[kind].shape) for kind, a in summands.items()
         }
 
-    added = jax.lax.map(add_layer, (rows, gains, branches))
+    added = jax.lax.map(add_layer, (jnp.arange(config.depth), gains, branches))
     return {name: jnp.moveaxis(a, 0, trace.layer_axis) for name, a in added.items()}

@@ -173,8 +173,9 @@ def embed(
             f"{config.vocab_size}, d_input={config.d_input}), which takes token ids [n] or vectors "
             "[n, d_input]; for an image pass its patches, see pretrained.image_patches"
         )
+    params = jax.tree.map(jnp.asarray, params)  # a traced index reads no table of NumPy
     if config.vocab_size:
-        x = jnp.asarray(params.tokens)[inputs]  # a traced index reads no table of NumPy
+        x = params.tokens[inputs]
     elif config.convolutions:
         x = _convolve(inputs, params.w_in, params.b_in, 1)
         x = _convolve(x, params.w_hidden, params.b_hidden, 2)
@@ -193,8 +194,7 @@ def embed(
     if config.positions == "learned":
         if n > config.num_positions:
             raise ValueError(f"{n} tokens are more than num_positions={config.num_positions}")
-        table = jnp.asarray(params.positions)
-        x = x + (table[:n] if positions is None else table[positions])
+        x = x + (params.positions[:n] if positions is None else params.positions[positions])
     elif config.positions == "sinusoidal":
         index = jnp.arange(n) if positions is None else positions
         x = x + sinusoidal_positions(index.astype(x.dtype), x.shape[-1])
@@ -203,7 +203,7 @@ def embed(
     if config.num_segments:
         check_per_token("segments", segments, len(x))
         index = jnp.zeros(len(x), jnp.int32) if segments is None else segments
-        x = x + jnp.asarray(params.segments)[index]
+        x = x + params.segments[index]
     if config.projection == "before_norm":
         x = x @ params.w_project + params.b_project[None, :]
     if config.norm:

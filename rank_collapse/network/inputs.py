@@ -276,7 +276,8 @@ def make_context(
     elif config.position == "relative_bias":
         is_bidirectional = config.mask != "causal"
         buckets = relative_buckets(n, n, config.num_buckets, config.max_distance, is_bidirectional)
-        learned = params.position_bias[buckets].transpose(2, 0, 1)
+        # A traced index, as under jit, reads no table of NumPy.
+        learned = jnp.asarray(params.position_bias)[buckets].transpose(2, 0, 1)
         bias = learned if bias is None else learned + bias
     elif config.position == "relative_key":
         check_per_token("segments", segments, n)

@@ -235,10 +235,12 @@ def layer_params(
     Raises:
         ValueError: An index outside of the layers, if it is not traced.
     """
-    is_traced = isinstance(layer, jax.core.Tracer)
-    if not is_traced and not -config.depth <= layer < config.depth:
+    if isinstance(layer, jax.core.Tracer):
+        row = jnp.asarray(config.layer_map)[layer] if config.layer_map else layer
+        return jax.tree.map(lambda a: jnp.asarray(a)[row], params.layers)  # also of NumPy's arrays
+    if not -config.depth <= layer < config.depth:
         raise ValueError(f"layer={layer} does not exist in a network of depth={config.depth}")
-    row = jnp.asarray(config.layer_map)[layer] if config.layer_map else layer
+    row = config.layer_map[layer] if config.layer_map else layer
     return jax.tree.map(lambda a: a[row], params.layers)
 
 

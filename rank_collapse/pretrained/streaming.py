@@ -304,7 +304,8 @@ def _begin_part(measured, stored, outside, examples, config):
 
 @functools.partial(jax.jit, static_argnums=0, donate_argnums=(6, 7))
 def _step_part(measured, stored, outside, examples, config, index, hidden, carries):
-    """Pass a part through one layer: (states, carries, each pass's result of the layer).
+    """Pass a chunk of examples through one layer: (states, carries, each pass's result of the
+    layer).
 
     Args:
         measured: `_Part.measured`; for the others see `_begin_part`.

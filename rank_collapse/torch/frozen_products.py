@@ -46,7 +46,6 @@ def add(call, result):
         other = right if value is left else left
         is_scalar = not isinstance(other, Value) or other.shape == ()
         if value.is_weight and is_scalar:
-            # A number that is added to exp(-h) belongs to the function; to gelu(h) it is a bias.
             return make_gate(call, result, gate, value.base)
         if value.summed_base is not None and is_scalar:
             total = push_through(call, result, (0, 1))

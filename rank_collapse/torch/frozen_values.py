@@ -146,7 +146,8 @@ def apply_entrywise(call, result, position):
     """Return f(h), a non-linear entrywise function of the argument h at `position`.
 
     Its quotient f(h)/h is frozen and multiplies the path sums of h; where h is 0 it is f′(0). If h
-    is a product of two values (scores), f(h) is a constant.
+    is itself such a function of a value, the quotient is by that value, and 0 where that value is
+    0. If h is a product of two values (scores), f(h) is a constant.
 
     Args:
         call: The operator, with its arguments.

@@ -129,7 +129,7 @@ def _read_addend(addend, sign):
     """Yields a mask that is added to scores, or subtracted, if it hides any key.
 
     Args:
-        addend: Floats; a key is hidden where it lowers the score to `HIDDEN` or below.
+        addend: Floats; a key is hidden where what is added to its score is `HIDDEN` or below.
         sign: 1 if it is added, −1 if it is subtracted.
     """
     if addend.numel() and bool((sign * addend <= HIDDEN).any()):

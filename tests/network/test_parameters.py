@@ -15,6 +15,7 @@ from rank_collapse.network import encoder_decoder
 from rank_collapse.network.embedding import init_embedding
 from rank_collapse.network.parameters import init_block
 from tests.oracles import draws
+from tests.support.closeness import near
 from tests.support.refusals import each_is_refused, is_refused
 
 H, G, D, K, V, F, E = 4, 2, 24, 6, 10, 96, 3
@@ -241,6 +242,21 @@ def test_layers_that_share_parameters_are_read_through_the_map():
     assert rows == [1, 0, 0, 1] * 2
     is_refused("layer=4 does not exist", rc.network.layer_params, params, config, 4)
     is_refused("layer=-5 does not exist", rc.network.layer_params, params, config, -5)
+
+
+def test_parameters_of_numpy_are_read_by_traced_indices():
+    """A function that is compiled refers to them as constants."""
+    tables = {"vocab_size": 7, "num_positions": 5, "num_segments": 2}
+    table = rc.EmbeddingConfig(d_embed=4, positions="learned", **tables)
+    config = rc.san(3, 2, 4, position="relative_bias", layer_map=(1, 0, 1), embedding=table)
+    params = jax.tree.map(np.asarray, draws.parameters(config))
+    copied = jax.tree.map(jnp.asarray, params)
+    inputs = {"x": np.array([3, 0, 6, 3]), "segments": np.array([0, 0, 1, 1])}
+    compute = jax.jit(lambda inputs: rc.apply(params, config=config, **inputs).hidden)
+    near(compute(inputs), rc.apply(copied, config=config, **inputs).hidden, rtol=1e-6)
+    select = jax.jit(lambda layer: rc.network.layer_params(params, config, layer))
+    for layer in range(3):
+        near(select(layer), rc.network.layer_params(copied, config, layer))
 
 
 def test_no_two_parameters_of_a_layer_are_drawn_alike():

@@ -154,9 +154,10 @@ def test_gradients_are_those_before_the_step_unless_the_step_makes_them(form):
 
     if "closure" in form:
         model(X)  # to report its loss
-        optimizer.step(**{"closure": compute_gradients}) if "named" in form else optimizer.step(
-            compute_gradients
-        )
+    if form == "closure":
+        optimizer.step(compute_gradients)
+    elif form == "named closure":
+        optimizer.step(closure=compute_gradients)
     else:
         compute_gradients()
         if form == "scaled":

@@ -161,10 +161,10 @@ class InfluencePass(States):
         """Adds to the measures of the layers those that compare the states X^0 .. X^L of all
         layers.
 
-        All are means over tokens that exist: cosines of a layer's change with the state before it
-        [L]; "block_influence", 1 − cosine of the states before and after a layer [L]; "angle"
-        between each two states, in units of π [L + 1, L + 1], and "last_angle", the same for the
-        last token; "stream", the norm of the states [L + 1].
+        They are means over tokens that exist: "layer_cosine" of a layer's change and the state
+        before it [L]; "block_influence", 1 − cosine of the states before and after a layer [L];
+        "angle" between each two states, in units of π [L + 1, L + 1]; "stream", the norm of the
+        states [L + 1]. "last_angle" is the angle of the last token alone.
         """
         (states, layer_measures), mask = walk_result.layer_results, walk_result.prepared.token_mask
         states = super().build_result(walk_result._replace(layer_results=states))

@@ -224,8 +224,8 @@ def select(equation: Equation, values: Sequence[Value]) -> Value:
 def compare(equation: Equation, values: Sequence[Value]) -> list[Value]:
     """Compare two values: the mask is a gate, a step function of a state h, or frozen.
 
-    It is a gate if both values are functions of the entries of one h, so that a product of h and
-    its mask h > 0 is recognised as a ReLU.
+    It is a gate if each value is a function of the entries of one h, or a constant, so that a
+    product of h and its mask h > 0 is recognised as a ReLU.
 
     Args:
         equation: The comparison.

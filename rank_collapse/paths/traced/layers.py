@@ -39,7 +39,8 @@ def group_layers(sums: Sequence[Sum], output: Any, is_output: bool | None = None
             the state which the next layer reads.
 
     Raises:
-        ValueError: There are no sums, they are not of one stream, or the last state is not known.
+        ValueError: There are no sums, they are not of one stream, layers have other kinds of
+            branches than the first, or the last state is not known.
     """
     refuse_if(
         not sums,

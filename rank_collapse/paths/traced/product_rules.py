@@ -180,7 +180,7 @@ def divide(equation: Equation, values: Sequence[Value]) -> Value:
     If both are functions of the entries of one state h, the quotient is a gate: a function of h as
     well. Otherwise the denominator is frozen, and scales the numerator's sums over paths. What
     passes no paths itself, such as an exponential (the numerator of a softmax), gives a frozen
-    quotient.
+    quotient; a `Kind.PRODUCT` stays one.
 
     Args:
         equation: The quotient.

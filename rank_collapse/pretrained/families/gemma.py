@@ -50,7 +50,8 @@ def _gemma2_fields(settings: Settings, interval: int = 2, entry: object = None) 
 
 
 def _gemma3_fields(settings):
-    """Compute the rotary base of layers with a window, which has no scaling."""
+    """Compute the fields of `TransformerConfig`: those of Gemma 2, with a rotary base of their own
+    for layers with a window, which has no scaling."""
     base = 1e6 if settings["rope_theta"] is None else settings["rope_theta"]
     entry = {"rope_theta": base} | rotary_entry(settings, "full_attention")
     theta = local_theta(settings, settings["rope_local_base_freq"])

@@ -58,7 +58,7 @@ class Trainer:
         self.seconds = {"compiling": 0.0, "running": 0.0}
 
     def train(self, numbers: np.ndarray, most: int) -> None:
-        """Trains some seeds at all points, the combinations of static settings, each of which has a
+        """Trains some seeds at all points, the combinations of static values, each of which has a
         program.
 
         Runs that the folder holds are taken from there; unfinished ones are continued.
@@ -96,7 +96,7 @@ class Trainer:
         """Lists the runs that are not saved.
 
         Args:
-            saved: Saved runs of one point (static settings).
+            saved: Saved runs of one combination of static values.
             share: Numbers of the seeds that are wanted.
 
         Returns:
@@ -138,7 +138,7 @@ class Trainer:
         """Loads the saved runs of some seeds from the folder.
 
         Args:
-            point: Number of the static settings.
+            point: Index of the combination of static values.
             share: Numbers of the seeds.
 
         Returns:
@@ -160,7 +160,7 @@ class Trainer:
 
         Args:
             point: Index of the combination.
-            functions: Traced functions of the combination.
+            functions: Its traced functions.
             most: The largest number of seeds.
         """
         if point not in self.programs:
@@ -197,7 +197,7 @@ class Trainer:
         same call resumes there.
 
         Args:
-            point: Number of the static settings, each of which has a program.
+            point: Index of the combination of static values.
             program: The compiled program.
             initial: The runs.
         """
@@ -230,7 +230,7 @@ class Trainer:
         """Reports the first runs that stopped, with their reasons, and the number of the others.
 
         Args:
-            point: Number of the static settings.
+            point: Index of the combination of static values.
             runs: The runs on the devices.
             stopped: (position among these runs, reason) of each that stopped.
         """
