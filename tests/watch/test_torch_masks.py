@@ -4,7 +4,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from rank_collapse.watch import torch_masks as masks
+from rank_collapse.watch import torch_masks as masks  # noqa: E402
 
 F = torch.nn.functional
 Tensor = torch.Tensor
