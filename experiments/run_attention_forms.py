@@ -211,9 +211,8 @@ def random_figure(results: FormResults, options: Options):
     """Random queries and keys of unit variance: means and standard deviations over seeds. The loss
     weights every output equally. One gradient panel shows how much the loss changes, to first
     order, if a query moves by a vector of its own size. The other gradient panel shows the norm of
-    the derivative of the loss with respect to the scores of a row. Solid lines are the root mean
-    square over rows, and dashed lines are the median row.
-    """
+    the derivative of the loss with respect to the scores of a row. In both gradient panels, solid
+    lines are the root mean square over rows, and dashed lines are the median row."""
     panels = {
         "variance": ("variance of the scores", "dotted: closed form"),
         "entropy": ("entropy of a row, nats", f"dashed: uniform, log {options.num_queries}"),

@@ -186,6 +186,8 @@ def compare_curve(theorem: str, curve: Curve, panel: Panel) -> Comparison:
     values = curve.as_array()
     x, predicted, measured = values[find_shown(curve)]
     where = f"{panel.y} where {panel.x} is {x:.4g}{CLAIMED[curve.relation]}"
+    if curve.beyond:
+        where += "; the conditions of the theorem do not hold here"
     if panel.x == DRAW and curve.relation == "none":
         by_draw = values[:, 2]
         measured = np.median(by_draw)

@@ -31,6 +31,7 @@ from experiments.lab.flags import (
 from experiments.lab.folder import RunFolder as RunFolder
 from experiments.lab.folder_files import (
     read_config as read_config,
+    read_rows as read_rows,
     read_summary as read_summary,
     table_bytes as table_bytes,
 )

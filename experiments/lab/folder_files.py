@@ -30,7 +30,7 @@ from pathlib import Path
 from experiments.lab.provenance import JsonObject
 from experiments.lab.shared_flags import FORMER_NAMES
 from experiments.verdicts import TableRow
-from rank_collapse.printed import escape_cell
+from rank_collapse.printed import escape_cell, unescape_cell
 from rank_collapse.runs import metrics
 from rank_collapse.runs.files import (
     RunError,
@@ -73,6 +73,12 @@ def table_bytes(rows: Iterable[TableRow]) -> bytes:
     writer.writeheader()
     writer.writerows(rows)
     return text.getvalue().encode()
+
+
+def read_rows(table: bytes) -> list[dict[str, str]]:
+    """Reads the rows of a table that `table_bytes` wrote, with the texts as they were."""
+    rows = csv.DictReader(io.StringIO(table.decode()))
+    return [{name: unescape_cell(cell) for name, cell in row.items()} for row in rows]
 
 
 def read_config(path: Path) -> JsonObject:

@@ -8,8 +8,6 @@ copied. A format that begins with "10^" applies to the power of ten. `{--n_epoch
 run, or of the last run if there are several.
 """
 
-import csv
-import io
 import math
 import re
 import tomllib
@@ -18,9 +16,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from experiments.lab import FlagValue
-from experiments.lab.folder_files import table_bytes
+from experiments.lab.folder_files import read_rows, table_bytes
 from experiments.verdicts import Comparison, Row
-from rank_collapse.printed import unescape_cell
 
 TEXTS = Path(__file__).with_name("results.toml")
 PLACEHOLDER = re.compile(r"\{([^{}]+)\}")
@@ -92,11 +89,7 @@ def write_numbers(comparisons: Sequence[Comparison], claims: Sequence[Row]) -> b
 def read_numbers(table: bytes) -> Numbers:
     """Reads the table of an experiment; if several rows name the same quantity, the first
     counts."""
-    rows = [
-        {name: unescape_cell(cell) for name, cell in row.items()}
-        for row in csv.DictReader(io.StringIO(table.decode()))
-    ]
-    return {row["quantity"]: row for row in reversed(rows)}
+    return {row["quantity"]: row for row in reversed(read_rows(table))}
 
 
 def read_settings(arguments: Mapping[str, FlagValue]) -> Numbers:

@@ -5,8 +5,6 @@ Answers follow from the verdicts in the table. Without folders, `write_page` wri
 from the table.
 """
 
-import csv
-import io
 import math
 import re
 from collections import Counter
@@ -17,6 +15,7 @@ from experiments.lab import (
     import_experiment,
     list_experiments,
     provenance,
+    read_rows,
     read_run,
     table_bytes,
 )
@@ -173,7 +172,7 @@ def judge_run_rows(run_rows: Sequence[tuple[Row, TableRow]]) -> Iterator[TableRo
 def read_table(page: Path = PAGE) -> TableRows:
     """Reads the table of a page; no rows where there is no table."""
     path = page.parent / ROWS
-    return list(csv.DictReader(io.StringIO(path.read_text("utf-8")))) if path.exists() else []
+    return read_rows(path.read_bytes()) if path.exists() else []
 
 
 def answer_rows(rows: TableRows) -> dict[str, str]:

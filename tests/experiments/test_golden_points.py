@@ -63,7 +63,7 @@ def describe(shown):
 
 @pytest.mark.parametrize("name", HAVE_SEED)
 def test_points_of_an_axis_are_their_runs(name, tmp_path, monkeypatch):
-    """Their results are told apart by the point in words, and the finding is that of the first."""
+    """Labels in words distinguish the points, and the finding belongs to the first point."""
     module, drawn = import_experiment(name), []
 
     def draw(*_):

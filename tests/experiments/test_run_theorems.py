@@ -62,8 +62,8 @@ def test_a_curve_is_compared_at_its_worst_point_and_draws_without_a_claim_by_the
     """The last point of other curves without a claim, such as the last layer."""
     draws, layers = Panel(DRAW, "y"), Panel("x", "y")
 
-    def compare(panel, relation, predicted):
-        curve = Curve("c", [0, 1, 2, 3], predicted, [5.0, 1.0, 4.0, 2.0], relation)
+    def compare(panel, relation, predicted, **fields):
+        curve = Curve("c", [0, 1, 2, 3], predicted, [5.0, 1.0, 4.0, 2.0], relation, **fields)
         row = run_theorems.compare_curve("t", curve, panel)
         assert (row.quantity, row.source) == ("t, c", "theorem")
         return row.measured, row.published, row.note
@@ -74,6 +74,8 @@ def test_a_curve_is_compared_at_its_worst_point_and_draws_without_a_claim_by_the
     assert compare(draws, "≥", 2.0) == (1, 2, "y where draw is 1; claim: at least")
     assert compare(layers, "none", np.nan) == (2, None, "y where x is 3")
     assert compare(layers, "≤", 2.0) == (5, 2, "y where x is 0; claim: at most")
+    beyond = "y where x is 0; claim: at most; the conditions of the theorem do not hold here"
+    assert compare(layers, "≤", 2.0, beyond=True) == (5, 2, beyond)
 
 
 @pytest.mark.full

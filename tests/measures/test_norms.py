@@ -53,8 +53,8 @@ def test_scaling_by_powers_of_four_changes_no_digit():
         for size in (least, 0.25, 1, 3.99, 4, 17, most):
             x = np.array([[size, -size / 3]], dtype)
             scaled, scale = norms.scale_to_unit(x)
-            assert 1 <= np.abs(scaled).max() < 4 and scaled.dtype == dtype
-            assert np.log2(float(scale)) % 2 == 0
+            power = (np.frexp(size)[1] - 1) // 2  # 4^power ≤ size < 4^(power + 1)
+            assert float(scale) == 4.0**power and scaled.dtype == dtype
             np.testing.assert_array_equal(scaled * scale, x)
     scaled, scale = norms.scale_to_unit(np.array([[8.0, 1], [0.5, 0]]), axis=-1)
     np.testing.assert_array_equal(scaled, [[2, 0.25], [2, 0]])

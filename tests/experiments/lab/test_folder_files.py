@@ -10,7 +10,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from experiments.lab.folder import RunFolder
-from experiments.lab.folder_files import read_summary
+from experiments.lab.folder_files import read_rows, read_summary, table_bytes
 from rank_collapse.runs.files import RunError
 from tests.support.refusals import each_is_refused, is_refused
 
@@ -189,3 +189,8 @@ def test_what_a_killed_process_left_is_deleted(linked):
 def path(tmp_path):
     """The path of a file of metrics."""
     return tmp_path / "m.jsonl"
+
+
+def test_a_table_is_read_as_it_was_written():
+    rows = [{"a": "-0.002 (-0.016 to 0.011)", "b": "'quoted'"}, {"a": "=1", "b": "-1.5"}]
+    assert read_rows(table_bytes(rows)) == rows
