@@ -4,7 +4,7 @@ import io
 from collections.abc import Sequence
 
 from experiments.reproducing.filling import write_minus, write_numbers
-from experiments.verdicts import STATEMENTS, Row, describe_measured
+from experiments.verdicts import STATEMENTS, describe_measured
 from experiments.verdicts.statement_page import Section
 
 TERMS_LINK = "[Terms](#terms) that this section uses are explained at the top of the page."
@@ -111,12 +111,11 @@ def _list_claims(claims):
         interval = row.interval(0.95)
         ends = "{:.4g} to {:.4g}".format(*interval) if interval.is_finite else ""
         measured = "" if row.estimate is None else f"{row.estimate:.4g}"
-        setting = row.setting.replace("|", r"\|")
-        lines.append(f"| {row.key} | {setting} | {measured} | {ends} | {row.draws} |")
-    return write_minus("\n".join(lines)) + "\n\n" + explain_statements(claims)
+        lines.append(_write_row(row.key, row.setting, measured, ends, str(row.draws)))
+    return write_minus("\n".join(lines)) + "\n\n" + _explain_statements(claims)
 
 
-def explain_statements(claims: Sequence[Row]) -> str:
+def _explain_statements(claims):
     """Renders a table of the statements of rows: what each claims, and what its rows measure.
 
     Args:
@@ -124,11 +123,14 @@ def explain_statements(claims: Sequence[Row]) -> str:
     """
     lines = ["| statement | claim | measured |", "|---|---|---|"]
     for key, statement in {row.key: STATEMENTS[row.key] for row in claims}.items():
-        cells = key, f"{statement.text} ({statement.source})", describe_measured(statement)
-        lines.append(
-            f"| {' | '.join(_escape(cell).replace('|', chr(92) + '|') for cell in cells)} |"
-        )
-    return "\n".join(lines)
+        claim = f"{statement.text} ({statement.source})"
+        lines.append(_write_row(key, _escape(claim), _escape(describe_measured(statement))))
+    return write_minus("\n".join(lines))
+
+
+def _write_row(*cells):
+    """Writes a row of a table of Markdown."""
+    return "| " + " | ".join(cell.replace("|", r"\|") for cell in cells) + " |"
 
 
 def _escape(caption):
