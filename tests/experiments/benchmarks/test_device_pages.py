@@ -68,6 +68,12 @@ def test_the_page_of_the_device_gets_the_tables(tmp_path):
     assert page.name == "benchmarks.md" and "old" not in page.read_text()
 
 
+@pytest.mark.parametrize("lines", [[], [{"step": "tests", "code": 0, "last_line": "9 passed"}]])
+def test_steps_without_measurements_are_refused(lines, tmp_path):
+    with pytest.raises(ValueError, match="nothing was measured"):
+        device_pages.write_pages(tmp_path, lines, [])
+
+
 def test_the_pages_have_a_place_for_the_numbers():
     for name, kind in (("accelerators", "accelerator"), ("benchmarks", "cpu")):
         text = (REPOSITORY / f"docs/{name}.md").read_text("utf-8")

@@ -206,6 +206,51 @@ def test_the_factor_of_a_norm_is_met_by_tokens_of_one_length(x64):
     assert_close(factor, np.log(3.0 / root))  # the largest gain without its sign
 
 
+@pytest.mark.parametrize("placement", ["none", "pre", "post", "sandwich", "branch", "both"])
+def test_the_growth_of_a_layer_is_that_of_its_heads_gains_and_norms(placement, monkeypatch):
+    """Heads add up; the size of a gain counts, and each norm has its own gain and tokens."""
+    sizes, asked = jnp.array([[0.3, 2.0], [1.5, 0.8]]), []
+
+    def attention_norms(*arguments):
+        asked.append(arguments)
+        return jnp.log(sizes)
+
+    monkeypatch.setattr(cubic_law.mean_bounds, "attention_norms", attention_norms)
+    spec = lone_norm(SimpleNamespace(gain=jnp.array([0.5, -3.0])), "layer", 0.01)
+    branch_norm = SimpleNamespace(gain=jnp.array([-2.0, 1.5]))
+    spec = spec.replace(placement=placement, branch_gain=jnp.array(-0.7), branch_norm=branch_norm)
+    summed, branch = draws.normal(5, 6, seed=1), draws.normal(5, 6, seed=2)
+    has_norm = spec.norms_input or spec.norms_sum
+    fields = {"norm_input": summed if has_norm else None, "branch_output": branch}
+    passages = {"attention": SimpleNamespace(spec=spec, **fields)}
+    layer = SimpleNamespace(
+        params=SimpleNamespace(attention="weights"),
+        gains=SimpleNamespace(temperature=1.4),
+        config="network",
+    )
+    keep = jnp.array([True, False, True, True, False])
+    growth = cubic_law.layer_growth(layer, passages, keep)
+    assert asked == [("weights", 1.4, "network")]
+
+    def largest_factor(tokens, gain):
+        return math.log(gain / np.sqrt(np.var(tokens, axis=1) + 0.01)[np.asarray(keep)].min())
+
+    assert_close(growth.cubic, math.log(0.3 * 1.5 + 2.0 * 0.8))
+    assert_close(growth.before, largest_factor(summed, 3.0) if spec.norms_input else 0.0)
+    after = math.log(0.7) + (largest_factor(branch, 2.0) if spec.norms_branch else 0.0)
+    assert_close(growth.after, after + (largest_factor(summed, 3.0) if spec.norms_sum else 0.0))
+
+
+def test_half_precision_is_computed_in_float32():
+    config = rc.san(1, 1, 2)
+    params, x = jax.tree.map(
+        lambda a: jnp.asarray(a, jnp.bfloat16), (draws.parameters(config), draws.normal(3, 2))
+    )
+    params, prepared = cubic_law._prepared(params, x, config, {})
+    dtypes = {leaf.dtype for leaf in jax.tree.leaves((params, prepared.x))}
+    assert dtypes == {np.dtype(np.float32)}
+
+
 def test_growth_from_a_layer_on_is_that_of_a_loop(monkeypatch):
     """Δ_m² times the constant of a layer, its norms after it and the norm before the next one; the
     first layer has the measured diameter, the others have what the bound makes of it."""
