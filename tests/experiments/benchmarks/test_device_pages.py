@@ -69,7 +69,7 @@ def test_the_page_of_the_device_gets_the_tables(tmp_path):
 
 
 def test_flags_and_empty_tables_are_compared_too(tmp_path):
-    """A first difference of 0 has no name, the first of equal ones has; NaN is equal to NaN alone."""
+    """The first of equal differences has a name, 0 has none; NaN is equal to NaN alone."""
     truth = np.array([True, False])
     cpu = write_run(tmp_path / "cpu", "", flag=truth, b=np.ones(2), c=np.array([np.nan, 2.0]))
     for number, (changes, expected) in enumerate(

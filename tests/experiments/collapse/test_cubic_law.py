@@ -241,6 +241,53 @@ def test_the_growth_of_a_layer_is_that_of_its_heads_gains_and_norms(placement, m
     assert_close(growth.after, after + (largest_factor(summed, 3.0) if spec.norms_sum else 0.0))
 
 
+@pytest.mark.parametrize("scale_scores", [False, True])
+def test_the_leading_order_of_attention_is_a_sum_over_heads(scale_scores):
+    """R Σ_h W_QK,h C W_h/(τ√k) with C = RᵀR/n of the tokens that exist, beside NumPy."""
+    config = rc.san(1, 2, 8).replace(scale_scores=scale_scores)
+    weights = jax.tree.map(lambda a: a[0], draws.parameters(config).layers.attention)
+    existing = np.array([True, True, False, True, True])
+    residual = np.where(existing[:, None], draws.normal(5, 8), 0)
+    layer = SimpleNamespace(
+        params=SimpleNamespace(attention=weights),
+        extra=None,
+        config=config,
+        gains=SimpleNamespace(temperature=1.4),
+        inputs=SimpleNamespace(existing_tokens=existing),
+    )
+    state = cubic_law.LogState(jnp.zeros(8), jnp.asarray(residual), jnp.asarray(-2.0))
+    found, _ = cubic_law.CubicAttention().apply_attention(layer, state)
+    w_q, w_k, w_v, w_o = map(np.asarray, (weights.w_q, weights.w_k, weights.w_v, weights.w_o))
+    covariance = residual.T @ residual / 4
+    scale = 1.4 * (2.0 if scale_scores else 1.0)
+    expected = sum(
+        residual @ w_q[h] @ w_k[h].T @ covariance @ w_v[h] @ w_o[h] / scale for h in range(2)
+    )
+    assert_close(found.residual, expected, rtol=1e-4, atol=1e-5)
+    assert found.log_scale == -6
+
+
+@pytest.mark.parametrize("is_known", [False, True])
+def test_the_closed_form_is_of_passes_with_all_inputs(is_known, monkeypatch):
+    """A trace in logarithms that is known is not computed again."""
+    inputs = {"mask": "mask", "segments": "segments"}
+    asked = []
+
+    def note(name):
+        return lambda *arguments, **options: asked.append((name, arguments, options)) or name
+
+    config = rc.san(1, 1, 2)
+    monkeypatch.setattr(cubic_law, "_prepared", lambda params, x, *_: ("float32", "prepared"))
+    monkeypatch.setattr(cubic_law, "log_trace", note("log"))
+    monkeypatch.setattr(cubic_law.rc, "apply", note("trace"))
+    monkeypatch.setattr(cubic_law, "_closed_pass", lambda *arguments: arguments)
+    log = "known" if is_known else None
+    found = cubic_law.closed_profile("params", "x", config, log=log, **inputs)
+    assert found == ("float32", "prepared", config, log or "log", "trace")
+    passes = [(name, ("float32", "x", config), inputs) for name in ("log", "trace")]
+    assert asked == passes[is_known:]
+
+
 def test_half_precision_is_computed_in_float32():
     config = rc.san(1, 1, 2)
     params, x = jax.tree.map(

@@ -76,3 +76,9 @@ def test_a_power_of_the_layer_is_told_from_an_exponential():
     expected = math.log(squares[0] / squares[1])
     assert statistics.power_law_wins(curve) == pytest.approx(expected)
     assert np.isnan(statistics.power_law_wins([[1.0, 0.5, 0.2], [1.0, 0.5, 0.0]])).all()
+
+
+def test_what_is_below_the_numbers_of_float32_has_the_logarithm_of_their_least():
+    least = math.log10(np.finfo(np.float32).tiny)
+    logs = statistics.clipped_log10(np.array([0.0, 1e-300, 1e-20, 10.0]))
+    assert logs == pytest.approx([least, least, -20, 1])
