@@ -34,6 +34,8 @@ def test_a_curve_among_draws():
     assert row.estimate == row.p == pytest.approx(1 / 21) and not row.interval(0.95).is_finite
     # the smallest p of 20 draws decides nothing among 12 curves; that of 240 draws does
     assert {*judge_curves([row] * 12)} == {"undecided"}
+    (alone,) = claims.judge_rows([row], CURVES_AGREE, num_rows=12)  # the others are elsewhere
+    assert alone.verdict == "undecided"
     many = rng.normal(size=(240, 5)).cumsum(axis=1)
     assert {*judge_curves([make_curve_row(apart, many)] * 12)} == {"outside"}
     assert compute_verdict(make_curve_row(apart, draws[:18])) == "undecided"
