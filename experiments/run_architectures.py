@@ -295,7 +295,8 @@ def compare_curve(
         )
     if variant == "SAN":
         text = f"{text}: first layer with a residual ratio below {THRESHOLD:g}"
-        yield Comparison(text, collapsed_layer(ratios) or "none")
+        layer = collapsed_layer(ratios)
+        yield Comparison(text, "none" if layer is None else layer)
 
 
 def collapsed_layer(ratios: np.ndarray) -> int | None:

@@ -46,10 +46,10 @@ PAGE_TEXT = f"""# Statements
 
 This page says which claims of papers hold. {{counts}}
 
-A **statement** is one claim with one statistic. It is measured in several **settings**, that is
-combinations of flags. A draw is a seed, or a text for trained networks. After each answer, three
-numbers count the settings that are within the claimed range, outside it, and undecided. The answers
-are:
+A **statement** claims a range for one statistic. It is measured in one or more **settings**:
+combinations of flags, or networks. A draw is a seed, or a text for trained networks. After each
+answer, three numbers count the settings that are within the claimed range, outside it, and
+undecided. The answers are:
 
 - **holds**: all settings are within the range
 - **does not hold**: all settings are outside
@@ -58,7 +58,16 @@ are:
 - **open after n**: none of the cases above, after n draws
 - **not rejected**: the test can reject the statement, but cannot prove it
 
-“In half” means in at least half of the draws. Without these words the median over draws decides.
+The last column has the statistic and its values that refute the statement. “In half” means: in at
+least half of the draws. Without these words the median over draws decides.
+
+Terms: the *residual* of tokens is their difference from the mean token. The *residual ratio*
+divides its norm by the norm of the tokens. The *local rate* divides the change of the residual's
+logarithm in a layer by the change in the layer before. *Attention alone* has no skips and no MLPs.
+L is the number of layers, N the number of branches or loops. The *growth index* is 0 for no growth,
+1 for growth like ln N, 2 for growth like N. The page of each [experiment](experiments/index.md)
+explains its terms.
+
 {{origin}} A [CSV file]({ROWS}) has all rows with intervals and commands, and
 [related work](related.md) lists the papers.
 
@@ -74,17 +83,18 @@ are:
 ## Statements that follow from theory
 
 These statements follow from theory, so they have no answer and we do not count them. A test checks
-each of them on small random networks.
+each of them on small random networks. [Theory](theory.md) defines P̃, D, γ, β and Σβ².
 
 | claim | measured | test |
 | --- | --- | --- |
 {{checked}}"""
 PROTOCOL_TEXT = """\
-A run adds seeds in rounds, until a setting has {rounds} draws. It stops when all settings of the
-statement are decided or a budget is spent. “Open after 64” means undecided after 64 draws. The test
-is an e-process: it accumulates evidence about the share of draws in the range, or about the share
-on each side of the median. An answer is therefore wrong with a probability of at most 5 %,
-whenever a run stops (p = 1/max E, with Holm's correction at 2.5 % on each side).
+A run adds seeds in rounds. After the first rounds a setting has {rounds} draws. The run stops
+when all settings of the statement are decided or a budget is spent. “Open after 64” means undecided
+after 64 draws. The test is an e-process: it accumulates evidence about the share of draws in
+the range, or about the share on each side of the median. An
+answer is therefore wrong with a probability of at most 5 %, whenever a run stops
+(p = 1/max E for the evidence E, with Holm's correction at 2.5 % on each side).
 
 Before the run we fixed statistics, ranges, settings, rounds and budgets in
 `experiments/verdicts/statements.toml`. The seeds are new, from {first_seed} on. {texts}

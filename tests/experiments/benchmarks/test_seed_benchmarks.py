@@ -43,3 +43,18 @@ def test_seeds_that_find_no_free_core_wait_for_another_turn(monkeypatch):
     monkeypatch.setattr(seed_benchmarks.subprocess, "Popen", start)
     losses, needed = seed_benchmarks._train_processes("mlp", 5, 2, {})
     assert needed == 9 and losses.tolist() == [[8.5, 8.25], [7.5, 7.25]]
+
+
+def test_each_step_of_the_sorting_network_reads_the_next_rows(monkeypatch):
+    """Behind the last row the first one follows."""
+    recipe = SimpleNamespace(name="recipe")
+    monkeypatch.setattr(seed_benchmarks, "make_case", lambda name, _: (recipe, None, 3))
+    monkeypatch.setattr(
+        seed_benchmarks, "train_step", lambda state, batch, *_: (state + 1, batch.tolist())
+    )
+    _, step = seed_benchmarks._make_sort({})
+    state, read = (0, np.arange(10, 17)), []
+    for index in range(4):
+        state, scalars = step(state, {}, index)
+        read.append(scalars["loss"])
+    assert read == [[10, 11, 12], [13, 14, 15], [16, 10, 11], [12, 13, 14]] and state[0] == 4
