@@ -47,7 +47,8 @@ def test_results_as_markdown_are_of_one_preset(tmp_path, monkeypatch):
     text = results_page.write_markdown(paper, "reported", docs).read_text()
     table = docs / "results" / "run_path_counts.csv"
     assert "2 heads, 3 layers" in table.read_text() and "2 heads, 2 layers" not in table.read_text()
-    assert ", 12 s, " in text and "sizes “reported”" in text and f"JAX {jax.__version__}" in text
+    assert "It took 12 s with" in text and "Sizes: preset “reported”." in text
+    assert f"JAX {jax.__version__}." in text
     assert "**Result.** 2.0 of 3.\n\n| 2.0 |\n" in text and "Not run: run_lens, run_trained" in text
     filled = "**Result.** 2.0 of 3.\n\n<!-- filled -->\n| 2.0 |\n<!-- end -->\nrest\n"
     assert page.read_text() == filled
