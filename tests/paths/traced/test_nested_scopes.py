@@ -92,7 +92,6 @@ def mark_full(*quick):
 
 
 RECORDED = mark_full((apply_in_turn, by_jit_twice), (apply_in_scan, by_scan))
-SUMMED = mark_full((apply_in_scan, by_scan))
 
 
 @pytest.mark.parametrize(("apply", "layer"), RECORDED)
@@ -114,7 +113,8 @@ def test_a_recording_has_the_branches_of_nested_programs(x64, tmp_path, apply, l
         state = state + state @ w
 
 
-@pytest.mark.parametrize(("apply", "layer"), SUMMED)
+@pytest.mark.full
+@pytest.mark.parametrize(("apply", "layer"), CASES)
 def test_paths_pass_through_the_branches_of_nested_programs(x64, apply, layer):
     """Every pattern finds the branches of layers without nested programs."""
     sums = [tokens()]
