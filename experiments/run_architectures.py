@@ -135,8 +135,9 @@ def are_published(models: Sequence[Model]) -> bool:
 
 @figures.styled
 def collapse_figure(results: Results, models: Sequence[Model]) -> figures.Figure | None:
-    """Residual ratio by layer at initialisation, mean and standard deviation over draws: attention
-    alone (solid) and attention with skips (dashed)."""
+    """Residual ratio (vertical axis) by layer (horizontal axis) at initialisation, for attention
+    alone (solid) and attention with skips (dashed). Lines are means and bands are standard
+    deviations over draws of the weights."""
     if not are_published(models):
         return None
     fig, ((ax,),) = figures.figure(1, 1)
@@ -186,8 +187,9 @@ def residuals_name(label: str) -> str:
 def describe_residuals(label: str) -> str:
     """Writes the caption of the figure of a model."""
     return (
-        f"{label}: relative residual by layer, mean ± one standard deviation over weights and "
-        "texts; the published curves in grey."
+        f"{label}: residual ratio by layer; each panel has one variant of the network. Lines are "
+        "means and bands are one standard deviation over weights and texts. Grey lines are the "
+        "published curves. Dotted lines follow the text of the paper where its code differs."
     )
 
 
@@ -298,7 +300,8 @@ def compare_curve(
         )
     if variant == "SAN":
         text = f"{text}: first layer with a residual ratio below {THRESHOLD:g}"
-        yield Comparison(text, collapsed_layer(ratios) or "none")
+        layer = collapsed_layer(ratios)
+        yield Comparison(text, "none" if layer is None else layer)
 
 
 def collapsed_layer(ratios: np.ndarray) -> int | None:
@@ -358,10 +361,11 @@ EXPERIMENT = Experiment(
     title="BERT, ALBERT and XLNet at initialisation",
     brief="residual by layer in BERT, ALBERT and XLNet, at initialisation or from a checkpoint "
     "folder, with the published curves",
-    claim="In all three architectures attention without skips and MLPs loses rank within a few "
-    "layers. Skips prevent this. MLPs without skips may slow the collapse but do not prevent it "
-    "(published figures of the"
-    " relative residual by layer, from unseeded initialisations and other texts).",
+    claim="In all three architectures attention alone, without skips and MLPs, loses rank "
+    "within a few layers. Skips prevent the collapse. MLPs without skips may slow the "
+    "collapse but do not prevent it. The published figures show the relative residual "
+    "by layer. They are from initialisations without a seed, and from other texts than "
+    "ours.",
     presets={
         # The fewest draws of which a share can be decided beside the rows of run_collapse, and as
         # many tokens as show the curves: their residuals are those of longer texts.

@@ -208,11 +208,15 @@ def make_rows(results: FormResults, options: Options) -> Iterator[TableRow]:
 
 @figures.styled
 def random_figure(results: FormResults, options: Options):
-    """Random queries and keys of unit variance: means and standard deviations over seeds. The loss
-    weights every output equally. One gradient panel shows how much the loss changes, to first
-    order, if a query moves by a vector of its own size. The other gradient panel shows the norm of
-    the derivative of the loss with respect to the scores of a row. In both gradient panels, solid
-    lines are the root mean square over rows, and dashed lines are the median row."""
+    """Attention between random queries and keys of unit variance, by their width d_k (horizontal
+    axes). Each colour is one kind of score. A row holds the weights or scores of one query. Upper
+    panels: variance of the scores, entropy of a row, largest weight of a row. Lower left: share of
+    rows that are nearly one single weight. The other lower panels show gradients of a loss that
+    weights every output equally. The gradient to a query is the change of the loss, to first order,
+    if the query moves by a vector of its own size. The gradient to the scores is the norm of the
+    derivative with respect to the scores of a row. In these two panels, solid lines are the root
+    mean square over rows, and dashed lines the median row. Other lines are means, and bands are
+    standard deviations over seeds."""
     panels = {
         "variance": ("variance of the scores", "dotted: closed form"),
         "entropy": ("entropy of a row, nats", f"dashed: uniform, log {options.num_queries}"),
@@ -253,8 +257,9 @@ def accuracy_gain(results: FormResults, form: str) -> np.ndarray:
 
 @figures.styled
 def trained_figure(results: FormResults):
-    """Left: the accuracy of every seed after training (black: means). Right: the difference to dot
-    products without scaling, paired by seed, with 95 % intervals."""
+    """Left: accuracy of each seed after training, by the width d_k of queries and keys; black bars
+    are means. Right: accuracy minus the accuracy of unscaled dot products with the same seed; bars
+    are 95 % intervals of the mean."""
     fig, ((accuracy, less),) = figures.figure(1, 2, width=4.4)
     widths = list(map(str, results["trained"]["dot"]["d_k"]))
     for i, (index, (name, form)) in itertools.product(range(len(widths)), enumerate(FORMS.items())):
@@ -329,9 +334,11 @@ EXPERIMENT = Experiment(
     title="Attention functions against d_k",
     brief="scaled and unscaled dot products and additive attention against d_k: saturation, "
     "gradients, and accuracy after training",
-    claim=f"{SOURCE}: for small d_k, additive and dot-product attention perform similarly. For "
-    "large d_k, additive attention outperforms dot products without scaling. The variance "
-    "d_k of these dot products pushes the softmax into regions of extremely small gradients.",
+    claim=f"{SOURCE}, compares ways to compute attention scores from queries and keys of width "
+    "d_k. For small d_k, additive scores and dot products perform similarly. For large "
+    "d_k, additive scores outperform dot products without scaling. These dot products "
+    "have the variance d_k, which pushes the softmax into regions of extremely small "
+    "gradients.",
     presets={
         "quick": "--d_k=2,32,1024 --trained_d_k=256 --num_seeds=6 --n_epochs=12 --n_train_data=600",
         "reported": "--seed=3000 --num_seeds=6",

@@ -197,9 +197,10 @@ EXPERIMENT = Experiment(
     title="The exact Jacobian by path length",
     brief="trained networks and BERT, ALBERT and XLNet at init: influence between tokens by path "
     "length, exact and frozen",
-    claim="Path sums freeze the attention of the full model (Dong, Cordonnier and Loukas 2021, "
-    "section 2.1). No paper says whether the exact influence of a token on later tokens takes "
-    "short paths, too, or whether frozen sums point in the direction of the exact influence.",
+    claim="Sums over paths hold attention weights at their values in the full model (Dong, "
+    "Cordonnier and Loukas 2021, section 2.1). We call such sums frozen. No paper says "
+    "whether the exact influence of a token on later tokens takes short paths. No paper "
+    "says, either, whether frozen sums point in the direction of the exact influence.",
     needs="trained",
     presets={
         "quick": "--networks=albert-reactions --num_texts=4 --max_tokens=24",

@@ -96,8 +96,10 @@ def make_rows(results: xr.Dataset) -> Iterator[TableRow]:
 
 @figures.styled
 def states_figure(results: xr.Dataset):
-    """Root mean square of the states by loop at the largest depth, with and without tied weights,
-    for each gain. Lines are geometric means over seeds; bands are one standard deviation of the
+    """Root mean square of the states (vertical axis) by loop (horizontal axis), in the networks
+    with the most loops. In one panel all loops share one set of weights (tied), in the other each
+    loop has its own. Each line has one gain, which multiplies the attention branch: 1/N to a power,
+    with N loops. Lines are geometric means over seeds, and bands are one standard deviation of the
     logarithm."""
     label = "root mean square of the state"
     return plot_by_loop(results, "rms", label, draw=figures.log_band)
@@ -105,7 +107,8 @@ def states_figure(results: xr.Dataset):
 
 @figures.styled
 def tokens_figure(results: xr.Dataset):
-    """The mean cosine between two tokens by loop, in the same networks."""
+    """Mean cosine of two tokens (vertical axis) by loop (horizontal axis), in the same networks as
+    the first figure. Panels have tied and untied weights, and each line has one gain."""
     return plot_by_loop(results, "token_cosine", "mean cosine of two tokens")
 
 
@@ -154,8 +157,10 @@ EXPERIMENT = Experiment(
     title="Looped networks",
     brief="one layer applied 64 times with gains 1/√N and 1/N: growth of the states and "
     "alignment of the tokens",
-    claim="With tied weights and a gain of 1/√N, states grow with the number of loops; with a "
-    "gain of 1/N they do not (Wang et al. 2026). No paper says whether tokens align.",
+    claim="A looped network with tied weights applies the same layer N times. The gain "
+    "multiplies the attention branch. With a gain of 1/√N, states grow with the number "
+    "N of loops. With a gain of 1/N they do not (Wang et al. 2026). No paper says "
+    "whether the tokens align.",
     presets={
         "quick": "--depth=16 --tied=true,false --gain_power=0.5,1",
         "reported": "--seed=3000 --depth=16,64 --tied=true,false --gain_power=0.5,1 --num_seeds=16",

@@ -260,8 +260,11 @@ def make_rows(results: dict[str, np.ndarray]) -> Iterator[TableRow]:
 
 @figures.styled
 def path_chains_figure(results: dict[str, np.ndarray], setup: initial_tokens.TokenNetwork):
-    """Residual ratio of products of attention matrices along random paths, by path length: medians,
-    quartiles and outliers over paths and seeds."""
+    """Products of attention matrices along random paths, by path length (horizontal axis), which is
+    the number of matrices in the product. The vertical axis is the distance of the product from a
+    simpler matrix, divided by the norm of the product. Left: from a matrix with equal rows. Right:
+    from the best approximation of rank one. Boxes show medians, quartiles and outliers over paths
+    and seeds."""
     fig, axes = figures.figure(1, 2, sharey=True)
     for ax, (name, title) in zip(axes[0], CHAINS.items(), strict=True):
         values = np.swapaxes(results[name], 0, 1).reshape(setup.config.depth, -1)
@@ -290,11 +293,11 @@ def draw_boxes(ax: figures.Axes, x: np.ndarray, values: np.ndarray) -> None:
 
 @figures.styled
 def path_lengths_figure(results: dict[str, np.ndarray]):
-    """Exact sums C_k over all paths of each length k. Left: the norm of C_k and the norm of its
-    residual, measured (with bands) and predicted for the residual (dashed line). The prediction
-    falls doubly exponentially. Middle: the share of each length in these norms, and its share in
-    the number of paths. Right: the error of estimates from a few sampled paths; above the dashed
-    line an estimate is worse than the estimate zero."""
+    """The sum C_k over all paths of length k, by k (horizontal axis). Left: log10 of the norm of
+    C_k, and of the norm of its residual. The dashed line is the prediction for the residual, which
+    falls doubly exponentially. Middle: the share of each length in these norms (lines) and in the
+    number of paths (bars). Right: relative error of C_k when a few sampled paths estimate it. Above
+    the dashed line, the estimate zero would be better. Bands are over seeds."""
     k, counts = results["length"], np.array([float(count) for count in results["paths"]])
     fig, ((sizes, shares, errors),) = figures.figure(1, 3, width=3.9, height=3.3)
     shares.bar(k, counts / counts.sum(), width=0.85, color=figures.color(5), label="share of paths")
@@ -382,8 +385,9 @@ EXPERIMENT = Experiment(
     brief="products of attention matrices along paths, the skip's share α by layer, and the "
     "size of paths by length",
     claim="Products of attention matrices along a path approach rank one as the path gets "
-    "longer (published box plots of chained attention). Most paths are long, but the network "
-    "works mainly through short paths (section 4 on the effectiveness of paths).",
+    "longer (published box plots of chained attention). Most paths are long, but the "
+    "network works mainly through short paths (section 4 on the effectiveness of "
+    "paths).",
     presets={
         "quick": "--num_seeds=6 --depth=6 --num_tokens=32 --num_paths=30 --num_repeats=2",
         "reported": "--seed=3000 --num_seeds=4 --depth=12 --num_heads=12 --d_model=192 "

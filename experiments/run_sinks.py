@@ -258,10 +258,12 @@ def make_rows(results: xr.Dataset) -> Iterator[TableRow]:
 
 @figures.styled
 def cosine_figure(results: xr.Dataset):
-    """Mean cosine between two tokens by layer, from the third token on; bands are one standard
-    deviation over texts. One line shows the unchanged network. The others show a change after some
-    share of the layers: the first key is hidden from later tokens, its weight is dropped, or, as a
-    control, all keys lose the same weight in proportion (“thinned”)."""
+    """Mean cosine of two tokens (vertical axis) by layer (horizontal axis), over tokens from the
+    third on. Left: trained weights. Right: random weights. The dashed line is the unchanged
+    network. The other lines change the attention to the first key in all layers (“from 0 L on”) or
+    in later layers only; L is the number of layers. “Hidden”: the key is excluded before the
+    softmax. “Dropped”: its weight is set to zero after the softmax. “Thinned”, a control: all keys
+    lose the same weight in proportion. Bands are one standard deviation over texts."""
     first = results.sel(key="first", drop=True) if "first" in results.key else results
     labels = [str(label) for label in first.network.values]
     fig, axes = figures.panels(len(labels), 2, width=4.6, height=3.4)
@@ -365,9 +367,10 @@ EXPERIMENT = Experiment(
     order=8,
     title="Sinks and mixing",
     brief="a causal network whose first key is hidden: whether its tokens become more similar",
-    claim="Attention sinks prevent over-mixing: heads that attend to the first token mix the "
-    "other tokens less (Barbero et al. 2025). We measure the cosine of two "
-    "tokens, and the spread: how much the later tokens change if one token is replaced.",
+    claim="Many heads attend to the first token, which is then an attention sink. Sinks "
+    "prevent over-mixing: heads that attend to the first token mix the other tokens "
+    "less (Barbero et al. 2025). We measure the mean cosine of two tokens, and the "
+    "spread: how much the later tokens change if one token is replaced.",
     presets={
         "quick": "--start=0,0.4 --how=hidden,dropped --num_texts=4 --max_tokens=32",
         "reported": "--start=0,0.4 --how=hidden,dropped,thinned --key=first,random "

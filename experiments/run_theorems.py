@@ -209,21 +209,23 @@ def find_shown(curve: Curve) -> int:
 
 
 def describe_theorem(theorem: Theorem) -> str:
-    """Writes the caption of a theorem's figure: its statement, and the meaning of its lines."""
-    return (
-        f"{theorem.source}: {theorem.statement} Dots are measured, solid lines are predicted, "
-        "dashed lines are bounds, and dotted lines are references without a verdict."
+    """Writes the caption of a theorem's figure: its statement and terms, and the meaning of its
+    lines."""
+    lines = (
+        "Dots are measured, solid lines are predicted, dashed lines are bounds, and dotted lines "
+        "are references without a verdict."
     )
+    return " ".join(filter(None, (f"{theorem.source}: {theorem.statement}", theorem.terms, lines)))
 
 
 EXPERIMENT = Experiment(
     order=900,
     title="Theorems of later papers",
     brief="statements about collapse in papers from 2022 to 2026, predicted and measured",
-    claim="Later papers prove how tokens cluster on the sphere, come to rest under a causal mask "
-    "and collapse in wide networks. They also prove how masks, tied weights, norms, heads and "
-    "gains change the collapse. The papers are 2312.10794, 2410.23228, 2411.04990, 2410.07799, "
-    "2406.04267, 2405.18781, 2401.04301 and 2604.23681.",
+    claim="Later papers prove how tokens cluster on the sphere, come to rest under a causal "
+    "mask and collapse in wide networks. They also prove how masks, tied weights, "
+    "norms, heads and gains change the collapse. The caption of each figure names the "
+    "paper and its number in arXiv.",
     presets={
         "quick": "--theorems=" + ",".join(t for t in THEOREMS if t not in LONG),
         "reported": "--seed=3000 --num_seeds=16",

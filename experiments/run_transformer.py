@@ -247,8 +247,10 @@ def make_rows(results: dict[str, PyTree[np.ndarray]]) -> list[TableRow]:
 
 @figures.styled
 def curves_figure(results: dict[str, PyTree[np.ndarray]], task: TrainedTask):
-    """Loss and accuracy after each epoch, mean and standard deviation over seeds. The point at the
-    end is the share of sequences that greedy decoding gets right in every token."""
+    """Left: loss per token by epoch, in training and on held-out sequences. Right: share of correct
+    tokens in held-out sequences by epoch, if the network reads the true tokens before each token.
+    The point at the end is the share of sequences that greedy decoding gets right in every token.
+    Lines are means and bands are standard deviations over seeds."""
     fig, ((loss, share),) = figures.figure(1, 2)
     seeds, curves, losses = fine_seeds(results), results["curves"], results["losses"]
     epochs, exact = np.arange(1, losses.shape[1] + 1), results["exact"][seeds]
@@ -272,8 +274,10 @@ def curves_figure(results: dict[str, PyTree[np.ndarray]], task: TrainedTask):
 
 @figures.styled
 def attention_figure(results: dict[str, PyTree[np.ndarray]], task: TrainedTask):
-    """Attention weights on one held-out pair, mean over heads: within the source, within the target
-    so far, and from target to source."""
+    """Attention weights of the trained network on one held-out pair of sequences, means over heads.
+    Columns: attention within the source, within the target so far, and from target to source. Each
+    row is one layer. In a panel, rows are tokens that attend (queries), and columns are tokens that
+    they attend to (keys)."""
     seed = int(fine_seeds(results)[0])
     pair = {name: values[seed] for name, values in results["shown"].items()}
     maps = {kind: results["attention"][kind][seed].mean(axis=1) for kind in KINDS}
@@ -298,8 +302,8 @@ def attention_figure(results: dict[str, PyTree[np.ndarray]], task: TrainedTask):
 
 @figures.styled
 def residual_figure(results: dict[str, PyTree[np.ndarray]], task: TrainedTask):
-    """Residual of the tokens by layer in the trained encoder and decoder; bands are one standard
-    deviation over seeds."""
+    """Residual ratio of the tokens (vertical axis) by layer (horizontal axis), in the trained
+    encoder and decoder. Lines are means and bands are one standard deviation over seeds."""
     halves = sorted(results["residual"].items(), reverse=True)
     fig, ((ax,),) = figures.figure()
     for index, (half, values) in enumerate(halves):

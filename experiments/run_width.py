@@ -153,8 +153,9 @@ def case_accuracies(results: ByCase, cases: Cases) -> dict[str, np.ndarray]:
 
 @figures.styled
 def width_figure(results: ByCase, cases: Cases):
-    """Left: training loss, mean and standard deviation over seeds. Right: accuracy by depth, with
-    widths that keep the number of parameters constant."""
+    """Left: training loss by epoch. Right: accuracy by the number of layers, with widths that keep
+    the number of parameters about constant. Lines are means and bands are standard deviations over
+    seeds."""
     fig, ((loss, accuracy),) = figures.figure(1, 2)
     accuracies = case_accuracies(results, cases)
     configs = [cases[name].recipe.config for name in accuracies]
@@ -202,10 +203,10 @@ EXPERIMENT = Experiment(
     order=90,
     title="Width against depth",
     brief="sorting with wide and with deep networks that have the same number of parameters",
-    claim="The published code (`test_width`) compares a shallow, wide network with a deep, "
-    "narrow network that has about the same number of parameters, on sorting. The paper "
-    "gives no number. If trained networks work mainly through short paths (section 4.2), "
-    "more depth at equal parameters should help little.",
+    claim="The published code (`test_width`) compares two networks that sort: a shallow, wide "
+    "one and a deep, narrow one with about the same number of parameters. The paper "
+    "gives no number. If trained networks work mainly through short paths (section "
+    "4.2), more depth at equal parameters should help little.",
     presets={
         "quick": "--depths=1,3 --depth=3 --d_model=32 --num_seeds=4 --n_epochs=12 --n_eval_data=60",
         "reported": "--seed=3000 --num_seeds=4 --depths=1,12",

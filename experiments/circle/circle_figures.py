@@ -34,9 +34,10 @@ def describe_network(variant: str, width: int) -> str:
 
 @figures.styled
 def shares_figure(results: ByCase):
-    """Share of seeds whose two walkers end together, with 95 % intervals. An MLP does
-    not change the share: it does not keep walkers apart. The published network behaves
-    like our networks with a skip around their attention."""
+    """Share of seeds whose two walkers end together (vertical axis), for each network (horizontal
+    axis); each panel has one width. Bars are 95 % intervals. “Published code” is the program of the
+    authors. An MLP does not change the share, so it does not keep walkers apart. The published
+    network behaves like our networks with a skip around their attention."""
     measured = walks.fine_cases(results)
     variants = list(dict.fromkeys(variant for variant, _ in measured))
     widths = list(dict.fromkeys(width for _, width in measured))
@@ -81,10 +82,10 @@ def select_steps(
 
 @figures.styled
 def steps_figure(results: ByCase):
-    """Number of steps in which the distance falls from 1e-2 to 1e-6, in the seeds that collapsed.
-    The horizontal axis shows the number of steps that the multiplier predicts. The multiplier is
-    the factor by which a step changes a small distance near the point where the walkers have
-    collapsed."""
+    """How many steps the walkers need to approach each other, in the seeds whose walkers fell
+    together. The vertical axis is the measured number of steps from a distance of 1e-2 to 1e-6. The
+    horizontal axis is the number that the multiplier μ predicts. μ is the factor by which a step
+    changes a small distance near the point where the walkers have met."""
     points = select_steps(walks.fine_cases(results))
     if not points:
         return None
@@ -124,9 +125,10 @@ def steps_figure(results: ByCase):
 
 @figures.styled
 def trajectories_figure(results: ByCase):
-    """The two sequences of one seed, which continue from their own outputs. The seed is the first
-    that collapsed, if any did. If two panels look alike, the MLP or the published network makes no
-    difference."""
+    """The two walkers of one seed in the plane of the circle; the network is fed with its own
+    output. Each panel is one network, and the grey ring is the circle. The seed is the first one
+    whose walkers fell together, if there is one. If two panels look alike, what differs between
+    their networks makes no difference."""
     measured = walks.fine_cases(results)
     places = [(width, variant) for variant, width in measured]
     fig, axes, panels = plots.place_grid(places, width=2.8, height=2.9)
@@ -158,9 +160,10 @@ def trajectories_figure(results: ByCase):
 
 @figures.styled
 def distance_figure(results: ByCase):
-    """Distance between the two sequences by step, one line for each seed; blue lines collapsed.
-    Distances below 1e-9 are drawn at 1e-9. Pure attention collapses within about ten steps; with a
-    skip the distance falls exponentially."""
+    """Distance of the two walkers (vertical axis) by step (horizontal axis). Each panel is one
+    network, and each line one seed. Blue lines are seeds whose walkers fell together. Distances
+    below 1e-9 are drawn at 1e-9. With attention alone, walkers fall together within about ten
+    steps. With a skip, the distance falls exponentially."""
     measured = walks.fine_cases(results)
     places = [(width, variant) for variant, width in measured]
     fig, axes, panels = plots.place_grid(places, width=2.8, height=2.2, sharex=True, sharey=True)

@@ -89,10 +89,11 @@ def describe_published(results: xr.Dataset) -> str:
 
 @figures.styled
 def depth_figure(results: xr.Dataset) -> figures.Figure | None:
-    """Residual ratio by layer at initialisation: geometric mean and one standard deviation of the
-    logarithm over seeds. Attention alone, and attention with MLPs, fall faster with every layer,
-    because each layer takes the third power of the residual. Below the dotted line, an ordinary
-    forward pass in float32 shows only rounding errors."""
+    """Residual ratio (vertical axis) by layer (horizontal axis) at initialisation. Lines are
+    geometric means over seeds, and bands are one standard deviation of the logarithm. Attention
+    alone, and attention with MLPs, fall faster with every layer: each layer turns the residual into
+    about its third power. Below the dotted line, an ordinary forward pass in float32 shows only
+    rounding errors."""
     chosen = choose_published(results)
     if chosen is None:
         return None
@@ -111,8 +112,9 @@ def depth_figure(results: xr.Dataset) -> figures.Figure | None:
 
 @figures.styled
 def residual_ratio_figure(results: xr.Dataset) -> figures.Figure | None:
-    """Residual ratio by layer on a linear axis, for all norms and swept values: mean and standard
-    deviation over seeds."""
+    """Residual ratio by layer on a linear axis. Each panel has one norm placement and one weight
+    scale, and each line is one kind of network. Lines are means and bands are standard deviations
+    over seeds."""
     if not can_show(results):
         return None
     ratio = name_networks(results).ratio
@@ -123,9 +125,10 @@ def residual_ratio_figure(results: xr.Dataset) -> figures.Figure | None:
 
 @figures.styled
 def log_residual_figure(results: xr.Dataset) -> figures.Figure | None:
-    """Number of powers of ten by which the residual ratio falls up to each layer; geometric means
-    over seeds. The black dashed line triples with each layer. The dotted line is an ordinary
-    float32 forward pass of attention alone."""
+    """Number of powers of ten by which the residual ratio has fallen up to each layer. Each panel
+    has one norm placement and one weight scale. Lines are geometric means over seeds. The black
+    dashed line triples with each layer. The dotted line is attention alone in an ordinary float32
+    forward pass."""
     if not can_show(results):
         return None
     results, label = name_networks(results), "powers of ten that the residual ratio has lost"
@@ -160,8 +163,9 @@ def draw_cubic_line(ax: figures.Axes, lost: np.ndarray) -> None:
 
 @figures.styled
 def local_rate_figure(results: xr.Dataset) -> figures.Figure | None:
-    """Local rate of the logarithm of the residual: 3 means doubly exponential collapse, and 1 means
-    exponential collapse or none."""
+    """Rate by layer: the change of the logarithm of the residual in a layer, divided by its change
+    in the layer before. At a rate of 3 the collapse is doubly exponential. At a rate of 1 it is
+    exponential, or there is none."""
     if not can_show(results):
         return None
     label = "local rate\n" + r"$(y_l - y_{l-1}) / (y_{l-1} - y_{l-2}), y = \log\|\mathrm{res}\|$"
@@ -178,10 +182,12 @@ def local_rate_figure(results: xr.Dataset) -> figures.Figure | None:
 
 @figures.styled
 def bounds_and_constant_figure(results: xr.Dataset) -> figures.Figure | None:
-    """Left: how many powers of ten the bounds for one layer of attention alone lie above the
-    residual. Only the bound of the paper needs a condition. Right: the constant of the 3^l law.
-    Markers show the constant measured at each depth, and dashed lines the constant by the closed
-    recursion of the covariance. Dotted lines show the constant of the theorem, which does not cover
+    """Left: how many powers of ten four upper bounds for one layer of attention alone lie above
+    what they bound. The bound with γ* follows from the lemma of the paper, which needs a condition.
+    The other bounds need none: one is for the residual around the mean token, two are for the
+    largest distance of two tokens. Right: the constant Λ of the law log10‖res‖ = Λ 3^l after l
+    layers, measured at each layer (markers). Dashed lines are Λ by a closed recursion of the
+    covariance of the tokens. Dotted lines are Λ by the theorem of the paper, which does not cover
     norms."""
     if "log10_cubic" not in results:
         return None
@@ -225,13 +231,14 @@ def has_bound(network: tuple[str, xr.Dataset]) -> bool:
 
 @figures.styled
 def sweep_weight_scale_figure(results: xr.Dataset) -> figures.Figure | None:
-    """Relative residual at BERT's weight scale (0.55) and at the scale 1/√fan-in."""
+    """Residual ratio by layer at two scales of the initial weights: BERT's scale (0.55) and
+    1/√fan-in (1). Each panel shows one kind of network with one norm placement."""
     return sweep_figure(results, "weight_scale")
 
 
 @figures.styled
 def sweep_skip_gain_figure(results: xr.Dataset) -> figures.Figure | None:
-    """Relative residual at each gain of the skips."""
+    """Residual ratio by layer at each gain of the skips. Each panel shows one kind of network."""
     return sweep_figure(results, "skip_gain")
 
 
@@ -266,9 +273,10 @@ def sweep_figure(results: xr.Dataset, swept: str) -> figures.Figure | None:
 
 @figures.styled
 def mlp_gain_figure(results: xr.Dataset) -> figures.Figure | None:
-    """Λ is the constant in the law log10 of the residual = Λ 3^l. The figure shows Λ with MLPs
-    minus Λ of attention alone, by the gain of the MLPs. Where this difference is above 0, MLPs slow
-    the collapse."""
+    """From which gain on MLPs slow the collapse. The horizontal axis is the gain, which multiplies
+    the output of each MLP. The vertical axis is Λ with MLPs minus Λ of attention alone. Here Λ is
+    the constant in the law log10‖res‖ = Λ 3^l after l layers. Where the difference is above 0, MLPs
+    slow the collapse."""
     if "swept" not in results or "san" not in results.variant:
         return None
     raised = raised_constant(name_networks(without_skips(results)))

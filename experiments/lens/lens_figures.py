@@ -14,18 +14,22 @@ from rank_collapse.report import figures
 
 @figures.styled
 def shares_figure(results: xr.Dataset, networks: Sequence[Network]):
-    """Influence of the earliest state on later tokens, along a random direction, by the number of
-    attentions on the path. Each number of attentions has a part of the influence. Each part is
-    projected on the sum of all parts, so the shares add up to 1. Bands are one standard deviation
-    over texts."""
+    """How a change of an early state influences later tokens; each panel shows one network. The
+    state is changed along a random direction. Its influence is a sum of parts, one for each path
+    length. The path length (horizontal axis) is the number of attentions on a path. The vertical
+    axis shows the share of each part: its projection on the sum of all parts. Shares add up to 1.
+    The line “exact” splits the exact Jacobian, and the line “frozen” splits the sum of paths with
+    fixed attention weights. Bands are one standard deviation over texts."""
     return plot_lengths(results, networks, "share", "share of the sum")
 
 
 @figures.styled
 def sizes_figure(results: xr.Dataset, networks: Sequence[Network]):
-    """Norm of the part of each path length, divided by the norm of the sum of all parts. These
-    quotients add up to more than 1 where parts of different lengths cancel. Each network has its
-    own axis."""
+    """How much parts of different path lengths cancel; each panel shows one network. The path
+    length (horizontal axis) is the number of attentions on a path. The vertical axis shows the norm
+    of the part of each length, divided by the norm of the sum of all parts. Where parts cancel,
+    these quotients add up to more than 1. Each network has its own vertical axis. Bands are one
+    standard deviation over texts."""
     return plot_lengths(results, networks, "size", "size over that of the sum")
 
 
@@ -54,9 +58,11 @@ def plot_lengths(results: xr.Dataset, networks: Sequence[Network], name: str, yl
 
 @figures.styled
 def cosine_figure(results: xr.Dataset, networks: Sequence[Network]):
-    """Cosine between the frozen sum and the exact Jacobian, by the layer after which the paths
-    start: at the changed position (dashed) and at all later positions (solid). Bands are one
-    standard deviation over texts."""
+    """Cosine between the frozen sum and the exact Jacobian (vertical axis), by the layer after
+    which we change a state (horizontal axis). Each panel shows one network. Dashed lines are
+    measured at the changed position, and solid lines at all later positions. Colours stand for the
+    direction of the change: random, the state itself, or the next token's row of the language-model
+    head. Bands are one standard deviation over texts."""
     fig, axes = figures.panels(len(networks), 3, width=4.0, height=3.0)
     for ax, network in zip(axes.flat, networks, strict=False):
         values = results.sel(network=network.label)
@@ -82,8 +88,10 @@ def cosine_figure(results: xr.Dataset, networks: Sequence[Network]):
 
 @figures.styled
 def ranks_figure(results: xr.Dataset, networks: Sequence[Network]):
-    """Effective rank of the exact Jacobian divided by the width of the states, by the distance in
-    tokens between the changed token and the token that is read."""
+    """Effective rank of the exact Jacobian divided by the width of the states (vertical axis); each
+    line is one network. The effective rank is exp of the entropy of the normalised singular values.
+    The horizontal axis shows the distance in tokens between the changed token and the token that is
+    read."""
     ranks = list_ranks(results).dropna("start", how="all")
     if not ranks.size:
         return None

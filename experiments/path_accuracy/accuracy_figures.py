@@ -12,8 +12,10 @@ from rank_collapse.report import figures
 
 @figures.styled
 def short_paths_figure(results: xr.Dataset, task: TrainedTask):
-    """Accuracy of the network without paths longer than k, and of sampled paths of length k alone;
-    mean and standard deviation over seeds."""
+    """Accuracy (vertical axis) by path length k (horizontal axis), which is the number of heads on
+    a path. One line is the network without paths longer than k, the other one sampled paths of
+    length k alone. Lines are means and bands are standard deviations over seeds. Horizontal lines
+    are the full model and a guess."""
     shares = accuracies(results)
     fig, ((ax,),) = figures.figure(1, 1)
     lengths = shares.path_length.values
@@ -32,11 +34,12 @@ def short_paths_figure(results: xr.Dataset, task: TrainedTask):
 
 @figures.styled
 def paths_figure(results: xr.Dataset, task: TrainedTask):
-    """Accuracy by path length. Left: sets of sampled paths and the exact sum over all paths of a
-    length. Sampled paths compute attention from their own states; the exact sum uses the attention
-    weights of the full model. Right: the truncated network, whose attention is computed
-    without paths longer than k; the exact sum over the lengths 0 to k; and the exact sum over the
-    k + 1 longest lengths. Bars and bands show the standard deviation over seeds."""
+    """Accuracy by path length k. Left: sets of sampled paths of length k, and the exact sum over
+    all paths of length k. Sampled paths compute attention from their own states, and the exact sum
+    uses the attention weights of the full model. Right: the truncated network, the exact sum over
+    the lengths 0 to k, and the exact sum over the k + 1 longest lengths. The truncated network
+    computes its attention without paths longer than k. Bars and bands are standard deviations over
+    seeds."""
     fig, axes = figures.figure(1, 2, width=4.0, height=4.2, sharey=True)
     (sampled_ax, lengths_ax), shares = axes[0], accuracies(results)
     sets = shares.sampled.mean("repeat")
@@ -86,12 +89,13 @@ def paths_figure(results: xr.Dataset, task: TrainedTask):
 
 @figures.styled
 def shares_figure(results: xr.Dataset, task: TrainedTask):
-    """Left: the accuracy of the best baseline, of the biases alone, and of the full model. The
-    biases alone give an output without any path, which is called the offset. The final norm of the
-    offset divides by the standard deviation of the full model's states. Middle: the accuracy that
-    each path length adds, as exact Shapley values, with the attention weights of the full model.
-    Right: the share of the offset and of each path length in the covariance of the logits. A share
-    below 0 or above 1 means that contributions cancel."""
+    """Left: accuracy of the best baseline (a guess), of the biases alone, and of the full model.
+    The biases alone give an output without any path, which is called the offset. The final norm of
+    the offset divides by the standard deviation of the full model's states. Middle: accuracy that
+    each path length adds, with the attention weights of the full model. It is a Shapley value: the
+    mean gain over all orders in which one can add the lengths. Right: share of the offset and of
+    each path length in the covariance of the logits. A share below 0 or above 1 means that
+    contributions cancel. Error bars are standard deviations over seeds."""
     fig, axes = figures.figure(1, 3, width=3.5, height=3.0)
     shares = accuracies(results)
     offset_share = 1 - shares.covariance.sum("path_length")  # the shares of all parts sum to 1
@@ -129,8 +133,9 @@ def shares_figure(results: xr.Dataset, task: TrainedTask):
 
 @figures.styled
 def loss_figure(results: xr.Dataset, task: TrainedTask):
-    """Training loss: mean and standard deviation over the seeds that did not diverge. The line of a
-    seed that diverged ends where it diverged."""
+    """Training loss by epoch. The line is the mean and the band the standard deviation over the
+    seeds that did not diverge. A seed that diverged has its own line, which ends where it
+    diverged."""
     fig, ((ax,),) = figures.figure(1, 1)
     fine = results.losses.sel(seed=results.fine)
     diverged = results.losses.sel(seed=~results.fine)

@@ -4,13 +4,19 @@ import io
 from collections.abc import Sequence
 
 from experiments.reproducing.filling import write_minus, write_numbers
+from experiments.verdicts import STATEMENTS, describe_measured
 from experiments.verdicts.statement_page import Section
 
+TERMS_LINK = "[Terms](#terms) that this section uses are explained at the top of the page."
+STATEMENTS_INTRO = (
+    "The second table says what each statement claims and what is measured. The page on "
+    "[statements](statements.md) says which statements hold."
+)
 COLORS = 64  # of a figure's palette: a third of its size, without a visible difference
 
 
 def render_markdown(
-    title: str, intro: str, sections: Sequence[Section]
+    title: str, intro: str, sections: Sequence[Section], terms: str = ""
 ) -> tuple[str, dict[str, bytes]]:
     """Renders a page of Markdown, with the files that it links to.
 
@@ -18,14 +24,19 @@ def render_markdown(
         title: Title of the page.
         intro: First paragraph of the page.
         sections: The experiments; their `details` say where and how long they ran.
+        terms: Explanation of the terms, a section to which each experiment links; "" for none.
 
     Returns:
         The page, and {path relative to it: a figure's PNG, or numbers as CSV}.
     """
     files: dict[str, bytes] = {}
     paragraphs = [f"# {title}", intro]
+    if terms:
+        paragraphs += ["## Terms", terms]
     for section in sections:
         section_paragraphs, section_files = _render_section(section)
+        if terms:
+            section_paragraphs.insert(1, TERMS_LINK)
         paragraphs += section_paragraphs
         files |= section_files
     return "\n\n".join(filter(None, paragraphs)) + "\n", files
@@ -66,9 +77,13 @@ def _render_section(section):
         paragraphs.append(f"**Result.** {section.came_out}")
     path = f"results/{section.name}.csv"
     files[path] = write_numbers(section.comparisons, section.claims)
-    paragraphs.append(f"A [CSV file]({path}) has all numbers, with published ones.")
+    paragraphs.append(
+        f"A [CSV file]({path}) has all numbers of this experiment, and published numbers if there "
+        "are any."
+    )
     if section.claims:
-        title = f"{len(section.claims)} row{'s' * (len(section.claims) != 1)} of statements"
+        count = len(section.claims)
+        title = f"Statements about this experiment: {count} measurement{'s' * (count != 1)}"
         paragraphs.append(_fold(title, _list_claims(section.claims)))
     if figures[1:]:
         links = "\n".join(f"- [{caption}]({path})" for caption, path in figures[1:])
@@ -84,9 +99,10 @@ def _fold(title, content):
 
 
 def _list_claims(claims):
-    """Renders rows of statements as a table, each with its own 95 % interval."""
+    """Renders rows of statements as a table, each with its own 95 % interval, and a table that
+    explains the statements."""
     lines = [
-        "The page on [statements](statements.md) has the verdicts, with joint intervals.",
+        STATEMENTS_INTRO,
         "",
         "| statement | setting | measured | 95 % interval | draws |",
         "|---|---|---|---|---|",
@@ -95,9 +111,26 @@ def _list_claims(claims):
         interval = row.interval(0.95)
         ends = "{:.4g} to {:.4g}".format(*interval) if interval.is_finite else ""
         measured = "" if row.estimate is None else f"{row.estimate:.4g}"
-        setting = row.setting.replace("|", r"\|")
-        lines.append(f"| {row.key} | {setting} | {measured} | {ends} | {row.draws} |")
+        lines.append(_write_row(row.key, row.setting, measured, ends, str(row.draws)))
+    return write_minus("\n".join(lines)) + "\n\n" + _explain_statements(claims)
+
+
+def _explain_statements(claims):
+    """Renders a table of the statements of rows: what each claims, and what its rows measure.
+
+    Args:
+        claims: Rows of the statements.
+    """
+    lines = ["| statement | claim | measured |", "|---|---|---|"]
+    for key, statement in {row.key: STATEMENTS[row.key] for row in claims}.items():
+        claim = f"{statement.text} ({statement.source})"
+        lines.append(_write_row(key, _escape(claim), _escape(describe_measured(statement))))
     return write_minus("\n".join(lines))
+
+
+def _write_row(*cells):
+    """Writes a row of a table of Markdown."""
+    return "| " + " | ".join(cell.replace("|", r"\|") for cell in cells) + " |"
 
 
 def _escape(caption):

@@ -33,12 +33,54 @@ from rank_collapse import runs
 from rank_collapse.runs import files
 
 INTRO = (
-    "This page shows the results of all experiments, from one run of the code. A CSV file in each "
-    "section has all its numbers. The page on [statements](statements.md) says which claims of the "
-    "papers hold. `python -m experiments.reproduce --preset={preset} --markdown` measures "
-    "everything and writes this page. Another [CSV file](results/runs.csv) lists commands, commits "
-    "and seconds."
+    "This page shows the results of all experiments. The list of terms comes first. Each later "
+    "section shows one experiment: a figure, the claim of the paper, our result, and a CSV file "
+    "with all numbers. The page on [statements](statements.md) says which claims of the papers "
+    "hold. `python -m experiments.reproduce --preset={preset} --markdown` measures everything and "
+    "writes this page. Another [CSV file](results/runs.csv) lists the command, the commit and the "
+    "seconds of each run."
 )
+TERMS = """\
+“The paper” is Dong, Cordonnier and Loukas 2021, *Attention is not all you need*, unless a section
+names another paper. [Concepts](concepts.md) explains these terms at greater length.
+
+- **Skip**: a skip connection. It adds the input of a sublayer to its output. A sublayer is
+  attention or an MLP. A **branch** is a sublayer without its skip.
+- **Gain**: a number that multiplies a skip or the output of a branch.
+- **Full model**: a network with all its skips, MLPs and norms. **Attention alone** (SAN in the
+  paper) is the same network without skips and MLPs.
+- **Post-LN** has a LayerNorm after each sum of skip and branch. **Pre-LN** has one before each
+  branch. **Admin** is Post-LN with a gain ω on each skip (Liu et al. 2020).
+- **Residual**: the tokens of a layer minus their mean token, res(X). The **residual ratio**
+  divides the norm of the residual by the norm of the tokens. It is 0 when all tokens are equal.
+- **Rank collapse**: the residual ratio falls to 0 with depth.
+- **Rate**: the change of the logarithm of the residual in one layer, divided by its change in the
+  layer before. At a rate of 3 each layer triples the logarithm; such a collapse is **doubly
+  exponential**. At a rate of 1 each layer multiplies the residual by the same factor; such a
+  collapse is **exponential**.
+- **Token cosine**: the mean cosine of two tokens of a layer. It is 1 when all tokens have the
+  same direction.
+- **Path**: a way through the network that takes one head, or the skip, in each layer. Its
+  **length** is the number of heads on it. The output of a network is a sum over all paths.
+- **Frozen**: a sum of paths that uses the attention weights, norms and gates of the full model. A
+  gate is the factor f(h)/h by which an activation function f multiplies its input h.
+- **Truncated at k**: a network without all paths longer than k. It computes its attention weights
+  again (**recomputed**), from the remaining paths.
+- **Causal**: each token attends only to itself and to earlier tokens.
+- **At initialisation**: with random weights, before any training.
+- **Weight scale**: the factor by which we multiply weights of standard deviation 1/√fan-in. The
+  fan-in of a matrix is its number of inputs. “BERT's scale” is 0.55: at BERT's width, 768, the
+  standard deviation is then 0.02, as in BERT.
+- **Trained networks**: `albert-reactions` and `bert-reactions` read chemical reactions, and
+  `bert-antibodies` reads antibodies. `minilm-l6` is a sentence encoder, `smollm2-135m` is a
+  causal language model, and `whisper-tiny-en` is the encoder of a speech recogniser.
+- **RTE**: a data set of English texts ([where to get it](experiments/index.md#the-texts-of-rte)).
+- **Draw**: one random initialisation (a **seed**), or one text if the network is trained.
+- **Statement**: a claim whose number is measured in several **settings**. In a table of
+  statements, each row is one setting with its own interval. The intervals on the page on
+  statements are joint: they hold for all settings of a statement together.
+- **Brackets** after a number hold its 95 % interval.
+- **Published**: a number, network or program of the paper's authors."""
 RUNS = "results/runs.csv"  # relative to the page
 TABLE = re.compile(r"(?<=<!-- filled -->\n).*?(?=<!-- end -->)", re.DOTALL)
 
@@ -86,7 +128,7 @@ def write_markdown(parent: Path, preset: str, docs: Path) -> Path:
     statements_page.write_page(docs, [parent / row["run"] for row in table])
     missing = [name for name in list_experiments() if name not in names]
     intro = INTRO.format(preset=preset) + (f" Not run: {', '.join(missing)}." if missing else "")
-    text, contents = render_markdown("Results", intro, sections)
+    text, contents = render_markdown("Results", intro, sections, TERMS)
     contents |= {"results.md": text.encode(), RUNS: table_bytes(table)}
     if preset == "reported":
         contents |= fill_pages(docs, pages)
@@ -175,13 +217,13 @@ def describe_run(parent: Path, name: str) -> JsonObject:
 
 def format_run(run: JsonObject, preset: str) -> str:
     """Writes what `describe_run` reads as the small print of a section."""
-    seed = "" if run["seed"] is None else f", seed {run['seed']}"
+    seed = "" if run["seed"] is None else f", first seed {run['seed']}"
     seconds = ""
     if run["seconds"] is not None:
         bound = "at least " if run["at_least"] else ""
-        another = ", while another experiment ran" if run["jobs"] > 1 else ""
-        seconds = f", {bound}{run['seconds']:.0f} s, compilation included{another}"
+        another = " while another experiment ran" if run["jobs"] > 1 else ""
+        seconds = f" It took {bound}{run['seconds']:.0f} s with compilation{another}."
     return (
-        f"{run['date']}{seed}{seconds}, on {run['machine']}; sizes “{preset}”, JAX {run['jax']}, "
-        f"commit {run['commit'] or 'unknown'}."
+        f"Run of {run['date']}{seed}, on {run['machine']}.{seconds} Sizes: preset “{preset}”. "
+        f"JAX {run['jax']}. Commit: {run['commit'] or 'unknown'}."
     )

@@ -142,7 +142,9 @@ def make_section(name: str, records: Sequence[RunRecord]) -> verdicts.Section:
         figures,
         claims,
         comparisons,
-        details=" ".join(f"{record.label} {record.details}".strip() for record in records),
+        details=" ".join(
+            (f"{record.label}: " if record.label else "") + record.details for record in records
+        ),
         error="\n".join(errors),
     )
 

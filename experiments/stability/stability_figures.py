@@ -38,11 +38,13 @@ def expected_apart(measures: dict[str, np.ndarray]) -> np.ndarray:
 
 @figures.styled
 def one_law_figure(results: ByCase) -> figures.Figure:
-    """Left: 1 − mean token cosine by layer in the deepest networks. Markers are measured geometric
-    means, and bands are one standard deviation over networks. Dotted lines are the smallest and the
-    largest value of a network. Solid lines are the prediction of the law from the gains alone.
-    Right: how much a random update of the weights changes the output, measured and predicted by
-    the same law; geometric means over seeds."""
+    """Left: 1 − mean token cosine by layer, in the deepest networks of each residual design.
+    Markers are measured geometric means, and bands are one standard deviation over networks. Thin
+    dotted lines are the smallest and the largest value of a network. Solid lines are the prediction
+    of the law, which uses only the gains of skips and branches. Right: squared change of the output
+    by a random update of all weights. The horizontal axis is the prediction of the same law, and
+    the vertical axis is measured. Each marker is one depth, a geometric mean over seeds. On the
+    dashed line prediction and measurement are equal."""
     fig, ((collapse, change),) = figures.figure(1, 2, width=4.4, height=3.5)
     for index, (name, networks) in enumerate(by_design(results).items()):
         _, deep = first_and_last(networks)
@@ -74,8 +76,10 @@ def one_law_figure(results: ByCase) -> figures.Figure:
 
 @figures.styled
 def dependency_figure(results: ByCase) -> figures.Figure:
-    """How much the stream after branch i depends on branch j in the shallowest networks: β_ij from
-    variances, as in the paper."""
+    """How much the stream (the sum of the input and all branches so far) depends on each branch, in
+    the shallowest network of each residual design. The colour at row i and column j is β_ij: how
+    much the stream after branch i depends on branch j. We compute β_ij from variances, as the paper
+    does."""
     designs = by_design(results)
     fig, axes = figures.figure(1, len(designs), width=2.7, height=3.0, sharey=True)
     for ax, (name, networks) in zip(axes[0], designs.items(), strict=True):
@@ -94,10 +98,12 @@ def dependency_figure(results: ByCase) -> figures.Figure:
 
 @figures.styled
 def output_change_figure(results: ByCase) -> figures.Figure:
-    """Change of the output after every matrix is updated by the same relative size, by the number
-    of branches. Black lines are the three published laws. Dotted lines are the expectation of the
-    law for random updates and, for steps along the gradient, the lower bound e²
-    (Σ‖W‖‖∂W‖)²/‖u‖²."""
+    """Squared change of the output when every weight matrix changes by the same relative size e, by
+    the number N of branches. Each curve is divided by its value at the smallest N. Left: random
+    updates. Right: steps along the gradient. Black lines are the three published laws. Thin dotted
+    lines on the left are the expectation of our law. Thin dotted lines on the right are the lower
+    bound e² (Σ‖W‖‖∂W‖)²/‖u‖², with weights W, their gradients ∂W, and the gradient u of the loss
+    with respect to the output."""
     fig, (axes,) = figures.figure(1, 2, width=4.0, height=3.5)
     designs = by_design(results)
     branches = branch_counts(next(iter(designs.values())))

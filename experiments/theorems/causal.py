@@ -286,6 +286,8 @@ THEOREMS = (
         "Yes: a causal stack of value matrices near I copies its first token; look at sinks.",
         (Panel("time t (layers × gain)", "least cosine to the first token"),),
         first_token_curves,
+        terms="V, Q and K are the matrices of values, queries and keys, and I is the identity. To "
+        "“go to” a token means that the cosine with it goes to 1.",
     ),
     Theorem(
         "parking",
@@ -303,6 +305,8 @@ THEOREMS = (
             Panel("time t (layers × gain)", "distance moved, in δ"),
         ),
         parking_curves,
+        terms="A centre is a token that is farther than a distance δ from all earlier centres. If "
+        "cars of length δ park at random along the circle, about as many find a place.",
     ),
     Theorem(
         "repeated",
@@ -320,6 +324,8 @@ THEOREMS = (
             Panel(DRAW, "fitted power of k"),
         ),
         repeated_curves,
+        terms="Each text repeats the token 1 and ends with the token 0. The network is causal and "
+        "has no positions.",
     ),
     Theorem(
         "path_products",
@@ -332,6 +338,8 @@ THEOREMS = (
         "Only with care: the rollout says nothing of what goes through the scores.",
         (Panel("scale of the weights, over 1/√fan-in", "largest ‖∂yᵢ/∂xⱼ‖ over its bound", "xy"),),
         jacobian_curves,
+        terms="This Jacobian is the derivative of the last token's last state with respect to the "
+        "input of token i. The bound multiplies the attention weights along each path.",
     ),
     Theorem(
         "first_mass",
@@ -347,5 +355,7 @@ THEOREMS = (
             Panel("layers L", "weight of token 2 on itself", "xy"),
         ),
         first_mass_curves,
+        terms="The last row of the product of all attention matrices holds the weight of each "
+        "input token in the last state. All of this weight moves to the first token.",
     ),
 )

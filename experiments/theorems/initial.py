@@ -190,6 +190,8 @@ THEOREMS = (
             Panel("heads H", "the same after 12 layers", "x"),
         ),
         head_curves,
+        terms="The law of collapse predicts the mean cosine of two tokens after each layer. The "
+        "branch variance is the variance of what the attention sublayer adds.",
     ),
     Theorem(
         "depth_gains",
@@ -202,6 +204,8 @@ THEOREMS = (
         "Yes: it is the gain of `rc.design` families and of depth rules.",
         (Panel("layers L", "log10 of the share of differences", "x"),),
         gain_curves,
+        terms="The branch gain multiplies the output of each attention sublayer, and L is the "
+        "number of layers.",
     ),
     Theorem(
         "noise",
@@ -214,5 +218,6 @@ THEOREMS = (
         "Yes: collapse of the sphere with V = I is no model of an initialised network.",
         (Panel("time t", "share of pairs with cosine below 0"),),
         noise_curves,
+        terms="Tokens are unit vectors. Each layer draws a new random value matrix.",
     ),
 )

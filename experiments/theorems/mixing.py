@@ -206,6 +206,8 @@ THEOREMS = (
             Panel("width T", "the same with A − 11ᵀ/T", "xy"),
         ),
         width_curves,
+        terms="T is the number of tokens, and 11ᵀ/T is the matrix whose entries are all 1/T. The "
+        "stable rank measures the collapse; it is 1 if only one singular value counts.",
     ),
     Theorem(
         "masks",
@@ -221,6 +223,8 @@ THEOREMS = (
             Panel("mask", "layers until the range is halved", "y", tuple(MASKS)),
         ),
         mask_curves,
+        terms="The range of a feature (its largest minus its least value over tokens) measures "
+        "the collapse. A local mask allows attention only to near tokens.",
     ),
     Theorem(
         "tied",
@@ -237,5 +241,8 @@ THEOREMS = (
             Panel(DRAW, "tokens equal: 1 yes, 0 no"),
         ),
         tied_curves,
+        terms="With tied weights all layers have the same attention matrix A and the same "
+        "value-output matrix W. ⊗ is the Kronecker product, and I is the identity, which "
+        "stands for the skip.",
     ),
 )

@@ -238,6 +238,8 @@ THEOREMS = (
             Panel("rank of the tokens", "rank of tokens and attention"),
         ),
         affine_rank_curves,
+        terms="The affine rank is the rank of the tokens minus their mean. The span of the tokens "
+        "is the set of their linear combinations.",
     ),
     Theorem(
         "lipschitz",
@@ -250,6 +252,8 @@ THEOREMS = (
         "No: the bound is far above; the growth with n of a trained network is the question.",
         (Panel("tokens n", "largest singular value of the Jacobian", "xy"),),
         lipschitz_curves,
+        terms="The Lipschitz constant is the largest singular value of the Jacobian, and n is the "
+        "number of tokens.",
     ),
     Theorem(
         "score_spread",
@@ -265,6 +269,8 @@ THEOREMS = (
             Panel("spread of the eigenvalues of W_QK", "mean cosine of two tokens"),
         ),
         spread_curves,
+        terms="W_QK is the product of the query matrix and the transposed key matrix. Entropy "
+        "collapse means that each query attends to very few keys.",
     ),
     Theorem(
         "position",
@@ -281,5 +287,8 @@ THEOREMS = (
             Panel("position of 256", "weight in the rollout's last row", "y"),
         ),
         position_curves,
+        terms="The tokens are independent and have one distribution. The weight of a token is its "
+        "entry in the last row of the rollout, which is the product of the attention "
+        "matrices of all layers with their skips.",
     ),
 )

@@ -106,6 +106,7 @@ class Theorem(NamedTuple):
         helps: Use for a practitioner.
         panels: Panels of its figure, one for each quantity.
         curves: Seed → its curves.
+        terms: Explanation of the terms of the statement, for the caption; "" for none.
     """
 
     name: str
@@ -118,6 +119,7 @@ class Theorem(NamedTuple):
     helps: str
     panels: tuple[Panel, ...]
     curves: Callable[[int], list[Curve]]
+    terms: str = ""
 
 
 class Outcome(NamedTuple):

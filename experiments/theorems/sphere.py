@@ -245,6 +245,8 @@ THEOREMS = (
             Panel("gain a of the branch", "error of the cosine at t = 1", "xy"),
         ),
         equiangular_curves,
+        terms="Tokens are unit vectors, and orthonormal tokens begin with a cosine of 0. The "
+        "prediction is a flow, the limit of many layers with a small gain.",
     ),
     Theorem(
         "metastable",
@@ -260,6 +262,8 @@ THEOREMS = (
             Panel("inverse temperature β", "fastest-growing mode k", "xy"),
         ),
         metastable_curves,
+        terms="The tokens begin uniformly on a circle. Wave k is a pattern of k crests in their "
+        "density, which grows or fades with time.",
     ),
     Theorem(
         "multi_head_energy",
@@ -275,5 +279,7 @@ THEOREMS = (
             Panel(DRAW, "least increment of a layer / E(0)"),
         ),
         energy_curves,
+        terms="The energy adds up e^score over all heads and all pairs of tokens. This attention "
+        "has no softmax denominators.",
     ),
 )

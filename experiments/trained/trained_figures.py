@@ -34,10 +34,10 @@ def describe_network(network: Network) -> str:
 
 @figures.styled
 def trained_figure(results: Mapping[str, Arrays], networks: list[Network]) -> figures.Figure:
-    """Trained networks, means over texts. Left: the residual ratio by layer of attention alone
-    (solid) and of the full model (dashed). Right: how far the loss of all paths through at most k
-    heads, with recomputed attention, lies above the loss of the full model. Bands are one standard
-    deviation over texts."""
+    """Trained networks; lines are means over texts. Left: log10 of the residual ratio by layer, for
+    attention alone (solid) and for the full model (dashed). Right: loss of the network truncated to
+    paths through at most k heads (horizontal axis), minus the loss of the full model. The truncated
+    network computes its attention again. Bands are one standard deviation over texts."""
     fig, ((residual_ax, loss_ax),) = figures.figure(1, 2, width=4.6, height=3.6)
     for index, network in enumerate(networks):
         arrays, color = results[network.label], figures.color(index)
@@ -64,12 +64,12 @@ def trained_figure(results: Mapping[str, Arrays], networks: list[Network]) -> fi
 
 @figures.styled
 def path_lengths_figure(results: Mapping[str, Arrays], networks: list[Network]) -> figures.Figure:
-    """Path lengths in trained networks. The three curves are distributions of path lengths under
-    three weightings. In the first, each path counts once. In the second (rollout), a path counts
-    by the share of the attention branch in the stream of each layer. In the third, a length counts
-    by the norm of the exact sum over all its paths. The dashed line is the length that the loss
-    needs in the median text. Bands are one standard deviation over texts.
-    """
+    """Shares of path lengths in trained networks; each panel shows one network. The path length
+    (horizontal axis) is the number of heads on a path. There are three weightings. “Counted”: each
+    path counts once. “Rollout”: a path counts by the share of attention, or of the skip, in the
+    stream of each layer. “Exact sums by norm”: a length counts by the norm of the sum over all its
+    paths. The dashed line is the least length up to which frozen paths give the loss of the full
+    model, in the median text. Bands are one standard deviation over texts."""
     networks = [n for n in networks if "paths/loss" in results[n.label]] or networks[:1]
     fig, axes = figures.panels(len(networks), 2, width=4.6, height=3.0)
     for ax, network in zip(axes.flat, networks, strict=False):
@@ -83,11 +83,12 @@ def path_lengths_figure(results: Mapping[str, Arrays], networks: list[Network]) 
 
 @figures.styled
 def residuals_figure(results: Mapping[str, Arrays], networks: list[Network]) -> figures.Figure:
-    """The residual ratio by layer in four variants of the same weights; means over texts. Solid
-    lines show trained weights, and dotted lines random weights of the same shape. The dashed line
-    shows the ALBERT variant as the published code computes it. The upper panels, without skips,
-    have logarithmic axes. Grey lines show the published curves of pretrained BERT and ALBERT
-    (base), where they are above 0."""
+    """Residual ratio by layer in four variants of the same trained networks; each panel shows one
+    variant. Lines are means over texts. Solid lines have trained weights, and dotted lines random
+    weights of the same shape. The dashed line is the ALBERT variant of the published code, which
+    keeps the skip of the MLP sublayer. The upper panels, without skips, have logarithmic axes. Grey
+    lines are the published curves of the pretrained base versions of BERT and ALBERT, where they
+    are above 0."""
     fig, axes = figures.panels(len(ABLATED), 2, width=4.4, height=3.2)
     for ax, (name, variant) in zip(axes.flat, ABLATED.items(), strict=True):
         show = LOGARITHMIC.get(name, lambda logs: 10**logs)

@@ -44,6 +44,7 @@ from experiments.verdicts.statistics import (
 from experiments.verdicts.verdict_wording import (
     answer_lines as answer_lines,
     count_line as count_line,
+    describe_measured as describe_measured,
     refuting_text as refuting_text,
     seeds_to_decide as seeds_to_decide,
     show_ratio as show_ratio,

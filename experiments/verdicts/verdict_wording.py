@@ -84,6 +84,23 @@ def refuting_text(statement: Statement) -> str:
     return " or ".join(ends) + " in half" * (statement.draw_range is not None)
 
 
+def describe_measured(statement: Statement) -> str:
+    """Writes what a statement's rows measure, "share of draws above 0.1: residual ratio".
+
+    Without a range the statistic itself says it.
+    """
+    if statement.claimed is None or statement.tests_claim:
+        return statement.statistic
+    if statement.draw_range is None:
+        return f"median over draws: {statement.statistic}"
+    low, high = statement.draw_range
+    if math.isfinite(low) and math.isfinite(high):
+        ends = f"between {low:.3g} and {high:.3g}"
+    else:
+        ends = f"above {low:.3g}" if math.isfinite(low) else f"below {high:.3g}"
+    return f"share of draws {ends}: {statement.statistic}"
+
+
 def estimate_text(judged: Judged) -> str:
     """Writes a row's statistic and its interval, "2.9 (2.8 to 3.1)"."""
     if judged.row.estimate is None:

@@ -92,7 +92,7 @@ MEASURES: dict[MeasureName, Measure] = {
         residuals.rank_one_ratio,
         "tokens",
         "n d min(n, d), by an SVD",
-        "‖X − σ_1 u_1 v_1ᵀ‖/‖X‖, 0 for rank one",
+        "‖X − σ_1 u_1 v_1ᵀ‖/‖X‖; 0 when all tokens are multiples of one vector",
         "Eckart and Young 1936",
     ),
     "token_cosine": Measure(
@@ -107,7 +107,7 @@ MEASURES: dict[MeasureName, Measure] = {
         residuals.effective_rank,
         "tokens",
         "n d min(n, d), by singular values",
-        "exp of the entropy of σ_i/Σ_j σ_j",
+        "exp of the entropy of σ_i/Σ_j σ_j: a number of directions, at most the rank",
         "Roy and Vetterli 2007",
     ),
     "effective_rank_share": Measure(
@@ -121,14 +121,14 @@ MEASURES: dict[MeasureName, Measure] = {
         residuals.matrix_entropy,
         "tokens",
         "n d min(n, d), by singular values",
-        "entropy of σ_i²/Σ_j σ_j² in nats, the prompt entropy",
+        "entropy of σ_i²/Σ_j σ_j² in nats (prompt entropy); 0 for one direction",
         "Skean et al. 2025",
     ),
     "stable_rank": Measure(
         residuals.stable_rank,
         "tokens",
         "n d min(n, d), by singular values",
-        "‖X‖_F²/σ_1², at most the rank",
+        "‖X‖_F²/σ_1²: a number of directions, at most the rank",
         "Rudelson and Vershynin 2007",
     ),
     "stable_rank_bound": Measure(
@@ -149,14 +149,14 @@ MEASURES: dict[MeasureName, Measure] = {
         spikes.spike_entry,
         "tokens",
         "n d log(n d), a sort",
-        "max|x_ij|/median|x_ij|, massive activations",
+        "max|x_ij|/median|x_ij|: the largest entry (massive activations)",
         "Sun et al. 2024",
     ),
     "spike_norm": Measure(
         spikes.spike_norm,
         "tokens",
         "n d",
-        "max ‖x_i‖/median ‖x_i‖",
+        "max ‖x_i‖/median ‖x_i‖: the norm of the largest token x_i",
         "Sun et al. 2024",
     ),
     "spike_share": Measure(
@@ -220,14 +220,14 @@ MEASURES: dict[MeasureName, Measure] = {
         attention.largest_column,
         "attention",
         "h n m",
-        "max_j mean_i P_ij, the share of the most attended key",
+        "max_j mean_i P_ij: the mean weight of the most attended key",
         "Gu et al. 2025",
     ),
     "first_column": Measure(
         attention.first_column,
         "attention",
         "h n m",
-        "mean_i P_ij of the first key that exists",
+        "mean over queries of the weight of the first key that exists",
         "Xiao et al. 2024",
     ),
     "sink_rate": Measure(

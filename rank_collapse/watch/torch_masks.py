@@ -19,6 +19,7 @@ _FACTORS = {"mul", "mul_", "multiply", "multiply_"}
 _BOTH = {"logical_and", "logical_and_", "__and__", "__iand__", "bitwise_and", "bitwise_and_"}
 _EITHER = {"logical_or", "logical_or_", "__or__", "__ior__", "bitwise_or", "bitwise_or_"}
 _INVERSIONS = {"__invert__", "logical_not", "logical_not_", "bitwise_not", "bitwise_not_"}
+_EQUALITIES = {"eq", "eq_", "__eq__"}
 _NUMBERS = {"full", "zeros", "ones", "empty", "rand", "randn", "randint"}  # also "zeros_like", ...
 _OPERATIONS = ("add", "sub", "mul", "truediv", "and", "or", "xor")
 SIDES = ("allowed", "left out")
@@ -58,8 +59,9 @@ def is_in_place(function: object) -> bool:
 def inverts(function: object, args: object) -> bool:
     """Returns whether a function exchanges true and false: "not", or "equals 0"."""
     name = _get_name(function)
-    is_zero = name == "eq" and len(args) > 1 and not isinstance(args[1], Tensor) and args[1] == 0
-    return is_zero or name in _INVERSIONS
+    if name in _EQUALITIES and len(args) > 1 and not isinstance(args[1], Tensor):
+        return args[1] == 0
+    return name in _INVERSIONS
 
 
 def _get_name(function):

@@ -11,6 +11,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from rank_collapse.agree.alignment import _match_rows
 from rank_collapse.agree.comparison import compare_files
 from rank_collapse.agree.differences import count_distinct
 from tests.oracles.rounded_transformer import draw_model, run, states_alone
@@ -88,6 +89,16 @@ def test_tokens_in_another_order_are_named(compare):
     second = {name: a[:, order] for name, a in run(model, "bfloat16").items()}
     answer = compare(run(model), second)
     assert answer.kind == "the tokens stand in another order" and answer.first is None
+
+
+def test_rows_that_two_tokens_share_are_in_no_other_order():
+    """Two tokens are those of one row, and a row of the other run is no token's."""
+    rng = np.random.default_rng(0)
+    a, b, c = rng.normal(size=(3, 2, 8))
+    assert _match_rows(np.stack([a, b, b]), np.stack([b, a, c]), 3) is None
+    assert _match_rows(np.stack([a, b, c]), np.stack([b, a, c]), 3).tolist() == [1, 0, 2]
+    padded = np.stack([a, b, c]), np.stack([b, a, 2 * c])  # of two tokens that exist
+    assert _match_rows(*padded, 2).tolist() == [1, 0]
 
 
 def test_the_same_numbers(compare):

@@ -107,9 +107,10 @@ def test_embeddings_that_differ_have_no_layer(compare):
     assert f"{np.sqrt(width):.4g}, the root of the width {width}" in answer.kind
 
 
-def test_states_off_by_one_layer(compare):
+@pytest.mark.parametrize("depth", [2, 4])
+def test_states_off_by_one_layer(compare, depth):
     model, _ = draw_model(4)
-    states = run(model)["residual"]
+    states = run(model)["residual"][: depth + 1]
     late = np.concatenate([states[1:], states[-1:]])
     names = "first.npz", "second.safetensors"
     for runs, (off, other) in (((states, late), names[::-1]), ((late, states), names)):

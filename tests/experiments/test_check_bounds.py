@@ -65,7 +65,7 @@ def test_counts_are_of_what_the_condition_covers():
     flat = {
         "head_ok": [True, True, False],
         "head_tightness": [1.0, -1.0, -2.0],
-        "lemma_excess": [-1.0, 2.0, 3.0],
+        "lemma_excess": [0.0, 2.0, 3.0],
         "gamma": [0.5, 0.25, 9.0],
         "published_layer_ok": [False],
         "published_layer_tightness": [-1.0],

@@ -103,6 +103,25 @@ def test_what_rounding_left_of_attention_alone_is_a_bound():
     assert end.measured == "below 1e-06 (rounding)" and not end.note
 
 
+@pytest.mark.parametrize(
+    ("ratios", "layer"),
+    [
+        ([[0.9, 0.5, 0.4], [0.9, 0.5, 0.4]], "none"),
+        ([[0.9, 0.5, 0.0], [0.9, 0.0, 0.0]], 2),
+        ([[0.0, 0.0, 0.0], [0.0, 0.0, 0.0]], 0),  # the tokens are equal from the start
+        ([[0.0, 0.5, 0.4]], 0),
+        ([[0.9, 0.0, 0.0], [0.9, 0.0, 0.0], [0.9, 0.5, 0.0]], 2),  # the mean, not the median
+    ],
+)
+def test_the_first_layer_below_the_alarm_is_that_of_the_mean_or_none(ratios, layer):
+    ratios = np.array(ratios)
+    assert run_architectures.collapsed_layer(ratios) == (None if layer == "none" else layer)
+    model = SimpleNamespace(label="bert", settings={}, config=SimpleNamespace(depth=2))
+    curves = {("SAN", "published"): ratios[:, None]}
+    *_, line = run_architectures.compare_curve(model, "init", curves, ("SAN", "published"), [])
+    assert "first layer" in line.quantity and line.measured == layer
+
+
 def test_the_published_curve_can_be_one_more_initialisation_or_none(monkeypatch):
     model = SimpleNamespace(
         label="bert",

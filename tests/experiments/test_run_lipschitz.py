@@ -1,9 +1,13 @@
 """Lipschitz constants of attention: power iteration against singular values, powers, bad input."""
 
+from types import SimpleNamespace
+
+import numpy as np
 import pytest
+import xarray as xr
 
 from experiments import run_lipschitz
-from experiments.trained.opened_networks import UNTRAINED
+from experiments.trained.opened_networks import UNTRAINED, Network
 from experiments.trained.packages import PACKAGES
 from experiments.verdicts import STATEMENTS
 from tests.support.runs import check_mistake, parsed, result_of, rows, run
@@ -52,3 +56,23 @@ def test_texts_are_as_long_as_the_longest_and_skipped_ones_are_loaded_first(monk
         options = parsed(run_lipschitz, f"--tokens={tokens}")
         with pytest.raises(ValueError, match="--tokens needs three numbers or more"):
             run_lipschitz.open_networks(options)
+
+
+def test_every_number_of_tokens_is_measured_once_and_has_its_own_part(monkeypatch):
+    asked, networks = [], [Network(name, None, {"x": [0] * 3}, None) for name in "ab"]
+
+    def extend_part(folder, part, count, compute):
+        asked.append((part, count, compute.args[0].label, compute.args[1]))
+        return {}
+
+    def make_dataset(arrays, tokens):
+        values = np.zeros((len(arrays), 3))
+        return xr.Dataset({"value": (("tokens", "seed"), values)}, {"tokens": tokens})
+
+    monkeypatch.setattr(run_lipschitz, "extend_part", extend_part)
+    monkeypatch.setattr(run_lipschitz, "make_dataset", make_dataset)
+    options, folder = parsed(run_lipschitz, "--tokens=8,4,8,16"), SimpleNamespace(log=print)
+    results = run_lipschitz.measure(options, networks, folder)
+    assert asked == [(f"{name}, {n} tokens", 3, name, n) for name in "ab" for n in (4, 8, 16)]
+    assert results.tokens.values.tolist() == [4, 8, 16]
+    assert results.network.values.tolist() == ["a", "b"]

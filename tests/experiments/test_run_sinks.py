@@ -119,7 +119,9 @@ def test_the_finding_has_paired_changes_after_the_last_layer():
         f"from later layers, and by {dropped} where its weight is lost; the spread of a changed "
         f"token by {wider} and {lost}."
     )
-    assert run_sinks.make_finding(results.sel(how=["hidden"]), [SimpleNamespace(label="a")]) is None
+    for cut in ({"how": ["hidden"]}, {"how": ["dropped"]}, {"start": [0.0]}, {"key": ["random"]}):
+        networks = [SimpleNamespace(label="small")]
+        assert run_sinks.make_finding(results.sel(cut), networks) is None
 
 
 def make_network(label, lengths, is_causal_lm=True):

@@ -191,7 +191,9 @@ def test_seeds_that_diverged_are_left_out_of_figures_and_comparisons():
     assert_close(loss.lines[0].get_ydata(), [np.sqrt(2 * 4), np.sqrt(1 * 3)])
     assert_close(loss.lines[1].get_ydata(), [np.sqrt(3 * 5), np.sqrt(2 * 4)])
     assert_close(share.lines[0].get_ydata(), [0.1875, 0.375])
-    assert share.containers[0].lines[0].get_xydata().tolist() == [[2, 0.625]]
+    point, _, (bar,) = share.containers[0].lines
+    assert point.get_xydata().tolist() == [[2, 0.625]]
+    assert_close(bar.get_segments()[0], [[2, 0.5], [2, 0.75]])  # one standard deviation
     assert share.containers[0].get_label() == "sequences written exactly, at the end (0.62)"
     results["diverged_at"] = np.array([3, 1, -1])
     assert binary.curves_figure(results, task).get_suptitle() == "Reverse, 1 seed"

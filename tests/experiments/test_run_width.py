@@ -9,6 +9,7 @@ import safetensors.numpy
 from experiments import run_width
 from experiments.lab.experiment import read_run
 from rank_collapse.runs import metrics
+from tests.support.closeness import assert_close
 from tests.support.runs import SIZES, finished, result_of, rows
 
 
@@ -93,3 +94,20 @@ def test_widths_shown_are_of_the_table(by_depth):
     by_depth_and_seed = {(r["depth"], r["seed"]): float(r["accuracy"]) for r in table}
     gains = [by_depth_and_seed["4", s] - by_depth_and_seed["1", s] for s in ("0", "1")]
     assert row.estimate == pytest.approx(np.mean(np.abs(gains) <= 0.05))
+
+
+def test_losses_drawn_are_of_the_seeds_that_did_not_diverge():
+    losses = np.array([[4.0, 1.0], [np.nan, np.nan], [9.0, 4.0]])
+    results = {
+        "depth 1": {
+            "diverged_at": np.array([-1, 0, -1]),
+            "losses": losses,
+            "whole": {"accuracy": np.array([0.5, np.nan, 0.75])},
+        }
+    }
+    config = SimpleNamespace(depth=1, d_model=8)
+    cases = {"depth 1": SimpleNamespace(recipe=SimpleNamespace(config=config))}
+    loss, accuracy = run_width.width_figure(results, cases).axes
+    assert_close(loss.lines[0].get_ydata(), [6.0, 2.0])  # geometric means
+    assert loss.lines[0].get_label() == "1 layer, width 8"
+    assert_close(accuracy.lines[0].get_ydata(), [0.625])

@@ -9,12 +9,14 @@ import rank_collapse as rc
 from rank_collapse.network import layers
 from rank_collapse.network.residual import ResidualSpec, lone_norm
 from rank_collapse.theory import token_kernel
+from rank_collapse.theory.score_overlap import overlap_ratios
 from rank_collapse.theory.token_kernel import TokenKernel
 from tests.oracles import draws
 from tests.oracles.draws import parameters, tokens
 from tests.support.closeness import assert_close
 from tests.support.marks import full_but
 
+score_noise = jax.jit(token_kernel.score_noise)
 NONE = dict.fromkeys(("w_q", "w_k", "w_v", "w_o", "w_in", "w_gate", "w_out"), 0.0)
 
 
@@ -166,8 +168,21 @@ def test_rows_of_large_or_uneven_scores_are_refused():
     covariance = 0.1 + 0.9 * np.eye(4)
     keys = token_kernel.measure_kernel(tokens(4, 8))
     arguments = jax.tree.map(np.float32, (p, covariance, np.ones((4, 4)), spread))
-    noise = jax.jit(token_kernel.score_noise)(*arguments, keys)
+    noise = score_noise(*arguments, keys)
     np.testing.assert_array_equal(np.isnan(noise.variance), [False, True, False, True])
+
+
+def test_the_noise_of_equally_correlated_scores_of_equal_spread():
+    """T_ik(K, K) cov_ik, times the ratios of the correlation that every row has to the others."""
+    v, c, n = 0.5, 0.6, 4
+    keys, spread = token_kernel.measure_kernel(tokens(4, 8)), 0.3 + 0.1 * np.eye(n)
+    covariance = v * (c + (1 - c) * np.eye(n))
+    arguments = np.full((n, n), 1 / n), covariance, spread, np.full((n, n), 2.0)
+    noise = score_noise(*jax.tree.map(np.float32, arguments), keys)
+    ratio, distance_ratio = jax.jit(overlap_ratios)(n, v * 2 / (1 - 1 / n), c)
+    assert_close(noise.variance, ratio * v * np.diag(spread), rtol=1e-5)
+    apart = distance_ratio * v * (0.4 - 0.3 * c) * (1 - np.eye(n))
+    assert_close(noise.distance, apart, atol=1e-5)
 
 
 def test_attention_of_tokens_of_zeros_adds_its_biases():

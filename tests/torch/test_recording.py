@@ -61,6 +61,33 @@ def test_calls_are_joined_along_the_tokens(tmp_path):
     assert answer.agree
 
 
+class Early(Model):
+    """Runs a branch of its first layer before all layers, and takes a Bool before the ids."""
+
+    def forward(self, is_late, ids):
+        x = self.embed(ids)
+        x = x + self.blocks[0].mlp(x)
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+def test_a_branch_outside_of_the_layers_and_a_bool_are_no_arrays_of_theirs(tmp_path):
+    model = Early()
+    for name, calls in (("a", [slice(None)]), ("b", [slice(0, 1), slice(1, 3)])):
+        with record(model, tmp_path / f"{name}.npz"):
+            for tokens in calls:
+                model(torch.ones(2, 3, dtype=torch.bool)[:, tokens], IDS[:, tokens])
+        recording = open_recording(tmp_path / f"{name}.npz")
+        np.testing.assert_array_equal(recording.read_token_ids(), IDS)
+        start = model.embed(IDS)
+        start = start + model.blocks[0].mlp(start)
+        first = next(recording.read_layers())
+        assert_close(first.before, start.detach(), atol=1e-6)
+        added = first.before + sum(first.branches.values())
+        assert_close(added, first.after, atol=1e-6)
+
+
 @pytest.mark.parametrize(
     ("of_attention", "of_mlp"),
     [

@@ -79,7 +79,8 @@ def test_what_exchanges_true_and_false():
     assert set(INVERSIONS) == masks._INVERSIONS
     for name in INVERSIONS:
         assert masks.inverts(getattr(Tensor, name), (ONE,))
-    assert masks.inverts(Tensor.eq, (ONE, 0)) and masks.inverts(torch.eq, (ONE, 0))
+    for function in (Tensor.eq, Tensor.eq_, Tensor.__eq__, torch.eq):  # `mask == 0` is the third
+        assert masks.inverts(function, (ONE, 0)) and masks.inverts(function, (ONE, False))
     for function, args in (
         (Tensor.eq, (ONE, 1)),
         (Tensor.eq, (ONE, OTHER)),

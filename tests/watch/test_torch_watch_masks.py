@@ -273,3 +273,32 @@ def test_other_masks_do_not_count(name):
     model(X, **{name: RIGHT}).backward()
     torch.optim.SGD(model.parameters(), 0.0).step()
     assert watched.rows[0]["residual_ratio"] == pytest.approx([compute_ratio(X)], 1e-4)
+
+
+EXISTS = RIGHT[:, None, None] > 0
+JOINED = {
+    "and": lambda keeps: keeps & EXISTS,
+    "inverted or": lambda keeps: ~(~keeps | ~EXISTS),
+    "equals 0": lambda keeps: ((~keeps).logical_or(~EXISTS)) == 0,
+    "product": lambda keeps: keeps * EXISTS,
+    "inverted twice": lambda keeps: ~(keeps & EXISTS).logical_not(),
+}
+PUT = {
+    "where": lambda scores, keeps: torch.where(keeps, scores, -1e9),
+    "filled": lambda scores, keeps: scores.masked_fill(~keeps, -1e9),
+    "added": lambda scores, keeps: scores + torch.where(keeps, 0.0, -1e9),
+}
+
+
+@pytest.mark.parametrize("put", PUT.values(), ids=PUT)
+@pytest.mark.parametrize("join_masks", JOINED.values(), ids=JOINED)
+def test_padding_joined_to_what_content_hides(join_masks, put):
+    """However the two are joined, and the joined mask put on the scores: padding alone counts."""
+    attention = make_similar()
+    attention.weigh = lambda scores, _: put(
+        scores, join_masks(scores >= scores.mean(-1, keepdim=True))
+    ).softmax(-1)
+    row, watched = watch_step(
+        Stack(lambda self, x, mask: self.attentions[0](x), attention), pad(RIGHT)
+    )
+    assert row["residual_ratio"] == pytest.approx([compute_ratio(pad(RIGHT), RIGHT)], 1e-4), watched

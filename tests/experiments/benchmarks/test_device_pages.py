@@ -68,6 +68,42 @@ def test_the_page_of_the_device_gets_the_tables(tmp_path):
     assert page.name == "benchmarks.md" and "old" not in page.read_text()
 
 
+def test_flags_and_empty_tables_are_compared_too(tmp_path):
+    """The first of equal differences has a name, 0 has none; NaN is equal to NaN alone."""
+    truth = np.array([True, False])
+    cpu = write_run(tmp_path / "cpu", "", flag=truth, b=np.ones(2), c=np.array([np.nan, 2.0]))
+    for number, (changes, expected) in enumerate(
+        (
+            ({}, (3, 3, "", 0.0)),
+            ({"flag": ~truth}, (3, 2, "flag", 1.0)),
+            ({"flag": ~truth, "b": np.array([1.0, 2.0])}, (3, 1, "flag", 1.0)),
+            ({"b": np.array([1.0, 1 + 1e-9])}, (3, 2, "b", 1e-9)),
+            ({"c": np.array([1.0, 2.0])}, (3, 2, "c", np.inf)),
+            ({"c": np.array([np.nan, np.nan])}, (3, 2, "c", np.inf)),
+        )
+    ):
+        arrays = {"flag": truth, "b": np.ones(2), "c": np.array([np.nan, 2.0])} | changes
+        device = write_run(tmp_path / f"{number}", "", **arrays)
+        found = device_pages.compare_runs("x", device, cpu)
+        assert found[1:4] == expected[:3] and found.largest == pytest.approx(expected[3])
+
+
+def test_a_column_stands_where_one_case_has_a_number(tmp_path):
+    (tmp_path / "accelerators.md").write_text("<!-- measured: accelerator -->\n<!-- end -->\n")
+    line = make_line("seeds")
+    line["timings"] = [line["timings"][0], line["timings"][0] | {"case": "map", "gigabytes": 0.25}]
+    device_pages.write_pages(tmp_path, [line], [])
+    text = (tmp_path / "accelerators.md").read_text()
+    assert "| seeds | ms, fastest round | compiling, s | GB |" in text
+    assert "| vmapped | 2 | 1.25 |  |\n| map | 2 | 1.25 | 0.25 |" in text
+
+
+@pytest.mark.parametrize("lines", [[], [{"step": "tests", "code": 0, "last_line": "9 passed"}]])
+def test_steps_without_measurements_are_refused(lines, tmp_path):
+    with pytest.raises(ValueError, match="nothing was measured"):
+        device_pages.write_pages(tmp_path, lines, [])
+
+
 def test_the_pages_have_a_place_for_the_numbers():
     for name, kind in (("accelerators", "accelerator"), ("benchmarks", "cpu")):
         text = (REPOSITORY / f"docs/{name}.md").read_text("utf-8")

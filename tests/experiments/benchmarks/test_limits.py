@@ -21,6 +21,11 @@ def test_flops_of_products_are_those_of_the_formula():
     assert count(jax.jit(scanned), x, w) == 7 * 2 * product
     either = lambda x, w: jax.lax.cond(x[0, 0] > 0, lambda: (x @ w).sum(), lambda: 0.0)  # noqa: E731
     assert count(either, x, w) == product
+    few, many = lambda: (x @ w).sum(), lambda: (x[:1, :2] @ w[:2, :1] @ w[:1, :1]).sum()
+    larger = lambda x, w: jax.lax.cond(x[0, 0] > 0, few, many)  # noqa: E731
+    assert count(larger, x, w) == product  # of the branch with most operations, not most products
+    looped = lambda x, w: jax.lax.while_loop(lambda a: a[0, 0] < 9, lambda a: a + 1, x) @ w  # noqa: E731
+    assert count(looped, x, w) == product
     batch = jnp.ones((6, 3, 4))
     assert count(jax.vmap(lambda a: a @ w), batch) == 6 * product
     mesh = seed_mesh()

@@ -65,3 +65,18 @@ def test_a_process_trains_its_seed_on_one_thread_whatever_the_caller_has_set(mon
         assert command[2].endswith("run_alone('cnn', 5, {'batch_size': 2})")
         assert env["XLA_FLAGS"].split() == [*callers.split(), "--xla_cpu_multi_thread_eigen=false"]
         assert env["ANOTHER"] == "kept"
+
+
+def test_each_step_of_the_sorting_network_reads_the_next_rows(monkeypatch):
+    """Behind the last row the first one follows."""
+    recipe = SimpleNamespace(name="recipe")
+    monkeypatch.setattr(seed_benchmarks, "make_case", lambda name, _: (recipe, None, 3))
+    monkeypatch.setattr(
+        seed_benchmarks, "train_step", lambda state, batch, *_: (state + 1, batch.tolist())
+    )
+    _, step = seed_benchmarks._make_sort({})
+    state, read = (0, np.arange(10, 17)), []
+    for index in range(4):
+        state, scalars = step(state, {}, index)
+        read.append(scalars["loss"])
+    assert read == [[10, 11, 12], [13, 14, 15], [16, 10, 11], [12, 13, 14]] and state[0] == 4

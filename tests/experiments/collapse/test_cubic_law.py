@@ -206,6 +206,98 @@ def test_the_factor_of_a_norm_is_met_by_tokens_of_one_length(x64):
     assert_close(factor, np.log(3.0 / root))  # the largest gain without its sign
 
 
+@pytest.mark.parametrize("placement", ["none", "pre", "post", "sandwich", "branch", "both"])
+def test_the_growth_of_a_layer_is_that_of_its_heads_gains_and_norms(placement, monkeypatch):
+    """Heads add up; the size of a gain counts, and each norm has its own gain and tokens."""
+    sizes, asked = jnp.array([[0.3, 2.0], [1.5, 0.8]]), []
+
+    def attention_norms(*arguments):
+        asked.append(arguments)
+        return jnp.log(sizes)
+
+    monkeypatch.setattr(cubic_law.mean_bounds, "attention_norms", attention_norms)
+    spec = lone_norm(SimpleNamespace(gain=jnp.array([0.5, -3.0])), "layer", 0.01)
+    branch_norm = SimpleNamespace(gain=jnp.array([-2.0, 1.5]))
+    spec = spec.replace(placement=placement, branch_gain=jnp.array(-0.7), branch_norm=branch_norm)
+    summed, branch = draws.normal(5, 6, seed=1), draws.normal(5, 6, seed=2)
+    has_norm = spec.norms_input or spec.norms_sum
+    fields = {"norm_input": summed if has_norm else None, "branch_output": branch}
+    passages = {"attention": SimpleNamespace(spec=spec, **fields)}
+    layer = SimpleNamespace(
+        params=SimpleNamespace(attention="weights"),
+        gains=SimpleNamespace(temperature=1.4),
+        config="network",
+    )
+    keep = jnp.array([True, False, True, True, False])
+    growth = cubic_law.layer_growth(layer, passages, keep)
+    assert asked == [("weights", 1.4, "network")]
+
+    def largest_factor(tokens, gain):
+        return math.log(gain / np.sqrt(np.var(tokens, axis=1) + 0.01)[np.asarray(keep)].min())
+
+    assert_close(growth.cubic, math.log(0.3 * 1.5 + 2.0 * 0.8))
+    assert_close(growth.before, largest_factor(summed, 3.0) if spec.norms_input else 0.0)
+    after = math.log(0.7) + (largest_factor(branch, 2.0) if spec.norms_branch else 0.0)
+    assert_close(growth.after, after + (largest_factor(summed, 3.0) if spec.norms_sum else 0.0))
+
+
+@pytest.mark.parametrize("scale_scores", [False, True])
+def test_the_leading_order_of_attention_is_a_sum_over_heads(scale_scores):
+    """R Σ_h W_QK,h C W_h/(τ√k) with C = RᵀR/n of the tokens that exist, beside NumPy."""
+    config = rc.san(1, 2, 8).replace(scale_scores=scale_scores)
+    weights = jax.tree.map(lambda a: a[0], draws.parameters(config).layers.attention)
+    existing = np.array([True, True, False, True, True])
+    residual = np.where(existing[:, None], draws.normal(5, 8), 0)
+    layer = SimpleNamespace(
+        params=SimpleNamespace(attention=weights),
+        extra=None,
+        config=config,
+        gains=SimpleNamespace(temperature=1.4),
+        inputs=SimpleNamespace(existing_tokens=existing),
+    )
+    state = cubic_law.LogState(jnp.zeros(8), jnp.asarray(residual), jnp.asarray(-2.0))
+    found, _ = cubic_law.CubicAttention().apply_attention(layer, state)
+    w_q, w_k, w_v, w_o = map(np.asarray, (weights.w_q, weights.w_k, weights.w_v, weights.w_o))
+    covariance = residual.T @ residual / 4
+    scale = 1.4 * (2.0 if scale_scores else 1.0)
+    expected = sum(
+        residual @ w_q[h] @ w_k[h].T @ covariance @ w_v[h] @ w_o[h] / scale for h in range(2)
+    )
+    assert_close(found.residual, expected, rtol=1e-4, atol=1e-5)
+    assert found.log_scale == -6
+
+
+@pytest.mark.parametrize("is_known", [False, True])
+def test_the_closed_form_is_of_passes_with_all_inputs(is_known, monkeypatch):
+    """A trace in logarithms that is known is not computed again."""
+    inputs = {"mask": "mask", "segments": "segments"}
+    asked = []
+
+    def note(name):
+        return lambda *arguments, **options: asked.append((name, arguments, options)) or name
+
+    config = rc.san(1, 1, 2)
+    monkeypatch.setattr(cubic_law, "_prepared", lambda params, x, *_: ("float32", "prepared"))
+    monkeypatch.setattr(cubic_law, "log_trace", note("log"))
+    monkeypatch.setattr(cubic_law.rc, "apply", note("trace"))
+    monkeypatch.setattr(cubic_law, "_closed_pass", lambda *arguments: arguments)
+    log = "known" if is_known else None
+    found = cubic_law.closed_profile("params", "x", config, log=log, **inputs)
+    assert found == ("float32", "prepared", config, log or "log", "trace")
+    passes = [(name, ("float32", "x", config), inputs) for name in ("log", "trace")]
+    assert asked == passes[is_known:]
+
+
+def test_half_precision_is_computed_in_float32():
+    config = rc.san(1, 1, 2)
+    params, x = jax.tree.map(
+        lambda a: jnp.asarray(a, jnp.bfloat16), (draws.parameters(config), draws.normal(3, 2))
+    )
+    params, prepared = cubic_law._prepared(params, x, config, {})
+    dtypes = {leaf.dtype for leaf in jax.tree.leaves((params, prepared.x))}
+    assert dtypes == {np.dtype(np.float32)}
+
+
 def test_growth_from_a_layer_on_is_that_of_a_loop(monkeypatch):
     """Δ_m² times the constant of a layer, its norms after it and the norm before the next one; the
     first layer has the measured diameter, the others have what the bound makes of it."""

@@ -14,7 +14,7 @@ import pytest
 from absl import flags
 
 import experiments
-from experiments import run_memorization, run_sort
+from experiments import run_collapse, run_memorization, run_sort
 from experiments.lab import cli, list_points
 from rank_collapse.runs.files import RunError
 from tests.support.processes import python
@@ -42,7 +42,7 @@ def test_help_shows_purpose_and_flags_without_running(capsys):
     out = capsys.readouterr().out
     assert out.startswith("What every binary shares")
     assert out.index("--depth") < out.index("--output_dir")
-    assert "(default: '3')" in out
+    assert "(default: '3')" in out and "flagfile" not in out
 
 
 @pytest.mark.parametrize(
@@ -235,6 +235,27 @@ def test_a_mistake_names_the_flags_that_were_typed(capsys, tmp_path):
     assert cli.execute(run_sort.main, run_sort.FLAGS, arguments) == 2
     err = capsys.readouterr().err
     assert "width=2" in err and "hidden_dim=47" in err and "d_model=" not in err
+
+
+@pytest.mark.parametrize("has_preset", [False, True])
+def test_devices_start_in_the_process_that_computes(has_preset, monkeypatch):
+    """A binary with presets starts others, which have the devices."""
+    values, started = cli.make_flags("computing"), []
+    assert "preset" not in values
+    if has_preset:
+        values.define("string", "preset", "quick", "Preset.")
+    monkeypatch.setattr(cli.devices, "start_devices", started.append)
+    assert cli.execute(lambda options: None, values, ["--num_devices=2"]) == 0
+    assert started == ([] if has_preset else [2])
+
+
+@pytest.mark.parametrize("parent", [None, object()])
+def test_a_former_name_is_reported_once_and_not_by_workers(parent, monkeypatch, capsys):
+    monkeypatch.setattr(cli.multiprocessing, "parent_process", lambda: parent)
+    arguments = ["--text_file=my.txt", "--text_file=other.txt"]
+    assert cli.execute(lambda options: None, run_collapse.FLAGS, arguments) == 0
+    line = "--text_file is now called --text\n"
+    assert capsys.readouterr().err == ("" if parent else line)
 
 
 def test_an_interrupt_says_what_to_type(capsys):

@@ -293,7 +293,7 @@ def test_checkpoints_resume_and_are_dropped_at_the_end(tmp_path):
 
 
 def test_checkpoints_of_several_computations_are_kept_apart(tmp_path):
-    states = {name: {"w": np.full(2, number)} for number, name in enumerate("abc")}
+    states = {name: {"w": np.full(2, number)} for number, name in enumerate(("a", "b", "bc"))}
     with RunFolder(tmp_path, CONFIG) as run:
         for step, (name, state) in enumerate(states.items()):
             run.save_checkpoint(step + 1, state, name)
@@ -349,3 +349,35 @@ def test_a_message_of_several_lines_is_one_line_of_the_log(tmp_path):
         run.log("not written")
     (line,) = (tmp_path / "log.txt").read_text().splitlines()
     assert line.endswith("lines\\x1b[31m") and "not written" not in line
+
+
+def test_every_array_that_was_ever_written_is_listed(tmp_path):
+    """Also those of later writes and of views; a later opening adds to the list."""
+    listed = []
+    for names in (("a",), ("b", "view/c")):
+        with RunFolder(tmp_path, CONFIG) as run:
+            for name in names:
+                run.save_arrays({name: np.ones(2)})
+        listed.append(json.loads((tmp_path / "config.json").read_text())["arrays"])
+    assert listed == [["a"], ["a", "b", "view/c"]]
+    np.savez(tmp_path / "arrays.npz", **{"a": np.ones(2), "view/c": np.ones(2)})
+    is_refused("it lacks b", RunFolder, tmp_path, CONFIG, error=RunError)
+
+
+def test_a_list_of_arrays_that_is_none_says_nothing(tmp_path):
+    with RunFolder(tmp_path, CONFIG) as run:
+        run.save_arrays({"a": np.ones(2)})
+    path = tmp_path / "config.json"
+    saved = json.loads(path.read_text())
+    for listed in (None, 5, "ab", {"b": 1}):
+        path.write_text(json.dumps(saved | {"arrays": listed}))
+        with RunFolder(tmp_path, CONFIG) as run:
+            assert {*run.arrays} == {"a"}
+
+
+def test_a_complete_run_has_no_folder_of_its_unfinished_points(tmp_path):
+    with RunFolder(tmp_path, CONFIG) as run:
+        for name in ("points", "checkpoints"):
+            (tmp_path / name / "inner").mkdir(parents=True)
+        run.finish({})
+    assert not (tmp_path / "points").exists() and not (tmp_path / "checkpoints").exists()

@@ -88,3 +88,12 @@ def test_the_git_revision_is_that_of_the_checkout_with_its_changes_or_none(tmp_p
     assert read_git_revision(tmp_path) == git("rev-parse", "HEAD")
     copied.write_text(copied.read_text() + "\n")
     assert read_git_revision(tmp_path) == git("rev-parse", "HEAD") + "-dirty"
+
+
+def test_new_environments_are_each_listed_once_and_what_is_none_is_not():
+    here = {"git": "a1", "python": "3.12", "started": "now", "num_devices": 2}
+    later, other = here | {"started": "later", "num_devices": 7}, here | {"git": "b2"}
+    assert provenance.find_new([here, later, other, other], []) == [here, other]
+    assert provenance.find_new([later, other], [here]) == [other]
+    assert provenance.list_environments({"environment": None, "later": [None, here]}) == [here]
+    assert provenance.list_environments({}) == []

@@ -53,3 +53,26 @@ def test_what_cannot_fail_is_not_tested_and_nothing_is_claimed_of_initial_weight
     assert_close(row.estimate, float(np.median(draws)) + 0.1)
     other = results.assign_coords(start=[0.5])
     assert not list(lens_results.judge_claims(other, opened))
+
+
+@pytest.mark.parametrize("missing", [[], [0], [0, 1], [0, 1, 2]])
+def test_a_mean_over_texts_leaves_out_those_without_a_number(missing):
+    """One text has no interval, and no text has no line."""
+    network = make_network("deep", 8)
+    axes = {
+        "start": [lens_results.EARLY],
+        "network": ["deep"],
+        "direction": [lens_results.PLACE["direction"]],
+        "position": [lens_results.PLACE["position"]],
+        "seed": np.arange(3),
+    }
+    draws = np.array([0.25, 0.5, 1.0])
+    draws[missing] = np.nan
+    values = xr.DataArray(draws.reshape(1, 1, 1, 1, 3), axes, [*axes])
+    results = xr.Dataset(dict.fromkeys(lens_results.SUMMARIES, values))
+    lines = list(lens_results.compare_results(results, [network]))
+    present = draws[~np.isnan(draws)]
+    assert len(lines) == len(lens_results.SUMMARIES) * (len(present) > 0)
+    for line in lines:
+        assert line.measured == present.mean()
+        assert line.note.startswith("95 % ") == (len(present) > 1)

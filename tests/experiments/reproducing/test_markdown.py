@@ -9,7 +9,7 @@ from PIL import Image
 from scipy import stats
 
 from experiments.reproducing.markdown import render_markdown, shrink_png
-from experiments.verdicts import Row, mean_row
+from experiments.verdicts import STATEMENTS, Row, mean_row
 from experiments.verdicts.statement_page import Comparison, Section
 from rank_collapse.report.intervals import Interval
 
@@ -36,9 +36,11 @@ def rendered():
 
 def test_the_interval_of_a_row_is_the_one_of_its_head(rendered):
     page, _ = rendered
-    (head,) = [line for line in page.splitlines() if line.startswith("| statement")]
+    head, explained = (line for line in page.splitlines() if line.startswith("| statement"))
+    assert explained == "| statement | claim | measured |"
     assert head == "| statement | setting | measured | 95 % interval | draws |"
-    rows = [line for line in page.splitlines() if line.startswith("| rate")]
+    *rows, claim = (line for line in page.splitlines() if line.startswith("| rate"))
+    assert claim.startswith(f"| rate | {STATEMENTS['rate'].text} (")
     low, high = (f"{end:.4g}".replace("-", "−") for end in (LOW, HIGH))
     assert rows == [
         rf"| rate | no norm \| scale 1 | −3.75 | {low} to {high} | 4 |",
@@ -79,7 +81,10 @@ def test_a_whole_page():
     failed = Section("run_b", "None", "It stops.", "python -m b", error="it broke", details="1 s.")
     bare = Section("run_c", "Bare", "It is.", "python -m c", came_out="It was.", details="3 s.")
     page, files = render_markdown("Results", "Three.", [whole, failed, bare])
-    table = "A [CSV file](results/{}.csv) has all numbers, with published ones."
+    table = (
+        "A [CSV file](results/{}.csv) has all numbers of this experiment, and published numbers if "
+        "there are any."
+    )
     fold = '<details markdown="1"><summary>{}</summary>'
     paragraphs = [
         "# Results",
@@ -90,7 +95,7 @@ def test_a_whole_page():
         "**The paper.** It falls.",
         "**Result.** It fell.",
         table.format("run_a"),
-        fold.format("1 row of statements"),
+        fold.format("Statements about this experiment: 1 measurement"),
         "ROWS",
         "</details>",
         fold.format("2 more figures"),
@@ -111,12 +116,15 @@ def test_a_whole_page():
         "```\npython -m c\n```",
         "3 s.",
     ]
-    page = re.sub(r"The page on \[statements\].*?(?=\n\n</details>)", "ROWS", page, flags=re.DOTALL)
+    page = re.sub(r"The second table says.*?(?=\n\n</details>)", "ROWS", page, flags=re.DOTALL)
     assert page == "\n\n".join(paragraphs) + "\n"
     assert [files[f"results/run_a_{i}.png"] for i in range(3)] == [b"1", b"2", b"3"]
+    with_terms, _ = render_markdown("Results", "Three.", [bare], "A path.")
+    start = "# Results\n\nThree.\n\n## Terms\n\nA path.\n\n## Bare\n\n[Terms](#terms) that"
+    assert with_terms.startswith(start)
     two = Section("run_a", "Two", "", "", claims=2 * claims, figures=[(b"", "a"), (b"", "b")])
     page, _ = render_markdown("Results", "", [two])
-    assert "<summary>2 rows of statements<" in page and "<summary>1 more figure<" in page
+    assert "experiment: 2 measurements<" in page and "<summary>1 more figure<" in page
 
 
 def test_a_figure_is_shrunk_to_a_palette_unless_that_is_larger():

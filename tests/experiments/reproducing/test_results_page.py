@@ -47,7 +47,8 @@ def test_results_as_markdown_are_of_one_preset(tmp_path, monkeypatch):
     text = results_page.write_markdown(paper, "reported", docs).read_text()
     table = docs / "results" / "run_path_counts.csv"
     assert "2 heads, 3 layers" in table.read_text() and "2 heads, 2 layers" not in table.read_text()
-    assert ", 12 s, " in text and "sizes “reported”" in text and f"JAX {jax.__version__}" in text
+    assert "It took 12 s with" in text and "Sizes: preset “reported”." in text
+    assert f"JAX {jax.__version__}." in text
     assert "**Result.** 2.0 of 3.\n\n| 2.0 |\n" in text and "Not run: run_lens, run_trained" in text
     filled = "**Result.** 2.0 of 3.\n\n<!-- filled -->\n| 2.0 |\n<!-- end -->\nrest\n"
     assert page.read_text() == filled
@@ -60,10 +61,10 @@ def test_results_as_markdown_are_of_one_preset(tmp_path, monkeypatch):
         assert figure.mode == "P" and figure.size == (64, 64)
     (run,) = csv.DictReader(io.StringIO((docs / "results" / "runs.csv").read_text()))
     assert run["run"] == "run_path_counts" and run["seconds"] == "12.3"
-    assert f"commit {run['commit'] or 'unknown'}." in text
+    assert f"Commit: {run['commit'] or 'unknown'}." in text
     text = results_page.write_markdown(quick, "quick", docs).read_text()
     assert "2 heads, 2 layers" in table.read_text() and "**Result.** – of 3." in text
-    assert page.read_text() == filled and "sizes “quick”" in text
+    assert page.read_text() == filled and "Sizes: preset “quick”." in text
 
 
 def test_an_experiment_of_several_runs_is_one_section(tmp_path, monkeypatch, capsys):
@@ -91,7 +92,7 @@ def test_an_experiment_of_several_runs_is_one_section(tmp_path, monkeypatch, cap
         numbers = (tmp_path / "docs" / "results" / "run_path_counts.csv").read_text()
         assert "2 heads, 3 layers" in numbers and "4 heads, 3 layers" in numbers
         assert "*few: " in text and "- [many: " in text
-        assert text.count(f"; sizes “{preset}”") == len(several)
+        assert text.count(f" Sizes: preset “{preset}”.") == len(several)
     (tmp_path / "reported/run_path_counts/many/summary.json").unlink()
     text = results_page.write_markdown(
         tmp_path / "reported", "reported", tmp_path / "docs"
@@ -146,16 +147,16 @@ def test_a_run_is_described_by_its_machine_and_its_time(tmp_path):
     assert (row["seconds"], row["cpu_seconds"], row["jobs"]) == (12.3, 56.8, 1)
     row = describe(20.0, 30.0, 3, False)
     assert (row["seconds"], row["jobs"], row["at_least"]) == (20.0, 3, False)
-    ends = "; sizes “quick”, JAX 1.2, commit " + "a1" * 20 + "."
-    another = "compilation included, while another experiment ran"
+    ends = " Sizes: preset “quick”. JAX 1.2. Commit: " + "a1" * 20 + "."
+    start = "Run of 2031-04-17, first seed 5, on"
     assert small_print == [
-        f"2031-04-17, seed 5, on 2 × A processor{ends}",
-        f"2031-04-17, seed 5, on 2 × CPU{ends}",
-        f"2031-04-17, seed 5, at least 12 s, compilation included, on 4 × a device{ends}",
-        f"2031-04-17, seed 5, 20 s, {another}, on 2 × CPU{ends}",
+        f"{start} 2 × A processor.{ends}",
+        f"{start} 2 × CPU.{ends}",
+        f"{start} 4 × a device. It took at least 12 s with compilation.{ends}",
+        f"{start} 2 × CPU. It took 20 s with compilation while another experiment ran.{ends}",
     ]
     assert results_page.format_run(row | {"seed": None, "commit": ""}, "quick").startswith(
-        "2031-04-17, 20 s, "
+        "Run of 2031-04-17, on 2 × CPU. It took 20 s "
     )
 
 

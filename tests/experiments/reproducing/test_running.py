@@ -1,5 +1,6 @@
 """How experiments run side by side, and how a signal ends them."""
 
+import contextlib
 import importlib
 import importlib.metadata
 import importlib.util
@@ -7,6 +8,7 @@ import json
 import os
 import sys
 from concurrent import futures
+from concurrent.futures.process import BrokenProcessPool
 from types import SimpleNamespace
 
 import pytest
@@ -38,6 +40,10 @@ def test_what_a_signal_ends_is_counted(monkeypatch):
     def iterate(executor, work, limit, begun):
         begun |= {executor.submit(*call): name for name, call in work.items()}
         first, second = begun
+        cancelled, failed = futures.Future(), futures.Future()
+        cancelled.cancel()
+        failed.set_exception(ValueError("a bug"))
+        begun |= {cancelled: "cancelled", failed: "failed"}
         futures.wait([first, second])
         yield begun.pop(first), first
         raise progress.Stopped(143)
@@ -50,6 +56,26 @@ def test_what_a_signal_ends_is_counted(monkeypatch):
         for name, result in running.run_commands(commands, 2):
             ended.append((name, result.output))
     assert ended == [("a", "run_a"), ("b", "run_b")]
+
+
+@pytest.mark.parametrize("signals", [[], [15]])
+def test_a_process_that_died_is_an_error_and_one_that_a_signal_ended_is_none(signals, monkeypatch):
+    broken = futures.Future()
+    broken.set_exception(BrokenProcessPool())
+
+    def iterate(executor, work, limit, begun):
+        name, *_ = work
+        yield name, broken
+
+    monkeypatch.setattr(progress, "_signals_received", signals)
+    monkeypatch.setattr(running.pool, "iterate_ended", iterate)
+    monkeypatch.setattr(running.pool, "start_workers", futures.ThreadPoolExecutor)
+    ended = []
+    with pytest.raises(progress.Stopped) if signals else contextlib.nullcontext():
+        ended += running.run_commands({"a": ("run_a",), "b": ("run_b",)}, 1)
+    lines = [(name, result.code, result.output) for name, result in ended]
+    expected = [(name, 1, "its process was ended (out of memory?)") for name in "ab"]
+    assert lines == ([] if signals else expected)
 
 
 def test_nothing_begins_after_a_signal(monkeypatch):

@@ -24,3 +24,22 @@ def test_the_time_of_an_interrupted_run_is_that_of_its_parts(tmp_path):
     assert sections.read_times(tmp_path)["run_sort"] == times
     sections.save_time(tmp_path, "run_width", ProcessResult(0, "", 3.0, 3.0), 1, resumed=True)
     assert sections.read_times(tmp_path)["run_width"]["at_least"] == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "result"),
+    [
+        (
+            "# A\n\n**Result.** It holds ([table](../results/a.csv), [paper](https://a.b/c)).\n\nB",
+            "It holds ([table](results/a.csv), [paper](https://a.b/c)).",
+        ),
+        ("# A\n\nNo result, though **Result.** is named.\n", ""),
+        (None, ""),
+    ],
+)
+def test_the_result_of_a_page_has_links_from_one_folder_higher(text, result, tmp_path, monkeypatch):
+    monkeypatch.setattr(sections, "DOCS", tmp_path)
+    if text is not None:
+        (tmp_path / "experiments").mkdir()
+        (tmp_path / "experiments" / "sort.md").write_text(text, "utf-8")
+    assert sections.read_result("sort") == result

@@ -7,6 +7,7 @@ import pytest
 
 from experiments.reproducing import statements_page
 from experiments.verdicts import claims, mean_row
+from experiments.verdicts.claims import Statement
 from experiments.verdicts.statements import STATEMENTS
 
 ROW = mean_row("rate", "a setting", [3.0, 3.1, 2.9])
@@ -89,3 +90,47 @@ def test_the_protocol_names_the_level_at_which_statements_are_judged(monkeypatch
         assert f"correction at {side} on each side" in text
         sentence = statements_page.count_sentence(dict.fromkeys(map(str, range(60)), claims.HOLDS))
         assert f"At most {60 * error:.1f} of these answers" in sentence
+
+
+def render_lines(rows, monkeypatch, **fields):
+    """Renders the lines of one statement with the answer "open", or of a test without an answer."""
+    statement = Statement("Section 1", "It is so.", "x", experiments=("run_sort",), **fields)
+    monkeypatch.setattr(statements_page, "STATEMENTS", {"key": statement})
+    monkeypatch.setattr(statements_page, "PAGE_TEXT", "{tested}{checked}")
+    for name in ("count_sentence", "describe_origin"):
+        monkeypatch.setattr(statements_page, name, lambda _: "")
+    monkeypatch.setattr(statements_page, "answer_rows", lambda _: {"key": "open"})
+    columns = {"statement": "key", "note": "", "estimate": "", "verdict": "within", "draws": "8"}
+    return statements_page.render_page([columns | row for row in rows])
+
+
+def test_an_open_statement_has_the_draws_of_its_open_rows(monkeypatch):
+    """Beside them the column has those of all measured rows."""
+    rows = [
+        {"draws": draws, "verdict": verdict}
+        for draws, verdict in (
+            *(("8", "within"), ("64", "undecided"), ("16", "undecided")),
+            *(("128", "outside"), ("0", "not measured")),
+        )
+    ]
+    line = render_lines(rows, monkeypatch, claimed=(0.0, 1.0))
+    assert line == (
+        "| **open after 16 to 64** 1/1/2, 1 not measured | **key** (Section 1) It is so. "
+        "| 8 to 128 | x: ≤ 0 or ≥ 1 |\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("rows", "measured"),
+    [
+        ([("2.5", ""), ("", ""), ("1.5", "at least the bound"), (None, "")], "at least 1.5 to 2.5"),
+        ([("2.5", ""), ("2.5", "")], "2.5"),
+        ([("3", "")], "3"),
+        ([("", "")], "not run"),
+        ([], "not run"),
+    ],
+)
+def test_a_number_without_an_answer_has_the_range_of_its_rows(rows, measured, monkeypatch):
+    rows = [{"estimate": estimate, "note": note} for estimate, note in rows]
+    line = render_lines(rows, monkeypatch, test="tests/test_a.py::test_b")
+    assert line == f"| (Section 1) It is so. | x: {measured} | `tests/test_a.py::test_b` |\n"

@@ -5,6 +5,7 @@ from functools import partial
 import numpy as np
 import pytest
 
+import rank_collapse as rc
 from experiments import run_stability
 from experiments.stability.padded_designs import group_by_program, make_configs
 from tests.support.runs import parsed
@@ -48,3 +49,11 @@ def test_networks_that_differ_in_numbers_share_a_program():
 def test_a_wrong_choice_of_networks_is_refused(flags, message):
     with pytest.raises(ValueError, match=message):
         make_configs(parse_options(*flags))
+
+
+def test_gains_of_other_shapes_need_another_program():
+    """A number for all layers, and one for each, of two depths' number of layers."""
+    gains = {"one": 0.5, "three": np.full(3, 0.5), "two": np.full(2, 0.5), "other": 0.25}
+    configs = {name: rc.san(3, 1, 2).replace(branch_gain=gain) for name, gain in gains.items()}
+    groups = [{*group} for group in group_by_program(configs)]
+    assert groups == [{"one", "other"}, {"three"}, {"two"}]

@@ -3,6 +3,7 @@
 import numpy as np
 
 from experiments.stability import stability_results
+from experiments.stability.padded_designs import Case
 from tests.support.closeness import assert_close
 
 
@@ -19,3 +20,14 @@ def test_exponents_of_the_laws():
     assert_close(stability_results.fit_exponents(n, np.stack([3.0 * n, n**0.5])), [1, 0.5])
     laws = stability_results.law_exponents(n)
     assert abs(laws["O(N)"] - 1) < 1e-9 and 0.2 < laws["O(log N)"] < 0.4 and laws["O(1)"] < 0.05
+
+
+def test_a_change_of_zero_has_an_exponent_and_designs_are_shallow_first():
+    n = np.array([12, 24])
+    assert np.isfinite(stability_results.fit_exponents(n, np.array([[0.0, 0.5], [0.0, 0.0]]))).all()
+    cases = [Case(name, depth, 2 * depth) for depth in (4, 2) for name in ("pre", "post")]
+    designs = stability_results.by_design({case: {"depth": case.depth} for case in cases})
+    assert {name: [*map(int, (c.depth for c in found))] for name, found in designs.items()} == {
+        "pre": [2, 4],
+        "post": [2, 4],
+    }

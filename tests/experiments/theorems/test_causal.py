@@ -21,6 +21,17 @@ def test_parked_tokens_are_apart_and_the_others_near():
     assert between.min() > distance and centres[0] == 0
 
 
+@pytest.mark.parametrize("turn", [0.0, -0.1, 1.0, 4.0, -7.0])
+def test_groups_on_the_circle_are_counted_wherever_its_angles_begin(turn):
+    """Rotated, by whole turns too; a group across the cut is one."""
+    groups = np.concatenate([np.linspace(0, 0.3, 4), 2 + np.linspace(0, 0.2, 3), [4.5]])
+    whole_turns = 2 * np.pi * np.arange(len(groups))
+    for angles in (groups + turn, groups + turn + whole_turns):
+        assert causal.count_clusters(angles, 0.5) == 3
+        assert causal.count_clusters(angles, 0.05) == 8
+    assert causal.count_clusters(groups[:4] + turn, 0.5) == 1
+
+
 def test_the_repeated_token_counts_with_its_number():
     """Against NumPy: of k equal keys one has k times the weight."""
     key, depth = jax.random.key(0), 1

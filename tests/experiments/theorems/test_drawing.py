@@ -31,3 +31,12 @@ def test_a_panel_has_one_quantity_as_points_over_lines():
     assert [label.get_text() for label in first.get_xticklabels()] == ["1", "2", "4"]
     assert [label.get_text() for label in second.get_xticklabels()] == ["none", "causal"]
     assert len(second.lines) == 1 and second.get_ylabel() == "factor"
+
+
+@pytest.mark.parametrize(("count", "are_named"), [(8, True), (9, False)])
+def test_few_places_of_a_logarithmic_axis_are_named(count, are_named):
+    x = np.arange(2, 2 + count)
+    theorem = run_theorems.THEOREMS["masks"]._replace(panels=(Panel("n", "cosine", "x"),))
+    (ax,) = plot_theorem(theorem, [Curve("flow", x, x, x)]).axes
+    labels = [label.get_text() for label in ax.get_xticklabels()]
+    assert (labels == [f"{place}" for place in x]) is are_named

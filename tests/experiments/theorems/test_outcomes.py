@@ -57,10 +57,9 @@ def test_a_relation_is_met_within_a_share_of_the_prediction(relation, measured, 
     predicted = [10.0, 10.0, 10.0, 10.0, np.nan]
     curve = Curve("a", range(5), predicted, measured, relation, 0.1)
     assert curve.holds().tolist() == expected
-    negative = Curve(
-        "a", [0], [-10.0], [-measured[3]], {"≤": "≥", "≥": "≤"}.get(relation, relation)
-    )
-    assert negative._replace(tolerance=0.1).holds().tolist() == expected[3:4]
+    mirrored = {"≤": "≥", "≥": "≤"}.get(relation, relation)
+    negative = Curve("a", range(4), [-10.0] * 4, [-m for m in measured[:4]], mirrored, 0.1)
+    assert negative.holds().tolist() == expected[:4]
     exact = curve._replace(x=[0], predicted=[10.0], measured=[10.0], tolerance=0)
     assert exact.holds().all()
 

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +12,7 @@ import pytest
 
 import rank_collapse as rc
 from experiments.train import path_sizes as pp
+from rank_collapse.measures.norms import composite_norm
 from tests.oracles import draws
 from tests.oracles.path_examples import chain_effects, over_batch, profile_in_memory
 from tests.support.closeness import assert_close, near
@@ -220,3 +222,33 @@ def test_chain_effects(batch):
         ):
             expected = plain_composite(residual) / plain_composite(product)
             np.testing.assert_allclose(ratios, expected, rtol=1e-4)
+
+
+@pytest.mark.parametrize(("excess", "is_rounding"), [(6, True), (-6, True), (20, False)])
+def test_a_row_that_sums_to_one_up_to_rounding_counts_as_one_that_does(excess, is_rounding):
+    """Of n = 8 tokens a sum may be off by n of the last digits; a sink is another sum."""
+    n = 8
+    attention = np.full((1, n, n), 1 / n, np.float32)
+    attention[0, 0, 0] += excess * np.finfo(np.float32).eps
+    token_mask = jnp.ones(n, bool)
+    mean = jnp.arange(1.0, n + 1)
+    chain = pp.Chain(mean, jnp.zeros((n, n)))
+    longer = pp.extend_chain(jnp.asarray(attention), 0, chain, token_mask)
+    drift = np.where(np.arange(n) == 0, float(attention[0, 0].sum(dtype=float)) - 1, 0)
+    change = np.outer(np.zeros(n) if is_rounding else drift, mean)
+    np.testing.assert_allclose(longer.residual, change - change.mean(axis=0), rtol=0.2)
+    assert is_rounding or np.abs(longer.residual).max() > 0
+    skipped = pp.extend_chain(jnp.asarray(attention), 1, chain, token_mask)
+    np.testing.assert_array_equal(skipped.mean, mean)
+
+
+def test_both_summands_of_a_sublayer_are_measured_on_the_tokens_that_exist(monkeypatch):
+    """Beside the same states without padding, in every layer."""
+    config, keep = rc.san_skip(1, 2, 4), jnp.array([True, False, True, True])
+    states = {name: draws.normal(4, 4, seed=i) for i, name in enumerate(("stream", "branch"))}
+    values = SimpleNamespace(spec="spec", state="state", branch_output="output")
+    monkeypatch.setattr(pp, "scale_summands", lambda *_: tuple(states.values()))
+    monkeypatch.setattr(pp, "replay", lambda measure, *_: measure(None, {"attention": values}))
+    found = pp.branch_sizes.__wrapped__("params", "trace", config, mask=keep)
+    expected = [composite_norm(x[np.asarray(keep)]) for x in states.values()]
+    assert_close(found, expected, rtol=1e-6)

@@ -222,3 +222,26 @@ def test_curves_begin_after_the_first_epoch_and_end_with_the_whole(monkeypatch):
     trained.watched = None
     results = module.measure_chunk(measure, chunk, trained, executor)
     assert results.keys() == {"accuracy", "losses", "diverged_at"}
+
+
+@pytest.mark.parametrize("prefix", ["", "depth=2/"])
+@pytest.mark.parametrize("part", [ALONE, "rate=0.1"])
+@pytest.mark.parametrize("flag", ["keep_models", "monitor"])
+def test_files_that_an_earlier_training_did_not_write_are_refused(flag, part, prefix, tmp_path):
+    """Those of the same point and network; a network that is not trained yet will write them."""
+    asked = {"keep_models": False, "monitor": False, flag: True}
+    options = parsed(run_sort).replace(**asked)
+    vars(options).update(axes={"depth": 2} if prefix else {})
+    assert options.prefix == prefix
+    parts = {}
+    folder = SimpleNamespace(path=tmp_path, part=parts.get)
+    module.check_files(options, part, folder)
+    parts[part] = {"loss": np.zeros(2)}
+    with pytest.raises(ValueError, match=f"was trained without --{flag}: --overwrite"):
+        module.check_files(options, part, folder)
+    parts[f"{part}/model"] = {"w": np.zeros(2)}
+    lines = tmp_path / module.network_file(prefix + part, module.metrics.NAME)
+    lines.parent.mkdir(exist_ok=True)
+    lines.write_text("{}")
+    module.check_files(options, part, folder)
+    module.check_files(options.replace(**{flag: False}), part, folder)

@@ -111,6 +111,15 @@ def test_networks_that_are_not_there_are_refused(tmp_path, monkeypatch):
         (open_with(networks=["beta"]), "holds no checkpoint folder that can be read: damaged"),
         error=FileNotFoundError,
     )
+
+    def load(folder, *_, **__):
+        raise ValueError(f"{folder.name} is damaged")
+
+    monkeypatch.setattr(opened_networks, "load_network", load)
+    each_is_refused(
+        (open_with(networks=["beta", "alpha"]), "can be read: beta is damaged"),  # the first reason
+        error=FileNotFoundError,
+    )
     package = next(iter(opened_networks.PACKAGES))
     each_is_refused(
         (open_with(networks=[package]), "that can be read: it is empty"), error=FileNotFoundError

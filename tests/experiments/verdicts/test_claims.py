@@ -138,6 +138,21 @@ def test_rows_are_judged_jointly_by_holms_procedure():
     assert many[0].interval == make_median_row(weak).interval(0.995)
     alone = claims.judge_rows([make_median_row(weak)], make_statement(), num_rows=10)
     assert alone[0].verdict == "undecided"  # the others are judged elsewhere
+    # fewer than there are rows are no rows that are judged together
+    weak_rows = [make_median_row(weak, str(i)) for i in range(10)]
+    few = claims.judge_rows(weak_rows, make_statement(), num_rows=1)
+    assert {(j.verdict, j.interval) for j in few} == {("undecided", many[0].interval)}
+
+
+def test_rows_of_a_finding_are_neither_within_nor_outside():
+    (judged,) = claims.judge_rows([make_median_row([1.0] * 40)], make_statement(None))
+    assert judged.verdict == "undecided"
+
+
+def test_a_draw_without_a_number_may_lie_on_either_side_of_the_median():
+    known = make_median_row(np.arange(12.0)).interval(0.95)
+    unknown = make_median_row([math.nan] * 4 + [*np.arange(12.0)]).interval(0.95)
+    assert unknown.low < known.low and known.high < unknown.high
 
 
 def test_a_decided_row_has_the_interval_of_the_level_of_its_place():

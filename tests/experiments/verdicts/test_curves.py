@@ -34,6 +34,8 @@ def test_a_curve_among_draws():
     assert row.estimate == row.p == pytest.approx(1 / 21) and not row.interval(0.95).is_finite
     # the smallest p of 20 draws decides nothing among 12 curves; that of 240 draws does
     assert {*judge_curves([row] * 12)} == {"undecided"}
+    (alone,) = claims.judge_rows([row], CURVES_AGREE, num_rows=12)  # the others are elsewhere
+    assert alone.verdict == "undecided"
     many = rng.normal(size=(240, 5)).cumsum(axis=1)
     assert {*judge_curves([make_curve_row(apart, many)] * 12)} == {"outside"}
     assert compute_verdict(make_curve_row(apart, draws[:18])) == "undecided"
@@ -47,6 +49,9 @@ def test_a_curve_among_draws():
     # 19 draws are the fewest that decide at 5 %
     assert compute_verdict(make_curve_row(apart, draws[:19])) == "outside"
     assert compute_verdict(make_curve_row(draws[3], draws[:19])) == "not rejected"
+    # of two draws each has one other, beside which nothing can be rejected: no power is told
+    assert make_curve_row(apart, draws[:2]).note == "p = 0.33 with 2 draws"
+    assert "it would reject" in make_curve_row(apart, draws[:3]).note
     # draws that are as far as the curve count as farther
     tied = make_curve_row(np.ones(1), np.repeat([-1.0, 1.0], [10, 9])[:, None])
     assert tied.note.startswith("p = 1 with 19 draws")

@@ -215,3 +215,19 @@ def test_so_many_draws_of_a_share_decide():
         assert log_evidence(share * count * 0.95 - 1, count * 0.95 - 1) < math.log(40)
     assert sequential.draws_to_decide(0.5, 0.025) is None
     assert sequential.draws_to_decide(1.0, 0.025) == 8  # of the numbers that are tried
+
+
+def test_fewer_hypotheses_than_there_are_are_not_believed():
+    log_p = np.log([0.01, 0.02, 0.03])
+    for found, expected in zip(
+        sequential.reject_jointly(log_p, 0.05, 1),
+        sequential.reject_jointly(log_p, 0.05),
+        strict=True,
+    ):
+        np.testing.assert_array_equal(found, expected)
+
+
+def test_rounds_double_behind_the_registered_ones_alone():
+    assert sequential.list_rounds((8, 64), 60) == [8, 60]
+    assert sequential.list_rounds((8, 64), 300) == [8, 64, 128, 256, 300]
+    assert sequential.list_rounds((8, 64), 8) == [8]

@@ -1,5 +1,7 @@
 """Slopes, geometric means and intervals of shares: closed forms and limits."""
 
+import math
+
 import numpy as np
 import pytest
 from scipy import stats
@@ -55,7 +57,7 @@ def test_intervals_of_shares_stay_between_0_and_1():
     assert share_interval([rounded, 1.0]) == share_interval([1.0, 1.0])
     assert share_interval([1, 0, 1, 1], 0.8) == wilson_interval(3, 4, 0.8) != wilson_interval(3, 4)
     assert share_interval([0.3] * 4) == wilson_interval(1.2, 4)  # all equal: as so many 0s and 1s
-    for number in (1.2, 1.0005, -0.0005):
+    for number in (1.2, 1.0005, -0.0005, math.nan):
         is_refused(rf"{number:g} is not a share", share_interval, [0.5, number])
 
 

@@ -21,7 +21,8 @@ def test_a_mean_has_its_interval_where_seeds_tell_it():
     shares = [1.0, 1.0, 0.4]
     assert statistics.mean_with_interval(shares)[1].high > 1
     assert statistics.mean_with_interval(shares, share=True)[1] == share_interval(shares)
-    for values, share in (([2.0], False), ([2.0, 2.0], False), ([1.0], True), ([1, np.nan], True)):
+    cases = ([2.0], False), ([2.0, 2.0], False), ([1.0], True), ([1, np.nan], True)
+    for values, share in (*cases, ([1.0, np.inf, 2.0], False), ([1.0, -np.inf, 2.0], False)):
         mean, ends = statistics.mean_with_interval(values, share=share)
         assert not ends.is_finite
         np.testing.assert_equal(mean, np.mean(values))  # NaN where a seed has none
@@ -75,3 +76,9 @@ def test_a_power_of_the_layer_is_told_from_an_exponential():
     expected = math.log(squares[0] / squares[1])
     assert statistics.power_law_wins(curve) == pytest.approx(expected)
     assert np.isnan(statistics.power_law_wins([[1.0, 0.5, 0.2], [1.0, 0.5, 0.0]])).all()
+
+
+def test_what_is_below_the_numbers_of_float32_has_the_logarithm_of_their_least():
+    least = math.log10(np.finfo(np.float32).tiny)
+    logs = statistics.clipped_log10(np.array([0.0, 1e-300, 1e-20, 10.0]))
+    assert logs == pytest.approx([least, least, -20, 1])

@@ -76,6 +76,20 @@ def test_what_refutes_a_statement_is_outside_its_range_of_a_draw():
         assert verdict_wording.refuting_text(make_statement(**fields)) == text
 
 
+def test_what_is_measured_is_a_median_a_share_or_the_statistic():
+    inf, half = math.inf, {"claimed": MORE_THAN_HALF}
+    for fields, start in (
+        ({}, ""),
+        ({"claimed": (0.05, inf), "tests_claim": True}, ""),
+        ({"claimed": (2.5, 3.5)}, "median over draws: "),
+        ({"draw_range": (2.0, inf)} | half, "share of draws above 2: "),
+        ({"draw_range": (-inf, 0.0)} | half, "share of draws below 0: "),
+        ({"draw_range": (-0.05, 0.05)} | half, "share of draws between -0.05 and 0.05: "),
+    ):
+        statement = make_statement(**fields)
+        assert verdict_wording.describe_measured(statement) == f"{start}a difference"
+
+
 def test_statements_are_counted_with_their_settings_and_the_chance_of_an_error():
     """Findings have no answer, and are neither tested nor wrong."""
     held = [make_share_row(30, 30)] * 2
