@@ -28,7 +28,7 @@ TESTED_IN = {
         "paths/traced/interpreter paths/traced/layers "
         "paths/traced/linear_rules paths/traced/primitives "
         "paths/traced/programs paths/traced/replaying "
-        "paths/traced/rules paths/traced/stream paths/traced/values"
+        "paths/traced/rules paths/traced/values"
     ),
     "pretrained/test_streaming.py": "pretrained/opened",
     "report/test_figures.py": "report/style",  # a table of colours and sizes
