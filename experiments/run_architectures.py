@@ -31,7 +31,12 @@ from experiments.architectures.published_models import (
     make_models,
     measure,
 )
-from experiments.architectures.published_targets import READ_OFF, Target, published_targets
+from experiments.architectures.published_targets import (
+    READ_OFF,
+    Target,
+    describe_test,
+    published_targets,
+)
 from experiments.lab import (
     Experiment,
     Finding,
@@ -324,10 +329,7 @@ def find_targets(model: Model, kind: str, curves: Curves) -> tuple[list[Target],
         targets = published_targets(model.settings, published_readings)
     except ValueError as error:
         return [], str(error)
-    return targets, (
-        "a single such value refutes agreement at the 5 % level: the tolerance takes the published "
-        "32 texts of wiki_bio to vary around their mean as these texts do"
-    )
+    return targets, describe_test()
 
 
 def make_finding(results: Results, models: Sequence[Model]) -> Finding | None:

@@ -93,8 +93,8 @@ A run adds seeds in rounds. After the first rounds a setting has {rounds} draws.
 when all settings of the statement are decided or a budget is spent. “Open after 64” means undecided
 after 64 draws. The test is an e-process: it accumulates evidence about the share of draws in
 the range, or about the share on each side of the median. An
-answer is therefore wrong with a probability of at most 5 %, whenever a run stops
-(p = 1/max E for the evidence E, with Holm's correction at 2.5 % on each side).
+answer is therefore wrong with a probability of at most {error:g} %, whenever a run stops
+(p = 1/max E for the evidence E, with Holm's correction at {side:g} % on each side).
 
 Before the run we fixed statistics, ranges, settings, rounds and budgets in
 `experiments/verdicts/statements.toml`. The seeds are new, from {first_seed} on. {texts}
@@ -245,6 +245,8 @@ def describe_protocol() -> str:
         rounds=", ".join(map(str, PROTOCOL.rounds)),
         first_seed=PROTOCOL.first_seed,
         texts=PROTOCOL.texts.strip(),
+        error=100 * ERROR,
+        side=100 * ERROR / 2,
         changed="\n".join(f"- {line}" for line in PROTOCOL.changed),
     ).strip()
 

@@ -5,6 +5,7 @@ import math
 import numpy as np
 from numpy.typing import ArrayLike
 
+from experiments.verdicts.claims import ERROR
 from experiments.verdicts.rows import Row
 from rank_collapse.report.intervals import Interval
 
@@ -31,8 +32,9 @@ def curve_row(
     p = curve_p_value(curve, draws, resolution)
     note = f"p = {p:.2g} with {n} draws"
     if n > 2:
-        powers = [f"{100 * measure_power(draws, s):.0f} % of those moved by {s}" for s in SHIFTS]
-        note += f"; at 5 % it would reject {', '.join(powers)} deviations"
+        powers = [(100 * measure_power(draws, shift, ERROR), shift) for shift in SHIFTS]
+        shares = ", ".join(f"{power:.0f} % of those moved by {shift}" for power, shift in powers)
+        note += f"; at {100 * ERROR:g} % it would reject {shares} deviations"
     return make_curve_row(key, setting, p, n, note)
 
 
@@ -48,7 +50,7 @@ def make_curve_row(key: str, setting: str, p: float, n: int, note: str = "") -> 
     return Row(key, setting, n, p if n else None, lambda level: Interval(), note, p=p, num_made=n)
 
 
-def measure_power(draws: np.ndarray, shift: float, error: float = 0.05) -> float:
+def measure_power(draws: np.ndarray, shift: float, error: float = ERROR) -> float:
     """Measures the share of draws that the test rejects among the others after they are moved.
 
     Args:

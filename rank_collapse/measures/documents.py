@@ -56,6 +56,19 @@ class Documents(NamedTuple):
         return xp.where(exists[:, None, None, :], xp.moveaxis(pairs, -1, -3), 0)
 
 
+def join_rows(segments: AnyArray, n: int) -> AnyArray:
+    """Return segments [..., n] of packed rows as [b, n]; those of another shape as they are, which
+    `split_documents` and `number_documents` refuse.
+
+    Args:
+        segments: The numbers of the documents.
+        n: Tokens of a row.
+    """
+    segments = as_array(segments)
+    has_rows = segments.ndim > 1 and segments.shape[-1] == n
+    return segments.reshape((-1, n)) if has_rows else segments
+
+
 def split_documents(segments: AnyArray, mask: AnyArray, shape: tuple[int, int]) -> Documents:
     """Split a batch into its documents, in the order in which they begin.
 

@@ -113,8 +113,7 @@ def attention_rows(
             m != n or rows is not None or positions is not None,
             "segments= covers all tokens and excludes rows=, positions= and a cache",
         )
-        if np.ndim(segments) > 1:
-            segments = segments.reshape((-1, n))
+        segments = documents.join_rows(segments, n)
     refuse_if(num_segments is not None and segments is None, "num_segments= needs segments=")
     if num_segments is not None:
         options = {"causal": causal, "window": window, "scale": scale, "soft_cap": soft_cap}

@@ -5,7 +5,6 @@ Axis letters: b leading axes as one, n tokens, d width, h heads, m keys.
 
 from collections.abc import Callable
 
-import numpy as np
 from jaxtyping import Float
 
 from rank_collapse.annotations import AnyArray
@@ -102,7 +101,7 @@ def monitor(
     if attention is not None:
         arrays["p"] = _reshape_weights(x, as_floats(attention))
     if segments is not None:
-        segments = segments if np.ndim(segments) == 1 else segments.reshape((-1, n))
+        segments = documents.join_rows(segments, n)
     if segments is not None and num_segments is None:
         arrays = _split_by_document(arrays, segments, token_mask)
     refuse_if(num_segments is not None and segments is None, "num_segments= needs segments=")

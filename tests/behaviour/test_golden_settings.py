@@ -4,6 +4,8 @@ A default that changes, or a published number, changes results without an error.
 """
 
 import argparse
+import dataclasses
+import functools
 import importlib
 import inspect
 import pkgutil
@@ -115,6 +117,16 @@ def is_setting(value):
 
 
 def write_value(value):
+    """Writes a value: functions and classes by their names, sets in order."""
+    if isinstance(value, set | frozenset):
+        return str(sorted(map(write_value, value)))
+    if isinstance(value, dict):
+        pairs = (f"{key!r}: {write_value(part)}" for key, part in value.items())
+        return "{" + ", ".join(pairs) + "}"
+    if type(value) in (list, tuple):
+        return f"({', '.join(map(write_value, value))})"
+    if isinstance(value, functools.partial):
+        return f"{write_value(value.func)}{write_value(value.args)}{write_value(value.keywords)}"
     return getattr(value, "__name__", None) or re.sub(r" at 0x\w+", "", repr(value))
 
 
@@ -124,6 +136,13 @@ def list_settings(module: ModuleType):
         if name.isupper() and is_setting(value) and len(repr(value)) < 1500:
             is_set = isinstance(value, set | frozenset)
             yield f"{name} = {sorted(map(str, value)) if is_set else value!r}"
+        is_kept = name in ("EXPERIMENT", "PROTOCOL")  # in the texts of flags and of statements
+        is_record = dataclasses.is_dataclass(value) and not inspect.isclass(value)
+        if name.isupper() and is_record and not is_kept:
+            for field in dataclasses.fields(value):
+                part = getattr(value, field.name)
+                if part != field.default:
+                    yield f"{name}.{field.name} = {write_value(part)}"
         if getattr(value, "__module__", None) != module.__name__ or not callable(value):
             continue
         inner = vars(value).items() if inspect.isclass(value) else ()

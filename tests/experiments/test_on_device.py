@@ -8,6 +8,7 @@ import sys
 import tarfile
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -119,6 +120,22 @@ def test_wrong_uses_are_one_line(tmp_path, capsys):
     for docs, words in (("empty", "cannot be read"), (".", "has no line <!-- measured")):
         assert execute("--pages", f"--folder={tmp_path}", f"--docs={tmp_path / docs}") == 2
         assert words in capsys.readouterr().err
+
+
+def test_a_step_has_its_variables_whatever_the_caller_has_set(tmp_path, monkeypatch):
+    """A step without variables has the caller's."""
+    monkeypatch.setenv("JAX_PLATFORMS", "caller's")
+    started = []
+
+    def start(command, env, **_):
+        started.append((command[1:], env["JAX_PLATFORMS"]))
+        return SimpleNamespace(poll=lambda: 0, wait=lambda _: 0, returncode=0)
+
+    monkeypatch.setattr(on_device.subprocess, "Popen", start)
+    monkeypatch.setattr(on_device, "read_driver", lambda: None)
+    steps = [Step("own", ["a", "b"], 9, {"JAX_PLATFORMS": "cpu"}), Step("other", ["c"], 9)]
+    assert run_steps(steps, tmp_path, time.monotonic() + 9) == [0, 0]
+    assert started == [(["a", "b"], "cpu"), (["c"], "caller's")]
 
 
 @pytest.mark.parametrize("is_tiny", [False, True])

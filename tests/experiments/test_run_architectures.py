@@ -1,6 +1,7 @@
 """The binary at tiny size, on stored checkpoints, and what bad input gets."""
 
 import os
+import re
 import shutil
 import time
 from pathlib import Path
@@ -168,6 +169,23 @@ def published_results():
         for label, (alone, skips) in ratios.items()
     }
     return ratios, results, [SimpleNamespace(label=label) for label in ratios]
+
+
+@pytest.mark.parametrize("error", [None, 0.2, 0.001])
+def test_the_note_names_the_level_of_the_test(monkeypatch, error):
+    """The tolerances widen as the level falls, and the note has the same level."""
+    curves = {
+        (name, "published"): np.random.default_rng(0).normal(0.5, 0.1, (1, 5, 13))
+        for name in surgery.ABLATIONS
+    }
+    model = SimpleNamespace(settings=rc.pretrained.PUBLISHED["bert-base-cased"])
+    usual, note = run_architectures.find_targets(model, "pretrained", curves)
+    if error is not None:
+        monkeypatch.setattr(published_targets, "ERROR", error)
+        targets, note = run_architectures.find_targets(model, "pretrained", curves)
+        for target, other in zip(targets, usual, strict=True):
+            assert (target.tolerance < other.tolerance) == (error > 0.05)
+    assert re.findall(r"[\d.]+ %", note) == [f"{100 * published_targets.ERROR:g} %"]
 
 
 def test_the_finding_names_the_layer_below_a_hundredth(published_results):

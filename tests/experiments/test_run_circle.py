@@ -9,6 +9,7 @@ import pytest
 
 from experiments import run_circle
 from experiments.circle import walks
+from experiments.circle.circle_figures import describe_network
 from experiments.lab.folder import RunFolder
 from rank_collapse import apply
 from rank_collapse.network.inputs import input_states
@@ -252,6 +253,34 @@ def test_who_is_kept_apart_is_said_seed_by_seed():
     row = next(r for r in claims if r.key == "circle mlp")
     assert (row.estimate, row.draws) == (0.75, 4)
     assert "those of 7 seeds that fall without; 2 fall only with" in row.note
+
+
+@pytest.mark.parametrize("widths", [(8, 4, 16), (4, 16, 8)])
+def test_a_network_is_compared_with_the_baseline_of_its_own_width(widths):
+    """The rows of all widths are those of each width alone; draws are the seeds that fall in the
+    baseline. Without a baseline of its width a network has no such row."""
+    pairs = [(v, width) for width in widths for v in run_circle.COMPARED["all"]]
+    counts = {cell: 2 + (5 * place) % 11 for place, cell in enumerate(pairs)}
+    results = make_results({f"{v}, d={width}": count for (v, width), count in counts.items()}, 14)
+
+    def list_rows(cells):
+        cases = {f"{v}, d={width}": results[f"{v}, d={width}"] for v, width in cells}
+        rows = run_circle.judge_claims(cases)
+        return {(r.key, r.setting): (r.draws, r.estimate, r.note) for r in rows}
+
+    together, alone = list_rows(pairs), {}
+    for width in widths:
+        alone |= list_rows([cell for cell in pairs if cell[1] == width])
+        for variant, (key, baseline) in run_circle.APART.items():
+            row = together[key, describe_network(variant, width)]
+            assert row[0] == counts[baseline, width], (variant, width)
+    assert together == alone
+    without = list_rows([cell for cell in pairs if cell != ("attention", widths[1])])
+    lost = {key: [s for k, s in together.keys() - without.keys() if k == key] for key, _ in BESIDE}
+    assert lost == {key: [describe_network(v, widths[1])] for key, v in BESIDE}
+
+
+BESIDE = [(key, v) for v, (key, baseline) in run_circle.APART.items() if baseline == "attention"]
 
 
 def test_an_order_other_than_the_theorys_is_said_to_be():

@@ -1,6 +1,8 @@
 """Packed rows, where an example is a document: all frameworks against one document at a time."""
 
 import functools
+import itertools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -239,6 +241,51 @@ profile = functools.partial(rc.profile, X, batch_axis=1)
 )
 def test_what_is_no_segment_is_refused(arguments, message):
     is_refused(message, *arguments)
+
+
+NO_SEGMENTS = {
+    "of other numbers": SEGMENTS * 1.0,
+    "of one column": SEGMENTS[:, :1],
+    "of fewer columns": SEGMENTS[:, :3],
+    "of one row, too short": SEGMENTS[0, :3],
+    "of one number": SEGMENTS[0, 0],
+    "transposed": SEGMENTS.T,
+    "of more rows": np.concatenate([SEGMENTS, SEGMENTS[:1]]),
+    "of one axis": SEGMENTS.reshape(-1),
+}
+
+
+@FRAMEWORKS
+@pytest.mark.parametrize("segments", NO_SEGMENTS.values(), ids=NO_SEGMENTS)
+def test_what_is_no_segment_is_refused_with_a_number_and_a_mask_too(convert, segments):
+    """In every function, in every framework, with and without num_segments= and mask=."""
+    convert = get_converter(convert)
+    wrong, message = (
+        convert(segments),
+        r"dtype \S+ and shape {} are not integers of shape \(7,\) or",
+    )
+    for mask, count in itertools.product((None, MASK), (None, K)):
+        options = {"segments": wrong, "num_segments": count}
+        options |= {} if mask is None else {"mask": convert(mask)}
+        for measure in (
+            functools.partial(rc.profile, convert(X), batch_axis=1),
+            functools.partial(rc.monitor, convert(X[0])),
+            functools.partial(rc.attention_rows, convert(Q), convert(K_ROWS)),
+        ):
+            with pytest.raises(ValueError, match=message.format(re.escape(str(segments.shape)))):
+                measure(**options)
+
+
+def test_segments_of_lists_are_those_of_arrays():
+    for count in (None, K):
+        options = {"num_segments": count, "mask": MASK}
+        for measure in (
+            functools.partial(rc.monitor, X[0]),
+            functools.partial(rc.attention_rows, Q, K_ROWS),
+            lambda **o: profile(measures=("residual_ratio",), **o).measures,
+        ):
+            lists, arrays = (measure(segments=s, **options) for s in (SEGMENTS.tolist(), SEGMENTS))
+            near(lists, arrays, rtol=0)
 
 
 @pytest.mark.parametrize("convert", ["numpy", "torch"])

@@ -13,6 +13,7 @@ from experiments.benchmarks import experiment_parts
 from experiments.benchmarks.experiment_parts import COMPILING, TRACING, Parts
 from experiments.reproducing.running import ProcessResult
 from rank_collapse.runs.files import RunError
+from tests.support.folders import REPOSITORY
 
 
 def test_events_are_of_the_programs_compiled_in_the_context():
@@ -86,13 +87,24 @@ def test_a_process_times_all_runs_of_an_experiment_with_further_flags(monkeypatc
     assert ended.value.code == "its output"
 
 
+SET = {
+    "JAX_ENABLE_COMPILATION_CACHE": "false",
+    "JAX_PLATFORMS": "cpu",
+    "MPLBACKEND": "Agg",
+    "PYTHONPATH": str(REPOSITORY),
+}
+
+
 def test_experiments_are_timed_one_after_the_other(monkeypatch, capsys, tmp_path):
-    """Without names those whose data are there; the times are the last line of a process."""
+    """Without names those whose data are there; the times are the last line of a process, whose
+    environment replaces the caller's."""
     asked = []
+    for name in (*SET, "ANOTHER"):
+        monkeypatch.setenv(name, "kept")
 
     def run(command, env, capture_output, text):
         asked.append(command[1:])
-        assert env["JAX_PLATFORMS"] == "cpu" and env["JAX_ENABLE_COMPILATION_CACHE"] == "false"
+        assert {name: env[name] for name in SET} == SET and env["ANOTHER"] == "kept"
         is_fine = command[3] != "broken"
         lines = f"a line\n[{len(asked)}.0, 0.5, 0.25, 2]\n"
         return SimpleNamespace(returncode=not is_fine, stdout=lines, stderr="no luck\n")

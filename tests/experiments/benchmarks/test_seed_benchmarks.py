@@ -45,6 +45,28 @@ def test_seeds_that_find_no_free_core_wait_for_another_turn(monkeypatch):
     assert needed == 9 and losses.tolist() == [[8.5, 8.25], [7.5, 7.25]]
 
 
+@pytest.mark.parametrize("callers", ["", "--xla_cpu_multi_thread_eigen=true --xla_dump_to=here"])
+def test_a_process_trains_its_seed_on_one_thread_whatever_the_caller_has_set(monkeypatch, callers):
+    """XLA takes the last of two flags; the caller's other flags and variables are kept."""
+    monkeypatch.setenv("XLA_FLAGS", callers)
+    monkeypatch.setenv("BENCHMARK_SEED", "7")
+    monkeypatch.setenv("ANOTHER", "kept")
+    started = []
+
+    def start(command, env, **_):
+        started.append((command, env))
+        return SimpleNamespace(communicate=lambda: ("1.0 2.0", None))
+
+    monkeypatch.setattr(seed_benchmarks, "count_cores", lambda: 3)
+    monkeypatch.setattr(seed_benchmarks.subprocess, "Popen", start)
+    seed_benchmarks._train_processes("cnn", 9, 5, {"batch_size": 2})
+    assert [env["BENCHMARK_SEED"] for _, env in started] == ["0", "1", "2"]
+    for command, env in started:
+        assert command[2].endswith("run_alone('cnn', 5, {'batch_size': 2})")
+        assert env["XLA_FLAGS"].split() == [*callers.split(), "--xla_cpu_multi_thread_eigen=false"]
+        assert env["ANOTHER"] == "kept"
+
+
 def test_each_step_of_the_sorting_network_reads_the_next_rows(monkeypatch):
     """Behind the last row the first one follows."""
     recipe = SimpleNamespace(name="recipe")

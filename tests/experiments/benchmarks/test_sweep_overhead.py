@@ -1,15 +1,28 @@
 """`sweep` beside loops written by hand at tiny size: all train the same seeds."""
 
+from collections import Counter
+
 import numpy as np
 
 from experiments import benchmark
 from experiments.benchmarks import sweep_overhead
 from experiments.benchmarks.timing import Timing
+from rank_collapse.training.engine.program import Program
 from tests.oracles.benchmark_reports import find_figure, parse_two_rounds
 
 
-def test_sweep_and_the_loops_by_hand_train_the_same_seeds():
-    """In one call, in several, and in several of which the last is shorter."""
+def test_sweep_and_the_loops_by_hand_train_the_same_seeds(monkeypatch):
+    """In one call, in several, and in several of which the last is shorter.
+
+    Each training of `sweep`, the first and one a round, makes the calls that the case names.
+    """
+    calls, advance = [], Program.advance
+
+    def advance_and_count(program, runs, stop):
+        calls.append((runs.step, stop))
+        return advance(program, runs, stop)
+
+    monkeypatch.setattr(Program, "advance", advance_and_count)
     report = sweep_overhead.time_overhead(
         parse_two_rounds(), **benchmark.TINY["sweep_overhead"] | {"calls": (2, 5)}
     )
@@ -20,6 +33,9 @@ def test_sweep_and_the_loops_by_hand_train_the_same_seeds():
     for name, output in losses.items():
         num_steps = int(name.partition(" ")[0])
         np.testing.assert_allclose(output, whole[:, :num_steps], rtol=1e-4, err_msg=name)
+    cases = [(n, size) for n in (6, 8) for size in (2, 5, n)]
+    wanted = [(s, min(s + size, n)) for n, size in cases for s in range(0, n, size)]
+    assert Counter(calls) == Counter(3 * wanted)
 
 
 def test_the_limit_is_that_of_the_longest_training():

@@ -1,5 +1,7 @@
 """Processes of the PyTorch baseline: how many, and one that fails."""
 
+import io
+import pickle
 from types import SimpleNamespace
 
 import pytest
@@ -60,6 +62,26 @@ def test_seconds_are_of_the_slowest_process_for_each_of_all_seeds():
     assert order == [(0, line), (1, line), (0, "read"), (1, "read")]
     with pytest.raises(RuntimeError, match="3 processes of 1 thread failed"):
         processes.measure(torch_processes.Way(3, 1), 1)
+
+
+def test_processes_of_pytorch_are_silent_whatever_the_caller_has_set(monkeypatch):
+    """Each gets the task; other variables of the caller are kept, and all processes are ended."""
+    monkeypatch.setenv("PYTHONWARNINGS", "error")
+    monkeypatch.setenv("ANOTHER", "kept")
+    started, ended = [], []
+
+    def start(command, env, **_):
+        started.append((env["PYTHONWARNINGS"], env["ANOTHER"]))
+        return SimpleNamespace(stdin=io.BytesIO())
+
+    monkeypatch.setattr(torch_processes.importlib.util, "find_spec", lambda name: name)
+    monkeypatch.setattr(torch_processes.subprocess, "Popen", start)
+    monkeypatch.setattr(torch_processes, "_stop", ended.append)
+    task = SimpleNamespace(device="cpu")
+    with torch_processes.Processes(task, 3) as processes:
+        tasks = [pickle.loads(p.stdin.getvalue()) for p in processes._processes]
+        assert started == [("ignore", "kept")] * 3 and tasks == [task] * 3 and not ended
+    assert len({id(process) for process in ended}) == 3
 
 
 def test_a_process_of_pytorch_that_fails_ends_the_benchmark(capfd):

@@ -1,5 +1,7 @@
 """Verdicts and findings on paths by length, of made-up accuracies."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 import xarray as xr
@@ -8,7 +10,7 @@ from experiments import run_sort
 from experiments.lab.labelled import make_dataset
 from experiments.path_accuracy import accuracy_results
 from experiments.path_accuracy.accuracy_results import accuracies
-from experiments.path_accuracy.evaluation import BASELINES
+from experiments.path_accuracy.evaluation import BASELINES, name_axes
 from experiments.verdicts.claims import FINDING
 from tests.support.closeness import assert_close
 from tests.support.runs import answered, parsed, verdicts
@@ -139,3 +141,58 @@ def test_the_finding_names_the_fewest_layers_and_single_lengths():
         "0.93 of the letters are sorted without paths through more than 2 of 3 layers (0.95 with "
         "all paths, 0.60 by a guess); 20 sampled paths of length 1 give 0.89, of length 3 0.25."
     )
+
+
+@pytest.mark.parametrize("least", [0, 1, 2, 3])
+def test_rows_name_lengths_not_places_where_sampled_paths_begin_later(least):
+    """--path_len is the shortest sampled length: every row against a loop over lengths."""
+    depth, rng = 4, np.random.default_rng(least)
+    task = run_sort.make_task(parsed(run_sort, f"--depth={depth}", f"--path_len={least}"))
+    task = dataclasses.replace(task, metrics={"accuracy": task.metrics["accuracy"]})
+    lengths, seeds, repeats = range(least, depth + 1), range(3), range(2)
+    names = ("exact", "up_to", "from", "shapley", "truncated")
+    by_length = {name: rng.uniform(0.1, 0.9, (3, depth + 1)) for name in names}
+    sets = {size: rng.uniform(0.1, 0.9, (3, len(lengths), 2)) for size in (5, 20)}
+    arrays = {f"{name}/accuracy": values for name, values in by_length.items()}
+    arrays |= {f"sets/{size}/accuracy": values for size, values in sets.items()}
+    arrays |= {f"{name}/accuracy": np.full(3, 0.6) for name in (*BASELINES, "offset")}
+    arrays |= {"whole/accuracy": np.full(3, 0.95), "tokens": np.full(3, 900.0)}
+    results = name_axes(task, arrays | {"diverged_at": np.array([-1, 4, -1])})
+
+    def average(values, length):
+        """Averages over the seeds that did not diverge, and over repeats."""
+        place = length - least
+        return sum(values[s, place, r] for s in (0, 2) for r in repeats) / 4
+
+    places = "evaluation", "seed", "path_length", "num_paths", "repeat"
+    rows = accuracy_results.make_rows(results, task)
+    rows = {tuple(map(row.get, places)): row["accuracy"] for row in rows if "path_length" in row}
+    wanted = {
+        (name, s, k, None, None): values[s, k]
+        for name, values in by_length.items()
+        for s in seeds
+        for k in range(depth + 1)
+    } | {
+        ("sampled", s, k, size, r): values[s, k - least, r]
+        for size, values in sets.items()
+        for s in seeds
+        for k in lengths
+        for r in repeats
+    }
+    assert rows == pytest.approx(wanted)
+    shown = {c.quantity: c.measured for c in accuracy_results.compare_results(results, task)}
+    for k in range(depth + 1):
+        mean = (by_length["truncated"][0, k] + by_length["truncated"][2, k]) / 2
+        quantity = f"path length {k}: accuracy without longer paths"
+        assert shown[quantity] == pytest.approx(mean)
+    best = [max(lengths, key=lambda k, v=v: average(v, k)) for v in sets.values()]
+    for dataset in (results, results.sel(path_length=[*lengths])):
+        comparisons = accuracy_results.compare_results(dataset, task)
+        assert [c.measured for c in comparisons if "highest accuracy" in c.quantity] == best
+    keys = {row.key for row in accuracy_results.judge_claims(results, task, "sorting")}
+    assert keys.isdisjoint({"one short", "falls"}) == (least > 1)
+    finding = accuracy_results.make_finding(results, task, "are sorted")
+    assert (finding is None) == (least > 1)
+    if finding is not None:
+        one, full = (average(sets[20], k) for k in (1, depth))
+        assert f"of length 1 give {one:.2f}, of length 4 {full:.2f}." in finding.sentence

@@ -6,13 +6,21 @@ import numpy as np
 import pytest
 
 import rank_collapse as rc
+from experiments import run_memorization
 from experiments.path_accuracy import evaluation
+from experiments.train import trained_tasks
 from experiments.train.trained_tasks import whole_metrics
 from rank_collapse.paths.sets import Classifier
-from rank_collapse.training.tasks.examples import Examples, token_accuracy
+from rank_collapse.training.tasks.examples import (
+    Examples,
+    pack_examples,
+    packed_rows,
+    token_accuracy,
+)
 from rank_collapse.training.training import Model
 from tests.oracles import draws
-from tests.support.closeness import assert_close
+from tests.support.closeness import assert_close, near
+from tests.support.runs import parsed
 
 L, H, D, N, B = 2, 2, 6, 5, 3
 LENGTHS = (5, 3, 4)
@@ -70,3 +78,64 @@ def test_sums_of_lengths_have_one_offset_and_one_classifier(data):
     truncated = np.asarray(results["truncated"]["logits"])
     assert_close(truncated[-1], network_metrics["logits"], rtol=1e-9)
     assert len(set(truncated.tolist())) == L + 1
+
+
+@pytest.mark.parametrize("is_packed", [True, False])
+def test_every_number_of_packed_texts_is_of_the_texts(monkeypatch, is_packed):
+    """Training packs several texts into a row; what is measured is of single texts, against loops
+    over these. A fixed logit of every token stands in for the network."""
+    rng, lengths, width, num_eval = np.random.default_rng(5), (4, 2, 3, 1, 5, 2), 6, 4
+    options = parsed(run_memorization, "--n_eval_data=4", f"--num_tokens={width}")
+    mask = np.arange(width) < np.array(lengths)[:, None]
+    tokens, logits = rng.integers(0, 9, mask.shape), rng.normal(size=(9, 2)).astype(np.float32)
+    task = run_memorization.make_text_task(options, tokens, mask, 9)
+    labels = np.where(rng.random(mask.shape) < 0.3, tokens % 2, logits[tokens].argmax(axis=-1))
+    labelled = Examples(jnp.asarray(tokens), jnp.asarray(labels), jnp.asarray(mask))
+    rows = packed_rows(np.array(lengths), width)
+    assert len(rows) < len(tokens)
+    data = {"train": labelled, "eval": labelled.first(num_eval)}
+    if is_packed:
+        data |= {"train": pack_examples(labelled, rows), "texts": labelled}
+    asked = {}
+    monkeypatch.setattr(
+        trained_tasks, "batch_forward", lambda model, e, *_, **__: jnp.asarray(logits)[e.inputs]
+    )
+    monkeypatch.setattr(
+        evaluation, "evaluate_samples", lambda task, model, e, key: asked.update(sets=e) or {}
+    )
+    monkeypatch.setattr(
+        evaluation, "length_sums", lambda model, e, *_: asked.update(sums=e) or {"exact": {}}
+    )
+    results = evaluation.evaluate_paths(task, None, data, jax.random.key(2))
+
+    def measure_texts(count):
+        """Measures the first texts one by one."""
+        right, losses, scores = [], [], {0: [], 1: []}
+        for text, length in enumerate(lengths[:count]):
+            z, wanted = logits[tokens[text, :length]].astype(float), labels[text, :length]
+            right.append(z.argmax(axis=-1) == wanted)
+            losses += [np.log(np.exp(a).sum()) - a[c] for a, c in zip(z, wanted, strict=True)]
+            for a, c in zip(z, wanted, strict=True):
+                scores[int(c)].append(a[1] - a[0])
+        pairs = [(b > a) + (b == a) / 2 for a in scores[0] for b in scores[1]]
+        return {
+            "accuracy": np.concatenate(right).mean(),
+            "exact_match": np.mean([all(r) for r in right]),
+            "loss": np.mean(losses),
+            "auc": np.mean(pairs),
+        }
+
+    assert [*task.metrics] == [*measure_texts(6)]
+    near(results["whole"], measure_texts(num_eval), rtol=1e-5)
+    near(results["whole_train"], measure_texts(len(lengths)), rtol=1e-5)
+    assert 0 < results["whole"]["exact_match"] != results["whole_train"]["exact_match"]
+    most = np.bincount(labels[mask]).argmax()
+    majority, guess = (results[name]["accuracy"] for name in evaluation.BASELINES)
+    near(majority, (labels[:num_eval] == most)[mask[:num_eval]].mean())
+    count = sum(lengths[:num_eval])
+    assert results["tokens"] == count
+    assert float(guess * count) == pytest.approx(round(float(guess * count)))
+    assert asked == {"sets": data["eval"], "sums": data["eval"]}
+    assert {*results} == {*evaluation.BASELINES} | {
+        *("whole", "whole_train", "sets", "exact", "tokens")
+    }

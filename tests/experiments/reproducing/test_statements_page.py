@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from experiments.reproducing import statements_page
-from experiments.verdicts import mean_row
+from experiments.verdicts import claims, mean_row
 from experiments.verdicts.claims import Statement
 from experiments.verdicts.statements import STATEMENTS
 
@@ -78,6 +78,18 @@ def test_a_row_that_no_run_has_names_no_run():
 def find_statement_with_settings():
     """Returns a registered statement's key and three of its settings."""
     return next((k, *s.settings[:3]) for k, s in STATEMENTS.items() if len(s.settings) >= 3)
+
+
+def test_the_protocol_names_the_level_at_which_statements_are_judged(monkeypatch):
+    """The one of `claims`, half of it on each side; the count of errors by chance is of it, too."""
+    assert statements_page.ERROR == claims.ERROR
+    for error, whole, side in ((claims.ERROR, "5 %", "2.5 %"), (0.01, "1 %", "0.5 %")):
+        monkeypatch.setattr(statements_page, "ERROR", error)
+        text = " ".join(statements_page.describe_protocol().split())
+        assert f"probability of at most {whole}, whenever" in text
+        assert f"correction at {side} on each side" in text
+        sentence = statements_page.count_sentence(dict.fromkeys(map(str, range(60)), claims.HOLDS))
+        assert f"At most {60 * error:.1f} of these answers" in sentence
 
 
 def render_lines(rows, monkeypatch, **fields):

@@ -1,8 +1,10 @@
 """Texts of our own grammars: the same for a seed, closed by tokens, spectra between −1 and 1."""
 
 import random
+import re
 
 import numpy as np
+import pytest
 
 from experiments.trained import generated_texts
 from tests.support.closeness import assert_close
@@ -43,6 +45,22 @@ def test_a_seed_gives_the_same_lines_and_another_one_others():
     assert first == again != other and first.count("\n") == 4
     rows = [list(map(int, line.split())) for line in first.splitlines()]
     assert all((row[0], row[-1]) == (0, 1) and min(row[1:-1]) > 1 for row in rows)
+
+
+@pytest.mark.parametrize("kind", generated_texts.KINDS)
+def test_a_vocabulary_that_lacks_a_word_is_refused_with_the_word(kind):
+    """Whatever the word, the tokens around a text among them: no id stands for two words."""
+    draw = random.Random(1)
+    words = [
+        "[CLS]",
+        "[SEP]",
+        *sorted({w for _ in range(9) for w in generated_texts.KINDS[kind](draw)}),
+    ]
+    whole = generated_texts.write_ids(kind, words, 9)
+    assert {*map(int, whole.split())} == {*range(len(words))}
+    for word in words:
+        with pytest.raises(KeyError, match=re.escape(repr(word))):
+            generated_texts.write_ids(kind, [w for w in words if w != word], 9)
 
 
 def test_spectra_are_between_minus_one_and_one_and_tones_move():

@@ -114,6 +114,16 @@ def test_the_power_of_the_test_of_curves_is_that_of_fresh_draws():
     assert "at 5 % it would reject" in note and "moved by 3 deviations" in note
 
 
+def test_the_note_on_the_power_names_the_level_of_the_rejections(monkeypatch):
+    monkeypatch.setattr(curves, "ERROR", 0.2)
+    draws = np.random.default_rng(9).normal(size=(25, 4))
+    powers = [round(100 * curves.measure_power(draws, shift, 0.2)) for shift in (1, 2, 3)]
+    assert powers != [round(100 * curves.measure_power(draws, shift, 0.05)) for shift in (1, 2, 3)]
+    note = curves.curve_row("key", "", draws[0], draws).note
+    wanted = ", ".join(f"{power} % of those moved by {i + 1}" for i, power in enumerate(powers))
+    assert note.endswith(f"; at 20 % it would reject {wanted} deviations")
+
+
 CURVES = {  # laws of 240 draws and one more, by layer
     "walks": lambda rng: 0.5 + 0.02 * rng.normal(size=(241, 6)).cumsum(axis=1),
     "heavy tails": lambda rng: 0.5 + 0.02 * rng.standard_t(3, size=(241, 6)).cumsum(axis=1),

@@ -53,14 +53,17 @@ def test_rows_of_a_statement_are_of_its_range(monkeypatch):
         assert (row.key, row.setting, row.draws) == (key, "here", 4)
 
 
+FILE = (
+    "[protocol]\nfirst_seed = 7\nrounds = [8, 16]\nbudgets = {run_sort = 64}\n"
+    'texts = "None."\nchanged = []\n'
+    '[one]\nsource = "a"\ntext = "b"\nstatistic = "c"\nclaimed = [0.5, inf]\n'
+    'draw_range = [-inf, 2.0]\nsettings = ["x", "y"]\n'
+)
+
+
 def test_ranges_and_lists_of_a_file_are_tuples(tmp_path):
     path = tmp_path / "statements.toml"
-    path.write_text(
-        "[protocol]\nfirst_seed = 7\nrounds = [8, 16]\nbudgets = {run_sort = 64}\n"
-        'texts = "None."\nchanged = []\n'
-        '[one]\nsource = "a"\ntext = "b"\nstatistic = "c"\nclaimed = [0.5, inf]\n'
-        'draw_range = [-inf, 2.0]\nsettings = ["x", "y"]\n'
-    )
+    path.write_text(FILE)
     protocol, table = statements.read_statements(path)
     assert (protocol.first_seed, protocol.rounds, protocol.budgets) == (
         7,
@@ -69,6 +72,29 @@ def test_ranges_and_lists_of_a_file_are_tuples(tmp_path):
     )
     fields = {"draw_range": (-math.inf, 2.0), "settings": ("x", "y")}
     assert table == {"one": statements.Statement("a", "b", "c", (0.5, math.inf), **fields)}
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        (("draw_range", "draw_rage"), "draw_rage"),
+        (("claimed", "Claimed"), "Claimed"),
+        (("statistic", "statistics"), "statistics"),  # too much is said before what is missing
+        (('statistic = "c"', ""), "statistic"),
+        (("rounds", "round"), "'round'"),
+        (("changed = []", ""), "'changed'"),
+    ],
+)
+def test_a_field_that_a_statement_or_the_protocol_does_not_have_is_named(
+    tmp_path, changed, message
+):
+    """A field without its name would leave the statement another range, or none."""
+    path = tmp_path / "statements.toml"
+    path.write_text(FILE)
+    statements.read_statements(path)
+    path.write_text(FILE.replace(*changed))
+    with pytest.raises(TypeError, match=message):
+        statements.read_statements(path)
 
 
 @pytest.mark.parametrize("key", [key for key, statement in STATEMENTS.items() if statement.test])
