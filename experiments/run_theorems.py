@@ -211,11 +211,10 @@ def find_shown(curve: Curve) -> int:
 def describe_theorem(theorem: Theorem) -> str:
     """Writes the caption of a theorem's figure: its statement and terms, and the meaning of its
     lines."""
-    lines = (
-        "Dots are measured, solid lines are predicted, dashed lines are bounds, and dotted lines "
-        "are references without a verdict."
+    return (
+        f"{theorem.source}: {theorem.statement} {theorem.terms} Dots are measured, solid lines are "
+        "predicted, dashed lines are bounds, and dotted lines are references without a verdict."
     )
-    return " ".join(filter(None, (f"{theorem.source}: {theorem.statement}", theorem.terms, lines)))
 
 
 EXPERIMENT = Experiment(

@@ -106,7 +106,7 @@ class Theorem(NamedTuple):
         helps: Use for a practitioner.
         panels: Panels of its figure, one for each quantity.
         curves: Seed → its curves.
-        terms: Explanation of the terms of the statement, for the caption; "" for none.
+        terms: Explanation of the terms of the statement, for the caption.
     """
 
     name: str
@@ -119,7 +119,7 @@ class Theorem(NamedTuple):
     helps: str
     panels: tuple[Panel, ...]
     curves: Callable[[int], list[Curve]]
-    terms: str = ""
+    terms: str
 
 
 class Outcome(NamedTuple):
