@@ -16,27 +16,23 @@ COLORS = 64  # of a figure's palette: a third of its size, without a visible dif
 
 
 def render_markdown(
-    title: str, intro: str, sections: Sequence[Section], terms: str = ""
+    title: str, intro: str, terms: str, sections: Sequence[Section]
 ) -> tuple[str, dict[str, bytes]]:
     """Renders a page of Markdown, with the files that it links to.
 
     Args:
         title: Title of the page.
         intro: First paragraph of the page.
+        terms: Explanation of the terms, a section to which each experiment links.
         sections: The experiments; their `details` say where and how long they ran.
-        terms: Explanation of the terms, a section to which each experiment links; "" for none.
 
     Returns:
         The page, and {path relative to it: a figure's PNG, or numbers as CSV}.
     """
     files: dict[str, bytes] = {}
-    paragraphs = [f"# {title}", intro]
-    if terms:
-        paragraphs += ["## Terms", terms]
+    paragraphs = [f"# {title}", intro, "## Terms", terms]
     for section in sections:
         section_paragraphs, section_files = _render_section(section)
-        if terms:
-            section_paragraphs.insert(1, TERMS_LINK)
         paragraphs += section_paragraphs
         files |= section_files
     return "\n\n".join(filter(None, paragraphs)) + "\n", files
@@ -67,7 +63,7 @@ def _render_section(section):
     }
     captions = [_escape(caption) for _, caption in section.figures]
     figures = list(zip(captions, files, strict=True))
-    paragraphs = [f"## {section.title}"]
+    paragraphs = [f"## {section.title}", TERMS_LINK]
     if section.error:
         paragraphs.append("**failed**")
     for caption, path in figures[:1]:

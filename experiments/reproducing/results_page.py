@@ -128,7 +128,7 @@ def write_markdown(parent: Path, preset: str, docs: Path) -> Path:
     statements_page.write_page(docs, [parent / row["run"] for row in table])
     missing = [name for name in list_experiments() if name not in names]
     intro = INTRO.format(preset=preset) + (f" Not run: {', '.join(missing)}." if missing else "")
-    text, contents = render_markdown("Results", intro, sections, TERMS)
+    text, contents = render_markdown("Results", intro, TERMS, sections)
     contents |= {"results.md": text.encode(), RUNS: table_bytes(table)}
     if preset == "reported":
         contents |= fill_pages(docs, pages)
