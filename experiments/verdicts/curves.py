@@ -50,7 +50,7 @@ def make_curve_row(key: str, setting: str, p: float, n: int, note: str = "") -> 
     return Row(key, setting, n, p if n else None, lambda level: Interval(), note, p=p, num_made=n)
 
 
-def measure_power(draws: np.ndarray, shift: float, error: float = ERROR) -> float:
+def measure_power(draws: np.ndarray, shift: float, error: float) -> float:
     """Measures the share of draws that the test rejects among the others after they are moved.
 
     Args:

@@ -85,7 +85,7 @@ def test_the_p_value_and_the_power_are_those_of_their_definitions(count):
             p_value_of(draws[i] + shift * deviations, np.delete(draws, i, axis=0)) <= 0.05
             for i in range(count)
         ]
-        assert curves.measure_power(draws, shift) == pytest.approx(np.mean(rejected))
+        assert curves.measure_power(draws, shift, 0.05) == pytest.approx(np.mean(rejected))
 
 
 def test_curves_that_agree_are_not_rejected_and_do_not_hold():
@@ -104,7 +104,7 @@ def test_the_power_of_the_test_of_curves_is_that_of_fresh_draws():
     """Beside independent curves of the same law, moved by as many deviations."""
     rng = np.random.default_rng(8)
     draws = rng.normal(size=(60, 1)) + 0.3 * rng.normal(size=(60, 4))
-    powers = [curves.measure_power(draws, shift) for shift in (0, 2, 4)]
+    powers = [curves.measure_power(draws, shift, 0.05) for shift in (0, 2, 4)]
     assert powers[0] <= 0.1 and powers == sorted(powers) and powers[2] > 0.7
     spread = draws.std(axis=0, ddof=1)
     fresh = rng.normal(size=(60, 1)) + 0.3 * rng.normal(size=(60, 4))
