@@ -1,22 +1,20 @@
 """What the pages and tables of results say: rows, answers, counts, captions and numbers agree."""
 
-import csv
-import io
-
 import pytest
 
 from experiments.reproducing import statements_page
-from experiments.reproducing.statements_page import answer_rows, judge_run_rows, render_page
+from experiments.reproducing.statements_page import (
+    answer_rows,
+    judge_run_rows,
+    read_table,
+    render_page,
+)
 from experiments.verdicts import claims, rows
 from experiments.verdicts.claims import VERDICTS
 from experiments.verdicts.statements import PROTOCOL, STATEMENTS
 from tests.support.folders import REPOSITORY
 
 DOCS = REPOSITORY / "docs"
-
-
-def read_rows(name):
-    return list(csv.DictReader(io.StringIO((DOCS / "results" / name).read_text("utf-8"))))
 
 
 def test_the_page_is_that_of_its_table(tmp_path):
@@ -35,7 +33,7 @@ def test_the_page_is_short():
 
 
 def test_what_is_decided_is_on_its_side_of_the_range():
-    table = [row for row in read_rows("statements.csv") if row["verdict"] in VERDICTS[:2]]
+    table = [row for row in read_table() if row["verdict"] in VERDICTS[:2]]
     # rows of other seeds were judged by an earlier rule
     for row in (row for row in table if int(row["first_seed"] or 0) >= PROTOCOL.first_seed):
         low, high = (float(row[name] or "nan") for name in ("low", "high"))

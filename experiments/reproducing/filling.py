@@ -15,8 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from experiments.lab import FlagValue
-from experiments.lab.folder_files import read_rows, table_bytes
+from experiments.lab import FlagValue, read_rows, table_bytes
 from experiments.verdicts import Comparison, Row
 
 TEXTS = Path(__file__).with_name("results.toml")
