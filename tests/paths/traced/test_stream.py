@@ -81,25 +81,17 @@ def apply_in_scan(layer):
     return fn
 
 
-CASES = [(apply_in_turn, layer) for layer in LAYERS]
-CASES += [(apply_in_scan, layer) for layer in LAYERS[:-1]]
+CASES = {f"turn, {layer.__name__}": apply_in_turn(layer) for layer in LAYERS}
+CASES |= {f"scan, {layer.__name__}": apply_in_scan(layer) for layer in LAYERS[:-1]}
 PATTERNS = ("stack/layer/attention", "layer/attention/out", "attention/out", "layer/.*/out")
 
 
-def mark_full(*quick):
-    """Returns all cases as parameters; those that are not named run only in the full suite."""
-    return [c if c in quick else pytest.param(*c, marks=pytest.mark.full) for c in CASES]
-
-
-RECORDED = mark_full((apply_in_turn, by_jit_twice), (apply_in_scan, by_scan))
-
-
-@pytest.mark.parametrize(("apply", "layer"), RECORDED)
+@pytest.mark.parametrize("name", full_but(CASES, "turn, by_jit_twice", "scan, by_scan"))
 @pytest.mark.parametrize("pattern", full_but(PATTERNS, PATTERNS[0]))
-def test_a_recording_has_the_branches_of_nested_programs(x64, tmp_path, apply, layer, pattern):
+def test_a_recording_has_the_branches_of_nested_programs(x64, tmp_path, name, pattern):
     """Against the states of layers without nested programs."""
     path, state = tmp_path / "a.safetensors", tokens()
-    rc.record_function(apply(layer), state[None], path, branches=pattern)
+    rc.record_function(CASES[name], state[None], path, branches=pattern)
     layers = list(open_recording(path).read_layers())
     assert len(layers) == len(WEIGHTS)
     for recorded, w in zip(layers, WEIGHTS, strict=True):
@@ -114,13 +106,13 @@ def test_a_recording_has_the_branches_of_nested_programs(x64, tmp_path, apply, l
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(("apply", "layer"), CASES)
-def test_paths_pass_through_the_branches_of_nested_programs(x64, apply, layer):
+@pytest.mark.parametrize("fn", CASES.values(), ids=CASES)
+def test_paths_pass_through_the_branches_of_nested_programs(x64, fn):
     """Every pattern finds the branches of layers without nested programs."""
     sums = [tokens()]
     for w in WEIGHTS:
         taken = [s @ w for s in sums]
         sums = [a + b for a, b in zip([*sums, 0], [0, *taken], strict=True)]
-    for pattern in PATTERNS[:2]:
-        result = rc.function_contributions(apply(layer), tokens(), branches=pattern)
+    for pattern in PATTERNS:
+        result = rc.function_contributions(fn, tokens(), branches=pattern)
         assert_close(result.by_length, sums, atol=1e-12, err_msg=pattern)
