@@ -345,8 +345,8 @@ THEOREMS = (
         "first_mass",
         "Wu et al. 2025 (2502.01951); Herasimchyk et al. 2026 (2602.16837)",
         "abstract",
-        "Under a causal mask all weight moves to the first token, exponentially with depth; skips slow "
-        "this down.",
+        "Under a causal mask all weight moves to the first token, exponentially with depth; "
+        "skips slow this down.",
         "1 − (P_L ⋯ P_1)_{n1} ≤ n (1 − ε)^L, ε the least weight; with uniform weights exact",
         "Causal mask, all weights at least ε",
         "`rc.rollout` of the attention of `rc.apply`",
