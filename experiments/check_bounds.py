@@ -224,8 +224,9 @@ def construction_figure(results: Results):
     """Residual after a constructed layer, divided by each bound (vertical axis), by the width d of
     the layer (horizontal axis). The layer has two heads and reads two tokens. One head writes √d
     into one feature, and the other head writes 1 into all features. Above the dashed line the
-    residual exceeds the bound. It exceeds first the published bound of Theorem 2.3, then the bound
-    with γ = 1, and never the bound with sums over heads."""
+    residual exceeds the bound. As the width grows, the residual first exceeds the published bound
+    of Theorem 2.3. At larger widths it also exceeds this bound with γ = 1. It never exceeds our
+    bound “with sums over heads”, which adds up the heads where the paper takes the largest one."""
     fig, ((ax,),) = figures.figure(1, 1)
     widths = [built["width"] for built in results["built"]]
     for index, (name, label) in enumerate(BUILT.items()):

@@ -55,9 +55,9 @@ names another paper. [Concepts](concepts.md) explains these terms at greater len
   divides the norm of the residual by the norm of the tokens. It is 0 when all tokens are equal.
 - **Rank collapse**: the residual ratio falls to 0 with depth.
 - **Rate**: the change of the logarithm of the residual in one layer, divided by its change in the
-  layer before. At a rate of 3 each layer triples the logarithm; such a collapse is **doubly
-  exponential**. At a rate of 1 each layer multiplies the residual by the same factor; such a
-  collapse is **exponential**.
+  layer before. At a rate of 3 this change triples from layer to layer; such a collapse is
+  **doubly exponential**. At a rate of 1 each layer multiplies the residual by the same factor;
+  such a collapse is **exponential**.
 - **Token cosine**: the mean cosine of two tokens of a layer. It is 1 when all tokens have the
   same direction.
 - **Path**: a way through the network that takes one head, or the skip, in each layer. Its

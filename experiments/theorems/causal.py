@@ -345,7 +345,8 @@ THEOREMS = (
         "first_mass",
         "Wu et al. 2025 (2502.01951); Herasimchyk et al. 2026 (2602.16837)",
         "abstract",
-        "Products of causal attention move to the first token exponentially; skips slow this down.",
+        "Under a causal mask all weight moves to the first token, exponentially with depth; "
+        "skips slow this down.",
         "1 − (P_L ⋯ P_1)_{n1} ≤ n (1 − ε)^L, ε the least weight; with uniform weights exact",
         "Causal mask, all weights at least ε",
         "`rc.rollout` of the attention of `rc.apply`",
@@ -355,7 +356,7 @@ THEOREMS = (
             Panel("layers L", "weight of token 2 on itself", "xy"),
         ),
         first_mass_curves,
-        terms="The last row of the product of all attention matrices holds the weight of each "
-        "input token in the last state. All of this weight moves to the first token.",
+        terms="The weight of an input token in the last state is its entry in the last row of the "
+        "product of all attention matrices.",
     ),
 )

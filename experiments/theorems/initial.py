@@ -178,7 +178,7 @@ def noise_curves(seed: int) -> list[Curve]:
 THEOREMS = (
     Theorem(
         "heads",
-        "Koubbi et al. 2026 (2604.01978) names the question",
+        "Koubbi et al. 2026 (2604.01978), a question",
         "abstract",
         "At a fixed branch variance the law of collapse does not depend on the number of heads.",
         "1 − ρ' = (1 − ρ)/(1 + ρ + (1 − ρ)/n), `rc.collapse_law`",

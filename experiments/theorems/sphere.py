@@ -279,7 +279,7 @@ THEOREMS = (
             Panel(DRAW, "least increment of a layer / E(0)"),
         ),
         energy_curves,
-        terms="The energy adds up e^score over all heads and all pairs of tokens. This attention "
-        "has no softmax denominators.",
+        terms="The energy adds up e^score over all heads and all pairs of tokens. Here "
+        "attention leaves out the denominators of the softmax.",
     ),
 )
