@@ -91,10 +91,10 @@ each of them on small random networks. [Theory](theory.md) defines P̃, D, γ, �
 PROTOCOL_TEXT = """\
 A run adds seeds in rounds. After the first rounds a setting has {rounds} draws. The run stops
 when all settings of the statement are decided or a budget is spent. “Open after 64” means undecided
-after 64 draws. The test is an e-process: it accumulates evidence about the share of draws in
-the range, or about the share on each side of the median. An
-answer is therefore wrong with a probability of at most {error:g} %, whenever a run stops
-(p = 1/max E for the evidence E, with Holm's correction at {side:g} % on each side).
+after 64 draws. The test is an e-process: it accumulates evidence about the share of draws in the
+range, or about the share on each side of the median. An answer is therefore wrong with a
+probability of at most {error:g} %, whenever a run stops (p = 1/max E for the evidence E, with
+Holm's correction at {side:g} % on each side).
 
 Before the run we fixed statistics, ranges, settings, rounds and budgets in
 `experiments/verdicts/statements.toml`. The seeds are new, from {first_seed} on. {texts}
