@@ -99,7 +99,7 @@ def test_the_skip_of_an_mlp_adds_its_largest_gain():
 
 
 def test_the_size_of_a_residual_scales_the_spread_alone():
-    """γ* and c are the same for R e^s, and D is e^{2s} as large; of equal rows both bounds are 0."""
+    """γ* and c are the same for R e^s, and D is e^{2s} as large; γ* and c of equal rows are 0."""
     config, rows = rc.san(1, 2, 6, d_qk=4), draws.normal(3, 6)
     params = jax.tree.map(lambda a: a[0], draws.parameters(config).layers)
     gains = LayerGains(rc.Gains(1.0, 1.0, 1.0), rc.Gains(1.0, 1.0, 1.0), np.float32(1))
