@@ -302,3 +302,20 @@ def test_padding_joined_to_what_content_hides(join_masks, put):
         Stack(lambda self, x, mask: self.attentions[0](x), attention), pad(RIGHT)
     )
     assert row["residual_ratio"] == pytest.approx([compute_ratio(pad(RIGHT), RIGHT)], 1e-4), watched
+
+
+def test_a_mask_of_blocks_is_not_the_joined_mask_of_their_keys():
+    """A block that content and a mask leave in part is read whole, so all of its keys are tokens.
+
+    The mask alone leaves keys in every block.
+    """
+    two_of_three = torch.arange(N) % 3 < 2
+
+    def weigh(scores, _):
+        joined = (scores >= scores.mean(-1, keepdim=True)) & two_of_three
+        blocks = joined.unflatten(-1, (N // 3, 3)).any(-1)
+        return scores.masked_fill(~blocks.repeat_interleave(3, -1), -1e9).softmax(-1)
+
+    attention = make_similar()
+    attention.weigh = weigh
+    check_layers(Stack(lambda self, x, mask: self.attentions[0](x), attention), CLUSTERS)
