@@ -1,5 +1,7 @@
 """Which tokens exist in a watch: masks of the content, masks that the model gets, and none."""
 
+import operator
+
 import pytest
 
 pytest.importorskip("torch")
@@ -280,6 +282,9 @@ JOINED = {
     "and": lambda keeps: keeps & EXISTS,
     "inverted or": lambda keeps: ~(~keeps | ~EXISTS),
     "equals 0": lambda keeps: ((~keeps).logical_or(~EXISTS)) == 0,
+    "differs from 1": lambda keeps: (~keeps | ~EXISTS) != 1,
+    "differs": lambda keeps: (~keeps | ~EXISTS) ^ True,
+    "differs in place": lambda keeps: operator.ixor(~keeps | ~EXISTS, True),
     "product": lambda keeps: keeps * EXISTS,
     "inverted twice": lambda keeps: ~(keeps & EXISTS).logical_not(),
 }
