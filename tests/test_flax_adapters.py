@@ -55,6 +55,15 @@ def test_linen_attention_there_and_back(use_bias, y):
             assert jax.tree.all(jax.tree.map(np.array_equal, mine, other))
 
 
+@pytest.mark.parametrize("dtype", ["float16", "float64"])
+def test_absent_biases_have_the_dtype_of_the_weights(dtype, x64):
+    layer = draws.parameters(rc.san(1, 2, 6)).layers.attention
+    layer = jax.tree.map(lambda a: a[0].astype(dtype), layer)
+    theirs = adapters.attention_to_linen(layer.replace(b_q=None, b_k=None, b_v=None, b_o=None))
+    assert all("bias" in part for part in theirs.values())
+    assert {a.dtype.name for a in jax.tree.leaves(theirs)} == {dtype}
+
+
 @pytest.mark.parametrize("use_bias", [True, False])
 def test_nnx_attention_there_and_back(use_bias):
     def make(seed):

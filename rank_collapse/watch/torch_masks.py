@@ -20,6 +20,9 @@ _BOTH = {"logical_and", "logical_and_", "__and__", "__iand__", "bitwise_and", "b
 _EITHER = {"logical_or", "logical_or_", "__or__", "__ior__", "bitwise_or", "bitwise_or_"}
 _INVERSIONS = {"__invert__", "logical_not", "logical_not_", "bitwise_not", "bitwise_not_"}
 _EQUALITIES = {"eq", "eq_", "__eq__"}
+_INEQUALITIES = {"ne", "ne_", "__ne__", "not_equal", "not_equal_"}
+_DISJUNCTIONS = {"logical_xor", "logical_xor_", "bitwise_xor", "bitwise_xor_"}  # exclusive ones
+_DISJUNCTIONS |= {"__xor__", "__rxor__", "__ixor__"}
 _NUMBERS = {"full", "zeros", "ones", "empty", "rand", "randn", "randint"}  # also "zeros_like", ...
 _OPERATIONS = ("add", "sub", "mul", "truediv", "and", "or", "xor")
 SIDES = ("allowed", "left out")
@@ -57,10 +60,16 @@ def is_in_place(function: object) -> bool:
 
 
 def inverts(function: object, args: object) -> bool:
-    """Returns whether a function exchanges true and false: "not", or "equals 0"."""
+    """Returns whether a function exchanges true and false: "not", "equals 0" or "differs from 1".
+
+    "Exclusive or" with 1 is the same as "differs from 1". A number may be a tensor without axes.
+    """
     name = _get_name(function)
-    if name in _EQUALITIES and len(args) > 1 and not isinstance(args[1], Tensor):
-        return args[1] == 0
+    numbers = [a for a in args if not isinstance(a, Tensor) or a.ndim == 0]
+    if len(numbers) == 1 and name in _EQUALITIES:
+        return bool(numbers[0] == 0)
+    if len(numbers) == 1 and name in _INEQUALITIES | _DISJUNCTIONS:
+        return bool(numbers[0] == 1)
     return name in _INVERSIONS
 
 

@@ -124,6 +124,18 @@ def test_yarn_divides_slow_waves_and_keeps_fast_ones(more):
     assert 0 < high - low < width // 2
 
 
+def test_yarn_jumps_where_both_bounds_are_one_pair():
+    """Waves up to that pair stay, and those behind it are divided."""
+    entry = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 256}
+    between = {"truncate": False, "beta_fast": 2.0, "beta_slow": 2.0}  # 5.24, of no pair
+    first = {"beta_fast": 50.0, "beta_slow": 50.0}  # −0.36, from 0 to 0
+    settings = SETTINGS | {"rope_theta": 100.0}
+    for bounds, last in ((between, 5), (first, 0)):
+        ((_, frequencies),) = rotary_fields(entry | bounds, settings, 16)["rotary_tables"]
+        for pair, frequency in enumerate(frequencies):
+            assert_close(frequency, 100 ** (-pair / 8) / (1 if pair <= last else 4))
+
+
 def test_longrope_divides_each_wave_by_its_own_number():
     entry = {"rope_type": "longrope", "short_factor": [1, 2], "long_factor": [4, 8]}
     settings = SETTINGS | {"original_max_position_embeddings": 16, "rope_theta": 100.0}

@@ -96,3 +96,27 @@ def test_the_skip_of_an_mlp_adds_its_largest_gain():
             *network, bound_constants.norm_1, bound_constants.norm_inf
         )
         np.testing.assert_allclose(ours, constants, rtol=3e-6)
+
+
+def test_the_size_of_a_residual_scales_the_spread_alone():
+    """γ* and c are the same for R e^s, and D is e^{2s} as large; γ* and c of equal rows are 0."""
+    config, rows = rc.san(1, 2, 6, d_qk=4), draws.normal(3, 6)
+    params = jax.tree.map(lambda a: a[0], draws.parameters(config).layers)
+    gains = LayerGains(rc.Gains(1.0, 1.0, 1.0), rc.Gains(1.0, 1.0, 1.0), np.float32(1))
+    w_qk, _ = bound_constants.head_weights(params.attention)
+    seen, keep = np.tri(3, dtype=bool)[None], np.ones(3, bool)
+
+    @jax.jit
+    def measure(residual, log_scale):
+        state = LogState(None, residual, log_scale)
+        spread = bound_constants.score_spread(w_qk, state, config, seen, keep)
+        return bound_constants.layer_constants(params, state, gains, config, spread)
+
+    base, grown, scaled = measure(rows, 0.0), measure(rows * np.float32(5), 0.0), measure(rows, 400)
+    for name in ("gamma", "log10_c", "beta"):
+        assert_close(getattr(grown, name), getattr(base, name), rtol=1e-5)
+        assert_close(getattr(scaled, name), getattr(base, name), rtol=1e-5)
+    assert_close(grown.log10_spread, base.log10_spread + 2 * math.log10(5), rtol=1e-5)
+    assert_close(scaled.log10_spread, base.log10_spread + 800 / math.log(10), rtol=1e-5)
+    equal = measure(0 * rows, -np.inf)
+    assert np.all(equal.gamma == 0) and equal.log10_c == -np.inf

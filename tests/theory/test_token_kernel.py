@@ -130,6 +130,25 @@ def test_updates_of_attention_written_out():
     np.testing.assert_allclose(twice, 2 * by_key, rtol=1e-5, atol=1e-9)
 
 
+def test_updates_of_keys_move_scores_and_what_scores_read():
+    """At equal weights, with K = 1 + 2·11ᵀ of the keys and an update around a still mean key.
+
+    T_ik(K, D) = tr((1 − 11ᵀ/m) D)/m², once for scores that move, once for the keys that they read.
+    """
+    config = rc.TransformerConfig(1, 2, 8, d_qk=3, d_v=5)
+    params = jax.tree.map(lambda a: a[0], parameters(config).layers.attention)
+    queries = token_kernel.measure_kernel(tokens(3, 8))
+    identity = np.eye(4, dtype=np.float32)
+    moved = 0.3 * (identity - np.float32(0.25))
+    keys = token_kernel.from_covariance(identity + 2, moved)
+    weights = np.full((2, 3, 4), 0.25, np.float32)
+    ours = attention_kernel(params, queries, keys, weights, config, 30.0, NONE).change
+    b = 64 * np.mean(params.w_q**2) * np.mean(params.w_k**2) / 30**2
+    gain = 8 * np.mean(params.w_v**2) * 10 * np.mean(params.w_o**2)
+    expected = 2 * gain * b * queries.covariance * 0.3 * 3 / 16
+    np.testing.assert_allclose(ours, expected, rtol=1e-3)
+
+
 @pytest.mark.parametrize("kind", ["relu", "reglu"])
 def test_an_mlp_and_its_updates_written_out(kind, x64):
     """E φ(z_i)φ(z_j) of ReLU in closed form, biases and sizes of every matrix."""

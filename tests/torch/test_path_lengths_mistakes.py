@@ -24,6 +24,11 @@ class Branching(Attention):
         return super().forward(x) if x.sum() > 0 else x
 
 
+class Comparing(Attention):
+    def forward(self, x):
+        return x if torch.equal(x, x.flip(1)) else super().forward(x)
+
+
 class Unfrozen(Attention):
     def forward(self, x):
         return x.cumprod(1)
@@ -121,6 +126,10 @@ WRONG = {
     "branching": (
         {"model": Model(Branching)},
         r"torch.export fails in layers.0 .*branches on values of a tensor",
+    ),
+    "comparing": (
+        {"model": Model(Comparing)},
+        r"fails in layers.0 .*: DataDependentOutputException: .*branches on values of a tensor",
     ),
     "linear attention": (
         {"model": Model(Linear)},

@@ -44,6 +44,8 @@ def test_bfloat16_is_kept(tmp_path):
         model(IDS)
     with record(model.bfloat16(), tmp_path / "b.npz"):
         model(IDS)
+    stored = open_recording(tmp_path / "b.npz").arrays
+    assert {stored[n].dtype.name for n in ("residual", "attention_branch")} == {"bfloat16"}
     answer = compare_files(tmp_path / "a.npz", tmp_path / "b.npz")
     assert answer.rounding.name == "bfloat16" and answer.agree
 

@@ -117,6 +117,7 @@ TWO_AXES = r"c_attn of shape .* one axis alone, which axis= may"
 
 
 UNEVEN = {"a": {"q_proj": np.ones((2, 4))}, "q_proj": np.ones((3, 4))}
+FEWER = {"a": {"q_proj": np.ones((3, 4))}, "q_proj": np.ones((2, 4))}
 
 
 @parametrize_refusals(
@@ -126,6 +127,7 @@ UNEVEN = {"a": {"q_proj": np.ones((2, 4))}, "q_proj": np.ones((3, 4))}
         ({"c_attn": np.ones((6, 6))}, SHARED, TWO_AXES),
         (UNEVEN, {"layer_axis": 2}, r"q_proj of shape \(2, 4\) has no axis layer_axis=2"),
         (UNEVEN, {"layer_axis": 0}, r"q_proj of shape \(3, 4\) does not have 2 layers"),
+        (FEWER, {"layer_axis": 0}, r"q_proj of shape \(2, 4\) does not have 3 layers"),
     ]
 )
 def test_axes_that_are_not_there_or_not_known_are_refused(arguments, message):

@@ -84,10 +84,42 @@ def test_what_exchanges_true_and_false():
     for function, args in (
         (Tensor.eq, (ONE, 1)),
         (Tensor.eq, (ONE, OTHER)),
-        (Tensor.ne, (ONE, 0)),
+        (Tensor.eq, (ONE, torch.tensor(1))),
         (Tensor.clone, (ONE,)),
     ):
         assert not masks.inverts(function, args)
+    assert masks.inverts(Tensor.eq, (ONE, torch.tensor(0)))
+
+
+INEQUALITIES = ("ne", "ne_", "__ne__", "not_equal", "not_equal_")
+DISJUNCTIONS = ("bitwise_xor", "bitwise_xor_", "logical_xor", "logical_xor_")
+DISJUNCTIONS += ("__xor__", "__rxor__", "__ixor__")
+
+
+@pytest.mark.parametrize("name", INEQUALITIES + DISJUNCTIONS)
+def test_what_differs_from_1_is_exchanged(name):
+    """By the function's own numbers, for 0, 1 and a mask in the place of the other argument."""
+    assert set(INEQUALITIES) == masks._INEQUALITIES and set(DISJUNCTIONS) == masks._DISJUNCTIONS
+    function = getattr(Tensor, name)
+    for other in (False, True, torch.tensor(False), torch.tensor(True)):
+        if name.startswith("logical") and not isinstance(other, Tensor):
+            continue  # takes tensors alone
+        is_inverse = torch.equal(function(ONE.clone(), other).bool(), ~ONE)
+        assert is_inverse == bool(other) and masks.inverts(function, (ONE, other)) is is_inverse
+    assert not masks.inverts(function, (ONE, OTHER))
+
+
+def test_functions_of_torch_have_the_names_of_methods():
+    whole = ONE.int()
+    for function, args in (
+        (torch.ne, (whole, 1)),
+        (torch.not_equal, (whole, 1.0)),
+        (torch.bitwise_xor, (whole, 1)),
+        (torch.bitwise_xor, (True, ONE)),
+        (torch.logical_xor, (ONE, torch.tensor(True))),
+    ):
+        assert torch.equal(function(*args).bool(), ~ONE) and masks.inverts(function, args)
+    assert not masks.inverts(torch.ne, (whole, 0)) and not masks.inverts(torch.ne, (whole, 2))
 
 
 def test_which_functions_take_at_most_a_shape_and_which_change_their_argument():

@@ -1,5 +1,7 @@
 """Which tokens exist in a watch: masks of the content, masks that the model gets, and none."""
 
+import operator
+
 import pytest
 
 pytest.importorskip("torch")
@@ -280,6 +282,9 @@ JOINED = {
     "and": lambda keeps: keeps & EXISTS,
     "inverted or": lambda keeps: ~(~keeps | ~EXISTS),
     "equals 0": lambda keeps: ((~keeps).logical_or(~EXISTS)) == 0,
+    "differs from 1": lambda keeps: (~keeps | ~EXISTS) != 1,
+    "differs": lambda keeps: (~keeps | ~EXISTS) ^ True,
+    "differs in place": lambda keeps: operator.ixor(~keeps | ~EXISTS, True),
     "product": lambda keeps: keeps * EXISTS,
     "inverted twice": lambda keeps: ~(keeps & EXISTS).logical_not(),
 }
@@ -302,3 +307,20 @@ def test_padding_joined_to_what_content_hides(join_masks, put):
         Stack(lambda self, x, mask: self.attentions[0](x), attention), pad(RIGHT)
     )
     assert row["residual_ratio"] == pytest.approx([compute_ratio(pad(RIGHT), RIGHT)], 1e-4), watched
+
+
+def test_a_mask_of_blocks_is_not_the_joined_mask_of_their_keys():
+    """A block that content and a mask leave in part is read whole, so all of its keys are tokens.
+
+    The mask alone leaves keys in every block.
+    """
+    two_of_three = torch.arange(N) % 3 < 2
+
+    def weigh(scores, _):
+        joined = (scores >= scores.mean(-1, keepdim=True)) & two_of_three
+        blocks = joined.unflatten(-1, (N // 3, 3)).any(-1)
+        return scores.masked_fill(~blocks.repeat_interleave(3, -1), -1e9).softmax(-1)
+
+    attention = make_similar()
+    attention.weigh = weigh
+    check_layers(Stack(lambda self, x, mask: self.attentions[0](x), attention), CLUSTERS)
