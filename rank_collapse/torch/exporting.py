@@ -271,7 +271,7 @@ def module_calls(node: torch.fx.Node) -> list[tuple[str, str]]:
     calls = []
     for call, (path, _) in (node.meta.get("nn_module_stack") or {}).items():
         if path.startswith(f"{_ROOT}."):
-            calls.append((call, path.removeprefix(f"{_ROOT}.")))
+            calls.append((call, path.removeprefix(f"{_ROOT}.").split("@")[0]))
     return calls
 
 

@@ -12,8 +12,6 @@ from torch import nn  # noqa: E402
 from rank_collapse.torch import path_lengths  # noqa: E402
 from rank_collapse.torch.exporting import (  # noqa: E402
     _attributes_kept,
-    export_model,
-    module_calls,
     name_arguments,
     select_result,
     without_compilation,
@@ -164,24 +162,6 @@ def test_a_state_is_the_output_of_a_module_that_is_called_once():
         "start='begin': 2 tensors leave it; name a module with one output that is used",
         split, two, "begin",
     )  # fmt: skip
-
-
-def test_calls_of_one_module_have_one_path_and_names_keep_their_signs():
-    """torch.export marks a repeated call with "@", which a module's name may hold as well."""
-
-    class Named(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.add_module("map@1", nn.Sequential(nn.Tanh()))
-
-        def forward(self, x):
-            again = self.get_submodule("map@1")
-            return again(again(x))
-
-    program = export_model(Named().eval(), (A,), {}, None).program
-    calls = [module_calls(node) for node in program.graph.nodes if node.op == "call_function"]
-    assert [[path for _, path in of_node] for of_node in calls] == [["map@1", "map@1.0"]] * 2
-    assert not set(calls[0]) & set(calls[1])
 
 
 @torch.no_grad()
