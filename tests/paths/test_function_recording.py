@@ -227,3 +227,35 @@ def test_what_cannot_be_recorded_is_one_line(tmp_path):
     with pytest.raises(ValueError, match="outside of jit"):
         jax.jit(lambda x: record(x=x))(X)
     assert not path.exists()
+
+
+def attend_within(x):
+    with jax.named_scope("attention"):
+        return jnp.tanh(x)
+
+
+NESTED = {
+    "plain": attend_within,
+    "jit": jax.jit(attend_within),
+    "remat": jax.checkpoint(attend_within),
+    "scan": lambda x: jax.lax.scan(lambda h, _: (attend_within(h), None), x, length=2)[0],
+    "cond": lambda x: jax.lax.cond(x[0, 0] < 99, attend_within, jnp.sin, x),
+    "while": lambda x: jax.lax.while_loop(lambda h: h.max() > 0.5, attend_within, x),
+}
+
+
+@pytest.mark.parametrize("name", NESTED)
+def test_an_attention_inside_an_mlp_is_refused_through_programs(tmp_path, name):
+    """For contributions of paths too."""
+
+    def model(x):
+        with jax.named_scope("layer"):
+            a = NESTED[name](x)
+        return x + a
+
+    patterns = {"attention": "attention", "mlp": "layer"}
+    message = "the scope 'layer/attention' matches the patterns of both 'attention' and 'mlp'"
+    path = tmp_path / "a.npz"
+    is_refused(message, rc.record_function, model, X, path, branches=patterns)
+    if name != "while":  # which has no rule for paths
+        is_refused(message, rc.function_contributions, model, X, branches=patterns)

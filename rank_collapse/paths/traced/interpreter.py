@@ -143,7 +143,8 @@ class Interpreter:
         frame.define(jaxpr.invars, arguments)
         for eqn in jaxpr.eqns:
             inner_scopes = scopes + read_scopes(eqn)
-            inside = entry or self.branches.find_entry(inner_scopes)
+            match = self.branches.find_entry(inner_scopes)  # refuses the other kind in a branch
+            inside = entry or match
             if eqn.primitive.name == "name":
                 inside, values = self._name(eqn, frame, inside, inner_scopes)
                 if self.start is not None and self.start.pattern.fullmatch(eqn.params["name"]):

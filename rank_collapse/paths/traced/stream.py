@@ -132,7 +132,7 @@ class StreamReader:
 
         for eqn in jaxpr.eqns:
             paths = scopes + read_scopes(eqn)
-            entry = None if inside else self.branches.find_entry(paths)
+            entry = self.branches.find_entry(paths)  # inside a branch it refuses the other kind
             within = inside or (entry and (entry, steps))
             read_in = [self._leave(read(v), within) for v in eqn.invars]
             outs = self._compute(eqn, read_in, paths, within, steps)
