@@ -327,10 +327,10 @@ EXPERIMENT = Experiment(
     brief="residual by depth in four kinds of networks, with norms none/post/pre, on text or "
     "Gaussian tokens; 3^L law, bounds, local rate; sweeps of the weight scale and the "
     "skip gain",
-    claim="Attention alone, without skips and MLPs, loses rank doubly exponentially with "
-    "depth (Theorems 2.2 and 2.3). MLPs slow the collapse (Corollary 3.2). Skips stop "
-    "it, and LayerNorm does not (section 3; residual figures of BERT, ALBERT and "
-    "XLNet).",
+    claim="In attention alone, without skips and MLPs, the residual falls doubly exponentially "
+    "with depth (Theorems 2.2 and 2.3). MLPs slow this collapse (Corollary 3.2). Skips "
+    "stop the collapse, and LayerNorm does not (section 3; figures with residuals of "
+    "BERT, ALBERT and XLNet).",
     presets={
         # Gains beside which MLPs begin to slow the collapse, and that of the published form.
         "quick": "--norm_placement=none,post --weight_scale=0.55,1 --num_seeds=8 "

@@ -197,10 +197,13 @@ EXPERIMENT = Experiment(
     title="The exact Jacobian by path length",
     brief="trained networks and BERT, ALBERT and XLNet at init: influence between tokens by path "
     "length, exact and frozen",
-    claim="Sums over paths hold attention weights at their values in the full model (Dong, "
-    "Cordonnier and Loukas 2021, section 2.1). We call such sums frozen. No paper says "
-    "whether the exact influence of a token on later tokens takes short paths. No paper "
-    "says, either, whether frozen sums point in the direction of the exact influence.",
+    claim="The paper writes the output of a network as a sum over paths (Dong, Cordonnier and "
+    "Loukas 2021, section 2.1). In this sum the attention weights are constants: they "
+    "keep their values in the full model. We call such a sum frozen. If one token "
+    "changes, the attention weights change, too, and a frozen sum leaves out this effect. "
+    "No paper says whether a frozen sum points in the direction of the exact influence of "
+    "a token on later tokens. No paper says, either, whether the exact influence takes "
+    "short paths.",
     needs="trained",
     presets={
         "quick": "--networks=albert-reactions --num_texts=4 --max_tokens=24",

@@ -258,12 +258,14 @@ def make_rows(results: xr.Dataset) -> Iterator[TableRow]:
 
 @figures.styled
 def cosine_figure(results: xr.Dataset):
-    """Mean cosine of two tokens (vertical axis) by layer (horizontal axis), over tokens from the
-    third on. Left: trained weights. Right: random weights. The dashed line is the unchanged
-    network. The other lines change the attention to the first key in all layers (“from 0 L on”) or
-    in later layers only; L is the number of layers. “Hidden”: the key is excluded before the
-    softmax. “Dropped”: its weight is set to zero after the softmax. “Thinned”, a control: all keys
-    lose the same weight in proportion. Bands are one standard deviation over texts."""
+    """Mean cosine of two tokens (vertical axis) by layer (horizontal axis); the mean is over all
+    pairs of tokens from the third token on. Left: trained weights. Right: random weights. The
+    dashed line is the unchanged network. The other lines are networks whose attention to the first
+    key we change, in all layers (“from 0 L on”) or only after 40 % of the L layers (“from 0.4 L
+    on”). “Hidden”: the score of the key is excluded before the softmax. “Dropped”: the weight of
+    the key is set to zero after the softmax. “Thinned” is a control: all keys together lose as much
+    weight as the first key has, in proportion to their weights. Bands are one standard deviation
+    over texts."""
     first = results.sel(key="first", drop=True) if "first" in results.key else results
     labels = [str(label) for label in first.network.values]
     fig, axes = figures.panels(len(labels), 2, width=4.6, height=3.4)
@@ -367,10 +369,11 @@ EXPERIMENT = Experiment(
     order=8,
     title="Sinks and mixing",
     brief="a causal network whose first key is hidden: whether its tokens become more similar",
-    claim="Many heads attend to the first token, which is then an attention sink. Sinks "
-    "prevent over-mixing: heads that attend to the first token mix the other tokens "
-    "less (Barbero et al. 2025). We measure the mean cosine of two tokens, and the "
-    "spread: how much the later tokens change if one token is replaced.",
+    claim="In a language model many heads attend to the first token, which is then called an "
+    "attention sink. A head that attends to the sink mixes the other tokens less. Sinks "
+    "thus prevent over-mixing, which would make the tokens too similar (Barbero et al. "
+    "2025). We measure mixing by two numbers. One is the mean cosine of two tokens. The "
+    "other is the spread: how much the later tokens change if one token is replaced.",
     presets={
         "quick": "--start=0,0.4 --how=hidden,dropped --num_texts=4 --max_tokens=32",
         "reported": "--start=0,0.4 --how=hidden,dropped,thinned --key=first,random "

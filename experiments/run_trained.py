@@ -169,10 +169,11 @@ EXPERIMENT = Experiment(
     title="Trained networks",
     brief="six trained networks: residuals, loss by longest path, products of attention "
     "matrices, bounds, sinks and spikes",
-    claim="Attention alone, without skips and MLPs, loses rank doubly exponentially with "
-    "depth. Skips prevent the collapse, and networks with skips work through short paths "
-    "(figures of BERT, ALBERT and XLNet; section 4.2). The paper studied paths in small "
-    "networks that it trained, and residuals in published networks.",
+    claim="In attention alone, without skips and MLPs, the residual falls doubly exponentially "
+    "with depth. Skips prevent this collapse (figures of BERT, ALBERT and XLNet). "
+    "Networks with skips work mainly through short paths (section 4.2). The paper "
+    "measured paths in small networks that its authors trained, and residuals in "
+    "published networks.",
     presets={
         "quick": "--networks=albert-reactions --num_texts=4 --num_few=2 --num_copies=1",
         "reported": "--seed=3000 --num_texts=8 --text=data/RTE/test.tsv --last_texts "

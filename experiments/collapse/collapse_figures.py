@@ -89,11 +89,12 @@ def describe_published(results: xr.Dataset) -> str:
 
 @figures.styled
 def depth_figure(results: xr.Dataset) -> figures.Figure | None:
-    """Residual ratio (vertical axis) by layer (horizontal axis) at initialisation. Lines are
-    geometric means over seeds, and bands are one standard deviation of the logarithm. Attention
-    alone, and attention with MLPs, fall faster with every layer: each layer turns the residual into
-    about its third power. Below the dotted line, an ordinary forward pass in float32 shows only
-    rounding errors."""
+    """Residual ratio (vertical axis) by layer (horizontal axis) at initialisation. Each line is one
+    kind of network. Lines are geometric means over seeds, and bands are one standard deviation of
+    the logarithm. In attention alone and in attention with MLPs, each layer turns the residual into
+    about its third power, so the lines fall faster with every layer. The dotted line is the
+    rounding of float32: a residual ratio below this line could not be measured in an ordinary
+    forward pass in float32."""
     chosen = choose_published(results)
     if chosen is None:
         return None
@@ -112,9 +113,9 @@ def depth_figure(results: xr.Dataset) -> figures.Figure | None:
 
 @figures.styled
 def residual_ratio_figure(results: xr.Dataset) -> figures.Figure | None:
-    """Residual ratio by layer on a linear axis. Each panel has one norm placement and one weight
-    scale, and each line is one kind of network. Lines are means and bands are standard deviations
-    over seeds."""
+    """Residual ratio (vertical axis, linear) by layer (horizontal axis). Each panel shows one norm
+    placement and one weight scale, and each line shows one kind of network. Lines are means and
+    bands are standard deviations over seeds."""
     if not can_show(results):
         return None
     ratio = name_networks(results).ratio
@@ -125,10 +126,11 @@ def residual_ratio_figure(results: xr.Dataset) -> figures.Figure | None:
 
 @figures.styled
 def log_residual_figure(results: xr.Dataset) -> figures.Figure | None:
-    """Number of powers of ten by which the residual ratio has fallen up to each layer. Each panel
-    has one norm placement and one weight scale. Lines are geometric means over seeds. The black
-    dashed line triples with each layer. The dotted line is attention alone in an ordinary float32
-    forward pass."""
+    """Number of powers of ten by which the residual ratio has fallen (vertical axis) up to each
+    layer (horizontal axis). Each panel shows one norm placement and one weight scale. Lines are
+    geometric means over seeds. The black dashed line triples with each layer. The dotted line is
+    attention alone, computed in an ordinary forward pass in float32; rounding errors stop its
+    fall."""
     if not can_show(results):
         return None
     results, label = name_networks(results), "powers of ten that the residual ratio has lost"
@@ -163,9 +165,10 @@ def draw_cubic_line(ax: figures.Axes, lost: np.ndarray) -> None:
 
 @figures.styled
 def local_rate_figure(results: xr.Dataset) -> figures.Figure | None:
-    """Rate by layer: the change of the logarithm of the residual in a layer, divided by its change
-    in the layer before. At a rate of 3 the collapse is doubly exponential. At a rate of 1 it is
-    exponential, or there is none."""
+    """Rate (vertical axis) by layer (horizontal axis). The rate is the change of the logarithm of
+    the residual in a layer, divided by its change in the layer before. At a rate of 3 the collapse
+    is doubly exponential. At a rate of 1 the collapse is exponential, or there is no collapse. Each
+    panel shows one norm placement and one weight scale."""
     if not can_show(results):
         return None
     label = "local rate\n" + r"$(y_l - y_{l-1}) / (y_{l-1} - y_{l-2}), y = \log\|\mathrm{res}\|$"
@@ -182,13 +185,14 @@ def local_rate_figure(results: xr.Dataset) -> figures.Figure | None:
 
 @figures.styled
 def bounds_and_constant_figure(results: xr.Dataset) -> figures.Figure | None:
-    """Left: how many powers of ten four upper bounds for one layer of attention alone lie above
-    what they bound. The bound with γ* follows from the lemma of the paper, which needs a condition.
-    The other bounds need none: one is for the residual around the mean token, two are for the
-    largest distance of two tokens. Right: the constant Λ of the law log10‖res‖ = Λ 3^l after l
-    layers, measured at each layer (markers). Dashed lines are Λ by a closed recursion of the
-    covariance of the tokens. Dotted lines are Λ by the theorem of the paper, which does not cover
-    norms."""
+    """Left: four upper bounds for one layer of attention alone. The vertical axis shows by how many
+    powers of ten each bound is larger than the quantity that it bounds. The bound “sums over heads,
+    γ*” is the bound of the paper, which holds under a condition. The other bounds hold without a
+    condition. “Around the mean” bounds the residual around the mean token, and the two bounds
+    “diameter” bound the largest distance of two tokens. Right: after l layers, log10 of the norm of
+    the residual is about Λ 3^l with a constant Λ. Markers show log10‖res‖/3^l, measured at each
+    layer. Dashed lines are Λ as computed by a recursion of the covariance of the tokens. Dotted
+    lines are Λ as computed by the theorem of the paper, which does not cover norms."""
     if "log10_cubic" not in results:
         return None
     san = without_skips(results)
@@ -231,8 +235,9 @@ def has_bound(network: tuple[str, xr.Dataset]) -> bool:
 
 @figures.styled
 def sweep_weight_scale_figure(results: xr.Dataset) -> figures.Figure | None:
-    """Residual ratio by layer at two scales of the initial weights: BERT's scale (0.55) and
-    1/√fan-in (1). Each panel shows one kind of network with one norm placement."""
+    """Residual ratio (vertical axis) by layer (horizontal axis) at two scales of the initial
+    weights: BERT's scale (0.55) and 1/√fan-in (1). Each panel shows one kind of network with one
+    norm placement."""
     return sweep_figure(results, "weight_scale")
 
 
@@ -273,10 +278,11 @@ def sweep_figure(results: xr.Dataset, swept: str) -> figures.Figure | None:
 
 @figures.styled
 def mlp_gain_figure(results: xr.Dataset) -> figures.Figure | None:
-    """From which gain on MLPs slow the collapse. The horizontal axis is the gain, which multiplies
-    the output of each MLP. The vertical axis is Λ with MLPs minus Λ of attention alone. Here Λ is
-    the constant in the law log10‖res‖ = Λ 3^l after l layers. Where the difference is above 0, MLPs
-    slow the collapse."""
+    """The gain from which on MLPs slow the collapse. The gain (horizontal axis) multiplies the
+    output of each MLP. Without skips, log10 of the norm of the residual after l layers is about Λ
+    3^l, with a constant Λ that is larger if the collapse is slower. The vertical axis is Λ of
+    attention with MLPs minus Λ of attention alone. Where this difference is above 0, MLPs slow the
+    collapse."""
     if "swept" not in results or "san" not in results.variant:
         return None
     raised = raised_constant(name_networks(without_skips(results)))

@@ -14,22 +14,24 @@ from rank_collapse.report import figures
 
 @figures.styled
 def shares_figure(results: xr.Dataset, networks: Sequence[Network]):
-    """How a change of an early state influences later tokens; each panel shows one network. The
-    state is changed along a random direction. Its influence is a sum of parts, one for each path
-    length. The path length (horizontal axis) is the number of attentions on a path. The vertical
-    axis shows the share of each part: its projection on the sum of all parts. Shares add up to 1.
-    The line “exact” splits the exact Jacobian, and the line “frozen” splits the sum of paths with
-    fixed attention weights. Bands are one standard deviation over texts."""
+    """How a change of an early state influences the last states of later tokens; each panel shows
+    one network. We change the state along a random direction. The influence is a sum of parts, one
+    part for each path length. The path length (horizontal axis) is the number of attentions on a
+    path. The vertical axis shows the share of each part in the influence: the projection of the
+    part on the sum of all parts, divided by the norm of this sum. Shares add up to 1. The line
+    “exact” shows the parts of the exact Jacobian. The line “frozen” shows the parts of the sum over
+    paths with fixed attention weights. Bands are one standard deviation over texts."""
     return plot_lengths(results, networks, "share", "share of the sum")
 
 
 @figures.styled
 def sizes_figure(results: xr.Dataset, networks: Sequence[Network]):
-    """How much parts of different path lengths cancel; each panel shows one network. The path
-    length (horizontal axis) is the number of attentions on a path. The vertical axis shows the norm
-    of the part of each length, divided by the norm of the sum of all parts. Where parts cancel,
-    these quotients add up to more than 1. Each network has its own vertical axis. Bands are one
-    standard deviation over texts."""
+    """How much the parts of an influence cancel; each panel shows one network. Each part belongs to
+    one path length, which is the number of attentions on a path (horizontal axis). The vertical
+    axis shows the norm of each part, divided by the norm of the sum of all parts. Where parts
+    cancel, these quotients add up to more than 1. The line “exact” shows the parts of the exact
+    Jacobian, and the line “frozen” shows the parts of the frozen sum. Each panel has its own
+    vertical scale. Bands are one standard deviation over texts."""
     return plot_lengths(results, networks, "size", "size over that of the sum")
 
 
@@ -59,10 +61,11 @@ def plot_lengths(results: xr.Dataset, networks: Sequence[Network], name: str, yl
 @figures.styled
 def cosine_figure(results: xr.Dataset, networks: Sequence[Network]):
     """Cosine between the frozen sum and the exact Jacobian (vertical axis), by the layer after
-    which we change a state (horizontal axis). Each panel shows one network. Dashed lines are
-    measured at the changed position, and solid lines at all later positions. Colours stand for the
-    direction of the change: random, the state itself, or the next token's row of the language-model
-    head. Bands are one standard deviation over texts."""
+    which we change the state of one token (horizontal axis). Each panel shows one network. Dashed
+    lines compare the last state of the changed token, and solid lines compare the last states of
+    all later tokens. Colours stand for the direction of the change: “random” is a random direction,
+    “state” is the direction of the state itself, and “next” is the row of the language-model head
+    for the next token. Bands are one standard deviation over texts."""
     fig, axes = figures.panels(len(networks), 3, width=4.0, height=3.0)
     for ax, network in zip(axes.flat, networks, strict=False):
         values = results.sel(network=network.label)
@@ -88,10 +91,11 @@ def cosine_figure(results: xr.Dataset, networks: Sequence[Network]):
 
 @figures.styled
 def ranks_figure(results: xr.Dataset, networks: Sequence[Network]):
-    """Effective rank of the exact Jacobian divided by the width of the states (vertical axis); each
-    line is one network. The effective rank is exp of the entropy of the normalised singular values.
-    The horizontal axis shows the distance in tokens between the changed token and the token that is
-    read."""
+    """Effective rank of the exact Jacobian, divided by the width of the states (vertical axis);
+    each line is one network. The Jacobian maps a change of the state of one token to the change of
+    the last state of another token. The distance between these two tokens is on the horizontal
+    axis. The effective rank is exp of the entropy of the singular values, which are first divided
+    by their sum."""
     ranks = list_ranks(results).dropna("start", how="all")
     if not ranks.size:
         return None

@@ -9,7 +9,8 @@ from experiments.verdicts.statement_page import Section
 
 TERMS_LINK = "[Terms](#terms) that this section uses are explained at the top of the page."
 STATEMENTS_INTRO = (
-    "The second table says what each statement claims and what is measured. The page on "
+    "The first table has the number that we measured in each setting. The second table says what "
+    "each statement claims, and which number we measure for it. The page on "
     "[statements](statements.md) says which statements hold."
 )
 COLORS = 64  # of a figure's palette: a third of its size, without a visible difference

@@ -36,49 +36,53 @@ INTRO = (
     "This page shows the results of all experiments. The list of terms comes first. Each later "
     "section shows one experiment: a figure, the claim of the paper, our result, and a CSV file "
     "with all numbers. The page on [statements](statements.md) says which claims of the papers "
-    "hold. `python -m experiments.reproduce --preset={preset} --markdown` measures everything and "
-    "writes this page. Another [CSV file](results/runs.csv) lists the command, the commit and the "
-    "seconds of each run."
+    "hold. `python -m experiments.reproduce --preset={preset} --markdown` runs all experiments and "
+    "writes this page. A separate [CSV file](results/runs.csv) lists for each run its command, its "
+    "commit and the seconds that it took."
 )
 TERMS = """\
 “The paper” is Dong, Cordonnier and Loukas 2021, *Attention is not all you need*, unless a section
 names another paper. [Concepts](concepts.md) explains these terms at greater length.
 
-- **Skip**: a skip connection. It adds the input of a sublayer to its output. A sublayer is
-  attention or an MLP. A **branch** is a sublayer without its skip.
+- **Skip**: a connection that adds the input of a sublayer to the sublayer's output. Each layer has
+  two sublayers, attention and an MLP. A **branch** is a sublayer without its skip.
 - **Gain**: a number that multiplies a skip or the output of a branch.
 - **Full model**: a network with all its skips, MLPs and norms. **Attention alone** (SAN in the
-  paper) is the same network without skips and MLPs.
-- **Post-LN** has a LayerNorm after each sum of skip and branch. **Pre-LN** has one before each
-  branch. **Admin** is Post-LN with a gain ω on each skip (Liu et al. 2020).
-- **Residual**: the tokens of a layer minus their mean token, res(X). The **residual ratio**
-  divides the norm of the residual by the norm of the tokens. It is 0 when all tokens are equal.
+  paper) is the same network without its skips and MLPs.
+- **Post-LN**: a network with a LayerNorm after each sum of skip and branch. **Pre-LN** has a
+  LayerNorm before each branch. **Admin** is Post-LN with a gain ω on each skip (Liu et al. 2020).
+- **Residual**, written res(X): the matrix X has one row for each token of a layer, and res(X) is X
+  with the mean row subtracted from each row. The **residual ratio** is the norm of res(X) divided
+  by the norm of X. It is 0 when all tokens are equal.
 - **Rank collapse**: the residual ratio falls to 0 with depth.
-- **Rate**: the change of the logarithm of the residual in one layer, divided by its change in the
-  layer before. At a rate of 3 this change triples from layer to layer; such a collapse is
-  **doubly exponential**. At a rate of 1 each layer multiplies the residual by the same factor;
-  such a collapse is **exponential**.
-- **Token cosine**: the mean cosine of two tokens of a layer. It is 1 when all tokens have the
-  same direction.
+- **Rate**, or local rate: the logarithm of the norm of the residual changes in each layer. The rate
+  of a layer is this change, divided by the change in the layer before. At a rate of 3 the change
+  triples from layer to layer; such a collapse is **doubly exponential**. At a rate of 1 each layer
+  multiplies the norm of the residual by the same factor; such a collapse is **exponential**.
+- **Token cosine**: the cosine of two tokens of a layer, as a mean over all pairs of tokens. It is 1
+  when all tokens have the same direction.
 - **Path**: a way through the network that takes one head, or the skip, in each layer. Its
-  **length** is the number of heads on it. The output of a network is a sum over all paths.
-- **Frozen**: a sum of paths that uses the attention weights, norms and gates of the full model. A
-  gate is the factor f(h)/h by which an activation function f multiplies its input h.
-- **Truncated at k**: a network without all paths longer than k. It computes its attention weights
-  again (**recomputed**), from the remaining paths.
-- **Causal**: each token attends only to itself and to earlier tokens.
+  **length** is the number of heads on it. Each path contributes to the output of the network, and
+  the output is the sum of these contributions.
+- **Frozen**: a sum over paths is frozen if it uses the attention weights, norms and gates that the
+  full model has for the same input. A gate is the factor f(h)/h by which an activation function f
+  multiplies its input h.
+- **Truncated at k**: a network from which all paths longer than k are removed. Its attention
+  weights are **recomputed**, that is computed from the states that the other paths give.
+- **Causal**: in a causal network each token attends only to itself and to earlier tokens.
 - **At initialisation**: with random weights, before any training.
-- **Weight scale**: the factor by which we multiply weights of standard deviation 1/√fan-in. The
-  fan-in of a matrix is its number of inputs. “BERT's scale” is 0.55: at BERT's width, 768, the
-  standard deviation is then 0.02, as in BERT.
+- **Weight scale**: initial weights have the standard deviation 1/√fan-in, multiplied by the weight
+  scale. The fan-in of a matrix is its number of inputs. “BERT's scale” is 0.55: at BERT's width,
+  768, the standard deviation is then 0.02, as in BERT.
 - **Trained networks**: `albert-reactions` and `bert-reactions` read chemical reactions, and
   `bert-antibodies` reads antibodies. `minilm-l6` is a sentence encoder, `smollm2-135m` is a
   causal language model, and `whisper-tiny-en` is the encoder of a speech recogniser.
 - **RTE**: a data set of English texts ([where to get it](experiments/index.md#the-texts-of-rte)).
 - **Draw**: one random initialisation (a **seed**), or one text if the network is trained.
-- **Statement**: a claim whose number is measured in several **settings**. In a table of
-  statements, each row is one setting with its own interval. The intervals on the page on
-  statements are joint: they hold for all settings of a statement together.
+- **Statement**: a claim about a number that we measure in one or more **settings**, such as
+  networks or weight scales. In a table of statements, each row is one setting with an interval for
+  this setting alone. The CSV file of the page on statements has joint intervals instead: all
+  intervals of a statement hold together.
 - **Brackets** after a number hold its 95 % interval.
 - **Published**: a number, network or program of the paper's authors."""
 RUNS = "results/runs.csv"  # relative to the page

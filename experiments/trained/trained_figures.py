@@ -34,10 +34,11 @@ def describe_network(network: Network) -> str:
 
 @figures.styled
 def trained_figure(results: Mapping[str, Arrays], networks: list[Network]) -> figures.Figure:
-    """Trained networks; lines are means over texts. Left: log10 of the residual ratio by layer, for
-    attention alone (solid) and for the full model (dashed). Right: loss of the network truncated to
-    paths through at most k heads (horizontal axis), minus the loss of the full model. The truncated
-    network computes its attention again. Bands are one standard deviation over texts."""
+    """Trained networks; lines are means over texts. Left: log10 of the residual ratio (vertical
+    axis) by layer (horizontal axis), for attention alone (solid) and for the full model (dashed).
+    Right: loss of a network truncated to paths through at most k heads, minus the loss of the full
+    model (vertical axis), by k (horizontal axis). The truncated network computes its attention
+    weights again, from these paths. Bands are one standard deviation over texts."""
     fig, ((residual_ax, loss_ax),) = figures.figure(1, 2, width=4.6, height=3.6)
     for index, network in enumerate(networks):
         arrays, color = results[network.label], figures.color(index)
@@ -64,12 +65,16 @@ def trained_figure(results: Mapping[str, Arrays], networks: list[Network]) -> fi
 
 @figures.styled
 def path_lengths_figure(results: Mapping[str, Arrays], networks: list[Network]) -> figures.Figure:
-    """Shares of path lengths in trained networks; each panel shows one network. The path length
-    (horizontal axis) is the number of heads on a path. There are three weightings. “Counted”: each
-    path counts once. “Rollout”: a path counts by the share of attention, or of the skip, in the
-    stream of each layer. “Exact sums by norm”: a length counts by the norm of the sum over all its
-    paths. The dashed line is the least length up to which frozen paths give the loss of the full
-    model, in the median text. Bands are one standard deviation over texts."""
+    """How much weight each path length has in trained networks; each panel shows one network. The
+    path length (horizontal axis) is the number of heads on a path. The vertical axis shows the
+    share of each length in the weight of all paths. Each line weights the paths in another way.
+    “Counted”: each path has the weight 1. “Rollout”: the weight of a path is a product with one
+    factor for each layer. If the path takes a head in a layer, the factor is the share of attention
+    in the sum of attention and skip. If the path takes the skip, the factor is the share of the
+    skip in this sum. “Exact sums by norm”: the weight of a length is the norm of the sum over all
+    paths of this length. The dashed line is the smallest k at which frozen paths of at most k heads
+    have about the loss of the full model, in the median text. Bands are one standard deviation over
+    texts."""
     networks = [n for n in networks if "paths/loss" in results[n.label]] or networks[:1]
     fig, axes = figures.panels(len(networks), 2, width=4.6, height=3.0)
     for ax, network in zip(axes.flat, networks, strict=False):
@@ -83,12 +88,13 @@ def path_lengths_figure(results: Mapping[str, Arrays], networks: list[Network]) 
 
 @figures.styled
 def residuals_figure(results: Mapping[str, Arrays], networks: list[Network]) -> figures.Figure:
-    """Residual ratio by layer in four variants of the same trained networks; each panel shows one
-    variant. Lines are means over texts. Solid lines have trained weights, and dotted lines random
-    weights of the same shape. The dashed line is the ALBERT variant of the published code, which
-    keeps the skip of the MLP sublayer. The upper panels, without skips, have logarithmic axes. Grey
-    lines are the published curves of the pretrained base versions of BERT and ALBERT, where they
-    are above 0."""
+    """Residual ratio (vertical axis) by layer (horizontal axis) in four variants of the same
+    trained networks; each panel shows one variant. Lines are means over texts. Solid lines are
+    networks with trained weights, and dotted lines are networks of the same shape with random
+    weights. The dashed line is albert-reactions if, as in the published code, the skips of its MLP
+    sublayers stay. The upper panels show networks without skips, and their axis is the logarithm of
+    the residual ratio. Grey lines are the published curves of the pretrained base versions of BERT
+    and ALBERT, at layers where the published value is above 0."""
     fig, axes = figures.panels(len(ABLATED), 2, width=4.4, height=3.2)
     for ax, (name, variant) in zip(axes.flat, ABLATED.items(), strict=True):
         show = LOGARITHMIC.get(name, lambda logs: 10**logs)
