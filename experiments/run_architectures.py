@@ -187,9 +187,11 @@ def residuals_name(label: str) -> str:
 def describe_residuals(label: str) -> str:
     """Writes the caption of the figure of a model."""
     return (
-        f"{label}: residual ratio by layer; each panel has one variant of the network. Lines are "
-        "means and bands are one standard deviation over weights and texts. Grey lines are the "
-        "published curves. Dotted lines follow the text of the paper where its code differs."
+        f"{label}: residual ratio (vertical axis) by layer (horizontal axis). Each panel shows one "
+        "variant of the network. Lines are means, and bands are one standard deviation, over "
+        "draws of the weights and texts. Grey lines are the published curves. The published code "
+        "removes skips and MLPs in another way than the text of the paper says. Dotted lines show "
+        "the way of the text, where the two differ."
     )
 
 
@@ -362,10 +364,10 @@ EXPERIMENT = Experiment(
     brief="residual by layer in BERT, ALBERT and XLNet, at initialisation or from a checkpoint "
     "folder, with the published curves",
     claim="In all three architectures attention alone, without skips and MLPs, loses rank "
-    "within a few layers. Skips prevent the collapse. MLPs without skips may slow the "
-    "collapse but do not prevent it. The published figures show the relative residual "
-    "by layer. They are from initialisations without a seed, and from other texts than "
-    "ours.",
+    "within a few layers. Skips prevent this collapse. MLPs without skips may slow the "
+    "collapse but do not prevent it. The published figures show the residual ratio by "
+    "layer. The networks in these figures were initialised without a fixed seed, and read "
+    "other texts than our networks.",
     presets={
         # The fewest draws of which a share can be decided beside the rows of run_collapse, and as
         # many tokens as show the curves: their residuals are those of longer texts.

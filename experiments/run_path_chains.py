@@ -262,9 +262,9 @@ def make_rows(results: dict[str, np.ndarray]) -> Iterator[TableRow]:
 def path_chains_figure(results: dict[str, np.ndarray], setup: initial_tokens.TokenNetwork):
     """Products of attention matrices along random paths, by path length (horizontal axis), which is
     the number of matrices in the product. The vertical axis is the distance of the product from a
-    simpler matrix, divided by the norm of the product. Left: from a matrix with equal rows. Right:
-    from the best approximation of rank one. Boxes show medians, quartiles and outliers over paths
-    and seeds."""
+    simpler matrix, divided by the norm of the product. Left: the simpler matrix has equal rows.
+    Right: the simpler matrix is the best approximation of rank one. Boxes show medians, quartiles
+    and outliers over paths and seeds."""
     fig, axes = figures.figure(1, 2, sharey=True)
     for ax, (name, title) in zip(axes[0], CHAINS.items(), strict=True):
         values = np.swapaxes(results[name], 0, 1).reshape(setup.config.depth, -1)
@@ -293,11 +293,13 @@ def draw_boxes(ax: figures.Axes, x: np.ndarray, values: np.ndarray) -> None:
 
 @figures.styled
 def path_lengths_figure(results: dict[str, np.ndarray]):
-    """The sum C_k over all paths of length k, by k (horizontal axis). Left: log10 of the norm of
-    C_k, and of the norm of its residual. The dashed line is the prediction for the residual, which
-    falls doubly exponentially. Middle: the share of each length in these norms (lines) and in the
-    number of paths (bars). Right: relative error of C_k when a few sampled paths estimate it. Above
-    the dashed line, the estimate zero would be better. Bands are over seeds."""
+    """We add up the contributions of all paths of length k (horizontal axis); the sum is called
+    C_k. Left: log10 of the norm of C_k, and log10 of the norm of its residual. The dashed line is a
+    prediction of the norm of the residual; this prediction falls doubly exponentially. Middle:
+    lines show the share of each length in the total of these norms, and bars show the share of each
+    length in the number of paths. Right: relative error if C_k is estimated from 5 or 20 sampled
+    paths. On the dashed line, the error is as large as the error of the estimate zero. Bands show
+    how much the seeds differ."""
     k, counts = results["length"], np.array([float(count) for count in results["paths"]])
     fig, ((sizes, shares, errors),) = figures.figure(1, 3, width=3.9, height=3.3)
     shares.bar(k, counts / counts.sum(), width=0.85, color=figures.color(5), label="share of paths")
@@ -384,9 +386,9 @@ EXPERIMENT = Experiment(
     title="Chained attention and the size of paths",
     brief="products of attention matrices along paths, the skip's share α by layer, and the "
     "size of paths by length",
-    claim="Products of attention matrices along a path approach rank one as the path gets "
-    "longer (published box plots of chained attention). Most paths are long, but the "
-    "network works mainly through short paths (section 4 on the effectiveness of "
+    claim="The longer a path is, the closer is the product of the attention matrices on it to a "
+    "matrix of rank one (published box plots of chained attention). Most paths are long, "
+    "but the network works mainly through short paths (section 4 on the effectiveness of "
     "paths).",
     presets={
         "quick": "--num_seeds=6 --depth=6 --num_tokens=32 --num_paths=30 --num_repeats=2",

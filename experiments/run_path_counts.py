@@ -142,8 +142,9 @@ def select_column(rows: list[TableRow], name: str) -> np.ndarray:
 
 @figures.styled
 def path_counts_figure(tables: Tables):
-    """Share of paths (vertical axis) by path length (horizontal axis) in models with H heads and L
-    layers. Bars are exact counts, and dots are the binomial law."""
+    """Share of paths (vertical axis) by path length (horizontal axis). Each panel shows one model
+    with H heads in each of its L layers. Bars are exact counts, and dots are the binomial
+    distribution."""
     fig, axes = figures.panels(len(tables), COLUMNS, width=3.3, height=2.1)
     for ax, (name, rows) in zip(axes.flat, tables.items(), strict=False):
         lengths, share, law = (select_column(rows, n) for n in ("length", "share", "binomial"))
@@ -167,10 +168,11 @@ def weigh_lengths() -> dict[str, tuple[int, np.ndarray]]:
 
 @figures.styled
 def weighted_lengths_figure():
-    """Share of paths (vertical axis) by path length (horizontal axis) in five language models. Grey
-    bars: each path counts once, as in the paper. Coloured bars: each path is weighted by the
-    published shares of attention and skip in each layer. The weighted mean length is about four at
-    any depth."""
+    """Share of paths (vertical axis) by path length (horizontal axis); each panel shows one of five
+    language models. Grey bars: each path counts once, as in the paper. Coloured bars: each path has
+    a weight, a product over layers of the published share of attention (if the path takes a head)
+    or of the skip (if it takes the skip). The mean length with these weights is about four in all
+    five models, although their depths differ."""
     models = weigh_lengths()
     fig, axes = figures.panels(len(models), COLUMNS, width=3.3, height=2.1)
     for ax, (name, (heads, law)) in zip(axes.flat, models.items(), strict=False):
@@ -226,11 +228,11 @@ EXPERIMENT = Experiment(
     order=20,
     title="Paths by length",
     brief="number of paths by length in BERT, GPT-3 and other models, or for any H and L",
-    claim="A network with L layers and H heads is a sum over (1+H)^L paths, because a path "
-    "takes one of the H heads or the skip in each layer. The length of a path is the "
-    "number of heads on it. Lengths follow the distribution Binomial(L, H/(1+H)). So "
-    "most paths are long, although long paths contribute least (published figure of "
-    "path length distributions).",
+    claim="The output of a network with L layers of H heads is a sum over (1+H)^L paths, "
+    "because a path takes one of the H heads or the skip in each layer. The length of a "
+    "path is the number of heads on it. The length of a random path has the distribution "
+    "Binomial(L, H/(1+H)). So most paths are long. Long paths nevertheless contribute "
+    "least to the output (published figure of path length distributions).",
     presets={"quick": "", "reported": "", "tiny": "--heads=2 --layers=2"},
     figures=describe_figures(path_counts_figure, weighted_lengths_figure),
 )

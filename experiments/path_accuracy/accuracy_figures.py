@@ -13,9 +13,9 @@ from rank_collapse.report import figures
 @figures.styled
 def short_paths_figure(results: xr.Dataset, task: TrainedTask):
     """Accuracy (vertical axis) by path length k (horizontal axis), which is the number of heads on
-    a path. One line is the network without paths longer than k, the other one sampled paths of
-    length k alone. Lines are means and bands are standard deviations over seeds. Horizontal lines
-    are the full model and a guess."""
+    a path. One line shows the network without paths longer than k. The other line shows sampled
+    paths of length k alone, without all other paths. Lines are means and bands are standard
+    deviations over seeds. Horizontal lines show the accuracy of the full model and of a guess."""
     shares = accuracies(results)
     fig, ((ax,),) = figures.figure(1, 1)
     lengths = shares.path_length.values
@@ -34,12 +34,13 @@ def short_paths_figure(results: xr.Dataset, task: TrainedTask):
 
 @figures.styled
 def paths_figure(results: xr.Dataset, task: TrainedTask):
-    """Accuracy by path length k. Left: sets of sampled paths of length k, and the exact sum over
-    all paths of length k. Sampled paths compute attention from their own states, and the exact sum
-    uses the attention weights of the full model. Right: the truncated network, the exact sum over
-    the lengths 0 to k, and the exact sum over the k + 1 longest lengths. The truncated network
-    computes its attention without paths longer than k. Bars and bands are standard deviations over
-    seeds."""
+    """Accuracy (vertical axis) by path length k (horizontal axis). Left: paths of length k alone,
+    either 5 or 20 sampled paths or the exact sum over all paths of this length. Sampled paths
+    compute attention weights from their own states, and the exact sum uses the attention weights of
+    the full model. Right: the truncated network, the exact sum over the lengths 0 to k, and the
+    exact sum over the k + 1 longest lengths. The truncated network computes its attention weights
+    without paths longer than k. Horizontal lines show the accuracy of the full model, of a guess
+    and of the biases alone. Bars and bands are standard deviations over seeds."""
     fig, axes = figures.figure(1, 2, width=4.0, height=4.2, sharey=True)
     (sampled_ax, lengths_ax), shares = axes[0], accuracies(results)
     sets = shares.sampled.mean("repeat")
@@ -89,13 +90,15 @@ def paths_figure(results: xr.Dataset, task: TrainedTask):
 
 @figures.styled
 def shares_figure(results: xr.Dataset, task: TrainedTask):
-    """Left: accuracy of the best baseline (a guess), of the biases alone, and of the full model.
-    The biases alone give an output without any path, which is called the offset. The final norm of
-    the offset divides by the standard deviation of the full model's states. Middle: accuracy that
-    each path length adds, with the attention weights of the full model. It is a Shapley value: the
-    mean gain over all orders in which one can add the lengths. Right: share of the offset and of
-    each path length in the covariance of the logits. A share below 0 or above 1 means that
-    contributions cancel. Error bars are standard deviations over seeds."""
+    """Left: accuracy of the best baseline (a guess), of the biases alone, and of the full model. If
+    all paths are removed, the biases still give an output, which is called the offset. The final
+    norm of the offset divides by the standard deviation that the states have in the full model.
+    Middle: accuracy that each path length adds, with the attention weights of the full model. It is
+    a Shapley value: we add the path lengths one after another, and take the mean of the gain over
+    all orders. Right: share of the offset and of each path length in the logits, which is the
+    covariance of its contribution with the logits, divided by the variance of the logits. A share
+    below 0 or above 1 means that contributions cancel. Error bars are standard deviations over
+    seeds."""
     fig, axes = figures.figure(1, 3, width=3.5, height=3.0)
     shares = accuracies(results)
     offset_share = 1 - shares.covariance.sum("path_length")  # the shares of all parts sum to 1
@@ -133,9 +136,9 @@ def shares_figure(results: xr.Dataset, task: TrainedTask):
 
 @figures.styled
 def loss_figure(results: xr.Dataset, task: TrainedTask):
-    """Training loss by epoch. The line is the mean and the band the standard deviation over the
-    seeds that did not diverge. A seed that diverged has its own line, which ends where it
-    diverged."""
+    """Training loss (vertical axis) by epoch (horizontal axis). The line is the mean and the band
+    is the standard deviation over the seeds whose training did not diverge. Each seed whose
+    training diverged has a line of its own, which ends at the epoch of the divergence."""
     fig, ((ax,),) = figures.figure(1, 1)
     fine = results.losses.sel(seed=results.fine)
     diverged = results.losses.sel(seed=~results.fine)

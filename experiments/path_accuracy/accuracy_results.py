@@ -21,7 +21,7 @@ from experiments.verdicts import (
 
 CLAIM = (
     "The trained network has 6 layers and skips. Its short paths alone nearly reach the "
-    "accuracy of the full model. The accuracy of a path falls with its length (section 4.2)."
+    "accuracy of the full model. The longer paths are, the less accurate they are (section 4.2)."
 )
 # Whose attention, norms and gates: the full model's ("frozen"), or the truncated network's own.
 SEMANTICS = dict.fromkeys(("offset", "exact", "up_to", "from", "shapley"), "frozen")
