@@ -84,7 +84,10 @@ def test_what_is_measured_is_a_median_a_share_or_the_statistic():
         ({"claimed": (2.5, 3.5)}, "median over draws: "),
         ({"draw_range": (2.0, inf)} | half, "share of draws with a value above 2: "),
         ({"draw_range": (-inf, 0.0)} | half, "share of draws with a value below 0: "),
-        ({"draw_range": (-0.05, 0.05)} | half, "share of draws with a value between -0.05 and 0.05: "),
+        (
+            {"draw_range": (-0.05, 0.05)} | half,
+            "share of draws with a value between -0.05 and 0.05: ",
+        ),
     ):
         statement = make_statement(**fields)
         assert verdict_wording.describe_measured(statement) == f"{start}a difference"
