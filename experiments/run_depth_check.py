@@ -164,8 +164,8 @@ def choose_rate(results: xr.Dataset) -> float:
 
 @figures.styled
 def quantities_figure(results: xr.Dataset):
-    """Networks with L layers learn a text. (If the caption begins with “bytes”, it is a text that
-    the package ships.) Each panel shows one quantity (vertical axis) against L (horizontal axis).
+    """Networks with L layers learn a text. (If this caption begins with “bytes”, the text is a part
+    of the package.) Each panel shows one quantity (vertical axis) against L (horizontal axis).
     Each colour is one rule that scales a network with its depth. x_L are the states after the last
     layer, and Δx_L is the change of these states in one training step. W_Q is the query matrix.
     Dotted lines show the first training step, and solid lines show the last one. Lines are
