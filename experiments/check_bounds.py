@@ -191,11 +191,12 @@ def make_rows(results: Results) -> list[TableRow]:
 
 @figures.styled
 def tightness_figure(results: Results):
-    """Left: how many powers of ten each upper bound lies above the residual that it bounds. Each
-    row is one bound. Markers are medians, and bars the middle 90 % of random draws. Right: number
-    of heads by γ*, the least factor γ that the technical lemma needs for a head. The bounds of the
-    paper are drawn only where the condition of the lemma holds; the other bounds need no
-    condition."""
+    """Left: each row is one upper bound of a residual. The horizontal axis shows by how many powers
+    of ten the bound lies above the residual. Markers are medians over random draws, and bars hold
+    the middle 90 % of the draws. The bounds of the paper (blue) are drawn only for draws in which
+    the condition of the lemma holds. Our bounds (red) need no condition. Right: number of heads
+    (vertical axis) by γ* (horizontal axis). γ* is the least factor γ with which the technical lemma
+    holds for a head."""
     flat, tightness = pool_draws(results["draws"].values())
     fig, ((bounds_ax, gamma_ax),) = figures.figure(1, 2, width=5.4, height=3.6)
     claimed = {bound: values for bound, values in tightness.items() if values.size}
@@ -221,12 +222,13 @@ def tightness_figure(results: Results):
 
 @figures.styled
 def construction_figure(results: Results):
-    """Residual after a constructed layer, divided by each bound (vertical axis), by the width d of
-    the layer (horizontal axis). The layer has two heads and reads two tokens. One head writes √d
-    into one feature, and the other head writes 1 into all features. Above the dashed line the
-    residual exceeds the bound. As the width grows, the residual first exceeds the published bound
-    of Theorem 2.3. At larger widths it also exceeds this bound with γ = 1. It never exceeds our
-    bound “with sums over heads”, which adds up the heads where the paper takes the largest one."""
+    """We construct a layer with two heads and the width d, which reads two tokens. One head writes
+    √d into one feature, and the other head writes 1 into all features. The vertical axis is the
+    residual after this layer, divided by a bound. The horizontal axis is d. Each line is one bound.
+    Above the dashed line, the residual exceeds the bound. As d grows, the residual first exceeds
+    the published bound of Theorem 2.3. At larger d it also exceeds this bound with γ = 1. It never
+    exceeds our bound “with sums over heads”. This bound adds up the norms of all heads, while the
+    paper multiplies the largest norm by the number of heads."""
     fig, ((ax,),) = figures.figure(1, 1)
     widths = [built["width"] for built in results["built"]]
     for index, (name, label) in enumerate(BUILT.items()):
@@ -290,13 +292,13 @@ EXPERIMENT = Experiment(
     order=1000,
     title="The lemma and the bounds on random draws",
     brief="how often random networks violate the technical lemma and the bounds",
-    claim="Theorems 2.2 and 2.3 bound the residual of the tokens after attention with one "
-    "head and with several heads. They follow from a technical lemma about the "
-    "attention weights of a head. The lemma has a condition, max D_ii ≤ 1.256, where D "
-    "measures how far these weights are from equal rows (appendix). The bounds have a "
-    "factor γ, for which the paper gives no value. We give each head the least γ that "
-    "its lemma admits, and each layer and each network the largest γ of its heads. The "
-    "paper has no table of random networks.",
+    claim="Theorem 2.2 bounds the residual of the tokens after attention with one head, and "
+    "Theorem 2.3 bounds it after attention with several heads. Both theorems follow from a "
+    "technical lemma about the attention weights of a head. The lemma has the condition max D_ii ≤ "
+    "1.256, where the matrix D measures how much the rows of the attention weights differ "
+    "(appendix). The bounds contain a factor γ, for which the paper gives no value. We give each "
+    "head the least γ with which the lemma holds. For a layer or a network, we take the largest γ "
+    "of its heads. The paper does not test the bounds on random networks.",
     presets={
         # Rows that see different keys, as under a mask, are no case of a statement.
         "quick": "--num_draws=500 --cases=8x16x4",

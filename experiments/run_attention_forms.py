@@ -208,15 +208,16 @@ def make_rows(results: FormResults, options: Options) -> Iterator[TableRow]:
 
 @figures.styled
 def random_figure(results: FormResults, options: Options):
-    """Attention between random queries and keys of unit variance, by their width d_k (horizontal
-    axes). Each colour is one kind of score. A row holds the weights or scores of one query. Upper
-    panels: variance of the scores, entropy of a row, largest weight of a row. Lower left: share of
-    rows that are nearly one single weight. The other lower panels show gradients of a loss that
-    weights every output equally. The gradient to a query is the change of the loss, to first order,
-    if the query moves by a vector of its own size. The gradient to the scores is the norm of the
-    derivative with respect to the scores of a row. In these two panels, solid lines are the root
-    mean square over rows, and dashed lines the median row. Other lines are means, and bands are
-    standard deviations over seeds."""
+    """Attention between random queries and keys of unit variance. The horizontal axes are the width
+    d_k of queries and keys. Each colour is one kind of score. A row is the list of the scores, or
+    of the attention weights, of one query. Upper left: variance of the scores; dotted lines show
+    its formula. Upper middle: entropy of a row of weights; the dashed line is the entropy of equal
+    weights. Upper right: largest weight of a row. Lower left: share of rows whose largest weight is
+    nearly 1. Lower middle: norm of the gradient of a loss with respect to one query. Lower right:
+    norm of the gradient of this loss with respect to the scores of one row. The loss is a sum of
+    all outputs, each times a random number. In the lower middle and lower right panels, solid lines
+    are the root mean square over rows, and dashed lines show the median row. Solid lines in the
+    other panels are means over seeds. Bands are one standard deviation over seeds."""
     panels = {
         "variance": ("variance of the scores", "dotted: closed form"),
         "entropy": ("entropy of a row, nats", f"dashed: uniform, log {options.num_queries}"),
@@ -257,9 +258,11 @@ def accuracy_gain(results: FormResults, form: str) -> np.ndarray:
 
 @figures.styled
 def trained_figure(results: FormResults):
-    """Left: accuracy of each seed after training, by the width d_k of queries and keys; black bars
-    are means. Right: accuracy minus the accuracy of unscaled dot products with the same seed; bars
-    are 95 % intervals of the mean."""
+    """Left: accuracy of each seed after training (vertical axis) by the width d_k of queries and
+    keys (horizontal axis). Each colour is one kind of score, and black bars are means over seeds.
+    Right: accuracy with the other kinds of scores, minus the accuracy with unscaled dot products at
+    the same seed (vertical axis), by d_k (horizontal axis). Markers are means over seeds, and bars
+    are 95 % intervals of these means."""
     fig, ((accuracy, less),) = figures.figure(1, 2, width=4.4)
     widths = list(map(str, results["trained"]["dot"]["d_k"]))
     for i, (index, (name, form)) in itertools.product(range(len(widths)), enumerate(FORMS.items())):
@@ -334,10 +337,11 @@ EXPERIMENT = Experiment(
     title="Attention functions against d_k",
     brief="scaled and unscaled dot products and additive attention against d_k: saturation, "
     "gradients, and accuracy after training",
-    claim=f"{SOURCE}, compares ways to compute attention scores from queries and keys of width "
-    "d_k. For small d_k, additive scores and dot products perform similarly. For large "
-    "d_k, additive scores outperform dot products without scaling. These dot products "
-    "have the variance d_k, which pushes the softmax into regions of extremely small "
+    claim=f"{SOURCE}, compares ways to compute attention scores from queries and keys. The width "
+    "of queries and keys is d_k. For small d_k, networks with additive scores and networks with "
+    "dot products perform similarly. For large d_k, networks with additive scores perform better "
+    "than networks with unscaled dot products. The paper gives a reason: unscaled dot products "
+    "have the variance d_k, and such large scores push the softmax into regions of extremely small "
     "gradients.",
     presets={
         "quick": "--d_k=2,32,1024 --trained_d_k=256 --num_seeds=6 --n_epochs=12 --n_train_data=600",

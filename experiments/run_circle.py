@@ -293,9 +293,10 @@ EXPERIMENT = Experiment(
     title="Circle: recurrent attention",
     brief="a layer that is fed with its own output, in the published form and in the form of "
     "the theory: the share of seeds that collapse, and the rate",
-    claim="A network of one layer learns to continue two walks along a circle. It is then fed "
-    "with its own output (section 4.3). With attention alone the two walkers fall "
-    "together. A skip or an MLP counteracts this.",
+    claim="A network of one layer learns to continue the walks of two points (walkers) along a "
+    "circle. After training, it reads its own output as its next input, again and again (section "
+    "4.3). With attention alone, the two walkers fall together: they come to the same point. A "
+    "skip or an MLP counteracts this collapse.",
     presets={
         # A tenth of the steps at ten times the rate: of seed 0 all answers are the same.
         "quick": "--compare=pure --widths=32 --num_seeds=32 --n_epochs=7 --learning_rate=1e-4",

@@ -164,11 +164,12 @@ def choose_rate(results: xr.Dataset) -> float:
 
 @figures.styled
 def quantities_figure(results: xr.Dataset):
-    """Training of networks with L layers on this text. (“bytes” is a text that the package ships.)
-    Each panel shows one quantity by L. Colours stand for the rules that scale a network with its
-    depth. x_L are the states after the last layer, and Δx_L is their change in one training step.
-    W_Q is the query matrix. Dotted lines show the first step, and solid lines the last step. Lines
-    are geometric means over seeds, and bands are one standard deviation of the logarithm."""
+    """Networks with L layers learn a text. (If this caption begins with “bytes”, the text is a part
+    of the package.) Each panel shows one quantity (vertical axis) against L (horizontal axis).
+    Each colour is one rule that scales a network with its depth. x_L are the states after the last
+    layer, and Δx_L is the change of these states in one training step. W_Q is the query matrix.
+    Dotted lines show the first training step, and solid lines show the last one. Lines are
+    geometric means over seeds, and bands are one standard deviation of the logarithm."""
     rate, width = choose_rate(results), int(results.d_model.max())
     wide = results[[name for name in MEANING if name in results]]
     wide = wide.sel(learning_rate=rate, d_model=width, drop=True).sortby("depth")
@@ -256,12 +257,12 @@ EXPERIMENT = Experiment(
     title="Depth parametrisations",
     brief="ten steps of training with 2 to 64 layers: sizes, tokens and gradients under each "
     "depth rule",
-    claim="A depth parametrisation scales a network with its depth. CompleteP multiplies each "
-    "branch by depth^−α with α = 1. With CompleteP, the mean size |x_L| of the states "
-    "after the last layer is the same at every depth for ten training steps. With "
-    "scaling by width alone, mean |x_L| grows with depth (Dey et al. 2025, figure 7). "
-    "With α = ½ layers become linear in their weights; with α = 1 they do not (figure "
-    "6). No paper says what happens to the tokens.",
+    claim="A depth parametrisation is a rule that scales a network with its depth. The rule "
+    "CompleteP multiplies each branch by depth^−α with α = 1. Under this rule, the mean size of "
+    "the last states' entries is the same at every depth, during ten training steps. A rule that "
+    "scales with the width alone lets this size grow with the depth (Dey et al. 2025, figure 7). "
+    "With α = ½, layers become linear in their weights as the depth grows. With α = 1 they do not "
+    "(figure 6). No paper says whether deeper networks have more similar tokens.",
     presets={
         "quick": "--rule=mup,half,completep --depth=2,8,32 --num_seeds=3",
         "reported": {

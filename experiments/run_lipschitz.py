@@ -153,9 +153,9 @@ def make_rows(results: xr.Dataset) -> Iterator[TableRow]:
 def constants_figure(results: xr.Dataset, networks: list[Network]):
     """Lipschitz constant of each attention layer (vertical axis) by the number of tokens
     (horizontal axis), on logarithmic axes. The constant is the largest singular value of the
-    layer's Jacobian. Each panel shows one network, and each curve one layer, from dark (first) to
-    light (last). Curves are geometric means over texts. The dashed line has the slope ¼, and the
-    dotted line the slope ½."""
+    layer's Jacobian. Each panel shows one network, and each curve shows one layer. The first layer
+    is dark, and the last layer is light. Curves are geometric means over texts. The dashed line
+    shows growth with the exponent ¼, and the dotted line shows growth with the exponent ½."""
     fig, axes = figures.panels(len(networks), min(3, len(networks)))
     for ax, network in zip(axes.flat, networks, strict=False):
         largest = results.largest.sel(network=network.label).dropna("layer", how="all")
@@ -178,11 +178,11 @@ def constants_figure(results: xr.Dataset, networks: list[Network]):
 
 @figures.styled
 def powers_figure(results: xr.Dataset, networks: list[Network]):
-    """Exponent of the number n of tokens (vertical axis) by layer (horizontal axis), where the
-    Lipschitz constant of attention is fitted by a power of n. The exponent is fitted to each text.
-    Each line is one network. Lines are means and bands are one standard deviation over texts. The
-    dashed line is the published exponent, about ¼. The dotted line is ½, the upper bound of the
-    theorem."""
+    """For each text and each attention layer, we fit the Lipschitz constant by a power of the
+    number n of tokens. The vertical axis is the exponent of n. The horizontal axis is the layer, as
+    a share of the depth. Each line is one network. Lines are means over texts, and bands are one
+    standard deviation. The dashed line is the published exponent, about ¼. The dotted line is ½,
+    the largest exponent that the theorem allows."""
     fig, ((ax,),) = figures.figure(1, 1, 6.0, 3.6)
     for index, network in enumerate(networks):
         power = results.power.sel(network=network.label).dropna("layer", how="all")
@@ -200,10 +200,10 @@ EXPERIMENT = Experiment(
     order=890,
     title="Lipschitz constants of trained attention",
     brief="trained networks: the largest singular value of a layer's attention Jacobian by tokens",
-    claim="The Lipschitz constant of self-attention says how much attention can stretch a "
-    "small change of its input. It grows at most like √n with the number n of tokens. "
-    "In trained BERT and GPT-2 it grows about like n^¼ on real texts (Castin et al. "
-    "2024, arXiv 2312.14820).",
+    claim="The Lipschitz constant of self-attention is the largest factor by which attention can "
+    "stretch a small change of its input. It grows at most like √n with the number n of tokens. In "
+    "trained BERT and GPT-2 it grows about like n^¼ on real texts (Castin et al. 2024, arXiv "
+    "2312.14820).",
     needs="trained",
     presets={
         "quick": "--networks=albert-reactions --num_texts=2 --tokens=8,16,32",

@@ -96,19 +96,22 @@ def make_rows(results: xr.Dataset) -> Iterator[TableRow]:
 
 @figures.styled
 def states_figure(results: xr.Dataset):
-    """Root mean square of the states (vertical axis) by loop (horizontal axis), in the networks
-    with the most loops. In one panel all loops share one set of weights (tied), in the other each
-    loop has its own. Each line has one gain, which multiplies the attention branch: 1/N to a power,
-    with N loops. Lines are geometric means over seeds, and bands are one standard deviation of the
-    logarithm."""
+    """Size of the states (root mean square of their entries, vertical axis) after each loop
+    (horizontal axis). The networks are those with the most loops. In one panel all loops share one
+    set of weights (tied). In the other panel each loop has its own weights (untied). A gain
+    multiplies the attention branch in each loop. It is 1/N to a power, where N is the number of
+    loops. Each line has one power. Lines are geometric means over seeds, and bands are one standard
+    deviation of the logarithm."""
     label = "root mean square of the state"
     return plot_by_loop(results, "rms", label, draw=figures.log_band)
 
 
 @figures.styled
 def tokens_figure(results: xr.Dataset):
-    """Mean cosine of two tokens (vertical axis) by loop (horizontal axis), in the same networks as
-    the first figure. Panels have tied and untied weights, and each line has one gain."""
+    """Mean cosine of two tokens (vertical axis) after each loop (horizontal axis), in the networks
+    of the first figure. In one panel all loops share one set of weights (tied). In the other panel
+    each loop has its own weights (untied). Each line has one power of 1/N as its gain. Lines are
+    means over seeds, and bands are one standard deviation."""
     return plot_by_loop(results, "token_cosine", "mean cosine of two tokens")
 
 
@@ -157,10 +160,10 @@ EXPERIMENT = Experiment(
     title="Looped networks",
     brief="one layer applied 64 times with gains 1/√N and 1/N: growth of the states and "
     "alignment of the tokens",
-    claim="A looped network with tied weights applies the same layer N times. The gain "
-    "multiplies the attention branch. With a gain of 1/√N, states grow with the number "
-    "N of loops. With a gain of 1/N they do not (Wang et al. 2026). No paper says "
-    "whether the tokens align.",
+    claim="A looped network with tied weights applies the same layer N times. A gain multiplies "
+    "the output of the attention before it is added to the states. With a gain of 1/√N, the "
+    "states grow with the number N of loops. With a gain of 1/N they do not grow (Wang et al. "
+    "2026). No paper says whether the tokens align, that is, whether they get the same direction.",
     presets={
         "quick": "--depth=16 --tied=true,false --gain_power=0.5,1",
         "reported": "--seed=3000 --depth=16,64 --tied=true,false --gain_power=0.5,1 --num_seeds=16",

@@ -162,12 +162,13 @@ EXPERIMENT = Experiment(
     brief="residual designs with up to 100 layers at initialisation: dependency on branches, "
     "change of the output by updates, gradients, token cosines, and the one law that "
     "predicts them",
-    claim="A branch is a sublayer without its skip, and β_ii² is the share of branch i in the "
-    "sum that it joins. Independent updates of all weights change the output by C Σ_i "
-    "β_ii² with a constant C (Liu et al. 2020, theorem 2). With N branches, Σ_i β_ii² "
-    "is O(N) in Post-LN and O(log N) in Pre-LN. In Admin, which scales skips, it is "
-    "O(log N) or O(1). In Post-LN tokens become equal, and the gradients of queries and "
-    "keys vanish (Noci et al. 2022).",
+    claim="Each branch (a sublayer without its skip) adds its output to the states. β_ii² is the "
+    "share of the variance of the new states that comes from branch i. The sum of these shares "
+    "over all N branches is Σ_i β_ii². Independent random updates of all weights change the output "
+    "of the network, and the squared change is C Σ_i β_ii² with a constant C (Liu et al. 2020, "
+    "theorem 2). The sum is O(N) in Post-LN and O(log N) in Pre-LN. Admin multiplies skips by "
+    "gains; its sum is O(log N) or O(1), depending on the gains. In Post-LN tokens become equal, "
+    "and then the gradients of queries and keys vanish (Noci et al. 2022).",
     presets={
         "quick": "--designs=post,admin_log,admin_const --depths=12,36 --num_seeds=4 --d_model=32",
         "reported": "--seed=3000 --num_seeds=4",

@@ -209,11 +209,12 @@ def find_shown(curve: Curve) -> int:
 
 
 def describe_theorem(theorem: Theorem) -> str:
-    """Writes the caption of a theorem's figure: its statement and terms, and the meaning of its
+    """Writes the caption of a theorem's figure: its terms and statement, and the meaning of its
     lines."""
     return (
-        f"{theorem.source}: {theorem.statement} {theorem.terms} Dots are measured, solid lines are "
-        "predicted, dashed lines are bounds, and dotted lines are references without a verdict."
+        f"{theorem.source}. {theorem.terms} Claim: {theorem.statement} Dots are measured values, "
+        "solid lines are predictions, and dashed lines are bounds. Dotted lines are shown only for "
+        "comparison."
     )
 
 
@@ -221,10 +222,10 @@ EXPERIMENT = Experiment(
     order=900,
     title="Theorems of later papers",
     brief="statements about collapse in papers from 2022 to 2026, predicted and measured",
-    claim="Later papers prove how tokens cluster on the sphere, come to rest under a causal "
-    "mask and collapse in wide networks. They also prove how masks, tied weights, "
-    "norms, heads and gains change the collapse. The caption of each figure names the "
-    "paper and its number in arXiv.",
+    claim="Later papers prove how tokens cluster on the sphere, how they come to rest under a "
+    "causal mask, and how they collapse in wide networks. They also prove how masks, tied weights, "
+    "norms, heads and gains change the collapse. The caption of each figure names the paper and "
+    "its number in arXiv.",
     presets={
         "quick": "--theorems=" + ",".join(t for t in THEOREMS if t not in LONG),
         "reported": "--seed=3000 --num_seeds=16",

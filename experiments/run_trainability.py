@@ -125,9 +125,9 @@ def distinct(cells: ByCell, field: str) -> list[int | str]:
 
 @figures.styled
 def loss_figure(cells: ByCell):
-    """Training loss (vertical axis) by step (horizontal axis). Each line is one residual design.
-    Lines are means and bands are standard deviations over seeds. The loss of a network that still
-    guesses stays at its first value."""
+    """Training loss (vertical axis) by training step (horizontal axis). Each panel has one number
+    of layers, and each line is one residual design. Lines are means over seeds, and bands are one
+    standard deviation. The loss of a network that learns nothing stays at its first value."""
     places = [(cell.warmup, cell.depth) for cell in cells]
     size = {"width": 4.2, "height": 3.1} if len(set(places)) == 1 else {"width": 3.0, "height": 2.6}
     fig, axes, panels = plots.place_grid(places, **size, sharex=True, sharey=True)
@@ -144,9 +144,9 @@ def loss_figure(cells: ByCell):
 
 @figures.styled
 def share_figure(cells: ByCell):
-    """Share of seeds that learn nothing (vertical axis), by residual design (horizontal axis) and
-    number of layers (colours). A seed learns nothing if its loss is not finite, or if its network
-    still guesses after training. Bars are 95 % intervals (Wilson)."""
+    """Share of seeds that learn nothing (vertical axis), for each residual design (horizontal axis)
+    and each number of layers (colours). A seed learns nothing if its loss is not finite, or if its
+    network is no more accurate than a guess after training. Bars are 95 % intervals (Wilson)."""
     depths, names = distinct(cells, "depth"), distinct(cells, "design")
     fig, axes, panels = plots.place_grid([(0, cell.warmup) for cell in cells], sharey=True)
     for ax, (cell, results) in zip(panels, cells.items(), strict=True):
@@ -173,11 +173,12 @@ LAYER_MEASURES = {
 
 @figures.styled
 def inside_figure(cells: ByCell):
-    """log10 of three numbers by layer: the residual ratio of the hidden states, and the norms of
-    the gradients to W_Q (queries) and W_V (values). The networks are those of the first figure with
-    the shortest warm-up. Solid lines with bands over seeds show networks before training, and
-    dashed lines medians after training. A network that has learned has small gradients too, but its
-    tokens differ."""
+    """Three numbers by layer (horizontal axes). The vertical axes are log10 of the residual ratio
+    of the states, log10 of the norm of the gradient to W_Q (queries), and log10 of the norm of the
+    gradient to W_V (values). The networks are the networks of the first figure with the shortest
+    warm-up. Solid lines are means over seeds before training, and bands are one standard deviation.
+    Dashed lines are medians over seeds after training. A network that has learned its task has
+    small gradients, too, but its residual ratio is not small."""
     shortest, names = min(cell.warmup for cell in cells), distinct(cells, "design")
     shown_cells = [cell for cell in cells if cell.warmup == shortest]
     places = [(cell.depth, label) for cell in shown_cells for label in LAYER_MEASURES]
@@ -280,9 +281,9 @@ EXPERIMENT = Experiment(
     order=130,
     title="Trainability of deep networks",
     brief="which residual designs train at which depth, and what happens inside the same networks",
-    claim="Liu et al. 2020 (table 1) train Transformers with 12 and 18 layers on the "
-    "translations of WMT'14 English-German. With Post-LN they diverge. With Pre-LN and "
-    "Admin they train. When the tokens have collapsed to rank one, the gradients of "
+    claim="Liu et al. 2020 (table 1) train Transformers with 12 and 18 layers to translate from "
+    "English to German (WMT'14). With Post-LN, the training diverges. With Pre-LN and with Admin, "
+    "the networks learn to translate. When the tokens have collapsed to rank one, the gradients of "
     "queries and keys vanish (Noci et al. 2022).",
     presets={
         "quick": "--depths=18 --designs=post,pre,admin --warmup=0 --num_seeds=3 "

@@ -247,10 +247,13 @@ def make_rows(results: dict[str, PyTree[np.ndarray]]) -> list[TableRow]:
 
 @figures.styled
 def curves_figure(results: dict[str, PyTree[np.ndarray]], task: TrainedTask):
-    """Left: loss per token by epoch, in training and on held-out sequences. Right: share of correct
-    tokens in held-out sequences by epoch, if the network reads the true tokens before each token.
-    The point at the end is the share of sequences that greedy decoding gets right in every token.
-    Lines are means and bands are standard deviations over seeds."""
+    """Left: loss per token (vertical axis) by epoch (horizontal axis), on training sequences and on
+    held-out sequences. Right: share of correct tokens in held-out sequences (vertical axis) by
+    epoch (horizontal axis). For this share, the network predicts each token from the true tokens
+    before it. The point at the end is another share. It counts the held-out sequences that the
+    network writes without a mistake, if it always takes the most probable next token (greedy
+    decoding). Lines are means over seeds (geometric means on the left), and bands are one standard
+    deviation."""
     fig, ((loss, share),) = figures.figure(1, 2)
     seeds, curves, losses = fine_seeds(results), results["curves"], results["losses"]
     epochs, exact = np.arange(1, losses.shape[1] + 1), results["exact"][seeds]
@@ -275,9 +278,9 @@ def curves_figure(results: dict[str, PyTree[np.ndarray]], task: TrainedTask):
 @figures.styled
 def attention_figure(results: dict[str, PyTree[np.ndarray]], task: TrainedTask):
     """Attention weights of the trained network on one held-out pair of sequences, means over heads.
-    Columns: attention within the source, within the target so far, and from target to source. Each
-    row is one layer. In a panel, rows are tokens that attend (queries), and columns are tokens that
-    they attend to (keys)."""
+    The columns of panels show three kinds of attention: within the source, within the target so
+    far, and from the target to the source. Each row of panels is one layer. Within a panel, each
+    row is a token that attends (query), and each column is a token that is attended to (key)."""
     seed = int(fine_seeds(results)[0])
     pair = {name: values[seed] for name, values in results["shown"].items()}
     maps = {kind: results["attention"][kind][seed].mean(axis=1) for kind in KINDS}
@@ -302,8 +305,9 @@ def attention_figure(results: dict[str, PyTree[np.ndarray]], task: TrainedTask):
 
 @figures.styled
 def residual_figure(results: dict[str, PyTree[np.ndarray]], task: TrainedTask):
-    """Residual ratio of the tokens (vertical axis) by layer (horizontal axis), in the trained
-    encoder and decoder. Lines are means and bands are one standard deviation over seeds."""
+    """Residual ratio of the tokens (vertical axis) after each layer (horizontal axis). One line is
+    the trained encoder, and the other line is the trained decoder. Lines are means over seeds, and
+    bands are one standard deviation."""
     halves = sorted(results["residual"].items(), reverse=True)
     fig, ((ax,),) = figures.figure()
     for index, (half, values) in enumerate(halves):
@@ -347,9 +351,9 @@ EXPERIMENT = Experiment(
     title="An encoder-decoder at work",
     brief="an encoder-decoder that copies, reverses, sorts or translates: the share of correct "
     "tokens and sequences, and its three kinds of attention",
-    claim="One network uses attention in three ways: within the source, within the target so "
-    "far, and from the target to the source (Vaswani et al. 2017, section 3.2.3). There "
-    "is no published number for these artificial tasks.",
+    claim="An encoder-decoder uses attention in three ways: within the source, within the part of "
+    "the target that is already written, and from the target to the source (Vaswani et al. 2017, "
+    "section 3.2.3). There is no published number for our artificial languages.",
     presets={
         "quick": "--task=reverse --num_seeds=2 --num_tokens=5 --n_train_data=1000 --n_epochs=10 "
         "--batch_size=32 --n_eval_data=100",

@@ -153,9 +153,11 @@ def case_accuracies(results: ByCase, cases: Cases) -> dict[str, np.ndarray]:
 
 @figures.styled
 def width_figure(results: ByCase, cases: Cases):
-    """Left: training loss by epoch. Right: accuracy by the number of layers, with widths that keep
-    the number of parameters about constant. Lines are means and bands are standard deviations over
-    seeds."""
+    """Left: training loss (vertical axis) by epoch (horizontal axis); each colour is one network.
+    Right: share of correct letters (vertical axis) by the number of layers (horizontal axis).
+    Networks with more layers are narrower, so that all networks have about the same number of
+    parameters. Lines are means over seeds (geometric means on the left), and bands are one standard
+    deviation."""
     fig, ((loss, accuracy),) = figures.figure(1, 2)
     accuracies = case_accuracies(results, cases)
     configs = [cases[name].recipe.config for name in accuracies]
@@ -203,10 +205,11 @@ EXPERIMENT = Experiment(
     order=90,
     title="Width against depth",
     brief="sorting with wide and with deep networks that have the same number of parameters",
-    claim="The published code (`test_width`) compares two networks that sort: a shallow, wide "
-    "one and a deep, narrow one with about the same number of parameters. The paper "
-    "gives no number. If trained networks work mainly through short paths (section "
-    "4.2), more depth at equal parameters should help little.",
+    claim="The published code (`test_width`) compares two networks that sort. One network is "
+    "shallow and wide, and the other is deep and narrow. Both have about the same number of "
+    "parameters. The paper gives no number for this comparison. It says that trained networks "
+    "work mainly through short paths (section 4.2). If so, more layers with the same number of "
+    "parameters should help little.",
     presets={
         "quick": "--depths=1,3 --depth=3 --d_model=32 --num_seeds=4 --n_epochs=12 --n_eval_data=60",
         "reported": "--seed=3000 --num_seeds=4 --depths=1,12",

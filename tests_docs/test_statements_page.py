@@ -71,7 +71,7 @@ def test_rows_of_all_folders_are_judged_jointly():
     assert "rate" not in answers  # must hold: no answer
     page = render_page(table)
     counts = "| **in some settings** 4/1/0, 1 not measured | **circle mlp**"
-    assert counts in page and "power p: 3 |" in page and "| 12 | log10 distance" in page
+    assert counts in page and "about d^p: 3 |" in page and "| 12 | log10 of the walkers" in page
     assert "one run, of commit a1a1" in page and "from 3000 on" in page
 
 

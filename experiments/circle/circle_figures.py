@@ -34,10 +34,12 @@ def describe_network(variant: str, width: int) -> str:
 
 @figures.styled
 def shares_figure(results: ByCase):
-    """Share of seeds whose two walkers end together (vertical axis), for each network (horizontal
-    axis); each panel has one width. Bars are 95 % intervals. “Published code” is the program of the
-    authors. An MLP does not change the share, so it does not keep walkers apart. The published
-    network behaves like our networks with a skip around their attention."""
+    """A network moves two points (walkers) along a circle and reads its own output. The vertical
+    axis is the share of seeds whose walkers fall together. The horizontal axis lists the networks,
+    and each panel has one width of the networks. Bars are 95 % intervals. “Here” means our code,
+    and “published code” is the program of the authors. An MLP does not change the share, so it does
+    not keep walkers apart. The published network has a skip around its attention, and behaves like
+    our network with such a skip."""
     measured = walks.fine_cases(results)
     variants = list(dict.fromkeys(variant for variant, _ in measured))
     widths = list(dict.fromkeys(width for _, width in measured))
@@ -82,10 +84,11 @@ def select_steps(
 
 @figures.styled
 def steps_figure(results: ByCase):
-    """How many steps the walkers need to approach each other, in the seeds whose walkers fell
-    together. The vertical axis is the measured number of steps from a distance of 1e-2 to 1e-6. The
-    horizontal axis is the number that the multiplier μ predicts. μ is the factor by which a step
-    changes a small distance near the point where the walkers have met."""
+    """How many steps the walkers need to approach each other from a distance of 1e-2 to a distance
+    of 1e-6. Each marker is one seed whose walkers fell together. The vertical axis is the measured
+    number of steps. The horizontal axis is the number of steps that the multiplier μ predicts. μ is
+    the factor by which one step changes a small distance of the walkers near the point where they
+    met. On the grey line, measurement and prediction are equal."""
     points = select_steps(walks.fine_cases(results))
     if not points:
         return None
@@ -125,10 +128,10 @@ def steps_figure(results: ByCase):
 
 @figures.styled
 def trajectories_figure(results: ByCase):
-    """The two walkers of one seed in the plane of the circle; the network is fed with its own
-    output. Each panel is one network, and the grey ring is the circle. The seed is the first one
-    whose walkers fell together, if there is one. If two panels look alike, what differs between
-    their networks makes no difference."""
+    """The two walkers of one seed in the plane of the circle, while the network reads its own
+    output. Each panel is one network, and the grey ring is the circle. Each colour is one walker. A
+    large dot marks the start of a walk, and a square marks its end. Each panel shows the first seed
+    whose walkers fell together. If there is no such seed, it shows the first seed."""
     measured = walks.fine_cases(results)
     places = [(width, variant) for variant, width in measured]
     fig, axes, panels = plots.place_grid(places, width=2.8, height=2.9)
@@ -160,10 +163,11 @@ def trajectories_figure(results: ByCase):
 
 @figures.styled
 def distance_figure(results: ByCase):
-    """Distance of the two walkers (vertical axis) by step (horizontal axis). Each panel is one
-    network, and each line one seed. Blue lines are seeds whose walkers fell together. Distances
-    below 1e-9 are drawn at 1e-9. With attention alone, walkers fall together within about ten
-    steps. With a skip, the distance falls exponentially."""
+    """Distance of the two walkers (vertical axis) after each step (horizontal axis). Each panel is
+    one network, and each line is one seed. Blue lines are seeds whose walkers fell together. Lines
+    of the other colour are seeds whose walkers stayed apart. Distances below 1e-9 are drawn at
+    1e-9. With attention alone, walkers that fall together do so within about ten steps. With a
+    skip, each step multiplies the distance by about the same factor."""
     measured = walks.fine_cases(results)
     places = [(width, variant) for variant, width in measured]
     fig, axes, panels = plots.place_grid(places, width=2.8, height=2.2, sharex=True, sharey=True)

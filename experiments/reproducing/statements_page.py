@@ -46,27 +46,24 @@ PAGE_TEXT = f"""# Statements
 
 This page says which claims of papers hold. {{counts}}
 
-A **statement** claims a range for one statistic. It is measured in one or more **settings**:
-combinations of flags, or networks. A draw is a seed, or a text for trained networks. After each
-answer, three numbers count the settings that are within the claimed range, outside it, and
-undecided. The answers are:
+A **statement** claims that a number lies in a range. The number is measured in one or more
+**settings** (networks, or values of flags) and in several **draws** (seeds, or texts for trained
+networks). Three counts follow each answer: settings inside the range, settings outside it, and
+undecided settings. The answers are:
 
-- **holds**: all settings are within the range
+- **holds**: all settings are inside
 - **does not hold**: all settings are outside
-- **in some settings**: some are within and some outside
-- **not in all settings**: some are outside, none is within, and the others are undecided
+- **in some settings**: some are inside and some outside
+- **not in all settings**: some are outside, none is inside, and the others are undecided
 - **open after n**: none of the cases above, after n draws
 - **not rejected**: the test can reject the statement, but cannot prove it
 
-The last column has the statistic and its values that refute the statement. “In half” means: in at
-least half of the draws. Without these words the median over draws decides.
+The last column names the number, and after the colon the values that refute the statement. “In
+half” means: in at least half of the draws. Without these words, the median over draws decides.
 
-Terms: the *residual* of tokens is their difference from the mean token. The *residual ratio*
-divides its norm by the norm of the tokens. The *local rate* divides the change of the residual's
-logarithm in a layer by the change in the layer before. *Attention alone* has no skips and no MLPs.
-L is the number of layers, N the number of branches or loops. The *growth index* is 0 for no growth,
-1 for growth like ln N, 2 for growth like N. The page of each [experiment](experiments/index.md)
-explains its terms.
+N is the number of branches or loops, and L the number of layers. The *growth index* of a number is
+0 if it does not grow with N, 1 if it grows like ln N, and 2 if it grows like N. The *local rate* is
+the rate in one layer. [This list](results.md#terms) explains rates and other terms.
 
 {{origin}} A [CSV file]({ROWS}) has all rows with intervals and commands, and
 [related work](related.md) lists the papers.
@@ -82,24 +79,24 @@ explains its terms.
 
 ## Statements that follow from theory
 
-These statements follow from theory, so they have no answer and we do not count them. A test checks
-each of them on small random networks. [Theory](theory.md) defines P̃, D, γ, β and Σβ².
+We do not count these statements, because they follow from theory. A test checks each of them on
+small random networks. [Theory](theory.md) defines P̃, D, k, γ, β and Σβ².
 
 | claim | measured | test |
 | --- | --- | --- |
 {{checked}}"""
 PROTOCOL_TEXT = """\
-A run adds seeds in rounds. After the first rounds a setting has {rounds} draws. The run stops
-when all settings of the statement are decided or a budget is spent. “Open after 64” means undecided
-after 64 draws. The test is an e-process: it accumulates evidence about the share of draws in the
-range, or about the share on each side of the median. An answer is therefore wrong with a
-probability of at most {error:g} %, whenever a run stops (p = 1/max E for the evidence E, with
-Holm's correction at {side:g} % on each side).
+A run adds draws in rounds. After the first rounds a setting has {rounds} draws. The run stops
+when all settings of the statement are decided, or when a budget of draws is spent. The test is an
+e-process: it accumulates evidence that the median, or more than half of the draws, is inside the
+range, and evidence that it is outside. An answer is therefore wrong with a probability of at most
+{error:g} %, whenever a run stops. (With the evidence E, p is 1/max E, with Holm's correction at
+{side:g} % on each side.)
 
-Before the run we fixed statistics, ranges, settings, rounds and budgets in
+We fixed the numbers, ranges, settings, rounds and budgets before the run, in
 `experiments/verdicts/statements.toml`. The seeds are new, from {first_seed} on. {texts}
 
-After a look at results with earlier seeds we changed some settings and statistics:
+We changed some settings and numbers after we had seen results with earlier seeds:
 
 {changed}
 """

@@ -38,13 +38,15 @@ def expected_apart(measures: dict[str, np.ndarray]) -> np.ndarray:
 
 @figures.styled
 def one_law_figure(results: ByCase) -> figures.Figure:
-    """Left: 1 − mean token cosine by layer, in the deepest networks of each residual design.
-    Markers are measured geometric means, and bands are one standard deviation over networks. Thin
-    dotted lines are the smallest and the largest value of a network. Solid lines are the prediction
-    of the law, which uses only the gains of skips and branches. Right: squared change of the output
-    by a random update of all weights. The horizontal axis is the prediction of the same law, and
-    the vertical axis is measured. Each marker is one depth, a geometric mean over seeds. On the
-    dashed line prediction and measurement are equal."""
+    """Left: 1 − mean token cosine (vertical axis) by layer (horizontal axis), in the deepest
+    networks. It is 0 if all tokens have the same direction. Each colour is one residual design.
+    Markers are geometric means over the measured networks, and bands are one standard deviation.
+    Thin dotted lines show the smallest and the largest value of all networks. Solid lines are
+    predictions of our law, which uses only the gains of skips and branches. Right: squared change
+    of the output by a random update of all weights. The vertical axis is the measured change, and
+    the horizontal axis is the change that the same law predicts. Each marker is one design with one
+    number of layers, a geometric mean over seeds. On the dashed line, prediction and measurement
+    are equal."""
     fig, ((collapse, change),) = figures.figure(1, 2, width=4.4, height=3.5)
     for index, (name, networks) in enumerate(by_design(results).items()):
         _, deep = first_and_last(networks)
@@ -76,10 +78,10 @@ def one_law_figure(results: ByCase) -> figures.Figure:
 
 @figures.styled
 def dependency_figure(results: ByCase) -> figures.Figure:
-    """How much the stream (the sum of the input and all branches so far) depends on each branch, in
-    the shallowest network of each residual design. The colour at row i and column j is β_ij: how
-    much the stream after branch i depends on branch j. We compute β_ij from variances, as the paper
-    does."""
+    """How much the stream (the sum of the input and all branches so far) depends on each branch.
+    Each panel is the shallowest network of one residual design. The colour in row i and column j is
+    β_ij. Its square β_ij² is the share of the variance of the stream after branch i that comes from
+    branch j. Column 0 is the input."""
     designs = by_design(results)
     fig, axes = figures.figure(1, len(designs), width=2.7, height=3.0, sharey=True)
     for ax, (name, networks) in zip(axes[0], designs.items(), strict=True):
@@ -98,12 +100,13 @@ def dependency_figure(results: ByCase) -> figures.Figure:
 
 @figures.styled
 def output_change_figure(results: ByCase) -> figures.Figure:
-    """Squared change of the output when every weight matrix changes by the same relative size e, by
-    the number N of branches. Each curve is divided by its value at the smallest N. Left: random
-    updates. Right: steps along the gradient. Black lines are the three published laws. Thin dotted
-    lines on the left are the expectation of our law. Thin dotted lines on the right are the lower
-    bound e² (Σ‖W‖‖∂W‖)²/‖u‖², with weights W, their gradients ∂W, and the gradient u of the loss
-    with respect to the output."""
+    """Squared change of the output (vertical axis) by the number N of branches (horizontal axis).
+    Every weight matrix changes by the same relative size e. Left: random changes. Right: steps
+    along the gradient. Each colour is one residual design, and each curve is divided by its value
+    at the smallest N. Black lines are the three published laws O(N), O(log N) and O(1). Thin dotted
+    lines on the left are the change that our law expects. Thin dotted lines on the right are a
+    lower bound of the change: e² (Σ‖W‖‖∂W‖)²/‖u‖². Here Σ adds up all weight matrices W, ∂W is the
+    gradient of the loss with respect to W, and u is its gradient with respect to the output."""
     fig, (axes,) = figures.figure(1, 2, width=4.0, height=3.5)
     designs = by_design(results)
     branches = branch_counts(next(iter(designs.values())))

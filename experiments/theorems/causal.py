@@ -305,8 +305,9 @@ THEOREMS = (
             Panel("time t (layers × gain)", "distance moved, in δ"),
         ),
         parking_curves,
-        terms="A centre is a token that is farther than a distance δ from all earlier centres. If "
-        "cars of length δ park at random along the circle, about as many find a place.",
+        terms="Tokens lie on a circle. A centre is a token that is farther than a distance δ from "
+        "all earlier centres. The cars have the length δ, and park at random along the circle "
+        "until no place is left.",
     ),
     Theorem(
         "repeated",
@@ -324,8 +325,8 @@ THEOREMS = (
             Panel(DRAW, "fitted power of k"),
         ),
         repeated_curves,
-        terms="Each text repeats the token 1 and ends with the token 0. The network is causal and "
-        "has no positions.",
+        terms="A text 1…1 0 repeats the token 1 and ends with the token 0. We compare a text that "
+        "has k ones with a text that has k + 1 ones. The network is causal and has no positions.",
     ),
     Theorem(
         "path_products",
@@ -338,8 +339,9 @@ THEOREMS = (
         "Only with care: the rollout says nothing of what goes through the scores.",
         (Panel("scale of the weights, over 1/√fan-in", "largest ‖∂yᵢ/∂xⱼ‖ over its bound", "xy"),),
         jacobian_curves,
-        terms="This Jacobian is the derivative of the last token's last state with respect to the "
-        "input of token i. The bound multiplies the attention weights along each path.",
+        terms="The Jacobian is the derivative of the last token's last state with respect to the "
+        "input of token i. The bound multiplies the attention weights along each path from token i "
+        "to the last token, and adds up these products over all paths.",
     ),
     Theorem(
         "first_mass",

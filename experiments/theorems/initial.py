@@ -191,7 +191,8 @@ THEOREMS = (
         ),
         head_curves,
         terms="The law of collapse predicts the mean cosine of two tokens after each layer. The "
-        "branch variance is the variance of what the attention sublayer adds.",
+        "branch variance is the variance of the vectors that the attention sublayer adds to the "
+        "tokens.",
     ),
     Theorem(
         "depth_gains",

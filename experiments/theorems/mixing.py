@@ -206,8 +206,9 @@ THEOREMS = (
             Panel("width T", "the same with A − 11ᵀ/T", "xy"),
         ),
         width_curves,
-        terms="T is the number of tokens, and 11ᵀ/T is the matrix whose entries are all 1/T. The "
-        "stable rank measures the collapse; it is 1 if only one singular value counts.",
+        terms="T is the number of tokens, A holds random attention weights, and 11ᵀ/T is the "
+        "matrix whose entries are all 1/T. The stable rank measures the collapse. It is 1 if all "
+        "singular values but the first are 0.",
     ),
     Theorem(
         "masks",
@@ -223,8 +224,8 @@ THEOREMS = (
             Panel("mask", "layers until the range is halved", "y", tuple(MASKS)),
         ),
         mask_curves,
-        terms="The range of a feature (its largest minus its least value over tokens) measures "
-        "the collapse. A local mask allows attention only to near tokens.",
+        terms="The range of a feature is its largest value minus its least value over tokens. It "
+        "is 0 if all tokens are equal. A local mask allows attention only to near tokens.",
     ),
     Theorem(
         "tied",

@@ -287,8 +287,8 @@ THEOREMS = (
             Panel("position of 256", "weight in the rollout's last row", "y"),
         ),
         position_curves,
-        terms="The tokens are independent and have one distribution. The weight of a token is its "
-        "entry in the last row of the rollout, which is the product of the attention "
-        "matrices of all layers with their skips.",
+        terms="The tokens are independent and have the same distribution. Attention is causal. "
+        "The weight of a token is its entry in the last row of the rollout, which is the product "
+        "of the attention matrices of all layers with their skips.",
     ),
 )

@@ -245,8 +245,8 @@ THEOREMS = (
             Panel("gain a of the branch", "error of the cosine at t = 1", "xy"),
         ),
         equiangular_curves,
-        terms="Tokens are unit vectors, and orthonormal tokens begin with a cosine of 0. The "
-        "prediction is a flow, the limit of many layers with a small gain.",
+        terms="Tokens are unit vectors. They are orthonormal at first, so that two tokens have the "
+        "cosine γ = 0. The prediction is a flow, the limit of many layers with a small gain.",
     ),
     Theorem(
         "metastable",
@@ -262,8 +262,8 @@ THEOREMS = (
             Panel("inverse temperature β", "fastest-growing mode k", "xy"),
         ),
         metastable_curves,
-        terms="The tokens begin uniformly on a circle. Wave k is a pattern of k crests in their "
-        "density, which grows or fades with time.",
+        terms="The tokens are spread evenly on a circle at first. Wave k is a pattern of k crests "
+        "in the density of the tokens. It grows or fades with time.",
     ),
     Theorem(
         "multi_head_energy",
@@ -279,7 +279,7 @@ THEOREMS = (
             Panel(DRAW, "least increment of a layer / E(0)"),
         ),
         energy_curves,
-        terms="The energy adds up e^score over all heads and all pairs of tokens. Here "
-        "attention leaves out the denominators of the softmax.",
+        terms="The energy of the tokens is the sum of e^score over all heads and all pairs of "
+        "tokens. Here attention leaves out the denominators of the softmax.",
     ),
 )

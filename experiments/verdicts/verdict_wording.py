@@ -85,7 +85,8 @@ def refuting_text(statement: Statement) -> str:
 
 
 def describe_measured(statement: Statement) -> str:
-    """Writes what a statement's rows measure.
+    """Writes what a statement's rows measure, "share of draws with a value above 0.1: residual
+    ratio".
 
     "Share of draws in which this number is above 0.1: residual ratio", for example. Without a
     range the statistic itself says it.
@@ -99,7 +100,7 @@ def describe_measured(statement: Statement) -> str:
         ends = f"between {low:.3g} and {high:.3g}"
     else:
         ends = f"above {low:.3g}" if math.isfinite(low) else f"below {high:.3g}"
-    return f"share of draws in which this number is {ends}: {statement.statistic}"
+    return f"share of draws with a value {ends}: {statement.statistic}"
 
 
 def estimate_text(judged: Judged) -> str:

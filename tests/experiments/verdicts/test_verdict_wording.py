@@ -78,19 +78,19 @@ def test_what_refutes_a_statement_is_outside_its_range_of_a_draw():
 
 def test_what_is_measured_is_a_median_a_share_or_the_statistic():
     inf, half = math.inf, {"claimed": MORE_THAN_HALF}
-    share = "share of draws in which this number is"
     for fields, start in (
         ({}, ""),
         ({"claimed": (0.05, inf), "tests_claim": True}, ""),
-        ({"claimed": (2.5, 3.5)}, "median over draws"),
-        ({"draw_range": (2.0, inf)} | half, f"{share} above 2"),
-        ({"draw_range": (-inf, 0.0)} | half, f"{share} below 0"),
-        ({"draw_range": (-0.05, 0.05)} | half, f"{share} between -0.05 and 0.05"),
+        ({"claimed": (2.5, 3.5)}, "median over draws: "),
+        ({"draw_range": (2.0, inf)} | half, "share of draws with a value above 2: "),
+        ({"draw_range": (-inf, 0.0)} | half, "share of draws with a value below 0: "),
+        (
+            {"draw_range": (-0.05, 0.05)} | half,
+            "share of draws with a value between -0.05 and 0.05: ",
+        ),
     ):
         statement = make_statement(**fields)
-        assert verdict_wording.describe_measured(statement) == ": ".join(
-            filter(None, (start, "a difference"))
-        )
+        assert verdict_wording.describe_measured(statement) == f"{start}a difference"
 
 
 def test_statements_are_counted_with_their_settings_and_the_chance_of_an_error():
