@@ -254,8 +254,8 @@ def compare_results(results: xr.Dataset) -> Iterator[Comparison]:
 EXPERIMENT = Experiment(
     order=75,
     title="Depth parametrisations",
-    brief="ten steps of training with 2 to 64 layers: sizes, tokens and gradients under each "
-    "depth rule",
+    brief="ten steps of training with 2 to 64 layers: how the size of the states, the similarity "
+    "of tokens and the gradients depend on depth under each depth rule",
     claim="A depth parametrisation scales a network with its depth. CompleteP multiplies each "
     "branch by depth^−α with α = 1. With CompleteP, the mean size |x_L| of the states "
     "after the last layer is the same at every depth for ten training steps. With "

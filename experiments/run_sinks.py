@@ -366,7 +366,8 @@ def make_finding(results: xr.Dataset, networks: list[Network]) -> Finding | None
 EXPERIMENT = Experiment(
     order=8,
     title="Sinks and mixing",
-    brief="a causal network whose first key is hidden: whether its tokens become more similar",
+    brief="whether the tokens of a causal network become more similar if they cannot attend to the "
+    "first token",
     claim="Many heads attend to the first token, which is then an attention sink. Sinks "
     "prevent over-mixing: heads that attend to the first token mix the other tokens "
     "less (Barbero et al. 2025). We measure the mean cosine of two tokens, and the "

@@ -159,9 +159,9 @@ def compare_dependency(*designs: ByCase) -> Comparison:
 EXPERIMENT = Experiment(
     order=120,
     title="Residual designs and depth: stability and rank collapse as one law",
-    brief="residual designs with up to 100 layers at initialisation: dependency on branches, "
-    "change of the output by updates, gradients, token cosines, and the one law that "
-    "predicts them",
+    brief="residual designs with up to 100 layers at initialisation: how much updates of the "
+    "weights change the output, how similar tokens become, gradients, and one law that predicts "
+    "these quantities",
     claim="A branch is a sublayer without its skip, and β_ii² is the share of branch i in the "
     "sum that it joins. Independent updates of all weights change the output by C Σ_i "
     "β_ii² with a constant C (Liu et al. 2020, theorem 2). With N branches, Σ_i β_ii² "
