@@ -335,8 +335,8 @@ def compare_results(results: FormResults) -> Iterator[Comparison]:
 EXPERIMENT = Experiment(
     order=110,
     title="Attention functions against d_k",
-    brief="scaled and unscaled dot products and additive attention against d_k: saturation, "
-    "gradients, and accuracy after training",
+    brief="scaled dot products, unscaled dot products and additive attention, for several widths "
+    "d_k of queries and keys: saturation, gradients, and accuracy after training",
     claim=f"{SOURCE}, compares ways to compute attention scores from queries and keys. The width "
     "of queries and keys is d_k. For small d_k, networks with additive scores and networks with "
     "dot products perform similarly. For large d_k, networks with additive scores perform better "

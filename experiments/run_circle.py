@@ -291,8 +291,8 @@ def describe_limit(options: Flags) -> str:
 EXPERIMENT = Experiment(
     order=80,
     title="Circle: recurrent attention",
-    brief="a layer that is fed with its own output, in the published form and in the form of "
-    "the theory: the share of seeds that collapse, and the rate",
+    brief="a layer that is fed with its own output, in the form of the published code and in the "
+    "form of the theory: how many seeds collapse, and how fast",
     claim="A network of one layer learns to continue the walks of two points (walkers) along a "
     "circle. After training, it reads its own output as its next input, again and again (section "
     "4.3). With attention alone, the two walkers fall together: they come to the same point. A "

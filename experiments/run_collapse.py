@@ -324,9 +324,9 @@ def make_rows(results: xr.Dataset, setup: Networks) -> Iterator[TableRow]:
 EXPERIMENT = Experiment(
     order=10,
     title="Rank collapse with depth",
-    brief="residual by depth in four kinds of networks, with norms none/post/pre, on text or "
-    "Gaussian tokens; 3^L law, bounds, local rate; sweeps of the weight scale and the "
-    "skip gain",
+    brief="how the residual changes with depth in four kinds of networks, without norms, with "
+    "Post-LN or with Pre-LN, on text or Gaussian tokens, compared with the bounds and the law "
+    "3^L; also for several scales of the weights and gains of the skips",
     claim="In attention alone, without skips and MLPs, the residual falls doubly exponentially "
     "with depth (Theorems 2.2 and 2.3). MLPs slow this collapse (Corollary 3.2). Skips "
     "stop the collapse, and LayerNorm does not (section 3; figures with residuals of "

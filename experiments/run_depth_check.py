@@ -255,8 +255,8 @@ def compare_results(results: xr.Dataset) -> Iterator[Comparison]:
 EXPERIMENT = Experiment(
     order=75,
     title="Depth parametrisations",
-    brief="ten steps of training with 2 to 64 layers: sizes, tokens and gradients under each "
-    "depth rule",
+    brief="ten steps of training with 2 to 64 layers: how the size of the states, the similarity "
+    "of tokens and the gradients depend on depth under each depth rule",
     claim="A depth parametrisation is a rule that scales a network with its depth. The rule "
     "CompleteP multiplies each branch by depth^−α with α = 1. Under this rule, the mean size of "
     "the last states' entries is the same at every depth, during ten training steps. A rule that "

@@ -195,8 +195,8 @@ def write_lenses(options: Options, networks: list[Network]) -> None:
 EXPERIMENT = Experiment(
     order=1,
     title="The exact Jacobian by path length",
-    brief="trained networks and BERT, ALBERT and XLNet at init: influence between tokens by path "
-    "length, exact and frozen",
+    brief="how one token influences another in trained networks and at initialisation, by path "
+    "length: exact influence (Jacobian) and frozen sums over paths",
     claim="The paper writes the output of a network as a sum over paths (Dong, Cordonnier and "
     "Loukas 2021, section 2.1). In this sum the attention weights are constants: they "
     "keep their values in the full model. We call such a sum frozen. If one token "

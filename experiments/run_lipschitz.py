@@ -199,7 +199,8 @@ def powers_figure(results: xr.Dataset, networks: list[Network]):
 EXPERIMENT = Experiment(
     order=890,
     title="Lipschitz constants of trained attention",
-    brief="trained networks: the largest singular value of a layer's attention Jacobian by tokens",
+    brief="trained networks: how the largest singular value of the Jacobian of a layer's attention "
+    "grows with the number of tokens",
     claim="The Lipschitz constant of self-attention is the largest factor by which attention can "
     "stretch a small change of its input. It grows at most like √n with the number n of tokens. In "
     "trained BERT and GPT-2 it grows about like n^¼ on real texts (Castin et al. 2024, arXiv "

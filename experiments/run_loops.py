@@ -158,8 +158,8 @@ def judge_claims(results: xr.Dataset) -> Iterator[Row]:
 EXPERIMENT = Experiment(
     order=76,
     title="Looped networks",
-    brief="one layer applied 64 times with gains 1/√N and 1/N: growth of the states and "
-    "alignment of the tokens",
+    brief="one layer applied N times, up to 64, with a branch gain of 1/√N or 1/N: how the states "
+    "grow, and how similar tokens become",
     claim="A looped network with tied weights applies the same layer N times. A gain multiplies "
     "the output of the attention before it is added to the states. With a gain of 1/√N, the "
     "states grow with the number N of loops. With a gain of 1/N they do not grow (Wang et al. "

@@ -384,8 +384,8 @@ def compare_results(
 EXPERIMENT = Experiment(
     order=30,
     title="Chained attention and the size of paths",
-    brief="products of attention matrices along paths, the skip's share α by layer, and the "
-    "size of paths by length",
+    brief="products of attention matrices along paths, and the size of the sum of all paths of "
+    "each length",
     claim="The longer a path is, the closer is the product of the attention matrices on it to a "
     "matrix of rank one (published box plots of chained attention). Most paths are long, "
     "but the network works mainly through short paths (section 4 on the effectiveness of "

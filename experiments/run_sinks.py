@@ -368,7 +368,8 @@ def make_finding(results: xr.Dataset, networks: list[Network]) -> Finding | None
 EXPERIMENT = Experiment(
     order=8,
     title="Sinks and mixing",
-    brief="a causal network whose first key is hidden: whether its tokens become more similar",
+    brief="whether the tokens of a causal network become more similar if they cannot attend to the "
+    "first token",
     claim="In a language model many heads attend to the first token, which is then called an "
     "attention sink. A head that attends to the sink mixes the other tokens less. Sinks "
     "thus prevent over-mixing, which would make the tokens too similar (Barbero et al. "

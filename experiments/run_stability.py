@@ -159,9 +159,9 @@ def compare_dependency(*designs: ByCase) -> Comparison:
 EXPERIMENT = Experiment(
     order=120,
     title="Residual designs and depth: stability and rank collapse as one law",
-    brief="residual designs with up to 100 layers at initialisation: dependency on branches, "
-    "change of the output by updates, gradients, token cosines, and the one law that "
-    "predicts them",
+    brief="residual designs with up to 100 layers at initialisation: how much updates of the "
+    "weights change the output, how similar tokens become, gradients, and one law that predicts "
+    "these quantities",
     claim="Each branch (a sublayer without its skip) adds its output to the states. β_ii² is the "
     "share of the variance of the new states that comes from branch i. The sum of these shares "
     "over all N branches is Σ_i β_ii². Independent random updates of all weights change the output "

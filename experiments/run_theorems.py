@@ -221,7 +221,7 @@ def describe_theorem(theorem: Theorem) -> str:
 EXPERIMENT = Experiment(
     order=900,
     title="Theorems of later papers",
-    brief="statements about collapse in papers from 2022 to 2026, predicted and measured",
+    brief="theorems about collapse in papers from 2022 to 2026: predicted and measured values",
     claim="Later papers prove how tokens cluster on the sphere, how they come to rest under a "
     "causal mask, and how they collapse in wide networks. They also prove how masks, tied weights, "
     "norms, heads and gains change the collapse. The caption of each figure names the paper and "

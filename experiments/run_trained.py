@@ -167,8 +167,8 @@ def measure_few(options: Options, network: Network) -> dict[str, np.ndarray]:
 EXPERIMENT = Experiment(
     order=5,
     title="Trained networks",
-    brief="six trained networks: residuals, loss by longest path, products of attention "
-    "matrices, bounds, sinks and spikes",
+    brief="six trained networks: their residuals, their loss without long paths, products of "
+    "attention matrices, bounds, attention sinks, and tokens of large norm",
     claim="In attention alone, without skips and MLPs, the residual falls doubly exponentially "
     "with depth. Skips prevent this collapse (figures of BERT, ALBERT and XLNet). "
     "Networks with skips work mainly through short paths (section 4.2). The paper "
