@@ -1,1 +1,1 @@
-"""The residual of BERT, ALBERT and XLNet by layer: run_architectures."""
+"""Code of run_architectures: the residual of BERT, ALBERT and XLNet after each layer."""

@@ -1,1 +1,1 @@
-"""Dot products, scaled or not, and additive attention: run_attention_forms."""
+"""Code of run_attention_forms: scaled and unscaled dot products, and additive attention."""

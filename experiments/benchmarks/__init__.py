@@ -1,1 +1,1 @@
-"""Benchmarks, one file for each subject."""
+"""Measures speed and memory; one file for each subject."""

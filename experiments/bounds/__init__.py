@@ -1,1 +1,1 @@
-"""The lemma and the bounds on random draws."""
+"""Code of check_bounds: the paper's lemma and bounds, tested on random draws."""

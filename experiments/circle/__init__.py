@@ -1,1 +1,1 @@
-"""The circle: two walkers that attention brings together."""
+"""Code of run_circle: attention brings two walkers on a circle together."""

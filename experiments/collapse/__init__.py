@@ -1,1 +1,1 @@
-"""The residual with depth, at initialisation: run_collapse."""
+"""Code of run_collapse: the residual after each layer of random networks."""

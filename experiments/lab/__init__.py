@@ -1,4 +1,4 @@
-"""The lab of all experiments: flags, run folders, chunks of seeds, processes, tables, figures."""
+"""Code that all experiments share: flags, run folders, chunks of seeds, tables, figures."""
 
 from experiments.lab.devices import (
     count_cores as count_cores,

@@ -1,1 +1,1 @@
-"""The exact Jacobian of trained networks by path length: run_lens."""
+"""Code of run_lens: the exact Jacobian of trained networks by path length."""

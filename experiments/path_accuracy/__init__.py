@@ -1,1 +1,1 @@
-"""Accuracy by path length of trained networks: run_sort, run_convex_hull, run_memorization."""
+"""Code of run_sort, run_convex_hull and run_memorization: accuracy by path length."""

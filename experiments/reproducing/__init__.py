@@ -1,1 +1,1 @@
-"""The report and the pages of `experiments.reproduce`, from the run folders of all experiments."""
+"""Writes the report and the pages of `experiments.reproduce` from all run folders."""

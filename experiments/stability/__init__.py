@@ -1,1 +1,1 @@
-"""Residual designs at several depths: branch shares, updates and collapse: run_stability."""
+"""Code of run_stability: residual designs at several depths."""

@@ -1,1 +1,1 @@
-"""Theorems about token dynamics, one subject a file, evaluated through the toolkit's networks."""
+"""Code of run_theorems: one file for each subject of theorems about tokens."""

@@ -1,1 +1,1 @@
-"""The paper's questions, asked of published trained networks: run_trained and trained_weights."""
+"""Code of the experiments with published trained networks, such as run_trained."""

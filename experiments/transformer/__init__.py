@@ -1,1 +1,1 @@
-"""The languages that an encoder-decoder translates: run_transformer."""
+"""Code of run_transformer: the languages that an encoder-decoder translates."""

@@ -1,4 +1,4 @@
-"""Judges statements of papers by results, and writes the answers in words and on a page."""
+"""Decides statements of papers from results, and writes the answers as text and as a page."""
 
 from experiments.verdicts.claims import (
     ANSWERS as ANSWERS,

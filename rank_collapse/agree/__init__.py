@@ -1,1 +1,1 @@
-"""Compares two runs of one model: the first layer at which they differ by more than rounding."""
+"""Finds the first layer at which two runs of one model differ by more than rounding."""

@@ -1,4 +1,4 @@
-"""Measures how far tokens are from rank one: norms, residuals, ranks, profiles by layer."""
+"""Measures how similar tokens are, and where they attend: residuals, ranks, norms, entropy."""
 
 import lazy_loader
 

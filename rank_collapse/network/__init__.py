@@ -1,4 +1,4 @@
-"""The network: its parts, its configuration, its parameters, and `apply`."""
+"""Computes networks: their configuration, their parameters, their parts, and `apply`."""
 
 import lazy_loader
 

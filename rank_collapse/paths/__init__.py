@@ -1,4 +1,4 @@
-"""Paths through a network: counted, sampled, evaluated one by one, and summed by length."""
+"""Counts and samples paths through a network, and sums their contributions by length."""
 
 import lazy_loader
 

@@ -1,4 +1,4 @@
-"""Pretrained architectures as configurations of the network.
+"""Reads checkpoints of BERT, GPT-2, Llama and others as networks of this library.
 
 `load` reads a checkpoint folder in the format of Hugging Face, or a model in memory; `random_like`
 gives the same architecture at its own initialisation. `open_checkpoint` leaves the layers in the

@@ -1,4 +1,4 @@
-"""Files of a run, each written as a whole: metrics by step, seeds, saved states."""
+"""Writes and reads the files of a run: metrics by step, results of seeds, saved states."""
 
 from rank_collapse.runs.files import (
     RunError as RunError,

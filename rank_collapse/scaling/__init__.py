@@ -1,1 +1,1 @@
-"""Whether a deeper or wider network will train: a check over depths, and depth parametrisations."""
+"""Checks whether a deeper network will train, and scales its weights and learning rates."""

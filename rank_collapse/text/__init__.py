@@ -1,1 +1,1 @@
-"""Text as tokens: the shipped text, tokenizers of checkpoint folders, pairs of sentences."""
+"""Turns text into tokens: the shipped text, tokenizers of checkpoints, pairs of sentences."""

@@ -1,4 +1,4 @@
-"""Theory of rank collapse: residuals in logarithms, bounds, and rates of collapse."""
+"""Computes what theory says about collapse: residuals in logarithms, bounds and rates."""
 
 import lazy_loader
 

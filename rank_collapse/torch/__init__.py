@@ -1,4 +1,4 @@
-"""Watching a PyTorch model while it trains, and its exact path sums by length.
+"""Watches a PyTorch model while it trains, and sums its paths by length.
 
     from rank_collapse.torch import path_lengths, watch
 

@@ -1,4 +1,4 @@
-"""Training networks on token-wise tasks: one seed, or whole ensembles in one call."""
+"""Trains networks on tasks with a label for each token: one seed, or many seeds in one call."""
 
 from rank_collapse.training.ensemble import Ensemble as Ensemble, Trained as Trained
 from rank_collapse.training.model_file import dump_models as dump_models, load_models as load_models

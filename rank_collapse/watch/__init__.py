@@ -1,4 +1,4 @@
-"""Watching a model of PyTorch, Flax or Equinox while it trains.
+"""Measures a model of PyTorch, Flax or Equinox while it trains.
 
 `rank_collapse.torch.watch` is the public place for PyTorch. Its files, in the order to read them:
 

@@ -1,1 +1,1 @@
-"""Measures of a network layer by layer, in one pass over it."""
+"""Measures a network layer by layer, in one pass through its layers."""

@@ -1,1 +1,1 @@
-"""Traced programs of users' functions, run again with sums of paths by length."""
+"""Runs the traced program of a user's function with sums of paths in place of arrays."""

@@ -1,4 +1,4 @@
-"""The table of checkpoint families, by `model_type` in config.json. Each of them is a `Family`."""
+"""Lists the supported checkpoint families, one `Family` for each `model_type` of config.json."""
 
 from typing import Any
 

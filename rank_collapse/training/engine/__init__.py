@@ -1,1 +1,1 @@
-"""The engine that trains many runs of one program: axes, traced functions, devices, files."""
+"""Trains many runs by one program: swept values, tracing, devices, and files to resume from."""
