@@ -1,7 +1,7 @@
 """Arguments and results by name, and what a traced pass leaves as it was."""
 
 import dataclasses
-from collections import OrderedDict, namedtuple
+from collections import OrderedDict, UserDict, namedtuple
 
 import pytest
 
@@ -37,6 +37,7 @@ class Fields:
         ({"x": A, "last_hidden_state": B}, None, "last_hidden_state", B),
         ({"x": A, "last_hidden_state": WHOLE}, None, "x", A),
         (OrderedDict(x=A, y=B), "y", "y", B),
+        (UserDict(x=A, y=B), "y", "y", B),  # as the outputs of some libraries are
         ((WHOLE, A, B), None, "1", A),
         ([A, B], 1, "1", B),
         (Pair(A, B), None, "first", A),

@@ -41,6 +41,23 @@ class Jagged(nn.Module):
         return self.o(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(-2))
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit.trace")
+def test_a_pass_that_torch_traces_is_not_measured():
+    """The step is measured in its own pass, whether or not the model was traced before."""
+    model, rows = Stack(add_in_turn, Attention(), Attention()), []
+    optimizer = torch.optim.SGD(model.parameters(), 0.0)
+    for is_traced in (True, False):
+        watched = watch(model, 1)
+        if is_traced:
+            torch.jit.trace(model, (2 * X[:1],), check_trace=False)
+        model(X).backward()
+        optimizer.step()
+        watched.close()
+        rows.append(watched.rows[0])
+    assert rows[0]["residual_ratio"] == rows[1]["residual_ratio"]
+    assert rows[0]["attention_entropy"] == rows[1]["attention_entropy"]
+
+
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 @pytest.mark.parametrize("is_fused", [False, True])
 def test_rows_of_jagged_tensors_are_examples(is_fused):

@@ -256,6 +256,10 @@ def test_seeds_at_a_time_are_those_that_fit_into_memory(tmp_path, monkeypatch):
     results, chunks = run_cells(tmp_path / "run", parse_options())
     assert asked == [(10, 2)] and [len(chunk) for chunk in chunks] == [4, 4, 2]
     check(results)
+    asked.clear()
+    with RunFolder(tmp_path / "measured", {}) as run, Executor(parse_options(), run) as executor:
+        check(executor.measure(scale_bits, CELLS))
+    assert asked == [(10, 2)]
 
 
 def test_a_chunk_of_another_size_compiles_nothing(caplog):

@@ -96,6 +96,15 @@ def test_a_result_is_named_by_the_axes_that_are_not_joined(over, sums, tmp_path,
     ]
 
 
+def test_a_finished_run_prints_its_lines_again(tmp_path, capsys):
+    """The lines that compare numbers with published ones too, which are in the summary already."""
+    printed = []
+    for _ in range(2):
+        run_experiment(tmp_path, (), "--factor=3")
+        printed.append(capsys.readouterr().out)
+    assert printed[0] == printed[1] and "sum: 9" in printed[0]
+
+
 def test_the_summary_has_intervals_of_95_percent(tmp_path):
     run_experiment(tmp_path, (), "--factor=3")
     (row,) = json.loads((tmp_path / "summary.json").read_text())["statements"]

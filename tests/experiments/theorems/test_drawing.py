@@ -33,6 +33,17 @@ def test_a_panel_has_one_quantity_as_points_over_lines():
     assert len(second.lines) == 1 and second.get_ylabel() == "factor"
 
 
+@pytest.mark.parametrize(
+    ("places", "are_whole"), [((0, 2, 4), True), ((0, 0.25, 1), False), ((0.5, 1.5), False)]
+)
+def test_ticks_are_whole_where_all_places_are(places, are_whole):
+    theorem = run_theorems.THEOREMS["masks"]._replace(panels=(Panel("time", "cosine"),))
+    (ax,) = plot_theorem(theorem, [Curve("flow", places, places, places)]).axes
+    ax.figure.canvas.draw()
+    ticks = ax.get_xticks()
+    assert all(tick == round(tick) for tick in ticks) is are_whole
+
+
 @pytest.mark.parametrize(("count", "are_named"), [(8, True), (9, False)])
 def test_few_places_of_a_logarithmic_axis_are_named(count, are_named):
     x = np.arange(2, 2 + count)
