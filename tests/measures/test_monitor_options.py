@@ -63,6 +63,17 @@ def test_spikes_are_left_out_of_tokens_of_examples_and_of_the_batch(choice, thre
     assert int(ranks.left_out[0]) == 1 and ranks.rounding is None and ranks.spiked is None
 
 
+@pytest.mark.parametrize("padding", [np.nan, np.inf, 1e300])
+@pytest.mark.parametrize("choice", CHOICES)
+@pytest.mark.parametrize("exclude", [None, "spikes"])
+def test_what_stands_in_the_padding_changes_nothing(exclude, choice, padding):
+    options = CHOICES[choice][0] | {"mask": MASK, "exclude": exclude}
+    small, padded = 1e-40 * X, np.where(MASK[..., None], 1e-40 * X, padding)
+    near(rc.monitor(padded, P, **options), rc.monitor(small, P, **options), rtol=0)
+    both = [rc.profile(x[None], measures=TOKENS, batch_axis=1, **options) for x in (padded, small)]
+    near(both[0].measures | both[0].notes, both[1].measures | both[1].notes, rtol=0)
+
+
 @pytest.mark.parametrize("options", [{}, {"exclude": "spikes"}, {"tokens": "unit"}])
 def test_an_example_without_a_token_changes_nothing(options):
     mask = np.concatenate([MASK, np.zeros((1, N), bool)])

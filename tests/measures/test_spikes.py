@@ -149,6 +149,17 @@ def test_the_bulk_is_what_is_left_without_a_few_far_tokens(framework, count):
     assert_close(rc.measures.bulk_ratio(x[order]), expected, rtol=1e-12)
 
 
+@pytest.mark.parametrize("count", [1, 2])
+def test_of_fewer_than_eight_tokens_one_may_be_far(count):
+    rng = np.random.default_rng(count)
+    x = 1 + 0.002 * rng.normal(size=(20, 4))
+    x[:count] = [[300, 0, 0, 0], [0, 400, 0, 0]][:count]
+    expected = leave_out_far(x[:5])
+    assert (expected < 0.01) == (count == 1)
+    assert_close(rc.measures.bulk_ratio(x[:5]), expected, rtol=1e-12)
+    assert_close(rc.measures.bulk_ratio(x, mask=np.arange(20) < 5), expected, rtol=1e-12)
+
+
 def test_the_bulk_of_equal_and_of_few_tokens():
     x = np.ones((9, 4))
     assert rc.measures.bulk_ratio(x) == 0 and rc.measures.bulk_ratio(0 * x) == 0
