@@ -195,10 +195,15 @@ def test_traced_segments_in_jit_and_vmap():
     for ids in (IDS, IDS.at[0].set(1)):  # of both rows, of the second alone
         too_many = jax.jit(functools.partial(monitor_packed, num_segments=1))(x, ids)
         assert all(np.isnan(a) for a in too_many.values())
-    profiles = jax.jit(
-        lambda x, ids: rc.profile(x, segments=ids, mask=ids > 0, num_segments=2, batch_axis=1)
-    )(jnp.asarray(X), IDS)
-    np.testing.assert_allclose(profiles["residual_ratio"][0], ratios, rtol=1e-5)
+
+    @functools.partial(jax.jit, static_argnums=2)
+    def profile_packed(x, ids, count):
+        options = {"segments": ids, "mask": ids > 0, "batch_axis": 1}
+        return rc.profile(x, num_segments=count, **options)["residual_ratio"]
+
+    profiles = profile_packed(jnp.asarray(X), IDS, 2)
+    np.testing.assert_allclose(profiles[0], ratios, rtol=1e-5)
+    assert np.isnan(profile_packed(jnp.asarray(X), IDS.at[0].set(1), 1)).all()
 
 
 @pytest.mark.full

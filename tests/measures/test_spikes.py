@@ -243,9 +243,19 @@ def test_spikes_of_even_numbers_of_tokens_and_of_masks():
         )
     ties = np.array([[1.0, -5, 5], [5, 5, -5]])
     assert (rc.measures.spike_token(ties), rc.measures.spike_feature(ties)) == (0, 1)
+    exists = np.array([False, True, True])
+    assert rc.measures.spike_token(np.zeros((3, 2)), mask=exists) == 1  # the first that exists
     most_zero = np.array([[0.0, 0, 0, 1], [0, 0, 0, 0], [0, 0, 0, 0]])
     assert np.isnan(rc.measures.spike_entry(most_zero))
     assert np.isnan(rc.measures.spike_norm(most_zero))
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_entries_that_are_not_finite_have_no_largest_place(bad):
+    torch = pytest.importorskip("torch")  # NumPy's are refused
+    x = torch.tensor([[1.0, bad], [2.0, 3.0]])
+    assert rc.measures.spike_token(x).isnan() and rc.measures.spike_feature(x).isnan()
+    assert rc.measures.spike_token(x, mask=[False, True]) == 1
 
 
 def test_a_median_is_of_what_exists_in_each_column():
