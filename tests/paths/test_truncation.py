@@ -135,7 +135,13 @@ def test_every_length_against_a_slow_walk(longest, x64):
 
 def test_paths_from_the_memory_pass_the_final_norm_by_themselves(x64):
     config = config_of(
-        depth=2, norm_placement="pre", cross_attention=True, attention_skip=True, final_norm=True
+        depth=2,
+        norm_placement="pre",
+        cross_attention=True,
+        attention_skip=True,
+        final_norm=True,
+        mlp="relu",
+        mlp_skip=True,
     )
     params, x, extra = example(config)
     trace = rc.apply(params, x, config, **extra)
