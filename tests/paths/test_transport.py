@@ -92,6 +92,7 @@ def test_frozen_transport_starts_at_the_state_as_path_contributions_do(inputs):
         params.replace(layers=later), hidden[1], CONFIG.replace(depth=DEPTH - 1)
     )
     assert_close(moved.by_position[:DEPTH], want.by_length, atol=1e-10)
+    assert_close(moved.by_length, moved.by_position.sum(axis=1), atol=1e-10)  # one source
 
 
 def test_the_rank_of_the_jacobian_by_distance(inputs):
