@@ -95,6 +95,20 @@ def test_modules_that_are_new_have_their_names():
     assert [line.split(":")[0] for line in lines] == [f"  {i} attentions.{i}" for i in range(3)]
 
 
+def test_a_chosen_layer_is_missing_until_it_runs():
+    model = Stack(add_in_turn, Attention())
+    watched, step = watch(model, 1, layers=[0, 1]), make_stepper(model)
+    step()
+    assert "no layer 1: attention ran in layers 0 to 0" in watched.describe()
+    model.attentions.append(Attention())
+    step()
+    watched.close()
+    assert "no layer 1" not in watched.describe()
+    assert watched.rows[1]["residual_ratio"][1] == pytest.approx(
+        compute_ratio(model.attentions[1].kept[0]), rel=1e-4
+    )
+
+
 def test_a_module_that_is_not_there_is_answered_with_near_names():
     layers = nn.TransformerEncoderLayer(8, 2, 8)
     model = nn.TransformerEncoder(layers, 12, enable_nested_tensor=False)
