@@ -320,6 +320,13 @@ def test_tokens_that_stay_apart_are_also_described_without_a_few():
     assert f"tokens stay apart: {text}" in one.write_verdict()
 
 
+def test_the_share_of_one_token_is_a_mean_over_texts():
+    shares = np.full((TEXTS, DEPTH + 1), 0.25)
+    shares[:, 2], shares[0, 2], shares[0, 3] = 0.5, 1, 1
+    verdict = make_check(states={"Transformer": {"spike_share": shares}}).write_verdict()
+    assert f"; one token holds {0.5 + 0.5 / TEXTS:.3g} of ‖X‖² at layer 2; " in verdict
+
+
 def test_curves_are_those_of_the_networks():
     """What attention reads has a curve where it differs from the states; grey is rounding."""
     one = make_check()
