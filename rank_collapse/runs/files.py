@@ -221,8 +221,19 @@ def write_arrays(
     Raises:
         RunError: The file cannot be written.
     """
+    writable = {name: _as_writable(array) for name, array in arrays.items()}
     with open_replacement(path) as file:
-        (np.savez_compressed if compressed else np.savez)(file, **arrays)
+        (np.savez_compressed if compressed else np.savez)(file, **writable)
+
+
+def _as_writable(array):
+    """Converts an array of a dtype that NumPy does not have, such as bfloat16, to its bytes.
+
+    NumPy writes float8_e5m2 under a name that it cannot read.
+    """
+    array = np.asarray(array)
+    is_foreign = array.dtype.isbuiltin == 2
+    return array.view(f"V{array.dtype.itemsize}") if is_foreign else array
 
 
 def load_arrays(path: str | os.PathLike) -> dict[str, np.ndarray]:

@@ -302,6 +302,31 @@ def test_a_page_has_a_row_for_each_layer_and_a_section_for_each_checkpoint(monke
         assert page.count(html.escape(check.MEANING[name])) >= 2
 
 
+@pytest.mark.parametrize(
+    ("states", "number"),
+    [("Transformer", checked.LAST), ("read", checked.FINAL), ("SAN", checked.LAST_ALONE)],
+)
+def test_rounding_of_a_network_bounds_its_own_ratio(states, number):
+    one = make_check(states={states: {"rounding": np.ones((TEXTS, DEPTH + 1), bool)}})
+    assert one.upper_bounds() == {number}
+
+
+def test_tokens_that_stay_apart_are_also_described_without_a_few():
+    ratios = np.full((TEXTS, DEPTH + 1), 1.3)
+    one = make_check(
+        states={"Transformer": {"residual_ratio": ratios, "bulk_ratio": 0 * ratios + 0.5}}
+    )
+    text = f"residual ratio 1.3 after {DEPTH} layers (0.5 without the few tokens that decide it);"
+    assert f"tokens stay apart: {text}" in one.write_verdict()
+
+
+def test_the_share_of_one_token_is_a_mean_over_texts():
+    shares = np.full((TEXTS, DEPTH + 1), 0.25)
+    shares[:, 2], shares[0, 2], shares[0, 3] = 0.5, 1, 1
+    verdict = make_check(states={"Transformer": {"spike_share": shares}}).write_verdict()
+    assert f"; one token holds {0.5 + 0.5 / TEXTS:.3g} of ‖X‖² at layer 2; " in verdict
+
+
 def test_curves_are_those_of_the_networks():
     """What attention reads has a curve where it differs from the states; grey is rounding."""
     one = make_check()

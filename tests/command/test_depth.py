@@ -6,6 +6,7 @@ import html
 import json
 import re
 import shlex
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from rank_collapse.pretrained.used_depth import DepthUsed
 from tests.oracles.depth_reports import DEPTH
 from tests.support.commands import run_command
 from tests.support.folders import REPOSITORY
+from tests.support.refusals import is_refused
 
 GPT2 = REPOSITORY / "tests" / "golden" / "gpt2-head"
 
@@ -104,3 +106,25 @@ def test_depth_writes_what_the_report_has(tmp_path, capsys):
         np.testing.assert_allclose(np.array(written["layers"][name], float), values, rtol=1e-5)
     assert "data:image/png" in out.read_text("utf-8")
     assert len(out.with_suffix(".csv").read_text().splitlines()) == report.depth + 2
+
+
+def test_no_layer_at_all_is_a_number():
+    """None is another thing: that the definition counts nothing."""
+    used = {"a": DepthUsed(0, "of a", "A 2020"), "b": DepthUsed(None, "of b", "B 2021")}
+    assert [row["used"] for row in depth._definition_rows(used, "layers")] == ["0 layers", "none"]
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("-inf"), float("nan")])
+def test_json_has_null_for_what_is_not_finite(value):
+    assert checkpoint.to_json({"a": np.array([1.0, value]), "b": value}) == {
+        "a": [1, None],
+        "b": None,
+    }
+
+
+@pytest.mark.parametrize("name", ["num_texts", "max_tokens"])
+@pytest.mark.parametrize("value", [0, 10**6 + 1])
+def test_numbers_of_texts_and_tokens_have_limits(name, value, tmp_path):
+    numbers = {"num_texts": None, "max_tokens": 10**6} | {name: value}
+    flags = SimpleNamespace(out=str(tmp_path / "a.html"), json=True, csv=False, **numbers)
+    is_refused(f"--{name} {value} is not from 1 to 1000000", checkpoint.check_output, flags)

@@ -77,6 +77,7 @@ def test_random_ids_beside_texts_are_refused():
     message = "second would be measured on random token ids, first on texts: give --tokenizer"
     is_refused(message, inputs.check_comparable, sources, [texts, drawn])
     inputs.check_comparable(sources, [drawn, drawn])
+    inputs.check_comparable(sources, [texts, texts._replace(kind="ids")])
 
 
 def open_made_up(settings=None, *, is_random=False, **embedding):

@@ -4,12 +4,14 @@ import json
 import os
 import shutil
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from experiments.lab import folder
 from rank_collapse.command import main, watch
+from rank_collapse.measures.table import Threshold
 from rank_collapse.runs import drawn, metrics
 from tests.support.marks import full_but
 
@@ -154,6 +156,12 @@ def test_metrics_that_passed_a_threshold_are_drawn_first(tmp_path, monkeypatch):
 def test_steps_alone_are_no_metric(tmp_path, capsys):
     (tmp_path / metrics.NAME).write_text('{"step": 1}\n')
     assert "no metric yet" in read_output(capsys, str(tmp_path)).out
+
+
+def test_the_last_equals_sign_ends_the_name_of_a_metric():
+    flags = SimpleNamespace(below=["a=b=0.5"], above=["top=1e3"])
+    expected = [Threshold("a=b", 0.5), Threshold("top", 1000.0, above=True)]
+    assert watch.parse_thresholds(flags) == expected
 
 
 def test_a_threshold_on_a_metric_that_never_came_is_a_mistake(tmp_path, capsys):

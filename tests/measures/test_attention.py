@@ -91,6 +91,8 @@ def test_the_first_key_is_no_guess_from_the_number_of_queries():
         float(rc.measures.first_column(p, mask=queries, key_mask=queries)[0]) == 0
     )  # key 1 is the first
     assert float(rc.sink_rate(p[..., ::-1], key_mask=[False, False, True])) == 1
+    split = np.array([[0, 0.5, 0.5]] * 3)[None]  # also at a key after the first query that exists
+    assert float(rc.measures.first_column(split, mask=[False, True, False])[0]) == 0.5
     wide = np.eye(4)[[1] * 3][None]
     assert float(rc.sink_rate(wide, mask=queries, key_mask=[False, True, True, True])) == 1
     x = np.random.default_rng(0).normal(size=(3, 2))

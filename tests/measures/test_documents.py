@@ -17,10 +17,10 @@ B, H, N, D = 2, 3, 7, 4
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(3, B, N, D)) + 0.5  # of three layers
 SEGMENTS = np.array([[0, 0, 0, 1, 1, 1, 1], [5, 5, 2, 2, 2, 9, 9]])
-MASK = np.array([[1, 1, 1, 1, 1, 0, 1], [1, 1, 1, 1, 1, 1, 0]], bool)
+MASK = np.array([[1, 1, 1, 0, 1, 0, 1], [1, 1, 0, 1, 1, 1, 0]], bool)
 # (example, its tokens), by hand; the last document has one token that exists
 WHOLE = [(0, [0, 1, 2]), (0, [3, 4, 5, 6]), (1, [0, 1]), (1, [2, 3, 4]), (1, [5, 6])]
-PADDED = [(0, [0, 1, 2]), (0, [3, 4, 6]), (1, [0, 1]), (1, [2, 3, 4]), (1, [5])]
+PADDED = [(0, [0, 1, 2]), (0, [4, 6]), (1, [0, 1]), (1, [3, 4]), (1, [5])]
 Q, K_ROWS = RNG.normal(size=(B, H, N, 5)), RNG.normal(size=(B, 1, N, 5))
 
 
@@ -192,12 +192,18 @@ def test_traced_segments_in_jit_and_vmap():
     np.testing.assert_allclose(scalars["residual_ratio"], np.mean(ratios), rtol=1e-5)
     by_row = jax.vmap(monitor_packed)(x, IDS)["residual_ratio"]
     np.testing.assert_allclose(by_row, np.reshape(ratios, (2, 2)).mean(axis=1), rtol=1e-5)
-    too_many = jax.jit(functools.partial(monitor_packed, num_segments=1))(x, IDS)
-    assert all(np.isnan(a) for a in too_many.values())
-    profiles = jax.jit(
-        lambda x, ids: rc.profile(x, segments=ids, mask=ids > 0, num_segments=2, batch_axis=1)
-    )(jnp.asarray(X), IDS)
-    np.testing.assert_allclose(profiles["residual_ratio"][0], ratios, rtol=1e-5)
+    monitor_one = jax.jit(functools.partial(monitor_packed, num_segments=1))
+    for ids in (IDS, IDS.at[0].set(1)):  # of both rows, of the second alone
+        assert all(np.isnan(a) for a in monitor_one(x, ids).values())
+
+    @functools.partial(jax.jit, static_argnums=2)
+    def profile_packed(x, ids, count):
+        options = {"segments": ids, "mask": ids > 0, "batch_axis": 1}
+        return rc.profile(x, num_segments=count, **options)["residual_ratio"]
+
+    profiles = profile_packed(jnp.asarray(X), IDS, 2)
+    np.testing.assert_allclose(profiles[0], ratios, rtol=1e-5)
+    assert np.isnan(profile_packed(jnp.asarray(X), IDS.at[0].set(1), 1)).all()
 
 
 @pytest.mark.full

@@ -63,6 +63,32 @@ def test_spikes_are_left_out_of_tokens_of_examples_and_of_the_batch(choice, thre
     assert int(ranks.left_out[0]) == 1 and ranks.rounding is None and ranks.spiked is None
 
 
+@pytest.mark.parametrize("padding", [np.nan, np.inf, 1e300])
+@pytest.mark.parametrize("choice", CHOICES)
+@pytest.mark.parametrize("exclude", [None, "spikes"])
+def test_what_stands_in_the_padding_changes_nothing(exclude, choice, padding):
+    options = CHOICES[choice][0] | {"mask": MASK, "exclude": exclude}
+    small, padded = 1e-40 * X, np.where(MASK[..., None], 1e-40 * X, padding)
+    near(rc.monitor(padded, P, **options), rc.monitor(small, P, **options), rtol=0)
+    both = [rc.profile(x[None], measures=TOKENS, batch_axis=1, **options) for x in (padded, small)]
+    near(both[0].measures | both[0].notes, both[1].measures | both[1].notes, rtol=0)
+
+
+@pytest.mark.parametrize("options", [{}, {"exclude": "spikes"}, {"tokens": "unit"}])
+def test_an_example_without_a_token_changes_nothing(options):
+    mask = np.concatenate([MASK, np.zeros((1, N), bool)])
+    x, p = np.concatenate([X, X[:1]]), np.concatenate([P, P[:1]])
+    near(rc.monitor(x, p, mask=mask, **options), rc.monitor(X, P, mask=MASK, **options), rtol=1e-12)
+
+
+def test_attention_is_measured_where_all_tokens_are_left_out():
+    """Its means are over the tokens that exist; those of the tokens are over none."""
+    whole, empty = rc.monitor(X, P), rc.monitor(X, P, exclude="spikes", threshold=0.0)
+    for name in (*ATTENTION, "attention_entropy_least", "attention_entropy_largest"):
+        assert empty[name] == whole[name]
+    assert all(np.isnan(empty[name]) for name in TOKENS) and empty["left_out"] == B * N
+
+
 def test_an_example_of_which_one_token_is_left_has_no_ratio_to_count():
     x = np.array([[[1.0, 2], [2, 1], [1, 1]], [[1, 0], [9, 9], [0, 0]]])
     mask = np.array([[1, 1, 1], [1, 1, 0]], bool)

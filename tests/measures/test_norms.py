@@ -32,6 +32,13 @@ def test_norms_by_hand_with_masks_and_of_every_size(norm):
     assert_close(norms.matrix_norm(both, norm, mask=mask), expected)
 
 
+@pytest.mark.parametrize(("norm", "x"), [("one", np.eye(3)[:1].T), ("inf", np.eye(3)[:1])])
+def test_small_entries_add_up_beside_a_large_one(norm, x):
+    """2²⁴ + 1 is 2²⁴ in float32."""
+    x = (2.0**24 * x + 1).astype(np.float32)
+    assert norms.matrix_norm(x, norm) == 2**24 + 2
+
+
 def test_norms_have_their_defaults():
     assert norms.norm_1(SMALL) == 4.5 and norms.norm_inf(SMALL) == 5.5
     assert rc.composite_norm(SMALL) == norms.matrix_norm(SMALL) == pytest.approx(np.sqrt(24.75))

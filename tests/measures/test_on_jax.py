@@ -41,6 +41,12 @@ def test_values_and_derivatives_under_vmap_are_those_of_one_matrix(name, dtype):
         )
 
 
+def test_matrices_of_several_leading_axes_are_those_one_by_one():
+    x = np.asarray(draws.normal(2, 4, 3, 2))
+    values = jax.jit(on_jax.svdvals)(x)
+    np.testing.assert_allclose(values, np.linalg.svd(x, compute_uv=False), rtol=1e-5)
+
+
 def test_a_decomposition_that_does_not_converge_is_repeated_by_another():
     """NaN of a NaN stays, and the first result stays where it is finite."""
 

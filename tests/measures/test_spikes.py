@@ -149,6 +149,17 @@ def test_the_bulk_is_what_is_left_without_a_few_far_tokens(framework, count):
     assert_close(rc.measures.bulk_ratio(x[order]), expected, rtol=1e-12)
 
 
+@pytest.mark.parametrize("count", [1, 2])
+def test_of_fewer_than_eight_tokens_one_may_be_far(count):
+    rng = np.random.default_rng(count)
+    x = 1 + 0.002 * rng.normal(size=(20, 4))
+    x[:count] = [[300, 0, 0, 0], [0, 400, 0, 0]][:count]
+    expected = leave_out_far(x[:5])
+    assert (expected < 0.01) == (count == 1)
+    assert_close(rc.measures.bulk_ratio(x[:5]), expected, rtol=1e-12)
+    assert_close(rc.measures.bulk_ratio(x, mask=np.arange(20) < 5), expected, rtol=1e-12)
+
+
 def test_the_bulk_of_equal_and_of_few_tokens():
     x = np.ones((9, 4))
     assert rc.measures.bulk_ratio(x) == 0 and rc.measures.bulk_ratio(0 * x) == 0
@@ -232,9 +243,19 @@ def test_spikes_of_even_numbers_of_tokens_and_of_masks():
         )
     ties = np.array([[1.0, -5, 5], [5, 5, -5]])
     assert (rc.measures.spike_token(ties), rc.measures.spike_feature(ties)) == (0, 1)
+    exists = np.array([False, True, True])
+    assert rc.measures.spike_token(np.zeros((3, 2)), mask=exists) == 1  # the first that exists
     most_zero = np.array([[0.0, 0, 0, 1], [0, 0, 0, 0], [0, 0, 0, 0]])
     assert np.isnan(rc.measures.spike_entry(most_zero))
     assert np.isnan(rc.measures.spike_norm(most_zero))
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_entries_that_are_not_finite_have_no_largest_place(bad):
+    torch = pytest.importorskip("torch")  # NumPy's are refused
+    x = torch.tensor([[1.0, bad], [2.0, 3.0]])
+    assert rc.measures.spike_token(x).isnan() and rc.measures.spike_feature(x).isnan()
+    assert rc.measures.spike_token(x, mask=[False, True]) == 1
 
 
 def test_a_median_is_of_what_exists_in_each_column():

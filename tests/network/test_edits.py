@@ -140,6 +140,19 @@ def make_edit(name):
     return lambda value, layer: value + size * jnp.sin(value + len(name) + layer)
 
 
+def test_sums_of_paths_pass_the_edits_of_states_and_branches(x64):
+    config = config_of(
+        depth=2, mlp="relu", cross_attention=True, attention_skip=True, mlp_skip=True
+    )
+    params, x, extra = example(config)
+    kinds = ("attention", "cross", "mlp")
+    names = [f"{kind}_{place}" for kind in kinds for place in ("input", "branch")] + ["residual"]
+    edit = {name: make_edit(name) for name in names}
+    contributions = rc.path_contributions(params, x, config, edit=edit, **extra)
+    expected = rc.apply(params, x, config, edit=edit, **extra).output
+    assert_close(contributions.total, expected, atol=1e-10)
+
+
 @pytest.mark.full
 def test_sums_of_paths_hold_with_any_edit(x64):
     config = config_of(

@@ -10,6 +10,7 @@ import pytest
 import rank_collapse as rc
 from rank_collapse.paths.contributions import PathContributions, path_contributions
 from rank_collapse.paths.heads import head_contributions
+from tests.oracles import draws
 from tests.oracles.path_examples import HEADS, D, N, config_of, example, relative
 from tests.oracles.path_sums import Oracle
 from tests.support.closeness import assert_close
@@ -134,12 +135,13 @@ def small_example():
     return example(SMALL)[:2]
 
 
+@pytest.mark.parametrize("state", [(), (3,), (5, 3), (2, 5, 3)])
 @pytest.mark.parametrize("count_mlps", [False, True])
-def test_views_of_sums_are_written_out_for_stacks_too(count_mlps):
+def test_views_of_sums_are_written_out_for_stacks_too(count_mlps, state):
     rng = np.random.default_rng(0)
-    sums, offset = rng.standard_normal((2, 4, 4, 5, 3)), rng.standard_normal((2, 5, 3))
+    sums, offset = rng.standard_normal((2, 4, 4, *state)), rng.standard_normal((2, *state))
     sums = sums if count_mlps else sums[:, :, 0]
-    ours = PathContributions(sums, offset, count_mlps=count_mlps)
+    ours = PathContributions(sums, offset, count_mlps=count_mlps, num_state_axes=len(state))
     c = sums.sum(axis=2) if count_mlps else sums
     np.testing.assert_array_equal(ours.by_attention_length, c)
     assert_close(ours.total, c.sum(axis=1) + offset, rtol=1e-12)
@@ -209,6 +211,16 @@ def test_gains_of_heads_leave_paths_from_the_memory_alone(x64):
     assert_close(none.by_length[1], plain.from_memory[1], atol=1e-12)
     assert_close(none.by_length[0], x, atol=1e-12)
     assert np.abs(plain.by_length[1] - plain.from_memory[1]).max() > 0.1
+    w_o = params.layers.attention.w_o
+    for head, gain in enumerate(np.eye(HEADS)):  # as of a network whose other heads write nothing
+        alone = draws.changed(
+            params, attention={"w_o": jnp.zeros_like(w_o).at[:, head].set(w_o[:, head])}
+        )
+        expected = path_contributions(alone, x, config, head_gain=np.ones((1, HEADS)), **extra)
+        ours = path_contributions(params, x, config, head_gain=gain[None], **extra)
+        before = expected.by_length[1] - expected.from_memory[1]
+        assert_close(ours.by_length[1] - ours.from_memory[1], before, atol=1e-12)
+        assert np.abs(before).max() > 0.05
 
 
 @pytest.mark.full

@@ -66,6 +66,13 @@ def test_rollout_by_length_is_the_sum_over_all_choices_of_layers():
     assert_close(rc.rollout(weights), half, atol=1e-15)
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_rollout_has_the_dtype_of_the_weights(dtype):
+    weights = causal_weights(2, 1, 3).astype(dtype)
+    for shares in (0.5, SHARES[:2].astype(np.float32), SHARES[:2]):
+        assert rc.rollout(weights, shares).dtype == dtype
+
+
 def test_rollout_is_the_frozen_paths_of_a_network_with_these_gains():
     """Skip gain 1 − λ, branch gain λ, W_V W_O = I, one head."""
     depth, n = 30, 16

@@ -25,7 +25,7 @@ def network(**fields):
 
 
 NETWORKS = {
-    "post-norm with MLP": {},
+    "post-norm with MLP": {"final_norm": True},
     "sandwich, final norm": {"norm_placement": "sandwich", "final_norm": True, "mlp": "swiglu"},
     "parallel experts, windows, capped": {
         "norm_placement": "pre",
@@ -121,8 +121,14 @@ def test_shared_beginnings_are_visited_once():
     assert sorted(np.asarray(order)) == list(range(40))
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("name", NETWORKS)
+def test_a_frozen_path_that_skips_is_0_where_the_network_has_no_skip():
+    config, params, x = network(mlp="none", norm_placement="none", attention_skip=False)
+    paths = np.array([[2, 2, 2], [0, 2, 1], [0, 1, 0]])[:, None]
+    states = rc.paths.path_set_states(params, x, config, paths, semantics="frozen")
+    assert np.any(states, axis=(1, 2)).tolist() == [False, False, True]
+
+
+@pytest.mark.parametrize("name", full_but(NETWORKS, "post-norm with MLP"))
 def test_frozen_paths_sum_to_the_exact_contributions(name, x64):
     config, params, x = network(**NETWORKS[name])
     assert x.dtype == jnp.float64

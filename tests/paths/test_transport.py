@@ -92,6 +92,7 @@ def test_frozen_transport_starts_at_the_state_as_path_contributions_do(inputs):
         params.replace(layers=later), hidden[1], CONFIG.replace(depth=DEPTH - 1)
     )
     assert_close(moved.by_position[:DEPTH], want.by_length, atol=1e-10)
+    assert_close(moved.by_length, moved.by_position.sum(axis=1), atol=1e-10)  # one source
 
 
 def test_the_rank_of_the_jacobian_by_distance(inputs):
@@ -113,6 +114,8 @@ def test_longest_leaves_the_total_whole(inputs):
     fn, v = name_states(params, CONFIG), np.arange(D)  # ones would not pass a LayerNorm
     options = {"layer": 0, "branches": "attention", "sources": [0, 3], "skip": 2}
     whole = transport(fn, x, v, **options)
+    assert_close(whole.by_length, whole.by_position[:, 2:].sum(axis=1) / 2, atol=1e-12)
+    assert np.abs(whole.by_position[:, :2]).max() > 1e-3
     # two positions after a source are left out
     cut = in_one_program(transport, fn, x, v, longest=1, **options)
     assert cut.by_length.shape == (2, D) and np.abs(cut.longer[2:].sum(0)).max() > 1e-3

@@ -101,13 +101,21 @@ def compute_by_hand(params, x, config, longest):
     return parts
 
 
-def test_mixed_attention_under_a_mask_is_the_whole_network_at_the_longest(x64):
-    """C of `Mixing` is uniform over what the mask allows."""
+def normalise_squares(scores, context):
+    squares = jnp.where(jnp.broadcast_to(context.mask, scores.shape), jnp.square(scores), 0)
+    return squares / squares.sum(axis=-1, keepdims=True)
+
+
+@pytest.mark.parametrize("normalise", [None, normalise_squares])
+def test_the_longest_truncation_has_the_weights_of_the_whole_network(normalise, x64):
+    """C of `Mixing` is uniform over what the mask allows; scores have all their options."""
     mixing = rc.network.Mixing(0.4, 0.7, -0.2)
-    config = config_of(mixing=mixing, mask="causal", attention_skip=True)
+    options = {"temperature": 0.8, "score_cap": 0.5, "normalise": normalise}
+    config = config_of(mixing=mixing, mask="causal", attention_skip=True, **options)
     params, x, _ = example(config)
-    truncation = rc.truncated(params, x, config, DEPTH)
-    assert relative(truncation.output, rc.apply(params, x, config).output) < 1e-12
+    inputs = {"mask": jnp.arange(N) < N - 1, "bias": draws.normal(HEADS, N, N, seed=3)}
+    truncation = rc.truncated(params, x, config, DEPTH, **inputs)
+    assert relative(truncation.output, rc.apply(params, x, config, **inputs).output) < 1e-12
 
 
 @pytest.mark.parametrize("longest", [0, 1, 2])
@@ -127,7 +135,13 @@ def test_every_length_against_a_slow_walk(longest, x64):
 
 def test_paths_from_the_memory_pass_the_final_norm_by_themselves(x64):
     config = config_of(
-        depth=2, norm_placement="pre", cross_attention=True, attention_skip=True, final_norm=True
+        depth=2,
+        norm_placement="pre",
+        cross_attention=True,
+        attention_skip=True,
+        final_norm=True,
+        mlp="relu",
+        mlp_skip=True,
     )
     params, x, extra = example(config)
     trace = rc.apply(params, x, config, **extra)

@@ -107,7 +107,11 @@ def test_tokens_that_are_equal_but_for_a_few_are_an_alarm():
     assert alarm.of_bulk and alarm.metric == "encoder.residual_ratio"
     (alarm,) = find_alarms([{"step": 4, "residual_ratio": 0.001, "bulk_ratio": 0.0009}], COLLAPSE)
     assert not alarm.of_bulk and alarm.value == 0.001
-    assert find_alarms([{"step": 1, "residual_ratio": 0.5, "bulk_ratio": [0.1]}], COLLAPSE) == []
+
+
+@pytest.mark.parametrize(("ratio", "bulk"), [(0.5, [0.001]), ([0.5, 0.4, 0.3], [0.001, 0.001])])
+def test_a_bulk_of_other_layers_decides_nothing(ratio, bulk):
+    assert find_alarms([{"step": 1, "residual_ratio": ratio, "bulk_ratio": bulk}], COLLAPSE) == []
 
 
 def test_a_part_of_a_network_has_the_thresholds_of_the_whole_or_its_own():

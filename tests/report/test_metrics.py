@@ -21,8 +21,9 @@ def test_a_metric_is_the_mean_of_its_seeds_and_their_range():
     rows += rows_of("a", [1.0, 2.0, 3.0])
     steps, values = by_step(rows, "b")  # of which the second seed and the last step have none
     assert values.shape == (1, 2, 1) and steps.tolist() == [0, 1]
-    _, values = by_step(rows_of("a", [1.0, np.array([2.0, 3.0])]), "a")
-    np.testing.assert_array_equal(values, [[[1, np.nan], [2, 3]]])
+    rows = rows_of("a", [1.0, np.array([2.0, 3.0])])
+    for ordered in (rows, rows[::-1]):
+        np.testing.assert_array_equal(by_step(ordered, "a")[1], [[[1, np.nan], [2, 3]]])
     _, values = by_step(rows_of("a", [40.0], seed=40) + rows_of("a", [3.0], seed=3), "a")
     assert values.ravel().tolist() == [3, 40]
 

@@ -38,6 +38,17 @@ def test_a_file_that_fails_leaves_the_one_before_and_no_other(tmp_path):
     }
 
 
+def test_what_killed_processes_left_is_deleted_in_every_folder_and_nothing_else(tmp_path):
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    remaining = [tmp_path / "a" / "b" / name for name in ("a.tmp", ".rank_collapse-a.npz")]
+    for folder in (tmp_path, tmp_path / "a" / "b"):
+        (folder / ".rank_collapse-a.tmp").touch()
+    for path in remaining:
+        path.touch()
+    files.delete_temporary(tmp_path)
+    assert {p for p in tmp_path.rglob("*") if p.is_file()} == {*remaining}
+
+
 def test_a_folder_needs_to_be_writable_and_searchable(tmp_path, monkeypatch):
     """Root may do everything, so the answer of the system is simulated."""
     files.make_folder(tmp_path / "a" / "b")

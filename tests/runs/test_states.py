@@ -58,6 +58,7 @@ def path(tmp_path):
 
 def test_a_tree_comes_back_with_dtypes_and_only_the_newest_step_stays(tmp_path):
     tree = [NormParams(gain=jnp.ones(3, jnp.bfloat16)), (jnp.arange(2), {"x": np.float64(1.5)})]
+    tree += [jnp.ones(2, jnp.float8_e5m2), jnp.float8_e4m3fn(0.5)]
     for step in (1, 5, 30):
         states.save_state(tmp_path, step, tree)
     assert states.list_steps(tmp_path) == [30]

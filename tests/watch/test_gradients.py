@@ -73,11 +73,48 @@ def test_gradients_of_modules_are_by_layer():
         want = [np.linalg.norm(tree["attention"].get(name, np.nan)) for tree in trees]
         np.testing.assert_allclose(norms[f"{part}_gradient"], want, rtol=1e-6)
     flat = {f"block_{i}.q_proj.kernel": np.full(4, float(i)) for i in range(12)}
+    flat |= {f"block_{i}.k_proj.kernel": np.full(4, 1.0) for i in range(12)}
     flat |= {"block_3.q_proj.bias": np.full(4, 3.0)}
-    norms = rc.monitor_gradients(flat, by_layer=True)["query_gradient"]
+    norms = rc.monitor_gradients(flat, by_layer=True)
     want = [2 * i * (2**0.5 if i == 3 else 1) for i in range(12)]
-    np.testing.assert_allclose(norms, want, rtol=1e-6)
+    np.testing.assert_allclose(norms["query_gradient"], want, rtol=1e-6)
+    np.testing.assert_allclose(norms["key_gradient"], [2] * 12, rtol=1e-6)
     is_refused("layer_axis=", lambda: rc.monitor_gradients(flat, by_layer=True, layer_axis=0))
+
+
+@pytest.mark.parametrize("largest", [1e30, 1e-30])
+def test_norms_of_leaves_of_any_sizes_neither_overflow_nor_vanish(largest):
+    """A leaf of 0 comes first, whose size must not be the scale of all."""
+    for layers, options in (((), {}), ((2,), {"layer_axis": 0})):
+        leaf = np.zeros((*layers, 2), np.float32)
+        tree = {"q_proj": {"bias": leaf, "kernel": leaf + np.float32([3, 4]) * largest}}
+        norm = rc.monitor_gradients(tree, **options)["query_gradient"]
+        np.testing.assert_allclose(norm, np.full(layers, 5 * largest), rtol=1e-6)
+
+
+def test_a_leaf_of_float64_makes_the_norm_float64(x64):
+    tree = {"q_proj": {"bias": np.ones(3, np.float32), "kernel": np.array([3e100, 4e100])}}
+    norm = rc.monitor_gradients(tree)["query_gradient"]
+    np.testing.assert_allclose(norm, 5e100, rtol=1e-15)
+
+
+def test_the_innermost_name_of_a_path_counts():
+    tree = {"q": {"k_proj": np.full(4, 1.0)}, "value": {"q_proj": np.full(4, 2.0)}}
+    near(rc.monitor_gradients(tree), {"query_gradient": 4.0, "key_gradient": 2.0})
+
+
+@pytest.mark.parametrize("axis", [0, 2])
+def test_axes_of_layers_count_from_either_end(axis):
+    """The axis of layers has the length of the three shares too, and is no axis to split."""
+    fused = np.moveaxis(draw_normal(3, 5, 6), 0, axis)
+    options = {"parts": {"c_attn": tuple(PARTS)}}
+    first, last = (
+        rc.monitor_gradients({"c_attn": fused}, layer_axis=a, **options) for a in (axis, axis - 3)
+    )
+    for name, piece in zip(PARTS, np.split(draw_normal(3, 5, 6), 3, axis=2), strict=True):
+        want = np.sqrt((piece**2).sum(axis=(1, 2)))
+        np.testing.assert_allclose(first[f"{name}_gradient"], want, rtol=1e-6)
+        np.testing.assert_array_equal(last[f"{name}_gradient"], first[f"{name}_gradient"])
 
 
 @pytest.mark.parametrize("layers", [(), (3,)])

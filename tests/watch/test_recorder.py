@@ -16,6 +16,7 @@ from rank_collapse.watch.recorder import (
     Notes,
     Recorder,
     flatten_row,
+    make_transformers_callback,
     summarise_layers,
 )
 from tests.oracles.watched_gpt2 import (
@@ -205,3 +206,29 @@ def test_what_the_trainer_prints_is_of_the_layers_that_were_measured():
     assert summarise_layers({}) == {}
     flat = [*flatten_row({"a": [nan, 1.0], "b": 2.0, "c": []})]
     assert flat == [("a/layer_1", 1.0), ("b", 2.0)]
+
+
+def test_the_callback_counts_steps_from_1_logs_the_last_row_and_closes():
+    calls = []
+    watched = types.SimpleNamespace(rows=[], step=None, close=lambda: calls.append("close"))
+    callback = make_transformers_callback(watched)
+    state = types.SimpleNamespace(global_step=4, log_history=[{"loss": 1.0}, {"loss": 0.5}])
+    callback.on_step_begin(None, state, None)
+    assert watched.step == 5
+    logs = {"loss": 0.5}
+    callback.on_log(None, state, None, logs=logs)  # before the first row
+    assert logs == {"loss": 0.5} == state.log_history[-1]
+    watched.rows += [{"step": 1, "residual_ratio": [0.9]}]
+    watched.rows += [{"step": 3, "residual_ratio": [0.5, 0.25], "loss": 9.0}]
+    callback.on_log(None, state, None, logs=logs)
+    added = {"residual_ratio/layer_0": 0.5, "residual_ratio/layer_1": 0.25}
+    assert state.log_history == [{"loss": 1.0}, {"loss": 0.5} | added]
+    assert logs == {
+        "loss": 0.5,
+        "residual_ratio_mean_of_layers": 0.375,
+        "residual_ratio_of_worst_layer": 0.25,
+        "residual_ratio_worst_layer": 1,
+    }
+    assert not calls
+    callback.on_train_end(None, state, None)
+    assert calls == ["close"]

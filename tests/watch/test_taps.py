@@ -158,6 +158,54 @@ def test_weights_that_some_layers_do_not_have_and_outputs_that_are_no_arrays():
     np.testing.assert_allclose(scalars["residual_ratio"], [*[ratio] * 3, np.nan], rtol=1e-5)
 
 
+def test_layers_that_lack_a_scalar_are_gaps_in_scans_and_branches():
+    """Branches of one, two and no layers, and scans of three; float16 does not round others."""
+    weights = jnp.full((2, N, N), 1 / N)
+
+    def measure(x, weights):
+        scalars = {"first": x[0, 0]}
+        return scalars if weights is None else scalars | {"sum": weights.sum()}
+
+    def bare(x):
+        tap(x)
+        return x
+
+    def weighted(x):
+        tap(x, weights)
+        return x
+
+    def two(x):
+        tap(x.astype(jnp.float16) + 1)
+        tap(x + 2)
+        return x
+
+    def repeat(function, x):
+        return jax.lax.scan(lambda x, _: (function(x), None), x, None, length=3)[0]
+
+    def model(x, index):
+        jax.vmap(tap, in_axes=(1, None))(jnp.stack([x, x + 9], axis=1), weights)
+        x = repeat(bare, x)
+        x = jax.lax.switch(index, (weighted, two, lambda x: x), x)
+        return repeat(two, x)
+
+    start, nan, total = float(X[0, 0, 0]), np.nan, 2.0 * N
+
+    def measure_first(x, weights):
+        return measure(x if x.ndim == 2 else x[1], weights if x.ndim == 2 else weights[1])
+
+    for index, firsts, sums in (
+        (0, [0, nan], [total, nan]),
+        (1, [1, 2], [nan, nan]),
+        (2, [nan, nan], [nan, nan]),
+    ):
+        _, scalars = measure_taps(model, measure_first, X[0], jnp.int32(index))
+        want = start + np.array([9, 0, 0, 0, *firsts, *[1, 2] * 3])
+        np.testing.assert_allclose(scalars["first"], want, rtol=2e-3)
+        want = [total, nan, nan, nan, *sums, *[nan] * 6]
+        np.testing.assert_allclose(scalars["sum"], want, rtol=1e-6)
+        assert scalars["first"][-1] == X[0, 0, 0] + 2
+
+
 def test_a_compiled_function_with_taps_is_measured_whether_or_not_it_ran_before():
     layer = jax.jit(call_layer)
     out = layer(X, W[0])

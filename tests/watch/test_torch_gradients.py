@@ -239,3 +239,10 @@ def test_what_is_not_known_of_a_parameter_is_left_out():
             measure_gradient(shares)
     with pytest.raises(LeftOut, match="no parameter of it has one"):
         measure_gradient([Share(none, 0, 0, select(0, width=2))])
+
+
+@pytest.mark.parametrize("axis", [0, -1])
+def test_squares_of_gradients_of_16_bits_do_not_overflow(axis):
+    parameter = nn.Parameter(torch.zeros(2, 2, dtype=torch.float16))
+    parameter.grad = torch.full_like(parameter, 300.0)
+    assert measure_gradient([Share(parameter, axis, 0, torch.ones(2, dtype=torch.bool))]) == 600

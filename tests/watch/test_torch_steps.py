@@ -95,6 +95,20 @@ def test_modules_that_are_new_have_their_names():
     assert [line.split(":")[0] for line in lines] == [f"  {i} attentions.{i}" for i in range(3)]
 
 
+def test_a_chosen_layer_is_missing_until_it_runs():
+    model = Stack(add_in_turn, Attention())
+    watched, step = watch(model, 1, layers=[0, 1]), make_stepper(model)
+    step()
+    assert "no layer 1: attention ran in layers 0 to 0" in watched.describe()
+    model.attentions.append(Attention())
+    step()
+    watched.close()
+    assert "no layer 1" not in watched.describe()
+    assert watched.rows[1]["residual_ratio"][1] == pytest.approx(
+        compute_ratio(model.attentions[1].kept[0]), rel=1e-4
+    )
+
+
 def test_a_module_that_is_not_there_is_answered_with_near_names():
     layers = nn.TransformerEncoderLayer(8, 2, 8)
     model = nn.TransformerEncoder(layers, 12, enable_nested_tensor=False)
@@ -182,15 +196,25 @@ def test_the_cost_of_a_measured_step(monkeypatch):
     assert times.describe(100) == "a measured step took as long as 10.0 others, 8.3% of the time"
 
 
-def test_the_cost_of_steps_that_are_set_by_hand_is_known():
+@pytest.mark.parametrize(
+    ("numbers", "measured"),
+    [
+        (range(6), [0, 2, 4]),
+        (range(1, 6), [1, 2, 4]),
+        ((0, 3, 4, 5, 9, 10, 11), [0, 3, 4, 9, 10]),
+    ],
+)
+def test_steps_that_are_set_by_hand_are_due_by_their_numbers_and_their_cost_is_known(
+    numbers, measured
+):
     model = Stack(add_in_turn, Attention())
     watched = watch(model, 2)
-    for number in range(6):
+    for number in numbers:
         watched.step = number
         loss = model(X)
         watched.step = number  # again
         loss.backward()
-    assert [row["step"] for row in watched.rows] == [0, 2, 4]
+    assert [row["step"] for row in watched.rows] == measured
     assert all(row["residual_ratio"] == watched.rows[0]["residual_ratio"] for row in watched.rows)
     assert "cost: a measured step took as long as" in watched.describe()
     watched.close()

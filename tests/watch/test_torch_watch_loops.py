@@ -146,6 +146,7 @@ def test_a_trainer_gives_steps_and_closes(train, steps, tmp_path):
     watched = train(gpt2(), tmp_path, every=2, log=tmp_path)
     assert [row["step"] for row in watched.rows] == steps
     assert len(metrics.read(tmp_path / "metrics.jsonl")) == 3
+    assert watched not in OpenWatches.open
 
 
 def test_evaluation_and_other_optimizers_are_not_counted():

@@ -27,6 +27,15 @@ def test_points_are_counted_with_the_last_axis_first_and_leaves_are_in_the_order
     assert rate.dtype == jax.dtypes.canonicalize_dtype(np.float64)
 
 
+def test_constants_keep_every_digit_as_swept_values_do(x64):
+    values = {"count": 2**24 + 1, "rate": 1 / 3}
+    swept = make_axes({name: [value] for name, value in values.items()}, None)
+    for axes in (make_axes(values, None), swept):
+        assert [leaf.tolist() for leaf in axes.hyper_leaves(np.zeros(2, int))] == [
+            [value] * 2 for value in values.values()
+        ]
+
+
 def test_examples_are_python_numbers_unless_their_dtype_is_chosen():
     values = {"a": [1, 2], "b": np.float32([1.5]), "c": 0.5, "d": [True, False]}
     values |= {"e": range(3), "f": (0.5, 1), "g": np.array([1, 2], np.int32)}

@@ -11,8 +11,10 @@ import numpy as np
 import pytest
 
 from rank_collapse.runs import files
+from rank_collapse.training.engine import files as sweep_files
 from rank_collapse.training.engine.files import SweepFolder
 from rank_collapse.training.engine.program import Program
+from rank_collapse.training.engine.runs import Runs
 from tests.oracles.small_sweeps import list_files, run, step, with_static
 from tests.support.refusals import is_refused
 
@@ -198,6 +200,24 @@ def test_an_interruption_saves_what_is_done(error, tmp_path, monkeypatch):
             run(folder=tmp_path)
     assert int(np.load(find_snapshot(tmp_path))["step"]) == 2
     np.testing.assert_array_equal(run(folder=tmp_path).metrics["loss"], run().metrics["loss"])
+
+
+def test_snapshots_take_a_tenth_of_the_time(tmp_path, monkeypatch):
+    clock = [100.0]
+    monkeypatch.setattr(sweep_files.time, "monotonic", lambda: clock[0])
+
+    def write_slowly(path, arrays, **options):
+        clock[0] += 2
+
+    monkeypatch.setattr(files, "write_arrays", write_slowly)
+    none = np.zeros((1, 0))
+    runs = Runs(np.array([0]), np.array([0]), 3, [], [], [], (), np.array([-1]), none)
+    with SweepFolder(tmp_path, {}) as folder:
+        assert folder.is_due()
+        folder.save(0, runs)
+        for seconds, is_due in ((0, False), (19.9, False), (0.2, True)):
+            clock[0] += seconds
+            assert folder.is_due() == is_due
 
 
 @pytest.mark.parametrize(("few", "many"), [(2, 4), (1, 3)])

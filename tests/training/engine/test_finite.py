@@ -17,21 +17,31 @@ from rank_collapse.training.engine.finite import (
 
 
 def test_the_search_ends_where_each_run_was_finite_last():
-    """Each run breaks in one step of 3 to 8, or in none; a metric shows that at any step."""
+    """Each run breaks in one step of 3 to 8, or in none; a metric shows that at any step.
+
+    A run alone ends where it does among others, which make the search stop at their steps too.
+    """
     start, stop, never = 3, 9, 100
     pairs = list(itertools.product([*range(start, stop), never], range(start, stop + 1)))
     pairs = [(at, first) for at, first in pairs if at != never or first < stop]
     broken, first = np.array([*pairs, (never, -1)]).T
 
-    def make_steps(state, active, start, stop):
-        (x,) = state
-        for index in range(start, stop):
-            x = np.where(active, np.where(index == broken, np.inf, x + 1), x)
-        return [x], np.isfinite(x)
+    def search(rows):
+        def make_steps(state, active, start, stop):
+            (x,) = state
+            for index in range(start, stop):
+                x = np.where(active, np.where(index == broken[rows], np.inf, x + 1), x)
+            return [x], np.isfinite(x)
 
-    before = [np.arange(len(first), dtype=float)]
-    after, _ = make_steps(before, True, start, stop)
-    last, (x,) = find_last_finite(make_steps, select_rows, before, after, first, start, stop)
+        before = [np.arange(len(first), dtype=float)[rows]]
+        after, _ = make_steps(before, True, start, stop)
+        chunk = before, after, first[rows], start, stop
+        return *find_last_finite(make_steps, select_rows, *chunk), before
+
+    last, (x,), before = search(slice(None))
+    alone = [search([i])[:2] for i in range(len(first))]
+    np.testing.assert_array_equal([row[0] for row, _ in alone], last)
+    np.testing.assert_array_equal([states[0][0] for _, states in alone], x)
     expected = np.minimum(broken, first)
     np.testing.assert_array_equal(last, expected)
     np.testing.assert_array_equal(x[:-1], before[0][:-1] + expected[:-1] - start)

@@ -18,10 +18,10 @@ def test_a_run_at_its_values_of_several_lists_is_that_run():
     def stay(state, hyper, index, **_):
         return state, {"loss": state[2]}
 
-    lists = {"array": [np.zeros(2), np.ones(2)], "size": [[1], [2]]}
+    lists = {"array": [np.zeros(2), np.ones(2)], "size": [[1], [2], [3]]}
     swept = {"a": [0.5, 0.25, 0.125], "b": [4, 5]}
     result = run(init=begin, step=stay, steps=1, static=lists, hyper=swept, first_seed=5)
-    for array, size, a, b in itertools.product((0, 1), (1, 2), *swept.values()):
+    for array, size, a, b in itertools.product((0, 1), (1, 2, 3), *swept.values()):
         place = {"array": np.full(2, float(array)), "size": [size], "a": a, "b": b}
         assert result.state(6, **place).tolist() == [array, size, a, b]
     is_refused("array=array", result.state, 5, **place | {"array": np.full(2, 3.0)})

@@ -10,7 +10,8 @@ def make_runs(*seeds):
     """Makes runs whose arrays are built from the number of the seed, in two pieces of metrics."""
     s = np.array(seeds)
     metrics = [[100.0 * s[:, None] + np.arange(2), 100.0 * s[:, None] + 2 + np.arange(1)]]
-    return Runs(s % 2, s, 3, [10.0 * s], metrics, [], [], s - 1, s[:, None] > 4)
+    looks = [[1000.0 * s[:, None]]]
+    return Runs(s % 2, s, 3, [10.0 * s], metrics, looks, [0], s - 1, s[:, None] > 4)
 
 
 def read(runs):
@@ -19,6 +20,7 @@ def read(runs):
         runs.names(),
         runs.state[0].tolist(),
         join_pieces(runs.metrics[0]).tolist(),
+        join_pieces(runs.looks[0]).tolist(),
         runs.finite_steps.tolist(),
         runs.exempt.tolist(),
     )

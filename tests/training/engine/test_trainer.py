@@ -10,10 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from rank_collapse.runs import memory
 from rank_collapse.runs.seeds import seed_mesh
 from rank_collapse.training import sweep
 from rank_collapse.training.engine.program import Program
 from rank_collapse.training.engine.trainer import MOST_NAMED
+from tests.oracles.small_sweeps import run
 from tests.oracles.swept_networks import (
     PROGRAM,
     WHOLE,
@@ -132,3 +134,20 @@ def test_killed_twenty_times_it_is_whole(tmp_path):
             assert kills <= 20, (tmp_path / "errors").read_text()[-2000:]
     assert kills == 20
     assert_same_files(tmp_path / "whole", tmp_path / "parts")
+
+
+def test_runs_that_go_on_are_shared_out_where_fewer_fit_and_are_counted(
+    tmp_path, monkeypatch, capsys
+):
+    """Eight runs that are half done go on in groups of two, of which none is left out."""
+    options = {"seeds": 4, "mesh": seed_mesh(jax.devices()[:1]), "at_once": 1}
+    whole = run(steps=4, **options)
+    run(steps=2, folder=tmp_path, **options)
+    monkeypatch.setattr(
+        memory, "compile_largest", lambda compile_size, size, least, mesh: (compile_size(2), 2)
+    )
+    resumed = run(steps=4, folder=tmp_path, **options | {"quiet": False})
+    np.testing.assert_array_equal(resumed.metrics["loss"], whole.metrics["loss"])
+    np.testing.assert_array_equal(resumed.states["w"], whole.states["w"])
+    lines = capsys.readouterr().err.splitlines()
+    assert [line for line in lines if "%" in line][-1].startswith("sweep: 100%")
