@@ -10,6 +10,7 @@ resumes after an interruption. It returns the arrays; only one process writes th
 
 import contextlib
 import copy
+import gc
 import importlib
 import io
 import logging
@@ -139,8 +140,14 @@ def iterate_ended(
             yield running.pop(future), future
 
 
+# Allocated objects between two searches for unreachable ones. A traced program consists of many
+# objects, which are all reachable: with Python's 700, searches take a twentieth of the CPU time.
+OBJECTS_BETWEEN_SEARCHES = 10_000
+
+
 def begin_worker() -> None:
-    """Lets a worker end when its parent is killed, except while it waits for work.
+    """Lets a worker end when its parent is killed, except while it waits for work; searches for
+    unreachable objects less often.
 
     While it waits it holds the lock of the queue; the others would wait for it for ever.
     """
@@ -149,6 +156,7 @@ def begin_worker() -> None:
         connection.wait([multiprocessing.parent_process().sentinel])
         os._exit(1)
 
+    gc.set_threshold(OBJECTS_BETWEEN_SEARCHES)
     threading.Thread(target=wait, daemon=True).start()
     signal.signal(signal.SIGTERM, progress.note_signal)
 

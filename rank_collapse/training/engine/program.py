@@ -88,7 +88,7 @@ class Program:
 
     def _begin_run(self, key, hyper, consts):
         leaves = self.functions.init(consts, key, *hyper)
-        return leaves, are_finite(leaves)
+        return leaves, are_finite(leaves) if self._freezes else None
 
     def _advance_run(self, changing, unchanged, hyper, active, shared):
         """Makes the steps from start to stop of one run; an inactive run keeps its state.
@@ -186,6 +186,9 @@ class Program:
         count, functions = len(numbers), self.functions
         inputs = self._lay_out_inputs(points, numbers, make_inputs)
         state, finite = self._begin(*inputs, self._consts[0])
+        exempt = np.zeros((count, len(state)), bool)  # not used if runs that diverge continue
+        if self._freezes:
+            exempt = ~np.asarray(finite)[:count]
         return Runs(
             points,
             numbers,
@@ -195,7 +198,7 @@ class Program:
             [[np.zeros((count, 0, *m.shape), m.dtype)] for m in functions.look_shapes],
             (),
             np.full(count, -1),
-            ~np.asarray(finite)[:count],
+            exempt,
             inputs,
         )
 
