@@ -63,7 +63,8 @@ def sweep(
             and dtypes, and a pytree of arrays, {"loss": []} for example. `index` counts from 0.
         steps: Steps of each run.
         seeds: Number of seeds. Seed s has the key fold_in(key, s) at each value of all others.
-        every: Steps in one call; progress, snapshots and looks come between calls.
+        every: Steps in one call; progress, snapshots, looks and the check that states are finite
+            come between calls.
         hyper: Traced values by name: a number, or a list of numbers, which is an axis.
         static: Values that are compiled in, by name, given as keywords: any value, or a list of
             them, which is an axis with one compilation each.

@@ -52,6 +52,20 @@ def nested_kinds(x):
     return x + a
 
 
+def decode(x):
+    """Attends token by token, with a cache of the keys and values of earlier tokens."""
+
+    def step(cache, inputs):
+        place, token = inputs
+        with jax.named_scope("attn"):
+            keys, values = (c.at[place].set(token @ W8) for c in cache)
+            weights = jax.nn.softmax(jnp.where(jnp.arange(N) <= place, keys @ token, -jnp.inf))
+            out = weights @ values
+        return (keys, values), token + out
+
+    return jax.lax.scan(step, (jnp.zeros((N, D)),) * 2, (jnp.arange(N), x))[1]
+
+
 def in_parts(x):
     with jax.named_scope("attn"):
         q, v = x @ W8, x @ W8.T
@@ -128,6 +142,7 @@ WRONG = [
         branches={"attention": "b", "mlp": ".*"},
     ),
     wrong(in_parts, "fn enters the scope 'attn' twice and passes several values"),
+    wrong(decode, "a loop in fn passes several values from the scope 'attn' in one step to"),
     wrong(
         lambda x: x + checkpoint_name(jax.nn.softmax(x @ x.T), "attn") @ x,
         "matches 'attn', but no path passes through it; .* output of the attention branch",

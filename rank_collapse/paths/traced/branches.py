@@ -5,7 +5,9 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from rank_collapse.paths.traced.programs import Scope
+from jax.extend.core import Jaxpr, Var
+
+from rank_collapse.paths.traced.programs import Scope, read_scopes
 
 KINDS = ("attention", "mlp")
 
@@ -102,6 +104,39 @@ class Branches:
         for axis in axes:
             self.places[axis].add(name)
         return axes[0] if axes else None
+
+    def check_carry(
+        self, jaxpr: Jaxpr, scopes: tuple[Scope, ...], carry: Sequence[tuple[Var, Var]]
+    ) -> None:
+        """Check that not several values go from a branch in one step of a loop to the next step.
+
+        Args:
+            jaxpr: One step of the loop.
+            scopes: Scopes around the loop, none of which is a branch.
+            carry: (argument, result) of the step for each value of the carry that passes paths.
+
+        Raises:
+            ValueError: Several values do: one branch would count in several steps.
+        """
+        made_in, read_in = {}, set()
+        for eqn in jaxpr.eqns:
+            entry = self.find_entry(scopes + read_scopes(eqn))
+            if entry is not None:
+                made_in |= dict.fromkeys(eqn.outvars, entry)
+                read_in |= {(v, entry.path) for v in eqn.invars if isinstance(v, Var)}
+        entries = [
+            made_in[result]
+            for argument, result in carry
+            if result in made_in and (argument, made_in[result].path) in read_in
+        ]
+        for entry in entries:
+            if entries.count(entry) > 1:
+                raise ValueError(
+                    f"branches: a loop in fn passes several values from the scope "
+                    f"{'/'.join(entry.path)!r} in one step to the same scope in the next step, so "
+                    "that one branch would count in each step; name the output of the branch with "
+                    "jax.ad_checkpoint.checkpoint_name"
+                )
 
     def check_matched(self) -> None:
         """Check that every pattern matches.

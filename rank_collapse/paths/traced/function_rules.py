@@ -186,7 +186,7 @@ def select(equation: Equation, values: Sequence[Value]) -> Value:
         for value, part in zip(cases, parts[1:], strict=True):
             if part is None and not _equals(value.fill, 0):
                 return None
-            if part is not None and not part.is_exact:
+            if part is not None and not (part.is_exact or part.quotient is not None):
                 return None
 
         def fill(_, *quotients):

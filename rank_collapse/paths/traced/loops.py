@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import JaxprEqn
+from jax.extend.core import JaxprEqn, Var
 
 from rank_collapse.paths.traced.inner_skips import carry_trail, choose_trail
 from rank_collapse.paths.traced.packing import (
@@ -182,8 +182,31 @@ class _Scan:
                 for before, after in zip(labels, self.out_labels[:num_carry], strict=True)
             ]
             if merged == labels:
+                self.check_carry(labels)
                 return labels, sums
             labels = merged
+
+    def check_carry(self, labels):
+        """Check that the carry does not hold several values of one branch, such as a cache.
+
+        Args:
+            labels: Labels of the carry.
+
+        Raises:
+            ValueError: It does, see `Branches.check_carry`.
+        """
+        if self.entry is not None:
+            return
+        first, last = self.num_fixed, self.num_fixed + self.num_carry
+        pairs = zip(
+            self.jaxpr.invars[first:last], self.jaxpr.outvars[: self.num_carry], strict=True
+        )
+        carry = [
+            pair
+            for pair, label in zip(pairs, labels, strict=True)
+            if label.kind in (Kind.STATE, Kind.GATE) and isinstance(pair[1], Var)
+        ]
+        self.run.branches.check_carry(self.jaxpr, self.scopes, carry)
 
     def first_sums(self):
         """Return the shapes of all sums that the first step takes."""

@@ -1,7 +1,7 @@
 """Runs that are at the same step: their states, metrics and looks."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import Any
 
 import jax
@@ -60,6 +60,15 @@ class Runs:
             looks=pick(self.looks),
             finite_steps=self.finite_steps[positions],
             exempt=self.exempt[positions],
+        )
+
+    def keep_looks(self, steps: Container[int]) -> "Runs":
+        """Returns the runs with their looks at some steps alone."""
+        kept = [i for i, step in enumerate(self.look_steps) if step in steps]
+        return dataclasses.replace(
+            self,
+            looks=[[join_pieces(pieces)[:, kept]] for pieces in self.looks],
+            look_steps=tuple(self.look_steps[i] for i in kept),
         )
 
 

@@ -148,11 +148,13 @@ class Trainer:
             return []
         if point not in self._saved:
             self._saved[point] = self.store.load(self.functions[point], point)
+        # Without the last look of a sweep of fewer steps, all runs can be joined.
+        look_steps = {*range(0, self.steps, self.every), self.steps}
         parts = []
         for runs in self._saved[point]:
             chosen = np.flatnonzero(np.isin(runs.seeds, share))
             if len(chosen):
-                parts.append(runs.take(chosen))
+                parts.append(runs.take(chosen).keep_looks(look_steps))
         return parts
 
     def _program(self, point, functions, most):

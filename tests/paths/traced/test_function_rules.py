@@ -73,6 +73,15 @@ STATES = {
         lambda h, g: 3 * jnp.where(KEEP, jnp.tanh(h), silu(g)),
         lambda h, g: (3 * KEEP * quotient(jnp.tanh, h), 3 * ~KEEP * sigmoid(g)),
     ),
+    # The number of a function h + 3 stays outside of its quotient, as in relu(h + 3).
+    "a shifted state where it is positive": (
+        lambda h, g: jnp.where(h + 3 > 0, h + 3, 0),
+        lambda h, g: (h > -3, 0),
+    ),
+    "a shifted state where it is positive, a tenth elsewhere": (
+        lambda h, g: jnp.where(h > 3, h - 3, 0.1 * (h - 3)),
+        lambda h, g: (np.where(h > 3, 1, 0.1), 0),
+    ),
     "a state where the other is positive": (
         lambda h, g: jnp.where(g > 0, h, 0),
         lambda h, g: (g > 0, 0),

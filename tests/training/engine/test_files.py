@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import xarray
 
 from rank_collapse.runs import files
 from rank_collapse.training.engine import files as sweep_files
@@ -143,6 +144,17 @@ def test_looks_of_a_folder_are_at_its_own_steps(tmp_path):
     run(folder=plain)
     extended = run(folder=plain, every=1, steps=5).metrics["loss"]
     np.testing.assert_array_equal(extended, run(steps=5).metrics["loss"])
+
+
+def test_seeds_join_runs_that_were_extended_to_more_steps(tmp_path):
+    """The look after the last step of the shorter sweep is no look of the longer one."""
+    look = {"look": lambda state, hyper, key: state["w"], "every": 3}
+    run(**look, steps=4, folder=tmp_path)
+    run(**look, steps=8, folder=tmp_path)
+    joined, alone = run(**look, steps=8, seeds=3, folder=tmp_path), run(**look, steps=8, seeds=3)
+    assert joined.looks.step.values.tolist() == [0, 3, 6, 8]
+    xarray.testing.assert_identical(joined.looks, alone.looks)
+    xarray.testing.assert_identical(joined.metrics, alone.metrics)
 
 
 def test_a_folder_is_of_what_its_functions_close_over_and_of_no_order_of_names(tmp_path):
