@@ -125,9 +125,11 @@ def golden(request):
         if request.config.option.rewrite_golden:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text, "utf-8")
+        remedy = "add -n 0 --rewrite-golden if the change is intended"
+        assert path.exists(), f"{path} does not exist; {remedy}"
         differences = list_differences(text, path.read_text("utf-8"))
         shown = "\n".join(differences[:20])
-        assert not differences, f"{len(differences)} differences from {path}:\n{shown}"
+        assert not differences, f"{len(differences)} differences from {path}; {remedy}\n{shown}"
 
     return check
 

@@ -51,7 +51,7 @@ def count_line(answers: Sequence[Answer]) -> str:
     is tested."""
     tested = [a for a in answers if a.statement.claimed is not None]
     if not tested:
-        return "These experiments test no statement."
+        return "No statement with an answer was tested; findings have none."
     num_settings = sum(len(a.rows) for a in tested)
     return (
         f"Statements tested: {len(tested)}, in settings: {num_settings}. Answers: "

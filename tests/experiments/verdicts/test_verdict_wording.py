@@ -102,7 +102,9 @@ def test_statements_are_counted_with_their_settings_and_the_chance_of_an_error()
         "Statements tested: 3, in settings: 3. Answers: holds 2, open 1. At most 0.15 of the "
         "answers are expected to be wrong by chance."
     )
-    assert verdict_wording.count_line([finding]) == "These experiments test no statement."
+    assert verdict_wording.count_line([finding]) == (
+        "No statement with an answer was tested; findings have none."
+    )
     assert verdict_wording.count_text([finding]) == "none gets an answer"
 
 
