@@ -133,7 +133,10 @@ def _test_scale(difference, mask):
             yield f"the output is multiplied by {factor:.4g}: a sign"
         else:
             width = difference.first.shape[-1]
-            yield f"the output is multiplied by {factor:.4g}{_as_root(factor, width)}"
+            text = f"{factor:.4g}"
+            if text == "1":  # four digits do not show the factor
+                text = f"1 {'-' if difference.scale < 0 else '+'} {abs(difference.scale):.1e}"
+            yield f"the output is multiplied by {text}{_as_root(factor, width)}"
     elif difference.part == "layer" and difference.coherence > _CLEAR:
         source = ": a factor of a skip" if difference.is_sum else ""
         yield f"the output is multiplied by about {1 + difference.scale:.2g}{source}"

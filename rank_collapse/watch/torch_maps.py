@@ -109,10 +109,29 @@ def _read_parameters(table: TagTable, tensor, axis):
             if is_slice and tensor.shape[1:] == parameter.shape[1:] and axis == 0:
                 return [(parameter, axis, tensor.storage_offset() // tensor.stride(0))]
             return [(None, -1, 0)]
+    if tensor._base is not None and table.tags.get(tensor._base, Tag()).joined:
+        piece = _find_piece(tensor, table.tags[tensor._base].joined)
+        return [(None, -1, 0)] if piece is None else _read_parameters(table, piece, axis)
     largest = max((p.numel() for p in tag.parameters), default=0)
     if largest != tensor.numel():
         return [(None, -1, 0)]
     return [(parameter, -1, 0) for parameter in tag.parameters]
+
+
+def _find_piece(part, joined):
+    """Finds which of several concatenated tensors a part of the result is; None if it is no whole
+    one.
+
+    Args:
+        part: A view of the result, such as the bias of keys in a joint bias.
+        joined: The tensors, which lie one after the other in the result.
+    """
+    place = 0
+    for tensor in joined:
+        if place == part.storage_offset() and part.is_contiguous():
+            return tensor if tensor.numel() == part.numel() else None
+        place += tensor.numel()
+    return None
 
 
 def _nest(values, nested):

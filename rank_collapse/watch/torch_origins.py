@@ -37,7 +37,7 @@ from rank_collapse.watch.torch_masks import (
     is_in_place,
     makes_numbers,
 )
-from rank_collapse.watch.torch_scores import see_masks, see_product, see_softmax
+from rank_collapse.watch.torch_scores import see_bias_masks, see_masks, see_product, see_softmax
 from rank_collapse.watch.torch_tag_table import TagTable
 from rank_collapse.watch.torch_tags import Tag, join_streams
 
@@ -89,6 +89,8 @@ class Origins(TagTable):
                 tag.is_content, tag.is_constant = True, False
                 if tag.terms or not (tag.maps or tag.stream):
                     see_masks(self, function, args, kwargs, output, tag)
+                else:
+                    see_bias_masks(self, function, args, kwargs, output, tag)
         if function in SOFTMAX | EXPONENTIALS and outputs[0].ndim > 1:
             see_softmax(self, function, floats[0], outputs[0])
 
@@ -226,8 +228,9 @@ class Origins(TagTable):
                 self.begin(output)
             return
         parameters = dict.fromkeys(itertools.chain.from_iterable(t.parameters for t in tags))
+        joined = tuple(floats_in(arguments)) if function in JOINS else ()
         for output in outputs:
-            self.record(output, Tag(is_constant=True, parameters=tuple(parameters)))
+            self.record(output, Tag(is_constant=True, parameters=tuple(parameters), joined=joined))
 
     def _find_follower(self, name):
         """Returns a function that finds the follower of a tensor: what makes numbers of its shape.

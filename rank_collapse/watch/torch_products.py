@@ -231,18 +231,23 @@ def find_tokens(allowed: Tensor) -> Tensor:
     """Finds Bool [b, n], tokens that some query may attend to, and that may attend to some token.
 
     A key that only its own query may attend to, while that query may attend to others, is padding;
-    unless attention is causal, where this is the last token.
+    unless attention is causal, where this is the last token. Tokens at either end that attend only
+    to themselves, and to which no other token attends, are padding, too.
 
     Args:
         allowed: Bool [b, n, n], which token a token may attend to.
     """
     is_key, is_query = allowed.any(dim=-2), allowed.any(dim=-1)
     to_others = allowed & ~torch.eye(allowed.shape[-1], dtype=torch.bool, device=allowed.device)
-    is_lonely = to_others.any(dim=-1) & ~to_others.any(dim=-2)
+    attends, is_attended = to_others.any(dim=-1), to_others.any(dim=-2)
+    is_lonely = attends & ~is_attended
+    is_apart = (~attends & ~is_attended).long()
+    from_start, from_end = (a.cumprod(dim=-1) > 0 for a in (is_apart, is_apart.flip(-1)))
+    is_end = (from_start | from_end.flip(-1)) & ~from_start[..., -1:]  # unless all are apart
     place = torch.arange(allowed.shape[-1], device=allowed.device)
     last = torch.where(is_key & ~is_lonely, place, 0).amax(dim=-1, keepdim=True)
     sees_ahead = to_others.triu().any(dim=-2).gather(-1, last)
-    return is_key & is_query & ~(is_lonely & sees_ahead)
+    return is_key & is_query & ~is_end & ~(is_lonely & sees_ahead)
 
 
 def find_repeated(index: Tensor) -> Tensor:

@@ -125,6 +125,9 @@ class Runs:
         documents = self._find_documents(frames, tokens, weights, names)
         if not run.pieces and owner.number == run.frames[-1]:
             run.tokens = tokens.index, documents  # for attention to other tokens in this call
+        if tokens.has_own_keys():
+            allowed = weights.allowed & (documents >= 0)[:, None]
+            weights = weights._replace(allowed=allowed)
         piece = Piece(owner.number, tokens, documents, weights.allowed.shape[-1], {})
         run.pieces.append(piece)
         if refusal:

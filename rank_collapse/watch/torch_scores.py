@@ -31,6 +31,7 @@ from rank_collapse.watch.torch_functions import (
 from rank_collapse.watch.torch_maps import see_map
 from rank_collapse.watch.torch_masks import (
     SIDES,
+    hides_keys,
     inverts,
     is_allowed,
     read_masks,
@@ -232,6 +233,42 @@ def see_masks(
         elif keep is None:
             tag.is_unread |= not mask.parameters
         if keep is not None:
-            side = SIDES[0] if result.is_floating_point() else name
-            join = functools.partial(intersect_masks, tag.followers.get(side), keep, result.shape)
-            tag.followers[side] = functools.cache(join)
+            _join_mask(tag, SIDES[0] if result.is_floating_point() else name, keep, result)
+
+
+def see_bias_masks(
+    table: TagTable,
+    function: Callable,
+    args: Sequence[object],
+    kwargs: Mapping[str, object],
+    result: Tensor,
+    tag: Tag,
+) -> None:
+    """Records which keys a mask hides in a bias that maps of tokens make for scores ("allowed").
+
+    Any tensor made of tokens may be such a bias. Therefore only masks count that content does not
+    decide, and only where they write numbers far below 0.
+
+    Args:
+        table: Tags of the pass, {tensor: its origin}.
+        function, args, kwargs: The call.
+        result, tag: Floats, and their tag.
+    """
+    if all(map(table.is_content, tensors_in([args, kwargs]))) or not hides_keys(function, result):
+        return
+    for operand, keep, _ in read_masks(function, args, kwargs, result):
+        if keep is not None and not (operand is not None and table.is_content(operand)):
+            _join_mask(tag, SIDES[0], keep, result)
+
+
+def _join_mask(tag, side, keep, result):
+    """Records that a mask hides entries of a tensor, beside the masks that already do.
+
+    Args:
+        tag: Tag of the tensor.
+        side: One of `SIDES`.
+        keep: Makes the mask, Bool.
+        result: The tensor.
+    """
+    join = functools.partial(intersect_masks, tag.followers.get(side), keep, result.shape)
+    tag.followers[side] = functools.cache(join)

@@ -104,6 +104,7 @@ class Tag:
             has the rows of its queries.
         is_constant: Whether it comes from parameters, buffers and numbers alone.
         parameters: If it is constant, the parameters from which it comes.
+        joined: The constants that were concatenated to make it, in order.
         is_gate: Whether it is a bounded factor that multiplies other values.
         is_content: Whether a map made it, or the result of a map decided it.
         terms: The products of queries and keys from whose sum it comes.
@@ -124,6 +125,7 @@ class Tag:
     stream: frozenset[object] = frozenset()
     is_constant: bool = False
     parameters: tuple[Tensor, ...] = ()
+    joined: tuple[Tensor, ...] = ()
     is_gate: bool = False
     is_content: bool = False
     terms: tuple[Term, ...] = ()

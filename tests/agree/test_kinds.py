@@ -175,6 +175,7 @@ def test_zeros_in_one_run_alone_are_dropout(run):
     ("scale", "text"),
     [
         (-0.2, "the output is multiplied by 0.8"),
+        (-3e-7, "the output is multiplied by 1 - 3.0e-07"),
         (-1.5, "the output is multiplied by -0.5: a sign"),
         (np.sqrt(D) - 1, f"the output is multiplied by {np.sqrt(D):.4g}, the root of the width 6"),
         (1 / np.sqrt(D) - 1, f"the output is multiplied by {D**-0.5:.4g}, 1 over the root of the "

@@ -209,6 +209,27 @@ def test_gradients_of_attention_of_torch_to_other_tokens():
     assert [row[name][1] for name in names] == pytest.approx(norms, 1e-4)
 
 
+class Apart(Attention):
+    """Three matrices and three biases for torch's function of attention, as in WavLM."""
+
+    def forward(self, x):
+        maps = [self.a, self.b, self.c]
+        options = dict(zip(("q_proj_weight", "k_proj_weight", "v_proj_weight"), maps, strict=True))
+        return F.multi_head_attention_forward(
+            *[x.transpose(0, 1)] * 3, D, 2, None, torch.cat([f.bias for f in maps]), None, None,
+            False, 0.0, torch.eye(D), None, use_separate_proj_weight=True,
+            **{name: f.weight for name, f in options.items()},
+        )[0]  # fmt: skip
+
+
+def test_gradients_of_biases_that_are_joined_and_split_again():
+    model = Apart()
+    row = measure_row(model, X)
+    for part, f in zip(("query", "key", "value"), (model.a, model.b, model.c), strict=True):
+        norm = torch.cat([f.weight.grad, f.bias.grad[:, None]], dim=1).norm().item()
+        assert row[f"{part}_gradient"] == pytest.approx([norm], 1e-4)
+
+
 class WrittenOut(Attention):
     """Causal attention of one head, written with matrix products."""
 

@@ -324,3 +324,75 @@ def test_a_mask_of_blocks_is_not_the_joined_mask_of_their_keys():
     attention = make_similar()
     attention.weigh = weigh
     check_layers(Stack(lambda self, x, mask: self.attentions[0](x), attention), CLUSTERS)
+
+
+def make_bias(query):
+    """Returns a bias that tokens decide, as a forget gate: what is far away counts less."""
+    gates = F.logsigmoid(query.mean(-1)).cumsum(-1)
+    return gates[..., :, None] - gates[..., None, :]
+
+
+BIASES = {
+    "filled": lambda bias, keeps: bias.masked_fill(~keeps, -torch.inf),
+    "where": lambda bias, keeps: torch.where(keeps, bias, -1e9),
+    "added": lambda bias, keeps: bias + torch.where(keeps, 0.0, -1e9),
+}
+ATTEND = {
+    "kernel": lambda q, k, v, bias: F.scaled_dot_product_attention(q, k, v, bias),
+    "written out": lambda q, k, v, bias: (q @ k.mT * 8**-0.5 + bias).softmax(-1) @ v,
+}
+
+
+@pytest.mark.parametrize("put", BIASES.values(), ids=BIASES)
+@pytest.mark.parametrize("attend", ATTEND.values(), ids=ATTEND)
+def test_a_mask_inside_a_bias_that_tokens_decide(put, attend):
+    """The mask hides padding, though the bias around it depends on content."""
+    keeps, kept = EXISTS & torch.ones(N, N).tril().bool(), []
+
+    def see(query, key, value, _):
+        bias = put(make_bias(query), keeps)
+        kept.append((query @ key.mT * 8**-0.5 + bias).softmax(-1).detach())
+        return attend(query, key, value, bias)
+
+    attention = Attention(attend=see)
+    model = Stack(lambda self, x, mask: self.attentions[0](x), attention)
+    row, watched = watch_step(model, pad(RIGHT))
+    assert row["residual_ratio"] == pytest.approx([compute_ratio(pad(RIGHT), RIGHT)], 1e-4), watched
+    assert row["attention_entropy"] == pytest.approx([compute_entropy(kept[0], RIGHT)], 1e-4)
+
+
+@pytest.mark.parametrize("mask", [LEFT, RIGHT], ids=["left", "right"])
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_padding_that_attends_to_itself_alone_is_no_document(mask, is_causal):
+    """Many models let padding attend to itself, because a row without keys would give NaN."""
+    pairs = (mask[:, None] & mask[:, :, None]).bool()
+    keeps = (pairs.tril() if is_causal else pairs) | torch.eye(N).bool()
+    kept = []
+
+    def weigh(scores, _):
+        kept.append(scores.masked_fill(~keeps[:, None], -torch.inf).softmax(-1))
+        return kept[-1]
+
+    model = Stack(lambda self, x, mask: self.attentions[0](x), Attention(weigh))
+    row, watched = watch_step(model, X)
+    expected = compute_entropy(kept[0].detach(), mask)
+    assert row["attention_entropy"] == pytest.approx([expected], 1e-4), watched
+    assert row["residual_ratio"] == pytest.approx([compute_ratio(X, mask)], 1e-4)
+
+
+def test_a_sink_is_a_token_that_exists():
+    """If content decides which keys are hidden, the mask of the call says which is the first."""
+    mask, kept = LEFT, []
+
+    def weigh(scores, mask):
+        bonus = 9.0 * (torch.arange(N) == mask.argmax(-1)[:, None])
+        scores = scores + torch.where(mask > 0, bonus, -1e9)[:, None, None]
+        kept.append(scatter_largest(scores, mask))
+        return kept[-1]
+
+    row, watched = watch_step(Stack(add_in_turn, Attention(weigh)), X, mask)
+    columns = [
+        p.detach()[:, m > 0].mean(1)[:, m.argmax()] for p, m in zip(kept[0], mask, strict=True)
+    ]
+    expected = (torch.stack(columns) > 0.3).float().mean().item()
+    assert row["sink_rate"] == pytest.approx([expected]), watched
