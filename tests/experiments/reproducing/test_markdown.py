@@ -122,7 +122,7 @@ def test_a_whole_page():
         "```\npython -m c\n```",
         "3 s.",
     ]
-    page = re.sub(r"The second table says.*?(?=\n\n</details>)", "ROWS", page, flags=re.DOTALL)
+    page = re.sub(r"The first table has.*?(?=\n\n</details>)", "ROWS", page, flags=re.DOTALL)
     assert page == "\n\n".join(paragraphs) + "\n"
     assert [files[f"results/run_a_{i}.png"] for i in range(3)] == [b"1", b"2", b"3"]
     two = Section("run_a", "Two", "", "", claims=2 * claims, figures=[(b"", "a"), (b"", "b")])
