@@ -15,7 +15,7 @@ from rank_collapse.watch.torch_functions import PRODUCTS, SOFTMAX, tensors_in
 
 HIDDEN = -700.0  # scores below it are of keys that a mask leaves out
 _SUMS = {"add": 1, "add_": 1, "sub": -1, "sub_": -1, "subtract": -1}
-_FILLS = {"masked_fill", "masked_fill_", "where", "__setitem__"}
+_HIDING = {*_SUMS, "__rsub__", "masked_fill", "masked_fill_", "where", "__setitem__"}
 _FACTORS = {"mul", "mul_", "multiply", "multiply_"}
 _BOTH = {"logical_and", "logical_and_", "__and__", "__iand__", "bitwise_and", "bitwise_and_"}
 _EITHER = {"logical_or", "logical_or_", "__or__", "__ior__", "bitwise_or", "bitwise_or_"}
@@ -81,8 +81,8 @@ def _get_name(function):
 
 def hides_keys(function: object, result: Tensor) -> bool:
     """Returns whether a function may have written numbers into floats that hide keys."""
-    is_mask = _get_name(function) in {*_FILLS, *_SUMS, "__rsub__"} and result.is_floating_point()
-    return is_mask and result.numel() > 0 and bool((result <= HIDDEN).any())
+    is_candidate = _get_name(function) in _HIDING and result.is_floating_point()
+    return is_candidate and bool((result <= HIDDEN).any())
 
 
 def read_masks(function: object, args: object, kwargs: object, result: Tensor) -> Iterator[Mask]:

@@ -64,11 +64,11 @@ class Runs:
 
     def keep_looks(self, steps: Container[int]) -> "Runs":
         """Returns the runs with their looks at some steps alone."""
-        kept = [i for i, step in enumerate(self.look_steps) if step in steps]
+        places = [i for i, step in enumerate(self.look_steps) if step in steps]
         return dataclasses.replace(
             self,
-            looks=[[join_pieces(pieces)[:, kept]] for pieces in self.looks],
-            look_steps=tuple(self.look_steps[i] for i in kept),
+            looks=[[join_pieces(pieces)[:, places]] for pieces in self.looks],
+            look_steps=tuple(self.look_steps[i] for i in places),
         )
 
 

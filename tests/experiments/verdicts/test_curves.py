@@ -49,7 +49,7 @@ def test_a_curve_among_draws():
     # 19 draws are the fewest that decide at 5 %
     assert compute_verdict(make_curve_row(apart, draws[:19])) == "outside"
     assert compute_verdict(make_curve_row(draws[3], draws[:19])) == "not rejected"
-    # of two draws each has one other, beside which nothing can be rejected: no power is told
+    # of two draws each has one other, beside which nothing can be rejected: no power is shown
     assert make_curve_row(apart, draws[:2]).note == "p = 0.33 with 2 draws"
     assert "it would reject" in make_curve_row(apart, draws[:3]).note
     # draws that are as far as the curve count as farther
