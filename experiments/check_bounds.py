@@ -191,12 +191,12 @@ def make_rows(results: Results) -> list[TableRow]:
 
 @figures.styled
 def tightness_figure(results: Results):
-    """Left: each row is one upper bound of a residual. The horizontal axis shows by how many powers
-    of ten the bound lies above the residual. Markers are medians over random draws, and bars hold
-    the middle 90 % of the draws. The bounds of the paper (blue) are drawn only for draws in which
-    the condition of the lemma holds. Our bounds (red) need no condition. Right: number of heads
-    (vertical axis) by γ* (horizontal axis). γ* is the least factor γ with which the technical lemma
-    holds for a head."""
+    """Left: each row is one upper bound of a residual, or of a diameter (the largest distance of
+    two tokens). The horizontal axis shows by how many powers of ten the bound lies above this
+    number. Markers are medians over random draws, and bars hold the middle 90 % of the draws. The
+    bounds of the paper (blue) are drawn only for draws in which the condition of the lemma holds.
+    Our bounds (red) need no condition. Right: number of heads (vertical axis) by γ* (horizontal
+    axis). γ* is the least factor γ with which the technical lemma holds for a head."""
     flat, tightness = pool_draws(results["draws"].values())
     fig, ((bounds_ax, gamma_ax),) = figures.figure(1, 2, width=5.4, height=3.6)
     claimed = {bound: values for bound, values in tightness.items() if values.size}
@@ -293,10 +293,11 @@ EXPERIMENT = Experiment(
     title="The lemma and the bounds on random draws",
     brief="how often random networks violate the technical lemma and the bounds",
     claim="Theorem 2.2 bounds the residual of the tokens after attention with one head, and "
-    "Theorem 2.3 bounds it after attention with several heads. Both theorems follow from a "
-    "technical lemma about the attention weights of a head. The lemma has the condition max D_ii ≤ "
-    "1.256, where the matrix D measures how much the rows of the attention weights differ "
-    "(appendix). The bounds contain a factor γ, for which the paper gives no value. We give each "
+    "Theorem 2.3 bounds it after attention with several heads. The paper derives both "
+    "theorems from a technical lemma about the attention weights of a head. The lemma has the "
+    "condition max D_ii ≤ 1.256, where the matrix D measures how much the rows of the attention "
+    "weights differ (appendix). The bounds contain a factor γ, for which the paper gives no value. "
+    "We give each "
     "head the least γ with which the lemma holds. For a layer or a network, we take the largest γ "
     "of its heads. The paper does not test the bounds on random networks.",
     presets={

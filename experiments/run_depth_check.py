@@ -164,12 +164,12 @@ def choose_rate(results: xr.Dataset) -> float:
 
 @figures.styled
 def quantities_figure(results: xr.Dataset):
-    """Networks with L layers learn a text. (If this caption begins with “bytes”, the text is a part
-    of the package.) Each panel shows one quantity (vertical axis) against L (horizontal axis).
-    Each colour is one rule that scales a network with its depth. x_L are the states after the last
-    layer, and Δx_L is the change of these states in one training step. W_Q is the query matrix.
-    Dotted lines show the first training step, and solid lines show the last one. Lines are
-    geometric means over seeds, and bands are one standard deviation of the logarithm."""
+    """Networks with L layers learn a text. Each panel shows one quantity (vertical axis) against L
+    (horizontal axis). Each colour is one rule that scales a network with its depth. x_L are the
+    states after the last layer, and Δx_L is the change of these states in one training step. W_Q is
+    the query matrix. Solid lines show the last training step. Dotted lines show the first one,
+    where it has a number. Lines are geometric means over seeds, and bands are one standard
+    deviation of the logarithm."""
     rate, width = choose_rate(results), int(results.d_model.max())
     wide = results[[name for name in MEANING if name in results]]
     wide = wide.sel(learning_rate=rate, d_model=width, drop=True).sortby("depth")
@@ -259,8 +259,9 @@ EXPERIMENT = Experiment(
     "of tokens and the gradients depend on depth under each depth rule",
     claim="A depth parametrisation is a rule that scales a network with its depth. The rule "
     "CompleteP multiplies each branch by depth^−α with α = 1. Under this rule, the mean size of "
-    "the last states' entries is the same at every depth, during ten training steps. A rule that "
-    "scales with the width alone lets this size grow with the depth (Dey et al. 2025, figure 7). "
+    "the last states' entries after ten training steps is about the same at every depth. A rule "
+    "that scales with the width alone lets this size grow with the depth (Dey et al. 2025, figure "
+    "7). "
     "With α = ½, layers become linear in their weights as the depth grows. With α = 1 they do not "
     "(figure 6). No paper says whether deeper networks have more similar tokens.",
     presets={

@@ -295,11 +295,12 @@ def draw_boxes(ax: figures.Axes, x: np.ndarray, values: np.ndarray) -> None:
 def path_lengths_figure(results: dict[str, np.ndarray]):
     """We add up the contributions of all paths of length k (horizontal axis); the sum is called
     C_k. Left: log10 of the norm of C_k, and log10 of the norm of its residual. The dashed line is a
-    prediction of the norm of the residual; this prediction falls doubly exponentially. Middle:
-    lines show the share of each length in the total of these norms, and bars show the share of each
-    length in the number of paths. Right: relative error if C_k is estimated from 5 or 20 sampled
-    paths. On the dashed line, the error is as large as the error of the estimate zero. Bands show
-    how much the seeds differ."""
+    prediction of the norm of the residual; from k = 1 on, this prediction falls doubly
+    exponentially. Middle: lines show the share of each length in the total of these norms, and bars
+    show the share of each length in the number of paths. Right: relative error if C_k is estimated
+    from 5 or 20 sampled paths. On the dashed line, the error is as large as the error of the
+    estimate zero. Left and middle, lines are means and bands are standard deviations over seeds.
+    Right, lines are medians and bands are quartiles over seeds and repetitions."""
     k, counts = results["length"], np.array([float(count) for count in results["paths"]])
     fig, ((sizes, shares, errors),) = figures.figure(1, 3, width=3.9, height=3.3)
     shares.bar(k, counts / counts.sum(), width=0.85, color=figures.color(5), label="share of paths")

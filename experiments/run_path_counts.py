@@ -170,9 +170,10 @@ def weigh_lengths() -> dict[str, tuple[int, np.ndarray]]:
 def weighted_lengths_figure():
     """Share of paths (vertical axis) by path length (horizontal axis); each panel shows one of five
     language models. Grey bars: each path counts once, as in the paper. Coloured bars: each path has
-    a weight, which is a product over layers of the published share of attention (if the path takes
-    a head) or of the skip (if it takes the skip). With these weights the mean length is about four
-    to five in all five models, although they have 30 to 70 layers."""
+    a weight, a product with one factor for each layer. If the path takes a head, the factor is the
+    published share of attention divided by the number of heads. If the path takes the skip, the
+    factor is the share of the skip. With these weights the mean length is about four to five in all
+    five models, although they have 30 to 70 layers."""
     models = weigh_lengths()
     fig, axes = figures.panels(len(models), COLUMNS, width=3.3, height=2.1)
     for ax, (name, (heads, law)) in zip(axes.flat, models.items(), strict=False):

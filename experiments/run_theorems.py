@@ -212,9 +212,9 @@ def describe_theorem(theorem: Theorem) -> str:
     """Writes the caption of a theorem's figure: its terms and statement, and the meaning of its
     lines."""
     return (
-        f"{theorem.source}. {theorem.terms} Claim: {theorem.statement} Dots are measured values, "
-        "solid lines are predictions, and dashed lines are bounds. Dotted lines are shown only for "
-        "comparison."
+        f"{theorem.source}. {theorem.terms} Claim: {theorem.statement} Dots are measured values. "
+        "If there are solid lines, they are predictions; dashed lines are bounds, and dotted lines "
+        "are shown only for comparison. A short bar is a prediction or a bound at one point."
     )
 
 

@@ -126,8 +126,9 @@ def distinct(cells: ByCell, field: str) -> list[int | str]:
 @figures.styled
 def loss_figure(cells: ByCell):
     """Training loss (vertical axis) by training step (horizontal axis). Each panel has one number
-    of layers, and each line is one residual design. Lines are means over seeds, and bands are one
-    standard deviation. The loss of a network that learns nothing stays at its first value."""
+    of layers and one warm-up, and each line is one residual design. Lines are means over seeds, and
+    bands are one standard deviation. The loss of a network that learns nothing stays at its first
+    value."""
     places = [(cell.warmup, cell.depth) for cell in cells]
     size = {"width": 4.2, "height": 3.1} if len(set(places)) == 1 else {"width": 3.0, "height": 2.6}
     fig, axes, panels = plots.place_grid(places, **size, sharex=True, sharey=True)
@@ -145,8 +146,9 @@ def loss_figure(cells: ByCell):
 @figures.styled
 def share_figure(cells: ByCell):
     """Share of seeds that learn nothing (vertical axis), for each residual design (horizontal axis)
-    and each number of layers (colours). A seed learns nothing if its loss is not finite, or if its
-    network is no more accurate than a guess after training. Bars are 95 % intervals (Wilson)."""
+    and each number of layers (colours). Each panel has one warm-up. A seed learns nothing if its
+    loss is not finite, or if its network is no more accurate than a guess after training. Bars are
+    95 % intervals (Wilson)."""
     depths, names = distinct(cells, "depth"), distinct(cells, "design")
     fig, axes, panels = plots.place_grid([(0, cell.warmup) for cell in cells], sharey=True)
     for ax, (cell, results) in zip(panels, cells.items(), strict=True):
@@ -177,8 +179,7 @@ def inside_figure(cells: ByCell):
     of the states, log10 of the norm of the gradient to W_Q (queries), and log10 of the norm of the
     gradient to W_V (values). The networks are the networks of the first figure with the shortest
     warm-up. Solid lines are means over seeds before training, and bands are one standard deviation.
-    Dashed lines are medians over seeds after training. A network that has learned its task has
-    small gradients, too, but its residual ratio is not small."""
+    Dashed lines are medians over seeds after training."""
     shortest, names = min(cell.warmup for cell in cells), distinct(cells, "design")
     shown_cells = [cell for cell in cells if cell.warmup == shortest]
     places = [(cell.depth, label) for cell in shown_cells for label in LAYER_MEASURES]

@@ -279,8 +279,9 @@ def curves_figure(results: dict[str, PyTree[np.ndarray]], task: TrainedTask):
 def attention_figure(results: dict[str, PyTree[np.ndarray]], task: TrainedTask):
     """Attention weights of the trained network on one held-out pair of sequences, means over heads.
     The columns of panels show three kinds of attention: within the source, within the target so
-    far, and from the target to the source. Each row of panels is one layer. Within a panel, each
-    row is a token that attends (query), and each column is a token that is attended to (key)."""
+    far, and from the target to the source. Each row of panels is one layer. The sign ⊢ begins a
+    sequence, ⊣ ends it, and · is padding. Within a panel, each row is a token that attends (query),
+    and each column is a token that is attended to (key)."""
     seed = int(fine_seeds(results)[0])
     pair = {name: values[seed] for name, values in results["shown"].items()}
     maps = {kind: results["attention"][kind][seed].mean(axis=1) for kind in KINDS}

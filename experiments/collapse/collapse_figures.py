@@ -90,11 +90,11 @@ def describe_published(results: xr.Dataset) -> str:
 @figures.styled
 def depth_figure(results: xr.Dataset) -> figures.Figure | None:
     """Residual ratio (vertical axis) by layer (horizontal axis) at initialisation. Each line is one
-    kind of network. Lines are geometric means over seeds, and bands are one standard deviation of
-    the logarithm. In attention alone and in attention with MLPs, each layer turns the residual into
-    about its third power, so the lines fall faster with every layer. The dotted line is the
-    rounding of float32: a residual ratio below this line could not be measured in an ordinary
-    forward pass in float32."""
+    kind of network. The broad pale line is attention alone. Lines are geometric means over seeds,
+    and bands are one standard deviation of the logarithm. In attention alone and in attention with
+    MLPs, each layer turns the residual into about its third power, so the lines fall faster with
+    every layer. The dotted line is the rounding of float32: a residual ratio below this line could
+    not be measured in an ordinary forward pass in float32."""
     chosen = choose_published(results)
     if chosen is None:
         return None
@@ -114,8 +114,8 @@ def depth_figure(results: xr.Dataset) -> figures.Figure | None:
 @figures.styled
 def residual_ratio_figure(results: xr.Dataset) -> figures.Figure | None:
     """Residual ratio (vertical axis, linear) by layer (horizontal axis). Each panel shows one norm
-    placement and one weight scale, and each line shows one kind of network. Lines are means and
-    bands are standard deviations over seeds."""
+    placement and one weight scale, and each line shows one kind of network. The broad pale line is
+    attention alone. Lines are means and bands are standard deviations over seeds."""
     if not can_show(results):
         return None
     ratio = name_networks(results).ratio
@@ -129,8 +129,8 @@ def log_residual_figure(results: xr.Dataset) -> figures.Figure | None:
     """Number of powers of ten by which the residual ratio has fallen (vertical axis) up to each
     layer (horizontal axis). Each panel shows one norm placement and one weight scale. Lines are
     geometric means over seeds. The black dashed line triples with each layer. The dotted line is
-    attention alone, computed in an ordinary forward pass in float32; rounding errors stop its
-    fall."""
+    attention alone, computed in an ordinary forward pass in float32; rounding errors stop its fall,
+    or the line ends because all tokens have become equal."""
     if not can_show(results):
         return None
     results, label = name_networks(results), "powers of ten that the residual ratio has lost"
@@ -186,13 +186,15 @@ def local_rate_figure(results: xr.Dataset) -> figures.Figure | None:
 @figures.styled
 def bounds_and_constant_figure(results: xr.Dataset) -> figures.Figure | None:
     """Left: four upper bounds for one layer of attention alone. The vertical axis shows by how many
-    powers of ten each bound is larger than the quantity that it bounds. The bound “sums over heads,
-    γ*” is the bound of the paper, which holds under a condition. The other bounds hold without a
-    condition. “Around the mean” bounds the residual around the mean token, and the two bounds
-    “diameter” bound the largest distance of two tokens. Right: after l layers, log10 of the norm of
-    the residual is about Λ 3^l with a constant Λ. Markers show log10‖res‖/3^l, measured at each
-    layer. Dashed lines are Λ as computed by a recursion of the covariance of the tokens. Dotted
-    lines are Λ as computed by the theorem of the paper, which does not cover norms."""
+    powers of ten each bound is larger than the quantity that it bounds. We derived the bound “sums
+    over heads, γ*” from the technical lemma of the paper. None of the four bounds needs the
+    condition of this lemma. “Around the mean” bounds the residual around the mean token, and the
+    two bounds “diameter” bound the largest distance of two tokens. Right: after l layers, log10 of
+    the norm of the residual is about Λ 3^l with a constant Λ. Markers show log10‖res‖/3^l, measured
+    at each layer. Dashed lines are the same numbers as a recursion of the covariance of the tokens
+    predicts them; where measurement and prediction agree, the measured line hides them. Dotted
+    lines are the upper bound of Λ that follows from “sums over heads, γ*”, which does not cover
+    norms."""
     if "log10_cubic" not in results:
         return None
     san = without_skips(results)
@@ -235,8 +237,8 @@ def has_bound(network: tuple[str, xr.Dataset]) -> bool:
 
 @figures.styled
 def sweep_weight_scale_figure(results: xr.Dataset) -> figures.Figure | None:
-    """Residual ratio (vertical axis) by layer (horizontal axis) at two scales of the initial
-    weights: BERT's scale (0.55) and 1/√fan-in (1). Each panel shows one kind of network with one
+    """Residual ratio (vertical axis) by layer (horizontal axis) at several scales of the initial
+    weights; 0.55 is BERT's scale, and 1 is 1/√fan-in. Each panel shows one kind of network with one
     norm placement."""
     return sweep_figure(results, "weight_scale")
 

@@ -40,7 +40,8 @@ def paths_figure(results: xr.Dataset, task: TrainedTask):
     the full model. Right: the truncated network, the exact sum over the lengths 0 to k, and the
     exact sum over the k + 1 longest lengths. The truncated network computes its attention weights
     without paths longer than k. Horizontal lines show the accuracy of the full model, of a guess
-    and of the biases alone. Bars and bands are standard deviations over seeds."""
+    and of the biases alone. Dotted lines on the left are published accuracies. Bars and bands are
+    standard deviations over seeds."""
     fig, axes = figures.figure(1, 2, width=4.0, height=4.2, sharey=True)
     (sampled_ax, lengths_ax), shares = axes[0], accuracies(results)
     sets = shares.sampled.mean("repeat")
@@ -96,9 +97,10 @@ def shares_figure(results: xr.Dataset, task: TrainedTask):
     Middle: accuracy that each path length adds, with the attention weights of the full model. It is
     a Shapley value: we add the path lengths one after another, and take the mean of the gain over
     all orders. Right: share of the offset and of each path length in the logits, which is the
-    covariance of its contribution with the logits, divided by the variance of the logits. A share
-    below 0 or above 1 means that contributions cancel. Error bars are standard deviations over
-    seeds."""
+    covariance of its contribution with the logits, divided by the variance of the logits. The title
+    of the panel has the sum of the norms of all contributions ‖C_k‖, divided by the norm ‖Y‖ of the
+    logits. A share below 0 or above 1 means that contributions cancel. Error bars are standard
+    deviations over seeds."""
     fig, axes = figures.figure(1, 3, width=3.5, height=3.0)
     shares = accuracies(results)
     offset_share = 1 - shares.covariance.sum("path_length")  # the shares of all parts sum to 1

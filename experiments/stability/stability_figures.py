@@ -102,11 +102,12 @@ def dependency_figure(results: ByCase) -> figures.Figure:
 def output_change_figure(results: ByCase) -> figures.Figure:
     """Squared change of the output (vertical axis) by the number N of branches (horizontal axis).
     Every weight matrix changes by the same relative size e. Left: random changes. Right: steps
-    along the gradient. Each colour is one residual design, and each curve is divided by its value
-    at the smallest N. Black lines are the three published laws O(N), O(log N) and O(1). Thin dotted
-    lines on the left are the change that our law expects. Thin dotted lines on the right are a
-    lower bound of the change: e² (Σ‖W‖‖∂W‖)²/‖u‖². Here Σ adds up all weight matrices W, ∂W is the
-    gradient of the loss with respect to W, and u is its gradient with respect to the output."""
+    along the gradient. Each colour is one residual design, and each curve is divided by the
+    measured value of its design at the smallest N. Bands are one standard deviation of the
+    logarithm over seeds. Black lines are the three published laws O(N), O(log N) and O(1). Thin
+    dotted lines on the left are the change that our law expects. Thin dotted lines on the right are
+    a lower bound of the change: e² (Σ‖W‖‖∂W‖)²/‖u‖². Here Σ adds up all weight matrices W, ∂W is
+    the gradient of the loss with respect to W, and u is its gradient with respect to the output."""
     fig, (axes,) = figures.figure(1, 2, width=4.0, height=3.5)
     designs = by_design(results)
     branches = branch_counts(next(iter(designs.values())))

@@ -341,7 +341,8 @@ THEOREMS = (
         jacobian_curves,
         terms="The Jacobian is the derivative of the last token's last state with respect to the "
         "input of token i. The bound multiplies the attention weights along each path from token i "
-        "to the last token, and adds up these products over all paths.",
+        "to the last token, adds up these products over all paths, and multiplies the sum by a "
+        "factor for the sizes of the value matrices.",
     ),
     Theorem(
         "first_mass",

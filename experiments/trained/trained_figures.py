@@ -38,7 +38,7 @@ def trained_figure(results: Mapping[str, Arrays], networks: list[Network]) -> fi
     axis) by layer (horizontal axis), for attention alone (solid) and for the full model (dashed).
     Right: loss of a network truncated to paths through at most k heads, minus the loss of the full
     model (vertical axis), by k (horizontal axis). The truncated network computes its attention
-    weights again, from these paths. Bands are one standard deviation over texts."""
+    weights again, from these paths. Bands on the right are one standard deviation over texts."""
     fig, ((residual_ax, loss_ax),) = figures.figure(1, 2, width=4.6, height=3.6)
     for index, network in enumerate(networks):
         arrays, color = results[network.label], figures.color(index)
@@ -70,11 +70,12 @@ def path_lengths_figure(results: Mapping[str, Arrays], networks: list[Network]) 
     share of each length in the weight of all paths. Each line weights the paths in another way.
     “Counted”: each path has the weight 1. “Rollout”: the weight of a path is a product with one
     factor for each layer. If the path takes a head in a layer, the factor is the share of attention
-    in the sum of attention and skip. If the path takes the skip, the factor is the share of the
-    skip in this sum. “Exact sums by norm”: the weight of a length is the norm of the sum over all
-    paths of this length. The dashed line is the smallest k at which frozen paths of at most k heads
-    have about the loss of the full model, in the median text. Bands are one standard deviation over
-    texts."""
+    in the sum of attention and skip, divided by the number of heads. If the path takes the skip,
+    the factor is the share of the skip in this sum. “Exact sums by norm”: the weight of a length is
+    the norm of the sum over all paths of this length. The dashed line is the smallest k at which
+    frozen paths of at most k heads have about the loss of the full model, in the median text. A
+    panel without a dashed line has no such k among the measured lengths. Bands are one standard
+    deviation over texts."""
     networks = [n for n in networks if "paths/loss" in results[n.label]] or networks[:1]
     fig, axes = figures.panels(len(networks), 2, width=4.6, height=3.0)
     for ax, network in zip(axes.flat, networks, strict=False):
