@@ -4,7 +4,7 @@ import io
 from collections.abc import Sequence
 
 from experiments.reproducing.filling import write_minus, write_numbers
-from experiments.verdicts import STATEMENTS, describe_measured
+from experiments.verdicts import STATEMENTS, describe_measured, setting_text
 from experiments.verdicts.statement_page import Section
 
 TERMS_LINK = "[Terms](#terms) that this section uses are explained at the top of the page."
@@ -108,7 +108,8 @@ def _list_claims(claims):
         interval = row.interval(0.95)
         ends = "{:.4g} to {:.4g}".format(*interval) if interval.is_finite else ""
         measured = "" if row.estimate is None else f"{row.estimate:.4g}"
-        lines.append(_write_row(row.key, row.setting, measured, ends, str(row.draws)))
+        setting = setting_text(row, STATEMENTS[row.key])
+        lines.append(_write_row(row.key, setting, measured, ends, str(row.draws)))
     return write_minus("\n".join(lines)) + "\n\n" + _explain_statements(claims)
 
 

@@ -47,6 +47,7 @@ from experiments.verdicts.verdict_wording import (
     describe_measured as describe_measured,
     refuting_text as refuting_text,
     seeds_to_decide as seeds_to_decide,
+    setting_text as setting_text,
     show_ratio as show_ratio,
     verdict_counts as verdict_counts,
 )

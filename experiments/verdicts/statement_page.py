@@ -11,6 +11,7 @@ from experiments.verdicts.verdict_wording import (
     estimate_text,
     refuting_text,
     row_note,
+    setting_text,
     verdict_counts,
 )
 from rank_collapse import report
@@ -223,7 +224,8 @@ def render_statement(answer: Answer) -> str:
     statement, rows = answer.statement, ""
     for j in answer.rows:
         verdict = j.verdict if statement.claimed else ""
-        rows += f'<tr><td>{escape_html(j.row.setting)}</td><td class="number">'
+        setting = escape_html(setting_text(j.row, statement))
+        rows += f'<tr><td>{setting}</td><td class="number">'
         rows += f"{escape_html(estimate_text(j))}</td><td>{escape_html(row_note(j.row))}</td>"
         rows += f'<td class="{_css_class(j.verdict)}">{verdict}</td></tr>'
     quantity, counts = statement.statistic, ""

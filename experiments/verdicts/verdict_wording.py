@@ -121,10 +121,21 @@ def answer_lines(answer: Answer) -> str:
     lines = [f"{f'{answer.in_words} {counts}':14s} {s.source}: {s.text}"]
     for judged in answer.rows:
         verdict = judged.verdict if s.claimed else ""
-        parts = [f"    {verdict:10s} {judged.row.setting}: {estimate_text(judged)}"]
+        setting = setting_text(judged.row, s)
+        parts = [f"    {verdict:10s} {setting}: {estimate_text(judged)}"]
         parts += [row_note(judged.row), seeds_text(judged, len(answer.rows))]
         lines.append("; ".join(filter(None, parts)))
     return "\n".join(lines)
+
+
+def setting_text(row: Row, statement: Statement) -> str:
+    """Writes the setting of a row; marks a setting for which the statement was not registered.
+
+    The text of a statement may name sizes, such as "networks of 12 layers", and a run with other
+    sizes has rows of the same statement.
+    """
+    is_other = statement.settings and row.setting not in statement.settings
+    return row.setting + " (not a setting of the statement)" * bool(is_other)
 
 
 def seeds_to_decide(judged: Judged, num_rows: int) -> int | None:

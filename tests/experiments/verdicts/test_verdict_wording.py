@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from experiments.verdicts import claims, rows, verdict_wording
+from experiments.verdicts import claims, rows, statement_page, verdict_wording
 from rank_collapse.measures.rounding import rounding_limit
 
 MORE_THAN_HALF = (0.5, math.inf)
@@ -130,6 +130,22 @@ def test_the_lines_of_an_answer():
         "finding        a paper: it is so",
         "               here: 2; 1 draw",
     ]
+
+
+def test_a_row_is_marked_if_its_statement_was_not_registered_for_its_setting():
+    """The text of a statement may name a size that a smaller run does not have."""
+    mark = " (not a setting of the statement)"
+    row = make_share_row(30, 30)  # of "a network"
+    for settings, text in (
+        (("a network", "another"), "a network"),
+        (("another",), f"a network{mark}"),
+        ((), "a network"),  # a finding: no settings are registered
+    ):
+        answer = compute_answer(row, settings=settings)
+        assert verdict_wording.setting_text(row, answer.statement) == text
+        line = verdict_wording.answer_lines(answer).splitlines()[1]
+        assert line.startswith(f"    within     {text}: 1 (")
+        assert f"<tr><td>{text}</td>" in statement_page.render_statement(answer)
 
 
 def test_an_interval_of_one_point_is_of_a_median_or_a_count():
