@@ -59,7 +59,7 @@ undecided settings. The answers are:
 - **not rejected**: the test can reject the statement, but cannot prove it
 
 The last column names the number, and after the colon the values that refute the statement. “In
-half” means: in at least half of the draws. Without these words, the median over draws decides.
+half” means: in at least half of the draws. Otherwise, the median decides.
 
 N is the number of branches or loops, and L the number of layers. The *growth index* of a number is
 0 if it does not grow with N, 1 if it grows like ln N, and 2 if it grows like N. The *local rate* is
@@ -79,8 +79,8 @@ the rate in one layer. [This list](results.md#terms) explains rates and other te
 
 ## Statements that follow from theory
 
-We do not count these statements, because they follow from theory. A test checks each of them on
-small random networks. [Theory](theory.md) defines P̃, D, k, γ, β and Σβ².
+We do not count these statements. A test decides each of them; measured numbers have no range.
+[Theory](theory.md) defines P̃, D, k, γ, β and Σβ².
 
 | claim | measured | test |
 | --- | --- | --- |
@@ -276,7 +276,8 @@ def render_page(rows: TableRows) -> str:
             measured = f"{statement.statistic}: {bound}{range_of_values(values)}"
             if not statement.experiments:
                 measured = f"{statement.statistic}: by the test alone"
-            checked += f"| {text} | {measured} | `{statement.test}` |\n"
+            criterion = f" ({statement.criterion})" if statement.criterion else ""
+            checked += f"| {text} | {measured} | `{statement.test}`{criterion} |\n"
     return PAGE_TEXT.format(
         counts=count_sentence(answers),
         origin=describe_origin(rows),

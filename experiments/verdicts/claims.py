@@ -5,7 +5,8 @@ architecture, width, task) gives a row (`experiments.verdicts.rows`). The rows o
 judged together: verdicts hold jointly, at any number of draws.
 
 A statement that could hardly fail names the test that checks it; a number without a claim is a
-finding. Neither has a range: their rows are shown with their intervals and get no answer.
+finding. Neither has a range: their rows are shown with their intervals and get no answer. The rows
+of a statement that must hold may differ from it where their networks do not meet its assumptions.
 """
 
 import math
@@ -45,6 +46,7 @@ class Statement:
     experiments: Sequence[str] = ()  # Whose rows test it
     settings: Sequence[str] = ()  # Of its rows, as registered before they are measured
     test: str = ""  # Of what must hold: the test that checks it, "tests/file.py::test_name"
+    criterion: str = ""  # What this test requires, with its tolerance, where `text` has neither
 
 
 @dataclass(frozen=True)

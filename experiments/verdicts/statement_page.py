@@ -8,6 +8,7 @@ from experiments.verdicts.verdict_wording import (
     JOINTLY,
     count_line,
     count_text,
+    criterion_text,
     estimate_text,
     refuting_text,
     row_note,
@@ -228,7 +229,8 @@ def render_statement(answer: Answer) -> str:
         rows += f'<tr><td>{setting}</td><td class="number">'
         rows += f"{escape_html(estimate_text(j))}</td><td>{escape_html(row_note(j.row))}</td>"
         rows += f'<td class="{_css_class(j.verdict)}">{verdict}</td></tr>'
-    quantity, counts = statement.statistic, ""
+    quantity = "; ".join(filter(None, [statement.statistic, criterion_text(statement)]))
+    counts = ""
     if statement.claimed:
         quantity += f"; refuted by: {refuting_text(statement)}"
         counts = verdict_counts([j.verdict for j in answer.rows])

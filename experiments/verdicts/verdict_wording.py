@@ -30,7 +30,8 @@ JOINTLY = (
     "undecided otherwise. A statement holds where all settings are within, does not hold where all "
     "are outside, and holds in some settings where both occur; else it does not hold in all "
     "settings where some are outside, and is open where none is. A statement that a test can "
-    "reject and not show is not rejected at best. What must hold and findings get no answer."
+    "reject and not show is not rejected at best. What must hold and findings get no answer: they "
+    "have no range, and no interval decides them. A test decides what must hold."
 )
 
 
@@ -84,15 +85,21 @@ def refuting_text(statement: Statement) -> str:
     return " or ".join(ends) + " in half" * (statement.draw_range is not None)
 
 
+def criterion_text(statement: Statement) -> str:
+    """Writes what decides a statement that must hold, "its test requires: N/2 ± 0.2 %"; "" if its
+    text says it."""
+    return f"its test requires: {statement.criterion}" if statement.criterion else ""
+
+
 def describe_measured(statement: Statement) -> str:
     """Writes what a statement's rows measure, "share of draws with a value above 0.1: residual
     ratio".
 
     "Share of draws in which this number is above 0.1: residual ratio", for example. Without a
-    range the statistic itself says it.
+    range the statistic itself says it, followed by what the test of the statement requires.
     """
     if statement.claimed is None or statement.tests_claim:
-        return statement.statistic
+        return "; ".join(filter(None, [statement.statistic, criterion_text(statement)]))
     if statement.draw_range is None:
         return f"median over draws: {statement.statistic}"
     low, high = statement.draw_range
@@ -119,6 +126,8 @@ def answer_lines(answer: Answer) -> str:
     s = answer.statement
     counts = verdict_counts([j.verdict for j in answer.rows]) if s.claimed else ""
     lines = [f"{f'{answer.in_words} {counts}':14s} {s.source}: {s.text}"]
+    if s.criterion:
+        lines.append(f"    {'':10s} {criterion_text(s)}")
     for judged in answer.rows:
         verdict = judged.verdict if s.claimed else ""
         setting = setting_text(judged.row, s)

@@ -49,7 +49,9 @@ def test_the_interval_of_a_row_is_the_one_of_its_head(rendered):
 
 
 def test_a_setting_that_the_statement_does_not_have_is_marked():
-    claims = [mean_row("width", setting, [0.01]) for setting in ("12 layers and 1", "3 layers and 1")]
+    claims = [
+        mean_row("width", setting, [0.01]) for setting in ("12 layers and 1", "3 layers and 1")
+    ]
     section = Section("run_example", "An example", "", "python", claims=claims)
     page, _ = render_markdown("Results", "", "", [section])
     assert "| width | 12 layers and 1 |" in page

@@ -132,6 +132,19 @@ def test_the_lines_of_an_answer():
     ]
 
 
+def test_what_must_hold_says_what_its_test_requires():
+    """Its rows have intervals that may exclude the value of the theory, and no range."""
+    statement = make_statement(test="tests/file.py::test_it", criterion="2 ± 0.2 %")
+    answer = claims.answer_statement("k", statement, [rows.mean_row("k", "here", [2.1, 2.2, 2.3])])
+    first, second, row = verdict_wording.answer_lines(answer).splitlines()
+    assert first == "must hold      a paper: it is so"
+    assert second.strip() == "its test requires: 2 ± 0.2 %"
+    assert row.strip().startswith("here: 2.2 (")
+    described = "a difference; its test requires: 2 ± 0.2 %"
+    assert verdict_wording.describe_measured(statement) == described
+    assert f">{described}<" in statement_page.render_statement(answer)
+
+
 def test_a_row_is_marked_if_its_statement_was_not_registered_for_its_setting():
     """The text of a statement may name a size that a smaller run does not have."""
     mark = " (not a setting of the statement)"
