@@ -32,6 +32,11 @@ def describe_network(variant: str, width: int) -> str:
     return f"{in_words(variant)}, width {width}"
 
 
+def panel_title(variant: str, width: int) -> str:
+    """Writes `describe_network` in lines that a panel of the walks or of the distances holds."""
+    return f"{textwrap.fill(in_words(variant), 24)}, width {width}"
+
+
 @figures.styled
 def shares_figure(results: ByCase):
     """A network moves two points (walkers) along a circle and reads its own output. The vertical
@@ -153,9 +158,9 @@ def trajectories_figure(results: ByCase):
             for place, marker, text in ((0, "o", "start"), (-1, "s", "end")):
                 shape = {"marker": marker, "markersize": 6, "linestyle": "none"}
                 ax.plot(*path[place], color=color, label=text if walker else None, **shape)
-        network = describe_network(variant, width)
+        title = panel_title(variant, width)
         seed, count = case["seed"][first], f"{fell.sum()} of {len(fell)} fell"
-        ax.set_title(f"{network}\nseed {seed}; {count}", fontsize=9)
+        ax.set_title(f"{title}\nseed {seed}; {count}", fontsize=9)
         ax.set(xlim=(-0.56, 0.56), ylim=(-0.56, 0.56), xlabel="x", ylabel="y", aspect="equal")
     handles = axes.flat[0].get_legend_handles_labels()
     fig.legend(*handles, loc="outside lower center", ncols=4 if len(places) > 1 else 2)
@@ -176,7 +181,7 @@ def distance_figure(results: ByCase):
         for has_fallen, index in ((False, 7), (True, 0)):
             lines = np.maximum(case["distance"][case["fell"] == has_fallen], 1e-9)
             ax.plot(lines.T, color=figures.color(index), linewidth=0.7, alpha=0.6)
-        ax.set_title(describe_network(variant, width), fontsize=9)
+        ax.set_title(panel_title(variant, width), fontsize=9)
         ax.set(yscale="log")
     plots.outer_labels(axes, "step", "distance of the walkers")
     return fig

@@ -1,8 +1,12 @@
 """Figures of run_circle: which seeds they show, and how they name the networks."""
 
+import itertools
+
 import numpy as np
+import pytest
 
 from experiments.circle import circle_figures
+from experiments.run_circle import COMPARED
 from tests.support.figures_as_data import describe
 
 
@@ -38,6 +42,19 @@ def make_walks(seed, num_seeds=4, num_steps=5):
         "equal_points_moved": np.zeros(num_seeds),
         "diverged_at": np.where(np.arange(num_seeds) == num_seeds - 1, 2, -1),
     }
+
+
+@pytest.mark.parametrize("draw", ["trajectories_figure", "distance_figure"])
+def test_titles_of_neighbouring_panels_do_not_overlap(draw):
+    """The names of all variants that are compared, with the largest width and most seeds."""
+    names = [f"{variant}, d=128" for variant in COMPARED["all"]]
+    results = {name: make_walks(i, 129) for i, name in enumerate(names)}
+    fig = getattr(circle_figures, draw)(results)
+    fig.canvas.draw()
+    extents = [ax.title.get_window_extent() for ax in fig.axes]
+    assert len(extents) == len(names) == 7
+    for left, right in itertools.pairwise(extents):
+        assert left.x1 + 3 < right.x0
 
 
 def test_golden_figures_of_several_variants_and_widths(golden):
