@@ -214,7 +214,9 @@ def tightness_figure(results: Results):
     # Weights that look at one key alone leave 1e-1000: such lines go on beyond the axis.
     bounds_ax.set_xlim(-0.5, 1.3 * max(float(np.median(values)) for values in claimed.values()))
     bounds_ax.axvline(0, color="#555555", lw=0.9, ls="--")
-    bounds_ax.set(xlabel="powers of ten above the residual", title="blue: the paper's, red: ours")
+    bounds_ax.set(
+        xlabel="powers of ten above the bounded quantity", title="blue: the paper's, red: ours"
+    )
     gamma_ax.hist(flat["gamma"][flat["head_ok"]], 60, color=figures.color(5))
     gamma_ax.set(xlabel="γ*, the least factor that the lemma needs", ylabel="number of heads")
     return fig
