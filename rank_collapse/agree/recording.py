@@ -27,6 +27,7 @@ from jaxtyping import Bool, Float, Int
 
 from rank_collapse.agree.stored_arrays import (
     StoredArray,
+    dump_safetensors,
     name_damage,
     open_npz,
     open_safetensors,
@@ -191,8 +192,6 @@ def write_recording(
     Raises:
         ValueError: The arrays do not fit.
     """
-    from safetensors.numpy import save
-
     from rank_collapse.runs.files import write_atomically
 
     path = Path(path)
@@ -206,7 +205,7 @@ def write_recording(
         np.savez(buffer, **arrays)
         data = buffer.getvalue()
     else:
-        data = save(arrays, metadata or {})
+        data = dump_safetensors(arrays, metadata or {})
     write_atomically(path, data)
 
 

@@ -1,10 +1,11 @@
-"""Arrays in .npz and .safetensors files, read part by part along their first axis."""
+"""Arrays in .npz and .safetensors files, read part by part along their first axis; equal arrays and
+metadata are written as equal bytes."""
 
 import contextlib
 import json
 import math
 import zipfile
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -77,6 +78,26 @@ def open_safetensors(
         read = partial(_read_rows, path, name, start, shape, dtypes[name])
         arrays[name] = StoredArray(shape, dtypes[name], read)
     return arrays, metadata, sorted(names.difference(wanted))
+
+
+def dump_safetensors(arrays: Mapping[str, np.ndarray], metadata: Mapping[str, str]) -> bytes:
+    """Makes the bytes of a .safetensors file, with the metadata in alphabetical order.
+
+    `safetensors` writes metadata in a random order, so that equal recordings would differ.
+
+    Args:
+        arrays: {name: array}, each contiguous.
+        metadata: Text by name.
+    """
+    from safetensors.numpy import save
+
+    data = save(dict(arrays), dict(metadata))
+    size = int.from_bytes(data[:8], "little")
+    header = json.loads(data[8 : 8 + size])
+    header["__metadata__"] = dict(sorted(metadata.items()))
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)  # the numbers begin at a multiple of 8 bytes
+    return len(text).to_bytes(8, "little") + text + data[8 + size :]
 
 
 def _read_rows(path, name, start, shape, dtype):

@@ -5,7 +5,13 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from rank_collapse.agree.stored_arrays import name_damage, open_npz, open_safetensors
+from rank_collapse.agree.stored_arrays import (
+    dump_safetensors,
+    name_damage,
+    open_npz,
+    open_safetensors,
+)
+from tests.support.processes import python
 from tests.support.refusals import is_refused
 
 RNG = np.random.default_rng(5)
@@ -41,6 +47,35 @@ def test_parts_along_the_first_axis_are_those_that_were_written(write, tmp_path)
             parts = list(stored.read_rows())
             assert [part.shape for part in parts] == [stored.shape[1:]] * stored.shape[0]
             np.testing.assert_array_equal(np.stack(parts), ARRAYS[name])
+
+
+NAMES = ("torch", "inputs", "noise", "dtype", "branches", "jax", "model")
+METADATA = {name: f"the “{name}”\n" for name in NAMES}
+
+
+def test_two_processes_write_the_same_bytes():
+    """The package writes its metadata in an order that is random in each process and file."""
+    arrays = {name: np.ascontiguousarray(array) for name, array in ARRAYS.items()}
+    first = dump_safetensors(arrays, METADATA)
+    code = (
+        "import sys; from tests.agree import test_stored_arrays as t; import numpy as np; "
+        "arrays = {name: np.ascontiguousarray(a) for name, a in t.ARRAYS.items()}; "
+        "sys.stdout.write(t.dump_safetensors(arrays, t.METADATA).hex())"
+    )
+    assert python("-c", code).stdout == first.hex()
+    assert dump_safetensors(arrays, dict(reversed(METADATA.items()))) == first
+    assert (8 + int.from_bytes(first[:8], "little")) % 8 == 0
+
+
+@pytest.mark.parametrize("metadata", [METADATA, {}])
+def test_what_is_dumped_is_read_again(metadata, tmp_path):
+    arrays = {name: np.ascontiguousarray(array) for name, array in ARRAYS.items()}
+    path = tmp_path / "file.safetensors"
+    path.write_bytes(dump_safetensors(arrays, metadata))
+    stored, read_metadata, others = open_safetensors(path, WANTED)
+    assert read_metadata == metadata and others == ["other"] and stored.keys() == set(WANTED)
+    for name, array in stored.items():
+        np.testing.assert_array_equal(np.stack(list(array.read_rows())), arrays[name])
 
 
 def test_a_file_that_ends_early_is_named(tmp_path):
