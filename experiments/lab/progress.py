@@ -4,7 +4,8 @@ A computation is never silent for longer than `SILENCE`: where it has no step to
 reports the activity and its duration. Compiling is named, and does not enter the remaining time.
 
 A first SIGINT, SIGTERM or SIGHUP waits until then, so that finished work is saved; a second ends
-the process at once.
+the process at once. A step is what `Progress` counts: a chunk of seeds, an epoch of training, a
+network or a point. Between two points, and before the first step, the process ends soon.
 """
 
 import contextlib
@@ -87,7 +88,7 @@ def _read_signals(reader):
         _signal_read.set()
         if multiprocessing.parent_process() is None:
             with contextlib.suppress(OSError):  # of a terminal that is gone
-                os.write(2, b"\nstopping after this chunk; again to stop at once\n")
+                os.write(2, b"\nstopping at the next step; again to stop at once\n")
     os.close(reader)
 
 

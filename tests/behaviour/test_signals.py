@@ -42,7 +42,7 @@ def test_the_first_signal_is_read_where_a_chunk_ends(place, number, capfd):
     assert cli.execute(main, FLAGS, []) == CODES[number]
     assert order == ["traced"]
     err = capfd.readouterr().err
-    assert "\nstopping after this chunk; again to stop at once\n" in err
+    assert "\nstopping at the next step; again to stop at once\n" in err
     assert err.endswith("\ninterrupted: the same command again resumes\n")
     assert signal.getsignal(number) is handler and not progress.stop_requested()
 
@@ -136,7 +136,7 @@ if __name__ == "__main__":
             process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=60)  # the tracker closes its pipe when it ends
     assert process.returncode == 130
-    assert err == "\nstopping after this chunk; again to stop at once\n"
+    assert err == "\nstopping at the next step; again to stop at once\n"
 
 
 def list_children(pid):
