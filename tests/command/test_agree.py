@@ -12,6 +12,7 @@ from rank_collapse import __version__
 from rank_collapse.agree.recording import open_recording, record
 from rank_collapse.command import agree, main, parse_flags
 from rank_collapse.command.agree import COLUMNS
+from rank_collapse.report.agreement import agreement_figure
 from tests.oracles.rounded_transformer import Fault, draw_model, run
 
 
@@ -57,6 +58,20 @@ def test_runs_that_differ(recordings, capsys):
         for name in row.keys() - {"part", "worst_token", "spikes_added"}:
             assert float(row[name]) == sublayer[name]
         assert row["worst_token"] == " ".join(map(str, sublayer["worst_token"]))
+
+
+def test_the_picture_of_the_page_marks_the_fault(recordings, monkeypatch, capsys):
+    """The layer and the part that the sentence names; nothing if the runs agree."""
+    marked = []
+
+    def draw(columns, fault=None):
+        marked.append(fault)
+        return agreement_figure(columns, fault)
+
+    monkeypatch.setattr(agree, "agreement_figure", draw)
+    main(["agree", "a.npz", "faulty.npz"])
+    main(["agree", "a.npz", "rounded.npz"])
+    assert marked == [(2, "attention"), None]
 
 
 def test_what_is_said_of_outputs_and_of_other_arrays(recordings, capsys):

@@ -35,6 +35,14 @@ def test_a_metric_is_logarithmic_above_two_decades_where_all_is_above_0():
     assert scales == ["log", "linear", "linear", "linear"]
 
 
+def test_of_many_layers_eight_are_drawn_that_are_evenly_apart():
+    """The nearest whole numbers to eight even steps, from the first layer to the last."""
+    (ax,) = metrics_figure([{"step": 0, "a": np.arange(30.0)}]).axes
+    chosen = [0, 4, 8, 12, 17, 21, 25, 29]
+    assert [line.get_label() for line in ax.lines] == [f"layer {layer}" for layer in chosen]
+    assert [line.get_ydata().item() for line in ax.lines] == chosen
+
+
 def test_finite_thresholds_are_lines_on_their_own_panel():
     rows = rows_of("a", [1.0]) + rows_of("b", [1.0])
     thresholds = (Threshold("a", 0.5), Threshold("a", np.inf), Threshold("c", 1.0))

@@ -46,10 +46,15 @@ def profiled(**measures):
 
 def test_a_profile_is_logarithmic_where_it_spans_more_than_a_decade_and_none_is_below_0():
     axes = profiled(
-        a=[1.0, 11.0], b_c=[1.0, 10.0], c=[-1.0, 1.0, 100.0], d=[0.0, 1.0, 11.0], e=[0.0, 1.0, 5.0]
+        a=[1.0, 11.0],
+        b_c=[1.0, 10.0],
+        c=[-1.0, 1.0, 100.0],
+        d=[0.0, 1.0, 11.0],
+        e=[0.0, 1.0, 5.0],
+        f=[1.0, 5.0, np.inf],
     )
     scales = {name: ax.get_yscale() for name, ax in axes.items()}
-    linear = dict.fromkeys(("b c", "c", "e"), "linear")
+    linear = dict.fromkeys(("b c", "c", "e", "f"), "linear")
     assert scales == linear | dict.fromkeys("ad", "log")
     assert all(ax.get_xlabel() == "layer" for ax in axes.values())
     assert axes["a"].get_gridspec().get_geometry() == (2, 3)

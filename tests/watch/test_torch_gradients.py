@@ -88,12 +88,27 @@ def project_after_a_map(self, x):
     return self.q(y), self.k(y), self.v(y), 1.0
 
 
+def project_two_halves(self, x):
+    """Two maps of the queries read a half each of what an earlier map made of the tokens."""
+    first, last = self.before(x).chunk(2, -1)
+    return self.q(first) + self.last(last), self.k(x), self.v(x), 1.0
+
+
 SINGLE = {"q": (D, D), "k": (D, D), "v": (D, D), "gate": (D, 1)}
 LAYOUTS = {
     "after a map": (
         project_after_a_map,
         SINGLE | {"before": (D, D)},
         {"query": {"q": SIDES[0]}, "key": {"k": SIDES[0]}, "value": {"v": SIDES[0]}},
+    ),
+    "two halves": (
+        project_two_halves,
+        SINGLE | {"before": (D, D), "q": (D // 2, D), "last": (D // 2, D)},
+        {
+            "query": dict.fromkeys(("before", "q", "last"), SIDES[0]),
+            "key": {"k": SIDES[0]},
+            "value": {"v": SIDES[0]},
+        },
     ),
     "side by side": (
         project_side_by_side,

@@ -209,6 +209,36 @@ def test_gradients_of_attention_of_torch_to_other_tokens():
     assert [row[name][1] for name in names] == pytest.approx(norms, 1e-4)
 
 
+class Blocks(nn.Module):
+    """A block with one or two attentions, whose last attention is to other tokens."""
+
+    def __init__(self, num_first):
+        super().__init__()
+        torch.manual_seed(0)
+        block = nn.ModuleList([nn.MultiheadAttention(D, 2, batch_first=True) for _ in range(3)])
+        self.block, self.num_first = block, num_first
+        block.forward = self.run_block
+
+    def forward(self, x):
+        return self.block(x)
+
+    def run_block(self, x):
+        *attentions, cross = self.block
+        other_tokens = x
+        for attention in attentions[: self.num_first]:
+            other_tokens = attention(other_tokens, other_tokens, other_tokens)[0]
+        return cross(x, other_tokens[:, :7], other_tokens[:, :7])[0]
+
+
+@pytest.mark.parametrize("num_first, place", [(1, 0), (2, 2)])
+def test_attention_to_other_tokens_is_of_the_one_layer_of_its_block(num_first, place):
+    """With two layers in the block it is of neither, and has a number of its own."""
+    row = measure_row(Blocks(num_first), X)
+    is_measured = np.isfinite(row["cross.attention_entropy"])
+    assert np.flatnonzero(is_measured).tolist() == [place]
+    assert np.flatnonzero(np.isfinite(row["residual_ratio"])).tolist() == [*range(num_first)]
+
+
 class Apart(Attention):
     """Three matrices and three biases for torch's function of attention, as in WavLM."""
 

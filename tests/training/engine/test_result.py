@@ -27,6 +27,24 @@ def test_a_run_at_its_values_of_several_lists_is_that_run():
     is_refused("array=array", result.state, 5, **place | {"array": np.full(2, 3.0)})
 
 
+def test_whole_numbers_of_shorter_metrics_are_filled_with_nan():
+    """Their dtype becomes one that has NaN; whole numbers of one length keep theirs."""
+
+    def begin(key, hyper, size):
+        return jnp.zeros(())
+
+    def count(state, hyper, index, size):
+        return state, {"ragged": index + jnp.arange(size), "even": index + jnp.arange(2)}
+
+    result = run(init=begin, step=count, steps=2, seeds=1, hyper={}, static={"size": [1, 3]})
+    ragged = result.metrics["ragged"]
+    assert ragged.dtype == np.float64  # which has every whole number of 32 bits
+    one, nan = ragged.sel(size=3, seed=0).values, np.nan
+    np.testing.assert_array_equal(one, [[0, 1, 2], [1, 2, 3]])
+    np.testing.assert_array_equal(ragged.sel(size=1, seed=0).values, [[0, nan, nan], [1, nan, nan]])
+    assert result.metrics["even"].dtype == np.int32
+
+
 def test_a_run_that_is_none_is_named():
     result = run(static={}, quiet=True)
     each_is_refused(

@@ -1,9 +1,11 @@
 """Sweeps that are interrupted or killed anywhere, and resumed, are whole."""
 
 import functools
+import itertools
 import signal
 import subprocess
 import time
+import types
 
 import jax
 import jax.numpy as jnp
@@ -13,9 +15,10 @@ import pytest
 from rank_collapse.runs import memory
 from rank_collapse.runs.seeds import seed_mesh
 from rank_collapse.training import sweep
+from rank_collapse.training.engine import trainer
 from rank_collapse.training.engine.program import Program
 from rank_collapse.training.engine.trainer import MOST_NAMED
-from tests.oracles.small_sweeps import run
+from tests.oracles.small_sweeps import run, with_static
 from tests.oracles.swept_networks import (
     PROGRAM,
     WHOLE,
@@ -134,6 +137,21 @@ def test_killed_twenty_times_it_is_whole(tmp_path):
             assert kills <= 20, (tmp_path / "errors").read_text()[-2000:]
     assert kills == 20
     assert_same_files(tmp_path / "whole", tmp_path / "parts")
+
+
+def test_static_values_are_counted_and_timed_together(monkeypatch, capsys):
+    """Progress counts the steps of all of them, and the seconds of each are added."""
+    ticks = itertools.count()
+    clock = types.SimpleNamespace(monotonic=lambda: float(next(ticks)))
+    monkeypatch.setattr(trainer, "time", clock)  # a second passes from each look at it to the next
+    seconds = {}
+    for sizes in ([1], [1, 2, 3]):
+        result = run(**with_static(size=sizes), quiet=False)
+        seconds[len(sizes)] = result.seconds
+        lines = [line for line in capsys.readouterr().err.splitlines() if "%" in line]
+        assert lines[-1].startswith("sweep: 100%"), lines
+    assert seconds[1]["running"] > 0
+    assert seconds[3] == {name: 3 * value for name, value in seconds[1].items()}
 
 
 def test_runs_that_go_on_are_shared_out_where_fewer_fit_and_are_counted(
