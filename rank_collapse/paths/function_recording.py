@@ -99,7 +99,7 @@ def _read_layers(program, x, branches):
     """Return the layers of a function on its own stream."""
     reader = StreamReader(branches)
     outputs = reader.run(program.jaxpr, program.consts, [reader.start(jnp.asarray(x))])
-    branches.check_matched()
+    branches.check_matched(program.jaxpr)
     return group_layers(reader.sums, outputs[0].array)
 
 

@@ -115,7 +115,9 @@ def sum_paths(
     (out,) = interpreter.run(program.jaxpr, program.consts, [value])
     if start is not None:
         start.check_reached()
-    return _build_result(interpreter.resolve(out), slots, counted)
+    result = interpreter.resolve(out)
+    counted.check_matched(program.jaxpr)
+    return _build_result(result, slots, counted)
 
 
 def _build_result(out: Value, slots: Slots, counted: Branches) -> PathContributions:
@@ -129,7 +131,6 @@ def _build_result(out: Value, slots: Slots, counted: Branches) -> PathContributi
     Raises:
         ValueError: The output is not a state.
     """
-    counted.check_matched()
     if out.kind in (Kind.FACTOR, Kind.PRODUCT):
         raise ValueError(
             f"fn computes {out.reason}, so its output is not a sum of paths; freeze an argument of "

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import PartitionSpec as P
 
 import rank_collapse as rc
 from rank_collapse.agree.comparison import compare_files
@@ -241,7 +242,13 @@ NESTED = {
     "scan": lambda x: jax.lax.scan(lambda h, _: (attend_within(h), None), x, length=2)[0],
     "cond": lambda x: jax.lax.cond(x[0, 0] < 99, attend_within, jnp.sin, x),
     "while": lambda x: jax.lax.while_loop(lambda h: h.max() > 0.5, attend_within, x),
+    "choice that is not made": lambda x: jax.lax.cond(x[0, 0] > 99, attend_within, jnp.sin, x),
+    "loop of no steps": lambda x: jax.lax.while_loop(lambda h: h.max() > 99, attend_within, x),
+    "shard_map": jax.shard_map(
+        attend_within, mesh=jax.make_mesh((1,), ("a",)), in_specs=P(), out_specs=P()
+    ),
 }
+NO_RULE = ("while", "loop of no steps", "shard_map")  # for paths
 
 
 @pytest.mark.parametrize("name", NESTED)
@@ -257,5 +264,15 @@ def test_an_attention_inside_an_mlp_is_refused_through_programs(tmp_path, name):
     message = "the scope 'layer/attention' matches the patterns of both 'attention' and 'mlp'"
     path = tmp_path / "a.npz"
     is_refused(message, rc.record_function, model, X, path, branches=patterns)
-    if name != "while":  # which has no rule for paths
+    if name not in NO_RULE:
         is_refused(message, rc.function_contributions, model, X, branches=patterns)
+
+
+@pytest.mark.parametrize("name", ["choice that is not made", "loop of no steps", "shard_map"])
+def test_a_branch_inside_what_is_not_read_is_named(tmp_path, name):
+    def model(x):
+        return run_plain(x) + NESTED[name](x)
+
+    message = "'attention' matches 'attention' only inside an operation that is not opened"
+    patterns = {"attention": "attention", "mlp": BOTH["mlp"]}
+    is_refused(message, rc.record_function, model, X, tmp_path / "a.npz", branches=patterns)

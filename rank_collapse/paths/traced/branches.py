@@ -5,7 +5,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from jax.extend.core import Jaxpr, Var
+from jax.extend.core import Jaxpr, Var, jaxprs_in_params
 
 from rank_collapse.paths.traced.programs import Scope, read_scopes
 
@@ -138,16 +138,40 @@ class Branches:
                     "jax.ad_checkpoint.checkpoint_name"
                 )
 
-    def check_matched(self) -> None:
+    def check_matched(self, jaxpr: Jaxpr) -> None:
         """Check that every pattern matches.
 
+        Args:
+            jaxpr: The whole program.
+
         Raises:
-            ValueError: One matches no scope and no name; the message lists the nearest.
+            ValueError: One matches no scope and no name; the message lists the nearest. Or one
+                matches only in a program inside that was not read, such as a loop of no steps.
         """
+        unmatched = [p for p, places in zip(self.patterns, self.places, strict=True) if not places]
+        if not unmatched:
+            return
+        self._read_all(jaxpr, ())  # refuses an attention inside an MLP there, too
         for pattern, places in zip(self.patterns, self.places, strict=True):
+            text = pattern.pattern
             if not places:
-                text = pattern.pattern
                 raise ValueError(f"branches={text!r} matches no scope or name{self._suggest(text)}")
+            if pattern in unmatched:
+                raise ValueError(
+                    f"branches={text!r} matches {_list(places)} only inside an operation that is "
+                    "not opened (such as shard_map), or that fn does not run for this x (such as "
+                    "a loop of no steps)"
+                )
+
+    def _read_all(self, jaxpr, scopes):
+        """Find the scopes and names of a program and of all programs inside it."""
+        for eqn in jaxpr.eqns:
+            inner_scopes = scopes + read_scopes(eqn)
+            self.find_entry(inner_scopes)
+            if eqn.primitive.name == "name":
+                self.find_name(eqn.params["name"])
+            for inner in jaxprs_in_params(eqn.params):
+                self._read_all(inner, inner_scopes)
 
     def check_counted(self) -> None:
         """Check that states left branches of every kind.
