@@ -29,7 +29,9 @@ class Swept:
         looks: xarray.Dataset of what `look` gave, with the axes of the metrics; its "step" is the
             number of steps done, 0 before training. None without `look`.
         diverged_at: xarray.DataArray (static lists, hyper lists, "seed"): the step at which a run
-            was no longer finite, −1 for none. The kept state is the one before this step.
+            was no longer finite, −1 for none. The kept state is the one before this step. States
+            are checked after every `every` steps: whether one that is infinite for one step only is
+            seen depends on `every`.
         seconds: {"compiling", "running"}.
     """
 
