@@ -71,6 +71,16 @@ def digest(figure: Any) -> bytes:
     return checksum.digest()
 
 
+def _describe_scale(axis: Any) -> str:
+    """Names a scale, with its base unless it is 10, and with the end of the linear part."""
+    transform, words = axis.get_transform(), [axis.get_scale()]
+    if getattr(transform, "base", 10) != 10:
+        words.append(f"base {transform.base:g}")
+    if hasattr(transform, "linthresh"):
+        words.append(f"linear to {transform.linthresh:g}")
+    return " ".join(words)
+
+
 def describe(figure: Any) -> str:
     """Writes all that a figure shows as text: titles, axes, legends, and the data of artists."""
     lines = [f"figure {figure.get_suptitle()!r}"]
@@ -78,8 +88,8 @@ def describe(figure: Any) -> str:
         if not ax.get_visible():
             continue
         lines.append(f"axes {ax.get_title()!r}")
-        lines.append(f"x {ax.get_xscale()} {ax.get_xlabel()!r}")
-        lines.append(f"y {ax.get_yscale()} {ax.get_ylabel()!r}")
+        lines.append(f"x {_describe_scale(ax.xaxis)} {ax.get_xlabel()!r}")
+        lines.append(f"y {_describe_scale(ax.yaxis)} {ax.get_ylabel()!r}")
         for name, axis in (("x", ax.xaxis), ("y", ax.yaxis)):
             if type(axis.get_major_formatter()).__name__ in ("FixedFormatter", "FuncFormatter"):
                 ticks = [t.get_text() for t in axis.get_ticklabels()]
