@@ -49,6 +49,7 @@ from experiments.lab import (
 )
 from experiments.verdicts import (
     ERROR,
+    STATEMENTS,
     Comparison,
     Row,
     TableRow,
@@ -65,7 +66,8 @@ from rank_collapse.report.wording import words
 
 THRESHOLD = rc.MEASURES["residual_ratio"].alarm.value  # below it tokens count as collapsed
 ROUNDING = rounding_limit("float32")  # at most this of tokens that are equal but for rounding
-FEWEST_DRAWS = 60  # with which one of 3 networks can be refused at 5 % of all of them
+# With so many draws the least p, 1/(draws + 1), of one network is below its share of `ERROR`.
+FEWEST_DRAWS = round(len(STATEMENTS["curves"].settings) / ERROR)
 
 FLAGS = cli.make_flags(
     "architectures",

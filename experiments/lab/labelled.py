@@ -20,7 +20,7 @@ from numpy.typing import ArrayLike
 from experiments.lab.flags import FlagValue
 from experiments.verdicts import Comparison, Row, TableRow, finite_or_none, make_row
 from rank_collapse.report import figures
-from rank_collapse.report.intervals import mean_interval
+from rank_collapse.report.intervals import describe_level, mean_interval
 from rank_collapse.report.wording import describe_value, name_axis
 
 if TYPE_CHECKING:
@@ -193,7 +193,7 @@ def compare_means(
             published = other.sel({n: v for n, v in point.items() if n in other.dims}).item()
             published = finite_or_none(published)
         ends = mean_interval(draws.values.tolist()) if interval else None
-        note = f"95 % {ends.low:.3g} to {ends.high:.3g}" if ends else note
+        note = f"{describe_level()} {ends.low:.3g} to {ends.high:.3g}" if ends else note
         mean = show(draws.mean().item())
         yield Comparison(f"{describe_point(point)}: {text}", mean, published, note, source)
 

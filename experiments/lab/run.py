@@ -31,6 +31,7 @@ from experiments.lab.progress import raise_if_stopped, report_activity
 from experiments.lab.provenance import JsonObject
 from rank_collapse.printed import print_lines
 from rank_collapse.report.figures import Figure
+from rank_collapse.report.intervals import LEVEL
 from rank_collapse.runs import states
 
 
@@ -250,7 +251,7 @@ class Run(contextlib.ExitStack):
         statements = []
         for row in self.claims:
             fields = {n: getattr(row, n) for n in ("key", "setting", "draws", "estimate")}
-            interval = row.interval(0.95)
+            interval = row.interval(LEVEL)
             fields |= {"why": row.note, "interval": [*interval] if interval.is_finite else []}
             statements.append(fields)
         summary = {"statements": statements, "compared": [vars(row) for row in self.comparisons]}

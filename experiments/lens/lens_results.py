@@ -13,7 +13,7 @@ from experiments.lab import Finding, labelled
 from experiments.lens import influence
 from experiments.trained.opened_networks import Network
 from experiments.verdicts import Comparison, Row, TableRow, finite_or_none
-from rank_collapse.report.intervals import mean_interval
+from rank_collapse.report.intervals import describe_level, mean_interval
 
 EARLY = 0.13  # share of the layers after whose state the paths of statements start
 MOST = 3  # attentions; a network must have more after that state, or nothing could be longer
@@ -127,7 +127,7 @@ def compare_results(results: xr.Dataset, networks: Sequence[Network]) -> Iterato
                 if not draws.size:
                     continue
                 low, high = mean_interval(draws.tolist())
-                note = f"95 % {low:.3g} to {high:.3g}" if len(draws) > 1 else ""
+                note = f"{describe_level()} {low:.3g} to {high:.3g}" if len(draws) > 1 else ""
                 yield Comparison(f"{place}: {SUMMARIES[name]}", float(draws.mean()), note=note)
         for point, values in labelled.iterate_points(list_ranks(all_points), "seed"):
             rank = finite_or_none(values.mean())

@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 from experiments.lab import FlagValue, read_rows, table_bytes
 from experiments.verdicts import Comparison, Row
+from rank_collapse.report.intervals import LEVEL
 
 TEXTS = Path(__file__).with_name("results.toml")
 PLACEHOLDER = re.compile(r"\{([^{}]+)\}")
@@ -70,7 +71,7 @@ def write_numbers(comparisons: Sequence[Comparison], claims: Sequence[Row]) -> b
         for row in comparisons
     ]
     for row in claims:
-        interval = row.interval(0.95)
+        interval = row.interval(LEVEL)
         low, high = interval if interval.is_finite else (None, None)
         rows.append(
             {

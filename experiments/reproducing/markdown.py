@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from experiments.reproducing.filling import write_minus, write_numbers
 from experiments.verdicts import STATEMENTS, describe_measured, setting_text
 from experiments.verdicts.statement_page import Section
+from rank_collapse.report.intervals import LEVEL, describe_level
 
 TERMS_LINK = "[Terms](#terms) that this section uses are explained at the top of the page."
 STATEMENTS_INTRO = (
@@ -101,11 +102,11 @@ def _list_claims(claims):
     lines = [
         STATEMENTS_INTRO,
         "",
-        "| statement | setting | measured | 95 % interval | draws |",
+        f"| statement | setting | measured | {describe_level(LEVEL)} interval | draws |",
         "|---|---|---|---|---|",
     ]
     for row in claims:
-        interval = row.interval(0.95)
+        interval = row.interval(LEVEL)
         ends = "{:.4g} to {:.4g}".format(*interval) if interval.is_finite else ""
         measured = "" if row.estimate is None else f"{row.estimate:.4g}"
         setting = setting_text(row, STATEMENTS[row.key])

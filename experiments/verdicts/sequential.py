@@ -24,7 +24,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from numpy.typing import ArrayLike
 
-from rank_collapse.report.intervals import Interval, upper_tail
+from rank_collapse.report.intervals import LEVEL, Interval, upper_tail
 
 MOST_DRAWS = 10**6  # that `draws_to_decide` looks for
 
@@ -92,7 +92,7 @@ def reject_jointly(
 
 
 def share_interval_at_any_stop(
-    count: int, total: int, level: float = 0.95, *, unknown: int = 0
+    count: int, total: int, level: float = LEVEL, *, unknown: int = 0
 ) -> Interval:
     """Computes the interval of a share that holds at all numbers of draws together.
 
@@ -136,7 +136,7 @@ def least_count(total: int, error: float) -> int:
     return int(np.argmax(is_enough)) if is_enough.any() else total + 1
 
 
-def median_interval_at_any_stop(values: Iterable[float], level: float = 0.95) -> Interval:
+def median_interval_at_any_stop(values: Iterable[float], level: float = LEVEL) -> Interval:
     """Computes the interval of a median, two order statistics; (−∞, ∞) for too few draws.
 
     The interval holds every m such that the draws do not show more than one half above m, or more

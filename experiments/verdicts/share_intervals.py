@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from rank_collapse.report.intervals import (
+    LEVEL,
     Interval,
     all_equal,
     mean_interval,
@@ -16,7 +17,7 @@ from rank_collapse.report.intervals import (
 from rank_collapse.struct import refuse_if
 
 
-def share_interval(values: Iterable[float | int], level: float = 0.95) -> Interval:
+def share_interval(values: Iterable[float | int], level: float = LEVEL) -> Interval:
     """Compute the interval of the mean of numbers in [0, 1], which does not leave [0, 1].
 
     Uses Wilson's interval, with the sum as the count, for draws that are all 0 or 1, or all equal;
@@ -47,7 +48,7 @@ def share_interval(values: Iterable[float | int], level: float = 0.95) -> Interv
     return Interval(max(low, 0.0), min(high, 1.0))
 
 
-def wilson_interval(count: float | int, total: int, level: float = 0.95) -> Interval:
+def wilson_interval(count: float | int, total: int, level: float = LEVEL) -> Interval:
     """Compute the score interval of a share from `count` of `total`.
 
     (k + z²/2 ± z √(k(n − k)/n + z²/4)) / (n + z²), z the normal quantile of (1 + level)/2.

@@ -19,19 +19,20 @@ from experiments.verdicts.claims import (
 )
 from experiments.verdicts.rows import Row
 from rank_collapse.measures.rounding import rounding_limit
+from rank_collapse.report.intervals import describe_level
 from rank_collapse.report.page import format_number
 
 JOINTLY = (
-    "Each line is one setting with its 95 % interval. The intervals of a statement hold jointly "
-    "(Holm) and at any number of draws, so that a run may stop when its last setting is decided. "
-    "They presume nothing about how draws are distributed: a setting is judged by the share of "
-    "draws in a range, or by the median. It is within where more than half of the draws (or the "
-    "median) are shown to lie in the claimed range, outside where they are shown not to, and "
-    "undecided otherwise. A statement holds where all settings are within, does not hold where all "
-    "are outside, and holds in some settings where both occur; else it does not hold in all "
-    "settings where some are outside, and is open where none is. A statement that a test can "
-    "reject and not show is not rejected at best. What must hold and findings get no answer: they "
-    "have no range, and no interval decides them. A test decides what must hold."
+    f"Each line is one setting with its {describe_level(1 - ERROR)} interval. The intervals of a "
+    "statement hold jointly (Holm) and at any number of draws, so that a run may stop when its "
+    "last setting is decided. They presume nothing about how draws are distributed: a setting is "
+    "judged by the share of draws in a range, or by the median. It is within where more than half "
+    "of the draws (or the median) are shown to lie in the claimed range, outside where they are "
+    "shown not to, and undecided otherwise. A statement holds where all settings are within, does "
+    "not hold where all are outside, and holds in some settings where both occur; else it does "
+    "not hold in all settings where some are outside, and is open where none is. A statement that "
+    "a test can reject and not show is not rejected at best. What must hold and findings get no "
+    "answer: they have no range, and no interval decides them. A test decides what must hold."
 )
 
 

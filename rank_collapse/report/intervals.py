@@ -10,6 +10,8 @@ from typing import NamedTuple
 
 from rank_collapse.struct import check_numbers
 
+LEVEL = 0.95  # of every interval that is shown, unless a function is asked for another one
+
 
 class Interval(NamedTuple):
     """Both ends of an interval; an unknown value has the interval (−∞, ∞)."""
@@ -23,7 +25,12 @@ class Interval(NamedTuple):
         return math.isfinite(self.high - self.low)
 
 
-def mean_interval(values: Iterable[float], level: float = 0.95) -> Interval:
+def describe_level(level: float = LEVEL) -> str:
+    """Writes the level of an interval, "95 %"."""
+    return f"{100 * level:g} %"
+
+
+def mean_interval(values: Iterable[float], level: float = LEVEL) -> Interval:
     """Compute Student's interval of a mean: x̄ ± t s/√n, t the quantile of n − 1 degrees of freedom.
 
     For paired differences, one of two treatments of the same seeds is ahead where the interval lies

@@ -31,7 +31,7 @@ from rank_collapse.measures.arrays import (
 from rank_collapse.measures.layer_measures import measure_states
 from rank_collapse.measures.norms import matrix_norm
 from rank_collapse.report import figures
-from rank_collapse.report.intervals import Interval, all_equal, mean_interval
+from rank_collapse.report.intervals import Interval, all_equal, describe_level, mean_interval
 from rank_collapse.struct import check_numbers, check_whole, refuse, refuse_if
 
 MEANING = {
@@ -136,7 +136,9 @@ class CoordCheck:
 
     def __str__(self) -> str:
         ends = [f"L={depth}" for depth in (self.depths[0], self.depths[-1])]
-        rows = [("quantity", "over", *ends, "slope", "95 % interval", "largest ratio")]
+        rows = [
+            ("quantity", "over", *ends, "slope", f"{describe_level()} interval", "largest ratio")
+        ]
         for one in self.slopes():
             with np.errstate(divide="ignore", invalid="ignore"):
                 logs = np.log(self.values[one.quantity].mean(axis=0)[[0, -1], :, -1])

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from rank_collapse.report.intervals import Interval, mean_interval
+from rank_collapse.report.intervals import Interval, describe_level, mean_interval
 from tests.support.refusals import is_refused
 
 # Fisher and Yates 1963, table III: t with P(|T| > t) = 1 − level
@@ -26,6 +26,11 @@ def test_mean_interval(freedom, level):
     deviation = math.sqrt(sum((v - 0.3) ** 2 for v in values) / freedom)
     half = QUANTILES[freedom, level] * deviation / math.sqrt(n)
     assert mean_interval(values, level) == pytest.approx((0.3 - half, 0.3 + half), rel=3e-4)
+
+
+def test_a_level_is_shown_in_per_cent():
+    assert describe_level() == "95 %" and describe_level(0.975) == "97.5 %"
+    assert describe_level(1 - 0.05) == "95 %"
 
 
 def test_edges():

@@ -8,6 +8,7 @@ import pytest
 from PIL import Image
 from scipy import stats
 
+from experiments.reproducing import filling, markdown
 from experiments.reproducing.markdown import render_markdown, shrink_png
 from experiments.verdicts import STATEMENTS, Row, mean_row
 from experiments.verdicts.statement_page import Comparison, Section
@@ -68,11 +69,16 @@ def test_the_file_of_numbers_has_the_same_interval(rendered):
     assert files["results/run_example_1.png"] == b"second"
 
 
-def test_every_table_asks_for_an_interval_of_95_percent(monkeypatch):
+@pytest.mark.parametrize("level, shown", [(0.95, "95 %"), (0.5, "50 %")])
+def test_every_table_asks_for_an_interval_of_the_level_that_it_names(monkeypatch, level, shown):
+    for module in (markdown, filling):
+        assert module.LEVEL == 0.95
+        monkeypatch.setattr(module, "LEVEL", level)
     row = Row("rate", "a", 3, 0.5, lambda level: Interval(level, 2.0))
     section = Section("run_example", "An example", "", "python", claims=[row])
     page, files = render_markdown("Results", "", "", [section])
-    assert "| 0.95 to 2 |" in page and b"0.95,2.0" in files["results/run_example.csv"]
+    assert f"| {shown} interval |" in page and f"| {level} to 2 |" in page
+    assert f"{level},2.0".encode() in files["results/run_example.csv"]
 
 
 def test_a_whole_page():
