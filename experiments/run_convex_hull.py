@@ -138,8 +138,16 @@ def make_examples(key: jax.Array, num_examples: int, num_points: int) -> example
     shape = (num_examples, num_points, 2)
     grid = jax.random.randint(key_points, shape, 0, CELLS + 1)
     shift = SHIFT * jax.random.normal(key_shift, (num_examples, 1, 2))
-    labels = jax.lax.map(hull_labels, grid, batch_size=min(num_examples, 256))
-    return examples.Examples(inputs=grid * (SIDE / CELLS) + shift, labels=labels)
+
+    def make_one(example):
+        """Makes the points and labels of one example from its places on the grid and its shift."""
+        places, shift = example
+        return places * (SIDE / CELLS) + shift, hull_labels(places)
+
+    # One after the other: in the loop the shift is a rounded number. Otherwise a compiler may fuse
+    # the product in it with the sum, and points would depend on how hard it optimises.
+    inputs, labels = jax.lax.map(make_one, (grid, shift))
+    return examples.Examples(inputs=inputs, labels=labels)
 
 
 def hull_labels(points: Int[Array, "n 2"]) -> Int[Array, "n"]:

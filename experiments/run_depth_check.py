@@ -265,7 +265,7 @@ EXPERIMENT = Experiment(
     "With α = ½, layers become linear in their weights as the depth grows. With α = 1 they do not "
     "(figure 6). No paper says whether deeper networks have more similar tokens.",
     presets={
-        "quick": "--rule=mup,half,completep --depth=2,8,32 --num_seeds=3",
+        "quick": "--rule=mup,half,completep --depth=2,16 --num_seeds=3",
         "reported": {
             "bytes": f"--seed=3000 --rule=mup,half,completep {DEEP} --num_seeds=4 --d_model=256",
             "RTE": "--seed=3000 --rule=sp,mup,completep --depth=2,4,8,16,32 --num_seeds=4 "

@@ -106,6 +106,7 @@ def test_programs_are_compiled_as_hard_as_their_level_says(monkeypatch):
         (False, {}, {level: 1}),
         (False, {"level": 2}, {level: 2}),
         (False, {"level": 0}, {level: 0, "xla_llvm_disable_expensive_passes": True}),
+        (False, {"is_draw": True}, seeds.DRAWS),
     ):
         monkeypatch.setattr(type(jax.config), "read", lambda *_, disabled=disabled: disabled)
         made = seeds.run_seeds(single, mesh, donate=(1,), **options)
