@@ -56,10 +56,14 @@ def _measure_finite(names, x, mask):
     finite = xp.all(xp.isfinite(counted), axis=(-2, -1))
     if not is_jax_array(x):  # which a measure refuses where its values are known
         x = xp.where(finite[..., None, None], x, 0)
-    values = {name: MEASURES[name](x, mask=mask) for name in names}
-    for name in NEEDS_TWO_TOKENS:
-        if name in values:
-            values[name] = xp.where(num_tokens(x, mask) < 2, xp.nan, values[name])
+    values = {}
+    for name in names:
+        if name not in NEEDS_TWO_TOKENS:
+            values[name] = MEASURES[name](x, mask=mask)
+        elif x.shape[-2] < 2:  # which a measure may refuse
+            values[name] = xp.full_like(x[..., 0, 0], xp.nan)
+        else:
+            values[name] = xp.where(num_tokens(x, mask) < 2, xp.nan, MEASURES[name](x, mask=mask))
     return {name: xp.where(finite, a, xp.nan) for name, a in values.items()}
 
 
