@@ -32,34 +32,17 @@ def run_on_host(
     has_values = not any(isinstance(a, jax.core.Tracer) for a in leaves)
     are_on_host = [has_values and _is_on_host(a) for a in leaves]
     leaves = [np.asarray(a) if host else a for a, host in zip(leaves, are_on_host, strict=True)]
-    mesh = next(filter(None, map(_find_explicit_mesh, leaves)), None)
 
-    def call(leaves):
-        args, options = jax.tree.unflatten(structure, leaves)
+    def call(tree):
+        args, options = tree
         return measure(*args, **options)
 
     with jax.default_matmul_precision("highest"):
-        result = call(leaves) if mesh is None else _call_with_auto_axes(call, leaves, mesh)
+        result = call_with_auto_axes(call, jax.tree.unflatten(structure, leaves))
     return jax.tree.map(as_jax, result) if any(are_on_host) else result
 
 
-def _find_explicit_mesh(a):
-    """Return the mesh of an array whose type says how it lies over devices; None for others.
-
-    Such are the axes of `jax.make_mesh` unless it is told otherwise (jax.sharding.AxisType).
-    """
-    if not isinstance(a, jax.Array) or not hasattr(jax.typeof(a), "sharding"):
-        return None
-    mesh = jax.typeof(a).sharding.mesh
-    return mesh if _list_explicit_axes(mesh) else None
-
-
-def _list_explicit_axes(mesh):
-    types = zip(mesh.axis_names, mesh.axis_types, strict=True)
-    return tuple(name for name, kind in types if kind == jax.sharding.AxisType.Explicit)
-
-
-def _call_with_auto_axes(call, leaves, mesh):
+def call_with_auto_axes(call: Callable[[Any], Any], tree: Any) -> Any:
     """Call a function of arrays whose types say how they lie over devices, and let XLA choose how
     what is computed of them does.
 
@@ -69,10 +52,13 @@ def _call_with_auto_axes(call, leaves, mesh):
     such arrays.
 
     Args:
-        call: Function of a list of arrays, functions and other objects.
-        leaves: Its arguments.
-        mesh: The devices.
+        call: Function of a pytree of arrays, functions and other objects.
+        tree: Its argument.
     """
+    leaves, structure = jax.tree.flatten(tree)
+    mesh = next(filter(None, map(_find_explicit_mesh, leaves)), None)
+    if mesh is None:
+        return call(tree)
     axes, arrays = _list_explicit_axes(mesh), {}
     for i, a in enumerate(leaves):
         if isinstance(a, jax.Array):
@@ -94,13 +80,30 @@ def _call_with_auto_axes(call, leaves, mesh):
 
     def call_arrays(arrays):
         filled = [arrays.get(i, a) for i, a in enumerate(leaves)]
-        return call([make_explicit(a) if callable(a) else a for a in filled])
+        filled = [make_explicit(a) if callable(a) else a for a in filled]
+        return call(jax.tree.unflatten(structure, filled))
 
     def spread(out_sharding):
         return jax.sharding.auto_axes(call_arrays, axes=axes, out_sharding=out_sharding)
 
     shapes = jax.eval_shape(spread(NamedSharding(mesh, PartitionSpec())), arrays)
     return spread(jax.tree.map(choose_sharding, shapes))(arrays)
+
+
+def _find_explicit_mesh(a):
+    """Return the mesh of an array whose type says how it lies over devices; None for others.
+
+    Such are the axes of `jax.make_mesh` unless it is told otherwise (jax.sharding.AxisType).
+    """
+    if not isinstance(a, jax.Array) or not hasattr(jax.typeof(a), "sharding"):
+        return None
+    mesh = jax.typeof(a).sharding.mesh
+    return mesh if _list_explicit_axes(mesh) else None
+
+
+def _list_explicit_axes(mesh):
+    types = zip(mesh.axis_names, mesh.axis_types, strict=True)
+    return tuple(name for name, kind in types if kind == jax.sharding.AxisType.Explicit)
 
 
 def _is_on_host(a):
