@@ -181,7 +181,12 @@ def run_seeds(
     options = PRODUCTS if mesh.devices.flat[0].platform == "gpu" else None
     if is_on_cpu(mesh) and not jax.config.read("jax_disable_most_optimizations"):
         options = {"xla_backend_optimization_level": level} if level else QUICK
-    return jax.jit(call_shards, donate_argnums=donate, compiler_options=options)
+    return jax.jit(
+        call_shards,
+        donate_argnums=donate,
+        out_shardings=seed_sharding(mesh),  # which XLA would change for arrays of size 0
+        compiler_options=options,
+    )
 
 
 def _map_groups(fn, by_seed, at_once):

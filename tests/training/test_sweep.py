@@ -99,18 +99,19 @@ def assert_same_bits_of(a, b, seeds, has_looks=True):
             np.testing.assert_array_equal(x, y[seeds])
 
 
-@pytest.mark.parametrize("at_once", [1, 2])
-def test_states_and_metrics_may_have_arrays_of_size_0(at_once):
+@pytest.mark.parametrize(("at_once", "devices"), [(1, 2), (2, 1)])
+def test_states_and_metrics_may_have_arrays_of_size_0(at_once, devices):
     def start(key, hyper):
         return {"w": jax.random.normal(key, (2,)), "empty": jnp.zeros((0, 3))}
 
     def halve(state, hyper, index):
         state = state | {"w": state["w"] * hyper["rate"]}
-        return state, {"sum": state["w"].sum(), "none": jnp.zeros((2, 0))}
+        return state, {"sum": state["w"].sum(), "none": state["empty"]}
 
     options = {"steps": 3, "seeds": 5, "hyper": {"rate": [0.5, 0.25, 0.125]}, "quiet": True}
-    result = sweep(start, halve, at_once=at_once, mesh=seed_mesh(jax.devices()[:1]), **options)
-    assert result.metrics["none"].shape == (3, 5, 3, 2, 0)
+    mesh = seed_mesh(jax.devices()[:devices])
+    result = sweep(start, halve, at_once=at_once, mesh=mesh, **options)
+    assert result.metrics["none"].shape == (3, 5, 3, 0, 3)
     assert result.states["empty"].shape == (5, 3, 0, 3)
     first = result.metrics["sum"].isel(rate=0).values  # [seeds, steps]
     for rate in range(3):
