@@ -8,6 +8,8 @@ from jaxtyping import Bool, Float, Int
 from rank_collapse.agree.recording import Layer, Recording
 from rank_collapse.struct import refuse_if
 
+OTHER_ORDER = "the tokens stand in another order"
+
 
 class Alignment(NamedTuple):
     """The pairs of tokens, one from each recording, that are compared.
@@ -82,7 +84,7 @@ def align_tokens(first: Recording, second: Recording) -> Alignment:
 
     kind = ""
     if all(o is not None for o in order) and any(map(changes_order, order)):
-        kind = "the tokens stand in another order"
+        kind = OTHER_ORDER
         for example, permutation in enumerate(order):
             n = len(permutation)
             positions[1][example, :n] = positions[1][example, permutation]

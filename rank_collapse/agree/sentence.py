@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from rank_collapse.agree.alignment import OTHER_ORDER
 from rank_collapse.agree.differences import Rounding
 from rank_collapse.agree.verdict import Fault, Row
 
@@ -50,7 +51,9 @@ def write_sentence(
             )
         return text
     if place is None:
-        return f"differ before layer 0 by {embedding:.2g} of the size: {kind}."
+        # The error is of tokens that were put into one order.
+        amount = "" if kind == OTHER_ORDER else f" by {embedding:.2g} of the size"
+        return f"differ before layer 0{amount}: {kind}."
     fault, row = faults[0], rows[faults[0].index]
     name = {"attention": "attention", "mlp": "MLP", "layer": "sum"}[row.part]
     has_states_alone = all(other.part == "layer" for other in rows)

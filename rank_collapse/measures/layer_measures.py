@@ -41,12 +41,7 @@ def measure_states(
 
         values = on_jax.compile_function(_measure_finite, (0,))(computed, x, mask)
     else:
-        xp = namespace(x)
-        counted = x if mask is None else xp.where(mask[..., None], x, 0)
-        finite = xp.all(xp.isfinite(counted), axis=(-2, -1))
-        x = xp.where(finite[..., None, None], x, 0)
         values = _measure_finite(computed, x, mask)
-        values = {name: xp.where(finite, a, xp.nan) for name, a in values.items()}
     notes = {} if left_out is None else {"left_out": left_out}
     if flagged:
         notes["spiked"] = values["residual_spike"] > 0.5
@@ -54,13 +49,22 @@ def measure_states(
 
 
 def _measure_finite(names, x, mask):
-    """Compute measures of finite tokens by name; NaN where they need two tokens and have fewer."""
-    values = {name: MEASURES[name](x, mask=mask) for name in names}
+    """Compute measures of tokens by name; NaN where the tokens are not finite, or where a measure
+    needs two tokens and has fewer."""
     xp = namespace(x)
-    for name in NEEDS_TWO_TOKENS:
-        if name in values:
-            values[name] = xp.where(num_tokens(x, mask) < 2, xp.nan, values[name])
-    return values
+    counted = x if mask is None else xp.where(mask[..., None], x, 0)
+    finite = xp.all(xp.isfinite(counted), axis=(-2, -1))
+    if not is_jax_array(x):  # which a measure refuses where its values are known
+        x = xp.where(finite[..., None, None], x, 0)
+    values = {}
+    for name in names:
+        if name not in NEEDS_TWO_TOKENS:
+            values[name] = MEASURES[name](x, mask=mask)
+        elif x.shape[-2] < 2:  # which a measure may refuse
+            values[name] = xp.full_like(x[..., 0, 0], xp.nan)
+        else:
+            values[name] = xp.where(num_tokens(x, mask) < 2, xp.nan, MEASURES[name](x, mask=mask))
+    return {name: xp.where(finite, a, xp.nan) for name, a in values.items()}
 
 
 def measure_weights(

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from array_api_compat import is_numpy_array
+from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array
 
 from rank_collapse.annotations import AnyArray, Leaf
@@ -31,10 +32,78 @@ def run_on_host(
     has_values = not any(isinstance(a, jax.core.Tracer) for a in leaves)
     are_on_host = [has_values and _is_on_host(a) for a in leaves]
     leaves = [np.asarray(a) if host else a for a, host in zip(leaves, are_on_host, strict=True)]
-    args, options = jax.tree.unflatten(structure, leaves)
+
+    def call(tree):
+        args, options = tree
+        return measure(*args, **options)
+
     with jax.default_matmul_precision("highest"):
-        result = measure(*args, **options)
+        result = call_with_auto_axes(call, jax.tree.unflatten(structure, leaves))
     return jax.tree.map(as_jax, result) if any(are_on_host) else result
+
+
+def call_with_auto_axes(call: Callable[[Any], Any], tree: Any) -> Any:
+    """Call a function of arrays whose types say how they lie over devices, and let XLA choose how
+    what is computed of them does.
+
+    Explicit axes would refuse to slice, sort, reshape or decompose what is spread over them. A
+    result lies like the first axes of an argument of the same sizes; others are on all devices.
+    Functions among the arguments, such as norms, see arrays with explicit axes: they may close over
+    such arrays.
+
+    Args:
+        call: Function of a pytree of arrays, functions and other objects.
+        tree: Its argument.
+    """
+    leaves, structure = jax.tree.flatten(tree)
+    mesh = next(filter(None, map(_find_explicit_mesh, leaves)), None)
+    if mesh is None:
+        return call(tree)
+    axes, arrays = _list_explicit_axes(mesh), {}
+    for i, a in enumerate(leaves):
+        if isinstance(a, jax.Array):
+            arrays[i] = a
+    specs = [(a.shape, jax.typeof(a).sharding.spec) for a in arrays.values()]
+
+    def choose_sharding(result):
+        shape = result.shape
+        alike = (spec for first, spec in specs if shape and first[: len(shape)] == shape)
+        return NamedSharding(mesh, PartitionSpec(*next(alike, ())[: len(shape)]))
+
+    def make_explicit(function):
+        def call_function(*args):
+            """Calls a function of the caller's with the axes that its own arrays have."""
+            places = tuple(map(choose_sharding, args))
+            return jax.sharding.explicit_axes(function, axes=axes, in_sharding=places)(*args)
+
+        return call_function
+
+    def call_arrays(arrays):
+        filled = [arrays.get(i, a) for i, a in enumerate(leaves)]
+        filled = [make_explicit(a) if callable(a) else a for a in filled]
+        return call(jax.tree.unflatten(structure, filled))
+
+    def spread(out_sharding):
+        return jax.sharding.auto_axes(call_arrays, axes=axes, out_sharding=out_sharding)
+
+    shapes = jax.eval_shape(spread(NamedSharding(mesh, PartitionSpec())), arrays)
+    return spread(jax.tree.map(choose_sharding, shapes))(arrays)
+
+
+def _find_explicit_mesh(a):
+    """Return the mesh of an array whose type says how it lies over devices; None for others.
+
+    Such are the axes of `jax.make_mesh` unless it is told otherwise (jax.sharding.AxisType).
+    """
+    if not isinstance(a, jax.Array) or not hasattr(jax.typeof(a), "sharding"):
+        return None
+    mesh = jax.typeof(a).sharding.mesh
+    return mesh if _list_explicit_axes(mesh) else None
+
+
+def _list_explicit_axes(mesh):
+    types = zip(mesh.axis_names, mesh.axis_types, strict=True)
+    return tuple(name for name, kind in types if kind == jax.sharding.AxisType.Explicit)
 
 
 def _is_on_host(a):

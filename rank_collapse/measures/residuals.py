@@ -148,7 +148,9 @@ def _first_part_change(u, s, vt, dx):
     first, first_u, first_v = s[..., :1, :], u[..., :1], transpose(vt[..., :1, :])
     dx_v, dx_u = dx @ first_v, transpose(dx) @ first_u
     a, b = transpose(u) @ dx_v, vt @ dx_u
-    inverse_gaps = safe_divide(1 + 0 * s, first**2 - s**2, 0)
+    # Not σ_1² − σ_j²: a compiled program may round only one of the squares, and σ_1² − σ_1² is then
+    # not 0.
+    inverse_gaps = safe_divide(1 + 0 * s, (first - s) * (first + s), 0)
     inverse_first = safe_divide(1 + 0 * first, first, 0)
     du = u @ (inverse_gaps * (first * a + s * b)) + inverse_first * (dx_v - u @ a)
     dv = transpose(vt) @ (inverse_gaps * (first * b + s * a)) + inverse_first * (

@@ -150,7 +150,9 @@ def bulk_ratio(x: AnyArray, *, mask: AnyArray | None = None) -> Float[AnyArray, 
         x, mask: See `spike_entry`.
     """
     x, mask = scale_tokens(x, mask)
-    return residual_ratio(x, mask=_select_bulk(x, mask))
+    xp, ratio = namespace(x), residual_ratio(x, mask=_select_bulk(x, mask))
+    # An infinite token is far from the others, but must not be left out.
+    return xp.where(xp.all(xp.isfinite(x), axis=(-2, -1)), ratio, float("nan"))
 
 
 def choose_ratio(ratio: AnyArray, bulk: AnyArray) -> np.ndarray:

@@ -65,7 +65,10 @@ def function_contributions(
             all. For two kinds of branches, a number or one for each.
         direction: The vector that the paths carry, of the shape of x; None for x itself. The offset
             is output − Σ_k C_k, the constant part of fn if the direction is x.
-        freeze: False for the exact derivative at x, Σ_k C_k = jvp(fn, x, direction), instead.
+        freeze: False for the exact derivative at x, Σ_k C_k = jvp(fn, x, direction), instead. A
+            `jax.custom_jvp` without branches keeps its own rule. A `jax.custom_vjp` has no rule for
+            a direction: its forward code is differentiated, so that a gradient of the caller's own,
+            such as that of a straight-through estimator, is not used.
 
     Returns:
         `PathContributions`: by_length [longest + 1, ...], offset, output and longer.

@@ -171,7 +171,7 @@ def run_seeds(
             return jax.lax.map(lambda a: fn(*a, shared), tuple(by_seed))
         if at_once is None or at_once >= count:
             return jax.vmap(lambda *a: fn(*a, shared))(*by_seed)
-        return jax.lax.map(lambda a: fn(*a, shared), tuple(by_seed), batch_size=at_once)
+        return _map_groups(lambda a: fn(*a, shared), tuple(by_seed), at_once)
 
     def call_shards(*arguments):
         """Runs the seeds of each device on it. All arguments but the last are split by seeds."""
@@ -190,4 +190,33 @@ def run_seeds(
     if is_on_cpu(mesh) and not jax.config.read("jax_disable_most_optimizations"):
         options = {"xla_backend_optimization_level": level} if level else QUICK
         options = DRAWS if is_draw else options
-    return jax.jit(call_shards, donate_argnums=donate, compiler_options=options)
+    return jax.jit(
+        call_shards,
+        donate_argnums=donate,
+        out_shardings=seed_sharding(mesh),  # which XLA would change for arrays of size 0
+        compiler_options=options,
+    )
+
+
+def _map_groups(fn, by_seed, at_once):
+    """Compute seeds in groups, one group after the other, as `jax.lax.map` does with `batch_size`,
+    but for arrays of size 0, too.
+
+    Args:
+        fn: Function of one seed.
+        by_seed: Its arguments [s, ...].
+        at_once: Seeds of a group; the last group may have fewer.
+    """
+    count = jax.tree.leaves(by_seed)[0].shape[0]
+    groups, remaining = divmod(count, at_once)
+    whole = groups * at_once
+
+    def split(a):
+        return a[:whole].reshape(groups, at_once, *a.shape[1:])
+
+    grouped = jax.lax.map(jax.vmap(fn), jax.tree.map(split, by_seed))
+    results = jax.tree.map(lambda a: a.reshape(whole, *a.shape[2:]), grouped)
+    if not remaining:
+        return results
+    last = jax.vmap(fn)(jax.tree.map(lambda a: a[whole:], by_seed))
+    return jax.tree.map(lambda a, b: jnp.concatenate([a, b]), results, last)

@@ -10,6 +10,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from rank_collapse.annotations import Tree
+from rank_collapse.measures import on_jax
 from rank_collapse.measures.arrays import as_floats, on_host
 from rank_collapse.measures.norms import powers_of_four
 from rank_collapse.printed import split_numbers
@@ -58,6 +59,19 @@ def monitor_gradients(
     refuse_if(by_layer and layer_axis is not None, "by_layer= and layer_axis= exclude each other")
     table = {name: part for part, names in PARTS.items() for name in names}
     table |= dict(parts or {})
+    compute = functools.partial(
+        _compute_norms, table=table, layer_axis=layer_axis, by_layer=by_layer, axis=axis
+    )
+    return on_jax.call_with_auto_axes(compute, gradients)
+
+
+def _compute_norms(gradients, table, layer_axis, by_layer, axis):
+    """Compute `monitor_gradients`.
+
+    Args:
+        gradients, layer_axis, by_layer, axis: See `monitor_gradients`.
+        table: The parameters that a leaf holds, by the names that its path may have.
+    """
     boxed = jax.tree_util.tree_leaves_with_path(  # a box of Flax has a path that ends in "value"
         gradients, is_leaf=lambda node: hasattr(node, "add_axis")
     )

@@ -89,6 +89,8 @@ def test_tokens_in_another_order_are_named(compare):
     second = {name: a[:, order] for name, a in run(model, "bfloat16").items()}
     answer = compare(run(model), second)
     assert answer.kind == "the tokens stand in another order" and answer.first is None
+    # No size: that of what differs once the tokens are put into one order would mislead.
+    assert answer.sentence == "differ before layer 0: the tokens stand in another order."
 
 
 def test_rows_that_two_tokens_share_are_in_no_other_order():

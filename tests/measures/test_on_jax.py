@@ -7,7 +7,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import NamedSharding, PartitionSpec
 
+import rank_collapse as rc
 from rank_collapse.measures import on_jax
 from tests.oracles import draws
 from tests.support.closeness import near
@@ -61,6 +63,30 @@ def test_a_decomposition_that_does_not_converge_is_repeated_by_another():
     ):
         np.testing.assert_array_equal(results[0], [2, 24, np.nan])
         np.testing.assert_array_equal(results[1], [1, 2, 1])
+
+
+@pytest.mark.parametrize(
+    "spec", full_but([("x",), (None, "x"), (None, None, "x")], ("x",), (None, "x"))
+)
+def test_arrays_with_explicit_axes_are_measured_as_one_array(spec):
+    """Axes of `jax.make_mesh` are explicit: there JAX refuses to sort, slice or decompose what is
+    spread over devices. Norms close over arrays that have such axes, too."""
+    mesh = jax.make_mesh((2,), ("x",))
+    x, gain = np.asarray(draws.normal(2, 6, 4)), np.arange(1, 5, dtype=np.float32)
+    place = NamedSharding(mesh, PartitionSpec(*spec))
+    names = [name for name, measure in rc.MEASURES.items() if measure.needs == "tokens"]
+
+    def measure(x, gain):
+        read = rc.monitor(x, tokens="read", norm=lambda y: y * gain[None, None])
+        each = jax.vmap(rc.effective_rank)(x)
+        return {name: rc.MEASURES[name](x) for name in names}, read, each, rc.residual(x)
+
+    laid_out = jax.device_put(x, place), jax.device_put(gain, NamedSharding(mesh, PartitionSpec()))
+    results, wanted = jax.jit(measure)(*laid_out), measure(x, gain)
+    near(results, wanted, rtol=1e-4, atol=1e-5)
+    assert results[3].sharding.is_equivalent_to(place, 3)  # not copied to all devices
+    slope = jax.jit(jax.grad(lambda x: rc.rank_one_ratio(x).sum()))
+    near(slope(laid_out[0]), slope(x), rtol=1e-4, atol=1e-6)
 
 
 SHARED = """

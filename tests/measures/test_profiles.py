@@ -48,6 +48,16 @@ def test_batches_layers_lists_and_masks():
     np.testing.assert_allclose(low, measure_one_by_one(rc.residual_ratio), rtol=3e-2)
 
 
+def test_one_token_gives_nan_where_a_measure_needs_two():
+    names = ("token_cosine", "residual_ratio", "bulk_ratio", "effective_rank")
+    one = HIDDEN[:, 0, :1]
+    for measure in (rc.profile, jax.jit(rc.profile, static_argnames="measures")):
+        profile = measure(one, measures=names)
+        for name in names[:3]:
+            assert np.isnan(profile[name]).all() and profile[name].shape == (L,), name
+        np.testing.assert_allclose(profile["effective_rank"], 1, rtol=1e-5)
+
+
 def test_hidden_states_of_transformers():
     torch = pytest.importorskip("torch")
     hidden = tuple(torch.tensor(h, requires_grad=True) for h in HIDDEN)

@@ -5,6 +5,7 @@ python -m tests.measures.test_spikes     prints the table
 
 import functools
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -256,6 +257,23 @@ def test_entries_that_are_not_finite_have_no_largest_place(bad):
     x = torch.tensor([[1.0, bad], [2.0, 3.0]])
     assert rc.measures.spike_token(x).isnan() and rc.measures.spike_feature(x).isnan()
     assert rc.measures.spike_token(x, mask=[False, True]) == 1
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_compiled_measures_of_tokens_that_are_not_finite_are_nan(bad):
+    """Also those that leave out the tokens far from the others."""
+    x = np.random.default_rng(0).normal(size=(8, 6)).astype(np.float32)
+    broken = x.copy()
+    broken[2, 3] = bad
+    assert np.isnan(jax.jit(rc.measures.bulk_ratio)(broken))
+    names = tuple(name for name, measure in rc.MEASURES.items() if measure.needs == "tokens")
+    measure = jax.jit(lambda x, mask: rc.profile(x, measures=names, mask=mask).measures)
+    layers, exists = np.stack([x, broken]), np.arange(8) != 2
+    for name, values in measure(layers, None).items():
+        assert np.isfinite(values[0]) and np.isnan(values[1]), name
+    for name, values in measure(layers, exists).items():
+        assert values[0] == values[1], name
+    assert np.isnan(jax.jit(rc.monitor)(layers)["bulk_ratio"])
 
 
 def test_a_median_is_of_what_exists_in_each_column():

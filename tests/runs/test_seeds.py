@@ -100,6 +100,7 @@ def test_padding_repeats_the_last_seed_and_is_cut_off_again():
 
 def test_programs_are_compiled_as_hard_as_their_level_says(monkeypatch):
     monkeypatch.setattr(jax, "jit", lambda fn, **options: options)
+    monkeypatch.setattr(seeds, "seed_sharding", lambda mesh: "by seed")
     mesh, level = seeds.seed_mesh(), "xla_backend_optimization_level"
     for disabled, options, expected in (
         (True, {}, None),
@@ -110,6 +111,7 @@ def test_programs_are_compiled_as_hard_as_their_level_says(monkeypatch):
     ):
         monkeypatch.setattr(type(jax.config), "read", lambda *_, disabled=disabled: disabled)
         made = seeds.run_seeds(single, mesh, donate=(1,), **options)
+        assert made.pop("out_shardings") == "by seed"
         assert made == {"donate_argnums": (1,), "compiler_options": expected}
     gpu = np.array([SimpleNamespace(platform="gpu")])
     made = seeds.run_seeds(single, SimpleNamespace(devices=gpu))

@@ -15,6 +15,7 @@ from tests.oracles.swept_networks import (
     init,
     step,
 )
+from tests.support.closeness import assert_close
 
 
 def run_alone(seed, rate, width, steps=25, scale=0.5):
@@ -96,6 +97,26 @@ def assert_same_bits_of(a, b, seeds, has_looks=True):
     for x, y in zip(jax.tree.leaves(a.states), jax.tree.leaves(b.states), strict=True):
         if not isinstance(x, jax.Array):
             np.testing.assert_array_equal(x, y[seeds])
+
+
+@pytest.mark.parametrize(("at_once", "devices"), [(1, 2), (2, 1)])
+def test_states_and_metrics_may_have_arrays_of_size_0(at_once, devices):
+    def start(key, hyper):
+        return {"w": jax.random.normal(key, (2,)), "empty": jnp.zeros((0, 3))}
+
+    def halve(state, hyper, index):
+        state = state | {"w": state["w"] * hyper["rate"]}
+        return state, {"sum": state["w"].sum(), "none": state["empty"]}
+
+    options = {"steps": 3, "seeds": 5, "hyper": {"rate": [0.5, 0.25, 0.125]}, "quiet": True}
+    mesh = seed_mesh(jax.devices()[:devices])
+    result = sweep(start, halve, at_once=at_once, mesh=mesh, **options)
+    assert result.metrics["none"].shape == (3, 5, 3, 0, 3)
+    assert result.states["empty"].shape == (5, 3, 0, 3)
+    first = result.metrics["sum"].isel(rate=0).values  # [seeds, steps]
+    for rate in range(3):
+        wanted = first[:, :1] * 2 * 0.5 ** ((rate + 1) * np.arange(1, 4))
+        assert_close(result.metrics["sum"].isel(rate=rate).values, wanted)
 
 
 @pytest.mark.parametrize("at_once", [2, 100])

@@ -6,6 +6,7 @@ import jax
 import numpy as np
 import pytest
 from flax import linen as nn, nnx
+from jax.sharding import NamedSharding, PartitionSpec
 
 import rank_collapse as rc
 from rank_collapse.watch.names import PARTS
@@ -179,3 +180,19 @@ def test_a_name_of_the_caller_counts_before_that_of_the_table():
     parts = {"c_attn": ("query", "key", "value")}  # of an axis of length 0 no share is taken
     norms = rc.monitor_gradients({"c_attn": np.zeros((0, 6), np.float32)}, parts=parts)
     near(norms, dict.fromkeys(norms, 0.0))
+
+
+def test_gradients_with_explicit_axes_are_those_of_one_device():
+    """Also where the axis that is spread over devices is split, or is that of the layers."""
+    mesh = jax.make_mesh((2,), ("x",))
+    packed = draw_normal(4, 2, 6)
+
+    def measure(gradient):
+        parts = {"c_attn": ("query", "key", "value")}
+        options = {"parts": parts, "axis": -1, "layer_axis": 0}
+        return rc.monitor_gradients({"c_attn": gradient}, **options)
+
+    for spec in (("x",), (None, "x"), (None, None, "x")):
+        spread = jax.device_put(packed, NamedSharding(mesh, PartitionSpec(*spec)))
+        for compute in (measure, jax.jit(measure)):
+            near(compute(spread), measure(packed), rtol=1e-5)

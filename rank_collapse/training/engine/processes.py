@@ -55,6 +55,6 @@ def gather(runs: Runs, num_seeds: int) -> Runs:
         raw = np.frombuffer(np.ascontiguousarray(padded).tobytes(), np.uint8)
         everyone = np.asarray(multihost_utils.process_allgather(raw))
         gathered = np.frombuffer(everyone.tobytes(), array.dtype)
-        return gathered.reshape(-1, *array.shape[1:])
+        return gathered.reshape(jax.process_count() * size, *array.shape[1:])
 
     return dataclasses.replace(runs, **jax.tree.map(exchange, fields))

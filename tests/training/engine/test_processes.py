@@ -63,6 +63,7 @@ def test_runs_are_gathered_from_all_processes_with_their_dtypes(monkeypatch):
         metrics = [[seeds[:, None] + np.array([0.25]), seeds[:, None] + np.array([0.5, 0.75])]]
         looks = [[np.stack([seeds, points], axis=1)[:, None].astype(np.float16)]]
         state = [seeds.astype(np.int64) * 2**40, np.stack([seeds, points], 1).astype(np.float32)]
+        state += [np.zeros((len(seeds), 0, 3), np.float32)]
         return Runs(points, seeds, 3, state, metrics, looks, [], seeds - 11, seeds[:, None] > 11)
 
     alone = make_runs(np.array([10, 11, 12]))
