@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.export.graph_signature import OutputKind
 
 from rank_collapse.annotations import Tree
 from rank_collapse.torch.calls import Call, list_values, map_nested
@@ -57,7 +58,10 @@ class Evaluation:
         module = exported.program.graph_module
         order = [n for n in module.graph.nodes if n.op == "placeholder"]
         arguments = [entering.get(n.name, Value(None)) for n in order]
-        (self.output,) = list_values(self._run(module, arguments, None))
+        kinds = [spec.kind for spec in exported.program.graph_signature.output_specs]
+        results = list_values(self._run(module, arguments, None))
+        # The other results are buffers and arguments that the model changes.
+        self.output = results[kinds.index(OutputKind.USER_OUTPUT)]
 
     def _run(self, module: fx.GraphModule, arguments: list[Value], caller: Branch | None) -> Tree:
         """Evaluate a graph, or one that another calls from within a branch.
@@ -153,9 +157,8 @@ class Evaluation:
         if target is operator.getitem and not isinstance(args[0], Value):
             return args[0][args[1]]
         if isinstance(target, torch._ops.HigherOrderOperator):
-            return self._call_graph(
-                target.name(), Call(target.name(), target, args, kwargs, place, self._bases), branch
-            )
+            name = target.name()
+            return self._call_graph(Call(name, target, args, kwargs, place, self._bases), branch)
         name = _name_of(node)
         args, kwargs = _by_position(target, list(args), dict(kwargs))
         call = Call(name, target, args, kwargs, place, self._bases)
