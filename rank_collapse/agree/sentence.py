@@ -14,6 +14,7 @@ def write_sentence(
     faults: list[Fault],
     rounding: Rounding,
     embedding: float,
+    where: str,
 ) -> str:
     """Write the answer of a comparison in words: whether two runs agree, where they first differ
     and by how much.
@@ -27,6 +28,7 @@ def write_sentence(
         faults: Sublayers that add more error than rounding explains.
         rounding: Rounding of the coarser run.
         embedding: Median relative error before the first layer.
+        where: Which tokens differ there, and by how much.
     """
     if agree is None:
         row = next(row for row in rows if not row.judged)
@@ -50,7 +52,7 @@ def write_sentence(
             )
         return text
     if place is None:
-        return f"differ before layer 0 by {embedding:.2g} of the size: {kind}."
+        return f"differ before layer 0 {where}: {kind}."
     fault, row = faults[0], rows[faults[0].index]
     name = {"attention": "attention", "mlp": "MLP", "layer": "sum"}[row.part]
     has_states_alone = all(other.part == "layer" for other in rows)
