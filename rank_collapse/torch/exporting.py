@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import inspect
 import io
+import itertools
 import logging
 import operator
 import traceback
@@ -359,7 +360,11 @@ def describe_place(node: torch.fx.Node) -> str:
     calls = module_calls(node)
     module = f"module {calls[-1][1]!r}" if calls else "the model's own forward"
     lines = [line.strip() for line in (node.meta.get("stack_trace") or "").strip().splitlines()]
-    if len(lines) > 1 and lines[-2].startswith("File "):
-        file, number = lines[-2].split('"')[1], lines[-2].split(", line ")[1].split(",")[0]
-        return f"{module} ({file.rsplit('/', 1)[-1]}:{number}: {lines[-1][:70]})"
+    pairs = list(itertools.pairwise(lines))
+    # Lines of graphs that torch itself wrote have the file "<eval_with_key>".
+    pairs = [pair for pair in pairs if pair[0].startswith('File "') and '"<' not in pair[0]]
+    if pairs:
+        place, code = pairs[-1]
+        file, number = place.split('"')[1], place.split(", line ")[1].split(",")[0]
+        return f"{module} ({file.rsplit('/', 1)[-1]}:{number}: {code[:70]})"
     return module

@@ -16,10 +16,12 @@ from rank_collapse.torch.calls import Call, list_values, map_nested
 from rank_collapse.torch.exact import differentiate_call
 from rank_collapse.torch.exporting import Exported, describe_place
 from rank_collapse.torch.frozen import freeze_call
-from rank_collapse.torch.operators import BATCH_NORMS
+from rank_collapse.torch.operators import BATCH_NORMS, KERNELS
 from rank_collapse.torch.refusals import (
     refuse_batch_statistics,
     refuse_failure,
+    refuse_hidden_modules,
+    refuse_kernel,
     refuse_operator,
     refuse_random,
 )
@@ -53,6 +55,7 @@ class Evaluation:
         self._bases = Bases()
         self._moved: dict[int, Value] = {}
         self.start: Value | None = None
+        self._weights = {id(array) for array in exported.weights.values()}
         entering = {name: Value(array) for name, array in exported.weights.items()}
         entering |= {name: Value(array) for name, array in exported.inputs.items()}
         module = exported.program.graph_module
@@ -186,7 +189,12 @@ class Evaluation:
             call: The operator, with its arguments.
             branch: The branch that it is inside of; None for none.
         """
+        if call.name in KERNELS:
+            refuse_kernel(call)
         if call.name == "cond":
+            has_weights = any(id(value.array) in self._weights for value in call.values)
+            if branch is None and has_weights and call.dependent:
+                refuse_hidden_modules(call)
             predicate, on_true, on_false, operands = call.args
             chosen = on_true if bool(call.argument(0, predicate)) else on_false
             return self._run(chosen, list_values(operands), branch)

@@ -92,6 +92,29 @@ def test_a_branch_in_a_block_of_autocast_is_refused():
     is_refused(message, path_lengths, model, HIDDEN, branches=r"layers\.1", start="layers.0.q")
 
 
+class ChoosesLayer(Model):
+    def forward(self, hidden):
+        x = torch.cond(hidden.sum() > -1e9, self.layers[0], lambda y: y * 1.0, (hidden,))
+        return self.norm(x + self.layers[1](x))
+
+
+def test_a_branch_that_torch_cond_calls_is_refused():
+    message = "cond in the model's own forward.* is outside of all branches, and torch.export"
+    is_refused(message, path_lengths, ChoosesLayer(), HIDDEN, branches=LAYERS)
+
+
+def test_flex_attention_is_refused():
+    flex = pytest.importorskip("torch.nn.attention.flex_attention")
+
+    class Flex(Attention):
+        def forward(self, x):
+            q, k, v = (part(x)[:, None] for part in (self.q, self.k, self.v))
+            return flex.flex_attention(q, k, v)[:, 0]
+
+    message = "flex_attention in .* computes attention in one kernel"
+    is_refused(message, path_lengths, Model(Flex), hidden=HIDDEN, branches=LAYERS)
+
+
 def test_a_block_of_autocast_inside_of_a_branch():
     class Inside(Attention):
         def forward(self, x):
