@@ -118,7 +118,7 @@ def compare_recordings(
     rounding = find_rounding(first, second)
     if shift:
         return _answer_shift(first, second, alignment, rounding, shift)
-    embedding, embedding_kind = _compare_embeddings(first, second, alignment, rounding)
+    embedding, embedding_kind, where = _compare_embeddings(first, second, alignment, rounding)
     replay = None if alignment.order else replay or find_replay(first, second)
     rows = _tabulate(first, second, alignment, rounding, replay)
     faults = find_faults(rows, rounding)
@@ -152,7 +152,7 @@ def compare_recordings(
         agree = None
     if embedding_kind:
         place = None
-    sentence = write_sentence(agree, place, kind, rows, faults, rounding, embedding)
+    sentence = write_sentence(agree, place, kind, rows, faults, rounding, embedding, where)
     return Agreement(
         agree, place, kind, sentence, tuple(rows), rounding, embedding, outputs, tuple(remarks)
     )
@@ -219,8 +219,8 @@ def _compare_embeddings(first, second, alignment, rounding):
         rounding: The expected rounding.
 
     Returns:
-        (the median over tokens of the relative error, the kind of mistake). The kind is None if the
-        error is no larger than rounding explains.
+        (the median over tokens of the relative error, the kind of mistake, which tokens differ by
+        how much). The kind is None if the error is no larger than rounding explains.
     """
     a, b = next(pair_layers(first, second, alignment, None))[:2]
     x, y, mask = a.before, b.before, alignment.mask
@@ -228,7 +228,12 @@ def _compare_embeddings(first, second, alignment, rounding):
     error = (np.linalg.norm(y - x, axis=-1) / size)[mask]
     most = 4 * max(rounding.products, rounding.stream)
     kind = name_embedding(x, y) if np.quantile(error, 0.95) > most else None
-    return float(np.median(error)), kind
+    differs = error > most
+    where = f"by {np.median(error):.2g} of the size"
+    if differs.any() and differs.mean() < 0.5:
+        where = f"by {np.median(error[differs]):.2g} of the size in {differs.sum()} of "
+        where += f"{len(error)} tokens"
+    return float(np.median(error)), kind, where
 
 
 def _find_products(first, second, alignment, rounding, replay):

@@ -15,6 +15,7 @@ def write_sentence(
     faults: list[Fault],
     rounding: Rounding,
     embedding: float,
+    where: str,
 ) -> str:
     """Write the answer of a comparison in words: whether two runs agree, where they first differ
     and by how much.
@@ -28,6 +29,7 @@ def write_sentence(
         faults: Sublayers that add more error than rounding explains.
         rounding: Rounding of the coarser run.
         embedding: Median relative error before the first layer.
+        where: Which tokens differ there, and by how much.
     """
     if agree is None:
         row = next(row for row in rows if not row.judged)
@@ -52,7 +54,7 @@ def write_sentence(
         return text
     if place is None:
         # The error is of tokens that were put into one order.
-        amount = "" if kind == OTHER_ORDER else f" by {embedding:.2g} of the size"
+        amount = "" if kind == OTHER_ORDER else f" {where}"
         return f"differ before layer 0{amount}: {kind}."
     fault, row = faults[0], rows[faults[0].index]
     name = {"attention": "attention", "mlp": "MLP", "layer": "sum"}[row.part]

@@ -104,6 +104,7 @@ def read_inputs(flags: argparse.Namespace, checkpoint: Opened) -> Inputs:
     """
     source, embedding = checkpoint.source, checkpoint.source.config.embedding
     if embedding.d_input:
+        _refuse_text_flags(flags, checkpoint.name, embedding)
         return _read_arrays(flags, source.settings, embedding)
     refuse_if(
         flags.inputs, f"--inputs={flags.inputs} does not fit {checkpoint.name}, which reads tokens"
@@ -138,6 +139,22 @@ def check_comparable(sources: Sequence[Opened], batches: Sequence[Inputs]) -> No
         raise ValueError(
             f"{kinds['random']} would be measured on random token ids, {kinds[other]} on {other}: "
             "give --tokenizer=FOLDER or --ids=5,8,13, or measure each alone"
+        )
+
+
+def _refuse_text_flags(flags, name, embedding):
+    """Raise a ValueError for a flag that selects text, if the model reads images or sound.
+
+    Args:
+        flags: Parsed flags.
+        name: Name of the checkpoint.
+        embedding: The embedding of its inputs.
+    """
+    noun = "spectrograms" if embedding.convolutions else "images"
+    for flag in ("text", "ids", "token_ids", "tokenizer"):
+        refuse_if(
+            getattr(flags, flag, None),
+            f"--{flag} does not fit {name}, which reads {noun}: give --inputs=FILE.npy",
         )
 
 

@@ -4,8 +4,11 @@ import contextlib
 import dataclasses
 import inspect
 import io
+import itertools
 import logging
+import operator
 import traceback
+import types
 import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -13,12 +16,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.export import ExportedProgram
+from torch.overrides import TorchFunctionMode
 
 from rank_collapse.annotations import Tree
 from rank_collapse.torch.calls import map_nested
 from rank_collapse.torch.values import is_floating
 
 _ROOT = "model"  # the model's name in the module that is exported
+_NO_CONTAINERS = (Tensor, nn.Module, type, types.ModuleType)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,6 +36,8 @@ class Exported:
         inputs: The tensors among the arguments, by the name of their node.
         arguments: The tensors among the arguments, by their name: "hidden_states", "masks.0".
         output: Name of the model's result that the graph returns.
+        blocks: (block, node) of all nodes of the first graph that are inside of a `torch.autocast`
+            block. In `program` such nodes are without the names of their modules.
     """
 
     program: ExportedProgram
@@ -38,6 +45,7 @@ class Exported:
     inputs: dict[str, Tensor]
     arguments: dict[str, Tensor]
     output: str
+    blocks: tuple[tuple[torch.fx.Node, torch.fx.Node], ...] = ()
 
 
 class _OneResult(nn.Module):
@@ -78,15 +86,19 @@ def export_model(
             return traced[places[id(leaf)]] if id(leaf) in places else leaf
 
         args, keywords = map_nested(replace, (inputs, kwargs))
-        name, result = select_result(model(*args, **keywords), output)
+        with _OneGradientMode():
+            results = model(*args, **keywords)
+        name, result = select_result(results, output)
         described.append(name)
         return result
 
     wrapped = _OneResult(model, compute)
     math_attention = torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH)
-    with _attributes_kept(model), torch.no_grad(), math_attention, _without_logs():
+    kept = _attributes_kept(model), _contents_kept([inputs, kwargs])
+    with kept[0], kept[1], torch.no_grad(), math_attention, _without_logs():
         try:
             program = torch.export.export(wrapped, tuple(tensors), strict=False)
+            blocks = tuple(_list_blocks(program.graph_module))
             program = program.run_decompositions()
         except _WrongResult as error:
             raise ValueError(str(error)) from None
@@ -102,7 +114,7 @@ def export_model(
     weights = {node: stored[name] for node, name in names.items()}
     nodes = [node for node in signature.user_inputs if isinstance(node, str)]
     inputs_of_nodes = dict(zip(nodes, tensors, strict=True))
-    return Exported(program, weights, inputs_of_nodes, arguments, described[0])
+    return Exported(program, weights, inputs_of_nodes, arguments, described[0], blocks)
 
 
 def name_arguments(
@@ -247,6 +259,74 @@ def _attributes_kept(model: nn.Module) -> Iterator[None]:
                     current.update(table)
 
 
+class _OneGradientMode(TorchFunctionMode):
+    """Ignores where a forward pass turns gradients on or off, on which its numbers do not depend.
+
+    Otherwise torch.export detaches the results of such a block, and forgets its modules' names.
+    """
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        """Calls a function of torch, but no switch of gradients.
+
+        Args:
+            func, args, kwargs: The function and its arguments.
+            types: Types of the arguments, which are not used.
+        """
+        if func is torch._C._set_grad_enabled:
+            return None
+        return func(*args, **(kwargs or {}))
+
+
+@contextlib.contextmanager
+def _contents_kept(tree: Tree) -> Iterator[None]:
+    """Put back what a traced forward pass assigns to objects among its arguments, such as a cache
+    of keys and values.
+    """
+    saved: dict[int, tuple[Any, Any]] = {}  # {id: (a list or dictionary, its copy)}
+
+    def save(thing):
+        """Saves the entries of a list, a dictionary or an object, and those inside them."""
+        if isinstance(thing, tuple):
+            for element in thing:
+                save(element)
+        is_object = hasattr(thing, "__dict__") and not isinstance(thing, _NO_CONTAINERS)
+        entries = thing if isinstance(thing, list | dict) else vars(thing) if is_object else None
+        if entries is None or id(entries) in saved or callable(thing):
+            return
+        saved[id(entries)] = entries, entries.copy()
+        for element in list(entries.values() if isinstance(entries, dict) else entries):
+            save(element)
+
+    save(tree)
+    try:
+        yield
+    finally:
+        for entries, copy in saved.values():
+            is_list = isinstance(entries, list)
+            now = entries if is_list else [entries.get(key) for key in copy]
+            before = copy if is_list else copy.values()
+            if len(entries) != len(copy) or any(map(operator.is_not, now, before)):
+                entries.clear()
+                entries.extend(copy) if is_list else entries.update(copy)
+
+
+def _list_blocks(graph):
+    """Lists (block, node) of the nodes inside of `torch.autocast` blocks of an exported graph.
+
+    Args:
+        graph: The `GraphModule`.
+    """
+    blocks = []
+    for node in graph.graph.nodes:
+        if str(getattr(node.target, "__name__", "")) == "wrap_with_autocast":
+            inner = [a for a in node.args if isinstance(a, torch.fx.Node) and a.op == "get_attr"]
+            for attribute in inner:
+                module = getattr(graph, attribute.target)
+                blocks += [(node, n) for n in module.graph.nodes if n.op == "call_function"]
+                blocks += [(node, n) for _, n in _list_blocks(module)]
+    return blocks
+
+
 def _describe_failure(error: Exception, model: nn.Module) -> str:
     """Describe in one line where a model cannot be exported, and what to change."""
     names = {id(module): name for name, module in model.named_modules()}
@@ -280,7 +360,11 @@ def describe_place(node: torch.fx.Node) -> str:
     calls = module_calls(node)
     module = f"module {calls[-1][1]!r}" if calls else "the model's own forward"
     lines = [line.strip() for line in (node.meta.get("stack_trace") or "").strip().splitlines()]
-    if len(lines) > 1 and lines[-2].startswith("File "):
-        file, number = lines[-2].split('"')[1], lines[-2].split(", line ")[1].split(",")[0]
-        return f"{module} ({file.rsplit('/', 1)[-1]}:{number}: {lines[-1][:70]})"
+    pairs = list(itertools.pairwise(lines))
+    # Lines of graphs that torch itself wrote have the file "<eval_with_key>".
+    pairs = [pair for pair in pairs if pair[0].startswith('File "') and '"<' not in pair[0]]
+    if pairs:
+        place, code = pairs[-1]
+        file, number = place.split('"')[1], place.split(", line ")[1].split(",")[0]
+        return f"{module} ({file.rsplit('/', 1)[-1]}:{number}: {code[:70]})"
     return module

@@ -9,16 +9,19 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.export.graph_signature import OutputKind
 
 from rank_collapse.annotations import Tree
 from rank_collapse.torch.calls import Call, list_values, map_nested
 from rank_collapse.torch.exact import differentiate_call
 from rank_collapse.torch.exporting import Exported, describe_place
 from rank_collapse.torch.frozen import freeze_call
-from rank_collapse.torch.operators import BATCH_NORMS
+from rank_collapse.torch.operators import BATCH_NORMS, KERNELS
 from rank_collapse.torch.refusals import (
     refuse_batch_statistics,
     refuse_failure,
+    refuse_hidden_modules,
+    refuse_kernel,
     refuse_operator,
     refuse_random,
 )
@@ -52,12 +55,16 @@ class Evaluation:
         self._bases = Bases()
         self._moved: dict[int, Value] = {}
         self.start: Value | None = None
+        self._weights = {id(array) for array in exported.weights.values()}
         entering = {name: Value(array) for name, array in exported.weights.items()}
         entering |= {name: Value(array) for name, array in exported.inputs.items()}
         module = exported.program.graph_module
         order = [n for n in module.graph.nodes if n.op == "placeholder"]
         arguments = [entering.get(n.name, Value(None)) for n in order]
-        (self.output,) = list_values(self._run(module, arguments, None))
+        kinds = [spec.kind for spec in exported.program.graph_signature.output_specs]
+        results = list_values(self._run(module, arguments, None))
+        # The other results are buffers and arguments that the model changes.
+        self.output = results[kinds.index(OutputKind.USER_OUTPUT)]
 
     def _run(self, module: fx.GraphModule, arguments: list[Value], caller: Branch | None) -> Tree:
         """Evaluate a graph, or one that another calls from within a branch.
@@ -153,9 +160,8 @@ class Evaluation:
         if target is operator.getitem and not isinstance(args[0], Value):
             return args[0][args[1]]
         if isinstance(target, torch._ops.HigherOrderOperator):
-            return self._call_graph(
-                target.name(), Call(target.name(), target, args, kwargs, place, self._bases), branch
-            )
+            name = target.name()
+            return self._call_graph(Call(name, target, args, kwargs, place, self._bases), branch)
         name = _name_of(node)
         args, kwargs = _by_position(target, list(args), dict(kwargs))
         call = Call(name, target, args, kwargs, place, self._bases)
@@ -183,7 +189,12 @@ class Evaluation:
             call: The operator, with its arguments.
             branch: The branch that it is inside of; None for none.
         """
+        if call.name in KERNELS:
+            refuse_kernel(call)
         if call.name == "cond":
+            has_weights = any(id(value.array) in self._weights for value in call.values)
+            if branch is None and has_weights and call.dependent:
+                refuse_hidden_modules(call)
             predicate, on_true, on_false, operands = call.args
             chosen = on_true if bool(call.argument(0, predicate)) else on_false
             return self._run(chosen, list_values(operands), branch)

@@ -10,17 +10,26 @@ from rank_collapse.struct import refuse, refuse_if
 # Names of the modules whose output a layer adds to the stream, in the order in which they are
 # looked up: the first that a layer has. In BERT's layers it is the projection before the sum.
 ATTENTION = (
-    r"attention\.output\.dense", r"attention\.out_lin", r"self_attn", r"self_attention", r"attn",
+    r"attention\.output\.dense", r"attention\.out_lin", r"self_attn", r"self_attention\.dense",
+    r"self_attention", r"attn",
     r"attention", r"mha", r"temporal_block", r"layer\.0\.SelfAttention",
 )  # fmt: skip
 # Layers that normalise a branch before they add it (Gemma 2 and 3, OLMo 2, GLM-4) have both.
 NORMED = (
     {"attention_branch": r"post_attention_layernorm", "mlp_branch": r"post_feedforward_layernorm"},
     {"attention_branch": r"post_self_attn_layernorm", "mlp_branch": r"post_mlp_layernorm"},
+    {"attention_branch": r"post_self_attn_layernorm", "mlp_branch": r"post_feedforward_layernorm"},
 )
+# Attention to the states of an encoder, in the layers of a decoder.
+CROSS = (
+    r"post_cross_attn_layernorm", r"crossattention\.output\.dense", r"encoder_attn", r"cross_attn",
+    r"crossattention", r"cross_attention", r"multihead_attn", r"layer\.1\.EncDecAttention",
+)  # fmt: skip
+# In BLOOM and MPT the module around the last projection adds the skip.
 MLP = (
-    r"output\.dense", r"ffn\.lin2", r"mlp", r"feed_forward", r"ffn", r"ff", r"moe", r"linear2",
-    r"fc2", r"ffn_output", r"block_sparse_moe", r"layer\.[12]\.DenseReluDense",
+    r"output\.dense", r"ffn\.lin2", r"ffn\.down_proj", r"mlp\.dense_4h_to_h", r"mlp",
+    r"feed_forward", r"ffn", r"ff", r"moe", r"linear2", r"fc2", r"ffn_output",
+    r"block_sparse_moe", r"layer\.[12]\.DenseReluDense",
 )  # fmt: skip
 
 

@@ -18,7 +18,14 @@ from torch import nn
 from rank_collapse.agree.other_inputs import OtherInputs
 from rank_collapse.agree.recording import BRANCHES, write_tensors
 from rank_collapse.struct import refuse_if
-from rank_collapse.torch.layers import ATTENTION, MLP, find_branches, find_layers
+from rank_collapse.torch.layers import (
+    ATTENTION,
+    CROSS,
+    MLP,
+    find_branches,
+    find_layers,
+    find_part,
+)
 from rank_collapse.torch.replacing import convert_array, replace_tensor
 
 
@@ -47,7 +54,8 @@ def record(
             the longest list of modules that is not inside another list. In an encoder-decoder only
             one stack is recorded.
         attention, mlp: Patterns for the names, within a layer, of the modules whose output is the
-            branch. If none matches, the branch is not recorded.
+            branch. If none matches, the branch is not recorded. In the layers of a decoder, the
+            branch of the attention is by default the sum of both attentions.
         inputs: The recording of another run of the same tokens. Every sublayer takes in the stream
             of that run, so that its own error is measured without the errors before it; the model's
             output has no meaning then.
@@ -69,9 +77,14 @@ def record(
     ]
     for block in dict.fromkeys(blocks):
         handles.append(block.register_forward_pre_hook(tape.begin_layer, with_kwargs=True))
+        cross = find_part(block, CROSS) if attention is ATTENTION else None
         for name, part in find_branches(block, attention, mlp).items():
+            parts = [part, cross] if name == "attention_branch" and cross is not part else [part]
             if part is not None:
-                handles.append(part.register_forward_hook(partial(tape.keep_branch, name)))
+                parts = [module for module in parts if module is not None]
+                for module in parts:
+                    keep = partial(tape.keep_branch, name, module is parts[-1])
+                    handles.append(module.register_forward_hook(keep))
         handles.append(block.register_forward_hook(tape.end_layer))
     try:
         yield
@@ -104,13 +117,18 @@ def _first_tensor(values: Any, name: str) -> torch.Tensor:
     """Return the first tensor of floats of arguments or of an output.
 
     Raises:
-        ValueError: There is none.
+        ValueError: There is none, or it is nested.
     """
     if isinstance(values, torch.Tensor):
-        return values
+        values = [values]
     candidates = values.values() if isinstance(values, Mapping) else values
     for value in list(candidates or ()):
         if isinstance(value, torch.Tensor) and value.is_floating_point():
+            refuse_if(
+                value.is_nested,
+                f"{name} is a nested tensor. nn.TransformerEncoder makes one of texts with padding "
+                "in eval mode: build it with enable_nested_tensor=False",
+            )
             return value
     raise ValueError(f"{name} has no tensor of floats")
 
@@ -167,10 +185,8 @@ class _Tape:
         ]
         if whole:
             self.token_ids.append(_keep(whole[0]))
-        mask = next(
-            (keywords[k] for k in ("attention_mask", "mask") if keywords.get(k) is not None), None
-        )
-        if isinstance(mask, torch.Tensor) and mask.ndim == 2:
+        mask = _read_mask(keywords)
+        if mask is not None:
             self.masks.append(_keep(mask))
 
     def keep_logits(self, module, arguments, output):
@@ -189,6 +205,8 @@ class _Tape:
         Returns:
             (arguments, keywords) with the stream of another run; None if the layer reads its own.
         """
+        if _is_recomputed():
+            return None
         if not self.calls:
             self.calls.append([])  # a part of the model is called, not the model
         name = self.names[module]
@@ -202,14 +220,17 @@ class _Tape:
 
     def end_layer(self, module, arguments, output):
         """Keeps the stream after a layer."""
+        if _is_recomputed():
+            return
         name = self.names[module]
         self.calls[-1][-1].after = _keep(_first_tensor(output, f"the output of layer {name}"))
 
-    def keep_branch(self, branch, module, arguments, output):
-        """Keeps a branch of the current layer.
+    def keep_branch(self, branch, is_last, module, arguments, output):
+        """Keeps a branch of the current layer, or adds to it what a second module makes.
 
         Args:
             branch: Name of the branch.
+            is_last: Whether no other module of the layer adds to this branch.
             module: The module that makes it.
             arguments: Arguments of its call.
             output: Its output.
@@ -217,18 +238,23 @@ class _Tape:
         Returns:
             The output with the branch of another run; None if the output stays as it is.
         """
-        if not (self.calls and self.calls[-1]):
+        if _is_recomputed() or not (self.calls and self.calls[-1]):
             return None
         state = self.calls[-1][-1].before
         tensor = _first_tensor(output, f"the output of {self.names[module]}")
         if tensor.numel() != state.numel():  # OPT computes its MLP of [b · n, d]
             return None
-        self.calls[-1][-1].branches[branch] = _keep(tensor).reshape(state.shape)
-        if self.others is None:
+        branches = self.calls[-1][-1].branches
+        earlier = branches.get(branch)
+        added = _keep(tensor).reshape(state.shape)
+        branches[branch] = added if earlier is None else earlier + added
+        if self.others is None or not is_last:
             return None
         array = self.others.take_branch(len(self.calls[-1]) - 1, branch)
         if array is None:
             return None
+        if earlier is not None:  # the state after both is that of the other run
+            array = array - earlier.to(torch.float64).numpy().reshape(array.shape)
         return replace_tensor(output, tensor, convert_array(array, tensor))
 
     def join(self) -> dict[str, torch.Tensor]:
@@ -246,6 +272,13 @@ class _Tape:
                 f"{', '.join(layer.name for layer in layers)}",
             )
             self._check_stream(layers)
+        shapes = [layers[0].before.shape for layers in self.calls]
+        refuse_if(
+            len({(*shape[:-2], shape[-1]) for shape in shapes}) > 1,
+            "the calls of the model have states of shapes "
+            f"{', '.join(str(list(shape)) for shape in dict.fromkeys(shapes))}, but only their "
+            "numbers of tokens may differ: record such calls one by one",
+        )
         by_layer = list(zip(*self.calls, strict=True))  # for each layer, its calls
 
         def join_tokens(parts):
@@ -291,6 +324,30 @@ class _Tape:
                     f"{list(state.shape)} {text} layer {layer.name}; layers= takes the layers of "
                     "one stream, or a pattern of their names",
                 )
+
+
+def _is_recomputed():
+    """Returns whether a backward pass runs, in which gradient checkpointing computes layers
+    again."""
+    return torch._C._current_graph_task_id() != -1
+
+
+def _read_mask(keywords):
+    """Read which tokens exist from the arguments of a call of the model.
+
+    Args:
+        keywords: The arguments by name.
+
+    Returns:
+        [b, n]; None if there is no mask of tokens.
+    """
+    for name in ("attention_mask", "mask", "src_key_padding_mask", "key_padding_mask"):
+        mask = keywords.get(name)
+        if isinstance(mask, torch.Tensor) and mask.ndim == 2:
+            return (
+                mask if "padding" not in name else ~mask if mask.dtype == torch.bool else mask == 0
+            )
+    return None
 
 
 def _keep(tensor):

@@ -2,6 +2,8 @@
 
 from typing import NoReturn
 
+import torch
+
 from rank_collapse.torch.calls import Call
 
 
@@ -30,9 +32,18 @@ def refuse_kernel(call: Call) -> NoReturn:
     )
 
 
+def refuse_hidden_modules(call: Call) -> NoReturn:
+    """Refuse a graph that is called outside of all branches, and may contain some."""
+    raise ValueError(
+        f"{describe(call)} is outside of all branches, and torch.export forgets the names of the "
+        "modules in it, so that their branches cannot be counted: call it inside of a branch"
+    )
+
+
 def describe(call: Call) -> str:
     """Name an operator and its place."""
-    name = call.name if "::" in call.name else f"aten.{call.name}"
+    is_named = "::" in call.name or isinstance(call.target, torch._ops.HigherOrderOperator)
+    name = call.name if is_named else f"aten.{call.name}"
     return f"{name} in {call.place}"
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from torch import fx, nn
 
-from rank_collapse.torch.exporting import Exported, module_calls
+from rank_collapse.torch.exporting import Exported, describe_place, module_calls
 from rank_collapse.torch.operators import MOVES
 from rank_collapse.torch.values import is_floating
 
@@ -68,7 +68,14 @@ class Branches:
         Raises:
             ValueError: The only matching modules are never called.
         """
-        branches = [self.find(node) for node in exported.program.graph.nodes]
+        for block, node in exported.blocks:
+            if self.find(node) != self.find(block):
+                raise ValueError(
+                    f"branches: {describe_place(node)} is inside of a torch.autocast block, in "
+                    "which torch.export forgets the names of modules: put the block around the "
+                    "call of the model, or inside of the branch"
+                )
+        branches = [self.find(node) for node in _list_nodes(exported.program.graph_module)]
         used = {branch.axis for branch in branches if branch is not None}
         for axis, pattern in enumerate(self._patterns):
             if axis not in used:
@@ -85,6 +92,16 @@ class Branches:
                 if any(pattern.fullmatch(p) for p in self._paths.get(path, (path,))):
                     return Branch(call, axis)
         return None
+
+
+def _list_nodes(graph):
+    """Lists the nodes of a graph, and those of the graphs that it calls, such as by `torch.cond`.
+
+    Args:
+        graph: The `GraphModule`.
+    """
+    inner = [module for module in graph.modules() if isinstance(module, fx.GraphModule)]
+    return [node for module in inner for node in module.graph.nodes]
 
 
 def list_paths(model: nn.Module) -> dict[str, list[str]]:
@@ -200,7 +217,13 @@ def _module_output(exported, start, paths):
             if path in paths:
                 calls.setdefault(call, []).append(node)
     if not calls:
-        raise ValueError(f"start={start!r}: this module computes nothing in this pass")
+        is_hidden = any(p in paths for _, n in exported.blocks for _, p in module_calls(n))
+        raise ValueError(
+            f"start={start!r}: this module is inside of a torch.autocast block, in which "
+            "torch.export forgets the names of modules: put the block around the call of the model"
+            if is_hidden
+            else f"start={start!r}: this module computes nothing in this pass"
+        )
     if len(calls) > 1:
         raise ValueError(
             f"start={start!r}: this module is called {len(calls)} times; name a module that is "

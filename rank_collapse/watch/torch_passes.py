@@ -186,6 +186,7 @@ class Pass(TorchFunctionMode):
         """
         self.runs.end_call(frame)
         if not self._frames:
+            self.runs.end_pass()
             return
         tensors = [a for a in floats_in(output) if not a.is_complex()]
         if self.runs.list_inside(frame):

@@ -67,6 +67,8 @@ class Run:
             one product for each document, their means.
         shares: Parameters that made queries, keys and values, for each product; only in the first
             turn.
+        spare: The same run with all tokens that attention reads, where it reads past a mask of the
+            model's call; until it is known whether another stream has that mask.
     """
 
     name: str
@@ -79,3 +81,4 @@ class Run:
     pieces: list[Piece] = dataclasses.field(default_factory=list)
     products: list[tuple[int, dict[str, Tensor]]] = dataclasses.field(default_factory=list)
     shares: list[Any] = dataclasses.field(default_factory=list)
+    spare: "Run | None" = None

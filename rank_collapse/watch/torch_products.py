@@ -275,6 +275,19 @@ def fits_mask(mask: Tensor, allowed: Tensor) -> bool:
     return not wrong.any() and bool((allowed.any(dim=-1) | ~mask).all()) and bool(mask.any())
 
 
+def hides_others(mask: Tensor, allowed: Tensor | None) -> bool:
+    """Returns whether attention hides the tokens that a mask leaves out from all other tokens.
+
+    Args:
+        mask: Bool [b, n].
+        allowed: Bool [b or 1, n, n], which token a token may attend to; None if unknown.
+    """
+    if allowed is None or mask.all():
+        return False
+    itself = torch.eye(mask.shape[1], dtype=torch.bool, device=mask.device)
+    return not (allowed & ~itself & ~mask[:, None]).any()
+
+
 def number_documents(exists: Tensor, allowed: Tensor | None, index: Tensor) -> Tensor:
     """Numbers the documents of packed rows by their first tokens.
 

@@ -1,5 +1,6 @@
 """The attentions of a measured pass, each with the scalars of its tokens and of its weights."""
 
+import dataclasses
 import functools
 import re
 from collections.abc import Callable, Sequence
@@ -29,7 +30,25 @@ _TOKEN_MASK = re.compile(
     r"((attention|attn|padding|pad|key_padding|src_key_padding|input|token|src|source|valid|key|text|"
     r"seq|sequence|x|decoder_attention)_?)?masks?"
 )
+_FOREIGN_MASK = re.compile(
+    r"(memory|encoder|cross)_.*"
+)  # of the tokens that another stream attends to
 CROSSING = 1e-3  # mean weight of keys that a mask leaves out, above which attention reads them
+
+
+@dataclasses.dataclass(eq=False)
+class Crossed:
+    """A mask of the model's call that attention reads past: its own, or that of another stream.
+
+    Attributes:
+        name: Name of the argument.
+        stream: Name of the first attention of the stream.
+        runs: Attentions that read past it.
+    """
+
+    name: str
+    stream: str
+    runs: list[Run]
 
 
 class Runs:
@@ -49,6 +68,7 @@ class Runs:
     def __init__(self, select: Select, tokens: str, has_mask: bool, notes: Notes):
         self._select, self._kind, self._has_mask, self._notes = select, tokens, has_mask, notes
         self._mask_streams: dict[str, str] = {}  # {mask of the call: the stream that has it}
+        self._crossed: dict[str, Crossed] = {}  # {mask of the call that attention reads past: ...}
         self.attentions: list[Run] = []
         self.mask: Any = None
 
@@ -59,7 +79,8 @@ class Runs:
     def drop_inside(self, frame: Frame) -> None:
         """Drops the attentions that ran inside a module, which may be tried again."""
         self.attentions = [run for run in self.attentions if frame.number not in run.frames]
-        for run in self.attentions:
+        spares = [run.spare for run in self.attentions if run.spare]
+        for run in self.attentions + spares:
             run.pieces = [piece for piece in run.pieces if piece.frame < frame.number]
 
     def add_product(
@@ -122,17 +143,25 @@ class Runs:
         if tokens is None:
             raise LeftOut(refusal)
         weights, refusal = _match_weights(weights, tokens, term, refusal)
-        documents = self._find_documents(frames, tokens, weights, names)
-        if not run.pieces and owner.number == run.frames[-1]:
-            run.tokens = tokens.index, documents  # for attention to other tokens in this call
-        if tokens.has_own_keys():
-            allowed = weights.allowed & (documents >= 0)[:, None]
-            weights = weights._replace(allowed=allowed)
-        piece = Piece(owner.number, tokens, documents, weights.allowed.shape[-1], {})
-        run.pieces.append(piece)
+        documents, crossed = self._find_documents(frames, tokens, weights, names)
+        if crossed:
+            if run.spare is None:
+                run.spare = dataclasses.replace(
+                    run, tokens=None, scalars={}, pieces=[], products=[]
+                )
+                crossed.runs.append(run)
+            whole, _ = self._find_documents(frames, tokens, weights, names, has_masks=False)
+            _add_piece(run.spare, owner, tokens, whole, weights, refusal)
+        _add_piece(run, owner, tokens, documents, weights, refusal)
         if refusal:
             raise LeftOut(refusal)
-        piece.scalars.update(measure_weights(weights, documents))
+
+    def end_pass(self) -> None:
+        """Says which masks of the model's call attention reads past."""
+        for crossed in self._crossed.values():
+            for run in crossed.runs:
+                text = f"attention reads tokens that the argument {crossed.name} leaves out"
+                self._notes.remark(run.name, f"reading past {crossed.name}", text)
 
     def end_call(self, frame: Frame) -> None:
         """Measures the tokens of a module's call that ends, and keeps the scalars of its products.
@@ -140,7 +169,8 @@ class Runs:
         Args:
             frame: Frame of the call.
         """
-        for run in self.attentions:
+        spares = [run.spare for run in self.attentions if run.spare]
+        for run in self.attentions + spares:
             pieces = [piece for piece in run.pieces if piece.frame == frame.number]
             if pieces:
                 run.pieces = []
@@ -195,7 +225,7 @@ class Runs:
             self.attentions.append(run)
         return run
 
-    def _find_documents(self, frames, tokens, weights, names):
+    def _find_documents(self, frames, tokens, weights, names, *, has_masks=True):
         """Finds the document of each token, in packed rows with several documents as in others, see
         `number_documents`.
 
@@ -208,27 +238,30 @@ class Runs:
             tokens: Tokens of the queries.
             weights: Weights in the order of examples.
             names: Names of the attentions from which the tokens come, and of this one.
+            has_masks: Whether masks of the call count.
 
         Returns:
-            Int [e, n]; −1 for tokens that do not exist.
+            Int [e, n], −1 for tokens that do not exist; and `Crossed` where attention reads past
+            the mask of the call that decides it, else None.
         """
         shape, among = tokens.index.shape, find_allowed_tokens(tokens, weights.allowed)
         if tokens.is_cross:
             earlier = [r.tokens for r in self.attentions if r.name in names and not r.is_cross]
             if earlier and earlier[-1] and earlier[-1][1].shape == shape:
-                return earlier[-1][1]
-        exists = None
-        if not tokens.is_cross:
+                return earlier[-1][1], None
+        exists, crossed = None, None
+        if not tokens.is_cross and has_masks:
             fits = functools.partial(products.fits_mask, allowed=among)
             if among is None:  # of which keys are tokens nothing is known
                 fits = torch.all if weights.allowed.all() else torch.any
-            exists = self._find_mask(frames, tokens, weights, fits, names)
+            hides = functools.partial(products.hides_others, allowed=among)
+            exists, crossed = self._find_mask(frames, tokens, weights, fits, hides, names)
         if exists is None:
             all_exist = torch.ones(shape, dtype=torch.bool, device=tokens.index.device)
             exists = all_exist if among is None else products.find_tokens(among)
-        return products.number_documents(exists.expand(shape), among, tokens.index)
+        return products.number_documents(exists.expand(shape), among, tokens.index), crossed
 
-    def _find_mask(self, frames, tokens, weights, fits, names):
+    def _find_mask(self, frames, tokens, weights, fits, hides, names):
         """Finds Bool [e, n] of the watched call, or of one inside it; None if there is none.
 
         A mask of tokens counts even where attention crosses it.
@@ -237,33 +270,48 @@ class Runs:
             frames: The modules that run.
             tokens, weights: Tokens and weights of the product.
             fits: Whether a mask can be the mask of these tokens.
+            hides: Whether attention hides the tokens that a mask leaves out.
             names: Names of the attentions from which the tokens come, and of this one.
+
+        Returns:
+            The mask; and `Crossed` where attention reads past it, else None.
         """
         shape, stream = tokens.index.shape, names[0]
         if self._has_mask:
             is_one = isinstance(self.mask, Tensor) and self.mask.shape == shape
-            return self.mask.bool() if is_one else None
+            return (self.mask.bool() if is_one else None), None
         masks = [
             (name, *list_sides(name, mask))
-            for frame in frames
-            for name, mask in frame.masks
+            for name, mask in _list_masks(frames)
             if mask.shape == shape and self._mask_streams.get(name, stream) == stream
         ]
         for name, *sides in masks:
+            crossed = self._crossed.get(name)
             for side in sides:
-                if fits(side):
+                if fits(side) and (crossed is None or crossed.stream == stream or hides(side)):
                     self._mask_streams[name] = stream
-                    return side
+                    self._give_up(self._crossed.pop(name, None))
+                    return side, None
         for name, *sides in masks:
-            if _TOKEN_MASK.fullmatch(name) and shape[0] != shape[1]:
-                self._mask_streams[name] = stream
+            is_of_others = name in self._crossed and self._crossed[name].stream != stream
+            if _TOKEN_MASK.fullmatch(name) and shape[0] != shape[1] and not is_of_others:
                 for side in sides:
                     if products.compute_crossing(tokens, weights, side) <= CROSSING:
-                        return side
-                text = f"attention reads tokens that the argument {name} leaves out"
-                self._notes.remark(names[-1], f"reading past {name}", text)
-                return sides[0]
-        return None
+                        self._mask_streams[name] = stream
+                        return side, None
+                return sides[0], self._crossed.setdefault(name, Crossed(name, stream, []))
+        return None, None
+
+    def _give_up(self, crossed):
+        """Counts all tokens of the attentions that read past a mask, which is of another stream.
+
+        Args:
+            crossed: The mask; None for none.
+        """
+        for run in crossed.runs if crossed else ():
+            spare = run.spare
+            run.tokens, run.scalars = spare.tokens, spare.scalars
+            run.pieces, run.products, run.spare = spare.pieces, spare.products, None
 
     def measure_output(self, frame: Frame, output: Any) -> None:
         """Measures the output of a module that contains one attention; of several such modules, one
@@ -276,8 +324,10 @@ class Runs:
         runs = [run for run in self.list_inside(frame) if not run.is_cross]
         if self._kind == "read" or len(runs) != 1 or runs[0].tokens is None:
             return
-        scalars = self._notes.attempt(runs[0].name, "tokens", self._measure_states, runs[0], output)
-        runs[0].scalars = scalars or {}
+        for run in (runs[0], runs[0].spare):
+            if run is not None and run.tokens is not None:
+                scalars = self._notes.attempt(run.name, "tokens", self._measure_states, run, output)
+                run.scalars = scalars or {}
 
     def _measure_states(self, run, output):
         """Measures the output of a layer, whose tokens stand as those that its attention reads.
@@ -306,6 +356,46 @@ class Runs:
         if x.shape[:2] != index.shape:
             x = x.reshape(-1, x.shape[-1])[index]
         return measure_tokens(x, documents, self._kind)
+
+
+def _add_piece(run, owner, tokens, documents, weights, refusal):
+    """Adds a product to a run, with the scalars of its weights.
+
+    Args:
+        run: The run.
+        owner: Frame of its module's call.
+        tokens: Tokens of the queries.
+        documents: Documents of these tokens.
+        weights: Weights in the order of examples.
+        refusal: Why the weights are not measured; "" if they are.
+    """
+    if not run.pieces and owner.number == run.frames[-1]:
+        run.tokens = tokens.index, documents  # for attention to other tokens in this call
+    if tokens.has_own_keys():
+        allowed = weights.allowed & (documents >= 0)[:, None]
+        weights = weights._replace(allowed=allowed)
+    piece = Piece(owner.number, tokens, documents, weights.allowed.shape[-1], {})
+    run.pieces.append(piece)
+    if not refusal:
+        piece.scalars.update(measure_weights(weights, documents))
+
+
+def _list_masks(frames):
+    """Lists (name, tensor) of the masks that the modules that run were given for their tokens.
+
+    A mask that a module was given only for other tokens, to which its cross-attention attends, does
+    not count, under whatever name the modules around it have it.
+
+    Args:
+        frames: The modules, the outermost first.
+    """
+    masks, foreign = [], set()
+    for frame in reversed(frames):
+        other = {id(mask) for name, mask in frame.masks if _FOREIGN_MASK.fullmatch(name)}
+        here = [(n, mask) for n, mask in frame.masks if not _FOREIGN_MASK.fullmatch(n)]
+        foreign |= other - {id(mask) for _, mask in here} - {id(mask) for _, mask in masks}
+        masks = [(n, mask) for n, mask in here if id(mask) not in foreign] + masks
+    return masks
 
 
 def _list_shares(parts, value, sources, is_cross, owner):

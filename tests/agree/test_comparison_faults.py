@@ -107,6 +107,18 @@ def test_embeddings_that_differ_have_no_layer(compare):
     assert f"{np.sqrt(width):.4g}, the root of the width {width}" in answer.kind
 
 
+def test_embeddings_that_differ_in_few_tokens_are_counted(compare):
+    model, _ = draw_model(3)
+    first, second = run(model), run(model)
+    num_tokens = len(first["residual"][0])
+    second["residual"] = second["residual"].copy()
+    second["residual"][:, :2] *= 1.5
+    answer = compare(first, second)
+    assert answer.embedding == 0
+    text = f"differ before layer 0 by 0.5 of the size in 2 of {num_tokens} tokens: "
+    assert answer.sentence.startswith(text)
+
+
 @pytest.mark.parametrize("depth", [2, 4])
 def test_states_off_by_one_layer(compare, depth):
     model, _ = draw_model(4)

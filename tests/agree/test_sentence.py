@@ -11,7 +11,8 @@ ROUNDING = Rounding(2.0**-8, 2.0**-8, "bfloat16")
 
 
 def write(rows, agree=True, place=None, kind=None, faults=(), embedding=1e-4):
-    return write_sentence(agree, place, kind, rows, list(faults), ROUNDING, embedding)
+    where = f"by {embedding:.2g} of the size"
+    return write_sentence(agree, place, kind, rows, list(faults), ROUNDING, embedding, where)
 
 
 def test_runs_that_agree():

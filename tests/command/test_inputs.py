@@ -56,6 +56,18 @@ def test_images_and_features_are_read_or_drawn(kind, tmp_path):
     np.testing.assert_allclose(ratios[0], expected, rtol=1e-4)
 
 
+@pytest.mark.parametrize("flag", ["--text=x", "--ids=1,2", "--token_ids=x", "--tokenizer=x"])
+def test_text_does_not_fit_a_model_of_images_or_sound(flag):
+    whisper = Opened("whisper", rc.pretrained.open_random(WHISPER, jax.random.key(0)), None)
+    for opened, noun in (
+        (whisper, "spectrograms"),
+        (open_source(str(GOLDEN.parent / "vit-wide")), "images"),
+    ):
+        name = flag.partition("=")[0]
+        message = f"{name} does not fit {opened.name}, which reads {noun}: give --inputs=FILE.npy"
+        is_refused(message, read_inputs, parse_flags(["check", "x", flag]), opened)
+
+
 @pytest.mark.parametrize("kind", ["an archive", "a broken archive", "nothing"])
 def test_files_of_images_that_are_none_are_refused(kind, tmp_path, capsys):
     path = tmp_path / "x.npy"
