@@ -1,9 +1,11 @@
 """Work of several processes: order, limits, signals, and names of experiments."""
 
 import contextlib
+import gc
 import importlib
 import io
 import os
+import signal
 import sys
 import threading
 import time
@@ -58,6 +60,14 @@ def test_a_worker_that_fails_gives_its_error_to_the_parent():
     with futures.ThreadPoolExecutor(1) as executor:
         ((name, future),) = pool.iterate_ended(executor, {"a": (square, "a")}, 1, {})
         assert name == "a" and isinstance(future.exception(), TypeError)
+
+
+def test_a_worker_notes_a_signal_and_searches_seldom_for_unreachable_objects():
+    with pool.start_workers(1) as workers:
+        handler = pool.submit_work(workers, signal.getsignal, signal.SIGTERM)
+        thresholds = pool.submit_work(workers, gc.get_threshold)
+        assert handler.result() is progress.note_signal
+        assert thresholds.result()[0] == 10_000
 
 
 def test_workers_that_are_killed_are_said_to_be():

@@ -197,6 +197,10 @@ ALLOWED = {
         lambda x: x + drop(in_scope(attend)(x)),
         lambda x: (same, lambda h: KEEP / 0.8 * frozen_attention(x)(h)),
     ),
+    "a branch where the state is positive": (
+        lambda x: x + in_scope(lambda h: jnp.where(h > 0, attend(h), 0))(x),
+        lambda x: (same, lambda h: (x > 0) * frozen_attention(x)(h)),
+    ),
     "a gated skip outside": (highway, frozen_highway),
     "the input subtracted": (
         beside(lambda h: pool(h, jnp) - h),
@@ -231,7 +235,12 @@ def enumerate_paths(x, freeze):
     return sums
 
 
-QUICK_ALLOWED = ("a gate by hand and a map", "the input subtracted", "a recurrence")
+QUICK_ALLOWED = (
+    "a gate by hand and a map",
+    "a branch where the state is positive",
+    "the input subtracted",
+    "a recurrence",
+)
 
 
 @pytest.mark.parametrize("spelling", ["loop", pytest.param("scan", marks=pytest.mark.full)])

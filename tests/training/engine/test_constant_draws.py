@@ -17,6 +17,19 @@ def draw(seed=0):
     return jax.random.normal(jax.random.key(seed), (3,))
 
 
+def choose(add, *operands):
+    """Adds noise in a branch that a constant chooses."""
+    return jax.lax.cond(jnp.sum(ONES) > 2, add, lambda *_: ONES, *operands)
+
+
+def add_key_first(key, state):
+    return state + jax.random.normal(key, (3,))
+
+
+def add_key_last(state, key):
+    return add_key_first(key, state)
+
+
 @jax.custom_vjp
 def add_noise(x):
     return x + draw()
@@ -50,6 +63,8 @@ REPEATED = {
     "a branch of a constant": lambda state, index: (
         state + jax.lax.cond(jnp.sum(ONES) > 2, draw, lambda: ONES)
     ),
+    "a branch with a constant key first": lambda state, index: choose(add_key_first, OUTER, state),
+    "a branch with a constant key last": lambda state, index: choose(add_key_last, state, OUTER),
     "a gradient of a checkpoint": lambda state, index: (
         state - jax.grad(jax.checkpoint(lambda s: jnp.sum(jnp.sin(s * draw()))))(state)
     ),
@@ -101,6 +116,12 @@ DIFFERENT = {
     "what a loop carries": add_carried,
     "a key that a loop changes": add_late,
     "a loop of any length": add_for_a_while,
+    "a branch with a key of the index first": lambda state, index: (
+        state + choose(add_key_first, jax.random.fold_in(OUTER, index), ONES)
+    ),
+    "a branch with a key of the index last": lambda state, index: (
+        state + choose(add_key_last, ONES, jax.random.fold_in(OUTER, index))
+    ),
     "once": lambda state, index: jax.lax.cond(index == 0, draw, lambda: state),
     "shapes alone": lambda state, index: state + draw().shape[0],
     "a key that is only split": lambda state, index: (
