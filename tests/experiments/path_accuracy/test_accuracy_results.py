@@ -196,3 +196,14 @@ def test_rows_name_lengths_not_places_where_sampled_paths_begin_later(least):
     if finding is not None:
         one, full = (average(sets[20], k) for k in (1, depth))
         assert f"of length 1 give {one:.2f}, of length 4 {full:.2f}." in finding.sentence
+
+
+@pytest.mark.parametrize(
+    ("is_below", "note"),
+    [
+        ([False, False], ""),
+        ([True, False, False], "below the baseline in 1 of 3 networks"),
+    ],
+)
+def test_networks_below_the_baseline_are_noted_if_there_are_any(is_below, note):
+    assert accuracy_results.describe_below(xr.DataArray(is_below)) == note

@@ -72,7 +72,7 @@ def p_value_of(curve, draws):
     return p
 
 
-@pytest.mark.parametrize("count", [3, 12, 25, 47])
+@pytest.mark.parametrize("count", [3, 12, 20, 47])
 def test_the_p_value_and_the_power_are_those_of_their_definitions(count):
     rng = np.random.default_rng(count)
     draws = rng.normal(size=(count, 4)) * [1.0, 2.0, 0.5, 1.0]

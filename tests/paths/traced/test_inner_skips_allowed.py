@@ -148,6 +148,10 @@ ALLOWED = {
         in_scope(lambda h: h @ NEAR_IDENTITY),
         alone(lambda x: lambda h: h @ NEAR_IDENTITY),
     ),
+    "a condition that keeps the state in one case": (
+        in_scope(lambda h: attend(h) + jax.lax.cond(W[0, 0] > 9, lambda h: h, lambda h: h @ V, h)),
+        alone(lambda x: lambda h: frozen_attention(x)(h) + h @ V),
+    ),
     "identity mixed into the weights": (
         in_scope(lambda h: (0.4 * jnp.eye(N) + 0.6 * weights(h)) @ h),
         alone(lambda x: lambda h: 0.4 * h + 0.6 * softmax(x @ Q @ x.T) @ h),
@@ -237,6 +241,7 @@ def enumerate_paths(x, freeze):
 
 QUICK_ALLOWED = (
     "a gate by hand and a map",
+    "a condition that keeps the state in one case",
     "a branch where the state is positive",
     "the input subtracted",
     "a recurrence",
