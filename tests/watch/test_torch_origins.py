@@ -15,6 +15,7 @@ from tests.oracles.measured_layers import (
     compute_entropy,
     compute_ratio,
     heads,
+    join,
     make_maps,
     nn,
     norm,
@@ -155,6 +156,33 @@ def test_keys_of_other_rows_of_an_earlier_layer_are_other_tokens(choose):
     entropies = [compute_entropy(attention.kept[1]) for attention in model.attentions]
     check_values(row["attention_entropy"], [*entropies[:2], None, None])
     check_values(row["cross.attention_entropy"], [None, None, *entropies[2:]])
+
+
+class SelfThenCross(nn.Module):
+    """Attends to its tokens and then to other ones, in one call."""
+
+    def __init__(self):
+        super().__init__()
+        self.parts = nn.ModuleList(Attention() for _ in range(2))
+
+    def forward(self, x, others):
+        within, across = self.parts
+        p = mask_keys(heads(within.q(x)) @ heads(within.k(x)).mT / 3, RIGHT)
+        x = x + within.o(join(p @ heads(within.v(x))))
+        p = (heads(across.q(x)) @ heads(across.k(others)).mT / 3).softmax(-1)
+        self.kept = p.detach()
+        return across.o(join(p @ heads(across.v(others))))
+
+
+def test_padding_of_the_queries_is_that_of_the_attention_before_in_the_same_call():
+    def read_both(self, x, others):
+        return self.attentions[0](x, others)
+
+    model = Stack(read_both, SelfThenCross())
+    row, watched = watch_step(model, pad(RIGHT), X[:, :7].flip(1))
+    (entropy,) = (v for v in row["cross.attention_entropy"] if v == v)
+    expected = compute_entropy(model.attentions[0].kept, RIGHT)
+    assert entropy == pytest.approx(expected, 1e-4), watched.describe()
 
 
 class Hidden(nn.Module):
