@@ -191,6 +191,7 @@ def test_a_session_fails_if_a_step_fails_or_is_killed(programs, fails, tmp_path,
     steps = [[Step(f"step {i}", ["-c", code], 60)] for i, code in enumerate(programs)]
     monkeypatch.setattr(on_device, "list_steps", lambda *arguments: steps)
     assert execute("--part=speed", f"--folder={tmp_path}") == int(fails)
+    assert not (tmp_path / "arrays.tar.gz").exists()  # of the other part
 
 
 def make_run(folder, value=1.0, is_complete=True):

@@ -70,6 +70,26 @@ def test_a_worker_notes_a_signal_and_searches_seldom_for_unreachable_objects():
         assert thresholds.result()[0] == 10_000
 
 
+def test_a_worker_ends_when_its_parent_does(monkeypatch):
+    sentinel, parent = os.pipe()
+    has_ended, codes = threading.Event(), []
+
+    def end(code):
+        codes.append(code)
+        has_ended.set()
+
+    process = SimpleNamespace(sentinel=sentinel)
+    monkeypatch.setattr(pool.multiprocessing, "parent_process", lambda: process)
+    monkeypatch.setattr(pool.os, "_exit", end)
+    for module, name in ((pool.gc, "set_threshold"), (pool.signal, "signal")):
+        monkeypatch.setattr(module, name, lambda *arguments: None)
+    pool.begin_worker()
+    assert not has_ended.wait(timeout=0.05)
+    os.close(parent)
+    assert has_ended.wait(timeout=20) and codes == [1]
+    os.close(sentinel)
+
+
 def test_workers_that_are_killed_are_said_to_be():
     with pytest.raises(RunError, match="a worker process was killed"), pool.start_workers(1):
         raise futures.process.BrokenProcessPool
