@@ -1,5 +1,6 @@
 """Inputs of the commands: images and features, token ids, and what is refused."""
 
+import os
 from types import SimpleNamespace
 
 import jax
@@ -234,3 +235,11 @@ def test_unknown_tokens_are_a_share_of_all(ids, share, ending, warns, capsys):
     assert err == (warning if warns else "")
     assert inputs._describe_unknown(SimpleNamespace(unknown=None), ids) == "."
     assert inputs._describe_unknown(object(), ids) == "."
+
+
+def test_native_messages_are_hidden_and_later_ones_are_not(capfd):
+    with pytest.raises(ValueError, match="cause"), inputs.hide_native_errors():
+        os.write(2, b"panic")
+        raise ValueError("cause")
+    os.write(2, b"later")
+    assert capfd.readouterr().err == "later"

@@ -156,6 +156,18 @@ def test_axes_of_the_whole_are_in_the_order_of_the_first_folder():
     assert [*join.find_axes(configs[::-1], options)] == ["skip_gain", "depth"]
 
 
+def test_axes_of_points_in_folders_of_their_own_are_in_the_order_of_the_first_folder():
+    options = cli.parse_flags(path_chains.FLAGS, [])
+    configs = [
+        {"skip_gain": 0.5, "depth": 1},
+        {"depth": 2, "skip_gain": 0.5},
+        {"depth": 1, "skip_gain": 1.0},
+        {"depth": 2, "skip_gain": 1.0},
+    ]
+    axes = join.find_axes(configs, options)
+    assert [*axes.items()] == [("skip_gain", ["0.5", "1.0"]), ("depth", ["1", "2"])]
+
+
 def test_one_folder_twice_is_refused(complete_run, tmp_path, capsys):
     assert join_folders(tmp_path, complete_run, complete_run) == 2
     assert str(complete_run) in capsys.readouterr().err

@@ -178,6 +178,22 @@ def test_a_session_runs_all_groups_and_packs_what_it_has(tmp_path, monkeypatch, 
     capsys.readouterr()
 
 
+@pytest.mark.parametrize(
+    ("programs", "fails"),
+    [
+        (["pass"], False),
+        (["raise SystemExit(3)", "pass"], True),
+        (["import os; os.kill(os.getpid(), 9)"], True),
+        (["pass", "import os; os.kill(os.getpid(), 15)", "pass"], True),
+    ],
+)
+def test_a_session_fails_if_a_step_fails_or_is_killed(programs, fails, tmp_path, monkeypatch):
+    steps = [[Step(f"step {i}", ["-c", code], 60)] for i, code in enumerate(programs)]
+    monkeypatch.setattr(on_device, "list_steps", lambda *arguments: steps)
+    assert execute("--part=speed", f"--folder={tmp_path}") == int(fails)
+    assert not (tmp_path / "arrays.tar.gz").exists()  # of the other part
+
+
 def make_run(folder, value=1.0, is_complete=True):
     """Writes a run folder of one array, and a file that is not packed."""
     folder.mkdir(parents=True)

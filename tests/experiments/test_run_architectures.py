@@ -110,6 +110,7 @@ def test_what_rounding_left_of_attention_alone_is_a_bound():
         ([[0.9, 0.5, 0.0], [0.9, 0.0, 0.0]], 2),
         ([[0.0, 0.0, 0.0], [0.0, 0.0, 0.0]], 0),  # the tokens are equal from the start
         ([[0.0, 0.5, 0.4]], 0),
+        ([[0.9, run_architectures.THRESHOLD, 0.0]], 2),
         ([[0.9, 0.0, 0.0], [0.9, 0.0, 0.0], [0.9, 0.5, 0.0]], 2),  # the mean, not the median
     ],
 )

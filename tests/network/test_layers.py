@@ -36,12 +36,13 @@ def test_norms_match_numpy(kind):
 
 @pytest.mark.parametrize("name", layers.ACTIVATIONS)
 def test_an_activation_is_its_argument_times_its_gate(name, x64):
-    z = np.append(np.linspace(-6, 6, 101), 0.0)
+    z = np.append(np.linspace(-6, 6, 101), [1.0, -1.0, 0.0])
     fn, gate = layers.ACTIVATIONS[name]
     slope = jax.vmap(jax.grad(lambda t: gate(t[None])[0]))
     values, gates, slopes = jax.jit(lambda z: (fn(z), gate(z), slope(z)))(z)
     assert_close(values, z * gates, rtol=1e-12, atol=1e-14)
     assert np.isfinite(slopes).all()
+    assert_close(gates[-1], jax.grad(fn)(0.0), rtol=1e-12, atol=1e-14)
 
 
 @pytest.mark.parametrize("kind", [k for k in layers.MLP_KINDS if k != "none"])

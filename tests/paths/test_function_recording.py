@@ -103,7 +103,10 @@ def test_loops_and_jit_are_gone_through(tmp_path, model):
 def test_batches_and_token_ids(tmp_path):
     table, ids = draws.normal(11, D), np.arange(10).reshape(2, 5)
     model = jax.vmap(lambda i: run_plain(table[i]))
-    rc.record_function(model, ids, tmp_path / "a.npz", branches=BOTH, token_ids=ids)
+    rc.record_function(model, ids, tmp_path / "a.npz", branches=BOTH, token_ids=ids, mask=None)
+    with np.load(tmp_path / "a.npz") as arrays:
+        assert "mask" not in arrays
+        np.testing.assert_array_equal(arrays["token_ids"], ids)
     assert open_recording(tmp_path / "a.npz").shape == (2, 5, D)
     states, attention, mlps = zip(*(expect(table[i]) for i in ids), strict=True)
     check(

@@ -177,6 +177,12 @@ def test_config_that_contradicts_the_weights(folder, entries, words):
     unreadable(folder, *words)
 
 
+def test_an_unsupported_network_is_refused_before_weights_are_opened(folder):
+    (folder / "model.safetensors").unlink()
+    change_config(folder, hidden_act="snake")
+    unreadable(folder, "activation 'snake'")
+
+
 def test_values_that_are_not_finite(folder):
     end = "layer.0.attention.self.key.weight"
     rewrite(folder, lambda name, a: np.nan * a if name.endswith(end) else a)

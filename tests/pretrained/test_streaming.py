@@ -336,6 +336,12 @@ def test_tokens_beyond_the_positions_or_the_vocabulary(arguments, message):
     )
 
 
+def test_as_many_tokens_as_positions_are_read():
+    ids = np.full((1, 20), 5)
+    _, _, batch = pretrained.open_checkpoint(GOLDEN / "gpt2-head").prepare_batch({"x": ids})
+    assert batch["x"].shape == (1, 20)
+
+
 def test_inputs_and_groups_that_do_not_fit():
     source = pretrained.open_checkpoint(GOLDEN / "gpt2-head")
 

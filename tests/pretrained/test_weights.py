@@ -95,3 +95,14 @@ def test_a_table_is_read_in_chunks_the_last_of_which_is_smaller():
     assert [first for first, _ in chunks] == [0, 3, 6] and reads == [(0, 3), (3, 6), (6, 7)]
     np.testing.assert_array_equal(np.concatenate([chunk for _, chunk in chunks]), rows)
     np.testing.assert_array_equal(table.rows([6, 0, 6]), rows[[6, 0, 6]])
+
+
+def test_a_lazy_table_has_the_rows_of_the_whole_tensor():
+    rows = np.arange(14.0).reshape(7, 2)
+    weights = HeldWeights(lazy=True)
+    weights.take = lambda name, *shape: rows.reshape(shape)
+    table = weights.table("tokens", 7, 2)
+    assert [(first, chunk.tolist()) for first, chunk in table.chunks(3)] == [
+        (first, rows[first : first + 3].tolist()) for first in (0, 3, 6)
+    ]
+    np.testing.assert_array_equal(table.rows([6, 0, 6]), rows[[6, 0, 6]])

@@ -77,6 +77,14 @@ def test_a_shorter_line_covers_the_one_before(clock):
     assert second == "it:  67%, 2.0 s, 1.0 s left".ljust(len(first))
 
 
+@pytest.mark.parametrize(("seconds", "lines"), [(0.9, []), (1.0, ["it: drawing took 1.0 s"])])
+def test_an_activity_of_a_second_has_a_line(seconds, lines, clock):
+    stream = io.StringIO()
+    with Progress(3, "it", stream=stream).time_activity("drawing"):
+        clock[0] += seconds
+    assert stream.getvalue().splitlines() == lines
+
+
 def test_quiet_is_quiet(clock):
     stream = Terminal()
     with Progress(2, "it", stream=stream, quiet=True) as bar:

@@ -68,6 +68,13 @@ def test_a_tree_comes_back_with_dtypes_and_only_the_newest_step_stays(tmp_path):
     jax.tree.map(partial(np.testing.assert_array_equal, strict=True), tree, back)
 
 
+def test_an_older_state_that_another_process_deletes_is_no_error(tmp_path, monkeypatch):
+    list_steps = states.list_steps
+    monkeypatch.setattr(states, "list_steps", lambda folder: [1, *list_steps(folder)])
+    states.save_state(tmp_path, 2, STATE)
+    assert list_steps(tmp_path) == [2]
+
+
 def test_steps_are_listed_as_numbers(tmp_path):
     for name in ("10.npz", "9.npz", "x.npz", "\u00b2.npz", "-1.npz", "11.tmp"):
         (tmp_path / name).touch()

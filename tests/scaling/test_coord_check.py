@@ -124,6 +124,15 @@ def test_sizes_stand_in_the_order_in_which_they_are_given():
     assert columns["own"].tolist() == [4, 8, 0, 0, 1, 2]
 
 
+def test_the_text_has_the_geometric_means_over_seeds():
+    def build(depth, seed):
+        return lambda: {"hidden": np.eye(3)[None], "own": depth * 4.0**seed}
+
+    text = str(rc.coord_check(build, (2, 8), steps=1, seeds=3))
+    (row,) = (line.split() for line in text.splitlines() if line.split()[:2] == ["own", "depth"])
+    assert row[2:4] == ["8", "32"]  # of 2, 8 and 32, and of 8, 32 and 128
+
+
 def test_change_is_between_steps():
     check = rc.coord_check(network(KNOWN), DEPTHS, steps=3)
     (change,) = (one for one in check.slopes() if one.quantity == "change")

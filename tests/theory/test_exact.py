@@ -159,7 +159,6 @@ def call(x=None, config=SAN, **options):
 
 @parametrize_refusals(
     [
-        (lambda: jax.jit(lambda x: call(x=x).profile)(jnp.ones((3, 4))), "outside of jit and vmap"),
         (lambda: call(x=np.float32([[1, 2, 3, np.inf]] * 3)), "x has values that are not finite"),
         (lambda: call(bias=np.full((2, 3, 3), -np.inf)), "bias has values that are not finite"),
         (lambda: call(config=SAN.replace(skip_gain=np.nan)), "config has values that are not"),
@@ -171,6 +170,13 @@ def call(x=None, config=SAN, **options):
 )
 def test_refusals_name_the_value(arguments, message):
     is_refused(message, *arguments)
+
+
+@pytest.mark.parametrize("name", ["params", "x", "config"])
+def test_traced_arguments_are_refused(name):
+    arguments = {"params": draws.parameters(SAN), "x": draws.tokens(3, 4), "config": SAN}
+    prove = jax.jit(lambda traced: rc.theory.exact_profile(**arguments | {name: traced}).profile)
+    is_refused("outside of jit and vmap", prove, arguments[name])
 
 
 def test_masked_tokens_have_no_part_in_the_residual():

@@ -92,3 +92,12 @@ def test_of_lists_of_one_length_the_larger_one_has_the_layers():
     assert find_layers(model.long) == list(model.long)  # no other list
     model.large_too = torch.nn.ModuleList(torch.nn.Linear(2, 2) for _ in range(4))
     assert find_layers(model) == list(model.large_too)  # beside `large`, not inside it
+
+
+def test_a_list_has_the_layers_of_a_model_whatever_lists_they_hold():
+    blocks = torch.nn.ModuleList(make_block("attn") for _ in range(2))
+    for block in blocks:
+        block.experts = torch.nn.ModuleList(torch.nn.Linear(4, 4) for _ in range(5))
+    model = torch.nn.Module()
+    model.blocks = blocks
+    assert find_layers(model) == find_layers(blocks) == list(blocks)

@@ -1,6 +1,8 @@
 """Sums over paths of every length, against the enumeration of the paths of random graphs."""
 
 import collections
+import gc
+import itertools
 
 import pytest
 
@@ -80,3 +82,23 @@ def test_each_value_comes_once_and_after_its_sources():
     for _ in range(60):  # 2^60 paths
         value = Value(torch.zeros(()), 1, sources=(value, value))
     assert len(sort_sources(value)) == 61
+
+
+def test_sums_that_no_later_value_needs_are_freed():
+    """A chain: of ten values only the sums of two are needed at a time."""
+    width, numbers, alive = 1009, itertools.count(1), []
+
+    def push(tangent):
+        if next(numbers) in (2, 10):
+            objects = gc.get_objects()
+            tensors = (a for a in objects if type(a) is torch.Tensor and a.numel() == width)
+            alive.append(len({a.data_ptr() for a in tensors}))
+        return 2 * torch.tensor(tangent.tolist())  # not by `vmap`
+
+    value = start = Value(torch.zeros(1), 1)
+    for _ in range(10):
+        value = Value(torch.zeros(1), 1, sources=(value,), push=push, batched=False)
+    total = carry_sums(value, start, torch.ones(width), 1, None)
+    assert torch.equal(total, torch.full((1, width), 1024.0))
+    second, last = alive
+    assert last <= second + 1

@@ -71,6 +71,13 @@ def project_in_place(self, x):
     return q, self.k(x), v, 1.0
 
 
+def project_into_views(self, x):
+    q, k = torch.zeros_like(x), torch.zeros_like(x)
+    q[...].add_(self.q(x))
+    k[...].copy_(self.k(x))
+    return q, k, self.v(x), 1.0
+
+
 def project_einsum(self, x):
     gate = self.gate(x)[..., 0].sigmoid()
     v = torch.einsum("bn,bnd->bnd", gate, self.v(x))
@@ -143,6 +150,11 @@ LAYOUTS = {
     "in place": (
         project_in_place,
         SINGLE | {"gate": (D, D)},
+        {"query": {"q": SIDES[0]}, "key": {"k": SIDES[0]}, "value": {"v": SIDES[0]}},
+    ),
+    "into views": (
+        project_into_views,
+        SINGLE,
         {"query": {"q": SIDES[0]}, "key": {"k": SIDES[0]}, "value": {"v": SIDES[0]}},
     ),
     "einsum": (

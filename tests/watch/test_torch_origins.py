@@ -1,5 +1,6 @@
 """Which products are attention, which tokens its keys are of, and what needs no weights."""
 
+import numpy as np
 import pytest
 
 pytest.importorskip("torch")
@@ -14,6 +15,7 @@ from tests.oracles.measured_layers import (
     compute_entropy,
     compute_ratio,
     heads,
+    join,
     make_maps,
     nn,
     norm,
@@ -96,6 +98,91 @@ def test_padding_of_the_keys_is_none_of_the_queries():
     assert row["residual_ratio"][0] == pytest.approx(compute_ratio(encoded, RIGHT), 1e-4)
     (entropy,) = (v for v in row["cross.attention_entropy"] if v == v)
     assert entropy == pytest.approx(compute_entropy(p), 1e-4), watched.describe()
+
+
+LOOKED_UP = {
+    "an index": lambda table, ids: table[ids],
+    "an index of one more axis": lambda table, ids: table[ids[:, :, None]][:, :, 0],
+    "an embedding": lambda table, ids: torch.nn.functional.embedding(ids, table),
+}
+
+
+@pytest.mark.parametrize("look_up", LOOKED_UP.values(), ids=LOOKED_UP)
+def test_tokens_from_a_table_are_other_tokens_than_latents(look_up):
+    def read_latents(self, ids, mask):
+        across, within = self.attentions
+        tokens, x = look_up(self.table, ids), self.latents.expand(len(ids), -1, -1)
+        x = x + across(x, kv=(heads(across.k(tokens)), heads(across.v(tokens))))
+        return x + within(x)
+
+    torch.manual_seed(0)
+    parts = {"table": nn.Parameter(torch.randn(7, D)), "latents": nn.Parameter(torch.randn(4, D))}
+    model = Stack(read_latents, Attention(), Attention(), **parts)
+    row, watched = watch_step(model, torch.tensor([[0, 3, 5], [6, 1, 2]]))
+    (_, across), (reads, within) = (attention.kept for attention in model.attentions)
+    check_values(row["cross.attention_entropy"], [compute_entropy(across), None])
+    check_values(row["attention_entropy"], [None, compute_entropy(within)])
+    check_values(row["residual_ratio"], [None, compute_ratio(reads)])
+    assert not watched.alarms
+
+
+def check_values(values, expected):
+    """Checks one value of each attention, where None is expected to be NaN."""
+    expected = [np.nan if value is None else value for value in expected]
+    np.testing.assert_allclose(values, expected, rtol=1e-4)
+
+
+OTHER_ROWS = {
+    "pooled": lambda x: x.unflatten(1, (3, 3)).mean(2),
+    "some tokens": lambda x: x[:, :4] * 1,
+    "twice": lambda x: torch.cat([x, x.tanh()], dim=1),
+}
+
+
+@pytest.mark.parametrize("choose", OTHER_ROWS.values(), ids=OTHER_ROWS)
+def test_keys_of_other_rows_of_an_earlier_layer_are_other_tokens(choose):
+    def read_earlier(self, x, mask):
+        first, second, *later = self.attentions
+        x = x + first(x)
+        other = choose(self.map(x))
+        x = x + second(x)
+        for attention in later:
+            x = x + attention(x, kv=(heads(attention.k(other)), heads(attention.v(other))))
+        return x
+
+    torch.manual_seed(0)
+    model = Stack(read_earlier, *(Attention() for _ in range(4)), map=nn.Linear(D, D))
+    row, _ = watch_step(model, X)
+    entropies = [compute_entropy(attention.kept[1]) for attention in model.attentions]
+    check_values(row["attention_entropy"], [*entropies[:2], None, None])
+    check_values(row["cross.attention_entropy"], [None, None, *entropies[2:]])
+
+
+class SelfThenCross(nn.Module):
+    """Attends to its tokens and then to other ones, in one call."""
+
+    def __init__(self):
+        super().__init__()
+        self.parts = nn.ModuleList(Attention() for _ in range(2))
+
+    def forward(self, x, others):
+        within, across = self.parts
+        p = mask_keys(heads(within.q(x)) @ heads(within.k(x)).mT / 3, RIGHT)
+        x = x + within.o(join(p @ heads(within.v(x))))
+        p = (heads(across.q(x)) @ heads(across.k(others)).mT / 3).softmax(-1)
+        self.kept = p.detach()
+        return across.o(join(p @ heads(across.v(others))))
+
+
+def test_padding_of_the_queries_is_that_of_the_attention_before_in_the_same_call():
+    def read_both(self, x, others):
+        return self.attentions[0](x, others)
+
+    model = Stack(read_both, SelfThenCross())
+    row, watched = watch_step(model, pad(RIGHT), X[:, :7].flip(1))
+    (entropy,) = (v for v in row["cross.attention_entropy"] if v == v)
+    expected = compute_entropy(model.attentions[0].kept, RIGHT)
+    assert entropy == pytest.approx(expected, 1e-4), watched.describe()
 
 
 class Hidden(nn.Module):

@@ -91,6 +91,23 @@ def test_keys_are_those_of_their_example_where_heads_come_first():
     assert row["attention_entropy"] == pytest.approx([compute_entropy(p, RIGHT)], 1e-4)
 
 
+class Reordered(Attention):
+    """The second head has the queries of its tokens in another order."""
+
+    def forward(self, x):
+        first, second = heads(self.q(x)).unbind(1)
+        q = torch.stack([first, second[:, [0, 2, 1, *range(3, x.shape[1])]]], dim=1)
+        p = (q @ heads(self.k(x)).mT / 3).softmax(-1)
+        return self.o(join(p @ heads(self.v(x))))
+
+
+def test_heads_with_other_tokens_are_left_out_with_this_reason():
+    model = Stack(lambda self, x, mask: self.attentions[0](x), Reordered())
+    row, watched = watch_step(model, X)
+    assert "its heads have different tokens" in watched.describe()
+    assert "attention_entropy" not in row and "residual_ratio" not in row
+
+
 class Reused(Attention):
     """Takes the queries of another layer, if it gets any."""
 

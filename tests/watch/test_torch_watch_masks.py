@@ -361,6 +361,22 @@ def test_a_mask_inside_a_bias_that_tokens_decide(put, attend):
     assert row["attention_entropy"] == pytest.approx([compute_entropy(kept[0], RIGHT)], 1e-4)
 
 
+@pytest.mark.parametrize("attend", ATTEND.values(), ids=ATTEND)
+def test_a_factor_of_a_bias_hides_no_keys(attend):
+    """A bias of 0 leaves the score of its key as it is."""
+    keeps, kept = (EXISTS & torch.ones(N, N).tril().bool()).float(), []
+
+    def see(query, key, value, _):
+        bias = make_bias(query).exp() * keeps
+        kept.append((query @ key.mT * 8**-0.5 + bias).softmax(-1).detach())
+        return attend(query, key, value, bias)
+
+    model = Stack(lambda self, x, mask: self.attentions[0](x), Attention(attend=see))
+    row, watched = watch_step(model, X)
+    assert row["residual_ratio"] == pytest.approx([compute_ratio(X)], 1e-4), watched
+    assert row["attention_entropy"] == pytest.approx([compute_entropy(kept[0])], 1e-4)
+
+
 @pytest.mark.parametrize("mask", [LEFT, RIGHT], ids=["left", "right"])
 @pytest.mark.parametrize("is_causal", [False, True])
 def test_padding_that_attends_to_itself_alone_is_no_document(mask, is_causal):

@@ -14,7 +14,7 @@ from rank_collapse.runs import memory, seeds
 from rank_collapse.runs.files import RunError
 from tests.support.refusals import is_refused
 
-FLAGS = cli.make_flags("scaled", num_seeds=5, shows="bits", traced=("skip_gain",))
+FLAGS = cli.make_flags("scaled", num_seeds=5, shows="bits", traced=("skip_gain",), can_grow=True)
 shared_flags.define(FLAGS, skip_gain=1.0)
 CELLS = {"low": 0.5, "high": 2.0}
 KEYS = seeds.seed_keys(0, 5)
@@ -231,6 +231,17 @@ def test_cut_arrays_and_more_seeds_than_asked_for_are_refused(bits, tmp_path):
         run.save_arrays({"low/of/bits": bits, "low/of/scaled": np.zeros((6, 2))})
     with pytest.raises(RunError, match="low does not have 5 seeds"):
         run_cells(tmp_path, parse_options())
+
+
+def test_a_run_that_grows_may_have_more_seeds_than_its_first_round(tmp_path):
+    saved = np.arange(12.0).reshape(6, 2)
+    with RunFolder(tmp_path, {}) as run:
+        names = [f"{cell}/of/{name}" for cell in CELLS for name in ("bits", "scaled")]
+        run.save_arrays(dict.fromkeys(names, saved))
+    results, chunks = run_cells(tmp_path, parse_options("--until=decided"))
+    assert chunks == []
+    for cell in CELLS:
+        np.testing.assert_array_equal(results[cell]["of/bits"], saved[:5])
 
 
 @pytest.mark.parametrize("names", [{"bits": 2}, {"bits": 2, "scaled": 3}])

@@ -98,8 +98,9 @@ def test_a_file_is_written_where_it_is_missing_cut_or_another(tmp_path):
             (tmp_path / "results.csv").write_text(content)
             run.save_table([{"part": "a"}, {"part": "b"}])
             assert (tmp_path / "results.csv").read_text() == "part\na\nb\n"
-        run.save_arrays({"a": np.ones(1)})
+        run.save_arrays({"b": np.ones((1, 2)), "a": np.ones(1)})
         run.finish({})
+        assert run.summary["arrays"] == ["a (1,)", "b (1, 2)"]
         run.delete_products()
         assert run.summary is None and not run.has_file("results.csv")
         assert run.lacks_figure("f") and run.has_file("arrays.npz")

@@ -1,9 +1,11 @@
 """Work of several processes: order, limits, signals, and names of experiments."""
 
 import contextlib
+import gc
 import importlib
 import io
 import os
+import signal
 import sys
 import threading
 import time
@@ -58,6 +60,34 @@ def test_a_worker_that_fails_gives_its_error_to_the_parent():
     with futures.ThreadPoolExecutor(1) as executor:
         ((name, future),) = pool.iterate_ended(executor, {"a": (square, "a")}, 1, {})
         assert name == "a" and isinstance(future.exception(), TypeError)
+
+
+def test_a_worker_notes_a_signal_and_searches_seldom_for_unreachable_objects():
+    with pool.start_workers(1) as workers:
+        handler = pool.submit_work(workers, signal.getsignal, signal.SIGTERM)
+        thresholds = pool.submit_work(workers, gc.get_threshold)
+        assert handler.result() is progress.note_signal
+        assert thresholds.result()[0] == 10_000
+
+
+def test_a_worker_ends_when_its_parent_does(monkeypatch):
+    sentinel, parent = os.pipe()
+    has_ended, codes = threading.Event(), []
+
+    def end(code):
+        codes.append(code)
+        has_ended.set()
+
+    process = SimpleNamespace(sentinel=sentinel)
+    monkeypatch.setattr(pool.multiprocessing, "parent_process", lambda: process)
+    monkeypatch.setattr(pool.os, "_exit", end)
+    for module, name in ((pool.gc, "set_threshold"), (pool.signal, "signal")):
+        monkeypatch.setattr(module, name, lambda *arguments: None)
+    pool.begin_worker()
+    assert not has_ended.wait(timeout=0.05)
+    os.close(parent)
+    assert has_ended.wait(timeout=20) and codes == [1]
+    os.close(sentinel)
 
 
 def test_workers_that_are_killed_are_said_to_be():

@@ -1,5 +1,6 @@
 """Progress that is true: the clock leaves out what is no step, and nothing is silent for long."""
 
+import ast
 import contextlib
 import io
 import os
@@ -11,6 +12,7 @@ import pytest
 
 from experiments.lab import progress
 from experiments.lab.progress import Progress, report_activity
+from tests.support.folders import REPOSITORY
 
 
 def test_compiling_is_not_in_the_remaining_time():
@@ -127,3 +129,24 @@ def test_a_terminal_gets_a_bar_that_is_redrawn(monkeypatch):
         progress.advance(1, loss=0.5)
     output = sys.stderr.getvalue()
     assert output.count("\r") > 1 and output.count("\n") == 1 and "loss=0.5" in output
+
+
+def list_reports():
+    """Lists (name of the file, code of the log) of what experiments report on the screen."""
+    for path in sorted((REPOSITORY / "experiments").rglob("*.py")):
+        if "benchmarks" in path.parts:
+            continue
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.Call):
+                name, arguments = ast.unparse(node.func).split(".")[-1], node.args
+                logs = [word.value for word in node.keywords if word.arg == "log"]
+                if name == "report_activity":
+                    yield path.name, ast.unparse(arguments[1])
+                elif name == "Progress":
+                    yield path.name, ast.unparse(logs[0]) if logs else ""
+
+
+def test_what_experiments_report_is_in_the_log_of_their_run():
+    reports = list(list_reports())
+    assert len(reports) > 10
+    assert [report for report in reports if not report[1].endswith(".log")] == []

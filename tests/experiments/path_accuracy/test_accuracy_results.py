@@ -8,7 +8,7 @@ import xarray as xr
 
 from experiments import run_sort
 from experiments.lab.labelled import make_dataset
-from experiments.path_accuracy import accuracy_results
+from experiments.path_accuracy import accuracy_figures, accuracy_results
 from experiments.path_accuracy.accuracy_results import accuracies
 from experiments.path_accuracy.evaluation import BASELINES, name_axes
 from experiments.verdicts.claims import FINDING
@@ -196,3 +196,23 @@ def test_rows_name_lengths_not_places_where_sampled_paths_begin_later(least):
     if finding is not None:
         one, full = (average(sets[20], k) for k in (1, depth))
         assert f"of length 1 give {one:.2f}, of length 4 {full:.2f}." in finding.sentence
+
+
+@pytest.mark.parametrize(
+    ("is_below", "note"),
+    [
+        ([False, False], ""),
+        ([True, False, False], "below the baseline in 1 of 3 networks"),
+    ],
+)
+def test_networks_below_the_baseline_are_noted_if_there_are_any(is_below, note):
+    assert accuracy_results.describe_below(xr.DataArray(is_below)) == note
+
+
+def test_the_legend_of_losses_counts_the_seeds_that_diverged():
+    losses = [[3.0, 2.0], [3.0, np.nan], [2.0, 1.0], [4.0, np.nan], [4.0, np.nan]]
+    fine = [True, False, True, False, False]
+    variables = {"losses": (("seed", "epoch"), losses), "fine": ("seed", fine)}
+    results = xr.Dataset(variables, {"epoch": [0, 1], "seed": np.arange(5)})
+    (ax,) = accuracy_figures.loss_figure(results, SETUP).axes
+    assert [text.get_text() for text in ax.get_legend().get_texts()] == ["2 seeds", "diverged: 3"]

@@ -1,7 +1,9 @@
 """What `reproduce` prints while experiments run."""
 
 import csv
+import itertools
 import sys
+import threading
 
 import pytest
 
@@ -142,3 +144,16 @@ def test_the_table_of_times_has_every_run_of_a_preset():
         runs = {(row["preset"], row["run"]) for row in csv.DictReader(file)}
     names = list_experiments()
     assert runs == {(p, run) for p in PRESETS for name in names for run in list_runs(name, p)}
+
+
+def test_lines_are_drawn_again_while_experiments_run(tmp_path, monkeypatch):
+    counts, is_second = itertools.count(1), threading.Event()
+
+    def draw(screen):
+        if next(counts) == 2:
+            is_second.set()
+
+    monkeypatch.setattr(progress, "SILENCE", 0.04)
+    monkeypatch.setattr(terminal.Screen, "_draw", draw)
+    with terminal.Screen({"a": 1.0}, 1, tmp_path):
+        assert is_second.wait(timeout=20)

@@ -23,6 +23,14 @@ def test_collinear_tokens_leave_their_line():
     assert one_layer.affine_rank(normed) == 2
 
 
+@pytest.mark.parametrize("kind", ["layer", "rms"])
+def test_norms_of_tokens_are_those_of_numpy(kind):
+    x = np.random.default_rng(0).normal(2, 1, (5, 4))
+    shifted = x - x.mean(axis=1, keepdims=True) if kind == "layer" else x
+    expected = shifted / np.sqrt((shifted**2).mean(axis=1, keepdims=True))
+    assert_close(one_layer.normalise_tokens(x, kind), expected, atol=1e-9)
+
+
 def test_shares_of_published_models():
     """Their sums are the mean path lengths of the published configurations."""
     published = {"bloom-7b1": (30, 3.6213576), "mpt-7b": (32, 4.2280776)}

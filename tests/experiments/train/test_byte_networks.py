@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 import rank_collapse as rc
@@ -52,6 +53,21 @@ def test_the_distance_from_linear_is_of_first_order_in_the_step():
             remainder = run_block(1e-3) - run_block(0.0) - first
             ratio = np.linalg.norm(remainder) / np.linalg.norm(first)
             np.testing.assert_allclose(full[layer], ratio, rtol=1e-4)
+
+
+def test_the_distance_is_0_for_a_block_that_is_linear_in_the_moved_weights(x64):
+    config = rc.san(1, 1, 4)
+    params, x = draws.parameters(config), draws.tokens(3, 4)
+    other = draws.parameters(config, seed=1).layers.attention
+
+    def compute_distance(**moved):
+        attention = params.layers.attention.replace(**moved)
+        changed = params.replace(layers=params.layers.replace(attention=attention))
+        return linearisation_distance(params, changed, x, config)
+
+    assert compute_distance(w_o=other.w_o) < 1e-12
+    assert compute_distance(w_v=other.w_v) < 1e-12
+    assert compute_distance(w_v=other.w_v, w_o=other.w_o) > 1e-2
 
 
 def test_a_text_is_its_bytes_and_longer_than_a_sequence():
@@ -113,6 +129,18 @@ def test_quantities_of_a_step_are_of_its_own_batch_and_of_the_weights_before_it(
     tree = jax.grad(compute_loss)(jax.tree.map(jnp.asarray, params), batches[:batch])
     size = np.linalg.norm(tree.layers.attention.w_q[-1])
     np.testing.assert_allclose(still["query_gradient"][0], size, rtol=1e-4)
+
+    @jax.jit
+    def change_states(params, gradient):
+        adamw = rule.adamw(0.5, config, weight_decay=0.0)
+        optimizer = optax.chain(optax.clip_by_global_norm(1.0), adamw)
+        updates = optimizer.update(gradient, optimizer.init(params), params)[0]
+        networks = params, optax.apply_updates(params, updates)
+        before, after = (rc.apply(p, batches[0, :-1], network).hidden[-1] for p in networks)
+        return after - before
+
+    change = np.abs(change_states(jax.tree.map(jnp.asarray, params), tree)).mean()
+    np.testing.assert_allclose(moved["change"][1], change, rtol=1e-3)
     assert np.isnan([still["change"][0], moved["change"][0]]).all()
     assert (still["change"][1:] == 0).all() and (moved["change"][1:] > 1e-3).all()
     for name, values in moved.items():

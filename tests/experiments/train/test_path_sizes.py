@@ -46,6 +46,23 @@ def test_one_alpha_gives_the_published_formula(alpha):
     assert_close(by_layer, ours, atol=1e-5)
 
 
+@pytest.mark.parametrize("by_layer", [False, True])
+def test_predictions_in_double_precision_are_finite_where_single_precision_is_not(x64, by_layer):
+    """3^90 is above the largest float32."""
+    alpha, depth, heads, initial, c = mpmath.mpf("0.25"), 90, 3, mpmath.mpf(2), mpmath.mpf("1.5")
+    expected = [
+        mpmath.log10(mpmath.binomial(depth, k) * heads**k * initial)
+        + mpmath.log10(alpha) * (depth - k)
+        + mpmath.log10(1 - alpha) * k
+        - mpmath.log10(c) * (mpmath.mpf(3) ** k - 1)
+        for k in range(depth + 1)
+    ]
+    shares = np.full(depth, 0.25) if by_layer else 0.25
+    measured = np.asarray(pp.predicted_sizes(shares, depth, heads, 2.0, 1.5))
+    assert measured.dtype == np.float64 and measured[-1] < -1e41
+    assert_close(measured, np.array(expected, float), rtol=1e-10)
+
+
 def test_predictions_stay_in_range_at_any_depth():
     sizes = np.asarray(pp.predicted_sizes(0.5, 30, 12, 1.0, 1.3))
     assert np.isfinite(sizes).all() and sizes[-1] < -1e12

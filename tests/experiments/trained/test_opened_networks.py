@@ -1,9 +1,12 @@
 """Trained networks that experiments know, and the texts that they read."""
 
+import contextlib
+import importlib
 from types import SimpleNamespace
 
 import jax
 import numpy as np
+import pytest
 
 from experiments.trained import opened_networks
 from experiments.verdicts import STATEMENTS
@@ -141,6 +144,26 @@ def test_the_first_texts_are_left_out_and_texts_are_identified():
         [longer], 3
     )
     assert identify([network], 2) != identify([network])
+
+
+@pytest.mark.parametrize("grows", [False, True])
+@pytest.mark.parametrize("name", ["run_lens", "run_lipschitz", "run_sinks", "run_trained"])
+def test_a_run_that_grows_is_identified_by_the_texts_of_its_first_round(name, grows, monkeypatch):
+    module = importlib.import_module(f"experiments.{name}")
+    ids = np.arange(3 * module.PROTOCOL.rounds[0]).reshape(-1, 1)
+    network = opened_networks.Network("a", None, {"x": ids, "mask": None}, None)
+    shorter = network._replace(inputs={"x": ids[: module.PROTOCOL.rounds[0]], "mask": None})
+    identified = []
+
+    @contextlib.contextmanager
+    def open_run(options, open_networks, identify):
+        identified.extend(identify([one]) for one in (network, shorter))
+        yield SimpleNamespace(measure=lambda *arguments, **options: (), finish=lambda: None)
+
+    monkeypatch.setattr(module, "open_run", open_run)
+    module.main(SimpleNamespace(grows=grows))
+    first, second = identified
+    assert (first == second) is grows
 
 
 def test_small_networks_read_random_tokens_of_the_seed(monkeypatch, tmp_path):

@@ -88,6 +88,15 @@ def test_the_p_value_and_the_power_are_those_of_their_definitions(count):
         assert curves.measure_power(draws, shift, 0.05) == pytest.approx(np.mean(rejected))
 
 
+@pytest.mark.parametrize("count", [31, 54])
+def test_the_p_value_has_the_tail_of_a_tenth_of_the_draws(count):
+    """Where neither the rank of the distance nor the limit of 1 decides."""
+    draws = np.random.default_rng(count).normal(size=(count, 4))
+    for times in np.arange(2.0, 4.0, 0.1):
+        curve = draws.mean(axis=0) + times * draws.std(axis=0) * [1, 0, 0, 0]
+        assert curves.curve_p_value(curve, draws) == pytest.approx(p_value_of(curve, draws))
+
+
 def test_curves_that_agree_are_not_rejected_and_do_not_hold():
     rng = np.random.default_rng(7)
     draws = rng.normal(size=(60, 4)).cumsum(axis=1)

@@ -111,6 +111,11 @@ REFUSED = {
     "a dropout mask": repeat(in_scope(lambda x: drop(drop(x) + drop(attend(x))))),
     "a gated skip": repeat(in_scope(gated)),
     "a choice by a mask": repeat(in_scope(lambda x: jnp.where(KEEP, x, attend(x)))),
+    "a sum where it is kept": repeat(in_scope(lambda x: jnp.where(KEEP, pre_norm(x), 0))),
+    "a sum where it is not dropped": repeat(in_scope(lambda x: jnp.where(~KEEP, 0, pre_norm(x)))),
+    "a sum where the state is positive": repeat(
+        in_scope(lambda x: jnp.where(x > 0, pre_norm(x), 0))
+    ),
     "two halves": repeat(in_scope(halves)),
     "reshaped": repeat(
         in_scope(lambda x: (x.T.reshape(-1) + attend(x).T.reshape(-1)).reshape(D, N).T)
@@ -144,7 +149,17 @@ REFUSED = {
 }
 
 
-QUICK = ("plain", "no scope inside", "a gated skip", "scan of remat", "cond outside", "a name")
+QUICK = (
+    "plain",
+    "no scope inside",
+    "a gated skip",
+    "a sum where it is kept",
+    "a sum where it is not dropped",
+    "a sum where the state is positive",
+    "scan of remat",
+    "cond outside",
+    "a name",
+)
 
 
 @pytest.mark.parametrize("freeze", [True, pytest.param(False, marks=pytest.mark.full)])

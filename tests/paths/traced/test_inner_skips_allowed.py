@@ -148,6 +148,10 @@ ALLOWED = {
         in_scope(lambda h: h @ NEAR_IDENTITY),
         alone(lambda x: lambda h: h @ NEAR_IDENTITY),
     ),
+    "a condition that keeps the state in one case": (
+        in_scope(lambda h: attend(h) + jax.lax.cond(W[0, 0] > 9, lambda h: h, lambda h: h @ V, h)),
+        alone(lambda x: lambda h: frozen_attention(x)(h) + h @ V),
+    ),
     "identity mixed into the weights": (
         in_scope(lambda h: (0.4 * jnp.eye(N) + 0.6 * weights(h)) @ h),
         alone(lambda x: lambda h: 0.4 * h + 0.6 * softmax(x @ Q @ x.T) @ h),
@@ -197,6 +201,10 @@ ALLOWED = {
         lambda x: x + drop(in_scope(attend)(x)),
         lambda x: (same, lambda h: KEEP / 0.8 * frozen_attention(x)(h)),
     ),
+    "a branch where the state is positive": (
+        lambda x: x + in_scope(lambda h: jnp.where(h > 0, attend(h), 0))(x),
+        lambda x: (same, lambda h: (x > 0) * frozen_attention(x)(h)),
+    ),
     "a gated skip outside": (highway, frozen_highway),
     "the input subtracted": (
         beside(lambda h: pool(h, jnp) - h),
@@ -231,7 +239,13 @@ def enumerate_paths(x, freeze):
     return sums
 
 
-QUICK_ALLOWED = ("a gate by hand and a map", "the input subtracted", "a recurrence")
+QUICK_ALLOWED = (
+    "a gate by hand and a map",
+    "a condition that keeps the state in one case",
+    "a branch where the state is positive",
+    "the input subtracted",
+    "a recurrence",
+)
 
 
 @pytest.mark.parametrize("spelling", ["loop", pytest.param("scan", marks=pytest.mark.full)])

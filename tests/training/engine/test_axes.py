@@ -19,6 +19,17 @@ def test_only_lists_are_axes():
     assert make_axes(None, None).num_hyper == 1 and make_axes(None, None).static_points() == [{}]
 
 
+@pytest.mark.parametrize(
+    ("values", "ending"),
+    [
+        ([2, 4, 2], "has 2 twice"),
+        ([lambda: 1, lambda: 2], "has '<lambda>' twice: each needs a name .* its own __repr__"),
+    ],
+)
+def test_static_values_have_different_names(values, ending):
+    is_refused(ending + "$", make_axes, None, {"act": values})
+
+
 def test_points_are_counted_with_the_last_axis_first_and_leaves_are_in_the_order_of_names():
     on, rate, scale = AXES.hyper_leaves(np.array([0, 1, 5]))
     assert on.tolist() == [True, False, False]

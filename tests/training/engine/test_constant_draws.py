@@ -17,6 +17,19 @@ def draw(seed=0):
     return jax.random.normal(jax.random.key(seed), (3,))
 
 
+def choose(add, *operands):
+    """Adds noise in a branch that a constant chooses."""
+    return jax.lax.cond(jnp.sum(ONES) > 2, add, lambda *_: ONES, *operands)
+
+
+def add_key_first(key, state):
+    return state + jax.random.normal(key, (3,))
+
+
+def add_key_last(state, key):
+    return add_key_first(key, state)
+
+
 @jax.custom_vjp
 def add_noise(x):
     return x + draw()
@@ -39,6 +52,11 @@ def add_counted(state, index):
     return jax.lax.fori_loop(0, 3, turn, state)
 
 
+def choose_first(first, second):
+    """Returns the first of two values, by a constant that the compiler does not see."""
+    return jax.lax.cond(jnp.sum(ONES) > 9, lambda a, b: b, lambda a, b: a, first, second)
+
+
 REPEATED = {
     "added": lambda state, index: state + draw(),
     "an older key": lambda state, index: state * jax.random.uniform(jax.random.PRNGKey(0), (3,)),
@@ -50,6 +68,11 @@ REPEATED = {
     "a branch of a constant": lambda state, index: (
         state + jax.lax.cond(jnp.sum(ONES) > 2, draw, lambda: ONES)
     ),
+    "the first branch of a constant": lambda state, index: (
+        state + jax.lax.cond(jnp.sum(ONES) > 9, lambda: ONES, draw)
+    ),
+    "a branch with a constant key first": lambda state, index: choose(add_key_first, OUTER, state),
+    "a branch with a constant key last": lambda state, index: choose(add_key_last, state, OUTER),
     "a gradient of a checkpoint": lambda state, index: (
         state - jax.grad(jax.checkpoint(lambda s: jnp.sum(jnp.sin(s * draw()))))(state)
     ),
@@ -87,6 +110,32 @@ def add_for_a_while(state, index):
     )[1]
 
 
+def add_to_a_limit(state, index):
+    """Draws from a key of the index, in a loop whose length depends on two constants."""
+    key, factor, limit = jax.random.fold_in(OUTER, index), jnp.prod(ONES), jnp.sum(ONES)
+    return jax.lax.while_loop(
+        lambda carry: carry[0] * factor < limit,
+        lambda carry: (carry[0] + 1, add_key_first(key, carry[1])),
+        (0.0, state),
+    )[1]
+
+
+def add_outer_for_a_while(state, index):
+    """Draws from a constant key as often as the index says."""
+    return jax.lax.while_loop(
+        lambda carry: carry[0] < index,
+        lambda carry: (carry[0] + 1, add_key_first(OUTER, carry[1])),
+        (0, state),
+    )[1]
+
+
+def add_stacked(state, index):
+    """Draws from a key that a loop stacks."""
+    key = jax.random.fold_in(OUTER, index)
+    _, keys = jax.lax.scan(lambda key, i: (key, jax.random.fold_in(key, i)), key, jnp.arange(2))
+    return add_key_first(keys[1], state)
+
+
 DIFFERENT = {
     "no draw": lambda state, index: state + 1,
     "the index": lambda state, index: (
@@ -101,6 +150,21 @@ DIFFERENT = {
     "what a loop carries": add_carried,
     "a key that a loop changes": add_late,
     "a loop of any length": add_for_a_while,
+    "a loop of any length, a key outside": add_outer_for_a_while,
+    "a loop whose length is constant": add_to_a_limit,
+    "a key that a loop stacks": add_stacked,
+    "a key that a constant chooses first": lambda state, index: add_key_first(
+        choose_first(jax.random.fold_in(OUTER, index), OUTER), state
+    ),
+    "a key that a constant chooses last": lambda state, index: add_key_first(
+        choose_first(OUTER, jax.random.fold_in(OUTER, index)), state
+    ),
+    "a branch with a key of the index first": lambda state, index: (
+        state + choose(add_key_first, jax.random.fold_in(OUTER, index), ONES)
+    ),
+    "a branch with a key of the index last": lambda state, index: (
+        state + choose(add_key_last, ONES, jax.random.fold_in(OUTER, index))
+    ),
     "once": lambda state, index: jax.lax.cond(index == 0, draw, lambda: state),
     "shapes alone": lambda state, index: state + draw().shape[0],
     "a key that is only split": lambda state, index: (

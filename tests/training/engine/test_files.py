@@ -195,6 +195,17 @@ def test_a_folder_that_is_used_or_cannot_be_written_is_refused(used_folder):
     np.testing.assert_array_equal(again, whole)
 
 
+@pytest.mark.parametrize(("processes", "stays"), [(1, False), (2, True)])
+def test_what_a_killed_process_was_writing_is_deleted(processes, stays, tmp_path, monkeypatch):
+    """Unless another process may still write it."""
+    monkeypatch.setattr(jax, "process_count", lambda: processes)
+    path = tmp_path / "runs" / ".a.npz.tmp"
+    path.parent.mkdir()
+    path.touch()
+    with SweepFolder(tmp_path, {"steps": 1}):
+        assert path.exists() == stays
+
+
 @pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError])
 def test_an_interruption_saves_what_is_done(error, tmp_path, monkeypatch):
     advance, calls = Program.advance, []

@@ -66,6 +66,11 @@ def test_the_hash_of_data_is_of_every_array_that_a_program_holds():
     assert data[0] == data[2] != data[1]
 
 
+def test_an_argument_is_used_if_a_result_depends_on_it():
+    traced = Traced("f", lambda a, b, c: (a + 0 * c, a), (1.0, 1.0, 1.0), {})
+    assert traced.list_used() == [True, False, True]
+
+
 def test_leaves_are_arrays_of_numbers_that_jax_can_hold():
     """What is refused is named with its place; Python's numbers and NumPy's become arrays."""
     tree = {"a": 1, "b": [True, 2.5, 1j], "c": np.int8(3), "d": np.ones(2, np.float32)}
