@@ -197,7 +197,8 @@ def _move_to_sum(first, second, alignment, rounding, replay, rows, faults):
         if pair.first.index == row.layer:
             difference = compare_on_remainders(pair, row.part, alignment.mask, rounding)
             if difference is not None and not find_faults([summarize(difference)], rounding):
-                return [Fault(sums[0], "all tokens"), *faults]
+                total = next((f for f in faults if f.index == sums[0]), None)
+                return [total or Fault(sums[0], "all tokens"), *faults]
             break
     return faults
 
