@@ -13,6 +13,7 @@ from rank_collapse.agree.differences import (
     Rounding,
     bound_sizes,
     compare_layer,
+    compare_on_remainders,
     compare_sums,
     find_rounding,
 )
@@ -21,7 +22,7 @@ from rank_collapse.agree.outputs import compare_outputs
 from rank_collapse.agree.recording import ROUNDING, Recording, open_recording
 from rank_collapse.agree.replay import Replay, find_replay, pair_layers
 from rank_collapse.agree.sentence import write_sentence
-from rank_collapse.agree.verdict import Row, find_faults, summarize
+from rank_collapse.agree.verdict import Fault, Row, find_faults, summarize
 
 # What products round to although their results are float32, by name.
 _PRODUCTS = {"float16 or TF32": 2.0**-11, "bfloat16": 2.0**-8}
@@ -136,6 +137,7 @@ def compare_recordings(
                 f"the recordings hold {_find_name(rounding.stream)}, and their differences are "
                 f"those of {rounding.name} products"
             )
+    faults = _move_to_sum(first, second, alignment, rounding, replay, rows, faults)
     outputs = compare_outputs(first, second, alignment)
     kind = alignment.order or embedding_kind
     place = None
@@ -171,6 +173,34 @@ def _list_differences(pair, mask, rounding):
     total = compare_sums(pair, mask, rounding)
     if total is not None:
         yield total
+
+
+def _move_to_sum(first, second, alignment, rounding, replay, rows, faults):
+    """Move the first fault from a branch to the sum of its layer where the branch is right.
+
+    If one run changes the stream within a layer, for example by a hook that scales the layer's
+    input, a branch reads another input than the recorded states show.
+
+    Args:
+        first, second, alignment, rounding, replay: See `_tabulate`.
+        rows: Rows of all sublayers.
+        faults: Faults in order.
+
+    Returns:
+        The faults, before which the sum's fault is put.
+    """
+    row = rows[faults[0].index] if faults else None
+    if row is None or row.part == "layer":
+        return faults
+    sums = [i for i, r in enumerate(rows) if (r.layer, r.part) == (row.layer, "layer")]
+    for pair in pair_layers(first, second, alignment, replay):
+        if pair.first.index == row.layer:
+            difference = compare_on_remainders(pair, row.part, alignment.mask, rounding)
+            if difference is not None and not find_faults([summarize(difference)], rounding):
+                total = next((f for f in faults if f.index == sums[0]), None)
+                return [total or Fault(sums[0], "all tokens"), *faults]
+            break
+    return faults
 
 
 def _tabulate(first, second, alignment, rounding, replay):

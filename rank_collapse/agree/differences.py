@@ -33,6 +33,7 @@ Part = Literal["attention", "mlp", "layer"]
 SPIKE = 5.0  # times the median norm: tokens that are reported apart
 MEDIAN = 2.6  # times what rounding explains: more in the median token is no rounding
 _MOST = 64  # tokens of which distinct directions are counted
+_SUMMED = 4.0  # times a rounding: the most by which a state differs from the sum of its terms
 _LEAST = 0.1  # of the median norm: the least by which an error is divided
 # Of the root of gain² + 1: so much rounding explains where the gain was measured. The noise goes in
 # before a sublayer; attention rounds its queries, keys and scores, too.
@@ -181,6 +182,42 @@ def compare_sums(
     return _compare(
         pair, "layer", (x, y), (first.after, second.after), mask, rounding, mixes=False, ends=ends
     )
+
+
+def compare_on_remainders(
+    pair: Pair, part: Part, mask: Bool[np.ndarray, "b n"], rounding: Rounding
+) -> Difference | None:
+    """Compare a branch as if the remainder of its layer had come in with its input.
+
+    The remainder is the state after the layer less the state before it and the branches. It is not
+    0 where a run scales a skip, or changes the stream between the recorded states.
+
+    Args:
+        pair: The layer in both runs.
+        part: "attention" or "mlp".
+        mask: Tokens that exist.
+        rounding: Rounding of the coarser run.
+
+    Returns:
+        The difference; None where a branch was not recorded, or unless the remainder is rounding in
+        exactly one run, as in a layer without norms after its sums.
+    """
+    layers = pair.first, pair.second
+    if any(len(layer.branches) < 2 for layer in layers):
+        return None
+    terms = [(pair.inputs or layer).branches for layer in layers]
+    limit = _SUMMED * max(rounding.products, rounding.stream)
+    inputs, are_sums = [], []
+    for layer, term in zip(layers, terms, strict=True):
+        remainder = layer.after - layer.before - sum(term.values())
+        sizes = [np.linalg.norm(z, axis=-1) for z in (layer.before, *term.values())]
+        share = np.linalg.norm(remainder, axis=-1) / np.maximum(sum(sizes), 1e-300)
+        are_sums.append(np.quantile(share[mask], 0.95) < limit)
+        before = layer.before if part == "attention" else layer.before + term["attention_branch"]
+        inputs.append(before + remainder)
+    if sum(are_sums) != 1:
+        return None
+    return _compare(pair, part, inputs, _select(f"{part}_branch", pair), mask, rounding)
 
 
 def _select(name, pair):

@@ -285,6 +285,11 @@ def _read_arrays(flags, settings, embedding):
         x.ndim != 3 or x.shape[2] != embedding.d_input,
         f"{flags.inputs} of shape {x.shape} is not [b, *, {embedding.d_input}]",
     )
+    if x.shape[1] < shape[0]:
+        description += (
+            f" They have {x.shape[1]} frames. In transformers this model accepts only {shape[0]} "
+            "frames, to which shorter sound is padded; its numbers there are others."
+        )
     return Inputs(x, None, escape_text(description), "arrays")
 
 

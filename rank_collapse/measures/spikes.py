@@ -43,7 +43,8 @@ def choose_tokens(
         x, mask: Floats [..., n, d]; Bool [..., n] of the same framework, or None.
         read: The input of the layer's attention, N(x) with the layer's own norm, for "read".
         tokens: "raw", as they are; "unit", x_i/|x_i|; or "read".
-        exclude: "spikes" leaves out the tokens i with |x_i| > threshold · median_j |x_j|.
+        exclude: "spikes" leaves out the tokens i with |x_i| > threshold · median_j |x_j|. A token
+            that is not finite is no spike: it stays, and measures of it are NaN.
         threshold: Norm above which a token is a spike, in median norms of the raw tokens.
 
     Returns:
@@ -70,7 +71,8 @@ def choose_tokens(
     if exclude:
         exists = xp.ones_like(x[..., 0], dtype=xp.bool) if mask is None else mask
         lengths, median = _token_lengths(scale_to_unit(xp.where(exists[..., None], x, 0))[0], mask)
-        is_spike = exists & (lengths > threshold * median[..., None])
+        is_long = (lengths > threshold * median[..., None]) & xp.all(xp.isfinite(x), axis=-1)
+        is_spike = exists & is_long
         mask, left_out = exists & ~is_spike, xp.sum(is_spike, axis=-1)
     if tokens == "unit":
         x, _ = normalize_tokens(x)

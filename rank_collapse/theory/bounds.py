@@ -91,7 +91,10 @@ def log10_power_law(log10_input: Number, log10_c: Number, depth: Number) -> Numb
         depth: L.
     """
     power = jnp.asarray(3.0, log10_c.dtype) ** depth  # ±inf beyond depth 80 in float32, never NaN
-    return power * (log10_c / 2 + log10_input) - jnp.where(jnp.isinf(log10_c), 0, log10_c / 2)
+    excess = log10_c / 2 + log10_input
+    is_fixed = jnp.isinf(power) & (excess == 0)  # c r² = 1: every iterate is r
+    grown = jnp.where(is_fixed, 0, jnp.where(is_fixed, 0, power) * excess)
+    return grown - jnp.where(jnp.isinf(log10_c), 0, log10_c / 2)
 
 
 def not_covered(

@@ -338,9 +338,33 @@ def _describe_failure(error: Exception, model: nn.Module) -> str:
             place = f"{names[id(module)]} ({file}:{line})"
     message = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
     cure = "make its forward pass one that torch.export takes"
+    hint = _name_causal_hint(error)
+    if hint:
+        return (
+            f"torch.export fails in {place}: PyTorch reads the mask to see whether it is causal; "
+            f"give {hint}=True if it is, else {hint}=False"
+        )
     if "data-dependent" in str(error).lower() or "DataDependent" in type(error).__name__:
         cure = "its Python code branches on values of a tensor; write that with torch.where"
     return f"torch.export fails in {place}: {type(error).__name__}: {message[:200]}; {cure}"
+
+
+def _name_causal_hint(error):
+    """Name the argument that tells a Transformer of `torch.nn` whether its mask is causal.
+
+    Args:
+        error: Error of torch.export.
+
+    Returns:
+        The argument of the outermost such module; None if the error is another one.
+    """
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    if all(frame.f_code.co_name != "_detect_is_causal_mask" for frame in frames):
+        return None
+    modules = [frame.f_locals.get("self") for frame in frames]
+    is_decoder = any(isinstance(module, nn.TransformerDecoder) for module in modules)
+    is_whole = any(isinstance(module, nn.Transformer) for module in modules)
+    return "tgt_is_causal" if is_decoder else "src_is_causal" if is_whole else "is_causal"
 
 
 def module_calls(node: torch.fx.Node) -> list[tuple[str, str]]:

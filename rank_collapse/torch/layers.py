@@ -28,7 +28,7 @@ CROSS = (
 # In BLOOM and MPT the module around the last projection adds the skip.
 MLP = (
     r"output\.dense", r"ffn\.lin2", r"ffn\.down_proj", r"mlp\.dense_4h_to_h", r"mlp",
-    r"feed_forward", r"ffn", r"ff", r"moe", r"linear2", r"fc2", r"ffn_output",
+    r"feed_forward", r"ffn", r"ff\.layer_2", r"ff", r"moe", r"linear2", r"fc2", r"ffn_output",
     r"block_sparse_moe", r"layer\.[12]\.DenseReluDense",
 )  # fmt: skip
 

@@ -18,6 +18,7 @@ from torch import nn
 from rank_collapse.agree.other_inputs import OtherInputs
 from rank_collapse.agree.recording import BRANCHES, write_tensors
 from rank_collapse.struct import refuse_if
+from rank_collapse.torch.caches import CacheRows
 from rank_collapse.torch.layers import (
     ATTENTION,
     CROSS,
@@ -27,6 +28,8 @@ from rank_collapse.torch.layers import (
     find_part,
 )
 from rank_collapse.torch.replacing import convert_array, replace_tensor
+
+TOKENS_FIRST = ("xlnet", "fsmt")  # models of transformers whose stream is [n, b, d]
 
 
 @contextlib.contextmanager
@@ -48,7 +51,7 @@ def record(
 
     Args:
         model: Any model whose layers take the stream [b, n, d] as their first argument and return
-            it, alone or first.
+            it, alone or first. The streams [n, b, d] of XLNet and FSMT are recorded as [b, n, d].
         path: An .npz or .safetensors file; with inputs=, a .safetensors file.
         layers: The layers in their order, or a pattern of their names; by default the elements of
             the longest list of modules that is not inside another list. In an encoder-decoder only
@@ -65,15 +68,16 @@ def record(
 
     Raises:
         ValueError: There are no layers, they do not take and return the stream, the model is
-            compiled, or the inputs have other tokens or layers.
+            compiled, beam search exchanges the rows of its cache, or the inputs have other tokens
+            or layers.
     """
     _refuse_compiled(model)
     blocks = find_layers(model, layers)
     other_inputs = None if inputs is None else OtherInputs(inputs, noise, seed, out=path)
-    tape = _Tape({module: name for name, module in model.named_modules()}, other_inputs)
+    tape = _Tape(model, other_inputs)
     handles = [
         model.register_forward_pre_hook(tape.begin_call, with_kwargs=True),
-        model.register_forward_hook(tape.keep_logits),
+        model.register_forward_hook(tape.end_call),
     ]
     for block in dict.fromkeys(blocks):
         handles.append(block.register_forward_pre_hook(tape.begin_layer, with_kwargs=True))
@@ -148,16 +152,20 @@ class _Tape:
     A layer that the model calls several times, as in ALBERT, counts as several layers.
 
     Args:
-        names: Names of modules.
+        model: The model.
         others: Inputs that take the place of the stream.
     """
 
-    def __init__(self, names: Mapping[nn.Module, str], others: OtherInputs | None = None):
-        self.names, self.others = names, others
+    def __init__(self, model: nn.Module, others: OtherInputs | None = None):
+        self.names = {module: name for name, module in model.named_modules()}
+        self.others = others
+        config = getattr(model, "config", None)
+        self._is_tokens_first = getattr(config, "model_type", None) in TOKENS_FIRST
         self.calls: list[list[_LayerCall]] = []
         self.token_ids: list[torch.Tensor] = []
         self.masks: list[torch.Tensor] = []
         self.logits: list[torch.Tensor] = []
+        self._cache_rows = CacheRows()
 
     @property
     def layer_names(self) -> list[str]:
@@ -172,6 +180,7 @@ class _Tape:
             arguments, keywords: Arguments of the call.
         """
         self.calls.append([])
+        self._cache_rows.begin_call(keywords)
         if self.others is not None:
             self.others.begin_call()
         tensors = [t for t in (*arguments, *keywords.values()) if isinstance(t, torch.Tensor)]
@@ -189,8 +198,9 @@ class _Tape:
         if mask is not None:
             self.masks.append(_keep(mask))
 
-    def keep_logits(self, module, arguments, output):
-        """Keeps the logits of a call, if its output names them."""
+    def end_call(self, module, arguments, output):
+        """Keeps the logits of a call, if its output names them, and the rows of its cache."""
+        self._cache_rows.end_call(output)
         logits = getattr(output, "logits", None)
         if isinstance(logits, torch.Tensor) and logits.ndim == 3:
             self.logits.append(_keep(logits))
@@ -211,11 +221,12 @@ class _Tape:
             self.calls.append([])  # a part of the model is called, not the model
         name = self.names[module]
         state = _first_tensor([*arguments, *keywords.values()], f"the input of layer {name}")
-        self.calls[-1].append(_LayerCall(name, _keep(state)))
+        before = self._turn(_keep(state))
+        self.calls[-1].append(_LayerCall(name, before))
         if self.others is None:
             return None
-        array = self.others.take_state(len(self.calls[-1]) - 1, state.shape)
-        other = convert_array(array, state)
+        array = self.others.take_state(len(self.calls[-1]) - 1, before.shape)
+        other = convert_array(self._turn(array), state)
         return replace_tensor(arguments, state, other), replace_tensor(keywords, state, other)
 
     def end_layer(self, module, arguments, output):
@@ -223,7 +234,12 @@ class _Tape:
         if _is_recomputed():
             return
         name = self.names[module]
-        self.calls[-1][-1].after = _keep(_first_tensor(output, f"the output of layer {name}"))
+        state = _first_tensor(output, f"the output of layer {name}")
+        self.calls[-1][-1].after = self._turn(_keep(state))
+
+    def _turn(self, states):
+        """Exchanges examples and tokens of states [n, b, d] whose model has tokens first."""
+        return states.swapaxes(0, 1) if self._is_tokens_first and states.ndim == 3 else states
 
     def keep_branch(self, branch, is_last, module, arguments, output):
         """Keeps a branch of the current layer, or adds to it what a second module makes.
@@ -246,7 +262,7 @@ class _Tape:
             return None
         branches = self.calls[-1][-1].branches
         earlier = branches.get(branch)
-        added = _keep(tensor).reshape(state.shape)
+        added = self._turn(_keep(tensor).reshape(self._turn(state).shape))
         branches[branch] = added if earlier is None else earlier + added
         if self.others is None or not is_last:
             return None
@@ -255,7 +271,7 @@ class _Tape:
             return None
         if earlier is not None:  # the state after both is that of the other run
             array = array - earlier.to(torch.float64).numpy().reshape(array.shape)
-        return replace_tensor(output, tensor, convert_array(array, tensor))
+        return replace_tensor(output, tensor, convert_array(self._turn(array), tensor))
 
     def join(self) -> dict[str, torch.Tensor]:
         """Join the calls of the model along the tokens.
@@ -294,6 +310,7 @@ class _Tape:
                 ]
                 arrays[name] = torch.stack(branches)
         tokens = residual[0].shape[:-1]
+        self._check_ids(tokens)
         for name, values in (("token_ids", self.token_ids), ("logits", self.logits)):
             axis = -1 if name == "token_ids" else -2
             joined = torch.cat(values, dim=axis) if values else None
@@ -306,6 +323,19 @@ class _Tape:
             mask = None if "mask" not in arrays else arrays["mask"].bool().numpy()
             self.others.check_complete(len(self.layer_names), mask)
         return arrays
+
+    def _check_ids(self, tokens):
+        """Raises a ValueError where token ids [b, n] show that the stream is [n, b, d].
+
+        Args:
+            tokens: Shape of the stream without its width.
+        """
+        ids = tuple(torch.cat(self.token_ids, dim=-1).shape) if self.token_ids else ()
+        refuse_if(
+            len(tokens) == 2 and ids == tokens[::-1] != tokens,
+            f"the stream has {list(tokens)} states, and the token ids have shape {list(ids)}: it "
+            "has tokens first. Write states [examples, tokens, width] with rank_collapse.record",
+        )
 
     def _check_stream(self, layers):
         """Raises a ValueError where the layers of a call have no common stream."""

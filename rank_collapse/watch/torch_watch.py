@@ -25,6 +25,7 @@ from rank_collapse.watch.torch_models import check_model, is_sharded, read_layer
 from rank_collapse.watch.torch_passes import Pass
 from rank_collapse.watch.torch_steps import REMOVED, OpenWatches, StepTimes
 
+SHARED = "no gradients: the weights are shared with run 1, whose gradients are those of all runs"
 NUM_SKIPPED = 100  # steps of other optimizers, after which one that has not stepped is replaced
 
 
@@ -157,7 +158,8 @@ class Watch:
                 if isinstance(column, list) and not math.isnan(column[number])
             ]
             title = name + (f", run {turn + 1}" if turn else "")
-            omitted = f" ({'; '.join(texts[name])})" if name in texts else ""
+            reasons = [*texts.get(name, []), *([SHARED] if turn else [])]
+            omitted = f" ({'; '.join(reasons)})" if reasons else ""
             lines.append(f"  {number} {title}: {', '.join(names) or 'not measured'}{omitted}")
         return "\n".join(lines)
 

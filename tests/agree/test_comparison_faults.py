@@ -24,10 +24,13 @@ def test_a_factor_of_one_token_is_found(compare):
     assert answer.first == {"layer": 1, "part": "mlp"} and "multiplied by 0.9" in answer.kind
 
 
+PRE_NORM = ("skip scaled", "input scaled", "norm with 1 + weight")
+
+
 def find_fault(compare, kind, seed, dtype, stream, alone):
     size, part = FAULTS[kind]
     form = {"causal": True} if kind == "no causal mask" else {}
-    form |= {"post_norm": False} if kind in ("skip scaled", "norm with 1 + weight") else {}
+    form |= {"post_norm": False} if kind in PRE_NORM else {}
     model, rng = draw_model(seed, **form)
     layer = int(rng.integers(model.depth))
     pair = run(model), run(model, dtype, stream, Fault(kind, layer, size))

@@ -276,6 +276,20 @@ def test_compiled_measures_of_tokens_that_are_not_finite_are_nan(bad):
     assert np.isnan(jax.jit(rc.monitor)(layers)["bulk_ratio"])
 
 
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_a_token_that_is_not_finite_is_no_spike_to_leave_out(bad):
+    x = np.random.default_rng(0).normal(size=(8, 6)).astype(np.float32)
+    x[1] *= 1000
+    x = np.stack([x, x])
+    x[1, 2, 3] = bad
+    profile = jax.jit(lambda x, mask: rc.profile(x, exclude="spikes", mask=mask))
+    ratios = profile(x, None)["residual_ratio"]
+    assert np.isfinite(ratios[0]) and np.isnan(ratios[1])
+    others = profile(x, np.arange(8) != 2)
+    assert others["residual_ratio"][0] == others["residual_ratio"][1]
+    assert others.left_out.tolist() == [1, 1]
+
+
 def test_a_median_is_of_what_exists_in_each_column():
     x = RNG.normal(size=(2, 5, 3))
     count = np.array([[4], [3]])

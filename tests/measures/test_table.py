@@ -260,3 +260,13 @@ def test_a_batch_over_devices_is_measured_as_on_one(kind):
         tokens = jax.device_put(tokens, jax.sharding.NamedSharding(mesh, rows))
     expected = jax.tree.map(lambda *a: np.stack(a), *map(rc.monitor, X[:2]))
     near(jax.jit(batch)(tokens), expected, rtol=2e-5)
+
+
+@pytest.mark.parametrize("size", [1e-39, 1e-41])
+def test_denormal_tokens_are_measured_outside_of_jit_and_are_0_inside(size):
+    """docs/limits.md says so."""
+    x = (X[0] * np.float32(size)).astype(np.float32)
+    expected = float(rc.residual_ratio(x.astype(np.float64)))
+    assert float(rc.residual_ratio(jnp.asarray(x))) == pytest.approx(expected, rel=1e-5)
+    inside = float(jax.jit(rc.residual_ratio)(x))
+    assert inside == 0 or np.isnan(inside)

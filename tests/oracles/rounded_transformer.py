@@ -56,6 +56,7 @@ FAULTS = {
     "norm with 1 + weight": (0, "attention"),
     "no causal mask": (0, "attention"),
     "skip scaled": (0.1, "layer"),
+    "input scaled": (0.1, "layer"),
 }
 
 
@@ -137,6 +138,7 @@ def run(
             return rounded(unit * (weight + (1 if _is(has, "norm with 1 + weight") else 0)))
 
         x = x if inputs is None else perturb(inputs["residual"][index].astype(float))
+        x = stored(x * (1 - has.size)) if _is(has, "input scaled") else x
         y = x if model.post_norm else norm(x, weights["norm_1"], has)
         branch = attend(model, weights, y, rounded, has)
         if inputs is None:

@@ -186,3 +186,19 @@ def test_wrong_shapes_and_values_are_named():
     is_refused("2 layers, but config has depth=3", rc.branch_shares, trace, params, rc.san(3, 2, 8))
     is_refused("trace is a TransformerParams, not a", rc.branch_shares, params, trace, config)
     is_refused("params is a TransformerConfig", rc.branch_shares, trace, config, config)
+
+
+@pytest.mark.full
+def test_a_rollout_takes_explicit_axes_but_not_for_layers():
+    """docs/limits.md says so."""
+    mesh = jax.make_mesh((2,), ("a",), axis_types=(jax.sharding.AxisType.Explicit,))
+    weights = np.float32(causal_weights(2, 2, 4))
+    for axis in range(4):
+        places = jax.sharding.PartitionSpec(*[None] * axis, "a")
+        spread = jax.device_put(weights, jax.sharding.NamedSharding(mesh, places))
+        for compute in (rc.rollout, jax.jit(rc.rollout)):
+            if axis:
+                assert_close(compute(spread), rc.rollout(weights), atol=1e-6)
+            else:
+                with pytest.raises(Exception, match=r"sharded dims|out sharding"):
+                    compute(spread)

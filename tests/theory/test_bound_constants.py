@@ -5,6 +5,7 @@ import math
 
 import jax
 import jax.numpy as jnp
+import mpmath
 import numpy as np
 import pytest
 
@@ -28,6 +29,23 @@ def test_a_power_law_of_a_constant_of_0_and_beyond_float_range():
     for c, depth, expected in ((-np.inf, 3, -np.inf), (-1.0, 90, -np.inf), (0.5, 2, 9 * 0.2 + 2.0)):
         law = bounds.log10_power_law(np.float32(0.2), np.float32(c), depth)
         np.testing.assert_allclose(law, expected, rtol=1e-6)  # c^{(3^L − 1)/2} r^{3^L}
+
+
+@pytest.mark.parametrize("log10_input", [0.0, 0.25, -1.5])
+def test_the_theorem_where_c_r_squared_is_1_is_r_at_every_depth(log10_input):
+    """c^{(3^L − 1)/2} r^{3^L} with digits for the power of 3: r is the fixed point of r ↦ c r³."""
+    log10_c = np.float32(-2 * log10_input)
+    for depth in (1, 80, 81, 90, 200):
+        with mpmath.workdps(150):
+            power = mpmath.mpf(3) ** depth
+            exponent = (power - 1) / 2 * mpmath.mpf(float(log10_c)) + power * log10_input
+        assert exponent == log10_input
+        law = jax.jit(bounds.log10_power_law)(np.float32(log10_input), log10_c, depth)
+        assert float(law) == log10_input
+    off = bounds.log10_power_law(np.float32(log10_input), np.float32(log10_c + 1e-6), 200)
+    assert float(off) == np.inf  # the fixed point repels
+    theorem = bounds.log10_theorem(np.float32(0), np.float32(1), np.float32(0.25), 1, 1, 90)
+    assert float(theorem) == 0
 
 
 @pytest.mark.parametrize(

@@ -55,6 +55,11 @@ class Batched(Attention):
         return self.norm(super().forward(x))
 
 
+STATES, CAUSAL = torch.randn(2, N, 8), nn.Transformer.generate_square_subsequent_mask(N)
+DECODER = nn.TransformerDecoder(nn.TransformerDecoderLayer(8, 2, 16, batch_first=True), 1).eval()
+ENCODER = nn.TransformerEncoder(
+    nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 1, enable_nested_tensor=False
+).eval()
 WRONG = {
     "no module": ({"model": lambda x: x}, "model is a function, not a torch.nn.Module"),
     "no match": (
@@ -131,6 +136,17 @@ WRONG = {
         {"model": Model(Comparing)},
         r"fails in layers.0 .*: DataDependentOutputException: .*branches on values of a tensor",
     ),
+    "causal mask of a decoder": (
+        {"model": DECODER, "inputs": (STATES, STATES), "kwargs": {"tgt_mask": CAUSAL}}
+        | {"branches": r"layers\.0\.self_attn", "start": "tgt"},
+        "torch.export fails in the model: PyTorch reads the mask to see whether it is causal; give "
+        "tgt_is_causal=True if it is, else tgt_is_causal=False",
+    ),
+    "causal mask of an encoder": (
+        {"model": ENCODER, "inputs": (STATES,), "kwargs": {"mask": CAUSAL}}
+        | {"branches": r"layers\.0\.self_attn", "start": "src"},
+        "give is_causal=True if it is, else is_causal=False",
+    ),
     "linear attention": (
         {"model": Model(Linear)},
         r"aten.bmm in module 'layers.0' .* multiplies two values .*\.detach\(\)",
@@ -172,3 +188,15 @@ def test_wrong_uses_get_one_line(name, model, capfd):
     with pytest.raises(ValueError, match=line) as error:
         path_lengths(model, *inputs, **arguments, **kwargs)
     assert "\n" not in str(error.value) and not any(capfd.readouterr())
+
+
+@pytest.mark.parametrize("hint", [True, False])
+def test_a_causal_mask_with_its_hint_is_measured(hint):
+    """The cure that the message names: the split of the output is whole."""
+    lengths = path_lengths(
+        DECODER, STATES, STATES, tgt_mask=CAUSAL, tgt_is_causal=hint, branches=".*self_attn",
+        start="tgt",
+    )  # fmt: skip
+    expected = DECODER(STATES, STATES, tgt_mask=CAUSAL)
+    torch.testing.assert_close(lengths.output, expected)
+    torch.testing.assert_close(lengths.by_length.sum(0) + lengths.offset, expected)

@@ -224,3 +224,52 @@ def test_one_example_without_an_axis(tmp_path):
     assert recording.shape == (1, 3, 8) and outputs[0].logits.ndim == 2
     np.testing.assert_array_equal(recording.read_token_ids(), IDS[:1])
     assert "logits" not in recording.arrays
+
+
+@pytest.mark.parametrize("num_tokens", [5, 2])
+@torch.no_grad()
+def test_xlnet_whose_stream_has_tokens_first_is_recorded_by_example(num_tokens, tmp_path):
+    """Its ids and its mask are kept, and a replay takes in these states."""
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    config = transformers.XLNetConfig(vocab_size=50, d_model=16, n_layer=2, n_head=2, d_inner=32)
+    model = transformers.XLNetModel(config).eval()
+    ids, mask = torch.randint(3, 50, (2, num_tokens)), torch.ones(2, num_tokens, dtype=torch.long)
+    mask[1, 0] = 0
+    batch = {"input_ids": ids, "attention_mask": mask}
+    with record(model, tmp_path / "a.safetensors"):
+        states = model(**batch, output_hidden_states=True).hidden_states
+    recording = open_recording(tmp_path / "a.safetensors")
+    np.testing.assert_array_equal(recording.read_token_ids(), ids)
+    np.testing.assert_array_equal(recording.read_mask(), mask.bool())
+    exists = mask.bool().numpy()
+    mlps = []
+    for block in model.layer:
+        block.ff.layer_2.register_forward_hook(lambda m, a, out: mlps.append(out.transpose(0, 1)))
+    model(**batch)
+    for state, mlp, layer in zip(states[1:], mlps, recording.read_layers(), strict=True):
+        np.testing.assert_array_equal(layer.after[exists], state.numpy()[exists])
+        branch = layer.branches["mlp_branch"]
+        np.testing.assert_array_equal(branch[exists], mlp.numpy()[exists])
+    with record(model, tmp_path / "b.safetensors", inputs=tmp_path / "a.safetensors"):
+        model(**batch)
+    assert compare_files(tmp_path / "b.safetensors", tmp_path / "a.safetensors").agree
+
+
+class TokensFirst(Model):
+    def forward(self, ids):
+        x = self.embed(ids).transpose(0, 1)
+        for block in self.blocks:
+            x = block(x)
+        return x.transpose(0, 1)
+
+
+def test_a_stream_with_tokens_first_is_refused(tmp_path):
+    model = TokensFirst()
+
+    def run():
+        with record(model, tmp_path / "a.npz"):
+            model(IDS)
+
+    line = r"stream has \[3, 2\] states, and the token ids have shape \[2, 3\]: it has tokens first"
+    is_refused(line, run)

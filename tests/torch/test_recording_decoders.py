@@ -60,6 +60,35 @@ def test_a_mistake_in_either_attention_is_one_of_attention(wrong, is_replay, tmp
     assert answer.first == (part and {"layer": 2, "part": part}), answer.sentence
 
 
+@pytest.mark.parametrize("norm_first", [True, False])
+@pytest.mark.parametrize("is_replay", [False, True])
+def test_a_hook_that_scales_the_input_of_a_layer_is_no_mistake_of_its_mlp(
+    norm_first, is_replay, tmp_path
+):
+    """With norms after the sums the recordings do not tell it: docs/agree.md says so."""
+
+    def make():
+        torch.manual_seed(0)
+        layer = nn.TransformerEncoderLayer(D, 2, 32, batch_first=True, norm_first=norm_first)
+        encoder = nn.TransformerEncoder(layer, 4, enable_nested_tensor=False).train()
+        for module in encoder.modules():
+            if isinstance(module, nn.Dropout | nn.MultiheadAttention):
+                module.dropout = module.p = 0.0
+        return encoder
+
+    first, second = make(), make()
+    second.layers[2].register_forward_pre_hook(lambda module, args: (args[0] * 0.7, *args[1:]))
+    with torch.no_grad(), record(second, tmp_path / "b.safetensors"):
+        second(X)
+    inputs = {"inputs": tmp_path / "b.safetensors"} if is_replay else {}
+    with torch.no_grad(), record(first, tmp_path / "a.safetensors", **inputs):
+        first(X)
+    answer = compare_files(tmp_path / "a.safetensors", tmp_path / "b.safetensors")
+    assert answer.first["layer"] == 2
+    if norm_first:
+        assert answer.first["part"] == "layer" and "layer 2's sum" in answer.sentence
+
+
 def test_other_states_of_the_encoder_show_in_the_first_attention(tmp_path):
     run(make_decoder(), tmp_path / "a.npz")
     run(make_decoder(), tmp_path / "b.npz", memory=MEMORY.flip(0))

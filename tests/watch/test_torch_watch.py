@@ -15,7 +15,7 @@ pytest.importorskip("torch")
 import rank_collapse as rc
 from rank_collapse.torch import watch
 from rank_collapse.watch.torch_products import ROWS
-from rank_collapse.watch.torch_watch import _combine_products
+from rank_collapse.watch.torch_watch import SHARED, _combine_products
 from tests.oracles.measured_layers import Attention, Stack, X, add_in_turn, watch_step
 from tests.oracles.watched_gpt2 import (
     IDS,
@@ -324,6 +324,21 @@ def test_a_description_lists_what_each_layer_has_and_lacks():
         assert names[title] == sorted(
             name for name in row if name not in ("step", "loss") and np.isfinite(row[name][i])
         )
+
+
+def test_a_description_says_which_gradients_a_looped_attention_has():
+    """As in ALBERT: the gradient of its weights, that of all its runs, is in the first run."""
+    attention = Attention()
+    row, watched = watch_step(Stack(add_in_turn, *[attention] * 3), X)
+    described, _ = read_description(watched)
+    assert list(described)[1:] == [(1, "attentions.0, run 2"), (2, "attentions.0, run 3")]
+    remarks = [remark for _, remark in described.values()]
+    assert remarks == ["", SHARED, SHARED]
+    for part in ("query", "key", "value"):
+        gradients = [p.grad for p in getattr(attention, part[0]).parameters()]
+        norm = float(torch.cat([gradient.flatten() for gradient in gradients]).norm())
+        expected = [norm, np.nan, np.nan]
+        assert row[f"{part}_gradient"] == pytest.approx(expected, 1e-5, nan_ok=True)
 
 
 def test_a_description_of_some_layers_gives_the_others_none():
