@@ -5,7 +5,9 @@ import io
 import os
 import signal
 import sys
+import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -127,3 +129,23 @@ def test_a_terminal_gets_a_bar_that_is_redrawn(monkeypatch):
         progress.advance(1, loss=0.5)
     output = sys.stderr.getvalue()
     assert output.count("\r") > 1 and output.count("\n") == 1 and "loss=0.5" in output
+
+
+def test_a_second_signal_kills_the_workers_before_the_process_ends(monkeypatch):
+    workers, ended = [SimpleNamespace(kill=lambda i=i: ended.append(i)) for i in range(2)], []
+
+    def end(code):
+        ended.append(code)
+        raise SystemExit(code)
+
+    monkeypatch.setattr(progress, "_signals_received", [])
+    monkeypatch.setattr(progress, "_signal_read", threading.Event())
+    monkeypatch.setattr(progress.multiprocessing, "active_children", lambda: workers)
+    monkeypatch.setattr(progress.os, "_exit", end)
+    reader, writer = os.pipe()
+    os.write(writer, bytes([signal.SIGINT, signal.SIGTERM]))
+    os.close(writer)
+    with pytest.raises(SystemExit):
+        progress._read_signals(reader)
+    os.close(reader)
+    assert ended == [0, 1, 128 + signal.SIGTERM]

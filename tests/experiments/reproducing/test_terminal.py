@@ -1,6 +1,7 @@
 """What `reproduce` prints while experiments run."""
 
 import csv
+import io
 import sys
 
 import pytest
@@ -142,3 +143,21 @@ def test_the_table_of_times_has_every_run_of_a_preset():
         runs = {(row["preset"], row["run"]) for row in csv.DictReader(file)}
     names = list_experiments()
     assert runs == {(p, run) for p in PRESETS for name in names for run in list_runs(name, p)}
+
+
+def test_a_line_stands_above_the_lines_of_the_running_experiments(tmp_path, monkeypatch):
+    """A terminal shows both streams: the old lines are deleted, then the line, then they again."""
+
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    shown = Terminal()
+    monkeypatch.setattr(sys, "stdout", shown)
+    monkeypatch.setattr(sys, "stderr", shown)
+    monkeypatch.setattr(terminal.time, "monotonic", lambda: 0.0)
+    screen = terminal.Screen({"run_sort": 1.0, "run_width": 1.0}, 2, tmp_path)
+    screen._draw()
+    lines = shown.getvalue()
+    screen.say("1/2 run_join")
+    assert shown.getvalue() == f"{lines}\x1b[3A\x1b[J1/2 run_join\n{lines}"
