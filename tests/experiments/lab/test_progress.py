@@ -131,20 +131,39 @@ def test_a_terminal_gets_a_bar_that_is_redrawn(monkeypatch):
     assert output.count("\r") > 1 and output.count("\n") == 1 and "loss=0.5" in output
 
 
-def test_a_second_signal_kills_the_workers_before_the_process_ends(monkeypatch):
+@pytest.fixture
+def send_signals(monkeypatch):
+    """Returns a function that writes signals into a pipe and ends it; it returns the reader."""
+    monkeypatch.setattr(progress, "_signals_received", [])
+    monkeypatch.setattr(progress, "_signal_read", threading.Event())
+
+    def send(*numbers):
+        reader, writer = os.pipe()
+        os.write(writer, bytes(numbers))
+        os.close(writer)
+        return reader
+
+    return send
+
+
+def test_the_reader_of_signals_closes_its_pipe(send_signals):
+    reader = send_signals(signal.SIGTERM)
+    progress._read_signals(reader)
+    assert progress._signals_received == [signal.SIGTERM] and progress._signal_read.is_set()
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(reader)
+
+
+def test_a_second_signal_kills_the_workers_before_the_process_ends(send_signals, monkeypatch):
     workers, ended = [SimpleNamespace(kill=lambda i=i: ended.append(i)) for i in range(2)], []
 
     def end(code):
         ended.append(code)
         raise SystemExit(code)
 
-    monkeypatch.setattr(progress, "_signals_received", [])
-    monkeypatch.setattr(progress, "_signal_read", threading.Event())
     monkeypatch.setattr(progress.multiprocessing, "active_children", lambda: workers)
     monkeypatch.setattr(progress.os, "_exit", end)
-    reader, writer = os.pipe()
-    os.write(writer, bytes([signal.SIGINT, signal.SIGTERM]))
-    os.close(writer)
+    reader = send_signals(signal.SIGINT, signal.SIGTERM)
     with pytest.raises(SystemExit):
         progress._read_signals(reader)
     os.close(reader)
