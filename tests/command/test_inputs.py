@@ -234,3 +234,12 @@ def test_unknown_tokens_are_a_share_of_all(ids, share, ending, warns, capsys):
     assert err == (warning if warns else "")
     assert inputs._describe_unknown(SimpleNamespace(unknown=None), ids) == "."
     assert inputs._describe_unknown(object(), ids) == "."
+
+
+def test_the_folder_of_the_tokenizer_is_named(monkeypatch, tmp_path):
+    opened = open_made_up(num_positions=6, vocab_size=400)
+    texts = ["one two three", "four five"]
+    tokenizer = inputs.encoders.trained_tokenizer(texts, 400)
+    monkeypatch.setattr(inputs.encoders, "load_tokenizer", lambda folder, settings: tokenizer)
+    description = read(opened, "--num_texts=2", f"--tokenizer={tmp_path}").description
+    assert f"…”, by the tokenizer of {tmp_path}" in description
