@@ -333,10 +333,16 @@ def test_texts_that_may_grow_are_identified_by_those_of_the_first_round(grows, m
 
 def test_a_network_that_takes_long_is_named_in_the_log(monkeypatch):
     lines, is_logged = [], threading.Event()
+
+    def log(line):
+        lines.append(line)
+        if line.startswith("measuring"):
+            is_logged.set()
+
     monkeypatch.setattr(progress, "SILENCE", 0.01)
     monkeypatch.setattr(run_trained, "extend_part", lambda *_: {"texts": is_logged.wait(5)})
     folder = SimpleNamespace(
-        log=lambda line: lines.append(line) or is_logged.set(),
+        log=log,
         cached=lambda name, compute: {"few": name},
     )
     network = SimpleNamespace(label="bert", inputs={"x": np.zeros((3, 4))})
