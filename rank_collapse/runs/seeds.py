@@ -24,11 +24,10 @@ from rank_collapse.struct import check_whole, refuse_if
 AXIS = "seeds"
 # Options of `jax.jit` on a CPU for programs that run for less time than they take to compile.
 QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
-# The same for random draws. XLA's older generator of loops compiles them in half the time, because
-# it starts no further compiler for each loop. Draws keep their values, but sums of products may
-# round differently. The option is left out where JAX may refuse it.
-IS_OLDER_KNOWN = metadata.version("jaxlib").startswith("0.10.")
-DRAWS = QUICK | ({"xla_cpu_use_fusion_emitters": False} if IS_OLDER_KNOWN else {})
+# XLA's older generator of loops compiles random draws in half the time, because it starts no
+# further compiler for each loop. Draws keep their values, but sums of products may round
+# differently. The option is left out where JAX may refuse it.
+OLDER_LOOPS = {"xla_cpu_use_fusion_emitters": False}
 # On a GPU: of the products that XLA gives to Triton it refuses some, such as those of [240, 48]
 # when a single seed of run_sort is compiled for an H100.
 PRODUCTS = {"xla_gpu_enable_triton_gemm": False}
@@ -159,7 +158,8 @@ def run_seeds(
         level: How hard XLA optimises on a CPU. Level 1 compiles in two thirds of the default's
             time, and the programs are as fast; level 0 is for programs that run once. JAX's own
             setting, JAX_DISABLE_MOST_OPTIMIZATIONS=1, takes precedence.
-        is_draw: Whether fn draws random numbers, once; a CPU then compiles it by `DRAWS`.
+        is_draw: Whether fn draws random numbers, once; a CPU then compiles it by `QUICK` and
+            `OLDER_LOOPS`.
     """
     at_once = None if at_once is None else check_whole("at_once", at_once, 1)
 
@@ -188,8 +188,9 @@ def run_seeds(
 
     options = PRODUCTS if mesh.devices.flat[0].platform == "gpu" else None
     if is_on_cpu(mesh) and not jax.config.read("jax_disable_most_optimizations"):
-        options = {"xla_backend_optimization_level": level} if level else QUICK
-        options = DRAWS if is_draw else options
+        options = {"xla_backend_optimization_level": level} if level and not is_draw else QUICK
+        if is_draw and metadata.version("jaxlib").startswith("0.10."):
+            options = QUICK | OLDER_LOOPS
     return jax.jit(
         call_shards,
         donate_argnums=donate,

@@ -80,6 +80,8 @@ def test_the_first_token_agrees():
     assert name(excess, part="layer").startswith(words)
     mild = np.where(excess > 1, 2.8, 2.0)  # no clear difference
     assert name(mild) is None
+    first_agrees_in_one = np.where(np.arange(N) == 0, [[0.5], [2.0]], mild)
+    assert name(first_agrees_in_one) is None  # the first token of each example counts
     # In a whole layer more has to show, and a spike hides what is added to it.
     low = np.where(excess > 1, 4.0, 1.0)
     assert name(low).startswith(words) and name(low, part="layer") is None

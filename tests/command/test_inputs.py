@@ -245,3 +245,12 @@ def test_native_messages_are_hidden_and_later_ones_are_not(capfd):
         raise ValueError("cause")
     os.write(2, b"later")
     assert capfd.readouterr().err == "later"
+
+
+def test_the_folder_of_the_tokenizer_is_named(monkeypatch, tmp_path):
+    opened = open_made_up(num_positions=6, vocab_size=400)
+    texts = ["one two three", "four five"]
+    tokenizer = inputs.encoders.trained_tokenizer(texts, 400)
+    monkeypatch.setattr(inputs.encoders, "load_tokenizer", lambda folder, settings: tokenizer)
+    description = read(opened, "--num_texts=2", f"--tokenizer={tmp_path}").description
+    assert f"…”, by the tokenizer of {tmp_path}" in description

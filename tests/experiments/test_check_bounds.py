@@ -1,5 +1,7 @@
 """The lemma and the bounds on random draws: counted, written, and able to fail."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
@@ -111,3 +113,33 @@ def test_counts_are_of_what_the_condition_covers():
             "mean_head_admissible_median": 0,
         }.items()
     )
+
+
+def test_draws_of_all_blocks_are_joined_and_cut_to_their_number(monkeypatch):
+    """Five draws of two heads, in blocks of three."""
+    case = CASES[0]
+    values = np.arange(12.0).reshape(2, 3, 2)
+
+    class Blocks:
+        def __init__(self, options, folder, name, total):
+            assert (name, total) == ("3 draws each", 2)
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *error):
+            pass
+
+        def measure(self, function, cases, *, keys, **options):
+            assert [*cases] == [case.name] and keys.shape == (2, 3)
+            return {case.name: {"gamma": values, "excess": values[..., 0]}}
+
+    monkeypatch.setattr(check_bounds, "Executor", Blocks)
+    monkeypatch.setattr(check_bounds, "BLOCK", 3)
+    monkeypatch.setattr(check_bounds, "two_heads", lambda width: width)
+    options = SimpleNamespace(num_draws=5, cases=[case.name], seed=0, sizes=[4, 2])
+    results = check_bounds.measure(options, {0: case}, None)
+    assert results["built"] == [2, 4]
+    draws = results["draws"][case]
+    np.testing.assert_array_equal(draws["gamma"], np.arange(10.0).reshape(5, 2))
+    np.testing.assert_array_equal(draws["excess"], np.arange(0.0, 10, 2))

@@ -63,8 +63,10 @@ def describe(shown):
 
 @pytest.mark.parametrize("name", HAVE_SEED)
 def test_points_of_an_axis_are_their_runs(name, tmp_path, monkeypatch):
-    """Labels in words distinguish the points, and the finding belongs to the first point."""
-    module, drawn = import_experiment(name), []
+    """Labels in words distinguish the points, and the finding belongs to the first point; every
+    point of a trained experiment saves its models."""
+    module, drawn, saved = import_experiment(name), [], []
+    trains = hasattr(module, "save_models")
 
     def draw(*_):
         return SimpleNamespace(get_suptitle=str, suptitle=lambda *_, **__: None)
@@ -72,6 +74,8 @@ def test_points_of_an_axis_are_their_runs(name, tmp_path, monkeypatch):
     for key in vars(module):
         if key.endswith("_figure") or key.startswith("plot_"):
             monkeypatch.setattr(module, key, draw)
+    if trains:
+        monkeypatch.setattr(module, "save_models", lambda point, tasks: saved.append(len(tasks)))
     monkeypatch.setattr(run.labelled, "plot_axes", lambda *_: None)
     monkeypatch.setattr(RunFolder, "save_figure", lambda folder, name, _: drawn.append(name))
     arrays = read_arrays(arrays_path(name).read_text("utf-8"))
@@ -81,8 +85,10 @@ def test_points_of_an_axis_are_their_runs(name, tmp_path, monkeypatch):
         singles.append(make_run(name, module, {seed: part}, tmp_path / str(seed)))
         figures += drawn
         drawn.clear()
+    num_models = sum(saved)
     both = make_run(name, module, parts, tmp_path / "both")
     assert sorted(drawn) == sorted(figures)
+    assert sum(saved) == 2 * num_models and bool(num_models) == trains
     assert describe(both) == sorted(itertools.chain(*map(describe, singles)))
     assert both.finding == singles[0].finding
     assert singles[0].rows and str(singles[0].rows) != str(singles[1].rows)

@@ -5,6 +5,7 @@
 
 import json
 import random
+import threading
 import warnings
 from types import SimpleNamespace
 
@@ -14,6 +15,7 @@ import pytest
 
 import rank_collapse as rc
 from experiments import run_trained
+from experiments.lab import progress
 from experiments.trained import (
     generated_texts,
     opened_networks,
@@ -327,3 +329,23 @@ def test_texts_that_may_grow_are_identified_by_those_of_the_first_round(grows, m
         with pytest.raises(InterruptedError):
             run_trained.main(SimpleNamespace(grows=grows))
     assert (identified[0] == identified[1]) is grows
+
+
+def test_a_network_that_takes_long_is_named_in_the_log(monkeypatch):
+    lines, is_logged = [], threading.Event()
+
+    def log(line):
+        lines.append(line)
+        if line.startswith("measuring"):
+            is_logged.set()
+
+    monkeypatch.setattr(progress, "SILENCE", 0.01)
+    monkeypatch.setattr(run_trained, "extend_part", lambda *_: {"texts": is_logged.wait(5)})
+    folder = SimpleNamespace(
+        log=log,
+        cached=lambda name, compute: {"few": name},
+    )
+    network = SimpleNamespace(label="bert", inputs={"x": np.zeros((3, 4))})
+    results = run_trained.measure(None, [network], folder)
+    assert results == {"bert": {"texts": True, "few": "bert, few"}}
+    assert "measuring bert, 00:00" in lines

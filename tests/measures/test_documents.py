@@ -238,6 +238,10 @@ profile = functools.partial(rc.profile, X, batch_axis=1)
         (lambda: profile(segments=SEGMENTS, mask=0 * MASK), "no document"),
         (lambda: rc.attention_rows(Q, K_ROWS, segments=SEGMENTS, rows=[0]), "rows="),
         (lambda: profile(segments=SEGMENTS, num_segments=2), "num_segments=2 is less than the 3"),
+        (
+            lambda: jax.grad(lambda x: rc.monitor(x, segments=SEGMENTS, num_segments=2))(X[0]),
+            "is less than the 3 documents in a row",
+        ),
         (lambda: profile(num_segments=2), "needs segments="),
         (lambda: rc.monitor(X[0], num_segments=2), "needs segments="),
         (lambda: rc.attention_rows(Q, Q, num_segments=2), "needs segments="),

@@ -32,6 +32,8 @@ SHORT = K[:, :, :4]
         (lambda: rc.attention_rows(Q, K, window=3), "4 queries have 6 keys: pass positions="),
         (lambda: rc.attention_rows(Q, K[..., :4]), "does not fit"),
         (lambda: rc.attention_rows(Q, K[:1]), "does not fit"),
+        (lambda: rc.attention_rows(Q[0], K[0, 0]), r"k of \(6, 5\) are not \[..., h, n, k\]"),
+        (lambda: rc.attention_rows(Q[0, 0], K[0]), r"q of shape \(4, 5\) and k of .* are not"),
         (lambda: rc.attention_rows(Q, SHORT, sink=1.5), "sink=1.5"),
         (lambda: rc.attention_rows(Q, SHORT, scale=np.nan), "scale=nan"),
     ]
@@ -237,3 +239,17 @@ def test_a_window_counts_the_tokens_of_a_document(options, num_segments):
         near({name: a[column] for name, a in ours.items()}, want, rtol=1e-9)
     if num_segments:
         assert all(np.isnan(a[2]).all() for a in ours.values())
+
+
+@pytest.mark.parametrize("leading", [(2,), (2, 1)])
+def test_documents_of_a_batch_are_those_of_its_rows(leading):
+    """A row has as many results as `num_segments`, those without a document NaN."""
+    q, k = RNG.normal(size=(2, 2, 6, 5)), RNG.normal(size=(2, 1, 6, 5))
+    segments = np.array([[1, 0, 1, 1, 0, 1], [5, 5, 5, 5, 5, 5]])
+    *batch, labels = (a.reshape((*leading, *a.shape[1:])) for a in (q, k, segments))
+    ours = rc.attention_rows(*batch, segments=labels, num_segments=2, causal=True)
+    for column, row, number in ((0, 0, 1), (1, 0, 0), (2, 1, 5)):
+        tokens = np.flatnonzero(segments[row] == number)
+        want = rc.attention_rows(q[row][:, tokens], k[row][:, tokens], causal=True, layout="hnk")
+        near({name: a[column] for name, a in ours.items()}, want, rtol=1e-9)
+    assert all(len(a) == 4 and np.isnan(a[3]).all() for a in ours.values())

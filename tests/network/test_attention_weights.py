@@ -59,7 +59,7 @@ def test_mixing_is_its_formula_with_gains_of_each_head():
     prefix = np.tri(3) / np.arange(1, 4)[:, None]
     for head, (alpha, gamma) in enumerate(((0.4, -0.2), (1.0, 0.0))):
         expected = alpha * np.eye(3) + 0.7 * np.asarray(p[head]) + gamma * prefix
-        np.testing.assert_allclose(m[head], expected, rtol=1e-6, atol=1e-7)
+        assert_close(m[head], expected, rtol=1e-6, atol=1e-7)
     low = mixing_matrix(p.astype(jnp.bfloat16), mixing, mask)
     assert low.dtype == jnp.bfloat16
     np.testing.assert_allclose(low.astype(jnp.float32), m, atol=2**-7)

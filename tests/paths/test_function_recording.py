@@ -279,3 +279,21 @@ def test_a_branch_inside_what_is_not_read_is_named(tmp_path, name):
     message = "'attention' matches 'attention' only inside an operation that is not opened"
     patterns = {"attention": "attention", "mlp": BOTH["mlp"]}
     is_refused(message, rc.record_function, model, X, tmp_path / "a.npz", branches=patterns)
+
+
+@pytest.mark.parametrize(
+    "scale", [lambda a: a @ WEIGHTS[0, 0], lambda a: (WEIGHTS[0, 0].T @ a.T).T, lambda a: 0.7 * a]
+)
+def test_a_linear_map_of_a_sum_of_branches_maps_each(tmp_path, scale):
+    """The sum may be either argument of the map."""
+
+    def model(x):
+        with jax.named_scope("att"):
+            a = jnp.tanh(x)
+        with jax.named_scope("mlp"):
+            m = jnp.sin(x)
+        return x + scale(a + m)
+
+    rc.record_function(model, X, tmp_path / "a.npz", branches=BOTH)
+    parts = [scale(jnp.tanh(X))], [scale(jnp.sin(X))]
+    check(tmp_path / "a.npz", [X, model(X)], *parts)

@@ -313,3 +313,15 @@ def test_branches_inside_of_branches_and_names_of_scopes_count_once(x64):
 
     result = contributions(fn, x, "attn.*")
     assert_close(result.by_length, [x, x @ W8], atol=1e-12)
+
+
+def test_a_name_of_what_a_branch_of_its_kind_reads_counts_nothing_more(x64):
+    x = tokens()
+
+    def fn(x):
+        with jax.named_scope("attn"):
+            a = checkpoint_name(x, "attn_input") @ W8
+        return x + a
+
+    result = contributions(fn, x, "attn.*")
+    assert_close(result.by_length, [x, x @ W8], atol=1e-12)

@@ -126,6 +126,11 @@ WRONG = [
         lambda x: x + x @ W8,
         "matches no scope or name, because fn has none; put the branch into `with",
     ),
+    wrong(
+        lambda x: x + checkpoint_name(x @ W8, "attn_out"),
+        "'attn_in' matches no scope or name; the nearest are 'attn_out'",
+        branches="attn_in",
+    ),
     wrong(attn, "branches='\\(' is not a regular expression: ", branches="("),
     wrong(attn, "branches='' is not a regular expression", branches=""),
     wrong(attn, "branches=3 is not a regular expression", branches=3),

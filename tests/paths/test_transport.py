@@ -182,3 +182,21 @@ def test_a_name_in_a_condition_is_refused():
 
     with pytest.raises(ValueError, match="matches a name inside jax"):
         transport(fn, np.ones((4, 3)), np.ones(3), layer=0, branches="a", skip=0)
+
+
+@pytest.mark.parametrize("layer", [0, 1, 2])
+def test_states_before_a_scan_count_as_layers(x64, layer):
+    """The states after layers that act on each token alone, behind the named start."""
+    weights, x, v = 0.3 * draws.normal(2, D, D), draws.normal(N, D), draws.normal(D, seed=3)
+
+    def step(x, w):
+        return checkpoint_name(x + checkpoint_name(x @ w, "attention"), "residual"), None
+
+    def fn(x):
+        return jax.lax.scan(step, checkpoint_name(x, "residual"), weights)[0]
+
+    moved = transport(fn, x, v, layer=layer, branches="attention", skip=0, sources=1)
+    want = v
+    for w in weights[layer:]:
+        want = want + want @ w
+    assert_close(moved.total, want, rtol=1e-9)

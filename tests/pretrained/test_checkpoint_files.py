@@ -184,3 +184,15 @@ def test_every_dtype_is_read(tmp_path, kind):
     assert weights.entries["a"].dtype == weights.read("a").dtype == want.dtype
     np.testing.assert_array_equal(weights.read("a"), want)
     np.testing.assert_array_equal(weights.read("a", slice(1, 2)), want[1:])
+
+
+@pytest.mark.parametrize(
+    ("dtype", "end"), [("F8_E4M3", ", of a quantised checkpoint"), ("C64", "")]
+)
+def test_a_dtype_of_safetensors_that_is_not_read_is_named(tmp_path, dtype, end):
+    size = 8 if dtype == "C64" else 1
+    header = {"odd": make_entry(0, 4 * size, [4], dtype)}
+    write_safetensors(tmp_path / "model.safetensors", header, b"\0" * (4 * size))
+    message = f"tensor 'odd' has the unsupported dtype {dtype}{end}$"
+    with pytest.raises(ValueError, match=message):
+        open_weights(tmp_path)

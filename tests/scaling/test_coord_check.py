@@ -257,3 +257,12 @@ def test_norms_of_a_step_neither_overflow_nor_vanish(scale):
     np.testing.assert_allclose(one["branch"], 0.5, rtol=1e-6)
     want = scale * np.linalg.norm(STATES)
     np.testing.assert_allclose(one["query_gradient"], want, rtol=1e-5)
+
+
+@pytest.mark.parametrize("framework", ["jax.numpy", "torch"])
+def test_earlier_states_may_be_of_numpy(framework):
+    """The states of the step decide the framework; a step may keep earlier ones on the host."""
+    hidden = pytest.importorskip(framework).asarray(STATES)
+    numbers = coord_check.coordinates({"hidden": hidden, "before": 0.25 * STATES}, 0.5 * STATES)
+    assert float(numbers["change"]) == pytest.approx(0.5 * np.abs(STATES).mean(), rel=1e-6)
+    assert float(numbers["branch"]) == pytest.approx(0.75, rel=1e-6)

@@ -113,8 +113,8 @@ def test_closed_forms_of_the_shares():
         options = {} if placement == "post" else {"norm_placement": placement}
         law, shares = expectation.collapse_law(0.999, 8, skip, branch, **options)
         closed = output_change_law(count)["O(log N)" if name == "pre" else name]
-        np.testing.assert_allclose(shares.sum(), closed, rtol=tolerance)
-        np.testing.assert_allclose(law[-1] - law[0], collapse, rtol=tolerance)
+        assert_close(shares.sum(), closed, rtol=tolerance)
+        assert_close(law[-1] - law[0], collapse, rtol=tolerance)
     for law_name in output_change_law(count):  # the page says which deviation this test allows
         criterion = STATEMENTS[law_name].criterion
         assert f"{count} equal branches" in criterion and f"± {100 * tolerance:g} %" in criterion

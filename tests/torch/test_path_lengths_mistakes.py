@@ -66,6 +66,7 @@ WRONG = {
         {"branches": "layer"},
         r"='layer' matches .* nearest are layers, layers\\",
     ),
+    "the model itself": ({"branches": ""}, "branches='' matches no module's path in full"),
     "no pattern": ({"branches": "(["}, r"branches='\(\[' is not a regular expression: "),
     "no dict": ({"branches": 3}, r"branches=3 is neither a regular expression .* nor a dict"),
     "empty": ({"branches": {}}, "branches={} is neither"),

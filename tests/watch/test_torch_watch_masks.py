@@ -412,3 +412,15 @@ def test_a_sink_is_a_token_that_exists():
     ]
     expected = (torch.stack(columns) > 0.3).float().mean().item()
     assert row["sink_rate"] == pytest.approx([expected]), watched
+
+
+def test_keys_are_hidden_by_a_function_of_a_mask_that_is_not_read():
+    """The keys with a weight above 0 count as those that the mask leaves."""
+    bound = torch.where(RIGHT[:, None, None] > 0, torch.inf, -torch.inf)
+    attention = Attention(lambda scores, mask: torch.minimum(scores, bound).softmax(-1))
+    model = Stack(lambda self, x, mask: self.attentions[0](x), attention)
+    row, watched = watch_step(model, pad(RIGHT))
+    x, p = attention.kept
+    assert row["residual_ratio"] == pytest.approx([compute_ratio(x, RIGHT)], 1e-4)
+    entropy = compute_entropy(p, RIGHT)
+    assert row["attention_entropy"] == pytest.approx([entropy], 1e-4), watched.describe()

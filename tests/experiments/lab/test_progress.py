@@ -6,7 +6,9 @@ import io
 import os
 import signal
 import sys
+import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -150,3 +152,42 @@ def test_what_experiments_report_is_in_the_log_of_their_run():
     reports = list(list_reports())
     assert len(reports) > 10
     assert [report for report in reports if not report[1].endswith(".log")] == []
+
+
+@pytest.fixture
+def send_signals(monkeypatch):
+    """Returns a function that writes signals into a pipe and ends it; it returns the reader."""
+    monkeypatch.setattr(progress, "_signals_received", [])
+    monkeypatch.setattr(progress, "_signal_read", threading.Event())
+
+    def send(*numbers):
+        reader, writer = os.pipe()
+        os.write(writer, bytes(numbers))
+        os.close(writer)
+        return reader
+
+    return send
+
+
+def test_the_reader_of_signals_closes_its_pipe(send_signals):
+    reader = send_signals(signal.SIGTERM)
+    progress._read_signals(reader)
+    assert progress._signals_received == [signal.SIGTERM] and progress._signal_read.is_set()
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(reader)
+
+
+def test_a_second_signal_kills_the_workers_before_the_process_ends(send_signals, monkeypatch):
+    workers, ended = [SimpleNamespace(kill=lambda i=i: ended.append(i)) for i in range(2)], []
+
+    def end(code):
+        ended.append(code)
+        raise SystemExit(code)
+
+    monkeypatch.setattr(progress.multiprocessing, "active_children", lambda: workers)
+    monkeypatch.setattr(progress.os, "_exit", end)
+    reader = send_signals(signal.SIGINT, signal.SIGTERM)
+    with pytest.raises(SystemExit):
+        progress._read_signals(reader)
+    os.close(reader)
+    assert ended == [0, 1, 128 + signal.SIGTERM]

@@ -1,6 +1,7 @@
 """What `reproduce` prints while experiments run."""
 
 import csv
+import io
 import itertools
 import sys
 import threading
@@ -157,3 +158,21 @@ def test_lines_are_drawn_again_while_experiments_run(tmp_path, monkeypatch):
     monkeypatch.setattr(terminal.Screen, "_draw", draw)
     with terminal.Screen({"a": 1.0}, 1, tmp_path):
         assert is_second.wait(timeout=20)
+
+
+def test_a_line_stands_above_the_lines_of_the_running_experiments(tmp_path, monkeypatch):
+    """A terminal shows both streams: the old lines are deleted, then the line, then they again."""
+
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    shown = Terminal()
+    monkeypatch.setattr(sys, "stdout", shown)
+    monkeypatch.setattr(sys, "stderr", shown)
+    monkeypatch.setattr(terminal.time, "monotonic", lambda: 0.0)
+    screen = terminal.Screen({"run_sort": 1.0, "run_width": 1.0}, 2, tmp_path)
+    screen._draw()
+    lines = shown.getvalue()
+    screen.say("1/2 run_join")
+    assert shown.getvalue() == f"{lines}\x1b[3A\x1b[J1/2 run_join\n{lines}"

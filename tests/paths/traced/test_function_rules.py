@@ -64,6 +64,10 @@ STATES = {
         lambda h, g: jnp.maximum(h, jnp.tanh(g)),
         lambda h, g: (h > jnp.tanh(g), (h <= jnp.tanh(g)) * quotient(jnp.tanh, g)),
     ),
+    "a state and a sum of two steps": (
+        lambda h, g: g + ((h > 0) * 1.0 + (h > 1) * 1.0),
+        lambda h, g: (0, 1),
+    ),
     "a choice": (lambda h, g: jnp.where(KEEP, h, g), lambda h, g: (KEEP, ~KEEP)),
     "a choice of gates": (
         lambda h, g: jnp.where(KEEP, jnp.tanh(h), silu(g)),

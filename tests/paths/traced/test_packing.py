@@ -70,6 +70,8 @@ def test_sums_are_filled_with_zeros():
 def test_a_carry_that_begins_as_a_constant_is_tried_as_a_state():
     merged = packing.merge_carry(packing.Label(Kind.CONSTANT), packing.Label(Kind.PRODUCT), None)
     assert merged == packing.Label(Kind.STATE)
+    products = (packing.Label(Kind.PRODUCT, reason=reason) for reason in ("before", "after"))
+    assert packing.merge_carry(*products, None).reason == "before"  # the first cause is named
 
 
 def test_what_is_one_of_two_values_is_no_more_than_both():

@@ -136,6 +136,10 @@ TWO_GATES = {  # the factor that is frozen, the gate that passes
     "sigmoid times tanh": (lambda u: jax.nn.sigmoid(u @ B), jnp.tanh),
     "1 + tanh times tanh": (lambda u: 1 + jnp.tanh(u @ B), jnp.tanh),
     "cosine times squared relu": (lambda u: jnp.cos(u @ B), lambda u: jax.nn.relu(u) ** 2),
+    "sigmoid times relu of a computed 0": (
+        lambda u: jax.nn.sigmoid(u @ B),
+        lambda u: jnp.maximum(u, -jnp.zeros(u.shape)),
+    ),
     "sigmoid times a constant": (lambda u: OTHER, jax.nn.sigmoid),
     "1 - sigmoid times a constant": (lambda u: OTHER, lambda u: 1 - jax.nn.sigmoid(u)),
     "sigmoid times weights": (jax.nn.softmax, jax.nn.sigmoid),
@@ -208,3 +212,20 @@ def test_what_was_refused_as_a_product_is_right_with_one_stop_gradient(x64):
 
     result = rc.function_contributions(fn, x, branches="attn")
     assert_close(result.by_length, [x, x @ x.T @ x], atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("act", "slope"),
+    [(jnp.square, 1), (lambda u: u * u, 1), (lambda u: u**2, 1), (lambda u: u**3, 0)],
+)
+def test_the_quotient_of_a_power_has_a_derivative_at_zero(x64, act, slope):
+    """Paths may cancel: h is 0 as x and -x are added, and h²/h = h has the derivative 1 there."""
+    x = np.random.default_rng(3).normal(size=(3, 4))
+
+    def sum_at(t):
+        result = rc.function_contributions(
+            lambda x: act(x + t + checkpoint_name(-x, "branch")), x, branches="branch"
+        )
+        return result.by_length
+
+    assert_close(jax.jacfwd(sum_at)(0.0), np.stack([slope * x, -slope * x]), atol=1e-12)
