@@ -19,7 +19,8 @@ def test_a_run_writes_rows_and_lenses(tmp_path, capsys):
     assert run(run_lens, [*tiny, f"--lens_folder={lenses}"], tmp_path / "a") == 0
     assert [path.name for path in lenses.iterdir()] == ["llama.pt"]
     printed = capsys.readouterr().out
-    assert "llama: " in printed and "effective rank of the Jacobian" in printed
+    assert "llama (not a setting of the statement): " in printed
+    assert "effective rank of the Jacobian" in printed
     results, _ = result_of(run_lens, tmp_path / "a")
     table = rows(tmp_path / "a")
     first = next(row for row in table if row["direction"] == "random" and row["cosine"])

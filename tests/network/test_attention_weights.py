@@ -62,7 +62,7 @@ def test_mixing_is_its_formula_with_gains_of_each_head():
         assert_close(m[head], expected, rtol=1e-6, atol=1e-7)
     low = mixing_matrix(p.astype(jnp.bfloat16), mixing, mask)
     assert low.dtype == jnp.bfloat16
-    np.testing.assert_allclose(low.astype(jnp.float32), m, atol=2**-7)
+    assert_close(low.astype(jnp.float32), m, atol=2**-7)
     assert mixing_matrix(p, None, mask) is p
     is_refused("mixing needs equal numbers of keys and queries", mixing_matrix, p[:, :2], mixing)
 
