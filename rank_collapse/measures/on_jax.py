@@ -93,7 +93,7 @@ def call_with_auto_axes(call: Callable[[Any], Any], tree: Any) -> Any:
 def _find_explicit_mesh(a):
     """Return the mesh of an array whose type says how it lies over devices; None for others.
 
-    Such are the axes of `jax.make_mesh` unless it is told otherwise (jax.sharding.AxisType).
+    Such are the axes of `jax.make_mesh` unless it gets other types (jax.sharding.AxisType).
     """
     if not isinstance(a, jax.Array) or not hasattr(jax.typeof(a), "sharding"):
         return None

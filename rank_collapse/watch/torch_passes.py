@@ -100,7 +100,7 @@ class Pass(TorchFunctionMode):
             self._thread = threading.get_ident()
             self._is_measured = id(module) not in self._finished and self._is_measurable()
             if self._is_measured and self._mask is not None:
-                self.runs.mask = self._notes.attempt(None, "mask", self._mask, args, kwargs)
+                self.runs.masks.own = self._notes.attempt(None, "mask", self._mask, args, kwargs)
         try:
             with self if is_outermost and self._is_measured else contextlib.nullcontext():
                 output = call(module, *args, **kwargs)
@@ -186,7 +186,7 @@ class Pass(TorchFunctionMode):
         """
         self.runs.end_call(frame)
         if not self._frames:
-            self.runs.end_pass()
+            self.runs.masks.end_pass()
             return
         tensors = [a for a in floats_in(output) if not a.is_complex()]
         if self.runs.list_inside(frame):

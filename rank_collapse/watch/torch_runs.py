@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from rank_collapse.watch import torch_products as products
 from rank_collapse.watch.recorder import LeftOut, Notes
-from rank_collapse.watch.torch_frames import Frame, list_sides
+from rank_collapse.watch.torch_call_masks import CallMasks
+from rank_collapse.watch.torch_frames import Frame
 from rank_collapse.watch.torch_functions import floats_in
 from rank_collapse.watch.torch_gradients import choose_shares
 from rank_collapse.watch.torch_origins import Origins
@@ -26,29 +27,6 @@ from rank_collapse.watch.torch_tokens import (
 )
 
 Select = Callable[[str, nn.Module], bool]
-_TOKEN_MASK = re.compile(
-    r"((attention|attn|padding|pad|key_padding|src_key_padding|input|token|src|source|valid|key|text|"
-    r"seq|sequence|x|decoder_attention)_?)?masks?"
-)
-_FOREIGN_MASK = re.compile(
-    r"(memory|encoder|cross)_.*"
-)  # of the tokens that another stream attends to
-CROSSING = 1e-3  # mean weight of keys that a mask leaves out, above which attention reads them
-
-
-@dataclasses.dataclass(eq=False)
-class Crossed:
-    """A mask of the model's call that attention reads past: its own, or that of another stream.
-
-    Attributes:
-        name: Name of the argument.
-        stream: Name of the first attention of the stream.
-        runs: Attentions that read past it.
-    """
-
-    name: str
-    stream: str
-    runs: list[Run]
 
 
 class Runs:
@@ -62,15 +40,13 @@ class Runs:
 
     Attributes:
         attentions: Attentions in order.
-        mask: Mask of the watch's own, which tokens exist, or None.
+        masks: The masks that say which tokens exist.
     """
 
     def __init__(self, select: Select, tokens: str, has_mask: bool, notes: Notes):
-        self._select, self._kind, self._has_mask, self._notes = select, tokens, has_mask, notes
-        self._mask_streams: dict[str, str] = {}  # {mask of the call: the stream that has it}
-        self._crossed: dict[str, Crossed] = {}  # {mask of the call that attention reads past: ...}
+        self._select, self._kind, self._notes = select, tokens, notes
+        self.masks = CallMasks(has_mask, notes)
         self.attentions: list[Run] = []
-        self.mask: Any = None
 
     def list_inside(self, frame: Frame) -> list[Run]:
         """Lists the attentions that ran inside a module."""
@@ -155,13 +131,6 @@ class Runs:
         _add_piece(run, owner, tokens, documents, weights, refusal)
         if refusal:
             raise LeftOut(refusal)
-
-    def end_pass(self) -> None:
-        """Says which masks of the model's call attention reads past."""
-        for crossed in self._crossed.values():
-            for run in crossed.runs:
-                text = f"attention reads tokens that the argument {crossed.name} leaves out"
-                self._notes.remark(run.name, f"reading past {crossed.name}", text)
 
     def end_call(self, frame: Frame) -> None:
         """Measures the tokens of a module's call that ends, and keeps the scalars of its products.
@@ -255,63 +224,11 @@ class Runs:
             if among is None:  # of which keys are tokens nothing is known
                 fits = torch.all if weights.allowed.all() else torch.any
             hides = functools.partial(products.hides_others, allowed=among)
-            exists, crossed = self._find_mask(frames, tokens, weights, fits, hides, names)
+            exists, crossed = self.masks.find(frames, tokens, weights, fits, hides, names[0])
         if exists is None:
             all_exist = torch.ones(shape, dtype=torch.bool, device=tokens.index.device)
             exists = all_exist if among is None else products.find_tokens(among)
         return products.number_documents(exists.expand(shape), among, tokens.index), crossed
-
-    def _find_mask(self, frames, tokens, weights, fits, hides, names):
-        """Finds Bool [e, n] of the watched call, or of one inside it; None if there is none.
-
-        A mask of tokens counts even where attention crosses it.
-
-        Args:
-            frames: The modules that run.
-            tokens, weights: Tokens and weights of the product.
-            fits: Whether a mask can be the mask of these tokens.
-            hides: Whether attention hides the tokens that a mask leaves out.
-            names: Names of the attentions from which the tokens come, and of this one.
-
-        Returns:
-            The mask; and `Crossed` where attention reads past it, else None.
-        """
-        shape, stream = tokens.index.shape, names[0]
-        if self._has_mask:
-            is_one = isinstance(self.mask, Tensor) and self.mask.shape == shape
-            return (self.mask.bool() if is_one else None), None
-        masks = [
-            (name, *list_sides(name, mask))
-            for name, mask in _list_masks(frames)
-            if mask.shape == shape and self._mask_streams.get(name, stream) == stream
-        ]
-        for name, *sides in masks:
-            crossed = self._crossed.get(name)
-            for side in sides:
-                if fits(side) and (crossed is None or crossed.stream == stream or hides(side)):
-                    self._mask_streams[name] = stream
-                    self._give_up(self._crossed.pop(name, None))
-                    return side, None
-        for name, *sides in masks:
-            is_of_others = name in self._crossed and self._crossed[name].stream != stream
-            if _TOKEN_MASK.fullmatch(name) and shape[0] != shape[1] and not is_of_others:
-                for side in sides:
-                    if products.compute_crossing(tokens, weights, side) <= CROSSING:
-                        self._mask_streams[name] = stream
-                        return side, None
-                return sides[0], self._crossed.setdefault(name, Crossed(name, stream, []))
-        return None, None
-
-    def _give_up(self, crossed):
-        """Counts all tokens of the attentions that read past a mask, which is of another stream.
-
-        Args:
-            crossed: The mask; None for none.
-        """
-        for run in crossed.runs if crossed else ():
-            spare = run.spare
-            run.tokens, run.scalars = spare.tokens, spare.scalars
-            run.pieces, run.products, run.spare = spare.pieces, spare.products, None
 
     def measure_output(self, frame: Frame, output: Any) -> None:
         """Measures the output of a module that contains one attention; of several such modules, one
@@ -378,24 +295,6 @@ def _add_piece(run, owner, tokens, documents, weights, refusal):
     run.pieces.append(piece)
     if not refusal:
         piece.scalars.update(measure_weights(weights, documents))
-
-
-def _list_masks(frames):
-    """Lists (name, tensor) of the masks that the modules that run were given for their tokens.
-
-    A mask that a module was given only for other tokens, to which its cross-attention attends, does
-    not count, under whatever name the modules around it have it.
-
-    Args:
-        frames: The modules, the outermost first.
-    """
-    masks, foreign = [], set()
-    for frame in reversed(frames):
-        other = {id(mask) for name, mask in frame.masks if _FOREIGN_MASK.fullmatch(name)}
-        here = [(n, mask) for n, mask in frame.masks if not _FOREIGN_MASK.fullmatch(n)]
-        foreign |= other - {id(mask) for _, mask in here} - {id(mask) for _, mask in masks}
-        masks = [(n, mask) for n, mask in here if id(mask) not in foreign] + masks
-    return masks
 
 
 def _list_shares(parts, value, sources, is_cross, owner):

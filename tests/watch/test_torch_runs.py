@@ -6,7 +6,6 @@ import pytest
 pytest.importorskip("torch")
 from rank_collapse.torch import watch
 from rank_collapse.watch import torch_products
-from rank_collapse.watch.torch_runs import _TOKEN_MASK
 from tests.oracles import measured_layers
 from tests.oracles.torch_models import torch
 from tests.oracles.watched_stack import Attention, D, F, Layers, X, measure_row, nn, ratio
@@ -21,21 +20,6 @@ class Towers(nn.Module):
 
     def forward(self, x):
         return self.tower(x) * self.tower(x.flip(0, 1)[:1])
-
-
-OF_TOKENS = (
-    "attention attn padding pad key_padding src_key_padding input token src source valid key text "
-    "seq sequence x decoder_attention"
-)
-
-
-def test_masks_of_tokens_are_told_by_their_names():
-    for name in OF_TOKENS.split():
-        for mask in (f"{name}_mask", f"{name}mask", f"{name}_masks"):
-            assert _TOKEN_MASK.fullmatch(mask), mask
-    assert _TOKEN_MASK.fullmatch("mask") and _TOKEN_MASK.fullmatch("masks")
-    for other in ("head_mask", "causal_mask", "cross_attention_mask", "mask_ratio", "padding"):
-        assert not _TOKEN_MASK.fullmatch(other), other
 
 
 def test_of_two_inputs_of_one_network_the_first_is_measured():

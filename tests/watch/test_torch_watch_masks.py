@@ -135,18 +135,23 @@ def join_parts(scores):
     return torch.cat([scores[..., :4], scores[..., 4:]], dim=-1)
 
 
-@pytest.mark.parametrize("move", [write_heads, write_views, join_parts])
-def test_keys_are_hidden_where_masked_scores_are_written_elsewhere(move):
-    def weigh(scores, mask):
-        return move(scores.masked_fill(RIGHT[:, None, None] == 0, -torch.inf)).softmax(-1)
-
-    attention = Attention(weigh)
+def check_right_padding(attention):
+    """Compares with the tokens and weights of an attention that alone hides the padding."""
     model = Stack(lambda self, x, mask: self.attentions[0](x), attention)
     row, watched = watch_step(model, pad(RIGHT))
     x, p = attention.kept
     assert row["residual_ratio"] == pytest.approx([compute_ratio(x, RIGHT)], 1e-4)
     entropy = compute_entropy(p, RIGHT)
     assert row["attention_entropy"] == pytest.approx([entropy], 1e-4), watched.describe()
+
+
+@pytest.mark.parametrize("move", [write_heads, write_views, join_parts])
+def test_keys_are_hidden_where_masked_scores_are_written_elsewhere(move):
+    def weigh(scores, mask):
+        return move(scores.masked_fill(RIGHT[:, None, None] == 0, -torch.inf)).softmax(-1)
+
+    attention = Attention(weigh)
+    check_right_padding(attention)
 
 
 @pytest.mark.parametrize("move", [write_heads, write_views, join_parts])
@@ -418,9 +423,4 @@ def test_keys_are_hidden_by_a_function_of_a_mask_that_is_not_read():
     """The keys with a weight above 0 count as those that the mask leaves."""
     bound = torch.where(RIGHT[:, None, None] > 0, torch.inf, -torch.inf)
     attention = Attention(lambda scores, mask: torch.minimum(scores, bound).softmax(-1))
-    model = Stack(lambda self, x, mask: self.attentions[0](x), attention)
-    row, watched = watch_step(model, pad(RIGHT))
-    x, p = attention.kept
-    assert row["residual_ratio"] == pytest.approx([compute_ratio(x, RIGHT)], 1e-4)
-    entropy = compute_entropy(p, RIGHT)
-    assert row["attention_entropy"] == pytest.approx([entropy], 1e-4), watched.describe()
+    check_right_padding(attention)
