@@ -288,7 +288,7 @@ def _read_arrays(flags, settings, embedding):
     if x.shape[1] < shape[0]:
         description += (
             f" They have {x.shape[1]} frames. In transformers this model accepts only {shape[0]} "
-            "frames, to which shorter sound is padded; its numbers there are others."
+            "frames and pads shorter sound to that length, so that its states differ from these."
         )
     return Inputs(x, None, escape_text(description), "arrays")
 

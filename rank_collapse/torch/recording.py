@@ -373,10 +373,11 @@ def _read_mask(keywords):
     """
     for name in ("attention_mask", "mask", "src_key_padding_mask", "key_padding_mask"):
         mask = keywords.get(name)
-        if isinstance(mask, torch.Tensor) and mask.ndim == 2:
-            return (
-                mask if "padding" not in name else ~mask if mask.dtype == torch.bool else mask == 0
-            )
+        if not isinstance(mask, torch.Tensor) or mask.ndim != 2:
+            continue
+        if "padding" in name:  # of torch.nn: true, or -inf, for tokens that do not exist
+            return mask == 0
+        return mask
     return None
 
 

@@ -142,7 +142,7 @@ def test_features_are_read_in_both_orders(tmp_path):
         given = read(opened, f"--inputs={tmp_path / 'x.npy'}")
         np.testing.assert_array_equal(given.x, array[:, :7] if name == "short" else array)
         assert given.mask is None and given.description.startswith("The first 2 of ")
-        line = "They have 7 frames. In transformers this model accepts only 12 frames, to which"
+        line = "They have 7 frames. In transformers this model accepts only 12 frames and pads"
         assert (line in given.description) == (name == "short")
     for wrong in (array[:, :7].swapaxes(1, 2), array[0], array[..., None]):
         np.save(tmp_path / "x.npy", wrong)

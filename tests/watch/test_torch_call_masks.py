@@ -13,7 +13,7 @@ OF_TOKENS = (
 )
 
 
-def test_masks_of_tokens_are_told_by_their_names():
+def test_masks_of_tokens_have_these_names():
     for name in OF_TOKENS.split():
         for mask in (f"{name}_mask", f"{name}mask", f"{name}_masks"):
             assert _TOKEN_MASK.fullmatch(mask), mask
