@@ -115,9 +115,8 @@ def test_plain_progress_is_lines_with_values_and_remaining_time(capsys):
         progress.reach(4)
     lines = capsys.readouterr().err.splitlines()
     assert all(line.startswith("train: ") for line in lines)
-    assert lines[0].startswith("train: 2/4, loss=0.25, share=0.1235, ") and lines[0].endswith(
-        " left"
-    )
+    assert lines[0].startswith("train: 2/4, loss=0.25, share=0.1235, ")
+    assert lines[0].endswith(" left")
     assert "compiling took " in lines[1] and lines[-1].startswith("train: 4/4, ")
     assert {*lines} == {*logged}
 
