@@ -4,6 +4,7 @@ import contextlib
 import importlib
 import importlib.metadata
 import importlib.util
+import itertools
 import json
 import os
 import sys
@@ -91,7 +92,8 @@ def test_each_command_runs_once(monkeypatch):
     monkeypatch.setattr(running, "run_binary", run_binary)
     monkeypatch.setattr(running.pool, "start_workers", futures.ThreadPoolExecutor)
     commands = {name: (f"run_{name}", f"--name={name}", "--seed=1") for name in "abcd"}
-    ended = {name: result.output for name, result in running.run_commands(commands, 2)}
+    results = itertools.islice(running.run_commands(commands, 2), 9)
+    ended = {name: result.output for name, result in results}
     assert sorted(begun) == ["run_a", "run_b", "run_c", "run_d"]
     assert ended == {name: f"--name={name} --seed=1" for name in "abcd"}
 
