@@ -191,7 +191,7 @@ def make_cell(design, depth, accuracy, warmup=0, seeds=8):
         design_cells.Cell(depth, design, 1e-3, warmup, 32): {
             "failed": np.zeros(seeds, bool),
             "losses": np.ones((seeds, 1)),
-            "accuracy": accuracy + 0.01 * np.sin(np.arange(seeds))[:, None] * np.ones(2),
+            "accuracy": accuracy + np.outer(0.01 * np.sin(np.arange(seeds)), [1, 1]) - [0.05, 0],
             "residual_ratio": states,
             "token_cosine": states,
             "gradients": np.ones((seeds, 2, len(design_cells.GRADIENTS), depth)),

@@ -184,7 +184,7 @@ def test_float64_is_taken_where_it_has_at_least_as_many_layers(monkeypatch, dtyp
 
     def give(wide):
         def log_profile(params, x, config):
-            read.append((params.dtype, x.dtype, config))
+            read.append((jnp.asarray(params).dtype, jnp.asarray(x).dtype, config))
             return np.array(wide)
 
         monkeypatch.setattr(layer_residuals, "_log_profile", log_profile)
