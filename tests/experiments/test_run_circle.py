@@ -358,3 +358,11 @@ def test_two_walks_need_four_points_of_two_coordinates():
         with pytest.raises(ValueError, match=message):
             run_circle.make_cases(parsed(run_circle, *flags))
     assert [*run_circle.make_cases(parsed(run_circle, "--n_train_data=4"))] == ["base, d=32"]
+
+
+def test_a_walk_has_as_many_points_as_are_evaluated(monkeypatch):
+    monkeypatch.setattr(run_circle, "train_networks", lambda *arguments: arguments)
+    options = parsed(run_circle, "--n_eval_data=7", "--n_train_data=9")
+    *arguments, measure = run_circle.measure(options, "cases", "folder")
+    assert arguments == [options, "cases", "folder"]
+    assert (measure.func, measure.args, measure.keywords) == (walks.measure_walk, (7,), {})

@@ -154,3 +154,39 @@ def test_one_depth_has_no_power_and_a_statement_needs_its_rule_and_step():
     assert linear["depth linear"] == pytest.approx(0.1 + 0.5, abs=0.05)
     lines = [c.quantity for c in run_depth_check.compare_results(both)]
     assert sum("loss of the deepest network at step 10" in line for line in lines) == 6
+
+
+def test_each_cell_is_trained_by_its_rule_rate_and_decay(monkeypatch):
+    """The rule is that of the network whose rates are known; steps are counted from 1."""
+    flags = ("--depth=3", "--d_model=8", "--num_tokens=4", "--rule=mup", "--learning_rate=0.25")
+    flags += ("--weight_decay=0.5", "--steps=2", "--batch_size=7", "--base_depth=5")
+    options = parsed(run_depth_check, *flags, "--base_width=16")
+    setup, trained = run_depth_check.make_setup(options), []
+
+    class Cells:
+        def __init__(self, options, folder, name):
+            assert name == "L=3, d=8"
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *error):
+            pass
+
+        def measure(self, function, make_cells):
+            ((name, floats),) = make_cells(options).items()
+            return {name: function("key", floats)}
+
+    def train_network(*arguments, **fields):
+        trained.append((arguments, fields))
+        return {"loss": np.array([[3.0, 2.0]]), "stream": np.array([[0.5, 0.25]])}
+
+    monkeypatch.setattr(run_depth_check, "Executor", Cells)
+    monkeypatch.setattr(run_depth_check, "train_network", train_network)
+    results = run_depth_check.measure(options, setup, None)
+    (((key, text, config, rule), fields),) = trained
+    assert key == "key" and text is setup.text and config is setup.config
+    base = run_depth_check.byte_model(5, 16, 4)
+    assert rule == run_depth_check.rc.depth_rule("mup", base)
+    assert fields == {"rate": 0.25, "weight_decay": 0.5, "steps": 2, "batch_size": 7}
+    assert results.step.values.tolist() == [1, 2] and results.loss.values.tolist() == [[3, 2]]
