@@ -1,7 +1,6 @@
 """A flag in another notation, and a script run by its path, are answered with what to type."""
 
 import importlib.util
-import runpy
 import signal
 import subprocess
 import sys
@@ -78,7 +77,10 @@ def test_a_script_that_is_run_by_its_path_is_answered_with_the_command(script):
         assert process.stderr.endswith(expected) and process.stderr.count("\n") == 1
 
 
-PACKAGE = REPOSITORY / "experiments" / "__init__.py"
+def import_anew():
+    """Runs the code of the package `experiments` once more."""
+    path = REPOSITORY / "experiments" / "__init__.py"
+    exec(compile(path.read_text("utf-8"), str(path), "exec"), {})
 
 
 @pytest.mark.parametrize("absent", [(), ("flax",), ("absl", "tqdm")])
@@ -89,14 +91,14 @@ def test_a_command_names_the_packages_that_it_lacks(absent, monkeypatch, capsys)
         importlib.util, "find_spec", lambda name: None if name in absent else find(name)
     )
     monkeypatch.setattr(signal, "signal", lambda *_: None)
-    runpy.run_path(str(PACKAGE))
+    import_anew()
     monkeypatch.setattr(sys, "argv", ["-m"])
     if absent:
         with pytest.raises(SystemExit) as ended:
-            runpy.run_path(str(PACKAGE))
+            import_anew()
         assert ended.value.code == 2
     else:
-        runpy.run_path(str(PACKAGE))
+        import_anew()
     message = "error: the experiments need `pip install -r requirements.txt`; not installed: "
     assert capsys.readouterr().err == (f"{message}{', '.join(absent)}\n" if absent else "")
 
@@ -109,8 +111,8 @@ def test_a_signal_during_imports_ends_a_command_as_nohup_or_the_caller_has_it(
     handler, changed = signal.default_int_handler if is_usual else signal.SIG_IGN, []
     monkeypatch.setattr(signal, "getsignal", lambda number: handler)
     monkeypatch.setattr(signal, "signal", lambda *arguments: changed.append(arguments))
-    runpy.run_path(str(PACKAGE))
+    import_anew()
     assert changed == []
     monkeypatch.setattr(sys, "argv", ["-m"])
-    runpy.run_path(str(PACKAGE))
+    import_anew()
     assert changed == ([(signal.SIGINT, signal.SIG_DFL)] if is_usual else [])
