@@ -339,9 +339,14 @@ def test_counts_stand_beside_those_of_the_published_code_at_its_widths():
         assert by_case[name]["seeds that fell together"] == (total, None, "")
     orders = [lines["order p of d' ~ d^p, median"][1] for lines in by_case.values()]
     assert orders == [1, 1, 3, 1]
+    both = ["seeds that fell together", "order p of d' ~ d^p, median"]
+    assert [*by_case["base, d=8"]] == both  # no heads of one sign to compare with
     same = make_results({"base, d=8": 5}, 12)
-    same["base, d=8"]["head_gap"][:] = 0.1  # no heads of opposite sign to compare with
-    assert [*list_comparisons(same)] == ["seeds that fell together", "order p of d' ~ d^p, median"]
+    same["base, d=8"]["head_gap"][:] = 0.1
+    assert [*list_comparisons(same)] == both
+    same = make_results({"base, d=8": 0}, 12)
+    same["base, d=8"]["head_gap"][:3] = 0.1
+    assert [*list_comparisons(same)] == both[:1]  # none fell
 
 
 def test_the_finding_is_of_the_first_width():
