@@ -153,7 +153,7 @@ def test_each_statement_reads_its_own_change_of_the_output():
         design: list(run_stability.judge_claims(make_measures((24, 3, 6, 12), exponents, design)))
         for design in ("deepnorm", "post", "none of them")
     }
-    keys = {design: [row.key for row in found] for design, found in rows.items()}
+    keys = {design: [row.key for row in listed] for design, listed in rows.items()}
     both = ["independent updates", "gradient steps"]
     assert keys == {
         "deepnorm": [both[0], "deepnorm", both[1]],
