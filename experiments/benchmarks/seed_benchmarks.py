@@ -275,7 +275,7 @@ def time_seeds(
         init, step = make_network(name, **arguments)
         program = jax.make_jaxpr(partial(train_one, init, step, num_steps))(jax.random.key(0))
         flops, crossover = count_flops(program) / num_steps, None
-        if not (num_seeds or is_on_host):
+        if not is_on_host:
             numbers = ACCELERATOR_SEEDS
         for count in num_seeds or numbers:
             ways = [w for w in WAYS if is_on_host or count <= MOST_SEEDS.get(w, count)]
