@@ -276,7 +276,7 @@ def _looks_up(function, arguments):
     args, _ = arguments
     if function is not Tensor.__getitem__ or args[0].ndim != 2 or not isinstance(args[1], Tensor):
         return False
-    return args[1].ndim > 1 and not args[1].is_floating_point() and args[1].dtype != torch.bool
+    return args[1].ndim > 1 and args[1].dtype != torch.bool
 
 
 def _merge_terms(pairs, output):

@@ -1,11 +1,14 @@
 """Jagged tensors, and models that FSDP2 spreads over processes."""
 
+import types
+
 import numpy as np
 import pytest
 
 pytest.importorskip("torch")
 
 from rank_collapse.torch import watch
+from rank_collapse.watch.torch_passes import read_loss
 from tests.oracles.measured_layers import (
     Attention,
     D,
@@ -86,6 +89,165 @@ def test_rows_of_jagged_tensors_are_examples(is_fused):
         part = layer.fused or layer.q
         gradient = torch.cat([part.weight.grad[:D], part.bias.grad[:D, None]], dim=1).norm()
         assert row["query_gradient"][i] == pytest.approx(gradient.item(), rel=1e-4)
+
+
+BIAS = torch.where(torch.ones(9, 9).tril() > 0, 0.0, -torch.inf)
+DOTS = {
+    "by name": lambda dot, q, k, v: dot(value=v, key=k, query=q, attn_mask=BIAS, scale=0.5),
+    "keys by name": lambda dot, q, k, v: dot(q, value=v, key=k, scale=0.5, is_causal=True),
+    "in order": lambda dot, q, k, v: dot(q, k, v, None, 0.0, True, scale=0.5),
+    "in groups": lambda dot, q, k, v: dot(
+        q, k[:, :1], v[:, :1], is_causal=True, scale=0.5, enable_gqa=True
+    ),
+}
+
+
+@pytest.mark.parametrize("name", DOTS)
+def test_arguments_of_the_product_of_torch_have_names_or_an_order(name):
+    kept = []
+
+    def attend(q, k, v, mask):
+        used = k[:, :1] if name == "in groups" else k
+        kept.append((0.5 * q @ used.mT + BIAS).softmax(-1).detach())
+        return DOTS[name](F.scaled_dot_product_attention, q, k, v)
+
+    model = Stack(add_in_turn, Attention(attend=attend))
+    row, watched = watch_step(model, X)
+    (layer,) = model.attentions
+    assert row["residual_ratio"] == pytest.approx([compute_ratio(layer.kept[0])], 1e-4), watched
+    assert row["attention_entropy"] == pytest.approx([compute_entropy(kept[0])], 1e-4)
+    for part, linear in (("query", layer.q), ("key", layer.k), ("value", layer.v)):
+        norm = torch.cat([linear.weight.grad, linear.bias.grad[:, None]], dim=1).norm().item()
+        assert row[f"{part}_gradient"] == pytest.approx([norm], rel=1e-4, abs=1e-8)
+
+
+def multiply_twice(q, k, v, mask):
+    return ((q @ k.mT).softmax(-1) @ (k @ q.mT).softmax(-1)) @ v
+
+
+LEFT_OUT = {
+    "two weights": (multiply_twice, "several products of queries and keys are multiplied", False),
+    "exponentials": (
+        lambda q, k, v, mask: (q @ k.mT / 3).exp() @ v,
+        "its weights are not a distribution over keys",
+        True,
+    ),
+    "sorted": (
+        lambda q, k, v, mask: (q @ k.mT / 3).exp().sort(-1).values @ v,
+        "its weights are not a distribution over keys",
+        False,
+    ),
+    "another key": (
+        lambda q, k, v, mask: F.pad(q @ k.mT / 3, (0, 1)).softmax(-1) @ F.pad(v, (0, 0, 0, 1)),
+        "weights of 9 × 10 for 9 queries and 9 keys",
+        True,
+    ),
+    "features": (
+        lambda q, k, v, mask: ((q.mT @ k / 9).exp() @ v.mT).mT,
+        "its softmax is not taken over the keys of tokens",
+        False,
+    ),
+}
+
+
+@pytest.mark.parametrize(("attend", "reason", "has_tokens"), LEFT_OUT.values(), ids=LEFT_OUT)
+def test_products_that_are_no_weights_of_attention_are_left_out(attend, reason, has_tokens):
+    """Tokens and gradients are measured where a product of queries and keys is known."""
+    row, watched = watch_step(Stack(add_in_turn, Attention(attend=attend)), X)
+    assert f"no weights: {reason}" in watched.describe()
+    assert not any("entropy" in name for name in row)
+    for name in ("residual_ratio", "query_gradient"):
+        assert (name in row) == has_tokens, row
+
+
+class Beside(nn.Module):
+    """A module that returns no real floats: numbers, marks, complex phases, or nothing."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def forward(self, x):
+        return self.function(x)
+
+
+def test_modules_that_return_no_floats_and_transforms_of_functions_change_nothing():
+    def body(self, x, mask):
+        for attention in self.attentions:
+            x = x + attention(x)
+            for module in self.beside:
+                module(x)
+            x = torch.func.vmap(lambda a: a * 2)(x)
+        return x
+
+    functions = [
+        lambda x: x.argmax(-1),
+        lambda x: x > 0,
+        lambda x: torch.view_as_complex(x.unflatten(-1, (-1, 2)).contiguous()),
+        lambda x: None,
+        lambda x: {"count": 3, "places": [x.argmax(-1)]},
+    ]
+    model = Stack(body, Attention(), Attention(), beside=[Beside(f) for f in functions])
+    row, watched = watch_step(model, X)
+    kept = [attention.kept for attention in model.attentions]
+    assert row["residual_ratio"] == pytest.approx([compute_ratio(x) for x, _ in kept], 1e-4)
+    assert row["attention_entropy"] == pytest.approx([compute_entropy(p) for _, p in kept], 1e-4)
+    assert "no " not in watched.describe(), watched
+
+
+def test_the_loss_of_a_step_is_that_of_the_first_part_that_has_one():
+    """Parts of a model may be called one after the other."""
+    model = nn.ModuleDict({name: Stack(add_in_turn, Attention()) for name in "abc"})
+    first = Beside(lambda x: x * 1)
+    model["first"] = first
+    watched = watch(model, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.0)
+    x = first(X)
+    losses = [model[name](x) for name in "abc"]
+    sum(losses).backward()
+    optimizer.step()
+    watched.close()
+    (row,) = watched.rows
+    assert row["loss"] == losses[0].item() != losses[1].item()
+    assert np.isfinite(row["residual_ratio"]).tolist() == [True] * 3
+
+
+def test_the_loss_is_named_or_the_one_number_among_the_results():
+    loss, other = torch.tensor(2.0), torch.tensor(3.0)
+    x, count = torch.ones(2, 3), torch.tensor(7)
+    output = types.SimpleNamespace(loss=loss)
+    for result in (
+        loss, (x, loss), {"x": x, "count": count, "out": loss}, output,
+        {"loss": loss, "other": other}, {"loss": loss[None, None], "other": other},
+    ):  # fmt: skip
+        number = read_loss(result)
+        assert number.shape == () and number == 2
+    for result in (x, (loss, other), count, {"loss": torch.ones(3), "other": other}, None, "text"):
+        assert read_loss(result) is None
+
+
+class Functional(nn.Module):
+    """Attention without parameters, to which the layer around it gives its weights."""
+
+    def forward(self, x, *weights):
+        q, k, v = (F.linear(x, weight) for weight in weights)
+        return (q @ k.mT / 3).softmax(-1) @ v
+
+
+class Around(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.core, self.parts = Functional(), nn.ModuleList(nn.Linear(D, D) for _ in range(3))
+
+    def forward(self, x, mask=None):
+        return self.core(x, *(part.weight for part in self.parts))
+
+
+def test_maps_in_modules_without_parameters_are_of_the_module_around_them():
+    row, watched = watch_step(Stack(add_in_turn, Around(), Around()), X)
+    titles = [line.split(":")[0] for line in watched.describe().splitlines()[1:]]
+    assert titles == [f"  {i} attentions.{i}" for i in range(2)]
+    assert np.isfinite(row["query_gradient"]).all()
 
 
 @pytest.mark.filterwarnings("ignore")  # of FSDP2 itself
