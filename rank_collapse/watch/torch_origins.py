@@ -197,6 +197,8 @@ class Origins(TagTable):
         for i, output in enumerate(outputs):
             makers = _select_makers(function, pairs, output)
             tag = join_tags(tags)
+            for earlier in (t for t, a in pairs if a is output):  # changed in place
+                tag.is_chosen, tag.is_unread = earlier.is_chosen, earlier.is_unread
             tag.maps = frozenset().union(*(maker.maps for maker, _ in makers))
             same_size = [t for t, a in pairs if a.numel() == output.numel()]
             tag.stream = join_streams(same_size or tags)

@@ -99,7 +99,7 @@ def test_a_log_may_be_a_function_whose_module_is_unknown():
 
 
 def test_a_path_that_is_too_long_is_refused_in_short():
-    with pytest.raises(ValueError, match="^log='a{40}'... is not a path: .*too long"):
+    with pytest.raises(ValueError, match=r"^log='a{40}'\.\.\. is not a path: .*too long"):
         Recorder(Path("a" * 300), Notes())
 
 

@@ -1,5 +1,7 @@
 """Which products are attention, which tokens its keys are of, and what needs no weights."""
 
+import itertools
+
 import numpy as np
 import pytest
 
@@ -232,19 +234,19 @@ def test_a_write_into_a_view_keeps_what_is_said_of_its_base():
     origins = Origins([])
     q, k = map_tokens(origins), map_tokens(origins)
     scores = call(origins, torch.matmul, q, call(origins, torch.Tensor.mT.__get__, k))
-    for name in ("is_softmax", "is_chosen", "is_unread", ""):
+    marks = "is_softmax", "is_chosen", "is_unread"
+    for mark, is_on_view in itertools.product((*marks, ""), (False, True)):
         base = call(origins, torch.mul, scores, 1.0)
         tag = origins.tag(base)
         terms = tag.terms
-        assert len(terms) == 1 and not (tag.is_softmax or tag.is_chosen or tag.is_unread)
+        assert len(terms) == 1 and not any(getattr(tag, name) for name in marks)
         view = call(origins, torch.Tensor.select, base, -1, 0)
-        if name:
-            setattr(tag, name, True)
+        if mark:
+            setattr(origins.tag(view) if is_on_view else tag, mark, True)
         call(origins, torch.Tensor.zero_, view)
         written = origins.tag(base)
         assert written.terms == terms
-        for other in ("is_softmax", "is_chosen", "is_unread"):
-            assert getattr(written, other) == (other == name)
+        assert [getattr(written, name) for name in marks] == [name == mark for name in marks]
 
 
 def test_a_write_moves_every_number_of_what_is_written():
@@ -279,7 +281,7 @@ def test_a_number_of_an_unknown_tensor_is_none_of_a_map():
 
 
 def test_a_hidden_module_is_a_map_where_it_may_be_one():
-    """With a matrix, the same rows and no modules in it; else it passes on where tokens are from."""
+    """With a matrix, the same rows and no modules in it; else it hands on where tokens are from."""
     x = X[:2, :3, :4]
     linear, tail = nn.Linear(4, 5), nn.Sequential(nn.Linear(4, 5))
     for module, output, is_map in (

@@ -1,5 +1,6 @@
 """Jagged tensors, and models that FSDP2 spreads over processes."""
 
+import functools
 import types
 
 import numpy as np
@@ -96,9 +97,7 @@ DOTS = {
     "by name": lambda dot, q, k, v: dot(value=v, key=k, query=q, attn_mask=BIAS, scale=0.5),
     "keys by name": lambda dot, q, k, v: dot(q, value=v, key=k, scale=0.5, is_causal=True),
     "in order": lambda dot, q, k, v: dot(q, k, v, None, 0.0, True, scale=0.5),
-    "in groups": lambda dot, q, k, v: dot(
-        q, k[:, :1], v[:, :1], is_causal=True, scale=0.5, enable_gqa=True
-    ),
+    "in groups": lambda dot, q, k, v: dot(q, k, v, is_causal=True, scale=0.5, enable_gqa=True),
 }
 
 
@@ -107,9 +106,14 @@ def test_arguments_of_the_product_of_torch_have_names_or_an_order(name):
     kept = []
 
     def attend(q, k, v, mask):
-        used = k[:, :1] if name == "in groups" else k
-        kept.append((0.5 * q @ used.mT + BIAS).softmax(-1).detach())
-        return DOTS[name](F.scaled_dot_product_attention, q, k, v)
+        is_grouped = name == "in groups"  # four heads of queries, two of keys
+        if is_grouped:
+            q, k, v = (a.unflatten(-1, (2, -1)).transpose(2, 3).flatten(1, 2) for a in (q, k, v))
+            k, v = k[:, :2], v[:, :2]
+        keys = k.repeat_interleave(2, 1) if is_grouped else k
+        kept.append((0.5 * q @ keys.mT + BIAS).softmax(-1).detach())
+        y = DOTS[name](F.scaled_dot_product_attention, q, k, v)
+        return y.unflatten(1, (2, 2)).transpose(2, 3).flatten(-2) if is_grouped else y
 
     model = Stack(add_in_turn, Attention(attend=attend))
     row, watched = watch_step(model, X)
@@ -142,6 +146,13 @@ LEFT_OUT = {
         "weights of 9 × 10 for 9 queries and 9 keys",
         True,
     ),
+    "summed heads": (
+        lambda q, k, v, mask: torch.einsum("bhnm,bhmd->bnd", (q @ k.mT).softmax(-1), v)[
+            :, None
+        ].expand(v.shape),
+        "weights of 2 × 9 for 9 queries and 9 keys",
+        True,
+    ),
     "features": (
         lambda q, k, v, mask: ((q.mT @ k / 9).exp() @ v.mT).mT,
         "its softmax is not taken over the keys of tokens",
@@ -160,6 +171,13 @@ def test_products_that_are_no_weights_of_attention_are_left_out(attend, reason, 
         assert (name in row) == has_tokens, row
 
 
+@pytest.mark.parametrize("tokens", ["read", "raw"])
+def test_a_softmax_over_one_key_is_left_out(tokens):
+    row, watched = watch_step(Stack(add_in_turn, Attention()), X[:, :1], tokens=tokens)
+    assert "no weights: 3 examples of 1 keys" in watched.describe()
+    assert not any("entropy" in name or "ratio" in name for name in row)
+
+
 class Beside(nn.Module):
     """A module that returns no real floats: numbers, marks, complex phases, or nothing."""
 
@@ -171,13 +189,19 @@ class Beside(nn.Module):
         return self.function(x)
 
 
+def attend_alone(attention, x):
+    """Computes attention of one example, [n, d]."""
+    q, k = (F.linear(x, part.weight) for part in (attention.q, attention.k))
+    return (q @ k.mT).softmax(-1) @ x
+
+
 def test_modules_that_return_no_floats_and_transforms_of_functions_change_nothing():
     def body(self, x, mask):
         for attention in self.attentions:
             x = x + attention(x)
             for module in self.beside:
                 module(x)
-            x = torch.func.vmap(lambda a: a * 2)(x)
+            x = x + torch.func.vmap(functools.partial(attend_alone, attention))(x)
         return x
 
     functions = [
