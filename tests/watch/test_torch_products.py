@@ -149,10 +149,13 @@ def test_after_dropout_the_weights_before_are_read(num_keys):
     keep = draw_mask(2, 5, num_keys)
     torch.testing.assert_close(read(softmax * keep, keep), softmax * keep)
     assert torch.equal(read(torch.zeros_like(softmax)), softmax)  # all is dropped
-    small = torch.where(softmax > 0.1 / num_keys, 0.0, softmax).clamp(max=1e-3)
-    small[..., 0] = torch.where(softmax[..., 0] > 0.1 / num_keys, 0.0, 1e-3)
-    if small.any():  # the largest are not only dropped
-        assert torch.equal(read(small), small)
+
+
+def test_where_only_weights_that_were_small_are_left_something_else_changed_them():
+    softmax = torch.tensor([[[0.98, 0.01, 0.01]]])
+    for used in (torch.tensor([[[0.0, 0.5, 0.5]]]), torch.zeros(1, 1, 3)):
+        read = products.read_weights(used, None, softmax, ("bnm", "bmd", "bnd"), ["n"])
+        assert torch.equal(read.p, used if used.any() else softmax)
 
 
 def test_examples_are_sorted_and_their_heads_joined():

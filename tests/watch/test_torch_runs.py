@@ -323,7 +323,7 @@ class Queries(nn.Module):
     def forward(self, x, others):
         within, across = self.parts
         p = (M.heads(within.q(x)) @ M.heads(within.k(x)).mT / 3).masked_fill(
-            M.RIGHT[:, None, None] == 0, -torch.inf
+            M.LEFT[:, None, None] == 0, -torch.inf
         )
         x = self.choose(x + within.o(M.join(p.softmax(-1) @ M.heads(within.v(x)))))
         p = (M.heads(across.q(x)) @ M.heads(across.k(others)).mT / 3).softmax(-1)
@@ -338,9 +338,9 @@ def test_fewer_queries_than_the_attention_before_have_all_their_tokens(count):
     def read_both(self, x, others):
         return self.attentions[0](x, others)
 
-    model = M.Stack(read_both, Queries(lambda x: x[:, :count]))
-    row, watched = M.watch_step(model, M.pad(M.RIGHT), M.X[:, :7].flip(1))
+    model = M.Stack(read_both, Queries(lambda x: x[:, -count:]))
+    row, watched = M.watch_step(model, M.pad(M.LEFT), M.X[:, :7].flip(1))
     (entropy,) = (v for v in row["cross.attention_entropy"] if v == v)
-    mask = M.RIGHT if count == 9 else None
+    mask = M.LEFT if count == 9 else None
     expected = M.compute_entropy(model.attentions[0].kept, mask)
     assert entropy == pytest.approx(expected, 1e-4), watched.describe()

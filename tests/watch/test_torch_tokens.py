@@ -194,7 +194,7 @@ def test_the_places_of_rows_are_traced_through_earlier_maps():
         assert trace(source, {first.source: 0}, 3).tolist() == places
         two = {first.source: 0, make_map(50).source: 3}
         known = numbers[0] == [4, 5]
-        traced = trace(source, two, 6)
+        traced = trace(source, two, 3)
         assert (traced.tolist() == places) if known else traced is None
     assert trace(Source(Tag(), [0, 1], 4), {first.source: 0}, 3) is None
 

@@ -469,9 +469,15 @@ def assign_last(scores):
     return scores
 
 
-@pytest.mark.parametrize("hide", [pad_scores, assign_last])
-def test_the_last_key_is_hidden_without_a_tensor(hide):
-    """By a number; in a bias that tokens decide, such a number is not read as a mask."""
+def assign_place(scores):
+    scores = scores.clone()
+    scores[..., torch.tensor([N - 1])] = -1e9
+    return scores
+
+
+@pytest.mark.parametrize("hide", [pad_scores, assign_last, assign_place])
+def test_the_last_key_is_hidden_without_a_mask(hide):
+    """By a number at its place; in a bias that tokens decide, such a number is no mask."""
     mask = (torch.arange(N) < N - 1)[None].expand(len(X), N).long()
     attention = Attention(lambda scores, _: hide(scores).softmax(-1))
     row, watched = watch_step(Stack(lambda self, x, _: self.attentions[0](x), attention), X)

@@ -277,3 +277,5 @@ def test_queries_are_the_axes_that_values_lack_and_along_which_pairs_change():
     assert torch.equal(weights.p, p.flatten(0, 1))
     flat = read(p.transpose(1, 2), ("bnhm", "bmd", "bnhd"))  # the last axis is taken for queries
     assert torch.equal(flat.p, turned.flatten(0, 1))
+    heads_first = read(p.transpose(0, 1), ("hbnm", "bmd", "bhnd"))
+    assert torch.equal(heads_first.p, p.transpose(0, 1).flatten(0, 1))
