@@ -123,7 +123,7 @@ def _scaled(call, result, rule, position):
     """
     other_position = rule.right if position == rule.left else rule.left
     value, factor = call.get(position), call.get(other_position)
-    if not rule.entrywise or not (isinstance(value, Value) and value.degree):
+    if not rule.entrywise:
         return _carry(call, result, rule, position)
     is_scalar = not isinstance(factor, Value) or factor.shape == ()
     keeps_shape = value.shape == result.shape

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from rank_collapse.torch.calls import Call, list_values, split_results
 from rank_collapse.torch.refusals import refuse_argument
-from rank_collapse.torch.values import Value, is_floating
+from rank_collapse.torch.values import Value
 
 
 def make_value(call, array, degree=1, **fields):
@@ -55,13 +55,11 @@ def push_through(call, result, positions, *, summed=False, bases=None, roots=Non
     values = []
     for index, array in split_results(result):
         fields = {} if bases is None else {"base": bases[index or 0]}
-        if not is_floating(array):
-            values.append(call.constant(array))
-        elif call.product is not None:
+        if call.product is not None:
             values.append(make_scores(call, array))
         else:
             root = None if roots is None else roots[index or 0]
-            summed_base = sources[0].base if summed and len(sources) == 1 else None
+            summed_base = sources[0].base if summed else None
             push = push_linear(call, positions, sources, index)
             fields |= {"gate_of": root, "summed_base": summed_base}
             values.append(make_value(call, array, sources=sources, push=push, **fields))
@@ -169,7 +167,7 @@ def apply_entrywise(call, result, position):
             def function(array):
                 return call.compute_with({position: array})
 
-            slopes, pull = torch.func.vjp(function, value.array)
+            slopes, pull = torch.func.vjp(function, value.array.expand(result.shape))
             return pull(torch.ones_like(slopes))[0]
 
     base = value.base if value.shape == result.shape else call.bases.new()
