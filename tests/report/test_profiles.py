@@ -32,6 +32,7 @@ NOTHING = "has no measures by layer"
     [
         ([], NOTHING),
         ({}, NOTHING),
+        (rc.profile(HIDDEN[:, 0], measures=("residual_ratio",))._replace(measures={}), NOTHING),
         ({"residual_ratio": np.zeros((2, 3, 4))}, r"\(2, 3, 4\) is not \[l\] or \[l, b\]"),
     ]
 )
