@@ -100,6 +100,21 @@ def push_linear(call, positions, sources, index):
     return push
 
 
+def widen(call, value, shape):
+    """Expand a value to the shape of a result that has more entries, such as h to that of a
+    function of h times an array.
+
+    Args:
+        call: The operator that computed the result.
+        value: The value; None stays None.
+        shape: Shape of the result.
+    """
+    if value is None or value.shape == shape:
+        return value
+    array = value.array.expand(shape)
+    return make_value(call, array, sources=(value,), push=lambda tangent: tangent.expand(shape))
+
+
 def make_gate(call, result, root, base, slope=None):
     """Return a non-linear entrywise function f(h): the quotient f(h)/h, which is frozen, times h.
 
@@ -110,7 +125,7 @@ def make_gate(call, result, root, base, slope=None):
         base: The number which all entrywise functions of h share.
         slope: Computes f′(h), the factor where h is 0; None for the factor 0 there.
     """
-    at_zero = evaluate_at_zero(call)
+    at_zero, root = evaluate_at_zero(call), widen(call, root, result.shape)
 
     def push(tangent):
         """Multiplies a tangent of the root by result/root, or by the slope where the root is 0."""

@@ -230,6 +230,12 @@ def test_other_results_of_the_module_may_be_masks_or_copies_of_the_state(make, j
     torch.testing.assert_close(parts.by_length[1], state @ model.branch.weight.T)
 
 
+def test_what_is_computed_of_the_state_and_then_moved_is_another_tensor():
+    module = Several(lambda y: (y, y.relu().flip(-1)))
+    message = "start='begin': 2 tensors leave it"
+    is_refused(message, split, Whole(module, lambda begin, x: sum(begin(x))), "begin")
+
+
 def test_a_module_whose_numbers_are_whole_has_no_state():
     model = Whole(Several(lambda y: y > 0), lambda begin, x: x * begin(x))
     is_refused("start='begin': nothing that it computes is used", split, model, "begin")

@@ -5,6 +5,7 @@ import pytest
 pytest.importorskip("torch")
 
 from rank_collapse.torch.frozen import freeze_call
+from rank_collapse.torch.sums import carry_sums
 from tests.oracles.torch_operators import (
     CONSTANTS,
     ENTRYWISE,
@@ -171,7 +172,7 @@ def test_where_the_argument_is_0_each_entry_has_its_own_slope():
     call, (value,) = make_call("maximum", aten.maximum.default, X(array=h), bounds)
     result = freeze_call(call, call.compute())
     assert result.is_gate and result.base != value.base and result.at_zero is None
-    pushed = push(result, [value], (torch.tensor([10.0, 100]),))
+    pushed = carry_sums(result, value, torch.tensor([10.0, 100]), 1, None)[0]
     assert pushed.tolist() == [[10, 100], [10, 300], [0, 100]]
 
 

@@ -308,3 +308,37 @@ def test_an_activation_that_is_written_out_has_its_slope_at_zero(is_turned):
     factors = [t("sigmoid", t.h), t.h]
     value = t("mul.Tensor", *(factors[::-1] if is_turned else factors))
     torch.testing.assert_close(t.carry(value), T * zeros.sigmoid())
+
+
+WIDER = {
+    "times an array": (lambda t, f: t("mul.Tensor", f, ARRAY), SIGMOID[:, :1] * ARRAY),
+    "over an array": (lambda t, f: t("div.Tensor", f, ARRAY), SIGMOID[:, :1] / ARRAY),
+    "over another value": (lambda t, f: t("div.Tensor", f, t.k), SIGMOID[:, :1] / K),
+    "a maximum": (lambda t, f: t("maximum", f, ARRAY), torch.maximum(SIGMOID[:, :1], ARRAY)),
+    "more axes": (lambda t, f: t("mul.Tensor", f, WIDE), SIGMOID[:, :1] * WIDE),
+}
+
+
+@pytest.mark.parametrize("kind", WIDER)
+def test_a_gate_that_an_array_makes_wider_moves_and_stays_a_gate(kind):
+    """As one gate for each token, times a number for each feature, split into heads."""
+    make, number = WIDER[kind]
+    t = Trace()
+    gate = make(t, t("sigmoid", t("slice.Tensor", t.h, 1, 0, 1)))
+    quotient = number / H[:, :1]
+    torch.testing.assert_close(t.carry(gate), T[:, :1] * quotient)
+    assert gate.is_gate and gate.gate_of.shape == gate.shape
+    order = [2, 0, 1] if gate.array.ndim == 3 else [1, 0]
+    for moved, move in (
+        (t("permute", gate, order), lambda a: a.permute(order)),
+        (t("view", gate, [*gate.shape[:-1], 2, 2]), lambda a: a.unflatten(-1, (2, 2))),
+        (t("topk", gate, 4)[0], lambda a: a.gather(-1, number.topk(4)[1])),
+    ):
+        torch.testing.assert_close(t.carry(moved), move(T[:, :1] * quotient))
+        torch.testing.assert_close(t.carry(moved.gate_of), move(T[:, :1].expand_as(number)))
+        assert moved.is_gate
+    if gate.shape == t.k.shape:
+        product = t("mul.Tensor", gate, t.k)
+        torch.testing.assert_close(t.carry(product), number * TK)
+    bent = t("tanh", gate)
+    torch.testing.assert_close(t.carry(bent), T[:, :1] * number.tanh() / H[:, :1])
