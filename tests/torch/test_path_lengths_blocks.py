@@ -31,15 +31,6 @@ class Chooses(Attention):
         return super().forward(chosen)
 
 
-class Selects(Attention):
-    """As many tokens as the values say: their number is one of the graph's unknown sizes."""
-
-    def forward(self, x):
-        chosen = (x.detach().abs().sum((0, 2)) > 0).nonzero()[:, 0]
-        pairs = x[:, chosen].reshape(chosen.shape[0] * 2, -1)
-        return super().forward(pairs.reshape(1, chosen.shape[0], -1))
-
-
 class Counts(Attention):
     """Changes a buffer and its input in place."""
 
@@ -73,7 +64,7 @@ def split(model, **options):
     return path_lengths(model, hidden=HIDDEN, branches=BRANCHES, output=None, **options)
 
 
-@pytest.mark.parametrize("attention", [EnablesGradients, Chooses, Counts, Selects])
+@pytest.mark.parametrize("attention", [EnablesGradients, Chooses, Counts])
 @pytest.mark.parametrize("freeze", [False, True])
 def test_code_inside_of_a_branch(attention, freeze):
     models = []
@@ -153,6 +144,21 @@ def test_torch_cond_with_weights_may_come_before_the_start():
     state = model.scale(model.first(x))
     torch.testing.assert_close(by_length[0], state)
     torch.testing.assert_close(by_length[1], state @ model.branch.weight.T)
+
+
+@torch.no_grad()
+def test_a_number_of_tokens_that_values_decide():
+    """It is one of the graph's unknown sizes, with which the model computes shapes."""
+    x = torch.tensor([[1.0, 2, 3, 4], [0, 0, 0, 0], [3, 1, -1, 2]])
+
+    def begin(self, x):
+        chosen = (x.detach().abs().sum(1) > 0).nonzero()[:, 0]
+        return x[chosen].reshape(chosen.shape[0] * 2, 2).reshape(chosen.shape[0], 4)
+
+    model = Small(begin)
+    by_length = path_lengths(model, x, branches="branch").by_length
+    torch.testing.assert_close(by_length[0], x[[0, 2]])
+    torch.testing.assert_close(by_length[1], x[[0, 2]] @ model.branch.weight.T)
 
 
 def test_a_loop_of_torch_is_refused_by_its_name():
