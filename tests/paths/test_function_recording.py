@@ -115,6 +115,16 @@ def test_batches_and_token_ids(tmp_path):
     )
 
 
+def test_further_outputs_are_left_out_and_further_arrays_written(tmp_path):
+    path, ids, logits = tmp_path / "a.npz", jnp.arange(5), draws.normal(5, 7).tolist()
+    arrays = {"token_ids": ids, "logits": logits}
+    rc.record_function(lambda x: (run_plain(x), x.sum()), X, path, branches=BOTH, **arrays)
+    check(path, *expect(X))
+    with np.load(path) as saved:
+        np.testing.assert_array_equal(saved["token_ids"], ids)
+        assert_close(saved["logits"], logits, atol=1e-6)
+
+
 def test_bfloat16_is_kept_and_agrees(tmp_path):
     def model(x):
         global_weights = WEIGHTS.astype(x.dtype)

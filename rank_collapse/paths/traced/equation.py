@@ -20,7 +20,6 @@ from rank_collapse.paths.traced.values import (
     Kind,
     Value,
     compute_quotient,
-    gate_sums,
     is_inexact,
     make_frozen,
 )
@@ -285,10 +284,3 @@ class Equation:
 
         is_batched = self.name not in primitives.UNBATCHED
         return LazySums(self.slots.map(compute, is_batched), [values[position].sums])
-
-    def with_sums(self, value):
-        """Return the value; a gate f(h) without sums over paths gets those of a state, f(h)/h times
-        those of h."""
-        if value.kind == Kind.GATE and value.sums is None:
-            return value.replace(sums=gate_sums(value, self.slots))
-        return value

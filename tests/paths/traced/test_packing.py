@@ -49,6 +49,9 @@ def test_a_value_is_the_same_after_packing():
         (Kind.STATE, Kind.GATE, Kind.STATE),
         (Kind.GATE, Kind.GATE, Kind.GATE),
         (Kind.STATE, Kind.FACTOR, Kind.PRODUCT),
+        (Kind.CONSTANT, Kind.FACTOR, Kind.FACTOR),
+        (Kind.FACTOR, Kind.FROZEN, Kind.FACTOR),
+        (Kind.FACTOR, Kind.FACTOR, Kind.FACTOR),
     ],
 )
 def test_a_label_of_two_values(first, second, kind):
