@@ -115,6 +115,10 @@ frozen = jax.lax.stop_gradient
 COMPLEX = np.ones((N, D)) * 1j
 
 
+def name_frozen(number):
+    return lambda x: x + sum(checkpoint_name(frozen(x), f"a{i}") for i in range(number))
+
+
 WRONG = [
     wrong(
         near_names,
@@ -131,6 +135,13 @@ WRONG = [
         "'attn_in' matches no scope or name; the nearest are 'attn_out'",
         branches="attn_in",
     ),
+    wrong(
+        lambda x: x + checkpoint_name(checkpoint_name(x @ W8, "attn_in"), "attn_out"),
+        "'attn_oot' matches no scope or name; the nearest are 'attn_out', 'attn_in'$",
+        branches="attn_oot",
+    ),
+    wrong(name_frozen(5), "matches 'a0', 'a1', 'a2', 'a3', 'a4', but no path", branches="a[0-9]"),
+    wrong(name_frozen(6), "matches 'a0', 'a1', 'a2', 'a3', 'a4', …, but no p", branches="a[0-9]"),
     wrong(attn, "branches='\\(' is not a regular expression: ", branches="("),
     wrong(attn, "branches='' is not a regular expression", branches=""),
     wrong(attn, "branches=3 is not a regular expression", branches=3),

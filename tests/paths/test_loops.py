@@ -86,8 +86,8 @@ NETWORK = make_config().replace(layer_map=(0, 2, 1, 0, 1, 2))
     [
         (
             lambda: rc.loop_report(draws.parameters(NETWORK), draws.tokens(5, 8), NETWORK),
-            r"layer_map=\(0, 2, 1, 0, 1, 2\) of depth=6 must contain all rows from 0 to 2 in order, "
-            r"once for each loop; \(0, 1, 2, 0, 1, 2\) has two loops of depth=6",
+            r"layer_map=\(0, 2, 1, 0, 1, 2\) of depth=6 must contain all rows from 0 to 2 in "
+            r"order, once for each loop; \(0, 1, 2, 0, 1, 2\) has two loops of depth=6",
         ),
     ]
 )

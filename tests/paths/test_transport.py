@@ -1,5 +1,6 @@
 """The Jacobian from a state to the last one: against jacfwd, in three kinds of functions."""
 
+import functools
 import re
 
 import jax
@@ -209,19 +210,21 @@ def test_a_name_in_a_condition_is_refused():
         transport(fn, np.ones((4, 3)), np.ones(3), layer=0, branches="a", skip=0)
 
 
-@pytest.mark.parametrize("layer", [0, 1, 2])
-def test_states_before_a_scan_count_as_layers(x64, layer):
-    """The states after layers that act on each token alone, behind the named start."""
+@pytest.mark.parametrize("layer", [0, 1, 4, 5])
+def test_states_around_a_scan_and_two_in_each_step_count_as_layers(x64, layer):
+    """The states after layers that act on each token alone; a condition has no names."""
     weights, x, v = 0.3 * draws.normal(2, D, D), draws.normal(N, D), draws.normal(D, seed=3)
 
     def step(x, w):
-        return checkpoint_name(x + checkpoint_name(x @ w, "attention"), "residual"), None
+        x = checkpoint_name(x + checkpoint_name(x @ w, "attention"), "residual")
+        return checkpoint_name(2 * x, "residual"), None
 
     def fn(x):
-        return jax.lax.scan(step, checkpoint_name(x, "residual"), weights)[0]
+        x = jax.lax.scan(step, checkpoint_name(x, "residual"), weights)[0]
+        x = jax.lax.cond(x[0, 0] < 99, lambda x: 3 * x, lambda x: x, x)
+        return 5 * checkpoint_name(x, "residual")
 
     moved = transport(fn, x, v, layer=layer, branches="attention", skip=0, sources=1)
-    want = v
-    for w in weights[layer:]:
-        want = want + want @ w
-    assert_close(moved.total, want, rtol=1e-9)
+    one = np.eye(D)
+    maps = [one + weights[0], 2 * one, one + weights[1], 2 * one, 3 * one, 5 * one]
+    assert_close(moved.total, functools.reduce(np.matmul, maps[layer:], v), rtol=1e-9)

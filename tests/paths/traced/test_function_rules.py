@@ -156,6 +156,14 @@ STATES = {
         lambda h, g: (quotient(jnp.tanh, h) * jnp.max(g, -1, keepdims=True), 0),
     ),
     "a state by a product": (lambda h, g: h / (3 + h * g), lambda h, g: (1 / (3 + h * g), 0)),
+    "a state and a function of a statistic": (
+        lambda h, g: h + jnp.tanh(jnp.max(g, -1, keepdims=True)),
+        lambda h, g: (1, 0),
+    ),
+    "a state and numbers in the order of a product": (
+        lambda h, g: h + jax.lax.sort((h * g, KEEP * 1.0), num_keys=1)[1],
+        lambda h, g: (1, 0),
+    ),
     "sums of entries": (
         lambda h, g: jnp.cumsum(h, -1)[:, -1:] - g,
         lambda h, g: (jnp.ones((D, D)), -1),
