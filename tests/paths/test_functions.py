@@ -415,7 +415,7 @@ def test_a_print_is_no_operation_of_paths(x64, freeze):
 
 
 def test_a_sum_over_examples_passes_their_paths(x64):
-    """By a collective sum of two arrays at once."""
+    """By collective sums."""
     x = np.stack([tokens(), tokens(1)])
 
     def fn(x):

@@ -251,19 +251,18 @@ class Equation:
             "reason": next((v.reason for v in dependent if v.reason), ""),
         }
 
-    def push_sums(self, values, index=0):
+    def push_sums(self, values):
         """Return the sums over paths of a result that is linear in all states among the arguments
         together.
 
         Args:
             values: The arguments.
-            index: Which of several results.
         """
         arrays = [v.array for v in values]
         has_sums = [v.sums is not None for v in values]
 
         def push(*tangents):
-            return push_tangents(self.eqn, arrays, place_tangents(tangents, has_sums))[index]
+            return push_tangents(self.eqn, arrays, place_tangents(tangents, has_sums))[0]
 
         return LazySums(self.slots.map(push), [v.sums for v in values if v.sums is not None])
 

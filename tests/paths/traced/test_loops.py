@@ -195,6 +195,7 @@ def rectify_by_hand(x):
     return [weight * x, weight * (x @ W)]
 
 
+CONSTANTS = (jnp.zeros_like, jnp.ones_like, lambda x: name(x @ W))
 CASES = {
     "a state from outside": (
         read_outside,
@@ -212,6 +213,10 @@ CASES = {
     "the last of three": (
         choose_of_three(2),
         lambda x: add_layer(add_layer([x], PAIR[0]), PAIR[1]),
+    ),
+    "the only state of three": (
+        lambda x: x @ U + jax.lax.switch(2 + 0 * x[0, 0].astype(jnp.int32), CONSTANTS, x),
+        lambda x: [x @ U, x @ W],
     ),
     "not the constant": (choose_constant(99, 1), lambda x: [x @ U, x @ W]),
     "the constant": (choose_constant(-99, 1), lambda x: [x @ U, 0]),
