@@ -142,6 +142,10 @@ SHORT = config_of(attention_skip=True, mlp="none")
             lambda p, x: rc.head_contributions(p, x, SHORT, chunk=0),
             "chunk=0 is not a whole number from 1 on",
         ),
+        (
+            lambda p, x: rc.head_contributions(p, x, SHORT, edit={"head_output": lambda v, l: v}),
+            "head_contributions does not cover",
+        ),
     ]
 )
 def test_what_does_not_fit_is_named(arguments, message):

@@ -77,6 +77,12 @@ def test_a_carry_that_begins_as_a_constant_is_tried_as_a_state():
     assert packing.merge_carry(*products, None).reason == "before"  # the first cause is named
 
 
+def test_a_state_that_becomes_a_constant_keeps_its_label():
+    """Else a loop would be traced again without an end."""
+    label = packing.Label(Kind.STATE, trail=start_trail())
+    assert packing.merge_carry(label, packing.Label(Kind.CONSTANT), None) == label
+
+
 def test_what_is_one_of_two_values_is_no_more_than_both():
     """It weighs where both do, and passes whole where one does: it is a state then."""
     for one, other in itertools.product(itertools.product([False, True], repeat=2), repeat=2):
