@@ -151,8 +151,12 @@ def test_batches_and_token_ids(tmp_path):
 def test_further_outputs_are_left_out_and_further_arrays_written(tmp_path):
     path, ids, logits = tmp_path / "a.npz", jnp.arange(5), draws.normal(5, 7).tolist()
     arrays = {"token_ids": ids, "logits": logits}
-    rc.record_function(lambda x: (run_plain(x), x.sum()), X, path, branches=BOTH, **arrays)
-    check(path, *expect(X))
+    model = lambda x: (run_plain(x, "post"), 3 * x)  # noqa: E731
+    rc.record_function(model, X, path, branches=BOTH, **arrays)
+    check(path, *expect(X, "post"))
+    replayed = tmp_path / "b.safetensors"  # of its own inputs: the same
+    rc.record_function(model, X, replayed, branches=BOTH, inputs=path)
+    check(replayed, *expect(X, "post"))
     with np.load(path) as saved:
         np.testing.assert_array_equal(saved["token_ids"], ids)
         assert_close(saved["logits"], logits, atol=1e-6)
