@@ -96,13 +96,13 @@ def test_widths_shown_are_of_the_table(by_depth):
     assert row.estimate == pytest.approx(np.mean(np.abs(gains) <= 0.05))
 
 
-def test_losses_drawn_are_of_the_seeds_that_did_not_diverge():
+def test_losses_and_accuracies_drawn_are_of_the_seeds_that_did_not_diverge():
     losses = np.array([[4.0, 1.0], [np.nan, np.nan], [9.0, 4.0]])
     results = {
         "depth 1": {
             "diverged_at": np.array([-1, 0, -1]),
             "losses": losses,
-            "whole": {"accuracy": np.array([0.5, np.nan, 0.75])},
+            "whole": {"accuracy": np.array([0.5, 0.0, 0.75])},
         }
     }
     config = SimpleNamespace(depth=1, d_model=8)

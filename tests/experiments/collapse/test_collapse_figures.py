@@ -50,6 +50,14 @@ def test_the_cubic_line_ends_at_the_last_point_and_triples():
     assert len(ax.lines) == 1
 
 
+def test_networks_with_a_predicted_law_for_some_seeds_are_drawn():
+    results = join_datasets(draw_points(0), run_collapse.AXES)
+    is_first = results.seed == results.seed[0]
+    some = results.assign(log10_cubic=results.log10_cubic.where(~is_first))
+    lines = [collapse_figures.bounds_and_constant_figure(r).axes[1].lines for r in (results, some)]
+    assert len(lines[0]) == len(lines[1]) > 2
+
+
 FIGURES = (
     collapse_figures.depth_figure,
     collapse_figures.residual_ratio_figure,
