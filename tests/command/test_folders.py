@@ -51,7 +51,12 @@ def test_the_checkpoint_in_a_folder_is_named(tmp_path, capsys):
     pooling = tmp_path / "sentences" / "1_Pooling"
     pooling.mkdir()
     (pooling / "config.json").write_text(json.dumps({"word_embedding_dimension": 8}))
+    other = tmp_path / "run" / "settings"
+    other.mkdir()
+    (other / "config.json").write_text(json.dumps({"model_type": "bert"}))
+    (other / "checkpoint-7").mkdir()
     named = {
+        "run/settings": ("the run of a Trainer", "run/settings/checkpoint-7"),
         "run": ("the run of a Trainer", "run/checkpoint-1000"),
         "sentences": ("a model of sentence-transformers", "sentences/0_Transformer"),
         "sentences/1_Pooling": (

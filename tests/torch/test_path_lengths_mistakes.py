@@ -60,6 +60,7 @@ DECODER = nn.TransformerDecoder(nn.TransformerDecoderLayer(8, 2, 16, batch_first
 ENCODER = nn.TransformerEncoder(
     nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 1, enable_nested_tensor=False
 ).eval()
+WHOLE = nn.Transformer(8, 2, 1, 1, 16, batch_first=True).eval()
 WRONG = {
     "no module": ({"model": lambda x: x}, "model is a function, not a torch.nn.Module"),
     "no match": (
@@ -74,6 +75,10 @@ WRONG = {
     "two axes": (
         {"branches": {"a": LAYERS, "b": r"layers\.1"}},
         r"branches: module 'layers.1' matches several patterns",
+    ),
+    "no match in a dict": (
+        {"branches": {"mlp": LAYERS, "attention": "layer"}},
+        r"branches\['attention'\]='layer' matches no module's path in full; the nearest are laye",
     ),
     "no start": ({"start": "embedding"}, r"start='embedding' is neither .* near it: embed"),
     "unused module": ({"start": "unused"}, "start='unused': this module computes nothing"),
@@ -147,6 +152,11 @@ WRONG = {
         {"model": ENCODER, "inputs": (STATES,), "kwargs": {"mask": CAUSAL}}
         | {"branches": r"layers\.0\.self_attn", "start": "src"},
         "give is_causal=True if it is, else is_causal=False",
+    ),
+    "causal mask of an encoder and a decoder": (
+        {"model": WHOLE, "inputs": (STATES, STATES), "kwargs": {"src_mask": CAUSAL}}
+        | {"branches": r"encoder\.layers\.0\.self_attn", "start": "src"},
+        "give src_is_causal=True if it is, else src_is_causal=False",
     ),
     "linear attention": (
         {"model": Model(Linear)},
