@@ -272,6 +272,7 @@ def test_the_coarsest_dtype_that_holds_all_numbers(name):
     [
         ("float32", "bfloat16", None, "bfloat16"),
         ("float32", "float32", "float16", "float16"),
+        ("float32", "bfloat16", "float32", "bfloat16"),
         ("bfloat16", "float32", None, "float32"),
         ("float32", None, None, "float32"),
         ("float16", None, None, "float16"),

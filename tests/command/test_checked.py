@@ -276,7 +276,7 @@ def test_a_page_has_a_row_for_each_layer_and_a_section_for_each_checkpoint(monke
             "read": {"spiked": spiked, "spike_token": 3 + 0 * LOW},
         },
     )
-    second = make_check("b/other", seed=1)
+    second = make_check("b/other-0.5B", seed=1)
     rows, means = check.layer_rows(first), first.layer_means()
     assert [row.pop("layer") for row in rows] == [*"01234"]
     for layer, row in enumerate(rows):
@@ -285,14 +285,14 @@ def test_a_page_has_a_row_for_each_layer_and_a_section_for_each_checkpoint(monke
             for name, values in means.items()
         }
     page = check.render_page([first, second], "the command")
-    assert "<h1>Rank collapse in model, other</h1>" in page
+    assert "<h1>Rank collapse in model, other-0.5B</h1>" in page
     one_token = (
         "Layers whose residual ratio is of one token, full model: 2; largest entry at position 1, "
         "in 1 of 3 texts. Layers whose residual ratio is of one token, what attention reads: 2; "
         "largest entry at position 3, in 1 of 3 texts."
     )
     texts = "3 texts of 3 to 5 tokens: What they are."
-    introduction = f"a/model: {first.write_verdict()} {texts} {one_token} b/other: "
+    introduction = f"a/model: {first.write_verdict()} {texts} {one_token} b/other-0.5B: "
     assert introduction + f"{second.write_verdict()} {texts}</p>" in page
     assert '<h2 id="checkpoint">a/model</h2>' in page and '<h2 id="checkpoint-1">b/other' in page
     assert page.count("Massive activations") == 1  # the other has none

@@ -67,6 +67,7 @@ def test_a_failing_experiment_is_shown_and_the_exit_code_is_1(tmp_path, monkeypa
 
     def fail_commands(commands, jobs):
         assert list(commands) == ["run_path_counts", "run_path_chains"]  # in the report's order
+        assert all(f"--output_dir={tmp_path}/quick/{name}" in c for name, c in commands.items())
         pages.append(path.read_text())
         yield "run_path_counts", ProcessResult(2, "half way\nerror: no luck\n", 1.0, 1.0)
         pages.append(path.read_text())

@@ -118,3 +118,15 @@ def test_a_cpu_decomposes_one_matrix_at_a_time():
     text = jax.jit(on_jax.svdvals).lower(jnp.zeros((3, 4, 5))).as_text()
     calls = [line for line in text.splitlines() if "lapack_" in line]
     assert calls and not any("3x4x5" in line or "3x5x4" in line for line in calls)
+
+
+@pytest.mark.parametrize("shape", [(3, 5), (5, 3)])
+def test_the_second_decomposition_is_of_the_same_matrix(shape):
+    x = np.asarray(draws.normal(*shape))
+
+    def fail(x):
+        return jax.tree.map(lambda a: jnp.nan * a, PLAIN["svd"](x))
+
+    u, s, vt = jax.jit(on_jax.retry_unless_finite(fail, on_jax._decompose_transposed))(x)
+    np.testing.assert_allclose(u * np.asarray(s)[None] @ vt, x, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(s, np.linalg.svd(x, compute_uv=False), rtol=1e-5)

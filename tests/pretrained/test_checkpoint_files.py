@@ -211,3 +211,13 @@ def test_a_dtype_of_safetensors_that_is_not_read_is_named(tmp_path, dtype, end):
     message = f"tensor 'odd' has the unsupported dtype {dtype}{end}$"
     with pytest.raises(ValueError, match=message):
         open_weights(tmp_path)
+
+
+@with_torch
+@pytest.mark.parametrize("name", ["float32", "float16", "bfloat16", "float64", "int8", "int64"])
+def test_a_tensor_of_a_model_has_its_dtype(name):
+    import torch
+
+    stored = wrap_torch_tensors("a model", {"w": torch.arange(3).to(getattr(torch, name))})["w"]
+    array = stored.read(...)
+    assert stored.dtype == name and array.dtype == name

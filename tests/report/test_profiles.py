@@ -22,6 +22,8 @@ def test_profiles_are_drawn_over_each_other():
             np.testing.assert_allclose(line.get_ydata(), one["residual_ratio"], rtol=1e-6)
         assert [text.get_text() for text in ratio.get_legend().get_texts()] == labels
         assert len(cosine.get_lines()) == 1
+    cosine = rc.plot([q, q, p]).axes[1]  # the one curve has the colour of its profile
+    assert cosine.get_lines()[0].get_color() == figures.color(2)
     assert rc.plot(p).axes[0].get_legend() is None
 
 

@@ -231,3 +231,19 @@ def test_hidden_maps_are_maps_and_other_hidden_modules_pass_tokens_on():
     assert row.keys() == expected.keys(), watched
     for name in row:
         assert row[name] == pytest.approx(expected[name], rel=1e-4, abs=1e-6), name
+
+
+def test_scores_that_are_written_into_in_part_keep_their_products():
+    kept = []
+
+    def attend(q, k, v, mask):
+        scores = q @ k.mT * 8**-0.5
+        scores[:, :, :3].add_(q[:, :, :3] @ k.mT)
+        kept.append(scores.softmax(-1))
+        return kept[0] @ v
+
+    model = Stack(lambda self, x, mask: self.attentions[0](x), Attention(attend=attend))
+    row, watched = watch_step(model, X)
+    assert row["residual_ratio"] == pytest.approx([compute_ratio(X)], 1e-4), watched
+    entropy = compute_entropy(kept[0].detach())
+    assert row["attention_entropy"] == pytest.approx([entropy], 1e-4), watched.describe()

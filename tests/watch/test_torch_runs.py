@@ -253,3 +253,27 @@ def test_raw_tokens_of_layers_that_have_the_tokens_first(examples, count, is_mea
     if is_measured:
         expected = [ratio(*layer.kept.detach().transpose(0, 1)) for layer in model]
         assert row["residual_ratio"] == pytest.approx(expected, rel=1e-4)
+
+
+class ByHead(nn.Module):
+    """An attention with separate maps for each head."""
+
+    def __init__(self):
+        super().__init__()
+        self.q, self.k, self.v = (
+            nn.ModuleList(nn.Linear(D, 4) for _ in range(2)) for _ in range(3)
+        )
+
+    def forward(self, x):
+        rows = zip(self.q, self.k, self.v, strict=True)
+        return torch.cat([(q(x) @ k(x).mT / 2).softmax(-1) @ v(x) for q, k, v in rows], dim=-1)
+
+
+def test_gradients_are_of_the_maps_of_all_heads():
+    torch.manual_seed(0)
+    model = ByHead()
+    row = measure_row(model, X)
+    for name, maps in (("query", model.q), ("key", model.k), ("value", model.v)):
+        gradients = [p.grad.flatten() for linear in maps for p in linear.parameters()]
+        expected = pytest.approx([torch.cat(gradients).norm().item()], rel=1e-4)
+        assert row[f"{name}_gradient"] == expected

@@ -21,7 +21,12 @@ def test_circle_walks_step_by_step_on_the_two_halves():
     angle = 2 * np.pi / 1000
     turn = np.array([[np.cos(angle), np.sin(angle)], [-np.sin(angle), np.cos(angle)]])
     assert_close(data.labels, np.asarray(data.inputs) @ turn, atol=1e-6)
+    assert circle.make_examples(4).inputs.shape == (1, 2, 2)
     is_refused("num_points=3", circle.make_examples, 3)
+    # The first walks from point 0 to point 499, the second from there to point 998.
+    places = 2 * np.pi / 1000 * np.array([[0, 499], [499, 998]])
+    points = 0.3 * np.stack([np.cos(places), np.sin(places)], axis=-1)
+    assert_close(np.stack([data.inputs[0], data.labels[-1]]), points, atol=1e-6)
 
 
 def test_roll_out_feeds_back_the_output_or_its_sum():
