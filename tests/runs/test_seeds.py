@@ -77,6 +77,15 @@ def test_keys_come_to_the_host_as_keys():
     np.testing.assert_array_equal(jax.random.key_data(back), jax.random.key_data(keys))
 
 
+@pytest.mark.parametrize("at_once", [1, 2, 3, 4, 5, None])
+def test_groups_of_any_size_compute_each_seed_once(at_once):
+    """Groups that the seeds fill, and a smaller last one."""
+    mesh, values = seeds.seed_mesh(jax.devices()[:1]), jnp.arange(4.0)
+    call = seeds.run_seeds(lambda a, b: (10 * a, a + b), mesh, at_once=at_once)
+    tens, sums = call(values, 0.5)
+    assert tens.tolist() == [0, 10, 20, 30] and sums.tolist() == [0.5, 1.5, 2.5, 3.5]
+
+
 @needs_two
 def test_padding_repeats_the_last_seed_and_is_cut_off_again():
     tree = {"a": jnp.arange(6).reshape(3, 2)}
