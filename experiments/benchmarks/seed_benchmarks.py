@@ -302,7 +302,8 @@ def time_seeds(
                     float(np.median(ratios)),
                     None,
                 )
-            if crossover is None and best.get("vmap", np.inf) < best.get("map", np.inf):
+            # Where `map` was not timed, nothing is known.
+            if crossover is None and best.get("vmap", np.inf) < best.get("map", 0.0):
                 crossover = count
         figures[f"seeds from which vmap is faster than map, {name}"] = (
             float("inf") if crossover is None else crossover,

@@ -68,7 +68,7 @@ def execute(
     try:
         options = parse_flags(flag_values, arguments, positional)
         if multiprocessing.parent_process() is None:
-            _report_former_names(flag_values, arguments)
+            _report_former_names(arguments)
         if options.help:
             print(help_text(main, flag_values))
             return 0
@@ -99,11 +99,11 @@ def execute(
         return 2
 
 
-def _report_former_names(flag_values, arguments):
+def _report_former_names(arguments):
     """Reports on stderr the flags that were typed by a former name."""
-    typed = dict.fromkeys(argument.lstrip("-").partition("=")[0] for argument in arguments)
-    for former in typed:
-        if former in FORMER_NAMES and former in flag_values:
+    options = (argument for argument in arguments if argument.startswith("-"))
+    for former in dict.fromkeys(option.lstrip("-").partition("=")[0] for option in options):
+        if former in FORMER_NAMES:
             print_lines(f"--{former} is now called --{FORMER_NAMES[former]}", file=sys.stderr)
 
 

@@ -246,7 +246,7 @@ def check_value(name, flag):
         if not is_name or value.startswith("-") or len(value.encode()) > 200:
             raise ValueError(f"--run_name={value!r} is not a folder name")
     empty = not value.strip() if isinstance(value, str) else value == []
-    if flag.present and empty and not flag.boolean:  # --noNAME empties a choice
+    if flag.present and empty:
         raise ValueError(f"--{name} is empty: is a variable unset?")
 
 

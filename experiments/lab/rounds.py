@@ -111,7 +111,7 @@ def judge(num_draws: int, rows: Sequence[verdicts.Row], options: Flags) -> Round
     Raises:
         ValueError: No row belongs to a statement that gets an answer.
     """
-    is_registered = "seed" in options and options.seed == verdicts.PROTOCOL.first_seed
+    is_registered = options.seed == verdicts.PROTOCOL.first_seed
     judged, num_joint = {}, {}
     for key, group in verdicts.group_rows(rows).items():
         statement = verdicts.STATEMENTS[key]

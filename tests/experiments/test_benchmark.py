@@ -66,7 +66,8 @@ def test_pytorch_trains_the_same_network_by_a_loop_and_stacked(name):
 
 def test_a_figure_above_its_limit_is_exit_1(monkeypatch, capsys):
     def make_benchmark(limit):
-        return lambda options: Report([Timing("a", 0.0, [1.0])], {"size": (2.0, limit)})
+        figures = {"size": (2.0, limit), "share": (0.25, 9.0), "rate": (5.0, 2 * limit)}
+        return lambda options: Report([Timing("a", 0.0, [1.0])], figures)
 
     monkeypatch.setattr(
         benchmark, "BENCHMARKS", {"low": make_benchmark(1.0), "high": make_benchmark(3.0)}
@@ -76,7 +77,9 @@ def test_a_figure_above_its_limit_is_exit_1(monkeypatch, capsys):
     assert execute("--benchmark=high") == 0
     assert execute("--benchmark=high,low") == 1
     printed = capsys.readouterr().out
-    assert "low: size = 2, limit 1" in printed
+    assert printed.endswith(
+        "\nover the limit: low: size = 2, limit 1\nover the limit: low: rate = 5, limit 2\n"
+    )
     assert "\nlow, about 70 s of CPU with five rounds\n" in printed
     assert execute("--benchmark=middle") == 2
     assert "--benchmark=middle" in capsys.readouterr().err
@@ -108,6 +111,9 @@ def test_seeds_are_whole_numbers(capsys):
     for text in ("0", "-1", "1.5", "many", "3,,4"):
         assert cli.execute(benchmark.main, benchmark.FLAGS, [f"--num_seeds={text}"]) == 2
         assert "not a whole number of at least 1" in capsys.readouterr().err
+    options = SimpleNamespace(num_seeds=["²"], benchmark=[], tiny=False)
+    with pytest.raises(ValueError, match="--num_seeds=² is not a whole number of at least 1"):
+        list(benchmark.list_benchmarks(options))
 
 
 def test_the_loss_of_pytorch_is_that_of_the_recipe():
@@ -161,6 +167,12 @@ def test_the_machine_is_described_before_what_it_measures(monkeypatch, capsys, t
     assert machine.pop("load") >= 0 and machine == expected
     printed = capsys.readouterr().out.splitlines()[0].split(", ")
     assert {f"{name} {value}" for name, value in expected.items()} <= {*printed}
+    monkeypatch.chdir(tmp_path)  # a file without a folder is one of this folder
+    arguments[1] = "--json=here.jsonl"
+    monkeypatch.delattr(benchmark.os, "getloadavg")  # as on Windows
+    assert cli.execute(benchmark.main, benchmark.FLAGS, arguments) == 0
+    machine = json.loads((tmp_path / "here.jsonl").read_text())["machine"]
+    assert machine == expected | {"load": None}
 
 
 def test_each_number_of_seeds_is_a_benchmark_of_those_that_train_seeds(monkeypatch):

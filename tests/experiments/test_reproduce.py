@@ -5,6 +5,7 @@ import importlib
 import importlib.metadata
 import importlib.util
 import re
+from pathlib import Path
 
 import pytest
 
@@ -13,6 +14,14 @@ from experiments.lab import cli
 from experiments.lab.experiment import describe_experiment
 from experiments.reproducing import running, sections
 from experiments.reproducing.running import ProcessResult
+from experiments.verdicts import (
+    STATEMENTS,
+    Section,
+    answer_lines,
+    answer_statements,
+    count_line,
+    make_row,
+)
 from tests.support.folders import REPOSITORY
 
 
@@ -116,3 +125,83 @@ def test_what_is_refused_before_anything_runs(flags, message, tmp_path, monkeypa
     assert cli.execute(reproduce.main, reproduce.FLAGS, arguments) == 2
     error = capsys.readouterr().err
     assert message.format(tmp_path) in error and error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "place"),
+    [
+        ([], "results/reproduce"),
+        (["--run_name=a"], "results/reproduce/a"),
+        (["--output_dir=out", "--run_name=a", "--preset=reported"], "out/a"),
+    ],
+)
+@pytest.mark.parametrize("further", [[], ["--verdicts", "--markdown", "--docs=pages"]])
+def test_what_came_out_is_printed_and_answers_and_pages_where_they_are_asked_for(
+    arguments, place, further, tmp_path, monkeypatch, capsys
+):
+    """Experiments whose data are not there are left out, unless --only names them."""
+    monkeypatch.chdir(tmp_path)
+    rows = [make_row("falls", "here", [-1.0] * 8)]
+    made = [
+        Section("run_a", "First", "", "python", finding="It fell.", claims=rows),
+        Section("run_b", "Second", "", "python"),
+        Section("run_c", "Third", "", "python", finding="It rose."),
+    ]
+    calls = []
+
+    def run_experiments(names, options, parent, show):
+        calls.append((names, options.preset, parent))
+        show(made)
+        return made
+
+    def write_markdown(parent, preset, docs):
+        calls.append((parent, preset, docs))
+        return docs / "results.md"
+
+    monkeypatch.setattr(reproduce, "run_experiments", run_experiments)
+    monkeypatch.setattr(reproduce, "write_markdown", write_markdown)
+    assert cli.execute(reproduce.main, reproduce.FLAGS, [*arguments, *further]) == 0
+    preset = "reported" if "--preset=reported" in arguments else "quick"
+    lacking = ["run_lens", "run_trained", "run_sinks", "run_lipschitz"]
+    names = [name for name in reproduce.EXPERIMENTS if name not in lacking]
+    pages = [(Path(place, preset), preset, Path("pages"))] if further else []
+    assert calls == [(names, preset, Path(place, preset)), *pages]
+    assert "It fell." in Path(place, "report.html").read_text()
+    printed = capsys.readouterr()
+    lines = printed.out.splitlines()
+    assert {line.split()[1] for line in lines if line.startswith("skipped")} == {*lacking}
+    assert "run_lens needs the folder trained: " in printed.out and printed.err == ""
+    answers = answer_statements(STATEMENTS, rows, preset == "reported")
+    ended = lines[
+        lines.index(f"report, written anew whenever an experiment ends: {place}/report.html") + 1 :
+    ]
+    assert ended[0].startswith("3 of 3 experiments done in 00:0")
+    assert ended[1:] == [
+        *("", "What came out:", "  First: It fell.", "  Third: It rose.", ""),
+        *(answer_lines(answers[0]).splitlines() if further else []),
+        count_line(answers),
+        f"report: {place}/report.html (--verdicts prints the answers)",
+        *(["written to pages/results.md"] if further else []),
+    ]
+
+
+def test_without_statements_and_findings_there_are_counts_alone(tmp_path, monkeypatch, capsys):
+    """An experiment that is named runs, whether its data are there or not."""
+    monkeypatch.chdir(tmp_path)
+    asked = []
+
+    def run_experiments(names, options, parent, show):
+        asked.extend(names)
+        return [
+            Section(name, name, "", "python", error="no" * (i == 1)) for i, name in enumerate(names)
+        ]
+
+    monkeypatch.setattr(reproduce, "run_experiments", run_experiments)
+    arguments = ["--only=run_path_counts,run_lens", "--verdicts"]
+    assert cli.execute(reproduce.main, reproduce.FLAGS, arguments) == 1
+    assert asked == ["run_lens", "run_path_counts"]  # in the report's order
+    printed = capsys.readouterr()
+    _, ended, place = printed.out.splitlines()
+    assert ended.startswith("1 of 2 experiments done in 00:0")
+    assert place == "report: results/reproduce/report.html"
+    assert printed.err == "failed: run_path_counts\n"

@@ -104,6 +104,15 @@ def test_the_shown_point_is_the_farthest_on_the_wrong_side(relation, place):
     assert run_theorems.find_shown(nothing) == 3
     zero = Curve("b", [0, 1], [0.0, 10.0], [0.5, 12.0], "=")
     assert run_theorems.find_shown(zero) == 0
+    below = Curve("c", [0, 1], [-10.0, -1.0], [-12.0, -1.5], relation)
+    assert run_theorems.find_shown(below) == (relation != "≤")
+
+
+def test_the_quick_size_leaves_out_what_takes_long():
+    (flag,) = run_theorems.EXPERIMENT.presets["quick"]
+    names = flag.removeprefix("--theorems=").split(",")
+    assert {*run_theorems.LONG} <= {*run_theorems.THEOREMS}
+    assert {*names} == {*run_theorems.THEOREMS} - {*run_theorems.LONG}
 
 
 def test_curves_and_draws_are_of_the_seed_and_in_float64(monkeypatch, tmp_path):

@@ -53,7 +53,8 @@ def test_a_folder_that_is_not_there_is_a_mistake(tmp_path, capsys):
         assert f"{name} is not a folder" in capsys.readouterr().err
 
 
-def test_a_folder_that_is_made_is_said_with_its_size(tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize("has_site", [True, False])
+def test_a_folder_that_is_made_is_said_with_its_size(has_site, tmp_path, monkeypatch, capsys):
     """One package is made, one is not installed, one cannot be read: the exit code is 0."""
 
     def make(weights, folder):
@@ -61,7 +62,7 @@ def test_a_folder_that_is_made_is_said_with_its_size(tmp_path, monkeypatch, caps
         (folder / "model.safetensors").write_bytes(bytes(2_600_000))
 
     def find(package, site):
-        assert site == str(tmp_path)
+        assert site == (str(tmp_path) if has_site else None)
         if package.requirement == "broken==1":
             raise ValueError("no\nluck")
         return None if package.requirement == "absent==1" else tmp_path
@@ -73,7 +74,7 @@ def test_a_folder_that_is_made_is_said_with_its_size(tmp_path, monkeypatch, caps
         {n: packages.Package(text, "MIT", "w", "", make) for n, text in requirements.items()},
     )
     monkeypatch.setattr(trained_weights, "find_weights", find)
-    flags = [f"--site={tmp_path}", f"--folder={tmp_path / 'made'}"]
+    flags = [f"--site={tmp_path}"] * has_site + [f"--folder={tmp_path / 'made'}"]
     assert cli.execute(trained_weights.main, trained_weights.FLAGS, flags) == 0
     assert capsys.readouterr().out.splitlines() == [
         f"a: made==1, MIT, 3 MB in {tmp_path / 'made' / 'a'}",

@@ -108,3 +108,47 @@ def test_the_pages_have_a_place_for_the_numbers():
     for name, kind in (("accelerators", "accelerator"), ("benchmarks", "cpu")):
         text = (REPOSITORY / f"docs/{name}.md").read_text("utf-8")
         assert text.count(f"<!-- measured: {kind} -->\n") == 1
+
+
+def test_runs_without_a_table_or_with_words_in_it_are_compared_by_their_numbers(tmp_path):
+    """A run need not have both files; arrays of other shapes are refused."""
+    cpu, device = tmp_path / "cpu", tmp_path / "device"
+    for folder, scale in ((cpu, 1.0), (device, 1.5)):
+        folder.mkdir()
+        np.savez(folder / "arrays.npz", x=scale * np.arange(3), zero=np.zeros(2))
+    assert device_pages.compare_runs("x", device, cpu) == ("x", 2, 1, "x", 0.5)
+    np.savez(device / "arrays.npz", x=np.arange(3.0), zero=np.array([0.0, 1e-9]))
+    assert device_pages.compare_runs("x", device, cpu) == ("x", 2, 1, "zero", np.inf)
+    np.savez(device / "arrays.npz", x=np.arange(4.0), zero=np.zeros(2))
+    with pytest.raises(
+        ValueError, match=r"^x: x has shape \(4,\) in .*device and \(3,\) in .*cpu$"
+    ):
+        device_pages.compare_runs("x", device, cpu)
+    for folder, value in ((cpu, -4), (device, -5)):
+        (folder / "arrays.npz").unlink()
+        (folder / "results.csv").write_text(f"a,word,b\n1,u,{value}\n2,v,2\n")
+    expected = ("x", 2, 1, "results.csv: b", 0.25)
+    assert device_pages.compare_runs("x", device, cpu) == expected
+
+
+@pytest.mark.parametrize(
+    ("value", "written"),
+    [
+        *((None, ""), (0.012345, "0.0123"), (99.96, "100"), (100.4, "100"), (5981.2, "5,981")),
+        *((-5981.2, "-5,981"), (-2.5, "-2.5"), (999999.0, "999,999"), (1e6, "1e+06")),
+    ],
+)
+def test_a_number_has_three_digits_and_no_exponent_below_a_million(value, written):
+    assert device_pages.write_number(value) == written
+
+
+def test_the_driver_is_that_of_the_first_step_that_names_one_and_figures_may_be_none(tmp_path):
+    (tmp_path / "benchmarks.md").write_text("<!-- measured: cpu -->\n<!-- end -->\n")
+    steps = [{"step": "a"}, {"step": "b", "driver": ""}]
+    steps += [{"step": name, "driver": f"driver {name}"} for name in "cd"]
+    for listed, name in ((steps, "cpu cpu x 2 (driver c)"), (steps[:2], "cpu cpu x 2")):
+        line = make_line("products", "cpu cpu x 2", figures={"CPU ms, vmapped": 3.0})
+        device_pages.write_pages(tmp_path, [line, *listed], [])
+        text = (tmp_path / "benchmarks.md").read_text()
+        assert f"Measured on 2030-01-02: {name}, 16 cores" in text
+        assert "| products | |" not in text and text.count("\n|---") == 1

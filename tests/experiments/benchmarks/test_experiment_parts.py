@@ -41,6 +41,8 @@ def test_events_are_summed_by_kind():
     assert parts == Parts(8.0, 0.75, 3.0, 2)
     line = experiment_parts.describe_parts("run_sort", parts)
     assert line == "run_sort: 8.0 s of CPU, 3.0 s to compile 2 programs, 0.8 s to trace them"
+    line = experiment_parts.describe_parts("run_sort", parts._replace(programs=1))
+    assert "to compile 1 program, 0.8 s to trace" in line
     sums = experiment_parts.sum_parts({"a": parts, "b": Parts(2.0, 0.25, 0.0, 1)})
     assert sums == {
         "CPU s of all": (10.0, None),

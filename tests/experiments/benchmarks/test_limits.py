@@ -26,6 +26,8 @@ def test_flops_of_products_are_those_of_the_formula():
     assert count(larger, x, w) == product  # of the branch with most operations, not most products
     looped = lambda x, w: jax.lax.while_loop(lambda a: a[0, 0] < 9, lambda a: a + 1, x) @ w  # noqa: E731
     assert count(looped, x, w) == product
+    several = lambda a, b: jnp.einsum("abc,abd->cd", a, b)  # noqa: E731
+    assert count(several, jnp.ones((2, 3, 4)), jnp.ones((2, 3, 5))) == 2 * (4 * 5) * (2 * 3)
     batch = jnp.ones((6, 3, 4))
     assert count(jax.vmap(lambda a: a @ w), batch) == 6 * product
     mesh = seed_mesh()

@@ -2,6 +2,7 @@
 
 from types import SimpleNamespace
 
+import jax
 import numpy as np
 import pytest
 
@@ -80,3 +81,105 @@ def test_each_step_of_the_sorting_network_reads_the_next_rows(monkeypatch):
         state, scalars = step(state, {}, index)
         read.append(scalars["loss"])
     assert read == [[10, 11, 12], [13, 14, 15], [16, 10, 11], [12, 13, 14]] and state[0] == 4
+
+
+@pytest.mark.parametrize("is_on_host", [True, False])
+def test_figures_of_seeds_follow_from_the_rounds_of_all_ways(is_on_host, monkeypatch, capsys):
+    """Seconds are per seed and step; vmap is faster than map from the first such number on."""
+    asked = []
+
+    def time_ways(ways, name, count, num_steps, rounds, case, arguments):
+        asked.append((ways, name, count, num_steps, rounds, arguments))
+        per_seed = {"sweep": 3.0, "vmap": 8.0 / count, "map": 1.5, "one by one": 2.0}
+        measured = {}
+        for way in ways:
+            seconds = per_seed.get(way, 9.0) * count
+            timing = seed_benchmarks.Timing(f"{case}, {way}", 1.0)
+            measured[way] = timing, [2 * seconds, seconds, seconds], [3 * seconds] * 3
+        return measured
+
+    numbers = {"mlp": ((2, 4, 8, 128), 5), "sort": ((2,), 10)}
+    for name, stub in (
+        ("seed_mesh", lambda: "mesh"),
+        ("is_on_cpu", lambda mesh: is_on_host),
+        ("LargeProduct", lambda mesh: SimpleNamespace(measure_rate=lambda: 40.0)),
+        ("make_network", lambda name, **arguments: (name, name)),
+        ("train_one", lambda init, step, num_steps, key: key),
+        ("count_flops", lambda program: 60.0),
+        ("_time_ways", time_ways),
+        ("ACCELERATOR_SEEDS", (1, 128)),
+    ):
+        monkeypatch.setattr(seed_benchmarks, name, stub)
+    options = SimpleNamespace(rounds=3)
+    network = {"arguments": ["--depth=1"], "batch_size": 2}
+    report = seed_benchmarks.time_seeds(options, numbers, **network)
+    counts = {name: size[0] if is_on_host else (1, 128) for name, size in numbers.items()}
+    most = {} if is_on_host else {"map": 64, "one by one": 16, "processes": 0}
+    ways = {
+        count: [way for way in seed_benchmarks.WAYS if count <= most.get(way, count)]
+        for count in {n for numbers in counts.values() for n in numbers}
+    }
+    given = {"mlp": {"batch_size": 2}, "sort": {"arguments": ["--depth=1"]}}
+    assert asked == [
+        (ways[count], name, count, numbers[name][1], 3, given[name])
+        for name in numbers
+        for count in counts[name]
+    ]
+    assert ways[128] == ([*seed_benchmarks.WAYS] if is_on_host else ["sweep", "vmap"])
+    figures = {name: value for name, (value, _) in report.figures.items()}
+    crossover = {"mlp": 8, "sort": np.inf} if is_on_host else {"mlp": np.inf, "sort": np.inf}
+    for name, (_, num_steps) in numbers.items():
+        assert figures[f"seeds from which vmap is faster than map, {name}"] == crossover[name]
+        for count in counts[name]:
+            case = f"{name}, {count} seeds"
+            by_hand = "vmap" if count > 5 else "map"
+            fastest = min(8.0 / count, 1.5 if "map" in ways[count] else np.inf)
+            ratio = 3.0 / fastest
+            start = f"sweep over {by_hand} by hand"
+            for kind in ("wall", "CPU"):
+                name_of = f"{start}, {kind} time of a round, {case}"
+                assert figures[name_of] == pytest.approx(ratio)
+            share = 60.0 / num_steps / (fastest / num_steps) / 40.0
+            name_of = f"share of the large product's rate, {case}, the fastest way"
+            assert figures[name_of] == pytest.approx(share)
+            assert figures[f"CPU ms, {case}, sweep"] == pytest.approx(9e3 / num_steps)
+    assert not any("CPU ms" in name and "processes" in name for name in figures)
+    timing = report.timings[0]
+    assert timing.name == f"mlp, {counts['mlp'][0]} seeds, sweep"
+    assert timing.seconds == pytest.approx([6.0 / 5, 3.0 / 5, 3.0 / 5])
+    assert f"{timing.name}: 600 ms per seed and step" in capsys.readouterr().out
+    asked.clear()
+    seed_benchmarks.time_seeds(options, numbers, (3, 7), **network)
+    assert [(name, count) for _, name, count, *_ in asked] == [
+        (name, count) for name in numbers for count in (3, 7)
+    ]
+
+
+def test_a_way_that_does_not_fit_into_memory_is_left_out(monkeypatch, capsys):
+    """Another error of XLA is not hidden; every other round goes in reverse order."""
+    errors, order = {"vmap": "RESOURCE_EXHAUSTED: 9 GB"}, []
+
+    def make_way(way, name, count, num_steps, **arguments):
+        assert (name, count, num_steps, arguments) == ("mlp", 3, 5, {"batch_size": 2})
+        if way in errors:
+            raise jax.errors.JaxRuntimeError(errors[way])
+
+        def call():
+            order.append(way)
+            return "losses", 2.5 if way == "processes" else None
+
+        return call
+
+    monkeypatch.setattr(seed_benchmarks, "make_way", make_way)
+    ways = ["sweep", "vmap", "map", "processes"]
+    time = lambda: seed_benchmarks._time_ways(  # noqa: E731
+        ways, "mlp", 3, 5, 2, "mlp, 3 seeds", {"batch_size": 2}
+    )
+    measured = time()
+    assert [*measured] == ["sweep", "map", "processes"]
+    assert measured["processes"][1] == [2.5, 2.5] and 0 <= min(measured["map"][1]) < 2
+    assert order == 2 * ["sweep", "map", "processes"] + ["processes", "map", "sweep"]
+    assert "mlp, 3 seeds, vmap: does not fit into memory" in capsys.readouterr().out
+    errors["map"] = "INTERNAL: a bug"
+    with pytest.raises(jax.errors.JaxRuntimeError, match="a bug"):
+        time()

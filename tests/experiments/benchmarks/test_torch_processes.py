@@ -4,9 +4,12 @@ import io
 import pickle
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
-from experiments.benchmarks import torch_processes
+from experiments.benchmarks import torch_processes, training_benchmarks
+from rank_collapse.training import Hyper
+from rank_collapse.training.tasks.examples import Examples
 
 
 @pytest.mark.parametrize(
@@ -21,7 +24,10 @@ def test_ways_of_pytorch_fill_the_cores(cores, ways):
     listed = torch_processes.list_ways(cores, 6)
     assert [(way.processes, way.threads, way.stacked) for way in listed] == ways
     assert all(way.processes * way.threads <= cores for way in listed)
-    assert [way.stacked for way in torch_processes.list_ways(16, 6, "gpu")] == [0, 0, 6]
+    for count, processes in ((16, 4), (4, 4), (3, 3)):  # as many as share a GPU, or as the cores
+        listed = torch_processes.list_ways(count, 6, "gpu")
+        sizes = [(way.processes, way.threads, way.stacked) for way in listed]
+        assert sizes == [(1, 1, 0), (processes, 1, 0), (1, 1, 6)]
 
 
 def test_a_way_is_named_by_its_processes_threads_and_seeds():
@@ -91,3 +97,32 @@ def test_a_process_of_pytorch_that_fails_ends_the_benchmark(capfd):
     with processes, pytest.raises(RuntimeError, match=r"1 process of 1 thread failed|has ended"):
         processes.measure(way, 1)
     assert "Error" in capfd.readouterr().err
+
+
+def test_pytorch_that_is_not_installed_is_one_line(monkeypatch):
+    monkeypatch.setattr(torch_processes.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ValueError, match="needs PyTorch, which is not installed: pip install"):
+        torch_processes.Processes(None, 1)
+
+
+@pytest.mark.parametrize(("platform", "device"), [("gpu", "cuda"), ("cpu", "cpu")])
+def test_a_task_is_plain_values_of_the_recipe(platform, device):
+    """Labels that are numbers stay, classes are whole numbers; a mask is there where texts end."""
+    recipe, _, batch_size = training_benchmarks.make_case("sort", training_benchmarks.TINY)
+    assert batch_size == recipe.batch_size == 4  # of the flags
+    hyper = Hyper(learning_rate=1e-3, dropout=0.1, weight_decay=0.25)
+    inputs = np.arange(6).reshape(2, 3)
+    for labels, mask in (
+        (np.array([[1, 2, 0], [2, 0, 1]], np.int8), None),
+        (np.array([[0.5, 1.5, 2.5]] * 2, np.float32), np.array([[True, True, False]] * 2)),
+    ):
+        examples = Examples(inputs, labels, mask)
+        task = torch_processes.describe_task(recipe, examples, hyper, platform)
+        expected = [inputs, labels, *([] if mask is None else [mask])]
+        for array, wanted in zip(task.arrays, expected, strict=True):
+            np.testing.assert_array_equal(array, wanted)
+        assert task.arrays[1].dtype == (int if mask is None else np.float32)
+        assert task.device == device and (task.batch_size, task.dropout) == (4, 0.1)
+        assert (task.learning_rate, task.weight_decay) == (1e-3, 0.25)
+        assert (task.config.depth, task.config.num_heads, task.config.d_model) == (1, 2, 8)
+        assert task.config.embedding.vocab_size == recipe.num_outputs == task.num_outputs

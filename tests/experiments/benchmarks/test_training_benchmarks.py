@@ -147,6 +147,15 @@ def test_figures_of_training_follow_from_the_times_of_all_rounds(monkeypatch, ca
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].endswith("first epoch 5.0 s, with compiling")
     assert lines[1].endswith("0.25 s, 2 s, 2.5 s, 1.5 s a seed and step") and len(lines) == 4
+    # PyTorch is timed where it is asked for, and where it has this network.
+    measured.clear()
+    for name, flags in (("sort", ()), ("translation", ("--baseline=torch",))):
+        monkeypatch.setitem(training_benchmarks.SEEDS, name, 4)  # by default
+        epochs, rates = iter([3.0, 24.0]), iter([10.0])
+        alone = training_benchmarks.time_training(name, parse_two_rounds(*flags, "--rounds=1"))
+        assert [timing.name for timing in alone.timings] == ["ours, 4 seeds on 1 devices"]
+        assert alone.timings[0].seconds == [1.5] and not measured
+        assert [*alone.figures] == [*report.figures][:4]
 
 
 def test_lengths_of_the_random_texts_are_those_of_rte():

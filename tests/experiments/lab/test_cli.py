@@ -122,7 +122,7 @@ def test_a_bug_is_not_taken_for_a_users_mistake():
         run(lambda o: 1 / 0)
 
 
-def test_ctrl_c_is_one_line_and_exit_130(capsys):
+def test_ctrl_c_is_one_line_and_exit_130(capsys, monkeypatch):
     def interrupt(_):
         raise KeyboardInterrupt
 
@@ -131,6 +131,9 @@ def test_ctrl_c_is_one_line_and_exit_130(capsys):
     # A command that keeps nothing promises nothing.
     assert cli.execute(interrupt, cli.bare_flags(), []) == 130
     assert capsys.readouterr().err == "\ninterrupted\n"
+    monkeypatch.setattr(cli.multiprocessing, "parent_process", object)
+    assert run(interrupt) == 130
+    assert capsys.readouterr().err == ""  # the parent of a worker says it
 
 
 def test_a_reader_that_goes_away_is_not_success():
@@ -256,6 +259,8 @@ def test_a_former_name_is_reported_once_and_not_by_workers(parent, monkeypatch, 
     assert cli.execute(lambda options: None, run_collapse.FLAGS, arguments) == 0
     line = "--text_file is now called --text\n"
     assert capsys.readouterr().err == ("" if parent else line)
+    assert cli.execute(lambda options: None, run_collapse.FLAGS, ["--run_name", "text_file"]) == 0
+    assert capsys.readouterr().err == ""  # the name of the run
 
 
 def test_an_interrupt_says_what_to_type(capsys):
@@ -307,3 +312,31 @@ def test_a_closed_pipe_ends_with_the_code_of_its_signal(monkeypatch):
         assert run(fail) == 128 + signal.SIGPIPE
     assert opened == [(os.devnull, os.O_WRONLY)] * 2
     assert closed == [(77, 101), (77, 102)]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "names", "extra"),
+    [
+        (["a"], ["a"], None),
+        (["a", "--depth=2", "b"], ["a", "b"], None),
+        (["--names=a,b"], ["a", "b"], None),
+        (["--names=a", "b", "c"], None, "b"),  # the flag has its value already
+        ([], ["all"], None),
+    ],
+)
+def test_values_may_stand_alone_where_a_flag_takes_them(arguments, names, extra):
+    values = cli.make_flags("standing")
+    values.define("integer", "depth", 3, "Layers.")
+    values.define("list", "names", ["all"], "Names.")
+    if extra is None:
+        assert cli.parse_flags(values, arguments, "names").names == names
+    else:
+        with pytest.raises(ValueError, match=f"unexpected argument '{extra}'"):
+            cli.parse_flags(values, arguments, "names")
+
+
+def test_the_longest_name_of_a_run_has_200_bytes():
+    name = "é" * 100
+    assert cli.parse_flags(FLAGS, [f"--run_name={name}"]).run_name == name
+    with pytest.raises(ValueError, match="is not a folder name"):
+        cli.parse_flags(FLAGS, [f"--run_name={name}e"])

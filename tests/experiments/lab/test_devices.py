@@ -1,6 +1,9 @@
 """Devices of a process: how many JAX starts with, where programs are stored, what is refused."""
 
+from types import SimpleNamespace
+
 import jax
+import platformdirs
 import pytest
 
 from experiments.lab import devices
@@ -48,3 +51,22 @@ def test_a_platform_that_does_not_exist_is_named(error, updates, monkeypatch):
     monkeypatch.setenv("JAX_PLATFORMS", "gpu9")
     with pytest.raises(ValueError, match=r"JAX_PLATFORMS='gpu9': (Unknown|it is not installed)"):
         devices.start_devices()
+
+
+@pytest.mark.parametrize("folder", [None, "programs"])
+def test_programs_are_stored_in_the_folder_of_the_user_unless_another_is_set(
+    folder, updates, monkeypatch
+):
+    config = SimpleNamespace(jax_compilation_cache_dir=folder, update=updates.__setitem__)
+    monkeypatch.setattr(devices.jax, "config", config)
+    devices.start_devices()
+    stored = updates.get("jax_compilation_cache_dir")
+    assert stored == (None if folder else str(platformdirs.user_cache_path("rank_collapse")))
+
+
+def test_cores_are_those_of_the_process_where_the_system_says(monkeypatch):
+    monkeypatch.setattr(devices.os, "cpu_count", lambda: 7)
+    monkeypatch.setattr(devices.os, "sched_getaffinity", lambda process: {0, 3}, raising=False)
+    assert devices.count_cores() == 2
+    monkeypatch.delattr(devices.os, "sched_getaffinity")  # as on macOS
+    assert devices.count_cores() == 7

@@ -281,3 +281,18 @@ def test_a_chunk_of_another_size_compiles_nothing(caplog):
     drawn = jax.random.key_data(chunk.keys)
     np.testing.assert_array_equal(drawn, jax.random.key_data(KEYS)[np.array([1, 3, *[0] * 5])])
     assert chunk.floats.tolist() == [0.5, 0.5, *[2.0] * 5]
+
+
+def test_chunks_are_no_larger_than_the_seeds_that_are_missing(tmp_path):
+    with RunFolder(tmp_path, {}) as run, Executor(parse_options(), run) as executor:
+        (chunk,) = executor.chunks(CELLS, most=64)
+    assert len(chunk.keys) == len(chunk.seeds) == 10
+
+
+def test_a_program_takes_chunks_of_several_sizes():
+    with Executor(parse_options(), FakeRun()) as executor:
+        program = Mapped(scale_bits, executor.mesh, Progress(0, ""))
+        for size in (2, 4):
+            chunk = make_chunk(CELLS, KEYS, [("low", seed) for seed in range(size)], size)
+            bits = program(chunk)["of"]["bits"]
+            np.testing.assert_array_equal(bits, [jax.random.bits(key, (2,)) for key in KEYS[:size]])

@@ -9,6 +9,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from experiments.lab import cli, experiment
+from experiments.lab.flags import Mode
 from experiments.lab.run import open_folder, open_run
 from experiments.verdicts.rows import mean_row
 from experiments.verdicts.statement_page import Comparison
@@ -109,8 +110,8 @@ class Doubled:
         def compute():
             self.note("measure")
             self.computed.append(factor)
-            if factor == 7:
-                raise ValueError("seven cannot be measured")
+            if factor % 7 == 0:
+                raise ValueError(f"{factor} cannot be measured")
             return {"values": factor * np.arange(1.0, 1 + options.num_seeds)}
 
         return folder.cached("all", compute)
@@ -196,9 +197,33 @@ def test_seeds_are_an_axis_already(name, tmp_path):
 def test_a_point_that_cannot_be_measured_is_named_and_the_others_are_shown(tmp_path, capsys):
     doubled = Doubled()
     assert doubled.run(tmp_path, "--factor=7,2", "--jobs=1") == 1
-    assert capsys.readouterr().err == "factor 7: seven cannot be measured\n"
+    assert capsys.readouterr().err == "factor 7: 7 cannot be measured\n"
     assert {row["factor"] for row in rows(tmp_path)} == {"2"}
     assert doubled.run(tmp_path / "b", "--factor=7,7", "--jobs=1") == 2
+    capsys.readouterr()
+    assert doubled.run(tmp_path / "c", "--factor=7,14", "--jobs=1") == 2
+    reasons = "factor 7: 7 cannot be measured; factor 14: 14 cannot be measured"
+    assert capsys.readouterr().err == f"error: {reasons}\n"
+
+
+def test_a_worker_measures_its_group_alone_and_shows_nothing(tmp_path, capsys):
+    doubled, shown = Doubled(), []
+
+    def main(options):
+        options.mode = Mode(worker_group=1)
+        run = doubled.main(options)
+        shown.append((run.points, run.rows, run.claims))
+        return run
+
+    arguments = ["--factor=2,3,5", f"--output_dir={tmp_path}"]
+    assert cli.execute(main, doubled.FLAGS, arguments) == 0
+    assert doubled.computed == [3] and shown == [([], [], [])]
+    assert capsys.readouterr().out == ""
+    assert {path.name for path in tmp_path.iterdir()} == {"config.json", "arrays.npz", ".lock"}
+    with np.load(tmp_path / "arrays.npz") as saved:
+        assert {name: saved[name].tolist() for name in saved.files} == {
+            "factor=3/all/values": [3.0, 6.0, 9.0]
+        }
 
 
 def test_what_the_flags_do_not_say_determines_the_folder_too(tmp_path, capsys):

@@ -4,16 +4,20 @@ A mistake is a line that says what is wrong, exit 2, and no folder.
 """
 
 import importlib
+import json
 import re
 import shlex
+import sys
+from types import SimpleNamespace
 
 import pytest
 
 from experiments import reproduce, run_collapse, run_convex_hull, run_memorization, run_sort
 from experiments.lab import cli, list_points, shared_flags
 from experiments.lab.experiment import describe_experiment
-from experiments.lab.flags import default_run_name, make_config
+from experiments.lab.flags import command_line, default_run_name, make_config, read_flags
 from experiments.run_trainability import FLAGS as TRAINABILITY
+from rank_collapse.runs.files import RunError
 from tests.support.folders import REPOSITORY
 from tests.support.runs import check_mistake
 
@@ -199,8 +203,8 @@ def test_a_published_command_asks_for_what_ours_does(module):
     names = {n: module.FLAGS[n].name for n in module.FLAGS}
     ours = [f"--{names[a[2:]]}" if names.get(a[2:]) else a for a in arguments]
     configs, runs = [], []
-    for command_line in (arguments, ours):
-        options = cli.parse_flags(module.FLAGS, command_line)
+    for typed in (arguments, ours):
+        options = cli.parse_flags(module.FLAGS, typed)
         configs.append(make_config(options))
         runs.append(default_run_name(options))
     assert arguments != ours and configs[0] == configs[1] and runs[0] == runs[1]
@@ -334,3 +338,35 @@ def test_points_that_differ_in_a_number_share_a_program(name):
         assert len(points[0].group) == (2 if groups[flag_name] == [0, 0] else 1)
     apart = {flag_name for flag_name, numbers in groups.items() if numbers != [0, 0]}
     assert apart == COMPILED_IN.get(name, set())
+
+
+def write_config(folder, **config):
+    (folder / "config.json").write_text(json.dumps({"config": config, "execution": {}}))
+
+
+def test_flags_of_a_folder_are_read_as_they_were(tmp_path):
+    """A value that is empty is the default; several values are one list, or an axis."""
+    values = cli.make_flags("kept", num_seeds=2, shows="value")
+    values.define("integer", "depth", 3, "Layers.")
+    values.define("list", "names", [], "Names.")
+    values.define("list", "scales", ["1"], "Scales.")
+    values.define("string", "text", None, "Text.")
+    axes = {"depth": ["4", "6"]}
+    write_config(tmp_path, names=[], scales=["2", "3"], text=None, depth=4, gone=5, axes=axes)
+    options = read_flags(values, tmp_path, {"num_seeds": 7})
+    assert (options.names, options.scales, options.text) == ([], ["2", "3"], None)
+    assert (options.depth, options.axes, options.num_seeds) == (4, axes, 7)
+    for damage in ({"depth": "x"}, {"depth": 2**40}, {"axes": 5}):
+        write_config(tmp_path, **damage)
+        with pytest.raises(RunError, match=r"config\.json"):
+            read_flags(values, tmp_path, {})
+
+
+@pytest.mark.parametrize(
+    ("spec", "program"),
+    [(SimpleNamespace(name="experiments.run_sort"), "-m experiments.run_sort"), (None, "sort.py")],
+)
+def test_the_command_is_kept_without_paths_of_the_machine(spec, program, monkeypatch):
+    monkeypatch.setitem(sys.modules, "__main__", SimpleNamespace(__spec__=spec))
+    monkeypatch.setattr(sys, "argv", ["/a/path/sort.py", "--depth=2", "--run_name=a b"])
+    assert command_line() == f"python {program} --depth=2 '--run_name=a b'"

@@ -278,6 +278,7 @@ def test_checkpoints_resume_and_are_dropped_at_the_end(tmp_path):
     with RunFolder(tmp_path, CONFIG) as run:
         assert run.restore_checkpoint(state) is None
         run.save_checkpoint(10, state)
+        earlier = (tmp_path / "checkpoints" / "10.npz").read_bytes()
         run.save_checkpoint(20, state | {"w": state["w"] + 1})
         step, back = run.restore_checkpoint(state)
         assert step == 20 and back["n"] == 7
@@ -289,6 +290,8 @@ def test_checkpoints_resume_and_are_dropped_at_the_end(tmp_path):
             state | {"w": jnp.zeros(5)},
             error=RunError,
         )
+        (tmp_path / "checkpoints" / "9.npz").write_bytes(earlier)  # the crash before it is deleted
+        assert run.restore_checkpoint(state)[0] == 20
         run.finish({})
         assert not (tmp_path / "checkpoints").exists()
 

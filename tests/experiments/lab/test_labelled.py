@@ -220,6 +220,8 @@ def test_a_column_over_the_axes_is_of_the_rows_that_it_names():
         assert line.get_xdata().tolist() == [2, 8]
         assert line.get_ydata().tolist() == [7 + tied, 13 + tied]
     assert (ax.get_xlabel(), ax.get_ylabel()) == ("depth", "size")
+    (ax,) = labelled.plot_axes(rows, ("depth",), "size,layer=0,tied=b").axes
+    assert [line.get_ydata().tolist() for line in ax.lines] == [[1007.0, 1013.0]]
     # "last" is the last value of the table
     (ax,) = labelled.plot_axes(rows[-2:], ("depth",), "size,layer=last").axes
     assert [line.get_ydata().tolist() for line in ax.lines] == [[1112.0]]

@@ -165,7 +165,8 @@ def begun(monkeypatch):
         for number in reversed(work):  # the last ends first
             folder = work[number][3]
             (folder / "metrics").mkdir(parents=True)
-            (folder / f"metrics/{number}.jsonl").write_text(f"lines {number}")
+            for name in (f"{number}.jsonl", f"{number} more.jsonl"):
+                (folder / "metrics" / name).write_text(f"lines {number}")
             future = futures.Future()
             future.set_result(({f"arrays {number}": number}, [f"machine {number}"]))
             yield number, future
@@ -212,7 +213,8 @@ def test_groups_that_are_missing_are_measured_side_by_side(
         expected += [[f"machine {number}"], {f"arrays {number}": number}]
     assert run.calls == [*expected, "flushed"]
     lines = {path.name: path.read_text() for path in (tmp_path / "metrics").iterdir()}
-    assert lines == {f"{number}.jsonl": f"lines {number}" for number in missing}
+    names = {f"{number}{more}.jsonl": number for number in missing for more in ("", " more")}
+    assert lines == {name: f"lines {number}" for name, number in names.items()}
 
 
 @pytest.mark.parametrize(
@@ -245,11 +247,18 @@ def test_an_accelerator_has_one_worker_and_a_point_alone_no_scheduler(
     pool.measure_side_by_side(Flags(axes={}, scheduler="tcp://here"), POINTS[:1], Run(tmp_path))
     message = "--scheduler=tcp://here is not used: a single point is measured here\n"
     assert begun == [] and capsys.readouterr().err.endswith(message)
+    monkeypatch.setattr(pool.devices, "has_accelerator", lambda: False)
+    monkeypatch.setattr(pool.multiprocessing, "parent_process", object)
+    pool.measure_side_by_side(Flags(), POINTS, Run(tmp_path))
+    assert begun == []  # a worker of `reproduce` starts no others
 
 
-@pytest.mark.parametrize("fails", [False, True])
-def test_a_worker_measures_one_group_in_its_own_folder(fails, tmp_path, monkeypatch):
-    """A mistake is said by the parent, which finds no arrays of the group."""
+@pytest.mark.parametrize(("fails", "in_thread"), [(False, False), (True, False), (False, True)])
+def test_a_worker_measures_one_group_in_its_own_folder(fails, in_thread, tmp_path, monkeypatch):
+    """A mistake is said by the parent, which finds no arrays of the group.
+
+    A worker of Dask is a thread: it shares its devices, signals and stderr with others.
+    """
     measured, started = [], []
 
     def main(options):
@@ -277,10 +286,13 @@ def test_a_worker_measures_one_group_in_its_own_folder(fails, tmp_path, monkeypa
     monkeypatch.setattr(pool.devices, "start_devices", started.append)
     stream = io.StringIO()
     arguments = ["--depth=5", "--output_dir=elsewhere", "--run_name=a", "--overwrite"]
-    with contextlib.redirect_stderr(stream):
-        arrays, environments = pool.measure_points("experiments.run_x", arguments, folder, 2, 7)
-    assert measured == [(5, str(folder), None, False, 2, 7)] and started == [2]
-    assert stream.getvalue() == ""
+    arguments = ("experiments.run_x", arguments, folder, 2, 7)
+    with contextlib.redirect_stderr(stream), futures.ThreadPoolExecutor(1) as threads:
+        work = pool.measure_points, *arguments
+        arrays, environments = threads.submit(*work).result() if in_thread else work[0](*work[1:])
+    assert measured == [(5, str(folder), None, False, 2, 7)]
+    assert started == ([] if in_thread else [2])
+    assert stream.getvalue() == ("a line of progress\n" if in_thread else "")
     if fails:
         assert (arrays, environments) == ({}, [])
     else:
@@ -301,3 +313,48 @@ def test_the_resource_tracker_starts_without_warnings(earlier, monkeypatch):
     silent = "ignore:resource_tracker:UserWarning"
     assert seen == [silent if earlier is None else f"error,{silent}"]
     assert os.environ.get("PYTHONWARNINGS") == earlier
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (None, None),
+        (TimeoutError("no answer in 10 s"), "no answer in 10 s"),
+        (futures.CancelledError(), "the scheduler or its workers were lost"),
+        (ValueError("bad address"), "bad address"),
+    ],
+)
+def test_the_workers_of_a_scheduler_are_used_and_its_loss_is_said(error, reason, monkeypatch):
+    calls = []
+
+    class Client(contextlib.nullcontext):
+        def __init__(self, address, timeout):
+            super().__init__(self)
+            calls.append((address, timeout))
+
+        def get_executor(self, pure):
+            calls.append(pure)
+            if error:
+                raise error
+            return "its workers"
+
+    monkeypatch.setitem(sys.modules, "distributed", SimpleNamespace(Client=Client))
+    expected = contextlib.nullcontext()
+    if error:
+        expected = pytest.raises(RunError, match=f"^--scheduler=tcp://here: {reason}$")
+    with expected, pool.start_workers(2, "tcp://here") as workers:
+        assert workers == "its workers"
+    assert calls == [("tcp://here", 10), False]
+
+
+@pytest.mark.parametrize("is_stopped", [False, True])
+def test_workers_are_ended_before_they_are_waited_for_once_a_signal_came(is_stopped, monkeypatch):
+    events = []
+    process = SimpleNamespace(terminate=lambda: events.append("ended"))
+    workers = SimpleNamespace(shutdown=lambda cancel_futures: events.append(cancel_futures))
+    monkeypatch.setattr(pool.futures, "ProcessPoolExecutor", lambda *arguments: workers)
+    monkeypatch.setattr(pool.multiprocessing, "active_children", lambda: [process, process])
+    monkeypatch.setattr(pool.progress, "stop_requested", lambda: is_stopped)
+    with pool.start_workers(2):
+        pass
+    assert events == [*["ended"] * (2 * is_stopped), True]

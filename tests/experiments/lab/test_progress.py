@@ -109,13 +109,14 @@ def test_plain_progress_is_lines_with_values_and_remaining_time(capsys):
     logged = []
     with Progress(4, "train", log=logged.append, interval=0.0) as progress:
         progress.skip(1)
-        progress.advance(1, loss=0.25)
+        progress.advance(1, loss=0.25, share=0.123456)
         with progress.time_activity("compiling"):
             pass
         progress.reach(4)
     lines = capsys.readouterr().err.splitlines()
     assert all(line.startswith("train: ") for line in lines)
-    assert lines[0].startswith("train: 2/4, loss=0.25, ") and lines[0].endswith(" left")
+    assert lines[0].startswith("train: 2/4, loss=0.25, share=0.1235, ")
+    assert lines[0].endswith(" left")
     assert "compiling took " in lines[1] and lines[-1].startswith("train: 4/4, ")
     assert {*lines} == {*logged}
 
@@ -126,11 +127,20 @@ def test_a_terminal_gets_a_bar_that_is_redrawn(monkeypatch):
             return True
 
     monkeypatch.setattr(sys, "stderr", Terminal())
-    with Progress(2, "train") as progress:
+    details = []
+    with Progress(2, "train", details=lambda: ", ".join(details)) as progress:
         progress.advance(1, loss=1.0)
+        progress._report()  # as its thread does
+        assert "loss=1" in sys.stderr.getvalue().split("\r")[-1]
+        details.append("worker 1: epoch 3")
+        progress._report()
+        assert "worker 1: epoch 3" in sys.stderr.getvalue().split("\r")[-1]
         progress.advance(1, loss=0.5)
     output = sys.stderr.getvalue()
     assert output.count("\r") > 1 and output.count("\n") == 1 and "loss=0.5" in output
+    with Progress(2, "train") as progress:
+        progress.say("a remark")
+    assert "train: a remark\n" in sys.stderr.getvalue()
 
 
 def list_reports():
@@ -169,9 +179,14 @@ def send_signals(monkeypatch):
     return send
 
 
-def test_the_reader_of_signals_closes_its_pipe(send_signals):
+@pytest.mark.parametrize("parent", [None, object()])
+def test_the_reader_of_signals_closes_its_pipe(parent, send_signals, monkeypatch, capfd):
+    """It says what happens, unless it is a worker, whose parent does."""
+    monkeypatch.setattr(progress.multiprocessing, "parent_process", lambda: parent)
     reader = send_signals(signal.SIGTERM)
     progress._read_signals(reader)
+    line = "\nstopping at the next step; again to stop at once\n"
+    assert capfd.readouterr().err == ("" if parent else line)
     assert progress._signals_received == [signal.SIGTERM] and progress._signal_read.is_set()
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(reader)
@@ -191,3 +206,31 @@ def test_a_second_signal_kills_the_workers_before_the_process_ends(send_signals,
         progress._read_signals(reader)
     os.close(reader)
     assert ended == [0, 1, 128 + signal.SIGTERM]
+
+
+def test_a_signal_that_is_ignored_stays_ignored():
+    """As SIGHUP in nohup."""
+    earlier = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with progress.handle_signals():
+            assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+            assert callable(signal.getsignal(signal.SIGTERM))
+        assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, earlier)
+
+
+def test_the_first_signal_gives_the_exit_code(monkeypatch):
+    monkeypatch.setattr(progress, "_signals_received", [signal.SIGTERM, signal.SIGINT])
+    with pytest.raises(progress.Stopped) as stopped:
+        progress.raise_if_stopped()
+    assert stopped.value.code == 128 + signal.SIGTERM
+
+
+def test_the_activity_of_a_run_is_the_end_of_its_log(tmp_path):
+    log = tmp_path / "log.txt"
+    log.write_bytes(b"")
+    assert progress.read_activity(tmp_path) == "starting"
+    lines = [f"2026-11-29 01:02:03 training: {i:04}/2000" for i in range(200)]
+    log.write_text("\n".join(lines) + "\n")  # of 8 kB
+    assert progress.read_activity(tmp_path) == "training: 0199/2000"

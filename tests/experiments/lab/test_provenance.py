@@ -7,6 +7,7 @@ import subprocess
 
 import jax
 import numpy as np
+import pytest
 
 from experiments.lab import provenance
 from experiments.lab.folder import RunFolder
@@ -97,3 +98,30 @@ def test_new_environments_are_each_listed_once_and_what_is_none_is_not():
     assert provenance.find_new([later, other], [here]) == [other]
     assert provenance.list_environments({"environment": None, "later": [None, here]}) == [here]
     assert provenance.list_environments({}) == []
+
+
+@pytest.mark.parametrize(
+    ("content", "name"),
+    [
+        ("model name\t: Fast: 3 GHz\ncores\t: 2\n\nmodel name\t: Slow\n", "Fast: 3 GHz"),
+        ("Processor\t: another\n", "arm64"),  # as on ARM
+        (None, "arm64"),  # as on macOS
+    ],
+)
+def test_a_processor_is_named_as_far_as_the_system_says(content, name, tmp_path, monkeypatch):
+    path = tmp_path / "cpuinfo"
+    if content is not None:
+        path.write_text(content)
+    monkeypatch.setattr(provenance, "Path", {"/proc/cpuinfo": path}.__getitem__)
+    monkeypatch.setattr(provenance.platform, "machine", lambda: "arm64")
+    monkeypatch.setattr(provenance.os, "cpu_count", lambda: 3)
+    assert provenance.processor_name() == f"{name}, 3 cores"
+
+
+@pytest.mark.parametrize("error", [FileNotFoundError(), subprocess.TimeoutExpired("git", 10)])
+def test_without_git_there_is_no_revision(error, monkeypatch):
+    def refuse(*arguments, **options):
+        raise error
+
+    monkeypatch.setattr(provenance.subprocess, "run", refuse)
+    assert provenance.git_revision() is None

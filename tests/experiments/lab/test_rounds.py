@@ -2,6 +2,7 @@
 
 import os
 import re
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -87,6 +88,18 @@ def test_on_registered_seeds_rows_of_other_runs_count():
     assert len(joint.list_open()) == 1 and joint.draws_left() == 3
     other = rounds.judge(8, [make_row("circle mlp", "elsewhere", [-6.0] * 8)], make_options())
     assert other.num_joint == {"circle mlp": 1}
+    rows = [*rows, make_row("circle mlp", "elsewhere", [-6.0] * 8)]
+    other = rounds.judge(8, rows, make_options(f"--seed={seed}"))
+    assert other.num_joint == {"circle mlp": 2}  # not only registered rows
+
+
+def test_rows_that_are_no_draws_of_a_statement_are_not_judged():
+    """Findings have no answer, and a test of what is claimed is never decided."""
+    keys = ("falls", "curves", "chains")
+    assert STATEMENTS["curves"].tests_claim and STATEMENTS["chains"].claimed is None
+    rows = [make_row("falls", "here", [-1.0] * 8)]
+    rows += [replace(rows[0], key=key) for key in keys[1:]]
+    assert rounds.judge(8, rows, make_options()).num_joint == {"falls": 1}
 
 
 def test_rows_that_use_some_seeds_need_more_of_all():
@@ -94,6 +107,8 @@ def test_rows_that_use_some_seeds_need_more_of_all():
     rows = [make_row("circle skip", "here", [0.0, 0.0])]
     state = rounds.judge(8, rows, make_options())
     assert state.draws_left() == 6 * 8 / 2
+    rows = [make_row("circle skip", "here", [0.0] * 3)]
+    assert rounds.judge(8, rows, make_options()).draws_left() == 13  # 5 · 8/3
 
 
 @pytest.fixture(scope="module")

@@ -24,6 +24,7 @@ FLAGS.define("float", "skip_gain", 1.0, "Gain.")
         (["--depth", "2-4"], "--depth=2,3,4"),
         (["--depth=[2,3]"], "--depth=2,3"),
         (["--depth=[2..4]"], "--depth=2,3,4"),
+        (["--depth=[2]"], "--depth=2"),
         (["--depth=2,[3"], "--depth=2,3"),
         (["--depth={2;3}"], "--depth=2,3"),
         (["--skip_gain=(0, .5)"], "--skip_gain=0,.5"),

@@ -26,6 +26,7 @@ def test_ids_are_ranks_of_first_appearance_and_a_longer_excerpt_begins_alike():
     ids, vocabulary = token_ids("a b, a c", 10)
     assert ids.tolist() == [0, 1, 2, 0, 3] and vocabulary == ["a", "b", ",", "c"]
     assert token_ids("a b, a c", 3)[0].tolist() == [0, 1, 2]
+    assert token_ids("a b, a c", 2)[0].tolist() == [0, 1]
 
 
 @pytest.mark.parametrize("content", ["", "word", "  \n"])
@@ -34,6 +35,8 @@ def test_fewer_than_two_tokens_are_refused(content):
         (lambda: token_ids(content, 10), "fewer than 2"),
         (lambda: token_ids("many words here", 1), "fewer than 2"),
     )
+    with pytest.raises(ValueError, match=r"^0 tokens are fewer than 2"):
+        token_ids("many words here", -1)
 
 
 def test_an_empty_text_is_refused(tmp_path):
@@ -69,4 +72,14 @@ def test_join():
         "a b c d e",
         "f g h i j",
     ]
+    # Two special tokens are in each text, and once in the joined one.
+    words = ["a", "b", "c", "d", "e", "f"]
+    assert join_texts(words, word_lengths, 5, 9) == ["a b c", "d e f"]
+    assert join_texts(words, word_lengths, 3, 2) == ["a", "b"]
     is_refused("fewer than 99 tokens", join_texts, TEXTS, word_lengths, 99, 9)
+
+
+def test_a_limit_may_be_reached():
+    batch = encode_texts(["a b", "c"], word_lengths, max_tokens=4, num_positions=4)
+    assert batch.ids.shape == (2, 4)
+    assert encode_texts(["a b"], word_lengths, max_tokens=1).ids.tolist() == [[2]]

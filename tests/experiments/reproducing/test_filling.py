@@ -47,6 +47,7 @@ NUMBERS = read_numbers(
         ),
         ("{accuracy|range|.1f}, {log; rate: no norm, scale 1|range|.0f}", "1.0 to 1.0, −1 to 3"),
         ("{no row|.2f}, {log|low|.2f}, {empty|.2f}", "–, –, –"),
+        ("{log|low|}", "–"),
         ("{log; no row|range|.2f}, {log; empty|range|.2f}, {log; empty|range|}", "–, –, –"),
         ("{low|.1e}, {low|.0f}", "1.2e6, 1234567"),
         ("{change}", "−0.002 (−0.016 to 0.011)"),

@@ -98,6 +98,13 @@ def test_an_experiment_of_several_runs_is_one_section(tmp_path, monkeypatch, cap
         tmp_path / "reported", "reported", tmp_path / "docs"
     ).read_text()
     assert "run_path_counts" in text and f"## {experiment.title}\n" not in text
+    with monkeypatch.context() as patch:
+        patch.setattr(results_page, "list_experiments", lambda: ["run_path_counts"])
+        pages = [
+            results_page.write_markdown(tmp_path / preset, preset, tmp_path / "docs").read_text()
+            for preset in sections.PRESETS
+        ]
+    assert "Not run" not in pages[0] and "Not run: run_path_counts.\n" in pages[1]
     (tmp_path / "quick/run_path_counts/few/summary.json").write_text("[]")
     records = [
         sections.RunRecord(tmp_path / "quick/run_path_counts" / run, "python", "", run)
@@ -167,9 +174,23 @@ def test_a_page_has_one_result_and_one_table():
     assert filled == new + page
 
 
-@pytest.mark.parametrize("content", ["[]", "{", "{}", '{"environment": []}'])
+def test_pages_that_there_are_are_filled(tmp_path):
+    page = "**Result.** old\n\n<!-- filled -->\nold\n<!-- end -->\n"
+    for name in ("a.md", "c.md"):
+        (tmp_path / name).write_text(page)
+    texts = {name: Texts(f"new {name}", "| 1 |") for name in ("a.md", "b.md", "c.md")}
+    assert results_page.fill_pages(tmp_path, texts) == {
+        name: page.replace("** old", f"** new {name}").replace("\nold", "\n| 1 |").encode()
+        for name in ("a.md", "c.md")
+    }
+
+
+@pytest.mark.parametrize("content", ["[]", "{", "{}", '{"environment": []}', "config"])
 def test_a_damaged_config_of_a_run_is_named(content, tmp_path):
-    (tmp_path / "run_sort").mkdir()
-    (tmp_path / "run_sort" / "config.json").write_text(content)
+    write_config(tmp_path / "run_sort")
+    path = tmp_path / "run_sort" / "config.json"
+    if content == "config":
+        content = json.dumps(json.loads(path.read_text()) | {"config": []})
+    path.write_text(content)
     with pytest.raises(RunError, match=r"run_sort/config\.json cannot be read .*not a run folder"):
         results_page.describe_run(tmp_path, "run_sort")

@@ -4,6 +4,7 @@ import contextlib
 import importlib
 import importlib.metadata
 import importlib.util
+import itertools
 import json
 import os
 import sys
@@ -43,7 +44,9 @@ def test_what_a_signal_ends_is_counted(monkeypatch):
         cancelled, failed = futures.Future(), futures.Future()
         cancelled.cancel()
         failed.set_exception(ValueError("a bug"))
-        begun |= {cancelled: "cancelled", failed: "failed"}
+        at_work = futures.Future()  # whose result would be waited for
+        at_work.exception = lambda: pytest.fail("waits")
+        begun |= {cancelled: "cancelled", failed: "failed", at_work: "at work"}
         futures.wait([first, second])
         yield begun.pop(first), first
         raise progress.Stopped(143)
@@ -76,6 +79,23 @@ def test_a_process_that_died_is_an_error_and_one_that_a_signal_ended_is_none(sig
     lines = [(name, result.code, result.output) for name, result in ended]
     expected = [(name, 1, "its process was ended (out of memory?)") for name in "ab"]
     assert lines == ([] if signals else expected)
+
+
+def test_each_command_runs_once(monkeypatch):
+    begun = []
+
+    def run_binary(name, *flags):
+        begun.append(name)
+        return ProcessResult(0, " ".join(flags), 1.0, 1.0)
+
+    monkeypatch.setattr(progress, "_signals_received", [])
+    monkeypatch.setattr(running, "run_binary", run_binary)
+    monkeypatch.setattr(running.pool, "start_workers", futures.ThreadPoolExecutor)
+    commands = {name: (f"run_{name}", f"--name={name}", "--seed=1") for name in "abcd"}
+    results = itertools.islice(running.run_commands(commands, 2), 9)
+    ended = {name: result.output for name, result in results}
+    assert sorted(begun) == ["run_a", "run_b", "run_c", "run_d"]
+    assert ended == {name: f"--name={name} --seed=1" for name in "abcd"}
 
 
 def test_nothing_begins_after_a_signal(monkeypatch):
@@ -206,7 +226,7 @@ def test_runs_have_the_flags_of_the_preset_and_sections_come_in_order(
 
 def test_flags_of_all_runs_and_runs_that_a_signal_ended(tmp_path, monkeypatch):
     """A run that was stopped has no section: it will be resumed."""
-    asked = {}
+    asked, further = {}, {"run_sort": {"run_sort/b": ["--num_seeds=4"]}}
 
     def run_commands(commands, jobs):
         asked.update(commands)
@@ -215,7 +235,11 @@ def test_flags_of_all_runs_and_runs_that_a_signal_ended(tmp_path, monkeypatch):
         yield "run_transformer", ProcessResult(0, "", 1.0, 1.0)
 
     monkeypatch.setattr(running, "run_commands", run_commands)
-    monkeypatch.setattr(running, "list_runs", lambda name, preset: {name: ["--num_seeds=4"]})
+    monkeypatch.setattr(
+        running,
+        "list_runs",
+        lambda name, preset: {name: ["--num_seeds=4"]} | further.get(name, {}),
+    )
     monkeypatch.setattr(running, "until_decided", lambda name, flags: [f"--until={name}", *flags])
     monkeypatch.setattr(running, "make_section", lambda name, records: Section(name, "", "", ""))
     options = SimpleNamespace(
@@ -223,10 +247,11 @@ def test_flags_of_all_runs_and_runs_that_a_signal_ended(tmp_path, monkeypatch):
     )
     sections = running.run_experiments(NAMES, options, tmp_path, lambda sections: None)
     assert [section.name for section in sections] == ["run_transformer"]
-    for name in NAMES:
-        place = f"--output_dir={tmp_path / name}"
+    for run in (*NAMES, "run_sort/b"):
+        name = run.partition("/")[0]
+        place = f"--output_dir={tmp_path / run}"
         flags = [f"--until={name}", "--num_seeds=4", place, "--overwrite", "--num_devices=2"]
-        assert asked[name] == [f"experiments.{name}", *flags]
+        assert asked[run] == [f"experiments.{name}", *flags]
     times = (tmp_path / "times.json").read_text()
     assert "run_transformer" in times and "run_sort" not in times
 
@@ -248,8 +273,9 @@ def test_the_machine_is_that_of_the_newest_run(tmp_path):
     assert running.describe_machine(tmp_path) == (
         "Made second on cpu (2 devices), Python 3.12, jax 1, numpy 2, git none."
     )
-    (tmp_path / "a" / "config.json").write_text("{}")
-    assert running.describe_machine(tmp_path) == ""
+    for damaged in ("{}", "{", '{"environment": 5}', '{"environment": {"versions": []}}'):
+        (tmp_path / "a" / "config.json").write_text(damaged)
+        assert running.describe_machine(tmp_path) == ""
 
 
 @pytest.mark.parametrize(("count", "is_done"), [(1, True), (3, False)])

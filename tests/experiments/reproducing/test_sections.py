@@ -1,12 +1,20 @@
-"""Times of runs that were damaged or interrupted."""
+"""Sections of several runs; times of runs that were damaged or interrupted."""
+
+from types import SimpleNamespace
 
 import pytest
 
 from experiments.reproducing import sections
 from experiments.reproducing.running import ProcessResult
+from experiments.verdicts import Comparison, mean_row
+
+DAMAGED = (
+    *("", "[]", '{"run_sort": 3}'),
+    *('{"run_sort": {"seconds": "x"}}', '{"run_sort": {"seconds": null}}'),
+)
 
 
-@pytest.mark.parametrize("content", ["", "[]", '{"run_sort": 3}', '{"run_sort": {"seconds": "x"}}'])
+@pytest.mark.parametrize("content", DAMAGED)
 def test_damaged_times_are_not_known(content, tmp_path):
     """All experiments ran, and then there was no report."""
     (tmp_path / "times.json").write_text(content)
@@ -22,6 +30,10 @@ def test_the_time_of_an_interrupted_run_is_that_of_its_parts(tmp_path):
         sections.save_time(tmp_path, "run_sort", ProcessResult(143, "", 3.0, 3.0), 1, resumed)
     times = {"seconds": 6.0, "cpu_seconds": 6.0, "jobs": 1, "at_least": 0}
     assert sections.read_times(tmp_path)["run_sort"] == times
+    for jobs, resumed, most in ((3, True, 3), (2, True, 3), (2, False, 2)):
+        result = ProcessResult(0, "", 1.0, 1.0)
+        sections.save_time(tmp_path, "run_sort", result, jobs, resumed)
+        assert sections.read_times(tmp_path)["run_sort"]["jobs"] == most
     sections.save_time(tmp_path, "run_width", ProcessResult(0, "", 3.0, 3.0), 1, resumed=True)
     assert sections.read_times(tmp_path)["run_width"]["at_least"] == 1
 
@@ -43,3 +55,46 @@ def test_the_result_of_a_page_has_links_from_one_folder_higher(text, result, tmp
         (tmp_path / "experiments").mkdir()
         (tmp_path / "experiments" / "sort.md").write_text(text, "utf-8")
     assert sections.read_result("sort") == result
+
+
+def test_a_section_joins_the_runs_of_its_experiment(tmp_path, monkeypatch):
+    """The first finding counts; figures are in the order of the experiment's."""
+    figures = {"curves": "Curves.", "paths": "Paths.", "absent": "None."}
+    module = SimpleNamespace(
+        EXPERIMENT=SimpleNamespace(title="Sorting", claim="It sorts.", figures=figures)
+    )
+    findings = {"a": None, "b": ("paths", "The second."), "c": ("curves", "The third.")}
+    runs = {}
+    for name, finding in findings.items():
+        folder = tmp_path / name / "figures"
+        folder.mkdir(parents=True)
+        for figure in ("paths", "curves"):
+            (folder / f"{figure}.png").write_bytes(f"{figure} of {name}".encode())
+        runs[tmp_path / name] = SimpleNamespace(
+            finding=finding,
+            claims=[mean_row("rate", name, [1.0])],
+            comparisons=[Comparison("rate", 2.0, 3.0)],
+        )
+    monkeypatch.setattr(sections, "describe_experiment", lambda name: module.EXPERIMENT)
+    monkeypatch.setattr(sections, "import_experiment", lambda name: module)
+    monkeypatch.setattr(sections, "read_run", lambda experiment, folder: runs[folder])
+    monkeypatch.setattr(sections, "read_result", lambda name: f"Result of {name}.")
+    records = [
+        sections.RunRecord(tmp_path / name, f"python {name}", f"1 s of {name}.", f"run {name}")
+        for name in findings
+    ]
+    broken = sections.RunRecord(tmp_path / "d", "python d", "2 s.", "", 2, "much\nerror: no luck")
+    section = sections.make_section("run_sort", [*records, broken])
+    assert (section.name, section.title, section.claim) == ("run_sort", "Sorting", "It sorts.")
+    assert (section.finding, section.picture) == ("The second.", b"paths of b")
+    assert section.came_out == "Result of run_sort."
+    assert section.figures == [
+        (f"{figure} of {name}".encode(), f"run {name}: {figures[figure]}")
+        for name in findings
+        for figure in ("curves", "paths")
+    ]
+    assert [row.setting for row in section.claims] == ["a", "b", "c"]
+    assert [c.quantity for c in section.comparisons] == [f"run {name}: rate" for name in "abc"]
+    assert section.command == "python a\npython b\npython c\npython d"
+    assert section.details == "run a: 1 s of a. run b: 1 s of b. run c: 1 s of c. 2 s."
+    assert section.error == "RunError: exit code 2\nmuch\nerror: no luck"

@@ -56,6 +56,15 @@ def test_fresh_seeds_are_said_to_be_fresh():
     changed = second | {"commit": f"{'c3' * 20}-dirty"}
     text = statements_page.describe_origin([*rows, changed])
     assert text.startswith("The run with the registered seeds is still to come")
+    joined = second | {"commit": f"{'c3' * 20} and {'a1' * 20}"}  # of a run with two commits
+    text = statements_page.describe_origin([*rows, joined])
+    assert "the commits a1a1a1a1, b2b2b2b2, c3c3c3c3, all with" in text
+    for others in ([second | {"commit": ""}], []):
+        text = statements_page.describe_origin([*(others and rows), *others])
+        assert text.startswith("The run with the registered seeds is still to come")
+        assert text.endswith("from commits: b2b2b2b2, unknown." if others else "commits: none.")
+    texts_alone = [origin | {"first_seed": ""}]
+    assert "still to come" in statements_page.describe_origin(texts_alone)
     stale = statements_page.describe_origin([*rows, origin | {"first_seed": "1000"}])
     assert stale.startswith("The run with the registered seeds is still to come")
 
@@ -92,14 +101,14 @@ def test_the_protocol_names_the_level_at_which_statements_are_judged(monkeypatch
         assert f"At most {60 * error:.1f} of these answers" in sentence
 
 
-def render_lines(rows, monkeypatch, **fields):
-    """Renders the lines of one statement with the answer "open", or of a test without an answer."""
+def render_lines(rows, monkeypatch, answer="open", **fields):
+    """Renders the lines of one statement with an answer, or of a test without one."""
     statement = Statement("Section 1", "It is so.", "x", experiments=("run_sort",), **fields)
     monkeypatch.setattr(statements_page, "STATEMENTS", {"key": statement})
     monkeypatch.setattr(statements_page, "PAGE_TEXT", "{tested}{checked}")
     for name in ("count_sentence", "describe_origin"):
         monkeypatch.setattr(statements_page, name, lambda _: "")
-    monkeypatch.setattr(statements_page, "answer_rows", lambda _: {"key": "open"})
+    monkeypatch.setattr(statements_page, "answer_rows", lambda _: {"key": answer})
     columns = {"statement": "key", "note": "", "estimate": "", "verdict": "within", "draws": "8"}
     return statements_page.render_page([columns | row for row in rows])
 
@@ -118,6 +127,21 @@ def test_an_open_statement_has_the_draws_of_its_open_rows(monkeypatch):
         "| **open after 16 to 64** 1/1/2, 1 not measured | **key** (Section 1) It is so. "
         "| 8 to 128 | x: ≤ 0 or ≥ 1 |\n"
     )
+
+
+@pytest.mark.parametrize(
+    ("answer", "cells"),
+    [
+        ("holds", "| **holds** 2/0/0 | **key** (Section 1) It is so. | 8 to 64 |"),
+        ("not run", "| **not run** | **key** (Section 1) It is so. |  |"),
+    ],
+)
+def test_a_statement_that_is_decided_has_its_counts_and_one_that_was_not_run_none(
+    answer, cells, monkeypatch
+):
+    rows = [{"draws": draws, "verdict": "within"} for draws in ("64", "8")]
+    line = render_lines(rows, monkeypatch, answer, claimed=(0.0, 1.0))
+    assert line == f"{cells} x: ≤ 0 or ≥ 1 |\n"
 
 
 @pytest.mark.parametrize(

@@ -42,8 +42,12 @@ def test_a_line_has_name_time_and_a_number_beside_the_published_one():
         line = terminal.describe_number(make_section(comparisons=[theory]))
         assert line == f"order: 3 ({written})"
     row = mean_row("loops grow", "16 loops", [0.25, 0.35])
-    number = terminal.describe_number(make_section(claims=[row]))
+    other_rows = mean_row("loops grow", "8 loops", [None]), mean_row("rate", "later", [7.0])
+    number = terminal.describe_number(make_section(claims=[other_rows[0], row, other_rows[1]]))
     assert number.endswith(", 16 loops: 0.3")
+    assert terminal.describe_number(make_section(claims=other_rows[:1])) == "it has no number"
+    line = terminal.describe_number(make_section(comparisons=[comparisons[3], comparisons[0]]))
+    assert line == "error: 1e-15 (published 0)"
     assert terminal.describe_number(make_section()) == "it has no number"
 
 
@@ -108,14 +112,14 @@ def test_what_runs_is_the_last_line_of_its_log(tmp_path):
 
 def test_lines_are_whole_where_nobody_watches(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(terminal.progress, "SILENCE", 0.0)
-    with terminal.Screen({"run_sort": 1.0}, 1, tmp_path) as screen:
+    with terminal.Screen(dict.fromkeys(("run_sort", "run_width", "c"), 1.0), 2, tmp_path) as screen:
         screen.say("x" * 300)
         screen._draw()
     printed = capsys.readouterr()
     assert printed.out == "x" * 300 + "\n"
     line = printed.err.splitlines()[0]
-    assert line.startswith("  0 of 1 runs in 00:00, about 00:0")
-    assert line.endswith("left; run_sort: starting")
+    assert line.startswith("  0 of 3 runs in 00:00, about 00:0")
+    assert line.endswith("left; run_sort: starting; run_width: starting")
 
 
 def test_after_a_line_there_is_a_silence_of_its_own(tmp_path, monkeypatch, capsys):

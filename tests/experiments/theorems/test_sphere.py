@@ -18,6 +18,7 @@ def test_equiangular_flow_has_the_field_report_s_numbers():
     expected = [0.3626, 0.8163, 0.9705, 0.9959, 0.9994, 0.9999]
     flow = sphere.equiangular_flow(np.arange(1, 7), 8, 1.0)
     assert_close(flow, expected, atol=6e-5)
+    assert_close(sphere.equiangular_flow(np.array([2, 5]), 8, 1.0), flow[[1, 4]])
     small = sphere.pass_equiangular(1.0, 0.1, n=8, depth=60)  # layers of a = 0.1, by the same NumPy
     assert_close(small[:4], [0.3336, 0.7803, 0.9598, 0.9938], atol=6e-5)
 

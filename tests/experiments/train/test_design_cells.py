@@ -1,5 +1,6 @@
 """Designs that are trained: who fails, and what a guess reaches."""
 
+import contextlib
 from types import SimpleNamespace
 
 import jax
@@ -7,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from scipy import stats
 
-from experiments.lab import Chunk
+from experiments.lab import Chunk, RunFolder, cli, list_points
 from experiments.train import design_cells
 from rank_collapse.training import Hyper
 from rank_collapse.training.models import Model
@@ -154,3 +155,62 @@ def test_cells_of_one_program_are_trained_together_with_their_own_gains(monkeypa
         *(f"model of {runs}", f"data of {runs}", "laid out hyper", "laid out keys"),
         2,
     )
+
+
+def test_cells_that_share_a_program_are_trained_together_and_each_has_its_results(
+    tmp_path, monkeypatch
+):
+    """The rate and the warm-up are numbers of a run; the depth, Admin and the batch are not."""
+    flags = ["--num_seeds=3", "--num_devices=1", "--d_model=8", "--num_tokens=4", "--num_labels=2"]
+    (options,) = list_points(cli.parse_flags(design_cells.make_flags(()), flags))
+    make = design_cells.Cell
+    cells = [
+        make(2, "post", 1e-3, 0, 4),
+        make(2, "admin", 1e-3, 0, 4),
+        make(2, "post", 1e-2, 5, 4),
+        make(2, "post", 1e-3, 0, 8),
+        make(3, "post", 1e-3, 0, 4),
+        make(2, "admin", 1e-2, 0, 4),
+    ]
+    trained, profiled = [], []
+
+    def make_ensemble(options, config, batch_size, mesh):
+        def train(keys, hyper, **calls):
+            assert calls == {"on_chunk": "chunk"}
+            rates = np.asarray(hyper.learning_rate)
+            trained.append((config.depth, batch_size, rates.tolist()))
+            return SimpleNamespace(
+                losses=np.where(np.arange(len(rates)) == 1, np.nan, 1.0)[:, None],
+                diverged_at=np.full(len(rates), -1),
+                watched={"accuracy": np.stack([0 * rates, 300 * rates + config.depth / 10], 1)},
+            )
+
+        return SimpleNamespace(recipe="recipe", train=train, of_models=lambda fn: fn)
+
+    def profile_gains(ensemble, profile, chunk, folder):
+        assert profile.func is design_cells.admin_gains and profile.args == ("recipe",)
+        profiled.append([*chunk.cells])
+        gains = chunk.floats.network["skip_gain"]  # one for each layer, as those of the profile
+        assert gains.attention.shape == gains.mlp.shape == (len(chunk.keys), 2)
+        return chunk
+
+    monkeypatch.setattr(design_cells, "make_ensemble", make_ensemble)
+    monkeypatch.setattr(design_cells, "profile_gains", profile_gains)
+    calls = contextlib.nullcontext({"on_chunk": "chunk"})
+    monkeypatch.setattr(design_cells, "keep_states", lambda *_: calls)
+    for _ in range(2):  # the second time it is read
+        with RunFolder(tmp_path, {}) as folder:
+            results = design_cells.train_cells(options, lambda point: cells, folder)
+    low, high = [np.float32(1e-3).item()] * 3, [np.float32(1e-2).item()] * 3
+    assert trained == [(2, 4, low + high), (2, 4, low + high), (2, 8, low), (3, 4, low)]
+    assert profiled == [[name for cell in cells[1::4] for name in [cell.name] * 3]]
+    assert [*results] == cells
+    limit = 0.5 + 2.58 * np.sqrt(0.25 / (options.n_eval_data * 4))
+    for cell, arrays in results.items():
+        accuracy = 300 * cell.learning_rate + cell.depth / 10
+        assert_close(arrays["accuracy"][:, -1], [accuracy] * 3, rtol=1e-5)
+        has_diverged = [
+            cell in (cells[0], cells[1], cells[3], cells[4]) and s == 1 for s in range(3)
+        ]
+        assert np.isnan(arrays["losses"][:, 0]).tolist() == has_diverged
+        assert arrays["failed"].tolist() == [accuracy <= limit or d for d in has_diverged]

@@ -29,7 +29,7 @@ VOCABULARY = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "b", "c", "##c"
 
 def test_reading(tmp_path):
     path = tmp_path / "train.tsv"
-    path.write_text("index\tsentence1\tsentence2\n0\tA b\tC\n1\tonly one\n2\tD\tE\n")
+    path.write_text("index\tsentence1\tsentence2\n0\tA b\tC\n1\tonly one\n2\tD\tE\n3\t\tF\n")
     assert pairs.read_pairs("RTE", str(tmp_path), 9) == [("A b", "C"), ("D", "E")]
     assert pairs.read_pairs("RTE", str(tmp_path), 1) == [("A b", "C")]
     path.write_text("index\tsentence1\n0\tA\n")
@@ -78,3 +78,28 @@ def test_rte_has_the_ids_it_always_had(shared_data):
     assert tokenizer.get_vocab_size() == 10476 and ids.shape == (500, 128)
     digest = hashlib.sha256(ids.tobytes() + mask.tobytes()).hexdigest()
     assert digest.startswith("c8bf5b3779ed9507")
+
+
+def test_sentences_of_the_shipped_text_are_paired_with_the_next_one(monkeypatch):
+    monkeypatch.setattr(pairs, "default_text", lambda: "One. Two\ntwo. .\nThree.  Four. ")
+    expected = [("One", "Two two"), ("Two two", "Three"), ("Three", "Four")]
+    assert pairs.read_pairs("shipped", "", 9) == expected
+    assert pairs.read_pairs("shipped", "", 2) == expected[:2]
+
+
+def test_a_tokenizer_s_own_file_counts_before_a_list_of_words(tmp_path):
+    """Its rule is not ours: the words in capitals stay."""
+    sentences = [("A a", "b")]
+    (tmp_path / "vocab.txt").write_text("\n".join(VOCABULARY))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"do_lower_case": False}))
+    cased, _ = pairs.load_tokenizer(str(tmp_path), sentences)
+    cased.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "tokenizer_config.json").unlink()
+    for path in (tmp_path, tmp_path / "tokenizer.json"):
+        tokenizer, origin = pairs.load_tokenizer(str(path), sentences)
+        assert origin == "tokenizer from tokenizer.json"
+        ids = pairs.encode_pairs(tokenizer, sentences, 9).ids
+        np.testing.assert_array_equal(ids, pairs.encode_pairs(cased, sentences, 9).ids)
+        assert VOCABULARY.index("A") in ids
+    lower, _ = pairs.load_tokenizer(str(tmp_path / "vocab.txt"), sentences)
+    assert VOCABULARY.index("A") not in pairs.encode_pairs(lower, sentences, 9).ids

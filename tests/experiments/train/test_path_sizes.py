@@ -91,6 +91,10 @@ def test_skip_share_from_the_branches():
 
     n_x, n_sa = norm(traces.hidden[:, :-1]).sum(axis=0), norm(traces.attention_branch).sum(axis=0)
     np.testing.assert_allclose(pp.skip_share(skip, branch), n_x / (n_x + n_sa), rtol=1e-5)
+    one = pp.skip_share(skip[0], branch[0])
+    np.testing.assert_allclose(one, skip[0] / (skip[0] + branch[0]), rtol=1e-6)
+    several = pp.skip_share(*(jnp.stack([sizes, 2 * sizes]) for sizes in (skip, branch)))
+    np.testing.assert_allclose(several, n_x / (n_x + n_sa), rtol=1e-5)
 
 
 @pytest.mark.full

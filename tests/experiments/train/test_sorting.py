@@ -18,6 +18,8 @@ def test_sorted_labels_and_repeats():
     assert any(len(set(row)) < 8 for row in data.inputs.tolist())
     distinct = on_host(sorting.make_examples)(jax.random.key(0), 50, 8, 10, repeats=False)
     assert all(len(set(row)) == 8 for row in distinct.inputs.tolist())
+    whole = on_host(sorting.make_examples)(jax.random.key(0), 3, 10, 10, repeats=False)
+    np.testing.assert_array_equal(whole.labels, [range(10)] * 3)
     is_refused("seq_len=11", sorting.make_examples, jax.random.key(0), 5, 11, 10, repeats=False)
 
 

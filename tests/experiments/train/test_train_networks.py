@@ -12,12 +12,19 @@ from experiments.train.trained_tasks import ALONE
 from tests.support.runs import SMALL, parsed
 
 
-def train_without_computing(options, path, monkeypatch):
-    """Returns the arrays of `train_networks`, of two seeds with weights [4] of ones."""
+def train_without_computing(options, path, monkeypatch, diverged=0):
+    """Returns the arrays of `train_networks`, whose weights [4] are ones, two seeds at a time.
+
+    The loss of a seed is its number; the first `diverged` seeds diverge.
+    """
     trained = SimpleNamespace(state=SimpleNamespace(model={"w": np.ones((3, 4))}))  # one is padding
-    measured = {"loss": {"last": np.zeros(2)}, "diverged_at": np.full(2, -1)}
+
+    def measure_chunk(measure_seeds, chunk, *_):
+        numbers = np.array(chunk.seeds)
+        return {"loss": {"last": numbers}, "diverged_at": np.where(numbers < diverged, 3, -1)}
+
     monkeypatch.setattr(module.Ensemble, "train", lambda *_, **__: trained)
-    monkeypatch.setattr(module, "measure_chunk", lambda *_: dict(measured))
+    monkeypatch.setattr(module, "measure_chunk", measure_chunk)
     with RunFolder(path, {}) as run:
         task = run_sort.make_task(options)
         return module.train_networks(options, {ALONE: task}, run, lambda *_: {})[ALONE]
@@ -35,6 +42,40 @@ def test_further_seeds_have_weights_where_the_first_ones_do(tmp_path, monkeypatc
         options = parsed(run_sort, *SMALL, *flags.split())
         arrays = train_without_computing(options, tmp_path, monkeypatch)
         assert arrays["model/w"].shape == (options.num_seeds, 4)
+
+
+def test_seeds_are_trained_chunk_by_chunk(tmp_path, monkeypatch):
+    options = parsed(run_sort, *SMALL, "--num_seeds=4", "--seed_chunk=2")
+    arrays = train_without_computing(options, tmp_path, monkeypatch, diverged=3)
+    assert arrays["loss/last"].tolist() == [0, 1, 2, 3]
+    assert arrays["diverged_at"].tolist() == [3, 3, 3, -1]
+
+
+def test_a_network_of_which_every_seed_diverged_is_named_by_its_rate(tmp_path, monkeypatch):
+    options = parsed(run_sort, *SMALL, "--learning_rate=7")
+    with pytest.raises(ValueError, match=r"^every seed diverged at learning_rate=7\.0; see .*log"):
+        train_without_computing(options, tmp_path, monkeypatch, diverged=2)
+
+
+@pytest.mark.parametrize("prefix", ["", "depth=2/"])
+def test_weights_that_were_kept_are_files_of_their_networks(prefix, monkeypatch):
+    """Each network has its own; a file that there is stays."""
+    saved = {}
+    tasks = {
+        part: SimpleNamespace(options=SimpleNamespace(prefix=prefix), part=part)
+        for part in ("a", "b", "c", "d")
+    }
+    there = module.network_file(f"{prefix}d", "models.safetensors")
+    parts = {f"{part}/model": {"w": part} for part in "abd"}  # those of c were not kept
+    point = SimpleNamespace(
+        folder=SimpleNamespace(part=parts.get),
+        lacks_file=lambda name: name != there,
+        save_file=saved.__setitem__,
+    )
+    monkeypatch.setattr(module, "dump_weights", lambda task, weights: (task.part, weights["w"]))
+    module.save_models(point, tasks)
+    start = "models/depth=2-" if prefix else "models/"
+    assert saved == {f"{start}{part}.safetensors": (part, part) for part in "ab"}
 
 
 @pytest.mark.parametrize(
@@ -137,7 +178,8 @@ def test_a_training_goes_on_from_its_last_state_and_its_lines_too(tmp_path, monk
     monkeypatch.setattr(
         module.metrics, "append", lambda path, *row, seed: lines.append((path, *row, seed))
     )
-    values = {"layers": {"residual_ratio": np.array([[0.1, 0.2], [0.3, 0.4], [0.5, 0.6]])}}
+    ratios = np.array([[0.1, 0.2], [0.3, 0.4], [0.5, 0.6]])
+    values = {"layers": {"residual_ratio": ratios, "norm": 10 * ratios[:, 0]}}
     with module.keep_states(ENSEMBLE, CHUNK, folder, "networks", is_monitored=True) as calls:
         assert calls["resume"]("like") == (5, "state")
         calls["on_chunk"](6, lambda: "", np.ones((3, 1)))
@@ -158,6 +200,7 @@ def test_a_training_goes_on_from_its_last_state_and_its_lines_too(tmp_path, monk
         (a, 6, 2.0, [0.3, 0.4], 4),
         (b, 6, 3.0, [0.5, 0.6], 3),
     ]
+    assert [row["norm"] for _, _, row, _ in lines] == 2 * [1.0, 3.0, 5.0]
     folder.checkpoint = None
     dropped.clear()
     with module.keep_states(ENSEMBLE, CHUNK, folder, is_monitored=True) as calls:
@@ -206,7 +249,7 @@ def test_curves_begin_after_the_first_epoch_and_end_with_the_whole(monkeypatch):
     trained = SimpleNamespace(
         state="state",
         data="data",
-        watched={"curves": {"error": curve}, "layers": 0},
+        watched={"curves": {"error": curve, "loss": 10 * curve}, "layers": 0},
         losses=np.zeros((2, 3)),
         diverged_at=np.array([-1, 2]),
     )
@@ -215,7 +258,9 @@ def test_curves_begin_after_the_first_epoch_and_end_with_the_whole(monkeypatch):
         **{"state": "state", "data": "data", "hyper": "hyper", "keys": "keys"},
         **{"count": 2, "mesh": "mesh"},
     }
-    assert results.keys() == {*("accuracy", "curves/error", "whole/error", "losses", "diverged_at")}
+    curves = {f"{kind}/{name}" for kind in ("curves", "whole") for name in ("error", "loss")}
+    assert results.keys() == {"accuracy", "losses", "diverged_at"} | curves
+    assert results["whole/loss"].tolist() == [30, 70]
     assert results["curves/error"].tolist() == [[1, 2, 3], [5, 6, 7]]
     assert results["whole/error"].tolist() == [3, 7]
     assert results["losses"] is trained.losses and results["diverged_at"] is trained.diverged_at

@@ -31,6 +31,9 @@ def test_no_pickled_code_is_executed(tmp_path):
             path.write_bytes(pickle.dumps({"weight": Calls(call)}, protocol))
             with pytest.raises(pickle.UnpicklingError, match="is not a tensor"):
                 convert.read_torch(path)
+    path.write_bytes(b"ctorch\nload\n.")  # of torch itself, but no storage
+    with pytest.raises(pickle.UnpicklingError, match=r"^torch\.load is not a tensor"):
+        convert.read_torch(path)
 
 
 class Calls:

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import random
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -106,3 +107,12 @@ def test_weights_are_those_of_the_version_that_is_asked_for(tmp_path):
     prefix = digest[:8] + 56 * "0"
     with pytest.raises(ValueError, match="another SHA-256"):
         packages.find_weights(package._replace(sha256=prefix), str(tmp_path / "a"))
+
+
+def test_without_a_folder_the_packages_of_this_python_are_searched():
+    path = Path(np.__file__)
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    version = f"numpy=={np.__version__}"
+    package = packages.Package(version, "BSD", "numpy/__init__.py", digest, None)
+    assert packages.find_weights(package, None).samefile(path)
+    assert packages.find_weights(package._replace(requirement="no-such-package==1"), None) is None

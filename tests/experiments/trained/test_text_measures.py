@@ -80,6 +80,7 @@ def test_a_model_predicts_what_it_was_trained_for():
     np.testing.assert_array_equal(later.inputs["x"], expected[2:])
     np.testing.assert_array_equal(later.inputs["mask"], np.repeat(mask, 2, axis=0)[2:])
     np.testing.assert_array_equal(later.chosen, chosen[2:])
+    np.testing.assert_array_equal(masked.leave_out(2).targets, np.repeat(ids, 2, axis=0)[4:])
 
 
 @pytest.mark.parametrize("has_head", [False, True])

@@ -189,3 +189,48 @@ def test_rows_are_of_the_texts_that_have_a_number():
     assert notes["a: length of most paths"] == "all equal, 3 texts"
     ends = "{low:.4g} to {high:.4g}, 3 texts".format(**share)
     assert notes["a: share of heads with a sink anywhere"] == ends
+
+
+def leave_out(arrays, *prefixes):
+    return {name: a for name, a in arrays.items() if not name.startswith(prefixes)}
+
+
+@pytest.mark.parametrize("mask", ["none", "causal"])
+@pytest.mark.parametrize("reads_tokens", [True, False])
+def test_a_network_that_predicts_no_tokens_has_what_was_measured(mask, reads_tokens):
+    """One that reads tokens has chains, sinks and spikes; one of spectrograms has residuals."""
+    network, whole = make_network("a", mask), make_arrays(5)
+    lost = ("paths/",) if reads_tokens else ("paths/", "chains/", "sinks/", "spikes/")
+    arrays = leave_out(whole, *lost)
+    numbers = trained_results.text_measures(arrays, network.source.config)
+    of_whole = trained_results.text_measures(whole, network.source.config)
+    kept = [name for name in of_whole if "log10 residual" in name or name.startswith("rate")]
+    if reads_tokens:
+        kept += [name for name in of_whole if "sink" in name or name.startswith("slope")]
+        kept += [name for name in of_whole if "entry" in name]
+    assert {*numbers} == {*kept} and len(kept) == (13 if reads_tokens else 6)
+    for name in kept:
+        np.testing.assert_array_equal(numbers[name], of_whole[name])
+    keys = {row.key for row in trained_results.judge_claims({"a": arrays}, [network])}
+    expected = {"trained skips", "trained skips stop", "trained collapse"}
+    expected |= {"trained mlp rate", "trained rate"} if mask == "none" else set()
+    expected |= {"trained chains"} if reads_tokens else set()
+    expected |= {"trained sinks", "trained spikes"} if reads_tokens and mask == "causal" else set()
+    assert keys == expected
+    assert trained_results.make_finding({"a": arrays}, [network]) is None
+    predicting = make_network("b", "causal")
+    if mask == "none":
+        both = {"a": arrays, "b": whole}
+        text = trained_results.make_finding(both, [network, predicting]).sentence
+        assert text.startswith("In 1 trained networks") and " of 1 networks that" in text
+
+
+def test_a_number_that_no_text_has_is_left_empty():
+    network, arrays = make_network("a", "none"), make_arrays(3)
+    arrays["paths/loss_frozen"] = arrays["paths/loss"][:, None] + np.ones(4)
+    (row,) = (
+        row
+        for row in trained_results.make_rows({"a": arrays}, [network])
+        if row["measure"] == "path length that the loss needs"
+    )
+    assert (row["mean"], row["low"], row["high"], row["texts"]) == ("", "", "", 0)

@@ -1,6 +1,8 @@
 """Verdicts and answers of statements: rows of every kind, joint verdicts, missing rows, curves."""
 
 import math
+from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -178,3 +180,28 @@ def test_an_open_answer_has_the_draws_of_its_longest_undecided_row():
 def test_a_row_of_no_statement_is_refused():
     row = make_median_row(UP)
     is_refused("'key' is not one of the statements", claims.answer_statements, {}, [row])
+    others = [replace(row, key=key) for key in ("z", "a")]
+    with pytest.raises(ValueError, match=r"^'a' is not one of the statements"):
+        claims.answer_statements({}, others)
+
+
+def test_rows_of_several_statements_are_answered_in_the_order_of_the_statements():
+    lines = [replace(make_median_row(UP, setting), key=key) for key, setting in ("b1", "a1", "b2")]
+    statements = {key: make_statement() for key in "abc"}
+    answers = claims.answer_statements(statements, lines)
+    settings = [(answer.key, [j.row.setting for j in answer.rows]) for answer in answers]
+    assert settings == [("a", ["1"]), ("b", ["1", "2"])]
+
+
+def test_a_row_with_evidence_of_both_sides_is_on_the_side_that_is_rejected():
+    """As the last of ten rows that are within, and as the first of those that are outside."""
+
+    def make_decided(*log_p):
+        return replace(make_median_row(UP), evidence=SimpleNamespace(log_p=lambda: log_p))
+
+    nine = [make_decided(-50.0, 0.0)] * 9
+    judged = claims.judge_rows([*nine, make_decided(*np.log([0.02, 0.01]))], make_statement())
+    assert [j.verdict for j in judged] == ["within"] * 10
+    assert judged[-1].interval == judged[-1].row.interval(1 - 2 * 0.025)
+    judged = claims.judge_rows([*nine, make_decided(*np.log([0.02, 0.001]))], make_statement())
+    assert judged[-1].verdict == "outside"  # both are rejected: the stronger evidence

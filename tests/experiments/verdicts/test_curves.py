@@ -107,6 +107,9 @@ def test_curves_that_agree_are_not_rejected_and_do_not_hold():
     apart = curves.curve_row("key", "b", draws.mean(axis=0) + 30, draws)
     assert compute_answer(agreeing, apart, **fields).answer == SOME_FAIL
     assert compute_answer(apart, **fields).answer == FAILS
+    fields |= {"settings": ("a", "c"), "is_registered": True}
+    partial = compute_answer(agreeing, **fields)
+    assert [j.verdict for j in partial.rows] == ["not rejected", "not measured"]
 
 
 def test_the_power_of_the_test_of_curves_is_that_of_fresh_draws():
